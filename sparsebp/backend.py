@@ -1,0 +1,171 @@
+"""The one seam between NumPy and CuPy: namespace, device, dtype, transfer, synchronisation.
+
+No other file asks which of the two an array belongs to. CuPy is imported when a CuPy array or a GPU is first asked for,
+so the package works without it.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from sparsebp.errors import DeviceError, DTypeError, LayoutError, MissingDependencyError, ShapeError
+from sparsebp.types import Array
+
+FLOAT_DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
+INDEX_DTYPES = (np.dtype(np.int32), np.dtype(np.int64))
+
+
+def namespace(*arrays: Array) -> ModuleType:
+    """Return ``numpy`` or ``cupy``, the module that all `arrays` belong to. ``None`` entries are passed over.
+
+    Raises
+    ------
+    DeviceError
+        NumPy and CuPy arrays are mixed, or an argument is neither.
+    """
+    found = {_namespace_of(a) for a in arrays if a is not None}
+    if len(found) > 1:
+        raise DeviceError(
+            "Arrays on the host and on a device are mixed",
+            expected="all arrays from NumPy or all from CuPy",
+            got=", ".join(type(a).__module__.split(".")[0] for a in arrays if a is not None),
+            remedy="Move them with sparsebp.backend.to_device(...) or sparsebp.backend.to_host(...)",
+        )
+    return found.pop() if found else np
+
+
+def _namespace_of(array: Array) -> ModuleType:
+    if isinstance(array, (np.ndarray, np.generic)):
+        return np
+    cupy = sys.modules.get("cupy")  # an array of CuPy's can only exist once CuPy has been imported
+    if cupy is not None and isinstance(array, cupy.ndarray):
+        return cupy
+    raise DeviceError(
+        "An argument is not an array",
+        expected="a NumPy or CuPy array",
+        got=f"{type(array).__module__}.{type(array).__qualname__}",
+        remedy="Convert it with numpy.asarray(...), or cupy.from_dlpack(...) for another framework's device tensor",
+    )
+
+
+def cupy() -> ModuleType:
+    """Import and return CuPy, after making sure that a GPU answers.
+
+    Raises
+    ------
+    MissingDependencyError
+        CuPy is not installed.
+    DeviceError
+        CuPy is installed but sees no GPU.
+    """
+    try:
+        import cupy as cp
+    except ImportError as error:
+        raise MissingDependencyError(
+            "CuPy is not installed, and the device kernels need it",
+            remedy="Install the extra of your CUDA version: pip install 'sparsebp[cuda13]' or 'sparsebp[cuda12]'",
+        ) from error
+    try:
+        count = cp.cuda.runtime.getDeviceCount()
+    except cp.cuda.runtime.CUDARuntimeError as error:
+        raise DeviceError(
+            "No GPU can be used", expected="a CUDA device", got=str(error), remedy="Use device='cpu'"
+        ) from error
+    if count == 0:
+        raise DeviceError("No GPU can be used", expected="a CUDA device", got="none", remedy="Use device='cpu'")
+    return cp
+
+
+def has_gpu() -> bool:
+    """Say whether CuPy is installed and sees a GPU."""
+    try:
+        cupy()
+    except (MissingDependencyError, DeviceError):
+        return False
+    return True
+
+
+def device_namespace(device: str) -> ModuleType:
+    """Return the array module for ``device``: ``"cpu"`` or ``"cuda"``."""
+    if device == "cpu":
+        return np
+    if device == "cuda":
+        return cupy()
+    raise DeviceError("Unknown device", expected="'cpu' or 'cuda'", got=repr(device), remedy="Pass one of the two")
+
+
+def to_host(array: Array) -> np.ndarray:
+    """Return `array` as a NumPy array; a device array is copied, and that synchronises."""
+    xp = namespace(array)
+    return array if xp is np else xp.asnumpy(array)  # synchronize!
+
+
+def to_device(array: Array, device: str) -> Array:
+    """Return `array` on ``device`` (``"cpu"`` or ``"cuda"``), copied only if it is elsewhere."""
+    xp = device_namespace(device)
+    return to_host(array) if xp is np else xp.asarray(array)
+
+
+def synchronize(xp: ModuleType) -> None:
+    """Wait until the current stream of `xp`'s device is done (nothing to do for NumPy)."""
+    if xp is not np:
+        xp.cuda.get_current_stream().synchronize()
+
+
+def float_dtype(dtype: Any) -> np.dtype:
+    """Return `dtype` as float32 or float64, the two that the kernels take.
+
+    Raises
+    ------
+    DTypeError
+        It is another dtype.
+    """
+    resolved = np.dtype(dtype)
+    if resolved not in FLOAT_DTYPES:
+        raise DTypeError(
+            "Unsupported dtype", expected="float32 or float64", got=resolved, remedy="Convert with .astype(...)"
+        )
+    return resolved
+
+
+def check_array(
+    name: str,
+    array: Array,
+    *,
+    dtype: Any = None,
+    shape: tuple[int | None, ...] | None = None,
+    contiguous: bool = True,
+) -> None:
+    """Check one array argument; ``None`` in `shape` stands for any length.
+
+    Raises
+    ------
+    DTypeError, ShapeError, LayoutError
+        The array differs; the message names it, what was expected and what came.
+    """
+    if dtype is not None and array.dtype != dtype:
+        raise DTypeError(
+            f"{name} has the wrong dtype",
+            expected=np.dtype(dtype),
+            got=array.dtype,
+            remedy=f"Convert it with {name}.astype({np.dtype(dtype).name!r}); nothing is converted silently",
+        )
+    if shape is not None and (
+        array.ndim != len(shape)
+        or any(want is not None and have != want for have, want in zip(array.shape, shape, strict=True))
+    ):
+        wanted = "(" + ", ".join("any" if n is None else str(n) for n in shape) + ("," if len(shape) == 1 else "") + ")"
+        raise ShapeError(
+            f"{name} has the wrong shape", expected=wanted, got=array.shape, remedy="Pass an array of that shape"
+        )
+    if contiguous and not array.flags.c_contiguous:
+        raise LayoutError(
+            f"{name} is not C-contiguous",
+            expected="a C-contiguous array",
+            got=f"strides {array.strides} for shape {array.shape}",
+            remedy=f"Pass numpy.ascontiguousarray({name})",
+        )

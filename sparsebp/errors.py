@@ -1,0 +1,74 @@
+"""Exceptions: every one says what was expected, what came, and what to do about it.
+
+Each class also derives from the built-in exception that NumPy or the standard library would raise in its place,
+so ``except ValueError`` keeps working.
+"""
+
+from __future__ import annotations
+
+
+class SparseBPError(Exception):
+    """Base of all exceptions that sparsebp raises on purpose.
+
+    Parameters
+    ----------
+    problem
+        What is wrong, in one clause.
+    expected, got, remedy
+        What was expected, what came instead, and what to do. Each is optional and becomes a sentence of the message.
+    """
+
+    def __init__(self, problem: str, *, expected: object = None, got: object = None, remedy: str | None = None) -> None:
+        self.problem, self.expected, self.got, self.remedy = problem, expected, got, remedy
+        parts = [problem.rstrip(".") + "."]
+        if expected is not None:
+            parts.append(f"Expected {expected}.")
+        if got is not None:
+            parts.append(f"Got {got}.")
+        if remedy is not None:
+            parts.append(remedy.rstrip(".") + ".")
+        super().__init__(" ".join(parts))
+
+
+class PatternError(SparseBPError, ValueError):
+    """``indptr``, ``indices`` or ``shape`` do not describe a canonical CSR pattern."""
+
+
+class ShapeError(SparseBPError, ValueError):
+    """An array has the wrong shape, or shapes do not chain."""
+
+
+class DTypeError(SparseBPError, TypeError):
+    """An array has a dtype that the operation does not take; nothing is converted silently."""
+
+
+class LayoutError(SparseBPError, ValueError):
+    """An array is not C-contiguous where a kernel needs it."""
+
+
+class DeviceError(SparseBPError, RuntimeError):
+    """NumPy and CuPy arrays are mixed, or a device was asked for that is not there."""
+
+
+class OptionError(SparseBPError, ValueError):
+    """An option has a value outside its choices or range."""
+
+
+class MemoryLimitError(SparseBPError, MemoryError):
+    """A plan would need more memory than ``memory_limit``; raised before anything is allocated."""
+
+
+class NonFiniteError(SparseBPError, ArithmeticError):
+    """A weight, loss or gradient is NaN or infinite; the message names the step and the layer or parameter."""
+
+
+class FileFormatError(SparseBPError, ValueError):
+    """A plan or checkpoint file is corrupt, of another kind, or does not fit the object it is loaded into."""
+
+
+class OutputError(SparseBPError, OSError):
+    """A file or folder cannot be written."""
+
+
+class MissingDependencyError(SparseBPError, ImportError):
+    """An optional package is not installed; the message names the extra that brings it."""

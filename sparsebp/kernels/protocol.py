@@ -1,0 +1,209 @@
+"""Every kernel's name, arguments, shapes and dtypes, stated once. `host` and `device` implement the same protocol.
+
+Conventions
+-----------
+- ``real`` is float32 or float64, the same for all real arguments of a call; ``index`` is int32 or int64.
+- Every array is C-contiguous. The caller allocates ``out`` and every array that is said to be written; a kernel
+  allocates scratch only. Outputs never alias inputs.
+- The batch B is **last** in everything that belongs to a Jacobian, a product or a scan: data ``(nnz, B)``, vectors
+  ``(n, B)``. Values shared by the batch have a last axis of length 1: ``(nnz, 1)``; wherever ``B*`` is written the
+  length may be 1 or B, and ``out`` has B if any operand has.
+- Recurrent layers are time-major as in torch.nn: ``(T, B, ...)``.
+- No atomics: the same input gives bitwise the same output on every run and for every number of threads.
+- Sizes of zero are legal wherever they make sense (no rows, no nonzeros, no batch).
+- A wrong dtype, shape or layout raises (see `sparsebp.backend.check_array`); nothing falls through.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from sparsebp.types import Array, Nonlinearity
+
+
+class Kernels(Protocol):
+    """The protocol of the kernels. Implementations: `sparsebp.kernels.host`, `sparsebp.kernels.device`."""
+
+    # ---- CSR and fixed-pattern products --------------------------------------------------------------------------
+
+    def csr_matvec(
+        self, indptr: Array, indices: Array, data: Array, x: Array, out: Array, add: Array | None = None
+    ) -> None:
+        """Batched SpMV: ``out[i, b] = add[i, b] + sum_k data[k, b] * x[indices[k], b]`` over the entries k of row i.
+
+        With shared values this is SpMM of one CSR matrix with a dense one.
+
+        indptr (n_rows + 1,) index; indices (nnz,) index; data (nnz, B*) real; x (n_cols, B) real; out (n_rows, B) real;
+        add (n_rows, B) real or None.
+        """
+
+    def scale_rows(self, indptr: Array, data: Array, scale: Array, out: Array) -> None:
+        """Diagonal times CSR on the same pattern: ``out[k] = scale[row(k)] * data[k]``.
+
+        indptr (n_rows + 1,) index; data (nnz, B*); scale (n_rows, B*); out (nnz, B*).
+        """
+
+    def scale_columns(self, indices: Array, data: Array, scale: Array, out: Array) -> None:
+        """CSR times diagonal on the same pattern: ``out[k] = data[k] * scale[indices[k]]``.
+
+        indices (nnz,) index; data (nnz, B*); scale (n_cols, B*); out (nnz, B*).
+        """
+
+    def gather(self, data: Array, index: Array, out: Array) -> None:
+        """``out[k] = data[index[k]]``. data (n, B); index (m,) index, all in range; out (m, B)."""
+
+    def gather_multiply(self, a_data: Array, a_index: Array, b_data: Array, b_index: Array, out: Array) -> None:
+        """A product with exactly one term per output entry: ``out[k] = a_data[a_index[k]] * b_data[b_index[k]]``.
+
+        a_data (nnz_a, B*); b_data (nnz_b, B*); a_index, b_index (nnz_c,) index; out (nnz_c, B*).
+        """
+
+    def spgemm_numeric(
+        self,
+        a_indptr: Array,
+        a_indices: Array,
+        a_data: Array,
+        b_indptr: Array,
+        b_data: Array,
+        c_indptr: Array,
+        product_ptr: Array,
+        positions: Array,
+        row_cuts: Array,
+        out: Array,
+    ) -> None:
+        """Numeric phase of C = A @ B on a kept structure.
+
+        For row r, products are numbered in the order of Gustavson's algorithm (entries k of row r of A, for each the
+        entries q of row ``a_indices[k]`` of B), starting at ``product_ptr[r]``; product p is added to
+        ``out[c_indptr[r] + positions[p]]``.
+
+        a_indptr (m + 1,), a_indices (nnz_a,), b_indptr (k + 1,), c_indptr (m + 1,) index; a_data (nnz_a, B*);
+        b_data (nnz_b, B*); product_ptr (m + 1,) int64; positions (n_products,) uint16 or uint32;
+        row_cuts (n_parts + 1,) int64: rows split into parts of about equal work, fixed by the plan;
+        out (nnz_c, B*), overwritten.
+        """
+
+    # ---- stacks of small dense blocks (materialised recurrent Jacobians) ------------------------------------------
+
+    def dense_matmul(
+        self, a: Array, a_index: Array, b: Array, b_index: Array, out: Array, out_index: Array
+    ) -> None:
+        """A level of dense products: ``out[out_index[s]] = a[a_index[s]] @ b[b_index[s]]`` per sample, for all s.
+
+        a (Sa, m, k, B*); b (Sb, k, n, B*); out (So, m, n, B*) real; the indices (S,) int64; `out` is a different array
+        from `a` and `b`; entries of `out` that are not named keep their values.
+        """
+
+    def dense_matvec(
+        self, a: Array, a_index: Array, x: Array, x_index: Array, add: Array | None, add_index: Array | None,
+        out: Array, out_index: Array,
+    ) -> None:
+        """A level of dense matrix-vector products: ``out[out_index[s]] = a[a_index[s]] @ x[x_index[s]] + add[add_index[s]]``.
+
+        a (Sa, m, k, B*); x (Sx, k, B); add (Sd, m, B) with add_index (S,), or both None; out (So, m, B), which may be the
+        same array as `x` or `add` as long as no entry that is written is also read in this call.
+        """
+
+    def dense_chain(self, a: Array, chunk_ptr: Array, x: Array, add: Array | None, out: Array) -> None:
+        """Independent chains of matrix-vector products, one per chunk.
+
+        For chunk c: ``v = x[c]``; for s in ``chunk_ptr[c] … chunk_ptr[c+1]-1``: ``v = a[s] @ v + add[s]``; ``out[s] = v``.
+
+        a (S, n, n, B*); chunk_ptr (C + 1,) int64 from 0 to S; x (C, n, B); add (S, n, B) or None; out (S, n, B).
+        """
+
+    def dense_reduce(
+        self, a: Array, chunk_ptr: Array, add: Array | None, out_matrix: Array, out_vector: Array | None
+    ) -> None:
+        """Reduce each chunk of affine maps to one: ``P = a[last] @ … @ a[first]`` and the matching vector.
+
+        Starting from P = I, v = 0; for s in the chunk: ``P = a[s] @ P``; ``v = a[s] @ v + add[s]``.
+
+        a (S, n, n, B*); chunk_ptr (C + 1,) int64; add (S, n, B) or None; out_matrix (C, n, n, B*);
+        out_vector (C, n, B), None exactly when `add` is None.
+        """
+
+    # ---- recurrent -----------------------------------------------------------------------------------------------
+    # In all: w_hh (H, H) or (3H, H) as torch.nn lays it out (gates r, z, n), h0 (B, H); gy (T, B, H) or None is the
+    # gradient that arrives at every step's output, grad_h_n (B, H) or None the one that arrives at the last state.
+
+    def rnn_forward(self, gx: Array, w_hh: Array, h0: Array, nonlinearity: Nonlinearity, h: Array) -> None:
+        """``h[t] = f(gx[t] + w_hh @ h[t-1])``, f = tanh or relu (BPPSA Eq. 9).
+
+        gx (T, B, H): input projection with both biases; h (T, B, H), written.
+        """
+
+    def rnn_backward(
+        self, h: Array, w_hh: Array, gy: Array | None, grad_h_n: Array | None, nonlinearity: Nonlinearity,
+        gz: Array, gh0: Array,
+    ) -> None:
+        """Sequential back-propagation. gz (T, B, H), written: gradient at the pre-activations; gh0 (B, H), written.
+
+        ``g[t] = gy[t] + w_hhᵀ @ gz[t+1]`` (``+ grad_h_n`` at the last t); ``gz[t] = g[t] * f'(t)``;
+        ``gh0 = w_hhᵀ @ gz[0]``. f' is ``1 - h²`` (tanh) or ``h > 0`` (relu).
+        """
+
+    def rnn_scan_backward(
+        self, h: Array, w_hh: Array, gy: Array | None, grad_h_n: Array | None, nonlinearity: Nonlinearity, chunks: int,
+        gz: Array, gh0: Array,
+    ) -> None:
+        """The same result as `rnn_backward` by reduce-then-scan over `chunks` chunks of time; stores no Jacobian.
+
+        Scratch: one affine map (H·H + H values) per chunk and sample. ``1 <= chunks <= T``.
+        """
+
+    def rnn_jacobians(self, h: Array, w_hh: Array, nonlinearity: Nonlinearity, out: Array) -> None:
+        """Materialise the scan's elements: out (T, H, H, B), ``out[t, i, j, b] = w_hh[j, i] * f'(h[t, b, j])``,
+        the transposed Jacobian of h[t] with respect to h[t-1] (rows: input, columns: output)."""
+
+    def gru_forward(self, gx: Array, w_hh: Array, b_hn: Array, h0: Array, h: Array, gates: Array) -> None:
+        """GRU (BPPSA Eq. 10) with every gate kept for the backward.
+
+        gx (T, B, 3H), gates in the order r, z, n: ``W_i x + b_i``, plus ``b_h`` for r and z only; b_hn (H,).
+        ``M = W_hn h + b_hn``; ``n = tanh(gx_n + r * M)``; ``h' = (1 - z) * n + z * h``.
+        h (T, B, H), written; gates (T, B, 4H), written, in the order r, z, n, M.
+        """
+
+    def gru_backward(
+        self, h: Array, h0: Array, gates: Array, w_hh: Array, gy: Array | None, grad_h_n: Array | None,
+        ga: Array, gh0: Array,
+    ) -> None:
+        """Sequential back-propagation through a GRU.
+
+        ga (T, B, 4H), written: gradients at the pre-activations N, R, Z and at M, in the order **n, r, z, m**. So
+        ``ga[..., H:]`` is what multiplies h (order r, z, n as in w_hh) and ``ga[..., :3H]`` what multiplies x
+        (order n, r, z). gh0 (B, H), written.
+        """
+
+    def gru_scan_backward(
+        self, h: Array, h0: Array, gates: Array, w_hh: Array, gy: Array | None, grad_h_n: Array | None, chunks: int,
+        ga: Array, gh0: Array,
+    ) -> None:
+        """The same result as `gru_backward` by reduce-then-scan over the factored Jacobians (BPPSA Eq. 11)."""
+
+    def gru_jacobians(self, h: Array, h0: Array, gates: Array, w_hh: Array, out: Array) -> None:
+        """Materialise the scan's elements (BPPSA Eq. 11): out (T, H, H, B), rows: input h[t-1], columns: output h[t]."""
+
+    # ---- training ------------------------------------------------------------------------------------------------
+
+    def softmax_cross_entropy(self, logits: Array, target: Array, losses: Array, grad: Array) -> None:
+        """Per-row softmax cross-entropy and its gradient in one pass.
+
+        logits (N, C); target (N,) int64 in [0, C); losses (N,), written; grad (N, C), written: softmax - one-hot.
+        A row that is not finite gives a loss that is not finite.
+        """
+
+    def sgd_update(
+        self, param: Array, grad: Array, buffer: Array | None, lr: float, momentum: float, dampening: float,
+        weight_decay: float, nesterov: bool, first: bool,
+    ) -> None:
+        """torch.optim.SGD's update, in place on param and buffer (None exactly when momentum is 0). Any shape.
+
+        `first`: the buffer is not yet set and becomes the gradient, undampened.
+        """
+
+    def adam_update(
+        self, param: Array, grad: Array, m: Array, v: Array, lr: float, beta1: float, beta2: float, eps: float,
+        weight_decay: float, decoupled: bool, step: int,
+    ) -> None:
+        """torch.optim.Adam's (decoupled: AdamW's) update number `step` (from 1), in place on param, m and v. Any shape."""

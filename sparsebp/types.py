@@ -1,0 +1,30 @@
+"""Literals, aliases and protocols that more than one room uses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, Protocol, TypeAlias
+
+import numpy as np
+
+Array: TypeAlias = Any
+"""A NumPy or CuPy array. Which of the two is asked for in `sparsebp.backend` alone."""
+
+PatternKind: TypeAlias = Literal["identity", "diagonal", "selection", "dense", "general"]
+ScanAlgorithm: TypeAlias = Literal["auto", "linear", "blelloch", "hybrid", "chunked"]
+SCAN_ALGORITHMS: tuple[ScanAlgorithm, ...] = ("auto", "linear", "blelloch", "hybrid", "chunked")
+Nonlinearity: TypeAlias = Literal["tanh", "relu"]
+Seed: TypeAlias = int | np.random.Generator | None
+"""What ``rng=`` takes: a `numpy.random.Generator`, a seed, or None for fresh entropy."""
+
+
+class Differentiable(Protocol):
+    """What the action graph needs of a layer: F, I, W, and the Jacobian that lets a scan take the place of I."""
+
+    def forward(self, x: Array) -> tuple[Array, Any]: ...
+
+    def input_grad(self, gy: Array, saved: Any) -> Array: ...
+
+    def weight_grad(self, gy: Array, saved: Any) -> Mapping[str, Array]: ...
+
+    def jacobian_t(self, saved: Any) -> Any: ...
