@@ -1,0 +1,39 @@
+"""Argument checks of the kernels: one function per kernel, shared by the host and the device launchers.
+
+So both raise the same errors. The checks look at dtypes, shapes and layout, never at values: that would cost a pass
+over the data (on a device a synchronisation) at every call. What indices hold is checked where a pattern is made.
+"""
+
+from __future__ import annotations
+
+from sparsebp.kernels.checks.csr import (
+    check_csr_matvec,
+    check_gather,
+    check_gather_multiply,
+    check_scale_columns,
+    check_scale_rows,
+    check_spgemm_numeric,
+)
+from sparsebp.kernels.checks.dense import (
+    check_dense_chain,
+    check_dense_matmul,
+    check_dense_matvec,
+    check_dense_reduce,
+)
+from sparsebp.kernels.checks.training import check_adam_update, check_sgd_update, check_softmax_cross_entropy
+
+__all__ = [
+    "check_adam_update",
+    "check_csr_matvec",
+    "check_dense_chain",
+    "check_dense_matmul",
+    "check_dense_matvec",
+    "check_dense_reduce",
+    "check_gather",
+    "check_gather_multiply",
+    "check_scale_columns",
+    "check_scale_rows",
+    "check_sgd_update",
+    "check_softmax_cross_entropy",
+    "check_spgemm_numeric",
+]
