@@ -1,0 +1,226 @@
+"""CSR kernels on the host: sparse times vectors, scalings and gathers; values batch last.
+
+With a batch, a vector register holds as many samples as fit, and the sums of a row stay in registers. A batch of one has
+loops of its own, because there the entries are what lies side by side.
+"""
+
+from __future__ import annotations
+
+import numba
+
+from sparsebp.kernels import checks
+from sparsebp.kernels.host import simd
+from sparsebp.kernels.host.lanes import put, take
+from sparsebp.kernels.host.parts import PARALLEL, SERIAL, parts_for, row_at, share
+from sparsebp.types import Array
+
+
+class CsrKernels:
+    """Host side of the CSR part of `sparsebp.kernels.protocol.Kernels`; shapes and dtypes are stated there."""
+
+    def csr_matvec(
+        self, indptr: Array, indices: Array, data: Array, x: Array, out: Array, add: Array | None = None
+    ) -> None:
+        """Batched SpMV, ``out = add + A @ x``; sums run in the order of the entries."""
+        batch = checks.check_csr_matvec(indptr, indices, data, x, out, add)
+        arguments = (
+            indptr,
+            indices,
+            data.reshape(-1),
+            x.reshape(-1),
+            (out if add is None else add).reshape(-1),
+            add is not None,
+            out.reshape(-1),
+            batch,
+            data.shape[1] == batch,
+        )
+        parts = parts_for((indices.size + out.shape[0]) * batch)
+        if parts == 1:
+            _csr_matvec(*arguments, 0, out.shape[0])
+        else:
+            _csr_matvec_parallel(*arguments, parts)
+
+    def scale_rows(self, indptr: Array, data: Array, scale: Array, out: Array) -> None:
+        """Diagonal times CSR: ``out[k] = scale[row(k)] * data[k]``."""
+        batch = checks.check_scale_rows(indptr, data, scale, out)
+        arguments = (
+            indptr,
+            scale.reshape(-1),
+            data.reshape(-1),
+            out.reshape(-1),
+            batch,
+            scale.shape[1] == batch,
+            data.shape[1] == batch,
+        )
+        parts = parts_for(out.size)
+        if parts == 1:
+            _scale_rows(*arguments, 0, len(indptr) - 1)
+        else:
+            _scale_rows_parallel(*arguments, len(out), parts)
+
+    def scale_columns(self, indices: Array, data: Array, scale: Array, out: Array) -> None:
+        """CSR times diagonal: ``out[k] = data[k] * scale[indices[k]]``."""
+        batch = checks.check_scale_columns(indices, data, scale, out)
+        self._multiply(data, None, scale, indices, out, batch)
+
+    def gather(self, data: Array, index: Array, out: Array) -> None:
+        """``out[k] = data[index[k]]``."""
+        batch = checks.check_gather(data, index, out)
+        arguments = (data.reshape(-1), index, out.reshape(-1), batch)
+        parts = parts_for(out.size)
+        if parts == 1:
+            _gather(*arguments, 0, len(index))
+        else:
+            _gather_parallel(*arguments, parts)
+
+    def gather_multiply(self, a_data: Array, a_index: Array, b_data: Array, b_index: Array, out: Array) -> None:
+        """One product per output entry: ``out[k] = a_data[a_index[k]] * b_data[b_index[k]]``."""
+        batch = checks.check_gather_multiply(a_data, a_index, b_data, b_index, out)
+        self._multiply(a_data, a_index, b_data, b_index, out, batch)
+
+    def _multiply(self, a: Array, a_index: Array | None, b: Array, b_index: Array, out: Array, batch: int) -> None:
+        """``out[k] = a[a_index[k]] * b[b_index[k]]``; without `a_index` entry k of `a` itself."""
+        arguments = (
+            a.reshape(-1),
+            b_index if a_index is None else a_index,
+            a_index is not None,
+            b.reshape(-1),
+            b_index,
+            out.reshape(-1),
+            batch,
+            a.shape[1] == batch,
+            b.shape[1] == batch,
+        )
+        parts = parts_for(out.size)
+        if parts == 1:
+            _multiply(*arguments, 0, len(b_index))
+        else:
+            _multiply_parallel(*arguments, parts)
+
+
+# The functions below are compiled: their arguments are flat arrays, sizes and flags.
+# mypy: disable-error-code="no-untyped-def"
+
+
+@numba.njit(**SERIAL)
+def _csr_matvec(indptr, indices, data, x, start, has_start, out, batch, wide, low, high):
+    if batch == 1:
+        row_ptr, columns = simd.pointer(indptr), simd.pointer(indices)
+        values, vector, initial, result = simd.pointer(data), simd.pointer(x), simd.pointer(start), simd.pointer(out)
+        for r in range(low, high):
+            total = initial[r] if has_start else out.dtype.type(0)
+            for k in range(row_ptr[r], row_ptr[r + 1]):
+                total += values[k] * vector[columns[k]]
+            result[r] = total
+    elif wide:
+        _csr_matvec_lanes(indptr, indices, data, x, start, has_start, out, batch, True, low, high)
+    else:
+        _csr_matvec_lanes(indptr, indices, data, x, start, has_start, out, batch, False, low, high)
+
+
+@simd.device
+def _csr_matvec_lanes(indptr, indices, data, x, start, has_start, out, batch, wide, low, high):
+    row_ptr, columns = simd.pointer(indptr), simd.pointer(indices)
+    values, vector, initial, result = simd.pointer(data), simd.pointer(x), simd.pointer(start), simd.pointer(out)
+    width = simd.lanes(values)
+    for r in range(low, high):
+        begin, end = row_ptr[r], row_ptr[r + 1]
+        for lane in range(0, batch, width):
+            n = batch - lane
+            total = simd.load_n(initial, r * batch + lane, n) if has_start else simd.zeros(values)
+            for k in range(begin, end):
+                total = simd.fma(
+                    take(values, k, batch, lane, n, wide, False),
+                    take(vector, columns[k], batch, lane, n, True, False),
+                    total,
+                )
+            simd.store_n(result, r * batch + lane, total, n)
+
+
+@numba.njit(**PARALLEL)
+def _csr_matvec_parallel(indptr, indices, data, x, start, has_start, out, batch, wide, parts):
+    nnz, rows = len(indices), len(indptr) - 1
+    for part in numba.prange(parts):
+        # rows without entries are written too, so the first part begins at row 0 and the last ends at the last row
+        low = row_at(indptr, share(part, parts, nnz)) if part > 0 else 0
+        high = row_at(indptr, share(part + 1, parts, nnz)) if part + 1 < parts else rows
+        _csr_matvec(indptr, indices, data, x, start, has_start, out, batch, wide, low, high)
+
+
+@numba.njit(**SERIAL)
+def _scale_rows(indptr, scale, data, out, batch, scale_wide, data_wide, low, high):
+    row_ptr, factors, values, result = simd.pointer(indptr), simd.pointer(scale), simd.pointer(data), simd.pointer(out)
+    for r in range(low, high):
+        if batch == 1 or not scale_wide:  # one factor for all that the row holds
+            factor = factors[r]
+            if data_wide:
+                for i in range(row_ptr[r] * batch, row_ptr[r + 1] * batch):
+                    result[i] = factor * values[i]
+                continue
+        for k in range(row_ptr[r], row_ptr[r + 1]):
+            _multiply_entry(factors, r, values, k, result, k, batch, scale_wide, data_wide)
+
+
+@numba.njit(**PARALLEL)
+def _scale_rows_parallel(indptr, scale, data, out, batch, scale_wide, data_wide, nnz, parts):
+    for part in numba.prange(parts):
+        low, high = row_at(indptr, share(part, parts, nnz)), row_at(indptr, share(part + 1, parts, nnz))
+        _scale_rows(indptr, scale, data, out, batch, scale_wide, data_wide, low, high)
+
+
+@simd.device
+def _multiply_entry(a, i, b, j, out, k, batch, a_wide, b_wide):
+    """``out[k] = a[i] * b[j]``, each of `a` and `b` shared or per sample."""
+    for lane in range(0, batch, simd.lanes(out)):
+        n = batch - lane
+        if a_wide and b_wide:
+            value = take(a, i, batch, lane, n, True, False) * take(b, j, batch, lane, n, True, False)
+        elif a_wide:
+            value = take(a, i, batch, lane, n, True, False) * take(b, j, batch, lane, n, False, False)
+        else:  # b is per sample: the batch is that of an operand
+            value = take(a, i, batch, lane, n, False, False) * take(b, j, batch, lane, n, True, False)
+        put(out, k, batch, lane, n, False, value)
+
+
+@numba.njit(**SERIAL)
+def _multiply(a, a_index, a_indexed, b, b_index, out, batch, a_wide, b_wide, low, high):
+    left, right, result = simd.pointer(a), simd.pointer(b), simd.pointer(out)
+    left_at, right_at = simd.pointer(a_index), simd.pointer(b_index)
+    if batch == 1 and a_indexed:
+        for k in range(low, high):
+            result[k] = left[left_at[k]] * right[right_at[k]]
+    elif batch == 1:
+        for k in range(low, high):
+            result[k] = left[k] * right[right_at[k]]
+    else:
+        for k in range(low, high):
+            i = left_at[k] if a_indexed else k
+            _multiply_entry(left, i, right, right_at[k], result, k, batch, a_wide, b_wide)
+
+
+@numba.njit(**PARALLEL)
+def _multiply_parallel(a, a_index, a_indexed, b, b_index, out, batch, a_wide, b_wide, parts):
+    n = len(b_index)
+    for part in numba.prange(parts):
+        low, high = share(part, parts, n), share(part + 1, parts, n)
+        _multiply(a, a_index, a_indexed, b, b_index, out, batch, a_wide, b_wide, low, high)
+
+
+@numba.njit(**SERIAL)
+def _gather(data, index, out, batch, low, high):
+    values, entries, result = simd.pointer(data), simd.pointer(index), simd.pointer(out)
+    if batch == 1:
+        for k in range(low, high):
+            result[k] = values[entries[k]]
+        return
+    for k in range(low, high):
+        for lane in range(0, batch, simd.lanes(values)):
+            n = batch - lane
+            put(result, k, batch, lane, n, False, take(values, entries[k], batch, lane, n, True, False))
+
+
+@numba.njit(**PARALLEL)
+def _gather_parallel(data, index, out, batch, parts):
+    n = len(index)
+    for part in numba.prange(parts):
+        _gather(data, index, out, batch, share(part, parts, n), share(part + 1, parts, n))
