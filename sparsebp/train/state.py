@@ -1,0 +1,114 @@
+"""What a trainer puts into a checkpoint, and how it takes it back after checking that it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparsebp import backend
+from sparsebp.errors import FileFormatError
+from sparsebp.train.checkpoint import Checkpoint
+from sparsebp.train.history import History
+
+if TYPE_CHECKING:
+    from sparsebp.train.trainer import Trainer
+
+
+def pack(trainer: Trainer, position: Mapping[str, int]) -> Checkpoint:
+    """Return the checkpoint of `trainer` at `position` (epoch, batch, batch_size, samples)."""
+    optimizer_arrays, optimizer_scalars = _split(trainer.optimizer.state_dict())
+    tensors = {f"model.{name}": backend.to_host(array) for name, array in trainer.model.state_dict().items()}
+    tensors |= {f"optimizer.{name}": array for name, array in optimizer_arrays.items()}
+    tensors |= {f"history.{name}": array for name, array in trainer.history.to_arrays().items()}
+    state = {
+        "seed": trainer.seed,
+        "position": dict(position),
+        "config": trainer.config,
+        "optimizer": optimizer_scalars,
+        "schedule": None if trainer.schedule is None else trainer.schedule.state_dict(),
+        "generators": {name: g.bit_generator.state for name, g in _generators(trainer.model)},
+        "epochs": [record.to_json() for record in trainer.history.epochs],
+    }
+    return Checkpoint(tensors, state)
+
+
+def restore(trainer: Trainer, checkpoint: Checkpoint, shape: Mapping[str, int], path: Path) -> tuple[int, int]:
+    """Check that `checkpoint` belongs to this run, load it into `trainer`, and return the next (epoch, batch).
+
+    Raises
+    ------
+    FileFormatError
+        Something differs; nothing has been changed then.
+    """
+    state = checkpoint.state
+    position = state["position"]
+    for name, value in shape.items():
+        _check_same(path, name, position[name], value)
+    for name in sorted(set(state["config"]) | set(trainer.config)):
+        _check_same(path, name, state["config"].get(name), trainer.config.get(name))
+    if trainer._seed_given:
+        _check_same(path, "the seed", state["seed"], trainer.seed)
+    _check_same(path, "the schedule", state["schedule"] is not None, trainer.schedule is not None)
+    weights = checkpoint.part("model")
+    _check_weights(path, weights, trainer.model.state_dict())
+    optimizer_state = checkpoint.part("optimizer") | state["optimizer"]
+    _check_same(path, "the optimizer's state", sorted(optimizer_state), sorted(trainer.optimizer.state_dict()))
+
+    trainer.model.load_state_dict(weights)
+    trainer.optimizer.load_state_dict(optimizer_state)
+    if trainer.schedule is not None:
+        trainer.schedule.load_state_dict(state["schedule"])
+    for name, generator in _generators(trainer.model):
+        generator.bit_generator.state = state["generators"][name]
+    trainer.seed = int(state["seed"])
+    trainer.history = History.from_arrays(checkpoint.part("history"), state["epochs"])
+    return int(position["epoch"]), int(position["batch"])
+
+
+def _split(state: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Split a flat state into arrays (on the host) and scalars."""
+    arrays: dict[str, np.ndarray] = {}
+    scalars: dict[str, Any] = {}
+    for name, value in state.items():
+        if hasattr(value, "ndim") and not isinstance(value, np.generic):
+            arrays[name] = backend.to_host(value)
+        else:
+            scalars[name] = value.item() if isinstance(value, np.generic) else value
+    return arrays, scalars
+
+
+def _check_same(path: Path, name: str, saved: Any, now: Any) -> None:
+    if saved != now:
+        raise FileFormatError(
+            f"The checkpoint {path} is of another run: {name} differs",
+            expected=f"{now}",
+            got=f"{saved} in the file",
+            remedy="Resume with the options of the first call, or start anew in another folder",
+        )
+
+
+def _check_weights(path: Path, weights: Mapping[str, np.ndarray], current: Mapping[str, Any]) -> None:
+    saved = {name: (array.shape, str(array.dtype)) for name, array in weights.items()}
+    wanted = {name: (array.shape, str(array.dtype)) for name, array in current.items()}
+    if saved != wanted:
+        name = next(n for n in sorted(saved.keys() | wanted.keys()) if saved.get(n) != wanted.get(n))
+        raise FileFormatError(
+            f"The checkpoint {path} does not fit the model: parameter {name}",
+            expected=_shape_text(wanted.get(name)),
+            got=_shape_text(saved.get(name)),
+            remedy="Build the model with the options of the first call, or start anew in another folder",
+        )
+
+
+def _shape_text(entry: tuple[tuple[int, ...], str] | None) -> str:
+    return "no such parameter" if entry is None else f"shape {entry[0]}, {entry[1]}"
+
+
+def _generators(model: Any) -> Iterator[tuple[str, np.random.Generator]]:
+    """Yield the random generators that layers draw from while training (dropout), by name."""
+    generators = getattr(model, "generators", None)
+    if generators is not None:
+        yield from sorted(generators().items())

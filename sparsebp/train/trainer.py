@@ -1,0 +1,280 @@
+"""The training loop: forward, loss, weight gradients, clipping, update; with checkpoints that continue bit for bit."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparsebp import backend
+from sparsebp.data.dataset import Dataset, epoch_order
+from sparsebp.errors import OptionError, ShapeError
+from sparsebp.train import finite
+from sparsebp.train.callbacks import Callback, RunInfo
+from sparsebp.train.checkpoint import FILE_NAME, PREVIOUS_NAME, load_checkpoint, prepare_folder, save_checkpoint
+from sparsebp.train.history import EpochRecord, History
+from sparsebp.train.state import pack, restore
+from sparsebp.types import Array, Seed
+
+
+class Trainer:
+    """Trains a model, step by step.
+
+    Parameters
+    ----------
+    model
+        A layer (`sparsebp.nn.Layer`): ``forward``, ``weight_grad``, ``parameters``, ``state_dict``…
+    loss
+        ``forward(prediction, target) -> (value, saved)`` with the mean over the batch, and ``input_grad(saved)``.
+    optimizer
+        ``step(grads)``, ``lr``, ``state_dict``, ``load_state_dict``; built on ``model.parameters()``.
+    schedule
+        A learning-rate schedule of `sparsebp.optim`, advanced after every step; None keeps the rate.
+    clip_norm
+        Largest Euclidean norm of all gradients together; None does not clip.
+    callbacks
+        See `sparsebp.train.callbacks`.
+    checkpoint_dir
+        Folder for checkpoints, created if need be; None writes none. A run that starts anew keeps the checkpoint of
+        an earlier run beside its own as ``checkpoint.previous.safetensors``.
+    checkpoint_every
+        Steps between checkpoints within an epoch; one is written before the first step and after every epoch anyway.
+    rng
+        A seed or a `numpy.random.Generator`: the order of the samples is a function of it. None takes fresh entropy.
+    config
+        What else describes the run, in JSON types; it is kept in the checkpoint and must be equal on resume.
+
+    Raises
+    ------
+    OptionError
+        `clip_norm` or `checkpoint_every` is not positive, or the seed is negative.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        loss: Any,
+        optimizer: Any,
+        *,
+        schedule: Any = None,
+        clip_norm: float | None = None,
+        callbacks: Sequence[Callback] = (),
+        checkpoint_dir: str | os.PathLike[str] | None = None,
+        checkpoint_every: int | None = None,
+        rng: Seed = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        for name, value in (("clip_norm", clip_norm), ("checkpoint_every", checkpoint_every)):
+            if value is not None and not value > 0:
+                raise OptionError(
+                    f"{name} is not positive", expected="more than 0, or None", got=value, remedy=f"Raise {name}"
+                )
+        self.model, self.loss, self.optimizer, self.schedule = model, loss, optimizer, schedule
+        self.clip_norm, self.checkpoint_every = clip_norm, checkpoint_every
+        self.callbacks = tuple(callbacks)
+        self.checkpoint_dir = None if checkpoint_dir is None else Path(checkpoint_dir)
+        self.config = dict(config or {})
+        self.history = History()
+        self._seed_given = isinstance(rng, int | np.integer)
+        self.seed = int(rng) if isinstance(rng, int | np.integer) else _draw_seed(rng)
+        if self.seed < 0:
+            raise OptionError("The seed is negative", expected="0 or more", got=self.seed, remedy="Pass rng=0 or more")
+
+    # ---- the public calls ----------------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        dataset: Dataset,
+        *,
+        epochs: int,
+        batch_size: int,
+        validation: Dataset | None = None,
+        resume: bool = False,
+    ) -> History:
+        """Train for `epochs` epochs in all, and return the history.
+
+        Parameters
+        ----------
+        dataset
+            The training set; its order in epoch e is a function of (seed, e).
+        epochs
+            Number of epochs of the whole run, those done before a resume included.
+        batch_size
+            Samples of a step; the last step of an epoch takes what is left.
+        validation
+            A second set, evaluated after every epoch.
+        resume
+            Go on from the checkpoint in `checkpoint_dir`. If there is none yet (killed before the first could be
+            written), training starts at the beginning.
+
+        Raises
+        ------
+        NonFiniteError
+            A loss, a gradient or a parameter is NaN or infinite; the message names the step and the place. The last
+            good checkpoint is left as it was.
+        OptionError, ShapeError
+            `epochs` is negative, `batch_size` is not positive, the data set is empty, or `resume` without a folder.
+        FileFormatError
+            The checkpoint is damaged, foreign, or of another run.
+        OutputError
+            The folder cannot be written.
+        """
+        _check_fit(dataset, epochs=epochs, batch_size=batch_size)
+        if validation is not None and len(validation) == 0:
+            raise ShapeError("The validation set is empty", expected="at least one sample", got=0, remedy="Pass None")
+        if resume and self.checkpoint_dir is None:
+            raise OptionError(
+                "resume needs a folder", expected="checkpoint_dir", got=None, remedy="Pass checkpoint_dir="
+            )
+        shape = {"batch_size": batch_size, "samples": len(dataset)}
+        epoch, batch = self._start(shape, resume=resume)
+        steps = -(-len(dataset) // batch_size)
+        self._tell("start", RunInfo(epochs, steps, self.history.steps, resumed=self.history.steps > 0))
+        try:
+            for e in range(epoch, epochs):
+                self._run_epoch(dataset, validation, e, batch if e == epoch else 0, shape)
+            self._tell("end", self.history)
+        finally:
+            self._tell("close")
+        return self.history
+
+    def evaluate(self, dataset: Dataset, *, batch_size: int = 100) -> tuple[float, float | None]:
+        """Return the mean loss over `dataset` and, for class targets, the share of samples classified right."""
+        _check_fit(dataset, epochs=0, batch_size=batch_size)
+        _mode(self.model, "eval")
+        total = correct = 0.0
+        for start in range(0, len(dataset), batch_size):
+            indices = np.arange(start, min(start + batch_size, len(dataset)))
+            x, target = self._to_model(dataset.batch(indices))
+            prediction, _ = self.model.forward(x)
+            value, _ = self.loss.forward(prediction, target)
+            total += value * len(indices)
+            correct += _accuracy(prediction, target) * len(indices)
+        _mode(self.model, "train")
+        return total / len(dataset), None if math.isnan(correct) else correct / len(dataset)
+
+    # ---- one epoch, one step -------------------------------------------------------------------------------------
+
+    def _run_epoch(
+        self, dataset: Dataset, validation: Dataset | None, epoch: int, first: int, shape: dict[str, int]
+    ) -> EpochRecord:
+        size = shape["batch_size"]
+        order = epoch_order(len(dataset), seed=self.seed, epoch=epoch)
+        steps = -(-len(dataset) // size)
+        _mode(self.model, "train")
+        for batch in range(first, steps):
+            self._step(*dataset.batch(order[batch * size : (batch + 1) * size]), epoch=epoch)
+            every = self.checkpoint_every
+            if every is not None and self.history.steps % every == 0 and batch + 1 < steps:
+                self._save(epoch, batch + 1, shape)
+        self._check_parameters(epoch)
+        result = None if validation is None else self.evaluate(validation)
+        record = self.history.end_epoch(epoch, steps, result)
+        self._save(epoch + 1, 0, shape)
+        self._tell("epoch", record)
+        return record
+
+    def _step(self, x: np.ndarray, target: np.ndarray, *, epoch: int) -> None:
+        started = time.perf_counter()
+        step = self.history.steps
+        x, target = self._to_model((x, target))
+        prediction, saved = self.model.forward(x)
+        value, loss_saved = self.loss.forward(prediction, target)
+        value = float(value)  # synchronize!
+        if not math.isfinite(value):
+            raise finite.loss_error(step, epoch, value, self.model, x, target, prediction, self._last_good())
+        grads = self.model.weight_grad(self.loss.input_grad(loss_saved), saved)
+        norm = finite.gradient_norm(grads)  # synchronize!
+        if not math.isfinite(norm):
+            raise finite.gradient_error(step, epoch, grads, self._last_good())
+        if self.clip_norm is not None and norm > self.clip_norm:
+            grads = {name: grad * grad.dtype.type(self.clip_norm / norm) for name, grad in grads.items()}
+        lr = float(self.optimizer.lr)
+        self.optimizer.step(grads)
+        if self.schedule is not None:
+            self.schedule.step()
+        accuracy = _accuracy(prediction, target)
+        seconds = time.perf_counter() - started
+        self.history.add_step(
+            loss=value, accuracy=accuracy, grad_norm=norm, lr=lr, seconds=seconds, samples=len(target)
+        )
+        self._tell("step", self.history)
+
+    # ---- checkpoints ---------------------------------------------------------------------------------------------
+
+    def _start(self, shape: dict[str, int], *, resume: bool) -> tuple[int, int]:
+        """Prepare folder and state; return the epoch and the batch to begin with."""
+        self.history = History()
+        folder = self.checkpoint_dir
+        if folder is not None:
+            prepare_folder(folder)
+            path = folder / FILE_NAME
+            if resume and path.exists():
+                checkpoint = load_checkpoint(path)
+                return restore(self, checkpoint, shape, path)
+            if path.exists():
+                os.replace(path, folder / PREVIOUS_NAME)
+        self._check_parameters(0)
+        self._save(0, 0, shape)
+        return 0, 0
+
+    def _save(self, epoch: int, batch: int, shape: dict[str, int]) -> None:
+        if self.checkpoint_dir is None:
+            return
+        self._check_parameters(epoch)
+        path = self.checkpoint_dir / FILE_NAME
+        save_checkpoint(path, pack(self, shape | {"epoch": epoch, "batch": batch}))
+        self._tell("checkpoint", path)
+
+    def _check_parameters(self, epoch: int) -> None:
+        names = finite.nonfinite(self.model.parameters())
+        if names:
+            raise finite.parameter_error(self.history.steps, epoch, names, self._last_good())
+
+    def _last_good(self) -> str:
+        if self.checkpoint_dir is None or not (self.checkpoint_dir / FILE_NAME).exists():
+            return "No checkpoint was written"
+        return f"The last good checkpoint is {self.checkpoint_dir / FILE_NAME}"
+
+    # ---- small things --------------------------------------------------------------------------------------------
+
+    def _to_model(self, batch: tuple[np.ndarray, np.ndarray]) -> tuple[Array, Array]:
+        xp = backend.namespace(*self.model.parameters().values())
+        device = "cpu" if xp is np else "cuda"
+        return backend.to_device(batch[0], device), backend.to_device(batch[1], device)
+
+    def _tell(self, event: str, *args: Any) -> None:
+        for callback in self.callbacks:
+            getattr(callback, f"on_{event}")(*args)
+
+
+def _draw_seed(rng: Seed) -> int:
+    return int(np.random.default_rng(rng).integers(2**32))
+
+
+def _check_fit(dataset: Dataset, *, epochs: int, batch_size: int) -> None:
+    if len(dataset) == 0:
+        raise ShapeError(
+            "The data set is empty", expected="at least one sample", got=0, remedy="Pass a data set with samples"
+        )
+    for name, value, least in (("epochs", epochs, 0), ("batch_size", batch_size, 1)):
+        if value < least:
+            raise OptionError(f"{name} is too small", expected=f"{least} or more", got=value, remedy=f"Raise {name}")
+
+
+def _mode(model: Any, mode: str) -> None:
+    switch = getattr(model, mode, None)
+    if switch is not None:
+        switch()
+
+
+def _accuracy(prediction: Array, target: Array) -> float:
+    """Return the share of rows whose largest entry is at the target; NaN for targets that are not classes."""
+    if target.dtype.kind != "i" or prediction.ndim != target.ndim + 1:
+        return math.nan
+    return float((prediction.argmax(axis=-1) == target).mean())  # synchronize!

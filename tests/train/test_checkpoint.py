@@ -1,0 +1,132 @@
+"""Checkpoint files: exact, atomic, and refused when damaged or foreign."""
+
+import json
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from sparsebp.errors import FileFormatError, OutputError
+from sparsebp.train import Checkpoint, load_checkpoint, save_checkpoint
+from sparsebp.train.checkpoint import prepare_folder
+
+arrays = hnp.arrays(
+    st.sampled_from([np.float32, np.float64, np.int64, np.uint8]), hnp.array_shapes(min_dims=0, max_dims=3, min_side=0)
+)
+floats = st.floats(allow_nan=False)
+
+
+@given(
+    tensors=st.dictionaries(st.text("abc.", min_size=1), arrays, max_size=4),
+    state=st.dictionaries(st.text(max_size=5), floats | st.integers() | st.none() | st.lists(floats), max_size=4),
+)
+def test_round_trip_is_exact(tmp_path_factory, tensors, state):
+    path = tmp_path_factory.mktemp("round") / "c.safetensors"
+    save_checkpoint(path, Checkpoint(tensors, state))
+    back = load_checkpoint(path)
+    assert back.state == state
+    assert set(back.tensors) == set(tensors)
+    for name, array in tensors.items():
+        assert back.tensors[name].dtype == array.dtype
+        assert back.tensors[name].shape == array.shape
+        assert back.tensors[name].tobytes() == array.tobytes()
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "c.safetensors"
+    save_checkpoint(path, Checkpoint({"model.w": np.arange(6, dtype=np.float32).reshape(2, 3)}, {"epoch": 1}))
+    return path
+
+
+def assert_refused(path):
+    with pytest.raises(FileFormatError) as caught:
+        load_checkpoint(path)
+    assert caught.value.expected is not None
+    assert caught.value.got is not None
+    assert caught.value.remedy
+    return str(caught.value)
+
+
+def test_part_takes_names_by_prefix(path):
+    assert list(load_checkpoint(path).part("model")) == ["w"]
+    assert load_checkpoint(path).part("mod") == {}
+
+
+def test_a_flipped_bit_anywhere_is_noticed(path):
+    content = path.read_bytes()
+    for position in range(0, len(content), 7):
+        damaged = bytearray(content)
+        damaged[position] ^= 4
+        path.write_bytes(damaged)
+        assert_refused(path)
+
+
+def test_a_file_cut_short_anywhere_is_noticed(path):
+    content = path.read_bytes()
+    for length in range(0, len(content), 11):
+        path.write_bytes(content[:length])
+        assert_refused(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"\x00" * 100, b"PK\x03\x04" + b"a" * 200, b"\xff" * 64])
+def test_not_a_checkpoint(path, content):
+    path.write_bytes(content)
+    assert "no checkpoint at all" in assert_refused(path)
+
+
+def test_a_safetensors_file_of_others(path):
+    from safetensors.numpy import save_file
+
+    save_file({"w": np.zeros(3, np.float32)}, path)
+    assert "not written by sparsebp" in assert_refused(path)
+
+
+def test_a_newer_version(path):
+    content = path.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + size])
+    header["__metadata__"]["version"] = "2"
+    new = json.dumps(header).encode()
+    path.write_bytes(len(new).to_bytes(8, "little") + new + content[8 + size :])
+    assert "version" in assert_refused(path)
+
+
+def test_no_file(tmp_path):
+    assert "No checkpoint" in assert_refused(tmp_path / "nothing.safetensors")
+
+
+def test_a_folder_instead_of_a_file(tmp_path):
+    assert_refused(tmp_path)
+
+
+def test_the_last_checkpoint_stays_when_writing_fails(path, monkeypatch):
+    before = path.read_bytes()
+
+    def fail(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(OutputError, match="No space left"):
+        save_checkpoint(path, Checkpoint({"model.w": np.zeros(2)}, {}))
+    assert path.read_bytes() == before
+
+
+def test_a_half_written_temporary_file_does_no_harm(path):
+    path.with_name(path.name + ".tmp").write_bytes(b"half")
+    save_checkpoint(path, Checkpoint({}, {"epoch": 2}))
+    assert load_checkpoint(path).state == {"epoch": 2}
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_folders_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(OutputError) as caught:
+            prepare_folder(folder)
+        assert caught.value.remedy
+    with pytest.raises(OutputError):
+        save_checkpoint(tmp_path / "missing" / "c.safetensors", Checkpoint({}, {}))

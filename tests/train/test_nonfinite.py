@@ -1,0 +1,112 @@
+"""What is not finite stops the run with step and name; the last good checkpoint stays."""
+
+import math
+
+import numpy as np
+import pytest
+
+from sparsebp.errors import NonFiniteError
+from sparsebp.train import Callback, load_checkpoint
+from sparsebp.train.finite import gradient_norm, nonfinite
+
+
+class Spoil(Callback):
+    """Writes a NaN into a parameter after a step."""
+
+    def __init__(self, step, name="head.bias", value=np.nan):
+        self.step, self.name, self.value, self.trainer = step, name, value, None
+
+    def on_step(self, history):
+        if history.steps == self.step:
+            self.trainer.model.parameters()[self.name][0] = self.value
+
+
+def run(tiny, folder, spoil, **options):
+    trainer = tiny.trainer(folder, callbacks=[spoil], **options)
+    spoil.trainer = trainer
+    with pytest.raises(NonFiniteError) as caught:
+        trainer.fit(tiny.dataset(), epochs=3, batch_size=4)
+    assert caught.value.expected is not None
+    assert caught.value.got is not None
+    assert caught.value.remedy
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_parameter_that_is_not_finite(tiny, tmp_path, value):
+    message = run(tiny, tmp_path, Spoil(10, value=value))
+    assert "step 10" in message
+    assert "head.bias" in message
+    assert "checkpoint.safetensors" in message
+    checkpoint = load_checkpoint(tmp_path / "checkpoint.safetensors")
+    assert checkpoint.state["position"]["batch"] == 1  # after step 9: epoch 1 (from 0), one batch done
+    assert not nonfinite(checkpoint.tensors)
+
+
+@pytest.mark.parametrize("step", [3, 8, 24])
+def test_nothing_spoilt_is_ever_saved(tiny, tmp_path, step):
+    message = run(tiny, tmp_path, Spoil(step))
+    assert f"after step {step - 1}" in message
+    assert "head.bias" in message
+    assert not nonfinite(load_checkpoint(tmp_path / "checkpoint.safetensors").part("model"))
+
+
+def test_a_gradient_that_is_not_finite(tiny, tmp_path):
+    trainer = tiny.trainer(tmp_path)
+    weight_grad = trainer.model.weight_grad
+
+    def spoilt(gy, saved):
+        grads = weight_grad(gy, saved)
+        if trainer.history.steps == 5:
+            grads["head.weight"][0, 0] = np.inf
+        return grads
+
+    trainer.model.weight_grad = spoilt
+    with pytest.raises(NonFiniteError, match=r"gradient is not finite at step 5 .*head\.weight"):
+        trainer.fit(tiny.dataset(), epochs=1, batch_size=4)
+    assert load_checkpoint(tmp_path / "checkpoint.safetensors").state["position"]["batch"] == 3
+
+
+def test_a_batch_that_is_not_finite(tiny):
+    data = tiny.dataset()
+    data.inputs[4, 2, 1] = np.nan
+    with pytest.raises(NonFiniteError, match="batch's input"):
+        tiny.trainer().fit(data, epochs=1, batch_size=4)
+
+
+def test_a_model_that_starts_spoilt(tiny):
+    trainer = tiny.trainer()
+    trainer.model.weight[0, 0] = np.nan
+    with pytest.raises(NonFiniteError, match=r"before training.*head\.weight"):
+        trainer.fit(tiny.dataset(), epochs=1, batch_size=4)
+
+
+def test_the_first_layer_that_overflows_is_named():
+    from sparsebp import nn
+    from sparsebp.data import ArrayDataset
+    from sparsebp.train import Trainer
+
+    model = nn.Sequential(
+        nn.Linear(2, 3, rng=0), nn.Sequential(nn.Tanh(), nn.Linear(3, 3, rng=0)), nn.Linear(3, 3, rng=0)
+    )
+    for name in ("0.weight", "1.1.weight", "2.weight"):
+        model.parameters()[name][...] = 1e30 if name != "1.1.weight" else 3e38
+
+    class NoOptimizer:
+        lr = 0.0
+
+    data = ArrayDataset(np.ones((4, 2), np.float32), np.zeros(4, np.int64))
+    with np.errstate(all="ignore"), pytest.raises(NonFiniteError, match=r"output of 1\.1, with finite parameters"):
+        Trainer(model, nn.CrossEntropyLoss(), NoOptimizer(), rng=0).fit(data, epochs=1, batch_size=2)
+    assert "forward" not in vars(model.children["0"])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_gradient_norm(dtype):
+    grads = {"a": np.full((3, 2), 2, dtype), "b": np.zeros((0,), dtype), "c": np.array([1], dtype)}
+    assert gradient_norm(grads) == pytest.approx(5.0)
+    assert gradient_norm({}) == 0
+    with np.errstate(over="ignore"):
+        assert gradient_norm({"a": np.full(4, 1e30, dtype)}) == pytest.approx(2e30, rel=1e-6)
+        assert not math.isfinite(gradient_norm({"a": np.array([np.inf, 1], dtype)}))
+        assert not math.isfinite(gradient_norm({"a": np.array([np.nan, 1], dtype)}))

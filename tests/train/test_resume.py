@@ -1,0 +1,131 @@
+"""Killed at any moment and resumed, a run goes on with bit-identical losses."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sparsebp.errors import FileFormatError, OptionError
+from sparsebp.train import Callback, load_checkpoint
+
+SCRIPT = Path(__file__).with_name("tiny.py")
+
+
+class StopAtError(Exception):
+    pass
+
+
+class StopAt(Callback):
+    def __init__(self, step):
+        self.step = step
+
+    def on_step(self, history):
+        if history.steps == self.step:
+            raise StopAtError
+
+
+def fit(tiny, folder, *, callbacks=(), resume=False, epochs=4):
+    t = tiny.trainer(folder, callbacks=callbacks)
+    return t.fit(tiny.dataset(), epochs=epochs, batch_size=4, validation=tiny.dataset(7), resume=resume), t
+
+
+def without_times(history):
+    return [{k: v for k, v in r.to_json().items() if k != "seconds"} for r in history.epochs]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tiny, tmp_path_factory):
+    return fit(tiny, tmp_path_factory.mktemp("whole"))
+
+
+def assert_same_run(history, trainer, uninterrupted):
+    whole, whole_trainer = uninterrupted
+    for name in ("loss", "accuracy", "grad_norm", "lr", "samples"):
+        assert getattr(history, name) == getattr(whole, name), name
+    assert without_times(history) == without_times(whole)
+    for name, array in trainer.model.parameters().items():
+        np.testing.assert_array_equal(array, whole_trainer.model.parameters()[name])
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 8, 9, 16, 31, 32])
+def test_stopped_at_any_step_and_resumed(tiny, tmp_path, uninterrupted, step):
+    with pytest.raises(StopAtError):
+        fit(tiny, tmp_path, callbacks=[StopAt(step)])
+    assert_same_run(*fit(tiny, tmp_path, resume=True), uninterrupted)
+
+
+def test_more_epochs_after_the_end(tiny, tmp_path, uninterrupted):
+    fit(tiny, tmp_path, epochs=2)
+    assert_same_run(*fit(tiny, tmp_path, resume=True), uninterrupted)
+
+
+def test_resume_without_a_checkpoint_starts_at_the_beginning(tiny, tmp_path, uninterrupted):
+    assert_same_run(*fit(tiny, tmp_path / "new", resume=True), uninterrupted)
+
+
+def test_resume_of_a_finished_run_changes_nothing(tiny, tmp_path, uninterrupted):
+    fit(tiny, tmp_path)
+    assert_same_run(*fit(tiny, tmp_path, resume=True), uninterrupted)
+
+
+@pytest.mark.parametrize("after", [2, 11])
+def test_sigkill_then_resume(tiny, tmp_path, uninterrupted, after):
+    process = subprocess.Popen([sys.executable, SCRIPT, tmp_path, "False", "0.05"], stdout=subprocess.PIPE, text=True)
+    for line in process.stdout:
+        if int(line) == after:
+            process.kill()
+            break
+    assert process.wait() == -signal.SIGKILL
+    process.stdout.close()
+    subprocess.run([sys.executable, SCRIPT, tmp_path, "True", "0"], check=True, capture_output=True)
+    whole, trainer = uninterrupted
+    checkpoint = load_checkpoint(tmp_path / "checkpoint.safetensors")
+    assert checkpoint.part("history")["loss"].tolist() == whole.loss
+    assert len(checkpoint.state["epochs"]) == 4
+    for name, array in trainer.model.parameters().items():
+        np.testing.assert_array_equal(checkpoint.part("model")[name], array)
+
+
+def test_a_new_run_keeps_the_checkpoint_of_the_last(tiny, tmp_path):
+    fit(tiny, tmp_path)
+    before = (tmp_path / "checkpoint.safetensors").read_bytes()
+    fit(tiny, tmp_path, epochs=1)
+    assert (tmp_path / "checkpoint.previous.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "fit_options", "words"),
+    [
+        ({"rng": 8}, {}, "the seed"),
+        ({"config": {"hidden": 3}}, {}, "hidden"),
+        ({"inputs": 3}, {}, "head.weight"),
+        ({}, {"batch_size": 5}, "batch_size"),
+        ({}, {"samples": 31}, "samples"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused(tiny, tmp_path, options, fit_options, words):
+    fit(tiny, tmp_path, epochs=1)
+    before = (tmp_path / "checkpoint.safetensors").read_bytes()
+    data = tiny.dataset(fit_options.get("samples", 30))
+    with pytest.raises(FileFormatError, match=words) as caught:
+        tiny.trainer(tmp_path, **options).fit(data, epochs=2, batch_size=fit_options.get("batch_size", 4), resume=True)
+    assert caught.value.expected is not None
+    assert caught.value.got is not None
+    assert caught.value.remedy
+    assert (tmp_path / "checkpoint.safetensors").read_bytes() == before
+
+
+def test_resume_needs_a_folder(tiny):
+    with pytest.raises(OptionError, match="folder"):
+        tiny.trainer(None).fit(tiny.dataset(), epochs=1, batch_size=4, resume=True)
+
+
+def test_the_seed_of_a_run_without_one_is_kept(tiny, tmp_path):
+    first = tiny.trainer(tmp_path, rng=None)
+    first.fit(tiny.dataset(), epochs=1, batch_size=4)
+    second = tiny.trainer(tmp_path, rng=None)
+    second.fit(tiny.dataset(), epochs=2, batch_size=4, resume=True)
+    assert second.seed == first.seed

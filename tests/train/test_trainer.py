@@ -1,0 +1,139 @@
+"""The training loop: order of samples, clipping, callbacks, evaluation, bad input."""
+
+import numpy as np
+import pytest
+
+from sparsebp.errors import OptionError, ShapeError
+from sparsebp.train import Callback, Trainer
+
+
+def test_the_loss_falls_and_classes_are_found(tiny):
+    history = tiny.trainer(noise=0.0).fit(tiny.dataset(60), epochs=20, batch_size=7, validation=tiny.dataset(31))
+    assert history.epochs[-1].train_loss < 0.6 * history.epochs[0].train_loss
+    assert history.epochs[-1].validation_accuracy > 0.8
+    assert history.steps == 20 * 9
+    assert history.samples[:9] == [7] * 8 + [4]
+
+
+def test_a_step_is_forward_gradient_clip_update(tiny):
+    trainer = tiny.trainer(noise=0.0, clip_norm=0.05)
+    model = tiny.TinyModel()
+    optimizer = tiny.TinyMomentum(model.parameters())
+    from sparsebp.data import epoch_order
+
+    data = tiny.dataset()
+    history = trainer.fit(data, epochs=1, batch_size=30)
+    x, target = data.batch(epoch_order(30, seed=7, epoch=0))
+    y, saved = model.forward(x)
+    value, loss_saved = tiny.TinyLoss().forward(y, target)
+    grads = model.weight_grad(tiny.TinyLoss().input_grad(loss_saved), saved)
+    norm = np.sqrt(sum((g.astype(np.float64) ** 2).sum() for g in grads.values()))
+    optimizer.step({name: g * np.float32(0.05 / norm) for name, g in grads.items()})
+    assert history.loss == [value]
+    assert history.grad_norm[0] == pytest.approx(norm, rel=1e-6)
+    assert history.accuracy[0] == (y.argmax(axis=1) == target).mean()
+    for name, array in model.parameters().items():
+        np.testing.assert_allclose(trainer.model.parameters()[name], array, rtol=1e-5, atol=1e-7)
+
+
+def test_callbacks_are_told_in_order(tiny, tmp_path):
+    told = []
+
+    class Note(Callback):
+        def on_start(self, info):
+            told.append(("start", info.epochs, info.steps_per_epoch, info.first_step, info.resumed))
+
+        def on_step(self, history):
+            told.append(("step", history.steps))
+
+        def on_epoch(self, record):
+            told.append(("epoch", record.epoch))
+
+        def on_checkpoint(self, path):
+            told.append(("checkpoint", path.name))
+
+        def on_end(self, history):
+            told.append(("end", history.steps))
+
+        def on_close(self):
+            told.append(("close",))
+
+    tiny.trainer(tmp_path, callbacks=[Note()], every=None).fit(tiny.dataset(8), epochs=2, batch_size=4)
+    saved = ("checkpoint", "checkpoint.safetensors")
+    assert told == [
+        saved, ("start", 2, 2, 0, False),
+        ("step", 1), ("step", 2), saved, ("epoch", 0),
+        ("step", 3), ("step", 4), saved, ("epoch", 1),
+        ("end", 4), ("close",),
+    ]  # fmt: skip
+
+
+def test_evaluate_is_a_mean_over_samples_in_eval_mode(tiny):
+    trainer, data = tiny.trainer(noise=5.0), tiny.dataset(17)
+    results = {trainer.evaluate(data, batch_size=size) for size in (17, 17)}
+    assert len(results) == 1
+    loss, accuracy = results.pop()
+    for size in (1, 5, 100):
+        assert trainer.evaluate(data, batch_size=size)[0] == pytest.approx(loss, rel=1e-6)
+        assert trainer.evaluate(data, batch_size=size)[1] == pytest.approx(accuracy)
+    assert trainer.model.training
+
+
+def test_zero_epochs(tiny):
+    history = tiny.trainer().fit(tiny.dataset(), epochs=0, batch_size=3)
+    assert history.steps == 0
+    assert history.epochs == []
+
+
+def test_real_targets_have_no_accuracy(tiny):
+    from sparsebp.data import ArrayDataset
+
+    class Squares:
+        def forward(self, prediction, target):
+            difference = prediction - target
+            return float((difference**2).mean()), difference
+
+        def input_grad(self, saved):
+            return saved * np.float32(2 / saved.size)
+
+    g = np.random.default_rng(0)
+    data = ArrayDataset(g.normal(size=(9, 4, 2)), g.normal(size=(9, 3)).astype(np.float32))
+    model = tiny.TinyModel()
+    history = Trainer(model, Squares(), tiny.TinyMomentum(model.parameters()), rng=0).fit(
+        data, epochs=2, batch_size=4, validation=data
+    )
+    assert history.epochs[-1].train_accuracy is None
+    assert history.epochs[-1].validation_accuracy is None
+    assert history.epochs[-1].validation_loss < history.epochs[0].train_loss
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"epochs": -1}, OptionError),
+        ({"batch_size": 0}, OptionError),
+        ({"samples": 0}, ShapeError),
+        ({"validation": 0}, ShapeError),
+    ],
+)
+def test_bad_arguments_of_fit(tiny, options, error):
+    data = tiny.dataset(options.get("samples", 5))
+    validation = tiny.dataset(0) if "validation" in options else None
+    with pytest.raises(error) as caught:
+        tiny.trainer().fit(
+            data, epochs=options.get("epochs", 1), batch_size=options.get("batch_size", 2), validation=validation
+        )
+    assert caught.value.expected is not None
+    assert caught.value.got is not None
+
+
+@pytest.mark.parametrize("options", [{"clip_norm": 0}, {"clip_norm": -1.0}, {"every": 0}, {"rng": -1}])
+def test_bad_arguments(tiny, options):
+    with pytest.raises(OptionError) as caught:
+        tiny.trainer(**options)
+    assert caught.value.remedy
+
+
+def test_a_generator_as_seed(tiny):
+    runs = [tiny.trainer(rng=np.random.default_rng(5)).fit(tiny.dataset(), epochs=1, batch_size=4) for _ in range(2)]
+    assert runs[0].loss == runs[1].loss
