@@ -1,0 +1,86 @@
+"""The implementations of the kernel protocol that one test body runs on.
+
+``host``
+    Numba, on NumPy arrays.
+``emulated-forward``, ``emulated-reverse``, ``emulated-random``
+    The device launchers and their CUDA sources, on NumPy arrays, executed by `cuda_on_cpu` with every check on. The
+    three differ in the order in which the threads of a block, and the blocks, are run.
+``gpu``
+    The same launchers and sources through CuPy; marked ``gpu`` and skipped where CuPy sees no device.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_on_cpu.memory import CheckedNumpy, uninitialised
+
+from sparsebp import backend as seam
+from sparsebp import kernels
+from sparsebp.errors import DeviceError, MissingDependencyError
+from sparsebp.kernels.protocol import Kernels
+from sparsebp.types import Array
+
+BACKENDS: dict[str, Any] = {
+    "host": (),
+    "emulated-forward": (),
+    "emulated-reverse": (),
+    "emulated-random": (),
+    "gpu": pytest.mark.gpu,
+}
+
+
+class Backend:
+    """One implementation of the kernels with the arrays that it takes. ``str(backend)`` is its name."""
+
+    def __init__(self, name: str, xp: ModuleType) -> None:
+        self.name, self.xp = name, xp
+
+    def __repr__(self) -> str:
+        return self.name
+
+    @property
+    def emulated(self) -> bool:
+        """Whether kernels run on the CPU executor: slow, so tests choose small sizes."""
+        return self.name.startswith("emulated")
+
+    @cached_property
+    def kernels(self) -> Kernels:
+        """The object under test; compiled when first asked for."""
+        if not self.emulated:
+            return kernels.get(self.xp)
+        from cuda_on_cpu.loader import ExecutorLoader
+
+        from sparsebp.kernels.device import DeviceKernels
+
+        return DeviceKernels(CheckedNumpy(), ExecutorLoader(order=self.name.split("-")[1]))
+
+    def array(self, values: Any, dtype: Any = None) -> Array:
+        """Return a new C-contiguous array of this backend holding `values`."""
+        return self.xp.asarray(np.array(values, dtype=dtype, order="C"))
+
+    def numpy(self, array: Array) -> np.ndarray:
+        """Return a copy of `array` on the host."""
+        return np.array(seam.to_host(array))
+
+    def empty(self, shape: int | tuple[int, ...], dtype: Any) -> Array:
+        """Return an array to be written: NaN (integers: an unlikely value), which the executor knows as unwritten."""
+        return self.xp.asarray(uninitialised(shape, dtype))
+
+    def zeros(self, shape: int | tuple[int, ...], dtype: Any) -> Array:
+        """Return an array of zeros."""
+        return self.xp.zeros(shape, dtype)
+
+
+def make_backend(name: str) -> Backend:
+    """Return the backend called `name`; skips the test if it is the GPU's and there is none."""
+    if name != "gpu":
+        return Backend(name, np)
+    try:
+        return Backend(name, seam.cupy())
+    except (MissingDependencyError, DeviceError) as error:
+        pytest.skip(f"no GPU: {error}")

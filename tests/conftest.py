@@ -1,0 +1,59 @@
+"""Shared fixtures: the backends every kernel test runs on, and how many examples hypothesis draws on each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from backends import BACKENDS, Backend, make_backend
+from hypothesis import HealthCheck, settings
+
+SHARE_OF_EXAMPLES = {"emulated": 0.2, "gpu": 0.5}  # of the test's max_examples; everything else runs them all
+
+settings.register_profile(
+    "default",
+    deadline=None,  # tests never measure time
+    max_examples=30,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.differing_executors],
+)
+settings.register_profile("ci", parent=settings.get_profile("default"), derandomize=True, database=None)
+settings.register_profile("thorough", parent=settings.get_profile("default"), max_examples=300)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "default"))
+
+
+@pytest.fixture(scope="session", params=[pytest.param(name, marks=marks) for name, marks in BACKENDS.items()])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    """Each backend in turn; one session-wide instance, so that kernels are compiled once."""
+    return make_backend(request.param)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """Draw fewer hypothesis examples where one example is slow (emulation), through the test's own settings."""
+    name = getattr(item, "callspec", None) and item.callspec.params.get("backend")
+    share = SHARE_OF_EXAMPLES.get(str(name).split("-")[0])
+    test: Any = getattr(item, "obj", None)
+    test = getattr(test, "__func__", test)  # attributes live on the function, not on the bound method
+    own: settings | None = getattr(test, "_hypothesis_internal_use_settings", None)
+    if share is None or own is None:
+        return (yield)
+    test._hypothesis_internal_use_settings = settings(own, max_examples=max(3, int(own.max_examples * share)))
+    try:
+        return (yield)
+    finally:
+        test._hypothesis_internal_use_settings = own
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With ``-m gpu`` import only the files that can hold such tests.
+
+    So a machine with a GPU needs just what those tests need, not every package of the development set.
+    """
+    if config.option.markexpr != "gpu" or collection_path.suffix != ".py":
+        return None
+    text = collection_path.read_text(encoding="utf-8")
+    return None if "backend" in text or "mark.gpu" in text else True

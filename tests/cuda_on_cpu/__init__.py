@@ -1,0 +1,17 @@
+"""Runs the CUDA C++ sources of the device kernels on the CPU, one fiber per CUDA thread, and checks what they do.
+
+For tests only. The pieces, in the order in which a launch passes through them:
+
+`loader`
+    `ExecutorLoader`: what ``DeviceKernels`` gets in place of CuPy's loader.
+`compiler`
+    Turns CUDA C++ into a shared library with g++, cached by content.
+`executor`
+    The stand-ins of ``cupy.RawModule`` and ``cupy.RawKernel``: argument checks, copies in and out, errors with lines.
+`memory`
+    Array placement and the bit pattern of memory that nobody has written.
+``cuda_subset.h``
+    What the kernels see of CUDA.
+``runtime.cpp``, ``checker.cpp``
+    Fibers, barriers and warps; races, bounds, alignment and uninitialised reads.
+"""
