@@ -1,0 +1,253 @@
+"""The paper's grid on a GPU: T = 10 … 30 000 at B = 16 and B = 2 … 256 at T = 1000, against ``torch.nn`` with cuDNN.
+
+``sparsebp bench gpu`` (BPPSA §5.1, §5.2). RNN and GRU, float32 and float64; backward alone and whole step, timed with
+CUDA events. Beside them our two backward kernels alone, with their floors: operations over the rate of the unit that does
+them, and bytes over the copy bandwidth that this GPU shows. Points are measured in order of interest until time is up.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sparsebp import backend, kernels
+from sparsebp.bench import report, timing
+from sparsebp.bench.recurrent import measure_row
+from sparsebp.bench.report import Column
+from sparsebp.bench.workload import SequenceWorkload
+
+LENGTHS = (10, 30, 100, 300, 1000, 3000, 10_000, 30_000)
+BATCHES = (2, 4, 8, 16, 32, 64, 128, 256)
+BATCH, LENGTH = 16, 1000
+SECONDS = 270.0
+TARGETS = {"backward at T = 1000": 20.0, "backward at T = 30000": 60.0, "step, largest": 2.75}
+
+COLUMNS = (
+    Column("model", "model", number=False),
+    Column("dtype", "dtype", number=False),
+    Column("T", "length"),
+    Column("B", "batch"),
+    Column("step, sparsebp", "step_ours", report.seconds),
+    Column("step, cuDNN", "step_torch", report.seconds),
+    Column("step", "step_ratio", report.times),
+    Column("backward, sparsebp", "backward_ours", report.seconds),
+    Column("backward, cuDNN", "backward_torch", report.seconds),
+    Column("backward", "backward_ratio", report.times),
+    Column("`auto` chose", "algorithm", number=False),
+    Column("sequential kernel", "kernel_linear", report.seconds),
+    Column("floor", "floor_linear", report.seconds),
+    Column("scan kernels", "kernel_chunked", report.seconds),
+    Column("floor", "floor_chunked", report.seconds),
+)
+SHORT = (
+    "model",
+    "dtype",
+    "length",
+    "batch",
+    "step_ratio",
+    "backward_ratio",
+    "algorithm",
+    "kernel_linear",
+    "kernel_chunked",
+)
+"""Columns of the README's table and of the terminal's."""
+
+
+class Point(NamedTuple):
+    """One point of the grid."""
+
+    cell: str
+    dtype: Any
+    length: int
+    batch: int
+
+
+class Rates(NamedTuple):
+    """What the GPU can do at best: FLOP/s by dtype name (from its data), bytes/s (measured by a copy)."""
+
+    flops: dict[str, float]
+    bandwidth: float
+
+
+def run(
+    out: Path | None = None,
+    quick: bool = False,
+    threads: tuple[int, ...] = (1, 2),
+    echo: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """Measure, write ``<gpu>-<commit>.json`` and its picture, print a short table last; return the result.
+
+    Parameters are those of `sparsebp.bench.recurrent.run`; `threads` means nothing here.
+
+    Raises
+    ------
+    DeviceError, MissingDependencyError
+        There is no GPU, or CuPy or a CUDA build of PyTorch is not installed.
+    """
+    cupy = backend.cupy()
+    begin = time.perf_counter()
+    rates = device_rates(cupy)
+    rounds = (
+        {"rounds": 3, "least_rounds": 2, "warmup": 1} if quick else {"rounds": 15, "least_rounds": 3, "budget": 1.0}
+    )
+    result = report.start(
+        "gpu",
+        "Training a recurrent network on a GPU, hidden size 20: step and backward against torch.nn (cuDNN)",
+        quick=quick,
+        settings={
+            "targets": TARGETS,
+            "seconds": SECONDS,
+            "peak_flops": rates.flops,
+            "copy_bandwidth": rates.bandwidth,
+            "torch_allow_tf32": _allows_tf32(),
+        },
+        leaves_out="transfer of the batch to the GPU (both sides alike); floors count H = 20 lanes as full",
+    )
+    points = [*grid()][:2] if quick else [*grid()]
+    clock = timing.DeviceClock(cupy)
+    for number, point in enumerate(points):
+        if not quick and time.perf_counter() - begin > SECONDS:
+            result["notes"].append(
+                f"{len(points) - number} of {len(points)} points not measured: {SECONDS:.0f} s were up"
+            )
+            break
+        row = measure_point(point, cupy, rates, rounds, clock)
+        result["rows"].append(row)
+        echo(
+            f"{row['model']} {row['dtype']} T={row['length']} B={row['batch']}: "
+            f"step {report.times(row['step_ratio'])}, backward {report.times(row['backward_ratio'])} ({row['algorithm']})"
+        )
+        cupy.get_default_memory_pool().free_all_blocks()
+    env = result["environment"]
+    stem = f"{env['gpu']['name'].replace(' ', '-').lower()}-{env['commit'].rstrip('+')}" if "gpu" in env else "gpu"
+    short = tuple(column for column in COLUMNS if column.key in SHORT)
+    report.finish(result, short, picture, out, echo, stem)
+    return result
+
+
+def grid() -> Iterator[Point]:
+    """Yield the points, the paper's own first: float32 over T, float32 over B, then float64."""
+    for dtype in (np.float32, np.float64):
+        for cell in ("RNN", "GRU"):
+            for length in (1000, 30_000, *(n for n in LENGTHS if n not in (1000, 30_000))):
+                yield Point(cell, dtype, length, BATCH)
+        for cell in ("RNN", "GRU"):
+            for batch in BATCHES:
+                if batch != BATCH:
+                    yield Point(cell, dtype, LENGTH, batch)
+
+
+def measure_point(
+    point: Point, xp: ModuleType, rates: Rates, rounds: Mapping[str, Any], clock: timing.Clock
+) -> dict[str, Any]:
+    """Time one point: step and backward against PyTorch, and our two backward kernels against their floors."""
+    device = "cpu" if xp is np else "cuda"
+    workload = SequenceWorkload(point.cell, point.length, point.batch, dtype=point.dtype, device=device)
+    row = measure_row(workload, rounds, clock)
+    del workload
+    calls, chunks = kernel_calls(point, xp)
+    for name, measured in timing.measure(calls, clock=clock, **rounds).items():
+        row[f"kernel_{name}"] = measured.to_dict()
+    row["chunks"] = chunks
+    for name, (operations, moved) in costs(point).items():
+        row[f"floor_{name}"] = max(operations / rates.flops[row["dtype"]], moved / rates.bandwidth)
+        row[f"flops_{name}"], row[f"bytes_{name}"] = operations, moved
+    return row
+
+
+def kernel_calls(point: Point, xp: ModuleType, hidden: int = 20) -> tuple[dict[str, timing.Call], int]:
+    """Return the two backward kernels on random states, ready to be timed, and the scan's number of chunks."""
+    from sparsebp.scan.cost import chunks_for
+
+    k = kernels.get(xp)
+    rng = np.random.default_rng(0)
+    length, batch, dtype = point.length, point.batch, np.dtype(point.dtype)
+
+    def array(*shape: int) -> Any:
+        return xp.asarray(rng.uniform(-0.2, 0.2, shape).astype(dtype))
+
+    h, gh0, grad = array(length, batch, hidden), array(batch, hidden), array(batch, hidden)
+    chunks = chunks_for(point.cell.lower(), length, batch, hidden, dtype, xp)
+    if point.cell == "RNN":
+        w, gz = array(hidden, hidden), xp.empty_like(h)
+        return {
+            "linear": timing.Call(lambda _: k.rnn_backward(h, w, None, grad, "tanh", gz, gh0)),
+            "chunked": timing.Call(lambda _: k.rnn_scan_backward(h, w, None, grad, "tanh", chunks, gz, gh0)),
+        }, chunks
+    w, h0, gates = array(3 * hidden, hidden), array(batch, hidden), array(length, batch, 4 * hidden)
+    ga = xp.empty_like(gates)
+    return {
+        "linear": timing.Call(lambda _: k.gru_backward(h, h0, gates, w, None, grad, ga, gh0)),
+        "chunked": timing.Call(lambda _: k.gru_scan_backward(h, h0, gates, w, None, grad, chunks, ga, gh0)),
+    }, chunks
+
+
+def costs(point: Point, hidden: int = 20) -> dict[str, tuple[int, int]]:
+    """Return (operations, bytes) that the sequential and the chunked backward cannot do without.
+
+    Sequential: one matrix-vector product a step and gate matrix. Chunked: a matrix-matrix product in their place (the
+    second pass over vectors is left out of the floor). Bytes: states and gates read, pre-activation gradients written,
+    each once; the chunked scan reads its input twice.
+    """
+    steps = point.length * point.batch
+    size = np.dtype(point.dtype).itemsize
+    matrices, read, written = (1, hidden, hidden) if point.cell == "RNN" else (3, 5 * hidden, 4 * hidden)
+    return {
+        "linear": (2 * steps * matrices * hidden**2, steps * size * (read + written)),
+        "chunked": (2 * steps * matrices * hidden**3, steps * size * (2 * read + written)),
+    }
+
+
+def device_rates(cupy: ModuleType) -> Rates:
+    """Return the GPU's peak FLOP/s without matrix units, and the bandwidth that a large copy reaches."""
+    device = cupy.cuda.Device()
+    attributes = device.attributes
+    clock = attributes["ClockRate"] * 1e3
+    lanes = {"80": (64, 32), "90": (128, 64)}.get(device.compute_capability, (128, 2))
+    flops = [attributes["MultiProcessorCount"] * each * 2 * clock for each in lanes]
+    source = cupy.ones(1 << 28, cupy.uint8)
+    target = cupy.empty_like(source)
+    copy = timing.measure(
+        {"copy": timing.Call(lambda _: cupy.copyto(target, source))}, rounds=7, clock=timing.DeviceClock(cupy)
+    )["copy"]
+    return Rates({"float32": flops[0], "float64": flops[1]}, 2 * source.nbytes / copy.median)
+
+
+def _allows_tf32() -> bool | None:
+    torch = timing.optional("torch")
+    return None if torch is None else bool(torch.backends.cudnn.allow_tf32)
+
+
+def picture(result: Mapping[str, Any]) -> Any:
+    """Draw the speed-ups over T and over B, backward and step, one curve a model and dtype."""
+    drawing, axes = report.figure(1, 2, width=10.0, height=4.0)
+    for ax, key, held, value in ((axes[0, 0], "length", "batch", BATCH), (axes[0, 1], "batch", "length", LENGTH)):
+        for cell, color in (("RNN", "#1e40af"), ("GRU", "#9a3412")):
+            for dtype, line in (("float32", "-"), ("float64", "--")):
+                rows = sorted(
+                    (r for r in result["rows"] if r["cell"] == cell and r["dtype"] == dtype and r[held] == value),
+                    key=lambda r: r[key],
+                )
+                for part, marker in (("backward", "o"), ("step", "s")):
+                    ax.plot(
+                        [r[key] for r in rows],
+                        [r[f"{part}_ratio"]["median"] for r in rows],
+                        line + marker,
+                        color=color,
+                        markersize=4,
+                        alpha=1.0 if part == "backward" else 0.5,
+                        label=f"{cell} {dtype}, {part}",
+                    )
+        ax.set_xscale("log")
+        ax.set_yscale("log")
+        ax.axhline(1, color="black", linewidth=0.8)
+        ax.set_xlabel("sequence length T (B = 16)" if key == "length" else "batch B (T = 1000)")
+        ax.set_ylabel("times faster than torch.nn with cuDNN")
+        ax.grid(alpha=0.3)
+    axes[0, 1].legend(fontsize=7, ncols=2)
+    return drawing

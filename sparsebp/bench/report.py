@@ -1,0 +1,229 @@
+"""What a benchmark leaves behind: a JSON file, a Markdown table, a picture.
+
+A result is a plain dict that JSON can hold::
+
+    {"benchmark": "recurrent", "title": …, "leaves_out": …, "quick": false,
+     "environment": {…}, "settings": {…}, "rows": [{…}, …], "notes": ["…"]}
+
+A row is a flat dict; a duration is the dict of `Timing.to_dict` (seconds), a ratio the dict of `timing.ratio`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sparsebp.bench.environment import environment
+from sparsebp.errors import FileFormatError, MissingDependencyError
+
+DEFAULT_FOLDER = Path("runs/bench")
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table: its heading, the row's key, how the value is written, and whether it is a number."""
+
+    heading: str
+    key: str
+    show: Callable[[Any], str] = str
+    number: bool = True
+
+    def cell(self, row: Mapping[str, Any]) -> str:
+        """Return the text of this column's cell; a dash where the row has no value."""
+        value = row.get(self.key)
+        return "–" if value is None else self.show(value)
+
+
+def start(benchmark: str, title: str, *, quick: bool, settings: Mapping[str, Any], leaves_out: str) -> dict[str, Any]:
+    """Return an empty result. `leaves_out` says which costs of a user are not in the numbers."""
+    return {
+        "benchmark": benchmark,
+        "title": title,
+        "leaves_out": leaves_out,
+        "quick": quick,
+        "environment": environment(),
+        "settings": dict(settings),
+        "rows": [],
+        "notes": [],
+    }
+
+
+def seconds(value: Mapping[str, float] | float) -> str:
+    """Write a duration (a number, or the dict of a `Timing`) with three digits and a fitting unit."""
+    number = float(value["median"] if isinstance(value, Mapping) else value)
+    for factor, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if number >= factor * 0.9995:
+            return f"{number / factor:#.3g}".rstrip(".") + f" {unit}"
+    return f"{number / 1e-9:.3g} ns"
+
+
+def times(value: Mapping[str, float] | float) -> str:
+    """Write a ratio as ``12.3× (11.9–12.8)``: the median, and the quartiles where there are some."""
+    if not isinstance(value, Mapping):
+        return f"{_three_digits(value)}×"
+    return f"{_three_digits(value['median'])}× ({_three_digits(value['low'])}–{_three_digits(value['high'])})"
+
+
+def size(value: float) -> str:
+    """Write a number of bytes with three digits and a binary unit."""
+    number = float(value)
+    for unit in ("B", "KiB", "MiB"):
+        if number < 1000:
+            return f"{_three_digits(number)} {unit}"
+        number /= 1024
+    return f"{_three_digits(number)} GiB"
+
+
+def count(value: float) -> str:
+    """Write a large count (FLOPs) with three digits and an SI prefix."""
+    number = float(value)
+    for prefix in ("", " k", " M", " G"):
+        if number < 1000:
+            return f"{_three_digits(number)}{prefix}"
+        number /= 1000
+    return f"{_three_digits(number)} T"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:#.3g}".rstrip(".") if value else "0"
+
+
+def markdown_table(columns: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return a Markdown table, numbers aligned to the right."""
+    lines = [
+        "| " + " | ".join(column.heading for column in columns) + " |",
+        "| " + " | ".join("---:" if column.number else "---" for column in columns) + " |",
+    ]
+    lines += ["| " + " | ".join(column.cell(row) for column in columns) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def text_table(columns: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return the same table for a terminal."""
+    cells = [[column.heading for column in columns], *([column.cell(row) for column in columns] for row in rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
+    return "\n".join(
+        "  ".join(
+            text.rjust(width) if column.number else text.ljust(width)
+            for text, width, column in zip(row, widths, columns, strict=True)
+        ).rstrip()
+        for row in cells
+    )
+
+
+def where(result: Mapping[str, Any]) -> str:
+    """Return one line that says on what and when a result was measured."""
+    env = result["environment"]
+    gpu = f"{env['gpu']['name']}, " if "gpu" in env and result["benchmark"] == "gpu" else ""
+    packages = ", ".join(f"{name} {version}" for name, version in env["packages"].items() if name in _NAMED)
+    return (
+        f"{gpu}{env['cpu']}, {env['cores']} cores, Python {env['python']}, {packages}, "
+        f"commit {env['commit']}, {env['date'][:10]}"
+    )
+
+
+_NAMED = ("numpy", "numba", "torch", "scipy", "cupy-cuda12x", "cupy-cuda13x")
+
+
+def save(result: Mapping[str, Any], folder: Path | None, stem: str | None = None) -> Path:
+    """Write the result as ``<folder>/<stem>.json`` in one atomic step and return the path.
+
+    Raises
+    ------
+    OutputError
+        The folder cannot be written.
+    """
+    from sparsebp.train.checkpoint import prepare_folder, write_atomically
+
+    path = prepare_folder(DEFAULT_FOLDER if folder is None else folder) / f"{stem or result['benchmark']}.json"
+    write_atomically(path, (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode())
+    return path
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Read a result that `save` wrote.
+
+    Raises
+    ------
+    FileFormatError
+        The file is no benchmark result.
+    """
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FileFormatError(
+            f"{path} cannot be read as a benchmark result",
+            expected="a JSON file written by sparsebp bench",
+            got=str(error),
+            remedy="Run the benchmark again",
+        ) from error
+    if not isinstance(result, dict) or not {"benchmark", "environment", "rows"} <= result.keys():
+        raise FileFormatError(
+            f"{path} is no benchmark result",
+            expected="a JSON object with benchmark, environment and rows",
+            got=type(result).__name__,
+            remedy="Run the benchmark again",
+        )
+    return result
+
+
+def figure(rows: int = 1, columns: int = 1, *, width: float = 8.0, height: float = 3.6) -> tuple[Any, Any]:
+    """Return a Matplotlib figure and its axes, without touching any window system.
+
+    Raises
+    ------
+    MissingDependencyError
+        Matplotlib is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingDependencyError(
+            "Matplotlib is not installed, and the picture needs it",
+            remedy="Install the extra: pip install 'sparsebp[plot]'",
+        ) from error
+    drawing = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(drawing)
+    return drawing, drawing.subplots(rows, columns, squeeze=False)
+
+
+def save_figure(drawing: Any, path: Path) -> Path:
+    """Write a figure as PNG in one atomic step, without a date in it, and return the path."""
+    import io
+
+    from sparsebp.train.checkpoint import write_atomically
+
+    buffer = io.BytesIO()
+    drawing.savefig(buffer, format="png", dpi=144, metadata={"Software": None})
+    write_atomically(path, buffer.getvalue())
+    return path
+
+
+def finish(
+    result: Mapping[str, Any],
+    columns: Sequence[Column],
+    picture: Callable[[Mapping[str, Any]], Any],
+    folder: Path | None,
+    echo: Callable[[str], None],
+    stem: str | None = None,
+) -> None:
+    """Write JSON and picture, then print what was left out, where the files are, and the table last."""
+    path = save(result, folder, stem)
+    written = [str(path)]
+    try:
+        written.append(str(save_figure(picture(result), path.with_suffix(".png"))))
+    except MissingDependencyError as error:
+        echo(f"No picture: {error}")
+    for note in result["notes"]:
+        echo(f"note: {note}")
+    echo("")
+    echo(result["title"])
+    echo(f"Not in the numbers: {result['leaves_out']}")
+    echo(where(result))
+    echo("Written: " + ", ".join(written))
+    echo("")
+    echo(text_table(columns, result["rows"]))
