@@ -1,0 +1,37 @@
+"""Layers and losses; names, arguments, parameter shapes and state_dict keys as in torch.nn."""
+
+from sparsebp.nn import init
+from sparsebp.nn.classifier import SequenceClassifier
+from sparsebp.nn.cross_entropy import CrossEntropyLoss
+from sparsebp.nn.dropout import Dropout
+from sparsebp.nn.flatten import Flatten
+from sparsebp.nn.gru import GRU, GRUCell
+from sparsebp.nn.identity import Identity
+from sparsebp.nn.layer import Layer
+from sparsebp.nn.linear import Linear
+from sparsebp.nn.mse import MSELoss
+from sparsebp.nn.relu import ReLU
+from sparsebp.nn.rnn import RNN, RNNCell
+from sparsebp.nn.sequential import Sequential
+from sparsebp.nn.sigmoid import Sigmoid
+from sparsebp.nn.tanh import Tanh
+
+__all__ = [
+    "GRU",
+    "RNN",
+    "CrossEntropyLoss",
+    "Dropout",
+    "Flatten",
+    "GRUCell",
+    "Identity",
+    "Layer",
+    "Linear",
+    "MSELoss",
+    "RNNCell",
+    "ReLU",
+    "SequenceClassifier",
+    "Sequential",
+    "Sigmoid",
+    "Tanh",
+    "init",
+]

@@ -1,0 +1,115 @@
+"""Running one direction of one recurrent layer backward through time, by any of the algorithms.
+
+``linear`` and ``chunked`` are fused kernels that store no Jacobian. ``blelloch`` and ``hybrid`` materialise every
+step's transposed Jacobian and run the general scan over them (BPPSA §3.1 and Algorithm 1); the gradients at the gates
+then follow from the gradient at every state without a recurrence.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from sparsebp import backend, kernels
+from sparsebp.errors import OptionError
+from sparsebp.nn.cell import CellMath, Tape
+from sparsebp.types import SCAN_ALGORITHMS, Array, ScanAlgorithm
+
+
+@dataclass(frozen=True)
+class BackwardOptions:
+    """How to run backward: the algorithm, and what each algorithm takes (None: it chooses)."""
+
+    algorithm: ScanAlgorithm = "auto"
+    up_levels: int | None = None
+    chunks: int | None = None
+    workers: int | None = None
+    memory_limit: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.algorithm not in SCAN_ALGORITHMS:
+            raise OptionError(
+                "Unknown backward algorithm",
+                expected=", ".join(repr(a) for a in SCAN_ALGORITHMS),
+                got=repr(self.algorithm),
+                remedy="Pass one of them as backward=",
+            )
+        if self.chunks is not None and self.chunks < 1:
+            raise OptionError("Invalid number of chunks", expected="at least 1", got=self.chunks, remedy="Pass None")
+
+
+def choose(
+    options: BackwardOptions, cell: CellMath, shape: tuple[int, int, int], dtype: np.dtype, xp: ModuleType
+) -> Any:
+    """Return the `scan.cost.Choice` for states of `shape` (T, B, H): for ``auto`` the cost model's."""
+    from sparsebp.scan.cost import Choice, choose_recurrent_backward
+
+    if options.algorithm == "auto":
+        return choose_recurrent_backward(cell.name, *shape, dtype, xp)
+    return Choice(options.algorithm, options.chunks, f"backward={options.algorithm!r} was asked for", {})
+
+
+def run_backward(
+    options: BackwardOptions, choice: Any, cell: CellMath, tape: Tape, w_hh: Array, gy: Array | None,
+    grad_h_n: Array | None,
+) -> tuple[Array, Array]:  # fmt: skip
+    """Return ``(ga (T, B, columns·H), gh0 (B, H))`` of one direction. gy (T, B, H) and grad_h_n (B, H) C-contiguous."""
+    xp = backend.namespace(tape.h)
+    steps, batch, hidden = tape.h.shape
+    k = kernels.get(xp)
+    ga = xp.empty((steps, batch, cell.columns * hidden), dtype=tape.h.dtype)
+    gh0 = xp.empty((batch, hidden), dtype=tape.h.dtype)
+    if choice.algorithm in ("blelloch", "hybrid"):
+        _run_materialised(options, choice.algorithm, cell, tape, w_hh, gy, grad_h_n, ga, gh0)
+    else:
+        # The square root balances the sequential part inside the chunks with the one over the chunks.
+        chunks = min(options.chunks or choice.chunks or math.isqrt(steps), steps)
+        cell.backward(k, tape, w_hh, gy, grad_h_n, chunks if choice.algorithm == "chunked" else None, ga, gh0)
+    return ga, gh0
+
+
+def _run_materialised(
+    options: BackwardOptions, algorithm: ScanAlgorithm, cell: CellMath, tape: Tape, w_hh: Array, gy: Array | None,
+    grad_h_n: Array | None, ga: Array, gh0: Array,
+) -> None:  # fmt: skip
+    xp = backend.namespace(tape.h)
+    steps, batch, hidden = tape.h.shape
+    # The plan comes first: it refuses a memory need beyond the limit before the Jacobians are allocated.
+    plan = _scan_plan(hidden, steps, algorithm, options.up_levels, options.workers, options.memory_limit, batch,
+                      tape.h.dtype.name)  # fmt: skip
+    data = xp.empty((steps, hidden, hidden, batch), dtype=tape.h.dtype)
+    cell.jacobians(kernels.get(xp), tape, w_hh, True, data)  # the scan's first element is the last step's
+    seed = xp.zeros((hidden, batch), dtype=tape.h.dtype)
+    injections = None
+    if gy is not None:
+        seed += gy[-1].T
+        injections = xp.zeros((steps, hidden, batch), dtype=tape.h.dtype)
+        injections[:-1] = gy[-2::-1].transpose(0, 2, 1) if steps > 1 else 0
+    if grad_h_n is not None:
+        seed += grad_h_n.T
+    y = plan(seed, data.reshape(steps, hidden * hidden, batch), injections=injections)
+    grad_h = xp.empty((steps, batch, hidden), dtype=tape.h.dtype)
+    grad_h[-1] = seed.T
+    for t in range(1, steps):
+        grad_h[steps - 1 - t] = y[t - 1].T
+    gh0[...] = y[steps - 1].T
+    cell.gate_gradients(tape, grad_h, ga)
+
+
+@lru_cache(maxsize=16)
+def _scan_plan(
+    hidden: int, steps: int, algorithm: ScanAlgorithm, up_levels: int | None, workers: int | None,
+    memory_limit: int | None, batch: int, dtype: str,
+) -> Any:  # fmt: skip
+    from sparsebp.patterns import SparsityPattern
+    from sparsebp.scan import plan_scan
+
+    return plan_scan(
+        [SparsityPattern.dense(hidden, hidden)] * steps, algorithm=algorithm, up_levels=up_levels, workers=workers,
+        memory_limit=memory_limit, batch=batch, dtype=np.dtype(dtype),
+    )  # fmt: skip

@@ -1,0 +1,54 @@
+"""Softmax cross-entropy."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sparsebp import backend, kernels
+from sparsebp.errors import DTypeError, ShapeError
+from sparsebp.nn.layer import check_input
+from sparsebp.types import Array
+
+
+class CrossEntropyLoss:
+    """Mean softmax cross-entropy of logits (N, C) against classes (N,), as `torch.nn.CrossEntropyLoss`."""
+
+    def forward(self, prediction: Array, target: Array) -> tuple[float, Array]:
+        """Return the mean loss and, as `saved`, its gradient with respect to the logits (one pass computes both).
+
+        Parameters
+        ----------
+        prediction
+            Logits (N, C), float32 or float64, N >= 1.
+        target
+            Classes (N,), any integer dtype, in [0, C).
+
+        Raises
+        ------
+        ShapeError, DTypeError, DeviceError
+            The arguments do not fit each other, or N is 0.
+        """
+        xp = check_input(prediction, name="prediction", shape=(None, None), like=target)
+        if target.dtype.kind not in "iu":
+            raise DTypeError(
+                "target has the wrong dtype",
+                expected="integers (class numbers)",
+                got=target.dtype,
+                remedy="Pass class numbers, not probabilities",
+            )
+        backend.check_array("target", target, shape=(prediction.shape[0],), contiguous=False)
+        n = prediction.shape[0]
+        if n == 0:
+            raise ShapeError(
+                "The batch is empty", expected="at least one row", got=prediction.shape, remedy="Skip empty batches"
+            )
+        losses, grad = xp.empty(n, dtype=prediction.dtype), xp.empty(prediction.shape, dtype=prediction.dtype)
+        kernels.get(xp).softmax_cross_entropy(
+            xp.ascontiguousarray(prediction), xp.ascontiguousarray(target, dtype=np.int64), losses, grad
+        )
+        grad *= prediction.dtype.type(1 / n)
+        return float(losses.mean(dtype=np.float64)), grad  # synchronize!
+
+    def input_grad(self, saved: Array) -> Array:
+        """Return the gradient with respect to the prediction."""
+        return saved

@@ -1,0 +1,225 @@
+"""The base of every layer: parameters with torch.nn's names, children, devices, and the parts of the action graph.
+
+A layer keeps forward (F), input gradient (I), weight gradient (W) and transposed Jacobian apart, because schedules
+reorder them: I and W of one layer need not run together, and a scan over transposed Jacobians can stand in for the
+chain of I.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterator, Mapping
+from types import ModuleType
+from typing import Any, Self
+
+import numpy as np
+
+from sparsebp import backend
+from sparsebp.errors import DTypeError, FileFormatError, NonFiniteError, ShapeError
+from sparsebp.types import Array
+
+
+class Layer(abc.ABC):
+    """Base class of layers and models.
+
+    Attributes
+    ----------
+    params
+        This layer's own parameters by name (torch.nn's names and shapes).
+    children
+        Layers inside this one by name; their parameters appear under dotted names.
+    training
+        Whether dropout is active; set by `train` and `eval`.
+    device
+        ``"cpu"`` or ``"cuda"``: where the parameters live; set by `to`.
+    generator
+        The random generator that `forward` draws from, or None if the layer draws nothing.
+    """
+
+    generator: np.random.Generator | None = None
+
+    def __init__(self) -> None:
+        self.params: dict[str, Array] = {}
+        self.children: dict[str, Layer] = {}
+        self.training = True
+        self.device = "cpu"
+
+    # ---- the action graph ----------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def forward(self, x: Array) -> tuple[Array, Any]:
+        """F: return the output and what the backward parts need."""
+
+    @abc.abstractmethod
+    def input_grad(self, gy: Array, saved: Any) -> Array:
+        """I: return the gradient with respect to the input, from the gradient `gy` with respect to the output."""
+
+    def weight_grad(self, gy: Array, saved: Any) -> dict[str, Array]:
+        """W: return the gradients with respect to the parameters, keyed like `state_dict`."""
+        return {}
+
+    @abc.abstractmethod
+    def jacobian_t(self, saved: Any) -> Any:
+        """Return the `TransposedJacobian` (inputs × outputs of one sample, flattened in C order)."""
+
+    def __call__(self, x: Array, **options: Any) -> Array:
+        """Return the output alone; `options` go to `forward`."""
+        return self.forward(x, **options)[0]
+
+    # ---- parameters ----------------------------------------------------------------------------------------------
+
+    def modules(self, prefix: str = "") -> Iterator[tuple[str, Layer]]:
+        """Yield ``(dotted name, layer)`` for this layer (under the name `prefix`) and every layer inside it."""
+        yield prefix, self
+        for name, child in self.children.items():
+            yield from child.modules(f"{prefix}.{name}" if prefix else name)
+
+    def parameters(self) -> dict[str, Array]:
+        """Return the live parameter arrays by dotted name; an optimizer updates them in place."""
+        return {
+            f"{prefix}.{name}" if prefix else name: array
+            for prefix, layer in self.modules()
+            for name, array in layer.params.items()
+        }
+
+    def generators(self) -> dict[str, np.random.Generator]:
+        """Return the random generators that `forward` draws from, by dotted layer name.
+
+        A run that is to be resumed bit for bit saves their ``bit_generator.state``.
+        """
+        return {name: layer.generator for name, layer in self.modules() if layer.generator is not None}
+
+    def state_dict(self) -> dict[str, Array]:
+        """Return copies of all parameters by dotted name, on the layer's device."""
+        return {name: array.copy() for name, array in self.parameters().items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Copy `state` into the parameters, in place; nothing is written unless everything fits.
+
+        Parameters
+        ----------
+        state
+            Arrays by name, as `state_dict` returns them: NumPy, CuPy, or anything that ``numpy.asarray`` takes, so a
+            PyTorch module's ``state_dict()`` as well.
+
+        Raises
+        ------
+        FileFormatError
+            Names are missing or unexpected.
+        ShapeError, DTypeError
+            An array has another shape or dtype than its parameter.
+        NonFiniteError
+            An array holds NaN or infinity.
+        """
+        params = self.parameters()
+        missing, unexpected = sorted(params.keys() - state.keys()), sorted(state.keys() - params.keys())
+        if missing or unexpected:
+            raise FileFormatError(
+                f"The state does not fit {type(self).__name__}",
+                expected=f"the names {', '.join(params)}" if params else "no parameters",
+                got=f"missing {missing}, unexpected {unexpected}",
+                remedy="Build the model with the arguments that the state was made with",
+            )
+        loaded = {name: _checked(name, state[name], param) for name, param in params.items()}
+        for name, param in params.items():
+            param[...] = loaded[name]
+
+    def train(self, mode: bool = True) -> Self:
+        """Switch dropout on (or off, for ``mode=False``) here and in all children; return self."""
+        for _, layer in self.modules():
+            layer.training = mode
+        return self
+
+    def eval(self) -> Self:
+        """Switch dropout off here and in all children; return self."""
+        return self.train(False)
+
+    def to(self, device: str | None = None, dtype: Any = None) -> Self:
+        """Move the parameters to `device` (``"cpu"`` or ``"cuda"``) and convert them to `dtype`; return self.
+
+        The arrays are replaced, so build the optimizer afterwards.
+
+        Raises
+        ------
+        DeviceError
+            The device is unknown or not there.
+        DTypeError
+            The dtype is neither float32 nor float64.
+        """
+        wanted = None if dtype is None else backend.float_dtype(dtype)
+        for _, layer in self.modules():
+            for name, array in layer.params.items():
+                moved = array if device is None else backend.to_device(array, device)
+                layer.params[name] = moved if wanted is None else moved.astype(wanted, copy=False)
+            if device is not None:
+                layer.device = device
+        return self
+
+    @property
+    def dtype(self) -> np.dtype | None:
+        """The parameters' dtype, or None if there are none."""
+        return next((array.dtype for array in self.parameters().values()), None)
+
+
+def _checked(name: str, value: Any, param: Array) -> Array:
+    """Return `value` as an array of `param`'s namespace after checking shape, dtype and finiteness."""
+    xp = backend.namespace(param)
+    array = value if hasattr(value, "__cuda_array_interface__") else np.asarray(value)
+    if array.shape != param.shape:
+        raise ShapeError(
+            f"{name} has the wrong shape",
+            expected=param.shape,
+            got=tuple(array.shape),
+            remedy="Build the model with the arguments that the state was made with",
+        )
+    if array.dtype != param.dtype:
+        raise DTypeError(
+            f"{name} has the wrong dtype",
+            expected=param.dtype,
+            got=array.dtype,
+            remedy=f"Convert the array, or build the model with dtype={array.dtype}",
+        )
+    array = backend.to_host(array) if xp is np else xp.asarray(array)
+    if not bool(xp.isfinite(array).all()):  # synchronize!
+        raise NonFiniteError(
+            f"{name} holds NaN or infinity",
+            expected="finite weights",
+            got=f"{int((~xp.isfinite(array)).sum())} of {array.size} values not finite",
+            remedy="Load the last good checkpoint",
+        )
+    return array
+
+
+def check_input(
+    array: Array, *, name: str = "x", dtype: Any = None, shape: tuple[int | None, ...] | None = None, like: Array = None
+) -> ModuleType:
+    """Check a layer's array argument and return its namespace. Strides are free: layers copy where a kernel needs it.
+
+    Parameters
+    ----------
+    array
+        The argument.
+    name
+        Its name in messages.
+    dtype
+        The dtype it must have; None: float32 or float64.
+    shape
+        Lengths it must have, None for any length; None: any shape.
+    like
+        An array whose namespace it must share, or None.
+
+    Raises
+    ------
+    DeviceError, DTypeError, ShapeError
+        The argument differs.
+    """
+    xp = backend.namespace(array, like)
+    if dtype is None:
+        backend.float_dtype(array.dtype)
+    backend.check_array(name, array, dtype=dtype, shape=shape, contiguous=False)
+    return xp
+
+
+def check_gy(gy: Array, shape: tuple[int, ...], dtype: Any, like: Array = None) -> ModuleType:
+    """Check the gradient with respect to an output of `shape` and return its namespace."""
+    return check_input(gy, name="gy", dtype=dtype, shape=shape, like=like)

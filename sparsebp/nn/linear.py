@@ -1,0 +1,87 @@
+"""Linear: y = x Wᵀ + b."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from sparsebp import backend
+from sparsebp.nn import init
+from sparsebp.nn.layer import Layer, check_gy, check_input
+from sparsebp.types import Array, Seed
+
+
+class Linear(Layer):
+    """An affine map of the last axis, as `torch.nn.Linear`.
+
+    Parameters
+    ----------
+    in_features, out_features
+        Lengths of the last axis before and after.
+    bias
+        Whether to add a bias.
+    dtype
+        float32 or float64.
+    rng
+        Generator or seed of the initial values, U(±1/√in_features).
+
+    Notes
+    -----
+    Parameters: ``weight`` (out_features, in_features), ``bias`` (out_features,).
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = True, *, dtype: Any = np.float32, rng: Seed = None
+    ) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        rng, dtype, bound = init.generator(rng), backend.float_dtype(dtype), init.fan_in_bound(in_features)
+        self.params["weight"] = init.uniform(rng, (out_features, in_features), bound, dtype)
+        if bias:
+            self.params["bias"] = init.uniform(rng, (out_features,), bound, dtype)
+
+    def forward(self, x: Array) -> tuple[Array, Array]:
+        """Return y (..., out_features) for x (..., in_features); `saved` is x."""
+        weight = self.params["weight"]
+        shape = (*(None for _ in x.shape[:-1]), self.in_features)
+        check_input(x, dtype=weight.dtype, shape=shape, like=weight)
+        y = x @ weight.T
+        if "bias" in self.params:
+            y += self.params["bias"]
+        return y, x
+
+    def input_grad(self, gy: Array, saved: Array) -> Array:
+        """Return gy W, of the shape of x."""
+        self._check(gy, saved)
+        return gy @ self.params["weight"]
+
+    def weight_grad(self, gy: Array, saved: Array) -> dict[str, Array]:
+        """Return ``{"weight": gyᵀ x, "bias": Σ gy}``, summed over all leading axes."""
+        xp = self._check(gy, saved)
+        flat = gy.reshape(-1, self.out_features)
+        grads = {"weight": flat.T @ saved.reshape(-1, self.in_features)}
+        if "bias" in self.params:
+            grads["bias"] = xp.ones(flat.shape[0], dtype=flat.dtype) @ flat  # a GEMV: several times faster than sum
+        return grads
+
+    def jacobian_t(self, saved: Array) -> Any:
+        """Return Wᵀ, shared by the batch; a diagonal block for each position between batch and features."""
+        from sparsebp.jacobians import TransposedJacobian
+        from sparsebp.patterns import SparsityPattern
+
+        n_in, n_out = self.in_features, self.out_features
+        xp = backend.namespace(saved)
+        values = xp.ascontiguousarray(self.params["weight"].T).reshape(-1)
+        blocks = int(np.prod(saved.shape[1:-1]))
+        if blocks == 1:
+            return TransposedJacobian(SparsityPattern.dense(n_in, n_out), values)
+        indptr = np.arange(blocks * n_in + 1, dtype=np.int64) * n_out
+        columns = np.arange(blocks * n_out, dtype=np.int64).reshape(blocks, 1, n_out)
+        indices = np.broadcast_to(columns, (blocks, n_in, n_out)).reshape(-1)
+        pattern = SparsityPattern(indptr, indices, (blocks * n_in, blocks * n_out))
+        return TransposedJacobian(pattern, xp.tile(values, blocks))
+
+    def _check(self, gy: Array, saved: Array) -> Any:
+        weight = self.params["weight"]
+        return check_gy(gy, (*saved.shape[:-1], self.out_features), weight.dtype, weight)

@@ -1,0 +1,34 @@
+"""Mean squared error."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sparsebp.errors import ShapeError
+from sparsebp.nn.layer import check_input
+from sparsebp.types import Array
+
+
+class MSELoss:
+    """Mean over all elements of ``(prediction - target)²``, as `torch.nn.MSELoss`."""
+
+    def forward(self, prediction: Array, target: Array) -> tuple[float, Array]:
+        """Return the mean loss and, as `saved`, the difference. Shapes and dtypes must be equal.
+
+        Raises
+        ------
+        ShapeError, DTypeError, DeviceError
+            The arguments do not fit each other, or are empty.
+        """
+        check_input(prediction, name="prediction")
+        check_input(target, name="target", dtype=prediction.dtype, shape=prediction.shape, like=prediction)
+        if prediction.size == 0:
+            raise ShapeError(
+                "The batch is empty", expected="at least one element", got=prediction.shape, remedy="Skip empty batches"
+            )
+        difference = prediction - target
+        return float((difference * difference).mean(dtype=np.float64)), difference  # synchronize!
+
+    def input_grad(self, saved: Array) -> Array:
+        """Return the gradient with respect to the prediction."""
+        return saved * saved.dtype.type(2 / saved.size)

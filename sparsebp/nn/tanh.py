@@ -1,0 +1,19 @@
+"""Tanh."""
+
+from __future__ import annotations
+
+from sparsebp import backend
+from sparsebp.nn.pointwise import Pointwise
+from sparsebp.types import Array
+
+
+class Tanh(Pointwise):
+    """The hyperbolic tangent, as `torch.nn.Tanh`."""
+
+    def function(self, x: Array) -> Array:
+        """Return tanh(x)."""
+        return backend.namespace(x).tanh(x)
+
+    def slope(self, y: Array) -> Array:
+        """Return 1 - y²."""
+        return 1 - y * y

@@ -1,0 +1,59 @@
+"""Clipping by the global norm, and the check that gradients are finite."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from sparsebp import backend
+from sparsebp.errors import NonFiniteError
+from sparsebp.optim.optimizer import non_negative
+from sparsebp.types import Array
+
+
+def global_norm(grads: Mapping[str, Array]) -> float:
+    """Return the Euclidean norm of all gradients together, accumulated in float64."""
+    total = 0.0
+    for grad in grads.values():
+        flat = grad.reshape(-1).astype("float64")
+        total += float(flat @ flat)  # synchronize!
+    return math.sqrt(total)
+
+
+def check_finite(grads: Mapping[str, Array]) -> None:
+    """Raise if a gradient is not finite.
+
+    Raises
+    ------
+    NonFiniteError
+        The message names the parameters concerned.
+    """
+    bad = [name for name, grad in grads.items() if not bool(backend.namespace(grad).isfinite(grad).all())]
+    if bad:
+        raise NonFiniteError(
+            "A gradient is not finite", expected="finite numbers", got=f"NaN or infinity in {', '.join(bad)}",
+            remedy="Lower the learning rate, or clip with clip_grad_norm from the start",
+        )  # fmt: skip
+
+
+def clip_grad_norm(grads: Mapping[str, Array], max_norm: float) -> float:
+    """Scale the gradients in place so that their global norm is at most `max_norm`; return the norm before.
+
+    The rule is that of ``torch.nn.utils.clip_grad_norm_``: the factor is ``max_norm / (norm + 1e-6)``, at most 1.
+
+    Raises
+    ------
+    NonFiniteError
+        A gradient is not finite; nothing was scaled.
+    OptionError
+        `max_norm` is negative or not finite.
+    """
+    max_norm = non_negative("max_norm", max_norm)
+    norm = global_norm(grads)
+    if not math.isfinite(norm):
+        check_finite(grads)
+    factor = max_norm / (norm + 1e-6)
+    if factor < 1:
+        for grad in grads.values():
+            grad[...] *= grad.dtype.type(factor)
+    return norm
