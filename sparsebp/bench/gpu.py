@@ -1,8 +1,9 @@
 """The paper's grid on a GPU: T = 10 … 30 000 at B = 16 and B = 2 … 256 at T = 1000, against ``torch.nn`` with cuDNN.
 
 ``sparsebp bench gpu`` (BPPSA §5.1, §5.2). RNN and GRU, float32 and float64; backward alone and whole step, timed with
-CUDA events. Beside them our two backward kernels alone, with their floors: operations over the rate of the unit that does
-them, and bytes over the copy bandwidth that this GPU shows. Points are measured in order of interest until time is up.
+CUDA events. Beside them our two backward kernels alone, with their floors: operations over the rate of the unit that
+does them, and bytes over the copy bandwidth that this GPU shows. Points are measured in order of interest until
+time is up.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from sparsebp import backend, kernels
 from sparsebp.bench import report, timing
 from sparsebp.bench.recurrent import measure_row
 from sparsebp.bench.report import Column
-from sparsebp.bench.workload import SequenceWorkload
+from sparsebp.bench.workload import SequenceWorkload, chunk_count
 
 LENGTHS = (10, 30, 100, 300, 1000, 3000, 10_000, 30_000)
 BATCHES = (2, 4, 8, 16, 32, 64, 128, 256)
@@ -120,7 +121,8 @@ def run(
         result["rows"].append(row)
         echo(
             f"{row['model']} {row['dtype']} T={row['length']} B={row['batch']}: "
-            f"step {report.times(row['step_ratio'])}, backward {report.times(row['backward_ratio'])} ({row['algorithm']})"
+            f"step {report.times(row['step_ratio'])}, "
+            f"backward {report.times(row['backward_ratio'])} ({row['algorithm']})"
         )
         cupy.get_default_memory_pool().free_all_blocks()
     env = result["environment"]
@@ -162,8 +164,6 @@ def measure_point(
 
 def kernel_calls(point: Point, xp: ModuleType, hidden: int = 20) -> tuple[dict[str, timing.Call], int]:
     """Return the two backward kernels on random states, ready to be timed, and the scan's number of chunks."""
-    from sparsebp.scan.cost import chunks_for
-
     k = kernels.get(xp)
     rng = np.random.default_rng(0)
     length, batch, dtype = point.length, point.batch, np.dtype(point.dtype)
@@ -172,7 +172,7 @@ def kernel_calls(point: Point, xp: ModuleType, hidden: int = 20) -> tuple[dict[s
         return xp.asarray(rng.uniform(-0.2, 0.2, shape).astype(dtype))
 
     h, gh0, grad = array(length, batch, hidden), array(batch, hidden), array(batch, hidden)
-    chunks = chunks_for(point.cell.lower(), length, batch, hidden, dtype, xp)
+    chunks = chunk_count(length)
     if point.cell == "RNN":
         w, gz = array(hidden, hidden), xp.empty_like(h)
         return {

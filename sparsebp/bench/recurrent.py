@@ -64,7 +64,7 @@ def run(
         f"Training a recurrent network on the CPU: B = {BATCH}, hidden size 20, float32",
         quick=quick,
         settings={"batch": BATCH, "lengths": lengths, "threads": threads, "targets": TARGETS, "dtype": "float32"},
-        leaves_out="nothing: step = forward, softmax cross-entropy, backward, Adam; backward = all parameters' gradients",
+        leaves_out="nothing; step = forward, cross-entropy, backward, Adam; backward = all parameters' gradients",
     )
     for count in timing.thread_counts_here(threads, result["notes"].append):
         with timing.threads(count):
