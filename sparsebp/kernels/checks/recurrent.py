@@ -1,7 +1,7 @@
 """Argument checks of the recurrent kernels, one function per kernel, shared by the host and the device launchers.
 
-Both backends call the same function, so both raise the same errors for the same mistake. Each function returns the sizes
-``(T, B, H)`` that it has made sure of. A batch of zero is legal; a sequence of zero steps and a hidden size of zero
+Both backends call the same function, so both raise the same errors for the same mistake. Each function returns the
+sizes ``(T, B, H)`` that it has made sure of. A batch of zero is legal; a sequence of zero steps and a hidden size of zero
 are not.
 """
 
