@@ -1,0 +1,19 @@
+"""SYMBOLIC: where the nonzeros are. Host code, run once per architecture, cached."""
+
+from __future__ import annotations
+
+from sparsebp.patterns.linear import linear_pattern
+from sparsebp.patterns.pointwise import pointwise_pattern
+from sparsebp.patterns.product import ProductPlan, plan_product
+from sparsebp.patterns.recurrent import hidden_pattern, sequence_pattern
+from sparsebp.patterns.sparsity import SparsityPattern
+
+__all__ = [
+    "ProductPlan",
+    "SparsityPattern",
+    "hidden_pattern",
+    "linear_pattern",
+    "plan_product",
+    "pointwise_pattern",
+    "sequence_pattern",
+]

@@ -1,0 +1,18 @@
+"""Pattern of operators that map every element by itself: ReLU, Tanh, Sigmoid."""
+
+from __future__ import annotations
+
+from sparsebp.patterns.sparsity import SparsityPattern
+
+
+def pointwise_pattern(size: int) -> SparsityPattern:
+    """Return the diagonal of an operator on `size` elements.
+
+    What is zero for one input only, a ReLU that is off, stays an entry (BPPSA §3.3 and Table 1: sparsity 1 - 1/size).
+
+    Raises
+    ------
+    PatternError
+        `size` is negative.
+    """
+    return SparsityPattern.diagonal(size)

@@ -1,0 +1,263 @@
+"""The sparsity pattern: where the guaranteed nonzeros of a matrix are, without their values.
+
+A pattern depends on the architecture and never on the input: what may be zero (a ReLU that is off) stays an entry. So
+all symbolic work is done once per pattern (BPPSA §3.3: "the sparsity patterns are deterministic").
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cached_property
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from sparsebp.errors import PatternError
+from sparsebp.patterns.validate import check_canonical, checked_arrays, checked_shape, index_dtype
+from sparsebp.types import Array, PatternKind
+
+
+class SparsityPattern:
+    """Where the entries of a sparse matrix are: an immutable, canonical CSR structure.
+
+    Parameters
+    ----------
+    indptr
+        Row r holds the entries ``indptr[r] … indptr[r + 1] - 1``. Integers, shape (n_rows + 1,).
+    indices
+        Columns of the entries, strictly increasing within a row. Integers, shape (nnz,).
+    shape
+        (n_rows, n_columns).
+
+    Attributes
+    ----------
+    indptr, indices
+        Read-only copies, int32 unless `nnz` or a dimension reaches 2**31, then int64.
+    shape
+        (n_rows, n_columns).
+
+    Raises
+    ------
+    PatternError
+        The arrays do not describe such a structure.
+
+    Notes
+    -----
+    Two patterns are equal when their structure is. An identity differs from a diagonal of the same size: its values are
+    ones by definition, and products pass over it.
+    """
+
+    indptr: np.ndarray
+    indices: np.ndarray
+    shape: tuple[int, int]
+    _identity: bool
+
+    def __init__(self, indptr: Array, indices: Array, shape: tuple[int, int]) -> None:
+        shape = checked_shape(shape)
+        indptr, indices = checked_arrays(indptr, indices, shape)
+        check_canonical(indptr, indices)
+        self._set(indptr, indices, shape)
+
+    def _set(
+        self, indptr: np.ndarray, indices: np.ndarray, shape: tuple[int, int], identity: bool = False, copy: bool = True
+    ) -> None:
+        dtype = index_dtype(len(indices), shape)
+        fields: dict[str, Any] = {"shape": shape, "_identity": identity}
+        for name, array in (("indptr", indptr), ("indices", indices)):
+            kept = np.array(array, dtype=dtype, copy=copy or None, order="C").view()
+            kept.flags.writeable = False
+            fields[name] = kept
+        self.__dict__.update(fields)
+
+    @classmethod
+    def _trusted(
+        cls, indptr: np.ndarray, indices: np.ndarray, shape: tuple[int, int], identity: bool = False
+    ) -> SparsityPattern:
+        """Make a pattern of arrays that are known to be canonical and that nobody else writes to."""
+        pattern = cls.__new__(cls)
+        pattern._set(indptr, indices, shape, identity, copy=False)
+        return pattern
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"SparsityPattern is immutable; make a new pattern instead of setting {name!r}")
+
+    # ---- other ways to make one ------------------------------------------------------------------------------------
+
+    @classmethod
+    def canonical(cls, indptr: Array, indices: Array, shape: tuple[int, int]) -> SparsityPattern:
+        """Make a pattern of rows whose columns may be unsorted or repeated; they are sorted and merged.
+
+        Raises
+        ------
+        PatternError
+            The arrays are wrong in another way.
+        """
+        shape = checked_shape(shape)
+        indptr, indices = checked_arrays(indptr, indices, shape)
+        rows = np.repeat(np.arange(shape[0]), np.diff(indptr))
+        order = np.lexsort((indices, rows))
+        rows, columns = rows[order], indices[order]
+        keep = np.ones(len(columns), bool)
+        keep[1:] = (rows[1:] != rows[:-1]) | (columns[1:] != columns[:-1])
+        counts = np.bincount(rows[keep], minlength=shape[0])
+        return cls._trusted(np.concatenate(([0], np.cumsum(counts))), columns[keep], shape)
+
+    @classmethod
+    def from_scipy(cls, matrix: Any, *, copy: bool = False) -> SparsityPattern:
+        """Take the structure of a `csr_array` or `csr_matrix` of SciPy or CuPy; stored zeros are entries.
+
+        Parameters
+        ----------
+        matrix
+            A CSR matrix with sorted columns and without duplicates.
+        copy
+            By default index arrays of SciPy are shared, not copied: do not change the matrix's structure in place
+            afterwards.
+
+        Raises
+        ------
+        PatternError
+            It is of another format, or not canonical.
+        """
+        if getattr(matrix, "format", None) != "csr":
+            raise PatternError(
+                "A pattern is made of a CSR matrix",
+                expected="csr_array or csr_matrix",
+                got=f"{type(matrix).__name__} in format {getattr(matrix, 'format', None)!r}",
+                remedy="Convert it with .tocsr()",
+            )
+        shape = checked_shape(matrix.shape)
+        indptr, indices = checked_arrays(matrix.indptr, matrix.indices, shape)
+        check_canonical(indptr, indices)
+        pattern = cls.__new__(cls)
+        pattern._set(indptr, indices, shape, copy=copy)
+        return pattern
+
+    @classmethod
+    def dense(cls, m: int, n: int) -> SparsityPattern:
+        """Make the full pattern of m rows and n columns."""
+        m, n = checked_shape((m, n))
+        dtype = index_dtype(m * n, (m, n))
+        indptr = np.arange(m + 1, dtype=np.int64) * n
+        return cls._trusted(indptr, np.tile(np.arange(n, dtype=dtype), m), (m, n))
+
+    @classmethod
+    def diagonal(cls, n: int) -> SparsityPattern:
+        """Make the pattern of an n x n diagonal matrix."""
+        n, _ = checked_shape((n, n))
+        return cls._trusted(np.arange(n + 1), np.arange(n), (n, n))
+
+    @classmethod
+    def identity(cls, n: int) -> SparsityPattern:
+        """Make the pattern of the n x n identity: a diagonal whose values are ones by definition."""
+        n, _ = checked_shape((n, n))
+        return cls._trusted(np.arange(n + 1), np.arange(n), (n, n), identity=True)
+
+    # ---- what it is ------------------------------------------------------------------------------------------------
+
+    @property
+    def nnz(self) -> int:
+        """Number of entries."""
+        return len(self.indices)
+
+    @property
+    def sparsity(self) -> float:
+        """Fraction of the matrix that is guaranteed to be zero (BPPSA Table 1); 0 for a matrix without elements."""
+        size = self.shape[0] * self.shape[1]
+        return 1.0 - self.nnz / size if size else 0.0
+
+    @cached_property
+    def kind(self) -> PatternKind:
+        """The structure that picks the kernels.
+
+        identity (made by `identity`), else dense (every element is an entry), diagonal (square, the diagonal full),
+        selection (at most one entry a row), or general. A 1 x 1 diagonal is dense as well and is called dense.
+        """
+        m, n = self.shape
+        if self._identity:
+            return "identity"
+        if self.nnz == m * n:
+            return "dense"
+        lengths = np.diff(self.indptr)
+        if lengths.max(initial=0) > 1:
+            return "general"
+        if m == n == self.nnz and np.array_equal(self.indices, np.arange(n)):
+            return "diagonal"
+        return "selection"
+
+    @cached_property
+    def row_of_entry(self) -> np.ndarray:
+        """Row of every entry, shape (nnz,), the index type of the pattern."""
+        rows = np.repeat(np.arange(self.shape[0], dtype=self.indices.dtype), np.diff(self.indptr))
+        rows.flags.writeable = False
+        return rows
+
+    # ---- transpose -------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def transpose_permutation(self) -> np.ndarray:
+        """Order that transposes values: ``data[p.transpose_permutation]`` belongs to ``p.T``. Shape (nnz,)."""
+        from scipy.sparse import csr_array
+
+        numbered = csr_array((np.arange(self.nnz, dtype=self.indices.dtype), self.indices, self.indptr), self.shape)
+        order = numbered.tocsc().data
+        order.flags.writeable = False
+        return order
+
+    @cached_property
+    def T(self) -> SparsityPattern:
+        """The transposed pattern."""
+        if self.kind in ("identity", "diagonal"):
+            return self
+        counts = np.bincount(self.indices, minlength=self.shape[1])
+        indptr = np.concatenate(([0], np.cumsum(counts)))
+        transposed = SparsityPattern._trusted(indptr, self.row_of_entry[self.transpose_permutation], self.shape[::-1])
+        transposed.__dict__["T"] = self
+        return transposed
+
+    # ---- equality and transfer -------------------------------------------------------------------------------------
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of the content (BLAKE2b, 32 hexadecimal digits): the same in every process and on every machine."""
+        content = hashlib.blake2b(digest_size=16)
+        content.update(np.array([*self.shape, self._identity], dtype="<i8").tobytes())
+        for array in (self.indptr, self.indices):
+            content.update(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).data)
+        return content.hexdigest()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SparsityPattern):
+            return NotImplemented
+        if self is other:
+            return True
+        return self.shape == other.shape and self.nnz == other.nnz and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return int(self.digest[:15], 16)
+
+    def device_arrays(self, xp: ModuleType) -> tuple[Array, Array]:
+        """Return (indptr, indices) as arrays of `xp`, copied to the current device once."""
+        if xp is np:
+            return self.indptr, self.indices
+        key = (xp.__name__, xp.cuda.Device().id)
+        if key not in self._on_device:
+            self._on_device[key] = (xp.asarray(self.indptr), xp.asarray(self.indices))
+        return self._on_device[key]
+
+    @cached_property
+    def _on_device(self) -> dict[tuple[str, int], tuple[Array, Array]]:
+        return {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (self.indptr, self.indices, self.shape, self._identity)
+
+    def __repr__(self) -> str:
+        m, n = self.shape
+        return f"SparsityPattern({m} x {n}, nnz={self.nnz}, {self.kind})"
+
+
+def _restore(indptr: np.ndarray, indices: np.ndarray, shape: tuple[int, int], identity: bool) -> SparsityPattern:
+    """Rebuild a pattern from a pickle."""
+    return SparsityPattern._trusted(indptr, indices, shape, identity)
