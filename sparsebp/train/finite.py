@@ -2,29 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
-
-import numpy as np
 
 from sparsebp import backend
 from sparsebp.errors import NonFiniteError
 from sparsebp.types import Array
-
-
-def gradient_norm(grads: Mapping[str, Array]) -> float:
-    """Return the Euclidean norm of all gradients together; NaN or infinite exactly when an entry is.
-
-    A finite gradient whose squares overflow its dtype is summed again in float64.
-    """
-    total = 0.0
-    for grad in grads.values():
-        flat = grad.reshape(-1)
-        total += float(flat @ flat)  # synchronize!
-    if not math.isfinite(total) and not nonfinite(grads):
-        total = sum(float((grad.astype(np.float64) ** 2).sum()) for grad in grads.values())
-    return math.sqrt(total) if total >= 0 else math.nan  # NaN fails the comparison too
 
 
 def nonfinite(arrays: Mapping[str, Array]) -> list[str]:

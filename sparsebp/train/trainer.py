@@ -14,6 +14,7 @@ import numpy as np
 from sparsebp import backend
 from sparsebp.data.dataset import Dataset, epoch_order
 from sparsebp.errors import OptionError, ShapeError
+from sparsebp.optim.clip import clip_grad_norm, global_norm
 from sparsebp.train import finite
 from sparsebp.train.callbacks import Callback, RunInfo
 from sparsebp.train.checkpoint import FILE_NAME, PREVIOUS_NAME, load_checkpoint, prepare_folder, save_checkpoint
@@ -189,11 +190,11 @@ class Trainer:
         if not math.isfinite(value):
             raise finite.loss_error(step, epoch, value, self.model, x, target, prediction, self._last_good())
         grads = self.model.weight_grad(self.loss.input_grad(loss_saved), saved)
-        norm = finite.gradient_norm(grads)  # synchronize!
+        norm = global_norm(grads)  # synchronize!
         if not math.isfinite(norm):
             raise finite.gradient_error(step, epoch, grads, self._last_good())
-        if self.clip_norm is not None and norm > self.clip_norm:
-            grads = {name: grad * grad.dtype.type(self.clip_norm / norm) for name, grad in grads.items()}
+        if self.clip_norm is not None:
+            clip_grad_norm(grads, self.clip_norm)
         lr = float(self.optimizer.lr)
         self.optimizer.step(grads)
         if self.schedule is not None:

@@ -1,0 +1,12 @@
+"""The commands, one a file. Importing this needs typer and rich; `sparsebp.cli` checks for them first."""
+
+from sparsebp.commands.bench import bench
+from sparsebp.commands.common import make_app
+from sparsebp.commands.demo import demo
+from sparsebp.commands.info import info
+from sparsebp.commands.train import train
+from sparsebp.commands.verify import verify
+
+app = make_app((train, demo, bench, verify, info))
+
+__all__ = ["app"]

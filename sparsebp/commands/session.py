@@ -1,0 +1,128 @@
+"""One training session: train with progress, report, leave files. Shared by ``train`` and ``demo``."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparsebp.commands.common import console, write_json
+from sparsebp.train import Comparison, JsonLines, ProgressBar, save_loss_curve
+from sparsebp.train.agreement import Agreement, backward_choice, gradient_agreement
+from sparsebp.train.checkpoint import FILE_NAME, prepare_folder, write_atomically
+from sparsebp.train.compare import compare_histories
+from sparsebp.train.recipe import Run, TrainConfig, build
+
+_AGREEMENT_BATCH = 8  # samples: the stored Jacobians of `blelloch` stay below some hundred MB
+
+
+def run(
+    config: TrainConfig,
+    folder: Path,
+    *,
+    resume: bool = False,
+    compare: bool = False,
+    agreement: bool = False,
+    every: int | None = None,
+    as_json: bool = False,
+) -> dict[str, Any]:
+    """Train `config`, print what came out, and return it.
+
+    Parameters
+    ----------
+    config
+        The run.
+    folder
+        Takes ``checkpoint.safetensors``, ``result.json`` and, where matplotlib is installed, ``loss.png``.
+    resume
+        Go on from the folder's checkpoint.
+    compare
+        Train a second time with sequential back-propagation.
+    agreement
+        Compare the scans' gradients with sequential back-propagation on a test batch.
+    every
+        Steps between checkpoints within an epoch.
+    as_json
+        JSON lines on standard output instead of text.
+    """
+    prepare_folder(folder)
+    callback = JsonLines(sys.stdout) if as_json else ProgressBar()
+    session = build(config, callbacks=[callback], checkpoint_dir=folder, checkpoint_every=every)
+    history = session.fit(resume=resume)
+    loss, accuracy = session.trainer.evaluate(session.test_set)
+    choice = backward_choice(session.trainer.model, _batch(session, min(config.batch_size, len(session.train_set)))[0])
+    result: dict[str, Any] = {
+        "config": dataclasses.asdict(config),
+        "steps": history.steps,
+        "training_seconds": sum(history.seconds),
+        "test_loss": loss,
+        "test_accuracy": accuracy,
+        "backward": {"algorithm": choice.algorithm, "reason": choice.reason},
+        "checkpoint": str(folder / FILE_NAME),
+        "picture": _picture(session, folder / "loss.png"),
+    }
+    if agreement:
+        batch = _batch(session, min(_AGREEMENT_BATCH, len(session.test_set)))
+        result["agreement"] = [
+            a.to_json() for a in gradient_agreement(config, session.trainer.model, session.trainer.loss, batch)
+        ]
+    if compare:
+        result["comparison"] = _compare(session, choice.algorithm).to_json()
+    write_atomically(folder / "result.json", (json.dumps(result, indent=2) + "\n").encode())
+    if as_json:
+        write_json({"event": "result", **result})
+    else:
+        _print(result)
+    return result
+
+
+def _batch(session: Run, size: int) -> tuple[Any, Any]:
+    return session.trainer._to_model(session.test_set.batch(np.arange(min(size, len(session.test_set)))))
+
+
+def _compare(session: Run, chosen: str) -> Comparison:
+    """Train once more with ``linear``, without callbacks and files, on the same data."""
+    config = dataclasses.replace(session.config, backward="linear")
+    second = build(config, data=(session.train_set, session.test_set))
+    name = session.config.backward if session.config.backward != "auto" else f"auto ({chosen})"
+    return compare_histories(session.trainer.history, second.fit(), name, "linear")
+
+
+def _picture(session: Run, path: Path) -> str | None:
+    """Draw the loss curve where matplotlib is installed; training needs no more than its extra ``cli``."""
+    if importlib.util.find_spec("matplotlib") is None or session.trainer.history.steps == 0:
+        return None
+    config = session.config
+    title = f"{config.task}: {config.model.upper()}({config.hidden}), T = {config.seq_len}"
+    return str(save_loss_curve(session.trainer.history, path, title=title))
+
+
+def _print(result: dict[str, Any]) -> None:
+    out = console()
+    accuracy = result["test_accuracy"]
+    out.print(
+        f"test accuracy  {accuracy:.4f}   (loss {result['test_loss']:.4f}; {result['steps']} steps, "
+        f"{result['training_seconds']:.1f} s of training)",
+        markup=False,
+    )
+    out.print(f"backward plan  {result['backward']['algorithm']}: {result['backward']['reason']}", markup=False)
+    for entry in result.get("agreement", ()):
+        agreed = Agreement(**entry)
+        out.print(
+            f"agreement      {agreed.algorithm} against sequential back-propagation: relative difference of the "
+            f"gradients {agreed.relative_difference:.2e}, largest {agreed.largest_difference:.2e} ({agreed.parameter})",
+            markup=False,
+        )
+    if "comparison" in result:
+        entry = {name: value for name, value in result["comparison"].items() if name != "time_ratio"}
+        out.print(f"comparison     {Comparison(**entry).describe()}", markup=False)
+    if result["picture"] is None:
+        out.print("loss curve     not drawn: matplotlib is not installed (extra: plot)", markup=False)
+    else:
+        out.print(f"loss curve     {result['picture']}", markup=False)
+    out.print(f"checkpoint     {result['checkpoint']}", markup=False)

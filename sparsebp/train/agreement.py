@@ -1,0 +1,93 @@
+"""How far the gradients of the scans lie from those of sequential back-propagation, on a real batch."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from sparsebp import backend
+from sparsebp.train.recipe import TrainConfig, build_model
+from sparsebp.types import Array, ScanAlgorithm
+
+
+@dataclasses.dataclass(frozen=True)
+class Agreement:
+    """One algorithm against ``linear``.
+
+    Attributes
+    ----------
+    algorithm
+        The scan's.
+    relative_difference
+        ``‖g - g_linear‖ / ‖g_linear‖`` over all weight gradients together.
+    largest_difference
+        Largest absolute difference of an entry; `parameter` holds it.
+    """
+
+    algorithm: str
+    relative_difference: float
+    largest_difference: float
+    parameter: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as a dict that JSON can hold."""
+        return dataclasses.asdict(self)
+
+
+def gradient_agreement(
+    config: TrainConfig,
+    model: Any,
+    loss: Any,
+    batch: tuple[Array, Array],
+    algorithms: Sequence[ScanAlgorithm] = ("chunked", "blelloch"),
+) -> list[Agreement]:
+    """Compare the weight gradients of `algorithms` with sequential back-propagation.
+
+    Parameters
+    ----------
+    config
+        Of the run that `model` belongs to.
+    model
+        A trained model; its weights are copied.
+    loss
+        As the trainer takes it.
+    batch
+        Input (T, B, I) and target (B,) on the model's device. ``blelloch`` stores about 3·T·B·H² values.
+    algorithms
+        Algorithms to compare.
+    """
+    state, features = model.state_dict(), batch[0].shape[-1]
+    reference = _gradients(config, state, "linear", features, loss, batch)
+    norm = _norm(reference)
+    results = []
+    for algorithm in algorithms:
+        grads = _gradients(config, state, algorithm, features, loss, batch)
+        differences = {name: grads[name] - reference[name] for name in reference}
+        largest = {name: float(abs(difference).max()) for name, difference in differences.items()}
+        name = max(largest, key=lambda n: largest[n])
+        results.append(Agreement(algorithm, _norm(differences) / norm if norm else 0.0, largest[name], name))
+    return results
+
+
+def backward_choice(model: Any, x: Array) -> Any:
+    """Return what the model's recurrent layers choose for a batch x (T, B, I), with ``algorithm`` and ``reason``."""
+    _, saved = model.forward(x)
+    return getattr(saved, "rnn", saved).backward_choice
+
+
+def _gradients(
+    config: TrainConfig, state: Any, algorithm: ScanAlgorithm, features: int, loss: Any, batch: tuple[Array, Array]
+) -> dict[str, Array]:
+    model = build_model(dataclasses.replace(config, backward=algorithm), features)
+    model.load_state_dict(state)
+    model.eval()
+    prediction, saved = model.forward(batch[0])
+    _, loss_saved = loss.forward(prediction, batch[1])
+    grads = model.weight_grad(loss.input_grad(loss_saved), saved)
+    return {name: backend.to_host(grad).astype("float64") for name, grad in grads.items()}
+
+
+def _norm(arrays: dict[str, Array]) -> float:
+    return math.sqrt(sum(float((array**2).sum()) for array in arrays.values()))

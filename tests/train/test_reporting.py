@@ -1,0 +1,126 @@
+"""History, callbacks, pictures, comparison, threads."""
+
+import io
+import json
+import math
+
+import numpy as np
+import pytest
+
+from sparsebp.errors import OptionError, OutputError, ShapeError
+from sparsebp.train import (
+    History,
+    JsonLines,
+    ProgressBar,
+    compare_backward,
+    plot_history,
+    save_loss_curve,
+    set_threads,
+    thread_counts,
+)
+
+
+def history_of(losses, accuracy=0.5, samples=None):
+    history = History()
+    for i, loss in enumerate(losses):
+        history.add_step(
+            loss=loss, accuracy=accuracy, grad_norm=1.0, lr=0.1, seconds=0.5, samples=samples[i] if samples else 4
+        )
+    return history
+
+
+def test_epochs_are_means_over_samples():
+    history = history_of([1.0, 2.0, 4.0], samples=[4, 4, 2])
+    record = history.end_epoch(0, 3, (0.25, None))
+    assert record.train_loss == pytest.approx((4 * 1 + 4 * 2 + 2 * 4) / 10)
+    assert record.train_accuracy == 0.5
+    assert (record.validation_loss, record.validation_accuracy, record.seconds, record.step) == (0.25, None, 1.5, 3)
+    assert history_of([1.0], accuracy=math.nan).end_epoch(0, 1, None).train_accuracy is None
+
+
+def test_history_survives_its_arrays():
+    history = history_of([0.1, 1 / 3, 1e-30])
+    history.end_epoch(0, 3, (1.0, 0.5))
+    back = History.from_arrays(history.to_arrays(), [record.to_json() for record in history.epochs])
+    assert vars(back) == vars(history)
+    empty = History.from_arrays(History().to_arrays(), [])
+    assert vars(empty) == vars(History())
+
+
+def test_json_lines_parse(tiny):
+    stream = io.StringIO()
+    tiny.trainer(callbacks=[JsonLines(stream)]).fit(tiny.dataset(), epochs=2, batch_size=10, validation=tiny.dataset(5))
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert [line["event"] for line in lines] == ["start", "epoch", "epoch", "end"]
+    assert lines[0] == {"event": "start", "epochs": 2, "steps_per_epoch": 3, "first_step": 0, "resumed": False}
+    assert lines[2]["step"] == lines[3]["steps"] == 6
+
+
+def test_json_lines_have_null_for_what_is_not_finite():
+    stream = io.StringIO()
+    JsonLines(stream).write({"a": math.nan, "b": [math.inf, 1.5], "c": {"d": -math.inf}})
+    assert json.loads(stream.getvalue()) == {"a": None, "b": [None, 1.5], "c": {"d": None}}
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_on_a_terminal_and_quiet_elsewhere(tiny, terminal):
+    from rich.console import Console
+
+    stream = io.StringIO()
+    bar = ProgressBar(Console(file=stream, force_terminal=terminal, width=100))
+    tiny.trainer(callbacks=[bar]).fit(tiny.dataset(), epochs=2, batch_size=10, validation=tiny.dataset(5))
+    text = stream.getvalue()
+    if terminal:
+        assert "epoch 2/2" in text
+        assert "test accuracy" in text
+        assert "6/6" in text
+    else:
+        assert text == ""
+
+
+def test_plots_take_and_return_axes(tmp_path):
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
+    history = history_of(np.linspace(2, 1, 30).tolist())
+    history.end_epoch(0, 30, (1.0, 0.75))
+    ax = Figure().subplots()
+    assert plot_history(history, ax) is ax
+    assert ax.get_xlabel() == "step"
+    assert len(ax.lines) == 3
+    path = save_loss_curve(history, tmp_path / "loss.png", title="a run")
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert plot_history(history_of([0.0])).get_yscale() == "linear"
+    with pytest.raises(OutputError) as caught:
+        save_loss_curve(history, tmp_path / "missing" / "loss.png")
+    assert caught.value.remedy
+
+
+def test_comparison_of_two_runs():
+    runs = {"chunked": history_of([1.0, 2.0, 3.5]), "linear": history_of([1.0, 2.25, 3.25])}
+    runs["linear"].seconds = [9.0, 2.0, 2.0]
+    result = compare_backward(runs.__getitem__, "chunked")
+    assert result.max_loss_difference == 0.25
+    assert result.step_of_max == 1
+    assert result.final_losses == (3.5, 3.25)
+    assert result.seconds == (0.5, 2.0)
+    assert result.time_ratio == 4.0
+    assert json.loads(json.dumps(result.to_json()))["time_ratio"] == 4.0
+    assert "chunked against linear" in result.describe()
+    for other in ([1.0], []):
+        with pytest.raises(ShapeError):
+            compare_backward({"chunked": history_of(other), "linear": history_of([])}.__getitem__, "chunked")
+
+
+def test_threads_of_numba_and_blas():
+    before = thread_counts()
+    try:
+        assert set(set_threads(1).values()) == {1}
+        assert set(thread_counts().values()) == {1}
+        for bad in (0, -1, 10_000):
+            with pytest.raises(OptionError) as caught:
+                set_threads(bad)
+            assert caught.value.remedy
+    finally:
+        set_threads(before["numba"])
+    assert before["numba"] == thread_counts()["numba"]
