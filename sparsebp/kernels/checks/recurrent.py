@@ -1,14 +1,16 @@
 """Argument checks of the recurrent kernels, one function per kernel, shared by the host and the device launchers.
 
 Both backends call the same function, so both raise the same errors for the same mistake. Each function returns the
-sizes ``(T, B, H)`` that it has made sure of. A batch of zero is legal; a sequence of zero steps and a hidden size of zero
-are not.
+sizes ``(T, B, H)`` that it has made sure of. A batch of zero is legal; a sequence of zero steps and a hidden size of
+zero are not.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from sparsebp.backend import FLOAT_DTYPES, check_array, namespace
-from sparsebp.errors import DTypeError, OptionError, ShapeError
+from sparsebp.errors import DTypeError, LayoutError, OptionError, ShapeError
 from sparsebp.types import Array
 
 NONLINEARITIES = ("tanh", "relu")
@@ -34,7 +36,7 @@ def check_rnn_forward(gx: Array, w_hh: Array, h0: Array, nonlinearity: str, h: A
     steps, batch, hidden = _check_sequence("gx", gx)
     check_array("w_hh", w_hh, dtype=gx.dtype, shape=(hidden, hidden))
     check_array("h0", h0, dtype=gx.dtype, shape=(batch, hidden))
-    check_array("h", h, dtype=gx.dtype, shape=(steps, batch, hidden))
+    _check_output("h", h, dtype=gx.dtype, shape=(steps, batch, hidden))
     return steps, batch, hidden
 
 
@@ -47,8 +49,8 @@ def check_rnn_backward(
     steps, batch, hidden = _check_sequence("h", h)
     check_array("w_hh", w_hh, dtype=h.dtype, shape=(hidden, hidden))
     _check_incoming(h, gy, grad_h_n)
-    check_array("gz", gz, dtype=h.dtype, shape=(steps, batch, hidden))
-    check_array("gh0", gh0, dtype=h.dtype, shape=(batch, hidden))
+    _check_output("gz", gz, dtype=h.dtype, shape=(steps, batch, hidden))
+    _check_output("gh0", gh0, dtype=h.dtype, shape=(batch, hidden))
     return steps, batch, hidden
 
 
@@ -74,7 +76,7 @@ def check_rnn_jacobians(h: Array, w_hh: Array, nonlinearity: str, out: Array) ->
     _check_nonlinearity(nonlinearity)
     steps, batch, hidden = _check_sequence("h", h)
     check_array("w_hh", w_hh, dtype=h.dtype, shape=(hidden, hidden))
-    check_array("out", out, dtype=h.dtype, shape=(steps, hidden, hidden, batch))
+    _check_output("out", out, dtype=h.dtype, shape=(steps, hidden, hidden, batch))
     return steps, batch, hidden
 
 
@@ -82,11 +84,12 @@ def check_gru_forward(gx: Array, w_hh: Array, b_hn: Array, h0: Array, h: Array, 
     """Check the arguments of `Kernels.gru_forward`; returns and raises as `check_rnn_forward`."""
     namespace(gx, w_hh, b_hn, h0, h, gates)
     steps, batch, hidden = _check_sequence("h", h)
+    _check_writeable("h", h)
     check_array("gx", gx, dtype=h.dtype, shape=(steps, batch, 3 * hidden))
     check_array("w_hh", w_hh, dtype=h.dtype, shape=(3 * hidden, hidden))
     check_array("b_hn", b_hn, dtype=h.dtype, shape=(hidden,))
     check_array("h0", h0, dtype=h.dtype, shape=(batch, hidden))
-    check_array("gates", gates, dtype=h.dtype, shape=(steps, batch, 4 * hidden))
+    _check_output("gates", gates, dtype=h.dtype, shape=(steps, batch, 4 * hidden))
     return steps, batch, hidden
 
 
@@ -104,8 +107,8 @@ def check_gru_backward(
     namespace(h, h0, gates, w_hh, gy, grad_h_n, ga, gh0)
     steps, batch, hidden = _check_gru_saved(h, h0, gates, w_hh)
     _check_incoming(h, gy, grad_h_n)
-    check_array("ga", ga, dtype=h.dtype, shape=(steps, batch, 4 * hidden))
-    check_array("gh0", gh0, dtype=h.dtype, shape=(batch, hidden))
+    _check_output("ga", ga, dtype=h.dtype, shape=(steps, batch, 4 * hidden))
+    _check_output("gh0", gh0, dtype=h.dtype, shape=(batch, hidden))
     return steps, batch, hidden
 
 
@@ -130,7 +133,7 @@ def check_gru_jacobians(h: Array, h0: Array, gates: Array, w_hh: Array, out: Arr
     """Check the arguments of `Kernels.gru_jacobians`; returns and raises as `check_rnn_forward`."""
     namespace(h, h0, gates, w_hh, out)
     steps, batch, hidden = _check_gru_saved(h, h0, gates, w_hh)
-    check_array("out", out, dtype=h.dtype, shape=(steps, hidden, hidden, batch))
+    _check_output("out", out, dtype=h.dtype, shape=(steps, hidden, hidden, batch))
     return steps, batch, hidden
 
 
@@ -140,6 +143,23 @@ def _check_gru_saved(h: Array, h0: Array, gates: Array, w_hh: Array) -> Sizes:
     check_array("gates", gates, dtype=h.dtype, shape=(steps, batch, 4 * hidden))
     check_array("w_hh", w_hh, dtype=h.dtype, shape=(3 * hidden, hidden))
     return steps, batch, hidden
+
+
+def _check_output(name: str, array: Array, **expected: Any) -> None:
+    """Check an array that the kernel writes."""
+    check_array(name, array, **expected)
+    _check_writeable(name, array)
+
+
+def _check_writeable(name: str, array: Array) -> None:
+    """Refuse a read-only NumPy array; CuPy has none."""
+    if not getattr(array.flags, "writeable", True):
+        raise LayoutError(
+            f"{name} is read-only, and the kernel writes it",
+            expected="a writeable array",
+            got="flags.writeable = False",
+            remedy=f"Pass a fresh array, for example numpy.empty_like({name})",
+        )
 
 
 def _check_incoming(h: Array, gy: Array | None, grad_h_n: Array | None) -> None:

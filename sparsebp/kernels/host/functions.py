@@ -1,7 +1,7 @@
 """Hyperbolic tangent, logistic sigmoid and exponential on SIMD values, without a vector math library.
 
-All rest on ``expm1`` in Cody and Waite's manner: y = n·ln2 + r with |r| <= ln2 / 2; ``expm1(r) = r + r²·P(r)`` with P the
-polynomial that interpolates at Chebyshev nodes, of degree 5 for float32 (relative error 5.3e-10) and 10 for float64
+All rest on ``expm1`` in Cody and Waite's manner: y = n·ln2 + r with |r| <= ln2 / 2; ``expm1(r) = r + r²·P(r)`` with P
+the polynomial that interpolates at Chebyshev nodes, of degree 5 for float32 (relative error 5.3e-10) and 10 for float64
 (5.8e-19); ``expm1(y) = 2ⁿ·expm1(r) + (2ⁿ - 1)``.
 
 Error bounds (held by the tests against NumPy in a wider type, with fused multiply-add):
@@ -74,10 +74,7 @@ def _expm1_parts(y: Any) -> Any:
 @device
 def exp(x: Any) -> Any:
     """Return eˣ per lane, x clamped to the range in which the result is a normal number."""
-    if is_double(x):
-        y = minimum(709.0, maximum(-708.0, x))
-    else:
-        y = minimum(88.0, maximum(-87.0, x))
+    y = minimum(709.0, maximum(-708.0, x)) if is_double(x) else minimum(88.0, maximum(-87.0, x))
     m, scale = _expm1_parts(y)
     return fma(m, scale, scale)
 
@@ -91,10 +88,7 @@ def sigmoid(x: Any) -> Any:
 @device
 def tanh(x: Any) -> Any:
     """Return tanh(x) = expm1(2|x|) / (expm1(2|x|) + 2) with the sign of x, per lane."""
-    if is_double(x):
-        y = minimum(40.0, 2.0 * absolute(x))
-    else:
-        y = minimum(20.0, 2.0 * absolute(x))
+    y = minimum(40.0 if is_double(x) else 20.0, 2.0 * absolute(x))
     m, scale = _expm1_parts(y)
     e = fma(m, scale, scale - 1.0)
     return copysign(e / (e + 2.0), x)

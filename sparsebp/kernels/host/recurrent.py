@@ -1,15 +1,16 @@
-"""What the RNN and GRU kernels share: blocks of four samples, the product with packed weights, the reduction of chunks.
+"""What the RNN and GRU kernels share: blocks of four samples, the product with packed weights, reducing chunks.
 
-Layout. The hidden units lie along the SIMD lanes; a row of H units is padded to `padded_width` in scratch, so inner loops
-have no tails, and rows of the caller's arrays are read and written with masked operations at their ends. Four samples
-are worked on together, so that each vector of weights that is loaded serves four multiply-adds. A block that runs over
-the end of the batch repeats its last sample: the same numbers are computed and written again, to the same place, by the
-same thread. Every sample's arithmetic is thus the same wherever it falls, and results do not depend on threads.
+Layout. The hidden units lie along the SIMD lanes; a row of H units is padded to `padded_width` in scratch, so inner
+loops have no tails, and rows of the caller's arrays are read and written with masked operations at their ends. Four
+samples are worked on together, so that each vector of weights that is loaded serves four multiply-adds. A block that
+runs over the end of the batch repeats its last sample: the same numbers are computed and written again, to the same
+place, by the same thread. Every sample's arithmetic is thus the same wherever it falls, and results do not depend on
+the number of threads.
 
 Reduce-then-scan. The gradient that leaves a step into the past is an affine function of the one that comes in from the
 future, ``c[t] = (c[t+1] + gy[t]) @ J[t]`` in row form. A chunk of steps is reduced to one such map, kept as H + 1 rows:
-row i < H is the image of unit vector i, row H the image of zero. All rows obey the same recursion as one sample's
-gradient, so reducing a chunk is back-propagating H + 1 rows at once through ``J[t]``, of which only one exists at a time.
+row i < H is what unit vector i adds, row H the image of zero. All rows obey the same recursion as a sample's gradient,
+so reducing a chunk is back-propagating H + 1 rows at once through ``J[t]``, of which only one exists at a time.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from sparsebp.kernels.host.simd import (
 SAMPLES = 4
 """Samples, or rows of an affine map, that are worked on together."""
 
-JIT = {"cache": True, "nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
+JIT: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
 """Options of the compiled entry points."""
 
 
@@ -78,7 +79,7 @@ def pack_columns(w: np.ndarray, gates: int) -> np.ndarray:
 
 
 def bounds_for(chunks: int, batch: int, hidden: int, dtype: Any, grad_h_n: np.ndarray | None) -> np.ndarray:
-    """Return (chunks + 1, B, H): entry c + 1 is the gradient that comes into chunk c, entry c the one that leaves it."""
+    """Return (chunks + 1, B, H): entry c + 1 is the gradient that comes into chunk c, entry c what leaves it."""
     bounds = np.empty((chunks + 1, batch, hidden), dtype)
     bounds[chunks] = 0 if grad_h_n is None else grad_h_n
     return bounds
@@ -235,7 +236,7 @@ def _combine(maps: Any, bounds: Any) -> None:
 def combine(maps: np.ndarray, bounds: np.ndarray) -> None:
     """Apply the chunks' maps one after the other: what comes into every chunk, written into `bounds`.
 
-    maps (chunks - 2, B, H + 1, H): of all chunks but the first and the last in time. bounds (chunks + 1, B, H), of which
+    maps (chunks - 2, B, H + 1, H): of all chunks but the first and the last in time. bounds (chunks + 1, B, H), where
     entry chunks - 1, what leaves the last chunk, is read and entries chunks - 2 … 1 are written.
     """
     if len(maps):

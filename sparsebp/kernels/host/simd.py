@@ -25,7 +25,10 @@ import numba
 from llvmlite import binding, ir
 from numba.core import cgutils, types
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
-from numba.extending import intrinsic, lower_builtin, models, register_model
+from numba.extending import intrinsic as _intrinsic
+from numba.extending import lower_builtin, models, register_model
+
+intrinsic: Callable[..., Any] = _intrinsic  # a call inside compiled code has one argument fewer than its definition
 
 
 def _vector_bytes() -> int:
