@@ -35,7 +35,7 @@ $(VENV)/.dev: $(VENV)/.created pyproject.toml
 	@touch $(VENV)/.demo $@
 
 demo: $(VENV)/.demo  ## train a GRU on pixel-by-pixel digits; leaves a loss curve and a checkpoint in runs/
-	$(BIN)/sparsebp train seqmnist --model gru --out $(RUNS)/demo
+	$(BIN)/sparsebp demo --out $(RUNS)/demo
 
 test: $(VENV)/.dev  ## all tests
 	$(BIN)/python -m pytest -n $(WORKERS) -q $(TESTS)

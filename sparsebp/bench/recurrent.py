@@ -108,7 +108,7 @@ def measure_row(
 def picture(result: Mapping[str, Any]) -> Any:
     """Draw the times of a training step, ours beside PyTorch's, split into backward and the rest."""
     rows = result["rows"]
-    drawing, axes = report.figure(1, 1, width=8.0, height=0.55 * len(rows) + 1.6)
+    drawing, axes = report.figure(1, 1, width=8.0, height=0.55 * len(rows) + 1.9)
     ax = axes[0, 0]
     labels = []
     for place, row in enumerate(rows):
@@ -129,7 +129,7 @@ def picture(result: Mapping[str, Any]) -> Any:
     ax.invert_yaxis()
     ax.set_xlabel("milliseconds per training step (median)")
     ax.set_title(f"Whole training step, B = {BATCH}, float32, CPU", fontsize=10)
-    ax.legend(fontsize=8, loc="lower right")
+    drawing.legend(fontsize=8, loc="outside lower center", ncols=2)
     ax.grid(axis="x", alpha=0.3)
     ax.spines[["top", "right"]].set_visible(False)
     return drawing
