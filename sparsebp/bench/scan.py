@@ -134,7 +134,7 @@ def flops(algorithm: str, length: int, batch: int, hidden: int) -> int:
     from sparsebp.scan.profile import profile
 
     if algorithm == "hybrid":  # the plan chooses the levels of its up-sweep
-        return int(plan_scan([SparsityPattern.dense(hidden, hidden)] * length, algorithm, batch=batch).flops)
+        return int(plan_scan([SparsityPattern.dense(hidden, hidden)] * length, "hybrid", batch=batch).flops)
     levels = profile(algorithm, length, workers=chunk_count(length))
     return 2 * batch * sum(level.mm * hidden**3 + level.mv * hidden**2 for level in levels)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +122,7 @@ def measure_row(
     calls = {"ours": timing.Call(lambda _: plan(a_data, b_data, out=out))}
     for name, prepare in peers.items():
         ready = [prepare(a, b) for a, b in samples]
-        calls[name] = timing.Call(lambda _, ready=ready: [product() for product in ready])
+        calls[name] = timing.Call(run=_run_all, prepare=partial(list, ready))
     timings = timing.measure(calls, **rounds)
     row: dict[str, Any] = {
         "name": pair.name,
@@ -142,6 +143,10 @@ def measure_row(
     gained = timings["scipy"].median - timings["ours"].median
     row["earned_after"] = float(np.ceil(plan_seconds / gained)) if gained > 0 else None
     return row
+
+
+def _run_all(products: list[Callable[[], object]]) -> list[object]:
+    return [product() for product in products]
 
 
 def pairs(quick: bool) -> Iterator[Pair]:
