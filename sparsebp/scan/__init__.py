@@ -1,0 +1,9 @@
+"""Back-propagation as a scan over transposed Jacobians: plan it once, run it on values. Knows no layers."""
+
+from __future__ import annotations
+
+from sparsebp.scan.cost import Choice, choose_recurrent_backward
+from sparsebp.scan.plan import ScanPlan, plan_scan
+from sparsebp.scan.steps import ScanStep, Span
+
+__all__ = ["Choice", "ScanPlan", "ScanStep", "Span", "choose_recurrent_backward", "plan_scan"]

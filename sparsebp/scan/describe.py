@@ -1,0 +1,80 @@
+"""A planned scan as text: what runs and why, the totals, and a table of its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from sparsebp.scan.steps import ScanStep
+
+if TYPE_CHECKING:
+    from sparsebp.scan.plan import ScanPlan
+
+_COLUMNS = ("level", "phase", "left", "right", "target", "kind", "FLOP", "bytes", "critical")
+
+
+def amount(value: float, unit: str) -> str:
+    """Write a number with a metric prefix: ``1234567`` as ``1.23 M<unit>``."""
+    for prefix, scale in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= scale:
+            return f"{value / scale:.3g} {prefix}{unit}"
+    return f"{value:.3g} {unit}"
+
+
+def describe(plan: ScanPlan, max_rows: int = 40) -> str:
+    """Return the text of `ScanPlan.describe`."""
+    steps, sized = plan.steps, plan.sized
+    mm = sum(step.kind == "mm" for step in steps)
+    path = plan.critical_path
+    parameter = {"hybrid": f", {plan.up_levels} levels of up-sweep", "chunked": f", {plan.workers} chunks"}
+    levels = ", ".join(f"{phase} {count}" for phase, count in plan.levels.items())
+    lines = [
+        f"Scan over {len(plan.patterns)} transposed Jacobians: {plan.algorithm}{parameter.get(plan.algorithm, '')}",
+        f"Why: {plan.reason}",
+        f"Counted for a batch of {plan.batch} in {plan.dtype}.",
+        "",
+        f"levels         {levels}",
+        f"products       {mm} matrix–matrix, {len(steps) - mm} matrix–vector",
+        f"work           {amount(plan.flops, 'FLOP')} (injections at every step add "
+        f"{amount(plan.injection_flops, 'FLOP')})",
+        f"critical path  {len(path)} of {len(steps)} steps, {amount(sum(s.flops for s in path), 'FLOP')}",
+        f"memory         {amount(plan.memory, 'B')}: products {amount(sized.workspace, 'B')}, "
+        f"results {amount(sized.results, 'B')}, product index {amount(sized.index, 'B')}",
+    ]
+    if plan.estimates:
+        shown = sorted(plan.estimates.items(), key=lambda pair: pair[1])
+        lines.append("estimates      " + ", ".join(f"{name} {1e6 * t:.4g} µs" for name, t in shown))
+    lines += ["", *_table(steps[:max_rows])]
+    if len(steps) > max_rows:
+        lines.append(f"… {len(steps) - max_rows} more steps; see .steps")
+    return "\n".join(lines)
+
+
+def _table(steps: Sequence[ScanStep]) -> list[str]:
+    rows = [_COLUMNS]
+    for s in steps:
+        critical = "*" if s.critical else ""
+        rows.append(
+            (
+                f"L{s.level}",
+                s.phase,
+                str(s.left),
+                str(s.right),
+                str(s.target),
+                s.kind,
+                f"{s.flops}",
+                f"{s.bytes}",
+                critical,
+            )
+        )
+    widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
+    right = {"FLOP", "bytes"}
+    lines = []
+    for row in rows:
+        cells = (
+            cell.rjust(w) if name in right else cell.ljust(w)
+            for cell, w, name in zip(row, widths, _COLUMNS, strict=True)
+        )
+        lines.append("  ".join(cells).rstrip())
+    lines.insert(1, "  ".join("-" * w for w in widths))
+    return lines

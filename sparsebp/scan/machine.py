@@ -1,0 +1,148 @@
+"""What the cost model knows of a machine: a few rates, each with its source.
+
+The numbers decide between algorithms, whose costs differ by factors; they are not a forecast of times. `calibrated`
+replaces the host's rates by measured ones where a closer call is wanted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from dataclasses import dataclass, replace
+from types import ModuleType
+
+import numpy as np
+
+from sparsebp import kernels
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Rates of the machine that a scan runs on.
+
+    Attributes
+    ----------
+    name
+        Shown in explanations.
+    workers
+        Workers that can each run a product at the same time: CPU threads, or a GPU's warp schedulers.
+    flops
+        Floating-point operations a second of one worker in float32.
+    double
+        Rate of float64 over float32.
+    bandwidth
+        Bytes a second of the whole machine.
+    call
+        Seconds for one kernel call: the Python launcher with its checks, on a GPU the launch too.
+    step
+        Seconds that one dependent step inside a kernel takes at least.
+    is_device
+        Whether it is a GPU.
+    source
+        Where the numbers come from.
+    """
+
+    name: str
+    workers: int
+    flops: float
+    double: float
+    bandwidth: float
+    call: float
+    step: float
+    is_device: bool
+    source: str
+
+    def rate(self, itemsize: int) -> float:
+        """Return one worker's operations a second for values of `itemsize` bytes."""
+        return self.flops * (self.double if itemsize == 8 else 1.0)
+
+
+def host_threads() -> int:
+    """Return the threads that the host kernels use: Numba's number if it is loaded, else the CPUs of this process."""
+    numba = sys.modules.get("numba")
+    if numba is not None:
+        return int(numba.get_num_threads())
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def machine(xp: ModuleType, workers: int | None = None) -> Machine:
+    """Return the machine behind the array module `xp`, with its stated rates.
+
+    Parameters
+    ----------
+    xp
+        ``numpy`` or ``cupy``.
+    workers
+        Replaces the number of workers; each brings its share of the bandwidth.
+    """
+    found = _host() if xp is np else _device(xp)
+    if workers is None:
+        return found
+    return replace(found, workers=workers, bandwidth=found.bandwidth * workers / found.workers)
+
+
+def _host() -> Machine:
+    threads = host_threads()
+    return Machine(
+        name=f"CPU with {threads} thread{'s' if threads != 1 else ''}",
+        workers=threads,
+        flops=8e9,
+        double=0.5,
+        bandwidth=40e9 * min(threads, 2),
+        call=15e-6,
+        step=30e-9,
+        is_device=False,
+        source="small batched products on one x86 core with 32-byte vectors; copy bandwidth 40 GB/s a thread",
+    )
+
+
+def _device(xp: ModuleType) -> Machine:
+    attributes = xp.cuda.Device().attributes
+    processors = int(attributes["MultiProcessorCount"])
+    clock = attributes["ClockRate"] * 1e3  # given in kHz
+    bandwidth = 2 * attributes["MemoryClockRate"] * 1e3 * attributes["GlobalMemoryBusWidth"] / 8
+    return Machine(
+        name=f"GPU with {processors} multiprocessors",
+        workers=4 * processors,
+        flops=2 * 32 * clock * 0.5,
+        double=0.5,
+        bandwidth=0.8 * bandwidth,
+        call=8e-6,
+        step=0.1e-6,
+        is_device=True,
+        source="the device's clock, multiprocessors and memory bus; half of the peak; launch and step time predicted",
+    )
+
+
+def calibrated(repeats: int = 3) -> Machine:
+    """Return the host with measured rates: one batched dense product and one call that does nothing (some 10 ms).
+
+    Parameters
+    ----------
+    repeats
+        Each measurement is the fastest of this many.
+    """
+    k = kernels.get(np)
+    size, batch, count = 20, 16, 64
+    rng = np.random.default_rng(0)
+    a = rng.standard_normal((count, size, size, batch), dtype=np.float32)
+    out, index = np.empty_like(a), np.arange(count)
+    none = index[:0]
+    flops = 2.0 * count * size**3 * batch
+
+    def fastest(chosen: np.ndarray) -> float:
+        k.dense_matmul(a, chosen, a, chosen, out, chosen)  # compiled and warm
+        times = []
+        for _ in range(repeats):
+            start = time.perf_counter()
+            k.dense_matmul(a, chosen, a, chosen, out, chosen)
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    call, busy = fastest(none), fastest(index)
+    base = _host()
+    per_worker = flops / max(busy - call, 1e-7) / base.workers
+    return replace(base, flops=per_worker, call=call, source="measured: calibrated()")

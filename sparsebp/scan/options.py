@@ -1,0 +1,99 @@
+"""Checks of what a scan is planned with, and the algorithms that the options leave to choose from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sparsebp.errors import OptionError, PatternError, ShapeError
+from sparsebp.patterns import SparsityPattern
+from sparsebp.scan.cost import Candidate, candidates
+from sparsebp.scan.machine import Machine
+from sparsebp.types import SCAN_ALGORITHMS
+
+
+def check_patterns(patterns: Sequence[SparsityPattern]) -> tuple[SparsityPattern, ...]:
+    """Return the patterns as a tuple in which equal ones are the same object.
+
+    Raises
+    ------
+    PatternError, ShapeError
+        There are none, one is of another type, or they do not chain.
+    """
+    patterns = tuple(patterns)
+    if not patterns:
+        raise PatternError(
+            "A scan needs at least one Jacobian",
+            expected="a list of SparsityPattern",
+            got="an empty list",
+            remedy="Pass the patterns in the order of back-propagation, the last operator's first",
+        )
+    known: dict[SparsityPattern, SparsityPattern] = {}
+    last: SparsityPattern | None = None
+    found = []
+    for i, p in enumerate(patterns):
+        if not isinstance(p, SparsityPattern):
+            raise PatternError(
+                f"patterns[{i}] is not a pattern",
+                expected="a SparsityPattern",
+                got=type(p).__name__,
+                remedy="Pass jacobian.pattern, or SparsityPattern.from_scipy(matrix)",
+            )
+        if i and p.shape[1] != patterns[i - 1].shape[0]:
+            raise ShapeError(
+                f"patterns[{i}] does not chain with patterns[{i - 1}]",
+                expected=f"{patterns[i - 1].shape[0]} columns",
+                got=f"shape {p.shape}",
+                remedy="Order them as back-propagation meets them: the last operator's transposed Jacobian first",
+            )
+        if p is not last:  # equal patterns become the same object, so that they are compared and planned once
+            last, same = p, known.setdefault(p, p)
+        found.append(same)
+    return tuple(found)
+
+
+def check_options(
+    algorithm: str, workers: int | None, up_levels: int | None, memory_limit: int | None, batch: int
+) -> None:
+    """Check the options of `plan_scan`. Raises `OptionError`."""
+    if algorithm not in SCAN_ALGORITHMS:
+        raise OptionError(
+            "Unknown scan algorithm",
+            expected="one of " + ", ".join(repr(a) for a in SCAN_ALGORITHMS),
+            got=repr(algorithm),
+            remedy="Pass algorithm='auto' to let the cost model decide",
+        )
+    if up_levels is not None and algorithm != "hybrid":
+        raise OptionError(
+            "up_levels belongs to the hybrid scan alone",
+            expected="algorithm='hybrid'",
+            got=f"algorithm={algorithm!r}",
+            remedy="Leave up_levels out, or pass algorithm='hybrid'",
+        )
+    for name, value, least in (("workers", workers, 1), ("up_levels", up_levels, 0), ("memory_limit", memory_limit, 0)):
+        if value is not None and value < least:
+            raise OptionError(
+                f"{name} is too small", expected=f"at least {least}, or None", got=value, remedy=f"Raise {name}"
+            )
+    if batch < 1:
+        raise OptionError("batch is too small", expected="at least 1", got=batch, remedy="Pass the number of samples")
+
+
+def options_for(
+    algorithm: str, n: int, workers: int | None, up_levels: int | None, m: Machine, batch: int
+) -> list[Candidate]:
+    """Return what there is to choose from."""
+    own = -(-m.workers // batch)  # chunks that keep all workers busy
+    if algorithm == "chunked":
+        return [Candidate("chunked", chunks=min(n, workers or own))]
+    if algorithm == "hybrid":
+        if up_levels is not None:
+            return [Candidate("hybrid", up_levels=up_levels)]
+        return [
+            c._replace(algorithm="hybrid", up_levels=c.up_levels or 0)
+            for c in candidates(n, ())
+            if c.algorithm in ("linear", "hybrid")
+        ]
+    if algorithm == "auto":
+        most = min(n, 8 * own)
+        return candidates(n, sorted({own, m.workers, *(4**k for k in range(1, 16)), most} & set(range(most + 1))))
+    return [Candidate(algorithm)]

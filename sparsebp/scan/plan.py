@@ -1,0 +1,250 @@
+"""`plan_scan`: choose an algorithm, do all symbolic work, and know every cost before a value exists."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparsebp import backend
+from sparsebp.errors import MemoryLimitError, ShapeError
+from sparsebp.patterns import SparsityPattern
+from sparsebp.scan.cost import choose, machine
+from sparsebp.scan.describe import describe
+from sparsebp.scan.limits import build_within, refusal
+from sparsebp.scan.options import check_options, check_patterns, options_for
+from sparsebp.scan.sizing import Products, SizedRecipe, Sizes, is_stack
+from sparsebp.scan.steps import ScanStep
+from sparsebp.types import Array, ScanAlgorithm
+
+if TYPE_CHECKING:
+    from sparsebp.scan.run import Workspace
+
+
+class ScanPlan:
+    """A planned scan over a chain of transposed Jacobians. Made by `plan_scan`; call it with values.
+
+    The buffers for intermediate products are kept after a call and used again by the next one with the same batch,
+    dtype, device and sharing; the result vectors are new at every call. Calls from several threads are safe: a second
+    call that runs at the same time gets buffers of its own.
+
+    Attributes
+    ----------
+    patterns : tuple of SparsityPattern
+        One a Jacobian, in the order of back-propagation: J_1 belongs to the last operator.
+    algorithm : str
+        The one that runs; ``"auto"`` is resolved.
+    up_levels, workers : int or None
+        Its parameter: levels of the up-sweep (hybrid), number of chunks (chunked).
+    levels : dict of str to int
+        Number of levels by phase, as BPPSA Algorithm 1 counts them.
+    flops : int
+        For the whole batch, injections not counted.
+    injection_flops : int
+        What injections at every step would add.
+    memory : int
+        Bytes that a call needs beyond its arguments: intermediate products, results, index arrays of the plan.
+    batch, dtype
+        What FLOPs, bytes and memory are stated for. A call may have another batch and dtype.
+    reason : str
+        Why this algorithm runs.
+    estimates : dict of str to float
+        Seconds that the cost model expects of the algorithms it compared; empty if none was.
+    """
+
+    def __init__(
+        self,
+        sized: SizedRecipe,
+        patterns: tuple[SparsityPattern, ...],
+        sizes: Sizes,
+        dtype: np.dtype,
+        memory_limit: int | None,
+        reason: str,
+        estimates: Mapping[str, float],
+        products: Products,
+    ) -> None:
+        self.patterns, self.sized, self.sizes, self.dtype = patterns, sized, sizes, dtype
+        self.memory_limit, self.reason, self.estimates = memory_limit, reason, dict(estimates)
+        self.products = products
+        self.workspaces: list[Workspace] = []
+
+    @property
+    def algorithm(self) -> str:
+        """The algorithm that runs."""
+        return self.sized.recipe.algorithm
+
+    @property
+    def up_levels(self) -> int | None:
+        """Levels of the up-sweep of a hybrid scan, else None."""
+        return self.sized.recipe.up_levels
+
+    @property
+    def workers(self) -> int | None:
+        """Number of chunks of a chunked scan, else None."""
+        cuts = self.sized.recipe.cuts
+        return None if cuts is None else len(cuts) - 1
+
+    @property
+    def levels(self) -> dict[str, int]:
+        """Number of levels by phase."""
+        return dict(self.sized.recipe.levels)
+
+    @property
+    def batch(self) -> int:
+        """Batch that the numbers are stated for."""
+        return self.sizes.batch
+
+    @cached_property
+    def steps(self) -> tuple[ScanStep, ...]:
+        """Every product, in the order of execution."""
+        return self.sized.scan_steps()
+
+    @cached_property
+    def critical_path(self) -> tuple[ScanStep, ...]:
+        """The dependent steps that cost most FLOPs together."""
+        return tuple(step for step in self.steps if step.critical)
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of a call without injections."""
+        return sum(self.sized.flops)
+
+    @property
+    def injection_flops(self) -> int:
+        """Operations that injections at every step add: a matrix–vector product to each product of matrices."""
+        total = 0
+        for step in self.sized.recipe.steps:
+            right = self.sized.patterns[step.right]
+            total += right.shape[0]
+            if step.kind == "mm" and right.kind != "identity":
+                total += 2 * right.nnz
+        return total * self.batch
+
+    @property
+    def memory(self) -> int:
+        """Bytes that a call needs beyond its arguments."""
+        return self.sized.memory
+
+    @cached_property
+    def stackable(self) -> bool:
+        """Whether data may be one stacked array that runs on the dense kernels, a whole level a call."""
+        return is_stack(self.patterns)
+
+    def describe(self, max_rows: int = 40) -> str:
+        """Return a text: the choice and its reason, totals, and a table of the steps (the first `max_rows`)."""
+        return describe(self, max_rows)
+
+    def plot(self, ax: Any = None) -> Any:
+        """Draw the scan as BPPSA Fig. 3 does, on a matplotlib Axes, and return that.
+
+        Parameters
+        ----------
+        ax
+            Axes to draw on; a new figure's if None.
+        """
+        from sparsebp.scan.plot import plot
+
+        return plot(self, ax)
+
+    def __repr__(self) -> str:
+        return f"ScanPlan({len(self.patterns)} Jacobians, {self.algorithm}, {self.flops} FLOP, {self.memory} bytes)"
+
+    def __call__(
+        self, g: Array, data: Sequence[Array] | Array, injections: Sequence[Array | None] | Array | None = None
+    ) -> list[Array] | Array:
+        """Run the scan: ``y[i] = J_i @ y[i-1] (+ injections[i])`` with ``y[-1] = g``.
+
+        Parameters
+        ----------
+        g
+            (n_out, B), or (n_out,) without a batch, where n_out is the number of columns of J_0.
+        data
+            One array a Jacobian, ``(nnz,)`` where the batch shares it or ``(nnz, B)``. Where all patterns are the same
+            square one, also one stacked array ``(n, nnz, B)``, or ``(n, nnz)`` shared.
+        injections
+            None, or one entry a Jacobian: None or an array of y[i]'s shape, e.g. the gradient that arrives from a loss
+            at that step. With stacked data also one stacked array.
+
+        Returns
+        -------
+        list of arrays, or one array
+            y[i] of shape (rows of J_i, B); without a batch (rows of J_i,). With stacked data one array (n, rows, B).
+
+        Raises
+        ------
+        ShapeError, DTypeError, LayoutError, DeviceError
+            An argument does not fit the plan or the others.
+        MemoryLimitError
+            The batch of this call takes the plan beyond its ``memory_limit``; raised before anything is allocated.
+        """
+        from sparsebp.scan.run import execute
+
+        return execute(self, g, data, injections)
+
+
+def plan_scan(
+    patterns: Sequence[SparsityPattern],
+    algorithm: ScanAlgorithm = "auto",
+    workers: int | None = None,
+    up_levels: int | None = None,
+    memory_limit: int | None = None,
+    *,
+    batch: int = 1,
+    dtype: Any = np.float32,
+    shared: Sequence[bool] | None = None,
+    xp: ModuleType = np,
+) -> ScanPlan:
+    """Plan a scan over the chain of transposed Jacobians with these patterns.
+
+    Parameters
+    ----------
+    patterns
+        One a Jacobian in the order of back-propagation; ``patterns[i].shape[1] == patterns[i - 1].shape[0]``.
+    algorithm
+        ``"linear"`` (back-propagation), ``"blelloch"`` (BPPSA Algorithm 1), ``"hybrid"`` (BPPSA §5.3), ``"chunked"``
+        (reduce-then-scan) or ``"auto"`` (the cost model decides and says why).
+    workers
+        Workers of the cost model, and number of chunks of ``"chunked"``; by default what the machine has.
+    up_levels
+        Levels of the up-sweep of ``"hybrid"``: 0 is linear, many are Blelloch; by default the cost model decides.
+    memory_limit
+        Bytes that a call may need beyond its arguments.
+    batch, dtype, shared
+        What FLOPs, bytes, memory and the choice are based on; `shared` says of each Jacobian whether the batch shares
+        its values (by default none). Calls may differ.
+    xp
+        ``numpy`` or ``cupy``: the machine that the cost model looks at.
+
+    Raises
+    ------
+    PatternError, ShapeError
+        There are no patterns, or they do not chain.
+    OptionError
+        An option is unknown, out of range, or does not belong to the algorithm.
+    MemoryLimitError
+        The algorithm needs more than `memory_limit`; the message names one that keeps to it.
+    """
+    patterns = check_patterns(patterns)
+    check_options(algorithm, workers, up_levels, memory_limit, batch)
+    dtype = backend.float_dtype(dtype)
+    if shared is not None and len(shared) != len(patterns):
+        raise ShapeError(
+            "shared has the wrong length", expected=len(patterns), got=len(shared), remedy="Pass one flag a pattern"
+        )
+    sizes = Sizes.make(batch, dtype, [False] * len(patterns) if shared is None else shared)
+    m = machine(xp, workers)
+    products: Products = {}
+    options = options_for(algorithm, len(patterns), workers, up_levels, m, batch)
+    reason, estimates = f"{options[0]} was asked for.", {}
+    if len(options) == 1:
+        sized = build_within(options[0], patterns, sizes, products, memory_limit)
+    else:
+        try:
+            decision = choose(options, patterns, sizes, m, products, memory_limit)
+        except MemoryLimitError as error:
+            raise refusal(options[0], patterns, sizes, products, memory_limit, error) from error
+        sized, reason, estimates = decision.sized, decision.reason, dict(decision.estimates)
+    return ScanPlan(sized, patterns, sizes, dtype, memory_limit, reason, estimates, products)

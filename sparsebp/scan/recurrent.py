@@ -1,0 +1,180 @@
+"""Which backward a recurrent layer should run: sequential, fused chunked scan, or a scan over stored Jacobians.
+
+With hidden size H a scan multiplies matrices where the recursion multiplies vectors, so it does about H times the
+work. It pays where workers stand idle: a GPU with a small batch and a long sequence. On a CPU with a few cores the
+batch alone keeps all of them busy, and the recursion wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil
+from types import ModuleType
+from typing import Any, Literal
+
+import numpy as np
+
+from sparsebp.errors import OptionError
+from sparsebp.scan.algorithms import tree_levels
+from sparsebp.scan.machine import Machine, machine
+from sparsebp.scan.profile import profile
+
+GATES = {"rnn": 1, "gru": 3}
+"""Matrix–vector products of one step of the recursion."""
+LANES = 32
+"""Threads of a warp: the device kernels give a hidden unit to each."""
+SEQUENTIAL_STEP = {"rnn": 0.10e-6, "gru": 0.25e-6}
+"""Seconds a step of the fused device kernel for H <= 32. Predicted (0.06–0.15 µs for a tanh RNN), not measured."""
+SHARED_BANDWIDTH = 128.0
+"""Bytes a clock that a multiprocessor reads from shared memory, where the weights of H > 32 lie."""
+HOST_LANES = 8
+"""Samples that one vector of the host kernels holds; threads share out groups of them."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen for a backward pass, and why.
+
+    Attributes
+    ----------
+    algorithm
+        ``"linear"``, ``"chunked"`` or ``"blelloch"``.
+    chunks
+        Chunks of time for ``"chunked"``, else 1.
+    reason
+        One sentence.
+    estimates
+        Seconds that the model expects of each algorithm; those beyond the memory limit are left out.
+    memory
+        Bytes of scratch memory of each algorithm.
+    """
+
+    algorithm: str
+    chunks: int
+    reason: str
+    estimates: Mapping[str, float]
+    memory: Mapping[str, int]
+
+
+def choose_recurrent_backward(
+    cell: Literal["rnn", "gru"],
+    T: int,
+    B: int,
+    H: int,
+    dtype: Any = np.float32,
+    xp: ModuleType = np,
+    workers: int | None = None,
+    memory_limit: int | None = None,
+) -> Choice:
+    """Choose the backward of a recurrent layer by estimated time.
+
+    Parameters
+    ----------
+    cell
+        ``"rnn"`` or ``"gru"``.
+    T, B, H
+        Length, batch and hidden size.
+    dtype
+        float32 or float64.
+    xp
+        ``numpy`` or ``cupy``: where the layer runs.
+    workers
+        Threads (or warp schedulers) to count with; by default what the machine has.
+    memory_limit
+        Bytes of scratch memory that may be used.
+
+    Raises
+    ------
+    OptionError
+        The cell is unknown, or a size is below 1.
+    """
+    if cell not in GATES:
+        raise OptionError(
+            "Unknown recurrent cell", expected="'rnn' or 'gru'", got=repr(cell), remedy="Pass one of them"
+        )
+    for name, value in (("T", T), ("B", B), ("H", H), ("workers", 1 if workers is None else workers)):
+        if value < 1:
+            raise OptionError(f"{name} is too small", expected="at least 1", got=value, remedy=f"Pass {name} >= 1")
+    return _choose(cell, T, B, H, np.dtype(dtype).itemsize, machine(xp, workers), memory_limit)
+
+
+def _choose(cell: str, T: int, B: int, H: int, itemsize: int, m: Machine, memory_limit: int | None) -> Choice:
+    linear = _linear(cell, T, B, H, itemsize, m)
+    chunks, chunked = min(
+        ((c, _chunked(cell, T, B, H, itemsize, m, c)) for c in _chunk_counts(T, B, m)), key=lambda pair: pair[1]
+    )
+    seconds = {"linear": linear, "chunked": chunked, "blelloch": _stored(T, B, H, itemsize, m)}
+    memory = {
+        "linear": 0,
+        "chunked": chunks * B * (H * H + H) * itemsize,
+        "blelloch": sum(p.mm for p in profile("blelloch", T)) * B * H * H * itemsize + T * B * H * (H + 1) * itemsize,
+    }
+    fits = {name: t for name, t in seconds.items() if memory_limit is None or memory[name] <= memory_limit}
+    best = min(fits, key=lambda name: fits[name])
+    shown = ", ".join(f"{name} {_time(t)}" for name, t in sorted(fits.items(), key=lambda pair: pair[1]))
+    left_out = [name for name in seconds if name not in fits]
+    reason = f"{best} is the fastest expected on a {m.name} for T={T}, B={B}, H={H}: {shown}"
+    if best == "linear":
+        reason += f"; a scan does about {H} times the work of the recursion"
+    if left_out:
+        reason += f"; beyond the memory limit: {', '.join(left_out)}"
+    return Choice(best, chunks if best == "chunked" else 1, reason, fits, memory)
+
+
+def _time(seconds: float) -> str:
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} µs"
+
+
+def _chunk_counts(T: int, B: int, m: Machine) -> list[int]:
+    """Numbers of chunks worth trying: powers of two up to eight (chunk, sample) pairs a worker, at least 3 chunks."""
+    most = max(min(T, ceil(8 * m.workers / B)), 1)
+    return sorted({min(3, T), min(m.workers, T), most} | {2**k for k in range(2, most.bit_length())})
+
+
+def _linear(cell: str, T: int, B: int, H: int, itemsize: int, m: Machine) -> float:
+    """Seconds of the fused sequential kernel."""
+    if m.is_device:
+        return m.call + T * _device_step(cell, H, itemsize, m) * max(1.0, B / m.workers)
+    groups = ceil(B / HOST_LANES) if B >= HOST_LANES else B
+    work = GATES[cell] * 2.0 * H * H * B / m.rate(itemsize)
+    return m.call + T * (m.step + work / min(m.workers, groups))
+
+
+def _chunked(cell: str, T: int, B: int, H: int, itemsize: int, m: Machine, chunks: int) -> float:
+    """Seconds of the fused reduce-then-scan kernels: reduce with matrices, combine, apply with vectors."""
+    length = ceil(T / chunks)
+    inner = max(chunks - 2, 0)  # the first chunk works with vectors, the last needs no product
+    per_step = GATES[cell] * 2.0 * H**3  # of one sample's matrix
+    tasks = max(inner * B, 1)
+    reduce = length * (m.step + per_step / m.rate(itemsize) * max(1.0, tasks / m.workers)) if inner else 0.0
+    if m.is_device:
+        reduce *= LANES * ceil(H / LANES) / H  # lanes without a hidden unit stand idle
+        step = _device_step(cell, H, itemsize, m)
+    else:
+        step = m.step + GATES[cell] * 2.0 * H * H / m.rate(itemsize)
+    combine = chunks * (m.step + 2.0 * H * H / m.rate(itemsize)) * max(1.0, B / m.workers)
+    apply = length * step * max(1.0, chunks * B / m.workers)
+    return 3 * m.call + reduce + combine + apply
+
+
+def _stored(T: int, B: int, H: int, itemsize: int, m: Machine) -> float:
+    """Seconds of Algorithm 1 over stored Jacobians: it writes them, then a kernel call a level."""
+    block = float(H * H * B * itemsize)
+    seconds = T * block / m.bandwidth
+    for level in profile("blelloch", T):
+        flops = 2.0 * (level.mm * H**3 + level.mv * H**2) * B / (m.workers * m.rate(itemsize))
+        seconds += m.call + max(flops, (3 * level.mm + level.mv) * block / m.bandwidth)
+    return seconds + tree_levels(T) * m.step
+
+
+def _device_step(cell: str, H: int, itemsize: int, m: Machine) -> float:
+    """Seconds of one step of the sequential device kernel."""
+    base = SEQUENTIAL_STEP[cell] * (1.5 if itemsize == 8 else 1.0)
+    if H <= LANES:
+        return base
+    clock = m.flops / LANES  # m.flops is 2 · 32 · clock at half of the peak
+    return base + GATES[cell] * itemsize * H * H / SHARED_BANDWIDTH / clock
