@@ -20,7 +20,9 @@ def hidden_pattern(size: int) -> SparsityPattern:
     return SparsityPattern.dense(size, size)
 
 
-def sequence_pattern(steps: int, input_size: int, hidden_size: int, *, reverse: bool = False) -> SparsityPattern:
+def sequence_pattern(
+    steps: int, input_size: int, hidden_size: int, *, reverse: bool = False, bidirectional: bool = False
+) -> SparsityPattern:
     """Return the pattern of a whole sequence: block-triangular, because an input reaches only what comes after it.
 
     Parameters
@@ -29,11 +31,13 @@ def sequence_pattern(steps: int, input_size: int, hidden_size: int, *, reverse: 
         T, I and H. Elements are in time order: row ``t * I + i`` is input i of step t.
     reverse
         The layer runs backward in time; then input t reaches the outputs s <= t.
+    bidirectional
+        Both: every step has 2H outputs, those of the forward direction first.
 
     Returns
     -------
     SparsityPattern
-        Shape (T·I, T·H): input t reaches the outputs s >= t.
+        Shape (T·I, T·H), or (T·I, T·2H): input t reaches the outputs s >= t (backward in time: s <= t).
 
     Raises
     ------
@@ -47,13 +51,12 @@ def sequence_pattern(steps: int, input_size: int, hidden_size: int, *, reverse: 
             got=f"steps={steps}, input_size={input_size}, hidden_size={hidden_size}",
             remedy="Pass the layer's sizes",
         )
-    shape = (steps * input_size, steps * hidden_size)
-    reached = (
-        np.arange(1, steps + 1) if reverse else np.arange(steps, 0, -1)
-    )  # outputs that the input of a step reaches
-    lengths = np.repeat(reached * hidden_size, input_size)
+    later = np.arange(steps)[:, None] <= np.arange(steps)  # (t, s): input t reaches output s
+    reached = [later, later.T] if bidirectional else [later.T if reverse else later]
+    shape = (steps * input_size, steps * len(reached) * hidden_size)
+    of_step = np.repeat(np.stack(reached, axis=-1).reshape(steps, -1), hidden_size, axis=1)
+    lengths = np.repeat(of_step.sum(axis=1, dtype=np.int64), input_size)
     indptr = np.concatenate(([0], np.cumsum(lengths)))
-    first = np.repeat(np.arange(steps) * (0 if reverse else hidden_size), input_size)
-    # each row is a run of columns: count on from where the row began
-    offset = np.arange(indptr[-1]) - np.repeat(indptr[:-1] - first, lengths)
-    return SparsityPattern._trusted(indptr, offset.astype(index_dtype(len(offset), shape)), shape)
+    rows = [np.tile(np.flatnonzero(columns), input_size) for columns in of_step]
+    indices = np.concatenate(rows) if rows else np.zeros(0, np.int64)
+    return SparsityPattern._trusted(indptr, indices.astype(index_dtype(len(indices), shape)), shape)

@@ -1,0 +1,7 @@
+"""Exchange with SciPy, CuPy's sparse matrices, DLPack and PyTorch. Each module imports its library when called."""
+
+from __future__ import annotations
+
+from sparsebp.interop import cupyx, dlpack, scipy, torch
+
+__all__ = ["cupyx", "dlpack", "scipy", "torch"]

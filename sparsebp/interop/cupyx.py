@@ -1,0 +1,49 @@
+"""CuPy's sparse matrices in and out; everything stays on the device except the pattern, which lives on the host."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sparsebp import backend
+
+if TYPE_CHECKING:
+    from sparsebp.jacobians import TransposedJacobian
+
+
+def from_cupyx(matrix: Any) -> TransposedJacobian:
+    """Return a `cupyx.scipy.sparse.csr_matrix` as a `TransposedJacobian` whose values the batch shares.
+
+    The values are not copied; the index arrays are copied to the host once, which synchronises.
+
+    Raises
+    ------
+    MissingDependencyError, DeviceError
+        CuPy is not installed or sees no GPU.
+    PatternError
+        The matrix is not CSR, or not canonical (see its ``sum_duplicates``).
+    DTypeError
+        Its values are neither float32 nor float64.
+    """
+    from sparsebp.jacobians import TransposedJacobian
+    from sparsebp.patterns import SparsityPattern
+
+    backend.cupy()
+    return TransposedJacobian(SparsityPattern.from_scipy(matrix), matrix.data)  # synchronize!
+
+
+def to_cupyx(jacobian: TransposedJacobian, sample: int = 0) -> Any:
+    """Return one sample as a `cupyx.scipy.sparse.csr_matrix`; host values are copied to the device.
+
+    Raises
+    ------
+    MissingDependencyError, DeviceError
+        CuPy is not installed or sees no GPU.
+    OptionError
+        There is no such sample.
+    """
+    cp = backend.cupy()
+    from cupyx.scipy.sparse import csr_matrix
+
+    values = backend.to_device(jacobian.values_of(sample), "cuda")
+    indptr, indices = jacobian.pattern.device_arrays(cp)
+    return csr_matrix((cp.ascontiguousarray(values), indices, indptr), shape=jacobian.shape)

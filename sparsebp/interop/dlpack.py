@@ -1,0 +1,81 @@
+"""DLPack on the three arrays of a CSR matrix: values, indices, indptr. Other frameworks' tensors without a copy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparsebp import backend
+from sparsebp.errors import DeviceError
+
+if TYPE_CHECKING:
+    from sparsebp.jacobians import TransposedJacobian
+    from sparsebp.types import Array
+
+_CPU, _CUDA = 1, 2  # DLDeviceType of the DLPack standard
+
+
+def from_dlpack(tensor: Any) -> Array:
+    """Return a tensor of any framework as an array of NumPy (host) or CuPy (CUDA), sharing its memory.
+
+    Raises
+    ------
+    DeviceError
+        It does not speak DLPack, or is on a device that is neither the host nor CUDA.
+    """
+    if not hasattr(tensor, "__dlpack_device__"):
+        raise DeviceError(
+            "The tensor does not speak DLPack",
+            expected="an object with __dlpack__ and __dlpack_device__",
+            got=type(tensor).__qualname__,
+            remedy="Convert it to an array of NumPy or CuPy",
+        )
+    kind = int(tensor.__dlpack_device__()[0])
+    if kind == _CPU:
+        return np.from_dlpack(tensor)
+    if kind == _CUDA:
+        return backend.cupy().from_dlpack(tensor)
+    raise DeviceError(
+        "The tensor is on an unknown device",
+        expected="the host or CUDA",
+        got=f"DLPack device type {kind}",
+        remedy="Move it first",
+    )
+
+
+def jacobian_from_dlpack(indptr: Any, indices: Any, values: Any, shape: tuple[int, int]) -> TransposedJacobian:
+    """Return a `TransposedJacobian` from the three tensors of a CSR matrix.
+
+    Parameters
+    ----------
+    indptr, indices
+        Integer tensors (n_rows + 1,) and (nnz,), on the host or a device (then copied to the host, which synchronises).
+    values
+        (nnz,) or (nnz, B), batch last, float32 or float64; shared without a copy.
+    shape
+        (n_rows, n_columns).
+
+    Raises
+    ------
+    PatternError, ShapeError, DTypeError, LayoutError, DeviceError
+        A tensor does not fit.
+    """
+    from sparsebp.jacobians import TransposedJacobian
+    from sparsebp.patterns import SparsityPattern
+
+    host = [backend.to_host(from_dlpack(tensor)) for tensor in (indptr, indices)]  # synchronize!
+    return TransposedJacobian(SparsityPattern(host[0], host[1], shape), from_dlpack(values))
+
+
+def dlpack_arrays(jacobian: TransposedJacobian) -> tuple[Array, Array, Array]:
+    """Return ``(indptr, indices, values)`` on the device of the values, all of which speak DLPack.
+
+    Values are shared. Host index arrays are copied, because the pattern's are read-only, which DLPack cannot say to
+    every consumer; those on a device are the pattern's own and must not be written to.
+    """
+    xp = backend.namespace(jacobian.data)
+    indptr, indices = jacobian.pattern.device_arrays(xp)
+    if xp is np:
+        indptr, indices = indptr.copy(), indices.copy()
+    return indptr, indices, jacobian.data

@@ -1,0 +1,145 @@
+"""A thin bridge to PyTorch: tensors without a copy, sparse CSR tensors, and weights both ways."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sparsebp import backend
+from sparsebp.errors import DTypeError, MissingDependencyError, ShapeError
+
+if TYPE_CHECKING:
+    from sparsebp.jacobians import TransposedJacobian
+    from sparsebp.types import Array
+
+
+def from_torch(tensor: Any) -> Array:
+    """Return a tensor as an array of NumPy or CuPy that shares its memory; the autograd graph is left behind.
+
+    Raises
+    ------
+    DeviceError
+        The tensor is on a device that is neither the host nor CUDA.
+    """
+    from sparsebp.interop.dlpack import from_dlpack
+
+    return from_dlpack(tensor.detach())
+
+
+def to_torch(array: Array) -> Any:
+    """Return an array of NumPy or CuPy as a tensor that shares its memory (a read-only array is copied).
+
+    Raises
+    ------
+    MissingDependencyError
+        PyTorch is not installed.
+    """
+    torch = _torch()
+    if backend.namespace(array) is np and not array.flags.writeable:
+        array = array.copy()
+    return torch.from_dlpack(array)
+
+
+def jacobian_to_torch(jacobian: TransposedJacobian, sample: int = 0) -> Any:
+    """Return one sample as a `torch.sparse_csr_tensor`, on the device of the values.
+
+    Raises
+    ------
+    MissingDependencyError
+        PyTorch is not installed.
+    OptionError
+        There is no such sample.
+    """
+    torch = _torch()
+    xp = backend.namespace(jacobian.data)
+    parts = [*jacobian.pattern.device_arrays(xp), jacobian.values_of(sample)]
+    indptr, indices, values = (to_torch(xp.ascontiguousarray(part)) for part in parts)
+    return torch.sparse_csr_tensor(indptr, indices, values, size=jacobian.shape)
+
+
+def jacobian_from_torch(tensor: Any) -> TransposedJacobian:
+    """Return a `torch.sparse_csr_tensor` as a `TransposedJacobian` whose values the batch shares, without a copy.
+
+    Raises
+    ------
+    PatternError
+        The tensor is not canonical.
+    DTypeError
+        Its values are neither float32 nor float64.
+    """
+    from sparsebp.interop.dlpack import jacobian_from_dlpack
+
+    rows, columns = tensor.shape
+    return jacobian_from_dlpack(tensor.crow_indices(), tensor.col_indices(), tensor.values().detach(), (rows, columns))
+
+
+def load_from_torch(layer: Any, module: Any) -> None:
+    """Copy the weights of a torch module into a layer or model of the same names and shapes.
+
+    Parameters
+    ----------
+    layer
+        A layer of `sparsebp.nn`; the weights keep its dtype and device.
+    module
+        A `torch.nn.Module`, or its ``state_dict()``.
+
+    Raises
+    ------
+    DTypeError, ShapeError
+        The weights do not fit; nothing is converted silently.
+    """
+    state = module.state_dict() if hasattr(module, "state_dict") else module
+    layer.load_state_dict({name: from_torch(tensor) for name, tensor in state.items()})
+
+
+def load_into_torch(module: Any, layer: Any) -> None:
+    """Copy the weights of a layer or model into a torch module of the same names and shapes.
+
+    Raises
+    ------
+    MissingDependencyError
+        PyTorch is not installed.
+    DTypeError, ShapeError
+        Names, shapes or dtypes differ; nothing is changed then.
+    """
+    torch = _torch()
+    ours, theirs = layer.state_dict(), module.state_dict()
+    if ours.keys() != theirs.keys():
+        raise ShapeError(
+            "The weights have different names",
+            expected=f"{sorted(theirs)}",
+            got=f"{sorted(ours)}",
+            remedy="Build both models with the same layers and arguments",
+        )
+    for name, array in ours.items():
+        there = theirs[name]
+        if tuple(array.shape) != tuple(there.shape):
+            raise ShapeError(
+                f"{name} has another shape",
+                expected=tuple(there.shape),
+                got=array.shape,
+                remedy="Build both models with the same sizes",
+            )
+        if np.dtype(array.dtype).name != str(there.dtype).removeprefix("torch."):
+            raise DTypeError(
+                f"{name} has another dtype",
+                expected=there.dtype,
+                got=array.dtype,
+                remedy="Build both models with one dtype; nothing is converted silently",
+            )
+    with torch.no_grad():
+        for name, array in ours.items():
+            theirs[name].copy_(to_torch(array))
+
+
+def _torch() -> ModuleType:
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingDependencyError(
+            "PyTorch is not installed, and this bridge needs it",
+            remedy="Install the extra: pip install 'sparsebp[torch]'",
+        ) from error
+    return torch

@@ -1,0 +1,19 @@
+"""Values on a pattern: an operator and what its forward saved become a sparse transposed Jacobian."""
+
+from __future__ import annotations
+
+from sparsebp.jacobians.api import jacobian_t
+from sparsebp.jacobians.linear import linear_jacobian_t
+from sparsebp.jacobians.pointwise import pointwise_jacobian_t
+from sparsebp.jacobians.recurrent import gru_hidden_jacobians, hidden_elements, rnn_hidden_jacobians
+from sparsebp.jacobians.transposed import TransposedJacobian
+
+__all__ = [
+    "TransposedJacobian",
+    "gru_hidden_jacobians",
+    "hidden_elements",
+    "jacobian_t",
+    "linear_jacobian_t",
+    "pointwise_jacobian_t",
+    "rnn_hidden_jacobians",
+]
