@@ -1,0 +1,31 @@
+"""Kernels on a GPU: CUDA C++ sources in ``cuda/``, and the launchers that check arguments and choose grids.
+
+A launcher checks dtype, shape, layout and device, because nothing behind it does, and launches on the current stream. It
+allocates scratch only, and never waits for the device.
+"""
+
+from __future__ import annotations
+
+from sparsebp.kernels.device.base import Launcher
+from sparsebp.kernels.device.csr import CsrKernels
+from sparsebp.kernels.device.dense import DenseKernels
+from sparsebp.kernels.device.gru import GruKernels
+from sparsebp.kernels.device.loader import RawModuleLoader, options, source
+from sparsebp.kernels.device.rnn import RnnKernels
+from sparsebp.kernels.device.sources import SOURCES
+from sparsebp.kernels.device.spgemm import SpgemmKernels
+from sparsebp.kernels.device.training import TrainingKernels
+
+__all__ = ["SOURCES", "DeviceKernels", "Launcher", "RawModuleLoader", "options", "source"]
+
+
+class DeviceKernels(CsrKernels, SpgemmKernels, DenseKernels, RnnKernels, GruKernels, TrainingKernels):
+    """The device side of `sparsebp.kernels.protocol.Kernels`.
+
+    Parameters
+    ----------
+    xp
+        The namespace of the arrays, `cupy`, or another whose arrays `loader`'s kernels take.
+    loader
+        Compiles the sources: `RawModuleLoader(cupy)` on a GPU.
+    """

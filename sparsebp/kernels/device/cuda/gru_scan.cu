@@ -1,0 +1,107 @@
+// First phase of back-propagation through a GRU by reduce-then-scan: every chunk's affine map, from the factored Jacobian
+// J[t] = W_hr' diag(of_r) + W_hz' diag(of_z) + W_hn' diag(of_n) + diag(z) (BPPSA Eq. 11). It is never stored.
+
+#include "common.cuh"
+#include "recurrent.cuh"
+#include "reduction.cuh"
+
+#ifdef HIDDEN
+constexpr int FACTORS = 4;
+// Samples of a warp read their Jacobians at once, 16 bytes each: an odd number of such pieces apart, no bank is hit twice.
+constexpr int JACOBIAN = HIDDEN * HIDDEN_PADDED + (HIDDEN * HIDDEN_PADDED / WIDTH % 2 ? 0 : WIDTH);
+
+// A warp a chunk and MATRICES samples, chunks 1 ... chunks - 2. The Jacobian of the current step is put together in shared
+// memory (3 H^2 multiply-adds a sample) and serves all rows of P, which costs H^3 instead of 3 H^3 for three products.
+// Operations: 2 (H^3 + 3 H^2) a step and sample; bytes: gates, h and gy once.
+extern "C" __global__ void __launch_bounds__(32, 1) gru_reduce(
+    const real* __restrict__ h, const real* __restrict__ h0, const real* __restrict__ gates,
+    const real* __restrict__ weights, const real* __restrict__ gy, real* __restrict__ matrices, real* __restrict__ vectors,
+    int64 steps, int batch, int hidden, int64 chunks, int groups) {
+    extern __shared__ __align__(16) real shared[];
+    constexpr int H = HIDDEN, SQUARE = HIDDEN * HIDDEN;
+    const int lane = threadIdx.x, slot = lane / GROUP < MATRICES ? lane / GROUP : 0, row = lane % GROUP * ROWS;
+    const int64 chunk = 1 + blockIdx.x / groups;
+    const int first_sample = blockIdx.x % groups * MATRICES;
+    const int count = min(MATRICES, batch - first_sample) * H;
+    const int64 begin = chunk_begin(chunk, chunks, steps), end = chunk_begin(chunk + 1, chunks, steps);
+    const int64 stride = int64(batch) * H, at = int64(first_sample) * H;
+    real* const jacobians = shared;
+    real* const exchange = jacobians + MATRICES * JACOBIAN;
+    real* const factors = exchange + ROWS * H * WARP;  // four of a unit side by side
+    real* const incoming = factors + MATRICES * H * FACTORS;
+    real* const w = incoming + padded(MATRICES * H);
+    for (int e = lane; e < 3 * SQUARE; e += WARP) w[e] = weights[e];
+    clear(jacobians, MATRICES * JACOBIAN);
+
+    real ahead[STAGES][FACTORS + 2];
+    const auto fetch = [&](int64 t) {
+#pragma unroll
+        for (int s = 0; s < STAGES; ++s) {
+            const int e = lane + s * WARP;
+            const bool valid = e < count && t < end;
+            const real* const kept = gates + (t * stride + at + e / H * H) * 4 + e % H;
+#pragma unroll
+            for (int q = 0; q < 4; ++q) ahead[s][q] = valid ? kept[q * H] : real(0);
+            ahead[s][4] = !valid ? real(0) : t > 0 ? h[at + (t - 1) * stride + e] : h0[at + e];
+            ahead[s][5] = gy && valid ? gy[at + t * stride + e] : real(0);
+        }
+    };
+    fetch(begin);
+    ChunkRows rows;
+    for (int64 t = begin; t < end; ++t) {
+        __syncwarp();
+#pragma unroll
+        for (int s = 0; s < STAGES; ++s) {
+            const int e = lane + s * WARP;
+            if (e >= MATRICES * H) continue;
+            const GruFactors f = gru_factors(ahead[s][0], ahead[s][1], ahead[s][2], ahead[s][3], ahead[s][4]);
+            real* const place = factors + e * FACTORS;
+            place[0] = f.of_r, place[1] = f.of_z, place[2] = f.of_n, place[3] = f.z;
+            incoming[e] = ahead[s][5];
+        }
+        __syncwarp();
+        fetch(t + 1);
+        // Entry (j, k) of every sample's transposed Jacobian; a lane loads its weights once for all samples.
+        for (int e = lane; e < SQUARE; e += WARP) {
+            const int j = e / H, k = e % H;
+            const real w_r = w[e], w_z = w[SQUARE + e], w_n = w[2 * SQUARE + e];
+#pragma unroll
+            for (int m = 0; m < MATRICES; ++m) {
+                const real* const f = factors + (m * H + j) * FACTORS;
+                jacobians[m * JACOBIAN + j * HIDDEN_PADDED + k] = w_r * f[0] + w_z * f[1] + w_n * f[2] + (j == k ? f[3] : real(0));
+            }
+        }
+        __syncwarp();
+        if (t == begin)
+            rows.start<false>(jacobians + slot * JACOBIAN, nullptr, exchange, lane, row);
+        else
+            rows.multiply<false>(jacobians + slot * JACOBIAN, nullptr, exchange, lane);
+        if (gy) rows.add(incoming + slot * H);
+    }
+    if (lane / GROUP < MATRICES && slot * H < count) {
+        const int64 map = (chunk - 1) * batch + first_sample + slot;
+        rows.store(matrices + map * SQUARE, gy ? vectors + map * H : nullptr, row);
+    }
+}
+#else
+// A block a chunk, sample and `rows` rows of P; `weights` is W', (H, 3 H). Three products: a Jacobian would not fit.
+extern "C" __global__ void __launch_bounds__(256, 1) gru_reduce(
+    const real* __restrict__ h, const real* __restrict__ h0, const real* __restrict__ gates,
+    const real* __restrict__ weights, const real* __restrict__ gy, real* __restrict__ matrices, real* __restrict__ vectors,
+    int64 steps, int batch, int hidden, int64 chunks, int groups) {
+    extern __shared__ __align__(16) real shared[];
+    const int rows = blockDim.x / WARP * ROWS;
+    const int64 map = blockIdx.x / groups, chunk = 1 + map / batch, at = map % batch * hidden;
+    const int64 stride = int64(batch) * hidden;
+    reduce_rows<3, 4>(
+        weights, gy ? gy + at : nullptr, matrices + map * hidden * hidden, gy ? vectors + map * hidden : nullptr,
+        [&](int64 t, int j, real(&out)[4]) {
+            const real* const kept = gates + (t * stride + at) * 4 + j;
+            const real before = t > 0 ? h[at + (t - 1) * stride + j] : h0[at + j];
+            const GruFactors f = gru_factors(kept[0], kept[hidden], kept[2 * hidden], kept[3 * hidden], before);
+            out[0] = f.of_r, out[1] = f.of_z, out[2] = f.of_n, out[3] = f.z;
+        },
+        chunk_begin(chunk, chunks, steps), chunk_begin(chunk + 1, chunks, steps), stride, blockIdx.x % groups * rows,
+        hidden, shared);
+}
+#endif

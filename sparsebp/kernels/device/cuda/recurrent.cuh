@@ -1,0 +1,120 @@
+// What the recurrent kernels share: the weights of one hidden unit, and the derivatives of a step.
+//
+// One thread a hidden unit. With -DHIDDEN the size is known when compiling, a thread keeps its weights in registers and a
+// block of at most 32 units is one warp that never waits for another. Without, the size comes as an argument and weights
+// are streamed, from shared memory with -DSTAGED=1, else from global memory (L2). The state goes round through shared
+// memory in wide broadcasts: about 30 cycles for all of it, where shuffles would cost 2 cycles an entry on top of 23.
+
+#ifdef HIDDEN
+#define STREAMED 0
+constexpr int UNIT_BLOCK = (HIDDEN + WARP - 1) / WARP * WARP;
+#define HIDDEN_SIZE(argument) constexpr int H = HIDDEN
+__device__ __forceinline__ void unit_barrier() {
+    if (HIDDEN <= WARP)
+        __syncwarp();
+    else
+        __syncthreads();
+}
+#else
+#define STREAMED 1
+constexpr int UNIT_BLOCK = 1024;  // leaves a thread 64 registers
+#define HIDDEN_SIZE(argument) const int H = argument
+__device__ __forceinline__ void unit_barrier() { __syncthreads(); }
+#endif
+
+// The weights that thread `unit` needs: OUTPUTS results from FOLD * H values of state each.
+//   load:  takes them from `source`; returns the shared memory that is left.
+//   apply: out[o] = sum over k of weight(k, o) * state[k].
+// In memory weight (k, o) of a unit lies at source[k * input_stride + o * output_stride] in the register form; the
+// streamed form wants units side by side: source[(k * OUTPUTS + o) * H + unit].
+#ifdef HIDDEN
+template <int OUTPUTS, int FOLD> struct UnitWeights {
+    static constexpr int INPUTS = FOLD * HIDDEN;
+    static constexpr int CHAINS = OUTPUTS == 1 ? 4 : 2;  // independent sums, to hide the latency of an addition
+    real values[OUTPUTS][INPUTS];
+
+    __device__ __forceinline__ void load(const real* source, int64 input_stride, int64 output_stride, bool active) {
+#pragma unroll
+        for (int o = 0; o < OUTPUTS; ++o)
+#pragma unroll
+            for (int k = 0; k < INPUTS; ++k)
+                values[o][k] = active ? source[k * input_stride + o * output_stride] : real(0);
+    }
+
+    __device__ __forceinline__ void apply(const real* state, real (&out)[OUTPUTS]) const {
+        real sums[OUTPUTS][CHAINS] = {};
+#pragma unroll
+        for (int k = 0; k < INPUTS; k += WIDTH) {
+            real piece[WIDTH];
+            load_wide(state + k, piece);
+#pragma unroll
+            for (int c = 0; c < WIDTH; ++c)
+#pragma unroll
+                for (int o = 0; o < OUTPUTS; ++o)
+                    if (k + c < INPUTS) sums[o][(k + c) % CHAINS] += values[o][k + c] * piece[c];
+        }
+#pragma unroll
+        for (int o = 0; o < OUTPUTS; ++o) {
+            if (CHAINS == 4) sums[o][0] += sums[o][2], sums[o][1] += sums[o][3 % CHAINS];
+            out[o] = sums[o][0] + sums[o][1];
+        }
+    }
+};
+#else
+template <int OUTPUTS, int FOLD> struct UnitWeights {
+    const real* values;
+    int inputs, stride;
+
+    __device__ __forceinline__ real* load(const real* source, int H, real* shared) {
+        inputs = FOLD * H;
+        stride = OUTPUTS * H;
+        values = source + threadIdx.x;
+#if STAGED
+        for (int e = threadIdx.x; e < inputs * stride; e += blockDim.x) shared[e] = source[e];
+        values = shared + threadIdx.x;
+        return shared + padded(inputs * stride);
+#else
+        return shared;
+#endif
+    }
+
+    __device__ __forceinline__ void apply(const real* state, real (&out)[OUTPUTS]) const {
+        const int H = stride / OUTPUTS;
+        real sums[OUTPUTS] = {};
+        if (int(threadIdx.x) < H)
+#pragma unroll 8
+            for (int k = 0; k < inputs; ++k)
+#pragma unroll
+                for (int o = 0; o < OUTPUTS; ++o) sums[o] += values[k * stride + o * H] * state[k];
+#pragma unroll
+        for (int o = 0; o < OUTPUTS; ++o) out[o] = sums[o];
+    }
+};
+#endif
+
+// ---- one step's derivatives, needed by the sequential backward, the scan and the materialised Jacobians ----------------
+
+#ifdef RELU
+// f' of an Elman step, from the output of f. RELU picks f: 0 is tanh, 1 is relu.
+__device__ __forceinline__ real slope(real h) {
+#if RELU
+    return h > 0 ? real(1) : real(0);
+#else
+    return 1 - h * h;
+#endif
+}
+#endif
+
+// The factors of a GRU's transposed Jacobian at one unit (BPPSA Eq. 11):
+// J = W_hr' diag(of_r) + W_hz' diag(of_z) + W_hn' diag(of_n) + diag(z).
+struct GruFactors {
+    real of_r, of_z, of_n, z;
+};
+
+__device__ __forceinline__ GruFactors gru_factors(real r, real z, real n, real m, real before) {
+    const real to_n = (1 - z) * (1 - n * n);
+    return GruFactors{to_n * (m * r * (1 - r)), (before - n) * z * (1 - z), to_n * r, z};
+}
+
+// Chunk c of a sequence covers the steps from chunk_begin(c) to chunk_begin(c + 1).
+__device__ __forceinline__ int64 chunk_begin(int64 chunk, int64 chunks, int64 steps) { return chunk * steps / chunks; }

@@ -1,0 +1,141 @@
+"""Launchers of the kernels on stacks of small dense blocks (``cuda/dense.cu``)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sparsebp.kernels import checks
+from sparsebp.kernels.device.base import BLOCK, WARP, Launcher, ceil_div, lanes, real_define, step
+from sparsebp.types import Array
+
+_TILE = 4  # as TILE in dense.cu
+_MATMUL_BLOCK = 128
+
+
+class DenseKernels(Launcher):
+    """Device side of the dense part of `sparsebp.kernels.protocol.Kernels`; shapes and dtypes are stated there."""
+
+    def dense_matmul(self, a: Array, a_index: Array, b: Array, b_index: Array, out: Array, out_index: Array) -> None:
+        """A level of products; a thread a tile of entries and sample."""
+        batch = checks.check_dense_matmul(a, a_index, b, b_index, out, out_index)
+        (_, m, k, _), n = a.shape, b.shape[2]
+        block = lanes(batch, _MATMUL_BLOCK)
+        tiles = len(a_index) * ceil_div(m, _TILE) * ceil_div(n, _TILE)
+        self._launch(
+            "dense.cu",
+            "dense_matmul",
+            real_define(a),
+            ceil_div(tiles, block[1]) if batch else 0,
+            block,
+            (
+                a,
+                a_index,
+                step(a, batch),
+                b,
+                b_index,
+                step(b, batch),
+                out,
+                out_index,
+                np.int64(tiles),
+                np.int32(m),
+                np.int32(k),
+                np.int32(n),
+                np.int32(batch),
+            ),
+        )
+
+    def dense_matvec(
+        self,
+        a: Array,
+        a_index: Array,
+        x: Array,
+        x_index: Array,
+        add: Array | None,
+        add_index: Array | None,
+        out: Array,
+        out_index: Array,
+    ) -> None:
+        """A level of matrix-vector products; a thread an entry and sample, or a warp an entry for one sample."""
+        batch = checks.check_dense_matvec(a, a_index, x, x_index, add, add_index, out, out_index)
+        _, m, k, _ = a.shape
+        rows = len(a_index) * m
+        sizes = (np.int64(rows), np.int32(m), np.int32(k))
+        if batch == 1:
+            block = (WARP, BLOCK // WARP)
+            args = (a, a_index, x, x_index, add, add_index, out, out_index, *sizes)
+            self._launch("dense.cu", "dense_matvec_single", real_define(a), ceil_div(rows, block[1]), block, args)
+        elif batch > 1:
+            block = lanes(batch)
+            args = (a, a_index, step(a, batch), x, x_index, add, add_index, out, out_index, *sizes, np.int32(batch))
+            self._launch("dense.cu", "dense_matvec", real_define(a), ceil_div(rows, block[1]), block, args)
+
+    def dense_chain(self, a: Array, chunk_ptr: Array, x: Array, add: Array | None, out: Array) -> None:
+        """Independent chains of matrix-vector products; a block a chunk and tile of samples."""
+        batch = checks.check_dense_chain(a, chunk_ptr, x, add, out)
+        self._chain(a, chunk_ptr, x, add, out, None, batch)
+
+    def dense_reduce(
+        self, a: Array, chunk_ptr: Array, add: Array | None, out_matrix: Array, out_vector: Array | None
+    ) -> None:
+        """Reduce each chunk of affine maps to one; a block a chunk, tile of columns and tile of samples."""
+        batch = checks.check_dense_reduce(a, chunk_ptr, add, out_matrix, out_vector)
+        n, own = a.shape[1], a.shape[3]
+        chunks = len(chunk_ptr) - 1
+        block, shared = self._vectors(n, own, a.dtype.itemsize, _TILE)
+        tiles = ceil_div(own, block[0])
+        self._launch(
+            "dense.cu",
+            "dense_reduce",
+            real_define(a),
+            chunks * ceil_div(n, _TILE) * tiles,
+            block,
+            (a, step(a, own), chunk_ptr, out_matrix, np.int32(n), np.int32(own), np.int32(tiles)),
+            shared,
+        )
+        if add is not None:
+            self._chain(a, chunk_ptr, None, add, None, out_vector, batch)
+
+    def _chain(
+        self,
+        a: Array,
+        chunk_ptr: Array,
+        start: Array | None,
+        add: Array | None,
+        every_step: Array | None,
+        last: Array | None,
+        batch: int,
+    ) -> None:
+        n = a.shape[1]
+        block, shared = self._vectors(n, batch, a.dtype.itemsize, 1)
+        tiles = ceil_div(batch, block[0])
+        self._launch(
+            "dense.cu",
+            "dense_chain",
+            real_define(a),
+            (len(chunk_ptr) - 1) * tiles if n else 0,
+            block,
+            (
+                a,
+                step(a, batch),
+                chunk_ptr,
+                start,
+                add,
+                every_step,
+                last,
+                np.int32(n),
+                np.int32(batch),
+                np.int32(tiles),
+            ),
+            shared,
+        )
+
+    def _vectors(self, n: int, batch: int, itemsize: int, columns: int) -> tuple[tuple[int, int], int]:
+        """Return the block and the bytes for two copies of `columns` vectors of a tile of samples.
+
+        Eight float32 samples are one sector of memory; the tile shrinks where the vectors would not fit.
+        """
+        tile = min(8, lanes(batch)[0])
+        while tile > 1 and 2 * n * columns * tile * itemsize > self.shared_limit:
+            tile //= 2
+        rows = min(BLOCK // tile, max(1, 1 << max(n - 1, 0).bit_length()))
+        return (tile, rows), 2 * n * columns * tile * itemsize

@@ -1,0 +1,87 @@
+"""Compiles the CUDA sources at first use and keeps the modules."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib import resources
+from importlib.resources.abc import Traversable
+from types import ModuleType
+from typing import Any
+
+from sparsebp.kernels.device.base import Defines
+
+_INCLUDE = re.compile(r'#include "(\w+\.cuh)"')
+_OPTIONS = ("-std=c++17",)
+"""No --use_fast_math: float32 means float32. Contraction to fused multiply-adds is the compiler's default and stays."""
+
+
+@cache
+def source(file: str) -> str:
+    """Return the text of a file of ``cuda/`` with its ``#include "…"`` lines replaced by those files: the compiler's input."""
+    folder = resources.files("sparsebp.kernels.device") / "cuda"
+    return _expand(folder, file)
+
+
+def _expand(folder: Traversable, file: str) -> str:
+    lines = [f'#line 1 "{file}"']
+    for number, line in enumerate((folder / file).read_text(encoding="utf-8").splitlines(), start=1):
+        header = _INCLUDE.fullmatch(line)
+        lines.append(f'{_expand(folder, header[1])}\n#line {number + 1} "{file}"' if header else line)
+    return "\n".join(lines) + "\n"
+
+
+def options(defines: Defines) -> tuple[str, ...]:
+    """Return the compiler options for these defines, in a fixed order."""
+    return (*_OPTIONS, *(f"-D{name}={value}" for name, value in sorted(defines.items())))
+
+
+class RawModuleLoader:
+    """Loads `cupy.RawModule` objects, one per file, set of defines and device; CuPy keeps the binaries on disk too.
+
+    Parameters
+    ----------
+    cupy
+        The CuPy module.
+    """
+
+    def __init__(self, cupy: ModuleType) -> None:
+        self._cupy = cupy
+        self._modules: dict[tuple[Any, ...], Any] = {}
+        self._attributes: dict[int, dict[str, int]] = {}
+
+    @property
+    def device(self) -> Any:
+        """The current device, on which launches run."""
+        return self._cupy.cuda.Device()
+
+    @property
+    def max_shared_memory(self) -> int:
+        """Bytes of shared memory that a block can opt in to on the current device."""
+        return self._attribute("MaxSharedMemoryPerBlockOptin")
+
+    @property
+    def multiprocessors(self) -> int:
+        """Multiprocessors of the current device."""
+        return self._attribute("MultiProcessorCount")
+
+    def get(self, file: str, defines: Defines) -> Any:
+        """Return the module of `file` compiled with `defines` for the current device.
+
+        Raises
+        ------
+        cupy.cuda.compiler.CompileException
+            The source does not compile; nothing is passed over.
+        """
+        key = (file, tuple(sorted(defines.items())), self._cupy.cuda.runtime.getDevice())
+        module = self._modules.get(key)
+        if module is None:
+            module = self._cupy.RawModule(code=source(file), options=options(defines), backend="nvrtc")
+            self._modules[key] = module
+        return module
+
+    def _attribute(self, name: str) -> int:
+        number = self._cupy.cuda.runtime.getDevice()
+        if number not in self._attributes:
+            self._attributes[number] = self._cupy.cuda.Device(number).attributes
+        return int(self._attributes[number][name])

@@ -1,0 +1,62 @@
+"""Every source file with representative sets of defines: what a test compiles to be sure that all of it compiles."""
+
+from __future__ import annotations
+
+from itertools import product
+
+from sparsebp.kernels.device.base import Defines
+
+_REALS = ("float", "double")
+_INDICES = ("int", "long long")
+_HIDDEN = (1, 7, 20, 32)
+
+
+def _csr() -> list[Defines]:
+    return [{"REAL": real, "INDEX": index} for real, index in product(_REALS, _INDICES)]
+
+
+def _spgemm() -> list[Defines]:
+    return [one | {"POSITION": position} for one in _csr() for position in ("unsigned short", "unsigned int")]
+
+
+def _plain() -> list[Defines]:
+    return [{"REAL": real} for real in _REALS]
+
+
+def _units(largest: dict[str, int]) -> list[Defines]:
+    """Sizes of one warp, the largest with weights in registers, and the streamed form."""
+    sets: list[Defines] = []
+    for real in _REALS:
+        sets += [{"REAL": real, "HIDDEN": hidden} for hidden in (*_HIDDEN, largest[real]) if hidden <= largest[real]]
+        sets += [{"REAL": real, "STAGED": staged} for staged in (0, 1)]
+    return sets
+
+
+def _reductions() -> list[Defines]:
+    sets: list[Defines] = []
+    rows = {
+        "float": {1: (1,), 7: (1, 7), 20: (1, 3, 5, 6), 32: (1, 2, 4)},
+        "double": {1: (1,), 7: (7,), 20: (1, 3), 32: (1, 2)},
+    }
+    for real in _REALS:
+        sets += [{"REAL": real, "HIDDEN": hidden, "ROWS": r} for hidden in _HIDDEN for r in rows[real][hidden]]
+        sets += [{"REAL": real, "ROWS": r} for r in (1, 2, 4)]
+    return sets
+
+
+def _with_relu(sets: list[Defines]) -> list[Defines]:
+    return [one | {"RELU": relu} for one in sets for relu in (0, 1)]
+
+
+SOURCES: dict[str, list[Defines]] = {
+    "csr.cu": _csr(),
+    "spgemm.cu": _spgemm(),
+    "dense.cu": _plain(),
+    "training.cu": _plain(),
+    "rnn.cu": _with_relu(_units({"float": 128, "double": 80})),
+    "gru.cu": _units({"float": 53, "double": 26}),
+    "rnn_scan.cu": _with_relu(_reductions()),
+    "gru_scan.cu": _reductions(),
+    "scan.cu": [{"REAL": real, "HIDDEN": h} for real in _REALS for h in _HIDDEN] + _plain(),
+}
+"""File name to the list of define sets, each ``{name: value}``."""
