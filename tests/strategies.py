@@ -25,7 +25,7 @@ def sizes(low: int = 0, high: int = 33) -> st.SearchStrategy[int]:
 def csr_patterns(
     draw: st.DrawFn, rows: st.SearchStrategy[int] | None = None, columns: st.SearchStrategy[int] | None = None
 ) -> tuple[np.ndarray, np.ndarray, tuple[int, int]]:
-    """A canonical CSR pattern ``(indptr, indices, shape)``, int32: empty rows, full rows and empty matrices among them."""
+    """A canonical CSR pattern ``(indptr, indices, shape)``, int32; empty or full rows and empty matrices too."""
     m = draw(sizes(0, 17) if rows is None else rows)
     n = draw(sizes(0, 17) if columns is None else columns)
     density = draw(st.sampled_from([0.0, 0.1, 0.3, 0.7, 1.0]))

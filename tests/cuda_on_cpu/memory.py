@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 UNWRITTEN = {4: 0x7FC5BEAD, 8: 0x7FFC5BEADFEEDFAC}
-"""By item size. As floats: quiet NaNs with a payload that arithmetic does not produce. Also known to ``checker.cpp``."""
+"""By item size. As floats: quiet NaNs with a payload that arithmetic does not produce; ``checker.cpp`` knows them."""
 
 
 def uninitialised(shape: int | tuple[int, ...], dtype: Any) -> np.ndarray:

@@ -1,0 +1,47 @@
+"""What ``DeviceKernels`` gets in place of CuPy's loader, to run its launchers and sources on the CPU."""
+
+from __future__ import annotations
+
+from cuda_on_cpu.compiler import Mode
+from cuda_on_cpu.executor import SHARED_AT_MOST, Kernel, Module, Order
+from sparsebp.kernels.device.base import Defines
+from sparsebp.kernels.device.loader import options, source
+
+
+class ExecutorLoader:
+    """Compiles the kernels' sources for the CPU executor, each (file, defines) once.
+
+    Parameters
+    ----------
+    order, seed, mode
+        As of `cuda_on_cpu.executor.Module`.
+    """
+
+    max_shared_memory = SHARED_AT_MOST
+    """Bytes of shared memory that a block can opt in to, of compute capability 9.0."""
+    multiprocessors = 4
+    """Few, so that launches sized by it stay small, and more than one, so that they are split."""
+
+    def __init__(self, order: Order = "forward", seed: int = 0, mode: Mode = "check") -> None:
+        self.order, self.seed, self.mode = order, seed, mode
+        self.launched: set[tuple[str, str]] = set()
+        """(file, kernel) of everything that was launched, for tests that ask what was exercised."""
+        self._modules: dict[tuple[str, tuple[str, ...]], Module] = {}
+
+    def get(self, file: str, defines: Defines) -> _Recorded:
+        """Return the module of `file` compiled with `defines`."""
+        key = (file, options(defines))
+        if key not in self._modules:
+            self._modules[key] = Module(source(file), key[1], self.order, self.seed, self.mode)
+        return _Recorded(self, file, self._modules[key])
+
+
+class _Recorded:
+    """A module that notes which of its kernels are asked for."""
+
+    def __init__(self, loader: ExecutorLoader, file: str, module: Module) -> None:
+        self._loader, self._file, self._module = loader, file, module
+
+    def get_function(self, name: str) -> Kernel:
+        self._loader.launched.add((self._file, name))
+        return self._module.get_function(name)
