@@ -1,0 +1,154 @@
+"""CSR kernels on every backend, against dense arithmetic in float64."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparsebp import kernels
+from sparsebp.errors import DTypeError, LayoutError, ShapeError
+from strategies import csr_patterns, index_dtypes, normal, reals, seeds, sizes, tolerance
+
+batches = sizes(0, 33)
+
+
+def rows_of(indptr):
+    return np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
+
+
+def values(rng, entries, batch, shared, dtype):
+    return normal(rng, (entries, 1 if shared else batch), dtype)
+
+
+@given(
+    pattern=csr_patterns(), batch=batches, shared=st.booleans(), with_add=st.booleans(), dtype=reals,
+    index=index_dtypes, seed=seeds,
+)  # fmt: skip
+def test_csr_matvec(backend, pattern, batch, shared, with_add, dtype, index, seed):
+    indptr, indices, (m, n) = pattern
+    rng = np.random.default_rng(seed)
+    data, x = values(rng, len(indices), batch, shared, dtype), normal(rng, (n, batch), dtype)
+    add = normal(rng, (m, batch), dtype) if with_add else None
+    out = backend.empty((m, batch), dtype)
+    backend.kernels.csr_matvec(
+        backend.array(indptr, index), backend.array(indices, index), backend.array(data), backend.array(x), out,
+        None if add is None else backend.array(add),
+    )  # fmt: skip
+    expected = np.zeros((m, batch)) if add is None else add.astype(np.float64)
+    np.add.at(expected, rows_of(indptr), data.astype(np.float64) * x[indices])
+    np.testing.assert_allclose(backend.numpy(out), expected, **tolerance(dtype))
+
+
+def wide_batch(batch, *shared):
+    return 1 if all(shared) else batch
+
+
+@given(
+    pattern=csr_patterns(), batch=batches, data_shared=st.booleans(), scale_shared=st.booleans(), dtype=reals,
+    index=index_dtypes, seed=seeds,
+)  # fmt: skip
+def test_scale_rows_and_columns(backend, pattern, batch, data_shared, scale_shared, dtype, index, seed):
+    indptr, indices, (m, n) = pattern
+    rng = np.random.default_rng(seed)
+    data = values(rng, len(indices), batch, data_shared, dtype)
+    rows, columns = values(rng, m, batch, scale_shared, dtype), values(rng, n, batch, scale_shared, dtype)
+    shape = (len(indices), wide_batch(batch, data_shared, scale_shared))
+    out = backend.empty(shape, dtype)
+    backend.kernels.scale_rows(backend.array(indptr, index), backend.array(data), backend.array(rows), out)
+    np.testing.assert_array_equal(backend.numpy(out), rows[rows_of(indptr)] * data)
+    out = backend.empty(shape, dtype)
+    backend.kernels.scale_columns(backend.array(indices, index), backend.array(data), backend.array(columns), out)
+    np.testing.assert_array_equal(backend.numpy(out), data * columns[indices])
+
+
+@given(
+    n=sizes(1, 33), m=sizes(0, 33), batch=batches, a_shared=st.booleans(), b_shared=st.booleans(), dtype=reals,
+    index=index_dtypes, seed=seeds,
+)  # fmt: skip
+def test_gather_and_gather_multiply(backend, n, m, batch, a_shared, b_shared, dtype, index, seed):
+    rng = np.random.default_rng(seed)
+    a, b = values(rng, n, batch, a_shared, dtype), values(rng, n + 1, batch, b_shared, dtype)
+    i, j = rng.integers(0, n, m).astype(index), rng.integers(0, n + 1, m).astype(index)
+    out = backend.empty((m, a.shape[1]), dtype)
+    backend.kernels.gather(backend.array(a), backend.array(i), out)
+    np.testing.assert_array_equal(backend.numpy(out), a[i])
+    out = backend.empty((m, wide_batch(batch, a_shared, b_shared)), dtype)
+    backend.kernels.gather_multiply(backend.array(a), backend.array(i), backend.array(b), backend.array(j), out)
+    np.testing.assert_array_equal(backend.numpy(out), a[i] * b[j])
+
+
+@pytest.mark.parametrize("batch", [1, 3, 16])
+def test_nan_and_infinity_stay_in_their_row_and_sample(backend, batch):
+    indptr, indices = backend.array([0, 2, 4], np.int32), backend.array([0, 1, 0, 2], np.int32)
+    data, x = np.ones((4, batch), np.float32), np.ones((3, batch), np.float32)
+    data[1, -1], data[3, -1], x[2, -1] = np.nan, 0, np.inf
+    out = backend.empty((2, batch), np.float32)
+    backend.kernels.csr_matvec(indptr, indices, backend.array(data), backend.array(x), out)
+    result = backend.numpy(out)
+    assert np.isnan(result[:, -1]).all()  # NaN + 1, and 1 + 0 * infinity
+    np.testing.assert_array_equal(result[:, :-1], 2)
+
+
+def arguments(backend):
+    return {
+        "indptr": backend.array([0, 1, 2], np.int32),
+        "indices": backend.array([0, 1], np.int32),
+        "data": backend.array(np.ones((2, 4)), np.float32),
+        "x": backend.array(np.ones((2, 4)), np.float32),
+        "out": backend.array(np.ones((2, 4)), np.float32),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "error"),
+    [
+        ("indptr", lambda a: a.astype(np.int16), DTypeError),
+        ("indices", lambda a: a.astype(np.int64), DTypeError),
+        ("data", lambda a: a.astype(np.float16), DTypeError),
+        ("x", lambda a: a.astype(np.float64), DTypeError),
+        ("indptr", lambda a: a[:0], ShapeError),
+        ("data", lambda a: a[:1], ShapeError),
+        ("data", lambda a: a[:, :3], ShapeError),
+        ("x", lambda a: a[:, 0], ShapeError),
+        ("out", lambda a: a[:1], ShapeError),
+        ("x", lambda a: a.T.copy().T[:2], LayoutError),
+    ],
+)
+def test_wrong_arguments_are_refused_with_what_was_expected(backend, name, change, error):
+    given_arguments = arguments(backend)
+    given_arguments[name] = change(given_arguments[name])
+    with pytest.raises(error, match=r"Expected .* Got "):
+        backend.kernels.csr_matvec(**given_arguments)
+
+
+def test_batches_that_differ_are_refused(backend):
+    a, b = backend.array(np.ones((2, 3))), backend.array(np.ones((2, 4)))
+    index = backend.array([0, 1], np.int32)
+    with pytest.raises(ShapeError, match="batch"):
+        backend.kernels.gather_multiply(a, index, b, index, backend.empty((2, 4), np.float64))
+
+
+@pytest.mark.parametrize("batch", [1, 16, 20])
+def test_host_results_are_bitwise_equal_for_every_number_of_threads(batch):
+    import numba
+
+    k, rng = kernels.get(np), np.random.default_rng(0)
+    m, per_row = 900, 300
+    indptr = (np.arange(m + 1) * per_row).astype(np.int32)
+    indices = rng.integers(0, m, m * per_row).astype(np.int32)
+    data, x = normal(rng, (m * per_row, batch), np.float32), normal(rng, (m, batch), np.float32)
+    results = []
+    before = numba.get_num_threads()
+    try:
+        for threads in (1, before, 1, before):
+            numba.set_num_threads(threads)
+            out, scaled = np.empty((m, batch), np.float32), np.empty_like(data)
+            k.csr_matvec(indptr, indices, data, x, out)
+            k.scale_rows(indptr, data, x, scaled)
+            results.append((out, scaled))
+    finally:
+        numba.set_num_threads(before)
+    for out, scaled in results[1:]:
+        np.testing.assert_array_equal(out, results[0][0])
+        np.testing.assert_array_equal(scaled, results[0][1])
+    np.testing.assert_array_equal(results[0][1], np.repeat(x, per_row, axis=0) * data)
