@@ -105,7 +105,17 @@ def _factors(gates: Any, at: int, hidden: int, previous: Any, j: int) -> Any:
 
 @device
 def _backward_block(
-    h: Any, h0: Any, gates: Any, w: Any, gy: Any, chunk: int, first: int, bounds: Any, ga: Any, scratch: Any
+    h: Any,
+    h0: Any,
+    gates: Any,
+    w: Any,
+    gy: Any,
+    chunk: int,
+    keep_edge: bool,
+    first: int,
+    bounds: Any,
+    ga: Any,
+    scratch: Any,
 ) -> None:
     """Take four samples back through one chunk. w (3H, padded): w_hh."""
     steps, batch, hidden = h.shape
@@ -142,19 +152,24 @@ def _backward_block(
                 store(x, to + 2 * width, g_m)
                 store(g, s * width + j, direct * total)
         multiply_add(x, 3 * width, 3, width, hidden, weights, width, width, g, width)
-    store_rows(g, width, hidden, advance(edge, chunk * step), hidden, first, batch)
+    if keep_edge:
+        store_rows(g, width, hidden, advance(edge, chunk * step), hidden, first, batch)
 
 
 @numba.njit(parallel=True, **JIT)
 def _backward(
     h: Any, h0: Any, gates: Any, w: Any, gy: Any, first_chunk: int, last_chunk: int, bounds: Any, ga: Any
 ) -> None:
-    """Take all samples back through the chunks first_chunk … last_chunk, each from what `bounds` says comes in."""
+    """Take all samples back through the chunks first_chunk … last_chunk, each from what `bounds` says comes in.
+
+    What leaves is stored for the first of them only: the others' is there and is being read by their neighbours.
+    """
     blocks = (h.shape[1] + SAMPLES - 1) // SAMPLES
     for task in numba.prange((last_chunk - first_chunk + 1) * blocks):
         scratch = np.empty(4 * SAMPLES * w.shape[1] + VECTOR_BYTES, h.dtype)
         first = task % blocks * SAMPLES
-        _backward_block(h, h0, gates, w, gy, first_chunk + task // blocks, first, bounds, ga, scratch)
+        chunk = first_chunk + task // blocks
+        _backward_block(h, h0, gates, w, gy, chunk, chunk == first_chunk, first, bounds, ga, scratch)
 
 
 @device

@@ -39,8 +39,8 @@ from sparsebp.kernels.host.simd import (
 SAMPLES = 4
 """Samples, or rows of an affine map, that are worked on together."""
 
-JIT: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy", "fastmath": {"contract"}}
-"""Options of the compiled entry points."""
+JIT: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy"}
+"""Options of the compiled entry points; no ``fastmath``, see `simd`."""
 
 
 # ---- in Python: sizes and packing ----------------------------------------------------------------------------------

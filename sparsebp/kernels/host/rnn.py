@@ -85,7 +85,7 @@ def _slope(h: Any, relu: bool, g: Any) -> Any:
 
 @device
 def _backward_block(
-    h: Any, w: Any, gy: Any, relu: bool, chunk: int, first: int, bounds: Any, gz: Any, scratch: Any
+    h: Any, w: Any, gy: Any, relu: bool, chunk: int, keep_edge: bool, first: int, bounds: Any, gz: Any, scratch: Any
 ) -> None:
     """Take four samples back through one chunk. w (H, padded): w_hh."""
     steps, batch, hidden = h.shape
@@ -111,17 +111,22 @@ def _backward_block(
                 store_n(out, row + j, v, hidden - j)
         clear(g, SAMPLES * width)
         multiply_add(x, width, 1, 0, hidden, weights, width, width, g, width)
-    store_rows(g, width, hidden, advance(edge, chunk * step), hidden, first, batch)
+    if keep_edge:
+        store_rows(g, width, hidden, advance(edge, chunk * step), hidden, first, batch)
 
 
 @numba.njit(parallel=True, **JIT)
 def _backward(h: Any, w: Any, gy: Any, relu: bool, first_chunk: int, last_chunk: int, bounds: Any, gz: Any) -> None:
-    """Take all samples back through the chunks first_chunk … last_chunk, each from what `bounds` says comes in."""
+    """Take all samples back through the chunks first_chunk … last_chunk, each from what `bounds` says comes in.
+
+    What leaves is stored for the first of them only: the others' is there and is being read by their neighbours.
+    """
     blocks = (h.shape[1] + SAMPLES - 1) // SAMPLES
     for task in numba.prange((last_chunk - first_chunk + 1) * blocks):
         scratch = np.empty(2 * SAMPLES * w.shape[1] + VECTOR_BYTES, h.dtype)
         first = task % blocks * SAMPLES
-        _backward_block(h, w, gy, relu, first_chunk + task // blocks, first, bounds, gz, scratch)
+        chunk = first_chunk + task // blocks
+        _backward_block(h, w, gy, relu, chunk, chunk == first_chunk, first, bounds, gz, scratch)
 
 
 @device

@@ -10,7 +10,9 @@ Rules for those who use it
   them and no vector goes through memory.
 - A pointer does not keep its array alive: take pointers only of arrays that are *arguments* of the function.
 - Nothing is checked. ``load_n`` and ``store_n`` touch exactly `n` numbers, which is how the ends of rows are handled.
-- Operations are IEEE, NaN and infinity included; only ``fma`` may round once or twice, as the machine offers.
+- Operations are IEEE, NaN and infinity included; ``fma`` rounds once, or twice where the machine cannot fuse.
+- Write ``fma``, and leave ``fastmath={"contract"}`` off: LLVM may make several copies of a loop and contract each as it
+  likes, and then results would depend on which copy runs.
 - Numba notices a change of the file that a cached function stands in, not of the files it calls: after editing this
   file, delete the ``__pycache__`` folder beside it.
 """
@@ -43,9 +45,7 @@ def _vector_bytes() -> int:
 VECTOR_BYTES = _vector_bytes()
 """Bytes of a vector: the same for every type, chosen once for the machine."""
 
-device: Callable[..., Any] = numba.njit(
-    nogil=True, error_model="numpy", fastmath={"contract"}, forceinline=True, boundscheck=False
-)
+device: Callable[..., Any] = numba.njit(nogil=True, error_model="numpy", forceinline=True, boundscheck=False)
 """Decorator of functions that take or return vectors or pointers: always inlined by LLVM."""
 
 

@@ -1,0 +1,266 @@
+"""GRU kernels on every backend: against NumPy and torch.nn, BPPSA Eq. 11, scan against sequential, bad input."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import recurrent_reference as reference
+from backends import Backend
+from recurrent_reference import Case, assert_arguments_are_checked, cases
+from sparsebp import kernels
+from sparsebp.errors import OptionError, ShapeError
+from strategies import tolerance
+
+
+def inputs(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return gx, w_hh, b_hn and h0 of a case."""
+    gx = case.normal(case.steps, case.batch, 3 * case.hidden)
+    return gx, case.weights(3), case.normal(case.hidden), case.normal(case.batch, case.hidden)
+
+
+def saved(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return h, h0, gates and w_hh of a case, from the reference and rounded to the case's dtype."""
+    gx, w_hh, b_hn, h0 = inputs(case)
+    h, gates = reference.gru_forward(gx, w_hh, b_hn, h0)
+    return h.astype(case.dtype), h0, gates.astype(case.dtype), w_hh
+
+
+def forward(backend: Backend, *args: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return h and gates. `args` are gx, w_hh, b_hn, h0."""
+    steps, batch, hidden = *args[0].shape[:2], args[3].shape[1]
+    h = backend.empty((steps, batch, hidden), args[0].dtype)
+    gates = backend.empty((steps, batch, 4 * hidden), args[0].dtype)
+    backend.kernels.gru_forward(*map(backend.array, args), h, gates)
+    return backend.numpy(h), backend.numpy(gates)
+
+
+def backward(
+    backend: Backend, state: tuple[np.ndarray, ...], incoming: tuple[Any, Any], chunks: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return ga and gh0, from the scan if `chunks` is given. `state` is h, h0, gates, w_hh."""
+    h, h0, gates, _ = state
+    ga, gh0 = backend.empty(gates.shape, h.dtype), backend.empty(h0.shape, h.dtype)
+    arrays = [*map(backend.array, state), *(None if g is None else backend.array(g) for g in incoming)]
+    if chunks:
+        backend.kernels.gru_scan_backward(*arrays, chunks, ga, gh0)
+    else:
+        backend.kernels.gru_backward(*arrays, ga, gh0)
+    return backend.numpy(ga), backend.numpy(gh0)
+
+
+def jacobians(backend: Backend, state: tuple[np.ndarray, ...]) -> np.ndarray:
+    steps, batch, hidden = state[0].shape
+    out = backend.empty((steps, hidden, hidden, batch), state[0].dtype)
+    backend.kernels.gru_jacobians(*map(backend.array, state), out)
+    return backend.numpy(out)
+
+
+@given(data=st.data())
+@settings(max_examples=40)
+def test_gru_forward(backend: Backend, data: st.DataObject) -> None:
+    case = data.draw(cases(backend))
+    expected = reference.gru_forward(*inputs(case))
+    for got, want in zip(forward(backend, *inputs(case)), expected, strict=True):
+        np.testing.assert_allclose(got, want, **tolerance(case.dtype, 4))
+
+
+@given(data=st.data())
+@settings(max_examples=40)
+def test_gru_backward(backend: Backend, data: st.DataObject) -> None:
+    case = data.draw(cases(backend))
+    state = saved(case)
+    expected = reference.gru_backward(*state, *case.incoming())
+    for got, want in zip(backward(backend, state, case.incoming()), expected, strict=True):
+        np.testing.assert_allclose(got, want, **tolerance(case.dtype, 4))
+
+
+@given(data=st.data())
+@settings(max_examples=40)
+def test_gru_scan_backward_equals_sequential(backend: Backend, data: st.DataObject) -> None:
+    case = data.draw(cases(backend))
+    chunks = data.draw(st.one_of(st.sampled_from([1, case.steps]), st.integers(1, case.steps)))
+    state = saved(case)
+    expected = reference.gru_backward(*state, *case.incoming())
+    for got, want in zip(backward(backend, state, case.incoming(), chunks), expected, strict=True):
+        np.testing.assert_allclose(got, want, **tolerance(case.dtype, 8))
+
+
+@given(data=st.data())
+@settings(max_examples=20)
+def test_bppsa_eq_11_gru_transposed_jacobian(backend: Backend, data: st.DataObject) -> None:
+    """``W_hnᵀ·diag(r j6 j7) + W_hrᵀ·diag(j2 j3 j6 j7) + W_hzᵀ·diag(j9 j10) + diag(z)``."""
+    case = data.draw(cases(backend))
+    state = saved(case)
+    got = jacobians(backend, state)
+    h, h0, gates, w_hh = (a.astype(np.float64) for a in state)
+    w_hr, w_hz, w_hn = np.split(w_hh, 3)
+    for t in range(case.steps):
+        for b in range(case.batch):
+            r, z, n, inner = np.split(gates[t, b], 4)
+            j2, j3, j6, j7 = r * (1 - r), inner, 1 - n * n, 1 - z
+            j9, j10 = z * (1 - z), (h[t - 1, b] if t else h0[b]) - n
+            expected = (
+                w_hn.T @ np.diag(r * j6 * j7)
+                + w_hr.T @ np.diag(j2 * j3 * j6 * j7)
+                + w_hz.T @ np.diag(j9 * j10)
+                + np.diag(z)
+            )
+            np.testing.assert_allclose(got[t, :, :, b], expected, **tolerance(case.dtype))
+
+
+@pytest.mark.parametrize("hidden", [20, 128])
+def test_gru_against_torch_nn(backend: Backend, hidden: int) -> None:
+    torch = pytest.importorskip("torch")
+    steps, batch = (3, 2) if backend.emulated else (11, 5)
+    case = Case(steps, batch, hidden, np.dtype(np.float64), True, True, 3)
+    x, h0, (gy, grad_h_n) = case.normal(steps, batch, 3), case.normal(batch, hidden), case.incoming()
+    model = torch.nn.GRU(3, hidden, dtype=torch.float64)
+    tx, th0 = torch.tensor(x, requires_grad=True), torch.tensor(h0[None], requires_grad=True)
+    y, h_n = model(tx, th0)
+    torch.autograd.backward([y, h_n], [torch.tensor(gy), torch.tensor(grad_h_n[None])])
+    w_ih, w_hh, b_ih, b_hh = (value.detach().numpy() for value in model.parameters())
+
+    gx = x @ w_ih.T + b_ih
+    gx[..., : 2 * hidden] += b_hh[: 2 * hidden]
+    h, gates = forward(backend, gx, w_hh, b_hh[2 * hidden :], h0)
+    np.testing.assert_allclose(h, y.detach().numpy(), rtol=1e-11, atol=1e-12)
+    before = np.concatenate([h0[None], h[:-1]])
+    for chunks in (0, 3):
+        ga, gh0 = backward(backend, (h, h0, gates, w_hh), (gy, grad_h_n), chunks)
+        at_x = np.roll(ga[..., : 3 * hidden], -hidden, axis=-1)  # n, r, z -> r, z, n
+        np.testing.assert_allclose(at_x @ w_ih, tx.grad.numpy(), rtol=1e-10, atol=1e-11)
+        np.testing.assert_allclose(gh0, th0.grad.numpy()[0], rtol=1e-10, atol=1e-11)
+        g_w = np.einsum("tbi,tbj->ij", ga[..., hidden:], before)
+        np.testing.assert_allclose(g_w, model.weight_hh_l0.grad.numpy(), rtol=1e-10, atol=1e-11)
+        g_b = ga[..., hidden:].sum(axis=(0, 1))
+        np.testing.assert_allclose(g_b, model.bias_hh_l0.grad.numpy(), rtol=1e-10, atol=1e-11)
+
+    got = jacobians(backend, (h, h0, gates, w_hh))
+    cell = torch.nn.GRUCell(3, hidden, dtype=torch.float64)
+    cell.load_state_dict({name.removesuffix("_l0"): value for name, value in model.state_dict().items()})
+    for step in (0, steps - 1):
+        jacobian = torch.autograd.functional.jacobian(
+            lambda state, step=step: cell(tx[step, 0].detach(), state), torch.tensor(before[step, 0])
+        )
+        np.testing.assert_allclose(got[step, :, :, 0], jacobian.numpy().T, rtol=1e-11, atol=1e-12)
+
+
+def test_gru_batch_of_zero(backend: Backend) -> None:
+    empty, w_hh = np.zeros((4, 0, 5), np.float32), np.zeros((15, 5), np.float32)
+    h, gates = forward(backend, np.zeros((4, 0, 15), np.float32), w_hh, np.zeros(5, np.float32), empty[0])
+    for chunks in (0, 1, 4):
+        ga, gh0 = backward(backend, (h, empty[0], gates, w_hh), (empty, None), chunks)
+        assert ga.shape == (4, 0, 20)
+        assert gh0.shape == (0, 5)
+    assert jacobians(backend, (h, empty[0], gates, w_hh)).shape == (4, 5, 5, 0)
+
+
+def test_gru_nan_stays_in_its_sample(backend: Backend) -> None:
+    gx, w_hh = np.ones((3, 5, 21), np.float32), np.full((21, 7), 0.1, np.float32)
+    gx[1, 4, 2] = np.nan
+    h, gates = forward(backend, gx, w_hh, np.zeros(7, np.float32), np.zeros((5, 7), np.float32))
+    assert np.isnan(h[1, 4, 2])
+    assert np.isnan(h[2, 4]).all()
+    assert np.isfinite(h[:, :4]).all()
+    assert np.isfinite(gates[0]).all()
+
+
+def test_gru_saturates_without_overflow(backend: Backend) -> None:
+    gx, w_hh = np.full((2, 1, 9), 1e4, np.float32), np.zeros((9, 3), np.float32)
+    gx[:, :, 3:6] = -1e4
+    h, gates = forward(backend, gx, w_hh, np.zeros(3, np.float32), np.zeros((1, 3), np.float32))
+    np.testing.assert_allclose(gates[0, 0], [1] * 3 + [0] * 3 + [1] * 3 + [0] * 3, atol=1e-37)
+    np.testing.assert_array_equal(h, np.ones_like(h))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_gru_repeats_bitwise(backend: Backend, dtype: Any) -> None:
+    case = Case(5, 3, 20, np.dtype(dtype), True, True, 1)
+    for chunks in (0, 3):
+        first, second = (backward(backend, saved(case), case.incoming(), chunks) for _ in range(2))
+        for a, b in zip(first, second, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.skipif(numba.config.NUMBA_NUM_THREADS < 2, reason="needs two threads")
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_gru_is_bitwise_equal_for_every_number_of_threads(dtype: Any) -> None:
+    backend = Backend("host", np)
+    case = Case(29, 13, 33, np.dtype(dtype), True, True, 2)
+    _, w_hh, _, h0 = inputs(case)
+    results, before = [], numba.get_num_threads()
+    try:
+        for threads in (1, 2):
+            numba.set_num_threads(threads)
+            h, gates = forward(backend, *inputs(case))
+            state = (h, h0, gates, w_hh)
+            found = [h, gates, jacobians(backend, state), *backward(backend, state, case.incoming())]
+            results.append([*found, *backward(backend, state, case.incoming(), 5)])
+    finally:
+        numba.set_num_threads(before)
+    for a, b in zip(*results, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("hidden", [1, 20, 33])
+def test_gru_writes_its_outputs_and_nothing_beyond(hidden: int) -> None:
+    case = Case(4, 3, hidden, np.dtype(np.float32), True, False, 5)
+    guarded = []
+
+    def output(*shape: int) -> np.ndarray:
+        flat = np.full(int(np.prod(shape)) + 128, 7.0, np.float32)
+        guarded.append(flat)
+        flat[64:-64] = np.nan
+        return flat[64:-64].reshape(shape)
+
+    k = kernels.get(np)
+    h, gates, ga = output(4, 3, hidden), output(4, 3, 4 * hidden), output(4, 3, 4 * hidden)
+    gh0, out = output(3, hidden), output(4, hidden, hidden, 3)
+    gx, w_hh, b_hn, h0 = inputs(case)
+    k.gru_forward(gx, w_hh, b_hn, h0, h, gates)
+    for chunks in (1, 4):
+        k.gru_scan_backward(h, h0, gates, w_hh, case.incoming()[0], None, chunks, ga, gh0)
+    k.gru_jacobians(h, h0, gates, w_hh, out)
+    for flat in guarded:
+        assert np.isfinite(flat).all()
+        assert (flat[:64] == 7).all()
+        assert (flat[-64:] == 7).all()
+
+
+def arguments() -> dict[str, dict[str, Any]]:
+    """Return valid arguments of every GRU kernel."""
+    h, w_hh, h0, gates = np.zeros((4, 2, 5)), np.zeros((15, 5)), np.zeros((2, 5)), np.zeros((4, 2, 20))
+    state = {"h": h, "h0": h0, "gates": gates, "w_hh": w_hh}
+    back = {**state, "gy": h, "grad_h_n": h0, "ga": gates, "gh0": h0}
+    gx = np.zeros((4, 2, 15))
+    return {
+        "gru_forward": {"gx": gx, "w_hh": w_hh, "b_hn": np.zeros(5), "h0": h0, "h": h, "gates": gates},
+        "gru_backward": back,
+        "gru_scan_backward": {**back, "chunks": 2},
+        "gru_jacobians": {**state, "out": np.zeros((4, 5, 5, 2))},
+    }
+
+
+@pytest.mark.parametrize("name", list(arguments()))
+def test_gru_arguments_are_checked(backend: Backend, name: str) -> None:
+    assert_arguments_are_checked(backend, name, arguments()[name])
+
+
+def test_gru_chunks_are_checked(backend: Backend) -> None:
+    args = {
+        k: backend.array(v) if isinstance(v, np.ndarray) else v for k, v in arguments()["gru_scan_backward"].items()
+    }
+    for chunks in (0, -1, 5):
+        with pytest.raises(OptionError, match=r"1 <= chunks <= T = 4"):
+            backend.kernels.gru_scan_backward(**{**args, "chunks": chunks})
+
+
+def test_gru_empty_sequences_are_refused(backend: Backend) -> None:
+    with pytest.raises(ShapeError, match="empty sequences are not allowed"):
+        forward(backend, np.zeros((0, 2, 15)), np.zeros((15, 5)), np.zeros(5), np.zeros((2, 5)))

@@ -1,0 +1,144 @@
+"""RNN and GRU written plainly in NumPy (float64), the cases they are compared on, and a check of argument checks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from backends import Backend
+from sparsebp.errors import DTypeError, LayoutError, ShapeError
+from strategies import normal, reals, seeds, sizes
+
+
+@dataclass(frozen=True)
+class Case:
+    """Sizes, dtype and which gradients arrive; all arrays follow from `seed`."""
+
+    steps: int
+    batch: int
+    hidden: int
+    dtype: np.dtype
+    has_gy: bool
+    has_grad_h_n: bool
+    seed: int
+
+    def normal(self, *shape: int, scale: float = 1.0) -> np.ndarray:
+        """Return normal values of the case's dtype; each shape has its own."""
+        return normal(np.random.default_rng([self.seed, *shape]), shape, self.dtype, scale)
+
+    def weights(self, gates: int) -> np.ndarray:
+        """Return w_hh (gates * H, H), scaled so that states stay of size one."""
+        return self.normal(gates * self.hidden, self.hidden, scale=self.hidden**-0.5)
+
+    def incoming(self) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """Return gy and grad_h_n, None where the case has none."""
+        gy = self.normal(self.steps, self.batch, self.hidden) if self.has_gy else None
+        return gy, self.normal(self.batch, self.hidden) if self.has_grad_h_n else None
+
+
+@st.composite
+def cases(draw: st.DrawFn, backend: Backend) -> Case:
+    """Cases of awkward sizes; few and tiny ones where kernels are emulated: every hidden size is compiled there."""
+    if backend.emulated:
+        steps, batch = draw(st.sampled_from([1, 2, 5])), draw(st.sampled_from([1, 3]))
+        hidden = draw(st.sampled_from([1, 20, 33]))
+    else:
+        steps, batch = draw(sizes(1, 17)), draw(sizes(1, 9))
+        hidden = draw(st.one_of(st.sampled_from([1, 7, 20, 31, 32, 33, 64, 128]), st.integers(1, 128)))
+    return Case(steps, batch, hidden, draw(reals), draw(st.booleans()), draw(st.booleans()), draw(seeds))
+
+
+def sigmoid(x: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-x))
+
+
+def rnn_forward(gx: np.ndarray, w_hh: np.ndarray, h0: np.ndarray, nonlinearity: str) -> np.ndarray:
+    """Return h (T, B, H) in float64."""
+    gx, w_hh, state = (a.astype(np.float64) for a in (gx, w_hh, h0))
+    h = np.empty(gx.shape)
+    for t in range(len(gx)):
+        z = gx[t] + state @ w_hh.T
+        h[t] = state = np.tanh(z) if nonlinearity == "tanh" else np.maximum(z, 0)
+    return h
+
+
+def rnn_slopes(h: np.ndarray, nonlinearity: str) -> np.ndarray:
+    """Return f' (T, B, H) in float64."""
+    h = h.astype(np.float64)
+    return 1 - h * h if nonlinearity == "tanh" else (h > 0).astype(np.float64)
+
+
+def rnn_backward(
+    h: np.ndarray, w_hh: np.ndarray, gy: np.ndarray | None, grad_h_n: np.ndarray | None, nonlinearity: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return gz (T, B, H) and gh0 (B, H) in float64."""
+    slopes, w_hh = rnn_slopes(h, nonlinearity), w_hh.astype(np.float64)
+    gz = np.empty(slopes.shape)
+    carry = np.zeros(slopes.shape[1:]) if grad_h_n is None else grad_h_n.astype(np.float64)
+    for t in range(len(h) - 1, -1, -1):
+        gz[t] = slopes[t] * (carry if gy is None else carry + gy[t])
+        carry = gz[t] @ w_hh
+    return gz, carry
+
+
+def gru_forward(gx: np.ndarray, w_hh: np.ndarray, b_hn: np.ndarray, h0: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return h (T, B, H) and the gates r, z, n, M (T, B, 4H) in float64."""
+    gx, w_hh, b_hn, state = (a.astype(np.float64) for a in (gx, w_hh, b_hn, h0))
+    hidden = h0.shape[1]
+    h, gates = np.empty((*gx.shape[:2], hidden)), np.empty((*gx.shape[:2], 4 * hidden))
+    for t in range(len(gx)):
+        x_r, x_z, x_n = np.split(gx[t], 3, axis=-1)
+        a_r, a_z, a_n = np.split(state @ w_hh.T, 3, axis=-1)
+        r, z, inner = sigmoid(x_r + a_r), sigmoid(x_z + a_z), a_n + b_hn
+        n = np.tanh(x_n + r * inner)
+        h[t] = state = (1 - z) * n + z * state
+        gates[t] = np.concatenate([r, z, n, inner], axis=-1)
+    return h, gates
+
+
+def gru_backward(
+    h: np.ndarray,
+    h0: np.ndarray,
+    gates: np.ndarray,
+    w_hh: np.ndarray,
+    gy: np.ndarray | None,
+    grad_h_n: np.ndarray | None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return ga (T, B, 4H), order n, r, z, m, and gh0 (B, H) in float64."""
+    h, h0, gates, w_hh = (a.astype(np.float64) for a in (h, h0, gates, w_hh))
+    ga = np.empty(gates.shape)
+    carry = np.zeros(h0.shape) if grad_h_n is None else grad_h_n.astype(np.float64)
+    for t in range(len(h) - 1, -1, -1):
+        r, z, n, inner = np.split(gates[t], 4, axis=-1)
+        before = h[t - 1] if t else h0
+        g = carry if gy is None else carry + gy[t]
+        g_n = g * (1 - z) * (1 - n * n)
+        g_r = g_n * inner * r * (1 - r)
+        g_z = g * (before - n) * z * (1 - z)
+        ga[t] = np.concatenate([g_n, g_r, g_z, g_n * r], axis=-1)
+        carry = g * z + ga[t, :, h.shape[-1] :] @ w_hh
+    return ga, carry
+
+
+def assert_arguments_are_checked(backend: Backend, name: str, args: dict[str, Any]) -> None:
+    """Spoil every array argument of a valid call in turn: dtype, shape, layout. `args` are NumPy arrays and options."""
+    kernel = getattr(backend.kernels, name)
+    good = {k: backend.array(v) if isinstance(v, np.ndarray) else v for k, v in args.items()}
+    kernel(**good)
+    for key, value in args.items():
+        if not isinstance(value, np.ndarray):
+            continue
+        other = np.float32 if value.dtype == np.float64 else np.float64
+        for error, wrong in (
+            (DTypeError, backend.array(value.astype(other))),
+            (DTypeError, backend.array(value.astype(np.int64))),
+            (ShapeError, backend.array(np.concatenate([value, value], axis=-1))),
+            (ShapeError, backend.array(value[..., None])),
+            (LayoutError, backend.array(np.repeat(value, 2, axis=-1))[..., ::2]),
+        ):
+            with pytest.raises(error, match=r"Expected .* Got "):
+                kernel(**{**good, key: wrong})
