@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from sparsebp import backend, kernels
-from sparsebp.errors import OptionError
+from sparsebp.errors import MemoryLimitError, OptionError
 from sparsebp.nn.cell import CellMath, Tape
 from sparsebp.types import SCAN_ALGORITHMS, Array, ScanAlgorithm
 
@@ -39,8 +39,11 @@ class BackwardOptions:
                 got=repr(self.algorithm),
                 remedy="Pass one of them as backward=",
             )
-        if self.chunks is not None and self.chunks < 1:
-            raise OptionError("Invalid number of chunks", expected="at least 1", got=self.chunks, remedy="Pass None")
+        least = {"chunks": 1, "workers": 1, "up_levels": 0, "memory_limit": 0}
+        for name, low in least.items():
+            value = getattr(self, name)
+            if value is not None and value < low:
+                raise OptionError(f"Invalid {name}", expected=f"at least {low}, or None", got=value, remedy="Pass None")
 
 
 def choose(
@@ -50,8 +53,11 @@ def choose(
     from sparsebp.scan.cost import Choice, choose_recurrent_backward
 
     if options.algorithm == "auto":
-        return choose_recurrent_backward(cell.name, *shape, dtype, xp)
-    return Choice(options.algorithm, options.chunks, f"backward={options.algorithm!r} was asked for", {})
+        return choose_recurrent_backward(cell.name, *shape, dtype, xp, options.workers, options.memory_limit)
+    steps = shape[0]
+    # The square root balances the sequential part inside the chunks with the one over the chunks.
+    chunks = min(options.chunks or math.isqrt(steps), steps) if options.algorithm == "chunked" else 1
+    return Choice(options.algorithm, chunks, f"backward={options.algorithm!r} was asked for", {}, {})
 
 
 def run_backward(
@@ -67,9 +73,8 @@ def run_backward(
     if choice.algorithm in ("blelloch", "hybrid"):
         _run_materialised(options, choice.algorithm, cell, tape, w_hh, gy, grad_h_n, ga, gh0)
     else:
-        # The square root balances the sequential part inside the chunks with the one over the chunks.
-        chunks = min(options.chunks or choice.chunks or math.isqrt(steps), steps)
-        cell.backward(k, tape, w_hh, gy, grad_h_n, chunks if choice.algorithm == "chunked" else None, ga, gh0)
+        chunks = choice.chunks if choice.algorithm == "chunked" else None
+        cell.backward(k, tape, w_hh, gy, grad_h_n, chunks, ga, gh0)
     return ga, gh0
 
 
@@ -79,9 +84,7 @@ def _run_materialised(
 ) -> None:  # fmt: skip
     xp = backend.namespace(tape.h)
     steps, batch, hidden = tape.h.shape
-    # The plan comes first: it refuses a memory need beyond the limit before the Jacobians are allocated.
-    plan = _scan_plan(hidden, steps, algorithm, options.up_levels, options.workers, options.memory_limit, batch,
-                      tape.h.dtype.name)  # fmt: skip
+    plan = _plan_within(options, algorithm, tape.h.shape, tape.h.dtype, xp)
     data = xp.empty((steps, hidden, hidden, batch), dtype=tape.h.dtype)
     cell.jacobians(kernels.get(xp), tape, w_hh, True, data)  # the scan's first element is the last step's
     seed = xp.zeros((hidden, batch), dtype=tape.h.dtype)
@@ -101,15 +104,35 @@ def _run_materialised(
     cell.gate_gradients(tape, grad_h, ga)
 
 
-@lru_cache(maxsize=16)
+def _plan_within(
+    options: BackwardOptions, algorithm: ScanAlgorithm, shape: tuple[int, int, int], dtype: np.dtype, xp: ModuleType
+) -> Any:
+    """Return the scan's plan if it and the Jacobians fit into the memory limit; refuse before anything is allocated."""
+    steps, batch, hidden = shape
+    stored = steps * hidden * hidden * batch * dtype.itemsize
+    limit = options.memory_limit
+    rest = None if limit is None else max(limit - stored, 0)
+    up_levels = options.up_levels if algorithm == "hybrid" else None
+    try:
+        return _scan_plan(hidden, steps, algorithm, up_levels, options.workers, rest, batch, dtype, xp)
+    except MemoryLimitError as error:
+        raise MemoryLimitError(
+            f"backward={algorithm!r} would need too much memory for T = {steps}, B = {batch}, H = {hidden}",
+            expected=f"at most {limit} bytes (memory_limit)",
+            got=f"{stored} bytes of Jacobians, and the scan's own",
+            remedy="Use backward='linear' or 'chunked', which store no Jacobian, or raise memory_limit",
+        ) from error
+
+
+@lru_cache(maxsize=4)  # a plan keeps its buffers, so a few
 def _scan_plan(
     hidden: int, steps: int, algorithm: ScanAlgorithm, up_levels: int | None, workers: int | None,
-    memory_limit: int | None, batch: int, dtype: str,
+    memory_limit: int | None, batch: int, dtype: np.dtype, xp: ModuleType,
 ) -> Any:  # fmt: skip
-    from sparsebp.patterns import SparsityPattern
+    from sparsebp.patterns import hidden_pattern
     from sparsebp.scan import plan_scan
 
     return plan_scan(
-        [SparsityPattern.dense(hidden, hidden)] * steps, algorithm=algorithm, up_levels=up_levels, workers=workers,
-        memory_limit=memory_limit, batch=batch, dtype=np.dtype(dtype),
+        [hidden_pattern(hidden)] * steps, algorithm=algorithm, up_levels=up_levels, workers=workers,
+        memory_limit=memory_limit, batch=batch, dtype=dtype, xp=xp,
     )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sparsebp import backend, kernels
-from sparsebp.errors import DTypeError, ShapeError
+from sparsebp.errors import DTypeError, OptionError, ShapeError
 from sparsebp.nn.layer import check_input
 from sparsebp.types import Array
 
@@ -27,6 +27,8 @@ class CrossEntropyLoss:
         ------
         ShapeError, DTypeError, DeviceError
             The arguments do not fit each other, or N is 0.
+        OptionError
+            A class is out of range.
         """
         xp = check_input(prediction, name="prediction", shape=(None, None), like=target)
         if target.dtype.kind not in "iu":
@@ -41,6 +43,14 @@ class CrossEntropyLoss:
         if n == 0:
             raise ShapeError(
                 "The batch is empty", expected="at least one row", got=prediction.shape, remedy="Skip empty batches"
+            )
+        low, high = int(target.min()), int(target.max())  # synchronize!
+        if low < 0 or high >= prediction.shape[1]:
+            raise OptionError(
+                "target names a class that is not there",
+                expected=f"classes from 0 to {prediction.shape[1] - 1}",
+                got=f"classes from {low} to {high}",
+                remedy="Number the classes from 0, or give the model more outputs",
             )
         losses, grad = xp.empty(n, dtype=prediction.dtype), xp.empty(prediction.shape, dtype=prediction.dtype)
         kernels.get(xp).softmax_cross_entropy(

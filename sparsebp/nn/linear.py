@@ -68,19 +68,12 @@ class Linear(Layer):
     def jacobian_t(self, saved: Array) -> Any:
         """Return Wᵀ, shared by the batch; a diagonal block for each position between batch and features."""
         from sparsebp.jacobians import TransposedJacobian
-        from sparsebp.patterns import SparsityPattern
+        from sparsebp.patterns import linear_pattern
 
-        n_in, n_out = self.in_features, self.out_features
-        xp = backend.namespace(saved)
-        values = xp.ascontiguousarray(self.params["weight"].T).reshape(-1)
-        blocks = int(np.prod(saved.shape[1:-1]))
-        if blocks == 1:
-            return TransposedJacobian(SparsityPattern.dense(n_in, n_out), values)
-        indptr = np.arange(blocks * n_in + 1, dtype=np.int64) * n_out
-        columns = np.arange(blocks * n_out, dtype=np.int64).reshape(blocks, 1, n_out)
-        indices = np.broadcast_to(columns, (blocks, n_in, n_out)).reshape(-1)
-        pattern = SparsityPattern(indptr, indices, (blocks * n_in, blocks * n_out))
-        return TransposedJacobian(pattern, xp.tile(values, blocks))
+        positions = int(np.prod(saved.shape[1:-1]))
+        values = self.params["weight"].T.reshape(-1)  # a copy in C order
+        pattern = linear_pattern(self.in_features, self.out_features, positions)
+        return TransposedJacobian(pattern, backend.namespace(saved).tile(values, positions))
 
     def _check(self, gy: Array, saved: Array) -> Any:
         weight = self.params["weight"]

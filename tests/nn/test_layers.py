@@ -1,0 +1,183 @@
+"""Layers without recurrence, Sequential, and the base class, against torch.nn."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparsebp import nn
+from sparsebp.errors import DTypeError, FileFormatError, NonFiniteError, OptionError, ShapeError
+from strategies import seeds, sizes
+
+CLOSE = {"rtol": 1e-11, "atol": 1e-13}
+POINTWISE = {
+    "ReLU": torch.nn.ReLU(), "Tanh": torch.nn.Tanh(), "Sigmoid": torch.nn.Sigmoid(), "Identity": torch.nn.Identity(),
+}  # fmt: skip
+
+
+def check(layer, twin, x, rng, torch_jacobian_t):
+    """Compare forward, I, W and the Jacobian of every sample."""
+    tx = torch.from_numpy(x).requires_grad_()
+    want = twin(tx)
+    gy = rng.standard_normal(want.shape)
+    want.backward(torch.from_numpy(gy))
+    y, saved = layer.forward(x)
+    np.testing.assert_allclose(y, want.detach().numpy(), **CLOSE)
+    np.testing.assert_allclose(layer.input_grad(gy, saved), tx.grad.numpy(), **CLOSE)
+    grads = layer.weight_grad(gy, saved)
+    assert list(grads) == list(layer.parameters()) == [name for name, _ in twin.named_parameters()]
+    for name, param in twin.named_parameters():
+        np.testing.assert_allclose(grads[name], param.grad.numpy(), err_msg=name, **CLOSE)
+    jacobian = layer.jacobian_t(saved)
+    for b in range(x.shape[0]):
+        expected = torch_jacobian_t(lambda s: twin(s.unsqueeze(0))[0], x[b])
+        np.testing.assert_allclose(jacobian.to_dense(b), expected, **CLOSE)
+
+
+@given(name=st.sampled_from(sorted(POINTWISE)), batch=sizes(1, 4), shape=st.lists(sizes(1, 4), max_size=2), seed=seeds)
+def test_pointwise(torch_jacobian_t, name, batch, shape, seed):
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((batch, 3, *shape))
+    x[0, 0] = 0  # the kink of the ReLU
+    check(getattr(nn, name)(), POINTWISE[name], x, rng, torch_jacobian_t)
+
+
+@given(batch=sizes(1, 4), shape=st.lists(sizes(1, 4), min_size=1, max_size=3), seed=seeds)
+def test_flatten(torch_jacobian_t, batch, shape, seed):
+    rng = np.random.default_rng(seed)
+    check(nn.Flatten(), torch.nn.Flatten(), rng.standard_normal((batch, *shape)), rng, torch_jacobian_t)
+
+
+@given(
+    n_in=sizes(1, 7), n_out=sizes(1, 7), bias=st.booleans(), batch=sizes(1, 5),
+    middle=st.lists(sizes(1, 3), max_size=2), seed=seeds,
+)  # fmt: skip
+def test_linear(torch_jacobian_t, n_in, n_out, bias, batch, middle, seed):
+    rng = np.random.default_rng(seed)
+    layer = nn.Linear(n_in, n_out, bias, dtype=np.float64, rng=rng)
+    twin = torch.nn.Linear(n_in, n_out, bias, dtype=torch.float64)
+    twin.load_state_dict({name: torch.from_numpy(a) for name, a in layer.state_dict().items()})
+    assert np.abs(layer.params["weight"]).max() <= 1 / np.sqrt(n_in)
+    check(layer, twin, rng.standard_normal((batch, *middle, n_in)), rng, torch_jacobian_t)
+
+
+@given(batch=sizes(1, 4), sizes_=st.tuples(*[sizes(1, 6)] * 4), seed=seeds)
+def test_sequential(torch_jacobian_t, batch, sizes_, seed):
+    rng = np.random.default_rng(seed)
+    a, b, c, d = sizes_
+    layer = nn.Sequential(
+        nn.Flatten(), nn.Linear(2 * a, b, dtype=np.float64, rng=rng), nn.Tanh(),
+        nn.Sequential(nn.Linear(b, c, dtype=np.float64, rng=rng), nn.ReLU(), nn.Identity()),
+        nn.Linear(c, d, bias=False, dtype=np.float64, rng=rng), nn.Sigmoid(),
+    )  # fmt: skip
+    twin = torch.nn.Sequential(
+        torch.nn.Flatten(), torch.nn.Linear(2 * a, b), torch.nn.Tanh(),
+        torch.nn.Sequential(torch.nn.Linear(b, c), torch.nn.ReLU(), torch.nn.Identity()),
+        torch.nn.Linear(c, d, bias=False), torch.nn.Sigmoid(),
+    ).double()  # fmt: skip
+    twin.load_state_dict({name: torch.from_numpy(array) for name, array in layer.state_dict().items()})
+    check(layer, twin, rng.standard_normal((batch, 2, a)), rng, torch_jacobian_t)
+
+
+def test_sequential_shares_gradients_and_skips_the_first_input_grad(monkeypatch):
+    calls = []
+
+    class Counted(nn.Linear):
+        def input_grad(self, gy, saved):
+            calls.append(self)
+            return super().input_grad(gy, saved)
+
+    layers = [Counted(2, 2, rng=i) for i in range(3)]
+    model = nn.Sequential(*layers)
+    y, saved = model.forward(np.ones((4, 2), np.float32))
+    gy = np.ones_like(y)
+    model.weight_grad(gy, saved)
+    assert calls == layers[:0:-1]
+    model.input_grad(gy, saved)
+    assert calls == layers[::-1]
+    assert len(model) == 3 and model[1] is layers[1]
+    with pytest.raises(OptionError):
+        nn.Sequential()
+
+
+def test_dropout():
+    layer = nn.Dropout(0.25, rng=0)
+    x = np.ones((50, 40))
+    y, saved = layer.forward(x)
+    assert set(np.unique(y)) == {0.0, 1 / 0.75}
+    assert 0.2 < (y == 0).mean() < 0.3
+    np.testing.assert_array_equal(layer.input_grad(x, saved), y)
+    np.testing.assert_array_equal(layer.jacobian_t(saved).to_dense(3), np.diag(y[3]))
+    assert not np.array_equal(layer(x), y)
+    np.testing.assert_array_equal(nn.Dropout(0.25, rng=0)(x), y)
+    assert nn.Dropout(0.25, rng=0)(x.astype(np.float32)).dtype == np.float32
+    assert (nn.Dropout(1.0, rng=0)(x) == 0).all()
+    layer.eval()
+    out, saved = layer.forward(x)
+    np.testing.assert_array_equal(out, x)
+    np.testing.assert_array_equal(layer.input_grad(x, saved), x)
+    assert layer.jacobian_t(saved).pattern.kind == "identity"
+    assert list(nn.Sequential(nn.Tanh(), layer).generators()) == ["1"]
+    with pytest.raises(OptionError):
+        nn.Dropout(-0.1)
+
+
+# ---- the base class ------------------------------------------------------------------------------------------------
+
+
+def test_parameters_are_live_and_state_dict_is_a_copy():
+    model = nn.Sequential(nn.Linear(2, 3, rng=0), nn.ReLU(), nn.Linear(3, 1, rng=1))
+    parameters, state = model.parameters(), model.state_dict()
+    assert list(state) == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    parameters["0.weight"][...] = 5
+    assert (model[0].params["weight"] == 5).all() and not (state["0.weight"] == 5).any()
+    model.load_state_dict(state)
+    np.testing.assert_array_equal(parameters["0.weight"], state["0.weight"])  # the same arrays still
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "change"),
+    [
+        (FileFormatError, "missing \\['bias'\\]", lambda s: s.pop("bias")),
+        (FileFormatError, "unexpected \\['extra'\\]", lambda s: s.update(extra=s["bias"])),
+        (ShapeError, "weight has the wrong shape", lambda s: s.update(weight=s["weight"].T)),
+        (DTypeError, "bias has the wrong dtype", lambda s: s.update(bias=s["bias"].astype(np.float64))),
+        (NonFiniteError, "bias holds NaN", lambda s: s.update(bias=s["bias"] * np.nan)),
+        (NonFiniteError, "bias holds NaN or infinity", lambda s: s.update(bias=s["bias"] * np.inf)),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(error, text, change):
+    layer = nn.Linear(2, 3, rng=0)
+    before = layer.state_dict()
+    state = nn.Linear(2, 3, rng=1).state_dict()
+    change(state)
+    with pytest.raises(error, match=text):
+        layer.load_state_dict(state)
+    for name, array in before.items():
+        np.testing.assert_array_equal(layer.params[name], array)
+
+
+def test_train_eval_to_and_modules():
+    inner = nn.Dropout(0.5, rng=0)
+    model = nn.Sequential(nn.Linear(2, 2, rng=0), nn.Sequential(inner))
+    assert [name for name, _ in model.modules()] == ["", "0", "1", "1.0"]
+    assert not model.eval()[1].training and not inner.training
+    assert model.train()[1].training and inner.training
+    assert model.dtype == np.float32 and nn.ReLU().dtype is None
+    assert model.to("cpu", dtype=np.float64).dtype == np.float64
+    with pytest.raises(DTypeError):
+        model.to(dtype=np.float16)
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(3, 2, rng=0), nn.ReLU(), nn.Flatten(), nn.Dropout(rng=0)])
+def test_bad_arrays_are_refused(layer):
+    with pytest.raises(DTypeError):
+        layer.forward(np.ones((2, 3), int))
+    y, saved = layer.forward(np.ones((2, 3), np.float32))
+    with pytest.raises(ShapeError, match="gy"):
+        layer.input_grad(np.ones((5, 5), np.float32), saved)
+    with pytest.raises(DTypeError, match="gy"):
+        layer.input_grad(np.ones(y.shape), saved)
