@@ -1,0 +1,79 @@
+"""Measured tables in documents come from JSON files, and the committed documents are up to date."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sparsebp.bench import documents, report
+from sparsebp.errors import FileFormatError
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = "before\n<!-- bench:jacobian short -->\nold\n<!-- /bench:jacobian -->\nafter\n"
+
+
+def write_result(folder: Path, *, quick: bool = False, date: str = "2026-01-01", stem: str = "jacobian") -> Path:
+    result = report.start("jacobian", "A title", quick=quick, settings={}, leaves_out="nothing")
+    result["environment"]["date"] = date
+    row = {"name": f"ReLU of {date}", "shape": "3 × 3", "sparsity": 0.5, "threads": 1, "ours": 1e-3, "columns": 1e-2}
+    result["rows"] = [row | {"columns_ratio": 10.0, "jacrev": 2e-3, "jacrev_ratio": 2.0}]
+    result["notes"] = ["a note"]
+    return report.save(result, folder, stem)
+
+
+def test_a_block_is_filled_and_filling_again_changes_nothing(tmp_path: Path) -> None:
+    write_result(tmp_path / "results")
+    results = documents.find_results(tmp_path / "results")
+    text = documents.fill(TEXT, results, tmp_path)
+    assert text.startswith("before\n<!-- bench:jacobian short -->\n| operator |")
+    assert text.endswith("<!-- /bench:jacobian -->\nafter\n")
+    assert "| ReLU of 2026-01-01 | 3 × 3 |" in text
+    assert "old" not in text
+    assert documents.fill(text, results, tmp_path) == text
+
+
+def test_the_long_form_has_title_notes_and_picture(tmp_path: Path) -> None:
+    path = write_result(tmp_path / "results")
+    path.with_suffix(".png").write_bytes(b"")
+    results = documents.find_results(tmp_path / "results")
+    text = documents.fill(TEXT.replace(" short", ""), results, tmp_path / "docs")
+    assert "**A title.** Left out: nothing." in text
+    assert "- a note" in text
+    assert "![A title](../results/jacobian.png)" in text
+
+
+def test_quick_runs_do_not_count_and_the_newest_comes_first(tmp_path: Path) -> None:
+    write_result(tmp_path, quick=True)
+    assert "Not measured yet" in documents.fill(TEXT, documents.find_results(tmp_path), tmp_path)
+    write_result(tmp_path, date="2026-01-01", stem="a")
+    write_result(tmp_path, date="2026-02-01", stem="b")
+    text = documents.fill(TEXT, documents.find_results(tmp_path), tmp_path)
+    assert text.index("ReLU of 2026-02-01") < text.index("ReLU of 2026-01-01")
+
+
+def test_an_unknown_benchmark_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileFormatError, match="unknown benchmark 'speed'"):
+        documents.fill(TEXT.replace("jacobian", "speed"), {}, tmp_path)
+
+
+def test_the_command_writes_and_checks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_result(tmp_path / "results")
+    page = tmp_path / "page.md"
+    page.write_text(TEXT, encoding="utf-8")
+    arguments = [str(page), "--results", str(tmp_path / "results")]
+    assert documents.main([*arguments, "--check"]) == 1
+    assert page.read_text(encoding="utf-8") == TEXT
+    assert documents.main(arguments) == 0
+    assert documents.main([*arguments, "--check"]) == 0
+    assert capsys.readouterr().out.splitlines() == [f"{page}: out of date", f"{page}: updated"]
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/benchmarks.md"])
+def test_the_committed_tables_equal_what_the_json_files_give(document: str) -> None:
+    path = ROOT / document
+    text = path.read_text(encoding="utf-8")
+    assert "<!-- bench:recurrent" in text
+    assert documents.fill(text, documents.find_results(ROOT / documents.FOLDER), path.parent) == text, (
+        "run: python -m sparsebp.bench.documents README.md docs/benchmarks.md"
+    )

@@ -1,0 +1,103 @@
+"""Every benchmark runs from end to end in its quick form, and its result holds what the tables show."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sparsebp import backend
+from sparsebp.bench import gpu, jacobian, recurrent, scan, spgemm, timing
+from sparsebp.bench.workload import SequenceWorkload
+from sparsebp.errors import DeviceError, MissingDependencyError, OptionError
+
+pytest.importorskip("torch")
+pytest.importorskip("matplotlib")
+
+OPTIONAL = {"graphblas_ratio", "mkl_ratio", "earned_after"}
+
+
+@pytest.mark.parametrize(
+    "module", [recurrent, scan, spgemm, jacobian], ids=lambda module: module.__name__.split(".")[-1]
+)
+def test_quick_run(module: Any, tmp_path: Path) -> None:
+    lines: list[str] = []
+    result = module.run(tmp_path, quick=True, threads=(1,), echo=lines.append)
+    name = module.__name__.split(".")[-1]
+    assert result["quick"] is True
+    assert json.loads((tmp_path / f"{name}.json").read_text(encoding="utf-8"))["rows"] == json.loads(
+        json.dumps(result["rows"])
+    )
+    assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    for row in result["rows"]:
+        missing = {column.key for column in module.COLUMNS} - row.keys() - OPTIONAL
+        assert not missing, f"{row} lacks {missing}"
+    assert lines[-1].splitlines()[0].split()[0] in {column.heading.split()[0] for column in module.COLUMNS}
+
+
+def test_scan_memory_and_flops_follow_the_algorithms() -> None:
+    """At H = 20 stored Jacobians cost at least 15 times the memory of the fused chunked scan."""
+    row = scan.measure_row(300, {"rounds": 1, "least_rounds": 1, "warmup": 1}, pytest.fail)
+    assert row["memory_ratio"] >= 15
+    assert row["flops_linear"] == 2 * 300 * 16 * 20 * 20
+    assert row["flops_linear"] < row["flops_blelloch"] < 2 * 2 * 300 * 16 * 20**3
+    assert row["best"] in (*scan.ALGORITHMS, "torch")
+
+
+def test_what_does_not_fit_into_memory_is_left_out_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "available_memory", lambda: 1000)
+    notes: list[str] = []
+    row = scan.measure_row(10, {"rounds": 1, "least_rounds": 1, "warmup": 1}, notes.append)
+    assert {"time_linear", "time_chunked"} <= row.keys()
+    assert "time_blelloch" not in row
+    assert [note.split(":")[0] for note in notes] == ["T = 10, hybrid", "T = 10, blelloch"]
+
+
+@pytest.mark.parametrize("cell", ["RNN", "GRU"])
+def test_both_sides_of_the_workload_have_the_same_gradients(cell: str) -> None:
+    workload = SequenceWorkload(cell, 13, 5, dtype=np.float64)
+    assert workload.agreement(workload.twin()) < 1e-12
+
+
+def test_an_unknown_cell_is_refused() -> None:
+    with pytest.raises(OptionError, match="'RNN' or 'GRU'"):
+        SequenceWorkload("LSTM", 3, 2)
+
+
+def test_the_gpu_grid_is_the_papers() -> None:
+    points = [*gpu.grid()]
+    assert len(points) == len(set(points)) == 2 * 2 * (8 + 7)
+    assert {p.length for p in points} == {10, 30, 100, 300, 1000, 3000, 10_000, 30_000}
+    assert {p.batch for p in points} == {2, 4, 8, 16, 32, 64, 128, 256}
+    assert points[0] == gpu.Point("RNN", np.float32, 1000, 16)
+
+
+@pytest.mark.parametrize("cell", ["RNN", "GRU"])
+def test_a_point_of_the_gpu_grid_is_measured_whole(cell: str) -> None:
+    """On the CPU: the same code with another clock and other arrays."""
+    rates = gpu.Rates({"float32": 1e12, "float64": 1e12}, 1e11)
+    row = gpu.measure_point(
+        gpu.Point(cell, np.float64, 7, 3), np, rates, {"rounds": 1, "least_rounds": 1, "warmup": 1}, timing.HostClock()
+    )
+    assert {column.key for column in gpu.COLUMNS} <= row.keys()
+    assert row["gradient_difference"] < 1e-12
+    matrices = 1 if cell == "RNN" else 3
+    assert row["flops_linear"] == 2 * matrices * 7 * 3 * 20**2
+    assert row["flops_chunked"] == 20 * row["flops_linear"]
+
+
+def test_without_a_gpu_the_gpu_benchmark_says_so(tmp_path: Path) -> None:
+    if backend.has_gpu():
+        pytest.skip("this machine has a GPU")
+    with pytest.raises((DeviceError, MissingDependencyError)):
+        gpu.run(tmp_path, quick=True)
+
+
+@pytest.mark.gpu
+def test_gpu_quick_run(tmp_path: Path) -> None:
+    result = gpu.run(tmp_path, quick=True)
+    assert len(result["rows"]) == 2
+    assert all(row["gradient_difference"] < 1e-2 for row in result["rows"])

@@ -1,0 +1,110 @@
+"""Numbers as text, tables, JSON and its errors, pictures, the record of the environment."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparsebp.bench import report
+from sparsebp.bench.environment import available_memory, environment, total_memory
+from sparsebp.errors import FileFormatError, OutputError
+
+COLUMNS = (
+    report.Column("model", "model", number=False),
+    report.Column("time", "ours", report.seconds),
+    report.Column("ratio", "ratio", report.times),
+)
+ROWS = [
+    {"model": "RNN", "ours": {"median": 0.00123}, "ratio": {"median": 12.34, "low": 11.9, "high": 12.8}},
+    {"model": "GRU", "ours": 2.0},
+]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(2.0, "2.00 s"), (0.0123, "12.3 ms"), (123e-6, "123 µs"), (5e-9, "5 ns"), ({"median": 1e-3}, "1.00 ms")],
+)
+def test_seconds(value: Any, text: str) -> None:
+    assert report.seconds(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(0, "0 B"), (999, "999 B"), (2048, "2.00 KiB"), (768 << 20, "768 MiB")])
+def test_sizes(value: int, text: str) -> None:
+    assert report.size(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(12, "12.0"), (1500, "1.50 k"), (7.7e9, "7.70 G"), (2e13, "20.0 T")])
+def test_counts(value: float, text: str) -> None:
+    assert report.count(value) == text
+
+
+def test_ratios_show_their_spread() -> None:
+    assert report.times(ROWS[0]["ratio"]) == "12.3× (11.9–12.8)"
+    assert report.times(0.5) == "0.500×"
+
+
+def test_tables() -> None:
+    assert report.markdown_table(COLUMNS, ROWS).splitlines() == [
+        "| model | time | ratio |",
+        "| --- | ---: | ---: |",
+        "| RNN | 1.23 ms | 12.3× (11.9–12.8) |",
+        "| GRU | 2.00 s | – |",
+    ]
+    assert report.text_table(COLUMNS, ROWS).splitlines() == [
+        "model     time              ratio",
+        "RNN    1.23 ms  12.3× (11.9–12.8)",
+        "GRU     2.00 s                  –",
+    ]
+
+
+def test_a_result_is_saved_whole_and_read_back(tmp_path: Path) -> None:
+    result = report.start("recurrent", "A title", quick=True, settings={"batch": 16}, leaves_out="nothing")
+    result["rows"] = ROWS
+    path = report.save(result, tmp_path / "new" / "folder")
+    assert path.name == "recurrent.json"
+    assert report.load(path) == json.loads(json.dumps(result))
+    assert [p.name for p in path.parent.iterdir()] == ["recurrent.json"], "no temporary file may stay behind"
+    assert report.where(result).startswith(result["environment"]["cpu"])
+
+
+@pytest.mark.parametrize("content", [b"not json", b"[1, 2]", b'{"benchmark": "x"}', b"\xff\xfe"])
+def test_a_foreign_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "foreign.json"
+    path.write_bytes(content)
+    with pytest.raises(FileFormatError, match="benchmark result"):
+        report.load(path)
+
+
+def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(OutputError, match="cannot be written"):
+        report.save({"benchmark": "recurrent"}, tmp_path / "file" / "folder")
+
+
+def test_finish_writes_json_and_picture_and_prints_the_table_last(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    result = report.start("recurrent", "A title", quick=True, settings={}, leaves_out="nothing")
+    result["rows"], result["notes"] = ROWS, ["a peer is missing"]
+    lines: list[str] = []
+
+    def picture(_: Any) -> Any:
+        drawing, axes = report.figure()
+        axes[0, 0].plot([1, 2])
+        return drawing
+
+    report.finish(result, COLUMNS, picture, tmp_path, lines.append)
+    assert (tmp_path / "recurrent.png").read_bytes().startswith(b"\x89PNG")
+    assert "note: a peer is missing" in lines
+    assert lines[-1] == report.text_table(COLUMNS, ROWS)
+
+
+def test_the_environment_names_what_was_measured_on() -> None:
+    record = environment()
+    assert {"date", "commit", "cpu", "cores", "python", "sparsebp", "packages", "blas"} <= record.keys()
+    assert "numpy" in record["packages"]
+    json.dumps(record)
+    total, free = total_memory(), available_memory()
+    assert total is None or free is None or 0 < free <= total

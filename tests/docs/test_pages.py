@@ -1,0 +1,53 @@
+"""Links and pictures of the documents exist, the navigation is whole, and commands in the pages exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + sorted(
+    (ROOT / "docs").rglob("*.md")
+)
+LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)")
+PROSE = re.compile(r"```.*?```|`[^`]*`", re.DOTALL)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(document: Path) -> None:
+    text = PROSE.sub("", document.read_text(encoding="utf-8"))
+    missing = [link for link in LINK.findall(text) if not (document.parent / link).exists()]
+    assert not missing
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    pages = [page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")]
+    assert [page for page in pages if page not in navigation] == []
+
+
+def test_options_in_the_pages_exist() -> None:
+    """Every option of a `sparsebp` command line in a document is one that the command has."""
+    pytest.importorskip("typer")
+    import typer.main
+
+    from sparsebp.commands import app
+
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    options = {name: {o for p in command.params for o in p.opts} for name, command in commands.items()}
+    for document in DOCUMENTS:
+        blocks = re.findall(r"^```bash\n(.*?)^```", document.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+        for line in re.findall(r"^sparsebp ([^#\n]+)", "\n".join(blocks), re.MULTILINE):
+            name, *words = line.split()
+            assert name in options, f"{document.name}: sparsebp {line}"
+            unknown = {word for word in words if word.startswith("--")} - options[name]
+            assert not unknown, f"{document.name}: sparsebp {line}"
+
+
+def test_make_targets_in_the_pages_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    for document in DOCUMENTS:
+        named = set(re.findall(r"(?:^|`)make ([a-z]+)", document.read_text(encoding="utf-8"), re.MULTILINE))
+        assert named <= targets, document.name
