@@ -1,8 +1,8 @@
 """The cost model: how long an algorithm should take on a machine, and which one to take.
 
-A level of independent products, split into one task a product and sample, takes at least as long as its longest task,
-as its work shared out over all workers, and as its bytes over the bandwidth; each kernel call adds its own time
-(BPPSA §3.6 counts the first two: step and work complexity). A chain adds its steps up.
+A level of independent products, split into one task a product and vector of samples, takes at least as long as its
+longest task, as its work shared out over the workers that find a task, and as its bytes over their bandwidth; each
+kernel call adds its own time (BPPSA §3.6 counts the first two: step and work complexity). A chain adds its steps up.
 """
 
 from __future__ import annotations
@@ -63,10 +63,21 @@ class Candidate(NamedTuple):
 
 
 class LevelCost(NamedTuple):
-    """Work of one level, or of one chain: kernel calls, dependent rounds, FLOPs of one task path, of all, and bytes."""
+    """Work of one level, or of one chain.
+
+    Attributes
+    ----------
+    calls, rounds, products
+        Kernel calls, dependent rounds, and products; ``products / rounds`` of them can run at the same time.
+    longest
+        FLOPs a sample along the longest dependence.
+    flops, bytes
+        Of the whole batch.
+    """
 
     calls: int
     rounds: int
+    products: int
     longest: float
     flops: float
     bytes: float
@@ -81,13 +92,16 @@ class Decision:
     estimates: Mapping[str, float]
 
 
-def seconds(levels: Iterable[LevelCost], m: Machine, itemsize: int) -> float:
+def seconds(levels: Iterable[LevelCost], m: Machine, batch: int, itemsize: int) -> float:
     """Return the estimated time of one call on machine `m`."""
-    rate = m.rate(itemsize)
+    rate, lanes = m.rate(itemsize), m.lanes(itemsize)
     total = 0.0
     for level in levels:
-        path = level.rounds * m.step + level.longest / rate
-        total += level.calls * m.call + max(path, level.flops / (rate * m.workers), level.bytes / m.bandwidth)
+        path = level.rounds * m.step + level.longest * min(lanes, batch) / rate
+        tasks = level.products * -(-batch // lanes)
+        busy = min(m.workers, -(-tasks // level.rounds))
+        work = max(tasks * m.step + level.flops / rate, level.bytes / (m.bandwidth / m.workers)) / busy
+        total += level.calls * m.call + max(path, work)
     return total
 
 
@@ -103,6 +117,7 @@ def sized_costs(sized: SizedRecipe, sizes: Sizes) -> list[LevelCost]:
             LevelCost(
                 calls=len(numbers),
                 rounds=len(numbers) if chain else 1,
+                products=len(numbers),
                 longest=(sum(flops) if chain else max(flops)) / sizes.batch,
                 flops=sum(flops),
                 bytes=sum(sized.bytes[i] for i in numbers),
@@ -122,6 +137,7 @@ def profile_costs(candidate: Candidate, n: int, size: int, sizes: Sizes) -> list
             LevelCost(
                 calls=1 if level.mm == 0 or level.mv == 0 else 2,
                 rounds=level.rounds,
+                products=level.mm + level.mv,
                 longest=level.rounds * (mm if level.mm else mv),
                 flops=level.mm * mm * width + level.mv * mv * sizes.batch,
                 bytes=(2 * level.mm + level.mm + level.mv) * size**2 * width * sizes.itemsize,
@@ -195,7 +211,7 @@ def choose(
             continue
         except _TooSlow:
             continue
-        estimates[str(option)] = time = seconds(sized_costs(sized, sizes), m, sizes.itemsize)
+        estimates[str(option)] = time = seconds(sized_costs(sized, sizes), m, sizes.batch, sizes.itemsize)
         if time < least:
             best, least = sized, time
     if best is None:
@@ -216,7 +232,7 @@ def _choose_stacked(
     memory_limit: int | None,
 ) -> Decision:
     size = patterns[0].shape[0]
-    times = {o: seconds(profile_costs(o, len(patterns), size, sizes), m, sizes.itemsize) for o in options}
+    times = {o: seconds(profile_costs(o, len(patterns), size, sizes), m, sizes.batch, sizes.itemsize) for o in options}
     dropped: list[str] = []
     for option in sorted(options, key=lambda o: times[o]):
         try:

@@ -8,7 +8,7 @@ batch alone keeps all of them busy, and the recursion wins.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from types import ModuleType
 from typing import Any, Literal
@@ -28,8 +28,15 @@ SEQUENTIAL_STEP = {"rnn": 0.10e-6, "gru": 0.25e-6}
 """Seconds a step of the fused device kernel for H <= 32. Predicted (0.06–0.15 µs for a tanh RNN), not measured."""
 SHARED_BANDWIDTH = 128.0
 """Bytes a clock that a multiprocessor reads from shared memory, where the weights of H > 32 lie."""
-HOST_LANES = 8
-"""Samples that one vector of the host kernels holds; threads share out groups of them."""
+HOST_STEP = {"rnn": 30e-9, "gru": 45e-9}
+"""Seconds that a step of the fused host kernels takes at least. Measured with B = H = 1: 22–32 ns and 43 ns."""
+HOST_RATE = {"vector": 80e9, "matrix": 150e9}
+"""float32 operations a second of one thread. Measured at H = 20 and 64, B = 16: the recursion 60–175 GFLOP/s, the
+scan's matrices 85–200 GFLOP/s (x86 with 64-byte vectors; operands stay in the cache, unlike a stored scan's)."""
+MARGIN = 0.8
+"""A scan is taken if it promises at most this share of the recursion's time: estimates are rough."""
+STORED_MARGIN = 0.4
+"""The same for the scan over stored Jacobians, which takes T·B·H² values of memory and more kernel calls."""
 
 
 @dataclass(frozen=True)
@@ -111,10 +118,11 @@ def _choose(cell: str, T: int, B: int, H: int, itemsize: int, m: Machine, memory
         "blelloch": sum(p.mm for p in profile("blelloch", T)) * B * H * H * itemsize + T * B * H * (H + 1) * itemsize,
     }
     fits = {name: t for name, t in seconds.items() if memory_limit is None or memory[name] <= memory_limit}
-    best = min(fits, key=lambda name: fits[name])
+    margin = {"linear": 1.0, "chunked": 1.0 / MARGIN, "blelloch": 1.0 / STORED_MARGIN}
+    best = min(fits, key=lambda name: fits[name] * margin[name])
     shown = ", ".join(f"{name} {_time(t)}" for name, t in sorted(fits.items(), key=lambda pair: pair[1]))
     left_out = [name for name in seconds if name not in fits]
-    reason = f"{best} is the fastest expected on a {m.name} for T={T}, B={B}, H={H}: {shown}"
+    reason = f"{best} is expected to do best on a {m.name} for T={T}, B={B}, H={H}: {shown}"
     if best == "linear":
         reason += f"; a scan does about {H} times the work of the recursion"
     if left_out:
@@ -130,34 +138,43 @@ def _time(seconds: float) -> str:
 
 
 def _chunk_counts(T: int, B: int, m: Machine) -> list[int]:
-    """Numbers of chunks worth trying: powers of two up to eight (chunk, sample) pairs a worker, at least 3 chunks."""
-    most = max(min(T, ceil(8 * m.workers / B)), 1)
-    return sorted({min(3, T), min(m.workers, T), most} | {2**k for k in range(2, most.bit_length())})
+    """Numbers of chunks worth trying: powers of two up to eight (chunk, sample) pairs a worker.
+
+    Three at least (if T allows): with fewer, no chunk is reduced while another is.
+    """
+    least, most = min(3, T), min(T, max(ceil(8 * m.workers / B), 3))
+    tried = {least, most, m.workers} | {2**k for k in range(2, most.bit_length())}
+    return sorted(c for c in tried if least <= c <= most)
 
 
 def _linear(cell: str, T: int, B: int, H: int, itemsize: int, m: Machine) -> float:
     """Seconds of the fused sequential kernel."""
     if m.is_device:
         return m.call + T * _device_step(cell, H, itemsize, m) * max(1.0, B / m.workers)
-    groups = ceil(B / HOST_LANES) if B >= HOST_LANES else B
-    work = GATES[cell] * 2.0 * H * H * B / m.rate(itemsize)
-    return m.call + T * (m.step + work / min(m.workers, groups))
+    return m.call + T * _host_step(cell, B, H, itemsize, m)
 
 
 def _chunked(cell: str, T: int, B: int, H: int, itemsize: int, m: Machine, chunks: int) -> float:
     """Seconds of the fused reduce-then-scan kernels: reduce with matrices, combine, apply with vectors."""
     length = ceil(T / chunks)
-    inner = max(chunks - 2, 0)  # the first chunk works with vectors, the last needs no product
+    inner = chunks - 2  # the first chunk works with vectors, the last needs no product
+    if inner < 1:
+        return _linear(cell, T, B, H, itemsize, m) + 2 * m.call
     per_step = GATES[cell] * 2.0 * H**3  # of one sample's matrix
-    tasks = max(inner * B, 1)
-    reduce = length * (m.step + per_step / m.rate(itemsize) * max(1.0, tasks / m.workers)) if inner else 0.0
     if m.is_device:
-        reduce *= LANES * ceil(H / LANES) / H  # lanes without a hidden unit stand idle
-        step = _device_step(cell, H, itemsize, m)
+        idle = LANES * ceil(H / LANES) / H  # lanes without a hidden unit
+        matrix = m.step + idle * per_step / m.rate(itemsize)
+        vector = _device_step(cell, H, itemsize, m)
+        groups = B
     else:
-        step = m.step + GATES[cell] * 2.0 * H * H / m.rate(itemsize)
-    combine = chunks * (m.step + 2.0 * H * H / m.rate(itemsize)) * max(1.0, B / m.workers)
-    apply = length * step * max(1.0, chunks * B / m.workers)
+        groups = ceil(B / m.lanes(itemsize))
+        samples = B / groups
+        half = m.double if itemsize == 8 else 1.0
+        matrix = HOST_STEP[cell] + samples * per_step / (half * HOST_RATE["matrix"])
+        vector = _host_step(cell, ceil(samples), H, itemsize, replace(m, workers=1))
+    reduce = length * max(matrix, ((inner * matrix) + vector) * groups / m.workers)
+    combine = chunks * (m.step + 2.0 * H * H / m.rate(itemsize)) * max(1.0, groups / m.workers)
+    apply = length * vector * max(1.0, chunks * groups / m.workers)
     return 3 * m.call + reduce + combine + apply
 
 
@@ -169,6 +186,13 @@ def _stored(T: int, B: int, H: int, itemsize: int, m: Machine) -> float:
         flops = 2.0 * (level.mm * H**3 + level.mv * H**2) * B / (m.workers * m.rate(itemsize))
         seconds += m.call + max(flops, (3 * level.mm + level.mv) * block / m.bandwidth)
     return seconds + tree_levels(T) * m.step
+
+
+def _host_step(cell: str, B: int, H: int, itemsize: int, m: Machine) -> float:
+    """Seconds of one step of the sequential host kernel; threads share the batch, a vector of samples each."""
+    half = m.double if itemsize == 8 else 1.0
+    work = GATES[cell] * 2.0 * H * H * B / (half * HOST_RATE["vector"])
+    return HOST_STEP[cell] + work / min(m.workers, ceil(B / m.lanes(itemsize)))
 
 
 def _device_step(cell: str, H: int, itemsize: int, m: Machine) -> float:

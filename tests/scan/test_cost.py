@@ -1,0 +1,130 @@
+"""The cost model: its order of preferences, not its figures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparsebp import SparsityPattern, plan_scan
+from sparsebp.errors import OptionError
+from sparsebp.scan import choose_recurrent_backward
+from sparsebp.scan.cost import (
+    Candidate,
+    Machine,
+    calibrated,
+    candidates,
+    machine,
+    profile_costs,
+    seconds,
+    sized_costs,
+)
+from sparsebp.scan.recurrent import _choose
+from sparsebp.scan.sizing import Sizes
+
+GPU = Machine("GPU", 528, 56e9, 0.5, 3.8e12, 0, 8e-6, 0.1e-6, True, "a data sheet")
+
+
+@pytest.mark.parametrize("cell", ["rnn", "gru"])
+@pytest.mark.parametrize("T", [10, 1000, 30_000])
+@pytest.mark.parametrize("B", [1, 16, 64])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_few_cores_run_the_recursion(cell, T, B, dtype):
+    """A scan does about H times the work; two threads cannot make up for that."""
+    choice = choose_recurrent_backward(cell, T, B, 20, dtype, np, workers=2)
+    assert (choice.algorithm, choice.chunks) == ("linear", 1)
+    assert "about 20 times the work" in choice.reason and f"T={T}" in choice.reason
+    assert set(choice.estimates) == {"linear", "chunked", "blelloch"}
+    assert choice.memory["linear"] == 0
+
+
+def test_many_cores_and_one_sample_run_the_scan():
+    choice = choose_recurrent_backward("rnn", 30_000, 1, 20, np.float32, np, workers=256)
+    assert choice.algorithm == "chunked" and choice.chunks >= 3
+
+
+@pytest.mark.parametrize("cell", ["rnn", "gru"])
+def test_a_gpu_scans_long_sequences_of_few_samples(cell):
+    """The paper's working point, T = 1000 and more at B = 16 and H = 20, is one where the scan pays; T = 10 is not."""
+    long = _choose(cell, 3000, 16, 20, 4, GPU, None)
+    assert long.algorithm == "chunked" and 3 <= long.chunks <= 3000
+    assert _choose(cell, 10, 16, 20, 4, GPU, None).algorithm == "linear"
+    assert _choose(cell, 3000, 256, 20, 4, GPU, None).algorithm == "linear"  # the batch fills it
+
+
+def test_larger_hidden_sizes_turn_to_the_recursion():
+    assert _choose("rnn", 1000, 16, 20, 4, GPU, None).algorithm == "chunked"
+    assert _choose("rnn", 1000, 16, 128, 4, GPU, None).algorithm == "linear"
+
+
+def test_memory_limit_of_a_recurrent_backward():
+    free = _choose("rnn", 30_000, 16, 20, 4, GPU, None)
+    assert free.memory["chunked"] == free.chunks * 16 * (20 * 20 + 20) * 4
+    assert free.memory["blelloch"] >= 15 * free.memory["chunked"]
+    tight = _choose("rnn", 30_000, 16, 20, 4, GPU, 1000)
+    assert tight.algorithm == "linear"
+    assert "beyond the memory limit" in tight.reason and "chunked" not in tight.estimates
+
+
+@given(T=st.integers(1, 5000), B=st.integers(1, 300), H=st.integers(1, 128), gpu=st.booleans())
+def test_every_shape_has_a_choice(T, B, H, gpu):
+    m = GPU if gpu else machine(np, 4)
+    choice = _choose("gru", T, B, H, 8, m, None)
+    assert choice.algorithm in ("linear", "chunked", "blelloch")
+    assert 1 <= choice.chunks <= T
+    assert all(t > 0 for t in choice.estimates.values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("lstm", 5, 5, 5), "Unknown recurrent cell"),
+        (("rnn", 0, 5, 5), "T is too small"),
+        (("rnn", 5, 0, 5), "B is too small"),
+        (("gru", 5, 5, 0), "H is too small"),
+    ],
+)
+def test_bad_recurrent_shapes(arguments, message):
+    with pytest.raises(OptionError, match=message):
+        choose_recurrent_backward(*arguments)
+    with pytest.raises(OptionError, match="workers is too small"):
+        choose_recurrent_backward("rnn", 5, 5, 5, workers=0)
+
+
+def test_profile_and_steps_cost_the_same_flops():
+    n, size, sizes = 37, 4, Sizes.make(3, np.dtype(np.float32), [False] * 37)
+    for option in candidates(n, [5]):
+        options = {"up_levels": option.up_levels} if option.algorithm == "hybrid" else {"workers": option.chunks}
+        plan = plan_scan([SparsityPattern.dense(size, size)] * n, option.algorithm, **options, batch=3)
+        assert sum(c.flops for c in profile_costs(option, n, size, sizes)) == plan.flops
+        assert sum(c.flops for c in sized_costs(plan.sized, sizes)) == plan.flops
+
+
+def test_more_workers_never_take_longer():
+    costs = profile_costs(Candidate("blelloch"), 500, 8, Sizes.make(4, np.dtype(np.float32), [False] * 500))
+    times = [seconds(costs, machine(np, w), 4, 4) for w in (1, 2, 8, 64, 1024)]
+    assert times == sorted(times, reverse=True)
+
+
+def test_rates():
+    host = machine(np)
+    assert host.workers >= 1 and not host.is_device and host.source
+    assert host.rate(8) == host.rate(4) * host.double
+    assert (host.lanes(4), host.lanes(8), GPU.lanes(4)) == (16, 8, 1)
+    assert machine(np, 2 * host.workers).bandwidth == pytest.approx(2 * host.bandwidth)
+
+
+def test_calibration_measures():
+    measured = calibrated(repeats=1)
+    assert measured.flops > 0 and measured.call > 0 and measured.source.startswith("measured")
+    assert replace(measured, flops=1.0).rate(4) == 1.0
+
+
+def test_candidates():
+    names = [str(c) for c in candidates(21, [2, 3, 30])]
+    assert names == ["linear", "chunked (workers=3)", *(f"hybrid (up_levels={k})" for k in (1, 2, 3)), "blelloch"]
+    assert [str(c) for c in candidates(1, [3])] == ["linear"]
+    assert Candidate("hybrid", up_levels=2).arguments == "algorithm='hybrid', up_levels=2"
