@@ -56,7 +56,8 @@ def jacobian_to_torch(jacobian: TransposedJacobian, sample: int = 0) -> Any:
     xp = backend.namespace(jacobian.data)
     parts = [*jacobian.pattern.device_arrays(xp), jacobian.values_of(sample)]
     indptr, indices, values = (to_torch(xp.ascontiguousarray(part)) for part in parts)
-    return torch.sparse_csr_tensor(indptr, indices, values, size=jacobian.shape)
+    # a pattern is valid by construction, so PyTorch need not look again
+    return torch.sparse_csr_tensor(indptr, indices, values, size=jacobian.shape, check_invariants=False)
 
 
 def jacobian_from_torch(tensor: Any) -> TransposedJacobian:

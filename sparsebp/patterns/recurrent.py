@@ -54,7 +54,7 @@ def sequence_pattern(
     later = np.arange(steps)[:, None] <= np.arange(steps)  # (t, s): input t reaches output s
     reached = [later, later.T] if bidirectional else [later.T if reverse else later]
     shape = (steps * input_size, steps * len(reached) * hidden_size)
-    of_step = np.repeat(np.stack(reached, axis=-1).reshape(steps, -1), hidden_size, axis=1)
+    of_step = np.repeat(np.stack(reached, axis=-1).reshape(steps, steps * len(reached)), hidden_size, axis=1)
     lengths = np.repeat(of_step.sum(axis=1, dtype=np.int64), input_size)
     indptr = np.concatenate(([0], np.cumsum(lengths)))
     rows = [np.tile(np.flatnonzero(columns), input_size) for columns in of_step]

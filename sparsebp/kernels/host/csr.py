@@ -1,7 +1,7 @@
 """CSR kernels on the host: sparse times vectors, scalings and gathers; values batch last.
 
-With a batch, a vector register holds as many samples as fit, and the sums of a row stay in registers. A batch of one has
-loops of its own, because there the entries are what lies side by side.
+With a batch, a vector register holds as many samples as fit, and the sums of a row stay in registers. A batch of one
+has loops of its own, because there the entries are what lies side by side.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Stacks of small dense blocks on the host: the materialised Jacobians of recurrent layers, batch last.
 
-With a batch, one vector holds as many samples as fit, and a tile of 4 rows x 2 columns of the result stays in registers.
-Shared blocks have their columns side by side instead, so there a vector holds columns. Tiles at an edge overlap the ones
-before (the last row or column is computed twice, alike), which spares every special case.
+With a batch, one vector holds as many samples as fit, and a tile of 4 rows x 2 columns of the result stays in
+registers. Shared blocks have their columns side by side instead, so there a vector holds columns. In a tile that
+reaches over the edge the last row or column is computed several times, alike, which spares every special case.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def _put_pair(out, entry, other, batch, lane, left, value, other_value):
 
 @simd.device
 def _shared_rows(a, b, out, first, last, k, width):
-    """Rows first ... last of ``out = a @ b`` for a shared `a`; a row of `b` or `out` is `width` numbers side by side."""
+    """Rows first ... last of ``out = a @ b`` for a shared `a`; rows of `b` and `out` are `width` numbers side by side."""
     step = simd.lanes(a)
     for i in range(first, last, 4):
         i1, i2, i3 = min(i + 1, last - 1), min(i + 2, last - 1), min(i + 3, last - 1)
@@ -405,10 +405,9 @@ def _reduce_vector(a, chunk_ptr, add, out, n, batch, wide, scratch, low, high):
         )
         first, last = ptr[chunk], ptr[chunk + 1]
         for i in range(n):
+            value = simd.zeros(a_all)
             if first < last:
                 value = take(add_all, first * n + i, batch, lane, left, True, False)
-            else:
-                value = simd.zeros(a_all)
             put(vector, i, batch, lane, left, False, value)
         for s in range(first + 1, last):
             for i in range(n):

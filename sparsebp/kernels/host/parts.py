@@ -46,7 +46,7 @@ def share(part: int, parts: int, total: int) -> int:
 
 @numba.njit(**SERIAL)
 def row_at(indptr: Array, entry: int) -> int:
-    """Return the first row that starts at `entry` or later, by bisection: parts then hold about equally many entries."""
+    """Return the first row that starts at `entry` or later, by bisection: parts then hold about as many entries."""
     low, high = 0, len(indptr) - 1
     while low < high:
         middle = (low + high) // 2

@@ -1,0 +1,68 @@
+"""Patterns of operators."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from sparsebp import SparsityPattern
+from sparsebp.errors import PatternError
+from sparsebp.patterns import hidden_pattern, linear_pattern, pointwise_pattern, sequence_pattern
+from strategies import sizes
+
+small = sizes(0, 5)
+
+
+def ones(pattern):
+    out = np.zeros(pattern.shape)
+    out[pattern.row_of_entry, pattern.indices] = 1
+    return out
+
+
+def blocks(where, block):
+    """A matrix that has `block` where `where` is 1 (`numpy.kron` refuses empty ones)."""
+    return np.einsum("ij,kl->ikjl", where, block).reshape(len(where) * len(block), where.shape[1] * block.shape[1])
+
+
+def validated(pattern):
+    """The builders skip validation; here it is done."""
+    assert SparsityPattern(pattern.indptr, pattern.indices, pattern.shape) == pattern
+    return pattern
+
+
+@given(n_in=small, n_out=small, positions=small)
+def test_linear_is_a_block_diagonal(n_in, n_out, positions):
+    pattern = validated(linear_pattern(n_in, n_out, positions))
+    np.testing.assert_array_equal(ones(pattern), blocks(np.eye(positions), np.ones((n_in, n_out))))
+
+
+@given(n=small)
+def test_pointwise_is_diagonal_and_hidden_is_dense(n):
+    np.testing.assert_array_equal(ones(pointwise_pattern(n)), np.eye(n))
+    np.testing.assert_array_equal(ones(hidden_pattern(n)), np.ones((n, n)))
+
+
+@given(steps=small, n_in=small, hidden=small)
+def test_an_input_reaches_what_comes_after_it(steps, n_in, hidden):
+    triangle = np.triu(np.ones((steps, steps)))
+    block = np.ones((n_in, hidden))
+    forward = validated(sequence_pattern(steps, n_in, hidden))
+    backward = validated(sequence_pattern(steps, n_in, hidden, reverse=True))
+    both = validated(sequence_pattern(steps, n_in, hidden, bidirectional=True))
+    np.testing.assert_array_equal(ones(forward), blocks(triangle, block))
+    np.testing.assert_array_equal(ones(backward), blocks(triangle.T, block))
+    of_step = [blocks(t, block).reshape(steps * n_in, steps, hidden) for t in (triangle, triangle.T)]
+    np.testing.assert_array_equal(ones(both), np.stack(of_step, axis=2).reshape(both.shape))
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: linear_pattern(2, -1),
+        lambda: linear_pattern(2, -1, 3),
+        lambda: pointwise_pattern(-1),
+        lambda: sequence_pattern(-1, 2, 3),
+    ],
+)
+def test_negative_sizes_are_refused(build):
+    with pytest.raises(PatternError, match="Expected"):
+        build()

@@ -1,0 +1,319 @@
+"""Product plans against SciPy: structure from all-ones data (SciPy drops exact zeros), values sample by sample."""
+
+import tracemalloc
+
+import numba
+import numpy as np
+import pytest
+import scipy.sparse
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparsebp import ProductPlan, SparsityPattern, kernels, plan_product
+from sparsebp.errors import (
+    DeviceError,
+    DTypeError,
+    FileFormatError,
+    LayoutError,
+    MemoryLimitError,
+    OutputError,
+    ShapeError,
+)
+from sparsebp.patterns import product
+from strategies import csr_patterns, normal, reals, seeds, sizes, tolerance
+
+
+def product_on(backend, plan, a_data, b_data, out):
+    """Run a plan on the kernels of the backend, emulated ones too."""
+    own = backend.kernels
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "get", lambda xp: own)
+        return plan(backend.array(a_data), backend.array(b_data), out=out)
+
+
+def random_pattern(m, n, density, seed=0):
+    matrix = scipy.sparse.random_array((m, n), density=density, rng=np.random.default_rng(seed), format="csr")
+    matrix.sort_indices()
+    return SparsityPattern.from_scipy(matrix)
+
+
+def matrix(pattern, values):
+    return scipy.sparse.csr_array((values, pattern.indices, pattern.indptr), shape=pattern.shape)
+
+
+def dense(pattern, data, batch):
+    out = np.zeros((*pattern.shape, batch))
+    out[pattern.row_of_entry, pattern.indices] = data if data.ndim == 2 else data[:, None]
+    return out
+
+
+@st.composite
+def operands(draw):
+    """Two patterns that chain, of every kind."""
+    inner = draw(sizes(0, 13))
+    special = st.sampled_from([SparsityPattern.identity, SparsityPattern.diagonal]).map(lambda make: make(inner))
+    left = csr_patterns(columns=st.just(inner)).map(lambda parts: SparsityPattern(*parts))
+    right = csr_patterns(rows=st.just(inner)).map(lambda parts: SparsityPattern(*parts))
+    return draw(st.one_of(left, left, special)), draw(st.one_of(right, right, special))
+
+
+def draw_values(rng, pattern, batch, shared, dtype):
+    shape = (pattern.nnz,) if shared else (pattern.nnz, batch)
+    return np.ones(shape, dtype) if pattern.kind == "identity" else normal(rng, shape, dtype)
+
+
+@given(
+    pair=operands(), batch=sizes(0, 18), a_shared=st.booleans(), b_shared=st.booleans(), dtype=reals, seed=seeds,
+    reuse=st.booleans(),
+)  # fmt: skip
+def test_products_agree_with_dense_arithmetic(backend, pair, batch, a_shared, b_shared, dtype, seed, reuse):
+    (a, b), rng = pair, np.random.default_rng(seed)
+    a_data, b_data = draw_values(rng, a, batch, a_shared, dtype), draw_values(rng, b, batch, b_shared, dtype)
+    plan = plan_product(a, b)
+    shared = a_shared and b_shared
+    shape = (plan.pattern.nnz,) if shared else (plan.pattern.nnz, batch)
+    out = backend.empty(shape, dtype) if reuse else None
+    got = product_on(backend, plan, a_data, b_data, out)
+    assert got.shape == shape and got.dtype == dtype
+    assert not reuse or got is out
+    many = 1 if shared else batch
+    expected = np.einsum("mkb,knb->mnb", dense(a, a_data, many), dense(b, b_data, many))
+    np.testing.assert_allclose(dense(plan.pattern, backend.numpy(got), many), expected, **tolerance(dtype))
+
+
+@given(pair=operands())
+def test_structure_agrees_with_scipy(pair):
+    a, b = pair
+    plan = plan_product(a, b)
+    expected = matrix(a, np.ones(a.nnz)) @ matrix(b, np.ones(b.nnz))
+    expected.sort_indices()
+    np.testing.assert_array_equal(plan.pattern.indptr, expected.indptr)
+    np.testing.assert_array_equal(plan.pattern.indices, expected.indices)
+    if plan.strategy != "identity":
+        per_row = np.diff(b.indptr)
+        assert plan.products == per_row[a.indices].sum()
+    assert plan.flops == 2 * plan.products
+
+
+def test_structure_picks_the_strategy():
+    general, other = random_pattern(30, 40, 0.2), random_pattern(40, 20, 0.2, 1)
+    selection = SparsityPattern(np.arange(41), np.arange(40) // 4, (40, 10))
+    assert plan_product(general, other).strategy == "positions"
+    assert plan_product(general, SparsityPattern.diagonal(40)).strategy == "scale_columns"
+    assert plan_product(SparsityPattern.diagonal(30), general).strategy == "scale_rows"
+    assert plan_product(SparsityPattern.identity(30), general).strategy == "identity"
+    assert plan_product(general, SparsityPattern.identity(40)).strategy == "identity"
+    assert plan_product(SparsityPattern.dense(3, 4), SparsityPattern.dense(4, 5)).strategy == "dense"
+    assert plan_product(selection, random_pattern(10, 20, 0.4)).strategy == "gather"
+    assert plan_product(SparsityPattern.diagonal(5), SparsityPattern.diagonal(5)).pattern.kind == "diagonal"
+    both = plan_product(SparsityPattern.identity(5), SparsityPattern.identity(5))
+    assert (both.pattern.kind, both.flops, both.index_bytes) == ("identity", 0, 0)
+
+
+@pytest.mark.parametrize("longest", [2**16, 2**16 + 1])
+def test_positions_are_as_narrow_as_they_can_be(longest):
+    b = SparsityPattern.dense(2, longest)
+    a = SparsityPattern([0, 2, 2], [0, 1], (2, 2))
+    plan = plan_product(a, b)
+    assert plan.strategy == "positions"
+    assert plan.arrays["positions"].dtype == (np.uint16 if longest == 2**16 else np.uint32)
+    values = np.arange(2.0 * longest)
+    np.testing.assert_array_equal(plan(np.ones(2), values), values[:longest] + values[longest:])
+
+
+def test_index_types_may_differ():
+    """int64 index arrays beside int32 ones: the plan keeps int64 copies for the kernel."""
+    a, b = SparsityPattern([0, 2, 3], [0, 1, 1], (2, 2)), SparsityPattern([0, 2, 4], [0, 1, 0, 2], (2, 3))
+    wide = SparsityPattern(a.indptr, a.indices, a.shape)  # as if it had 2**31 columns, which would not fit here
+    wide.__dict__.update(indptr=a.indptr.astype(np.int64), indices=a.indices.astype(np.int64))
+    plan, mixed = plan_product(a, b), product._make_plan(wide, b, None)
+    assert mixed.arrays["a_indptr"].dtype == mixed.arrays["c_indptr"].dtype == np.int64
+    data = np.arange(3.0), np.arange(4.0)
+    np.testing.assert_array_equal(mixed(*data), plan(*data))
+
+
+def test_plans_are_cached_by_content():
+    first = plan_product(random_pattern(9, 8, 0.3), random_pattern(8, 7, 0.3))
+    assert plan_product(random_pattern(9, 8, 0.3), random_pattern(8, 7, 0.3)) is first
+    for n in range(1, 70):
+        plan_product(SparsityPattern.diagonal(n), SparsityPattern.diagonal(n))
+    assert plan_product(first.a, first.b) is not first  # only the last 64 are kept
+
+
+def cases():
+    general, other = random_pattern(200, 300, 0.05), random_pattern(300, 250, 0.05, 1)
+    selection = SparsityPattern(np.arange(301), np.arange(300) // 4, (300, 75))
+    return {
+        "positions": (general, other),
+        "scale_rows": (SparsityPattern.diagonal(200), general),
+        "scale_columns": (general, SparsityPattern.diagonal(300)),
+        "identity": (general, SparsityPattern.identity(300)),
+        "gather": (selection, random_pattern(75, 300, 0.2)),
+        "dense": (SparsityPattern.dense(60, 50), SparsityPattern.dense(50, 70)),
+    }
+
+
+@pytest.mark.parametrize("strategy", list(cases()))
+@pytest.mark.parametrize("batch", [1, 16])
+def test_the_second_call_allocates_no_array_of_the_output_s_size(strategy, batch):
+    a, b = cases()[strategy]
+    plan, rng = plan_product(a, b), np.random.default_rng(0)
+    assert plan.strategy == strategy
+    a_data, b_data = (draw_values(rng, p, batch, False, np.float32) for p in (a, b))
+    out = plan(a_data, b_data)
+    first = out.copy()
+    tracemalloc.start()
+    try:
+        plan(a_data, b_data, out=out)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < out.nbytes / 2
+    np.testing.assert_array_equal(out, first)
+
+
+@pytest.mark.parametrize("strategy", list(cases()))
+@pytest.mark.parametrize("batch", [1, 17])
+def test_results_are_bitwise_equal_over_runs_and_thread_counts(strategy, batch):
+    a, b = cases()[strategy]
+    plan, rng = plan_product(a, b), np.random.default_rng(0)
+    data = [draw_values(rng, p, batch, False, np.float32) for p in (a, b)]
+    results, before = [], numba.get_num_threads()
+    try:
+        for threads in (1, before, before):
+            numba.set_num_threads(threads)
+            results.append(plan(*data))
+    finally:
+        numba.set_num_threads(before)
+    for other in results[1:]:
+        np.testing.assert_array_equal(other, results[0])
+
+
+def test_possible_zeros_stay_and_nan_and_infinity_are_kept():
+    a, b = SparsityPattern([0, 2, 3], [0, 1, 1], (2, 2)), SparsityPattern.dense(2, 2)
+    a_data, b_data = np.array([0.0, 1.0, 2.0]), np.array([np.inf, 1.0, 1.0, np.nan])
+    plan = plan_product(a, b)
+    c = dense(plan.pattern, plan(a_data, b_data), 1)[..., 0]
+    np.testing.assert_array_equal(c, [[np.nan, np.nan], [2, np.nan]])  # 0 * infinity is NaN
+    assert plan.pattern.nnz == 4
+
+
+def test_shapes_that_do_not_chain_are_refused():
+    with pytest.raises(ShapeError, match=r"do not chain.*Expected.*3 rows"):
+        plan_product(SparsityPattern.dense(2, 3), SparsityPattern.dense(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("a_data", "b_data", "error", "message"),
+    [
+        (np.ones(5), np.ones(4), ShapeError, "one value per entry"),
+        (np.ones((4, 2, 1)), np.ones(4), ShapeError, "the batch last"),
+        (np.ones((4, 2)), np.ones((4, 3)), ShapeError, "different batch sizes"),
+        (np.ones(4, np.float32), np.ones(4), DTypeError, "different dtypes"),
+        (np.ones(4, int), np.ones(4), DTypeError, "float32 or float64"),
+        (np.ones((2, 4)).T, np.ones(4), LayoutError, "contiguous"),
+        (np.ones(8)[::2], np.ones(4), LayoutError, "contiguous"),
+        ([1.0] * 4, np.ones(4), DeviceError, "not an array"),
+    ],
+)
+def test_wrong_values_are_refused(a_data, b_data, error, message):
+    plan = plan_product(SparsityPattern.dense(2, 2), SparsityPattern.dense(2, 2))
+    with pytest.raises(error, match=message):
+        plan(a_data, b_data)
+
+
+def test_wrong_outputs_are_refused():
+    plan = plan_product(SparsityPattern.dense(2, 2), SparsityPattern.dense(2, 2))
+    a = np.ones((4, 3))
+    for out, error in [
+        (np.ones(4), ShapeError),
+        (np.ones((4, 3), np.float32), DTypeError),
+        (np.ones((3, 4)).T, LayoutError),
+        (a, LayoutError),
+    ]:
+        with pytest.raises(error, match="out"):
+            plan(a, np.ones(4), out=out)
+
+
+def test_cupy_and_numpy_arrays_do_not_mix(monkeypatch):
+    import sys
+    import types
+
+    fake = types.ModuleType("cupy")
+    fake.ndarray = type("ndarray", (), {"__module__": "cupy"})
+    monkeypatch.setitem(sys.modules, "cupy", fake)
+    plan = plan_product(SparsityPattern.dense(2, 2), SparsityPattern.dense(2, 2))
+    with pytest.raises(DeviceError, match="mixed"):
+        plan(np.ones(4), fake.ndarray())
+
+
+def test_memory_limit_is_said_before_anything_is_allocated():
+    a, b = random_pattern(100, 2000, 0.5), SparsityPattern.dense(2000, 2000)
+    tracemalloc.start()
+    try:
+        with pytest.raises(MemoryLimitError, match=r"at most 1000000 bytes.*for 200000000 products"):
+            plan_product(a, b, memory_limit=1_000_000)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 50_000_000  # the positions alone would take 400 MB
+    a, b = random_pattern(30, 40, 0.2), random_pattern(40, 20, 0.2, 1)
+    needed = plan_product(a, b).index_bytes
+    assert plan_product(a, b, memory_limit=needed).index_bytes == needed
+    with pytest.raises(MemoryLimitError):  # the cached plan is measured, too
+        plan_product(a, b, memory_limit=needed - 1)
+
+
+@pytest.mark.parametrize("strategy", list(cases()))
+def test_a_plan_is_the_same_after_saving_and_loading(strategy, tmp_path):
+    a, b = cases()[strategy]
+    plan, rng = plan_product(a, b), np.random.default_rng(0)
+    path = tmp_path / "plan.npz"
+    plan.save(path)
+    plan.save(str(path))  # replaces the file
+    again = ProductPlan.load(path)
+    assert (again.a, again.b, again.pattern) == (plan.a, plan.b, plan.pattern)
+    assert (again.strategy, again.products, again.index_bytes) == (plan.strategy, plan.products, plan.index_bytes)
+    data = [draw_values(rng, p, 3, False, np.float64) for p in (a, b)]
+    np.testing.assert_array_equal(again(*data), plan(*data))
+    assert [file.name for file in tmp_path.iterdir()] == ["plan.npz"]
+
+
+def tampered(arrays):
+    return {**arrays, "b.indices": arrays["b.indices"][::-1]}
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "foreign", "text", "missing", "newer", "tampered", "empty"])
+def test_damaged_and_foreign_plan_files_are_refused(damage, tmp_path):
+    path = tmp_path / "plan.npz"
+    plan_product(*cases()["positions"]).save(path)
+    content = path.read_bytes()
+    arrays = dict(np.load(path))
+    if damage == "cut":
+        path.write_bytes(content[: len(content) // 2])
+    elif damage == "flip":
+        middle = len(content) // 2
+        path.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+    elif damage == "foreign":
+        np.savez(path, a=np.ones(3))
+    elif damage == "text":
+        path.write_text("a plan")
+    elif damage == "missing":
+        path.unlink()
+    elif damage == "newer":
+        np.savez(path, **{**arrays, "version": np.array(99)})
+    elif damage == "tampered":
+        np.savez(path, **tampered(arrays))
+    else:
+        path.write_bytes(b"")
+    with pytest.raises(FileFormatError, match=r"plan\.npz.*Expected.*Got.*plan_product"):
+        ProductPlan.load(path)
+
+
+def test_a_path_that_cannot_be_written_is_refused(tmp_path):
+    plan = plan_product(SparsityPattern.dense(2, 2), SparsityPattern.dense(2, 2))
+    (tmp_path / "taken").mkdir()
+    for path in (tmp_path / "no" / "folder" / "plan.npz", tmp_path / "taken"):
+        with pytest.raises(OutputError, match="cannot be written"):
+            plan.save(path)
+    assert [file.name for file in tmp_path.iterdir()] == ["taken"]
