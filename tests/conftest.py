@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from backends import BACKENDS, Backend, make_backend
 from hypothesis import HealthCheck, settings
+
+from backends import BACKENDS, Backend, make_backend
 
 SHARE_OF_EXAMPLES = {"emulated": 0.2, "gpu": 0.5}  # of the test's max_examples; everything else runs them all
 
@@ -57,3 +58,22 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None
     text = collection_path.read_text(encoding="utf-8")
     return None if "backend" in text or "mark.gpu" in text else True
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print the registers of the CUDA kernels, which ``device/test_nvrtc.py`` records: the most over all defines."""
+    most: dict[tuple[str, str], dict[str, tuple[int, str]]] = {}
+    for outcome in ("passed", "failed"):
+        for report in terminalreporter.stats.get(outcome, []):
+            for key, value in getattr(report, "user_properties", []):
+                if key != "registers":
+                    continue
+                file, kernel, architecture, registers, defines = value
+                row = most.setdefault((file, kernel), {})
+                row[architecture] = max(row.get(architecture, (0, "")), (registers, defines))
+    if not most:
+        return
+    terminalreporter.section("registers a thread, the most over all defines")
+    for (file, kernel), row in sorted(most.items()):
+        figures = "  ".join(f"{name} {row[name][0]:3d}" for name in sorted(row))
+        terminalreporter.line(f"{file:12s} {kernel:22s} {figures}  ({max(row.values())[1]})")
