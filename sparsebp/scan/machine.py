@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from dataclasses import dataclass, replace
+from functools import cache
 from types import ModuleType
 
 import numpy as np
@@ -85,7 +86,7 @@ def machine(xp: ModuleType, workers: int | None = None) -> Machine:
     workers
         Replaces the number of workers; each brings its share of the bandwidth.
     """
-    found = _host() if xp is np else _device(xp)
+    found = _host() if xp is np else _device(xp, xp.cuda.Device().id)
     if workers is None:
         return found
     return replace(found, workers=workers, bandwidth=found.bandwidth * workers / found.workers)
@@ -108,11 +109,14 @@ def _host() -> Machine:
     )
 
 
-def _device(xp: ModuleType) -> Machine:
-    attributes = xp.cuda.Device().attributes
+@cache
+def _device(xp: ModuleType, number: int) -> Machine:
+    attributes = xp.cuda.Device(number).attributes  # asks the driver for each: slow
     processors = int(attributes["MultiProcessorCount"])
-    clock = attributes["ClockRate"] * 1e3  # given in kHz
-    bandwidth = 2 * attributes["MemoryClockRate"] * 1e3 * attributes["GlobalMemoryBusWidth"] / 8
+    # clocks are given in kHz; where a driver keeps them to itself, those of an H100
+    clock = (attributes.get("ClockRate") or 1_755_000) * 1e3
+    memory_clock = (attributes.get("MemoryClockRate") or 2_619_000) * 1e3
+    bandwidth = 2 * memory_clock * (attributes.get("GlobalMemoryBusWidth") or 5120) / 8
     return Machine(
         name=f"GPU with {processors} multiprocessors",
         workers=4 * processors,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import ceil
 from types import ModuleType
 from typing import Any, Literal
@@ -106,6 +107,7 @@ def choose_recurrent_backward(
     return _choose(cell, T, B, H, np.dtype(dtype).itemsize, machine(xp, workers), memory_limit)
 
 
+@lru_cache(maxsize=256)
 def _choose(cell: str, T: int, B: int, H: int, itemsize: int, m: Machine, memory_limit: int | None) -> Choice:
     linear = _linear(cell, T, B, H, itemsize, m)
     chunks, chunked = min(

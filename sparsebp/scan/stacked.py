@@ -111,7 +111,7 @@ class _Run:
     def matmul(self, o: Matmul) -> None:
         """Join two affine maps each: ``A = A_right A_left`` and ``b = A_right b_left + b_right``."""
         right, left, out = self.stacks[o.right], self.stacks[o.left], self.stacks[o.out]
-        index = self.xp.arange(len(out))
+        index = self.xp.arange(len(out), dtype=np.int64)
         self.kernels.dense_matmul(right, o.right_index, left, o.left_index, out, index)
         b_right, b_left = self.adds[o.right], self.adds[o.left]
         if b_right is not None and b_left is not None:
