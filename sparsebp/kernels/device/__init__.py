@@ -1,7 +1,7 @@
 """Kernels on a GPU: CUDA C++ sources in ``cuda/``, and the launchers that check arguments and choose grids.
 
-A launcher checks dtype, shape, layout and device, because nothing behind it does, and launches on the current stream. It
-allocates scratch only, and never waits for the device.
+A launcher checks dtype, shape, layout and device, because nothing behind it does, and launches on the current stream.
+It allocates scratch only, and never waits for the device.
 """
 
 from __future__ import annotations

@@ -33,7 +33,8 @@ class Loader(Protocol):
     ``device`` (of the arrays it can run on).
     """
 
-    def get(self, file: str, defines: Defines) -> Any: ...
+    def get(self, file: str, defines: Defines) -> Any:
+        """Return the module of `file` compiled with `defines`; it has CuPy's ``get_function(name)``."""
 
 
 class Launcher:

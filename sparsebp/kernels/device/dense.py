@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from sparsebp.kernels import checks
@@ -60,14 +62,16 @@ class DenseKernels(Launcher):
         _, m, k, _ = a.shape
         rows = len(a_index) * m
         sizes = (np.int64(rows), np.int32(m), np.int32(k))
+        vectors = (x, x_index, add, add_index, out, out_index)
+        args: tuple[Any, ...]
+        name, block, args = (
+            "dense_matvec",
+            lanes(batch),
+            (a, a_index, step(a, batch), *vectors, *sizes, np.int32(batch)),
+        )
         if batch == 1:
-            block = (WARP, BLOCK // WARP)
-            args = (a, a_index, x, x_index, add, add_index, out, out_index, *sizes)
-            self._launch("dense.cu", "dense_matvec_single", real_define(a), ceil_div(rows, block[1]), block, args)
-        elif batch > 1:
-            block = lanes(batch)
-            args = (a, a_index, step(a, batch), x, x_index, add, add_index, out, out_index, *sizes, np.int32(batch))
-            self._launch("dense.cu", "dense_matvec", real_define(a), ceil_div(rows, block[1]), block, args)
+            name, block, args = "dense_matvec_single", (WARP, BLOCK // WARP), (a, a_index, *vectors, *sizes)
+        self._launch("dense.cu", name, real_define(a), ceil_div(rows, block[1]) if batch else 0, block, args)
 
     def dense_chain(self, a: Array, chunk_ptr: Array, x: Array, add: Array | None, out: Array) -> None:
         """Independent chains of matrix-vector products; a block a chunk and tile of samples."""

@@ -53,17 +53,14 @@ class GruKernels(RecurrentLauncher):
         ga: Array,
         gh0: Array,
     ) -> None:
-        """The same by reduce-then-scan over the factored Jacobians (BPPSA Eq. 11); see `RnnKernels.rnn_scan_backward`."""
-        _, batch, hidden = check_gru_scan_backward(h, h0, gates, w_hh, gy, grad_h_n, chunks, ga, gh0)
-        if chunks == 1 or batch == 0:
-            self._gru_chunks(h, h0, gates, w_hh, gy, grad_h_n, ga, gh0, (0, 1, 1))
-            return
-        carry = self.xp.empty((chunks - 1, batch, hidden), h.dtype)
-        last = (chunks - 1, chunks, chunks)
-        self._gru_chunks(h, h0, gates, w_hh, gy, grad_h_n, ga, carry[-1], last)
-        matrices, vectors = self._reduce_chunks("gru", real_define(h), (h, h0, gates), w_hh, gy, chunks)
-        self._combine_chunks(matrices, vectors, carry)
-        self._gru_chunks(h, h0, gates, w_hh, gy, carry, ga, gh0, (0, chunks - 1, chunks))
+        """The same by reduce-then-scan over the factored Jacobians (BPPSA Eq. 11); as `rnn_scan_backward`."""
+        check_gru_scan_backward(h, h0, gates, w_hh, gy, grad_h_n, chunks, ga, gh0)
+
+        def run_chunks(carry: Array | None, carry_out: Array, span: tuple[int, int, int]) -> None:
+            self._gru_chunks(h, h0, gates, w_hh, gy, carry, ga, carry_out, span)
+
+        saved, form = (h, h0, gates), self._unit_form(h, 3, 1)
+        self._scan_backward("gru", real_define(h), saved, w_hh, gy, grad_h_n, ga, gh0, chunks, run_chunks, form)
 
     def gru_jacobians(self, h: Array, h0: Array, gates: Array, w_hh: Array, out: Array) -> None:
         """Materialise the scan's elements (BPPSA Eq. 11), (T, H, H, B)."""

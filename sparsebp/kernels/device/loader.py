@@ -18,7 +18,7 @@ _OPTIONS = ("-std=c++17",)
 
 @cache
 def source(file: str) -> str:
-    """Return the text of a file of ``cuda/`` with its ``#include "…"`` lines replaced by those files: the compiler's input."""
+    """Return the text of a file of ``cuda/`` with its ``#include "…"`` lines resolved: the compiler's input."""
     folder = resources.files("sparsebp.kernels.device") / "cuda"
     return _expand(folder, file)
 

@@ -1,9 +1,10 @@
-"""What the launchers of RNN and GRU share: which form of a kernel a hidden size gets, and the three launches of a scan."""
+"""What the launchers of RNN and GRU share: the form of a kernel for a hidden size, and the launches of a scan."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -13,18 +14,27 @@ from sparsebp.types import Array
 
 _WEIGHT_REGISTERS = 160
 """32-bit registers of a thread that may hold weights; of 255, the rest is for sums and values loaded ahead."""
+_GROUP_AT_LEAST = 4
+"""Lanes that share a chunk's matrix, unless it has fewer rows; so a warp has at most eight matrices."""
 _ROW_REGISTERS = 128
 """32-bit registers of a lane that may hold rows of a chunk's matrix."""
 
 
 @dataclass(frozen=True)
 class UnitForm:
-    """How a sequential kernel runs: defines, threads a block, bytes of shared memory; `streamed` wants weights by unit."""
+    """How a sequential kernel runs: defines, threads, bytes of shared memory; `streamed` wants weights by unit."""
 
     defines: Defines
     threads: int
     shared: int
     streamed: bool
+
+
+class RunChunks(Protocol):
+    """Runs chunks ``span`` = (first, end, of how many) with the gradients `carry` (one a chunk) from later steps."""
+
+    def __call__(self, carry: Array | None, carry_out: Array, span: tuple[int, int, int]) -> None:
+        """Write the gradients of these chunks' steps; the first chunk's own carry goes to `carry_out`."""
 
 
 class RecurrentLauncher(Launcher):
@@ -56,63 +66,92 @@ class RecurrentLauncher(Launcher):
         fits = staged <= self.shared_limit
         return UnitForm(defines | {"STAGED": int(fits)}, threads, staged if fits else state, True)
 
-    def _reduce_chunks(
-        self, cell: str, defines: Defines, arrays: tuple[Array | None, ...], w_hh: Array, gy: Array | None, chunks: int
-    ) -> tuple[Array | None, Array | None]:
-        """Launch the first phase for chunks 1 … chunks - 2 and return their maps; `arrays` start with h (T, B, H)."""
-        steps, batch, hidden = arrays[0].shape  # type: ignore[union-attr]
-        maps = chunks - 2
-        if maps < 1:
-            return None, None
-        dtype = w_hh.dtype
-        matrices = self.xp.empty((maps, batch, hidden, hidden), dtype)
-        vectors = None if gy is None else self.xp.empty((maps, batch, hidden), dtype)
-        if hidden <= WARP:
-            rows = self._rows_a_lane(hidden, batch, maps, dtype.itemsize)
-            groups = ceil_div(batch, WARP // ceil_div(hidden, rows))
-            more: Defines = {"HIDDEN": hidden, "ROWS": rows}
-            grid, threads, weights = maps * groups, WARP, w_hh
-            shared = _warp_bytes(cell, hidden, rows, dtype.itemsize)
-        else:
-            warps, rows, shared = self._block_rows(cell, hidden, dtype.itemsize)
-            groups = ceil_div(hidden, warps * rows)
-            more = {"ROWS": rows}
-            grid, threads, weights = maps * batch * groups, warps * WARP, self.xp.ascontiguousarray(w_hh.T)
-        sizes = (np.int64(steps), np.int32(batch), np.int32(hidden), np.int64(chunks), np.int32(groups))
-        args = (*arrays, weights, gy, matrices, vectors, *sizes)
-        self._launch(f"{cell}_scan.cu", f"{cell}_reduce", defines | more, grid, (threads,), args, shared)
-        return matrices, vectors
+    def _scan_backward(
+        self,
+        cell: str,
+        defines: Defines,
+        saved: tuple[Array, ...],
+        w_hh: Array,
+        gy: Array | None,
+        grad_h_n: Array | None,
+        written: Array,
+        gh0: Array,
+        chunks: int,
+        run_chunks: RunChunks,
+        form: UnitForm,
+    ) -> None:
+        """Back-propagate by reduce-then-scan: reduce the chunks, combine their maps, run every chunk with its vector.
 
-    def _combine_chunks(self, matrices: Array | None, vectors: Array | None, carry: Array) -> None:
-        """Launch the second phase: fill `carry` (chunks - 1, B, H) downwards from its last entry."""
-        if matrices is None:
+        The last chunk knows its incoming gradient and is run in the first phase; the first one's map is not needed.
+        """
+        batch, hidden = gh0.shape
+        if chunks == 1 or batch == 0:
+            run_chunks(grad_h_n, gh0, (0, 1, 1))
             return
-        maps, batch, hidden = len(matrices), *carry.shape[1:]
+        carry = self.xp.empty((chunks - 1, batch, hidden), gh0.dtype)
+        matrices = self.xp.empty((chunks - 2, batch, hidden, hidden), gh0.dtype)
+        vectors = None if gy is None else self.xp.empty((chunks - 2, batch, hidden), gh0.dtype)
+        sizes = (np.int64(len(written)), np.int32(batch), np.int32(hidden), np.int64(chunks))
+        if hidden <= WARP and not form.streamed:
+            args = (*saved, w_hh, gy, matrices, vectors, grad_h_n, written, carry[-1], *sizes)
+            self._reduce_in_warps(cell, defines, args, batch, hidden, chunks)
+        else:
+            run_chunks(grad_h_n, carry[-1], (chunks - 1, chunks, chunks))
+            args = (*saved, self.xp.ascontiguousarray(w_hh.T), gy, matrices, vectors, *sizes)
+            self._reduce_in_blocks(cell, defines, args, batch, hidden, chunks)
+        self._combine_chunks(matrices, vectors, carry)
+        run_chunks(carry, gh0, (0, chunks - 1, chunks))
+
+    def _reduce_in_warps(
+        self, cell: str, defines: Defines, args: tuple[Any, ...], batch: int, hidden: int, chunks: int
+    ) -> None:
+        """Launch the first phase where a warp holds whole matrices; see the first kernel of ``rnn_scan.cu``."""
+        itemsize = args[0].dtype.itemsize
+        rows = self._rows_a_lane(hidden, batch, chunks - 2, itemsize)
+        groups = ceil_div(batch, WARP // ceil_div(hidden, rows))
+        defines = defines | {"HIDDEN": hidden, "ROWS": rows}
+        grid, shared = batch + (chunks - 2) * groups, _warp_bytes(cell, hidden, rows, itemsize)
+        self._launch(f"{cell}_scan.cu", f"{cell}_reduce", defines, grid, (WARP,), (*args, np.int32(groups)), shared)
+
+    def _reduce_in_blocks(
+        self, cell: str, defines: Defines, args: tuple[Any, ...], batch: int, hidden: int, chunks: int
+    ) -> None:
+        """Launch the first phase for any hidden size; see the second kernel of ``rnn_scan.cu``."""
+        warps, rows, shared = self._block_rows(cell, hidden, args[0].dtype.itemsize)
+        groups = ceil_div(hidden, warps * rows)
+        grid, block = (chunks - 2) * batch * groups, (warps * WARP,)
+        args = (*args, np.int32(groups))
+        self._launch(f"{cell}_scan.cu", f"{cell}_reduce", defines | {"ROWS": rows}, grid, block, args, shared)
+
+    def _combine_chunks(self, matrices: Array, vectors: Array | None, carry: Array) -> None:
+        """Launch the second phase: fill `carry` (chunks - 1, B, H) downwards from its last entry."""
+        waiting, batch, hidden = carry.shape
+        if waiting == 1:
+            return
         defines = real_define(carry)
         threads, shared = WARP, 0
         if hidden <= WARP:
             defines |= {"HIDDEN": hidden}
         else:
             threads, shared = ceil_div(hidden, WARP) * WARP, 2 * hidden * carry.dtype.itemsize
-        args = (matrices, vectors, carry, np.int32(batch), np.int32(hidden), np.int64(maps + 2))
+        args = (matrices, vectors, carry, np.int32(batch), np.int32(hidden), np.int64(waiting + 1))
         self._launch("scan.cu", "scan_combine", defines, batch, (threads,), args, shared)
 
     def _rows_a_lane(self, hidden: int, batch: int, maps: int, itemsize: int) -> int:
-        """Return how many rows of a chunk's matrix a lane holds.
+        """Return how many rows of a chunk's matrix a lane holds: the choice with the shortest step.
 
-        More rows make more of every word loaded and leave fewer lanes idle; fewer rows make more warps. With less than
-        four warps a multiprocessor in sight, the latter counts: the fewest rows are taken.
+        More rows make more multiply-adds of every word loaded and leave fewer lanes idle; fewer rows make more warps
+        with less work each. A multiprocessor runs the multiply-adds of four warps at once, but loads one word a cycle.
         """
-        best, best_score = 1, 0.0
-        for rows in range(1, min(hidden, 8) + 1):
-            if rows * hidden * itemsize // 4 > _ROW_REGISTERS and rows > 1:
+        best, shortest = 1, math.inf
+        for rows in range(1, max(1, ceil_div(hidden, _GROUP_AT_LEAST)) + 1):
+            if rows > 1 and rows * hidden * itemsize // 4 > _ROW_REGISTERS:
                 break
-            matrices = WARP // ceil_div(hidden, rows)
-            warps = maps * ceil_div(batch, matrices)
-            busy = min(1.0, warps / (4 * self.multiprocessors)) * min(batch, matrices) * hidden / (WARP * rows)
-            score = busy * rows / (rows + 1)
-            if score > best_score:
-                best, best_score = rows, score
+            warps = maps * ceil_div(batch, WARP // ceil_div(hidden, rows))
+            resident = max(1.0, warps / self.multiprocessors)
+            time = max(math.ceil(resident / 4) * rows, resident)
+            if time < shortest:
+                best, shortest = rows, time
         return best
 
     def _block_rows(self, cell: str, hidden: int, itemsize: int) -> tuple[int, int, int]:

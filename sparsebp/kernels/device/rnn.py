@@ -52,21 +52,14 @@ class RnnKernels(RecurrentLauncher):
         gz: Array,
         gh0: Array,
     ) -> None:
-        """The same by reduce-then-scan: reduce the chunks, combine their maps, run every chunk with its vector.
+        """The same by reduce-then-scan; see `RecurrentLauncher._scan_backward`."""
+        check_rnn_scan_backward(h, w_hh, gy, grad_h_n, nonlinearity, chunks, gz, gh0)
 
-        The last chunk knows its incoming gradient and is run at once; the first one's map is not needed.
-        """
-        _, batch, hidden = check_rnn_scan_backward(h, w_hh, gy, grad_h_n, nonlinearity, chunks, gz, gh0)
-        if chunks == 1 or batch == 0:
-            self._rnn_chunks(h, w_hh, gy, grad_h_n, nonlinearity, gz, gh0, (0, 1, 1))
-            return
-        carry = self.xp.empty((chunks - 1, batch, hidden), h.dtype)
-        last = (chunks - 1, chunks, chunks)
-        self._rnn_chunks(h, w_hh, gy, grad_h_n, nonlinearity, gz, carry[-1], last)
-        defines = real_define(h) | _relu(nonlinearity)
-        matrices, vectors = self._reduce_chunks("rnn", defines, (h,), w_hh, gy, chunks)
-        self._combine_chunks(matrices, vectors, carry)
-        self._rnn_chunks(h, w_hh, gy, carry, nonlinearity, gz, gh0, (0, chunks - 1, chunks))
+        def run_chunks(carry: Array | None, carry_out: Array, span: tuple[int, int, int]) -> None:
+            self._rnn_chunks(h, w_hh, gy, carry, nonlinearity, gz, carry_out, span)
+
+        defines, form = real_define(h) | _relu(nonlinearity), self._unit_form(h, 1, 1)
+        self._scan_backward("rnn", defines, (h,), w_hh, gy, grad_h_n, gz, gh0, chunks, run_chunks, form)
 
     def rnn_jacobians(self, h: Array, w_hh: Array, nonlinearity: Nonlinearity, out: Array) -> None:
         """Materialise the scan's elements, (T, H, H, B)."""

@@ -32,16 +32,24 @@ def _units(largest: dict[str, int]) -> list[Defines]:
     return sets
 
 
-def _reductions() -> list[Defines]:
-    sets: list[Defines] = []
+def _reductions(largest: dict[str, int]) -> list[Defines]:
+    """The warp form with few and many rows a lane, and the block form."""
     rows = {
-        "float": {1: (1,), 7: (1, 7), 20: (1, 3, 5, 6), 32: (1, 2, 4)},
-        "double": {1: (1,), 7: (7,), 20: (1, 3), 32: (1, 2)},
+        "float": {1: (1,), 7: (1, 2), 20: (1, 2, 5), 32: (1, 4)},
+        "double": {1: (1,), 7: (2,), 20: (1, 3), 32: (2,)},
     }
+    sets: list[Defines] = []
     for real in _REALS:
-        sets += [{"REAL": real, "HIDDEN": hidden, "ROWS": r} for hidden in _HIDDEN for r in rows[real][hidden]]
-        sets += [{"REAL": real, "ROWS": r} for r in (1, 2, 4)]
+        for hidden in _HIDDEN:
+            for count in rows[real][hidden]:
+                sets.append({"REAL": real, "HIDDEN": min(hidden, largest[real]), "ROWS": count})
+        sets += [{"REAL": real, "ROWS": count} for count in (1, 2, 4)]
     return sets
+
+
+def _combinations() -> list[Defines]:
+    sets: list[Defines] = [{"REAL": real, "HIDDEN": hidden} for real in _REALS for hidden in _HIDDEN]
+    return sets + _plain()
 
 
 def _with_relu(sets: list[Defines]) -> list[Defines]:
@@ -55,8 +63,8 @@ SOURCES: dict[str, list[Defines]] = {
     "training.cu": _plain(),
     "rnn.cu": _with_relu(_units({"float": 128, "double": 80})),
     "gru.cu": _units({"float": 53, "double": 26}),
-    "rnn_scan.cu": _with_relu(_reductions()),
-    "gru_scan.cu": _reductions(),
-    "scan.cu": [{"REAL": real, "HIDDEN": h} for real in _REALS for h in _HIDDEN] + _plain(),
+    "rnn_scan.cu": _with_relu(_reductions({"float": 32, "double": 32})),
+    "gru_scan.cu": _reductions({"float": 32, "double": 26}),
+    "scan.cu": _combinations(),
 }
 """File name to the list of define sets, each ``{name: value}``."""

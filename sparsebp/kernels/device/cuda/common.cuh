@@ -52,9 +52,6 @@ __device__ __forceinline__ float log_of(float x) { return logf(x); }
 __device__ __forceinline__ double log_of(double x) { return log(x); }
 __device__ __forceinline__ float sqrt_of(float x) { return sqrtf(x); }
 __device__ __forceinline__ double sqrt_of(double x) { return sqrt(x); }
-__device__ __forceinline__ float tanh_of(float x) { return tanhf(x); }
-__device__ __forceinline__ double tanh_of(double x) { return tanh(x); }
-__device__ __forceinline__ real sigmoid_of(real x) { return real(1) / (real(1) + exp_of(-x)); }
 
 // Zeroes shared memory for all threads of the block; the caller's next barrier makes it visible.
 __device__ __forceinline__ void clear(real* shared, int count) {

@@ -1,13 +1,12 @@
 // Gated recurrent unit (BPPSA Eq. 10): forward with every gate kept, sequential backward, and materialised Jacobians.
 //
-// A block a sample (and chunk), a thread a hidden unit; see common.cuh. Bound by the latency of a step: about 30 cycles for
+// A block a sample (and chunk), a thread a hidden unit; see recurrent.cuh. Bound by the latency of a step: about 30 cycles for
 // the state, 3 H multiply-adds a thread, and forward two exponentials with their divisions in a row. Operations: 6 H^2 a
 // step and sample; bytes: 8 H values forward, 10 H backward, loaded DEPTH steps ahead.
 
 #include "common.cuh"
 #include "recurrent.cuh"
-
-constexpr int DEPTH = STREAMED ? 2 : 4;  // even: the two copies of the state alternate with the step
+#include "gru_chunk.cuh"
 
 extern "C" __global__ void __launch_bounds__(UNIT_BLOCK, 1) gru_forward(
     const real* __restrict__ gx, const real* __restrict__ weights, const real* __restrict__ b_hn,
@@ -59,70 +58,17 @@ extern "C" __global__ void __launch_bounds__(UNIT_BLOCK, 1) gru_forward(
         }
 }
 
-// What the backward reads at one step: the gates, the state before, and the gradient that arrives.
-struct GruStep {
-    real r, z, n, m, before, gy;
-};
-
-// Back-propagation through chunks, with the arguments of rnn_backward. `ga` gets the gradients at n, r, z, m; the last
-// three are what the transposed weights multiply.
+// Back-propagation through chunks, as rnn_backward. `ga` gets the gradients at n, r, z, m.
 extern "C" __global__ void __launch_bounds__(UNIT_BLOCK, 1) gru_backward(
     const real* __restrict__ h, const real* __restrict__ h0, const real* __restrict__ gates,
     const real* __restrict__ weights, const real* __restrict__ gy, const real* __restrict__ carry, real* __restrict__ ga,
     real* __restrict__ carry_out, int64 steps, int batch, int hidden, int64 first_chunk, int64 chunks) {
     extern __shared__ __align__(16) real shared[];
-    HIDDEN_SIZE(hidden);
-    const int unit = threadIdx.x, pitch = padded(3 * H);
-    const bool active = unit < H;
-    const int64 sample = blockIdx.x % batch, chunk = first_chunk + blockIdx.x / batch;
-    const int64 begin = chunk_begin(chunk, chunks, steps), end = chunk_begin(chunk + 1, chunks, steps);
-    const int64 stride = int64(batch) * H, at = sample * H + unit, wide = sample * H * 4 + unit;
-    UnitWeights<1, 3> w;
-#ifdef HIDDEN
-    w.load(weights + unit, H, 0, active);
-    real* const state = shared;
-#else
-    real* const state = w.load(weights, H, shared);
-#endif
-    clear(state, 2 * pitch);
-
-    real u = active && carry ? carry[int64(blockIdx.x) * H + unit] : real(0);
-    GruStep ahead[DEPTH];
-    const auto fetch = [&](GruStep& step, int64 t) {
-        if (!active || t < begin) return;
-        const real* const kept = gates + t * stride * 4 + wide;
-        step.r = kept[0], step.z = kept[H], step.n = kept[2 * H], step.m = kept[3 * H];
-        step.before = t > 0 ? h[at + (t - 1) * stride] : h0[at];
-        if (gy) step.gy = gy[at + t * stride];
-    };
-#pragma unroll
-    for (int s = 0; s < DEPTH; ++s) {
-        ahead[s] = GruStep{0, 0, 0, 0, 0, 0};
-        fetch(ahead[s], end - 1 - s);
-    }
-    unit_barrier();
-    for (int64 last = end - 1; last >= begin; last -= DEPTH)
-#pragma unroll
-        for (int s = 0; s < DEPTH; ++s) {
-            const int64 t = last - s;
-            if (t < begin) break;
-            real* const place = state + s % 2 * pitch;
-            const GruStep x = ahead[s];
-            const real g = u + x.gy;
-            const real at_n = g * ((1 - x.z) * (1 - x.n * x.n)), at_m = at_n * x.r;
-            const real at_r = at_n * (x.m * x.r * (1 - x.r)), at_z = g * ((x.before - x.n) * x.z * (1 - x.z));
-            if (active) {
-                place[unit] = at_r, place[H + unit] = at_z, place[2 * H + unit] = at_m;
-                real* const out = ga + t * stride * 4 + wide;
-                out[0] = at_n, out[H] = at_r, out[2 * H] = at_z, out[3 * H] = at_m;
-            }
-            fetch(ahead[s], t - DEPTH);
-            unit_barrier();
-            real sum[1];
-            w.apply(place, sum);
-            u = sum[0] + x.z * g;
-        }
-    if (active && chunk == first_chunk) carry_out[at] = u;
+    const int64 chunk = first_chunk + blockIdx.x / batch;
+    gru_run_chunk(
+        h, h0, gates, weights, gy, carry ? carry + int64(blockIdx.x) * hidden : nullptr, ga,
+        chunk == first_chunk ? carry_out : nullptr, chunk_begin(chunk, chunks, steps),
+        chunk_begin(chunk + 1, chunks, steps), blockIdx.x % batch, batch, hidden, shared);
 }
 
 // Eq. 11: out[t, i, j, b] = W_hn[j, i] r j6 j7 + W_hr[j, i] j2 j3 j6 j7 + W_hz[j, i] j9 j10 + (i == j) z, at unit j. A block
@@ -136,12 +82,11 @@ extern "C" __global__ void __launch_bounds__(256, 1) gru_jacobians(
         const real* const kept = gates + (t * batch + b) * hidden * 4 + j;
         const real r = kept[0], z = kept[hidden], n = kept[2 * hidden], m = kept[3 * hidden];
         const real before = t > 0 ? h[((t - 1) * batch + b) * hidden + j] : h0[int64(b) * hidden + j];
-        const real to_n = (1 - z) * (1 - n * n), of_n = to_n * r, of_r = to_n * (m * r * (1 - r));
-        const real of_z = (before - n) * z * (1 - z);
+        const GruFactors f = gru_factors(r, z, n, m, before);
         for (int i = threadIdx.y; i < hidden; i += blockDim.y) {
             const int64 e = int64(j) * hidden + i;
             out[((t * hidden + i) * hidden + j) * batch + b] =
-                w[e] * of_r + w[square + e] * of_z + w[2 * square + e] * of_n + (i == j ? z : real(0));
+                w[e] * f.of_r + w[square + e] * f.of_z + w[2 * square + e] * f.of_n + (i == j ? z : real(0));
         }
     }
 }

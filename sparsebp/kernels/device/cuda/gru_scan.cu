@@ -4,24 +4,33 @@
 #include "common.cuh"
 #include "recurrent.cuh"
 #include "reduction.cuh"
+#include "gru_chunk.cuh"
 
 #ifdef HIDDEN
 constexpr int FACTORS = 4;
 // Samples of a warp read their Jacobians at once, 16 bytes each: an odd number of such pieces apart, no bank is hit twice.
 constexpr int JACOBIAN = HIDDEN * HIDDEN_PADDED + (HIDDEN * HIDDEN_PADDED / WIDTH % 2 ? 0 : WIDTH);
 
-// A warp a chunk and MATRICES samples, chunks 1 ... chunks - 2. The Jacobian of the current step is put together in shared
+// Warps are shared out as in rnn_reduce. The Jacobian of the current step is put together in shared
 // memory (3 H^2 multiply-adds a sample) and serves all rows of P, which costs H^3 instead of 3 H^3 for three products.
 // Operations: 2 (H^3 + 3 H^2) a step and sample; bytes: gates, h and gy once.
 extern "C" __global__ void __launch_bounds__(32, 1) gru_reduce(
     const real* __restrict__ h, const real* __restrict__ h0, const real* __restrict__ gates,
     const real* __restrict__ weights, const real* __restrict__ gy, real* __restrict__ matrices, real* __restrict__ vectors,
-    int64 steps, int batch, int hidden, int64 chunks, int groups) {
+    const real* __restrict__ carry, real* __restrict__ ga, real* __restrict__ carry_out, int64 steps, int batch, int hidden, int64 chunks, int groups) {
     extern __shared__ __align__(16) real shared[];
     constexpr int H = HIDDEN, SQUARE = HIDDEN * HIDDEN;
+    if (int(blockIdx.x) < batch) {
+        const int sample = blockIdx.x;
+        gru_run_chunk(
+            h, h0, gates, weights, gy, carry ? carry + sample * H : nullptr, ga, carry_out,
+            chunk_begin(chunks - 1, chunks, steps), steps, sample, batch, H, shared);
+        return;
+    }
+    const int block = blockIdx.x - batch;
     const int lane = threadIdx.x, slot = lane / GROUP < MATRICES ? lane / GROUP : 0, row = lane % GROUP * ROWS;
-    const int64 chunk = 1 + blockIdx.x / groups;
-    const int first_sample = blockIdx.x % groups * MATRICES;
+    const int64 chunk = 1 + block / groups;
+    const int first_sample = block % groups * MATRICES;
     const int count = min(MATRICES, batch - first_sample) * H;
     const int64 begin = chunk_begin(chunk, chunks, steps), end = chunk_begin(chunk + 1, chunks, steps);
     const int64 stride = int64(batch) * H, at = int64(first_sample) * H;

@@ -1,13 +1,12 @@
 // Elman recurrence h[t] = f(gx[t] + W h[t-1]): forward, sequential backward, and the materialised Jacobians.
 //
-// RELU picks f: 0 is tanh, 1 is relu. A block a sample (and chunk), a thread a hidden unit; see common.cuh. These kernels
+// RELU picks f: 0 is tanh, 1 is relu. A block a sample (and chunk), a thread a hidden unit; see recurrent.cuh. These kernels
 // are bound by the latency of a step, not by operations (2 H^2 a step and sample) or bytes (2 or 3 H values): about
 // 2 * (30 + H) cycles. Values of later steps are loaded DEPTH steps ahead, which hides memory altogether.
 
 #include "common.cuh"
 #include "recurrent.cuh"
-
-constexpr int DEPTH = STREAMED ? 2 : 8;  // even: the two copies of the state alternate with the step
+#include "rnn_chunk.cuh"
 
 __device__ __forceinline__ real activation(real x) {
 #if RELU
@@ -65,49 +64,11 @@ extern "C" __global__ void __launch_bounds__(UNIT_BLOCK, 1) rnn_backward(
     const real* __restrict__ carry, real* __restrict__ gz, real* __restrict__ carry_out, int64 steps, int batch,
     int hidden, int64 first_chunk, int64 chunks) {
     extern __shared__ __align__(16) real shared[];
-    HIDDEN_SIZE(hidden);
-    const int unit = threadIdx.x, pitch = padded(H);
-    const bool active = unit < H;
     const int64 chunk = first_chunk + blockIdx.x / batch;
-    const int64 begin = chunk_begin(chunk, chunks, steps), end = chunk_begin(chunk + 1, chunks, steps);
-    const int64 stride = int64(batch) * H, at = int64(blockIdx.x % batch) * H + unit;
-    UnitWeights<1, 1> w;  // column `unit` of W: the transpose is what multiplies gradients
-#ifdef HIDDEN
-    w.load(weights + unit, H, 0, active);
-    real* const state = shared;
-#else
-    real* const state = w.load(weights, H, shared);
-#endif
-    clear(state, 2 * pitch);
-
-    real u[1] = {active && carry ? carry[int64(blockIdx.x) * H + unit] : real(0)};
-    real ahead_h[DEPTH], ahead_g[DEPTH];
-#pragma unroll
-    for (int s = 0; s < DEPTH; ++s) {
-        const int64 t = end - 1 - s;
-        ahead_h[s] = active && t >= begin ? h[at + t * stride] : real(0);
-        ahead_g[s] = active && gy && t >= begin ? gy[at + t * stride] : real(0);
-    }
-    unit_barrier();
-    for (int64 last = end - 1; last >= begin; last -= DEPTH)
-#pragma unroll
-        for (int s = 0; s < DEPTH; ++s) {
-            const int64 t = last - s;
-            if (t < begin) break;
-            real* const place = state + s % 2 * pitch;
-            const real value = (u[0] + ahead_g[s]) * slope(ahead_h[s]);
-            if (active) {
-                place[unit] = value;
-                gz[at + t * stride] = value;
-                if (t - DEPTH >= begin) {
-                    ahead_h[s] = h[at + (t - DEPTH) * stride];
-                    if (gy) ahead_g[s] = gy[at + (t - DEPTH) * stride];
-                }
-            }
-            unit_barrier();
-            w.apply(place, u);
-        }
-    if (active && chunk == first_chunk) carry_out[at] = u[0];
+    rnn_run_chunk(
+        h, weights, gy, carry ? carry + int64(blockIdx.x) * hidden : nullptr, gz,
+        chunk == first_chunk ? carry_out : nullptr, chunk_begin(chunk, chunks, steps),
+        chunk_begin(chunk + 1, chunks, steps), blockIdx.x % batch, batch, hidden, shared);
 }
 
 // out[t, i, j, b] = w[j, i] * f'(h[t, b, j]). A block a (t, j); x of the block runs along the batch, y along i. Bytes: out

@@ -4,18 +4,29 @@
 #include "common.cuh"
 #include "recurrent.cuh"
 #include "reduction.cuh"
+#include "rnn_chunk.cuh"
 
 #ifdef HIDDEN
-// A warp a chunk and MATRICES samples, chunks 1 ... chunks - 2 (the last one needs no map, the first one's is not used).
+// The last chunk knows its incoming gradient and needs no map: the first `batch` warps run it at once, each a sample.
+// The others take a chunk 1 ... chunks - 2 and MATRICES samples each; the map of chunk 0 is not used.
 // Operations: 2 H^3 a step and sample, in ROWS multiply-adds a loaded word; bytes: h and gy once.
 extern "C" __global__ void __launch_bounds__(32, 1) rnn_reduce(
     const real* __restrict__ h, const real* __restrict__ weights, const real* __restrict__ gy, real* __restrict__ matrices,
-    real* __restrict__ vectors, int64 steps, int batch, int hidden, int64 chunks, int groups) {
+    real* __restrict__ vectors, const real* __restrict__ carry, real* __restrict__ gz, real* __restrict__ carry_out,
+    int64 steps, int batch, int hidden, int64 chunks, int groups) {
     extern __shared__ __align__(16) real shared[];
     constexpr int H = HIDDEN;
+    if (int(blockIdx.x) < batch) {
+        const int sample = blockIdx.x;
+        rnn_run_chunk(
+            h, weights, gy, carry ? carry + sample * H : nullptr, gz, carry_out,
+            chunk_begin(chunks - 1, chunks, steps), steps, sample, batch, H, shared);
+        return;
+    }
+    const int block = blockIdx.x - batch;
     const int lane = threadIdx.x, slot = lane / GROUP < MATRICES ? lane / GROUP : 0, row = lane % GROUP * ROWS;
-    const int64 chunk = 1 + blockIdx.x / groups;
-    const int first_sample = blockIdx.x % groups * MATRICES;
+    const int64 chunk = 1 + block / groups;
+    const int first_sample = block % groups * MATRICES;
     const int count = min(MATRICES, batch - first_sample) * H;  // values of this warp's samples at one step
     const int64 begin = chunk_begin(chunk, chunks, steps), end = chunk_begin(chunk + 1, chunks, steps);
     const int64 stride = int64(batch) * H, at = int64(first_sample) * H;
