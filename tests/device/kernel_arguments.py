@@ -1,0 +1,207 @@
+"""Valid arguments for every kernel of the protocol, small; the parity tests break them one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from cuda_on_cpu.memory import uninitialised
+
+Arguments = dict[str, Any]
+
+
+class Maker:
+    """Makes the arguments of one call.
+
+    Parameters
+    ----------
+    dtype, batch, hidden
+        The real dtype, B and H of the call.
+    shared
+        Whether values that may be shared by the batch are.
+    """
+
+    def __init__(self, dtype: Any, batch: int = 3, hidden: int = 5, shared: bool = False) -> None:
+        self.dtype, self.batch, self.hidden = np.dtype(dtype), batch, hidden
+        self.values = 1 if shared else batch
+        self.steps, self.chunks = 7, 4
+        self.rng = np.random.default_rng(0)
+
+    def real(self, *shape: int, scale: float = 1.0) -> np.ndarray:
+        return (scale * self.rng.standard_normal(shape)).astype(self.dtype)
+
+    def gate(self, *shape: int) -> np.ndarray:
+        return self.rng.random(shape).astype(self.dtype)
+
+    def out(self, *shape: int) -> np.ndarray:
+        return uninitialised(shape, self.dtype)
+
+    # ---- CSR: A is 4 x 3 with an empty row, B is 3 x 4 ----
+
+    def csr(self) -> tuple[np.ndarray, np.ndarray]:
+        return np.array([0, 2, 2, 3, 5], np.int32), np.array([0, 2, 1, 0, 1], np.int32)
+
+    def csr_matvec(self) -> Arguments:
+        indptr, indices = self.csr()
+        return {
+            "indptr": indptr, "indices": indices, "data": self.real(5, self.values), "x": self.real(3, self.batch),
+            "out": self.out(4, self.batch), "add": self.real(4, self.batch),
+        }  # fmt: skip
+
+    def scale_rows(self) -> Arguments:
+        data, scale = self.real(5, self.values), self.real(4, self.batch)
+        return {"indptr": self.csr()[0], "data": data, "scale": scale, "out": self.out(5, self.batch)}
+
+    def scale_columns(self) -> Arguments:
+        data, scale = self.real(5, self.values), self.real(3, self.batch)
+        return {"indices": self.csr()[1], "data": data, "scale": scale, "out": self.out(5, self.batch)}
+
+    def gather(self) -> Arguments:
+        index = np.array([4, 0, 0], np.int32)
+        return {"data": self.real(5, self.batch), "index": index, "out": self.out(3, self.batch)}
+
+    def gather_multiply(self) -> Arguments:
+        return {
+            "a_data": self.real(5, self.values), "a_index": np.array([4, 0, 0, 2], np.int32),
+            "b_data": self.real(3, self.batch), "b_index": np.array([1, 2, 0, 0], np.int32),
+            "out": self.out(4, self.batch),
+        }  # fmt: skip
+
+    def spgemm_numeric(self) -> Arguments:
+        indptr, indices = self.csr()
+        b_indptr, b_indices = np.array([0, 2, 3, 5], np.int32), np.array([0, 3, 1, 2, 3])
+        rows = [
+            [b_indices[b_indptr[k] : b_indptr[k + 1]] for k in indices[indptr[r] : indptr[r + 1]]] for r in range(4)
+        ]
+        products = [np.concatenate(row) if row else np.array([], int) for row in rows]
+        columns = [np.unique(p) for p in products]
+        positions = np.concatenate([np.searchsorted(c, p) for c, p in zip(columns, products, strict=True)])
+        c_indptr = np.concatenate([[0], np.cumsum([len(c) for c in columns])]).astype(np.int32)
+        return {
+            "a_indptr": indptr, "a_indices": indices, "a_data": self.real(5, self.values), "b_indptr": b_indptr,
+            "b_data": self.real(5, self.batch), "c_indptr": c_indptr,
+            "product_ptr": np.concatenate([[0], np.cumsum([len(p) for p in products])]).astype(np.int64),
+            "positions": positions.astype(np.uint16), "row_cuts": np.array([0, 1, 4], np.int64),
+            "out": self.out(int(c_indptr[-1]), self.batch),
+        }  # fmt: skip
+
+    # ---- stacks of dense blocks ----
+
+    def dense_matmul(self) -> Arguments:
+        return {
+            "a": self.real(3, 4, 3, self.values), "a_index": np.array([2, 0]), "b": self.real(2, 3, 5, self.batch),
+            "b_index": np.array([1, 1]), "out": self.real(4, 4, 5, self.batch), "out_index": np.array([3, 1]),
+        }  # fmt: skip
+
+    def dense_matvec(self) -> Arguments:
+        return {
+            "a": self.real(3, 4, 3, self.values), "a_index": np.array([2, 0]), "x": self.real(2, 3, self.batch),
+            "x_index": np.array([1, 1]), "add": self.real(3, 4, self.batch), "add_index": np.array([0, 2]),
+            "out": self.real(4, 4, self.batch), "out_index": np.array([3, 1]),
+        }  # fmt: skip
+
+    def dense_chain(self) -> Arguments:
+        return {
+            "a": self.real(5, 3, 3, self.values), "chunk_ptr": np.array([0, 2, 5]), "x": self.real(2, 3, self.batch),
+            "add": self.real(5, 3, self.batch), "out": self.out(5, 3, self.batch),
+        }  # fmt: skip
+
+    def dense_reduce(self) -> Arguments:
+        return {
+            "a": self.real(5, 3, 3, self.batch), "chunk_ptr": np.array([0, 2, 5]), "add": self.real(5, 3, self.batch),
+            "out_matrix": self.out(2, 3, 3, self.batch), "out_vector": self.out(2, 3, self.batch),
+        }  # fmt: skip
+
+    # ---- recurrent ----
+
+    def sequence(self, parts: int = 1) -> tuple[int, int, int]:
+        return self.steps, self.batch, parts * self.hidden
+
+    def weights(self, gates: int) -> np.ndarray:
+        return self.real(gates * self.hidden, self.hidden, scale=self.hidden**-0.5)
+
+    def rnn_forward(self) -> Arguments:
+        return {
+            "gx": self.real(*self.sequence()), "w_hh": self.weights(1), "h0": self.real(self.batch, self.hidden),
+            "nonlinearity": "tanh", "h": self.out(*self.sequence()),
+        }  # fmt: skip
+
+    def rnn_backward(self) -> Arguments:
+        return {
+            "h": np.tanh(self.real(*self.sequence())), "w_hh": self.weights(1), "gy": self.real(*self.sequence()),
+            "grad_h_n": self.real(self.batch, self.hidden), "nonlinearity": "tanh", "gz": self.out(*self.sequence()),
+            "gh0": self.out(self.batch, self.hidden),
+        }  # fmt: skip
+
+    def rnn_scan_backward(self) -> Arguments:
+        return with_chunks(self.rnn_backward(), self.chunks, before="gz")
+
+    def rnn_jacobians(self) -> Arguments:
+        h = np.tanh(self.real(*self.sequence()))
+        out = self.out(self.steps, self.hidden, self.hidden, self.batch)
+        return {"h": h, "w_hh": self.weights(1), "nonlinearity": "tanh", "out": out}
+
+    def gru_forward(self) -> Arguments:
+        return {
+            "gx": self.real(*self.sequence(3)), "w_hh": self.weights(3), "b_hn": self.real(self.hidden),
+            "h0": self.real(self.batch, self.hidden), "h": self.out(*self.sequence()),
+            "gates": self.out(*self.sequence(4)),
+        }  # fmt: skip
+
+    def gru_backward(self) -> Arguments:
+        return {
+            "h": np.tanh(self.real(*self.sequence())), "h0": self.real(self.batch, self.hidden),
+            "gates": self.gate(*self.sequence(4)), "w_hh": self.weights(3), "gy": self.real(*self.sequence()),
+            "grad_h_n": self.real(self.batch, self.hidden), "ga": self.out(*self.sequence(4)),
+            "gh0": self.out(self.batch, self.hidden),
+        }  # fmt: skip
+
+    def gru_scan_backward(self) -> Arguments:
+        return with_chunks(self.gru_backward(), self.chunks, before="ga")
+
+    def gru_jacobians(self) -> Arguments:
+        kept = {name: self.gru_backward()[name] for name in ("h", "h0", "gates", "w_hh")}
+        return kept | {"out": self.out(self.steps, self.hidden, self.hidden, self.batch)}
+
+    # ---- training ----
+
+    def softmax_cross_entropy(self) -> Arguments:
+        return {
+            "logits": self.real(self.batch, 7), "target": np.arange(self.batch) % 7, "losses": self.out(self.batch),
+            "grad": self.out(self.batch, 7),
+        }  # fmt: skip
+
+    def sgd_update(self) -> Arguments:
+        return {
+            "param": self.real(4, self.batch), "grad": self.real(4, self.batch), "buffer": self.real(4, self.batch),
+            "lr": 0.1, "momentum": 0.9, "dampening": 0.1, "weight_decay": 0.01, "nesterov": False, "first": False,
+        }  # fmt: skip
+
+    def adam_update(self) -> Arguments:
+        return {
+            "param": self.real(4, self.batch), "grad": self.real(4, self.batch), "m": self.real(4, self.batch),
+            "v": self.gate(4, self.batch), "lr": 0.1, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01,
+            "decoupled": True, "step": 3,
+        }  # fmt: skip
+
+    def arguments(self, kernel: str) -> Arguments:
+        """Return the arguments of `kernel` in the protocol's order."""
+        make: Callable[[], Arguments] = getattr(self, kernel)
+        return make()
+
+
+def with_chunks(arguments: Arguments, chunks: int, before: str) -> Arguments:
+    """Put ``chunks`` in front of the argument `before`."""
+    result: Arguments = {}
+    for name, value in arguments.items():
+        if name == before:
+            result["chunks"] = chunks
+        result[name] = value
+    return result
+
+
+def copies(arguments: Arguments) -> Arguments:
+    """Return the same arguments with arrays of their own."""
+    return {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in arguments.items()}

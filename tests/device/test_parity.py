@@ -1,0 +1,199 @@
+"""Host and device kernels are one protocol: the same names, signatures, results and errors."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cuda_on_cpu.loader import ExecutorLoader
+from cuda_on_cpu.memory import CheckedNumpy
+from device.kernel_arguments import Maker, copies
+from sparsebp import kernels
+from sparsebp.errors import DTypeError, LayoutError, ShapeError, SparseBPError
+from sparsebp.kernels.device import SOURCES, DeviceKernels, source
+from sparsebp.kernels.host import HostKernels
+from sparsebp.kernels.protocol import Kernels
+from strategies import tolerance
+
+
+def public(cls: type) -> dict[str, Any]:
+    return {name: member for name, member in inspect.getmembers(cls, inspect.isfunction) if not name.startswith("_")}
+
+
+PROTOCOL = public(Kernels)
+IMPLEMENTATIONS = (HostKernels, DeviceKernels)
+
+
+class NothingRuns:
+    """A loader for launches that must have been refused before."""
+
+    def get(self, file: str, defines: object) -> Any:
+        raise AssertionError(f"{file} was about to be launched with arguments that are wrong")
+
+
+# ---- names and signatures ------------------------------------------------------------------------------------------
+
+
+def without_annotations(function: Any) -> list[tuple[str, Any, Any]]:
+    return [(p.name, p.kind, p.default) for p in inspect.signature(function).parameters.values()]
+
+
+@pytest.mark.parametrize("cls", IMPLEMENTATIONS)
+def test_same_names(cls: type) -> None:
+    assert set(public(cls)) == set(PROTOCOL)
+
+
+@pytest.mark.parametrize("name", PROTOCOL)
+@pytest.mark.parametrize("cls", IMPLEMENTATIONS)
+def test_same_signature(cls: type, name: str) -> None:
+    """Names, kinds, defaults and their order; annotations may be narrower (the host takes NumPy arrays only)."""
+    assert without_annotations(getattr(cls, name)) == without_annotations(PROTOCOL[name])
+
+
+@pytest.mark.parametrize("name", PROTOCOL)
+def test_arguments_below_are_the_protocols(name: str) -> None:
+    parameters = list(inspect.signature(PROTOCOL[name]).parameters)[1:]
+    assert list(Maker(np.float32).arguments(name)) == parameters
+
+
+# ---- results -------------------------------------------------------------------------------------------------------
+
+VARIANTS = [
+    {"batch": 3, "hidden": 5},
+    {"batch": 3, "hidden": 5, "shared": True},
+    {"batch": 1, "hidden": 20},
+    {"batch": 2, "hidden": 37},
+]
+
+
+@pytest.fixture(scope="module")
+def device() -> DeviceKernels:
+    return DeviceKernels(CheckedNumpy(), ExecutorLoader())
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("name", PROTOCOL)
+def test_same_results(name: str, dtype: type, device: DeviceKernels) -> None:
+    """Every kernel of the protocol, in every variant of a launch, agrees with the host."""
+    for variant in VARIANTS:
+        on_host = Maker(dtype, **variant).arguments(name)
+        on_device = copies(on_host)
+        assert getattr(kernels.get(np), name)(*on_host.values()) is None
+        assert getattr(device, name)(*on_device.values()) is None
+        for argument, value in on_host.items():
+            if isinstance(value, np.ndarray):
+                np.testing.assert_allclose(
+                    on_device[argument], value, **tolerance(np.dtype(dtype), 4), err_msg=f"{argument}, {variant}"
+                )
+
+
+def test_every_cuda_kernel_is_executed() -> None:
+    """No kernel of the sources is left out by the launchers."""
+    loader = ExecutorLoader()
+    device = DeviceKernels(CheckedNumpy(), loader)
+    for name in PROTOCOL:
+        for variant in VARIANTS:
+            getattr(device, name)(*Maker(np.float32, **variant).arguments(name).values())
+    defined = {
+        (file, kernel)
+        for file in SOURCES
+        for kernel in re.findall(r"\bvoid\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\(", _kernels_of(file))
+    }
+    assert loader.launched == defined
+
+
+def _kernels_of(file: str) -> str:
+    return "\n".join(re.findall(r"__global__[^{]*", source(file).split(f'#line 1 "{file}"')[1]))
+
+
+@pytest.mark.parametrize("name", PROTOCOL)
+def test_every_kernel_has_a_test_on_all_backends(name: str) -> None:
+    """Some test in ``tests/kernels`` that takes the fixture ``backend`` calls it, itself or through a helper."""
+    folder = Path(__file__).parents[1] / "kernels"
+    assert any(_calls(path, name) for path in folder.glob("test_*.py")), f"tests/kernels never calls {name}"
+
+
+def _calls(path: Path, name: str) -> bool:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    takes_backend = any("backend" in [a.arg for a in f.args.args] and f.name.startswith("test") for f in functions)
+    called = any(isinstance(node, ast.Attribute) and node.attr == name for node in ast.walk(tree))
+    named = any(isinstance(node, ast.Constant) and node.value == name for node in ast.walk(tree))
+    return takes_backend and (called or named)
+
+
+# ---- errors --------------------------------------------------------------------------------------------------------
+
+
+def broken(value: np.ndarray) -> Iterator[tuple[str, type[SparseBPError], np.ndarray]]:
+    """The ways in which one array argument can be wrong, with the error that each must raise."""
+    other = np.float16 if value.dtype.kind == "f" else np.int16
+    yield "dtype", DTypeError, value.astype(other)
+    yield "rank", ShapeError, value[None]
+    yield "length", ShapeError, np.concatenate([value, value[-1:]])
+    strided = np.repeat(value, 2, axis=-1)[..., ::2]
+    assert not strided.flags.c_contiguous
+    yield "layout", LayoutError, strided
+
+
+def errors_of(implementation: Any, name: str, arguments: dict[str, Any]) -> str:
+    with pytest.raises(SparseBPError) as caught:
+        getattr(implementation, name)(*arguments.values())
+    return f"{type(caught.value).__name__}: {caught.value}"
+
+
+@pytest.mark.parametrize("name", PROTOCOL)
+def test_same_errors(name: str) -> None:
+    """Wrong dtype, rank, length or layout of any argument: a domain error, the same words on both sides."""
+    device, host = DeviceKernels(CheckedNumpy(), NothingRuns()), kernels.get(np)
+    arguments = Maker(np.float32).arguments(name)
+    for argument, value in arguments.items():
+        if not isinstance(value, np.ndarray):
+            continue
+        for way, kind, wrong in broken(value):
+            changed = arguments | {argument: wrong}
+            if way == "length" and _length_is_free(name, argument):
+                continue
+            on_device = errors_of(device, name, changed)
+            assert on_device == errors_of(host, name, changed), f"{argument}: {way}"
+            assert all(word in on_device for word in ("Expected", "Got")), on_device
+            if way != "length":  # one array of another length can be told as another one's wrong shape
+                assert on_device.startswith(kind.__name__), f"{argument}: {way}: {on_device}"
+
+
+def _length_is_free(kernel: str, argument: str) -> bool:
+    """Stacks may hold more blocks than the indices name, and tables more rows than are looked up."""
+    free = {
+        "csr_matvec": {"x"},
+        "scale_columns": {"scale"},
+        "gather": {"data"},
+        "gather_multiply": {"a_data", "b_data"},
+        "spgemm_numeric": {"b_indptr", "b_data", "out", "positions", "row_cuts"},
+        "dense_matmul": {"a", "b", "out"},
+        "dense_matvec": {"a", "x", "add", "out"},
+    }
+    return argument in free.get(kernel, set())
+
+
+@pytest.mark.parametrize("name", [name for name in PROTOCOL if name.startswith("rnn")])
+def test_same_error_for_an_unknown_nonlinearity(name: str) -> None:
+    arguments = Maker(np.float32).arguments(name) | {"nonlinearity": "sigmoid"}
+    device = errors_of(DeviceKernels(CheckedNumpy(), NothingRuns()), name, arguments)
+    assert device == errors_of(kernels.get(np), name, arguments)
+    assert device.startswith("OptionError")
+
+
+@pytest.mark.parametrize("chunks", [0, -1, 8])
+@pytest.mark.parametrize("name", ["rnn_scan_backward", "gru_scan_backward"])
+def test_same_error_for_chunks_out_of_range(name: str, chunks: int) -> None:
+    arguments = Maker(np.float32).arguments(name) | {"chunks": chunks}
+    device = errors_of(DeviceKernels(CheckedNumpy(), NothingRuns()), name, arguments)
+    assert device == errors_of(kernels.get(np), name, arguments)
+    assert device.startswith("OptionError")
