@@ -111,9 +111,7 @@ def measure_row(length: int, rounds: Mapping[str, Any], note: Callable[[str], No
 
 def peak_memory(workload: SequenceWorkload) -> int:
     """Return the bytes that one backward pass allocates at its peak, gradients and workspace included."""
-    _forget_plans()
-    kept = workload.forward()
-    workload.backward(kept)  # compiled code and caches are no part of it
+    workload.backward(workload.forward())  # compiled code and caches are no part of it
     kept = workload.forward()
     _forget_plans()
     gc.collect()
@@ -150,7 +148,6 @@ def _forget_plans() -> None:
     from sparsebp.nn.backward import _scan_plan
 
     _scan_plan.cache_clear()
-    gc.collect()
 
 
 def picture(result: Mapping[str, Any]) -> Any:

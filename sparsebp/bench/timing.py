@@ -212,9 +212,9 @@ def threads(count: int) -> Iterator[None]:
 
 def thread_counts_here(wanted: tuple[int, ...], note: Callable[[str], None]) -> tuple[int, ...]:
     """Return those of `wanted` that this machine has; tell `note` about the others."""
-    from numba import config
+    import numba
 
-    most = config.NUMBA_NUM_THREADS
+    most = int(vars(numba.config)["NUMBA_NUM_THREADS"])
     for count in wanted:
         if count > most:
             note(f"{count} threads: left out, this machine gives {most}")
