@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from sparsebp.patterns.linear import linear_pattern
+from sparsebp.patterns.plan import ProductPlan
 from sparsebp.patterns.pointwise import pointwise_pattern
-from sparsebp.patterns.product import ProductPlan, plan_product
+from sparsebp.patterns.product import plan_product
 from sparsebp.patterns.recurrent import hidden_pattern, sequence_pattern
 from sparsebp.patterns.sparsity import SparsityPattern
 

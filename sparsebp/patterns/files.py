@@ -14,7 +14,7 @@ from typing import cast
 import numpy as np
 
 from sparsebp.errors import FileFormatError, OutputError
-from sparsebp.patterns.product import ProductPlan, Strategy
+from sparsebp.patterns.plan import ProductPlan, Strategy
 from sparsebp.patterns.sparsity import SparsityPattern
 
 FORMAT = "sparsebp.ProductPlan"

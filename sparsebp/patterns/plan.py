@@ -1,0 +1,203 @@
+"""The plan of a product on a fixed pattern: which kernel runs, and the arrays that it reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from os import PathLike
+from types import ModuleType
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from sparsebp import backend, kernels
+from sparsebp.errors import DTypeError, LayoutError, ShapeError
+from sparsebp.patterns.sparsity import SparsityPattern
+from sparsebp.types import Array
+
+Strategy: TypeAlias = Literal["identity", "scale_rows", "scale_columns", "gather", "dense", "positions"]
+
+
+@dataclass(frozen=True, eq=False)
+class ProductPlan:
+    """How C = A @ B is computed for two patterns, any number of times. Made by `plan_product`.
+
+    Attributes
+    ----------
+    a, b, pattern : SparsityPattern
+        Patterns of the operands and of the product.
+    strategy : str
+        ``identity`` (the other operand's values), ``scale_rows`` (A diagonal), ``scale_columns`` (B diagonal),
+        ``dense`` (A and B full), ``gather`` (every entry of C is one product, as with selections), or ``positions``
+        (Gustavson's algorithm with each product's place in its row kept).
+    products : int
+        Multiplications a sample.
+    arrays : dict of numpy.ndarray
+        What the strategy's kernel reads beside the patterns, on the host.
+    """
+
+    a: SparsityPattern
+    b: SparsityPattern
+    pattern: SparsityPattern
+    strategy: Strategy
+    products: int
+    arrays: dict[str, np.ndarray] = field(repr=False)
+    _on_device: dict[tuple[str, int], dict[str, Array]] = field(default_factory=dict, repr=False)
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations a sample: 2 per product (a multiplication and an addition)."""
+        return 2 * self.products
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes that the plan holds beside the operands' patterns: C's pattern and the kernel's arrays."""
+        own = 0 if self.pattern in (self.a, self.b) else self.pattern.indptr.nbytes + self.pattern.indices.nbytes
+        return own + sum(array.nbytes for array in self.arrays.values())
+
+    def __call__(self, a_data: Array, b_data: Array, out: Array | None = None) -> Array:
+        """Compute the values of C.
+
+        Parameters
+        ----------
+        a_data, b_data
+            Values on the patterns `a` and `b`: (nnz,) shared by the batch or (nnz, B) per sample, of one dtype
+            (float32 or float64), C-contiguous, both of NumPy or both of CuPy.
+        out
+            Array for the result, else a new one is made. It must not overlap the operands.
+
+        Returns
+        -------
+        Array
+            (nnz,) if both operands are shared, else (nnz, B).
+
+        Raises
+        ------
+        ShapeError, DTypeError, LayoutError, DeviceError
+            An array does not fit.
+        """
+        xp = backend.namespace(a_data, b_data, out)
+        left, right = _values("a_data", a_data, self.a.nnz), _values("b_data", b_data, self.b.nnz)
+        if a_data.dtype != b_data.dtype:
+            raise DTypeError(
+                "The operands have different dtypes",
+                expected="one dtype for both",
+                got=f"a_data {a_data.dtype}, b_data {b_data.dtype}",
+                remedy="Convert one with .astype(...); nothing is converted silently",
+            )
+        shape = self._result_shape(a_data, b_data)
+        if out is None:
+            out = xp.empty(shape, dtype=a_data.dtype)
+        else:
+            backend.check_array("out", out, dtype=a_data.dtype, shape=shape)
+            for name, array in (("a_data", a_data), ("b_data", b_data)):
+                if xp.may_share_memory(out, array):
+                    raise LayoutError(
+                        f"out overlaps {name}",
+                        expected="an array of its own",
+                        got="shared memory",
+                        remedy="Pass another",
+                    )
+        self._run(xp, left, right, _as_columns(out))
+        return out
+
+    def _result_shape(self, a_data: Array, b_data: Array) -> tuple[int, ...]:
+        batches = {array.shape[1] for array in (a_data, b_data) if array.ndim == 2}
+        if len(batches) > 1:
+            raise ShapeError(
+                "The operands have different batch sizes",
+                expected="one batch size, or shared values of shape (nnz,)",
+                got=f"a_data {a_data.shape}, b_data {b_data.shape}",
+                remedy="Pass values of the same samples",
+            )
+        return (self.pattern.nnz, *batches)
+
+    def _run(self, xp: ModuleType, left: Array, right: Array, out: Array) -> None:
+        """Compute into `out` (nnz, B*) from values (nnz, B*)."""
+        if out.size == 0:
+            return
+        k, arrays = kernels.get(xp), self.device_arrays(xp)
+        a_indptr, a_indices = self.a.device_arrays(xp)
+        if self.strategy == "identity":
+            out[...] = right if self.a.kind == "identity" else left
+        elif self.strategy == "scale_rows":
+            k.scale_rows(self.b.device_arrays(xp)[0], right, left, out)
+        elif self.strategy == "scale_columns":
+            k.scale_columns(a_indices, left, right, out)
+        elif self.strategy == "gather":
+            k.gather_multiply(left, arrays["a_index"], right, arrays["b_index"], out)
+        elif self.strategy == "dense":
+            (m, inner), n = self.a.shape, self.b.shape[1]
+            zero = arrays["zero"]
+            k.dense_matmul(
+                left.reshape(1, m, inner, -1),
+                zero,
+                right.reshape(1, inner, n, -1),
+                zero,
+                out.reshape(1, m, n, -1),
+                zero,
+            )
+        else:
+            k.spgemm_numeric(
+                arrays.get("a_indptr", a_indptr),
+                arrays.get("a_indices", a_indices),
+                left,
+                arrays.get("b_indptr", self.b.device_arrays(xp)[0]),
+                right,
+                arrays.get("c_indptr", self.pattern.device_arrays(xp)[0]),
+                arrays["product_ptr"],
+                arrays["positions"],
+                arrays["row_cuts"],
+                out,
+            )
+
+    def device_arrays(self, xp: ModuleType) -> dict[str, Array]:
+        """Return `arrays` as arrays of `xp`, copied to the current device once."""
+        if xp is np:
+            return self.arrays
+        key = (xp.__name__, xp.cuda.Device().id)
+        if key not in self._on_device:
+            self._on_device[key] = {name: xp.asarray(array) for name, array in self.arrays.items()}
+        return self._on_device[key]
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the plan to an npz file, under a temporary name first, then renamed.
+
+        Raises
+        ------
+        OutputError
+            The file cannot be written.
+        """
+        from sparsebp.patterns.files import save_plan
+
+        save_plan(self, path)
+
+    @staticmethod
+    def load(path: str | PathLike[str]) -> ProductPlan:
+        """Read a plan that `save` wrote.
+
+        Raises
+        ------
+        FileFormatError
+            The file is not there, corrupt, of another kind or of another version.
+        """
+        from sparsebp.patterns.files import load_plan
+
+        return load_plan(path)
+
+
+def _values(name: str, array: Array, nnz: int) -> Array:
+    """Return checked values as (nnz, B*)."""
+    backend.float_dtype(array.dtype)
+    if array.ndim not in (1, 2) or array.shape[0] != nnz:
+        raise ShapeError(
+            f"{name} does not fit its pattern",
+            expected=f"({nnz},) shared by the batch, or ({nnz}, B)",
+            got=array.shape,
+            remedy="Pass one value per entry of the pattern, the batch last",
+        )
+    backend.check_array(name, array)
+    return _as_columns(array)
+
+
+def _as_columns(array: Array) -> Array:
+    return array[:, None] if array.ndim == 1 else array
