@@ -1,0 +1,186 @@
+"""Layers, plans, scans and whole training steps on the device kernels give what they give on the host.
+
+The same body runs with the device launchers emulated (NumPy arrays go to `DeviceKernels` in place of `HostKernels`)
+and, marked ``gpu``, on CuPy arrays. What is compared is everything above the kernels: which of them a layer calls, and
+with what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from backends import Backend, make_backend
+from sparsebp import jacobian_t, kernels, nn, optim, plan_product, plan_scan
+from sparsebp.backend import to_host
+from sparsebp.jacobians import TransposedJacobian
+from sparsebp.patterns import SparsityPattern
+from strategies import tolerance
+
+ALGORITHMS = ("linear", "chunked", "blelloch", "hybrid")
+CELLS: dict[str, Callable[..., Any]] = {
+    "tanh": nn.RNN,
+    "relu": lambda *args, **options: nn.RNN(*args, nonlinearity="relu", **options),
+    "gru": nn.GRU,
+}
+HOST = kernels.get
+BACKENDS: dict[str, Backend] = {}  # kept, so that kernels are compiled once
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "one layer": {},
+    "two layers, both ways, batch first": {"num_layers": 2, "bidirectional": True, "batch_first": True},
+}
+
+
+@pytest.fixture(params=["emulated-forward", "emulated-random", pytest.param("gpu", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Backend:
+    """A backend in use: where it is emulated, `kernels.get` returns its kernels for NumPy arrays."""
+    backend = BACKENDS.get(request.param) or BACKENDS.setdefault(request.param, make_backend(request.param))
+    if backend.emulated:
+        monkeypatch.setattr(kernels, "get", lambda _: backend.kernels)
+    return backend
+
+
+def on(device: Backend, layer: Any) -> Any:
+    return layer if device.emulated else layer.to("cuda")
+
+
+def both(device: Backend, run: Callable[[Callable[[Any], Any], Callable[[Any], Any]], dict[str, Any]]) -> None:
+    """Run on the host and on the device, and compare all that is returned.
+
+    `run` gets two functions: one moves an array, the other a layer.
+    """
+    emulated = kernels.get
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "get", HOST)
+        expected = run(np.asarray, lambda layer: layer)
+    assert kernels.get is emulated
+    result = run(device.array, lambda layer: on(device, layer))
+    assert result.keys() == expected.keys()
+    for name, value in expected.items():
+        got = to_host(result[name]) if not np.isscalar(result[name]) else result[name]
+        dtype = np.asarray(value).dtype
+        np.testing.assert_allclose(got, value, **tolerance(dtype, 20), err_msg=name)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("cell", CELLS)
+def test_recurrent_layer(device: Backend, cell: str, algorithm: str, layout: str, dtype: Any) -> None:
+    options = LAYOUTS[layout]
+    steps, batch, features, hidden = 6, 3, 2, 5
+    lengths = np.array([6, 1, 4]) if options else None
+
+    def run(array: Callable[[Any], Any], place: Callable[[Any], Any]) -> dict[str, Any]:
+        rng = np.random.default_rng(0)
+        layer = place(CELLS[cell](features, hidden, backward=algorithm, chunks=3, dtype=dtype, rng=1, **options))
+        shape = (batch, steps) if layer.batch_first else (steps, batch)
+        rows = layer.num_layers * layer.directions
+        x, h0 = (rng.standard_normal(s).astype(dtype) for s in ((*shape, features), (rows, batch, hidden)))
+        gy = rng.standard_normal((*shape, layer.directions * hidden)).astype(dtype)
+        grad_h_n = array(rng.standard_normal((rows, batch, hidden)).astype(dtype))
+        y, saved = layer.forward(array(x), h0=array(h0), lengths=lengths)
+        gy = array(gy)
+        gx = layer.input_grad(gy, saved, grad_h_n=grad_h_n)
+        gw = layer.weight_grad(gy, saved, grad_h_n=grad_h_n)
+        return {"y": y, "h_n": saved.h_n, "gx": gx, "gh0": layer.h0_grad(gy, saved, grad_h_n), **gw}
+
+    both(device, run)
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_training_steps(device: Backend, cell: str, optimizer: str) -> None:
+    """Forward, loss, backward and update, twice: losses and parameters agree."""
+    make = {
+        "SGD": lambda p: optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True),
+        "Adam": lambda p: optim.Adam(p, lr=0.01, weight_decay=0.1),
+    }[optimizer]
+
+    def run(array: Callable[[Any], Any], place: Callable[[Any], Any]) -> dict[str, Any]:
+        rng = np.random.default_rng(0)
+        rnn = CELLS[cell](2, 5, backward="chunked", chunks=3, dtype=np.float64, rng=1)
+        model = place(nn.SequenceClassifier(rnn, nn.Linear(5, 4, dtype=np.float64, rng=2)))
+        loss, update, found = nn.CrossEntropyLoss(), make(model.parameters()), {}
+        for step in range(2):
+            x, target = array(rng.standard_normal((7, 3, 2))), array(rng.integers(0, 4, 3))
+            logits, saved = model.forward(x)
+            found[f"loss {step}"], loss_saved = loss.forward(logits, target)
+            update.step(model.weight_grad(loss.input_grad(loss_saved), saved))
+        return found | model.state_dict()
+
+    both(device, run)
+
+
+def test_hidden_jacobians(device: Backend) -> None:
+    def run(array: Callable[[Any], Any], place: Callable[[Any], Any]) -> dict[str, Any]:
+        found = {}
+        for name, make in CELLS.items():
+            layer = place(make(2, 5, dtype=np.float64, rng=1))
+            _, saved = layer.forward(array(np.random.default_rng(0).standard_normal((4, 3, 2))))
+            for t, element in enumerate(layer.hidden_jacobians_t(saved)):
+                found[f"{name} {t}"] = element.data
+        return found
+
+    both(device, run)
+
+
+def test_jacobian_of_a_model(device: Backend) -> None:
+    def run(array: Callable[[Any], Any], place: Callable[[Any], Any]) -> dict[str, Any]:
+        linear = [nn.Linear(4, 5, dtype=np.float64, rng=1), nn.Linear(5, 3, dtype=np.float64, rng=2)]
+        model = place(nn.Sequential(linear[0], nn.ReLU(), linear[1], nn.Tanh()))
+        jacobian = jacobian_t(model, array(np.random.default_rng(0).standard_normal((2, 4))))
+        return {"data": jacobian.data, "product": jacobian @ array(np.ones((3, 2)))}
+
+    both(device, run)
+
+
+PATTERNS = [
+    SparsityPattern([0, 2, 2, 3, 5], [0, 2, 1, 0, 1], (4, 3)),
+    SparsityPattern([0, 2, 3, 5], [0, 3, 1, 2, 3], (3, 4)),
+    SparsityPattern.diagonal(4),
+    SparsityPattern.dense(3, 4),
+]
+
+
+@pytest.mark.parametrize("shared", [(True, True), (True, False), (False, True), (False, False)])
+@pytest.mark.parametrize("operands", [(0, 1), (2, 0), (1, 2), (0, 3), (3, 0)])
+def test_products(device: Backend, operands: tuple[int, int], shared: tuple[bool, bool]) -> None:
+    plan = plan_product(*(PATTERNS[i] for i in operands))
+
+    def run(array: Callable[[Any], Any], place: Callable[[Any], Any]) -> dict[str, Any]:
+        rng = np.random.default_rng(0)
+        values = [
+            array(rng.standard_normal(PATTERNS[i].nnz if one else (PATTERNS[i].nnz, 3)))
+            for i, one in zip(operands, shared, strict=True)
+        ]
+        return {"c": plan(*values)}
+
+    both(device, run)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_scan_of_sparse_elements(device: Backend, algorithm: str) -> None:
+    # y[i] = J_i @ y[i-1]: 3 -> 4 -> 4 -> 3 -> 4 -> 4 -> 4 -> 3 entries
+    order = [PATTERNS[0], PATTERNS[2], PATTERNS[1], PATTERNS[0], PATTERNS[2], PATTERNS[2], PATTERNS[3]]
+    scan = plan_scan(order, algorithm=algorithm, workers=2, up_levels=1 if algorithm == "hybrid" else None)
+
+    def run(array: Callable[[Any], Any], place: Callable[[Any], Any]) -> dict[str, Any]:
+        rng = np.random.default_rng(0)
+        g = array(rng.standard_normal((order[0].shape[1], 3)))
+        data = [array(rng.standard_normal((p.nnz, 3) if i % 2 else p.nnz)) for i, p in enumerate(order)]
+        injections = [array(rng.standard_normal((p.shape[0], 3))) for p in order]
+        return {str(i): y for i, y in enumerate(scan(g, data, injections))}
+
+    both(device, run)
+
+
+def test_jacobian_product_keeps_its_arrays_on_the_device(device: Backend) -> None:
+    pattern = PATTERNS[0]
+    jacobian = TransposedJacobian(pattern, device.array(np.arange(5.0)))
+    result = jacobian @ device.array(np.ones((3, 2)))
+    assert isinstance(result, device.xp.ndarray)
+    np.testing.assert_array_equal(device.numpy(result), np.array([[1, 1], [0, 0], [2, 2], [7, 7]], float))
