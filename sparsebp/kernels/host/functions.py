@@ -4,7 +4,7 @@ All rest on ``expm1`` in Cody and Waite's manner: y = n·ln2 + r with |r| <= ln2
 the polynomial that interpolates at Chebyshev nodes, of degree 5 for float32 (relative error 5.3e-10) and 10 for float64
 (5.8e-19); ``expm1(y) = 2ⁿ·expm1(r) + (2ⁿ - 1)``.
 
-Error bounds (held by the tests against NumPy in a wider type, with fused multiply-add):
+Error bounds, held by the tests against NumPy in a wider type, with and without fused multiply-add:
 
 =============  ========  ==========================================================================================
 function       error     range and limits

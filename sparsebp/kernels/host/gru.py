@@ -16,6 +16,7 @@ from sparsebp.kernels.host.recurrent import (
     bounds_for,
     chunk_start,
     combine,
+    launch,
     load_rows,
     map_rows,
     multiply_add,
@@ -280,9 +281,9 @@ class GruKernels:
         Arrays and errors: see `sparsebp.kernels.protocol.Kernels.gru_forward` and
         `sparsebp.kernels.checks.recurrent.check_gru_forward`.
         """
-        _, batch, _ = checks.check_gru_forward(gx, w_hh, b_hn, h0, h, gates)
+        _, batch, hidden = checks.check_gru_forward(gx, w_hh, b_hn, h0, h, gates)
         if batch:
-            _forward(gx, pack_columns(w_hh, 3), b_hn, h0, h, gates)
+            launch(_forward, 6 * h.size * hidden, gx, pack_columns(w_hh, 3), b_hn, h0, h, gates)
 
     def gru_backward(
         self,
@@ -338,7 +339,7 @@ class GruKernels:
         """
         _, batch, _ = checks.check_gru_jacobians(h, h0, gates, w_hh, out)
         if batch:
-            _jacobians(h, h0, gates, w_hh, out)
+            launch(_jacobians, 5 * out.size, h, h0, gates, w_hh, out)
 
 
 def _scan_backward(
@@ -353,16 +354,17 @@ def _scan_backward(
     gh0: np.ndarray,
 ) -> None:
     """The last chunk needs no map, as what comes into it is known; the first none, as nothing lies before it."""
-    _, batch, hidden = h.shape
+    steps, batch, hidden = h.shape
     if not batch:
         return
     packed, incoming = pack_rows(w_hh), optional_gy(gy, h.dtype)
     bounds = bounds_for(chunks, batch, hidden, h.dtype, grad_h_n)
-    _backward(h, h0, gates, packed, incoming, chunks - 1, chunks - 1, bounds, ga)
+    work = 6 * steps * batch * hidden**2
+    launch(_backward, work // chunks, h, h0, gates, packed, incoming, chunks - 1, chunks - 1, bounds, ga)
     if chunks > 2:
         maps = np.empty((chunks - 2, batch, hidden + 1, hidden), h.dtype)
-        _reduce(h, h0, gates, packed, incoming, chunks, maps)
+        launch(_reduce, work * hidden // 3, h, h0, gates, packed, incoming, chunks, maps)
         combine(maps, bounds)
     if chunks > 1:
-        _backward(h, h0, gates, packed, incoming, 0, chunks - 2, bounds, ga)
+        launch(_backward, work, h, h0, gates, packed, incoming, 0, chunks - 2, bounds, ga)
     gh0[...] = bounds[0]

@@ -39,11 +39,27 @@ from sparsebp.kernels.host.simd import (
 SAMPLES = 4
 """Samples, or rows of an affine map, that are worked on together."""
 
+WORTH_THREADS = 200_000
+"""Operations, about 10 µs of one thread, from which on a kernel is run on all threads. Results do not depend on it."""
+
 JIT: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy"}
 """Options of the compiled entry points; no ``fastmath``, see `simd`."""
 
 
-# ---- in Python: sizes and packing ----------------------------------------------------------------------------------
+# ---- in Python: launching, sizes, packing ------------------------------------------------------------------------
+
+
+def launch(kernel: Any, work: int, *args: Any) -> None:
+    """Call a parallel kernel, on one thread if its `work` (operations) takes less time than waking the others does."""
+    if work >= WORTH_THREADS:
+        kernel(*args)
+        return
+    threads = numba.get_num_threads()
+    numba.set_num_threads(1)
+    try:
+        kernel(*args)
+    finally:
+        numba.set_num_threads(threads)
 
 
 def padded_width(hidden: int, dtype: Any) -> int:

@@ -17,6 +17,7 @@ from sparsebp.kernels.host.recurrent import (
     chunk_start,
     clear,
     combine,
+    launch,
     load_rows,
     map_rows,
     multiply_add,
@@ -199,9 +200,9 @@ class RnnKernels:
         Arrays and errors: see `sparsebp.kernels.protocol.Kernels.rnn_forward` and
         `sparsebp.kernels.checks.recurrent.check_rnn_forward`.
         """
-        _, batch, _ = checks.check_rnn_forward(gx, w_hh, h0, nonlinearity, h)
+        _, batch, hidden = checks.check_rnn_forward(gx, w_hh, h0, nonlinearity, h)
         if batch:
-            _forward(gx, pack_columns(w_hh, 1), h0, nonlinearity == "relu", h)
+            launch(_forward, 2 * gx.size * hidden, gx, pack_columns(w_hh, 1), h0, nonlinearity == "relu", h)
 
     def rnn_backward(
         self,
@@ -253,7 +254,7 @@ class RnnKernels:
         """
         _, batch, _ = checks.check_rnn_jacobians(h, w_hh, nonlinearity, out)
         if batch:
-            _jacobians(h, w_hh, nonlinearity == "relu", out)
+            launch(_jacobians, out.size, h, w_hh, nonlinearity == "relu", out)
 
 
 def _scan_backward(
@@ -267,16 +268,17 @@ def _scan_backward(
     gh0: np.ndarray,
 ) -> None:
     """The last chunk needs no map, as what comes into it is known; the first none, as nothing lies before it."""
-    _, batch, hidden = h.shape
+    steps, batch, hidden = h.shape
     if not batch:
         return
     relu, packed, incoming = nonlinearity == "relu", pack_rows(w_hh), optional_gy(gy, h.dtype)
     bounds = bounds_for(chunks, batch, hidden, h.dtype, grad_h_n)
-    _backward(h, packed, incoming, relu, chunks - 1, chunks - 1, bounds, gz)
+    work = 2 * steps * batch * hidden**2
+    launch(_backward, work // chunks, h, packed, incoming, relu, chunks - 1, chunks - 1, bounds, gz)
     if chunks > 2:
         maps = np.empty((chunks - 2, batch, hidden + 1, hidden), h.dtype)
-        _reduce(h, packed, incoming, relu, chunks, maps)
+        launch(_reduce, work * hidden, h, packed, incoming, relu, chunks, maps)
         combine(maps, bounds)
     if chunks > 1:
-        _backward(h, packed, incoming, relu, 0, chunks - 2, bounds, gz)
+        launch(_backward, work, h, packed, incoming, relu, 0, chunks - 2, bounds, gz)
     gh0[...] = bounds[0]
