@@ -18,6 +18,7 @@ import numpy as np
 from sparsebp import backend, kernels
 from sparsebp.errors import MemoryLimitError, OptionError
 from sparsebp.nn.cell import CellMath, Tape
+from sparsebp.nn.memory import empty
 from sparsebp.types import SCAN_ALGORITHMS, Array, ScanAlgorithm
 
 
@@ -68,7 +69,7 @@ def run_backward(
     xp = backend.namespace(tape.h)
     steps, batch, hidden = tape.h.shape
     k = kernels.get(xp)
-    ga = xp.empty((steps, batch, cell.columns * hidden), dtype=tape.h.dtype)
+    ga = empty(xp, (steps, batch, cell.columns * hidden), tape.h.dtype)
     gh0 = xp.empty((batch, hidden), dtype=tape.h.dtype)
     if choice.algorithm in ("blelloch", "hybrid"):
         _run_materialised(options, choice.algorithm, cell, tape, w_hh, gy, grad_h_n, ga, gh0)
@@ -85,7 +86,7 @@ def _run_materialised(
     xp = backend.namespace(tape.h)
     steps, batch, hidden = tape.h.shape
     plan = _plan_within(options, algorithm, tape.h.shape, tape.h.dtype, xp)
-    data = xp.empty((steps, hidden, hidden, batch), dtype=tape.h.dtype)
+    data = empty(xp, (steps, hidden, hidden, batch), tape.h.dtype)
     cell.jacobians(kernels.get(xp), tape, w_hh, True, data)  # the scan's first element is the last step's
     seed = xp.zeros((hidden, batch), dtype=tape.h.dtype)
     injections = None

@@ -49,7 +49,7 @@ class SequenceClassifier(Layer):
 
     def forward(self, x: Array, lengths: Any = None) -> tuple[Array, ClassifierSaved]:
         """Return logits (B, classes) for x (T, B, input_size), or batch first if the recurrent layer is."""
-        _, rnn_saved = self.rnn.forward(x, lengths=lengths)
+        _, rnn_saved = self.rnn.forward_time_major(x, lengths=lengths)
         states = rnn_saved.h_n[-self.rnn.directions :]
         features = states.transpose(1, 0, 2).reshape(states.shape[1], -1)
         logits, head_saved = self.head.forward(features)

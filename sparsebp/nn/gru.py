@@ -10,6 +10,7 @@ from sparsebp import backend
 from sparsebp.kernels.protocol import Kernels
 from sparsebp.nn.cell import CellMath, Tape, Weights
 from sparsebp.nn.lengths import Lengths
+from sparsebp.nn.memory import empty
 from sparsebp.nn.recurrent import Recurrent
 from sparsebp.nn.recurrent_cell import RecurrentCell
 from sparsebp.types import Array, Seed
@@ -40,7 +41,7 @@ class GRUMath(CellMath):
         xp = backend.namespace(gx)
         hidden = weights.w_hh.shape[1]
         b_hn = xp.zeros(hidden, dtype=gx.dtype) if weights.b_hh is None else weights.b_hh[2 * hidden :]
-        tape.gates = xp.empty((*gx.shape[:2], 4 * hidden), dtype=gx.dtype)
+        tape.gates = empty(xp, (*gx.shape[:2], 4 * hidden), gx.dtype)
         k.gru_forward(gx, weights.w_hh, b_hn, tape.h0, tape.h, tape.gates)
 
     def backward(

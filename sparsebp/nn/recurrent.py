@@ -153,6 +153,16 @@ class Recurrent(Layer):
         ShapeError, DTypeError, DeviceError, OptionError
             An argument does not fit, T is 0 or the batch is empty.
         """
+        y, saved = self.forward_time_major(x, h0, lengths)
+        return (backend.namespace(y).ascontiguousarray(y.transpose(1, 0, 2)) if self.batch_first else y), saved
+
+    def forward_time_major(
+        self, x: Array, h0: Array | None = None, lengths: Any = None
+    ) -> tuple[Array, RecurrentSaved]:
+        """Run all layers as `forward` does, but return y (T, B, directions · H) also with ``batch_first``.
+
+        Who needs `saved.h_n` alone saves a copy.
+        """
         weight = self.params["weight_ih_l0"]
         xp = check_input(x, dtype=weight.dtype, shape=(None, None, self.input_size), like=weight)
         if 0 in x.shape[:2]:
@@ -178,7 +188,7 @@ class Recurrent(Layer):
                 inputs = inputs * mask
             saved.masks.append(mask)
             inputs = self._forward_layer(layer, inputs, h0, saved)
-        return (xp.ascontiguousarray(inputs.transpose(1, 0, 2)) if self.batch_first else inputs), saved
+        return inputs, saved
 
     def _forward_layer(self, layer: int, x: Array, h0: Array | None, saved: RecurrentSaved) -> Array:
         xp, lengths = backend.namespace(x), saved.lengths

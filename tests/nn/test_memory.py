@@ -1,0 +1,86 @@
+"""The pool behind large NumPy arrays: memory is used again, but never while a view of it lives."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import numpy as np
+
+from sparsebp import nn
+from sparsebp.nn import memory
+
+
+def address(array):
+    return array.__array_interface__["data"][0]
+
+
+def test_memory_comes_back_when_the_last_view_dies():
+    pool = memory.HostPool()
+    array = pool.empty((3, memory.SMALLEST), np.float32)
+    assert array.flags.c_contiguous and array.flags.writeable and array.dtype == np.float32
+    first = address(array)
+    assert first % memory.ALIGNMENT == 0
+    view = array[1:, ::2].reshape(-1)[3:]
+    view = array.T[4:, 0]
+    array[...] = 7
+    del array
+    gc.collect()
+    other = pool.empty((3, memory.SMALLEST), np.float32)
+    assert address(other) != first
+    other[...] = 8
+    assert (view == 7).all() and pool.free_bytes == 0
+    del view
+    gc.collect()
+    assert pool.free_bytes > 0
+    assert address(pool.empty((3 * memory.SMALLEST,), np.float32)) == first  # the same number of bytes
+    assert np.asarray(other, np.float64).dtype == np.float64
+
+
+def test_small_arrays_and_empty_ones_are_plain():
+    pool = memory.HostPool()
+    assert pool.empty((3,), np.float64).base is None
+    assert pool.empty((0, 10**9), np.float64).shape == (0, 10**9)
+    assert memory.empty(np, (4, 5), "float32").shape == (4, 5)
+
+
+def test_no_more_than_the_limit_is_kept():
+    pool = memory.HostPool(kept=3 * memory.SMALLEST)
+    arrays = [pool.empty((memory.SMALLEST + 64 * i,), np.uint8) for i in range(5)]
+    del arrays
+    gc.collect()
+    assert 0 < pool.free_bytes <= pool.kept
+    big = pool.empty((pool.kept + 1,), np.uint8)
+    before = pool.free_bytes
+    del big
+    gc.collect()
+    assert pool.free_bytes == before
+
+
+def test_threads():
+    pool = memory.HostPool()
+    wrong = []
+
+    def work(number):
+        for _ in range(200):
+            array = pool.empty((memory.SMALLEST,), np.uint8)
+            array[...] = number
+            if not (array == number).all():
+                wrong.append(number)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_an_output_outlives_its_saved():
+    layer = nn.GRU(3, 16, rng=0)
+    x = np.random.default_rng(0).standard_normal((500, 16, 3)).astype(np.float32)
+    y = layer(x)
+    copy = y.copy()
+    for _ in range(3):
+        layer(x + 1)
+    np.testing.assert_array_equal(y, copy)
