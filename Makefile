@@ -6,7 +6,7 @@ PYTHON ?= python3
 PIP_FLAGS ?=
 RUNS ?= runs
 WORKERS ?= 2
-GPU_TEST_SECONDS ?= 150
+GPU_TEST_SECONDS ?= 180
 
 VENV := .venv
 BIN := $(VENV)/bin

@@ -43,7 +43,10 @@ def environment() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """Return the source tree's commit, short, with ``+`` if files differ from it; ``unknown`` without git."""
+    """Return the source tree's commit, short, with ``+`` if files differ from it.
+
+    In a copy without its history: the environment variable ``SPARSEBP_COMMIT``, else ``unknown``.
+    """
     root = Path(__file__).resolve().parents[2]
     try:
         git = ["git", "-C", str(root)]
@@ -52,7 +55,7 @@ def commit() -> str:
             [*git, "status", "--porcelain", "--untracked-files=no"], capture_output=True, text=True, check=True
         )
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+        return os.environ.get("SPARSEBP_COMMIT", "unknown")
     return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
 
 
