@@ -125,16 +125,45 @@ def _csr_matvec_lanes(indptr, indices, data, x, start, has_start, out, batch, wi
     width = simd.lanes(values)
     for r in range(low, high):
         begin, end = row_ptr[r], row_ptr[r + 1]
-        for lane in range(0, batch, width):
-            n = batch - lane
-            total = simd.load_n(initial, r * batch + lane, n) if has_start else simd.zeros(values)
+        lane = 0
+        while lane + 4 * width <= batch:  # four vectors at a time: whole stretches of memory instead of strides
+            s0 = s1 = s2 = s3 = simd.zeros(values)
+            l1, l2, l3 = lane + width, lane + 2 * width, lane + 3 * width
+            if has_start:
+                s0, s1 = _whole(initial, r, batch, lane), _whole(initial, r, batch, l1)
+                s2, s3 = _whole(initial, r, batch, l2), _whole(initial, r, batch, l3)
             for k in range(begin, end):
-                total = simd.fma(
-                    take(values, k, batch, lane, n, wide, False),
-                    take(vector, columns[k], batch, lane, n, True, False),
-                    total,
-                )
-            simd.store_n(result, r * batch + lane, total, n)
+                m = columns[k]
+                s0 = simd.fma(take(values, k, batch, lane, width, wide, True), _whole(vector, m, batch, lane), s0)
+                s1 = simd.fma(take(values, k, batch, l1, width, wide, True), _whole(vector, m, batch, l1), s1)
+                s2 = simd.fma(take(values, k, batch, l2, width, wide, True), _whole(vector, m, batch, l2), s2)
+                s3 = simd.fma(take(values, k, batch, l3, width, wide, True), _whole(vector, m, batch, l3), s3)
+            put(result, r, batch, lane, width, True, s0)
+            put(result, r, batch, l1, width, True, s1)
+            put(result, r, batch, l2, width, True, s2)
+            put(result, r, batch, l3, width, True, s3)
+            lane += 4 * width
+        while lane + width <= batch:
+            _csr_row(columns, values, vector, initial, has_start, result, batch, wide, r, begin, end, lane, True)
+            lane += width
+        if lane < batch:
+            _csr_row(columns, values, vector, initial, has_start, result, batch, wide, r, begin, end, lane, False)
+
+
+@simd.device
+def _whole(values, entry, batch, lane):
+    return take(values, entry, batch, lane, 0, True, True)
+
+
+@simd.device
+def _csr_row(columns, values, vector, initial, has_start, result, batch, wide, r, begin, end, lane, full):
+    """One row of the matrix times the vectors of one lane block."""
+    n = batch - lane
+    total = take(initial, r, batch, lane, n, True, full) if has_start else simd.zeros(values)
+    for k in range(begin, end):
+        factor = take(vector, columns[k], batch, lane, n, True, full)
+        total = simd.fma(take(values, k, batch, lane, n, wide, full), factor, total)
+    put(result, r, batch, lane, n, full, total)
 
 
 @numba.njit(**PARALLEL)
@@ -171,15 +200,23 @@ def _scale_rows_parallel(indptr, scale, data, out, batch, scale_wide, data_wide,
 @simd.device
 def _multiply_entry(a, i, b, j, out, k, batch, a_wide, b_wide):
     """``out[k] = a[i] * b[j]``, each of `a` and `b` shared or per sample."""
-    for lane in range(0, batch, simd.lanes(out)):
-        n = batch - lane
-        if a_wide and b_wide:
-            value = take(a, i, batch, lane, n, True, False) * take(b, j, batch, lane, n, True, False)
-        elif a_wide:
-            value = take(a, i, batch, lane, n, True, False) * take(b, j, batch, lane, n, False, False)
-        else:  # b is per sample: the batch is that of an operand
-            value = take(a, i, batch, lane, n, False, False) * take(b, j, batch, lane, n, True, False)
-        put(out, k, batch, lane, n, False, value)
+    width = simd.lanes(out)
+    lane = 0
+    while lane + width <= batch:
+        put(out, k, batch, lane, width, True, _product(a, i, b, j, batch, lane, a_wide, b_wide, True))
+        lane += width
+    if lane < batch:
+        put(out, k, batch, lane, batch - lane, False, _product(a, i, b, j, batch, lane, a_wide, b_wide, False))
+
+
+@simd.device
+def _product(a, i, b, j, batch, lane, a_wide, b_wide, full):
+    n = batch - lane
+    if a_wide and b_wide:
+        return take(a, i, batch, lane, n, True, full) * take(b, j, batch, lane, n, True, full)
+    if a_wide:
+        return take(a, i, batch, lane, n, True, full) * take(b, j, batch, lane, n, False, full)
+    return take(a, i, batch, lane, n, False, full) * take(b, j, batch, lane, n, True, full)
 
 
 @numba.njit(**SERIAL)
@@ -213,10 +250,16 @@ def _gather(data, index, out, batch, low, high):
         for k in range(low, high):
             result[k] = values[entries[k]]
         return
+    width = simd.lanes(values)
     for k in range(low, high):
-        for lane in range(0, batch, simd.lanes(values)):
+        entry = entries[k]
+        lane = 0
+        while lane + width <= batch:
+            put(result, k, batch, lane, width, True, take(values, entry, batch, lane, width, True, True))
+            lane += width
+        if lane < batch:
             n = batch - lane
-            put(result, k, batch, lane, n, False, take(values, entries[k], batch, lane, n, True, False))
+            put(result, k, batch, lane, n, False, take(values, entry, batch, lane, n, True, False))
 
 
 @numba.njit(**PARALLEL)

@@ -146,10 +146,17 @@ def _lane_blocks(dtype: np.dtype, batch: int) -> int:
 
 @simd.device
 def _wide_rows(a, b, out, first, last, k, n, batch, b_wide):
-    for lane in range(0, batch, simd.lanes(a)):
+    """Rows first ... last of ``out = a @ b`` for a per-sample `a`."""
+    width = simd.lanes(a)
+    whole = batch - batch % width
+    for lane in range(0, whole, width):
         for i in range(first, last, 4):
             for j in range(0, n, 2):
-                tile(a, b, n, j, batch, lane, b_wide, out, i, last, j, k, n, batch, lane)
+                tile(a, b, n, j, batch, lane, b_wide, out, i, last, j, k, n, batch, lane, True)
+    if whole < batch:
+        for i in range(first, last, 4):
+            for j in range(0, n, 2):
+                tile(a, b, n, j, batch, whole, b_wide, out, i, last, j, k, n, batch, whole, False)
 
 
 @numba.njit(**SERIAL)

@@ -17,7 +17,7 @@ from sparsebp.kernels.host.lanes import put, take
 
 
 @simd.device
-def tile(a, b, b_columns, b_first, b_batch, b_lane, b_wide, out, i, rows, j, k, n, batch, lane):
+def tile(a, b, b_columns, b_first, b_batch, b_lane, b_wide, out, i, rows, j, k, n, batch, lane, full):
     """4 rows (i ...) x 2 columns (j ...) of ``out = a @ b`` for one lane block of per-sample `a`.
 
     The columns of `b` that belong to j ... begin at `b_first` of its `b_columns`; it may be scratch with a batch of its
@@ -29,73 +29,78 @@ def tile(a, b, b_columns, b_first, b_batch, b_lane, b_wide, out, i, rows, j, k, 
     c00 = c01 = c10 = c11 = c20 = c21 = c30 = c31 = simd.zeros(a)
     for l in range(k):
         at = l * b_columns + b_first
-        b0, b1 = (
-            take(b, at, b_batch, b_lane, left, b_wide, False),
-            take(b, at + second, b_batch, b_lane, left, b_wide, False),
-        )
-        a0, a1 = take(a, i * k + l, batch, lane, left, True, False), take(a, i1 * k + l, batch, lane, left, True, False)
-        a2, a3 = (
-            take(a, i2 * k + l, batch, lane, left, True, False),
-            take(a, i3 * k + l, batch, lane, left, True, False),
-        )
+        b0 = take(b, at, b_batch, b_lane, left, b_wide, full)
+        b1 = take(b, at + second, b_batch, b_lane, left, b_wide, full)
+        a0 = take(a, i * k + l, batch, lane, left, True, full)
+        a1 = take(a, i1 * k + l, batch, lane, left, True, full)
+        a2 = take(a, i2 * k + l, batch, lane, left, True, full)
+        a3 = take(a, i3 * k + l, batch, lane, left, True, full)
         c00, c01 = simd.fma(a0, b0, c00), simd.fma(a0, b1, c01)
         c10, c11 = simd.fma(a1, b0, c10), simd.fma(a1, b1, c11)
         c20, c21 = simd.fma(a2, b0, c20), simd.fma(a2, b1, c21)
         c30, c31 = simd.fma(a3, b0, c30), simd.fma(a3, b1, c31)
-    _put_pair(out, i * n + j, i * n + j1, batch, lane, left, c00, c01)
-    _put_pair(out, i1 * n + j, i1 * n + j1, batch, lane, left, c10, c11)
-    _put_pair(out, i2 * n + j, i2 * n + j1, batch, lane, left, c20, c21)
-    _put_pair(out, i3 * n + j, i3 * n + j1, batch, lane, left, c30, c31)
+    _put_pair(out, i * n + j, i * n + j1, batch, lane, left, full, c00, c01)
+    _put_pair(out, i1 * n + j, i1 * n + j1, batch, lane, left, full, c10, c11)
+    _put_pair(out, i2 * n + j, i2 * n + j1, batch, lane, left, full, c20, c21)
+    _put_pair(out, i3 * n + j, i3 * n + j1, batch, lane, left, full, c30, c31)
 
 
 @simd.device
-def _put_pair(out, entry, other, batch, lane, left, value, other_value):
-    put(out, entry, batch, lane, left, False, value)
-    put(out, other, batch, lane, left, False, other_value)
+def _put_pair(out, entry, other, batch, lane, left, full, value, other_value):
+    put(out, entry, batch, lane, left, full, value)
+    put(out, other, batch, lane, left, full, other_value)
 
 
 @simd.device
 def shared_rows(a, b, out, first, last, k, width):
     """Rows first ... last of ``out = a @ b``, `a` shared; a row of `b` or `out` is `width` numbers side by side."""
     step = simd.lanes(a)
+    whole = width - width % step
     for i in range(first, last, 4):
-        i1, i2, i3 = min(i + 1, last - 1), min(i + 2, last - 1), min(i + 3, last - 1)
-        for w in range(0, width, step):
-            left = width - w
-            zero = simd.zeros(a)
-            c0, c1, c2, c3 = zero, zero, zero, zero
-            for l in range(k):
-                right = simd.load_n(b, l * width + w, left)
-                c0 = simd.fma(simd.broadcast(a, i * k + l), right, c0)
-                c1 = simd.fma(simd.broadcast(a, i1 * k + l), right, c1)
-                c2 = simd.fma(simd.broadcast(a, i2 * k + l), right, c2)
-                c3 = simd.fma(simd.broadcast(a, i3 * k + l), right, c3)
-            simd.store_n(out, i * width + w, c0, left)
-            simd.store_n(out, i1 * width + w, c1, left)
-            simd.store_n(out, i2 * width + w, c2, left)
-            simd.store_n(out, i3 * width + w, c3, left)
+        for w in range(0, whole, step):
+            _shared_strip(a, b, out, i, last, k, width, w, True)
+        if whole < width:
+            _shared_strip(a, b, out, i, last, k, width, whole, False)
 
 
 @simd.device
-def _lanes_matvec(a, x, x_batch, x_lane, add, has_add, out, m, k, batch, lane, wide):
+def _shared_strip(a, b, out, i, last, k, width, w, full):
+    """4 rows (i ...) x one vector of columns (w ...) of ``out = a @ b`` for a shared `a`."""
+    left = width - w
+    i1, i2, i3 = min(i + 1, last - 1), min(i + 2, last - 1), min(i + 3, last - 1)
+    c0 = c1 = c2 = c3 = simd.zeros(a)
+    for l in range(k):
+        right = take(b, l, width, w, left, True, full)
+        c0 = simd.fma(simd.broadcast(a, i * k + l), right, c0)
+        c1 = simd.fma(simd.broadcast(a, i1 * k + l), right, c1)
+        c2 = simd.fma(simd.broadcast(a, i2 * k + l), right, c2)
+        c3 = simd.fma(simd.broadcast(a, i3 * k + l), right, c3)
+    put(out, i, width, w, left, full, c0)
+    put(out, i1, width, w, left, full, c1)
+    put(out, i2, width, w, left, full, c2)
+    put(out, i3, width, w, left, full, c3)
+
+
+@simd.device
+def _lanes_matvec(a, x, x_batch, x_lane, add, has_add, out, m, k, batch, lane, wide, full):
     """``out = a @ x + add`` for one lane block; `x` may be scratch that holds `x_batch` samples an entry."""
     left = batch - lane
     for i in range(0, m, 4):
         i1, i2, i3 = min(i + 1, m - 1), min(i + 2, m - 1), min(i + 3, m - 1)
         c0 = c1 = c2 = c3 = simd.zeros(a)
         if has_add:
-            c0, c1 = take(add, i, batch, lane, left, True, False), take(add, i1, batch, lane, left, True, False)
-            c2, c3 = take(add, i2, batch, lane, left, True, False), take(add, i3, batch, lane, left, True, False)
+            c0, c1 = take(add, i, batch, lane, left, True, full), take(add, i1, batch, lane, left, True, full)
+            c2, c3 = take(add, i2, batch, lane, left, True, full), take(add, i3, batch, lane, left, True, full)
         for j in range(k):
-            value = take(x, j, x_batch, x_lane, left, True, False)
-            c0 = simd.fma(take(a, i * k + j, batch, lane, left, wide, False), value, c0)
-            c1 = simd.fma(take(a, i1 * k + j, batch, lane, left, wide, False), value, c1)
-            c2 = simd.fma(take(a, i2 * k + j, batch, lane, left, wide, False), value, c2)
-            c3 = simd.fma(take(a, i3 * k + j, batch, lane, left, wide, False), value, c3)
-        put(out, i, batch, lane, left, False, c0)
-        put(out, i1, batch, lane, left, False, c1)
-        put(out, i2, batch, lane, left, False, c2)
-        put(out, i3, batch, lane, left, False, c3)
+            value = take(x, j, x_batch, x_lane, left, True, full)
+            c0 = simd.fma(take(a, i * k + j, batch, lane, left, wide, full), value, c0)
+            c1 = simd.fma(take(a, i1 * k + j, batch, lane, left, wide, full), value, c1)
+            c2 = simd.fma(take(a, i2 * k + j, batch, lane, left, wide, full), value, c2)
+            c3 = simd.fma(take(a, i3 * k + j, batch, lane, left, wide, full), value, c3)
+        put(out, i, batch, lane, left, full, c0)
+        put(out, i1, batch, lane, left, full, c1)
+        put(out, i2, batch, lane, left, full, c2)
+        put(out, i3, batch, lane, left, full, c3)
 
 
 @simd.device
@@ -118,9 +123,14 @@ def _single_matvec(a, x, add, has_add, out, m, k, zero):
 @simd.device
 def matvec_of_block(a, x, x_batch, x_lane, add, has_add, out, m, k, batch, lane, wide, zero):
     """``out = a @ x + add`` for the lane block that begins at `lane`; a batch of one is a block of its own kind."""
+    full = batch - lane >= simd.lanes(a)
     if batch == 1:
         _single_matvec(a, x, add, has_add, out, m, k, zero)
+    elif wide and full:
+        _lanes_matvec(a, x, x_batch, x_lane, add, has_add, out, m, k, batch, lane, True, True)
     elif wide:
-        _lanes_matvec(a, x, x_batch, x_lane, add, has_add, out, m, k, batch, lane, True)
+        _lanes_matvec(a, x, x_batch, x_lane, add, has_add, out, m, k, batch, lane, True, False)
+    elif full:
+        _lanes_matvec(a, x, x_batch, x_lane, add, has_add, out, m, k, batch, lane, False, True)
     else:
-        _lanes_matvec(a, x, x_batch, x_lane, add, has_add, out, m, k, batch, lane, False)
+        _lanes_matvec(a, x, x_batch, x_lane, add, has_add, out, m, k, batch, lane, False, False)

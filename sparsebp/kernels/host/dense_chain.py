@@ -72,22 +72,24 @@ def reduce_matrices(a, chunk_ptr, out, n, batch, scratch, low, high):
                 for i in range(n * n):
                     spare[i] = product[i]
                 shared_rows(block, spare, product, 0, n, n, n)
+            elif left >= width:
+                _multiply_in_place(block, product, spare, n, batch, lane, True)
             else:
-                _multiply_in_place(block, product, spare, n, batch, lane)
+                _multiply_in_place(block, product, spare, n, batch, lane, False)
 
 
 @simd.device
-def _multiply_in_place(a, product, spare, n, batch, lane):
+def _multiply_in_place(a, product, spare, n, batch, lane, full):
     """``product = a @ product`` for one lane block, two columns at a time: a new column needs only its old self."""
     width = simd.lanes(a)
     left = batch - lane
     for j in range(0, n, 2):
         j1 = min(j + 1, n - 1)
         for l in range(n):
-            simd.store(spare, 2 * l * width, take(product, l * n + j, batch, lane, left, True, False))
-            simd.store(spare, (2 * l + 1) * width, take(product, l * n + j1, batch, lane, left, True, False))
+            simd.store(spare, 2 * l * width, take(product, l * n + j, batch, lane, left, True, full))
+            simd.store(spare, (2 * l + 1) * width, take(product, l * n + j1, batch, lane, left, True, full))
         for i in range(0, n, 4):
-            tile(a, spare, 2, 0, width, 0, True, product, i, n, j, n, n, batch, lane)
+            tile(a, spare, 2, 0, width, 0, True, product, i, n, j, n, n, batch, lane, full)
 
 
 @numba.njit(**PARALLEL)

@@ -2,7 +2,10 @@
 
 An entry's values lie side by side (batch last). A *lane block* is as many samples as fit a vector, beginning at sample
 `lane`; its `n` may be fewer at the end of the batch. The flags `wide` (per sample) and `full` (the block is whole) are
-constants at every call, so that LLVM, which inlines these functions, drops the branch that is not taken.
+constants at every call, so that LLVM, which inlines these functions, drops the branch that is not taken. Whole blocks
+are worth a path of their own: beyond the caches, masked stores ran at a third of the speed of plain ones.
+
+Numba does not notice changes of this file in what it has cached: delete ``__pycache__`` after editing it.
 """
 
 from __future__ import annotations
