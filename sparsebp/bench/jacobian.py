@@ -262,6 +262,6 @@ def picture(result: Mapping[str, Any]) -> Any:
     ax.axvline(1, color="black", linewidth=0.8)
     ax.invert_yaxis()
     ax.set_xlabel(f"times faster (median, {fewest} thread{'s' if fewest > 1 else ''})")
-    ax.legend(fontsize=8)
+    drawing.legend(fontsize=8, loc="outside lower center", ncols=2)
     ax.spines[["top", "right"]].set_visible(False)
     return drawing

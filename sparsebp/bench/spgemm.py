@@ -278,6 +278,7 @@ def picture(result: Mapping[str, Any]) -> Any:
     ax.set_yticks(range(len(rows)), [f"{row['name']}, {row['values']}" for row in rows], fontsize=8)
     ax.axvline(1, color="black", linewidth=0.8)
     ax.invert_yaxis()
-    ax.set_xlabel(f"times faster than SciPy ({most} threads for us; SciPy has one), median and quartiles")
+    ours = f"{most} thread{'s' if most > 1 else ''}"
+    ax.set_xlabel(f"times faster than SciPy, which runs on one thread (ours: {ours}); median and quartiles")
     ax.spines[["top", "right"]].set_visible(False)
     return drawing
