@@ -127,6 +127,7 @@ def check_gradient(
     samples: int = 4,
     step: float = 1e-5,
     rng: Seed = 0,
+    memory_limit: int = 1 << 30,
     scan_tolerance: float | None = None,
     finite_tolerance: float | None = None,
     **forward_options: Any,
@@ -145,14 +146,16 @@ def check_gradient(
     x, target
         A batch.
     algorithms
-        Scan algorithms to check. None: chunked, blelloch and hybrid, where one that needs more memory than the layer's
-        ``memory_limit`` is left out, and the report says so.
+        Scan algorithms to check. None: chunked, blelloch and hybrid, where one that needs more than `memory_limit` is
+        left out, and the report says so.
     samples
         Entries of each array to check by finite differences; 0 leaves that out.
     step
         Half the width of the central difference.
     rng
         Generator or seed: which entries.
+    memory_limit
+        Bytes that a scan may take, for layers that have no ``memory_limit`` of their own.
     scan_tolerance, finite_tolerance
         Default `SCAN_TOLERANCE` and `FINITE_TOLERANCE` for the model's dtype.
     **forward_options
@@ -169,7 +172,7 @@ def check_gradient(
     OptionError
         An algorithm is unknown.
     MemoryLimitError
-        An algorithm that was asked for needs more memory than the layer's ``memory_limit``.
+        An algorithm that was asked for needs more memory than that.
     """
     for algorithm in algorithms or ():
         if algorithm not in SCAN_ALGORITHMS:
@@ -180,7 +183,7 @@ def check_gradient(
         run = _Run(loss, x, target, forward_options)
         with _algorithm(_recurrent_layers(model).values(), "linear"):
             value, reference = run.gradients(model)
-        checks = list(_scan_checks(model, run, reference, algorithms))
+        checks = list(_scan_checks(model, run, reference, algorithms, memory_limit))
         if samples > 0:
             checks += _finite_checks(model, run, reference, samples, step, np.random.default_rng(rng))
     return GradientReport(
@@ -211,19 +214,20 @@ class _Run:
 
     def in_float64(self) -> _Run:
         target = self.target.astype(np.float64) if self.target.dtype.kind == "f" else self.target
-        return dataclasses.replace(self, x=self.x.astype(np.float64), target=target)
+        return dataclasses.replace(self, x=self.x.astype(np.float64, order="C"), target=target)
 
 
 def _scan_checks(
-    model: nn.Layer, run: _Run, reference: Mapping[str, Array], algorithms: Sequence[ScanAlgorithm] | None
-) -> Iterator[Check]:
+    model: nn.Layer, run: _Run, reference: Mapping[str, Array], algorithms: Sequence[ScanAlgorithm] | None,
+    memory_limit: int,
+) -> Iterator[Check]:  # fmt: skip
     layers = _recurrent_layers(model)
     defaults: tuple[ScanAlgorithm, ...] = ("chunked", "blelloch", "hybrid")
     for name, layer in layers.items():
         for algorithm in defaults if algorithms is None else algorithms:
             subject = f"{algorithm} in {name}" if len(layers) > 1 else algorithm
             others = [other for other in layers.values() if other is not layer]
-            with _algorithm(others, "linear"), _algorithm([layer], algorithm):
+            with _algorithm(others, "linear"), _algorithm([layer], algorithm, memory_limit):
                 try:
                     _, gradients = run.gradients(model)
                 except MemoryLimitError as error:
@@ -297,12 +301,15 @@ def _evaluating(model: nn.Layer) -> Iterator[None]:
 
 
 @contextmanager
-def _algorithm(layers: Iterable[Recurrent], algorithm: ScanAlgorithm) -> Iterator[None]:
-    """Let `layers` run backward by `algorithm` for a while."""
+def _algorithm(
+    layers: Iterable[Recurrent], algorithm: ScanAlgorithm, memory_limit: int | None = None
+) -> Iterator[None]:
+    """Let `layers` run backward by `algorithm` for a while, within `memory_limit` if they have no limit themselves."""
     kept = [(layer, layer.options) for layer in layers]
     try:
         for layer, options in kept:
-            layer.options = dataclasses.replace(options, algorithm=algorithm)
+            limit = memory_limit if options.memory_limit is None else options.memory_limit
+            layer.options = dataclasses.replace(options, algorithm=algorithm, memory_limit=limit)
         yield
     finally:
         for layer, options in kept:

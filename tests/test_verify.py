@@ -105,6 +105,8 @@ def test_options():
     report = sb.verify.check_gradient(model, loss, *data(), samples=0)
     assert report.ok and {c.subject for c in report.checks if c.note} == {"blelloch", "hybrid"}
     assert "left out" in str(report)
+    other = classifier(nn.GRU(2, 3, dtype=np.float64, rng=0))
+    assert sum(bool(c.note) for c in sb.verify.check_gradient(other, loss, *data(), memory_limit=100).checks) == 2
     with pytest.raises(MemoryLimitError):
         sb.verify.check_gradient(model, loss, *data(), algorithms=["blelloch"])
     with pytest.raises(OptionError, match="Unknown scan algorithm"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from sparsebp.kernels.protocol import Kernels
 from sparsebp.nn.cell import CellMath, Tape, Weights
 from sparsebp.nn.lengths import Lengths
 from sparsebp.nn.memory import empty
-from sparsebp.nn.recurrent import Recurrent
+from sparsebp.nn.recurrent import Recurrent, RecurrentOptions
 from sparsebp.nn.recurrent_cell import RecurrentCell
 from sparsebp.types import Array, Seed
 
@@ -126,7 +126,9 @@ class GRU(Recurrent):
         dtype, rng.
     """
 
-    def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, **options: Any) -> None:
+    def __init__(
+        self, input_size: int, hidden_size: int, num_layers: int = 1, **options: Unpack[RecurrentOptions]
+    ) -> None:
         super().__init__(GRUMath(), input_size, hidden_size, num_layers, **options)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -16,6 +16,22 @@ from sparsebp.nn.dropout import check_probability, dropout_mask
 from sparsebp.nn.layer import Layer, check_gy, check_input
 from sparsebp.nn.lengths import Lengths, parse_lengths, reverse_time
 from sparsebp.types import Array, ScanAlgorithm, Seed
+
+
+class RecurrentOptions(TypedDict, total=False):
+    """The keyword arguments that `RNN` and `GRU` share; see `Recurrent`."""
+
+    bias: bool
+    batch_first: bool
+    dropout: float
+    bidirectional: bool
+    backward: ScanAlgorithm
+    up_levels: int | None
+    chunks: int | None
+    workers: int | None
+    memory_limit: int | None
+    dtype: Any
+    rng: Seed
 
 
 @dataclass

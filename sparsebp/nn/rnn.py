@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from sparsebp.errors import OptionError
 from sparsebp.kernels.protocol import Kernels
 from sparsebp.nn.cell import CellMath, Tape, Weights
 from sparsebp.nn.lengths import Lengths
-from sparsebp.nn.recurrent import Recurrent
+from sparsebp.nn.recurrent import Recurrent, RecurrentOptions
 from sparsebp.nn.recurrent_cell import RecurrentCell
 from sparsebp.types import Array, Nonlinearity, Seed
 
@@ -109,7 +109,7 @@ class RNN(Recurrent):
         hidden_size: int,
         num_layers: int = 1,
         nonlinearity: Nonlinearity = "tanh",
-        **options: Any,
+        **options: Unpack[RecurrentOptions],
     ) -> None:
         self.nonlinearity: Nonlinearity = nonlinearity
         super().__init__(RNNMath(nonlinearity), input_size, hidden_size, num_layers, **options)
