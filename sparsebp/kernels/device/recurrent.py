@@ -12,7 +12,7 @@ from sparsebp.errors import OptionError
 from sparsebp.kernels.device.base import MAX_THREADS, WARP, Defines, Launcher, ceil_div, real_define
 from sparsebp.types import Array
 
-_WEIGHT_REGISTERS = 160
+_WEIGHT_REGISTERS = 144
 """32-bit registers of a thread that may hold weights; of 255, the rest is for sums and values loaded ahead."""
 _GROUP_AT_LEAST = 4
 """Lanes that share a chunk's matrix, unless it has fewer rows; so a warp has at most eight matrices."""
@@ -51,8 +51,8 @@ class RecurrentLauncher(Launcher):
         hidden, itemsize = array.shape[-1], array.dtype.itemsize
         defines = real_define(array)
         weights = fold * outputs * hidden
-        state = 2 * _padded(fold * hidden, itemsize) * itemsize
         threads = ceil_div(hidden, WARP) * WARP
+        state = 2 * fold * threads * itemsize
         if threads > MAX_THREADS:
             raise OptionError(
                 "The hidden size is too large for the device kernels",
@@ -94,7 +94,7 @@ class RecurrentLauncher(Launcher):
         sizes = (np.int64(len(written)), np.int32(batch), np.int32(hidden), np.int64(chunks))
         if hidden <= WARP and not form.streamed:
             args = (*saved, w_hh, gy, matrices, vectors, grad_h_n, written, carry[-1], *sizes)
-            self._reduce_in_warps(cell, defines, args, batch, hidden, chunks)
+            self._reduce_in_warps(cell, defines, args, batch, hidden, chunks, form.shared)
         else:
             run_chunks(grad_h_n, carry[-1], (chunks - 1, chunks, chunks))
             args = (*saved, self.xp.ascontiguousarray(w_hh.T), gy, matrices, vectors, *sizes)
@@ -103,14 +103,17 @@ class RecurrentLauncher(Launcher):
         run_chunks(carry, gh0, (0, chunks - 1, chunks))
 
     def _reduce_in_warps(
-        self, cell: str, defines: Defines, args: tuple[Any, ...], batch: int, hidden: int, chunks: int
+        self, cell: str, defines: Defines, args: tuple[Any, ...], batch: int, hidden: int, chunks: int, last: int
     ) -> None:
-        """Launch the first phase where a warp holds whole matrices; see the first kernel of ``rnn_scan.cu``."""
+        """Launch the first phase where a warp holds whole matrices; see the first kernel of ``rnn_scan.cu``.
+
+        `last` is the shared memory in bytes that the warps of the last chunk need.
+        """
         itemsize = args[0].dtype.itemsize
         rows = self._rows_a_lane(hidden, batch, chunks - 2, itemsize)
         groups = ceil_div(batch, WARP // ceil_div(hidden, rows))
         defines = defines | {"HIDDEN": hidden, "ROWS": rows}
-        grid, shared = batch + (chunks - 2) * groups, _warp_bytes(cell, hidden, rows, itemsize)
+        grid, shared = batch + (chunks - 2) * groups, max(last, _warp_bytes(cell, hidden, rows, itemsize))
         self._launch(f"{cell}_scan.cu", f"{cell}_reduce", defines, grid, (WARP,), (*args, np.int32(groups)), shared)
 
     def _reduce_in_blocks(

@@ -61,10 +61,10 @@ SOURCES: dict[str, list[Defines]] = {
     "spgemm.cu": _spgemm(),
     "dense.cu": _plain(),
     "training.cu": _plain(),
-    "rnn.cu": _with_relu(_units({"float": 128, "double": 80})),
-    "gru.cu": _units({"float": 53, "double": 26}),
+    "rnn.cu": _with_relu(_units({"float": 128, "double": 72})),
+    "gru.cu": _units({"float": 48, "double": 24}),
     "rnn_scan.cu": _with_relu(_reductions({"float": 32, "double": 32})),
-    "gru_scan.cu": _reductions({"float": 32, "double": 26}),
+    "gru_scan.cu": _reductions({"float": 32, "double": 24}),
     "scan.cu": _combinations(),
 }
 """File name to the list of define sets, each ``{name: value}``."""

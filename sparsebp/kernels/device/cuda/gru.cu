@@ -13,49 +13,45 @@ extern "C" __global__ void __launch_bounds__(UNIT_BLOCK, 1) gru_forward(
     const real* __restrict__ h0, real* __restrict__ h, real* __restrict__ gates, int64 steps, int batch, int hidden) {
     extern __shared__ __align__(16) real shared[];
     HIDDEN_SIZE(hidden);
-    const int unit = threadIdx.x, pitch = padded(H);
-    const bool active = unit < H;
+    const bool active = int(threadIdx.x) < H;
+    const int unit = min(int(threadIdx.x), H - 1);
     const int64 stride = int64(batch) * H, at = int64(blockIdx.x) * H + unit, wide = int64(blockIdx.x) * H * 3 + unit;
     UnitWeights<3, 1> w;
-#ifdef HIDDEN
-    w.load(weights + unit * H, 1, H * H, active);
-    real* const state = shared;
-#else
-    real* const state = w.load(weights, H, shared);
-#endif
-    clear(state, 2 * pitch);
-    unit_barrier();
-    const real bias = active ? b_hn[unit] : real(0);
-    real before = active ? h0[at] : real(0);
-    if (active) state[unit] = before;
+    real* const state = w.load(weights, FORWARD_STRIDES(3), unit, shared);
+    const real bias = b_hn[unit];
+    real before = h0[at];
+    state[threadIdx.x] = before;
 
     real ahead[DEPTH][3];
 #pragma unroll
     for (int s = 0; s < DEPTH; ++s)
 #pragma unroll
-        for (int q = 0; q < 3; ++q) ahead[s][q] = active && s < steps ? gx[wide + s * stride * 3 + q * H] : real(0);
+        for (int q = 0; q < 3; ++q) ahead[s][q] = gx[wide + min(int64(s), steps - 1) * stride * 3 + q * H];
     unit_barrier();
-    for (int64 first = 0; first < steps; first += DEPTH)
-#pragma unroll
-        for (int s = 0; s < DEPTH; ++s) {
-            const int64 t = first + s;
-            if (t >= steps) break;
-            real sums[3];
-            w.apply(state + s % 2 * pitch, sums);
-            const real r = sigmoid_of(ahead[s][0] + sums[0]), z = sigmoid_of(ahead[s][1] + sums[1]);
-            const real m = sums[2] + bias, n = tanh_of(ahead[s][2] + r * m);
-            before = (1 - z) * n + z * before;
-            if (active) {
-                state[(s + 1) % 2 * pitch + unit] = before;
-                h[at + t * stride] = before;
-                real* const kept = gates + (t * stride + int64(blockIdx.x) * H) * 4 + unit;
-                kept[0] = r, kept[H] = z, kept[2 * H] = n, kept[3 * H] = m;
-                if (t + DEPTH < steps)
-#pragma unroll
-                    for (int q = 0; q < 3; ++q) ahead[s][q] = gx[wide + (t + DEPTH) * stride * 3 + q * H];
-            }
-            unit_barrier();
+    const auto step = [&](int s, int64 t) {
+        real sums[3];
+        w.apply(state + s % 2 * SEGMENT, sums);
+        const real r = sigmoid_of(ahead[s][0] + sums[0]), z = sigmoid_of(ahead[s][1] + sums[1]);
+        const real m = sums[2] + bias, n = tanh_of(ahead[s][2] + r * m);
+        before = (1 - z) * n + z * before;
+        state[(s + 1) % 2 * SEGMENT + threadIdx.x] = before;
+        if (active) {
+            h[at + t * stride] = before;
+            real* const kept = gates + (t * stride + int64(blockIdx.x) * H) * 4 + unit;
+            kept[0] = r, kept[H] = z, kept[2 * H] = n, kept[3 * H] = m;
         }
+        if (t + DEPTH < steps)
+#pragma unroll
+            for (int q = 0; q < 3; ++q) ahead[s][q] = gx[wide + (t + DEPTH) * stride * 3 + q * H];
+        unit_barrier();
+    };
+    int64 first = 0;
+    for (; first + DEPTH <= steps; first += DEPTH)
+#pragma unroll
+        for (int s = 0; s < DEPTH; ++s) step(s, first + s);
+#pragma unroll
+    for (int s = 0; s < DEPTH; ++s)
+        if (first + s < steps) step(s, first + s);
 }
 
 // Back-propagation through chunks, as rnn_backward. `ga` gets the gradients at n, r, z, m.

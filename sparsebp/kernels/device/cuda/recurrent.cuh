@@ -22,70 +22,89 @@ constexpr int UNIT_BLOCK = 1024;  // leaves a thread 64 registers
 __device__ __forceinline__ void unit_barrier() { __syncthreads(); }
 #endif
 
-// The weights that thread `unit` needs: OUTPUTS results from FOLD * H values of state each.
-//   load:  takes them from `source`; returns the shared memory that is left.
-//   apply: out[o] = sum over k of weight(k, o) * state[k].
-// In memory weight (k, o) of a unit lies at source[k * input_stride + o * output_stride] in the register form; the
-// streamed form wants units side by side: source[(k * OUTPUTS + o) * H + unit].
+// Threads past the last unit (a block is whole warps) repeat that unit's work into places of their own, so nothing but
+// the stores to global memory asks which thread it is. The state of a step is FOLD vectors, SEGMENT apart.
+//
+// The strides (input, output, unit) at which `load` finds them: in registers, straight from w_hh, rows forward and columns
+// backward; streamed, from an array that has units side by side (forward: the transpose of w_hh).
+#ifdef HIDDEN
+#define SEGMENT UNIT_BLOCK
+#define FORWARD_STRIDES(outputs) 1, H * H, H
+#define BACKWARD_STRIDES H, 0, 1
+#else
+#define SEGMENT int(blockDim.x)
+#define FORWARD_STRIDES(outputs) (outputs) * H, H, 1
+#define BACKWARD_STRIDES H, 0, 1
+#endif
+
+// The weights that one unit needs: OUTPUTS results from FOLD vectors of state.
+//   load:  takes them from `source`; returns where in shared memory the state can begin.
+//   apply: out[o] = sum over f, k of weight(f * H + k, o) * state[f * SEGMENT + k].
+// Weight (k, o) of a unit lies at source[k * input_stride + o * output_stride + unit * unit_stride].
 #ifdef HIDDEN
 template <int OUTPUTS, int FOLD> struct UnitWeights {
-    static constexpr int INPUTS = FOLD * HIDDEN;
     static constexpr int CHAINS = OUTPUTS == 1 ? 4 : 2;  // independent sums, to hide the latency of an addition
-    real values[OUTPUTS][INPUTS];
+    real values[FOLD][HIDDEN][OUTPUTS];
 
-    __device__ __forceinline__ void load(const real* source, int64 input_stride, int64 output_stride, bool active) {
+    __device__ __forceinline__ real* load(
+        const real* source, int input_stride, int output_stride, int unit_stride, int unit, real* shared) {
 #pragma unroll
-        for (int o = 0; o < OUTPUTS; ++o)
+        for (int f = 0; f < FOLD; ++f)
 #pragma unroll
-            for (int k = 0; k < INPUTS; ++k)
-                values[o][k] = active ? source[k * input_stride + o * output_stride] : real(0);
+            for (int k = 0; k < HIDDEN; ++k)
+#pragma unroll
+                for (int o = 0; o < OUTPUTS; ++o)
+                    values[f][k][o] =
+                        source[(f * HIDDEN + k) * input_stride + o * output_stride + unit * unit_stride];
+        return shared;
     }
 
     __device__ __forceinline__ void apply(const real* state, real (&out)[OUTPUTS]) const {
-        real sums[OUTPUTS][CHAINS] = {};
+        real sums[CHAINS][OUTPUTS] = {};
 #pragma unroll
-        for (int k = 0; k < INPUTS; k += WIDTH) {
-            real piece[WIDTH];
-            load_wide(state + k, piece);
+        for (int f = 0; f < FOLD; ++f)
 #pragma unroll
-            for (int c = 0; c < WIDTH; ++c)
+            for (int k = 0; k < HIDDEN; k += WIDTH) {
+                real piece[WIDTH];
+                load_wide(state + f * SEGMENT + k, piece);
 #pragma unroll
-                for (int o = 0; o < OUTPUTS; ++o)
-                    if (k + c < INPUTS) sums[o][(k + c) % CHAINS] += values[o][k + c] * piece[c];
-        }
+                for (int c = 0; c < WIDTH; ++c)
+#pragma unroll
+                    for (int o = 0; o < OUTPUTS; ++o)
+                        if (k + c < HIDDEN) sums[(k + c) % CHAINS][o] += values[f][k + c][o] * piece[c];
+            }
 #pragma unroll
         for (int o = 0; o < OUTPUTS; ++o) {
-            if (CHAINS == 4) sums[o][0] += sums[o][2], sums[o][1] += sums[o][3 % CHAINS];
-            out[o] = sums[o][0] + sums[o][1];
+            if (CHAINS == 4) sums[0][o] += sums[2][o], sums[1][o] += sums[CHAINS - 1][o];
+            out[o] = sums[0][o] + sums[1][o];
         }
     }
 };
 #else
 template <int OUTPUTS, int FOLD> struct UnitWeights {
     const real* values;
-    int inputs, stride;
+    int H;
 
-    __device__ __forceinline__ real* load(const real* source, int H, real* shared) {
-        inputs = FOLD * H;
-        stride = OUTPUTS * H;
-        values = source + threadIdx.x;
+    __device__ __forceinline__ real* load(const real* source, int input_stride, int, int, int unit, real* shared) {
+        H = input_stride / OUTPUTS;
+        values = source + unit;
 #if STAGED
-        for (int e = threadIdx.x; e < inputs * stride; e += blockDim.x) shared[e] = source[e];
-        values = shared + threadIdx.x;
-        return shared + padded(inputs * stride);
-#else
-        return shared;
+        const int count = FOLD * H * OUTPUTS * H;
+        for (int e = threadIdx.x; e < count; e += blockDim.x) shared[e] = source[e];
+        values = shared + unit;
+        shared += padded(count);
 #endif
+        return shared;
     }
 
     __device__ __forceinline__ void apply(const real* state, real (&out)[OUTPUTS]) const {
-        const int H = stride / OUTPUTS;
         real sums[OUTPUTS] = {};
-        if (int(threadIdx.x) < H)
+        for (int f = 0; f < FOLD; ++f)
 #pragma unroll 8
-            for (int k = 0; k < inputs; ++k)
+            for (int k = 0; k < H; ++k)
 #pragma unroll
-                for (int o = 0; o < OUTPUTS; ++o) sums[o] += values[k * stride + o * H] * state[k];
+                for (int o = 0; o < OUTPUTS; ++o)
+                    sums[o] += values[((f * H + k) * OUTPUTS + o) * H] * state[f * SEGMENT + k];
 #pragma unroll
         for (int o = 0; o < OUTPUTS; ++o) out[o] = sums[o];
     }

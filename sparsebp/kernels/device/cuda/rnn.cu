@@ -21,39 +21,33 @@ extern "C" __global__ void __launch_bounds__(UNIT_BLOCK, 1) rnn_forward(
     int64 steps, int batch, int hidden) {
     extern __shared__ __align__(16) real shared[];
     HIDDEN_SIZE(hidden);
-    const int unit = threadIdx.x, pitch = padded(H);
-    const bool active = unit < H;
+    const bool active = int(threadIdx.x) < H;
+    const int unit = min(int(threadIdx.x), H - 1);
     const int64 stride = int64(batch) * H, at = int64(blockIdx.x) * H + unit;
     UnitWeights<1, 1> w;
-#ifdef HIDDEN
-    w.load(weights + unit * H, 1, 0, active);
-    real* const state = shared;
-#else
-    real* const state = w.load(weights, H, shared);
-#endif
-    clear(state, 2 * pitch);
-    unit_barrier();
-    if (active) state[unit] = h0[at];
+    real* const state = w.load(weights, FORWARD_STRIDES(1), unit, shared);
+    state[threadIdx.x] = h0[at];
 
     real ahead[DEPTH];
 #pragma unroll
-    for (int s = 0; s < DEPTH; ++s) ahead[s] = active && s < steps ? gx[at + s * stride] : real(0);
+    for (int s = 0; s < DEPTH; ++s) ahead[s] = gx[at + min(int64(s), steps - 1) * stride];
     unit_barrier();
-    for (int64 first = 0; first < steps; first += DEPTH)
+    const auto step = [&](int s, int64 t) {
+        real sum[1];
+        w.apply(state + s % 2 * SEGMENT, sum);
+        const real value = activation(ahead[s] + sum[0]);
+        state[(s + 1) % 2 * SEGMENT + threadIdx.x] = value;
+        if (active) h[at + t * stride] = value;
+        if (t + DEPTH < steps) ahead[s] = gx[at + (t + DEPTH) * stride];
+        unit_barrier();
+    };
+    int64 first = 0;
+    for (; first + DEPTH <= steps; first += DEPTH)
 #pragma unroll
-        for (int s = 0; s < DEPTH; ++s) {
-            const int64 t = first + s;
-            if (t >= steps) break;
-            real sum[1];
-            w.apply(state + s % 2 * pitch, sum);
-            const real value = activation(ahead[s] + sum[0]);
-            if (active) {
-                state[(s + 1) % 2 * pitch + unit] = value;
-                h[at + t * stride] = value;
-                if (t + DEPTH < steps) ahead[s] = gx[at + (t + DEPTH) * stride];
-            }
-            unit_barrier();
-        }
+        for (int s = 0; s < DEPTH; ++s) step(s, first + s);
+#pragma unroll
+    for (int s = 0; s < DEPTH; ++s)
+        if (first + s < steps) step(s, first + s);
 }
 
 // Back-propagation through chunks: block x is chunk first_chunk + x / batch, sample x % batch. `carry` (chunks of this

@@ -9,44 +9,39 @@ __device__ __forceinline__ void rnn_run_chunk(
     const real* __restrict__ carry, real* __restrict__ gz, real* __restrict__ carry_out, int64 begin, int64 end,
     int sample, int batch, int hidden, real* shared) {
     HIDDEN_SIZE(hidden);
-    const int unit = threadIdx.x, pitch = padded(H);
-    const bool active = unit < H;
+    const bool active = int(threadIdx.x) < H;
+    const int unit = min(int(threadIdx.x), H - 1);
     const int64 stride = int64(batch) * H, at = int64(sample) * H + unit;
-    UnitWeights<1, 1> w;  // column `unit` of W: the transpose is what multiplies gradients
-#ifdef HIDDEN
-    w.load(weights + unit, H, 0, active);
-    real* const state = shared;
-#else
-    real* const state = w.load(weights, H, shared);
-#endif
-    clear(state, 2 * pitch);
+    UnitWeights<1, 1> w;
+    real* const state = w.load(weights, BACKWARD_STRIDES, unit, shared);
 
-    real u[1] = {active && carry ? carry[unit] : real(0)};
+    real u[1] = {carry ? carry[unit] : real(0)};
     real ahead_h[DEPTH], ahead_g[DEPTH];
 #pragma unroll
     for (int s = 0; s < DEPTH; ++s) {
-        const int64 t = end - 1 - s;
-        ahead_h[s] = active && t >= begin ? h[at + t * stride] : real(0);
-        ahead_g[s] = active && gy && t >= begin ? gy[at + t * stride] : real(0);
+        const int64 t = max(end - 1 - s, begin);
+        ahead_h[s] = h[at + t * stride];
+        ahead_g[s] = gy ? gy[at + t * stride] : real(0);
     }
     unit_barrier();
-    for (int64 last = end - 1; last >= begin; last -= DEPTH)
-#pragma unroll
-        for (int s = 0; s < DEPTH; ++s) {
-            const int64 t = last - s;
-            if (t < begin) break;
-            real* const place = state + s % 2 * pitch;
-            const real value = (u[0] + ahead_g[s]) * slope(ahead_h[s]);
-            if (active) {
-                place[unit] = value;
-                gz[at + t * stride] = value;
-                if (t - DEPTH >= begin) {
-                    ahead_h[s] = h[at + (t - DEPTH) * stride];
-                    if (gy) ahead_g[s] = gy[at + (t - DEPTH) * stride];
-                }
-            }
-            unit_barrier();
-            w.apply(place, u);
+    const auto step = [&](int s, int64 t) {
+        real* const place = state + s % 2 * SEGMENT;
+        const real value = (u[0] + ahead_g[s]) * slope(ahead_h[s]);
+        place[threadIdx.x] = value;
+        if (active) gz[at + t * stride] = value;
+        if (t - DEPTH >= begin) {
+            ahead_h[s] = h[at + (t - DEPTH) * stride];
+            if (gy) ahead_g[s] = gy[at + (t - DEPTH) * stride];
         }
+        unit_barrier();
+        w.apply(place, u);
+    };
+    int64 last = end - 1;
+    for (; last - DEPTH >= begin - 1; last -= DEPTH)
+#pragma unroll
+        for (int s = 0; s < DEPTH; ++s) step(s, last - s);
+#pragma unroll
+    for (int s = 0; s < DEPTH; ++s)
+        if (last - s >= begin) step(s, last - s);
     if (active && carry_out) carry_out[at] = u[0];
 }
