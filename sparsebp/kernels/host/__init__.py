@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from sparsebp.kernels.host.csr import CsrKernels
-from sparsebp.kernels.host.dense import DenseKernels
-from sparsebp.kernels.host.gru import GruKernels
-from sparsebp.kernels.host.rnn import RnnKernels
-from sparsebp.kernels.host.spgemm import SpgemmKernels
-from sparsebp.kernels.host.training import TrainingKernels
+from pathlib import Path
+
+from sparsebp.kernels.host.cache import drop_stale
+
+drop_stale(Path(__file__).parent)  # before the imports below read the cache
+
+from sparsebp.kernels.host.csr import CsrKernels  # noqa: E402
+from sparsebp.kernels.host.dense import DenseKernels  # noqa: E402
+from sparsebp.kernels.host.gru import GruKernels  # noqa: E402
+from sparsebp.kernels.host.rnn import RnnKernels  # noqa: E402
+from sparsebp.kernels.host.spgemm import SpgemmKernels  # noqa: E402
+from sparsebp.kernels.host.training import TrainingKernels  # noqa: E402
 
 __all__ = ["HostKernels"]
 

@@ -1,0 +1,23 @@
+"""Machine code older than any host source is dropped; newer is kept."""
+
+import os
+
+from sparsebp.kernels.host.cache import drop_stale
+
+
+def test_indices_older_than_the_newest_source_are_dropped(tmp_path):
+    cache = tmp_path / "__pycache__"
+    cache.mkdir()
+    for name, seconds in (("a.py", 100), ("b.py", 200), ("__pycache__/a.f.nbi", 150), ("__pycache__/b.f.nbi", 250)):
+        (tmp_path / name).write_text("")
+        os.utime(tmp_path / name, (seconds, seconds))
+    (cache / "a.f.1.nbc").write_text("")
+
+    assert drop_stale(tmp_path) == 1
+    assert sorted(path.name for path in cache.iterdir()) == ["a.f.1.nbc", "b.f.nbi"]
+    assert drop_stale(tmp_path) == 0
+
+
+def test_a_folder_without_a_cache_has_nothing_to_drop(tmp_path):
+    (tmp_path / "a.py").write_text("")
+    assert drop_stale(tmp_path) == 0
