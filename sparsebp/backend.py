@@ -98,6 +98,31 @@ def device_namespace(device: str) -> ModuleType:
     raise DeviceError("Unknown device", expected="'cpu' or 'cuda'", got=repr(device), remedy="Pass one of the two")
 
 
+def device_of(array: Array) -> str:
+    """Return ``"cpu"`` or ``"cuda"``: where `array` lives."""
+    return "cpu" if namespace(array) is np else "cuda"
+
+
+def is_host(xp: ModuleType) -> bool:
+    """Say whether the arrays of `xp` live in the host's memory."""
+    return xp is np
+
+
+def device_number(xp: ModuleType) -> int | None:
+    """Return the number of the current device of `xp`; None on the host, which has no other."""
+    return None if xp is np else int(xp.cuda.Device().id)
+
+
+def device_attributes(xp: ModuleType) -> dict[str, int]:
+    """Return what the driver says of the current device of `xp`: nothing on the host."""
+    return {} if xp is np else dict(xp.cuda.Device().attributes)
+
+
+def as_namespace(array: Array, xp: ModuleType) -> Array:
+    """Return `array` as an array of `xp` on its current device, copied only if it is elsewhere."""
+    return to_host(array) if xp is np else xp.asarray(array)
+
+
 def to_host(array: Array) -> np.ndarray:
     """Return `array` as a NumPy array; a device array is copied, and that synchronises."""
     xp = namespace(array)
@@ -106,8 +131,7 @@ def to_host(array: Array) -> np.ndarray:
 
 def to_device(array: Array, device: str) -> Array:
     """Return `array` on ``device`` (``"cpu"`` or ``"cuda"``), copied only if it is elsewhere."""
-    xp = device_namespace(device)
-    return to_host(array) if xp is np else xp.asarray(array)
+    return as_namespace(array, device_namespace(device))
 
 
 def synchronize(xp: ModuleType) -> None:

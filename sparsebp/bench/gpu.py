@@ -148,7 +148,7 @@ def measure_point(
     point: Point, xp: ModuleType, rates: Rates, rounds: Mapping[str, Any], clock: timing.Clock
 ) -> dict[str, Any]:
     """Time one point: step and backward against PyTorch, and our two backward kernels against their floors."""
-    device = "cpu" if xp is np else "cuda"
+    device = "cpu" if backend.is_host(xp) else "cuda"
     workload = SequenceWorkload(point.cell, point.length, point.batch, dtype=point.dtype, device=device)
     row = measure_row(workload, rounds, clock)
     del workload

@@ -76,6 +76,6 @@ def dlpack_arrays(jacobian: TransposedJacobian) -> tuple[Array, Array, Array]:
     """
     xp = backend.namespace(jacobian.data)
     indptr, indices = jacobian.pattern.device_arrays(xp)
-    if xp is np:
+    if backend.is_host(xp):
         indptr, indices = indptr.copy(), indices.copy()
     return indptr, indices, jacobian.data

@@ -37,7 +37,7 @@ def to_torch(array: Array) -> Any:
         PyTorch is not installed.
     """
     torch = _torch()
-    if backend.namespace(array) is np and not array.flags.writeable:
+    if backend.device_of(array) == "cpu" and not array.flags.writeable:
         array = array.copy()
     return torch.from_dlpack(array)
 

@@ -1,4 +1,4 @@
-"""NUMERIC: bare arrays in, bare arrays out. Two implementations of one protocol: `host` (Numba) and `device` (CUDA C++).
+"""NUMERIC: bare arrays in, bare arrays out. One protocol, twice: `host` (Numba) and `device` (CUDA C++).
 
 Nobody imports either directly: ``k = kernels.get(xp)`` gives the one that belongs to the arrays' namespace.
 """
@@ -8,15 +8,14 @@ from __future__ import annotations
 from functools import cache
 from types import ModuleType
 
-import numpy as np
-
+from sparsebp import backend
 from sparsebp.kernels.protocol import Kernels
 
 
 @cache
 def get(xp: ModuleType) -> Kernels:
     """Return the kernels for ``numpy`` or ``cupy``; Numba, CuPy and NVRTC are imported at the first call."""
-    if xp is np:
+    if backend.is_host(xp):
         from sparsebp.kernels.host import HostKernels
 
         return HostKernels()

@@ -85,9 +85,7 @@ class Kernels(Protocol):
 
     # ---- stacks of small dense blocks (materialised recurrent Jacobians) ------------------------------------------
 
-    def dense_matmul(
-        self, a: Array, a_index: Array, b: Array, b_index: Array, out: Array, out_index: Array
-    ) -> None:
+    def dense_matmul(self, a: Array, a_index: Array, b: Array, b_index: Array, out: Array, out_index: Array) -> None:
         """A level of dense products: ``out[out_index[s]] = a[a_index[s]] @ b[b_index[s]]`` per sample, for all s.
 
         a (Sa, m, k, B*); b (Sb, k, n, B*); out (So, m, n, B*) real; the indices (S,) int64; `out` is a different array
@@ -95,19 +93,29 @@ class Kernels(Protocol):
         """
 
     def dense_matvec(
-        self, a: Array, a_index: Array, x: Array, x_index: Array, add: Array | None, add_index: Array | None,
-        out: Array, out_index: Array,
+        self,
+        a: Array,
+        a_index: Array,
+        x: Array,
+        x_index: Array,
+        add: Array | None,
+        add_index: Array | None,
+        out: Array,
+        out_index: Array,
     ) -> None:
-        """A level of dense matrix-vector products: ``out[out_index[s]] = a[a_index[s]] @ x[x_index[s]] + add[add_index[s]]``.
+        """A level of dense matrix-vector products.
 
-        a (Sa, m, k, B*); x (Sx, k, B); add (Sd, m, B) with add_index (S,), or both None; out (So, m, B), which may be the
-        same array as `x` or `add` as long as no entry that is written is also read in this call.
+        For all s: ``out[out_index[s]] = a[a_index[s]] @ x[x_index[s]] + add[add_index[s]]``.
+
+        a (Sa, m, k, B*); x (Sx, k, B); add (Sd, m, B) with add_index (S,), or both None; out (So, m, B), which may be
+        the same array as `x` or `add` as long as no entry that is written is also read in this call.
         """
 
     def dense_chain(self, a: Array, chunk_ptr: Array, x: Array, add: Array | None, out: Array) -> None:
         """Independent chains of matrix-vector products, one per chunk.
 
-        For chunk c: ``v = x[c]``; for s in ``chunk_ptr[c] … chunk_ptr[c+1]-1``: ``v = a[s] @ v + add[s]``; ``out[s] = v``.
+        For chunk c: ``v = x[c]``; for s from ``chunk_ptr[c]`` to ``chunk_ptr[c + 1] - 1``: ``v = a[s] @ v + add[s]``;
+        ``out[s] = v``.
 
         a (S, n, n, B*); chunk_ptr (C + 1,) int64 from 0 to S; x (C, n, B); add (S, n, B) or None; out (S, n, B).
         """
@@ -134,8 +142,14 @@ class Kernels(Protocol):
         """
 
     def rnn_backward(
-        self, h: Array, w_hh: Array, gy: Array | None, grad_h_n: Array | None, nonlinearity: Nonlinearity,
-        gz: Array, gh0: Array,
+        self,
+        h: Array,
+        w_hh: Array,
+        gy: Array | None,
+        grad_h_n: Array | None,
+        nonlinearity: Nonlinearity,
+        gz: Array,
+        gh0: Array,
     ) -> None:
         """Sequential back-propagation. gz (T, B, H), written: gradient at the pre-activations; gh0 (B, H), written.
 
@@ -144,8 +158,15 @@ class Kernels(Protocol):
         """
 
     def rnn_scan_backward(
-        self, h: Array, w_hh: Array, gy: Array | None, grad_h_n: Array | None, nonlinearity: Nonlinearity, chunks: int,
-        gz: Array, gh0: Array,
+        self,
+        h: Array,
+        w_hh: Array,
+        gy: Array | None,
+        grad_h_n: Array | None,
+        nonlinearity: Nonlinearity,
+        chunks: int,
+        gz: Array,
+        gh0: Array,
     ) -> None:
         """The same result as `rnn_backward` by reduce-then-scan over `chunks` chunks of time; stores no Jacobian.
 
@@ -165,8 +186,15 @@ class Kernels(Protocol):
         """
 
     def gru_backward(
-        self, h: Array, h0: Array, gates: Array, w_hh: Array, gy: Array | None, grad_h_n: Array | None,
-        ga: Array, gh0: Array,
+        self,
+        h: Array,
+        h0: Array,
+        gates: Array,
+        w_hh: Array,
+        gy: Array | None,
+        grad_h_n: Array | None,
+        ga: Array,
+        gh0: Array,
     ) -> None:
         """Sequential back-propagation through a GRU.
 
@@ -176,13 +204,24 @@ class Kernels(Protocol):
         """
 
     def gru_scan_backward(
-        self, h: Array, h0: Array, gates: Array, w_hh: Array, gy: Array | None, grad_h_n: Array | None, chunks: int,
-        ga: Array, gh0: Array,
+        self,
+        h: Array,
+        h0: Array,
+        gates: Array,
+        w_hh: Array,
+        gy: Array | None,
+        grad_h_n: Array | None,
+        chunks: int,
+        ga: Array,
+        gh0: Array,
     ) -> None:
         """The same result as `gru_backward` by reduce-then-scan over the factored Jacobians (BPPSA Eq. 11)."""
 
     def gru_jacobians(self, h: Array, h0: Array, gates: Array, w_hh: Array, out: Array) -> None:
-        """Materialise the scan's elements (BPPSA Eq. 11): out (T, H, H, B), rows: input h[t-1], columns: output h[t]."""
+        """Materialise the scan's elements (BPPSA Eq. 11).
+
+        out (T, H, H, B), rows: input h[t-1], columns: output h[t].
+        """
 
     # ---- training ------------------------------------------------------------------------------------------------
 
@@ -194,8 +233,16 @@ class Kernels(Protocol):
         """
 
     def sgd_update(
-        self, param: Array, grad: Array, buffer: Array | None, lr: float, momentum: float, dampening: float,
-        weight_decay: float, nesterov: bool, first: bool,
+        self,
+        param: Array,
+        grad: Array,
+        buffer: Array | None,
+        lr: float,
+        momentum: float,
+        dampening: float,
+        weight_decay: float,
+        nesterov: bool,
+        first: bool,
     ) -> None:
         """torch.optim.SGD's update, in place on param and buffer (None exactly when momentum is 0). Any shape.
 
@@ -203,7 +250,20 @@ class Kernels(Protocol):
         """
 
     def adam_update(
-        self, param: Array, grad: Array, m: Array, v: Array, lr: float, beta1: float, beta2: float, eps: float,
-        weight_decay: float, decoupled: bool, step: int,
+        self,
+        param: Array,
+        grad: Array,
+        m: Array,
+        v: Array,
+        lr: float,
+        beta1: float,
+        beta2: float,
+        eps: float,
+        weight_decay: float,
+        decoupled: bool,
+        step: int,
     ) -> None:
-        """torch.optim.Adam's (decoupled: AdamW's) update number `step` (from 1), in place on param, m and v. Any shape."""
+        """torch.optim.Adam's (decoupled: AdamW's) update number `step` (from 1), in place on param, m and v.
+
+        Any shape.
+        """

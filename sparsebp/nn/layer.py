@@ -179,7 +179,7 @@ def _checked(name: str, value: Any, param: Array) -> Array:
             got=array.dtype,
             remedy=f"Convert the array, or build the model with dtype={array.dtype}",
         )
-    array = backend.to_host(array) if xp is np else xp.asarray(array)
+    array = backend.as_namespace(array, xp)
     if not bool(xp.isfinite(array).all()):  # synchronize!
         raise NonFiniteError(
             f"{name} holds NaN or infinity",

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from sparsebp import backend
 from sparsebp.types import Array
 
 SMALLEST = 1 << 18
@@ -84,9 +85,9 @@ class HostPool:
                     del self._free[oldest]
 
 
-_EMPTY = {np: HostPool().empty}
+_HOST = HostPool()
 
 
 def empty(xp: ModuleType, shape: tuple[int, ...], dtype: Any) -> Array:
     """Return an uninitialised array of `xp`, from the pool if it is a large one of NumPy's."""
-    return _EMPTY.get(xp, xp.empty)(shape, dtype)
+    return _HOST.empty(shape, dtype) if backend.is_host(xp) else xp.empty(shape, dtype)

@@ -6,8 +6,6 @@ import abc
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from sparsebp import backend
 from sparsebp.errors import DTypeError, FileFormatError, OptionError, ShapeError
 from sparsebp.types import Array
@@ -106,8 +104,7 @@ class Optimizer(abc.ABC):
                 raise DTypeError(f"{name} has the wrong dtype", expected=target.dtype, got=value.dtype,
                                  remedy="Use the dtype that the state was made with")  # fmt: skip
         for name, target in targets.items():
-            xp = backend.namespace(target)
-            target[...] = backend.to_host(state[name]) if xp is np else xp.asarray(state[name])
+            target[...] = backend.as_namespace(state[name], backend.namespace(target))
         self.lr, self.steps = float(state["lr"]), int(state["steps"])
 
 

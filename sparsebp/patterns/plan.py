@@ -152,9 +152,10 @@ class ProductPlan:
 
     def device_arrays(self, xp: ModuleType) -> dict[str, Array]:
         """Return `arrays` as arrays of `xp`, copied to the current device once."""
-        if xp is np:
+        number = backend.device_number(xp)
+        if number is None:
             return self.arrays
-        key = (xp.__name__, xp.cuda.Device().id)
+        key = (xp.__name__, number)
         if key not in self._on_device:
             self._on_device[key] = {name: xp.asarray(array) for name, array in self.arrays.items()}
         return self._on_device[key]

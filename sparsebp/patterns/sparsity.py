@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from sparsebp import backend
 from sparsebp.errors import PatternError
 from sparsebp.patterns.validate import check_canonical, checked_arrays, checked_shape, index_dtype
 from sparsebp.types import Array, PatternKind
@@ -239,9 +240,10 @@ class SparsityPattern:
 
     def device_arrays(self, xp: ModuleType) -> tuple[Array, Array]:
         """Return (indptr, indices) as arrays of `xp`, copied to the current device once."""
-        if xp is np:
+        number = backend.device_number(xp)
+        if number is None:
             return self.indptr, self.indices
-        key = (xp.__name__, xp.cuda.Device().id)
+        key = (xp.__name__, number)
         if key not in self._on_device:
             self._on_device[key] = (xp.asarray(self.indptr), xp.asarray(self.indices))
         return self._on_device[key]

@@ -15,7 +15,7 @@ from types import ModuleType
 
 import numpy as np
 
-from sparsebp import kernels
+from sparsebp import backend, kernels
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,8 @@ def machine(xp: ModuleType, workers: int | None = None) -> Machine:
     workers
         Replaces the number of workers; each brings its share of the bandwidth.
     """
-    found = _host() if xp is np else _device(xp, xp.cuda.Device().id)
+    number = backend.device_number(xp)
+    found = _host() if number is None else _device(xp, number)
     if workers is None:
         return found
     return replace(found, workers=workers, bandwidth=found.bandwidth * workers / found.workers)
@@ -111,7 +112,7 @@ def _host() -> Machine:
 
 @cache
 def _device(xp: ModuleType, number: int) -> Machine:
-    attributes = xp.cuda.Device(number).attributes  # asks the driver for each: slow
+    attributes = backend.device_attributes(xp)  # asks the driver for each: slow, hence kept by device number
     processors = int(attributes["MultiProcessorCount"])
     # clocks are given in kHz; where a driver keeps them to itself, those of an H100
     clock = (attributes.get("ClockRate") or 1_755_000) * 1e3

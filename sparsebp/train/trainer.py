@@ -246,8 +246,7 @@ class Trainer:
     # ---- small things --------------------------------------------------------------------------------------------
 
     def _to_model(self, batch: tuple[np.ndarray, np.ndarray]) -> tuple[Array, Array]:
-        xp = backend.namespace(*self.model.parameters().values())
-        device = "cpu" if xp is np else "cuda"
+        device = backend.device_of(next(iter(self.model.parameters().values())))
         return backend.to_device(batch[0], device), backend.to_device(batch[1], device)
 
     def _tell(self, event: str, *args: Any) -> None:
