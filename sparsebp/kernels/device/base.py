@@ -11,9 +11,11 @@ from sparsebp import backend
 from sparsebp.errors import DeviceError, OptionError
 from sparsebp.types import Array
 
+_NULL = np.uint64(0)
 WARP = 32
 BLOCK = 256
 MAX_THREADS = 1024
+MAX_GRID = 2**31 - 1
 STATIC_SHARED_LIMIT = 48 * 1024
 """Bytes of dynamic shared memory that a kernel may have without asking for more."""
 DEFAULT_SHARED_LIMIT = 99 * 1024
@@ -79,30 +81,42 @@ class Launcher:
         """
         if grid == 0:
             return
-        self._check_device([a for a in args if a is not None and not isinstance(a, np.generic)])
-        if shared > self.shared_limit:
+        self._check_device(args)
+        if shared > self.shared_limit or grid > MAX_GRID:
             raise OptionError(
                 f"The sizes are too large for {name} on this device",
-                expected=f"at most {self.shared_limit} bytes of shared memory",
-                got=f"{shared} bytes",
-                remedy="Use a smaller size, or the host kernels",
+                expected=f"at most {self.shared_limit} bytes of shared memory and {MAX_GRID} blocks",
+                got=f"{shared} bytes and {grid} blocks",
+                remedy="Use smaller sizes, or the host kernels",
             )
         kernel = self.loader.get(file, defines).get_function(name)
         if shared > STATIC_SHARED_LIMIT:
             kernel.max_dynamic_shared_size_bytes = shared
-        kernel((grid,), block, tuple(np.uint64(0) if a is None else a for a in args), shared_mem=shared)
+        kernel((grid,), block, tuple(_NULL if a is None else a for a in args), shared_mem=shared)
 
-    def _check_device(self, arrays: list[Array]) -> None:
-        backend.namespace(*arrays)
-        devices = [a.device for a in arrays]
-        wanted = getattr(self.loader, "device", devices[0])
-        for device in devices:
-            if device != wanted:
+    def _check_device(self, args: tuple[Any, ...]) -> None:
+        """Check that all arrays belong to this namespace and live on the current device.
+
+        A launch costs a few microseconds, so what is right must pass in less: one comparison an array.
+        """
+        array_type, current = self.xp.ndarray, getattr(self.loader, "device", None)
+        for value in args:
+            if value is None or isinstance(value, np.generic):
+                continue
+            if not isinstance(value, array_type):
+                backend.namespace(*(a for a in args if a is not None and not isinstance(a, np.generic)))
                 raise DeviceError(
-                    "Arrays live on different devices, or not on the current one",
-                    expected=wanted,
-                    got=", ".join(str(d) for d in devices),
-                    remedy="Move them to one device and call inside `with cupy.cuda.Device(...)`",
+                    "An array belongs to another namespace than these kernels",
+                    expected=f"{self.xp.__name__}.ndarray",
+                    got=type(value).__name__,
+                    remedy="Take the kernels with sparsebp.kernels.get(sparsebp.backend.namespace(array))",
+                )
+            if current is not None and value.device != current:
+                raise DeviceError(
+                    "An array does not live on the current device",
+                    expected=str(current),
+                    got=str(value.device),
+                    remedy="Move it, or call inside `with array.device:`",
                 )
 
 

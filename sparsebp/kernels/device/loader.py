@@ -36,6 +36,21 @@ def options(defines: Defines) -> tuple[str, ...]:
     return (*_OPTIONS, *(f"-D{name}={value}" for name, value in sorted(defines.items())))
 
 
+class _Module:
+    """A module that looks each of its kernels up once."""
+
+    def __init__(self, raw: Any) -> None:
+        self._raw = raw
+        self._kernels: dict[str, Any] = {}
+
+    def get_function(self, name: str) -> Any:
+        """Return the `cupy.RawKernel` called `name`."""
+        kernel = self._kernels.get(name)
+        if kernel is None:
+            kernel = self._kernels[name] = self._raw.get_function(name)
+        return kernel
+
+
 class RawModuleLoader:
     """Loads `cupy.RawModule` objects, one per file, set of defines and device; CuPy keeps the binaries on disk too.
 
@@ -47,7 +62,7 @@ class RawModuleLoader:
 
     def __init__(self, cupy: ModuleType) -> None:
         self._cupy = cupy
-        self._modules: dict[tuple[Any, ...], Any] = {}
+        self._modules: dict[tuple[Any, ...], _Module] = {}
         self._attributes: dict[int, dict[str, int]] = {}
 
     @property
@@ -65,19 +80,19 @@ class RawModuleLoader:
         """Multiprocessors of the current device."""
         return self._attribute("MultiProcessorCount")
 
-    def get(self, file: str, defines: Defines) -> Any:
-        """Return the module of `file` compiled with `defines` for the current device.
+    def get(self, file: str, defines: Defines) -> _Module:
+        """Return the module of `file` compiled with `defines` for the current device; it has ``get_function(name)``.
 
         Raises
         ------
         cupy.cuda.compiler.CompileException
             The source does not compile; nothing is passed over.
         """
-        key = (file, tuple(sorted(defines.items())), self._cupy.cuda.runtime.getDevice())
+        key = (file, tuple(defines.items()), self._cupy.cuda.runtime.getDevice())
         module = self._modules.get(key)
         if module is None:
-            module = self._cupy.RawModule(code=source(file), options=options(defines), backend="nvrtc")
-            self._modules[key] = module
+            raw = self._cupy.RawModule(code=source(file), options=options(defines), backend="nvrtc")
+            module = self._modules[key] = _Module(raw)
         return module
 
     def _attribute(self, name: str) -> int:

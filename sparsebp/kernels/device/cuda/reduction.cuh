@@ -1,8 +1,8 @@
 // What the first phase of reduce-then-scan shares: the affine map of a chunk.
 //
-// Back-propagation through a chunk is an affine map of
-// the gradient u that comes from later steps: u -> P u + v with P = J[begin] ... J[end - 1]. A row of P depends on the
-// same row before: P <- P J[t], so rows are spread over lanes and no lane waits for another.
+// Back-propagation through a chunk is an affine map of the gradient u that comes from later steps: u -> P u + v with
+// P = J[begin] ... J[end - 1]. Going forward in time, P <- P J[t], a row of P depends on the same row before: rows are
+// spread over lanes and no lane waits for another.
 
 #if defined(HIDDEN) && defined(ROWS)
 constexpr int GROUP = (HIDDEN + ROWS - 1) / ROWS;      // lanes that share one P
