@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_on_cpu.memory import CheckedNumpy, uninitialised
 
+from cuda_on_cpu.memory import CheckedNumpy, uninitialised
 from sparsebp import backend as seam
 from sparsebp import kernels
 from sparsebp.errors import DeviceError, MissingDependencyError
@@ -54,7 +54,6 @@ class Backend:
         if not self.emulated:
             return kernels.get(self.xp)
         from cuda_on_cpu.loader import ExecutorLoader
-
         from sparsebp.kernels.device import DeviceKernels
 
         return DeviceKernels(CheckedNumpy(), ExecutorLoader(order=self.name.split("-")[1]))

@@ -25,9 +25,9 @@
 namespace emulator {
 namespace {
 
-constexpr size_t PAGE = 4096, ARENA = size_t(8) << 30;
+constexpr size_t PAGE = 4096, ARENA = size_t(2) << 30;
 constexpr unsigned LANES = 32;
-constexpr uint64_t ACCESS_LIMIT = 2'000'000'000;
+constexpr uint64_t ACCESS_LIMIT = 200'000'000;  // some seconds
 constexpr uint32_t UNWRITTEN_4 = 0x7FC5BEAD;             // as in memory.py
 constexpr uint64_t UNWRITTEN_8 = 0x7FFC5BEADFEEDFAC;
 
@@ -204,8 +204,7 @@ int find_module(dl_phdr_info* info, size_t, void* data) {
 void reset_memory(const void* module_code) {
     if (!arena) {
         void* memory = mmap(nullptr, ARENA, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (memory == MAP_FAILED) abort();
-        arena = static_cast<char*>(memory);
+        arena = memory == MAP_FAILED ? nullptr : static_cast<char*>(memory);
         owners.resize(ARENA / PAGE);
     }
     std::fill(owners.begin(), owners.begin() + arena_used / PAGE, 0);
@@ -223,7 +222,7 @@ void reset_memory(const void* module_code) {
 // to a multiple of 512 bytes, which is how the device's allocator aligns.
 void* place(size_t size, size_t offset, size_t item, bool shared, bool read_only, const char* label) {
     const size_t pages = (offset + size) / PAGE + 2;
-    if (arena_used + pages * PAGE > ARENA || regions.size() > 65000) {
+    if (!arena || arena_used + pages * PAGE > ARENA || regions.size() > 65000) {
         fail("the arrays of this launch do not fit into the executor's memory");
         return nullptr;
     }

@@ -9,14 +9,18 @@ import re
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Literal
 
 HERE = Path(__file__).parent
+DAYS_KEPT = 14
+"""What no test has asked for in so many days is removed from the cache."""
+
 Mode = Literal["check", "fast"]
 
 _COMMON = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-w")
@@ -29,6 +33,9 @@ _FLAGS: dict[Mode, tuple[str, ...]] = {
     ),
     "fast": ("-O2", "-g1"),
 }
+
+_POISON = "#pragma GCC poison memcpy memset memmove memcmp"
+"""The checker sees accesses that g++ compiles, not those inside library functions: kernels must not call these."""
 
 _KERNEL = re.compile(
     r"""extern\s+"C"\s+__global__\s+(?:void\s+)?
@@ -77,7 +84,26 @@ def compiler() -> tuple[str, str]:
 
 @cache
 def cache_folder() -> Path:
-    """Return this user's cache folder, or a temporary one where it cannot be written."""
+    """Return this user's cache folder, or a temporary one where it cannot be written; old files are removed."""
+    folder = _writable_folder()
+    oldest = time.time() - DAYS_KEPT * 24 * 3600
+    for path in folder.iterdir():
+        with suppress(FileNotFoundError):  # another test process was faster
+            if path.stat().st_mtime < oldest:
+                path.unlink()
+    return folder
+
+
+def cached(name: str) -> Path | None:
+    """Return the file `name` of the cache, noted as used, or None."""
+    path = cache_folder() / name
+    if not path.exists():
+        return None
+    path.touch()
+    return path
+
+
+def _writable_folder() -> Path:
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = base / "sparsebp-tests" / "cuda_on_cpu"
     try:
@@ -113,7 +139,7 @@ def build(source: str, defines: tuple[str, ...], mode: Mode) -> Library:
     if not kernels:
         raise CompilerError('The source defines no `extern "C" __global__` kernel.')
     exports = "\n".join(f"EMULATOR_EXPORT({name}, {m['bounds'] or '1024'})" for name, m in kernels.items())
-    text = f'#include "cuda_subset.h"\n{_rewrite_shared(text)}\n{exports}\n'
+    text = f'#include "cuda_subset.h"\n{_POISON}\n{_rewrite_shared(text)}\n{exports}\n'
     runtime = _runtime()
     headers = (HERE / "cuda_subset.h").read_text()
     path = _compiled("kernel", (text, headers, mode, runtime.name), [*_COMMON, *_FLAGS[mode], f"-I{HERE}"], [runtime])
@@ -179,7 +205,7 @@ def _compiled(kind: str, content: tuple[str, ...], flags: list[str], inputs: lis
     path, version = compiler()
     key = hashlib.sha256(repr((content, flags, version)).encode()).hexdigest()[:20]
     library = cache_folder() / f"{kind}-{key}.so"
-    if library.exists():
+    if cached(library.name):
         return library
     with _lock(library.with_suffix(".lock")):  # test processes run side by side
         if library.exists():

@@ -422,6 +422,7 @@ API const char* emulator_run(
     now = {};
     now.checking = checking != 0;
     dynamic_shared = place(shared, 0, 4, true, false, "dynamic shared memory");
+    if (failed) return message;
     shared_pieces.push_back({dynamic_shared, shared});
     Shuffler shuffler{static_cast<Order>(order), seed * 2654435761u | 1u};
     for (unsigned linear : shuffler.sequence(grid[0] * grid[1] * grid[2])) {

@@ -213,6 +213,19 @@ extern "C" __global__ void writes_read_only(const float* x) {
     const_cast<float*>(x)[threadIdx.x] = 1.f;  // BUG
 }
 
+extern "C" __global__ void waits_for_another_block(volatile int* flag, float* x) {
+    if (blockIdx.x == 0)
+        while (*flag == 0) {  // BUG
+        }
+    if (blockIdx.x == 1) *flag = 1;
+    x[blockIdx.x] = 1.f;
+}
+
+extern "C" __global__ void writes_a_global_variable(float* x) {
+    __constant__ float table[2] = {1.f, 2.f};
+    const_cast<volatile float*>(table)[threadIdx.x % 2] = x[threadIdx.x];  // BUG
+}
+
 // ---- right ones ----------------------------------------------------------------------------------------------------
 
 extern "C" __global__ void __launch_bounds__(64) right_reverse(float* x) {
@@ -268,6 +281,9 @@ extern "C" __global__ void right_warp_sync(float* x) {
         __syncwarp();
     }
 }
+
+__constant__ float TABLE[4] = {1.f, 2.f, 3.f, 4.f};
+extern "C" __global__ void right_constants(float* x) { x[threadIdx.x] = TABLE[threadIdx.x % 4]; }
 
 extern "C" __global__ void right_half_warps(float* x, unsigned* votes) {  // two groups of one warp, each by itself
     const unsigned mask = threadIdx.x < 16 ? 0x0000ffffu : 0xffff0000u;

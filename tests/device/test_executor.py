@@ -71,6 +71,7 @@ BUGS: dict[str, tuple[int, Any, str, int, int]] = {
     "shuffle_from_absent_lane": (24, lambda: (floats(),), "absent lane", 1, 0),
     "lanes_at_two_places": (32, lambda: (floats(),), "lanes of one warp disagree", 1, 0),
     "integer_overflow": (1, lambda: (floats(), I4(70000)), "signed integer overflow", 1, 0),
+    "writes_a_global_variable": (32, lambda: (floats(),), "writes to a global variable", 1, 0),
     "writes_read_only": (32, lambda: (READ_ONLY,), "read-only", 1, 0),
 }
 
@@ -85,9 +86,14 @@ def test_seeded_bug_is_caught_with_its_line(kernel: str, order: str) -> None:
     assert str(caught.value).startswith(tuple(places)), str(caught.value)
 
 
+def test_waiting_for_another_block_ends() -> None:
+    with pytest.raises(KernelFault, match="no end in sight"):
+        module().get_function("waits_for_another_block")((2,), (1,), (np.zeros(1, I4), floats()))
+
+
 def test_every_seeded_kernel_is_tested() -> None:
     kernels = set(module().library.parameters)
-    assert kernels == set(BUGS) | {name for name in kernels if name.startswith("right_")}
+    assert kernels == {*BUGS, "waits_for_another_block"} | {name for name in kernels if name.startswith("right_")}
 
 
 def test_a_race_names_threads_array_and_both_lines() -> None:
@@ -148,6 +154,11 @@ class TestRightKernels:
         np.testing.assert_array_equal(x, want)
         low = sum(1 << lane for lane in range(16) if want[lane] > 3)
         np.testing.assert_array_equal(votes, [low] * 16 + [0xFFFF0000] * 16)
+
+    def test_constants(self, order: str, seed: int, mode: str) -> None:
+        x = floats(8)
+        module(order, mode, seed=seed).get_function("right_constants")((1,), (8,), (x,))
+        np.testing.assert_array_equal(x, [1, 2, 3, 4] * 2)
 
     def test_vectors(self, order: str, seed: int, mode: str) -> None:
         x, y, z = floats(), uninitialised(64, np.float64), uninitialised(16, np.uint16)

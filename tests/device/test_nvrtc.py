@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from cuda_on_cpu.compiler import cache_folder
+from cuda_on_cpu.compiler import cache_folder, cached
 from sparsebp.kernels.device import SOURCES, DeviceKernels, options, source
 from sparsebp.kernels.device.base import Defines
 
@@ -66,7 +66,7 @@ def log_of(file: str, defines: Defines, architecture: str) -> str:
     flags = (*options(defines), f"--gpu-architecture={architecture}", "--ptxas-options=-v")
     key = hashlib.sha256(repr((text, flags, nvrtc_version())).encode()).hexdigest()[:20]
     kept = cache_folder() / f"nvrtc-{key}.log"
-    if not kept.exists():
+    if not cached(kept.name):
         unfinished = kept.with_suffix(f".{os.getpid()}.tmp")
         unfinished.write_text(compile_cubin(text, file, flags), encoding="utf-8")
         unfinished.rename(kept)
