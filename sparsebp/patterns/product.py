@@ -13,7 +13,7 @@ from sparsebp.patterns.sparsity import SparsityPattern
 from sparsebp.patterns.validate import index_dtype
 
 _CACHE_SIZE = 64
-_PART_WORK = 2048  # products in one part at least; with a batch of 16 that is one grain of the kernels
+_PART_WORK = 2048  # products in one part at least; with a batch of 64 that is one grain of the kernels
 
 
 def plan_product(a: SparsityPattern, b: SparsityPattern, *, memory_limit: int | None = None) -> ProductPlan:

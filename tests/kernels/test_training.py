@@ -117,7 +117,7 @@ def test_host_updates_are_bitwise_equal_for_every_number_of_threads():
     import numba
 
     rng, k = np.random.default_rng(0), kernels.get(np)
-    start, grad = normal(rng, (100_003,), np.float32), normal(rng, (100_003,), np.float32)
+    start, grad = normal(rng, (300_003,), np.float32), normal(rng, (300_003,), np.float32)
     logits, target = normal(rng, (9001, 10), np.float32), rng.integers(0, 10, 9001)
     results, before = [], numba.get_num_threads()
     try:

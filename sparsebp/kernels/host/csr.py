@@ -34,7 +34,7 @@ class CsrKernels:
             batch,
             data.shape[1] == batch,
         )
-        parts = parts_for((indices.size + out.shape[0]) * batch)
+        parts = parts_for((indices.size + out.shape[0]) * batch, vectors=batch > 1)
         if parts == 1:
             _csr_matvec(*arguments, 0, out.shape[0])
         else:
@@ -67,7 +67,7 @@ class CsrKernels:
         """``out[k] = data[index[k]]``."""
         batch = checks.check_gather(data, index, out)
         arguments = (data.reshape(-1), index, out.reshape(-1), batch)
-        parts = parts_for(out.size)
+        parts = parts_for(out.size, vectors=batch > 1)
         if parts == 1:
             _gather(*arguments, 0, len(index))
         else:
@@ -91,7 +91,7 @@ class CsrKernels:
             a.shape[1] == batch,
             b.shape[1] == batch,
         )
-        parts = parts_for(out.size)
+        parts = parts_for(out.size, vectors=batch > 1)
         if parts == 1:
             _multiply(*arguments, 0, len(b_index))
         else:

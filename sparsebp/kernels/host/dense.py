@@ -19,7 +19,7 @@ from sparsebp.kernels.host.dense_chain import (
     reduce_vectors,
     reduce_vectors_parallel,
 )
-from sparsebp.kernels.host.parts import GRAIN, PARALLEL, SERIAL, parts_for, share
+from sparsebp.kernels.host.parts import PARALLEL, SERIAL, parts_for, share
 from sparsebp.types import Array
 
 
@@ -103,7 +103,7 @@ class DenseKernels:
             a.shape[3] == batch,
         )
         tasks = (len(chunk_ptr) - 1) * _lane_blocks(a.dtype, batch)
-        if tasks <= 1 or steps * n * (n + 1) * batch < GRAIN:
+        if tasks <= 1 or parts_for(steps * n * (n + 1) * batch) == 1:
             chain(*arguments, 0, tasks)
         else:
             chain_parallel(*arguments, tasks)
@@ -120,7 +120,7 @@ class DenseKernels:
         # every task has its own scratch: two columns of a lane block, or one shared matrix
         size = 2 * n * simd.VECTOR_BYTES // a.dtype.itemsize if own > 1 else n * n
         scratch = np.empty((chunks * blocks, size), a.dtype)
-        if chunks * blocks <= 1 or steps * n * n * (n + 1) * own < GRAIN:
+        if chunks * blocks <= 1 or parts_for(steps * n * n * (n + 1) * own) == 1:
             reduce_matrices(*arguments, scratch, 0, chunks * blocks)
         else:
             reduce_matrices_parallel(*arguments, scratch, chunks * blocks)
@@ -129,7 +129,7 @@ class DenseKernels:
         blocks = _lane_blocks(a.dtype, batch)
         vectors = (a.reshape(-1), chunk_ptr, add.reshape(-1), out_vector.reshape(-1), n, batch, own == batch)
         scratch = np.empty((chunks * blocks, n * simd.VECTOR_BYTES // a.dtype.itemsize), a.dtype)
-        if chunks * blocks <= 1 or steps * n * (n + 1) * batch < GRAIN:
+        if chunks * blocks <= 1 or parts_for(steps * n * (n + 1) * batch) == 1:
             reduce_vectors(*vectors, scratch, 0, chunks * blocks)
         else:
             reduce_vectors_parallel(*vectors, scratch, chunks * blocks)

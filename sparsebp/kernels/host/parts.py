@@ -1,7 +1,7 @@
 """How host kernels split their work: by a rule that looks at the problem alone, never at the number of threads.
 
-So the answer is bitwise the same for every number of threads. Work below one grain runs on the calling thread: entering
-a parallel region costs several microseconds, as much as some ten thousand multiply-adds.
+So the answer is bitwise the same for every number of threads. Little work runs on the calling thread: entering a
+parallel region costs several microseconds.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import numpy as np
 
 from sparsebp.types import Array
 
-GRAIN = 1 << 15
-"""Multiply-adds (or moved values) that one part should at least hold."""
+SCALAR_GRAIN = 1 << 15
+"""Multiply-adds that one part should at least hold where they run one by one, some 20 microseconds."""
+VECTOR_GRAIN = 1 << 17
+"""Multiply-adds or moved values that one part should at least hold where they run in vectors, some 10 microseconds."""
 MAX_PARTS = 64
 
 SERIAL: dict[str, Any] = {
@@ -25,17 +27,11 @@ SERIAL: dict[str, Any] = {
 }
 PARALLEL: dict[str, Any] = {**SERIAL, "parallel": True}
 
-_UNSIGNED = {np.dtype(np.int32): np.dtype(np.uint32), np.dtype(np.int64): np.dtype(np.uint64)}
 
-
-def unsigned(array: Array) -> Array:
-    """View an index array as unsigned: Numba then emits no test for negative indices, and loops vectorise."""
-    return array.view(_UNSIGNED[array.dtype])
-
-
-def parts_for(work: int) -> int:
-    """Return into how many parts `work` elementary operations are split."""
-    return min(MAX_PARTS, max(1, work // GRAIN))
+def parts_for(work: int, vectors: bool = True) -> int:
+    """Return into how many parts `work` elementary operations are split; 1 stands for no parallel region."""
+    grain = VECTOR_GRAIN if vectors else SCALAR_GRAIN
+    return 1 if work < 2 * grain else min(MAX_PARTS, work // grain)
 
 
 @numba.njit(**SERIAL)

@@ -13,7 +13,7 @@ import numba
 from sparsebp.kernels import checks
 from sparsebp.kernels.host import simd
 from sparsebp.kernels.host.lanes import put, take
-from sparsebp.kernels.host.parts import GRAIN, PARALLEL, SERIAL
+from sparsebp.kernels.host.parts import PARALLEL, SERIAL, parts_for
 from sparsebp.types import Array
 
 
@@ -51,7 +51,7 @@ class SpgemmKernels:
             a_data.shape[1] == batch,
             b_data.shape[1] == batch,
         )
-        if (positions.size + out.shape[0]) * batch < GRAIN:
+        if parts_for((positions.size + out.shape[0]) * batch, vectors=batch > 1) == 1:
             _spgemm(*arguments, 0, len(a_indptr) - 1)
         else:
             _spgemm_parallel(*arguments, row_cuts)
