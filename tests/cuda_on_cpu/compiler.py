@@ -27,11 +27,11 @@ _COMMON = ("-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-
 _FLAGS: dict[Mode, tuple[str, ...]] = {
     "check": (
         "-O1",
-        "-g",
+        "-gdwarf-4",  # addr2line takes some files of version 5 for the unit itself
         "-fsanitize=thread",
         "-fsanitize=alignment,bounds,shift,integer-divide-by-zero,signed-integer-overflow",
     ),
-    "fast": ("-O2", "-g1"),
+    "fast": ("-O2",),
 }
 
 _POISON = "#pragma GCC poison memcpy memset memmove memcmp"
