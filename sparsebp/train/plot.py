@@ -56,7 +56,7 @@ def plot_history(history: History, ax: Any = None, *, smooth: int = 20) -> Any:
         twin.set_ylim(0, 1)
         more, names = twin.get_legend_handles_labels()
         handles, labels = handles + more, labels + names
-    ax.legend(handles, labels, loc="upper right", fontsize="small")
+    ax.legend(handles, labels, loc="center right", fontsize="small")
     return ax
 
 

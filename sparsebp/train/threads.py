@@ -36,7 +36,8 @@ _FUNCTIONS = (
 def set_threads(threads: int) -> dict[str, int]:
     """Let Numba's kernels and NumPy's BLAS use `threads` threads from now on; return `thread_counts`.
 
-    Results of the kernels do not depend on it; a BLAS may round differently for another number of threads.
+    Results of the kernels do not depend on it; a BLAS may round differently for another number of threads. Where other
+    programs keep the cores busy, one thread is often the fastest: OpenBLAS's threads burn their time waiting.
 
     Raises
     ------

@@ -15,11 +15,20 @@ from typer.testing import CliRunner
 
 from sparsebp import backend
 from sparsebp.commands import app
-from sparsebp.train import load_checkpoint
+from sparsebp.train import load_checkpoint, set_threads, thread_counts
 
 TINY = [
     "bitstream", "--hidden", "4", "--seq-len", "12", "--samples", "40", "--batch-size", "8", "--epochs", "2",
 ]  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Small products gain nothing from threads, and lose much where tests run side by side."""
+    before = thread_counts()["numba"]
+    set_threads(1)
+    yield
+    set_threads(before)
 
 
 def invoke(*arguments):
@@ -27,9 +36,9 @@ def invoke(*arguments):
 
 
 def python_m(*arguments, **options):
-    return subprocess.run(
-        [sys.executable, "-m", "sparsebp", *map(str, arguments)], capture_output=True, text=True, check=False, **options
-    )
+    threads = ["--threads", "1"] if arguments[0] == "train" else []
+    command = [sys.executable, "-m", "sparsebp", *map(str, arguments), *threads]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
 
 
 def one_message(result):
@@ -193,7 +202,7 @@ def test_errors_from_the_source_tree(tmp_path):
 def test_sigkill_in_a_real_run_then_resume(tmp_path):
     options = [
         "train", "bitstream", "--model", "gru", "--hidden", "8", "--seq-len", "60", "--samples", "128", "--batch-size",
-        "8", "--epochs", "20", "--checkpoint-every", "5", "--json",
+        "8", "--epochs", "20", "--checkpoint-every", "5", "--threads", "1", "--json",
     ]  # fmt: skip
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     assert python_m(*options, "--out", whole).returncode == 0

@@ -7,10 +7,20 @@ import pytest
 
 from sparsebp import nn
 from sparsebp.errors import OptionError
+from sparsebp.train import set_threads, thread_counts
 from sparsebp.train.agreement import backward_choice, gradient_agreement
 from sparsebp.train.recipe import build, build_model, config_for, load_data
 
 SMALL = {"hidden": 6, "seq_len": 15, "samples": 24, "batch_size": 8, "epochs": 2}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Small products gain nothing from threads, and lose much where tests run side by side."""
+    before = thread_counts()["numba"]
+    set_threads(1)
+    yield
+    set_threads(before)
 
 
 @pytest.mark.parametrize(
