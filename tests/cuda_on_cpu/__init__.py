@@ -12,7 +12,7 @@ For tests only. The pieces, in the order in which a launch passes through them:
     Array placement and the bit pattern of memory that nobody has written.
 ``cuda_subset.h``
     What the kernels see of CUDA.
-``runtime.cpp``, ``checker.cpp``
+``runtime.cpp`` with ``fiber.h``, ``checker.cpp``
     Fibers, barriers and warps; races, bounds, alignment and uninitialised reads.
 
 Stricter than a GPU: two writes of the same value are a race; lanes that gather for one warp operation must come to the

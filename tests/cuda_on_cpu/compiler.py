@@ -193,7 +193,7 @@ def _names(parameters: str) -> tuple[str, ...]:
 @cache
 def _runtime() -> Path:
     sources = [HERE / "runtime.cpp", HERE / "checker.cpp"]
-    content = tuple(p.read_text() for p in [*sources, HERE / "runtime.h", HERE / "cuda_subset.h"])
+    content = tuple(p.read_text() for p in [*sources, *(HERE / h for h in ("runtime.h", "fiber.h", "cuda_subset.h"))])
     return _compiled("runtime", content, [*_COMMON, "-O2", f"-I{HERE}"], sources)
 
 
