@@ -9,7 +9,7 @@
 __device__ __forceinline__ int64 entry_of_thread() { return int64(blockIdx.x) * blockDim.y + threadIdx.y; }
 
 // Bytes: B* values and one index an entry, plus the rows of x, add and out. Operations: 2 B an entry.
-extern "C" __global__ void __launch_bounds__(256, 1) csr_matvec(
+extern "C" __global__ void __launch_bounds__(256) csr_matvec(
     const INDEX* __restrict__ indptr, const INDEX* __restrict__ indices, const real* __restrict__ data, int data_step,
     const real* __restrict__ x, const real* __restrict__ add, real* __restrict__ out, int64 rows, int batch) {
     const int64 row = entry_of_thread();
@@ -24,7 +24,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) csr_matvec(
 }
 
 // The same for one sample: a warp a row, lanes along the entries, so that values and indices are read in whole segments.
-extern "C" __global__ void __launch_bounds__(256, 1) csr_matvec_single(
+extern "C" __global__ void __launch_bounds__(256) csr_matvec_single(
     const INDEX* __restrict__ indptr, const INDEX* __restrict__ indices, const real* __restrict__ data,
     const real* __restrict__ x, const real* __restrict__ add, real* __restrict__ out, int64 rows) {
     const int64 row = entry_of_thread();
@@ -37,7 +37,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) csr_matvec_single(
 }
 
 // A row a line of y, so that its scale is found without a search. Bytes: data read and out written once.
-extern "C" __global__ void __launch_bounds__(256, 1) scale_rows(
+extern "C" __global__ void __launch_bounds__(256) scale_rows(
     const INDEX* __restrict__ indptr, const real* __restrict__ data, int data_step, const real* __restrict__ scale,
     int scale_step, real* __restrict__ out, int64 rows, int batch) {
     const int64 row = entry_of_thread();
@@ -51,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) scale_rows(
 }
 
 // The same where nothing is per sample: lanes along the entries.
-extern "C" __global__ void __launch_bounds__(256, 1) scale_rows_single(
+extern "C" __global__ void __launch_bounds__(256) scale_rows_single(
     const INDEX* __restrict__ indptr, const real* __restrict__ data, const real* __restrict__ scale,
     real* __restrict__ out, int64 rows) {
     const int64 row = entry_of_thread();
@@ -62,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) scale_rows_single(
 }
 
 // Bytes: data read and out written once, an index an entry; `scale` is small and stays in cache.
-extern "C" __global__ void __launch_bounds__(256, 1) scale_columns(
+extern "C" __global__ void __launch_bounds__(256) scale_columns(
     const INDEX* __restrict__ indices, const real* __restrict__ data, int data_step, const real* __restrict__ scale,
     int scale_step, real* __restrict__ out, int64 entries, int batch) {
     const int64 k = entry_of_thread();
@@ -73,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) scale_columns(
 }
 
 // Bytes: the named values read, all of out written, an index an entry.
-extern "C" __global__ void __launch_bounds__(256, 1) gather(
+extern "C" __global__ void __launch_bounds__(256) gather(
     const real* __restrict__ data, const INDEX* __restrict__ index, real* __restrict__ out, int64 entries, int batch) {
     const int64 k = entry_of_thread();
     if (k >= entries) return;
@@ -82,7 +82,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) gather(
 }
 
 // Bytes: two values and two indices read, one value written an entry. Operations: B an entry.
-extern "C" __global__ void __launch_bounds__(256, 1) gather_multiply(
+extern "C" __global__ void __launch_bounds__(256) gather_multiply(
     const real* __restrict__ a, int a_step, const INDEX* __restrict__ a_index, const real* __restrict__ b, int b_step,
     const INDEX* __restrict__ b_index, real* __restrict__ out, int64 entries, int batch) {
     const int64 k = entry_of_thread();

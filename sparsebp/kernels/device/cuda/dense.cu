@@ -9,7 +9,7 @@
 constexpr int TILE = 4;  // a thread of the matrix products owns TILE x TILE entries of one sample
 
 // A level of products. Operations: 2 m k n B each; bytes: (m k + k n + m n) B values each.
-extern "C" __global__ void __launch_bounds__(128, 1) dense_matmul(
+extern "C" __global__ void __launch_bounds__(128) dense_matmul(
     const real* __restrict__ a, const int64* __restrict__ a_index, int a_step, const real* __restrict__ b,
     const int64* __restrict__ b_index, int b_step, real* __restrict__ out, const int64* __restrict__ out_index,
     int64 tiles, int m, int k, int n, int batch) {
@@ -47,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(128, 1) dense_matmul(
 }
 
 // A level of matrix-vector products, a thread an entry and sample. `out` may be the array `x` or `add`: other entries of it.
-extern "C" __global__ void __launch_bounds__(256, 1) dense_matvec(
+extern "C" __global__ void __launch_bounds__(256) dense_matvec(
     const real* __restrict__ a, const int64* __restrict__ a_index, int a_step, const real* x,
     const int64* __restrict__ x_index, const real* add, const int64* __restrict__ add_index, real* out,
     const int64* __restrict__ out_index, int64 rows, int m, int k, int batch) {
@@ -66,7 +66,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) dense_matvec(
 }
 
 // The same for one sample: a warp an entry, lanes along the row of the matrix.
-extern "C" __global__ void __launch_bounds__(256, 1) dense_matvec_single(
+extern "C" __global__ void __launch_bounds__(256) dense_matvec_single(
     const real* __restrict__ a, const int64* __restrict__ a_index, const real* x, const int64* __restrict__ x_index,
     const real* add, const int64* __restrict__ add_index, real* out, const int64* __restrict__ out_index, int64 rows,
     int m, int k) {
@@ -121,7 +121,7 @@ __device__ __forceinline__ const real* run_chain(
 
 // Chains of matrix-vector products, a block a chunk and tile of samples. `start` null: from zero. `every_step` gets each
 // vector, `last` the chunk's last one; either may be null.
-extern "C" __global__ void __launch_bounds__(256, 1) dense_chain(
+extern "C" __global__ void __launch_bounds__(256) dense_chain(
     const real* __restrict__ a, int a_step, const int64* __restrict__ chunk_ptr, const real* __restrict__ start,
     const real* __restrict__ add, real* every_step, real* last, int n, int batch, int tiles) {
     extern __shared__ __align__(16) real vectors[];
@@ -139,7 +139,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) dense_chain(
 
 // P = a[last] @ ... @ a[first]: every column of the identity goes through the chunk by itself, TILE of them in a block,
 // so that a value of `a` serves TILE columns. Operations: 2 n^3 B a step; bytes of `a`: n / TILE times, from L2.
-extern "C" __global__ void __launch_bounds__(256, 1) dense_reduce(
+extern "C" __global__ void __launch_bounds__(256) dense_reduce(
     const real* __restrict__ a, int a_step, const int64* __restrict__ chunk_ptr, real* __restrict__ out, int n,
     int batch, int tiles) {
     extern __shared__ __align__(16) real vectors[];

@@ -4,6 +4,8 @@
 // block of at most 32 units is one warp that never waits for another. Without, the size comes as an argument and weights
 // are streamed, from shared memory with -DSTAGED=1, else from global memory (L2). The state goes round through shared
 // memory in wide broadcasts: about 30 cycles for all of it, where shuffles would cost 2 cycles an entry on top of 23.
+//
+// Kernels with weights in registers ask for one block a multiprocessor: left to itself, ptxas aims at more and spills.
 
 #ifdef HIDDEN
 #define STREAMED 0

@@ -9,7 +9,7 @@
 
 #include "common.cuh"
 
-extern "C" __global__ void __launch_bounds__(32, 1) spgemm_numeric(
+extern "C" __global__ void __launch_bounds__(32) spgemm_numeric(
     const INDEX* __restrict__ a_indptr, const INDEX* __restrict__ a_indices, const real* __restrict__ a_data, int a_step,
     const INDEX* __restrict__ b_indptr, const real* __restrict__ b_data, int b_step, const INDEX* __restrict__ c_indptr,
     const int64* __restrict__ product_ptr, const POSITION* __restrict__ positions, real* out, int batch, int tiles,

@@ -3,7 +3,7 @@
 #include "common.cuh"
 
 // A warp a row. Bytes: logits read (twice, the second time from cache), grad written. Operations: about 10 an entry.
-extern "C" __global__ void __launch_bounds__(256, 1) softmax_cross_entropy(
+extern "C" __global__ void __launch_bounds__(256) softmax_cross_entropy(
     const real* __restrict__ logits, const int64* __restrict__ target, real* __restrict__ losses,
     real* __restrict__ grad, int64 rows, int64 classes) {
     const int64 row = int64(blockIdx.x) * blockDim.y + threadIdx.y;
@@ -34,7 +34,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) softmax_cross_entropy(
 }
 
 // Bytes: param and buffer read and written, grad read.
-extern "C" __global__ void __launch_bounds__(256, 1) sgd_update(
+extern "C" __global__ void __launch_bounds__(256) sgd_update(
     real* __restrict__ param, const real* __restrict__ grad, real* __restrict__ buffer, int64 count, real lr,
     real momentum, real undampened, real weight_decay, int nesterov, int first) {
     const int64 stride = int64(gridDim.x) * blockDim.x;
@@ -52,7 +52,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) sgd_update(
 
 // Bytes: param, m and v read and written, grad read. The launcher works out the bias corrections in float64:
 // step_size = lr / (1 - beta1^step), root_factor = 1 / sqrt(1 - beta2^step), keep = 1 - lr * weight_decay for AdamW, else 1.
-extern "C" __global__ void __launch_bounds__(256, 1) adam_update(
+extern "C" __global__ void __launch_bounds__(256) adam_update(
     real* __restrict__ param, const real* __restrict__ grad, real* __restrict__ m, real* __restrict__ v, int64 count,
     real step_size, real root_factor, real beta1, real rest1, real beta2, real rest2, real eps, real weight_decay,
     real keep) {
