@@ -41,6 +41,7 @@ from sparsebp.kernels.host.simd import (
     pointer,
     store,
     store_n,
+    store_up_to,
 )
 
 
@@ -69,11 +70,11 @@ def _forward_block(gx: Any, w: Any, b_hn: Any, h0: Any, h: Any, gates: Any, firs
                 new = functions.tanh(fma(reset, inner, load_n(projected, row * 3 * hidden + 2 * hidden + j, n)))
                 v = fma(update, load(state, s * width + j) - new, new)
                 store(state, s * width + j, v)
-                store_n(out, row * hidden + j, v, n)
-                store_n(kept, row * 4 * hidden + j, reset, n)
-                store_n(kept, row * 4 * hidden + hidden + j, update, n)
-                store_n(kept, row * 4 * hidden + 2 * hidden + j, new, n)
-                store_n(kept, row * 4 * hidden + 3 * hidden + j, inner, n)
+                store_up_to(out, row * hidden + j, v, n)
+                store_up_to(kept, row * 4 * hidden + j, reset, n)
+                store_up_to(kept, row * 4 * hidden + hidden + j, update, n)
+                store_up_to(kept, row * 4 * hidden + 2 * hidden + j, new, n)
+                store_up_to(kept, row * 4 * hidden + 3 * hidden + j, inner, n)
         projected, out = advance(projected, 3 * batch * hidden), advance(out, batch * hidden)
         kept = advance(kept, 4 * batch * hidden)
 
@@ -143,10 +144,10 @@ def _backward_block(
                     total = total + load_n(incoming, t * step + row + j, n)
                 to_n, to_r, to_z, to_m, direct = _factors(kept, at, hidden, previous, j)
                 g_r, g_z, g_m = to_r * total, to_z * total, to_m * total
-                store_n(out, at + j, to_n * total, n)
-                store_n(out, at + hidden + j, g_r, n)
-                store_n(out, at + 2 * hidden + j, g_z, n)
-                store_n(out, at + 3 * hidden + j, g_m, n)
+                store_up_to(out, at + j, to_n * total, n)
+                store_up_to(out, at + hidden + j, g_r, n)
+                store_up_to(out, at + 2 * hidden + j, g_z, n)
+                store_up_to(out, at + 3 * hidden + j, g_m, n)
                 to = s * 3 * width + j
                 store(x, to, g_r)
                 store(x, to + width, g_z)
@@ -260,7 +261,7 @@ def _jacobian_step(h: Any, h0: Any, gates: Any, w_hh: Any, t: int, out: Any, fac
                 value = fma(w_n, load_n(source, 2 * plane + k, n), value)
                 if i == j:
                     value = value + load_n(source, 3 * plane + k, n)
-                store_n(target, b, value, n)
+                store_up_to(target, b, value, n)
             target = advance(target, batch)
 
 

@@ -33,6 +33,7 @@ from sparsebp.kernels.host.simd import (
     pointer,
     store,
     store_n,
+    store_up_to,
     zeros,
 )
 
@@ -132,7 +133,7 @@ def store_rows(source: Any, source_stride: int, n: int, out: Any, stride: int, f
     for s in range(SAMPLES):
         row = min(first + s, batch - 1) * stride
         for j in range(0, n, count):
-            store_n(out, row + j, load(source, s * source_stride + j), n - j)
+            store_up_to(out, row + j, load(source, s * source_stride + j), n - j)
 
 
 @device
@@ -231,7 +232,7 @@ def store_map(rows: Any, hidden: int, width: int, out: Any) -> None:
     """Write the map's H + 1 rows, H numbers each."""
     for i in range(hidden + 1):
         for j in range(0, hidden, lanes(rows)):
-            store_n(out, i * hidden + j, load(rows, i * width + j), hidden - j)
+            store_up_to(out, i * hidden + j, load(rows, i * width + j), hidden - j)
 
 
 @numba.njit(**JIT)
@@ -246,7 +247,7 @@ def _combine(maps: Any, bounds: Any) -> None:
                 total = load_n(rows, hidden * hidden + j, hidden - j)
                 for k in range(hidden):
                     total = fma(broadcast(v, incoming + k), load_n(rows, k * hidden + j, hidden - j), total)
-                store_n(v, outgoing + j, total, hidden - j)
+                store_up_to(v, outgoing + j, total, hidden - j)
 
 
 def combine(maps: np.ndarray, bounds: np.ndarray) -> None:

@@ -42,7 +42,7 @@ from sparsebp.kernels.host.simd import (
     maximum,
     pointer,
     store,
-    store_n,
+    store_up_to,
     where_positive,
     zeros,
 )
@@ -67,7 +67,7 @@ def _forward_block(gx: Any, w: Any, h0: Any, relu: bool, h: Any, first: int, scr
                 v = load(z, s * width + j)
                 v = maximum(zeros(z), v) if relu else functions.tanh(v)
                 store(state, s * width + j, v)
-                store_n(out, row + j, v, hidden - j)
+                store_up_to(out, row + j, v, hidden - j)
         gates, out = advance(gates, batch * hidden), advance(out, batch * hidden)
 
 
@@ -109,7 +109,7 @@ def _backward_block(
                     total = total + load_n(incoming, row + j, hidden - j)
                 v = _slope(load_n(saved, row + j, hidden - j), relu, total)
                 store(x, s * width + j, v)
-                store_n(out, row + j, v, hidden - j)
+                store_up_to(out, row + j, v, hidden - j)
         clear(g, SAMPLES * width)
         multiply_add(x, width, 1, 0, hidden, weights, width, width, g, width)
     if keep_edge:
@@ -179,7 +179,7 @@ def _jacobian_step(h: Any, w_hh: Any, relu: bool, t: int, out: Any, slopes: Any)
         for j in range(hidden):
             weight = broadcast(weights, j * hidden + i)
             for b in range(0, batch, lanes(source)):
-                store_n(target, b, weight * load_n(source, j * batch + b, batch - b), batch - b)
+                store_up_to(target, b, weight * load_n(source, j * batch + b, batch - b), batch - b)
             target = advance(target, batch)
 
 

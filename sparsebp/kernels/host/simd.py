@@ -389,3 +389,16 @@ def is_double(typingctx: Any, x: Any) -> Any:
     return types.boolean(x), lambda context, builder, sig, args: context.get_constant(
         types.boolean, x.dtype.bitwidth == 64
     )
+
+
+@device
+def store_up_to(ptr: Any, offset: int, value: Any, n: int) -> None:
+    """Store the first `n` lanes, `n` being possibly more than there are.
+
+    A masked store to memory beyond the caches takes three to four times as long as a plain one, so whole vectors are
+    stored plainly.
+    """
+    if n >= lanes(ptr):
+        store(ptr, offset, value)
+    else:
+        store_n(ptr, offset, value, n)
