@@ -194,7 +194,7 @@ def threads(count: int) -> Iterator[None]:
     """
     import numba
 
-    from sparsebp.train.threads import set_threads
+    from sparsebp.threads import set_threads
 
     before = numba.get_num_threads()
     torch = optional("torch")

@@ -83,6 +83,6 @@ def write_json(entry: dict[str, Any]) -> None:
 def use_threads(threads: int | None) -> None:
     """Set the number of threads if one was asked for."""
     if threads is not None:
-        from sparsebp.train import set_threads
+        from sparsebp.threads import set_threads
 
         set_threads(threads)

@@ -42,7 +42,7 @@ def info(json: JsonOption = False) -> None:
 def collect() -> dict[str, Any]:
     """Return the facts as a dict that JSON can hold."""
     from sparsebp.scan.cost import choose_recurrent_backward
-    from sparsebp.train import thread_counts
+    from sparsebp.threads import thread_counts
 
     gpu = _gpu()
     modules = {"cpu": np} if "name" not in gpu else {"cpu": np, "cuda": backend.cupy()}

@@ -16,6 +16,7 @@ from sparsebp.kernels.protocol import Kernels
 from sparsebp.nn import init
 from sparsebp.nn.lengths import Lengths
 from sparsebp.nn.memory import empty
+from sparsebp.threads import short_products
 from sparsebp.types import Array
 
 FEW_FEATURES = 8
@@ -139,7 +140,8 @@ class CellMath(abc.ABC):
         """Project the input with one GEMM over all steps, and run the recurrence. x (T, B, I) C-contiguous."""
         xp = backend.namespace(x)
         steps, batch, _ = x.shape
-        gx = _project(x, weights.w_ih, self.input_bias(weights))
+        with short_products(2.0 * x.size * weights.w_ih.shape[0]):
+            gx = _project(x, weights.w_ih, self.input_bias(weights))
         tape = Tape(x, empty(xp, (steps + 1, batch, weights.w_hh.shape[1]), x.dtype))
         tape.states[0] = 0 if h0 is None else h0
         self.run(k, gx, weights, tape)
@@ -151,7 +153,8 @@ class CellMath(abc.ABC):
         steps, batch = ga.shape[:2]
         gx = empty(xp, (steps, batch, weights.w_ih.shape[1]), ga.dtype)
         flat = self.input_part(ga.reshape(steps * batch, -1))
-        xp.matmul(flat, self.from_torch_order(weights.w_ih), out=gx.reshape(steps * batch, -1))
+        with short_products(2.0 * flat.size * gx.shape[2]):
+            xp.matmul(flat, self.from_torch_order(weights.w_ih), out=gx.reshape(steps * batch, -1))
         return gx
 
     def weight_grad(self, ga: Array, tape: Tape, weights: Weights) -> Weights:
@@ -159,14 +162,15 @@ class CellMath(abc.ABC):
         xp = backend.namespace(ga)
         rows = ga.shape[0] * ga.shape[1]
         flat = ga.reshape(rows, -1)
-        # Small · tall products: with x and h on the left OpenBLAS splits them better between threads.
-        w_ih = (tape.x.reshape(rows, -1).T @ self.input_part(flat)).T
-        w_hh = (tape.h_prev.reshape(rows, -1).T @ self.hidden_part(flat)).T
         b_ih = b_hh = None
-        if weights.b_ih is not None:
-            sums = xp.ones(rows, dtype=flat.dtype) @ flat  # a GEMV: four times faster than flat.sum(axis=0)
-            b_ih = self.to_torch_order(self.input_part(sums))
-            b_hh = xp.ascontiguousarray(self.hidden_part(sums))
+        with short_products(2.0 * rows * (weights.w_ih.size + weights.w_hh.size)):
+            # Small · tall products: with x and h on the left OpenBLAS splits them better between threads.
+            w_ih = (tape.x.reshape(rows, -1).T @ self.input_part(flat)).T
+            w_hh = (tape.h_prev.reshape(rows, -1).T @ self.hidden_part(flat)).T
+            if weights.b_ih is not None:
+                sums = xp.ones(rows, dtype=flat.dtype) @ flat  # a GEMV: four times faster than flat.sum(axis=0)
+                b_ih = self.to_torch_order(self.input_part(sums))
+                b_hh = xp.ascontiguousarray(self.hidden_part(sums))
         return Weights(xp.ascontiguousarray(self.to_torch_order(w_ih)), xp.ascontiguousarray(w_hh), b_ih, b_hh)
 
 

@@ -5,7 +5,6 @@ from sparsebp.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoi
 from sparsebp.train.compare import Comparison, compare_backward
 from sparsebp.train.history import EpochRecord, History
 from sparsebp.train.plot import plot_history, save_loss_curve
-from sparsebp.train.threads import set_threads, thread_counts
 from sparsebp.train.trainer import Trainer
 
 __all__ = [
@@ -22,6 +21,4 @@ __all__ = [
     "plot_history",
     "save_checkpoint",
     "save_loss_curve",
-    "set_threads",
-    "thread_counts",
 ]

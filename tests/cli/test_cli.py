@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 
 from sparsebp import backend
 from sparsebp.commands import app
-from sparsebp.train import load_checkpoint, set_threads, thread_counts
+from sparsebp.threads import set_threads, thread_counts
+from sparsebp.train import load_checkpoint
 
 TINY = [
     "bitstream", "--hidden", "4", "--seq-len", "12", "--samples", "40", "--batch-size", "8", "--epochs", "2",

@@ -7,7 +7,7 @@ import pytest
 
 from sparsebp import nn
 from sparsebp.errors import OptionError
-from sparsebp.train import set_threads, thread_counts
+from sparsebp.threads import set_threads, thread_counts
 from sparsebp.train.agreement import backward_choice, gradient_agreement
 from sparsebp.train.recipe import build, build_model, config_for, load_data
 

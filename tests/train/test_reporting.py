@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from sparsebp.errors import OptionError, OutputError, ShapeError
+from sparsebp.threads import set_threads, short_products, thread_counts
 from sparsebp.train import (
     History,
     JsonLines,
@@ -15,8 +16,6 @@ from sparsebp.train import (
     compare_backward,
     plot_history,
     save_loss_curve,
-    set_threads,
-    thread_counts,
 )
 
 
@@ -124,3 +123,23 @@ def test_threads_of_numba_and_blas():
     finally:
         set_threads(before["numba"])
     assert before["numba"] == thread_counts()["numba"]
+
+
+def test_short_products_run_on_one_blas_thread_and_bring_the_number_back():
+    before = thread_counts()
+
+    def blas_counts():
+        return {count for name, count in thread_counts().items() if "numpy" in name or "scipy_openblas64" in name}
+
+    outside = blas_counts()
+    with short_products(1e6):
+        assert blas_counts() <= {1}
+        with short_products(1e6):
+            assert blas_counts() <= {1}
+        assert blas_counts() <= {1}
+    assert blas_counts() == outside
+    with short_products(1e12):
+        assert blas_counts() == outside
+    with pytest.raises(ZeroDivisionError), short_products(0):
+        _ = 1 / 0
+    assert thread_counts() == before
