@@ -23,7 +23,7 @@ from sparsebp.errors import OptionError
 SHORT = 1e-3
 """Seconds under which one run is too short for the clock; several are then timed together."""
 
-SETTLE = 3e-3
+SETTLE = 30e-3
 """Seconds of rest before each timing: the worker threads of the side before may still be spinning."""
 
 
