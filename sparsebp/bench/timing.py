@@ -26,6 +26,9 @@ SHORT = 1e-3
 SETTLE = 30e-3
 """Seconds of rest before each timing: the worker threads of the side before may still be spinning."""
 
+WARM = 3
+"""Untimed runs between the rest and the clock, for runs shorter than `SHORT`; longer ones get one."""
+
 
 class Clock(Protocol):
     """Times one call."""
@@ -167,16 +170,19 @@ def _runs_together(call: Call, warmup: int, clock: Clock) -> int:
 
 
 def _time(call: Call, runs: int, clock: Clock) -> float:
-    prepared = [call.prepare() for _ in range(runs)]
+    warm = WARM if runs > 1 else 1
+    prepared = [call.prepare() for _ in range(warm + runs)]
 
     def run_all() -> None:
-        for item in prepared:
+        for item in prepared[warm:]:
             call.run(item)
 
     time.sleep(SETTLE)
     collecting = gc.isenabled()
     gc.disable()
     try:
+        for item in prepared[:warm]:  # its own threads sleep by now too: what is timed is the state of a training loop
+            call.run(item)
         return clock(run_all) / runs
     finally:
         if collecting:
