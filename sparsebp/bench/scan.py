@@ -18,6 +18,7 @@ from sparsebp.bench import report, timing
 from sparsebp.bench.environment import available_memory
 from sparsebp.bench.report import Column
 from sparsebp.bench.workload import SequenceWorkload, chunk_count
+from sparsebp.nn import memory
 
 LENGTHS = (10, 30, 100, 300, 1000, 3000, 10_000, 30_000)
 BATCH = 16
@@ -115,6 +116,7 @@ def peak_memory(workload: SequenceWorkload) -> int:
     kept = workload.forward()
     _forget_plans()
     gc.collect()
+    memory.release()  # memory that the pool still holds would not be counted
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]

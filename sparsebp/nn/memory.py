@@ -70,6 +70,13 @@ class HostPool:
             memory = np.empty(size + ALIGNMENT, np.uint8)
         return np.asarray(_Block(self, memory, tuple(shape), dtype))
 
+    def release(self) -> int:
+        """Drop all free memory; return its bytes."""
+        with self._lock:
+            freed, self.free_bytes = self.free_bytes, 0
+            self._free.clear()
+        return freed
+
     def give_back(self, memory: np.ndarray) -> None:
         """Take memory back; if that is too much in all, memory of the size that was met first makes room."""
         if memory.nbytes > self.kept:
@@ -86,6 +93,11 @@ class HostPool:
 
 
 _HOST = HostPool()
+
+
+def release() -> int:
+    """Give the pool's unused memory back to the system; return its bytes."""
+    return _HOST.release()
 
 
 def empty(xp: ModuleType, shape: tuple[int, ...], dtype: Any) -> Array:
