@@ -11,7 +11,6 @@ from sparsebp.errors import OptionError
 from sparsebp.nn import init
 from sparsebp.nn.identity import identity_jacobian
 from sparsebp.nn.layer import Layer, check_gy, check_input
-from sparsebp.nn.pointwise import diagonal_jacobian
 from sparsebp.types import Array, Seed
 
 
@@ -48,7 +47,9 @@ class Dropout(Layer):
     def jacobian_t(self, saved: tuple[Array, Array | None]) -> Any:
         """Return diag(mask) per sample, or the identity when nothing was dropped."""
         x, mask = saved
-        return identity_jacobian(x) if mask is None else diagonal_jacobian(mask)
+        from sparsebp.jacobians import pointwise_jacobian_t
+
+        return identity_jacobian(x) if mask is None else pointwise_jacobian_t(mask)
 
 
 def check_probability(p: float) -> float:

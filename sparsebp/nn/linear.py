@@ -67,13 +67,9 @@ class Linear(Layer):
 
     def jacobian_t(self, saved: Array) -> Any:
         """Return Wᵀ, shared by the batch; a diagonal block for each position between batch and features."""
-        from sparsebp.jacobians import TransposedJacobian
-        from sparsebp.patterns import linear_pattern
+        from sparsebp.jacobians import linear_jacobian_t
 
-        positions = int(np.prod(saved.shape[1:-1]))
-        values = self.params["weight"].T.reshape(-1)  # a copy in C order
-        pattern = linear_pattern(self.in_features, self.out_features, positions)
-        return TransposedJacobian(pattern, backend.namespace(saved).tile(values, positions))
+        return linear_jacobian_t(self.params["weight"], positions=int(np.prod(saved.shape[1:-1])))
 
     def _check(self, gy: Array, saved: Array) -> Any:
         weight = self.params["weight"]

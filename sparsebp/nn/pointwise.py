@@ -5,9 +5,6 @@ from __future__ import annotations
 import abc
 from typing import Any
 
-import numpy as np
-
-from sparsebp import backend
 from sparsebp.nn.layer import Layer, check_gy, check_input
 from sparsebp.types import Array
 
@@ -36,14 +33,6 @@ class Pointwise(Layer):
 
     def jacobian_t(self, saved: Array) -> Any:
         """Return diag(f'), per sample; the batch is the first axis."""
-        return diagonal_jacobian(self.slope(saved))
+        from sparsebp.jacobians import pointwise_jacobian_t
 
-
-def diagonal_jacobian(slopes: Array) -> Any:
-    """Return the diagonal `TransposedJacobian` whose sample b has the entries ``slopes[b].ravel()``."""
-    from sparsebp.jacobians import TransposedJacobian
-    from sparsebp.patterns import SparsityPattern
-
-    size = int(np.prod(slopes.shape[1:]))
-    data = backend.namespace(slopes).ascontiguousarray(slopes.reshape(slopes.shape[0], size).T)
-    return TransposedJacobian(SparsityPattern.diagonal(size), data)
+        return pointwise_jacobian_t(self.slope(saved))

@@ -19,13 +19,11 @@ DEFAULT_MEMORY_LIMIT = 2 << 30
 
 def hidden_jacobians_t(cell: CellMath, tape: Tape, weights: Weights) -> list[Any]:
     """Return a dense (H, H) `TransposedJacobian` per sample for every step of `tape`, all views of one array."""
-    from sparsebp.jacobians import TransposedJacobian
-    from sparsebp.patterns import SparsityPattern
+    from sparsebp.jacobians import hidden_elements
 
     data = _materialise(cell, tape, weights)
     steps, hidden, _, batch = data.shape
-    pattern = SparsityPattern.dense(hidden, hidden)
-    return [TransposedJacobian(pattern, step) for step in data.reshape(steps, hidden * hidden, batch)]
+    return hidden_elements(data.reshape(steps, hidden * hidden, batch))
 
 
 def layer_jacobian_t(
@@ -43,15 +41,13 @@ def layer_jacobian_t(
         The need is beyond `memory_limit` bytes (None: `DEFAULT_MEMORY_LIMIT`); said before anything is allocated.
     """
     from sparsebp.jacobians import TransposedJacobian
-    from sparsebp.patterns import SparsityPattern
+    from sparsebp.patterns import sequence_pattern
 
     steps, batch, features = tapes[0].x.shape
     hidden, directions = tapes[0].h.shape[2], len(tapes)
     xp = backend.namespace(tapes[0].x)
     entries = batch * steps * features * steps * directions * hidden
-    need = (
-        3 * entries * tapes[0].x.dtype.itemsize
-    )  # the blocks, their copy in the pattern's order, a direction's blocks
+    need = 3 * entries * tapes[0].x.dtype.itemsize  # the blocks, a direction's, their copy in the pattern's order
     limit = DEFAULT_MEMORY_LIMIT if memory_limit is None else memory_limit
     if need > limit:
         raise MemoryLimitError(
@@ -66,13 +62,9 @@ def layer_jacobian_t(
         blocks[:, :, :, :, direction] = _reversed(run, lengths) if direction else run
     if mask is not None:
         blocks *= xp.moveaxis(mask, 1, 0)[:, :, :, None, None, None]
-    triangle = np.arange(steps)[:, None] <= np.arange(steps)
-    guaranteed = np.stack([triangle, triangle.T][:directions], axis=-1)[:, None, :, :, None]
-    dense = np.broadcast_to(guaranteed, blocks.shape[1:]).reshape(steps * features, -1)
-    indptr = np.concatenate([[0], np.cumsum(dense.sum(axis=1, dtype=np.int64))])
-    pattern = SparsityPattern(indptr, np.nonzero(dense)[1], dense.shape)
-    data = blocks.reshape(batch, *dense.shape)[:, xp.asarray(dense)]
-    return TransposedJacobian(pattern, xp.ascontiguousarray(data.T))
+    pattern = sequence_pattern(steps, features, hidden, bidirectional=directions == 2)
+    entry = xp.asarray(pattern.row_of_entry.astype(np.int64) * pattern.shape[1] + pattern.indices)
+    return TransposedJacobian(pattern, xp.ascontiguousarray(blocks.reshape(batch, -1)[:, entry].T))
 
 
 def _materialise(cell: CellMath, tape: Tape, weights: Weights) -> Array:

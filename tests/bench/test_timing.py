@@ -14,21 +14,29 @@ from sparsebp.errors import OptionError
 
 
 class FakeClock:
-    """Returns the seconds that it is given, one after another, and runs the call."""
+    """Returns the seconds that it is given, one after another, and runs the call; `running` while it does."""
 
     def __init__(self, seconds: list[float]) -> None:
         self.seconds = itertools.cycle(seconds)
+        self.running = False
 
     def __call__(self, run: Callable[[], object]) -> float:
+        self.running = True
         run()
+        self.running = False
         return next(self.seconds)
 
 
 def test_every_round_runs_every_side_and_starts_with_the_next_one() -> None:
-    log: list[str] = []
-    calls = {name: timing.Call(lambda _, name=name: log.append(name)) for name in "abc"}
-    result = timing.measure(calls, rounds=3, least_rounds=1, warmup=1, clock=FakeClock([1.0]))
-    assert log == [*"abc", *"abc", *"bca", *"cab"]
+    timed: list[str] = []
+    untimed: list[str] = []
+    clock = FakeClock([1.0])
+    calls = {
+        name: timing.Call(lambda _, name=name: (timed if clock.running else untimed).append(name)) for name in "abc"
+    }
+    result = timing.measure(calls, rounds=3, least_rounds=1, warmup=1, clock=clock)
+    assert timed == [*"abc", *"abc", *"bca", *"cab"]
+    assert untimed == timed, "each timed run follows an untimed one of the same side, after the rest"
     assert {name: len(t.seconds) for name, t in result.items()} == {"a": 3, "b": 3, "c": 3}
 
 
@@ -36,31 +44,25 @@ def test_preparation_runs_before_every_timed_run_and_hands_over_its_value() -> N
     numbers = itertools.count()
     seen: list[int] = []
     inside: list[bool] = []
-    active = False
-
-    class Watch:
-        def __call__(self, run: Callable[[], object]) -> float:
-            nonlocal active
-            active = True
-            run()
-            active = False
-            return 1.0
+    clock = FakeClock([1.0])
 
     def prepare() -> int:
-        inside.append(active)
+        inside.append(clock.running)
         return next(numbers)
 
-    timing.measure({"a": timing.Call(seen.append, prepare)}, rounds=4, least_rounds=4, warmup=1, clock=Watch())
-    assert seen == [0, 1, 2, 3, 4]
+    timing.measure({"a": timing.Call(seen.append, prepare)}, rounds=4, least_rounds=4, warmup=1, clock=clock)
+    assert seen == list(range(2 * 5)), "every run has a preparation of its own"
     assert not any(inside), "the preparation must not be timed"
 
 
 def test_short_calls_are_timed_together() -> None:
-    runs: list[None] = []
+    runs: list[bool] = []
+    clock = FakeClock([1e-4])
     result = timing.measure(
-        {"a": timing.Call(lambda _: runs.append(None))}, rounds=1, least_rounds=1, warmup=1, clock=FakeClock([1e-4])
+        {"a": timing.Call(lambda _: runs.append(clock.running))}, rounds=1, least_rounds=1, warmup=1, clock=clock
     )
-    assert len(runs) == 1 + 10  # ten of 0.1 ms fill a millisecond
+    assert sum(runs) == 1 + 10  # ten of 0.1 ms fill a millisecond
+    assert len(runs) - sum(runs) == 1 + timing.WARM
     assert result["a"].seconds == (1e-4 / 10,)
 
 
