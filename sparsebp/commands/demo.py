@@ -8,14 +8,14 @@ from typing import Annotated
 import typer
 
 from sparsebp.commands import session
-from sparsebp.commands.common import JsonOption, use_threads
+from sparsebp.commands.common import JsonOption, ThreadsOption, use_threads
 
 
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for checkpoint and picture.")] = Path("runs", "demo"),
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs.", show_default="those of train seqmnist")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed.")] = 0,
-    threads: Annotated[int, typer.Option("--threads", min=1, help="Threads of the kernels and of NumPy's BLAS.")] = 1,
+    threads: ThreadsOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in the folder.")] = False,
     json: JsonOption = False,
 ) -> None:
@@ -24,7 +24,7 @@ def demo(
     5 000 real MNIST images, 784 time steps each. Prints the test accuracy, what
     the backward plan chose and why, and how far the scans' gradients lie from
     sequential back-propagation; leaves a loss curve and a checkpoint. Takes less
-    than a minute on an idle core.
+    than a minute.
 
     \b
     Examples:
@@ -33,8 +33,6 @@ def demo(
     """
     from sparsebp.train.recipe import config_for
 
-    # One thread by default: a batch of 25 is little to share out, and where other programs run on the same cores,
-    # threads that wait for each other at every product cost many times what they save.
     config = config_for("seqmnist", epochs=epochs, seed=seed)
     use_threads(threads)
     session.run(config, out, resume=resume, agreement=True, as_json=json)

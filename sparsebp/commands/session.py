@@ -110,7 +110,7 @@ def _print(result: dict[str, Any]) -> None:
         f"{result['training_seconds']:.1f} s of training)",
         markup=False,
     )
-    out.print(f"backward plan  {result['backward']['algorithm']}: {result['backward']['reason']}", markup=False)
+    out.print(f"backward plan  {result['backward']['reason']}", markup=False)
     for entry in result.get("agreement", ()):
         agreed = Agreement(**entry)
         out.print(
