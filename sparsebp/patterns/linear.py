@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from sparsebp.errors import PatternError
-from sparsebp.patterns.sparsity import SparsityPattern
+from sparsebp.patterns.sparsity import KEPT, SparsityPattern
 from sparsebp.patterns.validate import index_dtype
 
 
+@lru_cache(maxsize=KEPT)
 def linear_pattern(in_features: int, out_features: int, positions: int = 1) -> SparsityPattern:
     """Return the pattern of the transposed Jacobian of ``y = x @ W.T + b``: dense, or a block diagonal of dense blocks.
 

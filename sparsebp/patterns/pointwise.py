@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from sparsebp.patterns.sparsity import SparsityPattern
+from functools import lru_cache
+
+from sparsebp.patterns.sparsity import KEPT, SparsityPattern
 
 
+@lru_cache(maxsize=KEPT)
 def pointwise_pattern(size: int) -> SparsityPattern:
     """Return the diagonal of an operator on `size` elements.
 

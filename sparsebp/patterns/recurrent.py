@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 from sparsebp.errors import PatternError
-from sparsebp.patterns.sparsity import SparsityPattern
+from sparsebp.patterns.sparsity import KEPT, SparsityPattern
 from sparsebp.patterns.validate import index_dtype
 
 
+@lru_cache(maxsize=KEPT)
 def hidden_pattern(size: int) -> SparsityPattern:
     """Return the pattern of one step's transposed Jacobian, of h[t] with respect to h[t-1]: dense (BPPSA Eq. 9, 11).
 
@@ -20,6 +23,7 @@ def hidden_pattern(size: int) -> SparsityPattern:
     return SparsityPattern.dense(size, size)
 
 
+@lru_cache(maxsize=KEPT)
 def sequence_pattern(
     steps: int, input_size: int, hidden_size: int, *, reverse: bool = False, bidirectional: bool = False
 ) -> SparsityPattern:

@@ -18,6 +18,9 @@ from sparsebp.errors import PatternError
 from sparsebp.patterns.validate import check_canonical, checked_arrays, checked_shape, index_dtype
 from sparsebp.types import Array, PatternKind
 
+KEPT = 64
+"""Patterns that each builder keeps, by its arguments: an operator's pattern is made once, its values many times."""
+
 
 class SparsityPattern:
     """Where the entries of a sparse matrix are: an immutable, canonical CSR structure.

@@ -66,3 +66,12 @@ def test_an_input_reaches_what_comes_after_it(steps, n_in, hidden):
 def test_negative_sizes_are_refused(build):
     with pytest.raises(PatternError, match="Expected"):
         build()
+
+
+def test_the_pattern_of_a_configuration_is_made_once():
+    assert pointwise_pattern(7) is pointwise_pattern(7)
+    assert linear_pattern(3, 5, 2) is linear_pattern(3, 5, 2)
+    assert linear_pattern(3, 5, 2) != linear_pattern(3, 5, 1)
+    assert hidden_pattern(4) is hidden_pattern(4)
+    assert sequence_pattern(3, 1, 2) is sequence_pattern(3, 1, 2)
+    assert sequence_pattern(3, 1, 2) is not sequence_pattern(3, 1, 2, reverse=True)
