@@ -2,7 +2,7 @@
 
 from sparsebp.train.callbacks import Callback, JsonLines, ProgressBar
 from sparsebp.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from sparsebp.train.compare import Comparison, compare_backward
+from sparsebp.train.compare import Comparison, compare_backward, compare_histories
 from sparsebp.train.history import EpochRecord, History
 from sparsebp.train.plot import plot_history, save_loss_curve
 from sparsebp.train.trainer import Trainer
@@ -17,6 +17,7 @@ __all__ = [
     "ProgressBar",
     "Trainer",
     "compare_backward",
+    "compare_histories",
     "load_checkpoint",
     "plot_history",
     "save_checkpoint",

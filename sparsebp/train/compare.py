@@ -11,6 +11,9 @@ import numpy as np
 from sparsebp.errors import ShapeError
 from sparsebp.train.history import History
 
+EARLY = 100
+"""Steps over which rounding has not grown yet in a training that amplifies it."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
@@ -24,6 +27,10 @@ class Comparison:
         Steps of each run.
     max_loss_difference
         Largest absolute difference of the two losses at the same step; `step_of_max` is that step, from 0.
+    early_loss_difference
+        The same over the first `EARLY` steps. Training can be chaotic: where it is, the last bit of one weight grows
+        into a different curve within some hundred steps, whatever the algorithm, and the early difference is the one
+        that tells a wrong gradient from rounding.
     final_losses
         The losses of the last step: (backward, reference).
     seconds
@@ -36,6 +43,7 @@ class Comparison:
     steps: int
     max_loss_difference: float
     step_of_max: int
+    early_loss_difference: float
     final_losses: tuple[float, float]
     seconds: tuple[float, float]
 
@@ -52,7 +60,8 @@ class Comparison:
         """Return the comparison as text."""
         return (
             f"{self.backward} against {self.reference}, {self.steps} steps from the same seed: "
-            f"largest difference of losses {self.max_loss_difference:.3g} (step {self.step_of_max}), "
+            f"largest difference of losses {self.max_loss_difference:.3g} (step {self.step_of_max}; "
+            f"{self.early_loss_difference:.3g} over the first {min(EARLY, self.steps)} steps), "
             f"step time {self.seconds[0] * 1e3:.2f} ms against {self.seconds[1] * 1e3:.2f} ms "
             f"(ratio {self.time_ratio:.2f})"
         )
@@ -92,6 +101,7 @@ def compare_histories(first: History, second: History, backward: str, reference:
         steps=first.steps,
         max_loss_difference=float(difference.max()),
         step_of_max=int(difference.argmax()),
+        early_loss_difference=float(difference[:EARLY].max()),
         final_losses=(first.loss[-1], second.loss[-1]),
         seconds=(float(np.median(first.seconds)), float(np.median(second.seconds))),
     )

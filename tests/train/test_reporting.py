@@ -14,6 +14,7 @@ from sparsebp.train import (
     JsonLines,
     ProgressBar,
     compare_backward,
+    compare_histories,
     plot_history,
     save_loss_curve,
 )
@@ -101,11 +102,15 @@ def test_comparison_of_two_runs():
     result = compare_backward(runs.__getitem__, "chunked")
     assert result.max_loss_difference == 0.25
     assert result.step_of_max == 1
+    assert result.early_loss_difference == 0.25
     assert result.final_losses == (3.5, 3.25)
     assert result.seconds == (0.5, 2.0)
     assert result.time_ratio == 4.0
     assert json.loads(json.dumps(result.to_json()))["time_ratio"] == 4.0
     assert "chunked against linear" in result.describe()
+    late = [1.0] * 100 + [2.0]
+    result = compare_histories(history_of(late), history_of([1.0] * 101), "chunked", "linear")
+    assert (result.max_loss_difference, result.early_loss_difference) == (1.0, 0.0)
     for other in ([1.0], []):
         with pytest.raises(ShapeError):
             compare_backward({"chunked": history_of(other), "linear": history_of([])}.__getitem__, "chunked")
