@@ -23,15 +23,15 @@ from sparsebp.errors import OptionError
 SHORT = 1e-3
 """Seconds under which one run is too short for the clock; several are then timed together."""
 
-SETTLE = 30e-3
-"""Seconds of rest before each timing: the worker threads of the side before may still be spinning."""
-
 WARM = 3
 """Untimed runs between the rest and the clock, for runs shorter than `SHORT`; longer ones get one."""
 
 
 class Clock(Protocol):
     """Times one call."""
+
+    rest: float
+    """Seconds of rest before each timing."""
 
     def __call__(self, run: Callable[[], object]) -> float:
         """Run it and return the seconds it took."""
@@ -40,6 +40,8 @@ class Clock(Protocol):
 
 class HostClock:
     """`time.perf_counter` around the call."""
+
+    rest = 30e-3  # the worker threads of the side before spin on for a while
 
     def __call__(self, run: Callable[[], object]) -> float:
         """Run it and return the seconds it took."""
@@ -54,6 +56,8 @@ class DeviceClock:
     Both CuPy and PyTorch work on the legacy default stream unless told otherwise, so one pair of events times either;
     the gaps in which the device waits for Python are counted, as the user waits for them too.
     """
+
+    rest = 0.0  # an idle device lowers its clocks
 
     def __init__(self, cupy: ModuleType) -> None:
         self._start, self._stop = cupy.cuda.Event(), cupy.cuda.Event()
@@ -177,7 +181,7 @@ def _time(call: Call, runs: int, clock: Clock) -> float:
         for item in prepared[warm:]:
             call.run(item)
 
-    time.sleep(SETTLE)
+    time.sleep(clock.rest)
     collecting = gc.isenabled()
     gc.disable()
     try:

@@ -16,6 +16,8 @@ from sparsebp.errors import OptionError
 class FakeClock:
     """Returns the seconds that it is given, one after another, and runs the call; `running` while it does."""
 
+    rest = 0.0
+
     def __init__(self, seconds: list[float]) -> None:
         self.seconds = itertools.cycle(seconds)
         self.running = False
