@@ -5,16 +5,20 @@ from __future__ import annotations
 from sparsebp.patterns.linear import linear_pattern
 from sparsebp.patterns.plan import ProductPlan
 from sparsebp.patterns.pointwise import pointwise_pattern
+from sparsebp.patterns.pool import PoolPattern, adaptive_pool_pattern, pool_pattern
 from sparsebp.patterns.product import plan_product
 from sparsebp.patterns.recurrent import hidden_pattern, sequence_pattern
 from sparsebp.patterns.sparsity import SparsityPattern
 
 __all__ = [
+    "PoolPattern",
     "ProductPlan",
     "SparsityPattern",
+    "adaptive_pool_pattern",
     "hidden_pattern",
     "linear_pattern",
     "plan_product",
     "pointwise_pattern",
+    "pool_pattern",
     "sequence_pattern",
 ]
