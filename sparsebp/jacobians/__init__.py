@@ -5,15 +5,18 @@ from __future__ import annotations
 from sparsebp.jacobians.api import jacobian_t
 from sparsebp.jacobians.linear import linear_jacobian_t
 from sparsebp.jacobians.pointwise import pointwise_jacobian_t
+from sparsebp.jacobians.pool import avg_pool_jacobian_t, max_pool_jacobian_t
 from sparsebp.jacobians.recurrent import gru_hidden_jacobians, hidden_elements, rnn_hidden_jacobians
 from sparsebp.jacobians.transposed import TransposedJacobian
 
 __all__ = [
     "TransposedJacobian",
+    "avg_pool_jacobian_t",
     "gru_hidden_jacobians",
     "hidden_elements",
     "jacobian_t",
     "linear_jacobian_t",
+    "max_pool_jacobian_t",
     "pointwise_jacobian_t",
     "rnn_hidden_jacobians",
 ]
