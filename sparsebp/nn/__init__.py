@@ -1,6 +1,7 @@
 """Layers and losses; names, arguments, parameter shapes and state_dict keys as in torch.nn."""
 
 from sparsebp.nn import init
+from sparsebp.nn.adaptive_pool import AdaptiveAvgPool1d, AdaptiveAvgPool2d
 from sparsebp.nn.classifier import SequenceClassifier
 from sparsebp.nn.cross_entropy import CrossEntropyLoss
 from sparsebp.nn.dropout import Dropout
@@ -10,6 +11,7 @@ from sparsebp.nn.identity import Identity
 from sparsebp.nn.layer import Layer
 from sparsebp.nn.linear import Linear
 from sparsebp.nn.mse import MSELoss
+from sparsebp.nn.pool import AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d
 from sparsebp.nn.relu import ReLU
 from sparsebp.nn.rnn import RNN, RNNCell
 from sparsebp.nn.sequential import Sequential
@@ -19,6 +21,10 @@ from sparsebp.nn.tanh import Tanh
 __all__ = [
     "GRU",
     "RNN",
+    "AdaptiveAvgPool1d",
+    "AdaptiveAvgPool2d",
+    "AvgPool1d",
+    "AvgPool2d",
     "CrossEntropyLoss",
     "Dropout",
     "Flatten",
@@ -27,6 +33,8 @@ __all__ = [
     "Layer",
     "Linear",
     "MSELoss",
+    "MaxPool1d",
+    "MaxPool2d",
     "RNNCell",
     "ReLU",
     "SequenceClassifier",

@@ -1,0 +1,214 @@
+"""Pooling layers against torch.nn: outputs, gradients and Jacobians."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from sparsebp import nn
+from sparsebp.errors import DTypeError, OptionError, ShapeError
+from sparsebp.jacobians import max_pool_jacobian_t
+from sparsebp.patterns import pool_pattern
+from strategies import seeds
+
+CLOSE = {"rtol": 1e-11, "atol": 1e-13}
+
+
+@st.composite
+def pooling(draw, dims, dilated):
+    """Sizes of an input and arguments of a layer, one value for each axis."""
+    size = [draw(st.integers(1, 8)) for _ in range(dims)]
+    kernel = [draw(st.integers(1, 4)) for _ in range(dims)]
+    dilation = [draw(st.integers(1, 3)) if dilated else 1 for _ in range(dims)]
+    options = {
+        "kernel_size": tuple(kernel),
+        "stride": draw(st.none() | st.tuples(*[st.integers(1, 4)] * dims)),
+        "padding": tuple(draw(st.integers(0, k // 2)) for k in kernel),
+        "ceil_mode": draw(st.booleans()),
+    }
+    if dilated:
+        options["dilation"] = tuple(dilation)
+    return (draw(st.integers(1, 3)), draw(st.integers(1, 3)), *size), options
+
+
+def values(rng, shape, kind):
+    """Values in general position, or with ties, or with NaN and infinities."""
+    if kind == "normal":
+        return rng.standard_normal(shape)
+    if kind == "ties":
+        return rng.integers(-1, 2, shape).astype(float)
+    return rng.choice([np.nan, -np.inf, np.inf, 0.0, 1.0, 2.0], shape, p=[0.2, 0.3, 0.1, 0.1, 0.2, 0.1])
+
+
+def run(layer, x):
+    try:
+        return layer.forward(x)
+    except ShapeError:
+        assume(False)
+
+
+def check(layer, twin, x, rng, torch_jacobian_t):
+    """Compare forward, I, W, and the Jacobian of every sample; return the first two of ours."""
+    y, saved = run(layer, x)
+    tx = torch.from_numpy(x).requires_grad_()
+    want = twin(tx)
+    gy = rng.standard_normal(want.shape)
+    want.backward(torch.from_numpy(gy))
+    np.testing.assert_allclose(y, want.detach().numpy(), **CLOSE)
+    gx = layer.input_grad(gy, saved)
+    np.testing.assert_allclose(gx, tx.grad.numpy(), **CLOSE)
+    assert gx.flags.c_contiguous and layer.weight_grad(gy, saved) == {} == layer.parameters()
+    jacobian = layer.jacobian_t(saved)
+    for b in range(x.shape[0]):
+        expected = torch_jacobian_t(lambda s: twin(s.unsqueeze(0))[0], x[b])
+        np.testing.assert_allclose(jacobian.to_dense(b), expected, **CLOSE)
+    flat = np.ascontiguousarray(gy.reshape(len(gy), -1).T)
+    np.testing.assert_allclose((jacobian @ flat).T.reshape(x.shape), gx, **CLOSE)
+
+
+@pytest.mark.parametrize("dims", [1, 2])
+@given(data=st.data(), kind=st.sampled_from(["normal", "ties", "special"]), seed=seeds)
+def test_max_pool(torch_jacobian_t, dims, data, kind, seed):
+    rng = np.random.default_rng(seed)
+    shape, options = data.draw(pooling(dims, dilated=True))
+    layer, twin = (getattr(space, f"MaxPool{dims}d")(**options) for space in (nn, torch.nn))
+    check(layer, twin, values(rng, shape, kind), rng, torch_jacobian_t)
+
+
+@pytest.mark.parametrize("dims", [1, 2])
+@given(data=st.data(), include=st.booleans(), divisor=st.none() | st.integers(1, 5), seed=seeds)
+def test_avg_pool(torch_jacobian_t, dims, data, include, divisor, seed):
+    rng = np.random.default_rng(seed)
+    shape, options = data.draw(pooling(dims, dilated=False))
+    options["count_include_pad"] = include
+    if dims == 2:
+        options["divisor_override"] = divisor
+    layer, twin = (getattr(space, f"AvgPool{dims}d")(**options) for space in (nn, torch.nn))
+    check(layer, twin, rng.standard_normal(shape), rng, torch_jacobian_t)
+    assert layer.jacobian_t(layer.forward(np.zeros(shape))[1]).batch is None
+
+
+@pytest.mark.parametrize("dims", [1, 2])
+@given(data=st.data(), seed=seeds)
+def test_adaptive_avg_pool(torch_jacobian_t, dims, data, seed):
+    rng = np.random.default_rng(seed)
+    shape = tuple(data.draw(st.integers(1, 7)) for _ in range(2 + dims))
+    want = tuple(data.draw(st.integers(1, 7)) for _ in range(dims))
+    if dims == 2 and data.draw(st.booleans()):
+        want = (None, want[1])
+    layer, twin = (getattr(space, f"AdaptiveAvgPool{dims}d")(want) for space in (nn, torch.nn))
+    check(layer, twin, rng.standard_normal(shape), rng, torch_jacobian_t)
+
+
+@given(seed=seeds, kernel=st.integers(1, 3), stride=st.integers(1, 3), batch=st.integers(1, 3))
+@example(seed=0, kernel=2, stride=2, batch=2)
+def test_in_a_sequential(torch_jacobian_t, seed, kernel, stride, batch):
+    rng = np.random.default_rng(seed)
+    out = (6 - kernel) // stride + 1
+    layer = nn.Sequential(
+        nn.ReLU(), nn.MaxPool2d(kernel, stride), nn.Flatten(),
+        nn.Linear(2 * out * out, 3, dtype=np.float64, rng=rng),
+    )  # fmt: skip
+    twin = torch.nn.Sequential(
+        torch.nn.ReLU(), torch.nn.MaxPool2d(kernel, stride), torch.nn.Flatten(), torch.nn.Linear(2 * out * out, 3)
+    ).double()
+    twin.load_state_dict({name: torch.from_numpy(a) for name, a in layer.state_dict().items()})
+    x = rng.standard_normal((batch, 2, 6, 6))
+    y, saved = layer.forward(x)
+    tx = torch.from_numpy(x).requires_grad_()
+    want = twin(tx)
+    want.sum().backward()
+    np.testing.assert_allclose(y, want.detach().numpy(), **CLOSE)
+    np.testing.assert_allclose(layer.input_grad(np.ones_like(y), saved), tx.grad.numpy(), **CLOSE)
+    jacobian = layer.jacobian_t(saved)
+    assert jacobian.shape == (72, 3)
+    for b in range(batch):
+        expected = torch_jacobian_t(lambda s: twin(s.unsqueeze(0))[0], x[b])
+        np.testing.assert_allclose(jacobian.to_dense(b), expected, **CLOSE)
+
+
+def test_the_first_maximum_and_the_last_nan_win():
+    x = np.array([[[3.0, 3.0, 3.0, np.nan, 5.0, np.nan, -np.inf, -np.inf, -np.inf]]])
+    y, saved = nn.MaxPool1d(3).forward(x)
+    np.testing.assert_array_equal(y, [[[3.0, np.nan, -np.inf]]])
+    np.testing.assert_array_equal(saved.choice, [[[0, 2, 0]]])
+    tx = torch.from_numpy(x)
+    _, index = torch.nn.functional.max_pool1d(tx, 3, return_indices=True)
+    np.testing.assert_array_equal(saved.choice + np.array([0, 3, 6]), index.numpy())
+
+
+def test_a_gradient_that_is_infinite_stays_where_it_belongs():
+    layer = nn.MaxPool2d(2)
+    _, saved = layer.forward(np.arange(16.0).reshape(1, 1, 4, 4))
+    gx = layer.input_grad(np.full((1, 1, 2, 2), np.inf), saved)
+    assert np.isinf(gx).sum() == 4 and not np.isnan(gx).any()
+
+
+def test_a_kernel_of_more_places_than_a_byte_counts():
+    x = np.random.default_rng(0).standard_normal((1, 1, 20, 20))
+    y, saved = nn.MaxPool2d(20).forward(x)
+    assert y.item() == x.max() and saved.choice.item() == x.argmax()
+    assert nn.MaxPool2d(20).jacobian_t(saved).to_dense().sum() == 1
+
+
+@pytest.mark.parametrize("name", ["MaxPool2d", "AvgPool2d", "AdaptiveAvgPool2d"])
+def test_dtype_layout_and_an_empty_batch(name):
+    layer = getattr(nn, name)(2)
+    x = np.random.default_rng(0).standard_normal((3, 2, 5, 4)).astype(np.float32)
+    y, saved = layer.forward(x)
+    assert y.dtype == np.float32 == layer.input_grad(y, saved).dtype == layer.jacobian_t(saved).dtype
+    strided = np.asfortranarray(x)
+    np.testing.assert_array_equal(layer.forward(strided)[0], y)
+    np.testing.assert_array_equal(layer.input_grad(np.asfortranarray(y), saved), layer.input_grad(y, saved))
+    y, saved = layer.forward(x[:0])
+    assert y.shape == (0, 2, 2, 2) and layer.input_grad(y, saved).shape == (0, 2, 5, 4)
+
+
+@pytest.mark.parametrize("name", ["MaxPool", "AvgPool", "AdaptiveAvgPool"])
+@pytest.mark.parametrize("dims", [1, 2])
+def test_bad_arrays_are_refused(name, dims):
+    layer = getattr(nn, f"{name}{dims}d")(2)
+    shape = (2, 3, 4, 4)[: dims + 2]
+    with pytest.raises(DTypeError):
+        layer.forward(np.ones(shape, int))
+    for wrong in (shape[1:], (*shape, 1)):
+        with pytest.raises(ShapeError, match="x has the wrong shape"):
+            layer.forward(np.ones(wrong))
+    y, saved = layer.forward(np.ones(shape))
+    with pytest.raises(ShapeError, match="gy"):
+        layer.input_grad(np.ones(shape), saved)
+    with pytest.raises(DTypeError, match="gy"):
+        layer.input_grad(y.astype(np.float32), saved)
+
+
+@pytest.mark.parametrize(
+    ("text", "build"),
+    [
+        ("more than half", lambda: nn.MaxPool1d(3, padding=2)),
+        ("more than half", lambda: nn.AvgPool2d((4, 2), padding=2)),
+        ("kernel_size is wrong", lambda: nn.MaxPool2d(0)),
+        ("kernel_size is wrong", lambda: nn.AvgPool1d((2, 2))),
+        ("stride is wrong", lambda: nn.AvgPool2d(2, -1)),
+        ("dilation is wrong", lambda: nn.MaxPool1d(2, dilation=0)),
+        ("divisor_override is zero", lambda: nn.AvgPool2d(2, divisor_override=0)),
+        ("output_size is wrong", lambda: nn.AdaptiveAvgPool1d(0)),
+        ("output_size is wrong", lambda: nn.AdaptiveAvgPool2d((1, 2, 3))),
+    ],
+)
+def test_bad_options_are_refused(text, build):
+    with pytest.raises(OptionError, match=text):
+        build()
+
+
+@pytest.mark.parametrize("layer", [nn.MaxPool2d(5), nn.AvgPool2d((5, 1))])
+def test_a_kernel_larger_than_the_input_is_refused(layer):
+    with pytest.raises(ShapeError, match="larger than the padded input"):
+        layer.forward(np.ones((1, 1, 4, 4)))
+
+
+def test_winners_that_do_not_fit_are_refused():
+    with pytest.raises(ShapeError, match="winner"):
+        max_pool_jacobian_t(pool_pattern(1, (4, 4), 2), np.zeros((2, 5), np.uint8))
