@@ -2,6 +2,7 @@
 
 from sparsebp.nn import init
 from sparsebp.nn.adaptive_pool import AdaptiveAvgPool1d, AdaptiveAvgPool2d
+from sparsebp.nn.avg_pool import AvgPool1d, AvgPool2d
 from sparsebp.nn.classifier import SequenceClassifier
 from sparsebp.nn.cross_entropy import CrossEntropyLoss
 from sparsebp.nn.dropout import Dropout
@@ -10,8 +11,8 @@ from sparsebp.nn.gru import GRU, GRUCell
 from sparsebp.nn.identity import Identity
 from sparsebp.nn.layer import Layer
 from sparsebp.nn.linear import Linear
+from sparsebp.nn.max_pool import MaxPool1d, MaxPool2d
 from sparsebp.nn.mse import MSELoss
-from sparsebp.nn.pool import AvgPool1d, AvgPool2d, MaxPool1d, MaxPool2d
 from sparsebp.nn.relu import ReLU
 from sparsebp.nn.rnn import RNN, RNNCell
 from sparsebp.nn.sequential import Sequential

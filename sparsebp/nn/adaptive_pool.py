@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from sparsebp import backend
 from sparsebp.errors import OptionError
 from sparsebp.nn.layer import Layer, check_gy, check_input
 from sparsebp.patterns import adaptive_pool_pattern
@@ -62,7 +63,6 @@ class AdaptiveAvgPool(Layer):
 
     def jacobian_t(self, saved: AdaptiveSaved) -> Any:
         """Return the windows' weights on the layer's pattern, shared by the batch."""
-        from sparsebp import backend
         from sparsebp.jacobians import avg_pool_jacobian_t
 
         xp = backend.namespace(saved.channel.data)
@@ -112,8 +112,6 @@ class AdaptiveAvgPool2d(AdaptiveAvgPool):
 
 def _apply(jacobian: Any, x: Array, shape: tuple[int, ...]) -> Array:
     """Multiply every channel of every sample by `jacobian`; return the result in `shape`."""
-    from sparsebp import backend
-
     xp = backend.namespace(x)
     columns = xp.ascontiguousarray(x.reshape(shape[0] * shape[1], jacobian.shape[1]).T)
     return xp.ascontiguousarray((jacobian @ columns).T).reshape(shape)

@@ -115,6 +115,28 @@ def test_training_steps(device: Backend, cell: str, optimizer: str) -> None:
     both(device, run)
 
 
+POOLS: dict[str, Callable[[], Any]] = {
+    "max": lambda: nn.MaxPool2d(3, 2, 1, ceil_mode=True),
+    "average": lambda: nn.AvgPool2d(3, 2, 1, ceil_mode=True, count_include_pad=False),
+    "adaptive": lambda: nn.AdaptiveAvgPool2d((2, None)),
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("name", POOLS)
+def test_pooling(device: Backend, name: str, dtype: Any) -> None:
+    def run(array: Callable[[Any], Any], place: Callable[[Any], Any]) -> dict[str, Any]:
+        layer = place(POOLS[name]())
+        x = np.random.default_rng(0).integers(-2, 3, (3, 2, 6, 5)).astype(dtype)  # with ties
+        x[0, 0, 0, :2] = np.nan
+        y, saved = layer.forward(array(x))
+        gy = array(np.random.default_rng(1).standard_normal(y.shape).astype(dtype))
+        jacobian, columns = layer.jacobian_t(saved), array(np.ascontiguousarray(to_host(gy).reshape(3, -1).T))
+        return {"y": y, "gx": layer.input_grad(gy, saved), "data": jacobian.data, "J @ g": jacobian @ columns}
+
+    both(device, run)
+
+
 def test_hidden_jacobians(device: Backend) -> None:
     def run(array: Callable[[Any], Any], place: Callable[[Any], Any]) -> dict[str, Any]:
         found = {}
