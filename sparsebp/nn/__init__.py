@@ -2,6 +2,7 @@
 
 from sparsebp.nn import init
 from sparsebp.nn.classifier import SequenceClassifier
+from sparsebp.nn.conv import Conv1d, Conv2d, Conv3d
 from sparsebp.nn.cross_entropy import CrossEntropyLoss
 from sparsebp.nn.dropout import Dropout
 from sparsebp.nn.flatten import Flatten
@@ -19,6 +20,9 @@ from sparsebp.nn.tanh import Tanh
 __all__ = [
     "GRU",
     "RNN",
+    "Conv1d",
+    "Conv2d",
+    "Conv3d",
     "CrossEntropyLoss",
     "Dropout",
     "Flatten",
