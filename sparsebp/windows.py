@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 from sparsebp.errors import OptionError, ShapeError
 
@@ -142,8 +142,8 @@ def _pairs(
             )
         totals = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
         return tuple((total // 2, total - total // 2) for total in totals)
-    if _is_sequence(padding) and len(padding) == ndim and all(_is_sequence(pair) for pair in padding):  # type: ignore[arg-type]
-        before_after = [lengths("a pair of padding", pair, 2, 0) for pair in padding]  # type: ignore[union-attr, arg-type]
+    if _is_sequence(padding) and len(padding) == ndim and all(_is_sequence(pair) for pair in padding):
+        before_after = [lengths("a pair of padding", pair, 2, 0) for pair in padding]
         return tuple((before, after) for before, after in before_after)
     if isinstance(padding, str):
         raise OptionError(
@@ -155,5 +155,5 @@ def _pairs(
     return tuple((n, n) for n in lengths("padding", padding, ndim, 0))  # type: ignore[arg-type]
 
 
-def _is_sequence(value: Any) -> bool:
+def _is_sequence(value: Any) -> TypeGuard[Sequence[Any]]:
     return isinstance(value, Sequence) and not isinstance(value, str)

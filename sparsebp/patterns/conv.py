@@ -113,11 +113,12 @@ def conv_pattern(
     ndim = 1 if np.ndim(input_size) == 0 else np.size(input_size)
     sizes = lengths("input_size", input_size, ndim, 0)
     windows = Windows.of(ndim, kernel_size, stride, padding, dilation)
-    (channels, groups) = lengths("channels", (in_channels, out_channels), 2, 1), lengths("groups", groups, 1, 1)[0]
-    check_channels(*channels, groups)
+    in_channels, out_channels = lengths("channels", (in_channels, out_channels), 2, 1)
+    (groups,) = lengths("groups", groups, 1, 1)
+    check_channels(in_channels, out_channels, groups)
     if memory_limit is not None:
-        _check_memory(memory_limit, *channels, sizes, windows, groups)
-    return _build(*channels, sizes, windows, groups, layout)
+        _check_memory(memory_limit, in_channels, out_channels, sizes, windows, groups)
+    return _build(in_channels, out_channels, sizes, windows, groups, layout)
 
 
 class _Factor(NamedTuple):
