@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from sparsebp import backend, kernels
 from sparsebp.errors import ShapeError
 from sparsebp.jacobians.transposed import TransposedJacobian
@@ -48,7 +50,7 @@ def conv_jacobian_t(
     """
     xp = backend.namespace(weight)
     backend.float_dtype(weight.dtype)
-    sizes = (input_size,) if isinstance(input_size, int) else tuple(input_size)
+    sizes = tuple(input_size) if isinstance(input_size, Sequence) else (input_size,)
     if weight.ndim != len(sizes) + 2:
         raise ShapeError(
             "weight does not fit the input",

@@ -72,6 +72,7 @@ def test_weights_move_both_ways(torch_jacobian_t, c, bias, seed):
     np.testing.assert_allclose(other(x), twin(torch.from_numpy(x)).detach().numpy(), **CLOSE)
 
 
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
 @given(kernel=st.integers(1, 4), dilation=st.integers(1, 3), padding=st.sampled_from(["same", "valid"]), seed=seeds)
 def test_padding_by_name(torch_jacobian_t, kernel, dilation, padding, seed):
     rng = np.random.default_rng(seed)

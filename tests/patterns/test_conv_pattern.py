@@ -167,6 +167,12 @@ def test_the_memory_limit_is_what_the_arrays_take():
         conv_pattern(2, 3, (7, 5), 3, stride=2, memory_limit=size - 1)
 
 
+def test_one_axis_may_be_an_integer():
+    weight = np.ones((2, 1, 3), np.float32)
+    patterns = [conv_jacobian_t(weight, n).pattern for n in (5, np.int64(5), (5,), [5])]
+    assert all(pattern is patterns[0] for pattern in patterns)
+
+
 def test_a_weight_of_another_rank_is_refused():
     with pytest.raises(ShapeError, match="4 axes"):
         conv_jacobian_t(np.ones((2, 3, 3)), (5, 5))
