@@ -4,6 +4,7 @@ from sparsebp.nn import init
 from sparsebp.nn.adaptive_pool import AdaptiveAvgPool1d, AdaptiveAvgPool2d
 from sparsebp.nn.avg_pool import AvgPool1d, AvgPool2d
 from sparsebp.nn.classifier import SequenceClassifier
+from sparsebp.nn.conv import Conv1d, Conv2d, Conv3d
 from sparsebp.nn.cross_entropy import CrossEntropyLoss
 from sparsebp.nn.dropout import Dropout
 from sparsebp.nn.flatten import Flatten
@@ -26,6 +27,9 @@ __all__ = [
     "AdaptiveAvgPool2d",
     "AvgPool1d",
     "AvgPool2d",
+    "Conv1d",
+    "Conv2d",
+    "Conv3d",
     "CrossEntropyLoss",
     "Dropout",
     "Flatten",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sparsebp.patterns.conv import ConvPattern, conv_pattern
 from sparsebp.patterns.linear import linear_pattern
 from sparsebp.patterns.plan import ProductPlan
 from sparsebp.patterns.pointwise import pointwise_pattern
@@ -11,10 +12,12 @@ from sparsebp.patterns.recurrent import hidden_pattern, sequence_pattern
 from sparsebp.patterns.sparsity import SparsityPattern
 
 __all__ = [
+    "ConvPattern",
     "PoolPattern",
     "ProductPlan",
     "SparsityPattern",
     "adaptive_pool_pattern",
+    "conv_pattern",
     "hidden_pattern",
     "linear_pattern",
     "plan_product",

@@ -206,3 +206,16 @@ def test_jacobian_product_keeps_its_arrays_on_the_device(device: Backend) -> Non
     result = jacobian @ device.array(np.ones((3, 2)))
     assert isinstance(result, device.xp.ndarray)
     np.testing.assert_array_equal(device.numpy(result), np.array([[1, 1], [0, 0], [2, 2], [7, 7]], float))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
+def test_convolutions(device: Backend, dtype: Any) -> None:
+    x = np.random.default_rng(0).standard_normal((2, 4, 6, 5)).astype(dtype)
+
+    def run(array: Callable[[Any], Any], move: Callable[[Any], Any]) -> dict[str, Any]:
+        layer = move(nn.Conv2d(4, 6, (3, 2), 2, ((1, 0), (2, 1)), groups=2, dtype=dtype, rng=0))
+        y, saved = layer.forward(array(x))
+        grads = layer.weight_grad(y, saved)
+        return {"y": y, "gx": layer.input_grad(y, saved), **grads, "jacobian": layer.jacobian_t(saved).data}
+
+    both(device, run)

@@ -1,0 +1,67 @@
+"""Transposed Jacobian of a convolution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sparsebp import backend, kernels
+from sparsebp.errors import ShapeError
+from sparsebp.jacobians.transposed import TransposedJacobian
+from sparsebp.patterns.conv import Layout, conv_pattern
+from sparsebp.types import Array
+from sparsebp.windows import Lengths, Padding
+
+
+def conv_jacobian_t(
+    weight: Array,
+    input_size: Lengths,
+    stride: Lengths = 1,
+    padding: Padding = 0,
+    dilation: Lengths = 1,
+    groups: int = 1,
+    *,
+    layout: Layout = "chw",
+    memory_limit: int | None = None,
+) -> TransposedJacobian:
+    """Return a convolution's transposed Jacobian, shared by the batch: its values are weights (BPPSA §3.3).
+
+    The pattern is made once for its arguments; the values are one gather from the weights.
+
+    Parameters
+    ----------
+    weight
+        As torch.nn keeps it: (out_channels, in_channels // groups, *kernel_size), float32 or float64.
+    input_size
+        Lengths of the input's axes after the channels: (L,), (H, W), (D, H, W); an integer for one axis.
+    stride, padding, dilation, groups, layout, memory_limit
+        As in `sparsebp.patterns.conv_pattern`. The limit counts the pattern alone.
+
+    Returns
+    -------
+    TransposedJacobian
+        Shape (in_channels * inputs, out_channels * outputs).
+
+    Raises
+    ------
+    ShapeError
+        `weight` has another number of axes than the input has, or the kernel is larger than the padded input.
+    OptionError, DTypeError, MemoryLimitError
+        An option or the dtype is not one of those above, or the pattern exceeds the limit.
+    """
+    xp = backend.namespace(weight)
+    backend.float_dtype(weight.dtype)
+    sizes = tuple(input_size) if isinstance(input_size, Sequence) else (input_size,)
+    if weight.ndim != len(sizes) + 2:
+        raise ShapeError(
+            "weight does not fit the input",
+            expected=f"{len(sizes) + 2} axes: out_channels, in_channels // groups and {len(sizes)} of the kernel",
+            got=weight.shape,
+            remedy="Pass the weight of a convolution over as many axes as input_size has",
+        )
+    n_out, n_in, *kernel = weight.shape
+    structure = conv_pattern(
+        n_in * groups, n_out, sizes, kernel, stride, padding, dilation, groups, layout=layout, memory_limit=memory_limit
+    )
+    values = xp.empty((structure.pattern.nnz, 1), dtype=weight.dtype)
+    kernels.get(xp).gather(xp.ascontiguousarray(weight).reshape(-1, 1), structure.device_index(xp), values)
+    return TransposedJacobian(structure.pattern, values.reshape(-1))

@@ -1,0 +1,215 @@
+"""Pattern of a convolution's transposed Jacobian, and which weight each entry holds.
+
+An input and an output element are joined if a tap of the kernel lies between them, on every axis by itself. So the
+pattern is a Kronecker product of small ones: channels × (input × output positions of axis 1) × … It has exactly the
+entries that random weights fill (BPPSA §3.3; for 3 → 64 channels, 3×3, padding 1 on 32×32: 3·64·94·94).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache, reduce
+from math import prod
+from types import ModuleType
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from sparsebp import backend
+from sparsebp.errors import MemoryLimitError, OptionError
+from sparsebp.patterns.sparsity import KEPT, SparsityPattern
+from sparsebp.patterns.validate import index_dtype
+from sparsebp.types import Array
+from sparsebp.windows import Lengths, Padding, Windows, check_channels, lengths
+
+Layout = Literal["chw", "hwc"]
+"""Order of a flattened sample: channels first (as torch.nn has it) or last."""
+
+
+@dataclass(frozen=True, eq=False)
+class ConvPattern:
+    """The structure of a convolution's transposed Jacobian.
+
+    Attributes
+    ----------
+    pattern
+        Shape (in_channels * inputs, out_channels * outputs), the elements of a flattened sample.
+    weight_index
+        Position in ``weight.ravel()`` of every entry's value. Read-only int32 (int64 for 2**31 weights), shape (nnz,).
+    weight_shape
+        (out_channels, in_channels // groups, *kernel), as torch.nn has it.
+    output_size
+        Lengths of the output's axes.
+    layout
+        ``"chw"`` or ``"hwc"``.
+    """
+
+    pattern: SparsityPattern
+    weight_index: np.ndarray
+    weight_shape: tuple[int, ...]
+    output_size: tuple[int, ...]
+    layout: Layout
+    _on_device: dict[tuple[str, int], Array] = field(default_factory=dict, repr=False)
+
+    def device_index(self, xp: ModuleType) -> Array:
+        """Return `weight_index` as an array of `xp`, copied to the current device once."""
+        number = backend.device_number(xp)
+        if number is None:
+            return self.weight_index
+        key = (xp.__name__, number)
+        if key not in self._on_device:
+            self._on_device[key] = xp.asarray(self.weight_index)
+        return self._on_device[key]
+
+
+def conv_pattern(
+    in_channels: int,
+    out_channels: int,
+    input_size: Lengths,
+    kernel_size: Lengths,
+    stride: Lengths = 1,
+    padding: Padding = 0,
+    dilation: Lengths = 1,
+    groups: int = 1,
+    *,
+    layout: Layout = "chw",
+    memory_limit: int | None = None,
+) -> ConvPattern:
+    """Return the pattern of a convolution over as many axes as `input_size` has; made once for its arguments.
+
+    Parameters
+    ----------
+    in_channels, out_channels
+        Channels of the input and the output.
+    input_size
+        Lengths of the axes: (L,), (H, W), (D, H, W), …; an integer for one axis.
+    kernel_size, stride, dilation
+        An integer for all axes, or one per axis.
+    padding
+        Zeros at both ends: an integer, one per axis, a pair (before, after) per axis, ``"same"`` or ``"valid"``.
+    groups
+        Channels are joined within their group only; ``groups=in_channels`` is a depthwise convolution.
+    layout
+        ``"chw"``: rows and columns count channels first; ``"hwc"``: channels last, which gives contiguous runs.
+    memory_limit
+        Most bytes that the pattern and the index of weights may take; None: any.
+
+    Returns
+    -------
+    ConvPattern
+        Index arrays are int32 until the entries or a dimension reach 2**31, then int64.
+
+    Raises
+    ------
+    OptionError
+        An option is out of range, or `groups` does not divide the channels.
+    ShapeError
+        The kernel is larger than the padded input.
+    MemoryLimitError
+        The result would take more than `memory_limit`; nothing has been allocated.
+    """
+    if layout not in ("chw", "hwc"):
+        raise OptionError("Unknown layout", expected="'chw' or 'hwc'", got=repr(layout), remedy="Pass one of the two")
+    ndim = 1 if np.ndim(input_size) == 0 else np.size(input_size)
+    sizes = lengths("input_size", input_size, ndim, 0)
+    windows = Windows.of(ndim, kernel_size, stride, padding, dilation)
+    in_channels, out_channels = lengths("channels", (in_channels, out_channels), 2, 1)
+    (groups,) = lengths("groups", groups, 1, 1)
+    check_channels(in_channels, out_channels, groups)
+    if memory_limit is not None:
+        _check_memory(memory_limit, in_channels, out_channels, sizes, windows, groups)
+    return _build(in_channels, out_channels, sizes, windows, groups, layout)
+
+
+class _Factor(NamedTuple):
+    """A CSR pattern of the Kronecker product, and what each entry adds to the index of its weight; all int64."""
+
+    indptr: np.ndarray
+    columns: np.ndarray
+    n_columns: int
+    offset: np.ndarray
+
+
+@lru_cache(maxsize=KEPT)
+def _build(
+    in_channels: int, out_channels: int, sizes: tuple[int, ...], windows: Windows, groups: int, layout: Layout
+) -> ConvPattern:
+    outputs = windows.output_size(sizes)
+    weight_shape = (out_channels, in_channels // groups, *windows.kernel)
+    axes = [_axis(sizes, windows, axis) for axis in range(len(sizes))]
+    channels = _channels(in_channels, out_channels, groups, prod(windows.kernel))
+    factors = [channels, *axes] if layout == "chw" else [*axes, channels]
+    shape = (in_channels * prod(sizes), out_channels * prod(outputs))
+    nnz = prod(len(f.columns) for f in factors)
+    column_type, weight_type = index_dtype(nnz, shape), index_dtype(prod(weight_shape), (0, 0))
+    # From the last factor on: then what is repeated are the longest runs.
+    product = reduce(lambda right, left: _kron(left, right, column_type, weight_type), reversed(factors))
+    index = product.offset.astype(weight_type, copy=False)
+    index.flags.writeable = False
+    pattern = SparsityPattern._trusted(product.indptr, product.columns, shape)
+    return ConvPattern(pattern, index, weight_shape, outputs, layout)
+
+
+def _channels(in_channels: int, out_channels: int, groups: int, taps: int) -> _Factor:
+    """Every input channel meets the output channels of its group."""
+    of_group, from_group = out_channels // groups, in_channels // groups
+    inputs = np.arange(in_channels)[:, None]
+    columns = inputs // from_group * of_group + np.arange(of_group)
+    offset = (columns * from_group + inputs % from_group) * taps
+    return _Factor(np.arange(in_channels + 1) * of_group, columns.reshape(-1), out_channels, offset.reshape(-1))
+
+
+def _axis(sizes: tuple[int, ...], windows: Windows, axis: int) -> _Factor:
+    """Input position i meets output o through tap t where ``i + before == o * stride + t * dilation``."""
+    n, n_out, kernel = sizes[axis], windows.output_size(sizes)[axis], windows.kernel[axis]
+    taps = np.arange(kernel)[::-1]  # the last tap belongs to the first output
+    start = np.arange(n)[:, None] + windows.padding[axis][0] - taps * windows.dilation[axis]
+    output, rest = np.divmod(start, windows.stride[axis])
+    met = (rest == 0) & (output >= 0) & (output < n_out)
+    indptr = np.concatenate(([0], np.cumsum(met.sum(axis=1))))
+    offset = np.broadcast_to(taps, met.shape)[met] * prod(windows.kernel[axis + 1 :])
+    return _Factor(indptr, output[met], n_out, offset)
+
+
+def _kron(left: _Factor, right: _Factor, column_type: np.dtype, weight_type: np.dtype) -> _Factor:
+    """Return the Kronecker product; the offsets of the entries that meet are added.
+
+    Row (r, s) is, for every entry of row r of `left`, one run: row s of `right`, moved.
+    """
+    left_lengths, right_lengths = np.diff(left.indptr), np.diff(right.indptr)
+    rows, n_right = len(left_lengths) * len(right_lengths), len(right_lengths)
+    indptr = np.zeros(rows + 1, dtype=np.int64)
+    np.cumsum((left_lengths[:, None] * right_lengths).reshape(-1), out=indptr[1:])
+    # the runs in order: which entry of left, which row of right
+    runs_of_row = np.repeat(left_lengths, n_right)
+    run_row = np.repeat(np.arange(rows), runs_of_row)
+    first_run = np.cumsum(runs_of_row) - runs_of_row
+    left_row, right_row = np.divmod(run_row, max(n_right, 1))
+    entry = left.indptr[left_row] + np.arange(len(run_row)) - first_run[run_row]
+    length = right_lengths[right_row]
+    start = right.indptr[right_row] - (np.cumsum(length) - length)
+    source_type = index_dtype(int(indptr[-1]), (0, 0))
+    source = np.arange(indptr[-1], dtype=source_type)
+    source += np.repeat(start.astype(source_type), length)
+    columns = right.columns.astype(column_type)[source]
+    columns += np.repeat((left.columns[entry] * right.n_columns).astype(column_type), length)
+    offset = right.offset.astype(weight_type)[source]
+    offset += np.repeat(left.offset[entry].astype(weight_type), length)
+    return _Factor(indptr, columns, left.n_columns * right.n_columns, offset)
+
+
+def _check_memory(
+    limit: int, in_channels: int, out_channels: int, sizes: tuple[int, ...], windows: Windows, groups: int
+) -> None:
+    shape = (in_channels * prod(sizes), out_channels * prod(windows.output_size(sizes)))
+    nnz = in_channels * out_channels // groups * prod(len(_axis(sizes, windows, a).columns) for a in range(len(sizes)))
+    weights = in_channels * out_channels // groups * prod(windows.kernel)
+    itemsize = index_dtype(nnz, shape).itemsize
+    needed = (nnz + shape[0] + 1) * itemsize + nnz * index_dtype(weights, (0, 0)).itemsize
+    if needed > limit:
+        raise MemoryLimitError(
+            "The pattern of the convolution exceeds the memory limit",
+            expected=f"at most {limit} bytes",
+            got=f"{needed} bytes for {nnz} entries",
+            remedy="Use a smaller input, fewer channels or more groups, or raise memory_limit",
+        )

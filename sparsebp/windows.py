@@ -1,0 +1,159 @@
+"""Where sliding windows lie: kernel, stride, padding and dilation of convolutions, in any number of dimensions.
+
+Patterns and layers read the same options, so what they mean is said once, here; no arrays.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeGuard
+
+from sparsebp.errors import OptionError, ShapeError
+
+Lengths: TypeAlias = int | Sequence[int]
+"""One integer for all axes, or one per axis."""
+
+Padding: TypeAlias = int | Sequence[int] | Sequence[tuple[int, int]] | str
+"""One integer, one per axis, a pair (before, after) per axis, ``"same"`` or ``"valid"``."""
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The windows of a convolution; hashable, one entry per axis everywhere.
+
+    Parameters
+    ----------
+    kernel
+        Taps of a window.
+    stride
+        Distance between windows.
+    padding
+        Zeros (before, after) the input.
+    dilation
+        Distance between the taps of a window.
+    """
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    dilation: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls, ndim: int, kernel_size: Lengths, stride: Lengths = 1, padding: Padding = 0, dilation: Lengths = 1
+    ) -> Windows:
+        """Read the options as torch.nn's convolutions take them, for `ndim` axes; padding may differ at both ends.
+
+        ``"same"`` keeps the length for stride 1; where the padding is odd, the end gets the larger part, as in PyTorch.
+
+        Raises
+        ------
+        OptionError
+            An option is out of range or has another number of axes, or ``"same"`` meets a stride above 1.
+        """
+        kernel = lengths("kernel_size", kernel_size, ndim, 1)
+        strides = lengths("stride", stride, ndim, 1)
+        dilations = lengths("dilation", dilation, ndim, 1)
+        return cls(kernel, strides, _pairs(padding, kernel, strides, dilations), dilations)
+
+    @property
+    def reach(self) -> tuple[int, ...]:
+        """What a window spans of the padded input: ``dilation * (kernel - 1) + 1``."""
+        return tuple(d * (k - 1) + 1 for k, d in zip(self.kernel, self.dilation, strict=True))
+
+    def padded_size(self, input_size: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the lengths of the input with its padding."""
+        return tuple(n + before + after for n, (before, after) in zip(input_size, self.padding, strict=True))
+
+    def output_size(self, input_size: tuple[int, ...]) -> tuple[int, ...]:
+        """Return how many windows fit on each axis: ``(padded - reach) // stride + 1``.
+
+        Raises
+        ------
+        ShapeError
+            A window is larger than the padded input.
+        """
+        padded = self.padded_size(input_size)
+        if any(r > n for r, n in zip(self.reach, padded, strict=True)):
+            raise ShapeError(
+                "The kernel is larger than the padded input",
+                expected=f"at least {self.reach} elements with padding, for kernel {self.kernel} and "
+                f"dilation {self.dilation}",
+                got=f"{padded}: input {tuple(input_size)} with padding {self.padding}",
+                remedy="Use a smaller kernel or dilation, more padding, or a larger input",
+            )
+        return tuple((n - r) // s + 1 for n, r, s in zip(padded, self.reach, self.stride, strict=True))
+
+
+def lengths(name: str, value: Lengths, ndim: int, least: int) -> tuple[int, ...]:
+    """Return `value` as `ndim` integers, each at least `least`.
+
+    Raises
+    ------
+    OptionError
+        It is something else.
+    """
+    try:
+        result = tuple(map(operator.index, value)) if _is_sequence(value) else (operator.index(value),) * ndim  # type: ignore[arg-type]
+    except TypeError:
+        result = ()
+    if len(result) != ndim or min(result, default=least) < least:
+        raise OptionError(
+            f"{name} does not fit {ndim} axes",
+            expected=f"an integer or {ndim} integers, at least {least}",
+            got=repr(value),
+            remedy=f"Pass one {name} for all axes, or one per axis",
+        )
+    return result
+
+
+def check_channels(in_channels: int, out_channels: int, groups: int) -> None:
+    """Check that `groups` divides both numbers of channels.
+
+    Raises
+    ------
+    OptionError
+        It does not, or a number is below 1.
+    """
+    if min(in_channels, out_channels, groups) < 1 or in_channels % groups or out_channels % groups:
+        raise OptionError(
+            "The groups do not divide the channels",
+            expected="in_channels and out_channels that are positive multiples of groups",
+            got=f"in_channels={in_channels}, out_channels={out_channels}, groups={groups}",
+            remedy="Choose a common divisor of both; groups=in_channels is a depthwise convolution",
+        )
+
+
+def _pairs(
+    padding: Padding, kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]
+) -> tuple[tuple[int, int], ...]:
+    ndim = len(kernel)
+    if padding == "valid":
+        return ((0, 0),) * ndim
+    if padding == "same":
+        if max(stride, default=1) > 1:
+            raise OptionError(
+                'padding="same" needs stride 1',
+                expected="stride 1 on every axis",
+                got=stride,
+                remedy="Give the padding in numbers",
+            )
+        totals = [d * (k - 1) for k, d in zip(kernel, dilation, strict=True)]
+        return tuple((total // 2, total - total // 2) for total in totals)
+    if _is_sequence(padding) and len(padding) == ndim and all(_is_sequence(pair) for pair in padding):
+        before_after = [lengths("a pair of padding", pair, 2, 0) for pair in padding]
+        return tuple((before, after) for before, after in before_after)
+    if isinstance(padding, str):
+        raise OptionError(
+            "Unknown padding",
+            expected="integers, pairs (before, after), 'same' or 'valid'",
+            got=repr(padding),
+            remedy="Pass one of them",
+        )
+    return tuple((n, n) for n in lengths("padding", padding, ndim, 0))  # type: ignore[arg-type]
+
+
+def _is_sequence(value: Any) -> TypeGuard[Sequence[Any]]:
+    return isinstance(value, Sequence) and not isinstance(value, str)

@@ -1,0 +1,159 @@
+"""Convolutions against torch: outputs, all gradients, transposed Jacobians, weights both ways."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from convolutions import configurations, torch_convolve
+from sparsebp import jacobian_t, nn
+from sparsebp.errors import DTypeError, OptionError, ShapeError
+from strategies import seeds
+
+CLOSE = {"rtol": 1e-11, "atol": 1e-12}
+LAYERS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+TWINS = {1: torch.nn.Conv1d, 2: torch.nn.Conv2d, 3: torch.nn.Conv3d}
+
+
+def check(layer, function, parameters, x, rng, torch_jacobian_t):
+    """Compare forward, I, W and the Jacobian with torch's `function` of x and `parameters`."""
+    tx = torch.from_numpy(x).requires_grad_()
+    want = function(tx)
+    gy = rng.standard_normal(want.shape)
+    want.backward(torch.from_numpy(gy))
+    y, saved = layer.forward(x)
+    assert y.flags.c_contiguous
+    np.testing.assert_allclose(y, want.detach().numpy(), **CLOSE)
+    gx = layer.input_grad(gy, saved)
+    np.testing.assert_allclose(gx, tx.grad.numpy(), **CLOSE)
+    grads = layer.weight_grad(gy, saved)
+    assert list(grads) == list(layer.parameters()) == list(parameters)
+    for name, param in parameters.items():
+        np.testing.assert_allclose(grads[name], param.grad.numpy(), err_msg=name, **CLOSE)
+    jacobian = layer.jacobian_t(saved)
+    for b in range(len(x)):
+        expected = torch_jacobian_t(lambda s: function(s.unsqueeze(0))[0], x[b])
+        np.testing.assert_allclose(jacobian.to_dense(b), expected, **CLOSE)
+    return jacobian
+
+
+@given(c=configurations(), bias=st.booleans(), batch=st.integers(1, 3), strided=st.booleans(), seed=seeds)
+def test_random_convolutions(torch_jacobian_t, c, bias, batch, strided, seed):
+    rng = np.random.default_rng(seed)
+    layer = LAYERS[len(c.size)](
+        c.in_channels, c.out_channels, c.kernel, c.stride, c.padding, c.dilation, c.groups, bias,
+        dtype=np.float64, rng=rng,
+    )  # fmt: skip
+    parameters = {name: torch.from_numpy(a).requires_grad_() for name, a in layer.state_dict().items()}
+    x = rng.standard_normal((batch, c.in_channels, *c.size))
+    if strided:  # channels last in memory
+        x = np.moveaxis(np.ascontiguousarray(np.moveaxis(x, 1, -1)), -1, 1)
+    function = lambda sample: torch_convolve(c, sample, parameters["weight"], parameters.get("bias"))  # noqa: E731
+    jacobian = check(layer, function, parameters, x, rng, torch_jacobian_t)
+    assert jacobian.batch is None
+
+
+@given(c=configurations(symmetric=True), bias=st.booleans(), seed=seeds)
+def test_weights_move_both_ways(torch_jacobian_t, c, bias, seed):
+    rng = np.random.default_rng(seed)
+    ndim = len(c.size)
+    padding = tuple(before for before, _ in c.padding)
+    options = (c.in_channels, c.out_channels, c.kernel, c.stride, padding, c.dilation, c.groups, bias)
+    layer, twin = LAYERS[ndim](*options, dtype=np.float64, rng=rng), TWINS[ndim](*options).double()
+    layer.load_state_dict(twin.state_dict())  # in
+    check(layer, twin, dict(twin.named_parameters()), rng.standard_normal((2, c.in_channels, *c.size)), rng,
+          torch_jacobian_t)  # fmt: skip
+    other = LAYERS[ndim](*options, dtype=np.float64, rng=rng)
+    twin.load_state_dict({name: torch.from_numpy(a) for name, a in other.state_dict().items()})  # out
+    x = rng.standard_normal((2, c.in_channels, *c.size))
+    np.testing.assert_allclose(other(x), twin(torch.from_numpy(x)).detach().numpy(), **CLOSE)
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+@given(kernel=st.integers(1, 4), dilation=st.integers(1, 3), padding=st.sampled_from(["same", "valid"]), seed=seeds)
+def test_padding_by_name(torch_jacobian_t, kernel, dilation, padding, seed):
+    rng = np.random.default_rng(seed)
+    layer = nn.Conv1d(2, 3, kernel, padding=padding, dilation=dilation, dtype=np.float64, rng=rng)
+    twin = torch.nn.Conv1d(2, 3, kernel, padding=padding, dilation=dilation, dtype=torch.float64)
+    twin.load_state_dict({name: torch.from_numpy(a) for name, a in layer.state_dict().items()})
+    check(layer, twin, dict(twin.named_parameters()), rng.standard_normal((2, 2, 11)), rng, torch_jacobian_t)
+
+
+@given(batch=st.integers(1, 3), seed=seeds)
+def test_in_a_sequential(torch_jacobian_t, batch, seed):
+    rng = np.random.default_rng(seed)
+    model = nn.Sequential(
+        nn.Conv2d(2, 4, 3, stride=2, padding=1, dtype=np.float64, rng=rng), nn.ReLU(), nn.Flatten(),
+        nn.Linear(4 * 3 * 3, 5, dtype=np.float64, rng=rng),
+    )  # fmt: skip
+    twin = torch.nn.Sequential(
+        torch.nn.Conv2d(2, 4, 3, stride=2, padding=1), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(36, 5)
+    ).double()
+    twin.load_state_dict({name: torch.from_numpy(a) for name, a in model.state_dict().items()})
+    x = rng.standard_normal((batch, 2, 6, 5))
+    jacobian = check(model, twin, dict(twin.named_parameters()), x, rng, torch_jacobian_t)
+    assert jacobian.batch == batch
+    np.testing.assert_array_equal(jacobian_t(model, x).data, jacobian.data)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_dtypes_initial_values_and_seeds(dtype):
+    layer = nn.Conv2d(4, 6, (3, 2), groups=2, dtype=dtype, rng=0)
+    weight, bias = layer.params["weight"], layer.params["bias"]
+    assert weight.shape == (6, 2, 3, 2) and bias.shape == (6,) and weight.dtype == bias.dtype == dtype
+    bound = 1 / np.sqrt(2 * 3 * 2)
+    assert 0.8 * bound < np.abs(weight).max() <= bound and np.abs(bias).max() <= bound
+    np.testing.assert_array_equal(nn.Conv2d(4, 6, (3, 2), groups=2, dtype=dtype, rng=0).params["weight"], weight)
+    y, saved = layer.forward(np.ones((2, 4, 5, 5), dtype))
+    assert y.dtype == layer.input_grad(y, saved).dtype == layer.jacobian_t(saved).dtype == dtype
+    assert all(grad.dtype == dtype for grad in layer.weight_grad(y, saved).values())
+    assert "bias" not in nn.Conv2d(4, 6, 3, bias=False).params
+
+
+def test_a_batch_of_none():
+    layer = nn.Conv2d(2, 3, 3, rng=0)
+    y, saved = layer.forward(np.ones((0, 2, 5, 5), np.float32))
+    assert y.shape == (0, 3, 3, 3)
+    assert layer.input_grad(y, saved).shape == (0, 2, 5, 5)
+    assert all((grad == 0).all() for grad in layer.weight_grad(y, saved).values())
+    assert layer.jacobian_t(saved).shape == (50, 27)
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "make"),
+    [
+        (OptionError, "groups do not divide", lambda: nn.Conv2d(4, 6, 3, groups=4)),
+        (OptionError, "groups do not divide", lambda: nn.Conv2d(6, 4, 3, groups=3)),
+        (OptionError, "channels does not fit", lambda: nn.Conv2d(0, 4, 3)),
+        (OptionError, "kernel_size does not fit 2 axes", lambda: nn.Conv2d(1, 1, (3,))),
+        (OptionError, "stride does not fit 1 axes", lambda: nn.Conv1d(1, 1, 3, stride=0)),
+        (OptionError, "needs stride 1", lambda: nn.Conv3d(1, 1, 3, stride=2, padding="same")),
+        (OptionError, "padding_mode", lambda: nn.Conv1d(1, 1, 3, padding_mode="circular")),
+        (DTypeError, "float32 or float64", lambda: nn.Conv1d(1, 1, 3, dtype=np.float16)),
+    ],
+)
+def test_bad_options_are_refused(error, text, make):
+    with pytest.raises(error, match=text):
+        make()
+
+
+def test_bad_arrays_are_refused():
+    layer = nn.Conv2d(2, 3, 3, dilation=2, rng=0)
+    x = np.ones((1, 2, 6, 6), np.float32)
+    with pytest.raises(ShapeError, match=r"Expected \(any, 2, any, any\)"):
+        layer.forward(np.ones((1, 3, 6, 6), np.float32))  # channels
+    with pytest.raises(ShapeError, match="x has the wrong shape"):
+        layer.forward(x[0])
+    with pytest.raises(ShapeError, match=r"kernel is larger than the padded input.*\(5, 5\).*\(4, 6\)"):
+        layer.forward(x[:, :, :4])
+    with pytest.raises(DTypeError, match="x has the wrong dtype"):
+        layer.forward(x.astype(np.float64))
+    y, saved = layer.forward(x)
+    for part in (layer.input_grad, layer.weight_grad):
+        with pytest.raises(ShapeError, match="gy"):
+            part(y[:, :, 1:], saved)
+        with pytest.raises(DTypeError, match="gy"):
+            part(y.astype(np.float64), saved)
