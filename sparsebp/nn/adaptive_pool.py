@@ -9,8 +9,8 @@ from sparsebp import backend
 from sparsebp.errors import OptionError
 from sparsebp.nn.layer import Layer, check_gy, check_input
 from sparsebp.patterns import adaptive_pool_pattern
-from sparsebp.patterns.pool_window import per_axis
 from sparsebp.types import Array
+from sparsebp.windows import lengths
 
 
 @dataclass(frozen=True)
@@ -31,12 +31,12 @@ class AdaptiveAvgPool(Layer):
         sizes = tuple(output_size) if isinstance(output_size, (tuple, list)) else (output_size,) * self.dims
         if len(sizes) != self.dims:
             raise OptionError(
-                "output_size is wrong",
+                f"output_size does not fit {self.dims} axes",
                 expected=f"one size, or {self.dims}",
                 got=repr(output_size),
                 remedy="Pass the sizes as torch.nn takes them, None to keep an axis",
             )
-        self.output_size = tuple(None if n is None else per_axis("output_size", n, 1)[0] for n in sizes)
+        self.output_size = tuple(None if n is None else lengths("output_size", n, 1, 1)[0] for n in sizes)
 
     def forward(self, x: Array) -> tuple[Array, AdaptiveSaved]:
         """Return the windows' averages (B, C, *output_size) for x (B, C, …).

@@ -15,9 +15,10 @@ import numpy as np
 
 from sparsebp import backend
 from sparsebp.errors import OptionError
-from sparsebp.patterns.pool_window import PoolWindow, per_axis
+from sparsebp.patterns.pool_window import PoolWindow
 from sparsebp.patterns.sparsity import KEPT, SparsityPattern
 from sparsebp.types import Array
+from sparsebp.windows import lengths
 
 Layout = Literal["chw", "hwc"]
 """Order of a sample's elements: channels first or channels last."""
@@ -126,7 +127,7 @@ def adaptive_pool_pattern(
         A size is not a positive integer, or the layout is unknown.
     """
     size = _checked_size(channels, size, layout)
-    return _adaptive_pattern(channels, size, per_axis("output_size", out_size, len(size)), layout)
+    return _adaptive_pattern(channels, size, lengths("output_size", out_size, len(size), 1), layout)
 
 
 @lru_cache(maxsize=KEPT)
@@ -165,12 +166,12 @@ class _Factor:
     def __mul__(self, other: _Factor) -> _Factor:
         """Return the Kronecker product: rows, columns and offsets of both, `other`'s running faster."""
         mine, others = np.diff(self.indptr), np.diff(other.indptr)
-        lengths = np.multiply.outer(mine, others).reshape(-1)
-        indptr = np.concatenate(([0], np.cumsum(lengths)))
-        inner = np.repeat(np.tile(others, len(mine)), lengths)  # of every entry: how long its row of `other` is
-        place = np.arange(indptr[-1]) - np.repeat(indptr[:-1], lengths)  # and where in its row it stands
-        a = np.repeat(np.repeat(self.indptr[:-1], len(others)), lengths) + place // inner
-        b = np.repeat(np.tile(other.indptr[:-1], len(mine)), lengths) + place % inner
+        row_lengths = np.multiply.outer(mine, others).reshape(-1)
+        indptr = np.concatenate(([0], np.cumsum(row_lengths)))
+        inner = np.repeat(np.tile(others, len(mine)), row_lengths)  # of every entry: how long its row of `other` is
+        place = np.arange(indptr[-1]) - np.repeat(indptr[:-1], row_lengths)  # and where in its row it stands
+        a = np.repeat(np.repeat(self.indptr[:-1], len(others)), row_lengths) + place // inner
+        b = np.repeat(np.tile(other.indptr[:-1], len(mine)), row_lengths) + place % inner
         return _Factor(
             indptr,
             self.indices[a] * len(other.extent) + other.indices[b],
@@ -210,5 +211,5 @@ def _checked_size(channels: Any, size: Any, layout: str) -> tuple[int, ...]:
         raise OptionError(
             "Unknown layout", expected="'chw' or 'hwc'", got=repr(layout), remedy="Say where the channels stand"
         )
-    per_axis("channels", channels, 1)
-    return per_axis("size", size, len(size) if isinstance(size, (tuple, list)) else 1)
+    lengths("channels", channels, 1, 1)
+    return lengths("size", size, len(size) if isinstance(size, (tuple, list)) else 1, 1)

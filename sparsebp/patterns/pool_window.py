@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from sparsebp.errors import OptionError, ShapeError
+from sparsebp.windows import lengths
 
 
 @dataclass(frozen=True)
@@ -48,10 +49,10 @@ class PoolWindow:
             kernel.
         """
         window = cls(
-            per_axis("kernel_size", kernel, dims),
-            per_axis("stride", kernel if stride is None else stride, dims),
-            per_axis("padding", padding, dims, least=0),
-            per_axis("dilation", dilation, dims),
+            lengths("kernel_size", kernel, dims, 1),
+            lengths("stride", kernel if stride is None else stride, dims, 1),
+            lengths("padding", padding, dims, 0),
+            lengths("dilation", dilation, dims, 1),
             bool(ceil_mode),
         )
         for pad, length in zip(window.padding, window.kernel, strict=True):
@@ -102,24 +103,3 @@ class PoolWindow:
                 )
             out.append(count)
         return tuple(out)
-
-
-def per_axis(name: str, value: Any, dims: int, least: int = 1) -> tuple[int, ...]:
-    """Return `value`, an integer or a sequence of `dims` integers, as a tuple.
-
-    Raises
-    ------
-    OptionError
-        There are not `dims` of them, or one is not an integer of `least` or more.
-    """
-    values = tuple(value) if isinstance(value, (tuple, list)) else (value,) * dims
-    if len(values) != dims or not all(
-        hasattr(v, "__index__") and not isinstance(v, bool) and v >= least for v in values
-    ):
-        raise OptionError(
-            f"{name} is wrong",
-            expected=f"an integer of {least} or more, or {dims} of them",
-            got=repr(value),
-            remedy="Pass the sizes as torch.nn takes them",
-        )
-    return tuple(int(v) for v in values)

@@ -189,13 +189,13 @@ def test_bad_arrays_are_refused(name, dims):
     [
         ("more than half", lambda: nn.MaxPool1d(3, padding=2)),
         ("more than half", lambda: nn.AvgPool2d((4, 2), padding=2)),
-        ("kernel_size is wrong", lambda: nn.MaxPool2d(0)),
-        ("kernel_size is wrong", lambda: nn.AvgPool1d((2, 2))),
-        ("stride is wrong", lambda: nn.AvgPool2d(2, -1)),
-        ("dilation is wrong", lambda: nn.MaxPool1d(2, dilation=0)),
+        ("kernel_size does not fit", lambda: nn.MaxPool2d(0)),
+        ("kernel_size does not fit", lambda: nn.AvgPool1d((2, 2))),
+        ("stride does not fit", lambda: nn.AvgPool2d(2, -1)),
+        ("dilation does not fit", lambda: nn.MaxPool1d(2, dilation=0)),
         ("divisor_override is zero", lambda: nn.AvgPool2d(2, divisor_override=0)),
-        ("output_size is wrong", lambda: nn.AdaptiveAvgPool1d(0)),
-        ("output_size is wrong", lambda: nn.AdaptiveAvgPool2d((1, 2, 3))),
+        ("output_size does not fit", lambda: nn.AdaptiveAvgPool1d(0)),
+        ("output_size does not fit", lambda: nn.AdaptiveAvgPool2d((1, 2, 3))),
     ],
 )
 def test_bad_options_are_refused(text, build):
