@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sparsebp.jacobians.api import jacobian_t
+from sparsebp.jacobians.blocks import block_jacobian_t
 from sparsebp.jacobians.linear import linear_jacobian_t
 from sparsebp.jacobians.pointwise import pointwise_jacobian_t
 from sparsebp.jacobians.recurrent import gru_hidden_jacobians, hidden_elements, rnn_hidden_jacobians
@@ -10,6 +11,7 @@ from sparsebp.jacobians.transposed import TransposedJacobian
 
 __all__ = [
     "TransposedJacobian",
+    "block_jacobian_t",
     "gru_hidden_jacobians",
     "hidden_elements",
     "jacobian_t",

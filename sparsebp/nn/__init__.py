@@ -4,34 +4,48 @@ from sparsebp.nn import init
 from sparsebp.nn.classifier import SequenceClassifier
 from sparsebp.nn.cross_entropy import CrossEntropyLoss
 from sparsebp.nn.dropout import Dropout
+from sparsebp.nn.elu import ELU
 from sparsebp.nn.flatten import Flatten
+from sparsebp.nn.gelu import GELU
 from sparsebp.nn.gru import GRU, GRUCell
+from sparsebp.nn.hardtanh import Hardtanh
 from sparsebp.nn.identity import Identity
 from sparsebp.nn.layer import Layer
+from sparsebp.nn.leaky_relu import LeakyReLU
 from sparsebp.nn.linear import Linear
 from sparsebp.nn.mse import MSELoss
 from sparsebp.nn.relu import ReLU
 from sparsebp.nn.rnn import RNN, RNNCell
 from sparsebp.nn.sequential import Sequential
 from sparsebp.nn.sigmoid import Sigmoid
+from sparsebp.nn.silu import SiLU
+from sparsebp.nn.softmax import Softmax
+from sparsebp.nn.softplus import Softplus
 from sparsebp.nn.tanh import Tanh
 
 __all__ = [
+    "ELU",
+    "GELU",
     "GRU",
     "RNN",
     "CrossEntropyLoss",
     "Dropout",
     "Flatten",
     "GRUCell",
+    "Hardtanh",
     "Identity",
     "Layer",
+    "LeakyReLU",
     "Linear",
     "MSELoss",
     "RNNCell",
     "ReLU",
     "SequenceClassifier",
     "Sequential",
+    "SiLU",
     "Sigmoid",
+    "Softmax",
+    "Softplus",
     "Tanh",
     "init",
 ]
