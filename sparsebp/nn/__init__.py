@@ -11,10 +11,12 @@ from sparsebp.nn.gru import GRU, GRUCell
 from sparsebp.nn.hardtanh import Hardtanh
 from sparsebp.nn.identity import Identity
 from sparsebp.nn.layer import Layer
+from sparsebp.nn.layer_norm import LayerNorm
 from sparsebp.nn.leaky_relu import LeakyReLU
 from sparsebp.nn.linear import Linear
 from sparsebp.nn.mse import MSELoss
 from sparsebp.nn.relu import ReLU
+from sparsebp.nn.residual import Residual
 from sparsebp.nn.rnn import RNN, RNNCell
 from sparsebp.nn.sequential import Sequential
 from sparsebp.nn.sigmoid import Sigmoid
@@ -35,11 +37,13 @@ __all__ = [
     "Hardtanh",
     "Identity",
     "Layer",
+    "LayerNorm",
     "LeakyReLU",
     "Linear",
     "MSELoss",
     "RNNCell",
     "ReLU",
+    "Residual",
     "SequenceClassifier",
     "Sequential",
     "SiLU",

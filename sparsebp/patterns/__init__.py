@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sparsebp.patterns.addition import AdditionPlan, plan_addition
 from sparsebp.patterns.linear import linear_pattern
 from sparsebp.patterns.plan import ProductPlan
 from sparsebp.patterns.pointwise import pointwise_pattern
@@ -10,10 +11,12 @@ from sparsebp.patterns.recurrent import hidden_pattern, sequence_pattern
 from sparsebp.patterns.sparsity import SparsityPattern
 
 __all__ = [
+    "AdditionPlan",
     "ProductPlan",
     "SparsityPattern",
     "hidden_pattern",
     "linear_pattern",
+    "plan_addition",
     "plan_product",
     "pointwise_pattern",
     "sequence_pattern",
