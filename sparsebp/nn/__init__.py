@@ -1,6 +1,7 @@
 """Layers and losses; names, arguments, parameter shapes and state_dict keys as in torch.nn."""
 
 from sparsebp.nn import init
+from sparsebp.nn.batch_norm import BatchNorm2d
 from sparsebp.nn.classifier import SequenceClassifier
 from sparsebp.nn.cross_entropy import CrossEntropyLoss
 from sparsebp.nn.dropout import Dropout
@@ -30,6 +31,7 @@ __all__ = [
     "GELU",
     "GRU",
     "RNN",
+    "BatchNorm2d",
     "CrossEntropyLoss",
     "Dropout",
     "Flatten",
