@@ -140,6 +140,15 @@ def synchronize(xp: ModuleType) -> None:
         xp.cuda.get_current_stream().synchronize()
 
 
+def erf(x: Array) -> Array:
+    """Return the error function of every element, in the dtype of `x`."""
+    if namespace(x) is np:
+        from scipy.special import erf as function
+    else:
+        from cupyx.scipy.special import erf as function
+    return function(x)
+
+
 def float_dtype(dtype: Any) -> np.dtype:
     """Return `dtype` as float32 or float64, the two that the kernels take.
 

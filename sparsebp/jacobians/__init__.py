@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sparsebp.jacobians.api import jacobian_t
+from sparsebp.jacobians.blocks import block_jacobian_t
 from sparsebp.jacobians.conv import conv_jacobian_t
 from sparsebp.jacobians.linear import linear_jacobian_t
 from sparsebp.jacobians.pointwise import pointwise_jacobian_t
@@ -13,6 +14,7 @@ from sparsebp.jacobians.transposed import TransposedJacobian
 __all__ = [
     "TransposedJacobian",
     "avg_pool_jacobian_t",
+    "block_jacobian_t",
     "conv_jacobian_t",
     "gru_hidden_jacobians",
     "hidden_elements",

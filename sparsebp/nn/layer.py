@@ -26,10 +26,12 @@ class Layer(abc.ABC):
     ----------
     params
         This layer's own parameters by name (torch.nn's names and shapes).
+    buffers
+        State that no optimizer updates (running statistics), by name; part of `state_dict`, not of `parameters`.
     children
         Layers inside this one by name; their parameters appear under dotted names.
     training
-        Whether dropout is active; set by `train` and `eval`.
+        Whether dropout is active and batch statistics are used; set by `train` and `eval`.
     device
         ``"cpu"`` or ``"cuda"``: where the parameters live; set by `to`.
     generator
@@ -40,6 +42,7 @@ class Layer(abc.ABC):
 
     def __init__(self) -> None:
         self.params: dict[str, Array] = {}
+        self.buffers: dict[str, Array] = {}
         self.children: dict[str, Layer] = {}
         self.training = True
         self.device = "cpu"
@@ -90,8 +93,15 @@ class Layer(abc.ABC):
         return {name: layer.generator for name, layer in self.modules() if layer.generator is not None}
 
     def state_dict(self) -> dict[str, Array]:
-        """Return copies of all parameters by dotted name, on the layer's device."""
-        return {name: array.copy() for name, array in self.parameters().items()}
+        """Return copies of all parameters and buffers by dotted name, on the layer's device."""
+        return {name: array.copy() for name, array in self._state().items()}
+
+    def _state(self) -> dict[str, Array]:
+        return {
+            f"{prefix}.{name}" if prefix else name: array
+            for prefix, layer in self.modules()
+            for name, array in (layer.params | layer.buffers).items()
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Copy `state` into the parameters, in place; nothing is written unless everything fits.
@@ -111,7 +121,7 @@ class Layer(abc.ABC):
         NonFiniteError
             An array holds NaN or infinity.
         """
-        params = self.parameters()
+        params = self._state()
         missing, unexpected = sorted(params.keys() - state.keys()), sorted(state.keys() - params.keys())
         if missing or unexpected:
             raise FileFormatError(
@@ -125,13 +135,13 @@ class Layer(abc.ABC):
             param[...] = loaded[name]
 
     def train(self, mode: bool = True) -> Self:
-        """Switch dropout on (or off, for ``mode=False``) here and in all children; return self."""
+        """Switch to training (``mode=False``: to evaluation) here and in all children; return self."""
         for _, layer in self.modules():
             layer.training = mode
         return self
 
     def eval(self) -> Self:
-        """Switch dropout off here and in all children; return self."""
+        """Switch to evaluation (no dropout, running statistics) here and in all children; return self."""
         return self.train(False)
 
     def to(self, device: str | None = None, dtype: Any = None) -> Self:
@@ -151,6 +161,10 @@ class Layer(abc.ABC):
             for name, array in layer.params.items():
                 moved = array if device is None else backend.to_device(array, device)
                 layer.params[name] = moved if wanted is None else moved.astype(wanted, copy=False)
+            for name, array in layer.buffers.items():
+                moved = array if device is None else backend.to_device(array, device)
+                floating = wanted is not None and moved.dtype.kind == "f"
+                layer.buffers[name] = moved.astype(wanted, copy=False) if floating else moved
             if device is not None:
                 layer.device = device
         return self

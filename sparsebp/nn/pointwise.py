@@ -3,36 +3,55 @@
 from __future__ import annotations
 
 import abc
-from typing import Any
+from typing import Any, ClassVar, Literal
+
+import numpy as np
 
 from sparsebp.nn.layer import Layer, check_gy, check_input
 from sparsebp.types import Array
 
 
 class Pointwise(Layer):
-    """``y = f(x)`` element by element; `saved` is y, from which subclasses compute f'."""
+    """``y = f(x)`` element by element; `saved` is y, or x where a subclass says that its slope needs x.
+
+    Attributes
+    ----------
+    keeps
+        ``"y"`` or ``"x"``: what is saved for `slope`. An f that is monotone tells f' from y.
+
+    Notes
+    -----
+    Infinite and huge elements follow IEEE arithmetic without a warning: ``∞ · 0`` gives NaN, as in PyTorch.
+    """
+
+    keeps: ClassVar[Literal["x", "y"]] = "y"
 
     @abc.abstractmethod
     def function(self, x: Array) -> Array:
         """Return f(x) as a new array."""
 
     @abc.abstractmethod
-    def slope(self, y: Array) -> Array:
-        """Return f'(x) from y = f(x)."""
+    def slope(self, kept: Array) -> Array:
+        """Return f'(x) from what is kept: y = f(x), or x."""
 
     def forward(self, x: Array) -> tuple[Array, Array]:
         """Return f(x), of the shape and dtype of x."""
         check_input(x)
-        y = self.function(x)
-        return y, y
+        with np.errstate(over="ignore", invalid="ignore"):
+            y = self.function(x)
+        return y, x if self.keeps == "x" else y
 
     def input_grad(self, gy: Array, saved: Array) -> Array:
         """Return ``gy · f'``."""
         check_gy(gy, saved.shape, saved.dtype, saved)
-        return gy * self.slope(saved)
+        return gy * self._slope(saved)
 
     def jacobian_t(self, saved: Array) -> Any:
         """Return diag(f'), per sample; the batch is the first axis."""
         from sparsebp.jacobians import pointwise_jacobian_t
 
-        return pointwise_jacobian_t(self.slope(saved))
+        return pointwise_jacobian_t(self._slope(saved))
+
+    def _slope(self, saved: Array) -> Array:
+        with np.errstate(over="ignore", invalid="ignore"):
+            return self.slope(saved)

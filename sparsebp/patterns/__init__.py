@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sparsebp.patterns.addition import AdditionPlan, plan_addition
 from sparsebp.patterns.conv import ConvPattern, conv_pattern
 from sparsebp.patterns.linear import linear_pattern
 from sparsebp.patterns.plan import ProductPlan
@@ -12,6 +13,7 @@ from sparsebp.patterns.recurrent import hidden_pattern, sequence_pattern
 from sparsebp.patterns.sparsity import SparsityPattern
 
 __all__ = [
+    "AdditionPlan",
     "ConvPattern",
     "PoolPattern",
     "ProductPlan",
@@ -20,6 +22,7 @@ __all__ = [
     "conv_pattern",
     "hidden_pattern",
     "linear_pattern",
+    "plan_addition",
     "plan_product",
     "pointwise_pattern",
     "pool_pattern",

@@ -1,0 +1,63 @@
+"""Residual: the input added to what a body makes of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sparsebp import backend
+from sparsebp.errors import ShapeError
+from sparsebp.nn.layer import Layer, check_gy, check_input
+from sparsebp.types import Array
+
+
+class Residual(Layer):
+    """``y = x + body(x)`` (He et al., "Deep Residual Learning for Image Recognition", 2016, Eq. 1).
+
+    Parameters
+    ----------
+    body
+        A layer whose output has the shape of its input. Its parameters appear under ``"body."``.
+    """
+
+    def __init__(self, body: Layer) -> None:
+        super().__init__()
+        self.children["body"] = body
+
+    def forward(self, x: Array) -> tuple[Array, tuple[Array, Any]]:
+        """Return x + body(x); `saved` is x and what the body saved.
+
+        Raises
+        ------
+        ShapeError
+            The body changes the shape.
+        """
+        check_input(x)
+        y, saved = self.children["body"].forward(x)
+        if y.shape != x.shape:
+            raise ShapeError(
+                "The body of Residual changes the shape", expected=f"an output of the input's shape {x.shape}",
+                got=y.shape, remedy="Choose a body that keeps the shape",
+            )  # fmt: skip
+        return x + y, (x, saved)
+
+    def input_grad(self, gy: Array, saved: tuple[Array, Any]) -> Array:
+        """Return gy plus the body's input gradient."""
+        x, body_saved = saved
+        check_gy(gy, x.shape, x.dtype, x)
+        return gy + self.children["body"].input_grad(gy, body_saved)
+
+    def weight_grad(self, gy: Array, saved: tuple[Array, Any]) -> dict[str, Array]:
+        """Return the body's weight gradients under ``"body."``."""
+        grads = self.children["body"].weight_grad(gy, saved[1])
+        return {f"body.{name}": grad for name, grad in grads.items()}
+
+    def jacobian_t(self, saved: tuple[Array, Any]) -> Any:
+        """Return I + J of the body, on the union of their patterns."""
+        from sparsebp.jacobians import TransposedJacobian
+        from sparsebp.patterns import plan_addition, pointwise_pattern
+
+        jacobian = self.children["body"].jacobian_t(saved[1])
+        size = jacobian.shape[0]
+        ones = backend.namespace(jacobian.data).ones(size, dtype=jacobian.dtype)
+        plan = plan_addition(pointwise_pattern(size), jacobian.pattern)
+        return TransposedJacobian(plan.pattern, plan(ones, jacobian.data))

@@ -1,0 +1,136 @@
+"""Pointwise activations and Softmax against torch.nn: values, gradients, Jacobians, edges."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparsebp import nn
+from sparsebp.errors import DTypeError, OptionError, ShapeError
+from strategies import seeds, sizes
+
+CLOSE = {"rtol": 1e-11, "atol": 1e-13}
+CONFIGURATIONS = [
+    ("LeakyReLU", {}), ("LeakyReLU", {"negative_slope": -0.5}), ("LeakyReLU", {"negative_slope": 0.0}),
+    ("ELU", {}), ("ELU", {"alpha": 2.5}), ("GELU", {}), ("GELU", {"approximate": "tanh"}), ("SiLU", {}),
+    ("Softplus", {}), ("Softplus", {"beta": 3.0, "threshold": 1.5}), ("Hardtanh", {}),
+    ("Hardtanh", {"min_val": -0.3, "max_val": 2.0}),
+]  # fmt: skip
+configurations = st.sampled_from(CONFIGURATIONS)
+
+
+def pair(configuration):
+    name, options = configuration
+    return getattr(nn, name)(**options), getattr(torch.nn, name)(**options)
+
+
+def torch_slope(twin, x):
+    tx = torch.from_numpy(x).requires_grad_()
+    y = twin(tx)
+    y.backward(torch.ones_like(y))
+    return y.detach().numpy(), tx.grad.numpy()
+
+
+@given(configuration=configurations, batch=sizes(1, 4), shape=st.lists(sizes(1, 4), max_size=2), seed=seeds)
+def test_pointwise(torch_jacobian_t, configuration, batch, shape, seed):
+    rng = np.random.default_rng(seed)
+    layer, twin = pair(configuration)
+    x = 3 * rng.standard_normal((batch, 3, *shape))
+    x[0, 0] = rng.choice([0, -1, 1, -0.3, 2])  # kinks
+    want, slope = torch_slope(twin, x)
+    y, saved = layer.forward(x)
+    gy = rng.standard_normal(x.shape)
+    np.testing.assert_allclose(y, want, **CLOSE)
+    np.testing.assert_allclose(layer.input_grad(gy, saved), gy * slope, **CLOSE)
+    jacobian = layer.jacobian_t(saved)
+    assert jacobian.pattern.nnz == x[0].size
+    for b in range(batch):
+        np.testing.assert_allclose(jacobian.to_dense(b), torch_jacobian_t(twin, x[b]), **CLOSE)
+
+
+@pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=str)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_edges_are_torchs_and_silent(configuration, dtype):
+    layer, twin = pair(configuration)
+    x = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e4, -1e4, 30, -30, 1, -1], dtype)[None]
+    want, slope = torch_slope(twin, x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        y, saved = layer.forward(x)
+        got = layer.input_grad(np.ones_like(x), saved)
+    assert y.dtype == got.dtype == layer.jacobian_t(saved).dtype == dtype
+    np.testing.assert_allclose(y, want, rtol=2e-6, atol=1e-12)
+    # torch's slopes of these at NaN depend on whether its vector code or the loop for the rest computes them
+    first = 1 if configuration[0] in ("ELU", "Hardtanh") else 0
+    np.testing.assert_allclose(got[:, first:], slope[:, first:], rtol=2e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=str)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_huge_elements_overflow_nowhere(configuration, dtype):
+    layer, twin = pair(configuration)
+    x = np.array([[-0.9, 0.9]], dtype) * np.finfo(dtype).max
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        y, saved = layer.forward(x)
+        got = layer.input_grad(np.ones_like(x), saved)
+    far = np.array([[-100.0, 100.0]])
+    want = twin(torch.from_numpy(x).double()).numpy()  # in float32, torch's GELU overflows here
+    np.testing.assert_allclose(y, want.astype(dtype), rtol=1e-6)
+    np.testing.assert_allclose(got, torch_slope(twin, far)[1], rtol=1e-6, atol=1e-30)
+
+
+def test_softplus_does_not_overflow_below_a_high_threshold():
+    layer = nn.Softplus(threshold=1e6)
+    y, saved = layer.forward(np.array([[1000.0, -1000.0]]))
+    np.testing.assert_array_equal(y, [[1000.0, 0.0]])
+    np.testing.assert_array_equal(layer.slope(saved), [[1.0, 0.0]])
+
+
+@given(batch=sizes(1, 4), shape=st.lists(sizes(1, 4), min_size=1, max_size=3), seed=seeds)
+def test_softmax(torch_jacobian_t, batch, shape, seed):
+    rng = np.random.default_rng(seed)
+    layer, twin = nn.Softmax(dim=-1), torch.nn.Softmax(dim=-1)
+    x, gy = 3 * rng.standard_normal((batch, *shape)), rng.standard_normal((batch, *shape))
+    tx = torch.from_numpy(x).requires_grad_()
+    want = twin(tx)
+    want.backward(torch.from_numpy(gy))
+    y, saved = layer.forward(x)
+    np.testing.assert_allclose(y, want.detach().numpy(), **CLOSE)
+    np.testing.assert_allclose(layer.input_grad(gy, saved), tx.grad.numpy(), **CLOSE)
+    jacobian = layer.jacobian_t(saved)
+    assert jacobian.pattern.nnz == x[0].size * shape[-1]
+    for b in range(batch):
+        np.testing.assert_allclose(jacobian.to_dense(b), torch_jacobian_t(twin, x[b]), **CLOSE)
+
+
+def test_softmax_edges():
+    inf, nan = np.inf, np.nan
+    x = np.array([[1e300, -1e300, 0], [-inf, 0, 0], [-inf, -inf, -inf], [inf, 0, 0], [nan, 0, 0]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        y = nn.Softmax()(x)
+    np.testing.assert_array_equal(y, torch.softmax(torch.from_numpy(x), -1).numpy())
+    assert nn.Softmax(1)(x).shape == x.shape
+    with pytest.raises(OptionError, match="last axis"):
+        nn.Softmax(dim=0).forward(x)
+    with pytest.raises(ShapeError, match="batch"):
+        nn.Softmax().forward(x[0])
+
+
+def test_bad_options_and_arrays_are_refused():
+    with pytest.raises(OptionError, match="approximation"):
+        nn.GELU("erf")
+    with pytest.raises(OptionError, match="max_val > min_val"):
+        nn.Hardtanh(1.0, 1.0)
+    for layer in (nn.GELU(), nn.Softmax()):
+        with pytest.raises(DTypeError):
+            layer.forward(np.ones((2, 3), int))
+        _, saved = layer.forward(np.ones((2, 3)))
+        with pytest.raises(ShapeError, match="gy"):
+            layer.input_grad(np.ones((3, 2)), saved)

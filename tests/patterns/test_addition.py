@@ -1,0 +1,57 @@
+"""Sums on fixed patterns against dense sums."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparsebp import SparsityPattern
+from sparsebp.errors import DTypeError, ShapeError
+from sparsebp.patterns import plan_addition
+from strategies import csr_patterns, seeds, sizes
+
+
+def dense(pattern, values):
+    out = np.zeros(pattern.shape)
+    out[pattern.row_of_entry, pattern.indices] = values
+    return out
+
+
+@given(
+    data=st.data(), m=sizes(0, 9), n=sizes(0, 9), batches=st.sampled_from([(0, 0), (0, 3), (3, 0), (2, 2)]), seed=seeds
+)
+def test_sum_is_the_dense_sum_on_the_union(data, m, n, batches, seed):
+    rng = np.random.default_rng(seed)
+    a, b = (SparsityPattern(*data.draw(csr_patterns(st.just(m), st.just(n)))) for _ in range(2))
+    plan = plan_addition(a, b)
+    assert plan_addition(a, b) is plan
+    SparsityPattern(plan.pattern.indptr, plan.pattern.indices, plan.pattern.shape)  # canonical
+    np.testing.assert_array_equal(dense(plan.pattern, 1) > 0, (dense(a, 1) + dense(b, 1)) > 0)
+    values = [rng.standard_normal((p.nnz, k) if k else p.nnz) for p, k in zip((a, b), batches, strict=True)]
+    got = plan(*values)
+    assert got.shape == ((plan.pattern.nnz, max(batches)) if any(batches) else (plan.pattern.nnz,))
+    for sample in range(max(*batches, 1)):
+        x, y, z = (v[:, sample] if v.ndim == 2 else v for v in (*values, got))
+        np.testing.assert_array_equal(dense(plan.pattern, z), dense(a, x) + dense(b, y))
+
+
+def test_cancelled_entries_stay_and_identities_sum_to_a_diagonal():
+    eye = SparsityPattern.identity(3)
+    plan = plan_addition(eye, eye)
+    assert plan.pattern.kind == "diagonal"
+    np.testing.assert_array_equal(plan(np.ones(3), -np.ones(3)), np.zeros(3))
+
+
+def test_operands_that_do_not_fit_are_refused():
+    a, b = SparsityPattern.diagonal(3), SparsityPattern.dense(3, 3)
+    with pytest.raises(ShapeError, match="sum differ"):
+        plan_addition(a, SparsityPattern.dense(3, 2))
+    plan = plan_addition(a, b)
+    with pytest.raises(ShapeError, match="b_data"):
+        plan(np.ones(3), np.ones(3))
+    with pytest.raises(ShapeError, match="batch sizes"):
+        plan(np.ones((3, 2)), np.ones((9, 4)))
+    with pytest.raises(DTypeError):
+        plan(np.ones(3), np.ones(9, np.float32))
