@@ -13,6 +13,8 @@ Array: TypeAlias = Any
 PatternKind: TypeAlias = Literal["identity", "diagonal", "selection", "dense", "general"]
 ScanAlgorithm: TypeAlias = Literal["auto", "linear", "blelloch", "hybrid", "chunked"]
 SCAN_ALGORITHMS: tuple[ScanAlgorithm, ...] = ("auto", "linear", "blelloch", "hybrid", "chunked")
+ChainBackward: TypeAlias = Literal["bp", "auto", "linear", "blelloch", "hybrid", "chunked"]
+"""How a chain of layers runs backward: layer by layer, or by a scan."""
 Nonlinearity: TypeAlias = Literal["tanh", "relu"]
 Seed: TypeAlias = int | np.random.Generator | None
 """What ``rng=`` takes: a `numpy.random.Generator`, a seed, or None for fresh entropy."""

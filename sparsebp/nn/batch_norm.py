@@ -109,6 +109,10 @@ class BatchNorm2d(Layer):
         check_gy(gy, unit.shape, unit.dtype, unit)
         return {"weight": (gy * unit).sum(axis=_AXES), "bias": gy.sum(axis=_AXES)} if self.params else {}
 
+    def couples_samples(self, saved: tuple[Array, Array, bool]) -> bool:
+        """Whether the statistics were the batch's."""
+        return saved[2]
+
     def jacobian_t(self, saved: tuple[Array, Array, bool]) -> Any:
         """Return the diagonal of ``weight / sqrt(running_var + eps)``, shared by the batch.
 

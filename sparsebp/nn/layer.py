@@ -65,6 +65,10 @@ class Layer(abc.ABC):
     def jacobian_t(self, saved: Any) -> Any:
         """Return the `TransposedJacobian` (inputs × outputs of one sample, flattened in C order)."""
 
+    def couples_samples(self, saved: Any) -> bool:
+        """Whether an output of that forward depends on more than one sample, so that no sample has a Jacobian."""
+        return False
+
     def __call__(self, x: Array, **options: Any) -> Array:
         """Return the output alone; `options` go to `forward`."""
         return self.forward(x, **options)[0]

@@ -51,6 +51,10 @@ class Residual(Layer):
         grads = self.children["body"].weight_grad(gy, saved[1])
         return {f"body.{name}": grad for name, grad in grads.items()}
 
+    def couples_samples(self, saved: tuple[Array, Any]) -> bool:
+        """Whether the body does."""
+        return self.children["body"].couples_samples(saved[1])
+
     def jacobian_t(self, saved: tuple[Array, Any]) -> Any:
         """Return I + J of the body, on the union of their patterns."""
         from sparsebp.jacobians import TransposedJacobian

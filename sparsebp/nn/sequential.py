@@ -2,37 +2,92 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from sparsebp.errors import OptionError
+from sparsebp.nn.backward import BackwardOptions
+from sparsebp.nn.chain import Link, chain_gradients, chain_plans
 from sparsebp.nn.layer import Layer
-from sparsebp.types import Array
+from sparsebp.types import Array, ChainBackward
 
 
 @dataclass
 class SequentialSaved:
-    """What the layers saved, and the gradients between them for the gy that was last asked for."""
+    """What the layers saved, the shapes of their inputs, and the gradients for the gy that was last asked for.
+
+    Attributes
+    ----------
+    gradients
+        At the input of every link (see `Sequential`) and, last, at the output; None where it was not yet needed.
+    """
 
     layers: list[Any]
+    shapes: list[tuple[int, ...]]
     gy: Array | None = None
-    between: dict[int, Array] = field(default_factory=dict)
+    gradients: list[Array | None] | None = None
 
 
 class Sequential(Layer):
     """Layers one after the other, as `torch.nn.Sequential`; children are named ``"0"``, ``"1"``, …
 
     The gradients between the layers are computed once and shared by `input_grad` and `weight_grad` of the same `gy`
-    object. `weight_grad` does not compute the input gradient of the first layer that has parameters.
+    object. `weight_grad` does not compute the input gradient of the first layer that has parameters, nor its Jacobian.
+
+    Parameters
+    ----------
+    *layers
+        The chain. The layers of Sequentials inside are links of the same chain; it is the outermost that says how
+        backward runs.
+    backward
+        ``"bp"``: the layers' `input_grad`, one after the other. Else a scan over the layers' transposed Jacobians
+        (BPPSA §3.1), by the algorithm of that name of `sparsebp.plan_scan`; ``"auto"``: the cost model decides.
+        Patterns and plans are made at the first step with a batch size, values at every step.
+    up_levels, chunks, workers, memory_limit
+        Levels of the up-sweep of ``"hybrid"``, number of chunks of ``"chunked"``, workers of the cost model, and most
+        bytes that the Jacobians and the scan of a stretch may take; None: the algorithm chooses, and no limit.
+
+    Raises
+    ------
+    OptionError
+        There are no layers, or `backward` or an option of it is not one of those above.
+
+    Notes
+    -----
+    A layer that couples the samples, `BatchNorm2d` while training, has no Jacobian of one sample. It splits the chain:
+    the stretches before and behind it are scanned, and it runs its `input_grad`. So does a `Residual` around one.
     """
 
-    def __init__(self, *layers: Layer) -> None:
+    def __init__(
+        self, *layers: Layer, backward: ChainBackward = "bp", up_levels: int | None = None, chunks: int | None = None,
+        workers: int | None = None, memory_limit: int | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         if not layers:
             raise OptionError(
                 "Sequential has no layers", expected="at least one", got="none", remedy="Use Identity() for no change"
             )
         self.children = {str(i): layer for i, layer in enumerate(layers)}
+        self.set_backward(backward, up_levels, chunks, workers, memory_limit)
+
+    def set_backward(
+        self, backward: ChainBackward, up_levels: int | None = None, chunks: int | None = None,
+        workers: int | None = None, memory_limit: int | None = None,
+    ) -> None:  # fmt: skip
+        """Choose how backward runs from now on; the arguments are those of the class.
+
+        Raises
+        ------
+        OptionError
+            One of them is invalid.
+        """
+        options = BackwardOptions("linear" if backward == "bp" else backward, up_levels, chunks, workers, memory_limit)
+        self.options = None if backward == "bp" else options
+
+    @property
+    def backward(self) -> ChainBackward:
+        """The way of backward asked for."""
+        return "bp" if self.options is None else self.options.algorithm
 
     def __len__(self) -> int:
         return len(self.children)
@@ -42,24 +97,44 @@ class Sequential(Layer):
 
     def forward(self, x: Array) -> tuple[Array, SequentialSaved]:
         """Run the chain."""
-        saved = SequentialSaved([])
+        saved = SequentialSaved([], [])
         for layer in self.children.values():
+            saved.shapes.append(x.shape)
             x, layer_saved = layer.forward(x)
             saved.layers.append(layer_saved)
         return x, saved
 
     def input_grad(self, gy: Array, saved: SequentialSaved) -> Array:
-        """Run the chain of I; linear in the number of layers."""
-        return self._grad_at(0, gy, saved)
+        """Run the chain of I, or the scan in its place."""
+        return self._gradients(0, gy, saved)[0]
 
     def weight_grad(self, gy: Array, saved: SequentialSaved) -> dict[str, Array]:
         """Return every layer's weight gradients under dotted names."""
+        gradients = self._gradients(self._behind_first_weights(saved), gy, saved)
         grads: dict[str, Array] = {}
-        for i in reversed(range(len(self))):
-            if self[i].parameters():
-                for name, grad in self[i].weight_grad(self._grad_at(i + 1, gy, saved), saved.layers[i]).items():
-                    grads[f"{i}.{name}"] = grad
+        start = 0
+        for (name, layer), layer_saved in zip(self.children.items(), saved.layers, strict=True):
+            start += self._length(layer)
+            if layer.parameters():
+                own = layer.weight_grad(gradients[start], layer_saved)
+                grads.update({f"{name}.{key}": grad for key, grad in own.items()})
         return {name: grads[name] for name in self.parameters()}
+
+    def scan_plans(self, saved: SequentialSaved) -> list[Any]:
+        """Return the `ScanPlan` of every stretch that `weight_grad` scans, from the output on; none with ``"bp"``.
+
+        Each says what it does and why: ``describe()``, ``reason``, ``steps``.
+
+        Raises
+        ------
+        MemoryLimitError
+            A stretch needs more than `memory_limit`.
+        """
+        return chain_plans(self._links(saved)[self._behind_first_weights(saved) :], self.options)
+
+    def couples_samples(self, saved: SequentialSaved) -> bool:
+        """Whether any of the layers does."""
+        return any(layer.couples_samples(s) for layer, s in zip(self.children.values(), saved.layers, strict=True))
 
     def jacobian_t(self, saved: SequentialSaved) -> Any:
         """Return J₁ J₂ … J_L, the product of the layers' transposed Jacobians (its plans are cached by pattern)."""
@@ -69,11 +144,41 @@ class Sequential(Layer):
             product = jacobian @ product
         return product
 
-    def _grad_at(self, index: int, gy: Array, saved: SequentialSaved) -> Array:
-        """Return the gradient at the input of layer `index`, from the nearest one that is known."""
-        if saved.gy is not gy:
-            saved.gy, saved.between = gy, {len(self): gy}
-        known = min(i for i in saved.between if i >= index)
-        for i in reversed(range(index, known)):
-            saved.between[i] = self[i].input_grad(saved.between[i + 1], saved.layers[i])
-        return saved.between[index]
+    # ---- links: the layers, with those of inner Sequentials in their place -------------------------------------------
+
+    def _length(self, layer: Layer) -> int:
+        """Return how many links `layer` is."""
+        return sum(map(self._length, layer.children.values())) if isinstance(layer, Sequential) else 1
+
+    def _links(self, saved: SequentialSaved) -> list[Link]:
+        links: list[Link] = []
+        for layer, layer_saved, shape in zip(self.children.values(), saved.layers, saved.shapes, strict=True):
+            links += layer._links(layer_saved) if isinstance(layer, Sequential) else [Link(layer, layer_saved, shape)]
+        return links
+
+    def _behind_first_weights(self, saved: SequentialSaved) -> int:
+        """Return the number of the first link whose input gradient some weights need."""
+        links = self._links(saved)
+        return next((i + 1 for i, link in enumerate(links) if link.layer.parameters()), len(links))
+
+    def _gradients(self, first: int, gy: Array, saved: SequentialSaved) -> list[Array]:
+        """Return the gradients at the inputs of the links and at the output, known from that of link `first` on."""
+        links = self._links(saved)
+        if saved.gy is not gy or saved.gradients is None:
+            saved.gy, saved.gradients = gy, [*(None for _ in links), gy]
+        gradients = saved.gradients
+        known = next(i for i in range(first, len(gradients)) if gradients[i] is not None)
+        if known > first:
+            gradients[first:known] = chain_gradients(links[first:known], gradients[known], self.options)
+            self._share(gradients, saved)
+        return gradients
+
+    def _share(self, gradients: list[Array | None], saved: SequentialSaved) -> None:
+        """Give inner Sequentials their part of the gradients, so that they need not compute them again."""
+        start = 0
+        for layer, layer_saved in zip(self.children.values(), saved.layers, strict=True):
+            stop = start + self._length(layer)
+            if isinstance(layer, Sequential) and gradients[stop] is not None:
+                layer_saved.gy, layer_saved.gradients = gradients[stop], gradients[start : stop + 1]
+                layer._share(layer_saved.gradients, layer_saved)
+            start = stop

@@ -219,3 +219,20 @@ def test_convolutions(device: Backend, dtype: Any) -> None:
         return {"y": y, "gx": layer.input_grad(y, saved), **grads, "jacobian": layer.jacobian_t(saved).data}
 
     both(device, run)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_chain_of_layers(device: Backend, algorithm: str) -> None:
+    x = np.random.default_rng(0).standard_normal((2, 1, 6, 6)).astype(np.float32)
+
+    def run(array: Callable[[Any], Any], place: Callable[[Any], Any]) -> dict[str, Any]:
+        rng = np.random.default_rng(1)
+        layers = [
+            nn.Conv2d(1, 2, 3, rng=rng), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 4, rng=rng), nn.Tanh(),
+            nn.Linear(4, 3, rng=rng),
+        ]  # fmt: skip
+        model = place(nn.Sequential(*layers, backward=algorithm))
+        y, saved = model.forward(array(x))
+        return {"gx": model.input_grad(y, saved), **model.weight_grad(y, saved)}
+
+    both(device, run)

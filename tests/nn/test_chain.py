@@ -1,0 +1,203 @@
+"""Back-propagation of chains by scan: gradients of every algorithm equal those layer by layer."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparsebp import nn
+from sparsebp.errors import MemoryLimitError, OptionError
+from sparsebp.nn import chain
+from strategies import reals, seeds
+
+SCANS = [
+    {"backward": "linear"}, {"backward": "blelloch"}, {"backward": "hybrid", "up_levels": 1}, {"backward": "hybrid"},
+    {"backward": "chunked", "chunks": 3}, {"backward": "auto"}, {"backward": "auto", "workers": 64},
+]  # fmt: skip
+ACTIVATIONS = (
+    "ReLU",
+    "LeakyReLU",
+    "ELU",
+    "GELU",
+    "SiLU",
+    "Softplus",
+    "Hardtanh",
+    "Tanh",
+    "Sigmoid",
+    "Softmax",
+    "Identity",
+)
+
+
+@st.composite
+def image_layers(draw, channels, size, rng, dtype, depth=0):
+    """Draw layers for (B, channels, size, size) until they are enough; return them and the output's shape."""
+    layers = []
+    kinds = [
+        "conv",
+        "act",
+        "norm",
+        "max",
+        "avg",
+        "adaptive",
+        "dropout",
+        "eval norm",
+        "residual",
+        "nested",
+        "layer norm",
+    ]
+    for _ in range(draw(st.integers(1, 5 if depth == 0 else 2))):
+        kind = draw(st.sampled_from(kinds if depth < 2 else kinds[:2]))
+        if kind == "conv":
+            groups = draw(st.sampled_from([1, channels]))
+            out = groups * draw(st.integers(1, 2))
+            stride = draw(st.integers(1, 2)) if size > 2 else 1
+            layers.append(nn.Conv2d(channels, out, 3, stride, 1, groups=groups, dtype=dtype, rng=rng))
+            channels, size = out, (size - 1) // stride + 1
+        elif kind == "act":
+            layers.append(getattr(nn, draw(st.sampled_from(ACTIVATIONS)))())
+        elif kind in ("norm", "eval norm"):
+            layers.append(nn.BatchNorm2d(channels, dtype=dtype).train(kind == "norm"))
+        elif kind == "layer norm":
+            layers.append(nn.LayerNorm(size, dtype=dtype))
+        elif kind in ("max", "avg") and size > 1:
+            pool = nn.MaxPool2d if kind == "max" else nn.AvgPool2d
+            layers.append(pool(2, 1))
+            size -= 1
+        elif kind == "adaptive":
+            size = draw(st.integers(1, size))
+            layers.append(nn.AdaptiveAvgPool2d(size))
+        elif kind == "dropout":
+            layers.append(nn.Dropout(0.4, rng=rng))
+        elif kind == "residual":
+            body = nn.Sequential(nn.Conv2d(channels, channels, 1, dtype=dtype, rng=rng), nn.Tanh())
+            layers.append(nn.Residual(body))
+        elif kind == "nested":
+            inner, (channels, size) = draw(image_layers(channels, size, rng, dtype, depth + 1))
+            layers.append(nn.Sequential(*inner))
+    layers.append(nn.ReLU())
+    return layers, (channels, size)
+
+
+@st.composite
+def nets(draw):
+    """Draw ``(layers, x, gy's rng)``: an image part, Flatten, and a linear part."""
+    dtype = draw(reals)
+    rng = np.random.default_rng(draw(seeds))
+    channels, size = draw(st.integers(1, 2)), draw(st.integers(1, 5))
+    layers, (out, side) = draw(image_layers(channels, size, rng, dtype))
+    layers += [nn.Flatten(), nn.Linear(out * side * side, 4, dtype=dtype, rng=rng)]
+    x = rng.standard_normal((draw(st.integers(2, 4)), channels, size, size)).astype(dtype)
+    return layers, x, rng
+
+
+def gradients(model, gy, saved):
+    """W first, then I, which continues from what W computed."""
+    grads = {name: grad.copy() for name, grad in model.weight_grad(gy, saved).items()}
+    return grads | {"x": model.input_grad(gy, saved)}
+
+
+@given(net=nets(), scan=st.sampled_from(SCANS))
+@settings(max_examples=60)
+def test_every_algorithm_gives_the_gradients_of_bp(net, scan):
+    layers, x, rng = net
+    model = nn.Sequential(*layers)
+    y, saved = model.forward(x)
+    gy = rng.standard_normal(y.shape).astype(x.dtype)
+    expected = gradients(model, gy, saved)
+    model.set_backward(**scan)
+    got = gradients(model, gy.copy(), saved)
+    assert list(got) == list(expected)
+    tolerance = 1e-12 if x.dtype == np.float64 else 2e-5
+    for name, grad in expected.items():
+        assert got[name].shape == grad.shape and got[name].dtype == grad.dtype
+        scale = max(1.0, float(np.abs(grad).max(initial=0)))
+        np.testing.assert_allclose(got[name], grad, rtol=tolerance, atol=tolerance * scale, err_msg=name)
+
+
+def lenet(**options):
+    rng = np.random.default_rng(0)
+    return nn.Sequential(
+        nn.Sequential(nn.Conv2d(1, 3, 3, rng=rng), nn.ReLU(), nn.MaxPool2d(2)), nn.Flatten(), nn.Identity(),
+        nn.Linear(27, 5, rng=rng), nn.Tanh(), nn.Linear(5, 3, rng=rng), **options,
+    )  # fmt: skip
+
+
+X = np.random.default_rng(1).standard_normal((2, 1, 8, 8)).astype(np.float32)
+
+
+def test_weights_alone_need_no_jacobian_of_the_first_layer(monkeypatch):
+    model = lenet(backward="blelloch")
+    y, saved = model.forward(X)
+    gy = np.ones_like(y)
+    with monkeypatch.context() as patch:
+        patch.setattr(nn.Conv2d, "jacobian_t", None)
+        model.weight_grad(gy, saved)
+    known = saved.gradients[1:]
+    assert saved.gradients[0] is None and all(g is not None for g in known)
+    model.input_grad(gy, saved)
+    assert all(a is b for a, b in zip(saved.gradients[1:], known, strict=True))
+    model.input_grad(gy.copy(), saved)
+    assert saved.gradients[1] is not known[0]
+
+
+def saved_of_activations():
+    return nn.Sequential(nn.ReLU(), nn.Tanh()).forward(X)[1]
+
+
+def test_a_plan_is_made_once_and_leaves_out_what_changes_nothing(monkeypatch):
+    planned = []
+    original = chain._plan
+    monkeypatch.setattr(chain, "_plan", lambda *a: planned.append(original(*a)) or planned[-1])
+    model = lenet(backward="hybrid", up_levels=1)
+    for _ in range(2):
+        y, saved = model.forward(X)
+        model.weight_grad(np.ones_like(y), saved)
+    assert planned[0] is planned[1] and planned[0].algorithm == "hybrid" and planned[0].up_levels == 1
+    assert len(planned[0].patterns) == 5  # ReLU, MaxPool, Linear, Tanh, Linear
+    assert model.scan_plans(saved) == planned[:1]
+    model.set_backward("bp")
+    assert model.scan_plans(saved) == []
+    assert nn.Sequential(nn.ReLU(), nn.Tanh(), backward="linear").weight_grad(X, saved_of_activations()) == {}
+
+
+def test_a_layer_that_couples_the_samples_splits_the_chain(monkeypatch):
+    lengths = []
+    original = chain._plan
+    monkeypatch.setattr(chain, "_plan", lambda patterns, *a: lengths.append(len(patterns)) or original(patterns, *a))
+    rng = np.random.default_rng(0)
+    norm = nn.BatchNorm2d(2)
+    model = nn.Sequential(
+        nn.Conv2d(1, 2, 3, rng=rng), nn.ReLU(), norm, nn.Tanh(), nn.Conv2d(2, 1, 3, rng=rng), nn.ReLU(),
+        backward="linear",
+    )  # fmt: skip
+    y, saved = model.forward(X)
+    assert model.couples_samples(saved)
+    model.input_grad(np.ones_like(y), saved)
+    assert lengths == [3, 2]
+    y, saved = model.eval().forward(X)
+    assert not model.couples_samples(saved)
+    model.input_grad(np.ones_like(y), saved)
+    assert lengths[2:] == [6]
+
+
+def test_options():
+    assert lenet().backward == "bp" and lenet(backward="auto").backward == "auto"
+    with pytest.raises(OptionError, match="Unknown backward"):
+        lenet(backward="fast")
+    with pytest.raises(OptionError, match="up_levels"):
+        lenet(backward="hybrid", up_levels=-1)
+    with pytest.raises(OptionError):
+        lenet(memory_limit=-1)
+
+
+def test_memory_limit():
+    model = lenet(backward="blelloch", memory_limit=10_000)
+    y, saved = model.forward(X)
+    with pytest.raises(MemoryLimitError, match="bytes of Jacobians") as caught:
+        model.input_grad(np.ones_like(y), saved)
+    assert "backward='bp'" in str(caught.value)
+    model.set_backward("blelloch", memory_limit=10_000_000)
+    model.input_grad(np.ones_like(y), saved)
