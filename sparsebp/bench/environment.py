@@ -15,7 +15,7 @@ import numpy as np
 from sparsebp import backend
 
 _PACKAGES = (
-    "numpy", "scipy", "numba", "torch", "cupy-cuda12x", "cupy-cuda13x", "python-graphblas", "sparse_dot_mkl",
+    "numpy", "scipy", "numba", "torch", "cupy-cuda12x", "cupy-cuda13x", "python-graphblas", "mkl",
 )  # fmt: skip
 
 

@@ -1,30 +1,32 @@
-"""Sparse products on a fixed pattern, against SciPy and, where installed, GraphBLAS and MKL.
+"""Sparse products on a fixed pattern, against SciPy and, where installed, MKL and GraphBLAS.
 
 ``sparsebp bench spgemm``. The pattern is planned once, outside of the time that is compared, as in training, where the
-pattern belongs to the architecture; the table gives that time too, and in how many products it is earned back. The
-peers offer no kept structure here and analyse at every call; none of them has a batch of values, so B samples cost them
-B calls.
+pattern belongs to the architecture; the table gives that time too, and in how many products it is earned back. One row
+measures a plan and one run together. SciPy and GraphBLAS analyse at every call; MKL is measured both so and on a
+structure that it keeps. None of them has a batch of values: a sample of ours stands against one product of theirs.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from sparsebp.bench import report, timing
+from sparsebp.bench import report, sparse_peers, timing
+from sparsebp.bench.bandwidth import copy_bandwidth
+from sparsebp.bench.matrices import Pair, Targets, pairs
 from sparsebp.bench.report import Column
 from sparsebp.errors import SparseBPError
 
-if TYPE_CHECKING:
-    from sparsebp.patterns import SparsityPattern
-
 BATCH = 16
+TARGET_THREADS = 2
+"""The number of threads that the targets are stated for."""
+
+SIDES = {"scipy": "SciPy", "mkl": "MKL", "mkl_numeric": "MKL numeric-only", "graphblas": "GraphBLAS"}
 
 COLUMNS = (
     Column("product", "name", number=False),
@@ -37,22 +39,16 @@ COLUMNS = (
     Column("plan once", "plan_seconds", report.seconds),
     Column("sparsebp", "ours", report.seconds),
     Column("SciPy", "scipy", report.seconds),
-    Column("over SciPy", "scipy_ratio", report.times),
-    Column("over GraphBLAS", "graphblas_ratio", report.times),
-    Column("over MKL", "mkl_ratio", report.times),
+    *(Column(f"over {side}", f"{name}_ratio", report.times) for name, side in SIDES.items()),
+    Column("targets", "targets", number=False),
+    Column("outcome", "met", number=False),
+    Column("bytes moved", "moved", report.size),
+    Column("at copy speed", "floor", report.seconds),
+    Column("× copy floor", "floor_times", report.times),
     Column("plan earned back after", "earned_after", lambda calls: f"{calls:.0f} calls"),
 )
-SHORT = ("name", "values", "threads", "ours", "scipy", "scipy_ratio")
+SHORT = ("name", "values", "threads", "ours", "scipy_ratio", "mkl_numeric_ratio", "floor_times")
 """Columns of the README's table."""
-
-
-@dataclass(frozen=True)
-class Pair:
-    """Two sparse matrices that a scan would multiply, as SciPy CSR arrays of float32."""
-
-    name: str
-    a: Any
-    b: Any
 
 
 def run(
@@ -65,25 +61,29 @@ def run(
 
     Parameters are those of `sparsebp.bench.recurrent.run`.
     """
-    rounds = {"rounds": 2, "least_rounds": 2, "warmup": 1} if quick else {"rounds": 15, "budget": 8.0}
+    rounds = {"rounds": 2, "least_rounds": 2, "warmup": 1} if quick else {"rounds": 15, "budget": 5.0}
     batch = 2 if quick else BATCH
     result = report.start(
         "spgemm",
-        f"Sparse products on a fixed pattern, float32: shared values, and values of each of {batch} samples",
+        f"Sparse products on a fixed pattern, float32: values shared, or of each of {batch} samples (time of one)",
         quick=quick,
         settings={"batch": batch, "threads": threads, "dtype": "float32"},
-        leaves_out="our symbolic phase (column 'plan once'); the peers repeat theirs at every call",
+        leaves_out="our symbolic phase but for the rows that name it (column 'plan once'); that of MKL on a kept "
+        "structure; the other sides analyse at every call",
     )
-    peers = _peers(result["notes"])
+    peers = sparse_peers.found(result["notes"].append)
     for small in pairs(quick=True):
         plan_pair(small)  # compiles the symbolic phase
     for pair in pairs(quick):
         plan, plan_seconds = plan_pair(pair)
+        about = {"a_text": _describe(pair.a), "b_text": _describe(pair.b)} | describe_plan(plan, plan_seconds)
+        _check(pair, plan)
         for count in timing.thread_counts_here(threads, result["notes"].append):
-            with timing.threads(count):
-                for samples in (None, batch):
-                    row = measure_row(pair, plan, plan_seconds, samples, peers, rounds) | {"threads": count}
-                    result["rows"].append(row)
+            with sparse_peers.threads(count):
+                for row in measure_rows(pair, plan, plan_seconds, batch, peers, rounds, count):
+                    if quick or count != TARGET_THREADS:
+                        row["targets"] = row["met"] = None
+                    result["rows"].append({"name": pair.name} | about | row | {"threads": count})
                     echo(
                         f"{pair.name}, {row['values']}, threads={count}: {report.times(row['scipy_ratio'])} over SciPy"
                     )
@@ -93,143 +93,127 @@ def run(
 
 
 def plan_pair(pair: Pair) -> tuple[Any, float]:
-    """Plan the product; return the plan and the seconds that this took, patterns included."""
-    from sparsebp.patterns import SparsityPattern, plan_product
-
+    """Plan the product anew; return the plan and the seconds that this took, patterns included."""
     start = time.perf_counter()
-    plan = plan_product(SparsityPattern.from_scipy(pair.a), SparsityPattern.from_scipy(pair.b))
+    plan = _fresh_plan(pair)
     return plan, time.perf_counter() - start
 
 
-def measure_row(
-    pair: Pair,
-    plan: Any,
-    plan_seconds: float,
-    batch: int | None,
-    peers: Mapping[str, Callable[[Any, Any], Callable[[], object]]],
-    rounds: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Time one product with values shared by the batch (`batch` None) or of each sample."""
-    rng = np.random.default_rng(0)
-    shape = () if batch is None else (batch,)
-    a_data, b_data = (rng.standard_normal((m.nnz, *shape), dtype=np.float32) for m in (pair.a, pair.b))
-    _check(pair, plan, a_data, b_data)
-    out = np.empty((plan.pattern.nnz, *shape), np.float32)
-    samples = [
-        (
-            _with(pair.a, a_data if batch is None else a_data[:, s]),
-            _with(pair.b, b_data if batch is None else b_data[:, s]),
-        )
-        for s in range(batch or 1)
-    ]
-    calls = {"ours": timing.Call(lambda _: plan(a_data, b_data, out=out))}
-    for name, prepare in peers.items():
-        ready = [prepare(a, b) for a, b in samples]
-        calls[name] = timing.Call(run=_run_all, prepare=partial(list, ready))
-    timings = timing.measure(calls, **rounds)
-    row: dict[str, Any] = {
-        "name": pair.name,
-        "a_text": _describe(pair.a),
-        "b_text": _describe(pair.b),
-        "values": "shared" if batch is None else f"B = {batch}",
-        "batch": batch,
+def _fresh_plan(pair: Pair) -> Any:
+    from sparsebp.patterns import SparsityPattern, plan_product, product
+
+    product._cache.clear()
+    return plan_product(SparsityPattern.from_scipy(pair.a), SparsityPattern.from_scipy(pair.b))
+
+
+def describe_plan(plan: Any, seconds: float) -> dict[str, Any]:
+    """Return the columns that belong to a plan."""
+    return {
         "strategy": plan.strategy,
         "products": int(plan.products),
         "nnz": int(plan.pattern.nnz),
-        "flops": int(plan.flops) * (batch or 1),
-        "plan_seconds": plan_seconds,
-        "ours": timings["ours"].to_dict(),
+        "flops": int(plan.flops),
+        "plan_seconds": seconds,
     }
-    for name in peers:
+
+
+def measure_rows(
+    pair: Pair,
+    plan: Any,
+    plan_seconds: float,
+    batch: int,
+    peers: Sequence[sparse_peers.Prepare],
+    rounds: Mapping[str, Any],
+    threads: int,
+) -> list[dict[str, Any]]:
+    """Time one product with shared values, with those of `batch` samples, and together with its plan, as asked for."""
+    sides: dict[str, Callable[[], object]] = {}
+    for prepare in peers:
+        sides |= prepare(pair.a, pair.b)
+    rows = []
+    for samples, targets in ((None, pair.targets), (batch, pair.batch_targets)):
+        if targets is None:
+            continue
+        a_data, b_data = values(pair, samples)
+        out = np.empty((plan.pattern.nnz, *a_data.shape[1:]), np.float32)
+        row = compare(partial(plan, a_data, b_data, out=out), sides, rounds, samples or 1, targets)
+        row["values"] = "shared" if samples is None else f"B = {samples}"
+        row["moved"] = bytes_moved(plan, a_data, b_data, out) / (samples or 1)
+        row["floor"] = row["moved"] / copy_bandwidth(threads)
+        row["floor_times"] = row["ours"]["median"] / row["floor"]
+        gained = row["scipy"]["median"] - row["ours"]["median"]
+        row["earned_after"] = float(np.ceil(plan_seconds / gained)) if gained > 0 else None
+        rows.append(row)
+    if pair.plan_targets is not None:
+        row = compare(lambda: _fresh_plan(pair)(pair.a.data, pair.b.data), sides, rounds, 1, pair.plan_targets)
+        rows.append(row | {"values": "shared, plan + one run"})
+    return rows
+
+
+def values(pair: Pair, batch: int | None) -> tuple[np.ndarray, np.ndarray]:
+    """Return random values on both operands, (nnz,) or (nnz, batch)."""
+    rng = np.random.default_rng(0)
+    shape = () if batch is None else (batch,)
+    a_data, b_data = (rng.standard_normal((m.nnz, *shape), dtype=np.float32) for m in (pair.a, pair.b))
+    return a_data, b_data
+
+
+def compare(
+    ours: Callable[[], object],
+    sides: Mapping[str, Callable[[], object]],
+    rounds: Mapping[str, Any],
+    samples: int,
+    targets: Targets,
+) -> dict[str, Any]:
+    """Time `ours`, which does `samples` products, in turn with one product of every other side."""
+    calls = {name: timing.Call(_without_argument(side)) for name, side in {"ours": ours, **sides}.items()}
+    timings = timing.measure(calls, **rounds)
+    timings["ours"] = timing.Timing(tuple(seconds / samples for seconds in timings["ours"].seconds))
+    row: dict[str, Any] = {"samples": samples, "ours": timings["ours"].to_dict()}
+    for name in sides:
         row[name] = timings[name].to_dict()
         row[f"{name}_ratio"] = timing.ratio(timings[name], timings["ours"])
-    gained = timings["scipy"].median - timings["ours"].median
-    row["earned_after"] = float(np.ceil(plan_seconds / gained)) if gained > 0 else None
-    return row
+    return row | judge(row, targets)
 
 
-def _run_all(products: list[Callable[[], object]]) -> list[object]:
-    return [product() for product in products]
+def _without_argument(side: Callable[[], object]) -> Callable[[object], object]:
+    return lambda _: side()
 
 
-def pairs(quick: bool) -> Iterator[Pair]:
-    """Yield the products: what a scan over a convolutional network meets, and random matrices."""
-    side, channels, n = (8, 4, 50) if quick else (32, 64, 5000)
-    first = convolution_t(3, channels, side)
-    yield Pair("conv · ReLU", first, _diagonal(first.shape[1]))
-    yield Pair("conv · max-pool", first, max_pool_t(channels, side))
-    small = (2, 4, 4) if quick else (64, 128, 8)
-    yield Pair(
-        "pruned conv · pruned conv",
-        convolution_t(small[0], small[1], small[2], keep=0.03 if not quick else 0.5),
-        convolution_t(small[1], small[1], small[2], keep=0.03 if not quick else 0.5, seed=1),
-    )
-    yield Pair("random · random", _random(n, 0), _random(n, 1))
+def judge(row: Mapping[str, Any], targets: Targets) -> dict[str, str | None]:
+    """Say what a row is to reach, and whether it does; a side that was not measured is named."""
+    if not targets:
+        return {"targets": None, "met": None}
+    measured = {side: row[f"{side}_ratio"]["median"] for side in targets if f"{side}_ratio" in row}
+    missed = [SIDES[side] for side, times in measured.items() if times < targets[side]]
+    absent = [SIDES[side] for side in targets if side not in measured]
+    outcome = f"missed: {', '.join(missed)}" if missed else "met"
+    return {
+        "targets": ", ".join(f"≥ {times:g}× {SIDES[side]}" for side, times in targets.items()),
+        "met": outcome if missed or not absent else f"{outcome}; {', '.join(absent)} not measured",
+    }
 
 
-def convolution_t(channels_in: int, channels_out: int, side: int, keep: float = 1.0, seed: int = 0) -> Any:
-    """Return the transposed Jacobian of a 3×3 convolution with padding 1 on side × side images, as a CSR array.
-
-    `keep` is the share of weights that pruning left; pruned weights are no entries.
-    """
-    from sparsebp.jacobians import conv_jacobian_t
-
-    rng = np.random.default_rng(seed)
-    weight = rng.standard_normal((channels_out, channels_in, 3, 3)).astype(np.float32)
-    weight[rng.random(weight.shape) >= keep] = 0
-    matrix = conv_jacobian_t(weight, (side, side), padding=1).to_scipy().copy()
-    matrix.eliminate_zeros()
-    return matrix
+def bytes_moved(plan: Any, *arrays: np.ndarray) -> int:
+    """Return the bytes of every array that a call of the plan reads or writes, each counted once."""
+    a, b, c = plan.a, plan.b, plan.pattern
+    structure = {
+        "identity": (),
+        "scale_rows": (b.indptr,),
+        "scale_columns": (a.indices,),
+        "gather": (),
+        "dense": (),
+    }.get(plan.strategy, (a.indptr, a.indices, b.indptr, c.indptr))
+    return sum(array.nbytes for array in (*arrays, *structure, *plan.arrays.values()))
 
 
-def max_pool_t(channels: int, side: int, seed: int = 0) -> Any:
-    """Return the transposed Jacobian of a 2×2 max-pooling: one entry an input pixel, zeros stored."""
-    from sparsebp.patterns import pool_pattern
-
-    pattern = pool_pattern(channels, (side, side), 2).pattern
-    return _on(pattern, (np.random.default_rng(seed).random(pattern.nnz) < 0.25).astype(np.float32))
-
-
-def _diagonal(n: int) -> Any:
-    from sparsebp.patterns import pointwise_pattern
-
-    return _on(pointwise_pattern(n), np.ones(n, np.float32))
-
-
-def _on(pattern: SparsityPattern, data: np.ndarray) -> Any:
-    from sparsebp.jacobians import TransposedJacobian
-
-    return TransposedJacobian(pattern, data).to_scipy()
-
-
-def _random(n: int, seed: int) -> Any:
+def _check(pair: Pair, plan: Any) -> None:
+    """Compare the first of two samples with SciPy before anything is timed."""
     import scipy.sparse as sp
 
-    density = min(1.0, 20 / n)
-    return _canonical(sp.random_array((n, n), density=density, format="csr", dtype=np.float32, rng=seed))
-
-
-def _canonical(matrix: Any) -> Any:
-    matrix.sum_duplicates()
-    matrix.sort_indices()
-    return matrix
-
-
-def _with(matrix: Any, data: np.ndarray) -> Any:
-    import scipy.sparse as sp
-
-    return sp.csr_array((np.ascontiguousarray(data), matrix.indices, matrix.indptr), shape=matrix.shape)
-
-
-def _check(pair: Pair, plan: Any, a_data: np.ndarray, b_data: np.ndarray) -> None:
-    """Compare one sample with SciPy before anything is timed."""
-    c = plan(a_data, b_data)
-    one = slice(None) if a_data.ndim == 1 else (slice(None), 0)
-    expected = _with(pair.a, a_data[one]) @ _with(pair.b, b_data[one])
-    import scipy.sparse as sp
-
-    pattern = plan.pattern
-    ours = sp.csr_array((np.ascontiguousarray(c[one]), pattern.indices, pattern.indptr), shape=pattern.shape)
+    a_data, b_data = values(pair, 2)
+    ours = sp.csr_array((plan(a_data, b_data)[:, 0], plan.pattern.indices, plan.pattern.indptr), plan.pattern.shape)
+    expected = _with(pair.a, a_data[:, 0]) @ _with(pair.b, b_data[:, 0])
     scale = float(np.abs(expected.data).max()) if expected.nnz else 1.0
     difference = float(np.abs((ours - expected).data).max(initial=0.0)) / scale
     if not difference < 1e-4:
@@ -241,24 +225,10 @@ def _check(pair: Pair, plan: Any, a_data: np.ndarray, b_data: np.ndarray) -> Non
         )
 
 
-def _peers(notes: list[str]) -> dict[str, Callable[[Any, Any], Callable[[], object]]]:
-    found: dict[str, Callable[[Any, Any], Callable[[], object]]] = {"scipy": lambda a, b: lambda: a @ b}
-    graphblas = timing.optional("graphblas")
-    if graphblas is None:
-        notes.append("GraphBLAS: not compared, python-graphblas is not installed")
-    else:
+def _with(matrix: Any, data: np.ndarray) -> Any:
+    import scipy.sparse as sp
 
-        def with_graphblas(a: Any, b: Any) -> Callable[[], object]:
-            left, right = graphblas.io.from_scipy_sparse(a), graphblas.io.from_scipy_sparse(b)
-            return lambda: left.mxm(right).new().wait()
-
-        found["graphblas"] = with_graphblas
-    mkl = timing.optional("sparse_dot_mkl")
-    if mkl is None:
-        notes.append("MKL: not compared, sparse_dot_mkl is not installed")
-    else:
-        found["mkl"] = lambda a, b: lambda: mkl.dot_product_mkl(a, b)
-    return found
+    return sp.csr_array((np.ascontiguousarray(data), matrix.indices, matrix.indptr), shape=matrix.shape)
 
 
 def _describe(matrix: Any) -> str:
@@ -274,7 +244,7 @@ def picture(result: Mapping[str, Any]) -> Any:
     middle = [row["scipy_ratio"]["median"] for row in rows]
     low = [row["scipy_ratio"]["median"] - row["scipy_ratio"]["low"] for row in rows]
     high = [row["scipy_ratio"]["high"] - row["scipy_ratio"]["median"] for row in rows]
-    colors = ["#93c5fd" if row["batch"] is None else "#1e40af" for row in rows]
+    colors = ["#93c5fd" if row["samples"] == 1 else "#1e40af" for row in rows]
     ax.barh(range(len(rows)), middle, color=colors, xerr=[low, high], error_kw={"elinewidth": 1})
     ax.set_yticks(range(len(rows)), [f"{row['name']}, {row['values']}" for row in rows], fontsize=8)
     ax.axvline(1, color="black", linewidth=0.8)

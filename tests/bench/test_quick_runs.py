@@ -19,7 +19,7 @@ pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
 ONCE = {"rounds": 1, "least_rounds": 1, "warmup": 1}
-OPTIONAL = {"graphblas_ratio", "mkl_ratio", "earned_after"}
+OPTIONAL = {"graphblas_ratio", "mkl_ratio", "mkl_numeric_ratio", "earned_after", "moved", "floor", "floor_times"}
 
 
 @pytest.fixture(autouse=True)

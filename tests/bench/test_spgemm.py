@@ -1,0 +1,73 @@
+"""What the benchmark of sparse products says about targets, bytes and the other sides."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from numpy.testing import assert_allclose
+
+from sparsebp import SparsityPattern, plan_product
+from sparsebp.bench import bandwidth, mkl, sparse_peers, spgemm, timing
+from sparsebp.errors import MissingDependencyError
+
+
+def matrix(m: int, n: int, seed: int) -> sp.csr_array:
+    return sp.random_array((m, n), density=0.2, format="csr", dtype=np.float32, rng=np.random.default_rng(seed))
+
+
+@pytest.mark.parametrize(
+    ("measured", "targets", "outcome"),
+    [
+        ({"scipy": 25.0, "mkl_numeric": 6.0}, {"scipy": 25, "mkl_numeric": 6}, "met"),
+        ({"scipy": 26.0, "mkl_numeric": 5.9}, {"scipy": 25, "mkl_numeric": 6}, "missed: MKL numeric-only"),
+        ({"scipy": 24.0}, {"scipy": 25, "mkl_numeric": 6}, "missed: SciPy"),
+        ({"scipy": 25.0}, {"scipy": 25, "mkl_numeric": 6}, "met; MKL numeric-only not measured"),
+        ({"scipy": 1.0}, {}, None),
+    ],
+)
+def test_targets_are_judged_by_the_median(
+    measured: dict[str, float], targets: dict[str, float], outcome: str | None
+) -> None:
+    row = {f"{side}_ratio": {"median": times} for side, times in measured.items()}
+    assert spgemm.judge(row, targets)["met"] == outcome
+
+
+def test_every_array_of_a_call_is_counted_once() -> None:
+    a, b = matrix(30, 40, 0), matrix(40, 20, 1)
+    plan = plan_product(SparsityPattern.from_scipy(a), SparsityPattern.from_scipy(b))
+    out = plan(a.data, b.data)
+    indices = 4 * (31 + a.nnz + 41 + 31)
+    arrays = sum(array.nbytes for array in plan.arrays.values())
+    assert spgemm.bytes_moved(plan, a.data, b.data, out) == 4 * (a.nnz + b.nnz + len(out)) + indices + arrays
+
+
+def test_the_copy_rate_is_a_rate() -> None:
+    assert 1e8 < bandwidth.copy_bandwidth(1, repeats=1) < 1e13
+
+
+def test_mkl_computes_values_into_the_structure_that_it_keeps() -> None:
+    if mkl.load() is None:
+        pytest.skip("MKL is not installed")
+    a, b = matrix(50, 60, 0), matrix(60, 40, 1)
+    product = mkl.MklProduct(a, b)
+    product.fresh()
+    assert_allclose(product.result().toarray(), (a @ b).toarray(), rtol=1e-5)
+    product._kept[2][:] = 2  # the values of A, in place
+    product.values()
+    a.data[:] = 2
+    assert_allclose(product.result().toarray(), (a @ b).toarray(), rtol=1e-5)
+
+
+def test_missing_peers_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mkl, "load", lambda: None)
+    monkeypatch.setattr(timing, "optional", lambda name: None)
+    notes: list[str] = []
+    (scipy,) = sparse_peers.found(notes.append)
+    assert [note.split(":")[0] for note in notes] == ["MKL", "GraphBLAS"]
+    a, b = matrix(5, 6, 0), matrix(6, 4, 1)
+    assert_allclose(scipy(a, b)["scipy"]().toarray(), (a @ b).toarray())
+    with pytest.raises(MissingDependencyError, match=r"sparsebp\[peers\]"):
+        mkl.MklProduct(a, b)
+    with sparse_peers.threads(1):
+        pass
