@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeGuard
 
 from sparsebp.errors import OptionError, ShapeError
@@ -30,7 +30,7 @@ class Windows:
     stride
         Distance between windows.
     padding
-        Zeros (before, after) the input.
+        Zeros (before, after) the input; a negative number leaves out elements at the end.
     dilation
         Distance between the taps of a window.
     """
@@ -57,6 +57,33 @@ class Windows:
         strides = lengths("stride", stride, ndim, 1)
         dilations = lengths("dilation", dilation, ndim, 1)
         return cls(kernel, strides, _pairs(padding, kernel, strides, dilations), dilations)
+
+    @classmethod
+    def transposed(
+        cls, ndim: int, kernel_size: Lengths, stride: Lengths = 1, padding: Padding = 0, output_padding: Lengths = 0,
+        dilation: Lengths = 1,
+    ) -> Windows:  # fmt: skip
+        """Read the options as torch.nn's transposed convolutions take them; the windows slide over their output.
+
+        `output_padding` elements at the end of the output are in no window unless the padding reaches over them: they
+        shorten the padding there, which may become negative.
+
+        Raises
+        ------
+        OptionError
+            As for `of`, or `output_padding` is as large as both stride and dilation.
+        """  # fmt: skip
+        windows = cls.of(ndim, kernel_size, stride, padding, dilation)
+        extra = lengths("output_padding", output_padding, ndim, 0)
+        if any(n >= max(s, d) for n, s, d in zip(extra, windows.stride, windows.dilation, strict=True)):
+            raise OptionError(
+                "output_padding is too large",
+                expected=f"less than stride {windows.stride} or dilation {windows.dilation}",
+                got=extra,
+                remedy="Use a smaller output_padding: it only tells apart outputs of one input length",
+            )
+        ends = zip(windows.padding, extra, strict=True)
+        return replace(windows, padding=tuple((before, after - n) for (before, after), n in ends))
 
     @property
     def reach(self) -> tuple[int, ...]:
@@ -85,6 +112,25 @@ class Windows:
                 remedy="Use a smaller kernel or dilation, more padding, or a larger input",
             )
         return tuple((n - r) // s + 1 for n, r, s in zip(padded, self.reach, self.stride, strict=True))
+
+    def input_size(self, output_size: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the input on which so many windows fit exactly: the output of a transposed convolution.
+
+        Raises
+        ------
+        ShapeError
+            There are no windows, or they lie in the padding alone.
+        """
+        axes = zip(output_size, self.stride, self.reach, self.padding, strict=True)
+        sizes = tuple((n - 1) * s + r - before - after for n, s, r, (before, after) in axes)
+        if min(output_size, default=1) < 1 or min(sizes, default=1) < 1:
+            raise ShapeError(
+                "The transposed convolution has no output",
+                expected="at least 1 element on every axis of input and output",
+                got=f"input {tuple(output_size)}, output {sizes}",
+                remedy="Use less padding, or a larger input",
+            )
+        return sizes
 
 
 def lengths(name: str, value: Lengths, ndim: int, least: int) -> tuple[int, ...]:

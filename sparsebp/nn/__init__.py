@@ -5,7 +5,9 @@ from sparsebp.nn.adaptive_pool import AdaptiveAvgPool1d, AdaptiveAvgPool2d
 from sparsebp.nn.avg_pool import AvgPool1d, AvgPool2d
 from sparsebp.nn.batch_norm import BatchNorm2d
 from sparsebp.nn.classifier import SequenceClassifier
+from sparsebp.nn.concat import Concat
 from sparsebp.nn.conv import Conv1d, Conv2d, Conv3d
+from sparsebp.nn.conv_transpose import ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from sparsebp.nn.cross_entropy import CrossEntropyLoss
 from sparsebp.nn.dropout import Dropout
 from sparsebp.nn.elu import ELU
@@ -40,9 +42,13 @@ __all__ = [
     "AvgPool1d",
     "AvgPool2d",
     "BatchNorm2d",
+    "Concat",
     "Conv1d",
     "Conv2d",
     "Conv3d",
+    "ConvTranspose1d",
+    "ConvTranspose2d",
+    "ConvTranspose3d",
     "CrossEntropyLoss",
     "Dropout",
     "Flatten",

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from itertools import product
-from math import prod
-from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
-from sparsebp import backend
-from sparsebp.errors import OptionError
-from sparsebp.nn import init
-from sparsebp.nn.layer import Layer, check_gy, check_input
+from sparsebp.nn.conv_nd import ConvNd
+from sparsebp.nn.convolution import convolve, convolve_t, correlate
 from sparsebp.types import Array, Seed
-from sparsebp.windows import Lengths, Padding, Windows, check_channels, lengths
+from sparsebp.windows import Lengths, Padding, Windows
 
 
-class Conv(Layer):
+class Conv(ConvNd):
     """The base of `Conv1d`, `Conv2d` and `Conv3d`, with torch.nn's arguments.
 
     Parameters
@@ -51,8 +46,6 @@ class Conv(Layer):
     memory for one copy of the input per tap of the kernel, `weight_grad` and `input_grad` as well.
     """
 
-    ndim: ClassVar[int]
-
     def __init__(
         self,
         in_channels: int,
@@ -68,24 +61,18 @@ class Conv(Layer):
         dtype: Any = np.float32,
         rng: Seed = None,
     ) -> None:
-        super().__init__()
-        if padding_mode != "zeros":
-            raise OptionError(
-                "Unknown padding_mode",
-                expected="'zeros'",
-                got=repr(padding_mode),
-                remedy="Pad the input yourself for another mode",
-            )
-        self.in_channels, self.out_channels = lengths("channels", (in_channels, out_channels), 2, 1)
-        (self.groups,) = lengths("groups", groups, 1, 1)
-        check_channels(self.in_channels, self.out_channels, self.groups)
-        self.windows = Windows.of(self.ndim, kernel_size, stride, padding, dilation)
-        rng, dtype = init.generator(rng), backend.float_dtype(dtype)
-        shape = (self.out_channels, self.in_channels // self.groups, *self.windows.kernel)
-        bound = init.fan_in_bound(prod(shape[1:]))
-        self.params["weight"] = init.uniform(rng, shape, bound, dtype)
-        if bias:
-            self.params["bias"] = init.uniform(rng, (self.out_channels,), bound, dtype)
+        windows = Windows.of(self.ndim, kernel_size, stride, padding, dilation)
+        super().__init__(in_channels, out_channels, windows, groups, bias, padding_mode, False, dtype, rng)
+
+    def output_size(self, input_size: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the lengths of the output's axes after the channels.
+
+        Raises
+        ------
+        ShapeError
+            The input is smaller than a window.
+        """
+        return self.windows.output_size(input_size)
 
     def forward(self, x: Array) -> tuple[Array, Array]:
         """Return y (B, out_channels, *outputs) for x (B, in_channels, *inputs); `saved` is x.
@@ -95,41 +82,18 @@ class Conv(Layer):
         ShapeError, DTypeError, DeviceError
             x has another number of axes or channels, or is smaller than a window; or its dtype is not the weights'.
         """
-        weight = self.params["weight"]
-        shape = (None, self.in_channels, *(None for _ in range(self.ndim)))
-        xp = check_input(x, dtype=weight.dtype, shape=shape, like=weight)
-        outputs = self.windows.output_size(x.shape[2:])
-        y = self._matrix(weight) @ self._columns(xp, x)  # (groups, out_channels / groups, B * outputs)
-        y = y.reshape(self.out_channels, x.shape[0], *outputs)
-        if "bias" in self.params:
-            y += self.params["bias"].reshape(-1, *(1 for _ in y.shape[1:]))
-        return xp.ascontiguousarray(xp.moveaxis(y, 0, 1)), x
+        xp = self._check_x(x)
+        return self._add_bias(convolve(xp, self.params["weight"], x, self.windows, self.groups)), x
 
     def input_grad(self, gy: Array, saved: Array) -> Array:
         """Return the gradient at x, of its shape: Wᵀ gy, added up where windows overlap."""
-        xp = self._check(gy, saved)
-        w, batch, outputs = self.windows, gy.shape[0], gy.shape[2:]
-        columns = self._matrix(self.params["weight"]).swapaxes(1, 2) @ self._rows(xp, gy)
-        columns = columns.reshape(self.in_channels, *w.kernel, batch, *outputs)
-        padded = xp.zeros((self.in_channels, batch, *w.padded_size(saved.shape[2:])), dtype=gy.dtype)
-        for tap in product(*map(range, w.kernel)):  # overlaps are between taps, never within one
-            where = (
-                slice(t * d, t * d + s * (n - 1) + 1, s)
-                for t, d, s, n in zip(tap, w.dilation, w.stride, outputs, strict=True)
-            )
-            padded[(slice(None), slice(None), *where)] += columns[(slice(None), *tap)]
-        return xp.ascontiguousarray(xp.moveaxis(padded[self._inside(saved)], 0, 1))
+        xp = self._check_gy(gy, saved)
+        return convolve_t(xp, self.params["weight"], gy, self.windows, self.groups, saved.shape[2:])
 
     def weight_grad(self, gy: Array, saved: Array) -> dict[str, Array]:
         """Return the gradients of ``weight`` and ``bias``, summed over batch and positions."""
-        xp = self._check(gy, saved)
-        rows = self._rows(xp, gy)
-        weight = rows @ self._columns(xp, saved).swapaxes(1, 2)
-        grads = {"weight": weight.reshape(self.params["weight"].shape)}
-        if "bias" in self.params:
-            flat = rows.reshape(self.out_channels, -1)
-            grads["bias"] = flat @ xp.ones(flat.shape[1], dtype=flat.dtype)
-        return grads
+        xp = self._check_gy(gy, saved)
+        return self._with_bias(xp, correlate(xp, gy, saved, self.windows, self.groups), gy)
 
     def jacobian_t(self, saved: Array) -> Any:
         """Return the transposed Jacobian, shared by the batch; a sample's elements are counted channels first."""
@@ -139,40 +103,6 @@ class Conv(Layer):
         return conv_jacobian_t(
             self.params["weight"], saved.shape[2:], w.stride, w.padding, w.dilation, self.groups, layout="chw"
         )
-
-    def _matrix(self, weight: Array) -> Array:
-        """Return the weights as (groups, out_channels / groups, in_channels / groups * taps)."""
-        return weight.reshape(self.groups, self.out_channels // self.groups, prod(weight.shape[1:]))
-
-    def _rows(self, xp: ModuleType, gy: Array) -> Array:
-        """Return gy as (groups, out_channels / groups, B * outputs)."""
-        length = gy.shape[0] * prod(gy.shape[2:])
-        return xp.moveaxis(gy, 1, 0).reshape(self.groups, self.out_channels // self.groups, length)
-
-    def _columns(self, xp: ModuleType, x: Array) -> Array:
-        """Return every window of x as a column: (groups, in_channels / groups * taps, B * outputs)."""
-        w, batch = self.windows, x.shape[0]
-        outputs = w.output_size(x.shape[2:])
-        padded = xp.zeros((self.in_channels, batch, *w.padded_size(x.shape[2:])), dtype=x.dtype)
-        padded[self._inside(x)] = xp.moveaxis(x, 1, 0)
-        channel, sample, *axes = padded.strides
-        taps = (step * d for step, d in zip(axes, w.dilation, strict=True))
-        moves = (step * s for step, s in zip(axes, w.stride, strict=True))
-        windows = xp.lib.stride_tricks.as_strided(
-            padded, (self.in_channels, *w.kernel, batch, *outputs), (channel, *taps, sample, *moves)
-        )
-        of_group = self.in_channels // self.groups * prod(w.kernel)
-        return windows.reshape(self.groups, of_group, batch * prod(outputs))
-
-    def _inside(self, x: Array) -> tuple[slice, ...]:
-        """Return where x lies in the padded input, whose first two axes are whole."""
-        inner = (slice(before, before + n) for n, (before, _) in zip(x.shape[2:], self.windows.padding, strict=True))
-        return (slice(None), slice(None), *inner)
-
-    def _check(self, gy: Array, saved: Array) -> ModuleType:
-        weight = self.params["weight"]
-        shape = (saved.shape[0], self.out_channels, *self.windows.output_size(saved.shape[2:]))
-        return check_gy(gy, shape, weight.dtype, weight)
 
 
 class Conv1d(Conv):

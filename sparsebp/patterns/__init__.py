@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from sparsebp.patterns.addition import AdditionPlan, plan_addition
-from sparsebp.patterns.conv import ConvPattern, conv_pattern
+from sparsebp.patterns.concatenation import ConcatenationPlan, plan_concatenation
+from sparsebp.patterns.conv import ConvPattern, conv_pattern, conv_transpose_pattern
 from sparsebp.patterns.linear import linear_pattern
 from sparsebp.patterns.plan import ProductPlan
 from sparsebp.patterns.pointwise import pointwise_pattern
@@ -14,15 +15,18 @@ from sparsebp.patterns.sparsity import SparsityPattern
 
 __all__ = [
     "AdditionPlan",
+    "ConcatenationPlan",
     "ConvPattern",
     "PoolPattern",
     "ProductPlan",
     "SparsityPattern",
     "adaptive_pool_pattern",
     "conv_pattern",
+    "conv_transpose_pattern",
     "hidden_pattern",
     "linear_pattern",
     "plan_addition",
+    "plan_concatenation",
     "plan_product",
     "pointwise_pattern",
     "pool_pattern",

@@ -28,7 +28,7 @@ Layout = Literal["chw", "hwc"]
 
 @dataclass(frozen=True, eq=False)
 class ConvPattern:
-    """The structure of a convolution's transposed Jacobian.
+    """The structure of the transposed Jacobian of a convolution or a transposed convolution.
 
     Attributes
     ----------
@@ -37,7 +37,8 @@ class ConvPattern:
     weight_index
         Position in ``weight.ravel()`` of every entry's value. Read-only int32 (int64 for 2**31 weights), shape (nnz,).
     weight_shape
-        (out_channels, in_channels // groups, *kernel), as torch.nn has it.
+        (out_channels, in_channels // groups, *kernel), as torch.nn has it; of a transposed convolution the channels are
+        exchanged.
     output_size
         Lengths of the output's axes.
     layout
@@ -108,17 +109,67 @@ def conv_pattern(
     MemoryLimitError
         The result would take more than `memory_limit`; nothing has been allocated.
     """
-    if layout not in ("chw", "hwc"):
-        raise OptionError("Unknown layout", expected="'chw' or 'hwc'", got=repr(layout), remedy="Pass one of the two")
     ndim = 1 if np.ndim(input_size) == 0 else np.size(input_size)
     sizes = lengths("input_size", input_size, ndim, 0)
     windows = Windows.of(ndim, kernel_size, stride, padding, dilation)
+    return _checked(in_channels, out_channels, sizes, windows, groups, layout, memory_limit, transposed=False)
+
+
+def conv_transpose_pattern(
+    in_channels: int,
+    out_channels: int,
+    input_size: Lengths,
+    kernel_size: Lengths,
+    stride: Lengths = 1,
+    padding: Padding = 0,
+    output_padding: Lengths = 0,
+    groups: int = 1,
+    dilation: Lengths = 1,
+    *,
+    layout: Layout = "chw",
+    memory_limit: int | None = None,
+) -> ConvPattern:
+    """Return the pattern of a transposed convolution: the transpose of a convolution's, from the output to the input.
+
+    Parameters
+    ----------
+    in_channels, out_channels, input_size, kernel_size, stride, groups, dilation, layout, memory_limit
+        As for `conv_pattern`, in the order of `torch.nn.ConvTranspose2d`.
+    padding
+        What is cut off at both ends of the output, in every form that `conv_pattern` takes.
+    output_padding
+        Elements added at the end of the output, less than the stride or the dilation.
+
+    Returns
+    -------
+    ConvPattern
+        Shape (in_channels * inputs, out_channels * outputs), `weight_shape` (in_channels, out_channels // groups,
+        *kernel), as torch.nn has it.
+
+    Raises
+    ------
+    OptionError, ShapeError, MemoryLimitError
+        As for `conv_pattern`; ShapeError also where there is no output.
+    """
+    ndim = 1 if np.ndim(input_size) == 0 else np.size(input_size)
+    windows = Windows.transposed(ndim, kernel_size, stride, padding, output_padding, dilation)
+    sizes = windows.input_size(lengths("input_size", input_size, ndim, 0))
+    return _checked(out_channels, in_channels, sizes, windows, groups, layout, memory_limit, transposed=True)
+
+
+def _checked(
+    in_channels: int, out_channels: int, sizes: tuple[int, ...], windows: Windows, groups: int, layout: Layout,
+    memory_limit: int | None, *, transposed: bool,
+) -> ConvPattern:  # fmt: skip
+    """Check what both builders take, then build; all is said of the convolution, also where it is transposed."""
+    if layout not in ("chw", "hwc"):
+        raise OptionError("Unknown layout", expected="'chw' or 'hwc'", got=repr(layout), remedy="Pass one of the two")
     in_channels, out_channels = lengths("channels", (in_channels, out_channels), 2, 1)
     (groups,) = lengths("groups", groups, 1, 1)
     check_channels(in_channels, out_channels, groups)
     if memory_limit is not None:
-        _check_memory(memory_limit, in_channels, out_channels, sizes, windows, groups)
-    return _build(in_channels, out_channels, sizes, windows, groups, layout)
+        _check_memory(memory_limit, in_channels, out_channels, sizes, windows, groups, transposed)
+    return _build(in_channels, out_channels, sizes, windows, groups, layout, transposed)
 
 
 class _Factor(NamedTuple):
@@ -129,17 +180,26 @@ class _Factor(NamedTuple):
     n_columns: int
     offset: np.ndarray
 
+    def transposed(self) -> _Factor:
+        order = np.argsort(self.columns, kind="stable")
+        rows = np.repeat(np.arange(len(self.indptr) - 1), np.diff(self.indptr))
+        indptr = np.concatenate(([0], np.cumsum(np.bincount(self.columns, minlength=self.n_columns))))
+        return _Factor(indptr, rows[order], len(self.indptr) - 1, self.offset[order])
+
 
 @lru_cache(maxsize=KEPT)
 def _build(
-    in_channels: int, out_channels: int, sizes: tuple[int, ...], windows: Windows, groups: int, layout: Layout
-) -> ConvPattern:
+    in_channels: int, out_channels: int, sizes: tuple[int, ...], windows: Windows, groups: int, layout: Layout,
+    transposed: bool,
+) -> ConvPattern:  # fmt: skip
     outputs = windows.output_size(sizes)
     weight_shape = (out_channels, in_channels // groups, *windows.kernel)
     axes = [_axis(sizes, windows, axis) for axis in range(len(sizes))]
     channels = _channels(in_channels, out_channels, groups, prod(windows.kernel))
     factors = [channels, *axes] if layout == "chw" else [*axes, channels]
     shape = (in_channels * prod(sizes), out_channels * prod(outputs))
+    if transposed:  # the transpose of a Kronecker product is that of the transposes
+        factors, shape, outputs = [factor.transposed() for factor in factors], shape[::-1], sizes
     nnz = prod(len(f.columns) for f in factors)
     column_type, weight_type = index_dtype(nnz, shape), index_dtype(prod(weight_shape), (0, 0))
     # From the last factor on: then what is repeated are the longest runs.
@@ -199,13 +259,14 @@ def _kron(left: _Factor, right: _Factor, column_type: np.dtype, weight_type: np.
 
 
 def _check_memory(
-    limit: int, in_channels: int, out_channels: int, sizes: tuple[int, ...], windows: Windows, groups: int
-) -> None:
+    limit: int, in_channels: int, out_channels: int, sizes: tuple[int, ...], windows: Windows, groups: int,
+    transposed: bool,
+) -> None:  # fmt: skip
     shape = (in_channels * prod(sizes), out_channels * prod(windows.output_size(sizes)))
     nnz = in_channels * out_channels // groups * prod(len(_axis(sizes, windows, a).columns) for a in range(len(sizes)))
     weights = in_channels * out_channels // groups * prod(windows.kernel)
     itemsize = index_dtype(nnz, shape).itemsize
-    needed = (nnz + shape[0] + 1) * itemsize + nnz * index_dtype(weights, (0, 0)).itemsize
+    needed = (nnz + shape[transposed] + 1) * itemsize + nnz * index_dtype(weights, (0, 0)).itemsize
     if needed > limit:
         raise MemoryLimitError(
             "The pattern of the convolution exceeds the memory limit",

@@ -1,0 +1,91 @@
+"""Concat: parallel branches on one input, their outputs side by side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sparsebp.errors import OptionError, ShapeError
+from sparsebp.nn.layer import Layer, check_gy, check_input
+from sparsebp.types import Array
+
+
+class Concat(Layer):
+    """``y = [branch₀(x), branch₁(x), …]`` along the channels, the axis after the batch, as in Inception modules.
+
+    Parameters
+    ----------
+    branches
+        Layers whose outputs differ in the channels alone. Children are named ``"0"``, ``"1"``, …
+
+    Raises
+    ------
+    OptionError
+        There is no branch.
+    """
+
+    def __init__(self, *branches: Layer) -> None:
+        super().__init__()
+        if not branches:
+            raise OptionError(
+                "Concat has no branches", expected="at least one", got="none", remedy="Use Identity() for no change"
+            )
+        self.children = {str(i): branch for i, branch in enumerate(branches)}
+
+    def forward(self, x: Array) -> tuple[Array, list[tuple[tuple[int, ...], Any]]]:
+        """Return the branches' outputs side by side; `saved` is each one's shape and what it saved.
+
+        Raises
+        ------
+        ShapeError
+            The outputs differ in more than the channels.
+        """
+        xp = check_input(x)
+        outputs, saved = zip(*(branch.forward(x) for branch in self.children.values()), strict=True)
+        if outputs[0].ndim < 2 or len({(y.shape[0], *y.shape[2:]) for y in outputs}) > 1:
+            raise ShapeError(
+                "The outputs of the branches do not stand side by side",
+                expected="(B, channels, …) that differ in the channels alone",
+                got=", ".join(str(y.shape) for y in outputs),
+                remedy="Choose strides and paddings that give every branch the same positions",
+            )
+        y = xp.concatenate(outputs, axis=1)
+        return y, [(out.shape, part) for out, part in zip(outputs, saved, strict=True)]
+
+    def input_grad(self, gy: Array, saved: list[tuple[tuple[int, ...], Any]]) -> Array:
+        """Return the sum of the branches' input gradients."""
+        grads = [
+            branch.input_grad(part, kept)
+            for branch, part, (_, kept) in zip(self.children.values(), self._split(gy, saved), saved, strict=True)
+        ]
+        total = grads[0]
+        for grad in grads[1:]:
+            total = total + grad  # a new array: a branch may have returned gy itself
+        return total
+
+    def weight_grad(self, gy: Array, saved: list[tuple[tuple[int, ...], Any]]) -> dict[str, Array]:
+        """Return every branch's weight gradients under dotted names."""
+        branches = zip(self.children.items(), self._split(gy, saved), saved, strict=True)
+        return {
+            f"{name}.{key}": grad
+            for (name, branch), part, (_, kept) in branches
+            for key, grad in branch.weight_grad(part, kept).items()
+        }
+
+    def jacobian_t(self, saved: list[tuple[tuple[int, ...], Any]]) -> Any:
+        """Return the branches' transposed Jacobians side by side."""
+        from sparsebp.jacobians import TransposedJacobian
+        from sparsebp.patterns import plan_concatenation
+
+        jacobians = [branch.jacobian_t(kept) for branch, (_, kept) in zip(self.children.values(), saved, strict=True)]
+        plan = plan_concatenation(*(jacobian.pattern for jacobian in jacobians))
+        return TransposedJacobian(plan.pattern, plan(*(jacobian.data for jacobian in jacobians)))
+
+    def _split(self, gy: Array, saved: list[tuple[tuple[int, ...], Any]]) -> list[Array]:
+        """Return each branch's part of gy, contiguous."""
+        shapes = [shape for shape, _ in saved]
+        xp = check_gy(gy, (shapes[0][0], sum(shape[1] for shape in shapes), *shapes[0][2:]), None)
+        parts, first = [], 0
+        for shape in shapes:
+            parts.append(xp.ascontiguousarray(gy[:, first : first + shape[1]]))
+            first += shape[1]
+        return parts

@@ -1,0 +1,89 @@
+"""What convolutions and transposed convolutions share: channels, initial values, checks of what comes in."""
+
+from __future__ import annotations
+
+import abc
+from math import prod
+from types import ModuleType
+from typing import Any, ClassVar
+
+from sparsebp import backend
+from sparsebp.errors import OptionError
+from sparsebp.nn import convolution, init
+from sparsebp.nn.layer import Layer, check_gy, check_input
+from sparsebp.types import Array, Seed
+from sparsebp.windows import Windows, check_channels, lengths
+
+
+class ConvNd(Layer):
+    """The base of `Conv` and `ConvTranspose`, over `ndim` axes.
+
+    Parameters
+    ----------
+    in_channels, out_channels, groups, bias, padding_mode, dtype, rng
+        As the subclasses state.
+    windows
+        Those of the convolution; of a transposed one, they slide over the output.
+    transposed
+        Whether the weight is laid out with the input's channels first.
+    """
+
+    ndim: ClassVar[int]
+
+    def __init__(
+        self, in_channels: int, out_channels: int, windows: Windows, groups: int, bias: bool, padding_mode: str,
+        transposed: bool, dtype: Any, rng: Seed,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        if padding_mode != "zeros":
+            raise OptionError(
+                "Unknown padding_mode",
+                expected="'zeros'",
+                got=repr(padding_mode),
+                remedy="Pad the input yourself for another mode",
+            )
+        self.in_channels, self.out_channels = lengths("channels", (in_channels, out_channels), 2, 1)
+        (self.groups,) = lengths("groups", groups, 1, 1)
+        check_channels(self.in_channels, self.out_channels, self.groups)
+        self.windows = windows
+        first, second = (in_channels, out_channels) if transposed else (out_channels, in_channels)
+        shape = (first, second // self.groups, *windows.kernel)
+        rng, dtype = init.generator(rng), backend.float_dtype(dtype)
+        bound = init.fan_in_bound(prod(shape[1:]))
+        self.params["weight"] = init.uniform(rng, shape, bound, dtype)
+        if bias:
+            self.params["bias"] = init.uniform(rng, (self.out_channels,), bound, dtype)
+
+    @abc.abstractmethod
+    def output_size(self, input_size: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the lengths of the output's axes after the channels.
+
+        Raises
+        ------
+        ShapeError
+            There is no output.
+        """
+
+    def _check_x(self, x: Array) -> ModuleType:
+        weight = self.params["weight"]
+        shape = (None, self.in_channels, *(None for _ in range(self.ndim)))
+        return check_input(x, dtype=weight.dtype, shape=shape, like=weight)
+
+    def _check_gy(self, gy: Array, saved: Array) -> ModuleType:
+        weight = self.params["weight"]
+        return check_gy(
+            gy, (saved.shape[0], self.out_channels, *self.output_size(saved.shape[2:])), weight.dtype, weight
+        )
+
+    def _add_bias(self, y: Array) -> Array:
+        """Add the bias to y, in place, and return it."""
+        if "bias" in self.params:
+            y += self.params["bias"].reshape(-1, *(1 for _ in y.shape[2:]))
+        return y
+
+    def _with_bias(self, xp: ModuleType, weight_grad: Array, gy: Array) -> dict[str, Array]:
+        """Return the gradient at the weight, and at the bias if there is one."""
+        grads = {"weight": weight_grad}
+        if "bias" in self.params:
+            grads["bias"] = convolution.channel_sums(xp, gy)
+        return grads

@@ -1,0 +1,115 @@
+"""Concat against torch, and matrices side by side against NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparsebp import nn
+from sparsebp.errors import DTypeError, OptionError, ShapeError
+from sparsebp.jacobians import TransposedJacobian
+from sparsebp.patterns import SparsityPattern, plan_concatenation
+from strategies import csr_patterns, normal, reals, seeds, sizes, tolerance
+
+
+class TorchConcat(torch.nn.ModuleList):
+    def forward(self, x):
+        return torch.cat([branch(x) for branch in self], dim=1)
+
+
+BRANCHES = {  # (channels of the input, dtype) -> branches that keep the positions
+    "1x1": (lambda c, d: nn.Conv2d(c, 2, 1, dtype=d), lambda c: torch.nn.Conv2d(c, 2, 1)),
+    "3x3": (lambda c, d: nn.Conv2d(c, 3, 3, padding=1, dtype=d), lambda c: torch.nn.Conv2d(c, 3, 3, padding=1)),
+    "pool": (lambda c, d: nn.MaxPool2d(3, 1, 1), lambda c: torch.nn.MaxPool2d(3, 1, 1)),
+    "identity": (lambda c, d: nn.Identity(), lambda c: torch.nn.Identity()),
+    "tanh": (lambda c, d: nn.Tanh(), lambda c: torch.nn.Tanh()),
+    "chain": (
+        lambda c, d: nn.Sequential(nn.Conv2d(c, 2, 1, dtype=d), nn.Sigmoid()),
+        lambda c: torch.nn.Sequential(torch.nn.Conv2d(c, 2, 1), torch.nn.Sigmoid()),
+    ),
+}
+
+
+@given(names=st.lists(st.sampled_from(sorted(BRANCHES)), min_size=1, max_size=4), batch=sizes(1, 3),
+       channels=sizes(1, 2), height=sizes(1, 3), width=sizes(1, 4), dtype=reals, seed=seeds)  # fmt: skip
+def test_against_torch(torch_jacobian_t, names, batch, channels, height, width, dtype, seed):
+    rng, close = np.random.default_rng(seed), tolerance(dtype, 2)
+    layer = nn.Concat(*(BRANCHES[name][0](channels, dtype) for name in names))
+    twin = TorchConcat([BRANCHES[name][1](channels) for name in names])
+    twin = twin.float() if dtype == np.float32 else twin.double()
+    assert list(layer.parameters()) == [name for name, _ in twin.named_parameters()]
+    layer.load_state_dict(twin.state_dict())
+    x = rng.standard_normal((batch, channels, height, width)).astype(dtype)
+    tx = torch.from_numpy(x).requires_grad_()
+    want = twin(tx)
+    gy = rng.standard_normal(want.shape).astype(dtype)
+    want.backward(torch.from_numpy(gy))
+    y, saved = layer.forward(x)
+    np.testing.assert_allclose(y, want.detach().numpy(), **close)
+    np.testing.assert_allclose(layer.input_grad(gy, saved), tx.grad.numpy(), **close)
+    grads = layer.weight_grad(gy, saved)
+    assert list(grads) == list(layer.parameters())
+    for name, param in twin.named_parameters():
+        np.testing.assert_allclose(grads[name], param.grad.numpy(), err_msg=name, **close)
+    jacobian = layer.jacobian_t(saved)
+    for b in range(batch):
+        expected = torch_jacobian_t(lambda s: twin(s.unsqueeze(0))[0], x[b])
+        np.testing.assert_allclose(jacobian.to_dense(b), expected, **close)
+
+
+def test_gy_is_not_written_to():
+    layer = nn.Concat(nn.Identity(), nn.Identity())
+    _, saved = layer.forward(np.ones((2, 3), np.float32))
+    gy = np.ones((2, 6), np.float32)
+    np.testing.assert_array_equal(layer.input_grad(gy, saved), np.full((2, 3), 2))
+    np.testing.assert_array_equal(gy, 1)
+
+
+@given(
+    first=csr_patterns(columns=sizes(0, 7)), others=st.lists(sizes(0, 7), max_size=3), batch=sizes(0, 5),
+    shared=st.lists(st.booleans(), min_size=4, max_size=4), dtype=reals, seed=seeds,
+)  # fmt: skip
+def test_side_by_side(first, others, batch, shared, dtype, seed):
+    rng = np.random.default_rng(seed)
+    rows = first[2][0]
+    patterns = [SparsityPattern(*first)]
+    for columns in others:
+        there = rng.random((rows, columns)) < 0.5
+        indptr = np.concatenate([[0], np.cumsum(there.sum(axis=1))])
+        patterns.append(SparsityPattern(indptr, np.nonzero(there)[1], (rows, columns)))
+    data = [normal(rng, (p.nnz,) if one else (p.nnz, batch), dtype) for p, one in zip(patterns, shared, strict=False)]
+    plan = plan_concatenation(*patterns)
+    assert plan is plan_concatenation(*patterns)
+    SparsityPattern(plan.pattern.indptr, plan.pattern.indices, plan.pattern.shape)  # canonical
+    whole = TransposedJacobian(plan.pattern, plan(*data))
+    assert whole.dtype == dtype and (whole.batch is None) == all(shared[: len(patterns)])
+    for b in range(1 if whole.batch is None else whole.batch):
+        parts = [TransposedJacobian(p, d).to_dense(b) for p, d in zip(patterns, data, strict=True)]
+        np.testing.assert_array_equal(whole.to_dense(b), np.concatenate(parts, axis=1))
+
+
+def test_what_does_not_fit_is_refused():
+    with pytest.raises(OptionError, match="no branches"):
+        nn.Concat()
+    layer = nn.Concat(nn.Identity(), nn.MaxPool2d(2))
+    with pytest.raises(ShapeError, match="side by side"):
+        layer.forward(np.ones((1, 2, 4, 4), np.float32))
+    layer = nn.Concat(nn.Identity(), nn.Identity())
+    _, saved = layer.forward(np.ones((2, 3), np.float32))
+    with pytest.raises(ShapeError, match="gy"):
+        layer.input_grad(np.ones((2, 3), np.float32), saved)
+    diagonal = SparsityPattern.diagonal(3)
+    with pytest.raises(ShapeError, match="one number of rows"):
+        plan_concatenation(diagonal, SparsityPattern.diagonal(2))
+    with pytest.raises(ShapeError, match="one number of rows"):
+        plan_concatenation()
+    plan = plan_concatenation(diagonal, diagonal)
+    with pytest.raises(ShapeError, match="do not fit the parts"):
+        plan(np.ones(3), np.ones(2))
+    with pytest.raises(DTypeError, match="different dtypes"):
+        plan(np.ones(3), np.ones(3, np.float32))
+    with pytest.raises(ShapeError, match="batch sizes"):
+        plan(np.ones((3, 2)), np.ones((3, 4)))

@@ -1,0 +1,149 @@
+"""Transposed convolutions against torch: outputs, all gradients, transposed Jacobians, weights both ways."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparsebp import nn
+from sparsebp.errors import DTypeError, MemoryLimitError, OptionError, ShapeError
+from sparsebp.jacobians import conv_transpose_jacobian_t
+from sparsebp.patterns import conv_pattern, conv_transpose_pattern
+from strategies import seeds, tolerance
+
+LAYERS = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
+TWINS = {1: torch.nn.ConvTranspose1d, 2: torch.nn.ConvTranspose2d, 3: torch.nn.ConvTranspose3d}
+
+
+@st.composite
+def options(draw):
+    """Return the input's lengths and torch's arguments of a transposed convolution that has an output."""
+    ndim, groups = draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    axes = []
+    for _ in range(ndim):
+        size, kernel, stride, dilation = (draw(st.integers(1, high)) for high in (4, 3, 3, 3))
+        extra = draw(st.integers(0, max(stride, dilation) - 1))
+        whole = (size - 1) * stride + dilation * (kernel - 1) + 1 + extra
+        axes.append((size, kernel, stride, draw(st.integers(0, min(2, (whole - 1) // 2))), extra, dilation))
+    size, kernel, stride, padding, extra, dilation = zip(*axes, strict=True)
+    channels = [groups * draw(st.integers(1, 2)) for _ in range(2)]
+    return size, (*channels, kernel, stride, padding, extra, groups, draw(st.booleans()), dilation)
+
+
+@given(options=options(), batch=st.integers(1, 3), strided=st.booleans(), single=st.booleans(), seed=seeds)
+def test_against_torch(torch_jacobian_t, options, batch, strided, single, seed):
+    size, arguments = options
+    dtype = np.dtype(np.float32 if single else np.float64)
+    close, rng = tolerance(dtype, 2), np.random.default_rng(seed)
+    layer = LAYERS[len(size)](*arguments, dtype=dtype, rng=rng)
+    twin = TWINS[len(size)](*arguments, dtype=torch.float32 if single else torch.float64)
+    twin.load_state_dict({name: torch.from_numpy(a) for name, a in layer.state_dict().items()})  # out
+    x = rng.standard_normal((batch, arguments[0], *size)).astype(dtype)
+    if strided:  # channels last in memory
+        x = np.moveaxis(np.ascontiguousarray(np.moveaxis(x, 1, -1)), -1, 1)
+    tx = torch.from_numpy(x).requires_grad_()
+    want = twin(tx)
+    gy = rng.standard_normal(want.shape).astype(dtype)
+    want.backward(torch.from_numpy(gy))
+    y, saved = layer.forward(x)
+    assert y.flags.c_contiguous and y.shape[2:] == layer.output_size(size)
+    np.testing.assert_allclose(y, want.detach().numpy(), **close)
+    gx = layer.input_grad(gy, saved)
+    assert gx.dtype == y.dtype == dtype
+    np.testing.assert_allclose(gx, tx.grad.numpy(), **close)
+    grads = layer.weight_grad(gy, saved)
+    assert list(grads) == list(layer.parameters())
+    for name, param in twin.named_parameters():
+        np.testing.assert_allclose(grads[name], param.grad.numpy(), err_msg=name, **close)
+    jacobian = layer.jacobian_t(saved)
+    assert jacobian.batch is None
+    expected = torch_jacobian_t(lambda s: twin(s.unsqueeze(0))[0], x[0])
+    np.testing.assert_allclose(jacobian.to_dense(), expected, **close)
+    other = LAYERS[len(size)](*arguments, dtype=dtype, rng=rng)
+    other.load_state_dict(twin.state_dict())  # in
+    np.testing.assert_array_equal(other(x), y)
+
+
+@given(options=options(), seed=seeds)
+def test_pattern_is_what_random_weights_fill_and_counts_channels_last_too(options, seed):
+    size, (c_in, c_out, kernel, stride, padding, extra, groups, _, dilation) = options
+    arguments = (size, stride, padding, extra, groups, dilation)
+    weight = np.random.default_rng(seed).uniform(1, 2, (c_in, c_out // groups, *kernel))
+    first = conv_transpose_jacobian_t(weight, *arguments)
+    assert first.pattern.nnz == np.count_nonzero(first.to_dense())
+    last = conv_transpose_jacobian_t(weight, *arguments, layout="hwc")
+    structure = conv_transpose_pattern(c_in, c_out, size, kernel, stride, padding, extra, groups, dilation)
+    assert structure.pattern is first.pattern and structure.weight_shape == weight.shape
+    n_in, n_out = int(np.prod(size)), int(np.prod(structure.output_size))
+    moved = first.to_dense().reshape(c_in, n_in, c_out, n_out).transpose(1, 0, 3, 2).reshape(first.shape)
+    np.testing.assert_array_equal(last.to_dense(), moved)
+
+
+def test_it_is_the_transpose_of_a_convolution():
+    forward = conv_pattern(3, 4, (7, 6), 3, 2, 1, 1)
+    backward = conv_transpose_pattern(4, 3, forward.output_size, 3, 2, 1, (0, 1))
+    assert backward.output_size == (7, 6)
+    assert backward.pattern == forward.pattern.T
+    order = forward.pattern.transpose_permutation
+    np.testing.assert_array_equal(backward.weight_index, forward.weight_index[order])
+
+
+def test_initial_values_and_seeds():
+    layer = nn.ConvTranspose2d(4, 6, (3, 2), groups=2, rng=0)
+    weight = layer.params["weight"]
+    assert weight.shape == (4, 3, 3, 2) and weight.dtype == np.float32
+    bound = 1 / np.sqrt(3 * 3 * 2)
+    assert 0.8 * bound < np.abs(weight).max() <= bound
+    assert "bias" not in nn.ConvTranspose2d(4, 6, 3, bias=False).params
+
+
+def test_a_batch_of_none():
+    layer = nn.ConvTranspose2d(2, 3, 3, rng=0)
+    y, saved = layer.forward(np.ones((0, 2, 4, 4), np.float32))
+    assert y.shape == (0, 3, 6, 6) and layer.input_grad(y, saved).shape == (0, 2, 4, 4)
+    assert all((grad == 0).all() for grad in layer.weight_grad(y, saved).values())
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "make"),
+    [
+        (OptionError, "groups do not divide", lambda: nn.ConvTranspose2d(4, 6, 3, groups=4)),
+        (OptionError, "channels does not fit", lambda: nn.ConvTranspose2d(4, 0, 3)),
+        (OptionError, "output_padding is too large", lambda: nn.ConvTranspose2d(1, 1, 3, 2, output_padding=2)),
+        (OptionError, "output_padding does not fit", lambda: nn.ConvTranspose1d(1, 1, 3, 2, output_padding=-1)),
+        (OptionError, "padding_mode", lambda: nn.ConvTranspose1d(1, 1, 3, padding_mode="circular")),
+        (DTypeError, "float32 or float64", lambda: nn.ConvTranspose1d(1, 1, 3, dtype=np.float16)),
+        (ShapeError, "no output", lambda: conv_transpose_pattern(1, 1, 1, 3, padding=2)),
+        (ShapeError, "no output", lambda: conv_transpose_pattern(1, 1, 0, 3)),
+        (ShapeError, "4 axes", lambda: conv_transpose_jacobian_t(np.ones((2, 3, 3)), (5, 5))),
+        (MemoryLimitError, "at most 100 bytes", lambda: conv_transpose_pattern(4, 2, 5, 3, memory_limit=100)),
+    ],
+)
+def test_bad_options_are_refused(error, text, make):
+    with pytest.raises(error, match=text) as caught:
+        make()
+    assert caught.value.expected and caught.value.got is not None and caught.value.remedy
+
+
+def test_bad_arrays_are_refused():
+    layer = nn.ConvTranspose2d(2, 3, 3, padding=2, rng=0)
+    x = np.ones((1, 2, 3, 3), np.float32)
+    with pytest.raises(ShapeError, match=r"Expected \(any, 2, any, any\)"):
+        layer.forward(np.ones((1, 3, 3, 3), np.float32))
+    with pytest.raises(ShapeError, match="no output"):
+        layer.forward(x[:, :, :2])
+    y, saved = layer.forward(x)
+    for part in (layer.input_grad, layer.weight_grad):
+        with pytest.raises(ShapeError, match="gy"):
+            part(np.concatenate([y, y], axis=2), saved)
+
+
+def test_the_memory_limit_is_what_the_arrays_take():
+    exact = conv_transpose_pattern(2, 3, (7, 5), 3, stride=2)
+    size = exact.pattern.indptr.nbytes + exact.pattern.indices.nbytes + exact.weight_index.nbytes
+    assert conv_transpose_pattern(2, 3, (7, 5), 3, stride=2, memory_limit=size) is exact
+    with pytest.raises(MemoryLimitError):
+        conv_transpose_pattern(2, 3, (7, 5), 3, stride=2, memory_limit=size - 1)
