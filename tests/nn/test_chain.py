@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from networks import networks
 from sparsebp import nn
 from sparsebp.errors import MemoryLimitError, OptionError
 from sparsebp.nn import chain
@@ -16,81 +17,13 @@ SCANS = [
     {"backward": "linear"}, {"backward": "blelloch"}, {"backward": "hybrid", "up_levels": 1}, {"backward": "hybrid"},
     {"backward": "chunked", "chunks": 3}, {"backward": "auto"}, {"backward": "auto", "workers": 64},
 ]  # fmt: skip
-ACTIVATIONS = (
-    "ReLU",
-    "LeakyReLU",
-    "ELU",
-    "GELU",
-    "SiLU",
-    "Softplus",
-    "Hardtanh",
-    "Tanh",
-    "Sigmoid",
-    "Softmax",
-    "Identity",
-)
-
-
-@st.composite
-def image_layers(draw, channels, size, rng, dtype, depth=0):
-    """Draw layers for (B, channels, size, size) until they are enough; return them and the output's shape."""
-    layers = []
-    kinds = [
-        "conv",
-        "act",
-        "norm",
-        "max",
-        "avg",
-        "adaptive",
-        "dropout",
-        "eval norm",
-        "residual",
-        "nested",
-        "layer norm",
-    ]
-    for _ in range(draw(st.integers(1, 5 if depth == 0 else 2))):
-        kind = draw(st.sampled_from(kinds if depth < 2 else kinds[:2]))
-        if kind == "conv":
-            groups = draw(st.sampled_from([1, channels]))
-            out = groups * draw(st.integers(1, 2))
-            stride = draw(st.integers(1, 2)) if size > 2 else 1
-            layers.append(nn.Conv2d(channels, out, 3, stride, 1, groups=groups, dtype=dtype, rng=rng))
-            channels, size = out, (size - 1) // stride + 1
-        elif kind == "act":
-            layers.append(getattr(nn, draw(st.sampled_from(ACTIVATIONS)))())
-        elif kind in ("norm", "eval norm"):
-            layers.append(nn.BatchNorm2d(channels, dtype=dtype).train(kind == "norm"))
-        elif kind == "layer norm":
-            layers.append(nn.LayerNorm(size, dtype=dtype))
-        elif kind in ("max", "avg") and size > 1:
-            pool = nn.MaxPool2d if kind == "max" else nn.AvgPool2d
-            layers.append(pool(2, 1))
-            size -= 1
-        elif kind == "adaptive":
-            size = draw(st.integers(1, size))
-            layers.append(nn.AdaptiveAvgPool2d(size))
-        elif kind == "dropout":
-            layers.append(nn.Dropout(0.4, rng=rng))
-        elif kind == "residual":
-            body = nn.Sequential(nn.Conv2d(channels, channels, 1, dtype=dtype, rng=rng), nn.Tanh())
-            layers.append(nn.Residual(body))
-        elif kind == "nested":
-            inner, (channels, size) = draw(image_layers(channels, size, rng, dtype, depth + 1))
-            layers.append(nn.Sequential(*inner))
-    layers.append(nn.ReLU())
-    return layers, (channels, size)
 
 
 @st.composite
 def nets(draw):
-    """Draw ``(layers, x, gy's rng)``: an image part, Flatten, and a linear part."""
-    dtype = draw(reals)
-    rng = np.random.default_rng(draw(seeds))
-    channels, size = draw(st.integers(1, 2)), draw(st.integers(1, 5))
-    layers, (out, side) = draw(image_layers(channels, size, rng, dtype))
-    layers += [nn.Flatten(), nn.Linear(out * side * side, 4, dtype=dtype, rng=rng)]
-    x = rng.standard_normal((draw(st.integers(2, 4)), channels, size, size)).astype(dtype)
-    return layers, x, rng
+    """Draw ``(chain, x, rng)``; batch normalisation may be by the batch."""
+    network, x = draw(networks(draw(reals), training=True))
+    return network.layer, x, np.random.default_rng(draw(seeds))
 
 
 def gradients(model, gy, saved):
@@ -102,8 +35,7 @@ def gradients(model, gy, saved):
 @given(net=nets(), scan=st.sampled_from(SCANS))
 @settings(max_examples=60)
 def test_every_algorithm_gives_the_gradients_of_bp(net, scan):
-    layers, x, rng = net
-    model = nn.Sequential(*layers)
+    model, x, rng = net
     y, saved = model.forward(x)
     gy = rng.standard_normal(y.shape).astype(x.dtype)
     expected = gradients(model, gy, saved)
