@@ -16,8 +16,8 @@ from strategies import seeds
 
 ACTIVATIONS = ("ReLU", "LeakyReLU", "ELU", "GELU", "SiLU", "Softplus", "Hardtanh", "Tanh", "Sigmoid", "Identity")
 ANYWHERE = (*ACTIVATIONS, "Softmax", "LayerNorm", "Linear", "Dropout")
-ON_IMAGES = ("Conv", "MaxPool", "AvgPool", "AdaptiveAvgPool", "BatchNorm", "Flatten")
-NESTED = ("Residual", "Sequential")
+ON_IMAGES = ("Conv", "ConvTranspose", "MaxPool", "AvgPool", "AdaptiveAvgPool", "BatchNorm", "Flatten")
+NESTED = ("Residual", "Concat", "Sequential")
 
 
 class Masked(torch.nn.Module):
@@ -41,6 +41,13 @@ class TorchResidual(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.body(x)
+
+
+class TorchConcat(torch.nn.ModuleList):
+    """The twin of Concat."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([branch(x) for branch in self], 1)
 
 
 @dataclass
@@ -125,6 +132,18 @@ def _make(
         name = f"Conv{axes}d"
         ours = getattr(nn, name)(shape[0], out, **options, dtype=dtype, rng=rng)
         return ours, getattr(torch.nn, name)(shape[0], out, **options)
+    if kind == "ConvTranspose":
+        out, kernel = draw(st.integers(1, 2)), draw(st.integers(1, 3))
+        options = {
+            "kernel_size": kernel,
+            "stride": draw(st.integers(1, 2)),
+            "padding": draw(st.integers(0, kernel // 2)),
+        }
+        if min(shape[1:]) == 1:
+            options["padding"] = 0
+        name = f"ConvTranspose{axes}d"
+        ours = getattr(nn, name)(shape[0], out, **options, dtype=dtype, rng=rng)
+        return ours, getattr(torch.nn, name)(shape[0], out, **options)
     if kind in ("MaxPool", "AvgPool") and axes < 3:
         return both(f"{kind}{axes}d", **_window(draw, shape[1:]), ceil_mode=draw(st.booleans()))
     if kind == "AdaptiveAvgPool" and axes < 3:
@@ -132,6 +151,10 @@ def _make(
     if kind == "Sequential":
         inner = draw(chains(shape, rng, dtype, depth + 1, 2, training))
         return inner.layer, inner.twin
+    if kind == "Concat":
+        inner = [draw(chains(shape, rng, dtype, depth + 1, 2, training)) for _ in range(draw(st.integers(1, 2)))]
+        alike = [inner[0], *(p for p in inner[1:] if p.out_shape[1:] == inner[0].out_shape[1:])]
+        return nn.Concat(*(p.layer for p in alike)), TorchConcat([p.twin for p in alike])
     if kind == "Residual":
         inner = draw(chains(shape, rng, dtype, depth + 1, 2, training))
         if inner.out_shape == shape:

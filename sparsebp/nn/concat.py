@@ -71,6 +71,10 @@ class Concat(Layer):
             for key, grad in branch.weight_grad(part, kept).items()
         }
 
+    def couples_samples(self, saved: list[tuple[tuple[int, ...], Any]]) -> bool:
+        """Whether any of the branches does."""
+        return any(b.couples_samples(kept) for b, (_, kept) in zip(self.children.values(), saved, strict=True))
+
     def jacobian_t(self, saved: list[tuple[tuple[int, ...], Any]]) -> Any:
         """Return the branches' transposed Jacobians side by side."""
         from sparsebp.jacobians import TransposedJacobian

@@ -49,7 +49,7 @@ MISSING = {("BatchNorm", 1), ("BatchNorm", 3), *((f"{k}Pool", 3) for k in ("Max"
 def test_the_pattern_is_the_union_of_what_random_inputs_show(kind, axes, data, seed):
     rng = np.random.default_rng(seed)
     operator = data.draw(net.operators(SHAPES[axes], rng, kinds=(kind,)))
-    x = rng.standard_normal((300, *operator.shape))
+    x = rng.standard_normal((300 if kind == "MaxPool" else 40, *operator.shape))  # each place of a window wins once
     pattern = jacobian_t(operator.layer, x[:1]).pattern
     one = torch.func.jacrev(lambda sample: operator.twin(sample[None])[0])
     dense = torch.func.vmap(one)(torch.from_numpy(x)).numpy().reshape(len(x), -1, x[0].size)
