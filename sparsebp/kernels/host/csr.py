@@ -223,12 +223,14 @@ def _product(a, i, b, j, batch, lane, a_wide, b_wide, full):
 def _multiply(a, a_index, a_indexed, b, b_index, out, batch, a_wide, b_wide, low, high):
     left, right, result = simd.pointer(a), simd.pointer(b), simd.pointer(out)
     left_at, right_at = simd.pointer(a_index), simd.pointer(b_index)
-    if batch == 1 and a_indexed:
-        for k in range(low, high):
-            result[k] = left[left_at[k]] * right[right_at[k]]
-    elif batch == 1:
-        for k in range(low, high):
-            result[k] = left[k] * right[right_at[k]]
+    width = simd.lanes(result)
+    if batch == 1:
+        whole = high - (high - low) % width
+        for k in range(low, whole, width):
+            factor = simd.load_at(left, left_at, k) if a_indexed else simd.load(left, k)
+            simd.store(result, k, factor * simd.load_at(right, right_at, k))
+        for k in range(whole, high):
+            result[k] = left[left_at[k] if a_indexed else k] * right[right_at[k]]
     else:
         for k in range(low, high):
             i = left_at[k] if a_indexed else k
@@ -246,11 +248,14 @@ def _multiply_parallel(a, a_index, a_indexed, b, b_index, out, batch, a_wide, b_
 @numba.njit(**SERIAL)
 def _gather(data, index, out, batch, low, high):
     values, entries, result = simd.pointer(data), simd.pointer(index), simd.pointer(out)
+    width = simd.lanes(values)
     if batch == 1:
-        for k in range(low, high):
+        whole = high - (high - low) % width
+        for k in range(low, whole, width):
+            simd.store(result, k, simd.load_at(values, entries, k))
+        for k in range(whole, high):
             result[k] = values[entries[k]]
         return
-    width = simd.lanes(values)
     for k in range(low, high):
         entry = entries[k]
         lane = 0

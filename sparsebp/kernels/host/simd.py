@@ -240,6 +240,51 @@ def broadcast(typingctx: Any, ptr: Any, offset: Any) -> Any:
 
 
 @intrinsic
+def load_at(typingctx: Any, ptr: Any, indices: Any, offset: Any) -> Any:
+    """Load the vector of ``ptr[indices[offset + lane]]``, one number from anywhere for every lane."""
+    if not isinstance(ptr, types.CPointer) or not isinstance(indices.dtype, types.Integer):
+        return None
+    ty = SimdType(ptr.dtype)
+    entry = indices.dtype
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        narrow = ir.VectorType(ir.IntType(entry.bitwidth), ty.lanes)
+        wide = ir.VectorType(ir.IntType(64), ty.lanes)
+        at = builder.gep(args[1], [context.cast(builder, args[2], offset, types.intp)])
+        index = builder.load(builder.bitcast(at, narrow.as_pointer()), align=entry.bitwidth // 8)
+        if entry.bitwidth < 64:
+            index = builder.sext(index, wide) if entry.signed else builder.zext(index, wide)
+        size = ir.Constant(wide, [(ty.dtype.bitwidth // 8).bit_length() - 1] * ty.lanes)
+        first = builder.ptrtoint(args[0], ir.IntType(64))
+        none = ir.Constant(wide, ir.Undefined)
+        one = builder.insert_element(none, first, ir.Constant(ir.IntType(32), 0))
+        every = ir.Constant(ir.VectorType(ir.IntType(32), ty.lanes), [0] * ty.lanes)
+        addresses = builder.add(builder.shuffle_vector(one, none, every), builder.shl(index, size))
+        pointers = builder.inttoptr(addresses, ir.VectorType(_llvm_real(ty.dtype).as_pointer(), ty.lanes))
+        mask = ir.Constant(ir.VectorType(ir.IntType(1), ty.lanes), [1] * ty.lanes)
+        align = ir.Constant(ir.IntType(32), ty.dtype.bitwidth // 8)
+        vector = _llvm_vector(ty)
+        name = f"llvm.masked.gather.{_vector_name(ty)}.v{ty.lanes}p0"
+        return _call(builder, name, vector, [pointers, align, mask, ir.Constant(vector, None)])
+
+    return ty(ptr, indices, offset), codegen
+
+
+@intrinsic
+def prefetch(typingctx: Any, ptr: Any, offset: Any) -> Any:
+    """Ask for the cache line of ``ptr[offset]``: it is read soon. Never faults, whatever the address."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        at = builder.gep(args[0], [context.cast(builder, args[1], offset, types.intp)])
+        address = builder.bitcast(at, ir.IntType(8).as_pointer())
+        read, keep, data = (ir.Constant(ir.IntType(32), value) for value in (0, 3, 1))
+        _call(builder, "llvm.prefetch.p0", ir.VoidType(), [address, read, keep, data])
+        return context.get_dummy_value()
+
+    return types.void(ptr, offset), codegen
+
+
+@intrinsic
 def zeros(typingctx: Any, ptr: Any) -> Any:
     """Return the vector of zeros of the pointer's type."""
     ty = SimdType(ptr.dtype)

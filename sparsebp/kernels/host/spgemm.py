@@ -88,6 +88,8 @@ def _spgemm(
 
 @simd.device
 def _rows_of_one(a_ptr, a_indices, a, b_ptr, b, c_ptr, product_ptr, positions, out, low, high):
+    line = simd.lanes(out)  # about a cache line
+    last = a_ptr[high] - 1
     for r in range(low, high):
         base, p = c_ptr[r], product_ptr[r]
         row = simd.advance(out, base)
@@ -97,8 +99,19 @@ def _rows_of_one(a_ptr, a_indices, a, b_ptr, b, c_ptr, product_ptr, positions, o
             m, value = a_indices[k], a[k]
             begin = b_ptr[m]
             length = b_ptr[m + 1] - begin
+            upcoming = b_ptr[a_indices[min(k + 1, last)]]  # rows of B are short and anywhere: the hardware cannot guess
+            simd.prefetch(b, upcoming)
+            simd.prefetch(b, upcoming + line)
             right, at = simd.advance(b, begin), simd.advance(positions, p)
-            for q in range(length):
+            whole = length - length % 4
+            for q in range(0, whole, 4):  # loads first: nothing tells the compiler that `row` overlaps none of them
+                i0, i1, i2, i3 = at[q], at[q + 1], at[q + 2], at[q + 3]
+                r0, r1, r2, r3 = right[q], right[q + 1], right[q + 2], right[q + 3]
+                row[i0] += value * r0
+                row[i1] += value * r1
+                row[i2] += value * r2
+                row[i3] += value * r3
+            for q in range(whole, length):
                 row[at[q]] += value * right[q]
             p += length
 
