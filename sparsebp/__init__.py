@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from sparsebp import backend, bench, data, errors, interop, nn, optim, train, verify
     from sparsebp.jacobians import TransposedJacobian, jacobian_t
+    from sparsebp.nn import prune
     from sparsebp.patterns import ProductPlan, SparsityPattern, plan_product
     from sparsebp.scan import ScanPlan, plan_scan
 
@@ -24,6 +25,7 @@ _NAMES = {
     "plan_product": "sparsebp.patterns",
     "TransposedJacobian": "sparsebp.jacobians",
     "jacobian_t": "sparsebp.jacobians",
+    "prune": "sparsebp.nn",
     "ScanPlan": "sparsebp.scan",
     "plan_scan": "sparsebp.scan",
 }
@@ -43,6 +45,7 @@ __all__ = [
     "optim",
     "plan_product",
     "plan_scan",
+    "prune",
     "train",
     "verify",
 ]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from sparsebp import backend, kernels
 from sparsebp.errors import ShapeError
 from sparsebp.jacobians.transposed import TransposedJacobian
@@ -21,6 +23,7 @@ def conv_jacobian_t(
     groups: int = 1,
     *,
     layout: Layout = "chw",
+    kept: np.ndarray | None = None,
     memory_limit: int | None = None,
 ) -> TransposedJacobian:
     """Return a convolution's transposed Jacobian, shared by the batch: its values are weights (BPPSA §3.3).
@@ -33,8 +36,9 @@ def conv_jacobian_t(
         As torch.nn keeps it: (out_channels, in_channels // groups, *kernel_size), float32 or float64.
     input_size
         Lengths of the input's axes after the channels: (L,), (H, W), (D, H, W); an integer for one axis.
-    stride, padding, dilation, groups, layout, memory_limit
-        As in `sparsebp.patterns.conv_pattern`. The limit counts the pattern alone.
+    stride, padding, dilation, groups, layout, kept, memory_limit
+        As in `sparsebp.patterns.conv_pattern`: with `kept`, a host array, the pattern has the entries of the weights
+        that are kept alone. The limit counts the pattern alone.
 
     Returns
     -------
@@ -44,15 +48,17 @@ def conv_jacobian_t(
     Raises
     ------
     ShapeError
-        `weight` has another number of axes than the input has, or the kernel is larger than the padded input.
+        `weight` has another number of axes than the input has, `kept` has another shape than `weight`, or the kernel is
+        larger than the padded input.
     OptionError, DTypeError, MemoryLimitError
         An option or the dtype is not one of those above, or the pattern exceeds the limit.
     """
     sizes = _sizes(weight, input_size)
     n_out, n_in, *kernel = weight.shape
     structure = conv_pattern(
-        n_in * groups, n_out, sizes, kernel, stride, padding, dilation, groups, layout=layout, memory_limit=memory_limit
-    )
+        n_in * groups, n_out, sizes, kernel, stride, padding, dilation, groups, layout=layout, kept=kept,
+        memory_limit=memory_limit,
+    )  # fmt: skip
     return _gathered(structure, weight)
 
 
@@ -66,6 +72,7 @@ def conv_transpose_jacobian_t(
     dilation: Lengths = 1,
     *,
     layout: Layout = "chw",
+    kept: np.ndarray | None = None,
     memory_limit: int | None = None,
 ) -> TransposedJacobian:
     """Return a transposed convolution's transposed Jacobian, shared by the batch: the plain Jacobian of a convolution.
@@ -76,8 +83,8 @@ def conv_transpose_jacobian_t(
         As torch.nn keeps it: (in_channels, out_channels // groups, *kernel_size), float32 or float64.
     input_size
         Lengths of the input's axes after the channels; an integer for one axis.
-    stride, padding, output_padding, groups, dilation, layout, memory_limit
-        As in `sparsebp.patterns.conv_transpose_pattern`. The limit counts the pattern alone.
+    stride, padding, output_padding, groups, dilation, layout, kept, memory_limit
+        As in `sparsebp.patterns.conv_transpose_pattern`; `kept` is a host array. The limit counts the pattern alone.
 
     Returns
     -------
@@ -87,7 +94,8 @@ def conv_transpose_jacobian_t(
     Raises
     ------
     ShapeError
-        `weight` has another number of axes than the input has, or there is no output.
+        `weight` has another number of axes than the input has, `kept` has another shape than `weight`, or there is no
+        output.
     OptionError, DTypeError, MemoryLimitError
         An option or the dtype is not one of those above, or the pattern exceeds the limit.
     """
@@ -95,7 +103,7 @@ def conv_transpose_jacobian_t(
     n_in, n_out, *kernel = weight.shape
     structure = conv_transpose_pattern(
         n_in, n_out * groups, sizes, kernel, stride, padding, output_padding, groups, dilation, layout=layout,
-        memory_limit=memory_limit,
+        kept=kept, memory_limit=memory_limit,
     )  # fmt: skip
     return _gathered(structure, weight)
 

@@ -22,6 +22,7 @@ from sparsebp.nn.leaky_relu import LeakyReLU
 from sparsebp.nn.linear import Linear
 from sparsebp.nn.max_pool import MaxPool1d, MaxPool2d
 from sparsebp.nn.mse import MSELoss
+from sparsebp.nn.pruning import PruneReport, prune
 from sparsebp.nn.relu import ReLU
 from sparsebp.nn.residual import Residual
 from sparsebp.nn.rnn import RNN, RNNCell
@@ -62,6 +63,7 @@ __all__ = [
     "MSELoss",
     "MaxPool1d",
     "MaxPool2d",
+    "PruneReport",
     "RNNCell",
     "ReLU",
     "Residual",
@@ -73,4 +75,5 @@ __all__ = [
     "Softplus",
     "Tanh",
     "init",
+    "prune",
 ]

@@ -42,8 +42,9 @@ class Conv(ConvNd):
 
     Notes
     -----
-    Parameters: ``weight`` (out_channels, in_channels / groups, *kernel_size), ``bias`` (out_channels,). `forward` takes
-    memory for one copy of the input per tap of the kernel, `weight_grad` and `input_grad` as well.
+    Parameters: ``weight`` (out_channels, in_channels / groups, *kernel_size), ``bias`` (out_channels,).
+    Pruning (`sparsebp.prune`) adds the buffer ``weight_mask``. `forward` takes memory for one copy of the input per tap
+    of the kernel, `weight_grad` and `input_grad` as well.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class Conv(ConvNd):
             x has another number of axes or channels, or is smaller than a window; or its dtype is not the weights'.
         """
         xp = self._check_x(x)
-        return self._add_bias(convolve(xp, self.params["weight"], x, self.windows, self.groups)), x
+        return self._add_bias(convolve(xp, self._weight(), x, self.windows, self.groups)), x
 
     def input_grad(self, gy: Array, saved: Array) -> Array:
         """Return the gradient at x, of its shape: Wᵀ gy, added up where windows overlap."""
@@ -101,8 +102,9 @@ class Conv(ConvNd):
 
         w = self.windows
         return conv_jacobian_t(
-            self.params["weight"], saved.shape[2:], w.stride, w.padding, w.dilation, self.groups, layout="chw"
-        )
+            self.params["weight"], saved.shape[2:], w.stride, w.padding, w.dilation, self.groups,
+            layout="chw", kept=self._kept(),
+        )  # fmt: skip
 
 
 class Conv1d(Conv):

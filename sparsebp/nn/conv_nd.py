@@ -10,12 +10,13 @@ from typing import Any, ClassVar
 from sparsebp import backend
 from sparsebp.errors import OptionError
 from sparsebp.nn import convolution, init
-from sparsebp.nn.layer import Layer, check_gy, check_input
+from sparsebp.nn.layer import check_gy, check_input
+from sparsebp.nn.prunable import Prunable
 from sparsebp.types import Array, Seed
 from sparsebp.windows import Windows, check_channels, lengths
 
 
-class ConvNd(Layer):
+class ConvNd(Prunable):
     """The base of `Conv` and `ConvTranspose`, over `ndim` axes.
 
     Parameters
@@ -83,7 +84,7 @@ class ConvNd(Layer):
 
     def _with_bias(self, xp: ModuleType, weight_grad: Array, gy: Array) -> dict[str, Array]:
         """Return the gradient at the weight, and at the bias if there is one."""
-        grads = {"weight": weight_grad}
+        grads = {"weight": self._masked(weight_grad)}
         if "bias" in self.params:
             grads["bias"] = convolution.channel_sums(xp, gy)
         return grads

@@ -87,7 +87,7 @@ class ConvTranspose(ConvNd):
         """
         xp = self._check_x(x)
         outputs = self.output_size(x.shape[2:])
-        return self._add_bias(convolve_t(xp, self.params["weight"], x, self.windows, self.groups, outputs)), x
+        return self._add_bias(convolve_t(xp, self._weight(), x, self.windows, self.groups, outputs)), x
 
     def input_grad(self, gy: Array, saved: Array) -> Array:
         """Return the gradient at x, of its shape: the convolution of gy."""
@@ -105,8 +105,9 @@ class ConvTranspose(ConvNd):
 
         w = self.windows
         return conv_transpose_jacobian_t(
-            self.params["weight"], saved.shape[2:], w.stride, self.padding, self.output_padding, self.groups, w.dilation
-        )
+            self.params["weight"], saved.shape[2:], w.stride, self.padding, self.output_padding, self.groups,
+            w.dilation, kept=self._kept(),
+        )  # fmt: skip
 
 
 class ConvTranspose1d(ConvTranspose):

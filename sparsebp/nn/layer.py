@@ -125,7 +125,8 @@ class Layer(abc.ABC):
         NonFiniteError
             An array holds NaN or infinity.
         """
-        params = self._state()
+        new = self._new_buffers(state)
+        params = self._state() | {name: array for name, (_, array) in new.items()}
         missing, unexpected = sorted(params.keys() - state.keys()), sorted(state.keys() - params.keys())
         if missing or unexpected:
             raise FileFormatError(
@@ -137,6 +138,23 @@ class Layer(abc.ABC):
         loaded = {name: _checked(name, state[name], param) for name, param in params.items()}
         for name, param in params.items():
             param[...] = loaded[name]
+        for name, (layer, array) in new.items():
+            layer.buffers[name.rpartition(".")[2]] = array
+
+    def _new_buffers(self, state: Mapping[str, Any]) -> dict[str, tuple[Layer, Array]]:
+        """Return the layer and the room for every buffer of `state` that is not there yet but may be."""
+        new = {}
+        layers = dict(self.modules())
+        for dotted in state.keys() - self._state().keys():
+            prefix, _, name = dotted.rpartition(".")
+            room = layers[prefix].buffer_for(name) if prefix in layers else None
+            if room is not None:
+                new[dotted] = (layers[prefix], room)
+        return new
+
+    def buffer_for(self, name: str) -> Array | None:
+        """Return room for a buffer that is absent by default, None if this layer has none of that name."""
+        return None
 
     def train(self, mode: bool = True) -> Self:
         """Switch to training (``mode=False``: to evaluation) here and in all children; return self."""

@@ -8,11 +8,12 @@ import numpy as np
 
 from sparsebp import backend
 from sparsebp.nn import init
-from sparsebp.nn.layer import Layer, check_gy, check_input
+from sparsebp.nn.layer import check_gy, check_input
+from sparsebp.nn.prunable import Prunable
 from sparsebp.types import Array, Seed
 
 
-class Linear(Layer):
+class Linear(Prunable):
     """An affine map of the last axis, as `torch.nn.Linear`.
 
     Parameters
@@ -28,7 +29,8 @@ class Linear(Layer):
 
     Notes
     -----
-    Parameters: ``weight`` (out_features, in_features), ``bias`` (out_features,).
+    Parameters: ``weight`` (out_features, in_features), ``bias`` (out_features,). Pruning (`sparsebp.prune`) adds
+    the buffer ``weight_mask``.
     """
 
     def __init__(
@@ -43,7 +45,7 @@ class Linear(Layer):
 
     def forward(self, x: Array) -> tuple[Array, Array]:
         """Return y (..., out_features) for x (..., in_features); `saved` is x."""
-        weight = self.params["weight"]
+        weight = self._weight()
         shape = (*(None for _ in x.shape[:-1]), self.in_features)
         check_input(x, dtype=weight.dtype, shape=shape, like=weight)
         y = x @ weight.T
@@ -60,7 +62,7 @@ class Linear(Layer):
         """Return ``{"weight": gyᵀ x, "bias": Σ gy}``, summed over all leading axes."""
         xp = self._check(gy, saved)
         flat = gy.reshape(-1, self.out_features)
-        grads = {"weight": flat.T @ saved.reshape(-1, self.in_features)}
+        grads = {"weight": self._masked(flat.T @ saved.reshape(-1, self.in_features))}
         if "bias" in self.params:
             grads["bias"] = xp.ones(flat.shape[0], dtype=flat.dtype) @ flat  # a GEMV: several times faster than sum
         return grads
@@ -69,7 +71,7 @@ class Linear(Layer):
         """Return Wᵀ, shared by the batch; a diagonal block for each position between batch and features."""
         from sparsebp.jacobians import linear_jacobian_t
 
-        return linear_jacobian_t(self.params["weight"], positions=int(np.prod(saved.shape[1:-1])))
+        return linear_jacobian_t(self.params["weight"], positions=int(np.prod(saved.shape[1:-1])), kept=self._kept())
 
     def _check(self, gy: Array, saved: Array) -> Any:
         weight = self.params["weight"]

@@ -11,12 +11,14 @@ from dataclasses import dataclass, field
 from functools import lru_cache, reduce
 from math import prod
 from types import ModuleType
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
 from sparsebp import backend
 from sparsebp.errors import MemoryLimitError, OptionError
+from sparsebp.patterns.kept import count_kept, kept_entries, packed_mask, unpacked_mask
+from sparsebp.patterns.kron import Factor, axis_factor, kron
 from sparsebp.patterns.sparsity import KEPT, SparsityPattern
 from sparsebp.patterns.validate import index_dtype
 from sparsebp.types import Array
@@ -74,6 +76,7 @@ def conv_pattern(
     groups: int = 1,
     *,
     layout: Layout = "chw",
+    kept: np.ndarray | None = None,
     memory_limit: int | None = None,
 ) -> ConvPattern:
     """Return the pattern of a convolution over as many axes as `input_size` has; made once for its arguments.
@@ -92,6 +95,9 @@ def conv_pattern(
         Channels are joined within their group only; ``groups=in_channels`` is a depthwise convolution.
     layout
         ``"chw"``: rows and columns count channels first; ``"hwc"``: channels last, which gives contiguous runs.
+    kept
+        Which weights are there, bool in the shape of the weights: the entries of the others are left out, and the
+        pattern of all is never built. None: all are there.
     memory_limit
         Most bytes that the pattern and the index of weights may take; None: any.
 
@@ -105,14 +111,16 @@ def conv_pattern(
     OptionError
         An option is out of range, or `groups` does not divide the channels.
     ShapeError
-        The kernel is larger than the padded input.
+        The kernel is larger than the padded input, or `kept` has another shape than the weights.
+    DTypeError
+        `kept` is not bool.
     MemoryLimitError
         The result would take more than `memory_limit`; nothing has been allocated.
     """
     ndim = 1 if np.ndim(input_size) == 0 else np.size(input_size)
     sizes = lengths("input_size", input_size, ndim, 0)
     windows = Windows.of(ndim, kernel_size, stride, padding, dilation)
-    return _checked(in_channels, out_channels, sizes, windows, groups, layout, memory_limit, transposed=False)
+    return _checked(in_channels, out_channels, sizes, windows, groups, layout, kept, memory_limit, transposed=False)
 
 
 def conv_transpose_pattern(
@@ -127,13 +135,14 @@ def conv_transpose_pattern(
     dilation: Lengths = 1,
     *,
     layout: Layout = "chw",
+    kept: np.ndarray | None = None,
     memory_limit: int | None = None,
 ) -> ConvPattern:
     """Return the pattern of a transposed convolution: the transpose of a convolution's, from the output to the input.
 
     Parameters
     ----------
-    in_channels, out_channels, input_size, kernel_size, stride, groups, dilation, layout, memory_limit
+    in_channels, out_channels, input_size, kernel_size, stride, groups, dilation, layout, kept, memory_limit
         As for `conv_pattern`, in the order of `torch.nn.ConvTranspose2d`.
     padding
         What is cut off at both ends of the output, in every form that `conv_pattern` takes.
@@ -148,18 +157,18 @@ def conv_transpose_pattern(
 
     Raises
     ------
-    OptionError, ShapeError, MemoryLimitError
+    OptionError, ShapeError, DTypeError, MemoryLimitError
         As for `conv_pattern`; ShapeError also where there is no output.
     """
     ndim = 1 if np.ndim(input_size) == 0 else np.size(input_size)
     windows = Windows.transposed(ndim, kernel_size, stride, padding, output_padding, dilation)
     sizes = windows.input_size(lengths("input_size", input_size, ndim, 0))
-    return _checked(out_channels, in_channels, sizes, windows, groups, layout, memory_limit, transposed=True)
+    return _checked(out_channels, in_channels, sizes, windows, groups, layout, kept, memory_limit, transposed=True)
 
 
 def _checked(
     in_channels: int, out_channels: int, sizes: tuple[int, ...], windows: Windows, groups: int, layout: Layout,
-    memory_limit: int | None, *, transposed: bool,
+    kept: np.ndarray | None, memory_limit: int | None, *, transposed: bool,
 ) -> ConvPattern:  # fmt: skip
     """Check what both builders take, then build; all is said of the convolution, also where it is transposed."""
     if layout not in ("chw", "hwc"):
@@ -167,104 +176,62 @@ def _checked(
     in_channels, out_channels = lengths("channels", (in_channels, out_channels), 2, 1)
     (groups,) = lengths("groups", groups, 1, 1)
     check_channels(in_channels, out_channels, groups)
+    weight_shape = (out_channels, in_channels // groups, *windows.kernel)
+    mask = None if kept is None else packed_mask(kept, weight_shape)
     if memory_limit is not None:
-        _check_memory(memory_limit, in_channels, out_channels, sizes, windows, groups, transposed)
-    return _build(in_channels, out_channels, sizes, windows, groups, layout, transposed)
-
-
-class _Factor(NamedTuple):
-    """A CSR pattern of the Kronecker product, and what each entry adds to the index of its weight; all int64."""
-
-    indptr: np.ndarray
-    columns: np.ndarray
-    n_columns: int
-    offset: np.ndarray
-
-    def transposed(self) -> _Factor:
-        order = np.argsort(self.columns, kind="stable")
-        rows = np.repeat(np.arange(len(self.indptr) - 1), np.diff(self.indptr))
-        indptr = np.concatenate(([0], np.cumsum(np.bincount(self.columns, minlength=self.n_columns))))
-        return _Factor(indptr, rows[order], len(self.indptr) - 1, self.offset[order])
+        _check_memory(memory_limit, in_channels, out_channels, sizes, windows, groups, transposed, kept)
+    return _build(in_channels, out_channels, sizes, windows, groups, layout, transposed, mask)
 
 
 @lru_cache(maxsize=KEPT)
 def _build(
     in_channels: int, out_channels: int, sizes: tuple[int, ...], windows: Windows, groups: int, layout: Layout,
-    transposed: bool,
+    transposed: bool, mask: bytes | None,
 ) -> ConvPattern:  # fmt: skip
     outputs = windows.output_size(sizes)
     weight_shape = (out_channels, in_channels // groups, *windows.kernel)
-    axes = [_axis(sizes, windows, axis) for axis in range(len(sizes))]
-    channels = _channels(in_channels, out_channels, groups, prod(windows.kernel))
-    factors = [channels, *axes] if layout == "chw" else [*axes, channels]
+    axes = [axis_factor(sizes, windows, axis) for axis in range(len(sizes))]
     shape = (in_channels * prod(sizes), out_channels * prod(outputs))
-    if transposed:  # the transpose of a Kronecker product is that of the transposes
-        factors, shape, outputs = [factor.transposed() for factor in factors], shape[::-1], sizes
-    nnz = prod(len(f.columns) for f in factors)
-    column_type, weight_type = index_dtype(nnz, shape), index_dtype(prod(weight_shape), (0, 0))
-    # From the last factor on: then what is repeated are the longest runs.
-    product = reduce(lambda right, left: _kron(left, right, column_type, weight_type), reversed(factors))
-    index = product.offset.astype(weight_type, copy=False)
+    weight_type = index_dtype(prod(weight_shape), (0, 0))
+    if mask is None:
+        channels = _channels(in_channels, out_channels, groups, prod(windows.kernel))
+        factors = [channels, *axes] if layout == "chw" else [*axes, channels]
+        if transposed:  # the transpose of a Kronecker product is that of the transposes
+            factors = [factor.transposed() for factor in factors]
+        column_type = index_dtype(prod(len(f.columns) for f in factors), shape)
+        # From the last factor on: then what is repeated are the longest runs.
+        entries = reduce(lambda right, left: kron(left, right, column_type, weight_type), reversed(factors))
+    else:
+        entries = kept_entries(unpacked_mask(mask, weight_shape), axes, in_channels, layout == "hwc")
+        entries = entries.transposed() if transposed else entries
+    if transposed:
+        shape, outputs = shape[::-1], sizes
+    index = entries.offset.astype(weight_type, copy=False)
     index.flags.writeable = False
-    pattern = SparsityPattern._trusted(product.indptr, product.columns, shape)
+    pattern = SparsityPattern._trusted(entries.indptr, entries.columns, shape)
     return ConvPattern(pattern, index, weight_shape, outputs, layout)
 
 
-def _channels(in_channels: int, out_channels: int, groups: int, taps: int) -> _Factor:
+def _channels(in_channels: int, out_channels: int, groups: int, taps: int) -> Factor:
     """Every input channel meets the output channels of its group."""
     of_group, from_group = out_channels // groups, in_channels // groups
     inputs = np.arange(in_channels)[:, None]
     columns = inputs // from_group * of_group + np.arange(of_group)
     offset = (columns * from_group + inputs % from_group) * taps
-    return _Factor(np.arange(in_channels + 1) * of_group, columns.reshape(-1), out_channels, offset.reshape(-1))
-
-
-def _axis(sizes: tuple[int, ...], windows: Windows, axis: int) -> _Factor:
-    """Input position i meets output o through tap t where ``i + before == o * stride + t * dilation``."""
-    n, n_out, kernel = sizes[axis], windows.output_size(sizes)[axis], windows.kernel[axis]
-    taps = np.arange(kernel)[::-1]  # the last tap belongs to the first output
-    start = np.arange(n)[:, None] + windows.padding[axis][0] - taps * windows.dilation[axis]
-    output, rest = np.divmod(start, windows.stride[axis])
-    met = (rest == 0) & (output >= 0) & (output < n_out)
-    indptr = np.concatenate(([0], np.cumsum(met.sum(axis=1))))
-    offset = np.broadcast_to(taps, met.shape)[met] * prod(windows.kernel[axis + 1 :])
-    return _Factor(indptr, output[met], n_out, offset)
-
-
-def _kron(left: _Factor, right: _Factor, column_type: np.dtype, weight_type: np.dtype) -> _Factor:
-    """Return the Kronecker product; the offsets of the entries that meet are added.
-
-    Row (r, s) is, for every entry of row r of `left`, one run: row s of `right`, moved.
-    """
-    left_lengths, right_lengths = np.diff(left.indptr), np.diff(right.indptr)
-    rows, n_right = len(left_lengths) * len(right_lengths), len(right_lengths)
-    indptr = np.zeros(rows + 1, dtype=np.int64)
-    np.cumsum((left_lengths[:, None] * right_lengths).reshape(-1), out=indptr[1:])
-    # the runs in order: which entry of left, which row of right
-    runs_of_row = np.repeat(left_lengths, n_right)
-    run_row = np.repeat(np.arange(rows), runs_of_row)
-    first_run = np.cumsum(runs_of_row) - runs_of_row
-    left_row, right_row = np.divmod(run_row, max(n_right, 1))
-    entry = left.indptr[left_row] + np.arange(len(run_row)) - first_run[run_row]
-    length = right_lengths[right_row]
-    start = right.indptr[right_row] - (np.cumsum(length) - length)
-    source_type = index_dtype(int(indptr[-1]), (0, 0))
-    source = np.arange(indptr[-1], dtype=source_type)
-    source += np.repeat(start.astype(source_type), length)
-    columns = right.columns.astype(column_type)[source]
-    columns += np.repeat((left.columns[entry] * right.n_columns).astype(column_type), length)
-    offset = right.offset.astype(weight_type)[source]
-    offset += np.repeat(left.offset[entry].astype(weight_type), length)
-    return _Factor(indptr, columns, left.n_columns * right.n_columns, offset)
+    return Factor(np.arange(in_channels + 1) * of_group, columns.reshape(-1), out_channels, offset.reshape(-1))
 
 
 def _check_memory(
     limit: int, in_channels: int, out_channels: int, sizes: tuple[int, ...], windows: Windows, groups: int,
-    transposed: bool,
+    transposed: bool, kept: np.ndarray | None,
 ) -> None:  # fmt: skip
     shape = (in_channels * prod(sizes), out_channels * prod(windows.output_size(sizes)))
-    nnz = in_channels * out_channels // groups * prod(len(_axis(sizes, windows, a).columns) for a in range(len(sizes)))
+    axes = [axis_factor(sizes, windows, axis) for axis in range(len(sizes))]
     weights = in_channels * out_channels // groups * prod(windows.kernel)
+    if kept is None:
+        nnz = in_channels * out_channels // groups * prod(len(f.columns) for f in axes)
+    else:
+        nnz = count_kept(kept, axes)
     itemsize = index_dtype(nnz, shape).itemsize
     needed = (nnz + shape[transposed] + 1) * itemsize + nnz * index_dtype(weights, (0, 0)).itemsize
     if needed > limit:

@@ -1,0 +1,151 @@
+"""Magnitude pruning: the weights of the smallest absolute value go, by one of three ways to share them out."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from sparsebp import backend
+from sparsebp.errors import OptionError
+from sparsebp.nn.layer import Layer
+from sparsebp.nn.prunable import MASK, Prunable
+
+PruneMethod = Literal["class_blind", "class_uniform", "class_distribution"]
+
+
+@dataclasses.dataclass(frozen=True)
+class PruneReport:
+    """What was kept.
+
+    Attributes
+    ----------
+    method
+        How the pruned weights were shared out over the layers.
+    kept, total
+        Kept weights and all weights by the layer's dotted name; biases do not count.
+    """
+
+    method: str
+    kept: dict[str, int]
+    total: dict[str, int]
+
+    @property
+    def sparsity(self) -> float:
+        """The share of all weights that is pruned."""
+        return 1 - sum(self.kept.values()) / sum(self.total.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as a dict that JSON can hold."""
+        return dataclasses.asdict(self) | {"sparsity": self.sparsity}
+
+    def __str__(self) -> str:
+        rows = [(name, self.kept[name], total) for name, total in self.total.items()]
+        rows.append(("all", sum(self.kept.values()), sum(self.total.values())))
+        width = max(len(name) for name, _, _ in rows)
+        return "\n".join(
+            f"{name:{width}}  {kept:>10} of {total:>10}  {kept / total:7.2%}" for name, kept, total in rows
+        )
+
+
+def prune(model: Layer, amount: float, method: PruneMethod = "class_blind", *, optimizer: Any = None) -> PruneReport:
+    """Prune the weights of the convolutions and `Linear` layers of `model` by magnitude, in place.
+
+    Every such layer gets the buffer ``weight_mask``, which travels with `state_dict`. What is pruned stays 0 in further
+    training, whatever the optimizer does; what was pruned before stays pruned and counts, so that a second call with a
+    larger `amount` prunes further.
+
+    Parameters
+    ----------
+    model
+        A layer, or a model that contains some. Biases and all other parameters are left alone.
+    amount
+        Share of the weights that is pruned afterwards, from 0 to below 1; it is rounded to whole weights.
+    method
+        ``"class_blind"``: the smallest of all weights together. ``"class_uniform"``: the same share of every layer.
+        ``"class_distribution"``: in every layer what is below λ times the standard deviation of its weights, with one λ
+        for all layers that meets `amount`. The classes of the paper are the layers here.
+    optimizer
+        An optimizer of `model` with which training goes on: what it has stored for pruned weights (momentum) is set to
+        0. Without it an old momentum would move pruned weights after a step, to be set back to 0 by the next forward.
+
+    Returns
+    -------
+    PruneReport
+        Kept and total weights of every layer.
+
+    Raises
+    ------
+    OptionError
+        `amount` or `method` is out of range, the model has no weights that can be pruned, or nothing would be left.
+
+    Notes
+    -----
+    Ties are broken by position, so the result is a function of the weights alone. A layer may lose all of its weights;
+    it then passes its bias on. Source: See, Luong & Manning,
+    "Compression of Neural Machine Translation Models via Pruning", CoNLL 2016, §3.2.
+    """
+    if method not in get_args(PruneMethod):
+        raise OptionError("Unknown pruning method", expected=" or ".join(map(repr, get_args(PruneMethod))),
+                          got=repr(method), remedy="Pass one of them")  # fmt: skip
+    if not 0 <= amount < 1:
+        raise OptionError("The amount to prune is out of range", expected="a number from 0 to below 1", got=amount,
+                          remedy="Pass the share of the weights that is to go, 0.97 say")  # fmt: skip
+    layers = {name: layer for name, layer in model.modules() if isinstance(layer, Prunable)}
+    sizes = {name: layer.params["weight"].size for name, layer in layers.items()}
+    if sum(sizes.values()) == 0:
+        raise OptionError("There is nothing to prune", expected="a model with convolutions or linear layers",
+                          got=type(model).__name__, remedy="Pass the model whose weights are to go")  # fmt: skip
+    masks = _masks(layers, amount, method)
+    if not any(mask.any() for mask in masks.values()):
+        raise OptionError("Pruning would leave no weight at all", expected="an amount that leaves at least one weight",
+                          got=f"{amount} of {sum(sizes.values())} weights", remedy="Prune less")  # fmt: skip
+    for name, layer in layers.items():
+        layer.keep_weights(masks[name].reshape(layer.params["weight"].shape))
+    if optimizer is not None:
+        _forget(optimizer, layers)
+    return PruneReport(method, {name: int(mask.sum()) for name, mask in masks.items()}, sizes)
+
+
+def _masks(layers: dict[str, Prunable], amount: float, method: PruneMethod) -> dict[str, np.ndarray]:
+    """Return the flat mask of every layer, on the host."""
+    magnitudes = {name: _magnitudes(layer, method == "class_distribution") for name, layer in layers.items()}
+    if method == "class_uniform":
+        return {name: _largest(m, amount) for name, m in magnitudes.items()}
+    together = _largest(np.concatenate(list(magnitudes.values())), amount)
+    ends = np.cumsum([len(m) for m in magnitudes.values()])
+    return dict(zip(magnitudes, np.split(together, ends[:-1]), strict=True))
+
+
+def _magnitudes(layer: Prunable, in_deviations: bool) -> np.ndarray:
+    """Return the absolute weights, flat, float64 on the host; those that are pruned already are -1: they go first.
+
+    `in_deviations`: in units of the standard deviation of the layer's weights that are left.
+    """
+    weight = backend.to_host(layer.params["weight"]).reshape(-1).astype(np.float64)
+    magnitudes = np.abs(weight)
+    mask = backend.to_host(layer.buffers[MASK]).reshape(-1) if MASK in layer.buffers else np.ones(len(weight), bool)
+    if in_deviations:
+        deviation = weight[mask].std() if mask.any() else 0.0
+        # All weights alike: above λ times their deviation of 0 for every λ, so they stay.
+        magnitudes = magnitudes / deviation if deviation else np.where(magnitudes > 0, np.inf, 0.0)
+    magnitudes[~mask] = -1
+    return magnitudes
+
+
+def _largest(magnitudes: np.ndarray, amount: float) -> np.ndarray:
+    """Return where the largest are, all but the share `amount`; -1 is never among them."""
+    gone = np.argsort(magnitudes, kind="stable")[: round(amount * len(magnitudes))]
+    kept = magnitudes >= 0
+    kept[gone] = False
+    return kept
+
+
+def _forget(optimizer: Any, layers: dict[str, Prunable]) -> None:
+    """Set what `optimizer` has stored for pruned weights to 0."""
+    for name, layer in layers.items():
+        for arrays in optimizer.buffers.values():
+            array = arrays.get(f"{name}.weight" if name else "weight")
+            if array is not None:
+                array *= layer.buffers[MASK]
