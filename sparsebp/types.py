@@ -16,6 +16,9 @@ SCAN_ALGORITHMS: tuple[ScanAlgorithm, ...] = ("auto", "linear", "blelloch", "hyb
 ChainBackward: TypeAlias = Literal["bp", "auto", "linear", "blelloch", "hybrid", "chunked"]
 """How a chain of layers runs backward: layer by layer, or by a scan."""
 Nonlinearity: TypeAlias = Literal["tanh", "relu"]
+SlopeFunction: TypeAlias = Literal["given", "relu", "tanh", "sigmoid"]
+SLOPES: tuple[SlopeFunction, ...] = ("given", "relu", "tanh", "sigmoid")
+"""What a slope is made of: itself, or y = f(x) of these f."""
 Seed: TypeAlias = int | np.random.Generator | None
 """What ``rng=`` takes: a `numpy.random.Generator`, a seed, or None for fresh entropy."""
 

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from sparsebp import backend
+from math import prod
+
+from sparsebp import backend, kernels
 from sparsebp.errors import ShapeError
 from sparsebp.jacobians.transposed import TransposedJacobian
 from sparsebp.patterns import pointwise_pattern
-from sparsebp.types import Array
+from sparsebp.types import Array, SlopeFunction
 
 
-def pointwise_jacobian_t(slope: Array) -> TransposedJacobian:
+def pointwise_jacobian_t(kept: Array, function: SlopeFunction = "given") -> TransposedJacobian:
     """Return the diagonal of an operator's slopes.
 
     Parameters
     ----------
-    slope
-        f'(x), batch first: shape (B, …). An element where the slope is zero stays an entry.
+    kept
+        f'(x), or y = f(x) for a named function; batch first, shape (B, …). An element where the slope is zero stays an
+        entry.
+    function
+        ``"given"``: `kept` holds the slopes. ``"relu"``, ``"tanh"``, ``"sigmoid"``: they are told from y on the way.
 
     Returns
     -------
@@ -25,13 +30,20 @@ def pointwise_jacobian_t(slope: Array) -> TransposedJacobian:
     Raises
     ------
     ShapeError
-        `slope` has no batch axis.
+        `kept` has no batch axis.
+    DTypeError
+        It is neither float32 nor float64.
+    OptionError
+        `function` is another one.
     """
-    xp = backend.namespace(slope)
-    if slope.ndim == 0:
-        raise ShapeError("slope has no batch axis", expected="(B, …)", got=slope.shape, remedy="Add an axis in front")
-    batch = slope.shape[0]
-    size = 1
-    for length in slope.shape[1:]:
-        size *= length
-    return TransposedJacobian(pointwise_pattern(size), xp.ascontiguousarray(slope.reshape(batch, size).T))
+    xp = backend.namespace(kept)
+    if kept.ndim == 0:
+        raise ShapeError("kept has no batch axis", expected="(B, …)", got=kept.shape, remedy="Add an axis in front")
+    batch = kept.shape[0]
+    size = prod(kept.shape[1:])
+    rows = xp.ascontiguousarray(kept.reshape(batch, size))
+    if batch == 1 and function == "given":
+        return TransposedJacobian(pointwise_pattern(size), rows.reshape(size, 1))
+    data = xp.empty((size, batch), dtype=kept.dtype)
+    kernels.get(xp).pointwise_slopes(rows, function, data)
+    return TransposedJacobian(pointwise_pattern(size), data)

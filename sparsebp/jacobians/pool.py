@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp import backend
+from sparsebp import backend, kernels
 from sparsebp.errors import ShapeError
 from sparsebp.jacobians.transposed import TransposedJacobian
 from sparsebp.patterns import PoolPattern
@@ -48,10 +48,12 @@ def max_pool_jacobian_t(pool: PoolPattern, winner: Array, dtype: Any = np.float3
             got=winner.shape,
             remedy="Pass the place of the maximum in every window",
         )
-    batch_last = xp.ascontiguousarray(winner.reshape(winner.shape[0], n_out).T)
-    _, window = pool.pattern.device_arrays(xp)
-    data = batch_last[window] == pool.offset_on(xp)[:, None]
-    return TransposedJacobian(pool.pattern, data.astype(backend.float_dtype(dtype)))
+    if winner.dtype not in ("uint8", "int32"):
+        winner = winner.astype("int32")
+    data = xp.empty((pool.pattern.nnz, winner.shape[0]), dtype=backend.float_dtype(dtype))
+    rows = xp.ascontiguousarray(winner.reshape(winner.shape[0], n_out))
+    kernels.get(xp).max_pool_values(rows, *pool.lines_on(xp), *pool.line, data)
+    return TransposedJacobian(pool.pattern, data)
 
 
 def avg_pool_jacobian_t(

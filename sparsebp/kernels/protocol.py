@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from sparsebp.types import Array, Nonlinearity
+from sparsebp.types import Array, Nonlinearity, SlopeFunction
 
 
 class Kernels(Protocol):
@@ -81,6 +81,26 @@ class Kernels(Protocol):
         b_data (nnz_b, B*); product_ptr (m + 1,) int64; positions (n_products,) uint16 or uint32;
         row_cuts (n_parts + 1,) int64: rows split into parts of about equal work, fixed by the plan;
         out (nnz_c, B*), overwritten.
+        """
+
+    # ---- values of transposed Jacobians: batch first in, batch last out --------------------------------------------
+
+    def pointwise_slopes(self, kept: Array, function: SlopeFunction, out: Array) -> None:
+        """The diagonal of a pointwise operator: ``out[i, b] = slope(kept[b, i])``.
+
+        `function` "given": the slope is what was kept; "relu", "tanh", "sigmoid": it is f' as told from y.
+
+        kept (B, n); out (n, B).
+        """
+
+    def max_pool_values(self, winner: Array, window: Array, offset: Array, windows: int, taps: int, out: Array) -> None:
+        """Max pooling: one where a window takes its maximum, else zero.
+
+        Entries come in lines of ``windows * taps``: `windows` windows beside each other from ``window[l]`` on, of each
+        `taps` places beside each other from ``offset[l]`` on. ``out[(l, w, t), b]`` is 1 if
+        ``winner[b, window[l] + w] == offset[l] + t``.
+
+        winner (B, n_out) uint8 or int32; window (lines,) index; offset (lines,) int32; out (lines * windows * taps, B).
         """
 
     # ---- stacks of small dense blocks (materialised recurrent Jacobians) ------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from sparsebp.nn.layer import Layer, check_gy, check_input
-from sparsebp.types import Array
+from sparsebp.types import Array, SlopeFunction
 
 
 class Pointwise(Layer):
@@ -18,6 +18,8 @@ class Pointwise(Layer):
     ----------
     keeps
         ``"y"`` or ``"x"``: what is saved for `slope`. An f that is monotone tells f' from y.
+    told_by
+        The kernels' name of f where they know its slope, else None.
 
     Notes
     -----
@@ -25,6 +27,7 @@ class Pointwise(Layer):
     """
 
     keeps: ClassVar[Literal["x", "y"]] = "y"
+    told_by: ClassVar[SlopeFunction | None] = None
 
     @abc.abstractmethod
     def function(self, x: Array) -> Array:
@@ -50,6 +53,8 @@ class Pointwise(Layer):
         """Return diag(f'), per sample; the batch is the first axis."""
         from sparsebp.jacobians import pointwise_jacobian_t
 
+        if self.told_by is not None:
+            return pointwise_jacobian_t(saved, self.told_by)
         return pointwise_jacobian_t(self._slope(saved))
 
     def _slope(self, saved: Array) -> Array:

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from sparsebp.nn.layer import Layer
-from sparsebp.patterns import PoolPattern, pool_pattern
+from sparsebp.patterns import PoolPattern
+from sparsebp.patterns.pool import window_pattern
 from sparsebp.patterns.pool_window import PoolWindow
 from sparsebp.types import Array
 
@@ -45,8 +46,7 @@ class SlidingPool(Layer):
 
     def pool(self, shape: tuple[int, ...]) -> PoolPattern:
         """Return the pattern for an input of `shape` (B, C, …)."""
-        w = self.window
-        return pool_pattern(shape[1], shape[2:], w.kernel, w.stride, w.padding, w.dilation, w.ceil_mode)
+        return window_pattern(shape[1], shape[2:], self.window)
 
     def _out_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return (*shape[:2], *self.window.out_size(shape[2:]))

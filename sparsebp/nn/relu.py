@@ -10,6 +10,8 @@ from sparsebp.types import Array
 class ReLU(Pointwise):
     """``max(x, 0)``, as `torch.nn.ReLU`; the slope at 0 is 0. A NaN stays a NaN."""
 
+    told_by = "relu"
+
     def function(self, x: Array) -> Array:
         """Return max(x, 0)."""
         return backend.namespace(x).maximum(x, 0)

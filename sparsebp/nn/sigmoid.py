@@ -10,6 +10,8 @@ from sparsebp.types import Array
 class Sigmoid(Pointwise):
     """``1 / (1 + exp(-x))``, as `torch.nn.Sigmoid`."""
 
+    told_by = "sigmoid"
+
     def function(self, x: Array) -> Array:
         """Return the sigmoid as ``(1 + tanh(x / 2)) / 2``, which overflows nowhere."""
         y = backend.namespace(x).tanh(x * 0.5)

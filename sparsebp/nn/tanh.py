@@ -10,6 +10,8 @@ from sparsebp.types import Array
 class Tanh(Pointwise):
     """The hyperbolic tangent, as `torch.nn.Tanh`."""
 
+    told_by = "tanh"
+
     def function(self, x: Array) -> Array:
         """Return tanh(x)."""
         return backend.namespace(x).tanh(x)

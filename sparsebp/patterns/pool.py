@@ -40,6 +40,9 @@ class PoolPattern:
         How many elements a window holds within the padded input. int64, shape (n_out,).
     out_size
         Windows along each spatial axis.
+    line
+        (windows, taps): entries come in lines of so many windows beside each other, of each so many places beside each
+        other. (1, 1) where windows overlap or leave out elements along the last axis.
     """
 
     pattern: SparsityPattern
@@ -47,15 +50,19 @@ class PoolPattern:
     inputs: np.ndarray
     extent: np.ndarray
     out_size: tuple[int, ...]
-    _on_device: dict[Any, Array] = field(default_factory=dict, repr=False)
+    line: tuple[int, int]
+    _on_device: dict[Any, tuple[Array, Array]] = field(default_factory=dict, repr=False)
 
-    def offset_on(self, xp: ModuleType) -> Array:
-        """Return `offset` as an array of `xp`, copied to the current device once."""
-        if backend.is_host(xp):
-            return self.offset
+    def lines_on(self, xp: ModuleType) -> tuple[Array, Array]:
+        """Return the window and the offset of every line's first entry, as arrays of `xp`, copied there once."""
         key = (xp.__name__, backend.device_number(xp))
         if key not in self._on_device:
-            self._on_device[key] = xp.asarray(self.offset)
+            step = self.line[0] * self.line[1]
+            lines = (self.pattern.indices[::step], self.offset[::step])
+            self._on_device[key] = (
+                xp.ascontiguousarray(xp.asarray(lines[0])),
+                xp.ascontiguousarray(xp.asarray(lines[1])),
+            )
         return self._on_device[key]
 
 
@@ -99,7 +106,9 @@ def pool_pattern(
         The kernel is larger than the padded input.
     """
     size = _checked_size(channels, size, layout)
-    return _pool_pattern(channels, size, PoolWindow.of(len(size), kernel, stride, padding, dilation, ceil_mode), layout)
+    return window_pattern(
+        channels, size, PoolWindow.of(len(size), kernel, stride, padding, dilation, ceil_mode), layout
+    )
 
 
 def adaptive_pool_pattern(
@@ -131,7 +140,8 @@ def adaptive_pool_pattern(
 
 
 @lru_cache(maxsize=KEPT)
-def _pool_pattern(channels: int, size: tuple[int, ...], window: PoolWindow, layout: Layout) -> PoolPattern:
+def window_pattern(channels: int, size: tuple[int, ...], window: PoolWindow, layout: Layout = "chw") -> PoolPattern:
+    """Return `pool_pattern` for arguments that are known to be right."""
     factors = []
     for a, (length, count) in enumerate(zip(size, window.out_size(size), strict=True)):
         kernel, pad, step = window.kernel[a], window.padding[a], window.dilation[a]
@@ -162,6 +172,13 @@ class _Factor:
     offset: np.ndarray
     extent: np.ndarray
     kernel: int
+
+    @property
+    def line(self) -> tuple[int, int]:
+        """How the entries lie where the windows stand side by side and leave out nothing, else (1, 1)."""
+        every = np.arange(len(self.extent) * self.kernel)
+        tiled = np.array_equal(self.indices, every // self.kernel) and np.array_equal(self.offset, every % self.kernel)
+        return (len(self.extent), self.kernel) if tiled else (1, 1)
 
     def __mul__(self, other: _Factor) -> _Factor:
         """Return the Kronecker product: rows, columns and offsets of both, `other`'s running faster."""
@@ -203,7 +220,9 @@ def _product(channels: int, factors: list[_Factor], layout: Layout) -> PoolPatte
     offset = whole.offset.astype(np.int32)
     for array in (offset, inputs, whole.extent):
         array.flags.writeable = False
-    return PoolPattern(pattern, offset, inputs, whole.extent, out_size)
+    apart = np.diff(whole.indptr).max(initial=0) <= 1  # else the entries of a row come between those of a line
+    line = (factors[-1] if layout == "chw" else identity).line if apart else (1, 1)
+    return PoolPattern(pattern, offset, inputs, whole.extent, out_size, line)
 
 
 def _checked_size(channels: Any, size: Any, layout: str) -> tuple[int, ...]:

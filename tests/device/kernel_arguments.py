@@ -87,6 +87,20 @@ class Maker:
             "out": self.out(int(c_indptr[-1]), self.batch),
         }  # fmt: skip
 
+    # ---- values of transposed Jacobians ----
+
+    def pointwise_slopes(self) -> Arguments:
+        functions = {1: "relu", 2: "tanh", 3: "sigmoid"}
+        function = functions.get(self.batch, "given") if self.values == self.batch else "given"
+        return {"kept": self.real(self.batch, 37), "function": function, "out": self.out(37, self.batch)}
+
+    def max_pool_values(self) -> Arguments:
+        winner = self.rng.integers(0, 4, (self.batch, 6)).astype(np.uint8 if self.hidden == 5 else np.int32)
+        return {
+            "winner": winner, "window": np.array([0, 0, 3, 3], np.int32), "offset": np.array([0, 2, 0, 2], np.int32),
+            "windows": 3, "taps": 2, "out": self.out(24, self.batch),
+        }  # fmt: skip
+
     # ---- stacks of dense blocks ----
 
     def dense_matmul(self) -> Arguments:

@@ -21,6 +21,7 @@ from sparsebp.kernels.checks.dense import (
     check_dense_reduce,
 )
 from sparsebp.kernels.checks.training import check_adam_update, check_sgd_update, check_softmax_cross_entropy
+from sparsebp.kernels.checks.values import check_max_pool_values, check_pointwise_slopes
 
 __all__ = [
     "check_adam_update",
@@ -31,6 +32,8 @@ __all__ = [
     "check_dense_reduce",
     "check_gather",
     "check_gather_multiply",
+    "check_max_pool_values",
+    "check_pointwise_slopes",
     "check_scale_columns",
     "check_scale_rows",
     "check_sgd_update",

@@ -15,11 +15,12 @@ from sparsebp.kernels.device.rnn import RnnKernels
 from sparsebp.kernels.device.sources import SOURCES
 from sparsebp.kernels.device.spgemm import SpgemmKernels
 from sparsebp.kernels.device.training import TrainingKernels
+from sparsebp.kernels.device.values import ValueKernels
 
 __all__ = ["SOURCES", "DeviceKernels", "Launcher", "RawModuleLoader", "options", "source"]
 
 
-class DeviceKernels(CsrKernels, SpgemmKernels, DenseKernels, RnnKernels, GruKernels, TrainingKernels):
+class DeviceKernels(CsrKernels, SpgemmKernels, DenseKernels, RnnKernels, GruKernels, TrainingKernels, ValueKernels):
     """The device side of `sparsebp.kernels.protocol.Kernels`.
 
     Parameters

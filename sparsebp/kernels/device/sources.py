@@ -58,9 +58,15 @@ def _elman(sets: list[Defines]) -> list[Defines]:
     return [one | {"RELU": 0} for one in sets] + [one | {"RELU": 1} for one in relu if one["REAL"] == "float"]
 
 
+def _pool() -> list[Defines]:
+    return [one | {"WINNER": winner} for one in _csr() for winner in ("unsigned char", "int")]
+
+
 SOURCES: dict[str, list[Defines]] = {
     "csr.cu": _csr(),
     "spgemm.cu": _spgemm(),
+    "slopes.cu": _plain(),
+    "pool.cu": _pool(),
     "dense.cu": _plain(),
     "training.cu": _plain(),
     "rnn.cu": _elman(_units({"float": 128, "double": 72})),

@@ -14,9 +14,10 @@ from sparsebp.kernels.host.gru import GruKernels  # noqa: E402
 from sparsebp.kernels.host.rnn import RnnKernels  # noqa: E402
 from sparsebp.kernels.host.spgemm import SpgemmKernels  # noqa: E402
 from sparsebp.kernels.host.training import TrainingKernels  # noqa: E402
+from sparsebp.kernels.host.values import ValueKernels  # noqa: E402
 
 __all__ = ["HostKernels"]
 
 
-class HostKernels(CsrKernels, SpgemmKernels, DenseKernels, RnnKernels, GruKernels, TrainingKernels):
+class HostKernels(CsrKernels, SpgemmKernels, DenseKernels, RnnKernels, GruKernels, TrainingKernels, ValueKernels):
     """The protocol `sparsebp.kernels.protocol.Kernels` for NumPy arrays: one mixin per family of kernels."""
