@@ -45,7 +45,7 @@ def plan_product(a: SparsityPattern, b: SparsityPattern, *, memory_limit: int | 
             got=f"A {a.shape}, B {b.shape}",
             remedy="Swap the operands, or pass a transposed pattern (.T)",
         )
-    key = (a.digest, b.digest)
+    key = (a, b)
     with _lock:
         plan = _cache.get(key)
         if plan is not None:
@@ -61,7 +61,7 @@ def plan_product(a: SparsityPattern, b: SparsityPattern, *, memory_limit: int | 
     return plan
 
 
-_cache: OrderedDict[tuple[str, str], ProductPlan] = OrderedDict()
+_cache: OrderedDict[tuple[SparsityPattern, SparsityPattern], ProductPlan] = OrderedDict()
 _lock = threading.Lock()
 
 
@@ -82,47 +82,33 @@ def _make_plan(a: SparsityPattern, b: SparsityPattern, memory_limit: int | None)
 
 
 def _make_general_plan(a: SparsityPattern, b: SparsityPattern, memory_limit: int | None) -> ProductPlan:
-    from sparsebp.patterns import symbolic
+    from sparsebp.patterns.symbolic import SymbolicProduct, row_cuts
 
     m, n = a.shape[0], b.shape[1]
-    per_entry = np.diff(b.indptr).astype(np.int64)[a.indices]
-    products_before = np.concatenate(([0], np.cumsum(per_entry)))  # of every entry of A
-    product_ptr = products_before[a.indptr]
-    products = int(product_ptr[-1])
+    symbolic = SymbolicProduct(a, b)
+    products, product_ptr = symbolic.products, symbolic.product_ptr
     _check_memory(2 * products, products, memory_limit)
 
-    structure = (a.indptr, a.indices, b.indptr, b.indices)
-    # a part of the symbolic phase holds a mark for every column, so there are few
-    cuts = symbolic.row_cuts(product_ptr, min(8, 1 + products // (4 * max(n, 1) + _PART_WORK)))
-    counts = np.empty(m, np.int64)
-    symbolic.count_entries(*structure, n, cuts, counts)
-    c_indptr = np.concatenate(([0], np.cumsum(counts)))
-    nnz = int(c_indptr[-1])
-    index, longest = index_dtype(nnz, (m, n)), int(counts.max(initial=0))
-    pattern_bytes = index.itemsize * (m + 1 + nnz)
+    c_indptr = symbolic.count()
+    nnz, longest = int(c_indptr[-1]), int(np.diff(c_indptr).max(initial=0))
+    pattern_bytes = index_dtype(nnz, (m, n)).itemsize * (m + 1 + nnz)
     gathers = products == nnz
     if gathers:
-        pair = index_dtype(max(a.nnz, b.nnz), (0, 0))
-        needed = pattern_bytes + 2 * pair.itemsize * nnz
+        needed = pattern_bytes + 2 * index_dtype(max(a.nnz, b.nnz), (0, 0)).itemsize * nnz
     else:
         position = np.dtype(np.uint16 if longest <= 2**16 else np.uint32)
         needed = pattern_bytes + 8 * (m + 1) + position.itemsize * products
     _check_memory(needed, products, memory_limit)
 
-    c_indices = np.empty(nnz, index)
-    symbolic.write_structure(*structure, c_indptr, c_indices, n, cuts)
-    pattern = SparsityPattern._trusted(c_indptr, c_indices, (m, n))
+    pattern = symbolic.pattern(c_indptr)
     if gathers:
-        pairs = {"a_index": np.empty(nnz, pair), "b_index": np.empty(nnz, pair)}
-        symbolic.write_pairs(*structure, c_indptr, c_indices, n, pairs["a_index"], pairs["b_index"])
-        return ProductPlan(a, b, pattern, "gather", products, pairs)
-    positions = np.empty(products, position)
-    symbolic.write_positions(*structure, c_indptr, c_indices, product_ptr, n, cuts, positions)
+        a_index, b_index = symbolic.pairs(pattern)
+        return ProductPlan(a, b, pattern, "gather", products, {"a_index": a_index, "b_index": b_index})
     work = product_ptr + c_indptr
     arrays = {
         "product_ptr": product_ptr,
-        "positions": positions,
-        "row_cuts": symbolic.row_cuts(work, min(64, 1 + int(work[-1]) // _PART_WORK)),
+        "positions": symbolic.positions(pattern, position),
+        "row_cuts": row_cuts(work, min(64, 1 + int(work[-1]) // _PART_WORK)),
     }
     arrays.update(_common_index(a, b, pattern))
     return ProductPlan(a, b, pattern, "positions", products, arrays)

@@ -1,18 +1,20 @@
-"""Symbolic phase of sparse products, in Numba: the pattern of C = A @ B and where every product lands in it.
+"""Symbolic phase of sparse products: the pattern of C = A @ B and where every product lands in it.
 
-Gustavson's algorithm (F. Gustavson, "Two fast algorithms for sparse matrices", ACM TOMS 4, 1978) on structure alone:
-once to count the entries of every row of C, once to write them sorted, and once to write each product's position.
+The work is done by `sparsebp.kernels.host.structure`, on all threads; here it is split into parts, and its arrays are
+made.
 """
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
-from sparsebp.kernels.host.parts import PARALLEL, SERIAL
+from sparsebp.kernels.host import structure
+from sparsebp.patterns.sparsity import SparsityPattern
+from sparsebp.patterns.validate import index_dtype
 
-# The functions below are compiled: their arguments are index arrays, sizes and flags.
-# mypy: disable-error-code="no-untyped-def"
+_MAX_PARTS = 32
+_PART_WORK = 1 << 15
+"""Products of one part at least; in addition four for each column of B, for which a part keeps a few bytes."""
 
 
 def row_cuts(work: np.ndarray, parts: int) -> np.ndarray:
@@ -36,101 +38,63 @@ def row_cuts(work: np.ndarray, parts: int) -> np.ndarray:
     return cuts.astype(np.int64) if rows else np.zeros(2, np.int64)
 
 
-@numba.njit(**SERIAL)
-def _count(a_indptr, a_indices, b_indptr, b_indices, columns, low, high, counts):
-    seen = np.full(columns, -1, np.int64)  # the last row of C in which a column was met
-    for r in range(low, high):
-        count = 0
-        for k in range(a_indptr[r], a_indptr[r + 1]):
-            m = a_indices[k]
-            for q in range(b_indptr[m], b_indptr[m + 1]):
-                j = b_indices[q]
-                if seen[j] != r:
-                    seen[j] = r
-                    count += 1
-        counts[r] = count
+class SymbolicProduct:
+    """What is known of C = A @ B without values, found step by step: nothing is made that is not asked for.
 
+    Parameters
+    ----------
+    a, b
+        Patterns of shapes (m, k) and (k, n).
 
-@numba.njit(**PARALLEL)
-def count_entries(a_indptr, a_indices, b_indptr, b_indices, columns, cuts, counts):
-    """Write the number of entries of every row of C to `counts` (m,)."""
-    for part in numba.prange(len(cuts) - 1):
-        _count(a_indptr, a_indices, b_indptr, b_indices, columns, cuts[part], cuts[part + 1], counts)
+    Attributes
+    ----------
+    product_ptr
+        Products before every row of C, int64, shape (m + 1,).
+    products
+        Number of products.
+    """
 
+    def __init__(self, a: SparsityPattern, b: SparsityPattern) -> None:
+        self._operands = (a.indptr, a.indices, b.indptr, b.indices)
+        self._largest = max(a.nnz, b.nnz)
+        self.shape = (a.shape[0], b.shape[1])
+        self.product_ptr = np.zeros(self.shape[0] + 1, np.int64)
+        by_entries = row_cuts(a.indptr, min(_MAX_PARTS, 1 + a.nnz // _PART_WORK))
+        structure.count_products(*self._operands[:3], by_entries, self.product_ptr[1:])
+        np.cumsum(self.product_ptr, out=self.product_ptr)
+        self.products = int(self.product_ptr[-1])
+        parts = min(_MAX_PARTS, 1 + self.products // (4 * self.shape[1] + _PART_WORK))
+        self._cuts = row_cuts(self.product_ptr, parts)
 
-@numba.njit(**SERIAL)
-def _structure(a_indptr, a_indices, b_indptr, b_indices, c_indptr, c_indices, columns, low, high):
-    seen = np.full(columns, -1, np.int64)
-    for r in range(low, high):
-        begin, end = c_indptr[r], c_indptr[r + 1]
-        at = begin
-        first, last = columns, -1
-        for k in range(a_indptr[r], a_indptr[r + 1]):
-            m = a_indices[k]
-            for q in range(b_indptr[m], b_indptr[m + 1]):
-                j = b_indices[q]
-                if seen[j] != r:
-                    seen[j] = r
-                    c_indices[at] = j
-                    at += 1
-                    first, last = min(first, j), max(last, j)
-        if last - first < 16 * (end - begin):  # the marks between the first and the last column are cheaper than a sort
-            at = begin
-            for j in range(first, last + 1):
-                if seen[j] == r:
-                    c_indices[at] = j
-                    at += 1
-        else:
-            c_indices[begin:end].sort()
+    def count(self) -> np.ndarray:
+        """Return where every row of C begins, int64, shape (m + 1,)."""
+        indptr = np.zeros(self.shape[0] + 1, np.int64)
+        structure.count_entries(*self._operands, self._cuts, self._scratch(np.uint16), indptr[1:])
+        return np.cumsum(indptr, out=indptr)
 
+    def pattern(self, indptr: np.ndarray) -> SparsityPattern:
+        """Return C's pattern; `indptr` as `count` gave it."""
+        indices = np.empty(int(indptr[-1]), index_dtype(int(indptr[-1]), self.shape))
+        structure.write_columns(*self._operands, indptr, indices, self._cuts, self._scratch(np.uint8, extra=64))
+        return SparsityPattern._trusted(indptr, indices, self.shape)
 
-@numba.njit(**PARALLEL)
-def write_structure(a_indptr, a_indices, b_indptr, b_indices, c_indptr, c_indices, columns, cuts):
-    """Write the sorted columns of every row of C to `c_indices` (nnz_c,)."""
-    for part in numba.prange(len(cuts) - 1):
-        low, high = cuts[part], cuts[part + 1]
-        _structure(a_indptr, a_indices, b_indptr, b_indices, c_indptr, c_indices, columns, low, high)
+    def positions(self, c: SparsityPattern, dtype: np.dtype) -> np.ndarray:
+        """Return where in its row of C every product lands, in Gustavson's order, shape (products,).
 
-
-@numba.njit(**SERIAL)
-def _positions(
-    a_indptr, a_indices, b_indptr, b_indices, c_indptr, c_indices, product_ptr, columns, low, high, positions
-):
-    place = np.empty(columns, np.int64)
-    for r in range(low, high):
-        begin = c_indptr[r]
-        for i in range(begin, c_indptr[r + 1]):
-            place[c_indices[i]] = i - begin
-        p = product_ptr[r]
-        for k in range(a_indptr[r], a_indptr[r + 1]):
-            m = a_indices[k]
-            for q in range(b_indptr[m], b_indptr[m + 1]):
-                positions[p] = place[b_indices[q]]
-                p += 1
-
-
-@numba.njit(**PARALLEL)
-def write_positions(
-    a_indptr, a_indices, b_indptr, b_indices, c_indptr, c_indices, product_ptr, columns, cuts, positions
-):
-    """Write where in its row of C every product lands, in Gustavson's order, to `positions` (n_products,)."""
-    for part in numba.prange(len(cuts) - 1):
-        low, high = cuts[part], cuts[part + 1]
-        _positions(
-            a_indptr, a_indices, b_indptr, b_indices, c_indptr, c_indices, product_ptr, columns, low, high, positions
+        `dtype` must hold the entries of the longest row.
+        """
+        positions = np.empty(self.products, dtype)
+        structure.write_positions(
+            *self._operands, c.indptr, c.indices, self.product_ptr, self._cuts, self._scratch(dtype), positions
         )
+        return positions
 
+    def pairs(self, c: SparsityPattern) -> tuple[np.ndarray, np.ndarray]:
+        """Return which entries of A and B every entry of C multiplies; for products with one term an entry."""
+        a_index, b_index = (np.empty(c.nnz, index_dtype(self._largest, (0, 0))) for _ in range(2))
+        scratch = self._scratch(c.indptr.dtype)
+        structure.write_pairs(*self._operands, c.indptr, c.indices, self._cuts, scratch, a_index, b_index)
+        return a_index, b_index
 
-@numba.njit(**SERIAL)
-def write_pairs(a_indptr, a_indices, b_indptr, b_indices, c_indptr, c_indices, columns, a_index, b_index):
-    """Write which entries of A and B the one product of every entry of C multiplies, to two arrays (nnz_c,)."""
-    place = np.empty(columns, np.int64)
-    for r in range(len(a_indptr) - 1):
-        for i in range(c_indptr[r], c_indptr[r + 1]):
-            place[c_indices[i]] = i
-        for k in range(a_indptr[r], a_indptr[r + 1]):
-            m = a_indices[k]
-            for q in range(b_indptr[m], b_indptr[m + 1]):
-                i = place[b_indices[q]]
-                a_index[i] = k
-                b_index[i] = q
+    def _scratch(self, dtype: np.dtype | type, extra: int = 0) -> np.ndarray:
+        return np.zeros((len(self._cuts) - 1, self.shape[1] + extra), dtype)

@@ -109,6 +109,17 @@ def test_equality_and_hash_are_of_the_content():
     assert pickle.loads(pickle.dumps(SparsityPattern.identity(2))).kind == "identity"
 
 
+def test_patterns_of_one_hash_may_differ():
+    """The hash reads some entries only; equality reads all."""
+    indptr, indices = np.arange(1001), np.arange(1000)
+    p = SparsityPattern(indptr, indices, (1000, 2000))
+    others = [SparsityPattern(indptr, indices + 1000 * (indices == i), p.shape) for i in range(1, 9)]
+    assert any(hash(p) == hash(q) for q in others)
+    assert all(p != q and p.digest != q.digest for q in others)
+    assert SparsityPattern.identity(3) != SparsityPattern.diagonal(3)
+    assert p.digest == SparsityPattern(indptr, indices, p.shape).digest
+
+
 def test_indices_are_int64_from_two_to_the_31():
     wide = SparsityPattern([0, 1], [2**31 - 1], (1, 2**31))
     assert wide.indices.dtype == wide.indptr.dtype == np.int64
