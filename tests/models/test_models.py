@@ -1,0 +1,127 @@
+"""The networks against the same ones of torch.nn: outputs and all gradients."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from sparsebp import models, nn
+from sparsebp.errors import OptionError, ShapeError
+
+
+class TorchResidual(torch.nn.Module):
+    def __init__(self, body):
+        super().__init__()
+        self.body = body
+
+    def forward(self, x):
+        return x + self.body(x)
+
+
+def twin(layer):
+    """The same network of torch.nn, layer by layer, with the same weights."""
+    t = torch.nn
+    if isinstance(layer, nn.Sequential):
+        return t.Sequential(*(twin(child) for child in layer.children.values()))
+    if isinstance(layer, nn.Residual):
+        return TorchResidual(twin(layer.children["body"]))
+    if isinstance(layer, nn.Conv2d):
+        w = layer.windows
+        padding = tuple(before for before, _ in w.padding)
+        return t.Conv2d(layer.in_channels, layer.out_channels, w.kernel, w.stride, padding, w.dilation, layer.groups,
+                        "bias" in layer.params)  # fmt: skip
+    if isinstance(layer, nn.Linear):
+        return t.Linear(layer.in_features, layer.out_features)
+    if isinstance(layer, nn.BatchNorm2d):
+        return t.BatchNorm2d(layer.num_features)
+    plain = {nn.ReLU: t.ReLU, nn.Flatten: t.Flatten}
+    if type(layer) in plain:
+        return plain[type(layer)]()
+    if isinstance(layer, nn.Hardtanh):
+        return t.ReLU6()
+    return {nn.MaxPool2d: t.MaxPool2d(2), nn.AdaptiveAvgPool2d: t.AdaptiveAvgPool2d(1)}[type(layer)]
+
+
+MODELS = {
+    "lenet5": (models.lenet5, (1, 28, 28)),
+    "lenet5 on colour": (lambda **o: models.lenet5(3, 7, size=32, **o), (3, 32, 32)),
+    "vgg11": (lambda **o: models.vgg11(width=1 / 16, **o), (3, 32, 32)),
+    "mobilenetv2": (lambda **o: models.mobilenetv2(width=0.1, stages=3, **o), (3, 12, 12)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("training", [True, False])
+def test_parity_with_torch(name, training):
+    make, shape = MODELS[name]
+    ours = make(dtype=np.float64, rng=0).train(training)
+    theirs = twin(ours).double().train(training)
+    theirs.load_state_dict({n: torch.from_numpy(np.asarray(a)) for n, a in ours.state_dict().items()})  # the same keys
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((4, *shape))
+    tx = torch.from_numpy(x).requires_grad_()
+    y, saved = ours.forward(x)
+    ty = theirs(tx)
+    np.testing.assert_allclose(y, ty.detach().numpy(), atol=1e-10)
+    gy = rng.standard_normal(y.shape)
+    ty.backward(torch.from_numpy(gy))
+    grads = ours.weight_grad(gy, saved)
+    expected = dict(theirs.named_parameters())
+    assert grads.keys() == expected.keys()
+    for key, grad in grads.items():
+        np.testing.assert_allclose(grad, expected[key].grad.numpy(), rtol=1e-9, atol=1e-9, err_msg=key)
+    np.testing.assert_allclose(ours.input_grad(gy, saved), tx.grad.numpy(), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_seed_decides_the_weights(name):
+    make, _ = MODELS[name]
+    first, same, other = make(rng=3).state_dict(), make(rng=3).state_dict(), make(rng=4).state_dict()
+    assert all((first[key] == same[key]).all() for key in first)
+    assert any((first[key] != other[key]).any() for key in first)
+    assert first["0.weight"].dtype == np.float32
+    double = make(rng=3, dtype=np.float64).state_dict()
+    np.testing.assert_array_equal(double["0.weight"].astype(np.float32), first["0.weight"])
+
+
+def test_sizes_are_those_of_the_papers():
+    def weights(model):
+        return sum(a.size for a in model.parameters().values())
+
+    assert weights(models.lenet5()) == 61_706
+    assert weights(models.vgg11()) == 9_225_610  # 9 220 480 in the convolutions, 5 130 in the classifier
+    assert weights(models.mobilenetv2()) == 2_236_682  # torchvision's without its 1000 classes: 2 223 872 + 12 810
+    layers = [type(layer).__name__ for layer in models.vgg11(width=0.01).children.values()]
+    assert (layers.count("Conv2d"), layers.count("ReLU"), layers.count("MaxPool2d")) == (8, 8, 5)
+
+
+def test_he_keeps_the_signal_through_vgg11():
+    model = models.vgg11(width=0.25, rng=0)
+    y = model(np.random.default_rng(0).standard_normal((8, 3, 32, 32)).astype(np.float32))
+    assert 0.05 < y.std() < 20
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: models.lenet5(size=30), lambda: models.lenet5(0), lambda: models.vgg11(width=0),
+        lambda: models.vgg11(width=float("nan")), lambda: models.mobilenetv2(width=-1),
+        lambda: models.mobilenetv2(stages=0), lambda: models.mobilenetv2(stages=8),
+    ],
+)  # fmt: skip
+def test_bad_options_are_refused(make):
+    with pytest.raises(OptionError) as caught:
+        make()
+    assert caught.value.expected and caught.value.remedy
+
+
+def test_images_of_the_wrong_size_are_refused():
+    with pytest.raises(ShapeError):
+        models.lenet5()(np.zeros((1, 1, 32, 32), np.float32))
+    with pytest.raises(ShapeError):
+        models.lenet5()(np.zeros((1, 3, 28, 28), np.float32))
+    with pytest.raises(ShapeError):
+        models.vgg11(width=0.02)(np.zeros((1, 3, 64, 64), np.float32))
+    with pytest.raises(ShapeError):
+        models.vgg11(width=0.02)(np.zeros((1, 3, 16, 16), np.float32))
