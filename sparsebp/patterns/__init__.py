@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from sparsebp.patterns.addition import AdditionPlan, plan_addition
-from sparsebp.patterns.concatenation import ConcatenationPlan, plan_concatenation
+from sparsebp.patterns.addition import plan_addition
+from sparsebp.patterns.assembly import AssemblyPlan
+from sparsebp.patterns.concatenation import plan_concatenation
 from sparsebp.patterns.conv import ConvPattern, conv_pattern, conv_transpose_pattern
 from sparsebp.patterns.linear import linear_pattern
 from sparsebp.patterns.plan import ProductPlan
@@ -14,8 +15,7 @@ from sparsebp.patterns.recurrent import hidden_pattern, sequence_pattern
 from sparsebp.patterns.sparsity import SparsityPattern
 
 __all__ = [
-    "AdditionPlan",
-    "ConcatenationPlan",
+    "AssemblyPlan",
     "ConvPattern",
     "PoolPattern",
     "ProductPlan",

@@ -2,80 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
 
-from sparsebp import backend
-from sparsebp.errors import DTypeError, ShapeError
+from sparsebp.errors import ShapeError
+from sparsebp.patterns.assembly import AssemblyPlan
 from sparsebp.patterns.sparsity import KEPT, SparsityPattern
-from sparsebp.types import Array
-
-
-@dataclass(frozen=True, eq=False)
-class ConcatenationPlan:
-    """How C = [A₁ A₂ …] is put together, any number of times. Made by `plan_concatenation`.
-
-    Attributes
-    ----------
-    parts : tuple of SparsityPattern
-        Patterns of the matrices, of as many rows each.
-    pattern : SparsityPattern
-        The whole: columns of the first, then of the second, …
-    indices : tuple of numpy.ndarray
-        Place of every entry of each part among the entries of C, shapes (nnz,).
-    """
-
-    parts: tuple[SparsityPattern, ...]
-    pattern: SparsityPattern
-    indices: tuple[np.ndarray, ...] = field(repr=False)
-
-    def __call__(self, *data: Array) -> Array:
-        """Return the values of C.
-
-        Parameters
-        ----------
-        data
-            Values on the parts: (nnz,) shared by the batch or (nnz, B) per sample, of one dtype, all of NumPy or all of
-            CuPy.
-
-        Returns
-        -------
-        Array
-            (nnz,) if all parts are shared, else (nnz, B).
-
-        Raises
-        ------
-        ShapeError, DTypeError, DeviceError
-            An array does not fit.
-        """
-        xp = backend.namespace(*data)
-        wanted = [pattern.nnz for pattern in self.parts]
-        if [a.shape[:1] for a in data] != [(n,) for n in wanted] or any(a.ndim > 2 for a in data):
-            raise ShapeError(
-                "The values do not fit the parts", expected=f"(nnz,) or (nnz, B) each, with nnz {wanted}",
-                got=[a.shape for a in data], remedy="Pass one value per entry of every part, the batch last",
-            )  # fmt: skip
-        if len({a.dtype for a in data}) > 1:
-            raise DTypeError(
-                "The parts have different dtypes", expected="one dtype for all", got=[str(a.dtype) for a in data],
-                remedy="Convert them with .astype(...); nothing is converted silently",
-            )  # fmt: skip
-        batches = {a.shape[1:] for a in data if a.ndim == 2}
-        if len(batches) > 1:
-            raise ShapeError(
-                "The parts have different batch sizes", expected="one batch size, or shared values of shape (nnz,)",
-                got=[a.shape for a in data], remedy="Pass values of the same samples",
-            )  # fmt: skip
-        out = xp.empty((self.pattern.nnz, *(batches.pop() if batches else ())), dtype=data[0].dtype)
-        for values, index in zip(data, self.indices, strict=True):
-            out[xp.asarray(index)] = values if values.ndim == out.ndim else values[:, None]
-        return out
 
 
 @lru_cache(maxsize=KEPT)
-def plan_concatenation(*parts: SparsityPattern) -> ConcatenationPlan:
+def plan_concatenation(*parts: SparsityPattern) -> AssemblyPlan:
     """Do the symbolic work of C = [A₁ A₂ …] once.
 
     Parameters
@@ -85,7 +22,7 @@ def plan_concatenation(*parts: SparsityPattern) -> ConcatenationPlan:
 
     Returns
     -------
-    ConcatenationPlan
+    AssemblyPlan
         The same object again for equal patterns, as long as it is among the last that were asked for.
 
     Raises
@@ -111,4 +48,4 @@ def plan_concatenation(*parts: SparsityPattern) -> ConcatenationPlan:
         indices.append(index)
     indptr = np.concatenate(([0], np.cumsum(lengths.sum(axis=0))))
     pattern = SparsityPattern._trusted(indptr, columns, (rows, int(n_columns[-1])))
-    return ConcatenationPlan(parts, pattern, tuple(indices))
+    return AssemblyPlan(parts, pattern, tuple(indices))

@@ -7,16 +7,16 @@ entries that random weights fill (BPPSA §3.3; for 3 → 64 channels, 3×3, padd
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import lru_cache, reduce
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, reduce
 from math import prod
 from types import ModuleType
 from typing import Literal
 
 import numpy as np
 
-from sparsebp import backend
 from sparsebp.errors import MemoryLimitError, OptionError
+from sparsebp.patterns.copies import DeviceCopies
 from sparsebp.patterns.kept import count_kept, kept_entries, packed_mask, unpacked_mask
 from sparsebp.patterns.kron import Factor, axis_factor, kron
 from sparsebp.patterns.sparsity import KEPT, SparsityPattern
@@ -52,17 +52,14 @@ class ConvPattern:
     weight_shape: tuple[int, ...]
     output_size: tuple[int, ...]
     layout: Layout
-    _on_device: dict[tuple[str, int], Array] = field(default_factory=dict, repr=False)
 
     def device_index(self, xp: ModuleType) -> Array:
         """Return `weight_index` as an array of `xp`, copied to the current device once."""
-        number = backend.device_number(xp)
-        if number is None:
-            return self.weight_index
-        key = (xp.__name__, number)
-        if key not in self._on_device:
-            self._on_device[key] = xp.asarray(self.weight_index)
-        return self._on_device[key]
+        return self._copies.on(xp)[0]
+
+    @cached_property
+    def _copies(self) -> DeviceCopies:
+        return DeviceCopies(self.weight_index)
 
 
 def conv_pattern(

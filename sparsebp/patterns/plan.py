@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from os import PathLike
 from types import ModuleType
 from typing import Literal, TypeAlias
@@ -11,6 +12,7 @@ import numpy as np
 
 from sparsebp import backend, kernels
 from sparsebp.errors import DTypeError, LayoutError, ShapeError
+from sparsebp.patterns.copies import DeviceCopies
 from sparsebp.patterns.sparsity import SparsityPattern
 from sparsebp.types import Array
 
@@ -41,7 +43,6 @@ class ProductPlan:
     strategy: Strategy
     products: int
     arrays: dict[str, np.ndarray] = field(repr=False)
-    _on_device: dict[tuple[str, int], dict[str, Array]] = field(default_factory=dict, repr=False)
 
     @property
     def flops(self) -> int:
@@ -152,13 +153,11 @@ class ProductPlan:
 
     def device_arrays(self, xp: ModuleType) -> dict[str, Array]:
         """Return `arrays` as arrays of `xp`, copied to the current device once."""
-        number = backend.device_number(xp)
-        if number is None:
-            return self.arrays
-        key = (xp.__name__, number)
-        if key not in self._on_device:
-            self._on_device[key] = {name: xp.asarray(array) for name, array in self.arrays.items()}
-        return self._on_device[key]
+        return dict(zip(self.arrays, self._copies.on(xp), strict=True))
+
+    @cached_property
+    def _copies(self) -> DeviceCopies:
+        return DeviceCopies(*self.arrays.values())
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the plan to an npz file, under a temporary name first, then renamed.

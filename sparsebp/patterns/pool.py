@@ -6,15 +6,15 @@ The matrix is a Kronecker product: one small factor for each spatial axis, and t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from functools import lru_cache, reduce
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, reduce
 from types import ModuleType
 from typing import Any, Literal
 
 import numpy as np
 
-from sparsebp import backend
 from sparsebp.errors import OptionError
+from sparsebp.patterns.copies import DeviceCopies
 from sparsebp.patterns.pool_window import PoolWindow
 from sparsebp.patterns.sparsity import KEPT, SparsityPattern
 from sparsebp.types import Array
@@ -51,19 +51,16 @@ class PoolPattern:
     extent: np.ndarray
     out_size: tuple[int, ...]
     line: tuple[int, int]
-    _on_device: dict[Any, tuple[Array, Array]] = field(default_factory=dict, repr=False)
 
     def lines_on(self, xp: ModuleType) -> tuple[Array, Array]:
         """Return the window and the offset of every line's first entry, as arrays of `xp`, copied there once."""
-        key = (xp.__name__, backend.device_number(xp))
-        if key not in self._on_device:
-            step = self.line[0] * self.line[1]
-            lines = (self.pattern.indices[::step], self.offset[::step])
-            self._on_device[key] = (
-                xp.ascontiguousarray(xp.asarray(lines[0])),
-                xp.ascontiguousarray(xp.asarray(lines[1])),
-            )
-        return self._on_device[key]
+        window, offset = self._lines.on(xp)
+        return window, offset
+
+    @cached_property
+    def _lines(self) -> DeviceCopies:
+        step = self.line[0] * self.line[1]
+        return DeviceCopies(*(np.ascontiguousarray(array[::step]) for array in (self.pattern.indices, self.offset)))
 
 
 def pool_pattern(

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp import backend
 from sparsebp.errors import PatternError
+from sparsebp.patterns.copies import DeviceCopies
 from sparsebp.patterns.validate import check_canonical, checked_arrays, checked_shape, index_dtype
 from sparsebp.types import Array, PatternKind
 
@@ -255,17 +255,12 @@ class SparsityPattern:
 
     def device_arrays(self, xp: ModuleType) -> tuple[Array, Array]:
         """Return (indptr, indices) as arrays of `xp`, copied to the current device once."""
-        number = backend.device_number(xp)
-        if number is None:
-            return self.indptr, self.indices
-        key = (xp.__name__, number)
-        if key not in self._on_device:
-            self._on_device[key] = (xp.asarray(self.indptr), xp.asarray(self.indices))
-        return self._on_device[key]
+        indptr, indices = self._copies.on(xp)
+        return indptr, indices
 
     @cached_property
-    def _on_device(self) -> dict[tuple[str, int], tuple[Array, Array]]:
-        return {}
+    def _copies(self) -> DeviceCopies:
+        return DeviceCopies(self.indptr, self.indices)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (self.indptr, self.indices, self.shape, self._identity)

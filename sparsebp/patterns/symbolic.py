@@ -38,6 +38,11 @@ def row_cuts(work: np.ndarray, parts: int) -> np.ndarray:
     return cuts.astype(np.int64) if rows else np.zeros(2, np.int64)
 
 
+def parts_for(work: int) -> int:
+    """Return into how many parts `work` entries or products are split; as always, whatever the number of threads."""
+    return min(_MAX_PARTS, 1 + work // _PART_WORK)
+
+
 class SymbolicProduct:
     """What is known of C = A @ B without values, found step by step: nothing is made that is not asked for.
 
@@ -59,7 +64,7 @@ class SymbolicProduct:
         self._largest = max(a.nnz, b.nnz)
         self.shape = (a.shape[0], b.shape[1])
         self.product_ptr = np.zeros(self.shape[0] + 1, np.int64)
-        by_entries = row_cuts(a.indptr, min(_MAX_PARTS, 1 + a.nnz // _PART_WORK))
+        by_entries = row_cuts(a.indptr, parts_for(a.nnz))
         structure.count_products(*self._operands[:3], by_entries, self.product_ptr[1:])
         np.cumsum(self.product_ptr, out=self.product_ptr)
         self.products = int(self.product_ptr[-1])

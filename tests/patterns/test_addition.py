@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -17,6 +19,21 @@ def dense(pattern, values):
     out = np.zeros(pattern.shape)
     out[pattern.row_of_entry, pattern.indices] = values
     return out
+
+
+def test_index_types_may_differ_and_index_arrays_are_copied_to_a_device_once():
+    a, b = SparsityPattern([0, 2], [0, 3], (1, 5)), SparsityPattern([0, 2], [1, 3], (1, 5))
+    wide = SparsityPattern(b.indptr, b.indices, b.shape)
+    wide.__dict__.update(indptr=b.indptr.astype(np.int64), indices=b.indices.astype(np.int64))
+    plan, mixed = plan_addition(a, b), plan_addition.__wrapped__(a, wide)
+    assert mixed.pattern == plan.pattern
+    np.testing.assert_array_equal(mixed(np.ones(2), np.ones(2)), [1, 1, 2])
+    device = SimpleNamespace(__name__="device", cuda=SimpleNamespace(Device=lambda: SimpleNamespace(id=3)))
+    device.asarray = np.array
+    copies = plan._copies.on(device)
+    assert all(again is copy for again, copy in zip(plan._copies.on(device), copies, strict=True))
+    assert all(copy is not index for copy, index in zip(copies, plan.indices, strict=True))
+    assert plan._copies.on(np) == plan.indices
 
 
 @given(
@@ -49,7 +66,7 @@ def test_operands_that_do_not_fit_are_refused():
     with pytest.raises(ShapeError, match="sum differ"):
         plan_addition(a, SparsityPattern.dense(3, 2))
     plan = plan_addition(a, b)
-    with pytest.raises(ShapeError, match="b_data"):
+    with pytest.raises(ShapeError, match="fit the parts"):
         plan(np.ones(3), np.ones(3))
     with pytest.raises(ShapeError, match="batch sizes"):
         plan(np.ones((3, 2)), np.ones((9, 4)))

@@ -1,0 +1,36 @@
+"""Host arrays that kernels read on devices too: copied to each device once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+
+import numpy as np
+
+from sparsebp import backend
+from sparsebp.types import Array
+
+
+class DeviceCopies:
+    """Arrays of the host and their copies on the devices that asked for them.
+
+    Parameters
+    ----------
+    arrays
+        Arrays that nobody writes to afterwards.
+    """
+
+    def __init__(self, *arrays: np.ndarray) -> None:
+        self._host = arrays
+        self._copies: dict[tuple[str, int], tuple[Array, ...]] = {}
+
+    def on(self, xp: ModuleType) -> tuple[Array, ...]:
+        """Return the arrays as arrays of `xp`, on its current device."""
+        number = backend.device_number(xp)
+        if number is None:
+            return self._host
+        key = (xp.__name__, number)
+        if key not in self._copies:
+            copy: Callable[[np.ndarray], Array] = xp.asarray
+            self._copies[key] = tuple(map(copy, self._host))
+        return self._copies[key]
