@@ -19,7 +19,17 @@ pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
 ONCE = {"rounds": 1, "least_rounds": 1, "warmup": 1}
-OPTIONAL = {"graphblas_ratio", "mkl_ratio", "mkl_numeric_ratio", "earned_after", "moved", "floor", "floor_times"}
+OPTIONAL = {
+    "graphblas_ratio",
+    "mkl_ratio",
+    "mkl_numeric_ratio",
+    "earned_after",
+    "moved",
+    "floor",
+    "floor_times",
+    "target",
+    "met",
+}
 
 
 @pytest.fixture(autouse=True)
