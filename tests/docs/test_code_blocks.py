@@ -1,4 +1,4 @@
-"""The Python of README, tutorial and how-to guides runs as it stands, and prints what the page says it prints."""
+"""The Python of README, tutorial, how-to and explanation runs as it stands, and prints what the page says it prints."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ PAGES = [
     ROOT / "README.md",
     *sorted((ROOT / "docs" / "tutorials").glob("*.md")),
     *sorted((ROOT / "docs" / "how-to").glob("*.md")),
+    *sorted((ROOT / "docs" / "explanation").glob("*.md")),
 ]
 BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```\n(?:\n```text\n(?P<output>.*?)^```\n)?", re.DOTALL | re.MULTILINE)
 
