@@ -63,5 +63,5 @@ class Residual(Layer):
         jacobian = self.children["body"].jacobian_t(saved[1])
         size = jacobian.shape[0]
         ones = backend.namespace(jacobian.data).ones(size, dtype=jacobian.dtype)
-        plan = plan_addition(pointwise_pattern(size), jacobian.pattern)
-        return TransposedJacobian(plan.pattern, plan(ones, jacobian.data))
+        plan = plan_addition(jacobian.pattern, pointwise_pattern(size))
+        return TransposedJacobian(plan.pattern, plan(jacobian.data, ones))

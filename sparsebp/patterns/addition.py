@@ -46,6 +46,6 @@ def plan_addition(a: SparsityPattern, b: SparsityPattern) -> AssemblyPlan:
     np.cumsum(indptr, out=indptr)
     nnz = int(indptr[-1])
     columns = np.empty(nnz, index_dtype(nnz, a.shape))
-    a_index, b_index = (np.empty(p.nnz, index_dtype(nnz, (0, 0))) for p in (a, b))
+    a_index, b_index = (np.empty(p.nnz, np.int64) for p in (a, b))  # what NumPy indexes with
     union.write_union(*operands, cuts, indptr, columns, a_index, b_index)
     return AssemblyPlan((a, b), SparsityPattern._trusted(indptr, columns, a.shape), (a_index, b_index))

@@ -75,9 +75,9 @@ class AssemblyPlan:
         shape = (self.pattern.nnz, *(batches.pop() if batches else ()))
         apart = sum(wanted) == self.pattern.nnz  # no entries meet
         out = (xp.empty if apart else xp.zeros)(shape, dtype=data[0].dtype)
-        for values, index in zip(data, self._copies.on(xp), strict=True):
+        for part, (values, index) in enumerate(zip(data, self._copies.on(xp), strict=True)):
             wide = values if values.ndim == out.ndim else values[:, None]
-            if apart:
+            if apart or part == 0:
                 out[index] = wide
             else:
                 out[index] += wide
