@@ -118,6 +118,11 @@ def device_attributes(xp: ModuleType) -> dict[str, int]:
     return {} if xp is np else dict(xp.cuda.Device().attributes)
 
 
+def device_memory(xp: ModuleType) -> int:
+    """Return the bytes of memory of the current device of `xp`, which is not NumPy."""
+    return int(xp.cuda.runtime.memGetInfo()[1])
+
+
 def as_namespace(array: Array, xp: ModuleType) -> Array:
     """Return `array` as an array of `xp` on its current device, copied only if it is elsewhere."""
     return to_host(array) if xp is np else xp.asarray(array)

@@ -41,7 +41,7 @@ def info(json: JsonOption = False) -> None:
 
 def collect() -> dict[str, Any]:
     """Return the facts as a dict that JSON can hold."""
-    from sparsebp.scan.cost import choose_recurrent_backward
+    from sparsebp.scan.recurrent import choose_recurrent_backward
     from sparsebp.threads import thread_counts
 
     gpu = _gpu()

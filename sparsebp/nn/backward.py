@@ -51,7 +51,7 @@ def choose(
     options: BackwardOptions, cell: CellMath, shape: tuple[int, int, int], dtype: np.dtype, xp: ModuleType
 ) -> Any:
     """Return the `scan.cost.Choice` for states of `shape` (T, B, H): for ``auto`` the cost model's."""
-    from sparsebp.scan.cost import Choice, choose_recurrent_backward
+    from sparsebp.scan.recurrent import Choice, choose_recurrent_backward
 
     if options.algorithm == "auto":
         return choose_recurrent_backward(cell.name, *shape, dtype, xp, options.workers, options.memory_limit)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sparsebp.scan.cost import Choice, choose_recurrent_backward
 from sparsebp.scan.plan import ScanPlan, plan_scan
+from sparsebp.scan.recurrent import Choice, choose_recurrent_backward
 from sparsebp.scan.steps import ScanStep, Span
 
 __all__ = ["Choice", "ScanPlan", "ScanStep", "Span", "choose_recurrent_backward", "plan_scan"]

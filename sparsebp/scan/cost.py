@@ -1,65 +1,21 @@
-"""The cost model: how long an algorithm should take on a machine, and which one to take.
+"""The cost model: how long an algorithm should take on a machine.
 
-A level of independent products, split into one task a product and vector of samples, takes at least as long as its
-longest task, as its work shared out over the workers that find a task, and as its bytes over their bandwidth; each
-kernel call adds its own time (BPPSA §3.6 counts the first two: step and work complexity). A chain adds its steps up.
+One worker would take the **work** W₁ of all steps; unboundedly many, each step split over its rows, the **path** T∞ of
+dependent steps. So P workers take at least ``max(T∞, W₁ / P)``, and no more than the sum of the two (R. Brent, "The
+parallel evaluation of general arithmetic expressions", J. ACM 21, 1974; BPPSA §3.6 counts step and work complexity).
+Each step adds a kernel call of its own; stacks of dense blocks run a whole level a call and are counted so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from sparsebp.errors import MemoryLimitError
-from sparsebp.patterns import SparsityPattern
-from sparsebp.scan.algorithms import recipe, tree_levels
-from sparsebp.scan.machine import Machine, calibrated, machine
+from sparsebp.scan.candidates import Candidate
+from sparsebp.scan.machine import Machine
 from sparsebp.scan.profile import profile
-from sparsebp.scan.recurrent import Choice, choose_recurrent_backward
-from sparsebp.scan.sizing import Products, SizedRecipe, Sizes, is_stack, size_recipe
-from sparsebp.scan.steps import CHAIN_PHASES
-
-__all__ = [
-    "Candidate",
-    "Choice",
-    "Decision",
-    "LevelCost",
-    "Machine",
-    "calibrated",
-    "candidates",
-    "choose",
-    "choose_recurrent_backward",
-    "machine",
-    "profile_costs",
-    "seconds",
-    "sized_costs",
-]
-
-INDEX_BUDGET = 2**30
-"""Bytes of product index that `choose` is ready to plan for an algorithm where no memory limit is given."""
-
-
-class Candidate(NamedTuple):
-    """An algorithm with its parameter."""
-
-    algorithm: str
-    up_levels: int | None = None
-    chunks: int | None = None
-
-    def __str__(self) -> str:
-        """As the arguments of `plan_scan`, shortened."""
-        if self.up_levels is not None:
-            return f"{self.algorithm} (up_levels={self.up_levels})"
-        return self.algorithm if self.chunks is None else f"{self.algorithm} (workers={self.chunks})"
-
-    @property
-    def arguments(self) -> str:
-        """As the arguments of `plan_scan`."""
-        extra = "" if self.up_levels is None else f", up_levels={self.up_levels}"
-        extra += "" if self.chunks is None else f", workers={self.chunks}"
-        return f"algorithm={self.algorithm!r}{extra}"
+from sparsebp.scan.sizing import SizedRecipe, Sizes, StepCount
+from sparsebp.scan.steps import Span
 
 
 class LevelCost(NamedTuple):
@@ -83,17 +39,8 @@ class LevelCost(NamedTuple):
     bytes: float
 
 
-@dataclass(frozen=True)
-class Decision:
-    """What `choose` found: the sized winner, why, and the estimates in seconds by candidate."""
-
-    sized: SizedRecipe
-    reason: str
-    estimates: Mapping[str, float]
-
-
 def seconds(levels: Iterable[LevelCost], m: Machine, batch: int, itemsize: int) -> float:
-    """Return the estimated time of one call on machine `m`."""
+    """Return the estimated time of one call on machine `m` that runs a level at a time."""
     rate, lanes = m.rate(itemsize), m.lanes(itemsize)
     total = 0.0
     for level in levels:
@@ -105,25 +52,26 @@ def seconds(levels: Iterable[LevelCost], m: Machine, batch: int, itemsize: int) 
     return total
 
 
-def sized_costs(sized: SizedRecipe, sizes: Sizes) -> list[LevelCost]:
-    """Return the costs by level of a recipe that runs one kernel call a step."""
-    costs = []
-    numbered = list(enumerate(sized.recipe.steps))
-    for (_, phase), group in groupby(numbered, key=lambda pair: (pair[1].level, pair[1].phase)):
-        numbers = [number for number, _ in group]
-        flops = [sized.flops[i] for i in numbers]
-        chain = phase in CHAIN_PHASES
-        costs.append(
-            LevelCost(
-                calls=len(numbers),
-                rounds=len(numbers) if chain else 1,
-                products=len(numbers),
-                longest=(sum(flops) if chain else max(flops)) / sizes.batch,
-                flops=sum(flops),
-                bytes=sum(sized.bytes[i] for i in numbers),
-            )
-        )
-    return costs
+def work(count: StepCount, m: Machine, itemsize: int) -> float:
+    """Return the seconds that one worker takes for one step."""
+    rate = m.rate(itemsize) * m.efficiency(count.strategy, count.width)
+    return max(count.flops / rate, count.bytes / (m.bandwidth / m.workers))
+
+
+def step_seconds(count: StepCount, m: Machine, itemsize: int) -> float:
+    """Return the time of one step that all workers share."""
+    return m.call + work(count, m, itemsize) / max(1, min(m.workers, count.rows))
+
+
+def sized_seconds(sized: SizedRecipe, m: Machine, itemsize: int) -> float:
+    """Return the estimated time of one call that runs a kernel call a step."""
+    finish: dict[Span, float] = {}
+    total = 0.0
+    for step, count in zip(sized.recipe.steps, sized.counts, strict=True):
+        ready = max(finish.get(step.left, 0.0), finish.get(step.right, 0.0))
+        finish[step.target] = ready + step_seconds(count, m, itemsize)
+        total += m.call / m.issuers + work(count, m, itemsize) / m.workers
+    return max(total, *finish.values())
 
 
 def profile_costs(candidate: Candidate, n: int, size: int, sizes: Sizes) -> list[LevelCost]:
@@ -144,130 +92,3 @@ def profile_costs(candidate: Candidate, n: int, size: int, sizes: Sizes) -> list
             )
         )
     return costs
-
-
-def candidates(n: int, chunks: Sequence[int]) -> list[Candidate]:
-    """Return every algorithm that differs from the others for n Jacobians, the cheapest to plan first."""
-    depth = tree_levels(n)
-    found = [Candidate("linear")]
-    found += [Candidate("chunked", chunks=c) for c in chunks if 3 <= c <= n]  # fewer chunks are the linear scan
-    found += [Candidate("hybrid", up_levels=k) for k in range(1, depth - 1)]
-    return [*found, Candidate("blelloch")] if n > 1 else found
-
-
-def build(
-    candidate: Candidate,
-    patterns: Sequence[SparsityPattern],
-    sizes: Sizes,
-    products: Products,
-    memory_limit: int | None = None,
-) -> SizedRecipe:
-    """Size one candidate. Raises `MemoryLimitError` beyond the limit."""
-    steps = recipe(candidate.algorithm, len(patterns), up_levels=candidate.up_levels, workers=candidate.chunks or 1)
-    return size_recipe(steps, patterns, sizes, products, memory_limit=memory_limit)
-
-
-def choose(
-    options: Sequence[Candidate],
-    patterns: Sequence[SparsityPattern],
-    sizes: Sizes,
-    m: Machine,
-    products: Products,
-    memory_limit: int | None = None,
-) -> Decision:
-    """Return the fastest of `options` that keeps to the memory limit; of equals the first.
-
-    Raises
-    ------
-    MemoryLimitError
-        None does.
-    """
-    if is_stack(patterns):
-        return _choose_stacked(options, patterns, sizes, m, products, memory_limit)
-    limit = INDEX_BUDGET if memory_limit is None else memory_limit
-    estimates: dict[str, float] = {}
-    dropped: list[str] = []
-    best: SizedRecipe | None = None
-    least = float("inf")
-    for option in options:
-        steps = recipe(option.algorithm, len(patterns), up_levels=option.up_levels, workers=option.chunks or 1)
-        bound = least * m.rate(sizes.itemsize) * m.workers
-
-        def watch(flops: int, bound: float = bound) -> None:
-            if flops > bound:
-                raise _TooSlow
-
-        try:
-            sized = size_recipe(
-                steps,
-                patterns,
-                sizes,
-                products,
-                memory_limit=memory_limit if option.algorithm == "linear" else limit,
-                watch=watch,
-            )
-        except MemoryLimitError:
-            dropped.append(str(option))
-            continue
-        except _TooSlow:
-            continue
-        estimates[str(option)] = time = seconds(sized_costs(sized, sizes), m, sizes.batch, sizes.itemsize)
-        if time < least:
-            best, least = sized, time
-    if best is None:
-        raise _nothing_fits(dropped, memory_limit)
-    return Decision(best, _reason(best, estimates, dropped, m, len(patterns), sizes, limit), estimates)
-
-
-class _TooSlow(Exception):
-    """A candidate's FLOPs alone take longer than the best so far; its products are not worth planning."""
-
-
-def _choose_stacked(
-    options: Sequence[Candidate],
-    patterns: Sequence[SparsityPattern],
-    sizes: Sizes,
-    m: Machine,
-    products: Products,
-    memory_limit: int | None,
-) -> Decision:
-    size = patterns[0].shape[0]
-    times = {o: seconds(profile_costs(o, len(patterns), size, sizes), m, sizes.batch, sizes.itemsize) for o in options}
-    dropped: list[str] = []
-    for option in sorted(options, key=lambda o: times[o]):
-        try:
-            best = build(option, patterns, sizes, products, memory_limit)
-        except MemoryLimitError:
-            dropped.append(str(option))
-            continue
-        estimates = {str(o): t for o, t in times.items() if str(o) not in dropped}
-        return Decision(best, _reason(best, estimates, dropped, m, len(patterns), sizes, memory_limit or 0), estimates)
-    raise _nothing_fits(dropped, memory_limit)
-
-
-def _nothing_fits(dropped: Sequence[str], memory_limit: int | None) -> MemoryLimitError:
-    return MemoryLimitError(f"Of {', '.join(dropped)}, none keeps to memory_limit", expected=f"{memory_limit} bytes")
-
-
-def _reason(
-    best: SizedRecipe,
-    estimates: Mapping[str, float],
-    dropped: Sequence[str],
-    m: Machine,
-    n: int,
-    sizes: Sizes,
-    limit: int,
-) -> str:
-    """Say in one or two sentences why `best` was taken."""
-    name = best.recipe.algorithm
-    order = sorted(estimates.items(), key=lambda pair: pair[1])
-    shown = ", ".join(f"{key} {1e6 * value:.4g} µs" for key, value in order[:4])
-    reason = (
-        f"{name} has the least estimated time on a {m.name} ({m.workers} worker{'s' if m.workers != 1 else ''}) "
-        f"for {n} Jacobians and batch {sizes.batch}: {shown}."
-    )
-    if name == "linear":
-        reason += " The others multiply matrices, which is more work than these workers save time."
-    if dropped:
-        reason += f" Left out, beyond {limit} bytes: {', '.join(dropped)}."
-    return reason

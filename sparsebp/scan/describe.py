@@ -10,7 +10,8 @@ from sparsebp.scan.steps import ScanStep
 if TYPE_CHECKING:
     from sparsebp.scan.plan import ScanPlan
 
-_COLUMNS = ("level", "phase", "left", "right", "target", "kind", "FLOP", "bytes", "critical")
+_NUMBERS = ("FLOP", "dense FLOP", "bytes", "est. µs")
+_COLUMNS = ("level", "phase", "left", "right", "target", "kind", *_NUMBERS, "critical")
 
 
 def amount(value: float, unit: str) -> str:
@@ -28,8 +29,10 @@ def describe(plan: ScanPlan, max_rows: int = 40) -> str:
     path = plan.critical_path
     parameter = {"hybrid": f", {plan.up_levels} levels of up-sweep", "chunked": f", {plan.workers} chunks"}
     levels = ", ".join(f"{phase} {count}" for phase, count in plan.levels.items())
+    folded = "" if len(plan.elements) == len(plan.patterns) else f", folded into {len(plan.elements)} elements"
     lines = [
-        f"Scan over {len(plan.patterns)} transposed Jacobians: {plan.algorithm}{parameter.get(plan.algorithm, '')}",
+        f"Scan over {len(plan.patterns)} transposed Jacobians{folded}: "
+        f"{plan.algorithm}{parameter.get(plan.algorithm, '')}",
         f"Why: {plan.reason}",
         f"Counted for a batch of {plan.batch} in {plan.dtype}.",
         "",
@@ -53,26 +56,14 @@ def describe(plan: ScanPlan, max_rows: int = 40) -> str:
 def _table(steps: Sequence[ScanStep]) -> list[str]:
     rows = [_COLUMNS]
     for s in steps:
-        critical = "*" if s.critical else ""
-        rows.append(
-            (
-                f"L{s.level}",
-                s.phase,
-                str(s.left),
-                str(s.right),
-                str(s.target),
-                s.kind,
-                f"{s.flops}",
-                f"{s.bytes}",
-                critical,
-            )
-        )
+        names = (f"L{s.level}", s.phase, str(s.left), str(s.right), str(s.target), s.kind)
+        numbers = (f"{s.flops}", f"{s.dense_flops:.3g}", f"{s.bytes}", f"{1e6 * s.seconds:.4g}")
+        rows.append((*names, *numbers, "*" if s.critical else ""))
     widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
-    right = {"FLOP", "bytes"}
     lines = []
     for row in rows:
         cells = (
-            cell.rjust(w) if name in right else cell.ljust(w)
+            cell.rjust(w) if name in _NUMBERS else cell.ljust(w)
             for cell, w, name in zip(row, widths, _COLUMNS, strict=True)
         )
         lines.append("  ".join(cells).rstrip())

@@ -2,46 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from sparsebp.errors import MemoryLimitError
-from sparsebp.patterns import SparsityPattern
-from sparsebp.scan.cost import Candidate, build, candidates
-from sparsebp.scan.sizing import Products, SizedRecipe, Sizes
+from sparsebp.scan.candidates import Candidate, candidates
+from sparsebp.scan.chain import Chain
+from sparsebp.scan.fill_in import FillIn
+from sparsebp.scan.sizing import SizedRecipe
 
 
-def build_within(
-    candidate: Candidate,
-    patterns: Sequence[SparsityPattern],
-    sizes: Sizes,
-    products: Products,
-    memory_limit: int | None,
-) -> SizedRecipe:
+def build_within(candidate: Candidate, chain: Chain, memory_limit: int | None) -> SizedRecipe:
     """Size `candidate`; beyond the limit raise an error that names an algorithm which keeps to it."""
+    fill_in = FillIn()
     try:
-        return build(candidate, patterns, sizes, products, memory_limit)
+        return chain.build(candidate, memory_limit, fill_in)
     except MemoryLimitError as error:
-        raise refusal(candidate, patterns, sizes, products, memory_limit, error) from error
+        raise refusal(candidate, chain, memory_limit, error, fill_in) from error
 
 
 def refusal(
     candidate: Candidate,
-    patterns: Sequence[SparsityPattern],
-    sizes: Sizes,
-    products: Products,
+    chain: Chain,
     memory_limit: int | None,
     error: MemoryLimitError,
+    fill_in: FillIn | None = None,
 ) -> MemoryLimitError:
     """Return the error for a candidate that needs too much memory; it names the nearest algorithm that does not."""
-    n = len(patterns)
-    nearest = [c for c in reversed(candidates(n, ())) if c.algorithm == "hybrid"]
+    fill_in = fill_in or FillIn()
+    nearest = [c for c in reversed(candidates(len(chain.ends), ())) if c.algorithm == "hybrid"]
     if candidate.algorithm == "hybrid":
         nearest = [c for c in nearest if (c.up_levels or 0) < (candidate.up_levels or 0)]
     if candidate.algorithm == "linear":
         nearest = []
     for other in [*nearest, Candidate("linear")]:
         try:
-            fits = build(other, patterns, sizes, products, memory_limit)
+            fits = chain.build(other, memory_limit, fill_in)
         except MemoryLimitError:
             continue
         return MemoryLimitError(
@@ -50,7 +43,7 @@ def refusal(
             got=error.got,
             remedy=f"Use {other.arguments}, which needs {fits.memory} bytes, or raise memory_limit",
         )
-    least = build(Candidate("linear"), patterns, sizes, products).memory
+    least = chain.build(Candidate("linear"), None).memory
     return MemoryLimitError(
         error.problem,
         expected=f"at most {memory_limit} bytes",

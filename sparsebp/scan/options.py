@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sparsebp.errors import OptionError, PatternError, ShapeError
 from sparsebp.patterns import SparsityPattern
-from sparsebp.scan.cost import Candidate, candidates
+from sparsebp.scan.candidates import Candidate, candidates
 from sparsebp.scan.machine import Machine
 from sparsebp.types import SCAN_ALGORITHMS
 
@@ -81,7 +81,7 @@ def check_options(
 def options_for(
     algorithm: str, n: int, workers: int | None, up_levels: int | None, m: Machine, batch: int
 ) -> list[Candidate]:
-    """Return what there is to choose from."""
+    """Return what there is to choose from for n elements, those with the fewest products first."""
     own = -(-m.workers // batch)  # chunks that keep all workers busy
     if algorithm == "chunked":
         return [Candidate("chunked", chunks=min(n, workers or own))]

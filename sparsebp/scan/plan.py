@@ -5,22 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from sparsebp import backend
 from sparsebp.errors import MemoryLimitError, ShapeError
 from sparsebp.patterns import SparsityPattern
-from sparsebp.scan.cost import choose, machine
+from sparsebp.scan.chain import Chain
+from sparsebp.scan.choose import choose
+from sparsebp.scan.cost import step_seconds
 from sparsebp.scan.describe import describe
+from sparsebp.scan.fold import piece_ends
 from sparsebp.scan.limits import build_within, refusal
+from sparsebp.scan.machine import Machine, machine
 from sparsebp.scan.options import check_options, check_patterns, options_for
-from sparsebp.scan.sizing import Products, SizedRecipe, Sizes, is_stack
-from sparsebp.scan.steps import ScanStep
+from sparsebp.scan.sizing import SizedRecipe, Sizes, is_stack
+from sparsebp.scan.steps import ScanStep, Span, critical_path
 from sparsebp.types import Array, ScanAlgorithm
 
 if TYPE_CHECKING:
+    from sparsebp.scan.plot import Operator
     from sparsebp.scan.run import Workspace
 
 
@@ -58,18 +63,27 @@ class ScanPlan:
     def __init__(
         self,
         sized: SizedRecipe,
-        patterns: tuple[SparsityPattern, ...],
-        sizes: Sizes,
+        chain: Chain,
+        machine: Machine,
         dtype: np.dtype,
         memory_limit: int | None,
         reason: str,
         estimates: Mapping[str, float],
-        products: Products,
     ) -> None:
-        self.patterns, self.sized, self.sizes, self.dtype = patterns, sized, sizes, dtype
+        self.sized, self.chain, self.machine, self.dtype = sized, chain, machine, dtype
         self.memory_limit, self.reason, self.estimates = memory_limit, reason, dict(estimates)
-        self.products = products
         self.workspaces: list[Workspace] = []
+
+    @property
+    def patterns(self) -> tuple[SparsityPattern, ...]:
+        """One a Jacobian, in the order of back-propagation."""
+        return self.chain.patterns
+
+    @property
+    def elements(self) -> tuple[Span, ...]:
+        """What the algorithm runs over: the Jacobians, or the pieces that they are folded into."""
+        ends = self.chain.ends if {"fold", "unfold"} & set(self.levels) else range(1, len(self.patterns) + 1)
+        return tuple(Span(first + 1, end + 1) for first, end in zip((0, *ends), ends, strict=False))
 
     @property
     def algorithm(self) -> str:
@@ -95,12 +109,22 @@ class ScanPlan:
     @property
     def batch(self) -> int:
         """Batch that the numbers are stated for."""
-        return self.sizes.batch
+        return self.chain.sizes.batch
 
     @cached_property
     def steps(self) -> tuple[ScanStep, ...]:
         """Every product, in the order of execution."""
-        return self.sized.scan_steps()
+        steps, counts = self.sized.recipe.steps, self.sized.counts
+        path = set(critical_path(steps, [count.flops for count in counts]))
+        itemsize = self.chain.sizes.itemsize
+        return tuple(
+            ScanStep(
+                *(s.level, s.phase, s.left, s.right, s.target, s.kind, c.flops, c.dense_flops, c.bytes),
+                step_seconds(c, self.machine, itemsize),
+                number in path,
+            )
+            for number, (s, c) in enumerate(zip(steps, counts, strict=True))
+        )
 
     @cached_property
     def critical_path(self) -> tuple[ScanStep, ...]:
@@ -110,7 +134,7 @@ class ScanPlan:
     @property
     def flops(self) -> int:
         """Floating-point operations of a call without injections."""
-        return sum(self.sized.flops)
+        return self.sized.flops
 
     @property
     def injection_flops(self) -> int:
@@ -137,17 +161,74 @@ class ScanPlan:
         """Return a text: the choice and its reason, totals, and a table of the steps (the first `max_rows`)."""
         return describe(self, max_rows)
 
-    def plot(self, ax: Any = None) -> Any:
-        """Draw the scan as BPPSA Fig. 3 does, on a matplotlib Axes, and return that.
+    def plot(
+        self,
+        ax: Any = None,
+        *,
+        kind: Literal["tree", "flops"] = "tree",
+        operators: Sequence[Operator] = (),
+        measured: Sequence[float] | None = None,
+    ) -> Any:
+        """Draw the scan on a matplotlib Axes, and return that.
 
         Parameters
         ----------
         ax
             Axes to draw on; a new figure's if None.
+        kind
+            ``"tree"``: the array and its levels, as BPPSA Fig. 3. ``"flops"``: the FLOPs of every step over its dense
+            complexity, as BPPSA Fig. 10.
+        operators
+            For ``"flops"``: back-propagation's own operators to show beside, each (name, FLOPs) or (name, FLOPs, dense
+            FLOPs), or with `measured` (name, seconds[, dense FLOPs]).
+        measured
+            For ``"flops"``: seconds of every step, as `profile` returns them, drawn in place of the FLOPs.
+
+        Raises
+        ------
+        OptionError
+            `kind` is unknown, or an argument belongs to the other kind.
+        ShapeError
+            `measured` has another length than `steps`.
+        MissingDependencyError
+            matplotlib is not installed.
         """
         from sparsebp.scan.plot import plot
 
-        return plot(self, ax)
+        return plot(self, ax, kind, operators, measured)
+
+    def profile(
+        self,
+        g: Array,
+        data: Sequence[Array],
+        injections: Sequence[Array | None] | None = None,
+        *,
+        repeats: int = 5,
+    ) -> list[float]:
+        """Measure every step by itself.
+
+        Parameters
+        ----------
+        g, data, injections
+            As in a call, with one array a Jacobian.
+        repeats
+            Runs, after one that is not counted; each step's time is its least.
+
+        Returns
+        -------
+        list of float
+            Seconds of each of `steps`, on a GPU with a synchronisation after each.
+
+        Raises
+        ------
+        OptionError
+            `repeats` is less than 1.
+        ShapeError, DTypeError, LayoutError, DeviceError, MemoryLimitError
+            As in a call; ShapeError too if `data` is one stacked array, whose levels run in one kernel call.
+        """
+        from sparsebp.scan.measure import step_times
+
+        return step_times(self, g, data, injections, repeats)
 
     def __repr__(self) -> str:
         return f"ScanPlan({len(self.patterns)} Jacobians, {self.algorithm}, {self.flops} FLOP, {self.memory} bytes)"
@@ -192,6 +273,7 @@ def plan_scan(
     up_levels: int | None = None,
     memory_limit: int | None = None,
     *,
+    fold: bool = True,
     batch: int = 1,
     dtype: Any = np.float32,
     shared: Sequence[bool] | None = None,
@@ -207,11 +289,17 @@ def plan_scan(
         ``"linear"`` (back-propagation), ``"blelloch"`` (BPPSA Algorithm 1), ``"hybrid"`` (BPPSA §5.3), ``"chunked"``
         (reduce-then-scan) or ``"auto"`` (the cost model decides and says why).
     workers
-        Workers of the cost model, and number of chunks of ``"chunked"``; by default what the machine has.
+        Number of chunks of ``"chunked"``, and workers of the cost model. By default what the machine has, where one
+        thread starts one step after the other; a number stands for so many workers that each start steps by themselves
+        (the parallel machine of BPPSA §3.6, or a cluster).
     up_levels
         Levels of the up-sweep of ``"hybrid"``: 0 is linear, many are Blelloch; by default the cost model decides.
     memory_limit
-        Bytes that a call may need beyond its arguments.
+        Bytes that a call may need beyond its arguments; by default the plan is made if the machine has them at all.
+    fold
+        Fold diagonal, identity and selection elements into their neighbour, so that the algorithm runs over fewer
+        elements; the gradient at every position comes out all the same. The linear scan multiplies nothing and has
+        nothing to fold.
     batch, dtype, shared
         What FLOPs, bytes, memory and the choice are based on; `shared` says of each Jacobian whether the batch shares
         its values (by default none). Calls may differ.
@@ -225,7 +313,8 @@ def plan_scan(
     OptionError
         An option is unknown, out of range, or does not belong to the algorithm.
     MemoryLimitError
-        The algorithm needs more than `memory_limit`; the message names one that keeps to it.
+        The algorithm, or one of its steps, needs more than `memory_limit`; the message names an algorithm that does
+        not. Fill-in is estimated first, so that a hopeless product is not even planned.
     """
     patterns = check_patterns(patterns)
     check_options(algorithm, workers, up_levels, memory_limit, batch)
@@ -236,15 +325,17 @@ def plan_scan(
         )
     sizes = Sizes.make(batch, dtype, [False] * len(patterns) if shared is None else shared)
     m = machine(xp, workers)
-    products: Products = {}
-    options = options_for(algorithm, len(patterns), workers, up_levels, m, batch)
+    ends = piece_ends(patterns) if fold else tuple(range(1, len(patterns) + 1))
+    chain = Chain(patterns, ends, sizes)
+    limit = m.memory if memory_limit is None else memory_limit
+    options = options_for(algorithm, len(ends), workers, up_levels, m, batch)
     reason, estimates = f"{options[0]} was asked for.", {}
     if len(options) == 1:
-        sized = build_within(options[0], patterns, sizes, products, memory_limit)
+        sized = build_within(options[0], chain, limit)
     else:
         try:
-            decision = choose(options, patterns, sizes, m, products, memory_limit)
+            decision = choose(options, chain, m, limit)
         except MemoryLimitError as error:
-            raise refusal(options[0], patterns, sizes, products, memory_limit, error) from error
+            raise refusal(options[0], chain, limit, error) from error
         sized, reason, estimates = decision.sized, decision.reason, dict(decision.estimates)
-    return ScanPlan(sized, patterns, sizes, dtype, memory_limit, reason, estimates, products)
+    return ScanPlan(sized, chain, m, dtype, memory_limit, reason, estimates)

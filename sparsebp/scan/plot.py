@@ -1,31 +1,42 @@
-"""Draw a planned scan as BPPSA Fig. 3 does: the array from left to right, levels from top to bottom."""
+"""Draw a planned scan: the tree of BPPSA Fig. 3, or the FLOPs of every step as BPPSA Fig. 10."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from sparsebp.errors import MissingDependencyError
-from sparsebp.scan.steps import CHAIN_PHASES, ScanStep, Span
+from sparsebp.errors import MissingDependencyError, OptionError, ShapeError
+from sparsebp.scan.steps import ScanStep, Span
 
 if TYPE_CHECKING:
     from sparsebp.scan.plan import ScanPlan
 
-MATRIX, VECTOR = "#4c78a8", "#f58518"
-"""Colours of the figure: matrices blue, vectors orange."""
+Operator: TypeAlias = tuple[str, float] | tuple[str, float, float]
+"""An operator of plain back-propagation: name, FLOPs (or seconds), and perhaps the dense complexity."""
+
+MATRIX, VECTOR, BASELINE = "#4c78a8", "#f58518", "#2ca02c"
+"""Colours of the figures: matrices blue, vectors orange, back-propagation's operators green."""
 
 
-def plot(plan: ScanPlan, ax: Any = None) -> Any:
-    """Draw `plan` on a matplotlib Axes and return it; see `ScanPlan.plot`.
-
-    A value stands in the column of its last element, where the algorithm keeps it. Lines lead from both operands to the
-    product; those of the critical path are thick.
-
-    Raises
-    ------
-    MissingDependencyError
-        matplotlib is not installed.
-    """
+def plot(
+    plan: ScanPlan, ax: Any, kind: str, operators: Sequence[Operator] = (), measured: Sequence[float] | None = None
+) -> Any:
+    """Draw `plan`; see `ScanPlan.plot`."""
+    if kind not in ("tree", "flops"):
+        raise OptionError(
+            "Unknown kind of plot", expected="'tree' or 'flops'", got=repr(kind), remedy="Pass one of them"
+        )
+    if kind == "tree" and (len(operators) or measured is not None):
+        raise OptionError(
+            "The tree has no place for operators or measured times", expected="kind='flops'", got="kind='tree'",
+            remedy="Pass kind='flops', or leave operators and measured out",
+        )  # fmt: skip
+    if measured is not None and len(measured) != len(plan.steps):
+        raise ShapeError(
+            "measured has the wrong length", expected=f"{len(plan.steps)} seconds, one a step", got=len(measured),
+            remedy="Pass what plan.profile(...) of the same plan returned",
+        )  # fmt: skip
     try:
         import matplotlib.pyplot as plt
     except ImportError as error:
@@ -33,9 +44,25 @@ def plot(plan: ScanPlan, ax: Any = None) -> Any:
             "matplotlib is not installed, and drawing a scan needs it",
             remedy="Install the extra: pip install 'sparsebp[plot]'",
         ) from error
-    n = len(plan.patterns)
     if ax is None:
-        ax = plt.subplots(figsize=(min(2 + 0.5 * n, 24), 6))[1]
+        size = (min(2 + 0.5 * len(plan.patterns), 24), 6) if kind == "tree" else (7, 5)
+        ax = plt.subplots(figsize=size)[1]
+    if kind == "tree":
+        _tree(plan, ax)
+    else:
+        _flops(plan, ax, operators, measured)
+    for side in ("top", "right"):
+        ax.spines[side].set_visible(False)
+    return ax
+
+
+def _tree(plan: ScanPlan, ax: Any) -> None:
+    """The array from left to right, levels from top to bottom.
+
+    A value stands in the column of its last element, where the algorithm keeps it. Lines lead from both operands to the
+    product; those of the critical path are thick.
+    """
+    n = len(plan.patterns)
     place: dict[Span, tuple[float, float]] = {Span(i, i + 1): (i, 0.0) for i in range(n + 1)}
     ticks: dict[float, str] = {0.0: "input"}
     depth = 0.0
@@ -57,15 +84,48 @@ def plot(plan: ScanPlan, ax: Any = None) -> Any:
     ax.set_xticks([0, *range(1, n + 1, max(1, n // 16))])
     ax.set_xlabel("position in the array [g, J_1, …, J_n]")
     ax.set_title(f"{plan.algorithm}: {n} Jacobians, {len(plan.critical_path)} steps on the critical path")
-    for side in ("top", "right"):
-        ax.spines[side].set_visible(False)
-    return ax
 
 
 def _rows(steps: tuple[ScanStep, ...]) -> list[list[ScanStep]]:
-    """Cut the steps into the rows of the picture: levels, and the single steps of a chain."""
+    """Cut the steps into the rows of the picture: levels, and in a level with chains their dependent rounds."""
     rows = []
-    for (_, phase), group in groupby(steps, key=lambda s: (s.level, s.phase)):
-        members = list(group)
-        rows += [[m] for m in members] if phase in CHAIN_PHASES else [members]
+    for _, group in groupby(steps, key=lambda s: (s.level, s.phase)):
+        round_of: dict[Span, int] = {}
+        rounds: list[list[ScanStep]] = []
+        for step in group:
+            number = max(round_of.get(step.left, 0), round_of.get(step.right, 0))
+            round_of[step.target] = number + 1
+            if number == len(rounds):
+                rounds.append([])
+            rounds[number].append(step)
+        rows += rounds
     return rows
+
+
+def _flops(plan: ScanPlan, ax: Any, operators: Sequence[Operator], measured: Sequence[float] | None) -> None:
+    """Every step's FLOPs, or measured time, over what it would cost if nothing were sparse.
+
+    Steps on the critical path are filled. An operator without a dense complexity stands at that of its own FLOPs.
+    """
+    heights = [s.flops for s in plan.steps] if measured is None else measured
+    drawn = [(s, h) for s, h in zip(plan.steps, heights, strict=True) if h > 0]  # an identity's product takes nothing
+    for kind, marker, colour in (("mv", "o", VECTOR), ("mm", "s", MATRIX)):
+        for critical in (False, True):
+            points = [(s.dense_flops, h) for s, h in drawn if s.kind == kind and s.critical == critical]
+            label = f"{kind}, critical" if critical else kind
+            face = colour if critical else "none"
+            if points:
+                x, y = zip(*points, strict=True)
+                ax.scatter(x, y, marker=marker, s=42, facecolors=face, edgecolors=colour, label=label, zorder=2)
+    if operators:
+        x, y = zip(*((o[2] if len(o) == 3 else o[1], o[1]) for o in operators), strict=True)
+        ax.scatter(x, y, marker="o", s=90, facecolors="none", edgecolors=BASELINE, label="BP operators", zorder=3)
+        for at in range(len(operators) if len(operators) <= 24 else 0):
+            ax.annotate(operators[at][0], (x[at], y[at]), xytext=(6, -3), textcoords="offset points", fontsize=6)
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    ax.set_xlabel("FLOP of the step if nothing were sparse")
+    ax.set_ylabel("FLOP of the step" if measured is None else "seconds of the step, measured")
+    ax.set_title(f"{plan.algorithm} over {len(plan.elements)} elements, batch {plan.batch}")
+    ax.legend(fontsize=8)
+    ax.grid(alpha=0.3)

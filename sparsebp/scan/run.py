@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,8 @@ from sparsebp import kernels
 from sparsebp.errors import MemoryLimitError
 from sparsebp.patterns import SparsityPattern
 from sparsebp.scan.arguments import Arguments, check_arguments
-from sparsebp.scan.sizing import Sizes, assign_slots, is_view, shared_spans
+from sparsebp.scan.sizing import Sizes
+from sparsebp.scan.slots import assign_slots, is_view, shared_spans
 from sparsebp.scan.stacked import StackBuffers, run_stacked
 from sparsebp.scan.steps import AbstractStep, Span
 from sparsebp.types import Array
@@ -50,17 +52,24 @@ def execute(
 ) -> list[Array] | Array:
     """Run `plan`; see `ScanPlan.__call__`."""
     arguments = check_arguments(plan, g, data, injections)
-    workspace = _take_workspace(plan, arguments)
-    if workspace.stack is not None:
-        y = run_stacked(plan, arguments, workspace.stack)
-    else:
-        y = _run_steps(plan, arguments, workspace)
-    plan.workspaces.append(workspace)
-    del plan.workspaces[:-KEPT_WORKSPACES]
+    with workspace_of(plan, arguments) as workspace:
+        if workspace.stack is not None:
+            y = run_stacked(plan, arguments, workspace.stack)
+        else:
+            y = run_steps(plan, arguments, workspace)
     if arguments.stacked:
         y = y if workspace.stack is not None else arguments.xp.stack(y)
         return y if arguments.batched else y.reshape(y.shape[:2])
     return y if arguments.batched else [v.reshape(-1) for v in y]
+
+
+@contextmanager
+def workspace_of(plan: ScanPlan, arguments: Arguments) -> Iterator[Workspace]:
+    """Lend a workspace that fits the call, and keep it for the next one; after an error it is forgotten."""
+    workspace = _take_workspace(plan, arguments)
+    yield workspace
+    plan.workspaces.append(workspace)
+    del plan.workspaces[:-KEPT_WORKSPACES]
 
 
 def _take_workspace(plan: ScanPlan, arguments: Arguments) -> Workspace:
@@ -112,21 +121,26 @@ def _check_limit(plan: ScanPlan, g: Array, workspace: int) -> None:
     results = sum(p.shape[0] for p in plan.patterns) * g.shape[1] * g.dtype.itemsize
     need = workspace + results + plan.sized.index
     if need > plan.memory_limit:
-        from sparsebp.scan.cost import Candidate
+        from sparsebp.scan.candidates import Candidate
         from sparsebp.scan.limits import refusal
 
         recipe = plan.sized.recipe
         candidate = Candidate(recipe.algorithm, recipe.up_levels, plan.workers)
-        sizes = Sizes.make(g.shape[1], g.dtype, plan.sizes.shared)
+        chain = replace(plan.chain, sizes=Sizes.make(g.shape[1], g.dtype, plan.chain.sizes.shared))
         problem = MemoryLimitError(
             f"The {recipe.algorithm} scan needs more memory than memory_limit for a batch of {g.shape[1]}",
             got=f"{need} bytes",
         )
-        raise refusal(candidate, plan.patterns, sizes, plan.products, plan.memory_limit, problem)
+        raise refusal(candidate, chain, plan.memory_limit, problem)
 
 
-def _run_steps(plan: ScanPlan, arguments: Arguments, workspace: Workspace) -> list[Array]:
-    """Run every step by its own kernel call: products on their plans, vectors with batched SpMV."""
+def run_steps(
+    plan: ScanPlan, arguments: Arguments, workspace: Workspace, done: Callable[[], None] | None = None
+) -> list[Array]:
+    """Run every step by its own kernel call: products on their plans, vectors with batched SpMV.
+
+    `done` is called after every step.
+    """
     xp, sized, g = arguments.xp, plan.sized, arguments.g
     matrices = {Span(i + 1, i + 2): d for i, d in enumerate(arguments.data)}
     if arguments.stacked and arguments.data.shape[2] == 1:
@@ -141,13 +155,15 @@ def _run_steps(plan: ScanPlan, arguments: Arguments, workspace: Workspace) -> li
         offset = offsets.get(step.right)
         if product is None:
             vectors[step.target] = multiply(pattern, right, vectors[step.left], offset)
-            continue
-        left = matrices[step.left]
-        if is_view(product):
-            matrices[step.target] = left if pattern.kind == "identity" else right
         else:
-            matrices[step.target] = product(right, left, out=workspace.products[step.target])
-        offsets[step.target] = _join_offsets(multiply, step, pattern, right, offsets)
+            left = matrices[step.left]
+            if is_view(product):
+                matrices[step.target] = left if pattern.kind == "identity" else right
+            else:
+                matrices[step.target] = product(right, left, out=workspace.products[step.target])
+            offsets[step.target] = _join_offsets(multiply, step, pattern, right, offsets)
+        if done is not None:
+            done()
     return [vectors[Span(0, i + 2)] for i in range(len(plan.patterns))]
 
 

@@ -1,20 +1,23 @@
-"""A recipe meets patterns: symbolic products, FLOPs, bytes and memory of every step, before any value exists."""
+"""A recipe meets patterns: products, FLOPs, bytes and memory of every step, before any value exists.
+
+The products are planned for real, or estimated (`sparsebp.scan.fill_in`): the counting is the same.
+"""
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from sparsebp.errors import MemoryLimitError
-from sparsebp.patterns import ProductPlan, SparsityPattern, plan_product
+from sparsebp.patterns import SparsityPattern
+from sparsebp.patterns.validate import index_dtype
+from sparsebp.scan.product import Multiply, Pattern
+from sparsebp.scan.slots import assign_slots, is_view, shared_spans
 from sparsebp.scan.stack_plan import stack_program
-from sparsebp.scan.steps import AbstractStep, Recipe, ScanStep, Span, critical_path
-
-Products = dict[tuple[SparsityPattern, SparsityPattern], ProductPlan]
-"""Product plans by (pattern of the right span, pattern of the left span): equal blocks are planned once."""
+from sparsebp.scan.steps import AbstractStep, Recipe, Span
 
 
 @dataclass(frozen=True)
@@ -31,18 +34,43 @@ class Sizes:
         return cls(batch, np.dtype(dtype).itemsize, tuple(bool(s) for s in shared))
 
 
+class StepCount(NamedTuple):
+    """What one step does, for the whole batch.
+
+    Attributes
+    ----------
+    strategy
+        The product plan's, or ``"matvec"``.
+    flops, dense_flops
+        Operations, and what they would be if no operand were sparse (an identity's included).
+    bytes
+        Moved at least: operands, result and index arrays, each once.
+    width
+        Values of an entry of the result: 1 where the batch shares it, else the batch.
+    rows
+        Of the result: what the step can be split into.
+    """
+
+    strategy: str
+    flops: int
+    dense_flops: int
+    bytes: int
+    width: int
+    rows: int
+
+
 @dataclass(frozen=True)
 class SizedRecipe:
-    """A recipe with its product plans, costs and memory.
+    """A recipe with its products, costs and memory.
 
     Attributes
     ----------
     plans
-        One entry a step: the `ProductPlan` of a matrix–matrix product, None for a matrix–vector product.
+        One entry a step: the `ProductPlan` (or its estimate) of a matrix–matrix product, None for a matrix–vector one.
     patterns
-        Pattern of every matrix span.
-    flops, bytes
-        Of each step, for the whole batch.
+        Pattern (or its estimate) of every matrix span.
+    counts
+        Of each step.
     workspace
         Bytes of the buffers that hold intermediate products.
     results
@@ -52,10 +80,9 @@ class SizedRecipe:
     """
 
     recipe: Recipe
-    plans: tuple[ProductPlan | None, ...]
-    patterns: dict[Span, SparsityPattern]
-    flops: tuple[int, ...]
-    bytes: tuple[int, ...]
+    plans: tuple[Any, ...]
+    patterns: dict[Span, Any]
+    counts: tuple[StepCount, ...]
     workspace: int
     results: int
     index: int
@@ -65,52 +92,10 @@ class SizedRecipe:
         """Bytes that a call needs beyond its arguments, index arrays of the plan included."""
         return self.workspace + self.results + self.index
 
-    def scan_steps(self) -> tuple[ScanStep, ...]:
-        """Return the steps with costs, those on the critical path marked."""
-        path = set(critical_path(self.recipe.steps, self.flops))
-        return tuple(
-            ScanStep(s.level, s.phase, s.left, s.right, s.target, s.kind, flops, moved, number in path)
-            for number, (s, flops, moved) in enumerate(zip(self.recipe.steps, self.flops, self.bytes, strict=True))
-        )
-
-
-def product_flops(right: SparsityPattern, left: SparsityPattern) -> int:
-    """Count the FLOPs a sample of ``right @ left`` without planning it (identity operands cost nothing)."""
-    if "identity" in (right.kind, left.kind):
-        return 0
-    if right.kind == left.kind == "dense":
-        return 2 * right.shape[0] * right.shape[1] * left.shape[1]
-    uses = np.bincount(np.asarray(right.indices), minlength=right.shape[1]).astype(np.int64)
-    return 2 * int(uses @ np.diff(np.asarray(left.indptr)).astype(np.int64))
-
-
-def matvec_flops(pattern: SparsityPattern) -> int:
-    """Count the FLOPs a sample of one matrix–vector product."""
-    return 0 if pattern.kind == "identity" else 2 * pattern.nnz
-
-
-@dataclass
-class Slots:
-    """Buffers of a workspace, handed out so that products which do not live at the same time share memory."""
-
-    capacities: list[int] = field(default_factory=list)
-    free: list[tuple[int, int]] = field(default_factory=list)
-
-    def take(self, values: int) -> int:
-        """Return the number of a free buffer for `values` values: the smallest that fits, else the largest grown."""
-        where = bisect_left(self.free, (values, -1))
-        if where == len(self.free):
-            where -= 1
-        if where < 0:
-            self.capacities.append(values)
-            return len(self.capacities) - 1
-        slot = self.free.pop(where)[1]
-        self.capacities[slot] = max(self.capacities[slot], values)
-        return slot
-
-    def give(self, slot: int) -> None:
-        """Take a buffer back."""
-        insort(self.free, (self.capacities[slot], slot))
+    @property
+    def flops(self) -> int:
+        """Of all steps."""
+        return sum(count.flops for count in self.counts)
 
 
 def is_stack(patterns: Sequence[SparsityPattern]) -> bool:
@@ -121,117 +106,74 @@ def is_stack(patterns: Sequence[SparsityPattern]) -> bool:
     return all(p is first or p == first for p in patterns)
 
 
-def shared_spans(shared: Sequence[bool], patterns: dict[Span, SparsityPattern]) -> dict[Span, bool]:
-    """Say of each input whether the batch shares its values; an identity's are always shared: nobody reads them."""
-    spans = (Span(i + 1, i + 2) for i in range(len(shared)))
-    return {span: s or patterns[span].kind == "identity" for span, s in zip(spans, shared, strict=True)}
-
-
-def is_view(plan: ProductPlan | None) -> bool:
-    """Whether the product has an identity operand, so that the other operand's values are the result as they stand."""
-    return plan is not None and plan.strategy == "identity"
-
-
-def assign_slots(
-    steps: Sequence[AbstractStep],
-    plans: Sequence[ProductPlan | None],
-    patterns: dict[Span, SparsityPattern],
-    shared: Sequence[bool],
-    batch: int,
-) -> tuple[dict[Span, int], list[int]]:
-    """Give every intermediate product a buffer that is free while the product lives.
-
-    Returns
-    -------
-    slots : dict of Span to int
-        Buffer of each product that needs one.
-    capacities : list of int
-        Values (not bytes) that each buffer holds.
-    """
-    root: dict[Span, Span] = {}  # spans that are another span's values under a new name, through an identity
-    for step, plan in zip(steps, plans, strict=True):
-        if is_view(plan):
-            source = step.left if patterns[step.right].kind == "identity" else step.right
-            root[step.target] = root.get(source, source)
-    last_use: dict[Span, int] = {}
-    for number, step in enumerate(steps):
-        for span in (step.left, step.right):
-            last_use[root.get(span, span)] = number
-    is_shared = shared_spans(shared, patterns)
-    slots: dict[Span, int] = {}
-    pool = Slots()
-    for number, (step, plan) in enumerate(zip(steps, plans, strict=True)):
-        if plan is not None:
-            target = step.target
-            is_shared[target] = is_shared[step.left] and is_shared[step.right]
-            if not is_view(plan):
-                slots[target] = pool.take(plan.pattern.nnz * (1 if is_shared[target] else batch))
-        for span in (step.left, step.right):
-            owner = root.get(span, span)
-            if owner in slots and last_use[owner] == number:
-                pool.give(slots[owner])
-    return slots, pool.capacities
-
-
 def size_recipe(
     recipe: Recipe,
     patterns: Sequence[SparsityPattern],
     sizes: Sizes,
-    products: Products,
+    multiply: Multiply,
     *,
     memory_limit: int | None = None,
     watch: Callable[[int], None] | None = None,
 ) -> SizedRecipe:
-    """Plan every product of `recipe` and count.
+    """Plan, or estimate, every product of `recipe` and count.
 
     Parameters
     ----------
-    products
-        Plans made so far; new ones are added.
+    multiply
+        Makes the products.
     memory_limit
-        Bytes; passed on so that one product alone is refused before it is planned.
+        Bytes; a step that alone takes more is refused before anything after it is planned.
     watch
-        Called with the FLOPs counted so far, the coming product's with them, before a product is planned; raises to
-        give up.
+        Called with the FLOPs of each step before its result is looked at; raises to give up.
 
     Raises
     ------
     MemoryLimitError
-        The whole needs more than `memory_limit`; nothing of the scan's size has been allocated.
+        The whole, or a step that is then named, needs more than `memory_limit`; nothing of the scan's size has been
+        allocated.
     """
     batch, itemsize = sizes.batch, sizes.itemsize
-    pattern = {Span(i + 1, i + 2): p for i, p in enumerate(patterns)}
+    pattern: dict[Span, Pattern] = {Span(i + 1, i + 2): p for i, p in enumerate(patterns)}
     shared = shared_spans(sizes.shared, pattern)
-    plans: list[ProductPlan | None] = []
-    flops: list[int] = []
-    moved: list[int] = []
+    results = sum(p.shape[0] for p in patterns) * batch * itemsize
+    plans: list[Any] = []
+    counts: list[StepCount] = []
     used: dict[int, int] = {}
-    total = 0
+    index = 0
     for step in recipe.steps:
         right = pattern[step.right]
+        rows, inner = right.shape
         width = 1 if shared[step.right] else batch
         if step.kind == "mv":
             plans.append(None)
-            flops.append(matvec_flops(right) * batch)
-            moved.append(_matvec_bytes(right, width, batch, itemsize))
-        else:
-            left = pattern[step.left]
-            left_width = 1 if shared[step.left] else batch
-            plan = products.get((right, left))
-            if plan is None:
-                count = product_flops(right, left) * max(width, left_width)
-                if watch is not None:
-                    watch(total + count)
-                plan = products[right, left] = plan_product(right, left, memory_limit=memory_limit)
-            pattern[step.target] = plan.pattern
-            shared[step.target] = shared[step.left] and shared[step.right]
-            both = max(width, left_width)
-            plans.append(plan)
-            flops.append(plan.flops * both)
-            used[id(plan)] = plan.index_bytes
-            values = right.nnz * width + left.nnz * left_width + plan.pattern.nnz * both
-            moved.append(0 if is_view(plan) else values * itemsize + plan.index_bytes)
-        total += flops[-1]
+            flops = 0 if right.kind == "identity" else 2 * right.nnz * batch
+            if watch is not None:
+                watch(flops)
+            moved = _matvec_bytes(right, width, batch, itemsize)
+            counts.append(StepCount("matvec", flops, 2 * rows * inner * batch, moved, batch, rows))
+            continue
+        left = pattern[step.left]
+        both = max(width, 1 if shared[step.left] else batch)
+        rest = None if memory_limit is None else max(memory_limit - results - index, 0)
+        try:
+            plan = multiply(right, left, rest)
+        except MemoryLimitError as error:
+            raise _step_refused(step, right, left, memory_limit, error.got) from error
+        flops = plan.flops * both
+        if watch is not None:
+            watch(flops)
+        pattern[step.target] = plan.pattern
+        shared[step.target] = shared[step.left] and shared[step.right]
+        plans.append(plan)
+        index += 0 if id(plan) in used else plan.index_bytes
+        used[id(plan)] = plan.index_bytes
+        own = 0 if is_view(plan) else plan.pattern.nnz * both * itemsize
+        if memory_limit is not None and (need := index + results + own) > memory_limit:
+            raise _step_refused(step, right, left, memory_limit, f"{need} bytes for {plan.pattern.nnz} entries")
+        operands = right.nnz * width + left.nnz * (1 if shared[step.left] else batch)
+        moved = 0 if is_view(plan) else operands * itemsize + own + plan.index_bytes
+        dense = 2 * rows * inner * left.shape[1] * both
+        counts.append(StepCount(plan.strategy, flops, dense, moved, both, rows))
     _, capacities = assign_slots(recipe.steps, plans, pattern, sizes.shared, batch)
     workspace = sum(capacities)
     if is_stack(patterns):  # one stacked array may run on its own program, which keeps every level's products
@@ -241,11 +183,10 @@ def size_recipe(
         recipe=recipe,
         plans=tuple(plans),
         patterns=pattern,
-        flops=tuple(flops),
-        bytes=tuple(moved),
+        counts=tuple(counts),
         workspace=workspace * itemsize,
-        results=sum(p.shape[0] for p in patterns) * batch * itemsize,
-        index=sum(used.values()),
+        results=results,
+        index=index,
     )
     if memory_limit is not None and sized.memory > memory_limit:
         raise MemoryLimitError(
@@ -256,11 +197,26 @@ def size_recipe(
     return sized
 
 
-def _matvec_bytes(pattern: SparsityPattern, width: int, batch: int, itemsize: int) -> int:
+def _step_refused(
+    step: AbstractStep, right: Pattern, left: Pattern, memory_limit: int | None, got: object
+) -> MemoryLimitError:
+    """Return the error for a product that alone is too much."""
+    sizes = " times ".join(f"{p.shape[0]} x {p.shape[1]} with {p.nnz} entries" for p in (right, left))
+    return MemoryLimitError(
+        f"A step of the scan's {step.phase}, {step.target} = {step.right} · {step.left} ({sizes}), needs more memory "
+        "than memory_limit",
+        expected=f"at most {memory_limit} bytes",
+        got=got,
+    )
+
+
+def _matvec_bytes(pattern: Pattern, width: int, batch: int, itemsize: int) -> int:
     """Count the bytes that ``y = J x`` moves: values, both vectors, and the index of a pattern that has one."""
     rows, columns = pattern.shape
     vectors = (rows + columns) * batch * itemsize
     if pattern.kind == "identity":
         return vectors
-    index = 0 if pattern.kind == "dense" else pattern.nnz * pattern.indices.itemsize + pattern.indptr.nbytes
+    index = (
+        0 if pattern.kind == "dense" else (pattern.nnz + rows + 1) * index_dtype(pattern.nnz, pattern.shape).itemsize
+    )
     return vectors + pattern.nnz * width * itemsize + index

@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
-Phase: TypeAlias = Literal["up-sweep", "middle", "down-sweep", "linear", "reduce", "combine", "apply", "output"]
+Phase: TypeAlias = Literal[
+    "fold", "up-sweep", "middle", "down-sweep", "linear", "reduce", "combine", "apply", "output", "unfold"
+]
 Kind: TypeAlias = Literal["mm", "mv"]
 CHAIN_PHASES: frozenset[str] = frozenset({"middle", "linear", "combine"})
 """Phases whose steps depend on each other in the order given. Elsewhere the steps of one level are independent."""
@@ -103,18 +105,24 @@ class ScanStep:
     Attributes
     ----------
     level
-        Steps of one level are independent (but see `CHAIN_PHASES`). For Blelloch and hybrid: the row of BPPSA Fig. 3
-        from which the step starts, so ``level=0`` takes row L0 to row L1.
+        Steps of one level and phase are independent (but see `CHAIN_PHASES`, and the members of a folded piece follow
+        each other). For Blelloch and hybrid: the row of BPPSA Fig. 3 from which the step starts, so ``level=0`` takes
+        row L0 to row L1. Folding and unfolding count rounds of their own.
     phase
-        ``up-sweep``, ``middle``, ``down-sweep``, ``linear``, ``reduce``, ``combine``, ``apply`` or ``output``.
+        ``fold``, ``up-sweep``, ``middle``, ``down-sweep``, ``linear``, ``reduce``, ``combine``, ``apply``, ``output``
+        or ``unfold``.
     left, right, target
         Spans of the input array ``[g, J_1, …, J_n]``.
     kind
         ``"mm"`` (matrix–matrix) or ``"mv"`` (matrix–vector).
     flops
         Floating-point operations for the whole batch, two a multiplication with its addition, injections not counted.
+    dense_flops
+        The same if no operand were sparse: the dense complexity of BPPSA Fig. 10.
     bytes
         Bytes that have to be moved: operands, result and index arrays, each once.
+    seconds
+        Estimated time of the step by itself, on all workers of the machine that the scan is planned for.
     critical
         Whether the step lies on the critical path: the dependent steps that cost most FLOPs together.
     """
@@ -126,7 +134,9 @@ class ScanStep:
     target: Span
     kind: Kind
     flops: int
+    dense_flops: int
     bytes: int
+    seconds: float
     critical: bool
 
 

@@ -106,8 +106,9 @@ def chains(draw: st.DrawFn, longest: int = 40) -> Chain:
 @st.composite
 def algorithms(draw: st.DrawFn) -> dict:
     name = draw(st.sampled_from(["linear", "blelloch", "hybrid", "chunked", "auto"]))
+    options = {"algorithm": name, "fold": draw(st.booleans())}
     if name == "hybrid":
-        return {"algorithm": name, "up_levels": draw(st.integers(0, 6))}
+        return options | {"up_levels": draw(st.integers(0, 6))}
     if name in ("chunked", "auto"):
-        return {"algorithm": name, "workers": draw(st.sampled_from([None, 1, 2, 3, 4, 7, 1000]))}
-    return {"algorithm": name}
+        return options | {"workers": draw(st.sampled_from([None, 1, 2, 3, 4, 7, 1000]))}
+    return options

@@ -12,16 +12,9 @@ from hypothesis import strategies as st
 from sparsebp import SparsityPattern, plan_scan
 from sparsebp.errors import OptionError
 from sparsebp.scan import choose_recurrent_backward
-from sparsebp.scan.cost import (
-    Candidate,
-    Machine,
-    calibrated,
-    candidates,
-    machine,
-    profile_costs,
-    seconds,
-    sized_costs,
-)
+from sparsebp.scan.candidates import Candidate, candidates
+from sparsebp.scan.cost import profile_costs, seconds
+from sparsebp.scan.machine import Machine, calibrated, machine
 from sparsebp.scan.recurrent import _choose
 from sparsebp.scan.sizing import Sizes
 
@@ -100,7 +93,6 @@ def test_profile_and_steps_cost_the_same_flops():
         options = {"up_levels": option.up_levels} if option.algorithm == "hybrid" else {"workers": option.chunks}
         plan = plan_scan([SparsityPattern.dense(size, size)] * n, option.algorithm, **options, batch=3)
         assert sum(c.flops for c in profile_costs(option, n, size, sizes)) == plan.flops
-        assert sum(c.flops for c in sized_costs(plan.sized, sizes)) == plan.flops
 
 
 def test_more_workers_never_take_longer():
