@@ -126,7 +126,7 @@ def test_options():
 
 
 def test_memory_limit():
-    model = lenet(backward="blelloch", memory_limit=10_000)
+    model = lenet(backward="blelloch", memory_limit=8_000)
     y, saved = model.forward(X)
     with pytest.raises(MemoryLimitError, match="bytes of Jacobians") as caught:
         model.input_grad(np.ones_like(y), saved)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from scipy.sparse import csr_array, kron
 
 from sparsebp import SparsityPattern
 from sparsebp.patterns import conv_pattern, pool_pattern
@@ -21,23 +20,6 @@ class Operator(NamedTuple):
     pattern: SparsityPattern
     shared: bool
     flops: int
-
-
-def pruned_conv(weights: np.ndarray, size: int) -> SparsityPattern:
-    """The pattern of a convolution of which the marked weights (out, in, k, k) are kept, padded to the same size.
-
-    Tap by tap a Kronecker product of channels and positions, so that the unpruned pattern is never there.
-    """
-    kernel = weights.shape[-1]
-    plane = conv_pattern(1, 1, (size, size), kernel, padding=kernel // 2)
-    total = csr_array((weights.shape[1] * size**2, weights.shape[0] * size**2), dtype=bool)
-    for tap in range(kernel**2):
-        here = plane.weight_index == tap
-        entries = (np.ones(here.sum(), bool), (plane.pattern.row_of_entry[here], plane.pattern.indices[here]))
-        channels = csr_array(weights.reshape(*weights.shape[:2], -1)[:, :, tap].T)
-        total = total + kron(channels, csr_array(entries, plane.pattern.shape), format="csr")
-    total.sort_indices()
-    return SparsityPattern.from_scipy(total)
 
 
 def vgg_like(
@@ -62,8 +44,9 @@ def vgg_like(
             continue
         out = layer // divide
         weights = rng.random((out, channels, kernel, kernel)) < density
+        pattern = conv_pattern(channels, out, (size, size), kernel, padding=kernel // 2, kept=weights).pattern
         dense = 2 * channels * out * kernel * kernel * size * size
-        operators.append(Operator(f"conv{number}", pruned_conv(weights, size), True, dense))
+        operators.append(Operator(f"conv{number}", pattern, True, dense))
         operators.append(Operator(f"relu{number}", SparsityPattern.diagonal(out * size * size), False, out * size**2))
         channels = out
     return operators[::-1]

@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scan.chains import make_chain
-from scan.convolutional import pruned_conv, vgg_like
+from scan.convolutional import vgg_like
 from sparsebp import SparsityPattern, plan_scan
 from sparsebp.errors import MemoryLimitError
-from sparsebp.patterns import conv_pattern
 from sparsebp.scan import product
 from sparsebp.scan.candidates import Candidate
 from sparsebp.scan.chain import Chain
@@ -62,16 +61,6 @@ def test_estimates_are_the_same_every_time():
     plan = plan_scan(patterns, "linear", shared=shared)
     memory = {plan.chain.estimate(Candidate("blelloch"), FillIn()).memory for _ in range(2)}
     assert len(memory) == 1
-
-
-def test_the_pruned_pattern_is_the_convolutions():
-    rng = np.random.default_rng(1)
-    found = conv_pattern(2, 3, (4, 4), 3, padding=1)
-    weights = rng.random(found.weight_shape) < 0.4
-    keep = weights.reshape(-1)[found.weight_index]
-    rows = np.bincount(found.pattern.row_of_entry[keep], minlength=32)
-    expected = SparsityPattern(np.concatenate([[0], np.cumsum(rows)]), found.pattern.indices[keep], (32, 48))
-    assert pruned_conv(weights, 4) == expected
 
 
 @pytest.mark.parametrize(("workers", "up_levels"), [(None, 0), (1, 0), (2, 0), (MANY, 2), (10 * MANY, 2)])
