@@ -45,7 +45,7 @@ def make_app(commands: Iterable[Callable[..., None]]) -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
-        help="Back-propagation as sparse linear algebra: train recurrent networks by scanning transposed Jacobians.",
+        help="Back-propagation as sparse linear algebra: train networks by scanning transposed Jacobians.",
         epilog="Each command has examples: sparsebp train --help",
     )
     for command in commands:

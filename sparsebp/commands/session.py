@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ import numpy as np
 
 from sparsebp.commands.common import console, write_json
 from sparsebp.train import Comparison, JsonLines, ProgressBar, save_loss_curve
-from sparsebp.train.agreement import Agreement, backward_choice, gradient_agreement
-from sparsebp.train.checkpoint import FILE_NAME, prepare_folder, write_atomically
+from sparsebp.train.agreement import Agreement, gradient_agreement
+from sparsebp.train.checkpoint import FILE_NAME, PREVIOUS_NAME, prepare_folder, write_atomically
 from sparsebp.train.compare import compare_histories
-from sparsebp.train.recipe import Run, TrainConfig, build
+from sparsebp.train.config import TrainConfig
+from sparsebp.train.recipe import Run, build, build_retraining, prunes
 
 _AGREEMENT_BATCH = 8  # samples: the stored Jacobians of `blelloch` stay below some hundred MB
 
@@ -38,11 +40,12 @@ def run(
     config
         The run.
     folder
-        Takes ``checkpoint.safetensors``, ``result.json`` and, where matplotlib is installed, ``loss.png``.
+        Takes ``checkpoint.safetensors``, ``result.json`` and, where matplotlib is installed, ``loss.png``. A run that
+        prunes keeps the training before that there, and writes the pruned network into the folder ``pruned`` inside.
     resume
         Go on from the folder's checkpoint.
     compare
-        Train a second time with sequential back-propagation.
+        Train a second time with sequential back-propagation; of a run that prunes, retrain a second time.
     agreement
         Compare the scans' gradients with sequential back-propagation on a test batch.
     every
@@ -52,17 +55,32 @@ def run(
     """
     prepare_folder(folder)
     callback = JsonLines(sys.stdout) if as_json else ProgressBar()
-    session = build(config, callbacks=[callback], checkpoint_dir=folder, checkpoint_every=every)
-    history = session.fit(resume=resume)
-    loss, accuracy = session.trainer.evaluate(session.test_set)
-    choice = backward_choice(session.trainer.model, _batch(session, min(config.batch_size, len(session.train_set)))[0])
+    files: dict[str, Any] = {"callbacks": [callback], "checkpoint_dir": folder, "checkpoint_every": every}
+    session = dense = build(config, **files)
+    if prunes(config):
+        inner = folder / "pruned"
+        if not resume and (inner / FILE_NAME).exists():  # of another run: this one must never go on from it
+            os.replace(inner / FILE_NAME, inner / PREVIOUS_NAME)
+    session.fit(resume=resume)
+    pruning: dict[str, Any] = {}
+    if prunes(config):
+        folder = inner
+        session, report = build_retraining(config, dense, **(files | {"checkpoint_dir": folder}))
+        pruning["before_pruning"] = _measured(dense)
+        pruning["pruning"] = report.to_json()
+        pruning["test_accuracy_at_once"] = session.trainer.evaluate(session.test_set)[1]
+        if as_json:
+            write_json({"event": "pruned", **report.to_json()})
+        else:
+            console().print(str(report), markup=False)
+        session.fit(resume=resume)
+    x = _batch(session, min(config.batch_size, len(session.train_set)))[0]
+    choice = config.backward_of(session.trainer.model, x)
     result: dict[str, Any] = {
         "config": dataclasses.asdict(config),
-        "steps": history.steps,
-        "training_seconds": sum(history.seconds),
-        "test_loss": loss,
-        "test_accuracy": accuracy,
-        "backward": {"algorithm": choice.algorithm, "reason": choice.reason},
+        **_measured(session),
+        "backward": choice,
+        **pruning,
         "checkpoint": str(folder / FILE_NAME),
         "picture": _picture(session, folder / "loss.png"),
     }
@@ -72,7 +90,7 @@ def run(
             a.to_json() for a in gradient_agreement(config, session.trainer.model, session.trainer.loss, batch)
         ]
     if compare:
-        result["comparison"] = _compare(session, choice.algorithm).to_json()
+        result["comparison"] = _compare(session, dense, choice["algorithm"]).to_json()
     write_atomically(folder / "result.json", (json.dumps(result, indent=2) + "\n").encode())
     if as_json:
         write_json({"event": "result", **result})
@@ -85,25 +103,50 @@ def _batch(session: Run, size: int) -> tuple[Any, Any]:
     return session.trainer._to_model(session.test_set.batch(np.arange(min(size, len(session.test_set)))))
 
 
-def _compare(session: Run, chosen: str) -> Comparison:
-    """Train once more with ``linear``, without callbacks and files, on the same data."""
-    config = dataclasses.replace(session.config, backward="linear")
-    second = build(config, data=(session.train_set, session.test_set))
+def _measured(session: Run) -> dict[str, Any]:
+    loss, accuracy = session.trainer.evaluate(session.test_set)
+    history = session.trainer.history
+    return {
+        "steps": history.steps,
+        "training_seconds": sum(history.seconds),
+        "test_loss": loss,
+        "test_accuracy": accuracy,
+    }
+
+
+def _compare(session: Run, dense: Run, chosen: str) -> Comparison:
+    """Train once more by sequential back-propagation, without callbacks and files, on the same data."""
+    reference = session.config.reference
+    config = dataclasses.replace(session.config, backward=reference)
+    if prunes(config):
+        second, _ = build_retraining(config, dense)
+    else:
+        second = build(config, data=(session.train_set, session.test_set))
     name = session.config.backward if session.config.backward != "auto" else f"auto ({chosen})"
-    return compare_histories(session.trainer.history, second.fit(), name, "linear")
+    return compare_histories(session.trainer.history, second.fit(), name, reference)
 
 
 def _picture(session: Run, path: Path) -> str | None:
     """Draw the loss curve where matplotlib is installed; training needs no more than its extra ``cli``."""
     if importlib.util.find_spec("matplotlib") is None or session.trainer.history.steps == 0:
         return None
-    config = session.config
-    title = f"{config.task}: {config.model.upper()}({config.hidden}), T = {config.seq_len}"
-    return str(save_loss_curve(session.trainer.history, path, title=title))
+    return str(save_loss_curve(session.trainer.history, path, title=session.config.title))
 
 
 def _print(result: dict[str, Any]) -> None:
     out = console()
+    if "pruning" in result:
+        before = result["before_pruning"]
+        out.print(
+            f"before pruning {before['test_accuracy']:.4f}   (loss {before['test_loss']:.4f}; {before['steps']} steps, "
+            f"{before['training_seconds']:.1f} s of training)",
+            markup=False,
+        )
+        out.print(
+            f"pruned         {result['pruning']['sparsity']:.2%} of the weights; test accuracy at once "
+            f"{result['test_accuracy_at_once']:.4f}",
+            markup=False,
+        )
     accuracy = result["test_accuracy"]
     out.print(
         f"test accuracy  {accuracy:.4f}   (loss {result['test_loss']:.4f}; {result['steps']} steps, "

@@ -1,4 +1,4 @@
-"""``sparsebp train``: train a recurrent network on one of the two tasks."""
+"""``sparsebp train``: train a recurrent network on sequences, or a convolutional one on images."""
 
 from __future__ import annotations
 
@@ -17,13 +17,19 @@ class Task(enum.StrEnum):
 
     seqmnist = "seqmnist"
     bitstream = "bitstream"
+    mnist = "mnist"
+    digits = "digits"
+    cifar10 = "cifar10"
 
 
 class Model(enum.StrEnum):
-    """The recurrent layer."""
+    """The network."""
 
     rnn = "rnn"
     gru = "gru"
+    lenet5 = "lenet5"
+    vgg11 = "vgg11"
+    mobilenetv2 = "mobilenetv2"
 
 
 class Optimizer(enum.StrEnum):
@@ -46,10 +52,19 @@ class Backward(enum.StrEnum):
     """The algorithm of the backward pass."""
 
     auto = "auto"
+    bp = "bp"
     linear = "linear"
     blelloch = "blelloch"
     hybrid = "hybrid"
     chunked = "chunked"
+
+
+class PruneMethod(enum.StrEnum):
+    """How pruned weights are shared out over the layers."""
+
+    class_blind = "class_blind"
+    class_uniform = "class_uniform"
+    class_distribution = "class_distribution"
 
 
 class Device(enum.StrEnum):
@@ -67,19 +82,54 @@ class DType(enum.StrEnum):
 
 
 def train(
-    task: Annotated[Task, typer.Argument(help="seqmnist: digits, pixel by pixel. bitstream: BPPSA Eq. 8.")],
-    model: Annotated[Model | None, typer.Option(help="Recurrent layer.", show_default="gru; bitstream rnn")] = None,
-    hidden: Annotated[int | None, typer.Option(min=1, help="Hidden size.", show_default="by task")] = None,
-    layers: Annotated[int, typer.Option(min=1, help="Recurrent layers.")] = 1,
-    seq_len: Annotated[int | None, typer.Option(min=1, help="Time steps.", show_default="784; bitstream 1000")] = None,
+    task: Annotated[
+        Task,
+        typer.Argument(
+            help="Sequences: seqmnist (digits, pixel by pixel), bitstream (BPPSA Eq. 8). "
+            "Images: mnist, digits (scikit-learn's), cifar10."
+        ),
+    ],
+    model: Annotated[
+        Model | None,
+        typer.Option(
+            help="rnn, gru for sequences; lenet5, vgg11, mobilenetv2 for images.",
+            show_default="gru; bitstream rnn; images lenet5; cifar10 vgg11",
+        ),
+    ] = None,
+    hidden: Annotated[int | None, typer.Option(min=1, help="Sequences: hidden size.", show_default="by task")] = None,
+    layers: Annotated[int | None, typer.Option(min=1, help="Sequences: recurrent layers.", show_default="1")] = None,
+    seq_len: Annotated[
+        int | None, typer.Option(min=1, help="Sequences: time steps.", show_default="784; bitstream 1000")
+    ] = None,
+    width: Annotated[
+        float | None, typer.Option(help="Images: factor on the channels, not of lenet5.", show_default="1")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="cifar10: folder of the binary version.", show_default=False)
+    ] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Training samples.", show_default="all")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Batch size.", show_default="by task")] = None,
     epochs: Annotated[int | None, typer.Option(min=0, help="Epochs in all.", show_default="by task")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate (its peak).", show_default="by task")] = None,
     optimizer: Annotated[Optimizer | None, typer.Option(help="Optimizer.", show_default="adam")] = None,
     schedule: Annotated[Schedule | None, typer.Option(help="Learning-rate schedule.", show_default="by task")] = None,
-    clip: Annotated[float | None, typer.Option(help="Largest gradient norm.", show_default="1")] = None,
-    backward: Annotated[Backward, typer.Option(help="Algorithm of the backward pass.")] = Backward.auto,
+    clip: Annotated[float | None, typer.Option(help="Largest gradient norm.", show_default="1; images none")] = None,
+    backward: Annotated[
+        Backward | None, typer.Option(help="Algorithm of the backward pass.", show_default="auto; images bp")
+    ] = None,
+    prune: Annotated[
+        float | None,
+        typer.Option(help="Images: share of the weights to prune after training, then retrain.", show_default="none"),
+    ] = None,
+    prune_method: Annotated[
+        PruneMethod | None, typer.Option(help="How to share that out over the layers.", show_default="class_uniform")
+    ] = None,
+    retrain_epochs: Annotated[
+        int | None, typer.Option(min=0, help="Epochs after pruning.", show_default="as many as before")
+    ] = None,
+    retrain_lr: Annotated[
+        float | None, typer.Option(help="Learning rate after pruning.", show_default="that before; vgg11 0.003")
+    ] = None,
     device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.cpu,
     dtype: Annotated[DType, typer.Option(help="Precision.")] = DType.float32,
     seed: Annotated[int, typer.Option(min=0, help="Seed of data, weights and order.")] = 0,
@@ -96,11 +146,12 @@ def train(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Train a recurrent network by scanning transposed Jacobians.
+    """Train a network by scanning transposed Jacobians.
 
     A checkpoint is written before the first step and after every epoch. A run
     that was killed goes on with --resume and the same options, on a CPU with
-    bit-identical losses.
+    bit-identical losses. With --prune the training before it runs by bp, the
+    retraining by --backward; its files are in the folder "pruned" inside.
 
     \b
     Examples:
@@ -108,6 +159,9 @@ def train(
       sparsebp train bitstream --seq-len 3000 --backward chunked --compare
       sparsebp train bitstream --device cuda --out runs/gpu
       sparsebp train seqmnist --resume
+      sparsebp train digits --model lenet5
+      sparsebp train digits --model vgg11 --prune 0.97 --backward hybrid --compare
+      sparsebp train cifar10 --data cifar-10-batches-bin --model mobilenetv2
     """
     from sparsebp.train.recipe import config_for
 
@@ -124,7 +178,13 @@ def train(
         optimizer=optimizer and optimizer.value,
         schedule=schedule and schedule.value,
         clip_norm=clip,
-        backward=backward.value,
+        backward=backward and backward.value,
+        width=width,
+        data=data and str(data),
+        prune=prune,
+        prune_method=prune_method and prune_method.value,
+        retrain_epochs=retrain_epochs,
+        retrain_lr=retrain_lr,
         device=device.value,
         dtype=dtype.value,
         seed=seed,

@@ -5,6 +5,7 @@ from sparsebp.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoi
 from sparsebp.train.compare import Comparison, compare_backward, compare_histories
 from sparsebp.train.history import EpochRecord, History
 from sparsebp.train.plot import plot_history, save_loss_curve
+from sparsebp.train.prune_checkpoint import prune_checkpoint
 from sparsebp.train.trainer import Trainer
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "compare_histories",
     "load_checkpoint",
     "plot_history",
+    "prune_checkpoint",
     "save_checkpoint",
     "save_loss_curve",
 ]

@@ -8,20 +8,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from sparsebp import backend
-from sparsebp.train.recipe import TrainConfig, build_model
+from sparsebp.train.config import TrainConfig
 from sparsebp.types import Array, ScanAlgorithm
 
 
 @dataclasses.dataclass(frozen=True)
 class Agreement:
-    """One algorithm against ``linear``.
+    """One algorithm against sequential back-propagation.
 
     Attributes
     ----------
     algorithm
         The scan's.
     relative_difference
-        ``‖g - g_linear‖ / ‖g_linear‖`` over all weight gradients together.
+        ``‖g - g_sequential‖ / ‖g_sequential‖`` over all weight gradients together.
     largest_difference
         Largest absolute difference of an entry; `parameter` holds it.
     """
@@ -54,16 +54,17 @@ def gradient_agreement(
     loss
         As the trainer takes it.
     batch
-        Input (T, B, I) and target (B,) on the model's device. ``blelloch`` stores about 3·T·B·H² values.
+        Input and target (B,) on the model's device. For a recurrent model ``blelloch``
+        stores about 3·T·B·H² values.
     algorithms
         Algorithms to compare.
     """
-    state, features = model.state_dict(), batch[0].shape[-1]
-    reference = _gradients(config, state, "linear", features, loss, batch)
+    state = model.state_dict()
+    reference = _gradients(config, state, config.reference, loss, batch)
     norm = _norm(reference)
     results = []
     for algorithm in algorithms:
-        grads = _gradients(config, state, algorithm, features, loss, batch)
+        grads = _gradients(config, state, algorithm, loss, batch)
         differences = {name: grads[name] - reference[name] for name in reference}
         largest = {name: float(abs(difference).max()) for name, difference in differences.items()}
         name = max(largest, key=lambda n: largest[n])
@@ -78,9 +79,9 @@ def backward_choice(model: Any, x: Array) -> Any:
 
 
 def _gradients(
-    config: TrainConfig, state: Any, algorithm: ScanAlgorithm, features: int, loss: Any, batch: tuple[Array, Array]
+    config: TrainConfig, state: Any, algorithm: str, loss: Any, batch: tuple[Array, Array]
 ) -> dict[str, Array]:
-    model = build_model(dataclasses.replace(config, backward=algorithm), features)
+    model = dataclasses.replace(config, backward=algorithm).build_model()
     model.load_state_dict(state)
     model.eval()
     prediction, saved = model.forward(batch[0])

@@ -7,110 +7,46 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from sparsebp import backend
-from sparsebp.data import ArrayDataset, BitstreamDataset, Dataset, load_digits
-from sparsebp.data.digits import PIXELS
+from sparsebp.data import Dataset
 from sparsebp.errors import OptionError
 from sparsebp.train.callbacks import Callback
+from sparsebp.train.config import TrainConfig
+from sparsebp.train.image_config import ImageConfig
+from sparsebp.train.recurrent_config import RecurrentConfig
 from sparsebp.train.trainer import Trainer
-from sparsebp.types import SCAN_ALGORITHMS, ScanAlgorithm
 
-CLASSES = 10
-_CHRONO_FROM = 100  # steps: shorter sequences need no help to be remembered
-_CHOICES = {
-    "task": ("seqmnist", "bitstream"),
-    "model": ("rnn", "gru"),
-    "optimizer": ("sgd", "adam", "adamw"),
-    "schedule": ("constant", "cosine", "onecycle"),
-    "dtype": ("float32", "float64"),
-    "backward": SCAN_ALGORITHMS,
-}
+if TYPE_CHECKING:
+    from sparsebp.nn import PruneReport
 
-
-@dataclasses.dataclass(frozen=True)
-class TrainConfig:
-    """One training run; `config_for` fills in what suits a task.
-
-    Attributes
-    ----------
-    task
-        ``"seqmnist"`` (pixel-by-pixel digits) or ``"bitstream"`` (BPPSA Eq. 8).
-    model, hidden, layers
-        ``"rnn"`` or ``"gru"``, hidden size, number of layers; the last hidden state goes into a linear layer.
-    seq_len
-        T. For seqmnist a divisor of 784: 784 / T consecutive pixels make up a step.
-    samples
-        Training samples; None takes all (4 000 digits, 32 000 bitstreams).
-    batch_size, epochs, lr, optimizer, schedule, clip_norm
-        As the trainer takes them; `schedule` is ``"constant"``, ``"cosine"`` or ``"onecycle"``, over the whole run.
-    chrono
-        Spread the update gate's biases of a GRU over time scales up to T, for T of at least 100.
-    backward
-        Algorithm of the recurrent layers' backward.
-    device, dtype, seed
-        ``"cpu"`` or ``"cuda"``; ``"float32"`` or ``"float64"``; the seed of data, weights and order.
-    """
-
-    task: str
-    model: str
-    hidden: int
-    layers: int
-    seq_len: int
-    samples: int | None
-    batch_size: int
-    epochs: int
-    lr: float
-    optimizer: str
-    schedule: str
-    clip_norm: float | None
-    chrono: bool = True
-    backward: ScanAlgorithm = "auto"
-    device: str = "cpu"
-    dtype: str = "float32"
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise OptionError(
-                    f"Unknown {name}",
-                    expected=" or ".join(map(repr, choices)),
-                    got=repr(getattr(self, name)),
-                    remedy="Pass one of them",
-                )
-        if self.task == "seqmnist" and (self.seq_len < 1 or PIXELS % self.seq_len):
-            raise OptionError(
-                "The sequence length does not divide the image",
-                expected="a divisor of 784",
-                got=self.seq_len,
-                remedy="Pass 784 for pixel by pixel or 28 for row by row",
-            )
-        for name in ("hidden", "layers", "seq_len", "batch_size"):
-            if getattr(self, name) < 1:
-                raise OptionError(
-                    f"{name} is too small", expected="1 or more", got=getattr(self, name), remedy=f"Raise {name}"
-                )
-        if not self.lr > 0:
-            raise OptionError("lr is not positive", expected="more than 0", got=self.lr, remedy="Pass 0.001, say")
-
-
+_RECURRENT = {"layers": 1, "optimizer": "adam", "clip_norm": 1.0, "backward": "auto"}
+_IMAGES = {"optimizer": "adam", "schedule": "onecycle", "clip_norm": None, "backward": "bp"}
 # seqmnist: what `make demo` trains. bitstream: the paper's model, data and batch size (BPPSA §5.1); its learning rate
 # of 1e-5 needs hundreds of epochs, this one shows progress within one.
 _DEFAULTS: dict[str, dict[str, Any]] = {
-    "seqmnist": {
-        "model": "gru", "hidden": 32, "layers": 1, "seq_len": 784, "samples": None, "batch_size": 25, "epochs": 25,
-        "lr": 1.5e-2, "optimizer": "adam", "schedule": "onecycle", "clip_norm": 1.0,
+    "seqmnist": _RECURRENT | {
+        "model": "gru", "hidden": 32, "seq_len": 784, "batch_size": 25, "epochs": 25, "lr": 1.5e-2,
+        "schedule": "onecycle",
     },
-    "bitstream": {
-        "model": "rnn", "hidden": 20, "layers": 1, "seq_len": 1000, "samples": None, "batch_size": 16, "epochs": 1,
-        "lr": 1e-3, "optimizer": "adam", "schedule": "constant", "clip_norm": 1.0,
+    "bitstream": _RECURRENT | {
+        "model": "rnn", "hidden": 20, "seq_len": 1000, "batch_size": 16, "epochs": 1, "lr": 1e-3,
+        "schedule": "constant",
     },
+    "mnist": _IMAGES | {"model": "lenet5"},
+    "digits": _IMAGES | {"model": "lenet5"},
+    "cifar10": _IMAGES | {"model": "vgg11"},
 }  # fmt: skip
+_MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
+    "lenet5": {"batch_size": 32, "epochs": 8, "lr": 3e-3},
+    "vgg11": {"batch_size": 32, "epochs": 4, "lr": 5e-4},
+    "mobilenetv2": {"batch_size": 32, "epochs": 4, "lr": 3e-3},
+}
+# A pruned VGG-11 starts with a signal that hardly reaches its end, and takes a larger rate.
+_RETRAIN_LR = {"vgg11": 3e-3}
+_RETRAINING = {"prune_method", "retrain_epochs", "retrain_lr"}
 
 
 def config_for(task: str, **options: Any) -> TrainConfig:
@@ -119,64 +55,69 @@ def config_for(task: str, **options: Any) -> TrainConfig:
     Raises
     ------
     OptionError
-        A value is outside its choices or range.
+        A value is outside its choices or range, or an option does not belong to the task.
     """
-    defaults = _DEFAULTS.get(task, _DEFAULTS["seqmnist"])
-    return TrainConfig(task=task, **(defaults | {name: value for name, value in options.items() if value is not None}))
+    if task not in _DEFAULTS:
+        raise OptionError("Unknown task", expected=" or ".join(map(repr, _DEFAULTS)), got=repr(task),
+                          remedy="Pass one of them")  # fmt: skip
+    family: type[TrainConfig] = RecurrentConfig if task in RecurrentConfig.choices["task"] else ImageConfig
+    given = {name: value for name, value in options.items() if value is not None}
+    foreign = sorted(given.keys() - {field.name for field in dataclasses.fields(family)})
+    if foreign:
+        raise OptionError(f"An option does not belong to {task}", got=", ".join(foreign), remedy="Leave it out")
+    chosen = _DEFAULTS[task] | given
+    if family is ImageConfig:  # an unknown model is refused by the configuration itself
+        chosen = _MODEL_DEFAULTS.get(chosen["model"], _MODEL_DEFAULTS["lenet5"]) | chosen
+    if "prune" in chosen:
+        chosen = {"retrain_epochs": chosen["epochs"], "retrain_lr": _RETRAIN_LR.get(chosen["model"])} | chosen
+    elif _RETRAINING & given.keys():
+        raise OptionError("There is nothing to retrain without pruning", expected="an amount to prune", got="none",
+                          remedy="Pass --prune 0.97, say")  # fmt: skip
+    return family(task=task, **chosen)
 
 
 @dataclasses.dataclass
 class Run:
-    """A trainer with the data that its configuration asks for."""
+    """A trainer with the data and the number of epochs that its configuration asks for."""
 
     config: TrainConfig
     trainer: Trainer
     train_set: Dataset
     test_set: Dataset
+    epochs: int
 
     def fit(self, *, resume: bool = False) -> Any:
         """Train; see `Trainer.fit`."""
         return self.trainer.fit(
             self.train_set,
-            epochs=self.config.epochs,
+            epochs=self.epochs,
             batch_size=self.config.batch_size,
             validation=self.test_set,
             resume=resume,
         )
 
 
-def load_data(config: TrainConfig) -> tuple[Dataset, Dataset]:
-    """Return the training and the test set of `config`'s task."""
-    if config.task == "seqmnist":
-        train, test = load_digits(pixels_per_step=PIXELS // config.seq_len, dtype=config.dtype)
-        if config.samples is not None:
-            _check_samples(config.samples, len(train))
-            chosen = np.random.default_rng(config.seed).permutation(len(train))[: config.samples]
-            train = ArrayDataset(train.inputs[chosen], train.targets[chosen], dtype=train.dtype, scale=train.scale)
-        return train, test
-    samples = 32_000 if config.samples is None else config.samples
-    _check_samples(samples, None)
-    seeds = np.random.SeedSequence(config.seed).spawn(2)
-    rngs = [np.random.default_rng(seed) for seed in seeds]
-    return (
-        BitstreamDataset(config.seq_len, samples, rng=rngs[0], dtype=config.dtype),
-        BitstreamDataset(config.seq_len, min(1_000, samples), rng=rngs[1], dtype=config.dtype),
-    )
+def config_of(described: Mapping[str, Any]) -> TrainConfig:
+    """Return the configuration that a run's checkpoint keeps, with defaults for what may change on resuming.
+
+    Raises
+    ------
+    OptionError
+        It is not a recipe's.
+    """
+    if not {"task", "model"} <= described.keys():
+        raise OptionError("The run was not built by a recipe", expected="a configuration with task and model",
+                          got=sorted(described) or "nothing", remedy="Build the model yourself")  # fmt: skip
+    data = {"data": ""} if described["task"] == "cifar10" else {}  # wherever the images are now
+    options = {name: value for name, value in described.items() if value is not None and name != "task"}
+    if "prune" not in options:
+        options = {name: value for name, value in options.items() if name not in _RETRAINING}
+    return config_for(described["task"], **(options | data))
 
 
-def build_model(config: TrainConfig, input_size: int) -> Any:
-    """Return the model of `config`, initialised from its seed, on its device."""
-    from sparsebp import nn
-
-    rng = np.random.default_rng(config.seed)
-    cell = nn.GRU if config.model == "gru" else nn.RNN
-    recurrent = cell(
-        input_size, config.hidden, num_layers=config.layers, backward=config.backward, dtype=config.dtype, rng=rng
-    )
-    if config.chrono and config.model == "gru" and config.seq_len >= _CHRONO_FROM:
-        nn.init.chrono_update_gate(recurrent.parameters(), config.hidden, config.seq_len, rng)
-    head = nn.Linear(config.hidden, CLASSES, dtype=config.dtype, rng=rng)
-    return nn.SequenceClassifier(recurrent, head).to(config.device)
+def prunes(config: TrainConfig) -> TypeGuard[ImageConfig]:
+    """Return whether a run has a second part: pruning and retraining."""
+    return isinstance(config, ImageConfig) and config.prune is not None
 
 
 def build(
@@ -192,9 +133,9 @@ def build(
     Parameters
     ----------
     config
-        The run.
+        The run. Where it prunes, this is the training before that, and `build_retraining` the one after.
     data
-        Training and test set if they are loaded already, see `load_data`.
+        Training and test set if they are loaded already, see `TrainConfig.load_data`.
     callbacks, checkpoint_dir, checkpoint_every
         See `Trainer`.
 
@@ -203,58 +144,81 @@ def build(
     DeviceError, MissingDependencyError
         The device is not there, or a package that the data or the device needs.
     """
+    backend.device_namespace(config.device)  # before any time is spent on data
+    if prunes(config):
+        config = config.before_pruning()
+    sets = config.load_data() if data is None else data
+    return _run(
+        config, config.build_model(), sets, config.epochs, config.lr, callbacks, checkpoint_dir, checkpoint_every
+    )
+
+
+def build_retraining(
+    config: ImageConfig,
+    before: Run,
+    *,
+    callbacks: Sequence[Callback] = (),
+    checkpoint_dir: str | os.PathLike[str] | None = None,
+    checkpoint_every: int | None = None,
+) -> tuple[Run, PruneReport]:
+    """Prune a copy of the model that `before` has trained, and build the run that trains it further.
+
+    Parameters
+    ----------
+    config
+        The whole run; `prune` must be set.
+    before
+        The training before pruning, done; it is left as it is.
+    callbacks, checkpoint_dir, checkpoint_every
+        See `Trainer`. The folder must not be that of `before`.
+    """
     from sparsebp import nn
 
-    backend.device_namespace(config.device)  # before any time is spent on data
-    train_set, test_set = load_data(config) if data is None else data
-    model = build_model(config, train_set.batch(np.arange(1))[0].shape[-1])
-    optimizer = _optimizer(config, model.parameters())
+    sets = (before.train_set, before.test_set)
+    model = config.build_model()
+    model.load_state_dict(before.trainer.model.state_dict())
+    method: Any = config.prune_method
+    report = nn.prune(model, config.prune or 0.0, method)
+    lr = config.lr if config.retrain_lr is None else config.retrain_lr
+    run = _run(config, model, sets, config.retrain_epochs, lr, callbacks, checkpoint_dir, checkpoint_every)
+    return run, report
+
+
+def _run(
+    config: TrainConfig, model: Any, sets: tuple[Dataset, Dataset], epochs: int, lr: float,
+    callbacks: Sequence[Callback], checkpoint_dir: str | os.PathLike[str] | None, checkpoint_every: int | None,
+) -> Run:  # fmt: skip
+    from sparsebp import nn
+
+    optimizer = _optimizer(config, model.parameters(), lr)
     trainer = Trainer(
         model,
         nn.CrossEntropyLoss(),
         optimizer,
-        schedule=_schedule(config, optimizer, config.epochs * -(-len(train_set) // config.batch_size)),
+        schedule=_schedule(config.schedule, optimizer, epochs * -(-len(sets[0]) // config.batch_size)),
         clip_norm=config.clip_norm,
         callbacks=callbacks,
         checkpoint_dir=checkpoint_dir,
         checkpoint_every=checkpoint_every,
         rng=config.seed,
-        config=_same_on_resume(config),
+        config=config.same_on_resume(),
     )
-    return Run(config, trainer, train_set, test_set)
+    return Run(config, trainer, *sets, epochs)
 
 
-def _same_on_resume(config: TrainConfig) -> dict[str, Any]:
-    """Return what must not change between a run and its resumption: all that the losses depend on."""
-    described = dataclasses.asdict(config)
-    if config.schedule == "constant":  # only then is the number of epochs free to grow
-        del described["epochs"]
-    return described
-
-
-def _optimizer(config: TrainConfig, parameters: Any) -> Any:
+def _optimizer(config: TrainConfig, parameters: Any, lr: float) -> Any:
     from sparsebp import optim
 
     if config.optimizer == "sgd":
-        return optim.SGD(parameters, lr=config.lr, momentum=0.9)
-    return (optim.Adam if config.optimizer == "adam" else optim.AdamW)(parameters, lr=config.lr)
+        return optim.SGD(parameters, lr=lr, momentum=0.9)
+    return (optim.Adam if config.optimizer == "adam" else optim.AdamW)(parameters, lr=lr)
 
 
-def _schedule(config: TrainConfig, optimizer: Any, steps: int) -> Any:
+def _schedule(name: str, optimizer: Any, steps: int) -> Any:
     from sparsebp import optim
 
-    if config.schedule == "constant" or steps == 0:
+    if name == "constant" or steps == 0:
         return None
-    if config.schedule == "cosine":
+    if name == "cosine":
         return optim.CosineAnnealingLR(optimizer, T_max=steps)
-    return optim.OneCycleLR(optimizer, max_lr=config.lr, total_steps=steps)
-
-
-def _check_samples(samples: int, most: int | None) -> None:
-    if samples < 1 or (most is not None and samples > most):
-        raise OptionError(
-            "The number of samples cannot be had",
-            expected="1 or more" if most is None else f"1 to {most}",
-            got=samples,
-            remedy="Pass --samples in that range",
-        )
+    return optim.OneCycleLR(optimizer, max_lr=optimizer.lr, total_steps=steps)

@@ -10,6 +10,7 @@ import numpy as np
 
 from sparsebp import backend
 from sparsebp.errors import FileFormatError
+from sparsebp.nn.prunable import MASK
 from sparsebp.train.checkpoint import Checkpoint
 from sparsebp.train.history import History
 
@@ -93,8 +94,12 @@ def _check_same(path: Path, name: str, saved: Any, now: Any) -> None:
 
 
 def _check_weights(path: Path, weights: Mapping[str, np.ndarray], current: Mapping[str, Any]) -> None:
-    saved = {name: (array.shape, str(array.dtype)) for name, array in weights.items()}
     wanted = {name: (array.shape, str(array.dtype)) for name, array in current.items()}
+    saved = {
+        name: (array.shape, str(array.dtype))
+        for name, array in weights.items()
+        if name in wanted or not name.endswith(MASK)  # a pruned checkpoint brings its masks along
+    }
     if saved != wanted:
         name = next(n for n in sorted(saved.keys() | wanted.keys()) if saved.get(n) != wanted.get(n))
         raise FileFormatError(

@@ -51,7 +51,7 @@ def one_message(result):
     return result.stderr
 
 
-@pytest.mark.parametrize("command", ["train", "demo", "bench", "verify", "info"])
+@pytest.mark.parametrize("command", ["train", "prune", "demo", "bench", "verify", "info"])
 def test_help_has_examples(command):
     result = invoke(command, "--help")
     assert result.exit_code == 0
@@ -239,6 +239,75 @@ def test_demo_shows_accuracy_plan_and_agreement(tmp_path, monkeypatch):
     stored = json.loads((tmp_path / "result.json").read_text())
     assert [entry["algorithm"] for entry in stored["agreement"]] == ["chunked", "blelloch"]
     assert all(entry["relative_difference"] < 1e-4 for entry in stored["agreement"])
+
+
+@pytest.fixture
+def small_digits(monkeypatch):
+    pytest.importorskip("sklearn")
+    return ["digits", "--samples", "40", "--batch-size", "20", "--epochs", "1"]
+
+
+def test_images_train_prune_and_compare(tmp_path, small_digits):
+    pytest.importorskip("matplotlib")
+    options = ["train", *small_digits, "--model", "lenet5", "--dtype", "float64", "--threads", "1"]
+    result = invoke(
+        *options,
+        "--prune",
+        0.9,
+        "--retrain-epochs",
+        2,
+        "--backward",
+        "hybrid",
+        "--compare",
+        "--json",
+        "--out",
+        tmp_path,
+    )
+    assert result.exit_code == 0
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    events = ["start", "epoch", "end", "pruned", "start", "epoch", "epoch", "end", "result"]
+    assert [line["event"] for line in lines] == events
+    last = lines[-1]
+    assert (last["backward"]["algorithm"], last["before_pruning"]["steps"], last["steps"]) == ("hybrid", 2, 4)
+    assert last["comparison"]["reference"] == "bp"
+    assert last["comparison"]["max_loss_difference"] < 1e-10
+    assert sum(last["pruning"]["kept"].values()) == 6147
+    assert load_checkpoint(tmp_path / "pruned" / "checkpoint.safetensors").part("model")["0.weight_mask"].dtype == bool
+    assert "0.weight_mask" not in load_checkpoint(tmp_path / "checkpoint.safetensors").part("model")
+    assert (tmp_path / "pruned" / "loss.png").exists()
+    text = invoke(
+        *options, "--prune", 0.9, "--backward", "hybrid", "--retrain-epochs", 2, "--resume", "--out", tmp_path
+    )
+    for words in ("before pruning", "90.00% of the weights", "test accuracy", "backward plan"):
+        assert words in text.stdout
+    anew = invoke(*options, "--prune", 0.8, "--out", tmp_path)  # another run in the same folder starts anew
+    assert anew.exit_code == 0
+    assert "80.00% of the weights" in anew.stdout
+
+
+def test_prune_a_checkpoint(tmp_path, small_digits):
+    assert invoke("train", *small_digits, "--threads", 1, "--out", tmp_path).exit_code == 0
+    result = invoke("prune", tmp_path, "--amount", 0.75, "--method", "class_uniform")
+    assert result.exit_code == 0
+    assert "25.00%" in result.stdout
+    assert load_checkpoint(tmp_path / "pruned.safetensors").state["pruning"]["method"] == "class_uniform"
+    out = tmp_path / "other.safetensors"
+    line = json.loads(
+        invoke("prune", tmp_path / "checkpoint.safetensors", "--amount", 0.5, "--out", out, "--json").stdout
+    )
+    assert (line["event"], line["checkpoint"]) == ("result", str(out))
+    assert "out of range" in one_message(invoke("prune", tmp_path, "--amount", 1))
+    assert "No checkpoint" in one_message(invoke("prune", tmp_path / "nothing", "--amount", 0.5))
+    assert "cannot be written" in one_message(
+        invoke("prune", tmp_path, "--amount", 0.5, "--out", tmp_path / "no" / "x")
+    )
+
+
+def test_options_of_another_family_are_refused(tmp_path):
+    assert "seq_len" in one_message(invoke("train", "digits", "--seq-len", 28, "--out", tmp_path))
+    assert "prune" in one_message(invoke("train", "bitstream", "--prune", 0.5, "--out", tmp_path))
+    assert "cifar-10-binary" in one_message(invoke("train", "cifar10", "--out", tmp_path))
+    assert "no such folder" in one_message(invoke("train", "cifar10", "--data", tmp_path / "x", "--out", tmp_path))
 
 
 class Report:

@@ -9,7 +9,7 @@ from sparsebp import nn
 from sparsebp.errors import OptionError
 from sparsebp.threads import set_threads, thread_counts
 from sparsebp.train.agreement import backward_choice, gradient_agreement
-from sparsebp.train.recipe import build, build_model, config_for, load_data
+from sparsebp.train.recipe import build, config_for
 
 SMALL = {"hidden": 6, "seq_len": 15, "samples": 24, "batch_size": 8, "epochs": 2}
 
@@ -44,7 +44,7 @@ def test_unknown_task_and_lengths_of_digits():
     with pytest.raises(OptionError, match="784"):
         config_for("seqmnist", seq_len=100)
     with pytest.raises(OptionError, match="samples"):
-        load_data(config_for("bitstream", samples=0))
+        config_for("bitstream", samples=0).load_data()
 
 
 def test_none_keeps_the_default():
@@ -84,7 +84,7 @@ def test_optimizers_and_schedules(optimizer, schedule):
 
 
 def test_long_memories_are_initialised_for_long_sequences_alone():
-    long, short = (build_model(config_for("bitstream", model="gru", hidden=30, seq_len=t), 1) for t in (100, 99))
+    long, short = (config_for("bitstream", model="gru", hidden=30, seq_len=t).build_model() for t in (100, 99))
     gate = slice(30, 60)
     assert long.parameters()["rnn.bias_ih_l0"][gate].max() > 3
     assert abs(short.parameters()["rnn.bias_ih_l0"]).max() < 1

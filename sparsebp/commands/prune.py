@@ -1,0 +1,44 @@
+"""``sparsebp prune``: a checkpoint in, a pruned one out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sparsebp.commands.common import JsonOption, console, write_json
+from sparsebp.commands.train import PruneMethod
+
+
+def prune(
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint of sparsebp train, or its folder.")],
+    amount: Annotated[float, typer.Option(help="Share of the weights that is pruned afterwards.")],
+    method: Annotated[
+        PruneMethod, typer.Option(help="How to share that out over the layers.")
+    ] = PruneMethod.class_blind,
+    out: Annotated[
+        Path | None, typer.Option(help="The file to write.", show_default="pruned.safetensors beside the checkpoint")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Prune the network of a checkpoint by magnitude (See et al. 2016).
+
+    The checkpoint itself is left alone. Masks are part of the new one: whoever
+    loads it trains on without the pruned weights.
+
+    \b
+    Examples:
+      sparsebp prune runs/digits-vgg11 --amount 0.97
+      sparsebp prune checkpoint.safetensors --amount 0.5 --method class_uniform
+    """
+    from sparsebp.train.prune_checkpoint import prune_checkpoint
+
+    folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
+    target = folder / "pruned.safetensors" if out is None else out
+    report = prune_checkpoint(checkpoint, target, amount, method.value)
+    if json:
+        write_json({"event": "result", "checkpoint": str(target), **report.to_json()})
+        return
+    console().print(str(report), markup=False)
+    console().print(f"checkpoint  {target}", markup=False)

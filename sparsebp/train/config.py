@@ -1,0 +1,114 @@
+"""What every training run is configured by, whatever it trains; the families add their data and models."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import Any, ClassVar
+
+import numpy as np
+
+from sparsebp.data import Dataset
+from sparsebp.errors import OptionError
+
+CLASSES = 10
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainConfig(abc.ABC):
+    """One training run; `sparsebp.train.recipe.config_for` fills in what suits a task.
+
+    Attributes
+    ----------
+    task, model
+        Names of the data and the network.
+    samples
+        Training samples; None takes all.
+    batch_size, epochs, lr, optimizer, schedule, clip_norm
+        As the trainer takes them; `schedule` is ``"constant"``, ``"cosine"`` or ``"onecycle"``, over the whole run.
+    backward
+        Algorithm of the backward pass.
+    device, dtype, seed
+        ``"cpu"`` or ``"cuda"``; ``"float32"`` or ``"float64"``; the seed of data, weights and order.
+    """
+
+    task: str
+    model: str
+    samples: int | None = None
+    batch_size: int
+    epochs: int
+    lr: float
+    optimizer: str
+    schedule: str
+    clip_norm: float | None
+    backward: str
+    device: str = "cpu"
+    dtype: str = "float32"
+    seed: int = 0
+
+    choices: ClassVar[dict[str, tuple[str, ...]]] = {
+        "optimizer": ("sgd", "adam", "adamw"),
+        "schedule": ("constant", "cosine", "onecycle"),
+        "dtype": ("float32", "float64"),
+    }
+    at_least_one: ClassVar[tuple[str, ...]] = ("batch_size",)
+    reference: ClassVar[str]
+    """The `backward` that is sequential back-propagation."""
+
+    def __post_init__(self) -> None:
+        for name, choices in self.choices.items():
+            if getattr(self, name) not in choices:
+                raise OptionError(
+                    f"Unknown {name}",
+                    expected=" or ".join(map(repr, choices)),
+                    got=repr(getattr(self, name)),
+                    remedy="Pass one of them",
+                )
+        for name in self.at_least_one:
+            if getattr(self, name) < 1:
+                raise OptionError(
+                    f"{name} is too small", expected="1 or more", got=getattr(self, name), remedy=f"Raise {name}"
+                )
+        if not self.lr > 0:
+            raise OptionError("lr is not positive", expected="more than 0", got=self.lr, remedy="Pass 0.001, say")
+
+    @property
+    @abc.abstractmethod
+    def title(self) -> str:
+        """A line about data and model, for pictures."""
+
+    @abc.abstractmethod
+    def load_data(self) -> tuple[Dataset, Dataset]:
+        """Return the training and the test set."""
+
+    @abc.abstractmethod
+    def build_model(self) -> Any:
+        """Return the model, initialised from the seed, on its device."""
+
+    @abc.abstractmethod
+    def backward_of(self, model: Any, x: Any) -> dict[str, str]:
+        """Return the ``algorithm`` that backward takes for a batch `x`, and the ``reason``."""
+
+    def same_on_resume(self) -> dict[str, Any]:
+        """Return what must not change between a run and its resumption: all that the losses depend on."""
+        described = dataclasses.asdict(self)
+        if self.schedule == "constant":  # only then is the number of epochs free to grow
+            del described["epochs"]
+        return described
+
+
+def check_samples(samples: int, most: int | None) -> None:
+    """Check that there are so many samples; `most` is None where they are made up."""
+    if samples < 1 or (most is not None and samples > most):
+        raise OptionError(
+            "The number of samples cannot be had",
+            expected="1 or more" if most is None else f"1 to {most}",
+            got=samples,
+            remedy="Pass --samples in that range",
+        )
+
+
+def chosen_samples(samples: int, most: int, seed: int) -> np.ndarray:
+    """Return the numbers of `samples` samples out of `most`, drawn without replacement."""
+    check_samples(samples, most)
+    return np.random.default_rng(seed).permutation(most)[:samples]

@@ -1,0 +1,200 @@
+"""Recipes of convolutional networks: training, pruning, retraining, resuming, and every way of backward."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from sparsebp.errors import FileFormatError, OptionError
+from sparsebp.threads import set_threads, thread_counts
+from sparsebp.train import load_checkpoint, prune_checkpoint
+from sparsebp.train.agreement import gradient_agreement
+from sparsebp.train.recipe import build, build_retraining, config_for, config_of
+
+pytest.importorskip("sklearn")
+
+SMALL = {"samples": 40, "batch_size": 20, "epochs": 1}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Small products gain nothing from threads, and lose much where tests run side by side."""
+    before = thread_counts()["numba"]
+    set_threads(1)
+    yield
+    set_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("text", "task", "options"),
+    [
+        ("Unknown model", "digits", {"model": "gru"}), ("Unknown backward", "digits", {"backward": "x"}),
+        ("Unknown backward", "seqmnist", {"backward": "bp"}), ("does not belong", "digits", {"seq_len": 28}),
+        ("does not belong", "seqmnist", {"width": 0.5}), ("does not belong", "bitstream", {"prune": 0.5}),
+        ("out of range", "digits", {"prune": 1.0}),
+        ("retrain_lr", "digits", {"prune": 0.5, "retrain_lr": 0.0}),
+        ("nothing to retrain", "digits", {"retrain_epochs": 2}),
+        ("nothing to retrain", "digits", {"prune_method": "class_blind"}),
+        ("not part of any package", "cifar10", {}), ("belongs to cifar10", "mnist", {"data": "here"}),
+        ("no width", "digits", {"model": "lenet5", "width": 0.5}),
+        ("Unknown prune_method", "digits", {"prune": 0.5, "prune_method": "x"}),
+    ],
+)  # fmt: skip
+def test_bad_values_are_refused(text, task, options):
+    with pytest.raises(OptionError, match=text) as caught:
+        config_for(task, **options)
+    assert caught.value.got is not None
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("model", "options"), [("lenet5", {}), ("vgg11", {"width": 0.05}), ("mobilenetv2", {"width": 0.1})]
+)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_every_model_trains(model, options, dtype):
+    run = build(config_for("digits", model=model, dtype=dtype, **options, **SMALL | {"samples": 4, "batch_size": 2}))
+    assert run.trainer.model.dtype == dtype
+    history = run.trainer.fit(run.train_set, epochs=1, batch_size=2)
+    assert history.steps == 2
+    assert np.isfinite(history.loss).all()
+
+
+def test_lenet5_learns_digits():
+    run = build(config_for("digits", model="lenet5", epochs=3))
+    history = run.fit()
+    assert history.epochs[-1].validation_accuracy > 0.95
+
+
+@pytest.mark.parametrize("backward", ["linear", "blelloch", "hybrid", "chunked", "auto"])
+def test_scans_train_as_back_propagation_does(backward):
+    """VGG-11, pruned: what the unpruned convolutions need for their Jacobians does not matter here."""
+    options = {
+        "model": "vgg11",
+        "width": 0.03,
+        "prune": 0.8,
+        "dtype": "float64",
+        **SMALL,
+        "samples": 20,
+        "batch_size": 10,
+    }
+    config = config_for("digits", backward=backward, retrain_epochs=1, **options)
+    dense = build(config)
+    assert dense.config.backward == "bp"
+    dense.fit()
+    run, report = build_retraining(config, dense)
+    second, _ = build_retraining(dataclasses.replace(config, backward="bp"), dense)
+    assert report.sparsity == pytest.approx(0.8, abs=1e-3)
+    assert run.fit().loss == pytest.approx(second.fit().loss, rel=1e-9)
+    for name, array in run.trainer.model.state_dict().items():
+        if name.endswith("_mask"):
+            assert (run.trainer.model.parameters()[name.removesuffix("_mask")][~array] == 0).all()
+    x = run.test_set.batch(np.arange(2))[0]
+    described = config.backward_of(run.trainer.model, x)
+    assert backward in ("auto", described["algorithm"])
+    assert described["reason"]
+
+
+def test_gradients_of_the_scans_agree():
+    config = config_for("digits", model="lenet5", backward="hybrid", dtype="float64", **SMALL)
+    run = build(config)
+    results = gradient_agreement(config, run.trainer.model, run.trainer.loss, run.test_set.batch(np.arange(2)))
+    assert [r.algorithm for r in results] == ["chunked", "blelloch"]
+    assert all(r.relative_difference < 1e-12 for r in results)
+
+
+def test_statistics_are_not_moved_by_asking_for_the_plan():
+    config = config_for("digits", model="mobilenetv2", width=0.1, samples=4, batch_size=2, epochs=1)
+    run = build(config)
+    model = run.trainer.model
+    before = model.state_dict()
+    described = config.backward_of(model, run.test_set.batch(np.arange(2))[0])
+    assert described["algorithm"] == "bp"
+    assert all((before[name] == array).all() for name, array in model.state_dict().items())
+
+
+# ---- resuming ------------------------------------------------------------------------------------------------------
+
+
+def test_both_parts_resume_bit_for_bit(tmp_path):
+    config = config_for("digits", model="lenet5", prune=0.8, retrain_epochs=2, **SMALL | {"epochs": 2})
+    whole = build(config)
+    whole.fit()
+    end, _ = build_retraining(config, whole)
+    end.fit()
+
+    def killed(step):
+        class Killed(Exception):
+            pass
+
+        class Callback:
+            def __getattr__(self, name):
+                return lambda *a: None
+
+            def on_step(self, history):
+                if history.steps == step:
+                    raise Killed
+
+        return Callback(), Killed
+
+    callback, error = killed(3)
+    with pytest.raises(error):
+        build(config, checkpoint_dir=tmp_path, checkpoint_every=1, callbacks=[callback]).fit()
+    dense = build(config, checkpoint_dir=tmp_path)
+    dense.fit(resume=True)
+    assert dense.trainer.history.loss == whole.trainer.history.loss
+    inner = {"checkpoint_dir": tmp_path / "pruned", "checkpoint_every": 1}
+    with pytest.raises(error):
+        build_retraining(config, dense, callbacks=[callback], **inner)[0].fit()
+    again = build(config, checkpoint_dir=tmp_path)
+    again.fit(resume=True)
+    run, _ = build_retraining(config, again, **inner)
+    run.fit(resume=True)
+    assert run.trainer.history.loss == end.trainer.history.loss
+    for name, array in end.trainer.model.state_dict().items():
+        assert array.tobytes() == run.trainer.model.state_dict()[name].tobytes()
+    other, _ = build_retraining(dataclasses.replace(config, prune=0.9), again, **inner)
+    with pytest.raises(FileFormatError, match="prune differs"):
+        other.fit(resume=True)
+
+
+def test_a_checkpoint_is_pruned_and_trained_on(tmp_path):
+    first, second = tmp_path / "dense", tmp_path / "sparse"
+    second.mkdir()
+    config = config_for("digits", model="lenet5", schedule="constant", **SMALL)
+    dense = build(config, checkpoint_dir=first)
+    dense.fit()
+    before = (first / "checkpoint.safetensors").read_bytes()
+    report = prune_checkpoint(first, second / "checkpoint.safetensors", 0.9)
+    assert (first / "checkpoint.safetensors").read_bytes() == before
+    pruned = load_checkpoint(second / "checkpoint.safetensors")
+    assert pruned.state["pruning"] == report.to_json()
+    masks = {name: array for name, array in pruned.part("model").items() if name.endswith("_mask")}
+    assert len(masks) == 5
+    for name, mask in masks.items():
+        weight = name.removesuffix("_mask")
+        for prefix in ("model", "optimizer.exp_avg", "optimizer.exp_avg_sq"):
+            assert (pruned.tensors[f"{prefix}.{weight}"][~mask] == 0).all()
+            assert (pruned.tensors[f"{prefix}.{weight}"][mask] != 0).any()
+    run = build(dataclasses.replace(config, epochs=3), checkpoint_dir=second)
+    history = run.fit(resume=True)
+    assert history.steps == 6
+    assert history.loss[:2] == dense.trainer.history.loss
+    for name, mask in masks.items():
+        assert (run.trainer.model.state_dict()[name] == mask).all()
+        assert (run.trainer.model.parameters()[name.removesuffix("_mask")][~mask] == 0).all()
+    prune_checkpoint(second, tmp_path / "more.safetensors", 0.95, "class_uniform")
+    more = load_checkpoint(tmp_path / "more.safetensors").part("model")
+    assert all((more[name] <= mask).all() for name, mask in masks.items())
+
+
+@pytest.mark.parametrize("task", ["seqmnist", "bitstream", "digits", "cifar10"])
+@pytest.mark.parametrize("schedule", ["constant", "onecycle"])
+def test_a_configuration_comes_back_from_a_checkpoint(task, schedule):
+    data = {"data": "somewhere"} if task == "cifar10" else {}
+    config = config_for(task, schedule=schedule, seed=3, **data)
+    back = config_of(config.same_on_resume())
+    assert dataclasses.replace(back, **data) == config
+    with pytest.raises(OptionError, match="not built by a recipe"):
+        config_of({})
