@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from sparsebp.train.checkpoint import FILE_NAME, PREVIOUS_NAME, prepare_folder, 
 from sparsebp.train.compare import compare_histories
 from sparsebp.train.config import TrainConfig
 from sparsebp.train.recipe import Run, build, build_retraining, prunes
+
+if TYPE_CHECKING:
+    from sparsebp.nn import PruneReport
 
 _AGREEMENT_BATCH = 8  # samples: the stored Jacobians of `blelloch` stay below some hundred MB
 
@@ -57,22 +60,15 @@ def run(
     callback = JsonLines(sys.stdout) if as_json else ProgressBar()
     files: dict[str, Any] = {"callbacks": [callback], "checkpoint_dir": folder, "checkpoint_every": every}
     session = dense = build(config, **files)
-    if prunes(config):
-        inner = folder / "pruned"
-        if not resume and (inner / FILE_NAME).exists():  # of another run: this one must never go on from it
-            os.replace(inner / FILE_NAME, inner / PREVIOUS_NAME)
+    inner = folder / "pruned"
+    if prunes(config) and not resume and (inner / FILE_NAME).exists():  # of another run: never go on from it
+        os.replace(inner / FILE_NAME, inner / PREVIOUS_NAME)
     session.fit(resume=resume)
     pruning: dict[str, Any] = {}
     if prunes(config):
         folder = inner
         session, report = build_retraining(config, dense, **(files | {"checkpoint_dir": folder}))
-        pruning["before_pruning"] = _measured(dense)
-        pruning["pruning"] = report.to_json()
-        pruning["test_accuracy_at_once"] = session.trainer.evaluate(session.test_set)[1]
-        if as_json:
-            write_json({"event": "pruned", **report.to_json()})
-        else:
-            console().print(str(report), markup=False)
+        pruning = _pruned(dense, session, report, as_json)
         session.fit(resume=resume)
     x = _batch(session, min(config.batch_size, len(session.train_set)))[0]
     choice = config.backward_of(session.trainer.model, x)
@@ -90,7 +86,9 @@ def run(
             a.to_json() for a in gradient_agreement(config, session.trainer.model, session.trainer.loss, batch)
         ]
     if compare:
-        result["comparison"] = _compare(session, dense, choice["algorithm"]).to_json()
+        comparison, sequential = _compare(session, dense, choice["algorithm"])
+        result["comparison"] = comparison.to_json()
+        result["sequential_test_accuracy"] = sequential.trainer.evaluate(sequential.test_set)[1]
     write_atomically(folder / "result.json", (json.dumps(result, indent=2) + "\n").encode())
     if as_json:
         write_json({"event": "result", **result})
@@ -114,7 +112,20 @@ def _measured(session: Run) -> dict[str, Any]:
     }
 
 
-def _compare(session: Run, dense: Run, chosen: str) -> Comparison:
+def _pruned(dense: Run, session: Run, report: PruneReport, as_json: bool) -> dict[str, Any]:
+    """Report a pruning that has not been retrained yet, and return what the result says of it."""
+    if as_json:
+        write_json({"event": "pruned", **report.to_json()})
+    else:
+        console().print(str(report), markup=False)
+    return {
+        "before_pruning": _measured(dense),
+        "pruning": report.to_json(),
+        "test_accuracy_at_once": session.trainer.evaluate(session.test_set)[1],
+    }
+
+
+def _compare(session: Run, dense: Run, chosen: str) -> tuple[Comparison, Run]:
     """Train once more by sequential back-propagation, without callbacks and files, on the same data."""
     reference = session.config.reference
     config = dataclasses.replace(session.config, backward=reference)
@@ -123,7 +134,7 @@ def _compare(session: Run, dense: Run, chosen: str) -> Comparison:
     else:
         second = build(config, data=(session.train_set, session.test_set))
     name = session.config.backward if session.config.backward != "auto" else f"auto ({chosen})"
-    return compare_histories(session.trainer.history, second.fit(), name, reference)
+    return compare_histories(session.trainer.history, second.fit(), name, reference), second
 
 
 def _picture(session: Run, path: Path) -> str | None:
@@ -164,6 +175,7 @@ def _print(result: dict[str, Any]) -> None:
     if "comparison" in result:
         entry = {name: value for name, value in result["comparison"].items() if name != "time_ratio"}
         out.print(f"comparison     {Comparison(**entry).describe()}", markup=False)
+        out.print(f"sequential     test accuracy {result['sequential_test_accuracy']:.4f}", markup=False)
     if result["picture"] is None:
         out.print("loss curve     not drawn: matplotlib is not installed (extra: plot)", markup=False)
     else:

@@ -270,6 +270,7 @@ def test_images_train_prune_and_compare(tmp_path, small_digits):
     last = lines[-1]
     assert (last["backward"]["algorithm"], last["before_pruning"]["steps"], last["steps"]) == ("hybrid", 2, 4)
     assert last["comparison"]["reference"] == "bp"
+    assert last["sequential_test_accuracy"] == last["test_accuracy"]
     assert last["comparison"]["max_loss_difference"] < 1e-10
     assert sum(last["pruning"]["kept"].values()) == 6147
     assert load_checkpoint(tmp_path / "pruned" / "checkpoint.safetensors").part("model")["0.weight_mask"].dtype == bool
