@@ -125,7 +125,7 @@ def train(
         PruneMethod | None, typer.Option(help="How to share that out over the layers.", show_default="class_uniform")
     ] = None,
     retrain_epochs: Annotated[
-        int | None, typer.Option(min=0, help="Epochs after pruning.", show_default="as many as before")
+        int | None, typer.Option(min=0, help="Epochs after pruning.", show_default="as many as before; vgg11 8")
     ] = None,
     retrain_lr: Annotated[
         float | None, typer.Option(help="Learning rate after pruning.", show_default="that before; vgg11 0.003")

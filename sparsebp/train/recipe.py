@@ -44,8 +44,8 @@ _MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
     "vgg11": {"batch_size": 32, "epochs": 4, "lr": 5e-4},
     "mobilenetv2": {"batch_size": 32, "epochs": 4, "lr": 3e-3},
 }
-# A pruned VGG-11 starts with a signal that hardly reaches its end, and takes a larger rate.
-_RETRAIN_LR = {"vgg11": 3e-3}
+# A pruned VGG-11 starts with a signal that hardly reaches its end: it takes a larger rate, and longer.
+_RETRAIN_DEFAULTS: dict[str, dict[str, Any]] = {"vgg11": {"retrain_epochs": 8, "retrain_lr": 3e-3}}
 _RETRAINING = {"prune_method", "retrain_epochs", "retrain_lr"}
 
 
@@ -69,7 +69,7 @@ def config_for(task: str, **options: Any) -> TrainConfig:
     if family is ImageConfig:  # an unknown model is refused by the configuration itself
         chosen = _MODEL_DEFAULTS.get(chosen["model"], _MODEL_DEFAULTS["lenet5"]) | chosen
     if "prune" in chosen:
-        chosen = {"retrain_epochs": chosen["epochs"], "retrain_lr": _RETRAIN_LR.get(chosen["model"])} | chosen
+        chosen = {"retrain_epochs": chosen["epochs"]} | _RETRAIN_DEFAULTS.get(chosen["model"], {}) | chosen
     elif _RETRAINING & given.keys():
         raise OptionError("There is nothing to retrain without pruning", expected="an amount to prune", got="none",
                           remedy="Pass --prune 0.97, say")  # fmt: skip
