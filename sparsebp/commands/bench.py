@@ -21,6 +21,7 @@ class Benchmark(enum.StrEnum):
     scan = "scan"
     spgemm = "spgemm"
     jacobian = "jacobian"
+    convergence = "convergence"
     gpu = "gpu"
 
 

