@@ -1,8 +1,8 @@
 """Pruned VGG-11, retrained by scan: every step's FLOPs and time beside those of PyTorch's operators (BPPSA Fig. 10).
 
-``sparsebp bench pruned``. VGG-11 is trained on real digits (32×32, three channels), pruned by 97 % and retrained twice from
-the same weights on the same batches: by back-propagation and by the hybrid scan. Then every step of the scan, and every
-backward operator of PyTorch on the same weights, is measured by itself. The paper counted these steps; here they run.
+``sparsebp bench pruned``. VGG-11 is trained on real digits (32×32, three channels), pruned by 97 % and retrained twice
+from the same weights on the same batches: by back-propagation and by the hybrid scan. Then every step of the scan, and
+every backward operator of PyTorch on the same weights, is measured by itself. The paper counted them; here they run.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def measure(model: nn.Sequential, batch: tuple[np.ndarray, np.ndarray], repeats:
 
 
 def operators(model: nn.Sequential, x: np.ndarray, repeats: int) -> list[dict[str, Any]]:
-    """Return a row for the input gradient of every operator behind the first, by PyTorch's autograd on the same weights.
+    """Return a row for the input gradient of every operator behind the first: PyTorch's autograd, the same weights.
 
     A convolution's FLOPs are those of its kept weights; autograd computes with the zeros.
     """
@@ -204,8 +204,8 @@ def notes(result: Mapping[str, Any]) -> list[str]:
     found.append(
         f"Accuracy on {result['settings']['test']} held-out digits: trained {training['trained']['accuracy']:.1%}, "
         f"{training['sparsity']:.1%} pruned {training['pruned']['accuracy']:.1%}, retrained by BP {scores['BP']:.1%}, "
-        f"by the hybrid scan {scores['scan']:.1%}: {'within' if apart <= WITHIN else 'not within'} {WITHIN:.1%}. A step "
-        f"of retraining with batch {result['settings']['retrain']['batch']} takes "
+        f"by the hybrid scan {scores['scan']:.1%}: {'within' if apart <= WITHIN else 'not within'} {WITHIN:.1%}. "
+        f"A step of retraining with batch {result['settings']['retrain']['batch']} takes "
         f"{report.seconds(training['retrained by BP']['step'])} by BP, "
         f"{report.seconds(training['retrained by scan']['step'])} by scan."
     )
