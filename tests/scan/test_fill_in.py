@@ -74,6 +74,17 @@ def test_vgg11_stops_the_up_sweep_after_two_levels(workers, up_levels, monkeypat
     assert planned == [Candidate("hybrid", up_levels)]  # the others were judged by estimates alone
 
 
+def test_a_memory_limit_stops_the_up_sweep_earlier(monkeypatch):
+    patterns, shared = pruned()
+    monkeypatch.setattr(Chain, "build", lambda chain, c, *_: chain.estimate(c, FillIn()))
+    options = {"algorithm": "hybrid", "workers": MANY, "shared": shared, "fold": False}
+    two = plan_scan(patterns, **options)
+    one = plan_scan(patterns, **options, memory_limit=two.memory // 2)
+    assert (one.up_levels, two.up_levels) == (1, 2)
+    assert one.memory <= two.memory // 2
+    assert f"beyond {two.memory // 2} bytes: hybrid (up_levels=2), hybrid (up_levels=3)" in one.reason
+
+
 def test_the_hybrid_scan_of_vgg11_has_the_papers_rows():
     patterns, shared = pruned(8)
     plan = plan_scan(patterns, "hybrid", up_levels=2, shared=shared, fold=False)
