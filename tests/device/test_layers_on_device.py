@@ -236,3 +236,32 @@ def test_chain_of_layers(device: Backend, algorithm: str) -> None:
         return {"gx": model.input_grad(y, saved), **model.weight_grad(y, saved)}
 
     both(device, run)
+
+
+LAYERS: dict[str, Callable[[Any], Any]] = {  # of (3, 4, 6, 5); the argument is the dtype
+    **{name: lambda _, name=name: getattr(nn, name)() for name in (
+        "ReLU", "LeakyReLU", "ELU", "GELU", "SiLU", "Softplus", "Tanh", "Sigmoid", "Hardtanh", "Identity", "Flatten",
+    )},
+    "LayerNorm": lambda d: nn.LayerNorm((6, 5), dtype=d),
+    "BatchNorm2d": lambda d: nn.BatchNorm2d(4, dtype=d).eval(),
+    "depthwise": lambda d: nn.Conv2d(4, 4, 3, padding=1, groups=4, dtype=d, rng=0),
+    "transposed": lambda d: nn.ConvTranspose2d(4, 2, 3, 2, 1, 1, groups=2, dtype=d, rng=0),
+    "residual": lambda d: nn.Residual(nn.Sequential(nn.Conv2d(4, 4, 3, padding=1, dtype=d, rng=0), nn.ReLU())),
+    "branches": lambda d: nn.Concat(nn.Identity(), nn.Conv2d(4, 3, 1, dtype=d, rng=0), nn.MaxPool2d(3, 1, 1)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("name", LAYERS)
+def test_image_layers(device: Backend, name: str, dtype: Any) -> None:
+    """F, I, W and the Jacobian's values of everything that LeNet-5, VGG-11 and MobileNetV2 are made of."""
+    x = np.random.default_rng(0).standard_normal((3, 4, 6, 5)).astype(dtype)
+
+    def run(array: Callable[[Any], Any], place: Callable[[Any], Any]) -> dict[str, Any]:
+        layer = place(LAYERS[name](dtype))
+        y, saved = layer.forward(array(x))
+        gy = array(np.random.default_rng(1).standard_normal(y.shape).astype(dtype))
+        grads = layer.weight_grad(gy, saved)
+        return {"y": y, "gx": layer.input_grad(gy, saved), "data": layer.jacobian_t(saved).data, **grads}
+
+    both(device, run)
