@@ -83,6 +83,98 @@ class Kernels(Protocol):
         out (nnz_c, B*), overwritten.
         """
 
+    def spgemm_select_rows(
+        self,
+        a_indptr: Array,
+        a_indices: Array,
+        a_data: Array,
+        b_indptr: Array,
+        b_data: Array,
+        c_indptr: Array,
+        out: Array,
+    ) -> None:
+        """C = A @ B where no row of A has more than one entry: rows of B, picked and scaled.
+
+        For the entry k of row r of A, row r of `out` is ``a_data[k] *`` row ``a_indices[k]`` of B.
+
+        a_indptr (m + 1,), a_indices (nnz_a,), b_indptr (k + 1,), c_indptr (m + 1,) index; a_data (nnz_a, B*);
+        b_data (nnz_b, B*); out (nnz_c, B*), overwritten.
+        """
+
+    def spgemm_select_columns(
+        self,
+        product_ptr: Array,
+        a_index: Array | None,
+        a_data: Array,
+        b_index: Array,
+        b_data: Array,
+        c_indptr: Array,
+        positions: Array,
+        row_cuts: Array,
+        out: Array,
+    ) -> None:
+        """C = A @ B where no row of B has more than one entry, so that an entry of A makes one product at most.
+
+        Row r has the products p from ``product_ptr[r]`` to ``product_ptr[r + 1] - 1``;
+        ``a_data[a_index[p]] * b_data[b_index[p]]`` is added to ``out[c_indptr[r] + positions[p]]``, in this order.
+        Without `a_index` product p belongs to entry p of A.
+
+        product_ptr (m + 1,), a_index (n_products,) or None, b_index (n_products,), c_indptr (m + 1,) index;
+        a_data (nnz_a, B*); b_data (nnz_b, B*); positions (n_products,) uint16 or uint32; row_cuts (n_parts + 1,) int64;
+        out (nnz_c, B*), overwritten.
+        """
+
+    def spgemm_runs(
+        self,
+        a_indptr: Array,
+        a_indices: Array,
+        a_data: Array,
+        b_indptr: Array,
+        b_data: Array,
+        b_shape: Array,
+        run_ptr: Array,
+        run_lengths: Array,
+        c_indptr: Array,
+        start_ptr: Array,
+        starts: Array,
+        row_cuts: Array,
+        out: Array,
+    ) -> None:
+        """C = A @ B where the rows of B are runs of neighbouring columns, each of which is a run of C as well.
+
+        Rows of B with the same `b_shape` have the same columns. Shape s has the runs u from ``run_ptr[s]`` to
+        ``run_ptr[s + 1] - 1``, which cut a row of B into pieces of ``run_lengths[u]`` entries. Entries of a row of A
+        that follow one another and name rows of one shape form a group; `starts` holds, for every group of row r and
+        every run of its shape, from ``start_ptr[r]`` on, where in the row of C the run begins.
+
+        a_indptr (m + 1,), a_indices (nnz_a,), b_indptr (k + 1,), b_shape (k,), run_ptr (n_shapes + 1,),
+        run_lengths (n_runs,), c_indptr (m + 1,) index; a_data (nnz_a, B*); b_data (nnz_b, B*); start_ptr (m + 1,)
+        int64; starts (n_starts,) uint16 or uint32; row_cuts (n_parts + 1,) int64; out (nnz_c, B*), overwritten.
+        """
+
+    def spgemm_accumulate(
+        self,
+        a_indptr: Array,
+        a_indices: Array,
+        a_data: Array,
+        b_indptr: Array,
+        b_indices: Array,
+        b_data: Array,
+        c_indptr: Array,
+        c_indices: Array,
+        columns: int,
+        row_cuts: Array,
+        out: Array,
+    ) -> None:
+        """C = A @ B with nothing kept per product: a dense row of sums, from which the entries of C are read.
+
+        Scratch: `columns` sums (times a vector, if there is a batch) for every part or block that runs.
+
+        a_indptr (m + 1,), a_indices (nnz_a,), b_indptr (k + 1,), b_indices (nnz_b,), c_indptr (m + 1,),
+        c_indices (nnz_c,) index; a_data (nnz_a, B*); b_data (nnz_b, B*); columns: of B; row_cuts (n_parts + 1,) int64;
+        out (nnz_c, B*), overwritten.
+        """
+
     # ---- values of transposed Jacobians: batch first in, batch last out --------------------------------------------
 
     def pointwise_slopes(self, kept: Array, function: SlopeFunction, out: Array) -> None:

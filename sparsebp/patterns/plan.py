@@ -12,11 +12,23 @@ import numpy as np
 
 from sparsebp import backend, kernels
 from sparsebp.errors import DTypeError, LayoutError, ShapeError
+from sparsebp.patterns import estimate
 from sparsebp.patterns.copies import DeviceCopies
 from sparsebp.patterns.sparsity import SparsityPattern
 from sparsebp.types import Array
 
-Strategy: TypeAlias = Literal["identity", "scale_rows", "scale_columns", "gather", "dense", "positions"]
+Strategy: TypeAlias = Literal[
+    "identity",
+    "scale_rows",
+    "scale_columns",
+    "select_rows",
+    "select_columns",
+    "gather",
+    "dense",
+    "runs",
+    "positions",
+    "accumulate",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,8 +41,10 @@ class ProductPlan:
         Patterns of the operands and of the product.
     strategy : str
         ``identity`` (the other operand's values), ``scale_rows`` (A diagonal), ``scale_columns`` (B diagonal),
-        ``dense`` (A and B full), ``gather`` (every entry of C is one product, as with selections), or ``positions``
-        (Gustavson's algorithm with each product's place in its row kept).
+        ``select_rows`` and ``select_columns`` (A or B a selection, at most one entry a row), ``dense`` (A and B full),
+        ``runs`` (rows of B consist of runs of neighbouring columns), ``gather`` (every entry of C is one product),
+        ``positions`` (Gustavson's algorithm with each product's place in its row kept), or ``accumulate`` (the same
+        through a dense row of sums, with nothing kept per product).
     products : int
         Multiplications a sample.
     arrays : dict of numpy.ndarray
@@ -54,6 +68,27 @@ class ProductPlan:
         """Bytes that the plan holds beside the operands' patterns: C's pattern and the kernel's arrays."""
         own = 0 if self.pattern in (self.a, self.b) else self.pattern.indptr.nbytes + self.pattern.indices.nbytes
         return own + sum(array.nbytes for array in self.arrays.values())
+
+    def estimated_seconds(self, batch: int = 1, threads: int = 1, itemsize: int = 4) -> float:
+        """Estimate one call's time on the host: its bytes at a copy's rate, or its products at the strategy's.
+
+        The model is stated in `sparsebp.patterns.estimate`; nothing is measured.
+
+        Parameters
+        ----------
+        batch
+            Number of samples; every operand has values of its own for each.
+        threads
+            How many threads share the work.
+        itemsize
+            Bytes of a value, 4 or 8.
+        """
+        if self.strategy == "identity":
+            return 0.0
+        values = (self.a.nnz + self.b.nnz + self.pattern.nnz) * batch * itemsize
+        patterns = self.a.indices.nbytes + self.b.indptr.nbytes
+        own = sum(array.nbytes for array in self.arrays.values())
+        return estimate.seconds(self.strategy, self.products, values + patterns + own, batch, threads)
 
     def __call__(self, a_data: Array, b_data: Array, out: Array | None = None) -> Array:
         """Compute the values of C.
@@ -117,13 +152,12 @@ class ProductPlan:
         if out.size == 0:
             return
         k, arrays = kernels.get(xp), self.device_arrays(xp)
-        a_indptr, a_indices = self.a.device_arrays(xp)
         if self.strategy == "identity":
             out[...] = right if self.a.kind == "identity" else left
         elif self.strategy == "scale_rows":
             k.scale_rows(self.b.device_arrays(xp)[0], right, left, out)
         elif self.strategy == "scale_columns":
-            k.scale_columns(a_indices, left, right, out)
+            k.scale_columns(self.a.device_arrays(xp)[1], left, right, out)
         elif self.strategy == "gather":
             k.gather_multiply(left, arrays["a_index"], right, arrays["b_index"], out)
         elif self.strategy == "dense":
@@ -138,18 +172,43 @@ class ProductPlan:
                 zero,
             )
         else:
-            k.spgemm_numeric(
-                arrays.get("a_indptr", a_indptr),
-                arrays.get("a_indices", a_indices),
+            self._run_spgemm(xp, left, right, out)
+
+    def _run_spgemm(self, xp: ModuleType, left: Array, right: Array, out: Array) -> None:
+        """Run the kernel of a strategy that has been worked out; patterns' arrays unless the plan has its own."""
+        k, own = kernels.get(xp), self.device_arrays(xp)
+        a_indptr, a_indices = self.a.device_arrays(xp)
+        b_indptr, b_indices = self.b.device_arrays(xp)
+        c_indptr, c_indices = self.pattern.device_arrays(xp)
+        c_indptr = own.get("c_indptr", c_indptr)
+        if self.strategy == "select_columns":
+            k.spgemm_select_columns(
+                own.get("product_ptr", a_indptr),
+                own.get("a_index"),
                 left,
-                arrays.get("b_indptr", self.b.device_arrays(xp)[0]),
+                own.get("b_index", a_indices),
                 right,
-                arrays.get("c_indptr", self.pattern.device_arrays(xp)[0]),
-                arrays["product_ptr"],
-                arrays["positions"],
-                arrays["row_cuts"],
+                c_indptr,
+                own["positions"],
+                own["row_cuts"],
                 out,
             )
+            return
+        a = (own.get("a_indptr", a_indptr), own.get("a_indices", a_indices), left)
+        b_indptr = own.get("b_indptr", b_indptr)
+        if self.strategy == "select_rows":
+            k.spgemm_select_rows(*a, b_indptr, right, c_indptr, out)
+        elif self.strategy == "runs":
+            shapes = (own["b_shape"], own["run_ptr"], own["run_lengths"])
+            places = (own["start_ptr"], own["starts"], own["row_cuts"])
+            k.spgemm_runs(*a, b_indptr, right, *shapes, c_indptr, *places, out)
+        elif self.strategy == "accumulate":
+            b = (b_indptr, own.get("b_indices", b_indices), right)
+            columns = self.b.shape[1]
+            k.spgemm_accumulate(*a, *b, c_indptr, own.get("c_indices", c_indices), columns, own["row_cuts"], out)
+        else:
+            places = (own["product_ptr"], own["positions"], own["row_cuts"])
+            k.spgemm_numeric(*a, b_indptr, right, c_indptr, *places, out)
 
     def device_arrays(self, xp: ModuleType) -> dict[str, Array]:
         """Return `arrays` as arrays of `xp`, copied to the current device once."""

@@ -10,10 +10,8 @@ import numpy as np
 from sparsebp.errors import MemoryLimitError, ShapeError
 from sparsebp.patterns.plan import ProductPlan
 from sparsebp.patterns.sparsity import SparsityPattern
-from sparsebp.patterns.validate import index_dtype
 
 _CACHE_SIZE = 64
-_PART_WORK = 2048  # products in one part at least; with a batch of 64 that is one grain of the kernels
 
 
 def plan_product(a: SparsityPattern, b: SparsityPattern, *, memory_limit: int | None = None) -> ProductPlan:
@@ -24,7 +22,8 @@ def plan_product(a: SparsityPattern, b: SparsityPattern, *, memory_limit: int | 
     a, b
         Patterns of shapes (m, k) and (k, n).
     memory_limit
-        Most bytes that the plan's arrays may take, None for no limit.
+        Most bytes that the plan's arrays may take, None for no limit. Where an index of the products does not fit, the
+        plan keeps none and sums in a dense row; only C's pattern itself must fit.
 
     Returns
     -------
@@ -36,7 +35,7 @@ def plan_product(a: SparsityPattern, b: SparsityPattern, *, memory_limit: int | 
     ShapeError
         The shapes do not chain.
     MemoryLimitError
-        The plan would take more than `memory_limit`; products are counted before anything is allocated.
+        The plan would take more than `memory_limit` even so; entries are counted before anything is allocated.
     """
     if a.shape[1] != b.shape[0]:
         raise ShapeError(
@@ -45,14 +44,13 @@ def plan_product(a: SparsityPattern, b: SparsityPattern, *, memory_limit: int | 
             got=f"A {a.shape}, B {b.shape}",
             remedy="Swap the operands, or pass a transposed pattern (.T)",
         )
-    key = (a, b)
-    with _lock:
-        plan = _cache.get(key)
-        if plan is not None:
-            _cache.move_to_end(key)
-    if plan is not None:
-        _check_memory(plan.index_bytes, plan.products, memory_limit)
-        return plan
+    for limit in (None, memory_limit):  # a plan made without a limit serves, if it fits
+        key = (a, b, limit)
+        with _lock:
+            plan = _cache.get(key)
+            if plan is not None and (memory_limit is None or plan.index_bytes <= memory_limit):
+                _cache.move_to_end(key)
+                return plan
     plan = _make_plan(a, b, memory_limit)
     with _lock:
         _cache[key] = plan
@@ -61,7 +59,7 @@ def plan_product(a: SparsityPattern, b: SparsityPattern, *, memory_limit: int | 
     return plan
 
 
-_cache: OrderedDict[tuple[SparsityPattern, SparsityPattern], ProductPlan] = OrderedDict()
+_cache: OrderedDict[tuple[SparsityPattern, SparsityPattern, int | None], ProductPlan] = OrderedDict()
 _lock = threading.Lock()
 
 
@@ -82,44 +80,16 @@ def _make_plan(a: SparsityPattern, b: SparsityPattern, memory_limit: int | None)
 
 
 def _make_general_plan(a: SparsityPattern, b: SparsityPattern, memory_limit: int | None) -> ProductPlan:
-    from sparsebp.patterns.symbolic import SymbolicProduct, row_cuts
+    from sparsebp.patterns.strategies import Product
 
-    m, n = a.shape[0], b.shape[1]
-    symbolic = SymbolicProduct(a, b)
-    products, product_ptr = symbolic.products, symbolic.product_ptr
-    _check_memory(2 * products, products, memory_limit)
-
-    c_indptr = symbolic.count()
-    nnz, longest = int(c_indptr[-1]), int(np.diff(c_indptr).max(initial=0))
-    pattern_bytes = index_dtype(nnz, (m, n)).itemsize * (m + 1 + nnz)
-    gathers = products == nnz
-    if gathers:
-        needed = pattern_bytes + 2 * index_dtype(max(a.nnz, b.nnz), (0, 0)).itemsize * nnz
-    else:
-        position = np.dtype(np.uint16 if longest <= 2**16 else np.uint32)
-        needed = pattern_bytes + 8 * (m + 1) + position.itemsize * products
-    _check_memory(needed, products, memory_limit)
-
-    pattern = symbolic.pattern(c_indptr)
-    if gathers:
-        a_index, b_index = symbolic.pairs(pattern)
-        return ProductPlan(a, b, pattern, "gather", products, {"a_index": a_index, "b_index": b_index})
-    work = product_ptr + c_indptr
-    arrays = {
-        "product_ptr": product_ptr,
-        "positions": symbolic.positions(pattern, position),
-        "row_cuts": row_cuts(work, min(64, 1 + int(work[-1]) // _PART_WORK)),
-    }
-    arrays.update(_common_index(a, b, pattern))
-    return ProductPlan(a, b, pattern, "positions", products, arrays)
-
-
-def _common_index(a: SparsityPattern, b: SparsityPattern, c: SparsityPattern) -> dict[str, np.ndarray]:
-    """Return int64 copies of the kernel's index arrays if the patterns' index types differ, else nothing."""
-    arrays = {"a_indptr": a.indptr, "a_indices": a.indices, "b_indptr": b.indptr, "c_indptr": c.indptr}
-    if len({array.dtype for array in arrays.values()}) == 1:
-        return {}
-    return {name: array.astype(np.int64) for name, array in arrays.items()}
+    product = Product(a, b)
+    _check_memory(product.pattern_bytes, product.products, memory_limit)
+    for candidate in product.candidates():
+        needed = product.pattern_bytes + candidate.index_bytes
+        if memory_limit is None or needed <= memory_limit:
+            break
+    _check_memory(needed, product.products, memory_limit)  # of the last, which takes least
+    return product.plan(candidate)
 
 
 def _check_memory(needed: int, products: int, memory_limit: int | None) -> None:

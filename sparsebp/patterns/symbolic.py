@@ -57,11 +57,13 @@ class SymbolicProduct:
         Products before every row of C, int64, shape (m + 1,).
     products
         Number of products.
+    pair_dtype
+        Index type that holds the number of any entry of A or B.
     """
 
     def __init__(self, a: SparsityPattern, b: SparsityPattern) -> None:
         self._operands = (a.indptr, a.indices, b.indptr, b.indices)
-        self._largest = max(a.nnz, b.nnz)
+        self.pair_dtype = index_dtype(max(a.nnz, b.nnz), (0, 0))
         self.shape = (a.shape[0], b.shape[1])
         self.product_ptr = np.zeros(self.shape[0] + 1, np.int64)
         by_entries = row_cuts(a.indptr, parts_for(a.nnz))
@@ -96,7 +98,7 @@ class SymbolicProduct:
 
     def pairs(self, c: SparsityPattern) -> tuple[np.ndarray, np.ndarray]:
         """Return which entries of A and B every entry of C multiplies; for products with one term an entry."""
-        a_index, b_index = (np.empty(c.nnz, index_dtype(self._largest, (0, 0))) for _ in range(2))
+        a_index, b_index = (np.empty(c.nnz, self.pair_dtype) for _ in range(2))
         scratch = self._scratch(c.indptr.dtype)
         structure.write_pairs(*self._operands, c.indptr, c.indices, self._cuts, scratch, a_index, b_index)
         return a_index, b_index

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from cuda_on_cpu.memory import uninitialised
+from sparsebp.kernels.protocol import Kernels
 
 Arguments = dict[str, Any]
 
@@ -100,6 +102,44 @@ class Maker:
             "winner": winner, "window": np.array([0, 0, 3, 3], np.int32), "offset": np.array([0, 2, 0, 2], np.int32),
             "windows": 3, "taps": 2, "out": self.out(24, self.batch),
         }  # fmt: skip
+
+    def spgemm_select_rows(self) -> Arguments:
+        a_indptr, a_indices = np.array([0, 1, 1, 2, 3], np.int32), np.array([2, 0, 2], np.int32)
+        return {
+            "a_indptr": a_indptr, "a_indices": a_indices, "a_data": self.real(3, self.values),
+            "b_indptr": np.array([0, 2, 3, 5], np.int32), "b_data": self.real(5, self.batch),
+            "c_indptr": np.array([0, 2, 2, 4, 6], np.int32), "out": self.out(6, self.batch),
+        }  # fmt: skip
+
+    def spgemm_select_columns(self) -> Arguments:
+        return {
+            "product_ptr": np.array([0, 3, 3, 4], np.int32), "a_index": np.array([0, 2, 3, 4], np.int32),
+            "a_data": self.real(5, self.values), "b_index": np.array([1, 0, 1, 2], np.int32),
+            "b_data": self.real(3, self.batch), "c_indptr": np.array([0, 2, 2, 3], np.int32),
+            "positions": np.array([1, 0, 1, 0], np.uint16), "row_cuts": np.array([0, 1, 3], np.int64),
+            "out": self.out(3, self.batch),
+        }  # fmt: skip
+
+    def spgemm_runs(self) -> Arguments:
+        """Rows of B: columns 0 1 3, the same again, and 1 2."""
+        a_indptr, a_indices = np.array([0, 3, 3, 4], np.int32), np.array([0, 1, 2, 2], np.int32)
+        return {
+            "a_indptr": a_indptr, "a_indices": a_indices, "a_data": self.real(4, self.values),
+            "b_indptr": np.array([0, 3, 6, 8], np.int32), "b_data": self.real(8, self.batch),
+            "b_shape": np.array([0, 0, 1], np.int32), "run_ptr": np.array([0, 2, 3], np.int32),
+            "run_lengths": np.array([2, 1, 2], np.int32), "c_indptr": np.array([0, 4, 4, 6], np.int32),
+            "start_ptr": np.array([0, 3, 3, 4], np.int64), "starts": np.array([0, 3, 1, 0], np.uint16),
+            "row_cuts": np.array([0, 1, 3], np.int64), "out": self.out(6, self.batch),
+        }  # fmt: skip
+
+    def spgemm_accumulate(self) -> Arguments:
+        positions = self.spgemm_numeric()
+        names = ("a_indptr", "a_indices", "a_data", "b_indptr", "b_data", "c_indptr", "row_cuts", "out")
+        kept = {name: positions[name] for name in names}
+        c_indices = np.array([0, 2, 3, 1, 0, 1, 3], np.int32)
+        order = list(inspect.signature(Kernels.spgemm_accumulate).parameters)[1:]
+        own = {"b_indices": np.array([0, 3, 1, 2, 3], np.int32), "c_indices": c_indices, "columns": 4}
+        return {name: (kept | own)[name] for name in order}
 
     # ---- stacks of dense blocks ----
 

@@ -176,6 +176,10 @@ def _length_is_free(kernel: str, argument: str) -> bool:
         "gather": {"data"},
         "gather_multiply": {"a_data", "b_data"},
         "spgemm_numeric": {"b_indptr", "b_data", "out", "positions", "row_cuts"},
+        "spgemm_select_rows": {"b_indptr", "b_data", "out"},
+        "spgemm_select_columns": {"a_data", "b_data", "row_cuts", "out"},
+        "spgemm_runs": {"b_data", "run_ptr", "run_lengths", "starts", "row_cuts", "out"},
+        "spgemm_accumulate": {"b_indptr", "row_cuts"},
         "dense_matmul": {"a", "b", "out"},
         "dense_matvec": {"a", "x", "add", "out"},
     }

@@ -1,5 +1,7 @@
 """Numeric phase of sparse products on every backend, against SciPy one sample at a time."""
 
+import inspect
+
 import numpy as np
 import pytest
 import scipy.sparse
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 
 from sparsebp import SparsityPattern, kernels
 from sparsebp.errors import DTypeError, ShapeError
+from sparsebp.patterns import strategies as strategies_of_products
 from sparsebp.patterns.symbolic import row_cuts
 from strategies import csr_patterns, index_dtypes, normal, reals, seeds, sizes, tolerance
 
@@ -55,6 +58,64 @@ def test_spgemm_numeric(backend, draw, inner, batch, a_shared, b_shared, positio
     got = np.zeros_like(expected)
     got[np.repeat(np.arange(a.shape[0]), np.diff(c_indptr)), c_indices] = backend.numpy(out)
     np.testing.assert_allclose(got, expected, **tolerance(dtype))
+
+
+KERNELS = {
+    "select_rows": "spgemm_select_rows",
+    "select_columns": "spgemm_select_columns",
+    "runs": "spgemm_runs",
+    "accumulate": "spgemm_accumulate",
+}
+
+
+def selection(draw, rows, columns):
+    """At most one entry a row; sometimes exactly one in every row."""
+    share = draw(st.sampled_from([0.0, 0.6, 1.0])) if columns else 0.0
+    rng = np.random.default_rng(draw(seeds))
+    present = rng.random(rows) < share
+    return np.concatenate([[0], np.cumsum(present)]), rng.integers(0, max(columns, 1), present.sum()), (rows, columns)
+
+
+@given(
+    draw=st.data(), inner=sizes(1, 40), batch=st.sampled_from([0, 1, 3, 16, 17]), a_shared=st.booleans(),
+    b_shared=st.booleans(), strategy=st.sampled_from(list(KERNELS)), dtype=reals, index=index_dtypes, seed=seeds,
+)  # fmt: skip
+def test_kernels_of_other_strategies(backend, draw, inner, batch, a_shared, b_shared, strategy, dtype, index, seed):
+    left = (
+        selection(draw.draw, 7, inner) if strategy == "select_rows" else draw.draw(csr_patterns(columns=st.just(inner)))
+    )
+    columns = draw.draw(sizes(0, 70))
+    if strategy == "select_columns":
+        right = selection(draw.draw, inner, columns)
+    else:
+        right = draw.draw(csr_patterns(rows=st.just(inner), columns=st.just(columns)))
+    a, b = SparsityPattern(*left), SparsityPattern(*right)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(strategies_of_products, "RUN_LENGTH", 0)
+        product = strategies_of_products.Product(a, b)
+        candidate = {one.strategy: one for one in product.candidates()}.get(strategy)
+    if candidate is None:  # a selection that is full or empty can be of another kind
+        return
+    c = product.symbolic.pattern(product.c_indptr)
+    rng = np.random.default_rng(seed)
+    a_data = normal(rng, (a.nnz, 1 if a_shared else batch), dtype)
+    b_data = normal(rng, (b.nnz, 1 if b_shared else batch), dtype)
+    many = 1 if a_shared and b_shared else batch
+    arrays = {
+        "a_indptr": a.indptr, "a_indices": a.indices, "b_indptr": b.indptr, "b_indices": b.indices,
+        "c_indptr": c.indptr, "c_indices": c.indices, "a_index": None,
+    } | {"product_ptr": a.indptr, "b_index": a.indices} | candidate.make(c)  # fmt: skip
+    on_backend = {
+        name: None if array is None else backend.array(array, index if array.dtype == np.int32 else array.dtype)
+        for name, array in arrays.items()
+    } | {
+        "a_data": backend.array(a_data), "b_data": backend.array(b_data), "columns": b.shape[1],
+        "out": backend.empty((c.nnz, many), dtype),
+    }  # fmt: skip
+    kernel = getattr(backend.kernels, KERNELS[strategy])
+    kernel(*(on_backend[name] for name in inspect.signature(kernel).parameters))
+    expected = np.einsum("mkb,knb->mnb", dense(a, a_data, many), dense(b, b_data, many))
+    np.testing.assert_allclose(dense(c, backend.numpy(on_backend["out"]), many), expected, **tolerance(dtype))
 
 
 def small_product(backend):

@@ -20,6 +20,7 @@ from sparsebp.errors import (
     ShapeError,
 )
 from sparsebp.patterns import product
+from sparsebp.patterns import strategies as strategies_of_products
 from strategies import csr_patterns, normal, reals, seeds, sizes, tolerance
 
 
@@ -35,6 +36,18 @@ def random_pattern(m, n, density, seed=0):
     matrix = scipy.sparse.random_array((m, n), density=density, rng=np.random.default_rng(seed), format="csr")
     matrix.sort_indices()
     return SparsityPattern.from_scipy(matrix)
+
+
+def runs_pattern(rows, columns):
+    """Rows of long runs of neighbouring columns, every second row like the one before."""
+    present = np.ones((rows, columns), bool)
+    present[np.arange(rows), np.arange(rows) // 2 % columns] = False
+    return SparsityPattern.from_scipy(scipy.sparse.csr_array(present.astype(float)))
+
+
+def disjoint_pattern(rows):
+    """Two entries a row, each column in one row only: every product lands on an entry of its own."""
+    return SparsityPattern(2 * np.arange(rows + 1), np.arange(2 * rows), (rows, 2 * rows))
 
 
 def matrix(pattern, values):
@@ -104,7 +117,10 @@ def test_structure_picks_the_strategy():
     assert plan_product(SparsityPattern.identity(30), general).strategy == "identity"
     assert plan_product(general, SparsityPattern.identity(40)).strategy == "identity"
     assert plan_product(SparsityPattern.dense(3, 4), SparsityPattern.dense(4, 5)).strategy == "dense"
-    assert plan_product(selection, random_pattern(10, 20, 0.4)).strategy == "gather"
+    assert plan_product(selection, random_pattern(10, 20, 0.4)).strategy == "select_rows"
+    assert plan_product(random_pattern(9, 40, 0.4), selection).strategy == "select_columns"
+    assert plan_product(general, runs_pattern(40, 20)).strategy == "runs"
+    assert plan_product(general, disjoint_pattern(40)).strategy == "gather"
     assert plan_product(SparsityPattern.diagonal(5), SparsityPattern.diagonal(5)).pattern.kind == "diagonal"
     both = plan_product(SparsityPattern.identity(5), SparsityPattern.identity(5))
     assert (both.pattern.kind, both.flops, both.index_bytes) == ("identity", 0, 0)
@@ -112,7 +128,8 @@ def test_structure_picks_the_strategy():
 
 @pytest.mark.parametrize("longest", [2**16, 2**16 + 1])
 def test_positions_are_as_narrow_as_they_can_be(longest):
-    b = SparsityPattern.dense(2, longest)
+    columns = np.concatenate([np.arange(0, 2 * longest, 2)] * 2)  # no runs
+    b = SparsityPattern(np.arange(3) * longest, columns, (2, 2 * longest))
     a = SparsityPattern([0, 2, 2], [0, 1], (2, 2))
     plan = plan_product(a, b)
     assert plan.strategy == "positions"
@@ -148,7 +165,10 @@ def cases():
         "scale_rows": (SparsityPattern.diagonal(200), general),
         "scale_columns": (general, SparsityPattern.diagonal(300)),
         "identity": (general, SparsityPattern.identity(300)),
-        "gather": (selection, random_pattern(75, 300, 0.2)),
+        "select_rows": (selection, random_pattern(75, 300, 0.2)),
+        "select_columns": (general, selection),
+        "gather": (general, disjoint_pattern(300)),
+        "runs": (general, runs_pattern(300, 100)),
         "dense": (SparsityPattern.dense(60, 50), SparsityPattern.dense(50, 70)),
     }
 
@@ -251,8 +271,8 @@ def test_memory_limit_is_said_before_anything_is_allocated():
     a, b = random_pattern(100, 2000, 0.5), SparsityPattern.dense(2000, 2000)
     tracemalloc.start()
     try:
-        with pytest.raises(MemoryLimitError, match=r"at most 1000000 bytes.*for 200000000 products"):
-            plan_product(a, b, memory_limit=1_000_000)
+        with pytest.raises(MemoryLimitError, match=r"at most 100000 bytes.*for 200000000 products"):
+            plan_product(a, b, memory_limit=100_000)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -260,8 +280,62 @@ def test_memory_limit_is_said_before_anything_is_allocated():
     a, b = random_pattern(30, 40, 0.2), random_pattern(40, 20, 0.2, 1)
     needed = plan_product(a, b).index_bytes
     assert plan_product(a, b, memory_limit=needed).index_bytes == needed
-    with pytest.raises(MemoryLimitError):  # the cached plan is measured, too
-        plan_product(a, b, memory_limit=needed - 1)
+    smaller = plan_product(a, b, memory_limit=needed - 1)  # the cached plan is measured, too
+    assert smaller.strategy == "accumulate" and smaller.index_bytes < needed
+    assert plan_product(a, b).strategy == "positions"  # the smaller one takes nobody's place
+    with pytest.raises(MemoryLimitError):
+        plan_product(a, b, memory_limit=smaller.index_bytes - 1)
+
+
+def candidates(a, b):
+    """A plan for every strategy that fits, runs of any length among them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(strategies_of_products, "RUN_LENGTH", 0)
+        found = list(strategies_of_products.Product(a, b).candidates())
+        return [(one, strategies_of_products.Product(a, b).plan(one)) for one in found]
+
+
+@given(
+    pair=operands(), batch=st.sampled_from([0, 1, 3, 16, 17]), a_shared=st.booleans(), b_shared=st.booleans(),
+    dtype=reals, seed=seeds,
+)  # fmt: skip
+def test_every_strategy_that_fits_gives_the_product(backend, pair, batch, a_shared, b_shared, dtype, seed):
+    (a, b), rng = pair, np.random.default_rng(seed)
+    a_data, b_data = draw_values(rng, a, batch, a_shared, dtype), draw_values(rng, b, batch, b_shared, dtype)
+    many = 1 if a_shared and b_shared else batch
+    expected = np.einsum("mkb,knb->mnb", dense(a, a_data, many), dense(b, b_data, many))
+    found = candidates(a, b)
+    assert found[-1][1].strategy == "accumulate"
+    for candidate, plan in found:
+        own = plan.pattern.indptr.nbytes + plan.pattern.indices.nbytes
+        assert plan.index_bytes in (own + candidate.index_bytes, candidate.index_bytes), candidate.strategy
+        got = dense(plan.pattern, backend.numpy(product_on(backend, plan, a_data, b_data, None)), many)
+        np.testing.assert_allclose(got, expected, **tolerance(dtype), err_msg=plan.strategy)
+
+
+def test_selections_with_empty_rows_list_their_products():
+    a, b = random_pattern(20, 30, 0.3), SparsityPattern(np.repeat(np.arange(11), 3)[:31], np.arange(10), (30, 10))
+    plan = plan_product(a, b)
+    assert (b.kind, plan.strategy) == ("selection", "select_columns")
+    a_data, b_data = np.arange(1.0, a.nnz + 1), np.arange(1.0, 11.0)
+    expected = matrix(a, a_data) @ matrix(b, b_data)
+    np.testing.assert_allclose(matrix(plan.pattern, plan(a_data, b_data)).toarray(), expected.toarray())
+
+
+def test_products_too_many_to_index_are_summed_in_a_dense_row(monkeypatch):
+    a, b = random_pattern(30, 41, 0.2), random_pattern(41, 20, 0.2, 1)
+    monkeypatch.setattr(strategies_of_products, "INDEX_LIMIT", 10)
+    assert plan_product(a, b).strategy == "accumulate"
+
+
+def test_estimates_grow_with_the_work_and_shrink_with_threads():
+    a, b = cases()["positions"]
+    plan = plan_product(a, b)
+    one = plan.estimated_seconds()
+    assert 0 < one < plan.estimated_seconds(batch=64)
+    assert plan.estimated_seconds(batch=64, threads=2) < plan.estimated_seconds(batch=64)
+    assert plan.estimated_seconds(batch=64) < plan.estimated_seconds(batch=64, itemsize=8)
+    assert plan_product(a, SparsityPattern.identity(300)).estimated_seconds() == 0
 
 
 @pytest.mark.parametrize("strategy", list(cases()))

@@ -12,13 +12,19 @@ from sparsebp.kernels.checks.csr import (
     check_gather_multiply,
     check_scale_columns,
     check_scale_rows,
-    check_spgemm_numeric,
 )
 from sparsebp.kernels.checks.dense import (
     check_dense_chain,
     check_dense_matmul,
     check_dense_matvec,
     check_dense_reduce,
+)
+from sparsebp.kernels.checks.spgemm import (
+    check_spgemm_accumulate,
+    check_spgemm_numeric,
+    check_spgemm_runs,
+    check_spgemm_select_columns,
+    check_spgemm_select_rows,
 )
 from sparsebp.kernels.checks.training import check_adam_update, check_sgd_update, check_softmax_cross_entropy
 from sparsebp.kernels.checks.values import check_max_pool_values, check_pointwise_slopes
@@ -38,5 +44,9 @@ __all__ = [
     "check_scale_rows",
     "check_sgd_update",
     "check_softmax_cross_entropy",
+    "check_spgemm_accumulate",
     "check_spgemm_numeric",
+    "check_spgemm_runs",
+    "check_spgemm_select_columns",
+    "check_spgemm_select_rows",
 ]

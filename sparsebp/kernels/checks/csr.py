@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparsebp.kernels.checks.common import INT64, batch_of, exact, index, position, rank, real, rows_of, starred
+from sparsebp.kernels.checks.common import batch_of, exact, index, rank, real, rows_of, starred
 from sparsebp.types import Array
 
 
@@ -68,35 +68,4 @@ def check_gather_multiply(a_data: Array, a_index: Array, b_data: Array, b_index:
     exact("a_index", a_index, kind, (nnz_c,))
     exact("b_index", b_index, kind, (nnz_c,))
     exact("out", out, dtype, (nnz_c, batch))
-    return batch
-
-
-def check_spgemm_numeric(
-    a_indptr: Array,
-    a_indices: Array,
-    a_data: Array,
-    b_indptr: Array,
-    b_data: Array,
-    c_indptr: Array,
-    product_ptr: Array,
-    positions: Array,
-    row_cuts: Array,
-    out: Array,
-) -> int:
-    """Check the arguments of `Kernels.spgemm_numeric` and return B."""
-    kind, dtype = index("a_indptr", a_indptr), real("a_data", a_data)
-    m, k = rows_of("a_indptr", a_indptr), rows_of("b_indptr", b_indptr)
-    (nnz_a, _), (nnz_b, _) = rank("a_data", a_data, 2), rank("b_data", b_data, 2)
-    n_parts = rows_of("row_cuts", row_cuts)
-    batch = batch_of(a_data=a_data, b_data=b_data)
-    exact("a_indptr", a_indptr, kind, (m + 1,))
-    exact("a_indices", a_indices, kind, (nnz_a,))
-    starred("a_data", a_data, dtype, (nnz_a,), batch)
-    exact("b_indptr", b_indptr, kind, (k + 1,))
-    starred("b_data", b_data, dtype, (nnz_b,), batch)
-    exact("c_indptr", c_indptr, kind, (m + 1,))
-    exact("product_ptr", product_ptr, INT64, (m + 1,))
-    exact("positions", positions, position("positions", positions), rank("positions", positions, 1))
-    exact("row_cuts", row_cuts, INT64, (n_parts + 1,))
-    exact("out", out, dtype, (rank("out", out, 2)[0], batch))
     return batch

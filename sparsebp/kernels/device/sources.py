@@ -67,6 +67,7 @@ SOURCES: dict[str, list[Defines]] = {
     "spgemm.cu": _spgemm(),
     "slopes.cu": _plain(),
     "pool.cu": _pool(),
+    "spgemm_rows.cu": _csr(),
     "dense.cu": _plain(),
     "training.cu": _plain(),
     "rnn.cu": _elman(_units({"float": 128, "double": 72})),

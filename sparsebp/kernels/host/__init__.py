@@ -12,12 +12,26 @@ from sparsebp.kernels.host.csr import CsrKernels  # noqa: E402
 from sparsebp.kernels.host.dense import DenseKernels  # noqa: E402
 from sparsebp.kernels.host.gru import GruKernels  # noqa: E402
 from sparsebp.kernels.host.rnn import RnnKernels  # noqa: E402
-from sparsebp.kernels.host.spgemm import SpgemmKernels  # noqa: E402
+from sparsebp.kernels.host.spgemm import PositionKernels  # noqa: E402
+from sparsebp.kernels.host.spgemm_accumulate import AccumulateKernels  # noqa: E402
+from sparsebp.kernels.host.spgemm_runs import RunKernels  # noqa: E402
+from sparsebp.kernels.host.spgemm_select import SelectionKernels  # noqa: E402
 from sparsebp.kernels.host.training import TrainingKernels  # noqa: E402
 from sparsebp.kernels.host.values import ValueKernels  # noqa: E402
 
 __all__ = ["HostKernels"]
 
 
-class HostKernels(CsrKernels, SpgemmKernels, DenseKernels, RnnKernels, GruKernels, TrainingKernels, ValueKernels):
+class HostKernels(
+    CsrKernels,
+    PositionKernels,
+    SelectionKernels,
+    RunKernels,
+    AccumulateKernels,
+    DenseKernels,
+    RnnKernels,
+    GruKernels,
+    TrainingKernels,
+    ValueKernels,
+):
     """The protocol `sparsebp.kernels.protocol.Kernels` for NumPy arrays: one mixin per family of kernels."""

@@ -180,14 +180,26 @@ def _csr_matvec_parallel(indptr, indices, data, x, start, has_start, out, batch,
 def _scale_rows(indptr, scale, data, out, batch, scale_wide, data_wide, low, high):
     row_ptr, factors, values, result = simd.pointer(indptr), simd.pointer(scale), simd.pointer(data), simd.pointer(out)
     for r in range(low, high):
-        if batch == 1 or not scale_wide:  # one factor for all that the row holds
-            factor = factors[r]
-            if data_wide:
-                for i in range(row_ptr[r] * batch, row_ptr[r + 1] * batch):
-                    result[i] = factor * values[i]
-                continue
-        for k in range(row_ptr[r], row_ptr[r + 1]):
-            _multiply_entry(factors, r, values, k, result, k, batch, scale_wide, data_wide)
+        begin = row_ptr[r]
+        scale_entries(factors, r, values, begin, result, begin, row_ptr[r + 1] - begin, batch, scale_wide, data_wide)
+
+
+@simd.device
+def scale_entries(factors, i, values, begin, out, base, length, batch, factor_wide, values_wide):
+    """``out[base + q] = factors[i] * values[begin + q]`` for `length` entries, each operand shared or per sample."""
+    if batch == 1 or (values_wide and not factor_wide):  # one factor for numbers that lie side by side
+        width = simd.lanes(out)
+        factor = simd.broadcast(factors, i)
+        source, target = simd.advance(values, begin * batch), simd.advance(out, base * batch)
+        for j in range(0, length * batch, width):
+            n = length * batch - j
+            if n >= width:
+                simd.store(target, j, factor * simd.load(source, j))
+            else:
+                simd.store_n(target, j, factor * simd.load_n(source, j, n), n)
+    else:
+        for q in range(length):
+            multiply_entry(factors, i, values, begin + q, out, base + q, batch, factor_wide, values_wide)
 
 
 @numba.njit(**PARALLEL)
@@ -198,7 +210,7 @@ def _scale_rows_parallel(indptr, scale, data, out, batch, scale_wide, data_wide,
 
 
 @simd.device
-def _multiply_entry(a, i, b, j, out, k, batch, a_wide, b_wide):
+def multiply_entry(a, i, b, j, out, k, batch, a_wide, b_wide):
     """``out[k] = a[i] * b[j]``, each of `a` and `b` shared or per sample."""
     width = simd.lanes(out)
     lane = 0
@@ -234,7 +246,7 @@ def _multiply(a, a_index, a_indexed, b, b_index, out, batch, a_wide, b_wide, low
     else:
         for k in range(low, high):
             i = left_at[k] if a_indexed else k
-            _multiply_entry(left, i, right, right_at[k], result, k, batch, a_wide, b_wide)
+            multiply_entry(left, i, right, right_at[k], result, k, batch, a_wide, b_wide)
 
 
 @numba.njit(**PARALLEL)

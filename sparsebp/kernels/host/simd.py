@@ -245,7 +245,7 @@ def load_at(typingctx: Any, ptr: Any, indices: Any, offset: Any) -> Any:
     if not isinstance(ptr, types.CPointer) or not isinstance(indices.dtype, types.Integer):
         return None
     ty = SimdType(ptr.dtype)
-    entry = indices.dtype
+    entry: Any = indices.dtype
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         narrow = ir.VectorType(ir.IntType(entry.bitwidth), ty.lanes)

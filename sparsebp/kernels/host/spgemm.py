@@ -17,7 +17,7 @@ from sparsebp.kernels.host.parts import PARALLEL, SERIAL, parts_for
 from sparsebp.types import Array
 
 
-class SpgemmKernels:
+class PositionKernels:
     """Host side of `spgemm_numeric` of `sparsebp.kernels.protocol.Kernels`."""
 
     def spgemm_numeric(
