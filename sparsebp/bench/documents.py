@@ -6,8 +6,8 @@
     …
     <!-- /bench:recurrent -->
 
-``short`` takes the columns that the benchmark names for a README. With ``--check`` nothing is written, and the exit
-status says whether a document is up to date.
+``short`` takes the columns that the benchmark names for a README (``SHORT``), and the rows that its ``in_short``
+admits, if it has one. With ``--check`` nothing is written, and the exit status says whether a document is up to date.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ def find_results(folder: Path) -> dict[str, list[tuple[Path, dict[str, Any]]]]:
 def _section(path: Path, result: Mapping[str, Any], short: bool, folder: Path) -> str:
     module = import_module(f"sparsebp.bench.{result['benchmark']}")
     columns = [column for column in module.COLUMNS if not short or column.key in module.SHORT]
-    parts = [report.markdown_table(columns, result["rows"])]
+    chosen = getattr(module, "in_short", None) if short else None
+    parts = [report.markdown_table(columns, list(filter(chosen, result["rows"])) if chosen else result["rows"])]
     if not short:
         parts.insert(0, f"**{result['title']}.** Left out: {result['leaves_out']}.")
         parts += [f"- {note}" for note in result["notes"]]

@@ -47,8 +47,13 @@ COLUMNS = (
     Column("× copy floor", "floor_times", report.times),
     Column("plan earned back after", "earned_after", lambda calls: f"{calls:.0f} calls"),
 )
-SHORT = ("name", "values", "threads", "ours", "scipy_ratio", "mkl_numeric_ratio", "floor_times")
+SHORT = ("name", "values", "strategy", "ours", "scipy_ratio", "mkl_numeric_ratio", "targets", "met", "floor_times")
 """Columns of the README's table."""
+
+
+def in_short(row: Mapping[str, Any]) -> bool:
+    """Whether the README's table has the row: those with a target, which two threads have."""
+    return row["targets"] is not None
 
 
 def run(
