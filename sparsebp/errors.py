@@ -54,6 +54,10 @@ class OptionError(SparseBPError, ValueError):
     """An option has a value outside its choices or range."""
 
 
+class ScheduleError(SparseBPError, ValueError):
+    """A schedule lacks an action, has one twice, cannot come to an end, or reads weights that are no longer there."""
+
+
 class MemoryLimitError(SparseBPError, MemoryError):
     """A plan would need more memory than ``memory_limit``; raised before anything is allocated."""
 

@@ -1,0 +1,110 @@
+"""Actions of a training step, and how they are written: ``2I0`` is the input gradient of stage 2, micro-batch 0."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from sparsebp.errors import FileFormatError, OptionError
+
+Kind: TypeAlias = Literal["F", "I", "W", "B", "S", "U"]
+KINDS: dict[Kind, str] = {
+    "F": "forward",
+    "I": "input gradient",
+    "W": "weight gradient",
+    "B": "input and weight gradient in one",
+    "S": "synchronisation of the weight gradients between workers",
+    "U": "update of the weights",
+}
+"""What the letters mean. F, I, W, B are those of ``torch.distributed.pipelining``."""
+
+_ACTION = re.compile(r"(\d+)([FIWBSU])(\d*)")
+_OVERLAP = re.compile(r"\(([^;()]+);([^;()]+)\)OVERLAP_F_B")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Action:
+    """One thing to do for one stage of a model.
+
+    Attributes
+    ----------
+    stage
+        Number of the stage, from 0 at the input. A stage is one layer or several.
+    kind
+        One of `KINDS`.
+    microbatch
+        Number of the micro-batch. None for S and U that take the gradients of all micro-batches together.
+    """
+
+    stage: int
+    kind: Kind
+    microbatch: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise OptionError("Unknown kind of action", expected=", ".join(KINDS), got=repr(self.kind),
+                              remedy="Use one of these letters")  # fmt: skip
+        if self.stage < 0 or (self.microbatch is not None and self.microbatch < 0):
+            raise OptionError("A stage or micro-batch is negative", expected="0 or more", got=str(self),
+                              remedy="Count from 0")  # fmt: skip
+        if self.microbatch is None and self.kind not in "SU":
+            raise OptionError(f"{self.kind} needs a micro-batch", expected=f"{self.stage}{self.kind}0, say",
+                              got=str(self), remedy="Pass microbatch=0 if there is one only")  # fmt: skip
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind}{'' if self.microbatch is None else self.microbatch}"
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """A forward and a backward that one worker runs at the same time, as in ``(0F1;7B0)OVERLAP_F_B``.
+
+    Where the backward needs the forward (same micro-batch, last stage), the worker runs one after the other.
+    """
+
+    forward: Action
+    backward: Action
+
+    def __post_init__(self) -> None:
+        if self.forward.kind != "F" or self.backward.kind not in "BI":
+            raise OptionError("An overlap joins a forward and a backward", expected="F and then B or I", got=str(self),
+                              remedy="Put other actions in cells of their own")  # fmt: skip
+
+    def __str__(self) -> str:
+        return f"({self.forward};{self.backward})OVERLAP_F_B"
+
+
+Cell: TypeAlias = Action | Overlap
+"""What a lane runs as one."""
+
+
+def actions_of(cell: Cell) -> tuple[Action, ...]:
+    """Return the actions of a cell, one or two."""
+    return (cell.forward, cell.backward) if isinstance(cell, Overlap) else (cell,)
+
+
+def parse(text: str) -> Cell:
+    """Return the cell that ``str`` wrote.
+
+    Raises
+    ------
+    FileFormatError
+        The text is none.
+    """
+    text = text.strip()
+    overlap = _OVERLAP.fullmatch(text)
+    if overlap:
+        return Overlap(_parse_action(overlap[1]), _parse_action(overlap[2]))
+    return _parse_action(text)
+
+
+def _parse_action(text: str) -> Action:
+    match = _ACTION.fullmatch(text.strip())
+    if match is None:
+        raise FileFormatError(
+            "A cell is not an action", expected="[stage][F|I|W|B|S|U][micro-batch], as in 2I0, or (0F1;7B0)OVERLAP_F_B",
+            got=repr(text), remedy="Write a bubble as an empty cell",
+        )  # fmt: skip
+    kind: Kind = match[2]  # type: ignore[assignment]
+    return Action(int(match[1]), kind, int(match[3]) if match[3] else None)

@@ -1,0 +1,157 @@
+"""The graph of one training step: which actions there are, and what each needs (the table of actions in the docs)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from sparsebp.errors import OptionError
+from sparsebp.schedule.actions import Action
+
+First: TypeAlias = Literal["F", "I", "U"]
+Updates: TypeAlias = Literal["none", "step", "microbatch"]
+Weights: TypeAlias = Literal["current", "stashed", "latest"]
+_CHOICES = {
+    "first": ("F", "I", "U"),
+    "updates": ("none", "step", "microbatch"),
+    "weights": ("current", "stashed", "latest"),
+}
+
+
+@dataclass(frozen=True)
+class StepGraph:
+    """What one training step of a chain of stages consists of; a schedule says where and in which order.
+
+    Training repeats F, I, W, S, U for ever, and a step may be cut out of that anywhere. `first` says where it begins:
+
+    - ``"F"``: forward, backward, update.
+    - ``"I"``: the backward of one batch, then the forward of the next with the new weights: F needs U (without U: S;
+      without both: W). This is how the out-of-order paper states the problem (§2).
+    - ``"U"``: the update from the gradients of the batch before, then forward and backward: F needs U.
+
+    Parameters
+    ----------
+    stages, microbatches
+        Their numbers, 1 or more.
+    unweighted
+        Stages without parameters: they have no W, S, U.
+    updates
+        ``"none"``: the step ends with the gradients. ``"step"``: one U a stage, from all micro-batches.
+        ``"microbatch"``: one U after every micro-batch (asynchronous pipelines: PipeDream, the 2018 DualPipe).
+    synchronised
+        Whether the gradients of every stage are synchronised (one S each) before its U.
+    first
+        See above. Only ``"F"`` goes with updates after every micro-batch.
+    weights
+        Which version of its stage's weights a backward reads. ``"current"``: that of its forward, and there is just
+        one in memory: an update waits for every I that reads the old one. ``"stashed"``: that of its forward, kept
+        beside newer ones. ``"latest"``: whatever is there. The last two only with updates after every micro-batch.
+
+    Raises
+    ------
+    OptionError
+        A number is below 1, a stage is unknown, or the options exclude each other.
+    """
+
+    stages: int
+    microbatches: int = 1
+    unweighted: frozenset[int] = frozenset()
+    updates: Updates = "none"
+    synchronised: bool = False
+    first: First = "F"
+    weights: Weights = "current"
+
+    def __post_init__(self) -> None:
+        for name in ("stages", "microbatches"):
+            if getattr(self, name) < 1:
+                raise OptionError(f"There are no {name}", expected="1 or more", got=getattr(self, name),
+                                  remedy=f"Raise {name}")  # fmt: skip
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise OptionError(f"Unknown {name}", expected=" or ".join(map(repr, choices)),
+                                  got=repr(getattr(self, name)), remedy="Pass one of them")  # fmt: skip
+        unknown = sorted(stage for stage in self.unweighted if not 0 <= stage < self.stages)
+        if unknown:
+            raise OptionError("Unknown stages are unweighted", expected=f"0 to {self.stages - 1}", got=unknown,
+                              remedy="Leave them out")  # fmt: skip
+        asynchronous = self.updates == "microbatch"
+        if asynchronous == (self.weights == "current") or (asynchronous and self.first != "F"):
+            raise OptionError(
+                "updates, weights and first exclude each other",
+                expected='updates="microbatch", weights "stashed" or "latest" and first="F", or others with "current"',
+                got=f"updates={self.updates!r}, weights={self.weights!r}, first={self.first!r}",
+                remedy="Change one of them",
+            )  # fmt: skip
+        if self.first == "U" and self.updates != "step":
+            raise OptionError("A step that begins with updates has none", expected='updates="step"',
+                              got=repr(self.updates), remedy='Pass updates="step"')  # fmt: skip
+
+    def weighted(self, stage: int) -> bool:
+        """Whether the stage has parameters."""
+        return stage not in self.unweighted
+
+    def required(self) -> Iterator[Action]:
+        """Yield the actions that every schedule must have, B as I and W. I of stage 0 may be left out."""
+        for stage in range(self.stages):
+            for m in range(self.microbatches):
+                yield Action(stage, "F", m)
+                if stage > 0:
+                    yield Action(stage, "I", m)
+                if self.weighted(stage):
+                    yield Action(stage, "W", m)
+            if self.weighted(stage):
+                if self.synchronised:
+                    yield from self._at_ends(stage, "S")
+                if self.updates != "none":
+                    yield from self._at_ends(stage, "U")
+
+    def optional(self) -> Iterator[Action]:
+        """Yield the actions that a schedule may have: the gradients with respect to the input of the model."""
+        for m in range(self.microbatches):
+            yield Action(0, "I", m)
+
+    def predecessors(self, action: Action) -> Iterator[Action]:
+        """Yield what `action` (not B) needs of the same step; an optional action among them counts if it is there."""
+        stage, m = action.stage, action.microbatch
+        if action.kind == "F":
+            if stage > 0:
+                yield Action(stage - 1, "F", m)
+            yield from self._before_forward(stage)
+        elif action.kind in "IW":
+            if stage + 1 < self.stages:
+                yield Action(stage + 1, "I", m)
+            if self.first != "I":
+                yield Action(stage, "F", m)
+        elif action.kind == "S":
+            yield from self._of(stage, "W", m)
+        elif self.first != "U":
+            if self.synchronised:
+                yield Action(stage, "S", m)
+            yield from self._of(stage, "W", m)
+            if self.weights == "current":
+                yield from self._of(stage, "I", m)
+
+    def _before_forward(self, stage: int) -> Iterator[Action]:
+        """Yield what makes the weights that a forward reads, if that is part of the same step."""
+        if not self.weighted(stage) or self.first == "F":
+            return
+        if self.updates == "step":
+            yield Action(stage, "U")
+        elif self.synchronised:
+            yield Action(stage, "S")
+        else:
+            yield from self._of(stage, "W", None)
+
+    def _at_ends(self, stage: int, kind: Literal["S", "U"]) -> Iterator[Action]:
+        """Yield one action a stage, or one a micro-batch."""
+        if self.updates == "microbatch":
+            for m in range(self.microbatches):
+                yield Action(stage, kind, m)
+        else:
+            yield Action(stage, kind)
+
+    def _of(self, stage: int, kind: Literal["I", "W"], microbatch: int | None) -> Iterator[Action]:
+        """Yield the gradients of one micro-batch, or of all if it is None."""
+        for m in range(self.microbatches) if microbatch is None else (microbatch,):
+            yield Action(stage, kind, m)

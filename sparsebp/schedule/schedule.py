@@ -1,0 +1,165 @@
+"""A schedule: for every worker and stream, what to do in which order. Plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from sparsebp.errors import ScheduleError
+from sparsebp.schedule.actions import Action, Cell, actions_of
+from sparsebp.schedule.graph import StepGraph
+
+
+@dataclass(frozen=True)
+class Lane:
+    """What one stream of one worker runs, in order.
+
+    Attributes
+    ----------
+    worker
+        Number of the worker (device, rank), from 0.
+    stream
+        Its name: ``"main"``, ``"sub"`` (a second stream of the same device), ``"link"`` (the worker's network).
+    cells
+        Actions, and overlaps of two.
+    """
+
+    worker: int
+    stream: str
+    cells: tuple[Cell, ...]
+
+    def __str__(self) -> str:
+        return f"worker {self.worker}, {self.stream}"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """An order of the actions of a step on workers and their streams.
+
+    A lane starts its next cell when the one before has ended and everything that it needs is there. That alone is the
+    order: there are no times in a schedule, `simulate` finds them.
+
+    Attributes
+    ----------
+    graph
+        What is to be done.
+    lanes
+        Who does it, one lane a stream, sorted by worker.
+    name
+        Of the technique, for tables and pictures.
+    recomputed
+        Stages that keep only their input, and compute the rest again when their first gradient is asked for (Chen et
+        al., "Training deep nets with sublinear memory cost", 2016).
+
+    Raises
+    ------
+    ScheduleError
+        An action is missing, doubled or foreign; a worker has nothing to do, or a stage runs on several workers.
+    """
+
+    graph: StepGraph
+    lanes: tuple[Lane, ...]
+    name: str = ""
+    recomputed: frozenset[int] = frozenset()
+    _where: dict[Action, tuple[int, int]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lanes", tuple(sorted(self.lanes, key=lambda lane: lane.worker)))
+        object.__setattr__(self, "_where", _places(self.graph, self.lanes))
+        _check_workers(self)
+
+    @classmethod
+    def of(cls, graph: StepGraph, workers: Sequence[Mapping[str, Iterable[Cell]] | Iterable[Cell]], name: str = "",
+           recomputed: Iterable[int] = ()) -> Schedule:  # fmt: skip
+        """Return a schedule from one entry a worker: cells of its main stream, or cells by the stream's name."""
+        lanes = []
+        for number, entry in enumerate(workers):
+            streams = entry if isinstance(entry, Mapping) else {"main": entry}
+            lanes += [Lane(number, stream, tuple(cells)) for stream, cells in streams.items()]
+        return cls(graph, tuple(lanes), name, frozenset(recomputed))
+
+    @property
+    def workers(self) -> int:
+        """The number of workers."""
+        return self.lanes[-1].worker + 1
+
+    @cached_property
+    def allocation(self) -> tuple[int, ...]:
+        """The worker of every stage: that of its forwards."""
+        return tuple(self.lane_of(Action(stage, "F", 0)).worker for stage in range(self.graph.stages))
+
+    def __iter__(self) -> Iterator[Action]:
+        """Iterate over all actions, lane after lane."""
+        return (action for lane in self.lanes for cell in lane.cells for action in actions_of(cell))
+
+    def __contains__(self, action: Action) -> bool:
+        """Whether the action is there, by itself or as part of a B."""
+        return action in self._where
+
+    def place(self, action: Action) -> tuple[int, int]:
+        """Return lane and position of the cell that does `action`; I and W are found within a B."""
+        return self._where[action]
+
+    def lane_of(self, action: Action) -> Lane:
+        """Return the lane that does `action`."""
+        return self.lanes[self._where[action][0]]
+
+    def predecessors(self, cell: Cell) -> set[tuple[int, int]]:
+        """Return the places of the other cells whose results `cell` needs (not: the cell before it in the lane)."""
+        own = {part for action in actions_of(cell) for part in parts_of(action)}
+        needed = {needs for part in own for needs in self.graph.predecessors(part)} - own
+        return {self._where[needs] for needs in needed if needs in self._where}
+
+
+def parts_of(action: Action) -> tuple[Action, ...]:
+    """Return the actions of the graph that `action` does: I and W for B, else itself."""
+    if action.kind != "B":
+        return (action,)
+    return Action(action.stage, "I", action.microbatch), Action(action.stage, "W", action.microbatch)
+
+
+def _places(graph: StepGraph, lanes: Sequence[Lane]) -> dict[Action, tuple[int, int]]:
+    required = set(graph.required())
+    known = required.union(graph.optional())
+    where: dict[Action, tuple[int, int]] = {}
+    for number, lane in enumerate(lanes):
+        for position, cell in enumerate(lane.cells):
+            for action in actions_of(cell):
+                parts = [part for part in parts_of(action) if part in known]
+                if not parts:
+                    raise ScheduleError(
+                        "A schedule has an action that its step has not", got=f"{action} on {lane}",
+                        expected=f"an action of {graph}",
+                        remedy="Remove it, or describe the step with another StepGraph",
+                    )  # fmt: skip
+                for part in parts:
+                    if part in where:
+                        raise ScheduleError("An action is scheduled twice", expected="every action once",
+                                            got=f"{part} on {lanes[where[part][0]]} and on {lane}",
+                                            remedy="Remove one of them")  # fmt: skip
+                    where[part] = number, position
+    missing = sorted(required - where.keys())
+    if missing:
+        listed = ", ".join(map(str, missing[:10])) + (f" and {len(missing) - 10} more" if len(missing) > 10 else "")
+        raise ScheduleError("Actions are missing", expected=f"all {len(required)} actions of the step",
+                            got=f"none of {listed}", remedy="Add them to a lane")  # fmt: skip
+    return where
+
+
+def _check_workers(schedule: Schedule) -> None:
+    busy = {lane.worker for lane in schedule.lanes if lane.cells}
+    idle = sorted(set(range(schedule.lanes[-1].worker + 1 if schedule.lanes else 1)) - busy)
+    if idle:
+        raise ScheduleError("A worker has nothing to do", expected="at least one action a worker", got=f"worker {idle}",
+                            remedy="Use fewer workers, or give it a stage")  # fmt: skip
+    names = [(lane.worker, lane.stream) for lane in schedule.lanes]
+    if len(set(names)) < len(names):
+        raise ScheduleError("A stream is there twice", expected="one lane a stream", got=names, remedy="Join them")
+    for action, (number, _) in schedule._where.items():
+        worker, home = schedule.lanes[number].worker, schedule.allocation[action.stage]
+        if worker != home:
+            raise ScheduleError(
+                "A stage runs on several workers", expected=f"all actions of stage {action.stage} on worker {home}",
+                got=f"{action} on worker {worker}", remedy="Move it: a stage's weights live on one worker",
+            )  # fmt: skip
