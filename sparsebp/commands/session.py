@@ -13,9 +13,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparsebp.commands.common import console, write_json
+from sparsebp.errors import OptionError
 from sparsebp.train import Comparison, JsonLines, ProgressBar, save_loss_curve
 from sparsebp.train.agreement import Agreement, gradient_agreement
-from sparsebp.train.checkpoint import FILE_NAME, PREVIOUS_NAME, prepare_folder, write_atomically
+from sparsebp.train.checkpoint import (
+    FILE_NAME,
+    PREVIOUS_NAME,
+    load_checkpoint,
+    prepare_folder,
+    save_checkpoint,
+    write_atomically,
+)
 from sparsebp.train.compare import compare_histories
 from sparsebp.train.config import TrainConfig
 from sparsebp.train.recipe import Run, build, build_retraining, prunes
@@ -23,6 +31,7 @@ from sparsebp.train.recipe import Run, build, build_retraining, prunes
 if TYPE_CHECKING:
     from sparsebp.nn import PruneReport
 
+START_NAME = "start.safetensors"
 _AGREEMENT_BATCH = 8  # samples: the stored Jacobians of `blelloch` stay below some hundred MB
 
 
@@ -30,6 +39,7 @@ def run(
     config: TrainConfig,
     folder: Path,
     *,
+    weights: Path | None = None,
     resume: bool = False,
     compare: bool = False,
     agreement: bool = False,
@@ -45,6 +55,8 @@ def run(
     folder
         Takes ``checkpoint.safetensors``, ``result.json`` and, where matplotlib is installed, ``loss.png``. A run that
         prunes keeps the training before that there, and writes the pruned network into the folder ``pruned`` inside.
+    weights
+        A checkpoint, or its folder, whose weights and pruning masks to start from; copied to ``start.safetensors``.
     resume
         Go on from the folder's checkpoint.
     compare
@@ -55,11 +67,28 @@ def run(
         Steps between checkpoints within an epoch.
     as_json
         JSON lines on standard output instead of text.
+
+    Raises
+    ------
+    OptionError
+        Both `weights` and `resume` are given.
     """
+    if weights is not None and resume:
+        raise OptionError(
+            "A run that resumes has weights already", expected="--weights or --resume", got="both",
+            remedy="Leave --weights out: the folder's checkpoint holds what the run has made of them",
+        )  # fmt: skip
     prepare_folder(folder)
     callback = JsonLines(sys.stdout) if as_json else ProgressBar()
     files: dict[str, Any] = {"callbacks": [callback], "checkpoint_dir": folder, "checkpoint_every": every}
-    session = dense = build(config, **files)
+    start = folder / START_NAME
+    if resume and start.exists():
+        weights = start
+    session = dense = build(config, weights=weights, **files)
+    if weights is None:
+        start.unlink(missing_ok=True)
+    elif weights != start:  # a copy: what was given may be the checkpoint that this run is about to replace
+        save_checkpoint(start, load_checkpoint(weights))
     inner = folder / "pruned"
     if prunes(config) and not resume and (inner / FILE_NAME).exists():  # of another run: never go on from it
         os.replace(inner / FILE_NAME, inner / PREVIOUS_NAME)
@@ -86,7 +115,7 @@ def run(
             a.to_json() for a in gradient_agreement(config, session.trainer.model, session.trainer.loss, batch)
         ]
     if compare:
-        comparison, sequential = _compare(session, dense, choice["algorithm"])
+        comparison, sequential = _compare(session, dense, choice["algorithm"], start if start.exists() else None)
         result["comparison"] = comparison.to_json()
         result["sequential_test_accuracy"] = sequential.trainer.evaluate(sequential.test_set)[1]
     write_atomically(folder / "result.json", (json.dumps(result, indent=2) + "\n").encode())
@@ -125,14 +154,14 @@ def _pruned(dense: Run, session: Run, report: PruneReport, as_json: bool) -> dic
     }
 
 
-def _compare(session: Run, dense: Run, chosen: str) -> tuple[Comparison, Run]:
+def _compare(session: Run, dense: Run, chosen: str, weights: Path | None) -> tuple[Comparison, Run]:
     """Train once more by sequential back-propagation, without callbacks and files, on the same data."""
     reference = session.config.reference
     config = dataclasses.replace(session.config, backward=reference)
     if prunes(config):
         second, _ = build_retraining(config, dense)
     else:
-        second = build(config, data=(session.train_set, session.test_set))
+        second = build(config, data=(session.train_set, session.test_set), weights=weights)
     name = session.config.backward if session.config.backward != "auto" else f"auto ({chosen})"
     return compare_histories(session.trainer.history, second.fit(), name, reference), second
 

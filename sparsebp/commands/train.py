@@ -140,6 +140,14 @@ def train(
     checkpoint_every: Annotated[
         int | None, typer.Option(min=1, help="Steps between checkpoints within an epoch.", show_default="end of epoch")
     ] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            help="Start from the weights and pruning masks of this checkpoint, or its folder; optimizer and schedule "
+            "begin anew.",
+            show_default="drawn from the seed",
+        ),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in the folder.")] = False,
     compare: Annotated[
         bool, typer.Option("--compare", help="Train again with sequential back-propagation and compare.")
@@ -150,7 +158,7 @@ def train(
 
     A checkpoint is written before the first step and after every epoch. A run
     that was killed goes on with --resume and the same options, on a CPU with
-    bit-identical losses. With --prune the training before it runs by bp, the
+    bit-identical losses (without --weights: the folder knows them). With --prune the training before it runs by bp, the
     retraining by --backward; its files are in the folder "pruned" inside.
 
     \b
@@ -161,6 +169,7 @@ def train(
       sparsebp train seqmnist --resume
       sparsebp train digits --model lenet5
       sparsebp train digits --model vgg11 --prune 0.97 --backward hybrid --compare
+      sparsebp train digits --weights runs/digits-lenet5/pruned.safetensors --optimizer sgd --out runs/sparse
       sparsebp train cifar10 --data cifar-10-batches-bin --model mobilenetv2
     """
     from sparsebp.train.recipe import config_for
@@ -191,4 +200,4 @@ def train(
     )
     use_threads(threads)
     folder = Path("runs", f"{config.task}-{config.model}") if out is None else out
-    session.run(config, folder, resume=resume, compare=compare, every=checkpoint_every, as_json=json)
+    session.run(config, folder, weights=weights, resume=resume, compare=compare, every=checkpoint_every, as_json=json)

@@ -55,7 +55,7 @@ def save_checkpoint(path: str | os.PathLike[str], checkpoint: Checkpoint) -> Non
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Read the checkpoint at `path`.
+    """Read the checkpoint at `path`, a file or the folder of a run.
 
     Raises
     ------
@@ -67,6 +67,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     from safetensors.numpy import load
 
     path = Path(path)
+    path = path / FILE_NAME if path.is_dir() else path
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -74,7 +75,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
             f"No checkpoint can be read at {path}",
             expected="a checkpoint file",
             got=error.strerror or str(error),
-            remedy="Give the folder that an earlier run wrote to, or start without resuming",
+            remedy="Give a checkpoint, or the folder that an earlier run wrote to",
         ) from error
     try:
         tensors = load(content)
@@ -85,7 +86,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
             f"{path} is damaged or no checkpoint at all",
             expected="a safetensors file",
             got=f"{len(content)} bytes that do not read as one ({error})",
-            remedy=f"Resume from another copy ({PREVIOUS_NAME} holds the run before), or start without resuming",
+            remedy=f"Take another copy ({PREVIOUS_NAME} holds the run before), or start anew",
         ) from error
     if metadata.get("format") != FORMAT:
         raise FileFormatError(
@@ -106,7 +107,7 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
             f"{path} is damaged",
             expected=f"content of digest {metadata.get('digest')}",
             got=_digest(tensors, metadata.get("state", "")),
-            remedy="Resume from another copy, or start without resuming",
+            remedy="Take another copy, or start anew",
         )
     return Checkpoint(tensors, json.loads(metadata["state"]))
 

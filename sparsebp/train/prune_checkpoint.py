@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparsebp import backend
 from sparsebp.errors import FileFormatError, OptionError
-from sparsebp.train.checkpoint import FILE_NAME, Checkpoint, load_checkpoint, save_checkpoint
+from sparsebp.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from sparsebp.train.recipe import config_of
 
 if TYPE_CHECKING:
@@ -41,8 +40,6 @@ def prune_checkpoint(
     """
     from sparsebp import nn
 
-    path = Path(path)
-    path = path / FILE_NAME if path.is_dir() else path
     checkpoint = load_checkpoint(path)
     try:
         model = config_of(checkpoint.state["config"]).build_model()

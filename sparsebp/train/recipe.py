@@ -17,6 +17,7 @@ from sparsebp.train.callbacks import Callback
 from sparsebp.train.config import TrainConfig
 from sparsebp.train.image_config import ImageConfig
 from sparsebp.train.recurrent_config import RecurrentConfig
+from sparsebp.train.state import load_weights
 from sparsebp.train.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -124,6 +125,7 @@ def build(
     config: TrainConfig,
     *,
     data: tuple[Dataset, Dataset] | None = None,
+    weights: str | os.PathLike[str] | None = None,
     callbacks: Sequence[Callback] = (),
     checkpoint_dir: str | os.PathLike[str] | None = None,
     checkpoint_every: int | None = None,
@@ -136,6 +138,8 @@ def build(
         The run. Where it prunes, this is the training before that, and `build_retraining` the one after.
     data
         Training and test set if they are loaded already, see `TrainConfig.load_data`.
+    weights
+        A checkpoint (or its folder) whose weights and pruning masks the run starts from; None draws them from the seed.
     callbacks, checkpoint_dir, checkpoint_every
         See `Trainer`.
 
@@ -143,14 +147,17 @@ def build(
     ------
     DeviceError, MissingDependencyError
         The device is not there, or a package that the data or the device needs.
+    FileFormatError
+        `weights` is no checkpoint, or one of another architecture.
     """
     backend.device_namespace(config.device)  # before any time is spent on data
     if prunes(config):
         config = config.before_pruning()
+    model = config.build_model()
+    if weights is not None:
+        load_weights(model, weights)
     sets = config.load_data() if data is None else data
-    return _run(
-        config, config.build_model(), sets, config.epochs, config.lr, callbacks, checkpoint_dir, checkpoint_every
-    )
+    return _run(config, model, sets, config.epochs, config.lr, callbacks, checkpoint_dir, checkpoint_every)
 
 
 def build_retraining(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,7 @@ import numpy as np
 from sparsebp import backend
 from sparsebp.errors import FileFormatError
 from sparsebp.nn.prunable import MASK
-from sparsebp.train.checkpoint import Checkpoint
+from sparsebp.train.checkpoint import Checkpoint, load_checkpoint
 from sparsebp.train.history import History
 
 if TYPE_CHECKING:
@@ -56,7 +57,10 @@ def restore(trainer: Trainer, checkpoint: Checkpoint, shape: Mapping[str, int], 
     generators = sorted(name for name, _ in _generators(trainer.model))
     _check_same(path, "the layers that draw random numbers", sorted(state["generators"]), generators)
     weights = checkpoint.part("model")
-    _check_weights(path, weights, trainer.model.state_dict())
+    _check_weights(
+        path, weights, trainer.model.state_dict(),
+        "Build the model with the options of the first call, or start anew in another folder",
+    )  # fmt: skip
     optimizer_state = checkpoint.part("optimizer") | state["optimizer"]
     _check_same(path, "the optimizer's state", sorted(optimizer_state), sorted(trainer.optimizer.state_dict()))
 
@@ -69,6 +73,27 @@ def restore(trainer: Trainer, checkpoint: Checkpoint, shape: Mapping[str, int], 
     trainer.seed = int(state["seed"])
     trainer.history = History.from_arrays(checkpoint.part("history"), state["epochs"])
     return int(position["epoch"]), int(position["batch"])
+
+
+def load_weights(model: Any, path: str | os.PathLike[str]) -> None:
+    """Load weights, buffers and pruning masks of the checkpoint `path` into `model`, and nothing else.
+
+    Parameters
+    ----------
+    model
+        A layer of the checkpoint's architecture and dtype.
+    path
+        A checkpoint of a training or of `prune_checkpoint`, or the folder of one.
+
+    Raises
+    ------
+    FileFormatError
+        It is no checkpoint, or of another architecture; nothing has been changed then.
+    """
+    weights = load_checkpoint(path).part("model")
+    remedy = "Build the model with the arguments of the checkpoint's run"
+    _check_weights(Path(path), weights, model.state_dict(), remedy)
+    model.load_state_dict(weights)
 
 
 def _split(state: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
@@ -93,7 +118,7 @@ def _check_same(path: Path, name: str, saved: Any, now: Any) -> None:
         )
 
 
-def _check_weights(path: Path, weights: Mapping[str, np.ndarray], current: Mapping[str, Any]) -> None:
+def _check_weights(path: Path, weights: Mapping[str, np.ndarray], current: Mapping[str, Any], remedy: str) -> None:
     wanted = {name: (array.shape, str(array.dtype)) for name, array in current.items()}
     saved = {
         name: (array.shape, str(array.dtype))
@@ -106,7 +131,7 @@ def _check_weights(path: Path, weights: Mapping[str, np.ndarray], current: Mappi
             f"The checkpoint {path} does not fit the model: parameter {name}",
             expected=_shape_text(wanted.get(name)),
             got=_shape_text(saved.get(name)),
-            remedy="Build the model with the options of the first call, or start anew in another folder",
+            remedy=remedy,
         )
 
 

@@ -2,10 +2,12 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 pytest.importorskip("typer", exc_type=ImportError)
@@ -302,6 +304,61 @@ def test_prune_a_checkpoint(tmp_path, small_digits):
     assert "cannot be written" in one_message(
         invoke("prune", tmp_path, "--amount", 0.5, "--out", tmp_path / "no" / "x")
     )
+
+
+SGD = ["--optimizer", "sgd", "--lr", "0.01", "--backward", "hybrid", "--dtype", "float64", "--threads", "1"]
+
+
+def test_train_prune_and_retrain_by_scan(tmp_path, small_digits):
+    dense, sparse, again = tmp_path / "dense", tmp_path / "sparse", tmp_path / "again"
+    assert invoke("train", *small_digits, "--dtype", "float64", "--threads", 1, "--out", dense).exit_code == 0
+    assert invoke("prune", dense, "--amount", 0.9, "--method", "class_uniform").exit_code == 0
+    start = ["--weights", dense / "pruned.safetensors"]
+    result = invoke("train", *small_digits, *SGD, "--epochs", 2, "--compare", "--json", *start, "--out", sparse)
+    assert result.exit_code == 0
+    last = json.loads(result.stdout.splitlines()[-1])
+    assert (last["steps"], last["backward"]["algorithm"]) == (4, "hybrid")
+    assert last["comparison"]["max_loss_difference"] < 1e-10
+    pruned = load_checkpoint(dense / "pruned.safetensors").part("model")
+    trained = load_checkpoint(sparse / "checkpoint.safetensors")
+    assert not any(name.startswith("optimizer.exp_avg") for name in trained.tensors)
+    for name, array in pruned.items():
+        if name.endswith("_mask"):
+            weight = trained.part("model")[name.removesuffix("_mask")]
+            assert (trained.part("model")[name] == array).all()
+            assert (weight[~array] == 0).all()
+            assert (weight != pruned[name.removesuffix("_mask")]).any()
+    # the folder itself as a source: what is about to be replaced; and a comparison of a run that went on
+    shutil.copytree(sparse, again)
+    options = ["train", *small_digits, *SGD, "--schedule", "constant", "--compare", "--json", "--out", again]
+    first = invoke(*options, "--weights", again)
+    assert first.exit_code == 0
+    assert load_checkpoint(again / "start.safetensors").tensors.keys() == trained.tensors.keys()
+    second = invoke(*options, "--epochs", 2, "--resume")
+    for result, steps in ((first, 2), (second, 4)):
+        comparison = json.loads(result.stdout.splitlines()[-1])["comparison"]
+        assert comparison["steps"] == steps
+        assert comparison["max_loss_difference"] < 1e-10
+    assert invoke(*options).exit_code == 0  # anew, from the seed
+    assert not (again / "start.safetensors").exists()
+
+
+def test_weights_that_cannot_be_taken(tmp_path, small_digits):
+    from safetensors.numpy import save_file
+
+    run, out = tmp_path / "run", ["--out", tmp_path / "out"]
+    assert invoke("train", *small_digits, "--threads", 1, "--out", run).exit_code == 0
+    train = ["train", *small_digits, "--weights"]
+    assert "resumes" in one_message(invoke(*train, run, "--resume", *out))
+    assert "does not fit" in one_message(invoke(*train, run, "--model", "mobilenetv2", *out))
+    assert "float32" in one_message(invoke(*train, run, "--dtype", "float64", *out))
+    assert "No checkpoint" in one_message(invoke(*train, tmp_path / "nothing", *out))
+    foreign = tmp_path / "foreign.safetensors"
+    save_file({"0.weight": np.zeros((6, 1, 5, 5), np.float32)}, foreign)
+    assert "not written by sparsebp" in one_message(invoke(*train, foreign, *out))
+    foreign.write_bytes(b"no checkpoint at all")
+    assert "damaged" in one_message(invoke(*train, foreign, *out))
+    assert not (tmp_path / "out" / "checkpoint.safetensors").exists()
 
 
 def test_options_of_another_family_are_refused(tmp_path):
