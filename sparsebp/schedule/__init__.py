@@ -1,19 +1,33 @@
 """Schedules of a training step as data: actions, their graph, and who does what in which order."""
 
-from sparsebp.schedule.actions import KINDS, Action, Cell, Kind, Overlap, actions_of, parse
+from sparsebp.schedule.actions import KINDS, Action, Cell, Kind, Overlap, actions_of, parse, parts_of
+from sparsebp.schedule.costs import Costs, Link, StageBytes
 from sparsebp.schedule.graph import StepGraph
-from sparsebp.schedule.schedule import Lane, Schedule, parts_of
+from sparsebp.schedule.memory import MemoryCurve
+from sparsebp.schedule.schedule import Lane, Schedule
+from sparsebp.schedule.simulate import Event, Simulation, Transfer, depth, simulate
+from sparsebp.schedule.validate import validate
 
 __all__ = [
     "KINDS",
     "Action",
     "Cell",
+    "Costs",
+    "Event",
     "Kind",
     "Lane",
+    "Link",
+    "MemoryCurve",
     "Overlap",
     "Schedule",
+    "Simulation",
+    "StageBytes",
     "StepGraph",
+    "Transfer",
     "actions_of",
+    "depth",
     "parse",
     "parts_of",
+    "simulate",
+    "validate",
 ]

@@ -84,6 +84,13 @@ def actions_of(cell: Cell) -> tuple[Action, ...]:
     return (cell.forward, cell.backward) if isinstance(cell, Overlap) else (cell,)
 
 
+def parts_of(action: Action) -> tuple[Action, ...]:
+    """Return the actions of the graph that `action` does: I and W for B, else itself."""
+    if action.kind != "B":
+        return (action,)
+    return Action(action.stage, "I", action.microbatch), Action(action.stage, "W", action.microbatch)
+
+
 def parse(text: str) -> Cell:
     """Return the cell that ``str`` wrote.
 

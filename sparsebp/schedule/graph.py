@@ -113,11 +113,16 @@ class StepGraph:
 
     def predecessors(self, action: Action) -> Iterator[Action]:
         """Yield what `action` (not B) needs of the same step; an optional action among them counts if it is there."""
+        yield from self.inputs(action)
+        if action.kind == "F" and self.first != "F":
+            yield from self.newest_weights(action.stage)
+
+    def inputs(self, action: Action) -> Iterator[Action]:
+        """Yield the predecessors of `action` except for, of F, what makes the stage's weights."""
         stage, m = action.stage, action.microbatch
         if action.kind == "F":
             if stage > 0:
                 yield Action(stage - 1, "F", m)
-            yield from self._before_forward(stage)
         elif action.kind in "IW":
             if stage + 1 < self.stages:
                 yield Action(stage + 1, "I", m)
@@ -132,9 +137,9 @@ class StepGraph:
             if self.weights == "current":
                 yield from self._of(stage, "I", m)
 
-    def _before_forward(self, stage: int) -> Iterator[Action]:
-        """Yield what makes the weights that a forward reads, if that is part of the same step."""
-        if not self.weighted(stage) or self.first == "F":
+    def newest_weights(self, stage: int) -> Iterator[Action]:
+        """Yield what a forward of the stage waits for to read the newest weights, in this step or the one before."""
+        if not self.weighted(stage) or self.updates == "microbatch":
             return
         if self.updates == "step":
             yield Action(stage, "U")
@@ -142,6 +147,22 @@ class StepGraph:
             yield Action(stage, "S")
         else:
             yield from self._of(stage, "W", None)
+
+    def carried(self, action: Action) -> Iterator[Action]:
+        """Yield what `action` (not B) needs of the step before, where steps follow each other.
+
+        Weights that are updated after every micro-batch are read as they are: nothing is waited for.
+        """
+        stage, m = action.stage, action.microbatch
+        if action.kind == "F" and self.first == "F":
+            yield from self.newest_weights(stage)
+        elif action.kind in "IW" and self.first == "I":
+            yield Action(stage, "F", m)
+        elif action.kind == "U" and self.first == "U":
+            if self.synchronised:
+                yield Action(stage, "S")
+            yield from self._of(stage, "W", None)
+            yield from self._of(stage, "I", None)
 
     def _at_ends(self, stage: int, kind: Literal["S", "U"]) -> Iterator[Action]:
         """Yield one action a stage, or one a micro-batch."""

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from sparsebp.errors import ScheduleError
-from sparsebp.schedule.actions import Action, Cell, actions_of
+from sparsebp.schedule.actions import Action, Cell, actions_of, parts_of
+from sparsebp.schedule.cells import CellGraph, cell_graph
 from sparsebp.schedule.graph import StepGraph
 
 
@@ -51,6 +52,8 @@ class Schedule:
     recomputed
         Stages that keep only their input, and compute the rest again when their first gradient is asked for (Chen et
         al., "Training deep nets with sublinear memory cost", 2016).
+    places
+        Number of the lane and position in it of every action; I and W are found within a B.
 
     Raises
     ------
@@ -62,11 +65,11 @@ class Schedule:
     lanes: tuple[Lane, ...]
     name: str = ""
     recomputed: frozenset[int] = frozenset()
-    _where: dict[Action, tuple[int, int]] = field(init=False, repr=False, compare=False)
+    places: dict[Action, tuple[int, int]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lanes", tuple(sorted(self.lanes, key=lambda lane: lane.worker)))
-        object.__setattr__(self, "_where", _places(self.graph, self.lanes))
+        object.__setattr__(self, "places", _places(self.graph, self.lanes))
         _check_workers(self)
 
     @classmethod
@@ -89,34 +92,32 @@ class Schedule:
         """The worker of every stage: that of its forwards."""
         return tuple(self.lane_of(Action(stage, "F", 0)).worker for stage in range(self.graph.stages))
 
+    @cached_property
+    def cells(self) -> CellGraph:
+        """The cells as a graph of numbers, for algorithms that visit all of them."""
+        return cell_graph(self)
+
     def __iter__(self) -> Iterator[Action]:
         """Iterate over all actions, lane after lane."""
         return (action for lane in self.lanes for cell in lane.cells for action in actions_of(cell))
 
     def __contains__(self, action: Action) -> bool:
         """Whether the action is there, by itself or as part of a B."""
-        return action in self._where
+        return action in self.places
 
     def place(self, action: Action) -> tuple[int, int]:
         """Return lane and position of the cell that does `action`; I and W are found within a B."""
-        return self._where[action]
+        return self.places[action]
 
     def lane_of(self, action: Action) -> Lane:
         """Return the lane that does `action`."""
-        return self.lanes[self._where[action][0]]
+        return self.lanes[self.places[action][0]]
 
     def predecessors(self, cell: Cell) -> set[tuple[int, int]]:
         """Return the places of the other cells whose results `cell` needs (not: the cell before it in the lane)."""
         own = {part for action in actions_of(cell) for part in parts_of(action)}
         needed = {needs for part in own for needs in self.graph.predecessors(part)} - own
-        return {self._where[needs] for needs in needed if needs in self._where}
-
-
-def parts_of(action: Action) -> tuple[Action, ...]:
-    """Return the actions of the graph that `action` does: I and W for B, else itself."""
-    if action.kind != "B":
-        return (action,)
-    return Action(action.stage, "I", action.microbatch), Action(action.stage, "W", action.microbatch)
+        return {self.places[needs] for needs in needed if needs in self.places}
 
 
 def _places(graph: StepGraph, lanes: Sequence[Lane]) -> dict[Action, tuple[int, int]]:
@@ -156,7 +157,7 @@ def _check_workers(schedule: Schedule) -> None:
     names = [(lane.worker, lane.stream) for lane in schedule.lanes]
     if len(set(names)) < len(names):
         raise ScheduleError("A stream is there twice", expected="one lane a stream", got=names, remedy="Join them")
-    for action, (number, _) in schedule._where.items():
+    for action, (number, _) in schedule.places.items():
         worker, home = schedule.lanes[number].worker, schedule.allocation[action.stage]
         if worker != home:
             raise ScheduleError(

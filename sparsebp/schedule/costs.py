@@ -1,0 +1,158 @@
+"""What the actions of a schedule cost: time, bytes, transfers between workers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from sparsebp.errors import OptionError
+from sparsebp.schedule.actions import Action, Kind, Overlap
+from sparsebp.schedule.graph import StepGraph
+
+
+def _check(name: str, value: Any) -> None:
+    if not (isinstance(value, (int, float)) or hasattr(value, "__float__")) or not 0 <= value < math.inf:
+        raise OptionError(f"{name} cannot be", expected="a finite number, 0 or more", got=repr(value),
+                          remedy="Measure it again, or pass 0")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class StageBytes:
+    """Memory of one stage: bytes, or any unit.
+
+    Attributes
+    ----------
+    output
+        Of one micro-batch's output. The gradient with respect to it has as many.
+    saved
+        What a forward keeps for the backward of one micro-batch, its input included.
+    weights
+        The weights. Their gradient has as many.
+
+    Raises
+    ------
+    OptionError
+        A number is negative or not finite.
+    """
+
+    output: float = 1
+    saved: float = 1
+    weights: float = 1
+
+    def __post_init__(self) -> None:
+        for entry in fields(self):
+            _check(f"The bytes of {entry.name}", getattr(self, entry.name))
+
+
+@dataclass(frozen=True)
+class Link:
+    """The connection between any two workers, one for each direction.
+
+    A transfer occupies it for ``bytes / bandwidth``, first come, first served; the data are there `latency` later.
+
+    Raises
+    ------
+    OptionError
+        The latency is negative or not finite; the bandwidth is not positive.
+    """
+
+    latency: float = 0
+    bandwidth: float = math.inf
+
+    def __post_init__(self) -> None:
+        _check("The latency of the link", self.latency)
+        if not self.bandwidth > 0:
+            raise OptionError("The bandwidth of the link is not positive", expected="a positive number, or inf",
+                              got=self.bandwidth, remedy="Pass bytes a second")  # fmt: skip
+
+
+def _default_durations() -> dict[Kind, float]:
+    return {"F": 1, "I": 1, "W": 1, "S": 0, "U": 0}
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Costs of all actions.
+
+    Attributes
+    ----------
+    durations
+        Seconds, or any unit: a mapping by kind, by action, or both (an action's own entry counts), or a function of the
+        action. A mapping without an entry for a B takes the sum of its I and W. The default: F, I and W take 1, S and
+        U take 0.
+    stages
+        Bytes of every stage, or one for all.
+    link
+        Between workers: the outputs of F and I travel over it.
+    slowdown
+        How much slower each of two streams of a worker runs while the other is busy: 1 if they do not disturb each
+        other, 2 if they share the device evenly. Of n busy streams each runs ``1 + (n - 1) (slowdown - 1)`` times
+        slower. The stream "link" is the network and disturbs none.
+
+    Raises
+    ------
+    OptionError
+        The slowdown is below 1 or not finite.
+    """
+
+    durations: Mapping[Kind, float] | Mapping[Action, float] | Callable[[Action], float] = field(
+        default_factory=_default_durations
+    )
+    stages: tuple[StageBytes, ...] | StageBytes = StageBytes()
+    link: Link = Link()
+    slowdown: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (self.slowdown >= 1 and math.isfinite(self.slowdown)):
+            raise OptionError("Streams speed each other up", expected="a finite slowdown of 1 or more",
+                              got=self.slowdown, remedy="Pass 1 if they do not disturb each other")  # fmt: skip
+
+    def duration(self, action: Action) -> float:
+        """Return what an action takes by itself.
+
+        Raises
+        ------
+        OptionError
+            There is no duration, or it is negative or not finite.
+        """
+        if isinstance(self.durations, Mapping):
+            known: Mapping[Any, float] = self.durations
+            value = known.get(action, known.get(action.kind))
+            if value is None and action.kind == "B":
+                return sum(self.duration(Action(action.stage, kind, action.microbatch)) for kind in ("I", "W"))
+        else:
+            value = self.durations(action)
+        if value is None:
+            raise OptionError(f"There is no duration of {action}", expected=f"an entry for {action} or {action.kind!r}",
+                              got=None, remedy="Add one; 0 if it takes no time")  # fmt: skip
+        _check(f"The duration of {action}", value)
+        return value
+
+    def together(self, overlap: Overlap, graph: StepGraph) -> float:
+        """Return what a forward and a backward take that start together on one worker.
+
+        While both run, each is slowed down; then the longer one runs by itself. If the backward needs the forward, they
+        run one after the other.
+        """
+        forward, backward = self.duration(overlap.forward), self.duration(overlap.backward)
+        if overlap.forward in graph.predecessors(Action(overlap.backward.stage, "I", overlap.backward.microbatch)):
+            return forward + backward
+        return max(forward, backward) + (self.slowdown - 1) * min(forward, backward)
+
+    def bytes_of(self, stage: int) -> StageBytes:
+        """Return the bytes of a stage."""
+        return self.stages if isinstance(self.stages, StageBytes) else self.stages[stage]
+
+    def check_stages(self, graph: StepGraph) -> None:
+        """Refuse bytes of another number of stages.
+
+        Raises
+        ------
+        OptionError
+            There are more or fewer.
+        """
+        if not isinstance(self.stages, StageBytes) and len(self.stages) != graph.stages:
+            raise OptionError("The bytes are those of another model", expected=f"StageBytes of {graph.stages} stages",
+                              got=len(self.stages), remedy="Pass one a stage, or one for all")  # fmt: skip
