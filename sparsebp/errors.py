@@ -6,6 +6,8 @@ so ``except ValueError`` keeps working.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class SparseBPError(Exception):
     """Base of all exceptions that sparsebp raises on purpose.
@@ -55,7 +57,21 @@ class OptionError(SparseBPError, ValueError):
 
 
 class ScheduleError(SparseBPError, ValueError):
-    """A schedule lacks an action, has one twice, cannot come to an end, or reads weights that are no longer there."""
+    """A schedule lacks an action, has one twice, cannot come to an end, or reads weights that are no longer there.
+
+    Parameters
+    ----------
+    problem, expected, got, remedy
+        As for `SparseBPError`.
+    actions
+        The actions (`sparsebp.schedule.Action`) that the message is about, so that a reader of files can say where
+        they stand.
+    """
+
+    def __init__(self, problem: str, *, expected: object = None, got: object = None, remedy: str | None = None,
+                 actions: Iterable[object] = ()) -> None:  # fmt: skip
+        self.actions = tuple(actions)
+        super().__init__(problem, expected=expected, got=got, remedy=remedy)
 
 
 class MemoryLimitError(SparseBPError, MemoryError):

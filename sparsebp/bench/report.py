@@ -18,6 +18,7 @@ from typing import Any
 
 from sparsebp.bench.environment import environment
 from sparsebp.errors import FileFormatError, MissingDependencyError
+from sparsebp.files import prepare_folder, write_atomically
 
 DEFAULT_FOLDER = Path("runs/bench")
 
@@ -136,8 +137,6 @@ def save(result: Mapping[str, Any], folder: Path | None, stem: str | None = None
     OutputError
         The folder cannot be written.
     """
-    from sparsebp.train.checkpoint import prepare_folder, write_atomically
-
     path = prepare_folder(DEFAULT_FOLDER if folder is None else folder) / f"{stem or result['benchmark']}.json"
     write_atomically(path, (json.dumps(result, indent=1, ensure_ascii=False) + "\n").encode())
     return path
@@ -194,8 +193,6 @@ def figure(rows: int = 1, columns: int = 1, *, width: float = 8.0, height: float
 def save_figure(drawing: Any, path: Path) -> Path:
     """Write a figure as PNG in one atomic step, without a date in it, and return the path."""
     import io
-
-    from sparsebp.train.checkpoint import write_atomically
 
     buffer = io.BytesIO()
     drawing.savefig(buffer, format="png", dpi=144, metadata={"Software": None})

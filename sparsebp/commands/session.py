@@ -14,16 +14,10 @@ import numpy as np
 
 from sparsebp.commands.common import console, write_json
 from sparsebp.errors import OptionError
+from sparsebp.files import prepare_folder, write_atomically
 from sparsebp.train import Comparison, JsonLines, ProgressBar, save_loss_curve
 from sparsebp.train.agreement import Agreement, gradient_agreement
-from sparsebp.train.checkpoint import (
-    FILE_NAME,
-    PREVIOUS_NAME,
-    load_checkpoint,
-    prepare_folder,
-    save_checkpoint,
-    write_atomically,
-)
+from sparsebp.train.checkpoint import FILE_NAME, PREVIOUS_NAME, load_checkpoint, save_checkpoint
 from sparsebp.train.compare import compare_histories
 from sparsebp.train.config import TrainConfig
 from sparsebp.train.recipe import Run, build, build_retraining, prunes

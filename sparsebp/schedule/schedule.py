@@ -132,13 +132,13 @@ def _places(graph: StepGraph, lanes: Sequence[Lane]) -> dict[Action, tuple[int, 
                     raise ScheduleError(
                         "A schedule has an action that its step has not", got=f"{action} on {lane}",
                         expected=f"an action of {graph}",
-                        remedy="Remove it, or describe the step with another StepGraph",
+                        remedy="Remove it, or describe the step with another StepGraph", actions=[action],
                     )  # fmt: skip
                 for part in parts:
                     if part in where:
                         raise ScheduleError("An action is scheduled twice", expected="every action once",
                                             got=f"{part} on {lanes[where[part][0]]} and on {lane}",
-                                            remedy="Remove one of them")  # fmt: skip
+                                            remedy="Remove one of them", actions=[part])  # fmt: skip
                     where[part] = number, position
     missing = sorted(required - where.keys())
     if missing:
@@ -163,4 +163,5 @@ def _check_workers(schedule: Schedule) -> None:
             raise ScheduleError(
                 "A stage runs on several workers", expected=f"all actions of stage {action.stage} on worker {home}",
                 got=f"{action} on worker {worker}", remedy="Move it: a stage's weights live on one worker",
+                actions=[action],
             )  # fmt: skip

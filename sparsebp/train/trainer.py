@@ -14,10 +14,11 @@ import numpy as np
 from sparsebp import backend
 from sparsebp.data.dataset import Dataset, epoch_order
 from sparsebp.errors import OptionError, ShapeError
+from sparsebp.files import prepare_folder
 from sparsebp.optim.clip import clip_grad_norm, global_norm
 from sparsebp.train import finite
 from sparsebp.train.callbacks import Callback, RunInfo
-from sparsebp.train.checkpoint import FILE_NAME, PREVIOUS_NAME, load_checkpoint, prepare_folder, save_checkpoint
+from sparsebp.train.checkpoint import FILE_NAME, PREVIOUS_NAME, load_checkpoint, save_checkpoint
 from sparsebp.train.history import EpochRecord, History
 from sparsebp.train.state import pack, restore
 from sparsebp.types import Array, Seed

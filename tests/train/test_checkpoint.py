@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from sparsebp.errors import FileFormatError, OutputError
+from sparsebp.files import prepare_folder
 from sparsebp.train import Checkpoint, load_checkpoint, save_checkpoint
-from sparsebp.train.checkpoint import prepare_folder
 
 arrays = hnp.arrays(
     st.sampled_from([np.float32, np.float64, np.int64, np.uint8]), hnp.array_shapes(min_dims=0, max_dims=3, min_side=0)
