@@ -65,11 +65,12 @@ class Concat(Layer):
     def weight_grad(self, gy: Array, saved: list[tuple[tuple[int, ...], Any]]) -> dict[str, Array]:
         """Return every branch's weight gradients under dotted names."""
         branches = zip(self.children.items(), self._split(gy, saved), saved, strict=True)
-        return {
+        grads = {
             f"{name}.{key}": grad
             for (name, branch), part, (_, kept) in branches
             for key, grad in branch.weight_grad(part, kept).items()
         }
+        return self._summed(grads)
 
     def couples_samples(self, saved: list[tuple[tuple[int, ...], Any]]) -> bool:
         """Whether any of the branches does."""

@@ -81,13 +81,38 @@ class Layer(abc.ABC):
         for name, child in self.children.items():
             yield from child.modules(f"{prefix}.{name}" if prefix else name)
 
+    def stages(self, prefix: str = "") -> list[tuple[str, Layer]]:
+        """Return ``(dotted name, layer)`` of the parts that run one after the other: of a `Sequential` its links.
+
+        Any other layer is one stage, named `prefix`. Schedules of a training step are made of stages.
+        """
+        return [(prefix, self)]
+
     def parameters(self) -> dict[str, Array]:
-        """Return the live parameter arrays by dotted name; an optimizer updates them in place."""
-        return {
-            f"{prefix}.{name}" if prefix else name: array
-            for prefix, layer in self.modules()
-            for name, array in layer.params.items()
-        }
+        """Return the live parameter arrays by dotted name; an optimizer updates them in place.
+
+        A parameter that is shared (a layer, or an array, that is there more than once) has its first name.
+        """
+        return {name: array for name, array, first in self._named_parameters() if name == first}
+
+    def _named_parameters(self) -> Iterator[tuple[str, Array, str]]:
+        """Yield all names of parameters, the array, and its first name."""
+        first: dict[int, str] = {}
+        for prefix, layer in self.modules():
+            for key, array in layer.params.items():
+                name = f"{prefix}.{key}" if prefix else key
+                yield name, array, first.setdefault(id(array), name)
+
+    def _summed(self, grads: Mapping[str, Array]) -> dict[str, Array]:
+        """Return gradients in the order of `parameters`; those of a parameter that is there more than once are added.
+
+        `grads` has one entry a use, by the name that the parameter has there.
+        """
+        total: dict[str, Array] = {}
+        for name, _, first in self._named_parameters():
+            if name in grads:
+                total[first] = total[first] + grads[name] if first in total else grads[name]
+        return total
 
     def generators(self) -> dict[str, np.random.Generator]:
         """Return the random generators that `forward` draws from, by dotted layer name.
@@ -110,6 +135,8 @@ class Layer(abc.ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Copy `state` into the parameters, in place; nothing is written unless everything fits.
 
+        As in torch.nn, a shared parameter is there by all of its names.
+
         Parameters
         ----------
         state
@@ -119,7 +146,7 @@ class Layer(abc.ABC):
         Raises
         ------
         FileFormatError
-            Names are missing or unexpected.
+            Names are missing or unexpected, or the names of a shared parameter have different values.
         ShapeError, DTypeError
             An array has another shape or dtype than its parameter.
         NonFiniteError
@@ -136,6 +163,13 @@ class Layer(abc.ABC):
                 remedy="Build the model with the arguments that the state was made with",
             )
         loaded = {name: _checked(name, state[name], param) for name, param in params.items()}
+        for name, param, first in self._named_parameters():
+            if name != first and not bool((loaded[name] == loaded[first]).all()):  # synchronize!
+                raise FileFormatError(
+                    f"{name} and {first} are one parameter, but the state has different values for them",
+                    expected="equal arrays", got=f"arrays of shape {param.shape} that differ",
+                    remedy="Load the state of a model that shares it as well",
+                )  # fmt: skip
         for name, param in params.items():
             param[...] = loaded[name]
         for name, (layer, array) in new.items():
@@ -179,10 +213,13 @@ class Layer(abc.ABC):
             The dtype is neither float32 nor float64.
         """
         wanted = None if dtype is None else backend.float_dtype(dtype)
+        done: dict[int, tuple[Array, Array]] = {}  # what was shared stays shared; the old array keeps its id alive
         for _, layer in self.modules():
             for name, array in layer.params.items():
-                moved = array if device is None else backend.to_device(array, device)
-                layer.params[name] = moved if wanted is None else moved.astype(wanted, copy=False)
+                if id(array) not in done:
+                    moved = array if device is None else backend.to_device(array, device)
+                    done[id(array)] = array, moved if wanted is None else moved.astype(wanted, copy=False)
+                layer.params[name] = done[id(array)][1]
             for name, array in layer.buffers.items():
                 moved = array if device is None else backend.to_device(array, device)
                 floating = wanted is not None and moved.dtype.kind == "f"

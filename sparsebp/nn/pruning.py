@@ -92,7 +92,10 @@ def prune(model: Layer, amount: float, method: PruneMethod = "class_blind", *, o
     if not 0 <= amount < 1:
         raise OptionError("The amount to prune is out of range", expected="a number from 0 to below 1", got=amount,
                           remedy="Pass the share of the weights that is to go, 0.97 say")  # fmt: skip
-    layers = {name: layer for name, layer in model.modules() if isinstance(layer, Prunable)}
+    layers: dict[str, Prunable] = {}
+    for name, layer in model.modules():
+        if isinstance(layer, Prunable) and not any(layer is other for other in layers.values()):
+            layers[name] = layer
     sizes = {name: layer.params["weight"].size for name, layer in layers.items()}
     if sum(sizes.values()) == 0:
         raise OptionError("There is nothing to prune", expected="a model with convolutions or linear layers",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,6 +90,32 @@ class Sequential(Layer):
         """The way of backward asked for."""
         return "bp" if self.options is None else self.options.algorithm
 
+    def stages(self, prefix: str = "") -> list[tuple[str, Layer]]:
+        """Return the links with their dotted names: the layers, with those of Sequentials inside in their place."""
+        return [
+            stage
+            for name, layer in self.children.items()
+            for stage in layer.stages(f"{prefix}.{name}" if prefix else name)
+        ]
+
+    def stage_gradients(
+        self, first: int, saved: Sequence[Any], shapes: Sequence[tuple[int, ...]], gy: Array
+    ) -> list[Array]:
+        """Return the gradients at the inputs of the stages from number `first` on, by the chosen way of backward.
+
+        Parameters
+        ----------
+        first
+            Number of the first stage, see `stages`.
+        saved, shapes
+            What each of the stages from `first` on saved, and the shape of its input.
+        gy
+            Gradient at the output of the last stage.
+        """
+        stages = self.stages()[first:]
+        links = [Link(layer, s, shape) for (_, layer), s, shape in zip(stages, saved, shapes, strict=True)]
+        return chain_gradients(links, gy, self.options)
+
     def __len__(self) -> int:
         return len(self.children)
 
@@ -118,7 +145,7 @@ class Sequential(Layer):
             if layer.parameters():
                 own = layer.weight_grad(gradients[start], layer_saved)
                 grads.update({f"{name}.{key}": grad for key, grad in own.items()})
-        return {name: grads[name] for name in self.parameters()}
+        return self._summed(grads)
 
     def scan_plans(self, saved: SequentialSaved) -> list[Any]:
         """Return the `ScanPlan` of every stretch that `weight_grad` scans, from the output on; none with ``"bp"``.

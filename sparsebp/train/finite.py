@@ -78,8 +78,10 @@ def _first_layer(model: Any, x: Array) -> str:
     if not hasattr(model, "modules"):
         return "the model"
     found: list[str] = []
-    watched = []
+    watched: list[Any] = []
     for name, layer in model.modules():
+        if any(layer is other for other in watched):
+            continue  # a shared layer has its first name
         watched.append(layer)
         layer.forward = _watch(layer.forward, name or "the model", found)
     try:

@@ -1,0 +1,120 @@
+"""Layers and arrays that are in a model more than once, against torch; and the stages of models."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparsebp import nn
+from sparsebp.errors import FileFormatError
+from strategies import reals, seeds, tolerance
+
+NAMES = ["0.weight", "0.bias", "2.0.weight", "2.0.bias", "4.weight", "4.bias"]
+
+
+def pair(dtype, backward="bp"):
+    """Return ``Linear, Tanh, Sequential(the same Linear), Tanh, another Linear with the same weight`` and its twin."""
+    shared, tied = nn.Linear(3, 3, dtype=dtype, rng=0), nn.Linear(3, 3, dtype=dtype, rng=1)
+    tied.params["weight"] = shared.params["weight"]
+    layer = nn.Sequential(shared, nn.Tanh(), nn.Sequential(shared), nn.Tanh(), tied, backward=backward)
+    linear, other = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+    other.weight = linear.weight
+    twin = torch.nn.Sequential(linear, torch.nn.Tanh(), torch.nn.Sequential(linear), torch.nn.Tanh(), other)
+    return layer, twin.to(torch.float32 if dtype == np.float32 else torch.float64)
+
+
+@given(dtype=reals, seed=seeds, backward=st.sampled_from(["bp", "blelloch"]), batch=st.integers(1, 4))
+def test_against_torch(dtype, seed, backward, batch):
+    layer, twin = pair(dtype, backward)
+    assert list(layer.parameters()) == [name for name, _ in twin.named_parameters()] == ["0.weight", "0.bias", "4.bias"]
+    assert list(layer.state_dict()) == list(twin.state_dict()) == NAMES
+    layer.load_state_dict(twin.state_dict())
+    rng = np.random.default_rng(seed)
+    x, gy = rng.standard_normal((2, batch, 3)).astype(dtype)
+    tx = torch.from_numpy(x).requires_grad_()
+    want = twin(tx)
+    want.backward(torch.from_numpy(gy))
+    y, saved = layer.forward(x)
+    np.testing.assert_allclose(y, want.detach().numpy(), **tolerance(dtype, 4))
+    grads = layer.weight_grad(gy, saved)
+    assert list(grads) == list(layer.parameters())
+    for name, param in twin.named_parameters():
+        np.testing.assert_allclose(grads[name], param.grad.numpy(), err_msg=name, **tolerance(dtype, 4))
+    np.testing.assert_allclose(layer.input_grad(gy, saved), tx.grad.numpy(), **tolerance(dtype, 4))
+
+
+@pytest.mark.parametrize("branches", [1, 3])
+def test_a_layer_in_several_branches(branches):
+    linear = nn.Linear(2, 2, rng=0, dtype=np.float64)
+    layer = nn.Residual(nn.Sequential(nn.Concat(*[linear] * branches), nn.Linear(2 * branches, 2, rng=1, dtype="f8")))
+    x = np.random.default_rng(0).standard_normal((4, 2))
+    y, saved = layer.forward(x)
+    grads = layer.weight_grad(np.ones_like(y), saved)
+    assert list(grads) == list(layer.parameters())
+    assert list(layer.parameters())[:2] == ["body.0.0.weight", "body.0.0.bias"]
+    for name, param in layer.parameters().items():
+        for i in np.ndindex(param.shape):
+            before, eps = param[i], 1e-6
+            param[i] = before + eps
+            high = layer(x).sum()
+            param[i] = before - eps
+            low = layer(x).sum()
+            param[i] = before
+            assert grads[name][i] == pytest.approx((high - low) / (2 * eps), rel=1e-6, abs=1e-8)
+
+
+def test_moving_keeps_the_sharing():
+    layer, _ = pair(np.float32)
+    layer.to(dtype=np.float64)
+    assert layer[0].params["weight"] is layer[4].params["weight"]
+    assert list(layer.parameters()) == ["0.weight", "0.bias", "4.bias"]
+    assert all(array.dtype == np.float64 for array in layer.state_dict().values())
+
+
+def test_a_state_must_agree_with_itself():
+    layer, _ = pair(np.float32)
+    before = layer.state_dict()
+    state = {name: array + 1 for name, array in before.items()}
+    state["4.weight"][0, 0] += 1
+    with pytest.raises(FileFormatError, match=r"4\.weight and 0\.weight are one parameter"):
+        layer.load_state_dict(state)
+    for name, array in layer.state_dict().items():
+        np.testing.assert_array_equal(array, before[name])
+
+
+def test_a_shared_layer_is_pruned_once():
+    linear = nn.Linear(4, 4, rng=0)
+    report = nn.prune(nn.Sequential(linear, nn.ReLU(), linear), 0.5)
+    assert report.kept == {"0": 8}
+
+
+def test_stages_are_the_links_of_chains():
+    linear, relu, tanh = nn.Linear(2, 2), nn.ReLU(), nn.Tanh()
+    residual = nn.Residual(nn.Sequential(linear))
+    model = nn.Sequential(linear, nn.Sequential(relu, nn.Sequential(residual)), tanh)
+    assert model.stages() == [("0", linear), ("1.0", relu), ("1.1.0", residual), ("2", tanh)]
+    assert residual.stages() == [("", residual)]
+    assert residual.stages("body") == [("body", residual)]
+
+
+@pytest.mark.parametrize("backward", ["bp", "linear", "blelloch"])
+def test_gradients_of_stages_are_those_of_the_chain(backward):
+    rng = np.random.default_rng(0)
+    model = nn.Sequential(
+        nn.Linear(3, 4, rng=rng), nn.Sequential(nn.Tanh(), nn.Linear(4, 5, rng=rng)), nn.ReLU(), backward=backward
+    )
+    x, gy = rng.standard_normal((2, 3)).astype("f4"), rng.standard_normal((2, 5)).astype("f4")
+    saved, shapes, y = [], [], x
+    for _, layer in model.stages():
+        shapes.append(y.shape)
+        y, kept = layer.forward(y)
+        saved.append(kept)
+    gradients = model.stage_gradients(1, saved[1:], shapes[1:], gy)
+    _, whole = model.forward(x)
+    model.weight_grad(gy, whole)
+    assert len(gradients) == 3
+    for got, want in zip(gradients, whole.gradients[1:-1], strict=True):
+        np.testing.assert_array_equal(got, want)
