@@ -8,6 +8,7 @@ last; gradients are turned around here and nowhere else.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from functools import lru_cache
 from itertools import groupby
 from types import ModuleType
@@ -19,6 +20,7 @@ from sparsebp import backend
 from sparsebp.errors import MemoryLimitError
 from sparsebp.nn.backward import BackwardOptions
 from sparsebp.nn.layer import Layer
+from sparsebp.nn.verdict import Verdict, Verdicts
 from sparsebp.types import Array
 
 
@@ -30,7 +32,9 @@ class Link(NamedTuple):
     shape: tuple[int, ...]
 
 
-def chain_gradients(links: Sequence[Link], gy: Array, options: BackwardOptions | None) -> list[Array]:
+def chain_gradients(
+    links: Sequence[Link], gy: Array, options: BackwardOptions | None, verdicts: Verdicts
+) -> list[Array]:
     """Return the gradient at the input of every link.
 
     Parameters
@@ -41,6 +45,8 @@ def chain_gradients(links: Sequence[Link], gy: Array, options: BackwardOptions |
         Gradient with respect to the output of the last one, batch first.
     options
         How to scan; None: one `input_grad` after the other.
+    verdicts
+        What ``"auto"`` has decided for this chain.
 
     Returns
     -------
@@ -59,7 +65,7 @@ def chain_gradients(links: Sequence[Link], gy: Array, options: BackwardOptions |
     """
     gradients = [gy]  # from the last link to the first
     for scannable, stretch in _stretches(links):
-        if options is not None and scannable:
+        if options is not None and scannable and _verdict(stretch, gradients[-1], options, verdicts).scans:
             gradients += _scan(stretch, gradients[-1], options)
         else:
             for link in stretch:
@@ -67,16 +73,39 @@ def chain_gradients(links: Sequence[Link], gy: Array, options: BackwardOptions |
     return gradients[:0:-1]
 
 
-def chain_plans(links: Sequence[Link], options: BackwardOptions | None) -> list[Any]:
-    """Return the `ScanPlan` of every stretch that `chain_gradients` scans, from the last one to the first."""
+def chain_plans(links: Sequence[Link], like: Array, options: BackwardOptions | None, verdicts: Verdicts) -> list[Any]:
+    """Return a `ScanPlan`, or a `LayerByLayer`, for every stretch that could be scanned, from the last to the first.
+
+    `like` is an array of the gradient's dtype, on its device. There is nothing to return if `options` is None.
+    """
+    from sparsebp.scan.layerwise import LayerByLayer
+
     if options is None:
         return []
-    plans = []
+    plans: list[Any] = []
     for scannable, stretch in _stretches(links):
-        jacobians = _jacobians(stretch) if scannable else []
-        if any(not _is_identity(j) for j in jacobians):
-            plans.append(_plan_within(options, jacobians, stretch[0].shape[0]))
+        if not scannable:
+            continue
+        verdict = _verdict(stretch, like, options, verdicts)
+        if not verdict.scans:
+            plans.append(LayerByLayer(verdict.reason, verdict.estimates))
+        elif moving := _moving(_jacobians(stretch)):
+            plan = _plan_within(options, moving, stretch[0].shape[0])
+            if options.algorithm == "auto":  # the plan may serve another chain, for another reason
+                plan = copy(plan)
+                plan.reason, plan.estimates = f"{verdict.reason} {plan.reason}", verdict.estimates
+            plans.append(plan)
     return plans
+
+
+def _verdict(stretch: Sequence[Link], like: Array, options: BackwardOptions, verdicts: Verdicts) -> Verdict:
+    """Return what ``"auto"`` takes for a stretch; all other options are scans."""
+    if options.algorithm != "auto":
+        return Verdict(True, f"backward={options.algorithm!r} was asked for.", {})
+    return verdicts.of(
+        stretch, like, options, lambda: _moving(_jacobians(stretch)),
+        lambda moving: _plan_within(options, moving, stretch[0].shape[0]),
+    )  # fmt: skip
 
 
 def _stretches(links: Sequence[Link]) -> Iterator[tuple[bool, list[Link]]]:
@@ -90,6 +119,11 @@ def _jacobians(stretch: Sequence[Link]) -> list[Any]:
     return [link.layer.jacobian_t(link.saved) for link in stretch]
 
 
+def _moving(jacobians: Sequence[Any]) -> list[Any]:
+    """Return the Jacobians that change a gradient."""
+    return [j for j in jacobians if not _is_identity(j)]
+
+
 def _is_identity(jacobian: Any) -> bool:
     return jacobian.pattern.kind == "identity"
 
@@ -99,7 +133,7 @@ def _scan(stretch: Sequence[Link], gy: Array, options: BackwardOptions) -> list[
     batch = gy.shape[0]
     y = backend.namespace(gy).ascontiguousarray(gy.reshape(batch, -1).T)
     jacobians = _jacobians(stretch)
-    moving = [j for j in jacobians if not _is_identity(j)]
+    moving = _moving(jacobians)
     results = iter(_plan_within(options, moving, batch)(y, [j.data for j in moving]) if moving else [])
     gradients = []
     for link, jacobian in zip(stretch, jacobians, strict=True):
@@ -109,9 +143,8 @@ def _scan(stretch: Sequence[Link], gy: Array, options: BackwardOptions) -> list[
     return gradients
 
 
-def _plan_within(options: BackwardOptions, jacobians: Sequence[Any], batch: int) -> Any:
-    """Return the plan for these Jacobians, identities left out, if they and the scan fit into the memory limit."""
-    moving = [j for j in jacobians if not _is_identity(j)]
+def _plan_within(options: BackwardOptions, moving: Sequence[Any], batch: int) -> Any:
+    """Return the plan for these Jacobians, none of them an identity, if they and the scan fit into the memory limit."""
     first = moving[0].data
     stored = sum(j.data.nbytes for j in moving)
     limit = options.memory_limit
@@ -129,7 +162,7 @@ def _plan_within(options: BackwardOptions, jacobians: Sequence[Any], batch: int)
         ) from error
 
 
-@lru_cache(maxsize=64)  # a plan keeps its buffers; a net has one for each stretch and batch size
+@lru_cache(maxsize=8)  # a plan keeps its buffers, gigabytes for large nets; one for each stretch and batch size
 def _plan(
     patterns: tuple[Any, ...], shared: tuple[bool, ...], batch: int, dtype: np.dtype, xp: ModuleType,
     options: BackwardOptions, memory_limit: int | None,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from sparsebp.errors import OptionError, ShapeError
 from sparsebp.nn.layer import Layer, check_gy, check_input
+from sparsebp.nn.work import Work, together
 from sparsebp.types import Array
 
 
@@ -71,6 +73,12 @@ class Concat(Layer):
             for key, grad in branch.weight_grad(part, kept).items()
         }
         return self._summed(grads)
+
+    def input_grad_work(self, shape: tuple[int, ...], saved: list[tuple[tuple[int, ...], Any]]) -> Work:
+        """Return the branches' costs, of parts of the gradient, and those of a sum."""
+        parts = (b.input_grad_work(shape, kept) for b, (_, kept) in zip(self.children.values(), saved, strict=True))
+        copies = [Work(prod(shape), 3 * prod(shape) + 2 * prod(out), 2) for out, _ in saved]
+        return together((*parts, *copies))._replace(entries=0)
 
     def couples_samples(self, saved: list[tuple[tuple[int, ...], Any]]) -> bool:
         """Whether any of the branches does."""

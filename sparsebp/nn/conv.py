@@ -106,6 +106,9 @@ class Conv(ConvNd):
             layout="chw", kept=self._kept(),
         )  # fmt: skip
 
+    def _windowed_size(self, input_size: tuple[int, ...]) -> tuple[int, ...]:
+        return input_size
+
 
 class Conv1d(Conv):
     """A convolution of (B, in_channels, L), as `torch.nn.Conv1d`; the arguments are those of `Conv`."""

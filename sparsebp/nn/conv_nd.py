@@ -12,6 +12,8 @@ from sparsebp.errors import OptionError
 from sparsebp.nn import convolution, init
 from sparsebp.nn.layer import check_gy, check_input
 from sparsebp.nn.prunable import Prunable
+from sparsebp.nn.work import Work
+from sparsebp.patterns.conv import conv_entries
 from sparsebp.types import Array, Seed
 from sparsebp.windows import Windows, check_channels, lengths
 
@@ -64,6 +66,25 @@ class ConvNd(Prunable):
         ShapeError
             There is no output.
         """
+
+    def input_grad_work(self, shape: tuple[int, ...], saved: Array) -> Work:
+        """Return the cost of one matrix product, and of its windows, written and added up tap by tap (or read so)."""
+        sizes = self._windowed_size(shape[2:])
+        weight = self.params["weight"]
+        positions = shape[0] * prod(self.windows.output_size(sizes))
+        taps, channels = prod(self.windows.kernel), weight.shape[1] * self.groups  # of what the windows slide over
+        inputs, outputs = shape[0] * channels * prod(sizes), positions * weight.shape[0]
+        kept = self._kept()
+        return Work(
+            flops=2 * positions * weight.size,
+            values=weight.size + 4 * positions * channels * taps + 2 * (inputs + outputs),
+            calls=taps + 4,
+            entries=conv_entries(channels, weight.shape[0], sizes, self.windows, self.groups, kept),
+        )
+
+    @abc.abstractmethod
+    def _windowed_size(self, input_size: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the lengths of the axes that the windows slide over: the input's, or the output's."""
 
     def _check_x(self, x: Array) -> ModuleType:
         weight = self.params["weight"]

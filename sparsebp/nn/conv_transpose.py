@@ -109,6 +109,9 @@ class ConvTranspose(ConvNd):
             w.dilation, kept=self._kept(),
         )  # fmt: skip
 
+    def _windowed_size(self, input_size: tuple[int, ...]) -> tuple[int, ...]:
+        return self.output_size(input_size)
+
 
 class ConvTranspose1d(ConvTranspose):
     """A transposed convolution of (B, in_channels, L), as `torch.nn.ConvTranspose1d`."""

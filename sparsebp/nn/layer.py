@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Iterator, Mapping
+from math import prod
 from types import ModuleType
 from typing import Any, Self
 
@@ -16,6 +17,7 @@ import numpy as np
 
 from sparsebp import backend
 from sparsebp.errors import DTypeError, FileFormatError, NonFiniteError, ShapeError
+from sparsebp.nn.work import Work
 from sparsebp.types import Array
 
 
@@ -64,6 +66,13 @@ class Layer(abc.ABC):
     @abc.abstractmethod
     def jacobian_t(self, saved: Any) -> Any:
         """Return the `TransposedJacobian` (inputs × outputs of one sample, flattened in C order)."""
+
+    def input_grad_work(self, shape: tuple[int, ...], saved: Any) -> Work:
+        """Return about what `input_grad` costs for an input of `shape`, without running it: a few elementwise passes.
+
+        Layers that do more than that say so. ``backward="auto"`` of `Sequential` compares the sum with scans.
+        """
+        return Work(2 * prod(shape), 4 * prod(shape), 2)
 
     def couples_samples(self, saved: Any) -> bool:
         """Whether an output of that forward depends on more than one sample, so that no sample has a Jacobian."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from sparsebp import backend
 from sparsebp.nn import init
 from sparsebp.nn.layer import check_gy, check_input
 from sparsebp.nn.prunable import Prunable
+from sparsebp.nn.work import Work
 from sparsebp.types import Array, Seed
 
 
@@ -66,6 +68,17 @@ class Linear(Prunable):
         if "bias" in self.params:
             grads["bias"] = xp.ones(flat.shape[0], dtype=flat.dtype) @ flat  # a GEMV: several times faster than sum
         return grads
+
+    def input_grad_work(self, shape: tuple[int, ...], saved: Array) -> Work:
+        """Return the cost of one matrix product."""
+        weight, rows = self.params["weight"], prod(shape[:-1])
+        kept = self._kept()
+        return Work(
+            flops=2 * rows * weight.size,
+            values=weight.size + rows * (self.in_features + self.out_features),
+            calls=1,
+            entries=prod(shape[1:-1]) * (weight.size if kept is None else int(np.count_nonzero(kept))),
+        )
 
     def jacobian_t(self, saved: Array) -> Any:
         """Return Wᵀ, shared by the batch; a diagonal block for each position between batch and features."""

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from sparsebp.nn.layer import Layer
+from sparsebp.nn.work import Work
 from sparsebp.patterns import PoolPattern
 from sparsebp.patterns.pool import window_pattern
 from sparsebp.patterns.pool_window import PoolWindow
@@ -43,6 +45,11 @@ class SlidingPool(Layer):
     ) -> None:
         super().__init__()
         self.window = PoolWindow.of(self.dims, kernel_size, stride, padding, dilation, ceil_mode)
+
+    def input_grad_work(self, shape: tuple[int, ...], saved: PoolSaved) -> Work:
+        """Return the cost of some passes over the windows for every place of the kernel."""
+        places, windows = prod(self.window.kernel), prod(self._out_shape(shape))
+        return Work(2 * places * windows, 6 * places * windows + 4 * prod(shape), 3 * places + 2)
 
     def pool(self, shape: tuple[int, ...]) -> PoolPattern:
         """Return the pattern for an input of `shape` (B, C, …)."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from sparsebp import backend
 from sparsebp.errors import ShapeError
 from sparsebp.nn.layer import Layer, check_gy, check_input
+from sparsebp.nn.work import Work, together
 from sparsebp.types import Array
 
 
@@ -50,6 +52,11 @@ class Residual(Layer):
         """Return the body's weight gradients under ``"body."``."""
         grads = self.children["body"].weight_grad(gy, saved[1])
         return {f"body.{name}": grad for name, grad in grads.items()}
+
+    def input_grad_work(self, shape: tuple[int, ...], saved: tuple[Array, Any]) -> Work:
+        """Return the body's cost and that of a sum."""
+        body = self.children["body"].input_grad_work(shape, saved[1])
+        return together((body._replace(entries=0), Work(prod(shape), 3 * prod(shape), 1)))
 
     def couples_samples(self, saved: tuple[Array, Any]) -> bool:
         """Whether the body does."""

@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sparsebp import backend
 from sparsebp.errors import OptionError
 from sparsebp.nn.backward import BackwardOptions
 from sparsebp.nn.chain import Link, chain_gradients, chain_plans
 from sparsebp.nn.layer import Layer
+from sparsebp.nn.verdict import Verdicts
+from sparsebp.nn.work import Work, together
 from sparsebp.types import Array, ChainBackward
 
 
@@ -19,12 +22,15 @@ class SequentialSaved:
 
     Attributes
     ----------
+    like
+        An empty array of the output's dtype, on its device.
     gradients
         At the input of every link (see `Sequential`) and, last, at the output; None where it was not yet needed.
     """
 
     layers: list[Any]
     shapes: list[tuple[int, ...]]
+    like: Array = None
     gy: Array | None = None
     gradients: list[Array | None] | None = None
 
@@ -42,11 +48,14 @@ class Sequential(Layer):
         backward runs.
     backward
         ``"bp"``: the layers' `input_grad`, one after the other. Else a scan over the layers' transposed Jacobians
-        (BPPSA §3.1), by the algorithm of that name of `sparsebp.plan_scan`; ``"auto"``: the cost model decides.
-        Patterns and plans are made at the first step with a batch size, values at every step.
+        (BPPSA §3.1), by the algorithm of that name of `sparsebp.plan_scan`. ``"auto"``: a cost model compares layer by
+        layer with all scans, the values of their Jacobians included, by shapes, pruned weights, workers and memory
+        limit; `scan_plans` says what it took and why. Patterns and plans are made at the first step with a batch size,
+        values at every step.
     up_levels, chunks, workers, memory_limit
         Levels of the up-sweep of ``"hybrid"``, number of chunks of ``"chunked"``, workers of the cost model, and most
-        bytes that the Jacobians and the scan of a stretch may take; None: the algorithm chooses, and no limit.
+        bytes that the Jacobians and the scan of a stretch may take (beyond it, ``"auto"`` runs layer by layer); None:
+        the algorithm chooses, and no limit.
 
     Raises
     ------
@@ -84,6 +93,7 @@ class Sequential(Layer):
         """
         options = BackwardOptions("linear" if backward == "bp" else backward, up_levels, chunks, workers, memory_limit)
         self.options = None if backward == "bp" else options
+        self.verdicts = Verdicts()
 
     @property
     def backward(self) -> ChainBackward:
@@ -129,6 +139,7 @@ class Sequential(Layer):
             saved.shapes.append(x.shape)
             x, layer_saved = layer.forward(x)
             saved.layers.append(layer_saved)
+        saved.like = backend.namespace(x).empty(0, x.dtype)
         return x, saved
 
     def input_grad(self, gy: Array, saved: SequentialSaved) -> Array:
@@ -148,16 +159,23 @@ class Sequential(Layer):
         return self._summed(grads)
 
     def scan_plans(self, saved: SequentialSaved) -> list[Any]:
-        """Return the `ScanPlan` of every stretch that `weight_grad` scans, from the output on; none with ``"bp"``.
+        """Return how `weight_grad` runs every stretch that could be scanned, from the output on; nothing with ``"bp"``.
 
-        Each says what it does and why: ``describe()``, ``reason``, ``steps``.
+        Each is a `ScanPlan`, or a `LayerByLayer` where ``"auto"`` takes no scan, and says what it does and why:
+        ``algorithm``, ``reason``, ``estimates``, ``describe()``.
 
         Raises
         ------
         MemoryLimitError
-            A stretch needs more than `memory_limit`.
+            A stretch needs more than `memory_limit`; not with ``"auto"``.
         """
-        return chain_plans(self._links(saved)[self._behind_first_weights(saved) :], self.options)
+        links = self._links(saved)[self._behind_first_weights(saved) :]
+        return chain_plans(links, saved.like, self.options, self.verdicts)
+
+    def input_grad_work(self, shape: tuple[int, ...], saved: SequentialSaved) -> Work:
+        """Return the sum of the layers' costs."""
+        parts = zip(self.children.values(), saved.shapes, saved.layers, strict=True)
+        return together(layer.input_grad_work(shape, kept) for layer, shape, kept in parts)
 
     def couples_samples(self, saved: SequentialSaved) -> bool:
         """Whether any of the layers does."""
@@ -196,7 +214,7 @@ class Sequential(Layer):
         gradients = saved.gradients
         known = next(i for i in range(first, len(gradients)) if gradients[i] is not None)
         if known > first:
-            gradients[first:known] = chain_gradients(links[first:known], gradients[known], self.options)
+            gradients[first:known] = chain_gradients(links[first:known], gradients[known], self.options, self.verdicts)
             self._share(gradients, saved)
         return gradients
 

@@ -218,17 +218,26 @@ def _channels(in_channels: int, out_channels: int, groups: int, taps: int) -> Fa
     return Factor(np.arange(in_channels + 1) * of_group, columns.reshape(-1), out_channels, offset.reshape(-1))
 
 
+def conv_entries(
+    in_channels: int, out_channels: int, sizes: tuple[int, ...], windows: Windows, groups: int, kept: np.ndarray | None
+) -> int:
+    """Return the entries that `conv_pattern` would have for these checked arguments, without building it.
+
+    Those of a transposed convolution are as many, with `sizes` the lengths of its output and the channels exchanged.
+    """
+    axes = [axis_factor(sizes, windows, axis) for axis in range(len(sizes))]
+    if kept is not None:
+        return count_kept(kept, axes)
+    return in_channels * out_channels // groups * prod(len(f.columns) for f in axes)
+
+
 def _check_memory(
     limit: int, in_channels: int, out_channels: int, sizes: tuple[int, ...], windows: Windows, groups: int,
     transposed: bool, kept: np.ndarray | None,
 ) -> None:  # fmt: skip
     shape = (in_channels * prod(sizes), out_channels * prod(windows.output_size(sizes)))
-    axes = [axis_factor(sizes, windows, axis) for axis in range(len(sizes))]
     weights = in_channels * out_channels // groups * prod(windows.kernel)
-    if kept is None:
-        nnz = in_channels * out_channels // groups * prod(len(f.columns) for f in axes)
-    else:
-        nnz = count_kept(kept, axes)
+    nnz = conv_entries(in_channels, out_channels, sizes, windows, groups, kept)
     itemsize = index_dtype(nnz, shape).itemsize
     needed = (nnz + shape[transposed] + 1) * itemsize + nnz * index_dtype(weights, (0, 0)).itemsize
     if needed > limit:

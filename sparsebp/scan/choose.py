@@ -31,7 +31,7 @@ def choose(options: Sequence[Candidate], chain: Chain, m: Machine, memory_limit:
     MemoryLimitError
         None does.
     """
-    times, dropped = _estimates(options, chain, m, memory_limit)
+    times, dropped = estimate(options, chain, m, memory_limit)
     fill_in = FillIn()
     for option in sorted(times, key=lambda o: times[o]):
         try:
@@ -48,7 +48,7 @@ class _TooSlow(Exception):
     """A candidate's FLOPs alone take longer than the best so far; its products are not worth a look."""
 
 
-def _estimates(
+def estimate(
     options: Sequence[Candidate], chain: Chain, m: Machine, memory_limit: int
 ) -> tuple[dict[Candidate, float], list[str]]:
     """Return the estimated seconds of each option that may be the best, and those beyond the memory limit."""

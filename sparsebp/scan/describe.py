@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from sparsebp.scan.steps import ScanStep
@@ -44,13 +44,16 @@ def describe(plan: ScanPlan, max_rows: int = 40) -> str:
         f"memory         {amount(plan.memory, 'B')}: products {amount(sized.workspace, 'B')}, "
         f"results {amount(sized.results, 'B')}, product index {amount(sized.index, 'B')}",
     ]
-    if plan.estimates:
-        shown = sorted(plan.estimates.items(), key=lambda pair: pair[1])
-        lines.append("estimates      " + ", ".join(f"{name} {1e6 * t:.4g} µs" for name, t in shown))
-    lines += ["", *_table(steps[:max_rows])]
+    lines += [*estimates_line(plan.estimates), "", *_table(steps[:max_rows])]
     if len(steps) > max_rows:
         lines.append(f"… {len(steps) - max_rows} more steps; see .steps")
     return "\n".join(lines)
+
+
+def estimates_line(estimates: Mapping[str, float]) -> list[str]:
+    """Return the line with the estimates, the least first; none if nothing was compared."""
+    shown = sorted(estimates.items(), key=lambda pair: pair[1])
+    return ["estimates      " + ", ".join(f"{name} {1e6 * t:.4g} µs" for name, t in shown)] if shown else []
 
 
 def _table(steps: Sequence[ScanStep]) -> list[str]:

@@ -12,8 +12,9 @@ import numpy as np
 from sparsebp import backend
 from sparsebp.errors import MemoryLimitError, ShapeError
 from sparsebp.patterns import SparsityPattern
+from sparsebp.scan.candidates import Candidate
 from sparsebp.scan.chain import Chain
-from sparsebp.scan.choose import choose
+from sparsebp.scan.choose import choose, estimate
 from sparsebp.scan.cost import step_seconds
 from sparsebp.scan.describe import describe
 from sparsebp.scan.fold import piece_ends
@@ -316,19 +317,9 @@ def plan_scan(
         The algorithm, or one of its steps, needs more than `memory_limit`; the message names an algorithm that does
         not. Fill-in is estimated first, so that a hopeless product is not even planned.
     """
-    patterns = check_patterns(patterns)
-    check_options(algorithm, workers, up_levels, memory_limit, batch)
     dtype = backend.float_dtype(dtype)
-    if shared is not None and len(shared) != len(patterns):
-        raise ShapeError(
-            "shared has the wrong length", expected=len(patterns), got=len(shared), remedy="Pass one flag a pattern"
-        )
-    sizes = Sizes.make(batch, dtype, [False] * len(patterns) if shared is None else shared)
-    m = machine(xp, workers)
-    ends = piece_ends(patterns) if fold else tuple(range(1, len(patterns) + 1))
-    chain = Chain(patterns, ends, sizes)
+    chain, options, m = _prepared(patterns, algorithm, workers, up_levels, memory_limit, fold, batch, dtype, shared, xp)
     limit = m.memory if memory_limit is None else memory_limit
-    options = options_for(algorithm, len(ends), workers, up_levels, m, batch)
     reason, estimates = f"{options[0]} was asked for.", {}
     if len(options) == 1:
         sized = build_within(options[0], chain, limit)
@@ -339,3 +330,35 @@ def plan_scan(
             raise refusal(options[0], chain, limit, error) from error
         sized, reason, estimates = decision.sized, decision.reason, dict(decision.estimates)
     return ScanPlan(sized, chain, m, dtype, memory_limit, reason, estimates)
+
+
+def estimate_scans(
+    patterns: Sequence[SparsityPattern], workers: int | None = None, memory_limit: int | None = None, *, batch: int = 1,
+    dtype: Any = np.float32, shared: Sequence[bool] | None = None, xp: ModuleType = np,
+) -> dict[str, float]:  # fmt: skip
+    """Return the seconds that ``plan_scan(algorithm="auto")`` would compare, by algorithm, without planning a product.
+
+    The arguments, and the errors that they raise, are those of `plan_scan`. Algorithms that clearly exceed the memory
+    limit are left out, as are those whose FLOPs alone take longer than the best; there may be none left.
+    """
+    dtype = backend.float_dtype(dtype)
+    chain, options, m = _prepared(patterns, "auto", workers, None, memory_limit, True, batch, dtype, shared, xp)
+    times, _ = estimate(options, chain, m, m.memory if memory_limit is None else memory_limit)
+    return {str(option): seconds for option, seconds in times.items()}
+
+
+def _prepared(
+    patterns: Sequence[SparsityPattern], algorithm: ScanAlgorithm, workers: int | None, up_levels: int | None,
+    memory_limit: int | None, fold: bool, batch: int, dtype: np.dtype, shared: Sequence[bool] | None, xp: ModuleType,
+) -> tuple[Chain, list[Candidate], Machine]:  # fmt: skip
+    """Check the arguments of `plan_scan`; return the chain, the algorithms to choose from, and the machine."""
+    patterns = check_patterns(patterns)
+    check_options(algorithm, workers, up_levels, memory_limit, batch)
+    if shared is not None and len(shared) != len(patterns):
+        raise ShapeError(
+            "shared has the wrong length", expected=len(patterns), got=len(shared), remedy="Pass one flag a pattern"
+        )
+    sizes = Sizes.make(batch, dtype, [False] * len(patterns) if shared is None else shared)
+    m = machine(xp, workers)
+    ends = piece_ends(patterns) if fold else tuple(range(1, len(patterns) + 1))
+    return Chain(patterns, ends, sizes), options_for(algorithm, len(ends), workers, up_levels, m, batch), m

@@ -118,7 +118,9 @@ class ImageConfig(TrainConfig):
         if not plans:
             return {"algorithm": "bp", "reason": "layer by layer: no scan was asked for, or there is nothing to scan"}
         algorithms = dict.fromkeys(plan.algorithm for plan in plans)
-        return {"algorithm": ", ".join(algorithms), "reason": "; ".join(dict.fromkeys(plan.reason for plan in plans))}
+        reasons = list(dict.fromkeys(plan.reason for plan in plans))
+        more = f" And {len(reasons) - 2} more." if len(reasons) > 2 else ""
+        return {"algorithm": ", ".join(algorithms), "reason": " ".join(reasons[:2]) + more}
 
     def same_on_resume(self) -> dict[str, Any]:
         """Leave the folder of the data out: it may move."""

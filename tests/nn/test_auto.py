@@ -1,0 +1,272 @@
+"""``backward="auto"``: layer by layer or a scan, decided by shapes, pruned weights, workers and memory limit."""
+
+from __future__ import annotations
+
+from math import prod
+from types import SimpleNamespace
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from convolutions import configurations
+from networks import networks
+from sparsebp import nn
+from sparsebp.errors import MemoryLimitError
+from sparsebp.models import vgg11
+from sparsebp.nn import chain
+from sparsebp.nn.backward import BackwardOptions
+from sparsebp.nn.chain import Link
+from sparsebp.nn.verdict import KEPT, Verdicts, decide
+from sparsebp.nn.work import Work
+from sparsebp.patterns import SparsityPattern
+from sparsebp.scan.layerwise import MARGIN, layerwise_seconds, least_scan_seconds, values_seconds
+from sparsebp.scan.machine import machine
+from strategies import reals, seeds
+
+CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
+TRANSPOSED = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d, 3: nn.ConvTranspose3d}
+
+
+def refuse(*_):
+    raise AssertionError("was asked for")
+
+
+def dense(n, size, batch=None):
+    """Stand-ins for n dense Jacobians."""
+    values = np.ones(size * size if batch is None else (size * size, batch), dtype=np.float32)
+    return [SimpleNamespace(pattern=SparsityPattern.dense(size, size), data=values, batch=batch) for _ in range(n)]
+
+
+def verdict(works, jacobians, *, batch=2, plan=None, **options):
+    return decide(
+        works, batch, np.dtype(np.float32), np, BackwardOptions("auto", **options),
+        jacobians if callable(jacobians) else lambda: jacobians,
+        plan or (lambda _: SimpleNamespace(estimates={})),
+    )  # fmt: skip
+
+
+# ---- what a layer says of itself -----------------------------------------------------------------------------------
+
+
+@given(
+    c=configurations(symmetric=True),
+    transposed=st.booleans(),
+    pruned=st.booleans(),
+    seed=seeds,
+    batch=st.integers(1, 3),
+)
+def test_work_of_convolutions(c, transposed, pruned, seed, batch):
+    """The entries are those of the pattern, and the FLOPs those of a dense product for every window."""
+    rng = np.random.default_rng(seed)
+    layers = TRANSPOSED if transposed else CONVOLUTIONS
+    padding = tuple(before for before, _ in c.padding)
+    size = c.size
+    layer = layers[len(size)](
+        c.in_channels, c.out_channels, c.kernel, c.stride, padding, dilation=c.dilation, groups=c.groups, rng=rng
+    )  # fmt: skip
+    if transposed:
+        size = layer.windows.output_size(size)
+        if min(layer.windows.padded_size(c.size)) < 1 or min((n - 1) * s + r - 2 * p for n, s, r, p in zip(
+            size, c.stride, layer.windows.reach, padding, strict=True)) < 1:  # fmt: skip
+            return
+    if pruned:
+        layer.keep_weights(rng.random(layer.params["weight"].shape) < 0.5)
+    x = rng.standard_normal((batch, c.in_channels, *size)).astype(np.float32)
+    y, saved = layer.forward(x)
+    work = layer.input_grad_work(x.shape, saved)
+    assert work.entries == layer.jacobian_t(saved).pattern.nnz
+    windows = prod(size) if transposed else prod(y.shape[2:])
+    assert work.flops == 2 * batch * windows * layer.params["weight"].size
+    assert work.values > x.size and work.calls > prod(c.kernel)
+
+
+@given(
+    features=st.tuples(st.integers(1, 5), st.integers(1, 5)), rows=st.lists(st.integers(1, 3), min_size=1, max_size=3)
+)
+def test_work_of_linear(features, rows):
+    layer = nn.Linear(*features, rng=0)
+    x = np.ones((*rows, features[0]), np.float32)
+    _, saved = layer.forward(x)
+    work = layer.input_grad_work(x.shape, saved)
+    assert work.entries == layer.jacobian_t(saved).pattern.nnz
+    assert work.flops == 2 * prod(rows) * prod(features)
+    layer.keep_weights(np.zeros((features[1], features[0]), bool))
+    pruned = layer.input_grad_work(x.shape, saved)
+    assert pruned == work._replace(entries=0)  # a matrix product computes with the zeros
+
+
+@given(network=networks(training=True))
+def test_every_layer_knows_its_work(network):
+    pair, x = network
+    _, saved = pair.layer.forward(x)
+    work = pair.layer.input_grad_work(x.shape, saved)
+    assert all(value >= 0 for value in work) and work.values >= x.size
+    parts = [link.layer.input_grad_work(link.shape, link.saved) for link in pair.layer._links(saved)]
+    assert work == tuple(map(sum, zip(*parts, strict=True)))
+
+
+# ---- the estimates -------------------------------------------------------------------------------------------------
+
+
+@given(entries=st.lists(st.integers(1, 10**9), min_size=1, max_size=5), batch=st.integers(1, 300), w=st.integers(1, 64))
+def test_estimates_grow_with_work_and_shrink_with_workers(entries, batch, w):
+    m, more = machine(np, w), machine(np, 2 * w)
+    works = [(n, n, 1) for n in entries]
+    for seconds in (
+        lambda m, itemsize: layerwise_seconds(works, m, itemsize),
+        lambda m, itemsize: values_seconds(entries, m, itemsize),
+        lambda m, itemsize: least_scan_seconds(sum(entries), batch, m, itemsize),
+    ):
+        assert 0 < seconds(more, 4) <= seconds(m, 4) < seconds(m, 8)
+    assert layerwise_seconds([*works, (1, 1, 1)], m, 4) > layerwise_seconds(works, m, 4)
+    assert least_scan_seconds(sum(entries), batch + 300, m, 4) >= least_scan_seconds(sum(entries), batch, m, 4)
+
+
+# ---- the decision --------------------------------------------------------------------------------------------------
+
+
+@given(
+    flops=st.integers(0, 10**12), entries=st.integers(0, 10**10), batch=st.integers(1, 64), w=st.integers(1, 64),
+    limit=st.none() | st.integers(0, 10**6),
+)  # fmt: skip
+def test_it_depends_on_its_arguments_alone_and_follows_its_estimates(flops, entries, batch, w, limit):
+    works, chain_ = [Work(flops, 10, 1, entries)] * 3, dense(3, 4)
+    first, again = (verdict(works, chain_, batch=batch, workers=w, memory_limit=limit) for _ in range(2))
+    assert first == again and "layer by layer" in first.reason
+    best = min((t for name, t in first.estimates.items() if name != "bp"), default=float("inf"))
+    assert first.scans == (best <= MARGIN * first.estimates["bp"])
+
+
+def test_jacobians_are_not_asked_for_where_no_scan_can_be_as_fast():
+    found = verdict([Work(10, 10, 1, 10**9)], refuse, plan=refuse)
+    assert not found.scans and "no scan takes less" in found.reason and "1000000000 entries" in found.reason
+
+
+def test_a_scan_is_planned_only_if_it_is_taken():
+    assert not verdict([Work(1, 1, 1)] * 3, dense(3, 4), plan=refuse).scans
+    planned = []
+    plan = lambda moving: planned.append(moving) or SimpleNamespace(estimates={"linear": 1e-5})  # noqa: E731
+    found = verdict([Work(10**12, 1, 1)] * 3, dense(3, 4), plan=plan)
+    assert found.scans and len(planned) == 1
+    slow = lambda _: SimpleNamespace(estimates={"linear": 1e9})  # noqa: E731  what is left once memory is known
+    assert not verdict([Work(10**12, 1, 1)] * 3, dense(3, 4), plan=slow).scans
+
+
+def test_memory_limit():
+    works = [Work(10**12, 1, 1, 16)] * 3
+    assert verdict(works, dense(3, 4), memory_limit=10**6).scans
+
+    def full(_):
+        raise MemoryLimitError("The scan needs more memory than memory_limit")
+
+    for limit, jacobians, plan in (
+        (0, refuse, refuse), (191, refuse, refuse), (200, dense(3, 4, 2), refuse), (193, dense(3, 4), full),
+    ):  # fmt: skip
+        found = verdict(works, jacobians, plan=plan, memory_limit=limit)
+        assert not found.scans and f"memory_limit, {limit} bytes" in found.reason
+
+
+def test_many_workers_scan_a_long_chain():
+    works = [Work(2 * 16 * 2, 48, 1, 16)] * 512
+    assert not verdict(works, dense(512, 4, 2), workers=1).scans
+    many = verdict(works, dense(512, 4, 2), workers=4096)
+    assert many.scans and min(many.estimates, key=many.estimates.get) not in ("bp", "linear")
+
+
+def test_nothing_to_scan():
+    assert "nothing to scan" in verdict([Work(0, 0, 1)], []).reason
+
+
+# ---- in a chain ----------------------------------------------------------------------------------------------------
+
+
+def test_an_unpruned_vgg_runs_layer_by_layer_and_a_pruned_one_by_scan(monkeypatch):
+    model = vgg11(width=0.25, rng=0)
+    model.set_backward("auto", workers=2)
+    x = np.random.default_rng(0).standard_normal((2, 3, 32, 32)).astype(np.float32)
+    with monkeypatch.context() as patch:
+        patch.setattr(nn.Conv2d, "jacobian_t", refuse)
+        y, saved = model.forward(x)
+        model.weight_grad(np.ones_like(y), saved)
+        (plan,) = model.scan_plans(saved)
+    assert plan.algorithm == "bp" and "entries of Jacobians" in plan.reason
+    assert plan.reason in plan.describe() and "bp" in plan.estimates
+    nn.prune(model, 0.99, "class_uniform")
+    y, saved = model.forward(x)
+    (plan,) = model.scan_plans(saved)
+    assert plan.algorithm == "linear" and plan.reason.startswith(f"{1e3 * plan.estimates['bp']:.3g} ms layer by layer")
+    assert "Jacobians' values" in plan.describe()
+    assert plan.estimates["linear"] <= MARGIN * plan.estimates["bp"]
+
+
+def small(**options):
+    rng = np.random.default_rng(0)
+    return nn.Sequential(nn.Linear(3, 4, rng=rng), nn.Tanh(), nn.Linear(4, 2, rng=rng), **options)
+
+
+@given(net=networks(training=True), seed=seeds, workers=st.sampled_from([None, 1, 10_000]))
+@settings(max_examples=25)
+def test_gradients_are_those_of_what_was_taken(net, seed, workers):
+    """Layer by layer bit for bit, and those of a scan in any case."""
+    pair, x = net
+    model, rng = pair.layer, np.random.default_rng(seed)
+    y, saved = model.forward(x)
+    gy = rng.standard_normal(y.shape)
+    model.set_backward("auto", workers=workers)
+    got = model.input_grad(gy, saved)
+    plans = chain.chain_plans(model._links(saved), saved.like, model.options, model.verdicts)
+    if all(plan.algorithm == "bp" for plan in plans):
+        model.set_backward("bp")
+        assert np.array_equal(got, model.input_grad(gy.copy(), saved), equal_nan=True)
+    model.set_backward("linear")
+    np.testing.assert_allclose(got, model.input_grad(gy.copy(), saved), rtol=1e-9, atol=1e-9)
+
+
+def test_verdicts_are_kept_and_follow_the_masks(monkeypatch):
+    asked = []
+    original = chain.Verdicts.of.__globals__["decide"]
+    monkeypatch.setitem(chain.Verdicts.of.__globals__, "decide", lambda *a: asked.append(a[1]) or original(*a))
+    model = small(backward="auto")
+
+    def step(batch):
+        y, saved = model.forward(np.ones((batch, 3), np.float32))
+        model.input_grad(np.ones_like(y), saved)
+        return saved
+
+    for batch in (2, 2, 3, 2):
+        step(batch)
+    assert asked == [2, 3]
+    model[2].keep_weights(np.eye(2, 4, dtype=bool))
+    step(2)
+    step(2)
+    model[2].keep_weights(np.eye(2, 4, 1, dtype=bool))  # as many weights, other ones
+    step(2)
+    assert asked == [2, 3, 2, 2]
+    model.set_backward("auto", workers=5)
+    assert model.scan_plans(step(2)) and asked == [2, 3, 2, 2, 2, 2]  # all layers, and those behind the first weights
+    for batch in range(3, 2 * KEPT):
+        step(batch)
+    assert len(model.verdicts._known) == KEPT
+
+
+def test_a_reason_belongs_to_its_chain():
+    """Plans are shared by chains with equal patterns; what "auto" says of one is not said of another."""
+    auto, linear = small(backward="auto", workers=7), small(backward="linear", workers=7)
+    _, saved = linear.forward(np.ones((2, 3), np.float32))
+    before = linear.scan_plans(saved)[0].reason
+    auto.scan_plans(auto.forward(np.ones((2, 3), np.float32))[1])
+    assert linear.scan_plans(saved)[0].reason == before
+
+
+@given(dtype=reals)
+def test_the_dtype_counts(dtype):
+    model = nn.Sequential(nn.Linear(3, 4, dtype=dtype, rng=0), nn.Tanh(), backward="auto")
+    _, saved = model.forward(np.ones((2, 3), dtype))
+    stretch = [Link(model[1], saved.layers[1], (2, 4)), Link(model[0], saved.layers[0], (2, 3))]
+    verdicts = Verdicts()
+    options = BackwardOptions("auto")
+    times = [
+        verdicts.of(stretch, np.empty(0, d), options, list, refuse).estimates["bp"] for d in (np.float32, np.float64)
+    ]
+    assert times[0] < times[1]
