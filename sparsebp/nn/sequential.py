@@ -124,7 +124,7 @@ class Sequential(Layer):
         """
         stages = self.stages()[first:]
         links = [Link(layer, s, shape) for (_, layer), s, shape in zip(stages, saved, shapes, strict=True)]
-        return chain_gradients(links, gy, self.options)
+        return chain_gradients(links, gy, self.options, self.verdicts)
 
     def __len__(self) -> int:
         return len(self.children)
