@@ -1,5 +1,6 @@
 """Schedules of a training step as data: actions, their graph, and who does what in which order."""
 
+from sparsebp.schedule.action_csv import read_csv, to_csv, write_csv
 from sparsebp.schedule.actions import KINDS, Action, Cell, Kind, Overlap, actions_of, parse, parts_of
 from sparsebp.schedule.costs import Costs, Link, StageBytes
 from sparsebp.schedule.graph import StepGraph
@@ -28,6 +29,9 @@ __all__ = [
     "depth",
     "parse",
     "parts_of",
+    "read_csv",
     "simulate",
+    "to_csv",
     "validate",
+    "write_csv",
 ]

@@ -19,7 +19,7 @@ KINDS: dict[Kind, str] = {
 }
 """What the letters mean. F, I, W, B are those of ``torch.distributed.pipelining``."""
 
-_ACTION = re.compile(r"([0-9]+)([FIWBSU])([0-9]*)")
+_ACTION = re.compile(r"([0-9]{1,9})([FIWBSU])([0-9]{0,9})")
 _OVERLAP = re.compile(r"\(([^;()]+);([^;()]+)\)OVERLAP_F_B")
 
 

@@ -143,8 +143,9 @@ def _places(graph: StepGraph, lanes: Sequence[Lane]) -> dict[Action, tuple[int, 
     missing = sorted(required - where.keys())
     if missing:
         listed = ", ".join(map(str, missing[:10])) + (f" and {len(missing) - 10} more" if len(missing) > 10 else "")
+        forward = Action(missing[0].stage, "F", missing[0].microbatch or 0)  # says where its lane is
         raise ScheduleError("Actions are missing", expected=f"all {len(required)} actions of the step",
-                            got=f"none of {listed}", remedy="Add them to a lane")  # fmt: skip
+                            got=f"none of {listed}", remedy="Add them to a lane", actions=[forward])  # fmt: skip
     return where
 
 

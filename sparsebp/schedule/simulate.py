@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from sparsebp.errors import OptionError
-from sparsebp.schedule.actions import KINDS, Action, Cell, actions_of
+from sparsebp.schedule.actions import KINDS, Action, Cell, actions_of, parts_of
 from sparsebp.schedule.costs import Costs
 from sparsebp.schedule.engine import Run
 from sparsebp.schedule.graph import StepGraph
@@ -171,7 +171,7 @@ class Simulation:
             The action or step was not simulated.
         """
         if action.kind == "B":
-            action = Action(action.stage, "W", action.microbatch)
+            action = next((part for part in parts_of(action) if part in self.schedule), action)
         if action not in self.schedule or not 0 <= step < self.steps:
             raise OptionError(
                 "This was not simulated", expected=f"an action of the schedule, step 0 to {self.steps - 1}",

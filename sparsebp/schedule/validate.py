@@ -41,10 +41,12 @@ def validate(schedule: Schedule) -> None:
             "a forward with the old weights",
             got=f"{_describe(schedule, update)} earlier than {_describe(schedule, reader)}",
             remedy="Move the update behind it, or keep old versions: weights='stashed'",
+            actions=(_action(schedule, update, "U"), _action(schedule, reader, "I")),
         )  # fmt: skip
     waits = " waits for ".join(_describe(schedule, number) for number in cycle)
     raise ScheduleError("The schedule is deadlocked", expected="an order without a cycle", got=waits,
-                        remedy="Reorder one of these lanes")  # fmt: skip
+                        remedy="Reorder one of these lanes",
+                        actions=(actions_of(schedule.cells.cells[number])[0] for number in cycle[:-1]))  # fmt: skip
 
 
 def _stuck(schedule: Schedule, ignored: Collection[tuple[int, int]]) -> set[int]:

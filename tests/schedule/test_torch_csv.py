@@ -1,0 +1,75 @@
+"""Files go both ways between sparsebp and torch.distributed.pipelining."""
+
+from __future__ import annotations
+
+import csv
+
+import pytest
+
+from sparsebp.schedule import Overlap, Schedule, StepGraph, parse, read_csv, write_csv
+
+pytest.importorskip("torch")
+pipelining = pytest.importorskip("torch.distributed.pipelining.schedules")
+
+
+class Stage:
+    """What the schedules ask a stage for, without a module and a process group."""
+
+    def __init__(self, index, stages, workers, rank):
+        self.submod, self.group = None, None
+        self.stage_index, self.num_stages = index, stages
+        self.group_size, self.group_rank = workers, rank
+
+
+def runtime(workers, stages, microbatches, kind=None):
+    local = [Stage(index, stages, workers, 0) for index in range(0, stages, workers)]
+    return (kind or pipelining._PipelineScheduleRuntime)(local, microbatches)
+
+
+MULTI = [
+    (name, stages)
+    for name, stages in (
+        ("ScheduleLoopedBFS", 8), ("ScheduleInterleaved1F1B", 8), ("ScheduleInterleavedZeroBubble", 8),
+        ("ScheduleZBVZeroBubble", 8), ("ScheduleDualPipeV", 8), ("ScheduleInterleaved1F1B", 4),
+    )
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", ["compute_only", "compute_comms"])
+@pytest.mark.parametrize(("name", "stages"), MULTI)
+def test_files_of_pytorch_are_read_and_read_again_by_it(tmp_path, name, stages, form):
+    theirs = runtime(4, stages, 8, getattr(pipelining, name))
+    theirs._dump_csv(tmp_path / "theirs.csv", format=form)
+    schedule = read_csv(tmp_path / "theirs.csv")
+    assert schedule.graph == StepGraph(stages, 8) and schedule.workers == 4 and schedule.name == "theirs"
+    order = [[str(a) for a in theirs.pipeline_order[rank] if a is not None] for rank in range(4)]
+    if name != "ScheduleDualPipeV" or form == "compute_only":
+        assert [[str(cell) for cell in lane.cells] for lane in schedule.lanes] == order
+    if name == "ScheduleDualPipeV":
+        assert any(isinstance(cell, Overlap) for lane in schedule.lanes for cell in lane.cells)
+
+    write_csv(schedule, tmp_path / "ours.csv", torch=True)
+    again = runtime(4, stages, 8)
+    again._load_csv(tmp_path / "ours.csv")
+    assert {rank: [str(a) for a in actions if a is not None] for rank, actions in again.pipeline_order.items()} == dict(
+        enumerate(order)
+    )
+    assert again.stage_index_to_group_rank == dict(enumerate(schedule.allocation))
+    assert again.pipeline_order_with_comms  # its own passes accept it
+
+
+def test_gpipe_of_pytorch(tmp_path):
+    theirs = pipelining.ScheduleGPipe(Stage(0, 4, 4, 0), 8)
+    with (tmp_path / "theirs.csv").open("w", newline="") as file:  # it has an order, but no _dump_csv
+        csv.writer(file).writerows(theirs._get_pipeline_order().values())
+    schedule = read_csv(tmp_path / "theirs.csv")
+    assert schedule.graph == StepGraph(4, 8) and schedule.allocation == (0, 1, 2, 3)
+
+
+def test_a_schedule_of_ours_runs_through_pytorchs_passes(tmp_path):
+    workers = ["0F0 0F1 0W0 0W1 0U", "1F0 1F1 1I0 1I1 1W0 1W1 1U"]
+    schedule = Schedule.of(StepGraph(2, 2, updates="step"), [[parse(c) for c in w.split()] for w in workers])
+    write_csv(schedule, tmp_path / "ours.csv", torch=True)
+    theirs = runtime(2, 2, 2)
+    theirs._load_csv(tmp_path / "ours.csv")
+    assert [str(a) for a in theirs.pipeline_order[0] if a is not None] == ["0F0", "0F1", "0B0", "0B1"]
