@@ -1,0 +1,86 @@
+"""Actions, graphs and schedules: what they refuse, and what they tell."""
+
+from __future__ import annotations
+
+import pytest
+
+from schedules import lane
+from sparsebp.errors import FileFormatError, OptionError, ScheduleError
+from sparsebp.schedule import Action, Lane, Overlap, Schedule, StepGraph, actions_of, parse, parts_of
+
+
+@pytest.mark.parametrize("text", ["0F0", "12I3", "7W11", "3B2", "4S", "4S1", "0U", "0U5", "(0F1;7B0)OVERLAP_F_B"])
+def test_parse_is_the_inverse_of_str(text):
+    assert str(parse(text)) == text
+
+
+@pytest.mark.parametrize("text", ["", "F0", "0X0", "0F", "0F-1", "(0F1)OVERLAP_F_B", "(0F1;7B0)", "0F0 1F0"])
+def test_text_that_is_no_action(text):
+    with pytest.raises((FileFormatError, OptionError)):
+        parse(text)
+
+
+def test_parts():
+    overlap = parse("(0F1;7B0)OVERLAP_F_B")
+    assert isinstance(overlap, Overlap)
+    assert actions_of(overlap) == (Action(0, "F", 1), Action(7, "B", 0))
+    assert parts_of(overlap.backward) == (Action(7, "I", 0), Action(7, "W", 0))
+
+
+@pytest.mark.parametrize("arguments", [(-1, "F", 0), (0, "F", -1), (0, "X", 0), (0, "F")])
+def test_action_refuses(arguments):
+    with pytest.raises(OptionError):
+        Action(*arguments)
+
+
+def test_overlap_refuses():
+    with pytest.raises(OptionError, match="forward and a backward"):
+        Overlap(Action(0, "W", 0), Action(0, "I", 0))
+
+
+@pytest.mark.parametrize("options", [
+    {"stages": 0}, {"stages": 1, "microbatches": 0}, {"stages": 2, "unweighted": frozenset({2})},
+    {"stages": 1, "updates": "never"}, {"stages": 1, "first": "W"}, {"stages": 1, "weights": "old"},
+    {"stages": 1, "updates": "microbatch"}, {"stages": 1, "weights": "stashed"}, {"stages": 1, "first": "U"},
+    {"stages": 1, "updates": "microbatch", "weights": "latest", "first": "I"},
+])  # fmt: skip
+def test_graph_refuses(options):
+    with pytest.raises(OptionError):
+        StepGraph(**options)
+
+
+def test_allocation_and_places():
+    schedule = Schedule.of(StepGraph(3), [lane("0F0 2F0 2B0 0B0"), {"main": lane("1F0 1I0"), "sub": lane("1W0")}])
+    assert schedule.workers == 2
+    assert schedule.allocation == (0, 1, 0)
+    assert Action(2, "I", 0) in schedule and Action(2, "W", 0) in schedule
+    assert schedule.place(Action(2, "W", 0)) == (0, 2)
+    assert str(schedule.lane_of(Action(1, "W", 0))) == "worker 1, sub"
+    assert schedule.predecessors(Action(2, "B", 0)) == {(0, 1)}
+    assert schedule.predecessors(Action(1, "W", 0)) == {(1, 0), (0, 2)}
+
+
+@pytest.mark.parametrize(("workers", "problem"), [
+    (["0F0 1F0 1I0 1W0"], "missing.*none of 0W0"),
+    (["0F0 0F0 1F0 1I0 1W0 0W0"], "twice.*0F0"),
+    (["0F0 1F0 1B0 1W0 0W0"], "twice.*1W0"),
+    (["0F0 1F0 1I0 1W0 0W0 2F0"], "has not.*2F0"),
+    (["0F0 1F0 1I0 1W0 0W0 0U"], "has not.*0U"),
+    (["0F0 1F0 1I0 1W0 0W0 0F1"], "has not.*0F1"),
+    (["0F0 1F0 1I0 1W0 0W0", ""], r"nothing to do.*\[1\]"),
+    (["0F0 1F0 1I0 1W0", "0W0"], "several workers.*0W0 on worker 1"),
+])  # fmt: skip
+def test_incomplete_schedules_are_refused(workers, problem):
+    with pytest.raises(ScheduleError, match=problem):
+        Schedule.of(StepGraph(2), [lane(text) for text in workers])
+
+
+def test_a_stream_is_there_once():
+    lanes = (Lane(0, "main", tuple(lane("0F0"))), Lane(0, "main", tuple(lane("0W0"))))
+    with pytest.raises(ScheduleError, match="twice"):
+        Schedule(StepGraph(1), lanes)
+
+
+def test_no_lanes():
+    with pytest.raises(ScheduleError):
+        Schedule(StepGraph(1), ())

@@ -1,0 +1,80 @@
+"""Orders that cannot run, and updates that come too early."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+
+from schedules import lane, schedules
+from sparsebp.errors import ScheduleError
+from sparsebp.schedule import Schedule, StepGraph, simulate, validate
+
+
+@given(schedules())
+def test_random_valid_schedules_pass(schedule):
+    validate(schedule)
+
+
+def refused(graph: StepGraph, *workers) -> str:
+    schedule = Schedule.of(graph, workers)
+    with pytest.raises(ScheduleError) as caught:
+        validate(schedule)
+    with pytest.raises(ScheduleError, match=r"deadlocked|overwritten"):
+        simulate(schedule)
+    return str(caught.value)
+
+
+def test_order_within_a_lane():
+    assert refused(StepGraph(2), lane("1F0 0F0 1B0 0W0")) == (
+        "The schedule is deadlocked. Expected an order without a cycle. Got 1F0 (worker 0, main, 1st) waits for 0F0 "
+        "(worker 0, main, 2nd) waits for 1F0 (worker 0, main, 1st). Reorder one of these lanes."
+    )
+
+
+def test_workers_that_wait_for_each_other():
+    message = refused(StepGraph(2, 2), lane("0F0 0B0 0F1 0B1"), lane("1F0 1F1 1B0 1B1"))
+    assert "0B0 (worker 0, main, 2nd) waits for 1B0 (worker 1, main, 3rd)" in message
+    assert "1F1 (worker 1, main, 2nd) waits for 0F1 (worker 0, main, 3rd)" in message
+    assert "1B1" not in message, "it waits too, but is not part of the cycle"
+
+
+def test_streams_that_wait_for_each_other():
+    graph = StepGraph(2, updates="step")
+    message = refused(graph, {"main": lane("0F0 1F0 1U 1I0 0U"), "sub": lane("0W0 1W0")})
+    assert "1U (worker 0, main, 3rd) waits for 1W0 (worker 0, sub, 2nd)" in message
+    assert "0W0 (worker 0, sub, 1st) waits for 1I0 (worker 0, main, 4th)" in message
+
+
+def test_an_overlap_that_needs_itself():
+    graph = StepGraph(3)
+    message = refused(graph, lane("(0F0;0B0)OVERLAP_F_B"), lane("1F0 2F0 2B0 1B0"))
+    assert "(0F0;0B0)OVERLAP_F_B (worker 0, main, 1st) waits for 1B0 (worker 1, main, 4th)" in message
+
+
+def test_weights_that_are_overwritten():
+    message = refused(StepGraph(2, updates="step"), lane("0F0 1F0 1W0 1U 1I0 0W0 0U"))
+    assert message == (
+        "Weights are overwritten before they are read. Expected 1I0 before 1U: it is the backward of a forward with "
+        "the old weights. Got 1U (worker 0, main, 4th) earlier than 1I0 (worker 0, main, 5th). Move the update behind "
+        "it, or keep old versions: weights='stashed'."
+    )
+
+
+def test_weights_overwritten_through_other_workers():
+    """The update is not in the lane of the backward, but before something that the backward waits for."""
+    graph = StepGraph(3, updates="step")
+    message = refused(graph, {"main": lane("0F0 1F0 2F0 2I0 2U 1I0 0W0 0U"), "sub": lane("1W0 1U 2W0")})
+    assert "overwritten" in message
+    assert "1U (worker 0, sub, 2nd) earlier than 1I0 (worker 0, main, 6th)" in message
+
+
+def test_a_cycle_beside_an_early_update_is_a_deadlock():
+    graph = StepGraph(2, updates="step")
+    assert "deadlocked" in refused(graph, lane("0F0 1F0 1U 1W0 1I0 0W0 0U"))
+
+
+def test_old_versions_may_be_kept_or_given_up():
+    for weights in ("stashed", "latest"):
+        validate(
+            Schedule.of(StepGraph(2, 1, updates="microbatch", weights=weights), [lane("0F0 1F0 1W0 1U0 1I0 0W0 0U0")])
+        )
