@@ -127,7 +127,7 @@ class Simulation:
                 main[lane.worker] = number
         counted = set(main.values())
         busy = sum(event.end - event.start for event in self._entries if event.lane in counted)
-        return 1 - busy / (len(counted) * self.makespan) if self.makespan > 0 else 0.0
+        return max(0.0, 1 - busy / (len(counted) * self.makespan)) if self.makespan > 0 else 0.0
 
     @cached_property
     def critical_path(self) -> tuple[Event, ...]:
@@ -207,7 +207,8 @@ class Simulation:
     def staleness(self, action: Action, step: int = 0) -> int:
         """Return how many updates of its stage lie between what an action read and the update from its own gradient.
 
-        0 if the gradient is applied to the very weights that it was computed with.
+        0 if the gradient is applied to the very weights that it was computed with, -1 if an I reads weights that have
+        got it already (``weights="latest"`` and an update before it).
         """
         version = self.version(action, step)
         if self.schedule.graph.updates != "microbatch":

@@ -1,0 +1,174 @@
+"""What holds for every schedule, on random ones."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schedules import costs, graphs, schedules
+from sparsebp.schedule import Action, Costs, Link, Schedule, StageBytes, actions_of, depth, parts_of, simulate
+
+
+@st.composite
+def cases(draw, **options):
+    schedule = draw(schedules(**options))
+    return schedule, draw(costs(schedule.graph.stages))
+
+
+def recomputations(schedule: Schedule, costs: Costs) -> float:
+    """What computing activations again takes altogether."""
+    again = {(part.stage, part.microbatch) for action in schedule for part in parts_of(action)
+             if part.kind in "IW" and part.stage in schedule.recomputed and part in schedule}  # fmt: skip
+    return sum(costs.duration(Action(stage, "F", m)) for stage, m in again)
+
+
+@given(cases(), st.integers(1, 3))
+def test_events_respect_lanes_needs_and_transfers(case, steps):
+    schedule, costs = case
+    found = simulate(schedule, costs, steps=steps)
+    assert len(found.events) == steps * sum(len(lane.cells) for lane in schedule.lanes)
+    arrivals = {(sent.source, sent.receiver, sent.step): sent.end for sent in found.transfers}
+    starts = [event.start for event in found.events]
+    assert starts == sorted(starts) and min(starts) == 0
+    for number, lane in enumerate(schedule.lanes):
+        own = [event for event in found.events if event.lane == number]
+        assert [event.cell for event in own] == list(lane.cells) * steps
+        assert all(before.end <= after.start for before, after in pairwise(own))
+    for event in found.events:
+        worker = schedule.lanes[event.lane].worker
+        parts = [part for action in actions_of(event.cell) for part in parts_of(action)]
+        for part in parts:
+            for need in schedule.graph.predecessors(part):
+                if need in schedule and need not in parts:
+                    assert found.end(need, event.step) <= event.start
+                    if schedule.lane_of(need).worker != worker:
+                        assert arrivals[need, worker, event.step] <= event.start
+            if event.step > 0:
+                assert all(found.end(need, event.step - 1) <= event.start
+                           for need in schedule.graph.carried(part) if need in schedule)  # fmt: skip
+
+
+@given(cases())
+def test_makespan_lies_between_the_longest_chain_and_the_serial_sum(case):
+    schedule, costs = case
+    found = simulate(schedule, costs)
+    serial = sum(map(costs.duration, schedule)) + recomputations(schedule, costs)
+    sent = sum(transfer.end - transfer.start for transfer in found.transfers)
+    assert depth(schedule.graph, costs) <= found.makespan * (1 + 1e-12)
+    assert found.makespan <= (serial + sent) * (1 + 1e-12)
+    assert 0 <= found.bubble <= 1
+
+
+@given(cases())
+def test_critical_path(case):
+    """It begins at the beginning, ends at the end, and nothing on it waits but for transfers."""
+    schedule, costs = case
+    found = simulate(replace(schedule, recomputed=frozenset()), replace(costs, link=Link()))
+    path = found.critical_path
+    assert path[0].start == 0 and path[-1].end == found.makespan
+    assert all(before.end == after.start for before, after in pairwise(path))
+    sending = simulate(schedule, costs)
+    gaps = sum(after.start - before.end for before, after in pairwise(sending.critical_path))
+    assert gaps <= sum(transfer.end - transfer.start for transfer in sending.transfers) + 1e-9
+
+
+@given(cases(), st.integers(1, 2))
+def test_memory_is_never_negative_and_ends_with_what_is_kept(case, steps):
+    schedule, costs = case
+    graph = schedule.graph
+    found = simulate(schedule, costs, steps=steps)
+    kept = [0.0] * schedule.workers
+    for stage, worker in enumerate(schedule.allocation):
+        size = costs.bytes_of(stage)
+        if graph.weighted(stage):
+            kept[worker] += size.weights
+            if graph.updates == "none" or graph.first == "U":
+                kept[worker] += size.weights
+        if graph.first == "I" and (graph.weighted(stage) or Action(stage, "I", 0) in schedule):
+            saved = size.saved
+            if stage in schedule.recomputed:
+                saved = costs.bytes_of(stage - 1).output if stage > 0 else 0
+            kept[worker] += graph.microbatches * saved
+    for curve, expected in zip(found.memory, kept, strict=True):
+        assert list(curve.times) == sorted(set(curve.times)) and curve.times[0] == 0
+        for use in (curve.saved, curve.output_gradients, curve.weight_gradients, curve.weights):
+            assert min(use) >= 0
+        assert curve.bytes[-1] == expected
+        assert curve.peak >= expected
+
+
+@given(cases(), st.integers(1, 3))
+def test_same_input_same_result(case, steps):
+    schedule, costs = case
+    one, two = simulate(schedule, costs, steps=steps), simulate(replace(schedule), replace(costs), steps=steps)
+    assert (one.events, one.transfers, one.memory) == (two.events, two.transfers, two.memory)
+    assert one.critical_path == two.critical_path
+
+
+@given(cases(), st.integers(1, 2))
+def test_versions(case, steps):
+    schedule, costs = case
+    graph = schedule.graph
+    found = simulate(schedule, costs, steps=steps)
+    for event in found.events:
+        for action, version in zip(actions_of(event.cell), event.versions, strict=True):
+            assert (version is not None) == (action.kind in "FIB" and graph.weighted(action.stage))
+            if version is None:
+                continue
+            assert version == found.version(action, event.step)
+            assert 0 <= version <= len(found.updates(action.stage))
+            assert found.staleness(action, event.step) >= (
+                -1 if graph.weights == "latest" and action.kind != "F" else 0
+            )
+            if graph.updates == "none":
+                assert version == 0
+            elif graph.updates == "step":
+                assert version == event.step + (graph.first == "U" or (graph.first == "I" and action.kind == "F"))
+                assert found.staleness(action, event.step) == 0
+            elif graph.weights == "stashed" and action.kind != "F":
+                assert version == found.version(Action(action.stage, "F", action.microbatch), event.step)
+
+
+@given(cases(streams=1, joined=False), st.integers(2, 3), st.floats(0.1, 1), st.floats(0.1, 1))
+def test_less_to_wait_for_is_never_slower_on_single_lanes(case, steps, faster, sooner):
+    """With one lane a worker the order of transfers is fixed too, and time is a maximum of sums."""
+    schedule, costs = case
+    if any(lane.stream == "link" for lane in schedule.lanes):
+        return
+    base = simulate(schedule, costs)
+    quick = Link(costs.link.latency * sooner, costs.link.bandwidth / faster)
+    tolerance = 1 + 1e-12
+    assert simulate(schedule, replace(costs, link=quick)).makespan <= base.makespan * tolerance
+    assert simulate(schedule, replace(costs, link=Link())).makespan <= base.makespan * tolerance
+    shorter = {kind: value * faster for kind, value in costs.durations.items()}
+    assert simulate(schedule, replace(costs, durations=shorter)).makespan <= base.makespan * tolerance
+    assert simulate(schedule, costs, steps=steps).makespan <= steps * base.makespan * tolerance
+
+
+@given(graphs())
+def test_depth_is_reached_without_limits(graph):
+    """The depth is the longest chain, counted here over the graph itself."""
+    longest: dict[Action, int] = {}
+
+    def chain(action: Action) -> int:
+        if action not in longest:
+            needs = [need for need in graph.predecessors(action) if need in wanted]
+            longest[action] = 1 + max(map(chain, needs), default=0)
+        return longest[action]
+
+    wanted = set(graph.required())
+    assert depth(graph) == max(map(chain, wanted))
+
+
+@settings(max_examples=30)
+@given(schedules(), st.integers(1, 5))
+def test_scaled_costs_scale_times(schedule, factor):
+    durations = {"F": 1, "I": 2, "W": 3, "S": 1, "U": 1}
+    one = simulate(schedule, Costs(durations, StageBytes(3), Link(1, 2)))
+    more = simulate(schedule, Costs({kind: factor * value for kind, value in durations.items()}, StageBytes(3),
+                                    Link(factor, 2 / factor)))  # fmt: skip
+    assert math.isclose(more.makespan, factor * one.makespan)
