@@ -40,7 +40,7 @@ class Optimizer(enum.StrEnum):
     adamw = "adamw"
 
 
-class Schedule(enum.StrEnum):
+class LRSchedule(enum.StrEnum):
     """The learning rate's course over the run."""
 
     constant = "constant"
@@ -112,7 +112,9 @@ def train(
     epochs: Annotated[int | None, typer.Option(min=0, help="Epochs in all.", show_default="by task")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate (its peak).", show_default="by task")] = None,
     optimizer: Annotated[Optimizer | None, typer.Option(help="Optimizer.", show_default="adam")] = None,
-    schedule: Annotated[Schedule | None, typer.Option(help="Learning-rate schedule.", show_default="by task")] = None,
+    lr_schedule: Annotated[
+        LRSchedule | None, typer.Option(help="Learning-rate schedule.", show_default="by task")
+    ] = None,
     clip: Annotated[float | None, typer.Option(help="Largest gradient norm.", show_default="1; images none")] = None,
     backward: Annotated[
         Backward | None, typer.Option(help="Algorithm of the backward pass.", show_default="auto; images bp")
@@ -185,7 +187,7 @@ def train(
         epochs=epochs,
         lr=lr,
         optimizer=optimizer and optimizer.value,
-        schedule=schedule and schedule.value,
+        lr_schedule=lr_schedule and lr_schedule.value,
         clip_norm=clip,
         backward=backward and backward.value,
         width=width,

@@ -2,16 +2,20 @@
 
 from sparsebp.optim.adam import Adam, AdamW
 from sparsebp.optim.clip import check_finite, clip_grad_norm
-from sparsebp.optim.optimizer import Optimizer
-from sparsebp.optim.schedules import (
+from sparsebp.optim.lr_scheduler import (
     CosineAnnealingLR,
     ExponentialLR,
     LinearLR,
+    LRScheduler,
+    MultiStepLR,
     OneCycleLR,
-    Schedule,
+    SequentialLR,
     StepLR,
 )
+from sparsebp.optim.optimizer import Optimizer
+from sparsebp.optim.plateau import ReduceLROnPlateau
 from sparsebp.optim.sgd import SGD
+from sparsebp.optim.update import Update
 
 __all__ = [
     "SGD",
@@ -19,11 +23,15 @@ __all__ = [
     "AdamW",
     "CosineAnnealingLR",
     "ExponentialLR",
+    "LRScheduler",
     "LinearLR",
+    "MultiStepLR",
     "OneCycleLR",
     "Optimizer",
-    "Schedule",
+    "ReduceLROnPlateau",
+    "SequentialLR",
     "StepLR",
+    "Update",
     "check_finite",
     "clip_grad_norm",
 ]

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from sparsebp import backend, kernels
-from sparsebp.errors import OptionError
-from sparsebp.optim.optimizer import Optimizer, non_negative
+from sparsebp.optim.optimizer import Optimizer, Params, check_fraction, check_non_negative
 from sparsebp.types import Array
 
 
 class Adam(Optimizer):
-    """torch.optim.Adam's update, in place, one kernel a parameter.
+    """torch.optim.Adam's update, in place.
 
     Parameters
     ----------
     params
-        ``model.parameters()``.
-    lr, betas, eps, weight_decay
+        ``model.parameters()``, or groups; see `Optimizer`.
+    lr, betas, eps, weight_decay, maximize
         As in torch.optim.Adam; the decay is added to the gradient.
 
     Raises
@@ -30,21 +30,26 @@ class Adam(Optimizer):
     decoupled = False
 
     def __init__(
-        self, params: Mapping[str, Array], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8, weight_decay: float = 0.0,
+        self, params: Params, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+        weight_decay: float = 0.0, *, maximize: bool = False,
     ) -> None:  # fmt: skip
-        if not all(0 <= beta < 1 for beta in betas):
-            raise OptionError("Invalid betas", expected="two numbers in [0, 1)", got=betas, remedy="Pass others")
-        self.betas = (float(betas[0]), float(betas[1]))
-        self.eps = non_negative("eps", eps)
-        self.weight_decay = non_negative("weight_decay", weight_decay)
-        super().__init__(params, lr)
+        super().__init__(params, {
+            "lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay, "maximize": maximize,
+        })  # fmt: skip
 
-    def update(self, name: str, param: Array, grad: Array) -> None:
-        """Update one parameter."""
+    def _check(self, group: Mapping[str, Any]) -> None:
+        check_non_negative(group, "lr", "eps", "weight_decay")
+        for name, beta in zip(("betas[0]", "betas[1]"), group["betas"], strict=True):
+            check_fraction(name, beta)
+
+    def _options(self, group: Mapping[str, Any]) -> tuple[float, ...]:
+        return (group["lr"], *group["betas"], group["eps"], group["weight_decay"], self.decoupled, group["maximize"])
+
+    def _update(self, param: Array, grad: Array, buffers: list[Any], options: list[float], step: int) -> None:
+        lr, beta1, beta2, eps, weight_decay, decoupled, maximize = options
         kernels.get(backend.namespace(param)).adam_update(
-            param, grad, self.buffers["exp_avg"][name], self.buffers["exp_avg_sq"][name], self.lr, *self.betas,
-            self.eps, self.weight_decay, self.decoupled, self.steps,
+            param, -grad if maximize else grad, buffers[0], buffers[1], lr, beta1, beta2, eps, weight_decay,
+            bool(decoupled), step,
         )  # fmt: skip
 
 
@@ -54,7 +59,7 @@ class AdamW(Adam):
     decoupled = True
 
     def __init__(
-        self, params: Mapping[str, Array], lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8, weight_decay: float = 1e-2,
+        self, params: Params, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+        weight_decay: float = 1e-2, *, maximize: bool = False,
     ) -> None:  # fmt: skip
-        super().__init__(params, lr, betas, eps, weight_decay)
+        super().__init__(params, lr, betas, eps, weight_decay, maximize=maximize)

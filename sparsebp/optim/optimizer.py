@@ -1,41 +1,85 @@
-"""The base of optimizers: live parameters, per-parameter buffers, and a flat state that a checkpoint can hold."""
+"""The base of optimizers: live parameters in groups, a buffer or more a parameter, a flat state for checkpoints."""
 
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
 
 from sparsebp import backend
-from sparsebp.errors import DTypeError, FileFormatError, OptionError, ShapeError
+from sparsebp.errors import OptionError
+from sparsebp.optim.state import load_state, pack_state
+from sparsebp.optim.update import Update
 from sparsebp.types import Array
+
+Params = Mapping[str, Array] | Sequence[Mapping[str, Any]]
+"""Parameters by name, or groups: mappings with ``"params"`` (parameters by name) and options of their own."""
 
 
 class Optimizer(abc.ABC):
-    """Updates parameters in place.
+    """Updates parameters in place, all of them in one kernel launch.
 
     Parameters
     ----------
     params
-        ``model.parameters()``: live C-contiguous arrays by name. Move the model to its device first.
-    lr
-        Learning rate; settable at any time.
+        ``model.parameters()``: live C-contiguous arrays by name. Or a list of groups as in torch.optim,
+        ``[{"params": {name: array}, "lr": 0.1}, …]``: what a group leaves out has the value given to the optimizer.
+        Move the model to its device first.
+    defaults
+        The options of every group, with the values they have unless the group says otherwise.
+
+    Attributes
+    ----------
+    param_groups : list of dict
+        Each group's ``"params"`` and options. Options may be set at any time; an update takes them as they are when
+        it begins.
+
+    Raises
+    ------
+    OptionError
+        There are no parameters, a name or an array comes twice, an option is unknown or out of range.
     """
 
-    buffer_names: tuple[str, ...] = ()
-    """Buffers kept for every parameter, of its shape."""
+    buffer_names: ClassVar[tuple[str, ...]] = ()
+    """Names of all buffers that a parameter may have."""
 
-    def __init__(self, params: Mapping[str, Array], lr: float) -> None:
-        if not params:
+    def __init__(self, params: Params, defaults: Mapping[str, Any]) -> None:
+        self.param_groups = [_group(group, defaults) for group in _listed(params)]
+        self.params: dict[str, Array] = {}
+        self.buffers: dict[str, dict[str, Array]] = {}
+        for group in self.param_groups:
+            self._check(group)
+            self._adopt(group)
+        if not self.params:
             raise OptionError("There is nothing to optimize", expected="at least one parameter", got="none",
                               remedy="Pass model.parameters()")  # fmt: skip
-        self.params = dict(params)
-        self.lr = non_negative("lr", lr)
-        self.steps = 0
-        self.buffers: dict[str, dict[str, Array]] = {
-            name: {key: backend.namespace(p).zeros_like(p) for key, p in self.params.items()}
-            for name in self.buffer_names
-        }
+        if len({id(array) for array in self.params.values()}) < len(self.params):
+            raise OptionError("An array comes twice", expected="every parameter once", got="one array by two names",
+                              remedy="Leave all names but one out: a shared parameter has one gradient")  # fmt: skip
+        self._rows = {name: row for row, name in enumerate(self.params)}
+        self._group_of = np.repeat(np.arange(len(self.param_groups)), [len(g["params"]) for g in self.param_groups])
+        self._steps = np.zeros(len(self.params), np.int64)
+
+    # ---- options and steps -----------------------------------------------------------------------------------------
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the first group; setting it sets that of all."""
+        return float(self.param_groups[0]["lr"])
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        for group in self.param_groups:
+            group["lr"] = value
+
+    @property
+    def steps(self) -> dict[str, int]:
+        """How many times each parameter has been updated."""
+        return dict(zip(self.params, self._steps.tolist(), strict=True))
+
+    # ---- updates ---------------------------------------------------------------------------------------------------
 
     def step(self, grads: Mapping[str, Array]) -> None:
         """Update every parameter from its gradient.
@@ -59,53 +103,115 @@ class Optimizer(abc.ABC):
                 got=f"missing {missing}, unexpected {unexpected}",
                 remedy="Pass what weight_grad of the same model returned",
             )  # fmt: skip
-        for name, param in self.params.items():
-            backend.namespace(param, grads[name])
-            backend.check_array(f"gradient of {name}", grads[name], dtype=param.dtype, shape=param.shape)
-        self.steps += 1
-        for name, param in self.params.items():
-            self.update(name, param, grads[name])
+        self.begin().apply(grads)
+
+    def begin(self) -> Update:
+        """Open one update with the options as they are now: what is set later belongs to later updates.
+
+        Raises
+        ------
+        OptionError
+            An option has been set to a value out of range.
+        """
+        for group in self.param_groups:
+            self._check(group)
+        options = np.array([self._options(group) for group in self.param_groups], np.float64)
+        return Update(self, options[self._group_of])
+
+    def _run(self, rows: Sequence[int], grads: Sequence[Array], options: np.ndarray) -> None:
+        """Update the parameters of `rows`; everything has been checked."""
+        names = list(self.params)
+        for row, grad in zip(rows, grads, strict=True):
+            self._steps[row] += 1
+            name = names[row]
+            buffers = [self.buffers.get(buffer, {}).get(name) for buffer in self.buffer_names]
+            self._update(self.params[name], grad, buffers, options[row].tolist(), int(self._steps[row]))
 
     @abc.abstractmethod
-    def update(self, name: str, param: Array, grad: Array) -> None:
-        """Update one parameter in place; `self.steps` counts from 1."""
+    def _update(self, param: Array, grad: Array, buffers: list[Any], options: list[float], step: int) -> None:
+        """Update one parameter."""
+
+    @abc.abstractmethod
+    def _check(self, group: Mapping[str, Any]) -> None:
+        """Raise `OptionError` if an option of `group` is out of range."""
+
+    @abc.abstractmethod
+    def _options(self, group: Mapping[str, Any]) -> tuple[float, ...]:
+        """Return the options of `group` as the kernel takes them."""
+
+    def _buffers_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return which buffers the parameters of `group` have; all, unless options say otherwise."""
+        return self.buffer_names
+
+    def _new_buffer(self, name: str, param: Array, group: Mapping[str, Any]) -> Array:
+        """Return the buffer called `name` as it is before the first update."""
+        return backend.namespace(param).zeros_like(param)
+
+    def _adopt(self, group: Mapping[str, Any]) -> None:
+        for name, param in group["params"].items():
+            if name in self.params:
+                raise OptionError(f"The parameter {name} is in two groups", expected="every parameter once", got=name,
+                                  remedy="Leave it out of one of them")  # fmt: skip
+            backend.check_array(name, param)
+            self.params[name] = param
+            for buffer in self._buffers_of(group):
+                self.buffers.setdefault(buffer, {})[name] = self._new_buffer(buffer, param, group)
+
+    # ---- state -----------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a flat dict: ``lr``, ``steps``, and a copy of each buffer under ``"buffer.parameter"``."""
-        state: dict[str, Any] = {"lr": self.lr, "steps": self.steps}
-        for buffer, arrays in self.buffers.items():
-            state.update({f"{buffer}.{name}": array.copy() for name, array in arrays.items()})
-        return state
+        """Return a flat dict of numbers and arrays, which a safetensors file with a header can hold.
+
+        ``"Adam.version"`` (the class's name) says whose it is; ``"group0.lr"`` and so on are the options,
+        ``"step.<parameter>"`` the number of updates, ``"<buffer>.<parameter>"`` a copy of each buffer.
+        """
+        return pack_state(self)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` returned; nothing is written unless everything fits.
+        """Restore what `state_dict` returned, options included; nothing is written unless everything fits.
 
         Raises
         ------
         FileFormatError
-            Names are missing or unexpected.
+            It is the state of another optimizer, or names are missing or unexpected.
+        OptionError
+            An option is out of range.
         ShapeError, DTypeError
             A buffer does not fit its parameter.
         """
-        targets = {f"{b}.{name}": array for b, arrays in self.buffers.items() for name, array in arrays.items()}
-        expected = {"lr", "steps", *targets}
-        if state.keys() != expected:
-            raise FileFormatError(
-                f"The state does not fit {type(self).__name__}", expected=", ".join(sorted(expected)),
-                got=f"missing {sorted(expected - state.keys())}, unexpected {sorted(state.keys() - expected)}",
-                remedy="Use the optimizer, options and model that the state was made with",
-            )  # fmt: skip
-        for name, target in targets.items():
-            value = state[name]
-            if tuple(value.shape) != target.shape:
-                raise ShapeError(f"{name} has the wrong shape", expected=target.shape, got=tuple(value.shape),
-                                 remedy="Use the model that the state was made with")  # fmt: skip
-            if value.dtype != target.dtype:
-                raise DTypeError(f"{name} has the wrong dtype", expected=target.dtype, got=value.dtype,
-                                 remedy="Use the dtype that the state was made with")  # fmt: skip
-        for name, target in targets.items():
-            target[...] = backend.as_namespace(state[name], backend.namespace(target))
-        self.lr, self.steps = float(state["lr"]), int(state["steps"])
+        load_state(self, state)
+
+
+def _listed(params: Params) -> Sequence[Mapping[str, Any]]:
+    return [{"params": params}] if isinstance(params, Mapping) else params
+
+
+def _group(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a group with all its options."""
+    unknown = sorted(given.keys() - defaults.keys() - {"params"})
+    if unknown or "params" not in given:
+        raise OptionError(
+            "A parameter group is not understood", expected=f"params, and any of {', '.join(defaults)}",
+            got=", ".join(map(str, given)) or "an empty group", remedy="Use the names of the optimizer's arguments",
+        )  # fmt: skip
+    if not isinstance(given["params"], Mapping):
+        raise OptionError(
+            "A group's params are not a mapping", expected="arrays by name", got=type(given["params"]).__name__,
+            remedy="Pass model.parameters(), or a part of it",
+        )  # fmt: skip
+    return {"params": dict(given["params"])} | {key: given.get(key, value) for key, value in defaults.items()}
+
+
+def check_non_negative(group: Mapping[str, Any], *names: str) -> None:
+    """Raise `OptionError` if one of the options is not a finite number, 0 or more."""
+    for name in names:
+        non_negative(name, group[name])
+
+
+def check_fraction(name: str, value: float) -> None:
+    """Raise `OptionError` unless ``0 <= value < 1``."""
+    if not 0 <= value < 1:
+        raise OptionError(f"Invalid {name}", expected="a number in [0, 1)", got=value, remedy=f"Pass another {name}")
 
 
 def non_negative(name: str, value: float) -> float:

@@ -24,8 +24,8 @@ class TrainConfig(abc.ABC):
         Names of the data and the network.
     samples
         Training samples; None takes all.
-    batch_size, epochs, lr, optimizer, schedule, clip_norm
-        As the trainer takes them; `schedule` is ``"constant"``, ``"cosine"`` or ``"onecycle"``, over the whole run.
+    batch_size, epochs, lr, optimizer, lr_schedule, clip_norm
+        As the trainer takes them; `lr_schedule` is ``"constant"``, ``"cosine"`` or ``"onecycle"``, over the whole run.
     backward
         Algorithm of the backward pass.
     device, dtype, seed
@@ -39,7 +39,7 @@ class TrainConfig(abc.ABC):
     epochs: int
     lr: float
     optimizer: str
-    schedule: str
+    lr_schedule: str
     clip_norm: float | None
     backward: str
     device: str = "cpu"
@@ -48,7 +48,7 @@ class TrainConfig(abc.ABC):
 
     choices: ClassVar[dict[str, tuple[str, ...]]] = {
         "optimizer": ("sgd", "adam", "adamw"),
-        "schedule": ("constant", "cosine", "onecycle"),
+        "lr_schedule": ("constant", "cosine", "onecycle"),
         "dtype": ("float32", "float64"),
     }
     at_least_one: ClassVar[tuple[str, ...]] = ("batch_size",)
@@ -92,7 +92,7 @@ class TrainConfig(abc.ABC):
     def same_on_resume(self) -> dict[str, Any]:
         """Return what must not change between a run and its resumption: all that the losses depend on."""
         described = dataclasses.asdict(self)
-        if self.schedule == "constant":  # only then is the number of epochs free to grow
+        if self.lr_schedule == "constant":  # only then is the number of epochs free to grow
             del described["epochs"]
         return described
 

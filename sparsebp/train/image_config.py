@@ -128,7 +128,7 @@ class ImageConfig(TrainConfig):
         del described["data"]
         if self.prune is not None:  # the retraining: what was pruned depends on the epochs before
             described["epochs"] = self.epochs
-            if self.schedule == "constant":
+            if self.lr_schedule == "constant":
                 del described["retrain_epochs"]
         return described
 

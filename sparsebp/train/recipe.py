@@ -24,17 +24,17 @@ if TYPE_CHECKING:
     from sparsebp.nn import PruneReport
 
 _RECURRENT = {"layers": 1, "optimizer": "adam", "clip_norm": 1.0, "backward": "auto"}
-_IMAGES = {"optimizer": "adam", "schedule": "onecycle", "clip_norm": None, "backward": "bp"}
+_IMAGES = {"optimizer": "adam", "lr_schedule": "onecycle", "clip_norm": None, "backward": "bp"}
 # seqmnist: what `make demo` trains. bitstream: the paper's model, data and batch size (BPPSA §5.1); its learning rate
 # of 1e-5 needs hundreds of epochs, this one shows progress within one.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "seqmnist": _RECURRENT | {
         "model": "gru", "hidden": 32, "seq_len": 784, "batch_size": 25, "epochs": 25, "lr": 1.5e-2,
-        "schedule": "onecycle",
+        "lr_schedule": "onecycle",
     },
     "bitstream": _RECURRENT | {
         "model": "rnn", "hidden": 20, "seq_len": 1000, "batch_size": 16, "epochs": 1, "lr": 1e-3,
-        "schedule": "constant",
+        "lr_schedule": "constant",
     },
     "mnist": _IMAGES | {"model": "lenet5"},
     "digits": _IMAGES | {"model": "lenet5"},
@@ -202,7 +202,7 @@ def _run(
         model,
         nn.CrossEntropyLoss(),
         optimizer,
-        schedule=_schedule(config.schedule, optimizer, epochs * -(-len(sets[0]) // config.batch_size)),
+        lr_scheduler=_lr_scheduler(config.lr_schedule, optimizer, epochs * -(-len(sets[0]) // config.batch_size)),
         clip_norm=config.clip_norm,
         callbacks=callbacks,
         checkpoint_dir=checkpoint_dir,
@@ -221,7 +221,7 @@ def _optimizer(config: TrainConfig, parameters: Any, lr: float) -> Any:
     return (optim.Adam if config.optimizer == "adam" else optim.AdamW)(parameters, lr=lr)
 
 
-def _schedule(name: str, optimizer: Any, steps: int) -> Any:
+def _lr_scheduler(name: str, optimizer: Any, steps: int) -> Any:
     from sparsebp import optim
 
     if name == "constant" or steps == 0:

@@ -30,7 +30,7 @@ def pack(trainer: Trainer, position: Mapping[str, int]) -> Checkpoint:
         "position": dict(position),
         "config": trainer.config,
         "optimizer": optimizer_scalars,
-        "schedule": None if trainer.schedule is None else trainer.schedule.state_dict(),
+        "lr_scheduler": None if trainer.lr_scheduler is None else trainer.lr_scheduler.state_dict(),
         "generators": {name: g.bit_generator.state for name, g in _generators(trainer.model)},
         "epochs": [record.to_json() for record in trainer.history.epochs],
     }
@@ -53,7 +53,7 @@ def restore(trainer: Trainer, checkpoint: Checkpoint, shape: Mapping[str, int], 
         _check_same(path, name, state["config"].get(name), trainer.config.get(name))
     if trainer._seed_given:
         _check_same(path, "the seed", state["seed"], trainer.seed)
-    _check_same(path, "the schedule", state["schedule"] is not None, trainer.schedule is not None)
+    _check_same(path, "the learning-rate schedule", state["lr_scheduler"] is not None, trainer.lr_scheduler is not None)
     generators = sorted(name for name, _ in _generators(trainer.model))
     _check_same(path, "the layers that draw random numbers", sorted(state["generators"]), generators)
     weights = checkpoint.part("model")
@@ -66,8 +66,8 @@ def restore(trainer: Trainer, checkpoint: Checkpoint, shape: Mapping[str, int], 
 
     trainer.model.load_state_dict(weights)
     trainer.optimizer.load_state_dict(optimizer_state)
-    if trainer.schedule is not None:
-        trainer.schedule.load_state_dict(state["schedule"])
+    if trainer.lr_scheduler is not None:
+        trainer.lr_scheduler.load_state_dict(state["lr_scheduler"])
     for name, generator in _generators(trainer.model):
         generator.bit_generator.state = state["generators"][name]
     trainer.seed = int(state["seed"])

@@ -35,8 +35,9 @@ class Trainer:
         ``forward(prediction, target) -> (value, saved)`` with the mean over the batch, and ``input_grad(saved)``.
     optimizer
         ``step(grads)``, ``lr``, ``state_dict``, ``load_state_dict``; built on ``model.parameters()``.
-    schedule
+    lr_scheduler
         A learning-rate schedule of `sparsebp.optim`, advanced after every step; None keeps the rate.
+        `ReduceLROnPlateau` is advanced after every epoch, with the validation loss (without one, the training loss).
     clip_norm
         Largest Euclidean norm of all gradients together; None does not clip.
     callbacks
@@ -63,7 +64,7 @@ class Trainer:
         loss: Any,
         optimizer: Any,
         *,
-        schedule: Any = None,
+        lr_scheduler: Any = None,
         clip_norm: float | None = None,
         callbacks: Sequence[Callback] = (),
         checkpoint_dir: str | os.PathLike[str] | None = None,
@@ -76,8 +77,9 @@ class Trainer:
                 raise OptionError(
                     f"{name} is not positive", expected="more than 0, or None", got=value, remedy=f"Raise {name}"
                 )
-        self.model, self.loss, self.optimizer, self.schedule = model, loss, optimizer, schedule
+        self.model, self.loss, self.optimizer, self.lr_scheduler = model, loss, optimizer, lr_scheduler
         self.clip_norm, self.checkpoint_every = clip_norm, checkpoint_every
+        self._waits_for_epochs = getattr(lr_scheduler, "needs_metric", False)
         self.callbacks = tuple(callbacks)
         self.checkpoint_dir = None if checkpoint_dir is None else Path(checkpoint_dir)
         self.config = dict(config or {})
@@ -178,6 +180,8 @@ class Trainer:
         self._check_parameters(epoch)
         result = None if validation is None else self.evaluate(validation)
         record = self.history.end_epoch(epoch, steps, result)
+        if self._waits_for_epochs:
+            self.lr_scheduler.step(record.train_loss if result is None else result[0])
         self._save(epoch + 1, 0, shape)
         self._tell("epoch", record)
         return record
@@ -199,8 +203,8 @@ class Trainer:
             clip_grad_norm(grads, self.clip_norm)
         lr = float(self.optimizer.lr)
         self.optimizer.step(grads)
-        if self.schedule is not None:
-            self.schedule.step()
+        if self.lr_scheduler is not None and not self._waits_for_epochs:
+            self.lr_scheduler.step()
         accuracy = _accuracy(prediction, target)
         seconds = time.perf_counter() - started
         self.history.add_step(

@@ -119,7 +119,7 @@ def test_every_backward_trains_alike(tmp_path, backward):
 
 
 def test_resume_continues_bit_for_bit(tmp_path):
-    options = ["train", *TINY, "--model", "gru", "--schedule", "constant"]
+    options = ["train", *TINY, "--model", "gru", "--lr-schedule", "constant"]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert invoke(*options, "--out", whole).exit_code == 0
     assert invoke(*options, "--epochs", 1, "--out", parts).exit_code == 0

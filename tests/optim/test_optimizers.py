@@ -1,4 +1,4 @@
-"""Optimizers, schedules and clipping against torch.optim over several steps."""
+"""Optimizers and clipping against torch.optim over several steps."""
 
 from __future__ import annotations
 
@@ -81,10 +81,11 @@ def test_state_dict_is_flat_and_a_copy():
     params = {"w": np.ones(2)}
     adam = optim.Adam(params, lr=0.1)
     state = adam.state_dict()
-    assert set(state) == {"lr", "steps", "exp_avg.w", "exp_avg_sq.w"}
+    options = {f"group0.{name}" for name in ("lr", "betas.0", "betas.1", "eps", "weight_decay", "maximize")}
+    assert state.keys() == options | {"Adam.version", "step.w", "exp_avg.w", "exp_avg_sq.w"}
     adam.step({"w": np.ones(2)})
     assert (state["exp_avg.w"] == 0).all()
-    assert set(optim.SGD(params, 0.1).state_dict()) == {"lr", "steps"}
+    assert not any(isinstance(value, np.ndarray) for value in optim.SGD(params, 0.1).state_dict().values())
 
 
 def test_bad_input_is_refused():
@@ -99,7 +100,7 @@ def test_bad_input_is_refused():
         ):
             with pytest.raises(error):
                 optimizer.step(grads)
-        assert optimizer.steps == 0 and (params["w"] == 1).all()
+        assert set(optimizer.steps.values()) == {0} and (params["w"] == 1).all()
         with pytest.raises(FileFormatError):
             optimizer.load_state_dict({"lr": 1.0})
         with pytest.raises(OptionError):
@@ -115,49 +116,6 @@ def test_bad_input_is_refused():
         optim.Adam(params, betas=(0.9, 1.0))
     with pytest.raises(OptionError):
         optim.SGD(params, 0.1, nesterov=True)
-
-
-# ---- schedules -----------------------------------------------------------------------------------------------------
-
-SCHEDULES = {
-    "StepLR": {"step_size": 3, "gamma": 0.5},
-    "ExponentialLR": {"gamma": 0.9},
-    "LinearLR": {"start_factor": 0.25, "end_factor": 0.8, "total_iters": 7},
-    "CosineAnnealingLR": {"T_max": 11, "eta_min": 0.01},
-    "OneCycleLR": {"max_lr": 0.5, "total_steps": 12, "pct_start": 0.4},
-}
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_schedules_are_torchs(name):
-    options = SCHEDULES[name]
-    ours = optim.SGD({"w": np.ones(1)}, lr=0.2)
-    schedule = getattr(optim, name)(ours, **options)
-    theirs = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.2)
-    extra = {"cycle_momentum": False} if name == "OneCycleLR" else {}
-    twin = getattr(torch.optim.lr_scheduler, name)(theirs, **options, **extra)
-    for step in range(11):
-        assert ours.lr == pytest.approx(theirs.param_groups[0]["lr"], rel=1e-12), step
-        theirs.step()
-        twin.step()
-        schedule.step()
-    other = optim.SGD({"w": np.ones(1)}, lr=0.7)
-    resumed = getattr(optim, name)(other, **options)
-    resumed.load_state_dict(schedule.state_dict())
-    assert other.lr == ours.lr
-    with pytest.raises(FileFormatError):
-        resumed.load_state_dict({})
-
-
-def test_bad_schedules_are_refused():
-    optimizer = optim.SGD({"w": np.ones(1)}, lr=0.2)
-    for make in (
-        lambda: optim.StepLR(optimizer, 0),
-        lambda: optim.CosineAnnealingLR(optimizer, 0),
-        lambda: optim.OneCycleLR(optimizer, 0.1, 10, pct_start=2),
-    ):
-        with pytest.raises(OptionError):
-            make()
 
 
 # ---- clipping ------------------------------------------------------------------------------------------------------
@@ -186,3 +144,71 @@ def test_gradients_that_are_not_finite_are_named(value):
     optim.check_finite({"good": grads["good"]})
     with pytest.raises(OptionError):
         optim.clip_grad_norm({"good": grads["good"]}, -1.0)
+
+
+# ---- groups and updates in pieces ----------------------------------------------------------------------------------
+
+
+def test_groups_have_options_of_their_own():
+    params = {"a": np.ones(2), "b": np.ones(2)}
+    groups = [{"params": {"a": params["a"]}}, {"params": {"b": params["b"]}, "lr": 0.5, "momentum": 0.0}]
+    optimizer = optim.SGD(groups, lr=0.1, momentum=0.9)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.5] and optimizer.lr == 0.1
+    assert list(optimizer.buffers["momentum_buffer"]) == ["a"]
+    optimizer.step({"b": np.ones(2), "a": np.full(2, 2.0)})
+    np.testing.assert_allclose(params["a"], 0.8)
+    np.testing.assert_allclose(params["b"], 0.5)
+    optimizer.lr = 0.25
+    assert [group["lr"] for group in optimizer.param_groups] == [0.25, 0.25]
+    for wrong in (
+        [{"params": {"a": params["a"]}, "speed": 1.0}],
+        [{"lr": 1.0}],
+        [{"params": [params["a"]]}],
+        [{"params": {"a": params["a"]}}, {"params": {"a": params["b"]}}],
+        [{"params": {"a": params["a"]}}, {"params": {"b": params["a"]}}],
+        [],
+    ):
+        with pytest.raises(OptionError):
+            optim.SGD(wrong, lr=0.1)
+
+
+def test_an_update_takes_the_options_as_they_were_when_it_began():
+    params = {"a": np.ones(2), "b": np.ones(2)}
+    optimizer = optim.SGD(params, lr=0.5)
+    update = optimizer.begin()
+    optimizer.lr = 0.0
+    update.apply({"b": np.ones(2)})
+    assert update.remaining == ("a",) and optimizer.steps == {"a": 0, "b": 1}
+    update.apply({"a": np.ones(2)})
+    np.testing.assert_allclose([params["a"], params["b"]], 0.5)
+    assert update.remaining == ()
+    optimizer.lr = -1.0
+    with pytest.raises(OptionError):
+        optimizer.begin()
+
+
+def test_an_update_refuses_what_does_not_belong():
+    params = {"a": np.ones(2), "b": np.ones(2)}
+    update = optim.SGD(params, lr=0.5).begin()
+    update.apply({"a": np.zeros(2)})
+    for error, grads in (
+        (OptionError, {"a": np.ones(2)}),
+        (OptionError, {"b": np.ones(2), "a": np.ones(2)}),
+        (OptionError, {"b": np.ones(2), "c": np.ones(2)}),
+        (ShapeError, {"b": np.ones(3)}),
+        (DTypeError, {"b": np.ones(2, np.float32)}),
+    ):
+        with pytest.raises(error):
+            update.apply(grads)
+    assert update.remaining == ("b",) and (params["b"] == 1).all()
+
+
+def test_a_state_of_another_optimizer_is_refused():
+    params = {"w": np.ones(2)}
+    state = optim.AdamW(params).state_dict()
+    with pytest.raises(FileFormatError, match=r"AdamW\.version"):
+        optim.Adam(params).load_state_dict(state)
+    with pytest.raises(OptionError):
+        optim.AdamW(params).load_state_dict(state | {"group0.lr": -1.0})
+    with pytest.raises(FileFormatError, match="momentum_buffer"):
+        optim.SGD(params, momentum=0.9).load_state_dict(optim.SGD(params).state_dict())

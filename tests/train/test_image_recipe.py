@@ -162,7 +162,7 @@ def test_both_parts_resume_bit_for_bit(tmp_path):
 def test_a_checkpoint_is_pruned_and_trained_on(tmp_path):
     first, second = tmp_path / "dense", tmp_path / "sparse"
     second.mkdir()
-    config = config_for("digits", model="lenet5", schedule="constant", **SMALL)
+    config = config_for("digits", model="lenet5", lr_schedule="constant", **SMALL)
     dense = build(config, checkpoint_dir=first)
     dense.fit()
     before = (first / "checkpoint.safetensors").read_bytes()
@@ -190,10 +190,10 @@ def test_a_checkpoint_is_pruned_and_trained_on(tmp_path):
 
 
 @pytest.mark.parametrize("task", ["seqmnist", "bitstream", "digits", "cifar10"])
-@pytest.mark.parametrize("schedule", ["constant", "onecycle"])
-def test_a_configuration_comes_back_from_a_checkpoint(task, schedule):
+@pytest.mark.parametrize("lr_schedule", ["constant", "onecycle"])
+def test_a_configuration_comes_back_from_a_checkpoint(task, lr_schedule):
     data = {"data": "somewhere"} if task == "cifar10" else {}
-    config = config_for(task, schedule=schedule, seed=3, **data)
+    config = config_for(task, lr_schedule=lr_schedule, seed=3, **data)
     back = config_of(config.same_on_resume())
     assert dataclasses.replace(back, **data) == config
     with pytest.raises(OptionError, match="not built by a recipe"):

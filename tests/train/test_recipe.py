@@ -26,7 +26,7 @@ def one_thread():
 @pytest.mark.parametrize(
     "options",
     [
-        {"model": "lstm"}, {"optimizer": "x"}, {"schedule": "x"}, {"dtype": "float16"}, {"backward": "x"},
+        {"model": "lstm"}, {"optimizer": "x"}, {"lr_schedule": "x"}, {"dtype": "float16"}, {"backward": "x"},
         {"hidden": 0}, {"layers": 0}, {"batch_size": 0}, {"lr": 0.0}, {"lr": float("nan")}, {"seq_len": 0},
     ],
 )  # fmt: skip
@@ -68,19 +68,19 @@ def test_training_and_test_data_are_apart_and_the_model_fits(model, dtype, layer
 
 
 def test_the_same_configuration_trains_to_the_same_losses():
-    config = config_for("bitstream", model="gru", schedule="onecycle", **SMALL)
+    config = config_for("bitstream", model="gru", lr_schedule="onecycle", **SMALL)
     first, second = build(config).fit(), build(config).fit()
     assert first.loss == second.loss
     assert build(dataclasses.replace(config, seed=1)).fit().loss != first.loss
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
-@pytest.mark.parametrize("schedule", ["constant", "cosine", "onecycle"])
-def test_optimizers_and_schedules(optimizer, schedule):
-    run = build(config_for("bitstream", optimizer=optimizer, schedule=schedule, lr=0.01, **SMALL))
+@pytest.mark.parametrize("lr_schedule", ["constant", "cosine", "onecycle"])
+def test_optimizers_and_schedules(optimizer, lr_schedule):
+    run = build(config_for("bitstream", optimizer=optimizer, lr_schedule=lr_schedule, lr=0.01, **SMALL))
     history = run.fit()
     assert max(history.lr) == pytest.approx(0.01, rel=0.1)
-    assert (len(set(history.lr)) == 1) == (schedule == "constant")
+    assert (len(set(history.lr)) == 1) == (lr_schedule == "constant")
 
 
 def test_long_memories_are_initialised_for_long_sequences_alone():

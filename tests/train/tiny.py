@@ -119,7 +119,7 @@ def trainer(folder=None, *, callbacks=(), rng=7, noise=0.3, every=3, clip_norm=1
         model,
         TinyLoss(),
         optimizer,
-        schedule=TinyDecay(optimizer),
+        lr_scheduler=TinyDecay(optimizer),
         clip_norm=clip_norm,
         callbacks=callbacks,
         checkpoint_dir=folder,

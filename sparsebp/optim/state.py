@@ -1,0 +1,97 @@
+"""What an optimizer puts into its flat state, and how it takes it back after checking that it fits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from sparsebp import backend
+from sparsebp.errors import DTypeError, FileFormatError, ShapeError
+
+if TYPE_CHECKING:
+    from sparsebp.optim.optimizer import Optimizer
+
+VERSION = 1
+_MARK = ".version"
+_NOT_KEPT = {"params", "initial_lr"}  # the base rate is a schedule's, and part of its state
+
+
+def pack_state(optimizer: Optimizer) -> dict[str, Any]:
+    """See `Optimizer.state_dict`."""
+    state: dict[str, Any] = {type(optimizer).__name__ + _MARK: VERSION}
+    for number, group in enumerate(optimizer.param_groups):
+        state |= {f"group{number}.{key}": value for key, value in _flat(group).items()}
+    state |= {f"step.{name}": count for name, count in optimizer.steps.items()}
+    for buffer, arrays in optimizer.buffers.items():
+        state |= {f"{buffer}.{name}": array.copy() for name, array in arrays.items()}
+    return state
+
+
+def load_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+    """See `Optimizer.load_state_dict`."""
+    _check_kind(type(optimizer).__name__ + _MARK, state)
+    targets = {f"{b}.{name}": array for b, arrays in optimizer.buffers.items() for name, array in arrays.items()}
+    options = [{f"group{i}.{key}" for key in _flat(group)} for i, group in enumerate(optimizer.param_groups)]
+    expected = {type(optimizer).__name__ + _MARK, *(f"step.{name}" for name in optimizer.params), *targets}
+    expected = expected.union(*options)
+    if state.keys() != expected:
+        raise FileFormatError(
+            f"The state does not fit this {type(optimizer).__name__}", expected=", ".join(sorted(expected)),
+            got=f"missing {sorted(expected - state.keys())}, unexpected {sorted(state.keys() - expected)}",
+            remedy="Use the options and the model that the state was made with",
+        )  # fmt: skip
+    for name, target in targets.items():
+        value = state[name]
+        if tuple(value.shape) != target.shape:
+            raise ShapeError(f"{name} has the wrong shape", expected=target.shape, got=tuple(value.shape),
+                             remedy="Use the model that the state was made with")  # fmt: skip
+        if value.dtype != target.dtype:
+            raise DTypeError(f"{name} has the wrong dtype", expected=target.dtype, got=value.dtype,
+                             remedy="Use the dtype that the state was made with")  # fmt: skip
+    restored = [_restored(state, f"group{i}.", group) for i, group in enumerate(optimizer.param_groups)]
+    for group in restored:
+        optimizer._check(group)
+
+    for group, values in zip(optimizer.param_groups, restored, strict=True):
+        group.update(values)
+    for row, name in enumerate(optimizer.params):
+        optimizer._steps[row] = int(state[f"step.{name}"])
+    for name, target in targets.items():
+        target[...] = backend.as_namespace(state[name], backend.namespace(target))
+
+
+def _check_kind(mark: str, state: Mapping[str, Any]) -> None:
+    if state.get(mark) == VERSION:
+        return
+    kinds = sorted(name for name in state if name.endswith(_MARK) and "." not in name.removesuffix(_MARK))
+    raise FileFormatError(
+        "The state is that of another optimizer, or of another version of this one", expected=f"{mark} = {VERSION}",
+        got=", ".join(f"{name} = {state[name]}" for name in kinds) or "a state without such a name",
+        remedy="Use the optimizer that the state was made with",
+    )  # fmt: skip
+
+
+def _flat(group: Mapping[str, Any]) -> dict[str, float | bool]:
+    """Return the options of a group as numbers: a pair becomes two."""
+    flat: dict[str, float | bool] = {}
+    for key, value in group.items():
+        if key in _NOT_KEPT:
+            continue
+        if isinstance(value, tuple):
+            flat |= {f"{key}.{i}": float(v) for i, v in enumerate(value)}
+        else:
+            flat[key] = value if isinstance(value, bool) else float(value)
+    return flat
+
+
+def _restored(state: Mapping[str, Any], prefix: str, group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of `group` with the values that `state` has for them."""
+    restored: dict[str, Any] = dict(group)
+    for key, value in group.items():
+        if key in _NOT_KEPT:
+            continue
+        if isinstance(value, tuple):
+            restored[key] = tuple(float(state[f"{prefix}{key}.{i}"]) for i in range(len(value)))
+        else:
+            restored[key] = type(value)(state[prefix + key]) if isinstance(value, bool) else float(state[prefix + key])
+    return restored

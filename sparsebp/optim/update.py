@@ -1,0 +1,71 @@
+"""One update of all parameters, which may be applied piece by piece, in any order."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from sparsebp import backend
+from sparsebp.errors import OptionError
+from sparsebp.types import Array
+
+if TYPE_CHECKING:
+    from sparsebp.optim.optimizer import Optimizer
+
+
+class Update:
+    """An update that has begun: `Optimizer.begin` returns it. Every parameter is updated once at most.
+
+    The result does not depend on the pieces: applying names one by one gives, bit for bit, what one call with all of
+    them gives. Threads may apply different names at the same time.
+    """
+
+    def __init__(self, optimizer: Optimizer, options: np.ndarray) -> None:
+        self._optimizer = optimizer
+        self._options = options
+        self._open = set(optimizer.params)
+        self._lock = threading.Lock()
+
+    @property
+    def remaining(self) -> tuple[str, ...]:
+        """Names of the parameters that have not been updated yet, in the optimizer's order."""
+        return tuple(name for name in self._optimizer.params if name in self._open)
+
+    def apply(self, grads: Mapping[str, Array]) -> None:
+        """Update the parameters that `grads` names, and no others.
+
+        Parameters
+        ----------
+        grads
+            Gradients with the shapes, dtypes and namespace of their parameters.
+
+        Raises
+        ------
+        OptionError
+            A name is not the optimizer's, or has been applied before.
+        ShapeError, DTypeError, LayoutError, DeviceError
+            A gradient does not fit. Nothing has been updated then.
+        """
+        optimizer = self._optimizer
+        self._check_open(grads)
+        for name, grad in grads.items():
+            backend.namespace(optimizer.params[name], grad)
+            param = optimizer.params[name]
+            backend.check_array(f"gradient of {name}", grad, dtype=param.dtype, shape=param.shape)
+        with self._lock:
+            self._check_open(grads)
+            self._open.difference_update(grads)
+        optimizer._run([optimizer._rows[name] for name in grads], list(grads.values()), self._options)
+
+    def _check_open(self, names: Iterable[str]) -> None:
+        wrong = [name for name in names if name not in self._open]
+        if wrong:
+            known = [name for name in wrong if name in self._optimizer.params]
+            raise OptionError(
+                "A parameter has been updated already" if known else "A gradient belongs to no parameter",
+                expected=", ".join(self.remaining) or "no more names", got=", ".join(known or wrong),
+                remedy="Apply each parameter's gradient once; begin() opens the next update",
+            )  # fmt: skip

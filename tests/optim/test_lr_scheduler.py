@@ -1,0 +1,135 @@
+"""Learning-rate schedules against torch.optim.lr_scheduler, with one group and with two."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparsebp import optim
+from sparsebp.errors import FileFormatError, OptionError
+
+SCHEDULES = {
+    "StepLR": {"step_size": 3, "gamma": 0.5},
+    "MultiStepLR": {"milestones": [7, 2, 2], "gamma": 0.3},
+    "ExponentialLR": {"gamma": 0.9},
+    "LinearLR": {"start_factor": 0.25, "end_factor": 0.8, "total_iters": 7},
+    "CosineAnnealingLR": {"T_max": 11, "eta_min": 0.01},
+    "OneCycleLR": {"max_lr": 0.5, "total_steps": 12, "pct_start": 0.4},
+}
+
+
+def optimizers(rates):
+    ours = optim.SGD([{"params": {f"p{i}": np.ones(1)}, "lr": lr} for i, lr in enumerate(rates)])
+    theirs = torch.optim.SGD([{"params": [torch.nn.Parameter(torch.ones(1))], "lr": lr} for lr in rates])
+    return ours, theirs
+
+
+def both(name, ours, theirs, options):
+    extra = {"cycle_momentum": False} if name == "OneCycleLR" else {}
+    return getattr(optim, name)(ours, **options), getattr(torch.optim.lr_scheduler, name)(theirs, **options, **extra)
+
+
+def rates(optimizer):
+    return [group["lr"] for group in optimizer.param_groups]
+
+
+def check_course(ours, theirs, schedule, twin, steps):
+    for step in range(steps):
+        assert rates(ours) == pytest.approx(rates(theirs), rel=1e-12), step
+        theirs.step()
+        twin.step()
+        schedule.step()
+
+
+@pytest.mark.parametrize("groups", [[0.2], [0.2, 0.03]])
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedules_are_torchs(name, groups):
+    ours, theirs = optimizers(groups)
+    schedule, twin = both(name, ours, theirs, SCHEDULES[name])
+    check_course(ours, theirs, schedule, twin, 11)
+    other, _ = optimizers([0.7] * len(groups))
+    resumed = getattr(optim, name)(other, **SCHEDULES[name])
+    resumed.load_state_dict(json.loads(json.dumps(schedule.state_dict())))
+    assert rates(other) == rates(ours)
+    for state in ({}, schedule.state_dict() | {"base_lrs": [0.1] * 3}):
+        with pytest.raises(FileFormatError):
+            resumed.load_state_dict(state)
+
+
+@given(
+    names=st.lists(st.sampled_from(sorted(SCHEDULES.keys() - {"OneCycleLR"})), min_size=1, max_size=4),
+    gaps=st.lists(st.integers(1, 6), min_size=3, max_size=3),
+)
+@settings(max_examples=40)
+def test_sequences_are_torchs(names, gaps):
+    milestones = np.cumsum(gaps)[: len(names) - 1].tolist()
+    ours, theirs = optimizers([0.2, 0.05])
+    pairs = [both(name, ours, theirs, SCHEDULES[name]) for name in names]
+    schedule = optim.SequentialLR(ours, [pair[0] for pair in pairs], milestones)
+    twin = torch.optim.lr_scheduler.SequentialLR(theirs, [pair[1] for pair in pairs], milestones)
+    check_course(ours, theirs, schedule, twin, 20)
+    other, _ = optimizers([0.9, 0.9])
+    resumed = optim.SequentialLR(other, [getattr(optim, name)(other, **SCHEDULES[name]) for name in names], milestones)
+    resumed.load_state_dict(json.loads(json.dumps(schedule.state_dict())))
+    assert rates(other) == rates(ours)
+
+
+@given(
+    metrics=st.lists(st.integers(-5, 5), min_size=1, max_size=30), mode=st.sampled_from(["min", "max"]),
+    threshold_mode=st.sampled_from(["rel", "abs"]), patience=st.integers(0, 3), cooldown=st.integers(0, 2),
+    min_lr=st.sampled_from([0.0, [0.05, 0.001]]), cut=st.integers(0, 30),
+)  # fmt: skip
+def test_plateaus_are_torchs(metrics, mode, threshold_mode, patience, cooldown, min_lr, cut):
+    ours, theirs = optimizers([0.2, 0.05])
+    options = {
+        "mode": mode, "factor": 0.5, "patience": patience, "threshold": 0.3, "threshold_mode": threshold_mode,
+        "cooldown": cooldown, "min_lr": min_lr,
+    }  # fmt: skip
+    schedule, twin = both("ReduceLROnPlateau", ours, theirs, options)
+    for step, metric in enumerate(metrics):
+        if step == cut:  # a run that is resumed goes on alike
+            state = json.loads(json.dumps(schedule.state_dict()))
+            schedule = optim.ReduceLROnPlateau(ours, **options)
+            schedule.load_state_dict(state)
+        schedule.step(metric)
+        twin.step(metric)
+        assert rates(ours) == pytest.approx(rates(theirs), rel=1e-12)
+
+
+def test_the_last_rate_of_a_cycle_stays():
+    ours, _ = optimizers([0.2])
+    schedule = optim.OneCycleLR(ours, max_lr=0.5, total_steps=4)
+    seen = []
+    for _ in range(6):
+        schedule.step()
+        seen.append(ours.lr)
+    assert seen[2] == seen[3] == seen[5]
+
+
+def test_bad_schedules_are_refused():
+    ours, _ = optimizers([0.2])
+    other, _ = optimizers([0.2])
+    linear, elsewhere, plateau = optim.LinearLR(ours), optim.LinearLR(other), optim.ReduceLROnPlateau(ours)
+    for make in (
+        lambda: optim.StepLR(ours, 0),
+        lambda: optim.CosineAnnealingLR(ours, 0),
+        lambda: optim.OneCycleLR(ours, 0.1, 10, pct_start=2),
+        lambda: optim.OneCycleLR(ours, [0.1, 0.2], 10),
+        lambda: optim.LinearLR(ours, start_factor=0.0),
+        lambda: optim.ReduceLROnPlateau(ours, factor=1.0),
+        lambda: optim.ReduceLROnPlateau(ours, mode="least"),
+        lambda: optim.SequentialLR(ours, [], []),
+        lambda: optim.SequentialLR(ours, [linear], [3]),
+        lambda: optim.SequentialLR(ours, [linear, elsewhere], [3]),
+        lambda: optim.SequentialLR(ours, [linear, plateau], [3]),
+        lambda: optim.SequentialLR(ours, [linear, linear, linear], [3, 3]),
+    ):
+        with pytest.raises(OptionError):
+            make()
+    with pytest.raises(FileFormatError):
+        plateau.load_state_dict({"best": 0.0})
