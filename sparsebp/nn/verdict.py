@@ -87,12 +87,10 @@ def decide(
     layerwise = layerwise_seconds(((w.flops, w.values, w.calls) for w in works), m, itemsize)
     entries = sum(work.entries for work in works)
     workers = f"{m.workers} worker{'s' if m.workers != 1 else ''}"
-    start = (
-        f"{_time(layerwise)} layer by layer (estimated for {len(works)} layers and batch {batch}, {m.name}, {workers})"
-    )
+    size = f"{len(works)} layers and batch {batch} ({m.name}, {workers})"
 
     def layer_by_layer(why: str) -> Verdict:
-        return Verdict(False, f"{start}; {why}.", {"bp": layerwise})
+        return Verdict(False, f"Layer by layer: {_time(layerwise)} estimated for {size}; {why}.", {"bp": layerwise})
 
     beyond = layer_by_layer(f"no scan keeps to memory_limit, {limit} bytes")
     least = least_scan_seconds(entries, batch, m, itemsize)
@@ -119,11 +117,13 @@ def decide(
     if not times:
         return beyond
     scan = min(times, key=lambda name: times[name])
-    scans = times[scan] + values <= MARGIN * layerwise
-    reason = f"{start}; the fastest scan, {scan}, {_time(times[scan])} and {_time(values)} for the Jacobians' values"
-    if not scans:
-        reason += f": not at most {MARGIN:.0%} of that"
-    return Verdict(scans, f"{reason}.", {"bp": layerwise} | {name: values + t for name, t in times.items()})
+    estimates = {"bp": layerwise} | {name: values + t for name, t in times.items()}
+    found = f"{_time(times[scan])} and {_time(values)} for the Jacobians' values"
+    if estimates[scan] <= MARGIN * layerwise:
+        reason = f"By scan: {found} estimated for {size}; layer by layer {_time(layerwise)}."
+        return Verdict(True, reason, estimates)
+    refused = f"the fastest scan, {scan}, takes {found}, more than {MARGIN:.0%} of that"
+    return layer_by_layer(refused)._replace(estimates=estimates)
 
 
 def _masks(stretch: Sequence[Link]) -> tuple[bytes, ...]:
