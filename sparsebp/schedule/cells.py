@@ -46,6 +46,8 @@ class CellGraph:
         The cells.
     lanes
         The number of the lane of every cell.
+    numbers
+        The cell of every action; I and W are found within a B.
     first
         The number of the first cell of every lane.
     followers
@@ -62,6 +64,7 @@ class CellGraph:
 
     cells: tuple[Cell, ...]
     lanes: list[int]
+    numbers: dict[Action, int]
     first: list[int]
     followers: list[list[int]]
     sends: list[list[Send]]
@@ -83,13 +86,11 @@ def cell_graph(schedule: Schedule) -> CellGraph:
     first = [0]
     for lane in schedule.lanes:
         first.append(first[-1] + len(lane.cells))
-    count = len(cells)
-    graph = CellGraph(
-        cells, lanes, first[:-1], [[] for _ in cells], [[] for _ in cells], [0] * count, [[] for _ in cells],
-        [0] * count,
-    )  # fmt: skip
-    workers = [lane.worker for lane in schedule.lanes]
     numbers = {action: first[lane] + position for action, (lane, position) in schedule.places.items()}
+    empty = [0] * len(cells)
+    graph = CellGraph(cells, lanes, numbers, first[:-1], [[] for _ in cells], [[] for _ in cells], empty,
+                      [[] for _ in cells], [*empty])  # fmt: skip
+    workers = [lane.worker for lane in schedule.lanes]
 
     def last_of(actions: Iterable[Action]) -> set[int]:
         """Return the last cell of each lane that does one of some actions: the others end before it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from typing import Literal
 
-from sparsebp.schedule.actions import Action, Overlap, actions_of, parts_of
+from sparsebp.schedule.actions import Action, Kind, Overlap, actions_of, parts_of
 from sparsebp.schedule.cells import Send
 from sparsebp.schedule.costs import Costs
 from sparsebp.schedule.schedule import Schedule
@@ -92,7 +92,7 @@ class Run:
         step, number = divmod(entry, self.count)
         extra = self._recompute.needed(number, step)
         if extra is None:  # another stream computes the activations again
-            self._recompute.wait(number, step, entry)
+            self.cause[entry] = step * self.count + self._recompute.wait(number, step, entry)
             return
         self.begin[entry] = now
         if self._reads[number] != (None,):
@@ -161,6 +161,13 @@ class Run:
         step = self.send_entry[transfer] // self.count
         self._release(self.sends[transfer].readers, step, -1 - transfer, ready)
 
+    def version_of(self, number: int, step: int, kind: Kind) -> int | None:
+        """Return the version of the weights that a cell's forward or backward read."""
+        for read, version in zip(self._reads[number], self.versions[step * self.count + number], strict=True):
+            if read is not None and read[0] == kind:
+                return version
+        return None
+
     def _read(self, action: Action) -> Read | None:
         """Return which weights an action reads, if any."""
         if action.kind not in "FIB" or not self.schedule.graph.weighted(action.stage) or action.microbatch is None:
@@ -202,9 +209,11 @@ class _Recomputation:
         state = self._state.setdefault((*key, step), number if self._durations[key] > 0 else -1)
         return 0.0 if state == -1 else self._durations[key] if state == number else None
 
-    def wait(self, number: int, step: int, entry: int) -> None:
-        """Let a cell wait."""
-        self._waiting.setdefault((*self._of[number], step), []).append(entry)
+    def wait(self, number: int, step: int, entry: int) -> int:
+        """Let a cell wait, and return for which."""
+        key = (*self._of[number], step)
+        self._waiting.setdefault(key, []).append(entry)
+        return self._state[key]
 
     def running(self, number: int, step: int) -> bool:
         """Whether a cell has been recomputing until now."""

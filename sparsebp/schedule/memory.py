@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
+from operator import itemgetter
+from typing import TYPE_CHECKING, TypeAlias
 
 from sparsebp.schedule.actions import Action
 
 if TYPE_CHECKING:
-    from sparsebp.schedule.simulate import Event, Simulation
+    from sparsebp.schedule.engine import Run
 
-Use: TypeAlias = Literal["saved", "output_gradients", "weight_gradients", "weights"]
-USES: tuple[Use, ...] = ("saved", "output_gradients", "weight_gradients", "weights")
+USES = ("saved", "output_gradients", "weight_gradients", "weights")
+_SAVED, _OUTPUT_GRADIENTS, _WEIGHT_GRADIENTS, _WEIGHTS = range(len(USES))
 
 
 @dataclass(frozen=True)
@@ -56,130 +58,122 @@ class MemoryCurve:
         return max(self.bytes)
 
 
-class _Change(NamedTuple):
-    time: float
-    worker: int
-    use: Use
-    amount: float
+_Change: TypeAlias = tuple[float, int, float]  # when, which of `USES`, how much more
 
 
-def memory_curves(simulation: Simulation) -> tuple[MemoryCurve, ...]:
+def memory_curves(run: Run) -> tuple[MemoryCurve, ...]:
     """Return the memory account of every worker."""
-    graph = simulation.schedule.graph
-    changes: list[_Change] = []
+    graph = run.schedule.graph
+    arrivals = {(send.source, entry // run.count): end
+                for send, entry, end in zip(run.sends, run.send_entry, run.send_end, strict=True)}  # fmt: skip
+    changes: list[list[_Change]] = [[] for _ in range(run.schedule.workers)]
     for stage in range(graph.stages):
-        account = _StageAccount(simulation, stage)
-        changes += account.activations()
-        changes += account.output_gradients()
+        account = _StageAccount(run, stage, arrivals)
+        own = changes[run.schedule.allocation[stage]]
+        own += account.activations()
+        own += account.output_gradients()
         if graph.weighted(stage):
-            changes += account.weight_gradients()
-            changes += account.weights()
-    changes.sort(key=lambda change: change.time)
-    of_worker: list[list[_Change]] = [[] for _ in range(simulation.schedule.workers)]
-    for change in changes:
-        of_worker[change.worker].append(change)
-    return tuple(_curve(worker, found) for worker, found in enumerate(of_worker))
+            own += account.weight_gradients()
+            own += account.weights()
+    return tuple(_curve(worker, found) for worker, found in enumerate(changes))
 
 
 def _curve(worker: int, changes: list[_Change]) -> MemoryCurve:
     """Add changes up."""
-    now = dict.fromkeys(USES, 0.0)
-    times, values = [0.0], [tuple(now.values())]
-    for change in changes:
-        now[change.use] += change.amount
-        if change.time != times[-1]:
-            times.append(change.time)
+    now = [0.0] * len(USES)
+    times, values = [0.0], [tuple(now)]
+    for time, use, amount in sorted(changes, key=itemgetter(0)):
+        now[use] += amount
+        if time != times[-1]:
+            times.append(time)
             values.append(())
-        values[-1] = tuple(now.values())
+        values[-1] = tuple(now)
     return MemoryCurve(worker, tuple(times), *zip(*values, strict=True))
 
 
 class _StageAccount:
     """What one stage allocates and frees."""
 
-    def __init__(self, simulation: Simulation, stage: int) -> None:
-        self._simulation, self._stage = simulation, stage
-        self._schedule, self._graph = simulation.schedule, simulation.schedule.graph
-        self._worker = self._schedule.allocation[stage]
-        self._bytes = simulation.costs.bytes_of(stage)
+    def __init__(self, run: Run, stage: int, arrivals: dict[tuple[Action, int], float]) -> None:
+        self._run, self._stage, self._arrivals = run, stage, arrivals
+        self._schedule, self._graph = run.schedule, run.schedule.graph
+        self._bytes = run.costs.bytes_of(stage)
+        found = run.schedule.cells.numbers
+        everything = range(self._graph.microbatches)
+        self._forwards = [found[Action(stage, "F", m)] for m in everything]
+        self._backwards = [found.get(Action(stage, "I", m)) for m in everything]
+        self._weight_gradients = [found.get(Action(stage, "W", m)) for m in everything]
+        self._users = [[number for number in pair if number is not None]
+                       for pair in zip(self._backwards, self._weight_gradients, strict=True)]  # fmt: skip
 
     def activations(self) -> Iterator[_Change]:
         """Yield changes of what forwards keep."""
-        steps, carried = self._simulation.steps, self._graph.first == "I"
+        run, carried = self._run, self._graph.first == "I"
         saved = kept = self._bytes.saved
         if self._stage in self._schedule.recomputed:
-            kept = self._simulation.costs.bytes_of(self._stage - 1).output if self._stage > 0 else 0
-        for m in range(self._graph.microbatches):
-            for step in range(-1 if carried else 0, steps):  # -1: kept by the forwards before the first step
-                users = self._gradients(m, step + carried)
-                if not users and not (carried and step + 1 == steps and self._gradients(m, step)):
-                    continue
-                begin = 0.0 if step < 0 else self._event("F", m, step).start
-                yield _Change(begin, self._worker, "saved", kept)
-                if users:
-                    yield _Change(min(user.start for user in users), self._worker, "saved", saved - kept)
-                    yield _Change(max(user.end for user in users), self._worker, "saved", -saved)
+            kept = run.costs.bytes_of(self._stage - 1).output if self._stage > 0 else 0
+        for forward, users in zip(self._forwards, self._users, strict=True):
+            if not users:
+                continue
+            for step in range(-1 if carried else 0, run.steps):  # -1: kept by the forwards before the first step
+                yield (0.0 if step < 0 else run.begin[step * run.count + forward]), _SAVED, kept
+                if step + carried < run.steps:
+                    begin, end = self._span(users, step + carried)
+                    if saved != kept:
+                        yield begin, _SAVED, saved - kept
+                    yield end, _SAVED, -saved
 
     def output_gradients(self) -> Iterator[_Change]:
         """Yield changes of the gradients with respect to the stage's output."""
-        source = self._stage + 1
-        arrivals = {}
-        if source < self._graph.stages and self._schedule.allocation[source] != self._worker:
-            arrivals = self._simulation.arrivals
-        for step in range(self._simulation.steps):
-            for m in range(self._graph.microbatches):
-                users = self._gradients(m, step)
-                if not users:
-                    continue
-                if source == self._graph.stages:
-                    begin = min(user.start for user in users)
-                else:
-                    maker = Action(source, "I", m)
-                    begin = arrivals[maker, step] if arrivals else self._simulation.event(maker, step).start
-                yield _Change(begin, self._worker, "output_gradients", self._bytes.output)
-                yield _Change(max(user.end for user in users), self._worker, "output_gradients", -self._bytes.output)
+        run, source, amount = self._run, self._stage + 1, self._bytes.output
+        loss = source == self._graph.stages
+        for m, users in enumerate(self._users):
+            if not users:
+                continue
+            maker = Action(source, "I", m)
+            for step in range(run.steps):
+                begin, end = self._span(users, step)
+                if not loss:
+                    made = self._arrivals.get((maker, step))
+                    begin = run.begin[step * run.count + run.schedule.cells.numbers[maker]] if made is None else made
+                yield begin, _OUTPUT_GRADIENTS, amount
+                yield end, _OUTPUT_GRADIENTS, -amount
 
     def weight_gradients(self) -> Iterator[_Change]:
         """Yield changes of the gradients with respect to the stage's weights."""
-        everything = range(self._graph.microbatches)
-        groups = [[m] for m in everything] if self._graph.updates == "microbatch" else [list(everything)]
+        run, amount, found = self._run, self._bytes.weights, self._schedule.cells.numbers
+        makers = [number for number in self._weight_gradients if number is not None]
+        groups: list[tuple[list[int], int | None]] = [(makers, found.get(Action(self._stage, "U")))]
+        if self._graph.updates == "microbatch":
+            groups = [([maker], found[Action(self._stage, "U", m)]) for m, maker in enumerate(makers)]
         later = self._graph.first == "U"  # the next step applies them
-        last = self._simulation.steps
-        for step in range(-1 if later else 0, last):
-            for group in groups:
-                begin = 0.0 if step < 0 else min(self._event("W", m, step).start for m in group)
-                yield _Change(begin, self._worker, "weight_gradients", self._bytes.weights)
-                if self._graph.updates != "none" and step + later < last:
-                    own = group[0] if self._graph.updates == "microbatch" else None
-                    end = self._event("U", own, step + later).end
-                    yield _Change(end, self._worker, "weight_gradients", -self._bytes.weights)
-            if self._graph.updates == "none":
-                return  # they stay, and the next step adds to them
+        for group, update in groups:
+            if update is None:  # they stay, and the next step adds to them
+                yield self._span(group, 0)[0], _WEIGHT_GRADIENTS, amount
+                continue
+            for step in range(-1 if later else 0, run.steps):
+                yield (0.0 if step < 0 else self._span(group, step)[0]), _WEIGHT_GRADIENTS, amount
+                if step + later < run.steps:
+                    yield run.end[(step + later) * run.count + update], _WEIGHT_GRADIENTS, -amount
 
     def weights(self) -> Iterator[_Change]:
         """Yield changes of the versions of the stage's weights."""
-        yield _Change(0.0, self._worker, "weights", self._bytes.weights)
+        run, amount = self._run, self._bytes.weights
+        yield 0.0, _WEIGHTS, amount
         if self._graph.weights != "stashed":
             return
-        made = self._simulation.updates(self._stage)
-        needed = list(made)  # until when each version but the newest is: replaced, and no longer read
-        for step in range(self._simulation.steps):
-            for m in range(self._graph.microbatches):
-                for action in (Action(self._stage, "F", m), Action(self._stage, "I", m)):
-                    if action in self._schedule:
-                        version = self._simulation.version(action, step)
-                        if version < len(needed):
-                            needed[version] = max(needed[version], self._simulation.end(action, step))
-        for begin, end in zip(made, needed, strict=True):
-            yield _Change(begin, self._worker, "weights", self._bytes.weights)
-            yield _Change(end, self._worker, "weights", -self._bytes.weights)
+        made = run.updates[self._stage]
+        needed = [*made, math.inf]  # until when each version is: replaced, and no longer read
+        for step in range(run.steps):
+            for forward, backward in zip(self._forwards, self._backwards, strict=True):
+                version = run.version_of(forward, step, "F") or 0
+                last = forward if backward is None else backward
+                needed[version] = max(needed[version], run.end[step * run.count + last])
+        for begin, end in zip(made, needed, strict=False):
+            yield begin, _WEIGHTS, amount
+            yield end, _WEIGHTS, -amount
 
-    def _gradients(self, m: int, step: int) -> list[Event]:
-        """Return the events of I and W of a micro-batch, as far as there are any."""
-        if not 0 <= step < self._simulation.steps:
-            return []
-        actions = (Action(self._stage, "I", m), Action(self._stage, "W", m))
-        return [self._simulation.event(action, step) for action in actions if action in self._schedule]
-
-    def _event(self, kind: Literal["F", "W", "U"], m: int | None, step: int) -> Event:
-        return self._simulation.event(Action(self._stage, kind, m), step)
+    def _span(self, numbers: list[int], step: int) -> tuple[float, float]:
+        """Return when the first of some cells begins and the last ends."""
+        entries = [step * self._run.count + number for number in numbers]
+        return min(self._run.begin[entry] for entry in entries), max(self._run.end[entry] for entry in entries)

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from sparsebp.errors import OptionError
-from sparsebp.schedule.actions import KINDS, Action, Cell, actions_of, parts_of
+from sparsebp.schedule.actions import KINDS, Action, Cell, parts_of
 from sparsebp.schedule.costs import Costs
 from sparsebp.schedule.engine import Run
 from sparsebp.schedule.graph import StepGraph
@@ -151,12 +151,7 @@ class Simulation:
     @cached_property
     def memory(self) -> tuple[MemoryCurve, ...]:
         """What every worker keeps in memory over time."""
-        return memory_curves(self)
-
-    @cached_property
-    def arrivals(self) -> dict[tuple[Action, int], float]:
-        """When the results of an action of a step were there, where another worker needed them."""
-        return {(transfer.source, transfer.step): transfer.end for transfer in self.transfers}
+        return memory_curves(self._run)
 
     def updates(self, stage: int) -> list[float]:
         """Return when the updates of a stage ended."""
@@ -172,13 +167,13 @@ class Simulation:
         """
         if action.kind == "B":
             action = next((part for part in parts_of(action) if part in self.schedule), action)
-        if action not in self.schedule or not 0 <= step < self.steps:
+        number = self.schedule.cells.numbers.get(action)
+        if number is None or not 0 <= step < self.steps:
             raise OptionError(
                 "This was not simulated", expected=f"an action of the schedule, step 0 to {self.steps - 1}",
                 got=f"{action}, step {step}", remedy="Simulate more steps, or ask for another action",
             )  # fmt: skip
-        lane, position = self.schedule.place(action)
-        return self._entries[step * self._run.count + self.schedule.cells.first[lane] + position]
+        return self._entries[step * self._run.count + number]
 
     def start(self, action: Action, step: int = 0) -> float:
         """Return when an action started."""
@@ -196,10 +191,12 @@ class Simulation:
         OptionError
             The action reads no weights, or was not simulated.
         """
-        event = self.event(action, step)
-        same_pass = "F" if action.kind == "F" else "IB"
-        for part, version in zip(actions_of(event.cell), event.versions, strict=True):
-            if part.kind in same_pass and action.kind in "FIB" and version is not None:
+        self.event(action, step)
+        if action.kind in "FIB":
+            part = Action(action.stage, "F" if action.kind == "F" else "I", action.microbatch)
+            number = self.schedule.cells.numbers.get(part)
+            version = None if number is None else self._run.version_of(number, step, part.kind)
+            if version is not None:
                 return version
         raise OptionError(f"{action} reads no weights", expected="F, I or B of a stage with weights", got=str(action),
                           remedy="Ask for another action")  # fmt: skip

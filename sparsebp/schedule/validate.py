@@ -86,13 +86,11 @@ def _hazards(schedule: Schedule) -> set[tuple[int, int]]:
     graph, cells = schedule.graph, schedule.cells
     if graph.updates != "step" or graph.first == "U":
         return set()
-    numbers = {part: number for number, cell in enumerate(cells.cells)
-               for action in actions_of(cell) for part in parts_of(action)}  # fmt: skip
     edges = set()
     for stage in filter(graph.weighted, range(graph.stages)):
-        update = numbers[Action(stage, "U")]
+        update = cells.numbers[Action(stage, "U")]
         for m in range(graph.microbatches):
-            reader, gradient = numbers.get(Action(stage, "I", m)), numbers[Action(stage, "W", m)]
+            reader, gradient = cells.numbers.get(Action(stage, "I", m)), cells.numbers[Action(stage, "W", m)]
             follows = reader == update - 1 and cells.lanes[reader] == cells.lanes[update]
             if reader is not None and reader != gradient and not follows:
                 edges.add((reader, update))
