@@ -3,10 +3,13 @@
 from sparsebp.schedule.action_csv import read_csv, to_csv, write_csv
 from sparsebp.schedule.actions import KINDS, Action, Cell, Kind, Overlap, actions_of, parse, parts_of
 from sparsebp.schedule.costs import Costs, Link, StageBytes
+from sparsebp.schedule.gantt import gantt
 from sparsebp.schedule.graph import StepGraph
 from sparsebp.schedule.memory import MemoryCurve
 from sparsebp.schedule.schedule import Lane, Schedule
 from sparsebp.schedule.simulate import Event, Simulation, Transfer, depth, simulate
+from sparsebp.schedule.text_chart import text_chart
+from sparsebp.schedule.trace import chrome_trace, write_trace
 from sparsebp.schedule.validate import validate
 
 __all__ = [
@@ -26,12 +29,16 @@ __all__ = [
     "StepGraph",
     "Transfer",
     "actions_of",
+    "chrome_trace",
     "depth",
+    "gantt",
     "parse",
     "parts_of",
     "read_csv",
     "simulate",
+    "text_chart",
     "to_csv",
     "validate",
     "write_csv",
+    "write_trace",
 ]

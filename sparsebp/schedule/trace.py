@@ -1,0 +1,99 @@
+"""A simulated schedule in the format of Chrome's traces: open it in https://ui.perfetto.dev or chrome://tracing."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sparsebp.errors import OptionError
+from sparsebp.files import write_atomically
+from sparsebp.schedule.actions import KINDS, actions_of
+from sparsebp.schedule.memory import USES
+from sparsebp.schedule.simulate import Simulation
+
+
+def chrome_trace(simulation: Simulation, *, unit: float = 1e6) -> dict[str, Any]:
+    """Return a simulation as the dict of a trace: a process a worker, a thread a stream, counters for the memory.
+
+    Parameters
+    ----------
+    simulation
+        Of any schedule.
+    unit
+        Microseconds in a unit of the simulation's time: 1e6 if that is the second.
+
+    Returns
+    -------
+    What ``json.dump`` takes. Transfers are arrows.
+
+    Raises
+    ------
+    OptionError
+        `unit` is not positive.
+
+    Notes
+    -----
+    The Trace Event Format's phases: X (complete events), M (names), C (counters), s and f (flows).
+    """
+    if not unit > 0:
+        raise OptionError("A unit of time takes no time", expected="microseconds, more than 0", got=unit,
+                          remedy="Pass 1e6 for seconds")  # fmt: skip
+    events = [*_names(simulation), *_actions(simulation, unit), *_transfers(simulation, unit),
+              *_memory(simulation, unit)]  # fmt: skip
+    return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"schedule": simulation.schedule.name}}
+
+
+def write_trace(simulation: Simulation, path: str | os.PathLike[str], *, unit: float = 1e6) -> None:
+    """Write `chrome_trace` to a JSON file, under a temporary name first.
+
+    Raises
+    ------
+    OutputError
+        The file cannot be written.
+    OptionError
+        `unit` is not positive.
+    """
+    write_atomically(Path(path), json.dumps(chrome_trace(simulation, unit=unit), allow_nan=False).encode())
+
+
+def _names(simulation: Simulation) -> Iterator[dict[str, Any]]:
+    for number, lane in enumerate(simulation.schedule.lanes):
+        process = {"ph": "M", "name": "process_name", "pid": lane.worker, "args": {"name": f"worker {lane.worker}"}}
+        thread = {"ph": "M", "name": "thread_name", "pid": lane.worker, "tid": number, "args": {"name": lane.stream}}
+        yield from (process, thread)
+
+
+def _actions(simulation: Simulation, unit: float) -> Iterator[dict[str, Any]]:
+    for event in simulation.events:
+        kinds = [action.kind for action in actions_of(event.cell)]
+        details: dict[str, Any] = {"step": event.step}
+        versions = [version for version in event.versions if version is not None]
+        if versions:
+            details["weight version"] = versions[0] if len(versions) == 1 else versions
+        yield {
+            "ph": "X", "name": str(event.cell), "cat": ", ".join(KINDS[kind] for kind in kinds),
+            "pid": simulation.schedule.lanes[event.lane].worker, "tid": event.lane,
+            "ts": event.start * unit, "dur": (event.end - event.start) * unit, "args": details,
+        }  # fmt: skip
+
+
+def _transfers(simulation: Simulation, unit: float) -> Iterator[dict[str, Any]]:
+    """Yield two ends of an arrow for every transfer: from the link's start to the arrival."""
+    schedule = simulation.schedule
+    main = {lane.worker: number for number, lane in reversed(list(enumerate(schedule.lanes)))}
+    for number, transfer in enumerate(simulation.transfers):
+        shared = {"name": f"{transfer.source} to worker {transfer.receiver}", "cat": "transfer", "id": number}
+        yield {**shared, "ph": "s", "pid": transfer.sender, "tid": schedule.place(transfer.source)[0],
+               "ts": transfer.start * unit}  # fmt: skip
+        yield {**shared, "ph": "f", "bp": "e", "pid": transfer.receiver, "tid": main[transfer.receiver],
+               "ts": transfer.end * unit}  # fmt: skip
+
+
+def _memory(simulation: Simulation, unit: float) -> Iterator[dict[str, Any]]:
+    for curve in simulation.memory:
+        for number, time in enumerate(curve.times):
+            uses = {use.replace("_", " "): getattr(curve, use)[number] for use in USES}
+            yield {"ph": "C", "name": "memory", "pid": curve.worker, "ts": time * unit, "args": uses}

@@ -1,0 +1,143 @@
+"""Pictures, text charts and traces of simulated schedules."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparsebp.errors import MissingDependencyError, OptionError, OutputError
+from sparsebp.schedule import (
+    Costs,
+    Link,
+    Schedule,
+    StageBytes,
+    StepGraph,
+    chrome_trace,
+    gantt,
+    parse,
+    simulate,
+    text_chart,
+    write_trace,
+)  # fmt: skip
+
+
+def lane(text: str):
+    return [parse(cell) for cell in text.split()]
+
+
+GPIPE = simulate(
+    Schedule.of(StepGraph(2, 3), [lane("0F0 0F1 0F2 0B0 0B1 0B2"), lane("1F0 1F1 1F2 1B0 1B1 1B2")], "GPipe"),
+    Costs(link=Link(latency=0.5)),
+)  # fmt: skip
+STREAMS = simulate(
+    Schedule.of(
+        StepGraph(3, unweighted=frozenset({1}), updates="step", synchronised=True),
+        [{"main": lane("0F0 1F0 2F0 2I0 1I0 0U 2U"), "sub": lane("2W0 0W0"), "link": lane("2S 0S")}], "streams",
+    ),
+    Costs({"F": 1, "I": 1, "W": 2, "S": 0.25, "U": 0}),
+)  # fmt: skip
+OVERLAP = simulate(
+    Schedule.of(
+        StepGraph(4, 2),
+        [lane("0F0 1F0 1B0 (0F1;0B0)OVERLAP_F_B 1F1 1B1 0B1"),
+         lane("2F0 3F0 3B0 2B0 2F1 3F1 3B1 2B1")],
+    ),
+)  # fmt: skip
+EMPTY = simulate(Schedule.of(StepGraph(1), [lane("0F0 0B0")]), Costs(dict.fromkeys("FIW", 0.0)))
+ALL = [GPIPE, STREAMS, OVERLAP, EMPTY]
+
+
+def test_text_chart():
+    lines = text_chart(GPIPE, 60).splitlines()
+    assert lines[0].startswith("GPipe: makespan 1")
+    assert lines[1] == "worker 0  F0─F1─F2─············B0────B1────B2────"
+    assert lines[-1] == "number: micro-batch; · bubble"
+    assert "F1/0|B0/0" in text_chart(OVERLAP, 200) and "F1|B0" in text_chart(OVERLAP, 110)
+
+
+@pytest.mark.parametrize("simulation", ALL)
+@given(width=st.integers(40, 200))
+def test_text_fits_the_width_and_shows_every_kind(simulation, width):
+    text = text_chart(simulation, width)
+    assert max(map(len, text.splitlines()[:-1])) <= width
+    rows = [line for line in text.splitlines() if line.startswith("worker")]
+    assert len(rows) == len(simulation.schedule.lanes)
+    if simulation is not EMPTY:
+        assert "F" in rows[0]
+
+
+def test_text_without_memory_in_a_terminal(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "50")
+    text = text_chart(GPIPE, memory=False)
+    assert "memory" not in text and max(map(len, text.splitlines())) <= 50
+
+
+@pytest.mark.parametrize("simulation", ALL)
+@pytest.mark.parametrize("memory", [True, False])
+def test_gantt(simulation, memory):
+    pytest.importorskip("matplotlib")
+    ax = gantt(simulation, memory=memory)
+    assert ax.get_yticklabels()[0].get_text().startswith("worker 0")
+    assert len(ax.get_yticks()) == len(simulation.schedule.lanes)
+    drawn = sum(len(c.get_paths()) for c in ax.collections if c.get_label() != "transfer")
+    assert drawn == sum(1 + hasattr(event.cell, "backward") for event in simulation.events)
+    assert len(ax.figure.axes) == 1 + memory
+    assert {text.get_text() for text in ax.texts} <= {"0", "1", "2", "0\n0"} | {
+        f"{m}\n{s}" for m in range(2) for s in range(4)
+    }
+    ax.figure.canvas.draw()
+
+
+def test_gantt_into_given_axes():
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
+    figure = Figure()
+    ax = figure.subplots(2, 1)[1]
+    assert gantt(GPIPE, ax) is ax
+    transfers = [c for c in ax.collections if c.get_label() == "transfer"]
+    assert len(transfers[0].get_segments()) == len(GPIPE.transfers) == 6
+
+
+def test_gantt_without_matplotlib(monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(MissingDependencyError, match="plot"):
+        gantt(GPIPE)
+
+
+@pytest.mark.parametrize("simulation", ALL)
+def test_trace_is_what_the_viewers_take(tmp_path, simulation):
+    write_trace(simulation, tmp_path / "t.json", unit=10.0)
+    trace = json.loads((tmp_path / "t.json").read_text())
+    events = trace["traceEvents"]
+    needed = {
+        "M": {"name", "pid", "args"}, "X": {"name", "cat", "pid", "tid", "ts", "dur", "args"},
+        "C": {"name", "pid", "ts", "args"}, "s": {"name", "cat", "id", "pid", "tid", "ts"},
+        "f": {"name", "cat", "id", "pid", "tid", "ts", "bp"},
+    }  # fmt: skip
+    for event in events:
+        assert needed[event["ph"]] <= event.keys()
+    complete = [event for event in events if event["ph"] == "X"]
+    assert len(complete) == len(simulation.events)
+    assert max(event["ts"] + event["dur"] for event in complete) == pytest.approx(10 * simulation.makespan)
+    for curve in simulation.memory:
+        counters = [e["args"] for e in events if e["ph"] == "C" and e["pid"] == curve.worker]
+        assert max(sum(args.values()) for args in counters) == curve.peak
+    starts = sorted(e["id"] for e in events if e["ph"] == "s")
+    assert starts == sorted(e["id"] for e in events if e["ph"] == "f") == list(range(len(simulation.transfers)))
+
+
+def test_bad_traces(tmp_path):
+    with pytest.raises(OptionError):
+        chrome_trace(GPIPE, unit=0)
+    with pytest.raises(OutputError):
+        write_trace(GPIPE, tmp_path / "no" / "t.json")
+
+
+def test_measured_bytes_are_drawn():
+    costs = Costs(stages=(StageBytes(10, 20, 1e6), StageBytes(1, 2, 3e9)))
+    assert "e+09" in text_chart(simulate(GPIPE.schedule, costs), 80)
