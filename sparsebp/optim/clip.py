@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from sparsebp import backend
 from sparsebp.errors import NonFiniteError
@@ -13,10 +13,23 @@ from sparsebp.types import Array
 
 def global_norm(grads: Mapping[str, Array]) -> float:
     """Return the Euclidean norm of all gradients together, accumulated in float64."""
-    total = 0.0
-    for grad in grads.values():
+    return total_norm(squared_norms(grads).values())
+
+
+def squared_norms(grads: Mapping[str, Array]) -> dict[str, float]:
+    """Return the sum of squares of each gradient, accumulated in float64; it does not depend on the others."""
+    squares = {}
+    for name, grad in grads.items():
         flat = grad.reshape(-1).astype("float64")
-        total += float(flat @ flat)  # synchronize!
+        squares[name] = float(flat @ flat)  # synchronize!
+    return squares
+
+
+def total_norm(squares: Iterable[float]) -> float:
+    """Return the norm of all gradients together from each one's sum of squares, added in that order."""
+    total = 0.0
+    for square in squares:  # not sum(): it compensates from Python 3.12 on
+        total += square
     return math.sqrt(total)
 
 
@@ -36,10 +49,11 @@ def check_finite(grads: Mapping[str, Array]) -> None:
         )  # fmt: skip
 
 
-def clip_grad_norm(grads: Mapping[str, Array], max_norm: float) -> float:
+def clip_grad_norm(grads: Mapping[str, Array], max_norm: float, *, norm: float | None = None) -> float:
     """Scale the gradients in place so that their global norm is at most `max_norm`; return the norm before.
 
     The rule is that of ``torch.nn.utils.clip_grad_norm_``: the factor is ``max_norm / (norm + 1e-6)``, at most 1.
+    `norm` is their norm where it is known already.
 
     Raises
     ------
@@ -49,7 +63,7 @@ def clip_grad_norm(grads: Mapping[str, Array], max_norm: float) -> float:
         `max_norm` is negative or not finite.
     """
     max_norm = non_negative("max_norm", max_norm)
-    norm = global_norm(grads)
+    norm = global_norm(grads) if norm is None else norm
     if not math.isfinite(norm):
         check_finite(grads)
     factor = max_norm / (norm + 1e-6)
