@@ -1,0 +1,73 @@
+"""Which worker has which stages: contiguous chunks of them, and what a pipeline does with a chunk as a whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sparsebp.errors import OptionError
+from sparsebp.schedule.actions import Action
+from sparsebp.schedule.graph import StepGraph
+
+
+@dataclass(frozen=True)
+class Partition:
+    """The stages of a graph in `chunks` contiguous parts, as equal as can be; chunk c is on worker c mod `workers`.
+
+    Parameters
+    ----------
+    graph
+        The step.
+    workers
+        Their number.
+    chunks
+        How many parts: `workers` for pipelines that give every worker one part, a multiple of it for interleaved ones.
+    input_gradient
+        Whether stage 0 has an I: the gradient with respect to the input of the model.
+
+    Raises
+    ------
+    OptionError
+        There are fewer stages than chunks.
+    """
+
+    graph: StepGraph
+    workers: int
+    chunks: int
+    input_gradient: bool = True
+
+    def __post_init__(self) -> None:
+        if self.workers < 1 or self.chunks < self.workers:
+            raise OptionError("Workers without a part", expected="1 worker or more, and 1 chunk a worker or more",
+                              got=f"{self.workers} workers, {self.chunks} chunks",
+                              remedy="Change the number of workers")  # fmt: skip
+        if self.graph.stages < self.chunks:
+            raise OptionError(
+                "There are too few stages", expected=f"{self.chunks} or more, one for each part of every worker",
+                got=f"{self.graph.stages}", remedy="Use fewer workers or chunks, or cut the model into more stages",
+            )  # fmt: skip
+
+    def stages(self, chunk: int) -> range:
+        """Return the stages of a chunk."""
+        return range(chunk * self.graph.stages // self.chunks, (chunk + 1) * self.graph.stages // self.chunks)
+
+    def allocation(self) -> tuple[int, ...]:
+        """Return the worker of every stage."""
+        return tuple(chunk % self.workers for chunk in range(self.chunks) for _ in self.stages(chunk))
+
+    def cells(self, kind: str, chunk: int, microbatch: int) -> list[Action]:
+        """Return all F, I, W, B or U of a chunk and micro-batch: F with the data, the others against it.
+
+        What a stage does not have is left out of its B.
+        """
+        if kind == "F":
+            return [Action(stage, "F", microbatch) for stage in self.stages(chunk)]
+        cells = (self._cell(kind, stage, microbatch) for stage in reversed(self.stages(chunk)))
+        return [cell for cell in cells if cell is not None]
+
+    def _cell(self, kind: str, stage: int, microbatch: int) -> Action | None:
+        weighted, differentiable = self.graph.weighted(stage), stage > 0 or self.input_gradient
+        if kind == "B" and not (weighted and differentiable):
+            kind = "W" if weighted else "I"
+        if (kind in "WU" and not weighted) or (kind == "I" and not differentiable):
+            return None
+        return Action(stage, kind, microbatch)  # type: ignore[arg-type]

@@ -1,0 +1,141 @@
+"""Reverse first-k scheduling: the first layers' weight gradients last, in the order in which the forward needs them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from functools import cache
+
+from sparsebp.errors import MemoryLimitError, OptionError
+from sparsebp.schedule.actions import Action
+from sparsebp.schedule.builders.synchronisation import Priority, synchronise
+from sparsebp.schedule.costs import Costs
+from sparsebp.schedule.graph import StepGraph
+from sparsebp.schedule.schedule import Schedule
+from sparsebp.schedule.simulate import simulate
+
+
+def reverse_first_k(*, stages: int, k: int | None = None, costs: Costs | None = None,
+                    memory_limit: float = math.inf, throughput: Callable[[Schedule], float] | None = None,
+                    priority: Priority = "first-stage", unweighted: Iterable[int] = (), input_gradient: bool = False,
+                    recomputed: Iterable[int] = ()) -> Schedule:  # fmt: skip
+    """Return Algorithm 2 for one of several data-parallel workers, with the synchronisations on its link.
+
+    The step begins with the backward and ends with the next forward. W and I run as usual, but the W of the first k
+    stages run at the end, the first stage's first: their synchronisations are those that the next forward waits for.
+
+    Parameters
+    ----------
+    stages
+        Number of stages.
+    k
+        How many; None searches for it (`search_k`).
+    costs
+        Durations (S is the one that matters) and bytes.
+    memory_limit
+        Bound for the temporary memory, in the units of ``costs.stages``: k is lowered until Algorithm 2's estimate
+        stays below it (`largest_k`).
+    throughput
+        Of a schedule, in any unit, for the search. By default the shortest simulated makespan wins.
+    priority
+        Of the synchronisations, see `synchronise`.
+    unweighted
+        Stages without parameters.
+    input_gradient
+        Whether stage 0 has an I.
+    recomputed
+        Stages that keep only their input and compute the rest again (§6).
+
+    Raises
+    ------
+    OptionError
+        k is not in 0…stages.
+    MemoryLimitError
+        Even the conventional order needs more than `memory_limit`.
+
+    Notes
+    -----
+    Oh et al., "Out-of-order backprop", EuroSys 2022, §5.1, §6, Fig. 4 and Algorithm 2.
+    """
+    costs = costs or Costs()
+    graph = StepGraph(stages, unweighted=frozenset(unweighted), first="I")
+    if k is not None and not 0 <= k <= stages:
+        raise OptionError("There are not that many first stages", expected=f"k in 0…{stages}", got=k,
+                          remedy="Pass another k, or None to search")  # fmt: skip
+
+    @cache
+    def build(first: int) -> Schedule:
+        backward: list[Action] = []
+        for stage in reversed(range(stages)):
+            backward += [Action(stage, "W", 0)] if stage >= first and graph.weighted(stage) else []
+            backward += [Action(stage, "I", 0)] if stage > 0 or input_gradient else []
+        late = [Action(stage, "W", 0) for stage in range(first) if graph.weighted(stage)]
+        cells = [*backward, *late, *(Action(stage, "F", 0) for stage in range(stages))]
+        schedule = Schedule.of(graph, [cells], f"reverse first-{first}", recomputed)
+        return synchronise(schedule, priority=priority, costs=costs)
+
+    most = largest_k(stages, memory_limit, costs)
+    least = max(curve.peak for curve in simulate(build(0), costs).memory) if memory_limit < math.inf else 0
+    if least > memory_limit:
+        raise MemoryLimitError("The conventional order needs more memory than the limit",
+                               expected=f"memory_limit={least:g} or more", got=f"{memory_limit:g}",
+                               remedy="Raise the limit, or recompute activations")  # fmt: skip
+    if k is None:
+        measure = throughput or (lambda schedule: -simulate(schedule, costs).makespan)
+        k = search_k(lambda first: measure(build(first)), stages, most)
+    return build(min(k, most))
+
+
+def largest_k(stages: int, memory_limit: float, costs: Costs) -> int:
+    """Return the largest k that Algorithm 2 allows (its lines 1 and 2).
+
+    After the forward, ``M_fwd`` bytes are in use. The output gradients of the stages behind the k-th give theirs back;
+    the delayed weight gradients of the first k hold theirs: ``f(k) = M_fwd − Σ_{i>k} M(δO_i) + Σ_{i≤k} M(δW_i)`` must
+    stay below the limit. With M_fwd the saved activations, M(δO) those of a stage, M(δW) the output's gradient that a
+    delayed weight gradient waits with.
+
+    Parameters
+    ----------
+    stages
+        Number of stages.
+    memory_limit
+        In the units of ``costs.stages``.
+    costs
+        Their bytes.
+    """
+    held = [costs.bytes_of(stage) for stage in range(stages)]
+    total, k = 0.0, 0
+    for entry in held:
+        total += entry.saved + entry.output
+        if total >= memory_limit:
+            break
+        k += 1
+    return k
+
+
+def search_k(throughput: Callable[[int], float], stages: int, most: int | None = None) -> int:
+    """Return the k of the highest throughput, taken to be roughly a concave function of k (§5.1).
+
+    k rises from 0 in steps of ``stages / 10``; then the neighbourhood of the best is searched in half the steps, and so
+    on down to steps of 1. Of equals the smallest wins.
+
+    Parameters
+    ----------
+    throughput
+        Of k; measured once for each k that is tried.
+    stages
+        Number of stages: every k is below.
+    most
+        The largest k allowed.
+    """
+    throughput = cache(throughput)
+    limit = min(stages - 1, stages if most is None else most)
+    step = max(1, stages // 10)
+    tried = range(0, limit + 1, step)
+    while True:
+        best = max(tried, key=lambda k: (throughput(k), -k))
+        if step == 1:
+            return best
+        lowest, highest = max(0, best - step), min(limit, best + step)
+        step = math.ceil(step / 2)
+        tried = range(max(lowest, best - step * ((best - lowest) // step)), highest + 1, step)

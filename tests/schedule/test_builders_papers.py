@@ -1,0 +1,142 @@
+"""Numbers that papers state of their schedules, found by simulation."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparsebp.schedule import Action, Costs, Schedule, Simulation, depth, simulate
+from sparsebp.schedule.builders import (
+    conventional,
+    dualpipe2018,
+    fast_forward,
+    gpipe,
+    interleaved_one_f_one_b,
+    modulo,
+    one_f_one_b,
+    pipedream,
+    place_updates,
+    zero_bubble_h1,
+    zero_bubble_h2,
+)
+
+
+def makespan(schedule: Schedule, **durations: float) -> float:
+    return simulate(schedule, Costs({"F": 1, "I": 1, "W": 1, "U": 0} | durations)).makespan
+
+
+def longest_span(found: Simulation) -> float:
+    """The longest time from a worker's first action to its last: the cost that Qi et al. count (§2.3)."""
+    spans = []
+    for worker in range(found.schedule.workers):
+        own = [event for event in found.events if found.schedule.lanes[event.lane].worker == worker]
+        spans.append(max(event.end for event in own) - min(event.start for event in own))
+    return max(spans)
+
+
+def test_ooo_fig_5():
+    """8 layers, 2 devices: 23, 19 and 16 units."""
+    shape = {"workers": 2, "stages": 8}
+    assert makespan(gpipe(**shape, microbatches=1, input_gradient=False)) == 23
+    assert makespan(fast_forward(**shape)) == 19
+    assert makespan(modulo(**shape)) == 16
+
+
+def test_ooo_fig_12():
+    """16 layers, 4 devices, 4 micro-batches (§8.4.1): 1.22 and 1.62 times as fast as GPipe."""
+    shape = {"workers": 4, "stages": 16, "microbatches": 4}
+    assert makespan(gpipe(**shape, input_gradient=False)) == 83
+    assert makespan(fast_forward(**shape)) == 68
+    assert makespan(modulo(**shape)) == 51
+
+
+def test_modulo_in_groups_lies_between():
+    """§5.2.1: groups need fewer transfers and leave larger gaps."""
+    shape = {"workers": 4, "stages": 16, "microbatches": 4}
+    found = {group: simulate(modulo(**shape, group=group)) for group in (1, 2, 4)}
+    assert [result.makespan for result in found.values()] == sorted(result.makespan for result in found.values())
+    assert found[4].makespan == 68  # a group is all that a worker has
+    assert len(found[1].transfers) > len(found[2].transfers) > len(found[4].transfers)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 12])
+def test_optimizer_fusion_depth(n):
+    """Jiang et al. (2021), §3: 3n, and 2n + 1 for backward-fusion; a layer's backward is one unit."""
+    costs = {"F": 1, "I": 0.5, "W": 0.5, "U": 1}
+    baseline = conventional(stages=n, input_gradient=True)
+    assert makespan(baseline, **costs) == 3 * n
+    fused = place_updates(baseline, "backward", stream="update")
+    assert makespan(fused, **costs) == 2 * n + 1
+    assert makespan(place_updates(baseline, "forward"), **costs) == 3 * n  # Table 1: no parallelism
+    assert depth(fused.graph) == 2 * n + 1
+
+
+@pytest.mark.parametrize("build", [gpipe, one_f_one_b])
+@pytest.mark.parametrize("workers", [1, 2, 3, 7])
+@pytest.mark.parametrize("microbatches", [1, 2, 5, 16])
+def test_bubble_with_a_flush(build, workers, microbatches):
+    found = simulate(build(workers=workers, stages=workers, microbatches=microbatches))
+    assert found.makespan == 3 * (microbatches + workers - 1)
+    assert found.bubble == pytest.approx((workers - 1) / (microbatches + workers - 1))
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 3])
+@pytest.mark.parametrize("workers", [2, 3, 4])
+def test_interleaved_bubble(workers, chunks):
+    """Narayanan et al. (2021), §2.2.2: the bubble time is (p - 1)(t_f + t_b) / v."""
+    microbatches, stages = 2 * workers, 3 * 2 * workers  # of equal chunks for all of 1, 2, 3
+    shape = {"workers": workers, "stages": stages, "microbatches": microbatches}
+    found = simulate(interleaved_one_f_one_b(**shape, chunks=chunks), Costs({"F": 1, "I": 1, "W": 1}))
+    work = 3 * microbatches * stages // workers
+    assert found.makespan - work == (workers - 1) * 3 * (stages // workers) / chunks
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize(("build", "bubble", "held"), [
+    (one_f_one_b, lambda p: (p - 1) * 3, lambda p: p),
+    (zero_bubble_h1, lambda p: p - 1, lambda p: p),
+    (zero_bubble_h2, lambda p: 0, lambda p: 2 * p - 1),
+])  # fmt: skip
+def test_zero_bubble_table_1(workers, build, bubble, held):
+    """Qi et al. (2023), Table 1 with F = I = W: (p - 1) times F + I + W, F + I - W, F + I - 2W; memory p, p, 2p - 1."""
+    for microbatches in (2 * workers - 1, 2 * workers, 5 * workers):
+        found = simulate(build(workers=workers, stages=workers, microbatches=microbatches))
+        assert longest_span(found) - 3 * microbatches == bubble(workers)
+        assert max(max(curve.saved) for curve in found.memory) == held(workers)
+
+
+@pytest.mark.parametrize(("F", "I", "W"), [(2, 2, 1), (3, 4, 3), (4, 5, 4)])
+def test_zero_bubble_h1_for_other_durations(F, I, W):
+    """Qi et al. (2023), Table 1: where W is no longer than F and I the bubble is (p - 1)(F + I - W) still."""
+    for workers in (2, 3, 5):
+        schedule = zero_bubble_h1(workers=workers, stages=workers, microbatches=4 * workers)
+        found = simulate(schedule, Costs({"F": F, "I": I, "W": W}))
+        assert longest_span(found) - 4 * workers * (F + I + W) == (workers - 1) * (F + I - W)
+
+
+@pytest.mark.parametrize("N", range(2, 9))
+def test_dualpipe_2018_version_differences(N):
+    """Chen et al. (2018), Eq. 5 and 6: s = 2N - k - 2 forward, s = k backward, in the steady state.
+
+    All time units are equally long, and the last worker runs forward and backward of a batch in sequence in its unit.
+    """
+
+    def duration(action: Action) -> float:
+        return 0 if action.kind == "U" else 0.5 if action.stage == N - 1 else 1
+
+    found = simulate(dualpipe2018(workers=N, stages=N, microbatches=5 * N), Costs(duration))
+    for m in range(2 * N, 3 * N):
+        assert [found.version_difference(Action(k, "F", m)) for k in range(N)] == [2 * N - k - 2 for k in range(N)]
+        assert [found.version_difference(Action(k, "B", m)) for k in range(N)] == list(range(N))
+        assert [found.start(Action(k, "F", m)) for k in range(N)] == [m + k for k in range(N)]
+        assert found.start(Action(0, "B", m)) == m + 2 * N - 2  # Fig. 6b
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_pipedream_stashes_weights(workers):
+    """Narayanan et al. (2019), §3.3: forward and backward read one version, N - k - 1 updates old on worker k."""
+    found = simulate(pipedream(workers=workers, stages=workers, microbatches=4 * workers))
+    for k in range(workers):
+        for m in range(workers, 3 * workers):
+            assert found.version(Action(k, "F", m)) == found.version(Action(k, "B", m))
+            assert found.staleness(Action(k, "F", m)) == workers - k - 1
+    assert [max(curve.weights) for curve in found.memory] == [workers - k for k in range(workers)]

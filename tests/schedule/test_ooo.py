@@ -1,0 +1,89 @@
+"""Multi-stream out-of-order scheduling (Algorithm 1)."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparsebp.schedule import Action, Costs, Schedule, StageBytes, simulate
+from sparsebp.schedule.builders import Region, RegionProfile, conventional, out_of_order, place_updates, synchronise
+
+
+def weight_gradients(schedule: Schedule, stream: str = "sub") -> list[int]:
+    return [cell.stage for lane in schedule.lanes if lane.stream == stream for cell in lane.cells if cell.kind == "W"]
+
+
+def test_equal_costs_hide_all_weight_gradients_but_the_last():
+    schedule = out_of_order(stages=8, regions=4)
+    assert [(lane.stream, lane.worker) for lane in schedule.lanes] == [("main", 0), ("sub", 0)]
+    assert weight_gradients(schedule) == [7, 6, 5, 4, 3, 2, 1]
+    assert simulate(schedule).makespan == 7 + 1 + 8  # I, W of stage 0, F
+    assert [cell.kind for cell in schedule.lanes[1].cells] == ["W", "U"] * 7
+
+
+def test_weight_gradients_of_late_stages_run_beside_the_next_forward():
+    """§8.2, Fig. 8: where they do not fit beside the backward; in order they would hold up the first forwards."""
+    costs = Costs({"F": 3, "I": 1, "W": 2, "U": 0})
+    schedule = out_of_order(stages=12, regions=4, costs=costs, memory_cap=10)
+    in_order = place_updates(_two_streams(12), "backward")
+    assert weight_gradients(schedule) != sorted(weight_gradients(schedule), reverse=True)
+    assert simulate(schedule, costs).makespan < simulate(in_order, costs).makespan
+    before = simulate(schedule, costs)
+    late = max(weight_gradients(schedule), key=lambda stage: before.end(_w(stage)))
+    assert before.start(_w(late)) > before.start(_f(0))
+
+
+def test_the_pair_with_the_highest_speed_up_is_chosen_first():
+    """Line 7: stage 3 gains most beside the first region of the forward, and waits for it."""
+    forward = Region("F", (0, 1))
+    profile = RegionProfile(
+        main=lambda region: 2.0,
+        sub=lambda stage, region: 1.0,
+        speedup=lambda stage, region: 1.5 if (stage, region) == (3, forward) else 1.1,
+    )
+    schedule = out_of_order(stages=4, regions=[[0, 1], [2, 3]], profile=profile, memory_cap=10)
+    assert weight_gradients(schedule) == [2, 1, 3]
+
+
+def test_pre_scheduling_holds_the_cap():
+    costs = Costs({"F": 1, "I": 1, "W": 2, "U": 0.5}, stages=StageBytes(1, 4, 1))
+    reference = simulate(conventional(stages=10, fusion="backward"), costs).memory[0].peak
+    makespans = []
+    for cap in (1.0, 1.02, 1.05, 1.1, 1.2, 3.0):
+        found = simulate(out_of_order(stages=10, regions=5, costs=costs, memory_cap=cap), costs)
+        assert found.memory[0].peak <= cap * reference
+        makespans.append(found.makespan)
+    assert makespans == sorted(makespans, reverse=True)
+    assert makespans[-1] < makespans[0]
+
+
+def test_first_k_stages_in_reverse_on_the_main_stream():
+    """§6: multi-stream for the last L - k stages, reverse first-k for the others, with their synchronisations."""
+    schedule = out_of_order(stages=6, regions=2, k=3, fusion=None, memory_cap=10)
+    assert weight_gradients(schedule, "main") == [0, 1, 2]
+    assert sorted(weight_gradients(schedule)) == [3, 4, 5]
+    with_network = place_updates(synchronise(schedule, costs=Costs({"F": 1, "I": 1, "W": 1, "S": 1})), "forward")
+    assert {lane.stream for lane in with_network.lanes} == {"main", "sub", "link"}
+    simulate(with_network, Costs({"F": 1, "I": 1, "W": 1, "S": 1, "U": 0}))
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3])
+def test_small_models(stages):
+    schedule = out_of_order(stages=stages)
+    assert sorted(weight_gradients(schedule) + weight_gradients(schedule, "main")) == list(range(stages))
+    assert out_of_order(stages=stages, unweighted=range(stages)).lanes[-1].stream == "main"
+
+
+def _two_streams(stages: int) -> Schedule:
+    """Weight gradients beside the backward in the conventional order, then the next forward."""
+    plain = out_of_order(stages=stages, regions=1, k=0, fusion=None, memory_cap=10)
+    backward = [cell for cell in plain.lanes[0].cells if cell.kind == "I"]
+    forward = [cell for cell in plain.lanes[0].cells if cell.kind == "F"]
+    return Schedule.of(plain.graph, [{"main": backward + forward, "sub": [_w(s) for s in reversed(range(stages))]}])
+
+
+def _w(stage: int) -> Action:
+    return Action(stage, "W", 0)
+
+
+def _f(stage: int) -> Action:
+    return Action(stage, "F", 0)
