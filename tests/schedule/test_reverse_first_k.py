@@ -23,13 +23,15 @@ def test_algorithm_2():
 
 
 def test_fig_4():
-    """Prioritised communication gains over first come, first served, and reversed computation gains over that."""
-    costs = Costs({"F": 2, "I": 1, "W": 2, "S": 4})
-    first_ready, first_stage, reversed_3 = (
-        simulate(reverse_first_k(stages=5, k=k, costs=costs, priority=priority), costs).makespan
-        for k, priority in ((0, "first-ready"), (0, "first-stage"), (3, "first-stage"))
-    )
-    assert first_ready > first_stage > reversed_3
+    """§5.1: priorities gain one unit, reversing the first three layers two more; with the first four it is no worse.
+
+    The text gives no durations; with these its statements hold: from 22 to 19 units, by 16 %.
+    """
+    network = [2, 1, 1, 1, 10]
+    costs = Costs(lambda action: network[action.stage] if action.kind == "S" else {"F": 1, "I": 1, "W": 2}[action.kind])
+    settings = [(0, "first-ready"), (0, "first-stage"), (3, "first-stage"), (4, "first-stage")]
+    schedules = [reverse_first_k(stages=5, k=k, costs=costs, priority=priority) for k, priority in settings]
+    assert [simulate(schedule, costs).makespan for schedule in schedules] == [22, 21, 19, 19]
 
 
 @pytest.mark.parametrize("limit", [0.5, 5, 10.5, 22, 23, 100])

@@ -102,7 +102,9 @@ def joint_schedule(timeline: Timeline, early: int = 0) -> list[int]:
     is ready yet moves on to when something is; a weight gradient that must end before its stage's next forward is no
     candidate beside later regions; what no region has room for goes before the region of that forward.
     """
-    profile, regions, ready, deadline = timeline.profile, timeline.regions, timeline.ready, timeline.deadline
+    regions, ready, deadline = timeline.regions, timeline.ready, timeline.deadline
+    lasts = [{stage: timeline.profile.sub(stage, region) for stage in timeline.beside} for region in regions]
+    speedup = [{stage: timeline.profile.speedup(stage, region) for stage in timeline.beside} for region in regions]
     chosen: list[list[int]] = [[] for _ in regions]
     left = set(timeline.beside)
     for i in range(early):
@@ -116,7 +118,7 @@ def joint_schedule(timeline: Timeline, early: int = 0) -> list[int]:
         """Return the best (speed-up, -region, -stage) of a region; move its time on where nothing is ready yet."""
         usable = [
             stage for stage in left
-            if max(ready[stage], timeline.begin[i] + now[i]) + profile.sub(stage, regions[i]) <= deadline[stage]
+            if max(ready[stage], timeline.begin[i] + now[i]) + lasts[i][stage] <= deadline[stage]
         ]  # fmt: skip
         if not usable:
             return None
@@ -124,11 +126,11 @@ def joint_schedule(timeline: Timeline, early: int = 0) -> list[int]:
         if now[i] >= timeline.length[i]:
             return None
         at = timeline.begin[i] + now[i]
-        return max((profile.speedup(stage, regions[i]), -i, -stage) for stage in usable if ready[stage] <= at)
+        return max((speedup[i][stage], -i, -stage) for stage in usable if ready[stage] <= at)
 
+    found: dict[int, tuple[float, int, int]] = {}  # the best of every region, found anew where it has changed
     while left:
-        found: dict[int, tuple[float, int, int]] = {}
-        for i in sorted(open_regions):
+        for i in sorted(open_regions - found.keys()):
             pair = best(i)
             if pair is None:
                 open_regions.remove(i)
@@ -140,9 +142,10 @@ def joint_schedule(timeline: Timeline, early: int = 0) -> list[int]:
         i, stage = -i, -stage
         chosen[i].append(stage)
         left.remove(stage)
-        now[i] += profile.sub(stage, regions[i])
+        now[i] += lasts[i][stage]
         if now[i] >= timeline.length[i]:
             open_regions.remove(i)
+        found = {other: pair for other, pair in found.items() if other != i and pair[2] != -stage}
     for stage in sorted(left):
         forward = next(i for i, region in enumerate(regions) if region.kind == "F" and stage in region.stages)
         chosen[forward - 1].append(stage)
