@@ -5,9 +5,10 @@ from sparsebp.commands.common import make_app
 from sparsebp.commands.demo import demo
 from sparsebp.commands.info import info
 from sparsebp.commands.prune import prune
+from sparsebp.commands.schedule import schedule_app
 from sparsebp.commands.train import train
 from sparsebp.commands.verify import verify
 
-app = make_app((train, prune, demo, bench, verify, info))
+app = make_app((train, prune, demo, bench, verify, info), {"schedule": schedule_app})
 
 __all__ = ["app"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any
 
 import typer
@@ -37,8 +37,11 @@ class Group(TyperGroup):
             raise typer.Exit(130) from error
 
 
-def make_app(commands: Iterable[Callable[..., None]]) -> typer.Typer:
-    """Return the application with `commands`; a command's examples stand in its docstring after a line of ``\\b``."""
+def make_app(commands: Iterable[Callable[..., None]], groups: Mapping[str, typer.Typer]) -> typer.Typer:
+    """Return the application with `commands` and `groups` of further ones by name.
+
+    A command's examples stand in its docstring after a line of ``\\b``.
+    """
     application = typer.Typer(
         cls=Group,
         no_args_is_help=True,
@@ -50,6 +53,8 @@ def make_app(commands: Iterable[Callable[..., None]]) -> typer.Typer:
     )
     for command in commands:
         application.command(help=inspect.getdoc(command))(command)
+    for name, group in groups.items():
+        application.add_typer(group, name=name)
     application.callback()(_root)
     return application
 

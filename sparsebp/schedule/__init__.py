@@ -2,12 +2,14 @@
 
 from sparsebp.schedule.action_csv import read_csv, to_csv, write_csv
 from sparsebp.schedule.actions import KINDS, Action, Cell, Kind, Overlap, actions_of, parse, parts_of
+from sparsebp.schedule.cost_file import Durations, read_costs
 from sparsebp.schedule.costs import Costs, Link, StageBytes
 from sparsebp.schedule.gantt import gantt
 from sparsebp.schedule.graph import StepGraph
 from sparsebp.schedule.memory import MemoryCurve
 from sparsebp.schedule.schedule import Lane, Schedule
 from sparsebp.schedule.simulate import Event, Simulation, Transfer, depth, simulate
+from sparsebp.schedule.summary import summary
 from sparsebp.schedule.text_chart import text_chart
 from sparsebp.schedule.trace import chrome_trace, write_trace
 from sparsebp.schedule.validate import validate
@@ -17,6 +19,7 @@ __all__ = [
     "Action",
     "Cell",
     "Costs",
+    "Durations",
     "Event",
     "Kind",
     "Lane",
@@ -34,8 +37,10 @@ __all__ = [
     "gantt",
     "parse",
     "parts_of",
+    "read_costs",
     "read_csv",
     "simulate",
+    "summary",
     "text_chart",
     "to_csv",
     "validate",

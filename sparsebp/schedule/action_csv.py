@@ -23,7 +23,7 @@ from sparsebp.errors import FileFormatError, OptionError, ScheduleError
 from sparsebp.files import write_atomically
 from sparsebp.schedule.actions import KINDS, Action, actions_of
 from sparsebp.schedule.costs import Costs
-from sparsebp.schedule.csv_rows import OPTIONS, Place, Rows, read_rows
+from sparsebp.schedule.csv_rows import OPTIONS, Place, Rows, decode, read_rows
 from sparsebp.schedule.graph import First, StepGraph, Weights
 from sparsebp.schedule.schedule import Lane, Schedule
 from sparsebp.schedule.simulate import simulate
@@ -61,14 +61,11 @@ def read_csv(path: str | os.PathLike[str], *, first: First | None = None, weight
     """
     path = Path(path)
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        content = path.read_bytes()
     except OSError as error:
         raise FileFormatError(f"{path} cannot be read", expected="a CSV file", got=error.strerror or str(error),
                               remedy="Pass the path of a schedule") from error  # fmt: skip
-    except UnicodeDecodeError as error:
-        raise FileFormatError(f"{path} is not a text file", expected="UTF-8", got=f"byte {error.start}: {error.reason}",
-                              remedy="Pass the CSV file of a schedule") from error  # fmt: skip
-    schedule = from_csv(text, first=first, weights=weights, source=str(path))
+    schedule = from_csv(content, first=first, weights=weights, source=str(path))
     return schedule if schedule.name else replace(schedule, name=path.stem)
 
 
@@ -85,10 +82,10 @@ def write_csv(schedule: Schedule, path: str | os.PathLike[str], *, torch: bool =
     write_atomically(Path(path), to_csv(schedule, torch=torch).encode())
 
 
-def from_csv(text: str, *, first: First | None = None, weights: Weights | None = None,
+def from_csv(content: str | bytes, *, first: First | None = None, weights: Weights | None = None,
              source: str = "the CSV") -> Schedule:  # fmt: skip
-    """Return the schedule that `text` holds; see `read_csv`. `source` is what messages call it."""
-    rows = read_rows(text, source)
+    """Return the schedule that a text, or UTF-8, holds; see `read_csv`. `source` is what messages call it."""
+    rows = read_rows(content if isinstance(content, str) else decode(content, source), source)
     _check_forwards(rows)
     if first is None:
         first = cast(First | None, rows.options.get("first", ("F",))[0])

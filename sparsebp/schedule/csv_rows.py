@@ -73,6 +73,21 @@ class Rows:
                              actions=error.actions)  # fmt: skip
 
 
+def decode(content: bytes, source: str) -> str:
+    """Return the text of a file.
+
+    Raises
+    ------
+    FileFormatError
+        It is none.
+    """
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise FileFormatError(f"{source} is not a text file", expected="UTF-8", got=f"byte {error.start}: {error.reason}",
+                              remedy="Pass the CSV file of a schedule") from error  # fmt: skip
+
+
 def read_rows(text: str, source: str) -> Rows:
     """Return what stands in `text`.
 

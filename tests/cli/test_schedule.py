@@ -1,0 +1,156 @@
+"""``sparsebp schedule``: from a builder's name to a file, a picture and a table; errors as one message."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("typer", exc_type=ImportError)
+pytest.importorskip("rich", exc_type=ImportError)
+
+from typer.testing import CliRunner
+
+from sparsebp.commands import app
+from sparsebp.schedule.builders import BUILDERS
+
+COMMANDS = ["build", "validate", "simulate", "plot", "compare"]
+GPIPE = ["build", "gpipe", "--workers", "2", "--stages", "2", "--microbatches", "3"]
+
+
+def invoke(*arguments, **options):
+    return CliRunner().invoke(app, ["schedule", *map(str, arguments)], catch_exceptions=False, **options)
+
+
+def one_message(result):
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr.startswith("Error: ")
+    assert result.stderr.count("\n") == 1
+    return result.stderr
+
+
+@pytest.fixture
+def gpipe(tmp_path):
+    path = tmp_path / "gpipe.csv"
+    result = invoke(*GPIPE, "--out", path)
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "", "")
+    return path
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_has_examples(command):
+    result = invoke(command, "--help")
+    assert result.exit_code == 0
+    assert f"sparsebp schedule {command}" in result.stdout
+    for other in COMMANDS:
+        assert other in invoke("--help").stdout
+
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_every_builder_to_a_file_and_back(tmp_path, name):
+    path = tmp_path / "x.csv"
+    assert invoke("build", name, "--out", path).exit_code == 0
+    assert invoke("build", name).stdout == path.read_text().replace("\r\n", "\n")
+    assert invoke("validate", path).exit_code == 0
+    found = json.loads(invoke("simulate", path, "--json").stdout)
+    assert found["event"] == "result" and found["stages"] == 8 and 0 <= found["bubble"] < 1
+    assert found["peak_memory"] == max(worker["peak_memory"] for worker in found["per_worker"])
+    assert sorted(stage for worker in found["per_worker"] for stage in worker["stages"]) == list(range(8))
+    text = invoke("simulate", path).stdout
+    assert "makespan" in text and ("staleness" in text) == bool(found["per_stage"])
+
+
+def test_validate_and_simulate(gpipe):
+    assert invoke("validate", gpipe).stdout == (
+        "gpipe is valid: 2 workers, 2 streams, 2 stages, 3 micro-batches, 12 actions\n"
+    )
+    assert json.loads(invoke("validate", gpipe, "--json").stdout)["actions"] == 12
+    assert json.loads(invoke("simulate", gpipe, "--json").stdout)["makespan"] == 12
+    slow = invoke("simulate", gpipe, "--json", "--cost", "F=2", "--cost", "1B=5", "--latency", "0.5").stdout
+    assert json.loads(slow)["makespan"] == 2 + 0.5 + 3 * 2 + 3 * 5 + 0.5 + 2
+    assert json.loads(invoke("simulate", gpipe, "--json", "--steps", "2").stdout)["makespan"] == 24
+
+
+def test_costs_of_a_file_and_options_above_them(tmp_path, gpipe):
+    costs = tmp_path / "costs.json"
+    costs.write_text('{"durations": {"F": 2, "B": 3}, "stages": [{"saved": 10}, {}], "latency": 1, "slowdown": 2}')
+    found = json.loads(invoke("simulate", gpipe, "--costs", costs, "--json").stdout)
+    assert found["makespan"] == 4 * 2 + 4 * 3 + 2
+    assert found["per_worker"][0]["peak_memory"] > 30
+    found = json.loads(invoke("simulate", gpipe, "--costs", costs, "--cost", "F=1", "--latency", 0, "--json").stdout)
+    assert found["makespan"] == 4 + 4 * 3
+    for text, words in (("[]", "has no costs"), ("{", "has no costs"), ('{"x": 1}', "unknown keys"),
+                        ('{"durations": {"X": 1}}', "of no action"), ('{"durations": {"F": -1}}', "0 or more"),
+                        ('{"durations": {"F": "1"}}', "0 or more"), ('{"stages": [{"bytes": 1}]}', "unknown keys"),
+                        ('{"stages": [{}]}', "another model"), ('{"latency": NaN}', "latency"),
+                        ('{"durations": 1}', "has no costs")):  # fmt: skip
+        costs.write_text(text)
+        assert words in one_message(invoke("simulate", gpipe, "--costs", costs))
+    assert "has no costs" in one_message(invoke("simulate", gpipe, "--costs", tmp_path / "no.json"))
+
+
+@pytest.mark.parametrize(
+    ("suffix", "start"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".json", b'{"traceEvents"'), (".txt", b"gpipe: ")]
+)
+def test_plot_to_a_file(tmp_path, gpipe, suffix, start):
+    pytest.importorskip("matplotlib")
+    out = tmp_path / f"out{suffix}"
+    assert invoke("plot", gpipe, "--out", out).exit_code == 0
+    assert out.read_bytes().startswith(start)
+    assert "cannot be written" in one_message(invoke("plot", gpipe, "--out", tmp_path / "no" / f"out{suffix}"))
+
+
+def test_plot_as_text_from_a_pipe():
+    built = invoke(*GPIPE)
+    result = invoke("plot", "-", "--width", "60", "--no-memory", input=built.stdout)
+    assert result.exit_code == 0
+    row = "worker 0  F0──F1──F2──" + "·" * 12 + "B0──────B1──────B2──────"
+    assert result.stdout.splitlines()[:2] == ["makespan 12, bubble 25.0%", row]
+    assert "not a text file" in one_message(invoke("plot", "-", input=b"\xff\xfe"))
+
+
+def test_build_for_pytorch(tmp_path):
+    options = ["--stages", 2, "--workers", 2, "--microbatches", 2, "--fusion", "backward"]
+    assert "0U" in invoke("build", "1f1b", *options).stdout
+    assert "U" not in invoke("build", "1f1b", *options, "--torch").stdout
+    assert "every micro-batch" in one_message(invoke("build", "pipedream", "--torch"))
+
+
+def test_compare():
+    result = invoke("compare", "gpipe", "1f1b", "zb-h1", "--stages", 4, "--json")
+    assert result.exit_code == 0
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [row["builder"] for row in rows] == ["gpipe", "1f1b", "zb-h1"]
+    assert rows[0]["speedup"] == 1 and rows[2]["speedup"] > 1 and rows[1]["peak_memory"] < rows[0]["peak_memory"]
+    table = invoke("compare").stdout
+    for name in BUILDERS:
+        assert name in table
+
+
+def test_compare_lists_what_cannot_be_built_unless_it_was_asked_for():
+    result = invoke("compare", "--stages", 2)
+    assert result.exit_code == 0
+    assert "gpipe: " in result.stdout and "conventional" in result.stdout
+    assert "Error" in one_message(invoke("compare", "gpipe", "--stages", 2))
+
+
+def test_errors(tmp_path, gpipe):
+    assert "No such file" in one_message(invoke("validate", tmp_path / "no.csv"))
+    gpipe.write_text("0F0,0B0\n1B0,1F0\n")
+    message = one_message(invoke("validate", gpipe))
+    assert "deadlocked" in message and "line 2, column 1" in message
+    assert "does not take chunks" in one_message(invoke("build", "gpipe", "--chunks", 2))
+    assert "memory cap" in one_message(invoke("build", "ooo", "--memory-cap", 0.01)).lower()
+    assert "no duration" in one_message(invoke("build", "gpipe", "--cost", "F"))
+    assert "cannot be" in one_message(invoke("build", "gpipe", "--cost", "F=-1"))
+    assert "Unknown kind of picture" in one_message(invoke("plot", "-", "--out", "x.gif", input="0F0,0B0"))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["build", "nothing"], ["build"], ["compare", "gpipe", "x"], ["simulate"], ["build", "gpipe", "--stages", "0"],
+     ["build", "gpipe", "--fusion", "x"], ["build", "gpipe", "--unweighted", "a"], ["nothing"]],
+)  # fmt: skip
+def test_wrong_usage_exits_with_2(arguments):
+    assert invoke(*arguments).exit_code == 2
