@@ -30,12 +30,13 @@ from sparsebp.commands.schedule_options import (
     load,
     stages_of,
 )
+from sparsebp.commands.schedule_tables import COMPARED, compared, print_summary
 from sparsebp.errors import OptionError, SparseBPError
 from sparsebp.files import write_atomically
 from sparsebp.schedule import Simulation, gantt, simulate, text_chart, to_csv, write_csv, write_trace
 from sparsebp.schedule.builders import BUILDERS
 from sparsebp.schedule.by_name import build as build_schedule
-from sparsebp.schedule.summary import most_stale, summary
+from sparsebp.schedule.summary import summary
 
 FusionOption = Annotated[
     Literal["none", "forward", "backward"] | None,
@@ -45,8 +46,9 @@ ChunksOption = Annotated[int | None, typer.Option(min=1, help="Groups of stages 
 GroupOption = Annotated[
     int | None, typer.Option("--group", min=1, help="Neighbouring stages dealt out together (modulo).")
 ]
-KOption = Annotated[
-    int | None, typer.Option("--k", min=0, help="First stages whose W come last (out-of-order ones).")
+KOption = Annotated[int | None, typer.Option("--k", min=0, help="First stages whose W come last (out-of-order ones).")]
+InputGradientOption = Annotated[
+    bool | None, typer.Option("--input-gradient/--no-input-gradient", help="Whether stage 0 has an I.")
 ]
 UnweightedOption = Annotated[str | None, typer.Option(help="Stages without weights, as in 1,3.")]
 MemoryCapOption = Annotated[
@@ -71,11 +73,12 @@ def build(
         Literal["first-ready", "first-stage"] | None,
         typer.Option(help="Which gradient is synchronised next (reverse-first-k).", show_default="first-stage"),
     ] = None,
-    unweighted: UnweightedOption = None,
+    unweighted: InputGradientOption = Annotated[
+    bool | None, typer.Option("--input-gradient/--no-input-gradient", help="Whether stage 0 has an I.")
+]
+UnweightedOption = None,
     recomputed: Annotated[str | None, typer.Option(help="Stages that recompute their activations, as in 0,1.")] = None,
-    input_gradient: Annotated[
-        bool | None, typer.Option("--input-gradient/--no-input-gradient", help="Whether stage 0 has an I.")
-    ] = None,
+    input_gradient: InputGradientOption = None,
     cost: CostOption = None,
     costs: CostsOption = None,
     latency: LatencyOption = None,
@@ -156,7 +159,7 @@ def simulate_file(
     if json:
         write_json({"event": "result", **found})
     else:
-        _print_summary(found)
+        print_summary(found)
 
 
 def plot(
@@ -213,7 +216,11 @@ def compare(
     chunks: ChunksOption = None,
     group: GroupOption = None,
     k: KOption = None,
-    unweighted: UnweightedOption = None,
+    unweighted: InputGradientOption = Annotated[
+    bool | None, typer.Option("--input-gradient/--no-input-gradient", help="Whether stage 0 has an I.")
+]
+UnweightedOption = None,
+    input_gradient: InputGradientOption = True,
     cost: CostOption = None,
     costs: CostsOption = None,
     latency: LatencyOption = None,
@@ -232,7 +239,7 @@ def compare(
     Examples:
       sparsebp schedule compare
       sparsebp schedule compare gpipe 1f1b zb-h1 zb-h2 --workers 4 --stages 4 --microbatches 12
-      sparsebp schedule compare gpipe fast-forward modulo --stages 16 --microbatches 4 --latency 0.5
+      sparsebp schedule compare gpipe fast-forward modulo --stages 16 --microbatches 4 --no-input-gradient
     """
     prices = costs_from(cost, costs, latency, bandwidth, slowdown)
     rows: list[dict[str, Any]] = []
@@ -241,8 +248,9 @@ def compare(
             schedule = build_schedule(
                 name, costs=prices, fusion=fusion, strict=False, stages=stages, workers=workers,
                 microbatches=microbatches, chunks=chunks, group=group, k=k, unweighted=stages_of(unweighted),
+                input_gradient=input_gradient,
             )  # fmt: skip
-            rows.append({"builder": name, **_compared(summary(simulate(schedule, prices, steps=steps)))})
+            rows.append({"builder": name, **compared(summary(simulate(schedule, prices, steps=steps)))})
         except SparseBPError as error:
             if names:
                 raise
@@ -254,71 +262,10 @@ def compare(
         for row in rows:
             write_json({"event": "builder", **row})
         return
-    console().print(report.text_table(_COMPARED, built), markup=False)
+    console().print(report.text_table(COMPARED, built), markup=False)
     for row in rows:
         if "reason" in row:
             console().print(f"{row['builder']}: {row['reason']}", markup=False)
-
-
-def _number(value: float) -> str:
-    return f"{value:.4g}"
-
-
-def _share(value: float) -> str:
-    return f"{value:.1%}"
-
-
-_COMPARED = (
-    report.Column("builder", "builder", number=False),
-    report.Column("workers", "workers"),
-    report.Column("micro-batches", "microbatches"),
-    report.Column("makespan", "makespan", _number),
-    report.Column("per micro-batch", "per_microbatch", _number),
-    report.Column("faster", "speedup", report.times),
-    report.Column("bubble", "bubble", _share),
-    report.Column("peak memory", "peak_memory", _number),
-    report.Column("staleness", "staleness"),
-)
-_WORKERS = (
-    report.Column("worker", "worker"),
-    report.Column("stages", "stages", lambda stages: " ".join(map(str, stages)), number=False),
-    report.Column("busy", "busy", lambda busy: ", ".join(f"{s} {v:.1%}" for s, v in busy.items()), number=False),
-    report.Column("peak memory", "peak_memory", _number),
-)
-_STAGES = (
-    report.Column("stage", "stage"),
-    report.Column("staleness F", "staleness", lambda entry: str(entry.get("forward", "–"))),
-    report.Column("staleness B", "staleness", lambda entry: str(entry.get("backward", "–"))),
-    report.Column("version difference F", "version_difference", lambda entry: str(entry.get("forward", "–"))),
-    report.Column("version difference B", "version_difference", lambda entry: str(entry.get("backward", "–"))),
-)
-
-
-def _compared(found: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of a summary that a row of the comparison shows."""
-    kept = ("name", "workers", "stages", "microbatches", "steps", "makespan", "bubble", "peak_memory")
-    each = found["makespan"] / (found["microbatches"] * found["steps"])
-    return {key: found[key] for key in kept} | {"per_microbatch": each, "staleness": most_stale(found)}
-
-
-def _print_summary(found: dict[str, Any]) -> None:
-    out = console()
-    path = found["critical_path"]
-    shown = " ".join(path if len(path) <= 12 else [*path[:6], "…", *path[-6:]])
-    lines = {
-        "schedule": found["name"],
-        "makespan": _number(found["makespan"]),
-        "bubble": _share(found["bubble"]),
-        "peak memory": _number(found["peak_memory"]),
-        "critical path": f"{len(path)} cells: {shown}",
-    }
-    for name, text in lines.items():
-        out.print(f"{name:14}{text}", markup=False)
-    out.print()
-    out.print(report.text_table(_WORKERS, found["per_worker"]), markup=False)
-    if found["per_stage"]:
-        out.print()
-        out.print(report.text_table(_STAGES, found["per_stage"]), markup=False)
 
 
 def _save_picture(simulation: Simulation, path: Path, memory: bool) -> None:

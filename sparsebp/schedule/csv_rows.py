@@ -84,8 +84,12 @@ def decode(content: bytes, source: str) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise FileFormatError(f"{source} is not a text file", expected="UTF-8", got=f"byte {error.start}: {error.reason}",
-                              remedy="Pass the CSV file of a schedule") from error  # fmt: skip
+        raise FileFormatError(
+            f"{source} is not a text file",
+            expected="UTF-8",
+            got=f"byte {error.start}: {error.reason}",
+            remedy="Pass the CSV file of a schedule",
+        ) from error
 
 
 def read_rows(text: str, source: str) -> Rows:

@@ -123,6 +123,9 @@ def test_compare():
     rows = [json.loads(line) for line in result.stdout.splitlines()]
     assert [row["builder"] for row in rows] == ["gpipe", "1f1b", "zb-h1"]
     assert rows[0]["speedup"] == 1 and rows[2]["speedup"] > 1 and rows[1]["peak_memory"] < rows[0]["peak_memory"]
+    paper = ["compare", "gpipe", "fast-forward", "modulo", "--stages", 16, "--microbatches", 4, "--no-input-gradient"]
+    rows = [json.loads(line) for line in invoke(*paper, "--json").stdout.splitlines()]
+    assert [row["makespan"] for row in rows] == [83, 68, 51]  # Oh et al. 2022, Fig. 12
     table = invoke("compare").stdout
     for name in BUILDERS:
         assert name in table

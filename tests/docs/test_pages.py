@@ -35,12 +35,18 @@ def test_options_in_the_pages_exist() -> None:
 
     from sparsebp.commands import app
 
-    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    options = {name: {o for p in command.params for o in p.opts} for name, command in commands.items()}
+    commands = dict(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    for group, command in list(commands.items()):
+        commands.update({f"{group} {name}": inner for name, inner in getattr(command, "commands", {}).items()})
+    options = {
+        name: {o for p in command.params for o in (*p.opts, *p.secondary_opts)} for name, command in commands.items()
+    }
     for document in DOCUMENTS:
         blocks = re.findall(r"^```bash\n(.*?)^```", document.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-        for line in re.findall(r"^sparsebp ([^#\n]+)", "\n".join(blocks), re.MULTILINE):
+        for line in re.findall(r"^sparsebp ([^#\n|]+)", "\n".join(blocks), re.MULTILINE):
             name, *words = line.split()
+            if words and f"{name} {words[0]}" in options:
+                name = f"{name} {words.pop(0)}"
             assert name in options, f"{document.name}: sparsebp {line}"
             unknown = {word for word in words if word.startswith("--")} - options[name]
             assert not unknown, f"{document.name}: sparsebp {line}"

@@ -1,0 +1,71 @@
+"""The tables of ``sparsebp schedule``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sparsebp.bench import report
+from sparsebp.commands.common import console
+from sparsebp.schedule.summary import most_stale
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def _share(value: float) -> str:
+    return f"{value:.1%}"
+
+
+COMPARED = (
+    report.Column("builder", "builder", number=False),
+    report.Column("workers", "workers"),
+    report.Column("micro-batches", "microbatches"),
+    report.Column("makespan", "makespan", _number),
+    report.Column("per micro-batch", "per_microbatch", _number),
+    report.Column("faster", "speedup", report.times),
+    report.Column("bubble", "bubble", _share),
+    report.Column("peak memory", "peak_memory", _number),
+    report.Column("staleness", "staleness"),
+)
+_WORKERS = (
+    report.Column("worker", "worker"),
+    report.Column("stages", "stages", lambda stages: " ".join(map(str, stages)), number=False),
+    report.Column("busy", "busy", lambda busy: ", ".join(f"{s} {v:.1%}" for s, v in busy.items()), number=False),
+    report.Column("peak memory", "peak_memory", _number),
+)
+_STAGES = (
+    report.Column("stage", "stage"),
+    report.Column("staleness F", "staleness", lambda entry: str(entry.get("forward", "–"))),
+    report.Column("staleness B", "staleness", lambda entry: str(entry.get("backward", "–"))),
+    report.Column("version difference F", "version_difference", lambda entry: str(entry.get("forward", "–"))),
+    report.Column("version difference B", "version_difference", lambda entry: str(entry.get("backward", "–"))),
+)
+
+
+def compared(found: dict[str, Any]) -> dict[str, Any]:
+    """Return the part of a summary that a row of the comparison shows."""
+    kept = ("name", "workers", "stages", "microbatches", "steps", "makespan", "bubble", "peak_memory")
+    each = found["makespan"] / (found["microbatches"] * found["steps"])
+    return {key: found[key] for key in kept} | {"per_microbatch": each, "staleness": most_stale(found)}
+
+
+def print_summary(found: dict[str, Any]) -> None:
+    """Print a summary: numbers, and a table of the workers; of the stages too if their weights may be stale."""
+    out = console()
+    path = found["critical_path"]
+    shown = " ".join(path if len(path) <= 12 else [*path[:6], "…", *path[-6:]])
+    lines = {
+        "schedule": found["name"],
+        "makespan": _number(found["makespan"]),
+        "bubble": _share(found["bubble"]),
+        "peak memory": _number(found["peak_memory"]),
+        "critical path": f"{len(path)} cells: {shown}",
+    }
+    for name, text in lines.items():
+        out.print(f"{name:14}{text}", markup=False)
+    out.print()
+    out.print(report.text_table(_WORKERS, found["per_worker"]), markup=False)
+    if found["per_stage"]:
+        out.print()
+        out.print(report.text_table(_STAGES, found["per_stage"]), markup=False)
