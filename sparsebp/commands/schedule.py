@@ -73,10 +73,7 @@ def build(
         Literal["first-ready", "first-stage"] | None,
         typer.Option(help="Which gradient is synchronised next (reverse-first-k).", show_default="first-stage"),
     ] = None,
-    unweighted: InputGradientOption = Annotated[
-    bool | None, typer.Option("--input-gradient/--no-input-gradient", help="Whether stage 0 has an I.")
-]
-UnweightedOption = None,
+    unweighted: UnweightedOption = None,
     recomputed: Annotated[str | None, typer.Option(help="Stages that recompute their activations, as in 0,1.")] = None,
     input_gradient: InputGradientOption = None,
     cost: CostOption = None,
@@ -216,10 +213,7 @@ def compare(
     chunks: ChunksOption = None,
     group: GroupOption = None,
     k: KOption = None,
-    unweighted: InputGradientOption = Annotated[
-    bool | None, typer.Option("--input-gradient/--no-input-gradient", help="Whether stage 0 has an I.")
-]
-UnweightedOption = None,
+    unweighted: UnweightedOption = None,
     input_gradient: InputGradientOption = True,
     cost: CostOption = None,
     costs: CostsOption = None,
