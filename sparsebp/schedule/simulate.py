@@ -204,8 +204,8 @@ class Simulation:
     def staleness(self, action: Action, step: int = 0) -> int:
         """Return how many updates of its stage lie between what an action read and the update from its own gradient.
 
-        0 if the gradient is applied to the very weights that it was computed with, -1 if an I reads weights that have
-        got it already (``weights="latest"`` and an update before it).
+        0 if the gradient is applied to the very weights that it was computed with; negative if an I reads weights that
+        have got it already (``weights="latest"``, and the update before I).
         """
         version = self.version(action, step)
         if self.schedule.graph.updates != "microbatch":
