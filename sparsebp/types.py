@@ -19,6 +19,8 @@ Nonlinearity: TypeAlias = Literal["tanh", "relu"]
 SlopeFunction: TypeAlias = Literal["given", "relu", "tanh", "sigmoid"]
 SLOPES: tuple[SlopeFunction, ...] = ("given", "relu", "tanh", "sigmoid")
 """What a slope is made of: itself, or y = f(x) of these f."""
+UpdateRule: TypeAlias = Literal["sgd", "adam", "adagrad", "adadelta", "rmsprop"]
+"""What an optimizer's kernel does with a gradient."""
 Seed: TypeAlias = int | np.random.Generator | None
 """What ``rng=`` takes: a `numpy.random.Generator`, a seed, or None for fresh entropy."""
 

@@ -38,6 +38,10 @@ class Optimizer(enum.StrEnum):
     sgd = "sgd"
     adam = "adam"
     adamw = "adamw"
+    amsgrad = "amsgrad"
+    adagrad = "adagrad"
+    adadelta = "adadelta"
+    rmsprop = "rmsprop"
 
 
 class LRSchedule(enum.StrEnum):

@@ -16,9 +16,31 @@ Conventions
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
-from sparsebp.types import Array, Nonlinearity, SlopeFunction
+import numpy as np
+
+from sparsebp.types import Array, Nonlinearity, SlopeFunction, UpdateRule
+
+UPDATE_OPTIONS: dict[UpdateRule, tuple[str, ...]] = {
+    "sgd": ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize"),
+    "adam": ("lr", "beta1", "beta2", "eps", "weight_decay", "decoupled", "maximize"),
+    "adagrad": ("lr", "lr_decay", "eps", "weight_decay", "maximize"),
+    "adadelta": ("lr", "rho", "eps", "weight_decay", "maximize"),
+    "rmsprop": ("lr", "alpha", "eps", "weight_decay", "momentum", "maximize"),
+}
+"""The columns of an optimizer's options. ``decoupled``: the decay shrinks the parameter (AdamW)."""
+UPDATE_BUFFERS: dict[UpdateRule, tuple[str, ...]] = {
+    "sgd": ("momentum_buffer",),
+    "adam": ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
+    "adagrad": ("sum",),
+    "adadelta": ("square_avg", "acc_delta"),
+    "rmsprop": ("square_avg", "momentum_buffer", "grad_avg"),
+}
+"""The buffers of each parameter."""
+OPTIONAL_BUFFERS = ("momentum_buffer", "max_exp_avg_sq", "grad_avg")
+"""In their place None stands for a parameter without momentum, AMSGrad, or a second moment that is centered."""
 
 
 class Kernels(Protocol):
@@ -344,38 +366,37 @@ class Kernels(Protocol):
         A row that is not finite gives a loss that is not finite.
         """
 
-    def sgd_update(
-        self,
-        param: Array,
-        grad: Array,
-        buffer: Array | None,
-        lr: float,
-        momentum: float,
-        dampening: float,
-        weight_decay: float,
-        nesterov: bool,
-        first: bool,
-    ) -> None:
-        """torch.optim.SGD's update, in place on param and buffer (None exactly when momentum is 0). Any shape.
+    # ---- optimizers ----------------------------------------------------------------------------------------------
+    # Sequences of arrays, all of one real dtype and of any shapes; one call is one pass over memory for all of them.
+    # A number's result does not depend on what else is in the call.
 
-        `first`: the buffer is not yet set and becomes the gradient, undampened.
+    def optimizer_update(
+        self,
+        rule: UpdateRule,
+        params: Sequence[Array],
+        grads: Sequence[Array],
+        buffers: Sequence[Sequence[Array | None]],
+        options: np.ndarray,
+        steps: np.ndarray,
+    ) -> None:
+        """The update of torch.optim's optimizer of that name, in place on params and buffers.
+
+        grads: one like each parameter. buffers: one sequence for each name in ``UPDATE_BUFFERS[rule]``, with an array
+        like each parameter (None: see ``OPTIONAL_BUFFERS``). options
+        (n, len(UPDATE_OPTIONS[rule])) float64, on the host: a row for each parameter, flags as 0 or 1. steps (n,)
+        int64, on the host: the number of this update of each parameter, from 1.
+
+        No array may be there twice. What depends on the step alone (bias corrections) is worked out in float64.
         """
 
-    def adam_update(
-        self,
-        param: Array,
-        grad: Array,
-        m: Array,
-        v: Array,
-        lr: float,
-        beta1: float,
-        beta2: float,
-        eps: float,
-        weight_decay: float,
-        decoupled: bool,
-        step: int,
-    ) -> None:
-        """torch.optim.Adam's (decoupled: AdamW's) update number `step` (from 1), in place on param, m and v.
+    def scale_arrays(self, arrays: Sequence[Array], factor: float) -> None:
+        """Multiply all arrays by one number, in place."""
 
-        Any shape.
+    def clamp_arrays(self, arrays: Sequence[Array], limit: float) -> None:
+        """Bring all numbers into [-limit, limit], in place; NaN stays NaN."""
+
+    def square_sums(self, arrays: Sequence[Array], out: Array) -> None:
+        """Sum of the squares of each array, accumulated in float64, in an order that depends on its size alone.
+
+        out (n,) float64, written; it belongs to the namespace of the arrays.
         """

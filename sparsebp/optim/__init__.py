@@ -1,7 +1,9 @@
 """Optimizers, learning-rate schedules and clipping; names and arguments as in torch.optim."""
 
+from sparsebp.optim.adadelta import Adadelta
+from sparsebp.optim.adagrad import Adagrad
 from sparsebp.optim.adam import Adam, AdamW
-from sparsebp.optim.clip import check_finite, clip_grad_norm
+from sparsebp.optim.clip import check_finite, clip_grad_norm, clip_grad_value, global_norm
 from sparsebp.optim.lr_scheduler import (
     CosineAnnealingLR,
     ExponentialLR,
@@ -14,11 +16,14 @@ from sparsebp.optim.lr_scheduler import (
 )
 from sparsebp.optim.optimizer import Optimizer
 from sparsebp.optim.plateau import ReduceLROnPlateau
+from sparsebp.optim.rmsprop import RMSprop
 from sparsebp.optim.sgd import SGD
 from sparsebp.optim.update import Update
 
 __all__ = [
     "SGD",
+    "Adadelta",
+    "Adagrad",
     "Adam",
     "AdamW",
     "CosineAnnealingLR",
@@ -28,10 +33,13 @@ __all__ = [
     "MultiStepLR",
     "OneCycleLR",
     "Optimizer",
+    "RMSprop",
     "ReduceLROnPlateau",
     "SequentialLR",
     "StepLR",
     "Update",
     "check_finite",
     "clip_grad_norm",
+    "clip_grad_value",
+    "global_norm",
 ]

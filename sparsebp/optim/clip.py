@@ -1,11 +1,15 @@
-"""Clipping by the global norm, and the check that gradients are finite."""
+"""Clipping by value and by the global norm, each in one pass over all gradients; the check that they are finite."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from types import ModuleType
+from typing import Any
 
-from sparsebp import backend
+import numpy as np
+
+from sparsebp import backend, kernels
 from sparsebp.errors import NonFiniteError
 from sparsebp.optim.optimizer import non_negative
 from sparsebp.types import Array
@@ -17,11 +21,16 @@ def global_norm(grads: Mapping[str, Array]) -> float:
 
 
 def squared_norms(grads: Mapping[str, Array]) -> dict[str, float]:
-    """Return the sum of squares of each gradient, accumulated in float64; it does not depend on the others."""
-    squares = {}
-    for name, grad in grads.items():
-        flat = grad.reshape(-1).astype("float64")
-        squares[name] = float(flat @ flat)  # synchronize!
+    """Return the sum of squares of each gradient, accumulated in float64; it does not depend on the others.
+
+    One pass over all gradients. The order of the additions depends on an array's size alone: with any number of threads
+    the bits are the same.
+    """
+    squares = dict.fromkeys(grads, 0.0)
+    for xp, names in _kinds(grads):
+        sums = xp.empty(len(names), np.float64)
+        kernels.get(xp).square_sums([grads[name] for name in names], sums)
+        squares.update(zip(names, backend.to_host(sums).tolist(), strict=True))  # synchronize!
     return squares
 
 
@@ -68,6 +77,28 @@ def clip_grad_norm(grads: Mapping[str, Array], max_norm: float, *, norm: float |
         check_finite(grads)
     factor = max_norm / (norm + 1e-6)
     if factor < 1:
-        for grad in grads.values():
-            grad[...] *= grad.dtype.type(factor)
+        for xp, names in _kinds(grads):
+            kernels.get(xp).scale_arrays([grads[name] for name in names], factor)
     return norm
+
+
+def clip_grad_value(grads: Mapping[str, Array], clip_value: float) -> None:
+    """Bring every number of the gradients into [-clip_value, clip_value], in place; NaN stays NaN.
+
+    Raises
+    ------
+    OptionError
+        `clip_value` is negative or not finite.
+    """
+    clip_value = non_negative("clip_value", clip_value)
+    for xp, names in _kinds(grads):
+        kernels.get(xp).clamp_arrays([grads[name] for name in names], clip_value)
+
+
+def _kinds(grads: Mapping[str, Array]) -> Iterator[tuple[ModuleType, list[str]]]:
+    """Yield the names of the gradients of each namespace and dtype: nearly always there is one."""
+    kinds: dict[tuple[ModuleType, Any], list[str]] = {}
+    for name, grad in grads.items():
+        kinds.setdefault((backend.namespace(grad), grad.dtype), []).append(name)
+    for (xp, _), names in kinds.items():
+        yield xp, names

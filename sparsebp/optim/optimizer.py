@@ -8,18 +8,19 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from sparsebp import backend
+from sparsebp import backend, kernels
 from sparsebp.errors import OptionError
+from sparsebp.kernels.protocol import UPDATE_BUFFERS, UPDATE_OPTIONS
 from sparsebp.optim.state import load_state, pack_state
 from sparsebp.optim.update import Update
-from sparsebp.types import Array
+from sparsebp.types import Array, UpdateRule
 
 Params = Mapping[str, Array] | Sequence[Mapping[str, Any]]
 """Parameters by name, or groups: mappings with ``"params"`` (parameters by name) and options of their own."""
 
 
 class Optimizer(abc.ABC):
-    """Updates parameters in place, all of them in one kernel launch.
+    """Updates parameters in place, all in one pass over memory, all of them in one kernel launch.
 
     Parameters
     ----------
@@ -42,8 +43,8 @@ class Optimizer(abc.ABC):
         There are no parameters, a name or an array comes twice, an option is unknown or out of range.
     """
 
-    buffer_names: ClassVar[tuple[str, ...]] = ()
-    """Names of all buffers that a parameter may have."""
+    rule: ClassVar[UpdateRule]
+    """The kernel's rule."""
 
     def __init__(self, params: Params, defaults: Mapping[str, Any]) -> None:
         self.param_groups = [_group(group, defaults) for group in _listed(params)]
@@ -58,6 +59,14 @@ class Optimizer(abc.ABC):
         if len({id(array) for array in self.params.values()}) < len(self.params):
             raise OptionError("An array comes twice", expected="every parameter once", got="one array by two names",
                               remedy="Leave all names but one out: a shared parameter has one gradient")  # fmt: skip
+        self._group_buffers = [self._buffers_of(group) for group in self.param_groups]
+        self._arrays = list(self.params.values())
+        self._columns = [
+            [self.buffers.get(buffer, {}).get(name) for name in self.params] for buffer in UPDATE_BUFFERS[self.rule]
+        ]
+        self._names = list(self.params)
+        self._kinds = [(backend.namespace(array), array.dtype) for array in self._arrays]
+        self._uniform = len(set(self._kinds)) == 1
         self._rows = {name: row for row, name in enumerate(self.params)}
         self._group_of = np.repeat(np.arange(len(self.param_groups)), [len(g["params"]) for g in self.param_groups])
         self._steps = np.zeros(len(self.params), np.int64)
@@ -111,37 +120,43 @@ class Optimizer(abc.ABC):
         Raises
         ------
         OptionError
-            An option has been set to a value out of range.
+            An option has been set to a value out of range, or one that needs other buffers (momentum, say) was
+            switched on or off.
         """
-        for group in self.param_groups:
+        for group, buffers in zip(self.param_groups, self._group_buffers, strict=True):
             self._check(group)
+            if self._buffers_of(group) != buffers:
+                raise OptionError(
+                    "An option cannot be switched on or off after the optimizer has been built", expected=buffers,
+                    got=self._buffers_of(group), remedy="Build a new optimizer",
+                )  # fmt: skip
         options = np.array([self._options(group) for group in self.param_groups], np.float64)
         return Update(self, options[self._group_of])
-
-    def _run(self, rows: Sequence[int], grads: Sequence[Array], options: np.ndarray) -> None:
-        """Update the parameters of `rows`; everything has been checked."""
-        names = list(self.params)
-        for row, grad in zip(rows, grads, strict=True):
-            self._steps[row] += 1
-            name = names[row]
-            buffers = [self.buffers.get(buffer, {}).get(name) for buffer in self.buffer_names]
-            self._update(self.params[name], grad, buffers, options[row].tolist(), int(self._steps[row]))
-
-    @abc.abstractmethod
-    def _update(self, param: Array, grad: Array, buffers: list[Any], options: list[float], step: int) -> None:
-        """Update one parameter."""
 
     @abc.abstractmethod
     def _check(self, group: Mapping[str, Any]) -> None:
         """Raise `OptionError` if an option of `group` is out of range."""
 
-    @abc.abstractmethod
     def _options(self, group: Mapping[str, Any]) -> tuple[float, ...]:
         """Return the options of `group` as the kernel takes them."""
+        return tuple(group[name] for name in UPDATE_OPTIONS[self.rule])
+
+    def _run(self, rows: Sequence[int], grads: Sequence[Array], options: np.ndarray) -> None:
+        """Update the parameters of these rows, which are of one dtype and namespace, in one launch.
+
+        grads: one for each of the rows. options: one row for each of all parameters.
+        """
+        params, columns, done = self._arrays, self._columns, self._steps
+        if len(rows) < len(params):
+            params, columns = [params[row] for row in rows], [[column[row] for row in rows] for column in columns]
+            options, done = options[rows], done[rows]
+        steps = done + 1
+        kernels.get(self._kinds[rows[0]][0]).optimizer_update(self.rule, params, grads, columns, options, steps)
+        self._steps[rows] = steps
 
     def _buffers_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return which buffers the parameters of `group` have; all, unless options say otherwise."""
-        return self.buffer_names
+        """Return which buffers the parameters of `group` have; all of the rule's, unless options say otherwise."""
+        return UPDATE_BUFFERS[self.rule]
 
     def _new_buffer(self, name: str, param: Array, group: Mapping[str, Any]) -> Array:
         """Return the buffer called `name` as it is before the first update."""

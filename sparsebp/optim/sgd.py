@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sparsebp import backend, kernels
 from sparsebp.errors import OptionError
 from sparsebp.optim.optimizer import Optimizer, Params, check_non_negative
-from sparsebp.types import Array
 
 
 class SGD(Optimizer):
@@ -27,7 +25,7 @@ class SGD(Optimizer):
         A value is out of range, or nesterov comes without momentum or with dampening.
     """
 
-    buffer_names = ("momentum_buffer",)
+    rule = "sgd"
 
     def __init__(
         self, params: Params, lr: float = 1e-3, momentum: float = 0.0, dampening: float = 0.0,
@@ -48,15 +46,4 @@ class SGD(Optimizer):
             )  # fmt: skip
 
     def _buffers_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:
-        return self.buffer_names if group["momentum"] else ()
-
-    def _options(self, group: Mapping[str, Any]) -> tuple[float, ...]:
-        names = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize")
-        return tuple(float(group[name]) for name in names)
-
-    def _update(self, param: Array, grad: Array, buffers: list[Any], options: list[float], step: int) -> None:
-        lr, momentum, dampening, weight_decay, nesterov, maximize = options
-        kernels.get(backend.namespace(param)).sgd_update(
-            param, -grad if maximize else grad, buffers[0], lr, momentum, dampening, weight_decay, bool(nesterov),
-            step == 1,
-        )  # fmt: skip
+        return ("momentum_buffer",) if group["momentum"] else ()

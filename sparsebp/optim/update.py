@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sparsebp import backend
-from sparsebp.errors import OptionError
+from sparsebp.errors import OptionError, SparseBPError
 from sparsebp.types import Array
 
 if TYPE_CHECKING:
@@ -49,23 +49,44 @@ class Update:
         ShapeError, DTypeError, LayoutError, DeviceError
             A gradient does not fit. Nothing has been updated then.
         """
-        optimizer = self._optimizer
-        self._check_open(grads)
-        for name, grad in grads.items():
-            backend.namespace(optimizer.params[name], grad)
-            param = optimizer.params[name]
-            backend.check_array(f"gradient of {name}", grad, dtype=param.dtype, shape=param.shape)
-        with self._lock:
+        if not grads:
+            return
+        with self._lock:  # a name is taken before it is worked on, so that no other thread can take it
             self._check_open(grads)
             self._open.difference_update(grads)
-        optimizer._run([optimizer._rows[name] for name in grads], list(grads.values()), self._options)
+        try:
+            self._launch(grads)
+        except SparseBPError:
+            with self._lock:
+                self._open.update(grads)
+            self._check_arrays(grads)  # knows the name of what the kernel has refused
+            raise
+
+    def _launch(self, grads: Mapping[str, Array]) -> None:
+        optimizer, kinds = self._optimizer, self._optimizer._kinds
+        rows = sorted(map(optimizer._rows.__getitem__, grads))
+        names = optimizer._names
+        if optimizer._uniform:
+            optimizer._run(rows, [grads[names[row]] for row in rows], self._options)
+            return
+        self._check_arrays(grads)  # all of them before the first launch
+        for kind in dict.fromkeys(kinds[row] for row in rows):
+            part = [row for row in rows if kinds[row] == kind]
+            optimizer._run(part, [grads[names[row]] for row in part], self._options)
 
     def _check_open(self, names: Iterable[str]) -> None:
+        if self._open.issuperset(names):
+            return
         wrong = [name for name in names if name not in self._open]
-        if wrong:
-            known = [name for name in wrong if name in self._optimizer.params]
-            raise OptionError(
-                "A parameter has been updated already" if known else "A gradient belongs to no parameter",
-                expected=", ".join(self.remaining) or "no more names", got=", ".join(known or wrong),
-                remedy="Apply each parameter's gradient once; begin() opens the next update",
-            )  # fmt: skip
+        known = [name for name in wrong if name in self._optimizer.params]
+        raise OptionError(
+            "A parameter has been updated already" if known else "A gradient belongs to no parameter",
+            expected=", ".join(self.remaining) or "no more names", got=", ".join(known or wrong),
+            remedy="Apply each parameter's gradient once; begin() opens the next update",
+        )  # fmt: skip
+
+    def _check_arrays(self, grads: Mapping[str, Array]) -> None:
+        for name, grad in grads.items():
+            param = self._optimizer.params[name]
+            backend.namespace(param, grad)
+            backend.check_array(f"gradient of {name}", grad, dtype=param.dtype, shape=param.shape)

@@ -47,7 +47,7 @@ class TrainConfig(abc.ABC):
     seed: int = 0
 
     choices: ClassVar[dict[str, tuple[str, ...]]] = {
-        "optimizer": ("sgd", "adam", "adamw"),
+        "optimizer": ("sgd", "adam", "adamw", "amsgrad", "adagrad", "adadelta", "rmsprop"),
         "lr_schedule": ("constant", "cosine", "onecycle"),
         "dtype": ("float32", "float64"),
     }

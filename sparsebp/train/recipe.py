@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from sparsebp import backend
@@ -216,9 +216,16 @@ def _run(
 def _optimizer(config: TrainConfig, parameters: Any, lr: float) -> Any:
     from sparsebp import optim
 
-    if config.optimizer == "sgd":
-        return optim.SGD(parameters, lr=lr, momentum=0.9)
-    return (optim.Adam if config.optimizer == "adam" else optim.AdamW)(parameters, lr=lr)
+    make: dict[str, Callable[[], Any]] = {
+        "sgd": lambda: optim.SGD(parameters, lr=lr, momentum=0.9),
+        "adam": lambda: optim.Adam(parameters, lr=lr),
+        "adamw": lambda: optim.AdamW(parameters, lr=lr),
+        "amsgrad": lambda: optim.Adam(parameters, lr=lr, amsgrad=True),
+        "adagrad": lambda: optim.Adagrad(parameters, lr=lr),
+        "adadelta": lambda: optim.Adadelta(parameters, lr=lr),
+        "rmsprop": lambda: optim.RMSprop(parameters, lr=lr),
+    }
+    return make[config.optimizer]()
 
 
 def _lr_scheduler(name: str, optimizer: Any, steps: int) -> Any:

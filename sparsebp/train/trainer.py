@@ -200,7 +200,7 @@ class Trainer:
         if not math.isfinite(norm):
             raise finite.gradient_error(step, epoch, grads, self._last_good())
         if self.clip_norm is not None:
-            clip_grad_norm(grads, self.clip_norm)
+            clip_grad_norm(grads, self.clip_norm, norm=norm)
         lr = float(self.optimizer.lr)
         self.optimizer.step(grads)
         if self.lr_scheduler is not None and not self._waits_for_epochs:

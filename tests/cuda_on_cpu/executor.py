@@ -12,6 +12,7 @@ import math
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -168,6 +169,10 @@ class Kernel:
             pointee = (parameter.pointee_kind.decode(), parameter.pointee_size)
             if pointee[0] != "S" and pointee != (value.dtype.kind, value.dtype.itemsize):
                 self._refuse(f"{label} points to {pointee[0]}{pointee[1]}, got an array of {value.dtype}")
+            if isinstance(value, AddressTable):
+                for row, array in enumerate(value.arrays):
+                    if array is not None:
+                        placed.add(array, f"entry {row} of {label}", const=not array.flags.writeable)
             placed.add(value, label, parameter.pointee_const)
             return value
         if not isinstance(value, np.generic):  # as CuPy passes them
@@ -183,6 +188,19 @@ class Kernel:
     def _with_lines(self, text: str) -> str:
         """Replace each ``@{offset}`` by the place in the source, found with addr2line."""
         return re.sub(r"@\{([0-9a-f]+)\}", lambda m: _place_in_source(self.module.library.path, int(m[1], 16)), text)
+
+
+class AddressTable(np.ndarray):
+    """Stands for an array of addresses in a launch's arguments: ``arrays`` are placed like arguments, None gives 0."""
+
+    arrays: tuple[np.ndarray | None, ...]
+
+    @classmethod
+    def of(cls, arrays: Sequence[np.ndarray | None]) -> AddressTable:
+        """Return the table of these arrays; what it holds is filled in at each launch."""
+        table = np.zeros(len(arrays), np.int64).view(cls)
+        table.arrays = tuple(arrays)
+        return table
 
 
 class _Placed:
@@ -219,6 +237,10 @@ class _Placed:
                 raise LaunchError(f"kernel {self._kernel.name}: {name} does not fit into the executor's memory")
             ctypes.memmove(address, begin, end - begin)
             self._pieces.append((begin, end, address, writeable))
+        for table, _, _ in self._arrays:
+            if isinstance(table, AddressTable):
+                found = [0 if array is None else self.pointer(array).value for array in table.arrays]
+                ctypes.memmove(self.pointer(table).value, np.array(found, np.int64).ctypes.data, table.nbytes)
 
     def pointer(self, array: np.ndarray) -> ctypes.c_void_p:
         """Return what the kernel gets for `array`."""

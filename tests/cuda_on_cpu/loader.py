@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+
 from cuda_on_cpu.compiler import Mode
-from cuda_on_cpu.executor import SHARED_AT_MOST, Kernel, Module, Order
+from cuda_on_cpu.executor import SHARED_AT_MOST, AddressTable, Kernel, Module, Order
 from sparsebp.kernels.device.base import Defines
 from sparsebp.kernels.device.loader import options, source
 
@@ -34,6 +38,10 @@ class ExecutorLoader:
         if key not in self._modules:
             self._modules[key] = Module(source(file), key[1], self.order, self.seed, self.mode)
         return _Recorded(self, file, self._modules[key])
+
+    def addresses(self, arrays: Sequence[np.ndarray | None]) -> AddressTable:
+        """Return a stand-in of the array of addresses, see `AddressTable`."""
+        return AddressTable.of(arrays)
 
 
 class _Recorded:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from cuda_on_cpu.memory import uninitialised
-from sparsebp.kernels.protocol import Kernels
+from sparsebp.kernels.protocol import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS, Kernels
+from sparsebp.types import UpdateRule
 
 Arguments = dict[str, Any]
 
@@ -27,7 +28,7 @@ class Maker:
 
     def __init__(self, dtype: Any, batch: int = 3, hidden: int = 5, shared: bool = False) -> None:
         self.dtype, self.batch, self.hidden = np.dtype(dtype), batch, hidden
-        self.values = 1 if shared else batch
+        self.shared, self.values = shared, 1 if shared else batch
         self.steps, self.chunks = 7, 4
         self.rng = np.random.default_rng(0)
 
@@ -227,18 +228,43 @@ class Maker:
             "grad": self.out(self.batch, 7),
         }  # fmt: skip
 
-    def sgd_update(self) -> Arguments:
+    # ---- optimizers: an empty parameter among others, and one of several chunks ----
+
+    def parameters(self, gate: bool = False) -> list[np.ndarray]:
+        shapes = [(4, self.batch), (0, 2), (), (4101 if self.hidden == 37 else 70,)]
+        return [np.asarray((self.gate if gate else self.real)(*shape), self.dtype) for shape in shapes]
+
+    def optimizer_update(self) -> Arguments:
+        rule: UpdateRule = {5: "adam", 20: "sgd", 37: "rmsprop"}[self.hidden] if not self.shared else "adagrad"
+        return self.update(rule)
+
+    def update(self, rule: UpdateRule, optional: bool = True) -> Arguments:
+        """The arguments of one rule; all optional buffers are there, or none."""
+        options = {
+            "lr": 0.1, "momentum": 0.9, "dampening": 0.1, "weight_decay": 0.01, "nesterov": 0.0, "maximize": 0.0,
+            "beta1": 0.9, "beta2": 0.99, "eps": 1e-3, "decoupled": 1.0, "lr_decay": 0.1, "rho": 0.8, "alpha": 0.7,
+        }  # fmt: skip
+        params, steps = self.parameters(), np.array([3, 1, 2, 1])
+        row = [options[name] for name in UPDATE_OPTIONS[rule]]
+        buffers: list[Any] = []
+        for name in UPDATE_BUFFERS[rule]:
+            missing = not optional and name in OPTIONAL_BUFFERS
+            scale, shift = (0.1, 0) if name == "grad_avg" else (1, rule == "rmsprop")  # a variance is not negative
+            values = [np.asarray(scale * value + shift, self.dtype) for value in self.parameters(gate=True)]
+            buffers.append([None] * len(params) if missing else values)
         return {
-            "param": self.real(4, self.batch), "grad": self.real(4, self.batch), "buffer": self.real(4, self.batch),
-            "lr": 0.1, "momentum": 0.9, "dampening": 0.1, "weight_decay": 0.01, "nesterov": False, "first": False,
+            "rule": rule, "params": params, "grads": self.parameters(), "buffers": buffers,
+            "options": np.array([row] * len(params)), "steps": steps,
         }  # fmt: skip
 
-    def adam_update(self) -> Arguments:
-        return {
-            "param": self.real(4, self.batch), "grad": self.real(4, self.batch), "m": self.real(4, self.batch),
-            "v": self.gate(4, self.batch), "lr": 0.1, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01,
-            "decoupled": True, "step": 3,
-        }  # fmt: skip
+    def scale_arrays(self) -> Arguments:
+        return {"arrays": self.parameters(), "factor": 0.3}
+
+    def clamp_arrays(self) -> Arguments:
+        return {"arrays": self.parameters(), "limit": 0.5}
+
+    def square_sums(self) -> Arguments:
+        return {"arrays": self.parameters(), "out": uninitialised(4, np.float64)}
 
     def arguments(self, kernel: str) -> Arguments:
         """Return the arguments of `kernel` in the protocol's order."""
@@ -258,4 +284,21 @@ def with_chunks(arguments: Arguments, chunks: int, before: str) -> Arguments:
 
 def copies(arguments: Arguments) -> Arguments:
     """Return the same arguments with arrays of their own."""
-    return {name: value.copy() if isinstance(value, np.ndarray) else value for name, value in arguments.items()}
+    return {name: _copy(value) for name, value in arguments.items()}
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_copy(item) for item in value]
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def arrays_of(arguments: Arguments) -> dict[str, np.ndarray]:
+    """Return all arrays, those in lists included, by name."""
+    found: dict[str, np.ndarray] = {}
+    for name, value in arguments.items():
+        if isinstance(value, np.ndarray):
+            found[name] = value
+        elif isinstance(value, list):
+            found |= arrays_of({f"{name}[{i}]": item for i, item in enumerate(value)})
+    return found

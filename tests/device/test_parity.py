@@ -14,12 +14,13 @@ import pytest
 
 from cuda_on_cpu.loader import ExecutorLoader
 from cuda_on_cpu.memory import CheckedNumpy
-from device.kernel_arguments import Maker, copies
+from device.kernel_arguments import Maker, arrays_of, copies
 from sparsebp import kernels
 from sparsebp.errors import DTypeError, LayoutError, ShapeError, SparseBPError
 from sparsebp.kernels.device import SOURCES, DeviceKernels, source
 from sparsebp.kernels.host import HostKernels
-from sparsebp.kernels.protocol import Kernels
+from sparsebp.kernels.protocol import UPDATE_OPTIONS, Kernels
+from sparsebp.types import UpdateRule
 from strategies import tolerance
 
 
@@ -87,11 +88,23 @@ def test_same_results(name: str, dtype: type, device: DeviceKernels) -> None:
         on_device = copies(on_host)
         assert getattr(kernels.get(np), name)(*on_host.values()) is None
         assert getattr(device, name)(*on_device.values()) is None
-        for argument, value in on_host.items():
-            if isinstance(value, np.ndarray):
-                np.testing.assert_allclose(
-                    on_device[argument], value, **tolerance(np.dtype(dtype), 4), err_msg=f"{argument}, {variant}"
-                )
+        got = arrays_of(on_device)
+        for argument, value in arrays_of(on_host).items():
+            np.testing.assert_allclose(
+                got[argument], value, **tolerance(np.dtype(dtype), 4), err_msg=f"{argument}, {variant}"
+            )
+
+
+@pytest.mark.parametrize("optional", [True, False])
+@pytest.mark.parametrize("rule", UPDATE_OPTIONS)
+def test_same_results_of_every_update_rule(rule: UpdateRule, optional: bool, device: DeviceKernels) -> None:
+    on_host = Maker(np.float64).update(rule, optional)
+    on_device = copies(on_host)
+    kernels.get(np).optimizer_update(*on_host.values())
+    device.optimizer_update(*on_device.values())
+    got = arrays_of(on_device)
+    for argument, value in arrays_of(on_host).items():
+        np.testing.assert_allclose(got[argument], value, **tolerance(np.dtype(np.float64)), err_msg=argument)
 
 
 def test_every_cuda_kernel_is_executed() -> None:
@@ -101,6 +114,8 @@ def test_every_cuda_kernel_is_executed() -> None:
     for name in PROTOCOL:
         for variant in VARIANTS:
             getattr(device, name)(*Maker(np.float32, **variant).arguments(name).values())
+    for rule in UPDATE_OPTIONS:
+        device.optimizer_update(*Maker(np.float32).update(rule).values())
     defined = {
         (file, kernel)
         for file in SOURCES

@@ -16,58 +16,78 @@ SHAPES = {"a.weight": (3, 5), "a.bias": (3,), "scalar": (), "empty": (0, 2)}
 
 
 @st.composite
-def pairs(draw):
-    """An optimizer of ours and of torch's with the same options, as functions of the parameters."""
-    lr, decay = draw(st.sampled_from([0.0, 1e-3, 0.3])), draw(st.sampled_from([0.0, 0.01, 0.5]))
-    name = draw(st.sampled_from(["SGD", "Adam", "AdamW"]))
+def optimizers(draw):
+    """The name of an optimizer and random options, as torch.optim has them."""
+    name = draw(st.sampled_from(["SGD", "Adam", "AdamW", "Adagrad", "Adadelta", "RMSprop"]))
+    rate, fraction = st.floats(1e-5, 0.1), st.floats(0.0, 0.99)
+    options = {
+        "lr": draw(rate), "weight_decay": draw(st.sampled_from([0.0, 0.01, 0.5])), "maximize": draw(st.booleans()),
+    }  # fmt: skip
     if name == "SGD":
         nesterov = draw(st.booleans())
-        options = {
-            "momentum": draw(st.sampled_from([0.5, 0.9] if nesterov else [0.0, 0.9])),
-            "dampening": 0.0 if nesterov else draw(st.sampled_from([0.0, 0.3])),
-            "nesterov": nesterov,
+        options |= {
+            "momentum": draw(st.floats(0.1, 0.95) if nesterov else st.sampled_from([0.0, 0.5, 0.9])),
+            "dampening": 0.0 if nesterov else draw(fraction), "nesterov": nesterov,
+        }  # fmt: skip
+    elif name in ("Adam", "AdamW"):
+        options |= {
+            "betas": (draw(fraction), draw(fraction)),
+            "eps": draw(st.floats(1e-8, 0.1)),
+            "amsgrad": draw(st.booleans()),
+        }
+    elif name == "Adagrad":
+        options |= {
+            "lr_decay": draw(fraction), "initial_accumulator_value": draw(st.sampled_from([0.0, 0.1])),
+            "eps": draw(st.floats(1e-10, 0.1)),
+        }  # fmt: skip
+    elif name == "Adadelta":
+        options |= {
+            "lr": draw(st.sampled_from([options["lr"], 1.0])),
+            "rho": draw(fraction),
+            "eps": draw(st.floats(1e-6, 0.1)),
         }
     else:
-        options = {
-            "betas": draw(st.sampled_from([(0.9, 0.999), (0.0, 0.5)])),
-            "eps": draw(st.sampled_from([1e-8, 0.1])),
-        }
-    options |= {"lr": lr, "weight_decay": decay}
-    return (lambda p: getattr(optim, name)(p, **options)), (lambda p: getattr(torch.optim, name)(p, **options))
+        options |= {
+            "alpha": draw(st.floats(0.5, 0.99)), "eps": draw(st.floats(1e-4, 0.1)),
+            "momentum": draw(st.sampled_from([0.0, 0.9])), "centered": draw(st.booleans()),
+        }  # fmt: skip
+    return name, options
+
+
+def make(chosen, params):
+    return getattr(optim, chosen[0])(params, **chosen[1])
 
 
 def arrays(rng, dtype=np.float64):
     return {name: np.asarray(rng.standard_normal(shape), dtype=dtype) for name, shape in SHAPES.items()}
 
 
-@given(pair=pairs(), seed=seeds, dtype=st.sampled_from([np.float32, np.float64]))
-def test_steps_are_torchs(pair, seed, dtype):
+@given(chosen=optimizers(), seed=seeds, dtype=st.sampled_from([np.float32, np.float64]))
+def test_a_hundred_steps_are_torchs(chosen, seed, dtype):
     rng = np.random.default_rng(seed)
     params = arrays(rng, dtype)
     twins = {name: torch.nn.Parameter(torch.from_numpy(p.copy())) for name, p in params.items()}
-    ours, theirs = pair[0](params), pair[1](twins.values())
-    for _ in range(4):
+    ours, theirs = make(chosen, params), getattr(torch.optim, chosen[0])(twins.values(), **chosen[1])
+    for _ in range(100):
         grads = arrays(rng, dtype)
         for name, twin in twins.items():
-            twin.grad = torch.from_numpy(grads[name].copy())
+            twin.grad = torch.from_numpy(grads[name])
         ours.step(grads)
         theirs.step()
-        for name, param in params.items():
-            tolerance = 1e-12 if dtype == np.float64 else 1e-5
-            np.testing.assert_allclose(
-                param, twins[name].detach().numpy(), rtol=tolerance, atol=tolerance, err_msg=name
-            )
+    tolerance = 1e-12 if dtype == np.float64 else 1e-6
+    for name, param in params.items():
+        np.testing.assert_allclose(param, twins[name].detach().numpy(), rtol=tolerance, atol=tolerance, err_msg=name)
 
 
-@given(pair=pairs(), seed=seeds)
-def test_a_restored_state_goes_on_bit_for_bit(pair, seed):
+@given(chosen=optimizers(), seed=seeds)
+def test_a_restored_state_goes_on_bit_for_bit(chosen, seed):
     rng = np.random.default_rng(seed)
     params = arrays(rng)
-    first = pair[0](params)
+    first = make(chosen, params)
     first.step(arrays(rng))
     first.lr = 0.05
     copies = {name: p.copy() for name, p in params.items()}
-    second = pair[0](copies)
+    second = make(chosen, copies)
     second.load_state_dict(first.state_dict())
     for _ in range(2):
         grads = arrays(rng)
@@ -77,11 +97,30 @@ def test_a_restored_state_goes_on_bit_for_bit(pair, seed):
         np.testing.assert_array_equal(param, copies[name])
 
 
+@given(chosen=optimizers(), seed=seeds, order=st.permutations(list(SHAPES)), cut=st.integers(0, len(SHAPES)))
+def test_an_update_in_pieces_is_the_whole_bit_for_bit(chosen, seed, order, cut):
+    rng = np.random.default_rng(seed)
+    params = arrays(rng)
+    copies = {name: p.copy() for name, p in params.items()}
+    whole, pieces = make(chosen, params), make(chosen, copies)
+    for _ in range(3):
+        grads = arrays(rng)
+        whole.step(grads)
+        update = pieces.begin()
+        update.apply({name: grads[name] for name in order[:cut]})
+        for name in order[cut:]:
+            update.apply({name: grads[name]})
+        assert update.remaining == ()
+    assert whole.steps == pieces.steps == dict.fromkeys(SHAPES, 3)
+    for name, param in params.items():
+        np.testing.assert_array_equal(param, copies[name])
+
+
 def test_state_dict_is_flat_and_a_copy():
     params = {"w": np.ones(2)}
     adam = optim.Adam(params, lr=0.1)
     state = adam.state_dict()
-    options = {f"group0.{name}" for name in ("lr", "betas.0", "betas.1", "eps", "weight_decay", "maximize")}
+    options = {f"group0.{name}" for name in ("lr", "betas.0", "betas.1", "eps", "weight_decay", "amsgrad", "maximize")}
     assert state.keys() == options | {"Adam.version", "step.w", "exp_avg.w", "exp_avg_sq.w"}
     adam.step({"w": np.ones(2)})
     assert (state["exp_avg.w"] == 0).all()
@@ -90,8 +129,8 @@ def test_state_dict_is_flat_and_a_copy():
 
 def test_bad_input_is_refused():
     params = {"w": np.ones(2), "b": np.ones(1)}
-    for make in (optim.SGD, optim.Adam, optim.AdamW):
-        optimizer = make(params, lr=0.1)
+    for cls in (optim.SGD, optim.Adam, optim.AdamW, optim.Adagrad, optim.Adadelta, optim.RMSprop):
+        optimizer = cls(params, lr=0.1)
         for error, grads in (
             (OptionError, {"w": np.ones(2)}),
             (OptionError, {"w": np.ones(2), "b": np.ones(1), "c": np.ones(1)}),
@@ -104,9 +143,9 @@ def test_bad_input_is_refused():
         with pytest.raises(FileFormatError):
             optimizer.load_state_dict({"lr": 1.0})
         with pytest.raises(OptionError):
-            make({}, lr=0.1)
+            cls({}, lr=0.1)
         with pytest.raises(OptionError):
-            make(params, lr=-1.0)
+            cls(params, lr=-1.0)
     state = optim.Adam(params).state_dict()
     with pytest.raises(ShapeError):
         optim.Adam(params).load_state_dict(state | {"exp_avg.w": np.ones(3)})
@@ -114,8 +153,18 @@ def test_bad_input_is_refused():
         optim.Adam(params).load_state_dict(state | {"exp_avg.w": np.ones(2, np.float32)})
     with pytest.raises(OptionError):
         optim.Adam(params, betas=(0.9, 1.0))
-    with pytest.raises(OptionError):
-        optim.SGD(params, 0.1, nesterov=True)
+    for wrong in (
+        lambda: optim.SGD(params, 0.1, nesterov=True),
+        lambda: optim.Adadelta(params, rho=1.5),
+        lambda: optim.Adagrad(params, initial_accumulator_value=-1.0),
+        lambda: optim.RMSprop(params, alpha=-0.1),
+    ):
+        with pytest.raises(OptionError):
+            wrong()
+    optimizer = optim.SGD(params, 0.1)
+    optimizer.param_groups[0]["momentum"] = 0.9
+    with pytest.raises(OptionError, match="switched"):
+        optimizer.begin()
 
 
 # ---- clipping ------------------------------------------------------------------------------------------------------
@@ -133,6 +182,18 @@ def test_clipping_is_torchs(seed, max_norm):
         np.testing.assert_allclose(grad, twin.grad.numpy(), rtol=1e-12)
 
 
+@given(seed=seeds, limit=st.sampled_from([0.0, 0.5, 10.0]))
+def test_clipping_by_value_is_torchs(seed, limit):
+    grads = arrays(np.random.default_rng(seed)) | {"single": np.array([-3.0, np.nan, 3.0], np.float32)}
+    twins = [torch.nn.Parameter(torch.zeros(g.shape, dtype=torch.from_numpy(g).dtype)) for g in grads.values()]
+    for twin, grad in zip(twins, grads.values(), strict=True):
+        twin.grad = torch.from_numpy(grad.copy())
+    torch.nn.utils.clip_grad_value_(twins, limit)
+    optim.clip_grad_value(grads, limit)
+    for twin, grad in zip(twins, grads.values(), strict=True):
+        np.testing.assert_array_equal(grad, twin.grad.numpy())
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_gradients_that_are_not_finite_are_named(value):
     grads = {"good": np.ones(2), "bad": np.array([1.0, value])}
@@ -142,8 +203,9 @@ def test_gradients_that_are_not_finite_are_named(value):
         optim.clip_grad_norm(grads, 1.0)
     assert (grads["good"] == 1).all()
     optim.check_finite({"good": grads["good"]})
-    with pytest.raises(OptionError):
-        optim.clip_grad_norm({"good": grads["good"]}, -1.0)
+    for clip in (optim.clip_grad_norm, optim.clip_grad_value):
+        with pytest.raises(OptionError):
+            clip({"good": grads["good"]}, -1.0)
 
 
 # ---- groups and updates in pieces ----------------------------------------------------------------------------------
@@ -212,3 +274,16 @@ def test_a_state_of_another_optimizer_is_refused():
         optim.AdamW(params).load_state_dict(state | {"group0.lr": -1.0})
     with pytest.raises(FileFormatError, match="momentum_buffer"):
         optim.SGD(params, momentum=0.9).load_state_dict(optim.SGD(params).state_dict())
+
+
+def test_parameters_of_two_dtypes():
+    params = {"a": np.ones(2), "b": np.ones(2, np.float32), "c": np.ones(3)}
+    optimizer = optim.Adam(params, lr=0.5)
+    grads = {"a": np.ones(2), "b": np.ones(2, np.float32), "c": np.ones(3)}
+    with pytest.raises(ShapeError, match="gradient of b"):
+        optimizer.step(grads | {"b": np.ones(3, np.float32)})
+    assert (params["a"] == 1).all()
+    optimizer.step(grads)
+    for param in params.values():
+        np.testing.assert_allclose(param, 0.5, rtol=1e-6)
+    assert optim.global_norm(grads) == pytest.approx(7**0.5)

@@ -19,6 +19,13 @@ from sparsebp.kernels.checks.dense import (
     check_dense_matvec,
     check_dense_reduce,
 )
+from sparsebp.kernels.checks.optimizers import (
+    check_arrays,
+    check_optimizer_update,
+    check_square_sums,
+    check_update_options,
+    check_written_arrays,
+)
 from sparsebp.kernels.checks.spgemm import (
     check_spgemm_accumulate,
     check_spgemm_numeric,
@@ -26,11 +33,11 @@ from sparsebp.kernels.checks.spgemm import (
     check_spgemm_select_columns,
     check_spgemm_select_rows,
 )
-from sparsebp.kernels.checks.training import check_adam_update, check_sgd_update, check_softmax_cross_entropy
+from sparsebp.kernels.checks.training import check_softmax_cross_entropy
 from sparsebp.kernels.checks.values import check_max_pool_values, check_pointwise_slopes
 
 __all__ = [
-    "check_adam_update",
+    "check_arrays",
     "check_csr_matvec",
     "check_dense_chain",
     "check_dense_matmul",
@@ -39,14 +46,17 @@ __all__ = [
     "check_gather",
     "check_gather_multiply",
     "check_max_pool_values",
+    "check_optimizer_update",
     "check_pointwise_slopes",
     "check_scale_columns",
     "check_scale_rows",
-    "check_sgd_update",
     "check_softmax_cross_entropy",
     "check_spgemm_accumulate",
     "check_spgemm_numeric",
     "check_spgemm_runs",
     "check_spgemm_select_columns",
     "check_spgemm_select_rows",
+    "check_square_sums",
+    "check_update_options",
+    "check_written_arrays",
 ]

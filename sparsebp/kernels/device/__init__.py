@@ -11,6 +11,7 @@ from sparsebp.kernels.device.csr import CsrKernels
 from sparsebp.kernels.device.dense import DenseKernels
 from sparsebp.kernels.device.gru import GruKernels
 from sparsebp.kernels.device.loader import RawModuleLoader, options, source
+from sparsebp.kernels.device.optimizers import OptimizerKernels
 from sparsebp.kernels.device.rnn import RnnKernels
 from sparsebp.kernels.device.sources import SOURCES
 from sparsebp.kernels.device.spgemm import SpgemmKernels
@@ -20,7 +21,16 @@ from sparsebp.kernels.device.values import ValueKernels
 __all__ = ["SOURCES", "DeviceKernels", "Launcher", "RawModuleLoader", "options", "source"]
 
 
-class DeviceKernels(CsrKernels, SpgemmKernels, DenseKernels, RnnKernels, GruKernels, TrainingKernels, ValueKernels):
+class DeviceKernels(
+    CsrKernels,
+    SpgemmKernels,
+    DenseKernels,
+    RnnKernels,
+    GruKernels,
+    TrainingKernels,
+    OptimizerKernels,
+    ValueKernels,
+):
     """The device side of `sparsebp.kernels.protocol.Kernels`.
 
     Parameters

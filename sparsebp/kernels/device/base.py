@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, Protocol
 
@@ -37,6 +38,9 @@ class Loader(Protocol):
 
     def get(self, file: str, defines: Defines) -> Any:
         """Return the module of `file` compiled with `defines`; it has CuPy's ``get_function(name)``."""
+
+    def addresses(self, arrays: Sequence[Array | None]) -> Array:
+        """Return an int64 array, on the device, of where these arrays begin; 0 for None."""
 
 
 class Launcher:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 from sparsebp.kernels.device.base import Defines
+from sparsebp.types import Array
 
 _INCLUDE = re.compile(r'#include "(\w+\.cuh)"')
 _OPTIONS = ("-std=c++17",)
@@ -94,6 +98,11 @@ class RawModuleLoader:
             raw = self._cupy.RawModule(code=source(file), options=options(defines), backend="nvrtc")
             module = self._modules[key] = _Module(raw)
         return module
+
+    def addresses(self, arrays: Sequence[Array | None]) -> Array:
+        """Return an int64 array, on the device, of where these arrays begin; 0 for None."""
+        found = [0 if array is None else array.data.ptr for array in arrays]
+        return self._cupy.asarray(np.array(found, np.int64))
 
     def _attribute(self, name: str) -> int:
         number = self._cupy.cuda.runtime.getDevice()

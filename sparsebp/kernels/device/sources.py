@@ -70,6 +70,7 @@ SOURCES: dict[str, list[Defines]] = {
     "spgemm_rows.cu": _csr(),
     "dense.cu": _plain(),
     "training.cu": _plain(),
+    "optimizers.cu": _plain(),
     "rnn.cu": _elman(_units({"float": 128, "double": 72})),
     "gru.cu": _units({"float": 48, "double": 24}),
     "rnn_scan.cu": _elman(_reductions({"float": 32, "double": 32})),

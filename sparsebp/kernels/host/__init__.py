@@ -11,6 +11,7 @@ drop_stale(Path(__file__).parent)  # before the imports below read the cache
 from sparsebp.kernels.host.csr import CsrKernels  # noqa: E402
 from sparsebp.kernels.host.dense import DenseKernels  # noqa: E402
 from sparsebp.kernels.host.gru import GruKernels  # noqa: E402
+from sparsebp.kernels.host.optimizers import OptimizerKernels  # noqa: E402
 from sparsebp.kernels.host.rnn import RnnKernels  # noqa: E402
 from sparsebp.kernels.host.spgemm import PositionKernels  # noqa: E402
 from sparsebp.kernels.host.spgemm_accumulate import AccumulateKernels  # noqa: E402
@@ -32,6 +33,7 @@ class HostKernels(
     RnnKernels,
     GruKernels,
     TrainingKernels,
+    OptimizerKernels,
     ValueKernels,
 ):
     """The protocol `sparsebp.kernels.protocol.Kernels` for NumPy arrays: one mixin per family of kernels."""

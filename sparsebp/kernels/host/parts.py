@@ -19,12 +19,9 @@ VECTOR_GRAIN = 1 << 17
 """Multiply-adds or moved values that one part should at least hold where they run in vectors, some 10 microseconds."""
 MAX_PARTS = 64
 
-SERIAL: dict[str, Any] = {
-    "cache": True,
-    "nogil": True,
-    "error_model": "numpy",
-    "fastmath": {"contract"},  # fused multiply-adds keep NaN, infinity and the order of sums
-}
+JIT: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy"}
+"""Options of compiled functions that spell out their fused multiply-adds, see `simd`."""
+SERIAL: dict[str, Any] = {**JIT, "fastmath": {"contract"}}  # keeps NaN, infinity and the order of sums
 PARALLEL: dict[str, Any] = {**SERIAL, "parallel": True}
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import numba
 import numpy as np
 
+from sparsebp.kernels.host.parts import JIT
 from sparsebp.kernels.host.simd import (
     VECTOR_BYTES,
     advance,
@@ -42,9 +43,6 @@ SAMPLES = 4
 
 WORTH_THREADS = 200_000
 """Operations, about 10 µs of one thread, from which on a kernel is run on all threads. Results do not depend on it."""
-
-JIT: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy"}
-"""Options of the compiled entry points; no ``fastmath``, see `simd`."""
 
 
 # ---- in Python: launching, sizes, packing ------------------------------------------------------------------------

@@ -9,8 +9,8 @@ import numpy as np
 
 from sparsebp.kernels.checks import recurrent as checks
 from sparsebp.kernels.host import functions
+from sparsebp.kernels.host.parts import JIT
 from sparsebp.kernels.host.recurrent import (
-    JIT,
     SAMPLES,
     add_to_map,
     bounds_for,

@@ -128,6 +128,29 @@ def aligned_pointer(typingctx: Any, array: Any) -> Any:
 
 
 @intrinsic
+def word_at(typingctx: Any, at: Any) -> Any:
+    """Return the 64-bit integer that stands at an address in memory."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        word = ir.IntType(64)
+        return builder.load(builder.inttoptr(args[0], word.as_pointer()), align=8)
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic
+def address(typingctx: Any, at: Any, like: Any) -> Any:
+    """Return the pointer to numbers of the type of `like` that stand at an address in memory."""
+    if not isinstance(like, types.Float):
+        return None
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], _llvm_real(like).as_pointer())
+
+    return types.CPointer(like)(types.int64, like), codegen
+
+
+@intrinsic
 def advance(typingctx: Any, ptr: Any, offset: Any) -> Any:
     """Return the pointer `offset` numbers further on."""
     if not isinstance(ptr, types.CPointer) or not isinstance(offset, types.Integer):
@@ -399,6 +422,16 @@ def absolute(typingctx: Any, x: Any) -> Any:
 
 
 @intrinsic
+def square_root(typingctx: Any, x: Any) -> Any:
+    """Return the square root per lane, correctly rounded; NaN for negative numbers."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return _call(builder, f"llvm.sqrt.{_vector_name(x)}", _llvm_vector(x), [args[0]])
+
+    return x(x), codegen
+
+
+@intrinsic
 def copysign(typingctx: Any, magnitude: Any, sign: Any) -> Any:
     """Return |magnitude| with the sign of `sign` per lane."""
 
@@ -447,3 +480,9 @@ def store_up_to(ptr: Any, offset: int, value: Any, n: int) -> None:
         store(ptr, offset, value)
     else:
         store_n(ptr, offset, value, n)
+
+
+@device
+def load_up_to(ptr: Any, offset: int, n: int) -> Any:
+    """Load the first `n` lanes, `n` being possibly more than there are; the others are zero."""
+    return load(ptr, offset) if n >= lanes(ptr) else load_n(ptr, offset, n)

@@ -1,0 +1,72 @@
+"""Launchers of the optimizers' updates and of clipping (``cuda/optimizers.cu``): one launch for all arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from sparsebp.kernels import checks
+from sparsebp.kernels.device.base import BLOCK, WARP, Launcher, ceil_div, real_define
+from sparsebp.types import Array, UpdateRule
+
+_FILE = "optimizers.cu"
+_CHUNK = 4096
+"""Numbers that a block works on, as in the source."""
+
+
+class OptimizerKernels(Launcher):
+    """Optimizers' part of `sparsebp.kernels.protocol.Kernels` on a device; shapes and dtypes are stated there."""
+
+    def optimizer_update(
+        self,
+        rule: UpdateRule,
+        params: Sequence[Array],
+        grads: Sequence[Array],
+        buffers: Sequence[Sequence[Array | None]],
+        options: np.ndarray,
+        steps: np.ndarray,
+    ) -> None:
+        """Update all parameters in place; a block a chunk of one of them."""
+        checks.check_optimizer_update(rule, params, grads, buffers, options, steps)
+        if params:
+            table, blocks = self._table((params, grads, *buffers), steps)
+            args = (*table, self.xp.asarray(options), np.int64(len(params)))
+            self._launch(_FILE, f"{rule}_update", real_define(params[0]), blocks, (BLOCK,), args)
+
+    def scale_arrays(self, arrays: Sequence[Array], factor: float) -> None:
+        """Multiply all arrays by one number, in place."""
+        self._in_place("scale_arrays", arrays, factor)
+
+    def clamp_arrays(self, arrays: Sequence[Array], limit: float) -> None:
+        """Bring all numbers into [-limit, limit], in place; NaN stays."""
+        self._in_place("clamp_arrays", arrays, limit)
+
+    def square_sums(self, arrays: Sequence[Array], out: Array) -> None:
+        """Sum of the squares of each array, in float64: of its chunks first, then of those."""
+        checks.check_square_sums(arrays, out)
+        if not arrays:
+            return
+        (addresses, layout), blocks = self._table((arrays,), np.zeros(len(arrays), np.int64))
+        sums, n, define = self.xp.empty(blocks, np.float64), np.int64(len(arrays)), real_define(arrays[0])
+        self._launch(_FILE, "chunk_squares", define, blocks, (BLOCK,), (addresses, layout, n, sums))
+        grid = ceil_div(len(arrays), BLOCK // WARP)
+        self._launch(_FILE, "sum_chunks", define, grid, (WARP, BLOCK // WARP), (layout, n, sums, out))
+
+    def _in_place(self, kernel: str, arrays: Sequence[Array], value: float) -> None:
+        checks.check_written_arrays(arrays)
+        if arrays:
+            table, blocks = self._table((arrays,), np.zeros(len(arrays), np.int64))
+            args = (*table, np.int64(len(arrays)), arrays[0].dtype.type(value))
+            self._launch(_FILE, kernel, real_define(arrays[0]), blocks, (BLOCK,), args)
+
+    def _table(self, columns: Sequence[Sequence[Any]], steps: np.ndarray) -> tuple[tuple[Any, Any], int]:
+        """Return the tables of addresses and of sizes, chunks and steps on the device, and the number of chunks."""
+        arrays = [array for row in zip(*columns, strict=True) for array in row]
+        self._check_device(tuple(arrays))
+        sizes = np.array([array.size for array in columns[0]], np.int64)
+        layout = np.zeros((len(sizes) + 1, 3), np.int64)
+        layout[:-1, 0], layout[:-1, 2] = sizes, steps
+        np.cumsum(-(-sizes // _CHUNK), out=layout[1:, 1])
+        return (self.loader.addresses(arrays), self.xp.asarray(layout)), int(layout[-1, 1])

@@ -1,0 +1,322 @@
+"""Optimizer updates on the host: one pass over memory for all parameters together.
+
+Every rule rounds as torch.optim's tensor operations do, one after the other, so that float32 results stay together
+over many steps: where those fuse a multiplication and an addition, `fma` stands here, and nowhere else. The work of a
+number is the same wherever it falls, so results depend neither on the number of threads nor on which parameters are
+updated in one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numba
+import numpy as np
+
+from sparsebp.kernels import checks
+from sparsebp.kernels.host.parts import JIT, parts_for, share
+from sparsebp.kernels.host.simd import (
+    address,
+    device,
+    filled,
+    fma,
+    lanes,
+    load_up_to,
+    maximum,
+    minimum,
+    square_root,
+    store_up_to,
+)
+from sparsebp.kernels.host.tensors import GRAIN, entry_at, table_of
+from sparsebp.kernels.protocol import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS
+from sparsebp.types import Array, UpdateRule
+
+_NUMBERS = {rule: number for number, rule in enumerate(UPDATE_OPTIONS)}
+_ACCESS = {
+    rule: "wr" + "".join("o" if name in OPTIONAL_BUFFERS else "w" for name in names)
+    for rule, names in UPDATE_BUFFERS.items()
+}
+_SCALE, _CLAMP = len(_NUMBERS), len(_NUMBERS) + 1
+_CHUNK = 1 << 14  # numbers that one partial sum of squares covers
+
+
+class OptimizerKernels:
+    """Optimizers' part of `sparsebp.kernels.protocol.Kernels` on the host; shapes and dtypes are stated there."""
+
+    def optimizer_update(
+        self,
+        rule: UpdateRule,
+        params: Sequence[Array],
+        grads: Sequence[Array],
+        buffers: Sequence[Sequence[Array | None]],
+        options: np.ndarray,
+        steps: np.ndarray,
+    ) -> None:
+        """Update all parameters in place."""
+
+        def check() -> None:
+            checks.check_optimizer_update(rule, params, grads, buffers, options, steps)
+
+        checks.check_update_options(rule, len(params), buffers, options, steps)
+        _run(_NUMBERS[rule], (params, grads, *buffers), _ACCESS[rule], options, steps, check)
+
+    def scale_arrays(self, arrays: Sequence[Array], factor: float) -> None:
+        """Multiply all arrays by one number, in place."""
+        _run_on_all(_SCALE, arrays, factor)
+
+    def clamp_arrays(self, arrays: Sequence[Array], limit: float) -> None:
+        """Bring all numbers into [-limit, limit], in place; NaN stays."""
+        _run_on_all(_CLAMP, arrays, limit)
+
+    def square_sums(self, arrays: Sequence[Array], out: Array) -> None:
+        """Sum of the squares of each array, in float64: of its chunks, then of those in order."""
+
+        def check() -> None:
+            checks.check_square_sums(arrays, out)
+
+        if not arrays or out.shape != (len(arrays),) or out.dtype != np.float64 or not out.flags.c_contiguous:
+            check()
+            return
+        addresses, begins = table_of((arrays,), "r", check)
+        chunks = np.zeros(len(begins), np.int64)
+        np.cumsum(-(-np.diff(begins) // _CHUNK), out=chunks[1:])
+        sums, like = np.empty(int(chunks[-1])), arrays[0].dtype.type(1)
+        parts = _parts(int(begins[-1]))
+        if parts == 1:
+            _chunk_sums(addresses, begins, like, chunks, sums, 0, len(sums))
+        else:
+            _chunk_sums_parallel(addresses, begins, like, chunks, sums, parts)
+        _add_chunks(chunks, sums, out)
+
+
+def _parts(work: int) -> int:
+    """Return the number of parts; 1 where there is one thread: other Python threads may be in here at the same time."""
+    return 1 if numba.get_num_threads() == 1 else parts_for(work)
+
+
+def _run(
+    number: int, columns: Sequence[Sequence[Any]], access: str, options: np.ndarray,
+    steps: np.ndarray, check: Callable[[], None],
+) -> None:  # fmt: skip
+    if not columns[0]:
+        check()
+        return
+    addresses, begins = table_of(columns, access, check)
+    like = columns[0][0].dtype.type(1)
+    parts = _parts(int(begins[-1]) * len(columns))
+    if parts == 1:
+        _update(number, like, addresses, begins, options, steps, 0, begins[-1])
+    else:
+        _update_parallel(number, like, addresses, begins, options, steps, parts)
+
+
+def _run_on_all(number: int, arrays: Sequence[Array], value: float) -> None:
+    options, steps = np.full((len(arrays), 1), value), np.zeros(len(arrays), np.int64)
+    _run(number, (arrays,), "w", options, steps, lambda: checks.check_written_arrays(arrays))
+
+
+@numba.njit(**JIT)
+def _update(number, like, addresses, begins, options, steps, low, high):  # type: ignore[no-untyped-def]
+    """Apply rule `number` to the numbers from `low` to `high` of the concatenation."""
+    if low == high:
+        return
+    for i in range(entry_at(begins, low), len(begins) - 1):
+        if begins[i] >= high:
+            return
+        size = begins[i + 1] - begins[i]
+        # both neighbours of a cut round it down alike
+        first = max(low - begins[i], 0) // GRAIN * GRAIN
+        last = size if high >= begins[i + 1] else (high - begins[i]) // GRAIN * GRAIN
+        at, o = addresses[i], options[i]
+        if number == 0:
+            _sgd(at, like, o, steps[i], first, last)
+        elif number == 1:
+            _adam(at, like, o, steps[i], first, last)
+        elif number == 2:
+            _adagrad(at, like, o, steps[i], first, last)
+        elif number == 3:
+            _adadelta(at, like, o, first, last)
+        elif number == 4:
+            _rmsprop(at, like, o, first, last)
+        elif number == 5:
+            _scale(at, like, o, first, last)
+        else:
+            _clamp(at, like, o, first, last)
+
+
+@numba.njit(parallel=True, **JIT)
+def _update_parallel(number, like, addresses, begins, options, steps, parts):  # type: ignore[no-untyped-def]
+    n = begins[-1]
+    for part in numba.prange(parts):
+        low, high = share(part, parts, n), share(part + 1, parts, n)
+        _update(number, like, addresses, begins, options, steps, low, high)
+
+
+# ---- the rules: `at` holds the addresses of parameter, gradient and buffers, `o` the options, as in the protocol -----
+
+
+@device
+def _gradient(p: Any, g: Any, i: int, left: int, decay: float, maximize: float) -> Any:
+    """Return the gradient that the rule sees: negated to go uphill, with the decay added."""
+    grad = load_up_to(g, i, left)
+    if maximize != 0.0:
+        grad = grad * -1.0
+    if decay != 0.0:  # 0 * infinity would turn an infinite parameter into NaN
+        grad = fma(load_up_to(p, i, left), decay, grad)
+    return grad
+
+
+@device
+def _lerp(old: Any, new: Any, weight: float, like: Any) -> Any:
+    """Go from `old` towards `new`, from the nearer end, as torch.lerp."""
+    if abs(weight) < 0.5:
+        return fma(new - old, weight, old)
+    return fma(new - old, filled(like, weight) - 1.0, new)
+
+
+@device
+def _mean_square(old: Any, grad: Any, keep: float) -> Any:
+    return fma(grad * (1.0 - keep), grad, old * keep)
+
+
+@numba.njit(**JIT)
+def _sgd(at, like, o, step, low, high):  # type: ignore[no-untyped-def]
+    p, g, v = address(at[0], like), address(at[1], like), address(at[2], like)
+    lr, momentum, fresh, decay, nesterov, maximize = -o[0], o[1], 1.0 - o[2], o[3], o[4], o[5]
+    for i in range(low, high, lanes(p)):
+        left = high - i
+        grad = _gradient(p, g, i, left, decay, maximize)
+        if at[2] != 0:
+            # the first buffer is the gradient itself, undampened
+            buffer = grad if step == 1 else fma(grad, fresh, load_up_to(v, i, left) * momentum)
+            store_up_to(v, i, buffer, left)
+            grad = fma(buffer, momentum, grad) if nesterov != 0.0 else buffer
+        store_up_to(p, i, fma(grad, lr, load_up_to(p, i, left)), left)
+
+
+@numba.njit(**JIT)
+def _adam(at, like, o, step, low, high):  # type: ignore[no-untyped-def]
+    p, g, m, v, top = (
+        address(at[0], like), address(at[1], like), address(at[2], like), address(at[3], like), address(at[4], like),
+    )  # fmt: skip
+    lr, beta1, beta2, eps, decay, decoupled, maximize = o[0], o[1], o[2], o[3], o[4], o[5], o[6]
+    step_size = -(lr / (1.0 - beta1 ** np.float64(step)))
+    root = np.sqrt(1.0 - beta2 ** np.float64(step))
+    coupled, keep = (0.0, 1.0 - lr * decay) if decoupled != 0.0 else (decay, 1.0)
+    for i in range(low, high, lanes(p)):
+        left = high - i
+        param = load_up_to(p, i, left)
+        if keep != 1.0:
+            param = param * keep
+        grad = _gradient(p, g, i, left, coupled, maximize)
+        mean = _lerp(load_up_to(m, i, left), grad, 1.0 - beta1, m)
+        square = _mean_square(load_up_to(v, i, left), grad, beta2)
+        store_up_to(m, i, mean, left)
+        store_up_to(v, i, square, left)
+        if at[4] != 0:
+            square = maximum(load_up_to(top, i, left), square)
+            store_up_to(top, i, square, left)
+        store_up_to(p, i, param + mean * step_size / (square_root(square) / root + eps), left)
+
+
+@numba.njit(**JIT)
+def _adagrad(at, like, o, step, low, high):  # type: ignore[no-untyped-def]
+    p, g, s = address(at[0], like), address(at[1], like), address(at[2], like)
+    lr, eps, decay, maximize = -(o[0] / (1.0 + (step - 1) * o[1])), o[2], o[3], o[4]
+    for i in range(low, high, lanes(p)):
+        left = high - i
+        grad = _gradient(p, g, i, left, decay, maximize)
+        total = fma(grad, grad, load_up_to(s, i, left))
+        store_up_to(s, i, total, left)
+        store_up_to(p, i, load_up_to(p, i, left) + grad * lr / (square_root(total) + eps), left)
+
+
+@numba.njit(**JIT)
+def _adadelta(at, like, o, low, high):  # type: ignore[no-untyped-def]
+    p, g, s, d = address(at[0], like), address(at[1], like), address(at[2], like), address(at[3], like)
+    lr, rho, eps, decay, maximize = -o[0], o[1], o[2], o[3], o[4]
+    for i in range(low, high, lanes(p)):
+        left = high - i
+        grad = _gradient(p, g, i, left, decay, maximize)
+        square, moved = _mean_square(load_up_to(s, i, left), grad, rho), load_up_to(d, i, left)
+        delta = square_root(moved + eps) / square_root(square + eps) * grad
+        store_up_to(s, i, square, left)
+        store_up_to(d, i, _mean_square(moved, delta, rho), left)
+        store_up_to(p, i, fma(delta, lr, load_up_to(p, i, left)), left)
+
+
+@numba.njit(**JIT)
+def _rmsprop(at, like, o, low, high):  # type: ignore[no-untyped-def]
+    p, g, s, b, a = (
+        address(at[0], like), address(at[1], like), address(at[2], like), address(at[3], like), address(at[4], like),
+    )  # fmt: skip
+    lr, alpha, eps, decay, momentum, maximize = -o[0], o[1], o[2], o[3], o[4], o[5]
+    for i in range(low, high, lanes(p)):
+        left = high - i
+        grad = _gradient(p, g, i, left, decay, maximize)
+        square = _mean_square(load_up_to(s, i, left), grad, alpha)
+        store_up_to(s, i, square, left)
+        if at[4] != 0:  # centered: the variance
+            mean = _lerp(load_up_to(a, i, left), grad, 1.0 - alpha, a)
+            store_up_to(a, i, mean, left)
+            square = fma(mean * -1.0, mean, square)
+        root, param = square_root(square) + eps, load_up_to(p, i, left)
+        if at[3] != 0:
+            buffer = load_up_to(b, i, left) * momentum + grad / root
+            store_up_to(b, i, buffer, left)
+            store_up_to(p, i, fma(buffer, lr, param), left)
+        else:
+            store_up_to(p, i, param + grad * lr / root, left)
+
+
+@numba.njit(**JIT)
+def _scale(at, like, o, low, high):  # type: ignore[no-untyped-def]
+    p = address(at[0], like)
+    for i in range(low, high, lanes(p)):
+        store_up_to(p, i, load_up_to(p, i, high - i) * o[0], high - i)
+
+
+@numba.njit(**JIT)
+def _clamp(at, like, o, low, high):  # type: ignore[no-untyped-def]
+    p = address(at[0], like)
+    for i in range(low, high, lanes(p)):
+        store_up_to(p, i, maximum(-o[0], minimum(o[0], load_up_to(p, i, high - i))), high - i)
+
+
+# ---- sums of squares: a partial sum for each chunk of an array, added in order ---------------------------------------
+
+
+@numba.njit(fastmath={"reassoc", "contract"}, **JIT)
+def _square_sum(values):  # type: ignore[no-untyped-def]
+    total = 0.0
+    for i in range(len(values)):
+        value = np.float64(values[i])
+        total += value * value
+    return total
+
+
+@numba.njit(**JIT)
+def _chunk_sums(addresses, begins, like, chunks, sums, low, high):  # type: ignore[no-untyped-def]
+    """Work on the chunks from number `low` to `high`; array i has those from ``chunks[i]`` on."""
+    for chunk in range(low, high):
+        i = entry_at(chunks, chunk)
+        size, first = begins[i + 1] - begins[i], (chunk - chunks[i]) * _CHUNK
+        values = numba.carray(address(addresses[i, 0], like), size)
+        sums[chunk] = _square_sum(values[first : min(first + _CHUNK, size)])
+
+
+@numba.njit(parallel=True, **JIT)
+def _chunk_sums_parallel(addresses, begins, like, chunks, sums, parts):  # type: ignore[no-untyped-def]
+    n = len(sums)
+    for part in numba.prange(parts):
+        _chunk_sums(addresses, begins, like, chunks, sums, share(part, parts, n), share(part + 1, parts, n))
+
+
+@numba.njit(**JIT)
+def _add_chunks(chunks, sums, out):  # type: ignore[no-untyped-def]
+    for i in range(len(out)):
+        total = 0.0
+        for chunk in range(chunks[i], chunks[i + 1]):
+            total += sums[chunk]
+        out[i] = total

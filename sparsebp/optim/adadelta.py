@@ -1,0 +1,39 @@
+"""Adadelta (Zeiler 2012), as torch.optim.Adadelta."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sparsebp.errors import OptionError
+from sparsebp.optim.optimizer import Optimizer, Params, check_non_negative
+
+
+class Adadelta(Optimizer):
+    """torch.optim.Adadelta's update, in place.
+
+    Parameters
+    ----------
+    params
+        ``model.parameters()``, or groups; see `Optimizer`.
+    lr, rho, eps, weight_decay, maximize
+        As in torch.optim.Adadelta.
+
+    Raises
+    ------
+    OptionError
+        A value is out of range.
+    """
+
+    rule = "adadelta"
+
+    def __init__(
+        self, params: Params, lr: float = 1.0, rho: float = 0.9, eps: float = 1e-6, weight_decay: float = 0.0,
+        *, maximize: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(params, {"lr": lr, "rho": rho, "eps": eps, "weight_decay": weight_decay, "maximize": maximize})
+
+    def _check(self, group: Mapping[str, Any]) -> None:
+        check_non_negative(group, "lr", "eps", "weight_decay")
+        if not 0 <= group["rho"] <= 1:
+            raise OptionError("Invalid rho", expected="a number in [0, 1]", got=group["rho"], remedy="Pass another rho")

@@ -1,0 +1,252 @@
+"""Kernels over lists of arrays, optimizer updates and clipping, on every backend."""
+
+from __future__ import annotations
+
+import threading
+
+import numba
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparsebp import kernels
+from sparsebp.errors import DeviceError, DTypeError, LayoutError, OptionError, ShapeError
+from sparsebp.kernels.protocol import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS
+from strategies import normal, reals, seeds, tolerance
+
+SHAPES = [(3, 5), (), (0, 2), (1,), (67,), (2, 3, 11)]
+DEFAULTS = {
+    "lr": 0.1, "momentum": 0.9, "dampening": 0.2, "weight_decay": 0.1, "nesterov": 0.0, "maximize": 0.0, "beta1": 0.8,
+    "beta2": 0.95, "eps": 1e-3, "decoupled": 0.0, "lr_decay": 0.1, "rho": 0.8, "alpha": 0.9,
+}  # fmt: skip
+TORCH = {"sgd": "SGD", "adam": "Adam", "adagrad": "Adagrad", "adadelta": "Adadelta", "rmsprop": "RMSprop"}
+
+
+def options_of(rule, count, **changed):
+    values = DEFAULTS | changed
+    return np.array([[values[name] for name in UPDATE_OPTIONS[rule]]] * count).reshape(count, -1)
+
+
+def buffers_of(rule, make, optional):
+    return [
+        [None if not optional and name in OPTIONAL_BUFFERS else make(s) for s in SHAPES]
+        for name in UPDATE_BUFFERS[rule]
+    ]
+
+
+def torch_options(rule, optional):
+    """The options under torch.optim's names."""
+    options = {name: DEFAULTS[name] for name in UPDATE_OPTIONS[rule] if name not in ("beta1", "beta2", "decoupled")}
+    options |= {name: bool(options.pop(name)) for name in ("maximize", "nesterov") if name in options}
+    if rule == "adam":
+        options |= {"betas": (DEFAULTS["beta1"], DEFAULTS["beta2"]), "amsgrad": optional}
+    if rule == "rmsprop":
+        options["centered"] = optional
+    if "momentum" in options and not optional:
+        options["momentum"] = 0.0
+    return options
+
+
+@given(rule=st.sampled_from(list(UPDATE_OPTIONS)), optional=st.booleans(), dtype=reals, seed=seeds)
+def test_updates_are_torchs(backend, rule, optional, dtype, seed):
+    rng = np.random.default_rng(seed)
+    start = [np.asarray(normal(rng, shape, dtype)) for shape in SHAPES]
+    twins = [torch.tensor(array.astype(np.float64), requires_grad=True) for array in start]
+    optimizer = getattr(torch.optim, TORCH[rule])(twins, **torch_options(rule, optional))
+    params = [backend.array(array) for array in start]
+    buffers = buffers_of(rule, lambda shape: backend.zeros(shape, dtype), optional)
+    options = options_of(rule, len(SHAPES), **({} if optional else {"momentum": 0.0}))
+    for step in range(1, 4):
+        grads = [np.asarray(normal(rng, shape, dtype)) for shape in SHAPES]
+        for twin, grad in zip(twins, grads, strict=True):
+            twin.grad = torch.tensor(grad.astype(np.float64))
+        optimizer.step()
+        steps = np.full(len(SHAPES), step)
+        backend.kernels.optimizer_update(rule, params, [backend.array(g) for g in grads], buffers, options, steps)
+    for param, twin in zip(params, twins, strict=True):
+        np.testing.assert_allclose(backend.numpy(param), twin.detach(), **tolerance(dtype, 10))
+
+
+@given(rule=st.sampled_from(list(UPDATE_OPTIONS)), seed=seeds, dtype=reals)
+def test_a_parameter_alone_is_updated_bit_for_bit_as_with_others(backend, rule, seed, dtype):
+    rng = np.random.default_rng(seed)
+    results = []
+    params, grads, *buffers = [
+        [np.asarray(abs(normal(rng, shape, dtype)), dtype) for shape in SHAPES]
+        for _ in range(2 + len(UPDATE_BUFFERS[rule]))
+    ]
+    if rule == "rmsprop":
+        buffers[2] = [np.zeros_like(p) for p in params]
+    options, steps = options_of(rule, len(SHAPES)), np.array([3, 1, 1, 7, 2, 2])
+    for pieces in ([range(len(SHAPES))], [[i] for i in range(len(SHAPES))]):
+        p, g, *b = [[backend.array(array) for array in column] for column in (params, grads, *buffers)]
+        for piece in pieces:
+            some = [[column[i] for i in piece] for column in (p, g, *b)]
+            backend.kernels.optimizer_update(rule, some[0], some[1], some[2:], options[piece], steps[piece])
+        results.append([backend.numpy(array) for column in (p, *b) for array in column])
+    for together, alone in zip(*results, strict=True):
+        np.testing.assert_array_equal(together, alone)
+
+
+def test_a_gradient_that_is_not_finite_reaches_its_own_number_only(backend):
+    for rule in UPDATE_OPTIONS:
+        param = backend.array(np.ones(3), np.float32)
+        buffers = [[backend.zeros(3, np.float32)] for _ in UPDATE_BUFFERS[rule]]
+        grad = backend.array([1, np.nan, 2], np.float32)
+        backend.kernels.optimizer_update(rule, [param], [grad], buffers, options_of(rule, 1), np.array([1]))
+        np.testing.assert_array_equal(np.isfinite(backend.numpy(param)), [True, False, True])
+
+
+@given(dtype=reals, seed=seeds)
+def test_clipping(backend, dtype, seed):
+    rng = np.random.default_rng(seed)
+    values = [
+        np.asarray(normal(rng, shape, dtype, 3.0)) for shape in [*SHAPES, (20_011 if not backend.emulated else 4100,)]
+    ]
+    arrays, out = [backend.array(v) for v in values], backend.empty(len(values), np.float64)
+    backend.kernels.square_sums(arrays, out)
+    want = [np.square(v, dtype=np.float64).sum() for v in values]
+    np.testing.assert_allclose(backend.numpy(out), want, rtol=1e-12)
+    backend.kernels.clamp_arrays(arrays, 1.5)
+    backend.kernels.scale_arrays(arrays, 0.7)
+    for value, array in zip(values, arrays, strict=True):
+        np.testing.assert_allclose(backend.numpy(array), dtype.type(0.7) * value.clip(-1.5, 1.5), **tolerance(dtype))
+
+
+def test_clamping_keeps_nan_and_no_arrays_are_legal(backend):
+    array = backend.array([np.nan, np.inf, -np.inf, 0.5], np.float32)
+    backend.kernels.clamp_arrays([array], 1.0)
+    np.testing.assert_array_equal(backend.numpy(array), [np.nan, 1, -1, 0.5])
+    backend.kernels.clamp_arrays([], 1.0)
+    backend.kernels.scale_arrays([], 1.0)
+    backend.kernels.square_sums([], backend.empty(0, np.float64))
+    none = np.zeros((0, 6)), np.zeros(0, np.int64)
+    backend.kernels.optimizer_update("sgd", [], [], [[]], *none)
+
+
+# ---- bad input -----------------------------------------------------------------------------------------------------
+
+
+def sgd(backend, **changed):
+    """Call the update of two parameters with some arguments changed; nothing may be written."""
+    ones = [backend.array(np.ones((2, 3)), np.float32) for _ in range(6)]
+    arguments = {
+        "rule": "sgd", "params": ones[:2], "grads": ones[2:4], "buffers": [ones[4:]], "options": options_of("sgd", 2),
+        "steps": np.ones(2, np.int64),
+    } | changed  # fmt: skip
+    try:
+        backend.kernels.optimizer_update(*arguments.values())
+    finally:
+        assert all((backend.numpy(array) == 1).all() for array in ones[:2])
+
+
+def test_wrong_arguments_are_refused(backend):
+    good, wrong = backend.array(np.ones((2, 3)), np.float32), backend.array(np.ones((2, 3)), np.float64)
+    flat, turned = backend.array(np.ones(6), np.float32), backend.array(np.ones((3, 2)), np.float32).T
+    for error, changed, word in (
+        (OptionError, {"rule": "lion"}, "rule"),
+        (ShapeError, {"grads": [good]}, "grads"),
+        (ShapeError, {"grads": [good, flat]}, r"grads\[1\]"),
+        (DTypeError, {"grads": [wrong, good]}, r"grads\[0\]"),
+        (LayoutError, {"grads": [good, turned]}, r"grads\[1\]"),
+        (
+            LayoutError,
+            {"grads": [good, np.float32(1)], "params": [good, backend.array(1.0, np.float32)]},
+            "not an array",
+        ),
+        (ShapeError, {"buffers": []}, "buffers"),
+        (ShapeError, {"buffers": [[None]]}, "momentum_buffer"),
+        (ShapeError, {"buffers": [[None, flat]]}, r"momentum_buffer\[1\]"),
+        (DeviceError, {"grads": [good, [1.0] * 6]}, "array"),
+        (LayoutError, {"params": [None, good]}, "not an array"),
+        (ShapeError, {"options": options_of("sgd", 3)}, "options"),
+        (DTypeError, {"steps": np.ones(2, np.int32)}, "steps"),
+    ):
+        with pytest.raises(error, match=word):
+            sgd(backend, **changed)
+    with pytest.raises(LayoutError, match="exp_avg_sq"):
+        backend.kernels.optimizer_update(
+            "adam", [good], [good], [[good], [None], [None]], options_of("adam", 1), np.array([1])
+        )
+    with pytest.raises(DTypeError, match="out"):
+        backend.kernels.square_sums([good], backend.empty(1, np.float32))
+    with pytest.raises(DTypeError, match=r"arrays\[1\]"):
+        backend.kernels.scale_arrays([good, wrong], 2.0)
+
+
+def test_read_only_arrays_are_refused_on_the_host():
+    frozen = np.ones(3)
+    frozen.flags.writeable = False
+    k = kernels.get(np)
+    for call in (
+        lambda: k.scale_arrays([np.ones(2), frozen], 2.0),
+        lambda: k.optimizer_update("sgd", [frozen], [np.ones(3)], [[None]], options_of("sgd", 1), np.array([1])),
+    ):
+        with pytest.raises(LayoutError, match="read-only"):
+            call()
+    k.optimizer_update("sgd", [np.ones(3)], [frozen], [[None]], options_of("sgd", 1), np.array([1]))
+
+
+def test_subclasses_of_arrays_are_taken_on_the_host():
+    class Own(np.ndarray):
+        pass
+
+    param = np.ones((2, 2)).view(Own)
+    kernels.get(np).scale_arrays([np.ones(3), param], 2.0)
+    assert (param == 2).all()
+    first = np.ones(3).view(Own)
+    kernels.get(np).scale_arrays([first, param], 2.0)
+    assert (first == 2).all() and (param == 4).all()
+
+
+# ---- threads -------------------------------------------------------------------------------------------------------
+
+
+def large(seed=0):
+    rng = np.random.default_rng(seed)
+    sizes = [300_003, 17, 250_000, 0, 100]
+    return [[abs(normal(rng, (size,), np.float32)) for size in sizes] for _ in range(4)]
+
+
+def adam(columns, rows=slice(None)):
+    params, grads, mean, square = (column[rows] for column in columns)
+    count = len(params)
+    buffers = [mean, square, [None] * count]
+    kernels.get(np).optimizer_update(
+        "adam", params, grads, buffers, options_of("adam", count), np.ones(count, np.int64)
+    )
+
+
+def test_host_results_are_bitwise_equal_for_every_number_of_threads():
+    before, results = numba.get_num_threads(), []
+    try:
+        for threads in (1, before):
+            numba.set_num_threads(threads)
+            columns, out = large(), np.empty(5)
+            adam(columns)
+            kernels.get(np).square_sums(columns[1], out)
+            results.append([*columns[0], *columns[2], out])
+    finally:
+        numba.set_num_threads(before)
+    for one, more in zip(*results, strict=True):
+        np.testing.assert_array_equal(one, more)
+
+
+def test_python_threads_update_at_the_same_time():
+    """Each with one Numba thread, as an executor of two streams runs them."""
+    together, apart = large(), large()
+    adam(together)
+
+    def work(rows):
+        numba.set_num_threads(1)  # belongs to the calling thread
+        adam(apart, rows)
+
+    workers = [threading.Thread(target=work, args=(rows,)) for rows in (slice(0, 1), slice(1, 3), slice(3, 5))]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    for one, other in zip(together[0], apart[0], strict=True):
+        np.testing.assert_array_equal(one, other)
