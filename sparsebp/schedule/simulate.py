@@ -153,6 +153,11 @@ class Simulation:
         """What every worker keeps in memory over time."""
         return memory_curves(self._run)
 
+    @cached_property
+    def peak(self) -> float:
+        """The most memory that any worker uses at any time."""
+        return max(curve.peak for curve in self.memory)
+
     def updates(self, stage: int) -> list[float]:
         """Return when the updates of a stage ended."""
         return list(self._run.updates[stage])

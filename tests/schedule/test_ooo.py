@@ -66,6 +66,23 @@ def test_first_k_stages_in_reverse_on_the_main_stream():
     simulate(with_network, Costs({"F": 1, "I": 1, "W": 1, "S": 1, "U": 0}))
 
 
+def test_search_for_k_shares_heavy_weight_gradients_between_equal_streams():
+    costs = Costs({"F": 1, "I": 1, "W": 3, "U": 0})
+    fixed, searched = (simulate(out_of_order(stages=16, costs=costs, memory_cap=10, k=k), costs) for k in (1, None))
+    assert searched.makespan < fixed.makespan
+    assert len(weight_gradients(searched.schedule, "main")) > 1
+    tight = simulate(out_of_order(stages=16, costs=costs, memory_cap=1.0, k=None), costs)
+    assert tight.peak <= simulate(conventional(stages=16, fusion="backward"), costs).peak
+
+
+@pytest.mark.parametrize("regions", [1, 4, 16])
+def test_the_number_of_regions_matters_little_where_all_pairs_gain_equally(regions):
+    """A weight gradient that outlasts its region delays what runs beside the next one."""
+    costs = Costs({"F": 1, "I": 1, "W": 1.7, "U": 0})
+    found = simulate(out_of_order(stages=16, regions=regions, costs=costs, memory_cap=10), costs)
+    assert found.makespan <= 1.1 * (31 + 1.7)
+
+
 @pytest.mark.parametrize("stages", [1, 2, 3])
 def test_small_models(stages):
     schedule = out_of_order(stages=stages)

@@ -143,9 +143,17 @@ def joint_schedule(timeline: Timeline, early: int = 0) -> list[int]:
         chosen[i].append(stage)
         left.remove(stage)
         now[i] += lasts[i][stage]
-        if now[i] >= timeline.length[i]:
-            open_regions.remove(i)
-        found = {other: pair for other, pair in found.items() if other != i and pair[2] != -stage}
+        changed = {i}
+        while now[i] >= timeline.length[i]:
+            open_regions.discard(i)
+            if i + 1 == len(regions):
+                break
+            end = timeline.begin[i] + now[i]
+            now[i] = timeline.length[i]
+            now[i + 1] += max(0.0, end - timeline.begin[i + 1])
+            i += 1
+            changed.add(i)
+        found = {other: pair for other, pair in found.items() if other not in changed and pair[2] != -stage}
     for stage in sorted(left):
         forward = next(i for i, region in enumerate(regions) if region.kind == "F" and stage in region.stages)
         chosen[forward - 1].append(stage)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterable, Sequence
 
 from sparsebp.errors import MemoryLimitError, OptionError
 from sparsebp.schedule.actions import Action
@@ -10,16 +11,18 @@ from sparsebp.schedule.builders.conventional import conventional
 from sparsebp.schedule.builders.fusion import Fusion, place_updates
 from sparsebp.schedule.builders.joint import Timeline, joint_schedule
 from sparsebp.schedule.builders.regions import RegionProfile, make_regions
+from sparsebp.schedule.builders.reverse_first_k import search_k
 from sparsebp.schedule.costs import Costs
 from sparsebp.schedule.graph import StepGraph
 from sparsebp.schedule.schedule import Schedule
-from sparsebp.schedule.simulate import simulate
+from sparsebp.schedule.simulate import Simulation, simulate
 
 
 def out_of_order(*, stages: int, regions: int | Sequence[Iterable[int]] = 8,
                  backward_regions: Sequence[Iterable[int]] | None = None, profile: RegionProfile | None = None,
-                 costs: Costs | None = None, memory_cap: float = 1.1, k: int = 1, fusion: Fusion | None = "backward",
-                 unweighted: Iterable[int] = (), input_gradient: bool = False) -> Schedule:  # fmt: skip
+                 costs: Costs | None = None, memory_cap: float = 1.1, k: int | None = 1,
+                 fusion: Fusion | None = "backward", unweighted: Iterable[int] = (),
+                 input_gradient: bool = False) -> Schedule:  # fmt: skip
     """Return a schedule of one worker's two streams: I and F on "main", W and U on "sub", where they fit best.
 
     The step begins with the backward and ends with the forward that follows it, so that weight gradients of late
@@ -44,7 +47,9 @@ def out_of_order(*, stages: int, regions: int | Sequence[Iterable[int]] = 8,
         Bound for the peak of memory, as a multiple of that of the conventional schedule (§8.2).
     k
         The weight gradients of the first k stages run on the main stream after the backward, the first stage's first.
-        1 in the paper; more of them is reverse first-k scheduling for these stages (§6).
+        1 in the paper; more of them is reverse first-k scheduling for these stages (§6). None searches for the k of
+        the shortest simulated makespan (`search_k`): where the streams are equals, as two CPU threads are, and weight
+        gradients outweigh the main stream, that shares them out.
     fusion
         Where the updates go, see `place_updates`; None leaves them out (`synchronise` comes before updates).
     unweighted
@@ -63,9 +68,9 @@ def out_of_order(*, stages: int, regions: int | Sequence[Iterable[int]] = 8,
     -----
     Oh et al., "Out-of-order backprop", EuroSys 2022, §4.1 and Algorithm 1.
     """
-    if not 0 <= k <= stages:
+    if k is not None and not 0 <= k <= stages:
         raise OptionError("There are not that many first stages", expected=f"k in 0…{stages}", got=k,
-                          remedy="Pass another k")  # fmt: skip
+                          remedy="Pass another k, or None to search")  # fmt: skip
     if not memory_cap > 0:
         raise OptionError("The memory cap is not positive", expected="a positive multiple of the conventional peak",
                           got=memory_cap, remedy="Raise it")  # fmt: skip
@@ -73,33 +78,37 @@ def out_of_order(*, stages: int, regions: int | Sequence[Iterable[int]] = 8,
     plain = StepGraph(stages, unweighted=frozenset(unweighted), first="I")
     cut = make_regions(stages, regions, backward_regions)
     profile = profile or RegionProfile.from_costs(costs, input_gradient)
-    backward = sum(region.kind == "I" for region in cut)
-
-    def candidates() -> Iterator[Schedule]:
-        """Yield schedules that need less and less memory: with more regions pre-scheduled."""
-        for early, on_main in [(i, 0) for i in range(backward + 1)] + [(0, i + 1) for i in range(backward)]:
-            timeline = Timeline(plain, cut, profile, costs, k=k, input_gradient=input_gradient,
-                                conventional=on_main)  # fmt: skip
-            lanes = {"main": timeline.main, "sub": [Action(stage, "W", 0) for stage in joint_schedule(timeline, early)]}
-            name = "out-of-order"
-            if early or on_main:
-                name += f", {early or on_main}/{backward} regions pre-scheduled" + " on main" * (on_main > 0)
-            schedule = Schedule.of(plain, [{stream: cells for stream, cells in lanes.items() if cells}], name)
-            yield schedule if fusion is None else place_updates(schedule, fusion)
-
     reference = conventional(stages=stages, fusion=fusion or "none", unweighted=plain.unweighted,
                              input_gradient=input_gradient)  # fmt: skip
-    allowed = _peak(reference, costs)
-    least = float("inf")
-    for schedule in candidates():
-        share = _peak(schedule, costs) / allowed if allowed else 1.0
-        if share <= memory_cap:
-            return schedule
-        least = min(least, share)
-    raise MemoryLimitError("No order of the weight gradients stays below the memory cap",
-                           expected=f"memory_cap={least:.4g} or more", got=memory_cap,
-                           remedy="Raise the cap, or use the conventional schedule")  # fmt: skip
+    allowed = simulate(reference, costs).peak
 
+    def build(first: int, early: int, on_main: int) -> Schedule:
+        timeline = Timeline(plain, cut, profile, costs, k=first, input_gradient=input_gradient, conventional=on_main)
+        lanes = {"main": timeline.main, "sub": [Action(stage, "W", 0) for stage in joint_schedule(timeline, early)]}
+        name = "out-of-order"
+        if early or on_main:
+            name += f", {early or on_main} regions pre-scheduled" + " on main" * (on_main > 0)
+        schedule = Schedule.of(plain, [{stream: cells for stream, cells in lanes.items() if cells}], name)
+        return schedule if fusion is None else place_updates(schedule, fusion)
 
-def _peak(schedule: Schedule, costs: Costs) -> float:
-    return max(curve.peak for curve in simulate(schedule, costs).memory)
+    def capped(first: int) -> Simulation:
+        """Pre-schedule as few regions as it takes."""
+        backward = sum(region.kind == "I" for region in cut)
+        least = math.inf
+        for early, on_main in [(i, 0) for i in range(backward + 1)] + [(0, i + 1) for i in range(backward)]:
+            found = simulate(build(first, early, on_main), costs)
+            share = found.peak / allowed if allowed else 1.0
+            if share <= memory_cap:
+                return found
+            least = min(least, share)
+        raise MemoryLimitError("No order of the weight gradients stays below the memory cap",
+                               expected=f"memory_cap={least:.4g} or more", got=memory_cap,
+                               remedy="Raise the cap, or use the conventional schedule")  # fmt: skip
+
+    def throughput(first: int) -> float:
+        try:
+            return -capped(first).makespan
+        except MemoryLimitError:
+            return -math.inf
+
+    return capped(search_k(throughput, stages) if k is None else k).schedule

@@ -33,8 +33,8 @@ def reverse_first_k(*, stages: int, k: int | None = None, costs: Costs | None = 
     costs
         Durations (S is the one that matters) and bytes.
     memory_limit
-        Bound for the temporary memory, in the units of ``costs.stages``: k is lowered until Algorithm 2's estimate
-        stays below it (`largest_k`).
+        Bound for the memory, in the units of ``costs.stages``: k is lowered until Algorithm 2's estimate stays below it
+        (`largest_k`), and further until the simulated peak does, which counts weights and their gradients too.
     throughput
         Of a schedule, in any unit, for the search. By default the shortest simulated makespan wins.
     priority
@@ -74,16 +74,19 @@ def reverse_first_k(*, stages: int, k: int | None = None, costs: Costs | None = 
         schedule = Schedule.of(graph, [cells], f"reverse first-{first}", recomputed)
         return synchronise(schedule, priority=priority, costs=costs)
 
-    most = largest_k(stages, memory_limit, costs)
-    least = max(curve.peak for curve in simulate(build(0), costs).memory) if memory_limit < math.inf else 0
-    if least > memory_limit:
-        raise MemoryLimitError("The conventional order needs more memory than the limit",
-                               expected=f"memory_limit={least:g} or more", got=f"{memory_limit:g}",
+    def fits(first: int) -> bool:
+        return memory_limit == math.inf or simulate(build(first), costs).peak <= memory_limit
+
+    if not fits(0):
+        raise MemoryLimitError("The conventional order needs more memory than the limit", got=f"{memory_limit:g}",
+                               expected=f"memory_limit={simulate(build(0), costs).peak:g} or more",
                                remedy="Raise the limit, or recompute activations")  # fmt: skip
+    most = largest_k(stages, memory_limit, costs)
+    most = next(first for first in range(most, -1, -1) if fits(first))
     if k is None:
         measure = throughput or (lambda schedule: -simulate(schedule, costs).makespan)
         k = search_k(lambda first: measure(build(first)), stages, most)
-    return build(min(k, most))
+    return build(next(first for first in range(min(k, most), -1, -1) if fits(first)))
 
 
 def largest_k(stages: int, memory_limit: float, costs: Costs) -> int:
