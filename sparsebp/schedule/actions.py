@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from sparsebp.errors import FileFormatError, OptionError
 
@@ -23,11 +23,16 @@ _ACTION = re.compile(r"([0-9]{1,9})([FIWBSU])([0-9]{0,9})")
 _OVERLAP = re.compile(r"\(([^;()]+);([^;()]+)\)OVERLAP_F_B")
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Action:
-    """One thing to do for one stage of a model.
+class _Fields(NamedTuple):
+    stage: int
+    kind: Kind
+    microbatch: int | None
 
-    Attributes
+
+class Action(_Fields):
+    """One thing to do for one stage of a model. A tuple, so that sets and mappings of many actions are quick.
+
+    Parameters
     ----------
     stage
         Number of the stage, from 0 at the input. A stage is one layer or several.
@@ -35,22 +40,28 @@ class Action:
         One of `KINDS`.
     microbatch
         Number of the micro-batch. None for S and U that take the gradients of all micro-batches together.
+
+    Raises
+    ------
+    OptionError
+        The kind is unknown, a number is negative, or F, I, W or B has no micro-batch.
     """
 
-    stage: int
-    kind: Kind
-    microbatch: int | None = None
+    __slots__ = ()
 
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise OptionError("Unknown kind of action", expected=", ".join(KINDS), got=repr(self.kind),
+    def __new__(cls, stage: int, kind: Kind, microbatch: int | None = None) -> Action:
+        """Check and make an action."""
+        self = tuple.__new__(cls, (stage, kind, microbatch))
+        if kind not in KINDS:
+            raise OptionError("Unknown kind of action", expected=", ".join(KINDS), got=repr(kind),
                               remedy="Use one of these letters")  # fmt: skip
-        if self.stage < 0 or (self.microbatch is not None and self.microbatch < 0):
+        if stage < 0 or (microbatch is not None and microbatch < 0):
             raise OptionError("A stage or micro-batch is negative", expected="0 or more", got=str(self),
                               remedy="Count from 0")  # fmt: skip
-        if self.microbatch is None and self.kind not in "SU":
-            raise OptionError(f"{self.kind} needs a micro-batch", expected=f"{self.stage}{self.kind}0, say",
-                              got=str(self), remedy="Pass microbatch=0 if there is one only")  # fmt: skip
+        if microbatch is None and kind not in "SU":
+            raise OptionError(f"{kind} needs a micro-batch", expected=f"{stage}{kind}0, say", got=str(self),
+                              remedy="Pass microbatch=0 if there is one only")  # fmt: skip
+        return self
 
     def __str__(self) -> str:
         return f"{self.stage}{self.kind}{'' if self.microbatch is None else self.microbatch}"
@@ -84,11 +95,13 @@ def actions_of(cell: Cell) -> tuple[Action, ...]:
     return (cell.forward, cell.backward) if isinstance(cell, Overlap) else (cell,)
 
 
-def parts_of(action: Action) -> tuple[Action, ...]:
-    """Return the actions of the graph that `action` does: I and W for B, else itself."""
-    if action.kind != "B":
-        return (action,)
-    return Action(action.stage, "I", action.microbatch), Action(action.stage, "W", action.microbatch)
+def parts_of(cell: Cell) -> tuple[Action, ...]:
+    """Return the actions of the graph that a cell does, where a B is I and W."""
+    if isinstance(cell, Overlap):
+        return cell.forward, *parts_of(cell.backward)
+    if cell.kind != "B":
+        return (cell,)
+    return Action(cell.stage, "I", cell.microbatch), Action(cell.stage, "W", cell.microbatch)
 
 
 def parse(text: str) -> Cell:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from sparsebp.schedule.actions import Action, Cell, actions_of, parts_of
+from sparsebp.schedule.actions import Action, Cell, parts_of
 
 if TYPE_CHECKING:
     from sparsebp.schedule.schedule import Schedule
@@ -53,13 +54,9 @@ class CellGraph:
     followers
         For every cell, those on the same worker that wait for it: the next in its lane, and the readers of its results.
     sends
-        For every cell, what other workers wait for.
+        For cells that other workers wait for, what is sent.
     waits
         For every cell, how many `followers` and `sends` entries name it.
-    carried
-        For every cell, those of the *next* step that wait for it when the schedule is repeated.
-    carried_waits
-        For every cell, how many `carried` entries name it.
     """
 
     cells: tuple[Cell, ...]
@@ -67,15 +64,13 @@ class CellGraph:
     numbers: dict[Action, int]
     first: list[int]
     followers: list[list[int]]
-    sends: list[list[Send]]
+    sends: dict[int, list[Send]]
     waits: list[int]
-    carried: list[list[int]]
-    carried_waits: list[int]
 
     def after(self, number: int) -> Iterator[int]:
         """Yield all cells of the step that wait for a cell."""
         yield from self.followers[number]
-        for send in self.sends[number]:
+        for send in self.sends.get(number, ()):
             yield from send.readers
 
 
@@ -83,55 +78,69 @@ def cell_graph(schedule: Schedule) -> CellGraph:
     """Return the graph of the cells of `schedule`."""
     cells = tuple(cell for lane in schedule.lanes for cell in lane.cells)
     lanes = [number for number, lane in enumerate(schedule.lanes) for _ in lane.cells]
-    first = [0]
-    for lane in schedule.lanes:
-        first.append(first[-1] + len(lane.cells))
+    first = list(accumulate((len(lane.cells) for lane in schedule.lanes), initial=0))[:-1]
     numbers = {action: first[lane] + position for action, (lane, position) in schedule.places.items()}
-    empty = [0] * len(cells)
-    graph = CellGraph(cells, lanes, numbers, first[:-1], [[] for _ in cells], [[] for _ in cells], empty,
-                      [[] for _ in cells], [*empty])  # fmt: skip
-    workers = [lane.worker for lane in schedule.lanes]
-
-    def last_of(actions: Iterable[Action]) -> set[int]:
-        """Return the last cell of each lane that does one of some actions: the others end before it."""
-        last: dict[int, int] = {}
-        for number in (numbers[action] for action in actions if action in numbers):
-            last[lanes[number]] = max(number, last.get(lanes[number], 0))
-        return set(last.values())
-
-    weights = [last_of(schedule.graph.newest_weights(stage)) for stage in range(schedule.graph.stages)]
-    in_step = schedule.graph.first != "F"
+    graph = CellGraph(cells, lanes, numbers, first, [[] for _ in cells], {}, [0] * len(cells))
+    weights = _weights(schedule, graph) if schedule.graph.first != "F" else [[]] * schedule.graph.stages
+    workers = [schedule.lanes[lane].worker for lane in lanes]
     sent: dict[tuple[Action, int], Send] = {}
+    inputs = schedule.graph.inputs
     for number, cell in enumerate(cells):
-        worker, start = workers[lanes[number]], first[lanes[number]]
-        local: set[int] = set()
-        before: set[int] = set()
-        for part in (part for action in actions_of(cell) for part in parts_of(action)):
-            for needed in schedule.graph.inputs(part):
+        worker = workers[number]
+        local = {number - 1} if number > first[lanes[number]] else set()
+        for part in parts_of(cell):
+            for needed in inputs(part):
                 source = numbers.get(needed, number)
-                if workers[lanes[source]] == worker:
+                if workers[source] == worker:
                     local.add(source)
                     continue
                 send = sent.get((needed, worker))
                 if send is None:
                     send = sent[needed, worker] = Send(needed, worker, [])
-                    graph.sends[source].append(send)
+                    graph.sends.setdefault(source, []).append(send)
                 if not send.readers or send.readers[-1] != number:
                     send.readers.append(number)
                     graph.waits[number] += 1
             if part.kind == "F":
-                (local if in_step else before).update(weights[part.stage])
-            elif in_step:
-                before |= last_of(schedule.graph.carried(part))
-        if number > start:
-            local.add(number - 1)
-        else:  # the lane's last cell of the step before
-            before.add(first[lanes[number] + 1] - 1)
+                local.update(weights[part.stage])
         local.discard(number)
-        for source in sorted(local):
+        for source in local:
             graph.followers[source].append(number)
-        for source in sorted(before):
-            graph.carried[source].append(number)
         graph.waits[number] += len(local)
-        graph.carried_waits[number] = len(before)
     return graph
+
+
+def carried(schedule: Schedule) -> tuple[list[list[int]], list[int]]:
+    """Return what waits for the step before when a schedule is repeated.
+
+    Returns
+    -------
+    For every cell, those of the next step that wait for it; for every cell, for how many of the step before it waits.
+    """
+    graph, cells = schedule.graph, schedule.cells
+    weights = _weights(schedule, cells) if graph.first == "F" else [[]] * graph.stages
+    followers: list[list[int]] = [[] for _ in cells.cells]
+    waits = []
+    for number, cell in enumerate(cells.cells):
+        before = set()
+        if number == cells.first[cells.lanes[number]]:  # the lane's last cell of the step before
+            before.add(number + len(schedule.lanes[cells.lanes[number]].cells) - 1)
+        for part in parts_of(cell):
+            before.update(weights[part.stage] if part.kind == "F" else _last(cells, graph.carried(part)))
+        for source in before:
+            followers[source].append(number)
+        waits.append(len(before))
+    return followers, waits
+
+
+def _weights(schedule: Schedule, graph: CellGraph) -> list[list[int]]:
+    """Return, for every stage, after which cells its newest weights are there."""
+    return [_last(graph, schedule.graph.newest_weights(stage)) for stage in range(schedule.graph.stages)]
+
+
+def _last(graph: CellGraph, actions: Iterable[Action]) -> list[int]:
+    """Return the last cell of each lane that does one of some actions: the others end before it."""
+    last: dict[int, int] = {}
+    for number in (graph.numbers[action] for action in actions if action in graph.numbers):
+        last[graph.lanes[number]] = max(number, last.get(graph.lanes[number], 0))
+    return list(last.values())

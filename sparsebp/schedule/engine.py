@@ -43,7 +43,7 @@ class Run:
         total = self.count * steps
         self.begin, self.end = [0.0] * total, [0.0] * total
         self.cause: list[int | None] = [None] * total
-        self.versions: list[tuple[int | None, ...]] = [()] * total
+        self.versions: list[tuple[int | None, ...]] = [(None,)] * total
         self.updates: list[list[float]] = [[] for _ in range(schedule.graph.stages)]
         self.own_update: dict[tuple[int, int | None, int], int] = {}
         self.sends: list[Send] = []
@@ -53,14 +53,21 @@ class Run:
         self.send_cause: list[int | None] = []
 
         self._waits = [*graph.waits]
-        for _ in range(steps - 1):
-            self._waits += [own + before for own, before in zip(graph.waits, graph.carried_waits, strict=True)]
+        self._carried: list[list[int]] = []
+        if steps > 1:
+            self._carried, before = schedule.carried
+            self._waits += [own + more for own, more in zip(graph.waits, before, strict=True)] * (steps - 1)
         self._durations = [
             costs.together(cell, schedule.graph) if isinstance(cell, Overlap) else costs.duration(cell)
             for cell in graph.cells
         ]
-        self._reads = [tuple(self._read(action) for action in actions_of(cell)) for cell in graph.cells]
-        self._updates = [cell if isinstance(cell, Action) and cell.kind == "U" else None for cell in graph.cells]
+        self._reads = {
+            number: [self._read(action) for action in actions_of(cell)]
+            for number, cell in enumerate(graph.cells)
+            if isinstance(cell, Overlap) or cell.kind in "FIB"
+        }
+        self._updates = {number: cell for number, cell in enumerate(graph.cells)
+                         if isinstance(cell, Action) and cell.kind == "U"}  # fmt: skip
         self._forward_version: dict[tuple[int, int, int], int] = {}
         self._workers = [schedule.lanes[lane].worker for lane in graph.lanes]
         self._link_free: dict[tuple[int, int], tuple[float, int]] = {}
@@ -95,11 +102,9 @@ class Run:
             self.cause[entry] = step * self.count + self._recompute.wait(number, step, entry)
             return
         self.begin[entry] = now
-        if self._reads[number] != (None,):
-            self.versions[entry] = tuple(None if read is None else self._version(read, step)
-                                         for read in self._reads[number])  # fmt: skip
-        else:
-            self.versions[entry] = (None,)
+        reads = self._reads.get(number)
+        if reads is not None:
+            self.versions[entry] = tuple([None if read is None else self._version(read, step) for read in reads])
         self._work(entry, extra if extra > 0 else self._durations[number], now)
 
     def _work(self, entry: int, duration: float, now: float) -> None:
@@ -121,14 +126,14 @@ class Run:
             self._work(entry, self._durations[number], now)
             return
         self.end[entry] = now
-        update = self._updates[number]
+        update = self._updates.get(number)
         if update is not None:
             self.updates[update.stage].append(now)
             self.own_update[update.stage, update.microbatch, step] = len(self.updates[update.stage])
         self._release(graph.followers[number], step, entry, ready)
         if step + 1 < self.steps:
-            self._release(graph.carried[number], step + 1, entry, ready)
-        for send in graph.sends[number]:
+            self._release(self._carried[number], step + 1, entry, ready)
+        for send in graph.sends.get(number, ()):
             self._send(send, entry, now, ready)
 
     def _release(self, readers: list[int], step: int, cause: int, ready: list[int]) -> None:
@@ -163,7 +168,7 @@ class Run:
 
     def version_of(self, number: int, step: int, kind: Kind) -> int | None:
         """Return the version of the weights that a cell's forward or backward read."""
-        for read, version in zip(self._reads[number], self.versions[step * self.count + number], strict=True):
+        for read, version in zip(self._reads.get(number, ()), self.versions[step * self.count + number], strict=True):
             if read is not None and read[0] == kind:
                 return version
         return None
@@ -195,7 +200,7 @@ class _Recomputation:
         self._state: dict[tuple[int, int, int], int] = {}  # the cell that is at it, or -1 when it is done
         self._waiting: dict[tuple[int, int, int], list[int]] = {}
         for number, cell in enumerate(schedule.cells.cells if schedule.recomputed else ()):
-            for part in (part for action in actions_of(cell) for part in parts_of(action)):
+            for part in parts_of(cell):
                 if part.kind in "IW" and part.stage in schedule.recomputed and part.microbatch is not None:
                     key = part.stage, part.microbatch
                     self._of[number] = key

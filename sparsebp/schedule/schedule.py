@@ -8,7 +8,7 @@ from functools import cached_property
 
 from sparsebp.errors import ScheduleError
 from sparsebp.schedule.actions import Action, Cell, actions_of, parts_of
-from sparsebp.schedule.cells import CellGraph, cell_graph
+from sparsebp.schedule.cells import CellGraph, carried, cell_graph
 from sparsebp.schedule.graph import StepGraph
 
 
@@ -97,6 +97,11 @@ class Schedule:
         """The cells as a graph of numbers, for algorithms that visit all of them."""
         return cell_graph(self)
 
+    @cached_property
+    def carried(self) -> tuple[list[list[int]], list[int]]:
+        """Which cells of the next step wait for each cell when the schedule is repeated; for how many each waits."""
+        return carried(self)
+
     def __iter__(self) -> Iterator[Action]:
         """Iterate over all actions, lane after lane."""
         return (action for lane in self.lanes for cell in lane.cells for action in actions_of(cell))
@@ -115,7 +120,7 @@ class Schedule:
 
     def predecessors(self, cell: Cell) -> set[tuple[int, int]]:
         """Return the places of the other cells whose results `cell` needs (not: the cell before it in the lane)."""
-        own = {part for action in actions_of(cell) for part in parts_of(action)}
+        own = set(parts_of(cell))
         needed = {needs for part in own for needs in self.graph.predecessors(part)} - own
         return {self.places[needs] for needs in needed if needs in self.places}
 

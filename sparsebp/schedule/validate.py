@@ -100,7 +100,7 @@ def _hazards(schedule: Schedule) -> set[tuple[int, int]]:
 def _action(schedule: Schedule, number: int, kind: Kind) -> Action:
     """Return the part of a cell that is of one kind."""
     cell = schedule.cells.cells[number]
-    return next(part for action in actions_of(cell) for part in parts_of(action) if part.kind == kind)
+    return next(part for part in parts_of(cell) if part.kind == kind)
 
 
 def _describe(schedule: Schedule, number: int) -> str:

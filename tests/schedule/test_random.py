@@ -40,7 +40,7 @@ def test_events_respect_lanes_needs_and_transfers(case, steps):
         assert all(before.end <= after.start for before, after in pairwise(own))
     for event in found.events:
         worker = schedule.lanes[event.lane].worker
-        parts = [part for action in actions_of(event.cell) for part in parts_of(action)]
+        parts = parts_of(event.cell)
         for part in parts:
             for need in schedule.graph.predecessors(part):
                 if need in schedule and need not in parts:
