@@ -12,7 +12,7 @@ from sparsebp import backend, kernels
 from sparsebp.errors import OptionError
 from sparsebp.kernels.protocol import UPDATE_BUFFERS, UPDATE_OPTIONS
 from sparsebp.optim.state import load_state, pack_state
-from sparsebp.optim.update import Update
+from sparsebp.optim.update import Update, launch
 from sparsebp.types import Array, UpdateRule
 
 Params = Mapping[str, Array] | Sequence[Mapping[str, Any]]
@@ -70,6 +70,8 @@ class Optimizer(abc.ABC):
         self._rows = {name: row for row, name in enumerate(self.params)}
         self._group_of = np.repeat(np.arange(len(self.param_groups)), [len(g["params"]) for g in self.param_groups])
         self._steps = np.zeros(len(self.params), np.int64)
+        self._seen: list[tuple[Any, ...]] = []
+        self._expanded = np.empty(0)
 
     # ---- options and steps -----------------------------------------------------------------------------------------
 
@@ -112,7 +114,7 @@ class Optimizer(abc.ABC):
                 got=f"missing {missing}, unexpected {unexpected}",
                 remedy="Pass what weight_grad of the same model returned",
             )  # fmt: skip
-        self.begin().apply(grads)
+        launch(self, grads, self._captured())
 
     def begin(self) -> Update:
         """Open one update with the options as they are now: what is set later belongs to later updates.
@@ -123,15 +125,22 @@ class Optimizer(abc.ABC):
             An option has been set to a value out of range, or one that needs other buffers (momentum, say) was
             switched on or off.
         """
-        for group, buffers in zip(self.param_groups, self._group_buffers, strict=True):
-            self._check(group)
-            if self._buffers_of(group) != buffers:
-                raise OptionError(
-                    "An option cannot be switched on or off after the optimizer has been built", expected=buffers,
-                    got=self._buffers_of(group), remedy="Build a new optimizer",
-                )  # fmt: skip
-        options = np.array([self._options(group) for group in self.param_groups], np.float64)
-        return Update(self, options[self._group_of])
+        return Update(self, self._captured())
+
+    def _captured(self) -> np.ndarray:
+        """Return the options as they are now, a row for each parameter; checked if they have changed."""
+        values = [tuple(group.values()) for group in self.param_groups]
+        if values != self._seen:
+            for group, buffers in zip(self.param_groups, self._group_buffers, strict=True):
+                self._check(group)
+                if self._buffers_of(group) != buffers:
+                    raise OptionError(
+                        "An option cannot be switched on or off after the optimizer has been built", expected=buffers,
+                        got=self._buffers_of(group), remedy="Build a new optimizer",
+                    )  # fmt: skip
+            options = np.array([self._options(group) for group in self.param_groups], np.float64)
+            self._expanded, self._seen = options[self._group_of], values
+        return self._expanded
 
     @abc.abstractmethod
     def _check(self, group: Mapping[str, Any]) -> None:
@@ -141,18 +150,22 @@ class Optimizer(abc.ABC):
         """Return the options of `group` as the kernel takes them."""
         return tuple(group[name] for name in UPDATE_OPTIONS[self.rule])
 
-    def _run(self, rows: Sequence[int], grads: Sequence[Array], options: np.ndarray) -> None:
-        """Update the parameters of these rows, which are of one dtype and namespace, in one launch.
+    def _run(self, rows: Sequence[int], grads: list[Array], options: np.ndarray) -> None:
+        """Update the parameters of these rows, rising and of one dtype and namespace, in one launch.
 
         grads: one for each of the rows. options: one row for each of all parameters.
         """
-        params, columns, done = self._arrays, self._columns, self._steps
-        if len(rows) < len(params):
-            params, columns = [params[row] for row in rows], [[column[row] for row in rows] for column in columns]
-            options, done = options[rows], done[rows]
-        steps = done + 1
-        kernels.get(self._kinds[rows[0]][0]).optimizer_update(self.rule, params, grads, columns, options, steps)
-        self._steps[rows] = steps
+        first, end = rows[0], rows[-1] + 1
+        if len(rows) == end - first:  # one or all, mostly: views, no copies
+            at: Any = slice(first, end)
+            params, columns = self._arrays[at], [column[at] for column in self._columns]
+        else:
+            at = list(rows)
+            params, *columns = ([column[row] for row in rows] for column in (self._arrays, *self._columns))
+        steps = self._steps[at] + 1
+        k = kernels.get(self._kinds[first][0])
+        k.optimizer_update(self.rule, params, grads, columns, options[at], steps)
+        self._steps[at] = steps
 
     def _buffers_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:
         """Return which buffers the parameters of `group` have; all of the rule's, unless options say otherwise."""

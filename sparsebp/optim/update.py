@@ -55,24 +55,11 @@ class Update:
             self._check_open(grads)
             self._open.difference_update(grads)
         try:
-            self._launch(grads)
+            launch(self._optimizer, grads, self._options)
         except SparseBPError:
             with self._lock:
                 self._open.update(grads)
-            self._check_arrays(grads)  # knows the name of what the kernel has refused
             raise
-
-    def _launch(self, grads: Mapping[str, Array]) -> None:
-        optimizer, kinds = self._optimizer, self._optimizer._kinds
-        rows = sorted(map(optimizer._rows.__getitem__, grads))
-        names = optimizer._names
-        if optimizer._uniform:
-            optimizer._run(rows, [grads[names[row]] for row in rows], self._options)
-            return
-        self._check_arrays(grads)  # all of them before the first launch
-        for kind in dict.fromkeys(kinds[row] for row in rows):
-            part = [row for row in rows if kinds[row] == kind]
-            optimizer._run(part, [grads[names[row]] for row in part], self._options)
 
     def _check_open(self, names: Iterable[str]) -> None:
         if self._open.issuperset(names):
@@ -85,8 +72,34 @@ class Update:
             remedy="Apply each parameter's gradient once; begin() opens the next update",
         )  # fmt: skip
 
-    def _check_arrays(self, grads: Mapping[str, Array]) -> None:
-        for name, grad in grads.items():
-            param = self._optimizer.params[name]
-            backend.namespace(param, grad)
-            backend.check_array(f"gradient of {name}", grad, dtype=param.dtype, shape=param.shape)
+
+def launch(optimizer: Optimizer, grads: Mapping[str, Array], options: np.ndarray) -> None:
+    """Update the parameters that `grads` names; `options` has a row for each of all parameters.
+
+    Raises
+    ------
+    ShapeError, DTypeError, LayoutError, DeviceError
+        A gradient does not fit; the message names it. Nothing has been updated then.
+    """
+    names, kinds = optimizer._names, optimizer._kinds
+    whole = len(grads) == len(names)
+    rows = range(len(names)) if whole else sorted(map(optimizer._rows.__getitem__, grads))
+    if not optimizer._uniform:
+        _check_arrays(optimizer, grads)  # all of them before the first launch
+        for kind in dict.fromkeys(kinds[row] for row in rows):
+            part = [row for row in rows if kinds[row] == kind]
+            optimizer._run(part, [grads[names[row]] for row in part], options)
+        return
+    chosen = names if whole else [names[row] for row in rows]
+    try:
+        optimizer._run(rows, list(map(grads.__getitem__, chosen)), options)
+    except SparseBPError:
+        _check_arrays(optimizer, grads)  # knows the name of what the kernel has refused
+        raise
+
+
+def _check_arrays(optimizer: Optimizer, grads: Mapping[str, Array]) -> None:
+    for name, grad in grads.items():
+        param = optimizer.params[name]
+        backend.namespace(param, grad)
+        backend.check_array(f"gradient of {name}", grad, dtype=param.dtype, shape=param.shape)

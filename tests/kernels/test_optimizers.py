@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from sparsebp import kernels
 from sparsebp.errors import DeviceError, DTypeError, LayoutError, OptionError, ShapeError
+from sparsebp.kernels.host.tensors import table_of
 from sparsebp.kernels.protocol import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS
 from strategies import normal, reals, seeds, tolerance
 
@@ -250,3 +251,14 @@ def test_python_threads_update_at_the_same_time():
         worker.join()
     for one, other in zip(together[0], apart[0], strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_tables_hold_the_addresses_of_the_arrays():
+    """What is read from the structures of lists and arrays is what CPython and NumPy say."""
+    arrays = [np.ones(shape) for shape in SHAPES]
+    others = [None if i == 2 else np.ones(array.shape) for i, array in enumerate(arrays)]
+    for columns in ((arrays, others), (tuple(arrays), tuple(others))):
+        addresses, begins = table_of(columns, "wo", pytest.fail)
+        want = [[0 if a is None else a.ctypes.data for a in row] for row in zip(arrays, others, strict=True)]
+        np.testing.assert_array_equal(addresses, want)
+        np.testing.assert_array_equal(begins, np.cumsum([0] + [a.size for a in arrays]))

@@ -92,7 +92,8 @@ class OptimizerKernels:
 
 def _parts(work: int) -> int:
     """Return the number of parts; 1 where there is one thread: other Python threads may be in here at the same time."""
-    return 1 if numba.get_num_threads() == 1 else parts_for(work)
+    parts = parts_for(work)
+    return 1 if parts == 1 or numba.get_num_threads() == 1 else parts
 
 
 def _run(

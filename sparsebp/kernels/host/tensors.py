@@ -1,9 +1,9 @@
 """Lists of arrays inside compiled code: one call for all parameters of a network, without a Python step for each.
 
-Numba has no cheap list of arrays, and asking NumPy for an address takes a microsecond. So the kernels are told where
-the array *objects* are (`id`), and read type, dtype, shape, flags and address from NumPy's C structure, whose layout is
-part of its binary interface (``PyArrayObject_fields``). A list that is not all plain arrays that fit is looked at once
-more in Python, which finds the words for the error.
+Numba has no cheap list of arrays, and asking NumPy for an address takes a microsecond. So compiled code is told where
+the list *objects* are (`id`), and reads the items from CPython's structure of a list (``PyListObject``), their type,
+dtype, shape, flags and address from NumPy's of an array (``PyArrayObject_fields``, part of its binary interface). Lists
+that do not hold plain arrays that fit are looked at once more in Python, which finds the words for the error.
 
 Work is split over the concatenation of all arrays, so that large and small ones share the threads evenly.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from itertools import chain
 from typing import Any
 
 import numba
@@ -25,6 +24,8 @@ GRAIN = 64
 """Numbers: where an array is cut, it is cut at a multiple of it."""
 
 _HEAD = object.__basicsize__
+_ITEMS = _HEAD + 8
+"""Where a list keeps the pointer to its items, in bytes from its beginning, behind their number."""
 _TYPE, _DATA, _NDIM, _SHAPE, _DTYPE, _FLAGS = _HEAD - 8, _HEAD, _HEAD + 8, _HEAD + 16, _HEAD + 40, _HEAD + 48
 """Where an array keeps things, in bytes from its beginning; the type is the last field of every object's head."""
 _READ, _WRITE = 0x101, 0x501
@@ -53,36 +54,36 @@ def table_of(columns: Sequence[Sequence[Any]], access: str, check: Callable[[], 
     begins : numpy.ndarray
         (n + 1,) int64.
     """
-    n, trusted = len(columns[0]), False
-    if type(columns[0][0]) is not np.ndarray or any(len(column) != n for column in columns):
+    lists = [column if type(column) is list else list(column) for column in columns]
+    n, first = len(lists[0]), lists[0][0]
+    trusted = type(first) is not np.ndarray or any(len(column) != n for column in lists)
+    if trusted:
         check()
-        trusted = True
-    ids = np.fromiter(map(id, chain.from_iterable(columns)), np.int64, n * len(columns))
-    addresses, begins = np.empty((n, len(columns)), np.int64), np.empty(n + 1, np.int64)
-    wanted = _wanted(columns[0][0].dtype, access)
-    if not _read(ids, wanted, trusted, addresses, begins):
+    where, wanted = tuple(map(id, lists)), _wanted(first.dtype.char, access)
+    addresses, begins = np.empty((n, len(lists)), np.int64), np.empty(n + 1, np.int64)
+    if not _read(where, wanted, trusted, addresses, begins):
         check()
-        _read(ids, wanted, True, addresses, begins)
+        _read(where, wanted, True, addresses, begins)
     return addresses, begins
 
 
 @cache
-def _wanted(dtype: np.dtype, access: str) -> np.ndarray:
+def _wanted(dtype: str, access: str) -> np.ndarray:
     """Return the addresses of the type, the dtype and None, then the flags that each column needs."""
     flags = {"r": _READ, "w": _WRITE, "o": _WRITE | _OPTIONAL}
-    return np.array([id(np.ndarray), id(dtype), id(None), *(flags[letter] for letter in access)], np.int64)
+    return np.array([id(np.ndarray), id(np.dtype(dtype)), id(None), *(flags[letter] for letter in access)], np.int64)
 
 
 @numba.njit(**JIT)
-def _read(ids: Any, wanted: Any, trusted: bool, addresses: Any, begins: Any) -> bool:
+def _read(lists: Any, wanted: Any, trusted: bool, addresses: Any, begins: Any) -> bool:
     """Fill the tables; False, with tables half filled, at the first entry that is not as wanted, unless `trusted`."""
     n, columns = addresses.shape
     array_type, dtype, none = wanted[0], wanted[1], wanted[2]
     begins[0] = 0
     for i in range(n):
-        first, ndim, size = ids[i], np.int64(0), np.int64(1)
+        first, ndim, size = word_at(word_at(lists[0] + _ITEMS) + 8 * i), np.int64(0), np.int64(1)
         for column in range(columns):
-            entry = ids[column * n + i]
+            entry = word_at(word_at(lists[column] + _ITEMS) + 8 * i)
             flags = wanted[3 + column]
             if entry == none and flags >= _OPTIONAL:
                 addresses[i, column] = 0
