@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -233,7 +234,7 @@ class Simulation:
         over = over if over in self.schedule else Action(0, "W", action.microbatch)
         later = step + (self.schedule.graph.first == "I" and action.kind == "F")
         time = self.start(over, later)
-        return sum(end <= time for end in self._run.updates[action.stage]) - version
+        return bisect_right(self._run.updates[action.stage], time) - version
 
 
 def simulate(schedule: Schedule, costs: Costs | None = None, *, steps: int = 1) -> Simulation:

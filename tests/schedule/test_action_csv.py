@@ -219,3 +219,23 @@ def test_overlaps_keep_their_form():
     overlap = Overlap(Action(0, "F", 1), Action(0, "B", 0))
     schedule = Schedule.of(StepGraph(1, 2), [[Action(0, "F", 0), overlap, Action(0, "B", 1)]])
     assert to_csv(schedule, torch=True) == to_csv(schedule) == "0F0,(0F1;0B0)OVERLAP_F_B,0B1\r\n"
+
+
+CELL = st.one_of(
+    st.builds("{}{}{}".format, st.integers(0, 3), st.sampled_from("FIWBSUX"), st.sampled_from(["", "0", "1", "2"])),
+    st.sampled_from(
+        ["", " ", "(0F1;0B0)OVERLAP_F_B", "(0F0;0B0)OVERLAP_F_B", "0:main", "1:sub", "0SEND_F1", "schedule=x"]
+    ),
+    st.text(max_size=4),
+)
+
+
+@given(st.lists(st.lists(CELL, max_size=5), max_size=4))
+def test_any_other_text_is_refused_or_a_valid_schedule(rows):
+    text = "\n".join(",".join(row) for row in rows)
+    try:
+        schedule = from_csv(text)
+    except (FileFormatError, ScheduleError) as error:
+        assert error.expected and error.got is not None and error.remedy
+    else:
+        assert replace(from_csv(to_csv(schedule)), name=schedule.name) == schedule

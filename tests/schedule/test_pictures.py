@@ -48,7 +48,8 @@ OVERLAP = simulate(
     ),
 )  # fmt: skip
 EMPTY = simulate(Schedule.of(StepGraph(1), [lane("0F0 0B0")]), Costs(dict.fromkeys("FIW", 0.0)))
-ALL = [GPIPE, STREAMS, OVERLAP, EMPTY]
+REPEATED = simulate(STREAMS.schedule, Costs(slowdown=2), steps=3)
+ALL = [GPIPE, STREAMS, OVERLAP, EMPTY, REPEATED]
 
 
 def test_text_chart():

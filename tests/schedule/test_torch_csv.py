@@ -6,7 +6,10 @@ import csv
 
 import pytest
 
+from sparsebp.errors import ScheduleError
 from sparsebp.schedule import Overlap, Schedule, StepGraph, parse, read_csv, write_csv
+from sparsebp.schedule.builders import BUILDERS
+from sparsebp.schedule.by_name import build
 
 pytest.importorskip("torch")
 pipelining = pytest.importorskip("torch.distributed.pipelining.schedules")
@@ -64,6 +67,26 @@ def test_gpipe_of_pytorch(tmp_path):
         csv.writer(file).writerows(theirs._get_pipeline_order().values())
     schedule = read_csv(tmp_path / "theirs.csv")
     assert schedule.graph == StepGraph(4, 8) and schedule.allocation == (0, 1, 2, 3)
+
+
+SYNCHRONOUS = [name for name in BUILDERS if name not in ("ooo", "reverse-first-k", "pipedream", "dualpipe-2018")]
+
+
+@pytest.mark.parametrize("fusion", [None, "forward", "backward"])
+@pytest.mark.parametrize("name", SYNCHRONOUS)
+def test_builders_run_through_pytorchs_passes(tmp_path, name, fusion):
+    schedule = build(name, workers=4, stages=8, microbatches=8, fusion=fusion, strict=False)
+    try:
+        write_csv(schedule, tmp_path / "ours.csv", torch=True)
+    except ScheduleError as error:
+        assert "W before its I" in str(error)  # PyTorch's rule, not the graph's
+        assert name == "conventional"
+        return
+    theirs = runtime(schedule.workers, 8, 8)
+    theirs._load_csv(tmp_path / "ours.csv")
+    to_rank = theirs.stage_index_to_group_rank.__getitem__
+    sent = pipelining._add_send_recv(theirs.pipeline_order, to_rank, 8)
+    pipelining._simulate_comms_compute(sent, to_rank, 8)  # raises if it does not come to the end
 
 
 def test_a_schedule_of_ours_runs_through_pytorchs_passes(tmp_path):

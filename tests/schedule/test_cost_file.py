@@ -1,0 +1,65 @@
+"""Costs from text and JSON."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparsebp.errors import FileFormatError, OptionError
+from sparsebp.schedule import Action, Durations, StageBytes
+from sparsebp.schedule.cost_file import costs_of, parse_durations
+
+
+def test_the_most_specific_entry_counts():
+    durations = Durations({"F": 2, "1F": 3, "1F0": 4, "W": 5, "2I": 6, "1B": 7})
+    actions = {Action(0, "F", 0): 2, Action(1, "F", 1): 3, Action(1, "F", 0): 4, Action(0, "B", 0): 1 + 5,
+               Action(2, "B", 0): 6 + 5, Action(1, "B", 3): 7, Action(0, "U"): 0, Action(0, "S"): 0}  # fmt: skip
+    for action, duration in actions.items():
+        assert durations(action) == duration
+
+
+def test_texts():
+    assert parse_durations(["F=1", " 2W = 0.5", "2W0=1e-3"]) == {"F": 1, "2W": 0.5, "2W0": 1e-3}
+    for text in ("F", "F=", "=1x", "F=x"):
+        with pytest.raises(OptionError):
+            parse_durations([text])
+    for key in ("", "X", "F0", "2", "2W0 "):
+        with pytest.raises(OptionError):
+            Durations({key: 1})
+    for value in (-1, float("nan"), float("inf")):
+        with pytest.raises(OptionError):
+            Durations({"F": value})
+
+
+def test_all_keys():
+    costs = costs_of({"durations": {"F": 3}, "stages": [{"output": 1}, {"saved": 5}], "latency": 1, "bandwidth": 2,
+                      "slowdown": 1.5})  # fmt: skip
+    assert costs.duration(Action(0, "F", 0)) == 3 and costs.slowdown == 1.5
+    assert (costs.link.latency, costs.link.bandwidth) == (1, 2)
+    assert costs.stages == (StageBytes(1), StageBytes(saved=5))
+    assert costs_of({}).stages == StageBytes()
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["durations", "stages", "latency", "bandwidth", "slowdown", "F", "saved", "x"]),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=8,
+)
+
+
+@given(JSON)
+def test_any_other_content_is_refused(content):
+    try:
+        costs = costs_of(content)
+    except (FileFormatError, OptionError) as error:
+        assert error.expected and error.remedy
+    else:
+        assert costs.duration(Action(0, "B", 0)) >= 0
