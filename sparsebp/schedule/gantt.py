@@ -46,7 +46,8 @@ def gantt(simulation: Simulation, ax: Any = None, *, memory: bool = True) -> Any
     ax
         A matplotlib ``Axes``, which is then shared by rows and memory; None makes a figure of its own.
     memory
-        Whether to draw the memory.
+        Whether to draw the memory. Matplotlib's constrained layout leaves no room for its axes: leave gaps between
+        several pictures yourself, or pass False.
 
     Returns
     -------
@@ -60,7 +61,7 @@ def gantt(simulation: Simulation, ax: Any = None, *, memory: bool = True) -> Any
     """
     schedule = simulation.schedule
     tops = _tops(simulation)
-    ax = _new_axes(len(tops), memory) if ax is None else ax
+    ax = _new_axes(simulation, memory) if ax is None else ax
     ax.set_xlim(0, simulation.makespan or 1)
     ax.set_ylim(max(tops) + _HEIGHT + 0.1, -0.1)
     ax.set_yticks([top + _HEIGHT / 2 for top in tops], [row(schedule, lane) for lane in schedule.lanes])
@@ -120,7 +121,7 @@ def _draw_transfers(simulation: Simulation, ax: Any, tops: list[float]) -> None:
     if lines:
         from matplotlib.collections import LineCollection
 
-        ax.add_collection(LineCollection(lines, colors="0.35", linewidths=0.7, zorder=3, label="transfer"))
+        ax.add_collection(LineCollection(lines, colors="0.35", linewidths=0.7, zorder=1, label="transfer"))
 
 
 def _write_numbers(simulation: Simulation, ax: Any, boxes: list[_Box]) -> None:
@@ -193,7 +194,8 @@ def _memory_axes(simulation: Simulation, ax: Any) -> Any:
     return below
 
 
-def _new_axes(rows: int, memory: bool) -> Any:
+def _new_axes(simulation: Simulation, memory: bool) -> Any:
+    """Return axes of a new figure, as wide as the cells of the longest row need."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -201,5 +203,7 @@ def _new_axes(rows: int, memory: bool) -> Any:
             "matplotlib is not installed, and drawing a schedule needs it",
             remedy="Install the extra: pip install 'sparsebp[plot]'",
         ) from error
-    height = 0.9 + 0.4 * rows + 1.2 * memory
-    return Figure(figsize=(10, height)).add_axes((0.1, 0.5 / height, 0.82, 1 - 0.9 / height))
+    lanes = simulation.schedule.lanes
+    height = 0.9 + 0.4 * len(lanes) + 1.2 * memory
+    width = min(max(10.0, 0.16 * simulation.steps * max(len(lane.cells) for lane in lanes)), 24.0)
+    return Figure(figsize=(width, height)).add_axes((1 / width, 0.5 / height, 1 - 1.8 / width, 1 - 0.9 / height))
