@@ -23,6 +23,7 @@ class Benchmark(enum.StrEnum):
     jacobian = "jacobian"
     convergence = "convergence"
     pruned = "pruned"
+    optim = "optim"
     gpu = "gpu"
 
 
