@@ -104,13 +104,15 @@ def test_zero_bubble_table_1(workers, build, bubble, held):
         assert max(max(curve.saved) for curve in found.memory) == held(workers)
 
 
-@pytest.mark.parametrize(("F", "I", "W"), [(2, 2, 1), (3, 4, 3), (4, 5, 4)])
-def test_zero_bubble_h1_for_other_durations(F, I, W):
-    """Qi et al. (2023), Table 1: where W is no longer than F and I the bubble is (p - 1)(F + I - W) still."""
+@pytest.mark.parametrize(("F", "I", "W"), [(2, 2, 1), (3, 4, 3), (4, 5, 4), (1, 2, 1), (3, 3, 2)])
+@pytest.mark.parametrize(("build", "times"), [(zero_bubble_h1, 1), (zero_bubble_h2, 2)])
+def test_zero_bubble_for_other_durations(build, times, F, I, W):
+    """Qi et al. (2023), Table 1: (p - 1)(F + I - W) and (p - 1)(F + I - 2W) where F <= I and W <= I."""
     for workers in (2, 3, 5):
-        schedule = zero_bubble_h1(workers=workers, stages=workers, microbatches=4 * workers)
-        found = simulate(schedule, Costs({"F": F, "I": I, "W": W}))
-        assert longest_span(found) - 4 * workers * (F + I + W) == (workers - 1) * (F + I - W)
+        found = simulate(
+            build(workers=workers, stages=workers, microbatches=4 * workers), Costs({"F": F, "I": I, "W": W})
+        )
+        assert longest_span(found) - 4 * workers * (F + I + W) == (workers - 1) * (F + I - times * W)
 
 
 @pytest.mark.parametrize("N", range(2, 9))
