@@ -10,9 +10,9 @@ from typing import Any
 
 from sparsebp.errors import OptionError
 from sparsebp.files import write_atomically
-from sparsebp.schedule.actions import KINDS, actions_of
+from sparsebp.schedule.actions import KINDS, Action, Kind, actions_of
 from sparsebp.schedule.memory import USES
-from sparsebp.schedule.simulate import Simulation
+from sparsebp.schedule.simulate import Event, Simulation, Transfer
 
 
 def chrome_trace(simulation: Simulation, *, unit: float = 1e6) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def chrome_trace(simulation: Simulation, *, unit: float = 1e6) -> dict[str, Any]
 
     Returns
     -------
-    What ``json.dump`` takes. Transfers are arrows.
+    What ``json.dump`` takes. Transfers are spans of a track of their sender, and arrows from who makes to who reads.
 
     Raises
     ------
@@ -36,7 +36,8 @@ def chrome_trace(simulation: Simulation, *, unit: float = 1e6) -> dict[str, Any]
 
     Notes
     -----
-    The Trace Event Format's phases: X (complete events), M (names), C (counters), s and f (flows).
+    The Trace Event Format's phases: X (complete events), M (names), C (counters), b and e (spans that may overlap),
+    s and f (arrows).
     """
     if not unit > 0:
         raise OptionError("A unit of time takes no time", expected="microseconds, more than 0", got=unit,
@@ -81,15 +82,33 @@ def _actions(simulation: Simulation, unit: float) -> Iterator[dict[str, Any]]:
 
 
 def _transfers(simulation: Simulation, unit: float) -> Iterator[dict[str, Any]]:
-    """Yield two ends of an arrow for every transfer: from the link's start to the arrival."""
+    """Yield every transfer as a span of the sender's track for its receiver, and as an arrow from maker to reader.
+
+    Viewers tie the end of an arrow to the box around its time, so arrows begin and end a little inside.
+    """
     schedule = simulation.schedule
-    main = {lane.worker: number for number, lane in reversed(list(enumerate(schedule.lanes)))}
     for number, transfer in enumerate(simulation.transfers):
-        shared = {"name": f"{transfer.source} to worker {transfer.receiver}", "cat": "transfer", "id": number}
-        yield {**shared, "ph": "s", "pid": transfer.sender, "tid": schedule.place(transfer.source)[0],
-               "ts": transfer.start * unit}  # fmt: skip
-        yield {**shared, "ph": "f", "bp": "e", "pid": transfer.receiver, "tid": main[transfer.receiver],
-               "ts": transfer.end * unit}  # fmt: skip
+        span = {"name": f"to worker {transfer.receiver}", "cat": "transfer", "id": number, "pid": transfer.sender}
+        yield {**span, "ph": "b", "ts": transfer.start * unit, "args": {"of": str(transfer.source)}}
+        yield {**span, "ph": "e", "ts": transfer.end * unit}
+        maker = simulation.event(transfer.source, transfer.step)
+        reader = _reader(simulation, transfer)
+        for phase, event, part in (("s", maker, 0.99), ("f", reader, 0.01)):
+            lane = schedule.lanes[event.lane]
+            yield {"ph": phase, "name": str(transfer.source), "cat": "data", "id": number, "pid": lane.worker,
+                   "tid": event.lane, "ts": (event.start + part * (event.end - event.start)) * unit,
+                   **({"bp": "e"} if phase == "f" else {})}  # fmt: skip
+
+
+def _reader(simulation: Simulation, transfer: Transfer) -> Event:
+    """Return the first event that uses what was transferred."""
+    source = transfer.source
+    wanted: tuple[tuple[int, Kind], ...] = ((source.stage + 1, "F"),)
+    if source.kind != "F":
+        wanted = (source.stage - 1, "I"), (source.stage - 1, "W")
+    actions = [Action(stage, kind, source.microbatch) for stage, kind in wanted]
+    events = [simulation.event(action, transfer.step) for action in actions if action in simulation.schedule]
+    return min(events, key=lambda event: event.start)
 
 
 def _memory(simulation: Simulation, unit: float) -> Iterator[dict[str, Any]]:

@@ -118,7 +118,8 @@ def test_trace_is_what_the_viewers_take(tmp_path, simulation):
     needed = {
         "M": {"name", "pid", "args"}, "X": {"name", "cat", "pid", "tid", "ts", "dur", "args"},
         "C": {"name", "pid", "ts", "args"}, "s": {"name", "cat", "id", "pid", "tid", "ts"},
-        "f": {"name", "cat", "id", "pid", "tid", "ts", "bp"},
+        "f": {"name", "cat", "id", "pid", "tid", "ts", "bp"}, "b": {"name", "cat", "id", "pid", "ts", "args"},
+        "e": {"name", "cat", "id", "pid", "ts"},
     }  # fmt: skip
     for event in events:
         assert needed[event["ph"]] <= event.keys()
@@ -128,8 +129,14 @@ def test_trace_is_what_the_viewers_take(tmp_path, simulation):
     for curve in simulation.memory:
         counters = [e["args"] for e in events if e["ph"] == "C" and e["pid"] == curve.worker]
         assert max(sum(args.values()) for args in counters) == curve.peak
-    starts = sorted(e["id"] for e in events if e["ph"] == "s")
-    assert starts == sorted(e["id"] for e in events if e["ph"] == "f") == list(range(len(simulation.transfers)))
+    for phase in "sfbe":
+        assert [e["id"] for e in events if e["ph"] == phase] == list(range(len(simulation.transfers)))
+    for arrow in (e for e in events if e["ph"] in "sf"):  # both ends are inside of a box
+        assert any(
+            box["tid"] == arrow["tid"] and box["ts"] <= arrow["ts"] <= box["ts"] + box["dur"] for box in complete
+        )
+    for begin, end in zip(*([e for e in events if e["ph"] == phase] for phase in "sf"), strict=True):
+        assert begin["ts"] < end["ts"] and begin["pid"] != end["pid"]
 
 
 def test_bad_traces(tmp_path):
