@@ -30,7 +30,7 @@ from sparsebp.commands.schedule_options import (
     load,
     stages_of,
 )
-from sparsebp.commands.schedule_tables import COMPARED, compared, print_summary
+from sparsebp.commands.schedule_tables import COMPARED, coloured, compared, print_summary
 from sparsebp.errors import OptionError, SparseBPError
 from sparsebp.files import write_atomically
 from sparsebp.schedule import Simulation, gantt, simulate, text_chart, to_csv, write_csv, write_trace
@@ -192,7 +192,7 @@ def plot(
     schedule = load(file, first, weights)
     simulation = simulate(schedule, costs_from(cost, costs, latency, bandwidth, slowdown), steps=steps)
     if out is None:
-        console().print(text_chart(simulation, width, memory=memory), markup=False)
+        console().print(coloured(text_chart(simulation, width, memory=memory)))
     elif out.suffix == ".txt":
         write_atomically(out, (text_chart(simulation, width, memory=memory) + "\n").encode())
     elif out.suffix == ".json":

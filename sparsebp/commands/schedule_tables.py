@@ -1,11 +1,14 @@
-"""The tables of ``sparsebp schedule``."""
+"""What ``sparsebp schedule`` prints: tables, and a chart in the colours of the pictures."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from rich.text import Text
+
 from sparsebp.bench import report
 from sparsebp.commands.common import console
+from sparsebp.schedule.gantt import COLOURS
 from sparsebp.schedule.summary import most_stale
 
 
@@ -69,3 +72,13 @@ def print_summary(found: dict[str, Any]) -> None:
     if found["per_stage"]:
         out.print()
         out.print(report.text_table(_STAGES, found["per_stage"]), markup=False)
+
+
+def coloured(chart: str) -> Text:
+    """Return a text chart whose boxes have the colours of the pictures, where the terminal has colours."""
+    lines = chart.splitlines()
+    texts = [Text(line) for line in lines]
+    for line, text in zip(lines, texts, strict=True):
+        for kind, colour in COLOURS.items() if line.startswith("worker") else ():
+            text.highlight_regex(f"{kind}[0-9/]*─*", f"black on {colour}")
+    return Text("\n").join(texts)

@@ -110,6 +110,13 @@ def test_plot_as_text_from_a_pipe():
     assert "not a text file" in one_message(invoke("plot", "-", input=b"\xff\xfe"))
 
 
+def test_colours_of_a_terminal():
+    from sparsebp.commands.schedule_tables import coloured
+
+    text = coloured("GPipe: makespan F2\nworker 0  F0─F1·X──B0──\nmemory 0  ▁▁ 3")
+    assert [text.plain[span.start : span.end] for span in text.spans] == ["F0─", "F1", "B0──"]
+
+
 def test_build_for_pytorch(tmp_path):
     options = ["--stages", 2, "--workers", 2, "--microbatches", 2, "--fusion", "backward"]
     assert "0U" in invoke("build", "1f1b", *options).stdout
