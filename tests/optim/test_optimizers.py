@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+
+import numba
 import numpy as np
 import pytest
 import torch
@@ -247,6 +250,34 @@ def test_an_update_takes_the_options_as_they_were_when_it_began():
     optimizer.lr = -1.0
     with pytest.raises(OptionError):
         optimizer.begin()
+
+
+def test_threads_apply_different_names_at_the_same_time():
+    rng = np.random.default_rng(0)
+    params = {f"p{i}": rng.standard_normal(5000) for i in range(24)}
+    copies = {name: p.copy() for name, p in params.items()}
+    grads = {name: rng.standard_normal(5000) for name in params}
+    whole, pieces = optim.Adam(params), optim.Adam(copies)
+    whole.step(grads)
+    update, refused = pieces.begin(), []
+
+    def work(names):
+        numba.set_num_threads(1)  # belongs to the calling thread
+        for name in names:
+            try:
+                update.apply({name: grads[name]})
+            except OptionError:
+                refused.append(name)
+
+    names = list(params)
+    workers = [threading.Thread(target=work, args=(part,)) for part in (names[:14], names[10:])]  # four names twice
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert sorted(refused) == sorted(names[10:14]) and update.remaining == ()
+    for name, param in params.items():
+        np.testing.assert_array_equal(param, copies[name])
 
 
 def test_an_update_refuses_what_does_not_belong():
