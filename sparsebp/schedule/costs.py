@@ -94,7 +94,7 @@ class Costs:
     Raises
     ------
     OptionError
-        The slowdown is below 1 or not finite.
+        The durations are neither a mapping nor a function; the slowdown is below 1 or not finite.
     """
 
     durations: Mapping[Kind, float] | Mapping[Action, float] | Callable[[Action], float] = field(
@@ -105,6 +105,9 @@ class Costs:
     slowdown: float = 1.0
 
     def __post_init__(self) -> None:
+        if not isinstance(self.durations, Mapping) and not callable(self.durations):
+            raise OptionError("The durations say nothing of actions", expected="a mapping or a function",
+                              got=repr(self.durations), remedy="Pass {'F': 1, 'I': 1, 'W': 1}, say")  # fmt: skip
         if not (self.slowdown >= 1 and math.isfinite(self.slowdown)):
             raise OptionError("Streams speed each other up", expected="a finite slowdown of 1 or more",
                               got=self.slowdown, remedy="Pass 1 if they do not disturb each other")  # fmt: skip

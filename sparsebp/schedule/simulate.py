@@ -264,8 +264,8 @@ def simulate(schedule: Schedule, costs: Costs | None = None, *, steps: int = 1) 
     OptionError
         A duration is missing or negative; the costs are of another number of stages; there are no steps.
     """
-    if steps < 1:
-        raise OptionError("There are no steps", expected="1 or more", got=steps, remedy="Raise steps")
+    if not isinstance(steps, int) or steps < 1:
+        raise OptionError("There are no steps", expected="a whole number, 1 or more", got=steps, remedy="Raise steps")
     validate(schedule)
     costs = Costs() if costs is None else costs
     costs.check_stages(schedule.graph)

@@ -205,7 +205,8 @@ def test_nothing_takes_time():
 @pytest.mark.parametrize("make", [
     lambda: Link(-1), lambda: Link(bandwidth=0), lambda: Link(bandwidth=float("nan")), lambda: Link(float("inf")),
     lambda: StageBytes(output=-1), lambda: StageBytes(weights=float("nan")), lambda: StageBytes(saved="much"),
-    lambda: Costs(slowdown=0.5), lambda: Costs(slowdown=float("nan")), lambda: Costs(slowdown=float("inf")),
+    lambda: Costs(1), lambda: Costs(slowdown=0.5),
+    lambda: Costs(slowdown=float("nan")), lambda: Costs(slowdown=float("inf")),
 ])  # fmt: skip
 def test_costs_that_cannot_be(make):
     with pytest.raises(OptionError):
@@ -223,7 +224,7 @@ def test_costs_that_do_not_fit(costs, problem):
         simulate(pipeline(2, 1), costs)
 
 
-@pytest.mark.parametrize("steps", [0, -1])
+@pytest.mark.parametrize("steps", [0, -1, 1.5])
 def test_no_steps(steps):
     with pytest.raises(OptionError, match="steps"):
         simulate(pipeline(2, 1), steps=steps)
