@@ -173,6 +173,8 @@ def test_wrong_arguments_are_refused(backend):
         )
     with pytest.raises(DTypeError, match="out"):
         backend.kernels.square_sums([good], backend.empty(1, np.float32))
+    with pytest.raises(DTypeError, match=r"arrays\[0\]"):
+        backend.kernels.clamp_arrays([backend.array([1, 2], np.int64)] * 2, 1.0)
     with pytest.raises(DTypeError, match=r"arrays\[1\]"):
         backend.kernels.scale_arrays([good, wrong], 2.0)
 

@@ -83,6 +83,14 @@ def test_optimizers_and_schedules(optimizer, lr_schedule):
     assert (len(set(history.lr)) == 1) == (lr_schedule == "constant")
 
 
+@pytest.mark.parametrize("optimizer", ["amsgrad", "adagrad", "adadelta", "rmsprop"])
+def test_every_optimizer_trains(optimizer):
+    run = build(config_for("bitstream", optimizer=optimizer, lr_schedule="constant", **(SMALL | {"epochs": 1})))
+    before = {name: p.copy() for name, p in run.trainer.model.parameters().items()}
+    run.fit()
+    assert any((p != before[name]).any() for name, p in run.trainer.model.parameters().items())
+
+
 def test_long_memories_are_initialised_for_long_sequences_alone():
     long, short = (config_for("bitstream", model="gru", hidden=30, seq_len=t).build_model() for t in (100, 99))
     gate = slice(30, 60)
