@@ -68,6 +68,8 @@ def random_schedule(
     last: tuple[int, str] | None = None
     for action in order:
         stream = "link" if action.kind == "S" and len(streams) > 1 else rng.choice(streams)
+        if graph.updates == "microbatch" and action.kind in "FIBU":  # no update beside those who read the weights
+            stream = streams[action.stage % len(streams)]
         key = home[action.stage], stream
         cells = lanes.setdefault(key, [])
         before = cells[-1] if cells and last == key else None

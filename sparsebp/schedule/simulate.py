@@ -284,4 +284,4 @@ def depth(graph: StepGraph, costs: Costs | None = None) -> float:
     """
     costs = Costs(dict.fromkeys(KINDS, 1.0)) if costs is None else Costs(costs.durations)
     unlimited = Schedule.of(graph, [{str(action): [action] for action in graph.required()}])
-    return simulate(unlimited, costs).makespan
+    return max(Run(unlimited, costs, 1).end)

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from sparsebp.errors import ScheduleError
 from sparsebp.schedule.actions import Action, Kind, actions_of, parts_of
+from sparsebp.schedule.races import find_race
 from sparsebp.schedule.schedule import Schedule
 
 
@@ -15,7 +16,7 @@ def validate(schedule: Schedule) -> None:
     """Refuse a schedule that cannot run.
 
     That all actions are there, once each, and every worker has some, `Schedule` has made sure of. This checks the
-    order: lanes and data needs together must have no cycle.
+    order: lanes and data needs together must have no cycle, and settle which version of the weights each action reads.
 
     Parameters
     ----------
@@ -26,10 +27,11 @@ def validate(schedule: Schedule) -> None:
     ------
     ScheduleError
         Workers or streams wait for each other for ever (the message has the cycle), or an update overwrites weights
-        that a backward has yet to read.
+        that a backward has yet to read, or runs beside an action that reads them.
     """
     stuck = _stuck(schedule, frozenset())
     if not stuck:
+        _check_races(schedule)
         return
     cycle = _cycle(schedule, stuck)
     hazards = _hazards(schedule)
@@ -47,6 +49,16 @@ def validate(schedule: Schedule) -> None:
     raise ScheduleError("The schedule is deadlocked", expected="an order without a cycle", got=waits,
                         remedy="Reorder one of these lanes",
                         actions=(actions_of(schedule.cells.cells[number])[0] for number in cycle[:-1]))  # fmt: skip
+
+
+def _check_races(schedule: Schedule) -> None:
+    race = find_race(schedule)
+    if race is not None:
+        update, reader = (_describe(schedule, schedule.cells.numbers[action]) for action in race)
+        raise ScheduleError(
+            "Weights are updated while they may be read", expected="one of the two to wait for the other",
+            got=f"{update} beside {reader}", remedy="Put both into one lane", actions=race,
+        )  # fmt: skip
 
 
 def _stuck(schedule: Schedule, ignored: Collection[tuple[int, int]]) -> set[int]:

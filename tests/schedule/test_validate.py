@@ -19,7 +19,7 @@ def refused(graph: StepGraph, *workers) -> str:
     schedule = Schedule.of(graph, workers)
     with pytest.raises(ScheduleError) as caught:
         validate(schedule)
-    with pytest.raises(ScheduleError, match=r"deadlocked|overwritten"):
+    with pytest.raises(ScheduleError, match=r"deadlocked|overwritten|may be read"):
         simulate(schedule)
     return str(caught.value)
 
@@ -78,3 +78,35 @@ def test_old_versions_may_be_kept_or_given_up():
         validate(
             Schedule.of(StepGraph(2, 1, updates="microbatch", weights=weights), [lane("0F0 1F0 1W0 1U0 1I0 0W0 0U0")])
         )
+
+
+ASYNCHRONOUS = StepGraph(2, 2, updates="microbatch", weights="latest")
+
+
+def test_updates_beside_readers():
+    message = refused(StepGraph(1, 2, updates="microbatch", weights="stashed"),
+                      {"main": lane("0F0 0B0 0F1 0B1"), "sub": lane("0U0 0U1")})  # fmt: skip
+    assert message == (
+        "Weights are updated while they may be read. Expected one of the two to wait for the other. Got 0U0 (worker 0, "
+        "sub, 1st) beside 0F1 (worker 0, main, 3rd). Put both into one lane."
+    )
+
+
+def test_updates_in_another_lane_that_the_readers_wait_for():
+    """1W0 follows 0U0, 1U0 needs 1W0, and 0F1 follows 1U0."""
+    sub = lane("0W0 0U0 1W0 0W1 0U1 1W1")
+    validate(Schedule.of(ASYNCHRONOUS, [{"main": lane("0F0 1F0 1I0 1U0 0F1 1F1 1I1 1U1"), "sub": sub}]))
+    message = refused(ASYNCHRONOUS, {"main": lane("0F0 1F0 1I0 0F1 1U0 1F1 1I1 1U1"), "sub": sub})
+    assert "0U0 (worker 0, sub, 2nd) beside 0F1 (worker 0, main, 4th)" in message
+
+
+def test_stashed_weights_are_not_read_by_the_backward():
+    streams = {
+        "main": lane("0F0 1F0 1W0 1U0 0F1 1F1 1W1 1U1"),
+        "sub": lane("1I0 0W0 1I1 0W1"),
+        "third": lane("0U0 0U1"),
+    }
+    refused(ASYNCHRONOUS, streams)
+    streams["main"] += streams.pop("third")
+    assert "1U0 (worker 0, main, 4th) beside 1I0 (worker 0, sub, 1st)" in refused(ASYNCHRONOUS, streams)
+    validate(Schedule.of(StepGraph(2, 2, updates="microbatch", weights="stashed"), [streams]))
