@@ -52,6 +52,75 @@ def test_events_respect_lanes_needs_and_transfers(case, steps):
                            for need in schedule.graph.carried(part) if need in schedule)  # fmt: skip
 
 
+@given(cases(), st.integers(1, 2))
+def test_cells_and_transfers_start_as_soon_as_they_can(case, steps):
+    schedule, costs = case
+    schedule = replace(schedule, recomputed=frozenset())
+    found = simulate(schedule, costs, steps=steps)
+    arrivals = {(sent.source, sent.receiver, sent.step): sent.end for sent in found.transfers}
+    lane_end = [0.0] * len(schedule.lanes)
+    for event in found.events:
+        worker = schedule.lanes[event.lane].worker
+        expected, parts = [lane_end[event.lane]], parts_of(event.cell)
+        for part in parts:
+            for need in schedule.graph.predecessors(part):
+                if need in schedule and need not in parts:
+                    away = schedule.lane_of(need).worker != worker
+                    expected.append(arrivals[need, worker, event.step] if away else found.end(need, event.step))
+            if event.step > 0:
+                before = [need for need in schedule.graph.carried(part) if need in schedule]
+                expected += [found.end(need, event.step - 1) for need in before]
+        assert event.start == max(expected)
+        lane_end[event.lane] = event.end
+    free: dict[tuple[int, int], float] = {}
+    for sent in found.transfers:  # sorted by start, so in the order of their link
+        pair = sent.sender, sent.receiver
+        boundary = sent.source.stage - (sent.source.kind == "I")
+        sending = costs.bytes_of(boundary).output / costs.link.bandwidth
+        assert sent.start == max(found.end(sent.source, sent.step), free.get(pair, 0.0))
+        assert sent.end == sent.start + sending + costs.link.latency
+        free[pair] = sent.start + sending
+
+
+@given(cases())
+def test_memory_at_every_moment(case):
+    """What is kept, counted moment by moment from the events alone, for one step that begins with its forwards."""
+    schedule, costs = case
+    graph = schedule.graph
+    if graph.first != "F" or schedule.recomputed or graph.weights == "stashed":
+        return
+    found = simulate(schedule, costs)
+    for curve in found.memory:
+        for at, (begin, end) in enumerate(pairwise([*curve.times, found.makespan])):
+            now = (begin + end) / 2
+            if begin >= end:
+                continue
+            saved = held = gradients = 0.0
+            for stage in (stage for stage, worker in enumerate(schedule.allocation) if worker == curve.worker):
+                size = costs.bytes_of(stage)
+                applied = [found.end(action) for action in schedule if action.kind == "U" and action.stage == stage]
+                begun = []
+                for m in range(graph.microbatches):
+                    both = (Action(stage, "I", m), Action(stage, "W", m))
+                    users = [action for action in both if action in schedule]
+                    if not users:
+                        continue
+                    over = max(map(found.end, users))
+                    saved += size.saved * (found.start(Action(stage, "F", m)) <= now < over)
+                    maker = Action(stage + 1, "I", m)
+                    made = min(map(found.start, users))
+                    if stage + 1 < graph.stages:
+                        sent = [transfer.end for transfer in found.transfers if transfer.source == maker]
+                        made = sent[0] if sent else found.start(maker)
+                    held += size.output * (made <= now < over)
+                    if graph.updates == "microbatch" and graph.weighted(stage):
+                        gradients += size.weights * (found.start(both[1]) <= now < found.end(Action(stage, "U", m)))
+                    elif graph.weighted(stage):
+                        begun.append(found.start(both[1]))
+                gradients += size.weights * bool(begun and min(begun) <= now < min(applied, default=math.inf))
+            assert (curve.saved[at], curve.output_gradients[at], curve.weight_gradients[at]) == (saved, held, gradients)
+
+
 @given(cases())
 def test_makespan_lies_between_the_longest_chain_and_the_serial_sum(case):
     schedule, costs = case
