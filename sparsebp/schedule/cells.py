@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from sparsebp.schedule.actions import Action, Cell, parts_of
 
@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from sparsebp.schedule.schedule import Schedule
 
 
-@dataclass(frozen=True)
-class Send:
+class Send(NamedTuple):
     """Data that one worker sends to another.
 
     Attributes
@@ -83,7 +82,7 @@ def cell_graph(schedule: Schedule) -> CellGraph:
     graph = CellGraph(cells, lanes, numbers, first, [[] for _ in cells], {}, [0] * len(cells))
     weights = _weights(schedule, graph) if schedule.graph.first != "F" else [[]] * schedule.graph.stages
     workers = [schedule.lanes[lane].worker for lane in lanes]
-    sent: dict[tuple[Action, int], Send] = {}
+    sent: dict[Action, Send] = {}  # all readers are on one worker, as those of a stage are
     inputs = schedule.graph.inputs
     for number, cell in enumerate(cells):
         worker = workers[number]
@@ -94,9 +93,9 @@ def cell_graph(schedule: Schedule) -> CellGraph:
                 if workers[source] == worker:
                     local.add(source)
                     continue
-                send = sent.get((needed, worker))
+                send = sent.get(needed)
                 if send is None:
-                    send = sent[needed, worker] = Send(needed, worker, [])
+                    send = sent[needed] = Send(needed, worker, [])
                     graph.sends.setdefault(source, []).append(send)
                 if not send.readers or send.readers[-1] != number:
                     send.readers.append(number)

@@ -70,6 +70,7 @@ class Run:
                          if isinstance(cell, Action) and cell.kind == "U"}  # fmt: skip
         self._forward_version: dict[tuple[int, int, int], int] = {}
         self._workers = [schedule.lanes[lane].worker for lane in graph.lanes]
+        self._sending = [costs.bytes_of(stage).output / costs.link.bandwidth for stage in range(len(self.updates))]
         self._link_free: dict[tuple[int, int], tuple[float, int]] = {}
         self._heap: list[tuple[float, int]] = []
         self._recompute = _Recomputation(schedule, costs)
@@ -146,19 +147,20 @@ class Run:
                 ready.append(base + reader)
 
     def _send(self, send: Send, entry: int, now: float, ready: list[int]) -> None:
-        link, pair = self.costs.link, (self._workers[entry % self.count], send.receiver)
+        pair = self._workers[entry % self.count], send.receiver
         free, last = self._link_free.get(pair, (now, -1))
         begin = max(now, free)
-        until = begin + self.costs.bytes_of(send.boundary).output / link.bandwidth
+        until = begin + self._sending[send.boundary]
+        end = until + self.costs.link.latency
         transfer = len(self.sends)
         self._link_free[pair] = until, transfer
         self.sends.append(send)
         self.send_begin.append(begin)
-        self.send_end.append(until + link.latency)
+        self.send_end.append(end)
         self.send_entry.append(entry)
         self.send_cause.append(last if begin > now else None)
-        if self.send_end[transfer] > now:
-            heappush(self._heap, (self.send_end[transfer], len(self.begin) + transfer))
+        if end > now:
+            heappush(self._heap, (end, len(self.begin) + transfer))
         else:
             self._arrive(transfer, ready)
 
