@@ -68,7 +68,34 @@ def short_products(flops: float) -> contextlib.AbstractContextManager[None]:
     flops
         Floating-point operations of all products inside together; nothing changes from `SHORT` on.
     """
-    return _one_blas_thread() if flops < SHORT else contextlib.nullcontext()
+    return one_blas_thread() if flops < SHORT else contextlib.nullcontext()
+
+
+_local = threading.local()
+
+
+@contextlib.contextmanager
+def serial_kernels() -> Iterator[None]:
+    """Run the kernels that the calling thread starts inside the ``with`` block on that thread alone.
+
+    For threads that compute side by side: the parallel regions of some of Numba's threading layers must not be entered
+    by two threads at once.
+    """
+    import numba
+
+    count, before = numba.get_num_threads(), serial()
+    numba.set_num_threads(1)
+    _local.serial = True
+    try:
+        yield
+    finally:
+        numba.set_num_threads(count)
+        _local.serial = before
+
+
+def serial() -> bool:
+    """Say whether the calling thread is inside `serial_kernels`."""
+    return getattr(_local, "serial", False)
 
 
 _lock = threading.Lock()
@@ -77,7 +104,8 @@ _before: list[int] = []
 
 
 @contextlib.contextmanager
-def _one_blas_thread() -> Iterator[None]:
+def one_blas_thread() -> Iterator[None]:
+    """Run NumPy's matrix products on one thread each, inside the ``with`` block, in all threads of the process."""
     # The number of threads belongs to the process: the first to enter saves it, the last to leave brings it back.
     global _inside, _before  # noqa: PLW0603
     with _lock:

@@ -112,6 +112,10 @@ class Layer(abc.ABC):
                 name = f"{prefix}.{key}" if prefix else key
                 yield name, array, first.setdefault(id(array), name)
 
+    def shared_names(self) -> dict[str, str]:
+        """Return the name that `parameters` uses for every name of a parameter in `state_dict`."""
+        return {name: first for name, _, first in self._named_parameters()}
+
     def _summed(self, grads: Mapping[str, Array]) -> dict[str, Array]:
         """Return gradients in the order of `parameters`; those of a parameter that is there more than once are added.
 

@@ -23,7 +23,22 @@ class RunInfo:
 
 
 class Callback:
-    """Base: every event does nothing. Override those of interest."""
+    """Base: every event does nothing. Override those of interest.
+
+    Attributes
+    ----------
+    reads_model
+        Whether it looks at the model or the optimizer when it is told of an event. With updates that are put off
+        (``Trainer(fusion="forward")``) they are then done before; a callback that does not look leaves them where they
+        are.
+    """
+
+    reads_model = True
+
+    def sees_model(self, event: str) -> bool:
+        """Whether it looks at the model at this event: it must have something to do then."""
+        name = f"on_{event}"
+        return self.reads_model and (name in vars(self) or getattr(type(self), name) is not getattr(Callback, name))
 
     def on_start(self, info: RunInfo) -> None:
         """Training is about to start or to go on."""
@@ -57,6 +72,8 @@ class ProgressBar(Callback):
     MissingDependencyError
         rich is not installed.
     """
+
+    reads_model = False
 
     def __init__(self, console: Any = None) -> None:
         try:
@@ -107,6 +124,8 @@ class ProgressBar(Callback):
 
 class JsonLines(Callback):
     """One JSON object a line: ``start``, one ``epoch`` each, ``end``. Values that are not finite become null."""
+
+    reads_model = False
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,13 @@ from sparsebp import backend
 from sparsebp.data.dataset import Dataset, epoch_order
 from sparsebp.errors import OptionError, ShapeError
 from sparsebp.files import prepare_folder
-from sparsebp.optim.clip import clip_grad_norm, global_norm
+from sparsebp.schedule import Schedule
 from sparsebp.train import finite
 from sparsebp.train.callbacks import Callback, RunInfo
 from sparsebp.train.checkpoint import FILE_NAME, PREVIOUS_NAME, load_checkpoint, save_checkpoint
 from sparsebp.train.history import EpochRecord, History
+from sparsebp.train.orders import Fusion, check_order
+from sparsebp.train.runner import Runner, accuracy
 from sparsebp.train.state import pack, restore
 from sparsebp.types import Array, Seed
 
@@ -34,12 +35,27 @@ class Trainer:
     loss
         ``forward(prediction, target) -> (value, saved)`` with the mean over the batch, and ``input_grad(saved)``.
     optimizer
-        ``step(grads)``, ``lr``, ``state_dict``, ``load_state_dict``; built on ``model.parameters()``.
+        ``begin()``, ``lr``, ``state_dict``, ``load_state_dict``, as `sparsebp.optim.Optimizer` has them; built on
+        ``model.parameters()``.
     lr_scheduler
         A learning-rate schedule of `sparsebp.optim`, advanced after every step; None keeps the rate.
         `ReduceLROnPlateau` is advanced after every epoch, with the validation loss (without one, the training loss).
     clip_norm
         Largest Euclidean norm of all gradients together; None does not clip.
+    fusion
+        Where the optimizer's updates go (Jiang et al., "Optimizer fusion", 2021); the results are the same.
+        ``"none"``: after all gradients, in one call. ``"forward"``: each right before the parameter's next use, and
+        before anything else could see it: evaluation, checkpoints, callbacks that read the model, the end of `fit` in
+        whichever way. ``"backward"``: each as soon as its gradient is complete and nothing reads the old value, and
+        the gradient's memory is given back at once; not with `clip_norm`, which needs all gradients.
+    accumulate
+        Micro-batches that a step's samples are split into, one after the other: the memory of a smaller batch, with
+        the gradients of the mean over the whole one (layers that look at a batch as a whole, as `BatchNorm2d`, see
+        the micro-batches).
+    schedule
+        The order of a step's actions: ``"conventional"``, ``"ooo"`` (weight gradients on a second stream, out of
+        order; Oh et al. 2022), a `sparsebp.schedule.Schedule` of one worker, or the path of one in action CSV. The
+        last two place the updates themselves, so `fusion` stays ``"none"``.
     callbacks
         See `sparsebp.train.callbacks`.
     checkpoint_dir
@@ -55,7 +71,8 @@ class Trainer:
     Raises
     ------
     OptionError
-        `clip_norm` or `checkpoint_every` is not positive, or the seed is negative.
+        `clip_norm`, `accumulate` or `checkpoint_every` is not positive, `fusion` or `schedule` is unknown or does not
+        go with the other options, or the seed is negative.
     """
 
     def __init__(
@@ -66,6 +83,9 @@ class Trainer:
         *,
         lr_scheduler: Any = None,
         clip_norm: float | None = None,
+        fusion: Fusion = "none",
+        accumulate: int = 1,
+        schedule: str | os.PathLike[str] | Schedule = "conventional",
         callbacks: Sequence[Callback] = (),
         checkpoint_dir: str | os.PathLike[str] | None = None,
         checkpoint_every: int | None = None,
@@ -78,12 +98,15 @@ class Trainer:
                     f"{name} is not positive", expected="more than 0, or None", got=value, remedy=f"Raise {name}"
                 )
         self.model, self.loss, self.optimizer, self.lr_scheduler = model, loss, optimizer, lr_scheduler
+        self.fusion, self.accumulate, self.schedule = fusion, accumulate, schedule
+        self._runner: Runner | None = None
         self.clip_norm, self.checkpoint_every = clip_norm, checkpoint_every
         self._waits_for_epochs = getattr(lr_scheduler, "needs_metric", False)
         self.callbacks = tuple(callbacks)
         self.checkpoint_dir = None if checkpoint_dir is None else Path(checkpoint_dir)
         self.config = dict(config or {})
         self.history = History()
+        check_order(fusion, accumulate, schedule, clip_norm)
         self._seed_given = isinstance(rng, int | np.integer)
         self.seed = int(rng) if isinstance(rng, int | np.integer) else _draw_seed(rng)
         if self.seed < 0:
@@ -121,8 +144,11 @@ class Trainer:
         NonFiniteError
             A loss, a gradient or a parameter is NaN or infinite; the message names the step and the place. The last
             good checkpoint is left as it was.
+        ScheduleError
+            The schedule cannot run.
         OptionError, ShapeError
-            `epochs` is negative, `batch_size` is not positive, the data set is empty, or `resume` without a folder.
+            The schedule is not one of the model, `epochs` is negative, `batch_size` is not positive, the data set is
+            empty, or `resume` without a folder.
         FileFormatError
             The checkpoint is damaged, foreign, or of another run.
         OutputError
@@ -138,18 +164,22 @@ class Trainer:
         shape = {"batch_size": batch_size, "samples": len(dataset)}
         epoch, batch = self._start(shape, resume=resume)
         steps = -(-len(dataset) // batch_size)
+        runner = self._runner = Runner(self)
         self._tell("start", RunInfo(epochs, steps, self.history.steps, resumed=self.history.steps > 0))
         try:
             for e in range(epoch, epochs):
-                self._run_epoch(dataset, validation, e, batch if e == epoch else 0, shape)
+                self._run_epoch(runner, dataset, validation, e, batch if e == epoch else 0, shape)
             self._tell("end", self.history)
         finally:
+            runner.close()
+            self._runner = None
             self._tell("close")
         return self.history
 
     def evaluate(self, dataset: Dataset, *, batch_size: int = 100) -> tuple[float, float | None]:
         """Return the mean loss over `dataset` and, for class targets, the share of samples classified right."""
         _check_fit(dataset, epochs=0, batch_size=batch_size)
+        self._flush()
         _mode(self.model, "eval")
         total = correct = 0.0
         for start in range(0, len(dataset), batch_size):
@@ -158,24 +188,26 @@ class Trainer:
             prediction, _ = self.model.forward(x)
             value, _ = self.loss.forward(prediction, target)
             total += value * len(indices)
-            correct += _accuracy(prediction, target) * len(indices)
+            correct += accuracy(prediction, target) * len(indices)
         _mode(self.model, "train")
         return total / len(dataset), None if math.isnan(correct) else correct / len(dataset)
 
     # ---- one epoch, one step -------------------------------------------------------------------------------------
 
     def _run_epoch(
-        self, dataset: Dataset, validation: Dataset | None, epoch: int, first: int, shape: dict[str, int]
-    ) -> EpochRecord:
+        self, runner: Runner, dataset: Dataset, validation: Dataset | None, epoch: int, first: int,
+        shape: dict[str, int],
+    ) -> EpochRecord:  # fmt: skip
         size = shape["batch_size"]
         order = epoch_order(len(dataset), seed=self.seed, epoch=epoch)
         steps = -(-len(dataset) // size)
         _mode(self.model, "train")
         for batch in range(first, steps):
-            with np.errstate(over="ignore", invalid="ignore"):  # found by the checks, which say where
-                self._step(*dataset.batch(order[batch * size : (batch + 1) * size]), epoch=epoch)
+            indices = order[batch * size : (batch + 1) * size]
+            parts = np.array_split(indices, min(self.accumulate, len(indices)))
+            runner.step([dataset.batch(part) for part in parts], epoch)
             every = self.checkpoint_every
-            if every is not None and self.history.steps % every == 0 and batch + 1 < steps:
+            if every is not None and runner.begun % every == 0 and batch + 1 < steps:
                 self._save(epoch, batch + 1, shape)
         self._check_parameters(epoch)
         result = None if validation is None else self.evaluate(validation)
@@ -185,32 +217,6 @@ class Trainer:
         self._save(epoch + 1, 0, shape)
         self._tell("epoch", record)
         return record
-
-    def _step(self, x: np.ndarray, target: np.ndarray, *, epoch: int) -> None:
-        started = time.perf_counter()
-        step = self.history.steps
-        x, target = self._to_model((x, target))
-        prediction, saved = self.model.forward(x)
-        value, loss_saved = self.loss.forward(prediction, target)
-        value = float(value)  # synchronize!
-        if not math.isfinite(value):
-            raise finite.loss_error(step, epoch, value, self.model, x, target, prediction, self._last_good())
-        grads = self.model.weight_grad(self.loss.input_grad(loss_saved), saved)
-        norm = global_norm(grads)  # synchronize!
-        if not math.isfinite(norm):
-            raise finite.gradient_error(step, epoch, grads, self._last_good())
-        if self.clip_norm is not None:
-            clip_grad_norm(grads, self.clip_norm, norm=norm)
-        lr = float(self.optimizer.lr)
-        self.optimizer.step(grads)
-        if self.lr_scheduler is not None and not self._waits_for_epochs:
-            self.lr_scheduler.step()
-        accuracy = _accuracy(prediction, target)
-        seconds = time.perf_counter() - started
-        self.history.add_step(
-            loss=value, accuracy=accuracy, grad_norm=norm, lr=lr, seconds=seconds, samples=len(target)
-        )
-        self._tell("step", self.history)
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 
@@ -239,6 +245,7 @@ class Trainer:
         self._tell("checkpoint", path)
 
     def _check_parameters(self, epoch: int) -> None:
+        self._flush()
         names = finite.nonfinite(self.model.parameters())
         if names:
             raise finite.parameter_error(self.history.steps, epoch, names, self._last_good())
@@ -254,7 +261,14 @@ class Trainer:
         device = backend.device_of(next(iter(self.model.parameters().values())))
         return backend.to_device(batch[0], device), backend.to_device(batch[1], device)
 
+    def _flush(self) -> None:
+        """Do what the schedule has left over: the model is then what the history says."""
+        if self._runner is not None:
+            self._runner.flush()
+
     def _tell(self, event: str, *args: Any) -> None:
+        if any(callback.sees_model(event) for callback in self.callbacks):
+            self._flush()
         for callback in self.callbacks:
             getattr(callback, f"on_{event}")(*args)
 
@@ -277,10 +291,3 @@ def _mode(model: Any, mode: str) -> None:
     switch = getattr(model, mode, None)
     if switch is not None:
         switch()
-
-
-def _accuracy(prediction: Array, target: Array) -> float:
-    """Return the share of rows whose largest entry is at the target; NaN for targets that are not classes."""
-    if target.dtype.kind != "i" or prediction.ndim != target.ndim + 1:
-        return math.nan
-    return float((prediction.argmax(axis=-1) == target).mean())  # synchronize!

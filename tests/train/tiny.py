@@ -64,17 +64,30 @@ class TinyLoss:
         return grad / p.dtype.type(len(target))
 
 
+class TinyUpdate:
+    def __init__(self, optimizer, lr):
+        self.optimizer, self.lr, self.remaining = optimizer, lr, tuple(optimizer.params)
+
+    def apply(self, grads):
+        for name, grad in grads.items():
+            array, buffer = self.optimizer.params[name], self.optimizer.buffers[name]
+            buffer *= array.dtype.type(0.9)
+            buffer += grad
+            array[...] -= array.dtype.type(self.lr) * buffer
+        self.remaining = tuple(name for name in self.remaining if name not in grads)
+
+
 class TinyMomentum:
     def __init__(self, params, lr=0.1):
         self.params, self.lr, self.count = params, lr, 0
         self.buffers = {name: np.zeros_like(array) for name, array in params.items()}
 
     def step(self, grads):
+        self.begin().apply(grads)
+
+    def begin(self):
         self.count += 1
-        for name, array in self.params.items():
-            self.buffers[name] *= array.dtype.type(0.9)
-            self.buffers[name] += grads[name]
-            array[...] -= array.dtype.type(self.lr) * self.buffers[name]
+        return TinyUpdate(self, self.lr)
 
     def state_dict(self):
         buffers = {f"buffer.{name}": array for name, array in self.buffers.items()}

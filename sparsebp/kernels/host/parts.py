@@ -11,6 +11,7 @@ from typing import Any
 import numba
 import numpy as np
 
+from sparsebp.threads import serial
 from sparsebp.types import Array
 
 SCALAR_GRAIN = 1 << 15
@@ -26,9 +27,13 @@ PARALLEL: dict[str, Any] = {**SERIAL, "parallel": True}
 
 
 def parts_for(work: int, vectors: bool = True) -> int:
-    """Return into how many parts `work` elementary operations are split; 1 stands for no parallel region."""
+    """Return into how many parts `work` elementary operations are split; 1 stands for no parallel region.
+
+    Parts are of independent results, so their number does not change any: threads that compute side by side
+    (`sparsebp.threads.serial_kernels`) each take one.
+    """
     grain = VECTOR_GRAIN if vectors else SCALAR_GRAIN
-    return 1 if work < 2 * grain else min(MAX_PARTS, work // grain)
+    return 1 if work < 2 * grain or serial() else min(MAX_PARTS, work // grain)
 
 
 @numba.njit(**SERIAL)

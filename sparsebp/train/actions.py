@@ -1,0 +1,226 @@
+"""What an executor does for each action of a schedule, and what a step holds between its actions.
+
+Everything that one action leaves for others has a place of its own for each reader, who empties it: an array is freed
+as soon as its last reader is done, in whichever order and on whichever thread they run.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from sparsebp.optim.clip import clip_grad_norm, squared_norms, total_norm
+from sparsebp.train.stages import Stages
+from sparsebp.types import Array
+
+Batch: TypeAlias = tuple[Array, Array]
+Run: TypeAlias = Callable[["Step"], None]
+
+
+class Step:
+    """The state of one training step: activations, gradients, the update, and what is reported of it.
+
+    Attributes
+    ----------
+    batches
+        Input and target of every micro-batch.
+    tag
+        The caller's, to know the step by.
+    shares
+        The share of the step's samples that each micro-batch has.
+    values, predictions
+        Loss and output of every micro-batch.
+    grads
+        Gradients by the name of the parameter, until they are used.
+    squares
+        The sum of squares of each gradient that has been looked at.
+    update
+        The optimizer's update, from the last loss on.
+    events, aborted
+        What streams tell each other: what is done, and that nothing more is to be done.
+    """
+
+    __slots__ = ("aborted", "batches", "events", "flow", "for_input", "for_weights", "grads", "gy_input", "gy_weights",
+                 "predictions", "shapes", "shares", "squares", "tag", "update", "values")  # fmt: skip
+
+    def __init__(self, batches: Sequence[Batch], stages: int, tag: Any) -> None:
+        count = len(batches)
+        samples = [len(target) for _, target in batches]
+        self.batches, self.tag = batches, tag
+        self.shares = [n / sum(samples) for n in samples]
+        self.flow: list[Any] = [x for x, _ in batches]
+        self.values = [math.nan] * count
+        self.predictions: list[Any] = [None] * count
+        self.for_input, self.for_weights, self.gy_input, self.gy_weights, self.shapes = (
+            [[None] * stages for _ in range(count)] for _ in range(5)
+        )
+        self.grads: dict[str, Array] = {}
+        self.squares: dict[str, float] = {}
+        self.update: Any = None
+        self.events: Sequence[threading.Event] = ()
+        self.aborted = False
+
+    @property
+    def loss(self) -> float:
+        """The mean loss over all samples of the step."""
+        if len(self.values) == 1:
+            return self.values[0]
+        return sum(share * value for share, value in zip(self.shares, self.values, strict=True))
+
+    def norm(self, names: Sequence[str]) -> float:
+        """Return the Euclidean norm of all gradients, before clipping; `names` says the order of summation."""
+        return total_norm(self.squares[name] for name in names)
+
+
+class Watch:
+    """Looks at what an executor computes, and raises where training must stop. This one raises nothing."""
+
+    def loss(self, step: Step, m: int, value: float) -> None:
+        """The loss of micro-batch `m` is there."""
+
+    def gradients(self, step: Step, grads: dict[str, Array]) -> None:
+        """The sum of squares of one of these gradients is not finite."""
+
+
+class Actions:
+    """Makes the functions that the actions of a schedule stand for.
+
+    Parameters
+    ----------
+    stages, loss, optimizer
+        What is trained, and by what.
+    clip_norm
+        Largest norm of all gradients together; only `gather` heeds it.
+    watch
+        Is told of losses and of gradients that are not finite.
+    """
+
+    def __init__(self, stages: Stages, loss: Any, optimizer: Any, clip_norm: float | None, watch: Watch) -> None:
+        self.stages, self.loss, self.optimizer = stages, loss, optimizer
+        self.clip_norm, self.watch = clip_norm, watch
+
+    def forward(self, number: int, m: int, count: int) -> Run:
+        """F. The last stage's computes the loss and its gradient, and the last micro-batch's opens the update."""
+        layer, weighted = self.stages[number].layer, bool(self.stages[number].parameters)
+        wants_input, scans, last = number > self.stages.first, self.stages.scans, number == len(self.stages) - 1
+        finish = self._loss(m, count) if last else None
+
+        def run(step: Step) -> None:
+            x = step.flow[m]
+            y, saved = layer.forward(x)
+            step.flow[m] = y
+            if wants_input:
+                step.for_input[m][number] = saved
+                if scans:
+                    step.shapes[m][number] = x.shape
+            if weighted:
+                step.for_weights[m][number] = saved
+            if finish is not None:
+                del x, saved
+                finish(step)
+
+        return run
+
+    def _loss(self, m: int, count: int) -> Run:
+        loss, place = self.loss, self._place
+
+        def run(step: Step) -> None:
+            prediction, step.flow[m] = step.flow[m], None
+            step.predictions[m] = prediction
+            value, saved = loss.forward(prediction, step.batches[m][1])
+            step.values[m] = float(value)  # synchronize!
+            self.watch.loss(step, m, step.values[m])
+            gy = loss.input_grad(saved)
+            if count > 1:  # the mean over the step's samples is that of the micro-batches' means, by their sizes
+                gy = gy * gy.dtype.type(step.shares[m])
+            place(step, m, len(self.stages) - 1, gy)
+            if m == count - 1:
+                step.update = self.optimizer.begin()
+
+        return run
+
+    def _place(self, step: Step, m: int, number: int, gy: Array) -> None:
+        """Put the gradient at the output of a stage where its readers look."""
+        if number > self.stages.first:
+            step.gy_input[m][number] = gy
+        if self.stages[number].parameters:
+            step.gy_weights[m][number] = gy
+
+    def input_grad(self, number: int, m: int) -> Run:
+        """I, of a stage behind the first one with parameters."""
+        layer, place = self.stages[number].layer, self._place
+
+        def run(step: Step) -> None:
+            gy = step.gy_input[m][number]
+            if gy is None:  # done before an interruption
+                return
+            place(step, m, number - 1, layer.input_grad(gy, step.for_input[m][number]))
+            step.gy_input[m][number] = step.for_input[m][number] = None
+
+        return run
+
+    def scan(self, m: int) -> Run:
+        """All I of a micro-batch at once: a scan in their place."""
+        stages, begin = self.stages, self.stages.first + 1
+
+        def run(step: Step) -> None:
+            saved, gy = step.for_input[m][begin:], step.gy_input[m][-1]
+            if gy is None:  # done before an interruption
+                return
+            step.for_input[m] = [None] * len(stages)
+            step.gy_input[m] = [None] * len(stages)
+            gradients = stages.model.stage_gradients(begin, saved, step.shapes[m][begin:], gy)
+            for number, gradient in enumerate(gradients, begin - 1):
+                if stages[number].parameters:
+                    step.gy_weights[m][number] = gradient
+
+        return run
+
+    def weight_grad(self, number: int, m: int) -> Run:
+        """W: gradients of further micro-batches, and of further uses of a shared parameter, are added."""
+        stage = self.stages[number]
+
+        def run(step: Step) -> None:
+            gy = step.gy_weights[m][number]
+            if gy is None:  # done before an interruption
+                return
+            grads = stage.layer.weight_grad(gy, step.for_weights[m][number])
+            step.gy_weights[m][number] = step.for_weights[m][number] = None
+            for key, grad in grads.items():
+                name = stage.parameters[key]
+                if name in step.grads:
+                    step.grads[name] += grad
+                else:
+                    step.grads[name] = grad
+
+        return run
+
+    def gather(self, step: Step) -> None:
+        """Look at all gradients together, before any of them is used, and clip them."""
+        if step.squares:  # done before an interruption
+            return
+        grads = step.grads = {name: step.grads[name] for name in self.stages.names}
+        self._look(step, grads)
+        if self.clip_norm is not None:
+            clip_grad_norm(grads, self.clip_norm, norm=step.norm(self.stages.names))
+
+    def update(self, names: Sequence[str], *, gathered: bool) -> Run:
+        """U: update some parameters, and give their gradients back. Without `gather` each is looked at here."""
+
+        def run(step: Step) -> None:
+            grads = {name: step.grads[name] for name in names}
+            if not gathered:
+                self._look(step, grads)
+            step.update.apply(grads)
+            for name in names:
+                del step.grads[name]
+
+        return run
+
+    def _look(self, step: Step, grads: dict[str, Array]) -> None:
+        squares = squared_norms(grads)
+        step.squares.update(squares)
+        if not all(map(math.isfinite, squares.values())):
+            self.watch.gradients(step, grads)

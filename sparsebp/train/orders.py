@@ -1,0 +1,45 @@
+"""From the trainer's options to the schedule of a step."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, get_args
+
+from sparsebp.errors import OptionError
+from sparsebp.schedule import Schedule
+from sparsebp.schedule.builders import Fusion, conventional
+from sparsebp.train.stages import Stages
+
+__all__ = ["Fusion", "check_order", "order_of"]
+
+
+def check_order(fusion: Any, accumulate: int, schedule: Any, clip_norm: float | None) -> None:
+    """Refuse options that do not go together, before there is a model to run.
+
+    Raises
+    ------
+    OptionError
+        The message says which, and why.
+    """
+    if fusion not in get_args(Fusion):
+        raise OptionError("Unknown fusion", expected=" or ".join(map(repr, get_args(Fusion))), got=repr(fusion),
+                          remedy="Pass one of them")  # fmt: skip
+    if not accumulate >= 1:
+        raise OptionError("accumulate is too small", expected="1 or more", got=accumulate, remedy="Raise accumulate")
+    if fusion == "backward" and clip_norm is not None:
+        raise OptionError(
+            "Backward-fusion updates before the norm of all gradients is known", expected="clip_norm=None",
+            got=clip_norm, remedy="Use fusion='forward', which clips by the norm, or leave clip_norm out",
+        )  # fmt: skip
+    if schedule != "conventional" and fusion != "none":
+        raise OptionError("A schedule places the updates itself", expected="fusion='none' beside it",
+                          got=repr(fusion), remedy="Leave fusion out, or use schedule='conventional'")  # fmt: skip
+
+
+def order_of(
+    stages: Stages, fusion: Fusion, accumulate: int, schedule: str | os.PathLike[str] | Schedule
+) -> Schedule:  # fmt: skip
+    """Return the schedule that the trainer's options ask for; `check_order` has seen them."""
+    if isinstance(schedule, Schedule):
+        return schedule
+    return conventional(stages=len(stages), microbatches=accumulate, fusion=fusion, unweighted=stages.unweighted)
