@@ -119,13 +119,14 @@ class Layer(abc.ABC):
     def _summed(self, grads: Mapping[str, Array]) -> dict[str, Array]:
         """Return gradients in the order of `parameters`; those of a parameter that is there more than once are added.
 
-        `grads` has one entry a use, by the name that the parameter has there.
+        `grads` has one entry a use, by the name that the parameter has there. The last use comes first, as in a
+        backward pass.
         """
+        names = [(name, first) for name, _, first in self._named_parameters() if name in grads]
         total: dict[str, Array] = {}
-        for name, _, first in self._named_parameters():
-            if name in grads:
-                total[first] = total[first] + grads[name] if first in total else grads[name]
-        return total
+        for name, first in reversed(names):
+            total[first] = total[first] + grads[name] if first in total else grads[name]
+        return {first: total[first] for _, first in names}
 
     def generators(self) -> dict[str, np.random.Generator]:
         """Return the random generators that `forward` draws from, by dotted layer name.

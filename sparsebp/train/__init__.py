@@ -3,6 +3,7 @@
 from sparsebp.train.callbacks import Callback, JsonLines, ProgressBar
 from sparsebp.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from sparsebp.train.compare import Comparison, compare_backward, compare_histories
+from sparsebp.train.executor import Executor
 from sparsebp.train.history import EpochRecord, History
 from sparsebp.train.plot import plot_history, save_loss_curve
 from sparsebp.train.prune_checkpoint import prune_checkpoint
@@ -13,6 +14,7 @@ __all__ = [
     "Checkpoint",
     "Comparison",
     "EpochRecord",
+    "Executor",
     "History",
     "JsonLines",
     "ProgressBar",

@@ -40,10 +40,12 @@ class Step:
         The optimizer's update, from the last loss on.
     events, aborted
         What streams tell each other: what is done, and that nothing more is to be done.
+    resumed
+        Whether what is left over is done apart from a further step; an interrupted one may have done part of it.
     """
 
     __slots__ = ("aborted", "batches", "events", "flow", "for_input", "for_weights", "grads", "gy_input", "gy_weights",
-                 "predictions", "shapes", "shares", "squares", "tag", "update", "values")  # fmt: skip
+                 "predictions", "resumed", "shapes", "shares", "squares", "tag", "update", "values")  # fmt: skip
 
     def __init__(self, batches: Sequence[Batch], stages: int, tag: Any) -> None:
         count = len(batches)
@@ -60,7 +62,7 @@ class Step:
         self.squares: dict[str, float] = {}
         self.update: Any = None
         self.events: Sequence[threading.Event] = ()
-        self.aborted = False
+        self.aborted = self.resumed = False
 
     @property
     def loss(self) -> float:
@@ -154,7 +156,7 @@ class Actions:
 
         def run(step: Step) -> None:
             gy = step.gy_input[m][number]
-            if gy is None:  # done before an interruption
+            if gy is None and step.resumed:  # done before an interruption
                 return
             place(step, m, number - 1, layer.input_grad(gy, step.for_input[m][number]))
             step.gy_input[m][number] = step.for_input[m][number] = None
@@ -167,7 +169,7 @@ class Actions:
 
         def run(step: Step) -> None:
             saved, gy = step.for_input[m][begin:], step.gy_input[m][-1]
-            if gy is None:  # done before an interruption
+            if gy is None and step.resumed:  # done before an interruption
                 return
             step.for_input[m] = [None] * len(stages)
             step.gy_input[m] = [None] * len(stages)
@@ -184,7 +186,7 @@ class Actions:
 
         def run(step: Step) -> None:
             gy = step.gy_weights[m][number]
-            if gy is None:  # done before an interruption
+            if gy is None and step.resumed:  # done before an interruption
                 return
             grads = stage.layer.weight_grad(gy, step.for_weights[m][number])
             step.gy_weights[m][number] = step.for_weights[m][number] = None
@@ -199,7 +201,7 @@ class Actions:
 
     def gather(self, step: Step) -> None:
         """Look at all gradients together, before any of them is used, and clip them."""
-        if step.squares:  # done before an interruption
+        if step.squares and step.resumed:  # done before an interruption
             return
         grads = step.grads = {name: step.grads[name] for name in self.stages.names}
         self._look(step, grads)

@@ -16,8 +16,10 @@ from sparsebp.train.stages import Stages
 class Executor:
     """Forward, loss, gradients and updates of a model, in the order of a schedule.
 
-    The results do not depend on the order, bit for bit on a CPU: every schedule computes the same numbers, sooner or
-    later. What an action leaves for others is freed as soon as the last of them is done, gradients with their update.
+    The results do not depend on the order, bit for bit on a CPU, as long as every stage takes its micro-batches in
+    turn: every schedule computes the same numbers, sooner or later. (Gradients of further micro-batches, and of further
+    uses of a shared parameter, are added as they come; dropout draws and running statistics move as forwards come.)
+    What an action leaves for others is freed as soon as the last of them is done, gradients with their update.
 
     Parameters
     ----------
@@ -54,7 +56,7 @@ class Executor:
     ) -> None:  # fmt: skip
         self.schedule = schedule
         self.stages = Stages(model)
-        check_fits(schedule, self.stages, schedule.graph.microbatches)
+        check_fits(schedule, self.stages)
         self._actions = Actions(self.stages, loss, optimizer, clip_norm, watch or Watch())
         self._programs: dict[int, Program] = {}
         program = self._program(schedule.graph.microbatches)
@@ -105,6 +107,8 @@ class Executor:
             self._run(program.lanes[0], step, before)
         else:
             self._lanes.run(program, step, before)
+            if program.gathered:
+                self._actions.gather(step)
         if not program.lasting:
             return [step]
         self._pending = step, program
@@ -132,6 +136,7 @@ class Executor:
         if step.aborted:  # its own error has been raised
             self._pending = None
             return []
+        step.resumed = True
         if self._lanes is not None:
             self._lanes.finish(program, step)
         elif self._late:
@@ -140,7 +145,7 @@ class Executor:
                     task.run(step)
         names = [name for name in step.update.remaining if name in step.grads]
         if names:
-            self._actions.update(names, gathered=program.gathered or not self._late)(step)
+            self._actions.update(names, gathered=program.gathered)(step)
         self._pending = None
         return [step] if self._late else []
 

@@ -7,7 +7,8 @@ from typing import Any, get_args
 
 from sparsebp.errors import OptionError
 from sparsebp.schedule import Schedule
-from sparsebp.schedule.builders import Fusion, conventional
+from sparsebp.schedule.action_csv import read_csv
+from sparsebp.schedule.builders import Fusion, conventional, out_of_order
 from sparsebp.train.stages import Stages
 
 __all__ = ["Fusion", "check_order", "order_of"]
@@ -31,6 +32,14 @@ def check_order(fusion: Any, accumulate: int, schedule: Any, clip_norm: float | 
             "Backward-fusion updates before the norm of all gradients is known", expected="clip_norm=None",
             got=clip_norm, remedy="Use fusion='forward', which clips by the norm, or leave clip_norm out",
         )  # fmt: skip
+    if schedule == "ooo" and accumulate > 1:
+        raise OptionError("Out-of-order scheduling is for one micro-batch a step", expected="accumulate=1",
+                          got=accumulate, remedy="Use schedule='conventional', or a smaller batch")  # fmt: skip
+    if schedule == "ooo" and clip_norm is not None:
+        raise OptionError(
+            "Out-of-order scheduling updates before the norm of all gradients is known", expected="clip_norm=None",
+            got=clip_norm, remedy="Use schedule='conventional', or leave clip_norm out",
+        )  # fmt: skip
     if schedule != "conventional" and fusion != "none":
         raise OptionError("A schedule places the updates itself", expected="fusion='none' beside it",
                           got=repr(fusion), remedy="Leave fusion out, or use schedule='conventional'")  # fmt: skip
@@ -39,7 +48,21 @@ def check_order(fusion: Any, accumulate: int, schedule: Any, clip_norm: float | 
 def order_of(
     stages: Stages, fusion: Fusion, accumulate: int, schedule: str | os.PathLike[str] | Schedule
 ) -> Schedule:  # fmt: skip
-    """Return the schedule that the trainer's options ask for; `check_order` has seen them."""
-    if isinstance(schedule, Schedule):
-        return schedule
-    return conventional(stages=len(stages), microbatches=accumulate, fusion=fusion, unweighted=stages.unweighted)
+    """Return the schedule that the trainer's options ask for; `check_order` has seen them.
+
+    Raises
+    ------
+    OptionError
+        A given one has another number of micro-batches.
+    FileFormatError, ScheduleError
+        A file holds no schedule.
+    """
+    if schedule == "conventional":
+        return conventional(stages=len(stages), microbatches=accumulate, fusion=fusion, unweighted=stages.unweighted)
+    if schedule == "ooo":
+        return out_of_order(stages=len(stages), unweighted=stages.unweighted)
+    given = schedule if isinstance(schedule, Schedule) else read_csv(schedule)
+    if given.graph.microbatches != accumulate:
+        raise OptionError("The schedule has another number of micro-batches", expected=f"accumulate={accumulate}",
+                          got=given.graph.microbatches, remedy="Pass accumulate= as the schedule has it")  # fmt: skip
+    return given

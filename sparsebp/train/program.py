@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import NamedTuple
@@ -21,21 +21,26 @@ class Task:
     ----------
     run
         What to do.
+    action
+        The action that it is, of several in one the first; None for the look at all gradients.
     old
         Whether it is done for the step before: an update, or a gradient, left over for the next forward.
     waits
         What must have come to its end on another stream: ``(number of the event, whether it is the step before's)``.
     signal
         The event that others wait for, or None.
-    updates
-        Whether it is an update.
     """
 
     run: Run
+    action: Action | None = None
     old: bool = False
     waits: tuple[tuple[int, bool], ...] = ()
     signal: int | None = None
-    updates: bool = False
+
+    @property
+    def updates(self) -> bool:
+        """Whether it is an update."""
+        return self.action is not None and self.action.kind == "U"
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,8 @@ class Program:
     late
         Whether gradients are among that, not updates alone.
     gathered
-        Whether all gradients are there before the first of them is used.
+        Whether all gradients are there before the first of them is used. Of one stream, a task looks at them; of two,
+        that is to be done after the step.
     """
 
     lanes: tuple[tuple[Task, ...], ...]
@@ -63,26 +69,26 @@ class Program:
     gathered: bool
 
 
-def check_fits(schedule: Schedule, stages: Stages, microbatches: int) -> None:
+def check_fits(schedule: Schedule, stages: Stages) -> None:
     """Refuse a schedule that is not one of this model on one device.
 
     Raises
     ------
     OptionError
-        It is for other stages or micro-batches, for several workers, or asks for what this executor does not do.
+        It is for other stages, for several workers, or asks for what this executor does not do.
     ScheduleError
         It cannot run.
     """
     graph = schedule.graph
-    wanted = {"stages": len(stages), "microbatches": microbatches, "unweighted": sorted(stages.unweighted)}
-    got = {"stages": graph.stages, "microbatches": graph.microbatches, "unweighted": sorted(graph.unweighted)}
+    wanted = {"stages": len(stages), "unweighted": sorted(stages.unweighted)}
+    got = {"stages": graph.stages, "unweighted": sorted(graph.unweighted)}
     lanes = [_parts(lane.cells) for lane in schedule.lanes if lane.cells]
     weights = [{part.stage for part in lane if part.kind == "W"} for lane in lanes]
     forwards = sum(any(part.kind == "F" for part in lane) for lane in lanes)
     for wrong, what, expected, found, remedy in (
-        (wanted != got, "is not of this model", wanted, got, "Build it for model.stages() and these micro-batches"),
+        (wanted != got, "is not of this model", wanted, got, "Build it for model.stages()"),
         (schedule.workers > 1, "is of several workers", "1, this device", schedule.workers, "Build it for one worker"),
-        (graph.updates != "step", "does not update once a step", "updates='step'", graph.updates, "Place one U a stage"),
+        (graph.updates != "step", "does not update once a step", "updates='step'", graph.updates, "Place the U"),
         (graph.synchronised, "synchronises gradients of one device", "no S", "S", "Leave the S out"),
         (bool(schedule.recomputed), "recomputes stages", "none", sorted(schedule.recomputed), "Keep what is saved"),
         (len(lanes) > 2, "has too many streams", "1 or 2", len(lanes), "Join some"),
@@ -138,17 +144,20 @@ class _Compiler:
         first = self.schedule.graph.first
         lanes = [self._turn(_parts(lane.cells), first) for lane in self.schedule.lanes if lane.cells]
         lanes.sort(key=lambda lane: not any(entry.action.kind == "F" for entry in lane))
-        # In the order in which a step's own actions run: what is left over for the next step comes last.
-        updates = sorted((e for lane in lanes for e in lane if e.action.kind == "U"), key=lambda e: e.old)
+        updates = _in_time([entry for lane in lanes for entry in lane if entry.action.kind == "U"])
         # The gradient of a shared parameter is complete after the last of its stages, and the first one needs it.
         self.names = self.stages.updated_at([e.action.stage for e in updates], last=first != "U")
         self.home = {entry.action: number for number, lane in enumerate(lanes) for entry in lane}
-        gathered = len(lanes) == 1 and _gathers(lanes[0])
-        planned = [self._one_stream(lanes[0], gathered)] if len(lanes) == 1 else list(map(self._beside, lanes))
+        gathered = first == "U" or (len(lanes) == 1 and _gathers(lanes[0]))
+        planned = (
+            [self._one_stream(lanes[0], gathered)]
+            if len(lanes) == 1
+            else [self._beside(lane, gathered) for lane in lanes]
+        )
         late = first == "I"
         lasting = late or any(entry.old for lane in lanes for entry in lane)
         tasks = tuple(
-            tuple(replace(task, signal=self.events.get(action)) if action else task for task, action in lane)
+            tuple(replace(task, signal=self.events.get(task.action)) if task.action else task for task in lane)
             for lane in planned
         )
         return Program(tasks, len(self.events), lasting, late, gathered)
@@ -165,58 +174,64 @@ class _Compiler:
     def _computed(self, part: Action) -> bool:
         return part.kind != "I" or part.stage > self.stages.first
 
-    def _one_stream(self, lane: list[_Entry], gathered: bool) -> list[tuple[Task, Action | None]]:
+    def _one_stream(self, lane: list[_Entry], gathered: bool) -> list[Task]:
         """Return the tasks of the only stream: scans in place of I, updates side by side in one."""
-        out: list[tuple[Task, Action | None]] = []
-        scanned: set[int | None] = set()
-        ended = max(lane, key=lambda entry: (entry.action.kind == "W", entry.old, lane.index(entry)))
+        out: list[Task] = []
+        scans = {e.action.microbatch: e for e in reversed(_in_time(lane)) if e.action.kind == "I"}
+        ended = [entry for entry in _in_time(lane) if entry.action.kind == "W"][-1]
         for (update, old), group in groupby(lane, lambda entry: (entry.action.kind == "U", entry.old)):
             entries = list(group)
             if update:
                 names = [name for entry in entries for name in self.names.get(entry.action.stage, ())]
                 if names:  # none where a shared parameter has its update elsewhere
-                    out.append((Task(self.actions.update(names, gathered=gathered), old, updates=True), None))
+                    out.append(Task(self.actions.update(names, gathered=gathered), entries[0].action, old))
                 continue
             for entry in entries:
                 if entry.action.kind == "I" and self.stages.scans:
-                    if entry.action.microbatch not in scanned:
-                        scanned.add(entry.action.microbatch)
-                        out.append((Task(self.actions.scan(entry.action.microbatch or 0), old), None))
+                    if scans[entry.action.microbatch] is entry:
+                        out.append(Task(self.actions.scan(entry.action.microbatch or 0), entry.action, old))
                     continue
-                out.append((Task(self._run(entry.action), old), None))
+                out.append(Task(self._run(entry.action), entry.action, old))
                 if entry is ended and gathered:
-                    out.append((Task(self.actions.gather, old), None))
+                    out.append(Task(self.actions.gather, None, old))
         return out
 
-    def _beside(self, lane: list[_Entry]) -> list[tuple[Task, Action | None]]:
+    def _beside(self, lane: list[_Entry], gathered: bool) -> list[Task]:
         """Return the tasks of one of two streams."""
-        out: list[tuple[Task, Action | None]] = []
+        out: list[Task] = []
         for entry in lane:
-            graph = self.schedule.graph
-            needs = [
-                need for need in graph.predecessors(entry.action) if self.home.get(need, 0) != self.home[entry.action]
-            ]
+            needs = [need for need in self._needs(entry.action) if need in self.home]
+            beside = [need for need in needs if self.home[need] != self.home[entry.action]]
             # A forward waits for an update of the step before, everything else for its own step.
             before = entry.action.kind == "F"
-            waits = tuple(
-                (self.events.setdefault(need, len(self.events)), before) for need in needs if need in self.home
-            )
-            task = Task(self._run(entry.action), entry.old, waits, updates=entry.action.kind == "U")
-            out.append((task, entry.action))
+            waits = tuple((self.events.setdefault(need, len(self.events)), before) for need in beside)
+            out.append(Task(self._run(entry.action, gathered), entry.action, entry.old, waits))
         return out
 
-    def _run(self, part: Action) -> Run:
+    def _needs(self, part: Action) -> Iterator[Action]:
+        """Yield what an action needs; the loss, at the end of a step for its schedule, is the last stage's forward."""
+        graph = self.schedule.graph
+        yield from graph.predecessors(part)
+        if graph.first == "I" and part.kind in "IW" and part.stage == graph.stages - 1:
+            yield Action(part.stage, "F", part.microbatch)
+
+    def _run(self, part: Action, gathered: bool = False) -> Run:
         number, m = part.stage, part.microbatch or 0
         if part.kind == "F":
             return self.actions.forward(number, m, self.schedule.graph.microbatches)
         if part.kind == "U":
-            return self.actions.update(self.names[number], gathered=False)
+            return self.actions.update(self.names[number], gathered=gathered)
         return (self.actions.input_grad if part.kind == "I" else self.actions.weight_grad)(number, m)
+
+
+def _in_time(lane: list[_Entry]) -> list[_Entry]:
+    """Return a stream in the order in which a batch's own actions run: what is left over comes last."""
+    return sorted(lane, key=lambda entry: entry.old)
 
 
 def _gathers(lane: list[_Entry]) -> bool:
     """Whether a step has all its gradients before its first update."""
-    kinds = [e.action.kind for e in sorted(lane, key=lambda e: e.old) if e.action.kind in "WU"]
+    kinds = [entry.action.kind for entry in _in_time(lane) if entry.action.kind in "WU"]
     return "W" not in kinds[kinds.index("U") :]
 
 

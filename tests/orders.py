@@ -1,0 +1,122 @@
+"""Models, optimizers and a plain training loop, for the tests of orders: every order must give what the loop gives."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sparsebp import nn, optim
+from sparsebp.data import ArrayDataset, epoch_order
+from sparsebp.optim import clip_grad_norm, global_norm
+
+IMAGES = np.random.default_rng(5).standard_normal((22, 2, 6, 6)).astype(np.float32)
+SEQUENCES = np.random.default_rng(6).standard_normal((22, 5, 3)).astype(np.float32)
+CLASSES = np.random.default_rng(7).integers(3, size=22)
+
+
+class Rows:
+    """Samples along the first axis."""
+
+    def __init__(self, x, target):
+        self.x, self.target = x, target
+
+    def __len__(self):
+        return len(self.x)
+
+    def batch(self, indices):
+        return self.x[indices], self.target[indices]
+
+
+def images(size=22):
+    return Rows(IMAGES[:size], CLASSES[:size])
+
+
+def sequences(size=22):
+    return ArrayDataset(SEQUENCES[:size], CLASSES[:size])
+
+
+def mlp(backward="bp"):
+    rng = np.random.default_rng(0)
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(72, 9, rng=rng), nn.Tanh(), nn.Dropout(0.3, rng=1),
+        nn.Sequential(nn.Linear(9, 8, rng=rng), nn.ReLU()), nn.Linear(8, 3, rng=rng), backward=backward,
+    )  # fmt: skip
+
+
+def conv(backward="bp"):
+    rng = np.random.default_rng(0)
+    body = nn.Sequential(nn.Conv2d(3, 3, 3, padding=1, rng=rng), nn.BatchNorm2d(3), nn.ReLU())
+    return nn.Sequential(
+        nn.Conv2d(2, 3, 3, rng=rng), nn.BatchNorm2d(3), nn.ReLU(), nn.Residual(body), nn.MaxPool2d(2),
+        nn.Concat(nn.Conv2d(3, 2, 1, rng=rng), nn.Identity()), nn.Flatten(), nn.Linear(20, 3, rng=rng),
+        backward=backward,
+    )  # fmt: skip
+
+
+def shared(backward="bp"):
+    rng = np.random.default_rng(0)
+    linear = nn.Linear(6, 6, rng=rng)
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(72, 6, rng=rng), nn.Tanh(), linear, nn.Tanh(), linear, nn.Sigmoid(), linear,
+        nn.Linear(6, 3, rng=rng), backward=backward,
+    )  # fmt: skip
+
+
+def gru(backward="auto"):
+    return nn.SequenceClassifier(nn.GRU(3, 4, 2, rng=0, backward=backward), nn.Linear(4, 3, rng=1))
+
+
+MODELS = {
+    "mlp": (mlp, images), "mlp, hybrid": (lambda: mlp("hybrid"), images), "conv": (conv, images),
+    "conv, blelloch": (lambda: conv("blelloch"), images), "shared": (shared, images),
+    "shared, linear": (lambda: shared("linear"), images), "gru": (gru, sequences),
+}  # fmt: skip
+
+OPTIMIZERS = {
+    "sgd": lambda p: optim.SGD(p, 0.05), "nesterov": lambda p: optim.SGD(p, 0.05, 0.9, nesterov=True),
+    "adam": lambda p: optim.Adam(p, 0.01), "adamw": lambda p: optim.AdamW(p, 0.01),
+    "amsgrad": lambda p: optim.Adam(p, 0.01, amsgrad=True), "adagrad": lambda p: optim.Adagrad(p, 0.05),
+    "adadelta": lambda p: optim.Adadelta(p, 1.0), "rmsprop": lambda p: optim.RMSprop(p, 0.01, momentum=0.5),
+}  # fmt: skip
+
+
+def parts_of(indices, accumulate):
+    return np.array_split(indices, min(accumulate, len(indices)))
+
+
+def plain(model, data, optimizer, *, epochs, batch_size, accumulate=1, clip_norm=None, scheduler=None):
+    """Train without executor; return losses and norms."""
+    loss, losses, norms = nn.CrossEntropyLoss(), [], []
+    for epoch in range(epochs):
+        order = epoch_order(len(data), seed=3, epoch=epoch)
+        for start in range(0, len(data), batch_size):
+            indices = order[start : start + batch_size]
+            total, value = {}, 0.0
+            for part in parts_of(indices, accumulate):
+                x, target = data.batch(part)
+                y, saved = model.forward(x)
+                mean, loss_saved = loss.forward(y, target)
+                gy, share = loss.input_grad(loss_saved), len(part) / len(indices)
+                if len(part) < len(indices):
+                    mean, gy = share * mean, gy * gy.dtype.type(share)
+                value += mean
+                for name, grad in model.weight_grad(gy, saved).items():
+                    total[name] = total[name] + grad if name in total else grad
+            losses.append(value)
+            norms.append(global_norm(total))
+            if clip_norm is not None:
+                clip_grad_norm(total, clip_norm)
+            optimizer.step(total)
+            if scheduler is not None:
+                scheduler.step()
+    return losses, norms
+
+
+def state_of(model, optimizer):
+    state = {f"model.{name}": array for name, array in model.state_dict().items()}
+    return state | {f"optimizer.{name}": value for name, value in optimizer.state_dict().items()}
+
+
+def assert_same(got, want):
+    assert got.keys() == want.keys()
+    for name, value in want.items():
+        np.testing.assert_array_equal(got[name], value, err_msg=name)

@@ -1,0 +1,205 @@
+"""The executor: any order, on one stream or two, gives the numbers of the plain loop; what fails ends both streams."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import orders
+from sparsebp import nn, optim, threads
+from sparsebp.errors import NonFiniteError, OptionError, ScheduleError
+from sparsebp.schedule import Action, Schedule, StepGraph
+from sparsebp.schedule.action_csv import write_csv
+from sparsebp.schedule.builders import conventional, gpipe, out_of_order
+from sparsebp.train import Callback, Trainer
+from sparsebp.train.executor import Executor
+from sparsebp.train.stages import Stages
+
+
+def random_order(rng, graph, streams, first):
+    """Return a random schedule of one worker: a topological order, micro-batches ascending, split over two streams."""
+    waiting = list(graph.required())
+    done, order = set(), []
+    while waiting:
+        ready = [a for a in waiting if all(need in done or need not in waiting for need in graph.predecessors(a))
+                 and not (a.microbatch and Action(a.stage, a.kind, a.microbatch - 1) in waiting)]  # fmt: skip
+        action = ready[rng.integers(len(ready))]
+        waiting.remove(action)
+        done.add(action)
+        order.append(action)
+    sub = {stage for stage in range(graph.stages) if rng.random() < 0.5} if streams == 2 else set()
+    lanes = {
+        "main": [a for a in order if not (a.kind in "WU" and a.stage in sub)],
+        "sub": [a for a in order if a.kind in "WU" and a.stage in sub],
+    }
+    return Schedule.of(graph, [{name: lane for name, lane in lanes.items() if lane}])
+
+
+def train(model, data, optimizer, schedule, *, epochs=2, batch_size=6, **options):
+    trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, schedule=schedule, rng=3, **options)
+    return trainer.fit(data, epochs=epochs, batch_size=batch_size)
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1), first=st.sampled_from("FUI"), streams=st.sampled_from([1, 2]),
+    microbatches=st.integers(1, 2), name=st.sampled_from(["mlp", "conv", "mlp, hybrid", "shared"]),
+    optimizer=st.sampled_from(["nesterov", "adam"]), read=st.booleans(),
+)  # fmt: skip
+@settings(max_examples=100, deadline=None)
+def test_every_order_gives_the_same_numbers(seed, first, streams, microbatches, name, optimizer, read):
+    make, data = orders.MODELS[name]
+    model, twin = make(), make()
+    if name == "shared":
+        first, streams = "F" if first == "I" else first, 1
+    if "hybrid" in name:
+        streams = 1
+    stages = Stages(model)
+    graph = StepGraph(len(stages), microbatches, stages.unweighted, "step", first=first)
+    schedule = random_order(np.random.default_rng(seed), graph, streams, first)
+    opt, twin_opt = (orders.OPTIMIZERS[optimizer](m.parameters()) for m in (model, twin))
+    callbacks = [Note()] if read else []
+    history = train(model, data(), opt, schedule, accumulate=microbatches, callbacks=callbacks)
+    wanted = train(twin, data(), twin_opt, "conventional", accumulate=microbatches)
+    if name != "shared":  # there the order of sums is another
+        assert (history.loss, history.grad_norm) == (wanted.loss, wanted.grad_norm)
+        orders.assert_same(orders.state_of(model, opt), orders.state_of(twin, twin_opt))
+    else:
+        np.testing.assert_allclose(history.loss, wanted.loss, rtol=1e-3)
+    assert history.samples == wanted.samples and history.lr == wanted.lr
+
+
+class Note(Callback):
+    """Looks at the model after every step."""
+
+    def on_step(self, history):
+        pass
+
+
+@pytest.mark.parametrize("name", ["mlp", "conv"])
+@pytest.mark.parametrize("build", ["ooo", "two streams", "csv"])
+def test_built_schedules_of_two_streams(name, build, tmp_path):
+    make, data = orders.MODELS[name]
+    model, twin = make(), make()
+    stages = Stages(model)
+    schedule = build
+    if build != "ooo":
+        builder = conventional if build == "two streams" else out_of_order
+        options = {"streams": 2, "fusion": "backward"} if build == "two streams" else {"regions": 3}
+        schedule = builder(stages=len(stages), unweighted=stages.unweighted, **options)
+    if build == "csv":
+        write_csv(schedule, tmp_path / "order.csv")
+        schedule = tmp_path / "order.csv"
+    opt, twin_opt = (optim.Adam(m.parameters()) for m in (model, twin))
+    before = threads.thread_counts()
+    history = train(model, data(), opt, schedule)
+    assert threads.thread_counts() == before
+    assert not [t for t in threading.enumerate() if "sparsebp" in t.name]
+    wanted = train(twin, data(), twin_opt, "conventional")
+    assert (history.loss, history.grad_norm) == (wanted.loss, wanted.grad_norm)
+    orders.assert_same(orders.state_of(model, opt), orders.state_of(twin, twin_opt))
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("part", ["forward", "input_grad", "weight_grad"])
+@pytest.mark.parametrize("schedule", ["ooo", "two streams"])
+def test_what_a_stream_raises_ends_both_and_comes_out_once(schedule, part, error, monkeypatch):
+    model = orders.conv()
+    stages = Stages(model)
+    if schedule != "ooo":
+        schedule = conventional(stages=len(stages), unweighted=stages.unweighted, streams=2, fusion="backward")
+    calls = []
+
+    def failing(*args):
+        calls.append(args)
+        if len(calls) == 3:
+            raise error("here")
+        return getattr(nn.BatchNorm2d, part)(model[1], *args)
+
+    monkeypatch.setattr(model[1], part, failing)
+    with pytest.raises(error, match="here"):
+        train(model, orders.images(), optim.SGD(model.parameters()), schedule)
+    assert not [t for t in threading.enumerate() if "sparsebp" in t.name]
+    assert len(calls) == 3
+
+
+@pytest.mark.parametrize("schedule", ["ooo", "two streams"])
+def test_a_gradient_that_is_not_finite_on_the_second_stream(schedule, monkeypatch):
+    model = orders.mlp()
+    stages = Stages(model)
+    if schedule != "ooo":
+        schedule = conventional(stages=len(stages), unweighted=stages.unweighted, streams=2, fusion="backward")
+    calls = []
+
+    def spoilt(gy, saved):
+        grads = nn.Linear.weight_grad(stages[6].layer, gy, saved)
+        calls.append(gy)
+        if len(calls) == 3:
+            grads["weight"][0, 0] = np.inf
+        return grads
+
+    monkeypatch.setattr(stages[6].layer, "weight_grad", spoilt)
+    with pytest.raises(NonFiniteError, match=r"gradient is not finite at step 2 .*5\.weight"):
+        train(model, orders.images(), optim.SGD(model.parameters()), schedule)
+
+
+def test_a_step_and_what_it_leaves_over():
+    model = orders.mlp()
+    opt = optim.SGD(model.parameters(), 0.1)
+    stages = Stages(model)
+    order = conventional(stages=len(stages), unweighted=stages.unweighted, fusion="forward")
+    executor = Executor(model, nn.CrossEntropyLoss(), opt, order)
+    assert executor.flush() == [] and not executor.pending
+    before = model.state_dict()
+    (step,) = executor.step([(orders.IMAGES, orders.CLASSES)], "tag")
+    assert (step.tag, executor.pending, len(step.values)) == ("tag", True, 1)
+    orders.assert_same(model.state_dict(), before)
+    assert executor.flush() == [] and not executor.pending
+    assert any((array != before[name]).any() for name, array in model.state_dict().items())
+
+
+def refused(schedule, model, **options):
+    with pytest.raises((OptionError, ScheduleError)) as caught:
+        train(model, orders.images(), optim.SGD(model.parameters()), schedule, **options)
+    assert caught.value.expected is not None and caught.value.got is not None and caught.value.remedy
+    return str(caught.value)
+
+
+def order_for(model, **options):
+    stages = Stages(model)
+    return conventional(stages=len(stages), unweighted=stages.unweighted, **options)
+
+
+def test_schedules_that_do_not_fit():
+    model = orders.mlp()
+    count = len(Stages(model))
+    assert "not of this model" in refused(conventional(stages=3), model)
+    assert "not of this model" in refused(conventional(stages=count), model)
+    assert "number of micro-batches" in refused(order_for(model, microbatches=2), model)
+    assert "several workers" in refused(gpipe(workers=2, stages=count, microbatches=1,
+                                              unweighted=Stages(model).unweighted), model)  # fmt: skip
+    plain = order_for(model)
+    lane = replace(plain.lanes[0], cells=tuple(cell for cell in plain.lanes[0].cells if cell.kind != "U"))
+    without = Schedule(replace(plain.graph, updates="none"), (lane,))
+    assert "does not update" in refused(without, model)
+    assert "recomputes" in refused(replace(plain, recomputed=frozenset({1})), model)
+    lanes = {"main": [], "sub": []}
+    for action in plain:
+        lanes["sub" if action == Action(0, "F", 0) else "main"].append(action)
+    assert "forwards on both" in refused(Schedule.of(plain.graph, [lanes]), model)
+    backward = list(reversed(list(plain)))
+    assert "deadlocked" in refused(Schedule.of(plain.graph, [backward]), model)
+
+
+def test_what_does_not_go_with_schedules():
+    assert "scan" in refused("ooo", orders.mlp("hybrid"))
+    assert "share" in refused("ooo", orders.shared())
+    assert "norm" in refused("ooo", orders.mlp(), clip_norm=1.0)
+    assert "micro-batch" in refused("ooo", orders.mlp(), accumulate=2)
+    assert "itself" in refused("ooo", orders.mlp(), fusion="backward")
+    model = orders.mlp()
+    assert "norm" in refused(order_for(model, fusion="backward"), model, clip_norm=1.0)

@@ -1,0 +1,226 @@
+"""Optimizer fusion: bit-identical results, updates that are never seen late, gradients that go at once, refusals."""
+
+from __future__ import annotations
+
+import weakref
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import orders
+from sparsebp import nn, optim
+from sparsebp.errors import NonFiniteError, OptionError
+from sparsebp.train import Callback, Trainer, load_checkpoint
+
+FUSIONS = ("none", "forward", "backward")
+
+
+def fit(model, data, optimizer, *, epochs=2, batch_size=8, scheduler=None, loss=None, resume=False, **options):
+    trainer = Trainer(model, loss or nn.CrossEntropyLoss(), optimizer, lr_scheduler=scheduler, rng=3, **options)
+    return trainer, trainer.fit(data, epochs=epochs, batch_size=batch_size, resume=resume)
+
+
+def both(name, optimizer, clip_norm=None, scheduled=False, **options):
+    """Return a model, data, optimizer and scheduler, twice the same."""
+    make, data = orders.MODELS[name]
+    for _ in range(2):
+        model = make()
+        opt = orders.OPTIMIZERS[optimizer](model.parameters())
+        yield model, data(), opt, optim.ExponentialLR(opt, 0.9) if scheduled else None
+
+
+@given(
+    name=st.sampled_from(sorted(orders.MODELS)), optimizer=st.sampled_from(sorted(orders.OPTIMIZERS)),
+    fusion=st.sampled_from(FUSIONS), accumulate=st.integers(1, 4), clip=st.sampled_from([None, 0.5]),
+    batch_size=st.sampled_from([1, 7, 8, 22]), scheduled=st.booleans(),
+)  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_every_fusion_is_the_plain_loop_bit_for_bit(name, optimizer, fusion, accumulate, clip, batch_size, scheduled):
+    clip = None if fusion == "backward" else clip
+    (model, data, opt, scheduler), (twin, _, twin_opt, twin_scheduler) = both(name, optimizer, scheduled=scheduled)
+    _, history = fit(model, data, opt, batch_size=batch_size, scheduler=scheduler, fusion=fusion,
+                     accumulate=accumulate, clip_norm=clip)  # fmt: skip
+    losses, norms = orders.plain(twin, data, twin_opt, epochs=2, batch_size=batch_size, accumulate=accumulate,
+                                 clip_norm=clip, scheduler=twin_scheduler)  # fmt: skip
+    if name.startswith("shared") and accumulate > 1:  # the order of summation over uses and micro-batches is another
+        np.testing.assert_allclose(history.grad_norm, norms, rtol=1e-3)
+    else:
+        assert history.loss == losses
+        assert history.grad_norm == norms
+        orders.assert_same(orders.state_of(model, opt), orders.state_of(twin, twin_opt))
+
+
+@pytest.mark.parametrize("fusion", ["forward", "backward"])
+@pytest.mark.parametrize("name", ["shared", "shared, linear"])
+def test_shared_parameters_accumulate_alike_in_every_fusion(name, fusion):
+    (model, data, opt, _), (twin, _, twin_opt, _) = both(name, "adam")
+    _, history = fit(model, data, opt, fusion=fusion, accumulate=3)
+    _, wanted = fit(twin, data, twin_opt, accumulate=3)
+    assert (history.loss, history.grad_norm) == (wanted.loss, wanted.grad_norm)
+    orders.assert_same(orders.state_of(model, opt), orders.state_of(twin, twin_opt))
+
+
+class Reader(Callback):
+    """Notes the parameters at some events."""
+
+    def __init__(self, model, events):
+        self.model, self.seen = model, []
+        for event in events:
+            setattr(self, f"on_{event}", self.note)
+
+    def note(self, *_):
+        self.seen.append(self.model.state_dict())
+
+
+@pytest.mark.parametrize("events", [("step",), ("epoch",), ("end",), ("close",), ("step", "epoch", "checkpoint")])
+def test_late_updates_are_never_seen(events, tmp_path):
+    seen = {}
+    for fusion in ("none", "forward"):
+        model = orders.mlp()
+        reader = Reader(model, events)
+        opt = orders.OPTIMIZERS["adam"](model.parameters())
+        fit(model, orders.images(), opt, fusion=fusion, callbacks=[reader], checkpoint_dir=tmp_path / fusion,
+            checkpoint_every=2)  # fmt: skip
+        seen[fusion] = reader.seen
+    assert len(seen["none"]) == len(seen["forward"]) > 0
+    for got, want in zip(seen["forward"], seen["none"], strict=True):
+        orders.assert_same(got, want)
+
+
+def test_a_callback_that_does_not_read_the_model_lets_updates_wait():
+    class Waiting(Callback):
+        reads_model = False
+        waiting = 0
+
+        def on_step(self, history):
+            self.waiting += self.trainer._runner.executor.pending
+
+    model = orders.mlp()
+    waiting = Waiting()
+    waiting.trainer = Trainer(model, nn.CrossEntropyLoss(), optim.Adam(model.parameters()), fusion="forward", rng=0,
+                              callbacks=[waiting])  # fmt: skip
+    waiting.trainer.fit(orders.images(), epochs=1, batch_size=4)
+    assert waiting.waiting == 6
+
+
+@pytest.mark.parametrize("fusion", FUSIONS)
+def test_evaluation_and_checkpoints_between_steps(fusion, tmp_path):
+    (model, data, opt, _), (twin, _, twin_opt, _) = both("conv", "nesterov")
+    results = []
+    for net, o, how in ((model, opt, fusion), (twin, twin_opt, "none")):
+        trainer = Trainer(net, nn.CrossEntropyLoss(), o, fusion=how, rng=3, checkpoint_dir=tmp_path / how / "x",
+                          checkpoint_every=2)  # fmt: skip
+        trainer.fit(data, epochs=1, batch_size=4, validation=orders.images(9))
+        tensors = load_checkpoint(tmp_path / how / "x" / "checkpoint.safetensors").tensors
+        results.append((trainer.history.epochs[0].validation_loss, tensors))
+    assert results[0][0] == results[1][0]
+    for tensors in (results[0][1], results[1][1]):
+        tensors.pop("history.seconds")
+    orders.assert_same(results[0][1], results[1][1])
+
+
+class Stop(Callback):
+    reads_model = False
+
+    def __init__(self, step, error):
+        self.step, self.error = step, error
+
+    def on_step(self, history):
+        if history.steps == self.step:
+            raise self.error
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+@pytest.mark.parametrize("fusion", FUSIONS)
+def test_an_interruption_leaves_no_update_behind(error, fusion):
+    (model, data, opt, _), (twin, _, twin_opt, _) = both("mlp", "adam")
+    with pytest.raises(error):
+        fit(model, data, opt, fusion=fusion, callbacks=[Stop(4, error)])
+    with pytest.raises(error):
+        fit(twin, data, twin_opt, callbacks=[Stop(4, error)])
+    orders.assert_same(orders.state_of(model, opt), orders.state_of(twin, twin_opt))
+
+
+def test_an_interruption_amid_late_updates(monkeypatch):
+    (model, data, opt, _), (twin, _, twin_opt, _) = both("mlp", "adam")
+    calls = []
+
+    def interrupted(x):
+        calls.append(x)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return nn.Tanh.forward(model[2], x)
+
+    monkeypatch.setattr(model[2], "forward", interrupted)  # the first Linear has its update by then, others have not
+    with pytest.raises(KeyboardInterrupt):
+        fit(model, data, opt, fusion="forward")
+    with pytest.raises(KeyboardInterrupt):
+        fit(twin, data, twin_opt, callbacks=[Stop(2, KeyboardInterrupt)])
+    orders.assert_same(orders.state_of(model, opt), orders.state_of(twin, twin_opt))
+
+
+@pytest.mark.parametrize("fusion", FUSIONS)
+def test_a_run_resumes_bit_for_bit_with_any_fusion(fusion, tmp_path):
+    (model, data, opt, _), (twin, _, twin_opt, _) = both("conv", "adam")
+    with pytest.raises(KeyboardInterrupt):
+        fit(model, data, opt, fusion=fusion, callbacks=[Stop(4, KeyboardInterrupt)], checkpoint_dir=tmp_path,
+            checkpoint_every=2, accumulate=2)  # fmt: skip
+    model = orders.conv()
+    opt = orders.OPTIMIZERS["adam"](model.parameters())
+    _, history = fit(model, data, opt, fusion=fusion, checkpoint_dir=tmp_path, checkpoint_every=2, accumulate=2,
+                     resume=True)  # fmt: skip
+    _, wanted = fit(twin, data, twin_opt, accumulate=2)
+    assert (history.loss, history.grad_norm) == (wanted.loss, wanted.grad_norm)
+    orders.assert_same(orders.state_of(model, opt), orders.state_of(twin, twin_opt))
+
+
+@pytest.mark.parametrize("fusion", FUSIONS)
+def test_a_gradient_that_is_not_finite_is_found_before_its_update(fusion, monkeypatch):
+    model = orders.mlp()
+    before = model.state_dict()
+
+    def spoilt(gy, saved):
+        grads = nn.Linear.weight_grad(model[1], gy, saved)
+        grads["weight"][0, 0] = np.nan
+        return grads
+
+    monkeypatch.setattr(model[1], "weight_grad", spoilt)
+    with pytest.raises(NonFiniteError, match=r"gradient is not finite at step 0 .*1\.weight"):
+        fit(model, orders.images(), optim.SGD(model.parameters(), 0.1), fusion=fusion)
+    for name, array in model.state_dict().items():
+        if fusion != "backward" or name.startswith("1."):
+            np.testing.assert_array_equal(array, before[name])
+
+
+@pytest.mark.parametrize(("fusion", "layers"), [("none", 6), ("forward", 6), ("backward", 1)])
+def test_gradients_go_with_their_updates(fusion, layers, monkeypatch):
+    model = nn.Sequential(*(nn.Linear(8, 8, rng=i) for i in range(6)))
+    made, most = [], []
+
+    def weight_grad(layer, gy, saved):
+        grads = kept(layer, gy, saved)
+        made.extend(weakref.ref(grad) for grad in grads.values())
+        most.append(sum(grad().nbytes for grad in made if grad() is not None))
+        return grads
+
+    kept = nn.Linear.weight_grad
+    monkeypatch.setattr(nn.Linear, "weight_grad", weight_grad)
+    x = np.ones((4, 8), np.float32)
+    fit(model, orders.Rows(x, x), optim.SGD(model.parameters(), 0.0), epochs=1, loss=nn.MSELoss(), fusion=fusion)
+    assert max(most) == layers * (64 + 8) * 4
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"fusion": "sideways"}, {"accumulate": 0}, {"fusion": "backward", "clip_norm": 1.0},
+     {"fusion": "forward", "schedule": "ooo"}],
+)  # fmt: skip
+def test_options_that_do_not_go_together(options):
+    model = orders.mlp()
+    with pytest.raises(OptionError) as caught:
+        Trainer(model, nn.CrossEntropyLoss(), optim.SGD(model.parameters()), **options)
+    assert caught.value.expected is not None and caught.value.remedy
+    if "clip_norm" in options:
+        assert "forward" in caught.value.remedy
