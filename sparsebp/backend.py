@@ -162,7 +162,10 @@ def float_dtype(dtype: Any) -> np.dtype:
     DTypeError
         It is another dtype.
     """
-    resolved = np.dtype(dtype)
+    try:
+        resolved: Any = np.dtype(dtype)
+    except TypeError:  # no dtype at all
+        resolved = repr(dtype)
     if resolved not in FLOAT_DTYPES:
         raise DTypeError(
             "Unsupported dtype", expected="float32 or float64", got=resolved, remedy="Convert with .astype(...)"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, SupportsIndex, TypeAlias, TypeGuard
 
 from sparsebp.errors import OptionError, ShapeError
 
@@ -156,20 +156,39 @@ def lengths(name: str, value: Lengths, ndim: int, least: int) -> tuple[int, ...]
 
 
 def check_channels(in_channels: int, out_channels: int, groups: int) -> None:
-    """Check that `groups` divides both numbers of channels.
+    """Check that the numbers are integers from 1 on, and that `groups` divides both numbers of channels.
 
     Raises
     ------
     OptionError
-        It does not, or a number is below 1.
+        They are not.
     """
-    if min(in_channels, out_channels, groups) < 1 or in_channels % groups or out_channels % groups:
+    for name, value in (("in_channels", in_channels), ("out_channels", out_channels), ("groups", groups)):
+        check_integer(name, value, 1)
+    if in_channels % groups or out_channels % groups:
         raise OptionError(
             "The groups do not divide the channels",
             expected="in_channels and out_channels that are positive multiples of groups",
             got=f"in_channels={in_channels}, out_channels={out_channels}, groups={groups}",
             remedy="Choose a common divisor of both; groups=in_channels is a depthwise convolution",
         )
+
+
+def check_integer(name: str, value: object, least: int) -> None:
+    """Check that an option is an integer from `least` on.
+
+    Raises
+    ------
+    OptionError
+        It is not.
+    """
+    if not isinstance(value, SupportsIndex):
+        problem = f"{name} is not an integer"
+    elif operator.index(value) < least:
+        problem = f"{name} is too small"
+    else:
+        return
+    raise OptionError(problem, expected=f"an integer, {least} or more", got=repr(value), remedy=f"Pass another {name}")
 
 
 def _pairs(

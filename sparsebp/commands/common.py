@@ -28,9 +28,10 @@ class Group(TyperGroup):
         """Run the command that was asked for."""
         try:
             return super().invoke(ctx)
-        except SparseBPError as error:
+        except (SparseBPError, MemoryError) as error:
+            own = isinstance(error, SparseBPError)
             typer.secho("Error: ", fg="red", bold=True, nl=False, err=True)
-            typer.echo(str(error), err=True)
+            typer.echo(error if own else f"Out of memory: {error}. Use --backward bp or a smaller model.", err=True)
             raise typer.Exit(1) from error
         except KeyboardInterrupt as error:
             typer.echo("Interrupted.", err=True)

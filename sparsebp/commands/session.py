@@ -199,7 +199,9 @@ def _print(result: dict[str, Any]) -> None:
         entry = {name: value for name, value in result["comparison"].items() if name != "time_ratio"}
         out.print(f"comparison     {Comparison(**entry).describe()}", markup=False)
         out.print(f"sequential     test accuracy {result['sequential_test_accuracy']:.4f}", markup=False)
-    if result["picture"] is None:
+    if result["steps"] == 0:
+        out.print("loss curve     not drawn: no step was taken", markup=False)
+    elif result["picture"] is None:
         out.print("loss curve     not drawn: matplotlib is not installed (extra: plot)", markup=False)
     else:
         out.print(f"loss curve     {result['picture']}", markup=False)

@@ -9,6 +9,7 @@ import numpy as np
 from sparsebp import nn
 from sparsebp.errors import OptionError
 from sparsebp.types import Seed
+from sparsebp.windows import check_integer
 
 _PADDING = {28: 2, 32: 0}
 
@@ -49,6 +50,7 @@ def lenet5(
     if size not in _PADDING:
         raise OptionError("LeNet-5 does not fit the images", expected="size 28 or 32", got=size,
                           remedy="Scale or pad the images")  # fmt: skip
+    check_integer("classes", classes, 1)
     options: dict[str, Any] = {"dtype": dtype, "rng": nn.init.generator(rng)}
     return nn.Sequential(
         nn.Conv2d(in_channels, 6, 5, padding=_PADDING[size], **options), nn.ReLU(), nn.MaxPool2d(2),

@@ -10,6 +10,7 @@ from sparsebp import nn
 from sparsebp.errors import OptionError
 from sparsebp.models.width import scaled
 from sparsebp.types import Seed
+from sparsebp.windows import check_integer
 
 # expansion, channels, blocks, stride of the first (Table 2 of the paper; the strides are those for small images)
 _STAGES = ((1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
@@ -63,6 +64,7 @@ def mobilenetv2(
     """
     if not 1 <= stages <= len(_STAGES):
         raise OptionError("Invalid stages", expected=f"1 to {len(_STAGES)}", got=stages, remedy="Leave it out")
+    check_integer("classes", classes, 1)
     options: dict[str, Any] = {"dtype": dtype, "rng": nn.init.generator(rng)}
     channels = scaled(_FIRST, width, 8)
     layers = _convolution(in_channels, channels, 3, options)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from numbers import Real
+
 from sparsebp.errors import OptionError
 
 
@@ -15,8 +17,8 @@ def scaled(channels: int, width: float, multiple: int = 1) -> int:
     OptionError
         `width` is not positive.
     """
-    if not 0 < width < float("inf"):
-        raise OptionError("Invalid width", expected="a finite number above 0", got=width, remedy="Pass width=1")
+    if not (isinstance(width, Real) and 0 < width < float("inf")):
+        raise OptionError("Invalid width", expected="a finite number above 0", got=repr(width), remedy="Pass width=1")
     wanted = channels * width
     rounded = max(multiple, int(wanted + multiple / 2) // multiple * multiple)
     return rounded + multiple if rounded < 0.9 * wanted else rounded

@@ -20,6 +20,7 @@ from sparsebp.errors import MemoryLimitError, OptionError
 from sparsebp.nn.cell import CellMath, Tape
 from sparsebp.nn.memory import empty
 from sparsebp.types import SCAN_ALGORITHMS, Array, ScanAlgorithm
+from sparsebp.windows import check_integer
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,8 @@ class BackwardOptions:
         least = {"chunks": 1, "workers": 1, "up_levels": 0, "memory_limit": 0}
         for name, low in least.items():
             value = getattr(self, name)
-            if value is not None and value < low:
-                raise OptionError(f"Invalid {name}", expected=f"at least {low}, or None", got=value, remedy="Pass None")
+            if value is not None:
+                check_integer(name, value, low)
 
 
 def choose(

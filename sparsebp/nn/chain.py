@@ -112,7 +112,8 @@ def _stretches(links: Sequence[Link]) -> Iterator[tuple[bool, list[Link]]]:
     """Yield ``(whether it can be scanned, links from last to first)`` from the last stretch to the first."""
     for coupled, group in groupby(reversed(links), lambda link: link.layer.couples_samples(link.saved)):
         stretch = list(group)
-        yield not coupled and len(stretch) > 1, stretch
+        samples = stretch[0].shape[0]
+        yield not coupled and len(stretch) > 1 and samples > 0, stretch
 
 
 def _jacobians(stretch: Sequence[Link]) -> list[Any]:

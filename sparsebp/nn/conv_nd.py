@@ -15,7 +15,7 @@ from sparsebp.nn.prunable import Prunable
 from sparsebp.nn.work import Work
 from sparsebp.patterns.conv import conv_entries
 from sparsebp.types import Array, Seed
-from sparsebp.windows import Windows, check_channels, lengths
+from sparsebp.windows import Windows, check_channels
 
 
 class ConvNd(Prunable):
@@ -45,9 +45,8 @@ class ConvNd(Prunable):
                 got=repr(padding_mode),
                 remedy="Pad the input yourself for another mode",
             )
-        self.in_channels, self.out_channels = lengths("channels", (in_channels, out_channels), 2, 1)
-        (self.groups,) = lengths("groups", groups, 1, 1)
-        check_channels(self.in_channels, self.out_channels, self.groups)
+        check_channels(in_channels, out_channels, groups)
+        self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
         self.windows = windows
         first, second = (in_channels, out_channels) if transposed else (out_channels, in_channels)
         shape = (first, second // self.groups, *windows.kernel)

@@ -13,8 +13,18 @@ from sparsebp.types import Array, Seed
 
 
 def generator(rng: Seed) -> np.random.Generator:
-    """Return `rng` itself if it is a Generator, else a new one from that seed (None: fresh entropy)."""
-    return np.random.default_rng(rng)
+    """Return `rng` itself if it is a Generator, else a new one from that seed (None: fresh entropy).
+
+    Raises
+    ------
+    OptionError
+        It is no seed.
+    """
+    try:
+        return np.random.default_rng(rng)
+    except (TypeError, ValueError) as error:
+        raise OptionError("The seed cannot be used", expected="a Generator, an integer from 0 on, or None",
+                          got=repr(rng), remedy="Pass rng=0, say") from error  # fmt: skip
 
 
 def uniform(rng: np.random.Generator, shape: tuple[int, ...], bound: float, dtype: Any) -> np.ndarray:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from numbers import Real
 from typing import Any, Literal, get_args
 
 import numpy as np
 
 from sparsebp import backend
-from sparsebp.errors import OptionError
+from sparsebp.errors import NonFiniteError, OptionError
 from sparsebp.nn.layer import Layer
 from sparsebp.nn.prunable import MASK, Prunable
 
@@ -78,7 +79,10 @@ def prune(model: Layer, amount: float, method: PruneMethod = "class_blind", *, o
     Raises
     ------
     OptionError
-        `amount` or `method` is out of range, the model has no weights that can be pruned, or nothing would be left.
+        `amount` or `method` is out of range, the model has no weights that can be pruned, nothing would be left, or
+        `optimizer` updates other weights.
+    NonFiniteError
+        A weight is NaN or infinite: such weights have no order.
 
     Notes
     -----
@@ -89,9 +93,12 @@ def prune(model: Layer, amount: float, method: PruneMethod = "class_blind", *, o
     if method not in get_args(PruneMethod):
         raise OptionError("Unknown pruning method", expected=" or ".join(map(repr, get_args(PruneMethod))),
                           got=repr(method), remedy="Pass one of them")  # fmt: skip
-    if not 0 <= amount < 1:
-        raise OptionError("The amount to prune is out of range", expected="a number from 0 to below 1", got=amount,
-                          remedy="Pass the share of the weights that is to go, 0.97 say")  # fmt: skip
+    if not (isinstance(amount, Real) and 0 <= amount < 1):
+        raise OptionError("The amount to prune is out of range", expected="a number from 0 to below 1",
+                          got=repr(amount), remedy="Pass the share of the weights that is to go, 0.97 say")  # fmt: skip
+    if not isinstance(model, Layer):
+        raise OptionError("Only layers are pruned", expected="a layer of sparsebp.nn", got=type(model).__name__,
+                          remedy="Pass the model whose weights are to go")  # fmt: skip
     layers: dict[str, Prunable] = {}
     for name, layer in model.modules():
         if isinstance(layer, Prunable) and not any(layer is other for other in layers.values()):
@@ -100,6 +107,7 @@ def prune(model: Layer, amount: float, method: PruneMethod = "class_blind", *, o
     if sum(sizes.values()) == 0:
         raise OptionError("There is nothing to prune", expected="a model with convolutions or linear layers",
                           got=type(model).__name__, remedy="Pass the model whose weights are to go")  # fmt: skip
+    _check_optimizer(optimizer, layers)
     masks = _masks(layers, amount, method)
     if not any(mask.any() for mask in masks.values()):
         raise OptionError("Pruning would leave no weight at all", expected="an amount that leaves at least one weight",
@@ -128,6 +136,12 @@ def _magnitudes(layer: Prunable, in_deviations: bool) -> np.ndarray:
     """
     weight = backend.to_host(layer.params["weight"]).reshape(-1).astype(np.float64)
     magnitudes = np.abs(weight)
+    if not np.isfinite(magnitudes).all():
+        raise NonFiniteError(
+            "A weight that is not finite cannot be ranked", expected="finite weights",
+            got=f"{int((~np.isfinite(magnitudes)).sum())} of {magnitudes.size} values not finite",
+            remedy="Load the last good checkpoint",
+        )  # fmt: skip
     mask = backend.to_host(layer.buffers[MASK]).reshape(-1) if MASK in layer.buffers else np.ones(len(weight), bool)
     if in_deviations:
         deviation = weight[mask].std() if mask.any() else 0.0
@@ -147,6 +161,20 @@ def _largest(magnitudes: np.ndarray, amount: float) -> np.ndarray:
         ties = np.flatnonzero(magnitudes == largest_gone)
         kept[ties[: gone - np.count_nonzero(magnitudes < largest_gone)]] = False
     return kept
+
+
+def _check_optimizer(optimizer: Any, layers: dict[str, Prunable]) -> None:
+    """Check that `optimizer` is None or one that updates the weights of `layers`."""
+    if optimizer is None:
+        return
+    for name, layer in layers.items():
+        weight = layer.params["weight"]
+        if optimizer.params.get(f"{name}.weight" if name else "weight", weight) is not weight:
+            raise OptionError(
+                "The optimizer does not belong to the model", expected="one built on model.parameters()",
+                got=f"{type(optimizer).__name__} on another weight of layer {name!r}",
+                remedy="Build it after model.to(...), from the parameters of the model that is pruned",
+            )  # fmt: skip
 
 
 def _forget(optimizer: Any, layers: dict[str, Prunable]) -> None:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparsebp import backend
-from sparsebp.errors import OptionError
+from sparsebp.errors import OptionError, ShapeError
 from sparsebp.nn.backward import BackwardOptions
 from sparsebp.nn.chain import Link, chain_gradients, chain_plans
-from sparsebp.nn.layer import Layer
+from sparsebp.nn.layer import Layer, check_gy
 from sparsebp.nn.verdict import Verdicts
 from sparsebp.nn.work import Work, together
 from sparsebp.types import Array, ChainBackward
@@ -18,7 +18,7 @@ from sparsebp.types import Array, ChainBackward
 
 @dataclass
 class SequentialSaved:
-    """What the layers saved, the shapes of their inputs, and the gradients for the gy that was last asked for.
+    """What the layers saved, shapes of their inputs and of the output, and the gradients for the last gy.
 
     Attributes
     ----------
@@ -31,6 +31,7 @@ class SequentialSaved:
     layers: list[Any]
     shapes: list[tuple[int, ...]]
     like: Array = None
+    output_shape: tuple[int, ...] = ()
     gy: Array | None = None
     gradients: list[Array | None] | None = None
 
@@ -133,12 +134,28 @@ class Sequential(Layer):
         return list(self.children.values())[index]
 
     def forward(self, x: Array) -> tuple[Array, SequentialSaved]:
-        """Run the chain."""
+        """Run the chain.
+
+        Raises
+        ------
+        ShapeError
+            A layer does not take the shape that comes to it; the message names the layer and the shape of x.
+        """
         saved = SequentialSaved([], [])
-        for layer in self.children.values():
+        for name, layer in self.children.items():
             saved.shapes.append(x.shape)
-            x, layer_saved = layer.forward(x)
+            try:
+                x, layer_saved = layer.forward(x)
+            except ShapeError as error:
+                if not saved.layers:  # x itself, of which the layer speaks
+                    raise
+                raise ShapeError(
+                    f"x of shape {saved.shapes[0]} does not fit the chain at layer {name} ({type(layer).__name__}): "
+                    f"{error.problem}", expected=error.expected, got=error.got,
+                    remedy="Pass x of the size that the model is made for, or make the layers fit",
+                ) from error  # fmt: skip
             saved.layers.append(layer_saved)
+        saved.output_shape = x.shape
         saved.like = backend.namespace(x).empty(0, x.dtype)
         return x, saved
 
@@ -210,6 +227,7 @@ class Sequential(Layer):
         """Return the gradients at the inputs of the links and at the output, known from that of link `first` on."""
         links = self._links(saved)
         if saved.gy is not gy or saved.gradients is None:
+            check_gy(gy, saved.output_shape, saved.like.dtype, saved.like)
             saved.gy, saved.gradients = gy, [*(None for _ in links), gy]
         gradients = saved.gradients
         known = next(i for i in range(first, len(gradients)) if gradients[i] is not None)

@@ -170,8 +170,6 @@ def _checked(
     """Check what both builders take, then build; all is said of the convolution, also where it is transposed."""
     if layout not in ("chw", "hwc"):
         raise OptionError("Unknown layout", expected="'chw' or 'hwc'", got=repr(layout), remedy="Pass one of the two")
-    in_channels, out_channels = lengths("channels", (in_channels, out_channels), 2, 1)
-    (groups,) = lengths("groups", groups, 1, 1)
     check_channels(in_channels, out_channels, groups)
     weight_shape = (out_channels, in_channels // groups, *windows.kernel)
     mask = None if kept is None else packed_mask(kept, weight_shape)

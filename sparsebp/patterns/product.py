@@ -7,9 +7,10 @@ from collections import OrderedDict
 
 import numpy as np
 
-from sparsebp.errors import MemoryLimitError, ShapeError
+from sparsebp.errors import MemoryLimitError, PatternError, ShapeError
 from sparsebp.patterns.plan import ProductPlan
 from sparsebp.patterns.sparsity import SparsityPattern
+from sparsebp.windows import check_integer
 
 _CACHE_SIZE = 64
 
@@ -32,11 +33,21 @@ def plan_product(a: SparsityPattern, b: SparsityPattern, *, memory_limit: int | 
 
     Raises
     ------
-    ShapeError
-        The shapes do not chain.
+    PatternError, ShapeError
+        An operand is no pattern, or the shapes do not chain.
+    OptionError
+        `memory_limit` is no integer, or negative.
     MemoryLimitError
         The plan would take more than `memory_limit` even so; entries are counted before anything is allocated.
     """
+    for name, pattern in (("a", a), ("b", b)):
+        if not isinstance(pattern, SparsityPattern):
+            raise PatternError(
+                f"{name} is not a pattern", expected="a SparsityPattern", got=type(pattern).__name__,
+                remedy="Pass jacobian.pattern, conv_pattern(...).pattern, or SparsityPattern.from_scipy(matrix)",
+            )  # fmt: skip
+    if memory_limit is not None:
+        check_integer("memory_limit", memory_limit, 0)
     if a.shape[1] != b.shape[0]:
         raise ShapeError(
             "The shapes do not chain",

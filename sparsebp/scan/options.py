@@ -9,6 +9,7 @@ from sparsebp.patterns import SparsityPattern
 from sparsebp.scan.candidates import Candidate, candidates
 from sparsebp.scan.machine import Machine
 from sparsebp.types import SCAN_ALGORITHMS
+from sparsebp.windows import check_integer
 
 
 def check_patterns(patterns: Sequence[SparsityPattern]) -> tuple[SparsityPattern, ...]:
@@ -70,12 +71,9 @@ def check_options(
             remedy="Leave up_levels out, or pass algorithm='hybrid'",
         )
     for name, value, least in (("workers", workers, 1), ("up_levels", up_levels, 0), ("memory_limit", memory_limit, 0)):
-        if value is not None and value < least:
-            raise OptionError(
-                f"{name} is too small", expected=f"at least {least}, or None", got=value, remedy=f"Raise {name}"
-            )
-    if batch < 1:
-        raise OptionError("batch is too small", expected="at least 1", got=batch, remedy="Pass the number of samples")
+        if value is not None:
+            check_integer(name, value, least)
+    check_integer("batch", batch, 1)
 
 
 def options_for(

@@ -39,6 +39,7 @@ def plot(
         )  # fmt: skip
     try:
         import matplotlib.pyplot as plt
+        from matplotlib.axes import Axes
     except ImportError as error:
         raise MissingDependencyError(
             "matplotlib is not installed, and drawing a scan needs it",
@@ -47,6 +48,11 @@ def plot(
     if ax is None:
         size = (min(2 + 0.5 * len(plan.patterns), 24), 6) if kind == "tree" else (7, 5)
         ax = plt.subplots(figsize=size)[1]
+    elif not isinstance(ax, Axes):
+        raise OptionError(
+            "ax is not a matplotlib axes", expected="an Axes, or None for a new one", got=repr(ax),
+            remedy="For a file: plan.plot().figure.savefig(path)",
+        )  # fmt: skip
     if kind == "tree":
         _tree(plan, ax)
     else:

@@ -306,6 +306,42 @@ def test_prune_a_checkpoint(tmp_path, small_digits):
     )
 
 
+def test_images_that_cannot_be_had(tmp_path, small_digits):
+    out = ["--threads", "1", "--out", tmp_path / "out"]
+    folder = tmp_path / "cifar"
+    assert "Unknown model" in one_message(invoke("train", *small_digits, "--model", "gru", *out))
+    assert "Unknown model" in one_message(invoke("train", *TINY, "--model", "vgg11", *out))
+    for width in (0, -1, "nan", "inf"):
+        options = ["--model", "vgg11", "--width", width]
+        assert "Invalid width" in one_message(invoke("train", *small_digits, *options, *out))
+    for amount in (1, 1.5, -0.5, "nan"):
+        assert "out of range" in one_message(invoke("train", *small_digits, "--prune", amount, *out))
+        assert "No checkpoint" in one_message(invoke("prune", tmp_path, "--amount", amount))
+    assert "no such folder" in one_message(invoke("train", "cifar10", "--data", folder, *out))
+    folder.mkdir()
+    assert "cannot be read" in one_message(invoke("train", "cifar10", "--data", folder, *out))
+    (folder / "data_batch_1.bin").write_bytes(bytes(5000))
+    assert "truncated" in one_message(invoke("train", "cifar10", "--data", folder, *out))
+    assert not (tmp_path / "out" / "checkpoint.safetensors").exists()
+
+
+def test_no_epochs(tmp_path, small_digits):
+    result = invoke("train", *small_digits, "--epochs", 0, "--threads", 1, "--out", tmp_path)
+    assert result.exit_code == 0
+    assert "no step was taken" in result.stdout
+
+
+def test_memory_that_does_not_suffice(monkeypatch):
+    from sparsebp.commands import info
+
+    def fail():
+        raise MemoryError("Unable to allocate 8.00 TiB")
+
+    monkeypatch.setattr(sys.modules[info.__module__], "collect", fail)
+    message = one_message(invoke("info"))
+    assert "8.00 TiB" in message
+
+
 SGD = ["--optimizer", "sgd", "--lr", "0.01", "--backward", "hybrid", "--dtype", "float64", "--threads", "1"]
 
 
@@ -330,7 +366,7 @@ def test_train_prune_and_retrain_by_scan(tmp_path, small_digits):
             assert (weight != pruned[name.removesuffix("_mask")]).any()
     # the folder itself as a source: what is about to be replaced; and a comparison of a run that went on
     shutil.copytree(sparse, again)
-    options = ["train", *small_digits, *SGD, "--schedule", "constant", "--compare", "--json", "--out", again]
+    options = ["train", *small_digits, *SGD, "--lr-schedule", "constant", "--compare", "--json", "--out", again]
     first = invoke(*options, "--weights", again)
     assert first.exit_code == 0
     assert load_checkpoint(again / "start.safetensors").tensors.keys() == trained.tensors.keys()

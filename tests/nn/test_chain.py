@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from networks import networks
 from sparsebp import nn
-from sparsebp.errors import MemoryLimitError, OptionError
+from sparsebp.errors import DTypeError, MemoryLimitError, OptionError, ShapeError
 from sparsebp.nn import chain
 from strategies import reals, seeds
 
@@ -123,6 +123,50 @@ def test_options():
         lenet(backward="hybrid", up_levels=-1)
     with pytest.raises(OptionError):
         lenet(memory_limit=-1)
+
+
+@pytest.mark.parametrize("option", ["up_levels", "workers", "chunks", "memory_limit"])
+@pytest.mark.parametrize("value", [1.5, "1G"])
+def test_options_that_are_no_integers(option, value):
+    with pytest.raises(OptionError, match=f"{option} is not an integer"):
+        lenet(backward="hybrid", **{option: value})
+
+
+@pytest.mark.parametrize("backward", ["bp", "linear", "blelloch", "hybrid", "chunked", "auto"])
+def test_an_empty_batch(backward):
+    model = lenet(backward=backward)
+    y, saved = model.forward(X[:0])
+    assert model.input_grad(y, saved).shape == X[:0].shape
+    assert all((g == 0).all() for g in model.weight_grad(y, saved).values())
+    assert model.scan_plans(saved) == []
+
+
+@pytest.mark.parametrize("backward", ["bp", "blelloch"])
+def test_a_gradient_that_does_not_fit(backward):
+    model = lenet(backward=backward)
+    y, saved = model.forward(X)
+    with pytest.raises(ShapeError, match="gy has the wrong shape"):
+        model.weight_grad(y[:, 1:], saved)
+    with pytest.raises(DTypeError, match="gy has the wrong dtype"):
+        model.weight_grad(y.astype(np.float16), saved)
+
+
+@pytest.mark.parametrize("backward", ["bp", "blelloch"])
+def test_strides_do_not_matter(backward):
+    model = lenet(backward=backward)
+    strided = np.repeat(X, 2, axis=0)[::2].transpose(0, 1, 3, 2).copy().transpose(0, 1, 3, 2)
+    gradients = []
+    for x in (X, strided):
+        y, saved = model.forward(x)
+        gradients.append(model.weight_grad(np.asfortranarray(y) if x is strided else y, saved))
+    assert not strided.flags.c_contiguous
+    for name, gradient in gradients[0].items():
+        np.testing.assert_allclose(gradients[1][name], gradient, rtol=1e-5, atol=1e-6)
+
+
+def test_an_input_that_does_not_fit_names_the_layer():
+    with pytest.raises(ShapeError, match=r"x of shape \(1, 2\) does not fit .* layer 1 \(Linear\).*Got \(1, 3\)"):
+        nn.Sequential(nn.Linear(2, 3), nn.Linear(4, 1))(np.ones((1, 2), np.float32))
 
 
 def test_memory_limit():

@@ -127,7 +127,7 @@ def test_a_batch_of_none():
     [
         (OptionError, "groups do not divide", lambda: nn.Conv2d(4, 6, 3, groups=4)),
         (OptionError, "groups do not divide", lambda: nn.Conv2d(6, 4, 3, groups=3)),
-        (OptionError, "channels does not fit", lambda: nn.Conv2d(0, 4, 3)),
+        (OptionError, "in_channels is too small", lambda: nn.Conv2d(0, 4, 3)),
         (OptionError, "kernel_size does not fit 2 axes", lambda: nn.Conv2d(1, 1, (3,))),
         (OptionError, "stride does not fit 1 axes", lambda: nn.Conv1d(1, 1, 3, stride=0)),
         (OptionError, "needs stride 1", lambda: nn.Conv3d(1, 1, 3, stride=2, padding="same")),

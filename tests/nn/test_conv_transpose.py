@@ -111,7 +111,7 @@ def test_a_batch_of_none():
     ("error", "text", "make"),
     [
         (OptionError, "groups do not divide", lambda: nn.ConvTranspose2d(4, 6, 3, groups=4)),
-        (OptionError, "channels does not fit", lambda: nn.ConvTranspose2d(4, 0, 3)),
+        (OptionError, "out_channels is too small", lambda: nn.ConvTranspose2d(4, 0, 3)),
         (OptionError, "output_padding is too large", lambda: nn.ConvTranspose2d(1, 1, 3, 2, output_padding=2)),
         (OptionError, "output_padding does not fit", lambda: nn.ConvTranspose1d(1, 1, 3, 2, output_padding=-1)),
         (OptionError, "padding_mode", lambda: nn.ConvTranspose1d(1, 1, 3, padding_mode="circular")),

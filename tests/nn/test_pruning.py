@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import sparsebp as sb
 from sparsebp import nn, optim
-from sparsebp.errors import DTypeError, FileFormatError, OptionError, ShapeError
+from sparsebp.errors import DTypeError, FileFormatError, NonFiniteError, OptionError, ShapeError
 from strategies import seeds
 
 METHODS = ["class_blind", "class_uniform", "class_distribution"]
@@ -173,6 +173,7 @@ def test_states_with_and_without_masks():
     [
         ("out of range", nn.Linear(2, 2), 1.0, "class_blind"), ("out of range", nn.Linear(2, 2), -0.1, "class_blind"),
         ("out of range", nn.Linear(2, 2), float("nan"), "class_blind"),
+        ("out of range", nn.Linear(2, 2), 1.5, "class_blind"), ("out of range", nn.Linear(2, 2), "half", "class_blind"),
         ("Unknown pruning method", nn.Linear(2, 2), 0.5, "blind"), ("nothing to prune", nn.ReLU(), 0.5, "class_blind"),
         ("leave no weight", nn.Linear(2, 2), 0.97, "class_uniform"),
     ],
@@ -183,6 +184,25 @@ def test_bad_requests_are_refused(text, model, amount, method):
         sb.prune(model, amount, method)
     assert caught.value.expected and caught.value.got is not None and caught.value.remedy
     assert model.state_dict().keys() == before.keys()
+
+
+def test_what_is_no_layer_and_a_foreign_optimizer_are_refused():
+    with pytest.raises(OptionError, match="Only layers"):
+        sb.prune(3, 0.5)
+    model = nn.Linear(4, 3, rng=0)
+    for other in (nn.Linear(4, 3, rng=0), nn.Linear(5, 3, rng=0)):
+        with pytest.raises(OptionError, match="does not belong to the model"):
+            sb.prune(model, 0.5, optimizer=sb.optim.Adam(other.parameters(), lr=1e-3))
+    assert not model.buffers
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_weights_that_have_no_order_are_refused(value):
+    model = nn.Linear(4, 3, rng=0)
+    model.params["weight"][1, 2] = value
+    with pytest.raises(NonFiniteError, match="1 of 12 values"):
+        sb.prune(model, 0.5)
+    assert not model.buffers
 
 
 def test_bad_masks_are_refused():

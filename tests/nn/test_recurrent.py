@@ -330,7 +330,7 @@ def test_bad_input_is_refused(cell, error, text, call):
         (OptionError, "Unknown nonlinearity", lambda: nn.RNN(1, 2, nonlinearity="gelu")),
         (OptionError, "Invalid hidden_size", lambda: nn.GRU(1, 0)),
         (OptionError, "Invalid num_layers", lambda: nn.GRU(1, 2, num_layers=0)),
-        (OptionError, "Invalid chunks", lambda: nn.GRU(1, 2, chunks=0)),
+        (OptionError, "chunks is too small", lambda: nn.GRU(1, 2, chunks=0)),
         (OptionError, "Invalid dropout", lambda: nn.GRU(1, 2, dropout=1.5)),
         (DTypeError, "Unsupported dtype", lambda: nn.GRU(1, 2, dtype=np.float16)),
     ],

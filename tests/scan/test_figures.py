@@ -105,6 +105,8 @@ def test_bad_arguments(ax):
     plan = plan_scan([SparsityPattern.dense(2, 2)] * 5, "blelloch")
     with pytest.raises(OptionError, match="Unknown kind of plot"):
         plan.plot(ax, kind="pie")
+    with pytest.raises(OptionError, match="savefig"):
+        plan.plot("scan.png")
     with pytest.raises(OptionError, match="no place for operators"):
         plan.plot(ax, operators=[("relu", 1.0)])
     with pytest.raises(ShapeError, match="measured has the wrong length"):

@@ -268,6 +268,8 @@ def dense_chain(n: int) -> list[SparsityPattern]:
         ([dense_chain(3), "chunked"], {"workers": 0}, OptionError, "workers is too small"),
         ([dense_chain(3)], {"batch": 0}, OptionError, "batch is too small"),
         ([dense_chain(3)], {"memory_limit": -1}, OptionError, "memory_limit is too small"),
+        ([dense_chain(3)], {"memory_limit": "1G"}, OptionError, "memory_limit is not an integer"),
+        ([dense_chain(3)], {"batch": 1.5}, OptionError, "batch is not an integer"),
         ([dense_chain(3)], {"dtype": np.float16}, DTypeError, "float32 or float64"),
         ([dense_chain(3)], {"shared": [True]}, ShapeError, "shared has the wrong length"),
     ],
