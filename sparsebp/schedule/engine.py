@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from typing import Literal
 
 from sparsebp.schedule.actions import Action, Kind, Overlap, actions_of, parts_of
 from sparsebp.schedule.cells import Send
 from sparsebp.schedule.costs import Costs
 from sparsebp.schedule.schedule import Schedule
-
-Read = tuple[Literal["F", "I"], int, int]  # by a forward or a backward, of which stage and micro-batch
 
 
 class Run:
@@ -61,11 +58,6 @@ class Run:
             costs.together(cell, schedule.graph) if isinstance(cell, Overlap) else costs.duration(cell)
             for cell in graph.cells
         ]
-        self._reads = {
-            number: [self._read(action) for action in actions_of(cell)]
-            for number, cell in enumerate(graph.cells)
-            if isinstance(cell, Overlap) or cell.kind in "FIB"
-        }
         self._updates = {number: cell for number, cell in enumerate(graph.cells)
                          if isinstance(cell, Action) and cell.kind == "U"}  # fmt: skip
         self._forward_version: dict[tuple[int, int, int], int] = {}
@@ -103,9 +95,11 @@ class Run:
             self.cause[entry] = step * self.count + self._recompute.wait(number, step, entry)
             return
         self.begin[entry] = now
-        reads = self._reads.get(number)
-        if reads is not None:
-            self.versions[entry] = tuple([None if read is None else self._version(read, step) for read in reads])
+        cell = self.schedule.cells.cells[number]
+        if isinstance(cell, Overlap):
+            self.versions[entry] = self._version(cell.forward, step), self._version(cell.backward, step)
+        else:
+            self.versions[entry] = (self._version(cell, step),)
         self._work(entry, extra if extra > 0 else self._durations[number], now)
 
     def _work(self, entry: int, duration: float, now: float) -> None:
@@ -170,27 +164,21 @@ class Run:
 
     def version_of(self, number: int, step: int, kind: Kind) -> int | None:
         """Return the version of the weights that a cell's forward or backward read."""
-        for read, version in zip(self._reads.get(number, ()), self.versions[step * self.count + number], strict=True):
-            if read is not None and read[0] == kind:
-                return version
-        return None
+        read = zip(
+            actions_of(self.schedule.cells.cells[number]), self.versions[step * self.count + number], strict=True
+        )
+        return next((version for action, version in read if (action.kind == "F") == (kind == "F")), None)
 
-    def _read(self, action: Action) -> Read | None:
-        """Return which weights an action reads, if any."""
-        if action.kind not in "FIB" or not self.schedule.graph.weighted(action.stage) or action.microbatch is None:
+    def _version(self, action: Action, step: int) -> int | None:
+        """Return the version of the weights that an action reads which starts now, None if it reads none."""
+        stage = action.stage
+        if action.kind not in "FIB" or stage in self.schedule.graph.unweighted:
             return None
-        return ("F" if action.kind == "F" else "I"), action.stage, action.microbatch
-
-    def _version(self, read: Read, step: int) -> int:
-        """Return the version of the weights that an action reads which starts now."""
-        kind, stage, microbatch = read
-        now = len(self.updates[stage])
-        if self.schedule.graph.weights != "stashed":
-            return now
-        if kind == "F":
-            self._forward_version[stage, microbatch, step] = now
-            return now
-        return self._forward_version[stage, microbatch, step]
+        if self.schedule.graph.weights != "stashed" or action.microbatch is None:
+            return len(self.updates[stage])
+        if action.kind == "F":
+            self._forward_version[stage, action.microbatch, step] = len(self.updates[stage])
+        return self._forward_version[stage, action.microbatch, step]
 
 
 class _Recomputation:
