@@ -63,6 +63,14 @@ class Backward(enum.StrEnum):
     chunked = "chunked"
 
 
+class Fusion(enum.StrEnum):
+    """Where the optimizer's updates go."""
+
+    none = "none"
+    forward = "forward"
+    backward = "backward"
+
+
 class PruneMethod(enum.StrEnum):
     """How pruned weights are shared out over the layers."""
 
@@ -123,6 +131,17 @@ def train(
     backward: Annotated[
         Backward | None, typer.Option(help="Algorithm of the backward pass.", show_default="auto; images bp")
     ] = None,
+    fusion: Annotated[
+        Fusion | None,
+        typer.Option(help="Updates before the next use, or right after the gradient.", show_default="none"),
+    ] = None,
+    accumulate: Annotated[
+        int | None, typer.Option(min=1, help="Micro-batches that a batch is split into.", show_default="1")
+    ] = None,
+    schedule: Annotated[
+        str | None,
+        typer.Option(help="Order of a step: conventional, ooo, or an action CSV.", show_default="conventional"),
+    ] = None,
     prune: Annotated[
         float | None,
         typer.Option(help="Images: share of the weights to prune after training, then retrain.", show_default="none"),
@@ -173,7 +192,7 @@ def train(
       sparsebp train bitstream --seq-len 3000 --backward chunked --compare
       sparsebp train bitstream --device cuda --out runs/gpu
       sparsebp train seqmnist --resume
-      sparsebp train digits --model lenet5
+      sparsebp train digits --model lenet5 --fusion backward
       sparsebp train digits --model vgg11 --prune 0.97 --backward hybrid --compare
       sparsebp train digits --weights runs/digits-lenet5/pruned.safetensors --optimizer sgd --out runs/sparse
       sparsebp train cifar10 --data cifar-10-batches-bin --model mobilenetv2
@@ -194,6 +213,9 @@ def train(
         lr_schedule=lr_schedule and lr_schedule.value,
         clip_norm=clip,
         backward=backward and backward.value,
+        fusion=fusion and fusion.value,
+        accumulate=accumulate,
+        schedule=schedule,
         width=width,
         data=data and str(data),
         prune=prune,

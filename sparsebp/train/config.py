@@ -10,6 +10,7 @@ import numpy as np
 
 from sparsebp.data import Dataset
 from sparsebp.errors import OptionError
+from sparsebp.train.orders import Fusion, check_order
 
 CLASSES = 10
 
@@ -28,6 +29,8 @@ class TrainConfig(abc.ABC):
         As the trainer takes them; `lr_schedule` is ``"constant"``, ``"cosine"`` or ``"onecycle"``, over the whole run.
     backward
         Algorithm of the backward pass.
+    fusion, accumulate, schedule
+        As the trainer takes them; the schedule by its name or the path of a file.
     device, dtype, seed
         ``"cpu"`` or ``"cuda"``; ``"float32"`` or ``"float64"``; the seed of data, weights and order.
     """
@@ -42,6 +45,9 @@ class TrainConfig(abc.ABC):
     lr_schedule: str
     clip_norm: float | None
     backward: str
+    fusion: Fusion = "none"
+    accumulate: int = 1
+    schedule: str = "conventional"
     device: str = "cpu"
     dtype: str = "float32"
     seed: int = 0
@@ -69,6 +75,7 @@ class TrainConfig(abc.ABC):
                 raise OptionError(
                     f"{name} is too small", expected="1 or more", got=getattr(self, name), remedy=f"Raise {name}"
                 )
+        check_order(self.fusion, self.accumulate, self.schedule, self.clip_norm)
         if not self.lr > 0:
             raise OptionError("lr is not positive", expected="more than 0", got=self.lr, remedy="Pass 0.001, say")
 
@@ -92,6 +99,9 @@ class TrainConfig(abc.ABC):
     def same_on_resume(self) -> dict[str, Any]:
         """Return what must not change between a run and its resumption: all that the losses depend on."""
         described = dataclasses.asdict(self)
+        del described["fusion"], described["schedule"]  # the same losses in another order
+        if self.accumulate == 1:
+            del described["accumulate"]
         if self.lr_schedule == "constant":  # only then is the number of epochs free to grow
             del described["epochs"]
         return described

@@ -52,6 +52,12 @@ class ImageConfig(TrainConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.schedule == "ooo" and self.backward != "bp":
+            raise OptionError(
+                "A scan computes all input gradients at once: nothing runs beside it, out of order",
+                expected="backward='bp' with schedule='ooo'", got=repr(self.backward),
+                remedy="Use schedule='conventional', or backward='bp'",
+            )  # fmt: skip
         if self.prune is not None and not 0 <= self.prune < 1:
             raise OptionError(
                 "The amount to prune is out of range", expected="a number from 0 to below 1", got=self.prune,

@@ -96,6 +96,18 @@ def test_train_prints_the_result_and_leaves_files(tmp_path, model):
     assert checkpoint.part("model")["rnn.weight_hh_l0"].shape == (4 * rows, 4)
 
 
+def test_train_in_another_order(tmp_path):
+    losses = []
+    for order in ([], ["--fusion", "forward", "--accumulate", 1]):
+        out = tmp_path / str(len(losses))
+        assert invoke("train", *TINY, *order, "--out", out).exit_code == 0
+        losses.append(load_checkpoint(out / "checkpoint.safetensors").tensors["history.loss"])
+    assert (losses[0] == losses[1]).all()
+    message = one_message(invoke("train", *TINY, "--fusion", "backward", "--out", tmp_path))
+    assert "clip" in message and "forward" in message
+    assert "no such file" in one_message(invoke("train", *TINY, "--schedule", "none.csv", "--out", tmp_path)).lower()
+
+
 def test_train_json_lines(tmp_path):
     result = invoke(
         "train", *TINY, "--out", tmp_path, "--json", "--compare", "--backward", "chunked", "--dtype", "float64"

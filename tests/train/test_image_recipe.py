@@ -198,3 +198,25 @@ def test_a_configuration_comes_back_from_a_checkpoint(task, lr_schedule):
     assert dataclasses.replace(back, **data) == config
     with pytest.raises(OptionError, match="not built by a recipe"):
         config_of({})
+
+
+@pytest.mark.parametrize(
+    "options", [{"fusion": "backward"}, {"fusion": "forward", "clip_norm": 1.0}, {"schedule": "ooo"}]
+)
+def test_orders_train_alike(options):
+    clip = {name: value for name, value in options.items() if name == "clip_norm"}
+    first = build(config_for("digits", model="lenet5", **SMALL, **options))
+    second = build(config_for("digits", model="lenet5", **SMALL, **clip))
+    assert first.fit().loss == second.fit().loss
+    assert first.config.same_on_resume() == second.config.same_on_resume()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"fusion": "x"}, {"accumulate": 0}, {"fusion": "backward", "clip_norm": 1.0}, {"schedule": "ooo", "accumulate": 2},
+     {"schedule": "ooo", "backward": "hybrid"}, {"schedule": "ooo", "fusion": "forward"}],
+)  # fmt: skip
+def test_orders_that_do_not_go_with_other_options(options):
+    with pytest.raises(OptionError) as caught:
+        config_for("digits", model="lenet5", **options)
+    assert caught.value.expected and caught.value.got is not None and caught.value.remedy
