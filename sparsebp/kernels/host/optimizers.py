@@ -17,6 +17,7 @@ import numpy as np
 from sparsebp.kernels import checks
 from sparsebp.kernels.host.parts import JIT, parts_for, share
 from sparsebp.kernels.host.simd import (
+    VECTOR_BYTES,
     address,
     device,
     filled,
@@ -38,6 +39,7 @@ _ACCESS = {
     for rule, names in UPDATE_BUFFERS.items()
 }
 _SCALE, _CLAMP = len(_NUMBERS), len(_NUMBERS) + 1
+_ALIGN_FROM = 4096  # numbers, fewer of which are not worth a start of their own
 _CHUNK = 1 << 14  # numbers that one partial sum of squares covers
 
 
@@ -129,21 +131,33 @@ def _update(number, like, addresses, begins, options, steps, low, high):  # type
         # both neighbours of a cut round it down alike
         first = max(low - begins[i], 0) // GRAIN * GRAIN
         last = size if high >= begins[i + 1] else (high - begins[i]) // GRAIN * GRAIN
-        at, o = addresses[i], options[i]
-        if number == 0:
-            _sgd(at, like, o, steps[i], first, last)
-        elif number == 1:
-            _adam(at, like, o, steps[i], first, last)
-        elif number == 2:
-            _adagrad(at, like, o, steps[i], first, last)
-        elif number == 3:
-            _adadelta(at, like, o, first, last)
-        elif number == 4:
-            _rmsprop(at, like, o, first, last)
-        elif number == 5:
-            _scale(at, like, o, first, last)
-        else:
-            _clamp(at, like, o, first, last)
+        at, o, middle = addresses[i], options[i], first
+        if last - first >= _ALIGN_FROM:
+            # a vector that straddles two cache lines costs two accesses: go on from a line's beginning
+            width = lanes(address(at[0], like))
+            middle += -at[0] % VECTOR_BYTES * width // VECTOR_BYTES
+        if middle > first:
+            _apply(number, like, at, o, steps[i], first, middle)
+        _apply(number, like, at, o, steps[i], middle, last)
+
+
+@numba.njit(**JIT)
+def _apply(number, like, at, o, step, first, last):  # type: ignore[no-untyped-def]
+    """Apply rule `number` to the numbers from `first` to `last` of one array."""
+    if number == 0:
+        _sgd(at, like, o, step, first, last)
+    elif number == 1:
+        _adam(at, like, o, step, first, last)
+    elif number == 2:
+        _adagrad(at, like, o, step, first, last)
+    elif number == 3:
+        _adadelta(at, like, o, first, last)
+    elif number == 4:
+        _rmsprop(at, like, o, first, last)
+    elif number == 5:
+        _scale(at, like, o, first, last)
+    else:
+        _clamp(at, like, o, first, last)
 
 
 @numba.njit(parallel=True, **JIT)
