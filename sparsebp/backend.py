@@ -6,6 +6,7 @@ so the package works without it.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from types import ModuleType
 from typing import Any
@@ -143,6 +144,32 @@ def synchronize(xp: ModuleType) -> None:
     """Wait until the current stream of `xp`'s device is done (nothing to do for NumPy)."""
     if xp is not np:
         xp.cuda.get_current_stream().synchronize()
+
+
+def streams(xp: ModuleType, count: int) -> list[contextlib.AbstractContextManager[Any]]:
+    """Return contexts in which work runs on streams of their own, the first of the highest priority; no-ops for NumPy.
+
+    They wait for the default stream, and it for them, so that only work in different contexts runs side by side.
+    """
+    if xp is np:
+        return [contextlib.nullcontext() for _ in range(count)]
+    greatest = 1 - count
+    return [xp.cuda.Stream(priority=greatest + number) for number in range(count)]
+
+
+def record(xp: ModuleType) -> Any:
+    """Return an event of what the current stream has been given so far; None for NumPy, where that is done."""
+    if xp is np:
+        return None
+    event = xp.cuda.Event(disable_timing=True)
+    event.record()
+    return event
+
+
+def wait(xp: ModuleType, event: Any) -> None:
+    """Let the current stream wait for an event of another one; the host does not wait."""
+    if event is not None:
+        xp.cuda.get_current_stream().wait_event(event)
 
 
 def erf(x: Array) -> Array:

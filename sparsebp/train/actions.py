@@ -40,12 +40,17 @@ class Step:
         The optimizer's update, from the last loss on.
     events, aborted
         What streams tell each other: what is done, and that nothing more is to be done.
+    marks
+        On a GPU, the device's events beside them.
+    kept
+        On a GPU with two streams, arrays that a stream has been given work on: their memory must not be used again by
+        the stream that they came from before the other is done with them.
     resumed
         Whether what is left over is done apart from a further step; an interrupted one may have done part of it.
     """
 
     __slots__ = ("aborted", "batches", "events", "flow", "for_input", "for_weights", "grads", "gy_input", "gy_weights",
-                 "predictions", "resumed", "shapes", "shares", "squares", "tag", "update", "values")  # fmt: skip
+                 "kept", "marks", "predictions", "resumed", "shapes", "shares", "squares", "tag", "update", "values")  # fmt: skip
 
     def __init__(self, batches: Sequence[Batch], stages: int, tag: Any) -> None:
         count = len(batches)
@@ -63,6 +68,8 @@ class Step:
         self.update: Any = None
         self.events: Sequence[threading.Event] = ()
         self.aborted = self.resumed = False
+        self.marks: list[Any] = []
+        self.kept: list[Any] | None = None
 
     @property
     def loss(self) -> float:
@@ -158,7 +165,9 @@ class Actions:
             gy = step.gy_input[m][number]
             if gy is None and step.resumed:  # done before an interruption
                 return
-            place(step, m, number - 1, layer.input_grad(gy, step.for_input[m][number]))
+            saved = step.for_input[m][number]
+            place(step, m, number - 1, layer.input_grad(gy, saved))
+            _keep(step, gy, saved)
             step.gy_input[m][number] = step.for_input[m][number] = None
 
         return run
@@ -188,7 +197,9 @@ class Actions:
             gy = step.gy_weights[m][number]
             if gy is None and step.resumed:  # done before an interruption
                 return
-            grads = stage.layer.weight_grad(gy, step.for_weights[m][number])
+            saved = step.for_weights[m][number]
+            grads = stage.layer.weight_grad(gy, saved)
+            _keep(step, gy, saved)
             step.gy_weights[m][number] = step.for_weights[m][number] = None
             for key, grad in grads.items():
                 name = stage.parameters[key]
@@ -216,6 +227,7 @@ class Actions:
             if not gathered:
                 self._look(step, grads)
             step.update.apply(grads)
+            _keep(step, *grads.values())
             for name in names:
                 del step.grads[name]
 
@@ -226,3 +238,9 @@ class Actions:
         step.squares.update(squares)
         if not all(map(math.isfinite, squares.values())):
             self.watch.gradients(step, grads)
+
+
+def _keep(step: Step, *arrays: Any) -> None:
+    """Keep arrays until both streams are done with them, where the device is behind the host."""
+    if step.kept is not None:
+        step.kept.append(arrays)

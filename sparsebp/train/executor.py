@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from sparsebp import backend
 from sparsebp.errors import OptionError
 from sparsebp.schedule import Schedule
 from sparsebp.train.actions import Actions, Batch, Step, Watch
@@ -67,7 +68,8 @@ class Executor:
                 got=f"clip_norm={clip_norm} and the schedule {schedule.name or 'given'!r}",
                 remedy="Use fusion='forward', or do not clip by the norm",
             )  # fmt: skip
-        self._lanes = Lanes() if len(program.lanes) > 1 else None
+        xp = backend.namespace(next(iter(model.parameters().values())))
+        self._lanes = Lanes(xp) if len(program.lanes) > 1 else None
         self._pending: tuple[Step, Program] | None = None
         self._late = schedule.graph.first == "I"
 

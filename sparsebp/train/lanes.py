@@ -1,8 +1,9 @@
-"""Two streams on a CPU: two threads, each runs its tasks in order, and waits for what the other must have done.
+"""Two streams: two threads, each runs its tasks in order, and waits for what the other must have done.
 
-Kernels and matrix products release the GIL, so those of one stream run beside those of the other. Each thread computes
-on one core: one BLAS thread, one Numba thread, and no parallel region, which not every threading layer of Numba's can
-enter twice at once.
+On a CPU, kernels and matrix products release the GIL, so those of one stream run beside those of the other. Each thread
+computes on one core: one BLAS thread, one Numba thread, and no parallel region, which not every threading layer of
+Numba's can enter twice at once. On a GPU each thread gives its work to a stream of the device, the first one of the
+higher priority (Oh et al., EuroSys 2022, §4.1), and the streams wait for events as the threads do.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import contextlib
 import queue
 import threading
 from collections.abc import Iterable
+from types import ModuleType
 
 import numpy as np
 
-from sparsebp import threads
+from sparsebp import backend, threads
 from sparsebp.train.actions import Step
 from sparsebp.train.program import Program, Task
 
@@ -24,9 +26,17 @@ class _Aborted(Exception):
 
 
 class Lanes:
-    """Runs programs of two streams: the first on the calling thread, the second on one of its own."""
+    """Runs programs of two streams: the first on the calling thread, the second on one of its own.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    xp
+        The namespace of the model's arrays.
+    """
+
+    def __init__(self, xp: ModuleType = np) -> None:
+        self._xp = xp
+        self._streams = backend.streams(xp, 2)
         self._jobs: queue.SimpleQueue[tuple[Program, Step, Step | None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._alone = contextlib.ExitStack()
@@ -43,11 +53,19 @@ class Lanes:
         """
         self._start()
         step.events = [threading.Event() for _ in range(program.events + 1)]  # the last one: the second stream is done
+        step.marks = [None] * len(step.events)
+        if not backend.is_host(self._xp):
+            step.kept = []
         self._jobs.put((program, step, before))
         try:
-            _run(program.lanes[0], step, before)
+            with self._streams[0]:
+                self._run(program.lanes[0], step, before)
+                if not program.late:
+                    self._wait(step, -1)
+                    step.kept = None
+                elif before is not None:
+                    before.kept = None  # all of its updates have been waited for
             if not program.late:
-                _wait(step, -1)
                 self._leave()
         except BaseException as error:
             raise self._abort(step, error) from None
@@ -61,8 +79,10 @@ class Lanes:
             As `run`.
         """
         try:
-            _run((task for task in program.lanes[0] if task.old and not task.updates), step, step)
-            _wait(step, -1)
+            with self._streams[0]:
+                self._run((task for task in program.lanes[0] if task.old and not task.updates), step, step)
+                self._wait(step, -1)
+                step.kept = None
             self._leave()
         except BaseException as error:
             raise self._abort(step, error) from None
@@ -94,7 +114,9 @@ class Lanes:
             while (job := self._jobs.get()) is not None:
                 program, step, before = job
                 try:
-                    _run(program.lanes[1], step, before)
+                    with self._streams[1]:
+                        self._run(program.lanes[1], step, before)
+                        step.marks[-1] = backend.record(self._xp)
                 except _Aborted:
                     pass
                 except BaseException as error:
@@ -103,6 +125,32 @@ class Lanes:
                 step.events[-1].set()
                 del job, program, step, before  # a waiting thread keeps nothing alive
 
+    def _run(self, tasks: Iterable[Task], step: Step, before: Step | None) -> None:
+        for task in tasks:
+            if not task.old:
+                self._do(task, step, before)
+            elif before is not None:
+                self._do(task, before, before)
+
+    def _do(self, task: Task, step: Step, before: Step | None) -> None:
+        for event, of_before in task.waits:
+            if not of_before:
+                self._wait(step, event)
+            elif before is not None:
+                self._wait(before, event)
+        if step.aborted:
+            raise _Aborted
+        task.run(step)
+        if task.signal is not None:
+            step.marks[task.signal] = backend.record(self._xp)
+            step.events[task.signal].set()
+
+    def _wait(self, step: Step, event: int) -> None:
+        step.events[event].wait()
+        if step.aborted:
+            raise _Aborted
+        backend.wait(self._xp, step.marks[event])
+
     def _abort(self, step: Step, error: BaseException) -> BaseException:
         """Let the second stream end `step`; return what to raise."""
         _release(step)
@@ -110,34 +158,6 @@ class Lanes:
         self._leave()
         first, self._error = self._error, None
         return error if first is None or not isinstance(error, _Aborted) else first
-
-
-def _run(tasks: Iterable[Task], step: Step, before: Step | None) -> None:
-    for task in tasks:
-        if task.old:
-            if before is not None:
-                _do(task, before, before)
-        else:
-            _do(task, step, before)
-
-
-def _do(task: Task, step: Step, before: Step | None) -> None:
-    for event, of_before in task.waits:
-        if not of_before:
-            _wait(step, event)
-        elif before is not None:
-            _wait(before, event)
-    if step.aborted:
-        raise _Aborted
-    task.run(step)
-    if task.signal is not None:
-        step.events[task.signal].set()
-
-
-def _wait(step: Step, event: int) -> None:
-    step.events[event].wait()
-    if step.aborted:
-        raise _Aborted
 
 
 def _release(step: Step) -> None:
