@@ -24,6 +24,7 @@ class Benchmark(enum.StrEnum):
     convergence = "convergence"
     pruned = "pruned"
     optim = "optim"
+    fusion = "fusion"
     gpu = "gpu"
 
 

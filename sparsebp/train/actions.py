@@ -50,7 +50,8 @@ class Step:
     """
 
     __slots__ = ("aborted", "batches", "events", "flow", "for_input", "for_weights", "grads", "gy_input", "gy_weights",
-                 "kept", "marks", "predictions", "resumed", "shapes", "shares", "squares", "tag", "update", "values")  # fmt: skip
+                 "kept", "marks", "predictions", "resumed", "shapes", "shares", "squares", "tag", "update",
+                 "values")  # fmt: skip
 
     def __init__(self, batches: Sequence[Batch], stages: int, tag: Any) -> None:
         count = len(batches)

@@ -1,0 +1,284 @@
+"""Whole training steps with fused optimizers: time, and the peak of gradients in memory.
+
+``sparsebp bench fusion``. Forward, loss, backward and update of one batch, by our executor with every fusion, and by
+PyTorch with `torch.optim` in its three forms and with an update in every parameter's
+``register_post_accumulate_grad_hook``, which is PyTorch's backward-fusion. All of ours work on one model and one
+optimizer's state, all of PyTorch's on their twins. Ours also look at every gradient (norm, finiteness), as training
+does.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sparsebp.bench import optim as updates
+from sparsebp.bench import report, timing
+from sparsebp.bench.environment import available_memory
+from sparsebp.bench.images import torch_twin
+from sparsebp.bench.report import Column
+from sparsebp.errors import MissingDependencyError
+from sparsebp.schedule.builders import Fusion
+
+FUSIONS: tuple[Fusion, ...] = ("none", "forward", "backward")
+TARGETS = {"step": 1.15, "share": 0.2, "peak": 1.2}
+"""Backward-fusion over no fusion where the update's share of a step is above `share`; peak over the largest layer's."""
+ALL = tuple(updates.OPTIMIZERS)
+FEW = ("SGD, momentum", "Adam")
+
+COLUMNS = (
+    Column("network", "network", number=False),
+    Column("batch", "batch"),
+    Column("optimizer", "optimizer", number=False),
+    Column("threads", "threads"),
+    Column("unfused", "none", report.seconds),
+    Column("forward-fusion", "forward", report.seconds),
+    Column("backward-fusion", "backward", report.seconds),
+    Column("update's share", "share", lambda value: f"{value:.0%}"),
+    Column("forward over unfused", "forward_ratio", report.times),
+    Column("backward over unfused", "backward_ratio", report.times),
+    Column("torch", "torch", report.seconds),
+    Column("torch, foreach", "foreach", report.seconds),
+    Column("torch, fused", "fused", report.seconds),
+    Column("torch, hooks", "hooks", report.seconds),
+    Column("backward over torch's hooks", "hooks_ratio", report.times),
+    Column("gradients, unfused", "none_peak", report.size),
+    Column("gradients, backward", "backward_peak", report.size),
+    Column("gradients, torch's hooks", "hooks_peak", report.size),
+    Column("largest layer's", "largest", report.size),
+    Column("outcome", "met", number=False),
+)
+SHORT = ("network", "batch", "optimizer", "share", "backward_ratio", "hooks_ratio", "none_peak", "backward_peak", "met")
+"""Columns of the README's table."""
+
+
+def in_short(row: Mapping[str, Any]) -> bool:
+    """Whether the README's table has the row."""
+    return row["optimizer"] == "Adam" and row["batch"] in (1, 32)
+
+
+def run(
+    out: Path | None = None, quick: bool = False, threads: tuple[int, ...] = (2,), echo: Callable[[str], None] = print
+) -> dict[str, Any]:
+    """Measure, print the table, write ``fusion.json`` and ``fusion.png``; return the result.
+
+    Parameters are those of `sparsebp.bench.recurrent.run`.
+
+    Raises
+    ------
+    MissingDependencyError
+        PyTorch is not installed.
+    """
+    if timing.optional("torch") is None:
+        raise MissingDependencyError("PyTorch is not installed, and is what this benchmark compares with",
+                                     remedy="Install the extra: pip install 'sparsebp[torch]'")  # fmt: skip
+    rounds = (
+        {"rounds": 1, "least_rounds": 1, "warmup": 1} if quick else {"rounds": 11, "least_rounds": 3, "budget": 6.0}
+    )
+    result = report.start(
+        "fusion", "Whole training steps with fused optimizers: float32, CPU", quick=quick,
+        settings={"threads": threads, "dtype": "float32", "targets": TARGETS, "optimizers": updates.OPTIMIZERS},
+        leaves_out="loading data",
+    )  # fmt: skip
+    for network, (make, shape, batches, optimizers) in networks(quick).items():
+        for count in timing.thread_counts_here(threads, result["notes"].append):
+            with timing.threads(count):
+                for name in optimizers:
+                    need, have = 10 * sum(p.nbytes for p in make().parameters().values()), available_memory()
+                    if have is not None and need > updates.SHARE * have:
+                        result["notes"].append(f"{network}, {name}: left out, it needs {report.size(need)}")
+                        continue
+                    for batch in batches:
+                        row = measure_row(network, make, shape, batch, name, count, rounds)
+                        result["rows"].append(row)
+                        echo(f"{network}, batch {batch}, {name}: {report.times(row['backward_ratio'])}, {row['met']}")
+    report.finish(result, [c for c in COLUMNS if c.key not in ("torch", "foreach", "fused")], picture, out, echo)
+    return result
+
+
+def networks(quick: bool = False) -> dict[str, tuple[Callable[[], Any], tuple[int, ...], tuple[int, ...], tuple]]:
+    """Return of each network: how it is made, a sample's shape, batch sizes, optimizers."""
+    from sparsebp import models, nn
+
+    def snn(width: int) -> Callable[[], Any]:
+        def make() -> Any:
+            rng = np.random.default_rng(0)
+            layers = [layer for _ in range(32) for layer in (nn.Linear(width, width, rng=rng), nn.ReLU())]
+            return nn.Sequential(*layers[:-1])
+
+        return make
+
+    width = 16 if quick else 2048
+    found: dict[str, Any] = {
+        f"SNN, 32 × {width}": (snn(width), (width,), (1,) if quick else (1, 32, 128), FEW[1:] if quick else FEW),
+        "LeNet-5": (lambda: models.lenet5(rng=0), (1, 28, 28), (1,) if quick else (1, 8, 32, 128),
+                    FEW[:1] if quick else ALL),
+    }  # fmt: skip
+    if not quick:
+        found |= {
+            "MobileNetV2-style": (lambda: models.mobilenetv2(rng=0), (3, 32, 32), (1, 8, 32), FEW),
+            "VGG-11": (lambda: models.vgg11(rng=0), (3, 32, 32), (1, 8, 32), FEW),
+        }
+    return found
+
+
+def measure_row(
+    network: str, make: Callable[[], Any], shape: tuple[int, ...], batch: int, optimizer: str, threads: int,
+    rounds: Mapping[str, Any],
+) -> dict[str, Any]:  # fmt: skip
+    """Time all sides in turn, and measure what gradients take."""
+    rng = np.random.default_rng(0)
+    model, x = make(), rng.standard_normal((batch, *shape), np.float32)
+    classes = model.forward(x[:1])[0].shape[1]
+    target = rng.integers(classes, size=batch)
+    executors, update_alone = ours(model, optimizer)
+    steps: dict[str, Callable[[], object]] = {
+        name: lambda executor=executor: executor.step([(x, target)])  # type: ignore[misc]
+        for name, executor in executors.items()
+    }
+    peaks = {f"{name}_peak": peak_of_ours(executor, [(x, target)]) for name, executor in executors.items()}
+    twin = torch_twin(model)
+    peers, peaks["hooks_peak"] = theirs(twin, optimizer, x, target)
+    sides = steps | {"update": update_alone} | peers
+    timings = timing.measure({name: timing.Call(_without_argument(side)) for name, side in sides.items()}, **rounds)
+    share = timings["update"].median / timings["none"].median
+    largest = max(sum(p.nbytes for p in layer.parameters().values()) for _, layer in model.stages())
+    row: dict[str, Any] = {
+        "network": network, "batch": batch, "optimizer": optimizer, "threads": threads, "share": share,
+        "largest": largest, **peaks,
+    }  # fmt: skip
+    row |= {name: measured.to_dict() for name, measured in timings.items()}
+    row |= {f"{name}_ratio": timing.ratio(timings["none"], timings[name]) for name in ("forward", "backward")}
+    row["hooks_ratio"] = timing.ratio(timings["hooks"], timings["backward"])
+    return row | {"met": judge(row)}
+
+
+def ours(model: Any, optimizer: str) -> tuple[dict[str, Any], Callable[[], object]]:
+    """Return an executor for each fusion, and the update of all parameters by itself."""
+    from sparsebp import nn, optim
+    from sparsebp.train.executor import Executor
+    from sparsebp.train.orders import order_of
+    from sparsebp.train.stages import Stages
+
+    cls, options = updates.OPTIMIZERS[optimizer]
+    opt = getattr(optim, cls)(model.parameters(), **options)
+    stages = Stages(model)
+    executors = {
+        fusion: Executor(model, nn.CrossEntropyLoss(), opt, order_of(stages, fusion, 1, "conventional"))
+        for fusion in FUSIONS
+    }
+    grads = {name: np.zeros_like(param) for name, param in model.parameters().items()}
+    return executors, lambda: opt.step(grads)
+
+
+def peak_of_ours(executor: Any, batches: Any) -> int:
+    """Return the most bytes of weight gradients that are there at once in a step."""
+    alive: list[weakref.ref[Any]] = []
+    most = [0]
+    layers = [stage.layer for stage in executor.stages.all if stage.parameters]
+
+    def watch(layer: Any) -> Callable[..., Any]:
+        compute = layer.weight_grad
+
+        def weight_grad(gy: Any, saved: Any) -> Any:
+            grads = compute(gy, saved)
+            alive.extend(weakref.ref(grad) for grad in grads.values())
+            most[0] = max(most[0], sum(grad.nbytes for grad in (ref() for ref in alive) if grad is not None))
+            return grads
+
+        return weight_grad
+
+    for layer in layers:
+        layer.weight_grad = watch(layer)
+    try:
+        executor.step(batches)
+    finally:
+        for layer in layers:
+            del layer.weight_grad
+    return most[0]
+
+
+def theirs(twin: Any, optimizer: str, x: np.ndarray, target: np.ndarray) -> tuple[dict[str, Callable[[], object]], int]:
+    """Return one whole step by each form of torch.optim, all with one state, and the peak of gradients with hooks."""
+    import torch
+
+    cls, options = updates.OPTIMIZERS[optimizer]
+    inputs, targets, loss = torch.from_numpy(x), torch.from_numpy(target), torch.nn.CrossEntropyLoss()
+    parameters = list(twin.parameters())
+    whole = getattr(torch.optim, cls)(parameters, **options, foreach=False)
+
+    def backward() -> None:
+        loss(twin(inputs), targets).backward()
+
+    def step(form: Mapping[str, bool]) -> Callable[[], None]:
+        chosen = {"foreach": False, **form}
+
+        def run() -> None:
+            whole.zero_grad()
+            backward()
+            whole.param_groups[0].update(chosen)
+            whole.step()
+
+        return run
+
+    calls: dict[str, Callable[[], object]] = {"torch": step({}), "foreach": step({"foreach": True})}
+    if cls in ("SGD", "Adam", "AdamW", "Adagrad"):
+        calls["fused"] = step({"fused": True, "foreach": False})
+    most = [0]
+    pieces = {p: getattr(torch.optim, cls)([p], **options, foreach=False) for p in parameters}
+    for piece in pieces.values():
+        piece.state = whole.state
+
+    def update(parameter: Any) -> None:
+        if most[0] >= 0:
+            most[0] = max(most[0], sum(p.grad.nbytes for p in parameters if p.grad is not None))
+        pieces[parameter].step()
+        parameter.grad = None
+
+    def hooked() -> None:
+        whole.zero_grad()
+        handles = [p.register_post_accumulate_grad_hook(update) for p in parameters]
+        backward()
+        for handle in handles:
+            handle.remove()
+
+    calls["torch"]()  # the state is there from now on
+    hooked()
+    peak, most[0] = most[0], -1
+    return calls | {"hooks": hooked}, peak
+
+
+def judge(row: Mapping[str, Any]) -> str:
+    """Say whether the row reaches what it is to reach."""
+    missed = []
+    if row["share"] > TARGETS["share"] and row["backward_ratio"]["median"] < TARGETS["step"]:
+        missed.append(f"step ≥ {TARGETS['step']}×")
+    if row["backward_peak"] > TARGETS["peak"] * row["largest"]:
+        missed.append(f"gradients ≤ {TARGETS['peak']} × the largest layer's")
+    return f"missed: {', '.join(missed)}" if missed else "met"
+
+
+def _without_argument(side: Callable[[], object]) -> Callable[[object], object]:
+    return lambda _: side()
+
+
+def picture(result: Mapping[str, Any]) -> Any:
+    """Draw the speed-up of both fusions over the update's share of the step, as Fig. 7 of the paper."""
+    drawing, axes = report.figure(1, 1, width=6.5, height=4.0)
+    ax = axes[0, 0]
+    for fusion, color, marker in (("forward", "#93c5fd", "s"), ("backward", "#1e40af", "o")):
+        ax.scatter(
+            [row["share"] for row in result["rows"]], [row[f"{fusion}_ratio"]["median"] for row in result["rows"]],
+            s=18, color=color, marker=marker, label=f"{fusion}-fusion",
+        )  # fmt: skip
+    ax.axhline(1.0, color="#9ca3af", linewidth=0.8)
+    ax.plot([TARGETS["share"], 1.0], [TARGETS["step"]] * 2, color="#1e40af", linewidth=0.8, linestyle="--")
+    ax.set_xlabel("the update's share of an unfused step", fontsize=9)
+    ax.set_ylabel("times faster than unfused (dashed: target)", fontsize=9)
+    ax.legend(fontsize=8, frameon=False)
+    ax.spines[["top", "right"]].set_visible(False)
+    return drawing
