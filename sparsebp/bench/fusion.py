@@ -157,7 +157,7 @@ def measure_row(
     return row | {"met": judge(row)}
 
 
-def ours(model: Any, optimizer: str) -> tuple[dict[str, Any], Callable[[], object]]:
+def ours(model: Any, optimizer: str) -> tuple[dict[Fusion, Any], Callable[[], object]]:
     """Return an executor for each fusion, and the update of all parameters by itself."""
     from sparsebp import nn, optim
     from sparsebp.train.executor import Executor
