@@ -209,7 +209,7 @@ def test_subclasses_of_arrays_are_taken_on_the_host():
 
 def large(seed=0):
     rng = np.random.default_rng(seed)
-    sizes = [300_003, 17, 250_000, 0, 100]
+    sizes = [900_003, 17, 250_000, 0, 100]
     return [[abs(normal(rng, (size,), np.float32)) for size in sizes] for _ in range(4)]
 
 

@@ -39,6 +39,7 @@ _ACCESS = {
     for rule, names in UPDATE_BUFFERS.items()
 }
 _SCALE, _CLAMP = len(_NUMBERS), len(_NUMBERS) + 1
+_WORTH_THREADS = 1 << 20  # moved numbers: some 60 µs, many times what waking a thread costs where cores are busy
 _ALIGN_FROM = 4096  # numbers, fewer of which are not worth a start of their own
 _CHUNK = 1 << 14  # numbers that one partial sum of squares covers
 
@@ -94,8 +95,7 @@ class OptimizerKernels:
 
 def _parts(work: int) -> int:
     """Return the number of parts; 1 where there is one thread: other Python threads may be in here at the same time."""
-    parts = parts_for(work)
-    return 1 if parts == 1 or numba.get_num_threads() == 1 else parts
+    return 1 if work < _WORTH_THREADS or numba.get_num_threads() == 1 else parts_for(work)
 
 
 def _run(
