@@ -13,15 +13,22 @@ import numpy as np
 
 from sparsebp import backend
 from sparsebp.errors import NonFiniteError
+from sparsebp.schedule import Costs, Schedule
 from sparsebp.train import finite
 from sparsebp.train.actions import Step, Watch
 from sparsebp.train.executor import Executor
-from sparsebp.train.orders import order_of
+from sparsebp.train.orders import found_order, order_of, reordered
+from sparsebp.train.profile import Profile
+from sparsebp.train.program import check_fits
 from sparsebp.train.stages import Stages
 from sparsebp.types import Array
 
 if TYPE_CHECKING:
     from sparsebp.train.trainer import Trainer
+
+
+SCHEDULE = "schedule.csv"
+"""Where a trainer leaves the out-of-order schedule that it has found, in its folder for checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +55,22 @@ class Runner(Watch):
         self.begun = trainer.history.steps
         self._recorded = 0.0
         self._device = backend.device_of(next(iter(trainer.model.parameters().values())))
-        order = order_of(Stages(trainer.model), trainer.fusion, trainer.accumulate, trainer.schedule)
+        stages = Stages(trainer.model)
+        self._path = None if trainer.checkpoint_dir is None else trainer.checkpoint_dir / SCHEDULE
+        found = found_order(self._path, stages) if trainer.schedule == "ooo" else None
+        order = order_of(stages, trainer.fusion, trainer.accumulate, trainer.schedule)
+        self._profile = Profile(stages) if trainer.schedule == "ooo" and found is None else None
+        if self._profile is not None:
+            check_fits(reordered(stages, Costs(), math.inf, None), stages)  # what cannot be had is said at once
+        self._run(order if found is None else found)
+
+    def _run(self, order: Schedule) -> None:
+        trainer = self.trainer
         self.executor = Executor(
             trainer.model, trainer.loss, trainer.optimizer, order, clip_norm=trainer.clip_norm, watch=self
         )
+        self.executor.observer = self._profile
+        trainer.order = order
 
     def step(self, batches: Sequence[tuple[np.ndarray, np.ndarray]], epoch: int) -> None:
         """Run one step, and record and tell what is known by then."""
@@ -60,12 +79,16 @@ class Runner(Watch):
         moved = [(backend.to_device(x, self._device), backend.to_device(t, self._device)) for x, t in batches]
         self.begun += 1
         with np.errstate(over="ignore", invalid="ignore"):  # found by the checks, which say where
-            finished = self.executor.step(moved, tag)
+            with contextlib.nullcontext() if self._profile is None else self._profile.step():
+                finished = self.executor.step(moved, tag)
             if trainer.lr_scheduler is not None and not trainer._waits_for_epochs:
                 trainer.lr_scheduler.step()
             if any(callback.sees_model("step") for callback in trainer.callbacks):
                 finished += self.executor.flush()
         self._record(finished)
+        if self._profile is not None and self._profile.complete:
+            costs, self._profile = self._profile.costs(), None
+            self._run(reordered(self.executor.stages, costs, trainer.memory_cap, self._path))
 
     def flush(self) -> None:
         """Do what is left over, and record and tell it."""

@@ -54,8 +54,13 @@ class Trainer:
         the micro-batches).
     schedule
         The order of a step's actions: ``"conventional"``, ``"ooo"`` (weight gradients on a second stream, out of
-        order; Oh et al. 2022), a `sparsebp.schedule.Schedule` of one worker, or the path of one in action CSV. The
-        last two place the updates themselves, so `fusion` stays ``"none"``.
+        order; Oh et al. 2022), a `sparsebp.schedule.Schedule` of one worker, or the path of one in action CSV. All but
+        the first place the updates themselves, so `fusion` stays ``"none"``. With ``"ooo"`` the first steps run in
+        the conventional order and are measured; the schedule that is found is left in `checkpoint_dir` as
+        ``schedule.csv``, and used again from there.
+    memory_cap
+        With ``"ooo"``: the most memory that activations and gradients may take, as a multiple of the conventional
+        order's.
     callbacks
         See `sparsebp.train.callbacks`.
     checkpoint_dir
@@ -67,6 +72,11 @@ class Trainer:
         A seed or a `numpy.random.Generator`: the order of the samples is a function of it. None takes fresh entropy.
     config
         What else describes the run, in JSON types; it is kept in the checkpoint and must be equal on resume.
+
+    Attributes
+    ----------
+    order
+        The schedule that steps run by now, or ran by last; None before `fit`.
 
     Raises
     ------
@@ -86,6 +96,7 @@ class Trainer:
         fusion: Fusion = "none",
         accumulate: int = 1,
         schedule: str | os.PathLike[str] | Schedule = "conventional",
+        memory_cap: float = 1.1,
         callbacks: Sequence[Callback] = (),
         checkpoint_dir: str | os.PathLike[str] | None = None,
         checkpoint_every: int | None = None,
@@ -99,6 +110,8 @@ class Trainer:
                 )
         self.model, self.loss, self.optimizer, self.lr_scheduler = model, loss, optimizer, lr_scheduler
         self.fusion, self.accumulate, self.schedule = fusion, accumulate, schedule
+        self.memory_cap = memory_cap
+        self.order: Schedule | None = None
         self._runner: Runner | None = None
         self.clip_norm, self.checkpoint_every = clip_norm, checkpoint_every
         self._waits_for_epochs = getattr(lr_scheduler, "needs_metric", False)
