@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import orders
-from sparsebp import backend, nn, optim
+from sparsebp import backend, nn, optim, threads
+from sparsebp.kernels.host.parts import parts_for
 from sparsebp.schedule.builders import conventional, out_of_order
 from sparsebp.train.executor import Executor
 from sparsebp.train.lanes import Lanes
@@ -94,6 +95,21 @@ def test_what_streams_work_on_is_kept_until_both_are_done(monkeypatch):
     executor.step([(orders.IMAGES, orders.CLASSES)])
     executor.close()
     assert kept == [3 + 3 + 5]  # W and U of three stages, I of five
+
+
+def test_kernels_of_threads_side_by_side_enter_no_parallel_region():
+    many = parts_for(10**9)
+    with threads.serial_kernels():
+        assert parts_for(10**9) == 1
+        assert threads.thread_counts()["numba"] == 1
+        with threads.serial_kernels():
+            pass
+        assert threads.serial()
+        other = []
+        thread = threading.Thread(target=lambda: other.append(parts_for(10**9)))
+        thread.start()
+        thread.join()
+    assert other == [many] and parts_for(10**9) == many > 1
 
 
 def test_the_host_has_no_streams():
