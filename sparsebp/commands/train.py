@@ -30,6 +30,7 @@ class Model(enum.StrEnum):
     lenet5 = "lenet5"
     vgg11 = "vgg11"
     mobilenetv2 = "mobilenetv2"
+    densenet = "densenet"
 
 
 class Optimizer(enum.StrEnum):
@@ -104,7 +105,7 @@ def train(
     model: Annotated[
         Model | None,
         typer.Option(
-            help="rnn, gru for sequences; lenet5, vgg11, mobilenetv2 for images.",
+            help="rnn, gru for sequences; lenet5, vgg11, mobilenetv2, densenet for images.",
             show_default="gru; bitstream rnn; images lenet5; cifar10 vgg11",
         ),
     ] = None,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sparsebp import backend
@@ -26,6 +27,8 @@ class SequentialSaved:
         An empty array of the output's dtype, on its device.
     gradients
         At the input of every link (see `Sequential`) and, last, at the output; None where it was not yet needed.
+    lock
+        Held while they are computed: `input_grad` and `weight_grad` may run in two threads at once.
     """
 
     layers: list[Any]
@@ -34,6 +37,7 @@ class SequentialSaved:
     output_shape: tuple[int, ...] = ()
     gy: Array | None = None
     gradients: list[Array | None] | None = None
+    lock: Any = field(default_factory=threading.Lock, repr=False, compare=False)
 
 
 class Sequential(Layer):
@@ -226,14 +230,17 @@ class Sequential(Layer):
     def _gradients(self, first: int, gy: Array, saved: SequentialSaved) -> list[Array]:
         """Return the gradients at the inputs of the links and at the output, known from that of link `first` on."""
         links = self._links(saved)
-        if saved.gy is not gy or saved.gradients is None:
-            check_gy(gy, saved.output_shape, saved.like.dtype, saved.like)
-            saved.gy, saved.gradients = gy, [*(None for _ in links), gy]
-        gradients = saved.gradients
-        known = next(i for i in range(first, len(gradients)) if gradients[i] is not None)
-        if known > first:
-            gradients[first:known] = chain_gradients(links[first:known], gradients[known], self.options, self.verdicts)
-            self._share(gradients, saved)
+        with saved.lock:
+            if saved.gy is not gy or saved.gradients is None:
+                check_gy(gy, saved.output_shape, saved.like.dtype, saved.like)
+                saved.gy, saved.gradients = gy, [*(None for _ in links), gy]
+            gradients = saved.gradients
+            known = next(i for i in range(first, len(gradients)) if gradients[i] is not None)
+            if known > first:
+                gradients[first:known] = chain_gradients(
+                    links[first:known], gradients[known], self.options, self.verdicts
+                )
+                self._share(gradients, saved)
         return gradients
 
     def _share(self, gradients: list[Array | None], saved: SequentialSaved) -> None:

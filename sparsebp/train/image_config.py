@@ -19,9 +19,10 @@ class ImageConfig(TrainConfig):
     task
         ``"mnist"`` (4 000 images for training), ``"digits"`` (scikit-learn's, scaled up; 1 497) or ``"cifar10"``.
     model
-        ``"lenet5"`` (28×28, on CIFAR-10 32×32), ``"vgg11"`` or ``"mobilenetv2"`` (32×32, three channels).
+        ``"lenet5"`` (28×28, on CIFAR-10 32×32), ``"vgg11"``, ``"mobilenetv2"`` or ``"densenet"``
+        (L = 40, k = 12; these on 32×32, three channels).
     width
-        Factor on the channels of vgg11 and mobilenetv2.
+        Factor on the channels of vgg11, mobilenetv2 and densenet.
     data
         Folder of CIFAR-10's binary version; the other tasks need none.
     prune
@@ -44,7 +45,7 @@ class ImageConfig(TrainConfig):
 
     choices: ClassVar[dict[str, tuple[str, ...]]] = TrainConfig.choices | {
         "task": ("mnist", "digits", "cifar10"),
-        "model": ("lenet5", "vgg11", "mobilenetv2"),
+        "model": ("lenet5", "vgg11", "mobilenetv2", "densenet"),
         "backward": ("bp", "linear", "blelloch", "hybrid", "chunked", "auto"),
         "prune_method": ("class_blind", "class_uniform", "class_distribution"),
     }
@@ -110,8 +111,7 @@ class ImageConfig(TrainConfig):
         if self.model == "lenet5":
             model = models.lenet5(channels, CLASSES, size=size, **options)
         else:
-            make = models.vgg11 if self.model == "vgg11" else models.mobilenetv2
-            model = make(channels, CLASSES, width=self.width, **options)
+            model = getattr(models, self.model)(channels, CLASSES, width=self.width, **options)
         backward: Any = self.backward
         model.set_backward(backward)
         return model.to(self.device)

@@ -43,6 +43,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 _MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
     "lenet5": {"batch_size": 32, "epochs": 8, "lr": 3e-3},
     "vgg11": {"batch_size": 32, "epochs": 4, "lr": 5e-4},
+    "densenet": {"batch_size": 32, "epochs": 4, "lr": 3e-3},
     "mobilenetv2": {"batch_size": 32, "epochs": 4, "lr": 3e-3},
 }
 # A pruned VGG-11 starts with a signal that hardly reaches its end: it takes a larger rate, and longer.

@@ -19,6 +19,11 @@ class TorchResidual(torch.nn.Module):
         return x + self.body(x)
 
 
+class TorchConcat(torch.nn.ModuleList):
+    def forward(self, x):
+        return torch.cat([branch(x) for branch in self], dim=1)
+
+
 def twin(layer):
     """The same network of torch.nn, layer by layer, with the same weights."""
     t = torch.nn
@@ -26,6 +31,8 @@ def twin(layer):
         return t.Sequential(*(twin(child) for child in layer.children.values()))
     if isinstance(layer, nn.Residual):
         return TorchResidual(twin(layer.children["body"]))
+    if isinstance(layer, nn.Concat):
+        return TorchConcat(twin(child) for child in layer.children.values())
     if isinstance(layer, nn.Conv2d):
         w = layer.windows
         padding = tuple(before for before, _ in w.padding)
@@ -35,12 +42,12 @@ def twin(layer):
         return t.Linear(layer.in_features, layer.out_features)
     if isinstance(layer, nn.BatchNorm2d):
         return t.BatchNorm2d(layer.num_features)
-    plain = {nn.ReLU: t.ReLU, nn.Flatten: t.Flatten}
+    plain = {nn.ReLU: t.ReLU, nn.Flatten: t.Flatten, nn.Identity: t.Identity}
     if type(layer) in plain:
         return plain[type(layer)]()
     if isinstance(layer, nn.Hardtanh):
         return t.ReLU6()
-    return {nn.MaxPool2d: t.MaxPool2d(2), nn.AdaptiveAvgPool2d: t.AdaptiveAvgPool2d(1)}[type(layer)]
+    return {nn.MaxPool2d: t.MaxPool2d(2), nn.AvgPool2d: t.AvgPool2d(2), nn.AdaptiveAvgPool2d: t.AdaptiveAvgPool2d(1)}[type(layer)]
 
 
 MODELS = {
@@ -48,6 +55,7 @@ MODELS = {
     "lenet5 on colour": (lambda **o: models.lenet5(3, 7, size=32, **o), (3, 32, 32)),
     "vgg11": (lambda **o: models.vgg11(width=1 / 16, **o), (3, 32, 32)),
     "mobilenetv2": (lambda **o: models.mobilenetv2(width=0.1, stages=3, **o), (3, 12, 12)),
+    "densenet": (lambda **o: models.densenet(depth=10, growth=3, blocks=3, width=0.5, **o), (3, 8, 8)),
 }
 
 
@@ -92,8 +100,22 @@ def test_sizes_are_those_of_the_papers():
     assert weights(models.lenet5()) == 61_706
     assert weights(models.vgg11()) == 9_225_610  # 9 220 480 in the convolutions, 5 130 in the classifier
     assert weights(models.mobilenetv2()) == 2_236_682  # torchvision's without its 1000 classes: 2 223 872 + 12 810
+    assert weights(models.densenet()) == _densenet_weights(40, 12) == 1_019_722  # Table 2 of the paper: 1.0M
+    assert weights(models.densenet(depth=22, growth=5)) == _densenet_weights(22, 5)
     layers = [type(layer).__name__ for layer in models.vgg11(width=0.01).children.values()]
     assert (layers.count("Conv2d"), layers.count("ReLU"), layers.count("MaxPool2d")) == (8, 8, 5)
+
+
+def _densenet_weights(depth, growth):
+    """Counted by the paper's text alone: 16 channels, three blocks of 3×3 convolutions behind BN and ReLU, 1×1 between."""
+    channels, total = 16, 16 * 3 * 9
+    for block in range(3):
+        if block:
+            total += 2 * channels + channels * channels
+        for _ in range((depth - 4) // 3):
+            total += 2 * channels + growth * channels * 9
+            channels += growth
+    return total + 2 * channels + 10 * channels + 10
 
 
 def test_he_keeps_the_signal_through_vgg11():
@@ -110,6 +132,8 @@ def test_he_keeps_the_signal_through_vgg11():
         lambda: models.lenet5(classes=0), lambda: models.vgg11(classes=-1), lambda: models.mobilenetv2(width="half"),
         lambda: models.lenet5(dtype="foo"), lambda: models.vgg11(rng="seed"), lambda: models.vgg11(rng=-1),
         lambda: models.mobilenetv2(stages=0), lambda: models.mobilenetv2(stages=8),
+        lambda: models.densenet(depth=41), lambda: models.densenet(depth=4), lambda: models.densenet(blocks=0),
+        lambda: models.densenet(width=0), lambda: models.densenet(growth=-1),
     ],
 )  # fmt: skip
 def test_bad_options_are_refused(make):

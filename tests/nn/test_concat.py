@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -113,3 +116,27 @@ def test_what_does_not_fit_is_refused():
         plan(np.ones(3), np.ones(3, np.float32))
     with pytest.raises(ShapeError, match="batch sizes"):
         plan(np.ones((3, 2)), np.ones((3, 4)))
+
+
+@pytest.mark.parametrize("order", ["input first", "weights first", "both at once"])
+def test_branches_compute_what_both_gradients_need_once(order, monkeypatch):
+    """As two streams do: I and W of one forward, in any order or at the same time."""
+    rng = np.random.default_rng(0)
+    layer = nn.Concat(nn.Identity(), nn.Sequential(nn.BatchNorm2d(2), nn.ReLU(), nn.Conv2d(2, 3, 3, padding=1, rng=1)))
+    x = rng.standard_normal((2, 2, 4, 4)).astype(np.float32)
+    y, saved = layer.forward(x)
+    gy = rng.standard_normal(y.shape).astype(np.float32)
+    want = layer.input_grad(gy, layer.forward(x)[1]), layer.weight_grad(gy, layer.forward(x)[1])
+    calls = []
+    inner = nn.Conv2d.input_grad
+    monkeypatch.setattr(nn.Conv2d, "input_grad", lambda *a: calls.append(threading.get_ident()) or inner(*a))
+    with ThreadPoolExecutor(2) as pool:
+        jobs = [layer.input_grad, layer.weight_grad]
+        futures = [pool.submit(job, gy, saved) for job in (reversed(jobs) if order == "weights first" else jobs)]
+        if order != "both at once":
+            futures[0].result()
+        got = sorted((future.result() for future in futures), key=lambda result: isinstance(result, dict))
+    assert len(calls) == 1
+    np.testing.assert_array_equal(got[0], want[0])
+    for name, grad in want[1].items():
+        np.testing.assert_array_equal(got[1][name], grad)

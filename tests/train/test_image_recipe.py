@@ -50,7 +50,8 @@ def test_bad_values_are_refused(text, task, options):
 
 
 @pytest.mark.parametrize(
-    ("model", "options"), [("lenet5", {}), ("vgg11", {"width": 0.05}), ("mobilenetv2", {"width": 0.1})]
+    ("model", "options"),
+    [("lenet5", {}), ("vgg11", {"width": 0.05}), ("mobilenetv2", {"width": 0.1}), ("densenet", {"width": 0.1})],
 )
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_every_model_trains(model, options, dtype):
