@@ -99,6 +99,7 @@ def run(
         "config": dataclasses.asdict(config),
         **_measured(session),
         "backward": choice,
+        **_schedule(session),
         **pruning,
         "checkpoint": str(folder / FILE_NAME),
         "picture": _picture(session, folder / "loss.png"),
@@ -167,6 +168,15 @@ def _picture(session: Run, path: Path) -> str | None:
     return str(save_loss_curve(session.trainer.history, path, title=session.config.title))
 
 
+def _schedule(session: Run) -> dict[str, Any]:
+    """Return what is to be said of a schedule that was found in the first steps."""
+    found = session.trainer.found_schedule
+    if found is None:
+        return {}
+    told = {"speedup": found.speedup, "memory": found.memory, "memory_cap": found.memory_cap}
+    return {"schedule": told | {"name": found.schedule.name, "reason": found.describe()}}
+
+
 def _print(result: dict[str, Any]) -> None:
     out = console()
     if "pruning" in result:
@@ -188,6 +198,8 @@ def _print(result: dict[str, Any]) -> None:
         markup=False,
     )
     out.print(f"backward plan  {result['backward']['reason']}", markup=False)
+    if "schedule" in result:
+        out.print(f"schedule       {result['schedule']['reason']}", markup=False)
     for entry in result.get("agreement", ()):
         agreed = Agreement(**entry)
         out.print(

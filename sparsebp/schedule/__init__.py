@@ -2,7 +2,7 @@
 
 from sparsebp.schedule.action_csv import read_csv, to_csv, write_csv
 from sparsebp.schedule.actions import KINDS, Action, Cell, Kind, Overlap, actions_of, parse, parts_of
-from sparsebp.schedule.cost_file import Durations, read_costs
+from sparsebp.schedule.cost_file import Durations, read_costs, write_costs
 from sparsebp.schedule.costs import Costs, Link, StageBytes
 from sparsebp.schedule.gantt import gantt
 from sparsebp.schedule.graph import StepGraph
@@ -44,6 +44,7 @@ __all__ = [
     "text_chart",
     "to_csv",
     "validate",
+    "write_costs",
     "write_csv",
     "write_trace",
 ]

@@ -6,12 +6,13 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from sparsebp.errors import FileFormatError, OptionError
+from sparsebp.files import write_atomically
 from sparsebp.schedule.actions import Action, parts_of
 from sparsebp.schedule.costs import Costs, Link, StageBytes
 
@@ -113,6 +114,39 @@ def costs_of(content: Any, source: object = "costs") -> Costs:
         Link(**link),
         _number("slowdown", content.get("slowdown", 1.0)),
     )
+
+
+def write_costs(costs: Costs, actions: Iterable[Action], path: str | os.PathLike[str]) -> None:
+    """Write costs to a JSON file that `read_costs` reads: first under a temporary name, then renamed.
+
+    Parameters
+    ----------
+    costs
+        Any; what their durations say of `actions` is written, action by action. S and U are the stage's, whatever the
+        micro-batch.
+    actions
+        Those of the schedules that the costs are for, a `Schedule` say.
+    path
+        The file.
+
+    Raises
+    ------
+    OptionError
+        There is no duration of an action.
+    OutputError
+        The file cannot be written.
+    """
+    content: dict[str, Any] = {
+        "durations": {str(action): costs.duration(action) for action in actions},
+        "stages": [asdict(entry) for entry in costs.stages]
+        if isinstance(costs.stages, tuple)
+        else asdict(costs.stages),
+        "latency": costs.link.latency,
+        "slowdown": costs.slowdown,
+    }
+    if math.isfinite(costs.link.bandwidth):  # JSON has no infinity; it is what a file without one means
+        content["bandwidth"] = costs.link.bandwidth
+    write_atomically(Path(path), json.dumps(content, indent=1).encode())
 
 
 def _stage_bytes(entry: Any, source: object) -> StageBytes:

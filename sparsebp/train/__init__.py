@@ -5,6 +5,7 @@ from sparsebp.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoi
 from sparsebp.train.compare import Comparison, compare_backward, compare_histories
 from sparsebp.train.executor import Executor
 from sparsebp.train.history import EpochRecord, History
+from sparsebp.train.out_of_order import FoundSchedule, OutOfOrderExecutor
 from sparsebp.train.plot import plot_history, save_loss_curve
 from sparsebp.train.prune_checkpoint import prune_checkpoint
 from sparsebp.train.trainer import Trainer
@@ -15,8 +16,10 @@ __all__ = [
     "Comparison",
     "EpochRecord",
     "Executor",
+    "FoundSchedule",
     "History",
     "JsonLines",
+    "OutOfOrderExecutor",
     "ProgressBar",
     "Trainer",
     "compare_backward",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from sparsebp import backend
@@ -39,11 +38,6 @@ class Executor:
     watch
         Is told of losses, and of gradients that are not finite.
 
-    Attributes
-    ----------
-    observer
-        Is called after every task of a schedule of one stream, with the task, its `Step` and the seconds it took.
-
     Raises
     ------
     OptionError
@@ -77,7 +71,6 @@ class Executor:
         xp = backend.namespace(next(iter(model.parameters().values())))
         self._lanes = Lanes(xp) if len(program.lanes) > 1 else None
         self._pending: tuple[Step, Program] | None = None
-        self.observer: Callable[[Task, Step, float], None] | None = None
         self._late = schedule.graph.first == "I"
 
     @property
@@ -126,9 +119,6 @@ class Executor:
         return [] if before is None else [before]
 
     def _run(self, lane: Sequence[Task], step: Step, before: Step | None) -> None:
-        if self.observer is not None:
-            self._observe(lane, step, before, self.observer)
-            return
         if before is None:
             for task in lane:
                 if not task.old:
@@ -136,16 +126,6 @@ class Executor:
             return
         for task in lane:
             task.run(before if task.old else step)
-
-    def _observe(
-        self, lane: Sequence[Task], step: Step, before: Step | None, observer: Callable[[Task, Step, float], None]
-    ) -> None:
-        for task in lane:
-            whose = before if task.old else step
-            if whose is not None:
-                started = time.perf_counter()
-                task.run(whose)
-                observer(task, whose, time.perf_counter() - started)
 
     def flush(self) -> list[Step]:
         """Do what the last step has left over; return it if it was not returned before.

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any, get_args
 
 from sparsebp.errors import OptionError
-from sparsebp.schedule import Costs, Schedule
-from sparsebp.schedule.action_csv import read_csv, write_csv
-from sparsebp.schedule.builders import Fusion, conventional, out_of_order
+from sparsebp.schedule import Schedule
+from sparsebp.schedule.action_csv import read_csv
+from sparsebp.schedule.builders import Fusion, conventional
 from sparsebp.train.stages import Stages
 
-__all__ = ["Fusion", "check_order", "found_order", "order_of", "reordered"]
+__all__ = ["Fusion", "check_order", "found_order", "order_of"]
 
 
 def check_order(fusion: Any, accumulate: int, schedule: Any, clip_norm: float | None) -> None:
@@ -49,7 +49,7 @@ def check_order(fusion: Any, accumulate: int, schedule: Any, clip_norm: float | 
 def order_of(
     stages: Stages, fusion: Fusion, accumulate: int, schedule: str | os.PathLike[str] | Schedule
 ) -> Schedule:  # fmt: skip
-    """Return the schedule that the trainer's options ask for, the first one of ``"ooo"``; `check_order` has seen them.
+    """Return the schedule that the trainer's options ask for, but for ``"ooo"``; `check_order` has seen them.
 
     Raises
     ------
@@ -60,8 +60,6 @@ def order_of(
     """
     if schedule == "conventional":
         return conventional(stages=len(stages), microbatches=accumulate, fusion=fusion, unweighted=stages.unweighted)
-    if schedule == "ooo":  # until its costs are known
-        return conventional(stages=len(stages), fusion="backward", unweighted=stages.unweighted)
     given = schedule if isinstance(schedule, Schedule) else read_csv(schedule)
     if given.graph.microbatches != accumulate:
         raise OptionError("The schedule has another number of micro-batches", expected=f"accumulate={accumulate}",
@@ -69,26 +67,10 @@ def order_of(
     return given
 
 
-def found_order(path: Path | None, stages: Stages) -> Schedule | None:
+def found_order(path: Path, stages: Stages) -> Schedule | None:
     """Return the out-of-order schedule that an earlier run has left at `path`, None if there is none of this model."""
-    if path is None or not path.exists():
+    if not path.exists():
         return None
     found = read_csv(path)
     same = (len(stages), 1, stages.unweighted) == (found.graph.stages, found.graph.microbatches, found.graph.unweighted)
     return found if same else None
-
-
-def reordered(stages: Stages, costs: Costs, memory_cap: float, path: Path | None) -> Schedule:
-    """Return the out-of-order schedule for measured costs, and leave it at `path`.
-
-    Raises
-    ------
-    MemoryLimitError
-        None stays below `memory_cap` times the memory of the conventional one.
-    OutputError
-        The file cannot be written.
-    """
-    schedule = out_of_order(stages=len(stages), unweighted=stages.unweighted, costs=costs, memory_cap=memory_cap)
-    if path is not None:
-        write_csv(schedule, path)
-    return schedule

@@ -13,22 +13,16 @@ import numpy as np
 
 from sparsebp import backend
 from sparsebp.errors import NonFiniteError
-from sparsebp.schedule import Costs, Schedule
 from sparsebp.train import finite
 from sparsebp.train.actions import Step, Watch
 from sparsebp.train.executor import Executor
-from sparsebp.train.orders import found_order, order_of, reordered
-from sparsebp.train.profile import Profile
-from sparsebp.train.program import check_fits
+from sparsebp.train.orders import found_order, order_of
+from sparsebp.train.out_of_order import SCHEDULE_NAME, OutOfOrderExecutor
 from sparsebp.train.stages import Stages
 from sparsebp.types import Array
 
 if TYPE_CHECKING:
     from sparsebp.train.trainer import Trainer
-
-
-SCHEDULE = "schedule.csv"
-"""Where a trainer leaves the out-of-order schedule that it has found, in its folder for checkpoints."""
 
 
 @dataclass(frozen=True)
@@ -55,22 +49,18 @@ class Runner(Watch):
         self.begun = trainer.history.steps
         self._recorded = 0.0
         self._device = backend.device_of(next(iter(trainer.model.parameters().values())))
-        stages = Stages(trainer.model)
-        self._path = None if trainer.checkpoint_dir is None else trainer.checkpoint_dir / SCHEDULE
-        found = found_order(self._path, stages) if trainer.schedule == "ooo" else None
-        order = order_of(stages, trainer.fusion, trainer.accumulate, trainer.schedule)
-        self._profile = Profile(stages) if trainer.schedule == "ooo" and found is None else None
-        if self._profile is not None:
-            check_fits(reordered(stages, Costs(), math.inf, None), stages)  # what cannot be had is said at once
-        self._run(order if found is None else found)
-
-    def _run(self, order: Schedule) -> None:
-        trainer = self.trainer
-        self.executor = Executor(
-            trainer.model, trainer.loss, trainer.optimizer, order, clip_norm=trainer.clip_norm, watch=self
-        )
-        self.executor.observer = self._profile
-        trainer.order = order
+        stages, parts = Stages(trainer.model), (trainer.model, trainer.loss, trainer.optimizer)
+        folder = trainer.checkpoint_dir
+        found = None if trainer.found_schedule is None else trainer.found_schedule.schedule
+        if trainer.schedule == "ooo" and found is None and folder is not None:
+            found = found_order(folder / SCHEDULE_NAME, stages)
+        self.executor: Executor | OutOfOrderExecutor
+        if trainer.schedule == "ooo" and found is None:
+            self.executor = OutOfOrderExecutor(*parts, watch=self, memory_cap=trainer.memory_cap)
+        else:
+            order = found or order_of(stages, trainer.fusion, trainer.accumulate, trainer.schedule)
+            self.executor = Executor(*parts, order, clip_norm=trainer.clip_norm, watch=self)
+        trainer.order = self.executor.schedule
 
     def step(self, batches: Sequence[tuple[np.ndarray, np.ndarray]], epoch: int) -> None:
         """Run one step, and record and tell what is known by then."""
@@ -79,16 +69,21 @@ class Runner(Watch):
         moved = [(backend.to_device(x, self._device), backend.to_device(t, self._device)) for x, t in batches]
         self.begun += 1
         with np.errstate(over="ignore", invalid="ignore"):  # found by the checks, which say where
-            with contextlib.nullcontext() if self._profile is None else self._profile.step():
-                finished = self.executor.step(moved, tag)
+            finished = self.executor.step(moved, tag)
             if trainer.lr_scheduler is not None and not trainer._waits_for_epochs:
                 trainer.lr_scheduler.step()
             if any(callback.sees_model("step") for callback in trainer.callbacks):
                 finished += self.executor.flush()
         self._record(finished)
-        if self._profile is not None and self._profile.complete:
-            costs, self._profile = self._profile.costs(), None
-            self._run(reordered(self.executor.stages, costs, trainer.memory_cap, self._path))
+        if isinstance(self.executor, OutOfOrderExecutor) and trainer.found_schedule is not self.executor.found:
+            self._keep(self.executor)
+
+    def _keep(self, executor: OutOfOrderExecutor) -> None:
+        """Keep the schedule that was found."""
+        trainer = self.trainer
+        trainer.found_schedule, trainer.order = executor.found, executor.schedule
+        if executor.found is not None and trainer.checkpoint_dir is not None:
+            executor.found.save(trainer.checkpoint_dir)
 
     def flush(self) -> None:
         """Do what is left over, and record and tell it."""

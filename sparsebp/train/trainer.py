@@ -20,6 +20,7 @@ from sparsebp.train.callbacks import Callback, RunInfo
 from sparsebp.train.checkpoint import FILE_NAME, PREVIOUS_NAME, load_checkpoint, save_checkpoint
 from sparsebp.train.history import EpochRecord, History
 from sparsebp.train.orders import Fusion, check_order
+from sparsebp.train.out_of_order import MEMORY_CAP, FoundSchedule
 from sparsebp.train.runner import Runner, accuracy
 from sparsebp.train.state import pack, restore
 from sparsebp.types import Array, Seed
@@ -55,12 +56,11 @@ class Trainer:
     schedule
         The order of a step's actions: ``"conventional"``, ``"ooo"`` (weight gradients on a second stream, out of
         order; Oh et al. 2022), a `sparsebp.schedule.Schedule` of one worker, or the path of one in action CSV. All but
-        the first place the updates themselves, so `fusion` stays ``"none"``. With ``"ooo"`` the first steps run in
-        the conventional order and are measured; the schedule that is found is left in `checkpoint_dir` as
-        ``schedule.csv``, and used again from there.
+        the first place the updates themselves, so `fusion` stays ``"none"``. ``"ooo"`` measures the first steps to find
+        its schedule, see `OutOfOrderExecutor`; it is kept for further calls of `fit`, and in `checkpoint_dir` as
+        ``schedule.csv`` for further runs.
     memory_cap
-        With ``"ooo"``: the most memory that activations and gradients may take, as a multiple of the conventional
-        order's.
+        With ``"ooo"``: bound for the simulated peak of memory, as a multiple of the conventional order's.
     callbacks
         See `sparsebp.train.callbacks`.
     checkpoint_dir
@@ -77,11 +77,14 @@ class Trainer:
     ----------
     order
         The schedule that steps run by now, or ran by last; None before `fit`.
+    found_schedule
+        With ``schedule="ooo"``: what was found, what was measured, and what that promises; None until then.
 
     Raises
     ------
     OptionError
-        `clip_norm`, `accumulate` or `checkpoint_every` is not positive, `fusion` or `schedule` is unknown or does not
+        `clip_norm`, `accumulate`, `memory_cap` or `checkpoint_every` is not positive,
+        `fusion` or `schedule` is unknown or does not
         go with the other options, or the seed is negative.
     """
 
@@ -96,14 +99,15 @@ class Trainer:
         fusion: Fusion = "none",
         accumulate: int = 1,
         schedule: str | os.PathLike[str] | Schedule = "conventional",
-        memory_cap: float = 1.1,
+        memory_cap: float = MEMORY_CAP,
         callbacks: Sequence[Callback] = (),
         checkpoint_dir: str | os.PathLike[str] | None = None,
         checkpoint_every: int | None = None,
         rng: Seed = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        for name, value in (("clip_norm", clip_norm), ("checkpoint_every", checkpoint_every)):
+        positive = {"clip_norm": clip_norm, "checkpoint_every": checkpoint_every, "memory_cap": memory_cap}
+        for name, value in positive.items():
             if value is not None and not value > 0:
                 raise OptionError(
                     f"{name} is not positive", expected="more than 0, or None", got=value, remedy=f"Raise {name}"
@@ -112,6 +116,7 @@ class Trainer:
         self.fusion, self.accumulate, self.schedule = fusion, accumulate, schedule
         self.memory_cap = memory_cap
         self.order: Schedule | None = None
+        self.found_schedule: FoundSchedule | None = None
         self._runner: Runner | None = None
         self.clip_norm, self.checkpoint_every = clip_norm, checkpoint_every
         self._waits_for_epochs = getattr(lr_scheduler, "needs_metric", False)

@@ -47,7 +47,9 @@ def twin(layer):
         return plain[type(layer)]()
     if isinstance(layer, nn.Hardtanh):
         return t.ReLU6()
-    return {nn.MaxPool2d: t.MaxPool2d(2), nn.AvgPool2d: t.AvgPool2d(2), nn.AdaptiveAvgPool2d: t.AdaptiveAvgPool2d(1)}[type(layer)]
+    return {nn.MaxPool2d: t.MaxPool2d(2), nn.AvgPool2d: t.AvgPool2d(2), nn.AdaptiveAvgPool2d: t.AdaptiveAvgPool2d(1)}[
+        type(layer)
+    ]
 
 
 MODELS = {
@@ -107,7 +109,7 @@ def test_sizes_are_those_of_the_papers():
 
 
 def _densenet_weights(depth, growth):
-    """Counted by the paper's text alone: 16 channels, three blocks of 3×3 convolutions behind BN and ReLU, 1×1 between."""
+    """Counted by the paper's text: 16 channels, three blocks of 3×3 convolutions behind BN and ReLU, 1×1 between."""
     channels, total = 16, 16 * 3 * 9
     for block in range(3):
         if block:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import orders
 from sparsebp import nn, optim, threads
-from sparsebp.errors import MemoryLimitError, NonFiniteError, OptionError, ScheduleError
+from sparsebp.errors import NonFiniteError, OptionError, ScheduleError
 from sparsebp.schedule import Action, Schedule, StepGraph
 from sparsebp.schedule.action_csv import write_csv
 from sparsebp.schedule.builders import conventional, gpipe, out_of_order
@@ -146,38 +146,6 @@ def test_a_gradient_that_is_not_finite_on_the_second_stream(schedule, monkeypatc
     monkeypatch.setattr(stages[6].layer, "weight_grad", spoilt)
     with pytest.raises(NonFiniteError, match=r"gradient is not finite at step 2 .*5\.weight"):
         train(model, orders.images(), optim.SGD(model.parameters()), schedule)
-
-
-def test_an_order_is_found_by_measuring_and_used_again(tmp_path):
-    model, twin = orders.conv(), orders.conv()
-    opt = optim.Adam(model.parameters())
-    trainer = Trainer(model, nn.CrossEntropyLoss(), opt, schedule="ooo", rng=3, checkpoint_dir=tmp_path)
-    names = []
-
-    class Order(Callback):
-        reads_model = False
-
-        def on_step(self, history):
-            names.append(trainer.order.name)
-
-    trainer.callbacks = (Order(),)
-    history = trainer.fit(orders.images(), epochs=2, batch_size=6)
-    assert [name.startswith("conventional") for name in names] == [True] * 4 + [False] * 4
-    assert trainer.order.name.startswith("out-of-order")
-    assert (tmp_path / "schedule.csv").exists()
-    history = trainer.fit(orders.images(), epochs=3, batch_size=6, resume=True)
-    assert names[-1].startswith("out-of-order") and len(names) == 12 and names[8] == names[-1]
-    twin_opt = optim.Adam(twin.parameters())
-    wanted = train(twin, orders.images(), twin_opt, "conventional", epochs=3)
-    assert (history.loss, history.grad_norm) == (wanted.loss, wanted.grad_norm)
-    orders.assert_same(orders.state_of(model, opt), orders.state_of(twin, twin_opt))
-
-
-def test_a_memory_cap_that_nothing_meets():
-    model = orders.conv()
-    trainer = Trainer(model, nn.CrossEntropyLoss(), optim.SGD(model.parameters()), schedule="ooo", memory_cap=0.01)
-    with pytest.raises(MemoryLimitError, match="memory_cap="):
-        trainer.fit(orders.images(), epochs=2, batch_size=4)
 
 
 def test_a_step_and_what_it_leaves_over():
