@@ -27,7 +27,8 @@ def torch_twin(model: nn.Sequential) -> Any:
             "PyTorch, the peer, is not installed", remedy="Install the extra: pip install 'sparsebp[torch]'"
         ) from error
     twin = _torch_module(torch.nn, model).to(torch.float64 if model.dtype == np.float64 else torch.float32)
-    twin.load_state_dict({name: torch.as_tensor(array) for name, array in model.state_dict().items()})
+    state = model.state_dict()
+    twin.load_state_dict({name: torch.as_tensor(state[name]) for name in twin.state_dict()})  # pruning masks stay here
     return twin
 
 

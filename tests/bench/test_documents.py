@@ -17,7 +17,8 @@ def write_result(folder: Path, *, quick: bool = False, date: str = "2026-01-01",
     result = report.start("jacobian", "A title", quick=quick, settings={}, leaves_out="nothing")
     result["environment"]["date"] = date
     row = {"name": f"ReLU of {date}", "shape": "3 × 3", "sparsity": 0.5, "threads": 1, "ours": 1e-3, "columns": 1e-2}
-    result["rows"] = [row | {"columns_ratio": 10.0, "jacrev": 2e-3, "jacrev_ratio": 2.0}]
+    row |= {"columns_ratio": 10.0, "jacrev": 2e-3, "jacrev_ratio": 2.0, "target": 5.0, "met": "met"}
+    result["rows"] = [row, row | {"name": "no target", "target": None}]
     result["notes"] = ["a note"]
     return report.save(result, folder, stem)
 
@@ -29,6 +30,7 @@ def test_a_block_is_filled_and_filling_again_changes_nothing(tmp_path: Path) -> 
     assert text.startswith("before\n<!-- bench:jacobian short -->\n| operator |")
     assert text.endswith("<!-- /bench:jacobian -->\nafter\n")
     assert "| ReLU of 2026-01-01 | 3 × 3 |" in text
+    assert "no target" not in text  # which jacobian.in_short leaves out
     assert "old" not in text
     assert documents.fill(text, results, tmp_path) == text
 
