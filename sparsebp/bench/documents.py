@@ -24,7 +24,7 @@ from typing import Any
 from sparsebp.bench import report
 from sparsebp.errors import FileFormatError
 
-BENCHMARKS = ("recurrent", "scan", "spgemm", "jacobian", "convergence", "pruned", "optim", "fusion", "gpu")
+BENCHMARKS = ("recurrent", "scan", "spgemm", "jacobian", "convergence", "pruned", "optim", "fusion", "schedule", "gpu")
 FOLDER = Path("docs/benchmarks")
 _BLOCK = re.compile(r"<!-- bench:(\w+)( short)? -->\n.*?<!-- /bench:\1 -->", re.DOTALL)
 

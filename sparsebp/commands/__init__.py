@@ -7,8 +7,9 @@ from sparsebp.commands.info import info
 from sparsebp.commands.prune import prune
 from sparsebp.commands.schedule import schedule_app
 from sparsebp.commands.train import train
+from sparsebp.commands.tune import tune
 from sparsebp.commands.verify import verify
 
-app = make_app((train, prune, demo, bench, verify, info), {"schedule": schedule_app})
+app = make_app((train, tune, prune, demo, bench, verify, info), {"schedule": schedule_app})
 
 __all__ = ["app"]

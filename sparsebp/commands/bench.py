@@ -25,6 +25,7 @@ class Benchmark(enum.StrEnum):
     pruned = "pruned"
     optim = "optim"
     fusion = "fusion"
+    schedule = "schedule"
     gpu = "gpu"
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from sparsebp.commands import session
 from sparsebp.commands.common import JsonOption, ThreadsOption, use_threads
+from sparsebp.errors import FileFormatError, OptionError
 
 
 class Task(enum.StrEnum):
@@ -96,12 +97,17 @@ class DType(enum.StrEnum):
 
 def train(
     task: Annotated[
-        Task,
+        Task | None,
         typer.Argument(
             help="Sequences: seqmnist (digits, pixel by pixel), bitstream (BPPSA Eq. 8). "
-            "Images: mnist, digits (scikit-learn's), cifar10."
+            "Images: mnist, digits (scikit-learn's), cifar10.",
+            show_default="that of --config",
         ),
-    ],
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="Options from this file, of sparsebp tune; those given here win.", show_default="none"),
+    ] = None,
     model: Annotated[
         Model | None,
         typer.Option(
@@ -156,9 +162,9 @@ def train(
     retrain_lr: Annotated[
         float | None, typer.Option(help="Learning rate after pruning.", show_default="that before; vgg11 0.003")
     ] = None,
-    device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.cpu,
-    dtype: Annotated[DType, typer.Option(help="Precision.")] = DType.float32,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of data, weights and order.")] = 0,
+    device: Annotated[Device | None, typer.Option(help="Where to compute.", show_default="cpu")] = None,
+    dtype: Annotated[DType | None, typer.Option(help="Precision.", show_default="float32")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Seed of data, weights, order.", show_default="0")] = None,
     threads: ThreadsOption = None,
     out: Annotated[
         Path | None, typer.Option(help="Folder for checkpoint and picture.", show_default="runs/TASK-MODEL")
@@ -194,39 +200,68 @@ def train(
       sparsebp train bitstream --device cuda --out runs/gpu
       sparsebp train seqmnist --resume
       sparsebp train digits --model lenet5 --fusion backward
+      sparsebp train --config runs/tuned.toml --epochs 3
       sparsebp train digits --model vgg11 --prune 0.97 --backward hybrid --compare
       sparsebp train digits --weights runs/digits-lenet5/pruned.safetensors --optimizer sgd --out runs/sparse
       sparsebp train cifar10 --data cifar-10-batches-bin --model mobilenetv2
     """
     from sparsebp.train.recipe import config_for
 
-    config = config_for(
-        task.value,
-        model=model and model.value,
-        hidden=hidden,
-        layers=layers,
-        seq_len=seq_len,
-        samples=samples,
-        batch_size=batch_size,
-        epochs=epochs,
-        lr=lr,
-        optimizer=optimizer and optimizer.value,
-        lr_schedule=lr_schedule and lr_schedule.value,
-        clip_norm=clip,
-        backward=backward and backward.value,
-        fusion=fusion and fusion.value,
-        accumulate=accumulate,
-        schedule=schedule,
-        width=width,
-        data=data and str(data),
-        prune=prune,
-        prune_method=prune_method and prune_method.value,
-        retrain_epochs=retrain_epochs,
-        retrain_lr=retrain_lr,
-        device=device.value,
-        dtype=dtype.value,
-        seed=seed,
-    )
-    use_threads(threads)
-    folder = Path("runs", f"{config.task}-{config.model}") if out is None else out
-    session.run(config, folder, weights=weights, resume=resume, compare=compare, every=checkpoint_every, as_json=json)
+    given = {
+        "task": task and task.value,
+        "model": model and model.value,
+        "hidden": hidden,
+        "layers": layers,
+        "seq_len": seq_len,
+        "samples": samples,
+        "batch_size": batch_size,
+        "epochs": epochs,
+        "lr": lr,
+        "optimizer": optimizer and optimizer.value,
+        "lr_schedule": lr_schedule and lr_schedule.value,
+        "clip_norm": clip,
+        "backward": backward and backward.value,
+        "fusion": fusion and fusion.value,
+        "accumulate": accumulate,
+        "schedule": schedule,
+        "width": width,
+        "data": data and str(data),
+        "prune": prune,
+        "prune_method": prune_method and prune_method.value,
+        "retrain_epochs": retrain_epochs,
+        "retrain_lr": retrain_lr,
+        "device": device and device.value,
+        "dtype": dtype and dtype.value,
+        "seed": seed,
+        "threads": threads,
+    }
+    options = _options(given, config)
+    use_threads(options.pop("threads", None))
+    try:
+        run = config_for(**options)
+    except TypeError as error:  # a text where a number should be
+        if config is None:
+            raise
+        raise FileFormatError(f"{config} has a value of the wrong type", expected="texts and numbers as sparsebp train "
+                              "takes them", got=str(error), remedy="Mend it") from error  # fmt: skip
+    folder = Path("runs", f"{run.task}-{run.model}") if out is None else out
+    session.run(run, folder, weights=weights, resume=resume, compare=compare, every=checkpoint_every, as_json=json)
+
+
+def _options(given: dict[str, Any], path: Path | None) -> dict[str, Any]:
+    """Return the options given, those of a file beneath."""
+    from sparsebp.train.config_file import read_config
+
+    options = {} if path is None else read_config(path)
+    task = given["task"]
+    if task is not None and options.get("task", task) != task:
+        raise OptionError("The file is of another task", expected=options["task"], got=task,
+                          remedy="Leave the task or --config out")  # fmt: skip
+    options |= {name: value for name, value in given.items() if value is not None}
+    if "task" not in options:
+        raise OptionError("There is no task", expected="a task, or a file that names one", got="none",
+                          remedy="Name a task: sparsebp train digits")  # fmt: skip
+    if type(options.get("threads", 1)) is not int:
+        raise FileFormatError(f"{path} has a value of the wrong type", expected="a number of threads",
+                              got=repr(options["threads"]), remedy="Mend it")  # fmt: skip
+    return options

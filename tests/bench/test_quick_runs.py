@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sparsebp import backend
-from sparsebp.bench import convergence, fusion, gpu, jacobian, optim, pruned, recurrent, scan, spgemm, timing
+from sparsebp.bench import convergence, fusion, gpu, jacobian, optim, pruned, recurrent, scan, schedule, spgemm, timing
 from sparsebp.bench.workload import SequenceWorkload
 from sparsebp.errors import DeviceError, MissingDependencyError, OptionError
 
@@ -42,7 +42,9 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    "module", [recurrent, scan, spgemm, jacobian, optim, fusion], ids=lambda module: module.__name__.split(".")[-1]
+    "module",
+    [recurrent, scan, spgemm, jacobian, optim, fusion, schedule],
+    ids=lambda module: module.__name__.split(".")[-1],
 )
 def test_quick_run(module: Any, tmp_path: Path) -> None:
     lines: list[str] = []

@@ -53,7 +53,7 @@ def one_message(result):
     return result.stderr
 
 
-@pytest.mark.parametrize("command", ["train", "prune", "demo", "bench", "verify", "info"])
+@pytest.mark.parametrize("command", ["train", "tune", "prune", "demo", "bench", "verify", "info"])
 def test_help_has_examples(command):
     result = invoke(command, "--help")
     assert result.exit_code == 0

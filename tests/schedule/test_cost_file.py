@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsebp.errors import FileFormatError, OptionError
-from sparsebp.schedule import Action, Durations, StageBytes
+from sparsebp.schedule import Action, Costs, Durations, Link, StageBytes, read_costs, write_costs
+from sparsebp.schedule.builders import conventional
 from sparsebp.schedule.cost_file import costs_of, parse_durations
 
 
@@ -63,3 +66,18 @@ def test_any_other_content_is_refused(content):
         assert error.expected and error.remedy
     else:
         assert costs.duration(Action(0, "B", 0)) >= 0
+
+
+@given(
+    durations=st.dictionaries(st.sampled_from("FIWU"), st.floats(0, 1e6), min_size=4), slowdown=st.floats(1, 9),
+    latency=st.floats(0, 9), bandwidth=st.sampled_from([math.inf, 2.5]), saved=st.lists(st.floats(0, 1e9), max_size=3),
+)  # fmt: skip
+def test_what_is_written_is_read(tmp_path_factory, durations, slowdown, latency, bandwidth, saved):
+    schedule = conventional(stages=3, fusion="backward")
+    stages = tuple(StageBytes(saved=s) for s in saved) if saved else StageBytes(2, 3, 4)
+    costs = Costs(durations, stages, Link(latency, bandwidth), slowdown)
+    path = tmp_path_factory.mktemp("costs") / "costs.json"
+    write_costs(costs, schedule, path)
+    read = read_costs(path)
+    assert (read.stages, read.link, read.slowdown) == (costs.stages, costs.link, costs.slowdown)
+    assert all(read.duration(action) == costs.duration(action) for action in schedule)

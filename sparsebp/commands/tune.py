@@ -1,0 +1,110 @@
+"""``sparsebp tune``: which order of a step, backward and threads are the fastest for a model on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from sparsebp.commands.common import JsonOption, console, write_json
+from sparsebp.commands.train import Backward, DType, Fusion, Model, Optimizer, Task
+from sparsebp.errors import OptionError
+
+
+def tune(
+    task: Annotated[Task, typer.Argument(help="The task, see sparsebp train.")],
+    model: Annotated[Model | None, typer.Option(help="The network.", show_default="by task")] = None,
+    hidden: Annotated[int | None, typer.Option(min=1, help="Sequences: hidden size.", show_default="by task")] = None,
+    layers: Annotated[int | None, typer.Option(min=1, help="Sequences: recurrent layers.", show_default="1")] = None,
+    seq_len: Annotated[int | None, typer.Option(min=1, help="Sequences: steps.", show_default="by task")] = None,
+    width: Annotated[float | None, typer.Option(help="Images: factor on the channels.", show_default="1")] = None,
+    data: Annotated[Path | None, typer.Option(help="cifar10: folder of images.", show_default=False)] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Training samples.", show_default="all")] = None,
+    batch_size: Annotated[int | None, typer.Option(min=1, help="Batch size.", show_default="by task")] = None,
+    optimizer: Annotated[Optimizer | None, typer.Option(help="Optimizer.", show_default="adam")] = None,
+    clip: Annotated[float | None, typer.Option(help="Largest gradient norm.", show_default="1; images none")] = None,
+    accumulate: Annotated[int | None, typer.Option(min=1, help="Micro-batches.", show_default="1")] = None,
+    dtype: Annotated[DType | None, typer.Option(help="Precision.", show_default="float32")] = None,
+    fusion: Annotated[
+        list[Fusion] | None, typer.Option(help="Try this one; once for each.", show_default="all")
+    ] = None,
+    schedule: Annotated[
+        list[str] | None, typer.Option(help="Try this one; once for each.", show_default="conventional, ooo")
+    ] = None,
+    backward: Annotated[
+        list[Backward] | None, typer.Option(help="Try this one; once for each.", show_default="bp or linear, auto")
+    ] = None,
+    threads: Annotated[
+        list[int] | None, typer.Option(min=1, help="Try so many; once for each.", show_default="1, all")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps in a row.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each combination runs.")] = 5,
+    out: Annotated[Path, typer.Option(help="The file for sparsebp train --config, .toml or .json.")] = Path(
+        "runs/tuned.toml"
+    ),
+    json: JsonOption = False,
+) -> None:
+    """Try combinations of --fusion, --schedule, --backward and threads on a model, a few steps each, in turn.
+
+    Prints a table, the fastest first, and what cannot be combined with the
+    reason. The fastest is written into a file for sparsebp train.
+
+    \b
+    Examples:
+      sparsebp tune digits --model lenet5
+      sparsebp tune digits --model densenet --batch-size 8 --out runs/densenet.toml
+      sparsebp train --config runs/densenet.toml --epochs 2
+      sparsebp tune bitstream --backward linear --backward chunked --threads 2 --json
+    """
+    from sparsebp.bench import tune as tuning
+    from sparsebp.files import prepare_folder
+    from sparsebp.train.config_file import write_config
+    from sparsebp.train.recipe import config_for
+
+    given: dict[str, Any] = {
+        "task": task.value, "model": model and model.value, "hidden": hidden, "layers": layers, "seq_len": seq_len,
+        "width": width, "data": data and str(data), "samples": samples, "batch_size": batch_size,
+        "optimizer": optimizer and optimizer.value, "clip_norm": clip, "accumulate": accumulate,
+        "dtype": dtype and dtype.value,
+    }  # fmt: skip
+    config = config_for(**given)
+    tried = tuning.combinations(
+        config, [f.value for f in fusion or ()], schedule or (), [b.value for b in backward or ()], threads or ()
+    )
+    if out.suffix not in (".toml", ".json"):  # before any time is spent
+        raise OptionError("The format of the file is unknown", expected=".toml or .json", got=out.suffix or "none",
+                          remedy="Give --out one of these suffixes")  # fmt: skip
+    prepare_folder(out.parent)
+    trials = tuning.tune(given, tried, steps=steps, rounds=rounds)
+    best = trials[0]
+    write_config(given | {"model": config.model} | dict(best.options), out)
+    if json:
+        for trial in trials:
+            write_json({"event": "trial", **trial.to_json()})
+        write_json({"event": "result", "best": dict(best.options), "config": str(out)})
+        return
+    _print(trials, out)
+
+
+def _print(trials: list[Any], path: Path) -> None:
+    from sparsebp.bench import report
+
+    table = Table("fusion", "schedule", "backward", "threads", "step", "(quartiles)", "slower", title="Steps in turn")
+    fastest = trials[0].seconds.median
+    for trial in trials:
+        if trial.seconds is not None:
+            low, high = map(report.seconds, trial.seconds.quartiles)
+            median = trial.seconds.median
+            table.add_row(*map(str, trial.options.values()), report.seconds(median), f"{low} – {high}",
+                          f"{median / fastest:.2f}×")  # fmt: skip
+    shown = console()
+    shown.print(table)
+    reasons: dict[str, list[str]] = {}
+    for trial in trials:
+        if trial.refused is not None:
+            reasons.setdefault(trial.refused, []).append("/".join(map(str, trial.options.values())))
+    for reason, combined in reasons.items():
+        shown.print(f"refused  {', '.join(combined)}\n         {reason}", markup=False)
+    shown.print(f"written  {path}: sparsebp train --config {path}", markup=False)
