@@ -6,11 +6,13 @@ as soon as its last reader is done, in whichever order and on whichever thread t
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+from sparsebp import threads
 from sparsebp.optim.clip import clip_grad_norm, squared_norms, total_norm
 from sparsebp.train.stages import Stages
 from sparsebp.types import Array
@@ -221,13 +223,19 @@ class Actions:
             clip_grad_norm(grads, self.clip_norm, norm=step.norm(self.stages.names))
 
     def update(self, names: Sequence[str], *, gathered: bool) -> Run:
-        """U: update some parameters, and give their gradients back. Without `gather` each is looked at here."""
+        """U: update some parameters, and give their gradients back. Without `gather` each is looked at here.
+
+        A piece of the update comes between matrix products. It takes one thread: the threads of a second pool, woken
+        for every piece, and those of BLAS would wait for each other's cores.
+        """
+        alone = threads.serial_kernels if len(names) < len(self.stages.names) else contextlib.nullcontext
 
         def run(step: Step) -> None:
             grads = {name: step.grads[name] for name in names}
-            if not gathered:
-                self._look(step, grads)
-            step.update.apply(grads)
+            with alone():
+                if not gathered:
+                    self._look(step, grads)
+                step.update.apply(grads)
             _keep(step, *grads.values())
             for name in names:
                 del step.grads[name]
