@@ -456,3 +456,15 @@ def test_bench_forwards_its_options(tmp_path, monkeypatch):
     result = json.loads(invoke("bench", "spgemm", "--out", tmp_path, "--quick", "--json").stdout)
     assert (result["out"], result["quick"]) == (str(tmp_path), True)
     assert "threads" in one_message(invoke("bench", "spgemm", "--threads", 1))
+
+
+def test_a_schedule_that_was_found_is_shown_with_its_memory(tmp_path):
+    pytest.importorskip("sklearn")
+    options = ["digits", "--model", "lenet5", "--samples", 60, "--batch-size", 4, "--epochs", 1, "--schedule", "ooo"]
+    result = invoke("train", *options, "--out", tmp_path)
+    assert result.exit_code == 0, result.stderr
+    assert "schedule       out-of-order" in result.stdout and "(cap 1.1)" in result.stdout
+    found = json.loads((tmp_path / "result.json").read_text())["schedule"]
+    assert 0 < found["memory"] <= found["memory_cap"] == 1.1
+    path = tmp_path / "schedule.csv"
+    assert invoke("schedule", "simulate", path, "--costs", tmp_path / "costs.json").exit_code == 0
