@@ -91,16 +91,16 @@ def tune(
 def _print(trials: list[Any], path: Path) -> None:
     from sparsebp.bench import report
 
-    table = Table("fusion", "schedule", "backward", "threads", "step", "(quartiles)", "slower", title="Steps in turn")
+    table = Table("fusion", "schedule", "backward", "threads", "step (quartiles)", "over the fastest")
     fastest = trials[0].seconds.median
     for trial in trials:
         if trial.seconds is not None:
             low, high = map(report.seconds, trial.seconds.quartiles)
             median = trial.seconds.median
-            table.add_row(*map(str, trial.options.values()), report.seconds(median), f"{low} – {high}",
+            table.add_row(*map(str, trial.options.values()), f"{report.seconds(median)} ({low} – {high})",
                           f"{median / fastest:.2f}×")  # fmt: skip
     shown = console()
-    shown.print(table)
+    shown.print(table, width=max(shown.width, 100), crop=False)  # a pipe would cut it to 80
     reasons: dict[str, list[str]] = {}
     for trial in trials:
         if trial.refused is not None:
