@@ -117,9 +117,9 @@ def _arrays(value: Any) -> Iterable[tuple[int, int]]:
     elif isinstance(value, list | tuple):
         for entry in value:
             yield from _arrays(entry)
-    elif is_dataclass(value):
+    elif is_dataclass(value) and not isinstance(value, type):
         for field in fields(value):
-            yield from _arrays(getattr(value, field.name))
+            yield from _arrays(getattr(value, field.name, None))
 
 
 def _buffer(array: Any) -> tuple[int, int]:
