@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
+from collections.abc import Iterator
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -170,6 +172,44 @@ def wait(xp: ModuleType, event: Any) -> None:
     """Let the current stream wait for an event of another one; the host does not wait."""
     if event is not None:
         xp.cuda.get_current_stream().wait_event(event)
+
+
+class Recorder(Protocol):
+    """What gives work to a stream that may be captured into a graph; `sparsebp.recording.GraphRecorder` is one."""
+
+    def constant(self, host: np.ndarray) -> Array:
+        """Return the values of a host array on the device."""
+
+    def matmul(self, a: Array, b: Array) -> Array:
+        """Return the matrix product."""
+
+
+_recording = threading.local()
+
+
+@contextlib.contextmanager
+def recording(recorder: Recorder) -> Iterator[None]:
+    """Let `constant` and `matmul` of this thread ask `recorder`."""
+    before, _recording.recorder = getattr(_recording, "recorder", None), recorder
+    try:
+        yield
+    finally:
+        _recording.recorder = before
+
+
+def constant(xp: ModuleType, host: np.ndarray) -> Array:
+    """Return a host array's values on the current device of `xp`; `host` is not to be changed later.
+
+    While work is recorded they are sent once; ``xp.asarray`` would send them anew whenever the work is replayed.
+    """
+    recorder = getattr(_recording, "recorder", None)
+    return xp.asarray(host) if recorder is None or xp is np else recorder.constant(host)
+
+
+def matmul(a: Array, b: Array) -> Array:
+    """Return ``a @ b``, also while work is recorded, where CuPy refuses products."""
+    recorder = getattr(_recording, "recorder", None)
+    return a @ b if recorder is None else recorder.matmul(a, b)
 
 
 def erf(x: Array) -> Array:

@@ -91,7 +91,7 @@ def avg_pool_jacobian_t(
     """
     weights = avg_pool_weights(pool, count_include_pad=count_include_pad, divisor=divisor)
     data = weights.astype(backend.float_dtype(dtype))[pool.pattern.indices]
-    return TransposedJacobian(pool.pattern, xp.asarray(data))
+    return TransposedJacobian(pool.pattern, backend.constant(xp, data))
 
 
 def avg_pool_weights(pool: PoolPattern, *, count_include_pad: bool = True, divisor: int | None = None) -> np.ndarray:

@@ -64,7 +64,7 @@ class TransposedJacobian:
         """The transpose: the Jacobian ∂y/∂x itself. The values are copied into the order of the transposed pattern."""
         if self.pattern.T is self.pattern:
             return self
-        order = backend.namespace(self.data).asarray(self.pattern.transpose_permutation)
+        order = backend.constant(backend.namespace(self.data), self.pattern.transpose_permutation)
         return TransposedJacobian(self.pattern.T, self.data[order])
 
     def to_scipy(self, sample: int = 0) -> Any:

@@ -19,8 +19,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-import numpy as np
-
 from sparsebp.types import Array, Nonlinearity, SlopeFunction, UpdateRule
 
 UPDATE_OPTIONS: dict[UpdateRule, tuple[str, ...]] = {
@@ -376,15 +374,15 @@ class Kernels(Protocol):
         params: Sequence[Array],
         grads: Sequence[Array],
         buffers: Sequence[Sequence[Array | None]],
-        options: np.ndarray,
-        steps: np.ndarray,
+        options: Array,
+        steps: Array,
     ) -> None:
         """The update of torch.optim's optimizer of that name, in place on params and buffers.
 
         grads: one like each parameter. buffers: one sequence for each name in ``UPDATE_BUFFERS[rule]``, with an array
         like each parameter (None: see ``OPTIONAL_BUFFERS``). options
-        (n, len(UPDATE_OPTIONS[rule])) float64, on the host: a row for each parameter, flags as 0 or 1. steps (n,)
-        int64, on the host: the number of this update of each parameter, from 1.
+        (n, len(UPDATE_OPTIONS[rule])) float64: a row for each parameter, flags as 0 or 1. steps (n,) int64: the number
+        of this update of each parameter, from 1. Both on the host; or on the device, read when the kernel runs.
 
         No array may be there twice. What depends on the step alone (bias corrections) is worked out in float64.
         """

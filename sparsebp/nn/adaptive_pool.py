@@ -24,6 +24,8 @@ class AdaptiveSaved:
 class AdaptiveAvgPool(Layer):
     """Adaptive average pooling over the last `dims` axes of (B, C, …): products with one channel's Jacobian."""
 
+    replayable = True
+
     dims: int
 
     def __init__(self, output_size: Any) -> None:

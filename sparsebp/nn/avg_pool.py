@@ -50,7 +50,7 @@ class AvgPool(SlidingPool):
         for _, values in self._places(whole, out_shape):
             y += values
         weights = avg_pool_weights(self.pool((1, 1, *x.shape[2:])), **self._divisors())
-        weight = xp.asarray(weights.astype(x.dtype).reshape(out_shape[2:]))
+        weight = backend.constant(xp, weights.astype(x.dtype).reshape(out_shape[2:]))
         y *= weight
         return y, PoolSaved(x.shape, x.dtype, weight)
 

@@ -43,6 +43,8 @@ class BatchNorm2d(Layer):
     Source: Ioffe & Szegedy, "Batch Normalization", 2015, Algorithms 1 and 2.
     """
 
+    replayable = True
+
     def __init__(
         self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
         track_running_stats: bool = True, *, dtype: Any = np.float32,
@@ -108,6 +110,11 @@ class BatchNorm2d(Layer):
         unit = saved[0]
         check_gy(gy, unit.shape, unit.dtype, unit)
         return {"weight": (gy * unit).sum(axis=_AXES), "bias": gy.sum(axis=_AXES)} if self.params else {}
+
+    def capture_obstacle(self) -> str | None:
+        """The average over all batches (``momentum=None``) divides by a count that the host reads."""
+        reads = self.training and self.buffers and self.momentum is None
+        return "reads the number of batches on the host (momentum=None)" if reads else None
 
     def couples_samples(self, saved: tuple[Array, Array, bool]) -> bool:
         """Whether the statistics were the batch's."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
+from sparsebp import backend
 from sparsebp.errors import OptionError, ShapeError
 from sparsebp.nn.layer import Layer, check_gy, check_input
 from sparsebp.nn.work import Work, together
@@ -23,12 +24,15 @@ class ConcatSaved:
     ----------
     lock
         Held while gy is split: the two may run in two threads at once.
+    mark
+        On a GPU, the event of the split, for which the other stream waits.
     """
 
     shapes: list[tuple[int, ...]]
     branches: list[Any]
     gy: Array | None = None
     parts: list[Array] | None = None
+    mark: Any = None
     lock: Any = field(default_factory=threading.Lock, repr=False, compare=False)
 
 
@@ -45,6 +49,8 @@ class Concat(Layer):
     OptionError
         There is no branch.
     """
+
+    replayable = True
 
     def __init__(self, *branches: Layer) -> None:
         super().__init__()
@@ -125,5 +131,7 @@ class Concat(Layer):
                 for shape in shapes:
                     parts.append(xp.ascontiguousarray(gy[:, first : first + shape[1]]))
                     first += shape[1]
-                saved.gy, saved.parts = gy, parts
+                saved.gy, saved.parts, saved.mark = gy, parts, backend.record(xp)
+            else:
+                backend.wait(xp, saved.mark)
             return saved.parts

@@ -31,6 +31,8 @@ class ConvNd(Prunable):
         Whether the weight is laid out with the input's channels first.
     """
 
+    replayable = True
+
     ndim: ClassVar[int]
 
     def __init__(

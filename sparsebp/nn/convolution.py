@@ -10,6 +10,7 @@ from itertools import product
 from math import prod
 from types import ModuleType
 
+from sparsebp import backend
 from sparsebp.types import Array
 from sparsebp.windows import Windows
 
@@ -21,7 +22,8 @@ def convolve(xp: ModuleType, weight: Array, x: Array, windows: Windows, groups: 
     other two.
     """
     outputs = windows.output_size(x.shape[2:])
-    y = _matrix(weight, groups) @ _columns(xp, x, windows, groups)  # (groups, out_channels / groups, B * outputs)
+    # (groups, out_channels / groups, B * outputs)
+    y = backend.matmul(_matrix(weight, groups), _columns(xp, x, windows, groups))
     return xp.ascontiguousarray(xp.moveaxis(y.reshape(weight.shape[0], x.shape[0], *outputs), 0, 1))
 
 
@@ -31,7 +33,7 @@ def convolve_t(
     """Return (B, in_channels, *input_size) for y (B, out_channels, *outputs): added up where windows overlap."""
     batch, outputs = y.shape[0], y.shape[2:]
     channels = weight.shape[1] * groups
-    columns = _matrix(weight, groups).swapaxes(1, 2) @ _rows(xp, y, groups)
+    columns = backend.matmul(_matrix(weight, groups).swapaxes(1, 2), _rows(xp, y, groups))
     columns = columns.reshape(channels, *windows.kernel, batch, *outputs)
     padded = xp.zeros((channels, batch, *_room(windows, input_size)), dtype=y.dtype)
     for tap in product(*map(range, windows.kernel)):  # overlaps are between taps, never within one
@@ -45,14 +47,14 @@ def convolve_t(
 
 def correlate(xp: ModuleType, y: Array, x: Array, windows: Windows, groups: int) -> Array:
     """Return the gradient at the weights, (out_channels, in_channels / groups, *kernel), for y the gradient at y."""
-    weight = _rows(xp, y, groups) @ _columns(xp, x, windows, groups).swapaxes(1, 2)
+    weight = backend.matmul(_rows(xp, y, groups), _columns(xp, x, windows, groups).swapaxes(1, 2))
     return weight.reshape(y.shape[1], x.shape[1] // groups, *windows.kernel)
 
 
 def channel_sums(xp: ModuleType, y: Array) -> Array:
     """Return the sums of y (B, channels, …) over batch and positions: the gradient at a bias."""
     flat = _rows(xp, y, 1)[0]
-    return flat @ xp.ones(flat.shape[1], dtype=flat.dtype)
+    return backend.matmul(flat, xp.ones(flat.shape[1], dtype=flat.dtype))
 
 
 def _matrix(weight: Array, groups: int) -> Array:

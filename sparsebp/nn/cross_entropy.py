@@ -30,20 +30,7 @@ class CrossEntropyLoss:
         OptionError
             A class is out of range.
         """
-        xp = check_input(prediction, name="prediction", shape=(None, None), like=target)
-        if target.dtype.kind not in "iu":
-            raise DTypeError(
-                "target has the wrong dtype",
-                expected="integers (class numbers)",
-                got=target.dtype,
-                remedy="Pass class numbers, not probabilities",
-            )
-        backend.check_array("target", target, shape=(prediction.shape[0],), contiguous=False)
-        n = prediction.shape[0]
-        if n == 0:
-            raise ShapeError(
-                "The batch is empty", expected="at least one row", got=prediction.shape, remedy="Skip empty batches"
-            )
+        self._check(prediction, target)
         low, high = int(target.min()), int(target.max())  # synchronize!
         if low < 0 or high >= prediction.shape[1]:
             raise OptionError(
@@ -52,13 +39,43 @@ class CrossEntropyLoss:
                 got=f"classes from {low} to {high}",
                 remedy="Number the classes from 0, or give the model more outputs",
             )
+        value, grad = self.on_device(prediction, target)
+        return float(value), grad  # synchronize!
+
+    def on_device(self, prediction: Array, target: Array) -> tuple[Array, Array]:
+        """Return what `forward` does, the mean loss as a float64 array of shape (): the host reads nothing.
+
+        A class out of range is not refused: it makes the loss NaN.
+
+        Raises
+        ------
+        ShapeError, DTypeError, DeviceError
+            As `forward`.
+        """
+        self._check(prediction, target)
+        xp, n = backend.namespace(prediction), prediction.shape[0]
         losses, grad = xp.empty(n, dtype=prediction.dtype), xp.empty(prediction.shape, dtype=prediction.dtype)
         kernels.get(xp).softmax_cross_entropy(
             xp.ascontiguousarray(prediction), xp.ascontiguousarray(target, dtype=np.int64), losses, grad
         )
         grad *= prediction.dtype.type(1 / n)
-        return float(losses.mean(dtype=np.float64)), grad  # synchronize!
+        return losses.mean(dtype=np.float64), grad
 
     def input_grad(self, saved: Array) -> Array:
         """Return the gradient with respect to the prediction."""
         return saved
+
+    def _check(self, prediction: Array, target: Array) -> None:
+        check_input(prediction, name="prediction", shape=(None, None), like=target)
+        if target.dtype.kind not in "iu":
+            raise DTypeError(
+                "target has the wrong dtype",
+                expected="integers (class numbers)",
+                got=target.dtype,
+                remedy="Pass class numbers, not probabilities",
+            )
+        backend.check_array("target", target, shape=(prediction.shape[0],), contiguous=False)
+        if prediction.shape[0] == 0:
+            raise ShapeError(
+                "The batch is empty", expected="at least one row", got=prediction.shape, remedy="Skip empty batches"
+            )

@@ -25,6 +25,8 @@ class Dropout(Layer):
         Generator or seed; every forward draws a new mask.
     """
 
+    replayable = True
+
     def __init__(self, p: float = 0.5, *, rng: Seed = None) -> None:
         super().__init__()
         self.p = check_probability(p)
@@ -43,6 +45,10 @@ class Dropout(Layer):
         x, mask = saved
         check_gy(gy, x.shape, x.dtype, x)
         return gy if mask is None else gy * mask
+
+    def capture_obstacle(self) -> str | None:
+        """While training, every mask has a seed from the host's generator."""
+        return "draws the seed of its mask on the host" if self.training and self.p > 0 else None
 
     def jacobian_t(self, saved: tuple[Array, Array | None]) -> Any:
         """Return diag(mask) per sample, or the identity when nothing was dropped."""

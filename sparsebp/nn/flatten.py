@@ -12,6 +12,8 @@ from sparsebp.types import Array
 class Flatten(Layer):
     """``(B, …) -> (B, product of the rest)``, as `torch.nn.Flatten`."""
 
+    replayable = True
+
     def forward(self, x: Array) -> tuple[Array, Array]:
         """Return x reshaped to two axes."""
         check_input(x)

@@ -14,6 +14,8 @@ from sparsebp.types import Array
 class Identity(Layer):
     """Return the input unchanged, as `torch.nn.Identity`."""
 
+    replayable = True
+
     def forward(self, x: Array) -> tuple[Array, Array]:
         """Return x itself."""
         check_input(x)

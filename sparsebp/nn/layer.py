@@ -11,7 +11,7 @@ import abc
 from collections.abc import Iterator, Mapping
 from math import prod
 from types import ModuleType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -41,6 +41,8 @@ class Layer(abc.ABC):
     """
 
     generator: np.random.Generator | None = None
+    replayable: ClassVar[bool] = False
+    """Whether all batches of one shape are the same work for a GPU, of which the host reads and draws nothing."""
 
     def __init__(self) -> None:
         self.params: dict[str, Array] = {}
@@ -77,6 +79,10 @@ class Layer(abc.ABC):
     def couples_samples(self, saved: Any) -> bool:
         """Whether an output of that forward depends on more than one sample, so that no sample has a Jacobian."""
         return False
+
+    def capture_obstacle(self) -> str | None:
+        """Return why a captured CUDA graph cannot replay this layer (those inside it apart); None: it can."""
+        return None if self.replayable else "does not say that its work is the same for every batch (replayable)"
 
     def __call__(self, x: Array, **options: Any) -> Array:
         """Return the output alone; `options` go to `forward`."""

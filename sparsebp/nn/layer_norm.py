@@ -41,6 +41,8 @@ class LayerNorm(Layer):
     Normalization", 2016, Eq. 4.
     """
 
+    replayable = True
+
     def __init__(
         self, normalized_shape: int | Sequence[int], eps: float = 1e-5, elementwise_affine: bool = True,
         bias: bool = True, *, dtype: Any = np.float32,

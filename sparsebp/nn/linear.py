@@ -35,6 +35,8 @@ class Linear(Prunable):
     the buffer ``weight_mask``.
     """
 
+    replayable = True
+
     def __init__(
         self, in_features: int, out_features: int, bias: bool = True, *, dtype: Any = np.float32, rng: Seed = None
     ) -> None:
@@ -50,7 +52,7 @@ class Linear(Prunable):
         weight = self._weight()
         shape = (*(None for _ in x.shape[:-1]), self.in_features)
         check_input(x, dtype=weight.dtype, shape=shape, like=weight)
-        y = x @ weight.T
+        y = backend.matmul(x, weight.T)
         if "bias" in self.params:
             y += self.params["bias"]
         return y, x
@@ -58,15 +60,16 @@ class Linear(Prunable):
     def input_grad(self, gy: Array, saved: Array) -> Array:
         """Return gy W, of the shape of x."""
         self._check(gy, saved)
-        return gy @ self.params["weight"]
+        return backend.matmul(gy, self.params["weight"])
 
     def weight_grad(self, gy: Array, saved: Array) -> dict[str, Array]:
         """Return ``{"weight": gyᵀ x, "bias": Σ gy}``, summed over all leading axes."""
         xp = self._check(gy, saved)
         flat = gy.reshape(-1, self.out_features)
-        grads = {"weight": self._masked(flat.T @ saved.reshape(-1, self.in_features))}
+        grads = {"weight": self._masked(backend.matmul(flat.T, saved.reshape(-1, self.in_features)))}
         if "bias" in self.params:
-            grads["bias"] = xp.ones(flat.shape[0], dtype=flat.dtype) @ flat  # a GEMV: several times faster than sum
+            # A GEMV: several times faster than a sum.
+            grads["bias"] = backend.matmul(xp.ones(flat.shape[0], dtype=flat.dtype), flat)
         return grads
 
     def input_grad_work(self, shape: tuple[int, ...], saved: Array) -> Work:

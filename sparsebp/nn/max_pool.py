@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from sparsebp import backend
 from sparsebp.nn.layer import check_gy, check_input
 from sparsebp.nn.pool import PoolSaved, SlidingPool
 from sparsebp.types import Array
@@ -34,7 +35,7 @@ class MaxPool(SlidingPool):
         for place, values in self._places(whole, out_shape):
             better = (values > y) | xp.isnan(values)  # so the last of several NaN, as in PyTorch
             y = xp.where(better, values, y)
-            winner[better] = place
+            xp.copyto(winner, winner.dtype.type(place), where=better)
         return y, PoolSaved(x.shape, x.dtype, winner)
 
     def input_grad(self, gy: Array, saved: PoolSaved) -> Array:
@@ -62,7 +63,7 @@ class MaxPool(SlidingPool):
             along[a] = count
             first = first * kernel + (-(-before // w.dilation[a])).reshape(along)
         dtype = np.uint8 if np.prod(w.kernel) <= 256 else np.int32
-        return xp.array(xp.broadcast_to(xp.asarray(first.astype(dtype)), out_shape))
+        return xp.array(xp.broadcast_to(backend.constant(xp, first.astype(dtype)), out_shape))
 
 
 class MaxPool1d(MaxPool):

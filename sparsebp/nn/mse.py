@@ -20,6 +20,17 @@ class MSELoss:
         ShapeError, DTypeError, DeviceError
             The arguments do not fit each other, or are empty.
         """
+        value, difference = self.on_device(prediction, target)
+        return float(value), difference  # synchronize!
+
+    def on_device(self, prediction: Array, target: Array) -> tuple[Array, Array]:
+        """Return what `forward` does, the mean loss as a float64 array of shape (): the host reads nothing.
+
+        Raises
+        ------
+        ShapeError, DTypeError, DeviceError
+            As `forward`.
+        """
         check_input(prediction, name="prediction")
         check_input(target, name="target", dtype=prediction.dtype, shape=prediction.shape, like=prediction)
         if prediction.size == 0:
@@ -27,7 +38,7 @@ class MSELoss:
                 "The batch is empty", expected="at least one element", got=prediction.shape, remedy="Skip empty batches"
             )
         difference = prediction - target
-        return float((difference * difference).mean(dtype=np.float64)), difference  # synchronize!
+        return (difference * difference).mean(dtype=np.float64), difference
 
     def input_grad(self, saved: Array) -> Array:
         """Return the gradient with respect to the prediction."""

@@ -26,6 +26,8 @@ class Pointwise(Layer):
     Infinite and huge elements follow IEEE arithmetic without a warning: ``∞ · 0`` gives NaN, as in PyTorch.
     """
 
+    replayable = True
+
     keeps: ClassVar[Literal["x", "y"]] = "y"
     told_by: ClassVar[SlopeFunction | None] = None
 

@@ -38,6 +38,8 @@ class PoolSaved:
 class SlidingPool(Layer):
     """Windows that slide over the last `dims` axes of (B, C, …)."""
 
+    replayable = True
+
     dims: int
 
     def __init__(

@@ -229,6 +229,10 @@ class Recurrent(Layer):
 
     # ---- I and W -------------------------------------------------------------------------------------------------
 
+    def capture_obstacle(self) -> str | None:
+        """Lengths are looked at, and kernels chosen, on the host."""
+        return "chooses kernels by lengths that the host looks at"
+
     def input_grad(self, gy: Array | None, saved: RecurrentSaved, grad_h_n: Array | None = None) -> Array:
         """I: the gradient at x, from `gy` (of y's shape) and `grad_h_n` (of h_n's shape); either may be None.
 

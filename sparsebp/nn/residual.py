@@ -21,6 +21,8 @@ class Residual(Layer):
         A layer whose output has the shape of its input. Its parameters appear under ``"body."``.
     """
 
+    replayable = True
+
     def __init__(self, body: Layer) -> None:
         super().__init__()
         self.children["body"] = body

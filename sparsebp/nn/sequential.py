@@ -29,11 +29,14 @@ class SequentialSaved:
         At the input of every link (see `Sequential`) and, last, at the output; None where it was not yet needed.
     lock
         Held while they are computed: `input_grad` and `weight_grad` may run in two threads at once.
+    mark
+        On a GPU, the event of their computation, for which the other stream waits.
     """
 
     layers: list[Any]
     shapes: list[tuple[int, ...]]
     like: Array = None
+    mark: Any = None
     output_shape: tuple[int, ...] = ()
     gy: Array | None = None
     gradients: list[Array | None] | None = None
@@ -72,6 +75,8 @@ class Sequential(Layer):
     A layer that couples the samples, `BatchNorm2d` while training, has no Jacobian of one sample. It splits the chain:
     the stretches before and behind it are scanned, and it runs its `input_grad`. So does a `Residual` around one.
     """
+
+    replayable = True
 
     def __init__(
         self, *layers: Layer, backward: ChainBackward = "bp", up_levels: int | None = None, chunks: int | None = None,
@@ -230,7 +235,9 @@ class Sequential(Layer):
     def _gradients(self, first: int, gy: Array, saved: SequentialSaved) -> list[Array]:
         """Return the gradients at the inputs of the links and at the output, known from that of link `first` on."""
         links = self._links(saved)
+        xp = backend.namespace(gy)
         with saved.lock:
+            backend.wait(xp, saved.mark)
             if saved.gy is not gy or saved.gradients is None:
                 check_gy(gy, saved.output_shape, saved.like.dtype, saved.like)
                 saved.gy, saved.gradients = gy, [*(None for _ in links), gy]
@@ -240,6 +247,7 @@ class Sequential(Layer):
                 gradients[first:known] = chain_gradients(
                     links[first:known], gradients[known], self.options, self.verdicts
                 )
+                saved.mark = backend.record(xp)
                 self._share(gradients, saved)
         return gradients
 
@@ -250,5 +258,6 @@ class Sequential(Layer):
             stop = start + self._length(layer)
             if isinstance(layer, Sequential) and gradients[stop] is not None:
                 layer_saved.gy, layer_saved.gradients = gradients[stop], gradients[start : stop + 1]
+                layer_saved.mark = saved.mark
                 layer._share(layer_saved.gradients, layer_saved)
             start = stop

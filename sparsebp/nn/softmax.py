@@ -21,6 +21,8 @@ class Softmax(Layer):
         -1, or the number of the last axis.
     """
 
+    replayable = True
+
     def __init__(self, dim: int = -1) -> None:
         super().__init__()
         self.dim = dim

@@ -27,11 +27,17 @@ def squared_norms(grads: Mapping[str, Array]) -> dict[str, float]:
     the bits are the same.
     """
     squares = dict.fromkeys(grads, 0.0)
+    for names, sums in square_sums(grads):
+        squares.update(zip(names, backend.to_host(sums).tolist(), strict=True))  # synchronize!
+    return squares
+
+
+def square_sums(grads: Mapping[str, Array]) -> Iterator[tuple[list[str], Array]]:
+    """Yield what `squared_norms` returns, as float64 arrays beside the gradients, with the names they are of."""
     for xp, names in _kinds(grads):
         sums = xp.empty(len(names), np.float64)
         kernels.get(xp).square_sums([grads[name] for name in names], sums)
-        squares.update(zip(names, backend.to_host(sums).tolist(), strict=True))  # synchronize!
-    return squares
+        yield names, sums
 
 
 def total_norm(squares: Iterable[float]) -> float:

@@ -12,7 +12,7 @@ from sparsebp import backend, kernels
 from sparsebp.errors import OptionError
 from sparsebp.kernels.protocol import UPDATE_BUFFERS, UPDATE_OPTIONS
 from sparsebp.optim.state import load_state, pack_state
-from sparsebp.optim.update import Update, launch
+from sparsebp.optim.update import DeviceUpdate, Update, launch
 from sparsebp.types import Array, UpdateRule
 
 Params = Mapping[str, Array] | Sequence[Mapping[str, Any]]
@@ -114,7 +114,7 @@ class Optimizer(abc.ABC):
                 got=f"missing {missing}, unexpected {unexpected}",
                 remedy="Pass what weight_grad of the same model returned",
             )  # fmt: skip
-        launch(self, grads, self._captured())
+        launch(self, grads, self._options_now())
 
     def begin(self) -> Update:
         """Open one update with the options as they are now: what is set later belongs to later updates.
@@ -125,9 +125,19 @@ class Optimizer(abc.ABC):
             An option has been set to a value out of range, or one that needs other buffers (momentum, say) was
             switched on or off.
         """
-        return Update(self, self._captured())
+        return Update(self, self._options_now())
 
-    def _captured(self) -> np.ndarray:
+    def begin_on_device(self) -> DeviceUpdate:
+        """Open one update that a captured CUDA graph can replay; see there.
+
+        Raises
+        ------
+        OptionError
+            As `begin`.
+        """
+        return DeviceUpdate(self, self._options_now())
+
+    def _options_now(self) -> np.ndarray:
         """Return the options as they are now, a row for each parameter; checked if they have changed."""
         values = [tuple(group.values()) for group in self.param_groups]
         if values != self._seen:
@@ -150,10 +160,10 @@ class Optimizer(abc.ABC):
         """Return the options of `group` as the kernel takes them."""
         return tuple(group[name] for name in UPDATE_OPTIONS[self.rule])
 
-    def _run(self, rows: Sequence[int], grads: list[Array], options: np.ndarray) -> None:
+    def _run(self, rows: Sequence[int], grads: list[Array], options: Array, steps: Array | None) -> None:
         """Update the parameters of these rows, rising and of one dtype and namespace, in one launch.
 
-        grads: one for each of the rows. options: one row for each of all parameters.
+        grads: one for each of the rows. options, steps: one row for each of all parameters; steps None counts one on.
         """
         first, end = rows[0], rows[-1] + 1
         if len(rows) == end - first:  # one or all, mostly: views, no copies
@@ -162,10 +172,15 @@ class Optimizer(abc.ABC):
         else:
             at = list(rows)
             params, *columns = ([column[row] for row in rows] for column in (self._arrays, *self._columns))
-        steps = self._steps[at] + 1
-        k = kernels.get(self._kinds[first][0])
-        k.optimizer_update(self.rule, params, grads, columns, options[at], steps)
-        self._steps[at] = steps
+        xp = self._kinds[first][0]
+        k = kernels.get(xp)
+        if steps is None:
+            count = self._steps[at] + 1
+            k.optimizer_update(self.rule, params, grads, columns, options[at], count)
+            self._steps[at] = count
+        else:
+            at = at if isinstance(at, slice) else backend.constant(xp, np.array(at))
+            k.optimizer_update(self.rule, params, grads, columns, options[at], steps[at])
 
     def _buffers_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:
         """Return which buffers the parameters of `group` have; all of the rule's, unless options say otherwise."""

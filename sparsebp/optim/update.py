@@ -23,9 +23,10 @@ class Update:
     them gives. Threads may apply different names at the same time.
     """
 
-    def __init__(self, optimizer: Optimizer, options: np.ndarray) -> None:
+    def __init__(self, optimizer: Optimizer, options: Array) -> None:
         self._optimizer = optimizer
         self._options = options
+        self._steps: Array | None = None
         self._open = set(optimizer.params)
         self._lock = threading.Lock()
 
@@ -55,7 +56,7 @@ class Update:
             self._check_open(grads)
             self._open.difference_update(grads)
         try:
-            launch(self._optimizer, grads, self._options)
+            launch(self._optimizer, grads, self._options, self._steps)
         except SparseBPError:
             with self._lock:
                 self._open.update(grads)
@@ -73,8 +74,38 @@ class Update:
         )  # fmt: skip
 
 
-def launch(optimizer: Optimizer, grads: Mapping[str, Array], options: np.ndarray) -> None:
+class DeviceUpdate(Update):
+    """An update whose options and step numbers are read on the device when its kernels run, so that it can be replayed.
+
+    `write` begins each replay; `apply` is called once, while the kernels are recorded.
+    """
+
+    def __init__(self, optimizer: Optimizer, options: np.ndarray) -> None:
+        self._xp, self._written = optimizer._kinds[0][0], options
+        super().__init__(optimizer, self._xp.array(options))
+        self._steps: Array = self._xp.array(optimizer._steps)
+
+    def write(self) -> None:
+        """Count one more update of every parameter; write its number and the options as they are now.
+
+        Raises
+        ------
+        OptionError
+            As `Optimizer.begin`.
+        """
+        optimizer = self._optimizer
+        options = optimizer._options_now()
+        optimizer._steps += 1
+        self._steps[...] = self._xp.asarray(optimizer._steps)
+        if options is not self._written:
+            self._options[...] = self._xp.asarray(options)
+            self._written = options
+
+
+def launch(optimizer: Optimizer, grads: Mapping[str, Array], options: Array, steps: Array | None = None) -> None:
     """Update the parameters that `grads` names; `options` has a row for each of all parameters.
+
+    So has `steps`, the numbers of their updates; None counts one on.
 
     Raises
     ------
@@ -88,11 +119,11 @@ def launch(optimizer: Optimizer, grads: Mapping[str, Array], options: np.ndarray
         _check_arrays(optimizer, grads)  # all of them before the first launch
         for kind in dict.fromkeys(kinds[row] for row in rows):
             part = [row for row in rows if kinds[row] == kind]
-            optimizer._run(part, [grads[names[row]] for row in part], options)
+            optimizer._run(part, [grads[names[row]] for row in part], options, steps)
         return
     chosen = names if whole else [names[row] for row in rows]
     try:
-        optimizer._run(rows, list(map(grads.__getitem__, chosen)), options)
+        optimizer._run(rows, list(map(grads.__getitem__, chosen)), options, steps)
     except SparseBPError:
         _check_arrays(optimizer, grads)  # knows the name of what the kernel has refused
         raise

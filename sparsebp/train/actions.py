@@ -10,15 +10,32 @@ import contextlib
 import math
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from sparsebp import threads
-from sparsebp.optim.clip import clip_grad_norm, squared_norms, total_norm
+from sparsebp.optim.clip import clip_grad_norm, square_sums, squared_norms, total_norm
 from sparsebp.train.stages import Stages
 from sparsebp.types import Array
 
 Batch: TypeAlias = tuple[Array, Array]
 Run: TypeAlias = Callable[["Step"], None]
+
+
+@dataclass
+class Later:
+    """What a step leaves on the device for the host to read after it.
+
+    Attributes
+    ----------
+    losses
+        The loss of every micro-batch, of shape ().
+    sums
+        Names of gradients, and the sums of their squares.
+    """
+
+    losses: dict[int, Array] = field(default_factory=dict)
+    sums: list[tuple[list[str], Array]] = field(default_factory=list)
 
 
 class Step:
@@ -47,12 +64,14 @@ class Step:
     kept
         On a GPU with two streams, arrays that a stream has been given work on: their memory must not be used again by
         the stream that they came from before the other is done with them.
+    later
+        In a step that is captured, what the host reads after it; None: it reads as it goes.
     resumed
         Whether what is left over is done apart from a further step; an interrupted one may have done part of it.
     """
 
     __slots__ = ("aborted", "batches", "events", "flow", "for_input", "for_weights", "grads", "gy_input", "gy_weights",
-                 "kept", "marks", "predictions", "resumed", "shapes", "shares", "squares", "tag", "update",
+                 "kept", "later", "marks", "predictions", "resumed", "shapes", "shares", "squares", "tag", "update",
                  "values")  # fmt: skip
 
     def __init__(self, batches: Sequence[Batch], stages: int, tag: Any) -> None:
@@ -73,6 +92,7 @@ class Step:
         self.aborted = self.resumed = False
         self.marks: list[Any] = []
         self.kept: list[Any] | None = None
+        self.later: Later | None = None
 
     @property
     def loss(self) -> float:
@@ -141,14 +161,17 @@ class Actions:
         def run(step: Step) -> None:
             prediction, step.flow[m] = step.flow[m], None
             step.predictions[m] = prediction
-            value, saved = loss.forward(prediction, step.batches[m][1])
-            step.values[m] = float(value)  # synchronize!
-            self.watch.loss(step, m, step.values[m])
+            if step.later is None:
+                value, saved = loss.forward(prediction, step.batches[m][1])
+                step.values[m] = float(value)  # synchronize!
+                self.watch.loss(step, m, step.values[m])
+            else:
+                step.later.losses[m], saved = loss.on_device(prediction, step.batches[m][1])
             gy = loss.input_grad(saved)
             if count > 1:  # the mean over the step's samples is that of the micro-batches' means, by their sizes
                 gy = gy * gy.dtype.type(step.shares[m])
             place(step, m, len(self.stages) - 1, gy)
-            if m == count - 1:
+            if m == count - 1 and step.update is None:
                 step.update = self.optimizer.begin()
 
         return run
@@ -243,6 +266,9 @@ class Actions:
         return run
 
     def _look(self, step: Step, grads: dict[str, Array]) -> None:
+        if step.later is not None:
+            step.later.sums += square_sums(grads)
+            return
         squares = squared_norms(grads)
         step.squares.update(squares)
         if not all(map(math.isfinite, squares.values())):

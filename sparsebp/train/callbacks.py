@@ -14,12 +14,16 @@ from sparsebp.train.history import EpochRecord, History
 
 @dataclasses.dataclass(frozen=True)
 class RunInfo:
-    """What is known when training starts: epochs of the whole run, steps per epoch, the first step's number."""
+    """What is known when training starts: epochs of the whole run, steps per epoch, the first step's number.
+
+    With ``Trainer(graph=True)``, `graph` says whether steps are captured into CUDA graphs, and if not, why.
+    """
 
     epochs: int
     steps_per_epoch: int
     first_step: int
     resumed: bool
+    graph: str | None = None
 
 
 class Callback:
@@ -95,6 +99,8 @@ class ProgressBar(Callback):
         self._info = info
         if not self.console.is_terminal:
             return
+        if info.graph is not None:
+            self.console.print(info.graph, highlight=False, markup=False)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._progress = Progress(*columns, console=self.console, refresh_per_second=4)
         total = info.epochs * info.steps_per_epoch

@@ -9,6 +9,7 @@ from sparsebp import backend
 from sparsebp.errors import OptionError
 from sparsebp.schedule import Schedule
 from sparsebp.train.actions import Actions, Batch, Step, Watch
+from sparsebp.train.graphs import Graphs
 from sparsebp.train.lanes import Lanes
 from sparsebp.train.program import Program, Task, check_fits, compile_program, fewer
 from sparsebp.train.stages import Stages
@@ -37,6 +38,8 @@ class Executor:
         Largest Euclidean norm of all gradients together; None does not clip.
     watch
         Is told of losses, and of gradients that are not finite.
+    graph
+        Whether to capture steps into CUDA graphs, see `Trainer`.
 
     Raises
     ------
@@ -53,7 +56,7 @@ class Executor:
 
     def __init__(
         self, model: Any, loss: Any, optimizer: Any, schedule: Schedule, *, clip_norm: float | None = None,
-        watch: Watch | None = None,
+        watch: Watch | None = None, graph: bool = False,
     ) -> None:  # fmt: skip
         self.schedule = schedule
         self.stages = Stages(model)
@@ -70,6 +73,7 @@ class Executor:
             )  # fmt: skip
         xp = backend.namespace(next(iter(model.parameters().values())))
         self._lanes = Lanes(xp) if len(program.lanes) > 1 else None
+        self._graphs = Graphs(self.stages, loss, optimizer, clip_norm, self._actions) if graph else None
         self._pending: tuple[Step, Program] | None = None
         self._late = schedule.graph.first == "I"
 
@@ -77,6 +81,11 @@ class Executor:
     def pending(self) -> bool:
         """Whether parameters are still to be updated."""
         return self._pending is not None
+
+    @property
+    def uncaptured(self) -> tuple[str, ...]:
+        """Why steps are not captured into CUDA graphs; empty if they are, or are to be as soon as they are warm."""
+        return ("graph=False",) if self._graphs is None else self._graphs.obstacles
 
     def step(self, batches: Sequence[Batch], tag: Any = None) -> list[Step]:
         """Run one step.
@@ -100,6 +109,10 @@ class Executor:
             Whatever an action raises. What the step before has left over is still there for `flush`.
         """
         program = self._program(len(batches))
+        if self._graphs is not None and self._graphs.takes(batches):
+            done = self.flush()
+            captured = self._graphs.step(program, batches, tag)
+            return done + (self.step(batches, tag) if captured is None else [captured])
         if self._pending is not None and self._pending[1] is not program:
             done = self.flush()
             return done + self.step(batches, tag)

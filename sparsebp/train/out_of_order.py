@@ -88,6 +88,8 @@ class OutOfOrderExecutor:
         Bound for the simulated peak of memory, as a multiple of the conventional order's.
     steps
         How many are measured, on one stream and then on two.
+    graph
+        As `Executor` takes it, for the steps that are not measured.
 
     Attributes
     ----------
@@ -95,6 +97,8 @@ class OutOfOrderExecutor:
         The schedule, once there is one.
     costs
         The measured ones, as far as they are known.
+    uncaptured
+        As `Executor` has it.
 
     Raises
     ------
@@ -104,17 +108,18 @@ class OutOfOrderExecutor:
 
     def __init__(
         self, model: Any, loss: Any, optimizer: Any, *, watch: Watch | None = None, memory_cap: float = MEMORY_CAP,
-        steps: int = MEASURED,
+        steps: int = MEASURED, graph: bool = False,
     ) -> None:  # fmt: skip
         self.stages = Stages(model)
         self.found: FoundSchedule | None = None
         self.costs: Costs | None = None
         self._parts, self._watch = (model, loss, optimizer), watch
-        self._cap, self._wanted = memory_cap, steps
+        self._cap, self._wanted, self._graph = memory_cap, steps, graph
         self._samples: int | None = None
         self._ran = 0
         self._size: dict[str, Any] = {"stages": len(self.stages), "unweighted": self.stages.unweighted}
-        Executor(model, loss, optimizer, out_of_order(**self._size))  # refuses now what the steps to come would
+        # Refuses now what the steps to come would.
+        self.uncaptured = Executor(model, loss, optimizer, out_of_order(**self._size), graph=graph).uncaptured
         self._executor: Executor = self._timed(conventional(**self._size, fusion="backward"))
 
     def step(self, batches: Sequence[Batch], tag: Any = None) -> list[Step]:
@@ -148,7 +153,7 @@ class OutOfOrderExecutor:
         self.costs = replace(self.costs, slowdown=beside.slowdown())
         schedule = self._order(self.costs, profile=beside.regions(self.costs))
         self.found = FoundSchedule(schedule, self.costs, self._cap)
-        self._executor = Executor(*self._parts, schedule, watch=self._watch)
+        self._executor = Executor(*self._parts, schedule, watch=self._watch, graph=self._graph)
 
     def _order(self, costs: Costs, **options: Any) -> Schedule:
         return out_of_order(**self._size, costs=costs, memory_cap=self._cap, k=None, **options)

@@ -56,10 +56,10 @@ class Runner(Watch):
             found = found_order(folder / SCHEDULE_NAME, stages)
         self.executor: Executor | OutOfOrderExecutor
         if trainer.schedule == "ooo" and found is None:
-            self.executor = OutOfOrderExecutor(*parts, watch=self, memory_cap=trainer.memory_cap)
+            self.executor = OutOfOrderExecutor(*parts, watch=self, memory_cap=trainer.memory_cap, graph=trainer.graph)
         else:
             order = found or order_of(stages, trainer.fusion, trainer.accumulate, trainer.schedule)
-            self.executor = Executor(*parts, order, clip_norm=trainer.clip_norm, watch=self)
+            self.executor = Executor(*parts, order, clip_norm=trainer.clip_norm, watch=self, graph=trainer.graph)
         trainer.order = self.executor.schedule
 
     def step(self, batches: Sequence[tuple[np.ndarray, np.ndarray]], epoch: int) -> None:
@@ -77,6 +77,15 @@ class Runner(Watch):
         self._record(finished)
         if isinstance(self.executor, OutOfOrderExecutor) and trainer.found_schedule is not self.executor.found:
             self._keep(self.executor)
+
+    def captures(self) -> str | None:
+        """Say whether steps are captured into CUDA graphs, and if not, why; None if nobody has asked for that."""
+        if not self.trainer.graph:
+            return None
+        why = self.executor.uncaptured
+        if why:
+            return f"Steps are not captured into a CUDA graph: {'; '.join(why)}"
+        return "Steps are captured into a CUDA graph"
 
     def _keep(self, executor: OutOfOrderExecutor) -> None:
         """Keep the schedule that was found."""

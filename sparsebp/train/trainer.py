@@ -61,6 +61,11 @@ class Trainer:
         ``schedule.csv`` for further runs.
     memory_cap
         With ``"ooo"``: bound for the simulated peak of memory, as a multiple of the conventional order's.
+    graph
+        On a GPU, capture the step into a CUDA graph and replay it, one graph for each shape of batches (a last, smaller
+        batch runs as ever). Losses and norms are read after the step: an error that one is not finite comes when the
+        parameters have been updated. Each graph has a step's memory of its own. `RunInfo.graph` says if it is done, or
+        why not: dropout, recurrent layers, scans and `clip_norm` need the host during the step.
     callbacks
         See `sparsebp.train.callbacks`.
     checkpoint_dir
@@ -100,6 +105,7 @@ class Trainer:
         accumulate: int = 1,
         schedule: str | os.PathLike[str] | Schedule = "conventional",
         memory_cap: float = MEMORY_CAP,
+        graph: bool = False,
         callbacks: Sequence[Callback] = (),
         checkpoint_dir: str | os.PathLike[str] | None = None,
         checkpoint_every: int | None = None,
@@ -114,7 +120,7 @@ class Trainer:
                 )
         self.model, self.loss, self.optimizer, self.lr_scheduler = model, loss, optimizer, lr_scheduler
         self.fusion, self.accumulate, self.schedule = fusion, accumulate, schedule
-        self.memory_cap = memory_cap
+        self.memory_cap, self.graph = memory_cap, graph
         self.order: Schedule | None = None
         self.found_schedule: FoundSchedule | None = None
         self._runner: Runner | None = None
@@ -183,7 +189,8 @@ class Trainer:
         epoch, batch = self._start(shape, resume=resume)
         steps = -(-len(dataset) // batch_size)
         runner = self._runner = Runner(self)
-        self._tell("start", RunInfo(epochs, steps, self.history.steps, resumed=self.history.steps > 0))
+        first = self.history.steps
+        self._tell("start", RunInfo(epochs, steps, first, resumed=first > 0, graph=runner.captures()))
         try:
             for e in range(epoch, epochs):
                 self._run_epoch(runner, dataset, validation, e, batch if e == epoch else 0, shape)

@@ -20,8 +20,8 @@ def check_optimizer_update(
     params: Sequence[Array],
     grads: Sequence[Array],
     buffers: Sequence[Sequence[Array | None]],
-    options: np.ndarray,
-    steps: np.ndarray,
+    options: Array,
+    steps: Array,
 ) -> None:
     """Check the arguments of `Kernels.optimizer_update`."""
     check_update_options(rule, len(params), buffers, options, steps)
@@ -40,7 +40,7 @@ def check_optimizer_update(
 
 
 def check_update_options(
-    rule: UpdateRule, count: int, buffers: Sequence[Sequence[Array | None]], options: np.ndarray, steps: np.ndarray
+    rule: UpdateRule, count: int, buffers: Sequence[Sequence[Array | None]], options: Array, steps: Array
 ) -> None:
     """Check what of the arguments of `Kernels.optimizer_update` is quickly looked at.
 

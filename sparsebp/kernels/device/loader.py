@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from sparsebp import backend
 from sparsebp.kernels.device.base import Defines
 from sparsebp.types import Array
 
@@ -102,7 +103,7 @@ class RawModuleLoader:
     def addresses(self, arrays: Sequence[Array | None]) -> Array:
         """Return an int64 array, on the device, of where these arrays begin; 0 for None."""
         found = [0 if array is None else array.data.ptr for array in arrays]
-        return self._cupy.asarray(np.array(found, np.int64))
+        return backend.constant(self._cupy, np.array(found, np.int64))
 
     def _attribute(self, name: str) -> int:
         number = self._cupy.cuda.runtime.getDevice()

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from sparsebp import backend
 from sparsebp.kernels import checks
 from sparsebp.kernels.device.base import BLOCK, WARP, Launcher, ceil_div, real_define
 from sparsebp.types import Array, UpdateRule
@@ -25,14 +26,14 @@ class OptimizerKernels(Launcher):
         params: Sequence[Array],
         grads: Sequence[Array],
         buffers: Sequence[Sequence[Array | None]],
-        options: np.ndarray,
-        steps: np.ndarray,
+        options: Array,
+        steps: Array,
     ) -> None:
         """Update all parameters in place; a block a chunk of one of them."""
         checks.check_optimizer_update(rule, params, grads, buffers, options, steps)
         if params:
             table, blocks = self._table((params, grads, *buffers), steps)
-            args = (*table, self.xp.asarray(options), np.int64(len(params)))
+            args = (*table, _sent(self.xp, options), np.int64(len(params)))
             self._launch(_FILE, f"{rule}_update", real_define(params[0]), blocks, (BLOCK,), args)
 
     def scale_arrays(self, arrays: Sequence[Array], factor: float) -> None:
@@ -61,12 +62,21 @@ class OptimizerKernels(Launcher):
             args = (*table, np.int64(len(arrays)), arrays[0].dtype.type(value))
             self._launch(_FILE, kernel, real_define(arrays[0]), blocks, (BLOCK,), args)
 
-    def _table(self, columns: Sequence[Sequence[Any]], steps: np.ndarray) -> tuple[tuple[Any, Any], int]:
+    def _table(self, columns: Sequence[Sequence[Any]], steps: Array) -> tuple[tuple[Any, Any], int]:
         """Return the tables of addresses and of sizes, chunks and steps on the device, and the number of chunks."""
         arrays = [array for row in zip(*columns, strict=True) for array in row]
         self._check_device(tuple(arrays))
         sizes = np.array([array.size for array in columns[0]], np.int64)
         layout = np.zeros((len(sizes) + 1, 3), np.int64)
-        layout[:-1, 0], layout[:-1, 2] = sizes, steps
+        layout[:-1, 0] = sizes
         np.cumsum(-(-sizes // _CHUNK), out=layout[1:, 1])
-        return (self.loader.addresses(arrays), self.xp.asarray(layout)), int(layout[-1, 1])
+        if isinstance(steps, np.ndarray):
+            layout[:-1, 2] = steps
+        table = backend.constant(self.xp, layout)
+        if not isinstance(steps, np.ndarray):
+            table[:-1, 2] = steps  # as they are when this runs, not as they are now
+        return (self.loader.addresses(arrays), table), int(layout[-1, 1])
+
+
+def _sent(xp: Any, array: Array) -> Array:
+    return backend.constant(xp, array) if isinstance(array, np.ndarray) else array

@@ -1,0 +1,414 @@
+"""Captured steps: what can be captured, in which order, with which numbers; by a recorder that replays on the host."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import re
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+import orders
+from sparsebp import backend, nn, optim, recording
+from sparsebp.errors import DeviceError, NonFiniteError, OptionError
+from sparsebp.recording import Cublas, operand
+from sparsebp.schedule.builders import conventional, out_of_order
+from sparsebp.train import Callback, Trainer, graphs
+from sparsebp.train.actions import Watch
+from sparsebp.train.executor import Executor
+from sparsebp.train.graphs import Graphs, in_turn
+from sparsebp.train.orders import order_of
+from sparsebp.train.stages import Stages
+
+BATCH = (orders.IMAGES, orders.CLASSES)
+
+
+class HostRecorder:
+    """Captures nothing: it takes back what a captured step has changed, and runs the step again to replay it."""
+
+    model = optimizer = None
+    made: ClassVar[list[HostRecorder]] = []
+
+    def __init__(self, xp, count):
+        self.streams, self.captured, self.log = backend.streams(np, count), False, []
+        self.again = None
+        HostRecorder.made.append(self)
+
+    @contextlib.contextmanager
+    def running(self):
+        self.log.append("run")
+        yield
+
+    @contextlib.contextmanager
+    def capturing(self):
+        arrays = [*self.model.state_dict().values(), *self.optimizer.params.values()]
+        arrays += [array for _, layer in self.model.modules() for array in layer.buffers.values()]
+        arrays += [array for buffers in self.optimizer.buffers.values() for array in buffers.values()]
+        before = [array.copy() for array in arrays]
+        yield
+        for array, value in zip(arrays, before, strict=True):
+            array[...] = value
+        self.log.append("capture")
+        self.captured = True
+
+    def replay(self):
+        self.log.append("replay")
+        self.again()
+
+
+@pytest.fixture
+def host_recorder(monkeypatch):
+    """`Graphs` on the host, with a `HostRecorder`."""
+    capture, found, HostRecorder.made = Graphs._capture, Graphs._obstacles, []
+
+    def captured(self, program, found):
+        HostRecorder.model, HostRecorder.optimizer = self._stages.model, self._optimizer
+        capture(self, program, found)
+
+        def again():
+            found.update._open = set(self._optimizer.params)
+            step = self._new(found.inputs, None)
+            step.update = found.update
+            found.results[...] = self._run(program, step, found.recorder)
+            for out, new in zip(found.step.predictions, step.predictions, strict=True):
+                out[...] = new
+
+        found.recorder.again = again
+
+    monkeypatch.setattr(Graphs, "_capture", captured)
+    monkeypatch.setattr(graphs, "GraphRecorder", HostRecorder)
+    monkeypatch.setattr(
+        Graphs, "_obstacles", lambda self: (why for why in found(self) if why != "the model is on the host")
+    )
+    return HostRecorder
+
+
+def schedules(model):
+    stages = Stages(model)
+    size = {"stages": len(stages), "unweighted": stages.unweighted}
+    return {
+        "none": order_of(stages, "none", 1, "conventional"), "forward": order_of(stages, "forward", 1, "conventional"),
+        "backward": order_of(stages, "backward", 1, "conventional"),
+        "two": conventional(**size, streams=2, fusion="backward"), "ooo": out_of_order(**size, regions=2),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("order", ["none", "forward", "backward", "two", "ooo"])
+@pytest.mark.parametrize("optimizer", ["nesterov", "adam"])
+def test_a_captured_step_gives_the_same_numbers(order, optimizer, host_recorder):
+    steps, states = [], []
+    for graph in (False, True):
+        model = orders.conv()
+        opt = orders.OPTIMIZERS[optimizer](model.parameters())
+        executor = Executor(model, nn.CrossEntropyLoss(), opt, schedules(model)[order], graph=graph)
+        assert executor.uncaptured == (() if graph else ("graph=False",))
+        done = []
+        for number in range(8):
+            opt.lr = 0.01 / (number + 1)
+            part = slice(0, 7) if number == 5 else slice(number, number + 12)  # of another size, in between
+            done += executor.step([(orders.IMAGES[part], orders.CLASSES[part])])
+        done += executor.flush()
+        executor.close()
+        steps.append([(step.loss, step.norm(executor.stages.names)) for step in done])
+        states.append(orders.state_of(model, opt))
+    assert steps[0] == steps[1]
+    orders.assert_same(states[1], states[0])
+    assert [recorder.log for recorder in host_recorder.made] == [["run", "capture", *["replay"] * 5]]
+
+
+def test_accumulation_is_captured(host_recorder):
+    states = []
+    for graph in (False, True):
+        model = orders.conv()
+        opt = optim.SGD(model.parameters(), 0.1, 0.9)
+        order = order_of(Stages(model), "none", 2, "conventional")
+        executor = Executor(model, nn.CrossEntropyLoss(), opt, order, graph=graph)
+        for _ in range(4):
+            executor.step([tuple(a[:8] for a in BATCH), tuple(a[8:13] for a in BATCH)])
+        states.append(orders.state_of(model, opt))
+    orders.assert_same(states[1], states[0])
+    assert host_recorder.made[0].log == ["run", "capture", "replay", "replay"]
+
+
+@pytest.mark.parametrize("order", ["none", "forward", "backward", "two", "ooo"])
+def test_tasks_come_after_those_that_they_wait_for(order):
+    model = orders.conv()
+    executor = Executor(model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), 0.1), schedules(model)[order])
+    program = executor._program(1)
+    done, seen = set(), []
+    for lane, task in in_turn(program):
+        assert all(before or event in done for event, before in task.waits)
+        done.add(task.signal)
+        seen.append((lane, task))
+    wanted = [task for lane in program.lanes for task in lane if not (task.old and task.updates)]
+    assert sorted(map(id, wanted)) == sorted(id(task) for _, task in seen)
+
+
+def model_with(layer):
+    return nn.Sequential(nn.Flatten(), nn.Linear(72, 3, rng=0), layer)
+
+
+class Mystery(nn.Identity):
+    replayable = False
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "why"),
+    [
+        (orders.mlp, {}, r"3 \(Dropout\) draws the seed"),
+        (lambda: orders.mlp("hybrid"), {}, "a scan in place"),
+        (lambda: orders.gru("linear"), {}, r"\(GRU\) chooses kernels by lengths"),
+        (lambda: model_with(Mystery()), {}, r"2 \(Mystery\) does not say"),
+        (orders.conv, {"clip_norm": 1.0}, "clip_norm"),
+        (lambda: nn.Sequential(nn.BatchNorm2d(2, momentum=None), orders.conv()), {}, r"0 \(BatchNorm2d\) reads the n"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_captured_is_named(model, options, why, host_recorder):
+    model = model()
+    opt = optim.SGD(model.parameters(), 0.1)
+    order = order_of(Stages(model), "none", 1, "conventional")
+    reasons = Executor(model, nn.CrossEntropyLoss(), opt, order, graph=True, **options).uncaptured
+    assert len([reason for reason in reasons if re.search(why, reason)]) == 1
+
+
+def test_dropout_that_drops_nothing_is_captured(host_recorder):
+    model = model_with(nn.Dropout(0.5)).eval()
+    order = order_of(Stages(model), "none", 1, "conventional")
+    assert not Executor(model, nn.MSELoss(), optim.SGD(model.parameters(), 0.1), order, graph=True).uncaptured
+
+
+def test_what_fails_while_it_is_captured_is_said_and_runs_as_ever(host_recorder, monkeypatch):
+    model, twin = orders.conv(), orders.conv()
+
+    def fail(self, program, found):
+        self._at = "stage '4'"
+        raise DeviceError("Data of the host is sent")
+
+    monkeypatch.setattr(Graphs, "_capture", fail)
+    states = []
+    for each, graph in ((model, True), (twin, False)):
+        opt = optim.Adam(each.parameters(), 0.01)
+        order = order_of(Stages(each), "none", 1, "conventional")
+        executor = Executor(each, nn.CrossEntropyLoss(), opt, order, graph=graph)
+        for number in range(4):
+            with (
+                pytest.warns(RuntimeWarning, match="at stage '4'")
+                if graph and number == 2
+                else contextlib.nullcontext()
+            ):
+                executor.step([BATCH])
+        assert not graph or "Data of the host is sent" in executor.uncaptured[0]
+        states.append(orders.state_of(each, opt))
+    orders.assert_same(*states)
+
+
+def test_other_arrays_of_a_model_are_captured_anew(host_recorder):
+    model = orders.conv()
+    order = order_of(Stages(model), "none", 1, "conventional")
+    executor = Executor(model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), 0.1), order, graph=True)
+    for _ in range(4):
+        executor.step([BATCH])
+    model[1].buffers["running_mean"] = model[1].buffers["running_mean"].copy()
+    for _ in range(2):
+        executor.step([BATCH])
+    assert [recorder.log for recorder in host_recorder.made] == [
+        ["run", "capture", "replay", "replay"], ["run", "capture", "replay"]
+    ]  # fmt: skip
+
+
+def test_what_is_not_finite_or_wrong_is_said_after_the_step(host_recorder):
+    class Spy(Watch):
+        def loss(self, step, m, value):
+            if not np.isfinite(value):
+                raise NonFiniteError("The loss")
+
+    model = orders.conv()
+    order = order_of(Stages(model), "none", 1, "conventional")
+    executor = Executor(
+        model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), 0.1), order, graph=True, watch=Spy()
+    )
+    for _ in range(3):
+        executor.step([BATCH])
+    with pytest.raises(OptionError, match="a class that is not there"):
+        executor.step([(orders.IMAGES, np.full_like(orders.CLASSES, 7))])
+    with pytest.raises(NonFiniteError):
+        executor.step([(np.full_like(orders.IMAGES, np.nan), orders.CLASSES)])
+
+
+def test_a_run_says_whether_it_captures():
+    class Heard(Callback):
+        def on_start(self, info):
+            self.info = info
+
+    heard = Heard()
+    model = orders.conv()
+    Trainer(model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), 0.1), graph=True, callbacks=[heard]).fit(
+        orders.images(), epochs=1, batch_size=11
+    )
+    assert heard.info.graph == "Steps are not captured into a CUDA graph: the model is on the host"
+
+
+@pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), nn.MSELoss()])
+def test_losses_on_the_device_are_those_of_forward(loss):
+    prediction = np.random.default_rng(0).standard_normal((5, 3)).astype(np.float32)
+    target = np.array([0, 2, 1, 1, 0]) if isinstance(loss, nn.CrossEntropyLoss) else prediction[::-1].copy()
+    value, saved = loss.on_device(prediction, target)
+    assert value.shape == () and value.dtype == np.float64
+    want, want_saved = loss.forward(prediction, target)
+    assert float(value) == want
+    np.testing.assert_array_equal(saved, want_saved)
+
+
+# ---- matrix products past CuPy -------------------------------------------------------------------------------------
+
+
+class FakeLibrary:
+    """cuBLAS's two products on the host's memory, column-major, as its documentation says."""
+
+    def cublasGemmEx(self, handle, ta, tb, m, n, k, alpha, a, ka, lda, b, kb, ldb, beta, c, kc, ldc, compute, algo):
+        self.product(ta, tb, m, n, k, (a, lda), (b, ldb), (c, ldc), {0: np.float32, 1: np.float64}[ka])
+        return 0
+
+    def cublasGemmStridedBatchedEx(
+        self, handle, ta, tb, m, n, k, alpha, a, ka, lda, sa, b, kb, ldb, sb, beta, c, kc, ldc, sc, count, compute, algo
+    ):  # fmt: skip
+        dtype = {0: np.float32, 1: np.float64}[ka]
+        size = np.dtype(dtype).itemsize
+        for i in range(count):
+            places = [(ctypes.c_void_p(p.value + i * s.value * size), ld)
+                      for p, s, ld in ((a, sa, lda), (b, sb, ldb), (c, sc, ldc))]  # fmt: skip
+            self.product(ta, tb, m, n, k, *places, dtype)
+        return 0
+
+    def product(self, ta, tb, m, n, k, a, b, c, dtype):
+        left = self.matrix(a, *((k, m) if ta else (m, k)), dtype)
+        right = self.matrix(b, *((n, k) if tb else (k, n)), dtype)
+        self.matrix(c, m, n, dtype)[...] = (left.T if ta else left) @ (right.T if tb else right)
+
+    def matrix(self, place, rows, columns, dtype):
+        pointer, leading = place
+        assert leading >= max(1, rows)
+        size = np.dtype(dtype).itemsize
+        buffer = (ctypes.c_char * (((columns - 1) * leading + rows) * size)).from_address(pointer.value)
+        return np.ndarray((rows, columns), dtype, buffer, strides=(size, leading * size))
+
+
+class Pointed(np.ndarray):
+    """An array that says where it is as CuPy's do."""
+
+    @property
+    def data(self):
+        return type("Memory", (), {"ptr": self.ctypes.data})
+
+
+SHAPES = [
+    ((3, 4), (4, 5)), ((1, 4), (4, 1)), ((3, 1), (1, 5)), ((4,), (4, 5)), ((3, 4), (4,)), ((2, 3, 4), (2, 4, 5)),
+    ((1, 3, 4), (1, 4, 5)), ((2, 3, 4), (4, 5)), ((0, 4), (4, 5)), ((3, 0), (0, 5)), ((2, 1, 4), (2, 4, 1)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("left", "right"), SHAPES)
+@pytest.mark.parametrize("layout", ["plain", "transposed", "strided", "padded"])
+def test_products_are_read_as_they_lie(left, right, layout, dtype):
+    rng = np.random.default_rng(0)
+
+    def array(shape):
+        if layout == "transposed" and len(shape) > 1:
+            return rng.standard_normal((*shape[:-2], *shape[:-3:-1])).astype(dtype).swapaxes(-1, -2).view(Pointed)
+        if layout == "strided":
+            return rng.standard_normal((*shape[:-1], 2 * shape[-1])).astype(dtype)[..., ::2].view(Pointed)
+        if layout == "padded":
+            return rng.standard_normal((*shape[:-1], shape[-1] + 3)).astype(dtype)[..., : shape[-1]].view(Pointed)
+        return rng.standard_normal(shape).astype(dtype).view(Pointed)
+
+    blas = Cublas.__new__(Cublas)
+    blas._library, blas._handle, blas._use_stream = FakeLibrary(), None, lambda: None
+
+    class Space:
+        empty = staticmethod(lambda shape, dtype: np.full(shape, np.nan, dtype).view(Pointed))
+        ascontiguousarray = staticmethod(lambda a: np.ascontiguousarray(a).view(Pointed))
+
+    blas._xp = Space
+    a, b = array(left), array(right)
+    np.testing.assert_allclose(blas.matmul(a, b), np.asarray(a) @ np.asarray(b), rtol=1e-5, atol=1e-6)
+
+
+def test_what_only_a_copy_can_read():
+    assert operand((3, 4), (64, 8), 4) is None
+    assert operand((3, 4), (16, 4), 4) == (0, 4, 0)
+    assert operand((3, 4), (4, 12), 4) == (1, 3, 0)
+
+
+# ---- on a GPU ------------------------------------------------------------------------------------------------------
+
+needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not backend.has_gpu(), reason="needs CuPy and a GPU")]
+
+
+class TestOnAGpu:
+    pytestmark = needs_gpu
+
+    @pytest.mark.parametrize("optimizer", ["nesterov", "adam"])
+    @pytest.mark.parametrize("order", ["none", "forward", "backward", "two", "ooo"])
+    def test_a_replayed_step_gives_the_numbers_of_one_that_was_launched(self, order, optimizer):
+        cp = backend.cupy()
+        losses, norms, states = [], [], []
+        for graph in (False, True):
+            model = orders.conv().to("cuda")
+            opt = orders.OPTIMIZERS[optimizer](model.parameters())
+            executor = Executor(model, nn.CrossEntropyLoss(), opt, schedules(model)[order], graph=graph)
+            done = []
+            for number in range(8):
+                opt.lr = 0.01 / (number + 1)
+                part = slice(0, 7) if number == 5 else slice(number, number + 12)
+                done += executor.step([(cp.asarray(orders.IMAGES[part]), cp.asarray(orders.CLASSES[part]))])
+            done += executor.flush()
+            executor.close()
+            assert not graph or executor.uncaptured == ()
+            assert not graph or any(r.recorder.captured for r in executor._graphs._recorded.values())
+            losses.append([step.loss for step in done])
+            norms.append([step.norm(executor.stages.names) for step in done])
+            states.append({name: np.asarray(backend.to_host(a)) for name, a in model.state_dict().items()})
+        # Products may be done by another of cuBLAS's kernels: a captured one has a workspace of its own.
+        np.testing.assert_allclose(losses[1], losses[0], rtol=1e-4)
+        np.testing.assert_allclose(norms[1], norms[0], rtol=1e-4)
+        for name, value in states[0].items():
+            np.testing.assert_allclose(states[1][name], value, rtol=1e-3, atol=1e-5, err_msg=name)
+
+    def test_two_replays_are_the_same_bit_for_bit(self):
+        states = []
+        for _ in range(2):
+            model = orders.conv().to("cuda")
+            trainer = Trainer(model, nn.CrossEntropyLoss(), optim.Adam(model.parameters(), 0.01), graph=True, rng=0)
+            trainer.fit(orders.images(), epochs=3, batch_size=5)
+            assert trainer.history.steps == 15
+            states.append({name: backend.to_host(array) for name, array in model.state_dict().items()})
+        orders.assert_same(*states)
+
+    def test_a_transfer_from_the_host_ends_the_capture_with_its_place(self):
+        class Sends(nn.Identity):
+            def forward(self, x):
+                return x + backend.namespace(x).asarray(np.zeros(x.shape[-1], x.dtype)), x
+
+        cp = backend.cupy()
+        model = model_with(Sends()).to("cuda")
+        order = order_of(Stages(model), "none", 1, "conventional")
+        executor = Executor(model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), 0.1), order, graph=True)
+        with pytest.warns(RuntimeWarning, match="at stage '2'.*sent while work is captured"):
+            steps = [executor.step([tuple(map(cp.asarray, BATCH))])[0].loss for _ in range(5)]
+        assert steps == sorted(steps, reverse=True)
+
+    @pytest.mark.parametrize(("left", "right"), SHAPES)
+    def test_products(self, left, right):
+        cp = backend.cupy()
+        a, b = (cp.random.default_rng(0).random(shape, dtype=np.float32) for shape in (left, right))
+        recorder = recording.GraphRecorder(cp, 1)
+        with recorder.running():
+            got = backend.matmul(a, b)
+        cp.testing.assert_allclose(got, a @ b, rtol=1e-5)
+        with recorder.capturing():
+            got = backend.matmul(a, b)
+        recorder.replay()
+        cp.testing.assert_allclose(got, a @ b, rtol=1e-5)
