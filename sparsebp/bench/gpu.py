@@ -3,7 +3,7 @@
 ``sparsebp bench gpu`` (BPPSA §5.1, §5.2). RNN and GRU, float32 and float64; backward alone and whole step, timed with
 CUDA events. Beside them our two backward kernels alone, with their floors: operations over the rate of the unit that
 does them, and bytes over the copy bandwidth that this GPU shows. Points are measured in order of interest until
-time is up.
+time is up. Before them: whole steps of a DenseNet, launched and captured (`sparsebp.bench.gpu_steps`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sparsebp import backend, kernels
-from sparsebp.bench import report, timing
+from sparsebp.bench import gpu_steps, report, timing
 from sparsebp.bench.recurrent import measure_row
 from sparsebp.bench.report import Column
 from sparsebp.bench.workload import SequenceWorkload, chunk_count
@@ -101,7 +101,7 @@ def run(
         "Training a recurrent network on a GPU, hidden size 20: step and backward against torch.nn (cuDNN)",
         quick=quick,
         settings={
-            "targets": TARGETS,
+            "targets": TARGETS | gpu_steps.TARGETS,
             "seconds": SECONDS,
             "peak_flops": rates.flops,
             "copy_bandwidth": rates.bandwidth,
@@ -111,6 +111,9 @@ def run(
     )
     points = [*grid()][:2] if quick else [*grid()]
     clock = timing.DeviceClock(cupy)
+    result["steps"], notes = gpu_steps.measure_steps(cupy, quick, rounds, clock)
+    result["notes"] += notes
+    echo(report.text_table(gpu_steps.COLUMNS, result["steps"]))
     for number, point in enumerate(points):
         if not quick and time.perf_counter() - begin > SECONDS:
             result["notes"].append(

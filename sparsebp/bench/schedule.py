@@ -158,7 +158,7 @@ def find(make: Callable[[], Any], batch: tuple[Any, Any]) -> FoundSchedule:
     from sparsebp import nn
 
     model = make()
-    executor = OutOfOrderExecutor(model, nn.CrossEntropyLoss(), _optimizer(model))
+    executor = OutOfOrderExecutor(model, nn.CrossEntropyLoss(), optimizer_of(model))
     while executor.found is None:
         executor.step([batch])
     executor.close()
@@ -178,7 +178,7 @@ def check_gradients(make: Callable[[], Any], batch: tuple[Any, Any], orders: Map
     wanted: list[dict[str, bytes]] = []
     for name, order in orders.items():
         model = make()
-        recorder = Recorder(_optimizer(model))
+        recorder = Recorder(optimizer_of(model))
         executor = Executor(model, nn.CrossEntropyLoss(), recorder, order)
         with _one_core():
             for _ in range(CHECKED):
@@ -220,7 +220,8 @@ class Recorder:
             self.update.apply(grads)
 
 
-def _optimizer(model: Any) -> Any:
+def optimizer_of(model: Any) -> Any:
+    """Return the optimizer of the timed steps."""
     from sparsebp import optim
 
     return optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
@@ -233,7 +234,7 @@ def _steps(
     from sparsebp import nn
 
     model = make()
-    executor = Executor(model, nn.CrossEntropyLoss(), _optimizer(model), order)
+    executor = Executor(model, nn.CrossEntropyLoss(), optimizer_of(model), order)
 
     def run_steps(_: object) -> None:
         with contextlib.nullcontext() if name == "own" else _one_core():

@@ -18,7 +18,7 @@ from sparsebp.optim.optimizer import Optimizer
 from sparsebp.optim.plateau import ReduceLROnPlateau
 from sparsebp.optim.rmsprop import RMSprop
 from sparsebp.optim.sgd import SGD
-from sparsebp.optim.update import Update
+from sparsebp.optim.update import DeviceUpdate, Update
 
 __all__ = [
     "SGD",
@@ -27,6 +27,7 @@ __all__ = [
     "Adam",
     "AdamW",
     "CosineAnnealingLR",
+    "DeviceUpdate",
     "ExponentialLR",
     "LRScheduler",
     "LinearLR",

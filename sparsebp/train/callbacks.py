@@ -138,7 +138,8 @@ class JsonLines(Callback):
 
     def on_start(self, info: RunInfo) -> None:
         """Write the ``start`` line."""
-        self.write({"event": "start", **dataclasses.asdict(info)})
+        said = {key: value for key, value in dataclasses.asdict(info).items() if value is not None}
+        self.write({"event": "start", **said})
 
     def on_epoch(self, record: EpochRecord) -> None:
         """Write the ``epoch`` line."""

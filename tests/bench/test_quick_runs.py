@@ -11,7 +11,20 @@ import numpy as np
 import pytest
 
 from sparsebp import backend
-from sparsebp.bench import convergence, fusion, gpu, jacobian, optim, pruned, recurrent, scan, schedule, spgemm, timing
+from sparsebp.bench import (
+    convergence,
+    fusion,
+    gpu,
+    gpu_steps,
+    jacobian,
+    optim,
+    pruned,
+    recurrent,
+    scan,
+    schedule,
+    spgemm,
+    timing,
+)
 from sparsebp.bench.workload import SequenceWorkload
 from sparsebp.errors import DeviceError, MissingDependencyError, OptionError
 
@@ -125,6 +138,18 @@ def test_a_point_of_the_gpu_grid_is_measured_whole(cell: str) -> None:
     assert row["flops_chunked"] == 20 * row["flops_linear"]
 
 
+def test_steps_that_are_not_captured_are_noted() -> None:
+    rows, notes = gpu_steps.measure_steps(np, True, ONCE, timing.HostClock())
+    assert [row["met"] for row in rows] == ["not captured"] * 3
+    assert all("the model is on the host" in note for note in notes)
+
+
+def test_steps_are_judged_by_what_they_are_to_show() -> None:
+    ratio = {"median": 1.2}
+    assert gpu_steps.judge({"captured": {}, "capture": ratio}) == {"met": "missed: capture"}
+    assert gpu_steps.judge({"captured": {}, "capture": ratio, "streams": ratio}) == {"met": "met"}
+
+
 def test_without_a_gpu_the_gpu_benchmark_says_so(tmp_path: Path) -> None:
     if backend.has_gpu():
         pytest.skip("this machine has a GPU")
@@ -139,3 +164,4 @@ def test_gpu_quick_run(tmp_path: Path) -> None:
     result = gpu.run(tmp_path, quick=True)
     assert len(result["rows"]) == 2
     assert all(row["gradient_difference"] < 1e-2 for row in result["rows"])
+    assert all("captured" in row for row in result["steps"]), result["notes"]
