@@ -149,6 +149,9 @@ def train(
         str | None,
         typer.Option(help="Order of a step: conventional, ooo, or an action CSV.", show_default="conventional"),
     ] = None,
+    graph: Annotated[
+        bool | None, typer.Option("--graph/--no-graph", help="GPU: capture the step into a CUDA graph.")
+    ] = None,
     prune: Annotated[
         float | None,
         typer.Option(help="Images: share of the weights to prune after training, then retrain.", show_default="none"),
@@ -224,6 +227,7 @@ def train(
         "fusion": fusion and fusion.value,
         "accumulate": accumulate,
         "schedule": schedule,
+        "graph": graph,
         "width": width,
         "data": data and str(data),
         "prune": prune,

@@ -29,7 +29,7 @@ class TrainConfig(abc.ABC):
         As the trainer takes them; `lr_schedule` is ``"constant"``, ``"cosine"`` or ``"onecycle"``, over the whole run.
     backward
         Algorithm of the backward pass.
-    fusion, accumulate, schedule
+    fusion, accumulate, schedule, graph
         As the trainer takes them; the schedule by its name or the path of a file.
     device, dtype, seed
         ``"cpu"`` or ``"cuda"``; ``"float32"`` or ``"float64"``; the seed of data, weights and order.
@@ -48,6 +48,7 @@ class TrainConfig(abc.ABC):
     fusion: Fusion = "none"
     accumulate: int = 1
     schedule: str = "conventional"
+    graph: bool = False
     device: str = "cpu"
     dtype: str = "float32"
     seed: int = 0
@@ -100,6 +101,8 @@ class TrainConfig(abc.ABC):
         """Return what must not change between a run and its resumption: all that the losses depend on."""
         described = dataclasses.asdict(self)
         del described["fusion"], described["schedule"]  # the same losses in another order
+        if not self.graph:  # a captured step may round differently
+            del described["graph"]
         if self.accumulate == 1:
             del described["accumulate"]
         if self.lr_schedule == "constant":  # only then is the number of epochs free to grow

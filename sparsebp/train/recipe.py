@@ -208,6 +208,7 @@ def _run(
         fusion=config.fusion,
         accumulate=config.accumulate,
         schedule=config.schedule,
+        graph=config.graph,
         callbacks=callbacks,
         checkpoint_dir=checkpoint_dir,
         checkpoint_every=checkpoint_every,
