@@ -70,13 +70,14 @@ class OptimizerKernels(Launcher):
         layout = np.zeros((len(sizes) + 1, 3), np.int64)
         layout[:-1, 0] = sizes
         np.cumsum(-(-sizes // _CHUNK), out=layout[1:, 1])
-        if isinstance(steps, np.ndarray):
+        sent = backend.device_of(steps) == "cpu"
+        if sent:
             layout[:-1, 2] = steps
         table = backend.constant(self.xp, layout)
-        if not isinstance(steps, np.ndarray):
+        if not sent:
             table[:-1, 2] = steps  # as they are when this runs, not as they are now
         return (self.loader.addresses(arrays), table), int(layout[-1, 1])
 
 
 def _sent(xp: Any, array: Array) -> Array:
-    return backend.constant(xp, array) if isinstance(array, np.ndarray) else array
+    return backend.constant(xp, array) if backend.device_of(array) == "cpu" else array
