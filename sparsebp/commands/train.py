@@ -262,9 +262,11 @@ def _options(given: dict[str, Any], path: Path | None) -> dict[str, Any]:
         raise OptionError("The file is of another task", expected=options["task"], got=task,
                           remedy="Leave the task or --config out")  # fmt: skip
     options |= {name: value for name, value in given.items() if value is not None}
-    if "task" not in options:
+    if "task" not in options and path is not None:
         raise OptionError("There is no task", expected="a task, or a file that names one", got="none",
                           remedy="Name a task: sparsebp train digits")  # fmt: skip
+    if "task" not in options:
+        raise typer.BadParameter("There is none, and no --config names one: sparsebp train digits", param_hint="TASK")
     if type(options.get("threads", 1)) is not int:
         raise FileFormatError(f"{path} has a value of the wrong type", expected="a number of threads",
                               got=repr(options["threads"]), remedy="Mend it")  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sparsebp import backend
-from sparsebp.nn import init
+from sparsebp.nn import init, memory
 from sparsebp.nn.layer import check_gy, check_input
 from sparsebp.nn.prunable import Prunable
 from sparsebp.nn.work import Work
@@ -66,7 +66,7 @@ class Linear(Prunable):
         """Return ``{"weight": gyᵀ x, "bias": Σ gy}``, summed over all leading axes."""
         xp = self._check(gy, saved)
         flat = gy.reshape(-1, self.out_features)
-        grads = {"weight": self._masked(backend.matmul(flat.T, saved.reshape(-1, self.in_features)))}
+        grads = {"weight": self._masked(memory.matmul(xp, flat.T, saved.reshape(-1, self.in_features)))}
         if "bias" in self.params:
             # A GEMV: several times faster than a sum.
             grads["bias"] = backend.matmul(xp.ones(flat.shape[0], dtype=flat.dtype), flat)

@@ -103,3 +103,24 @@ def release() -> int:
 def empty(xp: ModuleType, shape: tuple[int, ...], dtype: Any) -> Array:
     """Return an uninitialised array of `xp`, from the pool if it is a large one of NumPy's."""
     return _HOST.empty(shape, dtype) if backend.is_host(xp) else xp.empty(shape, dtype)
+
+
+def zeros(xp: ModuleType, shape: tuple[int, ...], dtype: Any) -> Array:
+    """Return zeros, as `empty`."""
+    array = empty(xp, shape, dtype)
+    array[...] = 0
+    return array
+
+
+def copy(xp: ModuleType, array: Array) -> Array:
+    """Return a C-contiguous copy of an array of any strides, as `empty`."""
+    copied = empty(xp, array.shape, array.dtype)
+    copied[...] = array
+    return copied
+
+
+def matmul(xp: ModuleType, a: Array, b: Array) -> Array:
+    """Return ``a @ b`` for operands with the same leading axes, as `empty`."""
+    if not backend.is_host(xp):
+        return backend.matmul(a, b)
+    return np.matmul(a, b, out=empty(xp, (*a.shape[:-1], b.shape[-1]), a.dtype))

@@ -11,8 +11,10 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
+import weakref
 from collections.abc import Iterable
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -97,8 +99,11 @@ class Lanes:
 
     def _start(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="sparsebp second stream", daemon=True)
+            self._thread = threading.Thread(
+                target=_work, args=(weakref.ref(self), self._jobs), name="sparsebp second stream", daemon=True
+            )
             self._thread.start()
+            weakref.finalize(self, self._jobs.put, None)
         if not self._inside:
             self._alone.enter_context(threads.one_blas_thread())
             self._alone.enter_context(threads.serial_kernels())
@@ -109,21 +114,18 @@ class Lanes:
         self._alone.close()
         self._inside = False
 
-    def _work(self) -> None:
-        with threads.serial_kernels(), np.errstate(over="ignore", invalid="ignore"):
-            while (job := self._jobs.get()) is not None:
-                program, step, before = job
-                try:
-                    with self._streams[1]:
-                        self._run(program.lanes[1], step, before)
-                        step.marks[-1] = backend.record(self._xp)
-                except _Aborted:
-                    pass
-                except BaseException as error:
-                    self._error = self._error or error
-                    _release(step)
-                step.events[-1].set()
-                del job, program, step, before  # a waiting thread keeps nothing alive
+    def second(self, program: Program, step: Step, before: Step | None) -> None:
+        """Run the second stream's part of a step; what it raises is kept for the first."""
+        try:
+            with self._streams[1]:
+                self._run(program.lanes[1], step, before)
+                step.marks[-1] = backend.record(self._xp)
+        except _Aborted:
+            pass
+        except BaseException as error:
+            self._error = self._error or error
+            _release(step)
+        step.events[-1].set()
 
     def _run(self, tasks: Iterable[Task], step: Step, before: Step | None) -> None:
         for task in tasks:
@@ -158,6 +160,14 @@ class Lanes:
         self._leave()
         first, self._error = self._error, None
         return error if first is None or not isinstance(error, _Aborted) else first
+
+
+def _work(lanes: weakref.ref[Lanes], jobs: queue.SimpleQueue[Any]) -> None:
+    """The second thread. While it waits it keeps nothing alive, not even its `Lanes`, whose death ends it."""
+    with threads.serial_kernels(), np.errstate(over="ignore", invalid="ignore"):
+        while (job := jobs.get()) is not None and (alive := lanes()) is not None:
+            alive.second(*job)
+            del job, alive
 
 
 def _release(step: Step) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from types import SimpleNamespace
 
@@ -95,6 +96,20 @@ def test_what_streams_work_on_is_kept_until_both_are_done(monkeypatch):
     executor.step([(orders.IMAGES, orders.CLASSES)])
     executor.close()
     assert kept == [3 + 3 + 5]  # W and U of three stages, I of five
+
+
+def test_a_forgotten_executor_ends_its_thread():
+    model = orders.mlp()
+    stages = Stages(model)
+    order = conventional(stages=len(stages), unweighted=stages.unweighted, streams=2)
+    executor = Executor(model, nn.CrossEntropyLoss(), optim.SGD(model.parameters()), order)
+    executor.step([(orders.IMAGES, orders.CLASSES)])
+    thread = executor._lanes._thread
+    assert thread.is_alive()
+    del executor
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()
 
 
 def test_kernels_of_threads_side_by_side_enter_no_parallel_region():
