@@ -253,13 +253,14 @@ def theirs(twin: Any, optimizer: str, x: np.ndarray, target: np.ndarray) -> tupl
 
 
 def judge(row: Mapping[str, Any]) -> str:
-    """Say whether the row reaches what it is to reach."""
-    missed = []
-    if row["share"] > TARGETS["share"] and row["backward_ratio"]["median"] < TARGETS["step"]:
+    """Say whether the row reaches what it is to reach: a step has a target only where the update is much of it."""
+    missed, judged = [], row["share"] > TARGETS["share"]
+    if judged and row["backward_ratio"]["median"] < TARGETS["step"]:
         missed.append(f"step ≥ {TARGETS['step']}×")
     if row["backward_peak"] > TARGETS["peak"] * row["largest"]:
         missed.append(f"gradients ≤ {TARGETS['peak']} × the largest layer's")
-    return f"missed: {', '.join(missed)}" if missed else "met"
+    outcome = f"missed: {', '.join(missed)}" if missed else "met"
+    return outcome if judged else f"{outcome}; step without a target"
 
 
 def _without_argument(side: Callable[[], object]) -> Callable[[object], object]:

@@ -100,14 +100,14 @@ def networks(quick: bool = False) -> dict[str, Network]:
 
     if quick:
         dense = lambda: models.densenet(depth=7, growth=2, blocks=2, rng=0)  # noqa: E731
-        return {"MLP, 6 × 16": (lambda: narrow(6, 16), (8, 16), True), "DenseNet": (dense, (2, 3, 8, 8), False)}
+        return {"MLP, 6 × 16": (lambda: narrow(6, 16), (8, 16), True), "DenseNet": (dense, (2, 3, 8, 8), True)}
     return {
         "MLP, 64 × 64": (lambda: narrow(64, 64), (128, 64), True),
         "MLP, 64 × 256": (lambda: narrow(64, 256), (128, 256), True),
         "LeNet-5": (lambda: models.lenet5(rng=0), (32, 1, 28, 28), False),
-        "MobileNetV2-style": (lambda: models.mobilenetv2(width=0.5, rng=0), (8, 3, 32, 32), False),
+        "MobileNetV2-style": (lambda: models.mobilenetv2(width=0.5, rng=0), (8, 3, 32, 32), True),
         "VGG-11": (lambda: models.vgg11(rng=0), (8, 3, 32, 32), False),
-        "DenseNet, L = 40, k = 12": (lambda: models.densenet(rng=0), (8, 3, 32, 32), False),
+        "DenseNet, L = 40, k = 12": (lambda: models.densenet(rng=0), (8, 3, 32, 32), True),
     }
 
 

@@ -144,6 +144,13 @@ def test_steps_that_are_not_captured_are_noted() -> None:
     assert all("the model is on the host" in note for note in notes)
 
 
+def test_fused_steps_are_judged_where_the_update_is_much_of_them() -> None:
+    row = {"backward_ratio": {"median": 0.5}, "backward_peak": 1, "largest": 1}
+    assert fusion.judge(row | {"share": 0.3}) == "missed: step ≥ 1.15×"
+    assert fusion.judge(row | {"share": 0.1}) == "met; step without a target"
+    assert fusion.judge(row | {"share": 0.3, "backward_ratio": {"median": 1.2}}) == "met"
+
+
 def test_steps_are_judged_by_what_they_are_to_show() -> None:
     ratio = {"median": 1.2}
     assert gpu_steps.judge({"captured": {}, "capture": ratio}) == {"met": "missed: capture"}
