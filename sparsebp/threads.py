@@ -130,7 +130,9 @@ def _set_blas(counts: list[int]) -> None:
 
 @cache
 def _numpy_blas() -> list[Any]:
-    """Return the BLAS libraries loaded by the time of the first call; NumPy's is among them."""
+    """Return the BLAS libraries loaded by the time of the first call; NumPy's and SciPy's are among them."""
+    import scipy.linalg.cython_blas  # noqa: F401  # the BLAS of products inside Numba's kernels
+
     return _blas_libraries()
 
 

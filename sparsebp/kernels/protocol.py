@@ -215,6 +215,88 @@ class Kernels(Protocol):
         winner (B, n_out) uint8 or int32; window (lines,) index; offset (lines,) int32; out (lines * windows * taps, B).
         """
 
+    # ---- convolutions and max pooling -----------------------------------------------------------------------------
+    # Window o begins at input ``o * stride - before``; its tap t lies ``t * dilation`` further. What lies outside the
+    # input is zero for a convolution and never a maximum. The options are one integer an axis.
+
+    def convolve(
+        self,
+        weight: Array,
+        x: Array,
+        stride: tuple[int, ...],
+        before: tuple[int, ...],
+        dilation: tuple[int, ...],
+        groups: int,
+        out: Array,
+    ) -> None:
+        """``out[b, o, w] = Σ weight[o, c, t] · x[b, c, w * stride + t * dilation - before]``, c of the group of o.
+
+        weight (O, C / groups, taps on three axes); x (B, C, D, H, W); out (B, O, windows on three axes), overwritten.
+        """
+
+    def convolve_t(
+        self,
+        weight: Array,
+        y: Array,
+        stride: tuple[int, ...],
+        before: tuple[int, ...],
+        dilation: tuple[int, ...],
+        groups: int,
+        out: Array,
+    ) -> None:
+        """The transpose of `convolve`: from the gradient at its output to that at its input.
+
+        weight (O, C / groups, taps on three axes); y (B, O, windows on three axes); out (B, C, D, H, W), overwritten.
+        """
+
+    def correlate(
+        self,
+        y: Array,
+        x: Array,
+        stride: tuple[int, ...],
+        before: tuple[int, ...],
+        dilation: tuple[int, ...],
+        groups: int,
+        out: Array,
+    ) -> None:
+        """The gradient at the weights of `convolve`, for y the gradient at its output.
+
+        y (B, O, windows on three axes); x (B, C, D, H, W); out (O, C / groups, taps on three axes), overwritten.
+        """
+
+    def max_pool(
+        self,
+        x: Array,
+        kernel: tuple[int, ...],
+        stride: tuple[int, ...],
+        before: tuple[int, ...],
+        dilation: tuple[int, ...],
+        y: Array,
+        winner: Array,
+    ) -> None:
+        """The maximum of every window, and its place counted in C order over the kernel.
+
+        The first maximum wins; NaN wins over all, of several the last. Every window must meet the input.
+
+        x (N, H, W); y (N, windows on two axes), written; winner as y, uint8 (kernels of up to 256 taps) or int32,
+        written; the options are two integers each.
+        """
+
+    def max_pool_grad(
+        self,
+        gy: Array,
+        winner: Array,
+        kernel: tuple[int, ...],
+        stride: tuple[int, ...],
+        before: tuple[int, ...],
+        dilation: tuple[int, ...],
+        out: Array,
+    ) -> None:
+        """Every window's gradient goes to its maximum; where windows overlap they are added in their order.
+
+        gy, winner (N, windows on two axes); out (N, H, W), overwritten.
+        """
+
     # ---- stacks of small dense blocks (materialised recurrent Jacobians) ------------------------------------------
 
     def dense_matmul(self, a: Array, a_index: Array, b: Array, b_index: Array, out: Array, out_index: Array) -> None:

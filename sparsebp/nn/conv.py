@@ -43,8 +43,8 @@ class Conv(ConvNd):
     Notes
     -----
     Parameters: ``weight`` (out_channels, in_channels / groups, *kernel_size), ``bias`` (out_channels,).
-    Pruning (`sparsebp.prune`) adds the buffer ``weight_mask``. `forward` takes memory for one copy of the input per tap
-    of the kernel, `weight_grad` and `input_grad` as well.
+    Pruning (`sparsebp.prune`) adds the buffer ``weight_mask``. On a GPU, `forward` takes memory for one copy of the
+    input per tap of the kernel, `weight_grad` and `input_grad` as well; on the host, of a few samples at a time.
     """
 
     def __init__(

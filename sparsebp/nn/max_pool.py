@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp import backend
+from sparsebp import kernels
 from sparsebp.nn.layer import check_gy, check_input
 from sparsebp.nn.pool import PoolSaved, SlidingPool
 from sparsebp.types import Array
@@ -28,24 +28,19 @@ class MaxPool(SlidingPool):
         """
         xp = check_input(x, shape=(None,) * (self.dims + 2))
         out_shape = self._out_shape(x.shape)
-        whole, inside = self._padded(xp, x.shape, x.dtype, -np.inf)
-        inside[...] = x
-        y = xp.full(out_shape, -np.inf, dtype=x.dtype)
-        winner = self._first_places(xp, x.shape, out_shape)
-        for place, values in self._places(whole, out_shape):
-            better = (values > y) | xp.isnan(values)  # so the last of several NaN, as in PyTorch
-            y = xp.where(better, values, y)
-            xp.copyto(winner, winner.dtype.type(place), where=better)
+        y = xp.empty(out_shape, dtype=x.dtype)
+        winner = xp.empty(out_shape, dtype=np.uint8 if np.prod(self.window.kernel) <= 256 else np.int32)
+        kernels.get(xp).max_pool(_planes(xp, x, self.dims), *self._options(), *_out_planes(self.dims, y, winner))
         return y, PoolSaved(x.shape, x.dtype, winner)
 
     def input_grad(self, gy: Array, saved: PoolSaved) -> Array:
         """Return the gradient (B, C, …) at x: every window's goes to its maximum."""
         out_shape = self._out_shape(saved.shape)
         xp = check_gy(gy, out_shape, saved.dtype, saved.choice)
-        whole, inside = self._padded(xp, saved.shape, saved.dtype, 0.0)
-        for place, values in self._places(whole, out_shape):
-            values[...] += xp.where(saved.choice == place, gy, gy.dtype.type(0))
-        return xp.ascontiguousarray(inside)
+        gx = xp.empty(saved.shape, dtype=saved.dtype)
+        arrays = _planes(xp, gy, self.dims), *_out_planes(self.dims, saved.choice)
+        kernels.get(xp).max_pool_grad(*arrays, *self._options(), *_out_planes(self.dims, gx))
+        return gx
 
     def jacobian_t(self, saved: PoolSaved) -> Any:
         """Return zeros and ones on the layer's pattern, per sample."""
@@ -53,17 +48,20 @@ class MaxPool(SlidingPool):
 
         return max_pool_jacobian_t(self.pool(saved.shape), saved.choice, saved.dtype)
 
-    def _first_places(self, xp: ModuleType, shape: tuple[int, ...], out_shape: tuple[int, ...]) -> Array:
-        """Return each window's first place that is not padding: the winner where all are minus infinity."""
-        w = self.window
-        first = np.zeros((1,) * self.dims, dtype=np.int64)
-        for a, (count, kernel) in enumerate(zip(out_shape[2:], w.kernel, strict=True)):
-            before = np.maximum(w.padding[a] - np.arange(count) * w.stride[a], 0)  # padding at the window's start
-            along = np.ones(self.dims, dtype=np.int64)
-            along[a] = count
-            first = first * kernel + (-(-before // w.dilation[a])).reshape(along)
-        dtype = np.uint8 if np.prod(w.kernel) <= 256 else np.int32
-        return xp.array(xp.broadcast_to(backend.constant(xp, first.astype(dtype)), out_shape))
+    def _options(self) -> tuple[tuple[int, ...], ...]:
+        """Return kernel, stride, padding and dilation on two axes, as the kernels take them."""
+        w, front = self.window, 2 - self.dims
+        return (1,) * front + w.kernel, (1,) * front + w.stride, (0,) * front + w.padding, (1,) * front + w.dilation
+
+
+def _planes(xp: ModuleType, x: Array, dims: int) -> Array:
+    """Return x (B, C, …) as contiguous planes (B * C, H, W); one axis is a plane of height 1."""
+    return _out_planes(dims, xp.ascontiguousarray(x))[0]
+
+
+def _out_planes(dims: int, *arrays: Array) -> tuple[Array, ...]:
+    """Return contiguous arrays (B, C, …) as planes, without a copy."""
+    return tuple(a.reshape(a.shape[0] * a.shape[1], *(1,) * (2 - dims), *a.shape[2:]) for a in arrays)
 
 
 class MaxPool1d(MaxPool):

@@ -142,6 +142,36 @@ class Maker:
         own = {"b_indices": np.array([0, 3, 1, 2, 3], np.int32), "c_indices": c_indices, "columns": 4}
         return {name: (kept | own)[name] for name in order}
 
+    # ---- sliding windows ----
+
+    def _convolution(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """Return weight, x, y and the options, of two groups."""
+        options = {"stride": (1, 2, 2), "before": (0, 1, 2), "dilation": (1, 1, 2), "groups": 2}
+        return self.real(6, 2, 1, 2, 3), self.real(self.batch, 4, 1, 5, 6), self.real(self.batch, 6, 1, 3, 3), options
+
+    def convolve(self) -> Arguments:
+        weight, x, y, options = self._convolution()
+        return {"weight": weight, "x": x} | options | {"out": self.out(*y.shape)}
+
+    def convolve_t(self) -> Arguments:
+        weight, x, y, options = self._convolution()
+        return {"weight": weight, "y": y} | options | {"out": self.out(*x.shape)}
+
+    def correlate(self) -> Arguments:
+        weight, x, y, options = self._convolution()
+        return {"y": y, "x": x} | options | {"out": self.out(*weight.shape)}
+
+    def max_pool(self) -> Arguments:
+        options = {"kernel": (3, 2), "stride": (2, 1), "before": (1, 1), "dilation": (1, 2)}
+        winner = np.full((self.batch, 3, 6), 77, np.uint8 if self.hidden == 5 else np.int32)
+        return {"x": self.real(self.batch, 5, 6)} | options | {"y": self.out(self.batch, 3, 6), "winner": winner}
+
+    def max_pool_grad(self) -> Arguments:
+        options = {"kernel": (3, 2), "stride": (2, 1), "before": (1, 1), "dilation": (1, 2)}
+        winner = self.rng.integers(0, 6, (self.batch, 3, 6)).astype(np.uint8 if self.hidden == 5 else np.int32)
+        arrays = {"gy": self.real(self.batch, 3, 6), "winner": winner}
+        return arrays | options | {"out": self.out(self.batch, 5, 6)}
+
     # ---- stacks of dense blocks ----
 
     def dense_matmul(self) -> Arguments:

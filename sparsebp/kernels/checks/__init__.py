@@ -35,9 +35,11 @@ from sparsebp.kernels.checks.spgemm import (
 )
 from sparsebp.kernels.checks.training import check_softmax_cross_entropy
 from sparsebp.kernels.checks.values import check_max_pool_values, check_pointwise_slopes
+from sparsebp.kernels.checks.windows import check_convolution, check_max_pool, check_max_pool_grad
 
 __all__ = [
     "check_arrays",
+    "check_convolution",
     "check_csr_matvec",
     "check_dense_chain",
     "check_dense_matmul",
@@ -45,6 +47,8 @@ __all__ = [
     "check_dense_reduce",
     "check_gather",
     "check_gather_multiply",
+    "check_max_pool",
+    "check_max_pool_grad",
     "check_max_pool_values",
     "check_optimizer_update",
     "check_pointwise_slopes",

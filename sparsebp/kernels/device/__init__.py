@@ -17,6 +17,7 @@ from sparsebp.kernels.device.sources import SOURCES
 from sparsebp.kernels.device.spgemm import SpgemmKernels
 from sparsebp.kernels.device.training import TrainingKernels
 from sparsebp.kernels.device.values import ValueKernels
+from sparsebp.kernels.device.windows import WindowKernels
 
 __all__ = ["SOURCES", "DeviceKernels", "Launcher", "RawModuleLoader", "options", "source"]
 
@@ -30,6 +31,7 @@ class DeviceKernels(
     TrainingKernels,
     OptimizerKernels,
     ValueKernels,
+    WindowKernels,
 ):
     """The device side of `sparsebp.kernels.protocol.Kernels`.
 

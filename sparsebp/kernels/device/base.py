@@ -25,6 +25,7 @@ DEFAULT_SHARED_LIMIT = 99 * 1024
 _REAL = {np.dtype(np.float32): "float", np.dtype(np.float64): "double"}
 _INDEX = {np.dtype(np.int32): "int", np.dtype(np.int64): "long long"}
 _POSITION = {np.dtype(np.uint16): "unsigned short", np.dtype(np.uint32): "unsigned int"}
+_WINNER = {np.dtype(np.uint8): "unsigned char", np.dtype(np.int32): "int"}
 
 Defines = dict[str, str | int]
 
@@ -137,6 +138,11 @@ def types(array: Array, index: Array) -> Defines:
 def position_define(positions: Array) -> Defines:
     """Return the define that names the C type of output positions."""
     return {"POSITION": _POSITION[positions.dtype]}
+
+
+def winner_define(winner: Array) -> Defines:
+    """Return the define that names the C type of a pool's winners."""
+    return {"WINNER": _WINNER[winner.dtype]}
 
 
 def ceil_div(a: int, b: int) -> int:

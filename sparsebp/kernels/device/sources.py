@@ -58,6 +58,10 @@ def _elman(sets: list[Defines]) -> list[Defines]:
     return [one | {"RELU": 0} for one in sets] + [one | {"RELU": 1} for one in relu if one["REAL"] == "float"]
 
 
+def _windows() -> list[Defines]:
+    return [one | {"WINNER": winner} for one in _plain() for winner in ("unsigned char", "int")]
+
+
 def _pool() -> list[Defines]:
     return [one | {"WINNER": winner} for one in _csr() for winner in ("unsigned char", "int")]
 
@@ -68,6 +72,7 @@ SOURCES: dict[str, list[Defines]] = {
     "slopes.cu": _plain(),
     "pool.cu": _pool(),
     "spgemm_rows.cu": _csr(),
+    "windows.cu": _windows(),
     "dense.cu": _plain(),
     "training.cu": _plain(),
     "optimizers.cu": _plain(),

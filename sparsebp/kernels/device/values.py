@@ -5,10 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from sparsebp.kernels import checks
-from sparsebp.kernels.device.base import BLOCK, WARP, Launcher, ceil_div, lanes, real_define, types
+from sparsebp.kernels.device.base import BLOCK, WARP, Launcher, ceil_div, lanes, real_define, types, winner_define
 from sparsebp.types import SLOPES, Array
-
-_WINNER = {np.dtype(np.uint8): "unsigned char", np.dtype(np.int32): "int"}
 
 
 class ValueKernels(Launcher):
@@ -38,5 +36,5 @@ class ValueKernels(Launcher):
             np.int64(entries), np.int32(batch),
         )  # fmt: skip
         grid = ceil_div(entries, block[1]) if batch else 0
-        defines = types(out, window) | {"WINNER": _WINNER[winner.dtype]}
+        defines = types(out, window) | winner_define(winner)
         self._launch("pool.cu", "max_pool_values", defines, grid, block, args)

@@ -8,9 +8,11 @@ from sparsebp.kernels.host.cache import drop_stale
 
 drop_stale(Path(__file__).parent)  # before the imports below read the cache
 
+from sparsebp.kernels.host.convolution import ConvolutionKernels  # noqa: E402
 from sparsebp.kernels.host.csr import CsrKernels  # noqa: E402
 from sparsebp.kernels.host.dense import DenseKernels  # noqa: E402
 from sparsebp.kernels.host.gru import GruKernels  # noqa: E402
+from sparsebp.kernels.host.max_pool import MaxPoolKernels  # noqa: E402
 from sparsebp.kernels.host.optimizers import OptimizerKernels  # noqa: E402
 from sparsebp.kernels.host.rnn import RnnKernels  # noqa: E402
 from sparsebp.kernels.host.spgemm import PositionKernels  # noqa: E402
@@ -35,5 +37,7 @@ class HostKernels(
     TrainingKernels,
     OptimizerKernels,
     ValueKernels,
+    ConvolutionKernels,
+    MaxPoolKernels,
 ):
     """The protocol `sparsebp.kernels.protocol.Kernels` for NumPy arrays: one mixin per family of kernels."""

@@ -1,0 +1,76 @@
+"""Argument checks of the kernels over sliding windows."""
+
+from __future__ import annotations
+
+from sparsebp.errors import DTypeError, OptionError
+from sparsebp.kernels.checks.common import exact, rank, real
+from sparsebp.types import Array
+
+_WINNERS = ("uint8", "int32")
+
+
+def check_convolution(
+    weight: Array, x: Array, y: Array, stride: tuple[int, ...], before: tuple[int, ...], dilation: tuple[int, ...],
+    groups: int,
+) -> None:  # fmt: skip
+    """Check the arguments of `Kernels.convolve`, of `Kernels.convolve_t` and of `Kernels.correlate`, by their roles."""
+    dtype, (batch, channels, *_) = real("x", x), rank("x", x, 5)
+    rows, _, *kernel = rank("weight", weight, 5)
+    outputs = rank("y", y, 5)[2:]
+    if groups < 1 or channels % groups or rows % groups:
+        raise OptionError(
+            "groups does not fit the channels", expected=f"a divisor of {channels} and of {rows}", got=groups,
+            remedy="Pass 1 for a convolution over all channels",
+        )  # fmt: skip
+    _sizes(3, stride=stride, before=before, dilation=dilation)
+    exact("x", x, dtype, x.shape)
+    exact("weight", weight, dtype, (rows, channels // groups, *kernel))
+    exact("y", y, dtype, (batch, rows, *outputs))
+
+
+def check_max_pool(
+    x: Array, kernel: tuple[int, ...], stride: tuple[int, ...], before: tuple[int, ...], dilation: tuple[int, ...],
+    y: Array, winner: Array,
+) -> None:  # fmt: skip
+    """Check the arguments of `Kernels.max_pool`."""
+    dtype, (planes, _, _), (_, *outputs) = real("x", x), rank("x", x, 3), rank("y", y, 3)
+    _pool(kernel, stride, before, dilation, winner)
+    exact("x", x, dtype, x.shape)
+    exact("y", y, dtype, (planes, *outputs))
+    exact("winner", winner, winner.dtype, (planes, *outputs))
+
+
+def check_max_pool_grad(
+    gy: Array, winner: Array, kernel: tuple[int, ...], stride: tuple[int, ...], before: tuple[int, ...],
+    dilation: tuple[int, ...], out: Array,
+) -> None:  # fmt: skip
+    """Check the arguments of `Kernels.max_pool_grad`."""
+    dtype, (planes, _, _), (_, *inputs) = real("gy", gy), rank("gy", gy, 3), rank("out", out, 3)
+    _pool(kernel, stride, before, dilation, winner)
+    exact("gy", gy, dtype, gy.shape)
+    exact("winner", winner, winner.dtype, gy.shape)
+    exact("out", out, dtype, (planes, *inputs))
+
+
+def _pool(
+    kernel: tuple[int, ...], stride: tuple[int, ...], before: tuple[int, ...], dilation: tuple[int, ...], winner: Array
+) -> None:
+    if winner.dtype not in _WINNERS:
+        raise DTypeError(
+            "winner has the wrong dtype", expected="uint8 or int32", got=winner.dtype,
+            remedy="Allocate it with one of the two",
+        )  # fmt: skip
+    if winner.dtype == "uint8" and kernel[0] * kernel[1] > 256:
+        raise DTypeError(
+            "winner cannot hold the places of the kernel", expected="int32", got="uint8", remedy="Allocate int32"
+        )
+    _sizes(2, kernel=kernel, stride=stride, before=before, dilation=dilation)
+
+
+def _sizes(axes: int, **values: tuple[int, ...]) -> None:
+    for name, value in values.items():
+        if len(value) != axes or min(value) < (0 if name == "before" else 1):
+            raise OptionError(
+                f"{name} does not fit the windows", expected=f"{axes} integers, at least {int(name != 'before')}",
+                got=repr(value), remedy="Pass one for every axis",
+            )  # fmt: skip
