@@ -1,13 +1,22 @@
-"""Average pooling over sliding windows."""
+"""Average pooling over sliding windows.
+
+It runs over the places of a kernel, not over windows: one place of all windows is a strided view of the padded input,
+and no two windows have the same element there. So the input gradient is a sum over views, without scatter and atomics.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import product
+from math import prod
+from types import ModuleType
 from typing import Any
 
 from sparsebp import backend
 from sparsebp.errors import OptionError
 from sparsebp.nn.layer import check_gy, check_input
 from sparsebp.nn.pool import PoolSaved, SlidingPool
+from sparsebp.nn.work import Work
 from sparsebp.types import Array
 
 
@@ -44,7 +53,7 @@ class AvgPool(SlidingPool):
 
         xp = check_input(x, shape=(None,) * (self.dims + 2))
         out_shape = self._out_shape(x.shape)
-        whole, inside = self._padded(xp, x.shape, x.dtype, 0.0)
+        whole, inside = self._padded(xp, x.shape, x.dtype)
         inside[...] = x
         y = xp.zeros(out_shape, dtype=x.dtype)
         for _, values in self._places(whole, out_shape):
@@ -58,11 +67,16 @@ class AvgPool(SlidingPool):
         """Return the gradient (B, C, …) at x: every window's is shared by its elements."""
         out_shape = self._out_shape(saved.shape)
         xp = check_gy(gy, out_shape, saved.dtype, saved.choice)
-        whole, inside = self._padded(xp, saved.shape, saved.dtype, 0.0)
+        whole, inside = self._padded(xp, saved.shape, saved.dtype)
         share = gy * saved.choice
         for _, values in self._places(whole, out_shape):
             values[...] += share
         return xp.ascontiguousarray(inside)
+
+    def input_grad_work(self, shape: tuple[int, ...], saved: PoolSaved) -> Work:
+        """Return the cost of some passes over the windows for every place of the kernel."""
+        places, windows = prod(self.window.kernel), prod(self._out_shape(shape))
+        return Work(2 * places * windows, 6 * places * windows + 4 * prod(shape), 3 * places + 2)
 
     def jacobian_t(self, saved: PoolSaved) -> Any:
         """Return the windows' weights on the layer's pattern, shared by the batch."""
@@ -73,6 +87,30 @@ class AvgPool(SlidingPool):
 
     def _divisors(self) -> dict[str, Any]:
         return {"count_include_pad": self.count_include_pad, "divisor": self.divisor_override}
+
+    def _padded(self, xp: ModuleType, shape: tuple[int, ...], dtype: Any) -> tuple[Array, Array]:
+        """Return an array that all windows fit into, of zeros, and the view of it where the input lies."""
+        w = self.window
+        lengths = [
+            max(pad + length, (count - 1) * stride + reach)
+            for pad, length, count, stride, reach in zip(
+                w.padding, shape[2:], w.out_size(shape[2:]), w.stride, w.reach, strict=True
+            )
+        ]
+        whole = xp.zeros((*shape[:2], *lengths), dtype=dtype)
+        inside = tuple(slice(pad, pad + length) for pad, length in zip(w.padding, shape[2:], strict=True))
+        return whole, whole[:, :, *inside]
+
+    def _places(self, whole: Array, out_shape: tuple[int, ...]) -> Iterator[tuple[int, Array]]:
+        """Yield every place of the kernel, in C order, and the view of `whole` with that place of all windows."""
+        w = self.window
+        for place, k in enumerate(product(*map(range, w.kernel))):
+            starts = [i * d for i, d in zip(k, w.dilation, strict=True)]
+            view = tuple(
+                slice(a, a + (count - 1) * stride + 1, stride)
+                for a, count, stride in zip(starts, out_shape[2:], w.stride, strict=True)
+            )
+            yield place, whole[:, :, *view]
 
 
 class AvgPool1d(AvgPool):

@@ -69,7 +69,7 @@ class ConvNd(Prunable):
         """
 
     def input_grad_work(self, shape: tuple[int, ...], saved: Array) -> Work:
-        """Return the cost of one matrix product, and of its windows, written and added up tap by tap (or read so)."""
+        """Return the cost of one kernel: a matrix product and its windows, which are written and added up (or read)."""
         sizes = self._windowed_size(shape[2:])
         weight = self.params["weight"]
         positions = shape[0] * prod(self.windows.output_size(sizes))
@@ -78,8 +78,8 @@ class ConvNd(Prunable):
         kept = self._kept()
         return Work(
             flops=2 * positions * weight.size,
-            values=weight.size + 4 * positions * channels * taps + 2 * (inputs + outputs),
-            calls=taps + 4,
+            values=weight.size + 2 * positions * channels * taps + 2 * (inputs + outputs),
+            calls=1,
             entries=conv_entries(channels, weight.shape[0], sizes, self.windows, self.groups, kept),
         )
 

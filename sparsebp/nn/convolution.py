@@ -7,16 +7,18 @@ the same at every step, so they come from `nn.memory`.
 
 from __future__ import annotations
 
+from math import prod
 from types import ModuleType
 
 from sparsebp import kernels
+from sparsebp.nn import memory
 from sparsebp.types import Array
 from sparsebp.windows import Windows
 
 
 def convolve(xp: ModuleType, weight: Array, x: Array, windows: Windows, groups: int) -> Array:
     """Return y (B, out_channels, *outputs) for x (B, in_channels, *inputs); weight (out, in / groups, *kernel)."""
-    y = xp.empty((len(x), len(weight), *windows.output_size(x.shape[2:])), dtype=x.dtype)
+    y = memory.empty(xp, (len(x), len(weight), *windows.output_size(x.shape[2:])), x.dtype)
     kernels.get(xp).convolve(_three(xp, weight), _three(xp, x), *_options(windows), groups, _three(xp, y))
     return y
 
@@ -25,7 +27,7 @@ def convolve_t(
     xp: ModuleType, weight: Array, y: Array, windows: Windows, groups: int, input_size: tuple[int, ...]
 ) -> Array:
     """Return (B, in_channels, *input_size) for y (B, out_channels, *outputs): added up where windows overlap."""
-    x = xp.empty((len(y), weight.shape[1] * groups, *input_size), dtype=y.dtype)
+    x = memory.empty(xp, (len(y), weight.shape[1] * groups, *input_size), y.dtype)
     kernels.get(xp).convolve_t(_three(xp, weight), _three(xp, y), *_options(windows), groups, _three(xp, x))
     return x
 
@@ -39,8 +41,7 @@ def correlate(xp: ModuleType, y: Array, x: Array, windows: Windows, groups: int)
 
 def channel_sums(xp: ModuleType, y: Array) -> Array:
     """Return the sums of y (B, channels, …) over batch and positions: the gradient at a bias."""
-    flat = xp.moveaxis(y, 1, 0).reshape(y.shape[1], y.size // y.shape[1])
-    return flat @ xp.ones(flat.shape[1], dtype=flat.dtype)
+    return xp.einsum("bcp->c", y.reshape(*y.shape[:2], prod(y.shape[2:])))
 
 
 def _options(windows: Windows) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:

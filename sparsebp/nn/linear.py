@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from math import prod
 from typing import Any
 
@@ -12,6 +13,7 @@ from sparsebp.nn import init, memory
 from sparsebp.nn.layer import check_gy, check_input
 from sparsebp.nn.prunable import Prunable
 from sparsebp.nn.work import Work
+from sparsebp.threads import SHORT_ALONE, short_products
 from sparsebp.types import Array, Seed
 
 
@@ -52,7 +54,8 @@ class Linear(Prunable):
         weight = self._weight()
         shape = (*(None for _ in x.shape[:-1]), self.in_features)
         check_input(x, dtype=weight.dtype, shape=shape, like=weight)
-        y = backend.matmul(x, weight.T)
+        with self._threads(x):
+            y = backend.matmul(x, weight.T)
         if "bias" in self.params:
             y += self.params["bias"]
         return y, x
@@ -60,16 +63,18 @@ class Linear(Prunable):
     def input_grad(self, gy: Array, saved: Array) -> Array:
         """Return gy W, of the shape of x."""
         self._check(gy, saved)
-        return backend.matmul(gy, self.params["weight"])
+        with self._threads(saved):
+            return backend.matmul(gy, self.params["weight"])
 
     def weight_grad(self, gy: Array, saved: Array) -> dict[str, Array]:
         """Return ``{"weight": gyᵀ x, "bias": Σ gy}``, summed over all leading axes."""
         xp = self._check(gy, saved)
         flat = gy.reshape(-1, self.out_features)
-        grads = {"weight": self._masked(memory.matmul(xp, flat.T, saved.reshape(-1, self.in_features)))}
-        if "bias" in self.params:
-            # A GEMV: several times faster than a sum.
-            grads["bias"] = backend.matmul(xp.ones(flat.shape[0], dtype=flat.dtype), flat)
+        with self._threads(saved):
+            grads = {"weight": self._masked(memory.matmul(xp, flat.T, saved.reshape(-1, self.in_features)))}
+            if "bias" in self.params:
+                # A GEMV: several times faster than a sum.
+                grads["bias"] = backend.matmul(xp.ones(flat.shape[0], dtype=flat.dtype), flat)
         return grads
 
     def input_grad_work(self, shape: tuple[int, ...], saved: Array) -> Work:
@@ -92,3 +97,7 @@ class Linear(Prunable):
     def _check(self, gy: Array, saved: Array) -> Any:
         weight = self.params["weight"]
         return check_gy(gy, (*saved.shape[:-1], self.out_features), weight.dtype, weight)
+
+    def _threads(self, x: Array) -> AbstractContextManager[None]:
+        """Run a product of x and the weights on one BLAS thread if it is short: layers around it are kernels."""
+        return short_products(2.0 * prod(x.shape[:-1]) * self.params["weight"].size, SHORT_ALONE)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from math import prod
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from sparsebp import kernels
+from sparsebp.nn import memory
 from sparsebp.nn.layer import check_gy, check_input
 from sparsebp.nn.pool import PoolSaved, SlidingPool
+from sparsebp.nn.work import Work
 from sparsebp.types import Array
 
 
@@ -28,7 +31,7 @@ class MaxPool(SlidingPool):
         """
         xp = check_input(x, shape=(None,) * (self.dims + 2))
         out_shape = self._out_shape(x.shape)
-        y = xp.empty(out_shape, dtype=x.dtype)
+        y = memory.empty(xp, out_shape, x.dtype)
         winner = xp.empty(out_shape, dtype=np.uint8 if np.prod(self.window.kernel) <= 256 else np.int32)
         kernels.get(xp).max_pool(_planes(xp, x, self.dims), *self._options(), *_out_planes(self.dims, y, winner))
         return y, PoolSaved(x.shape, x.dtype, winner)
@@ -37,7 +40,7 @@ class MaxPool(SlidingPool):
         """Return the gradient (B, C, …) at x: every window's goes to its maximum."""
         out_shape = self._out_shape(saved.shape)
         xp = check_gy(gy, out_shape, saved.dtype, saved.choice)
-        gx = xp.empty(saved.shape, dtype=saved.dtype)
+        gx = memory.empty(xp, saved.shape, saved.dtype)
         arrays = _planes(xp, gy, self.dims), *_out_planes(self.dims, saved.choice)
         kernels.get(xp).max_pool_grad(*arrays, *self._options(), *_out_planes(self.dims, gx))
         return gx
@@ -47,6 +50,11 @@ class MaxPool(SlidingPool):
         from sparsebp.jacobians import max_pool_jacobian_t
 
         return max_pool_jacobian_t(self.pool(saved.shape), saved.choice, saved.dtype)
+
+    def input_grad_work(self, shape: tuple[int, ...], saved: PoolSaved) -> Work:
+        """Return the cost of one kernel, which writes the gradient and reads the windows' and their winners."""
+        windows = prod(self._out_shape(shape))
+        return Work(windows, prod(shape) + 2 * windows, 1)
 
     def _options(self) -> tuple[tuple[int, ...], ...]:
         """Return kernel, stride, padding and dilation on two axes, as the kernels take them."""

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from sparsebp import kernels
 from sparsebp.errors import DTypeError, OptionError, ShapeError
+from sparsebp.threads import serial_kernels
 from strategies import normal, reals, seeds, sizes, tolerance
 
 
@@ -114,20 +115,27 @@ def test_wrong_arguments_are_refused(backend):
         backend.kernels.max_pool(plane, (20, 20), (1, 1), (9, 9), (1, 1), y, backend.zeros((2, 3, 3), np.uint8))
 
 
-@pytest.mark.parametrize("channels, groups", [(3, 1), (64, 1), (64, 64)])
-def test_the_same_for_any_number_of_threads(channels, groups):
+@pytest.mark.parametrize("channels, groups, batch", [(3, 1, 9), (64, 1, 9), (64, 1, 1), (64, 64, 9)])
+def test_the_same_for_any_number_of_threads(channels, groups, batch):
     rng, options = np.random.default_rng(0), ((1, 1, 1), (0, 1, 1), (1, 1, 1), groups)
-    x, y = normal(rng, (9, channels, 1, 16, 16), np.float32), normal(rng, (9, 64, 1, 16, 16), np.float32)
+    x, y = normal(rng, (batch, channels, 1, 16, 16), np.float32), normal(rng, (batch, 64, 1, 16, 16), np.float32)
     weight = normal(rng, (64, channels // groups, 1, 3, 3), np.float32)
     k, before, found = kernels.get(np), numba.get_num_threads(), []
+
+    def run():
+        found.append([np.empty_like(a) for a in (y, x, weight)])
+        k.convolve(weight, x, *options, found[-1][0])
+        k.convolve_t(weight, y, *options, found[-1][1])
+        k.correlate(y, x, *options, found[-1][2])
+
     try:
         for threads in {1, numba.config.NUMBA_NUM_THREADS}:
             numba.set_num_threads(threads)
-            found.append([np.empty_like(a) for a in (y, x, weight)])
-            k.convolve(weight, x, *options, found[-1][0])
-            k.convolve_t(weight, y, *options, found[-1][1])
-            k.correlate(y, x, *options, found[-1][2])
+            run()
     finally:
         numba.set_num_threads(before)
-    for ours, theirs in zip(found[0], found[-1], strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+    with serial_kernels():
+        run()
+    for results in found[1:]:
+        for ours, theirs in zip(found[0], results, strict=True):
+            np.testing.assert_array_equal(ours, theirs)

@@ -78,7 +78,7 @@ def test_work_of_convolutions(c, transposed, pruned, seed, batch):
     assert work.entries == layer.jacobian_t(saved).pattern.nnz
     windows = prod(size) if transposed else prod(y.shape[2:])
     assert work.flops == 2 * batch * windows * layer.params["weight"].size
-    assert work.values > x.size and work.calls > prod(c.kernel)
+    assert work.values > x.size and work.calls == 1
 
 
 @given(
@@ -195,7 +195,7 @@ def test_an_unpruned_vgg_runs_layer_by_layer_and_a_pruned_one_by_scan(monkeypatc
     nn.prune(model, 0.99, "class_uniform")
     y, saved = model.forward(x)
     (plan,) = model.scan_plans(saved)
-    assert plan.algorithm == "linear" and f"layer by layer {1e3 * plan.estimates['bp']:.3g} ms" in plan.reason
+    assert plan.algorithm == "linear" and f"layer by layer {1e6 * plan.estimates['bp']:.3g} µs" in plan.reason
     assert "Jacobians' values" in plan.describe()
     assert plan.estimates["linear"] <= MARGIN * plan.estimates["bp"]
 

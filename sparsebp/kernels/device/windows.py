@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from sparsebp import backend
 from sparsebp.kernels import checks
 from sparsebp.kernels.device.base import BLOCK, Launcher, ceil_div, real_define, winner_define
 from sparsebp.types import Array
@@ -26,7 +27,7 @@ class WindowKernels(Launcher):
         """All windows as columns, and one product a group with the weights."""
         checks.check_convolution(weight, x, out, stride, before, dilation, groups)
         columns = self._unfolded(x, weight.shape[2:], out.shape[2:], groups, (stride, before, dilation))
-        y = _grouped(weight, groups) @ columns
+        y = backend.matmul(_grouped(weight, groups), columns)
         out[...] = self.xp.moveaxis(y.reshape(out.shape[1], out.shape[0], *out.shape[2:]), 0, 1)
 
     def convolve_t(
@@ -34,7 +35,7 @@ class WindowKernels(Launcher):
     ) -> None:
         """The transpose of `convolve`; every element gathers what is added to it."""
         checks.check_convolution(weight, out, y, stride, before, dilation, groups)
-        columns = _grouped(weight, groups).swapaxes(1, 2) @ self._outputs(y, groups)
+        columns = backend.matmul(_grouped(weight, groups).swapaxes(1, 2), self._outputs(y, groups))
         shape = (out.shape[1], *weight.shape[2:], out.shape[0], *y.shape[2:])
         columns = self.xp.ascontiguousarray(columns).reshape(shape)
         self._columns("fold", columns, out, out, columns, (stride, before, dilation))
@@ -45,7 +46,7 @@ class WindowKernels(Launcher):
         """One product a group of gradients and columns."""
         checks.check_convolution(out, x, y, stride, before, dilation, groups)
         columns = self._unfolded(x, out.shape[2:], y.shape[2:], groups, (stride, before, dilation))
-        out[...] = (self._outputs(y, groups) @ columns.swapaxes(1, 2)).reshape(out.shape)
+        out[...] = backend.matmul(self._outputs(y, groups), columns.swapaxes(1, 2)).reshape(out.shape)
 
     def _unfolded(self, x: Array, kernel: Axes, outputs: Axes, groups: int, options: tuple[Axes, ...]) -> Array:
         """Return every window of x as a column: (groups, in_channels / groups * taps, B * outputs)."""
@@ -62,7 +63,7 @@ class WindowKernels(Launcher):
     def _columns(
         self, name: str, source: Array, out: Array, x: Array, columns: Array, options: tuple[Axes, ...]
     ) -> None:
-        sizes = (*map(np.int64, x.shape), *map(np.int32, columns.shape[1:4]), *map(np.int64, columns.shape[5:]))
+        sizes = map(np.int32, (*x.shape, *columns.shape[1:4], *columns.shape[5:]))
         args = (source, out, np.int64(out.size), *sizes, *(np.int32(n) for option in options for n in option))
         self._launch("windows.cu", name, real_define(x) | {"WINNER": "int"}, ceil_div(out.size, BLOCK), (BLOCK,), args)
 
@@ -87,7 +88,7 @@ class WindowKernels(Launcher):
         options: tuple[Axes, ...],
     ) -> None:  # fmt: skip
         args: tuple[Any, ...] = (
-            *arrays, np.int64(size), *map(np.int64, (*x.shape[1:], *y.shape[1:])),
+            *arrays, np.int64(size), *map(np.int32, (*x.shape[1:], *y.shape[1:])),
             *(np.int32(n) for option in options for n in option),
         )  # fmt: skip
         defines = real_define(x) | winner_define(winner)

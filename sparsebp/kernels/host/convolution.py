@@ -7,14 +7,16 @@ wait for each other. Convolutions with one input channel a group have no product
 
 from __future__ import annotations
 
+from math import prod
+
 import numba
 import numpy as np
 
 from sparsebp.kernels import checks
 from sparsebp.kernels.host import depthwise
 from sparsebp.kernels.host.parts import PARALLEL, SERIAL
-from sparsebp.kernels.host.unfold import fold, unfold
-from sparsebp.threads import short_products
+from sparsebp.kernels.host.unfold import axes, fold, single, unfold
+from sparsebp.threads import serial, short_products
 from sparsebp.types import Array
 
 _POSITIONS = 256
@@ -22,6 +24,8 @@ _POSITIONS = 256
 _ROWS = 288
 """Rows of columns of one product for the weights' gradient."""
 _LEAST_PARTS = 4
+_LEAST_WORK = 1 << 20
+"""Multiply-adds of a part: below, its product is not worth what it takes to lay out the columns."""
 
 Axes = tuple[int, ...]
 
@@ -32,32 +36,45 @@ class ConvolutionKernels:
     def convolve(
         self, weight: Array, x: Array, stride: Axes, before: Axes, dilation: Axes, groups: int, out: Array
     ) -> None:
-        """Every window's products with the weights, by parts of the batch."""
+        """Every window's products with the weights, by parts of the batch; of the output channels if it is small."""
         checks.check_convolution(weight, x, out, stride, before, dilation, groups)
         if out.size == 0:
             return
-        options = _options(weight, stride, before, dilation, out)
+        geometry = _geometry(weight, stride, before, dilation, out)
         if weight.shape[1] == 1:
-            depthwise.convolve(weight, x, options, out)
+            depthwise.convolve(weight, x, geometry, out)
             return
-        block, parts = _blocks(len(x), out)
+        block, blocks = _blocks(len(x), out)
+        splits = _splits(weight, groups, blocks, out)
+        args, parts = (_grouped(weight, groups), x, geometry, block, splits), blocks * splits
         with short_products(0.0):
-            _convolve(_grouped(weight, groups), x, *options, block, parts, out)
+            if parts == 1 or serial():
+                _convolve(*args, 0, parts, out)
+            else:
+                _convolve_parallel(*args, parts, out)
 
     def convolve_t(
         self, weight: Array, y: Array, stride: Axes, before: Axes, dilation: Axes, groups: int, out: Array
     ) -> None:
-        """The transpose of `convolve`, by parts of the batch."""
+        """The transpose of `convolve`, by parts of the batch; sums over parts of the output channels if it is small."""
         checks.check_convolution(weight, out, y, stride, before, dilation, groups)
         if out.size == 0:
             return
-        options = _options(weight, stride, before, dilation, y)
+        geometry = _geometry(weight, stride, before, dilation, y)
         if weight.shape[1] == 1:
-            depthwise.convolve_t(weight, y, options, out)
+            depthwise.convolve_t(weight, y, geometry, out)
             return
-        block, parts = _blocks(len(y), y)
+        block, blocks = _blocks(len(y), y)
+        splits = _splits(weight, groups, blocks, y)
+        sums = np.empty((splits, *out.shape), out.dtype) if splits > 1 else out[None]
+        args, parts = (_grouped(weight, groups), y, geometry, block), blocks * splits
         with short_products(0.0):
-            _convolve_t(_grouped(weight, groups), y, *options, block, parts, out)
+            if parts == 1 or serial():
+                _convolve_t(*args, 0, parts, sums)
+            else:
+                _convolve_t_parallel(*args, parts, sums)
+        if splits > 1:
+            np.sum(sums, axis=0, out=out)
 
     def correlate(
         self, y: Array, x: Array, stride: Axes, before: Axes, dilation: Axes, groups: int, out: Array
@@ -67,36 +84,45 @@ class ConvolutionKernels:
         if y.size == 0:
             out[...] = 0
             return
-        options = _options(out, stride, before, dilation, y)
+        geometry = _geometry(out, stride, before, dilation, y)
         if out.shape[1] == 1:
-            depthwise.correlate(y, x, options, out)
+            depthwise.correlate(y, x, geometry, out)
             return
-        weight, (block, _) = _grouped(out, groups), _blocks(len(y), y)
-        taps = int(np.prod(out.shape[2:]))
-        chunk = max(1, _ROWS // taps)
+        weight, block = _grouped(out, groups), min(-(-_POSITIONS // prod(y.shape[2:])), len(y))
+        chunk = max(1, _ROWS // prod(out.shape[2:]))
         chunks = groups * -(-out.shape[1] // chunk)
         splits = max(1, min(len(y), _LEAST_PARTS // chunks))
         sums = np.empty((splits, *weight.shape), weight.dtype) if splits > 1 else weight[None]
+        parts = chunks * splits
         with short_products(0.0):
-            _correlate(y, x, *options, block, chunk, chunks * splits, sums)
+            if parts == 1 or serial():
+                _correlate(y, x, geometry, block, chunk, 0, parts, sums)
+            else:
+                _correlate_parallel(y, x, geometry, block, chunk, parts, sums)
         if splits > 1:
             np.sum(sums, axis=0, out=weight)
 
 
-def _options(weight: Array, stride: Axes, before: Axes, dilation: Axes, y: Array) -> tuple[Axes, ...]:
-    return weight.shape[2:], stride, before, dilation, y.shape[2:]
+def _geometry(weight: Array, stride: Axes, before: Axes, dilation: Axes, y: Array) -> Axes:
+    """Return kernel, stride, padding before, dilation and outputs on the three axes, one after the other."""
+    return (*weight.shape[2:], *stride, *before, *dilation, *y.shape[2:])
 
 
 def _grouped(weight: Array, groups: int) -> Array:
     """Return the weights as (groups, out_channels / groups, in_channels / groups * taps)."""
-    return weight.reshape(groups, weight.shape[0] // groups, -1)
+    return weight.reshape(groups, weight.shape[0] // groups, prod(weight.shape[1:]))
 
 
 def _blocks(batch: int, y: Array) -> tuple[int, int]:
     """Return how many samples share a product, and how many products that makes."""
-    positions = int(np.prod(y.shape[2:]))
-    block = max(1, min(-(-_POSITIONS // positions), batch // _LEAST_PARTS))
+    block = max(1, min(-(-_POSITIONS // prod(y.shape[2:])), batch // _LEAST_PARTS))
     return block, -(-batch // block)
+
+
+def _splits(weight: Array, groups: int, blocks: int, y: Array) -> int:
+    """Return into how many parts the output channels of a group are split where blocks of the batch are few."""
+    work = y.size * prod(weight.shape[1:]) // groups
+    return max(1, min(_LEAST_PARTS // blocks, len(weight) // groups, work // _LEAST_WORK))
 
 
 # The functions below are compiled: their arguments are arrays, tuples of sizes and bounds.
@@ -116,82 +142,107 @@ def _gather(y, low, high):
 
 
 @numba.njit(**SERIAL)
-def _convolve_part(weight, x, kernel, stride, before, dilation, outputs, low, high, out):
-    batch, channels = x.shape[0], x.shape[1]
-    groups, rows, length = weight.shape
+def _columns(x, samples, channels, geometry):
+    """Return the windows of samples and channels as columns: those of x itself where windows are single elements."""
+    (kernel, _, _, _, outputs), low = axes(geometry), samples[0]
     size = outputs[0] * outputs[1] * outputs[2]
-    grouped = out.reshape(batch, groups, rows, size)
-    columns = np.empty((length, (high - low) * size), x.dtype)
-    each = channels // groups
-    for g in range(groups):
-        unfold(x, (low, high), (g * each, (g + 1) * each), kernel, stride, before, dilation, outputs, columns)
-        if high - low == 1:
-            np.dot(weight[g], columns, grouped[low, g])
-        else:
-            product = np.dot(weight[g], columns)
-            for b in range(low, high):
-                for row in range(rows):
-                    grouped[b, g, row] = product[row, (b - low) * size : (b - low + 1) * size]
-
-
-@numba.njit(**PARALLEL)
-def _convolve(weight, x, kernel, stride, before, dilation, outputs, block, parts, out):
-    for part in numba.prange(parts):
-        low, high = part * block, min((part + 1) * block, len(x))
-        _convolve_part(weight, x, kernel, stride, before, dilation, outputs, low, high, out)
-
-
-@numba.njit(**SERIAL)
-def _convolve_t_part(weight, y, kernel, stride, before, dilation, outputs, low, high, out):
-    batch, channels = out.shape[0], out.shape[1]
-    groups, rows, length = weight.shape
-    size = outputs[0] * outputs[1] * outputs[2]
-    grouped = y.reshape(batch, groups, rows, size)
-    columns = np.empty((length, (high - low) * size), y.dtype)
-    each = channels // groups
-    samples = grouped[low] if high - low == 1 else _gather(grouped, low, high)
-    for g in range(groups):
-        np.dot(weight[g].T, samples[g], columns)
-        fold(columns, (low, high), (g * each, (g + 1) * each), kernel, stride, before, dilation, outputs, out)
-
-
-@numba.njit(**PARALLEL)
-def _convolve_t(weight, y, kernel, stride, before, dilation, outputs, block, parts, out):
-    for part in numba.prange(parts):
-        low, high = part * block, min((part + 1) * block, len(y))
-        _convolve_t_part(weight, y, kernel, stride, before, dilation, outputs, low, high, out)
-
-
-@numba.njit(**SERIAL)
-def _correlate_part(y, x, kernel, stride, before, dilation, outputs, block, g, channels, samples, sums):
-    """Write the gradient at the weights from `channels` of group g, summed over `samples`."""
-    groups, rows, _ = sums.shape
+    if samples[1] - low == 1 and single(geometry, x.shape[2:]):
+        return x[low, channels[0] : channels[1]].reshape(channels[1] - channels[0], size)
     taps = kernel[0] * kernel[1] * kernel[2]
-    size = outputs[0] * outputs[1] * outputs[2]
-    grouped = y.reshape(y.shape[0], groups, rows, size)
-    each = x.shape[1] // groups
-    width = (channels[1] - channels[0]) * taps
-    total = np.zeros((rows, width), x.dtype)
+    columns = np.empty(((channels[1] - channels[0]) * taps, (samples[1] - low) * size), x.dtype)
+    unfold(x, samples, channels, geometry, columns)
+    return columns
+
+
+@numba.njit(**SERIAL)
+def _convolve(weight, x, geometry, block, splits, low, high, out):
+    """Run a range of parts: of block after block of the batch, one of `splits` parts of the output channels each."""
+    groups, rows, _ = weight.shape
+    grouped = out.reshape(len(x), groups, rows, out.size // (len(out) * groups * rows))
+    size, each = grouped.shape[3], x.shape[1] // groups
+    for part in range(low, high):
+        which, split = divmod(part, splits)
+        samples = (which * block, min((which + 1) * block, len(x)))
+        first, last = split * rows // splits, (split + 1) * rows // splits
+        for g in range(groups):
+            columns = _columns(x, samples, (g * each, (g + 1) * each), geometry)
+            if samples[1] - samples[0] == 1:
+                np.dot(weight[g, first:last], columns, grouped[samples[0], g, first:last])
+            else:
+                product = np.dot(weight[g, first:last], columns)
+                for b in range(samples[0], samples[1]):
+                    at = (b - samples[0]) * size
+                    for row in range(first, last):
+                        grouped[b, g, row] = product[row - first, at : at + size]
+
+
+@numba.njit(**PARALLEL)
+def _convolve_parallel(weight, x, geometry, block, splits, parts, out):
+    for part in numba.prange(parts):
+        _convolve(weight, x, geometry, block, splits, part, part + 1, out)
+
+
+@numba.njit(**SERIAL)
+def _convolve_t(weight, y, geometry, block, low, high, sums):
+    """Run a range of parts: of block after block of the batch, the sum over one part of the output channels each."""
+    groups, rows, length = weight.shape
+    grouped = y.reshape(len(y), groups, rows, y.size // (len(y) * groups * rows))
+    splits, _, channels = sums.shape[:3]
+    size, each = grouped.shape[3], channels // groups
+    inputs = sums.reshape(splits, len(y), groups, each, sums.size // (splits * len(y) * channels))
+    for part in range(low, high):
+        which, split = divmod(part, splits)
+        samples = (which * block, min((which + 1) * block, len(y)))
+        first, last = split * rows // splits, (split + 1) * rows // splits
+        alone = samples[1] - samples[0] == 1
+        gathered = grouped[samples[0]] if alone else _gather(grouped, samples[0], samples[1])
+        for g in range(groups):
+            weights, gradients = weight[g, first:last].T, gathered[g, first:last]
+            if alone and single(geometry, sums.shape[3:]):
+                np.dot(weights, gradients, inputs[split, samples[0], g])
+            else:
+                columns = np.empty((length, (samples[1] - samples[0]) * size), y.dtype)
+                np.dot(weights, gradients, columns)
+                fold(columns, samples, (g * each, (g + 1) * each), geometry, sums[split])
+
+
+@numba.njit(**PARALLEL)
+def _convolve_t_parallel(weight, y, geometry, block, parts, sums):
+    for part in numba.prange(parts):
+        _convolve_t(weight, y, geometry, block, part, part + 1, sums)
+
+
+@numba.njit(**SERIAL)
+def _correlate_part(y, x, geometry, block, g, channels, samples, out):
+    """Write the gradient at the weights (rows, channels * taps) of group g and of `channels`, summed over `samples`."""
     for low in range(samples[0], samples[1], block):
         high = min(low + block, samples[1])
-        columns = np.empty((width, (high - low) * size), x.dtype)
-        inputs = (g * each + channels[0], g * each + channels[1])
-        unfold(x, (low, high), inputs, kernel, stride, before, dilation, outputs, columns)
-        if high - low == 1:
-            total += np.dot(grouped[low, g], columns.T)
+        columns = _columns(x, (low, high), channels, geometry)
+        rows = y[low, g] if high - low == 1 else _gather(y[:, g : g + 1], low, high)[0]
+        product = np.dot(rows, columns.T)
+        if low == samples[0]:
+            out[:] = product
         else:
-            total += np.dot(_gather(grouped[:, g : g + 1], low, high)[0], columns.T)
-    sums[g, :, channels[0] * taps : channels[0] * taps + width] = total
+            out += product
+
+
+@numba.njit(**SERIAL)
+def _correlate(y, x, geometry, block, chunk, low, high, sums):
+    """Run a range of parts: of one part of the batch after the other, the chunks of every group's input channels."""
+    splits, groups, rows, length = sums.shape
+    grouped = y.reshape(len(y), groups, rows, y.size // (len(y) * groups * rows))
+    each, batch = x.shape[1] // groups, len(x)
+    taps, chunks = length // each, -(-each // chunk)
+    for part in range(low, high):
+        which, c = divmod(part, chunks)
+        split, g = divmod(which, groups)
+        first, last = c * chunk, min((c + 1) * chunk, each)
+        samples = (split * batch // splits, (split + 1) * batch // splits)
+        out = sums[split, g, :, first * taps : last * taps]
+        _correlate_part(grouped, x, geometry, block, g, (g * each + first, g * each + last), samples, out)
 
 
 @numba.njit(**PARALLEL)
-def _correlate(y, x, kernel, stride, before, dilation, outputs, block, chunk, parts, sums):
-    splits, groups, _, _ = sums.shape
-    each, batch = x.shape[1] // groups, len(x)
-    chunks = parts // splits
+def _correlate_parallel(y, x, geometry, block, chunk, parts, sums):
     for part in numba.prange(parts):
-        split, which = part // chunks, part % chunks
-        g, c = which // (chunks // groups), which % (chunks // groups) * chunk
-        channels = (c, min(c + chunk, each))
-        samples = (split * batch // splits, (split + 1) * batch // splits)
-        _correlate_part(y, x, kernel, stride, before, dilation, outputs, block, g, channels, samples, sums[split])
+        _correlate(y, x, geometry, block, chunk, part, part + 1, sums)

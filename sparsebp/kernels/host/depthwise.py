@@ -21,31 +21,44 @@ SUMS: dict[str, Any] = {**SERIAL, "fastmath": {"contract", "reassoc"}}
 """A sum in several lanes: in another order than that of its terms, but always in the same."""
 
 
-def convolve(weight: Array, x: Array, options: tuple[Axes, ...], out: Array) -> None:
-    """Write `Kernels.convolve` for weights (out_channels, 1, *kernel); options: kernel, stride, before, …, outputs."""
-    rooms, offsets = _layout(x.shape[2:], *options)
+def convolve(weight: Array, x: Array, geometry: Axes, out: Array) -> None:
+    """Write `Kernels.convolve` for weights (out_channels, 1, *kernel)."""
+    rooms, offsets = _layout(x.shape[2:], geometry)
     planes = x.shape[0] * x.shape[1]
     parts = _parts(out, offsets, planes)
-    _convolve(weight.reshape(len(weight), -1), x, options[1], options[2], rooms, offsets, parts, out)
+    args = weight.reshape(len(weight), -1), x, geometry[3:6], geometry[6:9], rooms, offsets
+    if parts == 1:
+        _convolve(*args, 0, planes, out)
+    else:
+        _convolve_parallel(*args, parts, out)
 
 
-def convolve_t(weight: Array, y: Array, options: tuple[Axes, ...], out: Array) -> None:
+def convolve_t(weight: Array, y: Array, geometry: Axes, out: Array) -> None:
     """Write `Kernels.convolve_t` for weights (out_channels, 1, *kernel)."""
-    rooms, offsets = _layout(out.shape[2:], *options)
+    rooms, offsets = _layout(out.shape[2:], geometry)
     planes = out.shape[0] * out.shape[1]
     parts = _parts(y, offsets, planes)
-    _convolve_t(weight.reshape(len(weight), -1), y, options[1], options[2], rooms, offsets, parts, out)
+    args = weight.reshape(len(weight), -1), y, geometry[3:6], geometry[6:9], rooms, offsets
+    if parts == 1:
+        _convolve_t(*args, 0, planes, out)
+    else:
+        _convolve_t_parallel(*args, parts, out)
 
 
-def correlate(y: Array, x: Array, options: tuple[Axes, ...], out: Array) -> None:
+def correlate(y: Array, x: Array, geometry: Axes, out: Array) -> None:
     """Write `Kernels.correlate` for weights (out_channels, 1, *kernel)."""
-    rooms, offsets = _layout(x.shape[2:], *options)
+    rooms, offsets = _layout(x.shape[2:], geometry)
     parts = _parts(y, offsets, x.shape[1])
-    _correlate(y, x, options[1], options[2], rooms, offsets, parts, out.reshape(len(out), -1))
+    args, taps = (y, x, geometry[3:6], geometry[6:9], rooms, offsets), out.reshape(len(out), -1)
+    if parts == 1:
+        _correlate(*args, 0, x.shape[1], taps)
+    else:
+        _correlate_parallel(*args, parts, taps)
 
 
-def _layout(sizes: Axes, kernel: Axes, stride: Axes, before: Axes, dilation: Axes, outputs: Axes) -> tuple[Axes, Array]:
+def _layout(sizes: Axes, geometry: Axes) -> tuple[Axes, Array]:
     """Return the axes of one of the planes of a padded plane, and where each tap of window 0 lies in them all."""
+    kernel, stride, before, dilation, outputs = (geometry[i : i + 3] for i in range(0, 15, 3))
     axes = zip(sizes, kernel, stride, before, dilation, outputs, strict=True)
     rooms = tuple(max(-(-(b + n) // s), o + (k - 1) * d // s) for n, k, s, b, d, o in axes)
     taps = np.indices(kernel).reshape(3, -1) * np.array(dilation)[:, None]
@@ -134,7 +147,7 @@ def _scratch(shape, rooms, stride, dtype):
 
 
 @numba.njit(**SERIAL)
-def _convolve_part(weight, x, stride, before, rooms, offsets, low, high, out):
+def _convolve(weight, x, stride, before, rooms, offsets, low, high, out):
     padded, run = _scratch(out.shape[2:], rooms, stride, x.dtype)
     each = out.shape[1] // x.shape[1]
     for plane in range(low, high):
@@ -150,15 +163,15 @@ def _convolve_part(weight, x, stride, before, rooms, offsets, low, high, out):
 
 
 @numba.njit(**PARALLEL)
-def _convolve(weight, x, stride, before, rooms, offsets, parts, out):
+def _convolve_parallel(weight, x, stride, before, rooms, offsets, parts, out):
     planes = x.shape[0] * x.shape[1]
     for part in numba.prange(parts):
         low, high = share(part, parts, planes), share(part + 1, parts, planes)
-        _convolve_part(weight, x, stride, before, rooms, offsets, low, high, out)
+        _convolve(weight, x, stride, before, rooms, offsets, low, high, out)
 
 
 @numba.njit(**SERIAL)
-def _convolve_t_part(weight, y, stride, before, rooms, offsets, low, high, out):
+def _convolve_t(weight, y, stride, before, rooms, offsets, low, high, out):
     padded, run = _scratch(y.shape[2:], rooms, stride, y.dtype)
     each = y.shape[1] // out.shape[1]
     for plane in range(low, high):
@@ -174,11 +187,11 @@ def _convolve_t_part(weight, y, stride, before, rooms, offsets, low, high, out):
 
 
 @numba.njit(**PARALLEL)
-def _convolve_t(weight, y, stride, before, rooms, offsets, parts, out):
+def _convolve_t_parallel(weight, y, stride, before, rooms, offsets, parts, out):
     planes = out.shape[0] * out.shape[1]
     for part in numba.prange(parts):
         low, high = share(part, parts, planes), share(part + 1, parts, planes)
-        _convolve_t_part(weight, y, stride, before, rooms, offsets, low, high, out)
+        _convolve_t(weight, y, stride, before, rooms, offsets, low, high, out)
 
 
 @numba.njit(**SUMS)
@@ -190,7 +203,7 @@ def _inner(run, padded, at):
 
 
 @numba.njit(**SERIAL)
-def _correlate_part(y, x, stride, before, rooms, offsets, low, high, out):
+def _correlate(y, x, stride, before, rooms, offsets, low, high, out):
     padded, run = _scratch(y.shape[2:], rooms, stride, x.dtype)
     each = y.shape[1] // x.shape[1]
     out[low * each : high * each] = 0
@@ -204,8 +217,8 @@ def _correlate_part(y, x, stride, before, rooms, offsets, low, high, out):
 
 
 @numba.njit(**PARALLEL)
-def _correlate(y, x, stride, before, rooms, offsets, parts, out):
+def _correlate_parallel(y, x, stride, before, rooms, offsets, parts, out):
     channels = x.shape[1]
     for part in numba.prange(parts):
         low, high = share(part, parts, channels), share(part + 1, parts, channels)
-        _correlate_part(y, x, stride, before, rooms, offsets, low, high, out)
+        _correlate(y, x, stride, before, rooms, offsets, low, high, out)

@@ -15,6 +15,22 @@ from sparsebp.kernels.host.parts import SERIAL
 
 
 @numba.njit(**SERIAL)
+def axes(geometry):
+    """Return kernel, stride, padding before, dilation and outputs on the three axes: `geometry` is one after the other.
+
+    As one tuple of integers they come through a parallel region.
+    """
+    return geometry[0:3], geometry[3:6], geometry[6:9], geometry[9:12], geometry[12:15]
+
+
+@numba.njit(**SERIAL)
+def single(geometry, inputs):
+    """Say whether the windows are the elements of the input, one by one."""
+    kernel, stride, before, _, outputs = axes(geometry)
+    return kernel == (1, 1, 1) and stride == (1, 1, 1) and before == (0, 0, 0) and outputs == inputs
+
+
+@numba.njit(**SERIAL)
 def met(outputs, length, stride, shift):
     """Return from where, and to where, output o meets an input: ``0 <= o * stride + shift < length``."""
     low = min(max(0, -(shift // stride)), outputs)
@@ -40,14 +56,14 @@ def _clear_outside(out, at, rows, width, low_h, high_h, low_w, high_w):
 
 
 @numba.njit(**SERIAL)
-def unfold(x, samples, channels, kernel, stride, before, dilation, outputs, columns):
+def unfold(x, samples, channels, geometry, columns):
     """Write the windows of a range of samples and of channels to columns (channels * taps, samples * outputs).
 
     Where windows are as many as inputs on the last axis, the rows of a tap lie one after the other in both: they are
     copied as one, over the elements in between that are cleared afterwards.
     """
     _, all_channels, depth, height, width = x.shape
-    out_d, out_h, out_w = outputs
+    kernel, stride, before, dilation, (out_d, out_h, out_w) = axes(geometry)
     source, out = x.reshape(x.size), columns.reshape(columns.size)
     whole = stride[1] == 1 and stride[2] == 1 and out_w == width
     at = 0
@@ -86,13 +102,13 @@ def unfold(x, samples, channels, kernel, stride, before, dilation, outputs, colu
 
 
 @numba.njit(**SERIAL)
-def fold(columns, samples, channels, kernel, stride, before, dilation, outputs, x):
+def fold(columns, samples, channels, geometry, x):
     """Write to a range of samples and of channels of x the sums of what `unfold` copies; taps come in their order.
 
     The columns that stand for padding are cleared where rows are added as one.
     """
     _, all_channels, depth, height, width = x.shape
-    out_d, out_h, out_w = outputs
+    kernel, stride, before, dilation, (out_d, out_h, out_w) = axes(geometry)
     target, source = x.reshape(x.size), columns.reshape(columns.size)
     whole = stride[1] == 1 and stride[2] == 1 and out_w == width
     size = depth * height * width
