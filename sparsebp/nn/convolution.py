@@ -34,7 +34,7 @@ def convolve_t(
 
 def correlate(xp: ModuleType, y: Array, x: Array, windows: Windows, groups: int) -> Array:
     """Return the gradient at the weights, (out_channels, in_channels / groups, *kernel), for y the gradient at y."""
-    weight = xp.empty((y.shape[1], x.shape[1] // groups, *windows.kernel), dtype=x.dtype)
+    weight = memory.empty(xp, (y.shape[1], x.shape[1] // groups, *windows.kernel), x.dtype)
     kernels.get(xp).correlate(_three(xp, y), _three(xp, x), *_options(windows), groups, _three(xp, weight))
     return weight
 

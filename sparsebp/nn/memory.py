@@ -105,20 +105,6 @@ def empty(xp: ModuleType, shape: tuple[int, ...], dtype: Any) -> Array:
     return _HOST.empty(shape, dtype) if backend.is_host(xp) else xp.empty(shape, dtype)
 
 
-def zeros(xp: ModuleType, shape: tuple[int, ...], dtype: Any) -> Array:
-    """Return zeros, as `empty`."""
-    array = empty(xp, shape, dtype)
-    array[...] = 0
-    return array
-
-
-def copy(xp: ModuleType, array: Array) -> Array:
-    """Return a C-contiguous copy of an array of any strides, as `empty`."""
-    copied = empty(xp, array.shape, array.dtype)
-    copied[...] = array
-    return copied
-
-
 def matmul(xp: ModuleType, a: Array, b: Array) -> Array:
     """Return ``a @ b`` for operands with the same leading axes, as `empty`."""
     if not backend.is_host(xp):

@@ -24,6 +24,8 @@ _POSITIONS = 256
 _ROWS = 288
 """Rows of columns of one product for the weights' gradient."""
 _LEAST_PARTS = 4
+_SPLITS = 2
+"""Parts of a single product: every further one lays out the columns once more, for thinner products."""
 _LEAST_WORK = 1 << 20
 """Multiply-adds of a part: below, its product is not worth what it takes to lay out the columns."""
 
@@ -120,9 +122,9 @@ def _blocks(batch: int, y: Array) -> tuple[int, int]:
 
 
 def _splits(weight: Array, groups: int, blocks: int, y: Array) -> int:
-    """Return into how many parts the output channels of a group are split where blocks of the batch are few."""
+    """Return into how many parts the output channels of a group are split where there is one block of the batch."""
     work = y.size * prod(weight.shape[1:]) // groups
-    return max(1, min(_LEAST_PARTS // blocks, len(weight) // groups, work // _LEAST_WORK))
+    return max(1, min(_SPLITS // blocks, len(weight) // groups, work // _LEAST_WORK))
 
 
 # The functions below are compiled: their arguments are arrays, tuples of sizes and bounds.
