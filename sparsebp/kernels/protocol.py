@@ -297,6 +297,34 @@ class Kernels(Protocol):
         gy, winner (N, windows on two axes); out (N, H, W), overwritten.
         """
 
+    # ---- channels: arrays (B, C, n) and (C,) --------------------------------------------------------------------
+
+    def channel_moments(self, x: Array, mean: Array, var: Array) -> None:
+        """The mean of every channel of x over batch and positions, and the variance (divided by their number).
+
+        x (B, C, n); mean, var (C,), written.
+        """
+
+    def channel_scale(self, x: Array, mean: Array, factor: Array, offset: Array, out: Array) -> None:
+        """``out = (x - mean) * factor + offset``, with the numbers of the channel.
+
+        x, out (B, C, n); mean, factor, offset (C,).
+        """
+
+    def channel_products(self, gy: Array, x: Array, mean: Array, sums: Array, products: Array) -> None:
+        """``sums = Σ gy`` and ``products = Σ gy * (x - mean)`` of every channel, over batch and positions.
+
+        gy, x (B, C, n); mean (C,); sums, products (C,), written.
+        """
+
+    def channel_centre(
+        self, gy: Array, x: Array, mean: Array, offset: Array, slope: Array, factor: Array, out: Array
+    ) -> None:
+        """``out = (gy - offset - (x - mean) * slope) * factor``, with the numbers of the channel.
+
+        gy, x, out (B, C, n); mean, offset, slope, factor (C,).
+        """
+
     # ---- stacks of small dense blocks (materialised recurrent Jacobians) ------------------------------------------
 
     def dense_matmul(self, a: Array, a_index: Array, b: Array, b_index: Array, out: Array, out_index: Array) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from sparsebp import backend
+from sparsebp import backend, kernels
 from sparsebp.errors import OptionError, ShapeError
+from sparsebp.nn import memory
 from sparsebp.nn.layer import Layer, check_gy, check_input
 from sparsebp.types import Array
 
-_AXES = (0, 2, 3)
+Saved = tuple[Array, Array, Array, bool]
 
 
 class BatchNorm2d(Layer):
@@ -66,8 +68,8 @@ class BatchNorm2d(Layer):
                 "num_batches_tracked": np.zeros((), np.int64),
             }  # fmt: skip
 
-    def forward(self, x: Array) -> tuple[Array, tuple[Array, Array, bool]]:
-        """Return the normalised x; `saved` is it before the affine map, 1/sqrt(var + eps), and if the batch gave them.
+    def forward(self, x: Array) -> tuple[Array, Saved]:
+        """Return the normalised x; `saved` is x, the mean, 1/sqrt(var + eps), and whether the batch gave them.
 
         Raises
         ------
@@ -85,42 +87,53 @@ class BatchNorm2d(Layer):
                     "The batch has too few values for statistics of its own", expected="2 or more a channel",
                     got=x.shape, remedy="Pass a larger batch, or call eval()",
                 )  # fmt: skip
-            mean = x.mean(axis=_AXES)
-            var = x.var(axis=_AXES)
+            mean, var = xp.empty(self.num_features, x.dtype), xp.empty(self.num_features, x.dtype)
+            kernels.get(xp).channel_moments(_flat(xp, x), mean, var)
             if self.training and self.buffers:
                 self._track(mean, var * (count / (count - 1)))
         else:
-            mean, var = self.buffers["running_mean"], self.buffers["running_var"]
+            mean, var = self.buffers["running_mean"].copy(), self.buffers["running_var"]  # a later forward changes them
         scale = 1 / xp.sqrt(var + self.eps)
-        unit = (x - _wide(mean)) * _wide(scale)
-        y = unit * _wide(self.params["weight"]) + _wide(self.params["bias"]) if self.params else unit
-        return y, (unit, scale, batch)
+        offset = self.params["bias"] if self.params else xp.zeros_like(mean)
+        y = memory.empty(xp, x.shape, x.dtype)
+        kernels.get(xp).channel_scale(_flat(xp, x), mean, self._factor(scale), offset, _flat(xp, y))
+        return y, (x, mean, scale, batch)
 
-    def input_grad(self, gy: Array, saved: tuple[Array, Array, bool]) -> Array:
+    def input_grad(self, gy: Array, saved: Saved) -> Array:
         """Return the input gradient, through the statistics where they are the batch's."""
-        unit, scale, batch = saved
-        check_gy(gy, unit.shape, unit.dtype, unit)
-        g = gy * _wide(self.params["weight"]) if self.params else gy
+        x, mean, scale, batch = saved
+        xp = check_gy(gy, x.shape, x.dtype, x)
+        gx = memory.empty(xp, x.shape, x.dtype)
+        k, factor = kernels.get(xp), self._factor(scale)
         if batch:
-            g = g - g.mean(axis=_AXES, keepdims=True) - unit * (g * unit).mean(axis=_AXES, keepdims=True)
-        return g * _wide(scale)
+            sums, products = self._sums(xp, gy, saved)
+            count = x.size // self.num_features
+            offset, slope = sums / count, products * scale * scale / count
+            k.channel_centre(_flat(xp, gy), _flat(xp, x), mean, offset, slope, factor, _flat(xp, gx))
+        else:
+            zeros = xp.zeros_like(mean)
+            k.channel_scale(_flat(xp, gy), zeros, factor, zeros, _flat(xp, gx))
+        return gx
 
-    def weight_grad(self, gy: Array, saved: tuple[Array, Array, bool]) -> dict[str, Array]:
+    def weight_grad(self, gy: Array, saved: Saved) -> dict[str, Array]:
         """Return ``{"weight": Σ gy x̂, "bias": Σ gy}`` of every channel."""
-        unit = saved[0]
-        check_gy(gy, unit.shape, unit.dtype, unit)
-        return {"weight": (gy * unit).sum(axis=_AXES), "bias": gy.sum(axis=_AXES)} if self.params else {}
+        x, _, scale, _ = saved
+        xp = check_gy(gy, x.shape, x.dtype, x)
+        if not self.params:
+            return {}
+        sums, products = self._sums(xp, gy, saved)
+        return {"weight": products * scale, "bias": sums}
 
     def capture_obstacle(self) -> str | None:
         """The average over all batches (``momentum=None``) divides by a count that the host reads."""
         reads = self.training and self.buffers and self.momentum is None
         return "reads the number of batches on the host (momentum=None)" if reads else None
 
-    def couples_samples(self, saved: tuple[Array, Array, bool]) -> bool:
+    def couples_samples(self, saved: Saved) -> bool:
         """Whether the statistics were the batch's."""
-        return saved[2]
+        return saved[3]
 
-    def jacobian_t(self, saved: tuple[Array, Array, bool]) -> Any:
+    def jacobian_t(self, saved: Saved) -> Any:
         """Return the diagonal of ``weight / sqrt(running_var + eps)``, shared by the batch.
 
         Raises
@@ -128,7 +141,7 @@ class BatchNorm2d(Layer):
         OptionError
             The statistics were the batch's, so that every output depends on every sample.
         """
-        unit, scale, batch = saved
+        x, _, scale, batch = saved
         if batch:
             raise OptionError(
                 "Batch statistics couple the samples, so no sample has a Jacobian of its own",
@@ -138,9 +151,19 @@ class BatchNorm2d(Layer):
         from sparsebp.jacobians import TransposedJacobian
         from sparsebp.patterns import pointwise_pattern
 
-        slope = scale * self.params["weight"] if self.params else scale
-        values = backend.namespace(unit).repeat(slope, unit.shape[2] * unit.shape[3])
+        values = backend.namespace(x).repeat(self._factor(scale), x.shape[2] * x.shape[3])
         return TransposedJacobian(pointwise_pattern(len(values)), values)
+
+    def _factor(self, scale: Array) -> Array:
+        """Return what the forward multiplies with."""
+        return scale * self.params["weight"] if self.params else scale
+
+    def _sums(self, xp: ModuleType, gy: Array, saved: Saved) -> tuple[Array, Array]:
+        """Return Σ gy and Σ gy (x - mean) of every channel."""
+        x, mean, _, _ = saved
+        sums, products = xp.empty_like(mean), xp.empty_like(mean)
+        kernels.get(xp).channel_products(_flat(xp, gy), _flat(xp, x), mean, sums, products)
+        return sums, products
 
     def _track(self, mean: Array, var: Array) -> None:
         count = self.buffers["num_batches_tracked"]
@@ -152,5 +175,6 @@ class BatchNorm2d(Layer):
             running += factor * new
 
 
-def _wide(channels: Array) -> Array:
-    return channels.reshape(1, -1, 1, 1)
+def _flat(xp: ModuleType, x: Array) -> Array:
+    """Return x (B, C, H, W) as a contiguous (B, C, H * W)."""
+    return xp.ascontiguousarray(x).reshape(*x.shape[:2], x.shape[2] * x.shape[3])

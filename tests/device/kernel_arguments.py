@@ -172,6 +172,29 @@ class Maker:
         arrays = {"gy": self.real(self.batch, 3, 6), "winner": winner}
         return arrays | options | {"out": self.out(self.batch, 5, 6)}
 
+    # ---- channels ----
+
+    def channel_moments(self) -> Arguments:
+        return {"x": self.real(self.batch, self.hidden, 7), "mean": self.out(self.hidden), "var": self.out(self.hidden)}
+
+    def channel_scale(self) -> Arguments:
+        numbers = {name: self.real(self.hidden) for name in ("mean", "factor", "offset")}
+        shape = self.batch, self.hidden, 7
+        return {"x": self.real(*shape)} | numbers | {"out": self.out(*shape)}
+
+    def channel_products(self) -> Arguments:
+        arrays = {name: self.real(self.batch, self.hidden, 7) for name in ("gy", "x")}
+        return arrays | {
+            "mean": self.real(self.hidden),
+            "sums": self.out(self.hidden),
+            "products": self.out(self.hidden),
+        }
+
+    def channel_centre(self) -> Arguments:
+        shape = self.batch, self.hidden, 7
+        numbers = {name: self.real(self.hidden) for name in ("mean", "offset", "slope", "factor")}
+        return {name: self.real(*shape) for name in ("gy", "x")} | numbers | {"out": self.out(*shape)}
+
     # ---- stacks of dense blocks ----
 
     def dense_matmul(self) -> Arguments:

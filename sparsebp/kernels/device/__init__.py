@@ -7,6 +7,7 @@ It allocates scratch only, and never waits for the device.
 from __future__ import annotations
 
 from sparsebp.kernels.device.base import Launcher
+from sparsebp.kernels.device.channels import ChannelKernels
 from sparsebp.kernels.device.csr import CsrKernels
 from sparsebp.kernels.device.dense import DenseKernels
 from sparsebp.kernels.device.gru import GruKernels
@@ -32,6 +33,7 @@ class DeviceKernels(
     OptimizerKernels,
     ValueKernels,
     WindowKernels,
+    ChannelKernels,
 ):
     """The device side of `sparsebp.kernels.protocol.Kernels`.
 

@@ -73,6 +73,7 @@ SOURCES: dict[str, list[Defines]] = {
     "pool.cu": _pool(),
     "spgemm_rows.cu": _csr(),
     "windows.cu": _windows(),
+    "channels.cu": _plain(),
     "dense.cu": _plain(),
     "training.cu": _plain(),
     "optimizers.cu": _plain(),

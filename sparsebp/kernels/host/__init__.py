@@ -8,6 +8,7 @@ from sparsebp.kernels.host.cache import drop_stale
 
 drop_stale(Path(__file__).parent)  # before the imports below read the cache
 
+from sparsebp.kernels.host.channels import ChannelKernels  # noqa: E402
 from sparsebp.kernels.host.convolution import ConvolutionKernels  # noqa: E402
 from sparsebp.kernels.host.csr import CsrKernels  # noqa: E402
 from sparsebp.kernels.host.dense import DenseKernels  # noqa: E402
@@ -39,5 +40,6 @@ class HostKernels(
     ValueKernels,
     ConvolutionKernels,
     MaxPoolKernels,
+    ChannelKernels,
 ):
     """The protocol `sparsebp.kernels.protocol.Kernels` for NumPy arrays: one mixin per family of kernels."""

@@ -8,17 +8,13 @@ planes (on each axis), each with every s-th element.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numba
 import numpy as np
 
-from sparsebp.kernels.host.parts import PARALLEL, SERIAL, parts_for, share
+from sparsebp.kernels.host.parts import PARALLEL, SERIAL, SUMS, parts_for, share
 from sparsebp.types import Array
 
 Axes = tuple[int, ...]
-SUMS: dict[str, Any] = {**SERIAL, "fastmath": {"contract", "reassoc"}}
-"""A sum in several lanes: in another order than that of its terms, but always in the same."""
 
 
 def convolve(weight: Array, x: Array, geometry: Axes, out: Array) -> None:

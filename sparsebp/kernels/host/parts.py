@@ -23,6 +23,8 @@ MAX_PARTS = 64
 JIT: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy"}
 """Options of compiled functions that spell out their fused multiply-adds, see `simd`."""
 SERIAL: dict[str, Any] = {**JIT, "fastmath": {"contract"}}  # keeps NaN, infinity and the order of sums
+SUMS: dict[str, Any] = {**JIT, "fastmath": {"contract", "reassoc"}}
+"""Sums in several lanes: in another order than that of their terms, but always in the same."""
 PARALLEL: dict[str, Any] = {**SERIAL, "parallel": True}
 
 
