@@ -98,6 +98,13 @@ def serial_kernels() -> Iterator[None]:
         _local.serial = before
 
 
+@contextlib.contextmanager
+def one_core() -> Iterator[None]:
+    """Run kernels and matrix products of the calling thread inside the ``with`` block on that thread alone."""
+    with one_blas_thread(), serial_kernels():
+        yield
+
+
 def serial() -> bool:
     """Say whether the calling thread is inside `serial_kernels`."""
     return getattr(_local, "serial", False)

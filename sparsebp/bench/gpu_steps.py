@@ -16,7 +16,6 @@ from sparsebp import backend
 from sparsebp.bench import report, timing
 from sparsebp.bench.report import Column
 from sparsebp.bench.schedule import find, optimizer_of
-from sparsebp.schedule.builders import conventional
 from sparsebp.train.executor import Executor
 
 BATCH = 32
@@ -67,12 +66,9 @@ def measure_steps(
     def make() -> Any:
         return models.densenet(**size, rng=0).to(device)
 
-    found = find(make, batch)
-    shape: dict[str, Any] = {"stages": found.schedule.graph.stages, "unweighted": found.schedule.graph.unweighted}
-    orders = {
-        "one stream": conventional(**shape, fusion="none"),
-        "two streams": conventional(**shape, streams=2, fusion="backward"), "two streams, joint": found.schedule,
-    }  # fmt: skip
+    names = {"conventional": "one stream", "two": "two streams", "joint": "two streams, joint",
+             "list": "two streams, list"}  # fmt: skip
+    orders = {names[trial.name]: trial.schedule for trial in find(make, batch).trials if trial.name in names}
     notes: list[str] = []
     calls: dict[str, timing.Call] = {}
     executors: list[Executor] = []

@@ -36,20 +36,52 @@ class Durations:
     entries: Mapping[str, float]
 
     def __post_init__(self) -> None:
-        for key, value in self.entries.items():
-            if _KEY.fullmatch(key) is None:
-                raise OptionError("A duration is of no action", expected="F, I, W, B, S or U, 2F for stage 2, or 2F0",
-                                  got=repr(key), remedy="Name a kind, a stage and kind, or an action")  # fmt: skip
-            _number(f"The duration of {key}", value)
+        _check_entries(self.entries, "duration")
 
     def __call__(self, action: Action) -> float:
         """Return the duration of an action."""
-        for key in (str(action), f"{action.stage}{action.kind}", action.kind):
-            if key in self.entries:
-                return self.entries[key]
+        found = _most_specific(self.entries, action)
+        if found is not None:
+            return found
         if action.kind == "B":
             return sum(self(part) for part in parts_of(action))
         return _DEFAULTS[action.kind]
+
+
+@dataclass(frozen=True)
+class Slowdowns:
+    """Slowdowns by kind, by stage, by action, as `Durations`; what has no entry is not slowed down.
+
+    Takes an action and returns its slowdown, as `Costs` wants it.
+
+    Raises
+    ------
+    OptionError
+        A key is none of these, or a slowdown is negative or not finite. (`Costs` refuses one below 1 when it is used.)
+    """
+
+    entries: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        _check_entries(self.entries, "slowdown")
+
+    def __call__(self, action: Action) -> float:
+        """Return the slowdown of an action."""
+        found = _most_specific(self.entries, action)
+        return 1.0 if found is None else found
+
+
+def _check_entries(entries: Mapping[str, float], what: str) -> None:
+    for key, value in entries.items():
+        if _KEY.fullmatch(key) is None:
+            raise OptionError(f"A {what} is of no action", expected="F, I, W, B, S or U, 2F for stage 2, or 2F0",
+                              got=repr(key), remedy="Name a kind, a stage and kind, or an action")  # fmt: skip
+        _number(f"The {what} of {key}", value)
+
+
+def _most_specific(entries: Mapping[str, float], action: Action) -> float | None:
+    keys = (str(action), f"{action.stage}{action.kind}", action.kind)
+    return next((entries[key] for key in keys if key in entries), None)
 
 
 def parse_durations(texts: Iterator[str] | list[str]) -> dict[str, float]:
@@ -77,7 +109,8 @@ def read_costs(path: str | os.PathLike[str]) -> Costs:
     """Read costs from a JSON file.
 
     The file is an object, all of its keys optional: ``"durations"`` (see `Durations`), ``"stages"`` (the fields of
-    `StageBytes`, once for all stages or in a list of one for each), ``"latency"``, ``"bandwidth"``, ``"slowdown"``::
+    `StageBytes`, once for all stages or in a list of one for each), ``"latency"``, ``"bandwidth"``, ``"slowdown"`` (a
+    number, or an object by kind, stage or action, see `Slowdowns`)::
 
         {"durations": {"F": 1, "I": 1, "W": 1, "2W": 1.5}, "stages": {"saved": 4096}, "latency": 0.1}
 
@@ -105,6 +138,7 @@ def costs_of(content: Any, source: object = "costs") -> Costs:
     durations = content.get("durations", {})
     if not isinstance(durations, dict):
         raise _refused(source, f"durations {durations!r}")
+    slowdown = content.get("slowdown", 1.0)
     stages = content.get("stages", {})
     link = {key: _number(key, content[key]) for key in ("latency", "bandwidth") if key in content}
     each = [_stage_bytes(entry, source) for entry in (stages if isinstance(stages, list) else [stages])]
@@ -112,7 +146,7 @@ def costs_of(content: Any, source: object = "costs") -> Costs:
         Durations(durations),
         tuple(each) if isinstance(stages, list) else each[0],
         Link(**link),
-        _number("slowdown", content.get("slowdown", 1.0)),
+        Slowdowns(slowdown) if isinstance(slowdown, dict) else _number("slowdown", slowdown),
     )
 
 
@@ -122,8 +156,8 @@ def write_costs(costs: Costs, actions: Iterable[Action], path: str | os.PathLike
     Parameters
     ----------
     costs
-        Any; what their durations say of `actions` is written, action by action. S and U are the stage's, whatever the
-        micro-batch.
+        Any; what their durations, and slowdowns that are a function, say of `actions` is written, action by action. S
+        and U are the stage's, whatever the micro-batch.
     actions
         Those of the schedules that the costs are for, a `Schedule` say.
     path
@@ -136,13 +170,16 @@ def write_costs(costs: Costs, actions: Iterable[Action], path: str | os.PathLike
     OutputError
         The file cannot be written.
     """
+    actions = tuple(actions)
     content: dict[str, Any] = {
         "durations": {str(action): costs.duration(action) for action in actions},
         "stages": [asdict(entry) for entry in costs.stages]
         if isinstance(costs.stages, tuple)
         else asdict(costs.stages),
         "latency": costs.link.latency,
-        "slowdown": costs.slowdown,
+        "slowdown": {str(action): costs.slowdown_of(action) for action in actions}
+        if callable(costs.slowdown)
+        else costs.slowdown,
     }
     if math.isfinite(costs.link.bandwidth):  # JSON has no infinity; it is what a file without one means
         content["bandwidth"] = costs.link.bandwidth

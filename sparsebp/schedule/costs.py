@@ -18,6 +18,13 @@ def _check(name: str, value: Any) -> None:
                           remedy="Measure it again, or pass 0")  # fmt: skip
 
 
+def _check_slowdown(value: float) -> float:
+    if not (value >= 1 and math.isfinite(value)):
+        raise OptionError("Streams speed each other up", expected="a finite slowdown of 1 or more", got=value,
+                          remedy="Pass 1 if they do not disturb each other")  # fmt: skip
+    return value
+
+
 @dataclass(frozen=True)
 class StageBytes:
     """Memory of one stage: bytes, or any unit.
@@ -88,8 +95,9 @@ class Costs:
         Between workers: the outputs of F and I travel over it.
     slowdown
         How much slower each of two streams of a worker runs while the other is busy: 1 if they do not disturb each
-        other, 2 if they share the device evenly. Of n busy streams each runs ``1 + (n - 1) (slowdown - 1)`` times
-        slower. The stream "link" is the network and disturbs none.
+        other, 2 if they share the device evenly; a number, or a function of the action that is slowed down. Of n busy
+        streams each runs ``1 + (n - 1) (slowdown - 1)`` times slower. The stream "link" is the network and disturbs
+        none.
 
     Raises
     ------
@@ -102,15 +110,14 @@ class Costs:
     )
     stages: tuple[StageBytes, ...] | StageBytes = StageBytes()
     link: Link = Link()
-    slowdown: float = 1.0
+    slowdown: float | Callable[[Action], float] = 1.0
 
     def __post_init__(self) -> None:
         if not isinstance(self.durations, Mapping) and not callable(self.durations):
             raise OptionError("The durations say nothing of actions", expected="a mapping or a function",
                               got=repr(self.durations), remedy="Pass {'F': 1, 'I': 1, 'W': 1}, say")  # fmt: skip
-        if not (self.slowdown >= 1 and math.isfinite(self.slowdown)):
-            raise OptionError("Streams speed each other up", expected="a finite slowdown of 1 or more",
-                              got=self.slowdown, remedy="Pass 1 if they do not disturb each other")  # fmt: skip
+        if not callable(self.slowdown):
+            _check_slowdown(self.slowdown)
 
     def duration(self, action: Action) -> float:
         """Return what an action takes by itself.
@@ -133,6 +140,18 @@ class Costs:
         _check(f"The duration of {action}", value)
         return value
 
+    def slowdown_of(self, action: Action) -> float:
+        """Return how much slower an action runs while another stream is busy.
+
+        Raises
+        ------
+        OptionError
+            It is below 1 or not finite.
+        """
+        if not callable(self.slowdown):
+            return self.slowdown
+        return _check_slowdown(self.slowdown(action))
+
     def together(self, overlap: Overlap, graph: StepGraph) -> float:
         """Return what a forward and a backward take that start together on one worker.
 
@@ -142,7 +161,9 @@ class Costs:
         forward, backward = self.duration(overlap.forward), self.duration(overlap.backward)
         if overlap.forward in graph.predecessors(Action(overlap.backward.stage, "I", overlap.backward.microbatch)):
             return forward + backward
-        return max(forward, backward) + (self.slowdown - 1) * min(forward, backward)
+        first, second = self.slowdown_of(overlap.forward), self.slowdown_of(overlap.backward)
+        both = min(forward * first, backward * second)
+        return both + max(forward - both / first, backward - both / second)
 
     def bytes_of(self, stage: int) -> StageBytes:
         """Return the bytes of a stage."""

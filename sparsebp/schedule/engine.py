@@ -67,6 +67,10 @@ class Run:
         self._heap: list[tuple[float, int]] = []
         self._recompute = _Recomputation(schedule, costs)
         self._sharing = _sharing_of(schedule, costs)
+        self._slowdowns = [
+            max(costs.slowdown_of(action) for action in actions_of(cell)) if self._sharing else 1.0
+            for cell in graph.cells
+        ]
         self._loop()
 
     def _loop(self) -> None:
@@ -108,7 +112,7 @@ class Run:
         if sharing is None:
             heappush(self._heap, (now + duration, entry))
         else:
-            sharing.add(entry, duration, now, self._heap)
+            sharing.add(entry, duration, self._slowdowns[entry % self.count], now, self._heap)
 
     def _finish(self, entry: int, now: float, ready: list[int]) -> None:
         step, number = divmod(entry, self.count)
@@ -224,16 +228,16 @@ class _Recomputation:
 class _Sharing:
     """The streams of one worker that slow each other down (processor sharing)."""
 
-    def __init__(self, slowdown: float) -> None:
-        self._slowdown = slowdown
+    def __init__(self) -> None:
+        self._slowdown: dict[int, float] = {}
         self._left: dict[int, float] = {}
         self._until: dict[int, float] = {}
         self._since = 0.0
 
-    def add(self, entry: int, duration: float, now: float, heap: list[tuple[float, int]]) -> None:
+    def add(self, entry: int, duration: float, slowdown: float, now: float, heap: list[tuple[float, int]]) -> None:
         """Start a cell, and put off the others."""
         self._progress(now)
-        self._left[entry] = duration
+        self._left[entry], self._slowdown[entry] = duration, slowdown
         self._expect(now, heap)
 
     def remove(self, entry: int, now: float, heap: list[tuple[float, int]]) -> bool:
@@ -241,22 +245,21 @@ class _Sharing:
         if self._until.get(entry) != now:
             return False
         self._progress(now)
-        del self._left[entry], self._until[entry]
+        del self._left[entry], self._until[entry], self._slowdown[entry]
         self._expect(now, heap)
         return True
 
-    def _factor(self) -> float:
-        return 1 + (len(self._left) - 1) * (self._slowdown - 1)
+    def _factor(self, entry: int) -> float:
+        return 1 + (len(self._left) - 1) * (self._slowdown[entry] - 1)
 
     def _progress(self, now: float) -> None:
-        passed = (now - self._since) / self._factor() if self._left else 0.0
-        self._since = now
+        passed, self._since = now - self._since, now
         for entry in self._left:
-            self._left[entry] = max(0.0, self._left[entry] - passed)
+            self._left[entry] = max(0.0, self._left[entry] - passed / self._factor(entry))
 
     def _expect(self, now: float, heap: list[tuple[float, int]]) -> None:
         for entry, left in self._left.items():
-            until = now + left * self._factor()
+            until = now + left * self._factor(entry)
             if until != self._until.get(entry):
                 self._until[entry] = until
                 heappush(heap, (until, entry))
@@ -271,4 +274,4 @@ def _sharing_of(schedule: Schedule, costs: Costs) -> dict[int, _Sharing]:
         if lane.stream != "link":
             lanes.setdefault(lane.worker, []).append(number)
     return {number: sharing for numbers in lanes.values() if len(numbers) > 1
-            for sharing in [_Sharing(costs.slowdown)] for number in numbers}  # fmt: skip
+            for sharing in [_Sharing()] for number in numbers}  # fmt: skip

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -88,7 +87,7 @@ class Step:
         self.grads: dict[str, Array] = {}
         self.squares: dict[str, float] = {}
         self.update: Any = None
-        self.events: Sequence[threading.Event] = ()
+        self.events: list[bool] = []
         self.aborted = self.resumed = False
         self.marks: list[Any] = []
         self.kept: list[Any] | None = None

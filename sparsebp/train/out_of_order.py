@@ -3,81 +3,38 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from pathlib import Path
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 from sparsebp import threads
-from sparsebp.schedule import Costs, Schedule, Simulation, simulate, write_costs, write_csv
-from sparsebp.schedule.builders import conventional, out_of_order
+from sparsebp.schedule import Costs, Schedule
+from sparsebp.schedule.builders import two_stream_list
 from sparsebp.train.actions import Batch, Step, Watch
+from sparsebp.train.candidates import FoundSchedule, candidates
 from sparsebp.train.executor import Executor
-from sparsebp.train.profile import SideBySide, TimedExecutor, measured_costs
+from sparsebp.train.profile import TimedExecutor, alone_order, measured_costs, measured_slowdowns, with_handing
 from sparsebp.train.stages import Stages
 
-SCHEDULE_NAME = "schedule.csv"
-COSTS_NAME = "costs.json"
 MEASURED = 5
 """Steps measured by themselves, and as many side by side; one before each is not."""
+ROUNDS = 3
+"""How often every candidate is measured, in turn."""
+HOPELESS = 1.25
+"""Candidates that take so much longer than the fastest are not measured again."""
 MEMORY_CAP = 1.1
 """Peak of memory as a multiple of the conventional order's (Oh et al. 2022, §8.2)."""
-_REPEATED = 3  # simulated steps: of one alone, what the streams overlap at its ends is not seen
-
-
-@dataclass(frozen=True)
-class FoundSchedule:
-    """A schedule, and what it was found by.
-
-    Attributes
-    ----------
-    schedule
-        Of two streams.
-    costs
-        As measured: durations of every action by itself, bytes of every stage, slowdown side by side.
-    memory_cap
-        The bound for `memory`.
-    """
-
-    schedule: Schedule
-    costs: Costs
-    memory_cap: float
-
-    @cached_property
-    def conventional(self) -> Simulation:
-        """The conventional order of the same step on one stream, simulated."""
-        graph = self.schedule.graph
-        return simulate(conventional(stages=graph.stages, unweighted=graph.unweighted, fusion="backward"), self.costs)
-
-    @property
-    def memory(self) -> float:
-        """The simulated peak of memory, as a multiple of the conventional order's."""
-        return simulate(self.schedule, self.costs).peak / self.conventional.peak
-
-    @property
-    def speedup(self) -> float:
-        """The conventional order's simulated time of a step over this one's."""
-        return _REPEATED * self.conventional.makespan / simulate(self.schedule, self.costs, steps=_REPEATED).makespan
-
-    def describe(self) -> str:
-        """Return a line: name, simulated speed-up, memory and its cap."""
-        return (
-            f"{self.schedule.name}: simulated {self.speedup:.2f}× the conventional order on one stream, with "
-            f"{self.memory:.2f} × its memory (cap {self.memory_cap:g}); slowdown side by side {self.costs.slowdown:.2f}"
-        )
-
-    def save(self, folder: Path) -> None:
-        """Write ``schedule.csv`` (for ``schedule=``) and ``costs.json`` (for ``sparsebp schedule --costs``)."""
-        write_csv(self.schedule, folder / SCHEDULE_NAME)
-        write_costs(self.costs, self.schedule, folder / COSTS_NAME)
+_Search = Generator[tuple[Executor, int], list[float], None]
 
 
 class OutOfOrderExecutor:
-    """Trains in the conventional order, measures it, finds a schedule, and goes on with that.
+    """Trains, measures while it does, finds the fastest order of a step, and goes on with that.
 
-    Offers what `Executor` does. The first steps run on one stream, each stage's actions measured; then on two, to
-    measure how they slow each other down; then Algorithm 1 is told, and its schedule is kept. All of that changes no
+    Offers what `Executor` does. The first steps run on one stream, each action measured; then on two, to measure how
+    they slow each other down. With these costs orders are built, see `candidates`, then steps run in each of them in
+    turn; the fastest by the clock is kept, which is the conventional order where nothing gains. All of that changes no
     result: every order computes the same. Batches of another size than the first one are run and not measured.
 
     Parameters
@@ -87,9 +44,11 @@ class OutOfOrderExecutor:
     memory_cap
         Bound for the simulated peak of memory, as a multiple of the conventional order's.
     steps
-        How many are measured, on one stream and then on two.
+        How many are measured, on one stream and then on two, and in all of each candidate.
     graph
-        As `Executor` takes it, for the steps that are not measured.
+        As `Executor` takes it, for the steps whose actions are not measured.
+    clock
+        Returns seconds.
 
     Attributes
     ----------
@@ -108,67 +67,90 @@ class OutOfOrderExecutor:
 
     def __init__(
         self, model: Any, loss: Any, optimizer: Any, *, watch: Watch | None = None, memory_cap: float = MEMORY_CAP,
-        steps: int = MEASURED, graph: bool = False,
+        steps: int = MEASURED, graph: bool = False, clock: Callable[[], float] = time.perf_counter,
     ) -> None:  # fmt: skip
         self.stages = Stages(model)
         self.found: FoundSchedule | None = None
         self.costs: Costs | None = None
         self._parts, self._watch = (model, loss, optimizer), watch
-        self._cap, self._wanted, self._graph = memory_cap, steps, graph
+        self._cap, self._wanted, self._graph, self._clock = memory_cap, steps, graph, clock
         self._samples: int | None = None
-        self._ran = 0
         self._size: dict[str, Any] = {"stages": len(self.stages), "unweighted": self.stages.unweighted}
         # Refuses now what the steps to come would.
-        self.uncaptured = Executor(model, loss, optimizer, out_of_order(**self._size), graph=graph).uncaptured
-        self._executor: Executor = self._timed(conventional(**self._size, fusion="backward"))
+        self.uncaptured = self._plain(two_stream_list(**self._size)).uncaptured
+        self._search = self._searching()
+        self._begin(next(self._search))
+
+    def _searching(self) -> _Search:
+        """Yield who runs the next steps, and how many of them count; be sent their seconds."""
+        joined = {number for number, stage in enumerate(self.stages.all) if getattr(stage.layer, "children", None)}
+        alone = self._timed(alone_order(self.stages))
+        yield alone, self._wanted
+        self.costs = measured_costs(with_handing(alone.spans(), alone.schedule), alone.bytes)
+        beside = self._timed(two_stream_list(**self._size, costs=self.costs))
+        yield beside, self._wanted
+        spans = with_handing(beside.spans(), beside.schedule, joined)
+        self.costs = replace(self.costs, slowdown=measured_slowdowns(spans, beside.schedule, self.costs))
+        trials = candidates(self._size, self.costs, self._cap)
+        for _ in range(ROUNDS):
+            fastest = min(trial.seconds for trial in trials)
+            for number, trial in enumerate(trials):
+                if trial.seconds > HOPELESS * fastest:
+                    continue
+                seconds = yield self._plain(trial.schedule), -(-self._wanted // ROUNDS)
+                # What else runs on the machine makes a round slower, never faster.
+                trials[number] = replace(trial, seconds=min(trial.seconds, fmean(seconds)))
+        self.found = FoundSchedule(tuple(trials), self.costs, self._cap)
+        yield self._plain(self.found.schedule), 0
+
+    def _begin(self, what: tuple[Executor, int]) -> None:
+        self._executor, self._counted = what
+        self._seconds: list[float] = []
+        self._warm = 3 if self._graph and not self.uncaptured else 1  # until a graph is captured
 
     def step(self, batches: Sequence[Batch], tag: Any = None) -> list[Step]:
         """Run one step; see `Executor.step`."""
-        executor = self._executor
-        if not isinstance(executor, TimedExecutor):
-            return executor.step(batches, tag)
-        with self._one_core():
-            done = executor.step(batches, tag)
+        if self.found is not None:
+            return self._executor.step(batches, tag)
         samples = sum(len(target) for _, target in batches)
-        if self._samples is None:
-            self._samples = samples
-        odd = samples != self._samples
-        if odd or self._ran == 0:  # another size, or warming up
-            done += executor.flush()
-            executor.spans()
-        self._ran += not odd
-        if self._ran > self._wanted:
-            done += executor.flush()
-            executor.close()
-            self._next(executor)
+        self._samples = samples if self._samples is None else self._samples
+        if samples != self._samples:
+            return self._uncounted(batches, tag)
+        self._mark(self._warm == 0)
+        begin = self._clock()
+        with self._cores():
+            done = self._executor.step(batches, tag)
+        if self._warm > 0:
+            self._warm -= 1
+            return done
+        self._seconds.append(self._clock() - begin)
+        if len(self._seconds) == self._counted:
+            done += self._executor.flush()
+            self._executor.close()
+            self._begin(self._search.send(self._seconds))
         return done
 
-    def _next(self, executor: TimedExecutor) -> None:
-        self._ran = 0
-        if self.costs is None:
-            self.costs = measured_costs(executor.spans(), executor.bytes)
-            self._executor = self._timed(self._order(self.costs))
-            return
-        beside = SideBySide.of(executor.spans(), executor.schedule, self.costs)
-        self.costs = replace(self.costs, slowdown=beside.slowdown())
-        schedule = self._order(self.costs, profile=beside.regions(self.costs))
-        self.found = FoundSchedule(schedule, self.costs, self._cap)
-        self._executor = Executor(*self._parts, schedule, watch=self._watch, graph=self._graph)
+    def _uncounted(self, batches: Sequence[Batch], tag: Any) -> list[Step]:
+        """Run a step of another size, and nothing of it within others."""
+        done = self.flush()
+        self._mark(False)
+        with self._cores():
+            done += self._executor.step(batches, tag)
+        return done + self._executor.flush()
 
-    def _order(self, costs: Costs, **options: Any) -> Schedule:
-        return out_of_order(**self._size, costs=costs, memory_cap=self._cap, k=None, **options)
+    def _mark(self, counts: bool) -> None:
+        if isinstance(self._executor, TimedExecutor):
+            self._executor.counts = counts
 
     def _timed(self, schedule: Schedule) -> TimedExecutor:
         return TimedExecutor(*self._parts, schedule, watch=self._watch)
 
-    @contextlib.contextmanager
-    def _one_core(self) -> Iterator[None]:
+    def _plain(self, schedule: Schedule) -> Executor:
+        return Executor(*self._parts, schedule, watch=self._watch, graph=self._graph)
+
+    def _cores(self) -> contextlib.AbstractContextManager[Any]:
         """Run what is measured by itself on one core, as each of two streams does (which sees to that itself)."""
-        if self.costs is not None:
-            yield
-            return
-        with threads.one_blas_thread(), threads.serial_kernels():
-            yield
+        return threads.one_core() if self.costs is None else contextlib.nullcontext()
 
     @property
     def schedule(self) -> Schedule:
@@ -182,7 +164,11 @@ class OutOfOrderExecutor:
 
     def flush(self) -> list[Step]:
         """Do what the last step has left over; see `Executor.flush`."""
-        return self._executor.flush()
+        begin = self._clock()
+        done = self._executor.flush()
+        if self._seconds:  # it is part of the last step: a caller may want the model after each
+            self._seconds[-1] += self._clock() - begin
+        return done
 
     def close(self) -> None:
         """End the threads; see `Executor.close`."""

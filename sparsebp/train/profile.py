@@ -5,22 +5,23 @@ from __future__ import annotations
 import time
 from bisect import bisect
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
 from itertools import islice, takewhile
 from statistics import median
 from typing import Any, NamedTuple
 
 from sparsebp import backend
-from sparsebp.schedule import Action, Costs, Schedule, StageBytes
-from sparsebp.schedule.builders.regions import Region, RegionProfile
-from sparsebp.schedule.cost_file import Durations
+from sparsebp.schedule import Action, Costs, Schedule, StageBytes, StepGraph
+from sparsebp.schedule.builders import place_updates
+from sparsebp.schedule.cost_file import Durations, Slowdowns
 from sparsebp.train.actions import Batch, Run, Step, Watch
 from sparsebp.train.executor import Executor
 from sparsebp.train.program import Program, Task
+from sparsebp.train.stages import Stages
 
-MOST = 4.0
-"""The largest slowdown that is taken for one: what is measured beyond it is a pause of the machine."""
+MOST = 16.0
+"""The largest slowdown that is taken for one."""
 
 
 class Span(NamedTuple):
@@ -32,7 +33,13 @@ class Span(NamedTuple):
 
 
 class TimedExecutor(Executor):
-    """An `Executor` that notes when every action ran, and the bytes of every stage."""
+    """An `Executor` that notes when every action ran, and the bytes of every stage.
+
+    Attributes
+    ----------
+    counts
+        Whether actions are noted by now.
+    """
 
     def __init__(
         self, model: Any, loss: Any, optimizer: Any, schedule: Schedule, *, watch: Watch | None = None
@@ -42,6 +49,7 @@ class TimedExecutor(Executor):
         self._xp = backend.namespace(next(iter(model.parameters().values())))
         self._known = {_buffer(array)[0] for array in model.parameters().values()}
         self._begin: Any = None
+        self.counts = True
         super().__init__(model, loss, optimizer, schedule, watch=watch)
 
     def step(self, batches: Sequence[Batch], tag: Any = None) -> list[Step]:
@@ -76,7 +84,8 @@ class TimedExecutor(Executor):
         def run(step: Step) -> None:
             start = self._stamp()
             inner(step)
-            self._marks.append((action, start, self._stamp()))
+            if self.counts:
+                self._marks.append((action, start, self._stamp()))
             if action.kind == "F" and action.stage not in self._bytes:
                 self._bytes[action.stage] = self._bytes_of(action, step)
 
@@ -128,78 +137,108 @@ def _buffer(array: Any) -> tuple[int, int]:
     return id(array), int(array.nbytes)
 
 
+def alone_order(stages: Stages) -> Schedule:
+    """Return the order in which costs by themselves are measured: one stream, every I before its W.
+
+    Of a stage of several layers the first of the two computes the gradients inside, which the other one needs as well.
+    Beside each other I is the one that all else waits for; so they are counted there.
+    """
+    graph = StepGraph(len(stages), unweighted=stages.unweighted)
+    actions = [Action(stage, "F", 0) for stage in range(len(stages))]
+    for stage in reversed(range(len(stages))):
+        actions += [Action(stage, "I", 0)] * (stage > 0) + [Action(stage, "W", 0)] * graph.weighted(stage)
+    return place_updates(Schedule.of(graph, [{"main": actions}], "conventional, I before W"), "backward")
+
+
+def with_handing(spans: Iterable[Span], schedule: Schedule, joined: Container[int] = ()) -> list[Span]:
+    """Return spans that begin when their actions could have begun: what it takes to get to work is part of the work.
+
+    An action could begin when the one before it in its stream, and all that it needs of the other, had ended. What the
+    caller does between steps is no part of the first forward.
+
+    Parameters
+    ----------
+    spans
+        Of any number of steps.
+    schedule
+        What was run.
+    joined
+        Stages of several layers: their W does nothing before their I has computed the gradients inside.
+    """
+    ended: dict[Action, float] = {}
+    last: dict[int, float] = {}
+    out: list[Span] = []
+    for span in sorted(spans, key=lambda span: span.end):
+        action, start, end = span
+        lane, own = schedule.place(action)[0], Action(action.stage, "I", 0)
+        if action.kind == "W" and action.stage in joined and start < ended.get(own, start):
+            span = span._replace(start=ended[own])  # noqa: PLW2901
+        elif action != Action(0, "F", 0) and lane in last:
+            able = max([last[lane], *(ended.get(need, 0.0) for need in _needs(schedule, action))])
+            span = span._replace(start=min(start, able))  # noqa: PLW2901
+        ended[action] = last[lane] = end
+        out.append(span)
+    return sorted(out, key=lambda span: span.start)
+
+
+def _needs(schedule: Schedule, action: Action) -> Iterator[Action]:
+    yield from schedule.graph.predecessors(action)
+    yield from schedule.graph.carried(action)
+
+
 def measured_costs(spans: Iterable[Span], stages: tuple[StageBytes, ...]) -> Costs:
     """Return the median of every action's durations, of steps on one stream."""
     found: dict[str, list[float]] = defaultdict(list)
     for span in spans:
-        found[f"{span.action.stage}{span.action.kind}"].append(span.end - span.start)
+        found[_key(span.action)].append(span.end - span.start)
     skipped = {f"{number}{kind}": 0.0 for number in range(len(stages)) for kind in "IWU"}  # what no stage needs
     return Costs(Durations(skipped | {key: median(values) for key, values in found.items()}), stages)
 
 
-@dataclass(frozen=True)
-class SideBySide:
-    """How much slower actions run while the other stream is busy.
+def measured_slowdowns(spans: Iterable[Span], schedule: Schedule, costs: Costs) -> Slowdowns:
+    """Return how much slower every action runs while the other stream is busy.
 
-    Attributes
+    Of D seconds, O of them beside others, an action did what takes A by itself: ``A = D - O + O / slowdown``. What runs
+    beside others for a moment alone says little, so each is taken to have done a quarter more, as slowly as all actions
+    together.
+
+    Parameters
     ----------
-    lasted, overlapped
-        Seconds that each action took beside the other stream, and for how many of them that was busy, over all steps.
-    alone
-        Seconds that it would have taken by itself.
+    spans
+        Of steps on two streams.
+    schedule
+        What was run.
+    costs
+        What was measured on one stream.
     """
+    lanes: list[list[Span]] = [[], []]
+    for span in sorted(spans, key=lambda span: span.start):
+        lanes[schedule.place(span.action)[0]].append(span)
+    measured: dict[Action, list[tuple[float, float]]] = defaultdict(list)
+    for own, other in (lanes, lanes[::-1]):
+        ends = [span.end for span in other]
+        for span in own:
+            measured[span.action].append((span.end - span.start, _overlap(span, other, bisect(ends, span.start))))
+    # Medians: a pause of the machine is no slowdown.
+    known = {
+        action: (median(t for t, _ in times), median(beside for _, beside in times), costs.duration(action))
+        for action, times in measured.items()
+    }
+    lasted, beside, by_itself = (sum(times) for times in zip(*known.values(), strict=True))
+    every = _slowdown(lasted, beside, by_itself)
+    entries = {_key(action): _slowdown(*times, every) for action, times in known.items()}
+    return Slowdowns(dict.fromkeys("FIWU", every) | entries)
 
-    lasted: Mapping[Action, float]
-    overlapped: Mapping[Action, float]
-    alone: Mapping[Action, float]
 
-    @classmethod
-    def of(cls, spans: Iterable[Span], schedule: Schedule, costs: Costs) -> SideBySide:
-        """Return what the steps of a schedule of two streams say, beside the costs of one stream."""
-        lasted, overlapped, alone = (defaultdict[Action, float](float) for _ in range(3))
-        lanes: list[list[Span]] = [[], []]
-        for span in sorted(spans, key=lambda span: span.start):
-            lanes[schedule.place(span.action)[0]].append(span)
-        for own, other in (lanes, lanes[::-1]):
-            ends = [span.end for span in other]
-            for span in own:
-                lasted[span.action] += span.end - span.start
-                overlapped[span.action] += _overlap(span, other, bisect(ends, span.start))
-                alone[span.action] += costs.duration(span.action)
-        return cls(lasted, overlapped, alone)
+def _slowdown(lasted: float, beside: float, alone: float, every: float = 0.0) -> float:
+    done = beside - (lasted - alone)
+    if every:
+        beside, done = beside + every * alone / 4, done + alone / 4
+    return min(MOST, max(1.0, beside / done)) if done > 0 else MOST if beside > 0 else 1.0
 
-    def slowdown(self, actions: Iterable[Action] | None = None) -> float:
-        """Return it for `actions` together, or all; what ran beside nothing takes that of all.
 
-        Of D seconds, O of them beside others, an action did what takes A alone: ``A = D - O + O / slowdown``.
-        """
-        chosen = self.lasted.keys() if actions is None else [a for a in actions if a in self.lasted]
-        overlap = sum(self.overlapped[a] for a in chosen)
-        if overlap <= 0:
-            return 1.0 if actions is None else self.slowdown()
-        done = overlap - sum(self.lasted[a] - self.alone[a] for a in chosen)
-        return min(MOST, max(1.0, overlap / done)) if done > 0 else MOST
-
-    def regions(self, costs: Costs) -> RegionProfile:
-        """Return what Algorithm 1 asks for: two streams get ``1/s + 1/s'`` times as much done as one does."""
-        plain = RegionProfile.from_costs(costs)
-        of_region: dict[Region, float] = {}
-        of_stage: dict[int, float] = {}
-
-        def main(region: Region) -> float:
-            if region not in of_region:
-                of_region[region] = self.slowdown(region.actions())
-            return of_region[region]
-
-        def sub(stage: int) -> float:
-            if stage not in of_stage:
-                of_stage[stage] = self.slowdown([Action(stage, "W", 0), Action(stage, "U")])
-            return of_stage[stage]
-
-        return RegionProfile(
-            plain.main, lambda stage, region: plain.sub(stage, region) * sub(stage),
-            lambda stage, region: 1 / main(region) + 1 / sub(stage),
-        )  # fmt: skip
+def _key(action: Action) -> str:
+    return f"{action.stage}{action.kind}"
 
 
 def _overlap(span: Span, others: Sequence[Span], first: int) -> float:

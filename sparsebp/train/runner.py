@@ -15,9 +15,10 @@ from sparsebp import backend
 from sparsebp.errors import NonFiniteError
 from sparsebp.train import finite
 from sparsebp.train.actions import Step, Watch
+from sparsebp.train.candidates import SCHEDULE_NAME
 from sparsebp.train.executor import Executor
 from sparsebp.train.orders import found_order, order_of
-from sparsebp.train.out_of_order import SCHEDULE_NAME, OutOfOrderExecutor
+from sparsebp.train.out_of_order import OutOfOrderExecutor
 from sparsebp.train.stages import Stages
 from sparsebp.types import Array
 

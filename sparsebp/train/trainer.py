@@ -17,10 +17,11 @@ from sparsebp.files import prepare_folder
 from sparsebp.schedule import Schedule
 from sparsebp.train import finite
 from sparsebp.train.callbacks import Callback, RunInfo
+from sparsebp.train.candidates import FoundSchedule
 from sparsebp.train.checkpoint import FILE_NAME, PREVIOUS_NAME, load_checkpoint, save_checkpoint
 from sparsebp.train.history import EpochRecord, History
 from sparsebp.train.orders import Fusion, check_order
-from sparsebp.train.out_of_order import MEMORY_CAP, FoundSchedule
+from sparsebp.train.out_of_order import MEMORY_CAP
 from sparsebp.train.runner import Runner, accuracy
 from sparsebp.train.state import pack, restore
 from sparsebp.types import Array, Seed
@@ -56,9 +57,9 @@ class Trainer:
     schedule
         The order of a step's actions: ``"conventional"``, ``"ooo"`` (weight gradients on a second stream, out of
         order; Oh et al. 2022), a `sparsebp.schedule.Schedule` of one worker, or the path of one in action CSV. All but
-        the first place the updates themselves, so `fusion` stays ``"none"``. ``"ooo"`` measures the first steps to find
-        its schedule, see `OutOfOrderExecutor`; it is kept for further calls of `fit`, and in `checkpoint_dir` as
-        ``schedule.csv`` for further runs.
+        the first place the updates themselves, so `fusion` stays ``"none"``. ``"ooo"`` measures the first steps and
+        keeps the fastest of several orders, the conventional one included, see `OutOfOrderExecutor`; it is kept for
+        further calls of `fit`, and in `checkpoint_dir` as ``schedule.csv`` for further runs.
     memory_cap
         With ``"ooo"``: bound for the simulated peak of memory, as a multiple of the conventional order's.
     graph
@@ -83,7 +84,7 @@ class Trainer:
     order
         The schedule that steps run by now, or ran by last; None before `fit`.
     found_schedule
-        With ``schedule="ooo"``: what was found, what was measured, and what that promises; None until then.
+        With ``schedule="ooo"``: what was found, and what was measured; None until then.
 
     Raises
     ------

@@ -140,7 +140,7 @@ def test_a_point_of_the_gpu_grid_is_measured_whole(cell: str) -> None:
 
 def test_steps_that_are_not_captured_are_noted() -> None:
     rows, notes = gpu_steps.measure_steps(np, True, ONCE, timing.HostClock())
-    assert [row["met"] for row in rows] == ["not captured"] * 3
+    assert rows[0]["order"] == "one stream" and {row["met"] for row in rows} == {"not captured"}
     assert all("the model is on the host" in note for note in notes)
 
 

@@ -15,6 +15,7 @@ KINDS = "FIWSU"
 SHAPES = {
     "conventional": {"microbatches", "fusion", "streams", "input_gradient"},
     "ooo": {"k", "costs", "memory_cap", "regions", "input_gradient"},
+    "ooo-list": {"costs", "input_gradient"},
     "reverse-first-k": {"k", "costs", "priority", "input_gradient"},
     "fast-forward": {"workers", "microbatches", "k", "costs", "input_gradient"},
     "modulo": {"workers", "microbatches", "k", "costs", "input_gradient", "group"},
@@ -91,8 +92,8 @@ def test_valid_and_within_bounds(name, data):
 @given(data=st.data())
 def test_with_synchronisation_and_updates(name, data):
     """Synchronisations and updates go with every synchronous technique."""
-    if name == "ooo":
-        schedule = BUILDERS["ooo"](stages=6, fusion=None, memory_cap=math.inf)
+    if name in ("ooo", "ooo-list"):
+        schedule = BUILDERS[name](stages=6, fusion=None, **{"memory_cap": math.inf} if name == "ooo" else {})
         costs = data.draw(random_costs(6))
     else:
         schedule, costs = data.draw(built(name))

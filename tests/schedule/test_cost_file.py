@@ -58,6 +58,21 @@ JSON = st.recursive(
 )
 
 
+def test_slowdowns_of_actions(tmp_path):
+    costs = costs_of({"slowdown": {"W": 1.5, "2W": 2, "2W0": 3, "I": 1.25}})
+    wanted = {"0W0": 1.5, "2W1": 2, "2W0": 3, "1I0": 1.25, "1F0": 1}
+    assert {key: costs.slowdown_of(Action(int(key[0]), key[1], int(key[2]))) for key in wanted} == wanted
+    schedule = conventional(stages=3, streams=2)
+    write_costs(costs, schedule, tmp_path / "costs.json")
+    read = read_costs(tmp_path / "costs.json")
+    assert all(read.slowdown_of(action) == costs.slowdown_of(action) for action in schedule)
+    for wrong in ({"W": -1}, {"X": 2}):
+        with pytest.raises(OptionError, match="slowdown"):
+            costs_of({"slowdown": wrong})
+    with pytest.raises(OptionError, match="speed each other up"):
+        costs_of({"slowdown": {"W": 0.5}}).slowdown_of(Action(0, "W", 0))
+
+
 @given(JSON)
 def test_any_other_content_is_refused(content):
     try:

@@ -59,6 +59,20 @@ def test_streams_share_a_worker():
     assert simulate(schedule, Costs(costs, slowdown=2)).makespan == 1 + 1 + 2 + 4 + 4
 
 
+def test_streams_of_a_worker_may_be_slowed_down_differently():
+    """From 2 on I runs at half of its speed, W at two thirds: I ends after 4, W has 4/3 left."""
+    schedule = Schedule.of(StepGraph(2), [{"main": lane("0F0 1F0 1I0"), "sub": lane("1W0 0W0")}])
+    slowdowns = {"I": 2, "W": 1.5}
+    costs = Costs({"F": 1, "I": 2, "W": 4}, slowdown=lambda action: slowdowns.get(action.kind, 1))
+    found = simulate(schedule, costs)
+    assert times(found, "1I0 1W0")[0] == (2, 6)
+    assert found.end(parse("1W0")) == pytest.approx(6 + 4 / 3)
+    overlap = Schedule.of(StepGraph(1, 2), [lane("0F0 (0F1;0B0)OVERLAP_F_B 0B1")])
+    durations = {"F": 0, "B": 0, parse("0F1"): 2, parse("0B0"): 3}
+    costs = Costs(durations, slowdown=lambda action: 2 if action.kind == "B" else 1.5)
+    assert simulate(overlap, costs).makespan == pytest.approx(3 + 1.5)  # F takes 3; B has done 1.5 of 3 by then
+
+
 def test_three_streams_share_a_worker():
     schedule = Schedule.of(StepGraph(1, 3), [{str(m): lane(f"0F{m} 0W{m}") for m in range(3)}])
     assert simulate(schedule, Costs({"F": 1, "W": 1}, slowdown=2)).makespan == 6

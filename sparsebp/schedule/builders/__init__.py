@@ -16,12 +16,14 @@ from sparsebp.schedule.builders.ooo import out_of_order
 from sparsebp.schedule.builders.regions import Region, RegionProfile
 from sparsebp.schedule.builders.reverse_first_k import largest_k, reverse_first_k, search_k
 from sparsebp.schedule.builders.synchronisation import synchronise
+from sparsebp.schedule.builders.two_streams import two_stream_list
 from sparsebp.schedule.builders.zero_bubble import zero_bubble_h1, zero_bubble_h2
 from sparsebp.schedule.schedule import Schedule
 
 BUILDERS: dict[str, Callable[..., Schedule]] = {
     "conventional": conventional,
     "ooo": out_of_order,
+    "ooo-list": two_stream_list,
     "reverse-first-k": reverse_first_k,
     "fast-forward": fast_forward,
     "modulo": modulo,
@@ -55,6 +57,7 @@ __all__ = [
     "reverse_first_k",
     "search_k",
     "synchronise",
+    "two_stream_list",
     "zero_bubble_h1",
     "zero_bubble_h2",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 from sparsebp.errors import OptionError
@@ -43,17 +44,29 @@ class RegionProfile:
 
     @classmethod
     def from_costs(cls, costs: Costs, input_gradient: bool = False) -> RegionProfile:
-        """Return what durations alone say: times are sums, and all pairs gain equally, ``2 / costs.slowdown``."""
+        """Return what costs of single actions say: sums of what they take beside the other stream.
 
-        def main(region: Region) -> float:
+        Two streams that are slowed down by s and s' get ``1/s + 1/s'`` times as much done as one.
+        """
+
+        def times(actions: Iterable[Action]) -> tuple[float, float]:
+            """Return the time by themselves, and beside the other stream."""
+            known = [(costs.duration(action), costs.slowdown_of(action)) for action in actions]
+            return sum(duration for duration, _ in known), sum(duration * slowdown for duration, slowdown in known)
+
+        @cache
+        def of_region(region: Region) -> tuple[float, float]:
             skipped = Action(0, "I", 0)
-            counted = (action for action in region.actions() if input_gradient or action != skipped)
-            return sum(costs.duration(action) for action in counted)
+            return times(action for action in region.actions() if input_gradient or action != skipped)
 
-        def sub(stage: int, region: Region) -> float:
-            return costs.duration(Action(stage, "W", 0)) + costs.duration(Action(stage, "U"))
+        @cache
+        def of_stage(stage: int) -> tuple[float, float]:
+            return times((Action(stage, "W", 0), Action(stage, "U")))
 
-        return cls(main, sub, lambda stage, region: 2 / costs.slowdown)
+        def speedup(stage: int, region: Region) -> float:
+            return sum(alone / beside if beside > 0 else 1.0 for alone, beside in (of_region(region), of_stage(stage)))
+
+        return cls(lambda region: of_region(region)[1], lambda stage, region: of_stage(stage)[1], speedup)
 
 
 def make_regions(stages: int, forward: int | Sequence[Iterable[int]], backward: Sequence[Iterable[int]] | None,
