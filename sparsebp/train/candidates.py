@@ -28,7 +28,7 @@ class Trial:
     ----------
     name
         What it is called in a table: ``"conventional"``, ``"fused"``, ``"two"``, ``"joint"``, ``"list"``, see
-        `candidates`.
+        `all_orders`.
     schedule
         The order.
     memory
@@ -101,11 +101,7 @@ class FoundSchedule:
 
 
 def candidates(size: dict[str, Any], costs: Costs, memory_cap: float) -> list[Trial]:
-    """Return the orders to be measured: the conventional one, and of the others what stays below the memory cap.
-
-    On one stream, whose libraries use all cores: ``"conventional"``, updates at the end, and ``"fused"``, each right
-    after its gradient. On two streams, fused as well: ``"two"``, not reordered; ``"joint"``, that of Algorithm 1, for
-    the number of regions and the k that simulate best; ``"list"``, by list scheduling.
+    """Return the orders to be measured: the conventional one, and of `all_orders` what stays below the memory cap.
 
     Parameters
     ----------
@@ -121,25 +117,31 @@ def candidates(size: dict[str, Any], costs: Costs, memory_cap: float) -> list[Tr
     MemoryLimitError
         None is below the cap; the message names the least cap that one is.
     """
-    first = conventional(**size)
-    orders = {
-        "conventional": first,
-        "fused": conventional(**size, fusion="backward"),
-        "two": conventional(**size, streams=2, fusion="backward"),
-        "joint": _joint(size, costs, memory_cap),
-        "list": two_stream_list(**size, costs=costs),
-    }
-    most = simulate(first, costs).peak
-    trials = [
-        Trial(name, order, simulate(order, costs).peak / most if most else 1.0)
-        for name, order in orders.items()
-        if order is not None
-    ]
+    orders = all_orders(size, costs, memory_cap)
+    most = simulate(orders["conventional"], costs).peak
+    trials = [Trial(name, order, simulate(order, costs).peak / most if most else 1.0) for name, order in orders.items()]
     least = min(trial.memory for trial in trials)
     if least > memory_cap:
         raise MemoryLimitError("No order of a step stays below the memory cap", expected=f"memory_cap={least:.4g} or "
                                "more", got=memory_cap, remedy="Raise the cap")  # fmt: skip
     return trials[:1] + [trial for trial in trials[1:] if trial.memory <= memory_cap]
+
+
+def all_orders(size: dict[str, Any], costs: Costs, memory_cap: float = math.inf) -> dict[str, Schedule]:
+    """Return orders of a step by name; parameters as those of `candidates`.
+
+    On one stream, whose libraries use all cores: ``"conventional"``, updates at the end, and ``"fused"``, each right
+    after its gradient. On two streams, fused as well: ``"two"``, not reordered; ``"joint"``, that of Algorithm 1, for
+    the number of regions and the k that simulate best, unless all are above the cap; ``"list"``, by list scheduling.
+    """
+    joint = _joint(size, costs, memory_cap)
+    return {
+        "conventional": conventional(**size),
+        "fused": conventional(**size, fusion="backward"),
+        "two": conventional(**size, streams=2, fusion="backward"),
+        **({} if joint is None else {"joint": joint}),
+        "list": two_stream_list(**size, costs=costs),
+    }
 
 
 def _joint(size: dict[str, Any], costs: Costs, memory_cap: float) -> Schedule | None:
