@@ -325,6 +325,14 @@ class Kernels(Protocol):
         gy, x, out (B, C, n); mean, offset, slope, factor (C,).
         """
 
+    # ---- cutting off ---------------------------------------------------------------------------------------------
+
+    def clamp(self, x: Array, low: float, high: float, out: Array) -> None:
+        """``out = min(max(x, low), high)``; a NaN stays a NaN. x, out (n,); low < high, which may be infinite."""
+
+    def clamp_grad(self, gy: Array, y: Array, low: float, high: float, out: Array) -> None:
+        """``out = gy where low < y <= high, else 0``: with `high` the last y of slope 1. gy, y, out (n,)."""
+
     # ---- stacks of small dense blocks (materialised recurrent Jacobians) ------------------------------------------
 
     def dense_matmul(self, a: Array, a_index: Array, b: Array, b_index: Array, out: Array, out_index: Array) -> None:

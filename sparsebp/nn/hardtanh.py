@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from sparsebp import backend
 from sparsebp.errors import OptionError
-from sparsebp.nn.pointwise import Pointwise
-from sparsebp.types import Array
+from sparsebp.nn.clamped import Clamped
 
 
-class Hardtanh(Pointwise):
+class Hardtanh(Clamped):
     """x limited to [min_val, max_val], as `torch.nn.Hardtanh`; the slope at both limits is 0. A NaN stays a NaN.
 
     Parameters
@@ -31,13 +29,6 @@ class Hardtanh(Pointwise):
             )  # fmt: skip
         self.min_val, self.max_val = float(min_val), float(max_val)
 
-    def function(self, x: Array) -> Array:
-        """Return x between the limits."""
-        xp = backend.namespace(x)
-        return xp.minimum(xp.maximum(x, self.min_val), self.max_val)
-
-    def slope(self, kept: Array) -> Array:
-        """Return 1 strictly between the limits, else 0."""
-        # y against the limits as they round in this dtype
-        low, high = kept.dtype.type(self.min_val), kept.dtype.type(self.max_val)
-        return ((kept > low) & (kept < high)).astype(kept.dtype)
+    def limits(self) -> tuple[float, float]:
+        """Return `min_val` and `max_val`."""
+        return self.min_val, self.max_val

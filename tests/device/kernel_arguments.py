@@ -195,6 +195,15 @@ class Maker:
         numbers = {name: self.real(self.hidden) for name in ("mean", "offset", "slope", "factor")}
         return {name: self.real(*shape) for name in ("gy", "x")} | numbers | {"out": self.out(*shape)}
 
+    # ---- cutting off ----
+
+    def clamp(self) -> Arguments:
+        return {"x": self.real(self.hidden * 7), "low": -0.5, "high": 0.3, "out": self.out(self.hidden * 7)}
+
+    def clamp_grad(self) -> Arguments:
+        arrays = {name: self.real(self.hidden * 7) for name in ("gy", "y")}
+        return arrays | {"low": -0.5, "high": 0.3, "out": self.out(self.hidden * 7)}
+
     # ---- stacks of dense blocks ----
 
     def dense_matmul(self) -> Arguments:

@@ -7,6 +7,7 @@ over the data (on a device a synchronisation) at every call. What indices hold i
 from __future__ import annotations
 
 from sparsebp.kernels.checks.channels import check_channels
+from sparsebp.kernels.checks.clamp import check_clamp
 from sparsebp.kernels.checks.csr import (
     check_csr_matvec,
     check_gather,
@@ -41,6 +42,7 @@ from sparsebp.kernels.checks.windows import check_convolution, check_max_pool, c
 __all__ = [
     "check_arrays",
     "check_channels",
+    "check_clamp",
     "check_convolution",
     "check_csr_matvec",
     "check_dense_chain",

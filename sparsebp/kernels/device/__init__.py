@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from sparsebp.kernels.device.base import Launcher
 from sparsebp.kernels.device.channels import ChannelKernels
+from sparsebp.kernels.device.clamp import ClampKernels
 from sparsebp.kernels.device.csr import CsrKernels
 from sparsebp.kernels.device.dense import DenseKernels
 from sparsebp.kernels.device.gru import GruKernels
@@ -34,6 +35,7 @@ class DeviceKernels(
     ValueKernels,
     WindowKernels,
     ChannelKernels,
+    ClampKernels,
 ):
     """The device side of `sparsebp.kernels.protocol.Kernels`.
 

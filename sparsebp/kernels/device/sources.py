@@ -74,6 +74,7 @@ SOURCES: dict[str, list[Defines]] = {
     "spgemm_rows.cu": _csr(),
     "windows.cu": _windows(),
     "channels.cu": _plain(),
+    "clamp.cu": _plain(),
     "dense.cu": _plain(),
     "training.cu": _plain(),
     "optimizers.cu": _plain(),

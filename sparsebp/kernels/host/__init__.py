@@ -9,6 +9,7 @@ from sparsebp.kernels.host.cache import drop_stale
 drop_stale(Path(__file__).parent)  # before the imports below read the cache
 
 from sparsebp.kernels.host.channels import ChannelKernels  # noqa: E402
+from sparsebp.kernels.host.clamp import ClampKernels  # noqa: E402
 from sparsebp.kernels.host.convolution import ConvolutionKernels  # noqa: E402
 from sparsebp.kernels.host.csr import CsrKernels  # noqa: E402
 from sparsebp.kernels.host.dense import DenseKernels  # noqa: E402
@@ -41,5 +42,6 @@ class HostKernels(
     ConvolutionKernels,
     MaxPoolKernels,
     ChannelKernels,
+    ClampKernels,
 ):
     """The protocol `sparsebp.kernels.protocol.Kernels` for NumPy arrays: one mixin per family of kernels."""

@@ -1,0 +1,66 @@
+"""Cutting off at two values, and its gradient, on the host: one pass over memory each."""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+from sparsebp.kernels import checks
+from sparsebp.kernels.host.parts import PARALLEL, SERIAL, parts_for, share
+from sparsebp.types import Array
+
+
+class ClampKernels:
+    """Host side of `Kernels.clamp` and `Kernels.clamp_grad`; shapes and dtypes are stated there."""
+
+    def clamp(self, x: Array, low: float, high: float, out: Array) -> None:
+        """Every element between the limits."""
+        checks.check_clamp(x, low, high, out)
+        args, parts = (x, x.dtype.type(low), x.dtype.type(high), out), parts_for(x.size)
+        if parts == 1:
+            _clamp(*args, 0, len(x))
+        else:
+            _clamp_parallel(*args, parts)
+
+    def clamp_grad(self, gy: Array, y: Array, low: float, high: float, out: Array) -> None:
+        """The gradient where y lies above the lower limit and not above the upper one."""
+        checks.check_clamp(gy, low, high, out, y=y)
+        args, parts = (gy, y, y.dtype.type(low), y.dtype.type(high), out), parts_for(y.size)
+        if parts == 1:
+            _clamp_grad(*args, 0, len(y))
+        else:
+            _clamp_grad_parallel(*args, parts)
+
+
+# The functions below are compiled: their arguments are flat arrays, limits and bounds.
+# mypy: disable-error-code="no-untyped-def"
+
+
+@numba.njit(**SERIAL)
+def _clamp(x, low, high, out, start, stop):
+    for i in range(start, stop):
+        value = x[np.uint64(i)]
+        value = low if value < low else value  # a NaN stays
+        out[np.uint64(i)] = high if value > high else value
+
+
+@numba.njit(**PARALLEL)
+def _clamp_parallel(x, low, high, out, parts):
+    n = len(x)
+    for part in numba.prange(parts):
+        _clamp(x, low, high, out, share(part, parts, n), share(part + 1, parts, n))
+
+
+@numba.njit(**SERIAL)
+def _clamp_grad(gy, y, low, high, out, start, stop):
+    zero = gy.dtype.type(0)
+    for i in range(start, stop):
+        value, gradient = y[np.uint64(i)], gy[np.uint64(i)]
+        out[np.uint64(i)] = gradient if (value > low) & (value <= high) else zero
+
+
+@numba.njit(**PARALLEL)
+def _clamp_grad_parallel(gy, y, low, high, out, parts):
+    n = len(y)
+    for part in numba.prange(parts):
+        _clamp_grad(gy, y, low, high, out, share(part, parts, n), share(part + 1, parts, n))
