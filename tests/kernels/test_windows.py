@@ -115,7 +115,7 @@ def test_wrong_arguments_are_refused(backend):
         backend.kernels.max_pool(plane, (20, 20), (1, 1), (9, 9), (1, 1), y, backend.zeros((2, 3, 3), np.uint8))
 
 
-@pytest.mark.parametrize("channels, groups, batch", [(3, 1, 9), (64, 1, 9), (64, 1, 1), (64, 64, 9)])
+@pytest.mark.parametrize("channels, groups, batch", [(3, 1, 9), (64, 1, 9), (64, 1, 1), (64, 64, 9), (96, 1, 9)])
 def test_the_same_for_any_number_of_threads(channels, groups, batch):
     rng, options = np.random.default_rng(0), ((1, 1, 1), (0, 1, 1), (1, 1, 1), groups)
     x, y = normal(rng, (batch, channels, 1, 16, 16), np.float32), normal(rng, (batch, 64, 1, 16, 16), np.float32)

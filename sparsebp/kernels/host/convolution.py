@@ -42,6 +42,10 @@ class ConvolutionKernels:
         checks.check_convolution(weight, x, out, stride, before, dilation, groups)
         if out.size == 0:
             return
+        turned = _turned_padding(weight, stride, before, dilation, groups)
+        if turned is not None:
+            self.convolve_t(_turned(weight, groups), x, stride, turned, dilation, groups, out)
+            return
         geometry = _geometry(weight, stride, before, dilation, out)
         if weight.shape[1] == 1:
             depthwise.convolve(weight, x, geometry, out)
@@ -61,6 +65,10 @@ class ConvolutionKernels:
         """The transpose of `convolve`, by parts of the batch; sums over parts of the output channels if it is small."""
         checks.check_convolution(weight, out, y, stride, before, dilation, groups)
         if out.size == 0:
+            return
+        turned = _turned_padding(weight, stride, before, dilation, groups)
+        if turned is not None:
+            self.convolve(_turned(weight, groups), y, stride, turned, dilation, groups, out)
             return
         geometry = _geometry(weight, stride, before, dilation, y)
         if weight.shape[1] == 1:
@@ -86,6 +94,12 @@ class ConvolutionKernels:
         if y.size == 0:
             out[...] = 0
             return
+        turned = _turned_padding(out, stride, before, dilation, groups)
+        if turned is not None:
+            weight = np.empty((x.shape[1], len(out) // groups, *out.shape[2:]), out.dtype)
+            self.correlate(x, y, stride, turned, dilation, groups, weight)
+            out[...] = _turned(weight, groups)
+            return
         geometry = _geometry(out, stride, before, dilation, y)
         if out.shape[1] == 1:
             depthwise.correlate(y, x, geometry, out)
@@ -103,6 +117,24 @@ class ConvolutionKernels:
                 _correlate_parallel(y, x, geometry, block, chunk, parts, sums)
         if splits > 1:
             np.sum(sums, axis=0, out=weight)
+
+
+def _turned_padding(weight: Array, stride: Axes, before: Axes, dilation: Axes, groups: int) -> Axes | None:
+    """Return the padding with which the transpose of turned weights is the same map; None where that is no gain.
+
+    What is laid out as columns, or added up from them, are then the output channels, which are fewer.
+    """
+    kernel, rows = weight.shape[2:], len(weight) // groups
+    turned = tuple((k - 1) * d - b for k, d, b in zip(kernel, dilation, before, strict=True))
+    gains = rows < weight.shape[1] and prod(kernel) > 1 and stride == (1, 1, 1) and min(turned) >= 0
+    return turned if gains else None
+
+
+def _turned(weight: Array, groups: int) -> Array:
+    """Return weights with rows and channels exchanged in every group, and taps from the last to the first."""
+    rows, channels, kernel = len(weight) // groups, weight.shape[1], weight.shape[2:]
+    turned = weight.reshape(groups, rows, channels, *kernel).swapaxes(1, 2)[..., ::-1, ::-1, ::-1]
+    return np.ascontiguousarray(turned).reshape(groups * channels, rows, *kernel)
 
 
 def _geometry(weight: Array, stride: Axes, before: Axes, dilation: Axes, y: Array) -> Axes:
