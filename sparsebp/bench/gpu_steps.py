@@ -70,8 +70,8 @@ def measure_steps(
     names = {"conventional": "one stream", "two": "two streams", "joint": "two streams, joint",
              "list": "two streams, list"}  # fmt: skip
     found = find(make, batch)
-    size = {"stages": found.schedule.graph.stages, "unweighted": found.schedule.graph.unweighted}
-    known = all_orders(size, found.costs) | {trial.name: trial.schedule for trial in found.trials}
+    shape = {"stages": found.schedule.graph.stages, "unweighted": found.schedule.graph.unweighted}
+    known = all_orders(shape, found.costs) | {trial.name: trial.schedule for trial in found.trials}
     orders = {words: known[name] for name, words in names.items()}
     notes: list[str] = []
     calls: dict[str, timing.Call] = {}

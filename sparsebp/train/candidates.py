@@ -119,12 +119,16 @@ def candidates(size: dict[str, Any], costs: Costs, memory_cap: float) -> list[Tr
     """
     orders = all_orders(size, costs, memory_cap)
     most = simulate(orders["conventional"], costs).peak
-    trials = [Trial(name, order, simulate(order, costs).peak / most if most else 1.0) for name, order in orders.items()]
+    trials = [Trial(name, order, _share(simulate(order, costs).peak, most)) for name, order in orders.items()]
     least = min(trial.memory for trial in trials)
     if least > memory_cap:
         raise MemoryLimitError("No order of a step stays below the memory cap", expected=f"memory_cap={least:.4g} or "
                                "more", got=memory_cap, remedy="Raise the cap")  # fmt: skip
     return trials[:1] + [trial for trial in trials[1:] if trial.memory <= memory_cap]
+
+
+def _share(peak: float, most: float) -> float:
+    return peak / most if most > 0 else math.inf if peak > 0 else 1.0
 
 
 def all_orders(size: dict[str, Any], costs: Costs, memory_cap: float = math.inf) -> dict[str, Schedule]:
