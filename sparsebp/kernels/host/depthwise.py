@@ -8,6 +8,10 @@ planes (on each axis), each with every s-th element.
 
 from __future__ import annotations
 
+from functools import lru_cache
+from math import prod
+from typing import NamedTuple
+
 import numba
 import numpy as np
 
@@ -17,177 +21,201 @@ from sparsebp.types import Array
 Axes = tuple[int, ...]
 
 
+class _Layout(NamedTuple):
+    """Where things lie in the planes of a padded plane: what the compiled functions take, in this order.
+
+    Attributes
+    ----------
+    rows
+        Beginning of every row of the input (or output), at its first element.
+    phases
+        Of the first `stride` elements of a row, how far behind its beginning they lie.
+    lines
+        Beginning of every row of windows in a run over them.
+    taps
+        Where each tap of window 0 lies.
+    padded, run
+        Elements of the padded planes, and of a run over all windows.
+    """
+
+    rows: Array
+    phases: Array
+    lines: Array
+    taps: Array
+    padded: int
+    run: int
+
+
 def convolve(weight: Array, x: Array, geometry: Axes, out: Array) -> None:
     """Write `Kernels.convolve` for weights (out_channels, 1, *kernel)."""
-    rooms, offsets = _layout(x.shape[2:], geometry)
-    planes = x.shape[0] * x.shape[1]
-    parts = _parts(out, offsets, planes)
-    args = weight.reshape(len(weight), -1), x, geometry[3:6], geometry[6:9], rooms, offsets
+    layout, planes = _layout(x.shape[2:], geometry), x.shape[0] * x.shape[1]
+    args = weight.reshape(len(weight), -1), x.reshape(planes, -1), *layout, out.reshape(len(out) * len(weight), -1)
+    parts = _parts(out, layout, planes)
     if parts == 1:
-        _convolve(*args, 0, planes, out)
+        _convolve(*args, 0, planes)
     else:
-        _convolve_parallel(*args, parts, out)
+        _convolve_parallel(*args, parts)
 
 
 def convolve_t(weight: Array, y: Array, geometry: Axes, out: Array) -> None:
     """Write `Kernels.convolve_t` for weights (out_channels, 1, *kernel)."""
-    rooms, offsets = _layout(out.shape[2:], geometry)
-    planes = out.shape[0] * out.shape[1]
-    parts = _parts(y, offsets, planes)
-    args = weight.reshape(len(weight), -1), y, geometry[3:6], geometry[6:9], rooms, offsets
+    layout, planes = _layout(out.shape[2:], geometry), out.shape[0] * out.shape[1]
+    args = weight.reshape(len(weight), -1), y.reshape(len(y) * len(weight), -1), *layout, out.reshape(planes, -1)
+    parts = _parts(y, layout, planes)
     if parts == 1:
-        _convolve_t(*args, 0, planes, out)
+        _convolve_t(*args, 0, planes)
     else:
-        _convolve_t_parallel(*args, parts, out)
+        _convolve_t_parallel(*args, parts)
 
 
 def correlate(y: Array, x: Array, geometry: Axes, out: Array) -> None:
     """Write `Kernels.correlate` for weights (out_channels, 1, *kernel)."""
-    rooms, offsets = _layout(x.shape[2:], geometry)
-    parts = _parts(y, offsets, x.shape[1])
-    args, taps = (y, x, geometry[3:6], geometry[6:9], rooms, offsets), out.reshape(len(out), -1)
+    layout, channels = _layout(x.shape[2:], geometry), x.shape[1]
+    args = y.reshape(len(y) * len(out), -1), x.reshape(len(x) * channels, -1), *layout, out.reshape(len(out), -1)
+    parts = _parts(y, layout, channels)
     if parts == 1:
-        _correlate(*args, 0, x.shape[1], taps)
+        _correlate(*args, channels, 0, channels)
     else:
-        _correlate_parallel(*args, parts, taps)
+        _correlate_parallel(*args, channels, parts)
 
 
-def _layout(sizes: Axes, geometry: Axes) -> tuple[Axes, Array]:
-    """Return the axes of one of the planes of a padded plane, and where each tap of window 0 lies in them all."""
+@lru_cache(maxsize=256)  # small, and it takes as long as a small convolution
+def _layout(sizes: Axes, geometry: Axes) -> _Layout:
     kernel, stride, before, dilation, outputs = (geometry[i : i + 3] for i in range(0, 15, 3))
     axes = zip(sizes, kernel, stride, before, dilation, outputs, strict=True)
     rooms = tuple(max(-(-(b + n) // s), o + (k - 1) * d // s) for n, k, s, b, d, o in axes)
+    size, steps = prod(rooms), np.array(stride)[:, None]
+
+    def at(places: Array) -> Array:
+        """Return where elements (3, n) of the padded plane lie in its planes."""
+        which = np.ravel_multi_index(tuple(places % steps), stride)
+        inner = np.ravel_multi_index(tuple(places // steps), rooms)
+        return np.asarray(which * size + inner)
+
+    rows = np.indices((*sizes[:2], 1)).reshape(3, -1) + np.array(before)[:, None]
+    first = np.array(before)[:, None] + np.array([[0], [0], [1]]) * np.arange(min(stride[2], sizes[2]))
+    lines = np.indices((*outputs[:2], 1)).reshape(3, -1)
     taps = np.indices(kernel).reshape(3, -1) * np.array(dilation)[:, None]
-    which = np.ravel_multi_index(tuple(taps % np.array(stride)[:, None]), stride)
-    return rooms, which * int(np.prod(rooms)) + np.ravel_multi_index(tuple(taps // np.array(stride)[:, None]), rooms)
+    lines_at = np.asarray(np.ravel_multi_index(tuple(lines), rooms))
+    run, phases = int(lines_at[-1]) + outputs[2], at(first)
+    return _Layout(at(rows), phases - phases[0], lines_at, at(taps), prod(stride) * size, run)
 
 
-def _parts(y: Array, offsets: Array, most: int) -> int:
-    return min(parts_for(y.size * len(offsets)), most)
+def _parts(y: Array, layout: _Layout, most: int) -> int:
+    return min(parts_for(y.size * len(layout.taps)), most)
 
 
-# The functions below are compiled: their arguments are arrays, tuples of sizes and bounds.
+# The functions below are compiled: their arguments are planes one after the other, a layout and bounds.
 # mypy: disable-error-code="no-untyped-def"
 
 
 @numba.njit(**SERIAL)
-def _row(d, h, rooms, stride, before):
-    """Return where row (d, h) of a plane begins in its planes, before those of the last axis are told apart."""
-    d, h = d + before[0], h + before[1]
-    which = (d % stride[0]) * stride[1] + h % stride[1]
-    return ((which * stride[2] * rooms[0] + d // stride[0]) * rooms[1] + h // stride[1]) * rooms[2]
-
-
-@numba.njit(**SERIAL)
-def _spread(x, rooms, stride, before, padded):
+def _spread(plane, rows, phases, padded):
     """Copy a plane to its place in `padded`; the padding has been cleared, and stays so."""
-    depth, height, width = x.shape
-    size = rooms[0] * rooms[1] * rooms[2]
-    for d in range(depth):
-        for h in range(height):
-            row, line = _row(d, h, rooms, stride, before), x[d, h]
-            if stride[2] == 1:
-                for w in range(width):
-                    padded[np.uint64(row + before[2] + w)] = line[np.uint64(w)]
-            else:
-                for w in range(width):
-                    at = w + before[2]
-                    padded[np.uint64(row + at % stride[2] * size + at // stride[2])] = line[np.uint64(w)]
+    width, stride = len(plane) // len(rows), len(phases)
+    for row in range(len(rows)):
+        for phase in range(stride):
+            at, source = rows[row] + phases[phase], row * width + phase
+            for w in range((width - phase + stride - 1) // stride):
+                padded[np.uint64(at + w)] = plane[np.uint64(source + w * stride)]
 
 
 @numba.njit(**SERIAL)
-def _collect(padded, rooms, stride, before, x):
+def _spread_rows(plane, rows, padded):
+    """Copy a plane whose rows stay whole."""
+    width = len(plane) // len(rows)
+    for row in range(len(rows)):
+        at, source = rows[row], row * width
+        for w in range(width):
+            padded[np.uint64(at + w)] = plane[np.uint64(source + w)]
+
+
+@numba.njit(**SERIAL)
+def _collect(padded, rows, phases, plane):
     """Copy a plane from its place in `padded`: the inverse of `_spread`."""
-    depth, height, width = x.shape
-    size = rooms[0] * rooms[1] * rooms[2]
-    for d in range(depth):
-        for h in range(height):
-            row, line = _row(d, h, rooms, stride, before), x[d, h]
-            if stride[2] == 1:
-                for w in range(width):
-                    line[np.uint64(w)] = padded[np.uint64(row + before[2] + w)]
-            else:
-                for w in range(width):
-                    at = w + before[2]
-                    line[np.uint64(w)] = padded[np.uint64(row + at % stride[2] * size + at // stride[2])]
+    width, stride = len(plane) // len(rows), len(phases)
+    for row in range(len(rows)):
+        for phase in range(stride):
+            at, target = rows[row] + phases[phase], row * width + phase
+            for w in range((width - phase + stride - 1) // stride):
+                plane[np.uint64(target + w * stride)] = padded[np.uint64(at + w)]
 
 
 @numba.njit(**SERIAL)
-def _widen(y, rooms, run):
-    """Copy a plane of windows to `run`, which has the rows of a padded plane; between them it stays zero."""
-    out_d, out_h, out_w = y.shape
-    for d in range(out_d):
-        for h in range(out_h):
-            at, line = (d * rooms[1] + h) * rooms[2], y[d, h]
-            for w in range(out_w):
-                run[np.uint64(at + w)] = line[np.uint64(w)]
+def _collect_rows(padded, rows, plane):
+    """Copy a plane whose rows are whole: the inverse of `_spread_rows`."""
+    width = len(plane) // len(rows)
+    for row in range(len(rows)):
+        at, target = rows[row], row * width
+        for w in range(width):
+            plane[np.uint64(target + w)] = padded[np.uint64(at + w)]
 
 
 @numba.njit(**SERIAL)
-def _narrow(run, rooms, y):
-    """Copy a plane of windows from `run`: the inverse of `_widen`."""
-    out_d, out_h, out_w = y.shape
-    for d in range(out_d):
-        for h in range(out_h):
-            at, line = (d * rooms[1] + h) * rooms[2], y[d, h]
-            for w in range(out_w):
-                line[np.uint64(w)] = run[np.uint64(at + w)]
+def _add_taps(factors, padded, taps, run):
+    """Add the multiples of `padded` that the taps meet to `run`: three at a time share what is read and written."""
+    whole = len(taps) // 3 * 3
+    for tap in range(0, whole, 3):
+        first, second, third = factors[tap], factors[tap + 1], factors[tap + 2]
+        a, b, c = taps[tap], taps[tap + 1], taps[tap + 2]
+        for i in range(len(run)):
+            sum_of_two = first * padded[np.uint64(a + i)] + second * padded[np.uint64(b + i)]
+            run[np.uint64(i)] += sum_of_two + third * padded[np.uint64(c + i)]
+    for tap in range(whole, len(taps)):
+        factor, at = factors[tap], taps[tap]
+        for i in range(len(run)):
+            run[np.uint64(i)] += factor * padded[np.uint64(at + i)]
 
 
 @numba.njit(**SERIAL)
-def _scratch(shape, rooms, stride, dtype):
-    """Return zeros for the planes of a padded plane, and for a run over the windows (depth, height, width)."""
-    length = ((shape[0] - 1) * rooms[1] + shape[1] - 1) * rooms[2] + shape[2]
-    planes = stride[0] * stride[1] * stride[2]
-    return np.zeros(planes * rooms[0] * rooms[1] * rooms[2], dtype), np.zeros(length, dtype)
-
-
-@numba.njit(**SERIAL)
-def _convolve(weight, x, stride, before, rooms, offsets, low, high, out):
-    padded, run = _scratch(out.shape[2:], rooms, stride, x.dtype)
-    each = out.shape[1] // x.shape[1]
+def _convolve(weight, x, rows, phases, lines, taps, length, longest, out, low, high):
+    padded, run = np.zeros(length, x.dtype), np.zeros(longest, x.dtype)
+    channels = len(x) * len(weight) // len(out)
+    each = len(weight) // channels
     for plane in range(low, high):
-        b, c = divmod(plane, x.shape[1])
-        _spread(x[b, c], rooms, stride, before, padded)
-        for o in range(c * each, (c + 1) * each):
+        if len(phases) == 1:
+            _spread_rows(x[plane], rows, padded)
+        else:
+            _spread(x[plane], rows, phases, padded)
+        for o in range(plane % channels * each, (plane % channels + 1) * each):
             run[:] = 0
-            for tap in range(len(offsets)):
-                factor, at = weight[o, tap], offsets[tap]
-                for i in range(len(run)):
-                    run[np.uint64(i)] += factor * padded[np.uint64(at + i)]
-            _narrow(run, rooms, out[b, o])
+            _add_taps(weight[o], padded, taps, run)
+            _collect_rows(run, lines, out[plane // channels * len(weight) + o])
 
 
 @numba.njit(**PARALLEL)
-def _convolve_parallel(weight, x, stride, before, rooms, offsets, parts, out):
-    planes = x.shape[0] * x.shape[1]
+def _convolve_parallel(weight, x, rows, phases, lines, taps, length, longest, out, parts):
+    n = len(x)
     for part in numba.prange(parts):
-        low, high = share(part, parts, planes), share(part + 1, parts, planes)
-        _convolve(weight, x, stride, before, rooms, offsets, low, high, out)
+        low, high = share(part, parts, n), share(part + 1, parts, n)
+        _convolve(weight, x, rows, phases, lines, taps, length, longest, out, low, high)
 
 
 @numba.njit(**SERIAL)
-def _convolve_t(weight, y, stride, before, rooms, offsets, low, high, out):
-    padded, run = _scratch(y.shape[2:], rooms, stride, y.dtype)
-    each = y.shape[1] // out.shape[1]
+def _convolve_t(weight, y, rows, phases, lines, taps, length, longest, out, low, high):
+    padded, run = np.zeros(length, y.dtype), np.zeros(longest, y.dtype)
+    channels = len(out) * len(weight) // len(y)
+    each = len(weight) // channels
     for plane in range(low, high):
-        b, c = divmod(plane, out.shape[1])
         padded[:] = 0
-        for o in range(c * each, (c + 1) * each):
-            _widen(y[b, o], rooms, run)
-            for tap in range(len(offsets)):
-                factor, at = weight[o, tap], offsets[tap]
-                for i in range(len(run)):
+        for o in range(plane % channels * each, (plane % channels + 1) * each):
+            _spread_rows(y[plane // channels * len(weight) + o], lines, run)  # between the rows it stays zero
+            for tap in range(len(taps)):
+                factor, at = weight[o, tap], taps[tap]
+                for i in range(longest):
                     padded[np.uint64(at + i)] += factor * run[np.uint64(i)]
-        _collect(padded, rooms, stride, before, out[b, c])
+        if len(phases) == 1:
+            _collect_rows(padded, rows, out[plane])
+        else:
+            _collect(padded, rows, phases, out[plane])
 
 
 @numba.njit(**PARALLEL)
-def _convolve_t_parallel(weight, y, stride, before, rooms, offsets, parts, out):
-    planes = out.shape[0] * out.shape[1]
+def _convolve_t_parallel(weight, y, rows, phases, lines, taps, length, longest, out, parts):
+    n = len(out)
     for part in numba.prange(parts):
-        low, high = share(part, parts, planes), share(part + 1, parts, planes)
-        _convolve_t(weight, y, stride, before, rooms, offsets, low, high, out)
+        low, high = share(part, parts, n), share(part + 1, parts, n)
+        _convolve_t(weight, y, rows, phases, lines, taps, length, longest, out, low, high)
 
 
 @numba.njit(**SUMS)
@@ -198,23 +226,41 @@ def _inner(run, padded, at):
     return total
 
 
+@numba.njit(**SUMS)
+def _inner_three(run, padded, a, b, c):
+    first = second = third = run.dtype.type(0)
+    for i in range(len(run)):
+        value = run[np.uint64(i)]
+        first += value * padded[np.uint64(a + i)]
+        second += value * padded[np.uint64(b + i)]
+        third += value * padded[np.uint64(c + i)]
+    return first, second, third
+
+
 @numba.njit(**SERIAL)
-def _correlate(y, x, stride, before, rooms, offsets, low, high, out):
-    padded, run = _scratch(y.shape[2:], rooms, stride, x.dtype)
-    each = y.shape[1] // x.shape[1]
+def _correlate(y, x, rows, phases, lines, taps, length, longest, out, channels, low, high):
+    padded, run = np.zeros(length, x.dtype), np.zeros(longest, x.dtype)
+    each, whole = len(out) // channels, len(taps) // 3 * 3
     out[low * each : high * each] = 0
     for c in range(low, high):
-        for b in range(x.shape[0]):
-            _spread(x[b, c], rooms, stride, before, padded)
+        for b in range(len(x) // channels):
+            if len(phases) == 1:
+                _spread_rows(x[b * channels + c], rows, padded)
+            else:
+                _spread(x[b * channels + c], rows, phases, padded)
             for o in range(c * each, (c + 1) * each):
-                _widen(y[b, o], rooms, run)
-                for tap in range(len(offsets)):
-                    out[o, tap] += _inner(run, padded, offsets[tap])
+                _spread_rows(y[b * len(out) + o], lines, run)
+                for tap in range(0, whole, 3):
+                    first, second, third = _inner_three(run, padded, taps[tap], taps[tap + 1], taps[tap + 2])
+                    out[o, tap] += first
+                    out[o, tap + 1] += second
+                    out[o, tap + 2] += third
+                for tap in range(whole, len(taps)):
+                    out[o, tap] += _inner(run, padded, taps[tap])
 
 
 @numba.njit(**PARALLEL)
-def _correlate_parallel(y, x, stride, before, rooms, offsets, parts, out):
-    channels = x.shape[1]
+def _correlate_parallel(y, x, rows, phases, lines, taps, length, longest, out, channels, parts):
     for part in numba.prange(parts):
         low, high = share(part, parts, channels), share(part + 1, parts, channels)
-        _correlate(y, x, stride, before, rooms, offsets, low, high, out)
+        _correlate(y, x, rows, phases, lines, taps, length, longest, out, channels, low, high)
