@@ -19,9 +19,6 @@ from sparsebp.errors import OptionError
 SHORT = 1_000_000_000
 """FLOP of products that count as short: some 10 ms of one core, several times what waking a BLAS thread can cost."""
 
-SHORT_ALONE = 1 << 26
-"""FLOP of a product that counts as short where no kernel need follow at once: a millisecond of one core."""
-
 _VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 
@@ -63,17 +60,15 @@ def thread_counts() -> dict[str, int]:
     return counts
 
 
-def short_products(flops: float, most: float = SHORT) -> contextlib.AbstractContextManager[None]:
+def short_products(flops: float) -> contextlib.AbstractContextManager[None]:
     """Run NumPy's matrix products inside the ``with`` block on one thread, if they are short.
 
     Parameters
     ----------
     flops
         Floating-point operations of all products inside together.
-    most
-        Nothing changes from so many on.
     """
-    return one_blas_thread() if flops < most else contextlib.nullcontext()
+    return one_blas_thread() if flops < SHORT else contextlib.nullcontext()
 
 
 _local = threading.local()

@@ -61,12 +61,22 @@ def shared(backward="bp"):
     )  # fmt: skip
 
 
+def wide(backward="bp"):
+    """Its second weight's gradient is large enough to be used row by row."""
+    rng = np.random.default_rng(0)
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(72, 600, rng=rng), nn.ReLU(), nn.Linear(600, 480, rng=rng), nn.Tanh(),
+        nn.Linear(480, 3, rng=rng), backward=backward,
+    )  # fmt: skip
+
+
 def gru(backward="auto"):
     return nn.SequenceClassifier(nn.GRU(3, 4, 2, rng=0, backward=backward), nn.Linear(4, 3, rng=1))
 
 
 MODELS = {
-    "mlp": (mlp, images), "mlp, hybrid": (lambda: mlp("hybrid"), images), "conv": (conv, images),
+    "mlp": (mlp, images), "wide": (wide, images),
+    "mlp, hybrid": (lambda: mlp("hybrid"), images), "conv": (conv, images),
     "conv, blelloch": (lambda: conv("blelloch"), images), "shared": (shared, images),
     "shared, linear": (lambda: shared("linear"), images), "gru": (gru, sequences),
 }  # fmt: skip

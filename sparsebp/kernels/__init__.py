@@ -22,3 +22,11 @@ def get(xp: ModuleType) -> Kernels:
     from sparsebp.kernels.device import DeviceKernels, RawModuleLoader
 
     return DeviceKernels(xp, RawModuleLoader(xp))
+
+
+@cache
+def on_host() -> ModuleType:
+    """Return `sparsebp.kernels.host`, for what exists on the host alone: dense products. A device has cuBLAS."""
+    from sparsebp.kernels import host
+
+    return host

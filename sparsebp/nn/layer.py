@@ -18,7 +18,7 @@ import numpy as np
 from sparsebp import backend
 from sparsebp.errors import DTypeError, FileFormatError, NonFiniteError, ShapeError
 from sparsebp.nn.work import Work
-from sparsebp.types import Array
+from sparsebp.types import Array, Factors
 
 
 class Layer(abc.ABC):
@@ -64,6 +64,14 @@ class Layer(abc.ABC):
     def weight_grad(self, gy: Array, saved: Any) -> dict[str, Array]:
         """W: return the gradients with respect to the parameters, keyed like `state_dict`."""
         return {}
+
+    def weight_grad_factors(self, gy: Array, saved: Any) -> tuple[dict[str, Factors], dict[str, Array]] | None:
+        """W, left undone: return gradients that are matrix products as their factors, and the other gradients.
+
+        An optimizer may then compute a few rows of a product, use them, and go on (`sparsebp.optim.Update`). None
+        where there is no such product.
+        """
+        return None
 
     @abc.abstractmethod
     def jacobian_t(self, saved: Any) -> Any:

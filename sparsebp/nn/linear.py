@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from math import prod
 from typing import Any
 
@@ -11,10 +10,9 @@ import numpy as np
 from sparsebp import backend
 from sparsebp.nn import init, memory
 from sparsebp.nn.layer import check_gy, check_input
-from sparsebp.nn.prunable import Prunable
+from sparsebp.nn.prunable import MASK, Prunable
 from sparsebp.nn.work import Work
-from sparsebp.threads import SHORT_ALONE, short_products
-from sparsebp.types import Array, Seed
+from sparsebp.types import Array, Factors, Seed
 
 
 class Linear(Prunable):
@@ -52,30 +50,41 @@ class Linear(Prunable):
     def forward(self, x: Array) -> tuple[Array, Array]:
         """Return y (..., out_features) for x (..., in_features); `saved` is x."""
         weight = self._weight()
+        xp = backend.namespace(weight)
         shape = (*(None for _ in x.shape[:-1]), self.in_features)
         check_input(x, dtype=weight.dtype, shape=shape, like=weight)
-        with self._threads(x):
-            y = backend.matmul(x, weight.T)
+        y = memory.matmul(xp, x, weight.T)
         if "bias" in self.params:
             y += self.params["bias"]
         return y, x
 
     def input_grad(self, gy: Array, saved: Array) -> Array:
         """Return gy W, of the shape of x."""
-        self._check(gy, saved)
-        with self._threads(saved):
-            return backend.matmul(gy, self.params["weight"])
+        xp = self._check(gy, saved)
+        return memory.matmul(xp, gy, self.params["weight"])
 
     def weight_grad(self, gy: Array, saved: Array) -> dict[str, Array]:
         """Return ``{"weight": gyᵀ x, "bias": Σ gy}``, summed over all leading axes."""
         xp = self._check(gy, saved)
-        flat = gy.reshape(-1, self.out_features)
-        with self._threads(saved):
-            grads = {"weight": self._masked(memory.matmul(xp, flat.T, saved.reshape(-1, self.in_features)))}
-            if "bias" in self.params:
-                # A GEMV: several times faster than a sum.
-                grads["bias"] = backend.matmul(xp.ones(flat.shape[0], dtype=flat.dtype), flat)
-        return grads
+        gy, x = self._flat(gy, saved)
+        return {"weight": self._masked(memory.matmul(xp, gy.T, x)), **self._bias_grad(xp, gy)}
+
+    def weight_grad_factors(self, gy: Array, saved: Array) -> tuple[dict[str, Factors], dict[str, Array]] | None:
+        """Return ``{"weight": (gyᵀ, x)}, {"bias": Σ gy}``; None if a part of the weight is pruned."""
+        if MASK in self.buffers:
+            return None
+        xp = self._check(gy, saved)
+        gy, x = self._flat(gy, saved)
+        return {"weight": (gy.T, x)}, self._bias_grad(xp, gy)
+
+    def _flat(self, gy: Array, saved: Array) -> tuple[Array, Array]:
+        return gy.reshape(-1, self.out_features), saved.reshape(-1, self.in_features)
+
+    def _bias_grad(self, xp: Any, gy: Array) -> dict[str, Array]:
+        if "bias" not in self.params:
+            return {}
+        # A GEMV: several times faster than a sum.
+        return {"bias": memory.matmul(xp, xp.ones((1, gy.shape[0]), dtype=gy.dtype), gy)[0]}
 
     def input_grad_work(self, shape: tuple[int, ...], saved: Array) -> Work:
         """Return the cost of one matrix product."""
@@ -97,7 +106,3 @@ class Linear(Prunable):
     def _check(self, gy: Array, saved: Array) -> Any:
         weight = self.params["weight"]
         return check_gy(gy, (*saved.shape[:-1], self.out_features), weight.dtype, weight)
-
-    def _threads(self, x: Array) -> AbstractContextManager[None]:
-        """Run a product of x and the weights on one BLAS thread if it is short: layers around it are kernels."""
-        return short_products(2.0 * prod(x.shape[:-1]) * self.params["weight"].size, SHORT_ALONE)

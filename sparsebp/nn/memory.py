@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp import backend
+from sparsebp import backend, kernels
 from sparsebp.types import Array
 
 SMALLEST = 1 << 18
@@ -106,7 +106,10 @@ def empty(xp: ModuleType, shape: tuple[int, ...], dtype: Any) -> Array:
 
 
 def matmul(xp: ModuleType, a: Array, b: Array) -> Array:
-    """Return ``a @ b`` for operands with the same leading axes, as `empty`."""
+    """Return ``a @ b``, as `empty`, for a matrix `b` and an `a` with any leading axes."""
     if not backend.is_host(xp):
         return backend.matmul(a, b)
-    return np.matmul(a, b, out=empty(xp, (*a.shape[:-1], b.shape[-1]), a.dtype))
+    out = empty(xp, (*a.shape[:-1], b.shape[-1]), a.dtype)
+    rows = math.prod(a.shape[:-1])
+    kernels.on_host().matmul(a.reshape(rows, a.shape[-1]), b, out.reshape(rows, b.shape[1]))
+    return out

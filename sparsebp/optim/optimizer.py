@@ -13,7 +13,7 @@ from sparsebp.errors import OptionError
 from sparsebp.kernels.protocol import UPDATE_BUFFERS, UPDATE_OPTIONS
 from sparsebp.optim.state import load_state, pack_state
 from sparsebp.optim.update import DeviceUpdate, Update, launch
-from sparsebp.types import Array, UpdateRule
+from sparsebp.types import Array, Factors, UpdateRule
 
 Params = Mapping[str, Array] | Sequence[Mapping[str, Any]]
 """Parameters by name, or groups: mappings with ``"params"`` (parameters by name) and options of their own."""
@@ -181,6 +181,23 @@ class Optimizer(abc.ABC):
         else:
             at = at if isinstance(at, slice) else backend.constant(xp, np.array(at))
             k.optimizer_update(self.rule, params, grads, columns, options[at], steps[at])
+
+    def _takes_product(self, name: str, factors: Factors) -> bool:
+        param, (a, b) = self.params.get(name), factors
+        if param is None or not backend.is_host(backend.namespace(param, a, b)) or param.dtype != a.dtype:
+            return False
+        return param.shape == (a.shape[0], b.shape[1]) and kernels.on_host().worth_update_by_product(a, b)
+
+    def _run_product(self, name: str, factors: Factors, options: Array) -> float:
+        """Update one parameter by the gradient that is the product of `factors`; return the sum of its squares."""
+        row = self._rows[name]
+        at = slice(row, row + 1)
+        buffers, count = [column[row] for column in self._columns], self._steps[at] + 1
+        squares: float = kernels.on_host().update_by_product(
+            self.rule, self._arrays[row], *factors, buffers, options[at], count
+        )
+        self._steps[at] = count
+        return squares
 
     def _buffers_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:
         """Return which buffers the parameters of `group` have; all of the rule's, unless options say otherwise."""

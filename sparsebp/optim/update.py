@@ -10,7 +10,7 @@ import numpy as np
 
 from sparsebp import backend
 from sparsebp.errors import OptionError, SparseBPError
-from sparsebp.types import Array
+from sparsebp.types import Array, Factors
 
 if TYPE_CHECKING:
     from sparsebp.optim.optimizer import Optimizer
@@ -61,6 +61,38 @@ class Update:
             with self._lock:
                 self._open.update(grads)
             raise
+
+    def takes_product(self, name: str, factors: Factors) -> bool:
+        """Say whether `apply_product` takes this gradient: on the host, a large product of thin factors."""
+        return self._optimizer._takes_product(name, factors)
+
+    def apply_product(self, name: str, factors: Factors) -> float:
+        """Update one parameter by a gradient that is a matrix product; the gradient is never there as a whole.
+
+        Some of its rows are computed and used at a time, while the processor has them in its cache. The parameter is
+        bit for bit what `apply` makes of it, unless some of those rows' squares are not finite: they are left out.
+
+        Parameters
+        ----------
+        name
+            The parameter's name.
+        factors
+            Two matrices; the gradient is their product. `takes_product` has been asked.
+
+        Returns
+        -------
+        float
+            The sum of the gradient's squares, as `squared_norms` returns it.
+
+        Raises
+        ------
+        OptionError
+            The name is not the optimizer's, or has been applied before.
+        """
+        with self._lock:
+            self._check_open([name])
+            self._open.remove(name)
+        return self._optimizer._run_product(name, factors, self._options)
 
     def _check_open(self, names: Iterable[str]) -> None:
         if self._open.issuperset(names):

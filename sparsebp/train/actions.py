@@ -6,13 +6,11 @@ as soon as its last reader is done, in whichever order and on whichever thread t
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from sparsebp import threads
 from sparsebp.optim.clip import clip_grad_norm, square_sums, squared_norms, total_norm
 from sparsebp.train.stages import Stages
 from sparsebp.types import Array
@@ -235,6 +233,30 @@ class Actions:
 
         return run
 
+    def weight_grad_and_update(self, number: int, m: int, names: Sequence[str]) -> Run:
+        """W and U of a stage that nothing comes between: large gradients are used as they are made, row by row."""
+        stage, apart = self.stages[number], (self.weight_grad(number, m), self.update(names, gathered=False))
+        name_of = stage.parameters
+
+        def run(step: Step) -> None:
+            gy, saved = step.gy_weights[m][number], step.for_weights[m][number]
+            found = None if step.later is not None else stage.layer.weight_grad_factors(gy, saved)
+            products = {} if found is None else found[0]
+            if found is None or not all(step.update.takes_product(name_of[k], f) for k, f in products.items()):
+                for part in apart:
+                    part(step)
+                return
+            step.gy_weights[m][number] = step.for_weights[m][number] = None
+            for key, factors in products.items():
+                name = name_of[key]
+                step.squares[name] = step.update.apply_product(name, factors)
+                if not math.isfinite(step.squares[name]):
+                    self.watch.gradients(step, {name: factors[0] @ factors[1]})
+            step.grads |= {name_of[key]: grad for key, grad in found[1].items()}
+            self._use(step, [name for name in names if name in step.grads], gathered=False)
+
+        return run
+
     def gather(self, step: Step) -> None:
         """Look at all gradients together, before any of them is used, and clip them."""
         if step.squares and step.resumed:  # done before an interruption
@@ -245,24 +267,22 @@ class Actions:
             clip_grad_norm(grads, self.clip_norm, norm=step.norm(self.stages.names))
 
     def update(self, names: Sequence[str], *, gathered: bool) -> Run:
-        """U: update some parameters, and give their gradients back. Without `gather` each is looked at here.
-
-        A piece of the update comes between matrix products. It takes one thread: the threads of a second pool, woken
-        for every piece, and those of BLAS would wait for each other's cores.
-        """
-        alone = threads.serial_kernels if len(names) < len(self.stages.names) else contextlib.nullcontext
+        """U: update some parameters, and give their gradients back. Without `gather` each is looked at here."""
 
         def run(step: Step) -> None:
-            grads = {name: step.grads[name] for name in names}
-            with alone():
-                if not gathered:
-                    self._look(step, grads)
-                step.update.apply(grads)
-            _keep(step, *grads.values())
-            for name in names:
-                del step.grads[name]
+            self._use(step, names, gathered=gathered)
 
         return run
+
+    def _use(self, step: Step, names: Sequence[str], *, gathered: bool) -> None:
+        """Update some parameters, and give their gradients back."""
+        grads = {name: step.grads[name] for name in names}
+        if not gathered:
+            self._look(step, grads)
+        step.update.apply(grads)
+        _keep(step, *grads.values())
+        for name in names:
+            del step.grads[name]
 
     def _look(self, step: Step, grads: dict[str, Array]) -> None:
         if step.later is not None:

@@ -179,6 +179,7 @@ class _Compiler:
         out: list[Task] = []
         scans = {e.action.microbatch: e for e in reversed(_in_time(lane)) if e.action.kind == "I"}
         ended = [entry for entry in _in_time(lane) if entry.action.kind == "W"][-1]
+        lane, joined = self._joined(lane, gathered)
         for (update, old), group in groupby(lane, lambda entry: (entry.action.kind == "U", entry.old)):
             entries = list(group)
             if update:
@@ -191,10 +192,32 @@ class _Compiler:
                     if scans[entry.action.microbatch] is entry:
                         out.append(Task(self.actions.scan(entry.action.microbatch or 0), entry.action, old))
                     continue
-                out.append(Task(self._run(entry.action), entry.action, old))
+                run = self._run(entry.action)
+                if entry.action in joined:
+                    m, names = entry.action.microbatch or 0, self.names[entry.action.stage]
+                    run = self.actions.weight_grad_and_update(entry.action.stage, m, names)
+                out.append(Task(run, entry.action, old))
                 if entry is ended and gathered:
                     out.append(Task(self.actions.gather, None, old))
         return out
+
+    def _joined(self, lane: list[_Entry], gathered: bool) -> tuple[list[_Entry], set[Action]]:
+        """Find every W whose U comes next, or after its own I, which then goes first; leave those U out.
+
+        Of one micro-batch, and of gradients that are no other stage's as well.
+        """
+        kept, joined = list(lane), set[Action]()
+        if gathered or self.schedule.graph.microbatches > 1 or self.stages.shared():
+            return kept, joined
+        place = {entry.action: number for number, entry in enumerate(lane) if not entry.old}
+        for update in [entry for entry in lane if entry.action.kind == "U" and not entry.old]:
+            weight = Action(update.action.stage, "W", 0)
+            between = lane[place.get(weight, 0) + 1 : place[update.action]]
+            if weight in place and all(entry.action == Action(weight.stage, "I", 0) for entry in between):
+                at = kept.index(lane[place[weight]])
+                kept[at : at + len(between) + 2] = [*between, lane[place[weight]]]
+                joined.add(weight)
+        return kept, joined
 
     def _beside(self, lane: list[_Entry], gathered: bool) -> list[Task]:
         """Return the tasks of one of two streams."""

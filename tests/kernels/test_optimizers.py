@@ -260,7 +260,8 @@ def test_tables_hold_the_addresses_of_the_arrays():
     arrays = [np.ones(shape) for shape in SHAPES]
     others = [None if i == 2 else np.ones(array.shape) for i, array in enumerate(arrays)]
     for columns in ((arrays, others), (tuple(arrays), tuple(others))):
-        addresses, begins = table_of(columns, "wo", pytest.fail)
+        addresses, begins, rows = table_of(columns, "wo", pytest.fail)
         want = [[0 if a is None else a.ctypes.data for a in row] for row in zip(arrays, others, strict=True)]
         np.testing.assert_array_equal(addresses, want)
         np.testing.assert_array_equal(begins, np.cumsum([0] + [a.size for a in arrays]))
+        np.testing.assert_array_equal(rows, [len(a) if a.ndim else 1 for a in arrays])

@@ -224,3 +224,29 @@ def test_options_that_do_not_go_together(options):
     assert caught.value.expected is not None and caught.value.remedy
     if "clip_norm" in options:
         assert "forward" in caught.value.remedy
+
+
+def test_large_products_are_used_row_by_row(monkeypatch):
+    """Backward-fusion: the gradient of a large weight is never there."""
+    model = orders.wide()
+    large = model[3]
+    optimizer = optim.Adam(model.parameters())
+    before = large.params["weight"].copy()
+    monkeypatch.setattr(large, "weight_grad", lambda gy, saved: pytest.fail("the whole gradient was computed"))
+    fit(model, orders.images(), optimizer, epochs=1, batch_size=11, fusion="backward")
+    assert (large.params["weight"] != before).mean() > 0.9
+
+
+def test_a_large_product_that_is_not_finite_is_refused_by_name(monkeypatch):
+    model = orders.wide()
+    factors = model[3].weight_grad_factors
+
+    def broken(gy, saved):
+        products, rest = factors(gy, saved)
+        return {"weight": (products["weight"][0] * np.float32(np.nan), products["weight"][1])}, rest
+
+    monkeypatch.setattr(model[3], "weight_grad_factors", broken)
+    before = model[3].params["weight"].copy()
+    with pytest.raises(NonFiniteError, match=r"3\.weight"):
+        fit(model, orders.images(), optim.SGD(model.parameters(), lr=1.0), batch_size=11, fusion="backward")
+    np.testing.assert_array_equal(model[3].params["weight"], before)

@@ -16,7 +16,7 @@ from sparsebp.kernels import checks
 from sparsebp.kernels.host import depthwise
 from sparsebp.kernels.host.parts import PARALLEL, SERIAL
 from sparsebp.kernels.host.unfold import axes, fold, single, unfold
-from sparsebp.threads import serial, short_products
+from sparsebp.threads import one_blas_thread, serial
 from sparsebp.types import Array
 
 _POSITIONS = 256
@@ -53,7 +53,7 @@ class ConvolutionKernels:
         block, blocks = _blocks(len(x), out)
         splits = _splits(weight, groups, blocks, out)
         args, parts = (_grouped(weight, groups), x, geometry, block, splits), blocks * splits
-        with short_products(0.0):
+        with one_blas_thread():
             if parts == 1 or serial():
                 _convolve(*args, 0, parts, out)
             else:
@@ -78,7 +78,7 @@ class ConvolutionKernels:
         splits = _splits(weight, groups, blocks, y)
         sums = np.empty((splits, *out.shape), out.dtype) if splits > 1 else out[None]
         args, parts = (_grouped(weight, groups), y, geometry, block), blocks * splits
-        with short_products(0.0):
+        with one_blas_thread():
             if parts == 1 or serial():
                 _convolve_t(*args, 0, parts, sums)
             else:
@@ -110,7 +110,7 @@ class ConvolutionKernels:
         splits = max(1, min(len(y), _LEAST_PARTS // chunks))
         sums = np.empty((splits, *weight.shape), weight.dtype) if splits > 1 else weight[None]
         parts = chunks * splits
-        with short_products(0.0):
+        with one_blas_thread():
             if parts == 1 or serial():
                 _correlate(y, x, geometry, block, chunk, 0, parts, sums)
             else:

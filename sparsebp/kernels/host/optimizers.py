@@ -33,15 +33,15 @@ from sparsebp.kernels.host.tensors import GRAIN, entry_at, table_of
 from sparsebp.kernels.protocol import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS
 from sparsebp.types import Array, UpdateRule
 
-_NUMBERS = {rule: number for number, rule in enumerate(UPDATE_OPTIONS)}
+NUMBERS = {rule: number for number, rule in enumerate(UPDATE_OPTIONS)}
 _ACCESS = {
     rule: "wr" + "".join("o" if name in OPTIONAL_BUFFERS else "w" for name in names)
     for rule, names in UPDATE_BUFFERS.items()
 }
-_SCALE, _CLAMP = len(_NUMBERS), len(_NUMBERS) + 1
+_SCALE, _CLAMP = len(NUMBERS), len(NUMBERS) + 1
 _WORTH_THREADS = 1 << 20  # moved numbers: some 60 µs, many times what waking a thread costs where cores are busy
 _ALIGN_FROM = 4096  # numbers, fewer of which are not worth a start of their own
-_CHUNK = 1 << 14  # numbers that one partial sum of squares covers
+CHUNK = 1 << 14  # numbers that one partial sum of squares covers at most, see `chunk_rows`
 
 
 class OptimizerKernels:
@@ -62,7 +62,7 @@ class OptimizerKernels:
             checks.check_optimizer_update(rule, params, grads, buffers, options, steps)
 
         checks.check_update_options(rule, len(params), buffers, options, steps)
-        _run(_NUMBERS[rule], (params, grads, *buffers), _ACCESS[rule], options, steps, check)
+        _run(NUMBERS[rule], (params, grads, *buffers), _ACCESS[rule], options, steps, check)
 
     def scale_arrays(self, arrays: Sequence[Array], factor: float) -> None:
         """Multiply all arrays by one number, in place."""
@@ -81,16 +81,16 @@ class OptimizerKernels:
         if not arrays or out.shape != (len(arrays),) or out.dtype != np.float64 or not out.flags.c_contiguous:
             check()
             return
-        addresses, begins = table_of((arrays,), "r", check)
-        chunks = np.zeros(len(begins), np.int64)
-        np.cumsum(-(-np.diff(begins) // _CHUNK), out=chunks[1:])
+        addresses, begins, rows = table_of((arrays,), "r", check)
+        lengths, chunks = np.empty(len(rows), np.int64), np.empty(len(begins), np.int64)
+        _cut_chunks(begins, rows, lengths, chunks)
         sums, like = np.empty(int(chunks[-1])), arrays[0].dtype.type(1)
         parts = _parts(int(begins[-1]))
         if parts == 1:
-            _chunk_sums(addresses, begins, like, chunks, sums, 0, len(sums))
+            _chunk_sums(addresses, begins, like, lengths, chunks, sums, 0, len(sums))
         else:
-            _chunk_sums_parallel(addresses, begins, like, chunks, sums, parts)
-        _add_chunks(chunks, sums, out)
+            _chunk_sums_parallel(addresses, begins, like, lengths, chunks, sums, parts)
+        add_chunks(chunks, sums, out)
 
 
 def _parts(work: int) -> int:
@@ -105,11 +105,11 @@ def _run(
     if not columns[0]:
         check()
         return
-    addresses, begins = table_of(columns, access, check)
+    addresses, begins, _ = table_of(columns, access, check)
     like = columns[0][0].dtype.type(1)
     parts = _parts(int(begins[-1]) * len(columns))
     if parts == 1:
-        _update(number, like, addresses, begins, options, steps, 0, begins[-1])
+        update_range(number, like, addresses, begins, options, steps, 0, begins[-1])
     else:
         _update_parallel(number, like, addresses, begins, options, steps, parts)
 
@@ -120,7 +120,7 @@ def _run_on_all(number: int, arrays: Sequence[Array], value: float) -> None:
 
 
 @numba.njit(**JIT)
-def _update(number, like, addresses, begins, options, steps, low, high):  # type: ignore[no-untyped-def]
+def update_range(number, like, addresses, begins, options, steps, low, high):  # type: ignore[no-untyped-def]
     """Apply rule `number` to the numbers from `low` to `high` of the concatenation."""
     if low == high:
         return
@@ -165,7 +165,7 @@ def _update_parallel(number, like, addresses, begins, options, steps, parts):  #
     n = begins[-1]
     for part in numba.prange(parts):
         low, high = share(part, parts, n), share(part + 1, parts, n)
-        _update(number, like, addresses, begins, options, steps, low, high)
+        update_range(number, like, addresses, begins, options, steps, low, high)
 
 
 # ---- the rules: `at` holds the addresses of parameter, gradient and buffers, `o` the options, as in the protocol -----
@@ -303,7 +303,8 @@ def _clamp(at, like, o, low, high):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(fastmath={"reassoc", "contract"}, **JIT)
-def _square_sum(values):  # type: ignore[no-untyped-def]
+def square_sum(values):  # type: ignore[no-untyped-def]
+    """Return the sum of the squares of a chunk."""
     total = 0.0
     for i in range(len(values)):
         value = np.float64(values[i])
@@ -312,24 +313,44 @@ def _square_sum(values):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(**JIT)
-def _chunk_sums(addresses, begins, like, chunks, sums, low, high):  # type: ignore[no-untyped-def]
-    """Work on the chunks from number `low` to `high`; array i has those from ``chunks[i]`` on."""
-    for chunk in range(low, high):
-        i = entry_at(chunks, chunk)
-        size, first = begins[i + 1] - begins[i], (chunk - chunks[i]) * _CHUNK
-        values = numba.carray(address(addresses[i, 0], like), size)
-        sums[chunk] = _square_sum(values[first : min(first + _CHUNK, size)])
-
-
-@numba.njit(parallel=True, **JIT)
-def _chunk_sums_parallel(addresses, begins, like, chunks, sums, parts):  # type: ignore[no-untyped-def]
-    n = len(sums)
-    for part in numba.prange(parts):
-        _chunk_sums(addresses, begins, like, chunks, sums, share(part, parts, n), share(part + 1, parts, n))
+def chunk_rows(width):  # type: ignore[no-untyped-def]
+    """Return how many rows of `width` numbers a chunk holds; 0: a row is longer than a chunk."""
+    return CHUNK // max(width, 1)
 
 
 @numba.njit(**JIT)
-def _add_chunks(chunks, sums, out):  # type: ignore[no-untyped-def]
+def _cut_chunks(begins, rows, lengths, chunks):  # type: ignore[no-untyped-def]
+    """Write the length of each array's chunks, whole rows where they fit, and at which number its chunks begin."""
+    chunks[0] = 0
+    for i in range(len(rows)):
+        size = begins[i + 1] - begins[i]
+        width = size // max(rows[i], 1)
+        lengths[i] = chunk_rows(width) * width
+        if lengths[i] == 0:
+            lengths[i] = CHUNK
+        chunks[i + 1] = chunks[i] - (-size // lengths[i])
+
+
+@numba.njit(**JIT)
+def _chunk_sums(addresses, begins, like, lengths, chunks, sums, low, high):  # type: ignore[no-untyped-def]
+    """Work on the chunks from number `low` to `high`; array i has those from ``chunks[i]`` on."""
+    for chunk in range(low, high):
+        i = entry_at(chunks, chunk)
+        size, first = begins[i + 1] - begins[i], (chunk - chunks[i]) * lengths[i]
+        values = numba.carray(address(addresses[i, 0], like), size)
+        sums[chunk] = square_sum(values[first : min(first + lengths[i], size)])
+
+
+@numba.njit(parallel=True, **JIT)
+def _chunk_sums_parallel(addresses, begins, like, lengths, chunks, sums, parts):  # type: ignore[no-untyped-def]
+    n = len(sums)
+    for part in numba.prange(parts):
+        _chunk_sums(addresses, begins, like, lengths, chunks, sums, share(part, parts, n), share(part + 1, parts, n))
+
+
+@numba.njit(**JIT)
+def add_chunks(chunks, sums, out):  # type: ignore[no-untyped-def]
+    """Add the sums of each array's chunks, in order."""
     for i in range(len(out)):
         total = 0.0
         for chunk in range(chunks[i], chunks[i + 1]):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numba
 import numpy as np
@@ -34,8 +34,26 @@ _OPTIONAL = 1 << 40
 """Not one of an array's flags: None may stand here."""
 
 
-def table_of(columns: Sequence[Sequence[Any]], access: str, check: Callable[[], Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the addresses of arrays, and where each begins in the concatenation of a column.
+class Table(NamedTuple):
+    """Lists of arrays as compiled code takes them.
+
+    Attributes
+    ----------
+    addresses
+        (n, columns) int64; 0 for None.
+    begins
+        (n + 1,) int64: where each array begins in the concatenation of its column.
+    rows
+        (n,) int64: the lengths of their first axes, 1 for arrays without axes.
+    """
+
+    addresses: np.ndarray
+    begins: np.ndarray
+    rows: np.ndarray
+
+
+def table_of(columns: Sequence[Sequence[Any]], access: str, check: Callable[[], Any]) -> Table:
+    """Return the addresses and sizes of arrays.
 
     Parameters
     ----------
@@ -47,12 +65,6 @@ def table_of(columns: Sequence[Sequence[Any]], access: str, check: Callable[[], 
     check
         Called if anything looks wrong: raises the error, or returns because all is well (subclasses of arrays, say).
 
-    Returns
-    -------
-    addresses : numpy.ndarray
-        (n, len(columns)) int64; 0 for None.
-    begins : numpy.ndarray
-        (n + 1,) int64.
     """
     lists = [column if type(column) is list else list(column) for column in columns]
     n, first = len(lists[0]), lists[0][0]
@@ -60,11 +72,11 @@ def table_of(columns: Sequence[Sequence[Any]], access: str, check: Callable[[], 
     if trusted:
         check()
     where, wanted = tuple(map(id, lists)), _wanted(first.dtype.char, access)
-    addresses, begins = np.empty((n, len(lists)), np.int64), np.empty(n + 1, np.int64)
-    if not _read(where, wanted, trusted, addresses, begins):
+    table = Table(np.empty((n, len(lists)), np.int64), np.empty(n + 1, np.int64), np.ones(n, np.int64))
+    if not _read(where, wanted, trusted, *table):
         check()
-        _read(where, wanted, True, addresses, begins)
-    return addresses, begins
+        _read(where, wanted, True, *table)
+    return table
 
 
 @cache
@@ -75,7 +87,7 @@ def _wanted(dtype: str, access: str) -> np.ndarray:
 
 
 @numba.njit(**JIT)
-def _read(lists: Any, wanted: Any, trusted: bool, addresses: Any, begins: Any) -> bool:
+def _read(lists: Any, wanted: Any, trusted: bool, addresses: Any, begins: Any, rows: Any) -> bool:
     """Fill the tables; False, with tables half filled, at the first entry that is not as wanted, unless `trusted`."""
     n, columns = addresses.shape
     array_type, dtype, none = wanted[0], wanted[1], wanted[2]
@@ -100,6 +112,8 @@ def _read(lists: Any, wanted: Any, trusted: bool, addresses: Any, begins: Any) -
                 ndim = word_at(first + _NDIM) & 0xFFFF
                 for axis in range(ndim):
                     size *= word_at(word_at(first + _SHAPE) + 8 * axis)
+                if ndim > 0:
+                    rows[i] = word_at(word_at(first + _SHAPE))
             elif not trusted:
                 for axis in range(ndim):
                     if word_at(word_at(entry + _SHAPE) + 8 * axis) != word_at(word_at(first + _SHAPE) + 8 * axis):

@@ -1,0 +1,117 @@
+"""Dense products on the host, and updates by gradients that are products."""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparsebp import kernels, threads
+from sparsebp.kernels.host import matmul, update_by_product, worth_update_by_product
+from sparsebp.kernels.host.products import SMALL
+from sparsebp.kernels.protocol import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS
+from strategies import normal, reals, seeds, sizes
+
+LARGE = st.sampled_from([509, 1024, 2048, 3001])
+MIDDLE = st.sampled_from([257, 512, 1000])
+THIN = st.one_of(sizes(1, 33), st.sampled_from([61, 64, 65, 130]))
+
+VALUES = {"lr": 0.1, "beta1": 0.8, "beta2": 0.95, "eps": 1e-3, "momentum": 0.9, "rho": 0.8, "alpha": 0.9}
+
+
+def options_of(rule):
+    return np.array([[VALUES.get(name, 0.0) for name in UPDATE_OPTIONS[rule]]])
+
+
+def matrix(rng, rows, columns, dtype, layout):
+    """A matrix whose rows, or whose columns, or neither, are contiguous."""
+    if layout == "columns":
+        return normal(rng, (columns, rows), dtype).T
+    return (
+        normal(rng, (rows, 2 * columns), dtype)[:, ::2] if layout == "neither" else normal(rng, (rows, columns), dtype)
+    )
+
+
+@given(large=LARGE, middle=MIDDLE, thin=THIN, order=st.permutations(range(3)), dtype=reals, seed=seeds,
+       layouts=st.tuples(*[st.sampled_from(["rows", "columns", "neither"])] * 2))  # fmt: skip
+@settings(max_examples=40, deadline=None)
+def test_products_are_right_and_the_same_for_every_number_of_threads(large, middle, thin, order, dtype, seed, layouts):
+    m, n, k = ((large, middle, thin)[place] for place in order)
+    rng, before = np.random.default_rng(seed), numba.get_num_threads()
+    a, b = matrix(rng, m, k, dtype, layouts[0]), matrix(rng, k, n, dtype, layouts[1])
+    results = [matmul(a, b, np.full((m, n), np.nan, dtype))]
+    with threads.serial_kernels():
+        results.append(matmul(a, b, np.full((m, n), np.nan, dtype)))
+    try:
+        numba.set_num_threads(1)
+        results.append(matmul(a, b, np.full((m, n), np.nan, dtype)))
+    finally:
+        numba.set_num_threads(before)
+    exact = a.astype(np.float64) @ b.astype(np.float64)
+    np.testing.assert_allclose(results[0], exact, rtol=0, atol=40 * np.sqrt(k) * np.finfo(dtype).eps)
+    for other in results[1:]:
+        np.testing.assert_array_equal(results[0], other)
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 3), (5, 0, 3), (5, 3, 0), (1, 1, 1), (2000, 2000, 1), (1200, 900, 1)])
+def test_products_of_edges(shape):
+    m, n, k = shape
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((m, k)), rng.standard_normal((k, n))
+    np.testing.assert_allclose(matmul(a, b, np.full((m, n), np.nan)), a @ b, rtol=1e-12)
+
+
+@given(
+    rule=st.sampled_from(sorted(UPDATE_BUFFERS)), optional=st.booleans(), dtype=reals, seed=seeds,
+    m=st.sampled_from([301, 512, 1001]), n=st.sampled_from([440, 512, 1031]), k=st.sampled_from([8, 16, 17, 33, 64]),
+    step=st.integers(1, 3), layouts=st.tuples(*[st.sampled_from(["rows", "columns"])] * 2),
+)  # fmt: skip
+@settings(max_examples=40, deadline=None)
+def test_an_update_by_a_product_is_the_product_the_look_and_the_update(
+    rule, optional, dtype, seed, m, n, k, step, layouts
+):
+    rng, host, before = np.random.default_rng(seed), kernels.get(np), numba.get_num_threads()
+    a, b = matrix(rng, m, k, dtype, layouts[0]), matrix(rng, k, n, dtype, layouts[1])
+    assert worth_update_by_product(a, b)
+    param, steps, options = normal(rng, (m, n), dtype), np.array([step]), options_of(rule)
+    buffers = [
+        None if not optional and name in OPTIONAL_BUFFERS else abs(normal(rng, (m, n), dtype))
+        for name in UPDATE_BUFFERS[rule]
+    ]
+
+    def copies():
+        return param.copy(), [None if buffer is None else buffer.copy() for buffer in buffers]
+
+    wanted, wanted_buffers = copies()
+    gradient, sums = matmul(a, b, np.empty((m, n), dtype)), np.empty(1)
+    host.square_sums([gradient], sums)
+    host.optimizer_update(rule, [wanted], [gradient], [[buffer] for buffer in wanted_buffers], options, steps)
+    try:
+        for count in (1, before):
+            numba.set_num_threads(count)
+            got, got_buffers = copies()
+            assert update_by_product(rule, got, a, b, got_buffers, options, steps) == sums[0]
+            np.testing.assert_array_equal(got, wanted)
+            for one, other in zip(got_buffers, wanted_buffers, strict=True):
+                np.testing.assert_array_equal(one, other)
+    finally:
+        numba.set_num_threads(before)
+
+
+def test_rows_that_are_not_finite_are_not_used():
+    rng = np.random.default_rng(0)
+    a, b, param = rng.standard_normal((600, 8)), rng.standard_normal((8, 512)), np.ones((600, 512))
+    a[599, 3] = np.inf
+    squares = update_by_product("sgd", param, a, b, [None], options_of("sgd"), np.array([1]))
+    assert not np.isfinite(squares)
+    assert np.isfinite(param).all() and (param[:300] != 1).any() and (param[599] == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "k"), [(64, 64, 8), (2048, 2048, 65), (100, 17_000, 8), (512, 512, 1), (4, 100_000, 64)]
+)
+def test_products_that_are_small_thick_or_wide_are_not_worth_it(m, n, k):
+    assert not worth_update_by_product(np.ones((m, k)), np.ones((k, n)))
+    assert m * n * k <= SMALL or k > 64 or n > 1 << 14
