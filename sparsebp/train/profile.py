@@ -20,6 +20,8 @@ from sparsebp.train.executor import Executor
 from sparsebp.train.program import Program, Task
 from sparsebp.train.stages import Stages
 
+FIRST = Action(0, "F", 0)
+"""With which a step begins."""
 MOST = 16.0
 """The largest slowdown that is taken for one."""
 
@@ -49,13 +51,15 @@ class TimedExecutor(Executor):
         self._xp = backend.namespace(next(iter(model.parameters().values())))
         self._known = {_buffer(array)[0] for array in model.parameters().values()}
         self._begin: Any = None
+        self._stepped: Any = None
         self.counts = True
         super().__init__(model, loss, optimizer, schedule, watch=watch)
 
     def step(self, batches: Sequence[Batch], tag: Any = None) -> list[Step]:
         """Run one step; see `Executor.step`."""
+        self._stepped = self._stamp()
         if self._begin is None:
-            self._begin = self._stamp()
+            self._begin = self._stepped
             self._known.update(_buffer(array)[0] for batch in batches for array in batch)
         return super().step(batches, tag)
 
@@ -82,7 +86,7 @@ class TimedExecutor(Executor):
             return task
 
         def run(step: Step) -> None:
-            start = self._stamp()
+            start = self._stepped if action == FIRST else self._stamp()  # what begins a step is part of it
             inner(step)
             if self.counts:
                 self._marks.append((action, start, self._stamp()))
@@ -173,9 +177,10 @@ def with_handing(spans: Iterable[Span], schedule: Schedule, joined: Container[in
         lane, own = schedule.place(action)[0], Action(action.stage, "I", 0)
         if action.kind == "W" and action.stage in joined and start < ended.get(own, start):
             span = span._replace(start=ended[own])  # noqa: PLW2901
-        elif action != Action(0, "F", 0) and lane in last:
-            able = max([last[lane], *(ended.get(need, 0.0) for need in _needs(schedule, action))])
-            span = span._replace(start=min(start, able))  # noqa: PLW2901
+        elif lane in last:
+            able = max(ended.get(need, 0.0) for need in (action, *_needs(schedule, action)))
+            able = max(start, able) if action == FIRST else min(start, max(last[lane], able))
+            span = span._replace(start=able)  # noqa: PLW2901
         ended[action] = last[lane] = end
         out.append(span)
     return sorted(out, key=lambda span: span.start)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from sparsebp.schedule import Action, Costs, Schedule, StageBytes, simulate
+from sparsebp.schedule import Action, Costs, Durations, Schedule, StageBytes, simulate
 from sparsebp.schedule.builders import Region, RegionProfile, conventional, out_of_order, place_updates, synchronise
 
 
@@ -42,6 +41,15 @@ def test_the_pair_with_the_highest_speed_up_is_chosen_first():
     )
     schedule = out_of_order(stages=4, regions=[[0, 1], [2, 3]], profile=profile, memory_cap=10)
     assert weight_gradients(schedule) == [2, 1, 3]
+
+
+def test_durations_that_round():
+    """0.0045… + (r - 0.0045…) is less than r, when the weight gradient of stage 1 is ready."""
+    durations = {"4I": 0.0045037099729162144, "3I": 0.6483030351435694, "2I": 0.20946155834601654,
+                 "1I": 0.07640195255496485, "F": 1, "U": 0, "W": 0.001}  # fmt: skip
+    schedule = out_of_order(stages=5, unweighted=[2, 3], regions=[[0, 1, 2, 3], [4]], k=0, memory_cap=9,
+                            costs=Costs(Durations(durations)))  # fmt: skip
+    assert weight_gradients(schedule) == [4, 1, 0]
 
 
 def test_pre_scheduling_holds_the_cap():

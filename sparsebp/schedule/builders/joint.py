@@ -122,10 +122,11 @@ def joint_schedule(timeline: Timeline, early: int = 0) -> list[int]:
         ]  # fmt: skip
         if not usable:
             return None
-        now[i] = max(now[i], min(ready[stage] for stage in usable) - timeline.begin[i])
+        earliest = min(ready[stage] for stage in usable)
+        now[i] = max(now[i], earliest - timeline.begin[i])
         if now[i] >= timeline.length[i]:
             return None
-        at = timeline.begin[i] + now[i]
+        at = max(timeline.begin[i] + now[i], earliest)  # the sum may round to less
         return max((speedup[i][stage], -i, -stage) for stage in usable if ready[stage] <= at)
 
     found: dict[int, tuple[float, int, int]] = {}  # the best of every region, found anew where it has changed
