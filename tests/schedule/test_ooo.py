@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from sparsebp.schedule import Action, Costs, Durations, Schedule, StageBytes, simulate
 from sparsebp.schedule.builders import Region, RegionProfile, conventional, out_of_order, place_updates, synchronise
 
