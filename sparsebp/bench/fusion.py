@@ -3,21 +3,25 @@
 ``sparsebp bench fusion``. Forward, loss, backward and update of one batch, by our executor with every fusion, and by
 PyTorch with `torch.optim` in its three forms and with an update in every parameter's
 ``register_post_accumulate_grad_hook``, which is PyTorch's backward-fusion. All of ours work on one model and one
-optimizer's state, all of PyTorch's on their twins. Ours also look at every gradient (norm, finiteness), as training
-does.
+optimizer's state, all of PyTorch's on their twins, in a process of its own. Ours also look at every gradient (norm,
+finiteness), as training does.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from sparsebp import kernels
 from sparsebp.bench import optim as updates
 from sparsebp.bench import report, timing
+from sparsebp.bench.apart import Apart
 from sparsebp.bench.environment import available_memory
 from sparsebp.bench.images import torch_twin
 from sparsebp.bench.report import Column
@@ -73,78 +77,78 @@ def run(
     MissingDependencyError
         PyTorch is not installed.
     """
-    if timing.optional("torch") is None:
+    if find_spec("torch") is None:
         raise MissingDependencyError("PyTorch is not installed, and is what this benchmark compares with",
                                      remedy="Install the extra: pip install 'sparsebp[torch]'")  # fmt: skip
-    rounds = (
-        {"rounds": 1, "least_rounds": 1, "warmup": 1} if quick else {"rounds": 11, "least_rounds": 3, "budget": 6.0}
-    )
+    rounds = {"rounds": 1, "least_rounds": 1} if quick else {"rounds": 11, "least_rounds": 3, "budget": 4.0}
     result = report.start(
         "fusion", "Whole training steps with fused optimizers: float32, CPU", quick=quick,
         settings={"threads": threads, "dtype": "float32", "targets": TARGETS, "optimizers": updates.OPTIMIZERS},
         leaves_out="loading data",
     )  # fmt: skip
-    for network, (make, shape, batches, optimizers) in networks(quick).items():
-        for count in timing.thread_counts_here(threads, result["notes"].append):
-            with timing.threads(count):
-                for name in optimizers:
-                    need, have = 10 * sum(p.nbytes for p in make().parameters().values()), available_memory()
-                    if have is not None and need > updates.SHARE * have:
-                        result["notes"].append(f"{network}, {name}: left out, it needs {report.size(need)}")
-                        continue
-                    for batch in batches:
-                        row = measure_row(network, make, shape, batch, name, count, rounds)
-                        result["rows"].append(row)
-                        echo(f"{network}, batch {batch}, {name}: {report.times(row['backward_ratio'])}, {row['met']}")
+    with Apart() as apart:
+        for network, (make, shape, batches) in networks(quick).items():
+            for count in timing.thread_counts_here(threads, result["notes"].append):
+                with timing.threads(count):
+                    for batch, optimizers in batches.items():
+                        for name in optimizers:
+                            need, have = 10 * sum(p.nbytes for p in make().parameters().values()), available_memory()
+                            if have is not None and need > updates.SHARE * have:
+                                note = f"{network}, {name}: left out, it needs {report.size(need)}"
+                                result["notes"].append(note)
+                                continue
+                            row = measure_row(network, make, shape, batch, name, count, rounds, apart)
+                            result["rows"].append(row)
+                            echo(
+                                f"{network}, batch {batch}, {name}: {report.times(row['backward_ratio'])}, {row['met']}"
+                            )
     report.finish(result, [c for c in COLUMNS if c.key not in ("torch", "foreach", "fused")], picture, out, echo)
     return result
 
 
-def networks(quick: bool = False) -> dict[str, tuple[Callable[[], Any], tuple[int, ...], tuple[int, ...], tuple]]:
-    """Return of each network: how it is made, a sample's shape, batch sizes, optimizers."""
-    from sparsebp import models, nn
-
-    def snn(width: int) -> Callable[[], Any]:
-        def make() -> Any:
-            rng = np.random.default_rng(0)
-            layers = [layer for _ in range(32) for layer in (nn.Linear(width, width, rng=rng), nn.ReLU())]
-            return nn.Sequential(*layers[:-1])
-
-        return make
+def networks(quick: bool = False) -> dict[str, tuple[Callable[[], Any], tuple[int, ...], dict[int, tuple[str, ...]]]]:
+    """Return of each network: how it is made, a sample's shape, and the optimizers for each batch size."""
+    from sparsebp import models
 
     width = 16 if quick else 2048
     found: dict[str, Any] = {
-        f"SNN, 32 × {width}": (snn(width), (width,), (1,) if quick else (1, 32, 128), FEW[1:] if quick else FEW),
-        "LeNet-5": (lambda: models.lenet5(rng=0), (1, 28, 28), (1,) if quick else (1, 8, 32, 128),
-                    FEW[:1] if quick else ALL),
+        f"SNN, 32 × {width}": (partial(snn, width), (width,), {1: FEW[1:]} if quick
+                               else dict.fromkeys((1, 32, 128), FEW)),
+        "LeNet-5": (partial(models.lenet5, rng=0), (1, 28, 28),
+                    {1: FEW[:1]} if quick else {1: ALL, 8: FEW, 32: ALL, 128: FEW}),
     }  # fmt: skip
     if not quick:
         found |= {
-            "MobileNetV2-style": (lambda: models.mobilenetv2(rng=0), (3, 32, 32), (1, 8, 32), FEW),
-            "VGG-11": (lambda: models.vgg11(rng=0), (3, 32, 32), (1, 8, 32), FEW),
+            "MobileNetV2-style": (partial(models.mobilenetv2, rng=0), (3, 32, 32), dict.fromkeys((1, 8, 32), FEW)),
+            "VGG-11": (partial(models.vgg11, rng=0), (3, 32, 32), dict.fromkeys((1, 8, 32), FEW)),
         }
     return found
 
 
+def snn(width: int) -> Any:
+    """Return 32 fully connected layers of `width` (Chen, Yang and Cheng 2018)."""
+    from sparsebp import nn
+
+    rng = np.random.default_rng(0)
+    layers = [layer for _ in range(32) for layer in (nn.Linear(width, width, rng=rng), nn.ReLU())]
+    return nn.Sequential(*layers[:-1])
+
+
 def measure_row(
     network: str, make: Callable[[], Any], shape: tuple[int, ...], batch: int, optimizer: str, threads: int,
-    rounds: Mapping[str, Any],
+    rounds: Mapping[str, Any], apart: Apart,
 ) -> dict[str, Any]:  # fmt: skip
     """Time all sides in turn, and measure what gradients take."""
-    rng = np.random.default_rng(0)
-    model, x = make(), rng.standard_normal((batch, *shape), np.float32)
-    classes = model.forward(x[:1])[0].shape[1]
-    target = rng.integers(classes, size=batch)
+    model = make()
+    x, target = batch_of(model, shape, batch)
     executors, update_alone = ours(model, optimizer)
-    steps: dict[str, Callable[[], object]] = {
-        name: lambda executor=executor: executor.step([(x, target)])  # type: ignore[misc]
-        for name, executor in executors.items()
-    }
     peaks = {f"{name}_peak": peak_of_ours(executor, [(x, target)]) for name, executor in executors.items()}
-    twin = torch_twin(model)
-    peers, peaks["hooks_peak"] = theirs(twin, optimizer, x, target)
-    sides = steps | {"update": update_alone} | peers
-    timings = timing.measure({name: timing.Call(_without_argument(side)) for name, side in sides.items()}, **rounds)
+    sides: dict[str, Callable[[], object]] = {
+        name: lambda executor=executor: executor.step([(x, target)]) for name, executor in executors.items()
+    } | {"update": update_alone}
+    timers = {name: timing.timer(timing.Call(_without_argument(side))) for name, side in sides.items()}
+    theirs, peaks["hooks_peak"] = apart.build(peers, make, shape, batch, optimizer, threads)
+    timings = timing.in_turn(timers | theirs, **rounds)
     share = timings["update"].median / timings["none"].median
     largest = max(sum(p.nbytes for p in layer.parameters().values()) for _, layer in model.stages())
     row: dict[str, Any] = {
@@ -192,20 +196,44 @@ def peak_of_ours(executor: Any, batches: Any) -> int:
 
         return weight_grad
 
+    def by_rows(layer: Any) -> Callable[..., Any]:
+        compute = layer.weight_grad_factors
+
+        def weight_grad_factors(gy: Any, saved: Any) -> Any:
+            found, host = compute(gy, saved), kernels.on_host()
+            for factors in [] if found is None else found[0].values():
+                if host.worth_update_by_product(*factors):
+                    most[0] = max(most[0], host.bytes_at_once(*factors))
+            return found
+
+        return weight_grad_factors
+
     for layer in layers:
-        layer.weight_grad = watch(layer)
+        layer.weight_grad, layer.weight_grad_factors = watch(layer), by_rows(layer)
     try:
         executor.step(batches)
     finally:
         for layer in layers:
-            del layer.weight_grad
+            del layer.weight_grad, layer.weight_grad_factors
     return most[0]
 
 
-def theirs(twin: Any, optimizer: str, x: np.ndarray, target: np.ndarray) -> tuple[dict[str, Callable[[], object]], int]:
+def batch_of(model: Any, shape: tuple[int, ...], batch: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return a batch of inputs and targets."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((batch, *shape), np.float32)
+    return x, rng.integers(model.forward(x[:1])[0].shape[1], size=batch)
+
+
+def peers(
+    make: Callable[[], Any], shape: tuple[int, ...], batch: int, optimizer: str, threads: int
+) -> tuple[dict[str, Callable[[], object]], int]:
     """Return one whole step by each form of torch.optim, all with one state, and the peak of gradients with hooks."""
     import torch
 
+    torch.set_num_threads(threads)
+    model = make()
+    (x, target), twin = batch_of(model, shape, batch), torch_twin(model)
     cls, options = updates.OPTIMIZERS[optimizer]
     inputs, targets, loss = torch.from_numpy(x), torch.from_numpy(target), torch.nn.CrossEntropyLoss()
     parameters = list(twin.parameters())

@@ -146,6 +146,22 @@ def measure(
     dict
         A `Timing` per side, all with the same number of rounds.
     """
+    clock = HostClock() if clock is None else clock
+    timers = {name: timer(call, warmup, clock) for name, call in calls.items()}
+    return in_turn(timers, rounds=rounds, least_rounds=least_rounds, budget=budget)
+
+
+def timer(call: Call, warmup: int = 2, clock: Clock | None = None) -> Callable[[], float]:
+    """Warm a side up; return what times it once more and returns the seconds a run."""
+    chosen = HostClock() if clock is None else clock
+    together = _runs_together(call, warmup, chosen)
+    return lambda: _time(call, together, chosen)
+
+
+def in_turn(
+    timers: Mapping[str, Callable[[], float]], *, rounds: int = 15, least_rounds: int = 5, budget: float = 20.0
+) -> dict[str, Timing]:
+    """Take the seconds of every side in turn, as `measure`, from what `timer` returns, here or in another process."""
     if not 1 <= least_rounds <= rounds:
         raise OptionError(
             "The number of rounds does not fit",
@@ -153,16 +169,14 @@ def measure(
             got=f"rounds={rounds}, least_rounds={least_rounds}",
             remedy="Raise rounds or lower least_rounds",
         )
-    clock = HostClock() if clock is None else clock
-    together = {name: _runs_together(call, warmup, clock) for name, call in calls.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    names = list(calls)
+    seconds: dict[str, list[float]] = {name: [] for name in timers}
+    names = list(timers)
     begin = time.perf_counter()
     for done in range(rounds):
         if done >= least_rounds and time.perf_counter() - begin > budget:
             break
         for name in names[done % len(names) :] + names[: done % len(names)]:
-            seconds[name].append(_time(calls[name], together[name], clock))
+            seconds[name].append(timers[name]())
     return {name: Timing(tuple(values)) for name, values in seconds.items()}
 
 

@@ -16,7 +16,11 @@ from sparsebp.kernels.host.dense import DenseKernels  # noqa: E402
 from sparsebp.kernels.host.gru import GruKernels  # noqa: E402
 from sparsebp.kernels.host.max_pool import MaxPoolKernels  # noqa: E402
 from sparsebp.kernels.host.optimizers import OptimizerKernels  # noqa: E402
-from sparsebp.kernels.host.product_update import update_by_product, worth_update_by_product  # noqa: E402
+from sparsebp.kernels.host.product_update import (  # noqa: E402
+    bytes_at_once,
+    update_by_product,
+    worth_update_by_product,
+)
 from sparsebp.kernels.host.products import matmul  # noqa: E402
 from sparsebp.kernels.host.rnn import RnnKernels  # noqa: E402
 from sparsebp.kernels.host.spgemm import PositionKernels  # noqa: E402
@@ -26,7 +30,7 @@ from sparsebp.kernels.host.spgemm_select import SelectionKernels  # noqa: E402
 from sparsebp.kernels.host.training import TrainingKernels  # noqa: E402
 from sparsebp.kernels.host.values import ValueKernels  # noqa: E402
 
-__all__ = ["HostKernels", "matmul", "update_by_product", "worth_update_by_product"]
+__all__ = ["HostKernels", "bytes_at_once", "matmul", "update_by_product", "worth_update_by_product"]
 
 
 class HostKernels(

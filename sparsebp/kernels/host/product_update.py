@@ -36,6 +36,16 @@ def worth_update_by_product(a: Array, b: Array) -> bool:
     return contiguous and k <= min(THIN, m, n) and m * n >= LEAST and m * n * k > SMALL and n <= CHUNK
 
 
+def bytes_at_once(a: Array, b: Array) -> int:
+    """Return how many bytes of the gradient ``a @ b`` `update_by_product` has at once, on all threads together."""
+    cut, _ = describe(a, b)
+    return _threads(cut.parts) * cut.step * b.shape[1] * b.itemsize
+
+
+def _threads(parts: int) -> int:
+    return 1 if parts == 1 or threads.serial() else numba.get_num_threads()
+
+
 def update_by_product(
     rule: UpdateRule, param: Array, a: Array, b: Array, buffers: Sequence[Array | None], options: np.ndarray,
     steps: np.ndarray,
@@ -52,10 +62,10 @@ def update_by_product(
     constants = np.array([1, 0], param.dtype)
     addresses = np.array([0 if array is None else array.ctypes.data for array in (param, None, *buffers)], np.int64)
     sums = np.empty(-(-m // (CHUNK // n)))
-    alone = cut.parts == 1 or threads.serial() or numba.get_num_threads() == 1
-    room = _room(1 if alone else numba.get_num_threads(), cut.step * n, param.dtype)
+    count = _threads(cut.parts)
+    room = _room(count, cut.step * n, param.dtype)
     with threads.one_blas_thread():
-        (_update_parts if alone else _update_parts_parallel)(
+        (_update_parts if count == 1 else _update_parts_parallel)(
             NUMBERS[rule], gemm_address(param.dtype), constants.ctypes.data, param.dtype.type(0), sizes,
             a.ctypes.data, b.ctypes.data, addresses, options, steps, sums, room,
         )  # fmt: skip
