@@ -240,9 +240,10 @@ class Actions:
 
         def run(step: Step) -> None:
             gy, saved = step.gy_weights[m][number], step.for_weights[m][number]
-            found = None if step.later is not None else stage.layer.weight_grad_factors(gy, saved)
+            takes = getattr(step.update, "takes_product", None)  # an optimizer of the user's own may not know it
+            found = None if step.later is not None or takes is None else stage.layer.weight_grad_factors(gy, saved)
             products = {} if found is None else found[0]
-            if found is None or not all(step.update.takes_product(name_of[k], f) for k, f in products.items()):
+            if found is None or not all(takes(name_of[key], factors) for key, factors in products.items()):
                 for part in apart:
                     part(step)
                 return
