@@ -210,8 +210,8 @@ def _time(call: Call, runs: int, clock: Clock) -> float:
 def _rest(seconds: float) -> None:
     """Wait until the threads of other pools sleep, without sleeping as well.
 
-    A worker thread that is woken by one that has just slept itself may be put on the same core, and waits there for some
-    8 ms: in a training loop, which does not sleep, that does not happen.
+    A worker thread that is woken by one that has just slept itself may be put on the same core, and waits there for
+    some 8 ms: in a training loop, which does not sleep, that does not happen.
     """
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
