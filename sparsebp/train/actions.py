@@ -240,7 +240,7 @@ class Actions:
 
         def run(step: Step) -> None:
             gy, saved = step.gy_weights[m][number], step.for_weights[m][number]
-            takes = getattr(step.update, "takes_product", None)  # an optimizer of the user's own may not know it
+            takes: Any = getattr(step.update, "takes_product", None)  # an optimizer of the user's own may not know it
             found = None if step.later is not None or takes is None else stage.layer.weight_grad_factors(gy, saved)
             products = {} if found is None else found[0]
             if found is None or not all(takes(name_of[key], factors) for key, factors in products.items()):
