@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from sparsebp import backend
 from sparsebp.schedule import Action, Costs, Schedule, StageBytes, StepGraph
-from sparsebp.schedule.builders import place_updates
 from sparsebp.schedule.cost_file import Durations, Slowdowns
 from sparsebp.train.actions import Batch, Run, Step, Watch
 from sparsebp.train.executor import Executor
@@ -145,13 +144,18 @@ def alone_order(stages: Stages) -> Schedule:
     """Return the order in which costs by themselves are measured: one stream, every I before its W.
 
     Of a stage of several layers the first of the two computes the gradients inside, which the other one needs as well.
-    Beside each other I is the one that all else waits for; so they are counted there.
+    Beside each other I is the one that all else waits for; so they are counted there. Each update comes one weight
+    gradient late, so that it is not made in one with its own, as two streams do not either.
     """
-    graph = StepGraph(len(stages), unweighted=stages.unweighted)
+    graph = StepGraph(len(stages), unweighted=stages.unweighted, updates="step")
     actions = [Action(stage, "F", 0) for stage in range(len(stages))]
+    late: list[Action] = []
     for stage in reversed(range(len(stages))):
-        actions += [Action(stage, "I", 0)] * (stage > 0) + [Action(stage, "W", 0)] * graph.weighted(stage)
-    return place_updates(Schedule.of(graph, [{"main": actions}], "conventional, I before W"), "backward")
+        actions += [Action(stage, "I", 0)] * (stage > 0)
+        if graph.weighted(stage):
+            actions += [Action(stage, "W", 0), *late]
+            late = [Action(stage, "U")]
+    return Schedule.of(graph, [{"main": actions + late}], "conventional, I before W")
 
 
 def with_handing(spans: Iterable[Span], schedule: Schedule, joined: Container[int] = ()) -> list[Span]:
