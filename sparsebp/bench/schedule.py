@@ -231,10 +231,6 @@ class Recorder:
             """Return the names not yet applied."""
             return self.update.remaining
 
-        def takes_product(self, name: str, product: Any) -> bool:
-            """Say that gradients are to be whole: their bytes are compared."""
-            return False
-
         def apply(self, grads: Mapping[str, np.ndarray]) -> None:
             """Keep and apply gradients."""
             self.kept |= {name: grad.tobytes() for name, grad in grads.items()}
