@@ -34,6 +34,10 @@ _MOST_ROWS = 256
 _LEAST_ROWS = 8  # of a block; below that it is not worth its call
 _BLOCK_BYTES = 1 << 18  # of the gradient that an update takes at once: a quarter of a core's second cache
 _PART = 1 << 19  # multiply-adds that one part should hold, some 10 microseconds
+_SUMS_THIN, _SUMS_LARGE = 32, 1 << 19
+"""Up to and from where a cut along k, with partial results to add, is worth what it keeps in a core's cache."""
+_PACKED_PART, _PACKED_HALF, _PACKED_ROWS = 1 << 22, 1 << 20, 64
+"""The same, and rows, where packing has to pay; halves are worth it earlier."""
 _ALONE = 1 << 13  # multiply-adds below which OpenBLAS wakes no second thread
 _MAX_PARTS, _MAX_SUMS = 16, 8
 _SUM_PART = 1 << 14
@@ -77,15 +81,23 @@ def plan(m: int, n: int, k: int, itemsize: int, a_transposed: bool, b_transposed
     else:
         outer, inner = (K, M) if a_transposed else (M, K)
     sizes = (m, n, k)
-    length, across, thin = sizes[outer], sizes[inner], sizes[3 - outer - inner]
+    thin = sizes[3 - outer - inner]
+    packed = thin > THIN
+    if outer == K and (thin > _SUMS_THIN or largest < _SUMS_LARGE):
+        outer, inner, packed = inner, K, True
+    length, across = sizes[outer], sizes[inner]
     width = across if inner == K else min(across, _INNER if thin <= _INNER_THIN else _INNER // 2)
-    rows = min(SMALL // max(thin * width, 1) // _LEAST_ROWS * _LEAST_ROWS, _MOST_ROWS) if thin <= THIN else 0
+    rows = 0 if packed else min(SMALL // max(thin * width, 1) // _LEAST_ROWS * _LEAST_ROWS, _MOST_ROWS)
     step = rows
     if rows and (outer, inner) == (M, N):  # whole chunks of a sum of squares, as `product_update` takes them
         chunk = max(CHUNK // n, 1)
         step = max(_BLOCK_BYTES // (itemsize * max(n, 1)) // chunk, 1) * chunk
-    parts = max(1, min(m * n * k // _PART, _MAX_SUMS if outer == K else _MAX_PARTS, length // max(step, _LEAST_ROWS)))
-    if rows == 0:  # not thin: whole parts for a BLAS that packs
+    most, work = _MAX_SUMS if outer == K else _MAX_PARTS, m * n * k
+    if rows:
+        parts = max(1, min(work // _PART, most, length // step))
+    else:  # not thin: whole parts for a BLAS that packs
+        wanted = max(work // _PACKED_PART, min(work // _PACKED_HALF, 2))
+        parts = max(1, min(wanted, most, length // _PACKED_ROWS))
         step, rows, width = (-(-length // parts),) * 2 + (across,)
     return Plan(outer, inner, parts, step, rows, width)
 
