@@ -34,8 +34,8 @@ _MOST_ROWS = 256
 _LEAST_ROWS = 8  # of a block; below that it is not worth its call
 _BLOCK_BYTES = 1 << 18  # of the gradient that an update takes at once: a quarter of a core's second cache
 _PART = 1 << 19  # multiply-adds that one part should hold, some 10 microseconds
-_SUMS_THIN, _SUMS_LARGE = 32, 1 << 19
-"""Up to and from where a cut along k, with partial results to add, is worth what it keeps in a core's cache."""
+_SUMS = ((32, 1 << 19), (256, 1 << 21))
+"""Up to what thin axis, and from what size of the large matrix on, a cut along k is worth its partial results to add."""
 _PACKED_PART, _PACKED_HALF, _PACKED_ROWS = 1 << 22, 1 << 20, 64
 """The same, and rows, where packing has to pay; halves are worth it earlier."""
 _ALONE = 1 << 13  # multiply-adds below which OpenBLAS wakes no second thread
@@ -83,7 +83,7 @@ def plan(m: int, n: int, k: int, itemsize: int, a_transposed: bool, b_transposed
     sizes = (m, n, k)
     thin = sizes[3 - outer - inner]
     packed = thin > THIN
-    if outer == K and (thin > _SUMS_THIN or largest < _SUMS_LARGE):
+    if outer == K and not any(thin <= most and largest >= least for most, least in _SUMS):
         outer, inner, packed = inner, K, True
     length, across = sizes[outer], sizes[inner]
     width = across if inner == K else min(across, _INNER if thin <= _INNER_THIN else _INNER // 2)
