@@ -71,7 +71,14 @@ def short_products(flops: float) -> contextlib.AbstractContextManager[None]:
     return one_blas_thread() if flops < SHORT else contextlib.nullcontext()
 
 
-_local = threading.local()
+class _State(threading.local):
+    """How many `serial_kernels` a thread is inside, and the threads that its kernels had before the first."""
+
+    depth = 0
+    count = 1
+
+
+_local = _State()
 
 
 @contextlib.contextmanager
@@ -79,18 +86,20 @@ def serial_kernels() -> Iterator[None]:
     """Run the kernels that the calling thread starts inside the ``with`` block on that thread alone.
 
     For threads that compute side by side: the parallel regions of some of Numba's threading layers must not be entered
-    by two threads at once.
+    by two threads at once. Blocks may end in another order than the reverse of their beginnings.
     """
     import numba
 
-    count, before = numba.get_num_threads(), serial()
-    numba.set_num_threads(1)
-    _local.serial = True
+    if _local.depth == 0:
+        _local.count = numba.get_num_threads()
+        numba.set_num_threads(1)
+    _local.depth += 1
     try:
         yield
     finally:
-        numba.set_num_threads(count)
-        _local.serial = before
+        _local.depth -= 1
+        if _local.depth == 0:
+            numba.set_num_threads(_local.count)
 
 
 @contextlib.contextmanager
@@ -102,7 +111,7 @@ def one_core() -> Iterator[None]:
 
 def serial() -> bool:
     """Say whether the calling thread is inside `serial_kernels`."""
-    return getattr(_local, "serial", False)
+    return _local.depth > 0
 
 
 _lock = threading.Lock()

@@ -127,6 +127,17 @@ def test_kernels_of_threads_side_by_side_enter_no_parallel_region():
     assert other == [many] and parts_for(10**9) == many > 1
 
 
+def test_serial_kernels_end_in_any_order():
+    before = threads.thread_counts()["numba"]
+    first, second = threads.serial_kernels(), threads.serial_kernels()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert threads.serial() and threads.thread_counts()["numba"] == 1
+    second.__exit__(None, None, None)
+    assert not threads.serial() and threads.thread_counts()["numba"] == before
+
+
 def test_the_host_has_no_streams():
     with backend.streams(np, 2)[1]:
         assert backend.record(np) is None

@@ -35,7 +35,7 @@ _LEAST_ROWS = 8  # of a block; below that it is not worth its call
 _BLOCK_BYTES = 1 << 18  # of the gradient that an update takes at once: a quarter of a core's second cache
 _PART = 1 << 19  # multiply-adds that one part should hold, some 10 microseconds
 _SUMS = ((32, 1 << 19), (256, 1 << 21))
-"""Up to what thin axis, and from what size of the large matrix on, a cut along k is worth its partial results to add."""
+"""Up to what thin axis, and from what size of the large matrix on, a cut along k is worth its partial results."""
 _PACKED_PART, _PACKED_HALF, _PACKED_ROWS = 1 << 22, 1 << 20, 64
 """The same, and rows, where packing has to pay; halves are worth it earlier."""
 _ALONE = 1 << 13  # multiply-adds below which OpenBLAS wakes no second thread
