@@ -289,6 +289,6 @@ def picture(result: Mapping[str, Any]) -> Any:
     ax.set_yticks(range(len(rows)), [f"{row['network']}, batch {row['batch']}" for row in rows], fontsize=8)
     ax.invert_yaxis()
     ax.set_xlabel("times faster than one stream on one core", fontsize=9)
-    ax.legend(fontsize=8, frameon=False)
+    ax.legend(fontsize=8, frameon=False, ncols=2, loc="lower center", bbox_to_anchor=(0.4, 1.0))
     ax.spines[["top", "right"]].set_visible(False)
     return drawing
