@@ -18,7 +18,19 @@ from sparsebp.kernels import checks
 from sparsebp.kernels.host.blas import gemm_address
 from sparsebp.kernels.host.optimizers import CHUNK, NUMBERS, add_chunks, chunk_rows, square_sum, update_range
 from sparsebp.kernels.host.parts import JIT
-from sparsebp.kernels.host.products import ITEM, PARTS, SMALL, STEP, THIN, M, N, describe, part_range, strip
+from sparsebp.kernels.host.products import (
+    ITEM,
+    PARTS,
+    SMALL,
+    STEP,
+    THIN,
+    M,
+    N,
+    describe,
+    part_range,
+    strip,
+    threads_for,
+)
 from sparsebp.types import Array, UpdateRule
 
 LEAST = 1 << 17
@@ -39,11 +51,7 @@ def worth_update_by_product(a: Array, b: Array) -> bool:
 def bytes_at_once(a: Array, b: Array) -> int:
     """Return how many bytes of the gradient ``a @ b`` `update_by_product` has at once, on all threads together."""
     cut, _ = describe(a, b)
-    return _threads(cut.parts) * cut.step * b.shape[1] * b.itemsize
-
-
-def _threads(parts: int) -> int:
-    return 1 if parts == 1 or threads.serial() else numba.get_num_threads()
+    return threads_for(cut.parts) * cut.step * b.shape[1] * b.itemsize
 
 
 def update_by_product(
@@ -62,7 +70,7 @@ def update_by_product(
     constants = np.array([1, 0], param.dtype)
     addresses = np.array([0 if array is None else array.ctypes.data for array in (param, None, *buffers)], np.int64)
     sums = np.empty(-(-m // (CHUNK // n)))
-    count = _threads(cut.parts)
+    count = threads_for(cut.parts)
     room = _room(count, cut.step * n, param.dtype)
     with threads.one_blas_thread():
         (_update_parts if count == 1 else _update_parts_parallel)(

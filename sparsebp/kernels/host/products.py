@@ -123,7 +123,7 @@ def matmul(a: Array, b: Array, out: Array) -> Array:
     constants, function = np.array([1, 0], out.dtype), gemm_address(out.dtype)
     sums = np.empty((cut.parts, m, n), out.dtype) if cut.outer == K and cut.parts > 1 else None
     target = (out if sums is None else sums).ctypes.data
-    alone = cut.parts == 1 or threads.serial() or numba.get_num_threads() == 1
+    alone = threads_for(cut.parts) == 1
     with threads.one_blas_thread():
         (_product if alone else _product_parallel)(
             function, constants.ctypes.data, sizes, a.ctypes.data, b.ctypes.data, target
@@ -144,6 +144,11 @@ def describe(a: Array, b: Array) -> tuple[Plan, np.ndarray]:
     cut = plan(m, n, k, a.itemsize, *turned)
     lengths = [m if turned[0] else k, k if turned[1] else n, n]
     return cut, np.array([m, n, k, *lengths, *turned, *cut, a.itemsize], np.int64)
+
+
+def threads_for(parts: int) -> int:
+    """Return how many threads work on so many parts; 1 stands for no parallel region."""
+    return 1 if parts == 1 or threads.serial() else int(numba.get_num_threads())
 
 
 def _in_rows(matrix: Array) -> Array:
