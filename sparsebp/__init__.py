@@ -12,13 +12,32 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from sparsebp import backend, bench, data, errors, interop, models, nn, optim, train, verify
+    from sparsebp import (
+        backend,
+        bench,
+        data,
+        errors,
+        interop,
+        jacobians,
+        models,
+        nn,
+        optim,
+        patterns,
+        scan,
+        schedule,
+        threads,
+        train,
+        verify,
+    )
     from sparsebp.jacobians import TransposedJacobian, jacobian_t
-    from sparsebp.nn import prune
+    from sparsebp.nn import prune, value_and_grad
     from sparsebp.patterns import ProductPlan, SparsityPattern, plan_product
     from sparsebp.scan import ScanPlan, plan_scan
 
-_MODULES = ("backend", "bench", "data", "errors", "interop", "models", "nn", "optim", "train", "verify")
+_MODULES = (
+    "backend", "bench", "data", "errors", "interop", "jacobians", "models", "nn", "optim", "patterns", "scan",
+    "schedule", "threads", "train", "verify",
+)  # fmt: skip
 _NAMES = {
     "SparsityPattern": "sparsebp.patterns",
     "ProductPlan": "sparsebp.patterns",
@@ -26,6 +45,7 @@ _NAMES = {
     "TransposedJacobian": "sparsebp.jacobians",
     "jacobian_t": "sparsebp.jacobians",
     "prune": "sparsebp.nn",
+    "value_and_grad": "sparsebp.nn",
     "ScanPlan": "sparsebp.scan",
     "plan_scan": "sparsebp.scan",
 }
@@ -41,13 +61,19 @@ __all__ = [
     "errors",
     "interop",
     "jacobian_t",
+    "jacobians",
     "models",
     "nn",
     "optim",
+    "patterns",
     "plan_product",
     "plan_scan",
     "prune",
+    "scan",
+    "schedule",
+    "threads",
     "train",
+    "value_and_grad",
     "verify",
 ]
 

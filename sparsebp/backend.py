@@ -22,37 +22,69 @@ FLOAT_DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
 INDEX_DTYPES = (np.dtype(np.int32), np.dtype(np.int64))
 
 
-def namespace(*arrays: Array) -> ModuleType:
-    """Return ``numpy`` or ``cupy``, the module that all `arrays` belong to. ``None`` entries are passed over.
+_PLAIN = {np.ndarray}
+
+
+def namespace(*arrays: Array, **named: Array) -> ModuleType:
+    """Return ``numpy`` or ``cupy``, the module that all arrays belong to.
+
+    Parameters
+    ----------
+    *arrays
+        Arrays; None is none.
+    **named
+        Arrays by the names that the message shall have; those that may be missing through `given`.
 
     Raises
     ------
     DeviceError
-        NumPy and CuPy arrays are mixed, or an argument is neither.
+        NumPy and CuPy arrays are mixed, or an argument is neither, masked, or a ``numpy.matrix``.
     """
-    found = {_namespace_of(a) for a in arrays if a is not None}
+    kinds = {*map(type, arrays), *map(type, named.values())}
+    if kinds == _PLAIN:  # as nearly always: several times as fast
+        return np
+    found = {_namespace_of(array) for array in arrays}
+    found.update(_namespace_of(array, name) for name, array in named.items())
     if len(found) > 1:
         raise DeviceError(
             "Arrays on the host and on a device are mixed",
             expected="all arrays from NumPy or all from CuPy",
-            got=", ".join(type(a).__module__.split(".")[0] for a in arrays if a is not None),
+            got=", ".join(type(array).__module__.split(".")[0] for array in (*arrays, *named.values())),
             remedy="Move them with sparsebp.backend.to_device(...) or sparsebp.backend.to_host(...)",
         )
     return found.pop() if found else np
 
 
-def _namespace_of(array: Array) -> ModuleType:
+def given(**named: Array | None) -> dict[str, Array]:
+    """Return the arrays that are not None."""
+    return {name: array for name, array in named.items() if array is not None}
+
+
+def _namespace_of(array: Array, name: str = "An argument") -> ModuleType:
     if isinstance(array, (np.ndarray, np.generic)):
+        _check_plain(array, name)
         return np
     cupy = sys.modules.get("cupy")  # an array of CuPy's can only exist once CuPy has been imported
     if cupy is not None and isinstance(array, cupy.ndarray):
         return cupy
     raise DeviceError(
-        "An argument is not an array",
+        f"{name} is not an array",
         expected="a NumPy or CuPy array",
         got=f"{type(array).__module__}.{type(array).__qualname__}",
         remedy="Convert it with numpy.asarray(...), or cupy.from_dlpack(...) for another framework's device tensor",
     )
+
+
+def _check_plain(array: Array, name: str) -> None:
+    """Refuse arrays that mean something else by the same operations: the kernels would drop masks without a word."""
+    if isinstance(array, np.ma.MaskedArray):
+        remedy = "Pass array.filled(value), with a value for what is masked"
+    elif isinstance(array, np.matrix):
+        remedy = "Convert it with numpy.asarray(...)"
+    else:
+        return
+    raise DeviceError(f"{name} is not a plain array", expected="a NumPy or CuPy array",
+                      got=f"{type(array).__module__}.{type(array).__qualname__}", remedy=remedy)  # fmt: skip
 
 
 def cupy() -> ModuleType:
@@ -94,11 +126,25 @@ def has_gpu() -> bool:
 
 def device_namespace(device: str) -> ModuleType:
     """Return the array module for ``device``: ``"cpu"`` or ``"cuda"``."""
-    if device == "cpu":
+    if isinstance(device, str) and device == "cpu":
         return np
-    if device == "cuda":
+    if isinstance(device, str) and device == "cuda":
         return cupy()
     raise DeviceError("Unknown device", expected="'cpu' or 'cuda'", got=repr(device), remedy="Pass one of the two")
+
+
+def check_module(xp: ModuleType) -> ModuleType:
+    """Return an argument that is ``numpy`` or ``cupy``.
+
+    Raises
+    ------
+    DeviceError
+        It is something else.
+    """
+    if xp is not np and (xp is None or xp is not sys.modules.get("cupy")):
+        raise DeviceError("xp is no module of arrays", expected="numpy or cupy", got=repr(xp)[:80],
+                          remedy="Pass xp=numpy")  # fmt: skip
+    return xp
 
 
 def device_of(array: Array) -> str:
@@ -247,14 +293,17 @@ def check_array(
     dtype: Any = None,
     shape: tuple[int | None, ...] | None = None,
     contiguous: bool = True,
+    written: bool = False,
 ) -> None:
-    """Check one array argument; ``None`` in `shape` stands for any length.
+    """Check one array argument; ``None`` in `shape` stands for any length. `written`: it must not be read-only.
 
     Raises
     ------
-    DTypeError, ShapeError, LayoutError
-        The array differs; the message names it, what was expected and what came.
+    DeviceError, DTypeError, ShapeError, LayoutError
+        It is no array, or differs; the message names it, what was expected and what came.
     """
+    if type(array) is not np.ndarray:
+        _namespace_of(array, name)
     if dtype is not None and array.dtype != dtype:
         raise DTypeError(
             f"{name} has the wrong dtype",
@@ -276,4 +325,11 @@ def check_array(
             expected="a C-contiguous array",
             got=f"strides {array.strides} for shape {array.shape}",
             remedy=f"Pass numpy.ascontiguousarray({name})",
+        )
+    if written and not getattr(array.flags, "writeable", True):  # CuPy's arrays always are
+        raise LayoutError(
+            f"{name} is read-only, and it is written",
+            expected="a writeable array",
+            got="flags.writeable = False",
+            remedy="Pass a copy, or a fresh array",
         )

@@ -74,6 +74,10 @@ class ScheduleError(SparseBPError, ValueError):
         super().__init__(problem, expected=expected, got=got, remedy=remedy)
 
 
+class StaleError(SparseBPError, RuntimeError):
+    """Gradients were asked for of a forward whose weights are no longer there."""
+
+
 class MemoryLimitError(SparseBPError, MemoryError):
     """A plan would need more memory than ``memory_limit``; raised before anything is allocated."""
 
@@ -83,7 +87,7 @@ class NonFiniteError(SparseBPError, ArithmeticError):
 
 
 class FileFormatError(SparseBPError, ValueError):
-    """A plan or checkpoint file is corrupt, of another kind, or does not fit the object it is loaded into."""
+    """A checkpoint or another file is corrupt, of another kind, or does not fit the object it is loaded into."""
 
 
 class OutputError(SparseBPError, OSError):

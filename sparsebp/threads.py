@@ -1,8 +1,20 @@
-"""Threads of Numba's kernels and of the BLAS behind NumPy: set together, and kept out of each other's way.
+"""How many threads work: those of the kernels, and those of the BLAS behind NumPy.
 
-Each of the two has a pool of its own, and the threads of a pool that has just finished go on spinning for a while. A
-BLAS thread that is woken then waits for its core: milliseconds, for a product that takes a tenth of one. Short products
-between kernels therefore run on one BLAS thread (`short_products`).
+The kernels have threads of their own, which sleep until there is work for them (`sparsebp.kernels.host.team`). They
+need no setting: small work stays on the calling thread, work that other processes slow down goes back to it, and no
+result depends on how many threads took part, or on which thread of a program calls. `set_threads` sets an upper end.
+
+A BLAS has threads of its own besides. Within this library, matrix products are cut into parts by a fixed rule and the
+BLAS computes each on one thread (`one_blas_thread`): its rounding then does not depend on its threads either, and the
+threads of two pools do not wait for each other's cores.
+
+Examples
+--------
+>>> import sparsebp as sb
+>>> sb.threads.set_threads(1)["kernels"]  # doctest: +SKIP
+1
+>>> with sb.threads.one_core():  # beside other threads that compute  # doctest: +SKIP
+...     loss.backward()
 """
 
 from __future__ import annotations
@@ -10,96 +22,187 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import weakref
 from collections.abc import Iterator
 from functools import cache
+from types import TracebackType
 from typing import Any
 
 from sparsebp.errors import OptionError
 
-SHORT = 1_000_000_000
-"""FLOP of products that count as short: some 10 ms of one core, several times what waking a BLAS thread can cost."""
+__all__ = [
+    "get_threads",
+    "most_threads",
+    "one_blas_thread",
+    "one_core",
+    "serial",
+    "serial_kernels",
+    "set_threads",
+    "thread_counts",
+]
 
 _VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 
-def set_threads(threads: int) -> dict[str, int]:
-    """Let Numba's kernels and NumPy's BLAS use `threads` threads from now on; return `thread_counts`.
+# ---- threads of the kernels ----------------------------------------------------------------------------------------
 
-    Results of the kernels do not depend on it; a BLAS may round differently for another number of threads.
+_count: int | None = None
+
+
+class _Block:
+    """Stands for a ``with`` block that a thread is inside, in sets that hold it weakly.
+
+    An interrupt (Ctrl-C) may come before any line, also the first one of an ``__exit__``. A block that nobody holds any
+    more has ended, whatever lines were left out.
+    """
+
+    __slots__ = ("__weakref__",)
+
+    def __init__(self, *sets: set[Any]) -> None:
+        for inside in sets:
+            inside.add(weakref.ref(self, inside.discard))
+
+
+class _Numbers:
+    """The numbers of threads of some BLAS libraries: one while somebody is inside, else those that are wanted.
+
+    `settle` makes them so whatever was left half done by an interrupt, in any order of calls, also by the handler of a
+    signal that comes in the middle of another one.
+
+    Attributes
+    ----------
+    inside
+        The `_Block` of each who is inside.
+    wanted
+        Threads of each library when nobody is inside.
+    one
+        Whether the libraries have been set to one thread; None if that is not known.
+    """
+
+    def __init__(self) -> None:
+        self.inside: set[weakref.ref[_Block]] = set()
+        self.wanted: tuple[int, ...] = ()
+        self.one: bool | None = False
+
+    def look(self, libraries: tuple[Any, ...]) -> None:
+        """Let what the libraries have now be what is wanted, unless it may come from here."""
+        if self.one is False:
+            self.wanted = tuple(int(library.get_num_threads()) for library in libraries)
+
+    def want(self, libraries: tuple[Any, ...], threads: int) -> None:
+        """Let `threads` be what is wanted from now on."""
+        self.wanted, self.one = (threads,) * len(libraries), None
+        self.settle(libraries)
+
+    def settle(self, libraries: tuple[Any, ...]) -> None:
+        """Set the libraries to what they should have."""
+        while self.one is not bool(self.inside):
+            one, self.one = bool(self.inside), None
+            for library, wanted in zip(libraries, self.wanted, strict=True):
+                _set(library, 1 if one else wanted)
+            self.one = one
+
+
+class _State(threading.local):
+    """The `serial_kernels` that a thread is inside, and the BLAS libraries whose number of threads is its own."""
+
+    def __init__(self) -> None:
+        self.serial: set[weakref.ref[_Block]] = set()
+        self.numbers = _Numbers()
+
+
+_local = _State()
+
+
+def set_threads(threads: int) -> dict[str, int]:
+    """Let kernels and NumPy's BLAS use at most `threads` threads from now on, in the whole process.
+
+    Results of this library do not depend on it. Products that a program computes with NumPy itself may round
+    differently for another number of BLAS threads.
+
+    Parameters
+    ----------
+    threads
+        From 1 to `most_threads`.
+
+    Returns
+    -------
+    dict of str to int
+        `thread_counts` afterwards.
 
     Raises
     ------
     OptionError
-        `threads` is less than 1 or more than Numba may start (``NUMBA_NUM_THREADS``, by default the cores).
+        `threads` is less than 1 or more than `most_threads`, or no whole number.
     """
-    import numba
-
-    most = int(vars(numba.config)["NUMBA_NUM_THREADS"])
-    if not 1 <= threads <= most:
+    global _count  # noqa: PLW0603
+    most = most_threads()
+    if isinstance(threads, bool) or not hasattr(threads, "__index__") or not 1 <= threads <= most:
         raise OptionError(
             "The number of threads cannot be had",
             expected=f"1 to {most}",
             got=threads,
             remedy="Set the environment variable NUMBA_NUM_THREADS before starting to raise the upper end",
         )
+    _count = int(threads)
     for variable in _VARIABLES:  # for a library that is loaded later
-        os.environ[variable] = str(threads)
-    numba.set_num_threads(threads)
-    for library in _blas_libraries():
-        library.set_num_threads(threads)
+        os.environ[variable] = str(_count)
+    everywhere, here = _numpy_blas()
+    ours = {library.filepath for library in (*everywhere, *here)}
+    with lock:
+        for library in _blas_libraries():
+            if library.filepath not in ours:
+                _set(library, _count)
+        _process.want(everywhere, _count)
+        _local.numbers.want(here, _count)
     return thread_counts()
 
 
 def thread_counts() -> dict[str, int]:
-    """Return the threads that Numba and each loaded BLAS library use, by name (``"numba"``, the library's file)."""
-    import numba
-
-    counts = {"numba": int(numba.get_num_threads())}
+    """Return how many threads kernels and each loaded BLAS library use, by name (``"kernels"``, the library's file)."""
+    _settle()
+    counts = {"kernels": count()}
     for library in _blas_libraries():
         counts[os.path.basename(library.filepath)] = int(library.num_threads)
     return counts
 
 
-def short_products(flops: float) -> contextlib.AbstractContextManager[None]:
-    """Run NumPy's matrix products inside the ``with`` block on one thread, if they are short.
-
-    Parameters
-    ----------
-    flops
-        Floating-point operations of all products inside together.
-    """
-    return one_blas_thread() if flops < SHORT else contextlib.nullcontext()
+@cache
+def most_threads() -> int:
+    """Return how many threads may be set: ``NUMBA_NUM_THREADS``, by default the cores that this process may use."""
+    wanted = os.environ.get("NUMBA_NUM_THREADS", "")
+    if wanted.isdecimal() and int(wanted):
+        return int(wanted)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-class _State(threading.local):
-    """How many `serial_kernels` a thread is inside, and the threads that its kernels had before the first."""
-
-    depth = 0
-    count = 1
+def get_threads() -> int:
+    """Return how many threads kernels use at most: what `set_threads` was last told, at first `most_threads`."""
+    return most_threads() if _count is None else _count
 
 
-_local = _State()
+def count() -> int:
+    """Return how many threads may work on a kernel that the calling thread starts now."""
+    return 1 if _local.serial else get_threads()
+
+
+def serial() -> bool:
+    """Say whether the calling thread is inside `serial_kernels`."""
+    return bool(_local.serial)
 
 
 @contextlib.contextmanager
 def serial_kernels() -> Iterator[None]:
     """Run the kernels that the calling thread starts inside the ``with`` block on that thread alone.
 
-    For threads that compute side by side: the parallel regions of some of Numba's threading layers must not be entered
-    by two threads at once. Blocks may end in another order than the reverse of their beginnings.
+    For threads that compute side by side, one a core. Blocks may end in another order than the reverse of their
+    beginnings.
     """
-    import numba
-
-    if _local.depth == 0:
-        _local.count = numba.get_num_threads()
-        numba.set_num_threads(1)
-    _local.depth += 1
+    block = _Block(_local.serial)
     try:
         yield
     finally:
-        _local.depth -= 1
-        if _local.depth == 0:
-            numba.set_num_threads(_local.count)
+        del block
 
 
 @contextlib.contextmanager
@@ -109,47 +212,105 @@ def one_core() -> Iterator[None]:
         yield
 
 
-def serial() -> bool:
-    """Say whether the calling thread is inside `serial_kernels`."""
-    return _local.depth > 0
+# ---- threads of the BLAS -------------------------------------------------------------------------------------------
+
+lock = threading.RLock()
+"""Held while threads are hired or numbers of threads change, and over a fork. The handler of a signal that comes
+meanwhile may take it again."""
+_process = _Numbers()
 
 
-_lock = threading.Lock()
-_inside = 0
-_before: list[int] = []
+def one_blas_thread() -> contextlib.AbstractContextManager[None]:
+    """Run NumPy's matrix products on one thread each, inside the ``with`` block.
+
+    Where the number of threads belongs to the process, as in the OpenBLAS that comes with NumPy, this holds for all of
+    its threads until the last of them has left its block; the numbers of before, or what `set_threads` was told
+    meanwhile, then come back, whatever the order. Where an interrupt (Ctrl-C) comes between, they come back with the
+    next block that ends, or with `set_threads` or `thread_counts`.
+    """
+    return _OneThread()
 
 
-@contextlib.contextmanager
-def one_blas_thread() -> Iterator[None]:
-    """Run NumPy's matrix products on one thread each, inside the ``with`` block, in all threads of the process."""
-    # The number of threads belongs to the process: the first to enter saves it, the last to leave brings it back.
-    global _inside, _before  # noqa: PLW0603
-    with _lock:
-        if _inside == 0:
-            _before = [library.get_num_threads() for library in _numpy_blas()]
-            _set_blas([1] * len(_before))
-        _inside += 1
+class _OneThread(contextlib.AbstractContextManager[None]):
+    _block: _Block | None = None
+
+    def __enter__(self) -> None:
+        everywhere, here = _numpy_blas()
+        own = _local.numbers
+        try:
+            with lock:
+                _process.look(everywhere)
+                own.look(here)
+                self._block = _Block(_process.inside, own.inside)
+                _process.settle(everywhere)
+                own.settle(here)
+        except BaseException:
+            self._block = None  # the traceback may live on
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._block = None
+        _settle()
+
+
+def one_blas_thread_here() -> None:
+    """Let a BLAS whose number of threads belongs to the calling thread use one on it, for good."""
+    for library in _numpy_blas()[1]:
+        _set(library, 1)
+
+
+def prepare() -> None:
+    """Load and look up what `one_blas_thread_here` needs, so that a new thread only has to set numbers."""
+    _numpy_blas()
+
+
+def _settle() -> None:
+    everywhere, here = _numpy_blas()
+    with lock:
+        _process.settle(everywhere)
+        _local.numbers.settle(here)
+
+
+def _after_fork() -> None:
+    """In a child process: the thread that forked, which holds the lock, is the only one."""
     try:
-        yield
+        for block in tuple(_process.inside):
+            if block not in _local.numbers.inside:
+                _process.inside.discard(block)
+        if _process.one is not False:
+            _settle()
     finally:
-        with _lock:
-            _inside -= 1
-            if _inside == 0:
-                _set_blas(_before)
+        lock.release()
 
 
-def _set_blas(counts: list[int]) -> None:
-    for library, count in zip(_numpy_blas(), counts, strict=True):
-        if library.get_num_threads() != count:
-            library.set_num_threads(count)
+os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=_after_fork)
+
+
+def _set(library: Any, count: int) -> None:
+    # From threadpoolctl 3.8 on, `set_num_threads` of an OpenBLAS obeys the thread that came first alone.
+    getattr(library, "_real_set_num_threads", library.set_num_threads)(count)
 
 
 @cache
-def _numpy_blas() -> list[Any]:
-    """Return the BLAS libraries loaded by the time of the first call; NumPy's and SciPy's are among them."""
-    import scipy.linalg.cython_blas  # noqa: F401  # the BLAS of products inside Numba's kernels
+def _numpy_blas() -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Return the BLAS libraries loaded by the first call, NumPy's and SciPy's among them.
 
-    return _blas_libraries()
+    First those whose number of threads belongs to the process, then those where each thread has its own.
+    """
+    import scipy.linalg.cython_blas  # noqa: F401  # the BLAS of products inside kernels
+
+    libraries = _blas_libraries()
+    return (
+        tuple(library for library in libraries if not _counts_by_thread(library)),
+        tuple(library for library in libraries if _counts_by_thread(library)),
+    )
+
+
+def _counts_by_thread(library: Any) -> bool:
+    kind = library.internal_api, getattr(library, "threading_layer", "")
+    return kind[0] == "mkl" or kind == ("openblas", "openmp")
 
 
 def _blas_libraries() -> list[Any]:

@@ -1,4 +1,4 @@
-"""Gradient checks: every scan algorithm against sequential back-propagation, and both against finite differences."""
+"""Gradient checks: every scan algorithm against plain back-propagation, and both against finite differences."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from sparsebp import backend, nn
+from sparsebp.arguments import check_generator
 from sparsebp.errors import MemoryLimitError, OptionError
 from sparsebp.nn.recurrent import Recurrent
-from sparsebp.types import SCAN_ALGORITHMS, Array, ScanAlgorithm, Seed
+from sparsebp.types import BACKWARDS, Array, Backward, Seed
 
 SCAN_TOLERANCE = {"float32": 1e-3, "float64": 1e-9}
 """Largest difference between algorithms that counts as agreement, relative to the gradient's largest entry."""
@@ -69,7 +70,7 @@ class GradientReport:
 
     @property
     def max_scan_difference(self) -> float:
-        """Largest relative difference between a scan algorithm and sequential back-propagation; 0 without scans."""
+        """Largest relative difference between a scan algorithm and plain back-propagation; 0 without scans."""
         return self._max("scan")
 
     @property
@@ -123,7 +124,7 @@ def check_gradient(
     x: Array,
     target: Array,
     *,
-    algorithms: Sequence[ScanAlgorithm] | None = None,
+    algorithms: Sequence[Backward] | None = None,
     samples: int = 4,
     step: float = 1e-5,
     rng: Seed = 0,
@@ -135,7 +136,7 @@ def check_gradient(
     """Check a model's gradients in two ways.
 
     First, for every recurrent layer, the gradients by each scan algorithm are compared with those by sequential
-    back-propagation. Second, sequential back-propagation is compared with central differences, taken with a float64
+    back-propagation. Second, plain back-propagation is compared with central differences, taken with a float64
     copy of the model at `samples` entries of every parameter and of x. Dropout is off meanwhile; the model is left as
     it was.
 
@@ -175,17 +176,17 @@ def check_gradient(
         An algorithm that was asked for needs more memory than that.
     """
     for algorithm in algorithms or ():
-        if algorithm not in SCAN_ALGORITHMS:
-            raise OptionError("Unknown scan algorithm", expected=", ".join(map(repr, SCAN_ALGORITHMS)),
+        if algorithm not in BACKWARDS:
+            raise OptionError("Unknown backward algorithm", expected=", ".join(map(repr, BACKWARDS)),
                               got=repr(algorithm), remedy="Pass some of them, or None")  # fmt: skip
-    dtype = x.dtype.name
+    generator, dtype = check_generator("rng", rng), x.dtype.name
     with _evaluating(model):
         run = _Run(loss, x, target, forward_options)
-        with _algorithm(_recurrent_layers(model).values(), "linear"):
+        with _algorithm(_recurrent_layers(model).values(), "bp"):
             value, reference = run.gradients(model)
         checks = list(_scan_checks(model, run, reference, algorithms, memory_limit))
         if samples > 0:
-            checks += _finite_checks(model, run, reference, samples, step, np.random.default_rng(rng))
+            checks += _finite_checks(model, run, reference, samples, step, generator)
     return GradientReport(
         tuple(checks),
         SCAN_TOLERANCE[dtype] if scan_tolerance is None else scan_tolerance,
@@ -218,11 +219,11 @@ class _Run:
 
 
 def _scan_checks(
-    model: nn.Layer, run: _Run, reference: Mapping[str, Array], algorithms: Sequence[ScanAlgorithm] | None,
+    model: nn.Layer, run: _Run, reference: Mapping[str, Array], algorithms: Sequence[Backward] | None,
     memory_limit: int,
 ) -> Iterator[Check]:  # fmt: skip
     layers = _recurrent_layers(model)
-    defaults: tuple[ScanAlgorithm, ...] = ("chunked", "blelloch", "hybrid")
+    defaults: tuple[Backward, ...] = ("chunked", "blelloch", "hybrid")
     for name, layer in layers.items():
         for algorithm in defaults if algorithms is None else algorithms:
             subject = f"{algorithm} in {name}" if len(layers) > 1 else algorithm
@@ -244,7 +245,7 @@ def _finite_checks(
     double = copy.deepcopy(model).to(dtype=np.float64)
     run = run.in_float64()
     scales = _scales(reference)
-    with _algorithm(_recurrent_layers(double).values(), "linear"):
+    with _algorithm(_recurrent_layers(double).values(), "bp"):
         for name, array in {**double.parameters(), INPUT: run.x}.items():
             flat, gradient = array.reshape(-1), backend.to_host(reference[name]).reshape(-1)
             entries = rng.choice(flat.size, min(samples, flat.size), replace=False)
@@ -301,9 +302,7 @@ def _evaluating(model: nn.Layer) -> Iterator[None]:
 
 
 @contextmanager
-def _algorithm(
-    layers: Iterable[Recurrent], algorithm: ScanAlgorithm, memory_limit: int | None = None
-) -> Iterator[None]:
+def _algorithm(layers: Iterable[Recurrent], algorithm: Backward, memory_limit: int | None = None) -> Iterator[None]:
     """Let `layers` run backward by `algorithm` for a while, within `memory_limit` if they have no limit themselves."""
     kept = [(layer, layer.options) for layer in layers]
     try:
@@ -324,7 +323,7 @@ def self_check(rng: Seed = 0) -> dict[str, GradientReport]:
     dict
         Reports by the model's name.
     """
-    rng = np.random.default_rng(rng)
+    rng = check_generator("rng", rng)
     reports: dict[str, GradientReport] = {}
     for dtype in (np.float32, np.float64):
         classify, regress = nn.CrossEntropyLoss(), nn.MSELoss()

@@ -5,11 +5,11 @@ Patterns and layers read the same options, so what they mean is said once, here;
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, SupportsIndex, TypeAlias, TypeGuard
+from typing import Any, TypeAlias, TypeGuard
 
+from sparsebp.arguments import check_integer
 from sparsebp.errors import OptionError, ShapeError
 
 Lengths: TypeAlias = int | Sequence[int]
@@ -142,10 +142,11 @@ def lengths(name: str, value: Lengths, ndim: int, least: int) -> tuple[int, ...]
         It is something else.
     """
     try:
-        result = tuple(map(operator.index, value)) if _is_sequence(value) else (operator.index(value),) * ndim  # type: ignore[arg-type]
-    except TypeError:
+        given = list(value) if _is_sequence(value) else [value] * ndim
+        result = tuple(check_integer(name, n, least) for n in given)
+    except OptionError:
         result = ()
-    if len(result) != ndim or min(result, default=least) < least:
+    if len(result) != ndim:
         raise OptionError(
             f"{name} does not fit {ndim} axes",
             expected=f"an integer or {ndim} integers, at least {least}",
@@ -155,16 +156,16 @@ def lengths(name: str, value: Lengths, ndim: int, least: int) -> tuple[int, ...]
     return result
 
 
-def check_channels(in_channels: int, out_channels: int, groups: int) -> None:
-    """Check that the numbers are integers from 1 on, and that `groups` divides both numbers of channels.
+def check_channels(in_channels: int, out_channels: int, groups: int) -> tuple[int, int, int]:
+    """Return the numbers after checking that they are integers from 1 on, and `groups` divides both channels.
 
     Raises
     ------
     OptionError
         They are not.
     """
-    for name, value in (("in_channels", in_channels), ("out_channels", out_channels), ("groups", groups)):
-        check_integer(name, value, 1)
+    named = {"in_channels": in_channels, "out_channels": out_channels, "groups": groups}
+    in_channels, out_channels, groups = (check_integer(name, value, 1) for name, value in named.items())
     if in_channels % groups or out_channels % groups:
         raise OptionError(
             "The groups do not divide the channels",
@@ -172,32 +173,16 @@ def check_channels(in_channels: int, out_channels: int, groups: int) -> None:
             got=f"in_channels={in_channels}, out_channels={out_channels}, groups={groups}",
             remedy="Choose a common divisor of both; groups=in_channels is a depthwise convolution",
         )
-
-
-def check_integer(name: str, value: object, least: int) -> None:
-    """Check that an option is an integer from `least` on.
-
-    Raises
-    ------
-    OptionError
-        It is not.
-    """
-    if not isinstance(value, SupportsIndex):
-        problem = f"{name} is not an integer"
-    elif operator.index(value) < least:
-        problem = f"{name} is too small"
-    else:
-        return
-    raise OptionError(problem, expected=f"an integer, {least} or more", got=repr(value), remedy=f"Pass another {name}")
+    return in_channels, out_channels, groups
 
 
 def _pairs(
     padding: Padding, kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]
 ) -> tuple[tuple[int, int], ...]:
     ndim = len(kernel)
-    if padding == "valid":
+    if isinstance(padding, str) and padding == "valid":
         return ((0, 0),) * ndim
-    if padding == "same":
+    if isinstance(padding, str) and padding == "same":
         if max(stride, default=1) > 1:
             raise OptionError(
                 'padding="same" needs stride 1',
@@ -221,4 +206,4 @@ def _pairs(
 
 
 def _is_sequence(value: Any) -> TypeGuard[Sequence[Any]]:
-    return isinstance(value, Sequence) and not isinstance(value, str)
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray))

@@ -7,6 +7,7 @@ import numpy as np
 from sparsebp import nn, optim
 from sparsebp.data import ArrayDataset, epoch_order
 from sparsebp.optim import clip_grad_norm, global_norm
+from sparsebp.schedule import Action, Schedule
 
 IMAGES = np.random.default_rng(5).standard_normal((22, 2, 6, 6)).astype(np.float32)
 SEQUENCES = np.random.default_rng(6).standard_normal((22, 5, 3)).astype(np.float32)
@@ -15,6 +16,8 @@ CLASSES = np.random.default_rng(7).integers(3, size=22)
 
 class Rows:
     """Samples along the first axis."""
+
+    reads_model = False
 
     def __init__(self, x, target):
         self.x, self.target = x, target
@@ -89,12 +92,33 @@ OPTIMIZERS = {
 }  # fmt: skip
 
 
+def random_order(rng, graph, streams, first):
+    """Return a random schedule of one worker: a topological order, micro-batches ascending, split over two streams."""
+    waiting = list(graph.required())
+    done, order = set(), []
+    while waiting:
+        ready = [a for a in waiting if all(need in done or need not in waiting for need in graph.predecessors(a))
+                 and not (a.microbatch and Action(a.stage, a.kind, a.microbatch - 1) in waiting)]  # fmt: skip
+        action = ready[rng.integers(len(ready))]
+        waiting.remove(action)
+        done.add(action)
+        order.append(action)
+    # W of a stage goes to one stream with all its micro-batches, I and U go anywhere.
+    share = {"F": 0.0, "I": rng.choice([0.0, 0.3]), "W": 0.5, "U": 0.5}
+    sub = set()
+    if streams == 2:
+        weights = {stage for stage in range(graph.stages) if rng.random() < share["W"]}
+        sub = {a for a in order if (a.stage in weights if a.kind == "W" else rng.random() < share[a.kind])}
+    lanes = {"main": [a for a in order if a not in sub], "sub": [a for a in order if a in sub]}
+    return Schedule.of(graph, [{name: lane for name, lane in lanes.items() if lane}])
+
+
 def parts_of(indices, accumulate):
     return np.array_split(indices, min(accumulate, len(indices)))
 
 
-def plain(model, data, optimizer, *, epochs, batch_size, accumulate=1, clip_norm=None, scheduler=None):
-    """Train without executor; return losses and norms."""
+def plain(model, data, optimizer, *, epochs, batch_size, accumulate=1, clip_norm=None, scheduler=None, steps=None):
+    """Train what the optimizer has without executor; return losses and norms. Stop before the loss of step `steps`."""
     loss, losses, norms = nn.CrossEntropyLoss(), [], []
     for epoch in range(epochs):
         order = epoch_order(len(data), seed=3, epoch=epoch)
@@ -104,13 +128,16 @@ def plain(model, data, optimizer, *, epochs, batch_size, accumulate=1, clip_norm
             for part in parts_of(indices, accumulate):
                 x, target = data.batch(part)
                 y, saved = model.forward(x)
+                if len(losses) == steps:
+                    return losses, norms
                 mean, loss_saved = loss.forward(y, target)
                 gy, share = loss.input_grad(loss_saved), len(part) / len(indices)
                 if len(part) < len(indices):
                     mean, gy = share * mean, gy * gy.dtype.type(share)
                 value += mean
                 for name, grad in model.weight_grad(gy, saved).items():
-                    total[name] = total[name] + grad if name in total else grad
+                    if name in optimizer.params:
+                        total[name] = total[name] + grad if name in total else grad
             losses.append(value)
             norms.append(global_norm(total))
             if clip_norm is not None:

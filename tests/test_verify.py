@@ -109,7 +109,7 @@ def test_options():
     assert sum(bool(c.note) for c in sb.verify.check_gradient(other, loss, *data(), memory_limit=100).checks) == 2
     with pytest.raises(MemoryLimitError):
         sb.verify.check_gradient(model, loss, *data(), algorithms=["blelloch"])
-    with pytest.raises(OptionError, match="Unknown scan algorithm"):
+    with pytest.raises(OptionError, match="Unknown backward algorithm"):
         sb.verify.check_gradient(model, loss, *data(), algorithms=["fast"])
     assert not sb.verify.check_gradient(model, loss, *data(), finite_tolerance=0.0, algorithms=["chunked"]).ok
 

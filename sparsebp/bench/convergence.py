@@ -18,9 +18,9 @@ from sparsebp.bench import images, report
 from sparsebp.bench.report import Column
 from sparsebp.data import load_mnist_images
 from sparsebp.models import lenet5
-from sparsebp.types import ChainBackward
+from sparsebp.types import Backward
 
-ALGORITHM: ChainBackward = "blelloch"
+ALGORITHM: Backward = "blelloch"
 BATCH, ITERATIONS, SEED, TEST, TEST_EVERY = 256, 100, 0, 500, 5
 TARGETS = {"float32": 1e-4, "float64": 1e-10}
 OPTIMIZERS: dict[str, Callable[[Any], optim.Optimizer]] = {
@@ -114,9 +114,7 @@ def _add_rounding(rows: Sequence[dict[str, Any]]) -> None:
             row["rounding"] = largest_difference(row["losses_bp"], exact[row["optimizer"]])
 
 
-def train(
-    name: str, dtype: str, data: Any, batch: int, iterations: int, backward: ChainBackward
-) -> dict[str, list[float]]:
+def train(name: str, dtype: str, data: Any, batch: int, iterations: int, backward: Backward) -> dict[str, list[float]]:
     """Train LeNet-5 and return the loss and the seconds of every iteration, and the test loss of every fifth."""
     train_set, test_set = data
     test_x, test_target = test_set.batch(np.arange(len(test_set)))

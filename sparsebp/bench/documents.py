@@ -23,8 +23,21 @@ from typing import Any
 
 from sparsebp.bench import report
 from sparsebp.errors import FileFormatError
+from sparsebp.files import read_file, write_atomically
 
-BENCHMARKS = ("recurrent", "scan", "spgemm", "jacobian", "convergence", "pruned", "optim", "fusion", "schedule", "gpu")
+BENCHMARKS = (
+    "recurrent",
+    "scan",
+    "spgemm",
+    "jacobian",
+    "convergence",
+    "pruned",
+    "optim",
+    "fusion",
+    "schedule",
+    "busy",
+    "gpu",
+)
 FOLDER = Path("docs/benchmarks")
 _BLOCK = re.compile(r"<!-- bench:(\w+)( short)? -->\n.*?<!-- /bench:\1 -->", re.DOTALL)
 
@@ -101,13 +114,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     results, stale = find_results(options.results), False
     for document in options.documents:
-        before = document.read_text(encoding="utf-8")
+        before = read_file(
+            document, f"{document} cannot be read", expected="a Markdown file", remedy="Pass another"
+        ).decode()
         after = fill(before, results, document.parent)
         if after != before:
             stale = True
             print(f"{document}: {'out of date' if options.check else 'updated'}")
             if not options.check:
-                document.write_text(after, encoding="utf-8")
+                write_atomically(document, after.encode())
     return int(stale and options.check)
 
 

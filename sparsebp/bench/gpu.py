@@ -40,8 +40,8 @@ COLUMNS = (
     Column("backward, cuDNN", "backward_torch", report.seconds),
     Column("backward", "backward_ratio", report.times),
     Column("`auto` chose", "algorithm", number=False),
-    Column("sequential kernel", "kernel_linear", report.seconds),
-    Column("floor", "floor_linear", report.seconds),
+    Column("sequential kernel", "kernel_bp", report.seconds),
+    Column("floor", "floor_bp", report.seconds),
     Column("scan kernels", "kernel_chunked", report.seconds),
     Column("floor", "floor_chunked", report.seconds),
 )
@@ -53,7 +53,7 @@ SHORT = (
     "step_ratio",
     "backward_ratio",
     "algorithm",
-    "kernel_linear",
+    "kernel_bp",
     "kernel_chunked",
 )
 """Columns of the README's table and of the terminal's."""
@@ -179,13 +179,13 @@ def kernel_calls(point: Point, xp: ModuleType, hidden: int = 20) -> tuple[dict[s
     if point.cell == "RNN":
         w, gz = array(hidden, hidden), xp.empty_like(h)
         return {
-            "linear": timing.Call(lambda _: k.rnn_backward(h, w, None, grad, "tanh", gz, gh0)),
+            "bp": timing.Call(lambda _: k.rnn_backward(h, w, None, grad, "tanh", gz, gh0)),
             "chunked": timing.Call(lambda _: k.rnn_scan_backward(h, w, None, grad, "tanh", chunks, gz, gh0)),
         }, chunks
     w, h0, gates = array(3 * hidden, hidden), array(batch, hidden), array(length, batch, 4 * hidden)
     ga = xp.empty_like(gates)
     return {
-        "linear": timing.Call(lambda _: k.gru_backward(h, h0, gates, w, None, grad, ga, gh0)),
+        "bp": timing.Call(lambda _: k.gru_backward(h, h0, gates, w, None, grad, ga, gh0)),
         "chunked": timing.Call(lambda _: k.gru_scan_backward(h, h0, gates, w, None, grad, chunks, ga, gh0)),
     }, chunks
 
@@ -201,7 +201,7 @@ def costs(point: Point, hidden: int = 20) -> dict[str, tuple[int, int]]:
     size = np.dtype(point.dtype).itemsize
     matrices, read, written = (1, hidden, hidden) if point.cell == "RNN" else (3, 5 * hidden, 4 * hidden)
     return {
-        "linear": (2 * steps * matrices * hidden**2, steps * size * (read + written)),
+        "bp": (2 * steps * matrices * hidden**2, steps * size * (read + written)),
         "chunked": (2 * steps * matrices * hidden**3, steps * size * (2 * read + written)),
     }
 

@@ -190,7 +190,7 @@ def _cell(name: str, input_size: int, hidden: int, batch: int, rng: np.random.Ge
 
     def ours() -> Any:
         _, saved = layer.forward(x, h)
-        return layer.jacobian_t(saved)
+        return layer.hidden_jacobian_t(saved)
 
     return Operator(
         f"{name}Cell({input_size}, {hidden}), hidden state",

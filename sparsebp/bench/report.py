@@ -18,9 +18,11 @@ from typing import Any
 
 from sparsebp.bench.environment import environment
 from sparsebp.errors import FileFormatError, MissingDependencyError
-from sparsebp.files import prepare_folder, write_atomically
+from sparsebp.files import parse_json, prepare_folder, read_file, write_atomically, write_figure
 
 DEFAULT_FOLDER = Path("runs/bench")
+_KEYS = {"benchmark": str, "title": str, "leaves_out": str, "quick": bool, "environment": dict, "settings": dict,
+         "rows": list, "notes": list}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -150,22 +152,17 @@ def load(path: Path) -> dict[str, Any]:
     FileFormatError
         The file is no benchmark result.
     """
+    problem, remedy = f"{path} cannot be read as a benchmark result", "Run the benchmark again"
+    content = read_file(path, problem, expected="a JSON file written by sparsebp bench", remedy=remedy)
     try:
-        result = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FileFormatError(
-            f"{path} cannot be read as a benchmark result",
-            expected="a JSON file written by sparsebp bench",
-            got=str(error),
-            remedy="Run the benchmark again",
-        ) from error
-    if not isinstance(result, dict) or not {"benchmark", "environment", "rows"} <= result.keys():
-        raise FileFormatError(
-            f"{path} is no benchmark result",
-            expected="a JSON object with benchmark, environment and rows",
-            got=type(result).__name__,
-            remedy="Run the benchmark again",
-        )
+        result = parse_json(content)
+    except ValueError as error:
+        raise FileFormatError(problem, expected="JSON", got=str(error), remedy=remedy) from error
+    missing = sorted(_KEYS.keys() - result.keys()) if isinstance(result, dict) else list(_KEYS)
+    wrong = missing or [key for key, kind in _KEYS.items() if not isinstance(result[key], kind)]
+    if wrong:
+        raise FileFormatError(f"{path} is no benchmark result", expected=f"a JSON object with {', '.join(_KEYS)}",
+                              got=f"missing or of another type: {', '.join(wrong)}", remedy=remedy)  # fmt: skip
     return result
 
 
@@ -192,12 +189,7 @@ def figure(rows: int = 1, columns: int = 1, *, width: float = 8.0, height: float
 
 def save_figure(drawing: Any, path: Path) -> Path:
     """Write a figure as PNG in one atomic step, without a date in it, and return the path."""
-    import io
-
-    buffer = io.BytesIO()
-    drawing.savefig(buffer, format="png", dpi=144, metadata={"Software": None})
-    write_atomically(path, buffer.getvalue())
-    return path
+    return write_figure(drawing, path, dpi=144, metadata={"Software": None})
 
 
 def finish(

@@ -1,7 +1,7 @@
 """Every scan algorithm over T, and whether ``auto`` picks well: time, FLOPs, memory.
 
 ``sparsebp bench scan``. The backward pass of RNN(1, 20) at B = 16 from the loss on its last hidden state to the
-gradients of all parameters, by each algorithm in turn: our fused sequential recursion (``linear``), the fused chunked
+gradients of all parameters, by each algorithm in turn: our fused sequential recursion (``bp``), the fused chunked
 scan, and the scans over stored Jacobians (``hybrid``, ``blelloch``), with ``torch.nn`` as the peer outside. Memory is
 what a call allocates at its peak, read from the allocator in a run of its own.
 """
@@ -22,7 +22,7 @@ from sparsebp.nn import memory
 
 LENGTHS = (10, 30, 100, 300, 1000, 3000, 10_000, 30_000)
 BATCH = 16
-ALGORITHMS = ("linear", "chunked", "hybrid", "blelloch")
+ALGORITHMS = ("bp", "chunked", "hybrid", "blelloch")
 STORED = ("hybrid", "blelloch")
 SHARE = 0.6
 """Share of the available memory that one algorithm may take."""
@@ -40,7 +40,7 @@ COLUMNS = (
     *(Column(f"memory, `{name}`", f"memory_{name}", report.size) for name in ALGORITHMS),
     Column("Blelloch over chunked", "memory_ratio", report.times),
 )
-SHORT = ("length", "threads", "time_linear", "time_chunked", "time_blelloch", "time_torch", "chosen", "memory_ratio")
+SHORT = ("length", "threads", "time_bp", "time_chunked", "time_blelloch", "time_torch", "chosen", "memory_ratio")
 """Columns of the README's table and of the terminal's."""
 
 
@@ -135,7 +135,7 @@ def flops(algorithm: str, length: int, batch: int, hidden: int) -> int:
 
     if algorithm == "hybrid":  # the plan chooses the levels of its up-sweep
         return int(plan_scan([SparsityPattern.dense(hidden, hidden)] * length, "hybrid", batch=batch).flops)
-    levels = profile(algorithm, length, workers=chunk_count(length))
+    levels = profile("linear" if algorithm == "bp" else algorithm, length, chunks=chunk_count(length))
     return 2 * batch * sum(level.mm * hidden**3 + level.mv * hidden**2 for level in levels)
 
 
@@ -158,7 +158,7 @@ def picture(result: Mapping[str, Any]) -> Any:
     rows = [row for row in result["rows"] if row["threads"] == most]
     drawing, axes = report.figure(1, 2, width=10.0, height=4.0)
     styles = {
-        "linear": ("o-", "#1e40af"), "chunked": ("s-", "#0f766e"), "hybrid": ("^-", "#a16207"),
+        "bp": ("o-", "#1e40af"), "chunked": ("s-", "#0f766e"), "hybrid": ("^-", "#a16207"),
         "blelloch": ("v-", "#9a3412"), "torch": ("x--", "#6b7280"), "auto": ("*", "black"),
     }  # fmt: skip
     for ax, kind in ((axes[0, 0], "time"), (axes[0, 1], "memory")):

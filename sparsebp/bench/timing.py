@@ -220,18 +220,16 @@ def _rest(seconds: float) -> None:
 
 @contextlib.contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Let Numba, BLAS and PyTorch (each if it is there) use `count` threads inside the ``with`` block.
+    """Let the kernels, BLAS and PyTorch (each if it is there) use `count` threads inside the ``with`` block.
 
     Raises
     ------
     OptionError
-        `count` is below 1 or above what Numba was started with (``NUMBA_NUM_THREADS``, by default the cores).
+        `count` is below 1 or above `sparsebp.threads.most_threads`.
     """
-    import numba
+    from sparsebp.threads import get_threads, set_threads
 
-    from sparsebp.threads import set_threads
-
-    before = numba.get_num_threads()
+    before = get_threads()
     torch = optional("torch")
     torch_before = torch.get_num_threads() if torch else 0
     set_threads(count)
@@ -247,9 +245,9 @@ def threads(count: int) -> Iterator[None]:
 
 def thread_counts_here(wanted: tuple[int, ...], note: Callable[[str], None]) -> tuple[int, ...]:
     """Return those of `wanted` that this machine has; tell `note` about the others."""
-    import numba
+    from sparsebp.threads import most_threads
 
-    most = int(vars(numba.config)["NUMBA_NUM_THREADS"])
+    most = most_threads()
     for count in wanted:
         if count > most:
             note(f"{count} threads: left out, this machine gives {most}")

@@ -16,6 +16,7 @@ import numpy as np
 from sparsebp.bench import timing
 from sparsebp.errors import OptionError, SparseBPError
 from sparsebp.threads import set_threads, thread_counts
+from sparsebp.train.arrays import batch_of
 from sparsebp.train.config import TrainConfig
 from sparsebp.train.out_of_order import OutOfOrderExecutor
 from sparsebp.train.recipe import build, config_for
@@ -54,14 +55,14 @@ def combinations(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Return all combinations of the choices.
 
-    Without choices: all fusions, the conventional and the out-of-order schedule, the reference backward and ``"auto"``
-    beside that of `config`, and one thread and as many as Numba and BLAS have now.
+    Without choices: all fusions, the conventional and the out-of-order schedule, ``"bp"`` and ``"auto"``
+    beside that of `config`, and one thread and as many as there may be now.
     """
-    here = thread_counts()["numba"]
+    here = thread_counts()["kernels"]
     choices = (
         tuple(fusions) or ("none", "forward", "backward"),
         tuple(schedules) or ("conventional", "ooo"),
-        tuple(backwards) or tuple(dict.fromkeys((config.backward, config.reference, "auto"))),
+        tuple(backwards) or tuple(dict.fromkeys((config.backward, "bp", "auto"))),
         tuple(threads) or tuple(dict.fromkeys((1, here))),
     )
     return [dict(zip(TUNED, values, strict=True)) for values in product(*choices)]
@@ -99,7 +100,7 @@ def tune(
     for name, value in (("steps", steps), ("rounds", rounds)):
         if value < 1:
             raise OptionError(f"{name} is too small", expected="1 or more", got=value, remedy=f"Raise {name}")
-    before = thread_counts()["numba"]
+    before = thread_counts()["kernels"]
     sides: dict[int, _Side] = {}
     refused: list[Trial] = []
     data = None
@@ -149,7 +150,7 @@ class _Side:
         size = min(config.batch_size, len(run.train_set))
         parts = [range(i * size // config.accumulate, (i + 1) * size // config.accumulate)
                  for i in range(config.accumulate)]  # fmt: skip
-        self._batches = [run.train_set.batch(np.array(part)) for part in parts if part]
+        self._batches = [batch_of(run.train_set, np.array(part), run.trainer.model) for part in parts if part]
         run.trainer.lr_scheduler = None  # it counts the steps of a whole run
         self._runner = Runner(run.trainer)
         self.run()
@@ -159,7 +160,7 @@ class _Side:
 
     def prepare(self) -> None:
         """Give this side its threads."""
-        if thread_counts()["numba"] != self.threads:
+        if thread_counts()["kernels"] != self.threads:
             set_threads(self.threads)
 
     def run(self, _: object = None) -> None:

@@ -38,19 +38,22 @@ class SequenceWorkload:
         ``"cpu"`` or ``"cuda"``, for both sides.
     backward
         The algorithm of our recurrent layer.
+    input_size, hidden
+        Other sizes than the paper's.
     seed
         Of the weights and the batch.
     """
 
     def __init__(
         self, cell: str, length: int, batch: int, *, dtype: Any = np.float32, device: str = "cpu",
-        backward: str = "auto", hidden: int | None = None, seed: int = 0,
+        backward: str = "auto", input_size: int | None = None, hidden: int | None = None, seed: int = 0,
     ) -> None:  # fmt: skip
         if cell not in CELLS:
             raise OptionError(
                 "Unknown cell", expected=" or ".join(map(repr, CELLS)), got=repr(cell), remedy="Choose one"
             )
-        input_size, paper_hidden = CELLS[cell]
+        paper_input, paper_hidden = CELLS[cell]
+        input_size = input_size or paper_input
         self.cell, self.length, self.batch, self.device, self.seed = cell, length, batch, device, seed
         self.dtype, self.input_size, self.hidden = backend.float_dtype(dtype), input_size, hidden or paper_hidden
         rng = np.random.default_rng(seed)

@@ -26,6 +26,7 @@ class Benchmark(enum.StrEnum):
     optim = "optim"
     fusion = "fusion"
     schedule = "schedule"
+    busy = "busy"
     gpu = "gpu"
 
 

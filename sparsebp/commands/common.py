@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any
@@ -13,7 +12,8 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from sparsebp import __version__
-from sparsebp.errors import SparseBPError
+from sparsebp.errors import OptionError, SparseBPError
+from sparsebp.files import json_line
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON lines on standard output, nothing else.")]
 ThreadsOption = Annotated[
@@ -22,7 +22,10 @@ ThreadsOption = Annotated[
 
 
 class Group(TyperGroup):
-    """A group of commands in which an error of sparsebp's own is one message and exit code 1, without a traceback."""
+    """A group of commands in which an error of sparsebp's own is one message, without a traceback.
+
+    The exit code is 2 for an option that cannot be had (wrong usage), and 1 for everything else.
+    """
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command that was asked for."""
@@ -32,7 +35,7 @@ class Group(TyperGroup):
             own = isinstance(error, SparseBPError)
             typer.secho("Error: ", fg="red", bold=True, nl=False, err=True)
             typer.echo(error if own else f"Out of memory: {error}. Use --backward bp or a smaller model.", err=True)
-            raise typer.Exit(1) from error
+            raise typer.Exit(2 if isinstance(error, OptionError) else 1) from error
         except KeyboardInterrupt as error:
             typer.echo("Interrupted.", err=True)
             raise typer.Exit(130) from error
@@ -81,8 +84,8 @@ def console() -> Console:
 
 
 def write_json(entry: dict[str, Any]) -> None:
-    """Write one JSON object as a line on standard output."""
-    sys.stdout.write(json.dumps(entry, allow_nan=False, default=str) + "\n")
+    """Write one JSON object as a line on standard output; see `json_line`."""
+    sys.stdout.write(json_line(entry) + "\n")
     sys.stdout.flush()
 
 

@@ -23,7 +23,7 @@ def demo(
 
     5 000 real MNIST images, 784 time steps each. Prints the test accuracy, what
     the backward plan chose and why, and how far the scans' gradients lie from
-    sequential back-propagation; leaves a loss curve and a checkpoint. Takes less
+    plain back-propagation; leaves a loss curve and a checkpoint. Takes less
     than a minute.
 
     \b

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -34,7 +35,7 @@ def prune(
     """
     from sparsebp.train.prune_checkpoint import prune_checkpoint
 
-    folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
+    folder = checkpoint if os.path.isdir(checkpoint) else checkpoint.parent
     target = folder / "pruned.safetensors" if out is None else out
     report = prune_checkpoint(checkpoint, target, amount, method.value)
     if json:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import io
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,6 +11,7 @@ import typer
 from sparsebp.bench import report
 from sparsebp.commands.common import Group, JsonOption, console, write_json
 from sparsebp.commands.schedule_options import (
+    MOST,
     BandwidthOption,
     CostOption,
     CostsOption,
@@ -32,8 +32,8 @@ from sparsebp.commands.schedule_options import (
 )
 from sparsebp.commands.schedule_tables import COMPARED, coloured, compared, print_summary
 from sparsebp.errors import OptionError, SparseBPError
-from sparsebp.files import write_atomically
-from sparsebp.schedule import Simulation, gantt, simulate, text_chart, to_csv, write_csv, write_trace
+from sparsebp.files import write_atomically, write_figure
+from sparsebp.schedule import gantt, simulate, text_chart, to_csv, write_csv, write_trace
 from sparsebp.schedule.builders import BUILDERS
 from sparsebp.schedule.by_name import build as build_schedule
 from sparsebp.schedule.summary import summary
@@ -42,11 +42,13 @@ FusionOption = Annotated[
     Literal["none", "forward", "backward"] | None,
     typer.Option(help="Adds updates: at the end, before the next forward, after the gradient.", show_default="none"),
 ]
-ChunksOption = Annotated[int | None, typer.Option(min=1, help="Groups of stages a worker (interleaved).")]
+ChunksOption = Annotated[int | None, typer.Option(min=1, max=MOST, help="Groups of stages a worker (interleaved).")]
 GroupOption = Annotated[
-    int | None, typer.Option("--group", min=1, help="Neighbouring stages dealt out together (modulo).")
+    int | None, typer.Option("--group", min=1, max=MOST, help="Neighbouring stages dealt out together (modulo).")
 ]
-KOption = Annotated[int | None, typer.Option("--k", min=0, help="First stages whose W come last (out-of-order ones).")]
+KOption = Annotated[
+    int | None, typer.Option("--k", min=0, max=MOST, help="First stages whose W come last (out-of-order ones).")
+]
 InputGradientOption = Annotated[
     bool | None, typer.Option("--input-gradient/--no-input-gradient", help="Whether stage 0 has an I.")
 ]
@@ -66,7 +68,7 @@ def build(
     group: GroupOption = None,
     k: KOption = None,
     streams: Annotated[int | None, typer.Option(min=1, max=2, help="Streams of the worker (conventional).")] = None,
-    regions: Annotated[int | None, typer.Option(min=1, help="Regions of the main stream (ooo).")] = None,
+    regions: Annotated[int | None, typer.Option(min=1, max=MOST, help="Regions of the main stream (ooo).")] = None,
     memory_cap: MemoryCapOption = None,
     memory_limit: Annotated[float | None, typer.Option(help="Bound for the memory (reverse-first-k).")] = None,
     priority: Annotated[
@@ -177,7 +179,7 @@ def plot(
     weights: WeightsOption = None,
     memory: Annotated[bool, typer.Option("--memory/--no-memory", help="The memory of the workers below.")] = True,
     width: Annotated[
-        int | None, typer.Option(min=20, help="Letters a line of text.", show_default="the terminal")
+        int | None, typer.Option(min=20, max=MOST, help="Letters a line of text.", show_default="the terminal")
     ] = None,
     unit: Annotated[float, typer.Option(help="Microseconds in a unit of time, for the trace.")] = 1e6,
 ) -> None:
@@ -198,7 +200,7 @@ def plot(
     elif out.suffix == ".json":
         write_trace(simulation, out, unit=unit)
     elif out.suffix in (".png", ".svg", ".pdf"):
-        _save_picture(simulation, out, memory)
+        write_figure(gantt(simulation, memory=memory).figure, out, dpi=150, bbox_inches="tight")
     else:
         raise OptionError("Unknown kind of picture", expected=".png, .svg, .pdf, .json or .txt", got=repr(out.suffix),
                           remedy="Choose another ending of --out")  # fmt: skip
@@ -208,7 +210,7 @@ def compare(
     names: NamesArgument = None,
     stages: StagesOption = 8,
     workers: WorkersOption = None,
-    microbatches: Annotated[int, typer.Option(min=1, help="Micro-batches.")] = 8,
+    microbatches: Annotated[int, typer.Option(min=1, max=MOST, help="Micro-batches.")] = 8,
     fusion: FusionOption = None,
     chunks: ChunksOption = None,
     group: GroupOption = None,
@@ -260,13 +262,6 @@ def compare(
     for row in rows:
         if "reason" in row:
             console().print(f"{row['builder']}: {row['reason']}", markup=False)
-
-
-def _save_picture(simulation: Simulation, path: Path, memory: bool) -> None:
-    picture = io.BytesIO()
-    figure = gantt(simulation, memory=memory).figure
-    figure.savefig(picture, format=path.suffix[1:], dpi=150, bbox_inches="tight")
-    write_atomically(path, picture.getvalue())
 
 
 schedule_app = typer.Typer(

@@ -14,6 +14,9 @@ from sparsebp.schedule.action_csv import from_csv
 from sparsebp.schedule.builders import BUILDERS
 from sparsebp.schedule.cost_file import Durations, parse_durations
 
+MOST = 100_000
+"""Bound for numbers of stages, micro-batches and so on: beyond it a schedule takes more than memory and patience."""
+
 
 def _known(names: str | list[str] | None) -> str | list[str] | None:
     for name in [names] if isinstance(names, str) else names or []:
@@ -37,10 +40,10 @@ WeightsOption = Annotated[
     Literal["current", "stashed", "latest"] | None,
     typer.Option(help="The weights that a backward reads.", show_default="what the file says"),
 ]
-WorkersOption = Annotated[int | None, typer.Option(min=1, help="Devices of the pipeline.", show_default="4")]
-StagesOption = Annotated[int, typer.Option(min=1, help="Stages (layers, or groups of them).")]
+WorkersOption = Annotated[int | None, typer.Option(min=1, max=MOST, help="Devices of the pipeline.", show_default="4")]
+StagesOption = Annotated[int, typer.Option(min=1, max=MOST, help="Stages (layers, or groups of them).")]
 MicrobatchesOption = Annotated[
-    int | None, typer.Option(min=1, help="Micro-batches.", show_default="8 in pipelines, else 1")
+    int | None, typer.Option(min=1, max=MOST, help="Micro-batches.", show_default="8 in pipelines, else 1")
 ]
 CostOption = Annotated[
     list[str] | None,
@@ -54,7 +57,7 @@ BandwidthOption = Annotated[
 SlowdownOption = Annotated[
     float | None, typer.Option(min=1, help="Of each of two busy streams of a worker.", show_default="1")
 ]
-StepsOption = Annotated[int, typer.Option(min=1, help="Repetitions of the step, one after the other.")]
+StepsOption = Annotated[int, typer.Option(min=1, max=MOST, help="Repetitions of the step, one after the other.")]
 
 
 def load(file: str, first: Any = None, weights: Any = None) -> Schedule:

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import json
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import typer
 
 from sparsebp.commands.common import console, write_json
 from sparsebp.errors import OptionError
-from sparsebp.files import prepare_folder, write_atomically
+from sparsebp.files import json_line, output_error, write_atomically
 from sparsebp.train import Comparison, JsonLines, ProgressBar, save_loss_curve
 from sparsebp.train.agreement import Agreement, gradient_agreement
-from sparsebp.train.checkpoint import FILE_NAME, PREVIOUS_NAME, load_checkpoint, save_checkpoint
+from sparsebp.train.arrays import batch_of
+from sparsebp.train.checkpoint import FILE_NAME, load_checkpoint, save_checkpoint
 from sparsebp.train.compare import compare_histories
 from sparsebp.train.config import TrainConfig
 from sparsebp.train.recipe import Run, build, build_retraining, prunes
+from sparsebp.train.run_folder import run_folder, set_aside
 
 if TYPE_CHECKING:
     from sparsebp.nn import PruneReport
@@ -47,16 +48,17 @@ def run(
     config
         The run.
     folder
-        Takes ``checkpoint.safetensors``, ``result.json`` and, where matplotlib is installed, ``loss.png``. A run that
+        Takes ``checkpoint.safetensors``, ``result.json`` and, last and where matplotlib is installed, ``loss.png``; if
+        that cannot be written, there is a warning. A run that
         prunes keeps the training before that there, and writes the pruned network into the folder ``pruned`` inside.
     weights
         A checkpoint, or its folder, whose weights and pruning masks to start from; copied to ``start.safetensors``.
     resume
         Go on from the folder's checkpoint.
     compare
-        Train a second time with sequential back-propagation; of a run that prunes, retrain a second time.
+        Train a second time with plain back-propagation; of a run that prunes, retrain a second time.
     agreement
-        Compare the scans' gradients with sequential back-propagation on a test batch.
+        Compare the scans' gradients with plain back-propagation on a test batch.
     every
         Steps between checkpoints within an epoch.
     as_json
@@ -66,13 +68,24 @@ def run(
     ------
     OptionError
         Both `weights` and `resume` are given.
+    FileFormatError
+        There is nothing to resume in `folder`.
+    OutputError
+        Another run holds `folder`, or it cannot be written.
     """
     if weights is not None and resume:
         raise OptionError(
             "A run that resumes has weights already", expected="--weights or --resume", got="both",
             remedy="Leave --weights out: the folder's checkpoint holds what the run has made of them",
         )  # fmt: skip
-    prepare_folder(folder)
+    with run_folder(folder, resume=resume):
+        return _run(config, folder, weights, resume, compare, agreement, every, as_json)
+
+
+def _run(
+    config: TrainConfig, folder: Path, weights: Path | None, resume: bool, compare: bool, agreement: bool,
+    every: int | None, as_json: bool,
+) -> dict[str, Any]:  # fmt: skip
     callback = JsonLines(sys.stdout) if as_json else ProgressBar()
     files: dict[str, Any] = {"callbacks": [callback], "checkpoint_dir": folder, "checkpoint_every": every}
     start = folder / START_NAME
@@ -80,19 +93,20 @@ def run(
         weights = start
     session = dense = build(config, weights=weights, **files)
     if weights is None:
-        start.unlink(missing_ok=True)
+        _remove(start)
     elif weights != start:  # a copy: what was given may be the checkpoint that this run is about to replace
         save_checkpoint(start, load_checkpoint(weights))
     inner = folder / "pruned"
-    if prunes(config) and not resume and (inner / FILE_NAME).exists():  # of another run: never go on from it
-        os.replace(inner / FILE_NAME, inner / PREVIOUS_NAME)
+    if prunes(config) and not resume:  # of another run: never go on from it
+        set_aside(inner)
+        _remove(inner / FILE_NAME)
     session.fit(resume=resume)
     pruning: dict[str, Any] = {}
     if prunes(config):
         folder = inner
         session, report = build_retraining(config, dense, **(files | {"checkpoint_dir": folder}))
         pruning = _pruned(dense, session, report, as_json)
-        session.fit(resume=resume)
+        session.fit(resume=resume and (inner / FILE_NAME).exists())
     x = _batch(session, min(config.batch_size, len(session.train_set)))[0]
     choice = config.backward_of(session.trainer.model, x)
     result: dict[str, Any] = {
@@ -102,7 +116,7 @@ def run(
         **_schedule(session),
         **pruning,
         "checkpoint": str(folder / FILE_NAME),
-        "picture": _picture(session, folder / "loss.png"),
+        "picture": str(folder / "loss.png") if _draws(session) else None,
     }
     if agreement:
         batch = _batch(session, min(_AGREEMENT_BATCH, len(session.test_set)))
@@ -113,16 +127,25 @@ def run(
         comparison, sequential = _compare(session, dense, choice["algorithm"], start if start.exists() else None)
         result["comparison"] = comparison.to_json()
         result["sequential_test_accuracy"] = sequential.trainer.evaluate(sequential.test_set)[1]
-    write_atomically(folder / "result.json", (json.dumps(result, indent=2) + "\n").encode())
+    write_atomically(folder / "result.json", (json_line(result, indent=2) + "\n").encode())
     if as_json:
         write_json({"event": "result", **result})
     else:
         _print(result)
+    if result["picture"] is not None:
+        _draw(session, Path(result["picture"]))
     return result
 
 
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise output_error(path, error) from error
+
+
 def _batch(session: Run, size: int) -> tuple[Any, Any]:
-    return session.trainer._to_model(session.test_set.batch(np.arange(min(size, len(session.test_set)))))
+    return batch_of(session.test_set, np.arange(min(size, len(session.test_set))), session.trainer.model)
 
 
 def _measured(session: Run) -> dict[str, Any]:
@@ -150,22 +173,27 @@ def _pruned(dense: Run, session: Run, report: PruneReport, as_json: bool) -> dic
 
 
 def _compare(session: Run, dense: Run, chosen: str, weights: Path | None) -> tuple[Comparison, Run]:
-    """Train once more by sequential back-propagation, without callbacks and files, on the same data."""
-    reference = session.config.reference
-    config = dataclasses.replace(session.config, backward=reference)
+    """Train once more by plain back-propagation, without callbacks and files, on the same data."""
+    config = dataclasses.replace(session.config, backward="bp")
     if prunes(config):
         second, _ = build_retraining(config, dense)
     else:
         second = build(config, data=(session.train_set, session.test_set), weights=weights)
     name = session.config.backward if session.config.backward != "auto" else f"auto ({chosen})"
-    return compare_histories(session.trainer.history, second.fit(), name, reference), second
+    return compare_histories(session.trainer.history, second.fit(), name, "bp"), second
 
 
-def _picture(session: Run, path: Path) -> str | None:
-    """Draw the loss curve where matplotlib is installed; training needs no more than its extra ``cli``."""
-    if importlib.util.find_spec("matplotlib") is None or session.trainer.history.steps == 0:
-        return None
-    return str(save_loss_curve(session.trainer.history, path, title=session.config.title))
+def _draws(session: Run) -> bool:
+    """Say whether there is a loss curve to draw, and matplotlib: training needs no more than its extra ``cli``."""
+    return importlib.util.find_spec("matplotlib") is not None and session.trainer.history.steps > 0
+
+
+def _draw(session: Run, path: Path) -> None:
+    """Draw the loss curve, or warn that it cannot be: what was trained and written is as good without it."""
+    try:
+        save_loss_curve(session.trainer.history, path, title=session.config.title)
+    except Exception as error:  # Matplotlib writes caches of its own: errors of any kind
+        typer.echo(f"Warning: The loss curve was not drawn. {error}", err=True)
 
 
 def _schedule(session: Run) -> dict[str, Any]:
@@ -203,7 +231,7 @@ def _print(result: dict[str, Any]) -> None:
     for entry in result.get("agreement", ()):
         agreed = Agreement(**entry)
         out.print(
-            f"agreement      {agreed.algorithm} against sequential back-propagation: relative difference of the "
+            f"agreement      {agreed.algorithm} against plain back-propagation: relative difference of the "
             f"gradients {agreed.relative_difference:.2e}, largest {agreed.largest_difference:.2e} ({agreed.parameter})",
             markup=False,
         )

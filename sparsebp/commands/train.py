@@ -8,9 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
+from sparsebp.arguments import check_integer
 from sparsebp.commands import session
 from sparsebp.commands.common import JsonOption, ThreadsOption, use_threads
-from sparsebp.errors import FileFormatError, OptionError
+from sparsebp.errors import OptionError
 
 
 class Task(enum.StrEnum):
@@ -185,7 +186,7 @@ def train(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in the folder.")] = False,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Train again with sequential back-propagation and compare.")
+        bool, typer.Option("--compare", help="Train again with plain back-propagation and compare.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
@@ -241,13 +242,7 @@ def train(
     }
     options = _options(given, config)
     use_threads(options.pop("threads", None))
-    try:
-        run = config_for(**options)
-    except TypeError as error:  # a text where a number should be
-        if config is None:
-            raise
-        raise FileFormatError(f"{config} has a value of the wrong type", expected="texts and numbers as sparsebp train "
-                              "takes them", got=str(error), remedy="Mend it") from error  # fmt: skip
+    run = config_for(**options)
     folder = Path("runs", f"{run.task}-{run.model}") if out is None else out
     session.run(run, folder, weights=weights, resume=resume, compare=compare, every=checkpoint_every, as_json=json)
 
@@ -267,7 +262,6 @@ def _options(given: dict[str, Any], path: Path | None) -> dict[str, Any]:
                           remedy="Name a task: sparsebp train digits")  # fmt: skip
     if "task" not in options:
         raise typer.BadParameter("There is none, and no --config names one: sparsebp train digits", param_hint="TASK")
-    if type(options.get("threads", 1)) is not int:
-        raise FileFormatError(f"{path} has a value of the wrong type", expected="a number of threads",
-                              got=repr(options["threads"]), remedy="Mend it")  # fmt: skip
+    if "threads" in options:
+        options["threads"] = check_integer("threads", options["threads"], 1)
     return options

@@ -34,7 +34,7 @@ def tune(
         list[str] | None, typer.Option(help="Try this one; once for each.", show_default="conventional, ooo")
     ] = None,
     backward: Annotated[
-        list[Backward] | None, typer.Option(help="Try this one; once for each.", show_default="bp or linear, auto")
+        list[Backward] | None, typer.Option(help="Try this one; once for each.", show_default="bp, auto")
     ] = None,
     threads: Annotated[
         list[int] | None, typer.Option(min=1, help="Try so many; once for each.", show_default="1, all")
@@ -56,7 +56,7 @@ def tune(
       sparsebp tune digits --model lenet5
       sparsebp tune digits --model densenet --batch-size 8 --out runs/densenet.toml
       sparsebp train --config runs/densenet.toml --epochs 2
-      sparsebp tune bitstream --backward linear --backward chunked --threads 2 --json
+      sparsebp tune bitstream --backward bp --backward chunked --threads 2 --json
     """
     from sparsebp.bench import tune as tuning
     from sparsebp.files import prepare_folder

@@ -15,7 +15,7 @@ def verify(
     threads: ThreadsOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Check gradients: scans against sequential back-propagation, both against finite differences.
+    """Check gradients: scans against plain back-propagation, both against finite differences.
 
     Small models of every kind, in float32 and float64. Exit code 1 if a
     difference is beyond its tolerance.

@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from sparsebp.arguments import check_generator, check_integer
 from sparsebp.backend import float_dtype
-from sparsebp.errors import OptionError
+from sparsebp.data.dataset import check_indices
+from sparsebp.errors import MemoryLimitError
 from sparsebp.types import Seed
 
 CLASSES = 10
@@ -42,20 +44,23 @@ class BitstreamDataset:
     Raises
     ------
     OptionError
-        `seq_len` or `samples` is less than 1.
+        `seq_len` or `samples` is less than 1, or no integer, or `rng` no seed.
+    MemoryLimitError
+        The bits are more than the machine has memory for.
     DTypeError
         `dtype` is neither float32 nor float64.
     """
 
     input_size = 1
     classes = CLASSES
+    sample_axis = 1
+    reads_model = False
 
     def __init__(self, seq_len: int, samples: int = 32_000, *, rng: Seed = 0, dtype: Any = np.float32) -> None:
-        for name, value in (("seq_len", seq_len), ("samples", samples)):
-            if value < 1:
-                raise OptionError(f"{name} is too small", expected="1 or more", got=value, remedy=f"Raise {name}")
-        self.seq_len, self.dtype = seq_len, float_dtype(dtype)
-        generator = np.random.default_rng(rng)
+        self.seq_len, samples = check_integer("seq_len", seq_len, 1), check_integer("samples", samples, 1)
+        self.dtype = float_dtype(dtype)
+        generator = check_generator("rng", rng)
+        _check_memory(samples * (8 + -(-seq_len // 8)) + 4 * seq_len)
         self.targets = generator.integers(CLASSES, size=samples, dtype=np.int64)
         probability = (0.05 + 0.1 * self.targets).astype(np.float32)
         self.packed = np.empty((samples, -(-seq_len // 8)), np.uint8)
@@ -74,5 +79,21 @@ class BitstreamDataset:
         return np.unpackbits(self.packed[indices], axis=1, count=self.seq_len)
 
     def batch(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the samples `indices` (B,): bits (T, B, 1) in `dtype`, C-contiguous, and classes (B,), int64."""
+        """Return the samples `indices` (B,): bits (T, B, 1) in `dtype`, C-contiguous, and classes (B,), int64.
+
+        Raises
+        ------
+        ShapeError, OptionError
+            As `ArrayDataset.batch`.
+        """
+        indices = check_indices(indices, len(self))
         return self.bits(indices).T.astype(self.dtype, order="C")[:, :, None], self.targets[indices]
+
+
+def _check_memory(needed: int) -> None:
+    from sparsebp.scan.machine import host_memory
+
+    memory = host_memory()
+    if needed > memory:
+        raise MemoryLimitError("The bitstreams need more memory than there is", expected=f"at most {memory} bytes",
+                               got=f"{needed} bytes", remedy="Lower seq_len or samples")  # fmt: skip

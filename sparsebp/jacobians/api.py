@@ -2,41 +2,104 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
 from sparsebp import backend
-from sparsebp.errors import OptionError
+from sparsebp.arguments import forward_of
+from sparsebp.errors import OptionError, ShapeError
+from sparsebp.jacobians.dense import dense_jacobian_t
 from sparsebp.jacobians.transposed import TransposedJacobian
-from sparsebp.types import Array, Differentiable
+from sparsebp.types import Array
 
 
-def jacobian_t(layer: Differentiable, x: Array) -> TransposedJacobian:
+def jacobian_t(layer: Any, x: Array) -> TransposedJacobian:
     """Run `layer` forward on `x` and return its transposed Jacobian there.
 
     Parameters
     ----------
     layer
-        A layer or model of `sparsebp.nn`, or any object with `forward` and `jacobian_t`.
+        A layer or model of `sparsebp.nn`, or any object with `forward` and one of `jacobian_t`, `input_grad` and
+        `gradients`. Without `jacobian_t` the Jacobian is dense, of one backward pass an output.
     x
         Input, batch first as in torch.nn (recurrent layers: as their `batch_first` says).
 
     Returns
     -------
     TransposedJacobian
-        Shape (n_in, n_out), the sizes of one flattened sample of `x` and of the output.
+        Shape (n_in, n_out), the sizes of one flattened sample of `x` and of the output; its `vjp` and `jvp` take and
+        return the layer's own shapes.
 
     Raises
     ------
     OptionError
-        `layer` is not such an object.
+        `layer` is not such an object, or its samples depend on each other.
     ShapeError, DTypeError, DeviceError
-        `x` does not fit the layer.
+        `x` has no batch axis, or does not fit the layer.
+    MemoryLimitError
+        A dense Jacobian would take more than 2 GiB.
     """
-    if not callable(getattr(layer, "forward", None)) or not callable(getattr(layer, "jacobian_t", None)):
+    ways = ("jacobian_t", "input_grad", "gradients")
+    if not _has(layer, "forward") or not any(_has(layer, way) for way in ways):
         raise OptionError(
             "There is no transposed Jacobian of this object",
-            expected="a layer or model with forward and jacobian_t",
+            expected="a layer or model with forward and one of " + ", ".join(ways),
             got=type(layer).__qualname__,
             remedy="Pass a layer of sparsebp.nn",
         )
-    backend.namespace(x)
-    _, saved = layer.forward(x)
-    return layer.jacobian_t(saved)
+    backend.namespace(x=x)
+    if x.ndim == 0:
+        raise _no_batch_axis(x)
+    y, saved = forward_of(layer, x)
+    axes = getattr(layer, "batch_axes", (0, 0))
+    batch, *input_shape = _moved(x, axes[0])
+    out_batch, *output_shape = _moved(y, axes[1])
+    own = _has(layer, "jacobian_t")
+    if out_batch != batch or (x.ndim == 1 and not own):
+        raise _no_batch_axis(x)
+    samples: dict[str, Any] = {
+        "input_shape": tuple(input_shape), "output_shape": tuple(output_shape), "batch_axes": axes,
+    }  # fmt: skip
+    if not own:
+        return dense_jacobian_t(_input_grad(layer, saved), batch=batch, like=y, **samples)
+    try:
+        jacobian = layer.jacobian_t(saved)
+    except ShapeError as error:
+        raise _no_batch_axis(x) if x.ndim == 1 else error from error
+    sizes = (prod(input_shape), prod(output_shape))
+    if jacobian.shape == sizes and jacobian.batch in (None, batch):
+        return TransposedJacobian(jacobian.pattern, jacobian.data, **samples)
+    raise _no_batch_axis(x) if x.ndim == 1 else ShapeError(
+        "The layer's Jacobian does not fit x", expected=f"shape {sizes}, {batch} samples or shared values",
+        got=repr(jacobian), remedy="Let jacobian_t return the Jacobian of y with respect to x, a sample by itself",
+    )  # fmt: skip
+
+
+def _input_grad(layer: Any, saved: Any) -> Callable[[Array], Array]:
+    """Return the layer's input gradient as a function of gy alone."""
+    if _has(layer, "couples_samples") and layer.couples_samples(saved):
+        raise OptionError(
+            "The samples of this layer depend on each other, so no sample has a Jacobian of its own",
+            expected="a layer that maps each sample by itself", got=type(layer).__qualname__,
+            remedy="Use its input gradient",
+        )  # fmt: skip
+    if _has(layer, "input_grad"):
+        return lambda gy: layer.input_grad(gy, saved)
+    return lambda gy: layer.gradients(gy, saved).input
+
+
+def _no_batch_axis(x: Array) -> ShapeError:
+    return ShapeError(
+        "x has no batch axis that the layer keeps", expected="a batch of samples, (B, …)", got=x.shape,
+        remedy="Pass x[None] for a single sample, x[:, None] for samples of one number each",
+    )  # fmt: skip
+
+
+def _has(layer: Any, method: str) -> bool:
+    return callable(getattr(layer, method, None))
+
+
+def _moved(array: Array, axis: int) -> tuple[int, ...]:
+    """Return the lengths of the axes, the batch's first."""
+    return (array.shape[axis], *array.shape[:axis], *array.shape[axis + 1 :])

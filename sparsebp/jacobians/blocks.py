@@ -27,6 +27,7 @@ def block_jacobian_t(blocks: Array) -> TransposedJacobian:
     ShapeError
         `blocks` has not four axes.
     """
+    xp = backend.namespace(blocks=blocks)
     if blocks.ndim != 4:
         raise ShapeError(
             "blocks has the wrong number of axes", expected="(B, positions, n_in, n_out)", got=blocks.shape,
@@ -34,6 +35,4 @@ def block_jacobian_t(blocks: Array) -> TransposedJacobian:
         )  # fmt: skip
     batch, positions, n_in, n_out = blocks.shape
     values = blocks.reshape(batch, positions * n_in * n_out).T
-    return TransposedJacobian(
-        linear_pattern(n_in, n_out, positions), backend.namespace(blocks).ascontiguousarray(values)
-    )
+    return TransposedJacobian(linear_pattern(n_in, n_out, positions), xp.ascontiguousarray(values))

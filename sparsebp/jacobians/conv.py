@@ -110,7 +110,7 @@ def conv_transpose_jacobian_t(
 
 def _sizes(weight: Array, input_size: Lengths) -> tuple[int, ...]:
     """Return the lengths of the input's axes after checking that the weight has as many."""
-    backend.namespace(weight)
+    backend.namespace(weight=weight)
     backend.float_dtype(weight.dtype)
     sizes = tuple(input_size) if isinstance(input_size, Sequence) else (input_size,)
     if weight.ndim != len(sizes) + 2:

@@ -35,7 +35,7 @@ def linear_jacobian_t(weight: Array, positions: int = 1, *, kept: np.ndarray | N
     PatternError
         `positions` is negative.
     """
-    xp = backend.namespace(weight)
+    xp = backend.namespace(weight=weight)
     if weight.ndim != 2:
         raise ShapeError(
             "weight is not a matrix", expected="(out_features, in_features)", got=weight.shape, remedy="Reshape it"

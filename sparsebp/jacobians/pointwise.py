@@ -36,7 +36,7 @@ def pointwise_jacobian_t(kept: Array, function: SlopeFunction = "given") -> Tran
     OptionError
         `function` is another one.
     """
-    xp = backend.namespace(kept)
+    xp = backend.namespace(kept=kept)
     if kept.ndim == 0:
         raise ShapeError("kept has no batch axis", expected="(B, …)", got=kept.shape, remedy="Add an axis in front")
     batch = kept.shape[0]

@@ -39,7 +39,7 @@ def max_pool_jacobian_t(pool: PoolPattern, winner: Array, dtype: Any = np.float3
     DTypeError
         `dtype` is another one.
     """
-    xp = backend.namespace(winner)
+    xp = backend.namespace(winner=winner)
     n_out = pool.pattern.shape[1]
     if winner.ndim == 0 or winner.size != winner.shape[0] * n_out:
         raise ShapeError(

@@ -33,7 +33,7 @@ def rnn_hidden_jacobians(h: Array, w_hh: Array, nonlinearity: Nonlinearity) -> A
     ShapeError, DTypeError, LayoutError, OptionError
         An argument does not fit.
     """
-    xp = backend.namespace(h, w_hh)
+    xp = backend.namespace(h=h, w_hh=w_hh)
     steps, batch, size = h.shape
     out = xp.empty((steps, size, size, batch), dtype=h.dtype)
     kernels.get(xp).rnn_jacobians(h, w_hh, nonlinearity, out)
@@ -62,7 +62,7 @@ def gru_hidden_jacobians(h: Array, h0: Array, gates: Array, w_hh: Array) -> Arra
     ShapeError, DTypeError, LayoutError
         An argument does not fit.
     """
-    xp = backend.namespace(h, h0, gates, w_hh)
+    xp = backend.namespace(h=h, h0=h0, gates=gates, w_hh=w_hh)
     steps, batch, size = h.shape
     out = xp.empty((steps, size, size, batch), dtype=h.dtype)
     kernels.get(xp).gru_jacobians(h, h0, gates, w_hh, out)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,7 @@ import numpy as np
 from sparsebp import backend, kernels
 from sparsebp.errors import OptionError, ShapeError
 from sparsebp.patterns import SparsityPattern, plan_product
+from sparsebp.patterns.sparsity import check_patterns
 from sparsebp.types import Array
 
 
@@ -22,17 +25,29 @@ class TransposedJacobian:
     data
         Their values: (nnz,) if the batch shares them (a linear layer: they depend on the weights only), or (nnz, B) if
         every sample has its own. float32 or float64, C-contiguous, of NumPy or CuPy; kept, not copied.
+    input_shape, output_shape
+        Shapes of one sample of x and of y, which `vjp` and `jvp` take and return. None: flat, (n_in,) and (n_out,).
+    batch_axes
+        Where the batch is in x and in y: 0 for (B, *shape), 1 for the time-major (T, B, …) of recurrent layers.
 
     Raises
     ------
+    PatternError
+        `pattern` is none.
     ShapeError, DTypeError, LayoutError, DeviceError
-        `data` does not fit.
+        `data` does not fit the pattern, or a shape does not.
+    OptionError
+        A batch axis is not one of its array.
     """
 
     __array_ufunc__ = None  # so that array @ J is refused instead of being taken for an array of objects
 
-    def __init__(self, pattern: SparsityPattern, data: Array) -> None:
-        backend.namespace(data)
+    def __init__(
+        self, pattern: SparsityPattern, data: Array, *, input_shape: tuple[int, ...] | None = None,
+        output_shape: tuple[int, ...] | None = None, batch_axes: tuple[int, int] = (0, 0),
+    ) -> None:  # fmt: skip
+        check_patterns(pattern=pattern)
+        backend.namespace(data=data)
         backend.float_dtype(data.dtype)
         if data.ndim not in (1, 2) or data.shape[0] != pattern.nnz:
             raise ShapeError(
@@ -43,6 +58,15 @@ class TransposedJacobian:
             )
         backend.check_array("data", data)
         self.pattern, self.data = pattern, data
+        n_in, n_out = pattern.shape
+        self.input_shape = _sample_shape("input_shape", input_shape, n_in)
+        self.output_shape = _sample_shape("output_shape", output_shape, n_out)
+        ends = [range(1 + len(shape)) for shape in (self.input_shape, self.output_shape)]
+        if not isinstance(batch_axes, tuple) or len(batch_axes) != 2 or any(map(_outside, batch_axes, ends)):
+            raise OptionError("batch_axes does not fit the samples", got=repr(batch_axes),
+                              expected=f"an axis of x, 0 to {ends[0][-1]}, and one of y, 0 to {ends[1][-1]}",
+                              remedy="Pass (0, 0) where the batch is first")  # fmt: skip
+        self.batch_axes = batch_axes
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -62,10 +86,13 @@ class TransposedJacobian:
     @property
     def T(self) -> TransposedJacobian:
         """The transpose: the Jacobian ∂y/∂x itself. The values are copied into the order of the transposed pattern."""
-        if self.pattern.T is self.pattern:
-            return self
-        order = backend.constant(backend.namespace(self.data), self.pattern.transpose_permutation)
-        return TransposedJacobian(self.pattern.T, self.data[order])
+        data = self.data
+        if self.pattern.T is not self.pattern:
+            data = data[backend.constant(backend.namespace(data), self.pattern.transpose_permutation)]
+        return TransposedJacobian(
+            self.pattern.T, data, input_shape=self.output_shape, output_shape=self.input_shape,
+            batch_axes=self.batch_axes[::-1],
+        )  # fmt: skip
 
     def to_scipy(self, sample: int = 0) -> Any:
         """Return one sample as a `scipy.sparse.csr_array`.
@@ -134,11 +161,14 @@ class TransposedJacobian:
         """
         if isinstance(other, TransposedJacobian):
             plan = plan_product(self.pattern, other.pattern)
-            return TransposedJacobian(plan.pattern, plan(self.data, other.data))
+            return TransposedJacobian(
+                plan.pattern, plan(self.data, other.data), input_shape=self.input_shape,
+                output_shape=other.output_shape, batch_axes=(self.batch_axes[0], other.batch_axes[1]),
+            )  # fmt: skip
         return self._apply(other)
 
     def _apply(self, g: Array) -> Array:
-        xp = backend.namespace(self.data, g)
+        xp = backend.namespace(self.data, g=g)
         n_in, n_out = self.shape
         if g.ndim not in (1, 2) or g.shape[0] != n_out:
             raise ShapeError(
@@ -166,6 +196,97 @@ class TransposedJacobian:
             kernels.get(xp).csr_matvec(*self.pattern.device_arrays(xp), values, columns, out)
         return out if self.batch is not None or g.ndim == 2 else out[:, 0]
 
+    # ---- in the shapes of the layer --------------------------------------------------------------------------------
+
+    def vjp(self, g: Array) -> Array:
+        """Map the gradient at y to the gradient at x, as the layer's backward pass does.
+
+        Parameters
+        ----------
+        g
+            (B, *output_shape), the batch where `batch_axes` says, or flat, (B, n_out); of the values' dtype, of any
+            strides. B is the Jacobian's batch size, or any if its values are shared.
+
+        Returns
+        -------
+        Array
+            (B, *input_shape), the batch where `batch_axes` says; a new C-contiguous array.
+
+        Raises
+        ------
+        ShapeError, DTypeError, DeviceError
+            `g` does not fit.
+        """
+        return self._mapped("g", g)
+
+    def jvp(self, v: Array) -> Array:
+        """Map a direction at x to the change of y, forward-mode differentiation.
+
+        Parameters
+        ----------
+        v
+            (B, *input_shape), the batch where `batch_axes` says, or flat, (B, n_in); of the values' dtype, of any
+            strides. B is the Jacobian's batch size, or any if its values are shared.
+
+        Returns
+        -------
+        Array
+            (B, *output_shape), the batch where `batch_axes` says; a new C-contiguous array.
+
+        Raises
+        ------
+        ShapeError, DTypeError, DeviceError
+            `v` does not fit.
+        """
+        return self.T._mapped("v", v)
+
+    def _mapped(self, name: str, array: Array) -> Array:
+        """Return this matrix times every sample, from and to the layer's layout."""
+        xp = backend.namespace(self.data, **{name: array})
+        shape, axis = self.output_shape, self.batch_axes[1]
+        if array.ndim == len(shape) + 1:
+            rows = xp.moveaxis(array, axis, 0)
+            fits = rows.shape[1:] == shape
+        else:
+            rows = array
+            fits = array.shape[1:] == (prod(shape),)
+        if not fits or self.batch not in (None, rows.shape[0]):
+            batch = "B" if self.batch is None else self.batch
+            layouts = [with_batch(shape, batch, axis)] + [(batch, prod(shape))] * (len(shape) != 1)
+            raise ShapeError(
+                f"{name} does not fit the Jacobian",
+                expected=" or ".join("(" + ", ".join(map(str, layout)) + ")" for layout in layouts),
+                got=array.shape,
+                remedy="Pass one array for every sample, in the layer's layout",
+            )
+        backend.check_array(name, array, dtype=self.dtype, contiguous=False)
+        columns = xp.ascontiguousarray(rows.reshape(len(rows), prod(shape)).T)
+        mapped = (self @ columns).T.reshape(len(rows), *self.input_shape)
+        return xp.ascontiguousarray(xp.moveaxis(mapped, 0, self.batch_axes[0]))
+
     def __repr__(self) -> str:
         batch = "shared" if self.batch is None else f"batch={self.batch}"
         return f"TransposedJacobian({self.pattern!r}, {self.dtype}, {batch})"
+
+
+def with_batch(shape: tuple[Any, ...], batch: Any, axis: int) -> tuple[Any, ...]:
+    """Return the shape of a batch of samples of `shape`, the batch at `axis`."""
+    return (*shape[:axis], batch, *shape[axis:])
+
+
+def _outside(axis: int, places: range) -> bool:
+    return axis not in places
+
+
+def _sample_shape(name: str, shape: tuple[int, ...] | None, size: int) -> tuple[int, ...]:
+    """Return `shape` as integers, after checking that it has `size` elements; None: flat."""
+    if shape is None:
+        return (size,)
+    try:
+        lengths = tuple(map(index, shape))
+    except TypeError:
+        lengths = (-1,)
+    if min(lengths, default=0) < 0 or prod(lengths) != size:
+        raise ShapeError(f"{name} does not fit the pattern", expected=f"lengths whose product is {size}", got=shape,
+                         remedy="Pass the shape of one sample, without the batch")  # fmt: skip
+    return lengths

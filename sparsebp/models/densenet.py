@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from sparsebp import nn
+from sparsebp.arguments import check_integer
 from sparsebp.errors import OptionError
 from sparsebp.models.width import scaled
 from sparsebp.types import Seed
@@ -64,14 +65,16 @@ def densenet(
     Source: Huang et al., "Densely Connected Convolutional Networks", 2017, §3 and §4.2. In front of the convolutions
     between the blocks there is a ReLU, as in the authors' code.
     """
-    if blocks < 1 or depth < 1 + 2 * blocks or (depth - 1 - blocks) % blocks:
+    depth, growth, blocks = (
+        check_integer(name, value, 1) for name, value in (("depth", depth), ("growth", growth), ("blocks", blocks))
+    )
+    in_channels, classes = check_integer("in_channels", in_channels, 1), check_integer("classes", classes, 1)
+    if depth < 1 + 2 * blocks or (depth - 1 - blocks) % blocks:
         raise OptionError(
             "The layers of this depth cannot be shared out over the blocks",
             expected="depth = blocks · n + blocks + 1, n ≥ 1", got=f"depth={depth}, blocks={blocks}",
             remedy="Pass depth=40 and blocks=3, say",
         )  # fmt: skip
-    if growth < 1:
-        raise OptionError("The growth rate is too small", expected="1 or more", got=growth, remedy="Pass 12, say")
     options: dict[str, Any] = {"dtype": dtype, "rng": nn.init.generator(rng)}
     channels, added = scaled(_FIRST, width), scaled(growth, width)
     layers: list[nn.Layer] = [nn.Conv2d(in_channels, channels, 3, padding=1, bias=False, **options)]

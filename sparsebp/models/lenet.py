@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from sparsebp import nn
+from sparsebp.arguments import check_integer
 from sparsebp.errors import OptionError
 from sparsebp.types import Seed
-from sparsebp.windows import check_integer
 
 _PADDING = {28: 2, 32: 0}
 
@@ -47,10 +47,10 @@ def lenet5(
     Source: LeCun et al., "Gradient-Based Learning Applied to Document Recognition", 1998, Fig. 2; the activations are
     those that BPPSA §3.5 trains with.
     """
+    size, classes = check_integer("size", size, 1), check_integer("classes", classes, 1)
     if size not in _PADDING:
         raise OptionError("LeNet-5 does not fit the images", expected="size 28 or 32", got=size,
                           remedy="Scale or pad the images")  # fmt: skip
-    check_integer("classes", classes, 1)
     options: dict[str, Any] = {"dtype": dtype, "rng": nn.init.generator(rng)}
     return nn.Sequential(
         nn.Conv2d(in_channels, 6, 5, padding=_PADDING[size], **options), nn.ReLU(), nn.MaxPool2d(2),

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 
 from sparsebp import nn
-from sparsebp.errors import OptionError
+from sparsebp.arguments import check_integer
 from sparsebp.models.width import scaled
 from sparsebp.types import Seed
-from sparsebp.windows import check_integer
 
 # expansion, channels, blocks, stride of the first (Table 2 of the paper; the strides are those for small images)
 _STAGES = ((1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
@@ -62,9 +61,8 @@ def mobilenetv2(
     -----
     Source: Sandler et al., "MobileNetV2: Inverted Residuals and Linear Bottlenecks", 2018, Tables 1 and 2.
     """
-    if not 1 <= stages <= len(_STAGES):
-        raise OptionError("Invalid stages", expected=f"1 to {len(_STAGES)}", got=stages, remedy="Leave it out")
-    check_integer("classes", classes, 1)
+    stages, classes = check_integer("stages", stages, 1, len(_STAGES)), check_integer("classes", classes, 1)
+    in_channels = check_integer("in_channels", in_channels, 1)
     options: dict[str, Any] = {"dtype": dtype, "rng": nn.init.generator(rng)}
     channels = scaled(_FIRST, width, 8)
     layers = _convolution(in_channels, channels, 3, options)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from numbers import Real
-
+from sparsebp.arguments import check_number
 from sparsebp.errors import OptionError
 
 
@@ -17,8 +16,9 @@ def scaled(channels: int, width: float, multiple: int = 1) -> int:
     OptionError
         `width` is not positive.
     """
-    if not (isinstance(width, Real) and 0 < width < float("inf")):
-        raise OptionError("Invalid width", expected="a finite number above 0", got=repr(width), remedy="Pass width=1")
+    width = check_number("width", width)
+    if width <= 0:
+        raise OptionError("Invalid width", expected="a finite number above 0", got=width, remedy="Pass width=1")
     wanted = channels * width
     rounded = max(multiple, int(wanted + multiple / 2) // multiple * multiple)
     return rounded + multiple if rounded < 0.9 * wanted else rounded

@@ -13,6 +13,7 @@ from sparsebp.nn.dropout import Dropout
 from sparsebp.nn.elu import ELU
 from sparsebp.nn.flatten import Flatten
 from sparsebp.nn.gelu import GELU
+from sparsebp.nn.gradients import Back, Gradients, value_and_grad
 from sparsebp.nn.gru import GRU, GRUCell
 from sparsebp.nn.hardtanh import Hardtanh
 from sparsebp.nn.identity import Identity
@@ -42,6 +43,7 @@ __all__ = [
     "AdaptiveAvgPool2d",
     "AvgPool1d",
     "AvgPool2d",
+    "Back",
     "BatchNorm2d",
     "Concat",
     "Conv1d",
@@ -54,6 +56,7 @@ __all__ = [
     "Dropout",
     "Flatten",
     "GRUCell",
+    "Gradients",
     "Hardtanh",
     "Identity",
     "Layer",
@@ -76,4 +79,5 @@ __all__ = [
     "Tanh",
     "init",
     "prune",
+    "value_and_grad",
 ]

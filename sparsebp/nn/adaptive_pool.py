@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparsebp import backend
+from sparsebp.arguments import check_integer
 from sparsebp.errors import OptionError
 from sparsebp.nn.layer import Layer, check_gy, check_input
 from sparsebp.patterns import adaptive_pool_pattern
 from sparsebp.types import Array
-from sparsebp.windows import lengths
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class AdaptiveAvgPool(Layer):
                 got=repr(output_size),
                 remedy="Pass the sizes as torch.nn takes them, None to keep an axis",
             )
-        self.output_size = tuple(None if n is None else lengths("output_size", n, 1, 1)[0] for n in sizes)
+        self.output_size = tuple(None if n is None else check_integer("output_size", n, 1) for n in sizes)
 
     def forward(self, x: Array) -> tuple[Array, AdaptiveSaved]:
         """Return the windows' averages (B, C, *output_size) for x (B, C, …).

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from sparsebp import backend
+from sparsebp.arguments import check_flag, check_integer
 from sparsebp.errors import OptionError
 from sparsebp.nn.layer import check_gy, check_input
 from sparsebp.nn.pool import PoolSaved, SlidingPool
@@ -33,11 +34,14 @@ class AvgPool(SlidingPool):
         divisor_override: int | None = None,
     ) -> None:
         super().__init__(kernel_size, stride, padding, 1, ceil_mode)
-        if divisor_override == 0:
-            raise OptionError(
-                "divisor_override is zero", expected="None or another integer", got=0, remedy="Leave it out"
-            )
-        self.count_include_pad, self.divisor_override = bool(count_include_pad), divisor_override
+        if divisor_override is not None:
+            divisor_override = check_integer("divisor_override", divisor_override, -(2**31), 2**31)
+            if divisor_override == 0:
+                raise OptionError(
+                    "divisor_override is zero", expected="None or another integer", got=0, remedy="Leave it out"
+                )
+        self.count_include_pad = check_flag("count_include_pad", count_include_pad)
+        self.divisor_override = divisor_override
 
     def forward(self, x: Array) -> tuple[Array, PoolSaved]:
         """Return the windows' averages (B, C, …) for x (B, C, …).

@@ -1,8 +1,8 @@
 """Running one direction of one recurrent layer backward through time, by any of the algorithms.
 
-``linear`` and ``chunked`` are fused kernels that store no Jacobian. ``blelloch`` and ``hybrid`` materialise every
-step's transposed Jacobian and run the general scan over them (BPPSA §3.1 and Algorithm 1); the gradients at the gates
-then follow from the gradient at every state without a recurrence.
+``bp`` (plain back-propagation, the recursion) and ``chunked`` are fused kernels that store no Jacobian. The other scans
+materialise every step's transposed Jacobian and run the general scan over them (BPPSA §3.1 and Algorithm 1); the
+gradients at the gates then follow from the gradient at every state without a recurrence.
 """
 
 from __future__ import annotations
@@ -16,36 +16,30 @@ from typing import Any
 import numpy as np
 
 from sparsebp import backend, kernels
-from sparsebp.errors import MemoryLimitError, OptionError
+from sparsebp.arguments import check_choice, check_integer
+from sparsebp.errors import MemoryLimitError
 from sparsebp.nn.cell import CellMath, Tape
 from sparsebp.nn.memory import empty
-from sparsebp.types import SCAN_ALGORITHMS, Array, ScanAlgorithm
-from sparsebp.windows import check_integer
+from sparsebp.types import BACKWARDS, Array, Backward, ScanAlgorithm
 
 
 @dataclass(frozen=True)
 class BackwardOptions:
     """How to run backward: the algorithm, and what each algorithm takes (None: it chooses)."""
 
-    algorithm: ScanAlgorithm = "auto"
+    algorithm: Backward = "auto"
     up_levels: int | None = None
     chunks: int | None = None
     workers: int | None = None
     memory_limit: int | None = None
 
     def __post_init__(self) -> None:
-        if self.algorithm not in SCAN_ALGORITHMS:
-            raise OptionError(
-                "Unknown backward algorithm",
-                expected=", ".join(repr(a) for a in SCAN_ALGORITHMS),
-                got=repr(self.algorithm),
-                remedy="Pass one of them as backward=",
-            )
+        check_choice("backward algorithm", self.algorithm, BACKWARDS)
         least = {"chunks": 1, "workers": 1, "up_levels": 0, "memory_limit": 0}
         for name, low in least.items():
             value = getattr(self, name)
             if value is not None:
-                check_integer(name, value, low)
+                object.__setattr__(self, name, check_integer(name, value, low))
 
 
 def choose(
@@ -72,7 +66,7 @@ def run_backward(
     k = kernels.get(xp)
     ga = empty(xp, (steps, batch, cell.columns * hidden), tape.h.dtype)
     gh0 = xp.empty((batch, hidden), dtype=tape.h.dtype)
-    if choice.algorithm in ("blelloch", "hybrid"):
+    if choice.algorithm not in ("bp", "chunked"):
         _run_materialised(options, choice.algorithm, cell, tape, w_hh, gy, grad_h_n, ga, gh0)
     else:
         chunks = choice.chunks if choice.algorithm == "chunked" else None
@@ -122,7 +116,7 @@ def _plan_within(
             f"backward={algorithm!r} would need too much memory for T = {steps}, B = {batch}, H = {hidden}",
             expected=f"at most {limit} bytes (memory_limit)",
             got=f"{stored} bytes of Jacobians, and the scan's own",
-            remedy="Use backward='linear' or 'chunked', which store no Jacobian, or raise memory_limit",
+            remedy="Use backward='bp' or 'chunked', which store no Jacobian, or raise memory_limit",
         ) from error
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from sparsebp import backend, kernels
+from sparsebp.arguments import check_flag, check_integer, check_number
 from sparsebp.errors import OptionError, ShapeError
-from sparsebp.nn import memory
+from sparsebp.nn import init, memory
 from sparsebp.nn.layer import Layer, check_gy, check_input
 from sparsebp.types import Array
 
@@ -37,7 +38,7 @@ class BatchNorm2d(Layer):
     Raises
     ------
     OptionError
-        `num_features` is below 1, or `momentum` outside 0 … 1.
+        `num_features` is below 1, `eps` negative, `momentum` outside 0 … 1, or a flag no truth value.
 
     Notes
     -----
@@ -52,19 +53,14 @@ class BatchNorm2d(Layer):
         track_running_stats: bool = True, *, dtype: Any = np.float32,
     ) -> None:  # fmt: skip
         super().__init__()
-        if num_features < 1:
-            raise OptionError("Invalid num_features", expected="1 or more", got=num_features, remedy="Pass C of x")
-        if momentum is not None and not 0 <= momentum <= 1:
-            raise OptionError(
-                "Invalid momentum", expected="a number from 0 to 1, or None", got=momentum, remedy="Pass 0.1, say"
-            )
-        self.num_features, self.eps, self.momentum = num_features, float(eps), momentum
-        dtype = backend.float_dtype(dtype)
-        if affine:
-            self.params = {"weight": np.ones(num_features, dtype), "bias": np.zeros(num_features, dtype)}
-        if track_running_stats:
+        self.num_features, self.eps = check_integer("num_features", num_features, 1), check_number("eps", eps, 0)
+        self.momentum = None if momentum is None else check_number("momentum", momentum, 0, 1)
+        shape, dtype = (self.num_features,), backend.float_dtype(dtype)
+        if check_flag("affine", affine):
+            self.params = {"weight": init.full(shape, 1, dtype), "bias": init.full(shape, 0, dtype)}
+        if check_flag("track_running_stats", track_running_stats):
             self.buffers = {
-                "running_mean": np.zeros(num_features, dtype), "running_var": np.ones(num_features, dtype),
+                "running_mean": init.full(shape, 0, dtype), "running_var": init.full(shape, 1, dtype),
                 "num_batches_tracked": np.zeros((), np.int64),
             }  # fmt: skip
 

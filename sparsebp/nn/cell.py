@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import abc
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,14 +14,17 @@ import numpy as np
 
 from sparsebp import backend
 from sparsebp.kernels.protocol import Kernels
-from sparsebp.nn import init
+from sparsebp.nn import init, memory
 from sparsebp.nn.lengths import Lengths
 from sparsebp.nn.memory import empty
-from sparsebp.threads import short_products
+from sparsebp.threads import one_blas_thread
 from sparsebp.types import Array
 
 FEW_FEATURES = 8
 """Inputs up to this size carry the bias as one more feature; measured: beyond, the copy costs more than it saves."""
+
+LONG = 1_000_000_000
+"""FLOP from which a product is worth being cut into parts: some 10 ms of one core."""
 
 
 @dataclass
@@ -140,8 +144,7 @@ class CellMath(abc.ABC):
         """Project the input with one GEMM over all steps, and run the recurrence. x (T, B, I) C-contiguous."""
         xp = backend.namespace(x)
         steps, batch, _ = x.shape
-        with short_products(2.0 * x.size * weights.w_ih.shape[0]):
-            gx = _project(x, weights.w_ih, self.input_bias(weights))
+        gx = _project(x, weights.w_ih, self.input_bias(weights))
         tape = Tape(x, empty(xp, (steps + 1, batch, weights.w_hh.shape[1]), x.dtype))
         tape.states[0] = 0 if h0 is None else h0
         self.run(k, gx, weights, tape)
@@ -149,13 +152,7 @@ class CellMath(abc.ABC):
 
     def input_grad(self, ga: Array, weights: Weights) -> Array:
         """Return the gradient at x (T, B, I): one GEMM."""
-        xp = backend.namespace(ga)
-        steps, batch = ga.shape[:2]
-        gx = empty(xp, (steps, batch, weights.w_ih.shape[1]), ga.dtype)
-        flat = self.input_part(ga.reshape(steps * batch, -1))
-        with short_products(2.0 * flat.size * gx.shape[2]):
-            xp.matmul(flat, self.from_torch_order(weights.w_ih), out=gx.reshape(steps * batch, -1))
-        return gx
+        return _product(self.input_part(ga), self.from_torch_order(weights.w_ih))
 
     def weight_grad(self, ga: Array, tape: Tape, weights: Weights) -> Weights:
         """Return the gradients of the weights: two GEMMs over all steps, and one GEMV for both biases."""
@@ -163,38 +160,47 @@ class CellMath(abc.ABC):
         rows = ga.shape[0] * ga.shape[1]
         flat = ga.reshape(rows, -1)
         b_ih = b_hh = None
-        with short_products(2.0 * rows * (weights.w_ih.size + weights.w_hh.size)):
-            # Small · tall products: with x and h on the left OpenBLAS splits them better between threads.
-            w_ih = (tape.x.reshape(rows, -1).T @ self.input_part(flat)).T
-            w_hh = (tape.h_prev.reshape(rows, -1).T @ self.hidden_part(flat)).T
-            if weights.b_ih is not None:
+        # Small · tall products: with x and h on the left they are split better between threads.
+        w_ih = _product(tape.x.reshape(rows, -1).T, self.input_part(flat)).T
+        w_hh = _product(tape.h_prev.reshape(rows, -1).T, self.hidden_part(flat)).T
+        if weights.b_ih is not None:
+            with one_blas_thread():
                 sums = xp.ones(rows, dtype=flat.dtype) @ flat  # a GEMV: four times faster than flat.sum(axis=0)
-                b_ih = self.to_torch_order(self.input_part(sums))
-                b_hh = xp.ascontiguousarray(self.hidden_part(sums))
+            b_ih = self.to_torch_order(self.input_part(sums))
+            b_hh = self.hidden_part(sums).copy()  # an RNN's is the same sum, in an array of its own
         return Weights(xp.ascontiguousarray(self.to_torch_order(w_ih)), xp.ascontiguousarray(w_hh), b_ih, b_hh)
+
+
+def _product(a: Array, b: Array) -> Array:
+    """Return ``a @ b``, by one BLAS thread, or in parts on all threads: which of the two, the shape says alone."""
+    xp = backend.namespace(a)
+    if 2.0 * a.size * b.shape[1] >= LONG:
+        return memory.matmul(xp, a, b)
+    out = empty(xp, (*a.shape[:-1], b.shape[1]), a.dtype)
+    rows = math.prod(a.shape[:-1])
+    with one_blas_thread():
+        xp.matmul(a.reshape(rows, a.shape[-1]), b, out=out.reshape(rows, b.shape[1]))
+    return out
 
 
 def _project(x: Array, w: Array, bias: Array | None) -> Array:
     """Return ``x wᵀ + bias`` (T, B, rows of w)."""
     xp = backend.namespace(x)
     steps, batch, features = x.shape
-    gx = empty(xp, (steps, batch, w.shape[0]), x.dtype)
-    flat_x, flat = x.reshape(steps * batch, features), gx.reshape(steps * batch, -1)
     if features > FEW_FEATURES:
-        xp.matmul(flat_x, w.T, out=flat)
+        gx = _product(x, w.T)
         if bias is not None:
-            flat += bias
+            gx += bias
         return gx
     # The bias becomes one more feature that is always 1: a pass less over gx, and no GEMM with an inner length of 1,
     # which OpenBLAS does eight times slower than one with 2.
-    extended_x = xp.ones((steps * batch, features + 1), dtype=x.dtype)
-    extended_x[:, :-1] = flat_x
+    extended_x = xp.ones((steps, batch, features + 1), dtype=x.dtype)
+    extended_x[..., :-1] = x
     extended_w = xp.zeros((w.shape[0], features + 1), dtype=x.dtype)
     extended_w[:, :-1] = w
     if bias is not None:
         extended_w[:, -1] = bias
-    xp.matmul(extended_x, extended_w.T, out=flat)
-    return gx
+    return _product(extended_x, extended_w.T)
 
 
 def initial_weights(

@@ -12,46 +12,44 @@ from copy import copy
 from functools import lru_cache
 from itertools import groupby
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from sparsebp import backend
 from sparsebp.errors import MemoryLimitError
 from sparsebp.nn.backward import BackwardOptions
+from sparsebp.nn.gradients import Gradients
+from sparsebp.nn.jacobian import jacobian_of
 from sparsebp.nn.layer import Layer
 from sparsebp.nn.verdict import Verdict, Verdicts
-from sparsebp.types import Array
+from sparsebp.types import Array, ScanAlgorithm
 
 
 class Link(NamedTuple):
-    """A layer of a chain, what it saved, and the shape of its input."""
+    """A layer of a chain, what it saved, and the shapes of its input and output."""
 
     layer: Layer
     saved: Any
     shape: tuple[int, ...]
+    out_shape: tuple[int, ...]
 
 
 def chain_gradients(
-    links: Sequence[Link], gy: Array, options: BackwardOptions | None, verdicts: Verdicts
-) -> list[Array]:
-    """Return the gradient at the input of every link.
+    links: Sequence[Link], last: Gradients, options: BackwardOptions | None, verdicts: Verdicts
+) -> tuple[Array, list[Gradients]]:
+    """Return the gradient at the input of the first link, and the `Gradients` of every link.
 
     Parameters
     ----------
     links
         In the order of forward.
-    gy
-        Gradient with respect to the output of the last one, batch first.
+    last
+        The gradients of the last one.
     options
-        How to scan; None: one `input_grad` after the other.
+        How to scan; None: one input gradient after the other.
     verdicts
         What ``"auto"`` has decided for this chain.
-
-    Returns
-    -------
-    list of arrays
-        In the order of `links`, each of its link's shape.
 
     Notes
     -----
@@ -63,14 +61,21 @@ def chain_gradients(
     MemoryLimitError
         Jacobians and scan of a stretch need more than the options' limit.
     """
-    gradients = [gy]  # from the last link to the first
+    gy, found = last.gy, list[Gradients]()  # from the last link to the first
+
+    def met(link: Link) -> Gradients:
+        found.append(link.layer.gradients(gy, link.saved) if found else last)
+        return found[-1]
+
     for scannable, stretch in _stretches(links):
-        if options is not None and scannable and _verdict(stretch, gradients[-1], options, verdicts).scans:
-            gradients += _scan(stretch, gradients[-1], options)
+        if options is not None and scannable and _verdict(stretch, gy, options, verdicts).scans:
+            for link, at_input in zip(stretch, _scan(stretch, gy, options), strict=True):
+                met(link)
+                gy = at_input
         else:
             for link in stretch:
-                gradients.append(link.layer.input_grad(gradients[-1], link.saved))
-    return gradients[:0:-1]
+                gy = met(link).input_grad()
+    return gy, found[::-1]
 
 
 def chain_plans(links: Sequence[Link], like: Array, options: BackwardOptions | None, verdicts: Verdicts) -> list[Any]:
@@ -89,7 +94,7 @@ def chain_plans(links: Sequence[Link], like: Array, options: BackwardOptions | N
         verdict = _verdict(stretch, like, options, verdicts)
         if not verdict.scans:
             plans.append(LayerByLayer(verdict.reason, verdict.estimates))
-        elif moving := _moving(_jacobians(stretch)):
+        elif moving := _moving(_jacobians(stretch, like)):
             plan = _plan_within(options, moving, stretch[0].shape[0])
             if options.algorithm == "auto":  # the plan may serve another chain, for another reason
                 plan = copy(plan)
@@ -103,21 +108,26 @@ def _verdict(stretch: Sequence[Link], like: Array, options: BackwardOptions, ver
     if options.algorithm != "auto":
         return Verdict(True, f"backward={options.algorithm!r} was asked for.", {})
     return verdicts.of(
-        stretch, like, options, lambda: _moving(_jacobians(stretch)),
+        stretch, like, options, lambda: _moving(_jacobians(stretch, like)),
         lambda moving: _plan_within(options, moving, stretch[0].shape[0]),
     )  # fmt: skip
 
 
 def _stretches(links: Sequence[Link]) -> Iterator[tuple[bool, list[Link]]]:
     """Yield ``(whether it can be scanned, links from last to first)`` from the last stretch to the first."""
-    for coupled, group in groupby(reversed(links), lambda link: link.layer.couples_samples(link.saved)):
+    for alone, group in groupby(reversed(links), _stands_alone):
         stretch = list(group)
         samples = stretch[0].shape[0]
-        yield not coupled and len(stretch) > 1 and samples > 0, stretch
+        yield not alone and len(stretch) > 1 and samples > 0, stretch
 
 
-def _jacobians(stretch: Sequence[Link]) -> list[Any]:
-    return [link.layer.jacobian_t(link.saved) for link in stretch]
+def _stands_alone(link: Link) -> bool:
+    """Whether a layer has no Jacobian a sample that a scan could chain: its samples meet, or are not on axis 0."""
+    return link.layer.couples_samples(link.saved) or link.layer.batch_axes != (0, 0)
+
+
+def _jacobians(stretch: Sequence[Link], like: Array) -> list[Any]:
+    return [jacobian_of(*link, like) for link in stretch]
 
 
 def _moving(jacobians: Sequence[Any]) -> list[Any]:
@@ -133,7 +143,7 @@ def _scan(stretch: Sequence[Link], gy: Array, options: BackwardOptions) -> list[
     """Return the gradients at the inputs of `stretch`, which goes from the last layer to the first."""
     batch = gy.shape[0]
     y = backend.namespace(gy).ascontiguousarray(gy.reshape(batch, -1).T)
-    jacobians = _jacobians(stretch)
+    jacobians = _jacobians(stretch, gy)
     moving = _moving(jacobians)
     results = iter(_plan_within(options, moving, batch)(y, [j.data for j in moving]) if moving else [])
     gradients = []
@@ -173,6 +183,6 @@ def _plan(
     chunks = options.chunks if options.algorithm == "chunked" else None
     up_levels = options.up_levels if options.algorithm == "hybrid" else None
     return plan_scan(
-        patterns, algorithm=options.algorithm, workers=chunks or options.workers, up_levels=up_levels,
-        memory_limit=memory_limit, batch=batch, dtype=dtype, shared=shared, xp=xp,
+        patterns, algorithm=cast(ScanAlgorithm, options.algorithm), workers=options.workers,
+        up_levels=up_levels, chunks=chunks, memory_limit=memory_limit, batch=batch, dtype=dtype, shared=shared, xp=xp,
     )  # fmt: skip

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
-from sparsebp import backend
-from sparsebp.errors import ShapeError
+from sparsebp.errors import OptionError, ShapeError
+from sparsebp.nn.gradients import Gradients, Shared
 from sparsebp.nn.layer import Layer, check_gy
 from sparsebp.nn.linear import Linear
 from sparsebp.nn.recurrent import Recurrent, RecurrentSaved
 from sparsebp.types import Array
 
 
-@dataclass
-class ClassifierSaved:
-    """What both parts saved, and the gradient at the last states for the gy that was last asked for."""
+class ClassifierSaved(NamedTuple):
+    """What both parts saved."""
 
     rnn: RecurrentSaved
     head: Array
-    gy: Array | None = None
-    grad_h_n: Array | None = None
 
 
 class SequenceClassifier(Layer):
@@ -40,6 +37,10 @@ class SequenceClassifier(Layer):
 
     def __init__(self, rnn: Recurrent, head: Linear) -> None:
         super().__init__()
+        if not isinstance(rnn, Recurrent) or not isinstance(head, Linear):
+            raise OptionError("A part of the classifier is of another kind", expected="an RNN or GRU, and a Linear",
+                              got=f"{type(rnn).__name__}, {type(head).__name__}",
+                              remedy="Pass SequenceClassifier(GRU(…), Linear(…))")  # fmt: skip
         width = rnn.directions * rnn.hidden_size
         if head.in_features != width:
             raise ShapeError("The head does not fit the recurrent layer", expected=f"in_features = {width}",
@@ -55,41 +56,25 @@ class SequenceClassifier(Layer):
         logits, head_saved = self.head.forward(features)
         return logits, ClassifierSaved(rnn_saved, head_saved)
 
-    def input_grad(self, gy: Array, saved: ClassifierSaved) -> Array:
-        """I: the gradient at x."""
-        return self.rnn.input_grad(None, saved.rnn, self._grad_h_n(gy, saved))
+    def gradients(self, gy: Array, saved: ClassifierSaved) -> Gradients:
+        """Return the gradients: through the head, the last states, and back through time."""
+        xp = check_gy(gy, (saved.head.shape[0], self.head.out_features), saved.head.dtype, saved.head)
+        head = self.head.gradients(gy, saved.head)
 
-    def weight_grad(self, gy: Array, saved: ClassifierSaved) -> dict[str, Array]:
-        """W: gradients of all parameters."""
-        rnn = self.rnn.weight_grad(None, saved.rnn, self._grad_h_n(gy, saved))
-        head = self.head.weight_grad(gy, saved.head)
-        return {f"rnn.{name}": g for name, g in rnn.items()} | {f"head.{name}": g for name, g in head.items()}
-
-    def jacobian_t(self, saved: ClassifierSaved) -> Any:
-        """Return the transposed Jacobian (T · input_size) × classes, dense per sample: a backward pass a class."""
-        from sparsebp.jacobians import TransposedJacobian
-        from sparsebp.patterns import SparsityPattern
-
-        xp = backend.namespace(saved.head)
-        batch, classes = saved.head.shape[0], self.head.out_features
-        columns = []
-        for c in range(classes):
-            gy = xp.zeros((batch, classes), dtype=saved.head.dtype)
-            gy[:, c] = 1
-            gx = self.input_grad(gy, saved)
-            columns.append((gx if self.rnn.batch_first else gx.transpose(1, 0, 2)).reshape(batch, -1))
-        data = xp.stack(columns, axis=2)  # (B, T·I, classes)
-        rows = data.shape[1]
-        flat = xp.ascontiguousarray(data.reshape(batch, rows * classes).T)
-        return TransposedJacobian(SparsityPattern.dense(rows, classes), flat)
-
-    def _grad_h_n(self, gy: Array, saved: ClassifierSaved) -> Array:
-        """Return the gradient at h_n, the same object for the same gy, so that the scan is shared."""
-        if saved.gy is not gy or saved.grad_h_n is None:
-            xp = check_gy(gy, (saved.head.shape[0], self.head.out_features), saved.head.dtype, saved.head)
+        def of_rnn() -> Gradients:
             directions, hidden = self.rnn.directions, self.rnn.hidden_size
-            grad = self.head.input_grad(gy, saved.head).reshape(-1, directions, hidden).transpose(1, 0, 2)
-            saved.grad_h_n = xp.zeros_like(saved.rnn.h_n)
-            saved.grad_h_n[-directions:] = grad
-            saved.gy = gy
-        return saved.grad_h_n
+            grad_h_n = xp.zeros_like(saved.rnn.h_n)
+            grad_h_n[-directions:] = head.input_grad().reshape(-1, directions, hidden).transpose(1, 0, 2)
+            return self.rnn.gradients(None, saved.rnn, grad_h_n)
+
+        rnn = Shared(of_rnn, xp)
+        return Gradients(self, gy, saved, lambda: rnn().input_grad(), lambda: {"rnn": rnn(), "head": head})
+
+    def choices(self, saved: ClassifierSaved, prefix: str = "") -> Iterator[tuple[str, str, str]]:
+        """Yield the recurrent layer's."""
+        return self.rnn.choices(saved.rnn, f"{prefix}.rnn" if prefix else "rnn")
+
+    @property
+    def batch_axes(self) -> tuple[int, int]:  # type: ignore[override]
+        """As the recurrent layer has it; logits are batch first."""
+        return self.rnn.batch_axes[0], 0

@@ -8,7 +8,8 @@ from types import ModuleType
 from typing import Any, ClassVar
 
 from sparsebp import backend
-from sparsebp.errors import OptionError
+from sparsebp.arguments import check_choice, check_flag
+from sparsebp.errors import ShapeError
 from sparsebp.nn import convolution, init
 from sparsebp.nn.layer import check_gy, check_input
 from sparsebp.nn.prunable import Prunable
@@ -40,23 +41,17 @@ class ConvNd(Prunable):
         transposed: bool, dtype: Any, rng: Seed,
     ) -> None:  # fmt: skip
         super().__init__()
-        if padding_mode != "zeros":
-            raise OptionError(
-                "Unknown padding_mode",
-                expected="'zeros'",
-                got=repr(padding_mode),
-                remedy="Pad the input yourself for another mode",
-            )
-        check_channels(in_channels, out_channels, groups)
+        check_choice("padding_mode", padding_mode, ("zeros",))
+        in_channels, out_channels, groups = check_channels(in_channels, out_channels, groups)
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
         self.windows = windows
         first, second = (in_channels, out_channels) if transposed else (out_channels, in_channels)
-        shape = (first, second // self.groups, *windows.kernel)
+        shape = (first, second // groups, *windows.kernel)
         rng, dtype = init.generator(rng), backend.float_dtype(dtype)
         bound = init.fan_in_bound(prod(shape[1:]))
         self.params["weight"] = init.uniform(rng, shape, bound, dtype)
-        if bias:
-            self.params["bias"] = init.uniform(rng, (self.out_channels,), bound, dtype)
+        if check_flag("bias", bias):
+            self.params["bias"] = init.uniform(rng, (out_channels,), bound, dtype)
 
     @abc.abstractmethod
     def output_size(self, input_size: tuple[int, ...]) -> tuple[int, ...]:
@@ -90,7 +85,11 @@ class ConvNd(Prunable):
     def _check_x(self, x: Array) -> ModuleType:
         weight = self.params["weight"]
         shape = (None, self.in_channels, *(None for _ in range(self.ndim)))
-        return check_input(x, dtype=weight.dtype, shape=shape, like=weight)
+        xp = check_input(x, dtype=weight.dtype, shape=shape, like=weight)
+        if 0 in x.shape[2:]:
+            raise ShapeError("An axis of x behind the channels is empty", expected="at least one element on each",
+                             got=x.shape, remedy="Skip empty images")  # fmt: skip
+        return xp
 
     def _check_gy(self, gy: Array, saved: Array) -> ModuleType:
         weight = self.params["weight"]

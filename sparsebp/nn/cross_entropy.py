@@ -66,7 +66,10 @@ class CrossEntropyLoss:
         return saved
 
     def _check(self, prediction: Array, target: Array) -> None:
-        check_input(prediction, name="prediction", shape=(None, None), like=target)
+        check_input(prediction, name="prediction", shape=(None, None))
+        if target is None:
+            raise DTypeError("target is missing", expected="an array of class numbers", got=None, remedy="Pass target")
+        backend.namespace(prediction, target)
         if target.dtype.kind not in "iu":
             raise DTypeError(
                 "target has the wrong dtype",

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from sparsebp import backend
-from sparsebp.errors import OptionError
+from sparsebp.arguments import check_number
 from sparsebp.nn import init
 from sparsebp.nn.identity import identity_jacobian
 from sparsebp.nn.layer import Layer, check_gy, check_input
@@ -23,13 +23,18 @@ class Dropout(Layer):
         Probability of a zero, 0 <= p <= 1.
     rng
         Generator or seed; every forward draws a new mask.
+
+    Raises
+    ------
+    OptionError
+        `p` is out of range, or `rng` is no seed.
     """
 
     replayable = True
 
     def __init__(self, p: float = 0.5, *, rng: Seed = None) -> None:
         super().__init__()
-        self.p = check_probability(p)
+        self.p = check_number("p", p, 0, 1)
         self.generator: np.random.Generator = init.generator(rng)
 
     def forward(self, x: Array) -> tuple[Array, tuple[Array, Array | None]]:
@@ -56,13 +61,6 @@ class Dropout(Layer):
         from sparsebp.jacobians import pointwise_jacobian_t
 
         return identity_jacobian(x) if mask is None else pointwise_jacobian_t(mask)
-
-
-def check_probability(p: float) -> float:
-    """Return `p` if it lies in [0, 1], else raise `OptionError`."""
-    if not 0 <= p <= 1:
-        raise OptionError("Invalid dropout probability", expected="0 <= p <= 1", got=p, remedy="Pass such a number")
-    return float(p)
 
 
 def dropout_mask(rng: np.random.Generator, like: Array, p: float) -> Array:

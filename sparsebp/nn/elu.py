@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sparsebp import backend
+from sparsebp.arguments import check_number
 from sparsebp.nn.pointwise import Pointwise
 from sparsebp.types import Array
 
@@ -14,13 +15,18 @@ class ELU(Pointwise):
     ----------
     alpha
         -alpha is the limit at -∞.
+
+    Raises
+    ------
+    OptionError
+        It is not a finite number.
     """
 
     keeps = "x"  # near -∞, y + alpha loses the digits of the slope
 
     def __init__(self, alpha: float = 1.0) -> None:
         super().__init__()
-        self.alpha = float(alpha)
+        self.alpha = check_number("alpha", alpha)
 
     def function(self, x: Array) -> Array:
         """Return the ELU of x."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sparsebp.errors import ShapeError
 from sparsebp.nn.identity import identity_jacobian
 from sparsebp.nn.layer import Layer, check_gy, check_input
 from sparsebp.types import Array
@@ -17,6 +18,8 @@ class Flatten(Layer):
     def forward(self, x: Array) -> tuple[Array, Array]:
         """Return x reshaped to two axes."""
         check_input(x)
+        if x.ndim == 0:
+            raise ShapeError("x has no batch axis", expected="(B, …)", got=x.shape, remedy="Add an axis in front")
         return x.reshape(x.shape[0], self._size(x)), x
 
     def input_grad(self, gy: Array, saved: Array) -> Array:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from sparsebp import backend
-from sparsebp.errors import OptionError
+from sparsebp.arguments import check_choice
 from sparsebp.nn.pointwise import Pointwise
 from sparsebp.types import Array
 
@@ -35,12 +35,7 @@ class GELU(Pointwise):
 
     def __init__(self, approximate: str = "none") -> None:
         super().__init__()
-        if approximate not in ("none", "tanh"):
-            raise OptionError(
-                "Unknown approximation of GELU", expected="'none' or 'tanh'", got=repr(approximate),
-                remedy="Pass one of the two",
-            )  # fmt: skip
-        self.approximate = approximate
+        self.approximate = check_choice("approximation of GELU", approximate, ("none", "tanh"))
 
     def function(self, x: Array) -> Array:
         """Return the GELU of x."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from sparsebp import backend
+from sparsebp.arguments import check_generator, check_integer
 from sparsebp.errors import OptionError
 from sparsebp.types import Array, Seed
 
@@ -20,16 +21,37 @@ def generator(rng: Seed) -> np.random.Generator:
     OptionError
         It is no seed.
     """
-    try:
-        return np.random.default_rng(rng)
-    except (TypeError, ValueError) as error:
-        raise OptionError("The seed cannot be used", expected="a Generator, an integer from 0 on, or None",
-                          got=repr(rng), remedy="Pass rng=0, say") from error  # fmt: skip
+    return check_generator("rng", rng)
 
 
 def uniform(rng: np.random.Generator, shape: tuple[int, ...], bound: float, dtype: Any) -> np.ndarray:
-    """Draw from U(-bound, bound). The same seed gives the same numbers, rounded, in both dtypes."""
+    """Draw from U(-bound, bound). The same seed gives the same numbers, rounded, in both dtypes.
+
+    Raises
+    ------
+    OptionError
+        No machine has room for so many.
+    """
+    _check_size(shape)
     return rng.uniform(-bound, bound, shape).astype(dtype)
+
+
+def full(shape: tuple[int, ...], value: float, dtype: Any) -> np.ndarray:
+    """Return an array of one value.
+
+    Raises
+    ------
+    OptionError
+        No machine has room for it.
+    """
+    _check_size(shape)
+    return np.full(shape, value, dtype)
+
+
+def _check_size(shape: tuple[int, ...]) -> None:
+    if max(1, *shape) * math.prod(n or 1 for n in shape) > 2**60:  # NumPy counts bytes in 63 bits
+        raise OptionError("A parameter is too large for any machine", expected="fewer than 2**60 elements", got=shape,
+                          remedy="Build a smaller layer")  # fmt: skip
 
 
 def fan_in_bound(fan_in: int) -> float:
@@ -79,13 +101,7 @@ def chrono_update_gate(weights: dict[str, Array], hidden_size: int, max_length: 
     OptionError
         `max_length` is below 3, or no bias of that length is there.
     """
-    if max_length < 3:
-        raise OptionError(
-            "max_length is too small for chrono initialisation",
-            expected="at least 3 steps",
-            got=max_length,
-            remedy="Keep the default initialisation for such short sequences",
-        )
+    hidden_size, max_length = check_integer("hidden_size", hidden_size, 1), check_integer("max_length", max_length, 3)
     rng = generator(rng)
     gate = slice(hidden_size, 2 * hidden_size)  # rows r, z, n
     names = [n for n, a in weights.items() if "bias_ih" in n and a.shape == (3 * hidden_size,)]

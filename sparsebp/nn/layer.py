@@ -2,7 +2,7 @@
 
 A layer keeps forward (F), input gradient (I), weight gradient (W) and transposed Jacobian apart, because schedules
 reorder them: I and W of one layer need not run together, and a scan over transposed Jacobians can stand in for the
-chain of I.
+chain of I. What users call stands on top: ``y, back = layer.vjp(x)``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from sparsebp import backend
-from sparsebp.errors import DTypeError, FileFormatError, NonFiniteError, ShapeError
+from sparsebp.arguments import check_flag, forward_of
+from sparsebp.errors import DTypeError, FileFormatError, NonFiniteError, OptionError, ShapeError
+from sparsebp.nn.arrays import NamedArrays
+from sparsebp.nn.explain import explain
+from sparsebp.nn.gradients import Back, Gradients
 from sparsebp.nn.work import Work
 from sparsebp.types import Array, Factors
 
@@ -43,13 +47,20 @@ class Layer(abc.ABC):
     generator: np.random.Generator | None = None
     replayable: ClassVar[bool] = False
     """Whether all batches of one shape are the same work for a GPU, of which the host reads and draws nothing."""
+    batch_axes: tuple[int, int] = (0, 0)
+    """Where the batch is among the axes of the input and of the output."""
 
     def __init__(self) -> None:
-        self.params: dict[str, Array] = {}
-        self.buffers: dict[str, Array] = {}
+        self.params: dict[str, Array] = NamedArrays()
+        self.buffers: dict[str, Array] = NamedArrays()
         self.children: dict[str, Layer] = {}
         self.training = True
         self.device = "cpu"
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("params", "buffers"):
+            value = NamedArrays.instead(self.__dict__.get(name, {}), value)
+        super().__setattr__(name, value)
 
     # ---- the action graph ----------------------------------------------------------------------------------------
 
@@ -57,13 +68,87 @@ class Layer(abc.ABC):
     def forward(self, x: Array) -> tuple[Array, Any]:
         """F: return the output and what the backward parts need."""
 
-    @abc.abstractmethod
+    def vjp(self, x: Array, **options: Any) -> tuple[Array, Back]:
+        """Run forward, and return the output and the way back from it.
+
+        Parameters
+        ----------
+        x
+            The input. It is copied: the caller may use its memory again at once.
+        **options
+            Passed to `forward`, for example ``lengths=``.
+
+        Returns
+        -------
+        y
+            The output, the caller's own array.
+        back
+            ``g = back(gy)`` with a gradient of y's shape and dtype; then ``g.input`` is the gradient with respect to x
+            and ``g.weights`` those with respect to the parameters, a dict like `parameters`. Each is computed when it
+            is asked for, once, and work that both need is done once.
+
+        Raises
+        ------
+        ShapeError, DTypeError, DeviceError
+            `x` does not fit the layer.
+
+        Notes
+        -----
+        Ask for gradients before the parameters are updated; `back` refuses to mix them with new weights (StaleError).
+        """
+        backend.namespace(x)
+        y, saved = forward_of(self, x.copy(), **options)
+        return y.copy(), Back(self, saved)
+
+    def gradients(self, gy: Array, saved: Any) -> Gradients:
+        """Return the gradients of one forward at one `gy`; nothing is computed before it is asked for.
+
+        Layers whose I and W share work override this, or that consist of others; all others `input_grad` and
+        `weight_grad`. Neither `gy` nor the parameters may change until the gradients have been computed.
+        """
+        return Gradients(self, gy, saved)
+
     def input_grad(self, gy: Array, saved: Any) -> Array:
         """I: return the gradient with respect to the input, from the gradient `gy` with respect to the output."""
+        if type(self).gradients is Layer.gradients:
+            raise self._no_way_back("input_grad(gy, saved)")
+        return self.gradients(gy, saved).input_grad()
 
     def weight_grad(self, gy: Array, saved: Any) -> dict[str, Array]:
-        """W: return the gradients with respect to the parameters, keyed like `state_dict`."""
+        """W: return the gradients with respect to the parameters, keyed like `parameters`, in new arrays."""
+        if type(self).gradients is not Layer.gradients:
+            return self.gradients(gy, saved).weight_grad()
+        if self.parameters():
+            raise self._no_way_back("weight_grad(gy, saved)")
         return {}
+
+    def _no_way_back(self, missing: str) -> OptionError:
+        return OptionError(
+            f"{type(self).__name__} has no way back", expected=f"{missing}, or gradients(gy, saved)", got="neither",
+            remedy="Define one of them; see the how-to guide 'Write a layer'",
+        )  # fmt: skip
+
+    def explain(self, x: Array, **options: Any) -> str:
+        """Say how the way back from `x` would run, and why: what ``backward="auto"`` chose, a line for each choice.
+
+        Parameters
+        ----------
+        x, **options
+            As for `forward`, which runs; random generators and running statistics are as before afterwards.
+        """
+        return explain(self, x, **options)
+
+    def choices(self, saved: Any, prefix: str = "") -> Iterator[tuple[str, str, str]]:
+        """Yield ``(dotted name, algorithm, reason)`` for every part of the way back that had a choice."""
+        return iter(())
+
+    def backward_arrays(self) -> list[Array]:
+        """Return the arrays that the way back reads beside what forward saved: parameters, and masks of pruned ones."""
+        return [array for _, layer in self.modules() for array in (*layer.params.values(), *layer.masks())]
+
+    def masks(self) -> list[Array]:
+        """Return the masks of pruned parameters of this layer itself."""
+        return []
 
     def weight_grad_factors(self, gy: Array, saved: Any) -> tuple[dict[str, Factors], dict[str, Array]] | None:
         """W, left undone: return gradients that are matrix products as their factors, and the other gradients.
@@ -73,9 +158,11 @@ class Layer(abc.ABC):
         """
         return None
 
-    @abc.abstractmethod
-    def jacobian_t(self, saved: Any) -> Any:
-        """Return the `TransposedJacobian` (inputs × outputs of one sample, flattened in C order)."""
+    jacobian_t: Any = None
+    """``jacobian_t(saved)`` returns the `TransposedJacobian` (inputs × outputs of one sample, flattened in C order).
+
+    A layer without one has the dense one, column by column from its input gradient (`sparsebp.jacobian_t`).
+    """
 
     def input_grad_work(self, shape: tuple[int, ...], saved: Any) -> Work:
         """Return about what `input_grad` costs for an input of `shape`, without running it: a few elementwise passes.
@@ -94,7 +181,7 @@ class Layer(abc.ABC):
 
     def __call__(self, x: Array, **options: Any) -> Array:
         """Return the output alone; `options` go to `forward`."""
-        return self.forward(x, **options)[0]
+        return forward_of(self, x, **options)[0]
 
     # ---- parameters ----------------------------------------------------------------------------------------------
 
@@ -130,16 +217,26 @@ class Layer(abc.ABC):
         """Return the name that `parameters` uses for every name of a parameter in `state_dict`."""
         return {name: first for name, _, first in self._named_parameters()}
 
-    def _summed(self, grads: Mapping[str, Array]) -> dict[str, Array]:
+    def summed(self, grads: Mapping[str, Array]) -> dict[str, Array]:
         """Return gradients in the order of `parameters`; those of a parameter that is there more than once are added.
 
         `grads` has one entry a use, by the name that the parameter has there. The last use comes first, as in a
         backward pass.
         """
+        arrays = [id(array) for _, layer in self.modules() for array in layer.params.values()]
+        different = len(set(arrays))
+        if different == len(arrays) == len(grads):  # nothing is shared, as nearly always
+            return dict(grads)
         names = [(name, first) for name, _, first in self._named_parameters() if name in grads]
         total: dict[str, Array] = {}
         for name, first in reversed(names):
             total[first] = total[first] + grads[name] if first in total else grads[name]
+        if len(total) != different or len(names) != len(grads):
+            raise OptionError(
+                f"{type(self).__name__} does not give the gradients of its parameters",
+                expected=", ".join(self.parameters()), got=", ".join(grads) or "none",
+                remedy="Let the weights of gradients have the Gradients of every child by its name",
+            )  # fmt: skip
         return {first: total[first] for _, first in names}
 
     def generators(self) -> dict[str, np.random.Generator]:
@@ -180,6 +277,9 @@ class Layer(abc.ABC):
         NonFiniteError
             An array holds NaN or infinity.
         """
+        if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
+            raise FileFormatError("This is no state of a layer", expected="arrays by name",
+                                  got=type(state).__name__, remedy="Pass what state_dict() returned")  # fmt: skip
         new = self._new_buffers(state)
         params = self._state() | {name: array for name, (_, array) in new.items()}
         missing, unexpected = sorted(params.keys() - state.keys()), sorted(state.keys() - params.keys())
@@ -220,6 +320,7 @@ class Layer(abc.ABC):
 
     def train(self, mode: bool = True) -> Self:
         """Switch to training (``mode=False``: to evaluation) here and in all children; return self."""
+        mode = check_flag("mode", mode)
         for _, layer in self.modules():
             layer.training = mode
         return self
@@ -247,11 +348,11 @@ class Layer(abc.ABC):
                 if id(array) not in done:
                     moved = array if device is None else backend.to_device(array, device)
                     done[id(array)] = array, moved if wanted is None else moved.astype(wanted, copy=False)
-                layer.params[name] = done[id(array)][1]
+                NamedArrays.convert(layer.params, name, done[id(array)][1])
             for name, array in layer.buffers.items():
                 moved = array if device is None else backend.to_device(array, device)
                 floating = wanted is not None and moved.dtype.kind == "f"
-                layer.buffers[name] = moved.astype(wanted, copy=False) if floating else moved
+                NamedArrays.convert(layer.buffers, name, moved.astype(wanted, copy=False) if floating else moved)
             if device is not None:
                 layer.device = device
         return self
@@ -265,7 +366,11 @@ class Layer(abc.ABC):
 def _checked(name: str, value: Any, param: Array) -> Array:
     """Return `value` as an array of `param`'s namespace after checking shape, dtype and finiteness."""
     xp = backend.namespace(param)
-    array = value if hasattr(value, "__cuda_array_interface__") else np.asarray(value)
+    try:
+        array = value if hasattr(value, "__cuda_array_interface__") else np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:  # a ragged list, or a tensor that NumPy cannot read
+        raise DTypeError(f"{name} is no array", expected="an array", got=str(error),
+                         remedy="Pass what state_dict returned") from error  # fmt: skip
     if array.shape != param.shape:
         raise ShapeError(
             f"{name} has the wrong shape",
@@ -291,6 +396,20 @@ def _checked(name: str, value: Any, param: Array) -> Array:
     return array
 
 
+def check_layer(name: str, value: Any) -> Layer:
+    """Return an argument that is a layer.
+
+    Raises
+    ------
+    OptionError
+        It is something else.
+    """
+    if not isinstance(value, Layer):
+        raise OptionError(f"{name} is no layer", expected="a layer of sparsebp.nn", got=type(value).__name__,
+                          remedy="Pass an instance: ReLU(), not ReLU")  # fmt: skip
+    return value
+
+
 def check_input(
     array: Array, *, name: str = "x", dtype: Any = None, shape: tuple[int | None, ...] | None = None, like: Array = None
 ) -> ModuleType:
@@ -314,7 +433,7 @@ def check_input(
     DeviceError, DTypeError, ShapeError
         The argument differs.
     """
-    xp = backend.namespace(array, like)
+    xp = backend.namespace(**{name: array}, **backend.given(like=like))
     if dtype is None:
         backend.float_dtype(array.dtype)
     backend.check_array(name, array, dtype=dtype, shape=shape, contiguous=False)

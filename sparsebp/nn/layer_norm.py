@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from sparsebp import backend
+from sparsebp.arguments import check_flag, check_integer, check_number
 from sparsebp.errors import OptionError, ShapeError
+from sparsebp.nn import init
 from sparsebp.nn.layer import Layer, check_gy, check_input
 from sparsebp.types import Array
 
@@ -33,7 +35,7 @@ class LayerNorm(Layer):
     Raises
     ------
     OptionError
-        `normalized_shape` is empty or holds a length below 1.
+        `normalized_shape` is empty or holds a length below 1, `eps` is negative, or a flag is no truth value.
 
     Notes
     -----
@@ -48,20 +50,29 @@ class LayerNorm(Layer):
         bias: bool = True, *, dtype: Any = np.float32,
     ) -> None:  # fmt: skip
         super().__init__()
-        shape = tuple(normalized_shape) if isinstance(normalized_shape, Sequence) else (int(normalized_shape),)
-        if not shape or min(shape) < 1:
+        given = normalized_shape if isinstance(normalized_shape, (tuple, list)) else (normalized_shape,)
+        shape = tuple(check_integer("a length of normalized_shape", n, 1) for n in given)
+        if not shape:
             raise OptionError(
                 "Invalid normalized_shape", expected="at least one length, each 1 or more", got=shape,
                 remedy="Pass the lengths of the trailing axes",
             )  # fmt: skip
-        self.normalized_shape, self.eps = shape, float(eps)
-        if elementwise_affine:
-            self.params["weight"] = np.ones(shape, backend.float_dtype(dtype))
+        self.normalized_shape, self.eps = shape, check_number("eps", eps, 0)
+        dtype, bias = backend.float_dtype(dtype), check_flag("bias", bias)
+        if check_flag("elementwise_affine", elementwise_affine):
+            self.params["weight"] = init.full(shape, 1, dtype)
             if bias:
-                self.params["bias"] = np.zeros(shape, backend.float_dtype(dtype))
+                self.params["bias"] = init.full(shape, 0, dtype)
 
     def forward(self, x: Array) -> tuple[Array, tuple[Array, Array]]:
-        """Return the normalised x; `saved` is it before the affine map, and 1/sqrt(var + eps)."""
+        """Return the normalised x; `saved` is it before the affine map, and 1/sqrt(var + eps).
+
+        Raises
+        ------
+        ShapeError, DTypeError, DeviceError
+            x does not end in `normalized_shape`, or its dtype is not the weight's.
+        """
+        check_input(x)
         leading = x.ndim - len(self.normalized_shape)
         if leading < 0:
             raise ShapeError(

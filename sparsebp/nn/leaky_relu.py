@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sparsebp import backend
+from sparsebp.arguments import check_number
 from sparsebp.nn.pointwise import Pointwise
 from sparsebp.types import Array
 
@@ -14,13 +15,18 @@ class LeakyReLU(Pointwise):
     ----------
     negative_slope
         Slope below zero, of any sign.
+
+    Raises
+    ------
+    OptionError
+        It is not a finite number.
     """
 
     keeps = "x"  # with a slope of 0 or below, y does not tell the sign of x
 
     def __init__(self, negative_slope: float = 0.01) -> None:
         super().__init__()
-        self.negative_slope = float(negative_slope)
+        self.negative_slope = check_number("negative_slope", negative_slope)
 
     def function(self, x: Array) -> Array:
         """Return x or ``negative_slope · x``."""

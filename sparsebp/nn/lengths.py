@@ -66,7 +66,10 @@ def parse_lengths(lengths: Any, steps: int, batch: int, xp: ModuleType) -> Lengt
     """
     if lengths is None:
         return None
-    values = backend.to_host(lengths) if hasattr(lengths, "__cuda_array_interface__") else np.asarray(lengths)
+    try:
+        values = backend.to_host(lengths) if hasattr(lengths, "__cuda_array_interface__") else np.asarray(lengths)
+    except ValueError:  # a ragged list
+        values = np.asarray(None)
     if values.dtype.kind not in "iu":
         raise DTypeError(
             "lengths has the wrong dtype", expected="integers", got=values.dtype, remedy="Count valid steps a sample"

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from sparsebp import backend
+from sparsebp.arguments import check_flag, check_integer
+from sparsebp.errors import ShapeError
 from sparsebp.nn import init, memory
 from sparsebp.nn.layer import check_gy, check_input
 from sparsebp.nn.prunable import MASK, Prunable
@@ -29,6 +31,11 @@ class Linear(Prunable):
     rng
         Generator or seed of the initial values, U(±1/√in_features).
 
+    Raises
+    ------
+    OptionError
+        A length is negative or no integer, or `bias` is no truth value.
+
     Notes
     -----
     Parameters: ``weight`` (out_features, in_features), ``bias`` (out_features,). Pruning (`sparsebp.prune`) adds
@@ -41,18 +48,28 @@ class Linear(Prunable):
         self, in_features: int, out_features: int, bias: bool = True, *, dtype: Any = np.float32, rng: Seed = None
     ) -> None:
         super().__init__()
-        self.in_features, self.out_features = in_features, out_features
+        self.in_features = in_features = check_integer("in_features", in_features, 0)
+        self.out_features = out_features = check_integer("out_features", out_features, 0)
         rng, dtype, bound = init.generator(rng), backend.float_dtype(dtype), init.fan_in_bound(in_features)
         self.params["weight"] = init.uniform(rng, (out_features, in_features), bound, dtype)
-        if bias:
+        if check_flag("bias", bias):
             self.params["bias"] = init.uniform(rng, (out_features,), bound, dtype)
 
     def forward(self, x: Array) -> tuple[Array, Array]:
-        """Return y (..., out_features) for x (..., in_features); `saved` is x."""
+        """Return y (..., out_features) for x (..., in_features); `saved` is x.
+
+        Raises
+        ------
+        ShapeError, DTypeError, DeviceError
+            x has no axes or another number of features, or its dtype is not the weights'.
+        """
         weight = self._weight()
-        xp = backend.namespace(weight)
-        shape = (*(None for _ in x.shape[:-1]), self.in_features)
-        check_input(x, dtype=weight.dtype, shape=shape, like=weight)
+        xp = check_input(x, dtype=weight.dtype, like=weight)
+        if x.ndim == 0 or x.shape[-1] != self.in_features:
+            raise ShapeError(
+                "x has the wrong shape", expected=f"(…, {self.in_features})", got=x.shape,
+                remedy="Pass an array whose last axis are the features",
+            )  # fmt: skip
         y = memory.matmul(xp, x, weight.T)
         if "bias" in self.params:
             y += self.params["bias"]
@@ -78,7 +95,8 @@ class Linear(Prunable):
         return {"weight": (gy.T, x)}, self._bias_grad(xp, gy)
 
     def _flat(self, gy: Array, saved: Array) -> tuple[Array, Array]:
-        return gy.reshape(-1, self.out_features), saved.reshape(-1, self.in_features)
+        rows = prod(saved.shape[:-1])
+        return gy.reshape(rows, self.out_features), saved.reshape(rows, self.in_features)
 
     def _bias_grad(self, xp: Any, gy: Array) -> dict[str, Array]:
         if "bias" not in self.params:

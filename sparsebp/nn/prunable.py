@@ -35,8 +35,9 @@ class Prunable(Layer):
             It is something else.
         """
         weight = self.params["weight"]
-        if kept.dtype != bool:
-            raise DTypeError("The mask has the wrong dtype", expected="bool", got=kept.dtype, remedy="Pass kept != 0")
+        if kept is None or (backend.namespace(kept) and kept.dtype != bool):
+            raise DTypeError("The mask has the wrong dtype", expected="bool", got=getattr(kept, "dtype", None),
+                             remedy="Pass kept != 0")  # fmt: skip
         if kept.shape != weight.shape:
             raise ShapeError(
                 "The mask does not fit the weight", expected=weight.shape, got=kept.shape,
@@ -49,6 +50,10 @@ class Prunable(Layer):
         """Return room for the mask that a state brings to a layer that has none yet."""
         weight = self.params["weight"]
         return backend.namespace(weight).ones(weight.shape, dtype=bool) if name == MASK else None
+
+    def masks(self) -> list[Array]:
+        """Return the mask, if there is one."""
+        return [self.buffers[MASK]] if MASK in self.buffers else []
 
     def _weight(self) -> Array:
         """Return the weight, with 0 for what is pruned: an optimizer's old momentum may have moved it."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from numbers import Real
+import math
+from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 import numpy as np
 
 from sparsebp import backend
+from sparsebp.arguments import check_choice, check_number
 from sparsebp.errors import NonFiniteError, OptionError
-from sparsebp.nn.layer import Layer
+from sparsebp.nn.layer import Layer, check_layer
 from sparsebp.nn.prunable import MASK, Prunable
 
 PruneMethod = Literal["class_blind", "class_uniform", "class_distribution"]
@@ -90,15 +92,9 @@ def prune(model: Layer, amount: float, method: PruneMethod = "class_blind", *, o
     it then passes its bias on. Source: See, Luong & Manning,
     "Compression of Neural Machine Translation Models via Pruning", CoNLL 2016, §3.2.
     """
-    if method not in get_args(PruneMethod):
-        raise OptionError("Unknown pruning method", expected=" or ".join(map(repr, get_args(PruneMethod))),
-                          got=repr(method), remedy="Pass one of them")  # fmt: skip
-    if not (isinstance(amount, Real) and 0 <= amount < 1):
-        raise OptionError("The amount to prune is out of range", expected="a number from 0 to below 1",
-                          got=repr(amount), remedy="Pass the share of the weights that is to go, 0.97 say")  # fmt: skip
-    if not isinstance(model, Layer):
-        raise OptionError("Only layers are pruned", expected="a layer of sparsebp.nn", got=type(model).__name__,
-                          remedy="Pass the model whose weights are to go")  # fmt: skip
+    check_choice("pruning method", method, get_args(PruneMethod))
+    amount = check_number("The amount to prune", amount, 0, math.nextafter(1, 0))
+    check_layer("model", model)
     layers: dict[str, Prunable] = {}
     for name, layer in model.modules():
         if isinstance(layer, Prunable) and not any(layer is other for other in layers.values()):
@@ -167,9 +163,13 @@ def _check_optimizer(optimizer: Any, layers: dict[str, Prunable]) -> None:
     """Check that `optimizer` is None or one that updates the weights of `layers`."""
     if optimizer is None:
         return
+    owned = getattr(optimizer, "params", None)
+    if not isinstance(owned, Mapping) or not hasattr(optimizer, "buffers"):
+        raise OptionError("optimizer is none", expected="an optimizer of sparsebp.optim, or None",
+                          got=type(optimizer).__name__, remedy="Pass the model's")  # fmt: skip
     for name, layer in layers.items():
         weight = layer.params["weight"]
-        if optimizer.params.get(f"{name}.weight" if name else "weight", weight) is not weight:
+        if owned.get(f"{name}.weight" if name else "weight", weight) is not weight:
             raise OptionError(
                 "The optimizer does not belong to the model", expected="one built on model.parameters()",
                 got=f"{type(optimizer).__name__} on another weight of layer {name!r}",

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, TypedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 
 from sparsebp import backend, kernels
+from sparsebp.arguments import check_flag, check_integer, check_number
 from sparsebp.errors import OptionError, ShapeError
 from sparsebp.nn import init
 from sparsebp.nn.backward import BackwardOptions, choose, run_backward
 from sparsebp.nn.cell import CellMath, Tape, Weights, initial_weights, params_to_weights, weights_to_params
-from sparsebp.nn.dropout import check_probability, dropout_mask
+from sparsebp.nn.dropout import dropout_mask
+from sparsebp.nn.gradients import Gradients, Shared
 from sparsebp.nn.layer import Layer, check_gy, check_input
 from sparsebp.nn.lengths import Lengths, parse_lengths, reverse_time
-from sparsebp.types import Array, ScanAlgorithm, Seed
+from sparsebp.types import Array, Backward, Seed
 
 
 class RecurrentOptions(TypedDict, total=False):
@@ -25,7 +28,7 @@ class RecurrentOptions(TypedDict, total=False):
     batch_first: bool
     dropout: float
     bidirectional: bool
-    backward: ScanAlgorithm
+    backward: Backward
     up_levels: int | None
     chunks: int | None
     workers: int | None
@@ -34,17 +37,34 @@ class RecurrentOptions(TypedDict, total=False):
     rng: Seed
 
 
-@dataclass
-class ScanResult:
-    """The inner scans' result for one pair (gy, grad_h_n); kept so that I and W share them.
+class ScanResult(NamedTuple):
+    """What the inner scans leave, by layer and direction.
 
-    Both gradients are held here, so their identities cannot be taken over by other arrays.
+    Attributes
+    ----------
+    ga
+        Gradients at what the weights feed (T, B, columns · H), see `CellMath`.
+    gh0
+        Gradients at the initial states (B, H).
     """
 
-    gy: Array | None
-    grad_h_n: Array | None
     ga: list[list[Array]]
     gh0: list[list[Array]]
+
+
+class RecurrentGradients(Gradients):
+    """`Gradients` of a recurrent layer, those with respect to the initial states among them."""
+
+    __slots__ = ("_initial",)
+
+    def __init__(self, *args: Any, initial: Callable[[], Array]) -> None:
+        super().__init__(*args)
+        self._initial = initial
+
+    @property
+    def h0(self) -> Array:
+        """The gradient with respect to h0, (num_layers · directions, B, H); computed once."""
+        return self._once("h0", self._initial)
 
 
 @dataclass
@@ -70,7 +90,6 @@ class RecurrentSaved:
     lengths: Lengths | None
     tapes: list[list[Tape]]
     masks: list[Array | None]
-    result: ScanResult | None = field(default=None, repr=False)
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -91,8 +110,9 @@ class Recurrent(Layer):
     bias, batch_first, dropout, bidirectional
         As in torch.nn. Dropout acts between layers while training.
     backward
-        ``"linear"``: sequential kernel. ``"chunked"``: fused reduce-then-scan. ``"blelloch"``, ``"hybrid"``: the
-        general scan over materialised Jacobians. ``"auto"``: the cost model chooses at every forward.
+        ``"bp"``: plain back-propagation, the recursion in one kernel. ``"chunked"``: fused reduce-then-scan.
+        ``"linear"``, ``"blelloch"``, ``"hybrid"``: the general scan over materialised Jacobians. ``"auto"``: the cost
+        model chooses at every forward.
     up_levels
         Levels of the hybrid's up-sweep.
     chunks
@@ -104,6 +124,11 @@ class Recurrent(Layer):
     rng
         Generator or seed of the initial values and of dropout.
 
+    Raises
+    ------
+    OptionError
+        A size is no integer from 1 on, a flag no truth value, `dropout` outside 0 … 1, or an option is unknown.
+
     Notes
     -----
     Parameters as in torch.nn: ``weight_ih_l{k}`` (gH, input), ``weight_hh_l{k}`` (gH, H), ``bias_ih_l{k}``,
@@ -114,16 +139,19 @@ class Recurrent(Layer):
 
     def __init__(
         self, cell: CellMath, input_size: int, hidden_size: int, num_layers: int = 1, *, bias: bool = True,
-        batch_first: bool = False, dropout: float = 0.0, bidirectional: bool = False, backward: ScanAlgorithm = "auto",
+        batch_first: bool = False, dropout: float = 0.0, bidirectional: bool = False, backward: Backward = "auto",
         up_levels: int | None = None, chunks: int | None = None, workers: int | None = None,
         memory_limit: int | None = None, dtype: Any = np.float32, rng: Seed = None,
     ) -> None:  # fmt: skip
         super().__init__()
-        for name, size in (("input_size", input_size), ("hidden_size", hidden_size), ("num_layers", num_layers)):
-            if size < 1:
-                raise OptionError(f"Invalid {name}", expected="at least 1", got=size, remedy="Pass a positive integer")
+        input_size, hidden_size, num_layers = (
+            check_integer(name, size, 1)
+            for name, size in (("input_size", input_size), ("hidden_size", hidden_size), ("num_layers", num_layers))
+        )
+        bias, self.dropout = check_flag("bias", bias), check_number("dropout", dropout, 0, 1)
         self.cell, self.input_size, self.hidden_size, self.num_layers = cell, input_size, hidden_size, num_layers
-        self.batch_first, self.bidirectional, self.dropout = batch_first, bidirectional, check_probability(dropout)
+        self.batch_first = check_flag("batch_first", batch_first)
+        self.bidirectional = check_flag("bidirectional", bidirectional)
         self.options = BackwardOptions(backward, up_levels, chunks, workers, memory_limit)
         self.generator = init.generator(rng)
         self.directions = 2 if bidirectional else 1
@@ -135,7 +163,7 @@ class Recurrent(Layer):
                 self.params.update(weights_to_params(weights, _suffix(layer, direction)))
 
     @property
-    def backward(self) -> ScanAlgorithm:
+    def backward(self) -> Backward:
         """The backward algorithm asked for."""
         return self.options.algorithm
 
@@ -233,11 +261,12 @@ class Recurrent(Layer):
         """Lengths are looked at, and kernels chosen, on the host."""
         return "chooses kernels by lengths that the host looks at"
 
-    def input_grad(self, gy: Array | None, saved: RecurrentSaved, grad_h_n: Array | None = None) -> Array:
-        """I: the gradient at x, from `gy` (of y's shape) and `grad_h_n` (of h_n's shape); either may be None.
+    def gradients(
+        self, gy: Array | None, saved: RecurrentSaved, grad_h_n: Array | None = None
+    ) -> RecurrentGradients:  # fmt: skip
+        """Return the gradients from `gy` (of y's shape) and `grad_h_n` (of h_n's shape); either may be None.
 
-        The inner scans are shared with `weight_grad` and `h0_grad`: they run once for the same pair of gradient
-        objects, which must not be changed in between.
+        The inner scans run once for all of them: at x, at the parameters, and at h0.
 
         Raises
         ------
@@ -246,33 +275,30 @@ class Recurrent(Layer):
         ShapeError, DTypeError, DeviceError
             A gradient does not fit.
         """
-        gx = self._layer_input_grad(0, self._scan(gy, saved, grad_h_n), saved)
-        return backend.namespace(gx).ascontiguousarray(gx.transpose(1, 0, 2)) if self.batch_first else gx
-
-    def weight_grad(
-        self, gy: Array | None, saved: RecurrentSaved, grad_h_n: Array | None = None
-    ) -> dict[str, Array]:  # fmt: skip
-        """W: gradients of all parameters; see `input_grad` for the arguments. Does not compute the gradient at x."""
-        result = self._scan(gy, saved, grad_h_n)
-        grads: dict[str, Array] = {}
-        for layer, direction in self._runs():
-            grad = self.cell.weight_grad(
-                result.ga[layer][direction], saved.tapes[layer][direction], self._weights(layer, direction)
-            )
-            grads.update(weights_to_params(grad, _suffix(layer, direction)))
-        return grads
-
-    def h0_grad(self, gy: Array | None, saved: RecurrentSaved, grad_h_n: Array | None = None) -> Array:
-        """Return the gradient at h0 (num_layers · directions, B, H); see `input_grad` for the arguments."""
-        result = self._scan(gy, saved, grad_h_n)
-        return backend.namespace(saved.h_n).stack([g for layer in result.gh0 for g in layer])
-
-    def _scan(self, gy: Array | None, saved: RecurrentSaved, grad_h_n: Array | None) -> ScanResult:
-        """Run the scans of all layers from the last to the first, or return the kept result."""
-        if saved.result is not None and saved.result.gy is gy and saved.result.grad_h_n is grad_h_n:
-            return saved.result
         arriving = self._checked_gy(gy, saved, grad_h_n)
-        result = ScanResult(gy, grad_h_n, [[] for _ in saved.tapes], [[] for _ in saved.tapes])
+        xp = backend.namespace(saved.h_n)
+        scan = Shared(lambda: self._scan(arriving, saved, grad_h_n), xp)
+
+        def at_input() -> Array:
+            gx = self._layer_input_grad(0, scan(), saved)
+            return xp.ascontiguousarray(gx.transpose(1, 0, 2)) if self.batch_first else gx
+
+        def at_weights() -> dict[str, Array]:
+            grads: dict[str, Array] = {}
+            for layer, direction in self._runs():
+                grad = self.cell.weight_grad(
+                    scan().ga[layer][direction], saved.tapes[layer][direction], self._weights(layer, direction)
+                )
+                grads.update(weights_to_params(grad, _suffix(layer, direction)))
+            return grads
+
+        return RecurrentGradients(
+            self, gy, saved, at_input, at_weights, initial=lambda: xp.stack([g for layer in scan().gh0 for g in layer])
+        )
+
+    def _scan(self, arriving: Array | None, saved: RecurrentSaved, grad_h_n: Array | None) -> ScanResult:
+        """Run the scans of all layers from the last to the first."""
+        result = ScanResult([[] for _ in saved.tapes], [[] for _ in saved.tapes])
         for layer in reversed(range(self.num_layers)):
             for direction in range(self.directions):
                 ga, gh0 = self._scan_direction(layer, direction, arriving, saved, grad_h_n)
@@ -280,7 +306,6 @@ class Recurrent(Layer):
                 result.gh0[layer].append(gh0)
             if layer > 0:
                 arriving = self._layer_input_grad(layer, result, saved)
-        saved.result = result
         return result
 
     def _checked_gy(self, gy: Array | None, saved: RecurrentSaved, grad_h_n: Array | None) -> Array | None:
@@ -326,6 +351,10 @@ class Recurrent(Layer):
             grad *= mask
         return grad
 
+    def choices(self, saved: RecurrentSaved, prefix: str = "") -> Iterator[tuple[str, str, str]]:
+        """Yield what `backward` came to."""
+        yield prefix, saved.backward_choice.algorithm, saved.backward_choice.reason
+
     # ---- Jacobians -----------------------------------------------------------------------------------------------
 
     def hidden_jacobians_t(self, saved: RecurrentSaved, layer: int = 0, direction: int = 0) -> list[Any]:
@@ -358,6 +387,11 @@ class Recurrent(Layer):
             own = layer_jacobian_t(self.cell, saved.tapes[layer], weights, saved.lengths, saved.masks[layer], limit)
             product = own if product is None else product @ own
         return product
+
+    @property
+    def batch_axes(self) -> tuple[int, int]:  # type: ignore[override]
+        """First with ``batch_first``, else behind the time."""
+        return (0, 0) if self.batch_first else (1, 1)
 
     # ---- helpers -------------------------------------------------------------------------------------------------
 

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from sparsebp import backend, kernels
-from sparsebp.errors import OptionError, ShapeError
+from sparsebp.arguments import check_flag, check_integer
+from sparsebp.errors import ShapeError
 from sparsebp.nn import init
 from sparsebp.nn.cell import CellMath, Tape, Weights, initial_weights, params_to_weights, weights_to_params
+from sparsebp.nn.gradients import Gradients, Shared
 from sparsebp.nn.layer import Layer, check_gy, check_input
 from sparsebp.types import Array, Seed
 
 
-@dataclass
-class CellSaved:
-    """A run of one step, and the gradients of the gy that was last asked for."""
+class CellGradients(Gradients):
+    """`Gradients` of a cell, those with respect to the state before the step among them."""
 
-    tape: Tape
-    gy: Array | None = None
-    ga: Array | None = None
-    gh: Array | None = None
+    __slots__ = ("_hidden",)
+
+    def __init__(self, *args: Any, hidden: Callable[[], Array]) -> None:
+        super().__init__(*args)
+        self._hidden = hidden
+
+    @property
+    def hidden(self) -> Array:
+        """The gradient with respect to h (B, hidden_size); computed once."""
+        return self._once("hidden", self._hidden)
 
 
 class RecurrentCell(Layer):
@@ -45,15 +52,15 @@ class RecurrentCell(Layer):
         rng: Seed = None,
     ) -> None:  # fmt: skip
         super().__init__()
-        for name, size in (("input_size", input_size), ("hidden_size", hidden_size)):
-            if size < 1:
-                raise OptionError(f"Invalid {name}", expected="at least 1", got=size, remedy="Pass a positive integer")
+        input_size = check_integer("input_size", input_size, 1)
+        hidden_size = check_integer("hidden_size", hidden_size, 1)
+        bias = check_flag("bias", bias)
         self.cell, self.input_size, self.hidden_size = cell, input_size, hidden_size
         real = backend.float_dtype(dtype)
         weights = initial_weights(cell, input_size, hidden_size, bias, real, init.generator(rng))
         self.params.update(weights_to_params(weights, ""))
 
-    def forward(self, x: Array, h: Array | None = None) -> tuple[Array, CellSaved]:
+    def forward(self, x: Array, h: Array | None = None) -> tuple[Array, Tape]:
         """Return the next state (B, hidden_size) for x (B, input_size) and h (B, hidden_size) or None for zeros.
 
         Raises
@@ -70,38 +77,31 @@ class RecurrentCell(Layer):
             shape = (x.shape[0], self.hidden_size)
             check_input(h, name="h", dtype=weights.w_ih.dtype, shape=shape, like=weights.w_ih)
         tape = self.cell.forward(kernels.get(xp), xp.ascontiguousarray(x)[None], h, weights)
-        return tape.h[0], CellSaved(tape)
+        return tape.h[0], tape
 
-    def input_grad(self, gy: Array, saved: CellSaved) -> Array:
-        """I: the gradient at x (B, input_size)."""
-        return self.cell.input_grad(self._backward(gy, saved)[0], self._weights())[0]
+    def gradients(self, gy: Array, saved: Tape) -> CellGradients:
+        """Return the gradients at x (B, input_size), at h (B, hidden_size), and at the parameters."""
+        weights = self._weights()
+        xp = check_gy(gy, saved.h[0].shape, saved.h.dtype, saved.h)
 
-    def hidden_grad(self, gy: Array, saved: CellSaved) -> Array:
-        """Return the gradient at h (B, hidden_size)."""
-        return self._backward(gy, saved)[1]
+        def run() -> tuple[Array, Array]:
+            ga = xp.empty((1, gy.shape[0], self.cell.columns * self.hidden_size), dtype=gy.dtype)
+            gh = xp.empty(gy.shape, dtype=gy.dtype)
+            last = xp.ascontiguousarray(gy)
+            self.cell.backward(kernels.get(xp), saved, weights.w_hh, None, last, None, ga, gh)
+            return ga, gh
 
-    def weight_grad(self, gy: Array, saved: CellSaved) -> dict[str, Array]:
-        """W: gradients of all parameters."""
-        ga, _ = self._backward(gy, saved)
-        return weights_to_params(self.cell.weight_grad(ga, saved.tape, self._weights()), "")
+        step = Shared(run, xp)
+        return CellGradients(
+            self, gy, saved, lambda: self.cell.input_grad(step()[0], weights)[0],
+            lambda: weights_to_params(self.cell.weight_grad(step()[0], saved, weights), ""), hidden=lambda: step()[1],
+        )  # fmt: skip
 
-    def jacobian_t(self, saved: CellSaved) -> Any:
+    def hidden_jacobian_t(self, saved: Tape) -> Any:
         """Return the transposed Jacobian of the new state with respect to **h**, (H, H) per sample (BPPSA Eq. 11)."""
         from sparsebp.nn.recurrent_jacobian import hidden_jacobians_t
 
-        return hidden_jacobians_t(self.cell, saved.tape, self._weights())[0]
-
-    def _backward(self, gy: Array, saved: CellSaved) -> tuple[Array, Array]:
-        """Return (ga, gradient at h), computed once for the same gy object."""
-        if saved.gy is not gy or saved.ga is None:
-            tape, weights = saved.tape, self._weights()
-            xp = check_gy(gy, tape.h[0].shape, tape.h.dtype, tape.h)
-            saved.ga = xp.empty((1, gy.shape[0], self.cell.columns * self.hidden_size), dtype=gy.dtype)
-            saved.gh = xp.empty(gy.shape, dtype=gy.dtype)
-            last = xp.ascontiguousarray(gy)
-            self.cell.backward(kernels.get(xp), tape, weights.w_hh, None, last, None, saved.ga, saved.gh)
-            saved.gy = gy
-        return saved.ga, saved.gh
+        return hidden_jacobians_t(self.cell, saved, self._weights())[0]
 
     def _weights(self) -> Weights:
         return params_to_weights(self.params, "")

@@ -9,12 +9,10 @@ import numpy as np
 
 from sparsebp import backend, kernels
 from sparsebp.errors import MemoryLimitError
+from sparsebp.jacobians.dense import DEFAULT_MEMORY_LIMIT
 from sparsebp.nn.cell import CellMath, Tape, Weights
 from sparsebp.nn.lengths import Lengths
 from sparsebp.types import Array
-
-DEFAULT_MEMORY_LIMIT = 2 << 30
-"""Bytes that `layer_jacobian_t` may take when nobody said otherwise."""
 
 
 def hidden_jacobians_t(cell: CellMath, tape: Tape, weights: Weights) -> list[Any]:

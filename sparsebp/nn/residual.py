@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import prod
 from typing import Any
 
 from sparsebp import backend
+from sparsebp.arguments import forward_of
 from sparsebp.errors import ShapeError
-from sparsebp.nn.layer import Layer, check_gy, check_input
+from sparsebp.nn.gradients import Gradients
+from sparsebp.nn.jacobian import jacobian_of
+from sparsebp.nn.layer import Layer, check_gy, check_input, check_layer
 from sparsebp.nn.work import Work, together
 from sparsebp.types import Array
 
@@ -25,7 +29,7 @@ class Residual(Layer):
 
     def __init__(self, body: Layer) -> None:
         super().__init__()
-        self.children["body"] = body
+        self.children["body"] = check_layer("body", body)
 
     def forward(self, x: Array) -> tuple[Array, tuple[Array, Any]]:
         """Return x + body(x); `saved` is x and what the body saved.
@@ -36,7 +40,7 @@ class Residual(Layer):
             The body changes the shape.
         """
         check_input(x)
-        y, saved = self.children["body"].forward(x)
+        y, saved = forward_of(self.children["body"], x)
         if y.shape != x.shape:
             raise ShapeError(
                 "The body of Residual changes the shape", expected=f"an output of the input's shape {x.shape}",
@@ -44,16 +48,16 @@ class Residual(Layer):
             )  # fmt: skip
         return x + y, (x, saved)
 
-    def input_grad(self, gy: Array, saved: tuple[Array, Any]) -> Array:
-        """Return gy plus the body's input gradient."""
+    def gradients(self, gy: Array, saved: tuple[Array, Any]) -> Gradients:
+        """Return the gradients: at the input gy plus the body's."""
         x, body_saved = saved
         check_gy(gy, x.shape, x.dtype, x)
-        return gy + self.children["body"].input_grad(gy, body_saved)
+        body = self.children["body"].gradients(gy, body_saved)
+        return Gradients(self, gy, saved, lambda: gy + body.input_grad(), lambda: {"body": body})
 
-    def weight_grad(self, gy: Array, saved: tuple[Array, Any]) -> dict[str, Array]:
-        """Return the body's weight gradients under ``"body."``."""
-        grads = self.children["body"].weight_grad(gy, saved[1])
-        return {f"body.{name}": grad for name, grad in grads.items()}
+    def choices(self, saved: tuple[Array, Any], prefix: str = "") -> Iterator[tuple[str, str, str]]:
+        """Yield the body's."""
+        return self.children["body"].choices(saved[1], f"{prefix}.body" if prefix else "body")
 
     def input_grad_work(self, shape: tuple[int, ...], saved: tuple[Array, Any]) -> Work:
         """Return the body's cost and that of a sum."""
@@ -69,8 +73,14 @@ class Residual(Layer):
         from sparsebp.jacobians import TransposedJacobian
         from sparsebp.patterns import plan_addition, pointwise_pattern
 
-        jacobian = self.children["body"].jacobian_t(saved[1])
+        x = saved[0]
+        jacobian = jacobian_of(self.children["body"], saved[1], x.shape, x.shape, x)
         size = jacobian.shape[0]
         ones = backend.namespace(jacobian.data).ones(size, dtype=jacobian.dtype)
         plan = plan_addition(jacobian.pattern, pointwise_pattern(size))
         return TransposedJacobian(plan.pattern, plan(jacobian.data, ones))
+
+    @property
+    def batch_axes(self) -> tuple[int, int]:  # type: ignore[override]
+        """As the body has it."""
+        return self.children["body"].batch_axes

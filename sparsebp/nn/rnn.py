@@ -7,7 +7,7 @@ from typing import Any, Unpack
 import numpy as np
 
 from sparsebp import backend
-from sparsebp.errors import OptionError
+from sparsebp.arguments import check_choice
 from sparsebp.kernels.protocol import Kernels
 from sparsebp.nn.cell import CellMath, Tape, Weights
 from sparsebp.nn.lengths import Lengths
@@ -24,11 +24,7 @@ class RNNMath(CellMath):
     columns = 1
 
     def __init__(self, nonlinearity: Nonlinearity) -> None:
-        if nonlinearity not in ("tanh", "relu"):
-            raise OptionError(
-                "Unknown nonlinearity", expected="'tanh' or 'relu'", got=repr(nonlinearity), remedy="Pass one of them"
-            )
-        self.nonlinearity: Nonlinearity = nonlinearity
+        self.nonlinearity: Nonlinearity = check_choice("nonlinearity", nonlinearity, ("tanh", "relu"))
 
     def input_bias(self, weights: Weights) -> Array | None:
         """Return b_ih + b_hh."""

@@ -2,52 +2,47 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 from sparsebp import backend
+from sparsebp.arguments import forward_of
 from sparsebp.errors import OptionError, ShapeError
 from sparsebp.nn.backward import BackwardOptions
 from sparsebp.nn.chain import Link, chain_gradients, chain_plans
-from sparsebp.nn.layer import Layer, check_gy
+from sparsebp.nn.gradients import Gradients, Shared
+from sparsebp.nn.jacobian import jacobian_of
+from sparsebp.nn.layer import Layer, check_gy, check_layer
 from sparsebp.nn.verdict import Verdicts
 from sparsebp.nn.work import Work, together
-from sparsebp.types import Array, ChainBackward
+from sparsebp.types import Array, Backward
 
 
-@dataclass
-class SequentialSaved:
-    """What the layers saved, shapes of their inputs and of the output, and the gradients for the last gy.
+class SequentialSaved(NamedTuple):
+    """What the layers saved, the shapes of their inputs, and what the output is like.
 
     Attributes
     ----------
+    layers, shapes
+        One each layer.
+    output_shape
+        Shape of the output.
     like
         An empty array of the output's dtype, on its device.
-    gradients
-        At the input of every link (see `Sequential`) and, last, at the output; None where it was not yet needed.
-    lock
-        Held while they are computed: `input_grad` and `weight_grad` may run in two threads at once.
-    mark
-        On a GPU, the event of their computation, for which the other stream waits.
     """
 
     layers: list[Any]
     shapes: list[tuple[int, ...]]
-    like: Array = None
-    mark: Any = None
-    output_shape: tuple[int, ...] = ()
-    gy: Array | None = None
-    gradients: list[Array | None] | None = None
-    lock: Any = field(default_factory=threading.Lock, repr=False, compare=False)
+    output_shape: tuple[int, ...]
+    like: Array
 
 
 class Sequential(Layer):
     """Layers one after the other, as `torch.nn.Sequential`; children are named ``"0"``, ``"1"``, …
 
-    The gradients between the layers are computed once and shared by `input_grad` and `weight_grad` of the same `gy`
-    object. `weight_grad` does not compute the input gradient of the first layer that has parameters, nor its Jacobian.
+    The gradients between the layers are computed once for all of `gradients`. Those of the weights alone do without the
+    input gradient of the first layer that has parameters, and without its Jacobian.
 
     Parameters
     ----------
@@ -79,7 +74,7 @@ class Sequential(Layer):
     replayable = True
 
     def __init__(
-        self, *layers: Layer, backward: ChainBackward = "bp", up_levels: int | None = None, chunks: int | None = None,
+        self, *layers: Layer, backward: Backward = "bp", up_levels: int | None = None, chunks: int | None = None,
         workers: int | None = None, memory_limit: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
@@ -87,11 +82,11 @@ class Sequential(Layer):
             raise OptionError(
                 "Sequential has no layers", expected="at least one", got="none", remedy="Use Identity() for no change"
             )
-        self.children = {str(i): layer for i, layer in enumerate(layers)}
+        self.children = {str(i): check_layer(f"layer {i}", layer) for i, layer in enumerate(layers)}
         self.set_backward(backward, up_levels, chunks, workers, memory_limit)
 
     def set_backward(
-        self, backward: ChainBackward, up_levels: int | None = None, chunks: int | None = None,
+        self, backward: Backward, up_levels: int | None = None, chunks: int | None = None,
         workers: int | None = None, memory_limit: int | None = None,
     ) -> None:  # fmt: skip
         """Choose how backward runs from now on; the arguments are those of the class.
@@ -101,12 +96,12 @@ class Sequential(Layer):
         OptionError
             One of them is invalid.
         """
-        options = BackwardOptions("linear" if backward == "bp" else backward, up_levels, chunks, workers, memory_limit)
+        options = BackwardOptions(backward, up_levels, chunks, workers, memory_limit)
         self.options = None if backward == "bp" else options
         self.verdicts = Verdicts()
 
     @property
-    def backward(self) -> ChainBackward:
+    def backward(self) -> Backward:
         """The way of backward asked for."""
         return "bp" if self.options is None else self.options.algorithm
 
@@ -119,9 +114,9 @@ class Sequential(Layer):
         ]
 
     def stage_gradients(
-        self, first: int, saved: Sequence[Any], shapes: Sequence[tuple[int, ...]], gy: Array
-    ) -> list[Array]:
-        """Return the gradients at the inputs of the stages from number `first` on, by the chosen way of backward.
+        self, first: int, saved: Sequence[Any], shapes: Sequence[tuple[int, ...]], last: Gradients
+    ) -> tuple[Array, list[Gradients]]:
+        """Return the gradient at the input of stage number `first`, and the `Gradients` of the stages from there on.
 
         Parameters
         ----------
@@ -129,12 +124,13 @@ class Sequential(Layer):
             Number of the first stage, see `stages`.
         saved, shapes
             What each of the stages from `first` on saved, and the shape of its input.
-        gy
-            Gradient at the output of the last stage.
+        last
+            The gradients of the last stage.
         """
         stages = self.stages()[first:]
-        links = [Link(layer, s, shape) for (_, layer), s, shape in zip(stages, saved, shapes, strict=True)]
-        return chain_gradients(links, gy, self.options, self.verdicts)
+        ends = [*shapes[1:], last.gy.shape]
+        links = [Link(layer, *rest) for (_, layer), *rest in zip(stages, saved, shapes, ends, strict=True)]
+        return chain_gradients(links, last, self.options, self.verdicts)
 
     def __len__(self) -> int:
         return len(self.children)
@@ -150,42 +146,47 @@ class Sequential(Layer):
         ShapeError
             A layer does not take the shape that comes to it; the message names the layer and the shape of x.
         """
-        saved = SequentialSaved([], [])
+        backend.namespace(x)
+        shapes: list[tuple[int, ...]] = []
+        saved: list[Any] = []
         for name, layer in self.children.items():
-            saved.shapes.append(x.shape)
+            shapes.append(x.shape)
             try:
-                x, layer_saved = layer.forward(x)
+                x, layer_saved = forward_of(layer, x)
             except ShapeError as error:
-                if not saved.layers:  # x itself, of which the layer speaks
+                if not saved:  # x itself, of which the layer speaks
                     raise
                 raise ShapeError(
-                    f"x of shape {saved.shapes[0]} does not fit the chain at layer {name} ({type(layer).__name__}): "
+                    f"x of shape {shapes[0]} does not fit the chain at layer {name} ({type(layer).__name__}): "
                     f"{error.problem}", expected=error.expected, got=error.got,
                     remedy="Pass x of the size that the model is made for, or make the layers fit",
                 ) from error  # fmt: skip
-            saved.layers.append(layer_saved)
-        saved.output_shape = x.shape
-        saved.like = backend.namespace(x).empty(0, x.dtype)
-        return x, saved
+            saved.append(layer_saved)
+        return x, SequentialSaved(saved, shapes, x.shape, backend.namespace(x).empty(0, x.dtype))
 
-    def input_grad(self, gy: Array, saved: SequentialSaved) -> Array:
-        """Run the chain of I, or the scan in its place."""
-        return self._gradients(0, gy, saved)[0]
+    def gradients(self, gy: Array, saved: SequentialSaved) -> Gradients:
+        """Return the gradients: through the chain of I, or the scan in its place."""
+        xp = check_gy(gy, saved.output_shape, saved.like.dtype, saved.like)
+        links, names = self._links(saved), [name for name, _ in self.stages()]
+        behind = self._behind_first_weights(links)
+        last = links[-1].layer.gradients(gy, links[-1].saved)
 
-    def weight_grad(self, gy: Array, saved: SequentialSaved) -> dict[str, Array]:
-        """Return every layer's weight gradients under dotted names."""
-        gradients = self._gradients(self._behind_first_weights(saved), gy, saved)
-        grads: dict[str, Array] = {}
-        start = 0
-        for (name, layer), layer_saved in zip(self.children.items(), saved.layers, strict=True):
-            start += self._length(layer)
-            if layer.parameters():
-                own = layer.weight_grad(gradients[start], layer_saved)
-                grads.update({f"{name}.{key}": grad for key, grad in own.items()})
-        return self._summed(grads)
+        def of_tail() -> list[Gradients]:
+            """From the first layer with parameters on; what comes before has no part in the gradients of weights."""
+            if behind == len(links):
+                return [last]
+            at, found = chain_gradients(links[behind:], last, self.options, self.verdicts)
+            before = links[behind - 1]
+            return [before.layer.gradients(at, before.saved), *found]
+
+        tail = Shared(of_tail, xp)
+        return Gradients(
+            self, gy, saved, lambda: chain_gradients(links[:behind], tail()[0], self.options, self.verdicts)[0],
+            lambda: dict(zip(names[behind - 1 :], tail(), strict=True)),
+        )  # fmt: skip
 
     def scan_plans(self, saved: SequentialSaved) -> list[Any]:
-        """Return how `weight_grad` runs every stretch that could be scanned, from the output on; nothing with ``"bp"``.
+        """Return how the gradients of weights run each stretch that could be scanned, from the output on; not ``"bp"``.
 
         Each is a `ScanPlan`, or a `LayerByLayer` where ``"auto"`` takes no scan, and says what it does and why:
         ``algorithm``, ``reason``, ``estimates``, ``describe()``.
@@ -195,8 +196,15 @@ class Sequential(Layer):
         MemoryLimitError
             A stretch needs more than `memory_limit`; not with ``"auto"``.
         """
-        links = self._links(saved)[self._behind_first_weights(saved) :]
-        return chain_plans(links, saved.like, self.options, self.verdicts)
+        links = self._links(saved)
+        return chain_plans(links[self._behind_first_weights(links) :], saved.like, self.options, self.verdicts)
+
+    def choices(self, saved: SequentialSaved, prefix: str = "") -> Iterator[tuple[str, str, str]]:
+        """Yield how every stretch that could be scanned runs, from the output on, and what the layers choose."""
+        for plan in self.scan_plans(saved):
+            yield prefix, plan.algorithm, plan.reason
+        for (name, layer), link in zip(self.stages(prefix), self._links(saved), strict=True):
+            yield from layer.choices(link.saved, name)
 
     def input_grad_work(self, shape: tuple[int, ...], saved: SequentialSaved) -> Work:
         """Return the sum of the layers' costs."""
@@ -209,55 +217,40 @@ class Sequential(Layer):
 
     def jacobian_t(self, saved: SequentialSaved) -> Any:
         """Return J₁ J₂ … J_L, the product of the layers' transposed Jacobians (its plans are cached by pattern)."""
-        jacobians = [layer.jacobian_t(s) for layer, s in zip(self.children.values(), saved.layers, strict=True)]
+        jacobians = [jacobian_of(*link, saved.like) for link in self._links(saved)]
         product = jacobians[-1]
         for jacobian in reversed(jacobians[:-1]):  # outputs are usually fewer than inputs, so start at the output
             product = jacobian @ product
         return product
 
-    # ---- links: the layers, with those of inner Sequentials in their place -------------------------------------------
+    @property
+    def batch_axes(self) -> tuple[int, int]:  # type: ignore[override]
+        """The first layer's in the input, the last one's in the output.
 
-    def _length(self, layer: Layer) -> int:
-        """Return how many links `layer` is."""
-        return sum(map(self._length, layer.children.values())) if isinstance(layer, Sequential) else 1
+        Raises
+        ------
+        OptionError
+            A layer takes the batch on another axis than the one before it returns it on.
+        """
+        axes = [layer.batch_axes for layer in self.children.values()]
+        for (_, given), (taken, _) in pairwise(axes):
+            if given != taken:
+                raise OptionError(
+                    "The layers put the batch on different axes", expected="one axis from layer to layer",
+                    got=f"an output with the batch on axis {given}, then an input with it on axis {taken}",
+                    remedy="Build recurrent layers with batch_first=True",
+                )  # fmt: skip
+        return axes[0][0], axes[-1][1]
+
+    # ---- links: the layers, with those of inner Sequentials in their place -------------------------------------------
 
     def _links(self, saved: SequentialSaved) -> list[Link]:
         links: list[Link] = []
-        for layer, layer_saved, shape in zip(self.children.values(), saved.layers, saved.shapes, strict=True):
-            links += layer._links(layer_saved) if isinstance(layer, Sequential) else [Link(layer, layer_saved, shape)]
+        ends = [*saved.shapes[1:], saved.output_shape]
+        for layer, *rest in zip(self.children.values(), saved.layers, saved.shapes, ends, strict=True):
+            links += layer._links(rest[0]) if isinstance(layer, Sequential) else [Link(layer, *rest)]
         return links
 
-    def _behind_first_weights(self, saved: SequentialSaved) -> int:
+    def _behind_first_weights(self, links: Sequence[Link]) -> int:
         """Return the number of the first link whose input gradient some weights need."""
-        links = self._links(saved)
         return next((i + 1 for i, link in enumerate(links) if link.layer.parameters()), len(links))
-
-    def _gradients(self, first: int, gy: Array, saved: SequentialSaved) -> list[Array]:
-        """Return the gradients at the inputs of the links and at the output, known from that of link `first` on."""
-        links = self._links(saved)
-        xp = backend.namespace(gy)
-        with saved.lock:
-            backend.wait(xp, saved.mark)
-            if saved.gy is not gy or saved.gradients is None:
-                check_gy(gy, saved.output_shape, saved.like.dtype, saved.like)
-                saved.gy, saved.gradients = gy, [*(None for _ in links), gy]
-            gradients = saved.gradients
-            known = next(i for i in range(first, len(gradients)) if gradients[i] is not None)
-            if known > first:
-                gradients[first:known] = chain_gradients(
-                    links[first:known], gradients[known], self.options, self.verdicts
-                )
-                saved.mark = backend.record(xp)
-                self._share(gradients, saved)
-        return gradients
-
-    def _share(self, gradients: list[Array | None], saved: SequentialSaved) -> None:
-        """Give inner Sequentials their part of the gradients, so that they need not compute them again."""
-        start = 0
-        for layer, layer_saved in zip(self.children.values(), saved.layers, strict=True):
-            stop = start + self._length(layer)
-            if isinstance(layer, Sequential) and gradients[stop] is not None:
-                layer_saved.gy, layer_saved.gradients = gradients[stop], gradients[start : stop + 1]
-                layer_saved.mark = saved.mark
-                layer._share(layer_saved.gradients, layer_saved)
-            start = stop

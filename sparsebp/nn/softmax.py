@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from sparsebp import backend
+from sparsebp.arguments import check_integer
 from sparsebp.errors import OptionError, ShapeError
 from sparsebp.nn.layer import Layer, check_gy, check_input
 from sparsebp.types import Array
@@ -19,13 +20,18 @@ class Softmax(Layer):
     ----------
     dim
         -1, or the number of the last axis.
+
+    Raises
+    ------
+    OptionError
+        It is no such number.
     """
 
     replayable = True
 
     def __init__(self, dim: int = -1) -> None:
         super().__init__()
-        self.dim = dim
+        self.dim = check_integer("dim", dim, -1)
 
     def forward(self, x: Array) -> tuple[Array, Array]:
         """Return the softmax of x (B, …, n); `saved` is y.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from sparsebp import backend
+from sparsebp.arguments import check_number
+from sparsebp.errors import OptionError
 from sparsebp.nn.pointwise import Pointwise
 from sparsebp.nn.silu import stable_sigmoid
 from sparsebp.types import Array
@@ -17,13 +19,20 @@ class Softplus(Pointwise):
         The larger, the nearer to ReLU.
     threshold
         Above it the function is the identity, and its slope 1.
+
+    Raises
+    ------
+    OptionError
+        One of them is not a finite number, or `beta` is 0.
     """
 
     keeps = "x"
 
     def __init__(self, beta: float = 1.0, threshold: float = 20.0) -> None:
         super().__init__()
-        self.beta, self.threshold = float(beta), float(threshold)
+        self.beta, self.threshold = check_number("beta", beta), check_number("threshold", threshold)
+        if self.beta == 0:
+            raise OptionError("beta is zero", expected="another number", got=beta, remedy="Pass beta=1, say")
 
     def function(self, x: Array) -> Array:
         """Return the softplus of x."""

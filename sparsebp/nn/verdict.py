@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -53,7 +54,7 @@ class Verdicts:
         layers = tuple((link.layer, link.shape, link.layer.training) for link in stretch)
         key = (layers, _masks(stretch), like.dtype, xp)
         if key not in self._known:
-            works = [link.layer.input_grad_work(link.shape, link.saved) for link in stretch]
+            works = [_work(link) for link in stretch]
             verdict = decide(works, stretch[0].shape[0], like.dtype, xp, options, jacobians, plan)
             while len(self._known) >= KEPT:
                 del self._known[next(iter(self._known))]
@@ -124,6 +125,12 @@ def decide(
         return Verdict(True, reason, estimates)
     refused = f"the fastest scan, {scan}, takes {found}, more than {MARGIN:.0%} of that"
     return layer_by_layer(refused)._replace(estimates=estimates)
+
+
+def _work(link: Link) -> Work:
+    """Return what a link's input gradient costs; a layer without a Jacobian of its own has a dense one."""
+    work, dense = link.layer.input_grad_work(link.shape, link.saved), link.layer.jacobian_t is None
+    return work._replace(entries=prod(link.shape) * prod(link.out_shape[1:])) if dense else work
 
 
 def _masks(stretch: Sequence[Link]) -> tuple[bytes, ...]:

@@ -3,6 +3,7 @@
 from sparsebp.optim.adadelta import Adadelta
 from sparsebp.optim.adagrad import Adagrad
 from sparsebp.optim.adam import Adam, AdamW
+from sparsebp.optim.chained import ChainedScheduler
 from sparsebp.optim.clip import check_finite, clip_grad_norm, clip_grad_value, global_norm
 from sparsebp.optim.lr_scheduler import (
     CosineAnnealingLR,
@@ -26,6 +27,7 @@ __all__ = [
     "Adagrad",
     "Adam",
     "AdamW",
+    "ChainedScheduler",
     "CosineAnnealingLR",
     "DeviceUpdate",
     "ExponentialLR",

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sparsebp.errors import OptionError
-from sparsebp.optim.optimizer import Optimizer, Params, check_non_negative
+from sparsebp.arguments import check_number
+from sparsebp.optim.checks import check_flags, check_non_negative
+from sparsebp.optim.optimizer import Optimizer, Params
 
 
 class Adadelta(Optimizer):
@@ -35,5 +36,5 @@ class Adadelta(Optimizer):
 
     def _check(self, group: Mapping[str, Any]) -> None:
         check_non_negative(group, "lr", "eps", "weight_decay")
-        if not 0 <= group["rho"] <= 1:
-            raise OptionError("Invalid rho", expected="a number in [0, 1]", got=group["rho"], remedy="Pass another rho")
+        check_number("rho", group["rho"], 0.0, 1.0)
+        check_flags(group, "maximize")

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from sparsebp import backend
-from sparsebp.optim.optimizer import Optimizer, Params, check_non_negative
+from sparsebp.optim.checks import check_flags, check_non_negative
+from sparsebp.optim.optimizer import Optimizer, Params
 from sparsebp.types import Array
 
 
@@ -39,6 +40,7 @@ class Adagrad(Optimizer):
 
     def _check(self, group: Mapping[str, Any]) -> None:
         check_non_negative(group, "lr", "lr_decay", "weight_decay", "initial_accumulator_value", "eps")
+        check_flags(group, "maximize")
 
     def _new_buffer(self, name: str, param: Array, group: Mapping[str, Any]) -> Array:
         return backend.namespace(param).full_like(param, group["initial_accumulator_value"])

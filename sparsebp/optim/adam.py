@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sparsebp.optim.optimizer import Optimizer, Params, check_fraction, check_non_negative
+from sparsebp.errors import OptionError
+from sparsebp.optim.checks import check_flags, check_fraction, check_non_negative
+from sparsebp.optim.optimizer import Optimizer, Params
 
 
 class Adam(Optimizer):
@@ -32,13 +34,18 @@ class Adam(Optimizer):
         weight_decay: float = 0.0, amsgrad: bool = False, *, maximize: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(params, {
-            "lr": lr, "betas": tuple(betas), "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad,
+            "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad,
             "maximize": maximize,
         })  # fmt: skip
 
     def _check(self, group: Mapping[str, Any]) -> None:
         check_non_negative(group, "lr", "eps", "weight_decay")
-        for name, beta in zip(("betas[0]", "betas[1]"), group["betas"], strict=True):
+        check_flags(group, "amsgrad", "maximize")
+        betas = group["betas"]
+        if not isinstance(betas, tuple) or len(betas) != 2:
+            raise OptionError("Invalid betas", expected="two numbers in [0, 1)", got=repr(betas),
+                              remedy="Pass (0.9, 0.999), say")  # fmt: skip
+        for name, beta in zip(("betas[0]", "betas[1]"), betas, strict=True):
             check_fraction(name, beta)
 
     def _buffers_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:

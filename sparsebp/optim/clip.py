@@ -11,7 +11,7 @@ import numpy as np
 
 from sparsebp import backend, kernels
 from sparsebp.errors import NonFiniteError
-from sparsebp.optim.optimizer import non_negative
+from sparsebp.optim.checks import check_is_array, check_named, non_negative
 from sparsebp.types import Array
 
 
@@ -26,6 +26,7 @@ def squared_norms(grads: Mapping[str, Array]) -> dict[str, float]:
     One pass over all gradients. The order of the additions depends on an array's size alone: with any number of threads
     the bits are the same.
     """
+    check_named("The gradients", grads)
     squares = dict.fromkeys(grads, 0.0)
     for names, sums in square_sums(grads):
         squares.update(zip(names, backend.to_host(sums).tolist(), strict=True))  # synchronize!
@@ -56,7 +57,9 @@ def check_finite(grads: Mapping[str, Array]) -> None:
     NonFiniteError
         The message names the parameters concerned.
     """
-    bad = [name for name, grad in grads.items() if not bool(backend.namespace(grad).isfinite(grad).all())]
+    check_named("The gradients", grads)
+    spaces = {name: check_is_array(f"The gradient of {name}", grad) for name, grad in grads.items()}
+    bad = [name for name, xp in spaces.items() if not bool(xp.isfinite(grads[name]).all())]
     if bad:
         raise NonFiniteError(
             "A gradient is not finite", expected="finite numbers", got=f"NaN or infinity in {', '.join(bad)}",
@@ -75,7 +78,9 @@ def clip_grad_norm(grads: Mapping[str, Array], max_norm: float, *, norm: float |
     NonFiniteError
         A gradient is not finite; nothing was scaled.
     OptionError
-        `max_norm` is negative or not finite.
+        `max_norm` is negative or not finite, or the gradients have no names.
+    DeviceError
+        A gradient is no array.
     """
     max_norm = non_negative("max_norm", max_norm)
     norm = global_norm(grads) if norm is None else norm
@@ -94,7 +99,9 @@ def clip_grad_value(grads: Mapping[str, Array], clip_value: float) -> None:
     Raises
     ------
     OptionError
-        `clip_value` is negative or not finite.
+        `clip_value` is negative or not finite, or the gradients have no names.
+    DeviceError
+        A gradient is no array.
     """
     clip_value = non_negative("clip_value", clip_value)
     for xp, names in _kinds(grads):
@@ -104,7 +111,8 @@ def clip_grad_value(grads: Mapping[str, Array], clip_value: float) -> None:
 def _kinds(grads: Mapping[str, Array]) -> Iterator[tuple[ModuleType, list[str]]]:
     """Yield the names of the gradients of each namespace and dtype: nearly always there is one."""
     kinds: dict[tuple[ModuleType, Any], list[str]] = {}
+    check_named("The gradients", grads)
     for name, grad in grads.items():
-        kinds.setdefault((backend.namespace(grad), grad.dtype), []).append(name)
+        kinds.setdefault((check_is_array(f"The gradient of {name}", grad), grad.dtype), []).append(name)
     for (xp, _), names in kinds.items():
         yield xp, names

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from sparsebp import backend, kernels
 from sparsebp.errors import OptionError
 from sparsebp.kernels.protocol import UPDATE_BUFFERS, UPDATE_OPTIONS
+from sparsebp.optim.checks import check_named, check_parameter, non_negative
 from sparsebp.optim.state import load_state, pack_state
 from sparsebp.optim.update import DeviceUpdate, Update, launch
 from sparsebp.types import Array, Factors, UpdateRule
@@ -40,7 +41,10 @@ class Optimizer(abc.ABC):
     Raises
     ------
     OptionError
-        There are no parameters, a name or an array comes twice, an option is unknown or out of range.
+        There are no parameters or they have no names, a name or an array comes twice, an option is unknown, of another
+        type or out of range.
+    DeviceError, DTypeError, LayoutError
+        A parameter is no array, not of float32 or float64, not C-contiguous, or read-only.
     """
 
     rule: ClassVar[UpdateRule]
@@ -73,6 +77,13 @@ class Optimizer(abc.ABC):
         self._seen: list[tuple[Any, ...]] = []
         self._expanded = np.empty(0)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_kinds"}  # modules cannot be copied
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._kinds = [(backend.namespace(array), array.dtype) for array in self._arrays]
+
     # ---- options and steps -----------------------------------------------------------------------------------------
 
     @property
@@ -82,6 +93,7 @@ class Optimizer(abc.ABC):
 
     @lr.setter
     def lr(self, value: float) -> None:
+        value = non_negative("lr", value)
         for group in self.param_groups:
             group["lr"] = value
 
@@ -105,10 +117,12 @@ class Optimizer(abc.ABC):
         OptionError
             Keys are missing or unexpected.
         ShapeError, DTypeError, LayoutError, DeviceError
-            A gradient does not fit. Nothing has been updated then.
+            A gradient does not fit, or is no array. Nothing has been updated then.
         """
+        check_named("The gradients", grads)
         if grads.keys() != self.params.keys():
-            missing, unexpected = sorted(self.params.keys() - grads.keys()), sorted(grads.keys() - self.params.keys())
+            missing = sorted(self.params.keys() - grads.keys())
+            unexpected = sorted(map(str, grads.keys() - self.params.keys()))
             raise OptionError(
                 "The gradients do not belong to the parameters", expected=", ".join(self.params),
                 got=f"missing {missing}, unexpected {unexpected}",
@@ -140,7 +154,11 @@ class Optimizer(abc.ABC):
     def _options_now(self) -> np.ndarray:
         """Return the options as they are now, a row for each parameter; checked if they have changed."""
         values = [tuple(group.values()) for group in self.param_groups]
-        if values != self._seen:
+        try:
+            changed = values != self._seen
+        except ValueError:  # an array in place of a number, which `_check` refuses
+            changed = True
+        if changed:
             for group, buffers in zip(self.param_groups, self._group_buffers, strict=True):
                 self._check(group)
                 if self._buffers_of(group) != buffers:
@@ -212,7 +230,7 @@ class Optimizer(abc.ABC):
             if name in self.params:
                 raise OptionError(f"The parameter {name} is in two groups", expected="every parameter once", got=name,
                                   remedy="Leave it out of one of them")  # fmt: skip
-            backend.check_array(name, param)
+            check_parameter(name, param)
             self.params[name] = param
             for buffer in self._buffers_of(group):
                 self.buffers.setdefault(buffer, {})[name] = self._new_buffer(buffer, param, group)
@@ -235,7 +253,7 @@ class Optimizer(abc.ABC):
         FileFormatError
             It is the state of another optimizer, or names are missing or unexpected.
         OptionError
-            An option is out of range.
+            An option or a number of updates is out of range.
         ShapeError, DTypeError
             A buffer does not fit its parameter.
         """
@@ -243,7 +261,17 @@ class Optimizer(abc.ABC):
 
 
 def _listed(params: Params) -> Sequence[Mapping[str, Any]]:
-    return [{"params": params}] if isinstance(params, Mapping) else params
+    if isinstance(params, Mapping):
+        return [{"params": params}]
+    groups = list(params) if isinstance(params, Iterable) and not isinstance(params, str) else [params]
+    for group in groups:
+        if not isinstance(group, Mapping):
+            raise OptionError(
+                "The parameters have no names", expected="arrays by name, or a list of groups of them",
+                got=type(group).__name__ if params is group else f"{type(params).__name__} of {type(group).__name__}",
+                remedy="Pass model.parameters(), or a part of it",
+            )  # fmt: skip
+    return groups
 
 
 def _group(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
@@ -259,23 +287,7 @@ def _group(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, A
             "A group's params are not a mapping", expected="arrays by name", got=type(given["params"]).__name__,
             remedy="Pass model.parameters(), or a part of it",
         )  # fmt: skip
-    return {"params": dict(given["params"])} | {key: given.get(key, value) for key, value in defaults.items()}
-
-
-def check_non_negative(group: Mapping[str, Any], *names: str) -> None:
-    """Raise `OptionError` if one of the options is not a finite number, 0 or more."""
-    for name in names:
-        non_negative(name, group[name])
-
-
-def check_fraction(name: str, value: float) -> None:
-    """Raise `OptionError` unless ``0 <= value < 1``."""
-    if not 0 <= value < 1:
-        raise OptionError(f"Invalid {name}", expected="a number in [0, 1)", got=value, remedy=f"Pass another {name}")
-
-
-def non_negative(name: str, value: float) -> float:
-    """Return `value` as a float if it is finite and not negative, else raise `OptionError`."""
-    if not (0 <= value < float("inf")):
-        raise OptionError(f"Invalid {name}", expected="a finite number >= 0", got=value, remedy=f"Pass another {name}")
-    return float(value)
+    chosen = {key: given.get(key, value) for key, value in defaults.items()}
+    return {"params": dict(given["params"])} | {
+        key: tuple(value) if isinstance(value, list) else value for key, value in chosen.items()
+    }

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
-from sparsebp.errors import OptionError
-from sparsebp.optim.lr_scheduler import check_state, per_group
+from sparsebp.arguments import check_choice, check_integer, check_number
+from sparsebp.optim.checks import check_fraction
+from sparsebp.optim.lr_scheduler import check_optimizer, check_state, in_state, per_group
 from sparsebp.optim.optimizer import Optimizer
 
 
@@ -29,32 +31,33 @@ class ReduceLROnPlateau:
         A value is out of range.
     """
 
-    needs_metric = True
+    needs_metric, chains, reads_model = True, True, False
 
     def __init__(
         self, optimizer: Optimizer, mode: Literal["min", "max"] = "min", factor: float = 0.1, patience: int = 10,
         threshold: float = 1e-4, threshold_mode: Literal["rel", "abs"] = "rel", cooldown: int = 0,
         min_lr: float | Sequence[float] = 0.0, eps: float = 1e-8,
     ) -> None:  # fmt: skip
-        if not 0 <= factor < 1:
-            raise OptionError("Invalid factor", expected="a number in [0, 1)", got=factor, remedy="Pass 0.1, say")
-        for name, value, choices in (
-            ("mode", mode, ("min", "max")),
-            ("threshold_mode", threshold_mode, ("rel", "abs")),
-        ):
-            if value not in choices:
-                raise OptionError(
-                    f"Unknown {name}", expected=" or ".join(choices), got=value, remedy="Pass one of them"
-                )
-        self.optimizer, self.factor, self.patience, self.cooldown, self.eps = optimizer, factor, patience, cooldown, eps
-        self.mode, self.threshold, self.threshold_mode = mode, threshold, threshold_mode
+        check_fraction("factor", factor)
+        check_choice("mode", mode, ("min", "max"))
+        check_choice("threshold_mode", threshold_mode, ("rel", "abs"))
+        self.optimizer, self.factor = check_optimizer(optimizer), float(factor)
+        self.patience, self.cooldown = check_integer("patience", patience, 0), check_integer("cooldown", cooldown, 0)
+        self.eps, self.threshold = check_number("eps", eps, 0.0), check_number("threshold", threshold, 0.0)
+        self.mode, self.threshold_mode = mode, threshold_mode
         self.min_lrs = per_group("min_lr", min_lr, optimizer)
         self.best = math.inf if mode == "min" else -math.inf
         self.num_bad, self.cooling = 0, 0
 
     def step(self, metric: float) -> None:
-        """Take what has been observed, and reduce the rates if it is time."""
-        metric = float(metric)
+        """Take what has been observed, and reduce the rates if it is time.
+
+        Raises
+        ------
+        OptionError
+            It is no number. Infinity and NaN are: they improve nothing.
+        """
+        metric = metric if isinstance(metric, float) else check_number("metric", metric, finite=False)
         if self._is_better(metric):
             self.best, self.num_bad = metric, 0
         else:
@@ -87,7 +90,9 @@ class ReduceLROnPlateau:
         Raises
         ------
         FileFormatError
-            Other names.
+            Other names, or values that are none of a schedule.
         """
         check_state(self, state)
-        self.best, self.num_bad, self.cooling = float(state["best"]), int(state["num_bad"]), int(state["cooling"])
+        best = in_state(partial(check_number, finite=False), "best", state["best"])
+        counts = [in_state(check_integer, name, state[name], 0, 2**62) for name in ("num_bad", "cooling")]
+        self.best, (self.num_bad, self.cooling) = best, counts

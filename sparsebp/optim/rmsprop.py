@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sparsebp.optim.optimizer import Optimizer, Params, check_non_negative
+from sparsebp.optim.checks import check_flags, check_non_negative
+from sparsebp.optim.optimizer import Optimizer, Params
 
 
 class RMSprop(Optimizer):
@@ -37,6 +38,7 @@ class RMSprop(Optimizer):
 
     def _check(self, group: Mapping[str, Any]) -> None:
         check_non_negative(group, "lr", "alpha", "eps", "weight_decay", "momentum")
+        check_flags(group, "centered", "maximize")
 
     def _buffers_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:
         momentum = ("momentum_buffer",) if group["momentum"] else ()

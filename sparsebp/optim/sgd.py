@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from sparsebp.arguments import check_number
 from sparsebp.errors import OptionError
-from sparsebp.optim.optimizer import Optimizer, Params, check_non_negative
+from sparsebp.optim.checks import check_flags, check_non_negative
+from sparsebp.optim.optimizer import Optimizer, Params
 
 
 class SGD(Optimizer):
@@ -38,6 +40,8 @@ class SGD(Optimizer):
 
     def _check(self, group: Mapping[str, Any]) -> None:
         check_non_negative(group, "lr", "momentum", "weight_decay")
+        check_number("dampening", group["dampening"])
+        check_flags(group, "nesterov", "maximize")
         if group["nesterov"] and (group["momentum"] == 0 or group["dampening"] != 0):
             raise OptionError(
                 "Nesterov momentum needs a momentum and no dampening", expected="momentum > 0 and dampening = 0",

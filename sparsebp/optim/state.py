@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from sparsebp import backend
+from sparsebp.arguments import check_flag, check_integer, check_number
 from sparsebp.errors import DTypeError, FileFormatError, ShapeError
+from sparsebp.optim.checks import check_named
 
 if TYPE_CHECKING:
     from sparsebp.optim.optimizer import Optimizer
@@ -29,6 +31,7 @@ def pack_state(optimizer: Optimizer) -> dict[str, Any]:
 
 def load_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     """See `Optimizer.load_state_dict`."""
+    check_named("The state's entries", state)
     _check_kind(type(optimizer).__name__ + _MARK, state)
     targets = {f"{b}.{name}": array for b, arrays in optimizer.buffers.items() for name, array in arrays.items()}
     options = [{f"group{i}.{key}" for key in _flat(group)} for i, group in enumerate(optimizer.param_groups)]
@@ -37,11 +40,14 @@ def load_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     if state.keys() != expected:
         raise FileFormatError(
             f"The state does not fit this {type(optimizer).__name__}", expected=", ".join(sorted(expected)),
-            got=f"missing {sorted(expected - state.keys())}, unexpected {sorted(state.keys() - expected)}",
+            got=f"missing {sorted(expected - state.keys())}, unexpected {sorted(map(str, state.keys() - expected))}",
             remedy="Use the options and the model that the state was made with",
         )  # fmt: skip
     for name, target in targets.items():
         value = state[name]
+        if not (hasattr(value, "shape") and hasattr(value, "dtype")):
+            raise DTypeError(f"{name} is no array", expected=f"{target.dtype}, shape {target.shape}",
+                             got=type(value).__name__, remedy="Pass what state_dict returned")  # fmt: skip
         if tuple(value.shape) != target.shape:
             raise ShapeError(f"{name} has the wrong shape", expected=target.shape, got=tuple(value.shape),
                              remedy="Use the model that the state was made with")  # fmt: skip
@@ -51,11 +57,11 @@ def load_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     restored = [_restored(state, f"group{i}.", group) for i, group in enumerate(optimizer.param_groups)]
     for group in restored:
         optimizer._check(group)
+    steps = [check_integer(f"step.{name}", state[f"step.{name}"], 0, 2**62) for name in optimizer.params]
 
     for group, values in zip(optimizer.param_groups, restored, strict=True):
         group.update(values)
-    for row, name in enumerate(optimizer.params):
-        optimizer._steps[row] = int(state[f"step.{name}"])
+    optimizer._steps[:] = steps
     for name, target in targets.items():
         target[...] = backend.as_namespace(state[name], backend.namespace(target))
 
@@ -91,7 +97,9 @@ def _restored(state: Mapping[str, Any], prefix: str, group: Mapping[str, Any]) -
         if key in _NOT_KEPT:
             continue
         if isinstance(value, tuple):
-            restored[key] = tuple(float(state[f"{prefix}{key}.{i}"]) for i in range(len(value)))
+            names = [f"{prefix}{key}.{i}" for i in range(len(value))]
+            restored[key] = tuple(check_number(name, state[name]) for name in names)
         else:
-            restored[key] = type(value)(state[prefix + key]) if isinstance(value, bool) else float(state[prefix + key])
+            check = check_flag if isinstance(value, bool) else check_number
+            restored[key] = check(prefix + key, state[prefix + key])
     return restored

@@ -10,6 +10,7 @@ import numpy as np
 
 from sparsebp import backend
 from sparsebp.errors import OptionError, SparseBPError
+from sparsebp.optim.checks import check_is_array, check_named, check_parameter
 from sparsebp.types import Array, Factors
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ class Update:
         ShapeError, DTypeError, LayoutError, DeviceError
             A gradient does not fit. Nothing has been updated then.
         """
+        check_named("The gradients", grads)
         if not grads:
             return
         with self._lock:  # a name is taken before it is worked on, so that no other thread can take it
@@ -156,13 +158,15 @@ def launch(optimizer: Optimizer, grads: Mapping[str, Array], options: Array, ste
     chosen = names if whole else [names[row] for row in rows]
     try:
         optimizer._run(rows, list(map(grads.__getitem__, chosen)), options, steps)
-    except SparseBPError:
-        _check_arrays(optimizer, grads)  # knows the name of what the kernel has refused
+    except (SparseBPError, AttributeError, TypeError):
+        _check_arrays(optimizer, grads)  # knows the name of what the kernel has refused, or of what is no array
         raise
 
 
 def _check_arrays(optimizer: Optimizer, grads: Mapping[str, Array]) -> None:
     for name, grad in grads.items():
         param = optimizer.params[name]
+        check_parameter(name, param)  # it may have become read-only
+        check_is_array(f"The gradient of {name}", grad)
         backend.namespace(param, grad)
         backend.check_array(f"gradient of {name}", grad, dtype=param.dtype, shape=param.shape)

@@ -9,7 +9,7 @@ import numpy as np
 
 from sparsebp import backend
 from sparsebp.errors import DTypeError, ShapeError
-from sparsebp.patterns.copies import DeviceCopies
+from sparsebp.patterns.copies import DeviceCopies, frozen
 from sparsebp.patterns.sparsity import SparsityPattern
 from sparsebp.types import Array
 
@@ -27,13 +27,16 @@ class AssemblyPlan:
     pattern : SparsityPattern
         Pattern of C.
     indices : tuple of numpy.ndarray
-        Place of every entry of each part among the entries of C, shapes (nnz,). No place is twice in one of them, and
-        every place is in at least one.
+        Place of every entry of each part among the entries of C, shapes (nnz,), read-only. No place is twice in one of
+        them, and every place is in at least one.
     """
 
     parts: tuple[SparsityPattern, ...]
     pattern: SparsityPattern
     indices: tuple[np.ndarray, ...] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "indices", tuple(map(frozen, self.indices)))
 
     def __call__(self, *data: Array) -> Array:
         """Return the values of C.

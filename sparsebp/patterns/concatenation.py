@@ -8,10 +8,9 @@ import numpy as np
 
 from sparsebp.errors import ShapeError
 from sparsebp.patterns.assembly import AssemblyPlan
-from sparsebp.patterns.sparsity import KEPT, SparsityPattern
+from sparsebp.patterns.sparsity import KEPT, SparsityPattern, check_patterns
 
 
-@lru_cache(maxsize=KEPT)
 def plan_concatenation(*parts: SparsityPattern) -> AssemblyPlan:
     """Do the symbolic work of C = [A₁ A₂ …] once.
 
@@ -27,14 +26,20 @@ def plan_concatenation(*parts: SparsityPattern) -> AssemblyPlan:
 
     Raises
     ------
-    ShapeError
-        There is no part, or the numbers of rows differ.
+    PatternError, ShapeError
+        A part is no pattern, there is none, or the numbers of rows differ.
     """
+    check_patterns(**{f"parts[{i}]": part for i, part in enumerate(parts)})
     if len({part.shape[0] for part in parts}) != 1:
         raise ShapeError(
             "Only matrices with one number of rows stand side by side", expected="one number of rows, one part or more",
             got=[part.shape for part in parts], remedy="Pass patterns of operators on one input",
         )  # fmt: skip
+    return _plan(parts)
+
+
+@lru_cache(maxsize=KEPT)
+def _plan(parts: tuple[SparsityPattern, ...]) -> AssemblyPlan:
     rows = parts[0].shape[0]
     lengths = np.array([np.diff(part.indptr) for part in parts], dtype=np.int64)  # (parts, rows)
     ends = np.cumsum(lengths.T.reshape(-1))  # of every row's stretch of every part, in the order of C

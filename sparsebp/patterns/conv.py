@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from sparsebp.errors import MemoryLimitError, OptionError
-from sparsebp.patterns.copies import DeviceCopies
+from sparsebp.patterns.copies import DeviceCopies, frozen
 from sparsebp.patterns.kept import count_kept, kept_entries, packed_mask, unpacked_mask
 from sparsebp.patterns.kron import Factor, axis_factor, kron
 from sparsebp.patterns.sparsity import KEPT, SparsityPattern
@@ -201,8 +201,7 @@ def _build(
         entries = entries.transposed() if transposed else entries
     if transposed:
         shape, outputs = shape[::-1], sizes
-    index = entries.offset.astype(weight_type, copy=False)
-    index.flags.writeable = False
+    index = frozen(entries.offset.astype(weight_type, copy=False))
     pattern = SparsityPattern._trusted(entries.indptr, entries.columns, shape)
     return ConvPattern(pattern, index, weight_shape, outputs, layout)
 

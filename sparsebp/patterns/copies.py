@@ -1,4 +1,4 @@
-"""Host arrays that kernels read on devices too: copied to each device once."""
+"""Host arrays that kernels read: nobody writes to them any more, and they are copied to each device once."""
 
 from __future__ import annotations
 
@@ -9,6 +9,14 @@ import numpy as np
 
 from sparsebp import backend
 from sparsebp.types import Array
+
+
+def frozen(array: np.ndarray) -> np.ndarray:
+    """Return a view that can neither be written to nor be made writeable, of an array that nobody else writes to."""
+    for owner in (array.base, array):  # a view can be made writeable while the array that it is of can be written to
+        if isinstance(owner, np.ndarray):
+            owner.flags.writeable = False
+    return array.view()
 
 
 class DeviceCopies:

@@ -6,12 +6,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from sparsebp.errors import PatternError
 from sparsebp.patterns.sparsity import KEPT, SparsityPattern
-from sparsebp.patterns.validate import index_dtype
+from sparsebp.patterns.validate import check_allocatable, checked_shape, checked_sizes, index_dtype
 
 
-@lru_cache(maxsize=KEPT)
 def linear_pattern(in_features: int, out_features: int, positions: int = 1) -> SparsityPattern:
     """Return the pattern of the transposed Jacobian of ``y = x @ W.T + b``: dense, or a block diagonal of dense blocks.
 
@@ -30,19 +28,18 @@ def linear_pattern(in_features: int, out_features: int, positions: int = 1) -> S
     Raises
     ------
     PatternError
-        A size is negative.
+        A size is no integer, or negative.
     """
+    return _linear(*checked_sizes(in_features=in_features, out_features=out_features, positions=positions))
+
+
+@lru_cache(maxsize=KEPT)
+def _linear(in_features: int, out_features: int, positions: int) -> SparsityPattern:
     if positions == 1:
         return SparsityPattern.dense(in_features, out_features)
-    shape = (positions * in_features, positions * out_features)
-    if min(in_features, out_features, positions) < 0:
-        raise PatternError(
-            "A size is negative",
-            expected="0 or more",
-            got=f"in_features={in_features}, out_features={out_features}, positions={positions}",
-            remedy="Pass the layer's sizes",
-        )
+    shape = checked_shape((positions * in_features, positions * out_features))
     nnz = shape[0] * out_features
+    check_allocatable(nnz, shape)
     indptr = np.arange(shape[0] + 1, dtype=np.int64) * out_features
     block = np.arange(out_features, dtype=index_dtype(nnz, shape))
     first = np.arange(positions, dtype=block.dtype) * out_features

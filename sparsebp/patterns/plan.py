@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from os import PathLike
 from types import ModuleType
 from typing import Literal, TypeAlias
 
 import numpy as np
 
 from sparsebp import backend, kernels
+from sparsebp.arguments import check_integer
 from sparsebp.errors import DTypeError, LayoutError, ShapeError
 from sparsebp.patterns import estimate
-from sparsebp.patterns.copies import DeviceCopies
+from sparsebp.patterns.copies import DeviceCopies, frozen
 from sparsebp.patterns.sparsity import SparsityPattern
 from sparsebp.types import Array
 
@@ -48,7 +48,7 @@ class ProductPlan:
     products : int
         Multiplications a sample.
     arrays : dict of numpy.ndarray
-        What the strategy's kernel reads beside the patterns, on the host.
+        What the strategy's kernel reads beside the patterns, on the host; read-only.
     """
 
     a: SparsityPattern
@@ -57,6 +57,9 @@ class ProductPlan:
     strategy: Strategy
     products: int
     arrays: dict[str, np.ndarray] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "arrays", {name: frozen(array) for name, array in self.arrays.items()})
 
     @property
     def flops(self) -> int:
@@ -82,7 +85,14 @@ class ProductPlan:
             How many threads share the work.
         itemsize
             Bytes of a value, 4 or 8.
+
+        Raises
+        ------
+        OptionError
+            One of them is no integer, or too small.
         """
+        batch, threads = check_integer("batch", batch, 0), check_integer("threads", threads, 1)
+        itemsize = check_integer("itemsize", itemsize, 1)
         if self.strategy == "identity":
             return 0.0
         values = (self.a.nnz + self.b.nnz + self.pattern.nnz) * batch * itemsize
@@ -99,7 +109,7 @@ class ProductPlan:
             Values on the patterns `a` and `b`: (nnz,) shared by the batch or (nnz, B) per sample, of one dtype
             (float32 or float64), C-contiguous, both of NumPy or both of CuPy.
         out
-            Array for the result, else a new one is made. It must not overlap the operands.
+            Array for the result, else a new one is made. It must be writeable and not overlap the operands.
 
         Returns
         -------
@@ -111,7 +121,7 @@ class ProductPlan:
         ShapeError, DTypeError, LayoutError, DeviceError
             An array does not fit.
         """
-        xp = backend.namespace(a_data, b_data, out)
+        xp = backend.namespace(a_data=a_data, b_data=b_data, **backend.given(out=out))
         left, right = _values("a_data", a_data, self.a.nnz), _values("b_data", b_data, self.b.nnz)
         if a_data.dtype != b_data.dtype:
             raise DTypeError(
@@ -124,7 +134,7 @@ class ProductPlan:
         if out is None:
             out = xp.empty(shape, dtype=a_data.dtype)
         else:
-            backend.check_array("out", out, dtype=a_data.dtype, shape=shape)
+            backend.check_array("out", out, dtype=a_data.dtype, shape=shape, written=True)
             for name, array in (("a_data", a_data), ("b_data", b_data)):
                 if xp.may_share_memory(out, array):
                     raise LayoutError(
@@ -217,31 +227,6 @@ class ProductPlan:
     @cached_property
     def _copies(self) -> DeviceCopies:
         return DeviceCopies(*self.arrays.values())
-
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write the plan to an npz file, under a temporary name first, then renamed.
-
-        Raises
-        ------
-        OutputError
-            The file cannot be written.
-        """
-        from sparsebp.patterns.files import save_plan
-
-        save_plan(self, path)
-
-    @staticmethod
-    def load(path: str | PathLike[str]) -> ProductPlan:
-        """Read a plan that `save` wrote.
-
-        Raises
-        ------
-        FileFormatError
-            The file is not there, corrupt, of another kind or of another version.
-        """
-        from sparsebp.patterns.files import load_plan
-
-        return load_plan(path)
 
 
 def _values(name: str, array: Array, nnz: int) -> Array:

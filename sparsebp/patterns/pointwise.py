@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import lru_cache
 
 from sparsebp.patterns.sparsity import KEPT, SparsityPattern
+from sparsebp.patterns.validate import checked_sizes
 
 
-@lru_cache(maxsize=KEPT)
 def pointwise_pattern(size: int) -> SparsityPattern:
     """Return the diagonal of an operator on `size` elements.
 
@@ -16,6 +16,9 @@ def pointwise_pattern(size: int) -> SparsityPattern:
     Raises
     ------
     PatternError
-        `size` is negative.
+        `size` is no integer, or negative.
     """
-    return SparsityPattern.diagonal(size)
+    return _diagonal(*checked_sizes(size=size))
+
+
+_diagonal = lru_cache(maxsize=KEPT)(SparsityPattern.diagonal)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from sparsebp.errors import OptionError
-from sparsebp.patterns.copies import DeviceCopies
+from sparsebp.patterns.copies import DeviceCopies, frozen
 from sparsebp.patterns.pool_window import PoolWindow
 from sparsebp.patterns.sparsity import KEPT, SparsityPattern
 from sparsebp.types import Array
@@ -213,13 +213,11 @@ def _product(channels: int, factors: list[_Factor], layout: Layout) -> PoolPatte
     out_size = tuple(len(f.extent) for f in factors)
     whole = reduce(_Factor.__mul__, [identity, *factors] if layout == "chw" else [*factors, identity])
     pattern = SparsityPattern._trusted(whole.indptr, whole.indices, (len(whole.indptr) - 1, len(whole.extent)))
-    inputs = np.bincount(pattern.indices, minlength=pattern.shape[1])
-    offset = whole.offset.astype(np.int32)
-    for array in (offset, inputs, whole.extent):
-        array.flags.writeable = False
+    inputs = frozen(np.bincount(pattern.indices, minlength=pattern.shape[1]))
+    offset, extent = frozen(whole.offset.astype(np.int32)), frozen(whole.extent)
     apart = np.diff(whole.indptr).max(initial=0) <= 1  # else the entries of a row come between those of a line
     line = (factors[-1] if layout == "chw" else identity).line if apart else (1, 1)
-    return PoolPattern(pattern, offset, inputs, whole.extent, out_size, line)
+    return PoolPattern(pattern, offset, inputs, extent, out_size, line)
 
 
 def _checked_size(channels: Any, size: Any, layout: str) -> tuple[int, ...]:

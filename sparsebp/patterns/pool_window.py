@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Self
 
+from sparsebp.arguments import check_flag
 from sparsebp.errors import OptionError, ShapeError
 from sparsebp.windows import lengths
 
@@ -53,7 +54,7 @@ class PoolWindow:
             lengths("stride", kernel if stride is None else stride, dims, 1),
             lengths("padding", padding, dims, 0),
             lengths("dilation", dilation, dims, 1),
-            bool(ceil_mode),
+            check_flag("ceil_mode", ceil_mode),
         )
         for pad, length in zip(window.padding, window.kernel, strict=True):
             if pad > length // 2:

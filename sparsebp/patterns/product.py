@@ -7,10 +7,11 @@ from collections import OrderedDict
 
 import numpy as np
 
-from sparsebp.errors import MemoryLimitError, PatternError, ShapeError
+from sparsebp.arguments import check_integer
+from sparsebp.errors import MemoryLimitError, ShapeError
 from sparsebp.patterns.plan import ProductPlan
-from sparsebp.patterns.sparsity import SparsityPattern
-from sparsebp.windows import check_integer
+from sparsebp.patterns.sparsity import SparsityPattern, check_patterns
+from sparsebp.patterns.validate import index_dtype
 
 _CACHE_SIZE = 64
 
@@ -40,14 +41,9 @@ def plan_product(a: SparsityPattern, b: SparsityPattern, *, memory_limit: int | 
     MemoryLimitError
         The plan would take more than `memory_limit` even so; entries are counted before anything is allocated.
     """
-    for name, pattern in (("a", a), ("b", b)):
-        if not isinstance(pattern, SparsityPattern):
-            raise PatternError(
-                f"{name} is not a pattern", expected="a SparsityPattern", got=type(pattern).__name__,
-                remedy="Pass jacobian.pattern, conv_pattern(...).pattern, or SparsityPattern.from_scipy(matrix)",
-            )  # fmt: skip
+    check_patterns(a=a, b=b)
     if memory_limit is not None:
-        check_integer("memory_limit", memory_limit, 0)
+        memory_limit = check_integer("memory_limit", memory_limit, 0)
     if a.shape[1] != b.shape[0]:
         raise ShapeError(
             "The shapes do not chain",
@@ -85,7 +81,8 @@ def _make_plan(a: SparsityPattern, b: SparsityPattern, memory_limit: int | None)
         return ProductPlan(a, b, a, "scale_columns", a.nnz, {})
     (m, inner), n = a.shape, b.shape[1]
     if a.kind == b.kind == "dense" and m * inner * n > 0:
-        _check_memory(8 * m * n, m * inner * n, memory_limit)
+        needed = index_dtype(m * n, (m, n)).itemsize * (m + 1 + m * n) + np.dtype(np.int64).itemsize
+        _check_memory(needed, m * inner * n, memory_limit)
         return ProductPlan(a, b, SparsityPattern.dense(m, n), "dense", m * inner * n, {"zero": np.zeros(1, np.int64)})
     return _make_general_plan(a, b, memory_limit)
 

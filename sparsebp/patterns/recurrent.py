@@ -6,24 +6,26 @@ from functools import lru_cache
 
 import numpy as np
 
-from sparsebp.errors import PatternError
 from sparsebp.patterns.sparsity import KEPT, SparsityPattern
-from sparsebp.patterns.validate import index_dtype
+from sparsebp.patterns.validate import check_allocatable, checked_shape, checked_sizes, index_dtype
 
 
-@lru_cache(maxsize=KEPT)
 def hidden_pattern(size: int) -> SparsityPattern:
     """Return the pattern of one step's transposed Jacobian, of h[t] with respect to h[t-1]: dense (BPPSA Eq. 9, 11).
 
     Raises
     ------
     PatternError
-        `size` is negative.
+        `size` is no integer, or negative.
     """
-    return SparsityPattern.dense(size, size)
+    return _square(*checked_sizes(size=size))
 
 
 @lru_cache(maxsize=KEPT)
+def _square(size: int) -> SparsityPattern:
+    return SparsityPattern.dense(size, size)
+
+
 def sequence_pattern(
     steps: int, input_size: int, hidden_size: int, *, reverse: bool = False, bidirectional: bool = False
 ) -> SparsityPattern:
@@ -46,19 +48,20 @@ def sequence_pattern(
     Raises
     ------
     PatternError
-        A size is negative.
+        A size is no integer, or negative.
     """
-    if min(steps, input_size, hidden_size) < 0:
-        raise PatternError(
-            "A size is negative",
-            expected="0 or more",
-            got=f"steps={steps}, input_size={input_size}, hidden_size={hidden_size}",
-            remedy="Pass the layer's sizes",
-        )
+    sizes = checked_sizes(steps=steps, input_size=input_size, hidden_size=hidden_size)
+    return _sequence(*sizes, bool(reverse), bool(bidirectional))
+
+
+@lru_cache(maxsize=KEPT)
+def _sequence(steps: int, input_size: int, hidden_size: int, reverse: bool, bidirectional: bool) -> SparsityPattern:
+    directions = 1 + bidirectional
+    shape = checked_shape((steps * input_size, steps * directions * hidden_size))
+    check_allocatable(steps * (steps + 1) // 2 * directions * max(input_size, 1) * hidden_size, shape)
     later = np.arange(steps)[:, None] <= np.arange(steps)  # (t, s): input t reaches output s
     reached = [later, later.T] if bidirectional else [later.T if reverse else later]
-    shape = (steps * input_size, steps * len(reached) * hidden_size)
-    of_step = np.repeat(np.stack(reached, axis=-1).reshape(steps, steps * len(reached)), hidden_size, axis=1)
+    of_step = np.repeat(np.stack(reached, axis=-1).reshape(steps, steps * directions), hidden_size, axis=1)
     lengths = np.repeat(of_step.sum(axis=1, dtype=np.int64), input_size)
     indptr = np.concatenate(([0], np.cumsum(lengths)))
     rows = [np.tile(np.flatnonzero(columns), input_size) for columns in of_step]

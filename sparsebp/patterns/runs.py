@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from sparsebp.kernels.host.parts import PARALLEL, SERIAL
+from sparsebp.kernels.host.parts import SERIAL
+from sparsebp.kernels.host.team import in_parts, team
 from sparsebp.patterns.sparsity import SparsityPattern
 
 
@@ -71,7 +72,7 @@ def write_starts(
         Written, (n_starts,) uint16 or uint32.
     """
     patterns = (a.indptr, a.indices, b.indptr, b.indices)
-    _starts_parallel(*patterns, *found, c.indptr, c.indices, start_ptr, c.shape[1], cuts, starts)
+    _starts_parallel(team(), len(cuts) - 1, *patterns, *found, c.indptr, c.indices, start_ptr, c.shape[1], cuts, starts)
 
 
 # The functions below are compiled: their arguments are index arrays, sizes and flags.
@@ -146,13 +147,17 @@ def _starts(
                 q += lengths[u]
 
 
-@numba.njit(**PARALLEL)
-def _starts_parallel(
-    a_indptr, a_indices, b_indptr, b_indices, shapes, run_ptr, lengths, c_indptr, c_indices, start_ptr, columns, cuts,
-    starts,
+@numba.njit(**SERIAL)
+def _starts_part(
+    part, a_indptr, a_indices, b_indptr, b_indices, shapes, run_ptr, lengths, c_indptr, c_indices, start_ptr, columns,
+    cuts, starts,
 ):  # fmt: skip
-    for part in numba.prange(len(cuts) - 1):
-        _starts(
-            a_indptr, a_indices, b_indptr, b_indices, shapes, run_ptr, lengths, c_indptr, c_indices, start_ptr, columns,
-            cuts[part], cuts[part + 1], starts,
-        )  # fmt: skip
+    _starts(
+        a_indptr, a_indices, b_indptr, b_indices, shapes, run_ptr, lengths, c_indptr, c_indices, start_ptr, columns,
+        cuts[part], cuts[part + 1], starts,
+    )  # fmt: skip
+
+
+@numba.njit(**SERIAL)
+def _starts_parallel(team, parts, *args):
+    in_parts(_starts_part, team, parts, args)

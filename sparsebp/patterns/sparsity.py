@@ -13,9 +13,16 @@ from typing import Any
 
 import numpy as np
 
+from sparsebp import backend
 from sparsebp.errors import PatternError
-from sparsebp.patterns.copies import DeviceCopies
-from sparsebp.patterns.validate import check_canonical, checked_arrays, checked_shape, index_dtype
+from sparsebp.patterns.copies import DeviceCopies, frozen
+from sparsebp.patterns.validate import (
+    check_allocatable,
+    check_canonical,
+    checked_arrays,
+    checked_shape,
+    index_dtype,
+)
 from sparsebp.types import Array, PatternKind
 
 KEPT = 64
@@ -37,7 +44,7 @@ class SparsityPattern:
     Attributes
     ----------
     indptr, indices
-        Read-only copies, int32 unless `nnz` or a dimension reaches 2**31, then int64.
+        Copies of its own, read-only, int32 unless `nnz` or a dimension reaches 2**31, then int64.
     shape
         (n_rows, n_columns).
 
@@ -69,9 +76,7 @@ class SparsityPattern:
         dtype = index_dtype(len(indices), shape)
         fields: dict[str, Any] = {"shape": shape, "_identity": identity}
         for name, array in (("indptr", indptr), ("indices", indices)):
-            kept = np.array(array, dtype=dtype, copy=copy or None, order="C").view()
-            kept.flags.writeable = False
-            fields[name] = kept
+            fields[name] = frozen(np.array(array, dtype=dtype, copy=copy or None, order="C"))
         self.__dict__.update(fields)
 
     @classmethod
@@ -92,6 +97,9 @@ class SparsityPattern:
     def canonical(cls, indptr: Array, indices: Array, shape: tuple[int, int]) -> SparsityPattern:
         """Make a pattern of rows whose columns may be unsorted or repeated; they are sorted and merged.
 
+        For structures that have no values yet: values that belong to the columns as they were given are **not** in the
+        order of the pattern's entries. Of a SciPy matrix, ``A.sum_duplicates()`` sorts and merges both.
+
         Raises
         ------
         PatternError
@@ -108,16 +116,15 @@ class SparsityPattern:
         return cls._trusted(np.concatenate(([0], np.cumsum(counts))), columns[keep], shape)
 
     @classmethod
-    def from_scipy(cls, matrix: Any, *, copy: bool = False) -> SparsityPattern:
+    def from_scipy(cls, matrix: Any) -> SparsityPattern:
         """Take the structure of a `csr_array` or `csr_matrix` of SciPy or CuPy; stored zeros are entries.
+
+        The index arrays are copied: what becomes of the matrix later is of no consequence.
 
         Parameters
         ----------
         matrix
-            A CSR matrix with sorted columns and without duplicates.
-        copy
-            By default index arrays of SciPy are shared, not copied: do not change the matrix's structure in place
-            afterwards.
+            A CSR matrix with sorted columns and without duplicates, as ``matrix.sum_duplicates()`` leaves it.
 
         Raises
         ------
@@ -131,32 +138,32 @@ class SparsityPattern:
                 got=f"{type(matrix).__name__} in format {getattr(matrix, 'format', None)!r}",
                 remedy="Convert it with .tocsr()",
             )
-        shape = checked_shape(matrix.shape)
-        indptr, indices = checked_arrays(matrix.indptr, matrix.indices, shape)
-        check_canonical(indptr, indices)
-        pattern = cls.__new__(cls)
-        pattern._set(indptr, indices, shape, copy=copy)
-        return pattern
+        return cls(matrix.indptr, matrix.indices, matrix.shape)
 
     @classmethod
     def dense(cls, m: int, n: int) -> SparsityPattern:
         """Make the full pattern of m rows and n columns."""
         m, n = checked_shape((m, n))
+        check_allocatable(m * n, (m, n))
         dtype = index_dtype(m * n, (m, n))
         indptr = np.arange(m + 1, dtype=np.int64) * n
-        return cls._trusted(indptr, np.tile(np.arange(n, dtype=dtype), m), (m, n))
+        return cls._trusted(indptr, np.tile(np.arange(n if m else 0, dtype=dtype), m), (m, n))
 
     @classmethod
     def diagonal(cls, n: int) -> SparsityPattern:
         """Make the pattern of an n x n diagonal matrix."""
-        n, _ = checked_shape((n, n))
-        return cls._trusted(np.arange(n + 1), np.arange(n), (n, n))
+        return cls._diagonal(n, identity=False)
 
     @classmethod
     def identity(cls, n: int) -> SparsityPattern:
         """Make the pattern of the n x n identity: a diagonal whose values are ones by definition."""
+        return cls._diagonal(n, identity=True)
+
+    @classmethod
+    def _diagonal(cls, n: int, identity: bool) -> SparsityPattern:
         n, _ = checked_shape((n, n))
-        return cls._trusted(np.arange(n + 1), np.arange(n), (n, n), identity=True)
+        check_allocatable(n, (n, n))
+        return cls._trusted(np.arange(n + 1), np.arange(n), (n, n), identity)
 
     # ---- what it is ------------------------------------------------------------------------------------------------
 
@@ -193,9 +200,7 @@ class SparsityPattern:
     @cached_property
     def row_of_entry(self) -> np.ndarray:
         """Row of every entry, shape (nnz,), the index type of the pattern."""
-        rows = np.repeat(np.arange(self.shape[0], dtype=self.indices.dtype), np.diff(self.indptr))
-        rows.flags.writeable = False
-        return rows
+        return frozen(np.repeat(np.arange(self.shape[0], dtype=self.indices.dtype), np.diff(self.indptr)))
 
     # ---- transpose -------------------------------------------------------------------------------------------------
 
@@ -205,9 +210,7 @@ class SparsityPattern:
         from scipy.sparse import csr_array
 
         numbered = csr_array((np.arange(self.nnz, dtype=self.indices.dtype), self.indices, self.indptr), self.shape)
-        order = numbered.tocsc().data
-        order.flags.writeable = False
-        return order
+        return frozen(numbered.tocsc().data)
 
     @cached_property
     def T(self) -> SparsityPattern:
@@ -244,18 +247,18 @@ class SparsityPattern:
             and np.array_equal(self.indices, other.indices)
         )
 
-    @cached_property
-    def _sample(self) -> int:
-        """Hash of the sizes and of some 30 entries, the same for equal patterns: reading all of them costs more."""
-        columns, rows = (array[:: len(array) // 16 + 1].tolist() for array in (self.indices, self.indptr))
-        return hash((self.shape, self.nnz, self._identity, *columns, *rows))
-
     def __hash__(self) -> int:
-        return self._sample
+        return hash(self.digest)
 
     def device_arrays(self, xp: ModuleType) -> tuple[Array, Array]:
-        """Return (indptr, indices) as arrays of `xp`, copied to the current device once."""
-        indptr, indices = self._copies.on(xp)
+        """Return (indptr, indices) as arrays of `xp`, copied to the current device once.
+
+        Raises
+        ------
+        DeviceError
+            `xp` is neither ``numpy`` nor ``cupy``.
+        """
+        indptr, indices = self._copies.on(backend.check_module(xp))
         return indptr, indices
 
     @cached_property
@@ -268,6 +271,22 @@ class SparsityPattern:
     def __repr__(self) -> str:
         m, n = self.shape
         return f"SparsityPattern({m} x {n}, nnz={self.nnz}, {self.kind})"
+
+
+def check_patterns(**patterns: object) -> None:
+    """Check that arguments are patterns; the message has their names.
+
+    Raises
+    ------
+    PatternError
+        One is not.
+    """
+    for name, pattern in patterns.items():
+        if not isinstance(pattern, SparsityPattern):
+            raise PatternError(
+                f"{name} is not a pattern", expected="a SparsityPattern", got=type(pattern).__name__,
+                remedy="Pass jacobian.pattern, conv_pattern(...).pattern, or SparsityPattern.from_scipy(matrix)",
+            )  # fmt: skip
 
 
 def _restore(indptr: np.ndarray, indices: np.ndarray, shape: tuple[int, int], identity: bool) -> SparsityPattern:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from sparsebp.kernels.host import structure
+from sparsebp.kernels.host.team import team
 from sparsebp.patterns.sparsity import SparsityPattern
 from sparsebp.patterns.validate import index_dtype
 
@@ -67,7 +68,7 @@ class SymbolicProduct:
         self.shape = (a.shape[0], b.shape[1])
         self.product_ptr = np.zeros(self.shape[0] + 1, np.int64)
         by_entries = row_cuts(a.indptr, parts_for(a.nnz))
-        structure.count_products(*self._operands[:3], by_entries, self.product_ptr[1:])
+        structure.count_products(team(), len(by_entries) - 1, *self._operands[:3], by_entries, self.product_ptr[1:])
         np.cumsum(self.product_ptr, out=self.product_ptr)
         self.products = int(self.product_ptr[-1])
         parts = min(_MAX_PARTS, 1 + self.products // (4 * self.shape[1] + _PART_WORK))
@@ -76,13 +77,14 @@ class SymbolicProduct:
     def count(self) -> np.ndarray:
         """Return where every row of C begins, int64, shape (m + 1,)."""
         indptr = np.zeros(self.shape[0] + 1, np.int64)
-        structure.count_entries(*self._operands, self._cuts, self._scratch(np.uint16), indptr[1:])
+        structure.count_entries(*self._parts(), *self._operands, self._cuts, self._scratch(np.uint16), indptr[1:])
         return np.cumsum(indptr, out=indptr)
 
     def pattern(self, indptr: np.ndarray) -> SparsityPattern:
         """Return C's pattern; `indptr` as `count` gave it."""
         indices = np.empty(int(indptr[-1]), index_dtype(int(indptr[-1]), self.shape))
-        structure.write_columns(*self._operands, indptr, indices, self._cuts, self._scratch(np.uint8, extra=64))
+        scratch = self._scratch(np.uint8, extra=64)
+        structure.write_columns(*self._parts(), *self._operands, indptr, indices, self._cuts, scratch)
         return SparsityPattern._trusted(indptr, indices, self.shape)
 
     def positions(self, c: SparsityPattern, dtype: np.dtype) -> np.ndarray:
@@ -92,16 +94,23 @@ class SymbolicProduct:
         """
         positions = np.empty(self.products, dtype)
         structure.write_positions(
-            *self._operands, c.indptr, c.indices, self.product_ptr, self._cuts, self._scratch(dtype), positions
-        )
+            *self._parts(), *self._operands, c.indptr, c.indices, self.product_ptr, self._cuts, self._scratch(dtype),
+            positions,
+        )  # fmt: skip
         return positions
 
     def pairs(self, c: SparsityPattern) -> tuple[np.ndarray, np.ndarray]:
         """Return which entries of A and B every entry of C multiplies; for products with one term an entry."""
         a_index, b_index = (np.empty(c.nnz, self.pair_dtype) for _ in range(2))
         scratch = self._scratch(c.indptr.dtype)
-        structure.write_pairs(*self._operands, c.indptr, c.indices, self._cuts, scratch, a_index, b_index)
+        structure.write_pairs(
+            *self._parts(), *self._operands, c.indptr, c.indices, self._cuts, scratch, a_index, b_index
+        )
         return a_index, b_index
+
+    def _parts(self) -> tuple[int, int]:
+        """Return who works, and in how many parts."""
+        return team(), len(self._cuts) - 1
 
     def _scratch(self, dtype: np.dtype | type, extra: int = 0) -> np.ndarray:
         return np.zeros((len(self._cuts) - 1, self.shape[1] + extra), dtype)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from operator import index
 from typing import Any
 
 import numpy as np
 
 from sparsebp import backend
-from sparsebp.errors import PatternError
+from sparsebp.errors import MemoryLimitError, PatternError
 from sparsebp.types import Array
 
-_INT32_END = 2**31
+_INT32_END, _INT64_END = 2**31, 2**63
+_LAST = _INT64_END - 1
 
 
 def index_dtype(nnz: int, shape: tuple[int, int]) -> np.dtype:
@@ -24,21 +26,61 @@ def checked_shape(shape: Any) -> tuple[int, int]:
     Raises
     ------
     PatternError
-        It is not a pair of integers that are 0 or more.
+        It is not a pair of integers from 0 to 2**63 - 1, what an index can say.
     """
     try:
-        rows, columns = (int(n) for n in shape)
-        valid = rows >= 0 and columns >= 0 and (rows, columns) == tuple(shape)
+        rows, columns = map(index, shape)
+        valid = 0 <= rows < _INT64_END and 0 <= columns < _INT64_END
     except (TypeError, ValueError):
         valid = False
     if not valid:
         raise PatternError(
             "The shape of a pattern is wrong",
-            expected="two integers (rows, columns) of 0 or more",
+            expected="two integers (rows, columns), 0 or more and less than 2**63",
             got=repr(shape),
             remedy="Pass shape=(n_rows, n_columns)",
         )
     return rows, columns
+
+
+def checked_sizes(**sizes: Any) -> tuple[int, ...]:
+    """Return sizes as Python integers.
+
+    Raises
+    ------
+    PatternError
+        One is no integer from 0 on.
+    """
+    try:
+        found = tuple(map(index, sizes.values()))
+    except TypeError:
+        found = (-1,)
+    if min(found) < 0:
+        raise PatternError(
+            "A size is no integer, or negative",
+            expected="integers of 0 or more",
+            got=", ".join(f"{name}={size!r}" for name, size in sizes.items()),
+            remedy="Pass the layer's sizes",
+        )
+    return found
+
+
+def check_allocatable(nnz: int, shape: tuple[int, int]) -> None:
+    """Check that a structure of so many entries can be in this process's memory at all.
+
+    Raises
+    ------
+    MemoryLimitError
+        Its arrays would take more than the process can address.
+    """
+    need = index_dtype(nnz, shape).itemsize * (nnz + shape[0] + 1)
+    try:
+        np.empty(need, np.uint8)
+    except (MemoryError, ValueError) as error:  # ValueError: more than NumPy counts
+        raise MemoryLimitError(
+            f"A pattern of shape {shape} does not fit in memory", expected="memory for its indices",
+            got=f"{need} bytes for {nnz} entries", remedy="Use a smaller matrix",
+        ) from error  # fmt: skip
 
 
 def checked_arrays(indptr: Array, indices: Array, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
@@ -77,7 +119,7 @@ def checked_arrays(indptr: Array, indices: Array, shape: tuple[int, int]) -> tup
             "indptr and indices do not belong together",
             expected=f"indptr[-1] == len(indices) == {len(indices)}",
             got=indptr[-1],
-            remedy="Pass the arrays of one matrix, without spare room at the end of indices",
+            remedy="Pass the arrays of one matrix; of a SciPy matrix A, A.prune() removes spare room at their end",
         )
     if len(indices):
         outside = np.flatnonzero((indices < 0) | (indices >= columns))
@@ -97,7 +139,7 @@ def check_canonical(indptr: np.ndarray, indices: np.ndarray) -> None:
     Raises
     ------
     PatternError
-        They are not; the remedy names `SparsityPattern.canonical`.
+        They are not; the remedy is one that moves the values along.
     """
     bad = indices[1:] <= indices[:-1]
     starts = indptr[1:-1]
@@ -112,20 +154,28 @@ def check_canonical(indptr: np.ndarray, indices: np.ndarray) -> None:
         f"The columns of a row are {'duplicated' if twice else 'unsorted'}",
         expected="strictly increasing columns in every row",
         got=f"{indices[at]}, {indices[at + 1]} in row {row}",
-        remedy="Use SparsityPattern.canonical(indptr, indices, shape), which sorts and merges them",
+        remedy="For a SciPy matrix A call A.sum_duplicates() first, which sorts and merges its columns and its values; "
+        "SparsityPattern.canonical(...) does so for a structure that has no values yet",
     )
 
 
 def _integers(name: str, array: Array) -> np.ndarray:
-    if not isinstance(array, np.ndarray):
-        array = np.asarray(array) if isinstance(array, (list, tuple, range)) else backend.to_host(array)
+    """Return a one-dimensional host array of int32 or int64."""
+    if isinstance(array, (list, tuple, range)):
+        try:
+            array = np.asarray(array)
+        except (ValueError, OverflowError):  # lists of different lengths
+            array = np.asarray(None)
         if array.size == 0 and array.dtype == np.float64:  # what NumPy makes of an empty list
             array = array.astype(np.int32)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
+    else:
+        backend.namespace(**{name: array})
+        array = backend.to_host(array)
+    if array.ndim != 1 or array.dtype.kind not in "iu" or (array.dtype.kind == "u" and array.max(initial=0) > _LAST):
         raise PatternError(
             f"{name} is not an index array",
-            expected="a one-dimensional array of integers",
+            expected="a one-dimensional array of integers, less than 2**63",
             got=f"shape {array.shape} of {array.dtype}",
             remedy="Convert it with .astype(numpy.int32)",
         )
-    return array
+    return array if array.dtype in backend.INDEX_DTYPES else array.astype(np.int64)

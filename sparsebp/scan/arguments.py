@@ -8,7 +8,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from sparsebp import backend
-from sparsebp.errors import ShapeError
+from sparsebp.arguments import check_sequence
+from sparsebp.errors import OptionError, ShapeError
 from sparsebp.patterns import SparsityPattern
 from sparsebp.types import Array
 
@@ -63,9 +64,13 @@ def check_arguments(
     """
     patterns = plan.patterns
     stacked = hasattr(data, "ndim")
-    parts = [data] if stacked else list(data)
-    given = [] if injections is None else [injections] if hasattr(injections, "ndim") else list(injections)
-    xp = backend.namespace(g, *parts, *given)
+    parts = [data] if stacked else _listed("data", data, "arrays")
+    added = {"injections": injections}
+    if injections is not None and not getattr(injections, "ndim", 0):
+        injections = _listed("injections", injections, "arrays or None")
+        added = {f"injections[{i}]": injection for i, injection in enumerate(injections)}
+    named = {f"data[{i}]": part for i, part in enumerate(parts)}
+    xp = backend.namespace(g=g, **named, **backend.given(**added))
     dtype = backend.float_dtype(g.dtype)
     if g.ndim not in (1, 2):
         raise ShapeError("g has the wrong shape", expected="(n,) or (n, B)", got=g.shape, remedy="Put the batch last")
@@ -77,6 +82,13 @@ def check_arguments(
     check = _check_stacked if stacked else _check_listed
     values, vectors = check(xp, patterns, parts, injections, batch, batched, dtype)
     return Arguments(xp, g.reshape(-1, batch), values, vectors, stacked, batched)
+
+
+def _listed(name: str, value: Any, of: str) -> list[Any]:
+    try:
+        return check_sequence(name, value, of)
+    except OptionError as error:
+        raise ShapeError(error.problem, expected=error.expected, got=error.got, remedy=error.remedy) from error
 
 
 def _check_listed(

@@ -21,13 +21,13 @@ class Candidate(NamedTuple):
         """As the arguments of `plan_scan`, shortened."""
         if self.up_levels is not None:
             return f"{self.algorithm} (up_levels={self.up_levels})"
-        return self.algorithm if self.chunks is None else f"{self.algorithm} (workers={self.chunks})"
+        return self.algorithm if self.chunks is None else f"{self.algorithm} (chunks={self.chunks})"
 
     @property
     def arguments(self) -> str:
         """As the arguments of `plan_scan`."""
         extra = "" if self.up_levels is None else f", up_levels={self.up_levels}"
-        extra += "" if self.chunks is None else f", workers={self.chunks}"
+        extra += "" if self.chunks is None else f", chunks={self.chunks}"
         return f"algorithm={self.algorithm!r}{extra}"
 
     @property
@@ -38,7 +38,7 @@ class Candidate(NamedTuple):
     def recipe(self, ends: tuple[int, ...]) -> Recipe:
         """Return its steps for a chain that is folded into pieces with these ends; without products, of all members."""
         n = len(ends) if self.multiplies else ends[-1]
-        found = recipe(self.algorithm, n, up_levels=self.up_levels, workers=self.chunks or 1)
+        found = recipe(self.algorithm, n, up_levels=self.up_levels, chunks=self.chunks or 1)
         return fold_recipe(found, ends) if self.multiplies else found
 
 

@@ -27,7 +27,7 @@ def describe(plan: ScanPlan, max_rows: int = 40) -> str:
     steps, sized = plan.steps, plan.sized
     mm = sum(step.kind == "mm" for step in steps)
     path = plan.critical_path
-    parameter = {"hybrid": f", {plan.up_levels} levels of up-sweep", "chunked": f", {plan.workers} chunks"}
+    parameter = {"hybrid": f", {plan.up_levels} levels of up-sweep", "chunked": f", {plan.chunks} chunks"}
     levels = ", ".join(f"{phase} {count}" for phase, count in plan.levels.items())
     folded = "" if len(plan.elements) == len(plan.patterns) else f", folded into {len(plan.elements)} elements"
     lines = [

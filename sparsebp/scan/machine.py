@@ -7,7 +7,6 @@ replaces the host's rates by measured ones where a closer call is wanted.
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,7 @@ from types import ModuleType
 
 import numpy as np
 
-from sparsebp import backend, kernels
+from sparsebp import backend, kernels, threads
 
 HOST_EFFICIENCIES = {
     "matvec": (0.05, 0.4),
@@ -94,16 +93,6 @@ class Machine:
         return max(1, self.vector_bytes // itemsize)
 
 
-def host_threads() -> int:
-    """Return the threads that the host kernels use: Numba's number if it is loaded, else the CPUs of this process."""
-    numba = sys.modules.get("numba")
-    if numba is not None:
-        return int(numba.get_num_threads())
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def machine(xp: ModuleType, workers: int | None = None) -> Machine:
     """Return the machine behind the array module `xp`, with its stated rates.
 
@@ -122,25 +111,25 @@ def machine(xp: ModuleType, workers: int | None = None) -> Machine:
 
 
 def _host() -> Machine:
-    threads = host_threads()
+    workers = threads.get_threads()
     return Machine(
-        name=f"CPU with {threads} thread{'s' if threads != 1 else ''}",
-        workers=threads,
+        name=f"CPU with {workers} thread{'s' if workers != 1 else ''}",
+        workers=workers,
         flops=40e9,
         double=0.5,
-        bandwidth=20e9 * threads,
+        bandwidth=20e9 * workers,
         vector_bytes=64,
         call=10e-6,
         step=0.1e-6,
         is_device=False,
         source="measured on x86 cores with 64-byte vectors: dense_reduce 38 GFLOP/s a thread at H = 20 and B = 16, "
         "dense_chain 16 GB/s and at least 0.1 µs a step, a call 4 µs to 15 µs",
-        memory=_host_memory(),
+        memory=host_memory(),
         efficiencies=HOST_EFFICIENCIES,
     )
 
 
-def _host_memory() -> int:
+def host_memory() -> int:
     """Return the bytes of physical memory."""
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sparsebp import backend
-from sparsebp.errors import OptionError, ShapeError
+from sparsebp.arguments import check_integer
+from sparsebp.errors import ShapeError
 from sparsebp.scan.arguments import check_arguments
 from sparsebp.scan.run import run_steps, workspace_of
 from sparsebp.types import Array
@@ -20,8 +21,7 @@ def step_times(
     plan: ScanPlan, g: Array, data: Sequence[Array], injections: Sequence[Array | None] | None, repeats: int
 ) -> list[float]:
     """Return the least time of every step in `repeats` runs; see `ScanPlan.profile`."""
-    if repeats < 1:
-        raise OptionError("repeats is too small", expected="at least 1", got=repeats, remedy="Raise repeats")
+    repeats = check_integer("repeats", repeats, 1)
     arguments = check_arguments(plan, g, data, injections)
     if arguments.stacked:
         raise ShapeError(

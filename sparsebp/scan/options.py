@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
+from sparsebp.arguments import check_choice, check_integer, check_sequence
 from sparsebp.errors import OptionError, PatternError, ShapeError
 from sparsebp.patterns import SparsityPattern
 from sparsebp.scan.candidates import Candidate, candidates
 from sparsebp.scan.machine import Machine
 from sparsebp.types import SCAN_ALGORITHMS
-from sparsebp.windows import check_integer
 
 
 def check_patterns(patterns: Sequence[SparsityPattern]) -> tuple[SparsityPattern, ...]:
@@ -20,7 +21,7 @@ def check_patterns(patterns: Sequence[SparsityPattern]) -> tuple[SparsityPattern
     PatternError, ShapeError
         There are none, one is of another type, or they do not chain.
     """
-    patterns = tuple(patterns)
+    patterns = tuple(check_sequence("patterns", patterns, "SparsityPattern"))
     if not patterns:
         raise PatternError(
             "A scan needs at least one Jacobian",
@@ -52,37 +53,45 @@ def check_patterns(patterns: Sequence[SparsityPattern]) -> tuple[SparsityPattern
     return tuple(found)
 
 
+class Options(NamedTuple):
+    """Checked numbers of `plan_scan`."""
+
+    workers: int | None
+    up_levels: int | None
+    chunks: int | None
+    memory_limit: int | None
+    batch: int
+
+
 def check_options(
-    algorithm: str, workers: int | None, up_levels: int | None, memory_limit: int | None, batch: int
-) -> None:
-    """Check the options of `plan_scan`. Raises `OptionError`."""
-    if algorithm not in SCAN_ALGORITHMS:
-        raise OptionError(
-            "Unknown scan algorithm",
-            expected="one of " + ", ".join(repr(a) for a in SCAN_ALGORITHMS),
-            got=repr(algorithm),
-            remedy="Pass algorithm='auto' to let the cost model decide",
-        )
-    if up_levels is not None and algorithm != "hybrid":
-        raise OptionError(
-            "up_levels belongs to the hybrid scan alone",
-            expected="algorithm='hybrid'",
-            got=f"algorithm={algorithm!r}",
-            remedy="Leave up_levels out, or pass algorithm='hybrid'",
-        )
-    for name, value, least in (("workers", workers, 1), ("up_levels", up_levels, 0), ("memory_limit", memory_limit, 0)):
-        if value is not None:
-            check_integer(name, value, least)
-    check_integer("batch", batch, 1)
+    algorithm: Any, workers: Any, up_levels: Any, chunks: Any, memory_limit: Any, batch: Any
+) -> Options:  # fmt: skip
+    """Return the options of `plan_scan` as Python's integers. Raises `OptionError`."""
+    check_choice("scan algorithm", algorithm, SCAN_ALGORITHMS)
+    for name, value, owner in (("up_levels", up_levels, "hybrid"), ("chunks", chunks, "chunked")):
+        if value is not None and algorithm != owner:
+            raise OptionError(
+                f"{name} belongs to the {owner} scan alone",
+                expected=f"algorithm={owner!r}",
+                got=f"algorithm={algorithm!r}",
+                remedy=f"Leave {name} out, or pass algorithm={owner!r}",
+            )
+    return Options(
+        None if workers is None else check_integer("workers", workers, 1),
+        None if up_levels is None else check_integer("up_levels", up_levels, 0),
+        None if chunks is None else check_integer("chunks", chunks, 1),
+        None if memory_limit is None else check_integer("memory_limit", memory_limit, 0),
+        check_integer("batch", batch, 1),
+    )
 
 
 def options_for(
-    algorithm: str, n: int, workers: int | None, up_levels: int | None, m: Machine, batch: int
+    algorithm: str, n: int, up_levels: int | None, chunks: int | None, m: Machine, batch: int
 ) -> list[Candidate]:
     """Return what there is to choose from for n elements, those with the fewest products first."""
     own = -(-m.workers // batch)  # chunks that keep all workers busy
     if algorithm == "chunked":
-        return [Candidate("chunked", chunks=min(n, workers or own))]
+        return [Candidate("chunked", chunks=min(n, chunks or own))]
     if algorithm == "hybrid":
         if up_levels is not None:
             return [Candidate("hybrid", up_levels=up_levels)]

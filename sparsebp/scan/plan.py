@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from sparsebp import backend
+from sparsebp.arguments import check_flag, check_integer, check_sequence
 from sparsebp.errors import MemoryLimitError, ShapeError
 from sparsebp.patterns import SparsityPattern
 from sparsebp.scan.candidates import Candidate
@@ -43,7 +44,7 @@ class ScanPlan:
         One a Jacobian, in the order of back-propagation: J_1 belongs to the last operator.
     algorithm : str
         The one that runs; ``"auto"`` is resolved.
-    up_levels, workers : int or None
+    up_levels, chunks : int or None
         Its parameter: levels of the up-sweep (hybrid), number of chunks (chunked).
     levels : dict of str to int
         Number of levels by phase, as BPPSA Algorithm 1 counts them.
@@ -97,7 +98,7 @@ class ScanPlan:
         return self.sized.recipe.up_levels
 
     @property
-    def workers(self) -> int | None:
+    def chunks(self) -> int | None:
         """Number of chunks of a chunked scan, else None."""
         cuts = self.sized.recipe.cuts
         return None if cuts is None else len(cuts) - 1
@@ -159,8 +160,14 @@ class ScanPlan:
         return is_stack(self.patterns)
 
     def describe(self, max_rows: int = 40) -> str:
-        """Return a text: the choice and its reason, totals, and a table of the steps (the first `max_rows`)."""
-        return describe(self, max_rows)
+        """Return a text: the choice and its reason, totals, and a table of the steps (the first `max_rows`).
+
+        Raises
+        ------
+        OptionError
+            `max_rows` is no integer, or negative.
+        """
+        return describe(self, check_integer("max_rows", max_rows, 0))
 
     def plot(
         self,
@@ -274,6 +281,7 @@ def plan_scan(
     up_levels: int | None = None,
     memory_limit: int | None = None,
     *,
+    chunks: int | None = None,
     fold: bool = True,
     batch: int = 1,
     dtype: Any = np.float32,
@@ -290,13 +298,15 @@ def plan_scan(
         ``"linear"`` (back-propagation), ``"blelloch"`` (BPPSA Algorithm 1), ``"hybrid"`` (BPPSA §5.3), ``"chunked"``
         (reduce-then-scan) or ``"auto"`` (the cost model decides and says why).
     workers
-        Number of chunks of ``"chunked"``, and workers of the cost model. By default what the machine has, where one
-        thread starts one step after the other; a number stands for so many workers that each start steps by themselves
-        (the parallel machine of BPPSA §3.6, or a cluster).
+        Of the cost model. By default what the machine has, where one thread starts one step after the other; a number
+        stands for so many workers that each start steps by themselves (the parallel machine of BPPSA §3.6, or a
+        cluster).
     up_levels
         Levels of the up-sweep of ``"hybrid"``: 0 is linear, many are Blelloch; by default the cost model decides.
     memory_limit
         Bytes that a call may need beyond its arguments; by default the plan is made if the machine has them at all.
+    chunks
+        How many of ``"chunked"``; by default as many as keep all workers busy.
     fold
         Fold diagonal, identity and selection elements into their neighbour, so that the algorithm runs over fewer
         elements; the gradient at every position comes out all the same. The linear scan multiplies nothing and has
@@ -312,13 +322,15 @@ def plan_scan(
     PatternError, ShapeError
         There are no patterns, or they do not chain.
     OptionError
-        An option is unknown, out of range, or does not belong to the algorithm.
+        `patterns` is no sequence; an option is unknown, out of range, or does not belong to the algorithm.
     MemoryLimitError
         The algorithm, or one of its steps, needs more than `memory_limit`; the message names an algorithm that does
         not. Fill-in is estimated first, so that a hopeless product is not even planned.
     """
     dtype = backend.float_dtype(dtype)
-    chain, options, m = _prepared(patterns, algorithm, workers, up_levels, memory_limit, fold, batch, dtype, shared, xp)
+    chain, options, m = _prepared(
+        patterns, algorithm, workers, up_levels, chunks, memory_limit, fold, batch, dtype, shared, xp
+    )
     limit = m.memory if memory_limit is None else memory_limit
     reason, estimates = f"{options[0]} was asked for.", {}
     if len(options) == 1:
@@ -342,23 +354,28 @@ def estimate_scans(
     limit are left out, as are those whose FLOPs alone take longer than the best; there may be none left.
     """
     dtype = backend.float_dtype(dtype)
-    chain, options, m = _prepared(patterns, "auto", workers, None, memory_limit, True, batch, dtype, shared, xp)
+    chain, options, m = _prepared(patterns, "auto", workers, None, None, memory_limit, True, batch, dtype, shared, xp)
     times, _ = estimate(options, chain, m, m.memory if memory_limit is None else memory_limit)
     return {str(option): seconds for option, seconds in times.items()}
 
 
 def _prepared(
     patterns: Sequence[SparsityPattern], algorithm: ScanAlgorithm, workers: int | None, up_levels: int | None,
-    memory_limit: int | None, fold: bool, batch: int, dtype: np.dtype, shared: Sequence[bool] | None, xp: ModuleType,
+    chunks: int | None, memory_limit: int | None, fold: bool, batch: int, dtype: np.dtype,
+    shared: Sequence[bool] | None, xp: ModuleType,
 ) -> tuple[Chain, list[Candidate], Machine]:  # fmt: skip
     """Check the arguments of `plan_scan`; return the chain, the algorithms to choose from, and the machine."""
-    patterns = check_patterns(patterns)
-    check_options(algorithm, workers, up_levels, memory_limit, batch)
+    patterns, xp = check_patterns(patterns), backend.check_module(xp)
+    workers, up_levels, chunks, memory_limit, batch = check_options(
+        algorithm, workers, up_levels, chunks, memory_limit, batch
+    )
+    if shared is not None:
+        shared = [check_flag("an entry of shared", entry) for entry in check_sequence("shared", shared, "flags")]
     if shared is not None and len(shared) != len(patterns):
         raise ShapeError(
             "shared has the wrong length", expected=len(patterns), got=len(shared), remedy="Pass one flag a pattern"
         )
     sizes = Sizes.make(batch, dtype, [False] * len(patterns) if shared is None else shared)
     m = machine(xp, workers)
-    ends = piece_ends(patterns) if fold else tuple(range(1, len(patterns) + 1))
-    return Chain(patterns, ends, sizes), options_for(algorithm, len(ends), workers, up_levels, m, batch), m
+    ends = piece_ends(patterns) if check_flag("fold", fold) else tuple(range(1, len(patterns) + 1))
+    return Chain(patterns, ends, sizes), options_for(algorithm, len(ends), up_levels, chunks, m, batch), m

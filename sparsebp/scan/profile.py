@@ -30,13 +30,13 @@ class LevelProfile(NamedTuple):
     rounds: int
 
 
-def profile(algorithm: str, n: int, *, up_levels: int = 0, workers: int = 1) -> list[LevelProfile]:
+def profile(algorithm: str, n: int, *, up_levels: int = 0, chunks: int = 1) -> list[LevelProfile]:
     """Return the levels of `algorithm` for n Jacobians. Levels without products are left out.
 
     The phases of ``chunked`` are one entry each, the work of all chunks together.
     """
     if algorithm == "chunked":
-        return _chunked(n, workers)
+        return _chunked(n, chunks)
     depth = tree_levels(n)
     if algorithm == "blelloch":
         up_levels = depth - 1
@@ -52,8 +52,8 @@ def profile(algorithm: str, n: int, *, up_levels: int = 0, workers: int = 1) -> 
     return [level for level in levels if level.mm + level.mv]
 
 
-def _chunked(n: int, workers: int) -> list[LevelProfile]:
-    cuts = chunk_cuts(n, workers)
+def _chunked(n: int, chunks: int) -> list[LevelProfile]:
+    cuts = chunk_cuts(n, chunks)
     count, longest = len(cuts) - 1, cuts[1]
     if count == 1:
         return [LevelProfile("reduce", 0, n, n)]

@@ -16,7 +16,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sparsebp.errors import OptionError
+from sparsebp import backend
+from sparsebp.arguments import check_choice, check_integer
 from sparsebp.scan.algorithms import tree_levels
 from sparsebp.scan.machine import Machine, machine
 from sparsebp.scan.profile import profile
@@ -47,7 +48,7 @@ class Choice:
     Attributes
     ----------
     algorithm
-        ``"linear"``, ``"chunked"`` or ``"blelloch"``.
+        ``"bp"``, ``"chunked"`` or ``"blelloch"``.
     chunks
         Chunks of time for ``"chunked"``, else 1.
     reason
@@ -97,35 +98,33 @@ def choose_recurrent_backward(
     OptionError
         The cell is unknown, or a size is below 1.
     """
-    if cell not in GATES:
-        raise OptionError(
-            "Unknown recurrent cell", expected="'rnn' or 'gru'", got=repr(cell), remedy="Pass one of them"
-        )
-    for name, value in (("T", T), ("B", B), ("H", H), ("workers", 1 if workers is None else workers)):
-        if value < 1:
-            raise OptionError(f"{name} is too small", expected="at least 1", got=value, remedy=f"Pass {name} >= 1")
-    return _choose(cell, T, B, H, np.dtype(dtype).itemsize, machine(xp, workers), memory_limit)
+    check_choice("recurrent cell", cell, tuple(GATES))
+    T, B, H = check_integer("T", T, 1), check_integer("B", B, 1), check_integer("H", H, 1)
+    workers = None if workers is None else check_integer("workers", workers, 1)
+    memory_limit = None if memory_limit is None else check_integer("memory_limit", memory_limit, 0)
+    m = machine(backend.check_module(xp), workers)
+    return _choose(cell, T, B, H, backend.float_dtype(dtype).itemsize, m, memory_limit)
 
 
 @lru_cache(maxsize=256)
 def _choose(cell: str, T: int, B: int, H: int, itemsize: int, m: Machine, memory_limit: int | None) -> Choice:
-    linear = _linear(cell, T, B, H, itemsize, m)
+    recursion = _recursion(cell, T, B, H, itemsize, m)
     chunks, chunked = min(
         ((c, _chunked(cell, T, B, H, itemsize, m, c)) for c in _chunk_counts(T, B, m)), key=lambda pair: pair[1]
     )
-    seconds = {"linear": linear, "chunked": chunked, "blelloch": _stored(T, B, H, itemsize, m)}
+    seconds = {"bp": recursion, "chunked": chunked, "blelloch": _stored(T, B, H, itemsize, m)}
     memory = {
-        "linear": 0,
+        "bp": 0,
         "chunked": chunks * B * (H * H + H) * itemsize,
         "blelloch": sum(p.mm for p in profile("blelloch", T)) * B * H * H * itemsize + T * B * H * (H + 1) * itemsize,
     }
     fits = {name: t for name, t in seconds.items() if memory_limit is None or memory[name] <= memory_limit}
-    margin = {"linear": 1.0, "chunked": 1.0 / MARGIN, "blelloch": 1.0 / STORED_MARGIN}
+    margin = {"bp": 1.0, "chunked": 1.0 / MARGIN, "blelloch": 1.0 / STORED_MARGIN}
     best = min(fits, key=lambda name: fits[name] * margin[name])
     shown = ", ".join(f"{name} {_time(t)}" for name, t in sorted(fits.items(), key=lambda pair: pair[1]))
     left_out = [name for name in seconds if name not in fits]
     reason = f"{best} is expected to do best on a {m.name} for T={T}, B={B}, H={H}: {shown}"
-    if best == "linear":
+    if best == "bp":
         reason += f"; a scan does about {H} times the work of the recursion"
     if left_out:
         reason += f"; beyond the memory limit: {', '.join(left_out)}"
@@ -149,7 +148,7 @@ def _chunk_counts(T: int, B: int, m: Machine) -> list[int]:
     return sorted(c for c in tried if least <= c <= most)
 
 
-def _linear(cell: str, T: int, B: int, H: int, itemsize: int, m: Machine) -> float:
+def _recursion(cell: str, T: int, B: int, H: int, itemsize: int, m: Machine) -> float:
     """Seconds of the fused sequential kernel."""
     if m.is_device:
         return m.call + T * _device_step(cell, H, itemsize, m) * max(1.0, B / m.workers)
@@ -161,7 +160,7 @@ def _chunked(cell: str, T: int, B: int, H: int, itemsize: int, m: Machine, chunk
     length = ceil(T / chunks)
     inner = chunks - 2  # the first chunk works with vectors, the last needs no product
     if inner < 1:
-        return _linear(cell, T, B, H, itemsize, m) + 2 * m.call
+        return _recursion(cell, T, B, H, itemsize, m) + 2 * m.call
     per_step = GATES[cell] * 2.0 * H**3  # of one sample's matrix
     if m.is_device:
         idle = LANES * ceil(H / LANES) / H  # lanes without a hidden unit

@@ -125,7 +125,7 @@ def _check_limit(plan: ScanPlan, g: Array, workspace: int) -> None:
         from sparsebp.scan.limits import refusal
 
         recipe = plan.sized.recipe
-        candidate = Candidate(recipe.algorithm, recipe.up_levels, plan.workers)
+        candidate = Candidate(recipe.algorithm, recipe.up_levels, plan.chunks)
         chain = replace(plan.chain, sizes=Sizes.make(g.shape[1], g.dtype, plan.chain.sizes.shared))
         problem = MemoryLimitError(
             f"The {recipe.algorithm} scan needs more memory than memory_limit for a batch of {g.shape[1]}",

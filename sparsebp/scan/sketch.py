@@ -10,7 +10,8 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from sparsebp.kernels.host.parts import PARALLEL, SERIAL
+from sparsebp.kernels.host.parts import SERIAL
+from sparsebp.kernels.host.team import in_parts, team
 
 # The functions below are compiled: their arguments are index arrays and keys.
 # mypy: disable-error-code="no-untyped-def"
@@ -18,18 +19,26 @@ from sparsebp.kernels.host.parts import PARALLEL, SERIAL
 PARTS = 16
 
 
-@numba.njit(**PARALLEL)
+@numba.njit(**SERIAL)
+def _row_minima_part(part, indptr, indices, keys, out):
+    rows = len(indptr) - 1
+    for i in range(rows * part // PARTS, rows * (part + 1) // PARTS):
+        least = out[i]
+        least[:] = np.inf
+        for k in range(indptr[i], indptr[i + 1]):
+            found = keys[indices[k]]
+            for r in range(len(least)):
+                least[r] = min(least[r], found[r])
+
+
+@numba.njit(**SERIAL)
+def _row_minima_parallel(team, parts, *args):
+    in_parts(_row_minima_part, team, parts, args)
+
+
 def row_minima(indptr, indices, keys, out):
     """``out[i] = min of keys[j]`` over the entries (i, j). keys (n_columns, R) float32; out (n_rows, R), written."""
-    rows = len(indptr) - 1
-    for part in numba.prange(PARTS):
-        for i in range(rows * part // PARTS, rows * (part + 1) // PARTS):
-            least = out[i]
-            least[:] = np.inf
-            for k in range(indptr[i], indptr[i + 1]):
-                found = keys[indices[k]]
-                for r in range(len(least)):
-                    least[r] = min(least[r], found[r])
+    _row_minima_parallel(team(), PARTS, indptr, indices, keys, out)
 
 
 @numba.njit(**SERIAL)

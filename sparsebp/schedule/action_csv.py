@@ -16,11 +16,10 @@ import io
 import os
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import cast
 
-from sparsebp.errors import FileFormatError, OptionError, ScheduleError
-from sparsebp.files import write_atomically
+from sparsebp.errors import OptionError, ScheduleError
+from sparsebp.files import check_path, read_file, write_atomically
 from sparsebp.schedule.actions import KINDS, Action, actions_of
 from sparsebp.schedule.costs import Costs
 from sparsebp.schedule.csv_rows import OPTIONS, Place, Rows, decode, read_rows
@@ -59,12 +58,9 @@ def read_csv(path: str | os.PathLike[str], *, first: First | None = None, weight
     ScheduleError
         The schedule is incomplete or cannot run; the message has the lines and columns of the actions.
     """
-    path = Path(path)
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise FileFormatError(f"{path} cannot be read", expected="a CSV file", got=error.strerror or str(error),
-                              remedy="Pass the path of a schedule") from error  # fmt: skip
+    path = check_path("path", path)
+    remedy = "Pass the path of a schedule"
+    content = read_file(path, f"{path} cannot be read", expected="a CSV file", remedy=remedy)
     schedule = from_csv(content, first=first, weights=weights, source=str(path))
     return schedule if schedule.name else replace(schedule, name=path.stem)
 
@@ -79,7 +75,7 @@ def write_csv(schedule: Schedule, path: str | os.PathLike[str], *, torch: bool =
     OutputError
         The file cannot be written.
     """
-    write_atomically(Path(path), to_csv(schedule, torch=torch).encode())
+    write_atomically(path, to_csv(schedule, torch=torch).encode())
 
 
 def from_csv(content: str | bytes, *, first: First | None = None, weights: Weights | None = None,

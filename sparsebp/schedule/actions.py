@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
+from sparsebp.arguments import check_integer, shown
 from sparsebp.errors import FileFormatError, OptionError
 
 Kind: TypeAlias = Literal["F", "I", "W", "B", "S", "U"]
@@ -51,9 +52,12 @@ class Action(_Fields):
 
     def __new__(cls, stage: int, kind: Kind, microbatch: int | None = None) -> Action:
         """Check and make an action."""
+        if type(stage) is not int or (microbatch is not None and type(microbatch) is not int):
+            stage = check_integer("stage", stage, -(2**31))
+            microbatch = None if microbatch is None else check_integer("microbatch", microbatch, -(2**31))
         self = tuple.__new__(cls, (stage, kind, microbatch))
-        if kind not in KINDS:
-            raise OptionError("Unknown kind of action", expected=", ".join(KINDS), got=repr(kind),
+        if not isinstance(kind, str) or kind not in KINDS:
+            raise OptionError("Unknown kind of action", expected=", ".join(KINDS), got=shown(kind),
                               remedy="Use one of these letters")  # fmt: skip
         if stage < 0 or (microbatch is not None and microbatch < 0):
             raise OptionError("A stage or micro-batch is negative", expected="0 or more", got=str(self),
@@ -112,6 +116,8 @@ def parse(text: str) -> Cell:
     FileFormatError
         The text is none.
     """
+    if not isinstance(text, str):
+        raise FileFormatError("A cell is no text", expected="2I0, say", got=shown(text), remedy="Pass a text")
     text = text.strip()
     overlap = _OVERLAP.fullmatch(text)
     if overlap:
@@ -124,7 +130,7 @@ def _parse_action(text: str) -> Action:
     if match is None:
         raise FileFormatError(
             "A cell is not an action", expected="[stage][F|I|W|B|S|U][micro-batch], as in 2I0, or (0F1;7B0)OVERLAP_F_B",
-            got=repr(text), remedy="Write a bubble as an empty cell",
+            got=shown(text), remedy="Write a bubble as an empty cell",
         )  # fmt: skip
     kind: Kind = match[2]  # type: ignore[assignment]
     return Action(int(match[1]), kind, int(match[3]) if match[3] else None)

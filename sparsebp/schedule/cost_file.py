@@ -6,17 +6,20 @@ import json
 import math
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
 from typing import Any
 
+from sparsebp.arguments import shown
 from sparsebp.errors import FileFormatError, OptionError
-from sparsebp.files import write_atomically
+from sparsebp.files import check_path, parse_json, read_file, write_atomically
 from sparsebp.schedule.actions import Action, parts_of
 from sparsebp.schedule.costs import Costs, Link, StageBytes
 
 _KEY = re.compile(r"[0-9]{0,9}[FIWBSU]|[0-9]{1,9}[FIWBSU][0-9]{1,9}")
+_FORM = 'a JSON object such as {"durations": {"F": 1, "2W": 0.5}, "latency": 0.1}'
+_REMEDY = "See sparsebp.schedule.read_costs"
 _DEFAULTS: Mapping[str, float] = {"F": 1, "I": 1, "W": 1, "S": 0, "U": 0}
 
 
@@ -75,7 +78,7 @@ def _check_entries(entries: Mapping[str, float], what: str) -> None:
     for key, value in entries.items():
         if _KEY.fullmatch(key) is None:
             raise OptionError(f"A {what} is of no action", expected="F, I, W, B, S or U, 2F for stage 2, or 2F0",
-                              got=repr(key), remedy="Name a kind, a stage and kind, or an action")  # fmt: skip
+                              got=shown(key), remedy="Name a kind, a stage and kind, or an action")  # fmt: skip
         _number(f"The {what} of {key}", value)
 
 
@@ -100,7 +103,7 @@ def parse_durations(texts: Iterator[str] | list[str]) -> dict[str, float]:
         except ValueError:
             equals = ""
         if not equals:
-            raise OptionError("This is no duration", expected="F=1, 2W=0.5 or 2W0=0.5", got=repr(text),
+            raise OptionError("This is no duration", expected="F=1, 2W=0.5 or 2W0=0.5", got=shown(text),
                               remedy="Write what it is of, '=', and a number")  # fmt: skip
     return found
 
@@ -121,11 +124,10 @@ def read_costs(path: str | os.PathLike[str]) -> Costs:
     OptionError
         A cost is out of its range.
     """
-    path = Path(path)
+    path = check_path("path", path)
+    text = read_file(path, f"{path} has no costs", expected=_FORM, remedy=_REMEDY)
     try:
-        content = json.loads(path.read_bytes())
-    except OSError as error:
-        raise _refused(path, error.strerror or str(error)) from error
+        content = parse_json(text)
     except ValueError as error:  # JSON or UTF-8
         raise _refused(path, str(error)) from error
     return costs_of(content, path)
@@ -137,7 +139,7 @@ def costs_of(content: Any, source: object = "costs") -> Costs:
     _check_keys(content, known, source)
     durations = content.get("durations", {})
     if not isinstance(durations, dict):
-        raise _refused(source, f"durations {durations!r}")
+        raise _refused(source, f"durations {shown(durations)}")
     slowdown = content.get("slowdown", 1.0)
     stages = content.get("stages", {})
     link = {key: _number(key, content[key]) for key in ("latency", "bandwidth") if key in content}
@@ -183,7 +185,7 @@ def write_costs(costs: Costs, actions: Iterable[Action], path: str | os.PathLike
     }
     if math.isfinite(costs.link.bandwidth):  # JSON has no infinity; it is what a file without one means
         content["bandwidth"] = costs.link.bandwidth
-    write_atomically(Path(path), json.dumps(content, indent=1).encode())
+    write_atomically(path, json.dumps(content, indent=1).encode())
 
 
 def _stage_bytes(entry: Any, source: object) -> StageBytes:
@@ -193,7 +195,7 @@ def _stage_bytes(entry: Any, source: object) -> StageBytes:
 
 def _check_keys(entry: Any, known: tuple[str, ...] | list[str], source: object) -> None:
     if not isinstance(entry, dict):
-        raise _refused(source, f"{type(entry).__name__} {entry!r}"[:80])
+        raise _refused(source, f"{type(entry).__name__} {shown(entry)}")
     unknown = sorted(entry.keys() - set(known))
     if unknown:
         raise FileFormatError(f"{source} has unknown keys", expected=", ".join(known), got=", ".join(unknown),
@@ -201,14 +203,11 @@ def _check_keys(entry: Any, known: tuple[str, ...] | list[str], source: object) 
 
 
 def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
-        raise OptionError(f"{name} cannot be", expected="a finite number, 0 or more", got=repr(value),
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= sys.float_info.max:
+        raise OptionError(f"{name} cannot be", expected="a finite number, 0 or more", got=shown(value),
                           remedy="Measure it again, or pass 0")  # fmt: skip
     return value
 
 
 def _refused(source: object, got: str) -> FileFormatError:
-    return FileFormatError(
-        f"{source} has no costs", expected='a JSON object such as {"durations": {"F": 1, "2W": 0.5}, "latency": 0.1}',
-        got=got, remedy="See sparsebp.schedule.read_costs",
-    )  # fmt: skip
+    return FileFormatError(f"{source} has no costs", expected=_FORM, got=got, remedy=_REMEDY)

@@ -7,22 +7,26 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from sparsebp.arguments import check_number, shown
 from sparsebp.errors import OptionError
 from sparsebp.schedule.actions import Action, Kind, Overlap
 from sparsebp.schedule.graph import StepGraph
 
 
 def _check(name: str, value: Any) -> None:
-    if not (isinstance(value, (int, float)) or hasattr(value, "__float__")) or not 0 <= value < math.inf:
-        raise OptionError(f"{name} cannot be", expected="a finite number, 0 or more", got=repr(value),
-                          remedy="Measure it again, or pass 0")  # fmt: skip
+    try:
+        check_number(name, value, 0)
+    except OptionError as error:
+        raise OptionError(f"{name} cannot be", expected="a finite number, 0 or more", got=error.got,
+                          remedy="Measure it again, or pass 0") from error  # fmt: skip
 
 
 def _check_slowdown(value: float) -> float:
-    if not (value >= 1 and math.isfinite(value)):
-        raise OptionError("Streams speed each other up", expected="a finite slowdown of 1 or more", got=value,
-                          remedy="Pass 1 if they do not disturb each other")  # fmt: skip
-    return value
+    try:
+        return check_number("slowdown", value, 1)
+    except OptionError as error:
+        raise OptionError("Streams speed each other up", expected="a finite slowdown of 1 or more", got=error.got,
+                          remedy="Pass 1 if they do not disturb each other") from error  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,7 @@ class Link:
 
     def __post_init__(self) -> None:
         _check("The latency of the link", self.latency)
-        if not self.bandwidth > 0:
+        if check_number("The bandwidth of the link", self.bandwidth, finite=False) <= 0:
             raise OptionError("The bandwidth of the link is not positive", expected="a positive number, or inf",
                               got=self.bandwidth, remedy="Pass bytes a second")  # fmt: skip
 
@@ -115,9 +119,16 @@ class Costs:
     def __post_init__(self) -> None:
         if not isinstance(self.durations, Mapping) and not callable(self.durations):
             raise OptionError("The durations say nothing of actions", expected="a mapping or a function",
-                              got=repr(self.durations), remedy="Pass {'F': 1, 'I': 1, 'W': 1}, say")  # fmt: skip
+                              got=shown(self.durations), remedy="Pass {'F': 1, 'I': 1, 'W': 1}, say")  # fmt: skip
         if not callable(self.slowdown):
             _check_slowdown(self.slowdown)
+        if not isinstance(self.stages, StageBytes) and not (
+            isinstance(self.stages, tuple) and all(isinstance(entry, StageBytes) for entry in self.stages)
+        ):
+            raise OptionError("stages are no bytes of stages", expected="StageBytes, or a tuple of them",
+                              got=shown(self.stages), remedy="Pass StageBytes(output, saved, weights)")  # fmt: skip
+        if not isinstance(self.link, Link):
+            raise OptionError("link is none", expected="a Link", got=shown(self.link), remedy="Pass Link(latency)")
 
     def duration(self, action: Action) -> float:
         """Return what an action takes by itself.

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from sparsebp.arguments import shown
 from sparsebp.errors import FileFormatError, OptionError, ScheduleError
 from sparsebp.schedule.actions import Action, Cell, actions_of, parse, parts_of
 from sparsebp.schedule.schedule import Lane
@@ -57,7 +58,7 @@ class Rows:
         try:
             return frozenset(map(int, text.split()))
         except ValueError:
-            raise self.refused("An option is not a list of numbers", place, expected=f"{key}=0 2, say", got=repr(text),
+            raise self.refused("An option is not a list of numbers", place, expected=f"{key}=0 2, say", got=shown(text),
                                remedy="Separate the numbers of the stages by spaces") from None  # fmt: skip
 
     def refused(self, problem: str, place: Place, *, expected: object, got: object, remedy: str) -> FileFormatError:
@@ -81,6 +82,9 @@ def decode(content: bytes, source: str) -> str:
     FileFormatError
         It is none.
     """
+    if not isinstance(content, bytes):
+        raise FileFormatError(f"{source} is no text", expected="a text, or bytes in UTF-8", got=type(content).__name__,
+                              remedy="Pass the content of a schedule's file")  # fmt: skip
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -109,7 +113,7 @@ def read_rows(text: str, source: str) -> Rows:
         match = _LABEL.fullmatch(cells[0])
         if labelled != (match is not None):
             raise rows.refused(
-                "Some rows name their worker and stream, and some do not", Place(line, 1), got=repr(cells[0]),
+                "Some rows name their worker and stream, and some do not", Place(line, 1), got=shown(cells[0]),
                 expected="a label such as 0:main in front of every row, or of none",
                 remedy="Add what is missing; a row without label is the main stream of the worker of its number",
             )  # fmt: skip
@@ -137,7 +141,7 @@ def _read_options(rows: Rows, line: int, cells: Sequence[str]) -> None:
     for column, cell in enumerate(cells, 1):
         key, equals, value = cell.partition("=")
         if cell and (not equals or key not in OPTIONS or key in rows.options):
-            raise rows.refused("An option is unknown, or there twice", Place(line, column), got=repr(cell),
+            raise rows.refused("An option is unknown, or there twice", Place(line, column), got=shown(cell),
                                expected="each once: " + ", ".join(f"{name}=…" for name in OPTIONS),
                                remedy="Remove it")  # fmt: skip
         if cell:

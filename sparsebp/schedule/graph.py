@@ -6,12 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from sparsebp.arguments import check_choice, check_flag, check_integer, check_sequence
 from sparsebp.errors import OptionError
 from sparsebp.schedule.actions import Action
 
 First: TypeAlias = Literal["F", "I", "U"]
 Updates: TypeAlias = Literal["none", "step", "microbatch"]
 Weights: TypeAlias = Literal["current", "stashed", "latest"]
+MOST = 10_000_000
+"""Forwards of a step: more would take minutes and gigabytes."""
 _CHOICES = {
     "first": ("F", "I", "U"),
     "updates": ("none", "step", "microbatch"),
@@ -64,13 +67,16 @@ class StepGraph:
 
     def __post_init__(self) -> None:
         for name in ("stages", "microbatches"):
-            if getattr(self, name) < 1:
-                raise OptionError(f"There are no {name}", expected="1 or more", got=getattr(self, name),
-                                  remedy=f"Raise {name}")  # fmt: skip
+            object.__setattr__(self, name, check_integer(name, getattr(self, name), 1))
+        if self.stages * self.microbatches > MOST:
+            raise OptionError("A step has too many forwards", expected=f"{MOST} stages times micro-batches at most",
+                              got=self.stages * self.microbatches, remedy="Join stages or micro-batches")  # fmt: skip
         for name, choices in _CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise OptionError(f"Unknown {name}", expected=" or ".join(map(repr, choices)),
-                                  got=repr(getattr(self, name)), remedy="Pass one of them")  # fmt: skip
+            check_choice(name, getattr(self, name), choices)
+        check_flag("synchronised", self.synchronised)
+        stages = check_sequence("unweighted", self.unweighted, "numbers of stages")
+        numbers = frozenset(check_integer("a stage of unweighted", stage, -1) for stage in stages)
+        object.__setattr__(self, "unweighted", numbers)
         unknown = sorted(stage for stage in self.unweighted if not 0 <= stage < self.stages)
         if unknown:
             raise OptionError("Unknown stages are unweighted", expected=f"0 to {self.stages - 1}", got=unknown,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
+from sparsebp.arguments import check_integer
 from sparsebp.errors import OptionError
 from sparsebp.schedule.actions import KINDS, Action, Cell, parts_of
 from sparsebp.schedule.costs import Costs
@@ -69,6 +70,10 @@ class Transfer(NamedTuple):
     start: float
     end: float
     step: int
+
+
+MOST_STEPS = 10**6
+"""Steps of one simulation at most; a schedule repeats itself long before."""
 
 
 @dataclass(frozen=True)
@@ -264,8 +269,9 @@ def simulate(schedule: Schedule, costs: Costs | None = None, *, steps: int = 1) 
     OptionError
         A duration is missing or negative; the costs are of another number of stages; there are no steps.
     """
-    if not isinstance(steps, int) or steps < 1:
-        raise OptionError("There are no steps", expected="a whole number, 1 or more", got=steps, remedy="Raise steps")
+    steps = check_integer("steps", steps, 1, MOST_STEPS)
+    if costs is not None and not isinstance(costs, Costs):
+        raise OptionError("costs are none", expected="Costs, or None", got=type(costs).__name__, remedy="Pass Costs(…)")
     validate(schedule)
     costs = Costs() if costs is None else costs
     costs.check_stages(schedule.graph)

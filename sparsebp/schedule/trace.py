@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from sparsebp.errors import OptionError
@@ -32,15 +32,15 @@ def chrome_trace(simulation: Simulation, *, unit: float = 1e6) -> dict[str, Any]
     Raises
     ------
     OptionError
-        `unit` is not positive.
+        `unit` is not positive, or not finite.
 
     Notes
     -----
     The Trace Event Format's phases: X (complete events), M (names), C (counters), b and e (spans that may overlap),
     s and f (arrows).
     """
-    if not unit > 0:
-        raise OptionError("A unit of time takes no time", expected="microseconds, more than 0", got=unit,
+    if not (unit > 0 and math.isfinite(unit * max(1.0, simulation.makespan))):
+        raise OptionError("A unit of time takes no time, or all", expected="microseconds, more than 0", got=unit,
                           remedy="Pass 1e6 for seconds")  # fmt: skip
     events = [*_names(simulation), *_actions(simulation, unit), *_transfers(simulation, unit),
               *_memory(simulation, unit)]  # fmt: skip
@@ -55,9 +55,9 @@ def write_trace(simulation: Simulation, path: str | os.PathLike[str], *, unit: f
     OutputError
         The file cannot be written.
     OptionError
-        `unit` is not positive.
+        `unit` is not positive, or not finite.
     """
-    write_atomically(Path(path), json.dumps(chrome_trace(simulation, unit=unit), allow_nan=False).encode())
+    write_atomically(path, json.dumps(chrome_trace(simulation, unit=unit), allow_nan=False).encode())
 
 
 def _names(simulation: Simulation) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""TRAIN: binds a model, a loss and an optimizer; checkpoints, callbacks, comparison with sequential BP."""
+"""TRAIN: binds a model, a loss and an optimizer; checkpoints, callbacks, comparison with plain BP."""
 
 from sparsebp.train.callbacks import Callback, JsonLines, ProgressBar
 from sparsebp.train.candidates import FoundSchedule

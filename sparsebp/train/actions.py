@@ -11,11 +11,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from sparsebp.arguments import forward_of
+from sparsebp.nn.gradients import Gradients, gradients_of
 from sparsebp.optim.clip import clip_grad_norm, square_sums, squared_norms, total_norm
+from sparsebp.train.arrays import options_of
 from sparsebp.train.stages import Stages
 from sparsebp.types import Array
 
-Batch: TypeAlias = tuple[Array, Array]
+Batch: TypeAlias = tuple[Array, ...]
+"""Input, target and, of sequences padded at the end, their lengths."""
 Run: TypeAlias = Callable[["Step"], None]
 
 
@@ -46,10 +50,17 @@ class Step:
         The caller's, to know the step by.
     shares
         The share of the step's samples that each micro-batch has.
+    options
+        What the first stage's forward takes beside the input of every micro-batch: lengths, or nothing.
+    saved, shapes
+        What the forward of each stage saved, and the shape of its input, until the gradient at its output is there.
+    for_input, for_weights
+        From then on the stage's `Gradients`, for I and for W.
     values, predictions
         Loss and output of every micro-batch.
-    grads
-        Gradients by the name of the parameter, until they are used.
+    grads, own
+        Gradients by the name of the parameter, until they are used; and which of them are sums that this step made, so
+        that it may add to them in place.
     squares
         The sum of squares of each gradient that has been looked at.
     update
@@ -67,22 +78,22 @@ class Step:
         Whether what is left over is done apart from a further step; an interrupted one may have done part of it.
     """
 
-    __slots__ = ("aborted", "batches", "events", "flow", "for_input", "for_weights", "grads", "gy_input", "gy_weights",
-                 "kept", "later", "marks", "predictions", "resumed", "shapes", "shares", "squares", "tag", "update",
+    __slots__ = ("aborted", "batches", "events", "flow", "for_input", "for_weights", "grads", "kept", "later", "marks",
+                 "options", "own", "predictions", "resumed", "saved", "shapes", "shares", "squares", "tag", "update",
                  "values")  # fmt: skip
 
     def __init__(self, batches: Sequence[Batch], stages: int, tag: Any) -> None:
         count = len(batches)
-        samples = [len(target) for _, target in batches]
+        samples = [len(batch[1]) for batch in batches]
         self.batches, self.tag = batches, tag
         self.shares = [n / sum(samples) for n in samples]
-        self.flow: list[Any] = [x for x, _ in batches]
+        self.flow: list[Any] = [batch[0] for batch in batches]
+        self.options = [options_of(batch) for batch in batches]
         self.values = [math.nan] * count
         self.predictions: list[Any] = [None] * count
-        self.for_input, self.for_weights, self.gy_input, self.gy_weights, self.shapes = (
-            [[None] * stages for _ in range(count)] for _ in range(5)
-        )
+        self.saved, self.shapes, self.for_input, self.for_weights = (_table(count, stages) for _ in range(4))
         self.grads: dict[str, Array] = {}
+        self.own: set[str] = set()
         self.squares: dict[str, float] = {}
         self.update: Any = None
         self.events: list[bool] = []
@@ -132,20 +143,18 @@ class Actions:
 
     def forward(self, number: int, m: int, count: int) -> Run:
         """F. The last stage's computes the loss and its gradient, and the last micro-batch's opens the update."""
-        layer, weighted = self.stages[number].layer, bool(self.stages[number].parameters)
-        wants_input, scans, last = number > self.stages.first, self.stages.scans, number == len(self.stages) - 1
+        layer, wanted = self.stages[number].layer, number >= self.stages.first
+        scans, last = self.stages.scans, number == len(self.stages) - 1
         finish = self._loss(m, count) if last else None
 
         def run(step: Step) -> None:
             x = step.flow[m]
-            y, saved = layer.forward(x)
+            y, saved = forward_of(layer, x, **(step.options[m] if number == 0 else {}))
             step.flow[m] = y
-            if wants_input:
-                step.for_input[m][number] = saved
+            if wanted:
+                step.saved[m][number] = saved
                 if scans:
                     step.shapes[m][number] = x.shape
-            if weighted:
-                step.for_weights[m][number] = saved
             if finish is not None:
                 del x, saved
                 finish(step)
@@ -174,24 +183,28 @@ class Actions:
         return run
 
     def _place(self, step: Step, m: int, number: int, gy: Array) -> None:
-        """Put the gradient at the output of a stage where its readers look."""
+        """Make the gradients of a stage from that at its output, where their readers look."""
+        stage = self.stages[number]
+        self._offer(step, m, number, gradients_of(stage.layer, gy, step.saved[m][number]))
+
+    def _offer(self, step: Step, m: int, number: int, gradients: Gradients) -> None:
+        step.saved[m][number] = None
         if number > self.stages.first:
-            step.gy_input[m][number] = gy
+            step.for_input[m][number] = gradients
         if self.stages[number].parameters:
-            step.gy_weights[m][number] = gy
+            step.for_weights[m][number] = gradients
 
     def input_grad(self, number: int, m: int) -> Run:
         """I, of a stage behind the first one with parameters."""
-        layer, place = self.stages[number].layer, self._place
+        place = self._place
 
         def run(step: Step) -> None:
-            gy = step.gy_input[m][number]
-            if gy is None and step.resumed:  # done before an interruption
+            gradients = step.for_input[m][number]
+            if gradients is None and step.resumed:  # done before an interruption
                 return
-            saved = step.for_input[m][number]
-            place(step, m, number - 1, layer.input_grad(gy, saved))
-            _keep(step, gy, saved)
-            step.gy_input[m][number] = step.for_input[m][number] = None
+            place(step, m, number - 1, gradients.input_grad())
+            _keep(step, gradients)
+            step.for_input[m][number] = None
 
         return run
 
@@ -200,15 +213,15 @@ class Actions:
         stages, begin = self.stages, self.stages.first + 1
 
         def run(step: Step) -> None:
-            saved, gy = step.for_input[m][begin:], step.gy_input[m][-1]
-            if gy is None and step.resumed:  # done before an interruption
+            last = step.for_input[m][-1]
+            if last is None and step.resumed:  # done before an interruption
                 return
+            saved = [*step.saved[m][begin:-1], last.saved]
+            gy, found = stages.model.stage_gradients(begin, saved, step.shapes[m][begin:], last)
+            for number, gradients in enumerate(found[:-1], begin):
+                self._offer(step, m, number, gradients)
+            self._place(step, m, begin - 1, gy)
             step.for_input[m] = [None] * len(stages)
-            step.gy_input[m] = [None] * len(stages)
-            gradients = stages.model.stage_gradients(begin, saved, step.shapes[m][begin:], gy)
-            for number, gradient in enumerate(gradients, begin - 1):
-                if stages[number].parameters:
-                    step.gy_weights[m][number] = gradient
 
         return run
 
@@ -217,17 +230,21 @@ class Actions:
         stage = self.stages[number]
 
         def run(step: Step) -> None:
-            gy = step.gy_weights[m][number]
-            if gy is None and step.resumed:  # done before an interruption
+            gradients = step.for_weights[m][number]
+            if gradients is None and step.resumed:  # done before an interruption
                 return
-            saved = step.for_weights[m][number]
-            grads = stage.layer.weight_grad(gy, saved)
-            _keep(step, gy, saved)
-            step.gy_weights[m][number] = step.for_weights[m][number] = None
+            grads = gradients.weight_grad()
+            _keep(step, gradients)
+            step.for_weights[m][number] = None
             for key, grad in grads.items():
-                name = stage.parameters[key]
-                if name in step.grads:
+                name = stage.parameters.get(key)
+                if name is None:  # not trained
+                    continue
+                if name in step.own:
                     step.grads[name] += grad
+                elif name in step.grads:  # what a layer returned may be part of something else
+                    step.grads[name] = step.grads[name] + grad
+                    step.own.add(name)
                 else:
                     step.grads[name] = grad
 
@@ -239,21 +256,22 @@ class Actions:
         name_of = stage.parameters
 
         def run(step: Step) -> None:
-            gy, saved = step.gy_weights[m][number], step.for_weights[m][number]
+            at = step.for_weights[m][number]
             takes: Any = getattr(step.update, "takes_product", None)  # an optimizer of the user's own may not know it
-            found = None if step.later is not None or takes is None else stage.layer.weight_grad_factors(gy, saved)
-            products = {} if found is None else found[0]
+            factored = step.later is None and takes is not None and hasattr(stage.layer, "weight_grad_factors")
+            found = stage.layer.weight_grad_factors(at.gy, at.saved) if factored else None
+            products = {} if found is None else {key: pair for key, pair in found[0].items() if key in name_of}
             if found is None or not all(takes(name_of[key], factors) for key, factors in products.items()):
                 for part in apart:
                     part(step)
                 return
-            step.gy_weights[m][number] = step.for_weights[m][number] = None
+            step.for_weights[m][number] = None
             for key, factors in products.items():
                 name = name_of[key]
                 step.squares[name] = step.update.apply_product(name, factors)
                 if not math.isfinite(step.squares[name]):
                     self.watch.gradients(step, {name: factors[0] @ factors[1]})
-            step.grads |= {name_of[key]: grad for key, grad in found[1].items()}
+            step.grads |= {name_of[key]: grad for key, grad in found[1].items() if key in name_of}
             self._use(step, [name for name in names if name in step.grads], gathered=False)
 
         return run
@@ -293,6 +311,11 @@ class Actions:
         step.squares.update(squares)
         if not all(map(math.isfinite, squares.values())):
             self.watch.gradients(step, grads)
+
+
+def _table(count: int, stages: int) -> list[list[Any]]:
+    """Return a place for every micro-batch and stage."""
+    return [[None] * stages for _ in range(count)]
 
 
 def _keep(step: Step, *arrays: Any) -> None:

@@ -1,4 +1,4 @@
-"""How far the gradients of the scans lie from those of sequential back-propagation, on a real batch."""
+"""How far the gradients of the scans lie from those of plain back-propagation, on a real batch."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 from sparsebp import backend
 from sparsebp.train.config import TrainConfig
-from sparsebp.types import Array, ScanAlgorithm
+from sparsebp.types import Array, Backward
 
 
 @dataclasses.dataclass(frozen=True)
 class Agreement:
-    """One algorithm against sequential back-propagation.
+    """One algorithm against plain back-propagation.
 
     Attributes
     ----------
@@ -41,9 +41,9 @@ def gradient_agreement(
     model: Any,
     loss: Any,
     batch: tuple[Array, Array],
-    algorithms: Sequence[ScanAlgorithm] = ("chunked", "blelloch"),
+    algorithms: Sequence[Backward] = ("chunked", "blelloch"),
 ) -> list[Agreement]:
-    """Compare the weight gradients of `algorithms` with sequential back-propagation.
+    """Compare the weight gradients of `algorithms` with plain back-propagation.
 
     Parameters
     ----------
@@ -60,7 +60,7 @@ def gradient_agreement(
         Algorithms to compare.
     """
     state = model.state_dict()
-    reference = _gradients(config, state, config.reference, loss, batch)
+    reference = _gradients(config, state, "bp", loss, batch)
     norm = _norm(reference)
     results = []
     for algorithm in algorithms:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
 from pathlib import Path
 from typing import Any, TextIO
 
 from sparsebp.errors import MissingDependencyError
+from sparsebp.files import json_line
+from sparsebp.optim.lr_scheduler import reads_model
 from sparsebp.train.history import EpochRecord, History
 
 
@@ -34,7 +34,7 @@ class Callback:
     reads_model
         Whether it looks at the model or the optimizer when it is told of an event. With updates that are put off
         (``Trainer(fusion="forward")``) they are then done before; a callback that does not look leaves them where they
-        are.
+        are. A subclass of one that does not look says so anew: what it overrides may look.
     """
 
     reads_model = True
@@ -42,7 +42,7 @@ class Callback:
     def sees_model(self, event: str) -> bool:
         """Whether it looks at the model at this event: it must have something to do then."""
         name = f"on_{event}"
-        return self.reads_model and (name in vars(self) or getattr(type(self), name) is not getattr(Callback, name))
+        return reads_model(self) and (name in vars(self) or getattr(type(self), name) is not getattr(Callback, name))
 
     def on_start(self, info: RunInfo) -> None:
         """Training is about to start or to go on."""
@@ -64,7 +64,9 @@ class Callback:
 
 
 class ProgressBar(Callback):
-    """A bar with epoch, loss, accuracy and the time left, drawn by rich; nothing where there is no terminal.
+    """A bar with epoch, loss, accuracy and the time left, drawn by rich, on a terminal only.
+
+    What `RunInfo.graph` says is printed anywhere.
 
     Parameters
     ----------
@@ -97,10 +99,10 @@ class ProgressBar(Callback):
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         self._info = info
+        if info.graph is not None:  # also in a pipe: what was asked for may not be done
+            self.console.print(info.graph, highlight=False, markup=False)
         if not self.console.is_terminal:
             return
-        if info.graph is not None:
-            self.console.print(info.graph, highlight=False, markup=False)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._progress = Progress(*columns, console=self.console, refresh_per_second=4)
         total = info.epochs * info.steps_per_epoch
@@ -151,7 +153,7 @@ class JsonLines(Callback):
 
     def write(self, entry: dict[str, Any]) -> None:
         """Write one object as a line."""
-        self.stream.write(json.dumps(_finite(entry), allow_nan=False) + "\n")
+        self.stream.write(json_line(entry) + "\n")
         self.stream.flush()
 
 
@@ -165,13 +167,3 @@ def epoch_line(record: EpochRecord) -> str:
     if record.validation_accuracy is not None:
         parts.append(f"test accuracy {record.validation_accuracy:.3f}")
     return "  ".join([*parts, f"{record.seconds:.1f} s"])
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(entry) for entry in value]
-    return value

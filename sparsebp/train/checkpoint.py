@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp.errors import FileFormatError
-from sparsebp.files import write_atomically
+from sparsebp.arguments import shown
+from sparsebp.errors import FileFormatError, OptionError
+from sparsebp.files import check_path, parse_json, read_file, write_atomically
 
 FORMAT = "sparsebp-checkpoint"
 VERSION = 1
@@ -44,15 +45,42 @@ def save_checkpoint(path: str | os.PathLike[str], checkpoint: Checkpoint) -> Non
 
     Raises
     ------
+    OptionError
+        A name or an array is one that safetensors cannot hold, or the state one that JSON cannot.
     OutputError
         The folder does not exist or cannot be written; what was at `path` before is untouched.
     """
+    from safetensors import SafetensorError
     from safetensors.numpy import save
 
-    tensors = {name: np.asarray(array, order="C") for name, array in checkpoint.tensors.items()}
-    state = json.dumps(checkpoint.state)
-    metadata = {"format": FORMAT, "version": str(VERSION), "state": state, "digest": _digest(tensors, state)}
-    write_atomically(Path(path), save(tensors, metadata))
+    state = json_text("The state of a checkpoint", checkpoint.state)
+    try:
+        tensors = {name: _native(array) for name, array in checkpoint.tensors.items()}
+        if "__metadata__" in tensors:  # what the format calls its header
+            raise ValueError("an array of the name __metadata__")
+        metadata = {"format": FORMAT, "version": str(VERSION), "state": state, "digest": _digest(tensors, state)}
+        content = save(tensors, metadata)
+    except (SafetensorError, TypeError, ValueError) as error:
+        raise OptionError("A checkpoint cannot hold these arrays", expected="real or boolean arrays by name",
+                          got=str(error), remedy="Convert them, or leave them out") from error  # fmt: skip
+    write_atomically(path, content)
+
+
+def json_text(name: str, value: Mapping[str, Any], *, finite: bool = False) -> str:
+    """Return `value` as JSON; arrays in it (of the states of random generators) become lists.
+
+    NaN and infinities are written as Python reads them, or refused if `finite`.
+
+    Raises
+    ------
+    OptionError
+        JSON cannot hold it: `name`, and why.
+    """
+    try:
+        return json.dumps(value, default=_listed, allow_nan=not finite)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise OptionError(f"{name} cannot be kept as JSON", expected="texts, numbers, truth values, lists and dicts",
+                          got=str(error), remedy="Convert what is something else") from error  # fmt: skip
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
@@ -61,28 +89,23 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     Raises
     ------
     FileFormatError
-        There is no such file, it is not a safetensors file, it was written by something else or a newer version, or its
-        content does not match its digest.
+        There is no such file, it is a FIFO or a device, it is not a safetensors file, it was written by something else
+        or a newer version, or its content does not match its digest.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
-    path = Path(path)
-    path = path / FILE_NAME if path.is_dir() else path
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise FileFormatError(
-            f"No checkpoint can be read at {path}",
-            expected="a checkpoint file",
-            got=error.strerror or str(error),
-            remedy="Give a checkpoint, or the folder that an earlier run wrote to",
-        ) from error
+    path = check_path("path", path)
+    path = path / FILE_NAME if os.path.isdir(path) else path
+    content = read_file(
+        path, f"No checkpoint can be read at {path}", expected="a checkpoint file", regular=True,
+        remedy="Give a checkpoint, or the folder that an earlier run wrote to",
+    )  # fmt: skip
     try:
         tensors = load(content)
         header_bytes = int.from_bytes(content[:8], "little")
-        metadata = json.loads(content[8 : 8 + header_bytes]).get("__metadata__") or {}
-    except (SafetensorError, ValueError, KeyError) as error:
+        metadata = parse_json(content[8 : 8 + header_bytes]).get("__metadata__") or {}
+    except (SafetensorError, ValueError, KeyError) as error:  # KeyError: a dtype that NumPy does not have
         raise FileFormatError(
             f"{path} is damaged or no checkpoint at all",
             expected="a safetensors file",
@@ -93,24 +116,50 @@ def load_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         raise FileFormatError(
             f"{path} was not written by sparsebp's trainer",
             expected=f"format {FORMAT!r} in the header",
-            got=repr(metadata.get("format")),
+            got=shown(metadata.get("format")),
             remedy="Weights alone are loaded with model.load_state_dict(safetensors.numpy.load_file(path))",
         )
     if metadata.get("version") != str(VERSION):
         raise FileFormatError(
             f"{path} has a version that this sparsebp does not read",
             expected=repr(str(VERSION)),
-            got=repr(metadata.get("version")),
+            got=shown(metadata.get("version")),
             remedy="Use the version of sparsebp that wrote it",
         )
-    if metadata.get("digest") != _digest(tensors, metadata.get("state", "")):
+    text = metadata.get("state", "")
+    if metadata.get("digest") != _digest(tensors, text):
         raise FileFormatError(
             f"{path} is damaged",
             expected=f"content of digest {metadata.get('digest')}",
-            got=_digest(tensors, metadata.get("state", "")),
+            got=_digest(tensors, text),
             remedy="Take another copy, or start anew",
         )
-    return Checkpoint(tensors, json.loads(metadata["state"]))
+    return Checkpoint(tensors, _state(path, text))
+
+
+def _state(path: Path, text: str) -> dict[str, Any]:
+    try:
+        state = parse_json(text)
+    except ValueError as error:
+        state, got = None, str(error)
+    else:
+        got = f"a {type(state).__name__}"
+    if not isinstance(state, dict):
+        raise FileFormatError(f"{path} has no state of a run", expected="a JSON object", got=got,
+                              remedy="Take another copy, or start anew")  # fmt: skip
+    return state
+
+
+def _native(array: Any) -> np.ndarray:
+    """Return an array in C order and in the byte order of this machine: safetensors keeps neither."""
+    array = np.asarray(array, order="C")
+    return array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def _listed(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is not JSON serializable")
 
 
 def _digest(tensors: Mapping[str, np.ndarray], state: str) -> str:

@@ -1,4 +1,4 @@
-"""The same training twice: with a scan for the backward, and with sequential back-propagation (BPPSA Fig. 6)."""
+"""The same training twice: with a scan for the backward, and with plain back-propagation (BPPSA Fig. 6)."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Comparison:
         )
 
 
-def compare_backward(train: Callable[[str], History], backward: str, reference: str = "linear") -> Comparison:
+def compare_backward(train: Callable[[str], History], backward: str, reference: str = "bp") -> Comparison:
     """Train with `backward` and with `reference`, and compare the losses step by step.
 
     Parameters

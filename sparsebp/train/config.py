@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import Any, ClassVar
+import math
+from typing import Any, ClassVar, get_args
 
 import numpy as np
 
+from sparsebp.arguments import check_choice, check_flag, check_integer, check_number, shown
 from sparsebp.data import Dataset
 from sparsebp.errors import OptionError
 from sparsebp.train.orders import Fusion, check_order
 
 CLASSES = 10
+_MOST = 2**31 - 1
+_WIDEST = 1000.0
+_KINDS: dict[str, tuple[type, bool]] = {
+    "int": (int, False), "int | None": (int, True), "float": (float, False), "float | None": (float, True),
+    "str": (str, False), "str | None": (str, True), "bool": (bool, False), "Fusion": (str, False),
+}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,28 +65,45 @@ class TrainConfig(abc.ABC):
         "optimizer": ("sgd", "adam", "adamw", "amsgrad", "adagrad", "adadelta", "rmsprop"),
         "lr_schedule": ("constant", "cosine", "onecycle"),
         "dtype": ("float32", "float64"),
+        "device": ("cpu", "cuda"),
+        "fusion": get_args(Fusion),
     }
-    at_least_one: ClassVar[tuple[str, ...]] = ("batch_size",)
-    reference: ClassVar[str]
-    """The `backward` that is sequential back-propagation."""
+    at_least_one: ClassVar[tuple[str, ...]] = ("batch_size", "accumulate", "samples")
+    positive: ClassVar[tuple[str, ...]] = ("lr", "clip_norm", "width", "retrain_lr")
 
     def __post_init__(self) -> None:
-        for name, choices in self.choices.items():
-            if getattr(self, name) not in choices:
-                raise OptionError(
-                    f"Unknown {name}",
-                    expected=" or ".join(map(repr, choices)),
-                    got=repr(getattr(self, name)),
-                    remedy="Pass one of them",
-                )
-        for name in self.at_least_one:
-            if getattr(self, name) < 1:
-                raise OptionError(
-                    f"{name} is too small", expected="1 or more", got=getattr(self, name), remedy=f"Raise {name}"
-                )
+        for field in dataclasses.fields(self):  # frozen: this is where NumPy's numbers become Python's
+            object.__setattr__(self, field.name, self.checked(field.name, getattr(self, field.name)))
         check_order(self.fusion, self.accumulate, self.schedule, self.clip_norm)
-        if not self.lr > 0:
-            raise OptionError("lr is not positive", expected="more than 0", got=self.lr, remedy="Pass 0.001, say")
+
+    @classmethod
+    def checked(cls, name: str, value: Any) -> Any:
+        """Return the value of an option as the configuration keeps it.
+
+        Raises
+        ------
+        OptionError
+            It has another type, or is outside its choices or range.
+        """
+        kind, optional = _KINDS[{field.name: str(field.type) for field in dataclasses.fields(cls)}[name]]
+        if value is None and optional:
+            return None
+        if kind is int:
+            return check_integer(name, value, int(name in cls.at_least_one), None if name == "seed" else _MOST)
+        if kind is float:
+            number = check_number(name, value, most=_WIDEST if name == "width" else math.inf)
+            if not number > 0 and name in cls.positive:
+                raise OptionError(f"{name} is not positive", expected="more than 0", got=value,
+                                  remedy="Pass 0.001, say")  # fmt: skip
+            return number
+        if kind is bool:
+            return check_flag(name, value)
+        if name in cls.choices:
+            return check_choice(name, value, cls.choices[name])
+        if not isinstance(value, str):
+            raise OptionError(f"{name} is no text", expected="a text", got=shown(value),
+                              remedy=f"Pass another {name}")  # fmt: skip
+        return value
 
     @property
     @abc.abstractmethod

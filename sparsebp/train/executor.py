@@ -11,8 +11,9 @@ from sparsebp.schedule import Schedule
 from sparsebp.train.actions import Actions, Batch, Step, Watch
 from sparsebp.train.graphs import Graphs
 from sparsebp.train.lanes import Lanes
-from sparsebp.train.program import Program, Task, check_fits, compile_program, fewer
+from sparsebp.train.program import Program, Task, check_fits, compile_program, fewer, without_frozen
 from sparsebp.train.stages import Stages
+from sparsebp.train.trained import check_even, trained_parameters
 
 
 class Executor:
@@ -30,9 +31,13 @@ class Executor:
     loss
         ``forward(prediction, target) -> (value, saved)`` with the mean over the batch, and ``input_grad(saved)``.
     optimizer
-        ``begin() -> update`` with ``update.apply(grads)`` and ``update.remaining``; built on ``model.parameters()``.
+        ``begin() -> update`` with ``update.apply(grads)`` and ``update.remaining``; built on ``model.parameters()``, or
+        on a part of them: of stages that it does not train no weight gradient is computed, nor any in front of the
+        first one that it trains. Its ``params`` say which, see `trained_parameters`, and its ``steps``, updates by
+        name, whether one was broken off.
     schedule
-        Of one worker, with one or two streams, and one update a step. A step that begins with updates (``first="U"``)
+        Of one worker, with one or two streams, and one update a step; W and U of stages that are not trained are left
+        out. A step that begins with updates (``first="U"``)
         or with the backward (``first="I"``) leaves work for the next one: `flush` does it.
     clip_norm
         Largest Euclidean norm of all gradients together; None does not clip.
@@ -44,7 +49,8 @@ class Executor:
     Raises
     ------
     OptionError
-        The schedule is not one of this model on one device, or it updates before there is a norm to clip by.
+        The schedule is not one of this model on one device, it updates before there is a norm to clip by, or the
+        optimizer's parameters are not the model's.
     ScheduleError
         The schedule cannot run.
 
@@ -58,8 +64,8 @@ class Executor:
         self, model: Any, loss: Any, optimizer: Any, schedule: Schedule, *, clip_norm: float | None = None,
         watch: Watch | None = None, graph: bool = False,
     ) -> None:  # fmt: skip
-        self.schedule = schedule
-        self.stages = Stages(model)
+        self.stages = Stages(model, trained_parameters(model, optimizer))
+        self.schedule = schedule = without_frozen(schedule, self.stages)
         check_fits(schedule, self.stages)
         self._actions = Actions(self.stages, loss, optimizer, clip_norm, watch or Watch())
         self._programs: dict[int, Program] = {}
@@ -76,6 +82,7 @@ class Executor:
         self._graphs = Graphs(self.stages, loss, optimizer, clip_norm, self._actions) if graph else None
         self._pending: tuple[Step, Program] | None = None
         self._late = schedule.graph.first == "I"
+        self._doubtful = True  # whether all parameters have had as many updates
 
     @property
     def pending(self) -> bool:
@@ -105,20 +112,33 @@ class Executor:
 
         Raises
         ------
+        OptionError
+            An update was broken off half-way before: by an error of the last step, or before this executor was made.
+            Parameters are then a step apart, and no further step is right.
         Exception
             Whatever an action raises. What the step before has left over is still there for `flush`.
         """
+        done: list[Step] = []
+        if self._doubtful:
+            done = self.flush()
+            check_even(self._actions.optimizer, self.stages.names)
+        self._doubtful = True
+        done += self._step(batches, tag)
+        self._doubtful = False
+        return done
+
+    def _step(self, batches: Sequence[Batch], tag: Any) -> list[Step]:
         program = self._program(len(batches))
         if self._graphs is not None and self._graphs.takes(batches):
             done = self.flush()
             captured = self._graphs.step(program, batches, tag)
-            return done + (self.step(batches, tag) if captured is None else [captured])
+            return done + (self._step(batches, tag) if captured is None else [captured])
         if self._pending is not None and self._pending[1] is not program:
             done = self.flush()
-            return done + self.step(batches, tag)
+            return done + self._step(batches, tag)
         before = None if self._pending is None else self._pending[0]
         step = Step(batches, len(self.stages), tag)
-        if self._lanes is None:
+        if self._lanes is None or len(program.lanes) == 1:  # of fewer micro-batches one stream may have nothing
             self._run(program.lanes[0], step, before)
         else:
             self._lanes.run(program, step, before)
@@ -152,7 +172,7 @@ class Executor:
             self._pending = None
             return []
         step.resumed = True
-        if self._lanes is not None:
+        if self._lanes is not None and len(program.lanes) > 1:
             self._lanes.finish(program, step)
         elif self._late:
             for task in program.lanes[0]:
@@ -165,9 +185,15 @@ class Executor:
         return [step] if self._late else []
 
     def close(self) -> None:
-        """End the threads of a schedule of two streams; `flush` first. A further `step` starts them anew."""
+        """End the threads of a schedule of two streams; `flush` first. A further `step` starts them anew.
+
+        What `flush` has not done is given up.
+        """
         if self._lanes is not None:
+            if self._pending is not None and len(self._pending[1].lanes) > 1:
+                self._lanes.give_up(self._pending[0])
             self._lanes.stop()
+        self._pending = None
 
     def _program(self, count: int) -> Program:
         if count not in self._programs:

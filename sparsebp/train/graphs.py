@@ -90,7 +90,7 @@ class Graphs:
 
     def takes(self, batches: Sequence[Batch]) -> bool:
         """Say whether the next step, of these batches, is for `step`; every step is to be asked for."""
-        if self.obstacles:
+        if self.obstacles or any(len(batch) > 2 for batch in batches):
             return False
         key = _shapes(batches)
         before, count = self._last

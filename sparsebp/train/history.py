@@ -9,7 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from sparsebp.arguments import shown
+from sparsebp.errors import FileFormatError
+
 STEP_FIELDS = ("loss", "accuracy", "grad_norm", "lr", "seconds")
+_KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (float,), "float | None": (float, type(None))}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +44,22 @@ class EpochRecord:
     def to_json(self) -> dict[str, Any]:
         """Return the record as a dict that JSON can hold."""
         return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, record: Any) -> EpochRecord:
+        """Build the record back from `to_json`.
+
+        Raises
+        ------
+        FileFormatError
+            It is not what that returns.
+        """
+        kinds = {field.name: _KINDS[str(field.type)] for field in dataclasses.fields(cls)}
+        fits = isinstance(record, dict) and record.keys() == kinds.keys()
+        if not fits or any(isinstance(v, bool) or not isinstance(v, kinds[name]) for name, v in record.items()):
+            raise FileFormatError("This is no record of an epoch", expected=", ".join(kinds), got=shown(record),
+                                  remedy="Pass what to_json returned")  # fmt: skip
+        return cls(**record)
 
 
 class History:
@@ -103,9 +123,22 @@ class History:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray], epochs: list[dict[str, Any]]) -> History:
-        """Build the history back from `to_arrays` and the records' `EpochRecord.to_json`."""
+        """Build the history back from `to_arrays` and the records' `EpochRecord.to_json`.
+
+        Raises
+        ------
+        FileFormatError
+            They are not what those return.
+        """
+        kinds = dict.fromkeys(STEP_FIELDS, np.float64) | {"samples": np.int64}
+        forms = {name: (array.shape, array.dtype) for name, array in arrays.items()}
+        steps = max((array.size for array in arrays.values()), default=0)
+        wanted = {name: ((steps,), np.dtype(kind)) for name, kind in kinds.items()}
+        if forms != wanted:
+            raise FileFormatError("This is no history of steps", expected=wanted, got=forms,
+                                  remedy="Pass what to_arrays returned")  # fmt: skip
         history = cls()
-        for name in (*STEP_FIELDS, "samples"):
+        for name in kinds:
             setattr(history, name, arrays[name].tolist())
-        history.epochs = [EpochRecord(**record) for record in epochs]
+        history.epochs = [EpochRecord.from_json(record) for record in epochs]
         return history

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from sparsebp.data import Dataset, ImageDataset, load_cifar10, load_digit_images, load_mnist_images
 from sparsebp.errors import OptionError
 from sparsebp.train.config import CLASSES, TrainConfig, chosen_samples
+from sparsebp.types import BACKWARDS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,10 +47,9 @@ class ImageConfig(TrainConfig):
     choices: ClassVar[dict[str, tuple[str, ...]]] = TrainConfig.choices | {
         "task": ("mnist", "digits", "cifar10"),
         "model": ("lenet5", "vgg11", "mobilenetv2", "densenet"),
-        "backward": ("bp", "linear", "blelloch", "hybrid", "chunked", "auto"),
+        "backward": BACKWARDS,
         "prune_method": ("class_blind", "class_uniform", "class_distribution"),
     }
-    reference: ClassVar[str] = "bp"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,9 +64,6 @@ class ImageConfig(TrainConfig):
                 "The amount to prune is out of range", expected="a number from 0 to below 1", got=self.prune,
                 remedy="Pass the share of the weights that is to go, 0.97 say",
             )  # fmt: skip
-        if self.retrain_lr is not None and not self.retrain_lr > 0:
-            raise OptionError("retrain_lr is not positive", expected="more than 0", got=self.retrain_lr,
-                              remedy="Pass 0.001, say")  # fmt: skip
         if (self.task == "cifar10") != (self.data is not None):
             raise OptionError(
                 "A folder of images belongs to cifar10 alone" if self.data else "CIFAR-10 is not part of any package",
@@ -141,5 +138,5 @@ class ImageConfig(TrainConfig):
     def before_pruning(self) -> ImageConfig:
         """Return the configuration of the training before pruning."""
         return dataclasses.replace(
-            self, backward=self.reference, prune=None, prune_method="class_uniform", retrain_epochs=0, retrain_lr=None
+            self, backward="bp", prune=None, prune_method="class_uniform", retrain_epochs=0, retrain_lr=None
         )

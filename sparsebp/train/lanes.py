@@ -1,9 +1,9 @@
 """Two streams: two threads, each runs its tasks in order, and waits for what the other must have done.
 
 On a CPU, kernels and matrix products release the GIL, so those of one stream run beside those of the other. Each thread
-computes on one core: one BLAS thread, one Numba thread, and no parallel region, which not every threading layer of
-Numba's can enter twice at once. On a GPU each thread gives its work to a stream of the device, the first one of the
-higher priority (Oh et al., EuroSys 2022, §4.1), and the streams wait for events as the threads do.
+computes on one core: one BLAS thread, and kernels without helpers, which would take the other's. On a GPU each thread
+gives its work to a stream of the device, the first one of the higher priority (Oh et al., EuroSys 2022, §4.1), and the
+streams wait for events as the threads do.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ class Lanes:
             with self._streams[0]:
                 self._run(program.lanes[0], step, before)
                 if not program.late:
-                    self._wait(step, -1)
+                    self._wait(step, -1, step)
                     step.kept = None
                 elif before is not None:
                     before.kept = None  # all of its updates have been waited for
             if not program.late:
                 self._leave()
         except BaseException as error:
-            raise self._abort(step, error) from None
+            raise self._abort(step, error, before) from None
 
     def finish(self, program: Program, step: Step) -> None:
         """Compute the gradients that a step has left over on either stream.
@@ -87,14 +87,18 @@ class Lanes:
         try:
             with self._streams[0]:
                 self._run((task for task in program.lanes[0] if task.old and not task.updates), step, step)
-                self._wait(step, -1)
+                self._wait(step, -1, step)
                 step.kept = None
             self._leave()
         except BaseException as error:
             raise self._abort(step, error) from None
 
+    def give_up(self, step: Step) -> None:
+        """Let the second stream end a step without what the first one has left over."""
+        _release(step)
+
     def stop(self) -> None:
-        """End the second thread."""
+        """End the second thread; it waits for the first stream if a step is neither finished nor given up."""
         if self._thread is not None:
             self._jobs.put(None)
             self._thread.join()
@@ -134,34 +138,40 @@ class Lanes:
     def _run(self, tasks: Iterable[Task], step: Step, before: Step | None) -> None:
         for task in tasks:
             if not task.old:
-                self._do(task, step, before)
+                self._do(task, step, before, step)
             elif before is not None:
-                self._do(task, before, before)
+                self._do(task, before, before, step)
 
-    def _do(self, task: Task, step: Step, before: Step | None) -> None:
+    def _do(self, task: Task, step: Step, before: Step | None, current: Step) -> None:
+        """Do a task of `step`: of `current`, by which the other stream says that it has failed, or of that before."""
         for event, of_before in task.waits:
             if not of_before:
-                self._wait(step, event)
+                self._wait(step, event, current)
             elif before is not None:
-                self._wait(before, event)
-        if step.aborted:
+                self._wait(before, event, current)
+        if step.aborted or current.aborted:
             raise _Aborted
         task.run(step)
         if task.signal is not None:
             step.marks[task.signal] = backend.record(self._xp)
             step.events[task.signal] = True
 
-    def _wait(self, step: Step, event: int) -> None:
-        _await(step, event)
-        if step.aborted:
+    def _wait(self, step: Step, event: int, current: Step) -> None:
+        _await(step, event, current)
+        if step.aborted or current.aborted:
             raise _Aborted
         backend.wait(self._xp, step.marks[event])
 
-    def _abort(self, step: Step, error: BaseException) -> BaseException:
-        """Let the second stream end `step`; return what to raise."""
+    def _abort(self, step: Step, error: BaseException, before: Step | None = None) -> BaseException:
+        """Let the second stream end `step`; return what to raise.
+
+        The second stream may still be at work on the step before, and wait for the first one: `finish` goes on with
+        that, and `step` ends behind it.
+        """
         _release(step)
-        _await(step, -1)
-        self._leave()
+        if before is None or before.aborted or before.events[-1]:
+            _await(step, -1)
+            self._leave()
         first, self._error = self._error, None
         return error if first is None or not isinstance(error, _Aborted) else first
 
@@ -180,13 +190,13 @@ def _release(step: Step) -> None:
     step.events[:-1] = [True] * (len(step.events) - 1)
 
 
-def _await(step: Step, event: int) -> None:
-    """Wait until something is done, by looking again and again, ever less often.
+def _await(step: Step, event: int, current: Step | None = None) -> None:
+    """Wait until something is done, or `current` is given up, by looking again and again, ever less often.
 
     Who has done it just says so. To wake a thread that sleeps until then takes a system call and, on a virtual machine,
     an interrupt of another core: some 100 us at the expense of who goes on, several times a small action.
     """
     pause = SHORTEST
-    while not step.events[event]:
+    while not step.events[event] and not (current is not None and event != -1 and current.aborted):
         time.sleep(pause)
         pause = min(2 * pause, LONGEST)

@@ -6,13 +6,57 @@ import os
 from pathlib import Path
 from typing import Any, get_args
 
+from sparsebp.arguments import check_integer, check_sequence, shown
 from sparsebp.errors import OptionError
+from sparsebp.optim.chained import ChainedScheduler
 from sparsebp.schedule import Schedule
 from sparsebp.schedule.action_csv import read_csv
 from sparsebp.schedule.builders import Fusion, conventional
 from sparsebp.train.stages import Stages
 
-__all__ = ["Fusion", "check_order", "found_order", "order_of"]
+__all__ = ["Fusion", "check_order", "check_parts", "found_order", "order_of", "scheduler_of"]
+
+
+def check_parts(model: Any, loss: Any, optimizer: Any, callbacks: Any) -> None:
+    """Refuse what cannot be trained with, before anything is done.
+
+    Raises
+    ------
+    OptionError
+        The message says which, and what it lacks.
+    """
+    for name, thing, wanted in (
+        ("model", model, ("forward", "parameters", "state_dict")), ("loss", loss, ("forward",)),
+        ("optimizer", optimizer, ("lr",)),
+    ):  # fmt: skip
+        lacking = [attribute for attribute in wanted if not hasattr(thing, attribute)]
+        if lacking or isinstance(thing, type):
+            raise OptionError(
+                f"The {name} cannot be used", expected=", ".join(wanted),
+                got=f"the class {thing.__name__} itself" if isinstance(thing, type) else
+                f"{type(thing).__name__} without {', '.join(lacking)}", remedy=f"Pass a {name} of sparsebp",
+            )  # fmt: skip
+    for callback in check_sequence("callbacks", callbacks, "callbacks"):
+        if not hasattr(callback, "sees_model"):
+            raise OptionError("Not a callback", expected="a sparsebp.train.Callback", got=type(callback).__name__,
+                              remedy="Derive it from Callback")  # fmt: skip
+
+
+def scheduler_of(given: Any, optimizer: Any) -> Any:
+    """Return the learning-rate schedule of a trainer: the one given, or those given chained; None for none.
+
+    Raises
+    ------
+    OptionError
+        It is none, or one of another optimizer, whose rates it would change.
+    """
+    if given is None or (isinstance(given, list | tuple) and not given):
+        return None
+    chained = ChainedScheduler(given if isinstance(given, list | tuple) else [given])
+    if chained.optimizer is not None and chained.optimizer is not optimizer:
+        raise OptionError("The learning-rate schedule is of another optimizer", expected="the trainer's optimizer",
+                          got=f"another {type(chained.optimizer).__name__}", remedy="Build it on this one")  # fmt: skip
+    return chained if isinstance(given, list | tuple) else given
 
 
 def check_order(fusion: Any, accumulate: int, schedule: Any, clip_norm: float | None) -> None:
@@ -24,10 +68,12 @@ def check_order(fusion: Any, accumulate: int, schedule: Any, clip_norm: float | 
         The message says which, and why.
     """
     if fusion not in get_args(Fusion):
-        raise OptionError("Unknown fusion", expected=" or ".join(map(repr, get_args(Fusion))), got=repr(fusion),
+        raise OptionError("Unknown fusion", expected=" or ".join(map(repr, get_args(Fusion))), got=shown(fusion),
                           remedy="Pass one of them")  # fmt: skip
-    if not accumulate >= 1:
-        raise OptionError("accumulate is too small", expected="1 or more", got=accumulate, remedy="Raise accumulate")
+    check_integer("accumulate", accumulate, 1)
+    if not isinstance(schedule, str | os.PathLike | Schedule):
+        raise OptionError("Not a schedule", expected="'conventional', 'ooo', a path, or a sparsebp.schedule.Schedule",
+                          got=type(schedule).__name__, remedy="Pass one of them")  # fmt: skip
     if fusion == "backward" and clip_norm is not None:
         raise OptionError(
             "Backward-fusion updates before the norm of all gradients is known", expected="clip_norm=None",
@@ -43,7 +89,7 @@ def check_order(fusion: Any, accumulate: int, schedule: Any, clip_norm: float | 
         )  # fmt: skip
     if schedule != "conventional" and fusion != "none":
         raise OptionError("A schedule places the updates itself", expected="fusion='none' beside it",
-                          got=repr(fusion), remedy="Leave fusion out, or use schedule='conventional'")  # fmt: skip
+                          got=shown(fusion), remedy="Leave fusion out, or use schedule='conventional'")  # fmt: skip
 
 
 def order_of(

@@ -17,6 +17,7 @@ from sparsebp.train.candidates import FoundSchedule, candidates
 from sparsebp.train.executor import Executor
 from sparsebp.train.profile import TimedExecutor, alone_order, measured_costs, measured_slowdowns, with_handing
 from sparsebp.train.stages import Stages
+from sparsebp.train.trained import trained_parameters
 
 MEASURED = 5
 """Steps measured by themselves, and as many side by side; one before each is not."""
@@ -69,7 +70,7 @@ class OutOfOrderExecutor:
         self, model: Any, loss: Any, optimizer: Any, *, watch: Watch | None = None, memory_cap: float = MEMORY_CAP,
         steps: int = MEASURED, graph: bool = False, clock: Callable[[], float] = time.perf_counter,
     ) -> None:  # fmt: skip
-        self.stages = Stages(model)
+        self.stages = Stages(model, trained_parameters(model, optimizer))
         self.found: FoundSchedule | None = None
         self.costs: Costs | None = None
         self._parts, self._watch = (model, loss, optimizer), watch
@@ -112,7 +113,7 @@ class OutOfOrderExecutor:
         """Run one step; see `Executor.step`."""
         if self.found is not None:
             return self._executor.step(batches, tag)
-        samples = sum(len(target) for _, target in batches)
+        samples = sum(len(batch[1]) for batch in batches)
         self._samples = samples if self._samples is None else self._samples
         if samples != self._samples:
             return self._uncounted(batches, tag)

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp.errors import MissingDependencyError, OutputError
+from sparsebp.errors import MissingDependencyError
+from sparsebp.files import write_figure
 from sparsebp.train.history import History
 
 
@@ -68,22 +69,12 @@ def save_loss_curve(history: History, path: str | os.PathLike[str], *, title: st
     MissingDependencyError
         matplotlib is not installed.
     OutputError
-        The file cannot be written.
+        The file cannot be written, or the suffix is of no format.
     """
-    path = Path(path)
     ax = plot_history(history)
     if title is not None:
         ax.set_title(title)
-    try:
-        ax.figure.savefig(path, dpi=150, bbox_inches="tight")
-    except OSError as error:
-        raise OutputError(
-            f"{path} cannot be written",
-            expected="a folder with write permission and free space",
-            got=error.strerror or str(error),
-            remedy="Choose another output folder",
-        ) from error
-    return path
+    return write_figure(ax.figure, path, dpi=150, bbox_inches="tight")
 
 
 def _new_axes() -> Any:

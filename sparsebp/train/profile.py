@@ -98,8 +98,9 @@ class TimedExecutor(Executor):
     def _bytes_of(self, action: Action, step: Step) -> StageBytes:
         number, m = action.stage, action.microbatch or 0
         output = step.predictions[m] if step.flow[m] is None else step.flow[m]
+        gradients = step.for_weights[m][number] or step.for_input[m][number]  # there are some of the last stage alone
         # What two stages keep counts for the first: it is the last to be done with it.
-        found = dict(_arrays([step.for_input[m][number], step.for_weights[m][number]]))
+        found = dict(_arrays(step.saved[m][number] if gradients is None else gradients.saved))
         saved = sum(size for key, size in found.items() if key not in self._known)
         self._known.update(found)
         parameters = self.stages[number].layer.parameters().values()

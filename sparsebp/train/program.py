@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import NamedTuple
 
 from sparsebp.errors import OptionError
-from sparsebp.schedule import Action, Schedule, actions_of, parts_of, validate
+from sparsebp.schedule import Action, Schedule, StepGraph, actions_of, parts_of, validate
 from sparsebp.train.actions import Actions, Run
 from sparsebp.train.stages import Stages
 
@@ -112,9 +112,21 @@ def check_fits(schedule: Schedule, stages: Stages) -> None:
 def fewer(schedule: Schedule, count: int) -> Schedule:
     """Return `schedule` for the first `count` of its micro-batches."""
     graph = replace(schedule.graph, microbatches=count)
+    return _part_of(schedule, graph, lambda part: (part.microbatch or 0) < count)
+
+
+def without_frozen(schedule: Schedule, stages: Stages) -> Schedule:
+    """Return `schedule` without W and U of the stages whose parameters are not trained, if it has any."""
+    idle = stages.frozen - schedule.graph.unweighted
+    if not idle:
+        return schedule
+    graph = replace(schedule.graph, unweighted=schedule.graph.unweighted | idle)
+    return _part_of(schedule, graph, lambda part: part.kind not in "WU" or part.stage not in idle)
+
+
+def _part_of(schedule: Schedule, graph: StepGraph, keeps: Callable[[Action], bool]) -> Schedule:
     lanes = tuple(
-        replace(lane, cells=tuple(part for part in _parts(lane.cells) if (part.microbatch or 0) < count))
-        for lane in schedule.lanes
+        replace(lane, cells=tuple(part for part in _parts(lane.cells) if keeps(part))) for lane in schedule.lanes
     )
     return replace(schedule, graph=graph, lanes=tuple(lane for lane in lanes if lane.cells))
 

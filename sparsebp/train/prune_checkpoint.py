@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparsebp import backend
 from sparsebp.errors import FileFormatError, OptionError
-from sparsebp.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from sparsebp.files import check_path
+from sparsebp.train.checkpoint import FILE_NAME, Checkpoint, load_checkpoint, save_checkpoint
 from sparsebp.train.recipe import config_of
+from sparsebp.train.run_folder import held_if_run
+from sparsebp.train.state import take_weights
 
 if TYPE_CHECKING:
     from sparsebp.nn import PruneReport
@@ -34,15 +38,26 @@ def prune_checkpoint(
     FileFormatError
         The file is not a checkpoint of such a run.
     OptionError
-        `amount` or `method` cannot be had.
+        `amount` or `method` cannot be had, or `out` is the checkpoint itself.
     OutputError
-        `out` cannot be written.
+        `out` cannot be written, or a run holds its folder.
     """
+    path, out = check_path("path", path), check_path("out", out)
+    with held_if_run(out.parent):
+        return _prune(path, out, amount, method)
+
+
+def _prune(path: Path, out: Path, amount: float, method: Any) -> PruneReport:
     from sparsebp import nn
 
-    checkpoint = load_checkpoint(path)
+    source = path / FILE_NAME if os.path.isdir(path) else path
+    checkpoint = load_checkpoint(source)
+    if os.path.exists(out) and os.path.samefile(source, out):
+        raise OptionError("out is the checkpoint itself, which would be lost", expected="another file", got=out,
+                          remedy="Give the pruned network another name")  # fmt: skip
     try:
-        model = config_of(checkpoint.state["config"]).build_model()
+        described = checkpoint.state.get("config")
+        model = config_of(described if isinstance(described, dict) else {}).build_model()
     except OptionError as error:
         raise FileFormatError(
             f"{path} does not say what network it is of",
@@ -50,7 +65,8 @@ def prune_checkpoint(
             got=str(error),
             remedy="Load the weights into your model, call sparsebp.prune, and save its state_dict",
         ) from error
-    model.to("cpu").load_state_dict(checkpoint.part("model"))
+    model.to("cpu")
+    take_weights(model, checkpoint, path)
     report = nn.prune(model, amount, method)
     state = {name: backend.to_host(array) for name, array in model.state_dict().items()}
     tensors = dict(checkpoint.tensors) | {f"model.{name}": array for name, array in state.items()}
@@ -58,6 +74,9 @@ def prune_checkpoint(
         mask = state[f"{name}.weight_mask"]
         for stored in tensors:
             if stored.startswith("optimizer.") and stored.endswith(f".{name}.weight"):
+                if tensors[stored].shape != mask.shape:
+                    raise FileFormatError(f"{path} is damaged: {stored}", expected=mask.shape,
+                                          got=tensors[stored].shape, remedy="Take another copy")  # fmt: skip
                 tensors[stored] = tensors[stored] * mask
     save_checkpoint(out, Checkpoint(tensors, {**checkpoint.state, "pruning": report.to_json()}))
     return report

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from sparsebp import backend
+from sparsebp.arguments import check_choice
 from sparsebp.data import Dataset
 from sparsebp.errors import OptionError
 from sparsebp.train.callbacks import Callback
@@ -59,17 +60,15 @@ def config_for(task: str, **options: Any) -> TrainConfig:
     OptionError
         A value is outside its choices or range, or an option does not belong to the task.
     """
-    if task not in _DEFAULTS:
-        raise OptionError("Unknown task", expected=" or ".join(map(repr, _DEFAULTS)), got=repr(task),
-                          remedy="Pass one of them")  # fmt: skip
+    check_choice("task", task, _DEFAULTS)
     family: type[TrainConfig] = RecurrentConfig if task in RecurrentConfig.choices["task"] else ImageConfig
     given = {name: value for name, value in options.items() if value is not None}
     foreign = sorted(given.keys() - {field.name for field in dataclasses.fields(family)})
     if foreign:
         raise OptionError(f"An option does not belong to {task}", got=", ".join(foreign), remedy="Leave it out")
-    chosen = _DEFAULTS[task] | given
-    if family is ImageConfig:  # an unknown model is refused by the configuration itself
-        chosen = _MODEL_DEFAULTS.get(chosen["model"], _MODEL_DEFAULTS["lenet5"]) | chosen
+    chosen = _DEFAULTS[task] | {name: family.checked(name, value) for name, value in given.items()}
+    if family is ImageConfig:
+        chosen = _MODEL_DEFAULTS[chosen["model"]] | chosen
     if "prune" in chosen:
         chosen = {"retrain_epochs": chosen["epochs"]} | _RETRAIN_DEFAULTS.get(chosen["model"], {}) | chosen
     elif _RETRAINING & given.keys():

@@ -11,7 +11,7 @@ from sparsebp.data import ArrayDataset, BitstreamDataset, Dataset, load_digits
 from sparsebp.data.digits import PIXELS
 from sparsebp.errors import OptionError
 from sparsebp.train.config import CLASSES, TrainConfig, check_samples, chosen_samples
-from sparsebp.types import SCAN_ALGORITHMS
+from sparsebp.types import BACKWARDS
 
 _CHRONO_FROM = 100  # steps: shorter sequences need no help to be remembered
 
@@ -40,10 +40,9 @@ class RecurrentConfig(TrainConfig):
     choices: ClassVar[dict[str, tuple[str, ...]]] = TrainConfig.choices | {
         "task": ("seqmnist", "bitstream"),
         "model": ("rnn", "gru"),
-        "backward": SCAN_ALGORITHMS,
+        "backward": BACKWARDS,
     }
-    at_least_one: ClassVar[tuple[str, ...]] = ("hidden", "layers", "seq_len", "batch_size")
-    reference: ClassVar[str] = "linear"
+    at_least_one: ClassVar[tuple[str, ...]] = (*TrainConfig.at_least_one, "hidden", "layers", "seq_len")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sparsebp import backend
 from sparsebp.errors import NonFiniteError
+from sparsebp.optim.lr_scheduler import reads_model
 from sparsebp.train import finite
-from sparsebp.train.actions import Step, Watch
+from sparsebp.train.actions import Batch, Step, Watch
 from sparsebp.train.candidates import SCHEDULE_NAME
 from sparsebp.train.executor import Executor
 from sparsebp.train.orders import found_order, order_of
 from sparsebp.train.out_of_order import OutOfOrderExecutor
 from sparsebp.train.stages import Stages
+from sparsebp.train.trained import check_live, trained_parameters
 from sparsebp.types import Array
 
 if TYPE_CHECKING:
@@ -49,8 +50,8 @@ class Runner(Watch):
         self.trainer = trainer
         self.begun = trainer.history.steps
         self._recorded = 0.0
-        self._device = backend.device_of(next(iter(trainer.model.parameters().values())))
-        stages, parts = Stages(trainer.model), (trainer.model, trainer.loss, trainer.optimizer)
+        self._trained = trained_parameters(trainer.model, trainer.optimizer)
+        stages, parts = Stages(trainer.model, self._trained), (trainer.model, trainer.loss, trainer.optimizer)
         folder = trainer.checkpoint_dir
         found = None if trainer.found_schedule is None else trainer.found_schedule.schedule
         if trainer.schedule == "ooo" and found is None and folder is not None:
@@ -63,16 +64,25 @@ class Runner(Watch):
             self.executor = Executor(*parts, order, clip_norm=trainer.clip_norm, watch=self, graph=trainer.graph)
         trainer.order = self.executor.schedule
 
-    def step(self, batches: Sequence[tuple[np.ndarray, np.ndarray]], epoch: int) -> None:
-        """Run one step, and record and tell what is known by then."""
+    def step(self, batches: Sequence[Batch], epoch: int) -> None:
+        """Run one step, and record and tell what is known by then.
+
+        Raises
+        ------
+        OptionError
+            Somebody has replaced a parameter that the optimizer trains.
+        """
         trainer = self.trainer
+        check_live(trainer.model, self._trained)
         tag = _Tag(self.begun, epoch, float(trainer.optimizer.lr), time.perf_counter())
-        moved = [(backend.to_device(x, self._device), backend.to_device(t, self._device)) for x, t in batches]
         self.begun += 1
         with np.errstate(over="ignore", invalid="ignore"):  # found by the checks, which say where
-            finished = self.executor.step(moved, tag)
-            if trainer.lr_scheduler is not None and not trainer._waits_for_epochs:
-                trainer.lr_scheduler.step()
+            finished = self.executor.step(batches, tag)
+            scheduler = trainer.lr_scheduler
+            if scheduler is not None and not getattr(scheduler, "needs_metric", False):
+                if reads_model(scheduler):
+                    finished += self.executor.flush()
+                scheduler.step()
             if any(callback.sees_model("step") for callback in trainer.callbacks):
                 finished += self.executor.flush()
         self._record(finished)
@@ -102,15 +112,21 @@ class Runner(Watch):
                 finished = self.executor.flush()
             self._record(finished)
 
-    def close(self) -> None:
-        """Do what is left over after an error as well; what is not finite has been said by then."""
-        with contextlib.suppress(NonFiniteError), np.errstate(over="ignore", invalid="ignore"):
-            self._record(self.executor.flush(), tell=False)
-        self.executor.close()
+    def close(self, *, failed: bool = False) -> None:
+        """Do what is left over, and end the threads.
+
+        After an error what is left over may fail as well: the first error is the one to tell.
+        """
+        try:
+            quiet = contextlib.suppress(Exception if failed else NonFiniteError)
+            with quiet, np.errstate(over="ignore", invalid="ignore"):
+                self._record(self.executor.flush(), tell=False)
+        finally:
+            self.executor.close()
 
     def _record(self, steps: Iterable[Step], *, tell: bool = True) -> None:
         for step in steps:
-            tag, targets = step.tag, [target for _, target in step.batches]
+            tag, targets = step.tag, [batch[1] for batch in step.batches]
             right = [accuracy(p, t) for p, t in zip(step.predictions, targets, strict=True)]
             whole = right[0] if len(right) == 1 else sum(s * r for s, r in zip(step.shares, right, strict=True))
             now = time.perf_counter()
@@ -127,7 +143,7 @@ class Runner(Watch):
     def loss(self, step: Step, m: int, value: float) -> None:
         """Stop if the loss is not finite."""
         if not math.isfinite(value):
-            tag, (x, target) = step.tag, step.batches[m]
+            tag, (x, target) = step.tag, step.batches[m][:2]
             raise finite.loss_error(
                 tag.number, tag.epoch, value, self.trainer.model, x, target, step.predictions[m],
                 self.trainer._last_good(),

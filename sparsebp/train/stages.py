@@ -17,13 +17,16 @@ class Stage:
     name, layer
         As `Layer.stages` gives them.
     parameters
-        The model's name of every parameter by the name that the layer's `weight_grad` uses. Two of them are one where
-        the layer, or the model, shares it.
+        The model's name of every parameter that is trained by the name that the layer's `weight_grad` uses. Two of them
+        are one where the layer, or the model, shares it.
+    frozen
+        Whether it has parameters and none of them is trained.
     """
 
     name: str
     layer: Any
     parameters: dict[str, str]
+    frozen: bool = False
 
 
 class Stages:
@@ -33,21 +36,23 @@ class Stages:
     ----------
     model
         A `Layer`, or anything with ``forward``, ``weight_grad`` and ``parameters``: that is one stage.
+    trained
+        The names of the parameters that are trained, in the model's order; None: all. The others are as good as none.
 
     Attributes
     ----------
     names
-        The names of all parameters, in the model's order.
+        The names of all parameters that are trained.
     first
-        The number of the first stage with parameters: no gradient is needed at its input, nor before it.
+        The number of the first stage with such parameters: no gradient is needed at its input, nor before it.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, trained: Iterable[str] | None = None) -> None:
         self.model = model
-        self.names = tuple(model.parameters())
+        self.names = tuple(model.parameters() if trained is None else trained)
         parts = model.stages() if hasattr(model, "stages") else [("", model)]
         shared = model.shared_names() if hasattr(model, "shared_names") else {name: name for name in self.names}
-        self.all = [Stage(name, layer, _parameters(name, layer, shared)) for name, layer in parts]
+        self.all = [_stage(name, layer, shared, frozenset(self.names)) for name, layer in parts]
         self.first = min((number for number, stage in enumerate(self.all) if stage.parameters), default=len(self.all))
 
     def __len__(self) -> int:
@@ -58,8 +63,13 @@ class Stages:
 
     @property
     def unweighted(self) -> frozenset[int]:
-        """The stages without parameters."""
+        """The stages without parameters that are trained."""
         return frozenset(number for number, stage in enumerate(self.all) if not stage.parameters)
+
+    @property
+    def frozen(self) -> frozenset[int]:
+        """The stages with parameters none of which is trained."""
+        return frozenset(number for number, stage in enumerate(self.all) if stage.frozen)
 
     @property
     def scans(self) -> bool:
@@ -100,6 +110,8 @@ class Stages:
         return taken
 
 
-def _parameters(prefix: str, layer: Any, shared: dict[str, str]) -> dict[str, str]:
+def _stage(prefix: str, layer: Any, shared: dict[str, str], trained: frozenset[str]) -> Stage:
     own = layer.shared_names() if hasattr(layer, "shared_names") else layer.parameters()
-    return {name: shared[f"{prefix}.{name}" if prefix else name] for name in own}
+    parameters = {name: shared[f"{prefix}.{name}" if prefix else name] for name in own}
+    kept = {key: name for key, name in parameters.items() if name in trained}
+    return Stage(prefix, layer, kept, frozen=bool(parameters) and not kept)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparsebp import backend
-from sparsebp.errors import FileFormatError
+from sparsebp.arguments import shown
+from sparsebp.errors import FileFormatError, OptionError, SparseBPError
 from sparsebp.nn.prunable import MASK
-from sparsebp.train.checkpoint import Checkpoint, load_checkpoint
+from sparsebp.train.checkpoint import Checkpoint, json_text, load_checkpoint
 from sparsebp.train.history import History
 
 if TYPE_CHECKING:
@@ -37,25 +42,41 @@ def pack(trainer: Trainer, position: Mapping[str, int]) -> Checkpoint:
     return Checkpoint(tensors, state)
 
 
+def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration of a run as a checkpoint gives it back.
+
+    Raises
+    ------
+    OptionError
+        JSON cannot hold it, or it holds NaN or infinity: no resumed run could be compared with it.
+    """
+    if not isinstance(config, Mapping):
+        raise OptionError("config is no mapping", expected="a dict of what describes the run",
+                          got=type(config).__name__, remedy="Pass a dict")  # fmt: skip
+    described: dict[str, Any] = json.loads(json_text("config", dict(config), finite=True))
+    return described
+
+
 def restore(trainer: Trainer, checkpoint: Checkpoint, shape: Mapping[str, int], path: Path) -> tuple[int, int]:
     """Check that `checkpoint` belongs to this run, load it into `trainer`, and return the next (epoch, batch).
 
     Raises
     ------
     FileFormatError
-        Something differs; nothing has been changed then.
+        Something differs, or is damaged; nothing has been changed then.
     """
+    history = _checked_history(path, checkpoint)
     state = checkpoint.state
     position = state["position"]
+    for name in sorted(set(state["config"]) | set(trainer.config), key=lambda name: (name != "task", name)):
+        _check_same(path, name, state["config"].get(name), trainer.config.get(name))  # another task explains the rest
     for name, value in shape.items():
         _check_same(path, name, position[name], value)
-    for name in sorted(set(state["config"]) | set(trainer.config)):
-        _check_same(path, name, state["config"].get(name), trainer.config.get(name))
     if trainer._seed_given:
         _check_same(path, "the seed", state["seed"], trainer.seed)
     _check_same(path, "the learning-rate schedule", state["lr_scheduler"] is not None, trainer.lr_scheduler is not None)
-    generators = sorted(name for name, _ in _generators(trainer.model))
-    _check_same(path, "the layers that draw random numbers", sorted(state["generators"]), generators)
+    generators = dict(_generators(trainer.model))
+    _check_same(path, "the layers that draw random numbers", sorted(state["generators"]), sorted(generators))
     weights = checkpoint.part("model")
     _check_weights(
         path, weights, trainer.model.state_dict(),
@@ -64,15 +85,17 @@ def restore(trainer: Trainer, checkpoint: Checkpoint, shape: Mapping[str, int], 
     optimizer_state = checkpoint.part("optimizer") | state["optimizer"]
     _check_same(path, "the optimizer's state", sorted(optimizer_state), sorted(trainer.optimizer.state_dict()))
 
-    trainer.model.load_state_dict(weights)
-    trainer.optimizer.load_state_dict(optimizer_state)
-    if trainer.lr_scheduler is not None:
-        trainer.lr_scheduler.load_state_dict(state["lr_scheduler"])
-    for name, generator in _generators(trainer.model):
-        generator.bit_generator.state = state["generators"][name]
-    trainer.seed = int(state["seed"])
-    trainer.history = History.from_arrays(checkpoint.part("history"), state["epochs"])
-    return int(position["epoch"]), int(position["batch"])
+    with _loading(path), _all_or_nothing(trainer):
+        trainer.optimizer.load_state_dict(optimizer_state)
+        if trainer.lr_scheduler is not None:
+            trainer.lr_scheduler.load_state_dict(state["lr_scheduler"])
+        if not 0 <= trainer.optimizer.lr < math.inf:
+            raise ValueError(f"a learning rate of {trainer.optimizer.lr}")
+        for name, generator in generators.items():
+            generator.bit_generator.state = state["generators"][name]
+        trainer.model.load_state_dict(weights)
+    trainer.seed, trainer.history = state["seed"], history
+    return position["epoch"], position["batch"]
 
 
 def load_weights(model: Any, path: str | os.PathLike[str]) -> None:
@@ -90,10 +113,79 @@ def load_weights(model: Any, path: str | os.PathLike[str]) -> None:
     FileFormatError
         It is no checkpoint, or of another architecture; nothing has been changed then.
     """
-    weights = load_checkpoint(path).part("model")
+    take_weights(model, load_checkpoint(path), Path(path))
+
+
+def take_weights(model: Any, checkpoint: Checkpoint, path: Path) -> None:
+    """Do what `load_weights` does with a checkpoint that has been read already."""
+    weights = checkpoint.part("model")
     remedy = "Build the model with the arguments of the checkpoint's run"
-    _check_weights(Path(path), weights, model.state_dict(), remedy)
-    model.load_state_dict(weights)
+    _check_weights(path, weights, model.state_dict(), remedy)
+    with _loading(path):
+        model.load_state_dict(weights)
+
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "seed": (int,), "position": (dict,), "config": (dict,), "optimizer": (dict,), "lr_scheduler": (dict, type(None)),
+    "generators": (dict,), "epochs": (list,),
+}  # fmt: skip
+
+
+def _checked_history(path: Path, checkpoint: Checkpoint) -> History:
+    """Return the history in a checkpoint, after checking that its state has the form that `pack` gives it."""
+    state = checkpoint.state
+    odd = [name for name, kinds in _KINDS.items() if type(state.get(name, ...)) not in kinds]
+    if not odd:
+        counts = [state["position"].get(name) for name in ("epoch", "batch", "batch_size", "samples")]
+        if any(type(count) is not int or count < least for count, least in zip(counts, (0, 0, 1, 1), strict=True)):
+            odd = ["position"]
+    if not odd and state["seed"] < 0:
+        odd = ["seed"]
+    if odd:
+        raise FileFormatError(
+            f"The checkpoint {path} does not hold the state of a run: {', '.join(odd)}",
+            expected="what Trainer.fit writes", got=", ".join(f"{name} = {shown(state.get(name))}" for name in odd),
+            remedy="Take another copy, or start anew",
+        )  # fmt: skip
+    with _loading(path):
+        history = History.from_arrays(checkpoint.part("history"), state["epochs"])
+        epoch, batch, batch_size, samples = counts
+        steps = -(-samples // batch_size)
+        if batch >= steps or (history.steps, len(history.epochs)) != (epoch * steps + batch, epoch):
+            raise ValueError(f"{epoch=}, {batch=} after {history.steps} steps and {len(history.epochs)} epochs")
+    return history
+
+
+@contextlib.contextmanager
+def _loading(path: Path) -> Iterator[None]:
+    """Say of which file it is that something cannot be loaded from it."""
+    try:
+        yield
+    except (SparseBPError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+        raise FileFormatError(
+            f"The checkpoint {path} is damaged, or of something else",
+            expected="a state that model, optimizer, schedule and generators take",
+            got=f"{type(error).__name__}: {error}", remedy="Take another copy, or start anew",
+        ) from error  # fmt: skip
+
+
+@contextlib.contextmanager
+def _all_or_nothing(trainer: Trainer) -> Iterator[None]:
+    """Put everything that a checkpoint is loaded into back as it was if that fails half-way."""
+    parts = [part for part in (trainer.lr_scheduler, trainer.optimizer) if part is not None]  # rates last
+    before = [copy.deepcopy(part.state_dict()) for part in parts]
+    drawn = [(generator, generator.bit_generator.state) for _, generator in _generators(trainer.model)]
+    weights = [(array, array.copy()) for array in trainer.model.parameters().values()]
+    try:
+        yield
+    except BaseException:
+        for array, values in weights:
+            array[...] = values
+        for generator, state in drawn:
+            generator.bit_generator.state = state
+        for part, saved in zip(parts, before, strict=True):
+            part.load_state_dict(saved)
+        raise
 
 
 def _split(state: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:

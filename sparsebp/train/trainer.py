@@ -4,27 +4,36 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from sparsebp import backend
+from sparsebp.arguments import check_flag, check_integer, check_number, forward_of
 from sparsebp.data.dataset import Dataset, epoch_order
 from sparsebp.errors import OptionError, ShapeError
-from sparsebp.files import prepare_folder
+from sparsebp.files import check_path
+from sparsebp.optim.chained import ChainedScheduler
+from sparsebp.optim.lr_scheduler import reads_model
 from sparsebp.schedule import Schedule
 from sparsebp.train import finite
+from sparsebp.train.arrays import as_dataset, batch_of, options_of
 from sparsebp.train.callbacks import Callback, RunInfo
 from sparsebp.train.candidates import FoundSchedule
-from sparsebp.train.checkpoint import FILE_NAME, PREVIOUS_NAME, load_checkpoint, save_checkpoint
+from sparsebp.train.checkpoint import FILE_NAME, load_checkpoint, save_checkpoint
 from sparsebp.train.history import EpochRecord, History
-from sparsebp.train.orders import Fusion, check_order
+from sparsebp.train.modes import evaluation, training
+from sparsebp.train.orders import Fusion, check_order, check_parts, scheduler_of
 from sparsebp.train.out_of_order import MEMORY_CAP
+from sparsebp.train.run_folder import run_folder, set_aside
 from sparsebp.train.runner import Runner, accuracy
-from sparsebp.train.state import pack, restore
+from sparsebp.train.state import checked_config, pack, restore
+from sparsebp.train.trained import check_even, trained_parameters
 from sparsebp.types import Array, Seed
+
+Arrays: TypeAlias = tuple[Any, Any] | tuple[Any, Any, Any]
+"""Inputs and targets, or inputs, targets and lengths, with the sample first."""
 
 
 class Trainer:
@@ -38,18 +47,22 @@ class Trainer:
         ``forward(prediction, target) -> (value, saved)`` with the mean over the batch, and ``input_grad(saved)``.
     optimizer
         ``begin()``, ``lr``, ``state_dict``, ``load_state_dict``, as `sparsebp.optim.Optimizer` has them; built on
-        ``model.parameters()``.
+        ``model.parameters()``, or on a part of them: the others stay as they are, and where no parameter of a layer is
+        trained, or of those in front of it, its gradients are not computed.
     lr_scheduler
         A learning-rate schedule of `sparsebp.optim`, advanced after every step; None keeps the rate.
         `ReduceLROnPlateau` is advanced after every epoch, with the validation loss (without one, the training loss).
+        A list of schedules is a `sparsebp.optim.ChainedScheduler`.
     clip_norm
-        Largest Euclidean norm of all gradients together; None does not clip.
+        Largest Euclidean norm of the gradients of all that is trained together; None does not clip.
     fusion
         Where the optimizer's updates go (Jiang et al., "Optimizer fusion", 2021); the results are the same.
         ``"none"``: after all gradients, in one call. ``"forward"``: each right before the parameter's next use, and
-        before anything else could see it: evaluation, checkpoints, callbacks that read the model, the end of `fit` in
-        whichever way. ``"backward"``: each as soon as its gradient is complete and nothing reads the old value, and
-        the gradient's memory is given back at once; not with `clip_norm`, which needs all gradients.
+        before anything else could see it: evaluation, checkpoints, the end of `fit` in whichever way, and callbacks,
+        data sets and learning-rate schedules unless their class says ``reads_model = False`` (then nothing is gained).
+        ``"backward"``: each as soon as its gradient is complete and nothing reads the old value, and the gradient's
+        memory is given back at once; not with `clip_norm`, which needs all gradients. If such a step fails half-way,
+        some parameters have had their update and others not; the next `fit` refuses to go on from there.
     accumulate
         Micro-batches that a step's samples are split into, one after the other: the memory of a smaller batch, with
         the gradients of the mean over the whole one (layers that look at a batch as a whole, as `BatchNorm2d`, see
@@ -78,6 +91,7 @@ class Trainer:
         A seed or a `numpy.random.Generator`: the order of the samples is a function of it. None takes fresh entropy.
     config
         What else describes the run, in JSON types; it is kept in the checkpoint and must be equal on resume.
+        Tuples count as lists, as in JSON.
 
     Attributes
     ----------
@@ -89,9 +103,14 @@ class Trainer:
     Raises
     ------
     OptionError
-        `clip_norm`, `accumulate`, `memory_cap` or `checkpoint_every` is not positive,
-        `fusion` or `schedule` is unknown or does not
-        go with the other options, or the seed is negative.
+        An option is of another type or out of range, `fusion` or `schedule` is unknown or does not go with the other
+        options, the optimizer's parameters are not those that the model computes with, or `lr_scheduler` is of another
+        optimizer.
+
+    Notes
+    -----
+    `fit` trains a model that is in evaluation mode as a whole in training mode; of one in training mode, layers that
+    have been put into evaluation (``model[1].eval()``) stay so. All modes are afterwards what they were.
     """
 
     def __init__(
@@ -100,7 +119,7 @@ class Trainer:
         loss: Any,
         optimizer: Any,
         *,
-        lr_scheduler: Any = None,
+        lr_scheduler: Any | Sequence[Any] = None,
         clip_norm: float | None = None,
         fusion: Fusion = "none",
         accumulate: int = 1,
@@ -113,39 +132,42 @@ class Trainer:
         rng: Seed = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
-        positive = {"clip_norm": clip_norm, "checkpoint_every": checkpoint_every, "memory_cap": memory_cap}
-        for name, value in positive.items():
-            if value is not None and not value > 0:
+        check_parts(model, loss, optimizer, callbacks)
+        trained_parameters(model, optimizer)
+        for name, value in (("clip_norm", clip_norm), ("memory_cap", memory_cap)):
+            if value is not None and check_number(name, value) <= 0:
                 raise OptionError(
                     f"{name} is not positive", expected="more than 0, or None", got=value, remedy=f"Raise {name}"
                 )
-        self.model, self.loss, self.optimizer, self.lr_scheduler = model, loss, optimizer, lr_scheduler
-        self.fusion, self.accumulate, self.schedule = fusion, accumulate, schedule
-        self.memory_cap, self.graph = memory_cap, graph
+        if checkpoint_every is not None:
+            checkpoint_every = check_integer("checkpoint_every", checkpoint_every, 1)
+        self.model, self.loss, self.optimizer = model, loss, optimizer
+        self.lr_scheduler = scheduler_of(lr_scheduler, optimizer)
+        check_order(fusion, accumulate, schedule, clip_norm)
+        self.fusion, self.accumulate, self.schedule = fusion, int(accumulate), schedule
+        self.memory_cap, self.graph = memory_cap, check_flag("graph", graph)
         self.order: Schedule | None = None
         self.found_schedule: FoundSchedule | None = None
         self._runner: Runner | None = None
         self.clip_norm, self.checkpoint_every = clip_norm, checkpoint_every
-        self._waits_for_epochs = getattr(lr_scheduler, "needs_metric", False)
         self.callbacks = tuple(callbacks)
-        self.checkpoint_dir = None if checkpoint_dir is None else Path(checkpoint_dir)
-        self.config = dict(config or {})
+        self.checkpoint_dir = None if checkpoint_dir is None else check_path("checkpoint_dir", checkpoint_dir)
+        self.config = checked_config(config or {})
         self.history = History()
-        check_order(fusion, accumulate, schedule, clip_norm)
-        self._seed_given = isinstance(rng, int | np.integer)
-        self.seed = int(rng) if isinstance(rng, int | np.integer) else _draw_seed(rng)
-        if self.seed < 0:
-            raise OptionError("The seed is negative", expected="0 or more", got=self.seed, remedy="Pass rng=0 or more")
+        drawn = rng is None or isinstance(rng, np.random.Generator)
+        self._seed_given = not drawn
+        self.seed = int(np.random.default_rng(rng).integers(2**32)) if drawn else check_integer("rng", rng, 0)
 
     # ---- the public calls ----------------------------------------------------------------------------------------
 
     def fit(
         self,
-        dataset: Dataset,
+        dataset: Dataset | Arrays,
         *,
         epochs: int,
         batch_size: int,
-        validation: Dataset | None = None,
+        validation: Dataset | Arrays | None = None,
+        lengths: Any = None,
         resume: bool = False,
     ) -> History:
         """Train for `epochs` epochs in all, and return the history.
@@ -153,16 +175,22 @@ class Trainer:
         Parameters
         ----------
         dataset
-            The training set; its order in epoch e is a function of (seed, e).
+            The training set; its order in epoch e is a function of (seed, e). Or arrays ``(x, target)``, or ``(x,
+            target, lengths)``, with the sample first: NumPy, CuPy, or what ``numpy.asarray`` takes. `x` is converted to
+            the model's dtype batch by batch; targets are integers, or have it already. Where a `SequenceClassifier` is
+            time-major, the axes are exchanged.
         epochs
             Number of epochs of the whole run, those done before a resume included.
         batch_size
             Samples of a step; the last step of an epoch takes what is left.
         validation
-            A second set, evaluated after every epoch.
+            A second set, or arrays, evaluated after every epoch.
+        lengths
+            Of arrays of sequences padded at the end: the valid steps of every sample. The model's forward gets those of
+            a batch as ``lengths=``.
         resume
-            Go on from the checkpoint in `checkpoint_dir`. If there is none yet (killed before the first could be
-            written), training starts at the beginning.
+            Go on from the checkpoint in `checkpoint_dir`. If there is none yet because the run was killed before the
+            first could be written, training starts at the beginning; where no run ever began, it is refused.
 
         Raises
         ------
@@ -171,52 +199,125 @@ class Trainer:
             good checkpoint is left as it was.
         ScheduleError
             The schedule cannot run.
-        OptionError, ShapeError
-            The schedule is not one of the model, `epochs` is negative, `batch_size` is not positive, the data set is
-            empty, or `resume` without a folder.
+        OptionError, ShapeError, DTypeError
+            The schedule is not one of the model, a number is no integer or out of range, the data set is empty or none,
+            `resume` comes without a folder, or the model does not take lengths. A parameter that the optimizer trains
+            has been replaced in the model, before or by a callback, or the last step was broken off between updates.
         FileFormatError
-            The checkpoint is damaged, foreign, or of another run.
+            There is no run to resume, or its checkpoint is damaged, foreign, or of another run.
         OutputError
-            The folder cannot be written.
+            The folder cannot be written, or another run is writing to it.
         """
-        _check_fit(dataset, epochs=epochs, batch_size=batch_size)
-        if validation is not None and len(validation) == 0:
-            raise ShapeError("The validation set is empty", expected="at least one sample", got=0, remedy="Pass None")
+        epochs, batch_size = check_integer("epochs", epochs, 0), check_integer("batch_size", batch_size, 1)
+        check_flag("resume", resume)
+        if self._runner is not None:
+            raise OptionError("This trainer is training already", expected="one fit at a time",
+                              got="fit within fit", remedy="Let it end first")  # fmt: skip
+        training_set = as_dataset(dataset, self.model, lengths)
+        held_out = None if validation is None else as_dataset(validation, self.model)
         if resume and self.checkpoint_dir is None:
             raise OptionError(
                 "resume needs a folder", expected="checkpoint_dir", got=None, remedy="Pass checkpoint_dir="
             )
-        shape = {"batch_size": batch_size, "samples": len(dataset)}
+        shape = {"batch_size": batch_size, "samples": len(training_set)}
+        with run_folder(self.checkpoint_dir, resume=resume), training(self.model):
+            return self._fit(training_set, held_out, epochs, shape, resume)
+
+    def _fit(
+        self, dataset: Dataset, validation: Dataset | None, epochs: int, shape: dict[str, int], resume: bool
+    ) -> History:  # fmt: skip
         epoch, batch = self._start(shape, resume=resume)
-        steps = -(-len(dataset) // batch_size)
+        steps = -(-shape["samples"] // shape["batch_size"])
         runner = self._runner = Runner(self)
-        first = self.history.steps
-        self._tell("start", RunInfo(epochs, steps, first, resumed=first > 0, graph=runner.captures()))
+        failed = True
         try:
+            first = self.history.steps
+            self._tell("start", RunInfo(epochs, steps, first, resumed=first > 0, graph=runner.captures()))
             for e in range(epoch, epochs):
                 self._run_epoch(runner, dataset, validation, e, batch if e == epoch else 0, shape)
             self._tell("end", self.history)
+            failed = False
         finally:
-            runner.close()
-            self._runner = None
-            self._tell("close")
+            try:
+                runner.close(failed=failed)
+            finally:
+                self._runner = None
+                self._tell("close")
         return self.history
 
-    def evaluate(self, dataset: Dataset, *, batch_size: int = 100) -> tuple[float, float | None]:
-        """Return the mean loss over `dataset` and, for class targets, the share of samples classified right."""
-        _check_fit(dataset, epochs=0, batch_size=batch_size)
-        self._flush()
-        _mode(self.model, "eval")
+    def evaluate(
+        self, dataset: Dataset | Arrays, *, batch_size: int = 100, lengths: Any = None
+    ) -> tuple[float, float | None]:
+        """Return the mean loss over `dataset` and, for class targets, the share of samples classified right.
+
+        Layers are in evaluation mode meanwhile, and have their own modes again afterwards.
+
+        Parameters
+        ----------
+        dataset, lengths
+            As in `fit`.
+        batch_size
+            Samples at a time.
+
+        Raises
+        ------
+        OptionError, ShapeError, DTypeError
+            As `fit`.
+        """
+        data = as_dataset(dataset, self.model, lengths)
         total = correct = 0.0
-        for start in range(0, len(dataset), batch_size):
-            indices = np.arange(start, min(start + batch_size, len(dataset)))
-            x, target = self._to_model(dataset.batch(indices))
-            prediction, _ = self.model.forward(x)
+        for count, prediction, target in self._predictions(data, batch_size):
             value, _ = self.loss.forward(prediction, target)
-            total += value * len(indices)
-            correct += accuracy(prediction, target) * len(indices)
-        _mode(self.model, "train")
-        return total / len(dataset), None if math.isnan(correct) else correct / len(dataset)
+            total += value * count
+            correct += accuracy(prediction, target) * count
+        return total / len(data), None if math.isnan(correct) else correct / len(data)
+
+    def predict(self, x: Any, *, batch_size: int = 100, lengths: Any = None) -> Array:
+        """Return the model's outputs for all samples, in evaluation mode.
+
+        Nothing else changes: afterwards layers have their own modes again, running statistics and random generators are
+        as they were.
+
+        Parameters
+        ----------
+        x
+            Inputs with the sample first, (N, …), as in `fit`.
+        batch_size
+            Samples at a time.
+        lengths
+            As in `fit`.
+
+        Returns
+        -------
+        Array
+            (N, …), the model's dtype; CuPy's if `x` is, else NumPy's.
+
+        Raises
+        ------
+        OptionError, ShapeError, DTypeError
+            As `fit`, or an output has not one row a sample.
+        """
+        samples = np.shape(x)[0] if np.ndim(x) else 1
+        data = as_dataset((x, np.zeros(samples, np.int64)), self.model, lengths)
+        xp = backend.namespace(data.inputs)  # type: ignore[attr-defined]
+        parts = []
+        for count, prediction, _ in self._predictions(data, batch_size):
+            if prediction.ndim == 0 or len(prediction) != count:
+                raise ShapeError("The model's output has not one row a sample", expected=f"({count}, ...)",
+                                 got=prediction.shape, remedy="Put the samples first")  # fmt: skip
+            parts.append(backend.as_namespace(prediction, xp).copy())  # a layer may use its array again
+        return xp.concatenate(parts)
+
+    def _predictions(self, dataset: Dataset, batch_size: int) -> Iterator[tuple[int, Array, Array]]:
+        """Yield the number of samples, the model's output in evaluation mode and the target of every batch."""
+        batch_size = check_integer("batch_size", batch_size, 1)
+        self._flush()
+        with evaluation(self.model):
+            for start in range(0, len(dataset), batch_size):
+                indices = np.arange(start, min(start + batch_size, len(dataset)))
+                batch = batch_of(dataset, indices, self.model)
+                prediction, _ = forward_of(self.model, batch[0], **options_of(batch))
+                yield len(indices), prediction, batch[1]
 
     # ---- one epoch, one step -------------------------------------------------------------------------------------
 
@@ -227,18 +328,19 @@ class Trainer:
         size = shape["batch_size"]
         order = epoch_order(len(dataset), seed=self.seed, epoch=epoch)
         steps = -(-len(dataset) // size)
-        _mode(self.model, "train")
         for batch in range(first, steps):
             indices = order[batch * size : (batch + 1) * size]
             parts = np.array_split(indices, min(self.accumulate, len(indices)))
-            runner.step([dataset.batch(part) for part in parts], epoch)
+            if reads_model(dataset):
+                self._flush()
+            runner.step([batch_of(dataset, part, self.model) for part in parts], epoch)
             every = self.checkpoint_every
             if every is not None and runner.begun % every == 0 and batch + 1 < steps:
                 self._save(epoch, batch + 1, shape)
         self._check_parameters(epoch)
         result = None if validation is None else self.evaluate(validation)
         record = self.history.end_epoch(epoch, steps, result)
-        if self._waits_for_epochs:
+        if isinstance(self.lr_scheduler, ChainedScheduler) or getattr(self.lr_scheduler, "needs_metric", False):
             self.lr_scheduler.step(record.train_loss if result is None else result[0])
         self._save(epoch + 1, 0, shape)
         self._tell("epoch", record)
@@ -248,17 +350,16 @@ class Trainer:
 
     def _start(self, shape: dict[str, int], *, resume: bool) -> tuple[int, int]:
         """Prepare folder and state; return the epoch and the batch to begin with."""
-        self.history = History()
         folder = self.checkpoint_dir
-        if folder is not None:
-            prepare_folder(folder)
+        if resume and folder is not None and (folder / FILE_NAME).exists():
             path = folder / FILE_NAME
-            if resume and path.exists():
-                checkpoint = load_checkpoint(path)
-                return restore(self, checkpoint, shape, path)
-            if path.exists():
-                os.replace(path, folder / PREVIOUS_NAME)
+            self.history = History()
+            return restore(self, load_checkpoint(path), shape, path)
+        check_even(self.optimizer, trained_parameters(self.model, self.optimizer))
+        self.history = History()
         self._check_parameters(0)
+        if folder is not None:
+            set_aside(folder)
         self._save(0, 0, shape)
         return 0, 0
 
@@ -283,10 +384,6 @@ class Trainer:
 
     # ---- small things --------------------------------------------------------------------------------------------
 
-    def _to_model(self, batch: tuple[np.ndarray, np.ndarray]) -> tuple[Array, Array]:
-        device = backend.device_of(next(iter(self.model.parameters().values())))
-        return backend.to_device(batch[0], device), backend.to_device(batch[1], device)
-
     def _flush(self) -> None:
         """Do what the schedule has left over: the model is then what the history says."""
         if self._runner is not None:
@@ -297,23 +394,3 @@ class Trainer:
             self._flush()
         for callback in self.callbacks:
             getattr(callback, f"on_{event}")(*args)
-
-
-def _draw_seed(rng: Seed) -> int:
-    return int(np.random.default_rng(rng).integers(2**32))
-
-
-def _check_fit(dataset: Dataset, *, epochs: int, batch_size: int) -> None:
-    if len(dataset) == 0:
-        raise ShapeError(
-            "The data set is empty", expected="at least one sample", got=0, remedy="Pass a data set with samples"
-        )
-    for name, value, least in (("epochs", epochs, 0), ("batch_size", batch_size, 1)):
-        if value < least:
-            raise OptionError(f"{name} is too small", expected=f"{least} or more", got=value, remedy=f"Raise {name}")
-
-
-def _mode(model: Any, mode: str) -> None:
-    switch = getattr(model, mode, None)
-    if switch is not None:
-        switch()

@@ -12,6 +12,7 @@ import pytest
 
 from sparsebp import backend
 from sparsebp.bench import (
+    busy,
     convergence,
     fusion,
     gpu,
@@ -56,7 +57,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.mark.parametrize(
     "module",
-    [recurrent, scan, spgemm, jacobian, optim, fusion, schedule],
+    [recurrent, scan, spgemm, jacobian, optim, fusion, schedule, busy],
     ids=lambda module: module.__name__.split(".")[-1],
 )
 def test_quick_run(module: Any, tmp_path: Path) -> None:
@@ -93,8 +94,8 @@ def test_scan_memory_and_flops_follow_the_algorithms() -> None:
     """At H = 20 stored Jacobians cost at least 15 times the memory of the fused chunked scan."""
     row = scan.measure_row(300, ONCE, pytest.fail)
     assert row["memory_ratio"] >= 15
-    assert row["flops_linear"] == 2 * 300 * 16 * 20 * 20
-    assert row["flops_linear"] < row["flops_blelloch"] < 2 * 2 * 300 * 16 * 20**3
+    assert row["flops_bp"] == 2 * 300 * 16 * 20 * 20
+    assert row["flops_bp"] < row["flops_blelloch"] < 2 * 2 * 300 * 16 * 20**3
     assert row["best"] in (*scan.ALGORITHMS, "torch")
 
 
@@ -102,7 +103,7 @@ def test_what_does_not_fit_into_memory_is_left_out_with_a_reason(monkeypatch: py
     monkeypatch.setattr(scan, "available_memory", lambda: 1000)
     notes: list[str] = []
     row = scan.measure_row(10, ONCE, notes.append)
-    assert {"time_linear", "time_chunked"} <= row.keys()
+    assert {"time_bp", "time_chunked"} <= row.keys()
     assert "time_blelloch" not in row
     assert [note.split(":")[0] for note in notes] == ["T = 10, hybrid", "T = 10, blelloch"]
 
@@ -134,8 +135,8 @@ def test_a_point_of_the_gpu_grid_is_measured_whole(cell: str) -> None:
     assert {column.key for column in gpu.COLUMNS} <= row.keys()
     assert row["gradient_difference"] < 1e-12
     matrices = 1 if cell == "RNN" else 3
-    assert row["flops_linear"] == 2 * matrices * 7 * 3 * 20**2
-    assert row["flops_chunked"] == 20 * row["flops_linear"]
+    assert row["flops_bp"] == 2 * matrices * 7 * 3 * 20**2
+    assert row["flops_chunked"] == 20 * row["flops_bp"]
 
 
 def test_steps_that_are_not_captured_are_noted() -> None:

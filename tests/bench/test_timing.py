@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 
-import numba
 import numpy as np
 import pytest
 
 from sparsebp.bench import timing
 from sparsebp.errors import OptionError
+from sparsebp.threads import get_threads
 
 
 class FakeClock:
@@ -90,10 +90,10 @@ def test_rounds_that_do_not_fit_are_refused(rounds: int, least: int) -> None:
 
 def test_threads_are_set_and_put_back() -> None:
     torch = pytest.importorskip("torch")
-    before = numba.get_num_threads(), torch.get_num_threads()
+    before = get_threads(), torch.get_num_threads()
     with timing.threads(1):
-        assert (numba.get_num_threads(), torch.get_num_threads()) == (1, 1)
-    assert (numba.get_num_threads(), torch.get_num_threads()) == before
+        assert (get_threads(), torch.get_num_threads()) == (1, 1)
+    assert (get_threads(), torch.get_num_threads()) == before
     with pytest.raises(OptionError, match="threads"), timing.threads(10_000):
         pass
 

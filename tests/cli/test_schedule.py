@@ -22,8 +22,8 @@ def invoke(*arguments, **options):
     return CliRunner().invoke(app, ["schedule", *map(str, arguments)], catch_exceptions=False, **options)
 
 
-def one_message(result):
-    assert result.exit_code == 1
+def one_message(result, code=1):
+    assert result.exit_code == code
     assert result.stdout == ""
     assert result.stderr.startswith("Error: ")
     assert result.stderr.count("\n") == 1
@@ -80,13 +80,16 @@ def test_costs_of_a_file_and_options_above_them(tmp_path, gpipe):
     assert found["per_worker"][0]["peak_memory"] > 30
     found = json.loads(invoke("simulate", gpipe, "--costs", costs, "--cost", "F=1", "--latency", 0, "--json").stdout)
     assert found["makespan"] == 4 + 4 * 3
-    for text, words in (("[]", "has no costs"), ("{", "has no costs"), ('{"x": 1}', "unknown keys"),
-                        ('{"durations": {"X": 1}}', "of no action"), ('{"durations": {"F": -1}}', "0 or more"),
-                        ('{"durations": {"F": "1"}}', "0 or more"), ('{"stages": [{"bytes": 1}]}', "unknown keys"),
-                        ('{"stages": [{}]}', "another model"), ('{"latency": NaN}', "latency"),
-                        ('{"durations": 1}', "has no costs")):  # fmt: skip
+    for text, words, code in (
+        ("[]", "has no costs", 1), ("{", "has no costs", 1), ("[" * 9999, "too deeply", 1),
+        ('{"x": 1}', "unknown keys", 1), ('{"durations": {"X": 1}}', "of no action", 2),
+        ('{"durations": {"F": -1}}', "0 or more", 2), ('{"durations": {"F": "1"}}', "0 or more", 2),
+        ('{"durations": {"F": 1' + "0" * 400 + "}}", "0 or more", 2), ('{"stages": [{"bytes": 1}]}', "unknown keys", 1),
+        ('{"stages": [{}]}', "another model", 2), ('{"latency": NaN}', "latency", 2),
+        ('{"durations": 1}', "has no costs", 1),
+    ):  # fmt: skip
         costs.write_text(text)
-        assert words in one_message(invoke("simulate", gpipe, "--costs", costs))
+        assert words in one_message(invoke("simulate", gpipe, "--costs", costs), code)
     assert "has no costs" in one_message(invoke("simulate", gpipe, "--costs", tmp_path / "no.json"))
 
 
@@ -142,7 +145,7 @@ def test_compare_lists_what_cannot_be_built_unless_it_was_asked_for():
     result = invoke("compare", "--stages", 2)
     assert result.exit_code == 0
     assert "gpipe: " in result.stdout and "conventional" in result.stdout
-    assert "Error" in one_message(invoke("compare", "gpipe", "--stages", 2))
+    assert "Error" in one_message(invoke("compare", "gpipe", "--stages", 2), code=2)
 
 
 def test_errors(tmp_path, gpipe):
@@ -150,11 +153,11 @@ def test_errors(tmp_path, gpipe):
     gpipe.write_text("0F0,0B0\n1B0,1F0\n")
     message = one_message(invoke("validate", gpipe))
     assert "deadlocked" in message and "line 2, column 1" in message
-    assert "does not take chunks" in one_message(invoke("build", "gpipe", "--chunks", 2))
+    assert "does not take chunks" in one_message(invoke("build", "gpipe", "--chunks", 2), code=2)
     assert "memory cap" in one_message(invoke("build", "ooo", "--memory-cap", 0.01)).lower()
-    assert "no duration" in one_message(invoke("build", "gpipe", "--cost", "F"))
-    assert "cannot be" in one_message(invoke("build", "gpipe", "--cost", "F=-1"))
-    assert "Unknown kind of picture" in one_message(invoke("plot", "-", "--out", "x.gif", input="0F0,0B0"))
+    assert "no duration" in one_message(invoke("build", "gpipe", "--cost", "F"), code=2)
+    assert "cannot be" in one_message(invoke("build", "gpipe", "--cost", "F=-1"), code=2)
+    assert "Unknown kind of picture" in one_message(invoke("plot", "-", "--out", "x.gif", input="0F0,0B0"), code=2)
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,23 @@
 """Batches are time-major, and the order of an epoch is a function of (seed, epoch)."""
 
+import gzip
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp.data import ArrayDataset, epoch_order
-from sparsebp.errors import DTypeError, OptionError, ShapeError
+from sparsebp.data import (
+    ArrayDataset,
+    BitstreamDataset,
+    ImageDataset,
+    epoch_order,
+    load_cifar10,
+    load_digit_images,
+    load_digits,
+    load_mnist_images,
+)
+from sparsebp.errors import DTypeError, FileFormatError, MemoryLimitError, OptionError, ShapeError
 
 
 @given(samples=st.integers(0, 50), seed=st.integers(0, 2**40), epoch=st.integers(0, 1000))
@@ -61,3 +72,142 @@ def test_bad_input():
         ArrayDataset(np.zeros((5, 2)), np.zeros(5, np.float64))
     with pytest.raises(DTypeError):
         ArrayDataset(np.zeros((5, 2)), np.zeros(5, int), dtype=np.int32)
+
+
+@pytest.mark.parametrize("dtype", [np.complex64, np.complex128, object, "U3", "M8[s]", "m8[s]", "V4"])
+def test_nothing_is_dropped_from_what_is_not_real(dtype):
+    """Imaginary parts above all: NumPy would drop them with a warning."""
+    odd = np.zeros((4, 2), dtype)
+    with pytest.raises(DTypeError, match="inputs") as caught:
+        ArrayDataset(odd, np.zeros(4, int))
+    assert caught.value.expected and caught.value.got and caught.value.remedy
+    with pytest.raises(DTypeError, match="targets"):
+        ArrayDataset(np.zeros((4, 2)), odd)
+    with pytest.raises(DTypeError, match="images"):
+        ImageDataset(np.zeros((4, 1, 2, 2), dtype), np.zeros(4, int))
+    with pytest.raises(DTypeError, match="labels"):
+        ImageDataset(np.zeros((4, 1, 2, 2), np.uint8), odd)
+
+
+@pytest.mark.parametrize("odd", [None, [[1.0]], 3, "x"])
+def test_what_is_no_array(odd):
+    for call in (
+        lambda: ArrayDataset(odd, np.zeros(1, int)), lambda: ArrayDataset(np.zeros((1, 1)), odd),
+        lambda: ImageDataset(odd, np.zeros(1, int)), lambda: ImageDataset(np.zeros((1, 1, 1, 1), np.uint8), odd),
+    ):  # fmt: skip
+        with pytest.raises(DTypeError):
+            call()
+
+
+def test_real_inputs_of_every_kind_are_taken():
+    for dtype in (bool, np.int8, np.uint64, np.float16, np.longdouble):
+        x, _ = ArrayDataset(np.ones((3, 2), dtype), np.zeros(3, int)).batch(np.arange(3))
+        assert x.dtype == np.float32 and (x == 1).all()
+
+
+def test_class_numbers_that_int64_does_not_hold():
+    huge = np.array([0, 2**63], np.uint64)
+    for call in (
+        lambda: ArrayDataset(np.zeros((2, 1)), huge), lambda: ImageDataset(np.zeros((2, 1, 1, 1), np.uint8), huge)
+    ):  # fmt: skip
+        with pytest.raises(OptionError, match="too large"):
+            call()
+    assert ArrayDataset(np.zeros((2, 1)), huge // 2).targets.tolist() == [0, 2**62]
+
+
+def test_targets_without_an_axis():
+    with pytest.raises(ShapeError, match="lengths"):
+        ArrayDataset(np.zeros((2, 1)), np.array(1))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, "x", None, 1j, 10**400])
+def test_scales_that_are_no_numbers(value):
+    for name in ("scale", "offset"):
+        with pytest.raises(OptionError, match=name):
+            ArrayDataset(np.zeros((2, 1)), np.zeros(2, int), **{name: value})
+    for name in ("mean", "std"):
+        with pytest.raises((OptionError, ShapeError)):
+            ImageDataset(np.ones((2, 1, 1, 1), np.uint8), np.zeros(2, int), **{name: [value]})
+
+
+@pytest.mark.parametrize("value", [1.5, "a", None, True, -1])
+def test_numbers_that_are_no_counts(value):
+    calls = [
+        lambda: BitstreamDataset(value, 3), lambda: BitstreamDataset(3, value), lambda: load_digits(test=value),
+        lambda: load_digits(pixels_per_step=value), lambda: load_mnist_images(size=value),
+        lambda: load_mnist_images(channels=value), lambda: load_digit_images(size=value),
+        lambda: load_digit_images(channels=value), lambda: load_digit_images(test=value),
+        lambda: load_digit_images(scaling=value), lambda: epoch_order(value, seed=0, epoch=0),
+        lambda: epoch_order(3, seed=value, epoch=0), lambda: epoch_order(3, seed=0, epoch=value),
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(OptionError):
+            call()
+
+
+def test_no_images_have_no_mean():
+    empty = np.zeros((0, 1, 2, 2), np.uint8), np.zeros(0, int)
+    with pytest.raises(ShapeError, match="Without images"):
+        ImageDataset(*empty)
+    assert len(ImageDataset(*empty, mean=[0], std=[1])) == 0
+
+
+def test_a_damaged_file_of_digits(tmp_path):
+    from sparsebp.data import digits
+
+    row = ",".join(["7"] * 784)
+    path = tmp_path / "mnist.csv.gz"
+    whole = gzip.compress(f"{row},9\n{row},0\n".encode())
+    path.write_bytes(whole)
+    assert digits._read_table(path)[1].tolist() == [9, 0]
+    broken = [gzip.compress(text.encode()) for text in (f"{row}\n", f"{row},10\n", f"{row},x\n", "", f"{row},300\n")]
+    for content in (b"", b"x", whole[:-9], whole[:20] + b"\xff" + whole[21:], *broken):
+        path.write_bytes(content)
+        with pytest.raises(FileFormatError, match="damaged"):
+            digits._read_table(path)
+    with pytest.raises(FileFormatError, match="damaged"):
+        digits._read_table(tmp_path / "missing")
+
+
+SETS = {
+    "arrays": lambda: ArrayDataset(np.ones((5, 3)), np.zeros(5, np.int64)),
+    "images": lambda: ImageDataset(np.zeros((5, 1, 3, 2), np.uint8), np.zeros(5, np.int64), mean=[0.0], std=[1.0]),
+    "bitstream": lambda: BitstreamDataset(3, 5),
+}
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize(
+    "indices", [[5], [-6], [0, 2**40], [0.5], np.zeros(2), None, "a", ["a"], [None], True, [True] * 5, [[0], [1, 2]],
+                slice(0, 2)], ids=str)  # fmt: skip
+def test_indices_of_no_batch(name, indices):
+    with pytest.raises(OptionError, match="indices") as caught:
+        SETS[name]().batch(indices)
+    assert caught.value.remedy
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("indices", [0, [[0, 1]], np.zeros((2, 2), np.int32)])
+def test_indices_in_other_shapes(name, indices):
+    with pytest.raises(ShapeError, match="indices"):
+        SETS[name]().batch(indices)
+
+
+@pytest.mark.parametrize("name", SETS)
+@pytest.mark.parametrize("indices", [[], (), [4, -5, 0], np.array([1], np.uint8)])
+def test_indices_of_any_integers(name, indices):
+    batch = SETS[name]().batch(indices)
+    assert len(batch[1]) == len(indices)
+
+
+@pytest.mark.parametrize("size", [(10**12,), (3, 10**13), (2**62, 2**62)])
+def test_bitstreams_beyond_the_memory(size):
+    with pytest.raises(MemoryLimitError, match="more memory") as caught:
+        BitstreamDataset(*size)
+    assert caught.value.expected and caught.value.remedy
+
+
+@pytest.mark.parametrize("folder", [None, 3, b"x", ["a"]])
+def test_a_folder_that_is_no_path(folder):
+    with pytest.raises(OptionError, match="no path"):
+        load_cifar10(folder)

@@ -151,3 +151,15 @@ def test_files_that_are_not_cifar10s_are_refused(cifar, tmp_path):
         load_cifar10(cifar)
     with pytest.raises(FileFormatError, match="no such folder"):
         load_cifar10(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("name", ["a\0b", "x" * 300, "x" * 5000, "\ud800"])
+def test_folders_of_images_that_cannot_be(tmp_path, name):
+    with pytest.raises(FileFormatError, match="not there"):
+        load_cifar10(tmp_path / name)
+
+
+def test_a_folder_in_place_of_a_batch(tmp_path):
+    (tmp_path / "data_batch_1.bin").mkdir()
+    with pytest.raises(FileFormatError, match="cannot be read"):
+        load_cifar10(tmp_path)

@@ -65,8 +65,17 @@ def test_conversions_and_transpose(parts, batch, shared, seed):
         assert isinstance(matrix, scipy.sparse.csr_array) and matrix.shape == j.shape
         np.testing.assert_array_equal(matrix.toarray(), j.to_dense(sample))
         np.testing.assert_array_equal(j.T.to_dense(sample), j.to_dense(sample).T)
+    np.testing.assert_array_equal(j.to_scipy().toarray(), dense(j, batch)[..., 0])  # by default the first sample
+    np.testing.assert_array_equal(j.to_dense(), dense(j, batch)[..., 0])
     if shared:
         assert np.shares_memory(j.to_scipy().data, j.data) or j.pattern.nnz == 0
+
+
+def test_what_they_are_called():
+    pattern = SparsityPattern([0, 2, 2, 5], [0, 3, 1, 2, 3], (3, 4))
+    assert repr(pattern) == "SparsityPattern(3 x 4, nnz=5, general)"
+    assert repr(TransposedJacobian(pattern, np.ones((5, 2)))) == f"TransposedJacobian({pattern!r}, float64, batch=2)"
+    assert repr(TransposedJacobian(pattern, np.ones(5))) == f"TransposedJacobian({pattern!r}, float64, shared)"
 
 
 def test_products_on_every_backend(backend):

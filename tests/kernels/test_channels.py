@@ -1,13 +1,12 @@
 """Kernels over channels on every backend, against NumPy in double precision."""
 
-import numba
 import numpy as np
 import pytest
 from hypothesis import given
 
 from sparsebp import kernels
 from sparsebp.errors import DTypeError, ShapeError
-from sparsebp.threads import serial_kernels
+from sparsebp.threads import get_threads, most_threads, serial_kernels, set_threads
 from strategies import normal, reals, seeds, sizes, tolerance
 
 
@@ -55,7 +54,7 @@ def test_wrong_arguments_are_refused(backend):
 
 
 def test_the_same_for_any_number_of_threads():
-    rng, k, before, found = np.random.default_rng(0), kernels.get(np), numba.get_num_threads(), []
+    rng, k, before, found = np.random.default_rng(0), kernels.get(np), get_threads(), []
     x, gy = normal(rng, (9, 37, 999), np.float32), normal(rng, (9, 37, 999), np.float32)
 
     def run():
@@ -67,11 +66,11 @@ def test_the_same_for_any_number_of_threads():
         k.channel_centre(gy, x, mean, sums, products, var, gx)
 
     try:
-        for threads in {1, numba.config.NUMBA_NUM_THREADS}:
-            numba.set_num_threads(threads)
+        for threads in {1, most_threads()}:
+            set_threads(threads)
             run()
     finally:
-        numba.set_num_threads(before)
+        set_threads(before)
     with serial_kernels():
         run()
     for results in found[1:]:

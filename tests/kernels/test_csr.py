@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from sparsebp import kernels
 from sparsebp.errors import DTypeError, LayoutError, ShapeError
+from sparsebp.kernels.host.parts import parts_for
+from sparsebp.threads import get_threads, set_threads
 from strategies import csr_patterns, index_dtypes, normal, reals, seeds, sizes, tolerance
 
 batches = sizes(0, 33)
@@ -130,7 +132,6 @@ def test_batches_that_differ_are_refused(backend):
 
 @pytest.mark.parametrize("batch", [1, 16, 20])
 def test_host_results_are_bitwise_equal_for_every_number_of_threads(batch):
-    import numba
 
     k, rng = kernels.get(np), np.random.default_rng(0)
     m, per_row = 900, 300
@@ -138,17 +139,43 @@ def test_host_results_are_bitwise_equal_for_every_number_of_threads(batch):
     indices = rng.integers(0, m, m * per_row).astype(np.int32)
     data, x = normal(rng, (m * per_row, batch), np.float32), normal(rng, (m, batch), np.float32)
     results = []
-    before = numba.get_num_threads()
+    before = get_threads()
     try:
         for threads in (1, before, 1, before):
-            numba.set_num_threads(threads)
+            set_threads(threads)
             out, scaled = np.empty((m, batch), np.float32), np.empty_like(data)
             k.csr_matvec(indptr, indices, data, x, out)
             k.scale_rows(indptr, data, x, scaled)
             results.append((out, scaled))
     finally:
-        numba.set_num_threads(before)
+        set_threads(before)
     for out, scaled in results[1:]:
         np.testing.assert_array_equal(out, results[0][0])
         np.testing.assert_array_equal(scaled, results[0][1])
     np.testing.assert_array_equal(results[0][1], np.repeat(x, per_row, axis=0) * data)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("batch", [1, 7, 16])
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("empty", [(0, 1), (0, 500), (1, 0), (700, 13), (3000, 3000)])
+def test_rows_without_entries_at_either_end_are_written_in_parallel(dtype, batch, shared, empty):
+    """Parts are cut by entries; the rows before the first and behind the last entry belong to somebody, too."""
+    before, after = empty
+    rng, per_row, full = np.random.default_rng(0), 40, 5000
+    indptr = np.concatenate([np.zeros(before), np.arange(full + 1) * per_row, np.full(after, full * per_row)])
+    indptr = indptr.astype(np.int32)
+    indices = np.tile(np.arange(per_row, dtype=np.int32), full)
+    data = normal(rng, (len(indices), 1 if shared else batch), dtype)
+    x = normal(rng, (per_row, batch), dtype)
+    rows = before + full + after
+    assert parts_for((indices.size + rows) * batch, vectors=batch > 1) > 1, "the case does not run in parallel"
+    add = normal(rng, (rows, batch), dtype)
+    blocks = data.reshape(full, per_row, -1).astype(np.float64)
+    expected = np.zeros((rows, batch))
+    expected[before : before + full] = (blocks * x.astype(np.float64)).sum(axis=1)
+    for offset in (None, add):
+        out = np.full((rows, batch), np.nan, dtype)
+        kernels.get(np).csr_matvec(indptr, indices, data, x, out, offset)
+        wanted = expected if offset is None else expected + offset
+        np.testing.assert_allclose(out, wanted, **tolerance(np.dtype(dtype), 4))

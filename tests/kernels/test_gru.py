@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -15,6 +14,7 @@ from backends import Backend
 from recurrent_reference import Case, assert_arguments_are_checked, cases
 from sparsebp import kernels
 from sparsebp.errors import OptionError, ShapeError
+from sparsebp.threads import get_threads, most_threads, set_threads
 from strategies import tolerance
 
 
@@ -188,22 +188,22 @@ def test_gru_repeats_bitwise(backend: Backend, dtype: Any) -> None:
             np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.skipif(numba.config.NUMBA_NUM_THREADS < 2, reason="needs two threads")
+@pytest.mark.skipif(most_threads() < 2, reason="needs two threads")
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_gru_is_bitwise_equal_for_every_number_of_threads(dtype: Any) -> None:
     backend = Backend("host", np)
     case = Case(29, 13, 33, np.dtype(dtype), True, True, 2)
     _, w_hh, _, h0 = inputs(case)
-    results, before = [], numba.get_num_threads()
+    results, before = [], get_threads()
     try:
         for threads in (1, 2):
-            numba.set_num_threads(threads)
+            set_threads(threads)
             h, gates = forward(backend, *inputs(case))
             state = (h, h0, gates, w_hh)
             found = [h, gates, jacobians(backend, state), *backward(backend, state, case.incoming())]
             results.append([*found, *backward(backend, state, case.incoming(), 5)])
     finally:
-        numba.set_num_threads(before)
+        set_threads(before)
     for a, b in zip(*results, strict=True):
         np.testing.assert_array_equal(a, b)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,6 +11,7 @@ from sparsebp import kernels, threads
 from sparsebp.kernels.host import matmul, update_by_product, worth_update_by_product
 from sparsebp.kernels.host.products import SMALL
 from sparsebp.kernels.protocol import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS
+from sparsebp.threads import get_threads, set_threads
 from strategies import normal, reals, seeds, sizes
 
 LARGE = st.sampled_from([509, 1024, 2048, 3001])
@@ -39,16 +39,16 @@ def matrix(rng, rows, columns, dtype, layout):
 @settings(max_examples=40, deadline=None)
 def test_products_are_right_and_the_same_for_every_number_of_threads(large, middle, thin, order, dtype, seed, layouts):
     m, n, k = ((large, middle, thin)[place] for place in order)
-    rng, before = np.random.default_rng(seed), numba.get_num_threads()
+    rng, before = np.random.default_rng(seed), get_threads()
     a, b = matrix(rng, m, k, dtype, layouts[0]), matrix(rng, k, n, dtype, layouts[1])
     results = [matmul(a, b, np.full((m, n), np.nan, dtype))]
     with threads.serial_kernels():
         results.append(matmul(a, b, np.full((m, n), np.nan, dtype)))
     try:
-        numba.set_num_threads(1)
+        set_threads(1)
         results.append(matmul(a, b, np.full((m, n), np.nan, dtype)))
     finally:
-        numba.set_num_threads(before)
+        set_threads(before)
     wide = [factor.astype(np.float64) for factor in (a, b)]
     bound = 4 * np.sqrt(k) * np.finfo(dtype).eps * (abs(wide[0]) @ abs(wide[1]))  # of a sum's rounding, as it is likely
     assert (abs(results[0] - wide[0] @ wide[1]) <= bound).all()
@@ -73,7 +73,7 @@ def test_products_of_edges(shape):
 def test_an_update_by_a_product_is_the_product_the_look_and_the_update(
     rule, optional, dtype, seed, m, n, k, step, layouts
 ):
-    rng, host, before = np.random.default_rng(seed), kernels.get(np), numba.get_num_threads()
+    rng, host, before = np.random.default_rng(seed), kernels.get(np), get_threads()
     a, b = matrix(rng, m, k, dtype, layouts[0]), matrix(rng, k, n, dtype, layouts[1])
     assert worth_update_by_product(a, b)
     param, steps, options = normal(rng, (m, n), dtype), np.array([step]), options_of(rule)
@@ -91,14 +91,14 @@ def test_an_update_by_a_product_is_the_product_the_look_and_the_update(
     host.optimizer_update(rule, [wanted], [gradient], [[buffer] for buffer in wanted_buffers], options, steps)
     try:
         for count in (1, before):
-            numba.set_num_threads(count)
+            set_threads(count)
             got, got_buffers = copies()
             assert update_by_product(rule, got, a, b, got_buffers, options, steps) == sums[0]
             np.testing.assert_array_equal(got, wanted)
             for one, other in zip(got_buffers, wanted_buffers, strict=True):
                 np.testing.assert_array_equal(one, other)
     finally:
-        numba.set_num_threads(before)
+        set_threads(before)
 
 
 def test_rows_that_are_not_finite_are_not_used():

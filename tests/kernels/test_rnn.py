@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -15,6 +14,7 @@ from backends import Backend
 from recurrent_reference import Case, assert_arguments_are_checked, cases
 from sparsebp import kernels
 from sparsebp.errors import LayoutError, OptionError, ShapeError
+from sparsebp.threads import get_threads, most_threads, set_threads
 from strategies import tolerance
 
 NONLINEARITIES = st.sampled_from(["tanh", "relu"])
@@ -154,23 +154,23 @@ def test_rnn_repeats_bitwise(backend: Backend, dtype: Any) -> None:
             np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.skipif(numba.config.NUMBA_NUM_THREADS < 2, reason="needs two threads")
+@pytest.mark.skipif(most_threads() < 2, reason="needs two threads")
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_rnn_is_bitwise_equal_for_every_number_of_threads(dtype: Any) -> None:
     backend = Backend("host", np)
     case = Case(29, 13, 33, np.dtype(dtype), True, True, 2)
     gx, w_hh, h0 = case.normal(29, 13, 33), case.weights(1), case.normal(13, 33)
-    results, before = [], numba.get_num_threads()
+    results, before = [], get_threads()
     try:
         for threads in (1, 2):
-            numba.set_num_threads(threads)
+            set_threads(threads)
             h = forward(backend, gx, w_hh, h0, "tanh")
             out = np.empty((29, 33, 33, 13), dtype)
             backend.kernels.rnn_jacobians(h, w_hh, "tanh", out)
             scanned = backward(backend, h, w_hh, case.incoming(), "tanh", 5)
             results.append([h, out, *backward(backend, h, w_hh, case.incoming(), "tanh"), *scanned])
     finally:
-        numba.set_num_threads(before)
+        set_threads(before)
     for a, b in zip(*results, strict=True):
         np.testing.assert_array_equal(a, b)
 

@@ -12,6 +12,7 @@ from sparsebp import SparsityPattern, kernels
 from sparsebp.errors import DTypeError, ShapeError
 from sparsebp.patterns import strategies as strategies_of_products
 from sparsebp.patterns.symbolic import row_cuts
+from sparsebp.threads import get_threads, set_threads
 from strategies import csr_patterns, index_dtypes, normal, reals, seeds, sizes, tolerance
 
 
@@ -157,7 +158,6 @@ def test_wrong_arguments_are_refused(backend, name, change, error):
 
 @pytest.mark.parametrize("batch", [1, 16, 19])
 def test_host_product_is_bitwise_equal_for_every_number_of_threads(batch):
-    import numba
 
     rng = np.random.default_rng(1)
     matrices = [scipy.sparse.random_array((300, 300), density=0.05, rng=rng, format="csr") for _ in range(2)]
@@ -166,10 +166,10 @@ def test_host_product_is_bitwise_equal_for_every_number_of_threads(batch):
     a, b = (SparsityPattern.from_scipy(matrix) for matrix in matrices)
     c_indptr, c_indices, product_ptr, positions = structure(a, b)
     data = [normal(rng, (p.nnz, batch), np.float32) for p in (a, b)]
-    results, before = [], numba.get_num_threads()
+    results, before = [], get_threads()
     try:
         for threads in (1, before, before):
-            numba.set_num_threads(threads)
+            set_threads(threads)
             out = np.empty((len(c_indices), batch), np.float32)
             kernels.get(np).spgemm_numeric(
                 a.indptr, a.indices, data[0], b.indptr, data[1], c_indptr.astype(np.int32),
@@ -177,6 +177,6 @@ def test_host_product_is_bitwise_equal_for_every_number_of_threads(batch):
             )  # fmt: skip
             results.append(out)
     finally:
-        numba.set_num_threads(before)
+        set_threads(before)
     np.testing.assert_array_equal(results[0], results[1])
     np.testing.assert_array_equal(results[1], results[2])

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from sparsebp import kernels
 from sparsebp.errors import DTypeError, ShapeError
+from sparsebp.threads import get_threads, set_threads
 from strategies import normal, reals, seeds, sizes, tolerance
 
 
@@ -51,19 +52,18 @@ def test_wrong_arguments_are_refused(backend):
 
 
 def test_the_loss_is_bitwise_equal_on_the_host_for_every_number_of_threads():
-    import numba
 
     rng, k = np.random.default_rng(0), kernels.get(np)
     logits, target = normal(rng, (9001, 10), np.float32), rng.integers(0, 10, 9001)
-    results, before = [], numba.get_num_threads()
+    results, before = [], get_threads()
     try:
         for threads in (1, before, before):
-            numba.set_num_threads(threads)
+            set_threads(threads)
             losses, slope = np.empty(9001, np.float32), np.empty_like(logits)
             k.softmax_cross_entropy(logits, target, losses, slope)
             results.append((losses, slope))
     finally:
-        numba.set_num_threads(before)
+        set_threads(before)
     for other in results[1:]:
         for first, second in zip(results[0], other, strict=True):
             np.testing.assert_array_equal(first, second)

@@ -2,7 +2,6 @@
 
 from itertools import product
 
-import numba
 import numpy as np
 import pytest
 from hypothesis import given
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 
 from sparsebp import kernels
 from sparsebp.errors import DTypeError, OptionError, ShapeError
-from sparsebp.threads import serial_kernels
+from sparsebp.threads import get_threads, most_threads, serial_kernels, set_threads
 from strategies import normal, reals, seeds, sizes, tolerance
 
 
@@ -120,7 +119,7 @@ def test_the_same_for_any_number_of_threads(channels, groups, batch):
     rng, options = np.random.default_rng(0), ((1, 1, 1), (0, 1, 1), (1, 1, 1), groups)
     x, y = normal(rng, (batch, channels, 1, 16, 16), np.float32), normal(rng, (batch, 64, 1, 16, 16), np.float32)
     weight = normal(rng, (64, channels // groups, 1, 3, 3), np.float32)
-    k, before, found = kernels.get(np), numba.get_num_threads(), []
+    k, before, found = kernels.get(np), get_threads(), []
 
     def run():
         found.append([np.empty_like(a) for a in (y, x, weight)])
@@ -129,11 +128,11 @@ def test_the_same_for_any_number_of_threads(channels, groups, batch):
         k.correlate(y, x, *options, found[-1][2])
 
     try:
-        for threads in {1, numba.config.NUMBA_NUM_THREADS}:
-            numba.set_num_threads(threads)
+        for threads in {1, most_threads()}:
+            set_threads(threads)
             run()
     finally:
-        numba.set_num_threads(before)
+        set_threads(before)
     with serial_kernels():
         run()
     for results in found[1:]:

@@ -244,7 +244,7 @@ def test_verdicts_are_kept_and_follow_the_masks(monkeypatch):
     step(2)
     assert asked == [2, 3, 2, 2]
     model.set_backward("auto", workers=5)
-    assert model.scan_plans(step(2)) and asked == [2, 3, 2, 2, 2, 2]  # all layers, and those behind the first weights
+    assert model.scan_plans(step(2)) and asked == [2, 3, 2, 2, 2]
     for batch in range(3, 2 * KEPT):
         step(batch)
     assert len(model.verdicts._known) == KEPT
@@ -263,7 +263,7 @@ def test_a_reason_belongs_to_its_chain():
 def test_the_dtype_counts(dtype):
     model = nn.Sequential(nn.Linear(3, 4, dtype=dtype, rng=0), nn.Tanh(), backward="auto")
     _, saved = model.forward(np.ones((2, 3), dtype))
-    stretch = [Link(model[1], saved.layers[1], (2, 4)), Link(model[0], saved.layers[0], (2, 3))]
+    stretch = [Link(model[1], saved.layers[1], (2, 4), (2, 4)), Link(model[0], saved.layers[0], (2, 3), (2, 4))]
     verdicts = Verdicts()
     options = BackwardOptions("auto")
     times = [

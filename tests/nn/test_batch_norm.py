@@ -61,5 +61,5 @@ def test_buffers_keep_their_kind_and_one_value_is_refused():
 
 @pytest.mark.parametrize("options", [{"num_features": 0}, {"num_features": 2, "momentum": 1.5}])
 def test_bad_options_are_refused(options):
-    with pytest.raises(OptionError, match="Invalid"):
+    with pytest.raises(OptionError, match=r"num_features|momentum"):
         nn.BatchNorm2d(**options)

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import sparsebp as sb
 from sparsebp import nn
 from sparsebp.errors import OptionError, ShapeError
 from strategies import seeds, sizes
@@ -43,11 +44,11 @@ def test_against_torch(torch_jacobian_t, kind, features, hidden, batch, bias, wi
     y, saved = ours.forward(x, h)
     np.testing.assert_allclose(y, want.detach().numpy(), **CLOSE)
     np.testing.assert_allclose(ours.input_grad(gy, saved), tx.grad.numpy(), **CLOSE)
-    np.testing.assert_allclose(ours.hidden_grad(gy, saved), th.grad.numpy(), **CLOSE)
+    np.testing.assert_allclose(ours.gradients(gy, saved).hidden, th.grad.numpy(), **CLOSE)
     grads = ours.weight_grad(gy, saved)
     for name, param in twin.named_parameters():
         np.testing.assert_allclose(grads[name], param.grad.numpy(), err_msg=name, **CLOSE)
-    jacobian = ours.jacobian_t(saved)  # with respect to the hidden state
+    jacobian = ours.hidden_jacobian_t(saved)
     for b in range(batch):
         expected = torch_jacobian_t(lambda s, b=b: twin(tx[b].detach(), s), th[b].detach().numpy())
         np.testing.assert_allclose(jacobian.to_dense(b), expected, **CLOSE)
@@ -62,5 +63,16 @@ def test_bad_input_is_refused(cell):
         layer.forward(np.ones((1, 3), np.float32))
     with pytest.raises(ShapeError, match="h has the wrong shape"):
         layer.forward(np.ones((1, 2), np.float32), np.ones((2, 3), np.float32))
-    with pytest.raises(OptionError, match="Invalid hidden_size"):
+    with pytest.raises(OptionError, match="hidden_size is too small"):
         cell(2, 0)
+
+
+@pytest.mark.parametrize("kind", ["tanh", "relu", "gru"])
+@pytest.mark.parametrize("features", [2, 3])
+def test_the_jacobian_of_a_cell_is_that_of_its_input(kind, features):
+    """As large as the hidden one where the sizes are equal, and not to be taken for it."""
+    rng = np.random.default_rng(0)
+    cell, _ = pair(kind, features, 3, True, rng)
+    x, gy = rng.standard_normal((4, features)), rng.standard_normal((4, 3))
+    _, back = cell.vjp(x)
+    np.testing.assert_allclose(sb.jacobian_t(cell, x).vjp(gy), back(gy).input, rtol=1e-12, atol=1e-14)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from networks import networks
 from sparsebp import nn
 from sparsebp.errors import DTypeError, MemoryLimitError, OptionError, ShapeError
-from sparsebp.nn import chain
+from sparsebp.nn import chain, sequential
 from strategies import reals, seeds
 
 SCANS = [
@@ -66,13 +66,33 @@ def test_weights_alone_need_no_jacobian_of_the_first_layer(monkeypatch):
     gy = np.ones_like(y)
     with monkeypatch.context() as patch:
         patch.setattr(nn.Conv2d, "jacobian_t", None)
-        model.weight_grad(gy, saved)
-    known = saved.gradients[1:]
-    assert saved.gradients[0] is None and all(g is not None for g in known)
-    model.input_grad(gy, saved)
-    assert all(a is b for a, b in zip(saved.gradients[1:], known, strict=True))
-    model.input_grad(gy.copy(), saved)
-    assert saved.gradients[1] is not known[0]
+        gradients = model.gradients(gy, saved)
+        assert list(gradients.weights) == list(model.parameters())
+    np.testing.assert_allclose(gradients.input, model.input_grad(gy, saved), rtol=0)
+
+
+@pytest.mark.parametrize("backward", ["bp", "blelloch"])
+def test_which_gradient_is_asked_for_first_changes_nothing(backward):
+    model = lenet(backward=backward)
+    y, saved = model.forward(X)
+    first, second = (model.gradients(np.ones_like(y), saved) for _ in range(2))
+    weights, at_input = first.weights, first.input
+    np.testing.assert_array_equal(second.input, at_input)
+    for name, grad in second.weights.items():
+        np.testing.assert_array_equal(grad, weights[name])
+
+
+@pytest.mark.parametrize("backward", ["bp", "blelloch"])
+def test_the_chain_between_the_layers_runs_once(monkeypatch, backward):
+    model = lenet(backward=backward)
+    y, saved = model.forward(X)
+    calls = []
+    run = chain.chain_gradients
+    monkeypatch.setattr(sequential, "chain_gradients", lambda links, *a: calls.append(len(links)) or run(links, *a))
+    gradients = model.gradients(np.ones_like(y), saved)
+    for _ in range(2):
+        assert gradients.input.shape == X.shape and len(gradients.weights) == 6
+    assert calls == [7, 1]  # what is behind the first convolution, and that one
 
 
 def saved_of_activations():
@@ -108,11 +128,11 @@ def test_a_layer_that_couples_the_samples_splits_the_chain(monkeypatch):
     y, saved = model.forward(X)
     assert model.couples_samples(saved)
     model.input_grad(np.ones_like(y), saved)
-    assert lengths == [3, 2]
+    assert lengths == [3]  # in front of the norm there is ReLU alone, and the first convolution, which comes last
     y, saved = model.eval().forward(X)
     assert not model.couples_samples(saved)
     model.input_grad(np.ones_like(y), saved)
-    assert lengths[2:] == [6]
+    assert lengths[1:] == [5]
 
 
 def test_options():
@@ -170,10 +190,28 @@ def test_an_input_that_does_not_fit_names_the_layer():
 
 
 def test_memory_limit():
-    model = lenet(backward="blelloch", memory_limit=8_000)
+    model = lenet(backward="blelloch", memory_limit=2_000)
     y, saved = model.forward(X)
     with pytest.raises(MemoryLimitError, match="bytes of Jacobians") as caught:
         model.input_grad(np.ones_like(y), saved)
     assert "backward='bp'" in str(caught.value)
     model.set_backward("blelloch", memory_limit=10_000_000)
     model.input_grad(np.ones_like(y), saved)
+
+
+@pytest.mark.parametrize("scan", SCANS)
+@pytest.mark.parametrize(("steps", "batch"), [(3, 3), (4, 2)])  # as many steps as samples: shapes would fit
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_time_major_layers_are_no_part_of_a_scan(scan, steps, batch, batch_first):
+    rng = np.random.default_rng(0)
+    gru = nn.GRU(2, 2, batch_first=batch_first, dtype=np.float64, rng=rng)
+    model = nn.Sequential(nn.Tanh(), gru, nn.Residual(nn.GRU(2, 2, batch_first=batch_first, dtype=np.float64, rng=rng)),
+                          nn.Linear(2, 3, dtype=np.float64, rng=rng), nn.Tanh())  # fmt: skip
+    x = rng.standard_normal((batch, steps, 2) if batch_first else (steps, batch, 2))
+    y, saved = model.forward(x)
+    gy = rng.standard_normal(y.shape)
+    expected = gradients(model, gy, saved)
+    model.set_backward(**scan)
+    got = gradients(model, gy.copy(), saved)
+    for name, grad in expected.items():
+        np.testing.assert_allclose(got[name], grad, rtol=1e-12, atol=1e-12, err_msg=name)

@@ -130,9 +130,10 @@ def test_branches_compute_what_both_gradients_need_once(order, monkeypatch):
     calls = []
     inner = nn.Conv2d.input_grad
     monkeypatch.setattr(nn.Conv2d, "input_grad", lambda *a: calls.append(threading.get_ident()) or inner(*a))
+    gradients = layer.gradients(gy, saved)
     with ThreadPoolExecutor(2) as pool:
-        jobs = [layer.input_grad, layer.weight_grad]
-        futures = [pool.submit(job, gy, saved) for job in (reversed(jobs) if order == "weights first" else jobs)]
+        jobs = [gradients.input_grad, gradients.weight_grad]
+        futures = [pool.submit(job) for job in (reversed(jobs) if order == "weights first" else jobs)]
         if order != "both at once":
             futures[0].result()
         got = sorted((future.result() for future in futures), key=lambda result: isinstance(result, dict))

@@ -57,6 +57,23 @@ def test_no_more_than_the_limit_is_kept():
     assert pool.free_bytes == before
 
 
+def test_all_that_is_kept_is_handed_out_again():
+    pool = memory.HostPool(kept=3 * (memory.SMALLEST + memory.ALIGNMENT))
+    sizes = [memory.SMALLEST] * 5
+    arrays = [pool.empty((size,), np.uint8) for size in sizes]
+    there = {address(array) for array in arrays}
+    del arrays
+    gc.collect()
+    assert pool.free_bytes == pool.kept
+    again = [pool.empty((size,), np.uint8) for size in sizes[:3]]
+    assert pool.free_bytes == 0 and {address(array) for array in again} < there
+    other = pool.empty((2 * memory.SMALLEST,), np.uint8)
+    del again, other  # the size that was met first makes room
+    gc.collect()
+    assert pool.free_bytes == 2 * memory.SMALLEST + memory.ALIGNMENT + memory.SMALLEST + memory.ALIGNMENT
+    assert pool.release() > 0 and pool.free_bytes == 0 == pool.release()
+
+
 def test_threads():
     pool = memory.HostPool()
     wrong = []

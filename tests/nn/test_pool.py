@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from sparsebp import nn
+from sparsebp import jacobian_t, nn
 from sparsebp.errors import DTypeError, OptionError, ShapeError
 from sparsebp.jacobians import max_pool_jacobian_t
 from sparsebp.patterns import pool_pattern
@@ -91,6 +93,34 @@ def test_avg_pool(torch_jacobian_t, dims, data, include, divisor, seed):
     assert layer.jacobian_t(layer.forward(np.zeros(shape))[1]).batch is None
 
 
+@pytest.mark.parametrize("kernel", [1, 2, 3, 4])
+@pytest.mark.parametrize("ceil_mode", [False, True])
+def test_small_pools_of_every_padding_and_rounding(kernel, ceil_mode):
+    """Outputs and gradients of max and average pooling for every size, stride and padding of one axis."""
+    rng = np.random.default_rng(0)
+    for size, stride, padding in itertools.product(range(1, 9), range(1, 5), range(kernel // 2 + 1)):
+        options = {"kernel_size": kernel, "stride": stride, "padding": padding, "ceil_mode": ceil_mode}
+        if size + 2 * padding < kernel and not (ceil_mode and size + 2 * padding + stride > kernel):
+            for pool in (nn.MaxPool1d, nn.AvgPool1d):
+                with pytest.raises(ShapeError):
+                    pool(**options).forward(rng.standard_normal((1, 1, size)))
+            continue
+        x = rng.standard_normal((2, 1, size))
+        pairs = [(nn.MaxPool1d(**options), torch.nn.MaxPool1d(**options))]
+        for include in (True, False):
+            average = options | {"count_include_pad": include}
+            pairs.append((nn.AvgPool1d(**average), torch.nn.AvgPool1d(**average)))
+        for layer, twin in pairs:
+            tx = torch.from_numpy(x.copy()).requires_grad_()
+            want = twin(tx)
+            y, saved = layer.forward(x)
+            gy = rng.standard_normal(want.shape)
+            want.backward(torch.from_numpy(gy))
+            np.testing.assert_allclose(y, want.detach().numpy(), err_msg=f"{size}, {options}", **CLOSE)
+            np.testing.assert_allclose(layer.input_grad(gy, saved), tx.grad.numpy(), **CLOSE)
+            np.testing.assert_allclose(jacobian_t(layer, x).vjp(gy), tx.grad.numpy(), **CLOSE)
+
+
 @pytest.mark.parametrize("dims", [1, 2])
 @given(data=st.data(), seed=seeds)
 def test_adaptive_avg_pool(torch_jacobian_t, dims, data, seed):
@@ -101,6 +131,38 @@ def test_adaptive_avg_pool(torch_jacobian_t, dims, data, seed):
         want = (None, want[1])
     layer, twin = (getattr(space, f"AdaptiveAvgPool{dims}d")(want) for space in (nn, torch.nn))
     check(layer, twin, rng.standard_normal(shape), rng, torch_jacobian_t)
+
+
+@pytest.mark.parametrize("kind", ["max", "avg", "avg_without_padding"])
+def test_every_small_window(kind):
+    """All lengths, kernels, strides, paddings and dilations up to a few, rounded down and up: random ones miss some."""
+    met = 0
+    cases = itertools.product(range(1, 8), range(1, 5), (None, 1, 2, 3, 5), (0, 1, 2), (1, 2, 3), (False, True))
+    for size, kernel, stride, padding, dilation, ceil in cases:
+        if padding > kernel // 2 or (kind != "max" and dilation > 1):
+            continue
+        options = {"stride": stride, "padding": padding, "ceil_mode": ceil}
+        options |= {"dilation": dilation} if kind == "max" else {"count_include_pad": kind == "avg"}
+        layer, twin = (getattr(space, f"{kind[:3].title()}Pool1d")(kernel, **options) for space in (nn, torch.nn))
+        x = np.random.default_rng(met).permutation(2.0 * size + np.arange(2 * size)).reshape(1, 2, size) - 3 * size
+        tx = torch.from_numpy(x).requires_grad_()
+        try:
+            want = twin(tx)
+        except RuntimeError:  # the window is longer than the input
+            with pytest.raises(ShapeError):
+                layer.forward(x)
+            continue
+        if (want == -np.inf).any():  # a window of padding only
+            with pytest.raises(ShapeError):
+                layer.forward(x)
+            continue
+        y, saved = layer.forward(x)
+        np.testing.assert_allclose(y, want.detach().numpy(), **CLOSE, err_msg=f"{size, kernel, options}")
+        gy = np.arange(1.0, y.size + 1).reshape(y.shape)
+        want.backward(torch.from_numpy(gy))
+        np.testing.assert_allclose(layer.input_grad(gy, saved), tx.grad.numpy(), **CLOSE)
+        met += 1
+    assert met > 300
 
 
 @given(seed=seeds, kernel=st.integers(1, 3), stride=st.integers(1, 3), batch=st.integers(1, 3))
@@ -194,7 +256,7 @@ def test_bad_arrays_are_refused(name, dims):
         ("stride does not fit", lambda: nn.AvgPool2d(2, -1)),
         ("dilation does not fit", lambda: nn.MaxPool1d(2, dilation=0)),
         ("divisor_override is zero", lambda: nn.AvgPool2d(2, divisor_override=0)),
-        ("output_size does not fit", lambda: nn.AdaptiveAvgPool1d(0)),
+        ("output_size is too small", lambda: nn.AdaptiveAvgPool1d(0)),
         ("output_size does not fit", lambda: nn.AdaptiveAvgPool2d((1, 2, 3))),
     ],
 )

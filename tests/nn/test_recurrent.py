@@ -14,7 +14,7 @@ from sparsebp.errors import DeviceError, DTypeError, MemoryLimitError, OptionErr
 from sparsebp.nn import recurrent as recurrent_module
 from strategies import seeds, sizes
 
-ALGORITHMS = ("linear", "chunked", "blelloch", "hybrid", "auto")
+ALGORITHMS = ("bp", "linear", "chunked", "blelloch", "hybrid", "auto")
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}
 
 
@@ -84,12 +84,12 @@ def test_against_torch(recurrent_twin, case):
     layer = case["layer"]
     y, h_n, gx, gh0, gw = run_torch(recurrent_twin(layer), *(case[k] for k in ("x", "h0", "lengths", "gy", "grad_h_n")))
     out, saved = layer.forward(case["x"], case["h0"], case["lengths"])
-    arriving = (case["gy"], saved, case["grad_h_n"])
+    gradients = layer.gradients(case["gy"], saved, case["grad_h_n"])
     np.testing.assert_allclose(out, y, **CLOSE)
     np.testing.assert_allclose(saved.h_n, h_n, **CLOSE)
-    np.testing.assert_allclose(layer.input_grad(*arriving), gx, **CLOSE)
-    np.testing.assert_allclose(layer.h0_grad(*arriving), gh0, **CLOSE)
-    grads = layer.weight_grad(*arriving)
+    np.testing.assert_allclose(gradients.input, gx, **CLOSE)
+    np.testing.assert_allclose(gradients.h0, gh0, **CLOSE)
+    grads = gradients.weights
     assert list(grads) == list(layer.params)
     for name, grad in grads.items():
         np.testing.assert_allclose(grad, gw[name], err_msg=name, **CLOSE)
@@ -141,13 +141,12 @@ def test_i_and_w_share_the_scans(monkeypatch):
     x = np.ones((4, 2, 2), np.float32)
     y, saved = layer.forward(x)
     gy, other = np.ones_like(y), np.zeros_like(y)
-    first = layer.weight_grad(gy, saved)
-    layer.input_grad(gy, saved)
-    layer.h0_grad(gy, saved)
+    first = layer.gradients(gy, saved)
+    assert calls == []
+    assert np.abs(first.weights["weight_hh_l0"]).max() > 0 and first.input.shape == x.shape and len(first.h0) == 4
     assert len(calls) == 4
-    second = layer.weight_grad(other, saved)
+    assert np.abs(layer.gradients(other, saved).weights["weight_hh_l0"]).max() == 0
     assert len(calls) == 8
-    assert np.abs(first["weight_hh_l0"]).max() > 0 and np.abs(second["weight_hh_l0"]).max() == 0
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -277,7 +276,7 @@ def test_hidden_jacobians_chain_to_the_gradient_of_h0(cell, recurrent_twin):
     g = np.ascontiguousarray(grad_h_n[3].T)
     for element in reversed(elements):
         g = element @ g
-    np.testing.assert_allclose(g.T, layer.h0_grad(None, saved, grad_h_n)[3], **CLOSE)
+    np.testing.assert_allclose(g.T, layer.gradients(None, saved, grad_h_n).h0[3], **CLOSE)
 
 
 def test_the_choice_is_explained():
@@ -313,7 +312,7 @@ X = np.ones((4, 2, 3))
         (OptionError, "No gradient", lambda m: m.input_grad(None, m.forward(X)[1])),
         (ShapeError, "gy has the wrong shape", lambda m: m.input_grad(np.ones((2, 4, 5)), m.forward(X)[1])),
         (DTypeError, "gy has", lambda m: m.weight_grad(np.ones((4, 2, 5), np.float32), m.forward(X)[1])),
-        (ShapeError, "grad_h_n has", lambda m: m.weight_grad(None, m.forward(X)[1], np.ones((2, 5)))),
+        (ShapeError, "grad_h_n has", lambda m: m.gradients(None, m.forward(X)[1], np.ones((2, 5)))),
         (MemoryLimitError, "input_grad", lambda m: m.jacobian_t(m.forward(X)[1], memory_limit=1000)),
     ],
 )
@@ -328,10 +327,10 @@ def test_bad_input_is_refused(cell, error, text, call):
     [
         (OptionError, "Unknown backward algorithm", lambda: nn.RNN(1, 2, backward="fast")),
         (OptionError, "Unknown nonlinearity", lambda: nn.RNN(1, 2, nonlinearity="gelu")),
-        (OptionError, "Invalid hidden_size", lambda: nn.GRU(1, 0)),
-        (OptionError, "Invalid num_layers", lambda: nn.GRU(1, 2, num_layers=0)),
+        (OptionError, "hidden_size is too small", lambda: nn.GRU(1, 0)),
+        (OptionError, "num_layers is too small", lambda: nn.GRU(1, 2, num_layers=0)),
         (OptionError, "chunks is too small", lambda: nn.GRU(1, 2, chunks=0)),
-        (OptionError, "Invalid dropout", lambda: nn.GRU(1, 2, dropout=1.5)),
+        (OptionError, "dropout is out of range", lambda: nn.GRU(1, 2, dropout=1.5)),
         (DTypeError, "Unsupported dtype", lambda: nn.GRU(1, 2, dtype=np.float16)),
     ],
 )

@@ -62,6 +62,75 @@ def test_schedules_are_torchs(name, groups):
 
 
 @given(
+    names=st.lists(st.sampled_from(sorted(SCHEDULES)), min_size=2, max_size=4), sequence=st.booleans(),
+    jumps=st.dictionaries(st.integers(0, 25), st.floats(0.01, 1.0), max_size=2), cut=st.integers(0, 25),
+)  # fmt: skip
+@settings(max_examples=150, deadline=None)
+def test_schedules_chain_as_torchs(names, sequence, jumps, cut):
+    """Several on one optimizer, also after the rate has been set by hand, and resumed from their states."""
+
+    def build(ours, theirs):
+        pairs = [both(name, ours, theirs, SCHEDULES[name]) for name in names]
+        if sequence:
+            parts = [both(name, ours, theirs, SCHEDULES[name]) for name in ("LinearLR", "CosineAnnealingLR")]
+            pairs.append((
+                optim.SequentialLR(ours, [ours_ for ours_, _ in parts], [4]),
+                torch.optim.lr_scheduler.SequentialLR(theirs, [theirs_ for _, theirs_ in parts], [4]),
+            ))  # fmt: skip
+        return pairs
+
+    ours, theirs = optimizers([0.2, 0.03])
+    pairs = build(ours, theirs)
+    for step in range(26):
+        assert rates(ours) == pytest.approx(rates(theirs), rel=1e-9), step
+        if step in jumps:
+            for optimizer in (ours, theirs):
+                for group in optimizer.param_groups:
+                    group["lr"] = jumps[step]
+        if (
+            step == cut and min(rates(ours)) >= 0
+        ):  # a run that is resumed: the optimizer's state, and then the schedules'
+            kept = json.loads(json.dumps([ours.state_dict(), [schedule.state_dict() for schedule, _ in pairs]]))
+            ours, fresh = optimizers([0.7, 0.6])
+            pairs = [(new, twin) for (new, _), (_, twin) in zip(build(ours, fresh), pairs, strict=True)]
+            ours.load_state_dict(kept[0])
+            for (schedule, _), state in zip(pairs, kept[1], strict=True):
+                schedule.load_state_dict(state)
+        theirs.step()
+        for schedule, twin in pairs:
+            if step < 11 or not isinstance(schedule, optim.OneCycleLR):  # torch's own must not be stepped further
+                schedule.step()
+                twin.step()
+
+
+def test_a_plateau_chains_with_a_schedule_by_steps():
+    ours, theirs = optimizers([0.2])
+    schedules = [both("CosineAnnealingLR", ours, theirs, {"T_max": 30})]
+    schedules.append(both("ReduceLROnPlateau", ours, theirs, {"factor": 0.5, "patience": 0}))
+    for step in range(12):
+        theirs.step()
+        for pair in schedules:
+            for schedule in pair:
+                schedule.step(*([1.0] if schedule in schedules[1] else []))
+        assert rates(ours) == pytest.approx(rates(theirs), rel=1e-9), step
+
+
+def test_states_without_rates_are_those_of_a_schedule_alone():
+    ours, _ = optimizers([0.2])
+    schedule = optim.ExponentialLR(ours, 0.9)
+    for _ in range(3):
+        schedule.step()
+    state = {name: value for name, value in schedule.state_dict().items() if name != "rates"}
+    other, _ = optimizers([0.7])
+    resumed = optim.ExponentialLR(other, 0.9)
+    other.load_state_dict(ours.state_dict())
+    resumed.load_state_dict(state)
+    schedule.step()
+    resumed.step()
+    assert rates(other) == rates(ours)
+
+
+@given(
     names=st.lists(st.sampled_from(sorted(SCHEDULES.keys() - {"OneCycleLR"})), min_size=1, max_size=4),
     gaps=st.lists(st.integers(1, 6), min_size=3, max_size=3),
 )

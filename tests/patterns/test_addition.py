@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsebp import SparsityPattern
-from sparsebp.errors import DTypeError, ShapeError
-from sparsebp.patterns import plan_addition
+from sparsebp.errors import DTypeError, PatternError, ShapeError
+from sparsebp.patterns import addition, plan_addition, plan_concatenation
 from strategies import csr_patterns, seeds, sizes
 
 
@@ -25,7 +25,7 @@ def test_index_types_may_differ_and_index_arrays_are_copied_to_a_device_once():
     a, b = SparsityPattern([0, 2], [0, 3], (1, 5)), SparsityPattern([0, 2], [1, 3], (1, 5))
     wide = SparsityPattern(b.indptr, b.indices, b.shape)
     wide.__dict__.update(indptr=b.indptr.astype(np.int64), indices=b.indices.astype(np.int64))
-    plan, mixed = plan_addition(a, b), plan_addition.__wrapped__(a, wide)
+    plan, mixed = plan_addition(a, b), addition._plan.__wrapped__(a, wide)
     assert mixed.pattern == plan.pattern
     np.testing.assert_array_equal(mixed(np.ones(2), np.ones(2)), [1, 1, 2])
     device = SimpleNamespace(__name__="device", cuda=SimpleNamespace(Device=lambda: SimpleNamespace(id=3)))
@@ -33,7 +33,7 @@ def test_index_types_may_differ_and_index_arrays_are_copied_to_a_device_once():
     copies = plan._copies.on(device)
     assert all(again is copy for again, copy in zip(plan._copies.on(device), copies, strict=True))
     assert all(copy is not index for copy, index in zip(copies, plan.indices, strict=True))
-    assert plan._copies.on(np) == plan.indices
+    assert all(own is index for own, index in zip(plan._copies.on(np), plan.indices, strict=True))
 
 
 @given(
@@ -72,3 +72,12 @@ def test_operands_that_do_not_fit_are_refused():
         plan(np.ones((3, 2)), np.ones((9, 4)))
     with pytest.raises(DTypeError):
         plan(np.ones(3), np.ones(9, np.float32))
+
+
+@pytest.mark.parametrize("other", [None, [0, 1], np.ones((3, 3)), "p"])
+def test_operands_that_are_no_patterns_are_refused(other):
+    a = SparsityPattern.diagonal(3)
+    with pytest.raises(PatternError, match="b is not a pattern"):
+        plan_addition(a, other)
+    with pytest.raises(PatternError, match=r"parts\[1\] is not a pattern"):
+        plan_concatenation(a, other)

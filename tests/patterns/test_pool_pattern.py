@@ -1,5 +1,7 @@
 """Patterns of pooling layers: every guaranteed nonzero and nothing else."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -53,6 +55,45 @@ def test_entries_and_offsets_equal_those_found_one_by_one(configuration):
     found = zip(pattern.row_of_entry.tolist(), pattern.indices.tolist(), strict=True)
     assert dict(zip(found, pool.offset.tolist(), strict=True)) == by_loops(size, window)
     np.testing.assert_array_equal(pool.inputs, np.bincount(pattern.indices, minlength=pattern.shape[1]))
+
+
+SMALL = [
+    (size, kernel, stride, padding, dilation, ceil)
+    for size, kernel, stride, dilation in itertools.product(range(1, 8), range(1, 5), range(1, 5), range(1, 3))
+    for padding, ceil in itertools.product(range(kernel // 2 + 1), (False, True))
+]
+
+
+def test_small_windows_are_torchs_without_exception():
+    """Every size, kernel, stride, padding, dilation and rounding of one axis: how many windows, and what is in them."""
+    refused = 0
+    for size, *window in SMALL:
+        kernel, stride, padding, dilation, ceil = window
+        x = torch.arange(size, dtype=torch.float64).reshape(1, 1, size)
+        try:
+            pool = pool_pattern(1, size, kernel, stride, padding, dilation, ceil)
+        except ShapeError:
+            refused += 1
+            try:
+                _, index = torch.nn.functional.max_pool1d(
+                    x, kernel, stride, padding, dilation, ceil, return_indices=True
+                )
+            except RuntimeError:
+                continue
+            starts = np.arange(index.shape[2]) * stride - padding  # a window of padding alone, of which torch says 0
+            taps = starts[:, None] + np.arange(kernel) * dilation
+            assert (~((taps >= 0) & (taps < size)).any(axis=1)).any(), (size, window)
+            continue
+        last = torch.nn.functional.max_pool1d(x, kernel, stride, padding, dilation, ceil)
+        first = -torch.nn.functional.max_pool1d(-x, kernel, stride, padding, dilation, ceil)
+        assert pool.out_size == tuple(last.shape[2:]), (size, window)
+        rows, columns = pool.pattern.row_of_entry, pool.pattern.indices
+        found = by_loops((size,), (*tuple((n,) for n in window[:4]), ceil))
+        assert dict(zip(zip(rows.tolist(), columns.tolist(), strict=True), pool.offset.tolist(), strict=True)) == found
+        for window_number in range(pool.out_size[0]):
+            inside = rows[columns == window_number]
+            assert (inside.min(), inside.max()) == (first[0, 0, window_number], last[0, 0, window_number])
+    assert 0 < refused < len(SMALL) / 2
 
 
 @given(configuration=configurations(dims=2), channels=st.integers(1, 3), seed=seeds)

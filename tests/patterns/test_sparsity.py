@@ -8,9 +8,20 @@ import numpy as np
 import pytest
 import scipy.sparse
 from hypothesis import given
+from hypothesis import strategies as st
 
-from sparsebp import SparsityPattern
-from sparsebp.errors import PatternError
+from sparsebp import SparsityPattern, plan_product
+from sparsebp.errors import DeviceError, MemoryLimitError, PatternError
+from sparsebp.interop import scipy as sb_scipy
+from sparsebp.patterns import (
+    conv_pattern,
+    hidden_pattern,
+    linear_pattern,
+    plan_addition,
+    pointwise_pattern,
+    pool_pattern,
+    sequence_pattern,
+)
 from strategies import csr_patterns, seeds
 
 
@@ -75,15 +86,15 @@ def test_canonical_sorts_and_merges(parts, seed):
 
 
 @pytest.mark.parametrize("kind", [scipy.sparse.csr_array, scipy.sparse.csr_matrix])
-def test_scipy_matrices_are_taken_without_a_copy(kind):
+def test_structures_of_scipy_matrices_are_copied(kind):
     matrix = kind(np.array([[1.0, 0, 2], [0, 0, 3]]))
     p = SparsityPattern.from_scipy(matrix)
-    assert np.shares_memory(p.indices, matrix.indices)
-    assert not np.shares_memory(SparsityPattern.from_scipy(matrix, copy=True).indices, matrix.indices)
-    assert p == SparsityPattern([0, 2, 3], [0, 2, 2], (2, 3))
+    assert not np.shares_memory(p.indices, matrix.indices) and not np.shares_memory(p.indptr, matrix.indptr)
     assert matrix.indices.flags.writeable
     with pytest.raises(PatternError, match="tocsr"):
         SparsityPattern.from_scipy(matrix.tocsc())
+    matrix.indices[:], matrix.indptr[:] = 2**30, 2**30
+    assert p == SparsityPattern([0, 2, 3], [0, 2, 2], (2, 3))
 
 
 def test_constructors():
@@ -109,13 +120,12 @@ def test_equality_and_hash_are_of_the_content():
     assert pickle.loads(pickle.dumps(SparsityPattern.identity(2))).kind == "identity"
 
 
-def test_patterns_of_one_hash_may_differ():
-    """The hash reads some entries only; equality reads all."""
+def test_the_hash_is_of_every_entry():
     indptr, indices = np.arange(1001), np.arange(1000)
     p = SparsityPattern(indptr, indices, (1000, 2000))
-    others = [SparsityPattern(indptr, indices + 1000 * (indices == i), p.shape) for i in range(1, 9)]
-    assert any(hash(p) == hash(q) for q in others)
-    assert all(p != q and p.digest != q.digest for q in others)
+    others = [SparsityPattern(indptr, indices + 1000 * (indices == i), p.shape) for i in range(1000)]
+    assert len({hash(q) for q in [p, *others]}) == len({q.digest for q in [p, *others]}) == 1001
+    assert all(p != q for q in others)
     assert SparsityPattern.identity(3) != SparsityPattern.diagonal(3)
     assert p.digest == SparsityPattern(indptr, indices, p.shape).digest
 
@@ -155,4 +165,105 @@ def test_wrong_structures_are_refused_with_a_remedy(indptr, indices, shape, prob
         SparsityPattern(indptr, indices, shape)
     assert "Expected" in str(caught.value) and "Got" in str(caught.value)
     if problem in ("unsorted", "duplicated"):
-        assert "SparsityPattern.canonical" in str(caught.value)
+        assert "A.sum_duplicates()" in str(caught.value)
+
+
+@pytest.mark.parametrize("make", [SparsityPattern, SparsityPattern.canonical])
+@pytest.mark.parametrize(
+    ("indptr", "indices"),
+    [
+        (None, [0]), ([0, 1], None), ("ab", [0]), ([0, 1], {0: 1}), (3, [0]), ([[0, 1], [1]], [0]),
+        ([0, 1], [[0], [1, 2]]), ([0, 1], [2**70]), ([0, 1], np.array([2**64 - 1], np.uint64)), ([0, 1], [True]),
+        ([0, 1], ["0"]), (np.array([0, 1]), np.array([0.0])), (np.array([0, 1], object), [0]), ([0, None], [0]),
+    ],
+)  # fmt: skip
+def test_what_is_no_index_array_is_refused_by_name(make, indptr, indices):
+    with pytest.raises((PatternError, DeviceError), match=r"(indptr|indices) is not an (index )?array.*Got "):
+        make(indptr, indices, (1, 3))
+
+
+WRONG_SHAPES = [None, (3,), (1, 2, 3), "12", (1.0, 3.0), (None, 3), (1, 2**63), (2**70, 1), (1, np.inf)]
+
+
+@pytest.mark.parametrize("shape", WRONG_SHAPES)
+def test_what_is_no_shape_is_refused(shape):
+    for make in (SparsityPattern, SparsityPattern.canonical):
+        with pytest.raises(PatternError, match=r"shape of a pattern is wrong.*2\*\*63.*Got "):
+            make([0, 1], [0], shape)
+
+
+@pytest.mark.parametrize("size", [2**63, 2**64, -1, 2.0, "3", None, [3]])
+def test_sizes_that_are_none_are_refused(size):
+    makers = [
+        SparsityPattern.identity, SparsityPattern.diagonal, lambda n: SparsityPattern.dense(n, 1), pointwise_pattern,
+        lambda n: SparsityPattern.dense(0, n), hidden_pattern, lambda n: linear_pattern(n, 0),
+        lambda n: linear_pattern(0, n), lambda n: linear_pattern(2, 3, n),
+        lambda n: sequence_pattern(n, 1, 1), lambda n: sequence_pattern(1, n, 1),
+    ]  # fmt: skip
+    for make in makers:
+        with pytest.raises((PatternError, MemoryLimitError), match=r"Expected .* Got "):
+            make(size)
+
+
+@pytest.mark.parametrize("size", [2**60, 2**50])
+def test_structures_that_no_memory_holds_are_refused(size):
+    for make in (
+        SparsityPattern.identity, SparsityPattern.diagonal, lambda n: SparsityPattern.dense(n, 2), pointwise_pattern,
+        lambda n: SparsityPattern.dense(2, n), lambda n: linear_pattern(2, 3, n), lambda n: sequence_pattern(1, n, 1),
+    ):  # fmt: skip
+        with pytest.raises(MemoryLimitError, match="does not fit in memory"):
+            make(size)
+    assert SparsityPattern.dense(0, size).nnz == 0
+
+
+@given(parts=csr_patterns(), dtype=st.sampled_from([np.uint64, np.int64, np.uint8, np.int8, np.uint32, np.int16]))
+def test_every_type_of_integers_is_taken(parts, dtype):
+    indptr, indices, shape = parts
+    if len(indices) > 127:
+        return
+    for make in (SparsityPattern, SparsityPattern.canonical):
+        assert make(indptr.astype(dtype), indices.astype(dtype), shape) == SparsityPattern(*parts)
+
+
+def test_unsorted_columns_of_scipy_are_mended_with_their_values():
+    """The remedy of the message: the pattern's entries and the matrix's values are in one order."""
+    a = scipy.sparse.random_array((7, 7), density=0.5, rng=np.random.default_rng(0), format="csr")
+    product = a @ a
+    product.indices[:2] = product.indices[1::-1].copy()  # a row of two entries or more begins with them, exchanged
+    product.data[:2] = product.data[1::-1].copy()
+    product.has_sorted_indices = product.has_canonical_format = False
+    dense = product.toarray()
+    for take in (SparsityPattern.from_scipy, sb_scipy.from_scipy):
+        with pytest.raises(PatternError, match=r"A\.sum_duplicates\(\)"):
+            take(product)
+    product.sum_duplicates()
+    np.testing.assert_array_equal(sb_scipy.from_scipy(product).to_dense(), dense)
+
+
+def test_no_array_of_a_pattern_or_a_plan_can_be_written_to():
+    p = SparsityPattern([0, 2, 3], [0, 2, 2], (2, 3))
+    conv = conv_pattern(1, 2, (4, 4), 3)
+    pool = pool_pattern(2, (4, 4), 2)
+    plan = plan_product(conv.pattern, conv.pattern.T)
+    total = plan_addition(p, SparsityPattern.dense(2, 3))
+    arrays = [
+        p.indptr, p.indices, p.T.indptr, p.T.indices, p.row_of_entry, p.transpose_permutation, conv.weight_index,
+        pool.offset, pool.inputs, pool.extent, *plan.arrays.values(), *total.indices, plan.pattern.indices,
+        pickle.loads(pickle.dumps(p)).indices, copy.deepcopy(p).indptr, SparsityPattern.dense(2, 2).indices,
+    ]  # fmt: skip
+    assert plan.arrays
+    for array in arrays:
+        with pytest.raises(ValueError, match="read-only"):
+            array[...] = 0
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            array.flags.writeable = True
+
+
+def test_spare_room_of_a_scipy_matrix_is_named():
+    sparse = pytest.importorskip("scipy.sparse")
+    matrix = sparse.csr_array(np.eye(3, 5))
+    matrix.indices, matrix.data = np.append(matrix.indices, [7, 7]), np.append(matrix.data, [1.0, 2.0])
+    with pytest.raises(PatternError, match=r"A\.prune\(\)"):
+        SparsityPattern(matrix.indptr, matrix.indices, matrix.shape)
+    matrix.prune()
+    assert SparsityPattern(matrix.indptr, matrix.indices, matrix.shape).nnz == 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 import pytest
 import scipy.sparse
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 from sparsebp import SparsityPattern
 from sparsebp.patterns import symbolic
 from sparsebp.patterns.symbolic import SymbolicProduct
+from sparsebp.threads import get_threads, set_threads
 from strategies import csr_patterns, seeds, sizes
 
 
@@ -84,15 +84,15 @@ def test_more_rows_than_there_are_stamps(monkeypatch):
 
 def test_the_split_into_parts_and_the_threads_change_nothing(monkeypatch):
     a, b = random_pattern(300, 200, 9, 0), random_pattern(200, 500, 40, 1)
-    before, results = numba.get_num_threads(), []
+    before, results = get_threads(), []
     monkeypatch.setattr(symbolic, "_PART_WORK", 1)
     try:
         for parts, threads in ((1, 1), (7, 1), (32, before)):
             monkeypatch.setattr(symbolic, "_MAX_PARTS", parts)
-            numba.set_num_threads(threads)
+            set_threads(threads)
             results.append(check(a, b))
     finally:
-        numba.set_num_threads(before)
+        set_threads(before)
     for other in results[1:]:
         for one, another in zip(results[0], other, strict=True):
             np.testing.assert_array_equal(one, another)

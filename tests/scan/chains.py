@@ -110,5 +110,7 @@ def algorithms(draw: st.DrawFn) -> dict:
     if name == "hybrid":
         return options | {"up_levels": draw(st.integers(0, 6))}
     if name in ("chunked", "auto"):
-        return options | {"workers": draw(st.sampled_from([None, 1, 2, 3, 4, 7, 1000]))}
+        return options | {
+            "chunks" if name == "chunked" else "workers": draw(st.sampled_from([None, 1, 2, 3, 4, 7, 1000]))
+        }
     return options

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from sparsebp.errors import OptionError
 from sparsebp.scan.algorithms import blelloch, chunk_cuts, chunked, hybrid, linear, recipe
-from sparsebp.scan.profile import profile
+from sparsebp.scan.profile import LevelProfile, profile
 from sparsebp.scan.steps import AbstractStep, Recipe, Span, critical_path
 
 lengths = st.one_of(st.sampled_from([1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 21, 31, 32, 33]), st.integers(1, 200))
@@ -176,8 +176,8 @@ def test_bppsa_3_6_work_complexity(n):
     assert len(blelloch(n).steps) <= 2 * n
 
 
-@given(n=lengths, k=st.integers(0, 8), workers=st.integers(1, 20))
-def test_profile_counts_what_the_steps_are(n, k, workers):
+@given(n=lengths, k=st.integers(0, 8), chunks=st.integers(1, 20))
+def test_profile_counts_what_the_steps_are(n, k, chunks):
     def levels(plan: Recipe, by_level: bool):
         key = (lambda s: (s.level, s.phase)) if by_level else (lambda s: s.phase)
         count = Counter((key(s), s.kind) for s in plan.steps)
@@ -185,9 +185,14 @@ def test_profile_counts_what_the_steps_are(n, k, workers):
 
     assert [(p.mm, p.mv) for p in profile("blelloch", n)] == levels(blelloch(n), True)
     assert [(p.mm, p.mv) for p in profile("hybrid", n, up_levels=k)] == levels(hybrid(n, k), k > 0)
-    shape = profile("chunked", n, workers=workers)
-    assert [(p.mm, p.mv) for p in shape] == levels(chunked(n, workers), False)
-    assert all(p.rounds == chunked(n, workers).levels[p.phase] for p in shape)
+    shape = profile("chunked", n, chunks=chunks)
+    assert [(p.mm, p.mv) for p in shape] == levels(chunked(n, chunks), False)
+    assert all(p.rounds == chunked(n, chunks).levels[p.phase] for p in shape)
+
+
+def test_profile_of_one_worker():
+    assert profile("linear", 5) == profile("hybrid", 5, up_levels=0) == [LevelProfile("linear", 0, 5, 5)]
+    assert profile("chunked", 5) == [LevelProfile("reduce", 0, 5, 5)]
 
 
 def test_critical_path_follows_the_heaviest_dependences():

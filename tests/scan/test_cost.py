@@ -28,10 +28,10 @@ GPU = Machine("GPU", 528, 56e9, 0.5, 3.8e12, 0, 8e-6, 0.1e-6, True, "a data shee
 def test_few_cores_run_the_recursion(cell, T, B, dtype):
     """A scan does about H times the work; two threads cannot make up for that."""
     choice = choose_recurrent_backward(cell, T, B, 20, dtype, np, workers=2)
-    assert (choice.algorithm, choice.chunks) == ("linear", 1)
+    assert (choice.algorithm, choice.chunks) == ("bp", 1)
     assert "about 20 times the work" in choice.reason and f"T={T}" in choice.reason
-    assert set(choice.estimates) == {"linear", "chunked", "blelloch"}
-    assert choice.memory["linear"] == 0
+    assert set(choice.estimates) == {"bp", "chunked", "blelloch"}
+    assert choice.memory["bp"] == 0
 
 
 def test_many_cores_and_one_sample_run_the_scan():
@@ -44,13 +44,13 @@ def test_a_gpu_scans_long_sequences_of_few_samples(cell):
     """The paper's working point, T = 1000 and more at B = 16 and H = 20, is one where the scan pays; T = 10 is not."""
     long = _choose(cell, 3000, 16, 20, 4, GPU, None)
     assert long.algorithm == "chunked" and 3 <= long.chunks <= 3000
-    assert _choose(cell, 10, 16, 20, 4, GPU, None).algorithm == "linear"
-    assert _choose(cell, 3000, 256, 20, 4, GPU, None).algorithm == "linear"  # the batch fills it
+    assert _choose(cell, 10, 16, 20, 4, GPU, None).algorithm == "bp"
+    assert _choose(cell, 3000, 256, 20, 4, GPU, None).algorithm == "bp"  # the batch fills it
 
 
 def test_larger_hidden_sizes_turn_to_the_recursion():
     assert _choose("rnn", 1000, 16, 20, 4, GPU, None).algorithm == "chunked"
-    assert _choose("rnn", 1000, 16, 128, 4, GPU, None).algorithm == "linear"
+    assert _choose("rnn", 1000, 16, 128, 4, GPU, None).algorithm == "bp"
 
 
 def test_memory_limit_of_a_recurrent_backward():
@@ -58,7 +58,7 @@ def test_memory_limit_of_a_recurrent_backward():
     assert free.memory["chunked"] == free.chunks * 16 * (20 * 20 + 20) * 4
     assert free.memory["blelloch"] >= 15 * free.memory["chunked"]
     tight = _choose("rnn", 30_000, 16, 20, 4, GPU, 1000)
-    assert tight.algorithm == "linear"
+    assert tight.algorithm == "bp"
     assert "beyond the memory limit" in tight.reason and "chunked" not in tight.estimates
 
 
@@ -66,7 +66,7 @@ def test_memory_limit_of_a_recurrent_backward():
 def test_every_shape_has_a_choice(T, B, H, gpu):
     m = GPU if gpu else machine(np, 4)
     choice = _choose("gru", T, B, H, 8, m, None)
-    assert choice.algorithm in ("linear", "chunked", "blelloch")
+    assert choice.algorithm in ("bp", "chunked", "blelloch")
     assert 1 <= choice.chunks <= T
     assert all(t > 0 for t in choice.estimates.values())
 
@@ -90,7 +90,7 @@ def test_bad_recurrent_shapes(arguments, message):
 def test_profile_and_steps_cost_the_same_flops():
     n, size, sizes = 37, 4, Sizes.make(3, np.dtype(np.float32), [False] * 37)
     for option in candidates(n, [5]):
-        options = {"up_levels": option.up_levels} if option.algorithm == "hybrid" else {"workers": option.chunks}
+        options = {"up_levels": option.up_levels} if option.algorithm == "hybrid" else {"chunks": option.chunks}
         plan = plan_scan([SparsityPattern.dense(size, size)] * n, option.algorithm, **options, batch=3)
         assert sum(c.flops for c in profile_costs(option, n, size, sizes)) == plan.flops
 
@@ -117,6 +117,6 @@ def test_calibration_measures():
 
 def test_candidates():
     names = [str(c) for c in candidates(21, [2, 3, 30])]
-    assert names == ["linear", "chunked (workers=3)", *(f"hybrid (up_levels={k})" for k in (1, 2, 3)), "blelloch"]
+    assert names == ["linear", "chunked (chunks=3)", *(f"hybrid (up_levels={k})" for k in (1, 2, 3)), "blelloch"]
     assert [str(c) for c in candidates(1, [3])] == ["linear"]
     assert Candidate("hybrid", up_levels=2).arguments == "algorithm='hybrid', up_levels=2"

@@ -117,7 +117,7 @@ def test_without_a_limit_the_machine_is_the_limit(monkeypatch):
     from sparsebp.scan import machine as machines
 
     patterns, shared = pruned(8)
-    monkeypatch.setattr(machines, "_host_memory", lambda: 2**20)
+    monkeypatch.setattr(machines, "host_memory", lambda: 2**20)
     with pytest.raises(MemoryLimitError, match="1048576 bytes"):
         plan_scan(patterns, "blelloch", shared=shared, batch=16)
 

@@ -80,7 +80,7 @@ def test_pieces_end_where_an_element_is_neither_diagonal_nor_selection():
 )
 def test_a_folded_recipe_is_executable_and_complete(pieces, algorithm, parameter):
     ends = tuple(int(e) for e in np.cumsum(pieces))
-    folded = fold_recipe(recipe(algorithm, len(ends), up_levels=parameter, workers=parameter), ends)
+    folded = fold_recipe(recipe(algorithm, len(ends), up_levels=parameter, chunks=parameter), ends)
     known = {Span(i, i + 1) for i in range(ends[-1] + 1)}
     for step in folded.steps:
         assert {step.left, step.right} <= known

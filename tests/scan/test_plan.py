@@ -16,7 +16,7 @@ from scan.chains import algorithms, chains, dense, make_chain, make_stack
 from sparsebp import SparsityPattern, plan_scan
 from sparsebp.errors import DTypeError, MemoryLimitError, OptionError, PatternError, ShapeError
 from sparsebp.scan import ScanPlan
-from sparsebp.scan.slots import assign_slots, is_view
+from sparsebp.scan.slots import Slots, assign_slots, is_view
 from sparsebp.scan.steps import Span
 
 
@@ -88,7 +88,7 @@ def test_products_that_live_together_do_not_share_memory(chain, options):
 def test_a_reduction_keeps_few_products():
     """A chunk's running product needs two buffers, however long the chunk is."""
     patterns = [SparsityPattern([0, 1, 3], [0, 0, 1], (2, 2))] * 300
-    plan = plan_scan(patterns, "chunked", workers=3)
+    plan = plan_scan(patterns, "chunked", chunks=3)
     assert plan.sized.workspace <= 3 * 3 * 4
 
 
@@ -132,12 +132,13 @@ def way_out(message: str) -> dict:
 @pytest.mark.parametrize("seed", range(4))
 def test_refusal_names_an_algorithm_that_fits(algorithm, seed):
     chain = make_chain(np.random.default_rng(seed), 24, 3, most=12)
-    full = plan_scan(chain.patterns, algorithm, batch=3, workers=6).memory
+    options = {"chunks": 6} if algorithm == "chunked" else {}
+    full = plan_scan(chain.patterns, algorithm, batch=3, **options).memory
     least = plan_scan(chain.patterns, "linear", batch=3).memory
     for limit in {least, (least + full) // 2, full - 1}:
         if limit >= full:
             continue
-        message = limited(chain.patterns, algorithm, limit, batch=3, workers=6)
+        message = limited(chain.patterns, algorithm, limit, batch=3, **options)
         plan = plan_scan(chain.patterns, **way_out(message), memory_limit=limit, batch=3)
         assert plan.memory <= limit
         assert f"{limit} bytes" in message
@@ -177,6 +178,41 @@ def test_a_call_with_a_larger_batch_is_refused_before_it_allocates(monkeypatch):
     monkeypatch.setattr(np, "empty", None)
     with pytest.raises(MemoryLimitError, match=r"batch of 3.*Use algorithm=|No algorithm fits"):
         plan(g, data)
+
+
+@given(
+    chain=chains(longest=9),
+    algorithm=st.sampled_from(["linear", "blelloch", "hybrid", "chunked"]),
+    double=st.booleans(),
+)
+def test_a_call_may_take_all_of_the_limit_and_not_a_byte_more(chain, algorithm, double):
+    dtype = np.float64 if double else np.float32
+    options = {"up_levels": 1} if algorithm == "hybrid" else {}
+    shared = {"shared": chain.shared, "dtype": dtype}
+    data, g = [d.astype(dtype) for d in chain.data], chain.g.astype(dtype)
+    needed = plan_scan(chain.patterns, algorithm, **options, batch=chain.batch, **shared).memory
+    first = plan_scan(chain.patterns, algorithm, **options, batch=1, memory_limit=needed, **shared)
+    want = plan_scan(chain.patterns, algorithm, **options)(g, data)
+    for have, expected in zip(first(g, data), want, strict=True):
+        np.testing.assert_array_equal(have, expected)
+    first.memory_limit = needed - 1
+    first.workspaces.clear()
+    with pytest.raises(MemoryLimitError):
+        first(g, data)
+    first.memory_limit = needed  # refused calls leave nothing behind
+    for have, expected in zip(first(g, data), want, strict=True):
+        np.testing.assert_array_equal(have, expected)
+
+
+def test_buffers_are_taken_again_before_new_ones_are_made():
+    slots = Slots()
+    large, small = slots.take(10), slots.take(5)
+    slots.give(large)
+    assert slots.take(20) == large and slots.capacities == [20, 5]  # the largest one grows
+    slots.give(small)
+    slots.give(large)
+    assert slots.take(5) == small and slots.take(1) == large and slots.take(1) == 2
+    assert slots.capacities == [20, 5, 1]
 
 
 def test_auto_says_why():
@@ -232,7 +268,7 @@ def test_describe_is_a_table_with_totals():
     assert len(rows) == len(plan.steps)
     assert sum(line.endswith("*") for line in rows) == len(plan.critical_path)
     assert "more steps" in plan.describe(max_rows=5)
-    assert "chunked, 3 chunks" in plan_scan([SparsityPattern.dense(4, 4)] * 9, "chunked", workers=3).describe()
+    assert "chunked, 3 chunks" in plan_scan([SparsityPattern.dense(4, 4)] * 9, "chunked", chunks=3).describe()
     assert "21 Jacobians, hybrid" in repr(plan)
 
 
@@ -266,6 +302,8 @@ def dense_chain(n: int) -> list[SparsityPattern]:
         ([dense_chain(3), "blelloch"], {"up_levels": 1}, OptionError, "hybrid scan alone"),
         ([dense_chain(3), "hybrid"], {"up_levels": -1}, OptionError, "up_levels is too small"),
         ([dense_chain(3), "chunked"], {"workers": 0}, OptionError, "workers is too small"),
+        ([dense_chain(3), "chunked"], {"chunks": 0}, OptionError, "chunks is too small"),
+        ([dense_chain(3), "blelloch"], {"chunks": 2}, OptionError, "chunks belongs to the chunked scan alone"),
         ([dense_chain(3)], {"batch": 0}, OptionError, "batch is too small"),
         ([dense_chain(3)], {"memory_limit": -1}, OptionError, "memory_limit is too small"),
         ([dense_chain(3)], {"memory_limit": "1G"}, OptionError, "memory_limit is not an integer"),
@@ -290,9 +328,9 @@ def test_planning_does_not_import_what_it_does_not_need():
 
 
 def test_plan_is_a_scan_plan():
-    plan = plan_scan(dense_chain(5), "chunked", workers=2)
+    plan = plan_scan(dense_chain(5), "chunked", chunks=2)
     assert isinstance(plan, ScanPlan)
-    assert (plan.workers, plan.up_levels, plan.batch) == (2, None, 1)
+    assert (plan.chunks, plan.up_levels, plan.batch) == (2, None, 1)
     assert plan.stackable and not plan_scan([SparsityPattern.diagonal(2)] * 2).stackable
 
 

@@ -90,7 +90,7 @@ def test_float32(algorithm, xp):
 @pytest.mark.parametrize("make", [lambda r: make_chain(r, 23, 5), lambda r: make_stack(r, 23, 6, 5, False)])
 def test_bitwise_equal_over_runs_and_workspaces(algorithm, make, xp):
     chain = make(np.random.default_rng(5))
-    options = {"up_levels": 2} if algorithm == "hybrid" else {"workers": 5}
+    options = {"up_levels": 2} if algorithm == "hybrid" else {"chunks": 5} if algorithm == "chunked" else {}
     plan = plan_scan(chain.patterns, algorithm, **options)
     first = run(plan, chain, xp)
     again = run(plan, chain, xp)

@@ -9,7 +9,7 @@ from scan.chains import make_chain, make_stack
 from sparsebp import kernels, plan_scan
 
 
-@pytest.mark.parametrize("options", [{"algorithm": "hybrid", "up_levels": 1}, {"algorithm": "chunked", "workers": 3}])
+@pytest.mark.parametrize("options", [{"algorithm": "hybrid", "up_levels": 1}, {"algorithm": "chunked", "chunks": 3}])
 @pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_scan_on_every_backend(backend, options, stacked, batch, monkeypatch):

@@ -9,6 +9,7 @@ import pytest
 from sparsebp.errors import MemoryLimitError, OptionError
 from sparsebp.schedule import Costs, StageBytes, simulate
 from sparsebp.schedule.builders import BUILDERS, conventional, out_of_order, place_updates, reverse_first_k, synchronise
+from sparsebp.schedule.by_name import build
 
 PIPELINES = [name for name, build in BUILDERS.items() if "workers" in signature(build).parameters]
 
@@ -62,6 +63,13 @@ def test_memory_limit_below_the_conventional_peak():
 def test_regions(regions):
     with pytest.raises(OptionError, match="regions"):
         out_of_order(stages=4, regions=regions)
+
+
+def test_no_regions_and_no_builder():
+    with pytest.raises(OptionError, match="regions is too small"):
+        out_of_order(stages=4, regions=0)
+    with pytest.raises(OptionError, match="Unknown builder"):
+        build("none of them")
 
 
 def test_backward_regions():

@@ -113,3 +113,16 @@ def _w(stage: int) -> Action:
 
 def _f(stage: int) -> Action:
     return Action(stage, "F", 0)
+
+
+def test_what_costs_say_of_regions():
+    """Times beside the other stream; two slowed down by s and s' get 1/s + 1/s' times as much done as one."""
+    slowdowns = {"I": 2.0, "F": 2.0, "W": 4.0, "U": 4.0}
+    costs = Costs({"F": 1.0, "I": 3.0, "W": 5.0, "U": 0.5}, slowdown=lambda action: slowdowns[action.kind])
+    backward, forward = Region("I", (1, 0)), Region("F", (0, 1, 2))
+    profile = RegionProfile.from_costs(costs)
+    assert profile.main(backward) == 2 * 3.0  # the input has no gradient, so I of stage 0 is not there
+    assert profile.main(forward) == 2 * 3 * 1.0
+    assert profile.sub(1, forward) == 4 * 5.5
+    assert profile.speedup(1, forward) == 1 / 2 + 1 / 4
+    assert RegionProfile.from_costs(costs, input_gradient=True).main(backward) == 2 * 6.0

@@ -48,8 +48,10 @@ OVERLAP = simulate(
     ),
 )  # fmt: skip
 EMPTY = simulate(Schedule.of(StepGraph(1), [lane("0F0 0B0")]), Costs(dict.fromkeys("FIW", 0.0)))
+NOTHING = {"durations": dict.fromkeys("FIW", 0.0), "link": Link(latency=2.0)}
+ONLY_WAITING = simulate(GPIPE.schedule, Costs(**NOTHING))
 REPEATED = simulate(STREAMS.schedule, Costs(slowdown=2), steps=3)
-ALL = [GPIPE, STREAMS, OVERLAP, EMPTY, REPEATED]
+ALL = [GPIPE, STREAMS, OVERLAP, EMPTY, ONLY_WAITING, REPEATED]
 
 
 def test_text_chart():
@@ -67,7 +69,7 @@ def test_text_fits_the_width_and_shows_every_kind(simulation, width):
     assert max(map(len, text.splitlines()[:-1])) <= width
     rows = [line for line in text.splitlines() if line.startswith("worker")]
     assert len(rows) == len(simulation.schedule.lanes)
-    if simulation is not EMPTY:
+    if simulation not in (EMPTY, ONLY_WAITING):
         assert "F" in rows[0]
 
 
@@ -137,6 +139,15 @@ def test_trace_is_what_the_viewers_take(tmp_path, simulation):
         )
     for begin, end in zip(*([e for e in events if e["ph"] == phase] for phase in "sf"), strict=True):
         assert begin["ts"] < end["ts"] and begin["pid"] != end["pid"]
+    for phase, side in (("b", "start"), ("e", "end")):
+        spans = [(e["ts"], e["pid"], e["name"]) for e in events if e["ph"] == phase]
+        assert spans == [(10 * getattr(t, side), t.sender, f"to worker {t.receiver}") for t in simulation.transfers]
+    for event, box in zip(simulation.events, complete, strict=True):
+        assert (box["name"], box["tid"], box["ts"]) == (str(event.cell), event.lane, 10 * event.start)
+        assert box["dur"] == pytest.approx(10 * (event.end - event.start))
+    for curve in simulation.memory:
+        times = [e["ts"] for e in events if e["ph"] == "C" and e["pid"] == curve.worker]
+        assert times == [10 * time for time in curve.times]
 
 
 def test_bad_traces(tmp_path):

@@ -7,6 +7,7 @@ import pytest
 from schedules import lane
 from sparsebp.errors import OptionError
 from sparsebp.schedule import Action, Costs, Link, Schedule, StageBytes, StepGraph, depth, parse, simulate
+from sparsebp.schedule.builders import conventional
 
 
 def times(found, text: str) -> list[tuple[float, float]]:
@@ -248,3 +249,8 @@ def test_no_steps(steps):
 def test_results_that_are_not_there(name, step):
     with pytest.raises(OptionError, match="not simulated"):
         simulate(pipeline(2, 1)).event(parse(name), step)
+
+
+def test_steps_beyond_all_memory_are_refused():
+    with pytest.raises(OptionError, match="steps is too large"):
+        simulate(conventional(stages=1), steps=2**63)

@@ -103,6 +103,20 @@ def test_a_folder_instead_of_a_file(tmp_path):
     assert_refused(tmp_path)
 
 
+@pytest.mark.parametrize("place", ["fifo", "/dev/zero"])
+def test_what_would_be_read_without_end(tmp_path, place):
+    if place == "fifo":
+        place = tmp_path / place
+        os.mkfifo(place)
+    assert "that is there" in assert_refused(place)
+
+
+def test_a_link_to_a_checkpoint_is_read(path):
+    link = path.with_name("link")
+    link.symlink_to(path)
+    assert load_checkpoint(link).state == load_checkpoint(path).state
+
+
 def test_the_last_checkpoint_stays_when_writing_fails(path, monkeypatch):
     before = path.read_bytes()
 
@@ -115,11 +129,13 @@ def test_the_last_checkpoint_stays_when_writing_fails(path, monkeypatch):
     assert path.read_bytes() == before
 
 
-def test_a_half_written_temporary_file_does_no_harm(path):
-    path.with_name(path.name + ".tmp").write_bytes(b"half")
+def test_a_file_that_looks_temporary_is_left_alone(path):
+    other = path.with_name(path.name + ".tmp")
+    other.write_bytes(b"half")
     save_checkpoint(path, Checkpoint({}, {"epoch": 2}))
     assert load_checkpoint(path).state == {"epoch": 2}
-    assert [p.name for p in path.parent.iterdir()] == [path.name]
+    assert other.read_bytes() == b"half"
+    assert len(list(path.parent.iterdir())) == 2
 
 
 def test_folders_that_cannot_be_written(tmp_path):

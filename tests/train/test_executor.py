@@ -22,25 +22,6 @@ from sparsebp.train.executor import Executor
 from sparsebp.train.stages import Stages
 
 
-def random_order(rng, graph, streams, first):
-    """Return a random schedule of one worker: a topological order, micro-batches ascending, split over two streams."""
-    waiting = list(graph.required())
-    done, order = set(), []
-    while waiting:
-        ready = [a for a in waiting if all(need in done or need not in waiting for need in graph.predecessors(a))
-                 and not (a.microbatch and Action(a.stage, a.kind, a.microbatch - 1) in waiting)]  # fmt: skip
-        action = ready[rng.integers(len(ready))]
-        waiting.remove(action)
-        done.add(action)
-        order.append(action)
-    sub = {stage for stage in range(graph.stages) if rng.random() < 0.5} if streams == 2 else set()
-    lanes = {
-        "main": [a for a in order if not (a.kind in "WU" and a.stage in sub)],
-        "sub": [a for a in order if a.kind in "WU" and a.stage in sub],
-    }
-    return Schedule.of(graph, [{name: lane for name, lane in lanes.items() if lane}])
-
-
 def train(model, data, optimizer, schedule, *, epochs=2, batch_size=6, **options):
     trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, schedule=schedule, rng=3, **options)
     return trainer.fit(data, epochs=epochs, batch_size=batch_size)
@@ -61,7 +42,7 @@ def test_every_order_gives_the_same_numbers(seed, first, streams, microbatches, 
         streams = 1
     stages = Stages(model)
     graph = StepGraph(len(stages), microbatches, stages.unweighted, "step", first=first)
-    schedule = random_order(np.random.default_rng(seed), graph, streams, first)
+    schedule = orders.random_order(np.random.default_rng(seed), graph, streams, first)
     opt, twin_opt = (orders.OPTIMIZERS[optimizer](m.parameters()) for m in (model, twin))
     callbacks = [Note()] if read else []
     history = train(model, data(), opt, schedule, accumulate=microbatches, callbacks=callbacks)
@@ -99,7 +80,7 @@ def test_built_schedules_of_two_streams(name, build, tmp_path):
     before = threads.thread_counts()
     history = train(model, data(), opt, schedule)
     assert threads.thread_counts() == before
-    assert not [t for t in threading.enumerate() if "sparsebp" in t.name]
+    assert not [t for t in threading.enumerate() if "second stream" in t.name]
     wanted = train(twin, data(), twin_opt, "conventional")
     assert (history.loss, history.grad_norm) == (wanted.loss, wanted.grad_norm)
     orders.assert_same(orders.state_of(model, opt), orders.state_of(twin, twin_opt))
@@ -124,7 +105,7 @@ def test_what_a_stream_raises_ends_both_and_comes_out_once(schedule, part, error
     monkeypatch.setattr(model[1], part, failing)
     with pytest.raises(error, match="here"):
         train(model, orders.images(), optim.SGD(model.parameters()), schedule)
-    assert not [t for t in threading.enumerate() if "sparsebp" in t.name]
+    assert not [t for t in threading.enumerate() if "second stream" in t.name]
     assert len(calls) == 3
 
 

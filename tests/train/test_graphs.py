@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import io
 import re
 from typing import ClassVar
 
@@ -15,7 +16,7 @@ from sparsebp import backend, nn, optim, recording
 from sparsebp.errors import DeviceError, NonFiniteError, OptionError
 from sparsebp.recording import Cublas, operand
 from sparsebp.schedule.builders import conventional, out_of_order
-from sparsebp.train import Callback, Trainer, graphs
+from sparsebp.train import Callback, ProgressBar, Trainer, graphs
 from sparsebp.train.actions import Watch
 from sparsebp.train.executor import Executor
 from sparsebp.train.graphs import Graphs, in_turn
@@ -159,7 +160,7 @@ class Mystery(nn.Identity):
     [
         (orders.mlp, {}, r"3 \(Dropout\) draws the seed"),
         (lambda: orders.mlp("hybrid"), {}, "a scan in place"),
-        (lambda: orders.gru("linear"), {}, r"\(GRU\) chooses kernels by lengths"),
+        (lambda: orders.gru("bp"), {}, r"\(GRU\) chooses kernels by lengths"),
         (lambda: model_with(Mystery()), {}, r"2 \(Mystery\) does not say"),
         (orders.conv, {"clip_norm": 1.0}, "clip_norm"),
         (lambda: nn.Sequential(nn.BatchNorm2d(2, momentum=None), orders.conv()), {}, r"0 \(BatchNorm2d\) reads the n"),
@@ -238,16 +239,21 @@ def test_what_is_not_finite_or_wrong_is_said_after_the_step(host_recorder):
 
 
 def test_a_run_says_whether_it_captures():
+    Console = pytest.importorskip("rich.console", exc_type=ImportError).Console
+
     class Heard(Callback):
         def on_start(self, info):
             self.info = info
 
     heard = Heard()
     model = orders.conv()
-    Trainer(model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), 0.1), graph=True, callbacks=[heard]).fit(
+    printed = io.StringIO()  # no terminal: what was asked for and is not done is said all the same
+    callbacks = [heard, ProgressBar(Console(file=printed, width=200))]
+    Trainer(model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), 0.1), graph=True, callbacks=callbacks).fit(
         orders.images(), epochs=1, batch_size=11
     )
     assert heard.info.graph == "Steps are not captured into a CUDA graph: the model is on the host"
+    assert printed.getvalue() == heard.info.graph + "\n"
 
 
 @pytest.mark.parametrize("loss", [nn.CrossEntropyLoss(), nn.MSELoss()])

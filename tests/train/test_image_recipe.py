@@ -21,7 +21,7 @@ SMALL = {"samples": 40, "batch_size": 20, "epochs": 1}
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
     """Small products gain nothing from threads, and lose much where tests run side by side."""
-    before = thread_counts()["numba"]
+    before = thread_counts()["kernels"]
     set_threads(1)
     yield
     set_threads(before)
@@ -31,7 +31,7 @@ def one_thread():
     ("text", "task", "options"),
     [
         ("Unknown model", "digits", {"model": "gru"}), ("Unknown backward", "digits", {"backward": "x"}),
-        ("Unknown backward", "seqmnist", {"backward": "bp"}), ("does not belong", "digits", {"seq_len": 28}),
+        ("Unknown backward", "seqmnist", {"backward": "x"}), ("does not belong", "digits", {"seq_len": 28}),
         ("does not belong", "seqmnist", {"width": 0.5}), ("does not belong", "bitstream", {"prune": 0.5}),
         ("out of range", "digits", {"prune": 1.0}),
         ("retrain_lr", "digits", {"prune": 0.5, "retrain_lr": 0.0}),

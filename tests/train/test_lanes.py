@@ -87,8 +87,8 @@ def test_what_streams_work_on_is_kept_until_both_are_done(monkeypatch):
     executor._lanes = Lanes(FakeDevice().xp)
     kept, wait = [], Lanes._wait
 
-    def spy(self, step, event):
-        wait(self, step, event)
+    def spy(self, step, event, current):
+        wait(self, step, event, current)
         if event == -1:
             kept.append(len(step.kept))
 
@@ -116,7 +116,7 @@ def test_kernels_of_threads_side_by_side_enter_no_parallel_region():
     many = parts_for(10**9)
     with threads.serial_kernels():
         assert parts_for(10**9) == 1
-        assert threads.thread_counts()["numba"] == 1
+        assert threads.thread_counts()["kernels"] == 1
         with threads.serial_kernels():
             pass
         assert threads.serial()
@@ -128,14 +128,14 @@ def test_kernels_of_threads_side_by_side_enter_no_parallel_region():
 
 
 def test_serial_kernels_end_in_any_order():
-    before = threads.thread_counts()["numba"]
+    before = threads.thread_counts()["kernels"]
     first, second = threads.serial_kernels(), threads.serial_kernels()
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
-    assert threads.serial() and threads.thread_counts()["numba"] == 1
+    assert threads.serial() and threads.thread_counts()["kernels"] == 1
     second.__exit__(None, None, None)
-    assert not threads.serial() and threads.thread_counts()["numba"] == before
+    assert not threads.serial() and threads.thread_counts()["kernels"] == before
 
 
 def test_the_host_has_no_streams():

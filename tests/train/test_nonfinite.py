@@ -5,7 +5,7 @@ import pytest
 
 from sparsebp.errors import NonFiniteError
 from sparsebp.train import Callback, load_checkpoint
-from sparsebp.train.finite import nonfinite
+from sparsebp.train.finite import loss_error, nonfinite
 
 
 class Spoil(Callback):
@@ -70,6 +70,25 @@ def test_a_batch_that_is_not_finite(tiny):
     data.inputs[4, 2, 1] = np.nan
     with pytest.raises(NonFiniteError, match="batch's input"):
         tiny.trainer().fit(data, epochs=1, batch_size=4)
+
+
+@pytest.mark.parametrize(
+    ("x", "target", "prediction", "where"),
+    [
+        (1.0, np.nan, 1.0, "NaN or infinity in the batch's target"),
+        (np.inf, 1.0, np.nan, "NaN or infinity in the batch's input"),
+        (1.0, 1.0, np.nan, "NaN or infinity in the output of the model, with finite parameters"),
+        (1.0, 1.0, 3e38, "the model's output is finite, the loss overflows (largest output 3e+38)"),
+    ],
+)
+def test_where_a_loss_that_is_not_finite_comes_from(x, target, prediction, where):
+    class Model:  # not made of layers
+        def parameters(self):
+            return {"w": np.ones(2)}
+
+    arrays = [np.array([1, value], np.float32) for value in (x, target, prediction)]
+    error = loss_error(7, 2, float("inf"), Model(), *arrays, "There is no checkpoint.")
+    assert error.got == f"inf; {where}" and "step 7" in str(error)
 
 
 def test_a_model_that_starts_spoilt(tiny):

@@ -1,4 +1,4 @@
-"""Recipes build what a configuration says; gradients of the scans agree with sequential back-propagation."""
+"""Recipes build what a configuration says; gradients of the scans agree with plain back-propagation."""
 
 import dataclasses
 
@@ -17,7 +17,7 @@ SMALL = {"hidden": 6, "seq_len": 15, "samples": 24, "batch_size": 8, "epochs": 2
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
     """Small products gain nothing from threads, and lose much where tests run side by side."""
-    before = thread_counts()["numba"]
+    before = thread_counts()["kernels"]
     set_threads(1)
     yield
     set_threads(before)
@@ -120,5 +120,5 @@ def test_scans_agree_with_sequential_back_propagation(model):
         assert result.relative_difference < 1e-12
         assert result.parameter in run.trainer.model.parameters()
     choice = backward_choice(run.trainer.model, batch[0])
-    assert choice.algorithm in ("linear", "chunked", "blelloch", "hybrid")
+    assert choice.algorithm in ("bp", "chunked", "blelloch", "hybrid")
     assert choice.reason

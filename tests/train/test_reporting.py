@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from sparsebp.errors import OptionError, OutputError, ShapeError
-from sparsebp.threads import set_threads, short_products, thread_counts
+from sparsebp.errors import OutputError, ShapeError
 from sparsebp.train import (
     History,
     JsonLines,
@@ -97,8 +96,8 @@ def test_plots_take_and_return_axes(tmp_path):
 
 
 def test_comparison_of_two_runs():
-    runs = {"chunked": history_of([1.0, 2.0, 3.5]), "linear": history_of([1.0, 2.25, 3.25])}
-    runs["linear"].seconds = [9.0, 2.0, 2.0]
+    runs = {"chunked": history_of([1.0, 2.0, 3.5]), "bp": history_of([1.0, 2.25, 3.25])}
+    runs["bp"].seconds = [9.0, 2.0, 2.0]
     result = compare_backward(runs.__getitem__, "chunked")
     assert result.max_loss_difference == 0.25
     assert result.step_of_max == 1
@@ -107,44 +106,10 @@ def test_comparison_of_two_runs():
     assert result.seconds == (0.5, 2.0)
     assert result.time_ratio == 4.0
     assert json.loads(json.dumps(result.to_json()))["time_ratio"] == 4.0
-    assert "chunked against linear" in result.describe()
+    assert "chunked against bp" in result.describe()
     late = [1.0] * 100 + [2.0]
-    result = compare_histories(history_of(late), history_of([1.0] * 101), "chunked", "linear")
+    result = compare_histories(history_of(late), history_of([1.0] * 101), "chunked", "bp")
     assert (result.max_loss_difference, result.early_loss_difference) == (1.0, 0.0)
     for other in ([1.0], []):
         with pytest.raises(ShapeError):
-            compare_backward({"chunked": history_of(other), "linear": history_of([])}.__getitem__, "chunked")
-
-
-def test_threads_of_numba_and_blas():
-    before = thread_counts()
-    try:
-        assert set(set_threads(1).values()) == {1}
-        assert set(thread_counts().values()) == {1}
-        for bad in (0, -1, 10_000):
-            with pytest.raises(OptionError) as caught:
-                set_threads(bad)
-            assert caught.value.remedy
-    finally:
-        set_threads(before["numba"])
-    assert before["numba"] == thread_counts()["numba"]
-
-
-def test_short_products_run_on_one_blas_thread_and_bring_the_number_back():
-    before = thread_counts()
-
-    def blas_counts():
-        return {count for name, count in thread_counts().items() if "numpy" in name or "scipy_openblas64" in name}
-
-    outside = blas_counts()
-    with short_products(1e6):
-        assert blas_counts() <= {1}
-        with short_products(1e6):
-            assert blas_counts() <= {1}
-        assert blas_counts() <= {1}
-    assert blas_counts() == outside
-    with short_products(1e12):
-        assert blas_counts() == outside
-    with pytest.raises(ZeroDivisionError), short_products(0):
-        _ = 1 / 0
-    assert thread_counts() == before
+            compare_backward({"chunked": history_of(other), "bp": history_of([])}.__getitem__, "chunked")

@@ -1,5 +1,6 @@
 """Killed at any moment and resumed, a run goes on with bit-identical losses."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparsebp.errors import FileFormatError, OptionError
+from sparsebp.errors import FileFormatError, OptionError, OutputError
 from sparsebp.train import Callback, load_checkpoint
 
 SCRIPT = Path(__file__).with_name("tiny.py")
@@ -62,8 +63,24 @@ def test_more_epochs_after_the_end(tiny, tmp_path, uninterrupted):
     assert_same_run(*fit(tiny, tmp_path, resume=True), uninterrupted)
 
 
-def test_resume_without_a_checkpoint_starts_at_the_beginning(tiny, tmp_path, uninterrupted):
-    assert_same_run(*fit(tiny, tmp_path / "new", resume=True), uninterrupted)
+def test_a_run_killed_before_its_first_checkpoint_starts_at_the_beginning(tiny, tmp_path, uninterrupted, monkeypatch):
+    def killed(*arguments):
+        raise StopAtError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("sparsebp.train.trainer.save_checkpoint", killed)
+        with pytest.raises(StopAtError):
+            fit(tiny, tmp_path)
+    assert_same_run(*fit(tiny, tmp_path, resume=True), uninterrupted)
+
+
+@pytest.mark.parametrize("name", ["typo", "other"])
+def test_where_no_run_ever_began_none_is_resumed(tiny, tmp_path, name):
+    (tmp_path / "other").mkdir()
+    with pytest.raises(FileFormatError, match=name) as caught:
+        fit(tiny, tmp_path / name, resume=True)
+    assert caught.value.expected and caught.value.got and caught.value.remedy
+    assert [p.name for p in tmp_path.rglob("*")] == ["other"]  # nothing has been made either
 
 
 def test_resume_of_a_finished_run_changes_nothing(tiny, tmp_path, uninterrupted):
@@ -129,3 +146,28 @@ def test_the_seed_of_a_run_without_one_is_kept(tiny, tmp_path):
     second = tiny.trainer(tmp_path, rng=None)
     second.fit(tiny.dataset(), epochs=2, batch_size=4, resume=True)
     assert second.seed == first.seed
+
+
+@pytest.mark.parametrize("resume", [False, True])
+@pytest.mark.parametrize("name", ["checkpoint.safetensors", "checkpoint.previous.safetensors"])
+@pytest.mark.parametrize("kind", ["folder", "link", "fifo"])
+def test_checkpoints_that_are_no_files_are_refused_before_anything_is_moved(tiny, tmp_path, resume, name, kind):
+    folder = tmp_path / "run"
+    fit(tiny, folder, epochs=1)
+    if (folder / name).exists():
+        (folder / name).rename(tmp_path / "target")
+    else:
+        (tmp_path / "target").write_bytes(b"x")
+    if kind == "folder":
+        (folder / name).mkdir()
+    elif kind == "link":
+        (folder / name).symlink_to(tmp_path / "target")
+    else:
+        os.mkfifo(folder / name)
+    before = {p.name: p.lstat() for p in folder.iterdir()}
+    with pytest.raises(OutputError, match=name):
+        fit(tiny, folder, resume=resume)
+    after = {p.name: p.lstat() for p in folder.iterdir()}
+    assert {n: (s.st_mode, s.st_ino, s.st_nlink) for n, s in after.items()} == {
+        n: (s.st_mode, s.st_ino, s.st_nlink) for n, s in before.items()
+    }

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from sparsebp.errors import OptionError
-from sparsebp.kernels.checks.common import exact, rank, real
+from sparsebp.kernels.checks.common import exact, rank, real, written
 from sparsebp.types import Array
 
 
 def check_clamp(x: Array, low: float, high: float, out: Array, **others: Array) -> None:
     """Check the arguments of `Kernels.clamp` and, with `others` of the same length, of `Kernels.clamp_grad`."""
-    dtype, shape = real("x", x), rank("x", x, 1)
-    for name, array in {"x": x, **others, "out": out}.items():
+    first = "gy" if others else "x"
+    dtype, shape = real(first, x), rank(first, x, 1)
+    for name, array in {first: x, **others}.items():
         exact(name, array, dtype, shape)
+    written("out", out, dtype, shape)
     if not low < high:
         raise OptionError(
             "The limits are in the wrong order", expected="low < high", got=f"low={low}, high={high}",

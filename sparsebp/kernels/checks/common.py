@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp.backend import FLOAT_DTYPES, INDEX_DTYPES, check_array
+from sparsebp.backend import FLOAT_DTYPES, INDEX_DTYPES, check_array, namespace
 from sparsebp.errors import DTypeError, ShapeError
 from sparsebp.types import Array
 
@@ -15,21 +15,28 @@ POSITION_DTYPES = (np.dtype(np.uint16), np.dtype(np.uint32))
 
 
 def exact(name: str, array: Array, dtype: Any, shape: tuple[int, ...]) -> None:
-    """Check dtype, shape and C-contiguity of one array.
+    """Check dtype, shape and C-contiguity of one array that is read.
 
     Raises
     ------
-    DTypeError, ShapeError, LayoutError
+    DeviceError, DTypeError, ShapeError, LayoutError
         From `sparsebp.backend.check_array`, which words the error.
     """
-    if array.shape == shape and array.dtype == dtype and array.flags.c_contiguous:
+    if getattr(array, "shape", None) == shape and array.dtype == dtype and array.flags.c_contiguous:
         return
     check_array(name, array, dtype=dtype, shape=shape)
 
 
+def written(name: str, array: Array, dtype: Any, shape: tuple[int, ...]) -> None:
+    """Check one array as `exact` does, and that it may be written."""
+    exact(name, array, dtype, shape)
+    if not getattr(array.flags, "writeable", True):
+        check_array(name, array, written=True)
+
+
 def rank(name: str, array: Array, ndim: int) -> tuple[int, ...]:
     """Return the shape of `array`, after checking that it has `ndim` axes."""
-    if array.ndim != ndim:
+    if getattr(array, "ndim", None) != ndim:
         check_array(name, array, shape=(None,) * ndim, contiguous=False)
     return array.shape
 
@@ -42,21 +49,21 @@ def real(name: str, array: Array) -> np.dtype:
     DTypeError
         It is neither float32 nor float64.
     """
-    if array.dtype not in FLOAT_DTYPES:
+    if getattr(array, "dtype", bool) not in FLOAT_DTYPES:
         _wrong_dtype(name, array, "float32 or float64")
     return array.dtype
 
 
 def index(name: str, array: Array) -> np.dtype:
     """Return the dtype of an index array, after checking that it is int32 or int64."""
-    if array.dtype not in INDEX_DTYPES:
+    if getattr(array, "dtype", bool) not in INDEX_DTYPES:
         _wrong_dtype(name, array, "int32 or int64")
     return array.dtype
 
 
 def position(name: str, array: Array) -> np.dtype:
     """Return the dtype of an array of output positions, after checking that it is uint16 or uint32."""
-    if array.dtype not in POSITION_DTYPES:
+    if getattr(array, "dtype", bool) not in POSITION_DTYPES:
         _wrong_dtype(name, array, "uint16 or uint32")
     return array.dtype
 
@@ -109,6 +116,7 @@ def starred(name: str, array: Array, dtype: Any, lead: tuple[int, ...], batch: i
 
 
 def _wrong_dtype(name: str, array: Array, expected: str) -> None:
+    namespace(**{name: array})
     raise DTypeError(
         f"{name} has the wrong dtype",
         expected=expected,

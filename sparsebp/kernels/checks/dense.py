@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sparsebp.errors import ShapeError
-from sparsebp.kernels.checks.common import INT64, batch_of, exact, rank, real, rows_of, starred
+from sparsebp.kernels.checks.common import INT64, batch_of, exact, rank, real, rows_of, starred, written
 from sparsebp.types import Array
 
 
@@ -15,7 +15,7 @@ def check_dense_matmul(a: Array, a_index: Array, b: Array, b_index: Array, out: 
     batch = batch_of(a=a, b=b)
     starred("a", a, dtype, (n_a, m, k), batch)
     starred("b", b, dtype, (n_b, k, n), batch)
-    exact("out", out, dtype, (n_out, m, n, batch))
+    written("out", out, dtype, (n_out, m, n, batch))
     for name, array in (("a_index", a_index), ("b_index", b_index), ("out_index", out_index)):
         exact(name, array, INT64, (steps,))
     return batch
@@ -38,7 +38,7 @@ def check_dense_matvec(
     n_out, (steps,) = rank("out", out, 3)[0], rank("a_index", a_index, 1)
     starred("a", a, dtype, (n_a, m, k), batch)
     exact("x", x, dtype, (n_x, k, batch))
-    exact("out", out, dtype, (n_out, m, batch))
+    written("out", out, dtype, (n_out, m, batch))
     for name, array in (("a_index", a_index), ("x_index", x_index), ("out_index", out_index)):
         exact(name, array, INT64, (steps,))
     _together("add", add, "add_index", add_index)
@@ -58,7 +58,7 @@ def check_dense_chain(a: Array, chunk_ptr: Array, x: Array, add: Array | None, o
     exact("x", x, dtype, (chunks, n, batch))
     if add is not None:
         exact("add", add, dtype, (steps, n, batch))
-    exact("out", out, dtype, (steps, n, batch))
+    written("out", out, dtype, (steps, n, batch))
     return batch
 
 
@@ -75,14 +75,14 @@ def check_dense_reduce(
     chunks = rows_of("chunk_ptr", chunk_ptr)
     exact("a", a, dtype, (steps, n, n, own))
     exact("chunk_ptr", chunk_ptr, INT64, (chunks + 1,))
-    exact("out_matrix", out_matrix, dtype, (chunks, n, n, own))
+    written("out_matrix", out_matrix, dtype, (chunks, n, n, own))
     _together("add", add, "out_vector", out_vector)
     if add is None or out_vector is None:
         return own
     batch = rank("add", add, 3)[2]
     starred("a", a, dtype, (steps, n, n), batch)
     exact("add", add, dtype, (steps, n, batch))
-    exact("out_vector", out_vector, dtype, (chunks, n, batch))
+    written("out_vector", out_vector, dtype, (chunks, n, batch))
     return batch
 
 

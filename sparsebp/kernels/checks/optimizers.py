@@ -8,7 +8,7 @@ import numpy as np
 
 from sparsebp import backend
 from sparsebp.errors import LayoutError, OptionError, ShapeError
-from sparsebp.kernels.checks.common import INT64, exact, real
+from sparsebp.kernels.checks.common import INT64, exact, real, written
 from sparsebp.kernels.protocol import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS
 from sparsebp.types import Array, UpdateRule
 
@@ -25,18 +25,19 @@ def check_optimizer_update(
 ) -> None:
     """Check the arguments of `Kernels.optimizer_update`."""
     check_update_options(rule, len(params), buffers, options, steps)
-    backend.namespace(*params, *grads, *(array for arrays in buffers for array in arrays))
+    required = {f"{name}[{i}]": a for name, of in (("params", params), ("grads", grads)) for i, a in enumerate(of)}
+    backend.namespace(*(array for arrays in buffers for array in arrays if array is not None), **required)
     _check_length("grads", grads, len(params))
     for name, arrays in zip(UPDATE_BUFFERS[rule], buffers, strict=True):
         _check_length(name, arrays, len(params))
     check_arrays(params, "params")
     for i, param in enumerate(params):
-        _check_writeable(f"params[{i}]", param)
+        backend.check_array(f"params[{i}]", param, written=True)
         _like(f"grads[{i}]", grads[i], param)
         for name, arrays in zip(UPDATE_BUFFERS[rule], buffers, strict=True):
             if arrays[i] is not None or name not in OPTIONAL_BUFFERS:
                 _like(f"{name}[{i}]", arrays[i], param)
-                _check_writeable(f"{name}[{i}]", arrays[i])
+                backend.check_array(f"{name}[{i}]", arrays[i], written=True)
 
 
 def check_update_options(
@@ -62,7 +63,7 @@ def check_update_options(
 
 def check_square_sums(arrays: Sequence[Array], out: Array) -> None:
     """Check the arguments of `Kernels.square_sums`."""
-    exact("out", out, FLOAT64, (len(arrays),))
+    written("out", out, FLOAT64, (len(arrays),))
     check_arrays(arrays)
 
 
@@ -70,7 +71,7 @@ def check_written_arrays(arrays: Sequence[Array]) -> None:
     """Check the arguments of `Kernels.scale_arrays` and `Kernels.clamp_arrays`."""
     check_arrays(arrays)
     for i, array in enumerate(arrays):
-        _check_writeable(f"arrays[{i}]", array)
+        backend.check_array(f"arrays[{i}]", array, written=True)
 
 
 def check_arrays(arrays: Sequence[Array], name: str = "arrays") -> None:
@@ -88,8 +89,8 @@ def _like(name: str, array: Array, param: Array) -> None:
 
 
 def _check_is_array(name: str, array: Array) -> None:
-    backend.namespace(array)
-    if array is None or isinstance(array, np.generic):  # without memory of its own that a kernel could read
+    backend.namespace(**{name: array})
+    if isinstance(array, np.generic):  # without memory of its own that a kernel could read
         raise LayoutError(f"{name} is not an array", expected="an array", got=type(array).__name__,
                           remedy="Pass an array; numpy.asarray(...) makes one of a scalar")  # fmt: skip
 
@@ -97,9 +98,3 @@ def _check_is_array(name: str, array: Array) -> None:
 def _check_length(name: str, items: Sequence[object], count: int) -> None:
     if len(items) != count:
         raise ShapeError(f"{name} has the wrong length", expected=count, got=len(items), remedy="Pass one for each")
-
-
-def _check_writeable(name: str, array: Array) -> None:
-    if not getattr(array.flags, "writeable", True):  # CuPy's arrays always are
-        raise LayoutError(f"{name} is read-only", expected="an array that can be written", got="a read-only view",
-                          remedy="Pass a copy")  # fmt: skip

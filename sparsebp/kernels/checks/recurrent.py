@@ -7,10 +7,8 @@ zero are not.
 
 from __future__ import annotations
 
-from typing import Any
-
-from sparsebp.backend import FLOAT_DTYPES, check_array, namespace
-from sparsebp.errors import DTypeError, LayoutError, OptionError, ShapeError
+from sparsebp.backend import FLOAT_DTYPES, check_array, given, namespace
+from sparsebp.errors import DTypeError, OptionError, ShapeError
 from sparsebp.types import Array
 
 NONLINEARITIES = ("tanh", "relu")
@@ -31,12 +29,12 @@ def check_rnn_forward(gx: Array, w_hh: Array, h0: Array, nonlinearity: str, h: A
     DeviceError, DTypeError, ShapeError, LayoutError, OptionError
         The first argument that does not fit, with what was expected, what came and what to do.
     """
-    namespace(gx, w_hh, h0, h)
+    namespace(gx=gx, w_hh=w_hh, h0=h0, h=h)
     _check_nonlinearity(nonlinearity)
     steps, batch, hidden = _check_sequence("gx", gx)
     check_array("w_hh", w_hh, dtype=gx.dtype, shape=(hidden, hidden))
     check_array("h0", h0, dtype=gx.dtype, shape=(batch, hidden))
-    _check_output("h", h, dtype=gx.dtype, shape=(steps, batch, hidden))
+    check_array("h", h, dtype=gx.dtype, shape=(steps, batch, hidden), written=True)
     return steps, batch, hidden
 
 
@@ -44,13 +42,13 @@ def check_rnn_backward(
     h: Array, w_hh: Array, gy: Array | None, grad_h_n: Array | None, nonlinearity: str, gz: Array, gh0: Array
 ) -> Sizes:
     """Check the arguments of `Kernels.rnn_backward`; returns and raises as `check_rnn_forward`."""
-    namespace(h, w_hh, gy, grad_h_n, gz, gh0)
+    namespace(h=h, w_hh=w_hh, gz=gz, gh0=gh0, **given(gy=gy, grad_h_n=grad_h_n))
     _check_nonlinearity(nonlinearity)
     steps, batch, hidden = _check_sequence("h", h)
     check_array("w_hh", w_hh, dtype=h.dtype, shape=(hidden, hidden))
     _check_incoming(h, gy, grad_h_n)
-    _check_output("gz", gz, dtype=h.dtype, shape=(steps, batch, hidden))
-    _check_output("gh0", gh0, dtype=h.dtype, shape=(batch, hidden))
+    check_array("gz", gz, dtype=h.dtype, shape=(steps, batch, hidden), written=True)
+    check_array("gh0", gh0, dtype=h.dtype, shape=(batch, hidden), written=True)
     return steps, batch, hidden
 
 
@@ -72,24 +70,24 @@ def check_rnn_scan_backward(
 
 def check_rnn_jacobians(h: Array, w_hh: Array, nonlinearity: str, out: Array) -> Sizes:
     """Check the arguments of `Kernels.rnn_jacobians`; returns and raises as `check_rnn_forward`."""
-    namespace(h, w_hh, out)
+    namespace(h=h, w_hh=w_hh, out=out)
     _check_nonlinearity(nonlinearity)
     steps, batch, hidden = _check_sequence("h", h)
     check_array("w_hh", w_hh, dtype=h.dtype, shape=(hidden, hidden))
-    _check_output("out", out, dtype=h.dtype, shape=(steps, hidden, hidden, batch))
+    check_array("out", out, dtype=h.dtype, shape=(steps, hidden, hidden, batch), written=True)
     return steps, batch, hidden
 
 
 def check_gru_forward(gx: Array, w_hh: Array, b_hn: Array, h0: Array, h: Array, gates: Array) -> Sizes:
     """Check the arguments of `Kernels.gru_forward`; returns and raises as `check_rnn_forward`."""
-    namespace(gx, w_hh, b_hn, h0, h, gates)
+    namespace(gx=gx, w_hh=w_hh, b_hn=b_hn, h0=h0, h=h, gates=gates)
     steps, batch, hidden = _check_sequence("h", h)
-    _check_writeable("h", h)
+    check_array("h", h, written=True)
     check_array("gx", gx, dtype=h.dtype, shape=(steps, batch, 3 * hidden))
     check_array("w_hh", w_hh, dtype=h.dtype, shape=(3 * hidden, hidden))
     check_array("b_hn", b_hn, dtype=h.dtype, shape=(hidden,))
     check_array("h0", h0, dtype=h.dtype, shape=(batch, hidden))
-    _check_output("gates", gates, dtype=h.dtype, shape=(steps, batch, 4 * hidden))
+    check_array("gates", gates, dtype=h.dtype, shape=(steps, batch, 4 * hidden), written=True)
     return steps, batch, hidden
 
 
@@ -104,11 +102,11 @@ def check_gru_backward(
     gh0: Array,
 ) -> Sizes:
     """Check the arguments of `Kernels.gru_backward`; returns and raises as `check_rnn_forward`."""
-    namespace(h, h0, gates, w_hh, gy, grad_h_n, ga, gh0)
+    namespace(h=h, h0=h0, gates=gates, w_hh=w_hh, ga=ga, gh0=gh0, **given(gy=gy, grad_h_n=grad_h_n))
     steps, batch, hidden = _check_gru_saved(h, h0, gates, w_hh)
     _check_incoming(h, gy, grad_h_n)
-    _check_output("ga", ga, dtype=h.dtype, shape=(steps, batch, 4 * hidden))
-    _check_output("gh0", gh0, dtype=h.dtype, shape=(batch, hidden))
+    check_array("ga", ga, dtype=h.dtype, shape=(steps, batch, 4 * hidden), written=True)
+    check_array("gh0", gh0, dtype=h.dtype, shape=(batch, hidden), written=True)
     return steps, batch, hidden
 
 
@@ -131,9 +129,9 @@ def check_gru_scan_backward(
 
 def check_gru_jacobians(h: Array, h0: Array, gates: Array, w_hh: Array, out: Array) -> Sizes:
     """Check the arguments of `Kernels.gru_jacobians`; returns and raises as `check_rnn_forward`."""
-    namespace(h, h0, gates, w_hh, out)
+    namespace(h=h, h0=h0, gates=gates, w_hh=w_hh, out=out)
     steps, batch, hidden = _check_gru_saved(h, h0, gates, w_hh)
-    _check_output("out", out, dtype=h.dtype, shape=(steps, hidden, hidden, batch))
+    check_array("out", out, dtype=h.dtype, shape=(steps, hidden, hidden, batch), written=True)
     return steps, batch, hidden
 
 
@@ -143,23 +141,6 @@ def _check_gru_saved(h: Array, h0: Array, gates: Array, w_hh: Array) -> Sizes:
     check_array("gates", gates, dtype=h.dtype, shape=(steps, batch, 4 * hidden))
     check_array("w_hh", w_hh, dtype=h.dtype, shape=(3 * hidden, hidden))
     return steps, batch, hidden
-
-
-def _check_output(name: str, array: Array, **expected: Any) -> None:
-    """Check an array that the kernel writes."""
-    check_array(name, array, **expected)
-    _check_writeable(name, array)
-
-
-def _check_writeable(name: str, array: Array) -> None:
-    """Refuse a read-only NumPy array; CuPy has none."""
-    if not getattr(array.flags, "writeable", True):
-        raise LayoutError(
-            f"{name} is read-only, and the kernel writes it",
-            expected="a writeable array",
-            got="flags.writeable = False",
-            remedy=f"Pass a fresh array, for example numpy.empty_like({name})",
-        )
 
 
 def _check_incoming(h: Array, gy: Array | None, grad_h_n: Array | None) -> None:

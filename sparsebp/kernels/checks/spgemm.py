@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from sparsebp.errors import ShapeError
-from sparsebp.kernels.checks.common import INT64, batch_of, exact, index, position, rank, real, rows_of, starred
+from sparsebp.kernels.checks.common import (
+    INT64,
+    batch_of,
+    exact,
+    index,
+    position,
+    rank,
+    real,
+    rows_of,
+    starred,
+    written,
+)
 from sparsebp.types import Array
 
 
@@ -61,7 +72,7 @@ def check_spgemm_select_columns(
     exact("c_indptr", c_indptr, kind, (m + 1,))
     exact("positions", positions, position("positions", positions), (products,))
     _cuts(row_cuts)
-    exact("out", out, dtype, (rank("out", out, 2)[0], batch))
+    written("out", out, dtype, (rank("out", out, 2)[0], batch))
     return batch
 
 
@@ -135,7 +146,7 @@ def _operands(
     exact("b_indptr", b_indptr, kind, (k + 1,))
     starred("b_data", b_data, dtype, (nnz_b,), batch)
     exact("c_indptr", c_indptr, kind, (m + 1,))
-    exact("out", out, dtype, (rank("out", out, 2)[0], batch))
+    written("out", out, dtype, (rank("out", out, 2)[0], batch))
     return m, batch
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from sparsebp.backend import namespace
 from sparsebp.errors import DTypeError, OptionError
-from sparsebp.kernels.checks.common import exact, index, rank, real
+from sparsebp.kernels.checks.common import exact, index, rank, real, written
 from sparsebp.types import SLOPES, Array
 
 _WINNERS = ("uint8", "int32")
@@ -17,12 +18,13 @@ def check_pointwise_slopes(kept: Array, function: str, out: Array) -> int:
             "Unknown function", expected=" or ".join(map(repr, SLOPES)), got=repr(function), remedy="Pass one of these"
         )
     exact("kept", kept, dtype, (batch, size))
-    exact("out", out, dtype, (size, batch))
+    written("out", out, dtype, (size, batch))
     return batch
 
 
 def check_max_pool_values(winner: Array, window: Array, offset: Array, windows: int, taps: int, out: Array) -> int:
     """Check the arguments of `Kernels.max_pool_values` and return B."""
+    namespace(winner=winner)
     if winner.dtype not in _WINNERS:
         raise DTypeError(
             "winner has the wrong dtype", expected="uint8 or int32", got=winner.dtype,
@@ -37,5 +39,5 @@ def check_max_pool_values(winner: Array, window: Array, offset: Array, windows: 
     exact("winner", winner, winner.dtype, (batch, columns))
     exact("window", window, kind, (lines,))
     exact("offset", offset, "int32", (lines,))
-    exact("out", out, real("out", out), (lines * windows * taps, batch))
+    written("out", out, real("out", out), (lines * windows * taps, batch))
     return batch

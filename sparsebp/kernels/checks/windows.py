@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from sparsebp.backend import namespace
 from sparsebp.errors import DTypeError, OptionError
-from sparsebp.kernels.checks.common import exact, rank, real
+from sparsebp.kernels.checks.common import exact, rank, real, written
 from sparsebp.types import Array
 
 _WINNERS = ("uint8", "int32")
@@ -11,21 +12,23 @@ _WINNERS = ("uint8", "int32")
 
 def check_convolution(
     weight: Array, x: Array, y: Array, stride: tuple[int, ...], before: tuple[int, ...], dilation: tuple[int, ...],
-    groups: int,
+    groups: int, out: str,
 ) -> None:  # fmt: skip
-    """Check the arguments of `Kernels.convolve`, of `Kernels.convolve_t` and of `Kernels.correlate`, by their roles."""
-    dtype, (batch, channels, *_) = real("x", x), rank("x", x, 5)
-    rows, _, *kernel = rank("weight", weight, 5)
-    outputs = rank("y", y, 5)[2:]
+    """Check the arguments of `Kernels.convolve`, `Kernels.convolve_t` and `Kernels.correlate`; `out` is written."""
+    names = {role: "out" if role == out else role for role in ("x", "weight", "y")}
+    dtype, (batch, channels, *_) = real(names["x"], x), rank(names["x"], x, 5)
+    rows, _, *kernel = rank(names["weight"], weight, 5)
+    outputs = rank(names["y"], y, 5)[2:]
     if groups < 1 or channels % groups or rows % groups:
         raise OptionError(
             "groups does not fit the channels", expected=f"a divisor of {channels} and of {rows}", got=groups,
             remedy="Pass 1 for a convolution over all channels",
         )  # fmt: skip
     _sizes(3, stride=stride, before=before, dilation=dilation)
-    exact("x", x, dtype, x.shape)
-    exact("weight", weight, dtype, (rows, channels // groups, *kernel))
-    exact("y", y, dtype, (batch, rows, *outputs))
+    shapes = {"x": x.shape, "weight": (rows, channels // groups, *kernel), "y": (batch, rows, *outputs)}
+    for name, array in (("x", x), ("weight", weight), ("y", y)):
+        check = written if name == out else exact
+        check(names[name], array, dtype, shapes[name])
 
 
 def check_max_pool(
@@ -36,8 +39,8 @@ def check_max_pool(
     dtype, (planes, _, _), (_, *outputs) = real("x", x), rank("x", x, 3), rank("y", y, 3)
     _pool(kernel, stride, before, dilation, winner)
     exact("x", x, dtype, x.shape)
-    exact("y", y, dtype, (planes, *outputs))
-    exact("winner", winner, winner.dtype, (planes, *outputs))
+    written("y", y, dtype, (planes, *outputs))
+    written("winner", winner, winner.dtype, (planes, *outputs))
 
 
 def check_max_pool_grad(
@@ -49,12 +52,13 @@ def check_max_pool_grad(
     _pool(kernel, stride, before, dilation, winner)
     exact("gy", gy, dtype, gy.shape)
     exact("winner", winner, winner.dtype, gy.shape)
-    exact("out", out, dtype, (planes, *inputs))
+    written("out", out, dtype, (planes, *inputs))
 
 
 def _pool(
     kernel: tuple[int, ...], stride: tuple[int, ...], before: tuple[int, ...], dilation: tuple[int, ...], winner: Array
 ) -> None:
+    namespace(winner=winner)
     if winner.dtype not in _WINNERS:
         raise DTypeError(
             "winner has the wrong dtype", expected="uint8 or int32", got=winner.dtype,

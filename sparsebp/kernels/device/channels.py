@@ -14,7 +14,7 @@ class ChannelKernels(Launcher):
 
     def channel_moments(self, x: Array, mean: Array, var: Array) -> None:
         """Mean and variance of every channel."""
-        checks.check_channels(arrays={"x": x}, channels={"mean": mean, "var": var})
+        checks.check_channels(arrays={"x": x}, channels={"mean": mean, "var": var}, out=("mean", "var"))
         self._channels("channel_moments", x, len(mean), x, mean, var)
 
     def channel_scale(self, x: Array, mean: Array, factor: Array, offset: Array, out: Array) -> None:
@@ -26,7 +26,7 @@ class ChannelKernels(Launcher):
     def channel_products(self, gy: Array, x: Array, mean: Array, sums: Array, products: Array) -> None:
         """Two sums over every channel in one pass."""
         channels = {"mean": mean, "sums": sums, "products": products}
-        checks.check_channels(arrays={"gy": gy, "x": x}, channels=channels)
+        checks.check_channels(arrays={"gy": gy, "x": x}, channels=channels, out=("sums", "products"))
         self._channels("channel_products", x, len(mean), gy, x, mean, sums, products)
 
     def channel_centre(

@@ -25,7 +25,7 @@ class WindowKernels(Launcher):
         self, weight: Array, x: Array, stride: Axes, before: Axes, dilation: Axes, groups: int, out: Array
     ) -> None:
         """All windows as columns, and one product a group with the weights."""
-        checks.check_convolution(weight, x, out, stride, before, dilation, groups)
+        checks.check_convolution(weight, x, out, stride, before, dilation, groups, "y")
         columns = self._unfolded(x, weight.shape[2:], out.shape[2:], groups, (stride, before, dilation))
         y = backend.matmul(_grouped(weight, groups), columns)
         out[...] = self.xp.moveaxis(y.reshape(out.shape[1], out.shape[0], *out.shape[2:]), 0, 1)
@@ -34,7 +34,7 @@ class WindowKernels(Launcher):
         self, weight: Array, y: Array, stride: Axes, before: Axes, dilation: Axes, groups: int, out: Array
     ) -> None:
         """The transpose of `convolve`; every element gathers what is added to it."""
-        checks.check_convolution(weight, out, y, stride, before, dilation, groups)
+        checks.check_convolution(weight, out, y, stride, before, dilation, groups, "x")
         columns = backend.matmul(_grouped(weight, groups).swapaxes(1, 2), self._outputs(y, groups))
         shape = (out.shape[1], *weight.shape[2:], out.shape[0], *y.shape[2:])
         columns = self.xp.ascontiguousarray(columns).reshape(shape)
@@ -44,7 +44,7 @@ class WindowKernels(Launcher):
         self, y: Array, x: Array, stride: Axes, before: Axes, dilation: Axes, groups: int, out: Array
     ) -> None:
         """One product a group of gradients and columns."""
-        checks.check_convolution(out, x, y, stride, before, dilation, groups)
+        checks.check_convolution(out, x, y, stride, before, dilation, groups, "weight")
         columns = self._unfolded(x, out.shape[2:], y.shape[2:], groups, (stride, before, dilation))
         out[...] = backend.matmul(self._outputs(y, groups), columns.swapaxes(1, 2)).reshape(out.shape)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from sparsebp.kernels.host.cache import drop_stale
 
-drop_stale(Path(__file__).parent)  # before the imports below read the cache
+_PACKAGE = Path(__file__).parents[2]
+drop_stale(_PACKAGE / "kernels" / "host", _PACKAGE / "patterns", _PACKAGE / "scan")  # before the imports below
 
 from sparsebp.kernels.host.channels import ChannelKernels  # noqa: E402
 from sparsebp.kernels.host.clamp import ClampKernels  # noqa: E402
@@ -22,6 +24,7 @@ from sparsebp.kernels.host.product_update import (  # noqa: E402
     worth_update_by_product,
 )
 from sparsebp.kernels.host.products import matmul  # noqa: E402
+from sparsebp.kernels.host.read_only import accept_read_only  # noqa: E402
 from sparsebp.kernels.host.rnn import RnnKernels  # noqa: E402
 from sparsebp.kernels.host.spgemm import PositionKernels  # noqa: E402
 from sparsebp.kernels.host.spgemm_accumulate import AccumulateKernels  # noqa: E402
@@ -29,6 +32,8 @@ from sparsebp.kernels.host.spgemm_runs import RunKernels  # noqa: E402
 from sparsebp.kernels.host.spgemm_select import SelectionKernels  # noqa: E402
 from sparsebp.kernels.host.training import TrainingKernels  # noqa: E402
 from sparsebp.kernels.host.values import ValueKernels  # noqa: E402
+
+accept_read_only([module for name, module in sys.modules.items() if name.startswith(__name__ + ".")])
 
 __all__ = ["HostKernels", "bytes_at_once", "matmul", "update_by_product", "worth_update_by_product"]
 

@@ -9,20 +9,27 @@ from __future__ import annotations
 from pathlib import Path
 
 
-def drop_stale(folder: Path) -> int:
-    """Delete every index in ``folder/__pycache__`` that is older than the newest source in `folder`.
+def drop_stale(sources: Path, *others: Path) -> int:
+    """Delete every index in ``__pycache__`` of these folders that is older than the newest source in the first.
 
     Numba then compiles those functions anew at their next call. An index that cannot be deleted belongs to somebody
     who may write there, and stays.
+
+    Parameters
+    ----------
+    sources
+        Folder of the functions that others inline.
+    others
+        Folders of more functions that do.
 
     Returns
     -------
     int
         How many indices were deleted.
     """
-    newest = max(source.stat().st_mtime_ns for source in folder.glob("*.py"))
+    newest = max(source.stat().st_mtime_ns for source in sources.glob("*.py"))
     dropped = 0
-    for index in (folder / "__pycache__").glob("*.nbi"):
+    for index in (index for folder in (sources, *others) for index in (folder / "__pycache__").glob("*.nbi")):
         try:
             if index.stat().st_mtime_ns < newest:
                 index.unlink()

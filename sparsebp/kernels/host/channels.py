@@ -10,7 +10,8 @@ import numba
 import numpy as np
 
 from sparsebp.kernels import checks
-from sparsebp.kernels.host.parts import PARALLEL, SERIAL, SUMS, parts_for, share
+from sparsebp.kernels.host.parts import SERIAL, SUMS, parts_for, share
+from sparsebp.kernels.host.team import in_parts, team
 from sparsebp.types import Array
 
 
@@ -19,12 +20,12 @@ class ChannelKernels:
 
     def channel_moments(self, x: Array, mean: Array, var: Array) -> None:
         """Mean and variance of every channel; parts are of channels."""
-        checks.check_channels(arrays={"x": x}, channels={"mean": mean, "var": var})
+        checks.check_channels(arrays={"x": x}, channels={"mean": mean, "var": var}, out=("mean", "var"))
         parts = min(parts_for(2 * x.size), max(len(mean), 1))
         if parts == 1:
             _moments(x, mean, var, 0, len(mean))
         else:
-            _moments_parallel(x, mean, var, parts)
+            _moments_parallel(team(), parts, x, mean, var, parts)
 
     def channel_scale(self, x: Array, mean: Array, factor: Array, offset: Array, out: Array) -> None:
         """A linear map for every channel; parts are of planes."""
@@ -35,17 +36,17 @@ class ChannelKernels:
         if parts == 1:
             _scale(x, mean, factor, offset, out, 0, planes)
         else:
-            _scale_parallel(x, mean, factor, offset, out, parts)
+            _scale_parallel(team(), parts, x, mean, factor, offset, out, parts)
 
     def channel_products(self, gy: Array, x: Array, mean: Array, sums: Array, products: Array) -> None:
         """Two sums over every channel in one pass; parts are of channels."""
         channels = {"mean": mean, "sums": sums, "products": products}
-        checks.check_channels(arrays={"gy": gy, "x": x}, channels=channels)
+        checks.check_channels(arrays={"gy": gy, "x": x}, channels=channels, out=("sums", "products"))
         parts = min(parts_for(2 * x.size), max(len(mean), 1))
         if parts == 1:
             _products(gy, x, mean, sums, products, 0, len(mean))
         else:
-            _products_parallel(gy, x, mean, sums, products, parts)
+            _products_parallel(team(), parts, gy, x, mean, sums, products, parts)
 
     def channel_centre(
         self, gy: Array, x: Array, mean: Array, offset: Array, slope: Array, factor: Array, out: Array
@@ -58,7 +59,7 @@ class ChannelKernels:
         if parts == 1:
             _centre(gy, x, mean, offset, slope, factor, out, 0, planes)
         else:
-            _centre_parallel(gy, x, mean, offset, slope, factor, out, parts)
+            _centre_parallel(team(), parts, gy, x, mean, offset, slope, factor, out, parts)
 
 
 # The functions below are compiled: their arguments are arrays and bounds.
@@ -109,11 +110,15 @@ def _moments(x, mean, var, low, high):
         var[c] = total / count
 
 
-@numba.njit(**PARALLEL)
-def _moments_parallel(x, mean, var, parts):
+@numba.njit(**SERIAL)
+def _moments_part(part, x, mean, var, parts):
     n = len(mean)
-    for part in numba.prange(parts):
-        _moments(x, mean, var, share(part, parts, n), share(part + 1, parts, n))
+    _moments(x, mean, var, share(part, parts, n), share(part + 1, parts, n))
+
+
+@numba.njit(**SERIAL)
+def _moments_parallel(team, parts, *args):
+    in_parts(_moments_part, team, parts, args)
 
 
 @numba.njit(**SERIAL)
@@ -127,11 +132,15 @@ def _scale(x, mean, factor, offset, out, low, high):
             flat_out[np.uint64(i)] = (flat[np.uint64(i)] - m) * f + o
 
 
-@numba.njit(**PARALLEL)
-def _scale_parallel(x, mean, factor, offset, out, parts):
+@numba.njit(**SERIAL)
+def _scale_part(part, x, mean, factor, offset, out, parts):
     planes = x.shape[0] * x.shape[1]
-    for part in numba.prange(parts):
-        _scale(x, mean, factor, offset, out, share(part, parts, planes), share(part + 1, parts, planes))
+    _scale(x, mean, factor, offset, out, share(part, parts, planes), share(part + 1, parts, planes))
+
+
+@numba.njit(**SERIAL)
+def _scale_parallel(team, parts, *args):
+    in_parts(_scale_part, team, parts, args)
 
 
 @numba.njit(**SERIAL)
@@ -148,11 +157,15 @@ def _products(gy, x, mean, sums, products, low, high):
         sums[c], products[c] = total, product
 
 
-@numba.njit(**PARALLEL)
-def _products_parallel(gy, x, mean, sums, products, parts):
+@numba.njit(**SERIAL)
+def _products_part(part, gy, x, mean, sums, products, parts):
     n = len(mean)
-    for part in numba.prange(parts):
-        _products(gy, x, mean, sums, products, share(part, parts, n), share(part + 1, parts, n))
+    _products(gy, x, mean, sums, products, share(part, parts, n), share(part + 1, parts, n))
+
+
+@numba.njit(**SERIAL)
+def _products_parallel(team, parts, *args):
+    in_parts(_products_part, team, parts, args)
 
 
 @numba.njit(**SERIAL)
@@ -166,9 +179,13 @@ def _centre(gy, x, mean, offset, slope, factor, out, low, high):
             flat_out[np.uint64(i)] = (flat_gy[np.uint64(i)] - o - (flat[np.uint64(i)] - m) * s) * f
 
 
-@numba.njit(**PARALLEL)
-def _centre_parallel(gy, x, mean, offset, slope, factor, out, parts):
+@numba.njit(**SERIAL)
+def _centre_part(part, gy, x, mean, offset, slope, factor, out, parts):
     planes = x.shape[0] * x.shape[1]
-    for part in numba.prange(parts):
-        low, high = share(part, parts, planes), share(part + 1, parts, planes)
-        _centre(gy, x, mean, offset, slope, factor, out, low, high)
+    low, high = share(part, parts, planes), share(part + 1, parts, planes)
+    _centre(gy, x, mean, offset, slope, factor, out, low, high)
+
+
+@numba.njit(**SERIAL)
+def _centre_parallel(team, parts, *args):
+    in_parts(_centre_part, team, parts, args)

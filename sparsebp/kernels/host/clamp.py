@@ -6,7 +6,8 @@ import numba
 import numpy as np
 
 from sparsebp.kernels import checks
-from sparsebp.kernels.host.parts import PARALLEL, SERIAL, parts_for, share
+from sparsebp.kernels.host.parts import SERIAL, parts_for, share
+from sparsebp.kernels.host.team import in_parts, team
 from sparsebp.types import Array
 
 
@@ -20,7 +21,7 @@ class ClampKernels:
         if parts == 1:
             _clamp(*args, 0, len(x))
         else:
-            _clamp_parallel(*args, parts)
+            _clamp_parallel(team(), parts, *args, parts)
 
     def clamp_grad(self, gy: Array, y: Array, low: float, high: float, out: Array) -> None:
         """The gradient where y lies above the lower limit and not above the upper one."""
@@ -29,7 +30,7 @@ class ClampKernels:
         if parts == 1:
             _clamp_grad(*args, 0, len(y))
         else:
-            _clamp_grad_parallel(*args, parts)
+            _clamp_grad_parallel(team(), parts, *args, parts)
 
 
 # The functions below are compiled: their arguments are flat arrays, limits and bounds.
@@ -44,11 +45,15 @@ def _clamp(x, low, high, out, start, stop):
         out[np.uint64(i)] = high if value > high else value
 
 
-@numba.njit(**PARALLEL)
-def _clamp_parallel(x, low, high, out, parts):
+@numba.njit(**SERIAL)
+def _clamp_part(part, x, low, high, out, parts):
     n = len(x)
-    for part in numba.prange(parts):
-        _clamp(x, low, high, out, share(part, parts, n), share(part + 1, parts, n))
+    _clamp(x, low, high, out, share(part, parts, n), share(part + 1, parts, n))
+
+
+@numba.njit(**SERIAL)
+def _clamp_parallel(team, parts, *args):
+    in_parts(_clamp_part, team, parts, args)
 
 
 @numba.njit(**SERIAL)
@@ -59,8 +64,12 @@ def _clamp_grad(gy, y, low, high, out, start, stop):
         out[np.uint64(i)] = gradient if (value > low) & (value <= high) else zero
 
 
-@numba.njit(**PARALLEL)
-def _clamp_grad_parallel(gy, y, low, high, out, parts):
+@numba.njit(**SERIAL)
+def _clamp_grad_part(part, gy, y, low, high, out, parts):
     n = len(y)
-    for part in numba.prange(parts):
-        _clamp_grad(gy, y, low, high, out, share(part, parts, n), share(part + 1, parts, n))
+    _clamp_grad(gy, y, low, high, out, share(part, parts, n), share(part + 1, parts, n))
+
+
+@numba.njit(**SERIAL)
+def _clamp_grad_parallel(team, parts, *args):
+    in_parts(_clamp_grad_part, team, parts, args)

@@ -14,9 +14,10 @@ import numpy as np
 
 from sparsebp.kernels import checks
 from sparsebp.kernels.host import depthwise
-from sparsebp.kernels.host.parts import PARALLEL, SERIAL
+from sparsebp.kernels.host.parts import SERIAL
+from sparsebp.kernels.host.team import ALONE, in_parts, team_for
 from sparsebp.kernels.host.unfold import axes, fold, single, unfold
-from sparsebp.threads import one_blas_thread, serial
+from sparsebp.threads import one_blas_thread
 from sparsebp.types import Array
 
 _POSITIONS = 256
@@ -39,7 +40,7 @@ class ConvolutionKernels:
         self, weight: Array, x: Array, stride: Axes, before: Axes, dilation: Axes, groups: int, out: Array
     ) -> None:
         """Every window's products with the weights, by parts of the batch; of the output channels if it is small."""
-        checks.check_convolution(weight, x, out, stride, before, dilation, groups)
+        checks.check_convolution(weight, x, out, stride, before, dilation, groups, "y")
         if out.size == 0:
             return
         turned = _turned_padding(weight, stride, before, dilation, groups)
@@ -54,16 +55,16 @@ class ConvolutionKernels:
         splits = _splits(weight, groups, blocks, out)
         args, parts = (_grouped(weight, groups), x, geometry, block, splits), blocks * splits
         with one_blas_thread():
-            if parts == 1 or serial():
+            if (helpers := team_for(parts, _work(weight, out))) == ALONE:
                 _convolve(*args, 0, parts, out)
             else:
-                _convolve_parallel(*args, parts, out)
+                _convolve_parallel(helpers, parts, *args, out)
 
     def convolve_t(
         self, weight: Array, y: Array, stride: Axes, before: Axes, dilation: Axes, groups: int, out: Array
     ) -> None:
         """The transpose of `convolve`, by parts of the batch; sums over parts of the output channels if it is small."""
-        checks.check_convolution(weight, out, y, stride, before, dilation, groups)
+        checks.check_convolution(weight, out, y, stride, before, dilation, groups, "x")
         if out.size == 0:
             return
         turned = _turned_padding(weight, stride, before, dilation, groups)
@@ -79,10 +80,10 @@ class ConvolutionKernels:
         sums = np.empty((splits, *out.shape), out.dtype) if splits > 1 else out[None]
         args, parts = (_grouped(weight, groups), y, geometry, block), blocks * splits
         with one_blas_thread():
-            if parts == 1 or serial():
+            if (helpers := team_for(parts, _work(weight, y))) == ALONE:
                 _convolve_t(*args, 0, parts, sums)
             else:
-                _convolve_t_parallel(*args, parts, sums)
+                _convolve_t_parallel(helpers, parts, *args, sums)
         if splits > 1:
             np.sum(sums, axis=0, out=out)
 
@@ -90,7 +91,7 @@ class ConvolutionKernels:
         self, y: Array, x: Array, stride: Axes, before: Axes, dilation: Axes, groups: int, out: Array
     ) -> None:
         """The gradient at the weights, by parts of the input channels, and of the batch where these are few."""
-        checks.check_convolution(out, x, y, stride, before, dilation, groups)
+        checks.check_convolution(out, x, y, stride, before, dilation, groups, "weight")
         if y.size == 0:
             out[...] = 0
             return
@@ -111,10 +112,10 @@ class ConvolutionKernels:
         sums = np.empty((splits, *weight.shape), weight.dtype) if splits > 1 else weight[None]
         parts = chunks * splits
         with one_blas_thread():
-            if parts == 1 or serial():
+            if (helpers := team_for(parts, _work(out, y))) == ALONE:
                 _correlate(y, x, geometry, block, chunk, 0, parts, sums)
             else:
-                _correlate_parallel(y, x, geometry, block, chunk, parts, sums)
+                _correlate_parallel(helpers, parts, y, x, geometry, block, chunk, sums)
         if splits > 1:
             np.sum(sums, axis=0, out=weight)
 
@@ -142,6 +143,11 @@ def _geometry(weight: Array, stride: Axes, before: Axes, dilation: Axes, y: Arra
     return (*weight.shape[2:], *stride, *before, *dilation, *y.shape[2:])
 
 
+def _work(weight: Array, y: Array) -> int:
+    """Return the multiply-adds of a convolution."""
+    return int(y.size) * prod(weight.shape[1:])
+
+
 def _grouped(weight: Array, groups: int) -> Array:
     """Return the weights as (groups, out_channels / groups, in_channels / groups * taps)."""
     return weight.reshape(groups, weight.shape[0] // groups, prod(weight.shape[1:]))
@@ -155,7 +161,7 @@ def _blocks(batch: int, y: Array) -> tuple[int, int]:
 
 def _splits(weight: Array, groups: int, blocks: int, y: Array) -> int:
     """Return into how many parts the output channels of a group are split where there is one block of the batch."""
-    work = y.size * prod(weight.shape[1:]) // groups
+    work = _work(weight, y) // groups
     return max(1, min(_SPLITS // blocks, len(weight) // groups, work // _LEAST_WORK))
 
 
@@ -210,10 +216,14 @@ def _convolve(weight, x, geometry, block, splits, low, high, out):
                         grouped[b, g, row] = product[row - first, at : at + size]
 
 
-@numba.njit(**PARALLEL)
-def _convolve_parallel(weight, x, geometry, block, splits, parts, out):
-    for part in numba.prange(parts):
-        _convolve(weight, x, geometry, block, splits, part, part + 1, out)
+@numba.njit(**SERIAL)
+def _convolve_part(part, weight, x, geometry, block, splits, out):
+    _convolve(weight, x, geometry, block, splits, part, part + 1, out)
+
+
+@numba.njit(**SERIAL)
+def _convolve_parallel(team, parts, *args):
+    in_parts(_convolve_part, team, parts, args)
 
 
 @numba.njit(**SERIAL)
@@ -240,10 +250,14 @@ def _convolve_t(weight, y, geometry, block, low, high, sums):
                 fold(columns, samples, (g * each, (g + 1) * each), geometry, sums[split])
 
 
-@numba.njit(**PARALLEL)
-def _convolve_t_parallel(weight, y, geometry, block, parts, sums):
-    for part in numba.prange(parts):
-        _convolve_t(weight, y, geometry, block, part, part + 1, sums)
+@numba.njit(**SERIAL)
+def _convolve_t_part(part, weight, y, geometry, block, sums):
+    _convolve_t(weight, y, geometry, block, part, part + 1, sums)
+
+
+@numba.njit(**SERIAL)
+def _convolve_t_parallel(team, parts, *args):
+    in_parts(_convolve_t_part, team, parts, args)
 
 
 @numba.njit(**SERIAL)
@@ -276,7 +290,11 @@ def _correlate(y, x, geometry, block, chunk, low, high, sums):
         _correlate_part(grouped, x, geometry, block, g, (g * each + first, g * each + last), samples, out)
 
 
-@numba.njit(**PARALLEL)
-def _correlate_parallel(y, x, geometry, block, chunk, parts, sums):
-    for part in numba.prange(parts):
-        _correlate(y, x, geometry, block, chunk, part, part + 1, sums)
+@numba.njit(**SERIAL)
+def _correlate_range(part, y, x, geometry, block, chunk, sums):
+    _correlate(y, x, geometry, block, chunk, part, part + 1, sums)
+
+
+@numba.njit(**SERIAL)
+def _correlate_parallel(team, parts, *args):
+    in_parts(_correlate_range, team, parts, args)

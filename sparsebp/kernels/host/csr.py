@@ -11,7 +11,8 @@ import numba
 from sparsebp.kernels import checks
 from sparsebp.kernels.host import simd
 from sparsebp.kernels.host.lanes import put, take
-from sparsebp.kernels.host.parts import PARALLEL, SERIAL, parts_for, row_at, share
+from sparsebp.kernels.host.parts import SERIAL, parts_for, row_at, share
+from sparsebp.kernels.host.team import in_parts, team
 from sparsebp.types import Array
 
 
@@ -38,7 +39,7 @@ class CsrKernels:
         if parts == 1:
             _csr_matvec(*arguments, 0, out.shape[0])
         else:
-            _csr_matvec_parallel(*arguments, parts)
+            _csr_matvec_parallel(team(), parts, *arguments, parts)
 
     def scale_rows(self, indptr: Array, data: Array, scale: Array, out: Array) -> None:
         """Diagonal times CSR: ``out[k] = scale[row(k)] * data[k]``."""
@@ -56,7 +57,7 @@ class CsrKernels:
         if parts == 1:
             _scale_rows(*arguments, 0, len(indptr) - 1)
         else:
-            _scale_rows_parallel(*arguments, len(out), parts)
+            _scale_rows_parallel(team(), parts, *arguments, len(out), parts)
 
     def scale_columns(self, indices: Array, data: Array, scale: Array, out: Array) -> None:
         """CSR times diagonal: ``out[k] = data[k] * scale[indices[k]]``."""
@@ -71,7 +72,7 @@ class CsrKernels:
         if parts == 1:
             _gather(*arguments, 0, len(index))
         else:
-            _gather_parallel(*arguments, parts)
+            _gather_parallel(team(), parts, *arguments, parts)
 
     def gather_multiply(self, a_data: Array, a_index: Array, b_data: Array, b_index: Array, out: Array) -> None:
         """One product per output entry: ``out[k] = a_data[a_index[k]] * b_data[b_index[k]]``."""
@@ -95,7 +96,7 @@ class CsrKernels:
         if parts == 1:
             _multiply(*arguments, 0, len(b_index))
         else:
-            _multiply_parallel(*arguments, parts)
+            _multiply_parallel(team(), parts, *arguments, parts)
 
 
 # The functions below are compiled: their arguments are flat arrays, sizes and flags.
@@ -166,14 +167,18 @@ def _csr_row(columns, values, vector, initial, has_start, result, batch, wide, r
     put(result, r, batch, lane, n, full, total)
 
 
-@numba.njit(**PARALLEL)
-def _csr_matvec_parallel(indptr, indices, data, x, start, has_start, out, batch, wide, parts):
+@numba.njit(**SERIAL)
+def _csr_matvec_part(part, indptr, indices, data, x, start, has_start, out, batch, wide, parts):
     nnz, rows = len(indices), len(indptr) - 1
-    for part in numba.prange(parts):
-        # rows without entries are written too, so the first part begins at row 0 and the last ends at the last row
-        low = row_at(indptr, share(part, parts, nnz)) if part > 0 else 0
-        high = row_at(indptr, share(part + 1, parts, nnz)) if part + 1 < parts else rows
-        _csr_matvec(indptr, indices, data, x, start, has_start, out, batch, wide, low, high)
+    # rows without entries are written too, so the first part begins at row 0 and the last ends at the last row
+    low = row_at(indptr, share(part, parts, nnz)) if part > 0 else 0
+    high = row_at(indptr, share(part + 1, parts, nnz)) if part + 1 < parts else rows
+    _csr_matvec(indptr, indices, data, x, start, has_start, out, batch, wide, low, high)
+
+
+@numba.njit(**SERIAL)
+def _csr_matvec_parallel(team, parts, *args):
+    in_parts(_csr_matvec_part, team, parts, args)
 
 
 @numba.njit(**SERIAL)
@@ -202,11 +207,15 @@ def scale_entries(factors, i, values, begin, out, base, length, batch, factor_wi
             multiply_entry(factors, i, values, begin + q, out, base + q, batch, factor_wide, values_wide)
 
 
-@numba.njit(**PARALLEL)
-def _scale_rows_parallel(indptr, scale, data, out, batch, scale_wide, data_wide, nnz, parts):
-    for part in numba.prange(parts):
-        low, high = row_at(indptr, share(part, parts, nnz)), row_at(indptr, share(part + 1, parts, nnz))
-        _scale_rows(indptr, scale, data, out, batch, scale_wide, data_wide, low, high)
+@numba.njit(**SERIAL)
+def _scale_rows_part(part, indptr, scale, data, out, batch, scale_wide, data_wide, nnz, parts):
+    low, high = row_at(indptr, share(part, parts, nnz)), row_at(indptr, share(part + 1, parts, nnz))
+    _scale_rows(indptr, scale, data, out, batch, scale_wide, data_wide, low, high)
+
+
+@numba.njit(**SERIAL)
+def _scale_rows_parallel(team, parts, *args):
+    in_parts(_scale_rows_part, team, parts, args)
 
 
 @simd.device
@@ -249,12 +258,16 @@ def _multiply(a, a_index, a_indexed, b, b_index, out, batch, a_wide, b_wide, low
             multiply_entry(left, i, right, right_at[k], result, k, batch, a_wide, b_wide)
 
 
-@numba.njit(**PARALLEL)
-def _multiply_parallel(a, a_index, a_indexed, b, b_index, out, batch, a_wide, b_wide, parts):
+@numba.njit(**SERIAL)
+def _multiply_part(part, a, a_index, a_indexed, b, b_index, out, batch, a_wide, b_wide, parts):
     n = len(b_index)
-    for part in numba.prange(parts):
-        low, high = share(part, parts, n), share(part + 1, parts, n)
-        _multiply(a, a_index, a_indexed, b, b_index, out, batch, a_wide, b_wide, low, high)
+    low, high = share(part, parts, n), share(part + 1, parts, n)
+    _multiply(a, a_index, a_indexed, b, b_index, out, batch, a_wide, b_wide, low, high)
+
+
+@numba.njit(**SERIAL)
+def _multiply_parallel(team, parts, *args):
+    in_parts(_multiply_part, team, parts, args)
 
 
 @numba.njit(**SERIAL)
@@ -279,8 +292,12 @@ def _gather(data, index, out, batch, low, high):
             put(result, k, batch, lane, n, False, take(values, entry, batch, lane, n, True, False))
 
 
-@numba.njit(**PARALLEL)
-def _gather_parallel(data, index, out, batch, parts):
+@numba.njit(**SERIAL)
+def _gather_part(part, data, index, out, batch, parts):
     n = len(index)
-    for part in numba.prange(parts):
-        _gather(data, index, out, batch, share(part, parts, n), share(part + 1, parts, n))
+    _gather(data, index, out, batch, share(part, parts, n), share(part + 1, parts, n))
+
+
+@numba.njit(**SERIAL)
+def _gather_parallel(team, parts, *args):
+    in_parts(_gather_part, team, parts, args)

@@ -19,7 +19,8 @@ from sparsebp.kernels.host.dense_chain import (
     reduce_vectors,
     reduce_vectors_parallel,
 )
-from sparsebp.kernels.host.parts import PARALLEL, SERIAL, parts_for, share
+from sparsebp.kernels.host.parts import SERIAL, parts_for, share
+from sparsebp.kernels.host.team import in_parts, team
 from sparsebp.types import Array
 
 
@@ -49,7 +50,7 @@ class DenseKernels:
         if parts == 1:
             _matmul(*arguments, 0, rows)
         else:
-            _matmul_parallel(*arguments, rows, parts)
+            _matmul_parallel(team(), parts, *arguments, rows, parts)
 
     def dense_matvec(
         self,
@@ -85,7 +86,7 @@ class DenseKernels:
         if parts == 1:
             _matvec(*arguments, 0, steps)
         else:
-            _matvec_parallel(*arguments, steps, parts)
+            _matvec_parallel(team(), parts, *arguments, steps, parts)
 
     def dense_chain(self, a: Array, chunk_ptr: Array, x: Array, add: Array | None, out: Array) -> None:
         """Run ``v = a[s] @ v + add[s]; out[s] = v`` along every chunk."""
@@ -106,7 +107,7 @@ class DenseKernels:
         if tasks <= 1 or parts_for(steps * n * (n + 1) * batch) == 1:
             chain(*arguments, 0, tasks)
         else:
-            chain_parallel(*arguments, tasks)
+            chain_parallel(team(), tasks, *arguments)
 
     def dense_reduce(
         self, a: Array, chunk_ptr: Array, add: Array | None, out_matrix: Array, out_vector: Array | None
@@ -123,7 +124,7 @@ class DenseKernels:
         if chunks * blocks <= 1 or parts_for(steps * n * n * (n + 1) * own) == 1:
             reduce_matrices(*arguments, scratch, 0, chunks * blocks)
         else:
-            reduce_matrices_parallel(*arguments, scratch, chunks * blocks)
+            reduce_matrices_parallel(team(), chunks * blocks, *arguments, scratch)
         if add is None or out_vector is None:
             return
         blocks = _lane_blocks(a.dtype, batch)
@@ -132,7 +133,7 @@ class DenseKernels:
         if chunks * blocks <= 1 or parts_for(steps * n * (n + 1) * batch) == 1:
             reduce_vectors(*vectors, scratch, 0, chunks * blocks)
         else:
-            reduce_vectors_parallel(*vectors, scratch, chunks * blocks)
+            reduce_vectors_parallel(team(), chunks * blocks, *vectors, scratch)
 
 
 def _lane_blocks(dtype: np.dtype, batch: int) -> int:
@@ -182,11 +183,15 @@ def _matmul(a, a_index, b, b_index, out, out_index, m, k, n, batch, a_wide, b_wi
         row += last - first
 
 
-@numba.njit(**PARALLEL)
-def _matmul_parallel(a, a_index, b, b_index, out, out_index, m, k, n, batch, a_wide, b_wide, rows, parts):
-    for part in numba.prange(parts):
-        low, high = share(part, parts, rows), share(part + 1, parts, rows)
-        _matmul(a, a_index, b, b_index, out, out_index, m, k, n, batch, a_wide, b_wide, low, high)
+@numba.njit(**SERIAL)
+def _matmul_part(part, a, a_index, b, b_index, out, out_index, m, k, n, batch, a_wide, b_wide, rows, parts):
+    low, high = share(part, parts, rows), share(part + 1, parts, rows)
+    _matmul(a, a_index, b, b_index, out, out_index, m, k, n, batch, a_wide, b_wide, low, high)
+
+
+@numba.njit(**SERIAL)
+def _matmul_parallel(team, parts, *args):
+    in_parts(_matmul_part, team, parts, args)
 
 
 @numba.njit(**SERIAL)
@@ -204,8 +209,14 @@ def _matvec(a, a_index, x, x_index, add, add_index, has_add, out, out_index, m, 
             matvec_of_block(block, vector, batch, lane, plus, has_add, target, m, k, batch, lane, wide, zero)
 
 
-@numba.njit(**PARALLEL)
-def _matvec_parallel(a, a_index, x, x_index, add, add_index, has_add, out, out_index, m, k, batch, wide, steps, parts):
-    for part in numba.prange(parts):
-        low, high = share(part, parts, steps), share(part + 1, parts, steps)
-        _matvec(a, a_index, x, x_index, add, add_index, has_add, out, out_index, m, k, batch, wide, low, high)
+@numba.njit(**SERIAL)
+def _matvec_part(
+    part, a, a_index, x, x_index, add, add_index, has_add, out, out_index, m, k, batch, wide, steps, parts
+):
+    low, high = share(part, parts, steps), share(part + 1, parts, steps)
+    _matvec(a, a_index, x, x_index, add, add_index, has_add, out, out_index, m, k, batch, wide, low, high)
+
+
+@numba.njit(**SERIAL)
+def _matvec_parallel(team, parts, *args):
+    in_parts(_matvec_part, team, parts, args)

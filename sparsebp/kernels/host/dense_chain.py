@@ -11,7 +11,8 @@ import numba
 from sparsebp.kernels.host import simd
 from sparsebp.kernels.host.dense_blocks import matvec_of_block, shared_rows, tile
 from sparsebp.kernels.host.lanes import put, take
-from sparsebp.kernels.host.parts import PARALLEL, SERIAL
+from sparsebp.kernels.host.parts import SERIAL
+from sparsebp.kernels.host.team import in_parts
 
 # The functions below are compiled: their arguments are flat arrays, sizes and flags.
 # mypy: disable-error-code="no-untyped-def"
@@ -37,11 +38,15 @@ def chain(a, chunk_ptr, x, add, has_add, out, n, batch, wide, low, high):
             vector = target
 
 
-@numba.njit(**PARALLEL)
-def chain_parallel(a, chunk_ptr, x, add, has_add, out, n, batch, wide, tasks):
+@numba.njit(**SERIAL)
+def _chain_part(task, a, chunk_ptr, x, add, has_add, out, n, batch, wide):
+    chain(a, chunk_ptr, x, add, has_add, out, n, batch, wide, task, task + 1)
+
+
+@numba.njit(**SERIAL)
+def chain_parallel(team, parts, *args):
     """Run the tasks of `chain` in parallel."""
-    for task in numba.prange(tasks):
-        chain(a, chunk_ptr, x, add, has_add, out, n, batch, wide, task, task + 1)
+    in_parts(_chain_part, team, parts, args)
 
 
 @numba.njit(**SERIAL)
@@ -92,11 +97,15 @@ def _multiply_in_place(a, product, spare, n, batch, lane, full):
             tile(a, spare, 2, 0, width, 0, True, product, i, n, j, n, n, batch, lane, full)
 
 
-@numba.njit(**PARALLEL)
-def reduce_matrices_parallel(a, chunk_ptr, out, n, batch, scratch, tasks):
+@numba.njit(**SERIAL)
+def _reduce_matrices_part(task, a, chunk_ptr, out, n, batch, scratch):
+    reduce_matrices(a, chunk_ptr, out, n, batch, scratch, task, task + 1)
+
+
+@numba.njit(**SERIAL)
+def reduce_matrices_parallel(team, parts, *args):
     """Run the tasks of `reduce_matrices` in parallel."""
-    for task in numba.prange(tasks):
-        reduce_matrices(a, chunk_ptr, out, n, batch, scratch, task, task + 1)
+    in_parts(_reduce_matrices_part, team, parts, args)
 
 
 @numba.njit(**SERIAL)
@@ -129,8 +138,12 @@ def reduce_vectors(a, chunk_ptr, add, out, n, batch, wide, scratch, low, high):
             matvec_of_block(block, spare, spare_batch, 0, plus, True, vector, n, n, batch, lane, wide, zero)
 
 
-@numba.njit(**PARALLEL)
-def reduce_vectors_parallel(a, chunk_ptr, add, out, n, batch, wide, scratch, tasks):
+@numba.njit(**SERIAL)
+def _reduce_vectors_part(task, a, chunk_ptr, add, out, n, batch, wide, scratch):
+    reduce_vectors(a, chunk_ptr, add, out, n, batch, wide, scratch, task, task + 1)
+
+
+@numba.njit(**SERIAL)
+def reduce_vectors_parallel(team, parts, *args):
     """Run the tasks of `reduce_vectors` in parallel."""
-    for task in numba.prange(tasks):
-        reduce_vectors(a, chunk_ptr, add, out, n, batch, wide, scratch, task, task + 1)
+    in_parts(_reduce_vectors_part, team, parts, args)

@@ -15,7 +15,8 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from sparsebp.kernels.host.parts import PARALLEL, SERIAL, SUMS, parts_for, share
+from sparsebp.kernels.host.parts import SERIAL, SUMS, parts_for, share
+from sparsebp.kernels.host.team import in_parts, team
 from sparsebp.types import Array
 
 Axes = tuple[int, ...]
@@ -54,7 +55,7 @@ def convolve(weight: Array, x: Array, geometry: Axes, out: Array) -> None:
     if parts == 1:
         _convolve(*args, 0, planes)
     else:
-        _convolve_parallel(*args, parts)
+        _convolve_parallel(team(), parts, *args, parts)
 
 
 def convolve_t(weight: Array, y: Array, geometry: Axes, out: Array) -> None:
@@ -65,7 +66,7 @@ def convolve_t(weight: Array, y: Array, geometry: Axes, out: Array) -> None:
     if parts == 1:
         _convolve_t(*args, 0, planes)
     else:
-        _convolve_t_parallel(*args, parts)
+        _convolve_t_parallel(team(), parts, *args, parts)
 
 
 def correlate(y: Array, x: Array, geometry: Axes, out: Array) -> None:
@@ -76,7 +77,7 @@ def correlate(y: Array, x: Array, geometry: Axes, out: Array) -> None:
     if parts == 1:
         _correlate(*args, channels, 0, channels)
     else:
-        _correlate_parallel(*args, channels, parts)
+        _correlate_parallel(team(), parts, *args, channels, parts)
 
 
 @lru_cache(maxsize=256)  # small, and it takes as long as a small convolution
@@ -183,12 +184,16 @@ def _convolve(weight, x, rows, phases, lines, taps, length, longest, out, low, h
             _collect_rows(run, lines, out[plane // channels * len(weight) + o])
 
 
-@numba.njit(**PARALLEL)
-def _convolve_parallel(weight, x, rows, phases, lines, taps, length, longest, out, parts):
+@numba.njit(**SERIAL)
+def _convolve_part(part, weight, x, rows, phases, lines, taps, length, longest, out, parts):
     n = len(x)
-    for part in numba.prange(parts):
-        low, high = share(part, parts, n), share(part + 1, parts, n)
-        _convolve(weight, x, rows, phases, lines, taps, length, longest, out, low, high)
+    low, high = share(part, parts, n), share(part + 1, parts, n)
+    _convolve(weight, x, rows, phases, lines, taps, length, longest, out, low, high)
+
+
+@numba.njit(**SERIAL)
+def _convolve_parallel(team, parts, *args):
+    in_parts(_convolve_part, team, parts, args)
 
 
 @numba.njit(**SERIAL)
@@ -210,12 +215,16 @@ def _convolve_t(weight, y, rows, phases, lines, taps, length, longest, out, low,
             _collect(padded, rows, phases, out[plane])
 
 
-@numba.njit(**PARALLEL)
-def _convolve_t_parallel(weight, y, rows, phases, lines, taps, length, longest, out, parts):
+@numba.njit(**SERIAL)
+def _convolve_t_part(part, weight, y, rows, phases, lines, taps, length, longest, out, parts):
     n = len(out)
-    for part in numba.prange(parts):
-        low, high = share(part, parts, n), share(part + 1, parts, n)
-        _convolve_t(weight, y, rows, phases, lines, taps, length, longest, out, low, high)
+    low, high = share(part, parts, n), share(part + 1, parts, n)
+    _convolve_t(weight, y, rows, phases, lines, taps, length, longest, out, low, high)
+
+
+@numba.njit(**SERIAL)
+def _convolve_t_parallel(team, parts, *args):
+    in_parts(_convolve_t_part, team, parts, args)
 
 
 @numba.njit(**SUMS)
@@ -259,8 +268,12 @@ def _correlate(y, x, rows, phases, lines, taps, length, longest, out, channels, 
                     out[o, tap] += _inner(run, padded, taps[tap])
 
 
-@numba.njit(**PARALLEL)
-def _correlate_parallel(y, x, rows, phases, lines, taps, length, longest, out, channels, parts):
-    for part in numba.prange(parts):
-        low, high = share(part, parts, channels), share(part + 1, parts, channels)
-        _correlate(y, x, rows, phases, lines, taps, length, longest, out, channels, low, high)
+@numba.njit(**SERIAL)
+def _correlate_part(part, y, x, rows, phases, lines, taps, length, longest, out, channels, parts):
+    low, high = share(part, parts, channels), share(part + 1, parts, channels)
+    _correlate(y, x, rows, phases, lines, taps, length, longest, out, channels, low, high)
+
+
+@numba.njit(**SERIAL)
+def _correlate_parallel(team, parts, *args):
+    in_parts(_correlate_part, team, parts, args)

@@ -13,6 +13,7 @@ from sparsebp.kernels.host.parts import JIT
 from sparsebp.kernels.host.recurrent import (
     SAMPLES,
     add_to_map,
+    blocks_of,
     bounds_for,
     chunk_start,
     combine,
@@ -43,6 +44,7 @@ from sparsebp.kernels.host.simd import (
     store_n,
     store_up_to,
 )
+from sparsebp.kernels.host.team import in_parts
 
 
 @device
@@ -79,11 +81,15 @@ def _forward_block(gx: Any, w: Any, b_hn: Any, h0: Any, h: Any, gates: Any, firs
         kept = advance(kept, 4 * batch * hidden)
 
 
-@numba.njit(parallel=True, **JIT)
-def _forward(gx: Any, w: Any, b_hn: Any, h0: Any, h: Any, gates: Any) -> None:
-    for block in numba.prange((h.shape[1] + SAMPLES - 1) // SAMPLES):
-        scratch = np.empty(2 * SAMPLES * w.shape[1] + VECTOR_BYTES, h.dtype)
-        _forward_block(gx, w, b_hn, h0, h, gates, block * SAMPLES, scratch)
+@numba.njit(**JIT)
+def _forward_part(block: int, gx: Any, w: Any, b_hn: Any, h0: Any, h: Any, gates: Any) -> None:
+    scratch = np.empty(2 * SAMPLES * w.shape[1] + VECTOR_BYTES, h.dtype)
+    _forward_block(gx, w, b_hn, h0, h, gates, block * SAMPLES, scratch)
+
+
+@numba.njit(**JIT)
+def _forward(team: int, parts: int, *args: Any) -> None:
+    in_parts(_forward_part, team, parts, args)
 
 
 @device
@@ -158,20 +164,24 @@ def _backward_block(
         store_rows(g, width, hidden, advance(edge, chunk * step), hidden, first, batch)
 
 
-@numba.njit(parallel=True, **JIT)
-def _backward(
-    h: Any, h0: Any, gates: Any, w: Any, gy: Any, first_chunk: int, last_chunk: int, bounds: Any, ga: Any
+@numba.njit(**JIT)
+def _backward_part(
+    task: int, h: Any, h0: Any, gates: Any, w: Any, gy: Any, first_chunk: int, last_chunk: int, bounds: Any, ga: Any
 ) -> None:
+    blocks = (h.shape[1] + SAMPLES - 1) // SAMPLES
+    scratch = np.empty(4 * SAMPLES * w.shape[1] + VECTOR_BYTES, h.dtype)
+    first = task % blocks * SAMPLES
+    chunk = first_chunk + task // blocks
+    _backward_block(h, h0, gates, w, gy, chunk, chunk == first_chunk, first, bounds, ga, scratch)
+
+
+@numba.njit(**JIT)
+def _backward(team: int, parts: int, *args: Any) -> None:
     """Take all samples back through the chunks first_chunk … last_chunk, each from what `bounds` says comes in.
 
     What leaves is stored for the first of them only: the others' is there and is being read by their neighbours.
     """
-    blocks = (h.shape[1] + SAMPLES - 1) // SAMPLES
-    for task in numba.prange((last_chunk - first_chunk + 1) * blocks):
-        scratch = np.empty(4 * SAMPLES * w.shape[1] + VECTOR_BYTES, h.dtype)
-        first = task % blocks * SAMPLES
-        chunk = first_chunk + task // blocks
-        _backward_block(h, h0, gates, w, gy, chunk, chunk == first_chunk, first, bounds, ga, scratch)
+    in_parts(_backward_part, team, parts, args)
 
 
 @device
@@ -225,12 +235,16 @@ def _reduce_chunk(
     store_map(rows, hidden, width, advance(pointer(maps), ((chunk - 1) * batch + b) * (hidden + 1) * hidden))
 
 
-@numba.njit(parallel=True, **JIT)
-def _reduce(h: Any, h0: Any, gates: Any, w: Any, gy: Any, chunks: int, maps: Any) -> None:
+@numba.njit(**JIT)
+def _reduce_part(task: int, h: Any, h0: Any, gates: Any, w: Any, gy: Any, chunks: int, maps: Any) -> None:
     batch, hidden = h.shape[1], h.shape[2]
-    for task in numba.prange((chunks - 2) * batch):
-        scratch = np.empty((2 * map_rows(hidden) + hidden + 4) * w.shape[1] + VECTOR_BYTES, h.dtype)
-        _reduce_chunk(h, h0, gates, w, gy, 1 + task // batch, chunks, task % batch, maps, scratch)
+    scratch = np.empty((2 * map_rows(hidden) + hidden + 4) * w.shape[1] + VECTOR_BYTES, h.dtype)
+    _reduce_chunk(h, h0, gates, w, gy, 1 + task // batch, chunks, task % batch, maps, scratch)
+
+
+@numba.njit(**JIT)
+def _reduce(team: int, parts: int, *args: Any) -> None:
+    in_parts(_reduce_part, team, parts, args)
 
 
 @device
@@ -265,10 +279,14 @@ def _jacobian_step(h: Any, h0: Any, gates: Any, w_hh: Any, t: int, out: Any, fac
             target = advance(target, batch)
 
 
-@numba.njit(parallel=True, **JIT)
-def _jacobians(h: Any, h0: Any, gates: Any, w_hh: Any, out: Any) -> None:
-    for t in numba.prange(h.shape[0]):
-        _jacobian_step(h, h0, gates, w_hh, t, out, np.empty((4, h.shape[2], h.shape[1]), h.dtype))
+@numba.njit(**JIT)
+def _jacobians_part(t: int, h: Any, h0: Any, gates: Any, w_hh: Any, out: Any) -> None:
+    _jacobian_step(h, h0, gates, w_hh, t, out, np.empty((4, h.shape[2], h.shape[1]), h.dtype))
+
+
+@numba.njit(**JIT)
+def _jacobians(team: int, parts: int, *args: Any) -> None:
+    in_parts(_jacobians_part, team, parts, args)
 
 
 class GruKernels:
@@ -284,7 +302,7 @@ class GruKernels:
         """
         _, batch, hidden = checks.check_gru_forward(gx, w_hh, b_hn, h0, h, gates)
         if batch:
-            launch(_forward, 6 * h.size * hidden, gx, pack_columns(w_hh, 3), b_hn, h0, h, gates)
+            launch(_forward, blocks_of(batch), 6 * h.size * hidden, gx, pack_columns(w_hh, 3), b_hn, h0, h, gates)
 
     def gru_backward(
         self,
@@ -340,7 +358,7 @@ class GruKernels:
         """
         _, batch, _ = checks.check_gru_jacobians(h, h0, gates, w_hh, out)
         if batch:
-            launch(_jacobians, 5 * out.size, h, h0, gates, w_hh, out)
+            launch(_jacobians, len(h), 5 * out.size, h, h0, gates, w_hh, out)
 
 
 def _scan_backward(
@@ -360,12 +378,12 @@ def _scan_backward(
         return
     packed, incoming = pack_rows(w_hh), optional_gy(gy, h.dtype)
     bounds = bounds_for(chunks, batch, hidden, h.dtype, grad_h_n)
-    work = 6 * steps * batch * hidden**2
-    launch(_backward, work // chunks, h, h0, gates, packed, incoming, chunks - 1, chunks - 1, bounds, ga)
+    blocks, work = blocks_of(batch), 6 * steps * batch * hidden**2
+    launch(_backward, blocks, work // chunks, h, h0, gates, packed, incoming, chunks - 1, chunks - 1, bounds, ga)
     if chunks > 2:
         maps = np.empty((chunks - 2, batch, hidden + 1, hidden), h.dtype)
-        launch(_reduce, work * hidden // 3, h, h0, gates, packed, incoming, chunks, maps)
+        launch(_reduce, (chunks - 2) * batch, work * hidden // 3, h, h0, gates, packed, incoming, chunks, maps)
         combine(maps, bounds)
     if chunks > 1:
-        launch(_backward, work, h, h0, gates, packed, incoming, 0, chunks - 2, bounds, ga)
+        launch(_backward, (chunks - 1) * blocks, work, h, h0, gates, packed, incoming, 0, chunks - 2, bounds, ga)
     gh0[...] = bounds[0]

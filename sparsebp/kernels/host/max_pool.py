@@ -6,7 +6,8 @@ import numba
 import numpy as np
 
 from sparsebp.kernels import checks
-from sparsebp.kernels.host.parts import PARALLEL, SERIAL, parts_for, share
+from sparsebp.kernels.host.parts import SERIAL, parts_for, share
+from sparsebp.kernels.host.team import in_parts, team
 from sparsebp.types import Array
 
 
@@ -23,7 +24,7 @@ class MaxPoolKernels:
         if parts == 1:
             _max_pool(x, kernel, stride, before, dilation, y, winner, 0, len(x))
         else:
-            _max_pool_parallel(x, kernel, stride, before, dilation, y, winner, parts)
+            _max_pool_parallel(team(), parts, x, kernel, stride, before, dilation, y, winner, parts)
 
     def max_pool_grad(
         self, gy: Array, winner: Array, kernel: tuple[int, ...], stride: tuple[int, ...], before: tuple[int, ...],
@@ -35,7 +36,7 @@ class MaxPoolKernels:
         if parts == 1:
             _max_pool_grad(gy, winner, kernel, stride, before, dilation, out, 0, len(gy))
         else:
-            _max_pool_grad_parallel(gy, winner, kernel, stride, before, dilation, out, parts)
+            _max_pool_grad_parallel(team(), parts, gy, winner, kernel, stride, before, dilation, out, parts)
 
 
 # The functions below are compiled: their arguments are arrays, tuples of sizes and bounds.
@@ -74,12 +75,16 @@ def _max_pool(x, kernel, stride, before, dilation, y, winner, low, high):
                 top[np.uint64(o)], place[np.uint64(o)] = best, won
 
 
-@numba.njit(**PARALLEL)
-def _max_pool_parallel(x, kernel, stride, before, dilation, y, winner, parts):
+@numba.njit(**SERIAL)
+def _max_pool_part(part, x, kernel, stride, before, dilation, y, winner, parts):
     n = len(x)
-    for part in numba.prange(parts):
-        low, high = share(part, parts, n), share(part + 1, parts, n)
-        _max_pool(x, kernel, stride, before, dilation, y, winner, low, high)
+    low, high = share(part, parts, n), share(part + 1, parts, n)
+    _max_pool(x, kernel, stride, before, dilation, y, winner, low, high)
+
+
+@numba.njit(**SERIAL)
+def _max_pool_parallel(team, parts, *args):
+    in_parts(_max_pool_part, team, parts, args)
 
 
 @numba.njit(**SERIAL)
@@ -97,9 +102,13 @@ def _max_pool_grad(gy, winner, kernel, stride, before, dilation, out, low, high)
                     out[plane, np.uint64(h), np.uint64(w)] += gy[plane, oh, o]
 
 
-@numba.njit(**PARALLEL)
-def _max_pool_grad_parallel(gy, winner, kernel, stride, before, dilation, out, parts):
+@numba.njit(**SERIAL)
+def _max_pool_grad_part(part, gy, winner, kernel, stride, before, dilation, out, parts):
     n = len(gy)
-    for part in numba.prange(parts):
-        low, high = share(part, parts, n), share(part + 1, parts, n)
-        _max_pool_grad(gy, winner, kernel, stride, before, dilation, out, low, high)
+    low, high = share(part, parts, n), share(part + 1, parts, n)
+    _max_pool_grad(gy, winner, kernel, stride, before, dilation, out, low, high)
+
+
+@numba.njit(**SERIAL)
+def _max_pool_grad_parallel(team, parts, *args):
+    in_parts(_max_pool_grad_part, team, parts, args)

@@ -15,6 +15,7 @@ import numba
 import numpy as np
 
 from sparsebp.kernels import checks
+from sparsebp.kernels.checks.common import written
 from sparsebp.kernels.host.parts import JIT, parts_for, share
 from sparsebp.kernels.host.simd import (
     VECTOR_BYTES,
@@ -29,6 +30,7 @@ from sparsebp.kernels.host.simd import (
     square_root,
     store_up_to,
 )
+from sparsebp.kernels.host.team import in_parts, team
 from sparsebp.kernels.host.tensors import GRAIN, entry_at, table_of
 from sparsebp.kernels.protocol import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS
 from sparsebp.types import Array, UpdateRule
@@ -39,7 +41,7 @@ _ACCESS = {
     for rule, names in UPDATE_BUFFERS.items()
 }
 _SCALE, _CLAMP = len(NUMBERS), len(NUMBERS) + 1
-_WORTH_THREADS = 1 << 20  # moved numbers: some 60 µs, many times what waking a thread costs where cores are busy
+_WORTH_THREADS = 1 << 20  # moved numbers: some 60 µs
 _ALIGN_FROM = 4096  # numbers, fewer of which are not worth a start of their own
 CHUNK = 1 << 14  # numbers that one partial sum of squares covers at most, see `chunk_rows`
 
@@ -78,8 +80,8 @@ class OptimizerKernels:
         def check() -> None:
             checks.check_square_sums(arrays, out)
 
-        if not arrays or out.shape != (len(arrays),) or out.dtype != np.float64 or not out.flags.c_contiguous:
-            check()
+        written("out", out, np.float64, (len(arrays),))
+        if not arrays:
             return
         addresses, begins, rows = table_of((arrays,), "r", check)
         lengths, chunks = np.empty(len(rows), np.int64), np.empty(len(begins), np.int64)
@@ -89,13 +91,12 @@ class OptimizerKernels:
         if parts == 1:
             _chunk_sums(addresses, begins, like, lengths, chunks, sums, 0, len(sums))
         else:
-            _chunk_sums_parallel(addresses, begins, like, lengths, chunks, sums, parts)
+            _chunk_sums_parallel(team(), parts, addresses, begins, like, lengths, chunks, sums, parts)
         add_chunks(chunks, sums, out)
 
 
 def _parts(work: int) -> int:
-    """Return the number of parts; 1 where there is one thread: other Python threads may be in here at the same time."""
-    return 1 if work < _WORTH_THREADS or numba.get_num_threads() == 1 else parts_for(work)
+    return 1 if work < _WORTH_THREADS else parts_for(work)
 
 
 def _run(
@@ -111,7 +112,7 @@ def _run(
     if parts == 1:
         update_range(number, like, addresses, begins, options, steps, 0, begins[-1])
     else:
-        _update_parallel(number, like, addresses, begins, options, steps, parts)
+        _update_parallel(team(), parts, number, like, addresses, begins, options, steps, parts)
 
 
 def _run_on_all(number: int, arrays: Sequence[Array], value: float) -> None:
@@ -160,12 +161,16 @@ def _apply(number, like, at, o, step, first, last):  # type: ignore[no-untyped-d
         _clamp(at, like, o, first, last)
 
 
-@numba.njit(parallel=True, **JIT)
-def _update_parallel(number, like, addresses, begins, options, steps, parts):  # type: ignore[no-untyped-def]
+@numba.njit(**JIT)
+def _update_part(part, number, like, addresses, begins, options, steps, parts):  # type: ignore[no-untyped-def]
     n = begins[-1]
-    for part in numba.prange(parts):
-        low, high = share(part, parts, n), share(part + 1, parts, n)
-        update_range(number, like, addresses, begins, options, steps, low, high)
+    low, high = share(part, parts, n), share(part + 1, parts, n)
+    update_range(number, like, addresses, begins, options, steps, low, high)
+
+
+@numba.njit(**JIT)
+def _update_parallel(team, parts, *args):  # type: ignore[no-untyped-def]
+    in_parts(_update_part, team, parts, args)
 
 
 # ---- the rules: `at` holds the addresses of parameter, gradient and buffers, `o` the options, as in the protocol -----
@@ -341,11 +346,15 @@ def _chunk_sums(addresses, begins, like, lengths, chunks, sums, low, high):  # t
         sums[chunk] = square_sum(values[first : min(first + lengths[i], size)])
 
 
-@numba.njit(parallel=True, **JIT)
-def _chunk_sums_parallel(addresses, begins, like, lengths, chunks, sums, parts):  # type: ignore[no-untyped-def]
+@numba.njit(**JIT)
+def _chunk_sums_part(part, addresses, begins, like, lengths, chunks, sums, parts):  # type: ignore[no-untyped-def]
     n = len(sums)
-    for part in numba.prange(parts):
-        _chunk_sums(addresses, begins, like, lengths, chunks, sums, share(part, parts, n), share(part + 1, parts, n))
+    _chunk_sums(addresses, begins, like, lengths, chunks, sums, share(part, parts, n), share(part + 1, parts, n))
+
+
+@numba.njit(**JIT)
+def _chunk_sums_parallel(team, parts, *args):  # type: ignore[no-untyped-def]
+    in_parts(_chunk_sums_part, team, parts, args)
 
 
 @numba.njit(**JIT)

@@ -1,7 +1,7 @@
 """How host kernels split their work: by a rule that looks at the problem alone, never at the number of threads.
 
-So the answer is bitwise the same for every number of threads. Little work runs on the calling thread: entering a
-parallel region costs several microseconds.
+So the answer is bitwise the same for every number of threads. Little work runs on the calling thread: waking another
+one costs several microseconds, and it comes some thirty later.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from sparsebp.threads import serial
+from sparsebp import threads
 from sparsebp.types import Array
 
 SCALAR_GRAIN = 1 << 15
@@ -19,23 +19,25 @@ SCALAR_GRAIN = 1 << 15
 VECTOR_GRAIN = 1 << 17
 """Multiply-adds or moved values that one part should at least hold where they run in vectors, some 10 microseconds."""
 MAX_PARTS = 64
+WORTH = 6 * VECTOR_GRAIN
+"""The same of a kernel that is worth waking other threads for, some 60 microseconds; measured: two of them need 50."""
 
 JIT: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy"}
 """Options of compiled functions that spell out their fused multiply-adds, see `simd`."""
 SERIAL: dict[str, Any] = {**JIT, "fastmath": {"contract"}}  # keeps NaN, infinity and the order of sums
 SUMS: dict[str, Any] = {**JIT, "fastmath": {"contract", "reassoc"}}
 """Sums in several lanes: in another order than that of their terms, but always in the same."""
-PARALLEL: dict[str, Any] = {**SERIAL, "parallel": True}
 
 
 def parts_for(work: int, vectors: bool = True) -> int:
-    """Return into how many parts `work` elementary operations are split; 1 stands for no parallel region.
+    """Return into how many parts `work` elementary operations are split; 1 stands for the calling thread alone.
 
-    Parts are of independent results, so their number does not change any: threads that compute side by side
-    (`sparsebp.threads.serial_kernels`) each take one.
+    Parts are of independent results, so their number does not change any.
     """
     grain = VECTOR_GRAIN if vectors else SCALAR_GRAIN
-    return 1 if work < 2 * grain or serial() else min(MAX_PARTS, work // grain)
+    if work * (VECTOR_GRAIN // grain) < WORTH or threads.count() == 1:
+        return 1
+    return min(MAX_PARTS, work // grain)
 
 
 @numba.njit(**SERIAL)

@@ -15,6 +15,7 @@ import numpy as np
 
 from sparsebp import threads
 from sparsebp.kernels import checks
+from sparsebp.kernels.host.atomics import atomic_exchange, atomic_store
 from sparsebp.kernels.host.blas import gemm_address
 from sparsebp.kernels.host.optimizers import CHUNK, NUMBERS, add_chunks, chunk_rows, square_sum, update_range
 from sparsebp.kernels.host.parts import JIT
@@ -26,11 +27,12 @@ from sparsebp.kernels.host.products import (
     THIN,
     M,
     N,
+    Plan,
     describe,
     part_range,
     strip,
-    threads_for,
 )
+from sparsebp.kernels.host.team import in_parts, team_for
 from sparsebp.types import Array, UpdateRule
 
 LEAST = 1 << 17
@@ -51,7 +53,7 @@ def worth_update_by_product(a: Array, b: Array) -> bool:
 def bytes_at_once(a: Array, b: Array) -> int:
     """Return how many bytes of the gradient ``a @ b`` `update_by_product` has at once, on all threads together."""
     cut, _ = describe(a, b)
-    return threads_for(cut.parts) * cut.step * b.shape[1] * b.itemsize
+    return _workers(cut) * cut.step * b.shape[1] * b.itemsize
 
 
 def update_by_product(
@@ -65,17 +67,18 @@ def update_by_product(
     ``square_sums`` and ``optimizer_update``. Where the squares of some rows are not finite, those rows are not updated.
     """
     checks.check_optimizer_update(rule, [param], [param], [[buffer] for buffer in buffers], options, steps)
-    m, n = param.shape
+    (m, n), k = param.shape, a.shape[1]
     cut, sizes = describe(a, b)
     constants = np.array([1, 0], param.dtype)
     addresses = np.array([0 if array is None else array.ctypes.data for array in (param, None, *buffers)], np.int64)
     sums = np.empty(-(-m // (CHUNK // n)))
-    count = threads_for(cut.parts)
+    count = _workers(cut)
     room = _room(count, cut.step * n, param.dtype)
+    taken = np.zeros(count, np.int64)
     with threads.one_blas_thread():
-        (_update_parts if count == 1 else _update_parts_parallel)(
-            NUMBERS[rule], gemm_address(param.dtype), constants.ctypes.data, param.dtype.type(0), sizes,
-            a.ctypes.data, b.ctypes.data, addresses, options, steps, sums, room,
+        _update_parallel(
+            team_for(cut.parts, m * n * k), cut.parts, NUMBERS[rule], gemm_address(param.dtype), constants.ctypes.data,
+            param.dtype.type(0), sizes, a.ctypes.data, b.ctypes.data, addresses, options, steps, sums, room, taken,
         )  # fmt: skip
     total = np.empty(1)
     add_chunks(np.array([0, len(sums)]), sums, total)
@@ -91,17 +94,24 @@ def _room(count: int, size: int, dtype: np.dtype) -> np.ndarray:
     return room
 
 
+def _workers(cut: Plan) -> int:
+    """Return how many parts may be worked on at a time."""
+    return min(cut.parts, threads.count())
+
+
 @numba.njit(**JIT)
-def _update_parts(number, function, constants, like, sizes, a, b, addresses, options, steps, sums, room):  # type: ignore[no-untyped-def]
-    for part in range(sizes[PARTS]):
-        _update_part(number, function, constants, like, sizes, a, b, addresses, options, steps, sums, room[0], part)
+def _update_parallel(team, parts, *args):  # type: ignore[no-untyped-def]
+    in_parts(_update_in_room, team, parts, args)
 
 
-@numba.njit(parallel=True, **JIT)
-def _update_parts_parallel(number, function, constants, like, sizes, a, b, addresses, options, steps, sums, room):  # type: ignore[no-untyped-def]
-    for part in numba.prange(sizes[PARTS]):
-        rows = room[numba.get_thread_id()]
-        _update_part(number, function, constants, like, sizes, a, b, addresses, options, steps, sums, rows, part)
+@numba.njit(**JIT)
+def _update_in_room(part, number, function, constants, like, sizes, a, b, addresses, options, steps, sums, room, taken):  # type: ignore[no-untyped-def]
+    """Run a part in rows that no other part is using."""
+    place, at = 0, taken.ctypes.data
+    while not atomic_exchange(at + 8 * place, 0, 1):  # there are as many as threads, so one is free
+        place = (place + 1) % len(taken)
+    _update_part(number, function, constants, like, sizes, a, b, addresses, options, steps, sums, room[place], part)
+    atomic_store(at + 8 * place, 0)
 
 
 @numba.njit(**JIT)

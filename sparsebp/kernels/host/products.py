@@ -1,4 +1,4 @@
-"""Products of dense matrices on Numba's threads, in blocks that suit mini-batches: one matrix large, two of them thin.
+"""Products of dense matrices on the kernels' threads, in blocks for mini-batches: one matrix large, two of them thin.
 
 Three things make them faster than NumPy's, and results the same for every number of threads:
 
@@ -20,9 +20,11 @@ import numba
 import numpy as np
 
 from sparsebp import threads
+from sparsebp.kernels.checks.common import written
 from sparsebp.kernels.host.blas import gemm, gemm_address
 from sparsebp.kernels.host.optimizers import CHUNK
 from sparsebp.kernels.host.parts import JIT, share
+from sparsebp.kernels.host.team import in_parts, team_for
 from sparsebp.types import Array
 
 SMALL = 1_000_000
@@ -41,6 +43,7 @@ _PACKED_PART, _PACKED_HALF, _PACKED_ROWS = 1 << 22, 1 << 20, 64
 _ALONE = 1 << 13  # multiply-adds below which OpenBLAS wakes no second thread
 _MAX_PARTS, _MAX_SUMS = 16, 8
 _SUM_PART = 1 << 14
+_FAST = 4  # multiply-adds of a BLAS in the time of one of another kernel
 
 M, N, K, LDA, LDB, LDC, A_TRANSPOSED, B_TRANSPOSED, OUTER, INNER, PARTS, STEP, ROWS, WIDTH, ITEM = range(15)
 """What a product's description says at which place: the sizes; the lengths of rows in memory, and whether they are the
@@ -108,11 +111,12 @@ def matmul(a: Array, b: Array, out: Array) -> Array:
     Parameters
     ----------
     a, b
-        (m, k) and (k, n), of one real dtype; one that is not C-contiguous, nor its transpose, is copied.
+        (m, k) and (k, n), of one real dtype; one whose rows are not contiguous each, nor its columns, is copied.
     out
         (m, n), C-contiguous, of that dtype.
     """
     (m, k), n = a.shape, b.shape[1]
+    written("out", out, a.dtype, (m, n))
     if m * n * k <= SMALL:
         if k == 1:
             return np.multiply(a, b, out=out)
@@ -123,49 +127,46 @@ def matmul(a: Array, b: Array, out: Array) -> Array:
     constants, function = np.array([1, 0], out.dtype), gemm_address(out.dtype)
     sums = np.empty((cut.parts, m, n), out.dtype) if cut.outer == K and cut.parts > 1 else None
     target = (out if sums is None else sums).ctypes.data
-    alone = threads_for(cut.parts) == 1
+    helpers = team_for(cut.parts, m * n * k // _FAST)
+    args = (function, constants.ctypes.data, sizes, a.ctypes.data, b.ctypes.data, target)
     with threads.one_blas_thread():
-        (_product if alone else _product_parallel)(
-            function, constants.ctypes.data, sizes, a.ctypes.data, b.ctypes.data, target
-        )
+        _product_parallel(helpers, cut.parts, *args)
     if sums is not None:
         flat = out.reshape(-1)
-        if alone or flat.size < 2 * _SUM_PART:
-            _add(sums.reshape(cut.parts, -1), flat, 0, flat.size)
-        else:
-            _add_parallel(sums.reshape(cut.parts, -1), flat, flat.size // _SUM_PART)
+        parts = max(1, flat.size // _SUM_PART)
+        _add_parallel(team_for(parts, sums.size), parts, sums.reshape(cut.parts, -1), flat, parts)
     return out
 
 
 def describe(a: Array, b: Array) -> tuple[Plan, np.ndarray]:
     """Return how the product of two matrices is cut, and all that compiled code wants to know of them."""
     (m, k), n = a.shape, b.shape[1]
-    turned = [not a.flags.c_contiguous, not b.flags.c_contiguous]
-    cut = plan(m, n, k, a.itemsize, *turned)
-    lengths = [m if turned[0] else k, k if turned[1] else n, n]
-    return cut, np.array([m, n, k, *lengths, *turned, *cut, a.itemsize], np.int64)
+    (a_turned, lda), (b_turned, ldb) = _layout(a) or (False, k), _layout(b) or (False, n)
+    cut = plan(m, n, k, a.itemsize, a_turned, b_turned)
+    return cut, np.array([m, n, k, lda, ldb, n, a_turned, b_turned, *cut, a.itemsize], np.int64)
 
 
-def threads_for(parts: int) -> int:
-    """Return how many threads work on so many parts; 1 stands for no parallel region."""
-    return 1 if parts == 1 or threads.serial() else int(numba.get_num_threads())
+def _layout(matrix: Array) -> tuple[bool, int] | None:
+    """Return whether a matrix lies in memory by columns, and how far they are apart, or rows; None if neither fits."""
+    (rows, columns), item = matrix.shape, matrix.itemsize
+    if matrix.flags.c_contiguous or matrix.flags.f_contiguous:
+        return (False, columns) if matrix.flags.c_contiguous else (True, rows)
+    down, across = matrix.strides
+    if across == item and down % item == 0 and down >= columns * item:
+        return False, down // item
+    if down == item and across % item == 0 and across >= rows * item:
+        return True, across // item
+    return None
 
 
 def _in_rows(matrix: Array) -> Array:
-    """Return a matrix that is contiguous one way or the other."""
-    return matrix if matrix.flags.c_contiguous or matrix.flags.f_contiguous else np.ascontiguousarray(matrix)
+    """Return a matrix that has a `_layout`."""
+    return matrix if _layout(matrix) is not None else np.ascontiguousarray(matrix)
 
 
 @numba.njit(**JIT)
-def _product(function, constants, sizes, a, b, c):  # type: ignore[no-untyped-def]
-    for part in range(sizes[PARTS]):
-        _part(function, constants, sizes, a, b, c, part)
-
-
-@numba.njit(parallel=True, **JIT)
-def _product_parallel(function, constants, sizes, a, b, c):  # type: ignore[no-untyped-def]
-    for part in numba.prange(sizes[PARTS]):
-        _part(function, constants, sizes, a, b, c, part)
+def _product_parallel(team, parts, *args):  # type: ignore[no-untyped-def]
+    in_parts(_part, team, parts, args)
 
 
 @numba.njit(**JIT)
@@ -176,7 +177,7 @@ def part_range(part, parts, step, length):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(**JIT)
-def _part(function, constants, sizes, a, b, c, part):  # type: ignore[no-untyped-def]
+def _part(part, function, constants, sizes, a, b, c):  # type: ignore[no-untyped-def]
     outer, parts, step = sizes[OUTER], sizes[PARTS], sizes[STEP]
     words = np.empty(8, np.int32)
     low, high = part_range(part, parts, step, sizes[outer])
@@ -218,7 +219,11 @@ def _add(sums, out, low, high):  # type: ignore[no-untyped-def]
         out[i] = total
 
 
-@numba.njit(parallel=True, **JIT)
-def _add_parallel(sums, out, parts):  # type: ignore[no-untyped-def]
-    for part in numba.prange(parts):
-        _add(sums, out, share(part, parts, len(out)), share(part + 1, parts, len(out)))
+@numba.njit(**JIT)
+def _add_part(part, sums, out, parts):  # type: ignore[no-untyped-def]
+    _add(sums, out, share(part, parts, len(out)), share(part + 1, parts, len(out)))
+
+
+@numba.njit(**JIT)
+def _add_parallel(team, parts, *args):  # type: ignore[no-untyped-def]
+    in_parts(_add_part, team, parts, args)

@@ -37,28 +37,26 @@ from sparsebp.kernels.host.simd import (
     store_up_to,
     zeros,
 )
+from sparsebp.kernels.host.team import ALONE, team
 
 SAMPLES = 4
 """Samples, or rows of an affine map, that are worked on together."""
 
-WORTH_THREADS = 200_000
-"""Operations, about 10 µs of one thread, from which on a kernel is run on all threads. Results do not depend on it."""
+WORTH_THREADS = 1_200_000
+"""Operations, some 60 µs of one thread, from which on a kernel is run on all threads. Results do not depend on it."""
 
 
 # ---- in Python: launching, sizes, packing ------------------------------------------------------------------------
 
 
-def launch(kernel: Any, work: int, *args: Any) -> None:
-    """Call a parallel kernel, on one thread if its `work` (operations) takes less time than waking the others does."""
-    if work >= WORTH_THREADS:
-        kernel(*args)
-        return
-    threads = numba.get_num_threads()
-    numba.set_num_threads(1)
-    try:
-        kernel(*args)
-    finally:
-        numba.set_num_threads(threads)
+def launch(kernel: Any, parts: int, work: int, *args: Any) -> None:
+    """Run the parts of a kernel; on one thread if its `work` (operations) is not worth waking the others."""
+    kernel(team() if parts > 1 and work >= WORTH_THREADS else ALONE, parts, *args)
+
+
+def blocks_of(batch: int) -> int:
+    """Return how many blocks of samples a batch has."""
+    return -(-batch // SAMPLES)
 
 
 def padded_width(hidden: int, dtype: Any) -> int:

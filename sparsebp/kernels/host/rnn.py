@@ -13,6 +13,7 @@ from sparsebp.kernels.host.parts import JIT
 from sparsebp.kernels.host.recurrent import (
     SAMPLES,
     add_to_map,
+    blocks_of,
     bounds_for,
     chunk_start,
     clear,
@@ -46,6 +47,7 @@ from sparsebp.kernels.host.simd import (
     where_positive,
     zeros,
 )
+from sparsebp.kernels.host.team import in_parts
 from sparsebp.types import Nonlinearity
 
 
@@ -71,11 +73,15 @@ def _forward_block(gx: Any, w: Any, h0: Any, relu: bool, h: Any, first: int, scr
         gates, out = advance(gates, batch * hidden), advance(out, batch * hidden)
 
 
-@numba.njit(parallel=True, **JIT)
-def _forward(gx: Any, w: Any, h0: Any, relu: bool, h: Any) -> None:
-    for block in numba.prange((gx.shape[1] + SAMPLES - 1) // SAMPLES):
-        scratch = np.empty(2 * SAMPLES * w.shape[1] + VECTOR_BYTES, gx.dtype)
-        _forward_block(gx, w, h0, relu, h, block * SAMPLES, scratch)
+@numba.njit(**JIT)
+def _forward_part(block: int, gx: Any, w: Any, h0: Any, relu: bool, h: Any) -> None:
+    scratch = np.empty(2 * SAMPLES * w.shape[1] + VECTOR_BYTES, gx.dtype)
+    _forward_block(gx, w, h0, relu, h, block * SAMPLES, scratch)
+
+
+@numba.njit(**JIT)
+def _forward(team: int, parts: int, *args: Any) -> None:
+    in_parts(_forward_part, team, parts, args)
 
 
 @device
@@ -116,18 +122,24 @@ def _backward_block(
         store_rows(g, width, hidden, advance(edge, chunk * step), hidden, first, batch)
 
 
-@numba.njit(parallel=True, **JIT)
-def _backward(h: Any, w: Any, gy: Any, relu: bool, first_chunk: int, last_chunk: int, bounds: Any, gz: Any) -> None:
+@numba.njit(**JIT)
+def _backward_part(
+    task: int, h: Any, w: Any, gy: Any, relu: bool, first_chunk: int, last_chunk: int, bounds: Any, gz: Any
+) -> None:
+    blocks = (h.shape[1] + SAMPLES - 1) // SAMPLES
+    scratch = np.empty(2 * SAMPLES * w.shape[1] + VECTOR_BYTES, h.dtype)
+    first = task % blocks * SAMPLES
+    chunk = first_chunk + task // blocks
+    _backward_block(h, w, gy, relu, chunk, chunk == first_chunk, first, bounds, gz, scratch)
+
+
+@numba.njit(**JIT)
+def _backward(team: int, parts: int, *args: Any) -> None:
     """Take all samples back through the chunks first_chunk … last_chunk, each from what `bounds` says comes in.
 
     What leaves is stored for the first of them only: the others' is there and is being read by their neighbours.
     """
-    blocks = (h.shape[1] + SAMPLES - 1) // SAMPLES
-    for task in numba.prange((last_chunk - first_chunk + 1) * blocks):
-        scratch = np.empty(2 * SAMPLES * w.shape[1] + VECTOR_BYTES, h.dtype)
-        first = task % blocks * SAMPLES
-        chunk = first_chunk + task // blocks
-        _backward_block(h, w, gy, relu, chunk, chunk == first_chunk, first, bounds, gz, scratch)
+    in_parts(_backward_part, team, parts, args)
 
 
 @device
@@ -157,12 +169,16 @@ def _reduce_chunk(
     store_map(rows, hidden, width, advance(pointer(maps), ((chunk - 1) * batch + b) * (hidden + 1) * hidden))
 
 
-@numba.njit(parallel=True, **JIT)
-def _reduce(h: Any, w: Any, gy: Any, relu: bool, chunks: int, maps: Any) -> None:
+@numba.njit(**JIT)
+def _reduce_part(task: int, h: Any, w: Any, gy: Any, relu: bool, chunks: int, maps: Any) -> None:
     batch, hidden = h.shape[1], h.shape[2]
-    for task in numba.prange((chunks - 2) * batch):
-        scratch = np.empty((2 * map_rows(hidden) + hidden) * w.shape[1] + VECTOR_BYTES, h.dtype)
-        _reduce_chunk(h, w, gy, relu, 1 + task // batch, chunks, task % batch, maps, scratch)
+    scratch = np.empty((2 * map_rows(hidden) + hidden) * w.shape[1] + VECTOR_BYTES, h.dtype)
+    _reduce_chunk(h, w, gy, relu, 1 + task // batch, chunks, task % batch, maps, scratch)
+
+
+@numba.njit(**JIT)
+def _reduce(team: int, parts: int, *args: Any) -> None:
+    in_parts(_reduce_part, team, parts, args)
 
 
 @device
@@ -183,10 +199,14 @@ def _jacobian_step(h: Any, w_hh: Any, relu: bool, t: int, out: Any, slopes: Any)
             target = advance(target, batch)
 
 
-@numba.njit(parallel=True, **JIT)
-def _jacobians(h: Any, w_hh: Any, relu: bool, out: Any) -> None:
-    for t in numba.prange(h.shape[0]):
-        _jacobian_step(h, w_hh, relu, t, out, np.empty((h.shape[2], h.shape[1]), h.dtype))
+@numba.njit(**JIT)
+def _jacobians_part(t: int, h: Any, w_hh: Any, relu: bool, out: Any) -> None:
+    _jacobian_step(h, w_hh, relu, t, out, np.empty((h.shape[2], h.shape[1]), h.dtype))
+
+
+@numba.njit(**JIT)
+def _jacobians(team: int, parts: int, *args: Any) -> None:
+    in_parts(_jacobians_part, team, parts, args)
 
 
 class RnnKernels:
@@ -202,7 +222,8 @@ class RnnKernels:
         """
         _, batch, hidden = checks.check_rnn_forward(gx, w_hh, h0, nonlinearity, h)
         if batch:
-            launch(_forward, 2 * gx.size * hidden, gx, pack_columns(w_hh, 1), h0, nonlinearity == "relu", h)
+            work, packed = 2 * gx.size * hidden, pack_columns(w_hh, 1)
+            launch(_forward, blocks_of(batch), work, gx, packed, h0, nonlinearity == "relu", h)
 
     def rnn_backward(
         self,
@@ -254,7 +275,7 @@ class RnnKernels:
         """
         _, batch, _ = checks.check_rnn_jacobians(h, w_hh, nonlinearity, out)
         if batch:
-            launch(_jacobians, out.size, h, w_hh, nonlinearity == "relu", out)
+            launch(_jacobians, len(h), out.size, h, w_hh, nonlinearity == "relu", out)
 
 
 def _scan_backward(
@@ -273,12 +294,12 @@ def _scan_backward(
         return
     relu, packed, incoming = nonlinearity == "relu", pack_rows(w_hh), optional_gy(gy, h.dtype)
     bounds = bounds_for(chunks, batch, hidden, h.dtype, grad_h_n)
-    work = 2 * steps * batch * hidden**2
-    launch(_backward, work // chunks, h, packed, incoming, relu, chunks - 1, chunks - 1, bounds, gz)
+    blocks, work = blocks_of(batch), 2 * steps * batch * hidden**2
+    launch(_backward, blocks, work // chunks, h, packed, incoming, relu, chunks - 1, chunks - 1, bounds, gz)
     if chunks > 2:
         maps = np.empty((chunks - 2, batch, hidden + 1, hidden), h.dtype)
-        launch(_reduce, work * hidden, h, packed, incoming, relu, chunks, maps)
+        launch(_reduce, (chunks - 2) * batch, work * hidden, h, packed, incoming, relu, chunks, maps)
         combine(maps, bounds)
     if chunks > 1:
-        launch(_backward, work, h, packed, incoming, relu, 0, chunks - 2, bounds, gz)
+        launch(_backward, (chunks - 1) * blocks, work, h, packed, incoming, relu, 0, chunks - 2, bounds, gz)
     gh0[...] = bounds[0]

@@ -13,7 +13,8 @@ import numba
 from sparsebp.kernels import checks
 from sparsebp.kernels.host import simd
 from sparsebp.kernels.host.lanes import put, take
-from sparsebp.kernels.host.parts import PARALLEL, SERIAL, parts_for
+from sparsebp.kernels.host.parts import SERIAL, parts_for
+from sparsebp.kernels.host.team import in_parts, team
 from sparsebp.types import Array
 
 
@@ -54,7 +55,7 @@ class PositionKernels:
         if parts_for((positions.size + out.shape[0]) * batch, vectors=batch > 1) == 1:
             _spgemm(*arguments, 0, len(a_indptr) - 1)
         else:
-            _spgemm_parallel(*arguments, row_cuts)
+            _spgemm_parallel(team(), len(row_cuts) - 1, *arguments, row_cuts)
 
 
 # The functions below are compiled: their arguments are flat arrays, sizes and flags.
@@ -181,12 +182,16 @@ def _row(a_ptr, a_indices, a, b_ptr, b, c_ptr, product_ptr, positions, out, batc
         p += length
 
 
-@numba.njit(**PARALLEL)
-def _spgemm_parallel(
-    a_indptr, a_indices, a, b_indptr, b, c_indptr, product_ptr, positions, out, batch, a_wide, b_wide, row_cuts
+@numba.njit(**SERIAL)
+def _spgemm_part(
+    part, a_indptr, a_indices, a, b_indptr, b, c_indptr, product_ptr, positions, out, batch, a_wide, b_wide, row_cuts
 ):
-    for part in numba.prange(len(row_cuts) - 1):
-        low, high = row_cuts[part], row_cuts[part + 1]
-        _spgemm(
-            a_indptr, a_indices, a, b_indptr, b, c_indptr, product_ptr, positions, out, batch, a_wide, b_wide, low, high
-        )
+    low, high = row_cuts[part], row_cuts[part + 1]
+    _spgemm(
+        a_indptr, a_indices, a, b_indptr, b, c_indptr, product_ptr, positions, out, batch, a_wide, b_wide, low, high
+    )
+
+
+@numba.njit(**SERIAL)
+def _spgemm_parallel(team, parts, *args):
+    in_parts(_spgemm_part, team, parts, args)

@@ -12,7 +12,8 @@ import numpy as np
 from sparsebp.kernels import checks
 from sparsebp.kernels.host import simd
 from sparsebp.kernels.host.lanes import put, take
-from sparsebp.kernels.host.parts import PARALLEL, SERIAL, parts_for
+from sparsebp.kernels.host.parts import SERIAL, parts_for
+from sparsebp.kernels.host.team import in_parts, team
 from sparsebp.types import Array
 
 
@@ -46,7 +47,7 @@ class AccumulateKernels:
         if parts_for(work * batch, vectors=batch > 1) == 1:
             _accumulate(*arguments, 0, len(a_indptr) - 1)
         else:
-            _accumulate_parallel(*arguments, row_cuts)
+            _accumulate_parallel(team(), len(row_cuts) - 1, *arguments, row_cuts)
 
 
 # The functions below are compiled: their arguments are flat arrays, sizes and flags.
@@ -154,13 +155,18 @@ def _row(a_ptr, a_indices, a, b_ptr, b_indices, b, c_ptr, c_indices, row, out, b
         put(out, i, batch, lane, n, full, simd.load(row, c_indices[i] * width))
 
 
-@numba.njit(**PARALLEL)
-def _accumulate_parallel(
-    a_indptr, a_indices, a, b_indptr, b_indices, b, c_indptr, c_indices, columns, out, batch, a_wide, b_wide, row_cuts
-):
-    for part in numba.prange(len(row_cuts) - 1):
-        low, high = row_cuts[part], row_cuts[part + 1]
-        _accumulate(
-            a_indptr, a_indices, a, b_indptr, b_indices, b, c_indptr, c_indices, columns, out, batch, a_wide, b_wide,
-            low, high,
-        )  # fmt: skip
+@numba.njit(**SERIAL)
+def _accumulate_part(
+    part, a_indptr, a_indices, a, b_indptr, b_indices, b, c_indptr, c_indices, columns, out, batch, a_wide, b_wide,
+    row_cuts,
+):  # fmt: skip
+    low, high = row_cuts[part], row_cuts[part + 1]
+    _accumulate(
+        a_indptr, a_indices, a, b_indptr, b_indices, b, c_indptr, c_indices, columns, out, batch, a_wide, b_wide,
+        low, high,
+    )  # fmt: skip
+
+
+@numba.njit(**SERIAL)
+def _accumulate_parallel(team, parts, *args):
+    in_parts(_accumulate_part, team, parts, args)

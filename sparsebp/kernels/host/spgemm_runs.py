@@ -13,7 +13,8 @@ import numba
 from sparsebp.kernels import checks
 from sparsebp.kernels.host import simd
 from sparsebp.kernels.host.lanes import put, take
-from sparsebp.kernels.host.parts import PARALLEL, SERIAL, parts_for
+from sparsebp.kernels.host.parts import SERIAL, parts_for
+from sparsebp.kernels.host.team import in_parts, team
 from sparsebp.types import Array
 
 
@@ -50,7 +51,7 @@ class RunKernels:
         if parts_for(len(a_indices) * len(b_data) // max(len(b_indptr) - 1, 1) * batch) == 1:
             _runs(*arguments, 0, len(a_indptr) - 1)
         else:
-            _runs_parallel(*arguments, row_cuts)
+            _runs_parallel(team(), len(row_cuts) - 1, *arguments, row_cuts)
 
 
 # The functions below are compiled: their arguments are flat arrays, sizes and flags.
@@ -216,14 +217,18 @@ def _add_entry(a_indices, a, b_ptr, b, k, stop, offset, out, c, batch, lane, n, 
     put(out, c, batch, lane, n, full, total)
 
 
-@numba.njit(**PARALLEL)
-def _runs_parallel(
-    a_indptr, a_indices, a, b_indptr, b, b_shape, run_ptr, run_lengths, c_indptr, start_ptr, starts, out, batch, a_wide,
-    b_wide, row_cuts,
+@numba.njit(**SERIAL)
+def _runs_part(
+    part, a_indptr, a_indices, a, b_indptr, b, b_shape, run_ptr, run_lengths, c_indptr, start_ptr, starts, out, batch,
+    a_wide, b_wide, row_cuts,
 ):  # fmt: skip
-    for part in numba.prange(len(row_cuts) - 1):
-        low, high = row_cuts[part], row_cuts[part + 1]
-        _runs(
-            a_indptr, a_indices, a, b_indptr, b, b_shape, run_ptr, run_lengths, c_indptr, start_ptr, starts, out, batch,
-            a_wide, b_wide, low, high,
-        )  # fmt: skip
+    low, high = row_cuts[part], row_cuts[part + 1]
+    _runs(
+        a_indptr, a_indices, a, b_indptr, b, b_shape, run_ptr, run_lengths, c_indptr, start_ptr, starts, out, batch,
+        a_wide, b_wide, low, high,
+    )  # fmt: skip
+
+
+@numba.njit(**SERIAL)
+def _runs_parallel(team, parts, *args):
+    in_parts(_runs_part, team, parts, args)

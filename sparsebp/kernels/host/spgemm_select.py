@@ -13,7 +13,8 @@ from sparsebp.kernels import checks
 from sparsebp.kernels.host import simd
 from sparsebp.kernels.host.csr import scale_entries
 from sparsebp.kernels.host.lanes import put, take
-from sparsebp.kernels.host.parts import PARALLEL, SERIAL, parts_for, row_at, share
+from sparsebp.kernels.host.parts import SERIAL, parts_for, row_at, share
+from sparsebp.kernels.host.team import in_parts, team
 from sparsebp.types import Array
 
 
@@ -42,7 +43,7 @@ class SelectionKernels:
         if parts == 1:
             _select_rows(*arguments, 0, len(a_indptr) - 1)
         else:
-            _select_rows_parallel(*arguments, len(out), parts)
+            _select_rows_parallel(team(), parts, *arguments, len(out), parts)
 
     def spgemm_select_columns(
         self, product_ptr: Array, a_index: Array | None, a_data: Array, b_index: Array, b_data: Array,
@@ -69,7 +70,7 @@ class SelectionKernels:
         if parts_for((positions.size + out.shape[0]) * batch, vectors=batch > 1) == 1:
             _select_columns(*arguments, 0, len(product_ptr) - 1)
         else:
-            _select_columns_parallel(*arguments, row_cuts)
+            _select_columns_parallel(team(), len(row_cuts) - 1, *arguments, row_cuts)
 
 
 # The functions below are compiled: their arguments are flat arrays, sizes and flags.
@@ -94,11 +95,15 @@ def _select_rows(a_indptr, a_indices, a, b_indptr, b, c_indptr, out, batch, a_wi
         scale_entries(left, k, right, begin, result, c_ptr[r], length, batch, a_wide, b_wide)
 
 
-@numba.njit(**PARALLEL)
-def _select_rows_parallel(a_indptr, a_indices, a, b_indptr, b, c_indptr, out, batch, a_wide, b_wide, nnz, parts):
-    for part in numba.prange(parts):
-        low, high = row_at(c_indptr, share(part, parts, nnz)), row_at(c_indptr, share(part + 1, parts, nnz))
-        _select_rows(a_indptr, a_indices, a, b_indptr, b, c_indptr, out, batch, a_wide, b_wide, low, high)
+@numba.njit(**SERIAL)
+def _select_rows_part(part, a_indptr, a_indices, a, b_indptr, b, c_indptr, out, batch, a_wide, b_wide, nnz, parts):
+    low, high = row_at(c_indptr, share(part, parts, nnz)), row_at(c_indptr, share(part + 1, parts, nnz))
+    _select_rows(a_indptr, a_indices, a, b_indptr, b, c_indptr, out, batch, a_wide, b_wide, low, high)
+
+
+@numba.njit(**SERIAL)
+def _select_rows_parallel(team, parts, *args):
+    in_parts(_select_rows_part, team, parts, args)
 
 
 @numba.njit(**SERIAL)
@@ -166,12 +171,16 @@ def _add(a, k, b, q, out, c, batch, lane, n, a_wide, b_wide, full):
     put(out, c, batch, lane, n, full, simd.fma(left, right, take(out, c, batch, lane, n, True, full)))
 
 
-@numba.njit(**PARALLEL)
-def _select_columns_parallel(
-    product_ptr, a_index, a_indexed, a, b_index, b, c_indptr, positions, out, batch, a_wide, b_wide, row_cuts
+@numba.njit(**SERIAL)
+def _select_columns_part(
+    part, product_ptr, a_index, a_indexed, a, b_index, b, c_indptr, positions, out, batch, a_wide, b_wide, row_cuts
 ):
-    for part in numba.prange(len(row_cuts) - 1):
-        low, high = row_cuts[part], row_cuts[part + 1]
-        _select_columns(
-            product_ptr, a_index, a_indexed, a, b_index, b, c_indptr, positions, out, batch, a_wide, b_wide, low, high
-        )
+    low, high = row_cuts[part], row_cuts[part + 1]
+    _select_columns(
+        product_ptr, a_index, a_indexed, a, b_index, b, c_indptr, positions, out, batch, a_wide, b_wide, low, high
+    )
+
+
+@numba.njit(**SERIAL)
+def _select_columns_parallel(team, parts, *args):
+    in_parts(_select_columns_part, team, parts, args)

@@ -12,7 +12,8 @@ import numpy as np
 
 from sparsebp.kernels.host import simd
 from sparsebp.kernels.host.bits import count, lowest, take_64
-from sparsebp.kernels.host.parts import PARALLEL, SERIAL
+from sparsebp.kernels.host.parts import SERIAL
+from sparsebp.kernels.host.team import in_parts
 
 SPARSE = 256
 """Columns per entry of a row above which its few columns are sorted, rather than looked for between first and last."""
@@ -21,11 +22,15 @@ SPARSE = 256
 # mypy: disable-error-code="no-untyped-def"
 
 
-@numba.njit(**PARALLEL)
-def count_products(a_indptr, a_indices, b_indptr, cuts, counts):
+@numba.njit(**SERIAL)
+def _count_products_part(part, a_indptr, a_indices, b_indptr, cuts, counts):
+    _products(a_indptr, a_indices, b_indptr, cuts[part], cuts[part + 1], counts)
+
+
+@numba.njit(**SERIAL)
+def count_products(team, parts, *args):
     """Write the number of products of every row of C to `counts` (m,)."""
-    for part in numba.prange(len(cuts) - 1):
-        _products(a_indptr, a_indices, b_indptr, cuts[part], cuts[part + 1], counts)
+    in_parts(_count_products_part, team, parts, args)
 
 
 @numba.njit(**SERIAL)
@@ -39,11 +44,15 @@ def _products(a_indptr, a_indices, b_indptr, low, high, counts):
         counts[r] = total
 
 
-@numba.njit(**PARALLEL)
-def count_entries(a_indptr, a_indices, b_indptr, b_indices, cuts, stamps, counts):
+@numba.njit(**SERIAL)
+def _count_entries_part(part, a_indptr, a_indices, b_indptr, b_indices, cuts, stamps, counts):
+    _count(a_indptr, a_indices, b_indptr, b_indices, cuts[part], cuts[part + 1], stamps[part], counts)
+
+
+@numba.njit(**SERIAL)
+def count_entries(team, parts, *args):
     """Write the number of entries of every row of C to `counts` (m,). `stamps`: zeros, uint16 (parts, columns)."""
-    for part in numba.prange(len(cuts) - 1):
-        _count(a_indptr, a_indices, b_indptr, b_indices, cuts[part], cuts[part + 1], stamps[part], counts)
+    in_parts(_count_entries_part, team, parts, args)
 
 
 @numba.njit(**SERIAL)
@@ -66,12 +75,16 @@ def _count(a_indptr, a_indices, b_indptr, b_indices, low, high, stamps, counts):
         counts[r] = count
 
 
-@numba.njit(**PARALLEL)
-def write_columns(a_indptr, a_indices, b_indptr, b_indices, c_indptr, c_indices, cuts, marks):
+@numba.njit(**SERIAL)
+def _write_columns_part(part, a_indptr, a_indices, b_indptr, b_indices, c_indptr, c_indices, cuts, marks):
+    low, high = cuts[part], cuts[part + 1]
+    _columns(a_indptr, a_indices, b_indptr, b_indices, c_indptr, c_indices, low, high, marks[part])
+
+
+@numba.njit(**SERIAL)
+def write_columns(team, parts, *args):
     """Write the sorted columns of every row of C to `c_indices` (nnz,). `marks`: zeros, uint8 (parts, columns + 64)."""
-    for part in numba.prange(len(cuts) - 1):
-        low, high = cuts[part], cuts[part + 1]
-        _columns(a_indptr, a_indices, b_indptr, b_indices, c_indptr, c_indices, low, high, marks[part])
+    in_parts(_write_columns_part, team, parts, args)
 
 
 @numba.njit(**SERIAL)
@@ -127,29 +140,33 @@ def _list(found, base, columns, at, end):
     return at + n
 
 
-@numba.njit(**PARALLEL)
-def write_positions(
-    a_indptr, a_indices, b_indptr, b_indices, c_indptr, c_indices, product_ptr, cuts, places, positions
+@numba.njit(**SERIAL)
+def _write_positions_part(
+    part, a_indptr, a_indices, b_indptr, b_indices, c_indptr, c_indices, product_ptr, cuts, places, positions
 ):
+    low, high = cuts[part], cuts[part + 1]
+    _positions(
+        a_indptr,
+        a_indices,
+        b_indptr,
+        b_indices,
+        c_indptr,
+        c_indices,
+        product_ptr,
+        low,
+        high,
+        places[part],
+        positions,
+    )
+
+
+@numba.njit(**SERIAL)
+def write_positions(team, parts, *args):
     """Write where in its row of C every product lands, in Gustavson's order, to `positions` (n_products,).
 
     `places`: scratch of the type of `positions`, (parts, columns).
     """
-    for part in numba.prange(len(cuts) - 1):
-        low, high = cuts[part], cuts[part + 1]
-        _positions(
-            a_indptr,
-            a_indices,
-            b_indptr,
-            b_indices,
-            c_indptr,
-            c_indices,
-            product_ptr,
-            low,
-            high,
-            places[part],
-            positions,
-        )
+    in_parts(_write_positions_part, team, parts, args)
 
 
 @numba.njit(**SERIAL)
@@ -174,15 +191,21 @@ def _positions(
             p += length
 
 
-@numba.njit(**PARALLEL)
-def write_pairs(a_indptr, a_indices, b_indptr, b_indices, c_indptr, c_indices, cuts, places, a_index, b_index):
+@numba.njit(**SERIAL)
+def _write_pairs_part(
+    part, a_indptr, a_indices, b_indptr, b_indices, c_indptr, c_indices, cuts, places, a_index, b_index
+):
+    low, high = cuts[part], cuts[part + 1]
+    _pairs(a_indptr, a_indices, b_indptr, b_indices, c_indptr, c_indices, low, high, places[part], a_index, b_index)
+
+
+@numba.njit(**SERIAL)
+def write_pairs(team, parts, *args):
     """Write which entries of A and B the one product of every entry of C multiplies, to two arrays (nnz,).
 
     `places`: scratch of int64, (parts, columns).
     """
-    for part in numba.prange(len(cuts) - 1):
-        low, high = cuts[part], cuts[part + 1]
-        _pairs(a_indptr, a_indices, b_indptr, b_indices, c_indptr, c_indices, low, high, places[part], a_index, b_index)
+    in_parts(_write_pairs_part, team, parts, args)
 
 
 @numba.njit(**SERIAL)

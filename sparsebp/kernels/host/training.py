@@ -6,7 +6,8 @@ import numba
 import numpy as np
 
 from sparsebp.kernels import checks
-from sparsebp.kernels.host.parts import PARALLEL, SERIAL, parts_for, share
+from sparsebp.kernels.host.parts import SERIAL, parts_for, share
+from sparsebp.kernels.host.team import in_parts, team
 from sparsebp.types import Array
 
 _EXP_WEIGHT = 8  # an exponential costs about as much as this many multiply-adds
@@ -22,7 +23,7 @@ class TrainingKernels:
         if parts == 1:
             _softmax_cross_entropy(logits, target, losses, grad, 0, len(logits))
         else:
-            _softmax_cross_entropy_parallel(logits, target, losses, grad, parts)
+            _softmax_cross_entropy_parallel(team(), parts, logits, target, losses, grad, parts)
 
 
 @numba.njit(**SERIAL)
@@ -49,8 +50,12 @@ def _softmax_cross_entropy(logits, target, losses, grad, low, high):  # type: ig
         slope[np.uint64(label)] -= logits.dtype.type(1)
 
 
-@numba.njit(**PARALLEL)
-def _softmax_cross_entropy_parallel(logits, target, losses, grad, parts):  # type: ignore[no-untyped-def]
+@numba.njit(**SERIAL)
+def _softmax_cross_entropy_part(part, logits, target, losses, grad, parts):  # type: ignore[no-untyped-def]
     n = len(logits)
-    for part in numba.prange(parts):
-        _softmax_cross_entropy(logits, target, losses, grad, share(part, parts, n), share(part + 1, parts, n))
+    _softmax_cross_entropy(logits, target, losses, grad, share(part, parts, n), share(part + 1, parts, n))
+
+
+@numba.njit(**SERIAL)
+def _softmax_cross_entropy_parallel(team, parts, *args):  # type: ignore[no-untyped-def]
+    in_parts(_softmax_cross_entropy_part, team, parts, args)

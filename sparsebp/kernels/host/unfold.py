@@ -18,7 +18,7 @@ from sparsebp.kernels.host.parts import SERIAL
 def axes(geometry):
     """Return kernel, stride, padding before, dilation and outputs on the three axes: `geometry` is one after the other.
 
-    As one tuple of integers they come through a parallel region.
+    As one tuple of integers they are one argument of a kernel.
     """
     return geometry[0:3], geometry[3:6], geometry[6:9], geometry[9:12], geometry[12:15]
 

@@ -5,17 +5,22 @@ from __future__ import annotations
 import numba
 
 from sparsebp.kernels.host import simd
-from sparsebp.kernels.host.parts import PARALLEL, SERIAL
+from sparsebp.kernels.host.parts import SERIAL
+from sparsebp.kernels.host.team import in_parts
 
 # The functions below are compiled: their arguments are index arrays.
 # mypy: disable-error-code="no-untyped-def"
 
 
-@numba.njit(**PARALLEL)
-def count_union(a_indptr, a_indices, b_indptr, b_indices, cuts, counts):
+@numba.njit(**SERIAL)
+def _count_union_part(part, a_indptr, a_indices, b_indptr, b_indices, cuts, counts):
+    _count(a_indptr, a_indices, b_indptr, b_indices, cuts[part], cuts[part + 1], counts)
+
+
+@numba.njit(**SERIAL)
+def count_union(team, parts, *args):
     """Write the number of entries of every row of A + B to `counts` (m,)."""
-    for part in numba.prange(len(cuts) - 1):
-        _count(a_indptr, a_indices, b_indptr, b_indices, cuts[part], cuts[part + 1], counts)
+    in_parts(_count_union_part, team, parts, args)
 
 
 @numba.njit(**SERIAL)
@@ -33,12 +38,16 @@ def _count(a_indptr, a_indices, b_indptr, b_indices, low, high, counts):
         counts[r] = total
 
 
-@numba.njit(**PARALLEL)
-def write_union(a_indptr, a_indices, b_indptr, b_indices, cuts, c_indptr, c_indices, a_index, b_index):
+@numba.njit(**SERIAL)
+def _write_union_part(part, a_indptr, a_indices, b_indptr, b_indices, cuts, c_indptr, c_indices, a_index, b_index):
+    low, high = cuts[part], cuts[part + 1]
+    _write(a_indptr, a_indices, b_indptr, b_indices, low, high, c_indptr, c_indices, a_index, b_index)
+
+
+@numba.njit(**SERIAL)
+def write_union(team, parts, *args):
     """Write the columns of A + B and the places of the entries of A and B among them (nnz_c,), (nnz_a,), (nnz_b,)."""
-    for part in numba.prange(len(cuts) - 1):
-        low, high = cuts[part], cuts[part + 1]
-        _write(a_indptr, a_indices, b_indptr, b_indices, low, high, c_indptr, c_indices, a_index, b_index)
+    in_parts(_write_union_part, team, parts, args)
 
 
 @numba.njit(**SERIAL)

@@ -6,7 +6,8 @@ import numba
 import numpy as np
 
 from sparsebp.kernels import checks
-from sparsebp.kernels.host.parts import PARALLEL, SERIAL, parts_for, share
+from sparsebp.kernels.host.parts import SERIAL, parts_for, share
+from sparsebp.kernels.host.team import in_parts, team
 from sparsebp.types import SLOPES, Array
 
 _GIVEN, _RELU, _TANH, _SIGMOID = range(len(SLOPES))
@@ -23,7 +24,7 @@ class ValueKernels:
         if parts == 1:
             _slopes(*arguments, 0, out.shape[0])
         else:
-            _slopes_parallel(*arguments, parts)
+            _slopes_parallel(team(), parts, *arguments, parts)
 
     def max_pool_values(self, winner: Array, window: Array, offset: Array, windows: int, taps: int, out: Array) -> None:
         """One where an entry's place in its window is the winner's, else zero."""
@@ -33,7 +34,7 @@ class ValueKernels:
         if parts == 1:
             _winners(*arguments, 0, len(window))
         else:
-            _winners_parallel(*arguments, parts)
+            _winners_parallel(team(), parts, *arguments, parts)
 
 
 # The functions below are compiled: their arguments are flat arrays, sizes and flags.
@@ -76,10 +77,14 @@ def _slopes(kept, function, out, batch, size, low, high):
                 slope[b] = kept[b * size + i]
 
 
-@numba.njit(**PARALLEL)
-def _slopes_parallel(kept, function, out, batch, size, parts):
-    for part in numba.prange(parts):
-        _slopes(kept, function, out, batch, size, share(part, parts, size), share(part + 1, parts, size))
+@numba.njit(**SERIAL)
+def _slopes_part(part, kept, function, out, batch, size, parts):
+    _slopes(kept, function, out, batch, size, share(part, parts, size), share(part + 1, parts, size))
+
+
+@numba.njit(**SERIAL)
+def _slopes_parallel(team, parts, *args):
+    in_parts(_slopes_part, team, parts, args)
 
 
 @numba.njit(**SERIAL)
@@ -108,9 +113,13 @@ def _winners(winner, columns, window, offset, windows, taps, out, batch, low, hi
                     out[np.uint64(start + w * taps + t)] = one if tap == t else zero
 
 
-@numba.njit(**PARALLEL)
-def _winners_parallel(winner, columns, window, offset, windows, taps, out, batch, parts):
+@numba.njit(**SERIAL)
+def _winners_part(part, winner, columns, window, offset, windows, taps, out, batch, parts):
     n = len(window)
-    for part in numba.prange(parts):
-        low, high = share(part, parts, n), share(part + 1, parts, n)
-        _winners(winner, columns, window, offset, windows, taps, out, batch, low, high)
+    low, high = share(part, parts, n), share(part + 1, parts, n)
+    _winners(winner, columns, window, offset, windows, taps, out, batch, low, high)
+
+
+@numba.njit(**SERIAL)
+def _winners_parallel(team, parts, *args):
+    in_parts(_winners_part, team, parts, args)

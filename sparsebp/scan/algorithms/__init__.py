@@ -12,7 +12,7 @@ from sparsebp.scan.steps import Recipe
 __all__ = ["blelloch", "chunk_cuts", "chunked", "hybrid", "linear", "recipe", "tree_levels"]
 
 
-def recipe(algorithm: str, n: int, *, up_levels: int | None = None, workers: int = 1) -> Recipe:
+def recipe(algorithm: str, n: int, *, up_levels: int | None = None, chunks: int = 1) -> Recipe:
     """Return the steps of `algorithm` for `n` Jacobians.
 
     Parameters
@@ -23,8 +23,8 @@ def recipe(algorithm: str, n: int, *, up_levels: int | None = None, workers: int
         Number of Jacobians, at least 1.
     up_levels
         Levels of the up-sweep, for ``"hybrid"`` alone.
-    workers
-        Number of chunks, for ``"chunked"`` alone.
+    chunks
+        How many, for ``"chunked"`` alone.
 
     Raises
     ------
@@ -38,7 +38,7 @@ def recipe(algorithm: str, n: int, *, up_levels: int | None = None, workers: int
     if algorithm == "hybrid":
         return hybrid(n, up_levels or 0)
     if algorithm == "chunked":
-        return chunked(n, workers)
+        return chunked(n, chunks)
     raise OptionError(
         "Unknown scan algorithm",
         expected="linear, blelloch, hybrid or chunked",

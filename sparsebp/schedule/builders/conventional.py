@@ -7,10 +7,12 @@ from collections.abc import Iterable
 from sparsebp.errors import OptionError
 from sparsebp.schedule.actions import Action
 from sparsebp.schedule.builders.fusion import Fusion, place_updates
+from sparsebp.schedule.builders.options import builder
 from sparsebp.schedule.graph import StepGraph
 from sparsebp.schedule.schedule import Schedule
 
 
+@builder
 def conventional(*, stages: int, microbatches: int = 1, fusion: Fusion = "none", streams: int = 1,
                  unweighted: Iterable[int] = (), input_gradient: bool = False) -> Schedule:  # fmt: skip
     """Return the conventional schedule of one worker: F of all stages, then W and I of each from the last to the first.

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from sparsebp.schedule.actions import Cell, Overlap
+from sparsebp.schedule.builders.options import builder
 from sparsebp.schedule.builders.partition import Partition
 from sparsebp.schedule.graph import StepGraph
 from sparsebp.schedule.schedule import Schedule
 
 
+@builder
 def dualpipe2018(*, workers: int, stages: int, microbatches: int, unweighted: Iterable[int] = ()) -> Schedule:
     """Return DualPipe's schedule: in every time unit each worker runs a forward and a backward at the same time.
 

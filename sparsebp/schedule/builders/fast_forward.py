@@ -7,12 +7,14 @@ from collections.abc import Iterable, Sequence
 from sparsebp.errors import OptionError
 from sparsebp.schedule.actions import Action
 from sparsebp.schedule.builders.list_scheduling import list_schedule
+from sparsebp.schedule.builders.options import builder
 from sparsebp.schedule.builders.partition import Partition
 from sparsebp.schedule.costs import Costs
 from sparsebp.schedule.graph import StepGraph
 from sparsebp.schedule.schedule import Schedule
 
 
+@builder
 def fast_forward(*, workers: int, stages: int, microbatches: int = 1, k: int = 0, costs: Costs | None = None,
                  unweighted: Iterable[int] = (), input_gradient: bool = False,
                  recomputed: Iterable[int] = ()) -> Schedule:  # fmt: skip
@@ -49,6 +51,7 @@ def fast_forward(*, workers: int, stages: int, microbatches: int = 1, k: int = 0
     return _list_scheduled("fast-forward", graph, allocation, k, costs or Costs(), input_gradient, recomputed)
 
 
+@builder
 def modulo(*, workers: int, stages: int, microbatches: int = 1, group: int = 1, k: int = 0, costs: Costs | None = None,
            unweighted: Iterable[int] = (), input_gradient: bool = False,
            recomputed: Iterable[int] = ()) -> Schedule:  # fmt: skip

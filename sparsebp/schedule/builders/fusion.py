@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal, TypeAlias
 
+from sparsebp.arguments import check_choice
 from sparsebp.errors import OptionError
 from sparsebp.schedule.actions import Action, Cell, actions_of
 from sparsebp.schedule.schedule import Lane, Schedule
@@ -44,9 +45,7 @@ def place_updates(schedule: Schedule, fusion: Fusion = "none", *, stream: str | 
     Jiang et al., "Optimizer fusion", 2021, §3, Fig. 1: without limits on the workers the depth of the step's graph
     falls from 3 n to 2 n + 1 by ``"backward"``.
     """
-    if fusion not in FUSIONS:
-        raise OptionError("Unknown fusion", expected=" or ".join(map(repr, FUSIONS)), got=repr(fusion),
-                          remedy="Pass one of them")  # fmt: skip
+    check_choice("fusion", fusion, FUSIONS)
     if stream is not None and fusion == "forward":
         raise OptionError("A forward cannot wait beside its update", expected='stream=None with fusion="forward"',
                           got=repr(stream), remedy="Leave the stream out")  # fmt: skip

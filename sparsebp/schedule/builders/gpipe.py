@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from sparsebp.schedule.builders.options import builder
 from sparsebp.schedule.builders.partition import Partition
 from sparsebp.schedule.graph import StepGraph
 from sparsebp.schedule.schedule import Schedule
 
 
+@builder
 def gpipe(*, workers: int, stages: int, microbatches: int, unweighted: Iterable[int] = (),
           input_gradient: bool = True) -> Schedule:  # fmt: skip
     """Return the schedule of GPipe: every worker runs the forwards of all micro-batches, then their backwards.

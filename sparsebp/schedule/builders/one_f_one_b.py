@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from sparsebp.errors import OptionError
+from sparsebp.schedule.builders.options import builder
 from sparsebp.schedule.builders.partition import Partition
 from sparsebp.schedule.graph import StepGraph
 from sparsebp.schedule.schedule import Schedule
 
 
+@builder
 def one_f_one_b(*, workers: int, stages: int, microbatches: int, unweighted: Iterable[int] = (),
                 input_gradient: bool = True) -> Schedule:  # fmt: skip
     """Return the 1F1B schedule: after a warm-up, every worker alternates a forward and a backward.
@@ -36,6 +38,7 @@ def one_f_one_b(*, workers: int, stages: int, microbatches: int, unweighted: Ite
     return Schedule.of(graph, [_cells(partition, worker) for worker in range(workers)], "1F1B")
 
 
+@builder
 def interleaved_one_f_one_b(*, workers: int, stages: int, microbatches: int, chunks: int = 2,
                             unweighted: Iterable[int] = (), input_gradient: bool = True) -> Schedule:  # fmt: skip
     """Return the interleaved 1F1B schedule: 1F1B, with `chunks` parts of the model on every worker in turn.
@@ -66,6 +69,7 @@ def interleaved_one_f_one_b(*, workers: int, stages: int, microbatches: int, chu
     return Schedule.of(graph, cells, f"interleaved 1F1B, {chunks} chunks")
 
 
+@builder
 def pipedream(*, workers: int, stages: int, microbatches: int, unweighted: Iterable[int] = ()) -> Schedule:
     """Return PipeDream's schedule: 1F1B without a flush, an update after every backward, stashed weights.
 

@@ -10,6 +10,7 @@ from sparsebp.schedule.actions import Action
 from sparsebp.schedule.builders.conventional import conventional
 from sparsebp.schedule.builders.fusion import Fusion, place_updates
 from sparsebp.schedule.builders.joint import Timeline, joint_schedule
+from sparsebp.schedule.builders.options import builder
 from sparsebp.schedule.builders.regions import RegionProfile, make_regions
 from sparsebp.schedule.builders.reverse_first_k import search_k
 from sparsebp.schedule.costs import Costs
@@ -18,6 +19,7 @@ from sparsebp.schedule.schedule import Schedule
 from sparsebp.schedule.simulate import Simulation, simulate
 
 
+@builder
 def out_of_order(*, stages: int, regions: int | Sequence[Iterable[int]] = 8,
                  backward_regions: Sequence[Iterable[int]] | None = None, profile: RegionProfile | None = None,
                  costs: Costs | None = None, memory_cap: float = 1.1, k: int | None = 1,

@@ -8,6 +8,7 @@ from functools import cache
 
 from sparsebp.errors import MemoryLimitError, OptionError
 from sparsebp.schedule.actions import Action
+from sparsebp.schedule.builders.options import builder
 from sparsebp.schedule.builders.synchronisation import Priority, synchronise
 from sparsebp.schedule.costs import Costs
 from sparsebp.schedule.graph import StepGraph
@@ -15,6 +16,7 @@ from sparsebp.schedule.schedule import Schedule
 from sparsebp.schedule.simulate import simulate
 
 
+@builder
 def reverse_first_k(*, stages: int, k: int | None = None, costs: Costs | None = None,
                     memory_limit: float = math.inf, throughput: Callable[[Schedule], float] | None = None,
                     priority: Priority = "first-stage", unweighted: Iterable[int] = (), input_gradient: bool = False,

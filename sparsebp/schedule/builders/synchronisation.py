@@ -36,7 +36,7 @@ def synchronise(schedule: Schedule, *, priority: Priority = "first-stage", costs
     OptionError
         `priority` is unknown, or the schedule has S or U already.
     """
-    if priority not in ("first-ready", "first-stage"):
+    if not isinstance(priority, str) or priority not in ("first-ready", "first-stage"):
         raise OptionError("Unknown priority", expected="'first-ready' or 'first-stage'", got=repr(priority),
                           remedy="Pass one of them")  # fmt: skip
     graph = schedule.graph

@@ -6,11 +6,13 @@ from collections.abc import Iterable
 
 from sparsebp.schedule.actions import Action
 from sparsebp.schedule.builders.fusion import Fusion, place_updates
+from sparsebp.schedule.builders.options import builder
 from sparsebp.schedule.costs import Costs
 from sparsebp.schedule.graph import StepGraph
 from sparsebp.schedule.schedule import Schedule
 
 
+@builder
 def two_stream_list(*, stages: int, costs: Costs | None = None, fusion: Fusion | None = "backward",
                     unweighted: Iterable[int] = (), input_gradient: bool = False) -> Schedule:  # fmt: skip
     """Return a schedule of one worker's two streams: I, F and what would be late on "main", other W and U on "sub".

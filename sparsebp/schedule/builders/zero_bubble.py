@@ -6,11 +6,13 @@ from collections.abc import Iterable
 
 from sparsebp.schedule.actions import Action
 from sparsebp.schedule.builders.one_f_one_b import alternate
+from sparsebp.schedule.builders.options import builder
 from sparsebp.schedule.builders.partition import Partition
 from sparsebp.schedule.graph import StepGraph
 from sparsebp.schedule.schedule import Schedule
 
 
+@builder
 def zero_bubble_h1(*, workers: int, stages: int, microbatches: int, chunks: int = 1, unweighted: Iterable[int] = (),
                    input_gradient: bool = True) -> Schedule:  # fmt: skip
     """Return ZB-H1: 1F1B, with worker k's weight gradients k micro-batches behind its input gradients.
@@ -38,6 +40,7 @@ def zero_bubble_h1(*, workers: int, stages: int, microbatches: int, chunks: int 
     return _delayed("ZB-H1", 1, workers, chunks, StepGraph(stages, microbatches, frozenset(unweighted)), input_gradient)
 
 
+@builder
 def zero_bubble_h2(*, workers: int, stages: int, microbatches: int, chunks: int = 1, unweighted: Iterable[int] = (),
                    input_gradient: bool = True) -> Schedule:  # fmt: skip
     """Return ZB-H2: twice the warm-up of ZB-H1, and twice its delay of the weight gradients.

@@ -1,0 +1,284 @@
+"""The way back from a forward: gradients that are computed when they are asked for, and the work that they share.
+
+I and W of a layer stay apart, because schedules reorder them. What both need (the scan of a recurrent layer, the chain
+inside a Sequential) lives in one `Gradients` object, which belongs to one gradient at the output. Nothing is known by
+the identity of an array, so a caller may write into its arrays between two calls.
+"""
+
+from __future__ import annotations
+
+import threading
+import zlib
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import numpy as np
+
+from sparsebp import backend
+from sparsebp.arguments import forward_of
+from sparsebp.errors import OptionError, StaleError
+from sparsebp.types import Array
+
+if TYPE_CHECKING:
+    from sparsebp.nn.layer import Layer
+
+T = TypeVar("T")
+
+
+class Shared(Generic[T]):
+    """A value that is computed when it is first asked for, once, by whichever thread asks.
+
+    Parameters
+    ----------
+    compute
+        Returns the value. If it raises, the next call tries again.
+    xp
+        On a GPU, another stream waits for the computation.
+    """
+
+    __slots__ = ("_compute", "_lock", "_mark", "_value", "_xp")
+
+    def __init__(self, compute: Callable[[], T], xp: ModuleType) -> None:
+        self._compute: Callable[[], T] | None = compute
+        self._xp, self._lock = xp, threading.Lock()
+        self._mark: Any = None
+        self._value: Any = None
+
+    def __call__(self) -> T:
+        """Return the value."""
+        with self._lock:
+            if self._compute is None:
+                backend.wait(self._xp, self._mark)
+            else:
+                self._value = self._compute()
+                self._mark = backend.record(self._xp)
+                self._compute = None
+            value: T = self._value
+            return value
+
+
+class Gradients:
+    """Gradients of one layer, from one gradient at the output of one forward.
+
+    A layer's `gradients` makes it. A custom layer that consists of others returns one whose parts ask those of its
+    children; see the how-to guide "Write a layer".
+
+    Parameters
+    ----------
+    layer, gy, saved
+        The layer, the gradient at its output, and what its forward saved.
+    input
+        Returns the gradient at the input; by default ``layer.input_grad(gy, saved)``.
+    weights
+        Returns the gradients at the parameters: a mapping whose values are arrays, or `Gradients` of the child of that
+        name, whose names get the prefix. By default ``layer.weight_grad(gy, saved)``.
+
+    Attributes
+    ----------
+    check
+        Called before `input` or `weights` is computed, to refuse what would be wrong by now; None: nothing is checked.
+    """
+
+    __slots__ = ("__weakref__", "_input", "_kept", "_lock", "_weights", "check", "gy", "layer", "saved")
+
+    def __init__(
+        self, layer: Any, gy: Array, saved: Any, input: Callable[[], Array] | None = None,
+        weights: Callable[[], Mapping[str, Any]] | None = None,
+    ) -> None:  # fmt: skip
+        self.layer, self.gy, self.saved = layer, gy, saved
+        self._input, self._weights = input, weights
+        self._kept: dict[str, Any] = {}
+        self._lock = threading.RLock()
+        self.check: Callable[[], None] | None = None
+
+    @property
+    def input(self) -> Array:
+        """The gradient with respect to the input, of its shape; computed once."""
+        return self._once("input", self._own_input_grad)
+
+    def _own_input_grad(self) -> Array:
+        """Return an array that the caller may write to: some layers return `gy`, which `weights` needs as it is."""
+        found = self.input_grad()
+        shares = self.gy is not None and backend.namespace(found, self.gy).may_share_memory(found, self.gy)
+        return found.copy() if shares else found
+
+    @property
+    def weights(self) -> dict[str, Array]:
+        """The gradients with respect to the parameters, named like `Layer.parameters`; computed once."""
+        return dict(self._once("weights", self.weight_grad))
+
+    def input_grad(self) -> Array:
+        """I: compute the gradient with respect to the input; what W shares with it is kept, the result is not."""
+        return self.layer.input_grad(self.gy, self.saved) if self._input is None else self._input()
+
+    def weight_grad(self) -> dict[str, Array]:
+        """W: compute the gradients with respect to the parameters; what I shares with it is kept, the result is not.
+
+        Raises
+        ------
+        OptionError
+            The names are not those of the layer's parameters.
+        """
+        if self._weights is None:
+            grads: dict[str, Array] = self.layer.weight_grad(self.gy, self.saved)
+            return checked_grads(self.layer, grads) if hasattr(self.layer, "params") else grads
+        grads = {}
+        for name, value in self._weights().items():
+            if isinstance(value, Gradients):
+                grads.update({f"{name}.{key}": grad for key, grad in value.weight_grad().items()})
+            else:
+                grads[name] = value
+        return self.layer.summed(grads) if self.layer.children else checked_grads(self.layer, grads)
+
+    def _once(self, name: str, compute: Callable[[], T]) -> T:
+        with self._lock:
+            if name not in self._kept:
+                if self.check is not None:
+                    self.check()
+                self._kept[name] = compute()
+            value: T = self._kept[name]
+            return value
+
+
+def checked_grads(layer: Any, grads: Any) -> dict[str, Array]:
+    """Return the gradients of a layer's own parameters, after making sure that they are those.
+
+    Raises
+    ------
+    OptionError
+        Names are missing or unexpected, or it is no mapping.
+    ShapeError, DTypeError, DeviceError
+        A gradient is not like its parameter.
+    """
+    params = layer.params
+    if not isinstance(grads, Mapping) or grads.keys() != params.keys():
+        names = ", ".join(map(str, grads)) or "none" if isinstance(grads, Mapping) else type(grads).__name__
+        raise OptionError(
+            f"{type(layer).__name__} does not give the gradients of its parameters",
+            expected=", ".join(params) or "none", got=names,
+            remedy="Let weight_grad return one array a parameter, by the parameters' names",
+        )  # fmt: skip
+    for name, grad in grads.items():
+        param = params[name]
+        if getattr(grad, "shape", None) != param.shape or grad.dtype != param.dtype:
+            what = f"the gradient of {name}"
+            backend.namespace(**{what: grad})
+            backend.check_array(what, grad, dtype=param.dtype, shape=param.shape, contiguous=False)
+    return dict(grads)
+
+
+def gradients_of(layer: Any, gy: Array, saved: Any) -> Gradients:
+    """Return ``layer.gradients(gy, saved)``; also for an object that has `input_grad` and `weight_grad` alone."""
+    make = getattr(layer, "gradients", None)
+    found: Gradients = Gradients(layer, gy, saved) if make is None else make(gy, saved)
+    return found
+
+
+class Back:
+    """The way back from a forward: call it with the gradient at the output. `Layer.vjp` returns it.
+
+    Attributes
+    ----------
+    saved
+        What the forward saved, for example ``saved.h_n`` of a recurrent layer.
+    """
+
+    def __init__(self, layer: Layer, saved: Any) -> None:
+        self.layer, self.saved = layer, saved
+        self._weights = [_digest(array) for array in layer.backward_arrays()]
+
+    def __call__(self, gy: Array, **options: Any) -> Gradients:
+        """Return the `Gradients` of a gradient at the output: ``g.input`` and ``g.weights``.
+
+        Parameters
+        ----------
+        gy
+            Of the shape and dtype of the output. It is copied: the caller may use its memory again at once.
+        **options
+            Passed to the layer's `gradients`, for example ``grad_h_n=`` of recurrent layers; arrays are copied.
+
+        Raises
+        ------
+        ShapeError, DTypeError, DeviceError
+            It does not fit; with some layers not before a gradient is asked for.
+        StaleError
+            A parameter has changed since the forward: the gradients would mix old activations with new weights. Also
+            raised when a gradient is asked for too late.
+        """
+        self._check()
+        own = {name: _copied(value) for name, value in options.items()}
+        found = self.layer.gradients(_copied(gy), self.saved, **own)
+        found.check = self._check
+        return found
+
+    def _check(self) -> None:
+        arrays = self.layer.backward_arrays()
+        if len(arrays) != len(self._weights) or any(
+            _digest(a) != was for a, was in zip(arrays, self._weights, strict=True)
+        ):
+            raise StaleError(
+                "The parameters have changed since the forward", expected="the weights that the forward ran with",
+                got="others: an update, or load_state_dict, came in between",
+                remedy="Ask for all gradients (g.input, g.weights) before the update, or run vjp again",
+            )  # fmt: skip
+
+
+def value_and_grad(model: Layer, loss: Any) -> Callable[..., tuple[float, dict[str, Array]]]:
+    """Return a function that computes a loss and its gradients with respect to the model's parameters.
+
+    Parameters
+    ----------
+    model
+        A layer or model.
+    loss
+        ``forward(prediction, target) -> (value, saved)`` and ``input_grad(saved)``, as `CrossEntropyLoss` has them.
+
+    Returns
+    -------
+    callable
+        ``function(x, target, **options) -> (value, grads)``: the loss as a float, and a dict with the names of
+        ``model.parameters()``, which an optimizer's `step` takes. `options` go to the model's forward
+        (``lengths=``, say).
+
+    Raises
+    ------
+    OptionError
+        `model` or `loss` has no forward, or the names of the gradients are not those of the parameters.
+
+    Examples
+    --------
+    >>> import numpy as np, sparsebp as sb
+    >>> model, loss = sb.nn.Linear(2, 3, rng=0), sb.nn.CrossEntropyLoss()
+    >>> value, grads = sb.value_and_grad(model, loss)(np.ones((4, 2), np.float32), np.array([0, 1, 2, 0]))
+    >>> sorted(grads)
+    ['bias', 'weight']
+    """
+    for name, part in (("model", model), ("loss", loss)):
+        if not callable(getattr(part, "forward", None)):
+            raise OptionError(f"{name} cannot be differentiated", expected="an object with forward and a way back",
+                              got=type(part).__qualname__, remedy=f"Pass a {name} of sparsebp.nn")  # fmt: skip
+
+    def function(x: Array, target: Array, **options: Any) -> tuple[float, dict[str, Array]]:
+        prediction, saved = forward_of(model, x, **options)
+        value, loss_saved = loss.forward(prediction, target)
+        grads = gradients_of(model, loss.input_grad(loss_saved), saved).weight_grad()
+        return float(value), grads
+
+    return function
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of an array, and anything else as it is, to be refused by who checks it."""
+    known = ("__array_interface__", "__cuda_array_interface__")
+    return value.copy() if any(hasattr(value, name) for name in known) else value
+
+
+def _digest(array: Array) -> tuple[Any, ...]:
+    """Return what tells whether an array has changed: its layout, and a checksum over all of its bytes."""
+    xp = backend.namespace(array)
+    if backend.is_host(xp):
+        return array.shape, array.dtype, zlib.crc32(np.ascontiguousarray(array).view(np.uint8).reshape(-1).data)
+    words = xp.ascontiguousarray(array).view(np.uint8).astype(np.uint64)
+    places = xp.arange(1, words.size + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    return array.shape, array.dtype, int((words.reshape(-1) * (places | np.uint64(1))).sum())  # synchronize!

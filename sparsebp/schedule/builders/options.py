@@ -1,0 +1,59 @@
+"""What options of builders may be: they have the same names everywhere, so they are checked by name, in one place."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+from sparsebp.arguments import check_choice, check_flag, check_integer, check_number, check_sequence
+from sparsebp.errors import OptionError
+from sparsebp.schedule.builders.regions import RegionProfile
+from sparsebp.schedule.costs import Costs
+
+P = ParamSpec("P")
+S = TypeVar("S")
+
+_INTEGERS = {"stages": 1, "microbatches": 1, "workers": 1, "chunks": 1, "group": 1, "streams": 1, "k": None}
+_NUMBERS = ("memory_cap", "memory_limit")
+
+
+def builder(build: Callable[P, S]) -> Callable[P, S]:
+    """Check the options of a builder before it runs; None stays where it is the default."""
+    parameters = inspect.signature(build).parameters
+
+    @functools.wraps(build)
+    def checked(*args: P.args, **options: P.kwargs) -> S:
+        given: dict[str, Any] = options
+        for name in given.keys() & parameters.keys():
+            if given[name] is not None or "None" not in str(parameters[name].annotation):
+                given[name] = _checked(name, given[name])
+        return build(*args, **options)
+
+    return checked
+
+
+def _checked(name: str, value: Any) -> Any:
+    if name in _INTEGERS:
+        least = _INTEGERS[name]
+        return check_integer(name, value, -(2**31) if least is None else least)
+    if name in ("unweighted", "recomputed"):
+        stages = check_sequence(name, value, "numbers of stages")
+        return tuple(check_integer(f"a stage of {name}", stage, 0) for stage in stages)
+    if name == "regions" and not isinstance(value, (list, tuple)):
+        return check_integer(name, value, 1)
+    if name in ("regions", "backward_regions"):
+        regions = (check_sequence("a region", region, "stages") for region in check_sequence(name, value, "regions"))
+        return [[check_integer("a stage of a region", stage, 0) for stage in region] for region in regions]
+    if name == "priority":
+        return check_choice(name, value, ("first-ready", "first-stage"))
+    if name == "input_gradient":
+        return check_flag(name, value)
+    if name in _NUMBERS:
+        return check_number(name, value, finite=False)
+    kind: Any = {"costs": Costs, "profile": RegionProfile, "throughput": Callable}.get(name, object)
+    if not isinstance(value, kind):
+        raise OptionError(f"{name} is of another kind", expected=kind.__name__, got=type(value).__name__,
+                          remedy="Leave it out")  # fmt: skip
+    return value

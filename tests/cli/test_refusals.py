@@ -1,0 +1,421 @@
+"""What the command line refuses: values that cannot be had, folders in use, runs that never began. No tracebacks."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+
+pytest.importorskip("typer", exc_type=ImportError)
+pytest.importorskip("rich", exc_type=ImportError)
+
+from typer.testing import CliRunner
+
+from sparsebp.commands import app
+from sparsebp.errors import OptionError
+from sparsebp.files import hold_folder
+from sparsebp.threads import set_threads, thread_counts
+from sparsebp.train import load_checkpoint, save_checkpoint
+from sparsebp.train.config_file import read_config, write_config
+
+TINY = ["train", "bitstream", "--hidden", "4", "--seq-len", "12", "--samples", "16", "--batch-size", "8",
+        "--epochs", "1"]  # fmt: skip
+BIG, LONG = "9" * 25, "x" * 5000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    before = thread_counts()["kernels"]
+    set_threads(1)
+    yield
+    set_threads(before)
+
+
+def invoke(*arguments, **options):
+    return CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False, **options)
+
+
+@contextlib.contextmanager
+def held_by_another_thread(folder):
+    ready, done = threading.Event(), threading.Event()
+
+    def hold():
+        with hold_folder(folder):
+            ready.set()
+            done.wait(60)
+
+    other = threading.Thread(target=hold)
+    other.start()
+    ready.wait(60)
+    try:
+        yield
+    finally:
+        done.set()
+        other.join()
+
+
+def refused(result, code, *words):
+    assert result.exit_code == code, result.output
+    assert result.stdout == "" and "Traceback" not in result.stderr
+    assert all(word in result.stderr for word in words), result.stderr
+    return result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *([*TINY, option, value] for value in (BIG, "-1", "1.5", "") for option in (
+            "--hidden", "--layers", "--seq-len", "--samples", "--batch-size", "--accumulate", "--threads")),
+        *([*TINY, option, value] for value in ("nan", "inf", "0", "-1", "x") for option in ("--lr", "--clip")),
+        *(["train", "digits", "--model", "vgg11", "--width", value] for value in ("nan", "inf", "0", "-1", "1e300")),
+        *(["train", "digits", "--prune", value] for value in ("nan", "inf", "1", "-1", "x")),
+        ["train", "digits", "--prune", "0.5", "--retrain-lr", "nan"],
+        ["train", "digits", "--prune", "0.5", "--retrain-epochs", BIG],
+        ["train", "seqmnist", "--model", "vgg11"], ["train", "digits", "--model", "gru"],
+        ["train", "digits", "--hidden", 3],
+        ["train", "seqmnist", "--prune", "0.5"], ["train", "cifar10"], ["train", "digits", "--data", "x"],
+        ["train", "digits", "--fusion", "x"], ["train", "digits", "--schedule", "ooo", "--accumulate", 2],
+        ["train", "--config", "c.yaml"], [*TINY, "--resume", "--weights", "x"], ["demo", "--epochs", BIG],
+        ["demo", "--epochs", 0], ["demo", "--seed", -1], ["verify", "--seed", -1], ["verify", "--threads", BIG],
+        ["tune", "seqmnist", "--model", "vgg11"], ["tune", "digits", "--steps", 0],
+        ["tune", "digits", "--out", "x.yaml"],
+        ["tune", "digits", "--clip", "nan"], ["bench", "spgemm", "--threads", 0], ["bench", "x"],
+        *(["schedule", "build", "gpipe", option, value] for value in (BIG, "0", "-1", "x") for option in (
+            "--stages", "--workers", "--microbatches", "--chunks", "--group")),
+        *(["schedule", "build", "ooo", option, "nan"] for option in ("--memory-cap", "--latency", "--bandwidth")),
+        *(["schedule", "build", "gpipe", "--unweighted", value] for value in ("99", "-1", "a", BIG)),
+        *(["schedule", "build", "gpipe", "--cost", value] for value in ("F=nan", "F=inf", "F=", "X=1", "F=1=2", "")),
+        *(["schedule", "plot", "-", "--out", "t.json", "--unit", value] for value in ("nan", "inf", "0", "1e308")),
+        ["schedule", "plot", "-", "--width", BIG], ["schedule", "plot", "-", "--out", "x.gif"],
+    ],
+    ids=lambda arguments: " ".join(str(a)[:12] for a in arguments if str(a) not in TINY[2:]),
+)  # fmt: skip
+def test_values_that_cannot_be_had_exit_with_2(tmp_path, monkeypatch, arguments):
+    monkeypatch.chdir(tmp_path)
+    refused(invoke(*arguments, input="0F0,0B0"), 2)
+    assert list(tmp_path.rglob("*.*")) == []  # nothing has been begun
+
+
+@pytest.mark.parametrize(
+    "content",
+    ['{"task": 5}', '{"task": ["digits"]}', '{"task": "digits", "model": 5}', '{"task": "digits", "seed": -1}',
+     '{"task": "digits", "epochs": 1.5}', '{"task": "digits", "lr": 1' + "0" * 400 + "}",
+     '{"task": "digits", "graph": "x"}', '{"task": "digits", "threads": true}', '{"task": "digits", "device": "tpu"}',
+     '{"task": "digits", "schedule": 3}', '{"task": "digits", "clip_norm": "x"}', '{"task": "digits", "": 3}',
+     '{"task": "digits", "self": 3}', "[" * 100_000, '{"a":' * 100_000, "1" * 5000, "", "nul\0", '{"task": "\\ud800"}'],
+)  # fmt: skip
+def test_files_of_options_with_anything_in_them(tmp_path, content):
+    path = tmp_path / "c.json"
+    path.write_text(content)
+    result = invoke("train", "--config", path, "--out", tmp_path / "run")
+    refused(result, 1 if "has no options" in result.stderr else 2)
+    toml = tmp_path / "c.toml"
+    toml.write_text("a = " + "[" * 20_000)
+    refused(invoke("train", "--config", toml, "--out", tmp_path / "run"), 1, "nested too deeply")
+    toml.write_text("a" + ".a" * 5000 + "=1")
+    assert len(refused(invoke("train", "--config", toml, "--out", tmp_path / "run"), 1, "a = a dict")) < 1000
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("path", [LONG, "", "/dev/null", "."])
+def test_paths_that_cannot_be(tmp_path, monkeypatch, path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "g.csv").write_text("0F0,0B0\n")
+    for arguments in (
+        [*TINY, "--weights", path], [*TINY, "--schedule", path], ["prune", path, "--amount", "0.5"],
+        ["schedule", "validate", path], ["schedule", "simulate", "g.csv", "--costs", path],
+        ["schedule", "plot", "g.csv", "--out", path + ".png" if path == LONG else "folder/x.png"],
+        ["train", "cifar10", "--data", path],
+    ):  # fmt: skip
+        if path != "" or "--out" not in arguments:
+            result = invoke(*arguments)
+            refused(result, result.exit_code)
+            assert result.exit_code in (1, 2)
+    if path in (LONG, "/dev/null"):
+        refused(invoke(*TINY, "--out", path), 1, "cannot be written")
+
+
+def test_a_run_that_never_began_is_not_resumed(tmp_path):
+    assert invoke(*TINY, "--out", tmp_path / "run").exit_code == 0
+    message = refused(invoke(*TINY, "--resume", "--out", tmp_path / "rum"), 1, "no run to resume")
+    assert str(tmp_path / "rum") in message and "no such folder" in message
+    (tmp_path / "empty").mkdir()
+    message = refused(invoke(*TINY, "--resume", "--out", tmp_path / "empty"), 1, "no run to resume")
+    assert "no such file" in message
+    refused(invoke("demo", "--resume", "--out", tmp_path / "demo"), 1, "no run to resume")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["empty", "run"] and not list((tmp_path / "empty").iterdir())
+
+
+@pytest.mark.parametrize("resume", [[], ["--resume"]])
+def test_a_folder_in_use_is_said_and_left_alone(tmp_path, resume):
+    assert invoke(*TINY, "--out", tmp_path).exit_code == 0
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir() if p.name != ".sparsebp-lock"}
+    with held_by_another_thread(tmp_path):
+        refused(invoke(*TINY, *resume, "--out", tmp_path), 1, "in use by another run", str(tmp_path))
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir() if p.name != ".sparsebp-lock"} == before
+    assert invoke(*TINY, *resume, "--out", tmp_path).exit_code == 0
+
+
+def test_a_second_training_in_another_process_is_refused_while_the_first_runs(tmp_path):
+    command = [sys.executable, "-m", "sparsebp", *TINY, "--samples", "4000", "--epochs", "200", "--threads", "1"]
+    first = subprocess.Popen([*command, "--json", "--out", tmp_path], stdout=subprocess.PIPE, text=True)
+    assert json.loads(first.stdout.readline())["event"] == "start"
+    try:
+        for resume in ([], ["--resume"]):
+            refused(invoke(*TINY, *resume, "--out", tmp_path), 1, "in use by another run", str(first.pid))
+        assert first.poll() is None
+    finally:
+        first.kill()
+        first.wait()
+        first.stdout.close()
+    assert invoke(*TINY, "--out", tmp_path).exit_code == 0  # what the dead one left behind keeps nobody out
+
+
+def test_a_new_run_that_fails_at_once_leaves_the_last_checkpoint(tmp_path, monkeypatch):
+    assert invoke(*TINY, "--out", tmp_path).exit_code == 0
+    before = (tmp_path / "checkpoint.safetensors").read_bytes()
+
+    class KilledError(Exception):
+        pass
+
+    def killed(*arguments):
+        raise KilledError
+
+    monkeypatch.setattr("sparsebp.train.trainer.save_checkpoint", killed)
+    with pytest.raises(KilledError):
+        invoke(*TINY, "--out", tmp_path)
+    assert (tmp_path / "checkpoint.safetensors").read_bytes() == before
+    assert (tmp_path / "checkpoint.previous.safetensors").read_bytes() == before
+
+
+def test_results_that_are_not_finite_are_null(tmp_path, monkeypatch):
+    from sparsebp.commands import session
+
+    monkeypatch.setattr(session, "_measured", lambda run: {
+        "steps": 2, "training_seconds": 1.0, "test_loss": np.inf, "test_accuracy": 0.5})  # fmt: skip
+    result = invoke(*TINY, "--out", tmp_path, "--json")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout.splitlines()[-1])["test_loss"] is None
+    assert json.loads((tmp_path / "result.json").read_text())["test_loss"] is None
+
+
+def test_a_picture_that_cannot_be_written_is_a_warning(tmp_path):
+    pytest.importorskip("matplotlib")
+    (tmp_path / "loss.png").mkdir()
+    result = invoke(*TINY, "--out", tmp_path)
+    assert result.exit_code == 0
+    assert "test accuracy" in result.stdout
+    assert result.stderr.startswith("Warning: ") and "loss.png" in result.stderr
+    assert json.loads((tmp_path / "result.json").read_text())["steps"] == 2
+
+
+def test_the_picture_is_drawn_last(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+
+    class KilledError(BaseException):
+        pass
+
+    def killed(*arguments, **options):
+        raise KilledError
+
+    monkeypatch.setattr("sparsebp.commands.session.save_loss_curve", killed)
+    with pytest.raises(KilledError):
+        invoke(*TINY, "--out", tmp_path)
+    assert json.loads((tmp_path / "result.json").read_text())["steps"] == 2
+
+
+# ---- pruning a checkpoint ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def digits_run(tmp_path_factory):
+    pytest.importorskip("sklearn")
+    folder = tmp_path_factory.mktemp("digits")
+    run = ["train", "digits", "--samples", "20", "--batch-size", "10", "--epochs", "1"]
+    assert invoke(*run, "--out", folder).exit_code == 0
+    return folder
+
+
+@pytest.mark.parametrize("source", [".", "checkpoint.safetensors"])
+@pytest.mark.parametrize("target", ["checkpoint.safetensors", "../{}/checkpoint.safetensors", "link"])
+def test_a_checkpoint_is_not_pruned_in_place(digits_run, source, target):
+    before = (digits_run / "checkpoint.safetensors").read_bytes()
+    out = digits_run / target.format(digits_run.name)
+    if target == "link":
+        out = digits_run / f"link {source}"
+        out.symlink_to(digits_run / "checkpoint.safetensors")
+    refused(invoke("prune", digits_run / source, "--amount", "0.5", "--out", out), 2, "the checkpoint itself")
+    assert (digits_run / "checkpoint.safetensors").read_bytes() == before
+
+
+def test_nothing_is_pruned_into_the_folder_of_a_run_that_goes_on(digits_run, tmp_path):
+    assert invoke("prune", digits_run, "--amount", "0.5", "--out", tmp_path / "a.safetensors").exit_code == 0
+    assert [p.name for p in tmp_path.iterdir()] == ["a.safetensors"]  # no lock file in a folder of no run
+    before = {p.name: p.read_bytes() for p in digits_run.iterdir() if p.is_file()}
+    with held_by_another_thread(digits_run):
+        for out in ([], ["--out", digits_run / "checkpoint.previous.safetensors"]):
+            refused(invoke("prune", digits_run, "--amount", "0.5", *out), 1, "in use by another run")
+    assert {p.name: p.read_bytes() for p in digits_run.iterdir() if p.is_file()} == before
+    assert invoke("prune", digits_run, "--amount", "0.5").exit_code == 0
+
+
+def test_a_fifo_is_no_checkpoint(tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    refused(invoke("prune", tmp_path / "fifo", "--amount", "0.5"), 1, "a FIFO")
+    refused(invoke(*TINY, "--weights", tmp_path / "fifo", "--out", tmp_path / "run"), 1, "a FIFO")
+    (tmp_path / "run" / "checkpoint.safetensors").unlink(missing_ok=True)
+    os.mkfifo(tmp_path / "run" / "checkpoint.safetensors")
+    refused(invoke(*TINY, "--resume", "--out", tmp_path / "run"), 1, "a FIFO")
+
+
+# ---- files of options ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", [".toml", ".json"])
+@pytest.mark.parametrize("text", ["\U0001f600 \x7f", "\x00\x1f\t\r\n", '"\\', "\u2028", ""])
+def test_texts_of_any_kind_come_back(tmp_path, suffix, text):
+    path = tmp_path / f"c{suffix}"
+    write_config({"data": text, "lr": 1e-300, "epochs": 10**30, "graph": True}, path)
+    assert read_config(path) == {"data": text, "lr": 1e-300, "epochs": 10**30, "graph": True}
+
+
+@pytest.mark.parametrize("suffix", [".toml", ".json"])
+@pytest.mark.parametrize("value", [np.nan, [1], {"a": 1}, object(), (1, 2), "\ud800", np.int64(3)])
+def test_options_that_no_file_holds_are_refused(tmp_path, suffix, value):
+    if suffix == ".json" and value == "\ud800":
+        pytest.skip("JSON has an escape for it")
+    with pytest.raises(OptionError, match="cannot be kept"):
+        write_config({"lr": value}, tmp_path / f"c{suffix}")
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---- pruning, retraining, resuming ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("step", [1, 4])
+@pytest.mark.parametrize("options", [[], ["--optimizer", "sgd", "--lr", "0.01", "--lr-schedule", "constant"]])
+def test_killed_in_the_retraining_and_resumed(tmp_path, monkeypatch, step, options):
+    """Both parts, their files and all that is reported are those of a run that was never interrupted."""
+    pytest.importorskip("sklearn")
+    from sparsebp.train import JsonLines
+
+    class KilledError(Exception):
+        pass
+
+    run = ["train", "digits", "--samples", "30", "--batch-size", "10", "--epochs", "1", "--prune", "0.8",
+           "--retrain-epochs", "2", "--checkpoint-every", "1", "--json", *options]  # fmt: skip
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert invoke(*run, "--out", whole).exit_code == 0
+    seen = []
+
+    def on_step(self, history):
+        seen.append(history.steps)
+        if len(seen) == 3 + step:  # three steps before pruning
+            raise KilledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(JsonLines, "on_step", on_step)
+        with pytest.raises(KilledError):
+            invoke(*run, "--out", parts)
+    dense = (parts / "checkpoint.safetensors").read_bytes()
+    assert len(load_checkpoint(parts / "pruned").part("history")["loss"]) == step - 1
+    assert invoke(*run, "--resume", "--out", parts).exit_code == 0
+    assert (parts / "checkpoint.safetensors").read_bytes() == dense
+    for inner in (".", "pruned"):
+        first, second = load_checkpoint(whole / inner), load_checkpoint(parts / inner)
+        assert first.tensors.keys() == second.tensors.keys()
+        for name, array in first.tensors.items():
+            if name != "history.seconds":
+                assert array.tobytes() == second.tensors[name].tobytes(), name
+    stored = [json.loads((folder / "pruned" / "result.json").read_text()) for folder in (whole, parts)]
+    for result in stored:
+        for entry in (result, result["before_pruning"]):
+            del entry["training_seconds"]
+        for name in ("checkpoint", "picture"):
+            del result[name]
+    assert stored[0] == stored[1]
+    assert stored[0]["steps"] == 6 and stored[0]["before_pruning"]["steps"] == 3
+
+
+def test_killed_between_pruning_and_retraining(tmp_path, monkeypatch):
+    """There is no folder of the retraining yet: its first part is done, and the second one begins."""
+    pytest.importorskip("sklearn")
+    from sparsebp.commands import session
+
+    class KilledError(Exception):
+        pass
+
+    def killed(*arguments):
+        raise KilledError
+
+    run = ["train", "digits", "--samples", "20", "--batch-size", "10", "--epochs", "1", "--prune", "0.8"]
+    assert invoke(*run, "--out", tmp_path / "whole").exit_code == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "_pruned", killed)
+        with pytest.raises(KilledError):
+            invoke(*run, "--out", tmp_path / "parts")
+    assert invoke(*run, "--resume", "--out", tmp_path / "parts").exit_code == 0
+    first, second = (load_checkpoint(tmp_path / name / "pruned") for name in ("whole", "parts"))
+    for name, array in first.part("model").items():
+        assert array.tobytes() == second.part("model")[name].tobytes(), name
+
+
+def test_the_retraining_of_an_earlier_run_is_not_gone_on_with(tmp_path):
+    """A new run in the folder, killed before its pruning: what is in the folder `pruned` is not its own."""
+    pytest.importorskip("sklearn")
+    run = ["train", "digits", "--samples", "20", "--batch-size", "10", "--epochs", "1", "--prune", "0.8"]
+    assert invoke(*run, "--seed", 1, "--out", tmp_path).exit_code == 0
+    old = (tmp_path / "pruned" / "checkpoint.safetensors").read_bytes()
+    assert invoke(*run, "--seed", 2, "--out", tmp_path / "whole").exit_code == 0
+    assert invoke(*run, "--seed", 2, "--out", tmp_path).exit_code == 0
+    assert (tmp_path / "pruned" / "checkpoint.previous.safetensors").read_bytes() == old
+    new, whole = load_checkpoint(tmp_path / "pruned"), load_checkpoint(tmp_path / "whole" / "pruned")
+    for name, array in whole.part("model").items():
+        assert array.tobytes() == new.part("model")[name].tobytes(), name
+
+
+def test_pruning_a_pruned_checkpoint(tmp_path):
+    """Amounts are shares of all weights; what has gone stays away, also where a weight is not 0 under its mask."""
+    pytest.importorskip("sklearn")
+    train = ["train", "digits", "--samples", "20", "--batch-size", "10", "--epochs", "1", "--out", tmp_path]
+    assert invoke(*train).exit_code == 0
+    last, total = tmp_path / "checkpoint.safetensors", None
+    masks: dict[str, np.ndarray] = {}
+    rounds = ((0.5, "class_blind"), (0.75, "class_uniform"), (0.2, "class_blind"), (0.9, "class_distribution"))
+    for amount, method in rounds:
+        out = tmp_path / f"{amount}.safetensors"
+        result = invoke("prune", last, "--amount", amount, "--method", method, "--out", out, "--json")
+        report = json.loads(result.stdout)
+        pruned = load_checkpoint(out)
+        new = {n: a for n, a in pruned.part("model").items() if n.endswith("_mask")}
+        total = sum(mask.size for mask in new.values())
+        gone = total - sum(int(mask.sum()) for mask in new.values())
+        before = total - sum(int(mask.sum()) for mask in masks.values()) if masks else 0
+        assert report["sparsity"] == pytest.approx(gone / total)
+        if method == "class_uniform":
+            for name, mask in new.items():
+                assert mask.sum() == min(mask.size - round(amount * mask.size), masks[name].sum())
+        else:
+            assert gone == max(round(amount * total), before)
+        for name, mask in new.items():
+            assert not (mask & ~masks.get(name, np.ones_like(mask))).any()
+            weight = pruned.part("model")[name.removesuffix("_mask")]
+            assert (weight[~mask] == 0).all() and (weight[mask] != 0).all()
+        masks = new
+        tensors = dict(pruned.tensors)  # as momentum leaves it: large where there is nothing to keep
+        for name, mask in masks.items():
+            tensors[f"model.{name.removesuffix('_mask')}"] = np.where(
+                mask, tensors[f"model.{name.removesuffix('_mask')}"], np.float32(7))  # fmt: skip
+        last = tmp_path / "moved.safetensors"
+        save_checkpoint(last, type(pruned)(tensors, pruned.state))
+
+
+def test_another_task_is_said_first(tmp_path):
+    assert invoke(*TINY, "--out", tmp_path).exit_code == 0
+    run = ["train", "seqmnist", "--samples", "16", "--epochs", "1", "--hidden", "4"]
+    message = refused(invoke(*run, "--resume", "--out", tmp_path), 1, "bitstream", "seqmnist")
+    assert message.index("task") < message.index("Expected")

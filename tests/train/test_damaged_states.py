@@ -1,0 +1,312 @@
+"""Checkpoints whose digest is right and whose content is not: refused, and nothing is changed, half or whole."""
+
+import copy
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparsebp import nn, optim
+from sparsebp.data import ArrayDataset
+from sparsebp.errors import FileFormatError, OptionError
+from sparsebp.train import Checkpoint, History, Trainer, load_checkpoint, prune_checkpoint, save_checkpoint
+from sparsebp.train.checkpoint import FILE_NAME
+from sparsebp.train.history import EpochRecord
+from sparsebp.train.state import load_weights
+
+HUGE = 10**400
+rng = np.random.default_rng(0)
+DATA = ArrayDataset(rng.standard_normal((7, 3)).astype(np.float32), rng.integers(0, 2, 7))
+
+
+def trainer(folder=None, seed=0, generator=np.random.PCG64):
+    model = nn.Sequential(
+        nn.Linear(3, 5, rng=seed), nn.Dropout(0.3, rng=np.random.Generator(generator(seed))), nn.Linear(5, 2, rng=seed)
+    )
+    optimizer = optim.Adam(model.parameters(), lr=0.01)
+    return Trainer(
+        model, nn.CrossEntropyLoss(), optimizer, lr_scheduler=optim.CosineAnnealingLR(optimizer, T_max=100),
+        checkpoint_dir=folder, checkpoint_every=1, config={"a": 1, "sizes": (1, 2)}, rng=3,
+    )  # fmt: skip
+
+
+def fit(t, *, resume=False, epochs=2):
+    return t.fit(DATA, epochs=epochs, batch_size=3, resume=resume)
+
+
+def everything(t):
+    """Return all that a checkpoint is loaded into, in a form that can be compared."""
+    generators = {name: json.dumps(g.bit_generator.state, default=np.ndarray.tolist)
+                  for name, g in t.model.generators().items()}  # fmt: skip
+    arrays = {f"model.{name}": array for name, array in t.model.state_dict().items()} | t.optimizer.state_dict()
+    flat = {name: value.tobytes() if isinstance(value, np.ndarray) else value for name, value in arrays.items()}
+    return flat | {"generators": generators, "schedule": copy.deepcopy(t.lr_scheduler.state_dict()), "seed": t.seed}
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("written")
+    fit(trainer(folder), epochs=1)
+    return load_checkpoint(folder)
+
+
+def refused(tmp_path, checkpoint, words=None):
+    save_checkpoint(tmp_path / FILE_NAME, checkpoint)
+    t = trainer(tmp_path, seed=1)
+    t.optimizer.step({name: np.ones_like(array) for name, array in t.model.parameters().items()})
+    before, arrays = everything(t), t.model.parameters()
+    with pytest.raises(FileFormatError, match=words) as caught:
+        fit(t, resume=True)
+    assert caught.value.expected is not None and caught.value.got is not None and caught.value.remedy
+    assert FILE_NAME in str(caught.value)
+    assert everything(t) == before
+    assert all(array is arrays[name] for name, array in t.model.parameters().items())
+    assert t.history.steps == 0
+
+
+def test_the_same_one_is_taken_when_it_is_whole(tmp_path, written):
+    save_checkpoint(tmp_path / FILE_NAME, written)
+    assert fit(trainer(tmp_path, seed=1), resume=True).steps == 6
+
+
+def changed(state, *path, value=...):
+    """Return a copy of `state` with another value at `path`, or without it."""
+    state = copy.deepcopy(state)
+    inner = state
+    for key in path[:-1]:
+        inner = inner[key]
+    if value is ...:
+        del inner[path[-1]]
+    else:
+        inner[path[-1]] = value
+    return state
+
+
+ODD = [None, [], {}, "x", True, 1.5, -1, math.nan, HUGE, [[1]], {"a": 1}]
+KEYS = ["seed", "position", "config", "optimizer", "lr_scheduler", "generators", "epochs"]
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_missing_or_odd_part_of_the_state(tmp_path, written, key):
+    refused(tmp_path, Checkpoint(written.tensors, changed(written.state, key)))
+    for value in ODD:
+        refused(tmp_path, Checkpoint(written.tensors, changed(written.state, key, value=value)))
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        ("position", "epoch"), ("position", "batch"), ("position", "batch_size"), ("position", "samples"),
+        ("optimizer", "group0.lr"), ("optimizer", "step.0.weight"), ("optimizer", "Adam.version"),
+        ("lr_scheduler", "steps"), ("lr_scheduler", "base_lrs"), ("generators", "1"),
+        ("generators", "1", "bit_generator"), ("generators", "1", "state"), ("generators", "1", "state", "inc"),
+        ("epochs", 0), ("epochs", 0, "epoch"), ("epochs", 0, "train_loss"), ("epochs", 0, "seconds"),
+    ],
+)  # fmt: skip
+def test_a_missing_or_odd_entry_of_the_state(tmp_path, written, path):
+    refused(tmp_path, Checkpoint(written.tensors, changed(written.state, *path)))
+    for value in ("x", [], {}, None, -1.5 if path[0] != "epochs" else "y", [HUGE]):
+        refused(tmp_path, Checkpoint(written.tensors, changed(written.state, *path, value=value)))
+    if path[0] != "epochs":
+        refused(tmp_path, Checkpoint(written.tensors, changed(written.state, *path, value=HUGE)))
+
+
+def test_arrays_that_are_missing_or_odd(tmp_path, written):
+    for name, array in written.tensors.items():
+        rest = {other: a for other, a in written.tensors.items() if other != name}
+        refused(tmp_path, Checkpoint(rest, written.state))
+        for odd in (array.astype(np.int32), array.reshape(*array.shape, 1), array[:1], np.array(1.0)):
+            refused(tmp_path, Checkpoint(rest | {name: odd}, written.state))
+    for extra in ("model.x", "optimizer.x", "history.x", "model.1.weight_mask"):
+        refused(tmp_path, Checkpoint({**written.tensors, extra: np.zeros(2, np.float32)}, written.state))
+
+
+def test_the_last_part_fails_and_all_others_are_put_back(tmp_path, written):
+    """The weights are loaded last: by then optimizer, schedule and generators have been."""
+    for value in (np.nan, np.inf):
+        bad = written.tensors["model.0.weight"].copy()
+        bad[1, 2] = value
+        refused(tmp_path, Checkpoint({**written.tensors, "model.0.weight": bad}, written.state), "not finite|finite")
+
+
+def test_a_model_that_fails_half_way_is_put_back(tmp_path, written, monkeypatch):
+    save_checkpoint(tmp_path / FILE_NAME, written)
+    t = trainer(tmp_path, seed=1)
+    before = everything(t)
+
+    def half(state):
+        t.model.parameters()["0.weight"][...] = state["0.weight"]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(t.model, "load_state_dict", half)
+    with pytest.raises(KeyboardInterrupt):
+        fit(t, resume=True)
+    assert everything(t) == before
+
+
+@given(data=st.data())
+def test_any_json_in_any_place(tmp_path_factory, written, data):
+    """Resumed as if nothing were wrong, or refused with nothing changed; never anything else."""
+    values = st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.just(HUGE),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+        max_leaves=5,
+    )  # fmt: skip
+    state = written.state
+    path = [data.draw(st.sampled_from(KEYS))]
+    inner = state[path[0]]
+    while isinstance(inner, dict | list) and inner and data.draw(st.booleans()):
+        path.append(data.draw(st.sampled_from(sorted(inner) if isinstance(inner, dict) else range(len(inner)))))
+        inner = inner[path[-1]]
+    folder = tmp_path_factory.mktemp("any")
+    save_checkpoint(folder / FILE_NAME, Checkpoint(written.tensors, changed(state, *path, value=data.draw(values))))
+    t = trainer(folder, seed=1)
+    before = everything(t)
+    try:
+        fit(t, resume=True, epochs=1)
+    except FileFormatError:
+        assert everything(t) == before
+
+
+@pytest.mark.parametrize("state", [[], 3, None, "x"])
+def test_a_state_that_is_no_object(tmp_path, state):
+    path = tmp_path / FILE_NAME
+    save_checkpoint(path, Checkpoint({}, state))
+    with pytest.raises(FileFormatError, match="no state"):
+        load_checkpoint(path)
+    with pytest.raises(FileFormatError, match="no state"):
+        prune_checkpoint(path, tmp_path / "out", 0.5)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "1" * 5000])
+def test_a_state_that_is_no_json(tmp_path, text):
+    from safetensors.numpy import save_file
+
+    from sparsebp.train import checkpoint
+
+    path = tmp_path / FILE_NAME
+    digest = checkpoint._digest({}, text)
+    save_file({}, path, {"format": checkpoint.FORMAT, "version": "1", "state": text, "digest": digest})
+    with pytest.raises(FileFormatError, match="no state"):
+        load_checkpoint(path)
+
+
+def test_a_dtype_that_numpy_does_not_have(tmp_path):
+    header = json.dumps({"a": {"dtype": "BF16", "shape": [2], "data_offsets": [0, 4]}}).encode()
+    (tmp_path / FILE_NAME).write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
+    with pytest.raises(FileFormatError, match="damaged"):
+        load_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a\0b", "x" * 300, "x" * 5000, "\ud800"])
+def test_paths_that_cannot_be(tmp_path, name):
+    for path in (tmp_path / name, str(tmp_path / name), tmp_path / name / "c.safetensors"):
+        with pytest.raises(FileFormatError, match="No checkpoint"):
+            load_checkpoint(path)
+        with pytest.raises(FileFormatError, match="No checkpoint"):
+            load_weights(nn.Linear(2, 2), path)
+        with pytest.raises(FileFormatError, match="No checkpoint"):
+            prune_checkpoint(path, tmp_path / "out", 0.5)
+
+
+def test_weights_that_do_not_load_change_nothing(tmp_path, written):
+    mask = np.zeros((5, 3), np.float32)
+    nan = np.full((5, 3), np.nan, np.float32)
+    for odd in ({"model.0.weight": nan}, {"model.0.weight_mask": mask}, {"model.9.weight_mask": mask > 0}):
+        save_checkpoint(tmp_path / FILE_NAME, Checkpoint({**written.tensors, **odd}, written.state))
+        model = trainer(seed=1).model
+        before = {name: array.copy() for name, array in model.state_dict().items()}
+        with pytest.raises(FileFormatError):
+            load_weights(model, tmp_path)
+        assert model.state_dict().keys() == before.keys()
+        assert all((model.state_dict()[name] == array).all() for name, array in before.items())
+
+
+@pytest.mark.parametrize(
+    "config",
+    [None, {}, [], 3, {"task": "digits"}, {"task": ["digits"], "model": "lenet5"}, {"task": "digits", "model": [1]},
+     {"task": "digits", "model": "lenet5", "epochs": "x"}, {"task": "digits", "model": "lenet5", "lr": HUGE},
+     {"task": "digits", "model": "lenet5", "seed": -1}, {"task": "digits", "model": "vgg11", "width": "wide"}],
+)  # fmt: skip
+def test_pruning_what_does_not_say_its_network(tmp_path, written, config):
+    save_checkpoint(tmp_path / FILE_NAME, Checkpoint(written.tensors, changed(written.state, "config", value=config)))
+    with pytest.raises(FileFormatError, match="does not say what network"):
+        prune_checkpoint(tmp_path, tmp_path / "out", 0.5)
+    assert not (tmp_path / "out").exists()
+
+
+def test_pruning_what_is_of_another_network(tmp_path, written):
+    config = {"task": "digits", "model": "lenet5"}
+    save_checkpoint(tmp_path / FILE_NAME, Checkpoint(written.tensors, changed(written.state, "config", value=config)))
+    with pytest.raises(FileFormatError, match="does not fit the model"):
+        prune_checkpoint(tmp_path, tmp_path / "out", 0.5)
+
+
+# ---- what is written ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["PCG64", "PCG64DXSM", "MT19937", "Philox", "SFC64"])
+def test_every_random_generator_of_numpy_is_resumed(tmp_path, kind):
+    generator = getattr(np.random, kind)
+    whole = fit(trainer(generator=generator))
+    fit(trainer(tmp_path, generator=generator), epochs=1)
+    resumed = fit(trainer(tmp_path, seed=5, generator=generator), resume=True)
+    assert resumed.loss == whole.loss
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"a": object()}, {"a": np.int64(3)}, {"a": {1, 2}}, {"a": math.nan}, {"a": math.inf}, {("a",): 1}, [1], "x"],
+)  # fmt: skip
+def test_a_configuration_that_cannot_be_kept_is_refused_before_anything_is_written(tmp_path, config):
+    model = nn.Linear(3, 2, rng=0)
+    with pytest.raises(OptionError, match="config") as caught:
+        Trainer(
+            model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), lr=0.1), config=config,
+            checkpoint_dir=tmp_path / "run",
+        )  # fmt: skip
+    assert caught.value.expected and caught.value.got and caught.value.remedy
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tuples_in_a_configuration_do_not_prevent_a_resume(tmp_path):
+    fit(trainer(tmp_path), epochs=1)
+    assert trainer(tmp_path).config == {"a": 1, "sizes": [1, 2]}
+    assert fit(trainer(tmp_path), resume=True).steps == 6
+
+
+@pytest.mark.parametrize(
+    "tensors", [{"a": np.array(["x"])}, {"a": np.zeros(2, complex)}, {"a": np.array([None])}, {"\ud800": np.zeros(1)},
+                {"__metadata__": np.zeros(1)}, {3: np.zeros(1)}]
+)  # fmt: skip
+def test_arrays_that_a_checkpoint_cannot_hold(tmp_path, tensors):
+    with pytest.raises(OptionError, match="cannot hold"):
+        save_checkpoint(tmp_path / FILE_NAME, Checkpoint(tensors, {}))
+    with pytest.raises(OptionError, match="JSON"):
+        save_checkpoint(tmp_path / FILE_NAME, Checkpoint({}, {"a": object()}))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_arrays_of_the_other_byte_order_come_back(tmp_path):
+    array = np.arange(6, dtype=">f4").reshape(2, 3).T
+    save_checkpoint(tmp_path / FILE_NAME, Checkpoint({"a": array}, {}))
+    np.testing.assert_array_equal(load_checkpoint(tmp_path).tensors["a"], array)
+
+
+def test_history_comes_back_or_is_refused():
+    history = fit(trainer())
+    again = History.from_arrays(history.to_arrays(), [record.to_json() for record in history.epochs])
+    assert (again.loss, again.samples, again.epochs) == (history.loss, history.samples, history.epochs)
+    record = history.epochs[0].to_json()
+    entries = ({"x": 1}, {"epoch": 1.0}, {"epoch": True}, {"train_loss": None})
+    for odd in (None, [], {}, *(record | entry for entry in entries)):
+        with pytest.raises(FileFormatError):
+            EpochRecord.from_json(odd)
+    arrays = history.to_arrays()
+    entries = ({"x": arrays["loss"]}, {"loss": arrays["loss"][1:]}, {"loss": arrays["samples"]})
+    for odd in ({}, *(arrays | entry for entry in entries)):
+        with pytest.raises(FileFormatError):
+            History.from_arrays(odd, [])

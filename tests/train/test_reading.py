@@ -1,0 +1,131 @@
+"""Whoever looks at the model during training sees what the history says, also where updates are put off."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import orders
+from sparsebp import nn, optim
+from sparsebp.data import ArrayDataset
+from sparsebp.train import Callback, ProgressBar, Trainer
+
+
+def fit(fusion, data, scheduler=None, callbacks=()):
+    model = data.model
+    opt = optim.SGD(model.parameters(), 0.1)
+    made = Trainer(model, nn.CrossEntropyLoss(), opt, fusion=fusion, rng=3, callbacks=callbacks,
+                   lr_scheduler=None if scheduler is None else scheduler(opt, model))  # fmt: skip
+    for callback in callbacks:
+        callback.trainer = made
+    return made.fit(data, epochs=2, batch_size=5)
+
+
+class Hard(orders.Rows):
+    """Gives the samples that the model finds hard, as it is by now."""
+
+    def __init__(self, model):
+        super().__init__(orders.IMAGES, orders.CLASSES)
+        self.model = model
+
+    def batch(self, indices):
+        x, target = super().batch(indices)
+        scale = np.float32(1 + abs(self.model.parameters()["1.weight"]).sum())
+        return x * scale, target
+
+
+class Follow(optim.LRScheduler):
+    """A rate that follows the weights."""
+
+    model = None
+
+    def __init__(self, optimizer, model):
+        self.model = model
+        super().__init__(optimizer)
+
+    def lr_at(self, step, base):
+        return base / float(1 + abs(self.model.parameters()["5.weight"]).sum())
+
+
+class FollowStep(optim.StepLR):
+    """A subclass of one that does not look."""
+
+    def __init__(self, optimizer, model):
+        self.model = model
+        super().__init__(optimizer, 2)
+
+    def lr_at(self, step, base):
+        return base / float(1 + abs(self.model.parameters()["5.weight"]).sum())
+
+    def lr_after(self, step, base, lr):
+        return self.lr_at(step, base)
+
+
+def plain(model):
+    data = orders.images()
+    data.model = model
+    return data
+
+
+class Scaled(ArrayDataset):
+    """A subclass of one that does not look."""
+
+    def __init__(self, model):
+        super().__init__(orders.IMAGES, orders.CLASSES, batch_first=True)
+        self.model = model
+
+    def batch(self, indices):
+        x, target = super().batch(indices)
+        return x * np.float32(1 + abs(self.model.parameters()["1.weight"]).sum()), target
+
+
+@pytest.mark.parametrize("fusion", ["forward", "backward"])
+@pytest.mark.parametrize(
+    ("data", "scheduler"),
+    [(Hard, None), (Scaled, None), (plain, Follow), (plain, FollowStep), (Hard, Follow),
+     (plain, lambda opt, model: [FollowStep(opt, model), optim.ExponentialLR(opt, 0.9)]),
+     (plain, lambda opt, model: optim.SequentialLR(opt, [FollowStep(opt, model), optim.ExponentialLR(opt, 0.9)], [4]))],
+)  # fmt: skip
+def test_a_data_set_or_a_schedule_that_looks_sees_no_late_weights(fusion, data, scheduler):
+    one, two = (fit(f, data(orders.mlp()), scheduler) for f in ("none", fusion))
+    assert (one.loss, one.lr) == (two.loss, two.lr)
+
+
+class Waiting(Callback):
+    """Counts the steps after which updates wait."""
+
+    reads_model = False
+    waiting = 0
+
+    def on_step(self, history):
+        self.waiting += self.trainer._runner.executor.pending
+
+
+@pytest.mark.parametrize(
+    ("data", "scheduler", "steps"),
+    [(plain, None, 10), (plain, lambda opt, _: optim.CosineAnnealingLR(opt, 10), 10),
+     (plain, lambda opt, _: [optim.StepLR(opt, 2), optim.LinearLR(opt)], 10), (plain, Follow, 0)],
+)  # fmt: skip
+def test_updates_wait_where_nobody_looks(data, scheduler, steps):
+    waiting = Waiting()
+    fit("forward", data(orders.mlp()), scheduler, [waiting])
+    assert waiting.waiting == steps
+
+
+def test_our_own_data_sets_do_not_look():
+    from sparsebp.data import BitstreamDataset, ImageDataset
+    from sparsebp.optim.lr_scheduler import reads_model
+
+    assert not any(reads_model(thing) for thing in (
+        ArrayDataset(orders.SEQUENCES, orders.CLASSES), BitstreamDataset(5, 3),
+        ImageDataset(np.zeros((2, 1, 3, 3), np.uint8), np.zeros(2, int)),
+    ))  # fmt: skip
+    assert reads_model(Hard(None)) and reads_model(object())
+
+
+def test_a_bar_with_more_than_a_bar_looks():
+    class Bar(ProgressBar):
+        def on_step(self, history):
+            super().on_step(history)
+
+    assert Bar().sees_model("step") and not ProgressBar().sees_model("step")

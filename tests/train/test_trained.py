@@ -1,0 +1,209 @@
+"""Which parameters an optimizer trains: a part of them is enough, arrays that are not the model's are refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import orders
+from sparsebp import nn, optim
+from sparsebp.errors import OptionError
+from sparsebp.schedule import StepGraph
+from sparsebp.schedule.builders import conventional
+from sparsebp.train import Callback, Trainer
+from sparsebp.train.stages import Stages
+
+NETS = ("mlp", "conv", "mlp, hybrid", "shared", "gru", "wide")
+
+
+@given(
+    name=st.sampled_from(NETS), seed=st.integers(0, 2**32 - 1),
+    order=st.sampled_from(["none", "forward", "backward", "F", "U", "I"]), streams=st.sampled_from([1, 2]),
+    accumulate=st.integers(1, 2), clip=st.sampled_from([None, 0.3]),
+)  # fmt: skip
+@settings(max_examples=100, deadline=None)
+def test_a_part_of_the_parameters_in_every_order(name, seed, order, streams, accumulate, clip):
+    make, data = orders.MODELS[name]
+    model, twin = make(), make()
+    rng = np.random.default_rng(seed)
+    names = list(model.parameters())
+    chosen = sorted(rng.permutation(len(names))[: rng.integers(1, len(names) + 1)])
+    opt, twin_opt = (optim.Adam({names[i]: m.parameters()[names[i]] for i in chosen}, 0.01) for m in (model, twin))
+    frozen = {n: a.copy() for n, a in model.parameters().items() if n not in opt.params}
+    options = {"clip_norm": clip, "accumulate": accumulate}
+    if order in ("none", "forward", "backward"):
+        options["fusion"] = order
+        if order == "backward":
+            options["clip_norm"] = clip = None
+    else:  # a schedule for the whole model
+        options["clip_norm"] = clip = None
+        if name in ("shared", "gru") or "hybrid" in name:
+            order, streams = "F", 1
+        stages = Stages(model)
+        graph = StepGraph(len(stages), accumulate, stages.unweighted, "step", first=order)
+        options["schedule"] = orders.random_order(rng, graph, streams, order)
+    trainer = Trainer(model, nn.CrossEntropyLoss(), opt, rng=3, **options)
+    history = trainer.fit(data(), epochs=2, batch_size=8)
+    losses, norms = orders.plain(twin, data(), twin_opt, epochs=2, batch_size=8, accumulate=accumulate, clip_norm=clip)
+    if name == "shared":  # the order of summation over uses and micro-batches is another
+        np.testing.assert_allclose(history.loss, losses, rtol=1e-3)
+    else:
+        assert (history.loss, history.grad_norm) == (losses, norms)
+        orders.assert_same(orders.state_of(model, opt), orders.state_of(twin, twin_opt))
+    for n, array in frozen.items():
+        np.testing.assert_array_equal(model.parameters()[n], array)
+
+
+def test_frozen_layers_cost_no_gradients(monkeypatch):
+    """Those in front of the first layer that is trained have neither weight gradients nor input gradients."""
+    model = orders.mlp()
+    calls = []
+    for name, layer in model.modules():
+        if isinstance(layer, nn.Linear):
+            for what in ("input_grad", "weight_grad", "weight_grad_factors"):
+                kept = getattr(layer, what)
+                monkeypatch.setattr(layer, what, lambda *a, k=kept, n=name, w=what: (calls.append((n, w)), k(*a))[1])
+    opt = optim.SGD({n: a for n, a in model.parameters().items() if n.startswith("4.")}, 0.1)
+    Trainer(model, nn.CrossEntropyLoss(), opt, rng=0).fit(orders.images(8), epochs=1, batch_size=8)
+    assert sorted(set(calls)) == [("4.0", "weight_grad"), ("5", "input_grad")]
+
+
+@pytest.mark.parametrize("schedule", ["conventional", "ooo"])
+def test_a_part_resumes_bit_for_bit(schedule, tmp_path):
+    def build(folder):
+        model = orders.mlp()
+        opt = optim.Adam({n: a for n, a in model.parameters().items() if not n.startswith("1.")}, 0.01)
+        return Trainer(model, nn.CrossEntropyLoss(), opt, schedule=schedule, rng=3, checkpoint_dir=tmp_path / folder)
+
+    whole = build("whole")
+    whole.fit(orders.images(), epochs=3, batch_size=6)
+    build("parts").fit(orders.images(), epochs=1, batch_size=6)
+    resumed = build("parts")
+    resumed.fit(orders.images(), epochs=3, batch_size=6, resume=True)
+    assert resumed.history.loss == whole.history.loss
+    orders.assert_same(orders.state_of(resumed.model, resumed.optimizer), orders.state_of(whole.model, whole.optimizer))
+
+
+def refused(call, *said):
+    with pytest.raises(OptionError) as caught:
+        call()
+    assert caught.value.expected is not None and caught.value.got is not None and caught.value.remedy
+    for text in said:
+        assert text in str(caught.value)
+
+
+def trainer(model, opt, **options):
+    return Trainer(model, nn.CrossEntropyLoss(), opt, rng=0, **options)
+
+
+def test_an_optimizer_of_other_arrays_is_refused():
+    model, other = orders.mlp(), orders.mlp()
+    refused(lambda: trainer(model, optim.SGD(other.parameters())), "other arrays", "1.weight", "5.bias")
+    refused(lambda: trainer(model, optim.SGD({"w": np.ones(2)})), "not in the model: w")
+    opt = optim.SGD(model.parameters())
+    model.to(dtype=np.float64)
+    refused(lambda: trainer(model, opt), "1.weight", "to(...)")
+    opt = optim.SGD(model.parameters())
+    made = trainer(model, opt)
+    model[5].params["bias"] = model[5].params["bias"].copy()
+    refused(lambda: made.fit(orders.images(), epochs=1, batch_size=8), "5.bias")
+    model = nn.Sequential(nn.Flatten(), nn.Tanh())
+    refused(lambda: trainer(model, optim.SGD({"w": np.ones(2)})), "no parameters")
+
+
+@pytest.mark.parametrize("fusion", ["none", "forward", "backward"])
+@pytest.mark.parametrize("how", ["array", "layer"])
+def test_a_parameter_that_is_replaced_during_training_is_found(fusion, how):
+    class Replace(Callback):
+        def on_step(self, history):
+            if history.steps == 2:
+                if how == "array":
+                    model[1].params["weight"] = model[1].params["weight"].copy()
+                else:
+                    model.children["1"] = nn.Linear(72, 9, rng=0)
+
+    model = orders.mlp()
+    made = trainer(model, optim.SGD(model.parameters(), 0.1), fusion=fusion, callbacks=[Replace()])
+    refused(lambda: made.fit(orders.images(), epochs=1, batch_size=4), "1.weight")
+    assert made.history.steps == 2
+
+
+def test_a_frozen_parameter_may_be_replaced():
+    class Replace(Callback):
+        def on_step(self, history):
+            model[1].params["weight"] = model[1].params["weight"].copy()
+
+    model = orders.mlp()
+    opt = optim.SGD({n: a for n, a in model.parameters().items() if not n.startswith("1.")}, 0.1)
+    assert trainer(model, opt, callbacks=[Replace()]).fit(orders.images(), epochs=1, batch_size=4).steps == 6
+
+
+@pytest.mark.parametrize("streams", [1, 2])
+def test_a_backward_fusion_that_was_broken_off_is_not_gone_on_with(streams, tmp_path, monkeypatch):
+    class BrokenError(Exception):
+        pass
+
+    def build(folder):
+        model = orders.mlp()
+        stages = Stages(model)
+        order = conventional(stages=len(stages), unweighted=stages.unweighted, fusion="backward", streams=streams)
+        opt = optim.Adam(model.parameters(), 0.01)
+        return Trainer(model, nn.CrossEntropyLoss(), opt, schedule=order, rng=3, checkpoint_dir=tmp_path / folder,
+                       checkpoint_every=2)  # fmt: skip
+
+    broken = build("broken")
+    calls = []
+
+    def failing(layer, gy, saved):
+        if layer is broken.model[1]:
+            calls.append(gy)
+            if len(calls) == 4:
+                raise BrokenError
+        return kept(layer, gy, saved)
+
+    kept = nn.Linear.weight_grad
+    monkeypatch.setattr(nn.Linear, "weight_grad", failing)
+    with pytest.raises(BrokenError):
+        broken.fit(orders.images(), epochs=1, batch_size=4)
+    assert len(set(broken.optimizer.steps.values())) == 2
+    before = (tmp_path / "broken" / "checkpoint.safetensors").read_bytes()
+    refused(lambda: broken.fit(orders.images(), epochs=1, batch_size=4), "broken off", "1.weight", "resume")
+    assert (tmp_path / "broken" / "checkpoint.safetensors").read_bytes() == before
+    broken.fit(orders.images(), epochs=1, batch_size=4, resume=True)
+    whole = build("whole")
+    whole.fit(orders.images(), epochs=1, batch_size=4)
+    orders.assert_same(orders.state_of(broken.model, broken.optimizer), orders.state_of(whole.model, whole.optimizer))
+
+
+# ---- learning-rate schedules ---------------------------------------------------------------------------------------
+
+
+def test_several_schedules_chain_and_resume(tmp_path):
+    def build(folder):
+        model = orders.mlp()
+        opt = optim.SGD(model.parameters(), 0.1)
+        schedules = [optim.LinearLR(opt, 0.5, total_iters=4), optim.ExponentialLR(opt, 0.9),
+                     optim.ReduceLROnPlateau(opt, factor=0.5, patience=0, threshold=1e9)]  # fmt: skip
+        return Trainer(
+            model, nn.CrossEntropyLoss(), opt, lr_scheduler=schedules, rng=3, checkpoint_dir=tmp_path / folder
+        )
+
+    whole = build("whole").fit(orders.images(20), epochs=3, batch_size=10)
+    factor = [0.5 + 0.5 * min(step, 4) / 4 for step in range(6)]
+    wanted = [0.1 * factor[step] * 0.9**step * 0.5 ** (step // 2) for step in range(6)]
+    assert whole.lr == pytest.approx(wanted)
+    build("parts").fit(orders.images(20), epochs=1, batch_size=10)
+    assert build("parts").fit(orders.images(20), epochs=3, batch_size=10, resume=True).lr == whole.lr
+
+
+def test_schedules_that_cannot_chain_are_refused():
+    model = orders.mlp()
+    opt, other = optim.SGD(model.parameters(), 0.1), optim.SGD(orders.mlp().parameters(), 0.1)
+    step = optim.StepLR(opt, 3)
+    refused(lambda: trainer(model, opt, lr_scheduler=optim.StepLR(other, 3)), "another optimizer")
+    refused(lambda: trainer(model, opt, lr_scheduler=[step, optim.OneCycleLR(opt, 0.1, 10)]), "OneCycleLR")
+    refused(lambda: trainer(model, opt, lr_scheduler=[step, step]), "twice")
+    refused(lambda: trainer(model, opt, lr_scheduler=[step, optim.StepLR(other, 3)]), "several optimizers")
+    refused(lambda: trainer(model, opt, lr_scheduler="cosine"), "Not a schedule")
