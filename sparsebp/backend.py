@@ -286,6 +286,12 @@ def float_dtype(dtype: Any) -> np.dtype:
     return resolved
 
 
+def _fits(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
+    return len(shape) == len(wanted) and all(
+        want is None or have == want for have, want in zip(shape, wanted, strict=True)
+    )
+
+
 def check_array(
     name: str,
     array: Array,
@@ -311,10 +317,7 @@ def check_array(
             got=array.dtype,
             remedy=f"Convert it with {name}.astype({np.dtype(dtype).name!r}); nothing is converted silently",
         )
-    if shape is not None and (
-        array.ndim != len(shape)
-        or any(want is not None and have != want for have, want in zip(array.shape, shape, strict=True))
-    ):
+    if shape is not None and array.shape != shape and not _fits(array.shape, shape):
         wanted = "(" + ", ".join("any" if n is None else str(n) for n in shape) + ("," if len(shape) == 1 else "") + ")"
         raise ShapeError(
             f"{name} has the wrong shape", expected=wanted, got=array.shape, remedy="Pass an array of that shape"

@@ -23,10 +23,10 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from sparsebp.errors import OptionError
 
@@ -56,11 +56,26 @@ class _Block:
     more has ended, whatever lines were left out.
     """
 
-    __slots__ = ("__weakref__",)
+    __slots__ = ("__weakref__", "thread")
 
-    def __init__(self, *sets: set[Any]) -> None:
-        for inside in sets:
-            inside.add(weakref.ref(self, inside.discard))
+    def __init__(self, inside: set[weakref.ref[_Block]]) -> None:
+        self.thread = threading.get_ident()
+        inside.add(weakref.ref(self, inside.discard))
+
+
+class _Library(NamedTuple):
+    """A loaded BLAS library: its file, whose numbers of threads it has, and the two functions that a block calls.
+
+    Attributes
+    ----------
+    by_thread
+        Whether each thread has its own number of threads.
+    """
+
+    filepath: str
+    by_thread: bool
+    get_num_threads: Callable[[], int]
+    set_num_threads: Callable[[int], Any]
 
 
 class _Numbers:
@@ -81,25 +96,26 @@ class _Numbers:
 
     def __init__(self) -> None:
         self.inside: set[weakref.ref[_Block]] = set()
-        self.wanted: tuple[int, ...] = ()
+        self.wanted: list[int] = []
         self.one: bool | None = False
 
-    def look(self, libraries: tuple[Any, ...]) -> None:
+    def look(self, libraries: tuple[_Library, ...]) -> None:
         """Let what the libraries have now be what is wanted, unless it may come from here."""
         if self.one is False:
-            self.wanted = tuple(int(library.get_num_threads()) for library in libraries)
+            self.wanted = [library.get_num_threads() for library in libraries]
 
-    def want(self, libraries: tuple[Any, ...], threads: int) -> None:
+    def want(self, libraries: tuple[_Library, ...], threads: int) -> None:
         """Let `threads` be what is wanted from now on."""
-        self.wanted, self.one = (threads,) * len(libraries), None
+        self.wanted, self.one = [threads] * len(libraries), None
         self.settle(libraries)
 
-    def settle(self, libraries: tuple[Any, ...]) -> None:
+    def settle(self, libraries: tuple[_Library, ...]) -> None:
         """Set the libraries to what they should have."""
         while self.one is not bool(self.inside):
-            one, self.one = bool(self.inside), None
+            one, known, self.one = bool(self.inside), self.one is not None, None
             for library, wanted in zip(libraries, self.wanted, strict=True):
-                _set(library, 1 if one else wanted)
+                if wanted != 1 or not known:  # else it has one thread in either case
+                    _set(library, 1 if one else wanted)
             self.one = one
 
 
@@ -163,7 +179,7 @@ def thread_counts() -> dict[str, int]:
     _settle()
     counts = {"kernels": count()}
     for library in _blas_libraries():
-        counts[os.path.basename(library.filepath)] = int(library.num_threads)
+        counts[os.path.basename(library.filepath)] = int(library.get_num_threads())
     return counts
 
 
@@ -231,27 +247,42 @@ def one_blas_thread() -> contextlib.AbstractContextManager[None]:
     return _OneThread()
 
 
-class _OneThread(contextlib.AbstractContextManager[None]):
-    _block: _Block | None = None
+_ALONE = 1 << 13
+_NOTHING = contextlib.nullcontext()
+
+
+def one_blas_thread_for(work: int) -> contextlib.AbstractContextManager[None]:
+    """Return `one_blas_thread` for a product of so many multiply-adds, or nothing where a BLAS wakes no second one."""
+    return _OneThread() if work > _ALONE else _NOTHING
+
+
+class _OneThread:
+    """A block for the libraries of the process, and one for those whose number of threads is the thread's own."""
+
+    __slots__ = ("_block", "_own_block")
 
     def __enter__(self) -> None:
         everywhere, here = _numpy_blas()
-        own = _local.numbers
+        self._block: _Block | None = None
+        self._own_block: _Block | None = None
         try:
             with lock:
                 _process.look(everywhere)
-                own.look(here)
-                self._block = _Block(_process.inside, own.inside)
+                self._block = _Block(_process.inside)
                 _process.settle(everywhere)
-                own.settle(here)
+                if here:
+                    own = _local.numbers
+                    own.look(here)
+                    self._own_block = _Block(own.inside)
+                    own.settle(here)
         except BaseException:
-            self._block = None  # the traceback may live on
+            self._block = self._own_block = None  # the traceback may live on
             raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._block = None
+        self._block = self._own_block = None
         _settle()
 
 
@@ -270,15 +301,17 @@ def _settle() -> None:
     everywhere, here = _numpy_blas()
     with lock:
         _process.settle(everywhere)
-        _local.numbers.settle(here)
+        if here:
+            _local.numbers.settle(here)
 
 
 def _after_fork() -> None:
     """In a child process: the thread that forked, which holds the lock, is the only one."""
     try:
-        for block in tuple(_process.inside):
-            if block not in _local.numbers.inside:
-                _process.inside.discard(block)
+        for reference in tuple(_process.inside):
+            block = reference()
+            if block is None or block.thread != threading.get_ident():
+                _process.inside.discard(reference)
         if _process.one is not False:
             _settle()
     finally:
@@ -288,13 +321,12 @@ def _after_fork() -> None:
 os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=_after_fork)
 
 
-def _set(library: Any, count: int) -> None:
-    # From threadpoolctl 3.8 on, `set_num_threads` of an OpenBLAS obeys the thread that came first alone.
-    getattr(library, "_real_set_num_threads", library.set_num_threads)(count)
+def _set(library: _Library, count: int) -> None:
+    library.set_num_threads(count)
 
 
 @cache
-def _numpy_blas() -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+def _numpy_blas() -> tuple[tuple[_Library, ...], tuple[_Library, ...]]:
     """Return the BLAS libraries loaded by the first call, NumPy's and SciPy's among them.
 
     First those whose number of threads belongs to the process, then those where each thread has its own.
@@ -303,17 +335,23 @@ def _numpy_blas() -> tuple[tuple[Any, ...], tuple[Any, ...]]:
 
     libraries = _blas_libraries()
     return (
-        tuple(library for library in libraries if not _counts_by_thread(library)),
-        tuple(library for library in libraries if _counts_by_thread(library)),
+        tuple(library for library in libraries if not library.by_thread),
+        tuple(library for library in libraries if library.by_thread),
     )
 
 
-def _counts_by_thread(library: Any) -> bool:
-    kind = library.internal_api, getattr(library, "threading_layer", "")
-    return kind[0] == "mkl" or kind == ("openblas", "openmp")
-
-
-def _blas_libraries() -> list[Any]:
+def _blas_libraries() -> list[_Library]:
     from threadpoolctl import ThreadpoolController
 
-    return [library for library in ThreadpoolController().lib_controllers if library.user_api == "blas"]
+    return [_library(found) for found in ThreadpoolController().lib_controllers if found.user_api == "blas"]
+
+
+def _library(found: Any) -> _Library:
+    kind, layer = found.internal_api, getattr(found, "threading_layer", "")
+    getting, setting = found.get_num_threads, found.set_num_threads
+    if kind == "openblas" and layer != "openmp":
+        # The library's own functions: they take a sixth of the time, and from threadpoolctl 3.8 on, its
+        # `set_num_threads` of an OpenBLAS obeys the thread that came first alone.
+        own = [found._get_symbol(f"openblas_{name}_num_threads") for name in ("get", "set")]
+        getting, setting = (mine or theirs for mine, theirs in zip(own, (getting, setting), strict=True))
+    return _Library(found.filepath, kind == "mkl" or (kind == "openblas" and layer == "openmp"), getting, setting)

@@ -17,7 +17,7 @@ from sparsebp.kernels.protocol import Kernels
 from sparsebp.nn import init, memory
 from sparsebp.nn.lengths import Lengths
 from sparsebp.nn.memory import empty
-from sparsebp.threads import one_blas_thread
+from sparsebp.threads import one_blas_thread_for
 from sparsebp.types import Array
 
 FEW_FEATURES = 8
@@ -160,26 +160,32 @@ class CellMath(abc.ABC):
         rows = ga.shape[0] * ga.shape[1]
         flat = ga.reshape(rows, -1)
         b_ih = b_hh = None
-        # Small · tall products: with x and h on the left they are split better between threads.
-        w_ih = _product(tape.x.reshape(rows, -1).T, self.input_part(flat)).T
-        w_hh = _product(tape.h_prev.reshape(rows, -1).T, self.hidden_part(flat)).T
-        if weights.b_ih is not None:
-            with one_blas_thread():
+        with one_blas_thread_for(max(flat.size, rows * weights.w_ih.size, rows * weights.w_hh.size)):
+            # Small · tall products: with x and h on the left they are split better between threads.
+            w_ih = _multiply(tape.x.reshape(rows, -1).T, self.input_part(flat)).T
+            w_hh = _multiply(tape.h_prev.reshape(rows, -1).T, self.hidden_part(flat)).T
+            if weights.b_ih is not None:
                 sums = xp.ones(rows, dtype=flat.dtype) @ flat  # a GEMV: four times faster than flat.sum(axis=0)
+        if weights.b_ih is not None:
             b_ih = self.to_torch_order(self.input_part(sums))
             b_hh = self.hidden_part(sums).copy()  # an RNN's is the same sum, in an array of its own
         return Weights(xp.ascontiguousarray(self.to_torch_order(w_ih)), xp.ascontiguousarray(w_hh), b_ih, b_hh)
 
 
 def _product(a: Array, b: Array) -> Array:
-    """Return ``a @ b``, by one BLAS thread, or in parts on all threads: which of the two, the shape says alone."""
+    """Return what `_multiply` does, whatever a BLAS would do with threads of its own."""
+    with one_blas_thread_for(a.size * b.shape[1]):
+        return _multiply(a, b)
+
+
+def _multiply(a: Array, b: Array) -> Array:
+    """Return ``a @ b``, as the BLAS has it, or in parts on all threads: which of the two, the shape says alone."""
     xp = backend.namespace(a)
     if 2.0 * a.size * b.shape[1] >= LONG:
         return memory.matmul(xp, a, b)
     out = empty(xp, (*a.shape[:-1], b.shape[1]), a.dtype)
     rows = math.prod(a.shape[:-1])
-    with one_blas_thread():
-        xp.matmul(a.reshape(rows, a.shape[-1]), b, out=out.reshape(rows, b.shape[1]))
+    xp.matmul(a.reshape(rows, a.shape[-1]), b, out=out.reshape(rows, b.shape[1]))
     return out
 
 

@@ -152,7 +152,7 @@ def checked_grads(layer: Any, grads: Any) -> dict[str, Array]:
         A gradient is not like its parameter.
     """
     params = layer.params
-    if not isinstance(grads, Mapping) or grads.keys() != params.keys():
+    if not (isinstance(grads, (dict, Mapping)) and grads.keys() == params.keys()):
         names = ", ".join(map(str, grads)) or "none" if isinstance(grads, Mapping) else type(grads).__name__
         raise OptionError(
             f"{type(layer).__name__} does not give the gradients of its parameters",

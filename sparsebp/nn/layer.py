@@ -433,7 +433,10 @@ def check_input(
     DeviceError, DTypeError, ShapeError
         The argument differs.
     """
-    xp = backend.namespace(**{name: array}, **backend.given(like=like))
+    if type(array) is type(like) is np.ndarray:  # as nearly always
+        xp: ModuleType = np
+    else:
+        xp = backend.namespace(**{name: array}, **backend.given(like=like))
     if dtype is None:
         backend.float_dtype(array.dtype)
     backend.check_array(name, array, dtype=dtype, shape=shape, contiguous=False)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import os
 import pkgutil
 import signal
 import threading
@@ -95,19 +97,42 @@ def team(crew: teams._Team) -> Iterator[int]:
     assert crew._room[teams.GATE // 8] & 0xFFFF == 0  # and nobody is there
 
 
+@contextlib.contextmanager
+def cores_apart() -> Iterator[None]:
+    """Keep the calling thread on one core, and all helpers on the others.
+
+    A helper that is woken on the caller's own core goes back to sleep. While others keep the second core of two busy,
+    a scheduler may wake it there every time.
+    """
+    cores = os.sched_getaffinity(0)
+    if len(cores) < 2:
+        pytest.skip("needs two cores")
+    own = {min(cores)}
+    helpers = [thread.native_id or 0 for thread in threading.enumerate() if thread.name == "sparsebp helper"]
+    try:
+        os.sched_setaffinity(0, own)
+        for helper in helpers:
+            os.sched_setaffinity(helper, cores - own)
+        yield
+    finally:
+        for thread in (0, *helpers):
+            os.sched_setaffinity(thread, cores)
+
+
 def met(crew: teams._Team, held: int = 0) -> int:
     """Have helpers of a team take part; return how many threads ran the parts.
 
-    A helper that finds itself on the caller's core, as others are busy, goes back to sleep: then once more.
+    One that does not come in time, as others are busy on its core too, is called once more.
     """
-    for _ in range(300):
-        crew._room[RESUME // 8] = 0
-        parts, here = crew.helpers + 1, np.zeros(1, np.int64)
-        runs, who = record(parts)
-        meet(crew.address, parts, runs, who, here.ctypes.data, 2, myself(), held)
-        assert (runs == 1).all()
-        if len(set(who)) > 1:
-            break
+    with cores_apart():
+        for _ in range(300):
+            crew._room[RESUME // 8] = 0
+            parts, here = crew.helpers + 1, np.zeros(1, np.int64)
+            runs, who = record(parts)
+            meet(crew.address, parts, runs, who, here.ctypes.data, 2, myself(), held)
+            assert (runs == 1).all()
+            if len(set(who)) > 1:
+                break
     return len(set(who))
 
 

@@ -12,7 +12,6 @@ Three things make them faster than NumPy's, and results the same for every numbe
 
 from __future__ import annotations
 
-import contextlib
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -40,7 +39,6 @@ _SUMS = ((32, 1 << 19), (256, 1 << 21))
 """Up to what thin axis, and from what size of the large matrix on, a cut along k is worth its partial results."""
 _PACKED_PART, _PACKED_HALF, _PACKED_ROWS = 1 << 22, 1 << 20, 64
 """The same, and rows, where packing has to pay; halves are worth it earlier."""
-_ALONE = 1 << 13  # multiply-adds below which OpenBLAS wakes no second thread
 _MAX_PARTS, _MAX_SUMS = 16, 8
 _SUM_PART = 1 << 14
 _FAST = 4  # multiply-adds of a BLAS in the time of one of another kernel
@@ -120,7 +118,7 @@ def matmul(a: Array, b: Array, out: Array) -> Array:
     if m * n * k <= SMALL:
         if k == 1:
             return np.multiply(a, b, out=out)
-        with threads.one_blas_thread() if m * n * k > _ALONE else contextlib.nullcontext():
+        with threads.one_blas_thread_for(m * n * k):
             return np.matmul(a, b, out=out)
     a, b = _in_rows(a), _in_rows(b)
     cut, sizes = describe(a, b)
