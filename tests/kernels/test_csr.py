@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sparsebp import kernels
 from sparsebp.errors import DTypeError, LayoutError, ShapeError
 from sparsebp.kernels.host.parts import parts_for
-from sparsebp.threads import get_threads, set_threads
+from sparsebp.threads import get_threads, most_threads, set_threads
 from strategies import csr_patterns, index_dtypes, normal, reals, seeds, sizes, tolerance
 
 batches = sizes(0, 33)
@@ -155,6 +155,7 @@ def test_host_results_are_bitwise_equal_for_every_number_of_threads(batch):
     np.testing.assert_array_equal(results[0][1], np.repeat(x, per_row, axis=0) * data)
 
 
+@pytest.mark.skipif(most_threads() < 2, reason="needs two threads")
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("batch", [1, 7, 16])
 @pytest.mark.parametrize("shared", [False, True])

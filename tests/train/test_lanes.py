@@ -112,6 +112,7 @@ def test_a_forgotten_executor_ends_its_thread():
     assert not thread.is_alive()
 
 
+@pytest.mark.skipif(threads.most_threads() < 2, reason="needs two threads")
 def test_kernels_of_threads_side_by_side_enter_no_parallel_region():
     many = parts_for(10**9)
     with threads.serial_kernels():
