@@ -40,6 +40,29 @@ COLUMNS = (
     *(Column(f"memory, `{name}`", f"memory_{name}", report.size) for name in ALGORITHMS),
     Column("Blelloch over chunked", "memory_ratio", report.times),
 )
+TABLES = {
+    "Time of the backward pass": (
+        "length",
+        "threads",
+        "time_bp",
+        "time_chunked",
+        "time_hybrid",
+        "time_blelloch",
+        "time_torch",
+        "time_auto",
+    ),
+    "What `auto` chose": ("length", "threads", "chosen", "auto_over_best"),
+    "FLOPs": ("length", "flops_bp", "flops_chunked", "flops_hybrid", "flops_blelloch"),
+    "Peak memory": (
+        "length",
+        "threads",
+        "memory_bp",
+        "memory_chunked",
+        "memory_hybrid",
+        "memory_blelloch",
+        "memory_ratio",
+    ),
+}
 SHORT = ("length", "threads", "time_bp", "time_chunked", "time_blelloch", "time_torch", "chosen", "memory_ratio")
 """Columns of the README's table and of the terminal's."""
 

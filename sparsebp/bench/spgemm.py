@@ -47,7 +47,13 @@ COLUMNS = (
     Column("× copy floor", "floor_times", report.times),
     Column("plan earned back after", "earned_after", lambda calls: f"{calls:.0f} calls"),
 )
-SHORT = ("name", "values", "strategy", "ours", "scipy_ratio", "mkl_numeric_ratio", "targets", "met", "floor_times")
+TABLES = {
+    "Operands and plans": ("name", "a_text", "b_text", "strategy", "products", "plan_seconds"),
+    "Time, and whether the target is met": ("name", "values", "threads", "ours", "scipy", "targets", "met"),
+    "Ratios": ("name", "values", "threads", "scipy_ratio", "mkl_ratio", "mkl_numeric_ratio", "graphblas_ratio"),
+    "Beside a copy of as many bytes": ("name", "values", "threads", "moved", "floor", "floor_times", "earned_after"),
+}
+SHORT = ("name", "values", "ours", "scipy_ratio", "mkl_numeric_ratio", "targets", "met", "floor_times")
 """Columns of the README's table."""
 
 
