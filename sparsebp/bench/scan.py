@@ -198,5 +198,6 @@ def picture(result: Mapping[str, Any]) -> Any:
     axes[0, 0].set_ylabel("seconds, backward (median)")
     axes[0, 1].set_ylabel("bytes allocated at the peak")
     axes[0, 0].legend(fontsize=8)
-    drawing.suptitle(f"Backward of RNN(1, 20), B = {BATCH}, float32, {most} threads", fontsize=10)
+    axes[0, 0].set_title(f"time, {most} thread{'s' if most > 1 else ''}", fontsize=9)
+    axes[0, 1].set_title("memory", fontsize=9)
     return drawing

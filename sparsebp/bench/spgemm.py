@@ -266,5 +266,8 @@ def picture(result: Mapping[str, Any]) -> Any:
     ax.invert_yaxis()
     ours = f"{most} thread{'s' if most > 1 else ''}"
     ax.set_xlabel(f"times faster than SciPy (one thread; ours: {ours}), median and quartiles", fontsize=9)
+    for color, label in (("#93c5fd", "values shared"), ("#1e40af", "values of each of 16 samples, time of one")):
+        ax.barh([0], [0], color=color, label=label)
+    drawing.legend(fontsize=8, loc="outside lower center", ncols=2)
     ax.spines[["top", "right"]].set_visible(False)
     return drawing
