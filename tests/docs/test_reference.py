@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -54,6 +57,19 @@ def test_every_parameter_has_its_own_type_and_default(package: Any) -> None:
                     wrong.append(f"{documented.path}({shown.name}: {shown.annotation} = {shown.value})")
     assert seen > 700
     assert wrong == []
+
+
+DIRECTIVE = re.compile(r"^::: sparsebp\.(\S+)\n(?:    options:\n      heading: sparsebp\.(\S+)\n)?", re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "reference").glob("*.md")), ids=lambda page: page.stem)
+def test_a_heading_is_what_users_import(package: Any, page: Path) -> None:
+    """A function in a module of its own name is hidden by that module, unless the page names both and has a heading."""
+    for path, heading in DIRECTIVE.findall(page.read_text(encoding="utf-8")):
+        parent, _, name = f"sparsebp.{heading or path}".rpartition(".")
+        imported = getattr(import_module(parent), name)
+        assert package[path].is_module == isinstance(imported, ModuleType), path
+        assert path.split(".")[-1] == name
 
 
 def test_a_group_is_split_in_its_sections_only() -> None:
