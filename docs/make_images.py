@@ -66,7 +66,7 @@ def main() -> None:
     for name, n, algorithm, options in (
         ("blelloch", 7, "blelloch", {}),
         ("hybrid", 15, "hybrid", {"up_levels": 2}),
-        ("chunked", 15, "chunked", {"workers": 4}),
+        ("chunked", 15, "chunked", {"chunks": 4}),
     ):
         drawing, axes = report.figure(1, 1, width=8.0, height=4.6)
         scan_plan(n, algorithm, **options).plot(axes[0, 0])

@@ -32,14 +32,18 @@ COLUMNS = (
     Column("busy processes", "processes"),
     Column("threads", "threads"),
     Column("one thread, p50", "one_p50", report.seconds),
-    Column("p90", "one_p90", report.seconds),
+    Column("one thread, p90", "one_p90", report.seconds),
     Column("threads, p50", "more_p50", report.seconds),
-    Column("p90 ", "more_p90", report.seconds),
+    Column("threads, p90", "more_p90", report.seconds),
     Column("p50 over one", "ratio_p50", report.times),
     Column("p90 over one", "ratio_p90", report.times),
     Column("target", "target"),
     Column("outcome", "met", number=False),
 )
+TABLES = {
+    "The median step": ("batch", "processes", "threads", "one_p50", "more_p50", "ratio_p50"),
+    "The 90th percentile": ("batch", "processes", "threads", "one_p90", "more_p90", "ratio_p90", "target", "met"),
+}
 SHORT = ("batch", "processes", "threads", "one_p90", "more_p90", "ratio_p90", "met")
 
 
@@ -115,18 +119,21 @@ def busy_processes(count: int) -> Iterator[None]:
 def picture(result: Mapping[str, Any]) -> Any:
     """Draw the 90th percentiles, one thread beside several."""
     rows = result["rows"]
+    counts = sorted({row["threads"] for row in rows})
     drawing, axes = report.figure(1, 1, width=8.0, height=0.45 * len(rows) + 1.4)
     ax = axes[0, 0]
-    for shift, side, color, label in ((-0.2, "one", "#9a3412", "one thread"), (0.2, "more", "#1e40af", "more threads")):
+    more = f"{' or '.join(map(str, counts))} threads"
+    for shift, side, color, label in ((-0.2, "one", "#9a3412", "one thread"), (0.2, "more", "#1e40af", more)):
         places = [i + shift for i in range(len(rows))]
         ax.barh(places, [row[f"{side}_p90"] * 1e3 for row in rows], height=0.4, color=color, label=label)
-    ax.set_yticks(
-        range(len(rows)),
-        [f"B = {row['batch']}, {row['processes']} busy, {row['threads']} threads" for row in rows],
-        fontsize=8,
-    )
+    ax.set_yticks(range(len(rows)), [_label(row, counts) for row in rows], fontsize=8)
     ax.invert_yaxis()
     ax.set_xlabel("milliseconds that nine steps in ten stay below", fontsize=9)
     ax.legend(fontsize=8, frameon=False)
     ax.spines[["top", "right"]].set_visible(False)
     return drawing
+
+
+def _label(row: Mapping[str, Any], counts: list[int]) -> str:
+    busy = {0: "none busy", 1: "1 process busy"}.get(row["processes"], f"{row['processes']} processes busy")
+    return f"B = {row['batch']}, {busy}" + (f", {row['threads']} threads" if len(counts) > 1 else "")

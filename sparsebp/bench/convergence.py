@@ -44,6 +44,28 @@ COLUMNS = (
     Column("step, BP", "step_bp", report.seconds),
     Column("step, scan", "step_scan", report.seconds),
 )
+TABLES = {
+    "Losses, and time of a step": (
+        "optimizer",
+        "dtype",
+        "iterations",
+        "first_loss",
+        "last_bp",
+        "last_scan",
+        "step_bp",
+        "step_scan",
+    ),
+    "Relative differences of the losses": (
+        "optimizer",
+        "dtype",
+        "difference",
+        "test_difference",
+        "torch_difference",
+        "rounding",
+        "target",
+        "met",
+    ),
+}
 SHORT = ("optimizer", "dtype", "iterations", "last_bp", "last_scan", "difference", "target", "met")
 """Columns of the README's table."""
 

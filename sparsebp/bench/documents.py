@@ -6,8 +6,10 @@
     …
     <!-- /bench:recurrent -->
 
-``short`` takes the columns that the benchmark names for a README (``SHORT``), and the rows that its ``in_short``
-admits, if it has one. With ``--check`` nothing is written, and the exit status says whether a document is up to date.
+Without ``short`` there are the tables that the benchmark names (``TABLES``: captions, and keys of columns, few enough
+for a page's width); a row that a table shows already is left out. ``short`` takes the columns that the benchmark names
+for a README (``SHORT``), and the rows that its ``in_short`` admits, if it has one. With ``--check`` nothing is written,
+and the exit status says whether a document is up to date.
 """
 
 from __future__ import annotations
@@ -16,9 +18,10 @@ import argparse
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from sparsebp.bench import report
@@ -89,11 +92,12 @@ def find_results(folder: Path) -> dict[str, list[tuple[Path, dict[str, Any]]]]:
 
 
 def _section(path: Path, result: Mapping[str, Any], short: bool, folder: Path) -> str:
-    module = import_module(f"sparsebp.bench.{result['benchmark']}")
-    columns = [column for column in module.COLUMNS if not short or column.key in module.SHORT]
-    chosen = getattr(module, "in_short", None) if short else None
-    parts = [report.markdown_table(columns, list(filter(chosen, result["rows"])) if chosen else result["rows"])]
-    if not short:
+    module, rows = import_module(f"sparsebp.bench.{result['benchmark']}"), result["rows"]
+    if short:
+        chosen = getattr(module, "in_short", lambda row: True)
+        parts = [_table(module, module.SHORT, filter(chosen, rows))]
+    else:
+        parts = [f"*{caption}:*\n\n{_table(module, keys, rows)}" for caption, keys in module.TABLES.items()]
         parts.insert(0, f"**{result['title']}.** Left out: {result['leaves_out']}.")
         parts += [f"- {note}" for note in result["notes"]]
         picture = path.with_suffix(".png")
@@ -103,6 +107,13 @@ def _section(path: Path, result: Mapping[str, Any], short: bool, folder: Path) -
         f"<small>{report.where(result)}. Ratios: median (quartiles) over rounds in which both sides ran.</small>"
     )
     return "\n\n".join(parts)
+
+
+def _table(module: ModuleType, keys: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
+    """Return the table of some of a benchmark's columns; of rows that then read the same, one."""
+    columns = {column.key: column for column in module.COLUMNS}
+    table = report.markdown_table([columns[key] for key in keys], rows)
+    return "\n".join(dict.fromkeys(table.splitlines()))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

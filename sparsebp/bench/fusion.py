@@ -56,6 +56,20 @@ COLUMNS = (
     Column("largest layer's", "largest", report.size),
     Column("outcome", "met", number=False),
 )
+TABLES = {
+    "Time of a step": ("network", "batch", "optimizer", "threads", "none", "forward", "backward", "share"),
+    "Time of a step in PyTorch": ("network", "batch", "optimizer", "threads", "torch", "foreach", "fused", "hooks"),
+    "Ratios": ("network", "batch", "optimizer", "threads", "forward_ratio", "backward_ratio", "hooks_ratio", "met"),
+    "Peak memory of gradients": (
+        "network",
+        "batch",
+        "optimizer",
+        "none_peak",
+        "backward_peak",
+        "hooks_peak",
+        "largest",
+    ),
+}
 SHORT = ("network", "batch", "optimizer", "share", "backward_ratio", "hooks_ratio", "none_peak", "backward_peak", "met")
 """Columns of the README's table."""
 

@@ -28,12 +28,16 @@ COLUMNS = (
     Column("threads", "threads"),
     Column("sparsebp", "ours", report.seconds),
     Column("autograd, column by column", "columns", report.seconds),
-    Column("faster", "columns_ratio", report.times),
+    Column("over autograd", "columns_ratio", report.times),
     Column("vmap(jacrev)", "jacrev", report.seconds),
-    Column("faster", "jacrev_ratio", report.times),
-    Column("paper", "target", lambda value: f"≥ {value:.2g}×"),
-    Column("over autograd", "met", number=False),
+    Column("over jacrev", "jacrev_ratio", report.times),
+    Column("paper, over autograd", "target", lambda value: f"≥ {value:.2g}×"),
+    Column("outcome", "met", number=False),
 )
+TABLES = {
+    "Time": ("name", "shape", "sparsity", "threads", "ours", "columns", "jacrev"),
+    "Ratios": ("name", "shape", "threads", "columns_ratio", "jacrev_ratio", "target", "met"),
+}
 SHORT = ("name", "shape", "threads", "ours", "columns_ratio", "jacrev_ratio", "target", "met")
 """Columns of the README's table."""
 

@@ -86,7 +86,7 @@ def convolution_t(
     rng = np.random.default_rng(seed)
     weight = rng.standard_normal((channels_out, channels_in, 3, 3)).astype(np.float32)
     weight[rng.random(weight.shape) >= keep] = 0
-    matrix = conv_jacobian_t(weight, (side, side), padding=1, layout=layout).to_scipy().copy()
+    matrix = conv_jacobian_t(weight, (side, side), padding=1, layout=layout).to_scipy(copy=True)
     matrix.eliminate_zeros()
     return matrix
 

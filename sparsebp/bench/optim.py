@@ -60,6 +60,20 @@ COLUMNS = (
     Column("bytes moved", "moved", report.size),
     Column("× copy floor", "floor_times", report.times),
 )
+TABLES = {
+    "Networks": ("network", "tensors", "parameters"),
+    "Time of an update": ("network", "optimizer", "threads", "ours", "loop", "unfused", "foreach", "fused"),
+    "Ratios": ("network", "optimizer", "threads", "loop_ratio", "unfused_ratio", "foreach_ratio", "fused_ratio"),
+    "Targets, and the time of a copy of as many bytes": (
+        "network",
+        "optimizer",
+        "threads",
+        "moved",
+        "floor_times",
+        "targets",
+        "met",
+    ),
+}
 SHORT = ("network", "optimizer", "ours", "foreach_ratio", "fused_ratio", "met", "floor_times")
 """Columns of the README's table."""
 

@@ -55,6 +55,18 @@ COLUMNS = (
     Column("time", "seconds", report.seconds),
     Column("of the slowest BP operator's", "share", lambda v: f"{v:.2f}"),
 )
+TABLES = {
+    "Steps of the scan (J: a product of matrices, y: of a matrix and the gradient) and operators of BP": (
+        "batch",
+        "step",
+        "phase",
+        "critical",
+        "dense_flops",
+        "flops",
+        "seconds",
+        "share",
+    ),
+}
 SHORT = ("batch", "side", "step", "flops", "seconds", "share")
 """Columns of the README's table."""
 

@@ -11,6 +11,7 @@ A row is a flat dict; a duration is the dict of `Timing.to_dict` (seconds), a ra
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -187,6 +188,13 @@ def figure(rows: int = 1, columns: int = 1, *, width: float = 8.0, height: float
     return drawing, drawing.subplots(rows, columns, squeeze=False)
 
 
+def draw(result: Mapping[str, Any], picture: Callable[[Mapping[str, Any]], Any]) -> Any:
+    """Return a benchmark's picture under the result's title."""
+    drawing = picture(result)
+    drawing.suptitle(textwrap.fill(result["title"], 80), fontsize=10)
+    return drawing
+
+
 def save_figure(drawing: Any, path: Path) -> Path:
     """Write a figure as PNG in one atomic step, without a date in it, and return the path."""
     return write_figure(drawing, path, dpi=144, metadata={"Software": None})
@@ -204,7 +212,7 @@ def finish(
     path = save(result, folder, stem)
     written = [str(path)]
     try:
-        written.append(str(save_figure(picture(result), path.with_suffix(".png"))))
+        written.append(str(save_figure(draw(result, picture), path.with_suffix(".png"))))
     except MissingDependencyError as error:
         echo(f"No picture: {error}")
     for note in result["notes"]:

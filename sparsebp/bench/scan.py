@@ -40,6 +40,29 @@ COLUMNS = (
     *(Column(f"memory, `{name}`", f"memory_{name}", report.size) for name in ALGORITHMS),
     Column("Blelloch over chunked", "memory_ratio", report.times),
 )
+TABLES = {
+    "Time of the backward pass": (
+        "length",
+        "threads",
+        "time_bp",
+        "time_chunked",
+        "time_hybrid",
+        "time_blelloch",
+        "time_torch",
+        "time_auto",
+    ),
+    "What `auto` chose": ("length", "threads", "chosen", "auto_over_best"),
+    "FLOPs": ("length", "flops_bp", "flops_chunked", "flops_hybrid", "flops_blelloch"),
+    "Peak memory": (
+        "length",
+        "threads",
+        "memory_bp",
+        "memory_chunked",
+        "memory_hybrid",
+        "memory_blelloch",
+        "memory_ratio",
+    ),
+}
 SHORT = ("length", "threads", "time_bp", "time_chunked", "time_blelloch", "time_torch", "chosen", "memory_ratio")
 """Columns of the README's table and of the terminal's."""
 
@@ -175,5 +198,6 @@ def picture(result: Mapping[str, Any]) -> Any:
     axes[0, 0].set_ylabel("seconds, backward (median)")
     axes[0, 1].set_ylabel("bytes allocated at the peak")
     axes[0, 0].legend(fontsize=8)
-    drawing.suptitle(f"Backward of RNN(1, 20), B = {BATCH}, float32, {most} threads", fontsize=10)
+    axes[0, 0].set_title(f"time, {most} thread{'s' if most > 1 else ''}", fontsize=9)
+    axes[0, 1].set_title("memory", fontsize=9)
     return drawing

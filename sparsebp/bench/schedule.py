@@ -70,6 +70,14 @@ COLUMNS = (
     Column("threads", "threads"),
     Column("outcome", "met", number=False),
 )
+TABLES = {
+    "Time of a step": ("network", "batch", "one", "fused", "conventional", "two", "joint", "list"),
+    "Over one stream on one core": ("network", "batch", "fused_ratio", "two_ratio", "joint_ratio", "list_ratio"),
+    "What was kept": ("network", "batch", "keeps", "kept_ratio", "kept_conventional_ratio", "memory", "met"),
+    "Simulated beside measured": (
+        "network", "batch", "stages", "threads", "one_error", "two_error", "joint_error", "list_error",
+    ),
+}  # fmt: skip
 SHORT = ("network", "batch", "one", "conventional", "kept", "keeps", "kept_ratio", "kept_conventional_ratio", "met")
 """Columns of the README's table."""
 

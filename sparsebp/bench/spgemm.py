@@ -47,7 +47,13 @@ COLUMNS = (
     Column("× copy floor", "floor_times", report.times),
     Column("plan earned back after", "earned_after", lambda calls: f"{calls:.0f} calls"),
 )
-SHORT = ("name", "values", "strategy", "ours", "scipy_ratio", "mkl_numeric_ratio", "targets", "met", "floor_times")
+TABLES = {
+    "Operands and plans": ("name", "a_text", "b_text", "strategy", "products", "plan_seconds"),
+    "Time, and whether the target is met": ("name", "values", "threads", "ours", "scipy", "targets", "met"),
+    "Ratios": ("name", "values", "threads", "scipy_ratio", "mkl_ratio", "mkl_numeric_ratio", "graphblas_ratio"),
+    "Beside a copy of as many bytes": ("name", "values", "threads", "moved", "floor", "floor_times", "earned_after"),
+}
+SHORT = ("name", "values", "ours", "scipy_ratio", "mkl_numeric_ratio", "targets", "met", "floor_times")
 """Columns of the README's table."""
 
 
@@ -260,5 +266,8 @@ def picture(result: Mapping[str, Any]) -> Any:
     ax.invert_yaxis()
     ours = f"{most} thread{'s' if most > 1 else ''}"
     ax.set_xlabel(f"times faster than SciPy (one thread; ours: {ours}), median and quartiles", fontsize=9)
+    for color, label in (("#93c5fd", "values shared"), ("#1e40af", "values of each of 16 samples, time of one")):
+        ax.barh([0], [0], color=color, label=label)
+    drawing.legend(fontsize=8, loc="outside lower center", ncols=2)
     ax.spines[["top", "right"]].set_visible(False)
     return drawing

@@ -24,7 +24,7 @@ def csr_of(pattern: SparsityPattern, values: np.ndarray | None = None, *, copy: 
         (nnz,) values, shared unless `copy`; float32 ones if None. Ones keep the whole structure in SciPy's products,
         which drop sums that are exactly zero.
     copy
-        Whether the result owns all of its arrays.
+        Whether the result owns all of its arrays, so that they may be written to, by SciPy's methods too.
 
     Raises
     ------
@@ -72,6 +72,6 @@ def from_scipy(matrix: Any, *, copy: bool = False) -> TransposedJacobian:
     return TransposedJacobian(pattern, np.array(matrix.data, copy=copy or None))
 
 
-def to_scipy(jacobian: TransposedJacobian, sample: int = 0) -> Any:
-    """Return one sample as a `scipy.sparse.csr_array`; the same as ``jacobian.to_scipy(sample)``."""
-    return jacobian.to_scipy(sample)
+def to_scipy(jacobian: TransposedJacobian, sample: int = 0, *, copy: bool = False) -> Any:
+    """Return one sample as a `scipy.sparse.csr_array`; the same as ``jacobian.to_scipy(sample, copy=copy)``."""
+    return jacobian.to_scipy(sample, copy=copy)

@@ -94,11 +94,16 @@ class TransposedJacobian:
             batch_axes=self.batch_axes[::-1],
         )  # fmt: skip
 
-    def to_scipy(self, sample: int = 0) -> Any:
-        """Return one sample as a `scipy.sparse.csr_array`.
+    def to_scipy(self, sample: int = 0, *, copy: bool = False) -> Any:
+        """Return one sample as a `scipy.sparse.csr_array`. Device values are copied to the host, which synchronises.
 
-        Index arrays are those of the pattern, read-only, and shared values are not copied. Device values are copied to
-        the host, which synchronises.
+        Parameters
+        ----------
+        sample
+            Number of the sample; values that the batch shares are those of every sample.
+        copy
+            False: index arrays are those of the pattern, read-only, which SciPy's methods that work in place refuse,
+            and host values are a view of `data`. True: the matrix owns all of its arrays, and they may be written to.
 
         Raises
         ------
@@ -107,7 +112,7 @@ class TransposedJacobian:
         """
         from sparsebp.interop.scipy import csr_of
 
-        return csr_of(self.pattern, backend.to_host(self.values_of(sample)))  # synchronize!
+        return csr_of(self.pattern, backend.to_host(self.values_of(sample)), copy=copy)  # synchronize!
 
     def to_dense(self, sample: int = 0) -> Array:
         """Return one sample as a dense (n_in, n_out) array of the same namespace.

@@ -46,8 +46,8 @@ def plot(
             remedy="Install the extra: pip install 'sparsebp[plot]'",
         ) from error
     if ax is None:
-        size = (min(2 + 0.5 * len(plan.patterns), 24), 6) if kind == "tree" else (7, 5)
-        ax = plt.subplots(figsize=size)[1]
+        tree = (_inches(6, 2 + 0.5 * len(plan.patterns)), _inches(4, 2 + 0.35 * len(_rows(plan.steps))))
+        ax = plt.subplots(figsize=tree if kind == "tree" else (7, 5), layout="constrained")[1]  # which cuts no label
     elif not isinstance(ax, Axes):
         raise OptionError(
             "ax is not a matplotlib axes", expected="an Axes, or None for a new one", got=repr(ax),
@@ -68,6 +68,9 @@ def _tree(plan: ScanPlan, ax: Any) -> None:
     A value stands in the column of its last element, where the algorithm keeps it. Lines lead from both operands to the
     product; those of the critical path are thick.
     """
+    from matplotlib.lines import Line2D
+    from matplotlib.patheffects import withStroke
+
     n = len(plan.patterns)
     place: dict[Span, tuple[float, float]] = {Span(i, i + 1): (i, 0.0) for i in range(n + 1)}
     ticks: dict[float, str] = {0.0: "input"}
@@ -84,12 +87,24 @@ def _tree(plan: ScanPlan, ax: Any) -> None:
     for span, (x, y) in place.items():
         ax.scatter([x], [y], marker="s", s=60, color=VECTOR if span.is_vector else MATRIX, zorder=2)
         if n <= 32:
-            ax.annotate(str(span), (x, y), xytext=(0, 6), textcoords="offset points", ha="center", fontsize=6)
+            label = ax.annotate(str(span), (x, y), xytext=(0, 6), textcoords="offset points", ha="center", fontsize=6)
+            label.set_path_effects([withStroke(linewidth=2, foreground="white")])  # lines pass behind it
     ax.set_yticks(list(ticks), list(ticks.values()))
-    ax.set_ylim(depth + 0.7, -0.7)
+    ax.set_ylim(1.1 * depth + 1.2, -0.7)  # the legend has the last row
     ax.set_xticks([0, *range(1, n + 1, max(1, n // 16))])
     ax.set_xlabel("position in the array [g, J_1, …, J_n]")
     ax.set_title(f"{plan.algorithm}: {n} Jacobians, {len(plan.critical_path)} steps on the critical path")
+    ax.legend(
+        handles=[Line2D([], [], color=MATRIX, label="matrix", marker="s", linestyle="none"),
+                 Line2D([], [], color=VECTOR, label="vector", marker="s", linestyle="none"),
+                 Line2D([], [], color="black", linewidth=2.4, label="critical path")],
+        loc="lower center", ncols=3, fontsize=7, frameon=False,
+    )  # fmt: skip
+
+
+def _inches(least: float, wanted: float) -> float:
+    """Return a figure's side: what is wanted, within what can be looked at."""
+    return min(max(least, wanted), 24)
 
 
 def _rows(steps: tuple[ScanStep, ...]) -> list[list[ScanStep]]:
@@ -115,10 +130,10 @@ def _flops(plan: ScanPlan, ax: Any, operators: Sequence[Operator], measured: Seq
     """
     heights = [s.flops for s in plan.steps] if measured is None else measured
     drawn = [(s, h) for s, h in zip(plan.steps, heights, strict=True) if h > 0]  # an identity's product takes nothing
-    for kind, marker, colour in (("mv", "o", VECTOR), ("mm", "s", MATRIX)):
+    for kind, name, marker, colour in (("mv", "matrix–vector", "o", VECTOR), ("mm", "matrix–matrix", "s", MATRIX)):
         for critical in (False, True):
             points = [(s.dense_flops, h) for s, h in drawn if s.kind == kind and s.critical == critical]
-            label = f"{kind}, critical" if critical else kind
+            label = f"{name}, critical" if critical else name
             face = colour if critical else "none"
             if points:
                 x, y = zip(*points, strict=True)

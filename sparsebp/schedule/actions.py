@@ -35,11 +35,11 @@ class Action(_Fields):
 
     Parameters
     ----------
-    stage
+    stage : int
         Number of the stage, from 0 at the input. A stage is one layer or several.
-    kind
+    kind : Kind
         One of `KINDS`.
-    microbatch
+    microbatch : int or None, default None
         Number of the micro-batch. None for S and U that take the gradients of all micro-batches together.
 
     Raises

@@ -61,7 +61,7 @@ def plot_history(history: History, ax: Any = None, *, smooth: int = 20) -> Any:
     return ax
 
 
-def save_loss_curve(history: History, path: str | os.PathLike[str], *, title: str | None = None) -> Path:
+def save_loss_curve(history: History, path: str | os.PathLike[str], *, title: str = "Training") -> Path:
     """Write the picture of `plot_history` to `path` (PNG, SVG or PDF by its suffix) and return the path.
 
     Raises
@@ -72,8 +72,7 @@ def save_loss_curve(history: History, path: str | os.PathLike[str], *, title: st
         The file cannot be written, or the suffix is of no format.
     """
     ax = plot_history(history)
-    if title is not None:
-        ax.set_title(title)
+    ax.set_title(title)
     return write_figure(ax.figure, path, dpi=150, bbox_inches="tight")
 
 

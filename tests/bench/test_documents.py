@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,28 @@ def test_quick_runs_do_not_count_and_the_newest_comes_first(tmp_path: Path) -> N
     write_result(tmp_path, date="2026-02-01", stem="b")
     text = documents.fill(TEXT, documents.find_results(tmp_path), tmp_path)
     assert text.index("ReLU of 2026-02-01") < text.index("ReLU of 2026-01-01")
+
+
+@pytest.mark.parametrize("name", documents.BENCHMARKS)
+def test_tables_are_narrow_and_tell_their_columns_apart(name: str) -> None:
+    module = import_module(f"sparsebp.bench.{name}")
+    headings = [column.heading.strip() for column in module.COLUMNS]
+    assert len(set(headings)) == len(headings)
+    tables = list(module.TABLES.values())
+    assert all(len(keys) <= 8 for keys in tables)
+    shown, left_out = set().union(*tables), {"side", "kind"} if name == "pruned" else set()  # which step and phase tell
+    assert shown | left_out == {column.key for column in module.COLUMNS}
+
+
+def test_rows_that_read_the_same_are_one(tmp_path: Path) -> None:
+    path = write_result(tmp_path)
+    result = report.load(path)
+    result["rows"].append(result["rows"][0] | {"columns_ratio": 20.0})
+    report.save(result, tmp_path, "jacobian")
+    text = documents.fill(TEXT.replace(" short", ""), documents.find_results(tmp_path), tmp_path)
+    times, ratios = text.split("*Ratios:*")
+    assert times.count("| ReLU of 2026-01-01 |") == 1
+    assert ratios.count("| ReLU of 2026-01-01 |") == 2
 
 
 def test_an_unknown_benchmark_is_refused(tmp_path: Path) -> None:

@@ -22,6 +22,21 @@ def test_links_lead_somewhere(document: Path) -> None:
     assert not missing
 
 
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_tables_fit_a_page(document: Path) -> None:
+    """Eight columns, whose longest words fit beside each other; and no two columns of one name."""
+    for table in re.findall(r"(?:^\|.*\|\n)+", document.read_text(encoding="utf-8"), re.MULTILINE):
+        rows = [line[1:-1].split("|") for line in table.splitlines()]
+        heading = [name.strip() for name in rows.pop(0)]
+        names = [name for name in heading if name]
+        assert len(heading) <= 8 and len(set(names)) == len(names), heading
+        cells = [row for row in [heading, *rows[1:]] if len(row) == len(heading)]  # others have a bar within code
+        words = (
+            max(len(word) for cell in column for word in cell.split() or [""]) for column in zip(*cells, strict=True)
+        )
+        assert sum(words) <= 84, heading
+
+
 def test_every_page_is_in_the_navigation() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     pages = [page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")]

@@ -50,6 +50,44 @@ def test_scipy_owns_its_arrays_only_if_asked_for():
         assert matrix.indices.flags.writeable == copy
 
 
+IN_PLACE = {
+    "eliminate_zeros": lambda matrix: matrix.eliminate_zeros(),
+    "sort_indices": lambda matrix: (setattr(matrix, "has_sorted_indices", False), matrix.sort_indices()),
+    "sum_duplicates": lambda matrix: (
+        setattr(matrix, "has_canonical_format", False),
+        setattr(matrix, "has_sorted_indices", False),
+        matrix.sum_duplicates(),
+    ),
+}
+
+
+@pytest.mark.parametrize("change", IN_PLACE.values(), ids=IN_PLACE)
+@pytest.mark.parametrize("export", [scipy_bridge.to_scipy, TransposedJacobian.to_scipy], ids=["function", "method"])
+def test_scipy_may_work_in_place_on_a_copy_only(export, change):
+    j = batched()
+    j.data[1] = 0
+    kept = j.data.copy(), j.pattern.indptr.copy(), j.pattern.indices.copy()
+    with pytest.raises(ValueError, match="read-only"):
+        change(export(j, 1))
+    matrix = export(j, 1, copy=True)
+    expected = matrix.toarray()
+    change(matrix)
+    np.testing.assert_array_equal(matrix.toarray(), expected)
+    matrix.data += 1
+    for array, before in zip((j.data, j.pattern.indptr, j.pattern.indices), kept, strict=True):
+        np.testing.assert_array_equal(array, before)
+
+
+def test_a_copy_of_read_only_values_may_be_written_to():
+    j = TransposedJacobian(batched().pattern, np.ones(5, np.float32))
+    j.data.flags.writeable = False
+    with pytest.raises(ValueError, match="read-only"):
+        j.to_scipy().data += 1
+    matrix = j.to_scipy(copy=True)
+    matrix.data += 1
+    assert matrix.data.tolist() == [2] * 5 and j.data.tolist() == [1] * 5
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_scipy_values_keep_their_dtype_and_explicit_zeros(dtype):
     matrix = scipy.sparse.csr_array(

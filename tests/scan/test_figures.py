@@ -65,13 +65,32 @@ def test_tree_of_a_folded_chain(ax):
             assert line.get_ydata()[0] < line.get_ydata()[1]
 
 
+@pytest.mark.parametrize("kind", ["tree", "flops"])
+@pytest.mark.parametrize(("length", "algorithm"), [(1, "linear"), (3, "blelloch"), (15, "hybrid"), (40, "linear")])
+def test_a_figure_of_its_own_cuts_nothing_off_and_says_what_colours_mean(length, algorithm, kind):
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    plan = plan_scan([SparsityPattern.dense(2, 2)] * length, algorithm)
+    ax = plan.plot(kind=kind)
+    ax.figure.canvas.draw()
+    try:
+        box, (width, height) = ax.figure.get_tightbbox(), ax.figure.get_size_inches()
+        assert box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height
+        legend = [text.get_text() for text in ax.get_legend().get_texts()]
+        assert legend == ["matrix", "vector", "critical path"] if kind == "tree" else "matrix–vector" in "".join(legend)
+        assert ax.get_title()
+    finally:
+        pyplot.close(ax.figure)
+
+
 def test_flops_of_every_step_beside_the_operators(ax):
     found = vgg_like(np.random.default_rng(0), divide=32)
     plan = plan_scan([o.pattern for o in found], "hybrid", up_levels=2, fold=False)
     operators = [(o.name, o.flops, 2 * o.pattern.shape[0] * o.pattern.shape[1]) for o in found]
     assert plan.plot(ax, kind="flops", operators=operators) is ax
     labels = [text.get_text() for text in ax.get_legend().get_texts()]
-    assert labels == ["mv", "mv, critical", "mm", "mm, critical", "BP operators"]
+    assert labels == [
+        "matrix–vector", "matrix–vector, critical", "matrix–matrix", "matrix–matrix, critical", "BP operators"
+    ]  # fmt: skip
     drawn = np.concatenate([c.get_offsets() for c in ax.collections])
     expected = [(s.dense_flops, s.flops) for s in plan.steps] + [(o[2], o[1]) for o in operators]
     np.testing.assert_array_equal(np.sort(drawn, axis=0), np.sort(np.array(expected, float), axis=0))

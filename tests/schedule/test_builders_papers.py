@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from sparsebp.schedule import Action, Costs, Schedule, Simulation, depth, simulate
+from sparsebp.schedule import Action, Costs, Schedule, Simulation, StageBytes, depth, simulate
 from sparsebp.schedule.builders import (
     conventional,
     dualpipe2018,
@@ -102,6 +104,30 @@ def test_zero_bubble_table_1(workers, build, bubble, held):
         found = simulate(build(workers=workers, stages=workers, microbatches=microbatches))
         assert longest_span(found) - 3 * microbatches == bubble(workers)
         assert max(max(curve.saved) for curve in found.memory) == held(workers)
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4, 8])
+def test_zero_bubble_keeps_the_memory_of_1f1b_where_gradients_of_outputs_take_none(workers):
+    """Qi et al. (2023), Table 1, assumes that I frees what the gradient takes that W waits with; the account does not.
+
+    Beside the activations are the weights and their gradient (two units) and, counted as a unit each, these gradients.
+    """
+    builders = (one_f_one_b, zero_bubble_h1, zero_bubble_h2)
+    for output, waiting in ((0, (0, 0, 0)), (1, (1, workers, 2 * workers - 1))):
+        costs = Costs({"F": 1, "I": 1, "W": 1}, stages=StageBytes(output=output))
+        for build, saved, gradients in zip(builders, (workers, workers, 2 * workers - 1), waiting, strict=True):
+            found = simulate(build(workers=workers, stages=workers, microbatches=4 * workers), costs)
+            assert max(curve.peak for curve in found.memory) == saved + gradients + 2
+
+
+@given(st.tuples(*3 * [st.integers(1, 9)]), st.integers(1, 5))
+def test_zero_bubble_h1_saves_the_activations_of_as_many_micro_batches_as_workers(durations, workers):
+    """On every worker, whatever F, I and W take: the order alone decides it. In 1F1B worker k saves N - k."""
+    costs = Costs(dict(zip("FIW", durations, strict=True)))
+    shape = {"workers": workers, "stages": workers, "microbatches": 3 * workers}
+    ours, theirs = (simulate(build(**shape), costs).memory for build in (zero_bubble_h1, one_f_one_b))
+    assert [max(curve.saved) for curve in ours] == workers * [workers]
+    assert [max(curve.saved) for curve in theirs] == [workers - k for k in range(workers)]
 
 
 @pytest.mark.parametrize(("F", "I", "W"), [(2, 2, 1), (3, 4, 3), (4, 5, 4), (1, 2, 1), (3, 3, 2)])

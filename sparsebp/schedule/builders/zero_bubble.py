@@ -17,8 +17,9 @@ def zero_bubble_h1(*, workers: int, stages: int, microbatches: int, chunks: int 
                    input_gradient: bool = True) -> Schedule:  # fmt: skip
     """Return ZB-H1: 1F1B, with worker k's weight gradients k micro-batches behind its input gradients.
 
-    The bubble falls from (N − 1)(F + I + W) to (N − 1)(F + I − W), with the memory that 1F1B needs on its first worker:
-    N micro-batches on every worker.
+    The bubble falls from (N − 1)(F + I + W) to (N − 1)(F + I − W). Every worker saves the activations of N
+    micro-batches, as many as 1F1B's first. The gradients that W needs come on top: with F = I = W those of k + 1
+    micro-batches on worker k, in place of one.
 
     Parameters
     ----------
@@ -34,8 +35,10 @@ def zero_bubble_h1(*, workers: int, stages: int, microbatches: int, chunks: int 
 
     Notes
     -----
-    Qi et al., "Zero bubble pipeline parallelism", 2023 (ICLR 2024), §2.1 and Table 1, where I is called B. The order is
-    that of PyTorch's ``ScheduleInterleavedZeroBubble`` (ZB1P).
+    Qi et al., "Zero bubble pipeline parallelism", 2023 (ICLR 2024), §2.1 and Table 1, where I is called B. Its memory
+    is that of 1F1B under the paper's assumption that a micro-batch takes no more after I than before: I frees at least
+    as much as the gradients take that W needs. `simulate` frees what was saved when both have run. The order is that
+    of PyTorch's ``ScheduleInterleavedZeroBubble`` (ZB1P).
     """
     return _delayed("ZB-H1", 1, workers, chunks, StepGraph(stages, microbatches, frozenset(unweighted)), input_gradient)
 
@@ -47,7 +50,7 @@ def zero_bubble_h2(*, workers: int, stages: int, microbatches: int, chunks: int 
 
     The bubble is (N − 1)(F + I − 2 W): none where F = I = W, from 2 N − 1 micro-batches on. It is counted between a
     worker's first and last action: the workers start and end one after the other, so that the next step can follow
-    without a gap where nothing holds all workers at its end. The memory is that of 2 N − 1 micro-batches.
+    without a gap where nothing holds all workers at its end. The activations of 2 N − 1 micro-batches are saved.
 
     Parameters
     ----------
