@@ -7,7 +7,7 @@ from typing import Any
 from rich.text import Text
 
 from sparsebp.bench import report
-from sparsebp.commands.common import console
+from sparsebp.commands.common import console, print_line, print_table
 from sparsebp.schedule.gantt import COLOURS
 from sparsebp.schedule.summary import most_stale
 
@@ -66,12 +66,12 @@ def print_summary(found: dict[str, Any]) -> None:
         "critical path": f"{len(path)} cells: {shown}",
     }
     for name, text in lines.items():
-        out.print(f"{name:14}{text}", markup=False)
+        print_line(name, text, 14)
     out.print()
-    out.print(report.text_table(_WORKERS, found["per_worker"]), markup=False)
+    print_table(_WORKERS, found["per_worker"])
     if found["per_stage"]:
         out.print()
-        out.print(report.text_table(_STAGES, found["per_stage"]), markup=False)
+        print_table(_STAGES, found["per_stage"])
 
 
 def coloured(chart: str) -> Text:

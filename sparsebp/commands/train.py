@@ -10,7 +10,7 @@ import typer
 
 from sparsebp.arguments import check_integer
 from sparsebp.commands import session
-from sparsebp.commands.common import JsonOption, ThreadsOption, use_threads
+from sparsebp.commands.common import JsonOption, ThreadsOption, out_option, use_threads
 from sparsebp.errors import OptionError
 
 
@@ -171,7 +171,7 @@ def train(
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of data, weights, order.", show_default="0")] = None,
     threads: ThreadsOption = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for checkpoint and picture.", show_default="runs/TASK-MODEL")
+        Path | None, out_option("Folder for checkpoint and picture.", show_default="runs/TASK-MODEL")
     ] = None,
     checkpoint_every: Annotated[
         int | None, typer.Option(min=1, help="Steps between checkpoints within an epoch.", show_default="end of epoch")
@@ -206,7 +206,7 @@ def train(
       sparsebp train digits --model lenet5 --fusion backward
       sparsebp train --config runs/tuned.toml --epochs 3
       sparsebp train digits --model vgg11 --prune 0.97 --backward hybrid --compare
-      sparsebp train digits --weights runs/digits-lenet5/pruned.safetensors --optimizer sgd --out runs/sparse
+      sparsebp train digits --weights runs/digits-lenet5/pruned.safetensors
       sparsebp train cifar10 --data cifar-10-batches-bin --model mobilenetv2
     """
     from sparsebp.train.recipe import config_for

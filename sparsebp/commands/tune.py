@@ -6,11 +6,19 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
-from sparsebp.commands.common import JsonOption, console, write_json
+from sparsebp.bench import report
+from sparsebp.commands.common import JsonOption, out_option, print_line, print_table, progress_bar, write_json
 from sparsebp.commands.train import Backward, DType, Fusion, Model, Optimizer, Task
 from sparsebp.errors import OptionError
+
+_COLUMNS = (
+    *(report.Column(name, name, number=False) for name in ("fusion", "schedule", "backward")),
+    report.Column("threads", "threads"),
+    report.Column("step", "step", report.seconds),
+    report.Column("quartiles", "quartiles", lambda found: " – ".join(map(report.seconds, found))),
+    report.Column("over the fastest", "over", lambda ratio: f"{ratio:.2f}×"),
+)
 
 
 def tune(
@@ -41,9 +49,7 @@ def tune(
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps in a row.")] = 3,
     rounds: Annotated[int, typer.Option(min=1, help="How often each combination runs.")] = 5,
-    out: Annotated[Path, typer.Option(help="The file for sparsebp train --config, .toml or .json.")] = Path(
-        "runs/tuned.toml"
-    ),
+    out: Annotated[Path, out_option("The file for sparsebp train --config, .toml or .json.")] = Path("runs/tuned.toml"),
     json: JsonOption = False,
 ) -> None:
     """Try combinations of --fusion, --schedule, --backward and threads on a model, a few steps each, in turn.
@@ -54,7 +60,7 @@ def tune(
     \b
     Examples:
       sparsebp tune digits --model lenet5
-      sparsebp tune digits --model densenet --batch-size 8 --out runs/densenet.toml
+      sparsebp tune digits --model densenet --out runs/densenet.toml
       sparsebp train --config runs/densenet.toml --epochs 2
       sparsebp tune bitstream --backward bp --backward chunked --threads 2 --json
     """
@@ -77,7 +83,8 @@ def tune(
         raise OptionError("The format of the file is unknown", expected=".toml or .json", got=out.suffix or "none",
                           remedy="Give --out one of these suffixes")  # fmt: skip
     prepare_folder(out.parent)
-    trials = tuning.tune(given, tried, steps=steps, rounds=rounds)
+    with progress_bar("combination", "; nothing was written") as told:
+        trials = tuning.tune(given, tried, steps=steps, rounds=rounds, progress=told)
     best = trials[0]
     write_config(given | {"model": config.model} | dict(best.options), out)
     if json:
@@ -89,22 +96,17 @@ def tune(
 
 
 def _print(trials: list[Any], path: Path) -> None:
-    from sparsebp.bench import report
-
-    table = Table("fusion", "schedule", "backward", "threads", "step (quartiles)", "over the fastest")
     fastest = trials[0].seconds.median
-    for trial in trials:
-        if trial.seconds is not None:
-            low, high = map(report.seconds, trial.seconds.quartiles)
-            median = trial.seconds.median
-            table.add_row(*map(str, trial.options.values()), f"{report.seconds(median)} ({low} – {high})",
-                          f"{median / fastest:.2f}×")  # fmt: skip
-    shown = console()
-    shown.print(table, width=max(shown.width, 100), crop=False)  # a pipe would cut it to 80
+    print_table(_COLUMNS, [
+        {**trial.options, "step": trial.seconds.median, "quartiles": trial.seconds.quartiles,
+         "over": trial.seconds.median / fastest}
+        for trial in trials if trial.seconds is not None
+    ])  # fmt: skip
     reasons: dict[str, list[str]] = {}
     for trial in trials:
         if trial.refused is not None:
             reasons.setdefault(trial.refused, []).append("/".join(map(str, trial.options.values())))
     for reason, combined in reasons.items():
-        shown.print(f"refused  {', '.join(combined)}\n         {reason}", markup=False)
-    shown.print(f"written  {path}: sparsebp train --config {path}", markup=False)
+        print_line("refused", ", ".join(combined), 9)
+        print_line("", reason, 9)
+    print_line("written", f"{path}: sparsebp train --config {path}", 9)
