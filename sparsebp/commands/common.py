@@ -57,6 +57,11 @@ class Group(TyperGroup):
             raise typer.Exit(130) from error
 
 
+def choice_option(text: str, names: Iterable[str], *, show_default: bool | str = True) -> Any:
+    """Return an option that takes one of some names. Its help lists them: narrow types are broken anywhere."""
+    return typer.Option(metavar="<name>", help=f"{text}: {', '.join(names)}.", show_default=show_default)
+
+
 def out_option(text: str, *, show_default: bool | str = True) -> Any:
     """Return the option ``--out`` with a text for its help. An empty path is refused."""
     return typer.Option(parser=_out_path, metavar="<path>", help=text, show_default=show_default)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sparsebp.commands.common import JsonOption, console, out_option, write_json
+from sparsebp.commands.common import JsonOption, choice_option, console, out_option, write_json
 from sparsebp.commands.interrupted import Interrupted
 from sparsebp.commands.train import PruneMethod
 
@@ -17,7 +17,7 @@ def prune(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint of sparsebp train, or its folder.")],
     amount: Annotated[float, typer.Option(help="Share of the weights that is pruned afterwards.")],
     method: Annotated[
-        PruneMethod, typer.Option(help="How to share that out over the layers.")
+        PruneMethod, choice_option("How to share that out over the layers", PruneMethod)
     ] = PruneMethod.class_blind,
     out: Annotated[
         Path | None,

@@ -8,7 +8,16 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from sparsebp.commands.common import Group, JsonOption, console, out_option, print_line, print_table, write_json
+from sparsebp.commands.common import (
+    Group,
+    JsonOption,
+    choice_option,
+    console,
+    out_option,
+    print_line,
+    print_table,
+    write_json,
+)
 from sparsebp.commands.schedule_options import (
     MOST,
     BandwidthOption,
@@ -39,7 +48,11 @@ from sparsebp.schedule.summary import summary
 
 FusionOption = Annotated[
     Literal["none", "forward", "backward"] | None,
-    typer.Option(help="Adds updates: at the end, before the next forward, after the gradient.", show_default="none"),
+    choice_option(
+        "Adds updates at the end, before the next forward, after the gradient",
+        ("none", "forward", "backward"),
+        show_default="none",
+    ),
 ]
 ChunksOption = Annotated[int | None, typer.Option(min=1, max=MOST, help="Groups of stages a worker (interleaved).")]
 GroupOption = Annotated[
@@ -72,7 +85,11 @@ def build(
     memory_limit: Annotated[float | None, typer.Option(help="Bound for the memory (reverse-first-k).")] = None,
     priority: Annotated[
         Literal["first-ready", "first-stage"] | None,
-        typer.Option(help="Which gradient is synchronised next (reverse-first-k).", show_default="first-stage"),
+        choice_option(
+            "Which gradient is synchronised next in reverse-first-k",
+            ("first-ready", "first-stage"),
+            show_default="first-stage",
+        ),
     ] = None,
     unweighted: UnweightedOption = None,
     recomputed: Annotated[str | None, typer.Option(help="Stages that recompute their activations, as in 0,1.")] = None,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import groupby
 from typing import Any
 
 from rich.text import Text
@@ -20,6 +22,12 @@ def _share(value: float) -> str:
     return f"{value:.1%}"
 
 
+def _runs(numbers: Iterable[int]) -> str:
+    """Write ascending numbers, those without a gap as ``4–7``."""
+    runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
+    return " ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
+
+
 COMPARED = (
     report.Column("builder", "builder", number=False),
     report.Column("workers", "workers"),
@@ -33,7 +41,7 @@ COMPARED = (
 )
 _WORKERS = (
     report.Column("worker", "worker"),
-    report.Column("stages", "stages", lambda stages: " ".join(map(str, stages)), number=False),
+    report.Column("stages", "stages", _runs, number=False),
     report.Column("busy", "busy", lambda busy: ", ".join(f"{s} {v:.1%}" for s, v in busy.items()), number=False),
     report.Column("peak memory", "peak_memory", _number),
 )

@@ -8,7 +8,15 @@ from typing import Annotated, Any
 import typer
 
 from sparsebp.bench import report
-from sparsebp.commands.common import JsonOption, out_option, print_line, print_table, progress_bar, write_json
+from sparsebp.commands.common import (
+    JsonOption,
+    choice_option,
+    out_option,
+    print_line,
+    print_table,
+    progress_bar,
+    write_json,
+)
 from sparsebp.commands.train import Backward, DType, Fusion, Model, Optimizer, Task
 from sparsebp.errors import OptionError
 
@@ -23,7 +31,7 @@ _COLUMNS = (
 
 def tune(
     task: Annotated[Task, typer.Argument(help="The task, see sparsebp train.")],
-    model: Annotated[Model | None, typer.Option(help="The network.", show_default="by task")] = None,
+    model: Annotated[Model | None, choice_option("The network", Model, show_default="by task")] = None,
     hidden: Annotated[int | None, typer.Option(min=1, help="Sequences: hidden size.", show_default="by task")] = None,
     layers: Annotated[int | None, typer.Option(min=1, help="Sequences: recurrent layers.", show_default="1")] = None,
     seq_len: Annotated[int | None, typer.Option(min=1, help="Sequences: steps.", show_default="by task")] = None,
@@ -31,18 +39,18 @@ def tune(
     data: Annotated[Path | None, typer.Option(help="cifar10: folder of images.", show_default=False)] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Training samples.", show_default="all")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Batch size.", show_default="by task")] = None,
-    optimizer: Annotated[Optimizer | None, typer.Option(help="Optimizer.", show_default="adam")] = None,
+    optimizer: Annotated[Optimizer | None, choice_option("Optimizer", Optimizer, show_default="adam")] = None,
     clip: Annotated[float | None, typer.Option(help="Largest gradient norm.", show_default="1; images none")] = None,
     accumulate: Annotated[int | None, typer.Option(min=1, help="Micro-batches.", show_default="1")] = None,
     dtype: Annotated[DType | None, typer.Option(help="Precision.", show_default="float32")] = None,
     fusion: Annotated[
-        list[Fusion] | None, typer.Option(help="Try this one; once for each.", show_default="all")
+        list[Fusion] | None, choice_option("Try this one; once for each", Fusion, show_default="all")
     ] = None,
     schedule: Annotated[
         list[str] | None, typer.Option(help="Try this one; once for each.", show_default="conventional, ooo")
     ] = None,
     backward: Annotated[
-        list[Backward] | None, typer.Option(help="Try this one; once for each.", show_default="bp, auto")
+        list[Backward] | None, choice_option("Try this one; once for each", Backward, show_default="bp, auto")
     ] = None,
     threads: Annotated[
         list[int] | None, typer.Option(min=1, help="Try so many; once for each.", show_default="1, all")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -65,6 +66,15 @@ def test_examples_stand_on_a_line_of_80_letters():
     commands = app.registered_commands + app.registered_groups[0].typer_instance.registered_commands
     examples = [line for command in commands for line in command.help.splitlines() if line.startswith("  sparsebp ")]
     assert len(examples) > 30 and max(map(len, examples)) <= 78
+
+
+@pytest.mark.parametrize("arguments", [["train"], ["tune"], ["prune"], ["schedule", "build"], ["schedule", "plot"]])
+def test_help_of_80_letters_breaks_no_name_of_a_choice(monkeypatch, arguments):
+    monkeypatch.setenv("COLUMNS", "80")
+    text = invoke(*arguments, "--help").stdout
+    options = text[text.rindex("Options") :]  # the type of an argument is typer's own
+    for line in options.splitlines():
+        assert not re.search(r"\w\|\w", line) or line.count("<") == line.count(">") == 1, line
 
 
 def test_root_help_and_version():

@@ -72,6 +72,12 @@ def test_validate_and_simulate(gpipe):
     assert json.loads(invoke("simulate", gpipe, "--json", "--steps", "2").stdout)["makespan"] == 24
 
 
+def test_stages_of_a_worker_are_listed_in_short():
+    built = invoke("build", "interleaved-1f1b", "--stages", 12, "--workers", 3, "--chunks", 2)
+    assert "0–1 6–7" in invoke("simulate", "-", input=built.stdout).stdout
+    assert "  0–23 " in invoke("simulate", "-", input=invoke("build", "ooo", "--stages", 24).stdout).stdout
+
+
 def test_costs_of_a_file_and_options_above_them(tmp_path, gpipe):
     costs = tmp_path / "costs.json"
     costs.write_text('{"durations": {"F": 2, "B": 3}, "stages": [{"saved": 10}, {}], "latency": 1, "slowdown": 2}')
