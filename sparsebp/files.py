@@ -304,8 +304,11 @@ def check_path(name: str, value: Any) -> Path:
     Raises
     ------
     OptionError
-        It is something else.
+        It is something else, or an empty text, which `pathlib` would take for the current folder.
     """
+    if isinstance(value, str) and value == "":
+        raise OptionError(f"{name} is empty", expected="the name of a file or folder", got="''",
+                          remedy="Pass '.' for the current folder")  # fmt: skip
     try:
         return Path(value)
     except TypeError as error:

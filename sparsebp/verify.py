@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -315,18 +315,49 @@ def _algorithm(layers: Iterable[Recurrent], algorithm: Backward, memory_limit: i
             layer.options = options
 
 
-def self_check(rng: Seed = 0) -> dict[str, GradientReport]:
+def self_check(
+    rng: Seed = 0, *, device: str = "cpu", progress: Callable[[str, int, int], None] | None = None
+) -> dict[str, GradientReport]:
     """Run `check_gradient` over a representative set of small models; a few seconds once the kernels are compiled.
+
+    Parameters
+    ----------
+    rng
+        Generator or seed: the models, their data, and which entries are checked.
+    device
+        ``"cpu"`` or ``"cuda"``: where the models are.
+    progress
+        Called before each model with its name, its number from 0, and how many there are.
 
     Returns
     -------
     dict
         Reports by the model's name.
+
+    Raises
+    ------
+    OptionError
+        `rng` is no seed.
+    DeviceError, MissingDependencyError
+        The device is unknown or not there; CuPy is not installed.
     """
-    rng = check_generator("rng", rng)
-    reports: dict[str, GradientReport] = {}
+    generator = check_generator("rng", rng)
+    backend.device_namespace(device)  # before anything is made
+    cases = list(_cases(generator))
+    reports = {}
+    for number, (name, model, loss, x, target, options) in enumerate(cases):
+        if progress is not None:
+            progress(name, number, len(cases))
+        batch = (backend.to_device(array, device) for array in (x, target))
+        reports[name] = check_gradient(model.to(device), loss, *batch, rng=generator, **options)
+    return reports
+
+
+def _cases(rng: np.random.Generator) -> Iterator[tuple[str, nn.Layer, Any, Array, Array, dict[str, Any]]]:
+    """Yield name, model, loss, input, target and options of the forward of every model of a self-check."""
+    classify, regress = nn.CrossEntropyLoss(), nn.MSELoss()
+    steps, batch = 37, 4
     for dtype in (np.float32, np.float64):
-        classify, regress = nn.CrossEntropyLoss(), nn.MSELoss()
         options: dict[str, Any] = {"dtype": dtype, "rng": rng}
         recurrent: dict[str, Recurrent] = {
             "RNN tanh": nn.RNN(3, 8, **options),
@@ -334,19 +365,14 @@ def self_check(rng: Seed = 0) -> dict[str, GradientReport]:
             "GRU": nn.GRU(3, 8, **options),
             "GRU, 2 layers, bidirectional": nn.GRU(2, 5, num_layers=2, bidirectional=True, **options),
         }
-        steps, batch = 37, 4
         for name, rnn in recurrent.items():
             head = nn.Linear(rnn.directions * rnn.hidden_size, 3, **options)
             x = rng.standard_normal((steps, batch, rnn.input_size)).astype(dtype)
-            target = rng.integers(0, 3, batch)
             key = f"{name}, {np.dtype(dtype).name}"
-            reports[f"{key}, last state"] = check_gradient(
-                nn.SequenceClassifier(rnn, head), classify, x, target, rng=rng
-            )
+            yield f"{key}, last state", nn.SequenceClassifier(rnn, head), classify, x, rng.integers(0, 3, batch), {}
             outputs = rng.standard_normal((steps, batch, head.in_features)).astype(dtype)
             lengths = rng.integers(1, steps + 1, batch)
-            reports[f"{key}, every step, lengths"] = check_gradient(rnn, regress, x, outputs, rng=rng, lengths=lengths)
+            yield f"{key}, every step, lengths", rnn, regress, x, outputs, {"lengths": lengths}
         chain = nn.Sequential(nn.Linear(6, 5, **options), nn.Tanh(), nn.Linear(5, 3, **options), nn.Sigmoid())
         x, outputs = (rng.standard_normal((batch, n)).astype(dtype) for n in (6, 3))
-        reports[f"Sequential, {np.dtype(dtype).name}"] = check_gradient(chain, regress, x, outputs, rng=rng)
-    return reports
+        yield f"Sequential, {np.dtype(dtype).name}", chain, regress, x, outputs, {}

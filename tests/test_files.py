@@ -13,7 +13,7 @@ import threading
 import pytest
 
 from sparsebp import files
-from sparsebp.errors import FileFormatError, OutputError
+from sparsebp.errors import FileFormatError, OptionError, OutputError
 from sparsebp.files import (
     LOCK_NAME,
     hold_folder,
@@ -354,3 +354,12 @@ def test_json():
 def test_a_key_twice_is_refused(text):
     with pytest.raises(ValueError, match="the key 'a' twice"):
         parse_json(text)
+
+
+@pytest.mark.parametrize("call", [prepare_folder, lambda path: write_atomically(path, b"x"),
+                                  lambda path: read_file(path, "no", expected="a", remedy="b")])  # fmt: skip
+def test_an_empty_path_is_not_the_current_folder(tmp_path, monkeypatch, call):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OptionError, match=r"is empty\. Expected the name.*Pass '\.'"):
+        call("")
+    assert names(tmp_path) == []

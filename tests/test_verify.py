@@ -9,7 +9,7 @@ import pytest
 
 import sparsebp as sb
 from sparsebp import nn
-from sparsebp.errors import MemoryLimitError, OptionError
+from sparsebp.errors import DeviceError, MemoryLimitError, OptionError
 from sparsebp.nn.rnn import RNNMath
 
 
@@ -115,7 +115,21 @@ def test_options():
 
 
 def test_self_check_covers_both_cells_and_dtypes():
-    reports = sb.verify.self_check()
+    told = []
+    reports = sb.verify.self_check(progress=lambda *part: told.append(part))
+    assert told == [(name, number, len(reports)) for number, name in enumerate(reports)]
     assert all(report.ok for report in reports.values()), "\n".join(str(r) for r in reports.values() if not r.ok)
     for part in ("RNN tanh", "RNN relu", "GRU", "bidirectional", "lengths", "float32", "float64", "Sequential"):
         assert any(part in name for name in reports), part
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not sb.backend.has_gpu(), reason="needs CuPy and a GPU")
+def test_self_check_on_a_gpu():
+    reports = sb.verify.self_check(device="cuda")
+    assert all(report.ok for report in reports.values()), "\n".join(str(r) for r in reports.values() if not r.ok)
+
+
+def test_self_check_on_an_unknown_device():
+    with pytest.raises(DeviceError, match="Unknown device"):
+        sb.verify.self_check(device="tpu")

@@ -105,17 +105,46 @@ def markdown_table(columns: Sequence[Column], rows: Iterable[Mapping[str, Any]])
     return "\n".join(lines)
 
 
-def text_table(columns: Sequence[Column], rows: Iterable[Mapping[str, Any]]) -> str:
-    """Return the same table for a terminal."""
-    cells = [[column.heading for column in columns], *([column.cell(row) for column in columns] for row in rows)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
-    return "\n".join(
-        "  ".join(
-            text.rjust(width) if column.number else text.ljust(width)
-            for text, width, column in zip(row, widths, columns, strict=True)
-        ).rstrip()
-        for row in cells
-    )
+def text_table(columns: Sequence[Column], rows: Iterable[Mapping[str, Any]], width: int | None = None) -> str:
+    """Return the same table for a terminal of `width` letters; None is as wide as it takes.
+
+    Where it does not fit, its headings stand on several lines; where that is not enough either, it comes in parts, one
+    below the other, each with the first column.
+    """
+    rows = list(rows)
+    cells = [[column.cell(row) for row in rows] for column in columns]
+    heads, gap = [[column.heading] for column in columns], "  "
+    widths = _widths(heads, cells)
+    if width is not None and sum(widths) + len(gap) * (len(widths) - 1) > width:
+        gap = " "
+        words = [textwrap.wrap(column.heading, 1, break_long_words=False) for column in columns]
+        heads = [textwrap.wrap(column.heading, fits)
+                 for column, fits in zip(columns, _widths(words, cells), strict=True)]  # fmt: skip
+        widths = _widths(heads, cells)
+    texts = [[text.rjust(size) if column.number else text.ljust(size) for text in (*head, *shown)]
+             for head, shown, size, column in zip(heads, cells, widths, columns, strict=True)]  # fmt: skip
+    parts = []
+    for part in _parts(widths, len(gap), width):
+        height = max(len(texts[i]) for i in part)
+        lines = zip(*([" " * widths[i]] * (height - len(texts[i])) + texts[i] for i in part), strict=True)
+        parts.append("\n".join(gap.join(line).rstrip() for line in lines))
+    return "\n\n".join(parts)
+
+
+def _widths(heads: Iterable[Sequence[str]], cells: Iterable[Sequence[str]]) -> list[int]:
+    return [max(map(len, (*head, *column)), default=0) for head, column in zip(heads, cells, strict=True)]
+
+
+def _parts(widths: Sequence[int], gap: int, width: int | None) -> list[list[int]]:
+    """Return the columns of every part of a table that has `width` letters a line: the first, and as many as fit."""
+    parts, used = [[0]], widths[0]
+    for column, size in enumerate(widths[1:], 1):
+        used += gap + size
+        if width is not None and used > width and len(parts[-1]) > 1:
+            parts.append([0])
+            used = widths[0] + gap + size
+        parts[-1].append(column)
+    return parts
 
 
 def where(result: Mapping[str, Any]) -> str:

@@ -70,7 +70,7 @@ def combinations(
 
 def tune(
     options: Mapping[str, Any], tried: Sequence[Mapping[str, Any]], *, steps: int = 3, rounds: int = 5,
-    budget: float = 60.0, echo: Callable[[str], None] = lambda line: None,
+    budget: float = 60.0, progress: Callable[[str, int, int], None] = lambda name, number, count: None,
 ) -> list[Trial]:  # fmt: skip
     """Time a few steps of every combination.
 
@@ -84,8 +84,9 @@ def tune(
         How many run in a row.
     rounds, budget
         How often each runs, in turn with the others, and seconds after which two rounds must do.
-    echo
-        Told of every combination that is ready to run, or refused.
+    progress
+        Called before a combination is made ready to run, with what it is, its number from 0, and how many there are;
+        then once when they are measured, all together.
 
     Returns
     -------
@@ -106,19 +107,18 @@ def tune(
     data = None
     try:
         for number, choice in enumerate(tried):
-            shown = ", ".join(f"{name}={value}" for name, value in choice.items())
+            progress(", ".join(f"{name}={value}" for name, value in choice.items()), number, len(tried))
             try:
                 config = _config(options, choice)
                 data = data or config.load_data()
                 sides[number] = _Side(config, data, int(choice["threads"]), steps)
-                echo(shown)
             except SparseBPError as error:
                 refused.append(Trial(choice, refused=str(error)))
-                echo(f"{shown}: refused")
         if not sides:
             reasons = dict.fromkeys(trial.refused for trial in refused)
             raise OptionError("No combination can be had", expected="one at least", got="; ".join(map(str, reasons)),
                               remedy="Try others")  # fmt: skip
+        progress("while they were measured", len(tried), len(tried))
         calls = {str(number): timing.Call(side.run, side.prepare) for number, side in sides.items()}
         measured = timing.measure(calls, rounds=rounds, least_rounds=min(2, rounds), warmup=1, budget=budget)
     finally:

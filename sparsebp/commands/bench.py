@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sparsebp.commands.common import JsonOption, write_json
+from sparsebp.commands.common import JsonOption, out_option, write_json
 from sparsebp.errors import OptionError
 
 
@@ -32,9 +32,7 @@ class Benchmark(enum.StrEnum):
 
 def bench(
     benchmark: Annotated[Benchmark, typer.Argument(help="What to measure.")],
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for the JSON and the picture.", show_default="runs/bench")
-    ] = None,
+    out: Annotated[Path | None, out_option("Folder for the JSON and the picture.", show_default="runs/bench")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes: a smoke test.")] = False,
     threads: Annotated[
         list[int] | None, typer.Option("--threads", min=1, help="Thread counts to measure; give it once for each.")

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Column
 from typer.core import TyperGroup
 
 from sparsebp import __version__
-from sparsebp.errors import OptionError, SparseBPError
-from sparsebp.files import json_line
+from sparsebp.bench import report
+from sparsebp.commands.interrupted import Interrupted
+from sparsebp.errors import OptionError, OutputError, SparseBPError
+from sparsebp.files import check_path, json_line
+
+_ARGUMENTS = "sparsebp.arguments"
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON lines on standard output, nothing else.")]
 ThreadsOption = Annotated[
@@ -24,8 +34,13 @@ ThreadsOption = Annotated[
 class Group(TyperGroup):
     """A group of commands in which an error of sparsebp's own is one message, without a traceback.
 
-    The exit code is 2 for an option that cannot be had (wrong usage), and 1 for everything else.
+    The exit code is 2 for an option that cannot be had (wrong usage), 130 for Ctrl-C, and 1 for everything else.
     """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Keep the command's arguments as they are, for the message of an interruption."""
+        ctx.meta.setdefault(_ARGUMENTS, tuple(args))
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command that was asked for."""
@@ -37,8 +52,26 @@ class Group(TyperGroup):
             typer.echo(error if own else f"Out of memory: {error}. Use --backward bp or a smaller model.", err=True)
             raise typer.Exit(2 if isinstance(error, OptionError) else 1) from error
         except KeyboardInterrupt as error:
-            typer.echo("Interrupted.", err=True)
+            told = error.describe(ctx.meta[_ARGUMENTS]) if isinstance(error, Interrupted) else "Interrupted."
+            typer.echo(told, err=True)
             raise typer.Exit(130) from error
+
+
+def choice_option(text: str, names: Iterable[str], *, show_default: bool | str = True) -> Any:
+    """Return an option that takes one of some names. Its help lists them: narrow types are broken anywhere."""
+    return typer.Option(metavar="<name>", help=f"{text}: {', '.join(names)}.", show_default=show_default)
+
+
+def out_option(text: str, *, show_default: bool | str = True) -> Any:
+    """Return the option ``--out`` with a text for its help. An empty path is refused."""
+    return typer.Option(parser=_out_path, metavar="<path>", help=text, show_default=show_default)
+
+
+def _out_path(text: str) -> Path:
+    try:
+        return check_path("--out", text)
+    except OptionError as error:  # a ValueError would be taken for the parser's own, and lose its message
+        raise OutputError(error.problem, expected=error.expected, got=error.got, remedy=error.remedy) from error
 
 
 def make_app(commands: Iterable[Callable[..., None]], groups: Mapping[str, typer.Typer]) -> typer.Typer:
@@ -81,6 +114,53 @@ def console() -> Console:
     """Return a console on standard output that leaves text as it is: no wrapping, no guessed colours."""
     terminal = sys.stdout.isatty()
     return Console(file=sys.stdout, highlight=False, soft_wrap=True, no_color=None if terminal else True)
+
+
+def _letters() -> int | None:
+    """Return how many letters a line of the terminal has; None where standard output is none."""
+    return console().width if sys.stdout.isatty() else None
+
+
+def print_line(label: str, text: str, margin: int) -> None:
+    """Print a text after a label that takes `margin` letters: one line, which a narrower terminal gets in several.
+
+    Nothing but blanks ends a line, and a no-break space, printed as a space, does not.
+    """
+    line, letters = f"{label:<{margin}}{text}", _letters()
+    if letters is not None:
+        line = textwrap.fill(line, letters, subsequent_indent=" " * margin, break_long_words=False,
+                             break_on_hyphens=False)  # fmt: skip
+    console().print(line.replace("\xa0", " "), markup=False)
+
+
+def print_table(columns: Sequence[report.Column], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Print a table that fits the terminal."""
+    console().print(report.text_table(columns, rows, _letters()), markup=False)
+
+
+@contextlib.contextmanager
+def progress_bar(what: str, left: str = "") -> Iterator[Callable[[str, int, int], None]]:
+    """Draw a bar on standard error meanwhile, on a terminal only.
+
+    Yields what to call before each part, `what` it is, with its name, its number from 0, and how many there are. Ctrl-C
+    becomes `Interrupted` at that part; `left` says what there is of the whole then.
+    """
+    shown = Console(stderr=True)
+    text = TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True))
+    place = f"before the first {what}"
+    with Progress(text, BarColumn(16), MofNCompleteColumn(), console=shown, transient=True, expand=True,
+                  disable=not shown.is_terminal) as bar:  # fmt: skip
+        task = bar.add_task("", total=None)
+
+        def told(name: str, number: int, count: int) -> None:
+            nonlocal place
+            place = f"at {what} {number + 1} of {count}, {name}" if number < count else f"after {count} {what}s, {name}"
+            bar.update(task, description=escape(name), completed=number, total=count)
+
+        try:
+            yield told
+        except KeyboardInterrupt as error:
+            raise Interrupted(place + left) from error
 
 
 def write_json(entry: dict[str, Any]) -> None:

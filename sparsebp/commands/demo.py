@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 from sparsebp.commands import session
-from sparsebp.commands.common import JsonOption, ThreadsOption, use_threads
+from sparsebp.commands.common import JsonOption, ThreadsOption, out_option, use_threads
 
 
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for checkpoint and picture.")] = Path("runs", "demo"),
+    out: Annotated[Path, out_option("Folder for checkpoint and picture.")] = Path("runs", "demo"),
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs.", show_default="those of train seqmnist")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed.")] = 0,
     threads: ThreadsOption = None,

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from sparsebp import __version__, backend
-from sparsebp.commands.common import JsonOption, console, write_json
+from sparsebp.commands.common import JsonOption, print_line, write_json
 from sparsebp.errors import DeviceError, MissingDependencyError
 
 _PACKAGES = ("numpy", "scipy", "numba", "safetensors", "typer", "rich", "matplotlib", "mlxtend", "torch")
@@ -89,16 +89,18 @@ def _cupy_names() -> list[str]:
 
 
 def _print(facts: dict[str, Any]) -> None:
-    out = console()
     gpu = facts["gpu"]
-    out.print(f"sparsebp {facts['sparsebp']}, Python {facts['python']}, {facts['platform']}", markup=False)
-    out.print(f"CPU      {facts['cpu_count']} cores", markup=False)
-    out.print(f"GPU      {gpu['name'] if 'name' in gpu else 'none: ' + gpu['none']}", markup=False)
-    threads = ", ".join(f"{name} {count}" for name, count in facts["threads"].items())
-    out.print(f"BLAS     {facts['blas']}", markup=False)
-    out.print(f"threads  {threads}", markup=False)
-    packages = ", ".join(f"{name} {version or 'not installed'}" for name, version in facts["packages"].items())
-    out.print(f"packages {packages}", markup=False)
-    out.print("auto     for the backward of recurrent layers in float32:", markup=False)
+    packages = (f"{name}\xa0{version or 'not installed'}" for name, version in facts["packages"].items())
+    lines = {
+        "CPU": f"{facts['cpu_count']} cores",
+        "GPU": gpu["name"] if "name" in gpu else f"none: {gpu['none']}",
+        "BLAS": facts["blas"],
+        "threads": ", ".join(f"{name} {count}" for name, count in facts["threads"].items()),
+        "packages": ", ".join(packages),
+        "auto": "for the backward of recurrent layers in float32:",
+    }
+    print_line("", f"sparsebp {facts['sparsebp']}, Python {facts['python']}, {facts['platform']}", 0)
+    for label, text in lines.items():
+        print_line(label, text, 9)
     for entry in facts["auto"]:
-        out.print(f"         {entry['model'].upper()}: {entry['reason']}", markup=False)
+        print_line("", f"{entry['model'].upper()}: {entry['reason']}", 9)

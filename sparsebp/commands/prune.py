@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from sparsebp.commands.common import JsonOption, console, write_json
+from sparsebp.commands.common import JsonOption, choice_option, console, out_option, write_json
+from sparsebp.commands.interrupted import Interrupted
 from sparsebp.commands.train import PruneMethod
 
 
@@ -16,10 +17,11 @@ def prune(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint of sparsebp train, or its folder.")],
     amount: Annotated[float, typer.Option(help="Share of the weights that is pruned afterwards.")],
     method: Annotated[
-        PruneMethod, typer.Option(help="How to share that out over the layers.")
+        PruneMethod, choice_option("How to share that out over the layers", PruneMethod)
     ] = PruneMethod.class_blind,
     out: Annotated[
-        Path | None, typer.Option(help="The file to write.", show_default="pruned.safetensors beside the checkpoint")
+        Path | None,
+        out_option("The file to write.", show_default="pruned.safetensors beside the checkpoint"),
     ] = None,
     json: JsonOption = False,
 ) -> None:
@@ -37,7 +39,10 @@ def prune(
 
     folder = checkpoint if os.path.isdir(checkpoint) else checkpoint.parent
     target = folder / "pruned.safetensors" if out is None else out
-    report = prune_checkpoint(checkpoint, target, amount, method.value)
+    try:
+        report = prune_checkpoint(checkpoint, target, amount, method.value)
+    except KeyboardInterrupt as error:
+        raise Interrupted(f"while {target} was made; the checkpoint is as it was") from error
     if json:
         write_json({"event": "result", "checkpoint": str(target), **report.to_json()})
         return

@@ -8,8 +8,16 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from sparsebp.bench import report
-from sparsebp.commands.common import Group, JsonOption, console, write_json
+from sparsebp.commands.common import (
+    Group,
+    JsonOption,
+    choice_option,
+    console,
+    out_option,
+    print_line,
+    print_table,
+    write_json,
+)
 from sparsebp.commands.schedule_options import (
     MOST,
     BandwidthOption,
@@ -40,7 +48,11 @@ from sparsebp.schedule.summary import summary
 
 FusionOption = Annotated[
     Literal["none", "forward", "backward"] | None,
-    typer.Option(help="Adds updates: at the end, before the next forward, after the gradient.", show_default="none"),
+    choice_option(
+        "Adds updates at the end, before the next forward, after the gradient",
+        ("none", "forward", "backward"),
+        show_default="none",
+    ),
 ]
 ChunksOption = Annotated[int | None, typer.Option(min=1, max=MOST, help="Groups of stages a worker (interleaved).")]
 GroupOption = Annotated[
@@ -73,7 +85,11 @@ def build(
     memory_limit: Annotated[float | None, typer.Option(help="Bound for the memory (reverse-first-k).")] = None,
     priority: Annotated[
         Literal["first-ready", "first-stage"] | None,
-        typer.Option(help="Which gradient is synchronised next (reverse-first-k).", show_default="first-stage"),
+        choice_option(
+            "Which gradient is synchronised next in reverse-first-k",
+            ("first-ready", "first-stage"),
+            show_default="first-stage",
+        ),
     ] = None,
     unweighted: UnweightedOption = None,
     recomputed: Annotated[str | None, typer.Option(help="Stages that recompute their activations, as in 0,1.")] = None,
@@ -84,14 +100,14 @@ def build(
     bandwidth: BandwidthOption = None,
     slowdown: SlowdownOption = None,
     torch: Annotated[bool, typer.Option("--torch", help="Only what PyTorch's loader reads: no U, no S.")] = False,
-    out: Annotated[Path | None, typer.Option(help="The file to write.", show_default="standard output")] = None,
+    out: Annotated[Path | None, out_option("The file to write.", show_default="standard output")] = None,
 ) -> None:
     """Build the schedule of a technique and write it as CSV.
 
     \b
     Examples:
-      sparsebp schedule build gpipe --workers 4 --stages 4 --microbatches 8 --out gpipe.csv
-      sparsebp schedule build modulo --stages 16 --microbatches 4 | sparsebp schedule plot -
+      sparsebp schedule build gpipe --stages 4 --microbatches 8 --out gpipe.csv
+      sparsebp schedule build modulo --stages 16 | sparsebp schedule plot -
       sparsebp schedule build ooo --stages 12 --cost W=1.5 --memory-cap 1.2
     """
     schedule = build_schedule(
@@ -128,7 +144,7 @@ def validate(
         write_json({"event": "result", "name": schedule.name, **counts})
         return
     listed = ", ".join(f"{count} {name.replace('microb', 'micro-b')}" for name, count in counts.items())
-    console().print(f"{schedule.name or 'The schedule'} is valid: {listed}", markup=False)
+    print_line("", f"{schedule.name or 'The schedule'} is valid: {listed}", 0)
 
 
 def simulate_file(
@@ -150,7 +166,7 @@ def simulate_file(
     \b
     Examples:
       sparsebp schedule simulate gpipe.csv
-      sparsebp schedule simulate gpipe.csv --cost F=1 --cost B=1.8 --latency 0.1 --json
+      sparsebp schedule simulate gpipe.csv --cost B=1.8 --latency 0.1 --json
       sparsebp schedule simulate pipedream.csv --costs costs.json --steps 3
     """
     schedule = load(file, first, weights)
@@ -165,9 +181,7 @@ def plot(
     file: FileArgument,
     out: Annotated[
         Path | None,
-        typer.Option(
-            help="A picture (.png, .svg, .pdf), a Chrome trace (.json) or text (.txt).", show_default="text here"
-        ),
+        out_option("A picture (.png, .svg, .pdf), a Chrome trace (.json) or text (.txt).", show_default="text here"),
     ] = None,
     cost: CostOption = None,
     costs: CostsOption = None,
@@ -234,8 +248,8 @@ def compare(
     \b
     Examples:
       sparsebp schedule compare
-      sparsebp schedule compare gpipe 1f1b zb-h1 zb-h2 --workers 4 --stages 4 --microbatches 12
-      sparsebp schedule compare gpipe fast-forward modulo --stages 16 --microbatches 4 --no-input-gradient
+      sparsebp schedule compare gpipe 1f1b zb-h1 zb-h2 --stages 4
+      sparsebp schedule compare gpipe modulo --stages 16 --no-input-gradient
     """
     prices = costs_from(cost, costs, latency, bandwidth, slowdown)
     rows: list[dict[str, Any]] = []
@@ -258,10 +272,10 @@ def compare(
         for row in rows:
             write_json({"event": "builder", **row})
         return
-    console().print(report.text_table(COMPARED, built), markup=False)
+    print_table(COMPARED, built)
     for row in rows:
         if "reason" in row:
-            console().print(f"{row['builder']}: {row['reason']}", markup=False)
+            print_line("", f"{row['builder']}: {row['reason']}", 0)
 
 
 schedule_app = typer.Typer(

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from sparsebp.commands.common import choice_option
 from sparsebp.schedule import Costs, Link, Schedule, read_costs, read_csv
 from sparsebp.schedule.action_csv import from_csv
 from sparsebp.schedule.builders import BUILDERS
@@ -38,7 +39,9 @@ FirstOption = Annotated[
 ]
 WeightsOption = Annotated[
     Literal["current", "stashed", "latest"] | None,
-    typer.Option(help="The weights that a backward reads.", show_default="what the file says"),
+    choice_option(
+        "The weights that a backward reads", ("current", "stashed", "latest"), show_default="what the file says"
+    ),
 ]
 WorkersOption = Annotated[int | None, typer.Option(min=1, max=MOST, help="Devices of the pipeline.", show_default="4")]
 StagesOption = Annotated[int, typer.Option(min=1, max=MOST, help="Stages (layers, or groups of them).")]

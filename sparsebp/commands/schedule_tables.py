@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import groupby
 from typing import Any
 
 from rich.text import Text
 
 from sparsebp.bench import report
-from sparsebp.commands.common import console
+from sparsebp.commands.common import console, print_line, print_table
 from sparsebp.schedule.gantt import COLOURS
 from sparsebp.schedule.summary import most_stale
 
@@ -18,6 +20,12 @@ def _number(value: float) -> str:
 
 def _share(value: float) -> str:
     return f"{value:.1%}"
+
+
+def _runs(numbers: Iterable[int]) -> str:
+    """Write ascending numbers, those without a gap as ``4–7``."""
+    runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])]
+    return " ".join(str(run[0]) if len(run) == 1 else f"{run[0]}–{run[-1]}" for run in runs)
 
 
 COMPARED = (
@@ -33,7 +41,7 @@ COMPARED = (
 )
 _WORKERS = (
     report.Column("worker", "worker"),
-    report.Column("stages", "stages", lambda stages: " ".join(map(str, stages)), number=False),
+    report.Column("stages", "stages", _runs, number=False),
     report.Column("busy", "busy", lambda busy: ", ".join(f"{s} {v:.1%}" for s, v in busy.items()), number=False),
     report.Column("peak memory", "peak_memory", _number),
 )
@@ -66,12 +74,12 @@ def print_summary(found: dict[str, Any]) -> None:
         "critical path": f"{len(path)} cells: {shown}",
     }
     for name, text in lines.items():
-        out.print(f"{name:14}{text}", markup=False)
+        print_line(name, text, 14)
     out.print()
-    out.print(report.text_table(_WORKERS, found["per_worker"]), markup=False)
+    print_table(_WORKERS, found["per_worker"])
     if found["per_stage"]:
         out.print()
-        out.print(report.text_table(_STAGES, found["per_stage"]), markup=False)
+        print_table(_STAGES, found["per_stage"])
 
 
 def coloured(chart: str) -> Text:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import typer
 
-from sparsebp.commands.common import console, write_json
+from sparsebp.commands.common import console, print_line, write_json
+from sparsebp.commands.interrupted import Position
 from sparsebp.errors import OptionError
 from sparsebp.files import json_line, output_error, write_atomically
 from sparsebp.train import Comparison, JsonLines, ProgressBar, save_loss_curve
@@ -72,22 +73,28 @@ def run(
         There is nothing to resume in `folder`.
     OutputError
         Another run holds `folder`, or it cannot be written.
+    Interrupted
+        Ctrl-C, with the step, and whether there is a checkpoint to go on from.
     """
     if weights is not None and resume:
         raise OptionError(
             "A run that resumes has weights already", expected="--weights or --resume", got="both",
             remedy="Leave --weights out: the folder's checkpoint holds what the run has made of them",
         )  # fmt: skip
-    with run_folder(folder, resume=resume):
-        return _run(config, folder, weights, resume, compare, agreement, every, as_json)
+    position = Position(resumed=resume)
+    try:
+        with run_folder(folder, resume=resume):
+            return _run(config, folder, weights, resume, compare, agreement, every, as_json, position)
+    except KeyboardInterrupt as error:
+        raise position.interrupted() from error
 
 
 def _run(
     config: TrainConfig, folder: Path, weights: Path | None, resume: bool, compare: bool, agreement: bool,
-    every: int | None, as_json: bool,
+    every: int | None, as_json: bool, position: Position,
 ) -> dict[str, Any]:  # fmt: skip
-    callback = JsonLines(sys.stdout) if as_json else ProgressBar()
-    files: dict[str, Any] = {"callbacks": [callback], "checkpoint_dir": folder, "checkpoint_every": every}
+    callbacks = [position, JsonLines(sys.stdout) if as_json else ProgressBar()]
+    files: dict[str, Any] = {"callbacks": callbacks, "checkpoint_dir": folder, "checkpoint_every": every}
     start = folder / START_NAME
     if resume and start.exists():
         weights = start
@@ -206,43 +213,44 @@ def _schedule(session: Run) -> dict[str, Any]:
 
 
 def _print(result: dict[str, Any]) -> None:
-    out = console()
+    def line(label: str, text: str) -> None:
+        print_line(label, text, 15)
+
     if "pruning" in result:
         before = result["before_pruning"]
-        out.print(
-            f"before pruning {before['test_accuracy']:.4f}   (loss {before['test_loss']:.4f}; {before['steps']} steps, "
+        line(
+            "before pruning",
+            f"{before['test_accuracy']:.4f}   (loss {before['test_loss']:.4f}; {before['steps']} steps, "
             f"{before['training_seconds']:.1f} s of training)",
-            markup=False,
         )
-        out.print(
-            f"pruned         {result['pruning']['sparsity']:.2%} of the weights; test accuracy at once "
+        line(
+            "pruned",
+            f"{result['pruning']['sparsity']:.2%} of the weights; test accuracy at once "
             f"{result['test_accuracy_at_once']:.4f}",
-            markup=False,
         )
-    accuracy = result["test_accuracy"]
-    out.print(
-        f"test accuracy  {accuracy:.4f}   (loss {result['test_loss']:.4f}; {result['steps']} steps, "
+    line(
+        "test accuracy",
+        f"{result['test_accuracy']:.4f}   (loss {result['test_loss']:.4f}; {result['steps']} steps, "
         f"{result['training_seconds']:.1f} s of training)",
-        markup=False,
     )
-    out.print(f"backward plan  {result['backward']['reason']}", markup=False)
+    line("backward plan", result["backward"]["reason"])
     if "schedule" in result:
-        out.print(f"schedule       {result['schedule']['reason']}", markup=False)
+        line("schedule", result["schedule"]["reason"])
     for entry in result.get("agreement", ()):
         agreed = Agreement(**entry)
-        out.print(
-            f"agreement      {agreed.algorithm} against plain back-propagation: relative difference of the "
+        line(
+            "agreement",
+            f"{agreed.algorithm} against plain back-propagation: relative difference of the "
             f"gradients {agreed.relative_difference:.2e}, largest {agreed.largest_difference:.2e} ({agreed.parameter})",
-            markup=False,
         )
     if "comparison" in result:
         entry = {name: value for name, value in result["comparison"].items() if name != "time_ratio"}
-        out.print(f"comparison     {Comparison(**entry).describe()}", markup=False)
-        out.print(f"sequential     test accuracy {result['sequential_test_accuracy']:.4f}", markup=False)
+        line("comparison", Comparison(**entry).describe())
+        line("sequential", f"test accuracy {result['sequential_test_accuracy']:.4f}")
     if result["steps"] == 0:
-        out.print("loss curve     not drawn: no step was taken", markup=False)
+        line("loss curve", "not drawn: no step was taken")
     elif result["picture"] is None:
-        out.print("loss curve     not drawn: matplotlib is not installed (extra: plot)", markup=False)
+        line("loss curve", "not drawn: matplotlib is not installed (extra: plot)")
     else:
-        out.print(f"loss curve     {result['picture']}", markup=False)
-    out.print(f"checkpoint     {result['checkpoint']}", markup=False)
+        line("loss curve", result["picture"])
+    line("checkpoint", result["checkpoint"])

@@ -10,7 +10,7 @@ import typer
 
 from sparsebp.arguments import check_integer
 from sparsebp.commands import session
-from sparsebp.commands.common import JsonOption, ThreadsOption, use_threads
+from sparsebp.commands.common import JsonOption, ThreadsOption, choice_option, out_option, use_threads
 from sparsebp.errors import OptionError
 
 
@@ -112,6 +112,7 @@ def train(
     model: Annotated[
         Model | None,
         typer.Option(
+            metavar="<name>",
             help="rnn, gru for sequences; lenet5, vgg11, mobilenetv2, densenet for images.",
             show_default="gru; bitstream rnn; images lenet5; cifar10 vgg11",
         ),
@@ -131,17 +132,17 @@ def train(
     batch_size: Annotated[int | None, typer.Option(min=1, help="Batch size.", show_default="by task")] = None,
     epochs: Annotated[int | None, typer.Option(min=0, help="Epochs in all.", show_default="by task")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate (its peak).", show_default="by task")] = None,
-    optimizer: Annotated[Optimizer | None, typer.Option(help="Optimizer.", show_default="adam")] = None,
+    optimizer: Annotated[Optimizer | None, choice_option("Optimizer", Optimizer, show_default="adam")] = None,
     lr_schedule: Annotated[
-        LRSchedule | None, typer.Option(help="Learning-rate schedule.", show_default="by task")
+        LRSchedule | None, choice_option("Learning-rate schedule", LRSchedule, show_default="by task")
     ] = None,
     clip: Annotated[float | None, typer.Option(help="Largest gradient norm.", show_default="1; images none")] = None,
     backward: Annotated[
-        Backward | None, typer.Option(help="Algorithm of the backward pass.", show_default="auto; images bp")
+        Backward | None, choice_option("Algorithm of the backward pass", Backward, show_default="auto; images bp")
     ] = None,
     fusion: Annotated[
         Fusion | None,
-        typer.Option(help="Updates before the next use, or right after the gradient.", show_default="none"),
+        choice_option("Updates before the next use, or right after the gradient", Fusion, show_default="none"),
     ] = None,
     accumulate: Annotated[
         int | None, typer.Option(min=1, help="Micro-batches that a batch is split into.", show_default="1")
@@ -158,7 +159,8 @@ def train(
         typer.Option(help="Images: share of the weights to prune after training, then retrain.", show_default="none"),
     ] = None,
     prune_method: Annotated[
-        PruneMethod | None, typer.Option(help="How to share that out over the layers.", show_default="class_uniform")
+        PruneMethod | None,
+        choice_option("How to share that out over the layers", PruneMethod, show_default="class_uniform"),
     ] = None,
     retrain_epochs: Annotated[
         int | None, typer.Option(min=0, help="Epochs after pruning.", show_default="as many as before; vgg11 8")
@@ -171,7 +173,7 @@ def train(
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of data, weights, order.", show_default="0")] = None,
     threads: ThreadsOption = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for checkpoint and picture.", show_default="runs/TASK-MODEL")
+        Path | None, out_option("Folder for checkpoint and picture.", show_default="runs/TASK-MODEL")
     ] = None,
     checkpoint_every: Annotated[
         int | None, typer.Option(min=1, help="Steps between checkpoints within an epoch.", show_default="end of epoch")
@@ -206,7 +208,7 @@ def train(
       sparsebp train digits --model lenet5 --fusion backward
       sparsebp train --config runs/tuned.toml --epochs 3
       sparsebp train digits --model vgg11 --prune 0.97 --backward hybrid --compare
-      sparsebp train digits --weights runs/digits-lenet5/pruned.safetensors --optimizer sgd --out runs/sparse
+      sparsebp train digits --weights runs/digits-lenet5/pruned.safetensors
       sparsebp train cifar10 --data cifar-10-batches-bin --model mobilenetv2
     """
     from sparsebp.train.recipe import config_for

@@ -6,12 +6,22 @@ from typing import Annotated
 
 import typer
 
-from sparsebp.commands.common import JsonOption, ThreadsOption, console, use_threads, write_json
+from sparsebp.commands.common import (
+    JsonOption,
+    ThreadsOption,
+    console,
+    print_line,
+    progress_bar,
+    use_threads,
+    write_json,
+)
+from sparsebp.commands.train import Device
 
 
 def verify(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the models and their data.")] = 0,
     details: Annotated[bool, typer.Option("--details", help="Show every check.")] = False,
+    device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.cpu,
     threads: ThreadsOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -24,12 +34,14 @@ def verify(
     Examples:
       sparsebp verify
       sparsebp verify --details
+      sparsebp verify --device cuda
       sparsebp verify --json
     """
     from sparsebp import verify as checks
 
     use_threads(threads)
-    reports = checks.self_check(seed)
+    with progress_bar("model") as told:
+        reports = checks.self_check(seed, device=device.value, progress=told)
     failed = [name for name, report in reports.items() if not report.ok]
     if json:
         write_json(
@@ -44,10 +56,10 @@ def verify(
         for name, report in reports.items():
             scan, finite = f"{report.max_scan_difference:.1e}", f"{report.max_finite_difference:.1e}"
             verdict = "ok" if report.ok else "DIFFERS"
-            out.print(f"{verdict:<8} {name:<60} scan {scan}   finite differences {finite}", markup=False)
+            print_line(verdict, f"{name:<60} scan\xa0{scan}\xa0\xa0 finite\xa0differences\xa0{finite}", 9)
             if details:
                 out.print(f"{report}\n", markup=False)
         agree = len(reports) - len(failed)
-        out.print(f"{agree} of {len(reports)} models: gradients agree within their tolerances", markup=False)
+        print_line("", f"{agree} of {len(reports)} models: gradients agree within their tolerances", 0)
     if failed:
         raise typer.Exit(1)

@@ -121,7 +121,7 @@ def to_csv(schedule: Schedule, *, torch: bool = False) -> str:
         updates after every micro-batch, begins with backwards, recomputes, or has a W before its I.
     """
     written = for_torch(schedule) if torch else schedule
-    options, labelled = _options(written), not torch and _needs_labels(schedule)
+    header, labelled = {} if torch else _options(written), not torch and _needs_labels(schedule)
     starts = simulate(written, Costs(durations=dict.fromkeys(KINDS, 1.0)))
     rows = []
     for lane in written.lanes:
@@ -133,8 +133,8 @@ def to_csv(schedule: Schedule, *, torch: bool = False) -> str:
     width = max(map(len, rows))
     text = io.StringIO(newline="")
     writer = csv.writer(text)
-    if len(options) > 1 or labelled:
-        writer.writerow(f"{key}={value}" for key, value in options.items())
+    if labelled or any(header.values()):
+        writer.writerow(f"{key}={value}" for key, value in header.items())
     writer.writerows([*row, *[""] * (width - len(row))] for row in rows)
     return text.getvalue()
 

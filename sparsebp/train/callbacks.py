@@ -121,7 +121,7 @@ class ProgressBar(Callback):
     def on_epoch(self, record: EpochRecord) -> None:
         """Print the epoch's line above the bar."""
         if self._progress is not None:
-            self._progress.console.print(epoch_line(record), highlight=False)
+            self.console.print(epoch_line(record, self.console.width), highlight=False, markup=False)
 
     def on_close(self) -> None:
         """Take the bar off."""
@@ -157,13 +157,19 @@ class JsonLines(Callback):
         self.stream.flush()
 
 
-def epoch_line(record: EpochRecord) -> str:
-    """Return an epoch's numbers as one line of text."""
-    parts = [f"epoch {record.epoch + 1:>3}", f"loss {record.train_loss:.4f}"]
+def epoch_line(record: EpochRecord, width: int = 80) -> str:
+    """Return an epoch's numbers as a line of text; as several, broken between two numbers, if it has more letters."""
+    start = f"epoch {record.epoch + 1:>3}"
+    parts = [f"loss {record.train_loss:.4f}" + _test(record.validation_loss, 4)]
     if record.train_accuracy is not None:
-        parts.append(f"accuracy {record.train_accuracy:.3f}")
-    if record.validation_loss is not None:
-        parts.append(f"test loss {record.validation_loss:.4f}")
-    if record.validation_accuracy is not None:
-        parts.append(f"test accuracy {record.validation_accuracy:.3f}")
-    return "  ".join([*parts, f"{record.seconds:.1f} s"])
+        parts.append(f"accuracy {record.train_accuracy:.3f}" + _test(record.validation_accuracy, 3))
+    lines = [start]
+    for part in (*parts, f"{record.seconds:.1f} s"):
+        if len(lines[-1]) + 2 + len(part) > width and lines[-1] != start:
+            lines.append(" " * len(start))
+        lines[-1] += f"  {part}"
+    return "\n".join(lines)
+
+
+def _test(value: float | None, digits: int) -> str:
+    return "" if value is None else f" (test {value:.{digits}f})"

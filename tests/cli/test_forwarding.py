@@ -126,8 +126,10 @@ def test_verify(monkeypatch):
     from sparsebp.commands import verify
 
     monkeypatch.setitem(verify.__globals__, "use_threads", threads)
-    invoke("verify", "--seed", 9, "--threads", 1)
-    assert (calls, threads) == ([((9,), {})], [((1,), {})])
+    invoke("verify", "--seed", 9, "--threads", 1, "--device", "cuda")
+    ((arguments, options),) = calls
+    assert (arguments, options.pop("device"), list(options)) == ((9,), "cuda", ["progress"])
+    assert threads == [((1,), {})]
 
 
 def test_bench(monkeypatch, tmp_path):
@@ -163,7 +165,7 @@ def test_tune(monkeypatch, tmp_path):
     expected = {"task": "digits", "accumulate": 2, **TUNED}
     assert {key: value for key, value in given.items() if value is not None} == expected
     assert tried == [best, best | {"backward": "hybrid"}]
-    assert options == {"steps": 5, "rounds": 6}
+    assert {name: value for name, value in options.items() if name != "progress"} == {"steps": 5, "rounds": 6}
     assert json.loads(out.read_text()) == {"task": "digits", "accumulate": 2, **TUNED, **best}
 
 

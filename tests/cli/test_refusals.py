@@ -139,6 +139,18 @@ def test_paths_that_cannot_be(tmp_path, monkeypatch, path):
         refused(invoke(*TINY, "--out", path), 1, "cannot be written")
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [TINY, ["demo"], ["tune", "digits"], ["prune", ".", "--amount", "0.5"], ["bench", "spgemm", "--quick"],
+     ["schedule", "build", "gpipe"], ["schedule", "plot", "-"]],
+    ids=lambda arguments: " ".join(arguments[:2]),
+)  # fmt: skip
+def test_an_empty_out_is_not_the_current_folder(tmp_path, monkeypatch, arguments):
+    monkeypatch.chdir(tmp_path)
+    refused(invoke(*arguments, "--out", "", input="0F0,0B0"), 1, "Error: --out is empty.", "Pass '.'")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_run_that_never_began_is_not_resumed(tmp_path):
     assert invoke(*TINY, "--out", tmp_path / "run").exit_code == 0
     message = refused(invoke(*TINY, "--resume", "--out", tmp_path / "rum"), 1, "no run to resume")

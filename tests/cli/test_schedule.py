@@ -63,13 +63,19 @@ def test_every_builder_to_a_file_and_back(tmp_path, name):
 
 def test_validate_and_simulate(gpipe):
     assert invoke("validate", gpipe).stdout == (
-        "gpipe is valid: 2 workers, 2 streams, 2 stages, 3 micro-batches, 12 actions\n"
+        "GPipe is valid: 2 workers, 2 streams, 2 stages, 3 micro-batches, 12 actions\n"
     )
     assert json.loads(invoke("validate", gpipe, "--json").stdout)["actions"] == 12
     assert json.loads(invoke("simulate", gpipe, "--json").stdout)["makespan"] == 12
     slow = invoke("simulate", gpipe, "--json", "--cost", "F=2", "--cost", "1B=5", "--latency", "0.5").stdout
     assert json.loads(slow)["makespan"] == 2 + 0.5 + 3 * 2 + 3 * 5 + 0.5 + 2
     assert json.loads(invoke("simulate", gpipe, "--json", "--steps", "2").stdout)["makespan"] == 24
+
+
+def test_stages_of_a_worker_are_listed_in_short():
+    built = invoke("build", "interleaved-1f1b", "--stages", 12, "--workers", 3, "--chunks", 2)
+    assert "0–1 6–7" in invoke("simulate", "-", input=built.stdout).stdout
+    assert "  0–23 " in invoke("simulate", "-", input=invoke("build", "ooo", "--stages", 24).stdout).stdout
 
 
 def test_costs_of_a_file_and_options_above_them(tmp_path, gpipe):
@@ -94,7 +100,7 @@ def test_costs_of_a_file_and_options_above_them(tmp_path, gpipe):
 
 
 @pytest.mark.parametrize(
-    ("suffix", "start"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".json", b'{"traceEvents"'), (".txt", b"gpipe: ")]
+    ("suffix", "start"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".json", b'{"traceEvents"'), (".txt", b"GPipe: ")]
 )
 def test_plot_to_a_file(tmp_path, gpipe, suffix, start):
     pytest.importorskip("matplotlib")
@@ -109,7 +115,7 @@ def test_plot_as_text_from_a_pipe():
     result = invoke("plot", "-", "--width", "60", "--no-memory", input=built.stdout)
     assert result.exit_code == 0
     row = "worker 0  F0──F1──F2──" + "·" * 12 + "B0──────B1──────B2──────"
-    assert result.stdout.splitlines()[:2] == ["makespan 12, bubble 25.0%", row]
+    assert result.stdout.splitlines()[:2] == ["GPipe: makespan 12, bubble 25.0%", row]
     assert "not a text file" in one_message(invoke("plot", "-", input=b"\xff\xfe"))
 
 

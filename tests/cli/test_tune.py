@@ -61,11 +61,12 @@ def test_what_cannot_be_combined_has_its_reason():
         {"fusion": "none", "schedule": "conventional", "backward": "fast", "threads": 1},
     ]
     lines = []
-    trials = tuning.tune(TINY, tried, steps=1, rounds=1, echo=lines.append)
+    trials = tuning.tune(TINY, tried, steps=1, rounds=1, progress=lambda *told: lines.append(told))
     assert [trial.refused is None for trial in trials] == [True, False, False, False]
     clipped, streams, unknown = (trial.refused for trial in trials[1:])
     assert "norm" in clipped and "two threads" in streams and "backward" in unknown
-    assert len(lines) == 4 and sum(line.endswith("refused") for line in lines) == 3
+    assert [line[1:] for line in lines] == [(number, 4) for number in range(5)]
+    assert lines[2][0] == "fusion=none, schedule=ooo, backward=bp, threads=1"
     with pytest.raises(OptionError, match="No combination"):
         tuning.tune(TINY, tried[1:], steps=1, rounds=1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 
 import pytest
@@ -23,6 +24,9 @@ from sparsebp.schedule import (
     text_chart,
     write_trace,
 )  # fmt: skip
+from sparsebp.schedule.actions import actions_of
+from sparsebp.schedule.by_name import build
+from sparsebp.schedule.labels import numbers, row
 
 
 def lane(text: str):
@@ -59,18 +63,38 @@ def test_text_chart():
     assert lines[0].startswith("GPipe: makespan 1")
     assert lines[1] == "worker 0  F0─F1─F2─············B0────B1────B2────"
     assert lines[-1] == "number: micro-batch; · bubble"
-    assert "F1/0|B0/0" in text_chart(OVERLAP, 200) and "F1|B0" in text_chart(OVERLAP, 110)
+    assert "F1/0|B0/0" in text_chart(OVERLAP, 200) and "F1/0|B0/0" in text_chart(OVERLAP, 60)
 
 
 @pytest.mark.parametrize("simulation", ALL)
 @given(width=st.integers(40, 200))
 def test_text_fits_the_width_and_shows_every_kind(simulation, width):
     text = text_chart(simulation, width)
-    assert max(map(len, text.splitlines()[:-1])) <= width
+    assert max(map(len, text.splitlines())) <= width
+    lanes = simulation.schedule.lanes
     rows = [line for line in text.splitlines() if line.startswith("worker")]
-    assert len(rows) == len(simulation.schedule.lanes)
-    if simulation not in (EMPTY, ONLY_WAITING):
-        assert "F" in rows[0]
+    margin = 2 + max(len(row(simulation.schedule, lane)) for lane in lanes)
+    assert len(rows) % len(lanes) == 0
+    for number in range(len(lanes)):  # every action, with all its numbers, in its place
+        events = [event for event in simulation.events if event.lane == number and event.end > event.start]
+        labels = ["|".join(f"{action.kind}{'/'.join(numbers(simulation.schedule, action))}"
+                           for action in actions_of(event.cell)) for event in events]  # fmt: skip
+        drawn = "".join(line[margin:] for line in rows[number :: len(lanes)])
+        assert re.fullmatch("[·─]*".join(["", *map(re.escape, labels), ""]), drawn), (labels, drawn)
+
+
+def test_parts_of_a_chart():
+    schedule = build("gpipe", workers=4, stages=4, microbatches=16)
+    parts = text_chart(simulate(schedule), 80).splitlines()
+    starts = [number for number, line in enumerate(parts) if line.startswith("worker 0")]
+    assert len(starts) > 1 and all(parts[number - 1] == "" for number in starts[1:])
+    cells = "".join(parts[number][10:] for number in starts)
+    assert [int(n) for n in re.findall(r"F(\d+)", cells)] == list(range(16)) and "B15───" in cells
+    times = [int(n) for number in starts for n in parts[number + 4].split()]
+    assert times == list(range(0, times[-1] + 1, times[1])) and times[-1] + times[1] > 57
+    assert sum(bool(re.match(r"memory .* \d+$", line)) for line in parts) == 4  # the peaks, once
+    many = text_chart(simulate(build("gpipe", workers=4, stages=4, microbatches=400)), 80).splitlines()
+    assert max(map(len, many)) <= 80 and sum(line.startswith("worker 0") for line in many) <= 12
 
 
 def test_text_without_memory_in_a_terminal(monkeypatch):

@@ -1,5 +1,6 @@
 """History, callbacks, pictures, comparison, threads."""
 
+import dataclasses
 import io
 import json
 import math
@@ -17,6 +18,8 @@ from sparsebp.train import (
     plot_history,
     save_loss_curve,
 )
+from sparsebp.train.callbacks import epoch_line
+from sparsebp.train.history import EpochRecord
 
 
 def history_of(losses, accuracy=0.5, samples=None):
@@ -71,7 +74,7 @@ def test_progress_on_a_terminal_and_quiet_elsewhere(tiny, terminal):
     text = stream.getvalue()
     if terminal:
         assert "epoch 2/2" in text
-        assert "test accuracy" in text
+        assert "(test " in text
         assert "6/6" in text
     else:
         assert text == ""
@@ -113,3 +116,16 @@ def test_comparison_of_two_runs():
     for other in ([1.0], []):
         with pytest.raises(ShapeError):
             compare_backward({"chunked": history_of(other), "bp": history_of([])}.__getitem__, "chunked")
+
+
+@pytest.mark.parametrize(
+    ("width", "lines"),
+    [(80, ["epoch  12  loss 2.4473 (test 12.4190)  accuracy 0.050 (test 0.075)  1234.5 s"]),
+     (60, ["epoch  12  loss 2.4473 (test 12.4190)", "           accuracy 0.050 (test 0.075)  1234.5 s"])],
+)  # fmt: skip
+def test_an_epoch_is_a_line_of_80_letters(width, lines):
+    record = EpochRecord(11, 60, 2.4473, 0.05, 12.419, 0.075, 1234.5)
+    assert epoch_line(record, width).splitlines() == lines
+    assert epoch_line(dataclasses.replace(record, train_accuracy=None, validation_loss=None)) == (
+        "epoch  12  loss 2.4473  1234.5 s"
+    )

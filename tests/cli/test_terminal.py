@@ -1,0 +1,91 @@
+"""On a terminal: bars are drawn, and no line that is left on it is longer than the terminal is wide."""
+
+import fcntl
+import os
+import re
+import struct
+import subprocess
+import sys
+import termios
+
+import pytest
+
+pytest.importorskip("typer", exc_type=ImportError)
+pytest.importorskip("rich", exc_type=ImportError)
+
+TINY = ["bitstream", "--hidden", "4", "--seq-len", "12", "--samples", "16", "--batch-size", "8"]
+TRAIN = ["train", *TINY, "--epochs", "2", "--threads", "1", "--out", "run"]
+TUNE = ["tune", *TINY, "--steps", "1", "--rounds", "1", "--threads", "1", "--backward", "bp"]
+
+
+def on_terminal(columns, folder, *arguments):
+    """Run a command on a terminal of its own, and return all that it wrote."""
+    terminal, end = os.openpty()
+    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "CI", "NO_COLOR")}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sparsebp", *arguments], stdin=end, stdout=end, stderr=end, cwd=folder,
+        env=environment | {"PYTHONPATH": os.getcwd(), "TERM": "xterm"},
+    )  # fmt: skip
+    os.close(end)
+    written = b""
+    while True:
+        try:
+            part = os.read(terminal, 65536)
+        except OSError:  # Linux: nobody has the other end any more
+            part = b""
+        if not part:
+            break
+        written += part
+    os.close(terminal)
+    assert process.wait() == 0, written.decode()
+    return written.decode()
+
+
+def lines_of(written):
+    """Return the lines as they are left: without codes, and without what has been written over."""
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", written.replace("\r\n", "\n"))
+    return [line.rpartition("\r")[2] for line in plain.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("command", "columns"),
+    [("schedule compare", 60), ("schedule compare", 80), ("schedule compare", 120), ("info", 60),
+     ("schedule plot s.csv", 60), ("schedule simulate s.csv", 60)],
+)  # fmt: skip
+def test_no_line_is_longer_than_the_terminal(tmp_path, command, columns):
+    (tmp_path / "s.csv").write_text(
+        "schedule=a name\n0F0,0F1,0F2,0B0,0U0,0B1,0U1,0B2,0U2\n1F0,1F1,1F2,1B0,1U0,1B1,1U1,1B2,1U2\n"
+    )
+    lines = lines_of(on_terminal(columns, tmp_path, *command.split()))
+    assert max(map(len, lines)) <= columns
+    if "compare" in command:
+        from sparsebp.schedule.builders import BUILDERS
+
+        assert len([line for line in lines if line.split()[:1] == ["gpipe"]]) == (2 if columns == 60 else 1)
+        assert {line.split()[0] for line in lines if line.split()} >= set(BUILDERS)
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_training_on_a_terminal(tmp_path, columns):
+    written = on_terminal(columns, tmp_path, *TRAIN)
+    assert "starting" in written  # the bar
+    lines = lines_of(written)
+    assert max(map(len, lines)) <= columns
+    epochs = [line for line in lines if re.match(r"epoch   [12]  loss [0-9.]+ \(test [0-9.]+\)", line)]
+    assert len(epochs) == 2 and all(line.endswith(" s") for line in epochs) == (columns == 80)
+
+
+def test_verify_shows_how_far_it_is(tmp_path):
+    written = on_terminal(80, tmp_path, "verify")
+    assert "18/18" in written or "17/18" in written
+    lines = lines_of(written)
+    assert max(map(len, lines)) <= 80
+    assert lines[-1] == "18 of 18 models: gradients agree within their tolerances"
+
+
+def test_the_table_of_tune(tmp_path):
+    lines = lines_of(on_terminal(80, tmp_path, *TUNE, "--out", "t.toml"))
+    assert max(map(len, lines)) <= 80
+    assert any(line.startswith("none ") and "×" in line for line in lines)
+    assert lines[-1] == "written  t.toml: sparsebp train --config t.toml"
