@@ -127,7 +127,7 @@ def run(
     clock = timing.DeviceClock(cupy)
     result["steps"], notes = gpu_steps.measure_steps(cupy, quick, rounds, clock)
     result["notes"] += notes
-    echo(report.text_table(gpu_steps.COLUMNS, result["steps"]))
+    echo(report.text_table(gpu_steps.COLUMNS, result["steps"], report.letters()))
     for number, point in enumerate(points):
         if not quick and time.perf_counter() - begin > SECONDS:
             result["notes"].append(

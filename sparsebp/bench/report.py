@@ -11,6 +11,8 @@ A row is a flat dict; a duration is the dict of `Timing.to_dict` (seconds), a ra
 from __future__ import annotations
 
 import json
+import shutil
+import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -129,6 +131,11 @@ def text_table(columns: Sequence[Column], rows: Iterable[Mapping[str, Any]], wid
         lines = zip(*([" " * widths[i]] * (height - len(texts[i])) + texts[i] for i in part), strict=True)
         parts.append("\n".join(gap.join(line).rstrip() for line in lines))
     return "\n\n".join(parts)
+
+
+def letters() -> int | None:
+    """Return how many letters a line of standard output has where that is a terminal, else None."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def _widths(heads: Iterable[Sequence[str]], cells: Iterable[Sequence[str]]) -> list[int]:
@@ -252,4 +259,4 @@ def finish(
     echo(where(result))
     echo("Written: " + ", ".join(written))
     echo("")
-    echo(text_table(columns, result["rows"]))
+    echo(text_table(columns, result["rows"], letters()))

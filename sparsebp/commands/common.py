@@ -12,9 +12,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-from rich.table import Column
 from typer.core import TyperGroup
 
 from sparsebp import __version__
@@ -116,26 +113,21 @@ def console() -> Console:
     return Console(file=sys.stdout, highlight=False, soft_wrap=True, no_color=None if terminal else True)
 
 
-def _letters() -> int | None:
-    """Return how many letters a line of the terminal has; None where standard output is none."""
-    return console().width if sys.stdout.isatty() else None
-
-
 def print_line(label: str, text: str, margin: int) -> None:
     """Print a text after a label that takes `margin` letters: one line, which a narrower terminal gets in several.
 
-    Nothing but blanks ends a line, and a no-break space, printed as a space, does not.
+    Lines end at spaces alone, so that paths stay whole; a no-break space, printed as a space, ends none.
     """
-    line, letters = f"{label:<{margin}}{text}", _letters()
-    if letters is not None:
-        line = textwrap.fill(line, letters, subsequent_indent=" " * margin, break_long_words=False,
+    line, width = f"{label:<{margin}}{text}", report.letters()
+    if width is not None:
+        line = textwrap.fill(line, width, subsequent_indent=" " * margin, break_long_words=False,
                              break_on_hyphens=False)  # fmt: skip
     console().print(line.replace("\xa0", " "), markup=False)
 
 
 def print_table(columns: Sequence[report.Column], rows: Iterable[Mapping[str, Any]]) -> None:
     """Print a table that fits the terminal."""
-    console().print(report.text_table(columns, rows, _letters()), markup=False)
+    console().print(report.text_table(columns, rows, report.letters()), markup=False)
 
 
 @contextlib.contextmanager
@@ -145,6 +137,10 @@ def progress_bar(what: str, left: str = "") -> Iterator[Callable[[str, int, int]
     Yields what to call before each part, `what` it is, with its name, its number from 0, and how many there are. Ctrl-C
     becomes `Interrupted` at that part; `left` says what there is of the whole then.
     """
+    from rich.markup import escape
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.table import Column
+
     shown = Console(stderr=True)
     text = TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True))
     place = f"before the first {what}"
