@@ -23,5 +23,5 @@ def warm_up() -> None:
     for number, (name, job) in enumerate(jobs, 1):
         start = time.perf_counter()
         job()
-        out.print(f"{number:>2} of {len(jobs)}: {name:<22} {time.perf_counter() - start:6.1f} s", markup=False)
+        out.print(f"{number:>2} of {len(jobs)}: {name:<24} {time.perf_counter() - start:6.1f} s", markup=False)
     out.print(f"All kernels are ready after {time.perf_counter() - begin:.1f} s, kept in {work.folder()}", markup=False)
