@@ -9,7 +9,8 @@ from sparsebp.commands.schedule import schedule_app
 from sparsebp.commands.train import train
 from sparsebp.commands.tune import tune
 from sparsebp.commands.verify import verify
+from sparsebp.commands.warm_up import warm_up
 
-app = make_app((train, tune, prune, demo, bench, verify, info), {"schedule": schedule_app})
+app = make_app((train, tune, prune, demo, bench, verify, warm_up, info), {"schedule": schedule_app})
 
 __all__ = ["app"]

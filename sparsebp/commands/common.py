@@ -86,7 +86,7 @@ def make_app(commands: Iterable[Callable[..., None]], groups: Mapping[str, typer
         epilog="Each command has examples: sparsebp train --help",
     )
     for command in commands:
-        application.command(help=inspect.getdoc(command))(command)
+        application.command(command.__name__.replace("_", "-"), help=inspect.getdoc(command))(command)
     for name, group in groups.items():
         application.add_typer(group, name=name)
     application.callback()(_root)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from sparsebp.kernels.host.parts import SERIAL
+from sparsebp.kernels.host.parts import INNER_SERIAL, SERIAL
 from sparsebp.kernels.host.team import in_parts, team
 from sparsebp.patterns.sparsity import SparsityPattern
 
@@ -124,7 +124,7 @@ def count_starts(a_indptr, a_indices, shapes, run_ptr, counts):
     return pieces
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _starts(
     a_indptr, a_indices, b_indptr, b_indices, shapes, run_ptr, lengths, c_indptr, c_indices, start_ptr, columns, low,
     high, starts,
@@ -147,7 +147,7 @@ def _starts(
                 q += lengths[u]
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _starts_part(
     part, a_indptr, a_indices, b_indptr, b_indices, shapes, run_ptr, lengths, c_indptr, c_indices, start_ptr, columns,
     cuts, starts,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from sparsebp.kernels.host.parts import SERIAL
+from sparsebp.kernels.host.parts import INNER_SERIAL, SERIAL
 from sparsebp.kernels.host.team import in_parts, team
 
 # The functions below are compiled: their arguments are index arrays and keys.
@@ -19,7 +19,7 @@ from sparsebp.kernels.host.team import in_parts, team
 PARTS = 16
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _row_minima_part(part, indptr, indices, keys, out):
     rows = len(indptr) - 1
     for i in range(rows * part // PARTS, rows * (part + 1) // PARTS):

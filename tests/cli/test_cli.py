@@ -54,7 +54,7 @@ def one_message(result, code=1):
     return result.stderr
 
 
-@pytest.mark.parametrize("command", ["train", "tune", "prune", "demo", "bench", "verify", "info"])
+@pytest.mark.parametrize("command", ["train", "tune", "prune", "demo", "bench", "verify", "warm-up", "info"])
 def test_help_has_examples(command):
     result = invoke(command, "--help")
     assert result.exit_code == 0
@@ -485,3 +485,14 @@ def test_a_schedule_that_was_found_is_shown_with_its_memory(tmp_path):
     assert 0 < found["memory"] <= found["memory_cap"] == 1.1
     path = tmp_path / "schedule.csv"
     assert invoke("schedule", "simulate", path, "--costs", tmp_path / "costs.json").exit_code == 0
+
+
+def test_warm_up_runs_all_jobs_and_says_where_kernels_are_kept(monkeypatch, tmp_path):
+    from sparsebp import warm_up
+
+    done = []
+    monkeypatch.setattr(warm_up, "jobs", lambda: iter([(name, lambda name=name: done.append(name)) for name in "ab"]))
+    monkeypatch.setattr(warm_up, "folder", lambda: tmp_path)
+    result = invoke("warm-up")
+    assert result.exit_code == 0 and done == ["a", "b"]
+    assert "1 of 2: a" in result.stdout and str(tmp_path) in result.stdout

@@ -14,7 +14,7 @@ import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 
-from sparsebp.kernels.host.parts import JIT
+from sparsebp.kernels.host.parts import INNER_JIT, JIT
 from sparsebp.kernels.host.simd import intrinsic
 
 WORD = ir.IntType(64)
@@ -94,13 +94,13 @@ def _clock(typingctx: Any, kind: Any) -> Any:
     return types.int64(types.int32), codegen
 
 
-@numba.njit(**JIT)
+@numba.njit(**INNER_JIT)
 def wall_clock():  # type: ignore[no-untyped-def]
     """Return nanoseconds that have passed since some beginning."""
     return _clock(_WALL)
 
 
-@numba.njit(**JIT)
+@numba.njit(**INNER_JIT)
 def own_clock():  # type: ignore[no-untyped-def]
     """Return nanoseconds for which the calling thread has had a core."""
     return _clock(_OWN)

@@ -15,7 +15,7 @@ from llvmlite import ir
 from numba.core import types
 from numba.extending import get_cython_function_address
 
-from sparsebp.kernels.host.parts import JIT
+from sparsebp.kernels.host.parts import INNER_JIT
 from sparsebp.kernels.host.simd import intrinsic
 
 _ARGUMENTS = 13
@@ -42,7 +42,7 @@ def _call(typingctx: Any, function: Any, a0: Any, a1: Any, a2: Any, a3: Any, a4:
     return types.void(*[types.int64] * (_ARGUMENTS + 1)), codegen
 
 
-@numba.njit(**JIT)
+@numba.njit(**INNER_JIT)
 def gemm(function, words, constants, item, m, n, k, a, a_transposed, lda, b, b_transposed, ldb, added, c, ldc):  # type: ignore[no-untyped-def]
     """Compute C = A B, or C += A B if `added`, for row-major C (m, n).
 

@@ -10,7 +10,7 @@ import numba
 import numpy as np
 
 from sparsebp.kernels import checks
-from sparsebp.kernels.host.parts import SERIAL, SUMS, parts_for, share
+from sparsebp.kernels.host.parts import INNER_SERIAL, INNER_SUMS, SERIAL, parts_for, share
 from sparsebp.kernels.host.team import in_parts, team
 from sparsebp.types import Array
 
@@ -22,10 +22,7 @@ class ChannelKernels:
         """Mean and variance of every channel; parts are of channels."""
         checks.check_channels(arrays={"x": x}, channels={"mean": mean, "var": var}, out=("mean", "var"))
         parts = min(parts_for(2 * x.size), max(len(mean), 1))
-        if parts == 1:
-            _moments(x, mean, var, 0, len(mean))
-        else:
-            _moments_parallel(team(), parts, x, mean, var, parts)
+        _moments_parallel(team(parts), parts, x, mean, var, parts)
 
     def channel_scale(self, x: Array, mean: Array, factor: Array, offset: Array, out: Array) -> None:
         """A linear map for every channel; parts are of planes."""
@@ -33,20 +30,14 @@ class ChannelKernels:
         checks.check_channels(arrays={"x": x, "out": out}, channels=channels)
         planes = x.shape[0] * x.shape[1]
         parts = min(parts_for(x.size), max(planes, 1))
-        if parts == 1:
-            _scale(x, mean, factor, offset, out, 0, planes)
-        else:
-            _scale_parallel(team(), parts, x, mean, factor, offset, out, parts)
+        _scale_parallel(team(parts), parts, x, mean, factor, offset, out, parts)
 
     def channel_products(self, gy: Array, x: Array, mean: Array, sums: Array, products: Array) -> None:
         """Two sums over every channel in one pass; parts are of channels."""
         channels = {"mean": mean, "sums": sums, "products": products}
         checks.check_channels(arrays={"gy": gy, "x": x}, channels=channels, out=("sums", "products"))
         parts = min(parts_for(2 * x.size), max(len(mean), 1))
-        if parts == 1:
-            _products(gy, x, mean, sums, products, 0, len(mean))
-        else:
-            _products_parallel(team(), parts, gy, x, mean, sums, products, parts)
+        _products_parallel(team(parts), parts, gy, x, mean, sums, products, parts)
 
     def channel_centre(
         self, gy: Array, x: Array, mean: Array, offset: Array, slope: Array, factor: Array, out: Array
@@ -56,17 +47,14 @@ class ChannelKernels:
         checks.check_channels(arrays={"gy": gy, "x": x, "out": out}, channels=channels)
         planes = x.shape[0] * x.shape[1]
         parts = min(parts_for(2 * x.size), max(planes, 1))
-        if parts == 1:
-            _centre(gy, x, mean, offset, slope, factor, out, 0, planes)
-        else:
-            _centre_parallel(team(), parts, gy, x, mean, offset, slope, factor, out, parts)
+        _centre_parallel(team(parts), parts, gy, x, mean, offset, slope, factor, out, parts)
 
 
 # The functions below are compiled: their arguments are arrays and bounds.
 # mypy: disable-error-code="no-untyped-def"
 
 
-@numba.njit(**SUMS)
+@numba.njit(**INNER_SUMS)
 def _sum(x, low, high):
     total = x.dtype.type(0)
     for i in range(low, high):
@@ -74,7 +62,7 @@ def _sum(x, low, high):
     return total
 
 
-@numba.njit(**SUMS)
+@numba.njit(**INNER_SUMS)
 def _squares(x, mean, low, high):
     total = x.dtype.type(0)
     for i in range(low, high):
@@ -83,7 +71,7 @@ def _squares(x, mean, low, high):
     return total
 
 
-@numba.njit(**SUMS)
+@numba.njit(**INNER_SUMS)
 def _both(gy, x, mean, low, high):
     total, product = gy.dtype.type(0), gy.dtype.type(0)
     for i in range(low, high):
@@ -93,7 +81,7 @@ def _both(gy, x, mean, low, high):
     return total, product
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _moments(x, mean, var, low, high):
     batch, channels, size = x.shape
     flat, count = x.reshape(x.size), np.float64(batch * size)
@@ -110,7 +98,7 @@ def _moments(x, mean, var, low, high):
         var[c] = total / count
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _moments_part(part, x, mean, var, parts):
     n = len(mean)
     _moments(x, mean, var, share(part, parts, n), share(part + 1, parts, n))
@@ -121,7 +109,7 @@ def _moments_parallel(team, parts, *args):
     in_parts(_moments_part, team, parts, args)
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _scale(x, mean, factor, offset, out, low, high):
     channels, size = x.shape[1:]
     flat, flat_out = x.reshape(x.size), out.reshape(out.size)
@@ -132,7 +120,7 @@ def _scale(x, mean, factor, offset, out, low, high):
             flat_out[np.uint64(i)] = (flat[np.uint64(i)] - m) * f + o
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _scale_part(part, x, mean, factor, offset, out, parts):
     planes = x.shape[0] * x.shape[1]
     _scale(x, mean, factor, offset, out, share(part, parts, planes), share(part + 1, parts, planes))
@@ -143,7 +131,7 @@ def _scale_parallel(team, parts, *args):
     in_parts(_scale_part, team, parts, args)
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _products(gy, x, mean, sums, products, low, high):
     batch, channels, size = x.shape
     flat, flat_gy = x.reshape(x.size), gy.reshape(gy.size)
@@ -157,7 +145,7 @@ def _products(gy, x, mean, sums, products, low, high):
         sums[c], products[c] = total, product
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _products_part(part, gy, x, mean, sums, products, parts):
     n = len(mean)
     _products(gy, x, mean, sums, products, share(part, parts, n), share(part + 1, parts, n))
@@ -168,7 +156,7 @@ def _products_parallel(team, parts, *args):
     in_parts(_products_part, team, parts, args)
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _centre(gy, x, mean, offset, slope, factor, out, low, high):
     channels, size = x.shape[1:]
     flat, flat_gy, flat_out = x.reshape(x.size), gy.reshape(gy.size), out.reshape(out.size)
@@ -179,7 +167,7 @@ def _centre(gy, x, mean, offset, slope, factor, out, low, high):
             flat_out[np.uint64(i)] = (flat_gy[np.uint64(i)] - o - (flat[np.uint64(i)] - m) * s) * f
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _centre_part(part, gy, x, mean, offset, slope, factor, out, parts):
     planes = x.shape[0] * x.shape[1]
     low, high = share(part, parts, planes), share(part + 1, parts, planes)

@@ -6,7 +6,7 @@ import numba
 import numpy as np
 
 from sparsebp.kernels import checks
-from sparsebp.kernels.host.parts import SERIAL, parts_for, share
+from sparsebp.kernels.host.parts import INNER_SERIAL, SERIAL, parts_for, share
 from sparsebp.kernels.host.team import in_parts, team
 from sparsebp.types import Array
 
@@ -18,26 +18,20 @@ class ClampKernels:
         """Every element between the limits."""
         checks.check_clamp(x, low, high, out)
         args, parts = (x, x.dtype.type(low), x.dtype.type(high), out), parts_for(x.size)
-        if parts == 1:
-            _clamp(*args, 0, len(x))
-        else:
-            _clamp_parallel(team(), parts, *args, parts)
+        _clamp_parallel(team(parts), parts, *args, parts)
 
     def clamp_grad(self, gy: Array, y: Array, low: float, high: float, out: Array) -> None:
         """The gradient where y lies above the lower limit and not above the upper one."""
         checks.check_clamp(gy, low, high, out, y=y)
         args, parts = (gy, y, y.dtype.type(low), y.dtype.type(high), out), parts_for(y.size)
-        if parts == 1:
-            _clamp_grad(*args, 0, len(y))
-        else:
-            _clamp_grad_parallel(team(), parts, *args, parts)
+        _clamp_grad_parallel(team(parts), parts, *args, parts)
 
 
 # The functions below are compiled: their arguments are flat arrays, limits and bounds.
 # mypy: disable-error-code="no-untyped-def"
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _clamp(x, low, high, out, start, stop):
     for i in range(start, stop):
         value = x[np.uint64(i)]
@@ -45,7 +39,7 @@ def _clamp(x, low, high, out, start, stop):
         out[np.uint64(i)] = high if value > high else value
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _clamp_part(part, x, low, high, out, parts):
     n = len(x)
     _clamp(x, low, high, out, share(part, parts, n), share(part + 1, parts, n))
@@ -56,7 +50,7 @@ def _clamp_parallel(team, parts, *args):
     in_parts(_clamp_part, team, parts, args)
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _clamp_grad(gy, y, low, high, out, start, stop):
     zero = gy.dtype.type(0)
     for i in range(start, stop):
@@ -64,7 +58,7 @@ def _clamp_grad(gy, y, low, high, out, start, stop):
         out[np.uint64(i)] = gradient if (value > low) & (value <= high) else zero
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _clamp_grad_part(part, gy, y, low, high, out, parts):
     n = len(y)
     _clamp_grad(gy, y, low, high, out, share(part, parts, n), share(part + 1, parts, n))

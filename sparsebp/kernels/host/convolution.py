@@ -14,8 +14,8 @@ import numpy as np
 
 from sparsebp.kernels import checks
 from sparsebp.kernels.host import depthwise
-from sparsebp.kernels.host.parts import SERIAL
-from sparsebp.kernels.host.team import ALONE, in_parts, team_for
+from sparsebp.kernels.host.parts import INNER_SERIAL, SERIAL
+from sparsebp.kernels.host.team import in_parts, team_for
 from sparsebp.kernels.host.unfold import axes, fold, single, unfold
 from sparsebp.threads import one_blas_thread
 from sparsebp.types import Array
@@ -55,10 +55,7 @@ class ConvolutionKernels:
         splits = _splits(weight, groups, blocks, out)
         args, parts = (_grouped(weight, groups), x, geometry, block, splits), blocks * splits
         with one_blas_thread():
-            if (helpers := team_for(parts, _work(weight, out))) == ALONE:
-                _convolve(*args, 0, parts, out)
-            else:
-                _convolve_parallel(helpers, parts, *args, out)
+            _convolve_parallel(team_for(parts, _work(weight, out)), parts, *args, out)
 
     def convolve_t(
         self, weight: Array, y: Array, stride: Axes, before: Axes, dilation: Axes, groups: int, out: Array
@@ -80,10 +77,7 @@ class ConvolutionKernels:
         sums = np.empty((splits, *out.shape), out.dtype) if splits > 1 else out[None]
         args, parts = (_grouped(weight, groups), y, geometry, block), blocks * splits
         with one_blas_thread():
-            if (helpers := team_for(parts, _work(weight, y))) == ALONE:
-                _convolve_t(*args, 0, parts, sums)
-            else:
-                _convolve_t_parallel(helpers, parts, *args, sums)
+            _convolve_t_parallel(team_for(parts, _work(weight, y)), parts, *args, sums)
         if splits > 1:
             np.sum(sums, axis=0, out=out)
 
@@ -112,10 +106,7 @@ class ConvolutionKernels:
         sums = np.empty((splits, *weight.shape), weight.dtype) if splits > 1 else weight[None]
         parts = chunks * splits
         with one_blas_thread():
-            if (helpers := team_for(parts, _work(out, y))) == ALONE:
-                _correlate(y, x, geometry, block, chunk, 0, parts, sums)
-            else:
-                _correlate_parallel(helpers, parts, y, x, geometry, block, chunk, sums)
+            _correlate_parallel(team_for(parts, _work(out, y)), parts, y, x, geometry, block, chunk, sums)
         if splits > 1:
             np.sum(sums, axis=0, out=weight)
 
@@ -169,19 +160,31 @@ def _splits(weight: Array, groups: int, blocks: int, y: Array) -> int:
 # mypy: disable-error-code="no-untyped-def"
 
 
-@numba.njit(**SERIAL)
-def _gather(y, low, high):
-    """Return samples of y (B, groups, channels, positions) as (groups, channels, samples * positions)."""
-    _, groups, channels, size = y.shape
-    rows = np.empty((groups, channels, (high - low) * size), y.dtype)
-    for g in range(groups):
+# Rows are copied by loops: an assignment of one array to another takes Numba seconds, for the words of its errors.
+
+
+@numba.njit(**INNER_SERIAL)
+def _copy(source, begin, out, at, size):
+    """Copy `size` numbers of one flat array to another."""
+    for i in range(size):
+        out[np.uint64(at + i)] = source[np.uint64(begin + i)]
+
+
+@numba.njit(**INNER_SERIAL)
+def _gather(y, samples, groups):
+    """Return samples and groups of y (B, groups, channels, positions) as (groups, channels, samples * positions)."""
+    _, all_groups, channels, size = y.shape
+    rows = np.empty((groups[1] - groups[0], channels, (samples[1] - samples[0]) * size), y.dtype)
+    source, out, at = y.reshape(y.size), rows.reshape(rows.size), 0
+    for g in range(groups[0], groups[1]):
         for c in range(channels):
-            for b in range(low, high):
-                rows[g, c, (b - low) * size : (b - low + 1) * size] = y[b, g, c]
+            for b in range(samples[0], samples[1]):
+                _copy(source, ((b * all_groups + g) * channels + c) * size, out, at, size)
+                at += size
     return rows
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _columns(x, samples, channels, geometry):
     """Return the windows of samples and channels as columns: those of x itself where windows are single elements."""
     (kernel, _, _, _, outputs), low = axes(geometry), samples[0]
@@ -194,31 +197,26 @@ def _columns(x, samples, channels, geometry):
     return columns
 
 
-@numba.njit(**SERIAL)
-def _convolve(weight, x, geometry, block, splits, low, high, out):
-    """Run a range of parts: of block after block of the batch, one of `splits` parts of the output channels each."""
-    groups, rows, _ = weight.shape
-    grouped = out.reshape(len(x), groups, rows, out.size // (len(out) * groups * rows))
-    size, each = grouped.shape[3], x.shape[1] // groups
-    for part in range(low, high):
-        which, split = divmod(part, splits)
-        samples = (which * block, min((which + 1) * block, len(x)))
-        first, last = split * rows // splits, (split + 1) * rows // splits
-        for g in range(groups):
-            columns = _columns(x, samples, (g * each, (g + 1) * each), geometry)
-            if samples[1] - samples[0] == 1:
-                np.dot(weight[g, first:last], columns, grouped[samples[0], g, first:last])
-            else:
-                product = np.dot(weight[g, first:last], columns)
-                for b in range(samples[0], samples[1]):
-                    at = (b - samples[0]) * size
-                    for row in range(first, last):
-                        grouped[b, g, row] = product[row - first, at : at + size]
-
-
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _convolve_part(part, weight, x, geometry, block, splits, out):
-    _convolve(weight, x, geometry, block, splits, part, part + 1, out)
+    """Run a part: a block of the batch, and one of `splits` parts of the output channels."""
+    groups, rows, _ = weight.shape
+    grouped, flat = out.reshape(len(x), groups, rows, out.size // (len(out) * groups * rows)), out.reshape(out.size)
+    size, each = grouped.shape[3], x.shape[1] // groups
+    which, split = divmod(part, splits)
+    samples = (which * block, min((which + 1) * block, len(x)))
+    first, last = split * rows // splits, (split + 1) * rows // splits
+    alone = samples[1] - samples[0] == 1
+    for g in range(groups):
+        columns = _columns(x, samples, (g * each, (g + 1) * each), geometry)
+        product = grouped[samples[0], g, first:last] if alone else np.empty((last - first, columns.shape[1]), x.dtype)
+        np.dot(weight[g, first:last], columns, product)
+        if not alone:
+            source = product.reshape(product.size)
+            for b in range(samples[0], samples[1]):
+                for row in range(last - first):
+                    begin = row * product.shape[1] + (b - samples[0]) * size
+                    _copy(source, begin, flat, ((b * groups + g) * rows + first + row) * size, size)
 
 
 @numba.njit(**SERIAL)
@@ -226,33 +224,25 @@ def _convolve_parallel(team, parts, *args):
     in_parts(_convolve_part, team, parts, args)
 
 
-@numba.njit(**SERIAL)
-def _convolve_t(weight, y, geometry, block, low, high, sums):
-    """Run a range of parts: of block after block of the batch, the sum over one part of the output channels each."""
+@numba.njit(**INNER_SERIAL)
+def _convolve_t_part(part, weight, y, geometry, block, sums):
+    """Run a part: of a block of the batch, the sum over one part of the output channels."""
     groups, rows, length = weight.shape
     grouped = y.reshape(len(y), groups, rows, y.size // (len(y) * groups * rows))
     splits, _, channels = sums.shape[:3]
-    size, each = grouped.shape[3], channels // groups
+    each = channels // groups
     inputs = sums.reshape(splits, len(y), groups, each, sums.size // (splits * len(y) * channels))
-    for part in range(low, high):
-        which, split = divmod(part, splits)
-        samples = (which * block, min((which + 1) * block, len(y)))
-        first, last = split * rows // splits, (split + 1) * rows // splits
-        alone = samples[1] - samples[0] == 1
-        gathered = grouped[samples[0]] if alone else _gather(grouped, samples[0], samples[1])
-        for g in range(groups):
-            weights, gradients = weight[g, first:last].T, gathered[g, first:last]
-            if alone and single(geometry, sums.shape[3:]):
-                np.dot(weights, gradients, inputs[split, samples[0], g])
-            else:
-                columns = np.empty((length, (samples[1] - samples[0]) * size), y.dtype)
-                np.dot(weights, gradients, columns)
-                fold(columns, samples, (g * each, (g + 1) * each), geometry, sums[split])
-
-
-@numba.njit(**SERIAL)
-def _convolve_t_part(part, weight, y, geometry, block, sums):
-    _convolve_t(weight, y, geometry, block, part, part + 1, sums)
+    which, split = divmod(part, splits)
+    samples = (which * block, min((which + 1) * block, len(y)))
+    first, last = split * rows // splits, (split + 1) * rows // splits
+    alone = samples[1] - samples[0] == 1
+    whole = alone and single(geometry, sums.shape[3:])
+    gathered = grouped[samples[0]] if alone else _gather(grouped, samples, (0, groups))
+    for g in range(groups):
+        columns = inputs[split, samples[0], g] if whole else np.empty((length, gathered.shape[2]), y.dtype)
+        np.dot(weight[g, first:last].T, gathered[g, first:last], columns)
+        if not whole:
+            fold(columns, samples, (g * each, (g + 1) * each), geometry, sums[split])
 
 
 @numba.njit(**SERIAL)
@@ -260,41 +250,33 @@ def _convolve_t_parallel(team, parts, *args):
     in_parts(_convolve_t_part, team, parts, args)
 
 
-@numba.njit(**SERIAL)
-def _correlate_part(y, x, geometry, block, g, channels, samples, out):
-    """Write the gradient at the weights (rows, channels * taps) of group g and of `channels`, summed over `samples`."""
-    for low in range(samples[0], samples[1], block):
-        high = min(low + block, samples[1])
-        columns = _columns(x, (low, high), channels, geometry)
-        rows = y[low, g] if high - low == 1 else _gather(y[:, g : g + 1], low, high)[0]
-        product = np.dot(rows, columns.T)
-        if low == samples[0]:
-            out[:] = product
-        else:
-            out += product
-
-
-@numba.njit(**SERIAL)
-def _correlate(y, x, geometry, block, chunk, low, high, sums):
-    """Run a range of parts: of one part of the batch after the other, the chunks of every group's input channels."""
+@numba.njit(**INNER_SERIAL)
+def _correlate_part(part, y, x, geometry, block, chunk, sums):
+    """Run a part: of one part of the batch, a chunk of one group's input channels."""
     splits, groups, rows, length = sums.shape
-    grouped = y.reshape(len(y), groups, rows, y.size // (len(y) * groups * rows))
+    grouped, out = y.reshape(len(y), groups, rows, y.size // (len(y) * groups * rows)), sums.reshape(sums.size)
     each, batch = x.shape[1] // groups, len(x)
     taps, chunks = length // each, -(-each // chunk)
-    for part in range(low, high):
-        which, c = divmod(part, chunks)
-        split, g = divmod(which, groups)
-        first, last = c * chunk, min((c + 1) * chunk, each)
-        samples = (split * batch // splits, (split + 1) * batch // splits)
-        out = sums[split, g, :, first * taps : last * taps]
-        _correlate_part(grouped, x, geometry, block, g, (g * each + first, g * each + last), samples, out)
-
-
-@numba.njit(**SERIAL)
-def _correlate_range(part, y, x, geometry, block, chunk, sums):
-    _correlate(y, x, geometry, block, chunk, part, part + 1, sums)
+    which, c = divmod(part, chunks)
+    split, g = divmod(which, groups)
+    first, last = c * chunk, min((c + 1) * chunk, each)
+    width, begin = (last - first) * taps, which * rows * length + first * taps
+    product = np.empty((rows, width), y.dtype)
+    values, start = product.reshape(product.size), split * batch // splits
+    for low in range(start, (split + 1) * batch // splits, block):
+        samples = (low, min(low + block, (split + 1) * batch // splits))
+        columns = _columns(x, samples, (g * each + first, g * each + last), geometry)
+        gradients = grouped[low, g] if samples[1] - low == 1 else _gather(grouped, samples, (g, g + 1))[0]
+        np.dot(gradients, columns.T, product)
+        for row in range(rows):
+            at, source = begin + row * length, row * width
+            if low == start:
+                _copy(values, source, out, at, width)
+            else:
+                for i in range(width):
+                    out[np.uint64(at + i)] += values[np.uint64(source + i)]
 
 
 @numba.njit(**SERIAL)
 def _correlate_parallel(team, parts, *args):
-    in_parts(_correlate_range, team, parts, args)
+    in_parts(_correlate_part, team, parts, args)

@@ -11,7 +11,7 @@ import numba
 from sparsebp.kernels import checks
 from sparsebp.kernels.host import simd
 from sparsebp.kernels.host.lanes import put, take
-from sparsebp.kernels.host.parts import SERIAL, parts_for, row_at, share
+from sparsebp.kernels.host.parts import INNER_SERIAL, SERIAL, parts_for, row_at, share
 from sparsebp.kernels.host.team import in_parts, team
 from sparsebp.types import Array
 
@@ -36,10 +36,7 @@ class CsrKernels:
             data.shape[1] == batch,
         )
         parts = parts_for((indices.size + out.shape[0]) * batch, vectors=batch > 1)
-        if parts == 1:
-            _csr_matvec(*arguments, 0, out.shape[0])
-        else:
-            _csr_matvec_parallel(team(), parts, *arguments, parts)
+        _csr_matvec_parallel(team(parts), parts, *arguments, parts)
 
     def scale_rows(self, indptr: Array, data: Array, scale: Array, out: Array) -> None:
         """Diagonal times CSR: ``out[k] = scale[row(k)] * data[k]``."""
@@ -54,10 +51,7 @@ class CsrKernels:
             data.shape[1] == batch,
         )
         parts = parts_for(out.size)
-        if parts == 1:
-            _scale_rows(*arguments, 0, len(indptr) - 1)
-        else:
-            _scale_rows_parallel(team(), parts, *arguments, len(out), parts)
+        _scale_rows_parallel(team(parts), parts, *arguments, len(out), parts)
 
     def scale_columns(self, indices: Array, data: Array, scale: Array, out: Array) -> None:
         """CSR times diagonal: ``out[k] = data[k] * scale[indices[k]]``."""
@@ -69,10 +63,7 @@ class CsrKernels:
         batch = checks.check_gather(data, index, out)
         arguments = (data.reshape(-1), index, out.reshape(-1), batch)
         parts = parts_for(out.size, vectors=batch > 1)
-        if parts == 1:
-            _gather(*arguments, 0, len(index))
-        else:
-            _gather_parallel(team(), parts, *arguments, parts)
+        _gather_parallel(team(parts), parts, *arguments, parts)
 
     def gather_multiply(self, a_data: Array, a_index: Array, b_data: Array, b_index: Array, out: Array) -> None:
         """One product per output entry: ``out[k] = a_data[a_index[k]] * b_data[b_index[k]]``."""
@@ -93,17 +84,14 @@ class CsrKernels:
             b.shape[1] == batch,
         )
         parts = parts_for(out.size, vectors=batch > 1)
-        if parts == 1:
-            _multiply(*arguments, 0, len(b_index))
-        else:
-            _multiply_parallel(team(), parts, *arguments, parts)
+        _multiply_parallel(team(parts), parts, *arguments, parts)
 
 
 # The functions below are compiled: their arguments are flat arrays, sizes and flags.
 # mypy: disable-error-code="no-untyped-def"
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _csr_matvec(indptr, indices, data, x, start, has_start, out, batch, wide, low, high):
     if batch == 1:
         row_ptr, columns = simd.pointer(indptr), simd.pointer(indices)
@@ -167,7 +155,7 @@ def _csr_row(columns, values, vector, initial, has_start, result, batch, wide, r
     put(result, r, batch, lane, n, full, total)
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _csr_matvec_part(part, indptr, indices, data, x, start, has_start, out, batch, wide, parts):
     nnz, rows = len(indices), len(indptr) - 1
     # rows without entries are written too, so the first part begins at row 0 and the last ends at the last row
@@ -181,7 +169,7 @@ def _csr_matvec_parallel(team, parts, *args):
     in_parts(_csr_matvec_part, team, parts, args)
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _scale_rows(indptr, scale, data, out, batch, scale_wide, data_wide, low, high):
     row_ptr, factors, values, result = simd.pointer(indptr), simd.pointer(scale), simd.pointer(data), simd.pointer(out)
     for r in range(low, high):
@@ -207,7 +195,7 @@ def scale_entries(factors, i, values, begin, out, base, length, batch, factor_wi
             multiply_entry(factors, i, values, begin + q, out, base + q, batch, factor_wide, values_wide)
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _scale_rows_part(part, indptr, scale, data, out, batch, scale_wide, data_wide, nnz, parts):
     low, high = row_at(indptr, share(part, parts, nnz)), row_at(indptr, share(part + 1, parts, nnz))
     _scale_rows(indptr, scale, data, out, batch, scale_wide, data_wide, low, high)
@@ -240,7 +228,7 @@ def _product(a, i, b, j, batch, lane, a_wide, b_wide, full):
     return take(a, i, batch, lane, n, False, full) * take(b, j, batch, lane, n, True, full)
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _multiply(a, a_index, a_indexed, b, b_index, out, batch, a_wide, b_wide, low, high):
     left, right, result = simd.pointer(a), simd.pointer(b), simd.pointer(out)
     left_at, right_at = simd.pointer(a_index), simd.pointer(b_index)
@@ -258,7 +246,7 @@ def _multiply(a, a_index, a_indexed, b, b_index, out, batch, a_wide, b_wide, low
             multiply_entry(left, i, right, right_at[k], result, k, batch, a_wide, b_wide)
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _multiply_part(part, a, a_index, a_indexed, b, b_index, out, batch, a_wide, b_wide, parts):
     n = len(b_index)
     low, high = share(part, parts, n), share(part + 1, parts, n)
@@ -270,7 +258,7 @@ def _multiply_parallel(team, parts, *args):
     in_parts(_multiply_part, team, parts, args)
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _gather(data, index, out, batch, low, high):
     values, entries, result = simd.pointer(data), simd.pointer(index), simd.pointer(out)
     width = simd.lanes(values)
@@ -292,7 +280,7 @@ def _gather(data, index, out, batch, low, high):
             put(result, k, batch, lane, n, False, take(values, entry, batch, lane, n, True, False))
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _gather_part(part, data, index, out, batch, parts):
     n = len(index)
     _gather(data, index, out, batch, share(part, parts, n), share(part + 1, parts, n))

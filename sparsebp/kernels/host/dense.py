@@ -12,14 +12,11 @@ from sparsebp.kernels import checks
 from sparsebp.kernels.host import simd
 from sparsebp.kernels.host.dense_blocks import matvec_of_block, shared_rows, tile
 from sparsebp.kernels.host.dense_chain import (
-    chain,
     chain_parallel,
-    reduce_matrices,
     reduce_matrices_parallel,
-    reduce_vectors,
     reduce_vectors_parallel,
 )
-from sparsebp.kernels.host.parts import SERIAL, parts_for, share
+from sparsebp.kernels.host.parts import INNER_SERIAL, SERIAL, parts_for, share
 from sparsebp.kernels.host.team import in_parts, team
 from sparsebp.types import Array
 
@@ -47,10 +44,7 @@ class DenseKernels:
         )
         rows = len(a_index) * m
         parts = parts_for(rows * n * (k + 1) * batch)
-        if parts == 1:
-            _matmul(*arguments, 0, rows)
-        else:
-            _matmul_parallel(team(), parts, *arguments, rows, parts)
+        _matmul_parallel(team(parts), parts, *arguments, rows, parts)
 
     def dense_matvec(
         self,
@@ -83,10 +77,7 @@ class DenseKernels:
         )
         steps = len(a_index)
         parts = min(parts_for(steps * m * (k + 1) * batch), max(steps, 1))
-        if parts == 1:
-            _matvec(*arguments, 0, steps)
-        else:
-            _matvec_parallel(team(), parts, *arguments, steps, parts)
+        _matvec_parallel(team(parts), parts, *arguments, steps, parts)
 
     def dense_chain(self, a: Array, chunk_ptr: Array, x: Array, add: Array | None, out: Array) -> None:
         """Run ``v = a[s] @ v + add[s]; out[s] = v`` along every chunk."""
@@ -104,10 +95,7 @@ class DenseKernels:
             a.shape[3] == batch,
         )
         tasks = (len(chunk_ptr) - 1) * _lane_blocks(a.dtype, batch)
-        if tasks <= 1 or parts_for(steps * n * (n + 1) * batch) == 1:
-            chain(*arguments, 0, tasks)
-        else:
-            chain_parallel(team(), tasks, *arguments)
+        chain_parallel(team(parts_for(steps * n * (n + 1) * batch)), tasks, *arguments)
 
     def dense_reduce(
         self, a: Array, chunk_ptr: Array, add: Array | None, out_matrix: Array, out_vector: Array | None
@@ -121,19 +109,13 @@ class DenseKernels:
         # every task has its own scratch: two columns of a lane block, or one shared matrix
         size = 2 * n * simd.VECTOR_BYTES // a.dtype.itemsize if own > 1 else n * n
         scratch = np.empty((chunks * blocks, size), a.dtype)
-        if chunks * blocks <= 1 or parts_for(steps * n * n * (n + 1) * own) == 1:
-            reduce_matrices(*arguments, scratch, 0, chunks * blocks)
-        else:
-            reduce_matrices_parallel(team(), chunks * blocks, *arguments, scratch)
+        reduce_matrices_parallel(team(parts_for(steps * n * n * (n + 1) * own)), chunks * blocks, *arguments, scratch)
         if add is None or out_vector is None:
             return
         blocks = _lane_blocks(a.dtype, batch)
         vectors = (a.reshape(-1), chunk_ptr, add.reshape(-1), out_vector.reshape(-1), n, batch, own == batch)
         scratch = np.empty((chunks * blocks, n * simd.VECTOR_BYTES // a.dtype.itemsize), a.dtype)
-        if chunks * blocks <= 1 or parts_for(steps * n * (n + 1) * batch) == 1:
-            reduce_vectors(*vectors, scratch, 0, chunks * blocks)
-        else:
-            reduce_vectors_parallel(team(), chunks * blocks, *vectors, scratch)
+        reduce_vectors_parallel(team(parts_for(steps * n * (n + 1) * batch)), chunks * blocks, *vectors, scratch)
 
 
 def _lane_blocks(dtype: np.dtype, batch: int) -> int:
@@ -160,7 +142,7 @@ def _wide_rows(a, b, out, first, last, k, n, batch, b_wide):
                 tile(a, b, n, j, batch, whole, b_wide, out, i, last, j, k, n, batch, whole, False)
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _matmul(a, a_index, b, b_index, out, out_index, m, k, n, batch, a_wide, b_wide, low, high):
     """Rows low ... high of the level, counted over all of its products."""
     a_all, b_all, out_all = simd.pointer(a), simd.pointer(b), simd.pointer(out)
@@ -183,7 +165,7 @@ def _matmul(a, a_index, b, b_index, out, out_index, m, k, n, batch, a_wide, b_wi
         row += last - first
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _matmul_part(part, a, a_index, b, b_index, out, out_index, m, k, n, batch, a_wide, b_wide, rows, parts):
     low, high = share(part, parts, rows), share(part + 1, parts, rows)
     _matmul(a, a_index, b, b_index, out, out_index, m, k, n, batch, a_wide, b_wide, low, high)
@@ -194,7 +176,7 @@ def _matmul_parallel(team, parts, *args):
     in_parts(_matmul_part, team, parts, args)
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _matvec(a, a_index, x, x_index, add, add_index, has_add, out, out_index, m, k, batch, wide, low, high):
     a_all, x_all, add_all, out_all = simd.pointer(a), simd.pointer(x), simd.pointer(add), simd.pointer(out)
     a_size = m * k * (batch if wide else 1)
@@ -209,7 +191,7 @@ def _matvec(a, a_index, x, x_index, add, add_index, has_add, out, out_index, m, 
             matvec_of_block(block, vector, batch, lane, plus, has_add, target, m, k, batch, lane, wide, zero)
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _matvec_part(
     part, a, a_index, x, x_index, add, add_index, has_add, out, out_index, m, k, batch, wide, steps, parts
 ):

@@ -11,14 +11,14 @@ import numba
 from sparsebp.kernels.host import simd
 from sparsebp.kernels.host.dense_blocks import matvec_of_block, shared_rows, tile
 from sparsebp.kernels.host.lanes import put, take
-from sparsebp.kernels.host.parts import SERIAL
+from sparsebp.kernels.host.parts import INNER_SERIAL, SERIAL
 from sparsebp.kernels.host.team import in_parts
 
 # The functions below are compiled: their arguments are flat arrays, sizes and flags.
 # mypy: disable-error-code="no-untyped-def"
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def chain(a, chunk_ptr, x, add, has_add, out, n, batch, wide, low, high):
     """Tasks low ... high; a task is one lane block of one chunk."""
     a_all, x_all, add_all, out_all = simd.pointer(a), simd.pointer(x), simd.pointer(add), simd.pointer(out)
@@ -38,7 +38,7 @@ def chain(a, chunk_ptr, x, add, has_add, out, n, batch, wide, low, high):
             vector = target
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _chain_part(task, a, chunk_ptr, x, add, has_add, out, n, batch, wide):
     chain(a, chunk_ptr, x, add, has_add, out, n, batch, wide, task, task + 1)
 
@@ -49,7 +49,7 @@ def chain_parallel(team, parts, *args):
     in_parts(_chain_part, team, parts, args)
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def reduce_matrices(a, chunk_ptr, out, n, batch, scratch, low, high):
     """Products of the chunks' matrices; a task is one lane block of one chunk, with one row of `scratch`."""
     a_all, out_all, ptr = simd.pointer(a), simd.pointer(out), simd.pointer(chunk_ptr)
@@ -97,7 +97,7 @@ def _multiply_in_place(a, product, spare, n, batch, lane, full):
             tile(a, spare, 2, 0, width, 0, True, product, i, n, j, n, n, batch, lane, full)
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _reduce_matrices_part(task, a, chunk_ptr, out, n, batch, scratch):
     reduce_matrices(a, chunk_ptr, out, n, batch, scratch, task, task + 1)
 
@@ -108,7 +108,7 @@ def reduce_matrices_parallel(team, parts, *args):
     in_parts(_reduce_matrices_part, team, parts, args)
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def reduce_vectors(a, chunk_ptr, add, out, n, batch, wide, scratch, low, high):
     """Vectors of the chunks' affine maps; a task is one lane block of one chunk, with one row of `scratch`."""
     a_all, add_all, out_all, ptr = simd.pointer(a), simd.pointer(add), simd.pointer(out), simd.pointer(chunk_ptr)
@@ -138,7 +138,7 @@ def reduce_vectors(a, chunk_ptr, add, out, n, batch, wide, scratch, low, high):
             matvec_of_block(block, spare, spare_batch, 0, plus, True, vector, n, n, batch, lane, wide, zero)
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _reduce_vectors_part(task, a, chunk_ptr, add, out, n, batch, wide, scratch):
     reduce_vectors(a, chunk_ptr, add, out, n, batch, wide, scratch, task, task + 1)
 

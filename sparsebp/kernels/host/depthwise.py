@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from sparsebp.kernels.host.parts import SERIAL, SUMS, parts_for, share
+from sparsebp.kernels.host.parts import INNER_SERIAL, INNER_SUMS, SERIAL, parts_for, share
 from sparsebp.kernels.host.team import in_parts, team
 from sparsebp.types import Array
 
@@ -52,10 +52,7 @@ def convolve(weight: Array, x: Array, geometry: Axes, out: Array) -> None:
     layout, planes = _layout(x.shape[2:], geometry), x.shape[0] * x.shape[1]
     args = weight.reshape(len(weight), -1), x.reshape(planes, -1), *layout, out.reshape(len(out) * len(weight), -1)
     parts = _parts(out, layout, planes)
-    if parts == 1:
-        _convolve(*args, 0, planes)
-    else:
-        _convolve_parallel(team(), parts, *args, parts)
+    _convolve_parallel(team(parts), parts, *args, parts)
 
 
 def convolve_t(weight: Array, y: Array, geometry: Axes, out: Array) -> None:
@@ -63,10 +60,7 @@ def convolve_t(weight: Array, y: Array, geometry: Axes, out: Array) -> None:
     layout, planes = _layout(out.shape[2:], geometry), out.shape[0] * out.shape[1]
     args = weight.reshape(len(weight), -1), y.reshape(len(y) * len(weight), -1), *layout, out.reshape(planes, -1)
     parts = _parts(y, layout, planes)
-    if parts == 1:
-        _convolve_t(*args, 0, planes)
-    else:
-        _convolve_t_parallel(team(), parts, *args, parts)
+    _convolve_t_parallel(team(parts), parts, *args, parts)
 
 
 def correlate(y: Array, x: Array, geometry: Axes, out: Array) -> None:
@@ -74,10 +68,7 @@ def correlate(y: Array, x: Array, geometry: Axes, out: Array) -> None:
     layout, channels = _layout(x.shape[2:], geometry), x.shape[1]
     args = y.reshape(len(y) * len(out), -1), x.reshape(len(x) * channels, -1), *layout, out.reshape(len(out), -1)
     parts = _parts(y, layout, channels)
-    if parts == 1:
-        _correlate(*args, channels, 0, channels)
-    else:
-        _correlate_parallel(team(), parts, *args, channels, parts)
+    _correlate_parallel(team(parts), parts, *args, channels, parts)
 
 
 @lru_cache(maxsize=256)  # small, and it takes as long as a small convolution
@@ -110,7 +101,7 @@ def _parts(y: Array, layout: _Layout, most: int) -> int:
 # mypy: disable-error-code="no-untyped-def"
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _spread(plane, rows, phases, padded):
     """Copy a plane to its place in `padded`; the padding has been cleared, and stays so."""
     width, stride = len(plane) // len(rows), len(phases)
@@ -121,7 +112,7 @@ def _spread(plane, rows, phases, padded):
                 padded[np.uint64(at + w)] = plane[np.uint64(source + w * stride)]
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _spread_rows(plane, rows, padded):
     """Copy a plane whose rows stay whole."""
     width = len(plane) // len(rows)
@@ -131,7 +122,7 @@ def _spread_rows(plane, rows, padded):
             padded[np.uint64(at + w)] = plane[np.uint64(source + w)]
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _collect(padded, rows, phases, plane):
     """Copy a plane from its place in `padded`: the inverse of `_spread`."""
     width, stride = len(plane) // len(rows), len(phases)
@@ -142,7 +133,7 @@ def _collect(padded, rows, phases, plane):
                 plane[np.uint64(target + w * stride)] = padded[np.uint64(at + w)]
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _collect_rows(padded, rows, plane):
     """Copy a plane whose rows are whole: the inverse of `_spread_rows`."""
     width = len(plane) // len(rows)
@@ -152,7 +143,7 @@ def _collect_rows(padded, rows, plane):
             plane[np.uint64(target + w)] = padded[np.uint64(at + w)]
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _add_taps(factors, padded, taps, run):
     """Add the multiples of `padded` that the taps meet to `run`: three at a time share what is read and written."""
     whole = len(taps) // 3 * 3
@@ -168,7 +159,7 @@ def _add_taps(factors, padded, taps, run):
             run[np.uint64(i)] += factor * padded[np.uint64(at + i)]
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _convolve(weight, x, rows, phases, lines, taps, length, longest, out, low, high):
     padded, run = np.zeros(length, x.dtype), np.zeros(longest, x.dtype)
     channels = len(x) * len(weight) // len(out)
@@ -184,7 +175,7 @@ def _convolve(weight, x, rows, phases, lines, taps, length, longest, out, low, h
             _collect_rows(run, lines, out[plane // channels * len(weight) + o])
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _convolve_part(part, weight, x, rows, phases, lines, taps, length, longest, out, parts):
     n = len(x)
     low, high = share(part, parts, n), share(part + 1, parts, n)
@@ -196,7 +187,7 @@ def _convolve_parallel(team, parts, *args):
     in_parts(_convolve_part, team, parts, args)
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _convolve_t(weight, y, rows, phases, lines, taps, length, longest, out, low, high):
     padded, run = np.zeros(length, y.dtype), np.zeros(longest, y.dtype)
     channels = len(out) * len(weight) // len(y)
@@ -215,7 +206,7 @@ def _convolve_t(weight, y, rows, phases, lines, taps, length, longest, out, low,
             _collect(padded, rows, phases, out[plane])
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _convolve_t_part(part, weight, y, rows, phases, lines, taps, length, longest, out, parts):
     n = len(out)
     low, high = share(part, parts, n), share(part + 1, parts, n)
@@ -227,7 +218,7 @@ def _convolve_t_parallel(team, parts, *args):
     in_parts(_convolve_t_part, team, parts, args)
 
 
-@numba.njit(**SUMS)
+@numba.njit(**INNER_SUMS)
 def _inner(run, padded, at):
     total = run.dtype.type(0)
     for i in range(len(run)):
@@ -235,7 +226,7 @@ def _inner(run, padded, at):
     return total
 
 
-@numba.njit(**SUMS)
+@numba.njit(**INNER_SUMS)
 def _inner_three(run, padded, a, b, c):
     first = second = third = run.dtype.type(0)
     for i in range(len(run)):
@@ -246,7 +237,7 @@ def _inner_three(run, padded, a, b, c):
     return first, second, third
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _correlate(y, x, rows, phases, lines, taps, length, longest, out, channels, low, high):
     padded, run = np.zeros(length, x.dtype), np.zeros(longest, x.dtype)
     each, whole = len(out) // channels, len(taps) // 3 * 3
@@ -268,7 +259,7 @@ def _correlate(y, x, rows, phases, lines, taps, length, longest, out, channels, 
                     out[o, tap] += _inner(run, padded, taps[tap])
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _correlate_part(part, y, x, rows, phases, lines, taps, length, longest, out, channels, parts):
     low, high = share(part, parts, channels), share(part + 1, parts, channels)
     _correlate(y, x, rows, phases, lines, taps, length, longest, out, channels, low, high)

@@ -9,7 +9,7 @@ import numpy as np
 
 from sparsebp.kernels.checks import recurrent as checks
 from sparsebp.kernels.host import functions
-from sparsebp.kernels.host.parts import JIT
+from sparsebp.kernels.host.parts import INNER_JIT, JIT
 from sparsebp.kernels.host.recurrent import (
     SAMPLES,
     add_to_map,
@@ -81,7 +81,7 @@ def _forward_block(gx: Any, w: Any, b_hn: Any, h0: Any, h: Any, gates: Any, firs
         kept = advance(kept, 4 * batch * hidden)
 
 
-@numba.njit(**JIT)
+@numba.njit(**INNER_JIT)
 def _forward_part(block: int, gx: Any, w: Any, b_hn: Any, h0: Any, h: Any, gates: Any) -> None:
     scratch = np.empty(2 * SAMPLES * w.shape[1] + VECTOR_BYTES, h.dtype)
     _forward_block(gx, w, b_hn, h0, h, gates, block * SAMPLES, scratch)
@@ -164,7 +164,7 @@ def _backward_block(
         store_rows(g, width, hidden, advance(edge, chunk * step), hidden, first, batch)
 
 
-@numba.njit(**JIT)
+@numba.njit(**INNER_JIT)
 def _backward_part(
     task: int, h: Any, h0: Any, gates: Any, w: Any, gy: Any, first_chunk: int, last_chunk: int, bounds: Any, ga: Any
 ) -> None:
@@ -235,7 +235,7 @@ def _reduce_chunk(
     store_map(rows, hidden, width, advance(pointer(maps), ((chunk - 1) * batch + b) * (hidden + 1) * hidden))
 
 
-@numba.njit(**JIT)
+@numba.njit(**INNER_JIT)
 def _reduce_part(task: int, h: Any, h0: Any, gates: Any, w: Any, gy: Any, chunks: int, maps: Any) -> None:
     batch, hidden = h.shape[1], h.shape[2]
     scratch = np.empty((2 * map_rows(hidden) + hidden + 4) * w.shape[1] + VECTOR_BYTES, h.dtype)
@@ -279,7 +279,7 @@ def _jacobian_step(h: Any, h0: Any, gates: Any, w_hh: Any, t: int, out: Any, fac
             target = advance(target, batch)
 
 
-@numba.njit(**JIT)
+@numba.njit(**INNER_JIT)
 def _jacobians_part(t: int, h: Any, h0: Any, gates: Any, w_hh: Any, out: Any) -> None:
     _jacobian_step(h, h0, gates, w_hh, t, out, np.empty((4, h.shape[2], h.shape[1]), h.dtype))
 

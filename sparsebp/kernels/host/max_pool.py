@@ -6,7 +6,7 @@ import numba
 import numpy as np
 
 from sparsebp.kernels import checks
-from sparsebp.kernels.host.parts import SERIAL, parts_for, share
+from sparsebp.kernels.host.parts import INNER_SERIAL, SERIAL, parts_for, share
 from sparsebp.kernels.host.team import in_parts, team
 from sparsebp.types import Array
 
@@ -21,10 +21,7 @@ class MaxPoolKernels:
         """The maximum of every window and its place."""
         checks.check_max_pool(x, kernel, stride, before, dilation, y, winner)
         parts = min(parts_for(y.size * kernel[0] * kernel[1]), max(len(x), 1))
-        if parts == 1:
-            _max_pool(x, kernel, stride, before, dilation, y, winner, 0, len(x))
-        else:
-            _max_pool_parallel(team(), parts, x, kernel, stride, before, dilation, y, winner, parts)
+        _max_pool_parallel(team(parts), parts, x, kernel, stride, before, dilation, y, winner, parts)
 
     def max_pool_grad(
         self, gy: Array, winner: Array, kernel: tuple[int, ...], stride: tuple[int, ...], before: tuple[int, ...],
@@ -33,24 +30,21 @@ class MaxPoolKernels:
         """Every window's gradient goes to its maximum, in the order of the windows."""
         checks.check_max_pool_grad(gy, winner, kernel, stride, before, dilation, out)
         parts = min(parts_for(out.size + 2 * gy.size), max(len(gy), 1))
-        if parts == 1:
-            _max_pool_grad(gy, winner, kernel, stride, before, dilation, out, 0, len(gy))
-        else:
-            _max_pool_grad_parallel(team(), parts, gy, winner, kernel, stride, before, dilation, out, parts)
+        _max_pool_grad_parallel(team(parts), parts, gy, winner, kernel, stride, before, dilation, out, parts)
 
 
 # The functions below are compiled: their arguments are arrays, tuples of sizes and bounds.
 # mypy: disable-error-code="no-untyped-def"
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _taps(start, dilation, taps, length):
     """Return the first tap that lies in the input, and the one behind the last, of a window that begins at `start`."""
     low = max(0, -(start // dilation))
     return low, max(low, min(taps, (length - 1 - start) // dilation + 1))
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _max_pool(x, kernel, stride, before, dilation, y, winner, low, high):
     height, width = x.shape[1:]
     out_h, out_w = y.shape[1:]
@@ -75,7 +69,7 @@ def _max_pool(x, kernel, stride, before, dilation, y, winner, low, high):
                 top[np.uint64(o)], place[np.uint64(o)] = best, won
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _max_pool_part(part, x, kernel, stride, before, dilation, y, winner, parts):
     n = len(x)
     low, high = share(part, parts, n), share(part + 1, parts, n)
@@ -87,7 +81,7 @@ def _max_pool_parallel(team, parts, *args):
     in_parts(_max_pool_part, team, parts, args)
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _max_pool_grad(gy, winner, kernel, stride, before, dilation, out, low, high):
     height, width = out.shape[1:]
     out_h, out_w = gy.shape[1:]
@@ -102,7 +96,7 @@ def _max_pool_grad(gy, winner, kernel, stride, before, dilation, out, low, high)
                     out[plane, np.uint64(h), np.uint64(w)] += gy[plane, oh, o]
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _max_pool_grad_part(part, gy, winner, kernel, stride, before, dilation, out, parts):
     n = len(gy)
     low, high = share(part, parts, n), share(part + 1, parts, n)

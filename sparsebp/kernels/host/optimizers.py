@@ -9,38 +9,42 @@ updated in one call.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import numba
 import numpy as np
+from llvmlite import ir
+from numba.core import types
 
 from sparsebp.kernels import checks
 from sparsebp.kernels.checks.common import written
-from sparsebp.kernels.host.parts import JIT, parts_for, share
+from sparsebp.kernels.host.parts import INNER_JIT, JIT, parts_for, share
 from sparsebp.kernels.host.simd import (
     VECTOR_BYTES,
     address,
+    advance,
     device,
     filled,
     fma,
+    intrinsic,
     lanes,
     load_up_to,
     maximum,
     minimum,
+    pointer,
     square_root,
     store_up_to,
 )
 from sparsebp.kernels.host.team import in_parts, team
 from sparsebp.kernels.host.tensors import GRAIN, entry_at, table_of
-from sparsebp.kernels.protocol import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS
+from sparsebp.kernels.protocol import OPTIONAL_BUFFERS, UPDATE_BUFFERS
 from sparsebp.types import Array, UpdateRule
 
-NUMBERS = {rule: number for number, rule in enumerate(UPDATE_OPTIONS)}
 _ACCESS = {
     rule: "wr" + "".join("o" if name in OPTIONAL_BUFFERS else "w" for name in names)
     for rule, names in UPDATE_BUFFERS.items()
 }
-_SCALE, _CLAMP = len(NUMBERS), len(NUMBERS) + 1
 _WORTH_THREADS = 1 << 20  # moved numbers: some 60 µs
 _ALIGN_FROM = 4096  # numbers, fewer of which are not worth a start of their own
 CHUNK = 1 << 14  # numbers that one partial sum of squares covers at most, see `chunk_rows`
@@ -64,15 +68,15 @@ class OptimizerKernels:
             checks.check_optimizer_update(rule, params, grads, buffers, options, steps)
 
         checks.check_update_options(rule, len(params), buffers, options, steps)
-        _run(NUMBERS[rule], (params, grads, *buffers), _ACCESS[rule], options, steps, check)
+        _run(rule, (params, grads, *buffers), _ACCESS[rule], options, steps, check)
 
     def scale_arrays(self, arrays: Sequence[Array], factor: float) -> None:
         """Multiply all arrays by one number, in place."""
-        _run_on_all(_SCALE, arrays, factor)
+        _run_on_all("scale", arrays, factor)
 
     def clamp_arrays(self, arrays: Sequence[Array], limit: float) -> None:
         """Bring all numbers into [-limit, limit], in place; NaN stays."""
-        _run_on_all(_CLAMP, arrays, limit)
+        _run_on_all("clamp", arrays, limit)
 
     def square_sums(self, arrays: Sequence[Array], out: Array) -> None:
         """Sum of the squares of each array, in float64: of its chunks, then of those in order."""
@@ -88,10 +92,7 @@ class OptimizerKernels:
         _cut_chunks(begins, rows, lengths, chunks)
         sums, like = np.empty(int(chunks[-1])), arrays[0].dtype.type(1)
         parts = _parts(int(begins[-1]))
-        if parts == 1:
-            _chunk_sums(addresses, begins, like, lengths, chunks, sums, 0, len(sums))
-        else:
-            _chunk_sums_parallel(team(), parts, addresses, begins, like, lengths, chunks, sums, parts)
+        _chunk_sums_parallel(team(parts), parts, addresses, begins, like, lengths, chunks, sums, parts)
         add_chunks(chunks, sums, out)
 
 
@@ -100,7 +101,7 @@ def _parts(work: int) -> int:
 
 
 def _run(
-    number: int, columns: Sequence[Sequence[Any]], access: str, options: np.ndarray,
+    rule: str, columns: Sequence[Sequence[Any]], access: str, options: np.ndarray,
     steps: np.ndarray, check: Callable[[], None],
 ) -> None:  # fmt: skip
     if not columns[0]:
@@ -109,20 +110,18 @@ def _run(
     addresses, begins, _ = table_of(columns, access, check)
     like = columns[0][0].dtype.type(1)
     parts = _parts(int(begins[-1]) * len(columns))
-    if parts == 1:
-        update_range(number, like, addresses, begins, options, steps, 0, begins[-1])
-    else:
-        _update_parallel(team(), parts, number, like, addresses, begins, options, steps, parts)
+    function = rule_address(rule, like.dtype)
+    _update_parallel(team(parts), parts, function, like, addresses, begins, options, steps, parts)
 
 
-def _run_on_all(number: int, arrays: Sequence[Array], value: float) -> None:
+def _run_on_all(rule: str, arrays: Sequence[Array], value: float) -> None:
     options, steps = np.full((len(arrays), 1), value), np.zeros(len(arrays), np.int64)
-    _run(number, (arrays,), "w", options, steps, lambda: checks.check_written_arrays(arrays))
+    _run(rule, (arrays,), "w", options, steps, lambda: checks.check_written_arrays(arrays))
 
 
-@numba.njit(**JIT)
-def update_range(number, like, addresses, begins, options, steps, low, high):  # type: ignore[no-untyped-def]
-    """Apply rule `number` to the numbers from `low` to `high` of the concatenation."""
+@numba.njit(**INNER_JIT)
+def update_range(rule, like, addresses, begins, options, steps, low, high):  # type: ignore[no-untyped-def]
+    """Apply the rule at an address to the numbers from `low` to `high` of the concatenation."""
     if low == high:
         return
     for i in range(entry_at(begins, low), len(begins) - 1):
@@ -132,40 +131,51 @@ def update_range(number, like, addresses, begins, options, steps, low, high):  #
         # both neighbours of a cut round it down alike
         first = max(low - begins[i], 0) // GRAIN * GRAIN
         last = size if high >= begins[i + 1] else (high - begins[i]) // GRAIN * GRAIN
-        at, o, middle = addresses[i], options[i], first
+        at, middle = advance(pointer(addresses), i * addresses.shape[1]), first
+        o = advance(pointer(options), i * options.shape[1])
         if last - first >= _ALIGN_FROM:
             # a vector that straddles two cache lines costs two accesses: go on from a line's beginning
             width = lanes(address(at[0], like))
             middle += -at[0] % VECTOR_BYTES * width // VECTOR_BYTES
         if middle > first:
-            _apply(number, like, at, o, steps[i], first, middle)
-        _apply(number, like, at, o, steps[i], middle, last)
+            _apply(rule, like, at, o, steps[i], first, middle)
+        _apply(rule, like, at, o, steps[i], middle, last)
 
 
-@numba.njit(**JIT)
-def _apply(number, like, at, o, step, first, last):  # type: ignore[no-untyped-def]
-    """Apply rule `number` to the numbers from `first` to `last` of one array."""
-    if number == 0:
-        _sgd(at, like, o, step, first, last)
-    elif number == 1:
-        _adam(at, like, o, step, first, last)
-    elif number == 2:
-        _adagrad(at, like, o, step, first, last)
-    elif number == 3:
-        _adadelta(at, like, o, first, last)
-    elif number == 4:
-        _rmsprop(at, like, o, first, last)
-    elif number == 5:
-        _scale(at, like, o, first, last)
-    else:
-        _clamp(at, like, o, first, last)
+@intrinsic
+def _apply(typingctx: Any, rule: Any, like: Any, at: Any, o: Any, step: Any, first: Any, last: Any) -> Any:
+    """Call the rule at an address for the numbers from `first` to `last` of one array."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        function = ir.FunctionType(ir.VoidType(), [arg.type for arg in args[1:]])
+        builder.call(builder.inttoptr(args[0], function.as_pointer()), args[1:])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, *_rule_types(like)), codegen
 
 
-@numba.njit(**JIT)
-def _update_part(part, number, like, addresses, begins, options, steps, parts):  # type: ignore[no-untyped-def]
+def _rule_types(like: Any) -> tuple[Any, ...]:
+    """Return the types of a rule's arguments."""
+    word = types.int64
+    return like, types.CPointer(word), types.CPointer(types.float64), word, word, word
+
+
+@cache
+def rule_address(rule: str, dtype: np.dtype) -> int:
+    """Return where a rule's code is: compiled alone, as hardly a program uses more than one or two."""
+    kept = numba.cfunc(types.void(*_rule_types(numba.from_dtype(dtype))), **JIT)(_RULES[rule])
+    _compiled.append(kept)
+    return int(kept.address or 0)
+
+
+_compiled: list[Any] = []
+
+
+@numba.njit(**INNER_JIT)
+def _update_part(part, rule, like, addresses, begins, options, steps, parts):  # type: ignore[no-untyped-def]
     n = begins[-1]
     low, high = share(part, parts, n), share(part + 1, parts, n)
-    update_range(number, like, addresses, begins, options, steps, low, high)
+    update_range(rule, like, addresses, begins, options, steps, low, high)
 
 
 @numba.njit(**JIT)
@@ -200,8 +210,7 @@ def _mean_square(old: Any, grad: Any, keep: float) -> Any:
     return fma(grad * (1.0 - keep), grad, old * keep)
 
 
-@numba.njit(**JIT)
-def _sgd(at, like, o, step, low, high):  # type: ignore[no-untyped-def]
+def _sgd(like, at, o, step, low, high):  # type: ignore[no-untyped-def]
     p, g, v = address(at[0], like), address(at[1], like), address(at[2], like)
     lr, momentum, fresh, decay, nesterov, maximize = -o[0], o[1], 1.0 - o[2], o[3], o[4], o[5]
     for i in range(low, high, lanes(p)):
@@ -215,8 +224,7 @@ def _sgd(at, like, o, step, low, high):  # type: ignore[no-untyped-def]
         store_up_to(p, i, fma(grad, lr, load_up_to(p, i, left)), left)
 
 
-@numba.njit(**JIT)
-def _adam(at, like, o, step, low, high):  # type: ignore[no-untyped-def]
+def _adam(like, at, o, step, low, high):  # type: ignore[no-untyped-def]
     p, g, m, v, top = (
         address(at[0], like), address(at[1], like), address(at[2], like), address(at[3], like), address(at[4], like),
     )  # fmt: skip
@@ -240,8 +248,7 @@ def _adam(at, like, o, step, low, high):  # type: ignore[no-untyped-def]
         store_up_to(p, i, param + mean * step_size / (square_root(square) / root + eps), left)
 
 
-@numba.njit(**JIT)
-def _adagrad(at, like, o, step, low, high):  # type: ignore[no-untyped-def]
+def _adagrad(like, at, o, step, low, high):  # type: ignore[no-untyped-def]
     p, g, s = address(at[0], like), address(at[1], like), address(at[2], like)
     lr, eps, decay, maximize = -(o[0] / (1.0 + (step - 1) * o[1])), o[2], o[3], o[4]
     for i in range(low, high, lanes(p)):
@@ -252,8 +259,7 @@ def _adagrad(at, like, o, step, low, high):  # type: ignore[no-untyped-def]
         store_up_to(p, i, load_up_to(p, i, left) + grad * lr / (square_root(total) + eps), left)
 
 
-@numba.njit(**JIT)
-def _adadelta(at, like, o, low, high):  # type: ignore[no-untyped-def]
+def _adadelta(like, at, o, _, low, high):  # type: ignore[no-untyped-def]
     p, g, s, d = address(at[0], like), address(at[1], like), address(at[2], like), address(at[3], like)
     lr, rho, eps, decay, maximize = -o[0], o[1], o[2], o[3], o[4]
     for i in range(low, high, lanes(p)):
@@ -266,8 +272,7 @@ def _adadelta(at, like, o, low, high):  # type: ignore[no-untyped-def]
         store_up_to(p, i, fma(delta, lr, load_up_to(p, i, left)), left)
 
 
-@numba.njit(**JIT)
-def _rmsprop(at, like, o, low, high):  # type: ignore[no-untyped-def]
+def _rmsprop(like, at, o, _, low, high):  # type: ignore[no-untyped-def]
     p, g, s, b, a = (
         address(at[0], like), address(at[1], like), address(at[2], like), address(at[3], like), address(at[4], like),
     )  # fmt: skip
@@ -290,24 +295,33 @@ def _rmsprop(at, like, o, low, high):  # type: ignore[no-untyped-def]
             store_up_to(p, i, param + grad * lr / root, left)
 
 
-@numba.njit(**JIT)
-def _scale(at, like, o, low, high):  # type: ignore[no-untyped-def]
+def _scale(like, at, o, _, low, high):  # type: ignore[no-untyped-def]
     p = address(at[0], like)
     for i in range(low, high, lanes(p)):
         store_up_to(p, i, load_up_to(p, i, high - i) * o[0], high - i)
 
 
-@numba.njit(**JIT)
-def _clamp(at, like, o, low, high):  # type: ignore[no-untyped-def]
+def _clamp(like, at, o, _, low, high):  # type: ignore[no-untyped-def]
     p = address(at[0], like)
     for i in range(low, high, lanes(p)):
         store_up_to(p, i, maximum(-o[0], minimum(o[0], load_up_to(p, i, high - i))), high - i)
 
 
+_RULES = {
+    "sgd": _sgd,
+    "adam": _adam,
+    "adagrad": _adagrad,
+    "adadelta": _adadelta,
+    "rmsprop": _rmsprop,
+    "scale": _scale,
+    "clamp": _clamp,
+}
+
+
 # ---- sums of squares: a partial sum for each chunk of an array, added in order ---------------------------------------
 
 
-@numba.njit(fastmath={"reassoc", "contract"}, **JIT)
+@numba.njit(fastmath={"reassoc", "contract"}, **INNER_JIT)
 def square_sum(values):  # type: ignore[no-untyped-def]
     """Return the sum of the squares of a chunk."""
     total = 0.0
@@ -317,7 +331,7 @@ def square_sum(values):  # type: ignore[no-untyped-def]
     return total
 
 
-@numba.njit(**JIT)
+@numba.njit(**INNER_JIT)
 def chunk_rows(width):  # type: ignore[no-untyped-def]
     """Return how many rows of `width` numbers a chunk holds; 0: a row is longer than a chunk."""
     return CHUNK // max(width, 1)
@@ -336,7 +350,7 @@ def _cut_chunks(begins, rows, lengths, chunks):  # type: ignore[no-untyped-def]
         chunks[i + 1] = chunks[i] - (-size // lengths[i])
 
 
-@numba.njit(**JIT)
+@numba.njit(**INNER_JIT)
 def _chunk_sums(addresses, begins, like, lengths, chunks, sums, low, high):  # type: ignore[no-untyped-def]
     """Work on the chunks from number `low` to `high`; array i has those from ``chunks[i]`` on."""
     for chunk in range(low, high):
@@ -346,7 +360,7 @@ def _chunk_sums(addresses, begins, like, lengths, chunks, sums, low, high):  # t
         sums[chunk] = square_sum(values[first : min(first + lengths[i], size)])
 
 
-@numba.njit(**JIT)
+@numba.njit(**INNER_JIT)
 def _chunk_sums_part(part, addresses, begins, like, lengths, chunks, sums, parts):  # type: ignore[no-untyped-def]
     n = len(sums)
     _chunk_sums(addresses, begins, like, lengths, chunks, sums, share(part, parts, n), share(part + 1, parts, n))

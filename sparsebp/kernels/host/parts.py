@@ -12,6 +12,7 @@ import numba
 import numpy as np
 
 from sparsebp import threads
+from sparsebp.kernels.host import inner
 from sparsebp.types import Array
 
 SCALAR_GRAIN = 1 << 15
@@ -22,10 +23,14 @@ MAX_PARTS = 64
 WORTH = 6 * VECTOR_GRAIN
 """The same of a kernel that is worth waking other threads for, some 60 microseconds; measured: two of them need 50."""
 
-JIT: dict[str, Any] = {"cache": True, "nogil": True, "error_model": "numpy"}
-"""Options of compiled functions that spell out their fused multiply-adds, see `simd`."""
+_ANY: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+JIT: dict[str, Any] = {**_ANY, "cache": True, "no_cfunc_wrapper": True}
+"""Options of functions that Python calls and that spell out their fused multiply-adds, see `simd`."""
 SERIAL: dict[str, Any] = {**JIT, "fastmath": {"contract"}}  # keeps NaN, infinity and the order of sums
-SUMS: dict[str, Any] = {**JIT, "fastmath": {"contract", "reassoc"}}
+INNER_JIT: dict[str, Any] = {**_ANY, **inner.OPTIONS}
+"""The same of functions that only compiled ones call, see `inner`."""
+INNER_SERIAL: dict[str, Any] = {**INNER_JIT, "fastmath": {"contract"}}
+INNER_SUMS: dict[str, Any] = {**INNER_JIT, "fastmath": {"contract", "reassoc"}}
 """Sums in several lanes: in another order than that of their terms, but always in the same."""
 
 
@@ -40,13 +45,13 @@ def parts_for(work: int, vectors: bool = True) -> int:
     return min(MAX_PARTS, work // grain)
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def share(part: int, parts: int, total: int) -> int:
     """Return where part number `part` begins when `total` items are split into `parts` equal parts."""
     return part * total // parts
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def row_at(indptr: Array, entry: int) -> int:
     """Return the first row that starts at `entry` or later, by bisection: parts then hold about as many entries."""
     low, high = 0, len(indptr) - 1

@@ -17,8 +17,8 @@ from sparsebp import threads
 from sparsebp.kernels import checks
 from sparsebp.kernels.host.atomics import atomic_exchange, atomic_store
 from sparsebp.kernels.host.blas import gemm_address
-from sparsebp.kernels.host.optimizers import CHUNK, NUMBERS, add_chunks, chunk_rows, square_sum, update_range
-from sparsebp.kernels.host.parts import JIT
+from sparsebp.kernels.host.optimizers import CHUNK, add_chunks, chunk_rows, rule_address, square_sum, update_range
+from sparsebp.kernels.host.parts import INNER_JIT, JIT
 from sparsebp.kernels.host.products import (
     ITEM,
     PARTS,
@@ -77,8 +77,9 @@ def update_by_product(
     taken = np.zeros(count, np.int64)
     with threads.one_blas_thread():
         _update_parallel(
-            team_for(cut.parts, m * n * k), cut.parts, NUMBERS[rule], gemm_address(param.dtype), constants.ctypes.data,
-            param.dtype.type(0), sizes, a.ctypes.data, b.ctypes.data, addresses, options, steps, sums, room, taken,
+            team_for(cut.parts, m * n * k), cut.parts, rule_address(rule, param.dtype), gemm_address(param.dtype),
+            constants.ctypes.data, param.dtype.type(0), sizes, a.ctypes.data, b.ctypes.data, addresses, options, steps,
+            sums, room, taken,
         )  # fmt: skip
     total = np.empty(1)
     add_chunks(np.array([0, len(sums)]), sums, total)
@@ -104,18 +105,18 @@ def _update_parallel(team, parts, *args):  # type: ignore[no-untyped-def]
     in_parts(_update_in_room, team, parts, args)
 
 
-@numba.njit(**JIT)
-def _update_in_room(part, number, function, constants, like, sizes, a, b, addresses, options, steps, sums, room, taken):  # type: ignore[no-untyped-def]
+@numba.njit(**INNER_JIT)
+def _update_in_room(part, rule, function, constants, like, sizes, a, b, addresses, options, steps, sums, room, taken):  # type: ignore[no-untyped-def]
     """Run a part in rows that no other part is using."""
     place, at = 0, taken.ctypes.data
     while not atomic_exchange(at + 8 * place, 0, 1):  # there are as many as threads, so one is free
         place = (place + 1) % len(taken)
-    _update_part(number, function, constants, like, sizes, a, b, addresses, options, steps, sums, room[place], part)
+    _update_part(rule, function, constants, like, sizes, a, b, addresses, options, steps, sums, room[place], part)
     atomic_store(at + 8 * place, 0)
 
 
-@numba.njit(**JIT)
-def _update_part(number, function, constants, like, sizes, a, b, addresses, options, steps, sums, rows, part):  # type: ignore[no-untyped-def]
+@numba.njit(**INNER_JIT)
+def _update_part(rule, function, constants, like, sizes, a, b, addresses, options, steps, sums, rows, part):  # type: ignore[no-untyped-def]
     m, n, item, step = sizes[M], sizes[N], sizes[ITEM], sizes[STEP]
     words, at = np.empty(8, np.int32), np.empty((1, len(addresses)), np.int64)
     begins = np.zeros(2, np.int64)
@@ -134,4 +135,4 @@ def _update_part(number, function, constants, like, sizes, a, b, addresses, opti
                 at[0, column] = 0 if addresses[column] == 0 else addresses[column] + skipped
             at[0, 1] = rows.ctypes.data
             begins[1] = (last - first) * n
-            update_range(number, like, at, begins, options, steps, 0, begins[1])
+            update_range(rule, like, at, begins, options, steps, 0, begins[1])

@@ -22,7 +22,7 @@ from sparsebp import threads
 from sparsebp.kernels.checks.common import written
 from sparsebp.kernels.host.blas import gemm, gemm_address
 from sparsebp.kernels.host.optimizers import CHUNK
-from sparsebp.kernels.host.parts import JIT, share
+from sparsebp.kernels.host.parts import INNER_JIT, JIT, share
 from sparsebp.kernels.host.team import in_parts, team_for
 from sparsebp.types import Array
 
@@ -167,14 +167,14 @@ def _product_parallel(team, parts, *args):  # type: ignore[no-untyped-def]
     in_parts(_part, team, parts, args)
 
 
-@numba.njit(**JIT)
+@numba.njit(**INNER_JIT)
 def part_range(part, parts, step, length):  # type: ignore[no-untyped-def]
     """Return where a part begins and ends: at multiples of `step`."""
     steps = -(-length // step)
     return min(share(part, parts, steps) * step, length), min(share(part + 1, parts, steps) * step, length)
 
 
-@numba.njit(**JIT)
+@numba.njit(**INNER_JIT)
 def _part(part, function, constants, sizes, a, b, c):  # type: ignore[no-untyped-def]
     outer, parts, step = sizes[OUTER], sizes[PARTS], sizes[STEP]
     words = np.empty(8, np.int32)
@@ -185,7 +185,7 @@ def _part(part, function, constants, sizes, a, b, c):  # type: ignore[no-untyped
         strip(function, words, constants, sizes, a, b, c, low, first, min(first + step, high))
 
 
-@numba.njit(**JIT)
+@numba.njit(**INNER_JIT)
 def strip(function, words, constants, sizes, a, b, c, low, first, last):  # type: ignore[no-untyped-def]
     """Compute with the rows from `first` to `last` of the large matrix; `low` is where its part begins."""
     outer, inner, rows, width = sizes[OUTER], sizes[INNER], sizes[ROWS], sizes[WIDTH]
@@ -208,7 +208,7 @@ def strip(function, words, constants, sizes, a, b, c, low, first, last):  # type
             )  # fmt: skip
 
 
-@numba.njit(**JIT)
+@numba.njit(**INNER_JIT)
 def _add(sums, out, low, high):  # type: ignore[no-untyped-def]
     for i in range(low, high):
         total = sums[0, i]
@@ -217,7 +217,7 @@ def _add(sums, out, low, high):  # type: ignore[no-untyped-def]
         out[i] = total
 
 
-@numba.njit(**JIT)
+@numba.njit(**INNER_JIT)
 def _add_part(part, sums, out, parts):  # type: ignore[no-untyped-def]
     _add(sums, out, share(part, parts, len(out)), share(part + 1, parts, len(out)))
 

@@ -2,7 +2,8 @@
 
 To Numba they are another type, so every kernel would be compiled a second time for them, for seconds each. But the
 code is the same, and that a kernel writes to no read-only array is what `sparsebp.kernels.checks` look after. So the
-first call with one enters the compiled function under the other type too; no call pays for it.
+first call with one enters the compiled function under the other type too; no call pays for it. Constants, each a type
+of its own to Numba, are treated alike: LLVM sees their values when it inlines.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ def _accept(function: Any) -> None:
 
 
 def _writeable(kind: Any) -> Any:
-    """Return a type with the arrays in it writeable; arguments behind a star are a tuple."""
+    """Return a type with the arrays in it writeable and constants any numbers; arguments behind a star are a tuple."""
     if isinstance(kind, types.Array):
         return kind.copy(readonly=False)
     if isinstance(kind, types.BaseTuple):
         inside: Any = kind  # of which Numba's hints do not say that it has members
         return types.BaseTuple.from_types([_writeable(t) for t in inside.types], getattr(kind, "instance_class", None))
-    return kind
+    return types.unliteral(kind)

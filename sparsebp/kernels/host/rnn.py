@@ -9,7 +9,7 @@ import numpy as np
 
 from sparsebp.kernels.checks import recurrent as checks
 from sparsebp.kernels.host import functions
-from sparsebp.kernels.host.parts import JIT
+from sparsebp.kernels.host.parts import INNER_JIT, JIT
 from sparsebp.kernels.host.recurrent import (
     SAMPLES,
     add_to_map,
@@ -73,7 +73,7 @@ def _forward_block(gx: Any, w: Any, h0: Any, relu: bool, h: Any, first: int, scr
         gates, out = advance(gates, batch * hidden), advance(out, batch * hidden)
 
 
-@numba.njit(**JIT)
+@numba.njit(**INNER_JIT)
 def _forward_part(block: int, gx: Any, w: Any, h0: Any, relu: bool, h: Any) -> None:
     scratch = np.empty(2 * SAMPLES * w.shape[1] + VECTOR_BYTES, gx.dtype)
     _forward_block(gx, w, h0, relu, h, block * SAMPLES, scratch)
@@ -122,7 +122,7 @@ def _backward_block(
         store_rows(g, width, hidden, advance(edge, chunk * step), hidden, first, batch)
 
 
-@numba.njit(**JIT)
+@numba.njit(**INNER_JIT)
 def _backward_part(
     task: int, h: Any, w: Any, gy: Any, relu: bool, first_chunk: int, last_chunk: int, bounds: Any, gz: Any
 ) -> None:
@@ -169,7 +169,7 @@ def _reduce_chunk(
     store_map(rows, hidden, width, advance(pointer(maps), ((chunk - 1) * batch + b) * (hidden + 1) * hidden))
 
 
-@numba.njit(**JIT)
+@numba.njit(**INNER_JIT)
 def _reduce_part(task: int, h: Any, w: Any, gy: Any, relu: bool, chunks: int, maps: Any) -> None:
     batch, hidden = h.shape[1], h.shape[2]
     scratch = np.empty((2 * map_rows(hidden) + hidden) * w.shape[1] + VECTOR_BYTES, h.dtype)
@@ -199,7 +199,7 @@ def _jacobian_step(h: Any, w_hh: Any, relu: bool, t: int, out: Any, slopes: Any)
             target = advance(target, batch)
 
 
-@numba.njit(**JIT)
+@numba.njit(**INNER_JIT)
 def _jacobians_part(t: int, h: Any, w_hh: Any, relu: bool, out: Any) -> None:
     _jacobian_step(h, w_hh, relu, t, out, np.empty((h.shape[2], h.shape[1]), h.dtype))
 

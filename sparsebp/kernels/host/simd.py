@@ -30,6 +30,8 @@ from numba.core.typing.templates import AbstractTemplate, infer_global, signatur
 from numba.extending import intrinsic as _intrinsic
 from numba.extending import lower_builtin, models, register_model
 
+from sparsebp.kernels.host import inner
+
 intrinsic: Callable[..., Any] = _intrinsic  # a call inside compiled code has one argument fewer than its definition
 
 
@@ -45,7 +47,9 @@ def _vector_bytes() -> int:
 VECTOR_BYTES = _vector_bytes()
 """Bytes of a vector: the same for every type, chosen once for the machine."""
 
-device: Callable[..., Any] = numba.njit(nogil=True, error_model="numpy", forceinline=True, boundscheck=False)
+device: Callable[..., Any] = numba.njit(
+    nogil=True, error_model="numpy", forceinline=True, boundscheck=False, **inner.OPTIONS
+)
 """Decorator of functions that take or return vectors or pointers: always inlined by LLVM."""
 
 

@@ -13,7 +13,7 @@ import numba
 from sparsebp.kernels import checks
 from sparsebp.kernels.host import simd
 from sparsebp.kernels.host.lanes import put, take
-from sparsebp.kernels.host.parts import SERIAL, parts_for
+from sparsebp.kernels.host.parts import INNER_SERIAL, SERIAL, parts_for
 from sparsebp.kernels.host.team import in_parts, team
 from sparsebp.types import Array
 
@@ -52,17 +52,15 @@ class PositionKernels:
             a_data.shape[1] == batch,
             b_data.shape[1] == batch,
         )
-        if parts_for((positions.size + out.shape[0]) * batch, vectors=batch > 1) == 1:
-            _spgemm(*arguments, 0, len(a_indptr) - 1)
-        else:
-            _spgemm_parallel(team(), len(row_cuts) - 1, *arguments, row_cuts)
+        parts = parts_for((positions.size + out.shape[0]) * batch, vectors=batch > 1)
+        _spgemm_parallel(team(parts), len(row_cuts) - 1, *arguments, row_cuts)
 
 
 # The functions below are compiled: their arguments are flat arrays, sizes and flags.
 # mypy: disable-error-code="no-untyped-def"
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _spgemm(
     a_indptr, a_indices, a, b_indptr, b, c_indptr, product_ptr, positions, out, batch, a_wide, b_wide, low, high
 ):
@@ -182,7 +180,7 @@ def _row(a_ptr, a_indices, a, b_ptr, b, c_ptr, product_ptr, positions, out, batc
         p += length
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _spgemm_part(
     part, a_indptr, a_indices, a, b_indptr, b, c_indptr, product_ptr, positions, out, batch, a_wide, b_wide, row_cuts
 ):

@@ -12,7 +12,7 @@ import numpy as np
 from sparsebp.kernels import checks
 from sparsebp.kernels.host import simd
 from sparsebp.kernels.host.lanes import put, take
-from sparsebp.kernels.host.parts import SERIAL, parts_for
+from sparsebp.kernels.host.parts import INNER_SERIAL, SERIAL, parts_for
 from sparsebp.kernels.host.team import in_parts, team
 from sparsebp.types import Array
 
@@ -44,17 +44,15 @@ class AccumulateKernels:
             b_data.shape[1] == batch,
         )
         work = len(a_indices) * len(b_data) // max(len(b_indptr) - 1, 1) + len(out)  # products, on average
-        if parts_for(work * batch, vectors=batch > 1) == 1:
-            _accumulate(*arguments, 0, len(a_indptr) - 1)
-        else:
-            _accumulate_parallel(team(), len(row_cuts) - 1, *arguments, row_cuts)
+        parts = parts_for(work * batch, vectors=batch > 1)
+        _accumulate_parallel(team(parts), len(row_cuts) - 1, *arguments, row_cuts)
 
 
 # The functions below are compiled: their arguments are flat arrays, sizes and flags.
 # mypy: disable-error-code="no-untyped-def"
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _accumulate(
     a_indptr, a_indices, a, b_indptr, b_indices, b, c_indptr, c_indices, columns, out, batch, a_wide, b_wide, low, high
 ):
@@ -64,12 +62,12 @@ def _accumulate(
     )
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _lanes(out):
     return simd.lanes(simd.pointer(out))
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _with_sums(
     a_indptr, a_indices, a, b_indptr, b_indices, b, c_indptr, c_indices, sums, out, batch, a_wide, b_wide, low, high
 ):
@@ -155,7 +153,7 @@ def _row(a_ptr, a_indices, a, b_ptr, b_indices, b, c_ptr, c_indices, row, out, b
         put(out, i, batch, lane, n, full, simd.load(row, c_indices[i] * width))
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _accumulate_part(
     part, a_indptr, a_indices, a, b_indptr, b_indices, b, c_indptr, c_indices, columns, out, batch, a_wide, b_wide,
     row_cuts,

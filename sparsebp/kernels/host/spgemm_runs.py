@@ -13,7 +13,7 @@ import numba
 from sparsebp.kernels import checks
 from sparsebp.kernels.host import simd
 from sparsebp.kernels.host.lanes import put, take
-from sparsebp.kernels.host.parts import SERIAL, parts_for
+from sparsebp.kernels.host.parts import INNER_SERIAL, SERIAL, parts_for
 from sparsebp.kernels.host.team import in_parts, team
 from sparsebp.types import Array
 
@@ -48,17 +48,15 @@ class RunKernels:
             a_data.shape[1] == batch,
             b_data.shape[1] == batch,
         )
-        if parts_for(len(a_indices) * len(b_data) // max(len(b_indptr) - 1, 1) * batch) == 1:
-            _runs(*arguments, 0, len(a_indptr) - 1)
-        else:
-            _runs_parallel(team(), len(row_cuts) - 1, *arguments, row_cuts)
+        parts = parts_for(len(a_indices) * len(b_data) // max(len(b_indptr) - 1, 1) * batch)
+        _runs_parallel(team(parts), len(row_cuts) - 1, *arguments, row_cuts)
 
 
 # The functions below are compiled: their arguments are flat arrays, sizes and flags.
 # mypy: disable-error-code="no-untyped-def"
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _runs(
     a_indptr, a_indices, a, b_indptr, b, b_shape, run_ptr, run_lengths, c_indptr, start_ptr, starts, out, batch, a_wide,
     b_wide, low, high,
@@ -217,7 +215,7 @@ def _add_entry(a_indices, a, b_ptr, b, k, stop, offset, out, c, batch, lane, n, 
     put(out, c, batch, lane, n, full, total)
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _runs_part(
     part, a_indptr, a_indices, a, b_indptr, b, b_shape, run_ptr, run_lengths, c_indptr, start_ptr, starts, out, batch,
     a_wide, b_wide, row_cuts,

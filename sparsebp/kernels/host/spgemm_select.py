@@ -13,7 +13,7 @@ from sparsebp.kernels import checks
 from sparsebp.kernels.host import simd
 from sparsebp.kernels.host.csr import scale_entries
 from sparsebp.kernels.host.lanes import put, take
-from sparsebp.kernels.host.parts import SERIAL, parts_for, row_at, share
+from sparsebp.kernels.host.parts import INNER_SERIAL, SERIAL, parts_for, row_at, share
 from sparsebp.kernels.host.team import in_parts, team
 from sparsebp.types import Array
 
@@ -40,10 +40,7 @@ class SelectionKernels:
             b_data.shape[1] == batch,
         )
         parts = parts_for(out.size)
-        if parts == 1:
-            _select_rows(*arguments, 0, len(a_indptr) - 1)
-        else:
-            _select_rows_parallel(team(), parts, *arguments, len(out), parts)
+        _select_rows_parallel(team(parts), parts, *arguments, len(out), parts)
 
     def spgemm_select_columns(
         self, product_ptr: Array, a_index: Array | None, a_data: Array, b_index: Array, b_data: Array,
@@ -67,17 +64,15 @@ class SelectionKernels:
             a_data.shape[1] == batch,
             b_data.shape[1] == batch,
         )
-        if parts_for((positions.size + out.shape[0]) * batch, vectors=batch > 1) == 1:
-            _select_columns(*arguments, 0, len(product_ptr) - 1)
-        else:
-            _select_columns_parallel(team(), len(row_cuts) - 1, *arguments, row_cuts)
+        parts = parts_for((positions.size + out.shape[0]) * batch, vectors=batch > 1)
+        _select_columns_parallel(team(parts), len(row_cuts) - 1, *arguments, row_cuts)
 
 
 # The functions below are compiled: their arguments are flat arrays, sizes and flags.
 # mypy: disable-error-code="no-untyped-def"
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _select_rows(a_indptr, a_indices, a, b_indptr, b, c_indptr, out, batch, a_wide, b_wide, low, high):
     a_ptr, a_columns, b_ptr, c_ptr = (
         simd.pointer(a_indptr),
@@ -95,7 +90,7 @@ def _select_rows(a_indptr, a_indices, a, b_indptr, b, c_indptr, out, batch, a_wi
         scale_entries(left, k, right, begin, result, c_ptr[r], length, batch, a_wide, b_wide)
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _select_rows_part(part, a_indptr, a_indices, a, b_indptr, b, c_indptr, out, batch, a_wide, b_wide, nnz, parts):
     low, high = row_at(c_indptr, share(part, parts, nnz)), row_at(c_indptr, share(part + 1, parts, nnz))
     _select_rows(a_indptr, a_indices, a, b_indptr, b, c_indptr, out, batch, a_wide, b_wide, low, high)
@@ -106,7 +101,7 @@ def _select_rows_parallel(team, parts, *args):
     in_parts(_select_rows_part, team, parts, args)
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _select_columns(
     product_ptr, a_index, a_indexed, a, b_index, b, c_indptr, positions, out, batch, a_wide, b_wide, low, high
 ):
@@ -171,7 +166,7 @@ def _add(a, k, b, q, out, c, batch, lane, n, a_wide, b_wide, full):
     put(out, c, batch, lane, n, full, simd.fma(left, right, take(out, c, batch, lane, n, True, full)))
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _select_columns_part(
     part, product_ptr, a_index, a_indexed, a, b_index, b, c_indptr, positions, out, batch, a_wide, b_wide, row_cuts
 ):

@@ -12,7 +12,7 @@ import numpy as np
 
 from sparsebp.kernels.host import simd
 from sparsebp.kernels.host.bits import count, lowest, take_64
-from sparsebp.kernels.host.parts import SERIAL
+from sparsebp.kernels.host.parts import INNER_SERIAL, SERIAL
 from sparsebp.kernels.host.team import in_parts
 
 SPARSE = 256
@@ -22,7 +22,7 @@ SPARSE = 256
 # mypy: disable-error-code="no-untyped-def"
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _count_products_part(part, a_indptr, a_indices, b_indptr, cuts, counts):
     _products(a_indptr, a_indices, b_indptr, cuts[part], cuts[part + 1], counts)
 
@@ -33,7 +33,7 @@ def count_products(team, parts, *args):
     in_parts(_count_products_part, team, parts, args)
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _products(a_indptr, a_indices, b_indptr, low, high, counts):
     a_ptr, a_columns, b_ptr = simd.pointer(a_indptr), simd.pointer(a_indices), simd.pointer(b_indptr)
     for r in range(low, high):
@@ -44,7 +44,7 @@ def _products(a_indptr, a_indices, b_indptr, low, high, counts):
         counts[r] = total
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _count_entries_part(part, a_indptr, a_indices, b_indptr, b_indices, cuts, stamps, counts):
     _count(a_indptr, a_indices, b_indptr, b_indices, cuts[part], cuts[part + 1], stamps[part], counts)
 
@@ -55,7 +55,7 @@ def count_entries(team, parts, *args):
     in_parts(_count_entries_part, team, parts, args)
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _count(a_indptr, a_indices, b_indptr, b_indices, low, high, stamps, counts):
     a_ptr, a_columns = simd.pointer(a_indptr), simd.pointer(a_indices)
     b_ptr, b_columns, stamp_of = simd.pointer(b_indptr), simd.pointer(b_indices), simd.pointer(stamps)
@@ -75,7 +75,7 @@ def _count(a_indptr, a_indices, b_indptr, b_indices, low, high, stamps, counts):
         counts[r] = count
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _write_columns_part(part, a_indptr, a_indices, b_indptr, b_indices, c_indptr, c_indices, cuts, marks):
     low, high = cuts[part], cuts[part + 1]
     _columns(a_indptr, a_indices, b_indptr, b_indices, c_indptr, c_indices, low, high, marks[part])
@@ -87,7 +87,7 @@ def write_columns(team, parts, *args):
     in_parts(_write_columns_part, team, parts, args)
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _columns(a_indptr, a_indices, b_indptr, b_indices, c_indptr, c_indices, low, high, marks):
     a_ptr, a_columns = simd.pointer(a_indptr), simd.pointer(a_indices)
     b_ptr, b_columns, marked = simd.pointer(b_indptr), simd.pointer(b_indices), simd.pointer(marks)
@@ -119,9 +119,23 @@ def _columns(a_indptr, a_indices, b_indptr, b_indices, c_indptr, c_indices, low,
                         marked[j] = 1
                         c_columns[at] = j
                         at += 1
-            c_indices[begin:end].sort()
+            _sort(c_columns, begin, end)
             for i in range(begin, end):
                 marked[c_columns[i]] = 0
+
+
+@numba.njit(**INNER_SERIAL)
+def _sort(values, begin, end):
+    """Sort numbers in place (Shell's method; Numba's own sort takes longer to compile than all the rest here)."""
+    gap = end - begin
+    while gap > 1:
+        gap = 1 if gap < 5 else (5 * gap - 1) // 11
+        for i in range(begin + gap, end):
+            value, at = values[i], i
+            while at >= begin + gap and values[at - gap] > value:
+                values[at] = values[at - gap]
+                at -= gap
+            values[at] = value
 
 
 @simd.device
@@ -140,7 +154,7 @@ def _list(found, base, columns, at, end):
     return at + n
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _write_positions_part(
     part, a_indptr, a_indices, b_indptr, b_indices, c_indptr, c_indices, product_ptr, cuts, places, positions
 ):
@@ -169,7 +183,7 @@ def write_positions(team, parts, *args):
     in_parts(_write_positions_part, team, parts, args)
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _positions(
     a_indptr, a_indices, b_indptr, b_indices, c_indptr, c_indices, product_ptr, low, high, places, positions
 ):
@@ -191,7 +205,7 @@ def _positions(
             p += length
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _write_pairs_part(
     part, a_indptr, a_indices, b_indptr, b_indices, c_indptr, c_indices, cuts, places, a_index, b_index
 ):
@@ -208,7 +222,7 @@ def write_pairs(team, parts, *args):
     in_parts(_write_pairs_part, team, parts, args)
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _pairs(a_indptr, a_indices, b_indptr, b_indices, c_indptr, c_indices, low, high, places, a_index, b_index):
     a_ptr, a_columns = simd.pointer(a_indptr), simd.pointer(a_indices)
     b_ptr, b_columns, place = simd.pointer(b_indptr), simd.pointer(b_indices), simd.pointer(places)

@@ -21,6 +21,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from functools import cache
 from typing import Any
 
 import numba
@@ -42,7 +43,7 @@ from sparsebp.kernels.host.atomics import (
     usleep,
     wall_clock,
 )
-from sparsebp.kernels.host.parts import JIT, WORTH
+from sparsebp.kernels.host.parts import INNER_JIT, JIT, WORTH
 from sparsebp.kernels.host.simd import intrinsic
 
 PATIENCE = 20
@@ -65,11 +66,11 @@ the address of what a part raised.
 GATE: the number of the job in the upper half; below, whether it is open, how many helpers came, and how many are there.
 JOB: address of the function, address of its arguments, number of ranges, core of the caller, nanoseconds since the job
 before, when this one was done. ERROR: code and address of what a part raised.
-STAFF: most helpers, when the team meets again. BELL: the C library's semaphore that helpers sleep at. It is no file,
-whose number a program could close and give to another one."""
+STAFF: most helpers, when the team meets again, address of `_together`. BELL: the C library's semaphore that helpers
+sleep at. It is no file, whose number a program could close and give to another one."""
 _CODE, _RAISED = ERROR, ERROR + 8
 _FUNCTION, _ARGUMENTS, _COUNT, _CORE, _GAP, _DONE = range(JOB, JOB + 48, 8)
-_MOST, RESUME = STAFF, STAFF + 8
+_MOST, RESUME, _TOGETHER = STAFF, STAFF + 8, STAFF + 16
 _OPEN, _CAME, _HERE = 1 << 32, 1 << 16, 1
 _NUMBER = 1 << 33
 _LOW = 0xFFFF
@@ -115,6 +116,7 @@ class _Team:
         """
         threads.prepare()
         _help.compile((types.int64,))
+        self._room[_TOGETHER // 8] = _together_compiled().address
         try:
             while self._rings and self._hired < helpers:
                 threading.Thread(target=_helper, args=(self.address,), name="sparsebp helper", daemon=True).start()
@@ -127,16 +129,15 @@ class _Team:
 
 _rooms: list[np.ndarray] = []
 """The memory of all teams: never freed, as helpers may sleep in it until the process ends."""
-_alone = np.zeros(RANGES // 8, np.int64)
-ALONE = int(_alone.ctypes.data)
+ALONE = 0
 """The team of nobody but the caller."""
 _team: _Team | None = None
 
 
-def team() -> int:
-    """Return the address of the team for a kernel that the calling thread is about to start."""
+def team(parts: int = 2) -> int:
+    """Return the address of the team for a kernel of so many parts that the calling thread is about to start."""
     helpers = threads.count() - 1
-    if helpers == 0:
+    if helpers == 0 or parts <= 1:
         return ALONE
     if _team is not None and _team.helpers == helpers:
         return _team.address
@@ -196,7 +197,7 @@ def _call(typingctx: Any, function: Any, arguments: Any, part: Any, raised: Any)
     return types.int64(types.int64, types.int64, types.int64, types.int64), codegen
 
 
-@numba.njit(**JIT)
+@numba.njit(**INNER_JIT)
 def _take(place, first):
     """Take a part off a range, the first one or the last; -1 if there is none."""
     while True:
@@ -211,7 +212,7 @@ def _take(place, first):
             return high - 1
 
 
-@numba.njit(**JIT)
+@numba.njit(**INNER_JIT)
 def _run(team, me, function, arguments, part):
     raised = team + RANGES + _LINE * me + 8  # an array may be refused, and nothing may be raised here
     code = _call(function, arguments, part, raised)
@@ -219,7 +220,7 @@ def _run(team, me, function, arguments, part):
         atomic_store(team + _RAISED, atomic_load(raised))
 
 
-@numba.njit(**JIT)
+@numba.njit(**INNER_JIT)
 def _work(team, me):
     """Run parts until none is left, those of the own range first; return how many."""
     function, arguments = atomic_load(team + _FUNCTION), atomic_load(team + _ARGUMENTS)
@@ -269,7 +270,7 @@ def _help(team):
                 end = wall_clock() + _LINGER if closely else 0
 
 
-@numba.njit(**JIT)
+@numba.njit(**INNER_JIT)
 def _wake(team, wanted):
     """Ring for as many helpers as are wanted, of those that sleep."""
     while True:
@@ -283,17 +284,15 @@ def _wake(team, wanted):
             return
 
 
-@numba.njit(**JIT)
-def _together(team, function, arguments, parts):
-    """Run all parts; return Numba's code of an error, and its address."""
+def _together(team, function, arguments, parts, raised):
+    """Run all parts; return Numba's code of an error, and write its address to the address `raised`."""
     most, start = min(atomic_load(team + _MOST), parts - 1), wall_clock()
     if most <= 0 or start < atomic_load(team + RESUME) or not atomic_exchange(team + BUSY, 0, 1):
-        raised = np.zeros(1, np.int64)
         for part in range(parts):
-            code = _call(function, arguments, part, raised.ctypes.data)
+            code = _call(function, arguments, part, raised)
             if code != 0:
-                return code, raised[0]
-        return 0, 0
+                return code
+        return 0
     own = own_clock()
     atomic_store(team + _FUNCTION, function)
     atomic_store(team + _ARGUMENTS, arguments)
@@ -311,12 +310,19 @@ def _together(team, function, arguments, parts):
     atomic_add(team + GATE, -_OPEN)
     _finish(team, start, own, done)
     atomic_store(team + _DONE, wall_clock())
-    code, raised_at = atomic_load(team + _CODE), atomic_load(team + _RAISED)
+    code = atomic_load(team + _CODE)
+    atomic_store(raised, atomic_load(team + _RAISED))
     atomic_store(team + BUSY, 0)
-    return code, raised_at
+    return code
 
 
-@numba.njit(**JIT)
+@cache
+def _together_compiled() -> Any:
+    """Return `_together` as kernels call it, by an address: so it is compiled once, and not into each of them."""
+    return numba.cfunc(types.int64(*[types.int64] * 5), **JIT)(_together)
+
+
+@numba.njit(**INNER_JIT)
 def _finish(team, start, own, done):
     """Wait for helpers that have begun a part, and see what other processes made the team lose."""
     ready = wall_clock()
@@ -339,8 +345,6 @@ def in_parts(typingctx: Any, body: Any, team: Any, parts: Any, args: Any) -> Any
     `body` is a compiled function that returns nothing; `args`, a tuple, is what all parts share.
     """
     body_signature = body.get_call_type(typingctx, (types.intp, *args.types), {})
-    together = types.Dispatcher(_together)
-    together_signature = together.get_call_type(typingctx, (types.int64,) * 4, {})
 
     def codegen(context: Any, builder: Any, sig: Any, values: Any) -> Any:
         # The body with its arguments unpacked, as a function of its own that has an address.
@@ -349,21 +353,37 @@ def in_parts(typingctx: Any, body: Any, team: Any, parts: Any, args: Any) -> Any
         name = builder.module.get_unique_name(builder.function.name + ".part")
         function = ir.Function(builder.module, kind, name)
         function.linkage = "internal"
+        function.attributes.add("noinline")  # it is called from two places
         convention.decorate_function(function, ("arguments", "part"), (types.voidptr, types.intp))
-        inner = ir.IRBuilder(function.append_basic_block("entry"))
+        inside = ir.IRBuilder(function.append_basic_block("entry"))
         arguments, part = convention.get_arguments(function)
-        packed = inner.load(inner.bitcast(arguments, values[3].type.as_pointer()))
-        unpacked = cgutils.unpack_tuple(inner, packed, len(args.types))
-        context.get_function(body, body_signature)(inner, [part, *unpacked])
-        convention.return_value(inner, context.get_constant_null(types.none))
+        packed = inside.load(inside.bitcast(arguments, values[3].type.as_pointer()))
+        unpacked = cgutils.unpack_tuple(inside, packed, len(args.types))
+        context.get_function(body, body_signature)(inside, [part, *unpacked])
+        convention.return_value(inside, context.get_constant_null(types.none))
 
-        shared = cgutils.alloca_once_value(builder, values[3])
-        addresses = builder.ptrtoint(function, WORD), builder.ptrtoint(shared, WORD)
-        call = context.get_function(together, together_signature)
-        code, raised = cgutils.unpack_tuple(builder, call(builder, [values[1], *addresses, values[2]]), 2)
-        with cgutils.if_unlikely(builder, builder.icmp_signed("!=", code, WORD(0))):
-            at = builder.inttoptr(raised, kind.args[1].pointee)
-            status = convention._get_return_status(builder, builder.trunc(code, ir.IntType(32)), at)
+        shared, raised = cgutils.alloca_once_value(builder, values[3]), cgutils.alloca_once_value(builder, WORD(0))
+        code = cgutils.alloca_once_value(builder, WORD(0))
+        with builder.if_else(builder.icmp_signed("==", values[1], WORD(ALONE))) as (alone, together):
+            with alone:
+                nothing = cgutils.alloca_once(builder, kind.args[0].pointee)
+                excinfo = builder.bitcast(raised, kind.args[1])
+                given = builder.bitcast(shared, kind.args[2])
+                with cgutils.for_range(builder, values[2]) as loop:
+                    ended = builder.sext(builder.call(function, [nothing, excinfo, given, loop.index]), WORD)
+                    builder.store(ended, code)
+                    with cgutils.if_unlikely(builder, builder.icmp_signed("!=", ended, WORD(0))):
+                        loop.do_break()
+            with together:
+                at = builder.inttoptr(builder.add(values[1], WORD(_TOGETHER)), WORD.as_pointer())
+                called = builder.inttoptr(builder.load(at), ir.FunctionType(WORD, [WORD] * 5).as_pointer())
+                addresses = (builder.ptrtoint(function, WORD), builder.ptrtoint(shared, WORD))
+                place = builder.ptrtoint(raised, WORD)
+                builder.store(builder.call(called, [values[1], *addresses, values[2], place]), code)
+        ended = builder.load(code)
+        with cgutils.if_unlikely(builder, builder.icmp_signed("!=", ended, WORD(0))):
+            at = builder.inttoptr(builder.load(raised), kind.args[1].pointee)
+            status = convention._get_return_status(builder, builder.trunc(ended, ir.IntType(32)), at)
             convention.return_status_propagate(builder, status)
         return context.get_dummy_value()
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
-from sparsebp.kernels.host.parts import JIT
+from sparsebp.kernels.host.parts import INNER_JIT, JIT
 from sparsebp.kernels.host.simd import word_at
 
 GRAIN = 64
@@ -123,7 +123,7 @@ def _read(lists: Any, wanted: Any, trusted: bool, addresses: Any, begins: Any, r
     return True
 
 
-@numba.njit(**JIT)
+@numba.njit(**INNER_JIT)
 def entry_at(begins: Any, position: int) -> int:
     """Return the array in which `position` of the concatenation lies, by bisection."""
     low, high = 0, len(begins) - 1

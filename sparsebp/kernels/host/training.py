@@ -6,7 +6,7 @@ import numba
 import numpy as np
 
 from sparsebp.kernels import checks
-from sparsebp.kernels.host.parts import SERIAL, parts_for, share
+from sparsebp.kernels.host.parts import INNER_SERIAL, SERIAL, parts_for, share
 from sparsebp.kernels.host.team import in_parts, team
 from sparsebp.types import Array
 
@@ -20,13 +20,10 @@ class TrainingKernels:
         """Loss and gradient of every row. A target outside [0, C) makes its row NaN instead of reading elsewhere."""
         checks.check_softmax_cross_entropy(logits, target, losses, grad)
         parts = parts_for(logits.size * _EXP_WEIGHT)
-        if parts == 1:
-            _softmax_cross_entropy(logits, target, losses, grad, 0, len(logits))
-        else:
-            _softmax_cross_entropy_parallel(team(), parts, logits, target, losses, grad, parts)
+        _softmax_cross_entropy_parallel(team(parts), parts, logits, target, losses, grad, parts)
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _softmax_cross_entropy(logits, target, losses, grad, low, high):  # type: ignore[no-untyped-def]
     classes = logits.shape[1]
     zero = logits.dtype.type(0)
@@ -50,7 +47,7 @@ def _softmax_cross_entropy(logits, target, losses, grad, low, high):  # type: ig
         slope[np.uint64(label)] -= logits.dtype.type(1)
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _softmax_cross_entropy_part(part, logits, target, losses, grad, parts):  # type: ignore[no-untyped-def]
     n = len(logits)
     _softmax_cross_entropy(logits, target, losses, grad, share(part, parts, n), share(part + 1, parts, n))

@@ -8,13 +8,13 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from sparsebp.kernels.host.parts import SERIAL
+from sparsebp.kernels.host.parts import INNER_SERIAL
 
 # The functions below are compiled: their arguments are arrays, tuples of sizes and bounds.
 # mypy: disable-error-code="no-untyped-def"
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def axes(geometry):
     """Return kernel, stride, padding before, dilation and outputs on the three axes: `geometry` is one after the other.
 
@@ -23,39 +23,38 @@ def axes(geometry):
     return geometry[0:3], geometry[3:6], geometry[6:9], geometry[9:12], geometry[12:15]
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def single(geometry, inputs):
     """Say whether the windows are the elements of the input, one by one."""
     kernel, stride, before, _, outputs = axes(geometry)
     return kernel == (1, 1, 1) and stride == (1, 1, 1) and before == (0, 0, 0) and outputs == inputs
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def met(outputs, length, stride, shift):
     """Return from where, and to where, output o meets an input: ``0 <= o * stride + shift < length``."""
     low = min(max(0, -(shift // stride)), outputs)
     return low, max(low, min(outputs, (length - 1 - shift) // stride + 1))
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _clear(out, low, high):
     for i in range(low, high):
         out[np.uint64(i)] = 0
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _clear_outside(out, at, rows, width, low_h, high_h, low_w, high_w):
     """Clear what lies outside the rows and columns that meet the input."""
-    if high_w <= low_w:
-        high_h = low_h
-    _clear(out, at, at + low_h * width)
-    _clear(out, at + high_h * width, at + rows * width)
-    for row in range(low_h, high_h):
-        _clear(out, at + row * width, at + row * width + low_w)
-        _clear(out, at + row * width + high_w, at + (row + 1) * width)
+    for row in range(rows):
+        meets = row >= low_h and row < high_h and high_w > low_w
+        _clear(out, at, at + (low_w if meets else width))
+        if meets:
+            _clear(out, at + high_w, at + width)
+        at += width
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def unfold(x, samples, channels, geometry, columns):
     """Write the windows of a range of samples and of channels to columns (channels * taps, samples * outputs).
 
@@ -101,7 +100,7 @@ def unfold(x, samples, channels, geometry, columns):
                             at += out_h * out_w
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def fold(columns, samples, channels, geometry, x):
     """Write to a range of samples and of channels of x the sums of what `unfold` copies; taps come in their order.
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numba
 
 from sparsebp.kernels.host import simd
-from sparsebp.kernels.host.parts import SERIAL
+from sparsebp.kernels.host.parts import INNER_SERIAL, SERIAL
 from sparsebp.kernels.host.team import in_parts
 
 # The functions below are compiled: their arguments are index arrays.
 # mypy: disable-error-code="no-untyped-def"
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _count_union_part(part, a_indptr, a_indices, b_indptr, b_indices, cuts, counts):
     _count(a_indptr, a_indices, b_indptr, b_indices, cuts[part], cuts[part + 1], counts)
 
@@ -23,7 +23,7 @@ def count_union(team, parts, *args):
     in_parts(_count_union_part, team, parts, args)
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _count(a_indptr, a_indices, b_indptr, b_indices, low, high, counts):
     a_columns, b_columns = simd.pointer(a_indices), simd.pointer(b_indices)
     for r in range(low, high):
@@ -38,7 +38,7 @@ def _count(a_indptr, a_indices, b_indptr, b_indices, low, high, counts):
         counts[r] = total
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _write_union_part(part, a_indptr, a_indices, b_indptr, b_indices, cuts, c_indptr, c_indices, a_index, b_index):
     low, high = cuts[part], cuts[part + 1]
     _write(a_indptr, a_indices, b_indptr, b_indices, low, high, c_indptr, c_indices, a_index, b_index)
@@ -50,7 +50,7 @@ def write_union(team, parts, *args):
     in_parts(_write_union_part, team, parts, args)
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _write(a_indptr, a_indices, b_indptr, b_indices, low, high, c_indptr, c_indices, a_index, b_index):
     a_columns, b_columns, c_columns = simd.pointer(a_indices), simd.pointer(b_indices), simd.pointer(c_indices)
     a_place, b_place = simd.pointer(a_index), simd.pointer(b_index)

@@ -6,7 +6,7 @@ import numba
 import numpy as np
 
 from sparsebp.kernels import checks
-from sparsebp.kernels.host.parts import SERIAL, parts_for, share
+from sparsebp.kernels.host.parts import INNER_SERIAL, SERIAL, parts_for, share
 from sparsebp.kernels.host.team import in_parts, team
 from sparsebp.types import SLOPES, Array
 
@@ -21,27 +21,21 @@ class ValueKernels:
         batch = checks.check_pointwise_slopes(kept, function, out)
         arguments = (kept.reshape(-1), SLOPES.index(function), out.reshape(-1), batch, out.shape[0])
         parts = parts_for(out.size)
-        if parts == 1:
-            _slopes(*arguments, 0, out.shape[0])
-        else:
-            _slopes_parallel(team(), parts, *arguments, parts)
+        _slopes_parallel(team(parts), parts, *arguments, parts)
 
     def max_pool_values(self, winner: Array, window: Array, offset: Array, windows: int, taps: int, out: Array) -> None:
         """One where an entry's place in its window is the winner's, else zero."""
         batch = checks.check_max_pool_values(winner, window, offset, windows, taps, out)
         arguments = (winner.reshape(-1), winner.shape[1], window, offset, windows, taps, out.reshape(-1), batch)
         parts = parts_for(out.size)
-        if parts == 1:
-            _winners(*arguments, 0, len(window))
-        else:
-            _winners_parallel(team(), parts, *arguments, parts)
+        _winners_parallel(team(parts), parts, *arguments, parts)
 
 
 # The functions below are compiled: their arguments are flat arrays, sizes and flags.
 # mypy: disable-error-code="no-untyped-def"
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _slopes(kept, function, out, batch, size, low, high):
     one = out.dtype.type(1)
     if batch == 1:
@@ -77,7 +71,7 @@ def _slopes(kept, function, out, batch, size, low, high):
                 slope[b] = kept[b * size + i]
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _slopes_part(part, kept, function, out, batch, size, parts):
     _slopes(kept, function, out, batch, size, share(part, parts, size), share(part + 1, parts, size))
 
@@ -87,7 +81,7 @@ def _slopes_parallel(team, parts, *args):
     in_parts(_slopes_part, team, parts, args)
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _winners(winner, columns, window, offset, windows, taps, out, batch, low, high):
     one, zero = out.dtype.type(1), out.dtype.type(0)
     for line in range(low, high):
@@ -113,7 +107,7 @@ def _winners(winner, columns, window, offset, windows, taps, out, batch, low, hi
                     out[np.uint64(start + w * taps + t)] = one if tap == t else zero
 
 
-@numba.njit(**SERIAL)
+@numba.njit(**INNER_SERIAL)
 def _winners_part(part, winner, columns, window, offset, windows, taps, out, batch, parts):
     n = len(window)
     low, high = share(part, parts, n), share(part + 1, parts, n)
