@@ -421,6 +421,19 @@ def test_a_child_after_a_fork_computes_the_same() -> None:
     )
 
 
+def test_a_child_after_a_fork_hires_helpers_of_its_own() -> None:
+    run_alone(
+        """
+        from sparsebp.kernels.host import team
+        team.team()
+        child = os.fork()
+        if not child:
+            os._exit(3 if team._team is not None else 0)
+        assert os.waitpid(child, 0)[1] == 0 and team._team is not None
+        """
+    )
+
+
 def test_a_fork_waits_until_the_numbers_of_threads_are_set() -> None:
     run_alone(
         """

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparsebp import backend
+from sparsebp import backend, nn
 from sparsebp.bench import (
     busy,
     convergence,
@@ -90,6 +90,16 @@ def test_quick_training_run(module: Any, tmp_path: Path) -> None:
         assert len(result["notes"]) == 1 + len(result["settings"]["batches"])
 
 
+def test_retraining_never_sees_the_test_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    trained: list[str] = []
+    monkeypatch.setattr(pruned, "train", lambda model, data, options, seed: trained.append(data) or [])
+    monkeypatch.setattr(pruned, "accuracy", lambda model, data: float(data == "test"))
+    model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    _, found = pruned.retrained(model, ("train", "test"), {}, [(0.5, {})], {}, lambda line: None)  # type: ignore[arg-type]
+    assert trained == ["train"] * 4
+    assert all(row["accuracy"] == 1 for name, row in found.items() if name != "sparsity")
+
+
 def test_scan_memory_and_flops_follow_the_algorithms() -> None:
     """At H = 20 stored Jacobians cost at least 15 times the memory of the fused chunked scan."""
     row = scan.measure_row(300, ONCE, pytest.fail)
@@ -150,6 +160,7 @@ def test_fused_steps_are_judged_where_the_update_is_much_of_them() -> None:
     assert fusion.judge(row | {"share": 0.3}) == "missed: step ≥ 1.15×"
     assert fusion.judge(row | {"share": 0.1}) == "met; step without a target"
     assert fusion.judge(row | {"share": 0.3, "backward_ratio": {"median": 1.2}}) == "met"
+    assert fusion.judge(row | {"share": 0.1, "backward_peak": 2}).startswith("missed: gradients ≤ 1.2 × the largest")
 
 
 def test_steps_are_judged_by_what_they_are_to_show() -> None:

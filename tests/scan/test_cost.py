@@ -57,6 +57,7 @@ def test_memory_limit_of_a_recurrent_backward():
     free = _choose("rnn", 30_000, 16, 20, 4, GPU, None)
     assert free.memory["chunked"] == free.chunks * 16 * (20 * 20 + 20) * 4
     assert free.memory["blelloch"] >= 15 * free.memory["chunked"]
+    assert free.memory["blelloch"] <= 30_000 * 16 * (2 * 20 * 20 + 20) * 4  # two matrices and a vector a step
     tight = _choose("rnn", 30_000, 16, 20, 4, GPU, 1000)
     assert tight.algorithm == "bp"
     assert "beyond the memory limit" in tight.reason and "chunked" not in tight.estimates

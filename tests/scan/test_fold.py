@@ -101,6 +101,8 @@ def test_folding_makes_a_block_one_element_of_the_tree():
     patterns = [o.pattern for o in operators]
     plan = plan_scan(patterns, "hybrid", up_levels=1, shared=[o.shared for o in operators])
     assert len(plan.elements) == 8
+    assert [span.start for span in plan.elements] == [1, *(span.stop for span in plan.elements[:-1])]
+    assert plan.elements[-1].stop == 22
     assert "21 transposed Jacobians, folded into 8 elements" in plan.describe()
     assert plan.levels["up-sweep"] == 1 and plan.levels["middle"] == 3
     fold = [s for s in plan.steps if s.phase == "fold"]

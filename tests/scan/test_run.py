@@ -172,6 +172,14 @@ def test_stacked_injections_may_be_a_list(xp):
     assert_close(run(plan_scan(chain.patterns, "blelloch"), chain, xp), chain.expected())
 
 
+@pytest.mark.parametrize("count", [2, 4])
+def test_stacked_injections_of_another_number_are_refused(xp, count):
+    data, g = xp.zeros((3, 4)), xp.zeros(2)
+    plan = plan_scan([SparsityPattern.dense(2, 2)] * 3)
+    with pytest.raises(ShapeError, match="injections has the wrong length"):
+        plan(g, data, [xp.zeros(2)] * count)
+
+
 def test_patterns_without_entries_or_rows():
     empty = SparsityPattern([0, 0, 0], [], (2, 3))
     none = SparsityPattern([0], [], (0, 2))

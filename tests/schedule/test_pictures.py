@@ -116,6 +116,10 @@ def test_gantt(simulation, memory):
     assert {text.get_text() for text in ax.texts} <= {"0", "1", "2", "0\n0"} | {
         f"{m}\n{s}" for m in range(2) for s in range(4)
     }
+    assert bool(ax.texts) == (simulation not in (EMPTY, ONLY_WAITING))
+    assert ax.get_xlim() == (0, simulation.makespan or 1)
+    named = {text.get_text() for text in ax.get_legend().get_texts()}
+    assert ("transfer" in named) == any(transfer.end > transfer.start for transfer in simulation.transfers)
     ax.figure.canvas.draw()
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
-from schedules import lane, schedules
+from schedules import all_actions, lane, random_order, schedules
 from sparsebp.errors import ScheduleError
-from sparsebp.schedule import Schedule, StepGraph, simulate, validate
+from sparsebp.schedule import Action, Schedule, StepGraph, simulate, validate
+from sparsebp.schedule.races import find_race
 
 
 @given(schedules())
@@ -110,3 +114,30 @@ def test_stashed_weights_are_not_read_by_the_backward():
     streams["main"] += streams.pop("third")
     assert "1U0 (worker 0, main, 4th) beside 1I0 (worker 0, sub, 1st)" in refused(ASYNCHRONOUS, streams)
     validate(Schedule.of(StepGraph(2, 2, updates="microbatch", weights="stashed"), [streams]))
+
+
+@given(
+    stages=st.integers(1, 3), microbatches=st.integers(1, 3), weights=st.sampled_from(["stashed", "latest"]),
+    seed=st.integers(0, 2**32),
+)  # fmt: skip
+def test_a_race_is_a_pair_of_which_neither_waits_for_the_other(stages, microbatches, weights, seed):
+    graph, rng = StepGraph(stages, microbatches, updates="microbatch", weights=weights), random.Random(seed)
+    streams = {"main": [], "sub": [], "third": []}
+    order = random_order(graph, all_actions(graph), rng)
+    for action in order:
+        streams[rng.choice([*streams])].append(action)
+    schedule = Schedule.of(graph, [{name: cells for name, cells in streams.items() if cells}])
+    cells = schedule.cells
+    behind: dict[int, set[int]] = {}  # cell -> all that wait for it
+    for number in (cells.numbers[action] for action in reversed(order)):
+        behind[number] = set().union(*({later} | behind[later] for later in cells.after(number)))
+    races = [
+        (update, reader)
+        for update in (Action(stage, "U", m) for stage in range(stages) for m in range(microbatches))
+        for reader in (Action(update.stage, kind, m) for kind in "FI" for m in range(microbatches))
+        if reader in cells.numbers and (reader.kind == "F" or weights == "latest")
+        if cells.numbers[reader] not in behind[cells.numbers[update]]
+        if cells.numbers[update] not in behind[cells.numbers[reader]]
+    ]
+    found = find_race(schedule)
+    assert found in races if races else found is None

@@ -16,7 +16,7 @@ from sparsebp.schedule.costs import Costs, StageBytes
 from sparsebp.train import Executor, Trainer
 from sparsebp.train.candidates import COSTS_NAME, SCHEDULE_NAME, FoundSchedule, candidates
 from sparsebp.train.out_of_order import MEASURED, ROUNDS, OutOfOrderExecutor
-from sparsebp.train.profile import Span, measured_costs, measured_slowdowns, with_handing
+from sparsebp.train.profile import Span, _arrays, measured_costs, measured_slowdowns, with_handing
 
 IMAGES = np.random.default_rng(0).standard_normal((60, 3, 8, 8)).astype(np.float32)
 MODELS = {
@@ -217,3 +217,8 @@ def test_a_cap_that_nobody_can_meet_is_refused():
     assert "memory_cap=" in str(caught.value.expected)
     with pytest.raises(OptionError, match="memory_cap"):
         trainer_of("mlp", memory_cap=0)
+
+
+def test_bytes_are_those_of_all_buffers_that_are_kept_each_once():
+    a, b = np.zeros(3), np.zeros((2, 5))
+    assert dict(_arrays({"a": [a, (b.T, 1)], "b": b[:1], "c": None})) == {id(a): 24, id(b): 80}
