@@ -16,32 +16,41 @@ if TYPE_CHECKING:
         backend,
         bench,
         data,
-        errors,
         interop,
         jacobians,
         models,
         nn,
         optim,
         patterns,
+        products,
+        recipes,
+        runtime,
         scan,
         schedule,
-        threads,
         train,
-        verify,
     )
+    from sparsebp.core import errors, threads
     from sparsebp.jacobians import TransposedJacobian, jacobian_t
     from sparsebp.nn import prune, value_and_grad
-    from sparsebp.patterns import ProductPlan, SparsityPattern, plan_product
+    from sparsebp.patterns import SparsityPattern
+    from sparsebp.products import ProductPlan, plan_product
+    from sparsebp.recipes import verify
     from sparsebp.scan import ScanPlan, plan_scan
 
-_MODULES = (
-    "backend", "bench", "data", "errors", "interop", "jacobians", "models", "nn", "optim", "patterns", "scan",
-    "schedule", "threads", "train", "verify",
+_ROOMS = (
+    "backend", "bench", "data", "interop", "jacobians", "models", "nn", "optim", "patterns", "products", "recipes",
+    "runtime", "scan", "schedule", "train",
 )  # fmt: skip
+_MODULES = {
+    **{name: f"sparsebp.{name}" for name in _ROOMS},
+    "errors": "sparsebp.core.errors",
+    "threads": "sparsebp.core.threads",
+    "verify": "sparsebp.recipes.verify",
+}
 _NAMES = {
     "SparsityPattern": "sparsebp.patterns",
-    "ProductPlan": "sparsebp.patterns",
-    "plan_product": "sparsebp.patterns",
+    "ProductPlan": "sparsebp.products",
+    "plan_product": "sparsebp.products",
     "TransposedJacobian": "sparsebp.jacobians",
     "jacobian_t": "sparsebp.jacobians",
     "prune": "sparsebp.nn",
@@ -68,7 +77,10 @@ __all__ = [
     "patterns",
     "plan_product",
     "plan_scan",
+    "products",
     "prune",
+    "recipes",
+    "runtime",
     "scan",
     "schedule",
     "threads",
@@ -80,7 +92,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return importlib.import_module(f"sparsebp.{name}")
+        return importlib.import_module(_MODULES[name])
     if name in _NAMES:
         return getattr(importlib.import_module(_NAMES[name]), name)
     raise AttributeError(f"module 'sparsebp' has no attribute {name!r}")

@@ -21,9 +21,9 @@ import pytest
 from cuda_on_cpu.memory import CheckedNumpy, uninitialised
 from sparsebp import backend as seam
 from sparsebp import kernels
-from sparsebp.errors import DeviceError, MissingDependencyError
+from sparsebp.core.errors import DeviceError, MissingDependencyError
+from sparsebp.core.types import Array
 from sparsebp.kernels.protocol import Kernels
-from sparsebp.types import Array
 
 BACKENDS: dict[str, Any] = {
     "host": (),

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from backends import BACKENDS, Backend, make_backend
+from sparsebp.core import threads
 
 SHARE_OF_EXAMPLES = {"emulated": 0.2, "gpu": 0.5}  # of the test's max_examples; everything else runs them all
 
@@ -30,6 +31,15 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.ge
 def backend(request: pytest.FixtureRequest) -> Backend:
     """Each backend in turn; one session-wide instance, so that kernels are compiled once."""
     return make_backend(request.param)
+
+
+@pytest.fixture(autouse=True)
+def threads_as_before() -> Iterator[None]:
+    """No test leaves the number of threads to the next one; ``--threads`` of a command sets it for the process."""
+    before = threads.get_threads()
+    yield
+    if threads.get_threads() != before:
+        threads.set_threads(before)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 
 from backends import Backend
-from sparsebp.errors import DTypeError, LayoutError, ShapeError
+from sparsebp.core.errors import DTypeError, LayoutError, ShapeError
 from strategies import normal, reals, seeds, sizes
 
 

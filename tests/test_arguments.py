@@ -10,8 +10,8 @@ import pickle
 import numpy as np
 import pytest
 
-from sparsebp import backend, nn, plan_product, plan_scan, verify
-from sparsebp.arguments import (
+from sparsebp import backend, nn, plan_product, plan_scan
+from sparsebp.core.arguments import (
     check_choice,
     check_flag,
     check_generator,
@@ -20,18 +20,19 @@ from sparsebp.arguments import (
     check_sequence,
     shown,
 )
+from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, OptionError, ShapeError, SparseBPError
+from sparsebp.core.files import write_atomically
 from sparsebp.data import ArrayDataset, BitstreamDataset
-from sparsebp.errors import DeviceError, DTypeError, LayoutError, OptionError, ShapeError, SparseBPError
-from sparsebp.files import write_atomically
 from sparsebp.nn.arrays import NamedArrays
 from sparsebp.patterns import SparsityPattern
+from sparsebp.recipes import verify
+from sparsebp.recipes.config_file import read_config, write_config
+from sparsebp.recipes.prune_checkpoint import prune_checkpoint
+from sparsebp.runtime.arrays import as_dataset
 from sparsebp.schedule import Action, Costs, Link, StepGraph, parse, read_csv, simulate
 from sparsebp.schedule.builders import BUILDERS
-from sparsebp.schedule.cost_file import read_costs
+from sparsebp.schedule.files.cost_file import read_costs
 from sparsebp.train import Checkpoint, load_checkpoint, save_checkpoint
-from sparsebp.train.arrays import as_dataset
-from sparsebp.train.config_file import read_config, write_config
-from sparsebp.train.prune_checkpoint import prune_checkpoint
 
 
 @pytest.mark.parametrize("value", [3, np.int8(3), np.uint64(3), np.array(3)])

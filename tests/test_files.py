@@ -12,9 +12,9 @@ import threading
 
 import pytest
 
-from sparsebp import files
-from sparsebp.errors import FileFormatError, OptionError, OutputError
-from sparsebp.files import (
+from sparsebp.core import files
+from sparsebp.core.errors import FileFormatError, OptionError, OutputError
+from sparsebp.core.files import (
     LOCK_NAME,
     hold_folder,
     keep_copy,
@@ -155,7 +155,7 @@ def test_links_at_names_that_others_may_guess_are_not_followed(tmp_path):
 
 WRITER = """
 import sys
-from sparsebp.files import write_atomically
+from sparsebp.core.files import write_atomically
 for i in range(150):
     write_atomically(sys.argv[1], f"{sys.argv[2]} {i} ".encode() * 2000)
 """
@@ -257,7 +257,7 @@ def test_only_regular_files_have_second_names(tmp_path, odd, kind):
 
 HOLDER = """
 import sys, pathlib
-from sparsebp.files import hold_folder
+from sparsebp.core.files import hold_folder
 with hold_folder(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

@@ -19,7 +19,7 @@ HEAVY = (
     "safetensors",
 )
 OPTIONAL = ("cupy", "torch", "typer", "click", "matplotlib", "rich", "mlxtend")
-ROOMS = ("errors", "types", "backend", "kernels", "nn", "optim", "data", "train", "cli")
+ROOMS = ("core.errors", "core.types", "backend", "kernels", "nn", "optim", "data", "runtime", "train", "recipes", "cli")
 
 
 def run(code):
@@ -70,7 +70,7 @@ def test_the_command_line_without_its_extra_is_one_message(missing):
     code = f"""
 import sys
 sys.modules[{missing!r}] = None
-from sparsebp.cli import main
+from sparsebp.cli.main import main
 main(["info"])
 """
     result = run(code)
@@ -81,7 +81,7 @@ main(["info"])
 
 
 def test_a_progress_bar_without_rich_names_the_extra(monkeypatch):
-    from sparsebp.errors import MissingDependencyError
+    from sparsebp.core.errors import MissingDependencyError
     from sparsebp.train import ProgressBar
 
     monkeypatch.setitem(sys.modules, "rich.console", None)
@@ -90,7 +90,7 @@ def test_a_progress_bar_without_rich_names_the_extra(monkeypatch):
 
 
 def test_a_picture_without_matplotlib_names_the_extra(monkeypatch, tmp_path):
-    from sparsebp.errors import MissingDependencyError
+    from sparsebp.core.errors import MissingDependencyError
     from sparsebp.train import History, save_loss_curve
 
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)

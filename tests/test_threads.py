@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 import sparsebp as sb
-from sparsebp import threads
-from sparsebp.errors import OptionError
+from sparsebp.core import threads
+from sparsebp.core.errors import OptionError
 from sparsebp.nn import GRU, CrossEntropyLoss, Linear, SequenceClassifier
 
 needs_two = pytest.mark.skipif(threads.most_threads() < 2, reason="needs two threads")
@@ -324,7 +324,8 @@ def test_two_trainings_at_once_are_what_one_is() -> None:
 PREAMBLE = """
 import os, sys, threading
 import numpy as np
-from sparsebp import kernels, threads
+from sparsebp import kernels
+from sparsebp.core import threads
 
 def forward():
     rng = np.random.default_rng(0)

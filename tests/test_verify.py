@@ -9,8 +9,8 @@ import pytest
 
 import sparsebp as sb
 from sparsebp import nn
-from sparsebp.errors import DeviceError, MemoryLimitError, OptionError
-from sparsebp.nn.rnn import RNNMath
+from sparsebp.core.errors import DeviceError, MemoryLimitError, OptionError
+from sparsebp.nn.recurrent.rnn import RNNMath
 
 
 def data(steps=9, batch=3, features=2, dtype=np.float64):

@@ -1,4 +1,4 @@
-"""Compiling beforehand: `sparsebp.warm_up`, and the one line that says that kernels are compiled."""
+"""Compiling beforehand: `sparsebp.recipes.warm_up`, and the one line that says that kernels are compiled."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparsebp import kernels, warm_up
+from sparsebp import kernels
 from sparsebp.kernels.host import inner
 from sparsebp.kernels.protocol import Kernels
+from sparsebp.recipes import warm_up
 
 NAMES = {name for name, _ in inspect.getmembers(Kernels, inspect.isfunction) if not name.startswith("_")}
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp.bench import report, timing
-from sparsebp.bench.report import Column
-from sparsebp.bench.workload import SequenceWorkload
+from sparsebp.bench.tools import report, timing
+from sparsebp.bench.tools.report import Column
+from sparsebp.bench.tools.workload import SequenceWorkload
 
 FEATURES, HIDDEN, LENGTH = 1, 16, 120
 BATCHES = (1, 25, 128)

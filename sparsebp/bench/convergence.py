@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from sparsebp import nn, optim
-from sparsebp.bench import images, report
-from sparsebp.bench.report import Column
+from sparsebp.bench.tools import images, report
+from sparsebp.bench.tools.report import Column
+from sparsebp.core.types import Backward
 from sparsebp.data import load_mnist_images
 from sparsebp.models import lenet5
-from sparsebp.types import Backward
 
 ALGORITHM: Backward = "blelloch"
 BATCH, ITERATIONS, SEED, TEST, TEST_EVERY = 256, 100, 0, 500, 5

@@ -20,12 +20,12 @@ import numpy as np
 
 from sparsebp import kernels
 from sparsebp.bench import optim as updates
-from sparsebp.bench import report, timing
-from sparsebp.bench.apart import Apart
-from sparsebp.bench.environment import available_memory
-from sparsebp.bench.images import torch_twin
-from sparsebp.bench.report import Column
-from sparsebp.errors import MissingDependencyError
+from sparsebp.bench.tools import report, timing
+from sparsebp.bench.tools.apart import Apart
+from sparsebp.bench.tools.environment import available_memory
+from sparsebp.bench.tools.images import torch_twin
+from sparsebp.bench.tools.report import Column
+from sparsebp.core.errors import MissingDependencyError
 from sparsebp.schedule.builders import Fusion
 
 FUSIONS: tuple[Fusion, ...] = ("none", "forward", "backward")
@@ -178,9 +178,9 @@ def measure_row(
 def ours(model: Any, optimizer: str) -> tuple[dict[Fusion, Any], Callable[[], object]]:
     """Return an executor for each fusion, and the update of all parameters by itself."""
     from sparsebp import nn, optim
-    from sparsebp.train.executor import Executor
-    from sparsebp.train.orders import order_of
-    from sparsebp.train.stages import Stages
+    from sparsebp.runtime.executor import Executor
+    from sparsebp.runtime.orders import order_of
+    from sparsebp.runtime.stages import Stages
 
     cls, options = updates.OPTIMIZERS[optimizer]
     opt = getattr(optim, cls)(model.parameters(), **options)

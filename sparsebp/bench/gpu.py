@@ -17,10 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sparsebp import backend, kernels
-from sparsebp.bench import gpu_steps, report, timing
+from sparsebp.bench import gpu_steps
 from sparsebp.bench.recurrent import measure_row
-from sparsebp.bench.report import Column
-from sparsebp.bench.workload import SequenceWorkload, chunk_count
+from sparsebp.bench.tools import report, timing
+from sparsebp.bench.tools.report import Column
+from sparsebp.bench.tools.workload import SequenceWorkload, chunk_count
 
 LENGTHS = (10, 30, 100, 300, 1000, 3000, 10_000, 30_000)
 BATCHES = (2, 4, 8, 16, 32, 64, 128, 256)

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from sparsebp import backend
-from sparsebp.bench import report, timing
-from sparsebp.bench.report import Column
 from sparsebp.bench.schedule import find, optimizer_of
-from sparsebp.train.candidates import all_orders
-from sparsebp.train.executor import Executor
+from sparsebp.bench.tools import report, timing
+from sparsebp.bench.tools.report import Column
+from sparsebp.runtime.candidates import all_orders
+from sparsebp.runtime.executor import Executor
 
 BATCH = 32
 TARGETS = {"capture": 1.3, "streams": 1.1}
@@ -48,7 +48,7 @@ def measure_steps(
     quick
         A much smaller net.
     rounds, clock
-        As `sparsebp.bench.timing.measure` takes them.
+        As `sparsebp.bench.tools.timing.measure` takes them.
 
     Returns
     -------

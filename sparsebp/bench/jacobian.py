@@ -2,7 +2,8 @@
 
 ``sparsebp bench jacobian``. Two peers: one ``autograd.grad`` an output column, as the paper does it, and
 ``vmap(jacrev(…))``, PyTorch's own way to a dense Jacobian. All sides include the forward pass that they need. The rows
-of the paper's own table (BPPSA Table 1, last column) are those of `sparsebp.bench.generation`, without the forward.
+of the paper's own table (BPPSA Table 1, last column) are those of `sparsebp.bench.tools.generation`, without the
+forward.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp.bench import generation, report, timing
-from sparsebp.bench.report import Column
-from sparsebp.bench.workload import import_torch
-from sparsebp.errors import SparseBPError
+from sparsebp.bench.tools import generation, report, timing
+from sparsebp.bench.tools.report import Column
+from sparsebp.bench.tools.workload import import_torch
+from sparsebp.core.errors import SparseBPError
 
 BATCH = 16
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp.bench import report, timing
-from sparsebp.bench.bandwidth import copy_bandwidth
-from sparsebp.bench.environment import available_memory
-from sparsebp.bench.report import Column
-from sparsebp.errors import MissingDependencyError
+from sparsebp.bench.tools import report, timing
+from sparsebp.bench.tools.bandwidth import copy_bandwidth
+from sparsebp.bench.tools.environment import available_memory
+from sparsebp.bench.tools.report import Column
+from sparsebp.core.errors import MissingDependencyError
 
 Shapes = Mapping[str, tuple[int, ...]]
 

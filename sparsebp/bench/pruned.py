@@ -18,8 +18,8 @@ from typing import Any, Literal
 import numpy as np
 
 from sparsebp import nn, optim
-from sparsebp.bench import images, report, timing
-from sparsebp.bench.report import Column
+from sparsebp.bench.tools import images, report, timing
+from sparsebp.bench.tools.report import Column
 from sparsebp.data import ImageDataset, load_mnist_images
 from sparsebp.models import vgg11
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from sparsebp.bench import report, timing
-from sparsebp.bench.report import Column
-from sparsebp.bench.workload import CELLS, SequenceWorkload
+from sparsebp.bench.tools import report, timing
+from sparsebp.bench.tools.report import Column
+from sparsebp.bench.tools.workload import CELLS, SequenceWorkload
 
 BATCH = 16
 LENGTHS = (1000, 3000)

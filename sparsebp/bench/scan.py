@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from sparsebp.bench import report, timing
-from sparsebp.bench.environment import available_memory
-from sparsebp.bench.report import Column
-from sparsebp.bench.workload import SequenceWorkload, chunk_count
-from sparsebp.nn import memory
+from sparsebp.backend import memory
+from sparsebp.bench.tools import report, timing
+from sparsebp.bench.tools.environment import available_memory
+from sparsebp.bench.tools.report import Column
+from sparsebp.bench.tools.workload import SequenceWorkload, chunk_count
 
 LENGTHS = (10, 30, 100, 300, 1000, 3000, 10_000, 30_000)
 BATCH = 16
@@ -154,7 +154,7 @@ def flops(algorithm: str, length: int, batch: int, hidden: int) -> int:
     """Return the FLOPs of the products that `algorithm` does for a chain of dense hidden × hidden Jacobians."""
     from sparsebp.patterns import SparsityPattern
     from sparsebp.scan import plan_scan
-    from sparsebp.scan.profile import profile
+    from sparsebp.scan.planning.profile import profile
 
     if algorithm == "hybrid":  # the plan chooses the levels of its up-sweep
         return int(plan_scan([SparsityPattern.dense(hidden, hidden)] * length, "hybrid", batch=batch).flops)
@@ -170,7 +170,7 @@ def stored_bytes(algorithm: str, length: int, batch: int, hidden: int, itemsize:
 
 def _forget_plans() -> None:
     # The layers keep the plans of their last lengths, and a plan keeps its workspace: gigabytes at T = 30 000.
-    from sparsebp.nn.backward import _scan_plan
+    from sparsebp.nn.recurrent.backward import _scan_plan
 
     _scan_plan.cache_clear()
 

@@ -19,14 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp import threads as thread_pools
-from sparsebp.bench import report, timing
-from sparsebp.bench.report import Column
-from sparsebp.errors import SparseBPError
+from sparsebp.bench.tools import report, timing
+from sparsebp.bench.tools.report import Column
+from sparsebp.core import threads as thread_pools
+from sparsebp.core.errors import SparseBPError
+from sparsebp.runtime.candidates import FoundSchedule, all_orders, steady
+from sparsebp.runtime.executor import Executor
+from sparsebp.runtime.out_of_order import OutOfOrderExecutor
 from sparsebp.schedule import Schedule
-from sparsebp.train.candidates import FoundSchedule, all_orders, steady
-from sparsebp.train.executor import Executor
-from sparsebp.train.out_of_order import OutOfOrderExecutor
 
 TARGETS = {"speedup": 1.1, "error": 0.15}
 """Two streams over one for nets of many small layers; the simulator's relative error."""

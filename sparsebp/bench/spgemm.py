@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp.bench import report, sparse_peers, timing
-from sparsebp.bench.bandwidth import copy_bandwidth
-from sparsebp.bench.matrices import Pair, Targets, pairs
-from sparsebp.bench.report import Column
-from sparsebp.errors import SparseBPError
+from sparsebp.bench.tools import report, sparse_peers, timing
+from sparsebp.bench.tools.bandwidth import copy_bandwidth
+from sparsebp.bench.tools.matrices import Pair, Targets, pairs
+from sparsebp.bench.tools.report import Column
+from sparsebp.core.errors import SparseBPError
 
 BATCH = 16
 TARGET_THREADS = 2
@@ -111,7 +111,8 @@ def plan_pair(pair: Pair) -> tuple[Any, float]:
 
 
 def _fresh_plan(pair: Pair) -> Any:
-    from sparsebp.patterns import SparsityPattern, plan_product, product
+    from sparsebp.patterns import SparsityPattern
+    from sparsebp.products import plan_product, product
 
     product._cache.clear()
     return plan_product(SparsityPattern.from_scipy(pair.a), SparsityPattern.from_scipy(pair.b))

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp.arguments import check_generator, check_integer
 from sparsebp.backend import float_dtype
+from sparsebp.core.arguments import check_generator, check_integer
+from sparsebp.core.errors import MemoryLimitError
+from sparsebp.core.types import Seed
 from sparsebp.data.dataset import check_indices
-from sparsebp.errors import MemoryLimitError
-from sparsebp.types import Seed
 
 CLASSES = 10
 _BITS_AT_ONCE = 1 << 22  # draws per step of the generation: 16 MiB of float32
@@ -91,7 +91,7 @@ class BitstreamDataset:
 
 
 def _check_memory(needed: int) -> None:
-    from sparsebp.scan.machine import host_memory
+    from sparsebp.backend.machine import host_memory
 
     memory = host_memory()
     if needed > memory:

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from sparsebp.core.errors import FileFormatError
+from sparsebp.core.files import check_path, read_file
 from sparsebp.data.images import ImageDataset
-from sparsebp.errors import FileFormatError
-from sparsebp.files import check_path, read_file
 
 CLASSES = 10
 RECORDS = 10_000

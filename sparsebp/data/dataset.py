@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from sparsebp.arguments import check_flag, check_integer, check_number, shown
 from sparsebp.backend import float_dtype, namespace
-from sparsebp.errors import DTypeError, OptionError, ShapeError
-from sparsebp.types import Array
+from sparsebp.core.arguments import check_flag, check_integer, check_number, shown
+from sparsebp.core.errors import DTypeError, OptionError, ShapeError
+from sparsebp.core.types import Array
 
 
 class Dataset(Protocol):

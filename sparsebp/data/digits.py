@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp.arguments import check_integer
+from sparsebp.core.arguments import check_integer
+from sparsebp.core.errors import FileFormatError, MissingDependencyError, OptionError
 from sparsebp.data.dataset import ArrayDataset
-from sparsebp.errors import FileFormatError, MissingDependencyError, OptionError
 
 CLASSES = 10
 PIXELS = 784

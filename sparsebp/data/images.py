@@ -6,11 +6,11 @@ from typing import Any, Literal, Self, get_args
 
 import numpy as np
 
-from sparsebp.arguments import check_choice, check_integer
 from sparsebp.backend import float_dtype
+from sparsebp.core.arguments import check_choice, check_integer
+from sparsebp.core.errors import DTypeError, MissingDependencyError, OptionError, ShapeError
 from sparsebp.data.dataset import check_indices, check_real, class_numbers
 from sparsebp.data.digits import held_out, read_mnist
-from sparsebp.errors import DTypeError, MissingDependencyError, OptionError, ShapeError
 
 Scaling = Literal["nearest", "bilinear"]
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparsebp import backend
-from sparsebp.errors import DeviceError
+from sparsebp.core.errors import DeviceError
 
 if TYPE_CHECKING:
+    from sparsebp.core.types import Array
     from sparsebp.jacobians import TransposedJacobian
-    from sparsebp.types import Array
 
 _CPU, _CUDA = 1, 2  # DLDeviceType of the DLPack standard
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sparsebp import backend
-from sparsebp.errors import DTypeError, MissingDependencyError, ShapeError
+from sparsebp.core.errors import DTypeError, MissingDependencyError, ShapeError
 
 if TYPE_CHECKING:
+    from sparsebp.core.types import Array
     from sparsebp.jacobians import TransposedJacobian
-    from sparsebp.types import Array
 
 
 def from_torch(tensor: Any) -> Array:

@@ -7,11 +7,11 @@ from math import prod
 from typing import Any
 
 from sparsebp import backend
-from sparsebp.arguments import forward_of
-from sparsebp.errors import OptionError, ShapeError
+from sparsebp.core.arguments import forward_of
+from sparsebp.core.errors import OptionError, ShapeError
+from sparsebp.core.types import Array
 from sparsebp.jacobians.dense import dense_jacobian_t
 from sparsebp.jacobians.transposed import TransposedJacobian
-from sparsebp.types import Array
 
 
 def jacobian_t(layer: Any, x: Array) -> TransposedJacobian:

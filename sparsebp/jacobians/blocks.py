@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from sparsebp import backend
-from sparsebp.errors import ShapeError
+from sparsebp.core.errors import ShapeError
+from sparsebp.core.types import Array
 from sparsebp.jacobians.transposed import TransposedJacobian
 from sparsebp.patterns import linear_pattern
-from sparsebp.types import Array
 
 
 def block_jacobian_t(blocks: Array) -> TransposedJacobian:

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from sparsebp import backend, kernels
-from sparsebp.errors import ShapeError
+from sparsebp.core.errors import ShapeError
+from sparsebp.core.types import Array
+from sparsebp.core.windows import Lengths, Padding
 from sparsebp.jacobians.transposed import TransposedJacobian
 from sparsebp.patterns.conv import ConvPattern, Layout, conv_pattern, conv_transpose_pattern
-from sparsebp.types import Array
-from sparsebp.windows import Lengths, Padding
 
 
 def conv_jacobian_t(

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from math import prod
 
 from sparsebp import backend
-from sparsebp.errors import MemoryLimitError, ShapeError
+from sparsebp.core.errors import MemoryLimitError, ShapeError
+from sparsebp.core.types import Array
 from sparsebp.jacobians.transposed import TransposedJacobian, with_batch
 from sparsebp.patterns import SparsityPattern
-from sparsebp.types import Array
 
 DEFAULT_MEMORY_LIMIT = 2 << 30
 """Bytes that a materialised Jacobian may take when nobody said otherwise."""

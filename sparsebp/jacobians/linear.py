@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from sparsebp import backend
-from sparsebp.errors import ShapeError
+from sparsebp.core.errors import ShapeError
+from sparsebp.core.types import Array
 from sparsebp.jacobians.conv import conv_jacobian_t
 from sparsebp.jacobians.transposed import TransposedJacobian
 from sparsebp.patterns import linear_pattern
 from sparsebp.patterns.kept import packed_mask
-from sparsebp.types import Array
 
 
 def linear_jacobian_t(weight: Array, positions: int = 1, *, kept: np.ndarray | None = None) -> TransposedJacobian:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from math import prod
 
 from sparsebp import backend, kernels
-from sparsebp.errors import ShapeError
+from sparsebp.core.errors import ShapeError
+from sparsebp.core.types import Array, SlopeFunction
 from sparsebp.jacobians.transposed import TransposedJacobian
 from sparsebp.patterns import pointwise_pattern
-from sparsebp.types import Array, SlopeFunction
 
 
 def pointwise_jacobian_t(kept: Array, function: SlopeFunction = "given") -> TransposedJacobian:

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from sparsebp import backend, kernels
-from sparsebp.errors import ShapeError
+from sparsebp.core.errors import ShapeError
+from sparsebp.core.types import Array
 from sparsebp.jacobians.transposed import TransposedJacobian
 from sparsebp.patterns import PoolPattern
-from sparsebp.types import Array
 
 
 def max_pool_jacobian_t(pool: PoolPattern, winner: Array, dtype: Any = np.float32) -> TransposedJacobian:

@@ -6,9 +6,9 @@ Training does not need them: the fused kernels work with the factors (BPPSA Eq. 
 from __future__ import annotations
 
 from sparsebp import backend, kernels
+from sparsebp.core.types import Array, Nonlinearity
 from sparsebp.jacobians.transposed import TransposedJacobian
 from sparsebp.patterns import hidden_pattern
-from sparsebp.types import Array, Nonlinearity
 
 
 def rnn_hidden_jacobians(h: Array, w_hh: Array, nonlinearity: Nonlinearity) -> Array:

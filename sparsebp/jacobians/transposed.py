@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from sparsebp import backend, kernels
-from sparsebp.errors import OptionError, ShapeError
-from sparsebp.patterns import SparsityPattern, plan_product
+from sparsebp.core.errors import OptionError, ShapeError
+from sparsebp.core.types import Array
+from sparsebp.patterns import SparsityPattern
 from sparsebp.patterns.sparsity import check_patterns
-from sparsebp.types import Array
+from sparsebp.products import plan_product
 
 
 class TransposedJacobian:
@@ -110,9 +111,7 @@ class TransposedJacobian:
         OptionError
             There is no such sample.
         """
-        from sparsebp.interop.scipy import csr_of
-
-        return csr_of(self.pattern, backend.to_host(self.values_of(sample)), copy=copy)  # synchronize!
+        return self.pattern.to_scipy(backend.to_host(self.values_of(sample)), copy=copy)  # synchronize!
 
     def to_dense(self, sample: int = 0) -> Array:
         """Return one sample as a dense (n_in, n_out) array of the same namespace.

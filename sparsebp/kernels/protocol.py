@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from sparsebp.types import Array, Nonlinearity, SlopeFunction, UpdateRule
+from sparsebp.core.types import Array, Nonlinearity, SlopeFunction, UpdateRule
 
 UPDATE_OPTIONS: dict[UpdateRule, tuple[str, ...]] = {
     "sgd": ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize"),

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from sparsebp import nn
-from sparsebp.arguments import check_integer
-from sparsebp.errors import OptionError
+from sparsebp.core.arguments import check_generator, check_integer
+from sparsebp.core.errors import OptionError
+from sparsebp.core.types import Seed
 from sparsebp.models.width import scaled
-from sparsebp.types import Seed
 
 _FIRST = 16  # channels of the first convolution (§4.2 of the paper)
 
@@ -75,7 +75,7 @@ def densenet(
             expected="depth = blocks · n + blocks + 1, n ≥ 1", got=f"depth={depth}, blocks={blocks}",
             remedy="Pass depth=40 and blocks=3, say",
         )  # fmt: skip
-    options: dict[str, Any] = {"dtype": dtype, "rng": nn.init.generator(rng)}
+    options: dict[str, Any] = {"dtype": dtype, "rng": check_generator("rng", rng)}
     channels, added = scaled(_FIRST, width), scaled(growth, width)
     layers: list[nn.Layer] = [nn.Conv2d(in_channels, channels, 3, padding=1, bias=False, **options)]
     for block in range(blocks):

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from sparsebp import nn
-from sparsebp.arguments import check_integer
-from sparsebp.errors import OptionError
-from sparsebp.types import Seed
+from sparsebp.core.arguments import check_generator, check_integer
+from sparsebp.core.errors import OptionError
+from sparsebp.core.types import Seed
 
 _PADDING = {28: 2, 32: 0}
 
@@ -51,7 +51,7 @@ def lenet5(
     if size not in _PADDING:
         raise OptionError("LeNet-5 does not fit the images", expected="size 28 or 32", got=size,
                           remedy="Scale or pad the images")  # fmt: skip
-    options: dict[str, Any] = {"dtype": dtype, "rng": nn.init.generator(rng)}
+    options: dict[str, Any] = {"dtype": dtype, "rng": check_generator("rng", rng)}
     return nn.Sequential(
         nn.Conv2d(in_channels, 6, 5, padding=_PADDING[size], **options), nn.ReLU(), nn.MaxPool2d(2),
         nn.Conv2d(6, 16, 5, **options), nn.ReLU(), nn.MaxPool2d(2),

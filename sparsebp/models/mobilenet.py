@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from sparsebp import nn
-from sparsebp.arguments import check_integer
+from sparsebp.core.arguments import check_generator, check_integer
+from sparsebp.core.types import Seed
 from sparsebp.models.width import scaled
-from sparsebp.types import Seed
 
 # expansion, channels, blocks, stride of the first (Table 2 of the paper; the strides are those for small images)
 _STAGES = ((1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
@@ -63,7 +63,7 @@ def mobilenetv2(
     """
     stages, classes = check_integer("stages", stages, 1, len(_STAGES)), check_integer("classes", classes, 1)
     in_channels = check_integer("in_channels", in_channels, 1)
-    options: dict[str, Any] = {"dtype": dtype, "rng": nn.init.generator(rng)}
+    options: dict[str, Any] = {"dtype": dtype, "rng": check_generator("rng", rng)}
     channels = scaled(_FIRST, width, 8)
     layers = _convolution(in_channels, channels, 3, options)
     for expansion, base, blocks, first_stride in _STAGES[:stages]:

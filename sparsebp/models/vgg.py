@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from sparsebp import nn
-from sparsebp.arguments import check_integer
+from sparsebp.core.arguments import check_generator, check_integer
+from sparsebp.core.types import Seed
 from sparsebp.models.width import scaled
-from sparsebp.types import Seed
 
 # channels of a 3×3 convolution with its ReLU, or P for a 2×2 max-pooling (configuration A of the paper)
 _LAYERS = (64, "P", 128, "P", 256, 256, "P", 512, 512, "P", 512, 512, "P")
@@ -49,7 +49,7 @@ def vgg11(
     column A; with one linear layer, as BPPSA §4.3 counts it: 21 operators in front of it.
     """
     in_channels, classes = check_integer("in_channels", in_channels, 1), check_integer("classes", classes, 1)
-    options: dict[str, Any] = {"dtype": dtype, "rng": nn.init.generator(rng)}
+    options: dict[str, Any] = {"dtype": dtype, "rng": check_generator("rng", rng)}
     layers: list[nn.Layer] = []
     channels = in_channels
     for entry in _LAYERS:

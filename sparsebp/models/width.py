@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sparsebp.arguments import check_number
-from sparsebp.errors import OptionError
+from sparsebp.core.arguments import check_number
+from sparsebp.core.errors import OptionError
 
 
 def scaled(channels: int, width: float, multiple: int = 1) -> int:

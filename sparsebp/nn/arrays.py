@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
 from sparsebp import backend
-from sparsebp.errors import DTypeError, LayoutError, OptionError
-from sparsebp.types import Array
+from sparsebp.core.errors import DTypeError, LayoutError, OptionError
+from sparsebp.core.types import Array
 
 
 class NamedArrays(dict[str, Array]):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from sparsebp import backend, kernels
-from sparsebp.errors import DTypeError, OptionError, ShapeError
+from sparsebp.core.errors import DTypeError, OptionError, ShapeError
+from sparsebp.core.types import Array
 from sparsebp.nn.layer import check_input
-from sparsebp.types import Array
 
 
 class CrossEntropyLoss:

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from sparsebp.arguments import forward_of
-from sparsebp.types import Array
+from sparsebp.core.arguments import forward_of
+from sparsebp.core.types import Array
 
 
 def explain(model: Any, x: Array, **options: Any) -> str:

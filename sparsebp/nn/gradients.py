@@ -11,17 +11,14 @@ import threading
 import zlib
 from collections.abc import Callable, Mapping
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from sparsebp import backend
-from sparsebp.arguments import forward_of
-from sparsebp.errors import OptionError, StaleError
-from sparsebp.types import Array
-
-if TYPE_CHECKING:
-    from sparsebp.nn.layer import Layer
+from sparsebp.core.arguments import forward_of
+from sparsebp.core.errors import OptionError, StaleError
+from sparsebp.core.types import Array
 
 T = TypeVar("T")
 
@@ -175,6 +172,16 @@ def gradients_of(layer: Any, gy: Array, saved: Any) -> Gradients:
     return found
 
 
+class Differentiable(Protocol):
+    """What a way back needs of a layer: `sparsebp.nn.Layer` has it."""
+
+    def gradients(self, gy: Array, saved: Any) -> Gradients:
+        """Return the gradients of one forward at one `gy`."""
+
+    def backward_arrays(self) -> list[Array]:
+        """Return the arrays that the way back reads beside what forward saved."""
+
+
 class Back:
     """The way back from a forward: call it with the gradient at the output. `Layer.vjp` returns it.
 
@@ -184,7 +191,7 @@ class Back:
         What the forward saved, for example ``saved.h_n`` of a recurrent layer.
     """
 
-    def __init__(self, layer: Layer, saved: Any) -> None:
+    def __init__(self, layer: Differentiable, saved: Any) -> None:
         self.layer, self.saved = layer, saved
         self._weights = [_digest(array) for array in layer.backward_arrays()]
 
@@ -224,7 +231,7 @@ class Back:
             )  # fmt: skip
 
 
-def value_and_grad(model: Layer, loss: Any) -> Callable[..., tuple[float, dict[str, Array]]]:
+def value_and_grad(model: Any, loss: Any) -> Callable[..., tuple[float, dict[str, Array]]]:
     """Return a function that computes a loss and its gradients with respect to the model's parameters.
 
     Parameters

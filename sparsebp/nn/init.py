@@ -1,4 +1,4 @@
-"""Initial values of parameters: PyTorch's default ranges, and chrono initialisation for long sequences."""
+"""Initial values beside PyTorch's default: He's for convolutions, chrono initialisation for long sequences."""
 
 from __future__ import annotations
 
@@ -8,55 +8,10 @@ from typing import Any
 import numpy as np
 
 from sparsebp import backend
-from sparsebp.arguments import check_generator, check_integer
-from sparsebp.errors import OptionError
-from sparsebp.types import Array, Seed
-
-
-def generator(rng: Seed) -> np.random.Generator:
-    """Return `rng` itself if it is a Generator, else a new one from that seed (None: fresh entropy).
-
-    Raises
-    ------
-    OptionError
-        It is no seed.
-    """
-    return check_generator("rng", rng)
-
-
-def uniform(rng: np.random.Generator, shape: tuple[int, ...], bound: float, dtype: Any) -> np.ndarray:
-    """Draw from U(-bound, bound). The same seed gives the same numbers, rounded, in both dtypes.
-
-    Raises
-    ------
-    OptionError
-        No machine has room for so many.
-    """
-    _check_size(shape)
-    return rng.uniform(-bound, bound, shape).astype(dtype)
-
-
-def full(shape: tuple[int, ...], value: float, dtype: Any) -> np.ndarray:
-    """Return an array of one value.
-
-    Raises
-    ------
-    OptionError
-        No machine has room for it.
-    """
-    _check_size(shape)
-    return np.full(shape, value, dtype)
-
-
-def _check_size(shape: tuple[int, ...]) -> None:
-    if max(1, *shape) * math.prod(n or 1 for n in shape) > 2**60:  # NumPy counts bytes in 63 bits
-        raise OptionError("A parameter is too large for any machine", expected="fewer than 2**60 elements", got=shape,
-                          remedy="Build a smaller layer")  # fmt: skip
-
-
-def fan_in_bound(fan_in: int) -> float:
-    """Return ``1 / sqrt(fan_in)``, PyTorch's default bound for `Linear` and, with the hidden size, for RNN and GRU."""
-    return 1.0 / math.sqrt(fan_in) if fan_in > 0 else 0.0
+from sparsebp.core.arguments import check_generator, check_integer
+from sparsebp.core.errors import OptionError
+from sparsebp.core.types import Array, Seed
+from sparsebp.nn.layers.conv import Conv
 
 
 def he_convolutions(model: Any, rng: Seed = None) -> None:
@@ -65,9 +20,7 @@ def he_convolutions(model: Any, rng: Seed = None) -> None:
     That keeps the signal's size through ReLUs, also in deep networks without normalisation (He et al., "Delving Deep
     into Rectifiers", 2015, Eq. 10). The model lives on the host.
     """
-    from sparsebp.nn.conv import Conv
-
-    rng = generator(rng)
+    rng = check_generator("rng", rng)
     for _, layer in model.modules():
         if isinstance(layer, Conv):
             weight = layer.params["weight"]
@@ -102,7 +55,7 @@ def chrono_update_gate(weights: dict[str, Array], hidden_size: int, max_length: 
         `max_length` is below 3, or no bias of that length is there.
     """
     hidden_size, max_length = check_integer("hidden_size", hidden_size, 1), check_integer("max_length", max_length, 3)
-    rng = generator(rng)
+    rng = check_generator("rng", rng)
     gate = slice(hidden_size, 2 * hidden_size)  # rows r, z, n
     names = [n for n, a in weights.items() if "bias_ih" in n and a.shape == (3 * hidden_size,)]
     if not names:

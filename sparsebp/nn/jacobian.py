@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparsebp.types import Array
+from sparsebp.core.types import Array
 
 
 def jacobian_of(layer: Any, saved: Any, shape: tuple[int, ...], out_shape: tuple[int, ...], like: Array) -> Any:

@@ -16,13 +16,13 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from sparsebp import backend
-from sparsebp.arguments import check_flag, forward_of
-from sparsebp.errors import DTypeError, FileFormatError, NonFiniteError, OptionError, ShapeError
+from sparsebp.core.arguments import check_flag, forward_of
+from sparsebp.core.errors import DTypeError, FileFormatError, NonFiniteError, OptionError, ShapeError
+from sparsebp.core.types import Array, Factors
 from sparsebp.nn.arrays import NamedArrays
 from sparsebp.nn.explain import explain
 from sparsebp.nn.gradients import Back, Gradients
 from sparsebp.nn.work import Work
-from sparsebp.types import Array, Factors
 
 
 class Layer(abc.ABC):

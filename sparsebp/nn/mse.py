@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparsebp.errors import ShapeError
+from sparsebp.core.errors import ShapeError
+from sparsebp.core.types import Array
 from sparsebp.nn.layer import check_input
-from sparsebp.types import Array
 
 
 class MSELoss:

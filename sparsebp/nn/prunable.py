@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from sparsebp import backend
-from sparsebp.errors import DTypeError, ShapeError
+from sparsebp.core.errors import DTypeError, ShapeError
+from sparsebp.core.types import Array
 from sparsebp.nn.layer import Layer
-from sparsebp.types import Array
 
 MASK = "weight_mask"
 """The buffer's name, that of torch.nn.utils.prune."""

@@ -10,8 +10,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from sparsebp import backend
-from sparsebp.arguments import check_choice, check_number
-from sparsebp.errors import NonFiniteError, OptionError
+from sparsebp.core.arguments import check_choice, check_number
+from sparsebp.core.errors import NonFiniteError, OptionError
 from sparsebp.nn.layer import Layer, check_layer
 from sparsebp.nn.prunable import MASK, Prunable
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sparsebp.arguments import check_number
+from sparsebp.core.arguments import check_number
 from sparsebp.optim.checks import check_flags, check_non_negative
-from sparsebp.optim.optimizer import Optimizer, Params
+from sparsebp.optim.groups import Params
+from sparsebp.optim.optimizer import Optimizer
 
 
 class Adadelta(Optimizer):

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from sparsebp import backend
+from sparsebp.core.types import Array
 from sparsebp.optim.checks import check_flags, check_non_negative
-from sparsebp.optim.optimizer import Optimizer, Params
-from sparsebp.types import Array
+from sparsebp.optim.groups import Params
+from sparsebp.optim.optimizer import Optimizer
 
 
 class Adagrad(Optimizer):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sparsebp.arguments import check_sequence
-from sparsebp.errors import FileFormatError, OptionError
+from sparsebp.core.arguments import check_sequence
+from sparsebp.core.errors import FileFormatError, OptionError
 from sparsebp.optim.lr_scheduler import check_state, reads_model
 
 

@@ -8,8 +8,8 @@ from types import ModuleType
 from typing import Any
 
 from sparsebp import backend
-from sparsebp.arguments import check_flag, check_number
-from sparsebp.errors import DeviceError, DTypeError, LayoutError, OptionError
+from sparsebp.core.arguments import check_flag, check_number
+from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, OptionError
 
 
 def check_named(what: str, arrays: Any) -> None:

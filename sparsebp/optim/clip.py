@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from sparsebp import backend, kernels
-from sparsebp.errors import NonFiniteError
+from sparsebp.core.errors import NonFiniteError
+from sparsebp.core.types import Array
 from sparsebp.optim.checks import check_is_array, check_named, non_negative
-from sparsebp.types import Array
 
 
 def global_norm(grads: Mapping[str, Array]) -> float:

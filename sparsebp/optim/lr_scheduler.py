@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from sparsebp.arguments import check_integer, check_number, check_sequence
-from sparsebp.errors import FileFormatError, OptionError
+from sparsebp.core.arguments import check_integer, check_number, check_sequence
+from sparsebp.core.errors import FileFormatError, OptionError
 from sparsebp.optim.optimizer import Optimizer
 
 T = TypeVar("T")

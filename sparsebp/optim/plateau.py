@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
-from sparsebp.arguments import check_choice, check_integer, check_number
+from sparsebp.core.arguments import check_choice, check_integer, check_number
 from sparsebp.optim.checks import check_fraction
 from sparsebp.optim.lr_scheduler import check_optimizer, check_state, in_state, per_group
 from sparsebp.optim.optimizer import Optimizer

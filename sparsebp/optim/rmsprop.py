@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from sparsebp.optim.checks import check_flags, check_non_negative
-from sparsebp.optim.optimizer import Optimizer, Params
+from sparsebp.optim.groups import Params
+from sparsebp.optim.optimizer import Optimizer
 
 
 class RMSprop(Optimizer):

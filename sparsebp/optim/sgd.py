@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sparsebp.arguments import check_number
-from sparsebp.errors import OptionError
+from sparsebp.core.arguments import check_number
+from sparsebp.core.errors import OptionError
 from sparsebp.optim.checks import check_flags, check_non_negative
-from sparsebp.optim.optimizer import Optimizer, Params
+from sparsebp.optim.groups import Params
+from sparsebp.optim.optimizer import Optimizer
 
 
 class SGD(Optimizer):

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparsebp import backend
-from sparsebp.arguments import check_flag, check_integer, check_number
-from sparsebp.errors import DTypeError, FileFormatError, ShapeError
+from sparsebp.core.arguments import check_flag, check_integer, check_number
+from sparsebp.core.errors import DTypeError, FileFormatError, ShapeError
 from sparsebp.optim.checks import check_named
-
-if TYPE_CHECKING:
-    from sparsebp.optim.optimizer import Optimizer
+from sparsebp.optim.groups import ParameterGroups
 
 VERSION = 1
 _MARK = ".version"
 _NOT_KEPT = {"params", "initial_lr"}  # the base rate is a schedule's, and part of its state
 
 
-def pack_state(optimizer: Optimizer) -> dict[str, Any]:
+def pack_state(optimizer: ParameterGroups) -> dict[str, Any]:
     """See `Optimizer.state_dict`."""
     state: dict[str, Any] = {type(optimizer).__name__ + _MARK: VERSION}
     for number, group in enumerate(optimizer.param_groups):
@@ -29,7 +27,7 @@ def pack_state(optimizer: Optimizer) -> dict[str, Any]:
     return state
 
 
-def load_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+def load_state(optimizer: ParameterGroups, state: Mapping[str, Any]) -> None:
     """See `Optimizer.load_state_dict`."""
     check_named("The state's entries", state)
     _check_kind(type(optimizer).__name__ + _MARK, state)

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sparsebp import backend
-from sparsebp.errors import OptionError, SparseBPError
+from sparsebp.core.errors import OptionError, SparseBPError
+from sparsebp.core.types import Array, Factors
 from sparsebp.optim.checks import check_is_array, check_named, check_parameter
-from sparsebp.types import Array, Factors
-
-if TYPE_CHECKING:
-    from sparsebp.optim.optimizer import Optimizer
+from sparsebp.optim.groups import ParameterGroups
 
 
 class Update:
@@ -24,7 +21,7 @@ class Update:
     them gives. Threads may apply different names at the same time.
     """
 
-    def __init__(self, optimizer: Optimizer, options: Array) -> None:
+    def __init__(self, optimizer: ParameterGroups, options: Array) -> None:
         self._optimizer = optimizer
         self._options = options
         self._steps: Array | None = None
@@ -114,7 +111,7 @@ class DeviceUpdate(Update):
     `write` begins each replay; `apply` is called once, while the kernels are recorded.
     """
 
-    def __init__(self, optimizer: Optimizer, options: np.ndarray) -> None:
+    def __init__(self, optimizer: ParameterGroups, options: np.ndarray) -> None:
         self._xp, self._written = optimizer._kinds[0][0], options
         super().__init__(optimizer, self._xp.array(options))
         self._steps: Array = self._xp.array(optimizer._steps)
@@ -136,7 +133,7 @@ class DeviceUpdate(Update):
             self._written = options
 
 
-def launch(optimizer: Optimizer, grads: Mapping[str, Array], options: Array, steps: Array | None = None) -> None:
+def launch(optimizer: ParameterGroups, grads: Mapping[str, Array], options: Array, steps: Array | None = None) -> None:
     """Update the parameters that `grads` names; `options` has a row for each of all parameters.
 
     So has `steps`, the numbers of their updates; None counts one on.
@@ -163,7 +160,7 @@ def launch(optimizer: Optimizer, grads: Mapping[str, Array], options: Array, ste
         raise
 
 
-def _check_arrays(optimizer: Optimizer, grads: Mapping[str, Array]) -> None:
+def _check_arrays(optimizer: ParameterGroups, grads: Mapping[str, Array]) -> None:
     for name, grad in grads.items():
         param = optimizer.params[name]
         check_parameter(name, param)  # it may have become read-only

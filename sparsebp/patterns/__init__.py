@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from sparsebp.patterns.addition import plan_addition
 from sparsebp.patterns.assembly import AssemblyPlan
 from sparsebp.patterns.concatenation import plan_concatenation
 from sparsebp.patterns.conv import ConvPattern, conv_pattern, conv_transpose_pattern
 from sparsebp.patterns.linear import linear_pattern
-from sparsebp.patterns.plan import ProductPlan
 from sparsebp.patterns.pointwise import pointwise_pattern
 from sparsebp.patterns.pool import PoolPattern, adaptive_pool_pattern, pool_pattern
-from sparsebp.patterns.product import plan_product
 from sparsebp.patterns.recurrent import hidden_pattern, sequence_pattern
 from sparsebp.patterns.sparsity import SparsityPattern
 
@@ -18,16 +15,13 @@ __all__ = [
     "AssemblyPlan",
     "ConvPattern",
     "PoolPattern",
-    "ProductPlan",
     "SparsityPattern",
     "adaptive_pool_pattern",
     "conv_pattern",
     "conv_transpose_pattern",
     "hidden_pattern",
     "linear_pattern",
-    "plan_addition",
     "plan_concatenation",
-    "plan_product",
     "pointwise_pattern",
     "pool_pattern",
     "sequence_pattern",

@@ -8,10 +8,10 @@ from functools import cached_property
 import numpy as np
 
 from sparsebp import backend
-from sparsebp.errors import DTypeError, ShapeError
+from sparsebp.core.errors import DTypeError, ShapeError
+from sparsebp.core.types import Array
 from sparsebp.patterns.copies import DeviceCopies, frozen
 from sparsebp.patterns.sparsity import SparsityPattern
-from sparsebp.types import Array
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from sparsebp.errors import ShapeError
+from sparsebp.core.errors import ShapeError
 from sparsebp.patterns.assembly import AssemblyPlan
 from sparsebp.patterns.sparsity import KEPT, SparsityPattern, check_patterns
 

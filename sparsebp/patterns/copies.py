@@ -8,7 +8,7 @@ from types import ModuleType
 import numpy as np
 
 from sparsebp import backend
-from sparsebp.types import Array
+from sparsebp.core.types import Array
 
 
 def frozen(array: np.ndarray) -> np.ndarray:

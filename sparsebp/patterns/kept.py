@@ -9,7 +9,7 @@ from math import prod
 
 import numpy as np
 
-from sparsebp.errors import DTypeError, ShapeError
+from sparsebp.core.errors import DTypeError, ShapeError
 from sparsebp.patterns.kron import Factor, kron
 from sparsebp.patterns.validate import index_dtype
 

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from sparsebp.core.windows import Windows
 from sparsebp.patterns.validate import index_dtype
-from sparsebp.windows import Windows
 
 
 class Factor(NamedTuple):

@@ -13,12 +13,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sparsebp.errors import OptionError
+from sparsebp.core.errors import OptionError
+from sparsebp.core.types import Array
+from sparsebp.core.windows import lengths
 from sparsebp.patterns.copies import DeviceCopies, frozen
 from sparsebp.patterns.pool_window import PoolWindow
 from sparsebp.patterns.sparsity import KEPT, SparsityPattern
-from sparsebp.types import Array
-from sparsebp.windows import lengths
 
 Layout = Literal["chw", "hwc"]
 """Order of a sample's elements: channels first or channels last."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Self
 
-from sparsebp.arguments import check_flag
-from sparsebp.errors import OptionError, ShapeError
-from sparsebp.windows import lengths
+from sparsebp.core.arguments import check_flag
+from sparsebp.core.errors import OptionError, ShapeError
+from sparsebp.core.windows import lengths
 
 
 @dataclass(frozen=True)

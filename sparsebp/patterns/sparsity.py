@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from sparsebp import backend
-from sparsebp.errors import PatternError
+from sparsebp.core.errors import PatternError, ShapeError
+from sparsebp.core.types import Array, PatternKind
 from sparsebp.patterns.copies import DeviceCopies, frozen
 from sparsebp.patterns.validate import (
     check_allocatable,
@@ -23,7 +24,6 @@ from sparsebp.patterns.validate import (
     checked_shape,
     index_dtype,
 )
-from sparsebp.types import Array, PatternKind
 
 KEPT = 64
 """Patterns that each builder keeps, by its arguments: an operator's pattern is made once, its values many times."""
@@ -139,6 +139,37 @@ class SparsityPattern:
                 remedy="Convert it with .tocsr()",
             )
         return cls(matrix.indptr, matrix.indices, matrix.shape)
+
+    def to_scipy(self, values: np.ndarray | None = None, *, copy: bool = False) -> Any:
+        """Return a `scipy.sparse.csr_array` of this structure.
+
+        Parameters
+        ----------
+        values
+            (nnz,) values, shared unless `copy`; float32 ones if None. Ones keep the whole structure in SciPy's
+            products, which drop sums that are exactly zero.
+        copy
+            Whether the result owns all of its arrays, so that they may be written to, by SciPy's methods too.
+
+        Raises
+        ------
+        ShapeError
+            There is not one value per entry.
+        """
+        from scipy.sparse import csr_array
+
+        if values is None:
+            values = np.ones(self.nnz, np.float32)
+        if values.shape != (self.nnz,):
+            raise ShapeError(
+                "values do not fit the pattern",
+                expected=f"({self.nnz},)",
+                got=values.shape,
+                remedy="Pass the values of one sample, data[:, sample]",
+            )
+        matrix = csr_array((values, self.indices, self.indptr), shape=self.shape, copy=copy)
+        matrix.has_canonical_format = True  # a pattern is sorted and without duplicates; SciPy need not look again
+        return matrix
 
     @classmethod
     def dense(cls, m: int, n: int) -> SparsityPattern:

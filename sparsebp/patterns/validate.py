@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from sparsebp import backend
-from sparsebp.errors import MemoryLimitError, PatternError
-from sparsebp.types import Array
+from sparsebp.core.errors import MemoryLimitError, PatternError
+from sparsebp.core.types import Array
 
 _INT32_END, _INT64_END = 2**31, 2**63
 _LAST = _INT64_END - 1

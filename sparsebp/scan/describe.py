@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
-from sparsebp.scan.steps import ScanStep
-
-if TYPE_CHECKING:
-    from sparsebp.scan.plan import ScanPlan
+from sparsebp.scan.planning.planned import PlannedScan
+from sparsebp.scan.running.steps import ScanStep
 
 _NUMBERS = ("FLOP", "dense FLOP", "bytes", "est. µs")
 _COLUMNS = ("level", "phase", "left", "right", "target", "kind", *_NUMBERS, "critical")
@@ -22,7 +19,7 @@ def amount(value: float, unit: str) -> str:
     return f"{value:.3g} {unit}"
 
 
-def describe(plan: ScanPlan, max_rows: int = 40) -> str:
+def describe(plan: PlannedScan, max_rows: int = 40) -> str:
     """Return the text of `ScanPlan.describe`."""
     steps, sized = plan.steps, plan.sized
     mm = sum(step.kind == "mm" for step in steps)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from sparsebp.backend.machine import Machine
 from sparsebp.scan.describe import estimates_line
-from sparsebp.scan.machine import Machine
 
 MARGIN = 0.8
 """A scan is taken if it promises at most this share of the time layer by layer: estimates are rough."""

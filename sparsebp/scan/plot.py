@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
-from sparsebp.errors import MissingDependencyError, OptionError, ShapeError
-from sparsebp.scan.steps import ScanStep, Span
-
-if TYPE_CHECKING:
-    from sparsebp.scan.plan import ScanPlan
+from sparsebp.core.errors import MissingDependencyError, OptionError, ShapeError
+from sparsebp.scan.planning.planned import PlannedScan
+from sparsebp.scan.running.steps import ScanStep, Span
 
 Operator: TypeAlias = tuple[str, float] | tuple[str, float, float]
 """An operator of plain back-propagation: name, FLOPs (or seconds), and perhaps the dense complexity."""
@@ -20,7 +18,7 @@ MATRIX, VECTOR, BASELINE = "#4c78a8", "#f58518", "#2ca02c"
 
 
 def plot(
-    plan: ScanPlan, ax: Any, kind: str, operators: Sequence[Operator] = (), measured: Sequence[float] | None = None
+    plan: PlannedScan, ax: Any, kind: str, operators: Sequence[Operator] = (), measured: Sequence[float] | None = None
 ) -> Any:
     """Draw `plan`; see `ScanPlan.plot`."""
     if kind not in ("tree", "flops"):
@@ -62,7 +60,7 @@ def plot(
     return ax
 
 
-def _tree(plan: ScanPlan, ax: Any) -> None:
+def _tree(plan: PlannedScan, ax: Any) -> None:
     """The array from left to right, levels from top to bottom.
 
     A value stands in the column of its last element, where the algorithm keeps it. Lines lead from both operands to the
@@ -123,7 +121,7 @@ def _rows(steps: tuple[ScanStep, ...]) -> list[list[ScanStep]]:
     return rows
 
 
-def _flops(plan: ScanPlan, ax: Any, operators: Sequence[Operator], measured: Sequence[float] | None) -> None:
+def _flops(plan: PlannedScan, ax: Any, operators: Sequence[Operator], measured: Sequence[float] | None) -> None:
     """Every step's FLOPs, or measured time, over what it would cost if nothing were sparse.
 
     Steps on the critical path are filled. An operator without a dense complexity stands at that of its own FLOPs.

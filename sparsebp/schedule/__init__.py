@@ -1,17 +1,17 @@
 """Schedules of a training step as data: actions, their graph, and who does what in which order."""
 
-from sparsebp.schedule.action_csv import read_csv, to_csv, write_csv
 from sparsebp.schedule.actions import KINDS, Action, Cell, Kind, Overlap, actions_of, parse, parts_of
-from sparsebp.schedule.cost_file import Durations, read_costs, write_costs
 from sparsebp.schedule.costs import Costs, Link, StageBytes
-from sparsebp.schedule.gantt import gantt
+from sparsebp.schedule.files.action_csv import read_csv, to_csv, write_csv
+from sparsebp.schedule.files.cost_file import Durations, read_costs, write_costs
 from sparsebp.schedule.graph import StepGraph
-from sparsebp.schedule.memory import MemoryCurve
+from sparsebp.schedule.pictures.gantt import gantt
+from sparsebp.schedule.pictures.summary import summary
+from sparsebp.schedule.pictures.text_chart import text_chart
+from sparsebp.schedule.pictures.trace import chrome_trace, write_trace
 from sparsebp.schedule.schedule import Lane, Schedule
-from sparsebp.schedule.simulate import Event, Simulation, Transfer, depth, simulate
-from sparsebp.schedule.summary import summary
-from sparsebp.schedule.text_chart import text_chart
-from sparsebp.schedule.trace import chrome_trace, write_trace
+from sparsebp.schedule.simulation.memory import MemoryCurve
+from sparsebp.schedule.simulation.simulate import Event, Simulation, Transfer, depth, simulate
 from sparsebp.schedule.validate import validate
 
 __all__ = [

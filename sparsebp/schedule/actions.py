@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
-from sparsebp.arguments import check_integer, shown
-from sparsebp.errors import FileFormatError, OptionError
+from sparsebp.core.arguments import check_integer, shown
+from sparsebp.core.errors import FileFormatError, OptionError
 
 Kind: TypeAlias = Literal["F", "I", "W", "B", "S", "U"]
 KINDS: dict[Kind, str] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from sparsebp.errors import OptionError
+from sparsebp.core.errors import OptionError
 from sparsebp.schedule.builders import BUILDERS, Fusion, place_updates
 from sparsebp.schedule.costs import Costs
 from sparsebp.schedule.schedule import Schedule

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from sparsebp.schedule.actions import Action, Cell, parts_of
-
-if TYPE_CHECKING:
-    from sparsebp.schedule.schedule import Schedule
+from sparsebp.schedule.graph import StepGraph
+from sparsebp.schedule.lane import Lane
 
 
 class Send(NamedTuple):
@@ -73,17 +72,17 @@ class CellGraph:
             yield from send.readers
 
 
-def cell_graph(schedule: Schedule) -> CellGraph:
-    """Return the graph of the cells of `schedule`."""
-    cells = tuple(cell for lane in schedule.lanes for cell in lane.cells)
-    lanes = [number for number, lane in enumerate(schedule.lanes) for _ in lane.cells]
-    first = list(accumulate((len(lane.cells) for lane in schedule.lanes), initial=0))[:-1]
-    numbers = {action: first[lane] + position for action, (lane, position) in schedule.places.items()}
+def cell_graph(step: StepGraph, schedule: Sequence[Lane], places: Mapping[Action, tuple[int, int]]) -> CellGraph:
+    """Return the graph of the cells of some lanes; `places` has every action's lane and its place there."""
+    cells = tuple(cell for lane in schedule for cell in lane.cells)
+    lanes = [number for number, lane in enumerate(schedule) for _ in lane.cells]
+    first = list(accumulate((len(lane.cells) for lane in schedule), initial=0))[:-1]
+    numbers = {action: first[lane] + position for action, (lane, position) in places.items()}
     graph = CellGraph(cells, lanes, numbers, first, [[] for _ in cells], {}, [0] * len(cells))
-    weights = _weights(schedule, graph) if schedule.graph.first != "F" else [[]] * schedule.graph.stages
-    workers = [schedule.lanes[lane].worker for lane in lanes]
+    weights = _weights(step, graph) if step.first != "F" else [[]] * step.stages
+    workers = [schedule[lane].worker for lane in lanes]
     sent: dict[Action, Send] = {}  # all readers are on one worker, as those of a stage are
-    inputs = schedule.graph.inputs
+    inputs = step.inputs
     for number, cell in enumerate(cells):
         worker = workers[number]
         local = {number - 1} if number > first[lanes[number]] else set()
@@ -109,32 +108,31 @@ def cell_graph(schedule: Schedule) -> CellGraph:
     return graph
 
 
-def carried(schedule: Schedule) -> tuple[list[list[int]], list[int]]:
+def carried(step: StepGraph, lanes: Sequence[Lane], cells: CellGraph) -> tuple[list[list[int]], list[int]]:
     """Return what waits for the step before when a schedule is repeated.
 
     Returns
     -------
     For every cell, those of the next step that wait for it; for every cell, for how many of the step before it waits.
     """
-    graph, cells = schedule.graph, schedule.cells
-    weights = _weights(schedule, cells) if graph.first == "F" else [[]] * graph.stages
+    weights = _weights(step, cells) if step.first == "F" else [[]] * step.stages
     followers: list[list[int]] = [[] for _ in cells.cells]
     waits = []
     for number, cell in enumerate(cells.cells):
         before = set()
         if number == cells.first[cells.lanes[number]]:  # the lane's last cell of the step before
-            before.add(number + len(schedule.lanes[cells.lanes[number]].cells) - 1)
+            before.add(number + len(lanes[cells.lanes[number]].cells) - 1)
         for part in parts_of(cell):
-            before.update(weights[part.stage] if part.kind == "F" else _last(cells, graph.carried(part)))
+            before.update(weights[part.stage] if part.kind == "F" else _last(cells, step.carried(part)))
         for source in before:
             followers[source].append(number)
         waits.append(len(before))
     return followers, waits
 
 
-def _weights(schedule: Schedule, graph: CellGraph) -> list[list[int]]:
+def _weights(step: StepGraph, graph: CellGraph) -> list[list[int]]:
     """Return, for every stage, after which cells its newest weights are there."""
-    return [_last(graph, schedule.graph.newest_weights(stage)) for stage in range(schedule.graph.stages)]
+    return [_last(graph, step.newest_weights(stage)) for stage in range(step.stages)]
 
 
 def _last(graph: CellGraph, actions: Iterable[Action]) -> list[int]:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from sparsebp.arguments import check_number, shown
-from sparsebp.errors import OptionError
+from sparsebp.core.arguments import check_number, shown
+from sparsebp.core.errors import OptionError
 from sparsebp.schedule.actions import Action, Kind, Overlap
 from sparsebp.schedule.graph import StepGraph
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from sparsebp.arguments import check_choice, check_flag, check_integer, check_sequence
-from sparsebp.errors import OptionError
+from sparsebp.core.arguments import check_choice, check_flag, check_integer, check_sequence
+from sparsebp.core.errors import OptionError
 from sparsebp.schedule.actions import Action
 
 First: TypeAlias = Literal["F", "I", "U"]

@@ -6,32 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from sparsebp.errors import ScheduleError
+from sparsebp.core.errors import ScheduleError
 from sparsebp.schedule.actions import Action, Cell, actions_of, parts_of
 from sparsebp.schedule.cells import CellGraph, carried, cell_graph
 from sparsebp.schedule.graph import StepGraph
-
-
-@dataclass(frozen=True)
-class Lane:
-    """What one stream of one worker runs, in order.
-
-    Attributes
-    ----------
-    worker
-        Number of the worker (device, rank), from 0.
-    stream
-        Its name: ``"main"``, ``"sub"`` (a second stream of the same device), ``"link"`` (the worker's network).
-    cells
-        Actions, and overlaps of two.
-    """
-
-    worker: int
-    stream: str
-    cells: tuple[Cell, ...]
-
-    def __str__(self) -> str:
-        return f"worker {self.worker}, {self.stream}"
+from sparsebp.schedule.lane import Lane
 
 
 @dataclass(frozen=True)
@@ -95,12 +74,12 @@ class Schedule:
     @cached_property
     def cells(self) -> CellGraph:
         """The cells as a graph of numbers, for algorithms that visit all of them."""
-        return cell_graph(self)
+        return cell_graph(self.graph, self.lanes, self.places)
 
     @cached_property
     def carried(self) -> tuple[list[list[int]], list[int]]:
         """Which cells of the next step wait for each cell when the schedule is repeated; for how many each waits."""
-        return carried(self)
+        return carried(self.graph, self.lanes, self.cells)
 
     def __iter__(self) -> Iterator[Action]:
         """Iterate over all actions, lane after lane."""

@@ -6,8 +6,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any, TextIO
 
-from sparsebp.errors import MissingDependencyError
-from sparsebp.files import json_line
+from sparsebp.core.errors import MissingDependencyError
+from sparsebp.core.files import json_line
 from sparsebp.optim.lr_scheduler import reads_model
 from sparsebp.train.history import EpochRecord, History
 

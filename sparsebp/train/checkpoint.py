@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp.arguments import shown
-from sparsebp.errors import FileFormatError, OptionError
-from sparsebp.files import check_path, parse_json, read_file, write_atomically
+from sparsebp.core.arguments import shown
+from sparsebp.core.errors import FileFormatError, OptionError
+from sparsebp.core.files import check_path, parse_json, read_file, write_atomically
 
 FORMAT = "sparsebp-checkpoint"
 VERSION = 1
@@ -168,3 +168,18 @@ def _digest(tensors: Mapping[str, np.ndarray], state: str) -> str:
         digest.update(f"\n{name} {tensors[name].dtype.str} {tensors[name].shape}\n".encode())
         digest.update(tensors[name].tobytes())
     return digest.hexdigest()
+
+
+def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration of a run as a checkpoint gives it back.
+
+    Raises
+    ------
+    OptionError
+        JSON cannot hold it, or it holds NaN or infinity: no resumed run could be compared with it.
+    """
+    if not isinstance(config, Mapping):
+        raise OptionError("config is no mapping", expected="a dict of what describes the run",
+                          got=type(config).__name__, remedy="Pass a dict")  # fmt: skip
+    described: dict[str, Any] = json.loads(json_text("config", dict(config), finite=True))
+    return described

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp.arguments import shown
-from sparsebp.errors import FileFormatError
+from sparsebp.core.arguments import shown
+from sparsebp.core.errors import FileFormatError
 
 STEP_FIELDS = ("loss", "accuracy", "grad_norm", "lr", "seconds")
 _KINDS: dict[str, tuple[type, ...]] = {"int": (int,), "float": (float,), "float | None": (float, type(None))}

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp.errors import MissingDependencyError
-from sparsebp.files import write_figure
+from sparsebp.core.errors import MissingDependencyError
+from sparsebp.core.files import write_figure
 from sparsebp.train.history import History
 
 

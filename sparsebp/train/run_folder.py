@@ -7,8 +7,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from sparsebp.errors import FileFormatError
-from sparsebp.files import (
+from sparsebp.core.errors import FileFormatError
+from sparsebp.core.files import (
     LOCK_NAME,
     check_regular,
     hold_folder,

@@ -7,24 +7,21 @@ import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sparsebp.errors import NonFiniteError
+from sparsebp.core.errors import NonFiniteError
+from sparsebp.core.types import Array
 from sparsebp.optim.lr_scheduler import reads_model
-from sparsebp.train import finite
-from sparsebp.train.actions import Batch, Step, Watch
-from sparsebp.train.candidates import SCHEDULE_NAME
-from sparsebp.train.executor import Executor
-from sparsebp.train.orders import found_order, order_of
-from sparsebp.train.out_of_order import OutOfOrderExecutor
-from sparsebp.train.stages import Stages
-from sparsebp.train.trained import check_live, trained_parameters
-from sparsebp.types import Array
-
-if TYPE_CHECKING:
-    from sparsebp.train.trainer import Trainer
+from sparsebp.runtime import finite
+from sparsebp.runtime.actions import Batch, Step, Watch
+from sparsebp.runtime.candidates import SCHEDULE_NAME
+from sparsebp.runtime.executor import Executor
+from sparsebp.runtime.orders import found_order, order_of
+from sparsebp.runtime.out_of_order import OutOfOrderExecutor
+from sparsebp.runtime.stages import Stages
+from sparsebp.runtime.trained import check_live, trained_parameters
+from sparsebp.train.training import Training
 
 
 @dataclass(frozen=True)
@@ -46,7 +43,7 @@ class Runner(Watch):
         Number of steps begun; the history may be one behind.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: Training) -> None:
         self.trainer = trainer
         self.begun = trainer.history.steps
         self._recorded = 0.0

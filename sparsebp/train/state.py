@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import json
 import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from sparsebp import backend
-from sparsebp.arguments import shown
-from sparsebp.errors import FileFormatError, OptionError, SparseBPError
+from sparsebp.core.arguments import shown
+from sparsebp.core.errors import FileFormatError, SparseBPError
 from sparsebp.nn.prunable import MASK
-from sparsebp.train.checkpoint import Checkpoint, json_text, load_checkpoint
+from sparsebp.train.checkpoint import Checkpoint, load_checkpoint
 from sparsebp.train.history import History
-
-if TYPE_CHECKING:
-    from sparsebp.train.trainer import Trainer
+from sparsebp.train.training import Training
 
 
-def pack(trainer: Trainer, position: Mapping[str, int]) -> Checkpoint:
+def pack(trainer: Training, position: Mapping[str, int]) -> Checkpoint:
     """Return the checkpoint of `trainer` at `position` (epoch, batch, batch_size, samples)."""
     optimizer_arrays, optimizer_scalars = _split(trainer.optimizer.state_dict())
     tensors = {f"model.{name}": backend.to_host(array) for name, array in trainer.model.state_dict().items()}
@@ -42,22 +39,7 @@ def pack(trainer: Trainer, position: Mapping[str, int]) -> Checkpoint:
     return Checkpoint(tensors, state)
 
 
-def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration of a run as a checkpoint gives it back.
-
-    Raises
-    ------
-    OptionError
-        JSON cannot hold it, or it holds NaN or infinity: no resumed run could be compared with it.
-    """
-    if not isinstance(config, Mapping):
-        raise OptionError("config is no mapping", expected="a dict of what describes the run",
-                          got=type(config).__name__, remedy="Pass a dict")  # fmt: skip
-    described: dict[str, Any] = json.loads(json_text("config", dict(config), finite=True))
-    return described
-
-
-def restore(trainer: Trainer, checkpoint: Checkpoint, shape: Mapping[str, int], path: Path) -> tuple[int, int]:
+def restore(trainer: Training, checkpoint: Checkpoint, shape: Mapping[str, int], path: Path) -> tuple[int, int]:
     """Check that `checkpoint` belongs to this run, load it into `trainer`, and return the next (epoch, batch).
 
     Raises
@@ -170,7 +152,7 @@ def _loading(path: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _all_or_nothing(trainer: Trainer) -> Iterator[None]:
+def _all_or_nothing(trainer: Training) -> Iterator[None]:
     """Put everything that a checkpoint is loaded into back as it was if that fails half-way."""
     parts = [part for part in (trainer.lr_scheduler, trainer.optimizer) if part is not None]  # rates last
     before = [copy.deepcopy(part.state_dict()) for part in parts]

@@ -3,40 +3,35 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from sparsebp import backend
-from sparsebp.arguments import check_flag, check_integer, check_number, forward_of
+from sparsebp.core.arguments import check_flag, check_integer, forward_of
+from sparsebp.core.errors import OptionError, ShapeError
+from sparsebp.core.types import Array
 from sparsebp.data.dataset import Dataset, epoch_order
-from sparsebp.errors import OptionError, ShapeError
-from sparsebp.files import check_path
 from sparsebp.optim.chained import ChainedScheduler
 from sparsebp.optim.lr_scheduler import reads_model
-from sparsebp.schedule import Schedule
-from sparsebp.train import finite
-from sparsebp.train.arrays import as_dataset, batch_of, options_of
-from sparsebp.train.callbacks import Callback, RunInfo
-from sparsebp.train.candidates import FoundSchedule
+from sparsebp.runtime import finite
+from sparsebp.runtime.arrays import as_dataset, batch_of, options_of
+from sparsebp.runtime.modes import evaluation, training
+from sparsebp.runtime.trained import check_even, trained_parameters
+from sparsebp.train.callbacks import RunInfo
 from sparsebp.train.checkpoint import FILE_NAME, load_checkpoint, save_checkpoint
 from sparsebp.train.history import EpochRecord, History
-from sparsebp.train.modes import evaluation, training
-from sparsebp.train.orders import Fusion, check_order, check_parts, scheduler_of
-from sparsebp.train.out_of_order import MEMORY_CAP
 from sparsebp.train.run_folder import run_folder, set_aside
 from sparsebp.train.runner import Runner, accuracy
-from sparsebp.train.state import checked_config, pack, restore
-from sparsebp.train.trained import check_even, trained_parameters
-from sparsebp.types import Array, Seed
+from sparsebp.train.state import pack, restore
+from sparsebp.train.training import Training
 
 Arrays: TypeAlias = tuple[Any, Any] | tuple[Any, Any, Any]
 """Inputs and targets, or inputs, targets and lengths, with the sample first."""
 
 
-class Trainer:
+class Trainer(Training):
     """Trains a model, step by step.
 
     Parameters
@@ -112,51 +107,6 @@ class Trainer:
     `fit` trains a model that is in evaluation mode as a whole in training mode; of one in training mode, layers that
     have been put into evaluation (``model[1].eval()``) stay so. All modes are afterwards what they were.
     """
-
-    def __init__(
-        self,
-        model: Any,
-        loss: Any,
-        optimizer: Any,
-        *,
-        lr_scheduler: Any | Sequence[Any] = None,
-        clip_norm: float | None = None,
-        fusion: Fusion = "none",
-        accumulate: int = 1,
-        schedule: str | os.PathLike[str] | Schedule = "conventional",
-        memory_cap: float = MEMORY_CAP,
-        graph: bool = False,
-        callbacks: Sequence[Callback] = (),
-        checkpoint_dir: str | os.PathLike[str] | None = None,
-        checkpoint_every: int | None = None,
-        rng: Seed = None,
-        config: Mapping[str, Any] | None = None,
-    ) -> None:
-        check_parts(model, loss, optimizer, callbacks)
-        trained_parameters(model, optimizer)
-        for name, value in (("clip_norm", clip_norm), ("memory_cap", memory_cap)):
-            if value is not None and check_number(name, value) <= 0:
-                raise OptionError(
-                    f"{name} is not positive", expected="more than 0, or None", got=value, remedy=f"Raise {name}"
-                )
-        if checkpoint_every is not None:
-            checkpoint_every = check_integer("checkpoint_every", checkpoint_every, 1)
-        self.model, self.loss, self.optimizer = model, loss, optimizer
-        self.lr_scheduler = scheduler_of(lr_scheduler, optimizer)
-        check_order(fusion, accumulate, schedule, clip_norm)
-        self.fusion, self.accumulate, self.schedule = fusion, int(accumulate), schedule
-        self.memory_cap, self.graph = memory_cap, check_flag("graph", graph)
-        self.order: Schedule | None = None
-        self.found_schedule: FoundSchedule | None = None
-        self._runner: Runner | None = None
-        self.clip_norm, self.checkpoint_every = clip_norm, checkpoint_every
-        self.callbacks = tuple(callbacks)
-        self.checkpoint_dir = None if checkpoint_dir is None else check_path("checkpoint_dir", checkpoint_dir)
-        self.config = checked_config(config or {})
-        self.history = History()
-        drawn = rng is None or isinstance(rng, np.random.Generator)
-        self._seed_given = not drawn
-        self.seed = int(np.random.default_rng(rng).integers(2**32)) if drawn else check_integer("rng", rng, 0)
 
     # ---- the public calls ----------------------------------------------------------------------------------------
 
@@ -376,21 +326,3 @@ class Trainer:
         names = finite.nonfinite(self.model.parameters())
         if names:
             raise finite.parameter_error(self.history.steps, epoch, names, self._last_good())
-
-    def _last_good(self) -> str:
-        if self.checkpoint_dir is None or not (self.checkpoint_dir / FILE_NAME).exists():
-            return "No checkpoint was written"
-        return f"The last good checkpoint is {self.checkpoint_dir / FILE_NAME}"
-
-    # ---- small things --------------------------------------------------------------------------------------------
-
-    def _flush(self) -> None:
-        """Do what the schedule has left over: the model is then what the history says."""
-        if self._runner is not None:
-            self._runner.flush()
-
-    def _tell(self, event: str, *args: Any) -> None:
-        if any(callback.sees_model(event) for callback in self.callbacks):
-            self._flush()
-        for callback in self.callbacks:
-            getattr(callback, f"on_{event}")(*args)

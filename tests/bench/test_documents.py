@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sparsebp.bench import documents, report
-from sparsebp.errors import FileFormatError
+from sparsebp.bench.tools import documents, report
+from sparsebp.core.errors import FileFormatError
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = "before\n<!-- bench:jacobian short -->\nold\n<!-- /bench:jacobian -->\nafter\n"
@@ -100,5 +100,5 @@ def test_the_committed_tables_equal_what_the_json_files_give(document: str) -> N
     text = path.read_text(encoding="utf-8")
     assert "<!-- bench:recurrent" in text
     assert documents.fill(text, documents.find_results(ROOT / documents.FOLDER), path.parent) == text, (
-        "run: python -m sparsebp.bench.documents README.md docs/benchmarks.md"
+        "run: python -m sparsebp.bench.tools.documents README.md docs/benchmarks.md"
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from sparsebp.bench import report
+from sparsebp.bench.tools import report
 
 RESULTS = sorted((Path(__file__).resolve().parents[2] / "docs" / "benchmarks").glob("*.json"))
 

@@ -24,10 +24,10 @@ from sparsebp.bench import (
     scan,
     schedule,
     spgemm,
-    timing,
 )
-from sparsebp.bench.workload import SequenceWorkload
-from sparsebp.errors import DeviceError, MissingDependencyError, OptionError
+from sparsebp.bench.tools import timing
+from sparsebp.bench.tools.workload import SequenceWorkload
+from sparsebp.core.errors import DeviceError, MissingDependencyError, OptionError
 
 pytest.importorskip("torch")
 pytest.importorskip("matplotlib")

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp.bench import report
-from sparsebp.bench.environment import available_memory, environment, total_memory
-from sparsebp.errors import FileFormatError, OutputError
+from sparsebp.bench.tools import report
+from sparsebp.bench.tools.environment import available_memory, environment, total_memory
+from sparsebp.core.errors import FileFormatError, OutputError
 
 COLUMNS = (
     report.Column("model", "model", number=False),

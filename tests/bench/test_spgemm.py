@@ -8,8 +8,9 @@ import scipy.sparse as sp
 from numpy.testing import assert_allclose
 
 from sparsebp import SparsityPattern, plan_product
-from sparsebp.bench import bandwidth, mkl, sparse_peers, spgemm, timing
-from sparsebp.errors import MissingDependencyError
+from sparsebp.bench import spgemm
+from sparsebp.bench.tools import bandwidth, mkl, sparse_peers, timing
+from sparsebp.core.errors import MissingDependencyError
 
 
 def matrix(m: int, n: int, seed: int) -> sp.csr_array:

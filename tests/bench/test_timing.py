@@ -8,9 +8,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from sparsebp.bench import timing
-from sparsebp.errors import OptionError
-from sparsebp.threads import get_threads
+from sparsebp.bench.tools import timing
+from sparsebp.core.errors import OptionError
+from sparsebp.core.threads import get_threads
 
 
 class FakeClock:

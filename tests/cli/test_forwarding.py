@@ -11,8 +11,8 @@ pytest.importorskip("rich", exc_type=ImportError)
 
 from typer.testing import CliRunner
 
-from sparsebp.commands import app
-from sparsebp.train.recipe import config_for
+from sparsebp.cli.commands import app
+from sparsebp.recipes.recipe import config_for
 
 
 def invoke(*arguments, **options):
@@ -35,7 +35,7 @@ class Calls(list):
 
 @pytest.fixture
 def ran(monkeypatch):
-    from sparsebp.commands import demo, session, train
+    from sparsebp.cli.commands import demo, session, train
 
     calls, threads = Calls(), Calls()
     monkeypatch.setattr(session, "run", calls)
@@ -110,7 +110,7 @@ class Pruned:
 @pytest.mark.parametrize("out", [[], ["--out", "there"]])
 def test_prune(monkeypatch, tmp_path, out):
     calls = Calls(Pruned())
-    monkeypatch.setattr(sys.modules["sparsebp.train.prune_checkpoint"], "prune_checkpoint", calls)
+    monkeypatch.setattr(sys.modules["sparsebp.recipes.prune_checkpoint"], "prune_checkpoint", calls)
     invoke("prune", tmp_path, "--amount", 0.25, "--method", "class_distribution", *out, "--json")
     invoke("prune", tmp_path / "a.safetensors", "--amount", 0.5, *out)
     targets = [Path("there") if out else tmp_path / "pruned.safetensors"] * 2
@@ -122,8 +122,8 @@ def test_prune(monkeypatch, tmp_path, out):
 
 def test_verify(monkeypatch):
     calls, threads = Calls({}), Calls()
-    monkeypatch.setattr("sparsebp.verify.self_check", calls)
-    from sparsebp.commands import verify
+    monkeypatch.setattr("sparsebp.recipes.verify.self_check", calls)
+    from sparsebp.cli.commands import verify
 
     monkeypatch.setitem(verify.__globals__, "use_threads", threads)
     invoke("verify", "--seed", 9, "--threads", 1, "--device", "cuda")
@@ -152,7 +152,7 @@ TUNED = {key: IMAGES[key] for key in ("model", "width", "samples", "batch_size",
 
 def test_tune(monkeypatch, tmp_path):
     from sparsebp.bench import tune
-    from sparsebp.bench.timing import Timing
+    from sparsebp.bench.tools.timing import Timing
 
     best = {"fusion": "backward", "schedule": "conventional", "backward": "bp", "threads": 1}
     calls = Calls([tune.Trial(best, Timing((1.0, 2.0)))])
@@ -181,7 +181,7 @@ def as_costs(costs):
 
 
 def test_schedule_build(monkeypatch):
-    from sparsebp.commands import schedule
+    from sparsebp.cli.commands import schedule
     from sparsebp.schedule.builders import conventional
 
     calls = Calls(conventional(stages=2))
@@ -205,7 +205,7 @@ def test_schedule_build(monkeypatch):
 
 
 def test_schedule_files(monkeypatch, tmp_path):
-    from sparsebp.commands import schedule
+    from sparsebp.cli.commands import schedule
     from sparsebp.schedule import simulate
 
     path, runs, charts = tmp_path / "s.csv", [], Calls("chart")

@@ -10,7 +10,7 @@ pytest.importorskip("rich", exc_type=ImportError)
 
 from typer.testing import CliRunner
 
-from sparsebp.commands import app
+from sparsebp.cli.commands import app
 from sparsebp.train import load_checkpoint
 from sparsebp.train.runner import Runner
 
@@ -77,7 +77,7 @@ def test_a_run_that_resumes_is_interrupted(tmp_path, stop):
 
 
 def test_before_the_first_step(tmp_path, stop):
-    from sparsebp.commands import session
+    from sparsebp.cli.commands import session
 
     stop(session, "build", 1)
     told, command = interrupted(*TRAIN, "--out", tmp_path)
@@ -104,7 +104,7 @@ def test_weights_are_not_given_again(tmp_path, stop, form):
 
 def test_retraining_and_the_time_after_training(tmp_path, stop):
     pytest.importorskip("sklearn")
-    from sparsebp.commands import session
+    from sparsebp.cli.commands import session
 
     stop(Runner, "step", 4)
     told, command = interrupted(*DIGITS, "--prune", 0.8, "--out", tmp_path)
@@ -116,8 +116,9 @@ def test_retraining_and_the_time_after_training(tmp_path, stop):
 
 
 def test_tune_and_verify(tmp_path, stop):
-    from sparsebp import verify
-    from sparsebp.bench import timing, tune
+    from sparsebp.bench import tune
+    from sparsebp.bench.tools import timing
+    from sparsebp.recipes import verify
 
     few = ["tune", "bitstream", "--hidden", "4", "--seq-len", "12", "--samples", "16", "--steps", "1", "--rounds",
            "1", "--backward", "bp", "--schedule", "conventional", "--threads", "1", "--out",
@@ -138,7 +139,7 @@ def test_tune_and_verify(tmp_path, stop):
 
 def test_prune(tmp_path, stop):
     pytest.importorskip("sklearn")
-    module = sys.modules["sparsebp.train.prune_checkpoint"]
+    module = sys.modules["sparsebp.recipes.prune_checkpoint"]
     assert invoke(*DIGITS, "--out", tmp_path).exit_code == 0
     stop(module, "save_checkpoint", 1)
     told, command = interrupted("prune", tmp_path, "--amount", 0.5)

@@ -15,12 +15,12 @@ pytest.importorskip("rich", exc_type=ImportError)
 
 from typer.testing import CliRunner
 
-from sparsebp.commands import app
-from sparsebp.errors import OptionError
-from sparsebp.files import hold_folder
-from sparsebp.threads import set_threads, thread_counts
+from sparsebp.cli.commands import app
+from sparsebp.core.errors import OptionError
+from sparsebp.core.files import hold_folder
+from sparsebp.core.threads import set_threads, thread_counts
+from sparsebp.recipes.config_file import read_config, write_config
 from sparsebp.train import load_checkpoint, save_checkpoint
-from sparsebp.train.config_file import read_config, write_config
 
 TINY = ["train", "bitstream", "--hidden", "4", "--seq-len", "12", "--samples", "16", "--batch-size", "8",
         "--epochs", "1"]  # fmt: skip
@@ -205,7 +205,7 @@ def test_a_new_run_that_fails_at_once_leaves_the_last_checkpoint(tmp_path, monke
 
 
 def test_results_that_are_not_finite_are_null(tmp_path, monkeypatch):
-    from sparsebp.commands import session
+    from sparsebp.cli.commands import session
 
     monkeypatch.setattr(session, "_measured", lambda run: {
         "steps": 2, "training_seconds": 1.0, "test_loss": np.inf, "test_accuracy": 0.5})  # fmt: skip
@@ -234,7 +234,7 @@ def test_the_picture_is_drawn_last(tmp_path, monkeypatch):
     def killed(*arguments, **options):
         raise KilledError
 
-    monkeypatch.setattr("sparsebp.commands.session.save_loss_curve", killed)
+    monkeypatch.setattr("sparsebp.cli.commands.session.save_loss_curve", killed)
     with pytest.raises(KilledError):
         invoke(*TINY, "--out", tmp_path)
     assert json.loads((tmp_path / "result.json").read_text())["steps"] == 2
@@ -356,7 +356,7 @@ def test_killed_in_the_retraining_and_resumed(tmp_path, monkeypatch, step, optio
 def test_killed_between_pruning_and_retraining(tmp_path, monkeypatch):
     """There is no folder of the retraining yet: its first part is done, and the second one begins."""
     pytest.importorskip("sklearn")
-    from sparsebp.commands import session
+    from sparsebp.cli.commands import session
 
     class KilledError(Exception):
         pass

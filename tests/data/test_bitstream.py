@@ -5,8 +5,8 @@ import inspect
 import numpy as np
 import pytest
 
+from sparsebp.core.errors import DTypeError, OptionError
 from sparsebp.data import BitstreamDataset
-from sparsebp.errors import DTypeError, OptionError
 
 
 def test_eq_8_probability_of_each_class():

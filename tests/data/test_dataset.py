@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparsebp.core.errors import DTypeError, FileFormatError, MemoryLimitError, OptionError, ShapeError
 from sparsebp.data import (
     ArrayDataset,
     BitstreamDataset,
@@ -17,7 +18,6 @@ from sparsebp.data import (
     load_digits,
     load_mnist_images,
 )
-from sparsebp.errors import DTypeError, FileFormatError, MemoryLimitError, OptionError, ShapeError
 
 
 @given(samples=st.integers(0, 50), seed=st.integers(0, 2**40), epoch=st.integers(0, 1000))

@@ -5,8 +5,8 @@ import sys
 import numpy as np
 import pytest
 
+from sparsebp.core.errors import MissingDependencyError, OptionError
 from sparsebp.data import load_digits
-from sparsebp.errors import MissingDependencyError, OptionError
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from sparsebp.core.errors import DTypeError, FileFormatError, MissingDependencyError, OptionError, ShapeError
 from sparsebp.data import ImageDataset, cifar10, images, load_cifar10, load_digit_images, load_digits, load_mnist_images
-from sparsebp.errors import DTypeError, FileFormatError, MissingDependencyError, OptionError, ShapeError
 
 
 def some(n=6, channels=3, size=5, seed=0):

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from cuda_on_cpu.memory import uninitialised
+from sparsebp.core.types import UpdateRule
 from sparsebp.kernels.protocol import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS, Kernels
-from sparsebp.types import UpdateRule
 
 Arguments = dict[str, Any]
 

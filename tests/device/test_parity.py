@@ -16,11 +16,11 @@ from cuda_on_cpu.loader import ExecutorLoader
 from cuda_on_cpu.memory import CheckedNumpy
 from device.kernel_arguments import Maker, arrays_of, copies
 from sparsebp import kernels
-from sparsebp.errors import DTypeError, LayoutError, ShapeError, SparseBPError
+from sparsebp.core.errors import DTypeError, LayoutError, ShapeError, SparseBPError
+from sparsebp.core.types import UpdateRule
 from sparsebp.kernels.device import SOURCES, DeviceKernels, source
 from sparsebp.kernels.host import HostKernels
 from sparsebp.kernels.protocol import UPDATE_OPTIONS, Kernels
-from sparsebp.types import UpdateRule
 from strategies import tolerance
 
 

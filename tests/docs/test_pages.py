@@ -48,7 +48,7 @@ def test_options_in_the_pages_exist() -> None:
     pytest.importorskip("typer")
     import typer.main
 
-    from sparsebp.commands import app
+    from sparsebp.cli.commands import app
 
     commands = dict(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
     for group, command in list(commands.items()):

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from sparsebp import threads
-from sparsebp.errors import SparseBPError
+from sparsebp.core import threads
+from sparsebp.core.errors import SparseBPError
 
 Target: TypeAlias = Callable[[np.random.Generator], None]
 """Draws arguments, calls the package and compares. What it lets through of our own errors counts as a refusal."""

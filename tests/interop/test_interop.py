@@ -9,7 +9,7 @@ import scipy.sparse
 import torch
 
 from sparsebp import SparsityPattern, TransposedJacobian, nn
-from sparsebp.errors import DeviceError, DTypeError, LayoutError, OptionError, PatternError, ShapeError
+from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, OptionError, PatternError, ShapeError
 from sparsebp.interop import cupyx as to_cupyx_module
 from sparsebp.interop import dlpack
 from sparsebp.interop import scipy as scipy_bridge
@@ -31,10 +31,10 @@ def test_scipy_both_ways_shares_values(kind):
 
 
 def test_scipy_structure_and_refusals():
-    matrix = scipy_bridge.csr_of(PATTERN)
+    matrix = PATTERN.to_scipy()
     assert matrix.sum() == PATTERN.nnz and matrix.has_canonical_format
     with pytest.raises(ShapeError, match="Expected"):
-        scipy_bridge.csr_of(PATTERN, np.ones(4))
+        PATTERN.to_scipy(np.ones(4))
     with pytest.raises(DTypeError):
         scipy_bridge.from_scipy(scipy.sparse.csr_array(np.eye(2, dtype=int)))
     with pytest.raises(PatternError, match="tocsr"):

@@ -9,7 +9,7 @@ import scipy.sparse
 import torch
 
 from sparsebp import SparsityPattern, TransposedJacobian, backend, nn
-from sparsebp.errors import DeviceError, DTypeError, OptionError, ShapeError
+from sparsebp.core.errors import DeviceError, DTypeError, OptionError, ShapeError
 from sparsebp.interop import cupyx, dlpack
 from sparsebp.interop import scipy as scipy_bridge
 from sparsebp.interop import torch as torch_bridge
@@ -43,7 +43,7 @@ def test_scipy_owns_its_arrays_only_if_asked_for():
     j = batched()
     values = j.data[:, 1].copy()
     for copy in (False, True):
-        matrix = scipy_bridge.csr_of(j.pattern, values, copy=copy)
+        matrix = j.pattern.to_scipy(values, copy=copy)
         assert np.shares_memory(matrix.data, values) != copy
         assert np.shares_memory(matrix.indices, j.pattern.indices) != copy
         assert np.shares_memory(matrix.indptr, j.pattern.indptr) != copy
@@ -96,7 +96,7 @@ def test_scipy_values_keep_their_dtype_and_explicit_zeros(dtype):
     j = scipy_bridge.from_scipy(matrix)
     assert j.pattern.nnz == 3 and j.dtype == dtype  # a zero is an entry of the structure
     np.testing.assert_array_equal(j.to_dense(), matrix.toarray())
-    assert scipy_bridge.csr_of(j.pattern).data.tolist() == [1, 1, 1]
+    assert j.pattern.to_scipy().data.tolist() == [1, 1, 1]
 
 
 def test_a_pattern_is_not_changed_through_what_a_bridge_gave_away():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import networks as net
 import sparsebp as sb
 from sparsebp import SparsityPattern, TransposedJacobian, jacobian_t, nn
-from sparsebp.errors import DeviceError, DTypeError, MemoryLimitError, OptionError, PatternError, ShapeError
+from sparsebp.core.errors import DeviceError, DTypeError, MemoryLimitError, OptionError, PatternError, ShapeError
 from sparsebp.jacobians import dense_jacobian_t
 from strategies import seeds
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsebp import SparsityPattern, jacobian_t, nn
-from sparsebp.errors import DeviceError, OptionError, ShapeError
+from sparsebp.core.errors import DeviceError, OptionError, ShapeError
 from sparsebp.jacobians import (
     gru_hidden_jacobians,
     hidden_elements,

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsebp import SparsityPattern, TransposedJacobian, kernels
-from sparsebp.errors import DeviceError, DTypeError, LayoutError, OptionError, ShapeError
+from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, OptionError, ShapeError
 from strategies import csr_patterns, normal, reals, seeds, sizes, tolerance
 
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 
 from sparsebp import kernels
-from sparsebp.errors import DTypeError, ShapeError
-from sparsebp.threads import get_threads, most_threads, serial_kernels, set_threads
+from sparsebp.core.errors import DTypeError, ShapeError
+from sparsebp.core.threads import get_threads, most_threads, serial_kernels, set_threads
 from strategies import normal, reals, seeds, sizes, tolerance
 
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsebp import kernels
-from sparsebp.errors import DeviceError, DTypeError, LayoutError, OptionError, ShapeError
+from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, OptionError, ShapeError
+from sparsebp.core.threads import get_threads, set_threads
 from sparsebp.kernels.host.tensors import table_of
 from sparsebp.kernels.protocol import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS
-from sparsebp.threads import get_threads, set_threads
 from strategies import normal, reals, seeds, tolerance
 
 SHAPES = [(3, 5), (), (0, 2), (1,), (67,), (2, 3, 11)]

@@ -10,9 +10,9 @@ import pytest
 import scipy.sparse
 
 from sparsebp import SparsityPattern, kernels, plan_product
-from sparsebp.patterns import product, strategies
-from sparsebp.threads import serial_kernels
-from sparsebp.types import SLOPES
+from sparsebp.core.threads import serial_kernels
+from sparsebp.core.types import SLOPES
+from sparsebp.products import product, strategies
 
 Array = np.ndarray
 BIG = 1_100_003

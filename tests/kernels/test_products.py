@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sparsebp import kernels, threads
+from sparsebp import kernels
+from sparsebp.core import threads
+from sparsebp.core.threads import get_threads, set_threads
 from sparsebp.kernels.host import matmul, update_by_product, worth_update_by_product
 from sparsebp.kernels.host.products import SMALL
 from sparsebp.kernels.protocol import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS
-from sparsebp.threads import get_threads, set_threads
 from strategies import normal, reals, seeds, sizes
 
 LARGE = st.sampled_from([509, 1024, 2048, 3001])

@@ -15,7 +15,7 @@ from numba.core.dispatcher import Dispatcher
 from cuda_on_cpu.memory import CheckedNumpy
 from device.kernel_arguments import Maker, arrays_of, copies
 from sparsebp import kernels
-from sparsebp.errors import DeviceError, LayoutError
+from sparsebp.core.errors import DeviceError, LayoutError
 from sparsebp.kernels.device import DeviceKernels
 from sparsebp.kernels.protocol import Kernels
 

@@ -13,8 +13,8 @@ import recurrent_reference as reference
 from backends import Backend
 from recurrent_reference import Case, assert_arguments_are_checked, cases
 from sparsebp import kernels
-from sparsebp.errors import LayoutError, OptionError, ShapeError
-from sparsebp.threads import get_threads, most_threads, set_threads
+from sparsebp.core.errors import LayoutError, OptionError, ShapeError
+from sparsebp.core.threads import get_threads, most_threads, set_threads
 from strategies import tolerance
 
 NONLINEARITIES = st.sampled_from(["tanh", "relu"])

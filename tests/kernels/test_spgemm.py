@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsebp import SparsityPattern, kernels
-from sparsebp.errors import DTypeError, ShapeError
-from sparsebp.patterns import strategies as strategies_of_products
-from sparsebp.patterns.symbolic import row_cuts
-from sparsebp.threads import get_threads, set_threads
+from sparsebp.core.errors import DTypeError, ShapeError
+from sparsebp.core.threads import get_threads, set_threads
+from sparsebp.products import strategies as strategies_of_products
+from sparsebp.products.symbolic import row_cuts
 from strategies import csr_patterns, index_dtypes, normal, reals, seeds, sizes, tolerance
 
 

@@ -18,7 +18,7 @@ import pytest
 from numba.core import types
 
 import sparsebp
-from sparsebp import threads
+from sparsebp.core import threads
 from sparsebp.kernels.host import parts as host_parts
 from sparsebp.kernels.host import team as teams
 from sparsebp.kernels.host.atomics import atomic_add, atomic_load, usleep

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp.errors import DTypeError, OptionError
+from sparsebp.core.errors import DTypeError, OptionError
 from strategies import index_dtypes, normal, reals, seeds, sizes
 
 SLOPES = {

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsebp import kernels
-from sparsebp.errors import DTypeError, OptionError, ShapeError
-from sparsebp.threads import get_threads, most_threads, serial_kernels, set_threads
+from sparsebp.core.errors import DTypeError, OptionError, ShapeError
+from sparsebp.core.threads import get_threads, most_threads, serial_kernels, set_threads
 from strategies import normal, reals, seeds, sizes, tolerance
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sparsebp import models, nn
-from sparsebp.errors import DTypeError, OptionError, ShapeError
+from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 
 
 class TorchResidual(torch.nn.Module):

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from convolutions import configurations
 from networks import networks
 from sparsebp import nn
-from sparsebp.errors import MemoryLimitError
+from sparsebp.backend.machine import machine
+from sparsebp.core.errors import MemoryLimitError
 from sparsebp.models import vgg11
-from sparsebp.nn import chain
-from sparsebp.nn.backward import BackwardOptions
-from sparsebp.nn.chain import Link
-from sparsebp.nn.verdict import KEPT, Verdicts, decide
+from sparsebp.nn.chain import chain
+from sparsebp.nn.chain.link import Link
+from sparsebp.nn.chain.verdict import KEPT, Verdicts, decide
+from sparsebp.nn.recurrent.backward import BackwardOptions
 from sparsebp.nn.work import Work
 from sparsebp.patterns import SparsityPattern
 from sparsebp.scan.layerwise import MARGIN, layerwise_seconds, least_scan_seconds, values_seconds
-from sparsebp.scan.machine import machine
 from strategies import reals, seeds
 
 CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from networks import networks
 from sparsebp import nn
-from sparsebp.errors import DTypeError, MemoryLimitError, OptionError, ShapeError
-from sparsebp.nn import chain, sequential
+from sparsebp.core.errors import DTypeError, MemoryLimitError, OptionError, ShapeError
+from sparsebp.nn.chain import chain, sequential
 from strategies import reals, seeds
 
 SCANS = [

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsebp import nn
-from sparsebp.errors import DTypeError, OptionError, ShapeError
+from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 from sparsebp.jacobians import TransposedJacobian
 from sparsebp.patterns import SparsityPattern, plan_concatenation
 from strategies import csr_patterns, normal, reals, seeds, sizes, tolerance

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from convolutions import configurations, torch_convolve
 from sparsebp import jacobian_t, nn
-from sparsebp.errors import DTypeError, OptionError, ShapeError
+from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 from strategies import seeds
 
 CLOSE = {"rtol": 1e-11, "atol": 1e-12}

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsebp import nn
-from sparsebp.errors import DTypeError, MemoryLimitError, OptionError, ShapeError
+from sparsebp.core.errors import DTypeError, MemoryLimitError, OptionError, ShapeError
 from sparsebp.jacobians import conv_transpose_jacobian_t
 from sparsebp.patterns import conv_pattern, conv_transpose_pattern
 from strategies import seeds, tolerance

@@ -11,7 +11,7 @@ import pytest
 
 import sparsebp as sb
 from sparsebp import nn
-from sparsebp.errors import DeviceError, OptionError, ShapeError, StaleError
+from sparsebp.core.errors import DeviceError, OptionError, ShapeError, StaleError
 from sparsebp.nn.gradients import Shared
 
 F8 = {"dtype": np.float64}

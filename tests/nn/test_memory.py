@@ -8,7 +8,7 @@ import threading
 import numpy as np
 
 from sparsebp import nn
-from sparsebp.nn import memory
+from sparsebp.backend import memory
 
 
 def address(array):

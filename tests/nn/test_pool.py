@@ -11,7 +11,7 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from sparsebp import jacobian_t, nn
-from sparsebp.errors import DTypeError, OptionError, ShapeError
+from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 from sparsebp.jacobians import max_pool_jacobian_t
 from sparsebp.patterns import pool_pattern
 from strategies import seeds

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import sparsebp as sb
 from sparsebp import nn, optim
-from sparsebp.errors import DTypeError, FileFormatError, NonFiniteError, OptionError, ShapeError
+from sparsebp.core.errors import DTypeError, FileFormatError, NonFiniteError, OptionError, ShapeError
 from strategies import seeds
 
 METHODS = ["class_blind", "class_uniform", "class_distribution"]

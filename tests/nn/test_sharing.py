@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsebp import nn
-from sparsebp.errors import FileFormatError
+from sparsebp.core.errors import FileFormatError
 from strategies import reals, seeds, tolerance
 
 NAMES = ["0.weight", "0.bias", "2.0.weight", "2.0.bias", "4.weight", "4.bias"]

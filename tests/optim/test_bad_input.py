@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sparsebp import optim
-from sparsebp.errors import DeviceError, DTypeError, FileFormatError, LayoutError, OptionError, SparseBPError
+from sparsebp.core.errors import DeviceError, DTypeError, FileFormatError, LayoutError, OptionError, SparseBPError
 
 OPTIMIZERS = [optim.SGD, optim.Adam, optim.AdamW, optim.Adagrad, optim.Adadelta, optim.RMSprop]
 NO_NUMBERS = ["a", None, True, math.nan, math.inf, np.array([0.1, 0.1]), [0.1], 1j, "0.1", np.bool_(True)]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsebp import optim
-from sparsebp.errors import DTypeError, FileFormatError, NonFiniteError, OptionError, ShapeError
+from sparsebp.core.errors import DTypeError, FileFormatError, NonFiniteError, OptionError, ShapeError
 from strategies import seeds
 
 SHAPES = {"a.weight": (3, 5), "a.bias": (3,), "scalar": (), "empty": (0, 2)}

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsebp import SparsityPattern
-from sparsebp.errors import DTypeError, PatternError, ShapeError
-from sparsebp.patterns import addition, plan_addition, plan_concatenation
+from sparsebp.core.errors import DTypeError, PatternError, ShapeError
+from sparsebp.patterns import plan_concatenation
+from sparsebp.products import addition, plan_addition
 from strategies import csr_patterns, seeds, sizes
 
 

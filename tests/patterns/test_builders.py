@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 
 from sparsebp import SparsityPattern
-from sparsebp.errors import PatternError
+from sparsebp.core.errors import PatternError
 from sparsebp.patterns import hidden_pattern, linear_pattern, pointwise_pattern, sequence_pattern
 from strategies import sizes
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from convolutions import configurations
 from sparsebp import SparsityPattern
-from sparsebp.errors import DTypeError, MemoryLimitError, ShapeError
+from sparsebp.core.errors import DTypeError, MemoryLimitError, ShapeError
 from sparsebp.jacobians import conv_jacobian_t, linear_jacobian_t
 from sparsebp.patterns import conv_pattern, conv_transpose_pattern
 from strategies import seeds

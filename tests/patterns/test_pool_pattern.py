@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from sparsebp import SparsityPattern
-from sparsebp.errors import OptionError, ShapeError
+from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.patterns import adaptive_pool_pattern, pool_pattern
 from strategies import seeds
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsebp import SparsityPattern, kernels, plan_product
-from sparsebp.errors import DeviceError, DTypeError, LayoutError, MemoryLimitError, ShapeError
-from sparsebp.patterns import product
-from sparsebp.patterns import strategies as strategies_of_products
-from sparsebp.threads import get_threads, set_threads
+from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, MemoryLimitError, ShapeError
+from sparsebp.core.threads import get_threads, set_threads
+from sparsebp.products import product
+from sparsebp.products import strategies as strategies_of_products
 from strategies import csr_patterns, normal, reals, seeds, sizes, tolerance
 
 

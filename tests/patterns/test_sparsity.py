@@ -11,17 +11,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsebp import SparsityPattern, plan_product
-from sparsebp.errors import DeviceError, MemoryLimitError, PatternError
+from sparsebp.core.errors import DeviceError, MemoryLimitError, PatternError
 from sparsebp.interop import scipy as sb_scipy
 from sparsebp.patterns import (
     conv_pattern,
     hidden_pattern,
     linear_pattern,
-    plan_addition,
     pointwise_pattern,
     pool_pattern,
     sequence_pattern,
 )
+from sparsebp.products import plan_addition
 from strategies import csr_patterns, seeds
 
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsebp import SparsityPattern
-from sparsebp.patterns import symbolic
-from sparsebp.patterns.symbolic import SymbolicProduct
-from sparsebp.threads import get_threads, set_threads
+from sparsebp.core.threads import get_threads, set_threads
+from sparsebp.products import symbolic
+from sparsebp.products.symbolic import SymbolicProduct
 from strategies import csr_patterns, seeds, sizes
 
 

@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsebp import SparsityPattern, plan_scan
-from sparsebp.errors import OptionError
+from sparsebp.backend.machine import Machine, machine
+from sparsebp.core.errors import OptionError
 from sparsebp.scan import choose_recurrent_backward
-from sparsebp.scan.candidates import Candidate, candidates
-from sparsebp.scan.cost import profile_costs, seconds
-from sparsebp.scan.machine import Machine, calibrated, machine
-from sparsebp.scan.recurrent import _choose
-from sparsebp.scan.sizing import Sizes
+from sparsebp.scan.planning.calibrate import calibrated
+from sparsebp.scan.planning.candidates import Candidate, candidates
+from sparsebp.scan.planning.cost import profile_costs, seconds
+from sparsebp.scan.planning.recurrent import _choose
+from sparsebp.scan.planning.sizing import Sizes
 
 GPU = Machine("GPU", 528, 56e9, 0.5, 3.8e12, 0, 8e-6, 0.1e-6, True, "a data sheet")
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from scan.chains import algorithms, chains, make_chain, make_stack
 from scan.convolutional import vgg_like
 from sparsebp import SparsityPattern, plan_scan
-from sparsebp.errors import OptionError, ShapeError
+from sparsebp.core.errors import OptionError, ShapeError
 
 matplotlib = pytest.importorskip("matplotlib")
 matplotlib.use("Agg")

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from scan.chains import make_chain
 from scan.convolutional import vgg_like
 from sparsebp import SparsityPattern, plan_scan
-from sparsebp.errors import MemoryLimitError
-from sparsebp.scan import product
-from sparsebp.scan.candidates import Candidate
-from sparsebp.scan.chain import Chain
-from sparsebp.scan.fill_in import EstimatedPattern, FillIn
+from sparsebp.core.errors import MemoryLimitError
+from sparsebp.scan.planning.candidates import Candidate
+from sparsebp.scan.planning.fill_in import EstimatedPattern, FillIn
+from sparsebp.scan.running import product
+from sparsebp.scan.running.chain import Chain
 
 MANY = 10_000
 
@@ -114,7 +114,7 @@ def test_a_step_beyond_memory_is_refused_before_anything_is_planned(monkeypatch)
 
 
 def test_without_a_limit_the_machine_is_the_limit(monkeypatch):
-    from sparsebp.scan import machine as machines
+    from sparsebp.backend import machine as machines
 
     patterns, shared = pruned(8)
     monkeypatch.setattr(machines, "host_memory", lambda: 2**20)

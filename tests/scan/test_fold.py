@@ -13,7 +13,7 @@ from sparsebp import SparsityPattern, plan_scan
 from sparsebp.patterns import conv_pattern, pool_pattern
 from sparsebp.scan import Span
 from sparsebp.scan.algorithms import recipe
-from sparsebp.scan.fold import LIGHT, fold_recipe, piece_ends
+from sparsebp.scan.planning.fold import LIGHT, fold_recipe, piece_ends
 
 
 @st.composite

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scan.chains import Chain, algorithms, chains, make_chain, make_stack
 from sparsebp import SparsityPattern, plan_scan
 from sparsebp import backend as seam
-from sparsebp.errors import DeviceError, DTypeError, LayoutError, MissingDependencyError, ShapeError
+from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, MissingDependencyError, ShapeError
 
 
 @pytest.fixture(scope="module", params=["host", pytest.param("gpu", marks=pytest.mark.gpu)])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp.errors import FileFormatError, OutputError, ScheduleError
+from sparsebp.core.errors import FileFormatError, OutputError, ScheduleError
 from sparsebp.schedule import (
     KINDS,
     Action,
@@ -22,7 +22,7 @@ from sparsebp.schedule import (
     to_csv,
     write_csv,
 )
-from sparsebp.schedule.action_csv import from_csv
+from sparsebp.schedule.files.action_csv import from_csv
 
 
 def lane(text: str):

@@ -6,7 +6,7 @@ from inspect import signature
 
 import pytest
 
-from sparsebp.errors import MemoryLimitError, OptionError
+from sparsebp.core.errors import MemoryLimitError, OptionError
 from sparsebp.schedule import Costs, StageBytes, simulate
 from sparsebp.schedule.builders import BUILDERS, conventional, out_of_order, place_updates, reverse_first_k, synchronise
 from sparsebp.schedule.by_name import build

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp.errors import FileFormatError, OptionError
+from sparsebp.core.errors import FileFormatError, OptionError
 from sparsebp.schedule import Action, Costs, Durations, Link, StageBytes, read_costs, write_costs
 from sparsebp.schedule.builders import conventional
-from sparsebp.schedule.cost_file import costs_of, parse_durations
+from sparsebp.schedule.files.cost_file import costs_of, parse_durations
 
 
 def test_the_most_specific_entry_counts():

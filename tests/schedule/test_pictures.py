@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp.errors import MissingDependencyError, OptionError, OutputError
+from sparsebp.core.errors import MissingDependencyError, OptionError, OutputError
 from sparsebp.schedule import (
     Costs,
     Link,
@@ -26,7 +26,7 @@ from sparsebp.schedule import (
 )  # fmt: skip
 from sparsebp.schedule.actions import actions_of
 from sparsebp.schedule.by_name import build
-from sparsebp.schedule.labels import numbers, row
+from sparsebp.schedule.pictures.labels import numbers, row
 
 
 def lane(text: str):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from schedules import lane
-from sparsebp.errors import FileFormatError, OptionError, ScheduleError
+from sparsebp.core.errors import FileFormatError, OptionError, ScheduleError
 from sparsebp.schedule import Action, Lane, Overlap, Schedule, StepGraph, actions_of, parse, parts_of
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from schedules import lane
-from sparsebp.errors import OptionError
+from sparsebp.core.errors import OptionError
 from sparsebp.schedule import Action, Costs, Link, Schedule, StageBytes, StepGraph, depth, parse, simulate
 from sparsebp.schedule.builders import conventional
 

@@ -6,7 +6,7 @@ import csv
 
 import pytest
 
-from sparsebp.errors import ScheduleError
+from sparsebp.core.errors import ScheduleError
 from sparsebp.schedule import Overlap, Schedule, StepGraph, parse, read_csv, write_csv
 from sparsebp.schedule.builders import BUILDERS
 from sparsebp.schedule.by_name import build

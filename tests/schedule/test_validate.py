@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schedules import all_actions, lane, random_order, schedules
-from sparsebp.errors import ScheduleError
+from sparsebp.core.errors import ScheduleError
 from sparsebp.schedule import Action, Schedule, StepGraph, simulate, validate
-from sparsebp.schedule.races import find_race
+from sparsebp.schedule.simulation.races import find_race
 
 
 @given(schedules())

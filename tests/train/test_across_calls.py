@@ -9,13 +9,14 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import orders
-from sparsebp import nn, optim, threads
-from sparsebp.errors import OptionError
+from sparsebp import nn, optim
+from sparsebp.core import threads
+from sparsebp.core.errors import OptionError
+from sparsebp.runtime.actions import Watch
+from sparsebp.runtime.executor import Executor
+from sparsebp.runtime.stages import Stages
 from sparsebp.schedule import StepGraph
 from sparsebp.train import Trainer
-from sparsebp.train.actions import Watch
-from sparsebp.train.executor import Executor
-from sparsebp.train.stages import Stages
 from within import within
 
 UNSHRUNK = (Phase.explicit, Phase.reuse, Phase.generate)  # what hangs would hang again and again

@@ -8,8 +8,8 @@ import torch
 
 import orders
 from sparsebp import nn, optim
+from sparsebp.core.errors import DTypeError, OptionError, ShapeError, SparseBPError
 from sparsebp.data import ArrayDataset
-from sparsebp.errors import DTypeError, OptionError, ShapeError, SparseBPError
 from sparsebp.train import Callback, Trainer
 
 LENGTHS = np.random.default_rng(8).integers(1, 6, size=22)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from sparsebp.errors import FileFormatError, OutputError
-from sparsebp.files import prepare_folder
+from sparsebp.core.errors import FileFormatError, OutputError
+from sparsebp.core.files import prepare_folder
 from sparsebp.train import Checkpoint, load_checkpoint, save_checkpoint
 
 arrays = hnp.arrays(

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsebp import nn, optim
+from sparsebp.core.errors import FileFormatError, OptionError
 from sparsebp.data import ArrayDataset
-from sparsebp.errors import FileFormatError, OptionError
-from sparsebp.train import Checkpoint, History, Trainer, load_checkpoint, prune_checkpoint, save_checkpoint
+from sparsebp.recipes import prune_checkpoint
+from sparsebp.train import Checkpoint, History, Trainer, load_checkpoint, save_checkpoint
 from sparsebp.train.checkpoint import FILE_NAME
 from sparsebp.train.history import EpochRecord
 from sparsebp.train.state import load_weights

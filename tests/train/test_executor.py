@@ -12,14 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import orders
-from sparsebp import nn, optim, threads
-from sparsebp.errors import NonFiniteError, OptionError, ScheduleError
+from sparsebp import nn, optim
+from sparsebp.core import threads
+from sparsebp.core.errors import NonFiniteError, OptionError, ScheduleError
+from sparsebp.runtime.executor import Executor
+from sparsebp.runtime.stages import Stages
 from sparsebp.schedule import Action, Schedule, StepGraph
-from sparsebp.schedule.action_csv import write_csv
 from sparsebp.schedule.builders import conventional, gpipe, out_of_order
+from sparsebp.schedule.files.action_csv import write_csv
 from sparsebp.train import Callback, Trainer
-from sparsebp.train.executor import Executor
-from sparsebp.train.stages import Stages
 
 
 def train(model, data, optimizer, schedule, *, epochs=2, batch_size=6, **options):

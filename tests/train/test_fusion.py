@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import orders
 from sparsebp import nn, optim
-from sparsebp.errors import NonFiniteError, OptionError
+from sparsebp.core.errors import NonFiniteError, OptionError
 from sparsebp.train import Callback, Trainer, load_checkpoint
 
 FUSIONS = ("none", "forward", "backward")

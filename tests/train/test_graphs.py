@@ -12,16 +12,17 @@ import numpy as np
 import pytest
 
 import orders
-from sparsebp import backend, nn, optim, recording
-from sparsebp.errors import DeviceError, NonFiniteError, OptionError
-from sparsebp.recording import Cublas, operand
+from sparsebp import backend, nn, optim
+from sparsebp.backend.graphs import Cublas, GraphRecorder, operand
+from sparsebp.core.errors import DeviceError, NonFiniteError, OptionError
+from sparsebp.runtime import graphs
+from sparsebp.runtime.actions import Watch
+from sparsebp.runtime.executor import Executor
+from sparsebp.runtime.graphs import Graphs, in_turn
+from sparsebp.runtime.orders import order_of
+from sparsebp.runtime.stages import Stages
 from sparsebp.schedule.builders import conventional, out_of_order
-from sparsebp.train import Callback, ProgressBar, Trainer, graphs
-from sparsebp.train.actions import Watch
-from sparsebp.train.executor import Executor
-from sparsebp.train.graphs import Graphs, in_turn
-from sparsebp.train.orders import order_of
-from sparsebp.train.stages import Stages
+from sparsebp.train import Callback, ProgressBar, Trainer
 
 BATCH = (orders.IMAGES, orders.CLASSES)
 
@@ -410,7 +411,7 @@ class TestOnAGpu:
     def test_products(self, left, right):
         cp = backend.cupy()
         a, b = (cp.random.default_rng(0).random(shape, dtype=np.float32) for shape in (left, right))
-        recorder = recording.GraphRecorder(cp, 1)
+        recorder = GraphRecorder(cp, 1)
         with recorder.running():
             got = backend.matmul(a, b)
         cp.testing.assert_allclose(got, a @ b, rtol=1e-5)

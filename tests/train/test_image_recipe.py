@@ -7,11 +7,12 @@ import dataclasses
 import numpy as np
 import pytest
 
-from sparsebp.errors import FileFormatError, OptionError
-from sparsebp.threads import set_threads, thread_counts
-from sparsebp.train import load_checkpoint, prune_checkpoint
-from sparsebp.train.agreement import gradient_agreement
-from sparsebp.train.recipe import build, build_retraining, config_for, config_of
+from sparsebp.core.errors import FileFormatError, OptionError
+from sparsebp.core.threads import set_threads, thread_counts
+from sparsebp.recipes import prune_checkpoint
+from sparsebp.recipes.agreement import gradient_agreement
+from sparsebp.recipes.recipe import build, build_retraining, config_for, config_of
+from sparsebp.train import load_checkpoint
 
 pytest.importorskip("sklearn")
 

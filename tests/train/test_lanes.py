@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 import orders
-from sparsebp import backend, nn, optim, threads
+from sparsebp import backend, nn, optim
+from sparsebp.core import threads
 from sparsebp.kernels.host.parts import parts_for
+from sparsebp.runtime.executor import Executor
+from sparsebp.runtime.lanes import Lanes
+from sparsebp.runtime.stages import Stages
 from sparsebp.schedule.builders import conventional, out_of_order
-from sparsebp.train.executor import Executor
-from sparsebp.train.lanes import Lanes
-from sparsebp.train.stages import Stages
 
 
 class FakeDevice:

@@ -9,7 +9,7 @@ import pytest
 
 import orders
 from sparsebp import nn, optim
-from sparsebp.errors import OptionError, SparseBPError
+from sparsebp.core.errors import OptionError, SparseBPError
 from sparsebp.train import Trainer
 
 

@@ -10,13 +10,14 @@ from hypothesis import strategies as st
 import orders
 from schedules import costs as any_costs
 from sparsebp import models, nn, optim
-from sparsebp.errors import MemoryLimitError, OptionError
+from sparsebp.core.errors import MemoryLimitError, OptionError
+from sparsebp.runtime import Executor
+from sparsebp.runtime.candidates import COSTS_NAME, SCHEDULE_NAME, FoundSchedule, candidates
+from sparsebp.runtime.out_of_order import MEASURED, ROUNDS, OutOfOrderExecutor
+from sparsebp.runtime.profile import Span, _arrays, measured_costs, measured_slowdowns, with_handing
 from sparsebp.schedule import Action, Schedule, StepGraph, read_costs, read_csv, simulate
 from sparsebp.schedule.costs import Costs, StageBytes
-from sparsebp.train import Executor, Trainer
-from sparsebp.train.candidates import COSTS_NAME, SCHEDULE_NAME, FoundSchedule, candidates
-from sparsebp.train.out_of_order import MEASURED, ROUNDS, OutOfOrderExecutor
-from sparsebp.train.profile import Span, _arrays, measured_costs, measured_slowdowns, with_handing
+from sparsebp.train import Trainer
 
 IMAGES = np.random.default_rng(0).standard_normal((60, 3, 8, 8)).astype(np.float32)
 MODELS = {

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from sparsebp import nn
-from sparsebp.errors import OptionError
-from sparsebp.threads import set_threads, thread_counts
-from sparsebp.train.agreement import backward_choice, gradient_agreement
-from sparsebp.train.recipe import build, config_for
+from sparsebp.core.errors import OptionError
+from sparsebp.core.threads import set_threads, thread_counts
+from sparsebp.recipes.agreement import backward_choice, gradient_agreement
+from sparsebp.recipes.recipe import build, config_for
 
 SMALL = {"hidden": 6, "seq_len": 15, "samples": 24, "batch_size": 8, "epochs": 2}
 

@@ -8,16 +8,9 @@ import math
 import numpy as np
 import pytest
 
-from sparsebp.errors import OutputError, ShapeError
-from sparsebp.train import (
-    History,
-    JsonLines,
-    ProgressBar,
-    compare_backward,
-    compare_histories,
-    plot_history,
-    save_loss_curve,
-)
+from sparsebp.core.errors import OutputError, ShapeError
+from sparsebp.recipes import compare_backward, compare_histories
+from sparsebp.train import History, JsonLines, ProgressBar, plot_history, save_loss_curve
 from sparsebp.train.callbacks import epoch_line
 from sparsebp.train.history import EpochRecord
 

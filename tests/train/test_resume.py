@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparsebp.errors import FileFormatError, OptionError, OutputError
+from sparsebp.core.errors import FileFormatError, OptionError, OutputError
 from sparsebp.train import Callback, load_checkpoint
 
 SCRIPT = Path(__file__).with_name("tiny.py")

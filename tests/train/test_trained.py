@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 import orders
 from sparsebp import nn, optim
-from sparsebp.errors import OptionError
+from sparsebp.core.errors import OptionError
+from sparsebp.runtime.stages import Stages
 from sparsebp.schedule import StepGraph
 from sparsebp.schedule.builders import conventional
 from sparsebp.train import Callback, Trainer
-from sparsebp.train.stages import Stages
 
 NETS = ("mlp", "conv", "mlp, hybrid", "shared", "gru", "wide")
 

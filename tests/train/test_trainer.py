@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from sparsebp.errors import OptionError, ShapeError
+from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.train import Callback, Trainer
 
 

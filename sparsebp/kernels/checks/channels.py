@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from sparsebp.core.types import Array
 from sparsebp.kernels.checks.common import exact, rank, real, written
-from sparsebp.types import Array
 
 
 def check_channels(*, arrays: dict[str, Array], channels: dict[str, Array], out: tuple[str, ...] = ("out",)) -> None:

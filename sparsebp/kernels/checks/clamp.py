@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sparsebp.errors import OptionError
+from sparsebp.core.errors import OptionError
+from sparsebp.core.types import Array
 from sparsebp.kernels.checks.common import exact, rank, real, written
-from sparsebp.types import Array
 
 
 def check_clamp(x: Array, low: float, high: float, out: Array, **others: Array) -> None:

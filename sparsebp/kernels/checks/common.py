@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from sparsebp.backend import FLOAT_DTYPES, INDEX_DTYPES, check_array, namespace
-from sparsebp.errors import DTypeError, ShapeError
-from sparsebp.types import Array
+from sparsebp.core.errors import DTypeError, ShapeError
+from sparsebp.core.types import Array
 
 INT64 = np.dtype(np.int64)
 POSITION_DTYPES = (np.dtype(np.uint16), np.dtype(np.uint32))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sparsebp.errors import ShapeError
+from sparsebp.core.errors import ShapeError
+from sparsebp.core.types import Array
 from sparsebp.kernels.checks.common import INT64, batch_of, exact, rank, real, rows_of, starred, written
-from sparsebp.types import Array
 
 
 def check_dense_matmul(a: Array, a_index: Array, b: Array, b_index: Array, out: Array, out_index: Array) -> int:

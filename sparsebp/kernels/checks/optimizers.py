@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from sparsebp import backend
-from sparsebp.errors import LayoutError, OptionError, ShapeError
+from sparsebp.core.errors import LayoutError, OptionError, ShapeError
+from sparsebp.core.types import Array, UpdateRule
 from sparsebp.kernels.checks.common import INT64, exact, real, written
 from sparsebp.kernels.protocol import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS
-from sparsebp.types import Array, UpdateRule
 
 FLOAT64 = np.dtype(np.float64)
 

@@ -8,8 +8,8 @@ zero are not.
 from __future__ import annotations
 
 from sparsebp.backend import FLOAT_DTYPES, check_array, given, namespace
-from sparsebp.errors import DTypeError, OptionError, ShapeError
-from sparsebp.types import Array
+from sparsebp.core.errors import DTypeError, OptionError, ShapeError
+from sparsebp.core.types import Array
 
 NONLINEARITIES = ("tanh", "relu")
 

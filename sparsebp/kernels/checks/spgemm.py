@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sparsebp.errors import ShapeError
+from sparsebp.core.errors import ShapeError
+from sparsebp.core.types import Array
 from sparsebp.kernels.checks.common import (
     INT64,
     batch_of,
@@ -15,7 +16,6 @@ from sparsebp.kernels.checks.common import (
     starred,
     written,
 )
-from sparsebp.types import Array
 
 
 def check_spgemm_numeric(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from sparsebp.backend import namespace
-from sparsebp.errors import DTypeError, OptionError
+from sparsebp.core.errors import DTypeError, OptionError
+from sparsebp.core.types import SLOPES, Array
 from sparsebp.kernels.checks.common import exact, index, rank, real, written
-from sparsebp.types import SLOPES, Array
 
 _WINNERS = ("uint8", "int32")
 

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from sparsebp import backend
-from sparsebp.errors import DeviceError, OptionError
-from sparsebp.types import Array
+from sparsebp.core.errors import DeviceError, OptionError
+from sparsebp.core.types import Array
 
 _NULL = np.uint64(0)
 WARP = 32

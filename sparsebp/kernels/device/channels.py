@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from sparsebp.core.types import Array
 from sparsebp.kernels import checks
 from sparsebp.kernels.device.base import BLOCK, Launcher, ceil_div, real_define
-from sparsebp.types import Array
 
 
 class ChannelKernels(Launcher):

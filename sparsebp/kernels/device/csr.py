@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from sparsebp.core.types import Array
 from sparsebp.kernels import checks
 from sparsebp.kernels.device.base import BLOCK, WARP, Launcher, ceil_div, lanes, step, types
-from sparsebp.types import Array
 
 _WARP_A_ROW = (WARP, BLOCK // WARP)
 

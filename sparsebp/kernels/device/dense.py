@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from sparsebp.core.types import Array
 from sparsebp.kernels import checks
 from sparsebp.kernels.device.base import BLOCK, WARP, Launcher, ceil_div, lanes, real_define, step
-from sparsebp.types import Array
 
 _TILE = 4  # as TILE in dense.cu
 _MATMUL_BLOCK = 128

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from sparsebp.core.types import Array
 from sparsebp.kernels.checks.recurrent import (
     check_gru_backward,
     check_gru_forward,
@@ -12,7 +13,6 @@ from sparsebp.kernels.checks.recurrent import (
 )
 from sparsebp.kernels.device.base import lanes, real_define
 from sparsebp.kernels.device.recurrent import RecurrentLauncher, sizes_of
-from sparsebp.types import Array
 
 
 class GruKernels(RecurrentLauncher):

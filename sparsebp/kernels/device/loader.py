@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from sparsebp import backend
+from sparsebp.core.types import Array
 from sparsebp.kernels.device.base import Defines
-from sparsebp.types import Array
 
 _INCLUDE = re.compile(r'#include "(\w+\.cuh)"')
 _OPTIONS = ("-std=c++17",)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from sparsebp import backend
+from sparsebp.core.types import Array, UpdateRule
 from sparsebp.kernels import checks
 from sparsebp.kernels.device.base import BLOCK, WARP, Launcher, ceil_div, real_define
-from sparsebp.types import Array, UpdateRule
 
 _FILE = "optimizers.cu"
 _CHUNK = 4096

@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from sparsebp.errors import OptionError
+from sparsebp.core.errors import OptionError
+from sparsebp.core.types import Array
 from sparsebp.kernels.device.base import MAX_THREADS, WARP, Defines, Launcher, ceil_div, real_define
-from sparsebp.types import Array
 
 _WEIGHT_REGISTERS = 144
 """32-bit registers of a thread that may hold weights; of 255, the rest is for sums and values loaded ahead."""

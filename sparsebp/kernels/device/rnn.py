@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from sparsebp.core.types import Array, Nonlinearity
 from sparsebp.kernels.checks.recurrent import (
     check_rnn_backward,
     check_rnn_forward,
@@ -12,7 +13,6 @@ from sparsebp.kernels.checks.recurrent import (
 )
 from sparsebp.kernels.device.base import Defines, lanes, real_define
 from sparsebp.kernels.device.recurrent import RecurrentLauncher, sizes_of
-from sparsebp.types import Array, Nonlinearity
 
 
 class RnnKernels(RecurrentLauncher):

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from sparsebp.core.types import Array
 from sparsebp.kernels import checks
 from sparsebp.kernels.device.base import BLOCK, WARP, Defines, Launcher, ceil_div, lanes, position_define, step, types
-from sparsebp.types import Array
 
 _ROW_BYTES = 12 * 1024
 """Shared memory for the sums of one row of C: sixteen such warps fit on a multiprocessor; longer rows use `out`."""

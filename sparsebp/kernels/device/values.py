@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from sparsebp.core.types import SLOPES, Array
 from sparsebp.kernels import checks
 from sparsebp.kernels.device.base import BLOCK, WARP, Launcher, ceil_div, lanes, real_define, types, winner_define
-from sparsebp.types import SLOPES, Array
 
 
 class ValueKernels(Launcher):

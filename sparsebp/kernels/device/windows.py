@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from sparsebp import backend
+from sparsebp.core.types import Array
 from sparsebp.kernels import checks
 from sparsebp.kernels.device.base import BLOCK, Launcher, ceil_div, real_define, winner_define
-from sparsebp.types import Array
 
 Axes = tuple[int, ...]
 

@@ -12,13 +12,13 @@ from math import prod
 import numba
 import numpy as np
 
+from sparsebp.core.threads import one_blas_thread
+from sparsebp.core.types import Array
 from sparsebp.kernels import checks
 from sparsebp.kernels.host import depthwise
 from sparsebp.kernels.host.parts import INNER_SERIAL, SERIAL
 from sparsebp.kernels.host.team import in_parts, team_for
 from sparsebp.kernels.host.unfold import axes, fold, single, unfold
-from sparsebp.threads import one_blas_thread
-from sparsebp.types import Array
 
 _POSITIONS = 256
 """Columns of one product that are enough for the BLAS: more only take memory."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
+from sparsebp.core.types import Array
 from sparsebp.kernels import checks
 from sparsebp.kernels.host import simd
 from sparsebp.kernels.host.dense_blocks import matvec_of_block, shared_rows, tile
@@ -18,7 +19,6 @@ from sparsebp.kernels.host.dense_chain import (
 )
 from sparsebp.kernels.host.parts import INNER_SERIAL, SERIAL, parts_for, share
 from sparsebp.kernels.host.team import in_parts, team
-from sparsebp.types import Array
 
 
 class DenseKernels:

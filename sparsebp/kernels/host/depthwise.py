@@ -15,9 +15,9 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
+from sparsebp.core.types import Array
 from sparsebp.kernels.host.parts import INNER_SERIAL, INNER_SUMS, SERIAL, parts_for, share
 from sparsebp.kernels.host.team import in_parts, team
-from sparsebp.types import Array
 
 Axes = tuple[int, ...]
 

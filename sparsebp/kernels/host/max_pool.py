@@ -5,10 +5,10 @@ from __future__ import annotations
 import numba
 import numpy as np
 
+from sparsebp.core.types import Array
 from sparsebp.kernels import checks
 from sparsebp.kernels.host.parts import INNER_SERIAL, SERIAL, parts_for, share
 from sparsebp.kernels.host.team import in_parts, team
-from sparsebp.types import Array
 
 
 class MaxPoolKernels:

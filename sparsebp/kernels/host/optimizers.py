@@ -17,6 +17,7 @@ import numpy as np
 from llvmlite import ir
 from numba.core import types
 
+from sparsebp.core.types import Array, UpdateRule
 from sparsebp.kernels import checks
 from sparsebp.kernels.checks.common import written
 from sparsebp.kernels.host.parts import INNER_JIT, JIT, parts_for, share
@@ -39,7 +40,6 @@ from sparsebp.kernels.host.simd import (
 from sparsebp.kernels.host.team import in_parts, team
 from sparsebp.kernels.host.tensors import GRAIN, entry_at, table_of
 from sparsebp.kernels.protocol import OPTIONAL_BUFFERS, UPDATE_BUFFERS
-from sparsebp.types import Array, UpdateRule
 
 _ACCESS = {
     rule: "wr" + "".join("o" if name in OPTIONAL_BUFFERS else "w" for name in names)

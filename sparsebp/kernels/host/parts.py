@@ -11,9 +11,9 @@ from typing import Any
 import numba
 import numpy as np
 
-from sparsebp import threads
+from sparsebp.core import threads
+from sparsebp.core.types import Array
 from sparsebp.kernels.host import inner
-from sparsebp.types import Array
 
 SCALAR_GRAIN = 1 << 15
 """Multiply-adds that one part should at least hold where they run one by one, some 20 microseconds."""

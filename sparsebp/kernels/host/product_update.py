@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import numba
 import numpy as np
 
-from sparsebp import threads
+from sparsebp.core import threads
+from sparsebp.core.types import Array, UpdateRule
 from sparsebp.kernels import checks
 from sparsebp.kernels.host.atomics import atomic_exchange, atomic_store
 from sparsebp.kernels.host.blas import gemm_address
@@ -33,7 +34,6 @@ from sparsebp.kernels.host.products import (
     strip,
 )
 from sparsebp.kernels.host.team import in_parts, team_for
-from sparsebp.types import Array, UpdateRule
 
 LEAST = 1 << 17
 """Numbers of a gradient from which this is worth it: half a second cache's, in float32."""

@@ -18,13 +18,13 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from sparsebp import threads
+from sparsebp.core import threads
+from sparsebp.core.types import Array
 from sparsebp.kernels.checks.common import written
 from sparsebp.kernels.host.blas import gemm, gemm_address
 from sparsebp.kernels.host.optimizers import CHUNK
 from sparsebp.kernels.host.parts import INNER_JIT, JIT, share
 from sparsebp.kernels.host.team import in_parts, team_for
-from sparsebp.types import Array
 
 SMALL = 1_000_000
 """Multiply-adds up to which OpenBLAS does not pack."""

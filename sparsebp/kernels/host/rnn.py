@@ -7,6 +7,7 @@ from typing import Any
 import numba
 import numpy as np
 
+from sparsebp.core.types import Nonlinearity
 from sparsebp.kernels.checks import recurrent as checks
 from sparsebp.kernels.host import functions
 from sparsebp.kernels.host.parts import INNER_JIT, JIT
@@ -48,7 +49,6 @@ from sparsebp.kernels.host.simd import (
     zeros,
 )
 from sparsebp.kernels.host.team import in_parts
-from sparsebp.types import Nonlinearity
 
 
 @device

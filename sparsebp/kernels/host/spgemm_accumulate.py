@@ -9,12 +9,12 @@ from __future__ import annotations
 import numba
 import numpy as np
 
+from sparsebp.core.types import Array
 from sparsebp.kernels import checks
 from sparsebp.kernels.host import simd
 from sparsebp.kernels.host.lanes import put, take
 from sparsebp.kernels.host.parts import INNER_SERIAL, SERIAL, parts_for
 from sparsebp.kernels.host.team import in_parts, team
-from sparsebp.types import Array
 
 
 class AccumulateKernels:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import numba
 
+from sparsebp.core.types import Array
 from sparsebp.kernels import checks
 from sparsebp.kernels.host import simd
 from sparsebp.kernels.host.csr import scale_entries
 from sparsebp.kernels.host.lanes import put, take
 from sparsebp.kernels.host.parts import INNER_SERIAL, SERIAL, parts_for, row_at, share
 from sparsebp.kernels.host.team import in_parts, team
-from sparsebp.types import Array
 
 
 class SelectionKernels:

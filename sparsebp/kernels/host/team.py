@@ -29,7 +29,7 @@ import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 
-from sparsebp import threads
+from sparsebp.core import threads
 from sparsebp.kernels.host.atomics import (
     WORD,
     atomic_add,

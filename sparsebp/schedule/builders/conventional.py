@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sparsebp.errors import OptionError
+from sparsebp.core.errors import OptionError
 from sparsebp.schedule.actions import Action
 from sparsebp.schedule.builders.fusion import Fusion, place_updates
 from sparsebp.schedule.builders.options import builder

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from sparsebp.errors import OptionError
+from sparsebp.core.errors import OptionError
 from sparsebp.schedule.actions import Action
 from sparsebp.schedule.builders.list_scheduling import list_schedule
 from sparsebp.schedule.builders.options import builder

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal, TypeAlias
 
-from sparsebp.arguments import check_choice
-from sparsebp.errors import OptionError
+from sparsebp.core.arguments import check_choice
+from sparsebp.core.errors import OptionError
 from sparsebp.schedule.actions import Action, Cell, actions_of
 from sparsebp.schedule.schedule import Lane, Schedule
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from sparsebp.errors import OptionError
+from sparsebp.core.errors import OptionError
 from sparsebp.schedule.builders.options import builder
 from sparsebp.schedule.builders.partition import Partition
 from sparsebp.schedule.graph import StepGraph

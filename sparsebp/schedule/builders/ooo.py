@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from sparsebp.errors import MemoryLimitError, OptionError
+from sparsebp.core.errors import MemoryLimitError, OptionError
 from sparsebp.schedule.actions import Action
 from sparsebp.schedule.builders.conventional import conventional
 from sparsebp.schedule.builders.fusion import Fusion, place_updates
@@ -16,7 +16,7 @@ from sparsebp.schedule.builders.reverse_first_k import search_k
 from sparsebp.schedule.costs import Costs
 from sparsebp.schedule.graph import StepGraph
 from sparsebp.schedule.schedule import Schedule
-from sparsebp.schedule.simulate import Simulation, simulate
+from sparsebp.schedule.simulation.simulate import Simulation, simulate
 
 
 @builder

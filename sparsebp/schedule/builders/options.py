@@ -7,8 +7,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from sparsebp.arguments import check_choice, check_flag, check_integer, check_number, check_sequence
-from sparsebp.errors import OptionError
+from sparsebp.core.arguments import check_choice, check_flag, check_integer, check_number, check_sequence
+from sparsebp.core.errors import OptionError
 from sparsebp.schedule.builders.regions import RegionProfile
 from sparsebp.schedule.costs import Costs
 

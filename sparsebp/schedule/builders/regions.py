@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from sparsebp.errors import OptionError
+from sparsebp.core.errors import OptionError
 from sparsebp.schedule.actions import Action
 from sparsebp.schedule.costs import Costs
 

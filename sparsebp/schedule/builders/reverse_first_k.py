@@ -6,14 +6,14 @@ import math
 from collections.abc import Callable, Iterable
 from functools import cache
 
-from sparsebp.errors import MemoryLimitError, OptionError
+from sparsebp.core.errors import MemoryLimitError, OptionError
 from sparsebp.schedule.actions import Action
 from sparsebp.schedule.builders.options import builder
 from sparsebp.schedule.builders.synchronisation import Priority, synchronise
 from sparsebp.schedule.costs import Costs
 from sparsebp.schedule.graph import StepGraph
 from sparsebp.schedule.schedule import Schedule
-from sparsebp.schedule.simulate import simulate
+from sparsebp.schedule.simulation.simulate import simulate
 
 
 @builder

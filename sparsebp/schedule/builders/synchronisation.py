@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Literal, TypeAlias
 
-from sparsebp.errors import OptionError
+from sparsebp.core.errors import OptionError
 from sparsebp.schedule.actions import Action
 from sparsebp.schedule.costs import Costs
 from sparsebp.schedule.schedule import Lane, Schedule
-from sparsebp.schedule.simulate import simulate
+from sparsebp.schedule.simulation.simulate import simulate
 
 Priority: TypeAlias = Literal["first-ready", "first-stage"]
 

@@ -14,10 +14,10 @@ from fuzz.case import accepted, expect, refused, same
 from fuzz.draw import JUNK, chance, one_of, size
 from fuzz.mutate import VALUES, mutated_bytes, mutated_json
 from sparsebp import nn, optim, train
-from sparsebp.errors import SparseBPError
+from sparsebp.core.errors import SparseBPError
+from sparsebp.recipes.config_file import read_config, write_config
+from sparsebp.recipes.recipe import config_for
 from sparsebp.train.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from sparsebp.train.config_file import read_config, write_config
-from sparsebp.train.recipe import config_for
 
 OPTIONS: dict[str, tuple[Any, ...]] = {
     "samples": (1, 10),

@@ -10,7 +10,7 @@ import torch
 from fuzz.case import Wrong, accepted, expect, refused, same
 from fuzz.draw import JUNK, WRONG_DTYPES, chance, laid_out, normal, one_of, real, size
 from sparsebp import nn
-from sparsebp.errors import ShapeError
+from sparsebp.core.errors import ShapeError
 
 POINTWISE = {
     "ReLU": {},

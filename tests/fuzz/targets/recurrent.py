@@ -10,7 +10,7 @@ import torch
 from fuzz.case import accepted, refused, same
 from fuzz.draw import JUNK, chance, laid_out, normal, one_of, real, size
 from sparsebp import nn
-from sparsebp.errors import MemoryLimitError
+from sparsebp.core.errors import MemoryLimitError
 
 BACKWARDS = ("auto", "linear", "chunked", "blelloch", "hybrid")
 

@@ -16,7 +16,7 @@ from fuzz.case import accepted, expect, refused
 from fuzz.draw import JUNK, chance, one_of, size
 from fuzz.mutate import mutated_bytes, mutated_json
 from schedules import OPTIONS, random_schedule
-from sparsebp.errors import MemoryLimitError
+from sparsebp.core.errors import MemoryLimitError
 from sparsebp.schedule import (
     KINDS,
     Action,
@@ -32,8 +32,8 @@ from sparsebp.schedule import (
     validate,
     write_costs,
 )
-from sparsebp.schedule.action_csv import from_csv
 from sparsebp.schedule.builders import BUILDERS
+from sparsebp.schedule.files.action_csv import from_csv
 
 PIECES = [
     "0F0",

@@ -1,0 +1,91 @@
+"""Sides of a comparison in a process of their own, timed there, in turn with ours.
+
+Libraries keep threads that go on spinning after their work. In one process PyTorch's, BLAS's and Numba's would wait for
+each other's cores, which happens to nobody who uses one of them.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+from sparsebp.bench.tools import timing
+from sparsebp.core.errors import SparseBPError
+
+Sides = Callable[..., tuple[Mapping[str, Callable[[], object]], Any]]
+"""A function of a module: returns the sides by name, and whatever else its caller wants to know."""
+
+
+class Apart:
+    """A process that builds sides and times them.
+
+    As a context manager it ends the process. Sides are built with `build`, those before are dropped.
+    """
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")  # a fork would inherit the threads' locks, not the threads
+        self._here, there = context.Pipe()
+        self._process = context.Process(target=_serve, args=(there,), daemon=True)
+        self._process.start()
+        there.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._here.close()
+        self._process.join(5)
+        if self._process.is_alive():
+            self._process.terminate()
+
+    def build(self, sides: Sides, *args: Any) -> tuple[dict[str, Callable[[], float]], Any]:
+        """Build sides there; return a timer for each, as `timing.timer` does, and what else `sides` returned.
+
+        Raises
+        ------
+        SparseBPError
+            Something has gone wrong there; the message says what.
+        """
+        names, more = self._ask((sides, args))
+        return {name: partial(self._ask, name) for name in names}, more
+
+    def _ask(self, what: Any) -> Any:
+        try:
+            self._here.send(what)
+            answer, error = self._here.recv()
+        except (EOFError, BrokenPipeError) as gone:
+            raise SparseBPError("The other side's process has died", expected="an answer", got=f"exit status "
+                                f"{self._process.exitcode}", remedy="Look for a lack of memory") from gone  # fmt: skip
+        if error is not None:
+            raise SparseBPError("The other side has failed", expected="its time", got=error,
+                                remedy="Run it by itself to see where")  # fmt: skip
+        return answer
+
+
+def _serve(connection: Any) -> None:
+    timers: dict[str, Callable[[], float]] = {}
+    while True:
+        try:
+            what = connection.recv()
+        except EOFError:
+            return
+        try:
+            if isinstance(what, str):
+                connection.send((timers[what](), None))
+                continue
+            timers.clear()
+            sides, args = what
+            found, more = sides(*args)
+            timers.update({name: timing.timer(timing.Call(_alone(side))) for name, side in found.items()})
+            connection.send(((list(timers), more), None))
+        except Exception as error:  # it goes to the other process
+            connection.send((None, f"{type(error).__name__}: {error}"))
+
+
+def _alone(side: Callable[[], object]) -> Callable[[object], object]:
+    return lambda _: side()

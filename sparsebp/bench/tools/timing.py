@@ -1,0 +1,264 @@
+"""Timing two or more sides in turn, in one run, so that a drift of the machine meets all of them alike.
+
+Every round runs each side once, each round starting with the next side. What is reported is the median over rounds with
+its quartiles, and the *ratio of each round* (peer over ours), again as median and quartiles: the ratio of two medians
+taken at different moments would hide the drift. Preparation (an untimed forward pass, say) is kept apart from what is
+timed, and the garbage collector rests while the clock runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Protocol
+
+import numpy as np
+
+from sparsebp.core.errors import OptionError
+
+SHORT = 1e-3
+"""Seconds under which one run is too short for the clock; several are then timed together."""
+
+WARM = 3
+"""Untimed runs between the rest and the clock, for runs shorter than `SHORT`; longer ones get one."""
+
+
+class Clock(Protocol):
+    """Times one call."""
+
+    rest: float
+    """Seconds of rest before each timing."""
+
+    def __call__(self, run: Callable[[], object]) -> float:
+        """Run it and return the seconds it took."""
+        ...
+
+
+class HostClock:
+    """`time.perf_counter` around the call."""
+
+    rest = 30e-3  # the worker threads of the side before spin on for a while
+
+    def __call__(self, run: Callable[[], object]) -> float:
+        """Run it and return the seconds it took."""
+        start = time.perf_counter()
+        run()
+        return time.perf_counter() - start
+
+
+class DeviceClock:
+    """CUDA events around the call, on CuPy's current stream.
+
+    Both CuPy and PyTorch work on the legacy default stream unless told otherwise, so one pair of events times either;
+    the gaps in which the device waits for Python are counted, as the user waits for them too.
+    """
+
+    rest = 0.0  # an idle device lowers its clocks
+
+    def __init__(self, cupy: ModuleType) -> None:
+        self._start, self._stop = cupy.cuda.Event(), cupy.cuda.Event()
+        self._cupy = cupy
+
+    def __call__(self, run: Callable[[], object]) -> float:
+        """Run it and return the seconds between the two events."""
+        self._cupy.cuda.Device().synchronize()  # synchronize!
+        self._start.record()
+        run()
+        self._stop.record()
+        self._stop.synchronize()  # synchronize!
+        return float(self._cupy.cuda.get_elapsed_time(self._start, self._stop)) * 1e-3
+
+
+@dataclass(frozen=True)
+class Call:
+    """One side of a comparison.
+
+    Parameters
+    ----------
+    run
+        What is timed. Takes what `prepare` returned.
+    prepare
+        What has to happen before every run and is not timed.
+    """
+
+    run: Callable[[Any], object]
+    prepare: Callable[[], Any] = lambda: None
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one side, one value per round."""
+
+    seconds: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """Median over the rounds, in seconds."""
+        return float(np.median(self.seconds))
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        """Lower and upper quartile over the rounds, in seconds."""
+        low, high = np.quantile(self.seconds, (0.25, 0.75))
+        return float(low), float(high)
+
+    def to_dict(self) -> dict[str, float | int]:
+        """Return median, quartiles (seconds) and the number of rounds, for JSON."""
+        low, high = self.quartiles
+        return {"median": self.median, "low": low, "high": high, "rounds": len(self.seconds)}
+
+
+def ratio(peer: Timing, ours: Timing) -> dict[str, float]:
+    """Return median and quartiles of ``peer / ours``, taken round by round; above 1 means that we are faster."""
+    return Timing(tuple(p / o for p, o in zip(peer.seconds, ours.seconds, strict=True))).to_dict()
+
+
+def measure(
+    calls: Mapping[str, Call],
+    *,
+    rounds: int = 15,
+    least_rounds: int = 5,
+    warmup: int = 2,
+    budget: float = 20.0,
+    clock: Clock | None = None,
+) -> dict[str, Timing]:
+    """Time every side in turn.
+
+    Parameters
+    ----------
+    calls
+        The sides by name.
+    rounds, least_rounds
+        How often each side runs; after `budget` seconds no more than `least_rounds`.
+    warmup
+        Untimed runs of each side before the first round: compiling, caches, thread pools.
+    budget
+        Seconds for the rounds together, kept approximately.
+    clock
+        `HostClock` if None.
+
+    Returns
+    -------
+    dict
+        A `Timing` per side, all with the same number of rounds.
+    """
+    clock = HostClock() if clock is None else clock
+    timers = {name: timer(call, warmup, clock) for name, call in calls.items()}
+    return in_turn(timers, rounds=rounds, least_rounds=least_rounds, budget=budget)
+
+
+def timer(call: Call, warmup: int = 2, clock: Clock | None = None) -> Callable[[], float]:
+    """Warm a side up; return what times it once more and returns the seconds a run."""
+    chosen = HostClock() if clock is None else clock
+    together = _runs_together(call, warmup, chosen)
+    return lambda: _time(call, together, chosen)
+
+
+def in_turn(
+    timers: Mapping[str, Callable[[], float]], *, rounds: int = 15, least_rounds: int = 5, budget: float = 20.0
+) -> dict[str, Timing]:
+    """Take the seconds of every side in turn, as `measure`, from what `timer` returns, here or in another process."""
+    if not 1 <= least_rounds <= rounds:
+        raise OptionError(
+            "The number of rounds does not fit",
+            expected="1 <= least_rounds <= rounds",
+            got=f"rounds={rounds}, least_rounds={least_rounds}",
+            remedy="Raise rounds or lower least_rounds",
+        )
+    seconds: dict[str, list[float]] = {name: [] for name in timers}
+    names = list(timers)
+    begin = time.perf_counter()
+    for done in range(rounds):
+        if done >= least_rounds and time.perf_counter() - begin > budget:
+            break
+        for name in names[done % len(names) :] + names[: done % len(names)]:
+            seconds[name].append(timers[name]())
+    return {name: Timing(tuple(values)) for name, values in seconds.items()}
+
+
+def _runs_together(call: Call, warmup: int, clock: Clock) -> int:
+    took = SHORT
+    for _ in range(max(warmup, 1)):
+        took = _time(call, 1, clock)
+    return max(1, min(1000, int(SHORT / max(took, 1e-9))))
+
+
+def _time(call: Call, runs: int, clock: Clock) -> float:
+    warm = WARM if runs > 1 else 1
+    prepared = [call.prepare() for _ in range(warm + runs)]
+
+    def run_all() -> None:
+        for item in prepared[warm:]:
+            call.run(item)
+
+    _rest(clock.rest)
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        for item in prepared[:warm]:  # its own threads sleep by now too: what is timed is the state of a training loop
+            call.run(item)
+        return clock(run_all) / runs
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _rest(seconds: float) -> None:
+    """Wait until the threads of other pools sleep, without sleeping as well.
+
+    A worker thread that is woken by one that has just slept itself may be put on the same core, and waits there for
+    some 8 ms: in a training loop, which does not sleep, that does not happen.
+    """
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        pass
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Let the kernels, BLAS and PyTorch (each if it is there) use `count` threads inside the ``with`` block.
+
+    Raises
+    ------
+    OptionError
+        `count` is below 1 or above `sparsebp.core.threads.most_threads`.
+    """
+    from sparsebp.core.threads import get_threads, set_threads
+
+    before = get_threads()
+    torch = optional("torch")
+    torch_before = torch.get_num_threads() if torch else 0
+    set_threads(count)
+    if torch:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        set_threads(before)
+        if torch:
+            torch.set_num_threads(torch_before)
+
+
+def thread_counts_here(wanted: tuple[int, ...], note: Callable[[str], None]) -> tuple[int, ...]:
+    """Return those of `wanted` that this machine has; tell `note` about the others."""
+    from sparsebp.core.threads import most_threads
+
+    most = most_threads()
+    for count in wanted:
+        if count > most:
+            note(f"{count} threads: left out, this machine gives {most}")
+    return tuple(count for count in wanted if count <= most)
+
+
+def optional(name: str) -> ModuleType | None:
+    """Import and return a package that may be missing; None if it is."""
+    import importlib
+
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None

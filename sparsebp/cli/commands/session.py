@@ -1,0 +1,257 @@
+"""One training session: train with progress, report, leave files. Shared by ``train`` and ``demo``."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import typer
+
+from sparsebp.cli.commands.common import console, print_line, write_json
+from sparsebp.cli.commands.interrupted import Position
+from sparsebp.core.errors import OptionError
+from sparsebp.core.files import json_line, output_error, write_atomically
+from sparsebp.recipes import Comparison
+from sparsebp.recipes.agreement import Agreement, gradient_agreement
+from sparsebp.recipes.compare import compare_histories
+from sparsebp.recipes.config import TrainConfig
+from sparsebp.recipes.recipe import Run, build, build_retraining, prunes
+from sparsebp.runtime.arrays import batch_of
+from sparsebp.train import JsonLines, ProgressBar, save_loss_curve
+from sparsebp.train.checkpoint import FILE_NAME, load_checkpoint, save_checkpoint
+from sparsebp.train.run_folder import run_folder, set_aside
+
+if TYPE_CHECKING:
+    from sparsebp.nn import PruneReport
+
+START_NAME = "start.safetensors"
+_AGREEMENT_BATCH = 8  # samples: the stored Jacobians of `blelloch` stay below some hundred MB
+
+
+def run(
+    config: TrainConfig,
+    folder: Path,
+    *,
+    weights: Path | None = None,
+    resume: bool = False,
+    compare: bool = False,
+    agreement: bool = False,
+    every: int | None = None,
+    as_json: bool = False,
+) -> dict[str, Any]:
+    """Train `config`, print what came out, and return it.
+
+    Parameters
+    ----------
+    config
+        The run.
+    folder
+        Takes ``checkpoint.safetensors``, ``result.json`` and, last and where matplotlib is installed, ``loss.png``; if
+        that cannot be written, there is a warning. A run that
+        prunes keeps the training before that there, and writes the pruned network into the folder ``pruned`` inside.
+    weights
+        A checkpoint, or its folder, whose weights and pruning masks to start from; copied to ``start.safetensors``.
+    resume
+        Go on from the folder's checkpoint.
+    compare
+        Train a second time with plain back-propagation; of a run that prunes, retrain a second time.
+    agreement
+        Compare the scans' gradients with plain back-propagation on a test batch.
+    every
+        Steps between checkpoints within an epoch.
+    as_json
+        JSON lines on standard output instead of text.
+
+    Raises
+    ------
+    OptionError
+        Both `weights` and `resume` are given.
+    FileFormatError
+        There is nothing to resume in `folder`.
+    OutputError
+        Another run holds `folder`, or it cannot be written.
+    Interrupted
+        Ctrl-C, with the step, and whether there is a checkpoint to go on from.
+    """
+    if weights is not None and resume:
+        raise OptionError(
+            "A run that resumes has weights already", expected="--weights or --resume", got="both",
+            remedy="Leave --weights out: the folder's checkpoint holds what the run has made of them",
+        )  # fmt: skip
+    position = Position(resumed=resume)
+    try:
+        with run_folder(folder, resume=resume):
+            return _run(config, folder, weights, resume, compare, agreement, every, as_json, position)
+    except KeyboardInterrupt as error:
+        raise position.interrupted() from error
+
+
+def _run(
+    config: TrainConfig, folder: Path, weights: Path | None, resume: bool, compare: bool, agreement: bool,
+    every: int | None, as_json: bool, position: Position,
+) -> dict[str, Any]:  # fmt: skip
+    callbacks = [position, JsonLines(sys.stdout) if as_json else ProgressBar()]
+    files: dict[str, Any] = {"callbacks": callbacks, "checkpoint_dir": folder, "checkpoint_every": every}
+    start = folder / START_NAME
+    if resume and start.exists():
+        weights = start
+    session = dense = build(config, weights=weights, **files)
+    if weights is None:
+        _remove(start)
+    elif weights != start:  # a copy: what was given may be the checkpoint that this run is about to replace
+        save_checkpoint(start, load_checkpoint(weights))
+    inner = folder / "pruned"
+    if prunes(config) and not resume:  # of another run: never go on from it
+        set_aside(inner)
+        _remove(inner / FILE_NAME)
+    session.fit(resume=resume)
+    pruning: dict[str, Any] = {}
+    if prunes(config):
+        folder = inner
+        session, report = build_retraining(config, dense, **(files | {"checkpoint_dir": folder}))
+        pruning = _pruned(dense, session, report, as_json)
+        session.fit(resume=resume and (inner / FILE_NAME).exists())
+    x = _batch(session, min(config.batch_size, len(session.train_set)))[0]
+    choice = config.backward_of(session.trainer.model, x)
+    result: dict[str, Any] = {
+        "config": dataclasses.asdict(config),
+        **_measured(session),
+        "backward": choice,
+        **_schedule(session),
+        **pruning,
+        "checkpoint": str(folder / FILE_NAME),
+        "picture": str(folder / "loss.png") if _draws(session) else None,
+    }
+    if agreement:
+        batch = _batch(session, min(_AGREEMENT_BATCH, len(session.test_set)))
+        result["agreement"] = [
+            a.to_json() for a in gradient_agreement(config, session.trainer.model, session.trainer.loss, batch)
+        ]
+    if compare:
+        comparison, sequential = _compare(session, dense, choice["algorithm"], start if start.exists() else None)
+        result["comparison"] = comparison.to_json()
+        result["sequential_test_accuracy"] = sequential.trainer.evaluate(sequential.test_set)[1]
+    write_atomically(folder / "result.json", (json_line(result, indent=2) + "\n").encode())
+    if as_json:
+        write_json({"event": "result", **result})
+    else:
+        _print(result)
+    if result["picture"] is not None:
+        _draw(session, Path(result["picture"]))
+    return result
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise output_error(path, error) from error
+
+
+def _batch(session: Run, size: int) -> tuple[Any, Any]:
+    return batch_of(session.test_set, np.arange(min(size, len(session.test_set))), session.trainer.model)
+
+
+def _measured(session: Run) -> dict[str, Any]:
+    loss, accuracy = session.trainer.evaluate(session.test_set)
+    history = session.trainer.history
+    return {
+        "steps": history.steps,
+        "training_seconds": sum(history.seconds),
+        "test_loss": loss,
+        "test_accuracy": accuracy,
+    }
+
+
+def _pruned(dense: Run, session: Run, report: PruneReport, as_json: bool) -> dict[str, Any]:
+    """Report a pruning that has not been retrained yet, and return what the result says of it."""
+    if as_json:
+        write_json({"event": "pruned", **report.to_json()})
+    else:
+        console().print(str(report), markup=False)
+    return {
+        "before_pruning": _measured(dense),
+        "pruning": report.to_json(),
+        "test_accuracy_at_once": session.trainer.evaluate(session.test_set)[1],
+    }
+
+
+def _compare(session: Run, dense: Run, chosen: str, weights: Path | None) -> tuple[Comparison, Run]:
+    """Train once more by plain back-propagation, without callbacks and files, on the same data."""
+    config = dataclasses.replace(session.config, backward="bp")
+    if prunes(config):
+        second, _ = build_retraining(config, dense)
+    else:
+        second = build(config, data=(session.train_set, session.test_set), weights=weights)
+    name = session.config.backward if session.config.backward != "auto" else f"auto ({chosen})"
+    return compare_histories(session.trainer.history, second.fit(), name, "bp"), second
+
+
+def _draws(session: Run) -> bool:
+    """Say whether there is a loss curve to draw, and matplotlib: training needs no more than its extra ``cli``."""
+    return importlib.util.find_spec("matplotlib") is not None and session.trainer.history.steps > 0
+
+
+def _draw(session: Run, path: Path) -> None:
+    """Draw the loss curve, or warn that it cannot be: what was trained and written is as good without it."""
+    try:
+        save_loss_curve(session.trainer.history, path, title=session.config.title)
+    except Exception as error:  # Matplotlib writes caches of its own: errors of any kind
+        typer.echo(f"Warning: The loss curve was not drawn. {error}", err=True)
+
+
+def _schedule(session: Run) -> dict[str, Any]:
+    """Return what is to be said of a schedule that was found in the first steps."""
+    found = session.trainer.found_schedule
+    if found is None:
+        return {}
+    told = {"speedup": found.speedup, "memory": found.memory, "memory_cap": found.memory_cap}
+    return {"schedule": told | {"name": found.schedule.name, "reason": found.describe()}}
+
+
+def _print(result: dict[str, Any]) -> None:
+    def line(label: str, text: str) -> None:
+        print_line(label, text, 15)
+
+    if "pruning" in result:
+        before = result["before_pruning"]
+        line(
+            "before pruning",
+            f"{before['test_accuracy']:.4f}   (loss {before['test_loss']:.4f}; {before['steps']} steps, "
+            f"{before['training_seconds']:.1f} s of training)",
+        )
+        line(
+            "pruned",
+            f"{result['pruning']['sparsity']:.2%} of the weights; test accuracy at once "
+            f"{result['test_accuracy_at_once']:.4f}",
+        )
+    line(
+        "test accuracy",
+        f"{result['test_accuracy']:.4f}   (loss {result['test_loss']:.4f}; {result['steps']} steps, "
+        f"{result['training_seconds']:.1f} s of training)",
+    )
+    line("backward plan", result["backward"]["reason"])
+    if "schedule" in result:
+        line("schedule", result["schedule"]["reason"])
+    for entry in result.get("agreement", ()):
+        agreed = Agreement(**entry)
+        line(
+            "agreement",
+            f"{agreed.algorithm} against plain back-propagation: relative difference of the "
+            f"gradients {agreed.relative_difference:.2e}, largest {agreed.largest_difference:.2e} ({agreed.parameter})",
+        )
+    if "comparison" in result:
+        entry = {name: value for name, value in result["comparison"].items() if name != "time_ratio"}
+        line("comparison", Comparison(**entry).describe())
+        line("sequential", f"test accuracy {result['sequential_test_accuracy']:.4f}")
+    if result["steps"] == 0:
+        line("loss curve", "not drawn: no step was taken")
+    elif result["picture"] is None:
+        line("loss curve", "not drawn: matplotlib is not installed (extra: plot)")
+    else:
+        line("loss curve", result["picture"])
+    line("checkpoint", result["checkpoint"])

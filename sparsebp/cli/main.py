@@ -1,0 +1,102 @@
+"""The command line: makes sure that typer and rich are there and hands over to `sparsebp.cli.commands`."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, TextIO, cast
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line on `arguments` (``sys.argv`` if None) and exit.
+
+    Exit codes: 0 done; 1 an error of sparsebp's own, or of the standard output, printed as one message; 2 wrong usage,
+    an unknown or impossible value of an option among it; 130 interrupted.
+    """
+    try:
+        with _streams():
+            _run(arguments)
+    except KeyboardInterrupt:  # also while modules are imported
+        print("Interrupted.", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
+def _run(arguments: Sequence[str] | None) -> None:
+    missing = [name for name in ("typer", "rich") if not _installed(name)]
+    if missing:
+        print(
+            f"Error: The command line needs {' and '.join(missing)}, not installed here. "
+            "Install the extra `cli`: pip install 'sparsebp[cli]'.",
+            file=sys.stderr,
+        )
+        raise SystemExit(1)
+    from sparsebp.cli.commands import app
+
+    app(args=None if arguments is None else list(arguments), prog_name="sparsebp")
+
+
+class _UnwritableError(Exception):
+    """Standard output cannot be written; no OSError, which the application would take for one of its own."""
+
+
+class _Output:
+    """Standard output that says when it cannot be written; a reader that has had enough is left to the application."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write a text."""
+        with _said():
+            return self._stream.write(text)
+
+    def flush(self) -> None:
+        """Write what is left."""
+        with _said():
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def _said() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise _UnwritableError(error.strerror) from error
+
+
+@contextlib.contextmanager
+def _streams() -> Iterator[None]:
+    """Let streams that are closed lead nowhere, and exit with one message if standard output cannot be written."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # opened at once, so that no file of a run gets the stream's descriptor
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (until the end)
+    stream = sys.stdout
+    sys.stdout = cast(TextIO, _Output(stream))
+    try:
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+    except (_UnwritableError, BrokenPipeError) as error:
+        with contextlib.suppress(OSError):  # what cannot be written is not tried again at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        if isinstance(error, _UnwritableError):
+            print(f"Error: Standard output cannot be written. Got {error}. Write it elsewhere.", file=sys.stderr)
+        raise SystemExit(1) from None
+    finally:
+        sys.stdout = stream
+
+
+def _installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ValueError:  # a module in sys.modules without a spec
+        return False

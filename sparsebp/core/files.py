@@ -1,0 +1,328 @@
+"""Files: written so that nobody ever sees half of one, read so that whatever is wrong with one is said.
+
+All that the package writes goes through `write_atomically`. POSIX: ``fcntl``, descriptors of folders.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import io
+import json
+import math
+import os
+import secrets
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from sparsebp.core.errors import FileFormatError, OptionError, OutputError
+
+LOCK_NAME = ".sparsebp-lock"
+_TEMPORARY = ".sparsebp-{token}-{name}"
+_KINDS = {
+    stat.S_IFLNK: "a symbolic link", stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
+}  # fmt: skip
+_UNSUPPORTED = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK)  # what some network file systems say
+
+_held: set[tuple[int, int, int]] = set()
+"""Locks that are held here: thread, device and inode of the lock file."""
+
+
+# ---- writing -------------------------------------------------------------------------------------------------------
+
+
+def prepare_folder(folder: str | os.PathLike[str]) -> Path:
+    """Create `folder` if need be, and make sure that a file can be written there.
+
+    Raises
+    ------
+    OutputError
+        It cannot.
+    """
+    folder = check_path("folder", folder)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor, probe = _new_file(folder / "probe")
+        os.close(descriptor)
+        os.unlink(probe)
+    except (OSError, ValueError) as error:
+        raise output_error(folder, error) from error
+    return folder
+
+
+def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write `content` to `path` by way of a temporary file of its own beside it.
+
+    Whoever reads `path` finds the old content or the new one, whole, even after a power cut, and so does whoever writes
+    it at the same time. Whatever fails, no temporary file stays (unless the process is killed).
+
+    Raises
+    ------
+    OutputError
+        The folder does not exist or cannot be written, the disk is full, or something else than a regular file is at
+        `path`: a link is not followed, and not replaced. What was there is untouched.
+    """
+    path = check_path("path", path)
+    try:
+        check_regular(path)
+        descriptor, temporary = _new_file(path)
+        try:
+            with open(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(descriptor)  # on the disk before the name changes: a power cut must not leave an empty file
+            os.replace(temporary, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
+        _sync_folder(path.parent)  # the new name as well
+    except (OSError, ValueError) as error:
+        raise output_error(path, error) from error
+
+
+def write_figure(figure: Any, path: str | os.PathLike[str], **options: Any) -> Path:
+    """Write a Matplotlib figure in the format that the suffix of `path` names, and return the path.
+
+    Raises
+    ------
+    OutputError
+        The file cannot be written, or Matplotlib knows no such format.
+    """
+    path = check_path("path", path)
+    picture = io.BytesIO()
+    try:
+        figure.savefig(picture, format=path.suffix[1:], **options)
+    except ValueError as error:
+        raise OutputError(f"{path} cannot be written", expected="a suffix such as .png, .svg or .pdf", got=error,
+                          remedy="Choose one of these suffixes") from error  # fmt: skip
+    write_atomically(path, picture.getvalue())
+    return path
+
+
+def keep_copy(path: Path, name: str) -> None:
+    """Let the file `path` have a second name in its folder, in place of what has it; `path` itself stays.
+
+    Nothing is copied: when `path` is replaced, the old content keeps the second name.
+
+    Raises
+    ------
+    OutputError
+        The folder cannot be written, or something else than a regular file has one of the names: nothing is changed.
+    """
+    try:
+        check_regular(path)
+        check_regular(path.with_name(name))
+        descriptor, temporary = _new_file(path)
+        os.close(descriptor)
+        os.unlink(temporary)
+        try:
+            os.link(path, temporary)
+            os.replace(temporary, path.with_name(name))
+        except OSError as error:
+            if error.errno not in (errno.EPERM, *_UNSUPPORTED):
+                raise
+            os.replace(path, path.with_name(name))  # a file system without second names
+        finally:
+            with contextlib.suppress(OSError):  # two names of one file are not replaced by each other
+                os.unlink(temporary)
+    except OSError as error:
+        raise output_error(path.with_name(name), error) from error
+
+
+def remove_temporaries(path: Path) -> None:
+    """Remove the temporary files that killed processes have left of `path`. Nobody may be writing it now."""
+    for left in path.parent.glob(_TEMPORARY.format(token="*", name=path.name)):
+        with contextlib.suppress(OSError):
+            left.unlink()
+
+
+def output_error(path: Path, error: OSError | ValueError) -> OutputError:
+    """Return the error that says why `path` cannot be written."""
+    return OutputError(
+        f"{_shown(path)} cannot be written",
+        expected="a regular file, or a new one, in a folder with write permission and free space",
+        got=reason(error),
+        remedy="Choose another path",
+    )
+
+
+def _new_file(path: Path) -> tuple[int, str]:
+    """Create a temporary file for `path`, with the usual mode, and return its descriptor, open for writing, and name.
+
+    Nobody else has the name, and a link that is put there is not followed.
+    """
+    name = _TEMPORARY.format(token=secrets.token_hex(8), name=path.name[:40])  # at most 255 bytes
+    temporary = os.path.join(path.parent, name)
+    return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666), temporary
+
+
+def check_regular(path: Path, *, follow: bool = False) -> None:
+    """Raise OSError if something else than a regular file is at `path`: a link too, unless they are followed."""
+    try:
+        mode = os.stat(path, follow_symlinks=follow).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, f"{_KINDS.get(stat.S_IFMT(mode), 'something else')} that is there")
+
+
+def _sync_folder(folder: Path) -> None:
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except PermissionError:  # a folder that may be written and not read
+        return
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+# ---- one writer ----------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def hold_folder(folder: Path) -> Iterator[None]:
+    """Hold the lock of a folder, so that no other run writes there meanwhile.
+
+    The lock is that of an open file (``flock``): it ends with the process, however that ends, so the file
+    ``.sparsebp-lock``, which stays, means nothing by itself. A thread may hold a folder more than once. On a file
+    system without such locks nobody is kept out.
+
+    Raises
+    ------
+    OutputError
+        Another process or thread holds it, or the lock file cannot be made.
+    """
+    path = folder / LOCK_NAME
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    except (OSError, ValueError) as error:
+        raise output_error(path, error) from error
+    with open(descriptor, "r+b", buffering=0) as file:
+        status = os.fstat(descriptor)
+        key = (threading.get_ident(), status.st_dev, status.st_ino)
+        if key in _held:
+            yield
+            return
+        _lock(file, folder)
+        _held.add(key)
+        try:
+            yield
+        finally:
+            _held.discard(key)
+
+
+def _lock(file: io.FileIO, folder: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise OutputError(
+            f"{folder} is in use by another run", expected="a folder that no other run writes to",
+            got=f"a lock of process {file.read(20).decode('ascii', 'replace').strip() or 'unknown'}",
+            remedy="Wait until it has ended, or choose another folder",
+        ) from error  # fmt: skip
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise output_error(folder / LOCK_NAME, error) from error
+    with contextlib.suppress(OSError):  # for the message above alone
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n".encode())
+
+
+# ---- reading -------------------------------------------------------------------------------------------------------
+
+
+def read_file(
+    path: str | os.PathLike[str], problem: str, *, expected: str, remedy: str, regular: bool = False
+) -> bytes:
+    """Return the content of a file; if `regular`, of no FIFO or device, which might be waited for without end.
+
+    Raises
+    ------
+    FileFormatError
+        It cannot be read: `problem`, and why.
+    """
+    path = check_path("path", path)
+    try:
+        if regular:
+            check_regular(path, follow=True)
+        return path.read_bytes()
+    except (OSError, ValueError) as error:  # ValueError: a path with NUL
+        raise FileFormatError(problem, expected=expected, got=reason(error), remedy=remedy) from error
+
+
+def json_line(value: Any, indent: int | None = None) -> str:
+    """Return a JSON text that any reader takes: null for what is not finite, a text for what JSON does not have."""
+    return json.dumps(_finite(value), allow_nan=False, default=str, indent=indent)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return value
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return what a JSON text holds.
+
+    Raises
+    ------
+    ValueError
+        It is none, nested too deeply, or an object in it has a key twice.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_once)
+    except RecursionError as error:
+        raise ValueError("nested too deeply") from error
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {key[:60]!r} twice")
+        found[key] = value
+    return found
+
+
+def check_path(name: str, value: Any) -> Path:
+    """Return an argument that is a path.
+
+    Raises
+    ------
+    OptionError
+        It is something else, or an empty text, which `pathlib` would take for the current folder.
+    """
+    if isinstance(value, str) and value == "":
+        raise OptionError(f"{name} is empty", expected="the name of a file or folder", got="''",
+                          remedy="Pass '.' for the current folder")  # fmt: skip
+    try:
+        return Path(value)
+    except TypeError as error:
+        raise OptionError(f"{name} is no path", expected="a text, or a pathlib.Path", got=type(value).__name__,
+                          remedy="Pass the name of a file or folder") from error  # fmt: skip
+
+
+def reason(error: OSError | ValueError) -> str:
+    """Return what an error of the system says, without path and number."""
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
+def _shown(path: Path) -> str:
+    """Return a path for a message: short, and without what no terminal shows."""
+    text = str(path)
+    text = text if text.isprintable() else repr(text)
+    return text if len(text) <= 300 else f"{text[:100]}…{text[-100:]}"

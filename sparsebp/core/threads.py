@@ -1,0 +1,357 @@
+"""How many threads work: those of the kernels, and those of the BLAS behind NumPy.
+
+The kernels have threads of their own, which sleep until there is work for them (`sparsebp.kernels.host.team`). They
+need no setting: small work stays on the calling thread, work that other processes slow down goes back to it, and no
+result depends on how many threads took part, or on which thread of a program calls. `set_threads` sets an upper end.
+
+A BLAS has threads of its own besides. Within this library, matrix products are cut into parts by a fixed rule and the
+BLAS computes each on one thread (`one_blas_thread`): its rounding then does not depend on its threads either, and the
+threads of two pools do not wait for each other's cores.
+
+Examples
+--------
+>>> import sparsebp as sb
+>>> sb.threads.set_threads(1)["kernels"]  # doctest: +SKIP
+1
+>>> with sb.threads.one_core():  # beside other threads that compute  # doctest: +SKIP
+...     loss.backward()
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from functools import cache
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from sparsebp.core.errors import OptionError
+
+__all__ = [
+    "get_threads",
+    "most_threads",
+    "one_blas_thread",
+    "one_core",
+    "serial",
+    "serial_kernels",
+    "set_threads",
+    "thread_counts",
+]
+
+_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+
+
+# ---- threads of the kernels ----------------------------------------------------------------------------------------
+
+_count: int | None = None
+
+
+class _Block:
+    """Stands for a ``with`` block that a thread is inside, in sets that hold it weakly.
+
+    An interrupt (Ctrl-C) may come before any line, also the first one of an ``__exit__``. A block that nobody holds any
+    more has ended, whatever lines were left out.
+    """
+
+    __slots__ = ("__weakref__", "thread")
+
+    def __init__(self, inside: set[weakref.ref[_Block]]) -> None:
+        self.thread = threading.get_ident()
+        inside.add(weakref.ref(self, inside.discard))
+
+
+class _Library(NamedTuple):
+    """A loaded BLAS library: its file, whose numbers of threads it has, and the two functions that a block calls.
+
+    Attributes
+    ----------
+    by_thread
+        Whether each thread has its own number of threads.
+    """
+
+    filepath: str
+    by_thread: bool
+    get_num_threads: Callable[[], int]
+    set_num_threads: Callable[[int], Any]
+
+
+class _Numbers:
+    """The numbers of threads of some BLAS libraries: one while somebody is inside, else those that are wanted.
+
+    `settle` makes them so whatever was left half done by an interrupt, in any order of calls, also by the handler of a
+    signal that comes in the middle of another one.
+
+    Attributes
+    ----------
+    inside
+        The `_Block` of each who is inside.
+    wanted
+        Threads of each library when nobody is inside.
+    one
+        Whether the libraries have been set to one thread; None if that is not known.
+    """
+
+    def __init__(self) -> None:
+        self.inside: set[weakref.ref[_Block]] = set()
+        self.wanted: list[int] = []
+        self.one: bool | None = False
+
+    def look(self, libraries: tuple[_Library, ...]) -> None:
+        """Let what the libraries have now be what is wanted, unless it may come from here."""
+        if self.one is False:
+            self.wanted = [library.get_num_threads() for library in libraries]
+
+    def want(self, libraries: tuple[_Library, ...], threads: int) -> None:
+        """Let `threads` be what is wanted from now on."""
+        self.wanted, self.one = [threads] * len(libraries), None
+        self.settle(libraries)
+
+    def settle(self, libraries: tuple[_Library, ...]) -> None:
+        """Set the libraries to what they should have."""
+        while self.one is not bool(self.inside):
+            one, known, self.one = bool(self.inside), self.one is not None, None
+            for library, wanted in zip(libraries, self.wanted, strict=True):
+                if wanted != 1 or not known:  # else it has one thread in either case
+                    _set(library, 1 if one else wanted)
+            self.one = one
+
+
+class _State(threading.local):
+    """The `serial_kernels` that a thread is inside, and the BLAS libraries whose number of threads is its own."""
+
+    def __init__(self) -> None:
+        self.serial: set[weakref.ref[_Block]] = set()
+        self.numbers = _Numbers()
+
+
+_local = _State()
+
+
+def set_threads(threads: int) -> dict[str, int]:
+    """Let kernels and NumPy's BLAS use at most `threads` threads from now on, in the whole process.
+
+    Results of this library do not depend on it. Products that a program computes with NumPy itself may round
+    differently for another number of BLAS threads.
+
+    Parameters
+    ----------
+    threads
+        From 1 to `most_threads`.
+
+    Returns
+    -------
+    dict of str to int
+        `thread_counts` afterwards.
+
+    Raises
+    ------
+    OptionError
+        `threads` is less than 1 or more than `most_threads`, or no whole number.
+    """
+    global _count  # noqa: PLW0603
+    most = most_threads()
+    if isinstance(threads, bool) or not hasattr(threads, "__index__") or not 1 <= threads <= most:
+        raise OptionError(
+            "The number of threads cannot be had",
+            expected=f"1 to {most}",
+            got=threads,
+            remedy="Set the environment variable NUMBA_NUM_THREADS before starting to raise the upper end",
+        )
+    _count = int(threads)
+    for variable in _VARIABLES:  # for a library that is loaded later
+        os.environ[variable] = str(_count)
+    everywhere, here = _numpy_blas()
+    ours = {library.filepath for library in (*everywhere, *here)}
+    with lock:
+        for library in _blas_libraries():
+            if library.filepath not in ours:
+                _set(library, _count)
+        _process.want(everywhere, _count)
+        _local.numbers.want(here, _count)
+    return thread_counts()
+
+
+def thread_counts() -> dict[str, int]:
+    """Return how many threads kernels and each loaded BLAS library use, by name (``"kernels"``, the library's file)."""
+    _settle()
+    counts = {"kernels": count()}
+    for library in _blas_libraries():
+        counts[os.path.basename(library.filepath)] = int(library.get_num_threads())
+    return counts
+
+
+@cache
+def most_threads() -> int:
+    """Return how many threads may be set: ``NUMBA_NUM_THREADS``, by default the cores that this process may use."""
+    wanted = os.environ.get("NUMBA_NUM_THREADS", "")
+    if wanted.isdecimal() and int(wanted):
+        return int(wanted)
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def get_threads() -> int:
+    """Return how many threads kernels use at most: what `set_threads` was last told, at first `most_threads`."""
+    return most_threads() if _count is None else _count
+
+
+def count() -> int:
+    """Return how many threads may work on a kernel that the calling thread starts now."""
+    return 1 if _local.serial else get_threads()
+
+
+def serial() -> bool:
+    """Say whether the calling thread is inside `serial_kernels`."""
+    return bool(_local.serial)
+
+
+@contextlib.contextmanager
+def serial_kernels() -> Iterator[None]:
+    """Run the kernels that the calling thread starts inside the ``with`` block on that thread alone.
+
+    For threads that compute side by side, one a core. Blocks may end in another order than the reverse of their
+    beginnings.
+    """
+    block = _Block(_local.serial)
+    try:
+        yield
+    finally:
+        del block
+
+
+@contextlib.contextmanager
+def one_core() -> Iterator[None]:
+    """Run kernels and matrix products of the calling thread inside the ``with`` block on that thread alone."""
+    with one_blas_thread(), serial_kernels():
+        yield
+
+
+# ---- threads of the BLAS -------------------------------------------------------------------------------------------
+
+lock = threading.RLock()
+"""Held while threads are hired or numbers of threads change, and over a fork. The handler of a signal that comes
+meanwhile may take it again."""
+_process = _Numbers()
+
+
+def one_blas_thread() -> contextlib.AbstractContextManager[None]:
+    """Run NumPy's matrix products on one thread each, inside the ``with`` block.
+
+    Where the number of threads belongs to the process, as in the OpenBLAS that comes with NumPy, this holds for all of
+    its threads until the last of them has left its block; the numbers of before, or what `set_threads` was told
+    meanwhile, then come back, whatever the order. Where an interrupt (Ctrl-C) comes between, they come back with the
+    next block that ends, or with `set_threads` or `thread_counts`.
+    """
+    return _OneThread()
+
+
+_ALONE = 1 << 13
+_NOTHING = contextlib.nullcontext()
+
+
+def one_blas_thread_for(work: int) -> contextlib.AbstractContextManager[None]:
+    """Return `one_blas_thread` for a product of so many multiply-adds, or nothing where a BLAS wakes no second one."""
+    return _OneThread() if work > _ALONE else _NOTHING
+
+
+class _OneThread:
+    """A block for the libraries of the process, and one for those whose number of threads is the thread's own."""
+
+    __slots__ = ("_block", "_own_block")
+
+    def __enter__(self) -> None:
+        everywhere, here = _numpy_blas()
+        self._block: _Block | None = None
+        self._own_block: _Block | None = None
+        try:
+            with lock:
+                _process.look(everywhere)
+                self._block = _Block(_process.inside)
+                _process.settle(everywhere)
+                if here:
+                    own = _local.numbers
+                    own.look(here)
+                    self._own_block = _Block(own.inside)
+                    own.settle(here)
+        except BaseException:
+            self._block = self._own_block = None  # the traceback may live on
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._block = self._own_block = None
+        _settle()
+
+
+def one_blas_thread_here() -> None:
+    """Let a BLAS whose number of threads belongs to the calling thread use one on it, for good."""
+    for library in _numpy_blas()[1]:
+        _set(library, 1)
+
+
+def prepare() -> None:
+    """Load and look up what `one_blas_thread_here` needs, so that a new thread only has to set numbers."""
+    _numpy_blas()
+
+
+def _settle() -> None:
+    everywhere, here = _numpy_blas()
+    with lock:
+        _process.settle(everywhere)
+        if here:
+            _local.numbers.settle(here)
+
+
+def _after_fork() -> None:
+    """In a child process: the thread that forked, which holds the lock, is the only one."""
+    try:
+        for reference in tuple(_process.inside):
+            block = reference()
+            if block is None or block.thread != threading.get_ident():
+                _process.inside.discard(reference)
+        if _process.one is not False:
+            _settle()
+    finally:
+        lock.release()
+
+
+os.register_at_fork(before=lock.acquire, after_in_parent=lock.release, after_in_child=_after_fork)
+
+
+def _set(library: _Library, count: int) -> None:
+    library.set_num_threads(count)
+
+
+@cache
+def _numpy_blas() -> tuple[tuple[_Library, ...], tuple[_Library, ...]]:
+    """Return the BLAS libraries loaded by the first call, NumPy's and SciPy's among them.
+
+    First those whose number of threads belongs to the process, then those where each thread has its own.
+    """
+    import scipy.linalg.cython_blas  # noqa: F401  # the BLAS of products inside kernels
+
+    libraries = _blas_libraries()
+    return (
+        tuple(library for library in libraries if not library.by_thread),
+        tuple(library for library in libraries if library.by_thread),
+    )
+
+
+def _blas_libraries() -> list[_Library]:
+    from threadpoolctl import ThreadpoolController
+
+    return [_library(found) for found in ThreadpoolController().lib_controllers if found.user_api == "blas"]
+
+
+def _library(found: Any) -> _Library:
+    kind, layer = found.internal_api, getattr(found, "threading_layer", "")
+    getting, setting = found.get_num_threads, found.set_num_threads
+    if kind == "openblas" and layer != "openmp":
+        # The library's own functions: they take a sixth of the time, and from threadpoolctl 3.8 on, its
+        # `set_num_threads` of an OpenBLAS obeys the thread that came first alone.
+        own = [found._get_symbol(f"openblas_{name}_num_threads") for name in ("get", "set")]
+        getting, setting = (mine or theirs for mine, theirs in zip(own, (getting, setting), strict=True))
+    return _Library(found.filepath, kind == "mkl" or (kind == "openblas" and layer == "openmp"), getting, setting)

@@ -1,0 +1,1 @@
+"""Layers that work on each element by itself, and softmax."""

@@ -1,0 +1,1 @@
+"""Layers that consist of others: chains, branches, and the scan over a chain."""

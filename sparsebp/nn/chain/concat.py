@@ -1,0 +1,116 @@
+"""Concat: parallel branches on one input, their outputs side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from typing import Any, NamedTuple
+
+from sparsebp.core.arguments import forward_of
+from sparsebp.core.errors import OptionError, ShapeError
+from sparsebp.core.types import Array
+from sparsebp.nn.gradients import Gradients, Shared
+from sparsebp.nn.jacobian import jacobian_of
+from sparsebp.nn.layer import Layer, check_gy, check_input, check_layer
+from sparsebp.nn.work import Work, together
+
+
+class ConcatSaved(NamedTuple):
+    """The input, the shapes of the branches' outputs, and what each branch saved."""
+
+    x: Array
+    shapes: list[tuple[int, ...]]
+    branches: list[Any]
+
+
+class Concat(Layer):
+    """``y = [branch₀(x), branch₁(x), …]`` along the channels, the axis after the batch, as in Inception modules.
+
+    Parameters
+    ----------
+    branches
+        Layers whose outputs differ in the channels alone. Children are named ``"0"``, ``"1"``, …
+
+    Raises
+    ------
+    OptionError
+        There is no branch.
+    """
+
+    replayable = True
+
+    def __init__(self, *branches: Layer) -> None:
+        super().__init__()
+        if not branches:
+            raise OptionError(
+                "Concat has no branches", expected="at least one", got="none", remedy="Use Identity() for no change"
+            )
+        self.children = {str(i): check_layer(f"branch {i}", branch) for i, branch in enumerate(branches)}
+
+    def forward(self, x: Array) -> tuple[Array, ConcatSaved]:
+        """Return the branches' outputs side by side; `saved` is what each one saved, and more.
+
+        Raises
+        ------
+        ShapeError
+            The outputs differ in more than the channels.
+        """
+        xp = check_input(x)
+        outputs, saved = zip(*(forward_of(branch, x) for branch in self.children.values()), strict=True)
+        if outputs[0].ndim < 2 or len({(y.shape[0], *y.shape[2:]) for y in outputs}) > 1:
+            raise ShapeError(
+                "The outputs of the branches do not stand side by side",
+                expected="(B, channels, …) that differ in the channels alone",
+                got=", ".join(str(y.shape) for y in outputs),
+                remedy="Choose strides and paddings that give every branch the same positions",
+            )
+        y = xp.concatenate(outputs, axis=1)
+        return y, ConcatSaved(x, [out.shape for out in outputs], list(saved))
+
+    def gradients(self, gy: Array, saved: ConcatSaved) -> Gradients:
+        """Return the gradients: each branch's of its part of gy, those at the input added up."""
+        shapes = saved.shapes
+        xp = check_gy(gy, (shapes[0][0], sum(shape[1] for shape in shapes), *shapes[0][2:]), None)
+
+        def of_branches() -> dict[str, Gradients]:
+            found, first = {}, 0
+            for (name, branch), kept, shape in zip(self.children.items(), saved.branches, shapes, strict=True):
+                part = xp.ascontiguousarray(gy[:, first : first + shape[1]])
+                found[name] = branch.gradients(part, kept)
+                first += shape[1]
+            return found
+
+        branches = Shared(of_branches, xp)
+
+        def at_input() -> Array:
+            total, *others = (branch.input_grad() for branch in branches().values())
+            for grad in others:
+                total = total + grad  # a new array: a branch may have returned gy itself
+            return total
+
+        return Gradients(self, gy, saved, at_input, branches)
+
+    def choices(self, saved: ConcatSaved, prefix: str = "") -> Iterator[tuple[str, str, str]]:
+        """Yield the branches'."""
+        for (name, branch), kept in zip(self.children.items(), saved.branches, strict=True):
+            yield from branch.choices(kept, f"{prefix}.{name}" if prefix else name)
+
+    def input_grad_work(self, shape: tuple[int, ...], saved: ConcatSaved) -> Work:
+        """Return the branches' costs, of parts of the gradient, and those of a sum."""
+        parts = (b.input_grad_work(shape, kept) for b, kept in zip(self.children.values(), saved.branches, strict=True))
+        copies = [Work(prod(shape), 3 * prod(shape) + 2 * prod(out), 2) for out in saved.shapes]
+        return together((*parts, *copies))._replace(entries=0)
+
+    def couples_samples(self, saved: ConcatSaved) -> bool:
+        """Whether any of the branches does."""
+        return any(b.couples_samples(kept) for b, kept in zip(self.children.values(), saved.branches, strict=True))
+
+    def jacobian_t(self, saved: ConcatSaved) -> Any:
+        """Return the branches' transposed Jacobians side by side."""
+        from sparsebp.jacobians import TransposedJacobian
+        from sparsebp.patterns import plan_concatenation
+
+        x, branches = saved.x, zip(self.children.values(), saved.branches, saved.shapes, strict=True)
+        jacobians = [jacobian_of(branch, kept, x.shape, shape, x) for branch, kept, shape in branches]
+        plan = plan_concatenation(*(jacobian.pattern for jacobian in jacobians))
+        return TransposedJacobian(plan.pattern, plan(*(jacobian.data for jacobian in jacobians)))

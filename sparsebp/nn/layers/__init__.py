@@ -1,0 +1,1 @@
+"""Layers with windows, weights or statistics."""

@@ -1,0 +1,134 @@
+"""Running one direction of one recurrent layer backward through time, by any of the algorithms.
+
+``bp`` (plain back-propagation, the recursion) and ``chunked`` are fused kernels that store no Jacobian. The other scans
+materialise every step's transposed Jacobian and run the general scan over them (BPPSA §3.1 and Algorithm 1); the
+gradients at the gates then follow from the gradient at every state without a recurrence.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from sparsebp import backend, kernels
+from sparsebp.backend.memory import empty
+from sparsebp.core.arguments import check_choice, check_integer
+from sparsebp.core.errors import MemoryLimitError
+from sparsebp.core.types import BACKWARDS, Array, Backward, ScanAlgorithm
+from sparsebp.nn.recurrent.cell_math import CellMath, Tape
+
+
+@dataclass(frozen=True)
+class BackwardOptions:
+    """How to run backward: the algorithm, and what each algorithm takes (None: it chooses)."""
+
+    algorithm: Backward = "auto"
+    up_levels: int | None = None
+    chunks: int | None = None
+    workers: int | None = None
+    memory_limit: int | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("backward algorithm", self.algorithm, BACKWARDS)
+        least = {"chunks": 1, "workers": 1, "up_levels": 0, "memory_limit": 0}
+        for name, low in least.items():
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, check_integer(name, value, low))
+
+
+def choose(
+    options: BackwardOptions, cell: CellMath, shape: tuple[int, int, int], dtype: np.dtype, xp: ModuleType
+) -> Any:
+    """Return the `scan.cost.Choice` for states of `shape` (T, B, H): for ``auto`` the cost model's."""
+    from sparsebp.scan.planning.recurrent import Choice, choose_recurrent_backward
+
+    if options.algorithm == "auto":
+        return choose_recurrent_backward(cell.name, *shape, dtype, xp, options.workers, options.memory_limit)
+    steps = shape[0]
+    # The square root balances the sequential part inside the chunks with the one over the chunks.
+    chunks = min(options.chunks or math.isqrt(steps), steps) if options.algorithm == "chunked" else 1
+    return Choice(options.algorithm, chunks, f"backward={options.algorithm!r} was asked for", {}, {})
+
+
+def run_backward(
+    options: BackwardOptions, choice: Any, cell: CellMath, tape: Tape, w_hh: Array, gy: Array | None,
+    grad_h_n: Array | None,
+) -> tuple[Array, Array]:  # fmt: skip
+    """Return ``(ga (T, B, columns·H), gh0 (B, H))`` of one direction. gy (T, B, H) and grad_h_n (B, H) C-contiguous."""
+    xp = backend.namespace(tape.h)
+    steps, batch, hidden = tape.h.shape
+    k = kernels.get(xp)
+    ga = empty(xp, (steps, batch, cell.columns * hidden), tape.h.dtype)
+    gh0 = xp.empty((batch, hidden), dtype=tape.h.dtype)
+    if choice.algorithm not in ("bp", "chunked"):
+        _run_materialised(options, choice.algorithm, cell, tape, w_hh, gy, grad_h_n, ga, gh0)
+    else:
+        chunks = choice.chunks if choice.algorithm == "chunked" else None
+        cell.backward(k, tape, w_hh, gy, grad_h_n, chunks, ga, gh0)
+    return ga, gh0
+
+
+def _run_materialised(
+    options: BackwardOptions, algorithm: ScanAlgorithm, cell: CellMath, tape: Tape, w_hh: Array, gy: Array | None,
+    grad_h_n: Array | None, ga: Array, gh0: Array,
+) -> None:  # fmt: skip
+    xp = backend.namespace(tape.h)
+    steps, batch, hidden = tape.h.shape
+    plan = _plan_within(options, algorithm, tape.h.shape, tape.h.dtype, xp)
+    data = empty(xp, (steps, hidden, hidden, batch), tape.h.dtype)
+    cell.jacobians(kernels.get(xp), tape, w_hh, True, data)  # the scan's first element is the last step's
+    seed = xp.zeros((hidden, batch), dtype=tape.h.dtype)
+    injections = None
+    if gy is not None:
+        seed += gy[-1].T
+        injections = xp.zeros((steps, hidden, batch), dtype=tape.h.dtype)
+        injections[:-1] = gy[-2::-1].transpose(0, 2, 1) if steps > 1 else 0
+    if grad_h_n is not None:
+        seed += grad_h_n.T
+    y = plan(seed, data.reshape(steps, hidden * hidden, batch), injections=injections)
+    grad_h = xp.empty((steps, batch, hidden), dtype=tape.h.dtype)
+    grad_h[-1] = seed.T
+    for t in range(1, steps):
+        grad_h[steps - 1 - t] = y[t - 1].T
+    gh0[...] = y[steps - 1].T
+    cell.gate_gradients(tape, grad_h, ga)
+
+
+def _plan_within(
+    options: BackwardOptions, algorithm: ScanAlgorithm, shape: tuple[int, int, int], dtype: np.dtype, xp: ModuleType
+) -> Any:
+    """Return the scan's plan if it and the Jacobians fit into the memory limit; refuse before anything is allocated."""
+    steps, batch, hidden = shape
+    stored = steps * hidden * hidden * batch * dtype.itemsize
+    limit = options.memory_limit
+    rest = None if limit is None else max(limit - stored, 0)
+    up_levels = options.up_levels if algorithm == "hybrid" else None
+    try:
+        return _scan_plan(hidden, steps, algorithm, up_levels, options.workers, rest, batch, dtype, xp)
+    except MemoryLimitError as error:
+        raise MemoryLimitError(
+            f"backward={algorithm!r} would need too much memory for T = {steps}, B = {batch}, H = {hidden}",
+            expected=f"at most {limit} bytes (memory_limit)",
+            got=f"{stored} bytes of Jacobians, and the scan's own",
+            remedy="Use backward='bp' or 'chunked', which store no Jacobian, or raise memory_limit",
+        ) from error
+
+
+@lru_cache(maxsize=4)  # a plan keeps its buffers, so a few
+def _scan_plan(
+    hidden: int, steps: int, algorithm: ScanAlgorithm, up_levels: int | None, workers: int | None,
+    memory_limit: int | None, batch: int, dtype: np.dtype, xp: ModuleType,
+) -> Any:  # fmt: skip
+    from sparsebp.patterns import hidden_pattern
+    from sparsebp.scan import plan_scan
+
+    return plan_scan(
+        [hidden_pattern(hidden)] * steps, algorithm=algorithm, up_levels=up_levels, workers=workers,
+        memory_limit=memory_limit, batch=batch, dtype=dtype, xp=xp,
+    )  # fmt: skip

@@ -1,0 +1,240 @@
+"""What differs between recurrent cells, stated once for cells and layers: the kernels, the gates and their gradients.
+
+`nn.rnn` and `nn.gru` implement `CellMath`; `nn.recurrent` and the cell classes know nothing else about a cell.
+"""
+
+from __future__ import annotations
+
+import abc
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from sparsebp import backend
+from sparsebp.backend.memory import empty
+from sparsebp.core.threads import one_blas_thread_for
+from sparsebp.core.types import Array
+from sparsebp.kernels.matmul import matmul
+from sparsebp.kernels.protocol import Kernels
+from sparsebp.nn import initial
+from sparsebp.nn.recurrent.lengths import Lengths
+
+FEW_FEATURES = 8
+"""Inputs up to this size carry the bias as one more feature; measured: beyond, the copy costs more than it saves."""
+
+LONG = 1_000_000_000
+"""FLOP from which a product is worth being cut into parts: some 10 ms of one core."""
+
+
+@dataclass
+class Tape:
+    """One run of a cell over time, in the order in which it was processed.
+
+    Attributes
+    ----------
+    x
+        Inputs (T, B, input_size).
+    states
+        ``(T + 1, B, H)``: the initial state, then every state. `h0`, `h` and `h_prev` are views, so the weight
+        gradient reads the previous states without a copy.
+    gates
+        ``(T, B, 4H)`` for a GRU (r, z, n, M), None for an RNN.
+    """
+
+    x: Array
+    states: Array
+    gates: Array | None = None
+
+    @property
+    def h0(self) -> Array:
+        """The initial state (B, H)."""
+        return self.states[0]
+
+    @property
+    def h(self) -> Array:
+        """The state after each step (T, B, H)."""
+        return self.states[1:]
+
+    @property
+    def h_prev(self) -> Array:
+        """The state before each step (T, B, H)."""
+        return self.states[:-1]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The parameters of one layer and direction: `w_ih` (gH, I), `w_hh` (gH, H), `b_ih` and `b_hh` (gH,) or None."""
+
+    w_ih: Array
+    w_hh: Array
+    b_ih: Array | None
+    b_hh: Array | None
+
+
+class CellMath(abc.ABC):
+    """The specifics of a cell. ``ga`` is the gradient at everything that a weight feeds, ``(T, B, columns · H)``."""
+
+    name: Literal["rnn", "gru"]
+    gates: int
+    """Rows of the weights, in multiples of the hidden size."""
+    columns: int
+    """Columns of ga, in multiples of the hidden size."""
+
+    @abc.abstractmethod
+    def input_bias(self, weights: Weights) -> Array | None:
+        """Return the bias that belongs into the input projection (gH,), or None."""
+
+    @abc.abstractmethod
+    def run(self, k: Kernels, gx: Array, weights: Weights, tape: Tape) -> None:
+        """Run the recurrence over the projected input gx (T, B, gH); fill ``tape.h`` and set ``tape.gates``."""
+
+    @abc.abstractmethod
+    def backward(
+        self,
+        k: Kernels,
+        tape: Tape,
+        w_hh: Array,
+        gy: Array | None,
+        grad_h_n: Array | None,
+        chunks: int | None,
+        ga: Array,
+        gh0: Array,
+    ) -> None:
+        """Write ga and gh0 by the sequential kernel (`chunks` None) or by the chunked scan."""
+
+    @abc.abstractmethod
+    def jacobians(self, k: Kernels, tape: Tape, w_hh: Array, reverse: bool, out: Array) -> None:
+        """Write the transposed hidden Jacobians (T, H, H, B), from the last step to the first if `reverse`."""
+
+    @abc.abstractmethod
+    def gate_gradients(self, tape: Tape, grad_h: Array, ga: Array) -> None:
+        """Write ga from the full gradient at every state, grad_h (T, B, H): no recurrence, all steps at once."""
+
+    @abc.abstractmethod
+    def close(self, tape: Tape, lengths: Lengths) -> None:
+        """Change what the tape holds behind each sample's end so that the Jacobians there are exactly zero.
+
+        No product over padded steps can then overflow, and 0 · inf cannot make a NaN.
+        """
+
+    @abc.abstractmethod
+    def input_factors(self, tape: Tape) -> Array:
+        """Return (T, gH, H, B): transposed Jacobian of h[t] with respect to ``W_ih x[t]``, gate rows as in torch."""
+
+    @abc.abstractmethod
+    def input_part(self, ga: Array) -> Array:
+        """Return the columns of ga that belong to ``W_ih x``, a view."""
+
+    @abc.abstractmethod
+    def hidden_part(self, ga: Array) -> Array:
+        """Return the columns of ga that belong to ``W_hh h``, a view in torch's gate order."""
+
+    @abc.abstractmethod
+    def to_torch_order(self, rows: Array) -> Array:
+        """Bring gate rows from the order of `input_part` to torch's."""
+
+    @abc.abstractmethod
+    def from_torch_order(self, rows: Array) -> Array:
+        """Bring gate rows from torch's order to that of `input_part`."""
+
+    # ---- the same for every cell ---------------------------------------------------------------------------------
+
+    def forward(self, k: Kernels, x: Array, h0: Array | None, weights: Weights) -> Tape:
+        """Project the input with one GEMM over all steps, and run the recurrence. x (T, B, I) C-contiguous."""
+        xp = backend.namespace(x)
+        steps, batch, _ = x.shape
+        gx = _project(x, weights.w_ih, self.input_bias(weights))
+        tape = Tape(x, empty(xp, (steps + 1, batch, weights.w_hh.shape[1]), x.dtype))
+        tape.states[0] = 0 if h0 is None else h0
+        self.run(k, gx, weights, tape)
+        return tape
+
+    def input_grad(self, ga: Array, weights: Weights) -> Array:
+        """Return the gradient at x (T, B, I): one GEMM."""
+        return _product(self.input_part(ga), self.from_torch_order(weights.w_ih))
+
+    def weight_grad(self, ga: Array, tape: Tape, weights: Weights) -> Weights:
+        """Return the gradients of the weights: two GEMMs over all steps, and one GEMV for both biases."""
+        xp = backend.namespace(ga)
+        rows = ga.shape[0] * ga.shape[1]
+        flat = ga.reshape(rows, -1)
+        b_ih = b_hh = None
+        with one_blas_thread_for(max(flat.size, rows * weights.w_ih.size, rows * weights.w_hh.size)):
+            # Small · tall products: with x and h on the left they are split better between threads.
+            w_ih = _multiply(tape.x.reshape(rows, -1).T, self.input_part(flat)).T
+            w_hh = _multiply(tape.h_prev.reshape(rows, -1).T, self.hidden_part(flat)).T
+            if weights.b_ih is not None:
+                sums = xp.ones(rows, dtype=flat.dtype) @ flat  # a GEMV: four times faster than flat.sum(axis=0)
+        if weights.b_ih is not None:
+            b_ih = self.to_torch_order(self.input_part(sums))
+            b_hh = self.hidden_part(sums).copy()  # an RNN's is the same sum, in an array of its own
+        return Weights(xp.ascontiguousarray(self.to_torch_order(w_ih)), xp.ascontiguousarray(w_hh), b_ih, b_hh)
+
+
+def _product(a: Array, b: Array) -> Array:
+    """Return what `_multiply` does, whatever a BLAS would do with threads of its own."""
+    with one_blas_thread_for(a.size * b.shape[1]):
+        return _multiply(a, b)
+
+
+def _multiply(a: Array, b: Array) -> Array:
+    """Return ``a @ b``, as the BLAS has it, or in parts on all threads: which of the two, the shape says alone."""
+    xp = backend.namespace(a)
+    if 2.0 * a.size * b.shape[1] >= LONG:
+        return matmul(xp, a, b)
+    out = empty(xp, (*a.shape[:-1], b.shape[1]), a.dtype)
+    rows = math.prod(a.shape[:-1])
+    xp.matmul(a.reshape(rows, a.shape[-1]), b, out=out.reshape(rows, b.shape[1]))
+    return out
+
+
+def _project(x: Array, w: Array, bias: Array | None) -> Array:
+    """Return ``x wᵀ + bias`` (T, B, rows of w)."""
+    xp = backend.namespace(x)
+    steps, batch, features = x.shape
+    if features > FEW_FEATURES:
+        gx = _product(x, w.T)
+        if bias is not None:
+            gx += bias
+        return gx
+    # The bias becomes one more feature that is always 1: a pass less over gx, and no GEMM with an inner length of 1,
+    # which OpenBLAS does eight times slower than one with 2.
+    extended_x = xp.ones((steps, batch, features + 1), dtype=x.dtype)
+    extended_x[..., :-1] = x
+    extended_w = xp.zeros((w.shape[0], features + 1), dtype=x.dtype)
+    extended_w[:, :-1] = w
+    if bias is not None:
+        extended_w[:, -1] = bias
+    return _product(extended_x, extended_w.T)
+
+
+def initial_weights(
+    cell: CellMath, input_size: int, hidden_size: int, bias: bool, dtype: np.dtype, rng: np.random.Generator
+) -> Weights:
+    """Draw parameters as torch.nn does: all of them from U(-1/√H, 1/√H)."""
+    bound, rows = initial.fan_in_bound(hidden_size), cell.gates * hidden_size
+
+    def draw(*shape: int) -> Any:
+        return initial.uniform(rng, shape, bound, dtype)
+
+    return Weights(
+        draw(rows, input_size), draw(rows, hidden_size), draw(rows) if bias else None, draw(rows) if bias else None
+    )
+
+
+def weights_to_params(weights: Weights, suffix: str) -> dict[str, Array]:
+    """Name the parameters as torch.nn does: ``weight_ih`` + suffix and so on."""
+    named = {"weight_ih": weights.w_ih, "weight_hh": weights.w_hh, "bias_ih": weights.b_ih, "bias_hh": weights.b_hh}
+    return {name + suffix: array for name, array in named.items() if array is not None}
+
+
+def params_to_weights(params: dict[str, Array], suffix: str) -> Weights:
+    """Undo `weights_to_params`."""
+    return Weights(
+        params["weight_ih" + suffix],
+        params["weight_hh" + suffix],
+        params.get("bias_ih" + suffix),
+        params.get("bias_hh" + suffix),
+    )

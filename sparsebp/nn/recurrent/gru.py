@@ -1,0 +1,141 @@
+"""GRU (BPPSA Eq. 10), gates in torch's order r, z, n; its hidden Jacobian is Eq. 11."""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+import numpy as np
+
+from sparsebp import backend
+from sparsebp.backend.memory import empty
+from sparsebp.core.types import Array, Seed
+from sparsebp.kernels.protocol import Kernels
+from sparsebp.nn.recurrent.cell_math import CellMath, Tape, Weights
+from sparsebp.nn.recurrent.lengths import Lengths
+from sparsebp.nn.recurrent.recurrent import Recurrent, RecurrentOptions
+from sparsebp.nn.recurrent.recurrent_cell import RecurrentCell
+
+
+class GRUMath(CellMath):
+    """The specifics of the GRU: ga (T, B, 4H) holds the gradients at N, R, Z and M, in the order n, r, z, m.
+
+    With M = W_hn h + b_hn kept apart, the first three quarters belong to the input weights and the last three to the
+    hidden weights, so neither product copies.
+    """
+
+    name = "gru"
+    gates = 3
+    columns = 4
+
+    def input_bias(self, weights: Weights) -> Array | None:
+        """Return b_ih, plus b_hh for r and z; the n part of b_hh is inside M."""
+        if weights.b_ih is None:
+            return None
+        hidden = weights.w_hh.shape[1]
+        bias = weights.b_ih.copy()
+        bias[: 2 * hidden] += weights.b_hh[: 2 * hidden]  # type: ignore[index]  # both biases are there, or none
+        return bias
+
+    def run(self, k: Kernels, gx: Array, weights: Weights, tape: Tape) -> None:
+        """Run the recurrence, keeping every gate."""
+        xp = backend.namespace(gx)
+        hidden = weights.w_hh.shape[1]
+        b_hn = xp.zeros(hidden, dtype=gx.dtype) if weights.b_hh is None else weights.b_hh[2 * hidden :]
+        tape.gates = empty(xp, (*gx.shape[:2], 4 * hidden), gx.dtype)
+        k.gru_forward(gx, weights.w_hh, b_hn, tape.h0, tape.h, tape.gates)
+
+    def backward(
+        self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, grad_h_n: Array | None, chunks: int | None,
+        ga: Array, gh0: Array,
+    ) -> None:  # fmt: skip
+        """Write ga and gh0."""
+        if chunks is None:
+            k.gru_backward(tape.h, tape.h0, tape.gates, w_hh, gy, grad_h_n, ga, gh0)
+        else:
+            k.gru_scan_backward(tape.h, tape.h0, tape.gates, w_hh, gy, grad_h_n, chunks, ga, gh0)
+
+    def jacobians(self, k: Kernels, tape: Tape, w_hh: Array, reverse: bool, out: Array) -> None:
+        """Write Eq. 11 for every step. Reversed, the states before each step stand in for the states after the last."""
+        if not reverse:
+            k.gru_jacobians(tape.h, tape.h0, tape.gates, w_hh, out)
+            return
+        xp = backend.namespace(tape.states)
+        states = xp.zeros_like(
+            tape.states
+        )  # the kernel reads the state before each step only: the last entry is unused
+        states[:-1] = tape.h_prev[::-1]
+        k.gru_jacobians(states[1:], states[0], xp.ascontiguousarray(tape.gates[::-1]), w_hh, out)  # type: ignore[index]
+
+    def gate_gradients(self, tape: Tape, grad_h: Array, ga: Array) -> None:
+        """Write the four gradients, in the notation of Eq. 11: j2 = r(1-r), j6 = 1-n², j7 = 1-z, j9 = z(1-z)."""
+        r, z, n, m = self._split(tape.gates)
+        d_n, d_r, d_z, d_m = self._split(ga)
+        d_n[...] = grad_h * (1 - z) * (1 - n * n)
+        d_m[...] = d_n * r
+        d_r[...] = d_n * m * (r * (1 - r))
+        d_z[...] = grad_h * (tape.h_prev - n) * (z * (1 - z))
+
+    def close(self, tape: Tape, lengths: Lengths) -> None:
+        """Set r = z = M = 0 and n = 1: every term of Eq. 11 vanishes."""
+        for gate, value in zip(self._split(tape.gates), (0, 0, 1, 0), strict=True):
+            lengths.fill(gate, value)
+
+    def input_factors(self, tape: Tape) -> Array:
+        """Return the diagonal blocks for R, Z and N, one above the other."""
+        xp = backend.namespace(tape.h)
+        r, z, n, m = self._split(tape.gates)
+        d_n = (1 - z) * (1 - n * n)
+        blocks = (d_n * m * (r * (1 - r)), (tape.h_prev - n) * (z * (1 - z)), d_n)
+        eye = xp.eye(r.shape[2], dtype=r.dtype)[None, :, :, None]
+        return xp.concatenate([eye * xp.moveaxis(block, 1, 2)[:, None] for block in blocks], axis=1)
+
+    def input_part(self, ga: Array) -> Array:
+        """Return the parts n, r, z."""
+        return ga[..., : 3 * (ga.shape[-1] // 4)]
+
+    def hidden_part(self, ga: Array) -> Array:
+        """Return the parts r, z, m."""
+        return ga[..., ga.shape[-1] // 4 :]
+
+    def to_torch_order(self, rows: Array) -> Array:
+        """n, r, z to r, z, n."""
+        return backend.namespace(rows).roll(rows, -(rows.shape[0] // 3), axis=0)
+
+    def from_torch_order(self, rows: Array) -> Array:
+        """r, z, n to n, r, z."""
+        return backend.namespace(rows).roll(rows, rows.shape[0] // 3, axis=0)
+
+    @staticmethod
+    def _split(gates: Array) -> tuple[Array, Array, Array, Array]:
+        hidden = gates.shape[-1] // 4
+        a, b, c, d = (gates[..., i * hidden : (i + 1) * hidden] for i in range(4))
+        return a, b, c, d
+
+
+class GRU(Recurrent):
+    """A recurrent layer with torch.nn.GRU's arguments, parameters and layouts; see `Recurrent` for all of them.
+
+    Parameters
+    ----------
+    input_size, hidden_size
+        Features of the input and of the hidden state.
+    num_layers
+        Layers stacked on one another.
+    **options
+        As `Recurrent`: bias, batch_first, dropout, bidirectional, backward, up_levels, chunks, workers, memory_limit,
+        dtype, rng.
+    """
+
+    def __init__(
+        self, input_size: int, hidden_size: int, num_layers: int = 1, **options: Unpack[RecurrentOptions]
+    ) -> None:
+        super().__init__(GRUMath(), input_size, hidden_size, num_layers, **options)
+
+
+class GRUCell(RecurrentCell):
+    """One step of a GRU, as `torch.nn.GRUCell`; see `RecurrentCell`."""
+
+    def __init__(
+        self, input_size: int, hidden_size: int, bias: bool = True, *, dtype: Any = np.float32, rng: Seed = None
+    ) -> None:
+        super().__init__(GRUMath(), input_size, hidden_size, bias, dtype=dtype, rng=rng)

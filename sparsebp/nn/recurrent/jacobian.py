@@ -1,0 +1,99 @@
+"""Transposed Jacobians of recurrent layers, materialised: for inspection, tests and the general scan engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from sparsebp import backend, kernels
+from sparsebp.core.errors import MemoryLimitError
+from sparsebp.core.types import Array
+from sparsebp.jacobians.dense import DEFAULT_MEMORY_LIMIT
+from sparsebp.nn.recurrent.cell_math import CellMath, Tape, Weights
+from sparsebp.nn.recurrent.lengths import Lengths
+
+
+def hidden_jacobians_t(cell: CellMath, tape: Tape, weights: Weights) -> list[Any]:
+    """Return a dense (H, H) `TransposedJacobian` per sample for every step of `tape`, all views of one array."""
+    from sparsebp.jacobians import hidden_elements
+
+    data = _materialise(cell, tape, weights)
+    steps, hidden, _, batch = data.shape
+    return hidden_elements(data.reshape(steps, hidden * hidden, batch))
+
+
+def layer_jacobian_t(
+    cell: CellMath, tapes: Sequence[Tape], weights: Sequence[Weights], lengths: Lengths | None, mask: Array | None,
+    memory_limit: int | None,
+) -> Any:  # fmt: skip
+    """Return the transposed Jacobian of one layer's output with respect to its input, all steps and directions.
+
+    The block of input step s and output step t is ``A_s J_{s+1} … J_t`` with A_s the transposed Jacobian of h[s] with
+    respect to x[s], and J the hidden ones.
+
+    Raises
+    ------
+    MemoryLimitError
+        The need is beyond `memory_limit` bytes (None: `DEFAULT_MEMORY_LIMIT`); said before anything is allocated.
+    """
+    from sparsebp.jacobians import TransposedJacobian
+    from sparsebp.patterns import sequence_pattern
+
+    steps, batch, features = tapes[0].x.shape
+    hidden, directions = tapes[0].h.shape[2], len(tapes)
+    xp = backend.namespace(tapes[0].x)
+    entries = batch * steps * features * steps * directions * hidden
+    need = 3 * entries * tapes[0].x.dtype.itemsize  # the blocks, a direction's, their copy in the pattern's order
+    limit = DEFAULT_MEMORY_LIMIT if memory_limit is None else memory_limit
+    if need > limit:
+        raise MemoryLimitError(
+            "The whole layer's Jacobian would need too much memory",
+            expected=f"at most {limit} bytes",
+            got=f"{need} bytes for T = {steps}, B = {batch}",
+            remedy="Use input_grad, which multiplies with it without building it, or raise memory_limit",
+        )
+    blocks = xp.empty((batch, steps, features, steps, directions, hidden), dtype=tapes[0].x.dtype)
+    for direction, (tape, w) in enumerate(zip(tapes, weights, strict=True)):
+        run = _direction_blocks(cell, tape, w)
+        blocks[:, :, :, :, direction] = _reversed(run, lengths) if direction else run
+    if mask is not None:
+        blocks *= xp.moveaxis(mask, 1, 0)[:, :, :, None, None, None]
+    pattern = sequence_pattern(steps, features, hidden, bidirectional=directions == 2)
+    entry = xp.asarray(pattern.row_of_entry.astype(np.int64) * pattern.shape[1] + pattern.indices)
+    return TransposedJacobian(pattern, xp.ascontiguousarray(blocks.reshape(batch, -1)[:, entry].T))
+
+
+def _materialise(cell: CellMath, tape: Tape, weights: Weights) -> Array:
+    xp = backend.namespace(tape.h)
+    steps, batch, hidden = tape.h.shape
+    out = xp.empty((steps, hidden, hidden, batch), dtype=tape.h.dtype)
+    cell.jacobians(kernels.get(xp), tape, weights.w_hh, False, out)
+    return out
+
+
+def _direction_blocks(cell: CellMath, tape: Tape, weights: Weights) -> Array:
+    """Return (B, T, I, T, H): input step and feature, output step and unit, in the order of the run."""
+    xp = backend.namespace(tape.h)
+    steps, batch, hidden = tape.h.shape
+    hidden_t = xp.moveaxis(_materialise(cell, tape, weights), 3, 1)
+    input_t = xp.einsum("gi,tghb->tbih", weights.w_ih, cell.input_factors(tape))
+    features = input_t.shape[2]
+    blocks = xp.zeros((batch, steps, features, steps, hidden), dtype=tape.h.dtype)
+    for t in range(steps):
+        if t > 0:
+            blocks[:, :t, :, t] = blocks[:, :t, :, t - 1] @ hidden_t[t][:, None]
+        blocks[:, t, :, t] = input_t[t]
+    return blocks
+
+
+def _reversed(blocks: Array, lengths: Lengths | None) -> Array:
+    """Bring blocks from the order of a reverse run to that of time, on both time axes."""
+    if lengths is None:
+        return blocks[:, ::-1, :, ::-1]
+    xp = backend.namespace(blocks)
+    order = lengths.reversed.T
+    samples = lengths.samples[:, None]
+    blocks = blocks[samples, order]
+    return xp.moveaxis(xp.moveaxis(blocks, 3, 1)[samples, order], 1, 3)

@@ -1,0 +1,412 @@
+"""The machinery of recurrent layers: layers stacked, two directions, dropout, lengths, and gradients by any scan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypedDict
+
+import numpy as np
+
+from sparsebp import backend, kernels
+from sparsebp.core.arguments import check_flag, check_generator, check_integer, check_number
+from sparsebp.core.errors import OptionError, ShapeError
+from sparsebp.core.types import Array, Backward, Seed
+from sparsebp.nn.gradients import Gradients, Shared
+from sparsebp.nn.layer import Layer, check_gy, check_input
+from sparsebp.nn.layers.dropout import dropout_mask
+from sparsebp.nn.recurrent.backward import BackwardOptions, choose, run_backward
+from sparsebp.nn.recurrent.cell_math import (
+    CellMath,
+    Tape,
+    Weights,
+    initial_weights,
+    params_to_weights,
+    weights_to_params,
+)
+from sparsebp.nn.recurrent.lengths import Lengths, parse_lengths, reverse_time
+
+
+class RecurrentOptions(TypedDict, total=False):
+    """The keyword arguments that `RNN` and `GRU` share; see `Recurrent`."""
+
+    bias: bool
+    batch_first: bool
+    dropout: float
+    bidirectional: bool
+    backward: Backward
+    up_levels: int | None
+    chunks: int | None
+    workers: int | None
+    memory_limit: int | None
+    dtype: Any
+    rng: Seed
+
+
+class ScanResult(NamedTuple):
+    """What the inner scans leave, by layer and direction.
+
+    Attributes
+    ----------
+    ga
+        Gradients at what the weights feed (T, B, columns · H), see `CellMath`.
+    gh0
+        Gradients at the initial states (B, H).
+    """
+
+    ga: list[list[Array]]
+    gh0: list[list[Array]]
+
+
+class RecurrentGradients(Gradients):
+    """`Gradients` of a recurrent layer, those with respect to the initial states among them."""
+
+    __slots__ = ("_initial",)
+
+    def __init__(self, *args: Any, initial: Callable[[], Array]) -> None:
+        super().__init__(*args)
+        self._initial = initial
+
+    @property
+    def h0(self) -> Array:
+        """The gradient with respect to h0, (num_layers · directions, B, H); computed once."""
+        return self._once("h0", self._initial)
+
+
+@dataclass
+class RecurrentSaved:
+    """What `Recurrent.forward` keeps.
+
+    Attributes
+    ----------
+    h_n
+        Last hidden states (num_layers · directions, B, H); with lengths, each sample's last valid one.
+    backward_choice
+        The `scan.cost.Choice` of the backward algorithm; its ``reason`` says why.
+    lengths
+        The lengths, or None.
+    tapes
+        The runs by layer and direction.
+    masks
+        Dropout masks by layer: what its input was multiplied with, or None.
+    """
+
+    h_n: Array
+    backward_choice: Any
+    lengths: Lengths | None
+    tapes: list[list[Tape]]
+    masks: list[Array | None]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(T, B, H)."""
+        steps, batch, hidden = self.tapes[0][0].h.shape
+        return steps, batch, hidden
+
+
+class Recurrent(Layer):
+    """Base of `RNN` and `GRU`: torch.nn's arguments, parameters and layouts, and a choice of backward algorithm.
+
+    Parameters
+    ----------
+    cell
+        The cell's specifics (given by the subclass).
+    input_size, hidden_size, num_layers
+        As in torch.nn.
+    bias, batch_first, dropout, bidirectional
+        As in torch.nn. Dropout acts between layers while training.
+    backward
+        ``"bp"``: plain back-propagation, the recursion in one kernel. ``"chunked"``: fused reduce-then-scan.
+        ``"linear"``, ``"blelloch"``, ``"hybrid"``: the general scan over materialised Jacobians. ``"auto"``: the cost
+        model chooses at every forward.
+    up_levels
+        Levels of the hybrid's up-sweep.
+    chunks
+        Chunks of the chunked scan; default about √T, or what the cost model says.
+    workers, memory_limit
+        Passed to `plan_scan`; the limit in bytes.
+    dtype
+        float32 or float64.
+    rng
+        Generator or seed of the initial values and of dropout.
+
+    Raises
+    ------
+    OptionError
+        A size is no integer from 1 on, a flag no truth value, `dropout` outside 0 … 1, or an option is unknown.
+
+    Notes
+    -----
+    Parameters as in torch.nn: ``weight_ih_l{k}`` (gH, input), ``weight_hh_l{k}`` (gH, H), ``bias_ih_l{k}``,
+    ``bias_hh_l{k}`` (gH,), with the suffix ``_reverse`` for the second direction; g is 1 (RNN) or 3 (GRU).
+    """
+
+    generator: np.random.Generator
+
+    def __init__(
+        self, cell: CellMath, input_size: int, hidden_size: int, num_layers: int = 1, *, bias: bool = True,
+        batch_first: bool = False, dropout: float = 0.0, bidirectional: bool = False, backward: Backward = "auto",
+        up_levels: int | None = None, chunks: int | None = None, workers: int | None = None,
+        memory_limit: int | None = None, dtype: Any = np.float32, rng: Seed = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        input_size, hidden_size, num_layers = (
+            check_integer(name, size, 1)
+            for name, size in (("input_size", input_size), ("hidden_size", hidden_size), ("num_layers", num_layers))
+        )
+        bias, self.dropout = check_flag("bias", bias), check_number("dropout", dropout, 0, 1)
+        self.cell, self.input_size, self.hidden_size, self.num_layers = cell, input_size, hidden_size, num_layers
+        self.batch_first = check_flag("batch_first", batch_first)
+        self.bidirectional = check_flag("bidirectional", bidirectional)
+        self.options = BackwardOptions(backward, up_levels, chunks, workers, memory_limit)
+        self.generator = check_generator("rng", rng)
+        self.directions = 2 if bidirectional else 1
+        real = backend.float_dtype(dtype)
+        for layer in range(num_layers):
+            features = input_size if layer == 0 else self.directions * hidden_size
+            for direction in range(self.directions):
+                weights = initial_weights(cell, features, hidden_size, bias, real, self.generator)
+                self.params.update(weights_to_params(weights, _suffix(layer, direction)))
+
+    @property
+    def backward(self) -> Backward:
+        """The backward algorithm asked for."""
+        return self.options.algorithm
+
+    # ---- F -------------------------------------------------------------------------------------------------------
+
+    def forward(
+        self, x: Array, h0: Array | None = None, lengths: Any = None
+    ) -> tuple[Array, RecurrentSaved]:  # fmt: skip
+        """Run all layers.
+
+        Parameters
+        ----------
+        x
+            (T, B, input_size), or (B, T, input_size) with ``batch_first``.
+        h0
+            Initial states (num_layers · directions, B, H), or None for zeros.
+        lengths
+            Valid steps of each sample (B integers in 1 … T), or None for all. What x holds behind them has no
+            influence.
+
+        Returns
+        -------
+        y
+            Last layer's states (T, B, directions · H), batch first if asked for; zero behind each sample's length. It
+            may be a view of what is saved: do not write to it.
+        saved
+            A `RecurrentSaved`; ``saved.h_n`` are the last states.
+
+        Raises
+        ------
+        ShapeError, DTypeError, DeviceError, OptionError
+            An argument does not fit, T is 0 or the batch is empty.
+        """
+        y, saved = self.forward_time_major(x, h0, lengths)
+        return (backend.namespace(y).ascontiguousarray(y.transpose(1, 0, 2)) if self.batch_first else y), saved
+
+    def forward_time_major(
+        self, x: Array, h0: Array | None = None, lengths: Any = None
+    ) -> tuple[Array, RecurrentSaved]:
+        """Run all layers as `forward` does, but return y (T, B, directions · H) also with ``batch_first``.
+
+        Who needs `saved.h_n` alone saves a copy.
+        """
+        weight = self.params["weight_ih_l0"]
+        xp = check_input(x, dtype=weight.dtype, shape=(None, None, self.input_size), like=weight)
+        if 0 in x.shape[:2]:
+            raise ShapeError("x is empty", expected="at least one step and one sample", got=x.shape,
+                             remedy="Skip empty batches and sequences")  # fmt: skip
+        inputs = xp.ascontiguousarray(x.transpose(1, 0, 2) if self.batch_first else x)
+        steps, batch, _ = inputs.shape
+        if h0 is not None:
+            shape = (self.num_layers * self.directions, batch, self.hidden_size)
+            check_input(h0, name="h0", dtype=weight.dtype, shape=shape, like=weight)
+        valid = parse_lengths(lengths, steps, batch, xp)
+        if valid is not None:
+            inputs = valid.mask(inputs)  # so that NaN in the padding cannot spread
+        choice = choose(self.options, self.cell, (steps, batch, self.hidden_size), weight.dtype, xp)
+        saved = RecurrentSaved(
+            xp.empty((self.num_layers * self.directions, batch, self.hidden_size), dtype=weight.dtype),
+            choice, valid, [], [],
+        )  # fmt: skip
+        for layer in range(self.num_layers):
+            mask = None
+            if layer > 0 and self.training and self.dropout > 0:
+                mask = dropout_mask(self.generator, inputs, self.dropout)
+                inputs = inputs * mask
+            saved.masks.append(mask)
+            inputs = self._forward_layer(layer, inputs, h0, saved)
+        return inputs, saved
+
+    def _forward_layer(self, layer: int, x: Array, h0: Array | None, saved: RecurrentSaved) -> Array:
+        xp, lengths = backend.namespace(x), saved.lengths
+        outputs: list[Array] = []
+        saved.tapes.append([])
+        for direction in range(self.directions):
+            row = layer * self.directions + direction
+            tape = self.cell.forward(
+                kernels.get(xp), reverse_time(x, lengths) if direction else x, None if h0 is None else h0[row],
+                self._weights(layer, direction),
+            )  # fmt: skip
+            y = tape.h
+            if lengths is None:
+                saved.h_n[row] = y[-1]
+            else:
+                saved.h_n[row] = tape.states[lengths.values, lengths.samples]
+                y = lengths.mask(y)
+                self.cell.close(tape, lengths)
+            saved.tapes[layer].append(tape)
+            outputs.append(reverse_time(y, lengths) if direction else y)
+        return outputs[0] if len(outputs) == 1 else xp.concatenate(outputs, axis=2)
+
+    # ---- I and W -------------------------------------------------------------------------------------------------
+
+    def capture_obstacle(self) -> str | None:
+        """Lengths are looked at, and kernels chosen, on the host."""
+        return "chooses kernels by lengths that the host looks at"
+
+    def gradients(
+        self, gy: Array | None, saved: RecurrentSaved, grad_h_n: Array | None = None
+    ) -> RecurrentGradients:  # fmt: skip
+        """Return the gradients from `gy` (of y's shape) and `grad_h_n` (of h_n's shape); either may be None.
+
+        The inner scans run once for all of them: at x, at the parameters, and at h0.
+
+        Raises
+        ------
+        OptionError
+            Both gradients are None.
+        ShapeError, DTypeError, DeviceError
+            A gradient does not fit.
+        """
+        arriving = self._checked_gy(gy, saved, grad_h_n)
+        xp = backend.namespace(saved.h_n)
+        scan = Shared(lambda: self._scan(arriving, saved, grad_h_n), xp)
+
+        def at_input() -> Array:
+            gx = self._layer_input_grad(0, scan(), saved)
+            return xp.ascontiguousarray(gx.transpose(1, 0, 2)) if self.batch_first else gx
+
+        def at_weights() -> dict[str, Array]:
+            grads: dict[str, Array] = {}
+            for layer, direction in self._runs():
+                grad = self.cell.weight_grad(
+                    scan().ga[layer][direction], saved.tapes[layer][direction], self._weights(layer, direction)
+                )
+                grads.update(weights_to_params(grad, _suffix(layer, direction)))
+            return grads
+
+        return RecurrentGradients(
+            self, gy, saved, at_input, at_weights, initial=lambda: xp.stack([g for layer in scan().gh0 for g in layer])
+        )
+
+    def _scan(self, arriving: Array | None, saved: RecurrentSaved, grad_h_n: Array | None) -> ScanResult:
+        """Run the scans of all layers from the last to the first."""
+        result = ScanResult([[] for _ in saved.tapes], [[] for _ in saved.tapes])
+        for layer in reversed(range(self.num_layers)):
+            for direction in range(self.directions):
+                ga, gh0 = self._scan_direction(layer, direction, arriving, saved, grad_h_n)
+                result.ga[layer].append(ga)
+                result.gh0[layer].append(gh0)
+            if layer > 0:
+                arriving = self._layer_input_grad(layer, result, saved)
+        return result
+
+    def _checked_gy(self, gy: Array | None, saved: RecurrentSaved, grad_h_n: Array | None) -> Array | None:
+        """Return gy time-major and without what arrived behind the lengths."""
+        steps, batch, hidden = saved.shape
+        if gy is None and grad_h_n is None:
+            raise OptionError("No gradient was given", expected="gy, grad_h_n or both", got="None and None",
+                              remedy="Pass the gradient of the loss with respect to y or to saved.h_n")  # fmt: skip
+        if grad_h_n is not None:
+            check_input(grad_h_n, name="grad_h_n", dtype=saved.h_n.dtype, shape=saved.h_n.shape, like=saved.h_n)
+        if gy is None:
+            return None
+        width = self.directions * hidden
+        shape = (batch, steps, width) if self.batch_first else (steps, batch, width)
+        check_gy(gy, shape, saved.h_n.dtype, saved.h_n)
+        gy = gy.transpose(1, 0, 2) if self.batch_first else gy
+        return gy if saved.lengths is None else saved.lengths.mask(gy)
+
+    def _scan_direction(
+        self, layer: int, direction: int, arriving: Array | None, saved: RecurrentSaved, grad_h_n: Array | None
+    ) -> tuple[Array, Array]:
+        tape, lengths, hidden = saved.tapes[layer][direction], saved.lengths, self.hidden_size
+        xp = backend.namespace(tape.h)
+        gy = None if arriving is None else arriving[..., direction * hidden : (direction + 1) * hidden]
+        if gy is not None:
+            gy = reverse_time(gy, lengths) if direction else xp.ascontiguousarray(gy)
+        last = None if grad_h_n is None else xp.ascontiguousarray(grad_h_n[layer * self.directions + direction])
+        if lengths is not None and last is not None:  # the kernels' last step is not every sample's last step
+            gy = xp.zeros_like(tape.h) if gy is None else gy.copy()
+            gy[lengths.values - 1, lengths.samples] += last
+            last = None
+        w_hh = self._weights(layer, direction).w_hh
+        return run_backward(self.options, saved.backward_choice, self.cell, tape, w_hh, gy, last)
+
+    def _layer_input_grad(self, layer: int, result: ScanResult, saved: RecurrentSaved) -> Array:
+        """Return the gradient at a layer's input, before its dropout: (T, B, features)."""
+        grad = self.cell.input_grad(result.ga[layer][0], self._weights(layer, 0))
+        if self.bidirectional:
+            backwards = self.cell.input_grad(result.ga[layer][1], self._weights(layer, 1))
+            grad += reverse_time(backwards, saved.lengths)
+        mask = saved.masks[layer]
+        if mask is not None:
+            grad *= mask
+        return grad
+
+    def choices(self, saved: RecurrentSaved, prefix: str = "") -> Iterator[tuple[str, str, str]]:
+        """Yield what `backward` came to."""
+        yield prefix, saved.backward_choice.algorithm, saved.backward_choice.reason
+
+    # ---- Jacobians -----------------------------------------------------------------------------------------------
+
+    def hidden_jacobians_t(self, saved: RecurrentSaved, layer: int = 0, direction: int = 0) -> list[Any]:
+        """Return the T transposed Jacobians of h[t] with respect to h[t-1], per sample: the scan's elements.
+
+        They are in the order in which the direction runs (the second one from the end of each sequence). With lengths,
+        elements behind a sample's end are zero.
+        """
+        from sparsebp.nn.recurrent.jacobian import hidden_jacobians_t
+
+        return hidden_jacobians_t(self.cell, saved.tapes[layer][direction], self._weights(layer, direction))
+
+    def jacobian_t(self, saved: RecurrentSaved, memory_limit: int | None = None) -> Any:
+        """Return the transposed Jacobian of y with respect to x, (T · input_size) × (T · directions · H), per sample.
+
+        Block-triangular: upper for the first direction, lower for the second. Its size grows with T²; training never
+        needs it.
+
+        Raises
+        ------
+        MemoryLimitError
+            It would need more than `memory_limit` bytes (default: the layer's, else 2 GiB).
+        """
+        from sparsebp.nn.recurrent.jacobian import layer_jacobian_t
+
+        limit = memory_limit or self.options.memory_limit
+        product = None
+        for layer in range(self.num_layers):
+            weights = [self._weights(layer, direction) for direction in range(self.directions)]
+            own = layer_jacobian_t(self.cell, saved.tapes[layer], weights, saved.lengths, saved.masks[layer], limit)
+            product = own if product is None else product @ own
+        return product
+
+    @property
+    def batch_axes(self) -> tuple[int, int]:  # type: ignore[override]
+        """First with ``batch_first``, else behind the time."""
+        return (0, 0) if self.batch_first else (1, 1)
+
+    # ---- helpers -------------------------------------------------------------------------------------------------
+
+    def _weights(self, layer: int, direction: int) -> Weights:
+        return params_to_weights(self.params, _suffix(layer, direction))
+
+    def _runs(self) -> list[tuple[int, int]]:
+        return [(layer, direction) for layer in range(self.num_layers) for direction in range(self.directions)]
+
+
+def _suffix(layer: int, direction: int) -> str:
+    return f"_l{layer}" + ("_reverse" if direction else "")

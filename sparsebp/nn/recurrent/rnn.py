@@ -1,0 +1,121 @@
+"""RNN: h[t] = f(W_ih x[t] + b_ih + W_hh h[t-1] + b_hh), f = tanh or relu (BPPSA Eq. 9)."""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+import numpy as np
+
+from sparsebp import backend
+from sparsebp.core.arguments import check_choice
+from sparsebp.core.types import Array, Nonlinearity, Seed
+from sparsebp.kernels.protocol import Kernels
+from sparsebp.nn.recurrent.cell_math import CellMath, Tape, Weights
+from sparsebp.nn.recurrent.lengths import Lengths
+from sparsebp.nn.recurrent.recurrent import Recurrent, RecurrentOptions
+from sparsebp.nn.recurrent.recurrent_cell import RecurrentCell
+
+
+class RNNMath(CellMath):
+    """The specifics of the RNN: ga is the gradient at the pre-activation, (T, B, H)."""
+
+    name = "rnn"
+    gates = 1
+    columns = 1
+
+    def __init__(self, nonlinearity: Nonlinearity) -> None:
+        self.nonlinearity: Nonlinearity = check_choice("nonlinearity", nonlinearity, ("tanh", "relu"))
+
+    def input_bias(self, weights: Weights) -> Array | None:
+        """Return b_ih + b_hh."""
+        return None if weights.b_ih is None else weights.b_ih + weights.b_hh
+
+    def run(self, k: Kernels, gx: Array, weights: Weights, tape: Tape) -> None:
+        """Run the recurrence."""
+        k.rnn_forward(gx, weights.w_hh, tape.h0, self.nonlinearity, tape.h)
+
+    def backward(
+        self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, grad_h_n: Array | None, chunks: int | None,
+        ga: Array, gh0: Array,
+    ) -> None:  # fmt: skip
+        """Write ga and gh0."""
+        if chunks is None:
+            k.rnn_backward(tape.h, w_hh, gy, grad_h_n, self.nonlinearity, ga, gh0)
+        else:
+            k.rnn_scan_backward(tape.h, w_hh, gy, grad_h_n, self.nonlinearity, chunks, ga, gh0)
+
+    def jacobians(self, k: Kernels, tape: Tape, w_hh: Array, reverse: bool, out: Array) -> None:
+        """Write ``w_hhᵀ · diag(f'(h[t]))``; an element depends on its own step only, so order is free."""
+        h = backend.namespace(tape.h).ascontiguousarray(tape.h[::-1]) if reverse else tape.h
+        k.rnn_jacobians(h, w_hh, self.nonlinearity, out)
+
+    def gate_gradients(self, tape: Tape, grad_h: Array, ga: Array) -> None:
+        """``ga = grad_h · f'(h)``."""
+        backend.namespace(ga).multiply(grad_h, self._slope(tape.h), out=ga)
+
+    def close(self, tape: Tape, lengths: Lengths) -> None:
+        """Put the states where the slope is 0."""
+        lengths.fill(tape.h, 1 if self.nonlinearity == "tanh" else 0)
+
+    def input_factors(self, tape: Tape) -> Array:
+        """Return diag(f'(h[t]))."""
+        xp = backend.namespace(tape.h)
+        slope = xp.moveaxis(self._slope(tape.h), 1, 2)
+        return xp.eye(slope.shape[1], dtype=slope.dtype)[None, :, :, None] * slope[:, None]
+
+    def input_part(self, ga: Array) -> Array:
+        """Return ga."""
+        return ga
+
+    def hidden_part(self, ga: Array) -> Array:
+        """Return ga."""
+        return ga
+
+    def to_torch_order(self, rows: Array) -> Array:
+        """Return rows."""
+        return rows
+
+    def from_torch_order(self, rows: Array) -> Array:
+        """Return rows."""
+        return rows
+
+    def _slope(self, h: Array) -> Array:
+        return 1 - h * h if self.nonlinearity == "tanh" else (h > 0).astype(h.dtype)
+
+
+class RNN(Recurrent):
+    """A recurrent layer with torch.nn.RNN's arguments, parameters and layouts; see `Recurrent` for all of them.
+
+    Parameters
+    ----------
+    input_size, hidden_size
+        Features of the input and of the hidden state.
+    num_layers
+        Layers stacked on one another.
+    nonlinearity
+        ``"tanh"`` or ``"relu"``.
+    **options
+        As `Recurrent`: bias, batch_first, dropout, bidirectional, backward, up_levels, chunks, workers, memory_limit,
+        dtype, rng.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        nonlinearity: Nonlinearity = "tanh",
+        **options: Unpack[RecurrentOptions],
+    ) -> None:
+        self.nonlinearity: Nonlinearity = nonlinearity
+        super().__init__(RNNMath(nonlinearity), input_size, hidden_size, num_layers, **options)
+
+
+class RNNCell(RecurrentCell):
+    """One step of an RNN, as `torch.nn.RNNCell`; see `RecurrentCell`."""
+
+    def __init__(
+        self, input_size: int, hidden_size: int, bias: bool = True, nonlinearity: Nonlinearity = "tanh", *,
+        dtype: Any = np.float32, rng: Seed = None,
+    ) -> None:  # fmt: skip
+        super().__init__(RNNMath(nonlinearity), input_size, hidden_size, bias, dtype=dtype, rng=rng)

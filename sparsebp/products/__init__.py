@@ -1,0 +1,9 @@
+"""Products of a fixed pattern (SpGEMM): the symbolic phase once, then the numeric phase for new values."""
+
+from __future__ import annotations
+
+from sparsebp.products.addition import plan_addition
+from sparsebp.products.plan import ProductPlan
+from sparsebp.products.product import plan_product
+
+__all__ = ["ProductPlan", "plan_addition", "plan_product"]

@@ -1,0 +1,247 @@
+"""The plan of a product on a fixed pattern: which kernel runs, and the arrays that it reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import ModuleType
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from sparsebp import backend, kernels
+from sparsebp.core.arguments import check_integer
+from sparsebp.core.errors import DTypeError, LayoutError, ShapeError
+from sparsebp.core.types import Array
+from sparsebp.patterns.copies import DeviceCopies, frozen
+from sparsebp.patterns.sparsity import SparsityPattern
+from sparsebp.products import estimate
+
+Strategy: TypeAlias = Literal[
+    "identity",
+    "scale_rows",
+    "scale_columns",
+    "select_rows",
+    "select_columns",
+    "gather",
+    "dense",
+    "runs",
+    "positions",
+    "accumulate",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class ProductPlan:
+    """How C = A @ B is computed for two patterns, any number of times. Made by `plan_product`.
+
+    Attributes
+    ----------
+    a, b, pattern : SparsityPattern
+        Patterns of the operands and of the product.
+    strategy : str
+        ``identity`` (the other operand's values), ``scale_rows`` (A diagonal), ``scale_columns`` (B diagonal),
+        ``select_rows`` and ``select_columns`` (A or B a selection, at most one entry a row), ``dense`` (A and B full),
+        ``runs`` (rows of B consist of runs of neighbouring columns), ``gather`` (every entry of C is one product),
+        ``positions`` (Gustavson's algorithm with each product's place in its row kept), or ``accumulate`` (the same
+        through a dense row of sums, with nothing kept per product).
+    products : int
+        Multiplications a sample.
+    arrays : dict of numpy.ndarray
+        What the strategy's kernel reads beside the patterns, on the host; read-only.
+    """
+
+    a: SparsityPattern
+    b: SparsityPattern
+    pattern: SparsityPattern
+    strategy: Strategy
+    products: int
+    arrays: dict[str, np.ndarray] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "arrays", {name: frozen(array) for name, array in self.arrays.items()})
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations a sample: 2 per product (a multiplication and an addition)."""
+        return 2 * self.products
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes that the plan holds beside the operands' patterns: C's pattern and the kernel's arrays."""
+        own = 0 if self.pattern in (self.a, self.b) else self.pattern.indptr.nbytes + self.pattern.indices.nbytes
+        return own + sum(array.nbytes for array in self.arrays.values())
+
+    def estimated_seconds(self, batch: int = 1, threads: int = 1, itemsize: int = 4) -> float:
+        """Estimate one call's time on the host: its bytes at a copy's rate, or its products at the strategy's.
+
+        The model is stated in `sparsebp.products.estimate`; nothing is measured.
+
+        Parameters
+        ----------
+        batch
+            Number of samples; every operand has values of its own for each.
+        threads
+            How many threads share the work.
+        itemsize
+            Bytes of a value, 4 or 8.
+
+        Raises
+        ------
+        OptionError
+            One of them is no integer, or too small.
+        """
+        batch, threads = check_integer("batch", batch, 0), check_integer("threads", threads, 1)
+        itemsize = check_integer("itemsize", itemsize, 1)
+        if self.strategy == "identity":
+            return 0.0
+        values = (self.a.nnz + self.b.nnz + self.pattern.nnz) * batch * itemsize
+        patterns = self.a.indices.nbytes + self.b.indptr.nbytes
+        own = sum(array.nbytes for array in self.arrays.values())
+        return estimate.seconds(self.strategy, self.products, values + patterns + own, batch, threads)
+
+    def __call__(self, a_data: Array, b_data: Array, out: Array | None = None) -> Array:
+        """Compute the values of C.
+
+        Parameters
+        ----------
+        a_data, b_data
+            Values on the patterns `a` and `b`: (nnz,) shared by the batch or (nnz, B) per sample, of one dtype
+            (float32 or float64), C-contiguous, both of NumPy or both of CuPy.
+        out
+            Array for the result, else a new one is made. It must be writeable and not overlap the operands.
+
+        Returns
+        -------
+        Array
+            (nnz,) if both operands are shared, else (nnz, B).
+
+        Raises
+        ------
+        ShapeError, DTypeError, LayoutError, DeviceError
+            An array does not fit.
+        """
+        xp = backend.namespace(a_data=a_data, b_data=b_data, **backend.given(out=out))
+        left, right = _values("a_data", a_data, self.a.nnz), _values("b_data", b_data, self.b.nnz)
+        if a_data.dtype != b_data.dtype:
+            raise DTypeError(
+                "The operands have different dtypes",
+                expected="one dtype for both",
+                got=f"a_data {a_data.dtype}, b_data {b_data.dtype}",
+                remedy="Convert one with .astype(...); nothing is converted silently",
+            )
+        shape = self._result_shape(a_data, b_data)
+        if out is None:
+            out = xp.empty(shape, dtype=a_data.dtype)
+        else:
+            backend.check_array("out", out, dtype=a_data.dtype, shape=shape, written=True)
+            for name, array in (("a_data", a_data), ("b_data", b_data)):
+                if xp.may_share_memory(out, array):
+                    raise LayoutError(
+                        f"out overlaps {name}",
+                        expected="an array of its own",
+                        got="shared memory",
+                        remedy="Pass another",
+                    )
+        self._run(xp, left, right, _as_columns(out))
+        return out
+
+    def _result_shape(self, a_data: Array, b_data: Array) -> tuple[int, ...]:
+        batches = {array.shape[1] for array in (a_data, b_data) if array.ndim == 2}
+        if len(batches) > 1:
+            raise ShapeError(
+                "The operands have different batch sizes",
+                expected="one batch size, or shared values of shape (nnz,)",
+                got=f"a_data {a_data.shape}, b_data {b_data.shape}",
+                remedy="Pass values of the same samples",
+            )
+        return (self.pattern.nnz, *batches)
+
+    def _run(self, xp: ModuleType, left: Array, right: Array, out: Array) -> None:
+        """Compute into `out` (nnz, B*) from values (nnz, B*)."""
+        if out.size == 0:
+            return
+        k, arrays = kernels.get(xp), self.device_arrays(xp)
+        if self.strategy == "identity":
+            out[...] = right if self.a.kind == "identity" else left
+        elif self.strategy == "scale_rows":
+            k.scale_rows(self.b.device_arrays(xp)[0], right, left, out)
+        elif self.strategy == "scale_columns":
+            k.scale_columns(self.a.device_arrays(xp)[1], left, right, out)
+        elif self.strategy == "gather":
+            k.gather_multiply(left, arrays["a_index"], right, arrays["b_index"], out)
+        elif self.strategy == "dense":
+            (m, inner), n = self.a.shape, self.b.shape[1]
+            zero = arrays["zero"]
+            k.dense_matmul(
+                left.reshape(1, m, inner, -1),
+                zero,
+                right.reshape(1, inner, n, -1),
+                zero,
+                out.reshape(1, m, n, -1),
+                zero,
+            )
+        else:
+            self._run_spgemm(xp, left, right, out)
+
+    def _run_spgemm(self, xp: ModuleType, left: Array, right: Array, out: Array) -> None:
+        """Run the kernel of a strategy that has been worked out; patterns' arrays unless the plan has its own."""
+        k, own = kernels.get(xp), self.device_arrays(xp)
+        a_indptr, a_indices = self.a.device_arrays(xp)
+        b_indptr, b_indices = self.b.device_arrays(xp)
+        c_indptr, c_indices = self.pattern.device_arrays(xp)
+        c_indptr = own.get("c_indptr", c_indptr)
+        if self.strategy == "select_columns":
+            k.spgemm_select_columns(
+                own.get("product_ptr", a_indptr),
+                own.get("a_index"),
+                left,
+                own.get("b_index", a_indices),
+                right,
+                c_indptr,
+                own["positions"],
+                own["row_cuts"],
+                out,
+            )
+            return
+        a = (own.get("a_indptr", a_indptr), own.get("a_indices", a_indices), left)
+        b_indptr = own.get("b_indptr", b_indptr)
+        if self.strategy == "select_rows":
+            k.spgemm_select_rows(*a, b_indptr, right, c_indptr, out)
+        elif self.strategy == "runs":
+            shapes = (own["b_shape"], own["run_ptr"], own["run_lengths"])
+            places = (own["start_ptr"], own["starts"], own["row_cuts"])
+            k.spgemm_runs(*a, b_indptr, right, *shapes, c_indptr, *places, out)
+        elif self.strategy == "accumulate":
+            b = (b_indptr, own.get("b_indices", b_indices), right)
+            columns = self.b.shape[1]
+            k.spgemm_accumulate(*a, *b, c_indptr, own.get("c_indices", c_indices), columns, own["row_cuts"], out)
+        else:
+            places = (own["product_ptr"], own["positions"], own["row_cuts"])
+            k.spgemm_numeric(*a, b_indptr, right, c_indptr, *places, out)
+
+    def device_arrays(self, xp: ModuleType) -> dict[str, Array]:
+        """Return `arrays` as arrays of `xp`, copied to the current device once."""
+        return dict(zip(self.arrays, self._copies.on(xp), strict=True))
+
+    @cached_property
+    def _copies(self) -> DeviceCopies:
+        return DeviceCopies(*self.arrays.values())
+
+
+def _values(name: str, array: Array, nnz: int) -> Array:
+    """Return checked values as (nnz, B*)."""
+    backend.float_dtype(array.dtype)
+    if array.ndim not in (1, 2) or array.shape[0] != nnz:
+        raise ShapeError(
+            f"{name} does not fit its pattern",
+            expected=f"({nnz},) shared by the batch, or ({nnz}, B)",
+            got=array.shape,
+            remedy="Pass one value per entry of the pattern, the batch last",
+        )
+    backend.check_array(name, array)
+    return _as_columns(array)
+
+
+def _as_columns(array: Array) -> Array:
+    return array[:, None] if array.ndim == 1 else array

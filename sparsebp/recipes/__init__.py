@@ -1,0 +1,9 @@
+"""What the command line trains, prunes, compares and verifies: configurations with their data and models."""
+
+from __future__ import annotations
+
+from sparsebp.recipes import verify
+from sparsebp.recipes.compare import Comparison, compare_backward, compare_histories
+from sparsebp.recipes.prune_checkpoint import prune_checkpoint
+
+__all__ = ["Comparison", "compare_backward", "compare_histories", "prune_checkpoint", "verify"]

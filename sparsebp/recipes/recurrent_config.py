@@ -1,0 +1,97 @@
+"""Recurrent networks on sequences: pixel-by-pixel digits and the bitstream task."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import numpy as np
+
+from sparsebp.core.errors import OptionError
+from sparsebp.core.types import BACKWARDS
+from sparsebp.data import ArrayDataset, BitstreamDataset, Dataset, load_digits
+from sparsebp.data.digits import PIXELS
+from sparsebp.recipes.config import CLASSES, TrainConfig, check_samples, chosen_samples
+
+_CHRONO_FROM = 100  # steps: shorter sequences need no help to be remembered
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RecurrentConfig(TrainConfig):
+    """A recurrent layer and a linear head on its last hidden state.
+
+    Attributes
+    ----------
+    task
+        ``"seqmnist"`` (pixel-by-pixel digits, 4 000 for training) or ``"bitstream"`` (BPPSA Eq. 8; 32 000).
+    model, hidden, layers
+        ``"rnn"`` or ``"gru"``, hidden size, number of layers.
+    seq_len
+        T. For seqmnist a divisor of 784: 784 / T consecutive pixels make up a step.
+    chrono
+        Spread the update gate's biases of a GRU over time scales up to T, for T of at least 100.
+    """
+
+    hidden: int
+    layers: int
+    seq_len: int
+    chrono: bool = True
+
+    choices: ClassVar[dict[str, tuple[str, ...]]] = TrainConfig.choices | {
+        "task": ("seqmnist", "bitstream"),
+        "model": ("rnn", "gru"),
+        "backward": BACKWARDS,
+    }
+    at_least_one: ClassVar[tuple[str, ...]] = (*TrainConfig.at_least_one, "hidden", "layers", "seq_len")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.task == "seqmnist" and PIXELS % self.seq_len:
+            raise OptionError(
+                "The sequence length does not divide the image",
+                expected="a divisor of 784",
+                got=self.seq_len,
+                remedy="Pass 784 for pixel by pixel or 28 for row by row",
+            )
+
+    @property
+    def title(self) -> str:
+        """Task, layer, hidden size and T."""
+        return f"{self.task}: {self.model.upper()}({self.hidden}), T = {self.seq_len}"
+
+    def load_data(self) -> tuple[Dataset, Dataset]:
+        """Return the training and the test set."""
+        if self.task == "seqmnist":
+            train, test = load_digits(pixels_per_step=PIXELS // self.seq_len, dtype=self.dtype)
+            if self.samples is not None:
+                chosen = chosen_samples(self.samples, len(train), self.seed)
+                train = ArrayDataset(train.inputs[chosen], train.targets[chosen], dtype=train.dtype, scale=train.scale)
+            return train, test
+        samples = 32_000 if self.samples is None else self.samples
+        check_samples(samples, None)
+        rngs = [np.random.default_rng(seed) for seed in np.random.SeedSequence(self.seed).spawn(2)]
+        return (
+            BitstreamDataset(self.seq_len, samples, rng=rngs[0], dtype=self.dtype),
+            BitstreamDataset(self.seq_len, min(1_000, samples), rng=rngs[1], dtype=self.dtype),
+        )
+
+    def build_model(self) -> Any:
+        """Return the classifier, for batches (T, B, I)."""
+        from sparsebp import nn
+
+        rng = np.random.default_rng(self.seed)
+        cell = nn.GRU if self.model == "gru" else nn.RNN
+        backward: Any = self.backward
+        features = PIXELS // self.seq_len if self.task == "seqmnist" else 1
+        recurrent = cell(features, self.hidden, num_layers=self.layers, backward=backward, dtype=self.dtype, rng=rng)
+        if self.chrono and self.model == "gru" and self.seq_len >= _CHRONO_FROM:
+            nn.init.chrono_update_gate(recurrent.parameters(), self.hidden, self.seq_len, rng)
+        head = nn.Linear(self.hidden, CLASSES, dtype=self.dtype, rng=rng)
+        return nn.SequenceClassifier(recurrent, head).to(self.device)
+
+    def backward_of(self, model: Any, x: Any) -> dict[str, str]:
+        """Return what the recurrent layer chooses."""
+        from sparsebp.recipes.agreement import backward_choice
+
+        choice = backward_choice(model, x)
+        return {"algorithm": choice.algorithm, "reason": choice.reason}

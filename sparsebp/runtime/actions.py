@@ -1,0 +1,324 @@
+"""What an executor does for each action of a schedule, and what a step holds between its actions.
+
+Everything that one action leaves for others has a place of its own for each reader, who empties it: an array is freed
+as soon as its last reader is done, in whichever order and on whichever thread they run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from sparsebp.core.arguments import forward_of
+from sparsebp.core.types import Array
+from sparsebp.nn.gradients import Gradients, gradients_of
+from sparsebp.optim.clip import clip_grad_norm, square_sums, squared_norms, total_norm
+from sparsebp.runtime.arrays import options_of
+from sparsebp.runtime.stages import Stages
+
+Batch: TypeAlias = tuple[Array, ...]
+"""Input, target and, of sequences padded at the end, their lengths."""
+Run: TypeAlias = Callable[["Step"], None]
+
+
+@dataclass
+class Later:
+    """What a step leaves on the device for the host to read after it.
+
+    Attributes
+    ----------
+    losses
+        The loss of every micro-batch, of shape ().
+    sums
+        Names of gradients, and the sums of their squares.
+    """
+
+    losses: dict[int, Array] = field(default_factory=dict)
+    sums: list[tuple[list[str], Array]] = field(default_factory=list)
+
+
+class Step:
+    """The state of one training step: activations, gradients, the update, and what is reported of it.
+
+    Attributes
+    ----------
+    batches
+        Input and target of every micro-batch.
+    tag
+        The caller's, to know the step by.
+    shares
+        The share of the step's samples that each micro-batch has.
+    options
+        What the first stage's forward takes beside the input of every micro-batch: lengths, or nothing.
+    saved, shapes
+        What the forward of each stage saved, and the shape of its input, until the gradient at its output is there.
+    for_input, for_weights
+        From then on the stage's `Gradients`, for I and for W.
+    values, predictions
+        Loss and output of every micro-batch.
+    grads, own
+        Gradients by the name of the parameter, until they are used; and which of them are sums that this step made, so
+        that it may add to them in place.
+    squares
+        The sum of squares of each gradient that has been looked at.
+    update
+        The optimizer's update, from the last loss on.
+    events, aborted
+        What streams tell each other: what is done, and that nothing more is to be done.
+    marks
+        On a GPU, the device's events beside them.
+    kept
+        On a GPU with two streams, arrays that a stream has been given work on: their memory must not be used again by
+        the stream that they came from before the other is done with them.
+    later
+        In a step that is captured, what the host reads after it; None: it reads as it goes.
+    resumed
+        Whether what is left over is done apart from a further step; an interrupted one may have done part of it.
+    """
+
+    __slots__ = ("aborted", "batches", "events", "flow", "for_input", "for_weights", "grads", "kept", "later", "marks",
+                 "options", "own", "predictions", "resumed", "saved", "shapes", "shares", "squares", "tag", "update",
+                 "values")  # fmt: skip
+
+    def __init__(self, batches: Sequence[Batch], stages: int, tag: Any) -> None:
+        count = len(batches)
+        samples = [len(batch[1]) for batch in batches]
+        self.batches, self.tag = batches, tag
+        self.shares = [n / sum(samples) for n in samples]
+        self.flow: list[Any] = [batch[0] for batch in batches]
+        self.options = [options_of(batch) for batch in batches]
+        self.values = [math.nan] * count
+        self.predictions: list[Any] = [None] * count
+        self.saved, self.shapes, self.for_input, self.for_weights = (_table(count, stages) for _ in range(4))
+        self.grads: dict[str, Array] = {}
+        self.own: set[str] = set()
+        self.squares: dict[str, float] = {}
+        self.update: Any = None
+        self.events: list[bool] = []
+        self.aborted = self.resumed = False
+        self.marks: list[Any] = []
+        self.kept: list[Any] | None = None
+        self.later: Later | None = None
+
+    @property
+    def loss(self) -> float:
+        """The mean loss over all samples of the step."""
+        if len(self.values) == 1:
+            return self.values[0]
+        return sum(share * value for share, value in zip(self.shares, self.values, strict=True))
+
+    def norm(self, names: Sequence[str]) -> float:
+        """Return the Euclidean norm of all gradients, before clipping; `names` says the order of summation."""
+        return total_norm(self.squares[name] for name in names)
+
+
+class Watch:
+    """Looks at what an executor computes, and raises where training must stop. This one raises nothing."""
+
+    def loss(self, step: Step, m: int, value: float) -> None:
+        """The loss of micro-batch `m` is there."""
+
+    def gradients(self, step: Step, grads: dict[str, Array]) -> None:
+        """The sum of squares of one of these gradients is not finite."""
+
+
+class Actions:
+    """Makes the functions that the actions of a schedule stand for.
+
+    Parameters
+    ----------
+    stages, loss, optimizer
+        What is trained, and by what.
+    clip_norm
+        Largest norm of all gradients together; only `gather` heeds it.
+    watch
+        Is told of losses and of gradients that are not finite.
+    """
+
+    def __init__(self, stages: Stages, loss: Any, optimizer: Any, clip_norm: float | None, watch: Watch) -> None:
+        self.stages, self.loss, self.optimizer = stages, loss, optimizer
+        self.clip_norm, self.watch = clip_norm, watch
+
+    def forward(self, number: int, m: int, count: int) -> Run:
+        """F. The last stage's computes the loss and its gradient, and the last micro-batch's opens the update."""
+        layer, wanted = self.stages[number].layer, number >= self.stages.first
+        scans, last = self.stages.scans, number == len(self.stages) - 1
+        finish = self._loss(m, count) if last else None
+
+        def run(step: Step) -> None:
+            x = step.flow[m]
+            y, saved = forward_of(layer, x, **(step.options[m] if number == 0 else {}))
+            step.flow[m] = y
+            if wanted:
+                step.saved[m][number] = saved
+                if scans:
+                    step.shapes[m][number] = x.shape
+            if finish is not None:
+                del x, saved
+                finish(step)
+
+        return run
+
+    def _loss(self, m: int, count: int) -> Run:
+        loss, place = self.loss, self._place
+
+        def run(step: Step) -> None:
+            prediction, step.flow[m] = step.flow[m], None
+            step.predictions[m] = prediction
+            if step.later is None:
+                value, saved = loss.forward(prediction, step.batches[m][1])
+                step.values[m] = float(value)  # synchronize!
+                self.watch.loss(step, m, step.values[m])
+            else:
+                step.later.losses[m], saved = loss.on_device(prediction, step.batches[m][1])
+            gy = loss.input_grad(saved)
+            if count > 1:  # the mean over the step's samples is that of the micro-batches' means, by their sizes
+                gy = gy * gy.dtype.type(step.shares[m])
+            place(step, m, len(self.stages) - 1, gy)
+            if m == count - 1 and step.update is None:
+                step.update = self.optimizer.begin()
+
+        return run
+
+    def _place(self, step: Step, m: int, number: int, gy: Array) -> None:
+        """Make the gradients of a stage from that at its output, where their readers look."""
+        stage = self.stages[number]
+        self._offer(step, m, number, gradients_of(stage.layer, gy, step.saved[m][number]))
+
+    def _offer(self, step: Step, m: int, number: int, gradients: Gradients) -> None:
+        step.saved[m][number] = None
+        if number > self.stages.first:
+            step.for_input[m][number] = gradients
+        if self.stages[number].parameters:
+            step.for_weights[m][number] = gradients
+
+    def input_grad(self, number: int, m: int) -> Run:
+        """I, of a stage behind the first one with parameters."""
+        place = self._place
+
+        def run(step: Step) -> None:
+            gradients = step.for_input[m][number]
+            if gradients is None and step.resumed:  # done before an interruption
+                return
+            place(step, m, number - 1, gradients.input_grad())
+            _keep(step, gradients)
+            step.for_input[m][number] = None
+
+        return run
+
+    def scan(self, m: int) -> Run:
+        """All I of a micro-batch at once: a scan in their place."""
+        stages, begin = self.stages, self.stages.first + 1
+
+        def run(step: Step) -> None:
+            last = step.for_input[m][-1]
+            if last is None and step.resumed:  # done before an interruption
+                return
+            saved = [*step.saved[m][begin:-1], last.saved]
+            gy, found = stages.model.stage_gradients(begin, saved, step.shapes[m][begin:], last)
+            for number, gradients in enumerate(found[:-1], begin):
+                self._offer(step, m, number, gradients)
+            self._place(step, m, begin - 1, gy)
+            step.for_input[m] = [None] * len(stages)
+
+        return run
+
+    def weight_grad(self, number: int, m: int) -> Run:
+        """W: gradients of further micro-batches, and of further uses of a shared parameter, are added."""
+        stage = self.stages[number]
+
+        def run(step: Step) -> None:
+            gradients = step.for_weights[m][number]
+            if gradients is None and step.resumed:  # done before an interruption
+                return
+            grads = gradients.weight_grad()
+            _keep(step, gradients)
+            step.for_weights[m][number] = None
+            for key, grad in grads.items():
+                name = stage.parameters.get(key)
+                if name is None:  # not trained
+                    continue
+                if name in step.own:
+                    step.grads[name] += grad
+                elif name in step.grads:  # what a layer returned may be part of something else
+                    step.grads[name] = step.grads[name] + grad
+                    step.own.add(name)
+                else:
+                    step.grads[name] = grad
+
+        return run
+
+    def weight_grad_and_update(self, number: int, m: int, names: Sequence[str]) -> Run:
+        """W and U of a stage that nothing comes between: large gradients are used as they are made, row by row."""
+        stage, apart = self.stages[number], (self.weight_grad(number, m), self.update(names, gathered=False))
+        name_of = stage.parameters
+
+        def run(step: Step) -> None:
+            at = step.for_weights[m][number]
+            takes: Any = getattr(step.update, "takes_product", None)  # an optimizer of the user's own may not know it
+            factored = step.later is None and takes is not None and hasattr(stage.layer, "weight_grad_factors")
+            found = stage.layer.weight_grad_factors(at.gy, at.saved) if factored else None
+            products = {} if found is None else {key: pair for key, pair in found[0].items() if key in name_of}
+            if found is None or not all(takes(name_of[key], factors) for key, factors in products.items()):
+                for part in apart:
+                    part(step)
+                return
+            step.for_weights[m][number] = None
+            for key, factors in products.items():
+                name = name_of[key]
+                step.squares[name] = step.update.apply_product(name, factors)
+                if not math.isfinite(step.squares[name]):
+                    self.watch.gradients(step, {name: factors[0] @ factors[1]})
+            step.grads |= {name_of[key]: grad for key, grad in found[1].items() if key in name_of}
+            self._use(step, [name for name in names if name in step.grads], gathered=False)
+
+        return run
+
+    def gather(self, step: Step) -> None:
+        """Look at all gradients together, before any of them is used, and clip them."""
+        if step.squares and step.resumed:  # done before an interruption
+            return
+        grads = step.grads = {name: step.grads[name] for name in self.stages.names}
+        self._look(step, grads)
+        if self.clip_norm is not None:
+            clip_grad_norm(grads, self.clip_norm, norm=step.norm(self.stages.names))
+
+    def update(self, names: Sequence[str], *, gathered: bool) -> Run:
+        """U: update some parameters, and give their gradients back. Without `gather` each is looked at here."""
+
+        def run(step: Step) -> None:
+            self._use(step, names, gathered=gathered)
+
+        return run
+
+    def _use(self, step: Step, names: Sequence[str], *, gathered: bool) -> None:
+        """Update some parameters, and give their gradients back."""
+        grads = {name: step.grads[name] for name in names}
+        if not gathered:
+            self._look(step, grads)
+        step.update.apply(grads)
+        _keep(step, *grads.values())
+        for name in names:
+            del step.grads[name]
+
+    def _look(self, step: Step, grads: dict[str, Array]) -> None:
+        if step.later is not None:
+            step.later.sums += square_sums(grads)
+            return
+        squares = squared_norms(grads)
+        step.squares.update(squares)
+        if not all(map(math.isfinite, squares.values())):
+            self.watch.gradients(step, grads)
+
+
+def _table(count: int, stages: int) -> list[list[Any]]:
+    """Return a place for every micro-batch and stage."""
+    return [[None] * stages for _ in range(count)]
+
+
+def _keep(step: Step, *arrays: Any) -> None:
+    """Keep arrays until both streams are done with them, where the device is behind the host."""
+    if step.kept is not None:
+        step.kept.append(arrays)

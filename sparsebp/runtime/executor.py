@@ -1,0 +1,203 @@
+"""Runs the training steps of a model on one device, in the order that a schedule says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sparsebp import backend
+from sparsebp.core.errors import OptionError
+from sparsebp.runtime.actions import Actions, Batch, Step, Watch
+from sparsebp.runtime.graphs import Graphs
+from sparsebp.runtime.lanes import Lanes
+from sparsebp.runtime.program import Program, Task, check_fits, compile_program, fewer, without_frozen
+from sparsebp.runtime.stages import Stages
+from sparsebp.runtime.trained import check_even, trained_parameters
+from sparsebp.schedule import Schedule
+
+
+class Executor:
+    """Forward, loss, gradients and updates of a model, in the order of a schedule.
+
+    The results do not depend on the order, bit for bit on a CPU, as long as every stage takes its micro-batches in
+    turn: every schedule computes the same numbers, sooner or later. (Gradients of further micro-batches, and of further
+    uses of a shared parameter, are added as they come; dropout draws and running statistics move as forwards come.)
+    What an action leaves for others is freed as soon as the last of them is done, gradients with their update.
+
+    Parameters
+    ----------
+    model
+        A layer; its `stages` are those of the schedule.
+    loss
+        ``forward(prediction, target) -> (value, saved)`` with the mean over the batch, and ``input_grad(saved)``.
+    optimizer
+        ``begin() -> update`` with ``update.apply(grads)`` and ``update.remaining``; built on ``model.parameters()``, or
+        on a part of them: of stages that it does not train no weight gradient is computed, nor any in front of the
+        first one that it trains. Its ``params`` say which, see `trained_parameters`, and its ``steps``, updates by
+        name, whether one was broken off.
+    schedule
+        Of one worker, with one or two streams, and one update a step; W and U of stages that are not trained are left
+        out. A step that begins with updates (``first="U"``)
+        or with the backward (``first="I"``) leaves work for the next one: `flush` does it.
+    clip_norm
+        Largest Euclidean norm of all gradients together; None does not clip.
+    watch
+        Is told of losses, and of gradients that are not finite.
+    graph
+        Whether to capture steps into CUDA graphs, see `Trainer`.
+
+    Raises
+    ------
+    OptionError
+        The schedule is not one of this model on one device, it updates before there is a norm to clip by, or the
+        optimizer's parameters are not the model's.
+    ScheduleError
+        The schedule cannot run.
+
+    Notes
+    -----
+    A step of several micro-batches has the mean over all its samples: the gradient of each micro-batch's mean is
+    weighted by its share of the samples.
+    """
+
+    def __init__(
+        self, model: Any, loss: Any, optimizer: Any, schedule: Schedule, *, clip_norm: float | None = None,
+        watch: Watch | None = None, graph: bool = False,
+    ) -> None:  # fmt: skip
+        self.stages = Stages(model, trained_parameters(model, optimizer))
+        self.schedule = schedule = without_frozen(schedule, self.stages)
+        check_fits(schedule, self.stages)
+        self._actions = Actions(self.stages, loss, optimizer, clip_norm, watch or Watch())
+        self._programs: dict[int, Program] = {}
+        program = self._program(schedule.graph.microbatches)
+        if clip_norm is not None and not program.gathered:
+            raise OptionError(
+                "The norm of all gradients is not known before the first update",
+                expected="all W before the first U, as with fusion='none' or fusion='forward'",
+                got=f"clip_norm={clip_norm} and the schedule {schedule.name or 'given'!r}",
+                remedy="Use fusion='forward', or do not clip by the norm",
+            )  # fmt: skip
+        xp = backend.namespace(next(iter(model.parameters().values())))
+        self._lanes = Lanes(xp) if len(program.lanes) > 1 else None
+        self._graphs = Graphs(self.stages, loss, optimizer, clip_norm, self._actions) if graph else None
+        self._pending: tuple[Step, Program] | None = None
+        self._late = schedule.graph.first == "I"
+        self._doubtful = True  # whether all parameters have had as many updates
+
+    @property
+    def pending(self) -> bool:
+        """Whether parameters are still to be updated."""
+        return self._pending is not None
+
+    @property
+    def uncaptured(self) -> tuple[str, ...]:
+        """Why steps are not captured into CUDA graphs; empty if they are, or are to be as soon as they are warm."""
+        return ("graph=False",) if self._graphs is None else self._graphs.obstacles
+
+    def step(self, batches: Sequence[Batch], tag: Any = None) -> list[Step]:
+        """Run one step.
+
+        Parameters
+        ----------
+        batches
+            Input and target of every micro-batch; the last step of an epoch may have fewer than the schedule.
+        tag
+            Whatever the caller wants to find in the `Step`.
+
+        Returns
+        -------
+        list of Step
+            The steps that have all of their gradients now: this one, or the one before if the schedule computes
+            gradients during the next forward.
+
+        Raises
+        ------
+        OptionError
+            An update was broken off half-way before: by an error of the last step, or before this executor was made.
+            Parameters are then a step apart, and no further step is right.
+        Exception
+            Whatever an action raises. What the step before has left over is still there for `flush`.
+        """
+        done: list[Step] = []
+        if self._doubtful:
+            done = self.flush()
+            check_even(self._actions.optimizer, self.stages.names)
+        self._doubtful = True
+        done += self._step(batches, tag)
+        self._doubtful = False
+        return done
+
+    def _step(self, batches: Sequence[Batch], tag: Any) -> list[Step]:
+        program = self._program(len(batches))
+        if self._graphs is not None and self._graphs.takes(batches):
+            done = self.flush()
+            captured = self._graphs.step(program, batches, tag)
+            return done + (self._step(batches, tag) if captured is None else [captured])
+        if self._pending is not None and self._pending[1] is not program:
+            done = self.flush()
+            return done + self._step(batches, tag)
+        before = None if self._pending is None else self._pending[0]
+        step = Step(batches, len(self.stages), tag)
+        if self._lanes is None or len(program.lanes) == 1:  # of fewer micro-batches one stream may have nothing
+            self._run(program.lanes[0], step, before)
+        else:
+            self._lanes.run(program, step, before)
+            if program.gathered:
+                self._actions.gather(step)
+        if not program.lasting:
+            return [step]
+        self._pending = step, program
+        if not self._late:
+            return [step]
+        return [] if before is None else [before]
+
+    def _run(self, lane: Sequence[Task], step: Step, before: Step | None) -> None:
+        if before is None:
+            for task in lane:
+                if not task.old:
+                    task.run(step)
+            return
+        for task in lane:
+            task.run(before if task.old else step)
+
+    def flush(self) -> list[Step]:
+        """Do what the last step has left over; return it if it was not returned before.
+
+        Parameters and the optimizer's state are then what they are without any schedule.
+        """
+        if self._pending is None:
+            return []
+        step, program = self._pending
+        if step.aborted:  # its own error has been raised
+            self._pending = None
+            return []
+        step.resumed = True
+        if self._lanes is not None and len(program.lanes) > 1:
+            self._lanes.finish(program, step)
+        elif self._late:
+            for task in program.lanes[0]:
+                if task.old and not task.updates:
+                    task.run(step)
+        names = [name for name in step.update.remaining if name in step.grads]
+        if names:
+            self._actions.update(names, gathered=program.gathered)(step)
+        self._pending = None
+        return [step] if self._late else []
+
+    def close(self) -> None:
+        """End the threads of a schedule of two streams; `flush` first. A further `step` starts them anew.
+
+        What `flush` has not done is given up.
+        """
+        if self._lanes is not None:
+            if self._pending is not None and len(self._pending[1].lanes) > 1:
+                self._lanes.give_up(self._pending[0])
+            self._lanes.stop()
+        self._pending = None
+
+    def _program(self, count: int) -> Program:
+        if count not in self._programs:
+            whole = self.schedule
+            schedule = whole if count == whole.graph.microbatches else fewer(whole, count)
+            self._programs[count] = compile_program(schedule, self.stages, self._actions)
+        return self._programs[count]

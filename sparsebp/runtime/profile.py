@@ -1,0 +1,257 @@
+"""What the actions of a model cost on this machine, measured while it trains: durations, bytes, and side by side."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect
+from collections import defaultdict
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass, replace
+from itertools import islice, takewhile
+from statistics import median
+from typing import Any, NamedTuple
+
+from sparsebp import backend
+from sparsebp.runtime.actions import Batch, Run, Step, Watch
+from sparsebp.runtime.executor import Executor
+from sparsebp.runtime.program import Program, Task
+from sparsebp.runtime.stages import Stages
+from sparsebp.schedule import Action, Costs, Schedule, StageBytes, StepGraph
+from sparsebp.schedule.files.cost_file import Durations, Slowdowns
+
+FIRST = Action(0, "F", 0)
+"""With which a step begins."""
+MOST = 16.0
+"""The largest slowdown that is taken for one."""
+
+
+class Span(NamedTuple):
+    """An action, when it began and when it ended, in seconds."""
+
+    action: Action
+    start: float
+    end: float
+
+
+class TimedExecutor(Executor):
+    """An `Executor` that notes when every action ran, and the bytes of every stage.
+
+    Attributes
+    ----------
+    counts
+        Whether actions are noted by now.
+    """
+
+    def __init__(
+        self, model: Any, loss: Any, optimizer: Any, schedule: Schedule, *, watch: Watch | None = None
+    ) -> None:
+        self._marks: list[tuple[Action, Any, Any]] = []
+        self._bytes: dict[int, StageBytes] = {}
+        self._xp = backend.namespace(next(iter(model.parameters().values())))
+        self._known = {_buffer(array)[0] for array in model.parameters().values()}
+        self._begin: Any = None
+        self._stepped: Any = None
+        self.counts = True
+        super().__init__(model, loss, optimizer, schedule, watch=watch)
+
+    def step(self, batches: Sequence[Batch], tag: Any = None) -> list[Step]:
+        """Run one step; see `Executor.step`."""
+        self._stepped = self._stamp()
+        if self._begin is None:
+            self._begin = self._stepped
+            self._known.update(_buffer(array)[0] for batch in batches for array in batch)
+        return super().step(batches, tag)
+
+    def spans(self) -> list[Span]:
+        """Return when the actions ran since the last call. Call `flush` first."""
+        marks, self._marks = self._marks, []
+        return [Span(action, self._seconds(start), self._seconds(end)) for action, start, end in marks]
+
+    @property
+    def bytes(self) -> tuple[StageBytes, ...]:
+        """The bytes of every stage, for batches as the first one."""
+        return tuple(self._bytes[number] for number in range(len(self.stages)))
+
+    def _program(self, count: int) -> Program:
+        if count not in self._programs:
+            program = super()._program(count)
+            lanes = tuple(tuple(self._timed(task) for task in lane) for lane in program.lanes)
+            self._programs[count] = replace(program, lanes=lanes)
+        return self._programs[count]
+
+    def _timed(self, task: Task) -> Task:
+        action, inner = task.action, task.run
+        if action is None:
+            return task
+
+        def run(step: Step) -> None:
+            start = self._stepped if action == FIRST else self._stamp()  # what begins a step is part of it
+            inner(step)
+            if self.counts:
+                self._marks.append((action, start, self._stamp()))
+            if action.kind == "F" and action.stage not in self._bytes:
+                self._bytes[action.stage] = self._bytes_of(action, step)
+
+        timed: Run = run
+        return replace(task, run=timed)
+
+    def _bytes_of(self, action: Action, step: Step) -> StageBytes:
+        number, m = action.stage, action.microbatch or 0
+        output = step.predictions[m] if step.flow[m] is None else step.flow[m]
+        gradients = step.for_weights[m][number] or step.for_input[m][number]  # there are some of the last stage alone
+        # What two stages keep counts for the first: it is the last to be done with it.
+        found = dict(_arrays(step.saved[m][number] if gradients is None else gradients.saved))
+        saved = sum(size for key, size in found.items() if key not in self._known)
+        self._known.update(found)
+        parameters = self.stages[number].layer.parameters().values()
+        return StageBytes(output.nbytes, saved, sum(array.nbytes for array in parameters))
+
+    def _stamp(self) -> Any:
+        if backend.is_host(self._xp):
+            return time.perf_counter()
+        event = self._xp.cuda.Event()
+        event.record()
+        return event
+
+    def _seconds(self, stamp: Any) -> float:
+        if backend.is_host(self._xp):
+            return float(stamp - self._begin)
+        stamp.synchronize()  # synchronize!
+        return 1e-3 * float(self._xp.cuda.get_elapsed_time(self._begin, stamp))
+
+
+def _arrays(value: Any) -> Iterable[tuple[int, int]]:
+    """Yield identity and bytes of the buffers that `value` holds."""
+    if hasattr(value, "nbytes") and hasattr(value, "base"):
+        yield _buffer(value)
+    elif isinstance(value, Mapping):
+        for entry in value.values():
+            yield from _arrays(entry)
+    elif isinstance(value, list | tuple):
+        for entry in value:
+            yield from _arrays(entry)
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from _arrays(getattr(value, field.name, None))
+
+
+def _buffer(array: Any) -> tuple[int, int]:
+    while hasattr(array.base, "nbytes"):
+        array = array.base
+    return id(array), int(array.nbytes)
+
+
+def alone_order(stages: Stages) -> Schedule:
+    """Return the order in which costs by themselves are measured: one stream, every I before its W.
+
+    Of a stage of several layers the first of the two computes the gradients inside, which the other one needs as well.
+    Beside each other I is the one that all else waits for; so they are counted there. Each update comes one weight
+    gradient late, so that it is not made in one with its own, as two streams do not either.
+    """
+    graph = StepGraph(len(stages), unweighted=stages.unweighted, updates="step")
+    actions = [Action(stage, "F", 0) for stage in range(len(stages))]
+    late: list[Action] = []
+    for stage in reversed(range(len(stages))):
+        actions += [Action(stage, "I", 0)] * (stage > 0)
+        if graph.weighted(stage):
+            actions += [Action(stage, "W", 0), *late]
+            late = [Action(stage, "U")]
+    return Schedule.of(graph, [{"main": actions + late}], "conventional, I before W")
+
+
+def with_handing(spans: Iterable[Span], schedule: Schedule, joined: Container[int] = ()) -> list[Span]:
+    """Return spans that begin when their actions could have begun: what it takes to get to work is part of the work.
+
+    An action could begin when the one before it in its stream, and all that it needs of the other, had ended. What the
+    caller does between steps is no part of the first forward.
+
+    Parameters
+    ----------
+    spans
+        Of any number of steps.
+    schedule
+        What was run.
+    joined
+        Stages of several layers: their W does nothing before their I has computed the gradients inside.
+    """
+    ended: dict[Action, float] = {}
+    last: dict[int, float] = {}
+    out: list[Span] = []
+    for span in sorted(spans, key=lambda span: span.end):
+        action, start, end = span
+        lane, own = schedule.place(action)[0], Action(action.stage, "I", 0)
+        if action.kind == "W" and action.stage in joined and start < ended.get(own, start):
+            span = span._replace(start=ended[own])  # noqa: PLW2901
+        elif lane in last:
+            able = max(ended.get(need, 0.0) for need in (action, *_needs(schedule, action)))
+            able = max(start, able) if action == FIRST else min(start, max(last[lane], able))
+            span = span._replace(start=able)  # noqa: PLW2901
+        ended[action] = last[lane] = end
+        out.append(span)
+    return sorted(out, key=lambda span: span.start)
+
+
+def _needs(schedule: Schedule, action: Action) -> Iterator[Action]:
+    yield from schedule.graph.predecessors(action)
+    yield from schedule.graph.carried(action)
+
+
+def measured_costs(spans: Iterable[Span], stages: tuple[StageBytes, ...]) -> Costs:
+    """Return the median of every action's durations, of steps on one stream."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for span in spans:
+        found[_key(span.action)].append(span.end - span.start)
+    skipped = {f"{number}{kind}": 0.0 for number in range(len(stages)) for kind in "IWU"}  # what no stage needs
+    return Costs(Durations(skipped | {key: median(values) for key, values in found.items()}), stages)
+
+
+def measured_slowdowns(spans: Iterable[Span], schedule: Schedule, costs: Costs) -> Slowdowns:
+    """Return how much slower every action runs while the other stream is busy.
+
+    Of D seconds, O of them beside others, an action did what takes A by itself: ``A = D - O + O / slowdown``. What runs
+    beside others for a moment alone says little, so each is taken to have done a quarter more, as slowly as all actions
+    together.
+
+    Parameters
+    ----------
+    spans
+        Of steps on two streams.
+    schedule
+        What was run.
+    costs
+        What was measured on one stream.
+    """
+    lanes: list[list[Span]] = [[], []]
+    for span in sorted(spans, key=lambda span: span.start):
+        lanes[schedule.place(span.action)[0]].append(span)
+    measured: dict[Action, list[tuple[float, float]]] = defaultdict(list)
+    for own, other in (lanes, lanes[::-1]):
+        ends = [span.end for span in other]
+        for span in own:
+            measured[span.action].append((span.end - span.start, _overlap(span, other, bisect(ends, span.start))))
+    # Medians: a pause of the machine is no slowdown.
+    known = {
+        action: (median(t for t, _ in times), median(beside for _, beside in times), costs.duration(action))
+        for action, times in measured.items()
+    }
+    lasted, beside, by_itself = (sum(times) for times in zip(*known.values(), strict=True))
+    every = _slowdown(lasted, beside, by_itself)
+    entries = {_key(action): _slowdown(*times, every) for action, times in known.items()}
+    return Slowdowns(dict.fromkeys("FIWU", every) | entries)
+
+
+def _slowdown(lasted: float, beside: float, alone: float, every: float = 0.0) -> float:
+    done = beside - (lasted - alone)
+    if every:
+        beside, done = beside + every * alone / 4, done + alone / 4
+    return min(MOST, max(1.0, beside / done)) if done > 0 else MOST if beside > 0 else 1.0
+
+
+def _key(action: Action) -> str:
+    return f"{action.stage}{action.kind}"
+
+
+def _overlap(span: Span, others: Sequence[Span], first: int) -> float:
+    """Return for how long one of `others` runs during `span`; from number `first` on they end after it has begun."""
+    there = takewhile(lambda other: other.start < span.end, islice(others, first, None))
+    return sum(min(span.end, other.end) - max(span.start, other.start) for other in there)

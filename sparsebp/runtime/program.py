@@ -1,0 +1,274 @@
+"""A schedule turned into what an executor runs: one list of functions a stream, and who waits for whom."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import NamedTuple
+
+from sparsebp.core.errors import OptionError
+from sparsebp.runtime.actions import Actions, Run
+from sparsebp.runtime.stages import Stages
+from sparsebp.schedule import Action, Schedule, StepGraph, actions_of, parts_of, validate
+
+
+@dataclass(frozen=True)
+class Task:
+    """One action, or several updates in one.
+
+    Attributes
+    ----------
+    run
+        What to do.
+    action
+        The action that it is, of several in one the first; None for the look at all gradients.
+    old
+        Whether it is done for the step before: an update, or a gradient, left over for the next forward.
+    waits
+        What must have come to its end on another stream: ``(number of the event, whether it is the step before's)``.
+    signal
+        The event that others wait for, or None.
+    """
+
+    run: Run
+    action: Action | None = None
+    old: bool = False
+    waits: tuple[tuple[int, bool], ...] = ()
+    signal: int | None = None
+
+    @property
+    def updates(self) -> bool:
+        """Whether it is an update."""
+        return self.action is not None and self.action.kind == "U"
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a step runs.
+
+    Attributes
+    ----------
+    lanes
+        The tasks of every stream; the first has the forwards.
+    events
+        How many events there are.
+    lasting
+        Whether something is left over for the next step.
+    late
+        Whether gradients are among that, not updates alone.
+    gathered
+        Whether all gradients are there before the first of them is used. Of one stream, a task looks at them; of two,
+        that is to be done after the step.
+    """
+
+    lanes: tuple[tuple[Task, ...], ...]
+    events: int
+    lasting: bool
+    late: bool
+    gathered: bool
+
+
+def check_fits(schedule: Schedule, stages: Stages) -> None:
+    """Refuse a schedule that is not one of this model on one device.
+
+    Raises
+    ------
+    OptionError
+        It is for other stages, for several workers, or asks for what this executor does not do.
+    ScheduleError
+        It cannot run.
+    """
+    graph = schedule.graph
+    wanted = {"stages": len(stages), "unweighted": sorted(stages.unweighted)}
+    got = {"stages": graph.stages, "unweighted": sorted(graph.unweighted)}
+    lanes = [_parts(lane.cells) for lane in schedule.lanes if lane.cells]
+    weights = [{part.stage for part in lane if part.kind == "W"} for lane in lanes]
+    forwards = sum(any(part.kind == "F" for part in lane) for lane in lanes)
+    for wrong, what, expected, found, remedy in (
+        (wanted != got, "is not of this model", wanted, got, "Build it for model.stages()"),
+        (schedule.workers > 1, "is of several workers", "1, this device", schedule.workers, "Build it for one worker"),
+        (graph.updates != "step", "does not update once a step", "updates='step'", graph.updates, "Place the U"),
+        (graph.synchronised, "synchronises gradients of one device", "no S", "S", "Leave the S out"),
+        (bool(schedule.recomputed), "recomputes stages", "none", sorted(schedule.recomputed), "Keep what is saved"),
+        (len(lanes) > 2, "has too many streams", "1 or 2", len(lanes), "Join some"),
+        (forwards > 1, "has forwards on both streams", "one that has all F", "two", "Move the F to one"),
+        (sum(map(len, weights)) > len(set().union(*weights)), "has W of one stage on both streams",
+         "one for each stage: gradients of micro-batches are added in a fixed order", "two", "Move the W to one"),
+    ):  # fmt: skip
+        if wrong:
+            raise OptionError(f"The schedule {what}", expected=str(expected), got=str(found), remedy=remedy)
+    validate(schedule)
+    if len(lanes) > 1 and stages.scans:
+        raise OptionError("A scan computes all input gradients at once: nothing runs beside it",
+                          expected="backward='bp', or a schedule of one stream", got=f"{len(lanes)} streams",
+                          remedy="Call model.set_backward('bp')")  # fmt: skip
+    if (len(lanes) > 1 or graph.first == "I") and stages.shared():
+        raise OptionError("Parameters that several stages share need the gradients of all of them",
+                          expected="a schedule of one stream that begins with F or U", got=", ".join(stages.shared()),
+                          remedy="Use schedule='conventional'")  # fmt: skip
+
+
+def fewer(schedule: Schedule, count: int) -> Schedule:
+    """Return `schedule` for the first `count` of its micro-batches."""
+    graph = replace(schedule.graph, microbatches=count)
+    return _part_of(schedule, graph, lambda part: (part.microbatch or 0) < count)
+
+
+def without_frozen(schedule: Schedule, stages: Stages) -> Schedule:
+    """Return `schedule` without W and U of the stages whose parameters are not trained, if it has any."""
+    idle = stages.frozen - schedule.graph.unweighted
+    if not idle:
+        return schedule
+    graph = replace(schedule.graph, unweighted=schedule.graph.unweighted | idle)
+    return _part_of(schedule, graph, lambda part: part.kind not in "WU" or part.stage not in idle)
+
+
+def _part_of(schedule: Schedule, graph: StepGraph, keeps: Callable[[Action], bool]) -> Schedule:
+    lanes = tuple(
+        replace(lane, cells=tuple(part for part in _parts(lane.cells) if keeps(part))) for lane in schedule.lanes
+    )
+    return replace(schedule, graph=graph, lanes=tuple(lane for lane in lanes if lane.cells))
+
+
+def compile_program(schedule: Schedule, stages: Stages, actions: Actions) -> Program:
+    """Turn a schedule that `check_fits` into a program.
+
+    A step begins with the forwards. What the schedule has before them, if its step begins with the backward, comes
+    behind them; what it has among them belongs to the step before.
+    """
+    return _Compiler(schedule, stages, actions).program()
+
+
+class _Entry(NamedTuple):
+    """An action, and whether a step does it for the step before."""
+
+    action: Action
+    old: bool
+
+
+class _Compiler:
+    def __init__(self, schedule: Schedule, stages: Stages, actions: Actions) -> None:
+        self.schedule, self.stages, self.actions = schedule, stages, actions
+        self.events: dict[Action, int] = {}
+
+    def program(self) -> Program:
+        first = self.schedule.graph.first
+        lanes = [self._turn(_parts(lane.cells), first) for lane in self.schedule.lanes if lane.cells]
+        lanes.sort(key=lambda lane: not any(entry.action.kind == "F" for entry in lane))
+        updates = _in_time([entry for lane in lanes for entry in lane if entry.action.kind == "U"])
+        # The gradient of a shared parameter is complete after the last of its stages, and the first one needs it.
+        self.names = self.stages.updated_at([e.action.stage for e in updates], last=first != "U")
+        self.home = {entry.action: number for number, lane in enumerate(lanes) for entry in lane}
+        gathered = first == "U" or (len(lanes) == 1 and _gathers(lanes[0]))
+        planned = (
+            [self._one_stream(lanes[0], gathered)]
+            if len(lanes) == 1
+            else [self._beside(lane, gathered) for lane in lanes]
+        )
+        late = first == "I"
+        lasting = late or any(entry.old for lane in lanes for entry in lane)
+        tasks = tuple(
+            tuple(replace(task, signal=self.events.get(task.action)) if task.action else task for task in lane)
+            for lane in planned
+        )
+        return Program(tasks, len(self.events), lasting, late, gathered)
+
+    def _turn(self, parts: list[Action], first: str) -> list[_Entry]:
+        """Return the actions of a stream in the order of a step."""
+        parts = [part for part in parts if self._computed(part)]
+        if first != "I" or all(part.kind != "F" for part in parts):
+            return [_Entry(part, first == "U" and part.kind == "U") for part in parts]
+        begin = next(i for i, part in enumerate(parts) if part.kind == "F")
+        opening = [_Entry(part, part.kind != "F") for part in parts[begin:]]
+        return opening + [_Entry(part, False) for part in parts[:begin]]
+
+    def _computed(self, part: Action) -> bool:
+        return part.kind != "I" or part.stage > self.stages.first
+
+    def _one_stream(self, lane: list[_Entry], gathered: bool) -> list[Task]:
+        """Return the tasks of the only stream: scans in place of I, updates side by side in one."""
+        out: list[Task] = []
+        scans = {e.action.microbatch: e for e in reversed(_in_time(lane)) if e.action.kind == "I"}
+        ended = [entry for entry in _in_time(lane) if entry.action.kind == "W"][-1]
+        lane, joined = self._joined(lane, gathered)
+        for (update, old), group in groupby(lane, lambda entry: (entry.action.kind == "U", entry.old)):
+            entries = list(group)
+            if update:
+                names = [name for entry in entries for name in self.names.get(entry.action.stage, ())]
+                if names:  # none where a shared parameter has its update elsewhere
+                    out.append(Task(self.actions.update(names, gathered=gathered), entries[0].action, old))
+                continue
+            for entry in entries:
+                if entry.action.kind == "I" and self.stages.scans:
+                    if scans[entry.action.microbatch] is entry:
+                        out.append(Task(self.actions.scan(entry.action.microbatch or 0), entry.action, old))
+                    continue
+                run = self._run(entry.action)
+                if entry.action in joined:
+                    m, names = entry.action.microbatch or 0, self.names[entry.action.stage]
+                    run = self.actions.weight_grad_and_update(entry.action.stage, m, names)
+                out.append(Task(run, entry.action, old))
+                if entry is ended and gathered:
+                    out.append(Task(self.actions.gather, None, old))
+        return out
+
+    def _joined(self, lane: list[_Entry], gathered: bool) -> tuple[list[_Entry], set[Action]]:
+        """Find every W whose U comes next, or after its own I, which then goes first; leave those U out.
+
+        Of one micro-batch, and of gradients that are no other stage's as well.
+        """
+        kept, joined = list(lane), set[Action]()
+        if gathered or self.schedule.graph.microbatches > 1 or self.stages.shared():
+            return kept, joined
+        place = {entry.action: number for number, entry in enumerate(lane) if not entry.old}
+        for update in [entry for entry in lane if entry.action.kind == "U" and not entry.old]:
+            weight = Action(update.action.stage, "W", 0)
+            between = lane[place.get(weight, 0) + 1 : place[update.action]]
+            if weight in place and all(entry.action == Action(weight.stage, "I", 0) for entry in between):
+                at = kept.index(lane[place[weight]])
+                kept[at : at + len(between) + 2] = [*between, lane[place[weight]]]
+                joined.add(weight)
+        return kept, joined
+
+    def _beside(self, lane: list[_Entry], gathered: bool) -> list[Task]:
+        """Return the tasks of one of two streams."""
+        out: list[Task] = []
+        for entry in lane:
+            needs = [need for need in self._needs(entry.action) if need in self.home]
+            beside = [need for need in needs if self.home[need] != self.home[entry.action]]
+            # A forward waits for an update of the step before, everything else for its own step.
+            before = entry.action.kind == "F"
+            waits = tuple((self.events.setdefault(need, len(self.events)), before) for need in beside)
+            out.append(Task(self._run(entry.action, gathered), entry.action, entry.old, waits))
+        return out
+
+    def _needs(self, part: Action) -> Iterator[Action]:
+        """Yield what an action needs; the loss, at the end of a step for its schedule, is the last stage's forward."""
+        graph = self.schedule.graph
+        yield from graph.predecessors(part)
+        if graph.first == "I" and part.kind in "IW" and part.stage == graph.stages - 1:
+            yield Action(part.stage, "F", part.microbatch)
+
+    def _run(self, part: Action, gathered: bool = False) -> Run:
+        number, m = part.stage, part.microbatch or 0
+        if part.kind == "F":
+            return self.actions.forward(number, m, self.schedule.graph.microbatches)
+        if part.kind == "U":
+            return self.actions.update(self.names[number], gathered=gathered)
+        return (self.actions.input_grad if part.kind == "I" else self.actions.weight_grad)(number, m)
+
+
+def _in_time(lane: list[_Entry]) -> list[_Entry]:
+    """Return a stream in the order in which a batch's own actions run: what is left over comes last."""
+    return sorted(lane, key=lambda entry: entry.old)
+
+
+def _gathers(lane: list[_Entry]) -> bool:
+    """Whether a step has all its gradients before its first update."""
+    kinds = [entry.action.kind for entry in _in_time(lane) if entry.action.kind in "WU"]
+    return "W" not in kinds[kinds.index("U") :]
+
+
+def _parts(cells: Iterable[object]) -> list[Action]:
+    return [part for cell in cells for action in actions_of(cell) for part in parts_of(action)]  # type: ignore[arg-type]

@@ -1,0 +1,1 @@
+"""Before the first value: which algorithm, which products, how much memory and time."""

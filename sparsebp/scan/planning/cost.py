@@ -1,0 +1,94 @@
+"""The cost model: how long an algorithm should take on a machine.
+
+One worker would take the **work** W₁ of all steps; unboundedly many, each step split over its rows, the **path** T∞ of
+dependent steps. So P workers take at least ``max(T∞, W₁ / P)``, and no more than the sum of the two (R. Brent, "The
+parallel evaluation of general arithmetic expressions", J. ACM 21, 1974; BPPSA §3.6 counts step and work complexity).
+Each step adds a kernel call of its own; stacks of dense blocks run a whole level a call and are counted so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from sparsebp.backend.machine import Machine
+from sparsebp.scan.planning.candidates import Candidate
+from sparsebp.scan.planning.profile import profile
+from sparsebp.scan.planning.sizing import SizedRecipe, Sizes, StepCount
+from sparsebp.scan.running.steps import Span
+
+
+class LevelCost(NamedTuple):
+    """Work of one level, or of one chain.
+
+    Attributes
+    ----------
+    calls, rounds, products
+        Kernel calls, dependent rounds, and products; ``products / rounds`` of them can run at the same time.
+    longest
+        FLOPs a sample along the longest dependence.
+    flops, bytes
+        Of the whole batch.
+    """
+
+    calls: int
+    rounds: int
+    products: int
+    longest: float
+    flops: float
+    bytes: float
+
+
+def seconds(levels: Iterable[LevelCost], m: Machine, batch: int, itemsize: int) -> float:
+    """Return the estimated time of one call on machine `m` that runs a level at a time."""
+    rate, lanes = m.rate(itemsize), m.lanes(itemsize)
+    total = 0.0
+    for level in levels:
+        path = level.rounds * m.step + level.longest * min(lanes, batch) / rate
+        tasks = level.products * -(-batch // lanes)
+        busy = min(m.workers, -(-tasks // level.rounds))
+        work = max(tasks * m.step + level.flops / rate, level.bytes / (m.bandwidth / m.workers)) / busy
+        total += level.calls * m.call + max(path, work)
+    return total
+
+
+def work(count: StepCount, m: Machine, itemsize: int) -> float:
+    """Return the seconds that one worker takes for one step."""
+    rate = m.rate(itemsize) * m.efficiency(count.strategy, count.width)
+    return max(count.flops / rate, count.bytes / (m.bandwidth / m.workers))
+
+
+def step_seconds(count: StepCount, m: Machine, itemsize: int) -> float:
+    """Return the time of one step that all workers share."""
+    return m.call + work(count, m, itemsize) / max(1, min(m.workers, count.rows))
+
+
+def sized_seconds(sized: SizedRecipe, m: Machine, itemsize: int) -> float:
+    """Return the estimated time of one call that runs a kernel call a step."""
+    finish: dict[Span, float] = {}
+    total = 0.0
+    for step, count in zip(sized.recipe.steps, sized.counts, strict=True):
+        ready = max(finish.get(step.left, 0.0), finish.get(step.right, 0.0))
+        finish[step.target] = ready + step_seconds(count, m, itemsize)
+        total += m.call / m.issuers + work(count, m, itemsize) / m.workers
+    return max(total, *finish.values())
+
+
+def profile_costs(candidate: Candidate, n: int, size: int, sizes: Sizes) -> list[LevelCost]:
+    """Return the costs by level for n stacked dense blocks of `size` × `size`: one kernel call a level or chain."""
+    width = 1 if all(sizes.shared) else sizes.batch
+    costs = []
+    levels = profile(candidate.algorithm, n, up_levels=candidate.up_levels or 0, chunks=candidate.chunks or 1)
+    for level in levels:
+        mm, mv = 2 * size**3, 2 * size**2
+        costs.append(
+            LevelCost(
+                calls=1 if level.mm == 0 or level.mv == 0 else 2,
+                rounds=level.rounds,
+                products=level.mm + level.mv,
+                longest=level.rounds * (mm if level.mm else mv),
+                flops=level.mm * mm * width + level.mv * mv * sizes.batch,
+                bytes=(2 * level.mm + level.mm + level.mv) * size**2 * width * sizes.itemsize,
+            )
+        )
+    return costs

@@ -1,0 +1,169 @@
+"""How full products of sparse Jacobians become, level by level, without multiplying them.
+
+A product's number of multiplications follows exactly from the degrees of its operands, ``Σ_k columns of right (k) ·
+rows of left (k)``, and where an operand is a product itself its degrees are estimated from random keys (Cohen's
+sketches, `sparsebp.scan.planning.sketch`). Reading every factor of a span costs as much as a few matrix–vector
+products, where planning the product costs as much as the product itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from sparsebp.core.errors import MemoryLimitError
+from sparsebp.core.types import PatternKind
+from sparsebp.patterns import SparsityPattern
+from sparsebp.patterns.validate import index_dtype
+
+KEYS = 32
+"""Keys of a row. A count's standard error is ``1 / sqrt(KEYS - 2)``, 18 %, and that of a sum over rows less."""
+
+Factors = tuple[SparsityPattern, ...]
+"""What a span multiplies, in the chain's order, without the factors that leave its pattern as it is."""
+
+
+@dataclass(eq=False)
+class EstimatedPattern:
+    """A product's pattern that is not there yet: its shape, its kind, and its entries once somebody asks."""
+
+    shape: tuple[int, int]
+    kind: PatternKind
+    factors: Factors
+    fill_in: FillIn
+
+    @cached_property
+    def nnz(self) -> int:
+        """Number of entries."""
+        rows, columns = self.shape
+        if self.kind == "dense":
+            return rows * columns
+        return min(round(float(self.fill_in.row_counts(self.factors).sum())), rows * columns)
+
+
+@dataclass(eq=False)
+class EstimatedProduct:
+    """A product that is not planned yet: what `ProductPlan` says of itself."""
+
+    pattern: Any
+    strategy: str
+    products: int
+
+    @property
+    def flops(self) -> int:
+        """Of one sample."""
+        return 2 * self.products
+
+    @cached_property
+    def index_bytes(self) -> int:
+        """Bytes of the plan's index arrays: the result's pattern, and a position of every product in its row."""
+        if self.strategy in ("identity", "scale_rows", "scale_columns"):
+            return 0
+        (rows, columns), nnz = self.pattern.shape, self.pattern.nnz
+        pattern = (nnz + rows + 1) * index_dtype(nnz, self.pattern.shape).itemsize
+        if self.strategy == "dense":
+            return pattern
+        if self.strategy == "gather":
+            return pattern + 8 * nnz
+        return pattern + 8 * (rows + 1) + (2 if columns <= 2**16 else 4) * self.products
+
+
+class FillIn:
+    """Estimates products of a chain's patterns, and products of such products. Its answers are the same every time."""
+
+    def __init__(self) -> None:
+        self._rows: dict[Factors, np.ndarray] = {}
+        self._columns: dict[Factors, np.ndarray] = {}
+        self._keys: dict[int, np.ndarray] = {}
+        self._products: dict[tuple[Any, Any], EstimatedProduct] = {}
+
+    def __call__(self, right: Any, left: Any, memory_limit: int | None) -> EstimatedProduct:
+        """Estimate ``right · left``; raises `MemoryLimitError` where the products' index alone is beyond the limit."""
+        product = self._products.get((right, left))
+        if product is None:
+            product = self._products[right, left] = self._product(right, left)
+        if memory_limit is not None and product.strategy == "positions" and 2 * product.products > memory_limit:
+            raise MemoryLimitError(
+                "The product's index is too large", got=f"{2 * product.products} bytes or more, by an estimate"
+            )
+        return product
+
+    def _product(self, right: Any, left: Any) -> EstimatedProduct:
+        if right.kind == "identity":
+            return EstimatedProduct(left, "identity", 0)
+        if left.kind == "identity":
+            return EstimatedProduct(right, "identity", 0)
+        if right.kind == "diagonal":
+            return EstimatedProduct(left, "scale_rows", left.nnz)
+        if left.kind == "diagonal":
+            return EstimatedProduct(right, "scale_columns", right.nnz)
+        (rows, inner), columns = right.shape, left.shape[1]
+        if right.kind == left.kind == "dense":
+            pattern = EstimatedPattern((rows, columns), "dense", _factors(left) + _factors(right), self)
+            return EstimatedProduct(pattern, "dense", rows * inner * columns)
+        before, after = _factors(left), _factors(right)
+        kind: PatternKind = "selection" if right.kind == left.kind == "selection" else "general"
+        strategy = "gather" if right.kind == "selection" else "positions"  # one multiplication an entry
+        products = float(self.column_counts(after) @ self.row_counts(before))
+        pattern = EstimatedPattern((rows, columns), kind, before + after, self)
+        return EstimatedProduct(pattern, strategy, round(products))
+
+    def row_counts(self, factors: Factors) -> np.ndarray:
+        """Return the entries of every row of a product, exact for one factor."""
+        if len(factors) == 1:
+            return np.diff(factors[0].indptr).astype(np.float64)
+        done = next((d for d in range(len(factors), 0, -1) if factors[:d] in self._rows), 0)
+        keys = self._rows[factors[:done]] if done else self._random(factors[0].shape[1])
+        for factor in factors[done:]:
+            keys = _carried(factor, keys, rows=True)
+        self._rows[factors] = keys
+        return self._counts(keys, factors[0].shape[1])
+
+    def column_counts(self, factors: Factors) -> np.ndarray:
+        """Return the entries of every column of a product, exact for one factor."""
+        if len(factors) == 1:
+            return np.bincount(factors[0].indices, minlength=factors[0].shape[1]).astype(np.float64)
+        done = next((d for d in range(len(factors), 0, -1) if factors[-d:] in self._columns), 0)
+        keys = self._columns[factors[-done:]] if done else self._random(factors[-1].shape[0])
+        for factor in factors[: len(factors) - done][::-1]:
+            keys = _carried(factor, keys, rows=False)
+        self._columns[factors] = keys
+        return self._counts(keys, factors[-1].shape[0])
+
+    def _counts(self, keys: np.ndarray, most: int) -> np.ndarray:
+        """Return how many of `most` keys each row has met: the least of n exponential ones has the mean 1 / n.
+
+        Rows that have met the same keys have the same error, so it does not average out as they fill up. That of a full
+        row is known, and a row is rid of as much of it as it is full.
+        """
+        counts = np.asarray((KEYS - 1) / np.sum(keys, axis=1, dtype=np.float64))
+        if most == 0:
+            return counts
+        full = (KEYS - 1) / float(np.sum(self._random(most).min(axis=0), dtype=np.float64))
+        return np.asarray(np.minimum(counts * (most / full) ** (counts / full), most))
+
+    def _random(self, size: int) -> np.ndarray:
+        """Return exponentially distributed keys (size, KEYS)."""
+        if size not in self._keys:
+            rng = np.random.default_rng(size)
+            self._keys[size] = rng.standard_exponential((size, KEYS), dtype=np.float32)
+        return self._keys[size]
+
+
+def _factors(pattern: Any) -> Factors:
+    return pattern.factors if isinstance(pattern, EstimatedPattern) else (pattern,)
+
+
+def _carried(factor: SparsityPattern, keys: np.ndarray, *, rows: bool) -> np.ndarray:
+    """Carry keys through one factor."""
+    out = np.empty((factor.shape[0 if rows else 1], KEYS), np.float32)
+    if factor.kind == "dense":
+        out[:] = keys.min(axis=0, initial=np.inf)
+        return out
+    from sparsebp.scan.planning import sketch
+
+    (sketch.row_minima if rows else sketch.column_minima)(factor.indptr, factor.indices, keys, out)
+    return out

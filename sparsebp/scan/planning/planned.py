@@ -1,0 +1,123 @@
+"""What has been planned of a scan: steps, costs, memory. Those who draw, describe, measure or run it need no more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from sparsebp.backend.machine import Machine
+from sparsebp.patterns import SparsityPattern
+from sparsebp.scan.planning.cost import step_seconds
+from sparsebp.scan.planning.sizing import SizedRecipe, is_stack
+from sparsebp.scan.running.chain import Chain
+from sparsebp.scan.running.steps import ScanStep, Span, critical_path
+
+
+class PlannedScan:
+    """The plan of a scan over a chain of transposed Jacobians. Its attributes are stated in `sparsebp.ScanPlan`.
+
+    Attributes
+    ----------
+    workspaces : list
+        Buffers that calls leave to later ones.
+    """
+
+    def __init__(
+        self,
+        sized: SizedRecipe,
+        chain: Chain,
+        machine: Machine,
+        dtype: np.dtype,
+        memory_limit: int | None,
+        reason: str,
+        estimates: Mapping[str, float],
+    ) -> None:
+        self.sized, self.chain, self.machine, self.dtype = sized, chain, machine, dtype
+        self.memory_limit, self.reason, self.estimates = memory_limit, reason, dict(estimates)
+        self.workspaces: list[Any] = []
+
+    @property
+    def patterns(self) -> tuple[SparsityPattern, ...]:
+        """One a Jacobian, in the order of back-propagation."""
+        return self.chain.patterns
+
+    @property
+    def elements(self) -> tuple[Span, ...]:
+        """What the algorithm runs over: the Jacobians, or the pieces that they are folded into."""
+        ends = self.chain.ends if {"fold", "unfold"} & set(self.levels) else range(1, len(self.patterns) + 1)
+        return tuple(Span(first + 1, end + 1) for first, end in zip((0, *ends), ends, strict=False))
+
+    @property
+    def algorithm(self) -> str:
+        """The algorithm that runs."""
+        return self.sized.recipe.algorithm
+
+    @property
+    def up_levels(self) -> int | None:
+        """Levels of the up-sweep of a hybrid scan, else None."""
+        return self.sized.recipe.up_levels
+
+    @property
+    def chunks(self) -> int | None:
+        """Number of chunks of a chunked scan, else None."""
+        cuts = self.sized.recipe.cuts
+        return None if cuts is None else len(cuts) - 1
+
+    @property
+    def levels(self) -> dict[str, int]:
+        """Number of levels by phase."""
+        return dict(self.sized.recipe.levels)
+
+    @property
+    def batch(self) -> int:
+        """Batch that the numbers are stated for."""
+        return self.chain.sizes.batch
+
+    @cached_property
+    def steps(self) -> tuple[ScanStep, ...]:
+        """Every product, in the order of execution."""
+        steps, counts = self.sized.recipe.steps, self.sized.counts
+        path = set(critical_path(steps, [count.flops for count in counts]))
+        itemsize = self.chain.sizes.itemsize
+        return tuple(
+            ScanStep(
+                *(s.level, s.phase, s.left, s.right, s.target, s.kind, c.flops, c.dense_flops, c.bytes),
+                step_seconds(c, self.machine, itemsize),
+                number in path,
+            )
+            for number, (s, c) in enumerate(zip(steps, counts, strict=True))
+        )
+
+    @cached_property
+    def critical_path(self) -> tuple[ScanStep, ...]:
+        """The dependent steps that cost most FLOPs together."""
+        return tuple(step for step in self.steps if step.critical)
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of a call without injections."""
+        return self.sized.flops
+
+    @property
+    def injection_flops(self) -> int:
+        """Operations that injections at every step add: a matrix–vector product to each product of matrices."""
+        total = 0
+        for step in self.sized.recipe.steps:
+            right = self.sized.patterns[step.right]
+            total += right.shape[0]
+            if step.kind == "mm" and right.kind != "identity":
+                total += 2 * right.nnz
+        return total * self.batch
+
+    @property
+    def memory(self) -> int:
+        """Bytes that a call needs beyond its arguments."""
+        return self.sized.memory
+
+    @cached_property
+    def stackable(self) -> bool:
+        """Whether data may be one stacked array that runs on the dense kernels, a whole level a call."""
+        return is_stack(self.patterns)

@@ -1,0 +1,193 @@
+"""Run a planned scan on values, step by step, for any chain; `sparsebp.scan.running.stacked` is for dense blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any
+
+from sparsebp import kernels
+from sparsebp.core.errors import MemoryLimitError
+from sparsebp.core.types import Array
+from sparsebp.patterns import SparsityPattern
+from sparsebp.scan.planning.arguments import Arguments, check_arguments
+from sparsebp.scan.planning.planned import PlannedScan
+from sparsebp.scan.planning.sizing import Sizes
+from sparsebp.scan.running.slots import assign_slots, is_view, shared_spans
+from sparsebp.scan.running.stacked import StackBuffers, run_stacked
+from sparsebp.scan.running.steps import AbstractStep, Span
+
+KEPT_WORKSPACES = 2
+"""Workspaces that a plan keeps: enough for a batch size and its last, smaller batch."""
+
+
+@dataclass
+class Workspace:
+    """Buffers of one call's shape, kept by the plan between calls.
+
+    Attributes
+    ----------
+    key
+        Array module, device, dtype, batch, sharing, stacked or not.
+    products
+        Array of every intermediate product that has one of its own; products that do not live together share memory.
+    stack
+        Buffers of the stacked run, else None.
+    """
+
+    key: tuple[Any, ...]
+    products: dict[Span, Array]
+    stack: StackBuffers | None = None
+
+
+def execute(
+    plan: PlannedScan,
+    g: Array,
+    data: Sequence[Array] | Array,
+    injections: Sequence[Array | None] | Array | None,
+) -> list[Array] | Array:
+    """Run `plan`; see `ScanPlan.__call__`."""
+    arguments = check_arguments(plan, g, data, injections)
+    with workspace_of(plan, arguments) as workspace:
+        if workspace.stack is not None:
+            y = run_stacked(plan, arguments, workspace.stack)
+        else:
+            y = run_steps(plan, arguments, workspace)
+    if arguments.stacked:
+        y = y if workspace.stack is not None else arguments.xp.stack(y)
+        return y if arguments.batched else y.reshape(y.shape[:2])
+    return y if arguments.batched else [v.reshape(-1) for v in y]
+
+
+@contextmanager
+def workspace_of(plan: PlannedScan, arguments: Arguments) -> Iterator[Workspace]:
+    """Lend a workspace that fits the call, and keep it for the next one; after an error it is forgotten."""
+    workspace = _take_workspace(plan, arguments)
+    yield workspace
+    plan.workspaces.append(workspace)
+    del plan.workspaces[:-KEPT_WORKSPACES]
+
+
+def _take_workspace(plan: PlannedScan, arguments: Arguments) -> Workspace:
+    """Take a fitting workspace out of the plan, or make one; while it is out, no other call can write to it."""
+    xp, g = arguments.xp, arguments.g
+    stacked = arguments.stacked and plan.stackable
+    shared = arguments.shared
+    key = (xp.__name__, str(getattr(g, "device", "cpu")), g.dtype, g.shape[1], shared, stacked)
+    for kept in list(plan.workspaces):
+        if kept.key == key:
+            try:
+                plan.workspaces.remove(kept)
+            except ValueError:  # another thread was faster
+                continue
+            return kept
+    if stacked:
+        width = 1 if shared[0] else g.shape[1]
+        buffers = StackBuffers.plan(plan.sized.recipe, plan.patterns[0].shape[0], width, g.shape[1])
+        _check_limit(plan, g, buffers.values * g.dtype.itemsize)
+        buffers.allocate(xp, g.dtype)
+        return Workspace(key, {}, buffers)
+    sized = plan.sized
+    slots, capacities = assign_slots(sized.recipe.steps, sized.plans, sized.patterns, shared, g.shape[1])
+    _check_limit(plan, g, sum(capacities) * g.dtype.itemsize)
+    memory = [xp.empty(c, dtype=g.dtype) for c in capacities]
+    is_shared = _shared_products(plan, shared)
+    products = {}
+    for span, slot in slots.items():
+        nnz = sized.patterns[span].nnz
+        shape = (nnz,) if is_shared[span] else (nnz, g.shape[1])
+        size = nnz if is_shared[span] else nnz * g.shape[1]
+        products[span] = memory[slot][:size].reshape(shape)
+    return Workspace(key, products)
+
+
+def _shared_products(plan: PlannedScan, shared: Sequence[bool]) -> dict[Span, bool]:
+    """Say of every matrix span whether the batch shares it, given the sharing of the Jacobians."""
+    found = shared_spans(shared, plan.sized.patterns)
+    for step in plan.sized.recipe.steps:
+        if step.kind == "mm":
+            found[step.target] = found[step.left] and found[step.right]
+    return found
+
+
+def _check_limit(plan: PlannedScan, g: Array, workspace: int) -> None:
+    """Refuse a call whose batch takes the plan beyond its limit, before its buffers are allocated."""
+    if plan.memory_limit is None:
+        return
+    results = sum(p.shape[0] for p in plan.patterns) * g.shape[1] * g.dtype.itemsize
+    need = workspace + results + plan.sized.index
+    if need > plan.memory_limit:
+        from sparsebp.scan.planning.candidates import Candidate
+        from sparsebp.scan.planning.limits import refusal
+
+        recipe = plan.sized.recipe
+        candidate = Candidate(recipe.algorithm, recipe.up_levels, plan.chunks)
+        chain = replace(plan.chain, sizes=Sizes.make(g.shape[1], g.dtype, plan.chain.sizes.shared))
+        problem = MemoryLimitError(
+            f"The {recipe.algorithm} scan needs more memory than memory_limit for a batch of {g.shape[1]}",
+            got=f"{need} bytes",
+        )
+        raise refusal(candidate, chain, plan.memory_limit, problem)
+
+
+def run_steps(
+    plan: PlannedScan, arguments: Arguments, workspace: Workspace, done: Callable[[], None] | None = None
+) -> list[Array]:
+    """Run every step by its own kernel call: products on their plans, vectors with batched SpMV.
+
+    `done` is called after every step.
+    """
+    xp, sized, g = arguments.xp, plan.sized, arguments.g
+    matrices = {Span(i + 1, i + 2): d for i, d in enumerate(arguments.data)}
+    if arguments.stacked and arguments.data.shape[2] == 1:
+        matrices = {span: d[:, 0] for span, d in matrices.items()}
+    offsets: dict[Span, Array | None] = {}
+    if arguments.injections is not None:
+        offsets = {Span(i + 1, i + 2): v for i, v in enumerate(arguments.injections)}
+    vectors = {Span(0, 1): g}
+    multiply = _Multiply(xp, g)
+    for step, product in zip(sized.recipe.steps, sized.plans, strict=True):
+        right, pattern = matrices[step.right], sized.patterns[step.right]
+        offset = offsets.get(step.right)
+        if product is None:
+            vectors[step.target] = multiply(pattern, right, vectors[step.left], offset)
+        else:
+            left = matrices[step.left]
+            if is_view(product):
+                matrices[step.target] = left if pattern.kind == "identity" else right
+            else:
+                matrices[step.target] = product(right, left, out=workspace.products[step.target])
+            offsets[step.target] = _join_offsets(multiply, step, pattern, right, offsets)
+        if done is not None:
+            done()
+    return [vectors[Span(0, i + 2)] for i in range(len(plan.patterns))]
+
+
+def _join_offsets(
+    multiply: _Multiply,
+    step: AbstractStep,
+    pattern: SparsityPattern,
+    right: Array,
+    offsets: dict[Span, Array | None],
+) -> Array | None:
+    """Return the vector of the joined affine map: ``A_right b_left + b_right``; None where both are."""
+    b_left, b_right = offsets.get(step.left), offsets.get(step.right)
+    return b_right if b_left is None else multiply(pattern, right, b_left, b_right)
+
+
+class _Multiply:
+    """``A @ x + add`` into a new array; the identity is not multiplied with."""
+
+    def __init__(self, xp: ModuleType, like: Array) -> None:
+        self.xp, self.kernels, self.batch, self.dtype = xp, kernels.get(xp), like.shape[1], like.dtype
+
+    def __call__(self, pattern: SparsityPattern, data: Array, x: Array, add: Array | None) -> Array:
+        if pattern.kind == "identity":
+            return x.copy() if add is None else x + add
+        out = self.xp.empty((pattern.shape[0], self.batch), dtype=self.dtype)
+        indptr, indices = pattern.device_arrays(self.xp)
+        values = data.reshape(-1, 1) if data.ndim == 1 else data
+        self.kernels.csr_matvec(indptr, indices, values, x, out, add)
+        return out

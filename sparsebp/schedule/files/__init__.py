@@ -1,0 +1,1 @@
+"""Schedules and costs as files: CSV, as torch.distributed.pipelining has it, and TOML."""

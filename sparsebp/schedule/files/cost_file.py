@@ -1,0 +1,213 @@
+"""Costs from text: durations by kind, stage or action, and a JSON file of all costs."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from sparsebp.core.arguments import shown
+from sparsebp.core.errors import FileFormatError, OptionError
+from sparsebp.core.files import check_path, parse_json, read_file, write_atomically
+from sparsebp.schedule.actions import Action, parts_of
+from sparsebp.schedule.costs import Costs, Link, StageBytes
+
+_KEY = re.compile(r"[0-9]{0,9}[FIWBSU]|[0-9]{1,9}[FIWBSU][0-9]{1,9}")
+_FORM = 'a JSON object such as {"durations": {"F": 1, "2W": 0.5}, "latency": 0.1}'
+_REMEDY = "See sparsebp.schedule.read_costs"
+_DEFAULTS: Mapping[str, float] = {"F": 1, "I": 1, "W": 1, "S": 0, "U": 0}
+
+
+@dataclass(frozen=True)
+class Durations:
+    """Durations by kind (``"F"``), by stage (``"2F"``), by action (``"2F0"``); the most specific entry counts.
+
+    Takes an action and returns its duration, as `Costs` wants it. A B without an entry takes the sum of its I and W;
+    everything else without one takes what `Costs` takes by default.
+
+    Raises
+    ------
+    OptionError
+        A key is none of these, or a duration is negative or not finite.
+    """
+
+    entries: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        _check_entries(self.entries, "duration")
+
+    def __call__(self, action: Action) -> float:
+        """Return the duration of an action."""
+        found = _most_specific(self.entries, action)
+        if found is not None:
+            return found
+        if action.kind == "B":
+            return sum(self(part) for part in parts_of(action))
+        return _DEFAULTS[action.kind]
+
+
+@dataclass(frozen=True)
+class Slowdowns:
+    """Slowdowns by kind, by stage, by action, as `Durations`; what has no entry is not slowed down.
+
+    Takes an action and returns its slowdown, as `Costs` wants it.
+
+    Raises
+    ------
+    OptionError
+        A key is none of these, or a slowdown is negative or not finite. (`Costs` refuses one below 1 when it is used.)
+    """
+
+    entries: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        _check_entries(self.entries, "slowdown")
+
+    def __call__(self, action: Action) -> float:
+        """Return the slowdown of an action."""
+        found = _most_specific(self.entries, action)
+        return 1.0 if found is None else found
+
+
+def _check_entries(entries: Mapping[str, float], what: str) -> None:
+    for key, value in entries.items():
+        if _KEY.fullmatch(key) is None:
+            raise OptionError(f"A {what} is of no action", expected="F, I, W, B, S or U, 2F for stage 2, or 2F0",
+                              got=shown(key), remedy="Name a kind, a stage and kind, or an action")  # fmt: skip
+        _number(f"The {what} of {key}", value)
+
+
+def _most_specific(entries: Mapping[str, float], action: Action) -> float | None:
+    keys = (str(action), f"{action.stage}{action.kind}", action.kind)
+    return next((entries[key] for key in keys if key in entries), None)
+
+
+def parse_durations(texts: Iterator[str] | list[str]) -> dict[str, float]:
+    """Return the durations that texts such as ``F=1`` and ``2W=0.5`` say.
+
+    Raises
+    ------
+    OptionError
+        One of them is no such text.
+    """
+    found = {}
+    for text in texts:
+        key, equals, value = text.partition("=")
+        try:
+            found[key.strip()] = float(value)
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise OptionError("This is no duration", expected="F=1, 2W=0.5 or 2W0=0.5", got=shown(text),
+                              remedy="Write what it is of, '=', and a number")  # fmt: skip
+    return found
+
+
+def read_costs(path: str | os.PathLike[str]) -> Costs:
+    """Read costs from a JSON file.
+
+    The file is an object, all of its keys optional: ``"durations"`` (see `Durations`), ``"stages"`` (the fields of
+    `StageBytes`, once for all stages or in a list of one for each), ``"latency"``, ``"bandwidth"``, ``"slowdown"`` (a
+    number, or an object by kind, stage or action, see `Slowdowns`)::
+
+        {"durations": {"F": 1, "I": 1, "W": 1, "2W": 1.5}, "stages": {"saved": 4096}, "latency": 0.1}
+
+    Raises
+    ------
+    FileFormatError
+        There is no such file, or it holds something else.
+    OptionError
+        A cost is out of its range.
+    """
+    path = check_path("path", path)
+    text = read_file(path, f"{path} has no costs", expected=_FORM, remedy=_REMEDY)
+    try:
+        content = parse_json(text)
+    except ValueError as error:  # JSON or UTF-8
+        raise _refused(path, str(error)) from error
+    return costs_of(content, path)
+
+
+def costs_of(content: Any, source: object = "costs") -> Costs:
+    """Return the costs of a parsed JSON file; see `read_costs`. `source` is what messages call it."""
+    known = ("durations", "stages", "latency", "bandwidth", "slowdown")
+    _check_keys(content, known, source)
+    durations = content.get("durations", {})
+    if not isinstance(durations, dict):
+        raise _refused(source, f"durations {shown(durations)}")
+    slowdown = content.get("slowdown", 1.0)
+    stages = content.get("stages", {})
+    link = {key: _number(key, content[key]) for key in ("latency", "bandwidth") if key in content}
+    each = [_stage_bytes(entry, source) for entry in (stages if isinstance(stages, list) else [stages])]
+    return Costs(
+        Durations(durations),
+        tuple(each) if isinstance(stages, list) else each[0],
+        Link(**link),
+        Slowdowns(slowdown) if isinstance(slowdown, dict) else _number("slowdown", slowdown),
+    )
+
+
+def write_costs(costs: Costs, actions: Iterable[Action], path: str | os.PathLike[str]) -> None:
+    """Write costs to a JSON file that `read_costs` reads: first under a temporary name, then renamed.
+
+    Parameters
+    ----------
+    costs
+        Any; what their durations, and slowdowns that are a function, say of `actions` is written, action by action. S
+        and U are the stage's, whatever the micro-batch.
+    actions
+        Those of the schedules that the costs are for, a `Schedule` say.
+    path
+        The file.
+
+    Raises
+    ------
+    OptionError
+        There is no duration of an action.
+    OutputError
+        The file cannot be written.
+    """
+    actions = tuple(actions)
+    content: dict[str, Any] = {
+        "durations": {str(action): costs.duration(action) for action in actions},
+        "stages": [asdict(entry) for entry in costs.stages]
+        if isinstance(costs.stages, tuple)
+        else asdict(costs.stages),
+        "latency": costs.link.latency,
+        "slowdown": {str(action): costs.slowdown_of(action) for action in actions}
+        if callable(costs.slowdown)
+        else costs.slowdown,
+    }
+    if math.isfinite(costs.link.bandwidth):  # JSON has no infinity; it is what a file without one means
+        content["bandwidth"] = costs.link.bandwidth
+    write_atomically(path, json.dumps(content, indent=1).encode())
+
+
+def _stage_bytes(entry: Any, source: object) -> StageBytes:
+    _check_keys(entry, [f.name for f in fields(StageBytes)], source)
+    return StageBytes(**{key: _number(f"The bytes of {key}", value) for key, value in entry.items()})
+
+
+def _check_keys(entry: Any, known: tuple[str, ...] | list[str], source: object) -> None:
+    if not isinstance(entry, dict):
+        raise _refused(source, f"{type(entry).__name__} {shown(entry)}")
+    unknown = sorted(entry.keys() - set(known))
+    if unknown:
+        raise FileFormatError(f"{source} has unknown keys", expected=", ".join(known), got=", ".join(unknown),
+                              remedy="Remove them")  # fmt: skip
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= sys.float_info.max:
+        raise OptionError(f"{name} cannot be", expected="a finite number, 0 or more", got=shown(value),
+                          remedy="Measure it again, or pass 0")  # fmt: skip
+    return value
+
+
+def _refused(source: object, got: str) -> FileFormatError:
+    return FileFormatError(f"{source} has no costs", expected=_FORM, got=got, remedy=_REMEDY)
