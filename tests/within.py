@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-SECONDS = 60
+SECONDS = 180
 
 
 def within(call, seconds=SECONDS):
