@@ -1,4 +1,4 @@
-"""Initial values of a layer's parameters: generators, PyTorch's default ranges, sizes that a machine has room for."""
+"""Initial values of a layer's parameters: PyTorch's default ranges, in sizes that a machine has room for."""
 
 from __future__ import annotations
 

@@ -19,10 +19,13 @@ from sparsebp.scan.planning.candidates import Candidate
 from sparsebp.scan.planning.choose import choose, estimate
 from sparsebp.scan.planning.fold import piece_ends
 from sparsebp.scan.planning.limits import build_within, refusal
+from sparsebp.scan.planning.measure import step_times
 from sparsebp.scan.planning.options import check_options, check_patterns, options_for
 from sparsebp.scan.planning.planned import PlannedScan
 from sparsebp.scan.planning.sizing import Sizes
+from sparsebp.scan.plot import Operator, plot
 from sparsebp.scan.running.chain import Chain
+from sparsebp.scan.running.run import execute
 
 
 class ScanPlan(PlannedScan):
@@ -71,7 +74,7 @@ class ScanPlan(PlannedScan):
         ax: Any = None,
         *,
         kind: Literal["tree", "flops"] = "tree",
-        operators: Sequence[tuple[Any, ...]] = (),
+        operators: Sequence[Operator] = (),
         measured: Sequence[float] | None = None,
     ) -> Any:
         """Draw the scan on a matplotlib Axes, and return that.
@@ -98,8 +101,6 @@ class ScanPlan(PlannedScan):
         MissingDependencyError
             matplotlib is not installed.
         """
-        from sparsebp.scan.plot import plot  # matplotlib
-
         return plot(self, ax, kind, operators, measured)
 
     def profile(
@@ -131,8 +132,6 @@ class ScanPlan(PlannedScan):
         ShapeError, DTypeError, LayoutError, DeviceError, MemoryLimitError
             As in a call; ShapeError too if `data` is one stacked array, whose levels run in one kernel call.
         """
-        from sparsebp.scan.planning.measure import step_times
-
         return step_times(self, g, data, injections, repeats)
 
     def __repr__(self) -> str:
@@ -166,8 +165,6 @@ class ScanPlan(PlannedScan):
         MemoryLimitError
             The batch of this call takes the plan beyond its ``memory_limit``; raised before anything is allocated.
         """
-        from sparsebp.scan.running.run import execute
-
         return execute(self, g, data, injections)
 
 

@@ -13,6 +13,8 @@ from sparsebp.core.errors import MemoryLimitError
 from sparsebp.core.types import Array
 from sparsebp.patterns import SparsityPattern
 from sparsebp.scan.planning.arguments import Arguments, check_arguments
+from sparsebp.scan.planning.candidates import Candidate
+from sparsebp.scan.planning.limits import refusal
 from sparsebp.scan.planning.planned import PlannedScan
 from sparsebp.scan.planning.sizing import Sizes
 from sparsebp.scan.running.slots import assign_slots, is_view, shared_spans
@@ -119,9 +121,6 @@ def _check_limit(plan: PlannedScan, g: Array, workspace: int) -> None:
     results = sum(p.shape[0] for p in plan.patterns) * g.shape[1] * g.dtype.itemsize
     need = workspace + results + plan.sized.index
     if need > plan.memory_limit:
-        from sparsebp.scan.planning.candidates import Candidate
-        from sparsebp.scan.planning.limits import refusal
-
         recipe = plan.sized.recipe
         candidate = Candidate(recipe.algorithm, recipe.up_levels, plan.chunks)
         chain = replace(plan.chain, sizes=Sizes.make(g.shape[1], g.dtype, plan.chain.sizes.shared))
