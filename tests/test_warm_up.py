@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from sparsebp import kernels
-from sparsebp.kernels.host import inner
+from sparsebp.kernels.host.engine import inner
 from sparsebp.kernels.protocol import Kernels
 from sparsebp.recipes import warm_up
 
@@ -46,7 +46,7 @@ def _dtypes(values):
 
 
 def test_kernels_are_kept_in_the_folder_that_it_names():
-    assert any(path.suffix == ".nbi" for path in warm_up.folder().iterdir())
+    assert any(warm_up.folder().rglob("*.nbi"))
 
 
 class Terminal:

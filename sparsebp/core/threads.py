@@ -1,8 +1,8 @@
 """How many threads work: those of the kernels, and those of the BLAS behind NumPy.
 
-The kernels have threads of their own, which sleep until there is work for them (`sparsebp.kernels.host.team`). They
-need no setting: small work stays on the calling thread, work that other processes slow down goes back to it, and no
-result depends on how many threads took part, or on which thread of a program calls. `set_threads` sets an upper end.
+The kernels have threads of their own, which sleep until there is work for them (`sparsebp.kernels.host.engine.team`).
+They need no setting: small work stays on the calling thread, work that other processes slow down goes back to it, and
+no result depends on how many threads took part, or on which thread of a program calls. `set_threads` sets an upper end.
 
 A BLAS has threads of its own besides. Within this library, matrix products are cut into parts by a fixed rule and the
 BLAS computes each on one thread (`one_blas_thread`): its rounding then does not depend on its threads either, and the

@@ -41,8 +41,8 @@ def plan_addition(a: SparsityPattern, b: SparsityPattern) -> AssemblyPlan:
 
 @lru_cache(maxsize=KEPT)
 def _plan(a: SparsityPattern, b: SparsityPattern) -> AssemblyPlan:
-    from sparsebp.kernels.host import union
-    from sparsebp.kernels.host.team import team
+    from sparsebp.kernels.host.engine.team import team
+    from sparsebp.kernels.host.sparse import union
     from sparsebp.products.symbolic import parts_for, row_cuts
 
     operands = (a.indptr, a.indices, b.indptr, b.indices)

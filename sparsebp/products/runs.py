@@ -11,8 +11,8 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from sparsebp.kernels.host.parts import INNER_SERIAL, SERIAL
-from sparsebp.kernels.host.team import in_parts, team
+from sparsebp.kernels.host.engine.parts import INNER_SERIAL, SERIAL
+from sparsebp.kernels.host.engine.team import in_parts, team
 from sparsebp.patterns.sparsity import SparsityPattern
 
 

@@ -1,6 +1,6 @@
 """Symbolic phase of sparse products: the pattern of C = A @ B and where every product lands in it.
 
-The work is done by `sparsebp.kernels.host.structure`, on all threads; here it is split into parts, and its arrays are
+`sparsebp.kernels.host.sparse.structure` does the work, on all threads; here it is split into parts, and its arrays are
 made.
 """
 
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparsebp.kernels.host import structure
-from sparsebp.kernels.host.team import team
+from sparsebp.kernels.host.engine.team import team
+from sparsebp.kernels.host.sparse import structure
 from sparsebp.patterns.sparsity import SparsityPattern
 from sparsebp.patterns.validate import index_dtype
 

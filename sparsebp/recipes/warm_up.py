@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numba
 import numpy as np
 
+import sparsebp
 from sparsebp import kernels, nn, optim
 from sparsebp.core.types import BACKWARDS, SCAN_ALGORITHMS
 from sparsebp.jacobians import jacobian_t
@@ -32,10 +34,8 @@ def jobs() -> Iterator[tuple[str, Callable[[], None]]]:
 
 
 def folder() -> Path:
-    """Return where Numba keeps compiled kernels."""
-    from sparsebp.kernels.host.csr import _gather_parallel
-
-    return Path(_gather_parallel.stats.cache_path)
+    """Return the folder below which Numba keeps compiled kernels."""
+    return Path(numba.config.CACHE_DIR or Path(sparsebp.__file__).parent)  # type: ignore[attr-defined]
 
 
 def _train(model: nn.Layer, shape: tuple[int, ...], dtype: np.dtype, *optimizers: optim.Optimizer) -> None:

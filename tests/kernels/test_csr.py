@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from sparsebp import kernels
 from sparsebp.core.errors import DTypeError, LayoutError, ShapeError
 from sparsebp.core.threads import get_threads, most_threads, set_threads
-from sparsebp.kernels.host.parts import parts_for
+from sparsebp.kernels.host.engine.parts import parts_for
 from strategies import csr_patterns, index_dtypes, normal, reals, seeds, sizes, tolerance
 
 batches = sizes(0, 33)

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp.kernels.host import functions
-from sparsebp.kernels.host.simd import lanes, load_n, pointer, store_n
+from sparsebp.kernels.host.engine import functions
+from sparsebp.kernels.host.engine.simd import lanes, load_n, pointer, store_n
 from strategies import seeds
 
 REFERENCES: dict[str, Callable[[Any], Any]] = {

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sparsebp import kernels
 from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, OptionError, ShapeError
 from sparsebp.core.threads import get_threads, set_threads
-from sparsebp.kernels.host.tensors import table_of
+from sparsebp.kernels.host.optim.tensors import table_of
 from sparsebp.kernels.protocol import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS
 from strategies import normal, reals, seeds, tolerance
 

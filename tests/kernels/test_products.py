@@ -11,7 +11,7 @@ from sparsebp import kernels
 from sparsebp.core import threads
 from sparsebp.core.threads import get_threads, set_threads
 from sparsebp.kernels.host import matmul, update_by_product, worth_update_by_product
-from sparsebp.kernels.host.products import SMALL
+from sparsebp.kernels.host.dense.products import SMALL
 from sparsebp.kernels.protocol import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS
 from strategies import normal, reals, seeds, sizes
 

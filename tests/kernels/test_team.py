@@ -19,11 +19,11 @@ from numba.core import types
 
 import sparsebp
 from sparsebp.core import threads
-from sparsebp.kernels.host import parts as host_parts
-from sparsebp.kernels.host import team as teams
-from sparsebp.kernels.host.atomics import atomic_add, atomic_load, usleep
-from sparsebp.kernels.host.parts import VECTOR_GRAIN, WORTH, parts_for
-from sparsebp.kernels.host.team import ALONE, RESUME, in_parts, team_for
+from sparsebp.kernels.host.engine import parts as host_parts
+from sparsebp.kernels.host.engine import team as teams
+from sparsebp.kernels.host.engine.atomics import atomic_add, atomic_load, usleep
+from sparsebp.kernels.host.engine.parts import VECTOR_GRAIN, WORTH, parts_for
+from sparsebp.kernels.host.engine.team import ALONE, RESUME, in_parts, team_for
 
 JIT: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
 pthread_self = types.ExternalFunction("pthread_self", types.uint64())

@@ -12,7 +12,7 @@ import pytest
 import orders
 from sparsebp import backend, nn, optim
 from sparsebp.core import threads
-from sparsebp.kernels.host.parts import parts_for
+from sparsebp.kernels.host.engine.parts import parts_for
 from sparsebp.runtime.executor import Executor
 from sparsebp.runtime.lanes import Lanes
 from sparsebp.runtime.stages import Stages

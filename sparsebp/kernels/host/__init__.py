@@ -5,33 +5,33 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from sparsebp.kernels.host.cache import drop_stale
+from sparsebp.kernels.host.engine.cache import drop_stale
 
 _PACKAGE = Path(__file__).parents[2]
 drop_stale(_PACKAGE / "kernels" / "host", _PACKAGE / "patterns", _PACKAGE / "scan")  # before the imports below
 
-from sparsebp.kernels.host.channels import ChannelKernels  # noqa: E402
-from sparsebp.kernels.host.clamp import ClampKernels  # noqa: E402
-from sparsebp.kernels.host.convolution import ConvolutionKernels  # noqa: E402
-from sparsebp.kernels.host.csr import CsrKernels  # noqa: E402
-from sparsebp.kernels.host.dense import DenseKernels  # noqa: E402
-from sparsebp.kernels.host.gru import GruKernels  # noqa: E402
-from sparsebp.kernels.host.max_pool import MaxPoolKernels  # noqa: E402
-from sparsebp.kernels.host.optimizers import OptimizerKernels  # noqa: E402
-from sparsebp.kernels.host.product_update import (  # noqa: E402
+from sparsebp.kernels.host.dense.dense import DenseKernels  # noqa: E402
+from sparsebp.kernels.host.dense.products import matmul  # noqa: E402
+from sparsebp.kernels.host.engine.read_only import accept_read_only  # noqa: E402
+from sparsebp.kernels.host.optim.optimizers import OptimizerKernels  # noqa: E402
+from sparsebp.kernels.host.optim.product_update import (  # noqa: E402
     bytes_at_once,
     update_by_product,
     worth_update_by_product,
 )
-from sparsebp.kernels.host.products import matmul  # noqa: E402
-from sparsebp.kernels.host.read_only import accept_read_only  # noqa: E402
-from sparsebp.kernels.host.rnn import RnnKernels  # noqa: E402
-from sparsebp.kernels.host.spgemm import PositionKernels  # noqa: E402
-from sparsebp.kernels.host.spgemm_accumulate import AccumulateKernels  # noqa: E402
-from sparsebp.kernels.host.spgemm_runs import RunKernels  # noqa: E402
-from sparsebp.kernels.host.spgemm_select import SelectionKernels  # noqa: E402
-from sparsebp.kernels.host.training import TrainingKernels  # noqa: E402
-from sparsebp.kernels.host.values import ValueKernels  # noqa: E402
+from sparsebp.kernels.host.pointwise.channels import ChannelKernels  # noqa: E402
+from sparsebp.kernels.host.pointwise.clamp import ClampKernels  # noqa: E402
+from sparsebp.kernels.host.pointwise.training import TrainingKernels  # noqa: E402
+from sparsebp.kernels.host.recurrent.gru import GruKernels  # noqa: E402
+from sparsebp.kernels.host.recurrent.rnn import RnnKernels  # noqa: E402
+from sparsebp.kernels.host.sparse.accumulate import AccumulateKernels  # noqa: E402
+from sparsebp.kernels.host.sparse.csr import CsrKernels  # noqa: E402
+from sparsebp.kernels.host.sparse.positions import PositionKernels  # noqa: E402
+from sparsebp.kernels.host.sparse.runs import RunKernels  # noqa: E402
+from sparsebp.kernels.host.sparse.select import SelectionKernels  # noqa: E402
+from sparsebp.kernels.host.sparse.values import ValueKernels  # noqa: E402
+from sparsebp.kernels.host.windows.convolution import ConvolutionKernels  # noqa: E402
+from sparsebp.kernels.host.windows.max_pool import MaxPoolKernels  # noqa: E402
 
 accept_read_only([module for name, module in sys.modules.items() if name.startswith(__name__ + ".")])
 

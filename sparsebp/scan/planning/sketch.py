@@ -10,8 +10,8 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from sparsebp.kernels.host.parts import INNER_SERIAL, SERIAL
-from sparsebp.kernels.host.team import in_parts, team
+from sparsebp.kernels.host.engine.parts import INNER_SERIAL, SERIAL
+from sparsebp.kernels.host.engine.team import in_parts, team
 
 # The functions below are compiled: their arguments are index arrays and keys.
 # mypy: disable-error-code="no-untyped-def"

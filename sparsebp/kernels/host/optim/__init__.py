@@ -1,0 +1,1 @@
+"""Update rules of optimizers, of many parameters at once and behind a product."""

@@ -1,0 +1,381 @@
+"""Optimizer updates on the host: one pass over memory for all parameters together.
+
+Every rule rounds as torch.optim's tensor operations do, one after the other, so that float32 results stay together
+over many steps: where those fuse a multiplication and an addition, `fma` stands here, and nowhere else. The work of a
+number is the same wherever it falls, so results depend neither on the number of threads nor on which parameters are
+updated in one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba.core import types
+
+from sparsebp.core.types import Array, UpdateRule
+from sparsebp.kernels import checks
+from sparsebp.kernels.checks.common import written
+from sparsebp.kernels.host.engine.parts import INNER_JIT, JIT, parts_for, share
+from sparsebp.kernels.host.engine.simd import (
+    VECTOR_BYTES,
+    address,
+    advance,
+    device,
+    filled,
+    fma,
+    intrinsic,
+    lanes,
+    load_up_to,
+    maximum,
+    minimum,
+    pointer,
+    square_root,
+    store_up_to,
+)
+from sparsebp.kernels.host.engine.team import in_parts, team
+from sparsebp.kernels.host.optim.tensors import GRAIN, entry_at, table_of
+from sparsebp.kernels.protocol import OPTIONAL_BUFFERS, UPDATE_BUFFERS
+
+_ACCESS = {
+    rule: "wr" + "".join("o" if name in OPTIONAL_BUFFERS else "w" for name in names)
+    for rule, names in UPDATE_BUFFERS.items()
+}
+_WORTH_THREADS = 1 << 20  # moved numbers: some 60 µs
+_ALIGN_FROM = 4096  # numbers, fewer of which are not worth a start of their own
+CHUNK = 1 << 14  # numbers that one partial sum of squares covers at most, see `chunk_rows`
+
+
+class OptimizerKernels:
+    """Optimizers' part of `sparsebp.kernels.protocol.Kernels` on the host; shapes and dtypes are stated there."""
+
+    def optimizer_update(
+        self,
+        rule: UpdateRule,
+        params: Sequence[Array],
+        grads: Sequence[Array],
+        buffers: Sequence[Sequence[Array | None]],
+        options: np.ndarray,
+        steps: np.ndarray,
+    ) -> None:
+        """Update all parameters in place."""
+
+        def check() -> None:
+            checks.check_optimizer_update(rule, params, grads, buffers, options, steps)
+
+        checks.check_update_options(rule, len(params), buffers, options, steps)
+        _run(rule, (params, grads, *buffers), _ACCESS[rule], options, steps, check)
+
+    def scale_arrays(self, arrays: Sequence[Array], factor: float) -> None:
+        """Multiply all arrays by one number, in place."""
+        _run_on_all("scale", arrays, factor)
+
+    def clamp_arrays(self, arrays: Sequence[Array], limit: float) -> None:
+        """Bring all numbers into [-limit, limit], in place; NaN stays."""
+        _run_on_all("clamp", arrays, limit)
+
+    def square_sums(self, arrays: Sequence[Array], out: Array) -> None:
+        """Sum of the squares of each array, in float64: of its chunks, then of those in order."""
+
+        def check() -> None:
+            checks.check_square_sums(arrays, out)
+
+        written("out", out, np.float64, (len(arrays),))
+        if not arrays:
+            return
+        addresses, begins, rows = table_of((arrays,), "r", check)
+        lengths, chunks = np.empty(len(rows), np.int64), np.empty(len(begins), np.int64)
+        _cut_chunks(begins, rows, lengths, chunks)
+        sums, like = np.empty(int(chunks[-1])), arrays[0].dtype.type(1)
+        parts = _parts(int(begins[-1]))
+        _chunk_sums_parallel(team(parts), parts, addresses, begins, like, lengths, chunks, sums, parts)
+        add_chunks(chunks, sums, out)
+
+
+def _parts(work: int) -> int:
+    return 1 if work < _WORTH_THREADS else parts_for(work)
+
+
+def _run(
+    rule: str, columns: Sequence[Sequence[Any]], access: str, options: np.ndarray,
+    steps: np.ndarray, check: Callable[[], None],
+) -> None:  # fmt: skip
+    if not columns[0]:
+        check()
+        return
+    addresses, begins, _ = table_of(columns, access, check)
+    like = columns[0][0].dtype.type(1)
+    parts = _parts(int(begins[-1]) * len(columns))
+    function = rule_address(rule, like.dtype)
+    _update_parallel(team(parts), parts, function, like, addresses, begins, options, steps, parts)
+
+
+def _run_on_all(rule: str, arrays: Sequence[Array], value: float) -> None:
+    options, steps = np.full((len(arrays), 1), value), np.zeros(len(arrays), np.int64)
+    _run(rule, (arrays,), "w", options, steps, lambda: checks.check_written_arrays(arrays))
+
+
+@numba.njit(**INNER_JIT)
+def update_range(rule, like, addresses, begins, options, steps, low, high):  # type: ignore[no-untyped-def]
+    """Apply the rule at an address to the numbers from `low` to `high` of the concatenation."""
+    if low == high:
+        return
+    for i in range(entry_at(begins, low), len(begins) - 1):
+        if begins[i] >= high:
+            return
+        size = begins[i + 1] - begins[i]
+        # both neighbours of a cut round it down alike
+        first = max(low - begins[i], 0) // GRAIN * GRAIN
+        last = size if high >= begins[i + 1] else (high - begins[i]) // GRAIN * GRAIN
+        at, middle = advance(pointer(addresses), i * addresses.shape[1]), first
+        o = advance(pointer(options), i * options.shape[1])
+        if last - first >= _ALIGN_FROM:
+            # a vector that straddles two cache lines costs two accesses: go on from a line's beginning
+            width = lanes(address(at[0], like))
+            middle += -at[0] % VECTOR_BYTES * width // VECTOR_BYTES
+        if middle > first:
+            _apply(rule, like, at, o, steps[i], first, middle)
+        _apply(rule, like, at, o, steps[i], middle, last)
+
+
+@intrinsic
+def _apply(typingctx: Any, rule: Any, like: Any, at: Any, o: Any, step: Any, first: Any, last: Any) -> Any:
+    """Call the rule at an address for the numbers from `first` to `last` of one array."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        function = ir.FunctionType(ir.VoidType(), [arg.type for arg in args[1:]])
+        builder.call(builder.inttoptr(args[0], function.as_pointer()), args[1:])
+        return context.get_dummy_value()
+
+    return types.void(types.int64, *_rule_types(like)), codegen
+
+
+def _rule_types(like: Any) -> tuple[Any, ...]:
+    """Return the types of a rule's arguments."""
+    word = types.int64
+    return like, types.CPointer(word), types.CPointer(types.float64), word, word, word
+
+
+@cache
+def rule_address(rule: str, dtype: np.dtype) -> int:
+    """Return where a rule's code is: compiled alone, as hardly a program uses more than one or two."""
+    kept = numba.cfunc(types.void(*_rule_types(numba.from_dtype(dtype))), **JIT)(_RULES[rule])
+    _compiled.append(kept)
+    return int(kept.address or 0)
+
+
+_compiled: list[Any] = []
+
+
+@numba.njit(**INNER_JIT)
+def _update_part(part, rule, like, addresses, begins, options, steps, parts):  # type: ignore[no-untyped-def]
+    n = begins[-1]
+    low, high = share(part, parts, n), share(part + 1, parts, n)
+    update_range(rule, like, addresses, begins, options, steps, low, high)
+
+
+@numba.njit(**JIT)
+def _update_parallel(team, parts, *args):  # type: ignore[no-untyped-def]
+    in_parts(_update_part, team, parts, args)
+
+
+# ---- the rules: `at` holds the addresses of parameter, gradient and buffers, `o` the options, as in the protocol -----
+
+
+@device
+def _gradient(p: Any, g: Any, i: int, left: int, decay: float, maximize: float) -> Any:
+    """Return the gradient that the rule sees: negated to go uphill, with the decay added."""
+    grad = load_up_to(g, i, left)
+    if maximize != 0.0:
+        grad = grad * -1.0
+    if decay != 0.0:  # 0 * infinity would turn an infinite parameter into NaN
+        grad = fma(load_up_to(p, i, left), decay, grad)
+    return grad
+
+
+@device
+def _lerp(old: Any, new: Any, weight: float, like: Any) -> Any:
+    """Go from `old` towards `new`, from the nearer end, as torch.lerp."""
+    if abs(weight) < 0.5:
+        return fma(new - old, weight, old)
+    return fma(new - old, filled(like, weight) - 1.0, new)
+
+
+@device
+def _mean_square(old: Any, grad: Any, keep: float) -> Any:
+    return fma(grad * (1.0 - keep), grad, old * keep)
+
+
+def _sgd(like, at, o, step, low, high):  # type: ignore[no-untyped-def]
+    p, g, v = address(at[0], like), address(at[1], like), address(at[2], like)
+    lr, momentum, fresh, decay, nesterov, maximize = -o[0], o[1], 1.0 - o[2], o[3], o[4], o[5]
+    for i in range(low, high, lanes(p)):
+        left = high - i
+        grad = _gradient(p, g, i, left, decay, maximize)
+        if at[2] != 0:
+            # the first buffer is the gradient itself, undampened
+            buffer = grad if step == 1 else fma(grad, fresh, load_up_to(v, i, left) * momentum)
+            store_up_to(v, i, buffer, left)
+            grad = fma(buffer, momentum, grad) if nesterov != 0.0 else buffer
+        store_up_to(p, i, fma(grad, lr, load_up_to(p, i, left)), left)
+
+
+def _adam(like, at, o, step, low, high):  # type: ignore[no-untyped-def]
+    p, g, m, v, top = (
+        address(at[0], like), address(at[1], like), address(at[2], like), address(at[3], like), address(at[4], like),
+    )  # fmt: skip
+    lr, beta1, beta2, eps, decay, decoupled, maximize = o[0], o[1], o[2], o[3], o[4], o[5], o[6]
+    step_size = -(lr / (1.0 - beta1 ** np.float64(step)))
+    root = np.sqrt(1.0 - beta2 ** np.float64(step))
+    coupled, keep = (0.0, 1.0 - lr * decay) if decoupled != 0.0 else (decay, 1.0)
+    for i in range(low, high, lanes(p)):
+        left = high - i
+        param = load_up_to(p, i, left)
+        if keep != 1.0:
+            param = param * keep
+        grad = _gradient(p, g, i, left, coupled, maximize)
+        mean = _lerp(load_up_to(m, i, left), grad, 1.0 - beta1, m)
+        square = _mean_square(load_up_to(v, i, left), grad, beta2)
+        store_up_to(m, i, mean, left)
+        store_up_to(v, i, square, left)
+        if at[4] != 0:
+            square = maximum(load_up_to(top, i, left), square)
+            store_up_to(top, i, square, left)
+        store_up_to(p, i, param + mean * step_size / (square_root(square) / root + eps), left)
+
+
+def _adagrad(like, at, o, step, low, high):  # type: ignore[no-untyped-def]
+    p, g, s = address(at[0], like), address(at[1], like), address(at[2], like)
+    lr, eps, decay, maximize = -(o[0] / (1.0 + (step - 1) * o[1])), o[2], o[3], o[4]
+    for i in range(low, high, lanes(p)):
+        left = high - i
+        grad = _gradient(p, g, i, left, decay, maximize)
+        total = fma(grad, grad, load_up_to(s, i, left))
+        store_up_to(s, i, total, left)
+        store_up_to(p, i, load_up_to(p, i, left) + grad * lr / (square_root(total) + eps), left)
+
+
+def _adadelta(like, at, o, _, low, high):  # type: ignore[no-untyped-def]
+    p, g, s, d = address(at[0], like), address(at[1], like), address(at[2], like), address(at[3], like)
+    lr, rho, eps, decay, maximize = -o[0], o[1], o[2], o[3], o[4]
+    for i in range(low, high, lanes(p)):
+        left = high - i
+        grad = _gradient(p, g, i, left, decay, maximize)
+        square, moved = _mean_square(load_up_to(s, i, left), grad, rho), load_up_to(d, i, left)
+        delta = square_root(moved + eps) / square_root(square + eps) * grad
+        store_up_to(s, i, square, left)
+        store_up_to(d, i, _mean_square(moved, delta, rho), left)
+        store_up_to(p, i, fma(delta, lr, load_up_to(p, i, left)), left)
+
+
+def _rmsprop(like, at, o, _, low, high):  # type: ignore[no-untyped-def]
+    p, g, s, b, a = (
+        address(at[0], like), address(at[1], like), address(at[2], like), address(at[3], like), address(at[4], like),
+    )  # fmt: skip
+    lr, alpha, eps, decay, momentum, maximize = -o[0], o[1], o[2], o[3], o[4], o[5]
+    for i in range(low, high, lanes(p)):
+        left = high - i
+        grad = _gradient(p, g, i, left, decay, maximize)
+        square = _mean_square(load_up_to(s, i, left), grad, alpha)
+        store_up_to(s, i, square, left)
+        if at[4] != 0:  # centered: the variance
+            mean = _lerp(load_up_to(a, i, left), grad, 1.0 - alpha, a)
+            store_up_to(a, i, mean, left)
+            square = fma(mean * -1.0, mean, square)
+        root, param = square_root(square) + eps, load_up_to(p, i, left)
+        if at[3] != 0:
+            buffer = load_up_to(b, i, left) * momentum + grad / root
+            store_up_to(b, i, buffer, left)
+            store_up_to(p, i, fma(buffer, lr, param), left)
+        else:
+            store_up_to(p, i, param + grad * lr / root, left)
+
+
+def _scale(like, at, o, _, low, high):  # type: ignore[no-untyped-def]
+    p = address(at[0], like)
+    for i in range(low, high, lanes(p)):
+        store_up_to(p, i, load_up_to(p, i, high - i) * o[0], high - i)
+
+
+def _clamp(like, at, o, _, low, high):  # type: ignore[no-untyped-def]
+    p = address(at[0], like)
+    for i in range(low, high, lanes(p)):
+        store_up_to(p, i, maximum(-o[0], minimum(o[0], load_up_to(p, i, high - i))), high - i)
+
+
+_RULES = {
+    "sgd": _sgd,
+    "adam": _adam,
+    "adagrad": _adagrad,
+    "adadelta": _adadelta,
+    "rmsprop": _rmsprop,
+    "scale": _scale,
+    "clamp": _clamp,
+}
+
+
+# ---- sums of squares: a partial sum for each chunk of an array, added in order ---------------------------------------
+
+
+@numba.njit(fastmath={"reassoc", "contract"}, **INNER_JIT)
+def square_sum(values):  # type: ignore[no-untyped-def]
+    """Return the sum of the squares of a chunk."""
+    total = 0.0
+    for i in range(len(values)):
+        value = np.float64(values[i])
+        total += value * value
+    return total
+
+
+@numba.njit(**INNER_JIT)
+def chunk_rows(width):  # type: ignore[no-untyped-def]
+    """Return how many rows of `width` numbers a chunk holds; 0: a row is longer than a chunk."""
+    return CHUNK // max(width, 1)
+
+
+@numba.njit(**JIT)
+def _cut_chunks(begins, rows, lengths, chunks):  # type: ignore[no-untyped-def]
+    """Write the length of each array's chunks, whole rows where they fit, and at which number its chunks begin."""
+    chunks[0] = 0
+    for i in range(len(rows)):
+        size = begins[i + 1] - begins[i]
+        width = size // max(rows[i], 1)
+        lengths[i] = chunk_rows(width) * width
+        if lengths[i] == 0:
+            lengths[i] = CHUNK
+        chunks[i + 1] = chunks[i] - (-size // lengths[i])
+
+
+@numba.njit(**INNER_JIT)
+def _chunk_sums(addresses, begins, like, lengths, chunks, sums, low, high):  # type: ignore[no-untyped-def]
+    """Work on the chunks from number `low` to `high`; array i has those from ``chunks[i]`` on."""
+    for chunk in range(low, high):
+        i = entry_at(chunks, chunk)
+        size, first = begins[i + 1] - begins[i], (chunk - chunks[i]) * lengths[i]
+        values = numba.carray(address(addresses[i, 0], like), size)
+        sums[chunk] = square_sum(values[first : min(first + lengths[i], size)])
+
+
+@numba.njit(**INNER_JIT)
+def _chunk_sums_part(part, addresses, begins, like, lengths, chunks, sums, parts):  # type: ignore[no-untyped-def]
+    n = len(sums)
+    _chunk_sums(addresses, begins, like, lengths, chunks, sums, share(part, parts, n), share(part + 1, parts, n))
+
+
+@numba.njit(**JIT)
+def _chunk_sums_parallel(team, parts, *args):  # type: ignore[no-untyped-def]
+    in_parts(_chunk_sums_part, team, parts, args)
+
+
+@numba.njit(**JIT)
+def add_chunks(chunks, sums, out):  # type: ignore[no-untyped-def]
+    """Add the sums of each array's chunks, in order."""
+    for i in range(len(out)):
+        total = 0.0
+        for chunk in range(chunks[i], chunks[i + 1]):
+            total += sums[chunk]
+        out[i] = total

@@ -1,0 +1,1 @@
+"""Element by element: channels, cutting off, what training needs."""

@@ -1,0 +1,1 @@
+"""Recurrent cells: the sequential and the chunked kernels."""
