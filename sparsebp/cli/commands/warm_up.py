@@ -24,6 +24,5 @@ def warm_up() -> None:
         start = time.perf_counter()
         job()
         out.print(f"{number:>2} of {len(jobs)}: {name:<24} {time.perf_counter() - start:6.1f} s", markup=False)
-    out.print(
-        f"All kernels are ready after {time.perf_counter() - begin:.1f} s, kept below {work.folder()}", markup=False
-    )
+    seconds = time.perf_counter() - begin
+    out.print(f"All kernels are ready after {seconds:.1f} s, kept below {work.folder()}", markup=False)
