@@ -17,9 +17,9 @@ import numpy as np
 
 from sparsebp import backend
 from sparsebp.core.arguments import check_flag, forward_of
-from sparsebp.core.errors import DTypeError, FileFormatError, NonFiniteError, OptionError, ShapeError
+from sparsebp.core.errors import FileFormatError, OptionError
 from sparsebp.core.types import Array, Factors
-from sparsebp.nn.arrays import NamedArrays
+from sparsebp.nn.arrays import NamedArrays, checked_like
 from sparsebp.nn.explain import explain
 from sparsebp.nn.gradients import Back, Gradients
 from sparsebp.nn.work import Work
@@ -290,7 +290,7 @@ class Layer(abc.ABC):
                 got=f"missing {missing}, unexpected {unexpected}",
                 remedy="Build the model with the arguments that the state was made with",
             )
-        loaded = {name: _checked(name, state[name], param) for name, param in params.items()}
+        loaded = {name: checked_like(name, state[name], param) for name, param in params.items()}
         for name, param, first in self._named_parameters():
             if name != first and not bool((loaded[name] == loaded[first]).all()):  # synchronize!
                 raise FileFormatError(
@@ -361,39 +361,6 @@ class Layer(abc.ABC):
     def dtype(self) -> np.dtype | None:
         """The parameters' dtype, or None if there are none."""
         return next((array.dtype for array in self.parameters().values()), None)
-
-
-def _checked(name: str, value: Any, param: Array) -> Array:
-    """Return `value` as an array of `param`'s namespace after checking shape, dtype and finiteness."""
-    xp = backend.namespace(param)
-    try:
-        array = value if hasattr(value, "__cuda_array_interface__") else np.asarray(value)
-    except (TypeError, ValueError, RuntimeError) as error:  # a ragged list, or a tensor that NumPy cannot read
-        raise DTypeError(f"{name} is no array", expected="an array", got=str(error),
-                         remedy="Pass what state_dict returned") from error  # fmt: skip
-    if array.shape != param.shape:
-        raise ShapeError(
-            f"{name} has the wrong shape",
-            expected=param.shape,
-            got=tuple(array.shape),
-            remedy="Build the model with the arguments that the state was made with",
-        )
-    if array.dtype != param.dtype:
-        raise DTypeError(
-            f"{name} has the wrong dtype",
-            expected=param.dtype,
-            got=array.dtype,
-            remedy=f"Convert the array, or build the model with dtype={array.dtype}",
-        )
-    array = backend.as_namespace(array, xp)
-    if not bool(xp.isfinite(array).all()):  # synchronize!
-        raise NonFiniteError(
-            f"{name} holds NaN or infinity",
-            expected="finite weights",
-            got=f"{int((~xp.isfinite(array)).sum())} of {array.size} values not finite",
-            remedy="Load the last good checkpoint",
-        )
-    return array
 
 
 def check_layer(name: str, value: Any) -> Layer:

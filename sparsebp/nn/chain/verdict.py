@@ -13,7 +13,7 @@ from sparsebp import backend
 from sparsebp.core.errors import MemoryLimitError
 from sparsebp.core.types import Array
 from sparsebp.nn.chain.link import Link
-from sparsebp.nn.prunable import MASK
+from sparsebp.nn.pruning import MASK
 from sparsebp.nn.recurrent.backward import BackwardOptions
 from sparsebp.nn.work import Work
 

@@ -18,7 +18,7 @@ from sparsebp.core.threads import one_blas_thread_for
 from sparsebp.core.types import Array
 from sparsebp.kernels.matmul import matmul
 from sparsebp.kernels.protocol import Kernels
-from sparsebp.nn import initial
+from sparsebp.nn import arrays
 from sparsebp.nn.recurrent.lengths import Lengths
 
 FEW_FEATURES = 8
@@ -214,10 +214,10 @@ def initial_weights(
     cell: CellMath, input_size: int, hidden_size: int, bias: bool, dtype: np.dtype, rng: np.random.Generator
 ) -> Weights:
     """Draw parameters as torch.nn does: all of them from U(-1/√H, 1/√H)."""
-    bound, rows = initial.fan_in_bound(hidden_size), cell.gates * hidden_size
+    bound, rows = arrays.fan_in_bound(hidden_size), cell.gates * hidden_size
 
     def draw(*shape: int) -> Any:
-        return initial.uniform(rng, shape, bound, dtype)
+        return arrays.uniform(rng, shape, bound, dtype)
 
     return Weights(
         draw(rows, input_size), draw(rows, hidden_size), draw(rows) if bias else None, draw(rows) if bias else None

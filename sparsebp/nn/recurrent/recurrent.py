@@ -14,7 +14,7 @@ from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.core.types import Array, Backward, Seed
 from sparsebp.nn.gradients import Gradients, Shared
 from sparsebp.nn.layer import Layer, check_gy, check_input
-from sparsebp.nn.layers.dropout import dropout_mask
+from sparsebp.nn.layers.identity import dropout_mask
 from sparsebp.nn.recurrent.backward import BackwardOptions, choose, run_backward
 from sparsebp.nn.recurrent.cell_math import (
     CellMath,
