@@ -18,10 +18,9 @@ import numpy as np
 from sparsebp import backend
 from sparsebp.core.arguments import check_flag, forward_of
 from sparsebp.core.errors import FileFormatError, OptionError
-from sparsebp.core.types import Array, Factors
+from sparsebp.core.types import Array, ProductFactors
 from sparsebp.nn.arrays import NamedArrays, checked_like
-from sparsebp.nn.explain import explain
-from sparsebp.nn.gradients import Back, Gradients
+from sparsebp.nn.gradients import Back, Gradients, explain
 from sparsebp.nn.work import Work
 
 
@@ -150,7 +149,7 @@ class Layer(abc.ABC):
         """Return the masks of pruned parameters of this layer itself."""
         return []
 
-    def weight_grad_factors(self, gy: Array, saved: Any) -> tuple[dict[str, Factors], dict[str, Array]] | None:
+    def weight_grad_factors(self, gy: Array, saved: Any) -> tuple[dict[str, ProductFactors], dict[str, Array]] | None:
         """W, left undone: return gradients that are matrix products as their factors, and the other gradients.
 
         An optimizer may then compute a few rows of a product, use them, and go on (`sparsebp.optim.Update`). None
@@ -210,7 +209,7 @@ class Layer(abc.ABC):
         first: dict[int, str] = {}
         for prefix, layer in self.modules():
             for key, array in layer.params.items():
-                name = f"{prefix}.{key}" if prefix else key
+                name = dotted(prefix, key)
                 yield name, array, first.setdefault(id(array), name)
 
     def shared_names(self) -> dict[str, str]:
@@ -252,7 +251,7 @@ class Layer(abc.ABC):
 
     def _state(self) -> dict[str, Array]:
         return {
-            f"{prefix}.{name}" if prefix else name: array
+            dotted(prefix, name): array
             for prefix, layer in self.modules()
             for name, array in (layer.params | layer.buffers).items()
         }
@@ -307,11 +306,11 @@ class Layer(abc.ABC):
         """Return the layer and the room for every buffer of `state` that is not there yet but may be."""
         new = {}
         layers = dict(self.modules())
-        for dotted in state.keys() - self._state().keys():
-            prefix, _, name = dotted.rpartition(".")
+        for path in state.keys() - self._state().keys():
+            prefix, _, name = path.rpartition(".")
             room = layers[prefix].buffer_for(name) if prefix in layers else None
             if room is not None:
-                new[dotted] = (layers[prefix], room)
+                new[path] = (layers[prefix], room)
         return new
 
     def buffer_for(self, name: str) -> Array | None:
@@ -361,6 +360,11 @@ class Layer(abc.ABC):
     def dtype(self) -> np.dtype | None:
         """The parameters' dtype, or None if there are none."""
         return next((array.dtype for array in self.parameters().values()), None)
+
+
+def dotted(prefix: str, name: str) -> str:
+    """Return the name of what is called `name` inside the layer called `prefix`."""
+    return f"{prefix}.{name}" if prefix else name
 
 
 def check_layer(name: str, value: Any) -> Layer:

@@ -14,7 +14,7 @@ from sparsebp.core.arguments import check_choice, check_flag, check_generator, c
 from sparsebp.core.errors import DTypeError, NonFiniteError, OptionError, ShapeError
 from sparsebp.core.types import Array, Seed
 from sparsebp.nn import arrays
-from sparsebp.nn.layer import Layer, check_layer
+from sparsebp.nn.layer import Layer, check_layer, dotted
 
 MASK = "weight_mask"
 """The buffer's name, that of torch.nn.utils.prune."""
@@ -242,7 +242,7 @@ def _check_optimizer(optimizer: Any, layers: dict[str, Prunable]) -> None:
                           got=type(optimizer).__name__, remedy="Pass the model's")  # fmt: skip
     for name, layer in layers.items():
         weight = layer.params["weight"]
-        if owned.get(f"{name}.weight" if name else "weight", weight) is not weight:
+        if owned.get(dotted(name, "weight"), weight) is not weight:
             raise OptionError(
                 "The optimizer does not belong to the model", expected="one built on model.parameters()",
                 got=f"{type(optimizer).__name__} on another weight of layer {name!r}",
@@ -254,6 +254,6 @@ def _forget(optimizer: Any, layers: dict[str, Prunable]) -> None:
     """Set what `optimizer` has stored for pruned weights to 0."""
     for name, layer in layers.items():
         for buffers in optimizer.buffers.values():
-            array = buffers.get(f"{name}.weight" if name else "weight")
+            array = buffers.get(dotted(name, "weight"))
             if array is not None:
                 array *= layer.buffers[MASK]

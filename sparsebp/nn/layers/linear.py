@@ -9,7 +9,7 @@ import numpy as np
 
 from sparsebp.core.arguments import check_integer
 from sparsebp.core.errors import ShapeError
-from sparsebp.core.types import Array, Factors, Seed
+from sparsebp.core.types import Array, ProductFactors, Seed
 from sparsebp.kernels.matmul import matmul
 from sparsebp.nn.layer import check_gy, check_input
 from sparsebp.nn.pruning import MASK, Prunable
@@ -82,7 +82,7 @@ class Linear(Prunable):
         gy, x = self._flat(gy, saved)
         return {"weight": self._masked(matmul(xp, gy.T, x)), **self._bias_grad(xp, gy)}
 
-    def weight_grad_factors(self, gy: Array, saved: Array) -> tuple[dict[str, Factors], dict[str, Array]] | None:
+    def weight_grad_factors(self, gy: Array, saved: Array) -> tuple[dict[str, ProductFactors], dict[str, Array]] | None:
         """Return ``{"weight": (gyᵀ, x)}, {"bias": Σ gy}``; None if a part of the weight is pruned."""
         if MASK in self.buffers:
             return None

@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparsebp import backend
 from sparsebp.core.errors import MemoryLimitError
-from sparsebp.core.types import Array
-from sparsebp.nn.chain.link import Link
-from sparsebp.nn.pruning import MASK
 from sparsebp.nn.recurrent.backward import BackwardOptions
 from sparsebp.nn.work import Work
 
-KEPT = 8
-"""Verdicts that a chain keeps: of a stretch for each batch size, and as long as no mask changes."""
 
-
-class Verdict(NamedTuple):
+class ChainChoice(NamedTuple):
     """Whether a stretch is scanned, why, and the estimated seconds of ``"bp"`` and of scans with their values."""
 
     scans: bool
@@ -29,41 +21,10 @@ class Verdict(NamedTuple):
     estimates: dict[str, float]
 
 
-class Verdicts:
-    """What was decided for the stretches of one chain."""
-
-    def __init__(self) -> None:
-        self._known: dict[Any, Verdict] = {}
-
-    def of(
-        self, stretch: Sequence[Link], like: Array, options: BackwardOptions, jacobians: Callable[[], list[Any]],
-        plan: Callable[[list[Any]], Any],
-    ) -> Verdict:  # fmt: skip
-        """Return the verdict for `stretch`, from the last layer to the first.
-
-        Parameters
-        ----------
-        stretch, like
-            The links, and an array of the gradient's dtype, on its device.
-        options, jacobians, plan
-            As in `decide`.
-        """
-        xp = backend.namespace(like)
-        layers = tuple((link.layer, link.shape, link.layer.training) for link in stretch)
-        key = (layers, _masks(stretch), like.dtype, xp)
-        if key not in self._known:
-            works = [_work(link) for link in stretch]
-            verdict = decide(works, stretch[0].shape[0], like.dtype, xp, options, jacobians, plan)
-            while len(self._known) >= KEPT:
-                del self._known[next(iter(self._known))]
-            self._known[key] = verdict
-        return self._known[key]
-
-
-def decide(
+def choose_chain_backward(
     works: Sequence[Work], batch: int, dtype: np.dtype, xp: ModuleType, options: BackwardOptions,
     jacobians: Callable[[], list[Any]], plan: Callable[[list[Any]], Any],
-) -> Verdict:  # fmt: skip
+) -> ChainChoice:  # fmt: skip
     """Compare estimates of the same machine model: layer by layer, the least that any scan takes, the scans themselves.
 
     Parameters
@@ -88,8 +49,8 @@ def decide(
     workers = f"{m.workers} worker{'s' if m.workers != 1 else ''}"
     size = f"{len(works)} layers and batch {batch} ({m.name}, {workers})"
 
-    def layer_by_layer(why: str) -> Verdict:
-        return Verdict(False, f"Layer by layer: {_time(layerwise)} estimated for {size}; {why}.", {"bp": layerwise})
+    def layer_by_layer(why: str) -> ChainChoice:
+        return ChainChoice(False, f"Layer by layer: {_time(layerwise)} estimated for {size}; {why}.", {"bp": layerwise})
 
     beyond = layer_by_layer(f"no scan keeps to memory_limit, {limit} bytes")
     least = least_scan_seconds(entries, batch, m, itemsize)
@@ -120,21 +81,9 @@ def decide(
     found = f"{_time(times[scan])} and {_time(values)} for the Jacobians' values"
     if estimates[scan] <= MARGIN * layerwise:
         reason = f"By scan: {found} estimated for {size}; layer by layer {_time(layerwise)}."
-        return Verdict(True, reason, estimates)
+        return ChainChoice(True, reason, estimates)
     refused = f"the fastest scan, {scan}, takes {found}, more than {MARGIN:.0%} of that"
     return layer_by_layer(refused)._replace(estimates=estimates)
-
-
-def _work(link: Link) -> Work:
-    """Return what a link's input gradient costs; a layer without a Jacobian of its own has a dense one."""
-    work, dense = link.layer.input_grad_work(link.shape, link.saved), link.layer.jacobian_t is None
-    return work._replace(entries=prod(link.shape) * prod(link.out_shape[1:])) if dense else work
-
-
-def _masks(stretch: Sequence[Link]) -> tuple[bytes, ...]:
-    """Return the masks of pruned weights, packed: with the layers, they say what the patterns are."""
-    buffers = (layer.buffers for link in stretch for _, layer in link.layer.modules())
-    return tuple(np.packbits(backend.to_host(b[MASK])).tobytes() for b in buffers if MASK in b)  # synchronize!
 
 
 def _time(seconds: float) -> str:
