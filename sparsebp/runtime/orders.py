@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 from sparsebp.core.arguments import check_integer, check_sequence, shown
 from sparsebp.core.errors import OptionError
-from sparsebp.optim.chained import ChainedScheduler
+from sparsebp.optim.combined import ChainedScheduler
 from sparsebp.runtime.stages import Stages
 from sparsebp.schedule import Schedule
 from sparsebp.schedule.builders import Fusion, conventional

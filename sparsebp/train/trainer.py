@@ -13,7 +13,7 @@ from sparsebp.core.arguments import check_flag, check_integer, forward_of
 from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.core.types import Array
 from sparsebp.data.dataset import Dataset, epoch_order
-from sparsebp.optim.chained import ChainedScheduler
+from sparsebp.optim.combined import ChainedScheduler
 from sparsebp.optim.lr_scheduler import reads_model
 from sparsebp.runtime import finite
 from sparsebp.runtime.arrays import as_dataset, batch_of, options_of
