@@ -12,7 +12,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -173,16 +173,6 @@ def gradients_of(layer: Any, gy: Array, saved: Any) -> Gradients:
     return found
 
 
-class Differentiable(Protocol):
-    """What a way back needs of a layer: `sparsebp.nn.Layer` has it."""
-
-    def gradients(self, gy: Array, saved: Any) -> Gradients:
-        """Return the gradients of one forward at one `gy`."""
-
-    def backward_arrays(self) -> list[Array]:
-        """Return the arrays that the way back reads beside what forward saved."""
-
-
 class Back:
     """The way back from a forward: call it with the gradient at the output. `Layer.vjp` returns it.
 
@@ -192,7 +182,7 @@ class Back:
         What the forward saved, for example ``saved.h_n`` of a recurrent layer.
     """
 
-    def __init__(self, layer: Differentiable, saved: Any) -> None:
+    def __init__(self, layer: Any, saved: Any) -> None:
         self.layer, self.saved = layer, saved
         self._weights = [_digest(array) for array in layer.backward_arrays()]
 
@@ -216,7 +206,7 @@ class Back:
         """
         self._check()
         own = {name: _copied(value) for name, value in options.items()}
-        found = self.layer.gradients(_copied(gy), self.saved, **own)
+        found: Gradients = self.layer.gradients(_copied(gy), self.saved, **own)
         found.check = self._check
         return found
 

@@ -19,7 +19,6 @@ Params = Mapping[str, Array] | Sequence[Mapping[str, Any]]
 """Parameters by name, or groups: mappings with ``"params"`` (parameters by name) and options of their own."""
 
 _FLAGS = {"amsgrad", "centered", "maximize", "nesterov"}
-_ASKED_FOR_BY = {"momentum_buffer": "momentum", "max_exp_avg_sq": "amsgrad", "grad_avg": "centered"}
 
 
 class ParameterGroups:
@@ -33,7 +32,10 @@ class ParameterGroups:
     """Bounds of the options that are numbers, where they are not any from 0 on."""
 
     def __init__(self, params: Params, defaults: Mapping[str, Any]) -> None:
-        self._numbers = [name for name in defaults if name not in (*_FLAGS, "betas")]
+        self._numbers = [
+            (name, self.least.get(name, 0.0), self.most.get(name, math.inf))
+            for name in defaults if name not in (*_FLAGS, "betas")
+        ]  # fmt: skip
         self._flags = [name for name in defaults if name in _FLAGS]
         self.param_groups = [_group(group, defaults) for group in _listed(params)]
         self.params: dict[str, Array] = {}
@@ -107,14 +109,14 @@ class ParameterGroups:
 
     def _check(self, group: Mapping[str, Any]) -> None:
         """Raise `OptionError` if an option of `group` is out of range."""
-        for name in self._numbers:
-            check_number(name, group[name], self.least.get(name, 0.0), self.most.get(name, math.inf))
+        for name, least, most in self._numbers:
+            check_number(name, group[name], least, most)
         for name in self._flags:
             check_flag(name, group[name])
 
     def _options(self, group: Mapping[str, Any]) -> tuple[float, ...]:
         """Return the options of `group` as the kernel takes them."""
-        return tuple(group[name] for name in UPDATE_OPTIONS[self.rule])
+        return tuple(map(group.__getitem__, UPDATE_OPTIONS[self.rule]))
 
     def _run(self, rows: Sequence[int], grads: list[Array], options: Array, steps: Array | None) -> None:
         """Update the parameters of these rows, rising and of one dtype and namespace, in one launch.
@@ -156,8 +158,8 @@ class ParameterGroups:
         return squares
 
     def _buffers_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return which buffers of the rule the parameters of `group` have."""
-        return tuple(b for b in UPDATE_BUFFERS[self.rule] if b not in _ASKED_FOR_BY or group[_ASKED_FOR_BY[b]])
+        """Return which buffers the parameters of `group` have; all of the rule's, unless options say otherwise."""
+        return UPDATE_BUFFERS[self.rule]
 
     def _new_buffer(self, name: str, param: Array, group: Mapping[str, Any]) -> Array:
         """Return the buffer called `name` as it is before the first update."""

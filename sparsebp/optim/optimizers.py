@@ -51,6 +51,9 @@ class SGD(Optimizer):
                 remedy="Change them, or pass nesterov=False",
             )  # fmt: skip
 
+    def _buffers_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:
+        return ("momentum_buffer",) if group["momentum"] else ()
+
 
 class Adam(Optimizer):
     """torch.optim.Adam's update, in place (Kingma & Ba 2015), with AMSGrad (Reddi et al. 2018) if asked for.
@@ -88,6 +91,9 @@ class Adam(Optimizer):
                               remedy="Pass (0.9, 0.999), say")  # fmt: skip
         for name, beta in zip(("betas[0]", "betas[1]"), betas, strict=True):
             check_fraction(name, beta)
+
+    def _buffers_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:
+        return ("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if group["amsgrad"] else ()))
 
     def _options(self, group: Mapping[str, Any]) -> tuple[float, ...]:
         return (group["lr"], *group["betas"], group["eps"], group["weight_decay"], self.decoupled, group["maximize"])
@@ -188,3 +194,7 @@ class RMSprop(Optimizer):
             "lr": lr, "alpha": alpha, "eps": eps, "weight_decay": weight_decay, "momentum": momentum,
             "centered": centered, "maximize": maximize,
         })  # fmt: skip
+
+    def _buffers_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:
+        momentum = ("momentum_buffer",) if group["momentum"] else ()
+        return ("square_avg", *momentum, *(("grad_avg",) if group["centered"] else ()))
