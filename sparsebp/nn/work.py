@@ -27,6 +27,6 @@ class Work(NamedTuple):
     entries: int = 0
 
 
-def together(works: Iterable[Work]) -> Work:
+def total_work(works: Iterable[Work]) -> Work:
     """Return the sum."""
     return Work(*(sum(column) for column in zip(Work(0, 0, 0), *works, strict=True)))

@@ -18,7 +18,7 @@ from sparsebp.models import vgg11
 from sparsebp.nn.chain import backward
 from sparsebp.nn.chain.backward import KEPT, ChainBackward
 from sparsebp.nn.chain.choice import choose_chain_backward
-from sparsebp.nn.chain.link import Link
+from sparsebp.nn.chain.container import Link
 from sparsebp.nn.recurrent.backward import BackwardOptions
 from sparsebp.nn.work import Work
 from sparsebp.patterns import SparsityPattern

@@ -20,7 +20,7 @@ from sparsebp import backend
 from sparsebp.core.errors import MemoryLimitError
 from sparsebp.core.types import Array, ScanAlgorithm
 from sparsebp.nn.chain.choice import ChainChoice, choose_chain_backward
-from sparsebp.nn.chain.link import Link
+from sparsebp.nn.chain.container import Link
 from sparsebp.nn.gradients import Gradients
 from sparsebp.nn.pruning import MASK
 from sparsebp.nn.recurrent.backward import BackwardOptions

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from sparsebp.core.arguments import forward_of
 from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.core.types import Array
-from sparsebp.nn.chain.link import Container, Link
+from sparsebp.nn.chain.container import Container, Link
 from sparsebp.nn.gradients import Gradients, Shared
 from sparsebp.nn.layer import Layer, check_gy, check_input, check_layer
-from sparsebp.nn.work import Work, together
+from sparsebp.nn.work import Work, total_work
 
 
 class ConcatSaved(NamedTuple):
@@ -92,7 +92,7 @@ class Concat(Container):
         """Return the branches' costs, of parts of the gradient, and those of a sum."""
         parts = (link.layer.input_grad_work(shape, link.saved) for link in self._parts(saved))
         copies = [Work(prod(shape), 3 * prod(shape) + 2 * prod(out), 2) for out in saved.shapes]
-        return together((*parts, *copies))._replace(entries=0)
+        return total_work((*parts, *copies))._replace(entries=0)
 
     def jacobian_t(self, saved: ConcatSaved) -> Any:
         """Return the branches' transposed Jacobians side by side."""

@@ -10,10 +10,10 @@ from sparsebp import backend
 from sparsebp.core.arguments import forward_of
 from sparsebp.core.errors import ShapeError
 from sparsebp.core.types import Array
-from sparsebp.nn.chain.link import Container, Link
+from sparsebp.nn.chain.container import Container, Link
 from sparsebp.nn.gradients import Gradients
 from sparsebp.nn.layer import Layer, check_gy, check_input, check_layer
-from sparsebp.nn.work import Work, together
+from sparsebp.nn.work import Work, total_work
 
 
 class Residual(Container):
@@ -56,7 +56,7 @@ class Residual(Container):
     def input_grad_work(self, shape: tuple[int, ...], saved: tuple[Array, Any]) -> Work:
         """Return the body's cost and that of a sum."""
         body = self.children["body"].input_grad_work(shape, saved[1])
-        return together((body._replace(entries=0), Work(prod(shape), 3 * prod(shape), 1)))
+        return total_work((body._replace(entries=0), Work(prod(shape), 3 * prod(shape), 1)))
 
     def jacobian_t(self, saved: tuple[Array, Any]) -> Any:
         """Return I + J of the body, on the union of their patterns."""

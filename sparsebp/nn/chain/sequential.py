@@ -11,11 +11,11 @@ from sparsebp.core.arguments import forward_of
 from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.core.types import Array, Backward
 from sparsebp.nn.chain.backward import ChainBackward
-from sparsebp.nn.chain.link import Container, Link
+from sparsebp.nn.chain.container import Container, Link
 from sparsebp.nn.gradients import Gradients, Shared
 from sparsebp.nn.layer import Layer, check_gy, check_layer, dotted
 from sparsebp.nn.recurrent.backward import BackwardOptions
-from sparsebp.nn.work import Work, together
+from sparsebp.nn.work import Work, total_work
 
 
 class SequentialSaved(NamedTuple):
@@ -199,7 +199,7 @@ class Sequential(Container):
 
     def input_grad_work(self, shape: tuple[int, ...], saved: SequentialSaved) -> Work:
         """Return the sum of the layers' costs."""
-        return together(link.layer.input_grad_work(link.shape, link.saved) for link in self._parts(saved))
+        return total_work(link.layer.input_grad_work(link.shape, link.saved) for link in self._parts(saved))
 
     def jacobian_t(self, saved: SequentialSaved) -> Any:
         """Return J₁ J₂ … J_L, the product of the layers' transposed Jacobians (its plans are cached by pattern)."""

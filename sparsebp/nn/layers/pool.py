@@ -243,10 +243,9 @@ class AvgPool(SlidingPool):
         """Yield for every place of the kernel, in C order, the view of `whole` with that place of all windows."""
         w = self.window
         for place in product(*map(range, w.kernel)):
-            starts = [i * d for i, d in zip(place, w.dilation, strict=True)]
             view = tuple(
-                slice(a, a + (count - 1) * stride + 1, stride)
-                for a, count, stride in zip(starts, out_shape[2:], w.stride, strict=True)
+                slice(first, first + (count - 1) * stride + 1, stride)
+                for first, count, stride in zip(place, out_shape[2:], w.stride, strict=True)
             )
             yield whole[:, :, *view]
 
