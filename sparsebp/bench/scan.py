@@ -154,7 +154,7 @@ def flops(algorithm: str, length: int, batch: int, hidden: int) -> int:
     """Return the FLOPs of the products that `algorithm` does for a chain of dense hidden × hidden Jacobians."""
     from sparsebp.patterns import SparsityPattern
     from sparsebp.scan import plan_scan
-    from sparsebp.scan.planning.profile import profile
+    from sparsebp.scan.algorithms.counts import profile
 
     if algorithm == "hybrid":  # the plan chooses the levels of its up-sweep
         return int(plan_scan([SparsityPattern.dense(hidden, hidden)] * length, "hybrid", batch=batch).flops)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from sparsebp.core.errors import OptionError
 from sparsebp.scan.algorithms import blelloch, chunk_cuts, chunked, hybrid, linear, recipe
-from sparsebp.scan.planning.profile import LevelProfile, profile
-from sparsebp.scan.running.steps import AbstractStep, Recipe, Span, critical_path
+from sparsebp.scan.algorithms.counts import LevelProfile, profile
+from sparsebp.scan.steps import AbstractStep, Recipe, Span, critical_path
 
 lengths = st.one_of(st.sampled_from([1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 21, 31, 32, 33]), st.integers(1, 200))
 

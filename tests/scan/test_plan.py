@@ -16,8 +16,8 @@ from scan.chains import algorithms, chains, dense, make_chain, make_stack
 from sparsebp import SparsityPattern, plan_scan
 from sparsebp.core.errors import DTypeError, MemoryLimitError, OptionError, PatternError, ShapeError
 from sparsebp.scan import ScanPlan
-from sparsebp.scan.running.slots import Slots, assign_slots, is_view
-from sparsebp.scan.running.steps import Span
+from sparsebp.scan.planning.slots import Slots, assign_slots, is_view
+from sparsebp.scan.steps import Span
 
 
 def ones(pattern: SparsityPattern) -> np.ndarray:

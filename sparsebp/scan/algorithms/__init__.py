@@ -7,7 +7,7 @@ from sparsebp.scan.algorithms.blelloch import blelloch, tree_levels
 from sparsebp.scan.algorithms.chunked import chunk_cuts, chunked
 from sparsebp.scan.algorithms.hybrid import hybrid
 from sparsebp.scan.algorithms.linear import linear
-from sparsebp.scan.running.steps import Recipe
+from sparsebp.scan.steps import Recipe
 
 __all__ = ["blelloch", "chunk_cuts", "chunked", "hybrid", "linear", "recipe", "tree_levels"]
 

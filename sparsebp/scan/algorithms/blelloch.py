@@ -13,7 +13,7 @@ phase ``output``.
 
 from __future__ import annotations
 
-from sparsebp.scan.running.steps import AbstractStep, Recipe, Span
+from sparsebp.scan.steps import AbstractStep, Recipe, Span
 
 IDENTITY = Span(0, 0)
 """The symbolic identity: the product of no elements."""

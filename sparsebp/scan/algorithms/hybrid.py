@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from sparsebp.scan.algorithms.blelloch import IDENTITY, blelloch, down_sweep, last_product, tree_levels, up_sweep
 from sparsebp.scan.algorithms.linear import linear
-from sparsebp.scan.running.steps import AbstractStep, Recipe, Span
+from sparsebp.scan.steps import AbstractStep, Recipe, Span
 
 
 def hybrid(n: int, up_levels: int) -> Recipe:

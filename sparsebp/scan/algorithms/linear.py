@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sparsebp.scan.running.steps import AbstractStep, Recipe, Span
+from sparsebp.scan.steps import AbstractStep, Recipe, Span
 
 
 def linear(n: int) -> Recipe:

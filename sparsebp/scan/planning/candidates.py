@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from sparsebp.scan.algorithms import recipe, tree_levels
 from sparsebp.scan.planning.fold import fold_recipe
-from sparsebp.scan.running.steps import Recipe
+from sparsebp.scan.steps import Recipe
 
 
 class Candidate(NamedTuple):

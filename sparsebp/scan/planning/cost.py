@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from sparsebp.backend.machine import Machine
+from sparsebp.scan.algorithms.counts import profile
 from sparsebp.scan.planning.candidates import Candidate
-from sparsebp.scan.planning.profile import profile
 from sparsebp.scan.planning.sizing import SizedRecipe, Sizes, StepCount
-from sparsebp.scan.running.steps import Span
+from sparsebp.scan.steps import Span
 
 
 class LevelCost(NamedTuple):

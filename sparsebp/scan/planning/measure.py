@@ -9,8 +9,8 @@ from sparsebp import backend
 from sparsebp.core.arguments import check_integer
 from sparsebp.core.errors import ShapeError
 from sparsebp.core.types import Array
-from sparsebp.scan.planning.arguments import check_arguments
 from sparsebp.scan.planning.planned import PlannedScan
+from sparsebp.scan.running.arguments import check_arguments
 from sparsebp.scan.running.run import run_steps, workspace_of
 
 

@@ -13,7 +13,7 @@ from sparsebp.patterns import SparsityPattern
 from sparsebp.scan.planning.cost import step_seconds
 from sparsebp.scan.planning.sizing import SizedRecipe, is_stack
 from sparsebp.scan.running.chain import Chain
-from sparsebp.scan.running.steps import ScanStep, Span, critical_path
+from sparsebp.scan.steps import ScanStep, Span, critical_path
 
 
 class PlannedScan:

@@ -20,7 +20,7 @@ from sparsebp import backend
 from sparsebp.backend.machine import Machine, machine
 from sparsebp.core.arguments import check_choice, check_integer
 from sparsebp.scan.algorithms import tree_levels
-from sparsebp.scan.planning.profile import profile
+from sparsebp.scan.algorithms.counts import profile
 
 GATES = {"rnn": 1, "gru": 3}
 """Matrix–vector products of one step of the recursion."""

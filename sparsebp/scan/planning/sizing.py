@@ -14,10 +14,10 @@ import numpy as np
 from sparsebp.core.errors import MemoryLimitError
 from sparsebp.patterns import SparsityPattern
 from sparsebp.patterns.validate import index_dtype
+from sparsebp.scan.planning.slots import assign_slots, is_view, shared_spans
 from sparsebp.scan.planning.stack_plan import stack_program
 from sparsebp.scan.running.product import Multiply, Pattern
-from sparsebp.scan.running.slots import assign_slots, is_view, shared_spans
-from sparsebp.scan.running.steps import AbstractStep, Recipe, Span
+from sparsebp.scan.steps import AbstractStep, Recipe, Span
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TypeAlias
 
-from sparsebp.scan.running.steps import AbstractStep, Recipe, Span
+from sparsebp.scan.steps import AbstractStep, Recipe, Span
 
 Address: TypeAlias = tuple[int, int]
 

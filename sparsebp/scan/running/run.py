@@ -12,14 +12,14 @@ from sparsebp import kernels
 from sparsebp.core.errors import MemoryLimitError
 from sparsebp.core.types import Array
 from sparsebp.patterns import SparsityPattern
-from sparsebp.scan.planning.arguments import Arguments, check_arguments
 from sparsebp.scan.planning.candidates import Candidate
 from sparsebp.scan.planning.limits import refusal
 from sparsebp.scan.planning.planned import PlannedScan
 from sparsebp.scan.planning.sizing import Sizes
-from sparsebp.scan.running.slots import assign_slots, is_view, shared_spans
+from sparsebp.scan.planning.slots import assign_slots, is_view, shared_spans
+from sparsebp.scan.running.arguments import Arguments, check_arguments
 from sparsebp.scan.running.stacked import StackBuffers, run_stacked
-from sparsebp.scan.running.steps import AbstractStep, Span
+from sparsebp.scan.steps import AbstractStep, Span
 
 KEPT_WORKSPACES = 2
 """Workspaces that a plan keeps: enough for a batch size and its last, smaller batch."""

@@ -10,10 +10,10 @@ import numpy as np
 
 from sparsebp import kernels
 from sparsebp.core.types import Array
-from sparsebp.scan.planning.arguments import Arguments
 from sparsebp.scan.planning.planned import PlannedScan
 from sparsebp.scan.planning.stack_plan import Chain, Matmul, Matvec, Operation, Reduce, StackProgram, stack_program
-from sparsebp.scan.running.steps import Recipe
+from sparsebp.scan.running.arguments import Arguments
+from sparsebp.scan.steps import Recipe
 
 
 @dataclass

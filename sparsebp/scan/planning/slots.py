@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from sparsebp.scan.running.product import Pattern, Product
-from sparsebp.scan.running.steps import AbstractStep, Span
+from sparsebp.scan.steps import AbstractStep, Span
 
 
 @dataclass

@@ -16,11 +16,11 @@ from sparsebp.core.types import Array, ScanAlgorithm
 from sparsebp.patterns import SparsityPattern
 from sparsebp.scan.describe import describe
 from sparsebp.scan.planning.candidates import Candidate
+from sparsebp.scan.planning.check import check_options, check_patterns, options_for
 from sparsebp.scan.planning.choose import choose, estimate
 from sparsebp.scan.planning.fold import piece_ends
 from sparsebp.scan.planning.limits import build_within, refusal
 from sparsebp.scan.planning.measure import step_times
-from sparsebp.scan.planning.options import check_options, check_patterns, options_for
 from sparsebp.scan.planning.planned import PlannedScan
 from sparsebp.scan.planning.sizing import Sizes
 from sparsebp.scan.plot import Operator, plot
