@@ -22,7 +22,7 @@ from sparsebp.patterns.copies import DeviceCopies, frozen
 from sparsebp.patterns.kept import count_kept, kept_entries, packed_mask, unpacked_mask
 from sparsebp.patterns.kron import Factor, axis_factor, kron
 from sparsebp.patterns.sparsity import KEPT, SparsityPattern
-from sparsebp.patterns.validate import index_dtype
+from sparsebp.patterns.validate import index_bytes, index_dtype
 
 Layout = Literal["chw", "hwc"]
 """Order of a flattened sample: channels first (as torch.nn has it) or last."""
@@ -235,8 +235,7 @@ def _check_memory(
     shape = (in_channels * prod(sizes), out_channels * prod(windows.output_size(sizes)))
     weights = in_channels * out_channels // groups * prod(windows.kernel)
     nnz = conv_entries(in_channels, out_channels, sizes, windows, groups, kept)
-    itemsize = index_dtype(nnz, shape).itemsize
-    needed = (nnz + shape[transposed] + 1) * itemsize + nnz * index_dtype(weights, (0, 0)).itemsize
+    needed = index_bytes(nnz, shape[::-1] if transposed else shape) + nnz * index_dtype(weights, (0, 0)).itemsize
     if needed > limit:
         raise MemoryLimitError(
             "The pattern of the convolution exceeds the memory limit",

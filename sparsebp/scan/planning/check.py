@@ -1,19 +1,58 @@
-"""Checks of what a scan is planned with, and the algorithms that the options leave to choose from."""
+"""Checks of what a scan is planned with: of the arguments of `plan_scan` become a chain and what may run over it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import Any
 
-from sparsebp.backend.machine import Machine
-from sparsebp.core.arguments import check_choice, check_integer, check_sequence
+from sparsebp import backend
+from sparsebp.backend.machine import machine
+from sparsebp.core.arguments import check_choice, check_flag, check_integer, check_sequence
 from sparsebp.core.errors import OptionError, PatternError, ShapeError
-from sparsebp.core.types import SCAN_ALGORITHMS
+from sparsebp.core.types import SCAN_ALGORITHMS, ScanAlgorithm
 from sparsebp.patterns import SparsityPattern
-from sparsebp.scan.planning.candidates import Candidate, candidates
+from sparsebp.scan.planning.candidates import Candidate, options_for
+from sparsebp.scan.planning.fold import piece_ends
+from sparsebp.scan.planning.sizing import Chain, Sizes
 
 
-def check_patterns(patterns: Sequence[SparsityPattern]) -> tuple[SparsityPattern, ...]:
+def check_plan(
+    patterns: Sequence[SparsityPattern], algorithm: ScanAlgorithm, workers: int | None, up_levels: int | None,
+    chunks: int | None, memory_limit: int | None, fold: bool, batch: int, dtype: Any, shared: Sequence[bool] | None,
+    xp: ModuleType,
+) -> tuple[Chain, list[Candidate], int]:  # fmt: skip
+    """Check the arguments of `plan_scan`; return the chain, the algorithms to choose from, and the memory there is."""
+    dtype, patterns, xp = backend.float_dtype(dtype), _checked_patterns(patterns), backend.check_module(xp)
+    check_choice("scan algorithm", algorithm, SCAN_ALGORITHMS)
+    for name, value, owner in (("up_levels", up_levels, "hybrid"), ("chunks", chunks, "chunked")):
+        if value is not None and algorithm != owner:
+            raise OptionError(
+                f"{name} belongs to the {owner} scan alone",
+                expected=f"algorithm={owner!r}",
+                got=f"algorithm={algorithm!r}",
+                remedy=f"Leave {name} out, or pass algorithm={owner!r}",
+            )
+    workers = None if workers is None else check_integer("workers", workers, 1)
+    up_levels = None if up_levels is None else check_integer("up_levels", up_levels, 0)
+    chunks = None if chunks is None else check_integer("chunks", chunks, 1)
+    memory_limit = None if memory_limit is None else check_integer("memory_limit", memory_limit, 0)
+    batch = check_integer("batch", batch, 1)
+    flags = [False] * len(patterns)
+    if shared is not None:
+        flags = [check_flag("an entry of shared", entry) for entry in check_sequence("shared", shared, "flags")]
+    if len(flags) != len(patterns):
+        raise ShapeError(
+            "shared has the wrong length", expected=len(patterns), got=len(flags), remedy="Pass one flag a pattern"
+        )
+    m = machine(xp, workers)
+    ends = piece_ends(patterns) if check_flag("fold", fold) else tuple(range(1, len(patterns) + 1))
+    chain = Chain(patterns, ends, Sizes(batch, dtype, tuple(flags)), m)
+    options = options_for(algorithm, len(ends), up_levels, chunks, m, batch)
+    return chain, options, m.memory if memory_limit is None else memory_limit
+
+
+def _checked_patterns(patterns: Sequence[SparsityPattern]) -> tuple[SparsityPattern, ...]:
     """Return the patterns as a tuple in which equal ones are the same object.
 
     Raises
@@ -51,56 +90,3 @@ def check_patterns(patterns: Sequence[SparsityPattern]) -> tuple[SparsityPattern
             last, same = p, known.setdefault(p, p)
         found.append(same)
     return tuple(found)
-
-
-class Options(NamedTuple):
-    """Checked numbers of `plan_scan`."""
-
-    workers: int | None
-    up_levels: int | None
-    chunks: int | None
-    memory_limit: int | None
-    batch: int
-
-
-def check_options(
-    algorithm: Any, workers: Any, up_levels: Any, chunks: Any, memory_limit: Any, batch: Any
-) -> Options:  # fmt: skip
-    """Return the options of `plan_scan` as Python's integers. Raises `OptionError`."""
-    check_choice("scan algorithm", algorithm, SCAN_ALGORITHMS)
-    for name, value, owner in (("up_levels", up_levels, "hybrid"), ("chunks", chunks, "chunked")):
-        if value is not None and algorithm != owner:
-            raise OptionError(
-                f"{name} belongs to the {owner} scan alone",
-                expected=f"algorithm={owner!r}",
-                got=f"algorithm={algorithm!r}",
-                remedy=f"Leave {name} out, or pass algorithm={owner!r}",
-            )
-    return Options(
-        None if workers is None else check_integer("workers", workers, 1),
-        None if up_levels is None else check_integer("up_levels", up_levels, 0),
-        None if chunks is None else check_integer("chunks", chunks, 1),
-        None if memory_limit is None else check_integer("memory_limit", memory_limit, 0),
-        check_integer("batch", batch, 1),
-    )
-
-
-def options_for(
-    algorithm: str, n: int, up_levels: int | None, chunks: int | None, m: Machine, batch: int
-) -> list[Candidate]:
-    """Return what there is to choose from for n elements, those with the fewest products first."""
-    own = -(-m.workers // batch)  # chunks that keep all workers busy
-    if algorithm == "chunked":
-        return [Candidate("chunked", chunks=min(n, chunks or own))]
-    if algorithm == "hybrid":
-        if up_levels is not None:
-            return [Candidate("hybrid", up_levels=up_levels)]
-        return [
-            c._replace(algorithm="hybrid", up_levels=c.up_levels or 0)
-            for c in candidates(n, ())
-            if c.algorithm in ("linear", "hybrid")
-        ]
-    if algorithm == "auto":
-        most = min(n, 8 * own)
-        return candidates(n, sorted({own, m.workers, *(4**k for k in range(1, 16)), most} & set(range(most + 1))))
-    return [Candidate(algorithm)]
