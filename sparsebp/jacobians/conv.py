@@ -9,9 +9,9 @@ import numpy as np
 from sparsebp import backend, kernels
 from sparsebp.core.errors import ShapeError
 from sparsebp.core.types import Array
-from sparsebp.core.windows import Lengths, Padding
 from sparsebp.jacobians.transposed import TransposedJacobian
 from sparsebp.patterns.conv import ConvPattern, Layout, conv_pattern, conv_transpose_pattern
+from sparsebp.patterns.windows import Lengths, Padding
 
 
 def conv_jacobian_t(

@@ -17,12 +17,12 @@ import numpy as np
 
 from sparsebp.core.errors import MemoryLimitError, OptionError
 from sparsebp.core.types import Array
-from sparsebp.core.windows import Lengths, Padding, Windows, check_channels, lengths
 from sparsebp.patterns.copies import DeviceCopies, frozen
-from sparsebp.patterns.kept import count_kept, kept_entries, packed_mask, unpacked_mask
 from sparsebp.patterns.kron import Factor, axis_factor, kron
+from sparsebp.patterns.masked import count_kept, kept_entries, packed_mask, unpacked_mask
 from sparsebp.patterns.sparsity import KEPT, SparsityPattern
 from sparsebp.patterns.validate import index_bytes, index_dtype
+from sparsebp.patterns.windows import Lengths, Padding, Windows, check_channels, lengths
 
 Layout = Literal["chw", "hwc"]
 """Order of a flattened sample: channels first (as torch.nn has it) or last."""

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sparsebp.core.windows import Windows
 from sparsebp.patterns.validate import index_dtype
+from sparsebp.patterns.windows import Windows
 
 
 class Factor(NamedTuple):

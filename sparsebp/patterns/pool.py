@@ -15,10 +15,10 @@ import numpy as np
 
 from sparsebp.core.errors import OptionError
 from sparsebp.core.types import Array
-from sparsebp.core.windows import lengths
 from sparsebp.patterns.copies import DeviceCopies, frozen
 from sparsebp.patterns.pool_window import PoolWindow
 from sparsebp.patterns.sparsity import KEPT, SparsityPattern
+from sparsebp.patterns.windows import lengths
 
 Layout = Literal["chw", "hwc"]
 """Order of a sample's elements: channels first or channels last."""

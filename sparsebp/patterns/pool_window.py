@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from sparsebp.core.arguments import check_flag
 from sparsebp.core.errors import OptionError, ShapeError
-from sparsebp.core.windows import lengths
+from sparsebp.patterns.windows import lengths
 
 
 @dataclass(frozen=True)

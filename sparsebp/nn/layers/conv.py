@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from sparsebp.core.types import Array, Seed
-from sparsebp.core.windows import Lengths, Padding, Windows
 from sparsebp.nn.layers.conv_nd import ConvNd
 from sparsebp.nn.layers.convolution import convolve, convolve_t, correlate
+from sparsebp.patterns.windows import Lengths, Padding, Windows
 
 
 class Conv(ConvNd):

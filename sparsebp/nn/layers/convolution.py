@@ -13,7 +13,7 @@ from types import ModuleType
 from sparsebp import kernels
 from sparsebp.backend import memory
 from sparsebp.core.types import Array
-from sparsebp.core.windows import Windows
+from sparsebp.patterns.windows import Windows
 
 
 def convolve(xp: ModuleType, weight: Array, x: Array, windows: Windows, groups: int) -> Array:

@@ -10,7 +10,7 @@ from sparsebp.core.types import Array
 from sparsebp.jacobians.conv import conv_jacobian_t
 from sparsebp.jacobians.transposed import TransposedJacobian
 from sparsebp.patterns import linear_pattern
-from sparsebp.patterns.kept import packed_mask
+from sparsebp.patterns.masked import packed_mask
 
 
 def linear_jacobian_t(weight: Array, positions: int = 1, *, kept: np.ndarray | None = None) -> TransposedJacobian:
