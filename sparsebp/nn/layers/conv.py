@@ -103,7 +103,7 @@ class Conv(ConvNd):
         w = self.windows
         return conv_jacobian_t(
             self.params["weight"], saved.shape[2:], w.stride, w.padding, w.dilation, self.groups,
-            layout="chw", kept=self._kept(),
+            layout="chw", mask=self._kept(),
         )  # fmt: skip
 
     def _windowed_size(self, input_size: tuple[int, ...]) -> tuple[int, ...]:
