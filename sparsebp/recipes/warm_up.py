@@ -21,7 +21,7 @@ from sparsebp.products.addition import plan_addition
 from sparsebp.products.plan import ProductPlan
 from sparsebp.products.product import plan_product
 from sparsebp.products.strategies import Product
-from sparsebp.scan.planning.plan import plan_scan
+from sparsebp.scan.plan import plan_scan
 
 _SAMPLES = 3
 
