@@ -133,18 +133,13 @@ def test_verify(monkeypatch):
 
 
 def test_bench(monkeypatch, tmp_path):
-    from sparsebp.bench import recurrent
+    from sparsebp.bench.tools.benchmark import Benchmark
 
-    calls = []
-
-    def run(out=None, quick=False, threads=(), echo=print):
-        calls.append((out, quick, threads))
-        return {}
-
-    monkeypatch.setattr(recurrent, "run", run)
+    calls = Calls({})
+    monkeypatch.setattr(Benchmark, "run", calls)
     invoke("bench", "recurrent", "--out", tmp_path, "--threads", 2, "--threads", 1)
     invoke("bench", "recurrent", "--quick")
-    assert calls == [(tmp_path, False, (2, 1)), (None, True, ())]
+    assert calls == [((tmp_path,), {"quick": False, "threads": (2, 1)}), ((None,), {"quick": True, "threads": None})]
 
 
 TUNED = {key: IMAGES[key] for key in ("model", "width", "samples", "batch_size", "optimizer", "dtype")}
