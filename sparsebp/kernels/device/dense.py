@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from sparsebp.core.types import Array
-from sparsebp.kernels import checks
+from sparsebp.kernels import api as checks
 from sparsebp.kernels.device.base import BLOCK, WARP, Launcher, ceil_div, lanes, real_define, step
 
 _TILE = 4  # as TILE in dense.cu

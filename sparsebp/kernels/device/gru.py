@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sparsebp.core.types import Array
-from sparsebp.kernels.checks.recurrent import (
+from sparsebp.kernels.api.recurrent import (
     check_gru_backward,
     check_gru_forward,
     check_gru_jacobians,

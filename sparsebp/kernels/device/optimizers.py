@@ -9,7 +9,7 @@ import numpy as np
 
 from sparsebp import backend
 from sparsebp.core.types import Array, UpdateRule
-from sparsebp.kernels import checks
+from sparsebp.kernels import api as checks
 from sparsebp.kernels.device.base import BLOCK, WARP, Launcher, ceil_div, real_define
 
 _FILE = "optimizers.cu"

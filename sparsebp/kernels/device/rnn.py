@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sparsebp.core.types import Array, Nonlinearity
-from sparsebp.kernels.checks.recurrent import (
+from sparsebp.kernels.api.recurrent import (
     check_rnn_backward,
     check_rnn_forward,
     check_rnn_jacobians,

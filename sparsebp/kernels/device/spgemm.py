@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from sparsebp.core.types import Array
-from sparsebp.kernels import checks
+from sparsebp.kernels import api as checks
 from sparsebp.kernels.device.base import BLOCK, WARP, Defines, Launcher, ceil_div, lanes, position_define, step, types
 
 _ROW_BYTES = 12 * 1024

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sparsebp.core.types import Array
-from sparsebp.kernels import checks
+from sparsebp.kernels import api as checks
 from sparsebp.kernels.device.base import BLOCK, WARP, Launcher, ceil_div, real_define
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sparsebp.core.types import SLOPES, Array
-from sparsebp.kernels import checks
+from sparsebp.kernels import api as checks
 from sparsebp.kernels.device.base import BLOCK, WARP, Launcher, ceil_div, lanes, real_define, types, winner_define
 
 

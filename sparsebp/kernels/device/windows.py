@@ -12,7 +12,7 @@ import numpy as np
 
 from sparsebp import backend
 from sparsebp.core.types import Array
-from sparsebp.kernels import checks
+from sparsebp.kernels import api as checks
 from sparsebp.kernels.device.base import BLOCK, Launcher, ceil_div, real_define, winner_define
 
 Axes = tuple[int, ...]

@@ -9,7 +9,7 @@ import numba
 import numpy as np
 
 from sparsebp.core.types import Array
-from sparsebp.kernels import checks
+from sparsebp.kernels import api as checks
 from sparsebp.kernels.host.dense.blocks import matvec_of_block, shared_rows, tile
 from sparsebp.kernels.host.dense.chain import (
     chain_parallel,

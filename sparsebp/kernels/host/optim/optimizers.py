@@ -18,8 +18,8 @@ from llvmlite import ir
 from numba.core import types
 
 from sparsebp.core.types import Array, UpdateRule
-from sparsebp.kernels import checks
-from sparsebp.kernels.checks.common import written
+from sparsebp.kernels import api as checks
+from sparsebp.kernels.api.checks import written
 from sparsebp.kernels.host.engine.parts import INNER_JIT, JIT, parts_for, share
 from sparsebp.kernels.host.engine.simd import (
     VECTOR_BYTES,

@@ -15,7 +15,7 @@ import numpy as np
 
 from sparsebp.core import threads
 from sparsebp.core.types import Array, UpdateRule
-from sparsebp.kernels import checks
+from sparsebp.kernels import api as checks
 from sparsebp.kernels.host.dense.blas import gemm_address
 from sparsebp.kernels.host.dense.products import (
     ITEM,

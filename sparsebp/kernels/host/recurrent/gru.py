@@ -7,7 +7,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from sparsebp.kernels.checks import recurrent as checks
+from sparsebp.kernels.api import recurrent as checks
 from sparsebp.kernels.host.engine import functions
 from sparsebp.kernels.host.engine.parts import INNER_JIT, JIT
 from sparsebp.kernels.host.engine.simd import (
@@ -298,7 +298,7 @@ class GruKernels:
         """Forward over all steps (BPPSA Eq. 10), keeping the gates. 6·T·B·H² FLOP, parallel over blocks of samples.
 
         Arrays and errors: see `sparsebp.kernels.protocol.Kernels.gru_forward` and
-        `sparsebp.kernels.checks.recurrent.check_gru_forward`.
+        `sparsebp.kernels.api.recurrent.check_gru_forward`.
         """
         _, batch, hidden = checks.check_gru_forward(gx, w_hh, b_hn, h0, h, gates)
         if batch:
@@ -318,7 +318,7 @@ class GruKernels:
         """Sequential back-propagation. 6·T·B·H² FLOP, sequential in T, parallel over blocks of samples.
 
         Arrays and errors: see `sparsebp.kernels.protocol.Kernels.gru_backward` and
-        `sparsebp.kernels.checks.recurrent.check_gru_backward`.
+        `sparsebp.kernels.api.recurrent.check_gru_backward`.
         """
         checks.check_gru_backward(h, h0, gates, w_hh, gy, grad_h_n, ga, gh0)
         _scan_backward(h, h0, gates, w_hh, gy, grad_h_n, 1, ga, gh0)
@@ -343,7 +343,7 @@ class GruKernels:
         Jacobian a thread.
 
         Arrays and errors: see `sparsebp.kernels.protocol.Kernels.gru_scan_backward` and
-        `sparsebp.kernels.checks.recurrent.check_gru_scan_backward`.
+        `sparsebp.kernels.api.recurrent.check_gru_scan_backward`.
         """
         checks.check_gru_scan_backward(h, h0, gates, w_hh, gy, grad_h_n, chunks, ga, gh0)
         _scan_backward(h, h0, gates, w_hh, gy, grad_h_n, chunks, ga, gh0)
@@ -354,7 +354,7 @@ class GruKernels:
         """Materialise the scan's elements (BPPSA Eq. 11). 5·T·H²·B FLOP, T·H²·B numbers written.
 
         Arrays and errors: see `sparsebp.kernels.protocol.Kernels.gru_jacobians` and
-        `sparsebp.kernels.checks.recurrent.check_gru_jacobians`.
+        `sparsebp.kernels.api.recurrent.check_gru_jacobians`.
         """
         _, batch, _ = checks.check_gru_jacobians(h, h0, gates, w_hh, out)
         if batch:

@@ -8,7 +8,7 @@ import numba
 import numpy as np
 
 from sparsebp.core.types import Nonlinearity
-from sparsebp.kernels.checks import recurrent as checks
+from sparsebp.kernels.api import recurrent as checks
 from sparsebp.kernels.host.engine import functions
 from sparsebp.kernels.host.engine.parts import INNER_JIT, JIT
 from sparsebp.kernels.host.engine.simd import (
@@ -218,7 +218,7 @@ class RnnKernels:
         """Forward over all steps (BPPSA Eq. 9). 2·T·B·H² FLOP, sequential in T, parallel over blocks of samples.
 
         Arrays and errors: see `sparsebp.kernels.protocol.Kernels.rnn_forward` and
-        `sparsebp.kernels.checks.recurrent.check_rnn_forward`.
+        `sparsebp.kernels.api.recurrent.check_rnn_forward`.
         """
         _, batch, hidden = checks.check_rnn_forward(gx, w_hh, h0, nonlinearity, h)
         if batch:
@@ -238,7 +238,7 @@ class RnnKernels:
         """Sequential back-propagation. 2·T·B·H² FLOP, sequential in T, parallel over blocks of samples.
 
         Arrays and errors: see `sparsebp.kernels.protocol.Kernels.rnn_backward` and
-        `sparsebp.kernels.checks.recurrent.check_rnn_backward`.
+        `sparsebp.kernels.api.recurrent.check_rnn_backward`.
         """
         checks.check_rnn_backward(h, w_hh, gy, grad_h_n, nonlinearity, gz, gh0)
         _scan_backward(h, w_hh, gy, grad_h_n, nonlinearity, 1, gz, gh0)
@@ -262,7 +262,7 @@ class RnnKernels:
         numbers, and two maps and one Jacobian a thread.
 
         Arrays and errors: see `sparsebp.kernels.protocol.Kernels.rnn_scan_backward` and
-        `sparsebp.kernels.checks.recurrent.check_rnn_scan_backward`.
+        `sparsebp.kernels.api.recurrent.check_rnn_scan_backward`.
         """
         checks.check_rnn_scan_backward(h, w_hh, gy, grad_h_n, nonlinearity, chunks, gz, gh0)
         _scan_backward(h, w_hh, gy, grad_h_n, nonlinearity, chunks, gz, gh0)
@@ -271,7 +271,7 @@ class RnnKernels:
         """Materialise the scan's elements, ``w_hhᵀ @ diag(f')``. T·H²·B multiplications and as many numbers written.
 
         Arrays and errors: see `sparsebp.kernels.protocol.Kernels.rnn_jacobians` and
-        `sparsebp.kernels.checks.recurrent.check_rnn_jacobians`.
+        `sparsebp.kernels.api.recurrent.check_rnn_jacobians`.
         """
         _, batch, _ = checks.check_rnn_jacobians(h, w_hh, nonlinearity, out)
         if batch:

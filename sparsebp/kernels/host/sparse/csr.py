@@ -9,7 +9,7 @@ from __future__ import annotations
 import numba
 
 from sparsebp.core.types import Array
-from sparsebp.kernels import checks
+from sparsebp.kernels import api as checks
 from sparsebp.kernels.host.engine import simd
 from sparsebp.kernels.host.engine.parts import INNER_SERIAL, SERIAL, parts_for, row_at, share
 from sparsebp.kernels.host.engine.samples import put, take

@@ -6,7 +6,7 @@ import numba
 import numpy as np
 
 from sparsebp.core.types import SLOPES, Array
-from sparsebp.kernels import checks
+from sparsebp.kernels import api as checks
 from sparsebp.kernels.host.engine.parts import INNER_SERIAL, SERIAL, parts_for, share
 from sparsebp.kernels.host.engine.team import in_parts, team
 

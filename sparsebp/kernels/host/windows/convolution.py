@@ -14,7 +14,7 @@ import numpy as np
 
 from sparsebp.core.threads import one_blas_thread
 from sparsebp.core.types import Array
-from sparsebp.kernels import checks
+from sparsebp.kernels import api as checks
 from sparsebp.kernels.host.engine.parts import INNER_SERIAL, SERIAL
 from sparsebp.kernels.host.engine.team import in_parts, team_for
 from sparsebp.kernels.host.windows import depthwise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sparsebp.core.types import Array
-from sparsebp.kernels.checks.common import batch_of, exact, index, rank, real, rows_of, starred, written
+from sparsebp.kernels.api.checks import batch_of, exact, index, rank, real, rows_of, starred, written
 
 
 def check_csr_matvec(indptr: Array, indices: Array, data: Array, x: Array, out: Array, add: Array | None = None) -> int:

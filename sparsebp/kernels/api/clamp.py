@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sparsebp.core.errors import OptionError
 from sparsebp.core.types import Array
-from sparsebp.kernels.checks.common import exact, rank, real, written
+from sparsebp.kernels.api.checks import exact, rank, real, written
 
 
 def check_clamp(x: Array, low: float, high: float, out: Array, **others: Array) -> None:

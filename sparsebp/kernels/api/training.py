@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sparsebp.core.types import Array
-from sparsebp.kernels.checks.common import INT64, exact, rank, real, written
+from sparsebp.kernels.api.checks import INT64, exact, rank, real, written
 
 
 def check_softmax_cross_entropy(logits: Array, target: Array, losses: Array, grad: Array) -> None:

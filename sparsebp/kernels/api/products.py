@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sparsebp.core.errors import ShapeError
 from sparsebp.core.types import Array
-from sparsebp.kernels.checks.common import (
+from sparsebp.kernels.api.checks import (
     INT64,
     batch_of,
     exact,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sparsebp.core.errors import ShapeError
 from sparsebp.core.types import Array
-from sparsebp.kernels.checks.common import INT64, batch_of, exact, rank, real, rows_of, starred, written
+from sparsebp.kernels.api.checks import INT64, batch_of, exact, rank, real, rows_of, starred, written
 
 
 def check_dense_matmul(a: Array, a_index: Array, b: Array, b_index: Array, out: Array, out_index: Array) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sparsebp.core.types import Array
-from sparsebp.kernels.checks.common import exact, rank, real, written
+from sparsebp.kernels.api.checks import exact, rank, real, written
 
 
 def check_channels(*, arrays: dict[str, Array], channels: dict[str, Array], out: tuple[str, ...] = ("out",)) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from sparsebp import backend
 from sparsebp.core.errors import LayoutError, OptionError, ShapeError
 from sparsebp.core.types import Array, UpdateRule
-from sparsebp.kernels.checks.common import INT64, exact, real, written
+from sparsebp.kernels.api.checks import INT64, exact, real, written
 from sparsebp.kernels.protocol import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS
 
 FLOAT64 = np.dtype(np.float64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from sparsebp.backend import namespace
 from sparsebp.core.errors import DTypeError, OptionError
 from sparsebp.core.types import SLOPES, Array
-from sparsebp.kernels.checks.common import exact, index, rank, real, written
+from sparsebp.kernels.api.checks import exact, index, rank, real, written
 
 _WINNERS = ("uint8", "int32")
 
