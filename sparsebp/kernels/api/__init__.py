@@ -1,70 +1,31 @@
-"""Argument checks of the kernels: one function per kernel, shared by the host and the device launchers.
+"""Every kernel's name, arguments, shapes, dtypes and checks, stated once; host or device do the work.
 
-So both raise the same errors. The checks look at dtypes, shapes and layout, never at values: that would cost a pass
-over the data (on a device a synchronisation) at every call. What indices hold is checked where a pattern is made.
+Conventions
+-----------
+- ``real`` is float32 or float64, the same for all real arguments of a call; ``index`` is int32 or int64.
+- Every array is C-contiguous. The caller allocates ``out`` and every array that is said to be written; a kernel
+  allocates scratch only. Outputs never alias inputs.
+- The batch B is **last** in everything that belongs to a Jacobian, a product or a scan: data ``(nnz, B)``, vectors
+  ``(n, B)``. Values shared by the batch have a last axis of length 1: ``(nnz, 1)``; wherever ``B*`` is written the
+  length may be 1 or B, and ``out`` has B if any operand has.
+- Recurrent layers are time-major as in torch.nn: ``(T, B, ...)``.
+- No atomics: the same input gives bitwise the same output on every run and for every number of threads.
+- Sizes of zero are legal wherever they make sense (no rows, no nonzeros, no batch).
+- A wrong dtype, shape or layout raises (see `sparsebp.backend.check_array`); nothing falls through.
 """
 
 from __future__ import annotations
 
-from sparsebp.kernels.api.pointwise import check_channels
-from sparsebp.kernels.api.clamp import check_clamp
-from sparsebp.kernels.api.sparse import (
-    check_csr_matvec,
-    check_gather,
-    check_gather_multiply,
-    check_scale_columns,
-    check_scale_rows,
-)
-from sparsebp.kernels.api.dense import (
-    check_dense_chain,
-    check_dense_matmul,
-    check_dense_matvec,
-    check_dense_reduce,
-)
-from sparsebp.kernels.api.optimizers import (
-    check_arrays,
-    check_optimizer_update,
-    check_square_sums,
-    check_update_options,
-    check_written_arrays,
-)
-from sparsebp.kernels.api.products import (
-    check_spgemm_accumulate,
-    check_spgemm_numeric,
-    check_spgemm_runs,
-    check_spgemm_select_columns,
-    check_spgemm_select_rows,
-)
-from sparsebp.kernels.api.training import check_softmax_cross_entropy
-from sparsebp.kernels.api.values import check_max_pool_values, check_pointwise_slopes
-from sparsebp.kernels.api.windows import check_convolution, check_max_pool, check_max_pool_grad
+from sparsebp.kernels.api.dense import DenseKernels
+from sparsebp.kernels.api.optimizers import OptimizerKernels
+from sparsebp.kernels.api.pointwise import PointwiseKernels
+from sparsebp.kernels.api.products import ProductKernels
+from sparsebp.kernels.api.recurrent import RecurrentKernels
+from sparsebp.kernels.api.sparse import SparseKernels
+from sparsebp.kernels.api.windows import WindowKernels
 
-__all__ = [
-    "check_arrays",
-    "check_channels",
-    "check_clamp",
-    "check_convolution",
-    "check_csr_matvec",
-    "check_dense_chain",
-    "check_dense_matmul",
-    "check_dense_matvec",
-    "check_dense_reduce",
-    "check_gather",
-    "check_gather_multiply",
-    "check_max_pool",
-    "check_max_pool_grad",
-    "check_max_pool_values",
-    "check_optimizer_update",
-    "check_pointwise_slopes",
-    "check_scale_columns",
-    "check_scale_rows",
-    "check_softmax_cross_entropy",
-    "check_spgemm_accumulate",
-    "check_spgemm_numeric",
-    "check_spgemm_runs",
-    "check_spgemm_select_columns",
-    "check_spgemm_select_rows",
-    "check_square_sums",
-    "check_update_options",
-    "check_written_arrays",
-]
+
+class Kernels(
+    SparseKernels, ProductKernels, DenseKernels, RecurrentKernels, WindowKernels, PointwiseKernels, OptimizerKernels
+):
+    """All kernels, over an implementation. `sparsebp.kernels.get` makes one for an array namespace."""

@@ -1,22 +1,126 @@
-"""Argument checks of the kernels over sliding windows."""
+"""Convolutions and max pooling."""
 
 from __future__ import annotations
 
 from sparsebp.backend import namespace
 from sparsebp.core.errors import DTypeError, OptionError
 from sparsebp.core.types import Array
-from sparsebp.kernels.api.checks import exact, rank, real, written
+from sparsebp.kernels.api.checks import Family, exact, rank, real_dtype, written
 
 _WINNERS = ("uint8", "int32")
 
 
-def check_convolution(
+class WindowKernels(Family):
+    """Kernels over sliding windows.
+
+    Window o begins at input ``o * stride - before``; its tap t lies ``t * dilation`` further. What lies outside the
+    input is zero for a convolution and never a maximum. The options are one integer an axis.
+    """
+
+    def convolve(
+        self,
+        weight: Array,
+        x: Array,
+        stride: tuple[int, ...],
+        before: tuple[int, ...],
+        dilation: tuple[int, ...],
+        groups: int,
+        out: Array,
+    ) -> None:
+        """``out[b, o, w] = Σ weight[o, c, t] · x[b, c, w * stride + t * dilation - before]``, c of the group of o.
+
+        weight (O, C / groups, taps on three axes); x (B, C, D, H, W); out (B, O, windows on three axes), overwritten.
+        """
+        _check_convolution(weight, x, out, stride, before, dilation, groups, "y")
+        self._run.convolve(weight, x, stride, before, dilation, groups, out)
+
+    def convolve_t(
+        self,
+        weight: Array,
+        y: Array,
+        stride: tuple[int, ...],
+        before: tuple[int, ...],
+        dilation: tuple[int, ...],
+        groups: int,
+        out: Array,
+    ) -> None:
+        """The transpose of `convolve`: from the gradient at its output to that at its input.
+
+        weight (O, C / groups, taps on three axes); y (B, O, windows on three axes); out (B, C, D, H, W), overwritten.
+        """
+        _check_convolution(weight, out, y, stride, before, dilation, groups, "x")
+        self._run.convolve_t(weight, y, stride, before, dilation, groups, out)
+
+    def correlate(
+        self,
+        y: Array,
+        x: Array,
+        stride: tuple[int, ...],
+        before: tuple[int, ...],
+        dilation: tuple[int, ...],
+        groups: int,
+        out: Array,
+    ) -> None:
+        """The gradient at the weights of `convolve`, for y the gradient at its output.
+
+        y (B, O, windows on three axes); x (B, C, D, H, W); out (O, C / groups, taps on three axes), overwritten.
+        """
+        _check_convolution(out, x, y, stride, before, dilation, groups, "weight")
+        self._run.correlate(y, x, stride, before, dilation, groups, out)
+
+    def max_pool(
+        self,
+        x: Array,
+        kernel: tuple[int, ...],
+        stride: tuple[int, ...],
+        before: tuple[int, ...],
+        dilation: tuple[int, ...],
+        y: Array,
+        winner: Array,
+    ) -> None:
+        """The maximum of every window, and its place counted in C order over the kernel.
+
+        The first maximum wins; NaN wins over all, of several the last. Every window must meet the input.
+
+        x (N, H, W); y (N, windows on two axes), written; winner as y, uint8 (kernels of up to 256 taps) or int32,
+        written; the options are two integers each.
+        """
+        dtype, (planes, _, _), (_, *outputs) = real_dtype("x", x), rank("x", x, 3), rank("y", y, 3)
+        _pool(kernel, stride, before, dilation, winner)
+        exact("x", x, dtype, x.shape)
+        written("y", y, dtype, (planes, *outputs))
+        written("winner", winner, winner.dtype, (planes, *outputs))
+        self._run.max_pool(x, kernel, stride, before, dilation, y, winner)
+
+    def max_pool_grad(
+        self,
+        gy: Array,
+        winner: Array,
+        kernel: tuple[int, ...],
+        stride: tuple[int, ...],
+        before: tuple[int, ...],
+        dilation: tuple[int, ...],
+        out: Array,
+    ) -> None:
+        """Every window's gradient goes to its maximum; where windows overlap they are added in their order.
+
+        gy, winner (N, windows on two axes); out (N, H, W), overwritten.
+        """
+        dtype, (planes, _, _), (_, *inputs) = real_dtype("gy", gy), rank("gy", gy, 3), rank("out", out, 3)
+        _pool(kernel, stride, before, dilation, winner)
+        exact("gy", gy, dtype, gy.shape)
+        exact("winner", winner, winner.dtype, gy.shape)
+        written("out", out, dtype, (planes, *inputs))
+        self._run.max_pool_grad(gy, winner, kernel, stride, before, dilation, out)
+
+
+def _check_convolution(
     weight: Array, x: Array, y: Array, stride: tuple[int, ...], before: tuple[int, ...], dilation: tuple[int, ...],
     groups: int, out: str,
 ) -> None:  # fmt: skip
-    """Check the arguments of `Kernels.convolve`, `Kernels.convolve_t` and `Kernels.correlate`; `out` is written."""
+    """Check the arguments of a convolution with output y; `out` says which of x, weight and y is written."""
     names = {role: "out" if role == out else role for role in ("x", "weight", "y")}
-    dtype, (batch, channels, *_) = real(names["x"], x), rank(names["x"], x, 5)
+    dtype, (batch, channels, *_) = real_dtype(names["x"], x), rank(names["x"], x, 5)
     rows, _, *kernel = rank(names["weight"], weight, 5)
     outputs = rank(names["y"], y, 5)[2:]
     if groups < 1 or channels % groups or rows % groups:
@@ -29,30 +133,6 @@ def check_convolution(
     for name, array in (("x", x), ("weight", weight), ("y", y)):
         check = written if name == out else exact
         check(names[name], array, dtype, shapes[name])
-
-
-def check_max_pool(
-    x: Array, kernel: tuple[int, ...], stride: tuple[int, ...], before: tuple[int, ...], dilation: tuple[int, ...],
-    y: Array, winner: Array,
-) -> None:  # fmt: skip
-    """Check the arguments of `Kernels.max_pool`."""
-    dtype, (planes, _, _), (_, *outputs) = real("x", x), rank("x", x, 3), rank("y", y, 3)
-    _pool(kernel, stride, before, dilation, winner)
-    exact("x", x, dtype, x.shape)
-    written("y", y, dtype, (planes, *outputs))
-    written("winner", winner, winner.dtype, (planes, *outputs))
-
-
-def check_max_pool_grad(
-    gy: Array, winner: Array, kernel: tuple[int, ...], stride: tuple[int, ...], before: tuple[int, ...],
-    dilation: tuple[int, ...], out: Array,
-) -> None:  # fmt: skip
-    """Check the arguments of `Kernels.max_pool_grad`."""
-    dtype, (planes, _, _), (_, *inputs) = real("gy", gy), rank("gy", gy, 3), rank("out", out, 3)
-    _pool(kernel, stride, before, dilation, winner)
-    exact("gy", gy, dtype, gy.shape)
-    exact("winner", winner, winner.dtype, gy.shape)
-    written("out", out, dtype, (planes, *inputs))
 
 
 def _pool(
