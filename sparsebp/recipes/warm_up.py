@@ -13,7 +13,7 @@ import numpy as np
 from sparsebp import kernels, nn, optim
 from sparsebp.core.types import BACKWARDS, SCAN_ALGORITHMS
 from sparsebp.jacobians import jacobian_t
-from sparsebp.kernels.protocol import UPDATE_OPTIONS
+from sparsebp.kernels.api.optimizers import UPDATE_OPTIONS
 from sparsebp.nn.gradients import value_and_grad
 from sparsebp.patterns.sparsity import SparsityPattern
 from sparsebp.products.addition import plan_addition

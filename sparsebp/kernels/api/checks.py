@@ -1,4 +1,8 @@
-"""What the argument checks share: quick tests that pass in a fraction of a microsecond, the full error behind them."""
+"""What the checks of arguments share: quick tests that pass in a fraction of a microsecond, the full error behind them.
+
+They look at dtypes, shapes and layout, never at values: that would cost a pass over the data (on a device a
+synchronisation) at every call. What indices hold is checked where a pattern is made.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,20 @@ from sparsebp.core.types import Array
 
 INT64 = np.dtype(np.int64)
 POSITION_DTYPES = (np.dtype(np.uint16), np.dtype(np.uint32))
+
+
+class Family:
+    """Some kernels that belong together: each method checks its arguments, then calls the implementation's.
+
+    Parameters
+    ----------
+    run
+        `sparsebp.kernels.host.HostKernels` or `sparsebp.kernels.device.DeviceKernels`. Their methods have the names and
+        arguments of those here, and look at nothing.
+    """
+
+    def __init__(self, run: Any) -> None:
+        self._run = run
 
 
 def exact(name: str, array: Array, dtype: Any, shape: tuple[int, ...]) -> None:
@@ -41,7 +59,7 @@ def rank(name: str, array: Array, ndim: int) -> tuple[int, ...]:
     return array.shape
 
 
-def real(name: str, array: Array) -> np.dtype:
+def real_dtype(name: str, array: Array) -> np.dtype:
     """Return the dtype of `array`, after checking that it is one that kernels take.
 
     Raises
@@ -54,14 +72,14 @@ def real(name: str, array: Array) -> np.dtype:
     return array.dtype
 
 
-def index(name: str, array: Array) -> np.dtype:
+def index_dtype(name: str, array: Array) -> np.dtype:
     """Return the dtype of an index array, after checking that it is int32 or int64."""
     if getattr(array, "dtype", bool) not in INDEX_DTYPES:
         _wrong_dtype(name, array, "int32 or int64")
     return array.dtype
 
 
-def position(name: str, array: Array) -> np.dtype:
+def position_dtype(name: str, array: Array) -> np.dtype:
     """Return the dtype of an array of output positions, after checking that it is uint16 or uint32."""
     if getattr(array, "dtype", bool) not in POSITION_DTYPES:
         _wrong_dtype(name, array, "uint16 or uint32")
@@ -108,11 +126,10 @@ def batch_of(**arrays: Array) -> int:
     return batch
 
 
-def starred(name: str, array: Array, dtype: Any, lead: tuple[int, ...], batch: int) -> bool:
-    """Check an array of shape ``(*lead, B*)`` and say whether it is per sample (True) or shared by the batch."""
+def batched(name: str, array: Array, dtype: Any, lead: tuple[int, ...], batch: int) -> None:
+    """Check an array of shape ``(*lead, B*)``: values per sample, or shared by the batch."""
     shared = array.ndim == len(lead) + 1 and array.shape[-1] == 1
     exact(name, array, dtype, (*lead, 1 if shared else batch))
-    return not shared
 
 
 def _wrong_dtype(name: str, array: Array, expected: str) -> None:
