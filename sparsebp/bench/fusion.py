@@ -103,8 +103,8 @@ def ours(model: Any, optimizer: str) -> tuple[dict[Fusion, Any], Callable[[], ob
     """Return an executor for each fusion, and the update of all parameters by itself."""
     from sparsebp import nn, optim
     from sparsebp.runtime.executor import Executor
-    from sparsebp.runtime.orders import order_of
     from sparsebp.runtime.stages import Stages
+    from sparsebp.train.orders import order_of
 
     cls, options = updates.OPTIMIZERS[optimizer]
     opt = getattr(optim, cls)(model.parameters(), **options)

@@ -92,7 +92,7 @@ def measure_row(make: Callable[[], Any], shape: tuple[int, ...], rounds: Mapping
     found = find(make, batch)
     graph = found.schedule.graph
     size = {"stages": graph.stages, "unweighted": graph.unweighted}
-    # An order above the memory cap is none that is kept; its time is shown all the same.
+    # An order above the memory ratio is none that is kept; its time is shown all the same.
     orders = all_orders(size, found.costs) | {trial.name: trial.schedule for trial in found.trials}
     check_gradients(make, batch, orders)
     orders["one"] = orders["fused"]
@@ -105,7 +105,7 @@ def measure_row(make: Callable[[], Any], shape: tuple[int, ...], rounds: Mapping
     timings["kept"] = timings[found.kept.name]
     row: Row = {
         "batch": shape[0], "stages": graph.stages, "steps": steps, "keeps": found.kept.name,
-        "memory": found.memory, "memory_cap": found.memory_cap,
+        "memory": found.memory, "memory_ratio": found.memory_ratio,
     }  # fmt: skip
     row |= {name: measured.to_dict() for name, measured in timings.items()}
     row |= {f"{name}_ratio": timing.ratio(timings["one"], timings[name]) for name in (*SIDES, "kept")}

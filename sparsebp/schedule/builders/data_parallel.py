@@ -1,19 +1,76 @@
-"""Reverse first-k scheduling: the first layers' weight gradients last, in the order in which the forward needs them."""
+"""Data-parallel training: when the weight gradients are synchronised, and reverse first-k scheduling that helps it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import cache
+from typing import Literal, TypeAlias, get_args
 
+from sparsebp.core.arguments import check_choice
 from sparsebp.core.errors import MemoryLimitError, OptionError
 from sparsebp.schedule.actions import Action
 from sparsebp.schedule.builders.options import builder
-from sparsebp.schedule.builders.synchronisation import Priority, synchronise
 from sparsebp.schedule.costs import Costs
 from sparsebp.schedule.graph import StepGraph
-from sparsebp.schedule.schedule import Schedule
+from sparsebp.schedule.schedule import Lane, Schedule
 from sparsebp.schedule.simulation.simulate import simulate
+
+Priority: TypeAlias = Literal["first-ready", "first-stage"]
+
+
+def synchronise(schedule: Schedule, *, priority: Priority = "first-stage", costs: Costs | None = None) -> Schedule:
+    """Return `schedule` with one S a stage, on the stream ``"link"`` of its worker.
+
+    All data-parallel replicas run the same schedule, so one of them is described.
+
+    Parameters
+    ----------
+    schedule
+        Any without updates; `place_updates` comes afterwards.
+    priority
+        Which gradient goes next when the network is free and several wait: ``"first-ready"`` is wait-free
+        back-propagation (Zhang et al., "Poseidon", USENIX ATC 2017), ``"first-stage"`` sends that first which the next
+        forward needs first (Peng et al., "ByteScheduler", SOSP 2019). What is under way is not interrupted.
+    costs
+        Durations, to know what is ready when; that of S is the one that matters.
+
+    Raises
+    ------
+    OptionError
+        `priority` is unknown, or the schedule has S or U already.
+    """
+    check_choice("priority", priority, get_args(Priority))
+    graph = schedule.graph
+    if graph.synchronised or graph.updates != "none":
+        raise OptionError("The schedule has synchronisations or updates already", expected="neither S nor U",
+                          got=schedule.name, remedy="Synchronise first, then place the updates")  # fmt: skip
+    costs = costs or Costs()
+    simulation = simulate(schedule, costs)
+    ready: dict[int, list[tuple[float, int]]] = {}
+    for stage in range(graph.stages):
+        if graph.weighted(stage):
+            end = max(simulation.end(Action(stage, "W", m)) for m in range(graph.microbatches))
+            ready.setdefault(schedule.allocation[stage], []).append((end, stage))
+    links = [
+        Lane(worker, "link", tuple(Action(stage, "S") for stage in _order(times, priority, costs)))
+        for worker, times in ready.items()
+    ]
+    return replace(schedule, graph=replace(graph, synchronised=True), lanes=(*schedule.lanes, *links))
+
+
+def _order(ready: Iterable[tuple[float, int]], priority: Priority, costs: Costs) -> list[int]:
+    """Return the stages in the order in which one link serves them."""
+    waiting, order, now = sorted(ready), [], 0.0
+    while waiting:
+        now = max(now, waiting[0][0])
+        candidates = [entry for entry in waiting if entry[0] <= now]
+        entry = candidates[0] if priority == "first-ready" else min(candidates, key=lambda entry: entry[1])
+        waiting.remove(entry)
+        order.append(entry[1])
+        now += costs.duration(Action(entry[1], "S"))
+    return order
 
 
 @builder
@@ -61,9 +118,6 @@ def reverse_first_k(*, stages: int, k: int | None = None, costs: Costs | None = 
     """
     costs = costs or Costs()
     graph = StepGraph(stages, unweighted=frozenset(unweighted), first="I")
-    if k is not None and not 0 <= k <= stages:
-        raise OptionError("There are not that many first stages", expected=f"k in 0…{stages}", got=k,
-                          remedy="Pass another k, or None to search")  # fmt: skip
 
     @cache
     def build(first: int) -> Schedule:

@@ -94,11 +94,6 @@ def batch_of(dataset: Any, indices: np.ndarray, model: Any) -> tuple[Array, ...]
     return tuple(backend.to_device(array, device).copy() for array in batch[:2]) + tuple(map(np.array, batch[2:]))
 
 
-def options_of(batch: tuple[Array, ...]) -> dict[str, Any]:
-    """Return what the model's forward takes beside the input of a batch."""
-    return {"lengths": batch[2]} if len(batch) > 2 else {}
-
-
 def sample_axis(model: Any) -> int:
     """Return the axis of the input on which the model has its samples.
 

@@ -14,8 +14,8 @@ from sparsebp import backend, nn, optim
 from sparsebp.core import threads
 from sparsebp.kernels.host.engine.parts import parts_for
 from sparsebp.runtime.executor import Executor
-from sparsebp.runtime.lanes import Lanes
 from sparsebp.runtime.stages import Stages
+from sparsebp.runtime.streams import Lanes
 from sparsebp.schedule.builders import conventional, out_of_order
 
 
