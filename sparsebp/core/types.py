@@ -21,7 +21,7 @@ SLOPES: tuple[SlopeFunction, ...] = ("given", "relu", "tanh", "sigmoid")
 """What a slope is made of: itself, or y = f(x) of these f."""
 UpdateRule: TypeAlias = Literal["sgd", "adam", "adagrad", "adadelta", "rmsprop"]
 """What an optimizer's kernel does with a gradient."""
-Factors: TypeAlias = tuple[Array, Array]
+ProductFactors: TypeAlias = tuple[Array, Array]
 """Two matrices that stand for their product."""
 Seed: TypeAlias = int | np.random.Generator | None
 """What ``rng=`` takes: a `numpy.random.Generator`, a seed, or None for fresh entropy."""

@@ -1,12 +1,15 @@
-"""A layer's arrays by name: what takes an array's place must be like it."""
+"""A layer's arrays: how new ones are filled; once they are there by name, what takes their place must be like them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
+import numpy as np
+
 from sparsebp import backend
-from sparsebp.core.errors import DTypeError, LayoutError, OptionError
+from sparsebp.core.errors import DTypeError, LayoutError, NonFiniteError, OptionError, ShapeError
 from sparsebp.core.types import Array
 
 
@@ -77,3 +80,77 @@ class NamedArrays(dict[str, Array]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return NamedArrays, (dict(self),)
+
+
+def uniform(rng: np.random.Generator, shape: tuple[int, ...], bound: float, dtype: Any) -> np.ndarray:
+    """Draw from U(-bound, bound). The same seed gives the same numbers, rounded, in both dtypes.
+
+    Raises
+    ------
+    OptionError
+        No machine has room for so many.
+    """
+    _check_size(shape)
+    return rng.uniform(-bound, bound, shape).astype(dtype)
+
+
+def full(shape: tuple[int, ...], value: float, dtype: Any) -> np.ndarray:
+    """Return an array of one value.
+
+    Raises
+    ------
+    OptionError
+        No machine has room for it.
+    """
+    _check_size(shape)
+    return np.full(shape, value, dtype)
+
+
+def _check_size(shape: tuple[int, ...]) -> None:
+    if max(1, *shape) * math.prod(n or 1 for n in shape) > 2**60:  # NumPy counts bytes in 63 bits
+        raise OptionError("A parameter is too large for any machine", expected="fewer than 2**60 elements", got=shape,
+                          remedy="Build a smaller layer")  # fmt: skip
+
+
+def fan_in_bound(fan_in: int) -> float:
+    """Return ``1 / sqrt(fan_in)``, PyTorch's default bound for `Linear` and, with the hidden size, for RNN and GRU."""
+    return 1.0 / math.sqrt(fan_in) if fan_in > 0 else 0.0
+
+
+def checked_like(name: str, value: Any, param: Array) -> Array:
+    """Return `value` as an array of `param`'s namespace after checking shape, dtype and finiteness.
+
+    Raises
+    ------
+    DTypeError, ShapeError, NonFiniteError
+        It is no array, another one, or holds NaN or infinity.
+    """
+    xp = backend.namespace(param)
+    try:
+        array = value if hasattr(value, "__cuda_array_interface__") else np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:  # a ragged list, or a tensor that NumPy cannot read
+        raise DTypeError(f"{name} is no array", expected="an array", got=str(error),
+                         remedy="Pass what state_dict returned") from error  # fmt: skip
+    if array.shape != param.shape:
+        raise ShapeError(
+            f"{name} has the wrong shape",
+            expected=param.shape,
+            got=tuple(array.shape),
+            remedy="Build the model with the arguments that the state was made with",
+        )
+    if array.dtype != param.dtype:
+        raise DTypeError(
+            f"{name} has the wrong dtype",
+            expected=param.dtype,
+            got=array.dtype,
+            remedy=f"Convert the array, or build the model with dtype={array.dtype}",
+        )
+    array = backend.as_namespace(array, xp)
+    if not bool(xp.isfinite(array).all()):  # synchronize!
+        raise NonFiniteError(
+            f"{name} holds NaN or infinity",
+            expected="finite weights",
+            got=f"{int((~xp.isfinite(array)).sum())} of {array.size} values not finite",
+            remedy="Load the last good checkpoint",
+        )
+    return array

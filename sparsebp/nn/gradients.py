@@ -7,9 +7,10 @@ the identity of an array, so a caller may write into its arrays between two call
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -273,6 +274,30 @@ def value_and_grad(model: Any, loss: Any) -> Callable[..., tuple[float, dict[str
         return float(value), grads
 
     return function
+
+
+def explain(model: Any, x: Array, **options: Any) -> str:
+    """Say in words what ``backward="auto"`` chose: run `model` forward, leaving no trace in it; a line each choice."""
+    with _undisturbed(model):
+        _, saved = forward_of(model, x, **options)
+        found = list(model.choices(saved))
+    if not found:
+        return f"{type(model).__name__} has one way back: plain back-propagation."
+    return "\n".join(f"{name or type(model).__name__}: {algorithm}. {reason}" for name, algorithm, reason in found)
+
+
+@contextlib.contextmanager
+def _undisturbed(model: Any) -> Iterator[None]:
+    """Bring running statistics and random generators back to where they were."""
+    buffers = [(layer, name, array.copy()) for _, layer in model.modules() for name, array in layer.buffers.items()]
+    generators = [(generator, generator.bit_generator.state) for generator in model.generators().values()]
+    try:
+        yield
+    finally:
+        for layer, name, array in buffers:
+            layer.buffers[name][...] = array
+        for generator, state in generators:
+            generator.bit_generator.state = state
 
 
 def _copied(value: Any) -> Any:

@@ -17,11 +17,10 @@ import numpy as np
 
 from sparsebp import backend
 from sparsebp.core.arguments import check_flag, forward_of
-from sparsebp.core.errors import DTypeError, FileFormatError, NonFiniteError, OptionError, ShapeError
-from sparsebp.core.types import Array, Factors
-from sparsebp.nn.arrays import NamedArrays
-from sparsebp.nn.explain import explain
-from sparsebp.nn.gradients import Back, Gradients
+from sparsebp.core.errors import FileFormatError, OptionError
+from sparsebp.core.types import Array, ProductFactors
+from sparsebp.nn.arrays import NamedArrays, checked_like
+from sparsebp.nn.gradients import Back, Gradients, explain
 from sparsebp.nn.work import Work
 
 
@@ -150,7 +149,7 @@ class Layer(abc.ABC):
         """Return the masks of pruned parameters of this layer itself."""
         return []
 
-    def weight_grad_factors(self, gy: Array, saved: Any) -> tuple[dict[str, Factors], dict[str, Array]] | None:
+    def weight_grad_factors(self, gy: Array, saved: Any) -> tuple[dict[str, ProductFactors], dict[str, Array]] | None:
         """W, left undone: return gradients that are matrix products as their factors, and the other gradients.
 
         An optimizer may then compute a few rows of a product, use them, and go on (`sparsebp.optim.Update`). None
@@ -210,7 +209,7 @@ class Layer(abc.ABC):
         first: dict[int, str] = {}
         for prefix, layer in self.modules():
             for key, array in layer.params.items():
-                name = f"{prefix}.{key}" if prefix else key
+                name = dotted(prefix, key)
                 yield name, array, first.setdefault(id(array), name)
 
     def shared_names(self) -> dict[str, str]:
@@ -252,7 +251,7 @@ class Layer(abc.ABC):
 
     def _state(self) -> dict[str, Array]:
         return {
-            f"{prefix}.{name}" if prefix else name: array
+            dotted(prefix, name): array
             for prefix, layer in self.modules()
             for name, array in (layer.params | layer.buffers).items()
         }
@@ -290,7 +289,7 @@ class Layer(abc.ABC):
                 got=f"missing {missing}, unexpected {unexpected}",
                 remedy="Build the model with the arguments that the state was made with",
             )
-        loaded = {name: _checked(name, state[name], param) for name, param in params.items()}
+        loaded = {name: checked_like(name, state[name], param) for name, param in params.items()}
         for name, param, first in self._named_parameters():
             if name != first and not bool((loaded[name] == loaded[first]).all()):  # synchronize!
                 raise FileFormatError(
@@ -307,11 +306,11 @@ class Layer(abc.ABC):
         """Return the layer and the room for every buffer of `state` that is not there yet but may be."""
         new = {}
         layers = dict(self.modules())
-        for dotted in state.keys() - self._state().keys():
-            prefix, _, name = dotted.rpartition(".")
+        for path in state.keys() - self._state().keys():
+            prefix, _, name = path.rpartition(".")
             room = layers[prefix].buffer_for(name) if prefix in layers else None
             if room is not None:
-                new[dotted] = (layers[prefix], room)
+                new[path] = (layers[prefix], room)
         return new
 
     def buffer_for(self, name: str) -> Array | None:
@@ -363,37 +362,9 @@ class Layer(abc.ABC):
         return next((array.dtype for array in self.parameters().values()), None)
 
 
-def _checked(name: str, value: Any, param: Array) -> Array:
-    """Return `value` as an array of `param`'s namespace after checking shape, dtype and finiteness."""
-    xp = backend.namespace(param)
-    try:
-        array = value if hasattr(value, "__cuda_array_interface__") else np.asarray(value)
-    except (TypeError, ValueError, RuntimeError) as error:  # a ragged list, or a tensor that NumPy cannot read
-        raise DTypeError(f"{name} is no array", expected="an array", got=str(error),
-                         remedy="Pass what state_dict returned") from error  # fmt: skip
-    if array.shape != param.shape:
-        raise ShapeError(
-            f"{name} has the wrong shape",
-            expected=param.shape,
-            got=tuple(array.shape),
-            remedy="Build the model with the arguments that the state was made with",
-        )
-    if array.dtype != param.dtype:
-        raise DTypeError(
-            f"{name} has the wrong dtype",
-            expected=param.dtype,
-            got=array.dtype,
-            remedy=f"Convert the array, or build the model with dtype={array.dtype}",
-        )
-    array = backend.as_namespace(array, xp)
-    if not bool(xp.isfinite(array).all()):  # synchronize!
-        raise NonFiniteError(
-            f"{name} holds NaN or infinity",
-            expected="finite weights",
-            got=f"{int((~xp.isfinite(array)).sum())} of {array.size} values not finite",
-            remedy="Load the last good checkpoint",
-        )
-    return array
+def dotted(prefix: str, name: str) -> str:
+    """Return the name of what is called `name` inside the layer called `prefix`."""
+    return f"{prefix}.{name}" if prefix else name
 
 
 def check_layer(name: str, value: Any) -> Layer:

@@ -10,10 +10,83 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from sparsebp import backend
-from sparsebp.core.arguments import check_choice, check_number
-from sparsebp.core.errors import NonFiniteError, OptionError
-from sparsebp.nn.layer import Layer, check_layer
-from sparsebp.nn.prunable import MASK, Prunable
+from sparsebp.core.arguments import check_choice, check_flag, check_generator, check_number
+from sparsebp.core.errors import DTypeError, NonFiniteError, OptionError, ShapeError
+from sparsebp.core.types import Array, Seed
+from sparsebp.nn import arrays
+from sparsebp.nn.layer import Layer, check_layer, dotted
+
+MASK = "weight_mask"
+"""The buffer's name, that of torch.nn.utils.prune."""
+
+
+class Prunable(Layer):
+    """What `Linear`, convolutions and transposed ones share: a parameter ``weight`` of which a mask keeps a part.
+
+    The mask is the buffer ``weight_mask``, bool, of the weight's shape; it is there once something has been pruned. The
+    other weights are 0 whenever the layer runs, their gradients are 0, and the transposed Jacobian has no entries for
+    them.
+    """
+
+    def keep_weights(self, mask: Array) -> None:
+        """Keep the weights where `mask` is true, and set the others to 0, in place.
+
+        Parameters
+        ----------
+        mask
+            Bool, of the weight's shape, NumPy or CuPy; it is copied to the weight's device.
+
+        Raises
+        ------
+        DTypeError, ShapeError
+            It is something else.
+        """
+        weight = self.params["weight"]
+        if mask is None or (backend.namespace(mask) and mask.dtype != bool):
+            raise DTypeError("The mask has the wrong dtype", expected="bool", got=getattr(mask, "dtype", None),
+                             remedy="Pass mask != 0")  # fmt: skip
+        if mask.shape != weight.shape:
+            raise ShapeError(
+                "The mask does not fit the weight", expected=weight.shape, got=mask.shape,
+                remedy="Pass one truth value for every weight",
+            )  # fmt: skip
+        self.buffers[MASK] = backend.as_namespace(mask, backend.namespace(weight)).copy()
+        weight *= self.buffers[MASK]
+
+    def _draw(self, shape: tuple[int, ...], outputs: int, bias: bool, dtype: Any, rng: Seed) -> None:
+        """Draw a weight of `shape` and, if asked for, the bias of so many outputs from U(±1/√fan_in), as torch.nn."""
+        rng, dtype = check_generator("rng", rng), backend.float_dtype(dtype)
+        bound = arrays.fan_in_bound(math.prod(shape[1:]))
+        self.params["weight"] = arrays.uniform(rng, shape, bound, dtype)
+        if check_flag("bias", bias):
+            self.params["bias"] = arrays.uniform(rng, (outputs,), bound, dtype)
+
+    def buffer_for(self, name: str) -> Array | None:
+        """Return room for the mask that a state brings to a layer that has none yet."""
+        weight = self.params["weight"]
+        return backend.namespace(weight).ones(weight.shape, dtype=bool) if name == MASK else None
+
+    def masks(self) -> list[Array]:
+        """Return the mask, if there is one."""
+        return [self.buffers[MASK]] if MASK in self.buffers else []
+
+    def _weight(self) -> Array:
+        """Return the weight, with 0 for what is pruned: an optimizer's old momentum may have moved it."""
+        weight = self.params["weight"]
+        if MASK in self.buffers:
+            weight *= self.buffers[MASK]
+        return weight
+
+    def _masked(self, gradient: Array) -> Array:
+        """Return the weight's gradient, a new array, with 0 for what is pruned."""
+        if MASK in self.buffers:
+            gradient *= self.buffers[MASK]
+        return gradient
+
+    def _host_mask(self) -> np.ndarray | None:
+        """Return the mask on the host, None without one."""
+        return backend.to_host(self.buffers[MASK]) if MASK in self.buffers else None  # synchronize!
+
 
 PruneMethod = Literal["class_blind", "class_uniform", "class_distribution"]
 
@@ -149,14 +222,14 @@ def _magnitudes(layer: Prunable, in_deviations: bool) -> np.ndarray:
 
 def _largest(magnitudes: np.ndarray, amount: float) -> np.ndarray:
     """Return where the largest are, all but the share `amount`; -1 is never among them. Of ties the first go."""
-    kept = magnitudes >= 0
+    mask = magnitudes >= 0
     gone = round(amount * len(magnitudes))
     if gone:
         largest_gone = np.partition(magnitudes, gone - 1)[gone - 1]  # a full sort takes ten times as long
-        kept &= magnitudes >= largest_gone
+        mask &= magnitudes >= largest_gone
         ties = np.flatnonzero(magnitudes == largest_gone)
-        kept[ties[: gone - np.count_nonzero(magnitudes < largest_gone)]] = False
-    return kept
+        mask[ties[: gone - np.count_nonzero(magnitudes < largest_gone)]] = False
+    return mask
 
 
 def _check_optimizer(optimizer: Any, layers: dict[str, Prunable]) -> None:
@@ -169,7 +242,7 @@ def _check_optimizer(optimizer: Any, layers: dict[str, Prunable]) -> None:
                           got=type(optimizer).__name__, remedy="Pass the model's")  # fmt: skip
     for name, layer in layers.items():
         weight = layer.params["weight"]
-        if owned.get(f"{name}.weight" if name else "weight", weight) is not weight:
+        if owned.get(dotted(name, "weight"), weight) is not weight:
             raise OptionError(
                 "The optimizer does not belong to the model", expected="one built on model.parameters()",
                 got=f"{type(optimizer).__name__} on another weight of layer {name!r}",
@@ -180,7 +253,7 @@ def _check_optimizer(optimizer: Any, layers: dict[str, Prunable]) -> None:
 def _forget(optimizer: Any, layers: dict[str, Prunable]) -> None:
     """Set what `optimizer` has stored for pruned weights to 0."""
     for name, layer in layers.items():
-        for arrays in optimizer.buffers.values():
-            array = arrays.get(f"{name}.weight" if name else "weight")
+        for buffers in optimizer.buffers.values():
+            array = buffers.get(dotted(name, "weight"))
             if array is not None:
                 array *= layer.buffers[MASK]

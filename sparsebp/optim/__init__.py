@@ -1,10 +1,7 @@
 """Optimizers, learning-rate schedules and clipping; names and arguments as in torch.optim."""
 
-from sparsebp.optim.adadelta import Adadelta
-from sparsebp.optim.adagrad import Adagrad
-from sparsebp.optim.adam import Adam, AdamW
-from sparsebp.optim.chained import ChainedScheduler
 from sparsebp.optim.clip import check_finite, clip_grad_norm, clip_grad_value, global_norm
+from sparsebp.optim.combined import ChainedScheduler, SequentialLR
 from sparsebp.optim.lr_scheduler import (
     CosineAnnealingLR,
     ExponentialLR,
@@ -12,13 +9,11 @@ from sparsebp.optim.lr_scheduler import (
     LRScheduler,
     MultiStepLR,
     OneCycleLR,
-    SequentialLR,
+    ReduceLROnPlateau,
     StepLR,
 )
 from sparsebp.optim.optimizer import Optimizer
-from sparsebp.optim.plateau import ReduceLROnPlateau
-from sparsebp.optim.rmsprop import RMSprop
-from sparsebp.optim.sgd import SGD
+from sparsebp.optim.optimizers import SGD, Adadelta, Adagrad, Adam, AdamW, RMSprop
 from sparsebp.optim.update import DeviceUpdate, Update
 
 __all__ = [

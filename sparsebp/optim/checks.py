@@ -1,4 +1,4 @@
-"""Checks of what optimizers, schedules and clipping are given: numbers, flags, arrays by name."""
+"""Checks of what optimizers, schedules and clipping are given: arrays by name, shares."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from sparsebp import backend
-from sparsebp.core.arguments import check_flag, check_number
+from sparsebp.core.arguments import check_number
 from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, OptionError
 
 
@@ -43,24 +43,7 @@ def check_parameter(name: Any, param: Any) -> None:
     backend.check_array(name, param)
 
 
-def check_non_negative(group: Mapping[str, Any], *names: str) -> None:
-    """Raise `OptionError` if one of the options is not a finite number, 0 or more."""
-    for name in names:
-        non_negative(name, group[name])
-
-
-def check_flags(group: Mapping[str, Any], *names: str) -> None:
-    """Raise `OptionError` if one of the options is neither True nor False."""
-    for name in names:
-        check_flag(name, group[name])
-
-
 def check_fraction(name: str, value: float) -> None:
     """Raise `OptionError` unless ``0 <= value < 1``."""
     if not 0 <= check_number(name, value) < 1:
         raise OptionError(f"Invalid {name}", expected="a number in [0, 1)", got=value, remedy=f"Pass another {name}")
-
-
-def non_negative(name: str, value: float) -> float:
-    """Return `value` as a float if it is finite and not negative, else raise `OptionError`."""
-    return check_number(name, value, 0.0)

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from sparsebp import backend, kernels
+from sparsebp.core.arguments import check_number
 from sparsebp.core.errors import NonFiniteError
 from sparsebp.core.types import Array
-from sparsebp.optim.checks import check_is_array, check_named, non_negative
+from sparsebp.optim.checks import check_is_array, check_named
 
 
 def global_norm(grads: Mapping[str, Array]) -> float:
@@ -82,7 +83,7 @@ def clip_grad_norm(grads: Mapping[str, Array], max_norm: float, *, norm: float |
     DeviceError
         A gradient is no array.
     """
-    max_norm = non_negative("max_norm", max_norm)
+    max_norm = check_number("max_norm", max_norm, 0.0)
     norm = global_norm(grads) if norm is None else norm
     if not math.isfinite(norm):
         check_finite(grads)
@@ -103,7 +104,7 @@ def clip_grad_value(grads: Mapping[str, Array], clip_value: float) -> None:
     DeviceError
         A gradient is no array.
     """
-    clip_value = non_negative("clip_value", clip_value)
+    clip_value = check_number("clip_value", clip_value, 0.0)
     for xp, names in _kinds(grads):
         kernels.get(xp).clamp_arrays([grads[name] for name in names], clip_value)
 

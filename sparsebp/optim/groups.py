@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
-import abc
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
 from sparsebp import backend, kernels
+from sparsebp.core.arguments import check_flag, check_number
 from sparsebp.core.errors import OptionError
-from sparsebp.core.types import Array, Factors, UpdateRule
-from sparsebp.kernels.protocol import UPDATE_BUFFERS, UPDATE_OPTIONS
-from sparsebp.optim.checks import check_parameter, non_negative
+from sparsebp.core.types import Array, ProductFactors, UpdateRule
+from sparsebp.kernels.api.optimizers import UPDATE_BUFFERS, UPDATE_OPTIONS
+from sparsebp.optim.checks import check_parameter
 
 Params = Mapping[str, Array] | Sequence[Mapping[str, Any]]
 """Parameters by name, or groups: mappings with ``"params"`` (parameters by name) and options of their own."""
 
+_FLAGS = {"amsgrad", "centered", "maximize", "nesterov"}
+_ASKED_FOR_BY = {"momentum_buffer": "momentum", "max_exp_avg_sq": "amsgrad", "grad_avg": "centered"}
 
-class ParameterGroups(abc.ABC):
+
+class ParameterGroups:
     """What an optimizer knows of its parameters; `Optimizer` states its arguments, attributes and errors."""
 
     rule: ClassVar[UpdateRule]
     """The kernel's rule."""
 
+    least: ClassVar[Mapping[str, float]] = {}
+    most: ClassVar[Mapping[str, float]] = {}
+    """Bounds of the options that are numbers, where they are not any from 0 on."""
+
     def __init__(self, params: Params, defaults: Mapping[str, Any]) -> None:
+        self._numbers = [name for name in defaults if name not in (*_FLAGS, "betas")]
+        self._flags = [name for name in defaults if name in _FLAGS]
         self.param_groups = [_group(group, defaults) for group in _listed(params)]
         self.params: dict[str, Array] = {}
         self.buffers: dict[str, dict[str, Array]] = {}
@@ -67,7 +77,7 @@ class ParameterGroups(abc.ABC):
 
     @lr.setter
     def lr(self, value: float) -> None:
-        value = non_negative("lr", value)
+        value = check_number("lr", value, 0.0)
         for group in self.param_groups:
             group["lr"] = value
 
@@ -95,9 +105,12 @@ class ParameterGroups(abc.ABC):
             self._expanded, self._seen = options[self._group_of], values
         return self._expanded
 
-    @abc.abstractmethod
     def _check(self, group: Mapping[str, Any]) -> None:
         """Raise `OptionError` if an option of `group` is out of range."""
+        for name in self._numbers:
+            check_number(name, group[name], self.least.get(name, 0.0), self.most.get(name, math.inf))
+        for name in self._flags:
+            check_flag(name, group[name])
 
     def _options(self, group: Mapping[str, Any]) -> tuple[float, ...]:
         """Return the options of `group` as the kernel takes them."""
@@ -125,13 +138,13 @@ class ParameterGroups(abc.ABC):
             at = at if isinstance(at, slice) else backend.constant(xp, np.array(at))
             k.optimizer_update(self.rule, params, grads, columns, options[at], steps[at])
 
-    def _takes_product(self, name: str, factors: Factors) -> bool:
+    def _takes_product(self, name: str, factors: ProductFactors) -> bool:
         param, (a, b) = self.params.get(name), factors
         if param is None or not backend.is_host(backend.namespace(param, a, b)) or param.dtype != a.dtype:
             return False
         return param.shape == (a.shape[0], b.shape[1]) and kernels.on_host().worth_update_by_product(a, b)
 
-    def _run_product(self, name: str, factors: Factors, options: Array) -> float:
+    def _run_product(self, name: str, factors: ProductFactors, options: Array) -> float:
         """Update one parameter by the gradient that is the product of `factors`; return the sum of its squares."""
         row = self._rows[name]
         at = slice(row, row + 1)
@@ -143,8 +156,8 @@ class ParameterGroups(abc.ABC):
         return squares
 
     def _buffers_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return which buffers the parameters of `group` have; all of the rule's, unless options say otherwise."""
-        return UPDATE_BUFFERS[self.rule]
+        """Return which buffers of the rule the parameters of `group` have."""
+        return tuple(b for b in UPDATE_BUFFERS[self.rule] if b not in _ASKED_FOR_BY or group[_ASKED_FOR_BY[b]])
 
     def _new_buffer(self, name: str, param: Array, group: Mapping[str, Any]) -> Array:
         """Return the buffer called `name` as it is before the first update."""

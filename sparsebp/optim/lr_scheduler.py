@@ -1,6 +1,6 @@
 """Learning-rate schedules: each in closed form, and as a factor on what else has changed the rate, so that they chain.
 
-Names and arguments as in torch.optim.lr_scheduler. `ReduceLROnPlateau`, which follows a loss, is in a file of its own.
+And `ReduceLROnPlateau`, which follows a loss. Names and arguments as in torch.optim.lr_scheduler.
 """
 
 from __future__ import annotations
@@ -9,10 +9,12 @@ import abc
 import bisect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any, Literal, TypeVar
 
-from sparsebp.core.arguments import check_integer, check_number, check_sequence
+from sparsebp.core.arguments import check_choice, check_integer, check_number, check_sequence
 from sparsebp.core.errors import FileFormatError, OptionError
+from sparsebp.optim.checks import check_fraction
 from sparsebp.optim.optimizer import Optimizer
 
 T = TypeVar("T")
@@ -95,33 +97,47 @@ class LRScheduler(abc.ABC):
             state = {"rates": self.state_dict()["rates"]} | dict(state)
         check_state(self, state)
         lists = {name: _numbers(name, state[name], len(self.base_lrs)) for name in ("base_lrs", "rates")}
-        self.steps = in_state(check_integer, "steps", state["steps"], 0, 2**62)
+        self.steps = _in_state(check_integer, "steps", state["steps"], 0, 2**62)
         self.base_lrs = lists["base_lrs"]
         return lists["rates"]
 
 
-class StepLR(LRScheduler):
+class _GeometricLR(LRScheduler):
+    """The base of those that multiply by `gamma`: at which steps is the subclass's."""
+
+    chains = True
+    gamma: float
+
+    @abc.abstractmethod
+    def _count(self, step: int) -> int:
+        """Return how many times the rate has been multiplied after `step` steps."""
+
+    def lr_at(self, step: int, base: float) -> float:
+        """Return ``base · gamma^n`` after n multiplications."""
+        return base * self.gamma ** self._count(step)
+
+    def lr_after(self, step: int, base: float, lr: float) -> float:
+        """Return ``lr · gamma^n`` where this step multiplies n times."""
+        return lr * self.gamma ** (self._count(step) - (self._count(step - 1) if step > 0 else 0))
+
+
+class StepLR(_GeometricLR):
     """Multiply by `gamma` every `step_size` steps."""
 
-    chains, reads_model = True, False
+    reads_model = False
 
     def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1) -> None:
         self.step_size, self.gamma = check_integer("step_size", step_size, 1), check_number("gamma", gamma, 0.0)
         super().__init__(optimizer)
 
-    def lr_after(self, step: int, base: float, lr: float) -> float:
-        """Return `lr`, or ``lr · gamma`` where a stretch of `step_size` steps ends."""
-        return lr * self.gamma if step > 0 and step % self.step_size == 0 else lr
-
-    def lr_at(self, step: int, base: float) -> float:
-        """Return ``base · gamma^⌊step / step_size⌋``."""
-        return base * self.gamma ** (step // self.step_size)
+    def _count(self, step: int) -> int:
+        return step // self.step_size
 
 
-class MultiStepLR(LRScheduler):
+class MultiStepLR(_GeometricLR):
     """Multiply by `gamma` at each of the steps `milestones`; a step that is there twice counts twice."""
 
-    chains, reads_model = True, False
+    reads_model = False
 
     def __init__(self, optimizer: Optimizer, milestones: Sequence[int], gamma: float = 0.1) -> None:
         given = check_sequence("milestones", milestones, "integers")
@@ -129,31 +145,21 @@ class MultiStepLR(LRScheduler):
         self.gamma = check_number("gamma", gamma, 0.0)
         super().__init__(optimizer)
 
-    def lr_after(self, step: int, base: float, lr: float) -> float:
-        """Return ``lr · gamma^n`` for a step that is n times among the milestones."""
-        return lr * self.gamma ** self.milestones.count(step)
-
-    def lr_at(self, step: int, base: float) -> float:
-        """Return ``base · gamma^n`` after n milestones."""
-        return base * self.gamma ** bisect.bisect_right(self.milestones, step)
+    def _count(self, step: int) -> int:
+        return bisect.bisect_right(self.milestones, step)
 
 
-class ExponentialLR(LRScheduler):
+class ExponentialLR(_GeometricLR):
     """Multiply by `gamma` every step."""
 
-    chains, reads_model = True, False
+    reads_model = False
 
     def __init__(self, optimizer: Optimizer, gamma: float) -> None:
         self.gamma = check_number("gamma", gamma, 0.0)
         super().__init__(optimizer)
 
-    def lr_after(self, step: int, base: float, lr: float) -> float:
-        """Return ``lr · gamma``."""
-        return lr * self.gamma if step > 0 else lr
-
-    def lr_at(self, step: int, base: float) -> float:
-        """Return ``base · gamma^step``."""
-        return base * self.gamma**step
+    def _count(self, step: int) -> int:
+        return step
 
 
 class LinearLR(LRScheduler):
@@ -226,7 +232,7 @@ class OneCycleLR(LRScheduler):
     ) -> None:  # fmt: skip
         pct_start = check_number("pct_start", pct_start, 0.0, 1.0)
         self.total_steps = check_integer("total_steps", total_steps, 1)
-        self.max_lrs = per_group("max_lr", max_lr, check_optimizer(optimizer))
+        self.max_lrs = _per_group("max_lr", max_lr, check_optimizer(optimizer))
         self.div_factor, self.final_div_factor = (
             _positive("div_factor", div_factor),
             _positive("final_div_factor", final_div_factor),
@@ -247,72 +253,89 @@ class OneCycleLR(LRScheduler):
         return _cosine(largest, base / self.final_div_factor, done)
 
 
-class SequentialLR(LRScheduler):
-    """One schedule after the other: number i goes on from ``milestones[i - 1]``, counting its own steps from 0 there.
-
-    Each begins with its own rate of step 0, whatever has changed the rate before.
+class ReduceLROnPlateau:
+    """Multiply the rates by `factor` when a metric has not improved for more than `patience` steps.
 
     Parameters
     ----------
     optimizer
-        The optimizer of all `schedulers`.
-    schedulers
-        Two or more of this module's schedules. Do not step them yourself.
-    milestones
-        The steps at which the next takes over, rising; one fewer than schedules.
+        Its groups' rates are reduced.
+    mode
+        ``"min"``: less is better, as of a loss; ``"max"``: more, as of an accuracy.
+    factor, patience, threshold, threshold_mode, cooldown, min_lr, eps
+        As in torch.optim; `min_lr` is one rate, or one for each group.
+
+    Raises
+    ------
+    OptionError
+        A value is out of range.
     """
 
-    def __init__(self, optimizer: Optimizer, schedulers: Sequence[LRScheduler], milestones: Sequence[int]) -> None:
-        schedulers = check_sequence("schedulers", schedulers, "schedules")
-        milestones = [check_integer("a milestone", m, 1) for m in check_sequence("milestones", milestones, "integers")]
-        if not schedulers or len(milestones) != len(schedulers) - 1:
-            raise OptionError(
-                "Schedules and milestones do not go together", expected="one milestone fewer than schedules",
-                got=f"{len(schedulers)} schedules, {len(milestones)} milestones", remedy="Pass n and n - 1",
-            )  # fmt: skip
-        if any(not isinstance(s, LRScheduler) or s.optimizer is not optimizer for s in schedulers):
-            raise OptionError(
-                "A schedule cannot be part of a sequence", expected="schedules of this optimizer that go by steps",
-                got=", ".join(type(s).__name__ for s in schedulers), remedy="Build all on one optimizer",
-            )  # fmt: skip
-        if any(late <= early for early, late in zip([0, *milestones], milestones, strict=False)):
-            raise OptionError("Milestones do not rise", expected="rising steps from 1 on", got=list(milestones),
-                              remedy="Sort them")  # fmt: skip
-        self.schedulers, self.milestones = schedulers, milestones
-        if type(self) is SequentialLR:
-            self.reads_model = any(reads_model(scheduler) for scheduler in schedulers)
-        super().__init__(optimizer)
+    needs_metric, chains, reads_model = True, True, False
 
-    def lr_at(self, step: int, base: float) -> float:
-        """Return what the schedule in force gives a group with this base rate."""
-        scheduler, own = self._current(step)
-        return scheduler.lr_at(own, base)
+    def __init__(
+        self, optimizer: Optimizer, mode: Literal["min", "max"] = "min", factor: float = 0.1, patience: int = 10,
+        threshold: float = 1e-4, threshold_mode: Literal["rel", "abs"] = "rel", cooldown: int = 0,
+        min_lr: float | Sequence[float] = 0.0, eps: float = 1e-8,
+    ) -> None:  # fmt: skip
+        check_fraction("factor", factor)
+        check_choice("mode", mode, ("min", "max"))
+        check_choice("threshold_mode", threshold_mode, ("rel", "abs"))
+        self.optimizer, self.factor = check_optimizer(optimizer), float(factor)
+        self.patience, self.cooldown = check_integer("patience", patience, 0), check_integer("cooldown", cooldown, 0)
+        self.eps, self.threshold = check_number("eps", eps, 0.0), check_number("threshold", threshold, 0.0)
+        self.mode, self.threshold_mode = mode, threshold_mode
+        self.min_lrs = _per_group("min_lr", min_lr, optimizer)
+        self.best = math.inf if mode == "min" else -math.inf
+        self.num_bad, self.cooling = 0, 0
 
-    def _current(self, step: int) -> tuple[LRScheduler, int]:
-        """Return the schedule in force, and its own step."""
-        current = bisect.bisect_right(self.milestones, step)
-        return self.schedulers[current], step - (self.milestones[current - 1] if current else 0)
+    def step(self, metric: float) -> None:
+        """Take what has been observed, and reduce the rates if it is time.
 
-    def _advance(self, step: int) -> None:
-        scheduler, own = self._current(step)
-        if own == 0:  # whatever the parts have made of the rates as they were built, or those in force before
-            for group, base in zip(self.optimizer.param_groups, scheduler.base_lrs, strict=True):
-                group["lr"] = base
-        scheduler._advance(own)
+        Raises
+        ------
+        OptionError
+            It is no number. Infinity and NaN are: they improve nothing.
+        """
+        metric = metric if isinstance(metric, float) else check_number("metric", metric, finite=False)
+        if self._is_better(metric):
+            self.best, self.num_bad = metric, 0
+        else:
+            self.num_bad += 1
+        if self.cooling > 0:
+            self.cooling, self.num_bad = self.cooling - 1, 0
+        if self.num_bad > self.patience:
+            self._reduce()
+            self.cooling, self.num_bad = self.cooldown, 0
+
+    def _is_better(self, metric: float) -> bool:
+        sign = 1.0 if self.mode == "min" else -1.0
+        if self.threshold_mode == "rel":
+            return sign * metric < sign * self.best * (1.0 - sign * self.threshold)
+        return sign * metric < sign * self.best - self.threshold
+
+    def _reduce(self) -> None:
+        for group, least in zip(self.optimizer.param_groups, self.min_lrs, strict=True):
+            reduced = max(group["lr"] * self.factor, least)
+            if group["lr"] - reduced > self.eps:
+                group["lr"] = reduced
 
     def state_dict(self) -> dict[str, Any]:
-        """Return ``base_lrs``, ``steps`` and the states of the parts."""
-        return super().state_dict() | {"schedulers": [scheduler.state_dict() for scheduler in self.schedulers]}
+        """Return ``best``, ``num_bad`` and ``cooling``; the rates themselves are part of the optimizer's state."""
+        return {"best": self.best, "num_bad": self.num_bad, "cooling": self.cooling}
 
-    def _restore(self, state: Mapping[str, Any]) -> list[float]:
-        parts = state.get("schedulers", []) if isinstance(state, Mapping) else []
-        if not isinstance(parts, list) or len(parts) != len(self.schedulers):
-            raise FileFormatError("The state does not fit the sequence", expected=f"{len(self.schedulers)} schedules",
-                                  got=len(parts) if isinstance(parts, list) else type(parts).__name__,
-                                  remedy="Build the sequence that the state was made with")  # fmt: skip
-        for scheduler, part in zip(self.schedulers, parts, strict=True):
-            scheduler._restore(part)
-        return super()._restore(state)
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned.
+
+        Raises
+        ------
+        FileFormatError
+            Other names, or values that are none of a schedule.
+        """
+        check_state(self, state)
+        best = _in_state(partial(check_number, finite=False), "best", state["best"])
+        counts = [_in_state(check_integer, name, state[name], 0, 2**62) for name in ("num_bad", "cooling")]
+        self.best, (self.num_bad, self.cooling) = best, counts
 
 
 def reads_model(thing: Any) -> bool:
@@ -344,7 +367,7 @@ def check_optimizer(optimizer: Any) -> Any:
     return optimizer
 
 
-def per_group(name: str, value: float | Sequence[float], optimizer: Optimizer) -> list[float]:
+def _per_group(name: str, value: float | Sequence[float], optimizer: Optimizer) -> list[float]:
     """Return one number for each group of the optimizer."""
     groups = len(optimizer.param_groups)
     many = isinstance(value, Iterable) and not isinstance(value, str)
@@ -373,10 +396,10 @@ def _numbers(name: str, values: Any, count: int) -> list[float]:
             got=len(values) if isinstance(values, list) else type(values).__name__,
             remedy="Use the groups that the state was made with",
         )  # fmt: skip
-    return [in_state(check_number, name, value, 0.0) for value in values]
+    return [_in_state(check_number, name, value, 0.0) for value in values]
 
 
-def in_state(check: Callable[..., T], name: str, value: Any, *bounds: float) -> T:
+def _in_state(check: Callable[..., T], name: str, value: Any, *bounds: float) -> T:
     """Return what `check` makes of an entry of a state; what it refuses is a `FileFormatError`."""
     try:
         return check(name, value, *bounds)

@@ -9,7 +9,7 @@ import numpy as np
 
 from sparsebp import backend
 from sparsebp.core.errors import OptionError, SparseBPError
-from sparsebp.core.types import Array, Factors
+from sparsebp.core.types import Array, ProductFactors
 from sparsebp.optim.checks import check_is_array, check_named, check_parameter
 from sparsebp.optim.groups import ParameterGroups
 
@@ -61,11 +61,11 @@ class Update:
                 self._open.update(grads)
             raise
 
-    def takes_product(self, name: str, factors: Factors) -> bool:
+    def takes_product(self, name: str, factors: ProductFactors) -> bool:
         """Say whether `apply_product` takes this gradient: on the host, a large product of thin factors."""
         return self._optimizer._takes_product(name, factors)
 
-    def apply_product(self, name: str, factors: Factors) -> float:
+    def apply_product(self, name: str, factors: ProductFactors) -> float:
         """Update one parameter by a gradient that is a matrix product; the gradient is never there as a whole.
 
         Some of its rows are computed and used at a time, while the processor has them in its cache. The parameter is

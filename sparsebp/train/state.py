@@ -15,7 +15,7 @@ import numpy as np
 from sparsebp import backend
 from sparsebp.core.arguments import shown
 from sparsebp.core.errors import FileFormatError, SparseBPError
-from sparsebp.nn.prunable import MASK
+from sparsebp.nn.pruning import MASK
 from sparsebp.train.checkpoint import Checkpoint, load_checkpoint
 from sparsebp.train.history import History
 from sparsebp.train.training import Training

@@ -15,9 +15,10 @@ from sparsebp import nn
 from sparsebp.backend.machine import machine
 from sparsebp.core.errors import MemoryLimitError
 from sparsebp.models import vgg11
-from sparsebp.nn.chain import chain
+from sparsebp.nn.chain import backward
+from sparsebp.nn.chain.backward import KEPT, ChainBackward
+from sparsebp.nn.chain.choice import choose_chain_backward
 from sparsebp.nn.chain.link import Link
-from sparsebp.nn.chain.verdict import KEPT, Verdicts, decide
 from sparsebp.nn.recurrent.backward import BackwardOptions
 from sparsebp.nn.work import Work
 from sparsebp.patterns import SparsityPattern
@@ -38,8 +39,8 @@ def dense(n, size, batch=None):
     return [SimpleNamespace(pattern=SparsityPattern.dense(size, size), data=values, batch=batch) for _ in range(n)]
 
 
-def verdict(works, jacobians, *, batch=2, plan=None, **options):
-    return decide(
+def choice(works, jacobians, *, batch=2, plan=None, **options):
+    return choose_chain_backward(
         works, batch, np.dtype(np.float32), np, BackwardOptions("auto", **options),
         jacobians if callable(jacobians) else lambda: jacobians,
         plan or (lambda _: SimpleNamespace(estimates={})),
@@ -132,30 +133,30 @@ def test_estimates_grow_with_work_and_shrink_with_workers(entries, batch, w):
 )  # fmt: skip
 def test_it_depends_on_its_arguments_alone_and_follows_its_estimates(flops, entries, batch, w, limit):
     works, chain_ = [Work(flops, 10, 1, entries)] * 3, dense(3, 4)
-    first, again = (verdict(works, chain_, batch=batch, workers=w, memory_limit=limit) for _ in range(2))
+    first, again = (choice(works, chain_, batch=batch, workers=w, memory_limit=limit) for _ in range(2))
     assert first == again and first.reason.startswith("By scan" if first.scans else "Layer by layer")
     best = min((t for name, t in first.estimates.items() if name != "bp"), default=float("inf"))
     assert first.scans == (best <= MARGIN * first.estimates["bp"])
 
 
 def test_jacobians_are_not_asked_for_where_no_scan_can_be_as_fast():
-    found = verdict([Work(10, 10, 1, 10**9)], refuse, plan=refuse)
+    found = choice([Work(10, 10, 1, 10**9)], refuse, plan=refuse)
     assert not found.scans and "no scan takes less" in found.reason and "1000000000 entries" in found.reason
 
 
 def test_a_scan_is_planned_only_if_it_is_taken():
-    assert not verdict([Work(1, 1, 1)] * 3, dense(3, 4), plan=refuse).scans
+    assert not choice([Work(1, 1, 1)] * 3, dense(3, 4), plan=refuse).scans
     planned = []
     plan = lambda moving: planned.append(moving) or SimpleNamespace(estimates={"linear": 1e-5})  # noqa: E731
-    found = verdict([Work(10**12, 1, 1)] * 3, dense(3, 4), plan=plan)
+    found = choice([Work(10**12, 1, 1)] * 3, dense(3, 4), plan=plan)
     assert found.scans and len(planned) == 1
     slow = lambda _: SimpleNamespace(estimates={"linear": 1e9})  # noqa: E731  what is left once memory is known
-    assert not verdict([Work(10**12, 1, 1)] * 3, dense(3, 4), plan=slow).scans
+    assert not choice([Work(10**12, 1, 1)] * 3, dense(3, 4), plan=slow).scans
 
 
 def test_memory_limit():
     works = [Work(10**12, 1, 1, 16)] * 3
-    assert verdict(works, dense(3, 4), memory_limit=10**6).scans
+    assert choice(works, dense(3, 4), memory_limit=10**6).scans
 
     def full(_):
         raise MemoryLimitError("The scan needs more memory than memory_limit")
@@ -163,19 +164,19 @@ def test_memory_limit():
     for limit, jacobians, plan in (
         (0, refuse, refuse), (191, refuse, refuse), (200, dense(3, 4, 2), refuse), (193, dense(3, 4), full),
     ):  # fmt: skip
-        found = verdict(works, jacobians, plan=plan, memory_limit=limit)
+        found = choice(works, jacobians, plan=plan, memory_limit=limit)
         assert not found.scans and f"memory_limit, {limit} bytes" in found.reason
 
 
 def test_many_workers_scan_a_long_chain():
     works = [Work(2 * 16 * 2, 48, 1, 16)] * 512
-    assert not verdict(works, dense(512, 4, 2), workers=1).scans
-    many = verdict(works, dense(512, 4, 2), workers=4096)
+    assert not choice(works, dense(512, 4, 2), workers=1).scans
+    many = choice(works, dense(512, 4, 2), workers=4096)
     assert many.scans and min(many.estimates, key=many.estimates.get) not in ("bp", "linear")
 
 
 def test_nothing_to_scan():
-    assert "nothing to scan" in verdict([Work(0, 0, 1)], []).reason
+    assert "nothing to scan" in choice([Work(0, 0, 1)], []).reason
 
 
 # ---- in a chain ----------------------------------------------------------------------------------------------------
@@ -215,7 +216,9 @@ def test_gradients_are_those_of_what_was_taken(net, seed, workers):
     gy = rng.standard_normal(y.shape)
     model.set_backward("auto", workers=workers)
     got = model.input_grad(gy, saved)
-    plans = chain.chain_plans(model._links(saved), saved.like, model.options, model.verdicts)
+    links = model._links(saved)
+    behind = model._behind_first_weights(links)  # the chain runs in two parts
+    plans = [plan for part in (links[:behind], links[behind:]) for plan in model._backward.plans(part, saved.like)]
     if all(plan.algorithm == "bp" for plan in plans):
         model.set_backward("bp")
         assert np.array_equal(got, model.input_grad(gy.copy(), saved), equal_nan=True)
@@ -223,10 +226,10 @@ def test_gradients_are_those_of_what_was_taken(net, seed, workers):
     np.testing.assert_allclose(got, model.input_grad(gy.copy(), saved), rtol=1e-9, atol=1e-9)
 
 
-def test_verdicts_are_kept_and_follow_the_masks(monkeypatch):
+def test_choices_are_kept_and_follow_the_masks(monkeypatch):
     asked = []
-    original = chain.Verdicts.of.__globals__["decide"]
-    monkeypatch.setitem(chain.Verdicts.of.__globals__, "decide", lambda *a: asked.append(a[1]) or original(*a))
+    original = choose_chain_backward
+    monkeypatch.setattr(backward, "choose_chain_backward", lambda *a: asked.append(a[1]) or original(*a))
     model = small(backward="auto")
 
     def step(batch):
@@ -247,7 +250,7 @@ def test_verdicts_are_kept_and_follow_the_masks(monkeypatch):
     assert model.scan_plans(step(2)) and asked == [2, 3, 2, 2, 2]
     for batch in range(3, 2 * KEPT):
         step(batch)
-    assert len(model.verdicts._known) == KEPT
+    assert len(model._backward._chosen) == KEPT
 
 
 def test_a_reason_belongs_to_its_chain():
@@ -264,9 +267,6 @@ def test_the_dtype_counts(dtype):
     model = nn.Sequential(nn.Linear(3, 4, dtype=dtype, rng=0), nn.Tanh(), backward="auto")
     _, saved = model.forward(np.ones((2, 3), dtype))
     stretch = [Link(model[1], saved.layers[1], (2, 4), (2, 4)), Link(model[0], saved.layers[0], (2, 3), (2, 4))]
-    verdicts = Verdicts()
-    options = BackwardOptions("auto")
-    times = [
-        verdicts.of(stretch, np.empty(0, d), options, list, refuse).estimates["bp"] for d in (np.float32, np.float64)
-    ]
+    chain = ChainBackward(BackwardOptions("auto"))
+    times = [chain._choice(stretch, np.empty(0, d)).estimates["bp"] for d in (np.float32, np.float64)]
     assert times[0] < times[1]

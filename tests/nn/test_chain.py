@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from networks import networks
 from sparsebp import nn
 from sparsebp.core.errors import DTypeError, MemoryLimitError, OptionError, ShapeError
-from sparsebp.nn.chain import chain, sequential
+from sparsebp.nn.chain import backward as chain
+from sparsebp.nn.chain.backward import ChainBackward
 from strategies import reals, seeds
 
 SCANS = [
@@ -87,8 +88,10 @@ def test_the_chain_between_the_layers_runs_once(monkeypatch, backward):
     model = lenet(backward=backward)
     y, saved = model.forward(X)
     calls = []
-    run = chain.chain_gradients
-    monkeypatch.setattr(sequential, "chain_gradients", lambda links, *a: calls.append(len(links)) or run(links, *a))
+    run = ChainBackward.gradients
+    monkeypatch.setattr(
+        ChainBackward, "gradients", lambda self, links, last: calls.append(len(links)) or run(self, links, last)
+    )
     gradients = model.gradients(np.ones_like(y), saved)
     for _ in range(2):
         assert gradients.input.shape == X.shape and len(gradients.weights) == 6

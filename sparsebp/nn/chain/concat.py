@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from sparsebp.core.arguments import forward_of
 from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.core.types import Array
+from sparsebp.nn.chain.link import Container, Link
 from sparsebp.nn.gradients import Gradients, Shared
-from sparsebp.nn.jacobian import jacobian_of
 from sparsebp.nn.layer import Layer, check_gy, check_input, check_layer
 from sparsebp.nn.work import Work, together
 
@@ -23,7 +23,7 @@ class ConcatSaved(NamedTuple):
     branches: list[Any]
 
 
-class Concat(Layer):
+class Concat(Container):
     """``y = [branch₀(x), branch₁(x), …]`` along the channels, the axis after the batch, as in Inception modules.
 
     Parameters
@@ -36,8 +36,6 @@ class Concat(Layer):
     OptionError
         There is no branch.
     """
-
-    replayable = True
 
     def __init__(self, *branches: Layer) -> None:
         super().__init__()
@@ -74,9 +72,9 @@ class Concat(Layer):
 
         def of_branches() -> dict[str, Gradients]:
             found, first = {}, 0
-            for (name, branch), kept, shape in zip(self.children.items(), saved.branches, shapes, strict=True):
+            for (name, branch), branch_saved, shape in zip(self.children.items(), saved.branches, shapes, strict=True):
                 part = xp.ascontiguousarray(gy[:, first : first + shape[1]])
-                found[name] = branch.gradients(part, kept)
+                found[name] = branch.gradients(part, branch_saved)
                 first += shape[1]
             return found
 
@@ -90,27 +88,21 @@ class Concat(Layer):
 
         return Gradients(self, gy, saved, at_input, branches)
 
-    def choices(self, saved: ConcatSaved, prefix: str = "") -> Iterator[tuple[str, str, str]]:
-        """Yield the branches'."""
-        for (name, branch), kept in zip(self.children.items(), saved.branches, strict=True):
-            yield from branch.choices(kept, f"{prefix}.{name}" if prefix else name)
-
     def input_grad_work(self, shape: tuple[int, ...], saved: ConcatSaved) -> Work:
         """Return the branches' costs, of parts of the gradient, and those of a sum."""
-        parts = (b.input_grad_work(shape, kept) for b, kept in zip(self.children.values(), saved.branches, strict=True))
+        parts = (link.layer.input_grad_work(shape, link.saved) for link in self._parts(saved))
         copies = [Work(prod(shape), 3 * prod(shape) + 2 * prod(out), 2) for out in saved.shapes]
         return together((*parts, *copies))._replace(entries=0)
-
-    def couples_samples(self, saved: ConcatSaved) -> bool:
-        """Whether any of the branches does."""
-        return any(b.couples_samples(kept) for b, kept in zip(self.children.values(), saved.branches, strict=True))
 
     def jacobian_t(self, saved: ConcatSaved) -> Any:
         """Return the branches' transposed Jacobians side by side."""
         from sparsebp.jacobians import TransposedJacobian
         from sparsebp.patterns import plan_concatenation
 
-        x, branches = saved.x, zip(self.children.values(), saved.branches, saved.shapes, strict=True)
-        jacobians = [jacobian_of(branch, kept, x.shape, shape, x) for branch, kept, shape in branches]
+        jacobians = [link.jacobian_t(saved.x) for link in self._parts(saved)]
         plan = plan_concatenation(*(jacobian.pattern for jacobian in jacobians))
         return TransposedJacobian(plan.pattern, plan(*(jacobian.data for jacobian in jacobians)))
+
+    def _parts(self, saved: ConcatSaved) -> Iterator[Link]:
+        for branch, branch_saved, shape in zip(self.children.values(), saved.branches, saved.shapes, strict=True):
+            yield Link(branch, branch_saved, saved.x.shape, shape)

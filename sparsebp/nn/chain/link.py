@@ -1,16 +1,60 @@
-"""What a chain knows of one of its layers."""
+"""Layers that consist of others, and what they know of each of them."""
 
 from __future__ import annotations
 
+import abc
+from collections.abc import Iterator
+from math import prod
 from typing import Any, NamedTuple
 
-from sparsebp.nn.layer import Layer
+from sparsebp.core.types import Array
+from sparsebp.nn.layer import Layer, dotted
+from sparsebp.nn.work import Work
 
 
 class Link(NamedTuple):
-    """A layer of a chain, what it saved, and the shapes of its input and output."""
+    """A layer inside another, what it saved, and the shapes of its input and output, batch first."""
 
     layer: Layer
     saved: Any
     shape: tuple[int, ...]
     out_shape: tuple[int, ...]
+
+    def work(self) -> Work:
+        """Return what the layer's `input_grad` costs; a layer without a Jacobian of its own has a dense one."""
+        work = self.layer.input_grad_work(self.shape, self.saved)
+        dense = self.layer.jacobian_t is None
+        return work._replace(entries=prod(self.shape) * prod(self.out_shape[1:])) if dense else work
+
+    def jacobian_t(self, like: Array) -> Any:
+        """Return the layer's `TransposedJacobian`: its own, or the dense one from its input gradient.
+
+        `like` is an array of the dtype of input and output, on their device.
+        """
+        if self.layer.jacobian_t is not None:
+            return self.layer.jacobian_t(self.saved)
+        from sparsebp.jacobians import dense_jacobian_t
+
+        return dense_jacobian_t(
+            lambda gy: self.layer.gradients(gy, self.saved).input_grad(), self.shape[1:], self.out_shape[1:],
+            self.shape[0], like,
+        )  # fmt: skip
+
+
+class Container(Layer):
+    """The base of `Sequential`, `Residual` and `Concat`: what is so if it is so of a layer inside."""
+
+    replayable = True
+
+    @abc.abstractmethod
+    def _parts(self, saved: Any) -> Iterator[Link]:
+        """Yield a link for each of the children, in their order."""
+
+    def choices(self, saved: Any, prefix: str = "") -> Iterator[tuple[str, str, str]]:
+        """Yield those of the layers inside."""
+        for name, link in zip(self.children, self._parts(saved), strict=True):
+            yield from link.layer.choices(link.saved, dotted(prefix, name))
+
+    def couples_samples(self, saved: Any) -> bool:
+        """Whether any of the layers inside does."""
+        return any(link.layer.couples_samples(link.saved) for link in self._parts(saved))

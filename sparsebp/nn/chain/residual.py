@@ -10,13 +10,13 @@ from sparsebp import backend
 from sparsebp.core.arguments import forward_of
 from sparsebp.core.errors import ShapeError
 from sparsebp.core.types import Array
+from sparsebp.nn.chain.link import Container, Link
 from sparsebp.nn.gradients import Gradients
-from sparsebp.nn.jacobian import jacobian_of
 from sparsebp.nn.layer import Layer, check_gy, check_input, check_layer
 from sparsebp.nn.work import Work, together
 
 
-class Residual(Layer):
+class Residual(Container):
     """``y = x + body(x)`` (He et al., "Deep Residual Learning for Image Recognition", 2016, Eq. 1).
 
     Parameters
@@ -24,8 +24,6 @@ class Residual(Layer):
     body
         A layer whose output has the shape of its input. Its parameters appear under ``"body."``.
     """
-
-    replayable = True
 
     def __init__(self, body: Layer) -> None:
         super().__init__()
@@ -55,18 +53,10 @@ class Residual(Layer):
         body = self.children["body"].gradients(gy, body_saved)
         return Gradients(self, gy, saved, lambda: gy + body.input_grad(), lambda: {"body": body})
 
-    def choices(self, saved: tuple[Array, Any], prefix: str = "") -> Iterator[tuple[str, str, str]]:
-        """Yield the body's."""
-        return self.children["body"].choices(saved[1], f"{prefix}.body" if prefix else "body")
-
     def input_grad_work(self, shape: tuple[int, ...], saved: tuple[Array, Any]) -> Work:
         """Return the body's cost and that of a sum."""
         body = self.children["body"].input_grad_work(shape, saved[1])
         return together((body._replace(entries=0), Work(prod(shape), 3 * prod(shape), 1)))
-
-    def couples_samples(self, saved: tuple[Array, Any]) -> bool:
-        """Whether the body does."""
-        return self.children["body"].couples_samples(saved[1])
 
     def jacobian_t(self, saved: tuple[Array, Any]) -> Any:
         """Return I + J of the body, on the union of their patterns."""
@@ -74,8 +64,7 @@ class Residual(Layer):
         from sparsebp.patterns import pointwise_pattern
         from sparsebp.products import plan_addition
 
-        x = saved[0]
-        jacobian = jacobian_of(self.children["body"], saved[1], x.shape, x.shape, x)
+        (jacobian,) = (body.jacobian_t(saved[0]) for body in self._parts(saved))
         size = jacobian.shape[0]
         ones = backend.namespace(jacobian.data).ones(size, dtype=jacobian.dtype)
         plan = plan_addition(jacobian.pattern, pointwise_pattern(size))
@@ -85,3 +74,7 @@ class Residual(Layer):
     def batch_axes(self) -> tuple[int, int]:  # type: ignore[override]
         """As the body has it."""
         return self.children["body"].batch_axes
+
+    def _parts(self, saved: tuple[Array, Any]) -> Iterator[Link]:
+        x, body_saved = saved
+        yield Link(self.children["body"], body_saved, x.shape, x.shape)

@@ -10,12 +10,10 @@ from sparsebp import backend
 from sparsebp.core.arguments import forward_of
 from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.core.types import Array, Backward
-from sparsebp.nn.chain.chain import chain_gradients, chain_plans
-from sparsebp.nn.chain.link import Link
-from sparsebp.nn.chain.verdict import Verdicts
+from sparsebp.nn.chain.backward import ChainBackward
+from sparsebp.nn.chain.link import Container, Link
 from sparsebp.nn.gradients import Gradients, Shared
-from sparsebp.nn.jacobian import jacobian_of
-from sparsebp.nn.layer import Layer, check_gy, check_layer
+from sparsebp.nn.layer import Layer, check_gy, check_layer, dotted
 from sparsebp.nn.recurrent.backward import BackwardOptions
 from sparsebp.nn.work import Work, together
 
@@ -39,7 +37,7 @@ class SequentialSaved(NamedTuple):
     like: Array
 
 
-class Sequential(Layer):
+class Sequential(Container):
     """Layers one after the other, as `torch.nn.Sequential`; children are named ``"0"``, ``"1"``, …
 
     The gradients between the layers are computed once for all of `gradients`. Those of the weights alone do without the
@@ -72,8 +70,6 @@ class Sequential(Layer):
     the stretches before and behind it are scanned, and it runs its `input_grad`. So does a `Residual` around one.
     """
 
-    replayable = True
-
     def __init__(
         self, *layers: Layer, backward: Backward = "bp", up_levels: int | None = None, chunks: int | None = None,
         workers: int | None = None, memory_limit: int | None = None,
@@ -97,22 +93,16 @@ class Sequential(Layer):
         OptionError
             One of them is invalid.
         """
-        options = BackwardOptions(backward, up_levels, chunks, workers, memory_limit)
-        self.options = None if backward == "bp" else options
-        self.verdicts = Verdicts()
+        self._backward = ChainBackward(BackwardOptions(backward, up_levels, chunks, workers, memory_limit))
 
     @property
     def backward(self) -> Backward:
         """The way of backward asked for."""
-        return "bp" if self.options is None else self.options.algorithm
+        return self._backward.options.algorithm
 
     def stages(self, prefix: str = "") -> list[tuple[str, Layer]]:
         """Return the links with their dotted names: the layers, with those of Sequentials inside in their place."""
-        return [
-            stage
-            for name, layer in self.children.items()
-            for stage in layer.stages(f"{prefix}.{name}" if prefix else name)
-        ]
+        return [stage for name, layer in self.children.items() for stage in layer.stages(dotted(prefix, name))]
 
     def stage_gradients(
         self, first: int, saved: Sequence[Any], shapes: Sequence[tuple[int, ...]], last: Gradients
@@ -131,7 +121,7 @@ class Sequential(Layer):
         stages = self.stages()[first:]
         ends = [*shapes[1:], last.gy.shape]
         links = [Link(layer, *rest) for (_, layer), *rest in zip(stages, saved, shapes, ends, strict=True)]
-        return chain_gradients(links, last, self.options, self.verdicts)
+        return self._backward.gradients(links, last)
 
     def __len__(self) -> int:
         return len(self.children)
@@ -176,13 +166,13 @@ class Sequential(Layer):
             """From the first layer with parameters on; what comes before has no part in the gradients of weights."""
             if behind == len(links):
                 return [last]
-            at, found = chain_gradients(links[behind:], last, self.options, self.verdicts)
+            at, found = self._backward.gradients(links[behind:], last)
             before = links[behind - 1]
             return [before.layer.gradients(at, before.saved), *found]
 
         tail = Shared(of_tail, xp)
         return Gradients(
-            self, gy, saved, lambda: chain_gradients(links[:behind], tail()[0], self.options, self.verdicts)[0],
+            self, gy, saved, lambda: self._backward.gradients(links[:behind], tail()[0])[0],
             lambda: dict(zip(names[behind - 1 :], tail(), strict=True)),
         )  # fmt: skip
 
@@ -198,7 +188,7 @@ class Sequential(Layer):
             A stretch needs more than `memory_limit`; not with ``"auto"``.
         """
         links = self._links(saved)
-        return chain_plans(links[self._behind_first_weights(links) :], saved.like, self.options, self.verdicts)
+        return self._backward.plans(links[self._behind_first_weights(links) :], saved.like)
 
     def choices(self, saved: SequentialSaved, prefix: str = "") -> Iterator[tuple[str, str, str]]:
         """Yield how every stretch that could be scanned runs, from the output on, and what the layers choose."""
@@ -209,16 +199,11 @@ class Sequential(Layer):
 
     def input_grad_work(self, shape: tuple[int, ...], saved: SequentialSaved) -> Work:
         """Return the sum of the layers' costs."""
-        parts = zip(self.children.values(), saved.shapes, saved.layers, strict=True)
-        return together(layer.input_grad_work(shape, kept) for layer, shape, kept in parts)
-
-    def couples_samples(self, saved: SequentialSaved) -> bool:
-        """Whether any of the layers does."""
-        return any(layer.couples_samples(s) for layer, s in zip(self.children.values(), saved.layers, strict=True))
+        return together(link.layer.input_grad_work(link.shape, link.saved) for link in self._parts(saved))
 
     def jacobian_t(self, saved: SequentialSaved) -> Any:
         """Return J₁ J₂ … J_L, the product of the layers' transposed Jacobians (its plans are cached by pattern)."""
-        jacobians = [jacobian_of(*link, saved.like) for link in self._links(saved)]
+        jacobians = [link.jacobian_t(saved.like) for link in self._links(saved)]
         product = jacobians[-1]
         for jacobian in reversed(jacobians[:-1]):  # outputs are usually fewer than inputs, so start at the output
             product = jacobian @ product
@@ -243,13 +228,16 @@ class Sequential(Layer):
                 )  # fmt: skip
         return axes[0][0], axes[-1][1]
 
+    def _parts(self, saved: SequentialSaved) -> Iterator[Link]:
+        ends = [*saved.shapes[1:], saved.output_shape]
+        return map(Link, self.children.values(), saved.layers, saved.shapes, ends)
+
     # ---- links: the layers, with those of inner Sequentials in their place -------------------------------------------
 
     def _links(self, saved: SequentialSaved) -> list[Link]:
         links: list[Link] = []
-        ends = [*saved.shapes[1:], saved.output_shape]
-        for layer, *rest in zip(self.children.values(), saved.layers, saved.shapes, ends, strict=True):
-            links += layer._links(rest[0]) if isinstance(layer, Sequential) else [Link(layer, *rest)]
+        for link in self._parts(saved):
+            links += link.layer._links(link.saved) if isinstance(link.layer, Sequential) else [link]
         return links
 
     def _behind_first_weights(self, links: Sequence[Link]) -> int:

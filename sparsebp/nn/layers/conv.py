@@ -1,15 +1,113 @@
-"""Convolutions over one, two and three axes: windows are laid side by side, and the weights are one matrix product."""
+"""Convolutions and transposed ones over one, two and three axes.
+
+A convolution with weights w maps x to y. `convolve` is that map, `convolve_t` its transpose, from y's space to x's, and
+`correlate` the gradient at w. A transposed convolution is the same three with x and y exchanged. Their large arrays are
+the same at every step, so they come from `backend.memory`.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from math import prod
+from types import ModuleType
+from typing import Any, ClassVar
 
 import numpy as np
 
+from sparsebp import kernels
+from sparsebp.backend import memory
+from sparsebp.core.arguments import check_choice
+from sparsebp.core.errors import ShapeError
 from sparsebp.core.types import Array, Seed
-from sparsebp.nn.layers.conv_nd import ConvNd
-from sparsebp.nn.layers.convolution import convolve, convolve_t, correlate
-from sparsebp.patterns.windows import Lengths, Padding, Windows
+from sparsebp.nn.layer import check_gy, check_input
+from sparsebp.nn.pruning import Prunable
+from sparsebp.nn.work import Work
+from sparsebp.patterns.conv import conv_entries
+from sparsebp.patterns.windows import Lengths, Padding, Windows, check_channels, lengths
+
+
+class ConvNd(Prunable):
+    """The base of `Conv` and `ConvTranspose`, over `ndim` axes.
+
+    Parameters
+    ----------
+    in_channels, out_channels, groups, bias, padding_mode, dtype, rng
+        As the subclasses state.
+    windows
+        Those of the convolution; of a transposed one, they slide over the output.
+    """
+
+    replayable = True
+
+    ndim: ClassVar[int]
+    transposed: ClassVar[bool] = False
+    """Whether the windows slide over the output, and the weight is laid out with the input's channels first."""
+
+    def __init__(
+        self, in_channels: int, out_channels: int, windows: Windows, groups: int, bias: bool, padding_mode: str,
+        dtype: Any, rng: Seed,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        check_choice("padding_mode", padding_mode, ("zeros",))
+        in_channels, out_channels, groups = check_channels(in_channels, out_channels, groups)
+        self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
+        self.windows = windows
+        first, second = (in_channels, out_channels) if self.transposed else (out_channels, in_channels)
+        shape = (first, second // groups, *windows.kernel)
+        self._draw(shape, out_channels, bias, dtype, rng)
+
+    def output_size(self, input_size: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the lengths of the output's axes after the channels.
+
+        Raises
+        ------
+        ShapeError
+            There is no output: the input is smaller than a window, or all of a transposed convolution's is cut off.
+        """
+        return self.windows.input_size(input_size) if self.transposed else self.windows.output_size(input_size)
+
+    def weight_grad(self, gy: Array, saved: Array) -> dict[str, Array]:
+        """Return the gradients of ``weight`` and ``bias``, summed over batch and positions."""
+        xp = self._check_gy(gy, saved)
+        y, x = (saved, gy) if self.transposed else (gy, saved)
+        grads = {"weight": self._masked(correlate(xp, y, x, self.windows, self.groups))}
+        if "bias" in self.params:
+            grads["bias"] = _channel_sums(xp, gy)
+        return grads
+
+    def input_grad_work(self, shape: tuple[int, ...], saved: Array) -> Work:
+        """Return the cost of one kernel: a matrix product and its windows, which are written and added up (or read)."""
+        sizes = self.output_size(shape[2:]) if self.transposed else shape[2:]  # what the windows slide over
+        weight = self.params["weight"]
+        positions = shape[0] * prod(self.windows.output_size(sizes))
+        taps, channels = prod(self.windows.kernel), weight.shape[1] * self.groups
+        inputs, outputs = shape[0] * channels * prod(sizes), positions * weight.shape[0]
+        return Work(
+            flops=2 * positions * weight.size,
+            values=weight.size + 2 * positions * channels * taps + 2 * (inputs + outputs),
+            calls=1,
+            entries=conv_entries(channels, weight.shape[0], sizes, self.windows, self.groups, self._host_mask()),
+        )
+
+    def _check_x(self, x: Array) -> ModuleType:
+        weight = self.params["weight"]
+        shape = (None, self.in_channels, *(None for _ in range(self.ndim)))
+        xp = check_input(x, dtype=weight.dtype, shape=shape, like=weight)
+        if 0 in x.shape[2:]:
+            raise ShapeError("An axis of x behind the channels is empty", expected="at least one element on each",
+                             got=x.shape, remedy="Skip empty images")  # fmt: skip
+        return xp
+
+    def _check_gy(self, gy: Array, saved: Array) -> ModuleType:
+        weight = self.params["weight"]
+        return check_gy(
+            gy, (saved.shape[0], self.out_channels, *self.output_size(saved.shape[2:])), weight.dtype, weight
+        )
+
+    def _add_bias(self, y: Array) -> Array:
+        """Add the bias to y, in place, and return it."""
+        if "bias" in self.params:
+            y += self.params["bias"].reshape(-1, *(1 for _ in y.shape[2:]))
+        return y
 
 
 class Conv(ConvNd):
@@ -63,17 +161,7 @@ class Conv(ConvNd):
         rng: Seed = None,
     ) -> None:
         windows = Windows.of(self.ndim, kernel_size, stride, padding, dilation)
-        super().__init__(in_channels, out_channels, windows, groups, bias, padding_mode, False, dtype, rng)
-
-    def output_size(self, input_size: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the lengths of the output's axes after the channels.
-
-        Raises
-        ------
-        ShapeError
-            The input is smaller than a window.
-        """
-        return self.windows.output_size(input_size)
+        super().__init__(in_channels, out_channels, windows, groups, bias, padding_mode, dtype, rng)
 
     def forward(self, x: Array) -> tuple[Array, Array]:
         """Return y (B, out_channels, *outputs) for x (B, in_channels, *inputs); `saved` is x.
@@ -91,11 +179,6 @@ class Conv(ConvNd):
         xp = self._check_gy(gy, saved)
         return convolve_t(xp, self.params["weight"], gy, self.windows, self.groups, saved.shape[2:])
 
-    def weight_grad(self, gy: Array, saved: Array) -> dict[str, Array]:
-        """Return the gradients of ``weight`` and ``bias``, summed over batch and positions."""
-        xp = self._check_gy(gy, saved)
-        return self._with_bias(xp, correlate(xp, gy, saved, self.windows, self.groups), gy)
-
     def jacobian_t(self, saved: Array) -> Any:
         """Return the transposed Jacobian, shared by the batch; a sample's elements are counted channels first."""
         from sparsebp.jacobians.conv import conv_jacobian_t
@@ -103,26 +186,155 @@ class Conv(ConvNd):
         w = self.windows
         return conv_jacobian_t(
             self.params["weight"], saved.shape[2:], w.stride, w.padding, w.dilation, self.groups,
-            layout="chw", mask=self._kept(),
+            layout="chw", mask=self._host_mask(),
         )  # fmt: skip
-
-    def _windowed_size(self, input_size: tuple[int, ...]) -> tuple[int, ...]:
-        return input_size
 
 
 class Conv1d(Conv):
-    """A convolution of (B, in_channels, L), as `torch.nn.Conv1d`; the arguments are those of `Conv`."""
+    """A convolution of (B, in_channels, L), as `torch.nn.Conv1d`; see `Conv`."""
 
     ndim = 1
 
 
 class Conv2d(Conv):
-    """A convolution of (B, in_channels, H, W), as `torch.nn.Conv2d`; the arguments are those of `Conv`."""
+    """A convolution of (B, in_channels, H, W), as `torch.nn.Conv2d`; see `Conv`."""
 
     ndim = 2
 
 
 class Conv3d(Conv):
-    """A convolution of (B, in_channels, D, H, W), as `torch.nn.Conv3d`; the arguments are those of `Conv`."""
+    """A convolution of (B, in_channels, D, H, W), as `torch.nn.Conv3d`; see `Conv`."""
 
     ndim = 3
+
+
+class ConvTranspose(ConvNd):
+    """The base of `ConvTranspose1d`, `ConvTranspose2d` and `ConvTranspose3d`, with torch.nn's arguments.
+
+    Parameters
+    ----------
+    in_channels, out_channels, kernel_size, stride, dilation, groups, bias, padding_mode, dtype
+        As for `Conv`.
+    padding
+        What is cut off at both ends of the output: an integer, one per axis; past torch.nn, a pair (before, after) per
+        axis.
+    output_padding
+        Elements added at the end of the output, less than the stride or the dilation.
+    rng
+        Generator or seed of the initial values, U(±1/√(out_channels / groups · taps)).
+
+    Raises
+    ------
+    OptionError
+        An option is out of range.
+
+    Notes
+    -----
+    Parameters: ``weight`` (in_channels, out_channels / groups, *kernel_size), ``bias`` (out_channels,).
+    """
+
+    transposed = True
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Lengths,
+        stride: Lengths = 1,
+        padding: Padding = 0,
+        output_padding: Lengths = 0,
+        groups: int = 1,
+        bias: bool = True,
+        dilation: Lengths = 1,
+        padding_mode: str = "zeros",
+        *,
+        dtype: Any = np.float32,
+        rng: Seed = None,
+    ) -> None:
+        windows = Windows.transposed(self.ndim, kernel_size, stride, padding, output_padding, dilation)
+        super().__init__(in_channels, out_channels, windows, groups, bias, padding_mode, dtype, rng)
+        self.padding, self.output_padding = padding, lengths("output_padding", output_padding, self.ndim, 0)
+
+    def forward(self, x: Array) -> tuple[Array, Array]:
+        """Return y (B, out_channels, *outputs) for x (B, in_channels, *inputs); `saved` is x.
+
+        Raises
+        ------
+        ShapeError, DTypeError, DeviceError
+            x has another number of axes or channels, or there is no output; or its dtype is not the weights'.
+        """
+        xp = self._check_x(x)
+        outputs = self.output_size(x.shape[2:])
+        return self._add_bias(convolve_t(xp, self._weight(), x, self.windows, self.groups, outputs)), x
+
+    def input_grad(self, gy: Array, saved: Array) -> Array:
+        """Return the gradient at x, of its shape: the convolution of gy."""
+        xp = self._check_gy(gy, saved)
+        return convolve(xp, self.params["weight"], gy, self.windows, self.groups)
+
+    def jacobian_t(self, saved: Array) -> Any:
+        """Return the transposed Jacobian, shared by the batch; a sample's elements are counted channels first."""
+        from sparsebp.jacobians import conv_transpose_jacobian_t
+
+        w = self.windows
+        return conv_transpose_jacobian_t(
+            self.params["weight"], saved.shape[2:], w.stride, self.padding, self.output_padding, self.groups,
+            w.dilation, mask=self._host_mask(),
+        )  # fmt: skip
+
+
+class ConvTranspose1d(ConvTranspose):
+    """A transposed convolution of (B, in_channels, L), as `torch.nn.ConvTranspose1d`; see `ConvTranspose`."""
+
+    ndim = 1
+
+
+class ConvTranspose2d(ConvTranspose):
+    """A transposed convolution of (B, in_channels, H, W), as `torch.nn.ConvTranspose2d`; see `ConvTranspose`."""
+
+    ndim = 2
+
+
+class ConvTranspose3d(ConvTranspose):
+    """A transposed convolution of (B, in_channels, D, H, W), as `torch.nn.ConvTranspose3d`; see `ConvTranspose`."""
+
+    ndim = 3
+
+
+def convolve(xp: ModuleType, weight: Array, x: Array, windows: Windows, groups: int) -> Array:
+    """Return y (B, out_channels, *outputs) for x (B, in_channels, *inputs); weight (out, in / groups, *kernel)."""
+    y = memory.empty(xp, (len(x), len(weight), *windows.output_size(x.shape[2:])), x.dtype)
+    kernels.get(xp).convolve(_three(xp, weight), _three(xp, x), *_options(windows), groups, _three(xp, y))
+    return y
+
+
+def convolve_t(
+    xp: ModuleType, weight: Array, y: Array, windows: Windows, groups: int, input_size: tuple[int, ...]
+) -> Array:
+    """Return (B, in_channels, *input_size) for y (B, out_channels, *outputs): added up where windows overlap."""
+    x = memory.empty(xp, (len(y), weight.shape[1] * groups, *input_size), y.dtype)
+    kernels.get(xp).convolve_t(_three(xp, weight), _three(xp, y), *_options(windows), groups, _three(xp, x))
+    return x
+
+
+def correlate(xp: ModuleType, y: Array, x: Array, windows: Windows, groups: int) -> Array:
+    """Return the gradient at the weights, (out_channels, in_channels / groups, *kernel), for y the gradient at y."""
+    weight = memory.empty(xp, (y.shape[1], x.shape[1] // groups, *windows.kernel), x.dtype)
+    kernels.get(xp).correlate(_three(xp, y), _three(xp, x), *_options(windows), groups, _three(xp, weight))
+    return weight
+
+
+def _channel_sums(xp: ModuleType, y: Array) -> Array:
+    """Return the sums of y (B, channels, …) over batch and positions: the gradient at a bias."""
+    return xp.einsum("bcp->c", y.reshape(*y.shape[:2], prod(y.shape[2:])))
+
+
+def _options(windows: Windows) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Return stride, padding before and dilation on three axes, as the kernels take them."""
+    ones, zeros = (1,) * (3 - len(windows.kernel)), (0,) * (3 - len(windows.kernel))
+    return ones + windows.stride, zeros + windows.before, ones + windows.dilation
+
+
+def _three(xp: ModuleType, array: Array) -> Array:
+    """Return a contiguous array with three axes behind the first two: those missing are of length 1, in front."""
+    return xp.ascontiguousarray(array).reshape(*array.shape[:2], *(1,) * (5 - array.ndim), *array.shape[2:])

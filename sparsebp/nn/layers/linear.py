@@ -7,14 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp import backend
-from sparsebp.core.arguments import check_flag, check_generator, check_integer
+from sparsebp.core.arguments import check_integer
 from sparsebp.core.errors import ShapeError
-from sparsebp.core.types import Array, Factors, Seed
+from sparsebp.core.types import Array, ProductFactors, Seed
 from sparsebp.kernels.matmul import matmul
-from sparsebp.nn import initial
 from sparsebp.nn.layer import check_gy, check_input
-from sparsebp.nn.prunable import MASK, Prunable
+from sparsebp.nn.pruning import MASK, Prunable
 from sparsebp.nn.work import Work
 
 
@@ -51,10 +49,7 @@ class Linear(Prunable):
         super().__init__()
         self.in_features = in_features = check_integer("in_features", in_features, 0)
         self.out_features = out_features = check_integer("out_features", out_features, 0)
-        rng, dtype, bound = check_generator("rng", rng), backend.float_dtype(dtype), initial.fan_in_bound(in_features)
-        self.params["weight"] = initial.uniform(rng, (out_features, in_features), bound, dtype)
-        if check_flag("bias", bias):
-            self.params["bias"] = initial.uniform(rng, (out_features,), bound, dtype)
+        self._draw((out_features, in_features), out_features, bias, dtype, rng)
 
     def forward(self, x: Array) -> tuple[Array, Array]:
         """Return y (..., out_features) for x (..., in_features); `saved` is x.
@@ -87,7 +82,7 @@ class Linear(Prunable):
         gy, x = self._flat(gy, saved)
         return {"weight": self._masked(matmul(xp, gy.T, x)), **self._bias_grad(xp, gy)}
 
-    def weight_grad_factors(self, gy: Array, saved: Array) -> tuple[dict[str, Factors], dict[str, Array]] | None:
+    def weight_grad_factors(self, gy: Array, saved: Array) -> tuple[dict[str, ProductFactors], dict[str, Array]] | None:
         """Return ``{"weight": (gyᵀ, x)}, {"bias": Σ gy}``; None if a part of the weight is pruned."""
         if MASK in self.buffers:
             return None
@@ -108,19 +103,19 @@ class Linear(Prunable):
     def input_grad_work(self, shape: tuple[int, ...], saved: Array) -> Work:
         """Return the cost of one matrix product."""
         weight, rows = self.params["weight"], prod(shape[:-1])
-        kept = self._kept()
+        mask = self._host_mask()
         return Work(
             flops=2 * rows * weight.size,
             values=weight.size + rows * (self.in_features + self.out_features),
             calls=1,
-            entries=prod(shape[1:-1]) * (weight.size if kept is None else int(np.count_nonzero(kept))),
+            entries=prod(shape[1:-1]) * (weight.size if mask is None else int(np.count_nonzero(mask))),
         )
 
     def jacobian_t(self, saved: Array) -> Any:
         """Return Wᵀ, shared by the batch; a diagonal block for each position between batch and features."""
         from sparsebp.jacobians import linear_jacobian_t
 
-        return linear_jacobian_t(self.params["weight"], positions=int(np.prod(saved.shape[1:-1])), mask=self._kept())
+        return linear_jacobian_t(self.params["weight"], prod(saved.shape[1:-1]), mask=self._host_mask())
 
     def _check(self, gy: Array, saved: Array) -> Any:
         weight = self.params["weight"]

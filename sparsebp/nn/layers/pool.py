@@ -1,15 +1,24 @@
-"""Sliding windows over an input: what max and average pooling share."""
+"""Max and average pooling over sliding windows, and adaptive average pooling: as many windows as asked for."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
+from math import prod
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from sparsebp import backend, kernels
+from sparsebp.backend import memory
+from sparsebp.core.arguments import check_flag, check_integer
+from sparsebp.core.errors import OptionError
 from sparsebp.core.types import Array
-from sparsebp.nn.layer import Layer
-from sparsebp.patterns import PoolPattern
+from sparsebp.nn.layer import Layer, check_gy, check_input
+from sparsebp.nn.work import Work
+from sparsebp.patterns import PoolPattern, adaptive_pool_pattern
 from sparsebp.patterns.pool import window_pattern
 from sparsebp.patterns.windows import PoolWindows
 
@@ -26,12 +35,19 @@ class PoolSaved:
     choice: Array
 
 
-class SlidingPool(Layer):
-    """Windows that slide over the last `dims` axes of (B, C, …)."""
+class Pool(Layer):
+    """The base of all: windows on the last `dims` axes of (B, C, …)."""
 
     replayable = True
 
     dims: int
+
+    def _check_x(self, x: Array) -> ModuleType:
+        return check_input(x, shape=(None,) * (self.dims + 2))
+
+
+class SlidingPool(Pool):
+    """Windows that slide: the base of `MaxPool` and `AvgPool`."""
 
     def __init__(
         self, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
@@ -45,3 +61,317 @@ class SlidingPool(Layer):
 
     def _out_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return (*shape[:2], *self.window.output_size(shape[2:]))
+
+
+class MaxPool(SlidingPool):
+    """The base of `MaxPool1d` and `MaxPool2d`; the first maximum of a window wins, and NaN wins over all else.
+
+    Parameters
+    ----------
+    kernel_size, stride, padding, dilation
+        An integer for all axes, or one per axis; `stride` None is `kernel_size`.
+    ceil_mode
+        Whether the number of windows is rounded up.
+
+    Raises
+    ------
+    OptionError
+        A size is not positive, or the padding is more than half of the kernel.
+    """
+
+    def forward(self, x: Array) -> tuple[Array, PoolSaved]:
+        """Return the windows' maxima (B, C, …) for x (B, C, …).
+
+        Raises
+        ------
+        DTypeError, DeviceError
+            x is not a float32 or float64 array.
+        ShapeError
+            x has another number of axes, or is too small for the kernel.
+        """
+        xp = self._check_x(x)
+        out_shape = self._out_shape(x.shape)
+        y = memory.empty(xp, out_shape, x.dtype)
+        winner = xp.empty(out_shape, dtype=np.uint8 if np.prod(self.window.kernel) <= 256 else np.int32)
+        kernels.get(xp).max_pool(_planes(xp, x, self.dims), *self._options(), *_out_planes(self.dims, y, winner))
+        return y, PoolSaved(x.shape, x.dtype, winner)
+
+    def input_grad(self, gy: Array, saved: PoolSaved) -> Array:
+        """Return the gradient (B, C, …) at x: every window's goes to its maximum."""
+        out_shape = self._out_shape(saved.shape)
+        xp = check_gy(gy, out_shape, saved.dtype, saved.choice)
+        gx = memory.empty(xp, saved.shape, saved.dtype)
+        arrays = _planes(xp, gy, self.dims), *_out_planes(self.dims, saved.choice)
+        kernels.get(xp).max_pool_grad(*arrays, *self._options(), *_out_planes(self.dims, gx))
+        return gx
+
+    def jacobian_t(self, saved: PoolSaved) -> Any:
+        """Return zeros and ones on the layer's pattern, per sample."""
+        from sparsebp.jacobians import max_pool_jacobian_t
+
+        return max_pool_jacobian_t(self.pool(saved.shape), saved.choice, saved.dtype)
+
+    def input_grad_work(self, shape: tuple[int, ...], saved: PoolSaved) -> Work:
+        """Return the cost of one kernel, which writes the gradient and reads the windows' and their winners."""
+        windows = prod(self._out_shape(shape))
+        return Work(windows, prod(shape) + 2 * windows, 1)
+
+    def _options(self) -> tuple[tuple[int, ...], ...]:
+        """Return kernel, stride, padding and dilation on two axes, as the kernels take them."""
+        w, front = self.window, 2 - self.dims
+        return (1,) * front + w.kernel, (1,) * front + w.stride, (0,) * front + w.before, (1,) * front + w.dilation
+
+
+def _planes(xp: ModuleType, x: Array, dims: int) -> Array:
+    """Return x (B, C, …) as contiguous planes (B * C, H, W); one axis is a plane of height 1."""
+    return _out_planes(dims, xp.ascontiguousarray(x))[0]
+
+
+def _out_planes(dims: int, *arrays: Array) -> tuple[Array, ...]:
+    """Return contiguous arrays (B, C, …) as planes, without a copy."""
+    return tuple(a.reshape(a.shape[0] * a.shape[1], *(1,) * (2 - dims), *a.shape[2:]) for a in arrays)
+
+
+class MaxPool1d(MaxPool):
+    """Max pooling over (B, C, L), as `torch.nn.MaxPool1d`; see `MaxPool`."""
+
+    dims = 1
+
+
+class MaxPool2d(MaxPool):
+    """Max pooling over (B, C, H, W), as `torch.nn.MaxPool2d`; see `MaxPool`."""
+
+    dims = 2
+
+
+class AvgPool(SlidingPool):
+    """The base of `AvgPool1d` and `AvgPool2d`.
+
+    Parameters
+    ----------
+    kernel_size, stride, padding
+        An integer for all axes, or one per axis; `stride` None is `kernel_size`.
+    ceil_mode
+        Whether the number of windows is rounded up.
+    count_include_pad
+        Whether padding counts in the average.
+
+    Raises
+    ------
+    OptionError
+        A size is not positive, or the padding is more than half of the kernel.
+
+    Notes
+    -----
+    It runs over the places of a kernel, not over windows: one place of all windows is a strided view of the padded
+    input, and no two windows have the same element there. So the input gradient is a sum over views, without scatter
+    and atomics.
+    """
+
+    divisor_override: int | None = None
+
+    def __init__(
+        self, kernel_size: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False,
+        count_include_pad: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__(kernel_size, stride, padding, 1, ceil_mode)
+        self.count_include_pad = check_flag("count_include_pad", count_include_pad)
+
+    def forward(self, x: Array) -> tuple[Array, PoolSaved]:
+        """Return the windows' averages (B, C, …) for x (B, C, …).
+
+        Raises
+        ------
+        DTypeError, DeviceError
+            x is not a float32 or float64 array.
+        ShapeError
+            x has another number of axes, or is too small for the kernel.
+        """
+        from sparsebp.jacobians.pool import avg_pool_weights
+
+        xp = self._check_x(x)
+        out_shape = self._out_shape(x.shape)
+        whole, inside = self._padded(xp, x.shape, x.dtype)
+        inside[...] = x
+        y = xp.zeros(out_shape, dtype=x.dtype)
+        for values in self._places(whole, out_shape):
+            y += values
+        weights = avg_pool_weights(self.pool((1, 1, *x.shape[2:])), **self._divisors())
+        weight = backend.constant(xp, weights.astype(x.dtype).reshape(out_shape[2:]))
+        y *= weight
+        return y, PoolSaved(x.shape, x.dtype, weight)
+
+    def input_grad(self, gy: Array, saved: PoolSaved) -> Array:
+        """Return the gradient (B, C, …) at x: every window's is shared by its elements."""
+        out_shape = self._out_shape(saved.shape)
+        xp = check_gy(gy, out_shape, saved.dtype, saved.choice)
+        whole, inside = self._padded(xp, saved.shape, saved.dtype)
+        share = gy * saved.choice
+        for values in self._places(whole, out_shape):
+            values[...] += share
+        return xp.ascontiguousarray(inside)
+
+    def input_grad_work(self, shape: tuple[int, ...], saved: PoolSaved) -> Work:
+        """Return the cost of some passes over the windows for every place of the kernel."""
+        places, windows = prod(self.window.kernel), prod(self._out_shape(shape))
+        return Work(2 * places * windows, 6 * places * windows + 4 * prod(shape), 3 * places + 2)
+
+    def jacobian_t(self, saved: PoolSaved) -> Any:
+        """Return the windows' weights on the layer's pattern, shared by the batch."""
+        from sparsebp.jacobians import avg_pool_jacobian_t
+
+        xp = backend.namespace(saved.choice)
+        return avg_pool_jacobian_t(self.pool(saved.shape), xp, saved.dtype, **self._divisors())
+
+    def _divisors(self) -> dict[str, Any]:
+        return {"count_include_pad": self.count_include_pad, "divisor": self.divisor_override}
+
+    def _padded(self, xp: ModuleType, shape: tuple[int, ...], dtype: Any) -> tuple[Array, Array]:
+        """Return an array that all windows fit into, of zeros, and the view of it where the input lies."""
+        w = self.window
+        lengths = [
+            max(pad + length, (count - 1) * stride + reach)
+            for pad, length, count, stride, reach in zip(
+                w.before, shape[2:], w.output_size(shape[2:]), w.stride, w.reach, strict=True
+            )
+        ]
+        whole = xp.zeros((*shape[:2], *lengths), dtype=dtype)
+        inside = tuple(slice(pad, pad + length) for pad, length in zip(w.before, shape[2:], strict=True))
+        return whole, whole[:, :, *inside]
+
+    def _places(self, whole: Array, out_shape: tuple[int, ...]) -> Iterator[Array]:
+        """Yield for every place of the kernel, in C order, the view of `whole` with that place of all windows."""
+        w = self.window
+        for place in product(*map(range, w.kernel)):
+            starts = [i * d for i, d in zip(place, w.dilation, strict=True)]
+            view = tuple(
+                slice(a, a + (count - 1) * stride + 1, stride)
+                for a, count, stride in zip(starts, out_shape[2:], w.stride, strict=True)
+            )
+            yield whole[:, :, *view]
+
+
+class AvgPool1d(AvgPool):
+    """Average pooling over (B, C, L), as `torch.nn.AvgPool1d`; see `AvgPool`."""
+
+    dims = 1
+
+
+class AvgPool2d(AvgPool):
+    """Average pooling over (B, C, H, W), as `torch.nn.AvgPool2d`.
+
+    Parameters
+    ----------
+    kernel_size, stride, padding, ceil_mode, count_include_pad
+        As for `AvgPool`.
+    divisor_override
+        Divide every window by this number instead of by its size.
+
+    Raises
+    ------
+    OptionError
+        As for `AvgPool`, or the divisor is zero.
+    """
+
+    dims = 2
+
+    def __init__(
+        self, kernel_size: Any, stride: Any = None, padding: Any = 0, ceil_mode: bool = False,
+        count_include_pad: bool = True, divisor_override: int | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(kernel_size, stride, padding, ceil_mode, count_include_pad)
+        if divisor_override is not None:
+            self.divisor_override = check_integer("divisor_override", divisor_override, -(2**31), 2**31)
+            if self.divisor_override == 0:
+                raise OptionError("divisor_override is zero", expected="None or another integer", got=0,
+                                  remedy="Leave it out")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class AdaptiveSaved:
+    """The input's shape and the transposed Jacobian of one channel."""
+
+    shape: tuple[int, ...]
+    channel: Any
+
+
+class AdaptiveAvgPool(Pool):
+    """The base of `AdaptiveAvgPool1d` and `AdaptiveAvgPool2d`: products with one channel's Jacobian.
+
+    Parameters
+    ----------
+    output_size
+        Number of windows: an integer for all axes, or one per axis; None keeps an axis.
+
+    Raises
+    ------
+    OptionError
+        A size is not positive.
+    """
+
+    def __init__(self, output_size: Any) -> None:
+        super().__init__()
+        sizes = tuple(output_size) if isinstance(output_size, (tuple, list)) else (output_size,) * self.dims
+        if len(sizes) != self.dims:
+            raise OptionError(
+                f"output_size does not fit {self.dims} axes",
+                expected=f"one size, or {self.dims}",
+                got=repr(output_size),
+                remedy="Pass the sizes as torch.nn takes them, None to keep an axis",
+            )
+        self.output_size = tuple(None if n is None else check_integer("output_size", n, 1) for n in sizes)
+
+    def forward(self, x: Array) -> tuple[Array, AdaptiveSaved]:
+        """Return the windows' averages (B, C, *output_size) for x (B, C, …).
+
+        Raises
+        ------
+        DTypeError, DeviceError
+            x is not a float32 or float64 array.
+        ShapeError
+            x has another number of axes.
+        OptionError
+            A spatial axis of x is empty.
+        """
+        xp = self._check_x(x)
+        channel = self._jacobian(xp, 1, x.shape, x.dtype)
+        return _apply(channel.T, x, self._out_shape(x.shape)), AdaptiveSaved(x.shape, channel)
+
+    def input_grad(self, gy: Array, saved: AdaptiveSaved) -> Array:
+        """Return the gradient (B, C, …) at x: the transposed Jacobian times gy."""
+        check_gy(gy, self._out_shape(saved.shape), saved.channel.dtype, saved.channel.data)
+        return _apply(saved.channel, gy, saved.shape)
+
+    def jacobian_t(self, saved: AdaptiveSaved) -> Any:
+        """Return the windows' weights on the layer's pattern, shared by the batch."""
+        xp = backend.namespace(saved.channel.data)
+        return self._jacobian(xp, saved.shape[1], saved.shape, saved.channel.dtype)
+
+    def _jacobian(self, xp: ModuleType, channels: int, shape: tuple[int, ...], dtype: Any) -> Any:
+        from sparsebp.jacobians import avg_pool_jacobian_t
+
+        pattern = adaptive_pool_pattern(channels, shape[2:], self._out_shape(shape)[2:])
+        return avg_pool_jacobian_t(pattern, xp, dtype)
+
+    def _out_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        sizes = (n if want is None else want for n, want in zip(shape[2:], self.output_size, strict=True))
+        return (*shape[:2], *sizes)
+
+
+def _apply(jacobian: Any, x: Array, shape: tuple[int, ...]) -> Array:
+    """Multiply every channel of every sample by `jacobian`; return the result in `shape`."""
+    xp = backend.namespace(x)
+    columns = xp.ascontiguousarray(x.reshape(shape[0] * shape[1], jacobian.shape[1]).T)
+    return xp.ascontiguousarray((jacobian @ columns).T).reshape(shape)
+
+
+class AdaptiveAvgPool1d(AdaptiveAvgPool):
+    """Adaptive average pooling over (B, C, L), as `torch.nn.AdaptiveAvgPool1d`; see `AdaptiveAvgPool`."""
+
+    dims = 1
+
+
+class AdaptiveAvgPool2d(AdaptiveAvgPool):
+    """Adaptive average pooling over (B, C, H, W), as `torch.nn.AdaptiveAvgPool2d`; see `AdaptiveAvgPool`."""
+
+    dims = 2

@@ -1,1 +1,0 @@
-"""Layers that work on each element by itself, and softmax."""
