@@ -151,13 +151,11 @@ def _adaptive_pattern(channels: int, size: tuple[int, ...], out_size: tuple[int,
     taps = [end - start for start, end in zip(starts, ends, strict=True)]
     longest = [int(t.max()) for t in taps]
     axes = []
-    for axis, (length, count) in enumerate(zip(size, out_size, strict=True)):
-        column = np.repeat(np.arange(count), taps[axis])
-        tap = np.concatenate([np.arange(t) for t in taps[axis]])
-        row = starts[axis][column] + tap
-        order = np.argsort(row, kind="stable")  # columns ascend already, and stay so within a row
-        indptr = np.concatenate(([0], np.cumsum(np.bincount(row, minlength=length))))
-        axes.append(Factor(indptr, column[order], count, tap[order] * prod(longest[axis + 1 :])))
+    for axis, length in enumerate(size):
+        indptr = np.concatenate(([0], np.cumsum(taps[axis])))
+        tap = np.arange(indptr[-1]) - np.repeat(indptr[:-1], taps[axis])
+        inputs = np.repeat(starts[axis], taps[axis]) + tap
+        axes.append(Factor(indptr, inputs, length, tap * prod(longest[axis + 1 :])).transposed())
     return _assembled(channels, axes, taps, longest[-1], layout)
 
 

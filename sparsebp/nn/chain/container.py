@@ -33,7 +33,7 @@ class Link(NamedTuple):
         """
         if self.layer.jacobian_t is not None:
             return self.layer.jacobian_t(self.saved)
-        from sparsebp.jacobians.dense import dense_jacobian_t
+        from sparsebp.jacobians import dense_jacobian_t
 
         return dense_jacobian_t(
             lambda gy: self.layer.gradients(gy, self.saved).input_grad(), self.shape[1:], self.out_shape[1:],

@@ -11,18 +11,7 @@ __all__ = ["blelloch", "chunk_cuts", "chunked", "hybrid", "linear", "recipe", "t
 
 
 def recipe(algorithm: str, n: int, *, up_levels: int | None = None, chunks: int = 1) -> Recipe:
-    """Return the steps of `algorithm` for `n` Jacobians.
-
-    Parameters
-    ----------
-    algorithm
-        ``"linear"``, ``"blelloch"``, ``"hybrid"`` or ``"chunked"``.
-    n
-        Number of Jacobians, at least 1.
-    up_levels
-        Levels of the up-sweep, for ``"hybrid"`` alone.
-    chunks
-        How many, for ``"chunked"`` alone.
+    """Return the steps of `algorithm` for `n` Jacobians; the others are the options of hybrid and chunked.
 
     Raises
     ------

@@ -43,7 +43,7 @@ class EstimatedPattern:
         rows, columns = self.shape
         if self.kind == "dense":
             return rows * columns
-        return min(round(float(self.fill_in.row_counts(self.members).sum())), rows * columns)
+        return min(round(float(self.fill_in.counts(self.members, rows=True).sum())), rows * columns)
 
 
 @dataclass(eq=False)
@@ -83,9 +83,8 @@ class FillIn:
     """Estimates products of a chain's patterns, and products of such products. Its answers are the same every time."""
 
     def __init__(self) -> None:
-        self._rows: dict[Members, np.ndarray] = {}
-        self._columns: dict[Members, np.ndarray] = {}
         self._keys: dict[int, np.ndarray] = {}
+        self._carried: dict[tuple[Members, bool], np.ndarray] = {}
         self._products: dict[tuple[Any, Any], EstimatedProduct] = {}
 
     def __call__(self, right: Any, left: Any, memory_limit: int | None) -> EstimatedProduct:
@@ -115,31 +114,24 @@ class FillIn:
         before, after = _members(left), _members(right)
         kind: PatternKind = "selection" if right.kind == left.kind == "selection" else "general"
         strategy = "gather" if right.kind == "selection" else "positions"  # one multiplication an entry
-        products = float(self.column_counts(after) @ self.row_counts(before))
+        products = float(self.counts(after, rows=False) @ self.counts(before, rows=True))
         pattern = EstimatedPattern((rows, columns), kind, before + after, self)
         return EstimatedProduct(pattern, strategy, round(products))
 
-    def row_counts(self, members: Members) -> np.ndarray:
-        """Return the entries of every row of a product, exact for one member."""
-        if len(members) == 1:
+    def counts(self, members: Members, *, rows: bool) -> np.ndarray:
+        """Return the entries of every row, or column, of a product, exact for one member."""
+        if len(members) == 1 and rows:
             return np.diff(members[0].indptr).astype(np.float64)
-        done = next((d for d in range(len(members), 0, -1) if members[:d] in self._rows), 0)
-        keys = self._rows[members[:done]] if done else self._random(members[0].shape[1])
-        for member in members[done:]:
-            keys = _carried(member, keys, rows=True)
-        self._rows[members] = keys
-        return self._counts(keys, members[0].shape[1])
-
-    def column_counts(self, members: Members) -> np.ndarray:
-        """Return the entries of every column of a product, exact for one member."""
         if len(members) == 1:
             return np.bincount(members[0].indices, minlength=members[0].shape[1]).astype(np.float64)
-        done = next((d for d in range(len(members), 0, -1) if members[-d:] in self._columns), 0)
-        keys = self._columns[members[-done:]] if done else self._random(members[-1].shape[0])
-        for member in members[: len(members) - done][::-1]:
-            keys = _carried(member, keys, rows=False)
-        self._columns[members] = keys
-        return self._counts(keys, members[-1].shape[0])
+        way = members if rows else members[::-1]
+        size = way[0].shape[1 if rows else 0]
+        done = next((d for d in range(len(way), 0, -1) if (way[:d], rows) in self._carried), 0)
+        keys = self._carried[way[:done], rows] if done else self._random(size)
+        for member in way[done:]:
+            keys = _carried(member, keys, rows=rows)
+        self._carried[way, rows] = keys
+        return self._counts(keys, size)
 
     def _counts(self, keys: np.ndarray, most: int) -> np.ndarray:
         """Return how many of `most` keys each row has met: the least of n exponential ones has the mean 1 / n.

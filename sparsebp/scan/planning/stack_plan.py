@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from sparsebp.scan.steps import AbstractStep, Recipe, Span
 
 Address: TypeAlias = tuple[int, int]
 
 
-@dataclass(frozen=True)
-class Matmul:
+class Matmul(NamedTuple):
     """A level of products: ``stack[out][s] = stack[right][right_index[s]] @ stack[left][left_index[s]]``."""
 
     right: int
@@ -27,8 +26,7 @@ class Matmul:
     out: int
 
 
-@dataclass(frozen=True)
-class Matvec:
+class Matvec(NamedTuple):
     """A level of ``y[out_index[s]] = stack[a][a_index[s]] @ y[x_index[s]]``."""
 
     a: int
@@ -37,8 +35,7 @@ class Matvec:
     out_index: Sequence[int]
 
 
-@dataclass(frozen=True)
-class Linear:
+class Linear(NamedTuple):
     """Linear scans over ``stack[a][first:last]``, cut at `chunk_ptr`; that of chunk c starts from ``y[x_index[c]]``.
 
     The k-th product goes to ``y[out + k]``, or to ``y[out[k]]`` where the positions do not lie side by side.
@@ -52,8 +49,7 @@ class Linear:
     out: int | tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Reduce:
+class Reduce(NamedTuple):
     """The products of the chunks of the data's ``[first:last]``, cut at `chunk_ptr`, into stack 1."""
 
     first: int

@@ -78,8 +78,8 @@ def _take_workspace(plan: PlannedScan, arguments: Arguments) -> Workspace:
     """Take a fitting workspace out of the plan, or make one; while it is out, no other call can write to it."""
     xp, g = arguments.xp, arguments.g
     sized, batch, shared = plan.sized, g.shape[1], arguments.shared
-    stacked = arguments.stacked and sized.stack is not None
-    key = (xp.__name__, str(getattr(g, "device", "cpu")), g.dtype, g.shape[1], shared, stacked)
+    stack = sized.stack if arguments.stacked else None
+    key = (xp.__name__, str(getattr(g, "device", "cpu")), g.dtype, batch, shared, stack is not None)
     for kept in list(plan.workspaces):
         if kept.key == key:
             try:
@@ -87,10 +87,10 @@ def _take_workspace(plan: PlannedScan, arguments: Arguments) -> Workspace:
             except ValueError:  # another thread was faster
                 continue
             return kept
-    if arguments.stacked and sized.stack is not None:
+    if stack is not None:
         size, width = plan.patterns[0].shape[0], 1 if shared[0] else batch
-        _check_limit(plan, g, sized.stack.values(size, width, batch) * g.dtype.itemsize)
-        return Workspace(key, {}, StackBuffers.make(sized.stack, size, width, xp, g.dtype))
+        _check_limit(plan, g, stack.values(size, width, batch) * g.dtype.itemsize)
+        return Workspace(key, {}, StackBuffers.make(stack, size, width, xp, g.dtype))
     is_shared = shared_spans(sized.recipe.steps, plan.patterns, shared)
     slots, capacities = assign_slots(sized.recipe.steps, sized.plans, sized.patterns, is_shared, batch)
     _check_limit(plan, g, sum(capacities) * g.dtype.itemsize)

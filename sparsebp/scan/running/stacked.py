@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -38,14 +37,8 @@ class StackBuffers(NamedTuple):
 
 def _with_arrays(operation: Operation, xp: ModuleType) -> Operation:
     """Replace the index tuples of an operation by int64 arrays of `xp`."""
-    changed: dict[str, Any] = {}
-    for field in fields(operation):
-        value = getattr(operation, field.name)
-        if not isinstance(value, int):
-            changed[field.name] = xp.asarray(np.asarray(value, dtype=np.int64))
-        else:
-            changed[field.name] = value
-    return type(operation)(**changed)
+    fields: list[Any] = [v if isinstance(v, int) else xp.asarray(np.asarray(v, np.int64)) for v in operation]
+    return type(operation)(*fields)
 
 
 def run_stacked(plan: PlannedScan, arguments: Arguments, buffers: StackBuffers) -> Array:
