@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 
 from sparsebp.patterns.sparsity import SparsityPattern
-from sparsebp.patterns.validate import index_dtype
+from sparsebp.patterns.validate import index_bytes, index_dtype
 
 _MAX_PARTS = 32
 _PART_WORK = 1 << 15
@@ -45,11 +45,6 @@ def row_cuts(work: np.ndarray, parts: int) -> np.ndarray:
 def parts_for(work: int) -> int:
     """Return into how many parts `work` entries or products are split; as always, whatever the number of threads."""
     return min(_MAX_PARTS, 1 + work // _PART_WORK)
-
-
-def pattern_bytes(nnz: int, shape: tuple[int, int]) -> int:
-    """Return the bytes of a pattern of so many entries."""
-    return (nnz + shape[0] + 1) * index_dtype(nnz, shape).itemsize
 
 
 class SymbolicProduct:
@@ -100,7 +95,7 @@ class SymbolicProduct:
     @property
     def pattern_bytes(self) -> int:
         """Bytes of C's pattern."""
-        return pattern_bytes(self.nnz, self.shape)
+        return index_bytes(self.nnz, self.shape)
 
     @cached_property
     def pattern(self) -> SparsityPattern:

@@ -20,7 +20,7 @@ from sparsebp.patterns.sparsity import SparsityPattern
 from sparsebp.products.addition import plan_addition
 from sparsebp.products.plan import ProductPlan
 from sparsebp.products.product import candidates_of_structure, plan_by, plan_product
-from sparsebp.scan.planning.plan import plan_scan
+from sparsebp.scan.plan import plan_scan
 
 _SAMPLES = 3
 

@@ -10,8 +10,8 @@ import numpy as np
 from sparsebp.core.types import Array
 from sparsebp.kernels.api import Kernels
 from sparsebp.patterns import SparsityPattern
+from sparsebp.patterns.validate import index_bytes
 from sparsebp.products.strategies.strategy import StrategyOfKinds
-from sparsebp.products.symbolic import pattern_bytes
 
 
 class Dense(StrategyOfKinds):
@@ -38,7 +38,7 @@ class Dense(StrategyOfKinds):
     def pattern_bytes(self) -> int:
         """Of a full pattern."""
         m, n = self.product.shape
-        return pattern_bytes(m * n, (m, n))
+        return index_bytes(m * n, (m, n))
 
     @property
     def index_bytes(self) -> int:

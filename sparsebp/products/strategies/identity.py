@@ -15,6 +15,7 @@ class Identity(StrategyOfKinds):
     """A copy; scans leave it out."""
 
     name = "identity"
+    own_pattern = False
 
     @staticmethod
     def takes(a: Any, b: Any) -> bool:

@@ -15,6 +15,7 @@ class ScaleRows(StrategyOfKinds):
     """A is diagonal."""
 
     name = "scale_rows"
+    own_pattern = False
 
     @staticmethod
     def takes(a: Any, b: Any) -> bool:
@@ -47,6 +48,7 @@ class ScaleColumns(StrategyOfKinds):
     """B is diagonal."""
 
     name = "scale_columns"
+    own_pattern = False
 
     @staticmethod
     def takes(a: Any, b: Any) -> bool:

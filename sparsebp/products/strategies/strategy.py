@@ -30,10 +30,13 @@ class Strategy:
         As `ProductPlan.strategy` says it, and by which `sparsebp.products.estimate` prices it.
     reads : tuple of type
         The tuples of `sparsebp.kernels.operands` that the kernel takes.
+    own_pattern : bool
+        Whether C's pattern is not that of an operand.
     """
 
     name: ClassVar[str]
     reads: ClassVar[tuple[Any, ...]] = ()
+    own_pattern: ClassVar[bool] = True
 
     def __init__(self, product: SymbolicProduct) -> None:
         self.product = product
@@ -98,8 +101,8 @@ class StrategyOfKinds(Strategy):
 
     @staticmethod
     def result(a: Any, b: Any) -> Any:
-        """Return the operand whose pattern C has, None if it has one of its own."""
-        return None
+        """Return the operand whose pattern C has, if it has none of its own."""
+        raise NotImplementedError
 
     @staticmethod
     def count(a: Any, b: Any) -> int:

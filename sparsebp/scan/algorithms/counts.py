@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from sparsebp.scan.algorithms import chunk_cuts, tree_levels
+from sparsebp.scan.algorithms.chunked import chunk_cuts
+from sparsebp.scan.algorithms.tree import tree_levels
 
 
-class LevelProfile(NamedTuple):
+class LevelCount(NamedTuple):
     """One level, or one chain of them: products by kind, and how many follow each other.
 
     Attributes
@@ -30,7 +31,7 @@ class LevelProfile(NamedTuple):
     rounds: int
 
 
-def profile(algorithm: str, n: int, *, up_levels: int = 0, chunks: int = 1) -> list[LevelProfile]:
+def level_counts(algorithm: str, n: int, *, up_levels: int = 0, chunks: int = 1) -> list[LevelCount]:
     """Return the levels of `algorithm` for n Jacobians. Levels without products are left out.
 
     The phases of ``chunked`` are one entry each, the work of all chunks together.
@@ -41,26 +42,26 @@ def profile(algorithm: str, n: int, *, up_levels: int = 0, chunks: int = 1) -> l
     if algorithm == "blelloch":
         up_levels = depth - 1
     if algorithm == "linear" or (algorithm == "hybrid" and up_levels == 0):
-        return [LevelProfile("linear", 0, n, n)]
+        return [LevelCount("linear", 0, n, n)]
     k = min(up_levels, depth - 1)
-    levels = [LevelProfile("up-sweep", n // 2 ** (d + 1) - 1, 1, 1) for d in range(k)]
+    levels = [LevelCount("up-sweep", n // 2 ** (d + 1) - 1, 1, 1) for d in range(k)]
     if k < depth - 1:
         blocks = -(-(n + 1) // 2**k)
-        levels.append(LevelProfile("middle", 0, blocks - 2, blocks - 2))
-    levels += [LevelProfile("down-sweep", 0, (n - 2**d) // 2 ** (d + 1), 1) for d in range(k - 1, -1, -1)]
-    levels.append(LevelProfile("output", 0, 1, 1))
+        levels.append(LevelCount("middle", 0, blocks - 2, blocks - 2))
+    levels += [LevelCount("down-sweep", 0, (n - 2**d) // 2 ** (d + 1), 1) for d in range(k - 1, -1, -1)]
+    levels.append(LevelCount("output", 0, 1, 1))
     return [level for level in levels if level.mm + level.mv]
 
 
-def _chunked(n: int, chunks: int) -> list[LevelProfile]:
+def _chunked(n: int, chunks: int) -> list[LevelCount]:
     cuts = chunk_cuts(n, chunks)
     count, longest = len(cuts) - 1, cuts[1]
     if count == 1:
-        return [LevelProfile("reduce", 0, n, n)]
+        return [LevelCount("reduce", 0, n, n)]
     inner = cuts[-2] - cuts[1]  # Jacobians of the chunks that are neither first nor last
     levels = [
-        LevelProfile("reduce", inner - (count - 2), longest, longest),
-        LevelProfile("combine", 0, count - 2, count - 2),
-        LevelProfile("apply", 0, inner - (count - 2) + n - cuts[-2], max(longest - 1, n - cuts[-2])),
+        LevelCount("reduce", inner - (count - 2), longest, longest),
+        LevelCount("combine", 0, count - 2, count - 2),
+        LevelCount("apply", 0, inner - (count - 2) + n - cuts[-2], max(longest - 1, n - cuts[-2])),
     ]
     return [level for level in levels if level.mm + level.mv]

@@ -23,7 +23,7 @@ def test_the_kept_entries_of_a_convolution(c, seed, share, layout):
     arguments = (c.size, c.kernel, c.stride, c.padding, c.dilation, c.groups)
     whole = conv_pattern(c.in_channels, c.out_channels, *arguments, layout=layout)
     kept = np.random.default_rng(seed).random(whole.weight_shape) < share
-    shrunk = conv_pattern(c.in_channels, c.out_channels, *arguments, layout=layout, kept=kept)
+    shrunk = conv_pattern(c.in_channels, c.out_channels, *arguments, layout=layout, mask=kept)
     pattern = shrunk.pattern
     assert SparsityPattern(pattern.indptr, pattern.indices, pattern.shape) == pattern  # canonical
     assert (pattern.shape, shrunk.output_size) == (whole.pattern.shape, whole.output_size)
@@ -40,7 +40,7 @@ def test_the_kept_entries_of_a_transposed_convolution(seed, share, layout, strid
     arguments = (2 * groups, 3 * groups, (3, 4), (3, 2), stride, 1, stride - 1, groups)
     whole = conv_transpose_pattern(*arguments, layout=layout)
     kept = np.random.default_rng(seed).random(whole.weight_shape) < share
-    shrunk = conv_transpose_pattern(*arguments, layout=layout, kept=kept)
+    shrunk = conv_transpose_pattern(*arguments, layout=layout, mask=kept)
     chosen = kept.reshape(-1)[whole.weight_index]
     assert (shrunk.pattern.shape, shrunk.output_size) == (whole.pattern.shape, whole.output_size)
     np.testing.assert_array_equal(shrunk.weight_index, whole.weight_index[chosen])
@@ -55,7 +55,7 @@ def test_the_kept_entries_of_a_transposed_convolution(seed, share, layout, strid
 def test_the_kept_entries_of_a_linear_layer(n_in, n_out, positions, seed, share, dtype):
     rng = np.random.default_rng(seed)
     weight, kept = rng.standard_normal((n_out, n_in)).astype(dtype), rng.random((n_out, n_in)) < share
-    jacobian = linear_jacobian_t(weight, positions, kept=kept)
+    jacobian = linear_jacobian_t(weight, positions, mask=kept)
     assert jacobian.pattern.nnz == positions * kept.sum()
     assert jacobian.dtype == dtype
     np.testing.assert_array_equal(jacobian.to_dense(), np.kron(np.eye(positions), (weight * kept).T))
@@ -64,18 +64,18 @@ def test_the_kept_entries_of_a_linear_layer(n_in, n_out, positions, seed, share,
 def test_masks_are_told_apart_by_content():
     weight = np.ones((2, 3, 3, 3))
     kept = np.random.default_rng(0).random(weight.shape) < 0.5
-    one = conv_jacobian_t(weight, (5, 5), kept=kept).pattern
-    assert conv_jacobian_t(weight, (5, 5), kept=kept.copy()).pattern is one
-    assert conv_jacobian_t(weight, (5, 5), kept=~kept).pattern is not one
+    one = conv_jacobian_t(weight, (5, 5), mask=kept).pattern
+    assert conv_jacobian_t(weight, (5, 5), mask=kept.copy()).pattern is one
+    assert conv_jacobian_t(weight, (5, 5), mask=~kept).pattern is not one
     full = np.ones(weight.shape, bool)
-    assert conv_jacobian_t(weight, (5, 5), kept=full).pattern is conv_jacobian_t(weight, (5, 5)).pattern
-    dense = linear_jacobian_t(np.ones((2, 3)), kept=np.ones((2, 3), bool)).pattern
+    assert conv_jacobian_t(weight, (5, 5), mask=full).pattern is conv_jacobian_t(weight, (5, 5)).pattern
+    dense = linear_jacobian_t(np.ones((2, 3)), mask=np.ones((2, 3), bool)).pattern
     assert dense is linear_jacobian_t(np.ones((2, 3))).pattern
 
 
 def test_nothing_kept_is_a_pattern_without_entries():
-    first = conv_jacobian_t(np.ones((4, 3, 3, 3)), (6, 6), padding=1, kept=np.zeros((4, 3, 3, 3), bool))
-    second = linear_jacobian_t(np.ones((5, 144)), kept=np.zeros((5, 144), bool))
+    first = conv_jacobian_t(np.ones((4, 3, 3, 3)), (6, 6), padding=1, mask=np.zeros((4, 3, 3, 3), bool))
+    second = linear_jacobian_t(np.ones((5, 144)), mask=np.zeros((5, 144), bool))
     assert first.pattern.nnz == second.pattern.nnz == 0
     assert (first @ second).pattern.nnz == 0
     for jacobian in (first, first @ second):
@@ -86,17 +86,17 @@ def test_nothing_kept_is_a_pattern_without_entries():
 def test_a_memory_limit_counts_the_kept_entries():
     kept = np.zeros((3, 2, 3, 3), bool)
     kept[1, :, 0, 2] = kept[2, 1, 1, 1] = True
-    whole = conv_pattern(2, 3, (7, 5), 3, padding=1, kept=kept)
+    whole = conv_pattern(2, 3, (7, 5), 3, padding=1, mask=kept)
     size = whole.pattern.indptr.nbytes + whole.pattern.indices.nbytes + whole.weight_index.nbytes
-    assert conv_pattern(2, 3, (7, 5), 3, padding=1, kept=kept, memory_limit=size) is whole
+    assert conv_pattern(2, 3, (7, 5), 3, padding=1, mask=kept, memory_limit=size) is whole
     with pytest.raises(MemoryLimitError, match=f"for {whole.pattern.nnz} entries"):
-        conv_pattern(2, 3, (7, 5), 3, padding=1, kept=kept, memory_limit=size - 1)
+        conv_pattern(2, 3, (7, 5), 3, padding=1, mask=kept, memory_limit=size - 1)
 
 
 def test_bad_masks_are_refused():
     with pytest.raises(DTypeError, match="bool"):
-        conv_jacobian_t(np.ones((2, 3, 3)), 5, kept=np.ones((2, 3, 3)))
+        conv_jacobian_t(np.ones((2, 3, 3)), 5, mask=np.ones((2, 3, 3)))
     with pytest.raises(ShapeError, match="another shape"):
-        conv_jacobian_t(np.ones((2, 3, 3)), 5, kept=np.ones((2, 3, 2), bool))
+        conv_jacobian_t(np.ones((2, 3, 3)), 5, mask=np.ones((2, 3, 2), bool))
     with pytest.raises(ShapeError, match="another shape"):
-        linear_jacobian_t(np.ones((2, 3)), kept=np.ones((3, 2), bool))
+        linear_jacobian_t(np.ones((2, 3)), mask=np.ones((3, 2), bool))

@@ -8,24 +8,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from sparsebp import backend
-from sparsebp.backend.machine import Machine, machine
-from sparsebp.core.arguments import check_flag, check_integer, check_sequence
-from sparsebp.core.errors import MemoryLimitError, ShapeError
+from sparsebp.core.arguments import check_integer
 from sparsebp.core.types import Array, ScanAlgorithm
 from sparsebp.patterns import SparsityPattern
 from sparsebp.scan.describe import describe
-from sparsebp.scan.planning.candidates import Candidate
+from sparsebp.scan.planning.check import check_plan
 from sparsebp.scan.planning.choose import choose, estimate
-from sparsebp.scan.planning.fold import piece_ends
-from sparsebp.scan.planning.limits import build_within, refusal
-from sparsebp.scan.planning.measure import step_times
-from sparsebp.scan.planning.options import check_options, check_patterns, options_for
 from sparsebp.scan.planning.planned import PlannedScan
-from sparsebp.scan.planning.sizing import Sizes
 from sparsebp.scan.plot import Operator, plot
-from sparsebp.scan.running.chain import Chain
-from sparsebp.scan.running.run import execute
+from sparsebp.scan.running.run import execute, step_times
 
 
 class ScanPlan(PlannedScan):
@@ -221,21 +212,10 @@ def plan_scan(
         The algorithm, or one of its steps, needs more than `memory_limit`; the message names an algorithm that does
         not. Fill-in is estimated first, so that a hopeless product is not even planned.
     """
-    dtype = backend.float_dtype(dtype)
-    chain, options, m = _prepared(
+    chain, options, limit = check_plan(
         patterns, algorithm, workers, up_levels, chunks, memory_limit, fold, batch, dtype, shared, xp
     )
-    limit = m.memory if memory_limit is None else memory_limit
-    reason, estimates = f"{options[0]} was asked for.", {}
-    if len(options) == 1:
-        sized = build_within(options[0], chain, limit)
-    else:
-        try:
-            decision = choose(options, chain, m, limit)
-        except MemoryLimitError as error:
-            raise refusal(options[0], chain, limit, error) from error
-        sized, reason, estimates = decision.sized, decision.reason, dict(decision.estimates)
-    return ScanPlan(sized, chain, m, dtype, memory_limit, reason, estimates)
+    return ScanPlan(choose(options, chain, limit), chain, memory_limit)
 
 
 def estimate_scans(
@@ -247,29 +227,6 @@ def estimate_scans(
     The arguments, and the errors that they raise, are those of `plan_scan`. Algorithms that clearly exceed the memory
     limit are left out, as are those whose FLOPs alone take longer than the best; there may be none left.
     """
-    dtype = backend.float_dtype(dtype)
-    chain, options, m = _prepared(patterns, "auto", workers, None, None, memory_limit, True, batch, dtype, shared, xp)
-    times, _ = estimate(options, chain, m, m.memory if memory_limit is None else memory_limit)
-    return {str(option): seconds for option, seconds in times.items()}
-
-
-def _prepared(
-    patterns: Sequence[SparsityPattern], algorithm: ScanAlgorithm, workers: int | None, up_levels: int | None,
-    chunks: int | None, memory_limit: int | None, fold: bool, batch: int, dtype: np.dtype,
-    shared: Sequence[bool] | None, xp: ModuleType,
-) -> tuple[Chain, list[Candidate], Machine]:  # fmt: skip
-    """Check the arguments of `plan_scan`; return the chain, the algorithms to choose from, and the machine."""
-    patterns, xp = check_patterns(patterns), backend.check_module(xp)
-    workers, up_levels, chunks, memory_limit, batch = check_options(
-        algorithm, workers, up_levels, chunks, memory_limit, batch
-    )
-    if shared is not None:
-        shared = [check_flag("an entry of shared", entry) for entry in check_sequence("shared", shared, "flags")]
-    if shared is not None and len(shared) != len(patterns):
-        raise ShapeError(
-            "shared has the wrong length", expected=len(patterns), got=len(shared), remedy="Pass one flag a pattern"
-        )
-    sizes = Sizes.make(batch, dtype, [False] * len(patterns) if shared is None else shared)
-    m = machine(xp, workers)
-    ends = piece_ends(patterns) if check_flag("fold", fold) else tuple(range(1, len(patterns) + 1))
-    return Chain(patterns, ends, sizes), options_for(algorithm, len(ends), up_levels, chunks, m, batch), m
+    checked = check_plan(patterns, "auto", workers, None, None, memory_limit, True, batch, dtype, shared, xp)
+    chain, options, limit = checked
+    return {str(option): seconds for option, seconds in estimate(options, chain, limit)[0].items()}

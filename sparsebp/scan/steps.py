@@ -16,8 +16,6 @@ Phase: TypeAlias = Literal[
     "fold", "up-sweep", "middle", "down-sweep", "linear", "reduce", "combine", "apply", "output", "unfold"
 ]
 Kind: TypeAlias = Literal["mm", "mv"]
-CHAIN_PHASES: frozenset[str] = frozenset({"middle", "linear", "combine"})
-"""Phases whose steps depend on each other in the order given. Elsewhere the steps of one level are independent."""
 
 
 class Span(NamedTuple):
@@ -105,9 +103,10 @@ class ScanStep:
     Attributes
     ----------
     level
-        Steps of one level and phase are independent (but see `CHAIN_PHASES`, and the members of a folded piece follow
-        each other). For Blelloch and hybrid: the row of BPPSA Fig. 3 from which the step starts, so ``level=0`` takes
-        row L0 to row L1. Folding and unfolding count rounds of their own.
+        Steps of one level and phase are independent, but for the phases ``middle``, ``linear`` and ``combine``, where
+        each depends on the one before, and for the members of a folded piece. For Blelloch and hybrid: the row of BPPSA
+        Fig. 3 from which the step starts, so ``level=0`` takes row L0 to row L1. Folding and unfolding count rounds of
+        their own.
     phase
         ``fold``, ``up-sweep``, ``middle``, ``down-sweep``, ``linear``, ``reduce``, ``combine``, ``apply``, ``output``
         or ``unfold``.

@@ -1,4 +1,4 @@
-"""Where sliding windows lie: kernel, stride, padding and dilation of convolutions, in any number of dimensions.
+"""Where sliding windows lie: kernel, stride, padding and dilation, of convolutions and of pooling, over any axes.
 
 Patterns and layers read the same options, so what they mean is said once, here; no arrays.
 """
@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, Literal, TypeAlias, TypeGuard
 
-from sparsebp.core.arguments import check_integer
+from sparsebp.core.arguments import check_flag, check_integer
 from sparsebp.core.errors import OptionError, ShapeError
 
 Lengths: TypeAlias = int | Sequence[int]
@@ -17,6 +17,9 @@ Lengths: TypeAlias = int | Sequence[int]
 
 Padding: TypeAlias = int | Sequence[int] | Sequence[tuple[int, int]] | str
 """One integer, one per axis, a pair (before, after) per axis, ``"same"`` or ``"valid"``."""
+
+Layout = Literal["chw", "hwc"]
+"""Order of a flattened sample: channels first (as torch.nn has it) or last."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,11 @@ class Windows:
         return replace(windows, padding=tuple((before, after - n) for (before, after), n in ends))
 
     @property
+    def before(self) -> tuple[int, ...]:
+        """How much padding stands before the input."""
+        return tuple(before for before, _ in self.padding)
+
+    @property
     def reach(self) -> tuple[int, ...]:
         """What a window spans of the padded input: ``dilation * (kernel - 1) + 1``."""
         return tuple(d * (k - 1) + 1 for k, d in zip(self.kernel, self.dilation, strict=True))
@@ -131,6 +139,85 @@ class Windows:
                 remedy="Use less padding, or a larger input",
             )
         return sizes
+
+
+@dataclass(frozen=True)
+class PoolWindows(Windows):
+    """The windows of a pooling layer; make them with `PoolWindows.of`.
+
+    Parameters
+    ----------
+    ceil_mode
+        Whether a last window may reach past the padded input.
+    """
+
+    ceil_mode: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        ndim: int,
+        kernel_size: Lengths,
+        stride: Lengths | None = None,
+        padding: Any = 0,
+        dilation: Lengths = 1,
+        ceil_mode: bool = False,
+    ) -> PoolWindows:
+        """Read the options as torch.nn's pooling layers take them; `stride` None: windows that do not overlap.
+
+        Raises
+        ------
+        OptionError
+            A size is not a positive integer, there are not `ndim` of them, or the padding is more than half of the
+            kernel.
+        """
+        kernel = lengths("kernel_size", kernel_size, ndim, 1)
+        strides = lengths("stride", kernel_size if stride is None else stride, ndim, 1)
+        pads, dilations = lengths("padding", padding, ndim, 0), lengths("dilation", dilation, ndim, 1)
+        windows = cls(kernel, strides, tuple((pad, pad) for pad in pads), dilations, check_flag("ceil_mode", ceil_mode))
+        for pad, length in zip(pads, kernel, strict=True):
+            if pad > length // 2:
+                raise OptionError(
+                    "The padding is more than half of the kernel",
+                    expected=f"padding <= {length // 2} for a kernel of {length}",
+                    got=pad,
+                    remedy="Use less padding or a larger kernel",
+                )
+        return windows
+
+    def output_size(self, input_size: tuple[int, ...]) -> tuple[int, ...]:
+        """Return how many windows there are along each axis of an input (torch.nn.MaxPool2d, "Shape").
+
+        Raises
+        ------
+        ShapeError
+            The kernel is larger than the padded input, or its dilation steps over all of the input.
+        """
+        out = []
+        for length, reach, stride, pad, step in zip(
+            input_size, self.reach, self.stride, self.before, self.dilation, strict=True
+        ):
+            room = length + 2 * pad - reach
+            count = (room + (stride - 1 if self.ceil_mode else 0)) // stride + 1
+            if self.ceil_mode and (count - 1) * stride >= length + pad:
+                count -= 1  # the last window must begin in the input or in the padding before it
+            if length < 1 or count < 1:
+                raise ShapeError(
+                    "The kernel is larger than the padded input",
+                    expected=f"at least {reach} elements with the padding",
+                    got=f"{length} + 2 * {pad}",
+                    remedy="Use a smaller kernel, more padding, or a larger input",
+                )
+            steps_over = ((start - pad) % step >= length for start in range(0, min(count * stride, pad), stride))
+            if any(steps_over):
+                raise ShapeError(
+                    "The dilation steps over the whole input, so that a window holds padding only",
+                    expected=f"an input of at least {step} elements",
+                    got=length,
+                    remedy="Use less dilation, no padding, or a larger input",
+                )
+            out.append(count)
+        return tuple(out)
 
 
 def lengths(name: str, value: Lengths, ndim: int, least: int) -> tuple[int, ...]:

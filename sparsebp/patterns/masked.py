@@ -14,46 +14,46 @@ from sparsebp.patterns.kron import Factor, kron
 from sparsebp.patterns.validate import index_dtype
 
 
-def packed_mask(kept: np.ndarray, weight_shape: tuple[int, ...]) -> bytes | None:
-    """Return `kept` as bytes, eight weights in each, to tell masks apart by content; None if every weight is kept.
+def packed_mask(mask: np.ndarray, weight_shape: tuple[int, ...]) -> bytes | None:
+    """Return `mask` as bytes, eight weights in each, to tell masks apart by content; None if every weight is kept.
 
     Raises
     ------
     DTypeError, ShapeError
         It is not bool, or not of the weights' shape.
     """
-    if kept.dtype != bool:
-        raise DTypeError("kept has the wrong dtype", expected="bool", got=kept.dtype, remedy="Pass weight != 0, say")
-    if kept.shape != weight_shape:
+    if mask.dtype != bool:
+        raise DTypeError("mask has the wrong dtype", expected="bool", got=mask.dtype, remedy="Pass weight != 0, say")
+    if mask.shape != weight_shape:
         raise ShapeError(
-            "kept has another shape than the weights", expected=weight_shape, got=kept.shape,
+            "mask has another shape than the weights", expected=weight_shape, got=mask.shape,
             remedy="Pass one truth value for every weight",
         )  # fmt: skip
-    return None if kept.all() else np.packbits(kept).tobytes()
+    return None if mask.all() else np.packbits(mask).tobytes()
 
 
-def unpacked_mask(mask: bytes, weight_shape: tuple[int, ...]) -> np.ndarray:
+def unpacked_mask(packed: bytes, weight_shape: tuple[int, ...]) -> np.ndarray:
     """Return what `packed_mask` was made of."""
-    bits = np.unpackbits(np.frombuffer(mask, np.uint8), count=prod(weight_shape))
+    bits = np.unpackbits(np.frombuffer(packed, np.uint8), count=prod(weight_shape))
     return bits.astype(bool).reshape(weight_shape)
 
 
-def count_kept(kept: np.ndarray, axes: list[Factor]) -> int:
+def count_masked(mask: np.ndarray, axes: list[Factor]) -> int:
     """Return the number of entries: every kept weight has one for each pair of positions that its tap joins."""
-    taps = prod(kept.shape[2:])
+    taps = prod(mask.shape[2:])
     met, _ = _outputs_of(axes, taps)
-    return int(np.count_nonzero(kept.reshape(-1, taps), axis=0) @ np.count_nonzero(met >= 0, axis=0))
+    return int(np.count_nonzero(mask.reshape(-1, taps), axis=0) @ np.count_nonzero(met >= 0, axis=0))
 
 
-def kept_entries(kept: np.ndarray, axes: list[Factor], in_channels: int, channels_last: bool) -> Factor:
-    """Return the entries of a convolution's pattern with the weights of `kept` alone; offsets are indices of weights.
+def masked_entries(mask: np.ndarray, axes: list[Factor], in_channels: int, channels_last: bool) -> Factor:
+    """Return the entries of a convolution's pattern for the weights that `mask` keeps; offsets are indices of weights.
 
     Parameters
     ----------
-    kept
+    mask
         Bool, (out_channels, in_channels // groups, *kernel).
     axes
-        The pattern of every axis (`axis_factor`), the offset of an entry its tap's share of the index of the weight.
+        The pattern of every axis (`window_factors`), the offset of an entry its tap's share of the index of the weight.
     in_channels
         Channels of the input.
     channels_last
@@ -65,11 +65,11 @@ def kept_entries(kept: np.ndarray, axes: list[Factor], in_channels: int, channel
     (input position, weight), those where the weight's tap meets an output; read row by row they are in CSR order, so no
     entry is sorted.
     """
-    out_channels, from_group = kept.shape[:2]
-    taps = prod(kept.shape[2:])
+    out_channels, from_group = mask.shape[:2]
+    taps = prod(mask.shape[2:])
     met, n_outputs = _outputs_of(axes, taps)
     positions = len(met)
-    output, channel, tap = np.nonzero(kept.reshape(out_channels, from_group, taps)[:, :, ::-1])
+    output, channel, tap = np.nonzero(mask.reshape(out_channels, from_group, taps)[:, :, ::-1])
     tap = taps - 1 - tap  # the last tap belongs to the first output
     index = (output * from_group + channel) * taps + tap
     channel = output // (out_channels // (in_channels // from_group)) * from_group + channel
@@ -103,11 +103,9 @@ def kept_entries(kept: np.ndarray, axes: list[Factor], in_channels: int, channel
 
 def _outputs_of(axes: list[Factor], taps: int) -> tuple[np.ndarray, int]:
     """Return which output each input position meets through each tap, (positions, taps), -1 for none; and how many."""
-    whole = Factor(np.array([0, 1]), np.zeros(1, np.int64), 1, np.zeros(1, np.int64))
-    wide = np.dtype(np.int64)
-    for axis in axes:
-        whole = kron(whole, axis, wide, wide)
-    met = np.full((len(whole.indptr) - 1, taps), -1)
+    one = Factor(np.array([0, 1]), np.zeros(1, np.int64), 1, np.zeros(1, np.int64))
+    whole = kron([one, *axes], np.int64)  # also of no axes
+    met = np.full((whole.n_rows, taps), -1)
     rows = np.repeat(np.arange(len(met)), np.diff(whole.indptr))
     met[rows, whole.offset] = whole.columns
     return met, whole.n_columns

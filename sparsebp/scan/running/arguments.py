@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from types import ModuleType
 from typing import Any
+
+import numpy as np
 
 from sparsebp import backend
 from sparsebp.core.arguments import check_sequence
@@ -72,14 +75,18 @@ def check_arguments(
     dtype = backend.float_dtype(g.dtype)
     if g.ndim not in (1, 2):
         raise ShapeError("g has the wrong shape", expected="(n,) or (n, B)", got=g.shape, remedy="Put the batch last")
-    batched = g.ndim == 2
-    backend.check_array("g", g, dtype=dtype, shape=(patterns[0].shape[1], *g.shape[1:]))
-    batch = g.shape[1] if batched else 1
-    if batch == 0:
+    batch = g.shape[1:]  # () without one
+    backend.check_array("g", g, dtype=dtype, shape=(patterns[0].shape[1], *batch))
+    if batch == (0,):
         raise ShapeError("The batch is empty", expected="at least one sample", got=g.shape, remedy="Skip empty batches")
-    check = _check_stacked if stacked else _check_listed
-    values, vectors = check(xp, patterns, parts, injections, batch, batched, dtype)
-    return Arguments(xp, g.reshape(-1, batch), values, vectors, stacked, batched)
+    values = _checked_stack(parts[0], patterns, batch, dtype) if stacked else parts
+    if not stacked:
+        _check_count("data", len(parts), len(patterns))
+        for i, (d, p) in enumerate(zip(parts, patterns, strict=True)):
+            shape = (p.nnz,) if d.ndim == 1 else (p.nnz, *batch)
+            backend.check_array(f"data[{i}]", d, dtype=dtype, shape=shape)
+    vectors = None if injections is None else _checked_injections(xp, injections, patterns, batch, dtype, stacked)
+    return Arguments(xp, g.reshape(-1, prod(batch)), values, vectors, stacked, bool(batch))
 
 
 def _listed(name: str, value: Any, of: str) -> list[Any]:
@@ -89,41 +96,9 @@ def _listed(name: str, value: Any, of: str) -> list[Any]:
         raise ShapeError(error.problem, expected=error.expected, got=error.got, remedy=error.remedy) from error
 
 
-def _check_listed(
-    xp: ModuleType,
-    patterns: Sequence[SparsityPattern],
-    data: list[Array],
-    injections: Sequence[Array | None] | Array | None,
-    batch: int,
-    batched: bool,
-    dtype: object,
-) -> tuple[list[Array], list[Array | None] | None]:
-    _check_count("data", len(data), len(patterns))
-    for i, (d, p) in enumerate(zip(data, patterns, strict=True)):
-        shape = (p.nnz,) if d.ndim == 1 or not batched else (p.nnz, batch)
-        backend.check_array(f"data[{i}]", d, dtype=dtype, shape=shape)
-    if injections is None:
-        return data, None
-    _check_count("injections", len(injections), len(patterns))
-    vectors: list[Array | None] = []
-    for i, (v, p) in enumerate(zip(injections, patterns, strict=True)):
-        if v is not None:
-            shape = (p.shape[0], batch) if batched else (p.shape[0],)
-            backend.check_array(f"injections[{i}]", v, dtype=dtype, shape=shape)
-        vectors.append(None if v is None else v.reshape(-1, batch))
-    return data, vectors if any(v is not None for v in vectors) else None
-
-
-def _check_stacked(
-    xp: ModuleType,
-    patterns: Sequence[SparsityPattern],
-    parts: list[Array],
-    injections: Any,
-    batch: int,
-    batched: bool,
-    dtype: object,
-) -> tuple[Array, Array | None]:
-    data, n, first = parts[0], len(patterns), patterns[0]
+def _checked_stack(data: Array, patterns: Sequence[SparsityPattern], batch: tuple[int, ...], dtype: np.dtype) -> Array:
+    """Return one stacked array of data as (n, nnz, B), or (n, nnz, 1) where the batch shares it."""
+    n, first = len(patterns), patterns[0]
     if first.shape[0] != first.shape[1] or any(p is not first for p in patterns):
         raise ShapeError(
             "One stacked data array needs Jacobians that all have the same square pattern",
@@ -131,25 +106,35 @@ def _check_stacked(
             got=f"an array of shape {data.shape}",
             remedy="Pass a list of arrays, (nnz,) or (nnz, B)",
         )
-    shared = data.ndim == 2
-    backend.check_array(
-        "data", data, dtype=dtype, shape=(n, first.nnz) if shared or not batched else (n, first.nnz, batch)
-    )
-    vectors = None
-    size = first.shape[0]
-    shape = (size, batch) if batched else (size,)
-    if hasattr(injections, "ndim"):
-        backend.check_array("injections", injections, dtype=dtype, shape=(n, *shape))
-        vectors = injections.reshape(n, size, batch)
-    elif injections is not None:
-        _check_count("injections", len(injections), n)
-        if any(v is not None for v in injections):
-            vectors = xp.zeros((n, size, batch), dtype=dtype)
-            for i, v in enumerate(injections):
-                if v is not None:
-                    backend.check_array(f"injections[{i}]", v, dtype=dtype, shape=shape)
-                    vectors[i] = v.reshape(size, batch)
-    return data.reshape(n, first.nnz, 1 if shared else batch), vectors
+    shape = (n, first.nnz) if data.ndim == 2 else (n, first.nnz, *batch)
+    backend.check_array("data", data, dtype=dtype, shape=shape)
+    return data.reshape(n, first.nnz, 1 if data.ndim == 2 else prod(batch))
+
+
+def _checked_injections(
+    xp: ModuleType, injections: Any, patterns: Sequence[SparsityPattern], batch: tuple[int, ...], dtype: np.dtype,
+    stacked: bool,
+) -> Any:  # fmt: skip
+    """Return what is added, with a batch axis: a list, or stacked one array; None if nothing is."""
+    n, width = len(patterns), prod(batch)
+    if stacked and hasattr(injections, "ndim"):
+        size = patterns[0].shape[0]
+        backend.check_array("injections", injections, dtype=dtype, shape=(n, size, *batch))
+        return injections.reshape(n, size, width)
+    _check_count("injections", len(injections), n)
+    for i, (v, p) in enumerate(zip(injections, patterns, strict=True)):
+        if v is not None:
+            backend.check_array(f"injections[{i}]", v, dtype=dtype, shape=(p.shape[0], *batch))
+    vectors = [None if v is None else v.reshape(-1, width) for v in injections]
+    if all(v is None for v in vectors):
+        return None
+    if not stacked:
+        return vectors
+    whole = xp.zeros((n, patterns[0].shape[0], width), dtype=dtype)
+    for at, v in zip(whole, vectors, strict=True):
+        if v is not None:
+            at[...] = v
+    return whole
 
 
 def _check_count(name: str, got: int, expected: int) -> None:
