@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from sparsebp.core.types import Array
-from sparsebp.kernels.device.base import BLOCK, WARP, Launcher, ceil_div, lanes, real_define, step
+from sparsebp.kernels.device.base import BLOCK, WARP, Launcher, ceil_div, real_define, step, thread_block
 
 _TILE = 4  # as TILE in dense.cu
 _MATMUL_BLOCK = 128
@@ -20,7 +20,7 @@ class DenseKernels(Launcher):
         """A level of products; a thread a tile of entries and sample."""
         batch = out.shape[-1]
         (_, m, k, _), n = a.shape, b.shape[2]
-        block = lanes(batch, _MATMUL_BLOCK)
+        block = thread_block(batch, _MATMUL_BLOCK)
         tiles = len(a_index) * ceil_div(m, _TILE) * ceil_div(n, _TILE)
         self._launch(
             "dense.cu",
@@ -65,7 +65,7 @@ class DenseKernels(Launcher):
         args: tuple[Any, ...]
         name, block, args = (
             "dense_matvec",
-            lanes(batch),
+            thread_block(batch),
             (a, a_index, step(a, batch), *vectors, *sizes, np.int32(batch)),
         )
         if batch == 1:
@@ -136,7 +136,7 @@ class DenseKernels(Launcher):
 
         Eight float32 samples are one sector of memory; the tile shrinks where the vectors would not fit.
         """
-        tile = min(8, lanes(batch)[0])
+        tile = min(8, thread_block(batch)[0])
         while tile > 1 and 2 * n * columns * tile * itemsize > self.shared_limit:
             tile //= 2
         rows = min(BLOCK // tile, max(1, 1 << max(n - 1, 0).bit_length()))

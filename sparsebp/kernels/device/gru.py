@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sparsebp.core.types import Array
-from sparsebp.kernels.device.base import lanes, real_define
+from sparsebp.kernels.device.base import real_define, thread_block
 from sparsebp.kernels.device.recurrent import RecurrentLauncher, sizes_of
 
 
@@ -60,7 +60,7 @@ class GruKernels(RecurrentLauncher):
         args = (h, h0, gates, w_hh, out, np.int32(batch), np.int32(hidden))
         defines = real_define(h) | {"HIDDEN": 1}
         grid = steps * hidden if batch else 0
-        self._launch("gru.cu", "gru_jacobians", defines, grid, lanes(batch), args)
+        self._launch("gru.cu", "gru_jacobians", defines, grid, thread_block(batch), args)
 
     def _gru_chunks(
         self,

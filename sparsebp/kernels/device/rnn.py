@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from sparsebp.core.types import Array, Nonlinearity
-from sparsebp.kernels.device.base import Defines, lanes, real_define
+from sparsebp.kernels.device.base import Defines, real_define, thread_block
 from sparsebp.kernels.device.recurrent import RecurrentLauncher, sizes_of
 
 
@@ -59,7 +59,7 @@ class RnnKernels(RecurrentLauncher):
         args = (h, w_hh, out, np.int32(batch), np.int32(hidden))
         defines = real_define(h) | {"HIDDEN": 1} | _relu(nonlinearity)
         grid = steps * hidden if batch else 0
-        self._launch("rnn.cu", "rnn_jacobians", defines, grid, lanes(batch), args)
+        self._launch("rnn.cu", "rnn_jacobians", defines, grid, thread_block(batch), args)
 
     def _rnn_chunks(
         self,

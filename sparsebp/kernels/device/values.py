@@ -5,7 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from sparsebp.core.types import SLOPES, Array
-from sparsebp.kernels.device.base import BLOCK, WARP, Launcher, ceil_div, lanes, real_define, types, winner_define
+from sparsebp.kernels.device.base import (
+    BLOCK,
+    WARP,
+    Launcher,
+    ceil_div,
+    real_define,
+    thread_block,
+    types,
+    winner_define,
+)
 
 
 class ValueKernels(Launcher):
@@ -29,7 +38,7 @@ class ValueKernels(Launcher):
     def max_pool_values(self, winner: Array, window: Array, offset: Array, windows: int, taps: int, out: Array) -> None:
         """One where an entry's place in its window is the winner's, else zero."""
         batch = out.shape[-1]
-        block, entries = lanes(batch), out.shape[0]
+        block, entries = thread_block(batch), out.shape[0]
         args = (
             winner, np.int64(winner.shape[1]), window, offset, np.int64(windows), np.int64(taps), out,
             np.int64(entries), np.int32(batch),

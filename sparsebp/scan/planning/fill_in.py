@@ -20,6 +20,7 @@ from sparsebp.core.types import PatternKind
 from sparsebp.patterns import SparsityPattern
 from sparsebp.patterns.validate import index_bytes
 from sparsebp.products import ProductPlan
+from sparsebp.products.strategies import Gather, Positions, Strategy, by_kinds
 
 KEYS = 32
 """Keys of a row. A count's standard error is ``1 / sqrt(KEYS - 2)``, 18 %, and that of a sum over rows less."""
@@ -51,8 +52,13 @@ class EstimatedProduct:
     """A product that is not planned yet: what `ProductPlan` says of itself."""
 
     pattern: Any
-    strategy: str
+    how: type[Strategy]
     products: int
+
+    @property
+    def strategy(self) -> str:
+        """As `ProductPlan.strategy`."""
+        return self.how.name
 
     @property
     def flops(self) -> int:
@@ -62,15 +68,10 @@ class EstimatedProduct:
     @cached_property
     def index_bytes(self) -> int:
         """Bytes of the plan's index arrays: the result's pattern, and a position of every product in its row."""
-        if self.strategy in ("identity", "scale_rows", "scale_columns"):
+        if not self.how.own_pattern:
             return 0
-        (rows, columns), nnz = self.pattern.shape, self.pattern.nnz
-        pattern = index_bytes(nnz, self.pattern.shape)
-        if self.strategy == "dense":
-            return pattern
-        if self.strategy == "gather":
-            return pattern + 8 * nnz
-        return pattern + 8 * (rows + 1) + (2 if columns <= 2**16 else 4) * self.products
+        shape, nnz = self.pattern.shape, self.pattern.nnz
+        return index_bytes(nnz, shape) + self.how.estimated_bytes(shape, nnz, self.products)
 
 
 Pattern: TypeAlias = SparsityPattern | EstimatedPattern
@@ -92,31 +93,23 @@ class FillIn:
         product = self._products.get((right, left))
         if product is None:
             product = self._products[right, left] = self._product(right, left)
-        if memory_limit is not None and product.strategy == "positions" and 2 * product.products > memory_limit:
-            raise MemoryLimitError(
-                "The product's index is too large", got=f"{2 * product.products} bytes or more, by an estimate"
-            )
+        least = product.how.least_bytes(product.products)
+        if memory_limit is not None and least > memory_limit:
+            raise MemoryLimitError("The product's index is too large", got=f"{least} bytes or more, by an estimate")
         return product
 
     def _product(self, right: Any, left: Any) -> EstimatedProduct:
-        if right.kind == "identity":
-            return EstimatedProduct(left, "identity", 0)
-        if left.kind == "identity":
-            return EstimatedProduct(right, "identity", 0)
-        if right.kind == "diagonal":
-            return EstimatedProduct(left, "scale_rows", left.nnz)
-        if left.kind == "diagonal":
-            return EstimatedProduct(right, "scale_columns", right.nnz)
-        (rows, inner), columns = right.shape, left.shape[1]
-        if right.kind == left.kind == "dense":
-            pattern = EstimatedPattern((rows, columns), "dense", _members(left) + _members(right), self)
-            return EstimatedProduct(pattern, "dense", rows * inner * columns)
-        before, after = _members(left), _members(right)
+        told = by_kinds(right, left)
+        if told is not None and not told.own_pattern:
+            return EstimatedProduct(told.result(right, left), told, told.count(right, left))
+        shape, before, after = (right.shape[0], left.shape[1]), _members(left), _members(right)
+        if told is not None:
+            pattern = EstimatedPattern(shape, "dense", before + after, self)
+            return EstimatedProduct(pattern, told, told.count(right, left))
         kind: PatternKind = "selection" if right.kind == left.kind == "selection" else "general"
-        strategy = "gather" if right.kind == "selection" else "positions"  # one multiplication an entry
+        how = Gather if right.kind == "selection" else Positions  # one multiplication an entry
         products = float(self.counts(after, rows=False) @ self.counts(before, rows=True))
-        pattern = EstimatedPattern((rows, columns), kind, before + after, self)
-        return EstimatedProduct(pattern, strategy, round(products))
+        return EstimatedProduct(EstimatedPattern(shape, kind, before + after, self), how, round(products))
 
     def counts(self, members: Members, *, rows: bool) -> np.ndarray:
         """Return the entries of every row, or column, of a product, exact for one member."""
