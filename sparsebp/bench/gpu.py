@@ -120,13 +120,13 @@ def kernel_calls(point: Point, xp: ModuleType, hidden: int = 20) -> tuple[dict[s
         w, gz = array(hidden, hidden), xp.empty_like(h)
         return {
             "bp": lambda: k.rnn_backward(h, w, None, grad, "tanh", gz, gh0),
-            "chunked": lambda: k.rnn_scan_backward(h, w, None, grad, "tanh", chunks, gz, gh0),
+            "chunked": lambda: k.rnn_backward(h, w, None, grad, "tanh", gz, gh0, chunks),
         }, chunks
     w, h0, gates = array(3 * hidden, hidden), array(batch, hidden), array(length, batch, 4 * hidden)
     ga = xp.empty_like(gates)
     return {
         "bp": lambda: k.gru_backward(h, h0, gates, w, None, grad, ga, gh0),
-        "chunked": lambda: k.gru_scan_backward(h, h0, gates, w, None, grad, chunks, ga, gh0),
+        "chunked": lambda: k.gru_backward(h, h0, gates, w, None, grad, ga, gh0, chunks),
     }, chunks
 
 

@@ -24,12 +24,14 @@ class Maker:
         The real dtype, B and H of the call.
     shared
         Whether values that may be shared by the batch are.
+    chunks
+        Into how many chunks of time a recurrence is cut on the way back.
     """
 
-    def __init__(self, dtype: Any, batch: int = 3, hidden: int = 5, shared: bool = False) -> None:
+    def __init__(self, dtype: Any, batch: int = 3, hidden: int = 5, shared: bool = False, chunks: int = 4) -> None:
         self.dtype, self.batch, self.hidden = np.dtype(dtype), batch, hidden
         self.shared, self.values = shared, 1 if shared else batch
-        self.steps, self.chunks = 7, 4
+        self.steps, self.chunks = 7, chunks
         self.rng = np.random.default_rng(0)
 
     def real(self, *shape: int, scale: float = 1.0) -> np.ndarray:
@@ -249,11 +251,8 @@ class Maker:
         return {
             "h": np.tanh(self.real(*self.sequence())), "w_hh": self.weights(1), "gy": self.real(*self.sequence()),
             "grad_h_n": self.real(self.batch, self.hidden), "nonlinearity": "tanh", "gz": self.out(*self.sequence()),
-            "gh0": self.out(self.batch, self.hidden),
+            "gh0": self.out(self.batch, self.hidden), "chunks": self.chunks,
         }  # fmt: skip
-
-    def rnn_scan_backward(self) -> Arguments:
-        return with_chunks(self.rnn_backward(), self.chunks, before="gz")
 
     def rnn_jacobians(self) -> Arguments:
         h = np.tanh(self.real(*self.sequence()))
@@ -272,11 +271,8 @@ class Maker:
             "h": np.tanh(self.real(*self.sequence())), "h0": self.real(self.batch, self.hidden),
             "gates": self.gate(*self.sequence(4)), "w_hh": self.weights(3), "gy": self.real(*self.sequence()),
             "grad_h_n": self.real(self.batch, self.hidden), "ga": self.out(*self.sequence(4)),
-            "gh0": self.out(self.batch, self.hidden),
+            "gh0": self.out(self.batch, self.hidden), "chunks": self.chunks,
         }  # fmt: skip
-
-    def gru_scan_backward(self) -> Arguments:
-        return with_chunks(self.gru_backward(), self.chunks, before="ga")
 
     def gru_jacobians(self) -> Arguments:
         kept = {name: self.gru_backward()[name] for name in ("h", "h0", "gates", "w_hh")}
@@ -332,16 +328,6 @@ class Maker:
         """Return the arguments of `kernel` in the protocol's order."""
         make: Callable[[], Arguments] = getattr(self, kernel)
         return make()
-
-
-def with_chunks(arguments: Arguments, chunks: int, before: str) -> Arguments:
-    """Put ``chunks`` in front of the argument `before`."""
-    result: Arguments = {}
-    for name, value in arguments.items():
-        if name == before:
-            result["chunks"] = chunks
-        result[name] = value
-    return result
 
 
 def flat(arguments: Arguments) -> Arguments:

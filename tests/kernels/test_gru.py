@@ -41,16 +41,13 @@ def forward(backend: Backend, *args: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 def backward(
-    backend: Backend, state: tuple[np.ndarray, ...], incoming: tuple[Any, Any], chunks: int = 0
+    backend: Backend, state: tuple[np.ndarray, ...], incoming: tuple[Any, Any], chunks: int = 1
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return ga and gh0, from the scan if `chunks` is given. `state` is h, h0, gates, w_hh."""
+    """Return ga and gh0. `state` is h, h0, gates, w_hh."""
     h, h0, gates, _ = state
     ga, gh0 = backend.empty(gates.shape, h.dtype), backend.empty(h0.shape, h.dtype)
     arrays = [*map(backend.array, state), *(None if g is None else backend.array(g) for g in incoming)]
-    if chunks:
-        backend.kernels.gru_scan_backward(*arrays, chunks, ga, gh0)
-    else:
-        backend.kernels.gru_backward(*arrays, ga, gh0)
+    backend.kernels.gru_backward(*arrays, ga, gh0, chunks)
     return backend.numpy(ga), backend.numpy(gh0)
 
 
@@ -131,7 +128,7 @@ def test_gru_against_torch_nn(backend: Backend, hidden: int) -> None:
     h, gates = forward(backend, gx, w_hh, b_hh[2 * hidden :], h0)
     np.testing.assert_allclose(h, y.detach().numpy(), rtol=1e-11, atol=1e-12)
     before = np.concatenate([h0[None], h[:-1]])
-    for chunks in (0, 3):
+    for chunks in (1, 3):
         ga, gh0 = backward(backend, (h, h0, gates, w_hh), (gy, grad_h_n), chunks)
         at_x = np.roll(ga[..., : 3 * hidden], -hidden, axis=-1)  # n, r, z -> r, z, n
         np.testing.assert_allclose(at_x @ w_ih, tx.grad.numpy(), rtol=1e-10, atol=1e-11)
@@ -154,7 +151,7 @@ def test_gru_against_torch_nn(backend: Backend, hidden: int) -> None:
 def test_gru_batch_of_zero(backend: Backend) -> None:
     empty, w_hh = np.zeros((4, 0, 5), np.float32), np.zeros((15, 5), np.float32)
     h, gates = forward(backend, np.zeros((4, 0, 15), np.float32), w_hh, np.zeros(5, np.float32), empty[0])
-    for chunks in (0, 1, 4):
+    for chunks in (1, 4):
         ga, gh0 = backward(backend, (h, empty[0], gates, w_hh), (empty, None), chunks)
         assert ga.shape == (4, 0, 20)
         assert gh0.shape == (0, 5)
@@ -182,7 +179,7 @@ def test_gru_saturates_without_overflow(backend: Backend) -> None:
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_gru_repeats_bitwise(backend: Backend, dtype: Any) -> None:
     case = Case(5, 3, 20, np.dtype(dtype), True, True, 1)
-    for chunks in (0, 3):
+    for chunks in (1, 3):
         first, second = (backward(backend, saved(case), case.incoming(), chunks) for _ in range(2))
         for a, b in zip(first, second, strict=True):
             np.testing.assert_array_equal(a, b)
@@ -225,7 +222,7 @@ def test_gru_writes_its_outputs_and_nothing_beyond(hidden: int) -> None:
     gx, w_hh, b_hn, h0 = inputs(case)
     k.gru_forward(gx, w_hh, b_hn, h0, h, gates)
     for chunks in (1, 4):
-        k.gru_scan_backward(h, h0, gates, w_hh, case.incoming()[0], None, chunks, ga, gh0)
+        k.gru_backward(h, h0, gates, w_hh, case.incoming()[0], None, ga, gh0, chunks)
     k.gru_jacobians(h, h0, gates, w_hh, out)
     for flat in guarded:
         assert np.isfinite(flat).all()
@@ -237,12 +234,11 @@ def arguments() -> dict[str, dict[str, Any]]:
     """Return valid arguments of every GRU kernel."""
     h, w_hh, h0, gates = np.zeros((4, 2, 5)), np.zeros((15, 5)), np.zeros((2, 5)), np.zeros((4, 2, 20))
     state = {"h": h, "h0": h0, "gates": gates, "w_hh": w_hh}
-    back = {**state, "gy": h, "grad_h_n": h0, "ga": gates, "gh0": h0}
+    back = {**state, "gy": h, "grad_h_n": h0, "ga": gates, "gh0": h0, "chunks": 2}
     gx = np.zeros((4, 2, 15))
     return {
         "gru_forward": {"gx": gx, "w_hh": w_hh, "b_hn": np.zeros(5), "h0": h0, "h": h, "gates": gates},
         "gru_backward": back,
-        "gru_scan_backward": {**back, "chunks": 2},
         "gru_jacobians": {**state, "out": np.zeros((4, 5, 5, 2))},
     }
 
@@ -253,12 +249,10 @@ def test_gru_arguments_are_checked(backend: Backend, name: str) -> None:
 
 
 def test_gru_chunks_are_checked(backend: Backend) -> None:
-    args = {
-        k: backend.array(v) if isinstance(v, np.ndarray) else v for k, v in arguments()["gru_scan_backward"].items()
-    }
+    args = {k: backend.array(v) if isinstance(v, np.ndarray) else v for k, v in arguments()["gru_backward"].items()}
     for chunks in (0, -1, 5):
         with pytest.raises(OptionError, match=r"1 <= chunks <= T = 4"):
-            backend.kernels.gru_scan_backward(**{**args, "chunks": chunks})
+            backend.kernels.gru_backward(**{**args, "chunks": chunks})
 
 
 def test_gru_empty_sequences_are_refused(backend: Backend) -> None:

@@ -27,15 +27,12 @@ def forward(backend: Backend, gx: np.ndarray, w_hh: np.ndarray, h0: np.ndarray, 
 
 
 def backward(
-    backend: Backend, h: np.ndarray, w_hh: np.ndarray, incoming: tuple[Any, Any], nonlinearity: str, chunks: int = 0
+    backend: Backend, h: np.ndarray, w_hh: np.ndarray, incoming: tuple[Any, Any], nonlinearity: str, chunks: int = 1
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return gz and gh0, from the scan if `chunks` is given."""
+    """Return gz and gh0."""
     gz, gh0 = backend.empty(h.shape, h.dtype), backend.empty(h.shape[1:], h.dtype)
     arrays = [backend.array(h), backend.array(w_hh), *(None if g is None else backend.array(g) for g in incoming)]
-    if chunks:
-        backend.kernels.rnn_scan_backward(*arrays, nonlinearity, chunks, gz, gh0)
-    else:
-        backend.kernels.rnn_backward(*arrays, nonlinearity, gz, gh0)
+    backend.kernels.rnn_backward(*arrays, nonlinearity, gz, gh0, chunks)
     return backend.numpy(gz), backend.numpy(gh0)
 
 
@@ -104,7 +101,7 @@ def test_rnn_against_torch_nn(backend: Backend, nonlinearity: str, hidden: int) 
     gx = x @ p["weight_ih_l0"].T + p["bias_ih_l0"] + p["bias_hh_l0"]
     h = forward(backend, gx, p["weight_hh_l0"], h0, nonlinearity)
     np.testing.assert_allclose(h, y.detach().numpy(), rtol=1e-11, atol=1e-12)
-    for chunks in (0, 3):
+    for chunks in (1, 3):
         gz, gh0 = backward(backend, h, p["weight_hh_l0"], (gy, grad_h_n), nonlinearity, chunks)
         np.testing.assert_allclose(gz @ p["weight_ih_l0"], tx.grad.numpy(), rtol=1e-10, atol=1e-11)
         np.testing.assert_allclose(gh0, th0.grad.numpy()[0], rtol=1e-10, atol=1e-11)
@@ -125,7 +122,7 @@ def test_rnn_against_torch_nn(backend: Backend, nonlinearity: str, hidden: int) 
 def test_rnn_batch_of_zero(backend: Backend) -> None:
     empty, w_hh = np.zeros((4, 0, 5), np.float32), np.eye(5, dtype=np.float32)
     assert forward(backend, empty, w_hh, empty[0], "tanh").shape == (4, 0, 5)
-    for chunks in (0, 1, 4):
+    for chunks in (1, 4):
         gz, gh0 = backward(backend, empty, w_hh, (empty, None), "tanh", chunks)
         assert gz.shape == (4, 0, 5)
         assert gh0.shape == (0, 5)
@@ -148,7 +145,7 @@ def test_rnn_nan_stays_in_its_sample(backend: Backend, nonlinearity: str) -> Non
 def test_rnn_repeats_bitwise(backend: Backend, dtype: Any) -> None:
     case = Case(5, 3, 20, np.dtype(dtype), True, True, 1)
     h, w_hh = sequence(case, "tanh")
-    for chunks in (0, 3):
+    for chunks in (1, 3):
         first, second = (backward(backend, h, w_hh, case.incoming(), "tanh", chunks) for _ in range(2))
         for a, b in zip(first, second, strict=True):
             np.testing.assert_array_equal(a, b)
@@ -191,7 +188,7 @@ def test_rnn_writes_its_outputs_and_nothing_beyond(hidden: int) -> None:
     w_hh = case.weights(1)
     k.rnn_forward(case.normal(4, 3, hidden), w_hh, case.normal(3, hidden), "relu", h)
     for chunks in (1, 4):
-        k.rnn_scan_backward(h, w_hh, case.incoming()[0], None, "relu", chunks, gz, gh0)
+        k.rnn_backward(h, w_hh, case.incoming()[0], None, "relu", gz, gh0, chunks)
     k.rnn_jacobians(h, w_hh, "relu", jacobians)
     for flat in guarded:
         assert np.isfinite(flat).all()
@@ -202,11 +199,10 @@ def test_rnn_writes_its_outputs_and_nothing_beyond(hidden: int) -> None:
 def arguments() -> dict[str, dict[str, Any]]:
     """Return valid arguments of every RNN kernel."""
     h, w_hh, h0 = np.zeros((4, 2, 5)), np.zeros((5, 5)), np.zeros((2, 5))
-    back = {"h": h, "w_hh": w_hh, "gy": h, "grad_h_n": h0, "nonlinearity": "tanh", "gz": h, "gh0": h0}
+    back = {"h": h, "w_hh": w_hh, "gy": h, "grad_h_n": h0, "nonlinearity": "tanh", "gz": h, "gh0": h0, "chunks": 2}
     return {
         "rnn_forward": {"gx": h, "w_hh": w_hh, "h0": h0, "nonlinearity": "tanh", "h": h},
         "rnn_backward": back,
-        "rnn_scan_backward": {**back, "chunks": 2},
         "rnn_jacobians": {"h": h, "w_hh": w_hh, "nonlinearity": "relu", "out": np.zeros((4, 5, 5, 2))},
     }
 
@@ -217,14 +213,12 @@ def test_rnn_arguments_are_checked(backend: Backend, name: str) -> None:
 
 
 def test_rnn_options_are_checked(backend: Backend) -> None:
-    args = {
-        k: backend.array(v) if isinstance(v, np.ndarray) else v for k, v in arguments()["rnn_scan_backward"].items()
-    }
+    args = {k: backend.array(v) if isinstance(v, np.ndarray) else v for k, v in arguments()["rnn_backward"].items()}
     for chunks in (0, -1, 5):
         with pytest.raises(OptionError, match=r"1 <= chunks <= T = 4"):
-            backend.kernels.rnn_scan_backward(**{**args, "chunks": chunks})
+            backend.kernels.rnn_backward(**{**args, "chunks": chunks})
     with pytest.raises(OptionError, match="'tanh' or 'relu'"):
-        backend.kernels.rnn_scan_backward(**{**args, "nonlinearity": "gelu"})
+        backend.kernels.rnn_backward(**{**args, "nonlinearity": "gelu"})
 
 
 def test_rnn_empty_sequences_are_refused(backend: Backend) -> None:

@@ -43,33 +43,27 @@ class RecurrentKernels(Family):
         nonlinearity: Nonlinearity,
         gz: Array,
         gh0: Array,
+        chunks: int = 1,
     ) -> None:
-        """Sequential back-propagation. gz (T, B, H), written: gradient at the pre-activations; gh0 (B, H), written.
+        """Back-propagation. gz (T, B, H), written: gradient at the pre-activations; gh0 (B, H), written.
 
         ``g[t] = gy[t] + w_hhᵀ @ gz[t+1]`` (``+ grad_h_n`` at the last t); ``gz[t] = g[t] * f'(t)``;
         ``gh0 = w_hhᵀ @ gz[0]``. f' is ``1 - h²`` (tanh) or ``h > 0`` (relu).
-        """
-        _check_rnn_backward(h, w_hh, gy, grad_h_n, nonlinearity, gz, gh0)
-        self._run.rnn_backward(h, w_hh, gy, grad_h_n, nonlinearity, gz, gh0)
 
-    def rnn_scan_backward(
-        self,
-        h: Array,
-        w_hh: Array,
-        gy: Array | None,
-        grad_h_n: Array | None,
-        nonlinearity: Nonlinearity,
-        chunks: int,
-        gz: Array,
-        gh0: Array,
-    ) -> None:
-        """The same result as `rnn_backward` by reduce-then-scan over `chunks` chunks of time; stores no Jacobian.
-
-        Scratch: one affine map (H·H + H values) per chunk and sample. ``1 <= chunks <= T``.
+        One chunk is the recursion, 2·T·B·H² FLOP. More of them, ``1 <= chunks <= T``, are reduce-then-scan, which
+        stores no Jacobian: 2·(H + 1)·T·B·H²·(C - 2)/C FLOP more, for the affine maps of all chunks but the first and
+        the last in time, which need none; it pays where far more than H workers are idle. Scratch: H·H + H values a
+        map and sample.
         """
-        _check_rnn_backward(h, w_hh, gy, grad_h_n, nonlinearity, gz, gh0)
-        _check_chunks(chunks, len(h))
-        self._run.rnn_scan_backward(h, w_hh, gy, grad_h_n, nonlinearity, chunks, gz, gh0)
+        namespace(h=h, w_hh=w_hh, gz=gz, gh0=gh0, **given(gy=gy, grad_h_n=grad_h_n))
+        _check_nonlinearity(nonlinearity)
+        steps, batch, hidden = _check_sequence("h", h)
+        check_array("w_hh", w_hh, dtype=h.dtype, shape=(hidden, hidden))
+        _check_incoming(h, gy, grad_h_n)
+        check_array("gz", gz, dtype=h.dtype, shape=(steps, batch, hidden), written=True)
+        check_array("gh0", gh0, dtype=h.dtype, shape=(batch, hidden), written=True)
+        _check_chunks(chunks, steps)
+        self._run.rnn_backward(h, w_hh, gy, grad_h_n, nonlinearity, gz, gh0, chunks)
 
     def rnn_jacobians(self, h: Array, w_hh: Array, nonlinearity: Nonlinearity, out: Array) -> None:
         """Materialise the scan's elements: out (T, H, H, B), ``out[t, i, j, b] = w_hh[j, i] * f'(h[t, b, j])``,
@@ -108,32 +102,23 @@ class RecurrentKernels(Family):
         grad_h_n: Array | None,
         ga: Array,
         gh0: Array,
+        chunks: int = 1,
     ) -> None:
-        """Sequential back-propagation through a GRU.
+        """Back-propagation through a GRU, by the recursion or by chunks, as `rnn_backward`; factored Jacobians, Eq. 11.
 
         ga (T, B, 4H), written: gradients at the pre-activations N, R, Z and at M, in the order **n, r, z, m**. So
         ``ga[..., H:]`` is what multiplies h (order r, z, n as in w_hh) and ``ga[..., :3H]`` what multiplies x
         (order n, r, z). gh0 (B, H), written.
-        """
-        _check_gru_backward(h, h0, gates, w_hh, gy, grad_h_n, ga, gh0)
-        self._run.gru_backward(h, h0, gates, w_hh, gy, grad_h_n, ga, gh0)
 
-    def gru_scan_backward(
-        self,
-        h: Array,
-        h0: Array,
-        gates: Array,
-        w_hh: Array,
-        gy: Array | None,
-        grad_h_n: Array | None,
-        chunks: int,
-        ga: Array,
-        gh0: Array,
-    ) -> None:
-        """The same result as `gru_backward` by reduce-then-scan over the factored Jacobians (BPPSA Eq. 11)."""
-        _check_gru_backward(h, h0, gates, w_hh, gy, grad_h_n, ga, gh0)
-        _check_chunks(chunks, len(h))
-        self._run.gru_scan_backward(h, h0, gates, w_hh, gy, grad_h_n, chunks, ga, gh0)
+        6·T·B·H² FLOP, and with C chunks (2·(H + 1)·H² + 6·H²)·T·B·(C - 2)/C more.
+        """
+        namespace(h=h, h0=h0, gates=gates, w_hh=w_hh, ga=ga, gh0=gh0, **given(gy=gy, grad_h_n=grad_h_n))
+        steps, batch, hidden = _check_gru_saved(h, h0, gates, w_hh)
+        _check_incoming(h, gy, grad_h_n)
+        check_array("ga", ga, dtype=h.dtype, shape=(steps, batch, 4 * hidden), written=True)
+        check_array("gh0", gh0, dtype=h.dtype, shape=(batch, hidden), written=True)
+        _check_chunks(chunks, steps)
+        self._run.gru_backward(h, h0, gates, w_hh, gy, grad_h_n, ga, gh0, chunks)
 
     def gru_jacobians(self, h: Array, h0: Array, gates: Array, w_hh: Array, out: Array) -> None:
         """Materialise the scan's elements (BPPSA Eq. 11).
@@ -144,28 +129,6 @@ class RecurrentKernels(Family):
         steps, batch, hidden = _check_gru_saved(h, h0, gates, w_hh)
         check_array("out", out, dtype=h.dtype, shape=(steps, hidden, hidden, batch), written=True)
         self._run.gru_jacobians(h, h0, gates, w_hh, out)
-
-
-def _check_rnn_backward(
-    h: Array, w_hh: Array, gy: Array | None, grad_h_n: Array | None, nonlinearity: str, gz: Array, gh0: Array
-) -> None:
-    namespace(h=h, w_hh=w_hh, gz=gz, gh0=gh0, **given(gy=gy, grad_h_n=grad_h_n))
-    _check_nonlinearity(nonlinearity)
-    steps, batch, hidden = _check_sequence("h", h)
-    check_array("w_hh", w_hh, dtype=h.dtype, shape=(hidden, hidden))
-    _check_incoming(h, gy, grad_h_n)
-    check_array("gz", gz, dtype=h.dtype, shape=(steps, batch, hidden), written=True)
-    check_array("gh0", gh0, dtype=h.dtype, shape=(batch, hidden), written=True)
-
-
-def _check_gru_backward(
-    h: Array, h0: Array, gates: Array, w_hh: Array, gy: Array | None, grad_h_n: Array | None, ga: Array, gh0: Array
-) -> None:
-    namespace(h=h, h0=h0, gates=gates, w_hh=w_hh, ga=ga, gh0=gh0, **given(gy=gy, grad_h_n=grad_h_n))
-    steps, batch, hidden = _check_gru_saved(h, h0, gates, w_hh)
-    _check_incoming(h, gy, grad_h_n)
-    check_array("ga", ga, dtype=h.dtype, shape=(steps, batch, 4 * hidden), written=True)
-    check_array("gh0", gh0, dtype=h.dtype, shape=(batch, hidden), written=True)
 
 
 def _check_gru_saved(h: Array, h0: Array, gates: Array, w_hh: Array) -> Sizes:

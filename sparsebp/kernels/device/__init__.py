@@ -11,10 +11,9 @@ from sparsebp.kernels.device.channels import ChannelKernels
 from sparsebp.kernels.device.clamp import ClampKernels
 from sparsebp.kernels.device.csr import CsrKernels
 from sparsebp.kernels.device.dense import DenseKernels
-from sparsebp.kernels.device.gru import GruKernels
 from sparsebp.kernels.device.loader import RawModuleLoader, options, source
 from sparsebp.kernels.device.optimizers import OptimizerKernels
-from sparsebp.kernels.device.rnn import RnnKernels
+from sparsebp.kernels.device.recurrent import RecurrentKernels
 from sparsebp.kernels.device.sources import SOURCES
 from sparsebp.kernels.device.spgemm import SpgemmKernels
 from sparsebp.kernels.device.training import TrainingKernels
@@ -28,8 +27,7 @@ class DeviceKernels(
     CsrKernels,
     SpgemmKernels,
     DenseKernels,
-    RnnKernels,
-    GruKernels,
+    RecurrentKernels,
     TrainingKernels,
     OptimizerKernels,
     ValueKernels,

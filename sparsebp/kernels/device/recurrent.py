@@ -1,16 +1,16 @@
-"""What the launchers of RNN and GRU share: the form of a kernel for a hidden size, and the launches of a scan."""
+"""Launchers of the recurrences (``cuda/rnn.cu``, ``cuda/gru.cu``, ``cuda/scan.cu``)."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
 from sparsebp.core.errors import OptionError
-from sparsebp.core.types import Array
-from sparsebp.kernels.device.base import MAX_THREADS, WARP, Defines, Launcher, ceil_div, real_define
+from sparsebp.core.types import Array, Nonlinearity
+from sparsebp.kernels.device.base import MAX_THREADS, WARP, Defines, Launcher, ceil_div, real_define, thread_block
 
 _WEIGHT_REGISTERS = 144
 """32-bit registers of a thread that may hold weights; of 255, the rest is for sums and values loaded ahead."""
@@ -30,15 +30,124 @@ class UnitForm:
     streamed: bool
 
 
-class RunChunks(Protocol):
-    """Runs chunks ``span`` = (first, end, of how many) with the gradients `carry` (one a chunk) from later steps."""
+@dataclass(frozen=True)
+class _Cell:
+    """What the launches of RNN and GRU differ in: files and kernels begin with `name`, `gates` as in torch.nn."""
 
-    def __call__(self, carry: Array | None, carry_out: Array, span: tuple[int, int, int]) -> None:
-        """Write the gradients of these chunks' steps; the first chunk's own carry goes to `carry_out`."""
+    name: Literal["rnn", "gru"]
+    gates: int
+    defines: Defines
 
 
-class RecurrentLauncher(Launcher):
-    """Base of the RNN and GRU launchers."""
+_GRU = _Cell("gru", 3, {})
+_RNN: dict[Nonlinearity, _Cell] = {"tanh": _Cell("rnn", 1, {"RELU": 0}), "relu": _Cell("rnn", 1, {"RELU": 1})}
+
+
+class RecurrentKernels(Launcher):
+    """Device side of `sparsebp.kernels.api.RecurrentKernels`; shapes and dtypes are stated there."""
+
+    def rnn_forward(self, gx: Array, w_hh: Array, h0: Array, nonlinearity: Nonlinearity, h: Array) -> None:
+        """A block a sample."""
+        self._forward(_RNN[nonlinearity], h, gx, w_hh, h0, h)
+
+    def rnn_backward(
+        self,
+        h: Array,
+        w_hh: Array,
+        gy: Array | None,
+        grad_h_n: Array | None,
+        nonlinearity: Nonlinearity,
+        gz: Array,
+        gh0: Array,
+        chunks: int,
+    ) -> None:
+        """A block a sample and chunk."""
+        self._back_propagate(_RNN[nonlinearity], (h,), w_hh, gy, grad_h_n, gz, gh0, chunks)
+
+    def rnn_jacobians(self, h: Array, w_hh: Array, nonlinearity: Nonlinearity, out: Array) -> None:
+        """A block a step and unit."""
+        self._jacobians(_RNN[nonlinearity], h, w_hh, out)
+
+    def gru_forward(self, gx: Array, w_hh: Array, b_hn: Array, h0: Array, h: Array, gates: Array) -> None:
+        """A block a sample."""
+        self._forward(_GRU, h, gx, w_hh, b_hn, h0, h, gates)
+
+    def gru_backward(
+        self,
+        h: Array,
+        h0: Array,
+        gates: Array,
+        w_hh: Array,
+        gy: Array | None,
+        grad_h_n: Array | None,
+        ga: Array,
+        gh0: Array,
+        chunks: int,
+    ) -> None:
+        """A block a sample and chunk."""
+        self._back_propagate(_GRU, (h, h0, gates), w_hh, gy, grad_h_n, ga, gh0, chunks)
+
+    def gru_jacobians(self, h: Array, h0: Array, gates: Array, w_hh: Array, out: Array) -> None:
+        """A block a step and unit."""
+        self._jacobians(_GRU, h, h0, gates, w_hh, out)
+
+    # ---- the same for both cells ---------------------------------------------------------------------------------
+
+    def _forward(self, cell: _Cell, h: Array, gx: Array, w_hh: Array, *others: Array) -> None:
+        steps, batch, hidden = h.shape
+        form = self._unit_form(h, 1, cell.gates)
+        weights = self.xp.ascontiguousarray(w_hh.T) if form.streamed else w_hh
+        args = (gx, weights, *others, np.int64(steps), np.int32(batch), np.int32(hidden))
+        defines, block = form.defines | cell.defines, (form.threads,)
+        self._launch(f"{cell.name}.cu", f"{cell.name}_forward", defines, batch, block, args, form.shared)
+
+    def _jacobians(self, cell: _Cell, h: Array, *others: Array) -> None:
+        steps, batch, hidden = h.shape
+        args = (h, *others, np.int32(batch), np.int32(hidden))
+        defines, grid = real_define(h) | {"HIDDEN": 1} | cell.defines, steps * hidden if batch else 0
+        self._launch(f"{cell.name}.cu", f"{cell.name}_jacobians", defines, grid, thread_block(batch), args)
+
+    def _back_propagate(
+        self,
+        cell: _Cell,
+        saved: tuple[Array, ...],
+        w_hh: Array,
+        gy: Array | None,
+        grad_h_n: Array | None,
+        written: Array,
+        gh0: Array,
+        chunks: int,
+    ) -> None:
+        """Run the recursion, or reduce-then-scan: reduce the chunks, combine their maps, run each with its vector.
+
+        The last chunk knows its incoming gradient and is run in the first phase; the first one's map is not needed.
+        """
+        steps, batch, hidden = saved[0].shape
+        form = self._unit_form(gh0, cell.gates, 1)
+        sizes, count = (np.int64(steps), np.int32(batch), np.int32(hidden)), np.int64(chunks)
+
+        def run_chunks(first: int, end: int, carry: Array | None, carry_out: Array) -> None:
+            """Run chunks with the gradients `carry` (one a chunk) from later steps; see ``rnn_backward`` in rnn.cu."""
+            args = (*saved, w_hh, gy, carry, written, carry_out, *sizes, np.int64(first), count)
+            defines, block = form.defines | cell.defines, (form.threads,)
+            name = f"{cell.name}_backward"
+            self._launch(f"{cell.name}.cu", name, defines, (end - first) * batch, block, args, form.shared)
+
+        if chunks == 1 or batch == 0:
+            run_chunks(0, chunks, grad_h_n, gh0)
+            return
+        carry = self.xp.empty((chunks - 1, batch, hidden), gh0.dtype)
+        matrices = self.xp.empty((chunks - 2, batch, hidden, hidden), gh0.dtype)
+        vectors = None if gy is None else self.xp.empty((chunks - 2, batch, hidden), gh0.dtype)
+        if hidden <= WARP and not form.streamed:
+            args = (*saved, w_hh, gy, matrices, vectors, grad_h_n, written, carry[-1], *sizes, count)
+            self._reduce_in_warps(cell, args, batch, hidden, chunks, form.shared)
+        else:
+            run_chunks(chunks - 1, chunks, grad_h_n, carry[-1])
+            args = (*saved, self.xp.ascontiguousarray(w_hh.T), gy, matrices, vectors, *sizes, count)
+            self._reduce_in_blocks(cell, args, batch, hidden, chunks)
+        self._combine_chunks(matrices, vectors, carry)
+        run_chunks(0, chunks - 1, carry, gh0)
 
     def _unit_form(self, array: Array, fold: int, outputs: int) -> UnitForm:
         """Return the form for a step that makes `outputs` results a unit from `fold` * H values of state.
@@ -66,65 +175,29 @@ class RecurrentLauncher(Launcher):
         fits = staged <= self.shared_limit
         return UnitForm(defines | {"STAGED": int(fits)}, threads, staged if fits else state, True)
 
-    def _scan_backward(
-        self,
-        cell: str,
-        defines: Defines,
-        saved: tuple[Array, ...],
-        w_hh: Array,
-        gy: Array | None,
-        grad_h_n: Array | None,
-        written: Array,
-        gh0: Array,
-        chunks: int,
-        run_chunks: RunChunks,
-        form: UnitForm,
-    ) -> None:
-        """Back-propagate by reduce-then-scan: reduce the chunks, combine their maps, run every chunk with its vector.
-
-        The last chunk knows its incoming gradient and is run in the first phase; the first one's map is not needed.
-        """
-        batch, hidden = gh0.shape
-        if chunks == 1 or batch == 0:
-            run_chunks(grad_h_n, gh0, (0, 1, 1))
-            return
-        carry = self.xp.empty((chunks - 1, batch, hidden), gh0.dtype)
-        matrices = self.xp.empty((chunks - 2, batch, hidden, hidden), gh0.dtype)
-        vectors = None if gy is None else self.xp.empty((chunks - 2, batch, hidden), gh0.dtype)
-        sizes = (np.int64(len(written)), np.int32(batch), np.int32(hidden), np.int64(chunks))
-        if hidden <= WARP and not form.streamed:
-            args = (*saved, w_hh, gy, matrices, vectors, grad_h_n, written, carry[-1], *sizes)
-            self._reduce_in_warps(cell, defines, args, batch, hidden, chunks, form.shared)
-        else:
-            run_chunks(grad_h_n, carry[-1], (chunks - 1, chunks, chunks))
-            args = (*saved, self.xp.ascontiguousarray(w_hh.T), gy, matrices, vectors, *sizes)
-            self._reduce_in_blocks(cell, defines, args, batch, hidden, chunks)
-        self._combine_chunks(matrices, vectors, carry)
-        run_chunks(carry, gh0, (0, chunks - 1, chunks))
-
     def _reduce_in_warps(
-        self, cell: str, defines: Defines, args: tuple[Any, ...], batch: int, hidden: int, chunks: int, last: int
+        self, cell: _Cell, args: tuple[Any, ...], batch: int, hidden: int, chunks: int, last: int
     ) -> None:
-        """Launch the first phase where a warp holds whole matrices; see the first kernel of ``rnn_scan.cu``.
+        """Launch the first phase where a warp holds whole matrices; see ``rnn_reduce`` in rnn.cu.
 
         `last` is the shared memory in bytes that the warps of the last chunk need.
         """
         itemsize = args[0].dtype.itemsize
         rows = self._rows_a_lane(hidden, batch, chunks - 2, itemsize)
         groups = ceil_div(batch, WARP // ceil_div(hidden, rows))
-        defines = defines | {"HIDDEN": hidden, "ROWS": rows}
         grid, shared = batch + (chunks - 2) * groups, max(last, _warp_bytes(cell, hidden, rows, itemsize))
-        self._launch(f"{cell}_scan.cu", f"{cell}_reduce", defines, grid, (WARP,), (*args, np.int32(groups)), shared)
+        self._reduce(cell, {"HIDDEN": hidden, "ROWS": rows}, grid, WARP, (*args, np.int32(groups)), shared)
 
-    def _reduce_in_blocks(
-        self, cell: str, defines: Defines, args: tuple[Any, ...], batch: int, hidden: int, chunks: int
-    ) -> None:
-        """Launch the first phase for any hidden size; see the second kernel of ``rnn_scan.cu``."""
+    def _reduce_in_blocks(self, cell: _Cell, args: tuple[Any, ...], batch: int, hidden: int, chunks: int) -> None:
+        """Launch the first phase for any hidden size; see ``rnn_reduce`` in rnn.cu."""
         warps, rows, shared = self._block_rows(cell, hidden, args[0].dtype.itemsize)
         groups = ceil_div(hidden, warps * rows)
-        grid, block = (chunks - 2) * batch * groups, (warps * WARP,)
-        args = (*args, np.int32(groups))
-        self._launch(f"{cell}_scan.cu", f"{cell}_reduce", defines | {"ROWS": rows}, grid, block, args, shared)
+        grid = (chunks - 2) * batch * groups
+        self._reduce(cell, {"ROWS": rows}, grid, warps * WARP, (*args, np.int32(groups)), shared)
+
+    def _reduce(self, cell: _Cell, form: Defines, grid: int, threads: int, args: tuple[Any, ...], shared: int) -> None:
+        defines = real_define(args[0]) | cell.defines | form
+        self._launch(f"{cell.name}.cu", f"{cell.name}_reduce", defines, grid, (threads,), args, shared)
 
     def _combine_chunks(self, matrices: Array, vectors: Array | None, carry: Array) -> None:
         """Launch the second phase: fill `carry` (chunks - 1, B, H) downwards from its last entry."""
@@ -157,9 +230,9 @@ class RecurrentLauncher(Launcher):
                 best, shortest = rows, time
         return best
 
-    def _block_rows(self, cell: str, hidden: int, itemsize: int) -> tuple[int, int, int]:
+    def _block_rows(self, cell: _Cell, hidden: int, itemsize: int) -> tuple[int, int, int]:
         """Return warps a block, rows a warp and bytes of shared memory for the reduction at any hidden size."""
-        factors = 2 if cell == "rnn" else 5  # coefficients and the incoming gradient
+        factors = 2 if cell.name == "rnn" else 5  # coefficients and the incoming gradient
         for warps, rows in ((8, 4), (8, 2), (8, 1), (4, 1), (2, 1), (1, 1)):
             shared = (2 * warps * rows * _padded(hidden, itemsize) + factors * hidden) * itemsize
             if shared <= self.shared_limit:
@@ -172,19 +245,13 @@ def _padded(count: int, itemsize: int) -> int:
     return ceil_div(count, width) * width
 
 
-def _warp_bytes(cell: str, hidden: int, rows: int, itemsize: int) -> int:
-    """Return the shared memory of the warp form of a reduction, laid out as in ``rnn_scan.cu`` and ``gru_scan.cu``."""
+def _warp_bytes(cell: _Cell, hidden: int, rows: int, itemsize: int) -> int:
+    """Return the shared memory of the warp form of a reduction, laid out as in ``rnn.cu`` and ``gru.cu``."""
     matrices = WARP // ceil_div(hidden, rows)
     square, exchange = hidden * _padded(hidden, itemsize), rows * hidden * WARP
-    if cell == "rnn":
+    if cell.name == "rnn":
         return (square + 2 * matrices * hidden + exchange) * itemsize
     width = 16 // itemsize
     jacobian = square + (0 if square // width % 2 else width)
     values = matrices * jacobian + exchange + 4 * matrices * hidden + _padded(matrices * hidden, itemsize)
     return (values + 3 * hidden * hidden) * itemsize
-
-
-def sizes_of(h: Array, first_chunk: int, chunks: int) -> tuple[Any, ...]:
-    """Return the size arguments of the backward kernels."""
-    steps, batch, hidden = h.shape
-    return np.int64(steps), np.int32(batch), np.int32(hidden), np.int64(first_chunk), np.int64(chunks)

@@ -78,10 +78,8 @@ SOURCES: dict[str, list[Defines]] = {
     "dense.cu": _plain(),
     "training.cu": _plain(),
     "optimizers.cu": _plain(),
-    "rnn.cu": _elman(_units({"float": 128, "double": 72})),
-    "gru.cu": _units({"float": 48, "double": 24}),
-    "rnn_scan.cu": _elman(_reductions({"float": 32, "double": 32})),
-    "gru_scan.cu": _reductions({"float": 32, "double": 24}),
+    "rnn.cu": _elman(_units({"float": 128, "double": 72}) + _reductions({"float": 32, "double": 32})),
+    "gru.cu": _units({"float": 48, "double": 24}) + _reductions({"float": 32, "double": 24}),
     "scan.cu": _combinations(),
 }
 """File name to the list of define sets, each ``{name: value}``."""

@@ -49,10 +49,7 @@ class GRUMath(CellMath):
         grads: RunGradients,
     ) -> None:  # fmt: skip
         """Write ga and gh0."""
-        if chunks == 1:
-            k.gru_backward(tape.h, tape.h0, tape.gates, w_hh, gy, grad_h_n, *grads)
-        else:
-            k.gru_scan_backward(tape.h, tape.h0, tape.gates, w_hh, gy, grad_h_n, chunks, *grads)
+        k.gru_backward(tape.h, tape.h0, tape.gates, w_hh, gy, grad_h_n, *grads, chunks)
 
     def jacobians(self, k: Kernels, tape: Tape, w_hh: Array, reverse: bool, out: Array) -> None:
         """Write Eq. 11 for every step. Reversed, the states before each step stand in for the states after the last."""

@@ -39,10 +39,7 @@ class RNNMath(CellMath):
         grads: RunGradients,
     ) -> None:  # fmt: skip
         """Write ga and gh0."""
-        if chunks == 1:
-            k.rnn_backward(tape.h, w_hh, gy, grad_h_n, self.nonlinearity, *grads)
-        else:
-            k.rnn_scan_backward(tape.h, w_hh, gy, grad_h_n, self.nonlinearity, chunks, *grads)
+        k.rnn_backward(tape.h, w_hh, gy, grad_h_n, self.nonlinearity, *grads, chunks)
 
     def jacobians(self, k: Kernels, tape: Tape, w_hh: Array, reverse: bool, out: Array) -> None:
         """Write ``w_hhᵀ · diag(f'(h[t]))``; an element depends on its own step only, so order is free."""

@@ -1,4 +1,5 @@
-// Gated recurrent unit (BPPSA Eq. 10): forward with every gate kept, sequential backward, and materialised Jacobians.
+// Gated recurrent unit (BPPSA Eq. 10): forward with every gate kept, backward, and materialised Jacobians;
+// with -DROWS the first phase of the backward by reduce-then-scan alone.
 //
 // A block a sample (and chunk), a thread a hidden unit; see recurrent.cuh. Bound by the latency of a step: about 30 cycles for
 // the state, 3 H multiply-adds a thread, and forward two exponentials with their divisions in a row. Operations: 6 H^2 a
@@ -6,8 +7,59 @@
 
 #include "common.cuh"
 #include "recurrent.cuh"
-#include "gru_chunk.cuh"
+#include "reduction.cuh"
 
+constexpr int DEPTH = STREAMED ? 2 : 4;  // steps that values are loaded ahead; even: two copies of the state alternate
+
+// What the backward reads at one step: the gates, the state before, and the gradient that arrives.
+struct GruStep {
+    real r, z, n, m, before, gy;
+};
+
+// For t = end - 1 ... begin; carries as in rnn_run_chunk. Of the gradients at n, r, z, m the last three are what the
+// transposed weights multiply.
+__device__ __forceinline__ void gru_run_chunk(
+    const real* __restrict__ h, const real* __restrict__ h0, const real* __restrict__ gates,
+    const real* __restrict__ weights, const real* __restrict__ gy, const real* __restrict__ carry, real* __restrict__ ga,
+    real* __restrict__ carry_out, int64 begin, int64 end, int sample, int batch, int hidden, real* shared) {
+    HIDDEN_SIZE(hidden);
+    const bool active = int(threadIdx.x) < H;
+    const int unit = min(int(threadIdx.x), H - 1);
+    const int64 stride = int64(batch) * H, at = int64(sample) * H + unit, wide = int64(sample) * H * 4 + unit;
+    UnitWeights<1, 3> w;
+    real* const state = w.load(weights, BACKWARD_STRIDES, unit, shared);
+
+    real u = carry ? carry[unit] : real(0);
+    GruStep ahead[DEPTH];
+    const auto fetch = [&](GruStep& step, int64 t) {
+        const real* const kept = gates + t * stride * 4 + wide;
+        step.r = kept[0], step.z = kept[H], step.n = kept[2 * H], step.m = kept[3 * H];
+        step.before = t > 0 ? h[at + (t - 1) * stride] : h0[at];
+        step.gy = gy ? gy[at + t * stride] : real(0);
+    };
+#pragma unroll
+    for (int s = 0; s < DEPTH; ++s) fetch(ahead[s], max(end - 1 - s, begin));
+    unit_barrier();
+    in_turn<DEPTH, -1>(end - 1, begin - 1, [&](int s, int64 t) {
+        real* const place = state + s % 2 * 3 * SEGMENT;
+        const GruStep x = ahead[s];
+        const GruFactors f = gru_factors(x.r, x.z, x.n, x.m, x.before);
+        const real g = u + x.gy, at_r = g * f.of_r, at_z = g * f.of_z, at_m = g * f.of_n;
+        place[threadIdx.x] = at_r, place[SEGMENT + threadIdx.x] = at_z, place[2 * SEGMENT + threadIdx.x] = at_m;
+        if (active) {
+            real* const out = ga + t * stride * 4 + wide;
+            out[0] = g * ((1 - x.z) * (1 - x.n * x.n)), out[H] = at_r, out[2 * H] = at_z, out[3 * H] = at_m;
+        }
+        if (t - DEPTH >= begin) fetch(ahead[s], t - DEPTH);
+        unit_barrier();
+        real sum[1];
+        w.apply(place, sum);
+        u = sum[0] + x.z * g;
+    });
+    if (active && carry_out) carry_out[at] = u;
+}
+
+#ifndef ROWS
 extern "C" __global__ void __launch_bounds__(UNIT_BLOCK, 1) gru_forward(
     const real* __restrict__ gx, const real* __restrict__ weights, const real* __restrict__ b_hn,
     const real* __restrict__ h0, real* __restrict__ h, real* __restrict__ gates, int64 steps, int batch, int hidden) {
@@ -28,7 +80,7 @@ extern "C" __global__ void __launch_bounds__(UNIT_BLOCK, 1) gru_forward(
 #pragma unroll
         for (int q = 0; q < 3; ++q) ahead[s][q] = gx[wide + min(int64(s), steps - 1) * stride * 3 + q * H];
     unit_barrier();
-    const auto step = [&](int s, int64 t) {
+    in_turn<DEPTH, 1>(0, steps, [&](int s, int64 t) {
         real sums[3];
         w.apply(state + s % 2 * SEGMENT, sums);
         const real r = sigmoid_of(ahead[s][0] + sums[0]), z = sigmoid_of(ahead[s][1] + sums[1]);
@@ -44,14 +96,7 @@ extern "C" __global__ void __launch_bounds__(UNIT_BLOCK, 1) gru_forward(
 #pragma unroll
             for (int q = 0; q < 3; ++q) ahead[s][q] = gx[wide + (t + DEPTH) * stride * 3 + q * H];
         unit_barrier();
-    };
-    int64 first = 0;
-    for (; first + DEPTH <= steps; first += DEPTH)
-#pragma unroll
-        for (int s = 0; s < DEPTH; ++s) step(s, first + s);
-#pragma unroll
-    for (int s = 0; s < DEPTH; ++s)
-        if (first + s < steps) step(s, first + s);
+    });
 }
 
 // Back-propagation through chunks, as rnn_backward. `ga` gets the gradients at n, r, z, m.
@@ -86,3 +131,115 @@ extern "C" __global__ void __launch_bounds__(256, 1) gru_jacobians(
         }
     }
 }
+#else
+// First phase of back-propagation through a GRU by reduce-then-scan: every chunk's affine map, from the factored Jacobian
+// J[t] = W_hr' diag(of_r) + W_hz' diag(of_z) + W_hn' diag(of_n) + diag(z) (BPPSA Eq. 11). It is never stored.
+#ifdef HIDDEN
+constexpr int FACTORS = 4;
+// Samples of a warp read their Jacobians at once, 16 bytes each: an odd number of such pieces apart, no bank is hit twice.
+constexpr int JACOBIAN = HIDDEN * HIDDEN_PADDED + (HIDDEN * HIDDEN_PADDED / WIDTH % 2 ? 0 : WIDTH);
+
+// Warps are shared out as in rnn_reduce. The Jacobian of the current step is put together in shared
+// memory (3 H^2 multiply-adds a sample) and serves all rows of P, which costs H^3 instead of 3 H^3 for three products.
+// Operations: 2 (H^3 + 3 H^2) a step and sample; bytes: gates, h and gy once.
+extern "C" __global__ void __launch_bounds__(32, 1) gru_reduce(
+    const real* __restrict__ h, const real* __restrict__ h0, const real* __restrict__ gates,
+    const real* __restrict__ weights, const real* __restrict__ gy, real* __restrict__ matrices, real* __restrict__ vectors,
+    const real* __restrict__ carry, real* __restrict__ ga, real* __restrict__ carry_out, int64 steps, int batch, int hidden, int64 chunks, int groups) {
+    extern __shared__ __align__(16) real shared[];
+    constexpr int H = HIDDEN, SQUARE = HIDDEN * HIDDEN;
+    if (int(blockIdx.x) < batch) {
+        const int sample = blockIdx.x;
+        gru_run_chunk(
+            h, h0, gates, weights, gy, carry ? carry + sample * H : nullptr, ga, carry_out,
+            chunk_begin(chunks - 1, chunks, steps), steps, sample, batch, H, shared);
+        return;
+    }
+    const int block = blockIdx.x - batch;
+    const int lane = threadIdx.x, slot = lane / GROUP < MATRICES ? lane / GROUP : 0, row = lane % GROUP * ROWS;
+    const int64 chunk = 1 + block / groups;
+    const int first_sample = block % groups * MATRICES;
+    const int count = min(MATRICES, batch - first_sample) * H;
+    const int64 begin = chunk_begin(chunk, chunks, steps), end = chunk_begin(chunk + 1, chunks, steps);
+    const int64 stride = int64(batch) * H, at = int64(first_sample) * H;
+    real* const jacobians = shared;
+    real* const exchange = jacobians + MATRICES * JACOBIAN;
+    real* const factors = exchange + ROWS * H * WARP;  // four of a unit side by side
+    real* const incoming = factors + MATRICES * H * FACTORS;
+    real* const w = incoming + padded(MATRICES * H);
+    for (int e = lane; e < 3 * SQUARE; e += WARP) w[e] = weights[e];
+    clear(jacobians, MATRICES * JACOBIAN);
+
+    real ahead[STAGES][FACTORS + 2];
+    const auto fetch = [&](int64 t) {
+#pragma unroll
+        for (int s = 0; s < STAGES; ++s) {
+            const int e = lane + s * WARP;
+            const bool valid = e < count && t < end;
+            const real* const kept = gates + (t * stride + at + e / H * H) * 4 + e % H;
+#pragma unroll
+            for (int q = 0; q < 4; ++q) ahead[s][q] = valid ? kept[q * H] : real(0);
+            ahead[s][4] = !valid ? real(0) : t > 0 ? h[at + (t - 1) * stride + e] : h0[at + e];
+            ahead[s][5] = gy && valid ? gy[at + t * stride + e] : real(0);
+        }
+    };
+    fetch(begin);
+    ChunkRows rows;
+    for (int64 t = begin; t < end; ++t) {
+        __syncwarp();
+#pragma unroll
+        for (int s = 0; s < STAGES; ++s) {
+            const int e = lane + s * WARP;
+            if (e >= MATRICES * H) continue;
+            const GruFactors f = gru_factors(ahead[s][0], ahead[s][1], ahead[s][2], ahead[s][3], ahead[s][4]);
+            real* const place = factors + e * FACTORS;
+            place[0] = f.of_r, place[1] = f.of_z, place[2] = f.of_n, place[3] = f.z;
+            incoming[e] = ahead[s][5];
+        }
+        __syncwarp();
+        fetch(t + 1);
+        // Entry (j, k) of every sample's transposed Jacobian; a lane loads its weights once for all samples.
+        for (int e = lane; e < SQUARE; e += WARP) {
+            const int j = e / H, k = e % H;
+            const real w_r = w[e], w_z = w[SQUARE + e], w_n = w[2 * SQUARE + e];
+#pragma unroll
+            for (int m = 0; m < MATRICES; ++m) {
+                const real* const f = factors + (m * H + j) * FACTORS;
+                jacobians[m * JACOBIAN + j * HIDDEN_PADDED + k] = w_r * f[0] + w_z * f[1] + w_n * f[2] + (j == k ? f[3] : real(0));
+            }
+        }
+        __syncwarp();
+        if (t == begin)
+            rows.start<false>(jacobians + slot * JACOBIAN, nullptr, exchange, lane, row);
+        else
+            rows.multiply<false>(jacobians + slot * JACOBIAN, nullptr, exchange, lane);
+        if (gy) rows.add(incoming + slot * H);
+    }
+    if (lane / GROUP < MATRICES && slot * H < count) {
+        const int64 map = (chunk - 1) * batch + first_sample + slot;
+        rows.store(matrices + map * SQUARE, gy ? vectors + map * H : nullptr, row);
+    }
+}
+#else
+// A block a chunk, sample and `rows` rows of P; `weights` is W', (H, 3 H). Three products: a Jacobian would not fit.
+extern "C" __global__ void __launch_bounds__(256, 1) gru_reduce(
+    const real* __restrict__ h, const real* __restrict__ h0, const real* __restrict__ gates,
+    const real* __restrict__ weights, const real* __restrict__ gy, real* __restrict__ matrices, real* __restrict__ vectors,
+    int64 steps, int batch, int hidden, int64 chunks, int groups) {
+    extern __shared__ __align__(16) real shared[];
+    const int rows = blockDim.x / WARP * ROWS;
+    const int64 map = blockIdx.x / groups, chunk = 1 + map / batch, at = map % batch * hidden;
+    const int64 stride = int64(batch) * hidden;
+    reduce_rows<3, 4>(
+        weights, gy ? gy + at : nullptr, matrices + map * hidden * hidden, gy ? vectors + map * hidden : nullptr,
+        [&](int64 t, int j, real(&out)[4]) {
+            const real* const kept = gates + (t * stride + at) * 4 + j;
+            const real before = t > 0 ? h[at + (t - 1) * stride + j] : h0[at + j];
+            const GruFactors f = gru_factors(kept[0], kept[hidden], kept[2 * hidden], kept[3 * hidden], before);
+            out[0] = f.of_r, out[1] = f.of_z, out[2] = f.of_n, out[3] = f.z;
+        },
+        chunk_begin(chunk, chunks, steps), chunk_begin(chunk + 1, chunks, steps), stride, blockIdx.x % groups * rows,
+        hidden, shared);
+}
+#endif
+#endif

@@ -113,6 +113,17 @@ template <int OUTPUTS, int FOLD> struct UnitWeights {
 };
 #endif
 
+// step(s, t) for t = first, first + WAY ... in turn, ahead of `stop`; s counts round to DEPTH and is known when compiling.
+template <int DEPTH, int WAY, class Step>
+__device__ __forceinline__ void in_turn(int64 first, int64 stop, const Step& step) {
+    for (; WAY > 0 ? first + DEPTH <= stop : first - DEPTH >= stop; first += WAY * DEPTH)
+#pragma unroll
+        for (int s = 0; s < DEPTH; ++s) step(s, first + WAY * s);
+#pragma unroll
+    for (int s = 0; s < DEPTH; ++s)
+        if (WAY > 0 ? first + s < stop : first - s > stop) step(s, first + WAY * s);
+}
+
 // ---- nonlinearities --------------------------------------------------------------------------------------------------
 // They lie on the one chain of a recurrence, so their latency counts. In float32 the hardware's exponential and reciprocal
 // (errors of 2 ulp and 1 ulp) replace the library's versions, whose range reductions and branches double the time.

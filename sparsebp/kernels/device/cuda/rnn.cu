@@ -1,4 +1,5 @@
-// Elman recurrence h[t] = f(gx[t] + W h[t-1]): forward, sequential backward, and the materialised Jacobians.
+// Elman recurrence h[t] = f(gx[t] + W h[t-1]): forward, backward, and the materialised Jacobians;
+// with -DROWS the first phase of the backward by reduce-then-scan alone.
 //
 // RELU picks f: 0 is tanh, 1 is relu. A block a sample (and chunk), a thread a hidden unit; see recurrent.cuh. These kernels
 // are bound by the latency of a step, not by operations (2 H^2 a step and sample) or bytes (2 or 3 H values): about
@@ -6,8 +7,48 @@
 
 #include "common.cuh"
 #include "recurrent.cuh"
-#include "rnn_chunk.cuh"
+#include "reduction.cuh"
 
+constexpr int DEPTH = STREAMED ? 2 : 8;  // steps that values are loaded ahead; even: two copies of the state alternate
+
+// g[t] = gy[t] + W' gz[t + 1], gz[t] = g[t] * f'(t), for t = end - 1 ... begin. `carry` (H) comes from later steps (null:
+// zero), what goes on to earlier ones is left at sample `sample` of `carry_out` (B, H; null: nowhere).
+__device__ __forceinline__ void rnn_run_chunk(
+    const real* __restrict__ h, const real* __restrict__ weights, const real* __restrict__ gy,
+    const real* __restrict__ carry, real* __restrict__ gz, real* __restrict__ carry_out, int64 begin, int64 end,
+    int sample, int batch, int hidden, real* shared) {
+    HIDDEN_SIZE(hidden);
+    const bool active = int(threadIdx.x) < H;
+    const int unit = min(int(threadIdx.x), H - 1);
+    const int64 stride = int64(batch) * H, at = int64(sample) * H + unit;
+    UnitWeights<1, 1> w;
+    real* const state = w.load(weights, BACKWARD_STRIDES, unit, shared);
+
+    real u[1] = {carry ? carry[unit] : real(0)};
+    real ahead_h[DEPTH], ahead_g[DEPTH];
+#pragma unroll
+    for (int s = 0; s < DEPTH; ++s) {
+        const int64 t = max(end - 1 - s, begin);
+        ahead_h[s] = h[at + t * stride];
+        ahead_g[s] = gy ? gy[at + t * stride] : real(0);
+    }
+    unit_barrier();
+    in_turn<DEPTH, -1>(end - 1, begin - 1, [&](int s, int64 t) {
+        real* const place = state + s % 2 * SEGMENT;
+        const real value = (u[0] + ahead_g[s]) * slope(ahead_h[s]);
+        place[threadIdx.x] = value;
+        if (active) gz[at + t * stride] = value;
+        if (t - DEPTH >= begin) {
+            ahead_h[s] = h[at + (t - DEPTH) * stride];
+            if (gy) ahead_g[s] = gy[at + (t - DEPTH) * stride];
+        }
+        unit_barrier();
+        w.apply(place, u);
+    });
+    if (active && carry_out) carry_out[at] = u[0];
+}
+
+#ifndef ROWS
 __device__ __forceinline__ real activation(real x) {
 #if RELU
     return x < 0 ? real(0) : x;  // written so that NaN stays NaN
@@ -32,7 +73,7 @@ extern "C" __global__ void __launch_bounds__(UNIT_BLOCK, 1) rnn_forward(
 #pragma unroll
     for (int s = 0; s < DEPTH; ++s) ahead[s] = gx[at + min(int64(s), steps - 1) * stride];
     unit_barrier();
-    const auto step = [&](int s, int64 t) {
+    in_turn<DEPTH, 1>(0, steps, [&](int s, int64 t) {
         real sum[1];
         w.apply(state + s % 2 * SEGMENT, sum);
         const real value = activation(ahead[s] + sum[0]);
@@ -40,14 +81,7 @@ extern "C" __global__ void __launch_bounds__(UNIT_BLOCK, 1) rnn_forward(
         if (active) h[at + t * stride] = value;
         if (t + DEPTH < steps) ahead[s] = gx[at + (t + DEPTH) * stride];
         unit_barrier();
-    };
-    int64 first = 0;
-    for (; first + DEPTH <= steps; first += DEPTH)
-#pragma unroll
-        for (int s = 0; s < DEPTH; ++s) step(s, first + s);
-#pragma unroll
-    for (int s = 0; s < DEPTH; ++s)
-        if (first + s < steps) step(s, first + s);
+    });
 }
 
 // Back-propagation through chunks: block x is chunk first_chunk + x / batch, sample x % batch. `carry` (chunks of this
@@ -77,3 +111,87 @@ extern "C" __global__ void __launch_bounds__(256, 1) rnn_jacobians(
             out[((t * hidden + i) * hidden + j) * batch + b] = w[int64(j) * hidden + i] * factor;
     }
 }
+#else
+// First phase of back-propagation through an Elman recurrence by reduce-then-scan: every chunk's affine map. The Jacobian
+// J[t] = W' diag(f'(h[t])) is applied in its factored form and never stored.
+#ifdef HIDDEN
+// The last chunk knows its incoming gradient and needs no map: the first `batch` warps run it at once, each a sample.
+// The others take a chunk 1 ... chunks - 2 and MATRICES samples each; the map of chunk 0 is not used.
+// Operations: 2 H^3 a step and sample, in ROWS multiply-adds a loaded word; bytes: h and gy once.
+extern "C" __global__ void __launch_bounds__(32, 1) rnn_reduce(
+    const real* __restrict__ h, const real* __restrict__ weights, const real* __restrict__ gy, real* __restrict__ matrices,
+    real* __restrict__ vectors, const real* __restrict__ carry, real* __restrict__ gz, real* __restrict__ carry_out,
+    int64 steps, int batch, int hidden, int64 chunks, int groups) {
+    extern __shared__ __align__(16) real shared[];
+    constexpr int H = HIDDEN;
+    if (int(blockIdx.x) < batch) {
+        const int sample = blockIdx.x;
+        rnn_run_chunk(
+            h, weights, gy, carry ? carry + sample * H : nullptr, gz, carry_out,
+            chunk_begin(chunks - 1, chunks, steps), steps, sample, batch, H, shared);
+        return;
+    }
+    const int block = blockIdx.x - batch;
+    const int lane = threadIdx.x, slot = lane / GROUP < MATRICES ? lane / GROUP : 0, row = lane % GROUP * ROWS;
+    const int64 chunk = 1 + block / groups;
+    const int first_sample = block % groups * MATRICES;
+    const int count = min(MATRICES, batch - first_sample) * H;  // values of this warp's samples at one step
+    const int64 begin = chunk_begin(chunk, chunks, steps), end = chunk_begin(chunk + 1, chunks, steps);
+    const int64 stride = int64(batch) * H, at = int64(first_sample) * H;
+    real* const matrix = shared;
+    real* const slopes = matrix + H * HIDDEN_PADDED;
+    real* const incoming = slopes + MATRICES * H;
+    real* const exchange = incoming + MATRICES * H;
+
+    for (int e = lane; e < H * HIDDEN_PADDED; e += WARP) {
+        const int j = e / HIDDEN_PADDED, k = e % HIDDEN_PADDED;
+        matrix[e] = k < H ? weights[j * H + k] : real(0);
+    }
+    real ahead_h[STAGES], ahead_g[STAGES];
+    const auto fetch = [&](int64 t) {
+#pragma unroll
+        for (int s = 0; s < STAGES; ++s) {
+            const int e = lane + s * WARP;
+            ahead_h[s] = e < count && t < end ? h[at + t * stride + e] : real(0);
+            ahead_g[s] = gy && e < count && t < end ? gy[at + t * stride + e] : real(0);
+        }
+    };
+    fetch(begin);
+    ChunkRows rows;
+    for (int64 t = begin; t < end; ++t) {
+        __syncwarp();
+#pragma unroll
+        for (int s = 0; s < STAGES; ++s) {
+            const int e = lane + s * WARP;
+            if (e < MATRICES * H) slopes[e] = slope(ahead_h[s]), incoming[e] = ahead_g[s];
+        }
+        __syncwarp();
+        fetch(t + 1);
+        if (t == begin)
+            rows.start<true>(matrix, slopes + slot * H, exchange, lane, row);
+        else
+            rows.multiply<true>(matrix, slopes + slot * H, exchange, lane);
+        if (gy) rows.add(incoming + slot * H);
+    }
+    if (lane / GROUP < MATRICES && slot * H < count) {
+        const int64 map = (chunk - 1) * batch + first_sample + slot;
+        rows.store(matrices + map * H * H, gy ? vectors + map * H : nullptr, row);
+    }
+}
+#else
+// A block a chunk, sample and `rows` rows of P; `weights` is W', (H, H).
+extern "C" __global__ void __launch_bounds__(256, 1) rnn_reduce(
+    const real* __restrict__ h, const real* __restrict__ weights, const real* __restrict__ gy, real* __restrict__ matrices,
+    real* __restrict__ vectors, int64 steps, int batch, int hidden, int64 chunks, int groups) {
+    extern __shared__ __align__(16) real shared[];
+    const int rows = blockDim.x / WARP * ROWS;
+    const int64 map = blockIdx.x / groups, chunk = 1 + map / batch, at = map % batch * hidden;
+    const int64 stride = int64(batch) * hidden;
+    reduce_rows<1, 1>(
+        weights, gy ? gy + at : nullptr, matrices + map * hidden * hidden, gy ? vectors + map * hidden : nullptr,
+        [&](int64 t, int j, real(&out)[1]) { out[0] = slope(h[at + t * stride + j]); },
+        chunk_begin(chunk, chunks, steps), chunk_begin(chunk + 1, chunks, steps), stride, blockIdx.x % groups * rows,
+        hidden, shared);
+}
+#endif
+#endif

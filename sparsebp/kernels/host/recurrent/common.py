@@ -24,6 +24,7 @@ from sparsebp.kernels.host.engine.parts import JIT
 from sparsebp.kernels.host.engine.simd import (
     VECTOR_BYTES,
     advance,
+    aligned_pointer,
     broadcast,
     device,
     filled,
@@ -91,16 +92,48 @@ def pack_columns(w: np.ndarray, gates: int) -> np.ndarray:
     return packed.reshape(hidden, gates * width)
 
 
-def bounds_for(chunks: int, batch: int, hidden: int, dtype: Any, grad_h_n: np.ndarray | None) -> np.ndarray:
-    """Return (chunks + 1, B, H): entry c + 1 is the gradient that comes into chunk c, entry c what leaves it."""
-    bounds = np.empty((chunks + 1, batch, hidden), dtype)
+def back_propagate(
+    backward: Any,
+    reduce: Any,
+    saved: tuple[Any, ...],
+    w_hh: np.ndarray,
+    gy: np.ndarray | None,
+    grad_h_n: np.ndarray | None,
+    out: np.ndarray,
+    gh0: np.ndarray,
+    chunks: int,
+) -> None:
+    """Back-propagate through a cell: the recursion, which is one chunk, or reduce-then-scan.
+
+    The last chunk needs no map, as what comes into it is known; the first none, as nothing lies before it.
+
+    Parameters
+    ----------
+    backward, reduce
+        The cell's kernels: parts of `back_part` and of `reduce_part`.
+    saved
+        What forward left, h (T, B, H) first: the first arguments of both.
+    out
+        The gradients at what the weights feed, written.
+    """
+    steps, batch, hidden = saved[0].shape
+    if not batch:
+        return
+    incoming = np.empty((0, 0, 0), out.dtype) if gy is None else gy  # one Numba specialisation serves both
+    args = (*saved, pack_rows(w_hh), incoming)
+    bounds = np.empty(
+        (chunks + 1, batch, hidden), out.dtype
+    )  # what comes into chunk c is entry c + 1, what leaves it c
     bounds[chunks] = 0 if grad_h_n is None else grad_h_n
-    return bounds
-
-
-def optional_gy(gy: np.ndarray | None, dtype: Any) -> np.ndarray:
-    """Return `gy`, or an empty array in its place: one Numba specialisation serves both."""
-    return np.empty((0, 0, 0), dtype) if gy is None else gy
+    blocks, work = blocks_of(batch), 2 * steps * batch * w_hh.size
+    launch(backward, blocks, work // chunks, *args, chunks - 1, bounds, out)
+    if chunks > 2:
+        maps = np.empty((chunks - 2, batch, hidden + 1, hidden), out.dtype)
+        launch(reduce, (chunks - 2) * batch, 2 * steps * batch * hidden**3, *args, chunks, maps)
+        _combine(maps, bounds)
+    if chunks > 1:
+        launch(backward, (chunks - 1) * blocks, work, *args, 0, bounds, out)
+    gh0[...] = bounds[0]
 
 
 # ---- in Numba: blocks ----------------------------------------------------------------------------------------------
@@ -233,6 +266,11 @@ def store_map(rows: Any, hidden: int, width: int, out: Any) -> None:
 
 @numba.njit(**JIT)
 def _combine(maps: Any, bounds: Any) -> None:
+    """Apply the chunks' maps one after the other: what comes into every chunk, written into `bounds`.
+
+    maps (chunks - 2, B, H + 1, H): of all chunks but the first and the last in time. bounds (chunks + 1, B, H), where
+    entry chunks - 1, what leaves the last chunk, is read and entries chunks - 2 … 1 are written.
+    """
     chunks, batch, hidden = maps.shape[0] + 2, bounds.shape[1], bounds.shape[2]
     m, v = pointer(maps), pointer(bounds)
     for c in range(chunks - 2, 0, -1):
@@ -246,11 +284,119 @@ def _combine(maps: Any, bounds: Any) -> None:
                 store_up_to(v, outgoing + j, total, hidden - j)
 
 
-def combine(maps: np.ndarray, bounds: np.ndarray) -> None:
-    """Apply the chunks' maps one after the other: what comes into every chunk, written into `bounds`.
+# ---- in Numba: the way back, for any cell ------------------------------------------------------------------------
+#
+# A cell brings two functions. `saved` is a tuple of what they read, the pointer to h first; `previous` points to the
+# sample's row of the state before the step; `at` is where its row begins at the step, in an array (T, B, H).
+#
+# step_back(saved, previous, at, hidden, j, g, out, x, width): for units j … and their gradient g, write the gradients
+#     at what the weights feed to `out`, and those that the weights bring back, a row of `width` each, to `x`; return
+#     what comes to the state before without weights.
+# form_jacobian(saved, previous, at, hidden, w, width, out, factors): write a step's Jacobian in row form, padded rows;
+#     factors (4, width) is scratch.
 
-    maps (chunks - 2, B, H + 1, H): of all chunks but the first and the last in time. bounds (chunks + 1, B, H), where
-    entry chunks - 1, what leaves the last chunk, is read and entries chunks - 2 … 1 are written.
+
+@device
+def back_part(
+    step_back: Any, gates: int, saved: Any, initial: Any, task: int, shape: Any, w: Any, gy: Any, first_chunk: int,
+    bounds: Any, out: Any,
+) -> None:  # fmt: skip
+    """Take four samples back through one of the chunks from `first_chunk` on, from what `bounds` says comes in.
+
+    What leaves is stored for the first of these chunks only: the others' is there and is being read by neighbours.
     """
-    if len(maps):
-        _combine(maps, bounds)
+    blocks = (shape[1] + SAMPLES - 1) // SAMPLES
+    chunk, first = first_chunk + task // blocks, task % blocks * SAMPLES
+    scratch = np.empty((1 + gates) * SAMPLES * w.shape[1] + VECTOR_BYTES, w.dtype)
+    _back_block(
+        step_back, gates, saved, initial, shape, w, gy, chunk, chunk == first_chunk, first, bounds, out, scratch
+    )
+
+
+@device
+def _back_block(
+    step_back: Any, gates: int, saved: Any, initial: Any, shape: Any, w: Any, gy: Any, chunk: int, keep_edge: bool,
+    first: int, bounds: Any, out: Any, scratch: Any,
+) -> None:  # fmt: skip
+    """Take four samples back through one chunk. w (gates·H, padded): w_hh."""
+    steps, batch, hidden = shape
+    width = w.shape[1]
+    chunks = bounds.shape[0] - 1
+    start, stop = chunk_start(chunk, chunks, steps), chunk_start(chunk + 1, chunks, steps)
+    has_gy = gy.size > 0
+    weights, incoming, edge, target, step = pointer(w), pointer(gy), pointer(bounds), pointer(out), batch * hidden
+    g = aligned_pointer(scratch)
+    x = advance(g, SAMPLES * width)
+    load_rows(advance(edge, (chunk + 1) * step), hidden, first, batch, hidden, g, width)
+    for t in range(stop - 1, start - 1, -1):
+        before = advance(saved[0], (t - 1) * step) if t > 0 else initial
+        for s in range(SAMPLES):
+            row = min(first + s, batch - 1) * hidden
+            previous, at = advance(before, row), t * step + row
+            for j in range(0, width, lanes(g)):
+                total = load(g, s * width + j)
+                if has_gy:
+                    total = total + load_n(incoming, at + j, hidden - j)
+                fed = advance(x, s * gates * width + j)
+                store(g, s * width + j, step_back(saved, previous, at, hidden, j, total, target, fed, width))
+        multiply_add(x, gates * width, gates, width, hidden, weights, width, width, g, width)
+    if keep_edge:
+        store_rows(g, width, hidden, advance(edge, chunk * step), hidden, first, batch)
+
+
+@device
+def reduce_part(form_jacobian: Any, saved: Any, task: int, shape: Any, w: Any, gy: Any, chunks: int, maps: Any) -> None:
+    """Reduce one chunk, not the first, of one sample to an affine map."""
+    _, batch, hidden = shape
+    scratch = np.empty((2 * map_rows(hidden) + hidden + 4) * w.shape[1] + VECTOR_BYTES, w.dtype)
+    _reduce_chunk(form_jacobian, saved, shape, w, gy, 1 + task // batch, chunks, task % batch, maps, scratch)
+
+
+@device
+def _reduce_chunk(
+    form_jacobian: Any, saved: Any, shape: Any, w: Any, gy: Any, chunk: int, chunks: int, b: int, maps: Any,
+    scratch: Any,
+) -> None:  # fmt: skip
+    steps, batch, hidden = shape
+    width = w.shape[1]
+    start, stop = chunk_start(chunk, chunks, steps), chunk_start(chunk + 1, chunks, steps)
+    has_gy = gy.size > 0
+    weights, incoming, step = pointer(w), pointer(gy), batch * hidden
+    rows = aligned_pointer(scratch)
+    other = advance(rows, map_rows(hidden) * width)
+    jacobian = advance(other, map_rows(hidden) * width)
+    factors = advance(jacobian, hidden * width)
+    start_map(rows, hidden, width)
+    for t in range(stop - 1, start - 1, -1):
+        at = t * step + b * hidden
+        if has_gy:
+            add_to_map(rows, hidden, width, advance(incoming, at))
+        previous = advance(saved[0], at - step)
+        form_jacobian(saved, previous, at, hidden, weights, width, jacobian, factors)
+        step_map(rows, jacobian, hidden, width, other)
+        rows, other = other, rows
+    store_map(rows, hidden, width, advance(pointer(maps), ((chunk - 1) * batch + b) * (hidden + 1) * hidden))
+
+
+@device
+def write_jacobian(gates: int, factors: Any, w_hh: Any, t: int, out: Any) -> None:
+    """Write one step's (H, H, B) block ``Σ w_hhᵀ · diag(factor)``, plus the diagonal of a factor beyond the gates.
+
+    factors (gates or gates + 1, H, B).
+    """
+    _, hidden, batch = factors.shape
+    target, source = advance(pointer(out), t * hidden * hidden * batch), pointer(factors)
+    weights = pointer(w_hh)
+    square, plane = hidden * hidden, hidden * batch
+    for i in range(hidden):
+        for j in range(hidden):
+            at = j * hidden + i
+            for b in range(0, batch, lanes(source)):
+                k, n = j * batch + b, batch - b
+                value = broadcast(weights, at) * load_n(source, k, n)
+                for q in range(1, gates):
+                    value = fma(broadcast(weights, q * square + at), load_n(source, q * plane + k, n), value)
+                if i == j and factors.shape[0] > gates:
+                    value = value + load_n(source, gates * plane + k, n)
+                store_up_to(target, b, value, n)
+            target = advance(target, batch)
