@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import inspect
 import sys
 import textwrap
@@ -52,6 +53,11 @@ class Group(TyperGroup):
             told = error.describe(ctx.meta[_ARGUMENTS]) if isinstance(error, Interrupted) else "Interrupted."
             typer.echo(told, err=True)
             raise typer.Exit(130) from error
+
+
+def enumeration(name: str, values: Iterable[str]) -> Any:
+    """Return an enumeration of texts: of these typer takes lists, unlike of literal types."""
+    return enum.StrEnum(name, [(value, value) for value in values])
 
 
 def choice_option(text: str, names: Iterable[str], *, show_default: bool | str = True) -> Any:
