@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, TypeAlias, get_args
@@ -43,24 +42,12 @@ def _parameter(name: str) -> inspect.Parameter:
     return inspect.Parameter(called, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-def with_run_options(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options `names` of a run, in the place of its parameter `given`; None if they are left out."""
+def run_options(*names: str) -> Callable[..., dict[str, Any]]:
+    """Return what takes the options `names` and returns them by name, None for those left out; for `taking`."""
+    parameters = {name: _parameter(name) for name in names}
 
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = inspect.signature(command, eval_str=True).parameters
-        derived = {_parameter(name).name: name for name in names}
-        parameters = [
-            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-            for place in own.values()
-            for parameter in (map(_parameter, names) if place.name == "given" else [place])
-        ]
+    def given(**values: Any) -> dict[str, Any]:
+        return {name: values[parameter.name] for name, parameter in parameters.items()}
 
-        @functools.wraps(command)
-        def run(**values: Any) -> None:
-            command(given={name: values.pop(called) for called, name in derived.items()}, **values)
-
-        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        return run
-
-    return decorate
+    given.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
+    return given

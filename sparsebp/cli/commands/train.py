@@ -8,17 +8,19 @@ from typing import Annotated, Any
 import typer
 
 from sparsebp.cli.commands import session
-from sparsebp.cli.commands.common import JsonOption, ThreadsOption, out_option, use_threads
-from sparsebp.cli.commands.run_options import Task, with_run_options
+from sparsebp.cli.commands.common import JsonOption, ThreadsOption, out_option, taking, use_threads
+from sparsebp.cli.commands.run_options import Task, run_options
 from sparsebp.core.arguments import check_integer
 from sparsebp.core.errors import OptionError
 
-
-@with_run_options(
+_run_options = run_options(
     "model", "hidden", "layers", "seq_len", "width", "data", "samples", "batch_size", "epochs", "lr", "optimizer",
     "lr_schedule", "clip_norm", "backward", "fusion", "accumulate", "schedule", "graph", "prune", "prune_method",
     "retrain_epochs", "retrain_lr", "device", "dtype", "seed",
 )  # fmt: skip
+
+
+@taking("given", _run_options)
 def train(
     task: Annotated[
         Task | None,

@@ -16,9 +16,10 @@ from sparsebp.cli.commands.common import (
     print_line,
     print_table,
     progress_bar,
+    taking,
     write_json,
 )
-from sparsebp.cli.commands.run_options import Task, with_run_options
+from sparsebp.cli.commands.run_options import Task, run_options
 from sparsebp.core.errors import OptionError
 from sparsebp.core.types import BACKWARDS
 from sparsebp.runtime.orders import Fusion
@@ -35,10 +36,13 @@ _FUSIONS = enumeration("Fusion", get_args(Fusion))
 _BACKWARDS = enumeration("Backward", BACKWARDS)
 
 
-@with_run_options(
+_run_options = run_options(
     "model", "hidden", "layers", "seq_len", "width", "data", "samples", "batch_size", "optimizer", "clip_norm",
     "accumulate", "dtype",
 )  # fmt: skip
+
+
+@taking("given", _run_options)
 def tune(
     task: Annotated[Task, typer.Argument(help="The task, see sparsebp train.")],
     *,
