@@ -14,6 +14,7 @@ from sparsebp import backend, nn
 from sparsebp.bench import (
     busy,
     convergence,
+    estimates,
     fusion,
     gpu,
     gpu_steps,
@@ -57,7 +58,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.mark.parametrize(
     "module",
-    [recurrent, scan, spgemm, jacobian, optim, fusion, schedule, busy],
+    [recurrent, scan, spgemm, jacobian, optim, fusion, schedule, busy, estimates],
     ids=lambda module: module.__name__.split(".")[-1],
 )
 def test_quick_run(module: Any, tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ BENCHMARKS = (
     "fusion",
     "schedule",
     "busy",
+    "estimates",
     "gpu",
 )
 FOLDER = Path("docs/benchmarks")

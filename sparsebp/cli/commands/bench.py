@@ -27,6 +27,7 @@ class Benchmark(enum.StrEnum):
     fusion = "fusion"
     schedule = "schedule"
     busy = "busy"
+    estimates = "estimates"
     gpu = "gpu"
 
 
