@@ -33,6 +33,9 @@ def backend(request: pytest.FixtureRequest) -> Backend:
     return make_backend(request.param)
 
 
+os.environ["SPARSEBP_PRICES"] = ""  # tests count with the shipped prices, whatever was calibrated here
+
+
 @pytest.fixture(autouse=True)
 def threads_as_before() -> Iterator[None]:
     """No test leaves the number of threads to the next one; ``--threads`` of a command sets it for the process."""

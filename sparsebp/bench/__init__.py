@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from sparsebp.bench.tools.benchmark import Benchmark
 
 NAMES = (
-    "recurrent", "scan", "spgemm", "jacobian", "convergence", "pruned", "optim", "fusion", "schedule", "busy", "gpu",
+    "recurrent", "scan", "spgemm", "jacobian", "convergence", "pruned", "optim", "fusion", "schedule", "busy",
+    "estimates", "gpu",
 )  # fmt: skip
 """The benchmarks, each a module of this name."""
 

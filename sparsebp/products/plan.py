@@ -65,9 +65,9 @@ class ProductPlan:
         return own + sum(array.nbytes for array in self.arrays.values())
 
     def estimated_seconds(self, batch: int = 1, threads: int = 1, itemsize: int = 4) -> float:
-        """Estimate one call's time on the host: its bytes at a copy's rate, or its products at the strategy's.
+        """Estimate one call's time on the host: the call, its bytes and its products, each at its price.
 
-        The model is stated in `sparsebp.products.estimate`; nothing is measured.
+        The model is stated in `sparsebp.products.estimate`; nothing is measured at that.
 
         Parameters
         ----------

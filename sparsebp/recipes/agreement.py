@@ -79,7 +79,7 @@ def backward_choice(model: Any, x: Array) -> Any:
 
 
 def _gradients(
-    config: TrainConfig, state: Any, algorithm: str, loss: Any, batch: tuple[Array, Array]
+    config: TrainConfig, state: Any, algorithm: Backward, loss: Any, batch: tuple[Array, Array]
 ) -> dict[str, Array]:
     model = dataclasses.replace(config, backward=algorithm).build_model()
     model.load_state_dict(state)

@@ -5,22 +5,56 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
-from typing import Any, ClassVar, get_args
+from functools import cache
+from types import UnionType
+from typing import Annotated, Any, Literal, TypeAlias, get_args, get_type_hints
 
 import numpy as np
 
 from sparsebp.core.arguments import check_choice, check_flag, check_integer, check_number, shown
 from sparsebp.core.errors import OptionError
+from sparsebp.core.types import Backward
 from sparsebp.data import Dataset
 from sparsebp.train.orders import Fusion, check_order
 
 CLASSES = 10
 _MOST = 2**31 - 1
 _WIDEST = 1000.0
-_KINDS: dict[str, tuple[type, bool]] = {
-    "int": (int, False), "int | None": (int, True), "float": (float, False), "float | None": (float, True),
-    "str": (str, False), "str | None": (str, True), "bool": (bool, False), "Fusion": (str, False),
-}  # fmt: skip
+Device: TypeAlias = Literal["cpu", "cuda"]
+DType: TypeAlias = Literal["float32", "float64"]
+LRSchedule: TypeAlias = Literal["constant", "cosine", "onecycle"]
+Optimizer: TypeAlias = Literal["sgd", "adam", "adamw", "amsgrad", "adagrad", "adadelta", "rmsprop"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """What the command line says and checks of a field of a configuration; the field's type says the rest.
+
+    Attributes
+    ----------
+    text
+        Its help. Choices are listed behind it.
+    shown
+        How the help says the default.
+    least
+        The smallest integer.
+    positive
+        Whether a float must be above 0.
+    called
+        The option's name where it is not the field's.
+    """
+
+    text: str
+    shown: str | bool = "by task"
+    least: int = 0
+    positive: bool = True
+    called: str | None = None
+
+
+def kind_of(hint: Any) -> Any:
+    """Return the type of a field without its annotations, and without None."""
+    kinds = [kind for kind in get_args(hint) if kind is not type(None)] if isinstance(hint, UnionType) else [hint]
+    return kinds[0]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,36 +79,38 @@ class TrainConfig(abc.ABC):
 
     task: str
     model: str
-    samples: int | None = None
-    batch_size: int
-    epochs: int
-    lr: float
-    optimizer: str
-    lr_schedule: str
-    clip_norm: float | None
-    backward: str
-    fusion: Fusion = "none"
-    accumulate: int = 1
-    schedule: str = "conventional"
-    graph: bool = False
-    device: str = "cpu"
-    dtype: str = "float32"
-    seed: int = 0
-
-    choices: ClassVar[dict[str, tuple[str, ...]]] = {
-        "optimizer": ("sgd", "adam", "adamw", "amsgrad", "adagrad", "adadelta", "rmsprop"),
-        "lr_schedule": ("constant", "cosine", "onecycle"),
-        "dtype": ("float32", "float64"),
-        "device": ("cpu", "cuda"),
-        "fusion": get_args(Fusion),
-    }
-    at_least_one: ClassVar[tuple[str, ...]] = ("batch_size", "accumulate", "samples")
-    positive: ClassVar[tuple[str, ...]] = ("lr", "clip_norm", "width", "retrain_lr")
+    samples: Annotated[int | None, Option("Training samples.", shown="all", least=1)] = None
+    batch_size: Annotated[int, Option("Batch size.", least=1)]
+    epochs: Annotated[int, Option("Epochs in all.")]
+    lr: Annotated[float, Option("Learning rate (its peak).")]
+    optimizer: Annotated[Optimizer, Option("Optimizer", shown="adam")]
+    lr_schedule: Annotated[LRSchedule, Option("Learning-rate schedule")]
+    clip_norm: Annotated[float | None, Option("Largest gradient norm.", shown="1; images none", called="clip")]
+    backward: Annotated[Backward, Option("Algorithm of the backward pass", shown="auto; images bp")]
+    fusion: Annotated[Fusion, Option("Updates before the next use, or right after the gradient", shown="none")] = "none"
+    accumulate: Annotated[int, Option("Micro-batches that a batch is split into.", shown="1", least=1)] = 1
+    schedule: Annotated[str, Option("Order of a step: conventional, ooo, or an action CSV.", shown="conventional")] = (
+        "conventional"
+    )
+    graph: Annotated[bool, Option("GPU: capture the step into a CUDA graph.", shown=True)] = False
+    device: Annotated[Device, Option("Where to compute.", shown="cpu")] = "cpu"
+    dtype: Annotated[DType, Option("Precision.", shown="float32")] = "float32"
+    seed: Annotated[int, Option("Seed of data, weights, order.", shown="0")] = 0
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):  # frozen: this is where NumPy's numbers become Python's
             object.__setattr__(self, field.name, self.checked(field.name, getattr(self, field.name)))
         check_order(self.fusion, self.accumulate, self.schedule, self.clip_norm)
+
+    @classmethod
+    @cache
+    def options(cls) -> dict[str, tuple[Any, Option]]:
+        """Return the type of every field, and what is said of it as an option."""
+        hints, plain = get_type_hints(cls, include_extras=True), get_type_hints(cls)
+        return {
+            field.name: (plain[field.name], *getattr(hints[field.name], "__metadata__", (Option(""),)))
+            for field in dataclasses.fields(cls)
+        }
 
     @classmethod
     def checked(cls, name: str, value: Any) -> Any:
@@ -85,21 +121,22 @@ class TrainConfig(abc.ABC):
         OptionError
             It has another type, or is outside its choices or range.
         """
-        kind, optional = _KINDS[{field.name: str(field.type) for field in dataclasses.fields(cls)}[name]]
-        if value is None and optional:
+        hint, about = cls.options()[name]
+        kind = kind_of(hint)
+        if value is None and hint is not kind:
             return None
         if kind is int:
-            return check_integer(name, value, int(name in cls.at_least_one), None if name == "seed" else _MOST)
+            return check_integer(name, value, about.least, None if name == "seed" else _MOST)
         if kind is float:
             number = check_number(name, value, most=_WIDEST if name == "width" else math.inf)
-            if not number > 0 and name in cls.positive:
+            if not number > 0 and about.positive:
                 raise OptionError(f"{name} is not positive", expected="more than 0", got=value,
                                   remedy="Pass 0.001, say")  # fmt: skip
             return number
         if kind is bool:
             return check_flag(name, value)
-        if name in cls.choices:
-            return check_choice(name, value, cls.choices[name])
+        if kind is not str:
+            return check_choice(name, value, get_args(kind))
         if not isinstance(value, str):
             raise OptionError(f"{name} is no text", expected="a text", got=shown(value),
                               remedy=f"Pass another {name}")  # fmt: skip

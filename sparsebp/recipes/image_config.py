@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Annotated, Any, Literal, TypeAlias
 
 from sparsebp.core.errors import OptionError
-from sparsebp.core.types import BACKWARDS
 from sparsebp.data import Dataset, ImageDataset, load_cifar10, load_digit_images, load_mnist_images
-from sparsebp.recipes.config import CLASSES, TrainConfig, chosen_samples
+from sparsebp.nn.pruning import PruneMethod
+from sparsebp.recipes.config import CLASSES, Option, TrainConfig, chosen_samples
+
+ImageTask: TypeAlias = Literal["mnist", "digits", "cifar10"]
+ImageModel: TypeAlias = Literal["lenet5", "vgg11", "mobilenetv2", "densenet"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,19 +40,19 @@ class ImageConfig(TrainConfig):
         Epochs after pruning, with a learning-rate schedule of their own, and its rate; None for `lr`.
     """
 
-    width: float = 1.0
-    data: str | None = None
-    prune: float | None = None
-    prune_method: str = "class_uniform"
-    retrain_epochs: int = 0
-    retrain_lr: float | None = None
-
-    choices: ClassVar[dict[str, tuple[str, ...]]] = TrainConfig.choices | {
-        "task": ("mnist", "digits", "cifar10"),
-        "model": ("lenet5", "vgg11", "mobilenetv2", "densenet"),
-        "backward": BACKWARDS,
-        "prune_method": ("class_blind", "class_uniform", "class_distribution"),
-    }
+    task: ImageTask
+    model: ImageModel
+    width: Annotated[float, Option("Images: factor on the channels, not of lenet5.", shown="1")] = 1.0
+    data: Annotated[str | None, Option("cifar10: folder of the binary version.", shown=False)] = None
+    prune: Annotated[
+        float | None,
+        Option("Images: share of the weights to prune after training, then retrain.", shown="none", positive=False),
+    ] = None
+    prune_method: Annotated[PruneMethod, Option("How to share that out over the layers", shown="class_uniform")] = (
+        "class_uniform"
+    )
+    retrain_epochs: Annotated[int, Option("Epochs after pruning.", shown="as many as before; vgg11 8")] = 0
+    retrain_lr: Annotated[float | None, Option("Learning rate after pruning.", shown="that before; vgg11 0.003")] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

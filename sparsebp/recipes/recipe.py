@@ -61,7 +61,7 @@ def config_for(task: str, **options: Any) -> TrainConfig:
         A value is outside its choices or range, or an option does not belong to the task.
     """
     check_choice("task", task, _DEFAULTS)
-    family: type[TrainConfig] = RecurrentConfig if task in RecurrentConfig.choices["task"] else ImageConfig
+    family: type[TrainConfig] = RecurrentConfig if "hidden" in _DEFAULTS[task] else ImageConfig
     given = {name: value for name, value in options.items() if value is not None}
     foreign = sorted(given.keys() - {field.name for field in dataclasses.fields(family)})
     if foreign:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 
 from sparsebp.core.errors import OptionError
-from sparsebp.core.types import BACKWARDS
 from sparsebp.data import ArrayDataset, BitstreamDataset, Dataset, load_digits
 from sparsebp.data.digits import PIXELS
-from sparsebp.recipes.config import CLASSES, TrainConfig, check_samples, chosen_samples
+from sparsebp.recipes.config import CLASSES, Option, TrainConfig, check_samples, chosen_samples
 
+SequenceTask: TypeAlias = Literal["seqmnist", "bitstream"]
+SequenceModel: TypeAlias = Literal["rnn", "gru"]
 _CHRONO_FROM = 100  # steps: shorter sequences need no help to be remembered
 
 
@@ -32,17 +33,12 @@ class RecurrentConfig(TrainConfig):
         Spread the update gate's biases of a GRU over time scales up to T, for T of at least 100.
     """
 
-    hidden: int
-    layers: int
-    seq_len: int
+    task: SequenceTask
+    model: SequenceModel
+    hidden: Annotated[int, Option("Sequences: hidden size.", least=1)]
+    layers: Annotated[int, Option("Sequences: recurrent layers.", shown="1", least=1)]
+    seq_len: Annotated[int, Option("Sequences: time steps.", shown="784; bitstream 1000", least=1)]
     chrono: bool = True
-
-    choices: ClassVar[dict[str, tuple[str, ...]]] = TrainConfig.choices | {
-        "task": ("seqmnist", "bitstream"),
-        "model": ("rnn", "gru"),
-        "backward": BACKWARDS,
-    }
-    at_least_one: ClassVar[tuple[str, ...]] = (*TrainConfig.at_least_one, "hidden", "layers", "seq_len")
 
     def __post_init__(self) -> None:
         super().__post_init__()

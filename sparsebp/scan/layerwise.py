@@ -15,16 +15,6 @@ from sparsebp.scan.describe import estimates_line
 MARGIN = 0.8
 """A scan is taken if it promises at most this share of the time layer by layer: estimates are rough."""
 
-HOST_OPERATION = 3e-6
-"""Seconds that one NumPy operation takes at least, with the indexing around it; on a GPU each is a kernel call."""
-HOST_PRODUCT = 2.0
-"""Rate of a BLAS's matrix product over the model's rate. Measured: 80 GFLOP/s a thread in VGG-11's convolutions."""
-HOST_PASS = 0.5
-"""Share of one thread's bandwidth that NumPy's passes, which run on one thread, reach. Measured: LeNet-5, VGG-11."""
-VALUES = 1 / 3
-"""Share of the bandwidth at which Jacobians' values are written: they are gathered, or turned to have the batch last.
-Measured: 0.9 ns a value on two threads in VGG-11."""
-
 
 @dataclass(frozen=True)
 class LayerByLayer:
@@ -61,17 +51,18 @@ def layerwise_seconds(works: Iterable[tuple[int, int, int]], m: Machine, itemsiz
     itemsize
         Bytes of a value.
     """
-    if m.is_device:
-        rate, bandwidth, call = m.rate(itemsize) * m.workers, m.bandwidth, m.call
+    p = m.prices
+    if p is None:
+        operation, flop, byte = m.call, 1.0 / (m.rate(itemsize) * m.workers), 1.0 / m.bandwidth
     else:
-        rate, call = HOST_PRODUCT * m.rate(itemsize) * m.workers, HOST_OPERATION
-        bandwidth = HOST_PASS * m.bandwidth / m.workers
-    return sum(calls * call + flops / rate + values * itemsize / bandwidth for flops, values, calls in works)
+        operation, byte = p.operation, p.array
+        flop = 0.5 * p.blas * (p.double if itemsize == 8 else 1.0) / m.workers
+    return sum(calls * operation + flops * flop + values * itemsize * byte for flops, values, calls in works)
 
 
 def values_seconds(entries: Iterable[int], m: Machine, itemsize: int) -> float:
     """Return the estimated time to write Jacobians' values: so many in each, read from a layer's state by an index."""
-    return sum(m.call / m.issuers + count * (2 * itemsize + 4) / (VALUES * m.bandwidth) for count in entries)
+    return sum(m.call / m.issuers + count * _written(m, itemsize) for count in entries)
 
 
 def least_scan_seconds(entries: int, batch: int, m: Machine, itemsize: int) -> float:
@@ -79,6 +70,11 @@ def least_scan_seconds(entries: int, batch: int, m: Machine, itemsize: int) -> f
 
     No scan does less work than the linear one, which multiplies every entry with the whole batch once.
     """
-    rate = m.rate(itemsize) * m.efficiency("matvec", batch) * m.workers
-    written, read = entries * (2 * itemsize + 4) / (VALUES * m.bandwidth), entries * (itemsize + 4) / m.bandwidth
-    return written + max(2 * entries * batch / rate, read)
+    read = entries * (itemsize + 4) * m.moved(1.0)  # as if it lay in the cache
+    return entries * _written(m, itemsize) + (m.products(entries * batch, "matvec", batch, itemsize) + read) / m.workers
+
+
+def _written(m: Machine, itemsize: int) -> float:
+    """Return the seconds in which all workers together write one value of a Jacobian."""
+    each = 3.0 * m.workers / m.bandwidth if m.prices is None else m.prices.value
+    return (2 * itemsize + 4) * each / m.workers

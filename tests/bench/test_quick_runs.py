@@ -41,7 +41,9 @@ def one_thread() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("name", ["recurrent", "scan", "spgemm", "jacobian", "optim", "fusion", "schedule", "busy"])
+@pytest.mark.parametrize(
+    "name", ["recurrent", "scan", "spgemm", "jacobian", "optim", "fusion", "schedule", "busy", "estimates"]
+)
 def test_quick_run(name: str, tmp_path: Path) -> None:
     lines: list[str] = []
     chosen = load(name)

@@ -35,12 +35,12 @@ class Calls(list):
 
 @pytest.fixture
 def ran(monkeypatch):
-    from sparsebp.cli.commands import demo, session, train
+    from sparsebp.cli.commands import session
 
     calls, threads = Calls(), Calls()
     monkeypatch.setattr(session, "run", calls)
-    for command in (train, demo):
-        monkeypatch.setitem(command.__globals__, "use_threads", threads)
+    for command in ("train", "demo"):
+        monkeypatch.setattr(sys.modules[f"sparsebp.cli.commands.{command}"], "use_threads", threads)
     calls.threads = threads
     return calls
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,7 +11,6 @@ from sparsebp import SparsityPattern, plan_scan
 from sparsebp.backend.machine import Machine, machine
 from sparsebp.core.errors import OptionError
 from sparsebp.scan import choose_recurrent_backward
-from sparsebp.scan.planning.calibrate import calibrated
 from sparsebp.scan.planning.candidates import Candidate, candidates
 from sparsebp.scan.planning.cost import profile_costs, seconds
 from sparsebp.scan.planning.recurrent import _choose
@@ -109,12 +106,6 @@ def test_rates():
     assert host.rate(8) == host.rate(4) * host.double
     assert (host.lanes(4), host.lanes(8), GPU.lanes(4)) == (16, 8, 1)
     assert machine(np, 2 * host.workers).bandwidth == pytest.approx(2 * host.bandwidth)
-
-
-def test_calibration_measures():
-    measured = calibrated(repeats=1)
-    assert measured.flops > 0 and measured.call > 0 and measured.source.startswith("measured")
-    assert replace(measured, flops=1.0).rate(4) == 1.0
 
 
 def test_candidates():

@@ -1,30 +1,19 @@
-"""What the cost model knows of a machine: a few rates, each with its source.
+"""What the cost model knows of a machine: workers, memory, and rates, the host's from its price list.
 
-The numbers decide between algorithms, whose costs differ by factors; they are not a forecast of times. `calibrated`
-in `sparsebp.scan.planning.calibrate` measures the host's.
+The host's prices are measured (`sparsebp.backend.machine.prices`); a device's are told from what its driver says.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from types import ModuleType
 
 from sparsebp import backend
+from sparsebp.backend.machine.price_file import prices
+from sparsebp.backend.machine.prices import Prices
 from sparsebp.core import threads
-
-HOST_EFFICIENCIES = {
-    "matvec": (0.05, 0.4),
-    "scale_rows": (0.06, 0.25),
-    "scale_columns": (0.06, 0.25),
-    "gather": (0.06, 0.25),
-    "positions": (0.065, 0.16),
-    "dense": (1.0, 1.0),
-}
-"""Share of the host's rate that steps of sparse chains reach, one sample and a batch. Measured on the steps of a scan
-over VGG-11 at 3 % of its weights, batch 1 and 16, two threads; what streams from memory is bound by bandwidth first."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +47,8 @@ class Machine:
     issuers
         Steps that can be started at the same time. 1: one thread calls one kernel after the other, which then has all
         workers; as many as workers where each works for itself, as on the machine of BPPSA §3.6.
-    efficiencies
-        Share of `flops` that the steps of sparse chains reach, by strategy: of one sample, and of a batch.
+    prices
+        The host's price list; None for a device.
     """
 
     name: str
@@ -74,17 +63,22 @@ class Machine:
     source: str
     memory: int = 2**63
     issuers: int = 1
-    efficiencies: Mapping[str, tuple[float, float]] = field(default_factory=dict, hash=False)
+    prices: Prices | None = None
 
     def rate(self, itemsize: int) -> float:
         """Return one worker's operations a second for values of `itemsize` bytes."""
         return self.flops * (self.double if itemsize == 8 else 1.0)
 
-    def efficiency(self, strategy: str, width: int) -> float:
-        """Return the share of the rate that a step with this strategy and so many values an entry reaches."""
-        general = self.efficiencies.get("positions", (1.0, 1.0))
-        one, many = self.efficiencies.get(strategy, general)
-        return one if width == 1 else many
+    def products(self, count: float, strategy: str, width: int, itemsize: int) -> float:
+        """Return the seconds in which one worker does so many products of a strategy, each with `width` values."""
+        if self.prices is None:
+            return 2.0 * count / self.rate(itemsize)
+        return count * self.prices.product(strategy, width) * (self.prices.double if itemsize == 8 else 1.0)
+
+    def moved(self, size: float) -> float:
+        """Return the seconds in which one worker, the others beside it, reads or writes so many bytes."""
+        far = size / (self.bandwidth / self.workers)
+        return far if self.prices is None or size > self.prices.cache else size * self.prices.near
 
     def lanes(self, itemsize: int) -> int:
         """Return how many samples one task takes."""
@@ -109,21 +103,21 @@ def machine(xp: ModuleType, workers: int | None = None) -> Machine:
 
 
 def _host() -> Machine:
-    workers = threads.get_threads()
+    workers, p = threads.get_threads(), prices()
     return Machine(
         name=f"CPU with {workers} thread{'s' if workers != 1 else ''}",
         workers=workers,
-        flops=40e9,
-        double=0.5,
-        bandwidth=20e9 * workers,
+        flops=2.0 / p.product("dense", 2),
+        double=1.0 / p.double,
+        bandwidth=min(workers, p.sharing) / p.far,
         vector_bytes=64,
-        call=10e-6,
-        step=0.1e-6,
+        call=p.call,
+        step=p.step,
         is_device=False,
-        source="measured on x86 cores with 64-byte vectors: dense_reduce 38 GFLOP/s a thread at H = 20 and B = 16, "
-        "dense_chain 16 GB/s and at least 0.1 µs a step, a call 4 µs to 15 µs",
+        source=f"{'calibrated' if p.calibrated else 'shipped'} prices, "
+        f"measured on {p.measured.get('cpu')}, {p.measured.get('date')}",
         memory=host_memory(),
-        efficiencies=HOST_EFFICIENCIES,
+        prices=p,
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from sparsebp import backend
+from sparsebp.backend.machine.price_file import cpu_model
 
 _PACKAGES = (
     "numpy", "scipy", "numba", "torch", "cupy-cuda12x", "cupy-cuda13x", "python-graphblas", "mkl",
@@ -63,17 +64,6 @@ def commit() -> str:
     except (OSError, subprocess.CalledProcessError):
         return os.environ.get("SPARSEBP_COMMIT", "unknown")
     return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
-
-
-def cpu_model() -> str:
-    """Return the processor's name as the system gives it."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        return platform.processor() or platform.machine()
-    return platform.processor() or platform.machine()
 
 
 def total_memory() -> int | None:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from sparsebp.bench import NAMES, load
-from sparsebp.cli.commands.common import JsonOption, out_option, write_json
+from sparsebp.cli.commands.common import JsonOption, enumeration, out_option, write_json
 
-Benchmark = enum.StrEnum("Benchmark", [(name, name) for name in NAMES])  # type: ignore[misc]
+Benchmark = enumeration("Benchmark", NAMES)
 
 
 def bench(
-    benchmark: Annotated[Benchmark, typer.Argument(help="What to measure.")],
+    benchmark: Annotated[Benchmark, typer.Argument(help="What to measure.")],  # type: ignore[valid-type]
     out: Annotated[Path | None, out_option("Folder for the JSON and the picture.", show_default="runs/bench")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes: a smoke test.")] = False,
     threads: Annotated[
@@ -32,6 +31,6 @@ def bench(
       sparsebp bench scan --quick --json
     """
     silent = {"echo": lambda line: None} if json else {}
-    result = load(benchmark.value).run(out, quick=quick, threads=tuple(threads) if threads else None, **silent)
+    result = load(str(benchmark)).run(out, quick=quick, threads=tuple(threads) if threads else None, **silent)
     if json:
         write_json({"event": "result", **result})

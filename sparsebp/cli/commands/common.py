@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import enum
+import functools
 import inspect
 import sys
 import textwrap
@@ -54,6 +56,11 @@ class Group(TyperGroup):
             raise typer.Exit(130) from error
 
 
+def enumeration(name: str, values: Iterable[str]) -> Any:
+    """Return an enumeration of texts: of these typer takes lists, unlike of literal types."""
+    return enum.StrEnum(name, [(value, value) for value in values])
+
+
 def choice_option(text: str, names: Iterable[str], *, show_default: bool | str = True) -> Any:
     """Return an option that takes one of some names. Its help lists them: narrow types are broken anywhere."""
     return typer.Option(metavar="<name>", help=f"{text}: {', '.join(names)}.", show_default=show_default)
@@ -69,6 +76,30 @@ def _out_path(text: str) -> Path:
         return check_path("--out", text)
     except OptionError as error:  # a ValueError would be taken for the parser's own, and lose its message
         raise OutputError(error.problem, expected=error.expected, got=error.got, remedy=error.remedy) from error
+
+
+def taking(place: str, make: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Let a command take the options of `make` where its parameter `place` stands, which gets what `make` returns."""
+    options = inspect.signature(make, eval_str=True).parameters
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(command, eval_str=True).parameters
+        parameters = [
+            option.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for name, parameter in own.items()
+            for option in (options.values() if name == place else (parameter,))
+        ]
+
+        @functools.wraps(command)
+        def run(**values: Any) -> None:
+            made = make(**{name: values.pop(name) for name in options})
+            command(**values, **{place: made})
+
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return run
+
+    return decorate
 
 
 def make_app(commands: Iterable[Callable[..., None]], groups: Mapping[str, typer.Typer]) -> typer.Typer:

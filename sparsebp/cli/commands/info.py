@@ -1,17 +1,19 @@
-"""``sparsebp info``: devices, versions, threads, BLAS, and what ``auto`` would choose here."""
+"""``sparsebp info``: devices, versions, threads, BLAS, prices, and what ``auto`` would choose; measures the prices."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
 import platform
-from typing import Any, Literal
+import time
+from typing import Annotated, Any, Literal
 
 import numpy as np
+import typer
 
 from sparsebp import __version__, backend
-from sparsebp.cli.commands.common import JsonOption, print_line, write_json
-from sparsebp.core.errors import DeviceError, MissingDependencyError
+from sparsebp.cli.commands.common import JsonOption, console, print_line, write_json
+from sparsebp.core.errors import DeviceError, MissingDependencyError, OptionError
 
 _PACKAGES = ("numpy", "scipy", "numba", "safetensors", "typer", "rich", "matplotlib", "mlxtend", "torch")
 # cell, T, B, H: the paper's RNN and GRU, the demo's GRU, a long sequence in small batch, a wide layer
@@ -24,19 +26,58 @@ _SHAPES: tuple[tuple[Literal["rnn", "gru"], int, int, int], ...] = (
 )
 
 
-def info(json: JsonOption = False) -> None:
+def info(
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Measure this machine's prices first, and keep them.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
     """Show devices, versions, threads and BLAS, and which backward `auto` would choose for a few shapes.
+
+    `auto` and all estimates count with a list of prices: the one that
+    comes with sparsebp, until --calibrate measures this machine's (some
+    20 seconds; let it be idle meanwhile).
 
     \b
     Examples:
       sparsebp info
+      sparsebp info --calibrate
       sparsebp info --json
     """
+    if calibrate:
+        _calibrate(quiet=json)
     facts = collect()
     if json:
         write_json(facts)
     else:
         _print(facts)
+
+
+def _calibrate(quiet: bool) -> None:
+    """Measure the prices and write them at the end: an interruption leaves the file as it was."""
+    from sparsebp.backend.machine.price_file import VARIABLE, price_path, save
+    from sparsebp.core.files import prepare_folder
+
+    path = price_path()
+    if path is None:
+        raise OptionError(
+            "There is no file for the prices",
+            expected=f"{VARIABLE} unset, or the name of a file",
+            got=f"{VARIABLE}=''",
+            remedy="Set it, or leave --calibrate out",
+        )
+    prepare_folder(path.parent)  # refused now rather than after the measurement
+    from sparsebp.bench.tools.calibrate import calibrate
+
+    start = time.perf_counter()
+
+    def told(what: str) -> None:
+        if not quiet:
+            console().print(f"{time.perf_counter() - start:5.1f} s  measuring: {what}", markup=False)
+
+    save(calibrate(told), path)
+    if not quiet:
+        console().print(f"{time.perf_counter() - start:5.1f} s  written: {path}\n", markup=False)
 
 
 def collect() -> dict[str, Any]:
@@ -63,8 +104,17 @@ def collect() -> dict[str, Any]:
         "packages": {name: _version(name) for name in (*_PACKAGES, *_cupy_names())},
         "blas": np.show_config(mode="dicts")["Build Dependencies"]["blas"]["name"],
         "threads": thread_counts(),
+        "prices": _prices(),
         "auto": choices,
     }
+
+
+def _prices() -> dict[str, Any]:
+    from sparsebp.backend.machine.price_file import price_path, prices
+
+    found, path = prices(), price_path()
+    kind = "calibrated" if found.calibrated else "shipped"
+    return {"kind": kind, "file": None if path is None else str(path), **found.measured}
 
 
 def _gpu() -> dict[str, str]:
@@ -97,6 +147,7 @@ def _print(facts: dict[str, Any]) -> None:
         "BLAS": facts["blas"],
         "threads": ", ".join(f"{name} {count}" for name, count in facts["threads"].items()),
         "packages": ", ".join(packages),
+        "prices": _prices_line(facts["prices"]),
         "auto": "for the backward of recurrent layers in float32:",
     }
     print_line("", f"sparsebp {facts['sparsebp']}, Python {facts['python']}, {facts['platform']}", 0)
@@ -104,3 +155,10 @@ def _print(facts: dict[str, Any]) -> None:
         print_line(label, text, 9)
     for entry in facts["auto"]:
         print_line("", f"{entry['model'].upper()}: {entry['reason']}", 9)
+
+
+def _prices_line(found: dict[str, Any]) -> str:
+    if found["kind"] == "calibrated":
+        return f"calibrated {found['date']}, {found['file']}"
+    where = f"; sparsebp info --calibrate writes {found['file']}" if found["file"] else ""
+    return f"shipped, measured {str(found['date'])[:10]} on {found['cpu']}{where}"

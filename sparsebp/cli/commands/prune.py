@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
 from sparsebp.cli.commands.common import JsonOption, choice_option, console, out_option, write_json
 from sparsebp.cli.commands.interrupted import Interrupted
-from sparsebp.cli.commands.train import PruneMethod
+from sparsebp.nn.pruning import PruneMethod
 
 
 def prune(
     checkpoint: Annotated[Path, typer.Argument(help="A checkpoint of sparsebp train, or its folder.")],
     amount: Annotated[float, typer.Option(help="Share of the weights that is pruned afterwards.")],
     method: Annotated[
-        PruneMethod, choice_option("How to share that out over the layers", PruneMethod)
-    ] = PruneMethod.class_blind,
+        PruneMethod, choice_option("How to share that out over the layers", get_args(PruneMethod))
+    ] = "class_blind",
     out: Annotated[
         Path | None,
         out_option("The file to write.", show_default="pruned.safetensors beside the checkpoint"),
@@ -40,7 +40,7 @@ def prune(
     folder = checkpoint if os.path.isdir(checkpoint) else checkpoint.parent
     target = folder / "pruned.safetensors" if out is None else out
     try:
-        report = prune_checkpoint(checkpoint, target, amount, method.value)
+        report = prune_checkpoint(checkpoint, target, amount, method)
     except KeyboardInterrupt as error:
         raise Interrupted(f"while {target} was made; the checkpoint is as it was") from error
     if json:

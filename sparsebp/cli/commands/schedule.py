@@ -16,20 +16,16 @@ from sparsebp.cli.commands.common import (
     out_option,
     print_line,
     print_table,
+    taking,
     write_json,
 )
 from sparsebp.cli.commands.schedule_options import (
     MOST,
-    BandwidthOption,
-    CostOption,
-    CostsOption,
     FileArgument,
     FirstOption,
-    LatencyOption,
     MicrobatchesOption,
     NameArgument,
     NamesArgument,
-    SlowdownOption,
     StagesOption,
     StepsOption,
     WeightsOption,
@@ -41,7 +37,7 @@ from sparsebp.cli.commands.schedule_options import (
 from sparsebp.cli.commands.schedule_tables import COMPARED, coloured, compared, print_summary
 from sparsebp.core.errors import OptionError, SparseBPError
 from sparsebp.core.files import write_atomically, write_figure
-from sparsebp.schedule import gantt, simulate, text_chart, to_csv, write_csv, write_trace
+from sparsebp.schedule import Costs, gantt, simulate, text_chart, to_csv, write_csv, write_trace
 from sparsebp.schedule.builders import BUILDERS
 from sparsebp.schedule.by_name import build as build_schedule
 from sparsebp.schedule.pictures.summary import summary
@@ -70,8 +66,10 @@ MemoryRatioOption = Annotated[
 ]
 
 
+@taking("prices", costs_from)
 def build(
     name: NameArgument,
+    *,
     stages: StagesOption = 8,
     workers: WorkersOption = None,
     microbatches: MicrobatchesOption = None,
@@ -94,11 +92,7 @@ def build(
     unweighted: UnweightedOption = None,
     recomputed: Annotated[str | None, typer.Option(help="Stages that recompute their activations, as in 0,1.")] = None,
     input_gradient: InputGradientOption = None,
-    cost: CostOption = None,
-    costs: CostsOption = None,
-    latency: LatencyOption = None,
-    bandwidth: BandwidthOption = None,
-    slowdown: SlowdownOption = None,
+    prices: Costs,
     torch: Annotated[bool, typer.Option("--torch", help="Only what PyTorch's loader reads: no U, no S.")] = False,
     out: Annotated[Path | None, out_option("The file to write.", show_default="standard output")] = None,
 ) -> None:
@@ -111,7 +105,7 @@ def build(
       sparsebp schedule build ooo --stages 12 --cost W=1.5 --memory-ratio 1.2
     """
     schedule = build_schedule(
-        name, costs=costs_from(cost, costs, latency, bandwidth, slowdown), fusion=fusion, stages=stages,
+        name, costs=prices, fusion=fusion, stages=stages,
         workers=workers, microbatches=microbatches, chunks=chunks, group=group, k=k, streams=streams, regions=regions,
         memory_ratio=memory_ratio, memory_limit=memory_limit, priority=priority, unweighted=stages_of(unweighted),
         recomputed=stages_of(recomputed), input_gradient=input_gradient,
@@ -147,13 +141,11 @@ def validate(
     print_line("", f"{schedule.name or 'The schedule'} is valid: {listed}", 0)
 
 
+@taking("prices", costs_from)
 def simulate_file(
     file: FileArgument,
-    cost: CostOption = None,
-    costs: CostsOption = None,
-    latency: LatencyOption = None,
-    bandwidth: BandwidthOption = None,
-    slowdown: SlowdownOption = None,
+    *,
+    prices: Costs,
     steps: StepsOption = 1,
     first: FirstOption = None,
     weights: WeightsOption = None,
@@ -170,24 +162,22 @@ def simulate_file(
       sparsebp schedule simulate pipedream.csv --costs costs.json --steps 3
     """
     schedule = load(file, first, weights)
-    found = summary(simulate(schedule, costs_from(cost, costs, latency, bandwidth, slowdown), steps=steps))
+    found = summary(simulate(schedule, prices, steps=steps))
     if json:
         write_json({"event": "result", **found})
     else:
         print_summary(found)
 
 
+@taking("prices", costs_from)
 def plot(
     file: FileArgument,
+    *,
     out: Annotated[
         Path | None,
         out_option("A picture (.png, .svg, .pdf), a Chrome trace (.json) or text (.txt).", show_default="text here"),
     ] = None,
-    cost: CostOption = None,
-    costs: CostsOption = None,
-    latency: LatencyOption = None,
-    bandwidth: BandwidthOption = None,
-    slowdown: SlowdownOption = None,
+    prices: Costs,
     steps: StepsOption = 1,
     first: FirstOption = None,
     weights: WeightsOption = None,
@@ -206,7 +196,7 @@ def plot(
       sparsebp schedule plot gpipe.csv --out trace.json --unit 1000
     """
     schedule = load(file, first, weights)
-    simulation = simulate(schedule, costs_from(cost, costs, latency, bandwidth, slowdown), steps=steps)
+    simulation = simulate(schedule, prices, steps=steps)
     if out is None:
         console().print(coloured(text_chart(simulation, width, memory=memory)))
     elif out.suffix == ".txt":
@@ -220,8 +210,10 @@ def plot(
                           remedy="Choose another ending of --out")  # fmt: skip
 
 
+@taking("prices", costs_from)
 def compare(
     names: NamesArgument = None,
+    *,
     stages: StagesOption = 8,
     workers: WorkersOption = None,
     microbatches: Annotated[int, typer.Option(min=1, max=MOST, help="Micro-batches.")] = 8,
@@ -231,11 +223,7 @@ def compare(
     k: KOption = None,
     unweighted: UnweightedOption = None,
     input_gradient: InputGradientOption = True,
-    cost: CostOption = None,
-    costs: CostsOption = None,
-    latency: LatencyOption = None,
-    bandwidth: BandwidthOption = None,
-    slowdown: SlowdownOption = None,
+    prices: Costs,
     steps: StepsOption = 1,
     json: JsonOption = False,
 ) -> None:
@@ -251,7 +239,6 @@ def compare(
       sparsebp schedule compare gpipe 1f1b zb-h1 zb-h2 --stages 4
       sparsebp schedule compare gpipe modulo --stages 16 --no-input-gradient
     """
-    prices = costs_from(cost, costs, latency, bandwidth, slowdown)
     rows: list[dict[str, Any]] = []
     for name in names or BUILDERS:
         try:

@@ -48,18 +48,6 @@ StagesOption = Annotated[int, typer.Option(min=1, max=MOST, help="Stages (layers
 MicrobatchesOption = Annotated[
     int | None, typer.Option(min=1, max=MOST, help="Micro-batches.", show_default="8 in pipelines, else 1")
 ]
-CostOption = Annotated[
-    list[str] | None,
-    typer.Option("--cost", metavar="ACTION=TIME", help="A duration: F=1, 2W=0.5 of stage 2, 2W0=0.5; repeatable."),
-]
-CostsOption = Annotated[Path | None, typer.Option(help="A JSON file of durations, bytes and the link.")]
-LatencyOption = Annotated[float | None, typer.Option(min=0, help="Of a transfer between workers.", show_default="0")]
-BandwidthOption = Annotated[
-    float | None, typer.Option(help="Bytes a unit of time between two workers.", show_default="unlimited")
-]
-SlowdownOption = Annotated[
-    float | None, typer.Option(min=1, help="Of each of two busy streams of a worker.", show_default="1")
-]
 StepsOption = Annotated[int, typer.Option(min=1, max=MOST, help="Repetitions of the step, one after the other.")]
 
 
@@ -70,8 +58,22 @@ def load(file: str, first: Any = None, weights: Any = None) -> Schedule:
     return read_csv(file, first=first, weights=weights)
 
 
-def costs_from(cost: list[str] | None, costs: Path | None, latency: float | None, bandwidth: float | None,
-               slowdown: float | None) -> Costs:  # fmt: skip
+def costs_from(
+    cost: Annotated[
+        list[str] | None,
+        typer.Option("--cost", metavar="ACTION=TIME", help="A duration: F=1, 2W=0.5 of stage 2, 2W0=0.5; repeatable."),
+    ] = None,
+    costs: Annotated[Path | None, typer.Option(help="A JSON file of durations, bytes and the link.")] = None,
+    latency: Annotated[
+        float | None, typer.Option(min=0, help="Of a transfer between workers.", show_default="0")
+    ] = None,
+    bandwidth: Annotated[
+        float | None, typer.Option(help="Bytes a unit of time between two workers.", show_default="unlimited")
+    ] = None,
+    slowdown: Annotated[
+        float | None, typer.Option(min=1, help="Of each of two busy streams of a worker.", show_default="1")
+    ] = None,
+) -> Costs:
     """Return the costs of a file, with what the options say instead of it."""
     found = Costs(Durations({})) if costs is None else read_costs(costs)
     entries = found.durations.entries if isinstance(found.durations, Durations) else {}

@@ -2,100 +2,25 @@
 
 from __future__ import annotations
 
-import enum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from sparsebp.cli.commands import session
-from sparsebp.cli.commands.common import JsonOption, ThreadsOption, choice_option, out_option, use_threads
+from sparsebp.cli.commands.common import JsonOption, ThreadsOption, out_option, taking, use_threads
+from sparsebp.cli.commands.run_options import Task, run_options
 from sparsebp.core.arguments import check_integer
 from sparsebp.core.errors import OptionError
 
-
-class Task(enum.StrEnum):
-    """What to learn."""
-
-    seqmnist = "seqmnist"
-    bitstream = "bitstream"
-    mnist = "mnist"
-    digits = "digits"
-    cifar10 = "cifar10"
+_run_options = run_options(
+    "model", "hidden", "layers", "seq_len", "width", "data", "samples", "batch_size", "epochs", "lr", "optimizer",
+    "lr_schedule", "clip_norm", "backward", "fusion", "accumulate", "schedule", "graph", "prune", "prune_method",
+    "retrain_epochs", "retrain_lr", "device", "dtype", "seed",
+)  # fmt: skip
 
 
-class Model(enum.StrEnum):
-    """The network."""
-
-    rnn = "rnn"
-    gru = "gru"
-    lenet5 = "lenet5"
-    vgg11 = "vgg11"
-    mobilenetv2 = "mobilenetv2"
-    densenet = "densenet"
-
-
-class Optimizer(enum.StrEnum):
-    """The optimizer."""
-
-    sgd = "sgd"
-    adam = "adam"
-    adamw = "adamw"
-    amsgrad = "amsgrad"
-    adagrad = "adagrad"
-    adadelta = "adadelta"
-    rmsprop = "rmsprop"
-
-
-class LRSchedule(enum.StrEnum):
-    """The learning rate's course over the run."""
-
-    constant = "constant"
-    cosine = "cosine"
-    onecycle = "onecycle"
-
-
-class Backward(enum.StrEnum):
-    """The algorithm of the backward pass."""
-
-    auto = "auto"
-    bp = "bp"
-    linear = "linear"
-    blelloch = "blelloch"
-    hybrid = "hybrid"
-    chunked = "chunked"
-
-
-class Fusion(enum.StrEnum):
-    """Where the optimizer's updates go."""
-
-    none = "none"
-    forward = "forward"
-    backward = "backward"
-
-
-class PruneMethod(enum.StrEnum):
-    """How pruned weights are shared out over the layers."""
-
-    class_blind = "class_blind"
-    class_uniform = "class_uniform"
-    class_distribution = "class_distribution"
-
-
-class Device(enum.StrEnum):
-    """Where to compute."""
-
-    cpu = "cpu"
-    cuda = "cuda"
-
-
-class DType(enum.StrEnum):
-    """The precision."""
-
-    float32 = "float32"
-    float64 = "float64"
-
-
+@taking("given", _run_options)
 def train(
     task: Annotated[
         Task | None,
@@ -109,68 +34,8 @@ def train(
         Path | None,
         typer.Option(help="Options from this file, of sparsebp tune; those given here win.", show_default="none"),
     ] = None,
-    model: Annotated[
-        Model | None,
-        typer.Option(
-            metavar="<name>",
-            help="rnn, gru for sequences; lenet5, vgg11, mobilenetv2, densenet for images.",
-            show_default="gru; bitstream rnn; images lenet5; cifar10 vgg11",
-        ),
-    ] = None,
-    hidden: Annotated[int | None, typer.Option(min=1, help="Sequences: hidden size.", show_default="by task")] = None,
-    layers: Annotated[int | None, typer.Option(min=1, help="Sequences: recurrent layers.", show_default="1")] = None,
-    seq_len: Annotated[
-        int | None, typer.Option(min=1, help="Sequences: time steps.", show_default="784; bitstream 1000")
-    ] = None,
-    width: Annotated[
-        float | None, typer.Option(help="Images: factor on the channels, not of lenet5.", show_default="1")
-    ] = None,
-    data: Annotated[
-        Path | None, typer.Option(help="cifar10: folder of the binary version.", show_default=False)
-    ] = None,
-    samples: Annotated[int | None, typer.Option(min=1, help="Training samples.", show_default="all")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Batch size.", show_default="by task")] = None,
-    epochs: Annotated[int | None, typer.Option(min=0, help="Epochs in all.", show_default="by task")] = None,
-    lr: Annotated[float | None, typer.Option(help="Learning rate (its peak).", show_default="by task")] = None,
-    optimizer: Annotated[Optimizer | None, choice_option("Optimizer", Optimizer, show_default="adam")] = None,
-    lr_schedule: Annotated[
-        LRSchedule | None, choice_option("Learning-rate schedule", LRSchedule, show_default="by task")
-    ] = None,
-    clip: Annotated[float | None, typer.Option(help="Largest gradient norm.", show_default="1; images none")] = None,
-    backward: Annotated[
-        Backward | None, choice_option("Algorithm of the backward pass", Backward, show_default="auto; images bp")
-    ] = None,
-    fusion: Annotated[
-        Fusion | None,
-        choice_option("Updates before the next use, or right after the gradient", Fusion, show_default="none"),
-    ] = None,
-    accumulate: Annotated[
-        int | None, typer.Option(min=1, help="Micro-batches that a batch is split into.", show_default="1")
-    ] = None,
-    schedule: Annotated[
-        str | None,
-        typer.Option(help="Order of a step: conventional, ooo, or an action CSV.", show_default="conventional"),
-    ] = None,
-    graph: Annotated[
-        bool | None, typer.Option("--graph/--no-graph", help="GPU: capture the step into a CUDA graph.")
-    ] = None,
-    prune: Annotated[
-        float | None,
-        typer.Option(help="Images: share of the weights to prune after training, then retrain.", show_default="none"),
-    ] = None,
-    prune_method: Annotated[
-        PruneMethod | None,
-        choice_option("How to share that out over the layers", PruneMethod, show_default="class_uniform"),
-    ] = None,
-    retrain_epochs: Annotated[
-        int | None, typer.Option(min=0, help="Epochs after pruning.", show_default="as many as before; vgg11 8")
-    ] = None,
-    retrain_lr: Annotated[
-        float | None, typer.Option(help="Learning rate after pruning.", show_default="that before; vgg11 0.003")
-    ] = None,
-    device: Annotated[Device | None, typer.Option(help="Where to compute.", show_default="cpu")] = None,
-    dtype: Annotated[DType | None, typer.Option(help="Precision.", show_default="float32")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of data, weights, order.", show_default="0")] = None,
+    *,
+    given: dict[str, Any],
     threads: ThreadsOption = None,
     out: Annotated[
         Path | None, out_option("Folder for checkpoint and picture.", show_default="runs/TASK-MODEL")
@@ -213,36 +78,7 @@ def train(
     """
     from sparsebp.recipes.recipe import config_for
 
-    given = {
-        "task": task and task.value,
-        "model": model and model.value,
-        "hidden": hidden,
-        "layers": layers,
-        "seq_len": seq_len,
-        "samples": samples,
-        "batch_size": batch_size,
-        "epochs": epochs,
-        "lr": lr,
-        "optimizer": optimizer and optimizer.value,
-        "lr_schedule": lr_schedule and lr_schedule.value,
-        "clip_norm": clip,
-        "backward": backward and backward.value,
-        "fusion": fusion and fusion.value,
-        "accumulate": accumulate,
-        "schedule": schedule,
-        "graph": graph,
-        "width": width,
-        "data": data and str(data),
-        "prune": prune,
-        "prune_method": prune_method and prune_method.value,
-        "retrain_epochs": retrain_epochs,
-        "retrain_lr": retrain_lr,
-        "device": device and device.value,
-        "dtype": dtype and dtype.value,
-        "seed": seed,
-        "threads": threads,
-    }
-    options = _options(given, config)
+    options = _options(given | {"task": task, "threads": threads}, config)
     use_threads(options.pop("threads", None))
     run = config_for(**options)
     folder = Path("runs", f"{run.task}-{run.model}") if out is None else out

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -11,14 +11,18 @@ from sparsebp.bench.tools import report
 from sparsebp.cli.commands.common import (
     JsonOption,
     choice_option,
+    enumeration,
     out_option,
     print_line,
     print_table,
     progress_bar,
+    taking,
     write_json,
 )
-from sparsebp.cli.commands.train import Backward, DType, Fusion, Model, Optimizer, Task
+from sparsebp.cli.commands.run_options import Task, run_options
 from sparsebp.core.errors import OptionError
+from sparsebp.core.types import BACKWARDS
+from sparsebp.runtime.orders import Fusion
 
 _COLUMNS = (
     *(report.Column(name, name, number=False) for name in ("fusion", "schedule", "backward")),
@@ -28,29 +32,31 @@ _COLUMNS = (
     report.Column("over the fastest", "over", lambda ratio: f"{ratio:.2f}×"),
 )
 
+_FUSIONS = enumeration("Fusion", get_args(Fusion))
+_BACKWARDS = enumeration("Backward", BACKWARDS)
 
+
+_run_options = run_options(
+    "model", "hidden", "layers", "seq_len", "width", "data", "samples", "batch_size", "optimizer", "clip_norm",
+    "accumulate", "dtype",
+)  # fmt: skip
+
+
+@taking("given", _run_options)
 def tune(
     task: Annotated[Task, typer.Argument(help="The task, see sparsebp train.")],
-    model: Annotated[Model | None, choice_option("The network", Model, show_default="by task")] = None,
-    hidden: Annotated[int | None, typer.Option(min=1, help="Sequences: hidden size.", show_default="by task")] = None,
-    layers: Annotated[int | None, typer.Option(min=1, help="Sequences: recurrent layers.", show_default="1")] = None,
-    seq_len: Annotated[int | None, typer.Option(min=1, help="Sequences: steps.", show_default="by task")] = None,
-    width: Annotated[float | None, typer.Option(help="Images: factor on the channels.", show_default="1")] = None,
-    data: Annotated[Path | None, typer.Option(help="cifar10: folder of images.", show_default=False)] = None,
-    samples: Annotated[int | None, typer.Option(min=1, help="Training samples.", show_default="all")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Batch size.", show_default="by task")] = None,
-    optimizer: Annotated[Optimizer | None, choice_option("Optimizer", Optimizer, show_default="adam")] = None,
-    clip: Annotated[float | None, typer.Option(help="Largest gradient norm.", show_default="1; images none")] = None,
-    accumulate: Annotated[int | None, typer.Option(min=1, help="Micro-batches.", show_default="1")] = None,
-    dtype: Annotated[DType | None, typer.Option(help="Precision.", show_default="float32")] = None,
+    *,
+    given: dict[str, Any],
     fusion: Annotated[
-        list[Fusion] | None, choice_option("Try this one; once for each", Fusion, show_default="all")
+        list[_FUSIONS] | None,  # type: ignore[valid-type]
+        choice_option("Try this one; once for each", _FUSIONS, show_default="all"),
     ] = None,
     schedule: Annotated[
         list[str] | None, typer.Option(help="Try this one; once for each.", show_default="conventional, ooo")
     ] = None,
     backward: Annotated[
-        list[Backward] | None, choice_option("Try this one; once for each", Backward, show_default="bp, auto")
+        list[_BACKWARDS] | None,  # type: ignore[valid-type]
+        choice_option("Try this one; once for each", _BACKWARDS, show_default="bp, auto"),
     ] = None,
     threads: Annotated[
         list[int] | None, typer.Option(min=1, help="Try so many; once for each.", show_default="1, all")
@@ -77,16 +83,9 @@ def tune(
     from sparsebp.recipes.config_file import write_config
     from sparsebp.recipes.recipe import config_for
 
-    given: dict[str, Any] = {
-        "task": task.value, "model": model and model.value, "hidden": hidden, "layers": layers, "seq_len": seq_len,
-        "width": width, "data": data and str(data), "samples": samples, "batch_size": batch_size,
-        "optimizer": optimizer and optimizer.value, "clip_norm": clip, "accumulate": accumulate,
-        "dtype": dtype and dtype.value,
-    }  # fmt: skip
+    given = {"task": task, **given}
     config = config_for(**given)
-    tried = tuning.combinations(
-        config, [f.value for f in fusion or ()], schedule or (), [b.value for b in backward or ()], threads or ()
-    )
+    tried = tuning.combinations(config, map(str, fusion or ()), schedule or (), map(str, backward or ()), threads or ())
     if out.suffix not in (".toml", ".json"):  # before any time is spent
         raise OptionError("The format of the file is unknown", expected=".toml or .json", got=out.suffix or "none",
                           remedy="Give --out one of these suffixes")  # fmt: skip

@@ -15,13 +15,13 @@ from sparsebp.cli.commands.common import (
     use_threads,
     write_json,
 )
-from sparsebp.cli.commands.train import Device
+from sparsebp.recipes.config import Device
 
 
 def verify(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the models and their data.")] = 0,
     details: Annotated[bool, typer.Option("--details", help="Show every check.")] = False,
-    device: Annotated[Device, typer.Option(help="Where to compute.")] = Device.cpu,
+    device: Annotated[Device, typer.Option(help="Where to compute.")] = "cpu",
     threads: ThreadsOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -41,7 +41,7 @@ def verify(
 
     use_threads(threads)
     with progress_bar("model") as told:
-        reports = checks.self_check(seed, device=device.value, progress=told)
+        reports = checks.self_check(seed, device=device, progress=told)
     failed = [name for name, report in reports.items() if not report.ok]
     if json:
         write_json(

@@ -43,13 +43,17 @@ class BackwardOptions:
 
 
 def choose(
-    options: BackwardOptions, cell: CellMath, shape: tuple[int, int, int], dtype: np.dtype, xp: ModuleType
-) -> Any:
-    """Return the `scan.cost.Choice` for states of `shape` (T, B, H): for ``auto`` the cost model's."""
+    options: BackwardOptions, cell: CellMath, shape: tuple[int, int, int], dtype: np.dtype, xp: ModuleType,
+    **stack: int,
+) -> Any:  # fmt: skip
+    """Return the `scan.cost.Choice` for states of `shape` (T, B, H): for ``auto`` the cost model's.
+
+    `stack` are ``input_size``, ``layers`` and ``directions``.
+    """
     from sparsebp.scan.planning.recurrent import Choice, choose_recurrent_backward
 
     if options.algorithm == "auto":
-        return choose_recurrent_backward(cell.name, *shape, dtype, xp, options.workers, options.memory_limit)
+        return choose_recurrent_backward(cell.name, *shape, dtype, xp, options.workers, options.memory_limit, **stack)
     steps = shape[0]
     # The square root balances the sequential part inside the chunks with the one over the chunks.
     chunks = min(options.chunks or math.isqrt(steps), steps) if options.algorithm == "chunked" else 1

@@ -193,7 +193,10 @@ class Recurrent(Layer):
         valid = parse_lengths(lengths, steps, batch, xp)
         if valid is not None:
             inputs = valid.mask(inputs)  # so that NaN in the padding cannot spread
-        choice = choose(self.options, self.cell, (steps, batch, self.hidden_size), weight.dtype, xp)
+        choice = choose(
+            self.options, self.cell, (steps, batch, self.hidden_size), weight.dtype, xp,
+            input_size=self.input_size, layers=self.num_layers, directions=self.directions,
+        )  # fmt: skip
         saved = RecurrentSaved(
             xp.empty((self.num_layers * self.directions, batch, self.hidden_size), dtype=weight.dtype),
             choice, valid, [], [],

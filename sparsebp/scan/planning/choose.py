@@ -135,7 +135,8 @@ def _reason(best: SizedRecipe, estimates: Mapping[str, float], dropped: Sequence
     order = sorted(estimates.items(), key=lambda pair: pair[1])
     shown = ", ".join(f"{key} {1e6 * value:.4g} µs" for key, value in order[:4])
     reason = (
-        f"{name} has the least estimated time on a {m.name} ({m.workers} worker{'s' if m.workers != 1 else ''}) "
+        f"{name} has the least estimated time of a call on a {m.name} "
+        f"({m.workers} worker{'s' if m.workers != 1 else ''}) "
         f"for {len(chain.patterns)} Jacobians and batch {chain.sizes.batch}: {shown}."
     )
     if name == "linear":

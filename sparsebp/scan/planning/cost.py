@@ -54,8 +54,7 @@ def seconds(levels: Iterable[LevelCost], m: Machine, batch: int, itemsize: int) 
 
 def work(count: StepCount, m: Machine, itemsize: int) -> float:
     """Return the seconds that one worker takes for one step."""
-    rate = m.rate(itemsize) * m.efficiency(count.strategy, count.width)
-    return max(count.flops / rate, count.bytes / (m.bandwidth / m.workers))
+    return m.products(count.flops / 2, count.strategy, count.width, itemsize) + m.moved(count.bytes)
 
 
 def step_seconds(count: StepCount, m: Machine, itemsize: int) -> float:

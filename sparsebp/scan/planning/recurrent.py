@@ -8,7 +8,7 @@ batch alone keeps all of them busy, and the recursion wins.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
 from types import ModuleType
@@ -18,23 +18,25 @@ import numpy as np
 
 from sparsebp import backend
 from sparsebp.backend.machine import Machine, machine
+from sparsebp.backend.machine.prices import Prices
 from sparsebp.core.arguments import check_choice, check_integer
 from sparsebp.scan.algorithms import tree_levels
 from sparsebp.scan.algorithms.counts import level_counts
 
 GATES = {"rnn": 1, "gru": 3}
 """Matrix–vector products of one step of the recursion."""
+STREAMS = {"rnn": 3, "gru": 10}
+"""Values of a hidden unit and step that the recursion reads and writes: states, gates, gradients."""
+GRADIENTS = {"rnn": 1, "gru": 4}
+"""Those of them that the gradients of the weights read again, see `CellMath.columns`."""
 LANES = 32
 """Threads of a warp: the device kernels give a hidden unit to each."""
 SEQUENTIAL_STEP = {"rnn": 0.10e-6, "gru": 0.25e-6}
 """Seconds a step of the fused device kernel for H <= 32. Predicted (0.06–0.15 µs for a tanh RNN), not measured."""
 SHARED_BANDWIDTH = 128.0
 """Bytes a clock that a multiprocessor reads from shared memory, where the weights of H > 32 lie."""
-HOST_STEP = {"rnn": 30e-9, "gru": 45e-9}
-"""Seconds that a step of the fused host kernels takes at least. Measured with B = H = 1: 22–32 ns and 43 ns."""
-HOST_RATE = {"vector": 80e9, "matrix": 150e9}
-"""float32 operations a second of one thread. Measured at H = 20 and 64, B = 16: the recursion 60–175 GFLOP/s, the
-scan's matrices 85–200 GFLOP/s (x86 with 64-byte vectors; operands stay in the cache, unlike a stored scan's)."""
+SHARED_PRODUCT = 1_000_000_000
+"""FLOP from which the threads share a product over all steps, see `sparsebp.nn.recurrent.cell_math.LONG`."""
 MARGIN = 0.8
 """A scan is taken if it promises at most this share of the recursion's time: estimates are rough."""
 STORED_MARGIN = 0.4
@@ -54,7 +56,8 @@ class Choice:
     reason
         One sentence.
     estimates
-        Seconds that the model expects of each algorithm; those beyond the memory limit are left out.
+        Seconds that the model expects of each algorithm: of the layer's whole backward, gradients of the states and of
+        the weights. Those beyond the memory limit are left out.
     memory
         Bytes of scratch memory of each algorithm.
     """
@@ -75,8 +78,16 @@ def choose_recurrent_backward(
     xp: ModuleType = np,
     workers: int | None = None,
     memory_limit: int | None = None,
+    *,
+    input_size: int | None = None,
+    layers: int = 1,
+    directions: int = 1,
 ) -> Choice:
-    """Choose the backward of a recurrent layer by estimated time.
+    """Choose the backward of a recurrent layer by the estimated time of the whole of it.
+
+    That is the gradients of all states, by the algorithm, and those of the weights, the same for each; of stacked
+    layers those of the inputs in between as well, and not that of the layer's own input. A gradient arrives at every
+    step.
 
     Parameters
     ----------
@@ -92,6 +103,10 @@ def choose_recurrent_backward(
         Threads (or warp schedulers) to count with; by default what the machine has.
     memory_limit
         Bytes of scratch memory that may be used.
+    input_size
+        Features of the input; H if None.
+    layers, directions
+        Of the stack; 2 directions run one after the other.
 
     Raises
     ------
@@ -102,17 +117,30 @@ def choose_recurrent_backward(
     T, B, H = check_integer("T", T, 1), check_integer("B", B, 1), check_integer("H", H, 1)
     workers = None if workers is None else check_integer("workers", workers, 1)
     memory_limit = None if memory_limit is None else check_integer("memory_limit", memory_limit, 0)
+    input_size = H if input_size is None else check_integer("input_size", input_size, 1)
+    layers, directions = check_integer("layers", layers, 1), check_integer("directions", directions, 1)
     m = machine(backend.check_module(xp), workers)
-    return _choose(cell, T, B, H, backend.float_dtype(dtype).itemsize, m, memory_limit)
+    inputs = (input_size,) * directions + (directions * H,) * (directions * (layers - 1))
+    return _choose(cell, T, B, H, backend.float_dtype(dtype).itemsize, m, memory_limit, inputs, directions)
 
 
 @lru_cache(maxsize=256)
-def _choose(cell: str, T: int, B: int, H: int, itemsize: int, m: Machine, memory_limit: int | None) -> Choice:
-    recursion = _recursion(cell, T, B, H, itemsize, m)
+def _choose(
+    cell: str, T: int, B: int, H: int, itemsize: int, m: Machine, memory_limit: int | None,
+    inputs: tuple[int, ...] | None = None, first: int = 1,
+) -> Choice:  # fmt: skip
+    """`inputs` are the features that each run over time has, `first` the number of runs over the layer's own input."""
+    inputs = (H,) if inputs is None else inputs
+    weights = sum(
+        _weights(cell, T, B, H, itemsize, m, features, number >= first) for number, features in enumerate(inputs)
+    )
     chunks, chunked = min(
         ((c, _chunked(cell, T, B, H, itemsize, m, c)) for c in _chunk_counts(T, B, m)), key=lambda pair: pair[1]
     )
-    seconds = {"bp": recursion, "chunked": chunked, "blelloch": _stored(T, B, H, itemsize, m)}
+    states = {
+        "bp": _recursion(cell, T, B, H, itemsize, m), "chunked": chunked, "blelloch": _stored(T, B, H, itemsize, m)
+    }  # fmt: skip
+    seconds = {name: len(inputs) * t + weights for name, t in states.items()}
     memory = {
         "bp": 0,
         "chunked": chunks * B * (H * H + H) * itemsize,
@@ -124,7 +152,7 @@ def _choose(cell: str, T: int, B: int, H: int, itemsize: int, m: Machine, memory
     best = min(fits, key=lambda name: fits[name] * margin[name])
     shown = ", ".join(f"{name} {_time(t)}" for name, t in sorted(fits.items(), key=lambda pair: pair[1]))
     left_out = [name for name in seconds if name not in fits]
-    reason = f"{best} is expected to do best on a {m.name} for T={T}, B={B}, H={H}: {shown}"
+    reason = f"{best} is expected to do best on a {m.name} for T={T}, B={B}, H={H}: {shown} {_of(len(inputs))}"
     if best == "bp":
         reason += f"; a scan does about {H} times the work of the recursion"
     if left_out:
@@ -149,11 +177,16 @@ def _chunk_counts(T: int, B: int, m: Machine) -> list[int]:
     return sorted(c for c in tried if least <= c <= most)
 
 
+def _of(runs: int) -> str:
+    """Say what the estimates are of."""
+    return "for the whole backward, states and weights" + (f" of {runs} runs over time" if runs > 1 else "")
+
+
 def _recursion(cell: str, T: int, B: int, H: int, itemsize: int, m: Machine) -> float:
     """Seconds of the fused sequential kernel."""
-    if m.is_device:
+    if m.prices is None:
         return m.call + T * _device_step(cell, H, itemsize, m) * max(1.0, B / m.workers)
-    return m.call + T * _host_step(cell, B, H, itemsize, m)
+    return spent(recursion_units(cell, T, B, H, itemsize, m.workers, m.prices), m.prices, itemsize)
 
 
 def _chunked(cell: str, T: int, B: int, H: int, itemsize: int, m: Machine, chunks: int) -> float:
@@ -162,21 +195,15 @@ def _chunked(cell: str, T: int, B: int, H: int, itemsize: int, m: Machine, chunk
     inner = chunks - 2  # the first chunk works with vectors, the last needs no product
     if inner < 1:
         return _recursion(cell, T, B, H, itemsize, m) + 2 * m.call
-    per_step = GATES[cell] * 2.0 * H**3  # of one sample's matrix
-    if m.is_device:
-        idle = LANES * ceil(H / LANES) / H  # lanes without a hidden unit
-        matrix = m.step + idle * per_step / m.rate(itemsize)
-        vector = _device_step(cell, H, itemsize, m)
-        groups = B
-    else:
-        groups = ceil(B / m.lanes(itemsize))
-        samples = B / groups
-        half = m.double if itemsize == 8 else 1.0
-        matrix = HOST_STEP[cell] + samples * per_step / (half * HOST_RATE["matrix"])
-        vector = _host_step(cell, ceil(samples), H, itemsize, replace(m, workers=1))
-    reduce = length * max(matrix, ((inner * matrix) + vector) * groups / m.workers)
-    combine = chunks * (m.step + 2.0 * H * H / m.rate(itemsize)) * max(1.0, groups / m.workers)
-    apply = length * vector * max(1.0, chunks * groups / m.workers)
+    if m.prices is not None:
+        units = chunked_units(cell, T, B, H, itemsize, m.workers, m.prices, chunks)
+        return 2 * m.call + spent(units, m.prices, itemsize)
+    idle = LANES * ceil(H / LANES) / H  # lanes without a hidden unit
+    matrix = m.step + idle * GATES[cell] * 2.0 * H**3 / m.rate(itemsize)  # a step of one sample's matrix
+    vector = _device_step(cell, H, itemsize, m)
+    reduce = length * max(matrix, ((inner * matrix) + vector) * B / m.workers)
+    combine = chunks * (m.step + 2.0 * H * H / m.rate(itemsize)) * max(1.0, B / m.workers)
+    apply = length * vector * max(1.0, chunks * B / m.workers)
     return 3 * m.call + reduce + combine + apply
 
 
@@ -190,11 +217,101 @@ def _stored(T: int, B: int, H: int, itemsize: int, m: Machine) -> float:
     return seconds + tree_levels(T) * m.step
 
 
-def _host_step(cell: str, B: int, H: int, itemsize: int, m: Machine) -> float:
-    """Seconds of one step of the sequential host kernel; threads share the batch, a vector of samples each."""
-    half = m.double if itemsize == 8 else 1.0
-    work = GATES[cell] * 2.0 * H * H * B / (half * HOST_RATE["vector"])
-    return HOST_STEP[cell] + work / min(m.workers, ceil(B / m.lanes(itemsize)))
+def _weights(cell: str, T: int, B: int, H: int, itemsize: int, m: Machine, features: int, at_input: bool) -> float:
+    """Seconds of the gradients of one run's weights and, if asked for, of its input: some products over all steps."""
+    if m.prices is not None:
+        units = weights_units(cell, T, B, H, itemsize, m.workers, m.prices, features, at_input)
+        return spent(units, m.prices, itemsize)
+    rows, gates, calls = T * B, GATES[cell] * H, 4 + at_input
+    values = rows * (features + H + 3 * GRADIENTS[cell] * H + at_input * (features + gates))
+    flops = 2.0 * rows * gates * (features * (1 + at_input) + H)
+    return calls * m.call + flops / (m.workers * m.rate(itemsize)) + values * itemsize / m.bandwidth
+
+
+# ---- what a backward on the host consists of, in units that the price list has prices for --------------------------
+
+Units = Mapping[str, float]
+"""How many units of each price, named as in `Prices`, after the cell's name and a point where the cell has its own."""
+
+
+def spent(units: Units, p: Prices, itemsize: int = 4) -> float:
+    """Return the seconds of so many units; bytes and calls are counted as such, the others for float32."""
+    total = 0.0
+    for name, count in units.items():
+        cell, _, own = name.rpartition(".")
+        price = getattr(p.recurrent[cell], own) if cell else getattr(p, own)
+        total += count * price * (p.double if itemsize == 8 and own not in ("call", "stream") else 1.0)
+    return total
+
+
+def recursion_units(cell: str, T: int, B: int, H: int, itemsize: int, workers: int, p: Prices) -> Units:
+    """Count the recursion: threads share the blocks of samples, if it is worth waking them."""
+    host = _host_kernels()
+    blocks = host.blocks_of(B)
+    together = min(workers, blocks) if 2 * T * B * GATES[cell] * H * H >= host.WORTH_THREADS else 1
+    return {
+        **_vector_units(cell, T * ceil(blocks / together), H, itemsize),
+        "stream": _streamed(cell, T, B, H, itemsize, p) / min(together, p.sharing),
+    }
+
+
+def chunked_units(
+    cell: str, T: int, B: int, H: int, itemsize: int, workers: int, p: Prices, chunks: int
+) -> Units:  # fmt: skip
+    """Count the chunked scan: the last chunk, the maps of the inner ones, their combination, all other chunks."""
+    host = _host_kernels()
+    blocks, length, width = host.blocks_of(B), ceil(T / chunks), host.padded_width(H, f"f{itemsize}")
+    maps = length * ceil((chunks - 2) * B / workers)
+    steps = length * (ceil(blocks / workers) + ceil((chunks - 1) * blocks / workers))
+    formed = 3 * H * width if cell == "gru" else 0  # the step's Jacobian
+    passes = 2 - 2 / chunks
+    return {
+        **_vector_units(cell, steps, H, itemsize),
+        f"{cell}.map_multiply_add": maps * (host.SAMPLES * host.blocks_of(H + 1) * H * width + formed)
+        + chunks * B * H * width,
+        "stream": passes * _streamed(cell, T, B, H, itemsize, p) / min(workers, p.sharing),
+    }
+
+
+def weights_units(
+    cell: str, T: int, B: int, H: int, itemsize: int, workers: int, p: Prices, features: int, at_input: bool = False
+) -> Units:  # fmt: skip
+    """Count what follows the recursion: products over all steps, which threads share if they are large."""
+    rows, gates = T * B, GATES[cell] * H
+    inner = [features, H] + [features] * at_input
+    values = rows * (features + H + 3 * GRADIENTS[cell] * H + at_input * (features + gates))
+    beyond = p.states_beyond(itemsize * rows * (STREAMS[cell] * H + features))
+    return {
+        f"{cell}.call": 1,
+        "gradient": sum(rows * gates * k / (workers if 2 * rows * gates * k >= SHARED_PRODUCT else 1) for k in inner),
+        "gradient_value": values,
+        "gradient_weight": gates * (features + 2 * H),
+        "stream": values * itemsize * beyond,
+    }
+
+
+def _vector_units(cell: str, steps: int, H: int, itemsize: int) -> dict[str, float]:
+    """Count steps of the recursion, of one block of samples each, one after the other."""
+    host = _host_kernels()
+    rows, width = host.SAMPLES * steps, host.padded_width(H, f"f{itemsize}")
+    return {
+        f"{cell}.step": steps,
+        f"{cell}.tail": rows * (width != H),
+        f"{cell}.unit": rows * width,
+        f"{cell}.multiply_add": rows * width * GATES[cell] * H,
+    }
+
+
+def _streamed(cell: str, T: int, B: int, H: int, itemsize: int, p: Prices) -> float:
+    """Return the bytes of states and gradients that come from memory; the last ones written are in the cache still."""
+    size = float(itemsize * T * B * H * STREAMS[cell])
+    return size * p.states_beyond(size)
+
+
+def _host_kernels() -> ModuleType:
+    from sparsebp.kernels.host.recurrent import common  # brings Numba
+
+    return common
 
 
 def _device_step(cell: str, H: int, itemsize: int, m: Machine) -> float:

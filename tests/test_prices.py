@@ -1,0 +1,157 @@
+"""The price list: kept in a file, refused where it does not fit, complete, and estimates that grow with the work."""
+
+from __future__ import annotations
+
+import json
+import typing
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparsebp.backend.machine import machine, price_file
+from sparsebp.backend.machine.price_file import SHIPPED, load, now_and_here, price_path, prices, save, shipped
+from sparsebp.backend.machine.prices import CELLS, STRATEGIES, parse
+from sparsebp.core.errors import FileFormatError, OutputError
+from sparsebp.products import estimate
+from sparsebp.products.plan import Strategy
+from sparsebp.scan.planning.recurrent import GATES, choose_recurrent_backward
+
+
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    """The file that the environment names; the process reads it anew, and forgets it afterwards."""
+    path = tmp_path / "folder" / "prices.json"
+    monkeypatch.setenv("SPARSEBP_PRICES", str(path))
+    prices.cache_clear()
+    yield path
+    prices.cache_clear()
+
+
+def own(**changes):
+    return replace(shipped(), calibrated=True, measured=dict(now_and_here()), **changes)
+
+
+def test_a_list_comes_back_as_it_was_saved(kept):
+    mine = own(far=1.25e-10)
+    save(mine, kept)
+    assert prices().calibrated and prices().to_json() == mine.to_json() and prices().measured == mine.measured
+    assert [entry.name for entry in kept.parent.iterdir()] == ["prices.json"]
+    assert "calibrated prices" in machine(np).source and machine(np).bandwidth <= machine(np).workers / 1.25e-10
+    kept.unlink()
+    prices.cache_clear()
+    assert prices() is shipped()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"[]", b"{", b"\xff", b'{"format": 2}', b'{"format": 1, "measured": {}, "prices": {}}', "far", "negative",
+     "products", "nan", "more"],
+)  # fmt: skip
+def test_a_damaged_file_is_ignored_with_a_warning(kept, content):
+    save(own(), kept)
+    if isinstance(content, str):
+        whole = json.loads(kept.read_text())
+        change = {
+            "far": lambda p: p.pop("far"), "negative": lambda p: p.update(call=-1.0),
+            "products": lambda p: p["products"].update(runs=[1.0]), "nan": lambda p: p.update(near=float("nan")),
+            "more": lambda p: p.update(unheard_of=1.0),
+        }  # fmt: skip
+        change[content](whole["prices"])
+        content = json.dumps(whole).encode()
+    kept.write_bytes(content)
+    prices.cache_clear()
+    with pytest.warns(RuntimeWarning, match=r"prices\.json is no list of prices.*--calibrate.*shipped prices count"):
+        assert prices() is shipped()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # once is enough
+        assert prices() is shipped()
+
+
+@pytest.mark.parametrize("key", ["cpu", "threads", "vector_bytes", "package"])
+def test_a_list_of_another_machine_or_version_is_ignored_silently(kept, key):
+    mine = own()
+    save(replace(mine, measured={**mine.measured, key: "another"}), kept)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert prices() is shipped()
+
+
+def test_where_it_is_kept(monkeypatch, tmp_path):
+    monkeypatch.delenv("SPARSEBP_PRICES")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert price_path() == tmp_path / "sparsebp" / "prices.json"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert price_path() == Path.home() / ".cache" / "sparsebp" / "prices.json"
+    monkeypatch.setenv("SPARSEBP_PRICES", "")
+    assert price_path() is None
+
+
+def test_what_is_in_the_way_of_the_file_is_said(tmp_path):
+    (tmp_path / "prices.json").mkdir()
+    with pytest.raises(OutputError, match=r"prices\.json"):
+        save(own(), tmp_path / "prices.json")
+    with pytest.raises(FileFormatError, match="no list of prices"):
+        load(tmp_path / "prices.json", calibrated=True)
+
+
+def test_the_list_has_a_price_for_all_that_is_estimated():
+    assert set(typing.get_args(Strategy)) | {"matvec"} == set(STRATEGIES) == set(shipped().products)
+    assert set(GATES) == set(CELLS) == set(shipped().recurrent)
+    assert parse(json.loads(SHIPPED.read_text())["prices"], calibrated=False, measured={}).to_json()
+    assert {"cpu", "threads", "vector_bytes", "package", "date"} <= shipped().measured.keys()
+    assert price_file.this_machine()["vector_bytes"] in (32, 64)
+
+
+@given(
+    cell=st.sampled_from(CELLS), T=st.integers(1, 30_000), B=st.integers(1, 64), H=st.integers(1, 128),
+    more=st.integers(1, 50), itemsize=st.sampled_from([np.float32, np.float64]),
+)  # fmt: skip
+def test_estimates_of_a_backward_grow_with_every_size(cell, T, B, H, more, itemsize):
+    def said(T, B, H, **stack):
+        return choose_recurrent_backward(cell, T, B, H, itemsize, workers=1, **stack).estimates["bp"]
+
+    one = said(T, B, H)
+    assert one < said(T + more, B, H)
+    assert one < said(T, B + more, H)
+    width = 32 // np.dtype(itemsize).itemsize  # a row that does not fill its vectors can take longer than a fuller one
+    assert one < said(T, B, -(-H // width) * width + more)
+    assert one < said(T, B, H, input_size=H + more) < said(T, B, H, input_size=H + more, layers=2)
+    assert 2 * one == pytest.approx(said(T, B, H, directions=2))
+
+
+@given(strategy=st.sampled_from(STRATEGIES), products=st.integers(1, 10**9), moved=st.integers(1, 10**9))
+def test_estimates_of_a_product_grow_with_the_work(strategy, products, moved):
+    one = estimate.seconds(strategy, products, moved)
+    assert 0 < one < estimate.seconds(strategy, products, 2 * moved)
+    assert one <= estimate.seconds(strategy, 2 * products, moved)
+    assert estimate.seconds(strategy, products, moved, threads=2) < one
+    assert estimate.seconds(strategy, products, moved, batch=2) <= estimate.seconds(strategy, products, moved, batch=64)
+
+
+def test_what_is_said_is_the_whole_backward():
+    reason = choose_recurrent_backward("gru", 100, 16, 20, workers=1).reason
+    assert "for the whole backward, states and weights;" in reason
+    stacked = choose_recurrent_backward("gru", 100, 16, 20, workers=1, layers=3, directions=2).reason
+    assert "of 6 runs over time" in stacked
+
+
+def test_a_calibration_measures_every_price(monkeypatch):
+    """The whole way, with times that mean nothing: what comes out can be read back."""
+    from sparsebp.bench.tools import calibrate as module
+
+    monkeypatch.setattr(module, "copy_bandwidth", lambda threads: 1e10 * threads)
+    monkeypatch.setattr(module, "call_seconds", lambda run, *rest, **options: [run(), 1e-3][1:])
+    monkeypatch.setattr(module, "_HIDDEN", (8, 20))
+    monkeypatch.setattr(module, "_SHAPES", ((5, 1), (10, 1), (10, 5), (40, 5)))
+    heard = []
+    found = module.calibrate(heard.append)
+    assert {"memory", "sparse products", "layers", "chunked scans"} <= set(heard)
+    again = parse(json.loads(json.dumps(found.to_json())), calibrated=True, measured=found.measured)
+    assert again.to_json() == found.to_json() and found.calibrated
+    assert all(min(pair) > 0 for pair in found.products.values())
+    assert {plan.strategy for plan in module._plans()} == set(STRATEGIES) - {"identity", "matvec"}
