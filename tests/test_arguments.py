@@ -253,7 +253,6 @@ def test_builders_refuse(name):
         "fusion": ("no",),
         "recomputed": (1,),
         "regions": (1.5, "a", [1, 2], 0),
-        "backward_regions": ([1.5], 3),
         "priority": (np.zeros(0), "last"),
     }
     for key, values in bad.items():

@@ -104,13 +104,13 @@ def ours(model: Any, optimizer: str) -> tuple[dict[Fusion, Any], Callable[[], ob
     from sparsebp import nn, optim
     from sparsebp.runtime.executor import Executor
     from sparsebp.runtime.stages import Stages
-    from sparsebp.train.orders import order_of
+    from sparsebp.train.training import schedule_of
 
     cls, options = updates.OPTIMIZERS[optimizer]
     opt = getattr(optim, cls)(model.parameters(), **options)
     stages = Stages(model)
     executors = {
-        fusion: Executor(model, nn.CrossEntropyLoss(), opt, order_of(stages, fusion, 1, "conventional"))
+        fusion: Executor(model, nn.CrossEntropyLoss(), opt, schedule_of(stages, fusion, 1, "conventional"))
         for fusion in FUSIONS
     }
     grads = {name: np.zeros_like(param) for name, param in model.parameters().items()}

@@ -17,7 +17,7 @@ from sparsebp.bench.schedule import find, optimizer_of
 from sparsebp.bench.tools import report, timing
 from sparsebp.bench.tools.benchmark import Row
 from sparsebp.bench.tools.report import Column
-from sparsebp.runtime.candidates import all_orders
+from sparsebp.runtime.candidates import all_schedules
 from sparsebp.runtime.executor import Executor
 
 BATCH = 32
@@ -72,7 +72,7 @@ def measure_steps(
              "list": "two streams, list"}  # fmt: skip
     found = find(make, batch)
     shape = {"stages": found.schedule.graph.stages, "unweighted": found.schedule.graph.unweighted}
-    known = all_orders(shape, found.costs) | {trial.name: trial.schedule for trial in found.trials}
+    known = all_schedules(shape, found.costs) | {trial.name: trial.schedule for trial in found.trials}
     orders = {words: known[name] for name, words in names.items()}
     notes: list[str] = []
     calls: dict[str, timing.Call] = {}

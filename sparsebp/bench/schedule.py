@@ -23,7 +23,7 @@ from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run
 from sparsebp.bench.tools.report import Column
 from sparsebp.core import threads as thread_pools
 from sparsebp.core.errors import SparseBPError
-from sparsebp.runtime.candidates import FoundSchedule, all_orders, steady
+from sparsebp.runtime.candidates import FoundSchedule, all_schedules, steady
 from sparsebp.runtime.executor import Executor
 from sparsebp.runtime.out_of_order import OutOfOrderExecutor
 from sparsebp.schedule import Schedule
@@ -93,7 +93,7 @@ def measure_row(make: Callable[[], Any], shape: tuple[int, ...], rounds: Mapping
     graph = found.schedule.graph
     size = {"stages": graph.stages, "unweighted": graph.unweighted}
     # An order above the memory ratio is none that is kept; its time is shown all the same.
-    orders = all_orders(size, found.costs) | {trial.name: trial.schedule for trial in found.trials}
+    orders = all_schedules(size, found.costs) | {trial.name: trial.schedule for trial in found.trials}
     check_gradients(make, batch, orders)
     orders["one"] = orders["fused"]
     steps = int(np.clip(SECONDS / found.trials[0].seconds, 2, 20))
@@ -102,9 +102,9 @@ def measure_row(make: Callable[[], Any], shape: tuple[int, ...], rounds: Mapping
         name: timing.Timing(tuple(seconds / steps for seconds in measured.seconds))
         for name, measured in timing.measure(calls, **rounds).items()
     }
-    timings["kept"] = timings[found.kept.name]
+    timings["kept"] = timings[found.fastest.name]
     row: Row = {
-        "batch": shape[0], "stages": graph.stages, "steps": steps, "keeps": found.kept.name,
+        "batch": shape[0], "stages": graph.stages, "steps": steps, "keeps": found.fastest.name,
         "memory": found.memory, "memory_ratio": found.memory_ratio,
     }  # fmt: skip
     row |= {name: measured.to_dict() for name, measured in timings.items()}

@@ -15,7 +15,7 @@ from sparsebp.core.arguments import check_choice, check_flag, check_integer, che
 from sparsebp.core.errors import OptionError
 from sparsebp.core.types import Backward
 from sparsebp.data import Dataset
-from sparsebp.train.orders import Fusion, check_order
+from sparsebp.train.training import Fusion, check_schedule
 
 CLASSES = 10
 _MOST = 2**31 - 1
@@ -100,7 +100,7 @@ class TrainConfig(abc.ABC):
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):  # frozen: this is where NumPy's numbers become Python's
             object.__setattr__(self, field.name, self.checked(field.name, getattr(self, field.name)))
-        check_order(self.fusion, self.accumulate, self.schedule, self.clip_norm)
+        check_schedule(self.fusion, self.accumulate, self.schedule, self.clip_norm)
 
     @classmethod
     @cache

@@ -68,7 +68,7 @@ class Step:
         What streams tell each other: what is done, and that nothing more is to be done.
     marks
         On a GPU, the device's events beside them.
-    kept
+    held
         On a GPU with two streams, arrays that a stream has been given work on: their memory must not be used again by
         the stream that they came from before the other is done with them.
     later
@@ -77,7 +77,7 @@ class Step:
         Whether what is left over is done apart from a further step; an interrupted one may have done part of it.
     """
 
-    __slots__ = ("aborted", "batches", "events", "flow", "for_input", "for_weights", "grads", "kept", "later", "marks",
+    __slots__ = ("aborted", "batches", "events", "flow", "for_input", "for_weights", "grads", "held", "later", "marks",
                  "options", "own", "predictions", "resumed", "saved", "shapes", "shares", "squares", "tag", "update",
                  "values")  # fmt: skip
 
@@ -98,7 +98,7 @@ class Step:
         self.events: list[bool] = []
         self.aborted = self.resumed = False
         self.marks: list[Any] = []
-        self.kept: list[Any] | None = None
+        self.held: list[Any] | None = None
         self.later: Later | None = None
 
     @property
@@ -202,7 +202,7 @@ class Actions:
             if gradients is None and step.resumed:  # done before an interruption
                 return
             place(step, m, number - 1, gradients.input_grad())
-            _keep(step, gradients)
+            _hold(step, gradients)
             step.for_input[m][number] = None
 
         return run
@@ -233,7 +233,7 @@ class Actions:
             if gradients is None and step.resumed:  # done before an interruption
                 return
             grads = gradients.weight_grad()
-            _keep(step, gradients)
+            _hold(step, gradients)
             step.for_weights[m][number] = None
             for key, grad in grads.items():
                 name = stage.parameters.get(key)
@@ -251,7 +251,7 @@ class Actions:
 
     def weight_grad_and_update(self, number: int, m: int, names: Sequence[str]) -> Run:
         """W and U of a stage that nothing comes between: large gradients are used as they are made, row by row."""
-        stage, apart = self.stages[number], (self.weight_grad(number, m), self.update(names, gathered=False))
+        stage, separately = self.stages[number], (self.weight_grad(number, m), self.update(names, gathered=False))
         name_of = stage.parameters
 
         def run(step: Step) -> None:
@@ -261,7 +261,7 @@ class Actions:
             found = stage.layer.weight_grad_factors(at.gy, at.saved) if factored else None
             products = {} if found is None else {key: pair for key, pair in found[0].items() if key in name_of}
             if found is None or not all(takes(name_of[key], factors) for key, factors in products.items()):
-                for part in apart:
+                for part in separately:
                     part(step)
                 return
             step.for_weights[m][number] = None
@@ -271,7 +271,7 @@ class Actions:
                 if not math.isfinite(step.squares[name]):
                     self.watch.gradients(step, {name: factors[0] @ factors[1]})
             step.grads |= {name_of[key]: grad for key, grad in found[1].items() if key in name_of}
-            self._use(step, [name for name in names if name in step.grads], gathered=False)
+            self.use(step, [name for name in names if name in step.grads], gathered=False)
 
         return run
 
@@ -286,19 +286,21 @@ class Actions:
 
     def update(self, names: Sequence[str], *, gathered: bool) -> Run:
         """U: update some parameters, and give their gradients back. Without `gather` each is looked at here."""
+        return lambda step: self.use(step, names, gathered=gathered)
 
-        def run(step: Step) -> None:
-            self._use(step, names, gathered=gathered)
+    def finish(self, step: Step, *, gathered: bool) -> None:
+        """Do the updates that a step has left over."""
+        names = [name for name in step.update.remaining if name in step.grads]
+        if names:
+            self.use(step, names, gathered=gathered)
 
-        return run
-
-    def _use(self, step: Step, names: Sequence[str], *, gathered: bool) -> None:
+    def use(self, step: Step, names: Sequence[str], *, gathered: bool) -> None:
         """Update some parameters, and give their gradients back."""
         grads = {name: step.grads[name] for name in names}
         if not gathered:
             self._look(step, grads)
         step.update.apply(grads)
-        _keep(step, *grads.values())
+        _hold(step, *grads.values())
         for name in names:
             del step.grads[name]
 
@@ -322,7 +324,7 @@ def _table(count: int, stages: int) -> list[list[Any]]:
     return [[None] * stages for _ in range(count)]
 
 
-def _keep(step: Step, *arrays: Any) -> None:
-    """Keep arrays until both streams are done with them, where the device is behind the host."""
-    if step.kept is not None:
-        step.kept.append(arrays)
+def _hold(step: Step, *arrays: Any) -> None:
+    """Hold arrays until both streams are done with them, where the device is behind the host."""
+    if step.held is not None:
+        step.held.append(arrays)

@@ -1,4 +1,4 @@
-"""The orders of a step that an out-of-order search tries, and what it knows of each."""
+"""The schedules of a step that an out-of-order search tries, and what it knows of each."""
 
 from __future__ import annotations
 
@@ -22,17 +22,16 @@ _REGIONS = (4, 8, 16)
 
 @dataclass(frozen=True)
 class Trial:
-    """An order of a step, and how long a step of it takes.
+    """A schedule of a step, and how long a step of it takes.
 
     Attributes
     ----------
     name
-        What it is called in a table: ``"conventional"``, ``"fused"``, ``"two"``, ``"joint"``, ``"list"``, see
-        `all_orders`.
+        What it is called in a table, see `all_schedules`.
     schedule
-        The order.
+        The schedule.
     memory
-        Its simulated peak of memory, as a multiple of the conventional order's.
+        Its simulated peak of memory, as a multiple of the conventional schedule's.
     seconds
         Measured: the mean of the steps of the best round.
     """
@@ -50,7 +49,7 @@ class FoundSchedule:
     Attributes
     ----------
     trials
-        What was measured; the conventional order, as ``schedule="conventional"`` runs it, is the first.
+        What was measured; the conventional schedule, as ``schedule="conventional"`` runs it, is the first.
     costs
         As measured: durations of every action by itself, bytes of every stage, slowdowns side by side.
     memory_ratio
@@ -62,36 +61,36 @@ class FoundSchedule:
     memory_ratio: float
 
     @cached_property
-    def kept(self) -> Trial:
+    def fastest(self) -> Trial:
         """The fastest one below the memory ratio; of equals the first."""
         allowed = (trial for trial in self.trials if trial.memory <= self.memory_ratio)
         return min(allowed, key=lambda trial: trial.seconds)
 
     @property
     def schedule(self) -> Schedule:
-        """The schedule of `kept`."""
-        return self.kept.schedule
+        """The schedule of `fastest`."""
+        return self.fastest.schedule
 
     @property
     def memory(self) -> float:
-        """The simulated peak of memory, as a multiple of the conventional order's."""
-        return self.kept.memory
+        """The simulated peak of memory, as a multiple of the conventional schedule's."""
+        return self.fastest.memory
 
     @property
     def speedup(self) -> float:
-        """The conventional order's measured time of a step over this one's: 1 if it is kept itself."""
-        return self.trials[0].seconds / self.kept.seconds
+        """The conventional schedule's measured time of a step over this one's: 1 if that is the fastest."""
+        return self.trials[0].seconds / self.fastest.seconds
 
     def describe(self) -> str:
         """Return a line: name, measured speed-up, memory and its bound, and what else was measured."""
         others = ", ".join(
             f"{trial.name} {self.trials[0].seconds / trial.seconds:.2f}×"
             for trial in self.trials[1:]
-            if trial is not self.kept
+            if trial is not self.fastest
         )
         return (
-            f"{self.schedule.name}: measured {self.speedup:.2f}× the conventional order, with {self.memory:.2f} × its "
-            f"memory (at most {self.memory_ratio:g}); others: {others}"
+            f"{self.schedule.name}: measured {self.speedup:.2f}× the conventional schedule, with {self.memory:.2f} × "
+            f"its memory (at most {self.memory_ratio:g}); others: {others}"
         )
 
     def save(self, folder: Path) -> None:
@@ -101,28 +100,19 @@ class FoundSchedule:
 
 
 def candidates(size: dict[str, Any], costs: Costs, memory_ratio: float) -> list[Trial]:
-    """Return the orders to be measured: the conventional one, and of `all_orders` what stays below the memory ratio.
-
-    Parameters
-    ----------
-    size
-        Number of stages, and those without parameters, as builders take them.
-    costs
-        Measured ones.
-    memory_ratio
-        Bound for the simulated peak of memory, as a multiple of the conventional order's.
+    """Return what is to be measured: the conventional schedule, and of `all_schedules` what stays below the ratio.
 
     Raises
     ------
     MemoryLimitError
         None is below the ratio; the message names the least that one is.
     """
-    orders = all_orders(size, costs, memory_ratio)
-    most = simulate(orders["conventional"], costs).peak
-    trials = [Trial(name, order, _share(simulate(order, costs).peak, most)) for name, order in orders.items()]
+    found = all_schedules(size, costs, memory_ratio)
+    peaks = {name: simulate(schedule, costs).peak for name, schedule in found.items()}
+    trials = [Trial(name, found[name], _share(peak, peaks["conventional"])) for name, peak in peaks.items()]
     least = min(trial.memory for trial in trials)
     if least > memory_ratio:
-        raise MemoryLimitError("No order of a step stays below the memory ratio", got=memory_ratio,
+        raise MemoryLimitError("No schedule of a step stays below the memory ratio", got=memory_ratio,
                                expected=f"memory_ratio={least:.4g} or more", remedy="Raise the ratio")  # fmt: skip
     return trials[:1] + [trial for trial in trials[1:] if trial.memory <= memory_ratio]
 
@@ -131,12 +121,21 @@ def _share(peak: float, most: float) -> float:
     return peak / most if most > 0 else math.inf if peak > 0 else 1.0
 
 
-def all_orders(size: dict[str, Any], costs: Costs, memory_ratio: float = math.inf) -> dict[str, Schedule]:
-    """Return orders of a step by name; parameters as those of `candidates`.
+def all_schedules(size: dict[str, Any], costs: Costs, memory_ratio: float = math.inf) -> dict[str, Schedule]:
+    """Return schedules of a step by name.
 
     On one stream, whose libraries use all cores: ``"conventional"``, updates at the end, and ``"fused"``, each right
     after its gradient. On two streams, fused as well: ``"two"``, not reordered; ``"joint"``, that of Algorithm 1, for
     the number of regions and the k that simulate best, unless all are above the ratio; ``"list"``, by list scheduling.
+
+    Parameters
+    ----------
+    size
+        Number of stages, and those without parameters, as builders take them.
+    costs
+        Measured ones.
+    memory_ratio
+        Bound for the simulated peak of memory, as a multiple of the conventional schedule's.
     """
     joint = _joint(size, costs, memory_ratio)
     return {
@@ -152,11 +151,11 @@ def _joint(size: dict[str, Any], costs: Costs, memory_ratio: float) -> Schedule 
     """Return the schedule of Algorithm 1 that simulates best, if one stays below the ratio."""
     found: list[Schedule] = []
     for regions in sorted({min(regions, size["stages"]) for regions in _REGIONS}):
-        with contextlib.suppress(MemoryLimitError):  # of this order: there are others
+        with contextlib.suppress(MemoryLimitError):  # of this schedule: there are others
             found.append(out_of_order(**size, costs=costs, memory_ratio=memory_ratio, k=None, regions=regions))
-    return min(found, key=lambda order: steady(order, costs), default=None)
+    return min(found, key=lambda schedule: steady(schedule, costs), default=None)
 
 
-def steady(order: Schedule, costs: Costs, steps: int = REPEATED) -> float:
+def steady(schedule: Schedule, costs: Costs, steps: int = REPEATED) -> float:
     """Return the simulated time of a step among others."""
-    return simulate(order, costs, steps=steps).makespan / steps
+    return simulate(schedule, costs, steps=steps).makespan / steps

@@ -10,9 +10,8 @@ from sparsebp.core.errors import OptionError
 from sparsebp.runtime.actions import Actions, Batch, Step, Watch
 from sparsebp.runtime.graphs import Graphs
 from sparsebp.runtime.program import Program, Task, check_fits, compile_program, fewer, without_frozen
-from sparsebp.runtime.stages import Stages
-from sparsebp.runtime.streams import Lanes
-from sparsebp.runtime.trained import check_even, trained_parameters
+from sparsebp.runtime.stages import Stages, check_even, trained_parameters
+from sparsebp.runtime.streams import TwoStreams
 from sparsebp.schedule import Schedule
 
 
@@ -78,8 +77,8 @@ class Executor:
                 remedy="Use fusion='forward', or do not clip by the norm",
             )  # fmt: skip
         xp = backend.namespace(next(iter(model.parameters().values())))
-        self._lanes = Lanes(xp) if len(program.lanes) > 1 else None
-        self._graphs = Graphs(self.stages, loss, optimizer, clip_norm, self._actions) if graph else None
+        self._two = TwoStreams(xp) if len(program.streams) > 1 else None
+        self._graphs = Graphs(self._actions) if graph else None
         self._pending: tuple[Step, Program] | None = None
         self._late = schedule.graph.first == "I"
         self._doubtful = True  # whether all parameters have had as many updates
@@ -138,10 +137,10 @@ class Executor:
             return done + self._step(batches, tag)
         before = None if self._pending is None else self._pending[0]
         step = Step(batches, len(self.stages), tag)
-        if self._lanes is None or len(program.lanes) == 1:  # of fewer micro-batches one stream may have nothing
-            self._run(program.lanes[0], step, before)
+        if self._two is None or len(program.streams) == 1:  # of fewer micro-batches one stream may have nothing
+            self._run(program.streams[0], step, before)
         else:
-            self._lanes.run(program, step, before)
+            self._two.run(program, step, before)
             if program.gathered:
                 self._actions.gather(step)
         if not program.lasting:
@@ -151,14 +150,12 @@ class Executor:
             return [step]
         return [] if before is None else [before]
 
-    def _run(self, lane: Sequence[Task], step: Step, before: Step | None) -> None:
-        if before is None:
-            for task in lane:
-                if not task.old:
-                    task.run(step)
-            return
-        for task in lane:
-            task.run(before if task.old else step)
+    def _run(self, stream: Sequence[Task], step: Step, before: Step | None) -> None:
+        for task in stream:
+            if not task.old:
+                task.run(step)
+            elif before is not None:
+                task.run(before)
 
     def flush(self) -> list[Step]:
         """Do what the last step has left over; return it if it was not returned before.
@@ -172,15 +169,13 @@ class Executor:
             self._pending = None
             return []
         step.resumed = True
-        if self._lanes is not None and len(program.lanes) > 1:
-            self._lanes.finish(program, step)
+        if self._two is not None and len(program.streams) > 1:
+            self._two.finish(program, step)
         elif self._late:
-            for task in program.lanes[0]:
+            for task in program.streams[0]:
                 if task.old and not task.updates:
                     task.run(step)
-        names = [name for name in step.update.remaining if name in step.grads]
-        if names:
-            self._actions.update(names, gathered=program.gathered)(step)
+        self._actions.finish(step, gathered=program.gathered)
         self._pending = None
         return [step] if self._late else []
 
@@ -189,10 +184,10 @@ class Executor:
 
         What `flush` has not done is given up.
         """
-        if self._lanes is not None:
-            if self._pending is not None and len(self._pending[1].lanes) > 1:
-                self._lanes.give_up(self._pending[0])
-            self._lanes.stop()
+        if self._two is not None:
+            if self._pending is not None and len(self._pending[1].streams) > 1:
+                self._two.give_up(self._pending[0])
+            self._two.stop()
         self._pending = None
 
     def _program(self, count: int) -> Program:

@@ -21,7 +21,6 @@ from sparsebp.core.errors import SparseBPError
 from sparsebp.core.types import Array
 from sparsebp.runtime.actions import Actions, Batch, Later, Step
 from sparsebp.runtime.program import Program, Task
-from sparsebp.runtime.stages import Stages
 
 PLAIN = 1
 """Steps of one shape, in a row, that run as ever; so a last, smaller batch of an epoch does."""
@@ -48,23 +47,15 @@ class Graphs:
     there on. A captured step leaves nothing over for the next one. Losses and norms are read after it, so that an
     error about them comes when the parameters have been updated.
 
-    Parameters
-    ----------
-    stages, loss, optimizer, clip_norm
-        What is trained, and by what.
-    actions
-        What the programs run.
-
     Attributes
     ----------
     obstacles
         Why steps cannot be captured, each with its layer; empty if they can.
     """
 
-    def __init__(self, stages: Stages, loss: Any, optimizer: Any, clip_norm: float | None, actions: Actions) -> None:
-        self._stages, self._loss, self._optimizer, self._actions = stages, loss, optimizer, actions
-        self._xp = backend.namespace(next(iter(stages.model.parameters().values())))
-        self._clips = clip_norm is not None
+    def __init__(self, actions: Actions) -> None:
+        self._actions, self._stages = actions, actions.stages
+        self._xp = backend.namespace(next(iter(actions.stages.model.parameters().values())))
         self._recorded: dict[Any, _Recorded] = {}
         self._last: tuple[Any, int] = (None, 0)
         self._at = ""
@@ -81,12 +72,12 @@ class Graphs:
                 yield f"{name or 'the model'} ({type(layer).__name__}) {why}"
         if self._stages.scans:
             yield "a scan in place of back-propagation is planned on the host"
-        if self._clips:
+        if self._actions.clip_norm is not None:
             yield "clip_norm: the host decides by the norm whether to scale"
-        if not hasattr(self._loss, "on_device"):
-            yield f"{type(self._loss).__name__} has no on_device, so the host reads the loss as it goes"
-        if not hasattr(self._optimizer, "begin_on_device"):
-            yield f"{type(self._optimizer).__name__} has no begin_on_device, so its numbers come from the host"
+        if not hasattr(self._actions.loss, "on_device"):
+            yield f"{type(self._actions.loss).__name__} has no on_device, so the host reads the loss as it goes"
+        if not hasattr(self._actions.optimizer, "begin_on_device"):
+            yield f"{type(self._actions.optimizer).__name__} has no begin_on_device, so its numbers come from the host"
 
     def takes(self, batches: Sequence[Batch]) -> bool:
         """Say whether the next step, of these batches, is for `step`; every step is to be asked for."""
@@ -111,7 +102,7 @@ class Graphs:
         found = self._recorded.get(key)
         try:
             if found is None or not _same(found.model, model):
-                recorder = GraphRecorder(self._xp, len(program.lanes))
+                recorder = GraphRecorder(self._xp, len(program.streams))
                 found = self._recorded[key] = _Recorded(recorder, model, [(x.copy(), t.copy()) for x, t in batches])
             elif not found.recorder.captured:
                 self._capture(program, found)
@@ -125,7 +116,7 @@ class Graphs:
             found.update.write()
             found.recorder.replay()
             return self._read(step, found.step, found.results)
-        step.update = self._optimizer.begin_on_device()
+        step.update = self._actions.optimizer.begin_on_device()
         step.update.write()
         with found.recorder.running():
             results = self._run(program, step, found.recorder)
@@ -138,7 +129,7 @@ class Graphs:
 
     def _capture(self, program: Program, found: _Recorded) -> None:
         step = self._new(found.inputs, None)
-        step.update = self._optimizer.begin_on_device()
+        step.update = self._actions.optimizer.begin_on_device()
         with found.recorder.capturing():
             results = self._run(program, step, found.recorder)
         found.update, found.step, found.results = step.update, step, results
@@ -156,11 +147,11 @@ class Graphs:
         """Run all of a step, what it would leave over included; return losses and sums in one array."""
         xp, streams = self._xp, recorder.streams
         step.marks = [None] * program.events
-        step.kept = [] if len(streams) > 1 else None
+        step.held = [] if len(streams) > 1 else None
         self._join(streams[:1], streams[1:])
-        for lane, task in in_turn(program):
+        for number, task in in_turn(program):
             self._at = "" if task.action is None else f"stage {self._stages[task.action.stage].name or 0!r}"
-            with streams[lane]:
+            with streams[number]:
                 for event, before in task.waits:
                     if not before:
                         backend.wait(xp, step.marks[event])
@@ -172,11 +163,9 @@ class Graphs:
         with streams[0]:
             if program.gathered and len(streams) > 1:
                 self._actions.gather(step)
-            names = [name for name in step.update.remaining if name in step.grads]
-            if names:
-                self._actions.update(names, gathered=program.gathered)(step)
+            self._actions.finish(step, gathered=program.gathered)
             results = self._results(step.later)
-        step.kept = None
+        step.held = None
         self._at = ""
         return results
 
@@ -210,7 +199,7 @@ class Graphs:
         watch = self._actions.watch
         for m, value in enumerate(step.values):
             if not math.isfinite(value):
-                self._loss.forward(step.predictions[m], step.batches[m][1])  # says if it is the target's fault
+                self._actions.loss.forward(step.predictions[m], step.batches[m][1])  # says if it is the target's fault
             watch.loss(step, m, value)
         wrong = {name: np.float64(square) for name, square in step.squares.items() if not math.isfinite(square)}
         if wrong:
@@ -231,15 +220,15 @@ def in_turn(program: Program) -> Iterator[tuple[int, Task]]:
 
     What is left over for the next step comes too, at its stream's end, but for updates.
     """
-    lanes = [
-        deque([*(t for t in lane if not t.old), *(t for t in lane if t.old and not t.updates)])
-        for lane in program.lanes
+    streams = [
+        deque([*(t for t in stream if not t.old), *(t for t in stream if t.old and not t.updates)])
+        for stream in program.streams
     ]
     done: set[int] = set()
-    while any(lanes):
-        for number, lane in enumerate(lanes):
-            while lane and all(before or event in done for event, before in lane[0].waits):
-                task = lane.popleft()
+    while any(streams):
+        for number, stream in enumerate(streams):
+            while stream and all(before or event in done for event, before in stream[0].waits):
+                task = stream.popleft()
                 yield number, task
                 if task.signal is not None:
                     done.add(task.signal)

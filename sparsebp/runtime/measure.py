@@ -75,8 +75,8 @@ class TimedExecutor(Executor):
     def _program(self, count: int) -> Program:
         if count not in self._programs:
             program = super()._program(count)
-            lanes = tuple(tuple(self._timed(task) for task in lane) for lane in program.lanes)
-            self._programs[count] = replace(program, lanes=lanes)
+            streams = tuple(tuple(map(self._timed, stream)) for stream in program.streams)
+            self._programs[count] = replace(program, streams=streams)
         return self._programs[count]
 
     def _timed(self, task: Task) -> Task:
@@ -141,8 +141,8 @@ def _buffer(array: Any) -> tuple[int, int]:
     return id(array), int(array.nbytes)
 
 
-def alone_order(stages: Stages) -> Schedule:
-    """Return the order in which costs by themselves are measured: one stream, every I before its W.
+def alone_schedule(stages: Stages) -> Schedule:
+    """Return the schedule in which costs by themselves are measured: one stream, every I before its W.
 
     Of a stage of several layers the first of the two computes the gradients inside, which the other one needs as well.
     Beside each other I is the one that all else waits for; so they are counted there. Each update comes one weight
@@ -163,23 +163,15 @@ def with_handing(spans: Iterable[Span], schedule: Schedule, joined: Container[in
     """Return spans that begin when their actions could have begun: what it takes to get to work is part of the work.
 
     An action could begin when the one before it in its stream, and all that it needs of the other, had ended. What the
-    caller does between steps is no part of the first forward.
-
-    Parameters
-    ----------
-    spans
-        Of any number of steps.
-    schedule
-        What was run.
-    joined
-        Stages of several layers: their W does nothing before their I has computed the gradients inside.
+    caller does between steps is no part of the first forward. Stages `joined` are of several layers: their W does
+    nothing before their I has computed the gradients inside.
     """
     ended: dict[Action, float] = {}
     last: dict[int, float] = {}
     out: list[Span] = []
     for span in sorted(spans, key=lambda span: span.end):
         action, start, end = span
-        lane, own = schedule.place(action)[0], Action(action.stage, "I", 0)
+        lane, own = schedule.places[action][0], Action(action.stage, "I", 0)
         if action.kind == "W" and action.stage in joined and start < ended.get(own, start):
             span = span._replace(start=ended[own])  # noqa: PLW2901
         elif lane in last:
@@ -206,24 +198,15 @@ def measured_costs(spans: Iterable[Span], stages: tuple[StageBytes, ...]) -> Cos
 
 
 def measured_slowdowns(spans: Iterable[Span], schedule: Schedule, costs: Costs) -> Slowdowns:
-    """Return how much slower every action runs while the other stream is busy.
+    """Return how much slower every action of a schedule of two streams runs while the other stream is busy.
 
     Of D seconds, O of them beside others, an action did what takes A by itself: ``A = D - O + O / slowdown``. What runs
     beside others for a moment alone says little, so each is taken to have done a quarter more, as slowly as all actions
-    together.
-
-    Parameters
-    ----------
-    spans
-        Of steps on two streams.
-    schedule
-        What was run.
-    costs
-        What was measured on one stream.
+    together. `costs` are those of one stream.
     """
     lanes: list[list[Span]] = [[], []]
     for span in sorted(spans, key=lambda span: span.start):
-        lanes[schedule.place(span.action)[0]].append(span)
+        lanes[schedule.places[span.action][0]].append(span)
     measured: dict[Action, list[tuple[float, float]]] = defaultdict(list)
     for own, other in (lanes, lanes[::-1]):
         ends = [span.end for span in other]

@@ -13,9 +13,8 @@ from sparsebp.core import threads
 from sparsebp.runtime.actions import Batch, Step, Watch
 from sparsebp.runtime.candidates import FoundSchedule, candidates
 from sparsebp.runtime.executor import Executor
-from sparsebp.runtime.measure import TimedExecutor, alone_order, measured_costs, measured_slowdowns, with_handing
-from sparsebp.runtime.stages import Stages
-from sparsebp.runtime.trained import trained_parameters
+from sparsebp.runtime.measure import TimedExecutor, alone_schedule, measured_costs, measured_slowdowns, with_handing
+from sparsebp.runtime.stages import Stages, trained_parameters
 from sparsebp.schedule import Costs, Schedule
 from sparsebp.schedule.builders import two_stream_list
 
@@ -26,24 +25,24 @@ ROUNDS = 3
 HOPELESS = 1.25
 """Candidates that take so much longer than the fastest are not measured again."""
 MEMORY_RATIO = 1.1
-"""Peak of memory as a multiple of the conventional order's (Oh et al. 2022, §8.2)."""
+"""Peak of memory as a multiple of the conventional schedule's (Oh et al. 2022, §8.2)."""
 _Search = Generator[tuple[Executor, int], list[float], None]
 
 
 class OutOfOrderExecutor:
-    """Trains, measures while it does, finds the fastest order of a step, and goes on with that.
+    """Trains, measures while it does, finds the fastest schedule of a step, and goes on with that.
 
     Offers what `Executor` does. The first steps run on one stream, each action measured; then on two, to measure how
-    they slow each other down. With these costs orders are built, see `candidates`, then steps run in each of them in
-    turn; the fastest by the clock is kept, which is the conventional order where nothing gains. All of that changes no
-    result: every order computes the same. Batches of another size than the first one are run and not measured.
+    they slow each other down. With these costs schedules are built, see `candidates`, then steps run by each of them in
+    turn; the fastest by the clock is kept, which is the conventional one where nothing gains. All of that changes no
+    result: every one computes the same. Batches of another size than the first one are run and not measured.
 
     Parameters
     ----------
     model, loss, optimizer, watch
         As `Executor` takes them.
     memory_ratio
-        Bound for the simulated peak of memory, as a multiple of the conventional order's.
+        Bound for the simulated peak of memory, as a multiple of the conventional schedule's.
     steps
         How many are measured, on one stream and then on two, and in all of each candidate.
     graph
@@ -74,7 +73,7 @@ class OutOfOrderExecutor:
         self.found: FoundSchedule | None = None
         self.costs: Costs | None = None
         self._parts, self._watch = (model, loss, optimizer), watch
-        self._cap, self._wanted, self._graph, self._clock = memory_ratio, steps, graph, clock
+        self._ratio, self._wanted, self._graph, self._clock = memory_ratio, steps, graph, clock
         self._samples: int | None = None
         self._size: dict[str, Any] = {"stages": len(self.stages), "unweighted": self.stages.unweighted}
         # Refuses now what the steps to come would.
@@ -85,14 +84,14 @@ class OutOfOrderExecutor:
     def _searching(self) -> _Search:
         """Yield who runs the next steps, and how many of them count; be sent their seconds."""
         joined = {number for number, stage in enumerate(self.stages.all) if getattr(stage.layer, "children", None)}
-        alone = self._timed(alone_order(self.stages))
+        alone = self._timed(alone_schedule(self.stages))
         yield alone, self._wanted
         self.costs = measured_costs(with_handing(alone.spans(), alone.schedule), alone.bytes)
         beside = self._timed(two_stream_list(**self._size, costs=self.costs))
         yield beside, self._wanted
         spans = with_handing(beside.spans(), beside.schedule, joined)
         self.costs = replace(self.costs, slowdown=measured_slowdowns(spans, beside.schedule, self.costs))
-        trials = candidates(self._size, self.costs, self._cap)
+        trials = candidates(self._size, self.costs, self._ratio)
         for _ in range(ROUNDS):
             fastest = min(trial.seconds for trial in trials)
             for number, trial in enumerate(trials):
@@ -101,7 +100,7 @@ class OutOfOrderExecutor:
                 seconds = yield self._plain(trial.schedule), -(-self._wanted // ROUNDS)
                 # What else runs on the machine makes a round slower, never faster.
                 trials[number] = replace(trial, seconds=min(trial.seconds, fmean(seconds)))
-        self.found = FoundSchedule(tuple(trials), self.costs, self._cap)
+        self.found = FoundSchedule(tuple(trials), self.costs, self._ratio)
         yield self._plain(self.found.schedule), 0
 
     def _begin(self, what: tuple[Executor, int]) -> None:
@@ -115,12 +114,16 @@ class OutOfOrderExecutor:
             return self._executor.step(batches, tag)
         samples = sum(len(batch[1]) for batch in batches)
         self._samples = samples if self._samples is None else self._samples
-        if samples != self._samples:
-            return self._uncounted(batches, tag)
-        self._mark(self._warm == 0)
+        counts = samples == self._samples
+        done = [] if counts else self.flush()  # a step of another size has nothing of it within others
+        if isinstance(self._executor, TimedExecutor):
+            self._executor.counts = counts and self._warm == 0
         begin = self._clock()
-        with self._cores():
-            done = self._executor.step(batches, tag)
+        # What is measured by itself runs on one core, as each of two streams does (which sees to that itself).
+        with threads.one_core() if self.costs is None else contextlib.nullcontext():
+            done += self._executor.step(batches, tag)
+        if not counts:
+            return done + self._executor.flush()
         if self._warm > 0:
             self._warm -= 1
             return done
@@ -131,27 +134,11 @@ class OutOfOrderExecutor:
             self._begin(self._search.send(self._seconds))
         return done
 
-    def _uncounted(self, batches: Sequence[Batch], tag: Any) -> list[Step]:
-        """Run a step of another size, and nothing of it within others."""
-        done = self.flush()
-        self._mark(False)
-        with self._cores():
-            done += self._executor.step(batches, tag)
-        return done + self._executor.flush()
-
-    def _mark(self, counts: bool) -> None:
-        if isinstance(self._executor, TimedExecutor):
-            self._executor.counts = counts
-
     def _timed(self, schedule: Schedule) -> TimedExecutor:
         return TimedExecutor(*self._parts, schedule, watch=self._watch)
 
     def _plain(self, schedule: Schedule) -> Executor:
         return Executor(*self._parts, schedule, watch=self._watch, graph=self._graph)
-
-    def _cores(self) -> contextlib.AbstractContextManager[Any]:
-        """Run what is measured by itself on one core, as each of two streams does (which sees to that itself)."""
-        return threads.one_core() if self.costs is None else contextlib.nullcontext()
 
     @property
     def schedule(self) -> Schedule:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from sparsebp.core.errors import OptionError
 from sparsebp.runtime.actions import Actions, Run
 from sparsebp.runtime.stages import Stages
-from sparsebp.schedule import Action, Schedule, StepGraph, actions_of, parts_of, validate
+from sparsebp.schedule import Action, Lane, Schedule, StepGraph, parts_of, validate
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Program:
 
     Attributes
     ----------
-    lanes
+    streams
         The tasks of every stream; the first has the forwards.
     events
         How many events there are.
@@ -62,7 +62,7 @@ class Program:
         that is to be done after the step.
     """
 
-    lanes: tuple[tuple[Task, ...], ...]
+    streams: tuple[tuple[Task, ...], ...]
     events: int
     lasting: bool
     late: bool
@@ -82,7 +82,7 @@ def check_fits(schedule: Schedule, stages: Stages) -> None:
     graph = schedule.graph
     wanted = {"stages": len(stages), "unweighted": sorted(stages.unweighted)}
     got = {"stages": graph.stages, "unweighted": sorted(graph.unweighted)}
-    lanes = [_parts(lane.cells) for lane in schedule.lanes if lane.cells]
+    lanes = [_parts(lane) for lane in schedule.lanes if lane.cells]
     weights = [{part.stage for part in lane if part.kind == "W"} for lane in lanes]
     forwards = sum(any(part.kind == "F" for part in lane) for lane in lanes)
     for wrong, what, expected, found, remedy in (
@@ -125,9 +125,7 @@ def without_frozen(schedule: Schedule, stages: Stages) -> Schedule:
 
 
 def _part_of(schedule: Schedule, graph: StepGraph, keeps: Callable[[Action], bool]) -> Schedule:
-    lanes = tuple(
-        replace(lane, cells=tuple(part for part in _parts(lane.cells) if keeps(part))) for lane in schedule.lanes
-    )
+    lanes = tuple(replace(lane, cells=tuple(part for part in _parts(lane) if keeps(part))) for lane in schedule.lanes)
     return replace(schedule, graph=graph, lanes=tuple(lane for lane in lanes if lane.cells))
 
 
@@ -154,50 +152,43 @@ class _Compiler:
 
     def program(self) -> Program:
         first = self.schedule.graph.first
-        lanes = [self._turn(_parts(lane.cells), first) for lane in self.schedule.lanes if lane.cells]
+        lanes = [self._turn(_parts(lane), first) for lane in self.schedule.lanes if lane.cells]
         lanes.sort(key=lambda lane: not any(entry.action.kind == "F" for entry in lane))
         updates = _in_time([entry for lane in lanes for entry in lane if entry.action.kind == "U"])
         # The gradient of a shared parameter is complete after the last of its stages, and the first one needs it.
         self.names = self.stages.updated_at([e.action.stage for e in updates], last=first != "U")
         self.home = {entry.action: number for number, lane in enumerate(lanes) for entry in lane}
-        gathered = first == "U" or (len(lanes) == 1 and _gathers(lanes[0]))
-        planned = (
-            [self._one_stream(lanes[0], gathered)]
-            if len(lanes) == 1
-            else [self._beside(lane, gathered) for lane in lanes]
-        )
+        self.gathered = first == "U" or (len(lanes) == 1 and _gathers(lanes[0]))
+        planned = [self._beside(lane) if len(lanes) > 1 else self._alone(lane) for lane in lanes]
         late = first == "I"
         lasting = late or any(entry.old for lane in lanes for entry in lane)
-        tasks = tuple(
-            tuple(replace(task, signal=self.events.get(task.action)) if task.action else task for task in lane)
-            for lane in planned
+        streams = tuple(
+            tuple(replace(task, signal=self.events.get(task.action)) if task.action else task for task in stream)
+            for stream in planned
         )
-        return Program(tasks, len(self.events), lasting, late, gathered)
+        return Program(streams, len(self.events), lasting, late, self.gathered)
 
     def _turn(self, parts: list[Action], first: str) -> list[_Entry]:
         """Return the actions of a stream in the order of a step."""
-        parts = [part for part in parts if self._computed(part)]
+        parts = [part for part in parts if part.kind != "I" or part.stage > self.stages.first]
         if first != "I" or all(part.kind != "F" for part in parts):
             return [_Entry(part, first == "U" and part.kind == "U") for part in parts]
         begin = next(i for i, part in enumerate(parts) if part.kind == "F")
         opening = [_Entry(part, part.kind != "F") for part in parts[begin:]]
         return opening + [_Entry(part, False) for part in parts[:begin]]
 
-    def _computed(self, part: Action) -> bool:
-        return part.kind != "I" or part.stage > self.stages.first
-
-    def _one_stream(self, lane: list[_Entry], gathered: bool) -> list[Task]:
+    def _alone(self, lane: list[_Entry]) -> list[Task]:
         """Return the tasks of the only stream: scans in place of I, updates side by side in one."""
         out: list[Task] = []
         scans = {e.action.microbatch: e for e in reversed(_in_time(lane)) if e.action.kind == "I"}
         ended = [entry for entry in _in_time(lane) if entry.action.kind == "W"][-1]
-        lane, joined = self._joined(lane, gathered)
+        lane, joined = self._joined(lane)
         for (update, old), group in groupby(lane, lambda entry: (entry.action.kind == "U", entry.old)):
             entries = list(group)
             if update:
                 names = [name for entry in entries for name in self.names.get(entry.action.stage, ())]
                 if names:  # none where a shared parameter has its update elsewhere
-                    out.append(Task(self.actions.update(names, gathered=gathered), entries[0].action, old))
+                    out.append(Task(self.actions.update(names, gathered=self.gathered), entries[0].action, old))
                 continue
             for entry in entries:
                 if entry.action.kind == "I" and self.stages.scans:
@@ -209,29 +200,29 @@ class _Compiler:
                     m, names = entry.action.microbatch or 0, self.names[entry.action.stage]
                     run = self.actions.weight_grad_and_update(entry.action.stage, m, names)
                 out.append(Task(run, entry.action, old))
-                if entry is ended and gathered:
+                if entry is ended and self.gathered:
                     out.append(Task(self.actions.gather, None, old))
         return out
 
-    def _joined(self, lane: list[_Entry], gathered: bool) -> tuple[list[_Entry], set[Action]]:
+    def _joined(self, lane: list[_Entry]) -> tuple[list[_Entry], set[Action]]:
         """Find every W whose U comes next, or after its own I, which then goes first; leave those U out.
 
         Of one micro-batch, and of gradients that are no other stage's as well.
         """
-        kept, joined = list(lane), set[Action]()
-        if gathered or self.schedule.graph.microbatches > 1 or self.stages.shared():
-            return kept, joined
+        out, joined = list(lane), set[Action]()
+        if self.gathered or self.schedule.graph.microbatches > 1 or self.stages.shared():
+            return out, joined
         place = {entry.action: number for number, entry in enumerate(lane) if not entry.old}
         for update in [entry for entry in lane if entry.action.kind == "U" and not entry.old]:
             weight = Action(update.action.stage, "W", 0)
             between = lane[place.get(weight, 0) + 1 : place[update.action]]
             if weight in place and all(entry.action == Action(weight.stage, "I", 0) for entry in between):
-                at = kept.index(lane[place[weight]])
-                kept[at : at + len(between) + 2] = [*between, lane[place[weight]]]
+                at = out.index(lane[place[weight]])
+                out[at : at + len(between) + 2] = [*between, lane[place[weight]]]
                 joined.add(weight)
-        return kept, joined
+        return out, joined
 
-    def _beside(self, lane: list[_Entry], gathered: bool) -> list[Task]:
+    def _beside(self, lane: list[_Entry]) -> list[Task]:
         """Return the tasks of one of two streams."""
         out: list[Task] = []
         for entry in lane:
@@ -240,7 +231,7 @@ class _Compiler:
             # A forward waits for an update of the step before, everything else for its own step.
             before = entry.action.kind == "F"
             waits = tuple((self.events.setdefault(need, len(self.events)), before) for need in beside)
-            out.append(Task(self._run(entry.action, gathered), entry.action, entry.old, waits))
+            out.append(Task(self._run(entry.action), entry.action, entry.old, waits))
         return out
 
     def _needs(self, part: Action) -> Iterator[Action]:
@@ -250,12 +241,12 @@ class _Compiler:
         if graph.first == "I" and part.kind in "IW" and part.stage == graph.stages - 1:
             yield Action(part.stage, "F", part.microbatch)
 
-    def _run(self, part: Action, gathered: bool = False) -> Run:
+    def _run(self, part: Action) -> Run:
         number, m = part.stage, part.microbatch or 0
         if part.kind == "F":
             return self.actions.forward(number, m, self.schedule.graph.microbatches)
         if part.kind == "U":
-            return self.actions.update(self.names[number], gathered=gathered)
+            return self.actions.update(self.names[number], gathered=self.gathered)
         return (self.actions.input_grad if part.kind == "I" else self.actions.weight_grad)(number, m)
 
 
@@ -270,5 +261,5 @@ def _gathers(lane: list[_Entry]) -> bool:
     return "W" not in kinds[kinds.index("U") :]
 
 
-def _parts(cells: Iterable[object]) -> list[Action]:
-    return [part for cell in cells for action in actions_of(cell) for part in parts_of(action)]  # type: ignore[arg-type]
+def _parts(lane: Lane) -> list[Action]:
+    return [part for cell in lane.cells for part in parts_of(cell)]

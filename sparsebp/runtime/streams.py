@@ -32,7 +32,7 @@ class _Aborted(Exception):
     """The other stream has failed."""
 
 
-class Lanes:
+class TwoStreams:
     """Runs programs of two streams: the first on the calling thread, the second on one of its own.
 
     Parameters
@@ -62,16 +62,16 @@ class Lanes:
         step.events = [False] * (program.events + 1)  # the last one: the second stream is done
         step.marks = [None] * len(step.events)
         if not backend.is_host(self._xp):
-            step.kept = []
+            step.held = []
         self._jobs.put((program, step, before))
         try:
             with self._streams[0]:
-                self._run(program.lanes[0], step, before)
+                self._run(program.streams[0], step, before)
                 if not program.late:
                     self._wait(step, -1, step)
-                    step.kept = None
+                    step.held = None
                 elif before is not None:
-                    before.kept = None  # all of its updates have been waited for
+                    before.held = None  # all of its updates have been waited for
             if not program.late:
                 self._leave()
         except BaseException as error:
@@ -87,9 +87,9 @@ class Lanes:
         """
         try:
             with self._streams[0]:
-                self._run((task for task in program.lanes[0] if task.old and not task.updates), step, step)
+                self._run((task for task in program.streams[0] if task.old and not task.updates), step, step)
                 self._wait(step, -1, step)
-                step.kept = None
+                step.held = None
             self._leave()
         except BaseException as error:
             raise self._abort(step, error) from None
@@ -127,7 +127,7 @@ class Lanes:
         """Run the second stream's part of a step; what it raises is kept for the first."""
         try:
             with self._streams[1]:
-                self._run(program.lanes[1], step, before)
+                self._run(program.streams[1], step, before)
                 step.marks[-1] = backend.record(self._xp)
         except _Aborted:
             pass
@@ -177,10 +177,10 @@ class Lanes:
         return error if first is None or not isinstance(error, _Aborted) else first
 
 
-def _work(lanes: weakref.ref[Lanes], jobs: queue.SimpleQueue[Any]) -> None:
-    """The second thread. While it waits it keeps nothing alive, not even its `Lanes`, whose death ends it."""
+def _work(streams: weakref.ref[TwoStreams], jobs: queue.SimpleQueue[Any]) -> None:
+    """The second thread. While it waits it keeps nothing alive, not even its `TwoStreams`, whose death ends it."""
     with threads.serial_kernels(), np.errstate(over="ignore", invalid="ignore"):
-        while (job := jobs.get()) is not None and (alive := lanes()) is not None:
+        while (job := jobs.get()) is not None and (alive := streams()) is not None:
             alive.second(*job)
             del job, alive
 

@@ -1,4 +1,9 @@
-"""Schedules of a training step as data: actions, their graph, and who does what in which order."""
+"""Schedules of a training step as data: actions, their graph, and who does what in which order.
+
+A *schedule* says which lane, a stream of a worker, runs which actions one after the other; a *program* is the schedule
+of one device as its executor runs it (`sparsebp.runtime`); *fusion* is where a schedule has its updates; an *order* is
+a plain sequence, of stages or samples.
+"""
 
 from sparsebp.schedule.actions import KINDS, Action, Cell, Kind, Overlap, actions_of, parse, parts_of
 from sparsebp.schedule.costs import Costs, Link, StageBytes

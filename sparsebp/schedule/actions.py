@@ -1,4 +1,4 @@
-"""Actions of a training step, and how they are written: ``2I0`` is the input gradient of stage 2, micro-batch 0."""
+"""Actions of a training step and lanes of them. ``2I0`` is the input gradient of stage 2, micro-batch 0."""
 
 from __future__ import annotations
 
@@ -92,6 +92,28 @@ class Overlap:
 
 Cell: TypeAlias = Action | Overlap
 """What a lane runs as one."""
+
+
+@dataclass(frozen=True)
+class Lane:
+    """What one stream of one worker runs, in order.
+
+    Attributes
+    ----------
+    worker
+        Number of the worker (device, rank), from 0.
+    stream
+        Its name: ``"main"``, ``"sub"`` (a second stream of the same device), ``"link"`` (the worker's network).
+    cells
+        Actions, and overlaps of two.
+    """
+
+    worker: int
+    stream: str
+    cells: tuple[Cell, ...]
+
+    def __str__(self) -> str:
+        return f"worker {self.worker}, {self.stream}"
 
 
 def actions_of(cell: Cell) -> tuple[Action, ...]:

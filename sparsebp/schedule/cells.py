@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-from sparsebp.schedule.actions import Action, Cell, parts_of
+from sparsebp.schedule.actions import Action, Cell, Lane, parts_of
 from sparsebp.schedule.graph import StepGraph
-from sparsebp.schedule.lane import Lane
 
 
 class Send(NamedTuple):
@@ -70,6 +70,25 @@ class CellGraph:
         yield from self.followers[number]
         for send in self.sends.get(number, ()):
             yield from send.readers
+
+    def in_turn(self, ignored: Collection[tuple[int, int]] = ()) -> Iterator[int]:
+        """Yield cells, each after all that it waits for: a cycle, and what waits for it, is never reached.
+
+        Of the edges, pairs of cells, those in `ignored` are not waited for.
+        """
+        waits = list(self.waits)
+        for _, reader in ignored:
+            waits[reader] -= 1
+        ready = deque(number for number, count in enumerate(waits) if count == 0)
+        while ready:
+            number = ready.popleft()
+            yield number
+            for reader in self.after(number):
+                if ignored and (number, reader) in ignored:
+                    continue
+                waits[reader] -= 1
+                if waits[reader] == 0:
+                    ready.append(reader)
 
 
 def cell_graph(step: StepGraph, schedule: Sequence[Lane], places: Mapping[Action, tuple[int, int]]) -> CellGraph:

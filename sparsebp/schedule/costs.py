@@ -12,10 +12,20 @@ from sparsebp.core.errors import OptionError
 from sparsebp.schedule.actions import Action, Kind, Overlap
 from sparsebp.schedule.graph import StepGraph
 
+DURATIONS: Mapping[Kind, float] = {"F": 1, "I": 1, "W": 1, "S": 0, "U": 0}
+"""Where nothing else is said; a B takes as long as its I and W."""
 
-def _check(name: str, value: Any) -> None:
+
+def check_cost(name: str, value: Any) -> float:
+    """Return a cost: a finite number, 0 or more.
+
+    Raises
+    ------
+    OptionError
+        It is something else.
+    """
     try:
-        check_number(name, value, 0)
+        return check_number(name, value, 0)
     except OptionError as error:
         raise OptionError(f"{name} cannot be", expected="a finite number, 0 or more", got=error.got,
                           remedy="Measure it again, or pass 0") from error  # fmt: skip
@@ -54,7 +64,7 @@ class StageBytes:
 
     def __post_init__(self) -> None:
         for entry in fields(self):
-            _check(f"The bytes of {entry.name}", getattr(self, entry.name))
+            check_cost(f"The bytes of {entry.name}", getattr(self, entry.name))
 
 
 @dataclass(frozen=True)
@@ -73,14 +83,10 @@ class Link:
     bandwidth: float = math.inf
 
     def __post_init__(self) -> None:
-        _check("The latency of the link", self.latency)
+        check_cost("The latency of the link", self.latency)
         if check_number("The bandwidth of the link", self.bandwidth, finite=False) <= 0:
             raise OptionError("The bandwidth of the link is not positive", expected="a positive number, or inf",
                               got=self.bandwidth, remedy="Pass bytes a second")  # fmt: skip
-
-
-def _default_durations() -> dict[Kind, float]:
-    return {"F": 1, "I": 1, "W": 1, "S": 0, "U": 0}
 
 
 @dataclass(frozen=True)
@@ -110,7 +116,7 @@ class Costs:
     """
 
     durations: Mapping[Kind, float] | Mapping[Action, float] | Callable[[Action], float] = field(
-        default_factory=_default_durations
+        default_factory=lambda: dict(DURATIONS)
     )
     stages: tuple[StageBytes, ...] | StageBytes = StageBytes()
     link: Link = Link()
@@ -148,7 +154,7 @@ class Costs:
         if value is None:
             raise OptionError(f"There is no duration of {action}", expected=f"an entry for {action} or {action.kind!r}",
                               got=None, remedy="Add one; 0 if it takes no time")  # fmt: skip
-        _check(f"The duration of {action}", value)
+        check_cost(f"The duration of {action}", value)
         return value
 
     def slowdown_of(self, action: Action) -> float:
@@ -179,15 +185,3 @@ class Costs:
     def bytes_of(self, stage: int) -> StageBytes:
         """Return the bytes of a stage."""
         return self.stages if isinstance(self.stages, StageBytes) else self.stages[stage]
-
-    def check_stages(self, graph: StepGraph) -> None:
-        """Refuse bytes of another number of stages.
-
-        Raises
-        ------
-        OptionError
-            There are more or fewer.
-        """
-        if not isinstance(self.stages, StageBytes) and len(self.stages) != graph.stages:
-            raise OptionError("The bytes are those of another model", expected=f"StageBytes of {graph.stages} stages",
-                              got=len(self.stages), remedy="Pass one a stage, or one for all")  # fmt: skip

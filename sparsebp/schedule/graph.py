@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from sparsebp.core.arguments import check_choice, check_flag, check_integer, check_sequence
 from sparsebp.core.errors import OptionError
@@ -15,11 +15,6 @@ Updates: TypeAlias = Literal["none", "step", "microbatch"]
 Weights: TypeAlias = Literal["current", "stashed", "latest"]
 MOST = 10_000_000
 """Forwards of a step: more would take minutes and gigabytes."""
-_CHOICES = {
-    "first": ("F", "I", "U"),
-    "updates": ("none", "step", "microbatch"),
-    "weights": ("current", "stashed", "latest"),
-}
 
 
 @dataclass(frozen=True)
@@ -71,13 +66,13 @@ class StepGraph:
         if self.stages * self.microbatches > MOST:
             raise OptionError("A step has too many forwards", expected=f"{MOST} stages times micro-batches at most",
                               got=self.stages * self.microbatches, remedy="Join stages or micro-batches")  # fmt: skip
-        for name, choices in _CHOICES.items():
-            check_choice(name, getattr(self, name), choices)
+        for name, choices in (("first", First), ("updates", Updates), ("weights", Weights)):
+            check_choice(name, getattr(self, name), get_args(choices))
         check_flag("synchronised", self.synchronised)
         stages = check_sequence("unweighted", self.unweighted, "numbers of stages")
         numbers = frozenset(check_integer("a stage of unweighted", stage, -1) for stage in stages)
         object.__setattr__(self, "unweighted", numbers)
-        unknown = sorted(stage for stage in self.unweighted if not 0 <= stage < self.stages)
+        unknown = sorted(self.unweighted.difference(range(self.stages)))
         if unknown:
             raise OptionError("Unknown stages are unweighted", expected=f"0 to {self.stages - 1}", got=unknown,
                               remedy="Leave them out")  # fmt: skip

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from sparsebp.core.errors import ScheduleError
-from sparsebp.schedule.actions import Action, Cell, actions_of, parts_of
+from sparsebp.schedule.actions import Action, Cell, Lane, actions_of, parts_of
 from sparsebp.schedule.cells import CellGraph, carried, cell_graph
 from sparsebp.schedule.graph import StepGraph
-from sparsebp.schedule.lane import Lane
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class Schedule:
     @cached_property
     def allocation(self) -> tuple[int, ...]:
         """The worker of every stage: that of its forwards."""
-        return tuple(self.lane_of(Action(stage, "F", 0)).worker for stage in range(self.graph.stages))
+        return tuple(self.lanes[self.places[Action(stage, "F", 0)][0]].worker for stage in range(self.graph.stages))
 
     @cached_property
     def cells(self) -> CellGraph:
@@ -88,20 +87,6 @@ class Schedule:
     def __contains__(self, action: Action) -> bool:
         """Whether the action is there, by itself or as part of a B."""
         return action in self.places
-
-    def place(self, action: Action) -> tuple[int, int]:
-        """Return lane and position of the cell that does `action`; I and W are found within a B."""
-        return self.places[action]
-
-    def lane_of(self, action: Action) -> Lane:
-        """Return the lane that does `action`."""
-        return self.lanes[self.places[action][0]]
-
-    def predecessors(self, cell: Cell) -> set[tuple[int, int]]:
-        """Return the places of the other cells whose results `cell` needs (not: the cell before it in the lane)."""
-        own = set(parts_of(cell))
-        needed = {needs for part in own for needs in self.graph.predecessors(part)} - own
-        return {self.places[needs] for needs in needed if needs in self.places}
 
 
 def _places(graph: StepGraph, lanes: Sequence[Lane]) -> dict[Action, tuple[int, int]]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import bisect_left
 from collections.abc import Collection
 from itertools import pairwise
 
 from sparsebp.core.errors import ScheduleError
 from sparsebp.schedule.actions import Action, Kind, actions_of, parts_of
-from sparsebp.schedule.races import find_race
 from sparsebp.schedule.schedule import Schedule
 
 
@@ -63,22 +62,7 @@ def _check_races(schedule: Schedule) -> None:
 
 def _stuck(schedule: Schedule, ignored: Collection[tuple[int, int]]) -> set[int]:
     """Return the cells that are never reached, if the edges `ignored` are not waited for."""
-    graph = schedule.cells
-    waits = list(graph.waits)
-    for _, reader in ignored:
-        waits[reader] -= 1
-    ready = deque(number for number, count in enumerate(waits) if count == 0)
-    done = 0
-    while ready:
-        number = ready.popleft()
-        done += 1
-        for reader in graph.after(number):
-            if ignored and (number, reader) in ignored:
-                continue
-            waits[reader] -= 1
-            if waits[reader] == 0:
-                ready.append(reader)
-    return {number for number, count in enumerate(waits) if count > 0} if done < len(waits) else set()
+    return set(range(len(schedule.cells.cells))).difference(schedule.cells.in_turn(ignored))
 
 
 def _cycle(schedule: Schedule, stuck: Collection[int]) -> list[int]:
@@ -120,3 +104,44 @@ def _describe(schedule: Schedule, number: int) -> str:
     position = number - schedule.cells.first[lane] + 1
     ending = "th" if position % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(position % 10, "th")
     return f"{schedule.cells.cells[number]} ({schedule.lanes[lane]}, {position}{ending})"
+
+
+def find_race(schedule: Schedule) -> tuple[Action, Action] | None:
+    """Return an update and an action that may read the weights before, after or while they are updated.
+
+    Only graphs with updates after every micro-batch leave that open; it is settled where both are in one lane, or where
+    lanes and data make one wait for the other. The schedule must be free of deadlocks.
+    """
+    graph, cells = schedule.graph, schedule.cells
+    if graph.updates != "microbatch":
+        return None
+    clocks: list[list[int]] = []
+    for stage in filter(graph.weighted, range(graph.stages)):
+        readers: dict[int, dict[int, Action]] = {}  # lane -> cell -> action
+        for action in (Action(stage, kind, m) for kind in ("F", "I") for m in range(graph.microbatches)):
+            if action in cells.numbers and (action.kind == "F" or graph.weights == "latest"):
+                readers.setdefault(cells.lanes[cells.numbers[action]], {})[cells.numbers[action]] = action
+        for update in (Action(stage, "U", m) for m in range(graph.microbatches)):
+            own = cells.lanes[cells.numbers[update]]
+            for lane in readers.keys() - {own}:
+                clocks = clocks or _clocks(schedule)
+                later = sorted(readers[lane])
+                later = later[bisect_left(later, cells.first[lane] + clocks[cells.numbers[update]][lane]) :]
+                if later and clocks[later[0]][own] <= cells.numbers[update] - cells.first[own]:
+                    return update, readers[lane][later[0]]
+    return None
+
+
+def _clocks(schedule: Schedule) -> list[list[int]]:
+    """Return, for every cell, how many cells of each lane end before it starts, whatever the durations (vector clocks).
+
+    Of its own lane, the cell itself is counted too.
+    """
+    cells = schedule.cells
+    clocks = [[0] * len(schedule.lanes) for _ in cells.cells]
+    for number in cells.in_turn():
+        lane, clock = cells.lanes[number], clocks[number]
+        clock[lane] = number - cells.first[lane] + 1
+        for reader in cells.after(number):
+            clocks[reader] = [max(pair) for pair in zip(clocks[reader], clock, strict=True)]
+    return clocks

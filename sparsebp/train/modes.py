@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 
 @contextlib.contextmanager
 def training(model: Any) -> Iterator[None]:
@@ -19,8 +21,7 @@ def training(model: Any) -> Iterator[None]:
 @contextlib.contextmanager
 def evaluation(model: Any) -> Iterator[None]:
     """Switch all layers to evaluation. What a layer draws nevertheless is not missing afterwards."""
-    generators = model.generators() if hasattr(model, "generators") else {}
-    drawn = [(generator, generator.bit_generator.state) for generator in generators.values()]
+    drawn = [(generator, generator.bit_generator.state) for generator in generators_of(model).values()]
     with _restored(model):
         _switch(model, "eval")
         try:
@@ -28,6 +29,11 @@ def evaluation(model: Any) -> Iterator[None]:
         finally:
             for generator, state in drawn:
                 generator.bit_generator.state = state
+
+
+def generators_of(model: Any) -> dict[str, np.random.Generator]:
+    """Return the random generators that layers draw from while training (dropout), sorted by name."""
+    return dict(sorted(model.generators().items())) if hasattr(model, "generators") else {}
 
 
 @contextlib.contextmanager

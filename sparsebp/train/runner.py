@@ -17,11 +17,9 @@ from sparsebp.runtime.actions import Batch, Step, Watch
 from sparsebp.runtime.candidates import SCHEDULE_NAME
 from sparsebp.runtime.executor import Executor
 from sparsebp.runtime.out_of_order import OutOfOrderExecutor
-from sparsebp.runtime.stages import Stages
-from sparsebp.runtime.trained import check_live, trained_parameters
+from sparsebp.runtime.stages import Stages, check_live, trained_parameters
 from sparsebp.train import finite
-from sparsebp.train.orders import found_order, order_of
-from sparsebp.train.training import Training
+from sparsebp.train.training import Training, earlier_schedule, schedule_of
 
 
 @dataclass(frozen=True)
@@ -52,16 +50,16 @@ class Runner(Watch):
         folder = trainer.checkpoint_dir
         found = None if trainer.found_schedule is None else trainer.found_schedule.schedule
         if trainer.schedule == "ooo" and found is None and folder is not None:
-            found = found_order(folder / SCHEDULE_NAME, stages)
+            found = earlier_schedule(folder / SCHEDULE_NAME, stages)
         self.executor: Executor | OutOfOrderExecutor
         if trainer.schedule == "ooo" and found is None:
             self.executor = OutOfOrderExecutor(
                 *parts, watch=self, memory_ratio=trainer.memory_ratio, graph=trainer.graph
             )
         else:
-            order = found or order_of(stages, trainer.fusion, trainer.accumulate, trainer.schedule)
-            self.executor = Executor(*parts, order, clip_norm=trainer.clip_norm, watch=self, graph=trainer.graph)
-        trainer.order = self.executor.schedule
+            schedule = found or schedule_of(stages, trainer.fusion, trainer.accumulate, trainer.schedule)
+            self.executor = Executor(*parts, schedule, clip_norm=trainer.clip_norm, watch=self, graph=trainer.graph)
+        trainer.current_schedule = self.executor.schedule
 
     def step(self, batches: Sequence[Batch], epoch: int) -> None:
         """Run one step, and record and tell what is known by then.
@@ -100,7 +98,7 @@ class Runner(Watch):
     def _keep(self, executor: OutOfOrderExecutor) -> None:
         """Keep the schedule that was found."""
         trainer = self.trainer
-        trainer.found_schedule, trainer.order = executor.found, executor.schedule
+        trainer.found_schedule, trainer.current_schedule = executor.found, executor.schedule
         if executor.found is not None and trainer.checkpoint_dir is not None:
             executor.found.save(trainer.checkpoint_dir)
 

@@ -18,6 +18,7 @@ from sparsebp.core.errors import FileFormatError, SparseBPError
 from sparsebp.nn.pruning import MASK
 from sparsebp.train.checkpoint import Checkpoint, load_checkpoint
 from sparsebp.train.history import History
+from sparsebp.train.modes import generators_of
 from sparsebp.train.training import Training
 
 
@@ -33,7 +34,7 @@ def pack(trainer: Training, position: Mapping[str, int]) -> Checkpoint:
         "config": trainer.config,
         "optimizer": optimizer_scalars,
         "lr_scheduler": None if trainer.lr_scheduler is None else trainer.lr_scheduler.state_dict(),
-        "generators": {name: g.bit_generator.state for name, g in _generators(trainer.model)},
+        "generators": {name: g.bit_generator.state for name, g in generators_of(trainer.model).items()},
         "epochs": [record.to_json() for record in trainer.history.epochs],
     }
     return Checkpoint(tensors, state)
@@ -57,7 +58,7 @@ def restore(trainer: Training, checkpoint: Checkpoint, shape: Mapping[str, int],
     if trainer._seed_given:
         _check_same(path, "the seed", state["seed"], trainer.seed)
     _check_same(path, "the learning-rate schedule", state["lr_scheduler"] is not None, trainer.lr_scheduler is not None)
-    generators = dict(_generators(trainer.model))
+    generators = generators_of(trainer.model)
     _check_same(path, "the layers that draw random numbers", sorted(state["generators"]), sorted(generators))
     weights = checkpoint.part("model")
     _check_weights(
@@ -156,7 +157,7 @@ def _all_or_nothing(trainer: Training) -> Iterator[None]:
     """Put everything that a checkpoint is loaded into back as it was if that fails half-way."""
     parts = [part for part in (trainer.lr_scheduler, trainer.optimizer) if part is not None]  # rates last
     before = [copy.deepcopy(part.state_dict()) for part in parts]
-    drawn = [(generator, generator.bit_generator.state) for _, generator in _generators(trainer.model)]
+    drawn = [(generator, generator.bit_generator.state) for generator in generators_of(trainer.model).values()]
     weights = [(array, array.copy()) for array in trainer.model.parameters().values()]
     try:
         yield
@@ -211,10 +212,3 @@ def _check_weights(path: Path, weights: Mapping[str, np.ndarray], current: Mappi
 
 def _shape_text(entry: tuple[tuple[int, ...], str] | None) -> str:
     return "no such parameter" if entry is None else f"shape {entry[0]}, {entry[1]}"
-
-
-def _generators(model: Any) -> Iterator[tuple[str, np.random.Generator]]:
-    """Yield the random generators that layers draw from while training (dropout), by name."""
-    generators = getattr(model, "generators", None)
-    if generators is not None:
-        yield from sorted(generators().items())

@@ -16,7 +16,7 @@ from sparsebp.data.dataset import Dataset, epoch_order
 from sparsebp.optim.combined import ChainedScheduler
 from sparsebp.optim.lr_scheduler import reads_model
 from sparsebp.runtime.actions import options_of
-from sparsebp.runtime.trained import check_even, trained_parameters
+from sparsebp.runtime.stages import check_even, trained_parameters
 from sparsebp.train import finite
 from sparsebp.train.arrays import as_dataset, batch_of
 from sparsebp.train.callbacks import RunInfo
@@ -70,7 +70,7 @@ class Trainer(Training):
         keeps the fastest of several orders, the conventional one included, see `OutOfOrderExecutor`; it is kept for
         further calls of `fit`, and in `checkpoint_dir` as ``schedule.csv`` for further runs.
     memory_ratio
-        With ``"ooo"``: bound for the simulated peak of memory, as a multiple of the conventional order's.
+        With ``"ooo"``: bound for the simulated peak of memory, as a multiple of the conventional schedule's.
     graph
         On a GPU, capture the step into a CUDA graph and replay it, one graph for each shape of batches (a last, smaller
         batch runs as ever). Losses and norms are read after the step: an error that one is not finite comes when the
@@ -91,7 +91,7 @@ class Trainer(Training):
 
     Attributes
     ----------
-    order
+    current_schedule
         The schedule that steps run by now, or ran by last; None before `fit`.
     found_schedule
         With ``schedule="ooo"``: what was found, and what was measured; None until then.

@@ -1,25 +1,28 @@
-"""What a training consists of, and what it tells; `Trainer` runs it."""
+"""What a training consists of: its parts and options, checked, and the schedule that they ask for."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 import numpy as np
 
-from sparsebp.core.arguments import check_flag, check_integer, check_number
+from sparsebp.core.arguments import check_choice, check_flag, check_integer, check_number, check_sequence, shown
 from sparsebp.core.errors import OptionError
 from sparsebp.core.files import check_path
 from sparsebp.core.types import Seed
+from sparsebp.optim.combined import ChainedScheduler
 from sparsebp.runtime.candidates import FoundSchedule
 from sparsebp.runtime.out_of_order import MEMORY_RATIO
-from sparsebp.runtime.trained import trained_parameters
+from sparsebp.runtime.stages import Stages, trained_parameters
 from sparsebp.schedule import Schedule
+from sparsebp.schedule.builders import Fusion, conventional
+from sparsebp.schedule.files.action_csv import read_csv
 from sparsebp.train.callbacks import Callback
 from sparsebp.train.checkpoint import FILE_NAME, checked_config
 from sparsebp.train.history import History
-from sparsebp.train.orders import Fusion, check_order, check_parts, scheduler_of
 
 
 class Training:
@@ -55,10 +58,10 @@ class Training:
             checkpoint_every = check_integer("checkpoint_every", checkpoint_every, 1)
         self.model, self.loss, self.optimizer = model, loss, optimizer
         self.lr_scheduler = scheduler_of(lr_scheduler, optimizer)
-        check_order(fusion, accumulate, schedule, clip_norm)
+        check_schedule(fusion, accumulate, schedule, clip_norm)
         self.fusion, self.accumulate, self.schedule = fusion, int(accumulate), schedule
         self.memory_ratio, self.graph = memory_ratio, check_flag("graph", graph)
-        self.order: Schedule | None = None
+        self.current_schedule: Schedule | None = None
         self.found_schedule: FoundSchedule | None = None
         self._runner: Any = None
         self.clip_norm, self.checkpoint_every = clip_norm, checkpoint_every
@@ -85,3 +88,103 @@ class Training:
             self._flush()
         for callback in self.callbacks:
             getattr(callback, f"on_{event}")(*args)
+
+
+def check_parts(model: Any, loss: Any, optimizer: Any, callbacks: Any) -> None:
+    """Refuse what cannot be trained with, before anything is done.
+
+    Raises
+    ------
+    OptionError
+        The message says which, and what it lacks.
+    """
+    for name, thing, wanted in (
+        ("model", model, ("forward", "parameters", "state_dict")), ("loss", loss, ("forward",)),
+        ("optimizer", optimizer, ("lr",)),
+    ):  # fmt: skip
+        lacking = [attribute for attribute in wanted if not hasattr(thing, attribute)]
+        if lacking or isinstance(thing, type):
+            raise OptionError(
+                f"The {name} cannot be used", expected=", ".join(wanted),
+                got=f"the class {thing.__name__} itself" if isinstance(thing, type) else
+                f"{type(thing).__name__} without {', '.join(lacking)}", remedy=f"Pass a {name} of sparsebp",
+            )  # fmt: skip
+    for callback in check_sequence("callbacks", callbacks, "callbacks"):
+        if not hasattr(callback, "sees_model"):
+            raise OptionError("Not a callback", expected="a sparsebp.train.Callback", got=type(callback).__name__,
+                              remedy="Derive it from Callback")  # fmt: skip
+
+
+def scheduler_of(given: Any, optimizer: Any) -> Any:
+    """Return the learning-rate schedule of a trainer: the one given, or those given chained; None for none.
+
+    Raises
+    ------
+    OptionError
+        It is none, or one of another optimizer, whose rates it would change.
+    """
+    if given is None or (isinstance(given, list | tuple) and not given):
+        return None
+    chained = ChainedScheduler(given if isinstance(given, list | tuple) else [given])
+    if chained.optimizer is not None and chained.optimizer is not optimizer:
+        raise OptionError("The learning-rate schedule is of another optimizer", expected="the trainer's optimizer",
+                          got=f"another {type(chained.optimizer).__name__}", remedy="Build it on this one")  # fmt: skip
+    return chained if isinstance(given, list | tuple) else given
+
+
+def check_schedule(fusion: Any, accumulate: int, schedule: Any, clip_norm: float | None) -> None:
+    """Refuse options that do not go together, before there is a model to run.
+
+    Raises
+    ------
+    OptionError
+        The message says which, and why.
+    """
+    check_choice("fusion", fusion, get_args(Fusion))
+    check_integer("accumulate", accumulate, 1)
+    if not isinstance(schedule, str | os.PathLike | Schedule):
+        raise OptionError("Not a schedule", expected="'conventional', 'ooo', a path, or a sparsebp.schedule.Schedule",
+                          got=type(schedule).__name__, remedy="Pass one of them")  # fmt: skip
+    ooo, clips = schedule == "ooo", clip_norm is not None
+    for wrong, problem, expected, got, remedy in (
+        (fusion == "backward" and clips, "Backward-fusion updates before the norm of all gradients is known",
+         "clip_norm=None", clip_norm, "Use fusion='forward', which clips by the norm, or leave clip_norm out"),
+        (ooo and accumulate > 1, "Out-of-order scheduling is for one micro-batch a step",
+         "accumulate=1", accumulate, "Use schedule='conventional', or a smaller batch"),
+        (ooo and clips, "Out-of-order scheduling updates before the norm of all gradients is known",
+         "clip_norm=None", clip_norm, "Use schedule='conventional', or leave clip_norm out"),
+        (schedule != "conventional" and fusion != "none", "A schedule places the updates itself",
+         "fusion='none' beside it", shown(fusion), "Leave fusion out, or use schedule='conventional'"),
+    ):  # fmt: skip
+        if wrong:
+            raise OptionError(problem, expected=expected, got=got, remedy=remedy)
+
+
+def schedule_of(
+    stages: Stages, fusion: Fusion, accumulate: int, schedule: str | os.PathLike[str] | Schedule
+) -> Schedule:  # fmt: skip
+    """Return the schedule that the trainer's options ask for, but for ``"ooo"``; `check_schedule` has seen them.
+
+    Raises
+    ------
+    OptionError
+        A given one has another number of micro-batches.
+    FileFormatError, ScheduleError
+        A file holds no schedule.
+    """
+    if schedule == "conventional":
+        return conventional(stages=len(stages), microbatches=accumulate, fusion=fusion, unweighted=stages.unweighted)
+    given = schedule if isinstance(schedule, Schedule) else read_csv(schedule)
+    if given.graph.microbatches != accumulate:
+        raise OptionError("The schedule has another number of micro-batches", expected=f"accumulate={accumulate}",
+                          got=given.graph.microbatches, remedy="Pass accumulate= as the schedule has it")  # fmt: skip
+    return given
+
+
+def earlier_schedule(path: Path, stages: Stages) -> Schedule | None:
+    """Return the out-of-order schedule that an earlier run has left at `path`, None if there is none of this model."""
+    if not path.exists():
+        return None
+    found = read_csv(path)
+    same = (len(stages), 1, stages.unweighted) == (found.graph.stages, found.graph.microbatches, found.graph.unweighted)
+    return found if same else None

@@ -481,7 +481,7 @@ def test_a_schedule_that_was_found_is_shown_with_its_memory(tmp_path):
     options = ["digits", "--model", "lenet5", "--samples", 60, "--batch-size", 4, "--epochs", 5, "--schedule", "ooo"]
     result = invoke("train", *options, "--out", tmp_path)
     assert result.exit_code == 0, result.stderr
-    assert "the conventional order" in result.stdout and "(at most 1.1)" in result.stdout
+    assert "the conventional schedule" in result.stdout and "(at most 1.1)" in result.stdout
     found = json.loads((tmp_path / "result.json").read_text())["schedule"]
     assert 0 < found["memory"] <= found["memory_ratio"] == 1.1
     path = tmp_path / "schedule.csv"

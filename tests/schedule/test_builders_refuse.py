@@ -72,11 +72,6 @@ def test_no_regions_and_no_builder():
         build("none of them")
 
 
-def test_backward_regions():
-    with pytest.raises(OptionError, match="regions of the backward"):
-        out_of_order(stages=4, backward_regions=[[0, 1], [2, 3]])
-
-
 def test_unknown_options():
     schedule = conventional(stages=2)
     with pytest.raises(OptionError, match="fusion"):

@@ -44,6 +44,19 @@ def test_the_pair_with_the_highest_speed_up_is_chosen_first():
     assert weight_gradients(schedule) == [2, 1, 3]
 
 
+def test_a_region_that_has_run_out_takes_no_more():
+    """Stage 2 gains most beside the first region, but is ready only when that has ended."""
+
+    def speedup(stage: int, region: Region) -> float:
+        if region.stages == (3,):
+            return 4.0
+        return (0.1 if stage == 2 else 3.0) if region.kind == "I" else (2.0 if stage == 2 else 1.0)
+
+    times = RegionTimes(main=lambda region: float(len(region.stages)), sub=lambda stage, region: 0.1, speedup=speedup)
+    schedule = out_of_order(stages=4, regions=[[0, 1, 2], [3]], k=0, times=times, memory_ratio=10)
+    assert weight_gradients(schedule) == [3, 1, 0, 2]
+
+
 def test_durations_that_round():
     """0.0045… + (r - 0.0045…) is less than r, when the weight gradient of stage 1 is ready."""
     durations = {"4I": 0.0045037099729162144, "3I": 0.6483030351435694, "2I": 0.20946155834601654,

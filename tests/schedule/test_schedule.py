@@ -54,10 +54,8 @@ def test_allocation_and_places():
     assert schedule.workers == 2
     assert schedule.allocation == (0, 1, 0)
     assert Action(2, "I", 0) in schedule and Action(2, "W", 0) in schedule
-    assert schedule.place(Action(2, "W", 0)) == (0, 2)
-    assert str(schedule.lane_of(Action(1, "W", 0))) == "worker 1, sub"
-    assert schedule.predecessors(Action(2, "B", 0)) == {(0, 1)}
-    assert schedule.predecessors(Action(1, "W", 0)) == {(1, 0), (0, 2)}
+    assert schedule.places[Action(2, "W", 0)] == (0, 2)
+    assert str(schedule.lanes[schedule.places[Action(1, "W", 0)][0]]) == "worker 1, sub"
 
 
 @pytest.mark.parametrize(("workers", "problem"), [

@@ -39,7 +39,7 @@ def test_one_worker():
         (0, 1), (1, 2), (2, 4), (4, 7), (7, 10), (10, 10.5), (10.5, 11)]  # fmt: skip
     assert found.bubble == 0
     assert [str(event.cell) for event in found.critical_path] == ["0F0", "1F0", "1I0", "1W0", "0W0", "0U", "1U"]
-    assert [event.version for event in found.events] == [0, 0, 0, None, None, None, None]
+    assert [event.versions[0] for event in found.events] == [0, 0, 0, None, None, None, None]
 
 
 def test_durations_by_action_kind_and_function():
@@ -191,7 +191,7 @@ def test_staleness_and_version_of_the_latest_weights():
 def test_versions_where_nothing_is_read():
     schedule = Schedule.of(StepGraph(2, unweighted=frozenset({1})), [lane("0F0 1F0 1I0 0W0")])
     found = simulate(schedule)
-    assert [event.version for event in found.events] == [0, None, None, None]
+    assert [event.versions[0] for event in found.events] == [0, None, None, None]
     for name in ("1F0", "0W0"):
         with pytest.raises(OptionError, match="no weights"):
             found.version(parse(name))

@@ -22,7 +22,7 @@ from sparsebp.runtime.graphs import Graphs, in_turn
 from sparsebp.runtime.stages import Stages
 from sparsebp.schedule.builders import conventional, out_of_order
 from sparsebp.train import Callback, ProgressBar, Trainer
-from sparsebp.train.orders import order_of
+from sparsebp.train.training import schedule_of
 
 BATCH = (orders.IMAGES, orders.CLASSES)
 
@@ -66,11 +66,11 @@ def host_recorder(monkeypatch):
     capture, found, HostRecorder.made = Graphs._capture, Graphs._obstacles, []
 
     def captured(self, program, found):
-        HostRecorder.model, HostRecorder.optimizer = self._stages.model, self._optimizer
+        HostRecorder.model, HostRecorder.optimizer = self._stages.model, self._actions.optimizer
         capture(self, program, found)
 
         def again():
-            found.update._open = set(self._optimizer.params)
+            found.update._open = set(self._actions.optimizer.params)
             step = self._new(found.inputs, None)
             step.update = found.update
             found.results[...] = self._run(program, step, found.recorder)
@@ -91,8 +91,9 @@ def schedules(model):
     stages = Stages(model)
     size = {"stages": len(stages), "unweighted": stages.unweighted}
     return {
-        "none": order_of(stages, "none", 1, "conventional"), "forward": order_of(stages, "forward", 1, "conventional"),
-        "backward": order_of(stages, "backward", 1, "conventional"),
+        "none": schedule_of(stages, "none", 1, "conventional"),
+        "forward": schedule_of(stages, "forward", 1, "conventional"),
+        "backward": schedule_of(stages, "backward", 1, "conventional"),
         "two": conventional(**size, streams=2, fusion="backward"), "ooo": out_of_order(**size, regions=2),
     }  # fmt: skip
 
@@ -125,7 +126,7 @@ def test_accumulation_is_captured(host_recorder):
     for graph in (False, True):
         model = orders.conv()
         opt = optim.SGD(model.parameters(), 0.1, 0.9)
-        order = order_of(Stages(model), "none", 2, "conventional")
+        order = schedule_of(Stages(model), "none", 2, "conventional")
         executor = Executor(model, nn.CrossEntropyLoss(), opt, order, graph=graph)
         for _ in range(4):
             executor.step([tuple(a[:8] for a in BATCH), tuple(a[8:13] for a in BATCH)])
@@ -144,7 +145,7 @@ def test_tasks_come_after_those_that_they_wait_for(order):
         assert all(before or event in done for event, before in task.waits)
         done.add(task.signal)
         seen.append((lane, task))
-    wanted = [task for lane in program.lanes for task in lane if not (task.old and task.updates)]
+    wanted = [task for lane in program.streams for task in lane if not (task.old and task.updates)]
     assert sorted(map(id, wanted)) == sorted(id(task) for _, task in seen)
 
 
@@ -170,14 +171,14 @@ class Mystery(nn.Identity):
 def test_what_cannot_be_captured_is_named(model, options, why, host_recorder):
     model = model()
     opt = optim.SGD(model.parameters(), 0.1)
-    order = order_of(Stages(model), "none", 1, "conventional")
+    order = schedule_of(Stages(model), "none", 1, "conventional")
     reasons = Executor(model, nn.CrossEntropyLoss(), opt, order, graph=True, **options).uncaptured
     assert len([reason for reason in reasons if re.search(why, reason)]) == 1
 
 
 def test_dropout_that_drops_nothing_is_captured(host_recorder):
     model = model_with(nn.Dropout(0.5)).eval()
-    order = order_of(Stages(model), "none", 1, "conventional")
+    order = schedule_of(Stages(model), "none", 1, "conventional")
     assert not Executor(model, nn.MSELoss(), optim.SGD(model.parameters(), 0.1), order, graph=True).uncaptured
 
 
@@ -192,7 +193,7 @@ def test_what_fails_while_it_is_captured_is_said_and_runs_as_ever(host_recorder,
     states = []
     for each, graph in ((model, True), (twin, False)):
         opt = optim.Adam(each.parameters(), 0.01)
-        order = order_of(Stages(each), "none", 1, "conventional")
+        order = schedule_of(Stages(each), "none", 1, "conventional")
         executor = Executor(each, nn.CrossEntropyLoss(), opt, order, graph=graph)
         for number in range(4):
             with (
@@ -208,7 +209,7 @@ def test_what_fails_while_it_is_captured_is_said_and_runs_as_ever(host_recorder,
 
 def test_other_arrays_of_a_model_are_captured_anew(host_recorder):
     model = orders.conv()
-    order = order_of(Stages(model), "none", 1, "conventional")
+    order = schedule_of(Stages(model), "none", 1, "conventional")
     executor = Executor(model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), 0.1), order, graph=True)
     for _ in range(4):
         executor.step([BATCH])
@@ -227,7 +228,7 @@ def test_what_is_not_finite_or_wrong_is_said_after_the_step(host_recorder):
                 raise NonFiniteError("The loss")
 
     model = orders.conv()
-    order = order_of(Stages(model), "none", 1, "conventional")
+    order = schedule_of(Stages(model), "none", 1, "conventional")
     executor = Executor(
         model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), 0.1), order, graph=True, watch=Spy()
     )
@@ -401,7 +402,7 @@ class TestOnAGpu:
 
         cp = backend.cupy()
         model = model_with(Sends()).to("cuda")
-        order = order_of(Stages(model), "none", 1, "conventional")
+        order = schedule_of(Stages(model), "none", 1, "conventional")
         executor = Executor(model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), 0.1), order, graph=True)
         with pytest.warns(RuntimeWarning, match="at stage '2'.*sent while work is captured"):
             steps = [executor.step([tuple(map(cp.asarray, BATCH))])[0].loss for _ in range(5)]

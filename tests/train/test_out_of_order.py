@@ -55,7 +55,7 @@ def test_finding_a_schedule_changes_no_number(name):
         orders.state_of(trainer.model, trainer.optimizer), orders.state_of(wanted.model, wanted.optimizer)
     )
     assert 0 < found.memory <= found.memory_ratio == 1.1
-    assert found.speedup >= 1 and found.kept.seconds == min(trial.seconds for trial in found.trials)
+    assert found.speedup >= 1 and found.fastest.seconds == min(trial.seconds for trial in found.trials)
     assert f"{found.memory:.2f}" in found.describe() and "at most 1.1" in found.describe()
 
 
@@ -68,16 +68,16 @@ def test_the_schedule_is_saved_and_used_again(tmp_path):
     assert simulate(found.schedule, costs).makespan == pytest.approx(simulate(found.schedule, found.costs).makespan)
     resumed, _ = trainer_of("mlp", checkpoint_dir=tmp_path)
     resumed.fit(data, epochs=EPOCHS + 1, batch_size=5, resume=True)
-    assert resumed.found_schedule is None and resumed.order.lanes == found.schedule.lanes
+    assert resumed.found_schedule is None and resumed.current_schedule.lanes == found.schedule.lanes
     again, _ = trainer_of("mlp")
     again.fit(data, epochs=EPOCHS + 1, batch_size=5)
     orders.assert_same(resumed.model.state_dict(), again.model.state_dict())
     first = again.found_schedule
     again.fit(data, epochs=1, batch_size=5)
-    assert again.found_schedule is first and again.order is first.schedule
+    assert again.found_schedule is first and again.current_schedule is first.schedule
     other, images = trainer_of("conv", checkpoint_dir=tmp_path)  # another model in the same folder
     other.fit(images, epochs=1, batch_size=5)
-    assert other.order.name.startswith("conventional")
+    assert other.current_schedule.name.startswith("conventional")
 
 
 def test_costs_are_those_of_the_model():
@@ -134,7 +134,7 @@ def test_the_fastest_by_the_clock_is_kept(monkeypatch, fastest):
     executor.close()
     found = executor.found
     assert {trial.name: trial.seconds for trial in found.trials} == told
-    assert found.kept.name == names[fastest] and executor.schedule is found.schedule
+    assert found.fastest.name == names[fastest] and executor.schedule is found.schedule
     assert found.speedup == (2.0 if fastest else 1.0)
 
 

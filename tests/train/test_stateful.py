@@ -131,7 +131,7 @@ class Training(RuleBasedStateMachine):
         else:  # fewer micro-batches than thought
             done = None
         trainer.callbacks = kept
-        late = trainer.order.graph.first == "I"
+        late = trainer.current_schedule.graph.first == "I"
         if done is None:
             assert where == "data" and self.accumulate > 1
         elif where == "callback" and not late:

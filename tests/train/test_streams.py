@@ -15,7 +15,7 @@ from sparsebp.core import threads
 from sparsebp.kernels.host.engine.parts import parts_for
 from sparsebp.runtime.executor import Executor
 from sparsebp.runtime.stages import Stages
-from sparsebp.runtime.streams import Lanes
+from sparsebp.runtime.streams import TwoStreams
 from sparsebp.schedule.builders import conventional, out_of_order
 
 
@@ -61,13 +61,13 @@ def test_streams_wait_for_each_others_events(build):
     device = FakeDevice()
     opt, twin_opt = (optim.SGD(m.parameters(), 0.1) for m in (model, twin))
     executor = Executor(model, nn.CrossEntropyLoss(), opt, order)
-    executor._lanes = Lanes(device.xp)
+    executor._two = TwoStreams(device.xp)
     finished = []
     for _ in range(3):
         finished += executor.step([(orders.IMAGES, orders.CLASSES)])
     finished += executor.flush()
     executor.close()
-    assert all(step.kept is None for step in finished) and len(finished) == 3
+    assert all(step.held is None for step in finished) and len(finished) == 3
     recorded = {id(event) for kind, _, event in device.notes if kind == "record"}
     waited = [(stream, event) for kind, stream, event in device.notes if kind == "wait"]
     assert {stream for stream, _ in waited} == {-1, 0}
@@ -85,15 +85,15 @@ def test_what_streams_work_on_is_kept_until_both_are_done(monkeypatch):
     stages = Stages(model)
     order = conventional(stages=len(stages), unweighted=stages.unweighted, streams=2, fusion="backward")
     executor = Executor(model, nn.CrossEntropyLoss(), optim.SGD(model.parameters()), order)
-    executor._lanes = Lanes(FakeDevice().xp)
-    kept, wait = [], Lanes._wait
+    executor._two = TwoStreams(FakeDevice().xp)
+    kept, wait = [], TwoStreams._wait
 
     def spy(self, step, event, current):
         wait(self, step, event, current)
         if event == -1:
-            kept.append(len(step.kept))
+            kept.append(len(step.held))
 
-    monkeypatch.setattr(Lanes, "_wait", spy)
+    monkeypatch.setattr(TwoStreams, "_wait", spy)
     executor.step([(orders.IMAGES, orders.CLASSES)])
     executor.close()
     assert kept == [3 + 3 + 5]  # W and U of three stages, I of five
@@ -105,7 +105,7 @@ def test_a_forgotten_executor_ends_its_thread():
     order = conventional(stages=len(stages), unweighted=stages.unweighted, streams=2)
     executor = Executor(model, nn.CrossEntropyLoss(), optim.SGD(model.parameters()), order)
     executor.step([(orders.IMAGES, orders.CLASSES)])
-    thread = executor._lanes._thread
+    thread = executor._two._thread
     assert thread.is_alive()
     del executor
     gc.collect()

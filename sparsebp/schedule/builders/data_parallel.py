@@ -189,12 +189,12 @@ def search_k(throughput: Callable[[int], float], stages: int, most: int | None =
     """
     throughput = cache(throughput)
     limit = min(stages - 1, stages if most is None else most)
-    step = max(1, stages // 10)
-    tried = range(0, limit + 1, step)
+    stride = max(1, stages // 10)
+    tried = range(0, limit + 1, stride)
     while True:
         best = max(tried, key=lambda k: (throughput(k), -k))
-        if step == 1:
+        if stride == 1:
             return best
-        lowest, highest = max(0, best - step), min(limit, best + step)
-        step = math.ceil(step / 2)
-        tried = range(max(lowest, best - step * ((best - lowest) // step)), highest + 1, step)
+        lowest, highest = max(0, best - stride), min(limit, best + stride)
+        stride = math.ceil(stride / 2)
+        tried = range(max(lowest, best - stride * ((best - lowest) // stride)), highest + 1, stride)

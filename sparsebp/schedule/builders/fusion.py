@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from sparsebp.core.arguments import check_choice
 from sparsebp.core.errors import OptionError
@@ -12,9 +13,7 @@ from sparsebp.schedule.actions import Action, Cell, actions_of
 from sparsebp.schedule.schedule import Lane, Schedule
 
 Fusion: TypeAlias = Literal["none", "forward", "backward"]
-FUSIONS: tuple[Fusion, ...] = ("none", "forward", "backward")
-
-_Places: TypeAlias = dict[tuple[int, int], list[Cell]]  # (lane, position) -> what goes right before that position
+FUSIONS: tuple[Fusion, ...] = get_args(Fusion)
 
 
 def place_updates(schedule: Schedule, fusion: Fusion = "none", *, stream: str | None = None) -> Schedule:
@@ -54,22 +53,21 @@ def place_updates(schedule: Schedule, fusion: Fusion = "none", *, stream: str | 
                           got=schedule.name, remedy="Take a synchronous schedule")  # fmt: skip
     plain = _without_updates(schedule)
     stages = [stage for stage in range(plain.graph.stages) if plain.graph.weighted(stage)]
-    places: _Places = {}
-    separate: dict[int, list[Cell]] = {}
-    find = _PLACES[fusion]
-    arrival = {stage: plain.place(Action(stage, "S")) if plain.graph.synchronised else stage for stage in stages}
-    for stage in sorted(stages, key=lambda stage: (find(plain, stage), stage if fusion == "none" else arrival[stage])):
-        place = find(plain, stage)
-        update = Action(stage, "U")
-        if stream is None:
-            places.setdefault(place, []).append(update)
-        else:
-            separate.setdefault(plain.lanes[place[0]].worker, []).append(update)
+    places = {stage: _PLACES[fusion](plain, stage) for stage in stages}
+    arrival = {stage: plain.places[Action(stage, "S")] if plain.graph.synchronised else stage for stage in stages}
+    stages.sort(key=lambda stage: (places[stage], stage if fusion == "none" else arrival[stage]))
+    updates: defaultdict[tuple[int, int], list[Cell]] = defaultdict(list)  # by the lane, and the cell that they precede
+    separate: defaultdict[int, list[Cell]] = defaultdict(list)  # by the worker
+    for stage in stages:
+        number, position = places[stage]
+        into = updates[number, position] if stream is None else separate[plain.lanes[number].worker]
+        into.append(Action(stage, "U"))
     begins = "U" if fusion == "forward" and plain.graph.first == "F" else plain.graph.first
     lanes = [
-        replace(lane, cells=_insert(lane.cells, {at: new for (i, at), new in places.items() if i == number}))
+        replace(lane, cells=tuple(cell for at in range(len(lane.cells) + 1)
+                                  for cell in (*updates.get((number, at), ()), *lane.cells[at : at + 1])))
         for number, lane in enumerate(plain.lanes)
-    ]
+    ]  # fmt: skip
     lanes += [Lane(worker, stream or "", tuple(cells)) for worker, cells in separate.items()]
     graph = replace(plain.graph, updates="step", first=begins)
     name = plain.name + (f", {fusion}-fusion" if fusion != "none" else "")
@@ -78,7 +76,7 @@ def place_updates(schedule: Schedule, fusion: Fusion = "none", *, stream: str | 
 
 def _at_end(schedule: Schedule, stage: int) -> tuple[int, int]:
     """The end of the backward pass, in the lane of the forwards; the gradients may be in another."""
-    number, _ = schedule.place(Action(stage, "F", 0))
+    number, _ = schedule.places[Action(stage, "F", 0)]
     cells = schedule.lanes[number].cells
     if schedule.graph.first == "F":
         return number, len(cells)
@@ -86,7 +84,7 @@ def _at_end(schedule: Schedule, stage: int) -> tuple[int, int]:
 
 
 def _before_forward(schedule: Schedule, stage: int) -> tuple[int, int]:
-    return min(schedule.place(Action(stage, "F", m)) for m in range(schedule.graph.microbatches))
+    return min(schedule.places[Action(stage, "F", m)] for m in range(schedule.graph.microbatches))
 
 
 def _after_gradient(schedule: Schedule, stage: int) -> tuple[int, int]:
@@ -94,9 +92,9 @@ def _after_gradient(schedule: Schedule, stage: int) -> tuple[int, int]:
     if schedule.graph.synchronised:
         return _at_end(schedule, stage)
     microbatches = range(schedule.graph.microbatches)
-    lane = schedule.place(Action(stage, "W", 0))[0]
+    lane = schedule.places[Action(stage, "W", 0)][0]
     gradients = [Action(stage, kind, m) for kind in ("W", "I") for m in microbatches]
-    there = [schedule.place(gradient) for gradient in gradients if gradient in schedule]
+    there = [schedule.places[gradient] for gradient in gradients if gradient in schedule]
     return lane, 1 + max(position for number, position in there if number == lane)
 
 
@@ -105,14 +103,6 @@ _PLACES: dict[Fusion, Callable[[Schedule, int], tuple[int, int]]] = {
     "forward": _before_forward,
     "backward": _after_gradient,
 }
-
-
-def _insert(cells: tuple[Cell, ...], new: dict[int, list[Cell]]) -> tuple[Cell, ...]:
-    out: list[Cell] = []
-    for position in range(len(cells) + 1):
-        out += new.get(position, [])
-        out += cells[position : position + 1]
-    return tuple(out)
 
 
 def _has(cell: Cell, kind: str) -> bool:

@@ -70,60 +70,32 @@ class RegionTimes:
         return cls(lambda region: of_region(region)[1], lambda stage, region: of_stage(stage)[1], speedup)
 
 
-def make_regions(stages: int, forward: int | Sequence[Iterable[int]], backward: Sequence[Iterable[int]] | None,
-                 ) -> list[Region]:  # fmt: skip
-    """Return the regions of a step, those of the backward first.
+def make_regions(stages: int, forward: int | Sequence[Iterable[int]]) -> list[Region]:
+    """Return the regions of a step: those of the backward, which are those of the forward reversed, and these.
 
-    Parameters
-    ----------
-    stages
-        Number of stages.
-    forward
-        The stages of each region of the forward; or how many regions as equal as can be.
-    backward
-        The stages of each region of the backward; None for those of the forward, reversed.
+    `forward` has the stages of each, or is how many there are, as equal as can be.
 
     Raises
     ------
     OptionError
-        Regions do not list every stage once, from the first to the last (backward: from the last to the first).
+        Regions do not list every stage once, from the first to the last.
     """
     if isinstance(forward, int):
         count = min(forward, stages)
-        if count < 1:
-            raise OptionError("There are no regions", expected="1 or more", got=forward, remedy="Raise regions")
         forward = [range(i * stages // count, (i + 1) * stages // count) for i in range(count)]
-    there = [tuple(region) for region in forward]
-    back = [region[::-1] for region in there[::-1]] if backward is None else [tuple(region) for region in backward]
-    for name, regions, order in (("forward", there, range(stages)), ("backward", back, reversed(range(stages)))):
-        listed, expected = [stage for region in regions for stage in region], list(order)
-        if listed != expected:
-            raise OptionError(
-                f"The regions of the {name} do not list every stage once and in order", got=regions,
-                expected=f"{expected[0]} to {expected[-1]}", remedy="List consecutive stages, region by region",
-            )  # fmt: skip
-    return [Region("I", region) for region in back] + [Region("F", region) for region in there]
+    regions = [tuple(region) for region in forward]
+    if [stage for region in regions for stage in region] != list(range(stages)):
+        raise OptionError(
+            "The regions of the forward do not list every stage once and in order", got=regions,
+            expected=f"0 to {stages - 1}", remedy="List consecutive stages, region by region",
+        )  # fmt: skip
+    return [Region("I", region[::-1]) for region in regions[::-1]] + [Region("F", region) for region in regions]
 
 
 class Timeline:
     """The main stream of a step by itself: backward, the first k stages' weight gradients, forward.
 
-    Parameters
-    ----------
-    graph
-        The step.
-    regions
-        Of the main stream, those of the backward first.
-    times
-        Times of the regions.
-    costs
-        Durations of single kernels, to place them within a region.
-    k
-        So many first stages have their weight gradients on the main stream, between backward and forward.
-    input_gradient
-        Whether stage 0 has an I.
-    conventional
-        In so many regions at the beginning, weight gradients are on the main stream too, each before its I.
+    In the first `conventional` of its regions, weight gradients are on the main stream too, each before its I.
 
     Attributes
     ----------
@@ -131,10 +103,8 @@ class Timeline:
         The actions of the main stream.
     begin, length
         Of every region.
-    ready
-        When a stage's weight gradient can start.
-    deadline
-        When its next forward starts.
+    ready, deadline
+        When a stage's weight gradient can start, and when its next forward does.
     beside
         Stages whose weight gradients go to the other stream.
     """
@@ -184,14 +154,7 @@ def joint_schedule(timeline: Timeline, early: int = 0) -> list[int]:
     """Return the stages in the order of their weight gradients on the second stream.
 
     Of pairs of a weight gradient and a region that promise the same speed-up, the earlier region wins, then the stage
-    whose forward comes first.
-
-    Parameters
-    ----------
-    timeline
-        The main stream.
-    early
-        In so many regions at the beginning, weight gradients run as soon as they are ready.
+    whose forward comes first. In the first `early` regions, weight gradients run as soon as they are ready.
 
     Notes
     -----

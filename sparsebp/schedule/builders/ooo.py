@@ -20,7 +20,7 @@ from sparsebp.schedule.simulation.simulate import Simulation, simulate
 
 @builder
 def out_of_order(*, stages: int, regions: int | Sequence[Iterable[int]] = 8,
-                 backward_regions: Sequence[Iterable[int]] | None = None, times: RegionTimes | None = None,
+                 times: RegionTimes | None = None,
                  costs: Costs | None = None, memory_ratio: float = 1.1, k: int | None = 1,
                  fusion: Fusion | None = "backward", unweighted: Iterable[int] = (),
                  input_gradient: bool = False) -> Schedule:  # fmt: skip
@@ -37,9 +37,7 @@ def out_of_order(*, stages: int, regions: int | Sequence[Iterable[int]] = 8,
     stages
         Number of stages.
     regions
-        The stages of every region of the forward, or how many equal regions.
-    backward_regions
-        The stages of every region of the backward, from the last stage on; by default those of the forward.
+        The stages of every region of the forward, or how many equal regions. Those of the backward are the same.
     times
         Times and speed-ups of regions with kernels beside them; by default taken from `costs`.
     costs
@@ -74,7 +72,7 @@ def out_of_order(*, stages: int, regions: int | Sequence[Iterable[int]] = 8,
                           got=memory_ratio, remedy="Raise it")  # fmt: skip
     costs = costs or Costs()
     plain = StepGraph(stages, unweighted=frozenset(unweighted), first="I")
-    cut = make_regions(stages, regions, backward_regions)
+    cut = make_regions(stages, regions)
     times = times or RegionTimes.from_costs(costs, input_gradient)
     reference = conventional(stages=stages, fusion=fusion or "none", unweighted=plain.unweighted,
                              input_gradient=input_gradient)  # fmt: skip

@@ -47,7 +47,7 @@ def _checked(name: str, value: Any) -> Any:
         return tuple(check_integer(f"a stage of {name}", stage, 0) for stage in stages)
     if name == "regions" and not isinstance(value, (list, tuple)):
         return check_integer(name, value, 1)
-    if name in ("regions", "backward_regions"):
+    if name == "regions":
         regions = (check_sequence("a region", region, "stages") for region in check_sequence(name, value, "regions"))
         return [[check_integer("a stage of a region", stage, 0) for stage in region] for region in regions]
     if name == "priority":

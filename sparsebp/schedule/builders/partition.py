@@ -13,16 +13,7 @@ from sparsebp.schedule.graph import StepGraph
 class Partition:
     """The stages of a graph in `chunks` contiguous parts, as equal as can be; chunk c is on worker c mod `workers`.
 
-    Parameters
-    ----------
-    graph
-        The step.
-    workers
-        Their number.
-    chunks
-        How many parts: `workers` for pipelines that give every worker one part, a multiple of it for interleaved ones.
-    input_gradient
-        Whether stage 0 has an I: the gradient with respect to the input of the model.
+    `input_gradient` says whether stage 0 has an I: the gradient with respect to the input of the model.
 
     Raises
     ------

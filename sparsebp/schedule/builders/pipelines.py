@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import TypeAlias
 
 from sparsebp.core.errors import OptionError
@@ -108,10 +109,7 @@ def interleaved_one_f_one_b(*, workers: int, stages: int, microbatches: int, chu
     The order is that of PyTorch's ``ScheduleInterleaved1F1B``.
     """
     graph = StepGraph(stages, microbatches, frozenset(unweighted))
-
-    def turns(partition: Partition, worker: int) -> Iterator[Turn]:
-        return _alternate(partition, worker, ahead=2)
-
+    turns = partial(_alternate, ahead=2)
     return _pipeline(f"interleaved 1F1B, {chunks} chunks", graph, workers, turns, chunks, input_gradient)
 
 

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -15,20 +14,42 @@ from sparsebp.core.arguments import shown
 from sparsebp.core.errors import FileFormatError, OptionError
 from sparsebp.core.files import check_path, parse_json, read_file, write_atomically
 from sparsebp.schedule.actions import Action, parts_of
-from sparsebp.schedule.costs import Costs, Link, StageBytes
+from sparsebp.schedule.costs import DURATIONS, Costs, Link, StageBytes, check_cost
 
 _KEY = re.compile(r"[0-9]{0,9}[FIWBSU]|[0-9]{1,9}[FIWBSU][0-9]{1,9}")
 _FORM = 'a JSON object such as {"durations": {"F": 1, "2W": 0.5}, "latency": 0.1}'
 _REMEDY = "See sparsebp.schedule.read_costs"
-_DEFAULTS: Mapping[str, float] = {"F": 1, "I": 1, "W": 1, "S": 0, "U": 0}
 
 
 @dataclass(frozen=True)
-class Durations:
+class _Entries:
+    entries: Mapping[str, float]
+
+    def __post_init__(self) -> None:
+        what = type(self).__name__.lower()[:-1]
+        for key, value in self.entries.items():
+            if _KEY.fullmatch(key) is None:
+                raise OptionError(f"A {what} is of no action", expected="F, I, W, B, S or U, 2F for stage 2, or 2F0",
+                                  got=shown(key), remedy="Name a kind, a stage and kind, or an action")  # fmt: skip
+            check_cost(f"The {what} of {key}", value)
+
+    def most_specific(self, action: Action) -> float | None:
+        """Return the entry that counts for an action, None if there is none."""
+        keys = (str(action), f"{action.stage}{action.kind}", action.kind)
+        return next((self.entries[key] for key in keys if key in self.entries), None)
+
+
+@dataclass(frozen=True)
+class Durations(_Entries):
     """Durations by kind (``"F"``), by stage (``"2F"``), by action (``"2F0"``); the most specific entry counts.
 
     Takes an action and returns its duration, as `Costs` wants it. A B without an entry takes the sum of its I and W;
     everything else without one takes what `Costs` takes by default.
+
+    Parameters
+    ----------
+    entries
+        The durations.
 
     Raises
     ------
@@ -36,55 +57,25 @@ class Durations:
         A key is none of these, or a duration is negative or not finite.
     """
 
-    entries: Mapping[str, float]
-
-    def __post_init__(self) -> None:
-        _check_entries(self.entries, "duration")
-
     def __call__(self, action: Action) -> float:
         """Return the duration of an action."""
-        found = _most_specific(self.entries, action)
-        if found is not None:
-            return found
-        if action.kind == "B":
-            return sum(self(part) for part in parts_of(action))
-        return _DEFAULTS[action.kind]
+        found = self.most_specific(action)
+        if found is None and action.kind == "B":
+            return sum(map(self, parts_of(action)))
+        return DURATIONS[action.kind] if found is None else found
 
 
 @dataclass(frozen=True)
-class Slowdowns:
+class Slowdowns(_Entries):
     """Slowdowns by kind, by stage, by action, as `Durations`; what has no entry is not slowed down.
 
-    Takes an action and returns its slowdown, as `Costs` wants it.
-
-    Raises
-    ------
-    OptionError
-        A key is none of these, or a slowdown is negative or not finite. (`Costs` refuses one below 1 when it is used.)
+    Takes an action and returns its slowdown, as `Costs` wants it. (`Costs` refuses one below 1 when it is used.)
     """
-
-    entries: Mapping[str, float]
-
-    def __post_init__(self) -> None:
-        _check_entries(self.entries, "slowdown")
 
     def __call__(self, action: Action) -> float:
         """Return the slowdown of an action."""
-        found = _most_specific(self.entries, action)
+        found = self.most_specific(action)
         return 1.0 if found is None else found
-
-
-def _check_entries(entries: Mapping[str, float], what: str) -> None:
-    for key, value in entries.items():
-        if _KEY.fullmatch(key) is None:
-            raise OptionError(f"A {what} is of no action", expected="F, I, W, B, S or U, 2F for stage 2, or 2F0",
-                              got=shown(key), remedy="Name a kind, a stage and kind, or an action")  # fmt: skip
-        _number(f"The {what} of {key}", value)
-
-
-def _most_specific(entries: Mapping[str, float], action: Action) -> float | None:
-    keys = (str(action), f"{action.stage}{action.kind}", action.kind)
-    return next((entries[key] for key in keys if key in entries), None)
 
 
 def parse_durations(texts: Iterator[str] | list[str]) -> dict[str, float]:
@@ -142,13 +133,13 @@ def costs_of(content: Any, source: object = "costs") -> Costs:
         raise _refused(source, f"durations {shown(durations)}")
     slowdown = content.get("slowdown", 1.0)
     stages = content.get("stages", {})
-    link = {key: _number(key, content[key]) for key in ("latency", "bandwidth") if key in content}
+    link = {key: check_cost(key, content[key]) for key in ("latency", "bandwidth") if key in content}
     each = [_stage_bytes(entry, source) for entry in (stages if isinstance(stages, list) else [stages])]
     return Costs(
         Durations(durations),
         tuple(each) if isinstance(stages, list) else each[0],
         Link(**link),
-        Slowdowns(slowdown) if isinstance(slowdown, dict) else _number("slowdown", slowdown),
+        Slowdowns(slowdown) if isinstance(slowdown, dict) else check_cost("slowdown", slowdown),
     )
 
 
@@ -190,7 +181,7 @@ def write_costs(costs: Costs, actions: Iterable[Action], path: str | os.PathLike
 
 def _stage_bytes(entry: Any, source: object) -> StageBytes:
     _check_keys(entry, [f.name for f in fields(StageBytes)], source)
-    return StageBytes(**{key: _number(f"The bytes of {key}", value) for key, value in entry.items()})
+    return StageBytes(**{key: check_cost(f"The bytes of {key}", value) for key, value in entry.items()})
 
 
 def _check_keys(entry: Any, known: tuple[str, ...] | list[str], source: object) -> None:
@@ -200,13 +191,6 @@ def _check_keys(entry: Any, known: tuple[str, ...] | list[str], source: object) 
     if unknown:
         raise FileFormatError(f"{source} has unknown keys", expected=", ".join(known), got=", ".join(unknown),
                               remedy="Remove them")  # fmt: skip
-
-
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= sys.float_info.max:
-        raise OptionError(f"{name} cannot be", expected="a finite number, 0 or more", got=shown(value),
-                          remedy="Measure it again, or pass 0")  # fmt: skip
-    return value
 
 
 def _refused(source: object, got: str) -> FileFormatError:

@@ -115,7 +115,7 @@ def _draw_transfers(simulation: Simulation, ax: Any, tops: list[float]) -> None:
     for transfer in simulation.transfers:
         if transfer.end == transfer.start:
             continue
-        sender, receiver = tops[schedule.place(transfer.source)[0]], main[transfer.receiver]
+        sender, receiver = tops[schedule.places[transfer.source][0]], main[transfer.receiver]
         down = receiver > sender
         lines.append([(transfer.start, sender + _HEIGHT * down), (transfer.end, receiver + _HEIGHT * (not down))])
     if lines:

@@ -95,9 +95,9 @@ def _letters(simulation: Simulation, room: int) -> float:
 def _texts(simulation: Simulation, event: Event) -> tuple[str, ...]:
     """Return what may stand in a box: with all numbers, with the first of them, a letter."""
     actions = actions_of(event.cell)
-    told = [numbers(simulation.schedule, action) for action in actions]
+    each = [numbers(simulation.schedule, action) for action in actions]
     whole, first = ("|".join(f"{action.kind}{text}" for action, text in zip(actions, texts, strict=True))
-                    for texts in (["/".join(n) for n in told], [n[0] for n in told]))  # fmt: skip
+                    for texts in (["/".join(n) for n in each], [n[0] for n in each]))  # fmt: skip
     return whole, first, "X" if len(actions) > 1 else str(actions[0].kind)
 
 
@@ -117,10 +117,10 @@ def _cuts(broken: Sequence[int], room: int) -> list[int]:
 def _axis(letters: float, start: int, stop: int, room: int) -> str:
     """Return the times of a part, every ten letters or so."""
     text = ""
-    step = next(m * 10.0**e for e in range(-9, 99) for m in (1, 2, 5) if m * 10.0**e * letters >= 10)
-    tick = math.ceil(start / letters / step - 1e-9)
-    while (place := round(tick * step * letters) - start) < stop - start:
-        if place + len(number := f"{tick * step:.6g}") <= room:
+    spacing = next(m * 10.0**e for e in range(-9, 99) for m in (1, 2, 5) if m * 10.0**e * letters >= 10)
+    tick = math.ceil(start / letters / spacing - 1e-9)
+    while (place := round(tick * spacing * letters) - start) < stop - start:
+        if place + len(number := f"{tick * spacing:.6g}") <= room:
             text = text.ljust(place) + number + " "
         tick += 1
     return text

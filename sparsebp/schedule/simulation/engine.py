@@ -3,11 +3,43 @@
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 from sparsebp.schedule.actions import Action, Kind, Overlap, actions_of, parts_of
 from sparsebp.schedule.cells import Send
 from sparsebp.schedule.costs import Costs
 from sparsebp.schedule.schedule import Schedule
+
+
+class Transfer(NamedTuple):
+    """Data that went from one worker to another.
+
+    Attributes
+    ----------
+    source
+        The action that made them.
+    sender, receiver
+        Numbers of the workers.
+    start, end
+        When the link began to send, when they were there.
+    step
+        Of which repetition of the schedule.
+    """
+
+    source: Action
+    sender: int
+    receiver: int
+    start: float
+    end: float
+    step: int
+
+
+class Sent(NamedTuple):
+    """Where a transfer comes from: what is sent, the entry that made it, the transfer that held the link before."""
+
+    send: Send
+    entry: int
+    held_by: int | None
 
 
 class Run:
@@ -28,9 +60,8 @@ class Run:
         For every stage the ends of its updates.
     own_update
         The version that the update of (stage, micro-batch, step) made; micro-batch None if it takes all together.
-    sends, send_begin, send_end, send_entry, send_cause
-        Transfers: the data, when the link starts, when they are there, the entry that made them, and the transfer that
-        kept the link busy until then, if any.
+    transfers, sent
+        In the order of their sending.
     """
 
     def __init__(self, schedule: Schedule, costs: Costs, steps: int) -> None:
@@ -43,11 +74,8 @@ class Run:
         self.versions: list[tuple[int | None, ...]] = [(None,)] * total
         self.updates: list[list[float]] = [[] for _ in range(schedule.graph.stages)]
         self.own_update: dict[tuple[int, int | None, int], int] = {}
-        self.sends: list[Send] = []
-        self.send_begin: list[float] = []
-        self.send_end: list[float] = []
-        self.send_entry: list[int] = []
-        self.send_cause: list[int | None] = []
+        self.transfers: list[Transfer] = []
+        self.sent: list[Sent] = []
 
         self._waits = [*graph.waits]
         self._carried: list[list[int]] = []
@@ -58,8 +86,6 @@ class Run:
             costs.together(cell, schedule.graph) if isinstance(cell, Overlap) else costs.duration(cell)
             for cell in graph.cells
         ]
-        self._updates = {number: cell for number, cell in enumerate(graph.cells)
-                         if isinstance(cell, Action) and cell.kind == "U"}  # fmt: skip
         self._forward_version: dict[tuple[int, int, int], int] = {}
         self._workers = [schedule.lanes[lane].worker for lane in graph.lanes]
         self._sending = [costs.bytes_of(stage).output / costs.link.bandwidth for stage in range(len(self.updates))]
@@ -100,10 +126,7 @@ class Run:
             return
         self.begin[entry] = now
         cell = self.schedule.cells.cells[number]
-        if isinstance(cell, Overlap):
-            self.versions[entry] = self._version(cell.forward, step), self._version(cell.backward, step)
-        else:
-            self.versions[entry] = (self._version(cell, step),)
+        self.versions[entry] = tuple(self._version(action, step) for action in actions_of(cell))
         self._work(entry, extra if extra > 0 else self._durations[number], now)
 
     def _work(self, entry: int, duration: float, now: float) -> None:
@@ -125,10 +148,10 @@ class Run:
             self._work(entry, self._durations[number], now)
             return
         self.end[entry] = now
-        update = self._updates.get(number)
-        if update is not None:
-            self.updates[update.stage].append(now)
-            self.own_update[update.stage, update.microbatch, step] = len(self.updates[update.stage])
+        cell = graph.cells[number]
+        if isinstance(cell, Action) and cell.kind == "U":
+            self.updates[cell.stage].append(now)
+            self.own_update[cell.stage, cell.microbatch, step] = len(self.updates[cell.stage])
         self._release(graph.followers[number], step, entry, ready)
         if step + 1 < self.steps:
             self._release(self._carried[number], step + 1, entry, ready)
@@ -150,21 +173,18 @@ class Run:
         begin = max(now, free)
         until = begin + self._sending[send.boundary]
         end = until + self.costs.link.latency
-        transfer = len(self.sends)
+        transfer = len(self.sent)
         self._link_free[pair] = until, transfer
-        self.sends.append(send)
-        self.send_begin.append(begin)
-        self.send_end.append(end)
-        self.send_entry.append(entry)
-        self.send_cause.append(last if begin > now else None)
+        self.transfers.append(Transfer(send.source, *pair, begin, end, entry // self.count))
+        self.sent.append(Sent(send, entry, last if begin > now else None))
         if end > now:
             heappush(self._heap, (end, len(self.begin) + transfer))
         else:
             self._arrive(transfer, ready)
 
     def _arrive(self, transfer: int, ready: list[int]) -> None:
-        step = self.send_entry[transfer] // self.count
-        self._release(self.sends[transfer].readers, step, -1 - transfer, ready)
+        send, entry, _ = self.sent[transfer]
+        self._release(send.readers, entry // self.count, -1 - transfer, ready)
 
     def version_of(self, number: int, step: int, kind: Kind) -> int | None:
         """Return the version of the weights that a cell's forward or backward read."""

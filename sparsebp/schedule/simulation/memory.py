@@ -6,12 +6,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from sparsebp.schedule.actions import Action
-
-if TYPE_CHECKING:
-    from sparsebp.schedule.simulation.engine import Run
+from sparsebp.schedule.simulation.engine import Run
 
 USES = ("saved", "output_gradients", "weight_gradients", "weights")
 _SAVED, _OUTPUT_GRADIENTS, _WEIGHT_GRADIENTS, _WEIGHTS = range(len(USES))
@@ -64,8 +62,7 @@ _Change: TypeAlias = tuple[float, int, float]  # when, which of `USES`, how much
 def memory_curves(run: Run) -> tuple[MemoryCurve, ...]:
     """Return the memory account of every worker."""
     graph = run.schedule.graph
-    arrivals = {(send.source, entry // run.count): end
-                for send, entry, end in zip(run.sends, run.send_entry, run.send_end, strict=True)}  # fmt: skip
+    arrivals = {(transfer.source, transfer.step): transfer.end for transfer in run.transfers}
     changes: list[list[_Change]] = [[] for _ in range(run.schedule.workers)]
     for stage in range(graph.stages):
         account = _StageAccount(run, stage, arrivals)

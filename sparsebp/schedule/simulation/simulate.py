@@ -13,7 +13,7 @@ from sparsebp.schedule.actions import KINDS, Action, Cell, parts_of
 from sparsebp.schedule.costs import Costs
 from sparsebp.schedule.graph import StepGraph
 from sparsebp.schedule.schedule import Schedule
-from sparsebp.schedule.simulation.engine import Run
+from sparsebp.schedule.simulation.engine import Run, Transfer
 from sparsebp.schedule.simulation.memory import MemoryCurve, memory_curves
 from sparsebp.schedule.validate import validate
 
@@ -43,34 +43,6 @@ class Event(NamedTuple):
     versions: tuple[int | None, ...]
     step: int
 
-    @property
-    def version(self) -> int | None:
-        """The version that the cell read; of an overlap, its forward."""
-        return self.versions[0]
-
-
-class Transfer(NamedTuple):
-    """Data that went from one worker to another.
-
-    Attributes
-    ----------
-    source
-        The action that made them.
-    sender, receiver
-        Numbers of the workers.
-    start, end
-        When the link began to send, when they were there.
-    step
-        Of which repetition of the schedule.
-    """
-
-    source: Action
-    sender: int
-    receiver: int
-    start: float
-    end: float
-    step: int
-
 
 MOST_STEPS = 10**6
 """Steps of one simulation at most; a schedule repeats itself long before."""
@@ -84,10 +56,6 @@ class Simulation:
     ----------
     schedule, costs, steps
         What was simulated.
-    events, transfers
-        What happened, sorted by start.
-    makespan
-        The time from the start of the first action to the end of the last.
     """
 
     schedule: Schedule
@@ -111,13 +79,7 @@ class Simulation:
     @cached_property
     def transfers(self) -> tuple[Transfer, ...]:
         """All data sent between workers, sorted by start."""
-        run, lanes, numbers = self._run, self.schedule.lanes, self.schedule.cells.lanes
-        found = [
-            Transfer(send.source, lanes[numbers[entry % run.count]].worker, send.receiver, start, end,
-                     entry // run.count)
-            for send, start, end, entry in zip(run.sends, run.send_begin, run.send_end, run.send_entry, strict=True)
-        ]  # fmt: skip
-        return tuple(sorted(found, key=lambda transfer: transfer.start))
+        return tuple(sorted(self._run.transfers, key=lambda transfer: transfer.start))
 
     @cached_property
     def makespan(self) -> float:
@@ -148,10 +110,10 @@ class Simulation:
             path.append(self._entries[entry])
             entry = run.cause[entry]
             if entry is not None and entry < 0:
-                transfer = -1 - entry
-                while (earlier := run.send_cause[transfer]) is not None:
-                    transfer = earlier
-                entry = run.send_entry[transfer]
+                sent = run.sent[-1 - entry]
+                while sent.held_by is not None:
+                    sent = run.sent[sent.held_by]
+                entry = sent.entry
         return tuple(reversed(path))
 
     @cached_property
@@ -163,10 +125,6 @@ class Simulation:
     def peak(self) -> float:
         """The most memory that any worker uses at any time."""
         return max(curve.peak for curve in self.memory)
-
-    def updates(self, stage: int) -> list[float]:
-        """Return when the updates of a stage ended."""
-        return list(self._run.updates[stage])
 
     def event(self, action: Action, step: int = 0) -> Event:
         """Return when an action ran (I and W within B: when B did).
@@ -274,7 +232,10 @@ def simulate(schedule: Schedule, costs: Costs | None = None, *, steps: int = 1) 
         raise OptionError("costs are none", expected="Costs, or None", got=type(costs).__name__, remedy="Pass Costs(…)")
     validate(schedule)
     costs = Costs() if costs is None else costs
-    costs.check_stages(schedule.graph)
+    stages = schedule.graph.stages
+    if isinstance(costs.stages, tuple) and len(costs.stages) != stages:
+        raise OptionError("The bytes are those of another model", expected=f"StageBytes of {stages} stages",
+                          got=len(costs.stages), remedy="Pass one a stage, or one for all")  # fmt: skip
     return Simulation(schedule, costs, steps, Run(schedule, costs, steps))
 
 
