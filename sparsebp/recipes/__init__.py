@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sparsebp.recipes import verify
-from sparsebp.recipes.compare import Comparison, compare_backward, compare_histories
+from sparsebp.recipes.compare import Comparison, compare_histories
 from sparsebp.recipes.prune_checkpoint import prune_checkpoint
 
-__all__ = ["Comparison", "compare_backward", "compare_histories", "prune_checkpoint", "verify"]
+__all__ = ["Comparison", "compare_histories", "prune_checkpoint", "verify"]

@@ -1,14 +1,19 @@
-"""The same training twice: with a scan for the backward, and with plain back-propagation (BPPSA Fig. 6)."""
+"""Scans beside plain back-propagation: the gradients of a batch, and the losses of a training (BPPSA Fig. 6)."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from sparsebp import backend
 from sparsebp.core.errors import ShapeError
+from sparsebp.core.types import Array, Backward
+from sparsebp.nn import value_and_grad
+from sparsebp.recipes.config import TrainConfig
 from sparsebp.train.history import History
 
 EARLY = 100
@@ -67,26 +72,21 @@ class Comparison:
         )
 
 
-def compare_backward(train: Callable[[str], History], backward: str, reference: str = "bp") -> Comparison:
-    """Train with `backward` and with `reference`, and compare the losses step by step.
+def compare_histories(first: History, second: History, backward: str, reference: str) -> Comparison:
+    """Compare the losses of two runs from the same seed, step by step.
 
     Parameters
     ----------
-    train
-        ``train(algorithm)`` builds everything anew from the same seed, trains, and returns the history.
+    first, second
+        What the runs' `fit` returned.
     backward, reference
-        Algorithms of the recurrent layers' backward.
+        The algorithms of their backward passes.
 
     Raises
     ------
     ShapeError
         The two runs took different numbers of steps, or none.
     """
-    return compare_histories(train(backward), train(reference), backward, reference)
-
-
-def compare_histories(first: History, second: History, backward: str, reference: str) -> Comparison:
-    """Compare two runs that are done; see `compare_backward`."""
     if first.steps != second.steps or first.steps == 0:
         raise ShapeError(
             "The two runs cannot be compared step by step",
@@ -105,3 +105,77 @@ def compare_histories(first: History, second: History, backward: str, reference:
         final_losses=(first.loss[-1], second.loss[-1]),
         seconds=(float(np.median(first.seconds)), float(np.median(second.seconds))),
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Agreement:
+    """One algorithm against plain back-propagation.
+
+    Attributes
+    ----------
+    algorithm
+        The scan's.
+    relative_difference
+        ``‖g - g_sequential‖ / ‖g_sequential‖`` over all weight gradients together.
+    largest_difference
+        Largest absolute difference of an entry; `parameter` holds it.
+    """
+
+    algorithm: str
+    relative_difference: float
+    largest_difference: float
+    parameter: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as a dict that JSON can hold."""
+        return dataclasses.asdict(self)
+
+
+def gradient_agreement(
+    config: TrainConfig,
+    model: Any,
+    loss: Any,
+    batch: tuple[Array, Array],
+    algorithms: Sequence[Backward] = ("chunked", "blelloch"),
+) -> list[Agreement]:
+    """Compare the weight gradients of `algorithms` with plain back-propagation.
+
+    Parameters
+    ----------
+    config
+        Of the run that `model` belongs to.
+    model
+        A trained model; its weights are copied.
+    loss
+        As the trainer takes it.
+    batch
+        Input and target (B,) on the model's device. For a recurrent model ``blelloch``
+        stores about 3·T·B·H² values.
+    algorithms
+        Algorithms to compare.
+    """
+    state = model.state_dict()
+    reference = _gradients(config, state, "bp", loss, batch)
+    norm = _norm(reference)
+    results = []
+    for algorithm in algorithms:
+        grads = _gradients(config, state, algorithm, loss, batch)
+        differences = {name: grads[name] - reference[name] for name in reference}
+        largest = {name: float(abs(difference).max()) for name, difference in differences.items()}
+        name = max(largest, key=lambda n: largest[n])
+        results.append(Agreement(algorithm, _norm(differences) / norm if norm else 0.0, largest[name], name))
+    return results
+
+
+def _gradients(
+    config: TrainConfig, state: Any, algorithm: Backward, loss: Any, batch: tuple[Array, Array]
+) -> dict[str, Array]:
+    model = dataclasses.replace(config, backward=algorithm).build_model()
+    model.load_state_dict(state)
+    model.eval()
+    _, grads = value_and_grad(model, loss)(*batch)
+    return {name: backend.to_host(grad).astype("float64") for name, grad in grads.items()}
+
+
+def _norm(arrays: dict[str, Array]) -> float:
+    return math.sqrt(sum(float((array**2).sum()) for array in arrays.values()))

@@ -112,8 +112,7 @@ class ImageConfig(TrainConfig):
             model = models.lenet5(channels, CLASSES, size=size, **options)
         else:
             model = getattr(models, self.model)(channels, CLASSES, width=self.width, **options)
-        backward: Any = self.backward
-        model.set_backward(backward)
+        model.set_backward(self.backward)
         return model.to(self.device)
 
     def backward_of(self, model: Any, x: Any) -> dict[str, str]:

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from sparsebp import backend
 from sparsebp.core.arguments import check_choice
 from sparsebp.core.errors import OptionError
 from sparsebp.data import Dataset
-from sparsebp.recipes.config import TrainConfig
+from sparsebp.recipes.config import Optimizer, TrainConfig
 from sparsebp.recipes.image_config import ImageConfig
 from sparsebp.recipes.recurrent_config import RecurrentConfig
-from sparsebp.train.callbacks import Callback
 from sparsebp.train.state import load_weights
 from sparsebp.train.trainer import Trainer
 
@@ -49,6 +48,15 @@ _MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
 }
 # A pruned VGG-11 starts with a signal that hardly reaches its end: it takes a larger rate, and longer.
 _RETRAIN_DEFAULTS: dict[str, dict[str, Any]] = {"vgg11": {"retrain_epochs": 8, "retrain_lr": 3e-3}}
+_OPTIMIZERS: dict[Optimizer, tuple[str, dict[str, Any]]] = {
+    "sgd": ("SGD", {"momentum": 0.9}),
+    "adam": ("Adam", {}),
+    "adamw": ("AdamW", {}),
+    "amsgrad": ("Adam", {"amsgrad": True}),
+    "adagrad": ("Adagrad", {}),
+    "adadelta": ("Adadelta", {}),
+    "rmsprop": ("RMSprop", {}),
+}
 _RETRAINING = {"prune_method", "retrain_epochs", "retrain_lr"}
 
 
@@ -126,9 +134,7 @@ def build(
     *,
     data: tuple[Dataset, Dataset] | None = None,
     weights: str | os.PathLike[str] | None = None,
-    callbacks: Sequence[Callback] = (),
-    checkpoint_dir: str | os.PathLike[str] | None = None,
-    checkpoint_every: int | None = None,
+    **options: Any,
 ) -> Run:
     """Build everything that a run needs, anew: the same configuration trains to the same losses.
 
@@ -140,8 +146,8 @@ def build(
         Training and test set if they are loaded already, see `TrainConfig.load_data`.
     weights
         A checkpoint (or its folder) whose weights and pruning masks the run starts from; None draws them from the seed.
-    callbacks, checkpoint_dir, checkpoint_every
-        See `Trainer`.
+    **options
+        ``callbacks``, ``checkpoint_dir`` and ``checkpoint_every``: see `Trainer`.
 
     Raises
     ------
@@ -157,17 +163,10 @@ def build(
     if weights is not None:
         load_weights(model, weights)
     sets = config.load_data() if data is None else data
-    return _run(config, model, sets, config.epochs, config.lr, callbacks, checkpoint_dir, checkpoint_every)
+    return _run(config, model, sets, config.epochs, config.lr, options)
 
 
-def build_retraining(
-    config: ImageConfig,
-    before: Run,
-    *,
-    callbacks: Sequence[Callback] = (),
-    checkpoint_dir: str | os.PathLike[str] | None = None,
-    checkpoint_every: int | None = None,
-) -> tuple[Run, PruneReport]:
+def build_retraining(config: ImageConfig, before: Run, **options: Any) -> tuple[Run, PruneReport]:
     """Prune a copy of the model that `before` has trained, and build the run that trains it further.
 
     Parameters
@@ -176,28 +175,26 @@ def build_retraining(
         The whole run; `prune` must be set.
     before
         The training before pruning, done; it is left as it is.
-    callbacks, checkpoint_dir, checkpoint_every
-        See `Trainer`. The folder must not be that of `before`.
+    **options
+        As `build` takes them. The folder must not be that of `before`.
     """
     from sparsebp import nn
 
     sets = (before.train_set, before.test_set)
     model = config.build_model()
     model.load_state_dict(before.trainer.model.state_dict())
-    method: Any = config.prune_method
-    report = nn.prune(model, config.prune or 0.0, method)
+    report = nn.prune(model, config.prune or 0.0, config.prune_method)
     lr = config.lr if config.retrain_lr is None else config.retrain_lr
-    run = _run(config, model, sets, config.retrain_epochs, lr, callbacks, checkpoint_dir, checkpoint_every)
-    return run, report
+    return _run(config, model, sets, config.retrain_epochs, lr, options), report
 
 
 def _run(
-    config: TrainConfig, model: Any, sets: tuple[Dataset, Dataset], epochs: int, lr: float,
-    callbacks: Sequence[Callback], checkpoint_dir: str | os.PathLike[str] | None, checkpoint_every: int | None,
-) -> Run:  # fmt: skip
-    from sparsebp import nn
+    config: TrainConfig, model: Any, sets: tuple[Dataset, Dataset], epochs: int, lr: float, options: Mapping[str, Any]
+) -> Run:
+    from sparsebp import nn, optim
 
-    optimizer = _optimizer(config, model.parameters(), lr)
+    kind, more = _OPTIMIZERS[config.optimizer]
+    optimizer = getattr(optim, kind)(model.parameters(), lr=lr, **more)
     trainer = Trainer(
         model,
         nn.CrossEntropyLoss(),
@@ -208,28 +205,11 @@ def _run(
         accumulate=config.accumulate,
         schedule=config.schedule,
         graph=config.graph,
-        callbacks=callbacks,
-        checkpoint_dir=checkpoint_dir,
-        checkpoint_every=checkpoint_every,
         rng=config.seed,
         config=config.same_on_resume(),
+        **options,
     )
     return Run(config, trainer, *sets, epochs)
-
-
-def _optimizer(config: TrainConfig, parameters: Any, lr: float) -> Any:
-    from sparsebp import optim
-
-    make: dict[str, Callable[[], Any]] = {
-        "sgd": lambda: optim.SGD(parameters, lr=lr, momentum=0.9),
-        "adam": lambda: optim.Adam(parameters, lr=lr),
-        "adamw": lambda: optim.AdamW(parameters, lr=lr),
-        "amsgrad": lambda: optim.Adam(parameters, lr=lr, amsgrad=True),
-        "adagrad": lambda: optim.Adagrad(parameters, lr=lr),
-        "adadelta": lambda: optim.Adadelta(parameters, lr=lr),
-        "rmsprop": lambda: optim.RMSprop(parameters, lr=lr),
-    }
-    return make[config.optimizer]()
 
 
 def _lr_scheduler(name: str, optimizer: Any, steps: int) -> Any:

@@ -77,9 +77,10 @@ class RecurrentConfig(TrainConfig):
 
         rng = np.random.default_rng(self.seed)
         cell = nn.GRU if self.model == "gru" else nn.RNN
-        backward: Any = self.backward
         features = PIXELS // self.seq_len if self.task == "seqmnist" else 1
-        recurrent = cell(features, self.hidden, num_layers=self.layers, backward=backward, dtype=self.dtype, rng=rng)
+        recurrent = cell(
+            features, self.hidden, num_layers=self.layers, backward=self.backward, dtype=self.dtype, rng=rng
+        )
         if self.chrono and self.model == "gru" and self.seq_len >= _CHRONO_FROM:
             nn.init.chrono_update_gate(recurrent.parameters(), self.hidden, self.seq_len, rng)
         head = nn.Linear(self.hidden, CLASSES, dtype=self.dtype, rng=rng)
@@ -87,7 +88,5 @@ class RecurrentConfig(TrainConfig):
 
     def backward_of(self, model: Any, x: Any) -> dict[str, str]:
         """Return what the recurrent layer chooses."""
-        from sparsebp.recipes.agreement import backward_choice
-
-        choice = backward_choice(model, x)
+        choice = model.forward(x)[1].rnn.backward_choice
         return {"algorithm": choice.algorithm, "reason": choice.reason}

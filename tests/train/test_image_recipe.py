@@ -10,7 +10,7 @@ import pytest
 from sparsebp.core.errors import FileFormatError, OptionError
 from sparsebp.core.threads import set_threads, thread_counts
 from sparsebp.recipes import prune_checkpoint
-from sparsebp.recipes.agreement import gradient_agreement
+from sparsebp.recipes.compare import gradient_agreement
 from sparsebp.recipes.recipe import build, build_retraining, config_for, config_of
 from sparsebp.train import load_checkpoint
 

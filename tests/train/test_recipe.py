@@ -8,7 +8,7 @@ import pytest
 from sparsebp import nn
 from sparsebp.core.errors import OptionError
 from sparsebp.core.threads import set_threads, thread_counts
-from sparsebp.recipes.agreement import backward_choice, gradient_agreement
+from sparsebp.recipes.compare import gradient_agreement
 from sparsebp.recipes.recipe import build, config_for
 
 SMALL = {"hidden": 6, "seq_len": 15, "samples": 24, "batch_size": 8, "epochs": 2}
@@ -119,6 +119,6 @@ def test_scans_agree_with_sequential_back_propagation(model):
     for result in results:
         assert result.relative_difference < 1e-12
         assert result.parameter in run.trainer.model.parameters()
-    choice = backward_choice(run.trainer.model, batch[0])
+    choice = run.trainer.model.forward(batch[0])[1].rnn.backward_choice
     assert choice.algorithm in ("bp", "chunked", "blelloch", "hybrid")
     assert choice.reason

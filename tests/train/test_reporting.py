@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sparsebp.core.errors import OutputError, ShapeError
-from sparsebp.recipes import compare_backward, compare_histories
+from sparsebp.recipes import compare_histories
 from sparsebp.train import History, JsonLines, ProgressBar, plot_history, save_loss_curve
 from sparsebp.train.callbacks import epoch_line
 from sparsebp.train.history import EpochRecord
@@ -94,7 +94,7 @@ def test_plots_take_and_return_axes(tmp_path):
 def test_comparison_of_two_runs():
     runs = {"chunked": history_of([1.0, 2.0, 3.5]), "bp": history_of([1.0, 2.25, 3.25])}
     runs["bp"].seconds = [9.0, 2.0, 2.0]
-    result = compare_backward(runs.__getitem__, "chunked")
+    result = compare_histories(runs["chunked"], runs["bp"], "chunked", "bp")
     assert result.max_loss_difference == 0.25
     assert result.step_of_max == 1
     assert result.early_loss_difference == 0.25
@@ -108,7 +108,7 @@ def test_comparison_of_two_runs():
     assert (result.max_loss_difference, result.early_loss_difference) == (1.0, 0.0)
     for other in ([1.0], []):
         with pytest.raises(ShapeError):
-            compare_backward({"chunked": history_of(other), "bp": history_of([])}.__getitem__, "chunked")
+            compare_histories(history_of(other), history_of([]), "chunked", "bp")
 
 
 @pytest.mark.parametrize(

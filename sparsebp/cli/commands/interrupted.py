@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from sparsebp.train.callbacks import Callback, RunInfo
@@ -72,6 +73,14 @@ class Position(Callback):
 
     def _steps(self) -> int:
         return self._done if self._history is None else self._history.steps
+
+    @contextlib.contextmanager
+    def told(self) -> Iterator[None]:
+        """Turn Ctrl-C inside the ``with`` block into what there is to say of it."""
+        try:
+            yield
+        except KeyboardInterrupt as error:
+            raise self.interrupted() from error
 
     def interrupted(self) -> Interrupted:
         """Return what to say of an interruption now."""

@@ -16,8 +16,7 @@ from sparsebp.cli.commands.interrupted import Position
 from sparsebp.core.errors import OptionError
 from sparsebp.core.files import json_line, output_error, write_atomically
 from sparsebp.recipes import Comparison
-from sparsebp.recipes.agreement import Agreement, gradient_agreement
-from sparsebp.recipes.compare import compare_histories
+from sparsebp.recipes.compare import Agreement, compare_histories, gradient_agreement
 from sparsebp.recipes.config import TrainConfig
 from sparsebp.recipes.recipe import Run, build, build_retraining, prunes
 from sparsebp.train import JsonLines, ProgressBar, save_loss_curve
@@ -83,66 +82,56 @@ def run(
             remedy="Leave --weights out: the folder's checkpoint holds what the run has made of them",
         )  # fmt: skip
     position = Position(resumed=resume)
-    try:
-        with run_folder(folder, resume=resume):
-            return _run(config, folder, weights, resume, compare, agreement, every, as_json, position)
-    except KeyboardInterrupt as error:
-        raise position.interrupted() from error
-
-
-def _run(
-    config: TrainConfig, folder: Path, weights: Path | None, resume: bool, compare: bool, agreement: bool,
-    every: int | None, as_json: bool, position: Position,
-) -> dict[str, Any]:  # fmt: skip
-    callbacks = [position, JsonLines(sys.stdout) if as_json else ProgressBar()]
-    files: dict[str, Any] = {"callbacks": callbacks, "checkpoint_dir": folder, "checkpoint_every": every}
-    start = folder / START_NAME
-    if resume and start.exists():
-        weights = start
-    session = dense = build(config, weights=weights, **files)
-    if weights is None:
-        _remove(start)
-    elif weights != start:  # a copy: what was given may be the checkpoint that this run is about to replace
-        save_checkpoint(start, load_checkpoint(weights))
-    inner = folder / "pruned"
-    if prunes(config) and not resume:  # of another run: never go on from it
-        set_aside(inner)
-        _remove(inner / FILE_NAME)
-    session.fit(resume=resume)
-    pruning: dict[str, Any] = {}
-    if prunes(config):
-        folder = inner
-        session, report = build_retraining(config, dense, **(files | {"checkpoint_dir": folder}))
-        pruning = _pruned(dense, session, report, as_json)
-        session.fit(resume=resume and (inner / FILE_NAME).exists())
-    x = _batch(session, min(config.batch_size, len(session.train_set)))[0]
-    choice = config.backward_of(session.trainer.model, x)
-    result: dict[str, Any] = {
-        "config": dataclasses.asdict(config),
-        **_measured(session),
-        "backward": choice,
-        **_schedule(session),
-        **pruning,
-        "checkpoint": str(folder / FILE_NAME),
-        "picture": str(folder / "loss.png") if _draws(session) else None,
-    }
-    if agreement:
-        batch = _batch(session, min(_AGREEMENT_BATCH, len(session.test_set)))
-        result["agreement"] = [
-            a.to_json() for a in gradient_agreement(config, session.trainer.model, session.trainer.loss, batch)
-        ]
-    if compare:
-        comparison, sequential = _compare(session, dense, choice["algorithm"], start if start.exists() else None)
-        result["comparison"] = comparison.to_json()
-        result["sequential_test_accuracy"] = sequential.trainer.evaluate(sequential.test_set)[1]
-    write_atomically(folder / "result.json", (json_line(result, indent=2) + "\n").encode())
-    if as_json:
-        write_json({"event": "result", **result})
-    else:
-        _print(result)
-    if result["picture"] is not None:
-        _draw(session, Path(result["picture"]))
-    return result
+    with position.told(), run_folder(folder, resume=resume):
+        callbacks = [position, JsonLines(sys.stdout) if as_json else ProgressBar()]
+        files: dict[str, Any] = {"callbacks": callbacks, "checkpoint_dir": folder, "checkpoint_every": every}
+        start = folder / START_NAME
+        if resume and start.exists():
+            weights = start
+        session = dense = build(config, weights=weights, **files)
+        if weights is None:
+            _remove(start)
+        elif weights != start:  # a copy: what was given may be the checkpoint that this run is about to replace
+            save_checkpoint(start, load_checkpoint(weights))
+        inner = folder / "pruned"
+        if prunes(config) and not resume:  # of another run: never go on from it
+            set_aside(inner)
+            _remove(inner / FILE_NAME)
+        session.fit(resume=resume)
+        pruning: dict[str, Any] = {}
+        if prunes(config):
+            folder = inner
+            session, report = build_retraining(config, dense, **(files | {"checkpoint_dir": folder}))
+            pruning = _pruned(dense, session, report, as_json)
+            session.fit(resume=resume and (inner / FILE_NAME).exists())
+        x = _batch(session, min(config.batch_size, len(session.train_set)))[0]
+        choice = config.backward_of(session.trainer.model, x)
+        result: dict[str, Any] = {
+            "config": dataclasses.asdict(config),
+            **_measured(session),
+            "backward": choice,
+            **_schedule(session),
+            **pruning,
+            "checkpoint": str(folder / FILE_NAME),
+            "picture": str(folder / "loss.png") if _draws(session) else None,
+        }
+        if agreement:
+            batch = _batch(session, min(_AGREEMENT_BATCH, len(session.test_set)))
+            result["agreement"] = [
+                a.to_json() for a in gradient_agreement(config, session.trainer.model, session.trainer.loss, batch)
+            ]
+        if compare:
+            comparison, sequential = _compare(session, dense, choice["algorithm"], start if start.exists() else None)
+            result["comparison"] = comparison.to_json()
+            result["sequential_test_accuracy"] = sequential.trainer.evaluate(sequential.test_set)[1]
+        write_atomically(folder / "result.json", (json_line(result, indent=2) + "\n").encode())
+        if as_json:
+            write_json({"event": "result", **result})
+        else:
+            _print(result)
+        if result["picture"] is not None:
+            _draw(session, Path(result["picture"]))
+        return result
 
 
 def _remove(path: Path) -> None:
@@ -213,27 +202,25 @@ def _schedule(session: Run) -> dict[str, Any]:
     return {"schedule": told | {"name": found.schedule.name, "reason": found.describe()}}
 
 
+def _scores(measured: dict[str, Any]) -> str:
+    return (
+        f"{measured['test_accuracy']:.4f}   (loss {measured['test_loss']:.4f}; {measured['steps']} steps, "
+        f"{measured['training_seconds']:.1f} s of training)"
+    )
+
+
 def _print(result: dict[str, Any]) -> None:
     def line(label: str, text: str) -> None:
         print_line(label, text, 15)
 
     if "pruning" in result:
-        before = result["before_pruning"]
-        line(
-            "before pruning",
-            f"{before['test_accuracy']:.4f}   (loss {before['test_loss']:.4f}; {before['steps']} steps, "
-            f"{before['training_seconds']:.1f} s of training)",
-        )
+        line("before pruning", _scores(result["before_pruning"]))
         line(
             "pruned",
             f"{result['pruning']['sparsity']:.2%} of the weights; test accuracy at once "
             f"{result['test_accuracy_at_once']:.4f}",
         )
-    line(
-        "test accuracy",
-        f"{result['test_accuracy']:.4f}   (loss {result['test_loss']:.4f}; {result['steps']} steps, "
-        f"{result['training_seconds']:.1f} s of training)",
-    )
+    line("test accuracy", _scores(result))
     line("backward plan", result["backward"]["reason"])
     if "schedule" in result:
         line("schedule", result["schedule"]["reason"])
