@@ -112,6 +112,8 @@ def _rates(sharing: float) -> Prices:
     rng = np.random.default_rng(0)
     scaling = plan_product(SparsityPattern.diagonal(4), SparsityPattern.dense(4, 4))
     a, b, out = np.ones(4, np.float32), np.ones(16, np.float32), np.empty(16, np.float32)
+    k, indptr = kernels.get(np), scaling.b.indptr
+    call = fastest(lambda: k.scale_rows(indptr, b[:, None], a[:, None], out[:, None]))
     chain = plan_scan([SparsityPattern.dense(1, 1)] * 2000, "linear")
     g, blocks = np.ones((1, 1), np.float32), np.ones((2000, 1, 1), np.float32)
     square = rng.standard_normal((384, 384), dtype=np.float32)
@@ -122,7 +124,8 @@ def _rates(sharing: float) -> Prices:
     cached = [size for size, seconds in copies.items() if seconds < 2 * near]
     single, double = (_dense_seconds(dtype) for dtype in (np.float32, np.float64))
     return Prices(
-        call=fastest(lambda: scaling(a, b, out=out)),
+        call=call,
+        plan_call=max(LEAST, fastest(lambda: scaling(a, b, out=out)) - call),
         step=fastest(lambda: chain(g, blocks)) / len(blocks),
         near=near,
         far=far,
@@ -165,7 +168,7 @@ def _products(known: Prices) -> dict[str, tuple[float, float]]:
             out = np.empty((plan.pattern.nnz, batch), np.float32)
             own = sum(array.nbytes for array in plan.arrays.values())
             moved = a.nbytes + b.nbytes + out.nbytes + plan.a.indices.nbytes + plan.b.indptr.nbytes + own
-            rest = fastest(partial(plan, a, b, out=out)) - known.call - known.moved(moved)
+            rest = fastest(partial(plan, a, b, out=out)) - known.call - known.plan_call - known.moved(moved)
             prices.append(max(LEAST, rest / (plan.products * batch)))
         found[plan.strategy] = (prices[0], prices[1])
     found["matvec"] = _matvec(known)
@@ -223,17 +226,19 @@ def _matvec(known: Prices) -> tuple[float, float]:
 
 def _layers() -> dict[str, Any]:
     """Return the prices of what happens between a chain's matrix products, and of Jacobians' values."""
-    small = nn.Sequential(nn.Linear(6, 6, rng=0), nn.Tanh(), nn.Linear(6, 6, rng=0), nn.Sigmoid(), backward="bp")
     x = np.ones((2, 6), np.float32)
-    y, saved = small.forward(x)
-    calls = small.input_grad_work(x.shape, saved).calls
-    large = np.ones(1 << 21, np.float32)
-    layer, image = nn.Conv2d(8, 16, 3, padding=1, rng=0), np.ones((1, 8, 24, 24), np.float32)
+    seconds, calls = 0.0, 0
+    for small in (nn.Linear(6, 6, rng=0), nn.Tanh(), nn.Sigmoid()):
+        y, saved = small.forward(x)
+        seconds += fastest(partial(small.input_grad, y, saved))
+        calls += small.input_grad_work(x.shape, saved).calls
+    large, other = np.ones(1 << 23, np.float32), np.ones(1 << 23, np.float32)  # far more than a cache holds
+    layer, image = nn.Conv2d(16, 32, 3, padding=1, rng=0), np.ones((1, 16, 24, 24), np.float32)
     _, kept = layer.forward(image)
     entries = layer.jacobian_t(kept).data.size
     return {
-        "operation": fastest(lambda: small.input_grad(y, saved)) / calls,
-        "array": fastest(lambda: large * large) / (3 * large.nbytes),
+        "operation": seconds / calls,
+        "array": fastest(lambda: large * other) / (3 * large.nbytes),
         "value": fastest(lambda: layer.jacobian_t(kept)) / (entries * 12),
     }
 
