@@ -323,19 +323,19 @@ def _back_block(
     width = w.shape[1]
     chunks = bounds.shape[0] - 1
     start, stop = chunk_start(chunk, chunks, steps), chunk_start(chunk + 1, chunks, steps)
-    has_gy = gy.size > 0
     weights, incoming, edge, target, step = pointer(w), pointer(gy), pointer(bounds), pointer(out), batch * hidden
     g = aligned_pointer(scratch)
     x = advance(g, SAMPLES * width)
     load_rows(advance(edge, (chunk + 1) * step), hidden, first, batch, hidden, g, width)
     for t in range(stop - 1, start - 1, -1):
+        arrives = t < gy.shape[0]  # asked at every step, so that LLVM makes no second copy of the loop for no gy
         before = advance(saved[0], (t - 1) * step) if t > 0 else initial
         for s in range(SAMPLES):
             row = min(first + s, batch - 1) * hidden
             previous, at = advance(before, row), t * step + row
             for j in range(0, width, lanes(g)):
                 total = load(g, s * width + j)
-                if has_gy:
+                if arrives:
                     total = total + load_n(incoming, at + j, hidden - j)
                 fed = advance(x, s * gates * width + j)
                 store(g, s * width + j, step_back(saved, previous, at, hidden, j, total, target, fed, width))
