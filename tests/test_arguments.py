@@ -28,11 +28,11 @@ from sparsebp.patterns import SparsityPattern
 from sparsebp.recipes import verify
 from sparsebp.recipes.config_file import read_config, write_config
 from sparsebp.recipes.prune_checkpoint import prune_checkpoint
-from sparsebp.runtime.arrays import as_dataset
 from sparsebp.schedule import Action, Costs, Link, StepGraph, parse, read_csv, simulate
 from sparsebp.schedule.builders import BUILDERS
 from sparsebp.schedule.files.cost_file import read_costs
 from sparsebp.train import Checkpoint, load_checkpoint, save_checkpoint
+from sparsebp.train.arrays import as_dataset
 
 
 @pytest.mark.parametrize("value", [3, np.int8(3), np.uint64(3), np.array(3)])
@@ -244,11 +244,11 @@ def test_builders_refuse(name):
         "input_gradient": (1, "no"),
         "costs": (1, {"F": 1}),
         "chunks": (1.5,),
-        "memory_cap": ("a", math.nan),
+        "memory_ratio": ("a", math.nan),
         "memory_limit": ("a",),
         "group": (0, "1"),
         "streams": (1.0,),
-        "profile": (1,),
+        "times": (1,),
         "throughput": (1,),
         "fusion": ("no",),
         "recomputed": (1,),

@@ -1,6 +1,24 @@
-"""BENCH: side-by-side benchmarks, ``sparsebp bench {recurrent,scan,spgemm,jacobian,gpu}``.
+"""BENCH: side-by-side benchmarks, ``sparsebp bench NAME``.
 
-Each module has ``run(out=None, quick=False, threads=(1, 2), echo=print) -> dict``, which measures us and a peer in turn
-in one run, writes JSON and a picture, and prints the table last. They are imported by name when asked for:
-``from sparsebp.bench import recurrent``.
+Each measures us and a peer in turn in one run, writes JSON and a picture, and prints the table last:
+``bench.load("recurrent").run(quick=True)``. A further one is a module with a ``BENCHMARK``, and its name here.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sparsebp.bench.tools.benchmark import Benchmark
+
+NAMES = (
+    "recurrent", "scan", "spgemm", "jacobian", "convergence", "pruned", "optim", "fusion", "schedule", "busy", "gpu",
+)  # fmt: skip
+"""The benchmarks, each a module of this name."""
+
+
+def load(name: str) -> Benchmark:
+    """Import and return the benchmark `name`, one of `NAMES`."""
+    found: Benchmark = import_module(f"sparsebp.bench.{name}").BENCHMARK
+    return found

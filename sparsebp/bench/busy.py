@@ -10,72 +10,31 @@ import contextlib
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from sparsebp.bench.tools import report, timing
+from sparsebp.bench.tools import pictures, report, timing
+from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run
 from sparsebp.bench.tools.report import Column
 from sparsebp.bench.tools.workload import SequenceWorkload
 
 FEATURES, HIDDEN, LENGTH = 1, 16, 120
-BATCHES = (1, 25, 128)
-PROCESSES = (0, 1, 2)
-STEPS, ROUNDS = 200, 4
+ROUNDS = 4
 TARGET = 1.3
 """Times the 90th percentile of one thread that the one of more may be."""
 
-COLUMNS = (
-    Column("B", "batch"),
-    Column("busy processes", "processes"),
-    Column("threads", "threads"),
-    Column("one thread, p50", "one_p50", report.seconds),
-    Column("one thread, p90", "one_p90", report.seconds),
-    Column("threads, p50", "more_p50", report.seconds),
-    Column("threads, p90", "more_p90", report.seconds),
-    Column("p50 over one", "ratio_p50", report.times),
-    Column("p90 over one", "ratio_p90", report.times),
-    Column("target", "target"),
-    Column("outcome", "met", number=False),
-)
-TABLES = {
-    "The median step": ("batch", "processes", "threads", "one_p50", "more_p50", "ratio_p50"),
-    "The 90th percentile": ("batch", "processes", "threads", "one_p90", "more_p90", "ratio_p90", "target", "met"),
-}
-SHORT = ("batch", "processes", "threads", "one_p90", "more_p90", "ratio_p90", "met")
+
+def measure(run: Run) -> Iterator[Row]:
+    """Measure one thread beside so many, for every batch and number of busy processes."""
+    for count in run.threads():
+        for batch in run.settings["batches"]:
+            for busy in run.settings["processes"]:
+                yield measure_row(batch, busy, count, run.settings["steps"])
 
 
-def run(
-    out: Path | None = None,
-    quick: bool = False,
-    threads: tuple[int, ...] = (2,),
-    echo: Callable[[str], None] = print,
-) -> dict[str, Any]:
-    """Measure, print the table, write ``busy.json`` and ``busy.png``; return the result.
-
-    Parameters are those of `sparsebp.bench.recurrent.run`; each of `threads` is compared with one thread.
-    """
-    steps, batches, processes = (4, (2,), (0, 1)) if quick else (STEPS, BATCHES, PROCESSES)
-    result = report.start(
-        "busy",
-        f"A training step of GRU({FEATURES}, {HIDDEN}) beside busy processes: T = {LENGTH}, float32, CPU",
-        quick=quick,
-        settings={"steps": steps, "batches": batches, "processes": processes, "threads": threads, "target": TARGET},
-        leaves_out="nothing; a step is forward, cross-entropy, backward, Adam",
-    )
-    for count in timing.thread_counts_here(threads, result["notes"].append):
-        for batch in batches:
-            for busy in processes:
-                row = measure_row(batch, busy, count, steps)
-                result["rows"].append(row)
-                echo(f"B={batch}, {busy} busy, threads={count}: p90 {report.times(row['ratio_p90'])} that of one")
-    report.finish(result, COLUMNS, picture, out, echo)
-    return result
-
-
-def measure_row(batch: int, busy: int, threads: int, steps: int) -> dict[str, Any]:
+def measure_row(batch: int, busy: int, threads: int, steps: int) -> Row:
     """Time so many steps with one thread and with `threads`, in turn by the quarter."""
     workload = SequenceWorkload("GRU", LENGTH, batch, input_size=FEATURES, hidden=HIDDEN)
     seconds: dict[int, list[float]] = {1: [], threads: []}
@@ -84,7 +43,7 @@ def measure_row(batch: int, busy: int, threads: int, steps: int) -> dict[str, An
             for count in seconds:
                 with timing.threads(count):
                     seconds[count] += _steps(workload, -(-steps // ROUNDS))
-    row: dict[str, Any] = {"batch": batch, "processes": busy, "threads": threads, "target": TARGET}
+    row: Row = {"batch": batch, "processes": busy, "threads": threads, "target": TARGET}
     for name, count in (("one", 1), ("more", threads)):
         row |= {f"{name}_p{q}": float(np.percentile(seconds[count], q)) for q in (50, 90)}
         row[f"{name}_max"] = max(seconds[count])
@@ -116,24 +75,50 @@ def busy_processes(count: int) -> Iterator[None]:
             other.wait()
 
 
-def picture(result: Mapping[str, Any]) -> Any:
+def picture(result: Result) -> Any:
     """Draw the 90th percentiles, one thread beside several."""
     rows = result["rows"]
     counts = sorted({row["threads"] for row in rows})
-    drawing, axes = report.figure(1, 1, width=8.0, height=0.45 * len(rows) + 1.4)
-    ax = axes[0, 0]
     more = f"{' or '.join(map(str, counts))} threads"
-    for shift, side, color, label in ((-0.2, "one", "#9a3412", "one thread"), (0.2, "more", "#1e40af", more)):
-        places = [i + shift for i in range(len(rows))]
-        ax.barh(places, [row[f"{side}_p90"] * 1e3 for row in rows], height=0.4, color=color, label=label)
-    ax.set_yticks(range(len(rows)), [_label(row, counts) for row in rows], fontsize=8)
-    ax.invert_yaxis()
-    ax.set_xlabel("milliseconds that nine steps in ten stay below", fontsize=9)
+    bars = [(words, colour, [row[f"{side}_p90"] * 1e3 for row in rows])
+            for side, colour, words in (("one", "#9a3412", "one thread"), ("more", "#1e40af", more))]  # fmt: skip
+    labels = [_label(row, counts) for row in rows]
+    drawing, ax = pictures.bar_chart(labels, bars, "milliseconds that nine steps in ten stay below", each=0.45)
     ax.legend(fontsize=8, frameon=False)
-    ax.spines[["top", "right"]].set_visible(False)
     return drawing
 
 
-def _label(row: Mapping[str, Any], counts: list[int]) -> str:
+def _label(row: Row, counts: Sequence[int]) -> str:
     busy = {0: "none busy", 1: "1 process busy"}.get(row["processes"], f"{row['processes']} processes busy")
     return f"B = {row['batch']}, {busy}" + (f", {row['threads']} threads" if len(counts) > 1 else "")
+
+
+BENCHMARK = Benchmark(
+    name="busy",
+    title=f"A training step of GRU({FEATURES}, {HIDDEN}) beside busy processes: T = {LENGTH}, float32, CPU",
+    leaves_out="nothing; a step is forward, cross-entropy, backward, Adam",
+    settings={"target": TARGET},
+    sizes={"steps": 200, "batches": (1, 25, 128), "processes": (0, 1, 2)},
+    quick={"steps": 4, "batches": (2,), "processes": (0, 1)},
+    threads=(2,),
+    measure=measure,
+    columns=(
+        Column("B", "batch"),
+        Column("busy processes", "processes"),
+        Column("threads", "threads"),
+        Column("one thread, p50", "one_p50", report.seconds),
+        Column("one thread, p90", "one_p90", report.seconds),
+        Column("threads, p50", "more_p50", report.seconds),
+        Column("threads, p90", "more_p90", report.seconds),
+        Column("p50 over one", "ratio_p50", report.times),
+        Column("p90 over one", "ratio_p90", report.times),
+        Column("target", "target"),
+        Column("outcome", "met", number=False),
+    ),
+    tables={
+        "The median step": ("batch", "processes", "threads", "one_p50", "more_p50", "ratio_p50"),
+        "The 90th percentile": ("batch", "processes", "threads", "one_p90", "more_p90", "ratio_p90", "target", "met"),
+    },
+    short=("batch", "processes", "threads", "one_p90", "more_p90", "ratio_p90", "met"),
+    picture=picture,
+)

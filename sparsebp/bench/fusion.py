@@ -10,22 +10,19 @@ finiteness), as training does.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sparsebp import kernels
 from sparsebp.bench import optim as updates
-from sparsebp.bench.tools import report, timing
+from sparsebp.bench.tools import pictures, report, timing
 from sparsebp.bench.tools.apart import Apart
-from sparsebp.bench.tools.environment import available_memory
+from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run, fits
 from sparsebp.bench.tools.images import torch_twin
 from sparsebp.bench.tools.report import Column
-from sparsebp.core.errors import MissingDependencyError
 from sparsebp.schedule.builders import Fusion
 
 FUSIONS: tuple[Fusion, ...] = ("none", "forward", "backward")
@@ -34,90 +31,17 @@ TARGETS = {"step": 1.15, "share": 0.2, "peak": 1.2}
 ALL = tuple(updates.OPTIMIZERS)
 FEW = ("SGD, momentum", "Adam")
 
-COLUMNS = (
-    Column("network", "network", number=False),
-    Column("batch", "batch"),
-    Column("optimizer", "optimizer", number=False),
-    Column("threads", "threads"),
-    Column("unfused", "none", report.seconds),
-    Column("forward-fusion", "forward", report.seconds),
-    Column("backward-fusion", "backward", report.seconds),
-    Column("update's share", "share", lambda value: f"{value:.0%}"),
-    Column("forward over unfused", "forward_ratio", report.times),
-    Column("backward over unfused", "backward_ratio", report.times),
-    Column("torch", "torch", report.seconds),
-    Column("torch, foreach", "foreach", report.seconds),
-    Column("torch, fused", "fused", report.seconds),
-    Column("torch, hooks", "hooks", report.seconds),
-    Column("backward over torch's hooks", "hooks_ratio", report.times),
-    Column("gradients, unfused", "none_peak", report.size),
-    Column("gradients, backward", "backward_peak", report.size),
-    Column("gradients, torch's hooks", "hooks_peak", report.size),
-    Column("largest layer's", "largest", report.size),
-    Column("outcome", "met", number=False),
-)
-TABLES = {
-    "Time of a step": ("network", "batch", "optimizer", "threads", "none", "forward", "backward", "share"),
-    "Time of a step in PyTorch": ("network", "batch", "optimizer", "threads", "torch", "foreach", "fused", "hooks"),
-    "Ratios": ("network", "batch", "optimizer", "threads", "forward_ratio", "backward_ratio", "hooks_ratio", "met"),
-    "Peak memory of gradients": (
-        "network",
-        "batch",
-        "optimizer",
-        "none_peak",
-        "backward_peak",
-        "hooks_peak",
-        "largest",
-    ),
-}
-SHORT = ("network", "batch", "optimizer", "share", "backward_ratio", "hooks_ratio", "none_peak", "backward_peak", "met")
-"""Columns of the README's table."""
 
-
-def in_short(row: Mapping[str, Any]) -> bool:
-    """Whether the README's table has the row."""
-    return row["optimizer"] == "Adam" and row["batch"] in (1, 32)
-
-
-def run(
-    out: Path | None = None, quick: bool = False, threads: tuple[int, ...] = (2,), echo: Callable[[str], None] = print
-) -> dict[str, Any]:
-    """Measure, print the table, write ``fusion.json`` and ``fusion.png``; return the result.
-
-    Parameters are those of `sparsebp.bench.recurrent.run`.
-
-    Raises
-    ------
-    MissingDependencyError
-        PyTorch is not installed.
-    """
-    if find_spec("torch") is None:
-        raise MissingDependencyError("PyTorch is not installed, and is what this benchmark compares with",
-                                     remedy="Install the extra: pip install 'sparsebp[torch]'")  # fmt: skip
-    rounds = {"rounds": 1, "least_rounds": 1} if quick else {"rounds": 11, "least_rounds": 3, "budget": 4.0}
-    result = report.start(
-        "fusion", "Whole training steps with fused optimizers: float32, CPU", quick=quick,
-        settings={"threads": threads, "dtype": "float32", "targets": TARGETS, "optimizers": updates.OPTIMIZERS},
-        leaves_out="loading data",
-    )  # fmt: skip
+def measure(run: Run) -> Iterator[Row]:
+    """Measure the steps of every network, batch size and optimizer."""
+    timing.import_torch()  # refused before anything is measured
     with Apart() as apart:
-        for network, (make, shape, batches) in networks(quick).items():
-            for count in timing.thread_counts_here(threads, result["notes"].append):
-                with timing.threads(count):
-                    for batch, optimizers in batches.items():
-                        for name in optimizers:
-                            need, have = 10 * sum(p.nbytes for p in make().parameters().values()), available_memory()
-                            if have is not None and need > updates.SHARE * have:
-                                note = f"{network}, {name}: left out, it needs {report.size(need)}"
-                                result["notes"].append(note)
-                                continue
-                            row = measure_row(network, make, shape, batch, name, count, rounds, apart)
-                            result["rows"].append(row)
-                            echo(
-                                f"{network}, batch {batch}, {name}: {report.times(row['backward_ratio'])}, {row['met']}"
-                            )
-    report.finish(result, [c for c in COLUMNS if c.key not in ("torch", "foreach", "fused")], picture, out, echo)
-    return result
+        for network, (make, shape, batches) in networks(run.quick).items():
+            need = 10 * sum(p.nbytes for p in make().parameters().values())
+            for count in run.threads():
+                for batch, name in [(batch, name) for batch, names in batches.items() for name in names]:
+                    if fits(f"{network}, {name}", need, run.note):
+                        yield measure_row(network, make, shape, batch, name, count, run.rounds, apart)
 
 
 def networks(quick: bool = False) -> dict[str, tuple[Callable[[], Any], tuple[int, ...], dict[int, tuple[str, ...]]]]:
@@ -151,7 +75,7 @@ def snn(width: int) -> Any:
 def measure_row(
     network: str, make: Callable[[], Any], shape: tuple[int, ...], batch: int, optimizer: str, threads: int,
     rounds: Mapping[str, Any], apart: Apart,
-) -> dict[str, Any]:  # fmt: skip
+) -> Row:  # fmt: skip
     """Time all sides in turn, and measure what gradients take."""
     model = make()
     x, target = batch_of(model, shape, batch)
@@ -160,12 +84,12 @@ def measure_row(
     sides: dict[str, Callable[[], object]] = {
         name: lambda executor=executor: executor.step([(x, target)]) for name, executor in executors.items()
     } | {"update": update_alone}
-    timers = {name: timing.timer(timing.Call(_without_argument(side))) for name, side in sides.items()}
+    timers = {name: timing.timer(side) for name, side in sides.items()}
     theirs, peaks["hooks_peak"] = apart.build(peers, make, shape, batch, optimizer, threads)
     timings = timing.in_turn(timers | theirs, **rounds)
     share = timings["update"].median / timings["none"].median
     largest = max(sum(p.nbytes for p in layer.parameters().values()) for _, layer in model.stages())
-    row: dict[str, Any] = {
+    row: Row = {
         "network": network, "batch": batch, "optimizer": optimizer, "threads": threads, "share": share,
         "largest": largest, **peaks,
     }  # fmt: skip
@@ -179,8 +103,8 @@ def ours(model: Any, optimizer: str) -> tuple[dict[Fusion, Any], Callable[[], ob
     """Return an executor for each fusion, and the update of all parameters by itself."""
     from sparsebp import nn, optim
     from sparsebp.runtime.executor import Executor
-    from sparsebp.runtime.orders import order_of
     from sparsebp.runtime.stages import Stages
+    from sparsebp.train.orders import order_of
 
     cls, options = updates.OPTIMIZERS[optimizer]
     opt = getattr(optim, cls)(model.parameters(), **options)
@@ -301,17 +225,13 @@ def judge(row: Mapping[str, Any]) -> str:
         missed.append(f"step ≥ {TARGETS['step']}×")
     if row["backward_peak"] > TARGETS["peak"] * row["largest"]:
         missed.append(f"gradients ≤ {TARGETS['peak']} × the largest layer's")
-    outcome = f"missed: {', '.join(missed)}" if missed else "met"
+    outcome = report.outcome(missed)
     return outcome if judged else f"{outcome}; step without a target"
 
 
-def _without_argument(side: Callable[[], object]) -> Callable[[object], object]:
-    return lambda _: side()
-
-
-def picture(result: Mapping[str, Any]) -> Any:
+def picture(result: Result) -> Any:
     """Draw the speed-up of both fusions over the update's share of the step, as Fig. 7 of the paper."""
-    drawing, axes = report.figure(1, 1, width=6.5, height=4.0)
+    drawing, axes = pictures.figure(width=6.5, height=4.0)
     ax = axes[0, 0]
     for fusion, color, marker in (("forward", "#93c5fd", "s"), ("backward", "#1e40af", "o")):
         ax.scatter(
@@ -325,3 +245,47 @@ def picture(result: Mapping[str, Any]) -> Any:
     ax.legend(fontsize=8, frameon=False)
     ax.spines[["top", "right"]].set_visible(False)
     return drawing
+
+
+_ROW = ("network", "batch", "optimizer")
+
+BENCHMARK = Benchmark(
+    name="fusion",
+    title="Whole training steps with fused optimizers: float32, CPU",
+    leaves_out="loading data",
+    settings={"dtype": "float32", "targets": TARGETS, "optimizers": updates.OPTIMIZERS},
+    rounds={"rounds": 11, "least_rounds": 3, "budget": 4.0},
+    quick_rounds={"rounds": 1, "least_rounds": 1},
+    threads=(2,),
+    measure=measure,
+    columns=(
+        Column("network", "network", number=False),
+        Column("batch", "batch"),
+        Column("optimizer", "optimizer", number=False),
+        Column("threads", "threads"),
+        Column("unfused", "none", report.seconds),
+        Column("forward-fusion", "forward", report.seconds),
+        Column("backward-fusion", "backward", report.seconds),
+        Column("update's share", "share", "{:.0%}".format),
+        Column("forward over unfused", "forward_ratio", report.times),
+        Column("backward over unfused", "backward_ratio", report.times),
+        Column("torch", "torch", report.seconds, on_terminal=False),
+        Column("torch, foreach", "foreach", report.seconds, on_terminal=False),
+        Column("torch, fused", "fused", report.seconds, on_terminal=False),
+        Column("torch, hooks", "hooks", report.seconds),
+        Column("backward over torch's hooks", "hooks_ratio", report.times),
+        Column("gradients, unfused", "none_peak", report.size),
+        Column("gradients, backward", "backward_peak", report.size),
+        Column("gradients, torch's hooks", "hooks_peak", report.size),
+        Column("largest layer's", "largest", report.size),
+        Column("outcome", "met", number=False),
+    ),
+    tables={
+        "Time of a step": (*_ROW, "threads", *FUSIONS, "share"),
+        "Time of a step in PyTorch": (*_ROW, "threads", "torch", "foreach", "fused", "hooks"),
+        "Ratios": (*_ROW, "threads", "forward_ratio", "backward_ratio", "hooks_ratio", "met"),
+        "Peak memory of gradients": (*_ROW, "none_peak", "backward_peak", "hooks_peak", "largest"),
+    },
+    short=(*_ROW, "share", "backward_ratio", "hooks_ratio", "none_peak", "backward_peak", "met"),
+    picture=picture,
+)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -19,7 +18,8 @@ import numpy as np
 from sparsebp import backend, kernels
 from sparsebp.bench import gpu_steps
 from sparsebp.bench.recurrent import measure_row
-from sparsebp.bench.tools import report, timing
+from sparsebp.bench.tools import pictures, report, timing
+from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run
 from sparsebp.bench.tools.report import Column
 from sparsebp.bench.tools.workload import SequenceWorkload, chunk_count
 
@@ -28,50 +28,6 @@ BATCHES = (2, 4, 8, 16, 32, 64, 128, 256)
 BATCH, LENGTH = 16, 1000
 SECONDS = 270.0
 TARGETS = {"backward at T = 1000": 20.0, "backward at T = 30000": 60.0, "step, largest": 2.75}
-
-COLUMNS = (
-    Column("model", "model", number=False),
-    Column("dtype", "dtype", number=False),
-    Column("T", "length"),
-    Column("B", "batch"),
-    Column("step, sparsebp", "step_ours", report.seconds),
-    Column("step, cuDNN", "step_torch", report.seconds),
-    Column("step, over cuDNN", "step_ratio", report.times),
-    Column("backward, sparsebp", "backward_ours", report.seconds),
-    Column("backward, cuDNN", "backward_torch", report.seconds),
-    Column("backward, over cuDNN", "backward_ratio", report.times),
-    Column("`auto` chose", "algorithm", number=False),
-    Column("sequential kernel", "kernel_bp", report.seconds),
-    Column("its floor", "floor_bp", report.seconds),
-    Column("scan kernels", "kernel_chunked", report.seconds),
-    Column("their floor", "floor_chunked", report.seconds),
-)
-TABLES = {
-    "The whole step": ("model", "dtype", "length", "batch", "step_ours", "step_torch", "step_ratio", "algorithm"),
-    "Backward alone": ("model", "dtype", "length", "batch", "backward_ours", "backward_torch", "backward_ratio"),
-    "Kernels of the recursion": (
-        "model",
-        "dtype",
-        "length",
-        "batch",
-        "kernel_bp",
-        "floor_bp",
-        "kernel_chunked",
-        "floor_chunked",
-    ),
-}
-SHORT = (
-    "model",
-    "dtype",
-    "length",
-    "batch",
-    "step_ratio",
-    "backward_ratio",
-    "algorithm",
-    "kernel_bp",
-    "kernel_chunked",
-)
-"""Columns of the README's table and of the terminal's."""
 
 
 class Point(NamedTuple):
@@ -90,15 +46,8 @@ class Rates(NamedTuple):
     bandwidth: float
 
 
-def run(
-    out: Path | None = None,
-    quick: bool = False,
-    threads: tuple[int, ...] = (1, 2),
-    echo: Callable[[str], None] = print,
-) -> dict[str, Any]:
-    """Measure, write ``<gpu>-<commit>.json`` and its picture, print a short table last; return the result.
-
-    Parameters are those of `sparsebp.bench.recurrent.run`; `threads` means nothing here.
+def measure(run: Run) -> Iterator[Row]:
+    """Measure the DenseNet's steps, then the points of the grid until time is up.
 
     Raises
     ------
@@ -107,47 +56,25 @@ def run(
     """
     cupy = backend.cupy()
     begin = time.perf_counter()
-    rates = device_rates(cupy)
-    rounds = (
-        {"rounds": 3, "least_rounds": 2, "warmup": 1} if quick else {"rounds": 15, "least_rounds": 3, "budget": 1.0}
-    )
-    result = report.start(
-        "gpu",
-        "Training a recurrent network on a GPU, hidden size 20: step and backward against torch.nn (cuDNN)",
-        quick=quick,
-        settings={
-            "targets": TARGETS | gpu_steps.TARGETS,
-            "seconds": SECONDS,
-            "peak_flops": rates.flops,
-            "copy_bandwidth": rates.bandwidth,
-            "torch_allow_tf32": _allows_tf32(),
-        },
-        leaves_out="transfer of the batch to the GPU (both sides alike); floors count H = 20 lanes as full",
-    )
-    points = [*grid()][:2] if quick else [*grid()]
+    env, result, rates = run.result["environment"], run.result, device_rates(cupy)
+    run.stem = f"{env['gpu']['name'].replace(' ', '-').lower()}-{env['commit'].rstrip('+')}"
+    result["settings"] |= {
+        "peak_flops": rates.flops,
+        "copy_bandwidth": rates.bandwidth,
+        "torch_allow_tf32": _allows_tf32(),
+    }
+    points = [*grid()][:2] if run.quick else [*grid()]
     clock = timing.DeviceClock(cupy)
-    result["steps"], notes = gpu_steps.measure_steps(cupy, quick, rounds, clock)
-    result["notes"] += notes
-    echo(report.text_table(gpu_steps.COLUMNS, result["steps"], report.letters()))
+    result["steps"], notes = gpu_steps.measure_steps(cupy, run.quick, run.rounds, clock)
+    for note in notes:
+        run.note(note)
+    run.echo(report.text_table(gpu_steps.COLUMNS, result["steps"], report.letters()))
     for number, point in enumerate(points):
-        if not quick and time.perf_counter() - begin > SECONDS:
-            result["notes"].append(
-                f"{len(points) - number} of {len(points)} points not measured: {SECONDS:.0f} s were up"
-            )
+        if not run.quick and time.perf_counter() - begin > SECONDS:
+            run.note(f"{len(points) - number} of {len(points)} points not measured: {SECONDS:.0f} s were up")
             break
-        row = measure_point(point, cupy, rates, rounds, clock)
-        result["rows"].append(row)
-        echo(
-            f"{row['model']} {row['dtype']} T={row['length']} B={row['batch']}: "
-            f"step {report.times(row['step_ratio'])}, "
-            f"backward {report.times(row['backward_ratio'])} ({row['algorithm']})"
-        )
+        yield measure_point(point, cupy, rates, run.rounds, clock)
         cupy.get_default_memory_pool().free_all_blocks()
-    env = result["environment"]
-    stem = f"{env['gpu']['name'].replace(' ', '-').lower()}-{env['commit'].rstrip('+')}" if "gpu" in env else "gpu"
-    short = tuple(column for column in COLUMNS if column.key in SHORT)
-    report.finish(result, short, picture, out, echo, stem)
-    return result
 
 
 def grid() -> Iterator[Point]:
@@ -162,9 +89,7 @@ def grid() -> Iterator[Point]:
                     yield Point(cell, dtype, LENGTH, batch)
 
 
-def measure_point(
-    point: Point, xp: ModuleType, rates: Rates, rounds: Mapping[str, Any], clock: timing.Clock
-) -> dict[str, Any]:
+def measure_point(point: Point, xp: ModuleType, rates: Rates, rounds: Mapping[str, Any], clock: timing.Clock) -> Row:
     """Time one point: step and backward against PyTorch, and our two backward kernels against their floors."""
     device = "cpu" if backend.is_host(xp) else "cuda"
     workload = SequenceWorkload(point.cell, point.length, point.batch, dtype=point.dtype, device=device)
@@ -180,7 +105,7 @@ def measure_point(
     return row
 
 
-def kernel_calls(point: Point, xp: ModuleType, hidden: int = 20) -> tuple[dict[str, timing.Call], int]:
+def kernel_calls(point: Point, xp: ModuleType, hidden: int = 20) -> tuple[dict[str, Callable[[], object]], int]:
     """Return the two backward kernels on random states, ready to be timed, and the scan's number of chunks."""
     k = kernels.get(xp)
     rng = np.random.default_rng(0)
@@ -194,14 +119,14 @@ def kernel_calls(point: Point, xp: ModuleType, hidden: int = 20) -> tuple[dict[s
     if point.cell == "RNN":
         w, gz = array(hidden, hidden), xp.empty_like(h)
         return {
-            "bp": timing.Call(lambda _: k.rnn_backward(h, w, None, grad, "tanh", gz, gh0)),
-            "chunked": timing.Call(lambda _: k.rnn_scan_backward(h, w, None, grad, "tanh", chunks, gz, gh0)),
+            "bp": lambda: k.rnn_backward(h, w, None, grad, "tanh", gz, gh0),
+            "chunked": lambda: k.rnn_scan_backward(h, w, None, grad, "tanh", chunks, gz, gh0),
         }, chunks
     w, h0, gates = array(3 * hidden, hidden), array(batch, hidden), array(length, batch, 4 * hidden)
     ga = xp.empty_like(gates)
     return {
-        "bp": timing.Call(lambda _: k.gru_backward(h, h0, gates, w, None, grad, ga, gh0)),
-        "chunked": timing.Call(lambda _: k.gru_scan_backward(h, h0, gates, w, None, grad, chunks, ga, gh0)),
+        "bp": lambda: k.gru_backward(h, h0, gates, w, None, grad, ga, gh0),
+        "chunked": lambda: k.gru_scan_backward(h, h0, gates, w, None, grad, chunks, ga, gh0),
     }, chunks
 
 
@@ -230,9 +155,9 @@ def device_rates(cupy: ModuleType) -> Rates:
     flops = [attributes["MultiProcessorCount"] * each * 2 * clock for each in lanes]
     source = cupy.ones(1 << 28, cupy.uint8)
     target = cupy.empty_like(source)
-    copy = timing.measure(
-        {"copy": timing.Call(lambda _: cupy.copyto(target, source))}, rounds=7, clock=timing.DeviceClock(cupy)
-    )["copy"]
+    copy = timing.measure({"copy": lambda: cupy.copyto(target, source)}, rounds=7, clock=timing.DeviceClock(cupy))[
+        "copy"
+    ]
     return Rates({"float32": flops[0], "float64": flops[1]}, 2 * source.nbytes / copy.median)
 
 
@@ -241,9 +166,9 @@ def _allows_tf32() -> bool | None:
     return None if torch is None else bool(torch.backends.cudnn.allow_tf32)
 
 
-def picture(result: Mapping[str, Any]) -> Any:
+def picture(result: Result) -> Any:
     """Draw the speed-ups over T and over B, backward and step, one curve a model and dtype."""
-    drawing, axes = report.figure(1, 2, width=10.0, height=4.0)
+    drawing, axes = pictures.figure(1, 2, width=10.0, height=4.0)
     for ax, key, held, value in ((axes[0, 0], "length", "batch", BATCH), (axes[0, 1], "batch", "length", LENGTH)):
         for cell, color in (("RNN", "#1e40af"), ("GRU", "#9a3412")):
             for dtype, line in (("float32", "-"), ("float64", "--")):
@@ -269,3 +194,40 @@ def picture(result: Mapping[str, Any]) -> Any:
         ax.grid(alpha=0.3)
     axes[0, 1].legend(fontsize=7, ncols=2)
     return drawing
+
+
+_POINT = ("model", "dtype", "length", "batch")
+
+BENCHMARK = Benchmark(
+    name="gpu",
+    title="Training a recurrent network on a GPU, hidden size 20: step and backward against torch.nn (cuDNN)",
+    leaves_out="transfer of the batch to the GPU (both sides alike); floors count H = 20 lanes as full",
+    settings={"targets": TARGETS | gpu_steps.TARGETS, "seconds": SECONDS},
+    rounds={"rounds": 15, "least_rounds": 3, "budget": 1.0},
+    threads=None,
+    measure=measure,
+    columns=(
+        Column("model", "model", number=False),
+        Column("dtype", "dtype", number=False),
+        Column("T", "length"),
+        Column("B", "batch"),
+        Column("step, sparsebp", "step_ours", report.seconds, on_terminal=False),
+        Column("step, cuDNN", "step_torch", report.seconds, on_terminal=False),
+        Column("step, over cuDNN", "step_ratio", report.times),
+        Column("backward, sparsebp", "backward_ours", report.seconds, on_terminal=False),
+        Column("backward, cuDNN", "backward_torch", report.seconds, on_terminal=False),
+        Column("backward, over cuDNN", "backward_ratio", report.times),
+        Column("`auto` chose", "algorithm", number=False),
+        Column("sequential kernel", "kernel_bp", report.seconds),
+        Column("its floor", "floor_bp", report.seconds, on_terminal=False),
+        Column("scan kernels", "kernel_chunked", report.seconds),
+        Column("their floor", "floor_chunked", report.seconds, on_terminal=False),
+    ),
+    tables={
+        "The whole step": (*_POINT, "step_ours", "step_torch", "step_ratio", "algorithm"),
+        "Backward alone": (*_POINT, "backward_ours", "backward_torch", "backward_ratio"),
+        "Kernels of the recursion": (*_POINT, "kernel_bp", "floor_bp", "kernel_chunked", "floor_chunked"),
+    },
+    short=(*_POINT, "step_ratio", "backward_ratio", "algorithm", "kernel_bp", "kernel_chunked"),
+    picture=picture,
+)

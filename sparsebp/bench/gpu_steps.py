@@ -15,6 +15,7 @@ import numpy as np
 from sparsebp import backend
 from sparsebp.bench.schedule import find, optimizer_of
 from sparsebp.bench.tools import report, timing
+from sparsebp.bench.tools.benchmark import Row
 from sparsebp.bench.tools.report import Column
 from sparsebp.runtime.candidates import all_orders
 from sparsebp.runtime.executor import Executor
@@ -38,7 +39,7 @@ COLUMNS = (
 
 def measure_steps(
     xp: ModuleType, quick: bool, rounds: Mapping[str, Any], clock: timing.Clock
-) -> tuple[list[dict[str, Any]], list[str]]:
+) -> tuple[list[Row], list[str]]:
     """Time a step in every order, launched and captured, in turn.
 
     Parameters
@@ -93,7 +94,7 @@ def measure_steps(
         executor.close()
     rows = []
     for name in orders:
-        row: dict[str, Any] = {"order": name, "batch": samples, "launched": timings[f"{name}, False"].to_dict()}
+        row: Row = {"order": name, "batch": samples, "launched": timings[f"{name}, False"].to_dict()}
         if f"{name}, True" in timings:
             captured = timings[f"{name}, True"]
             row["captured"] = captured.to_dict()

@@ -9,17 +9,15 @@ their own. An update does next to no arithmetic: its floor is the bytes that it 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from sparsebp.bench.tools import report, timing
-from sparsebp.bench.tools.bandwidth import copy_bandwidth
-from sparsebp.bench.tools.environment import available_memory
+from sparsebp.bench.tools import pictures, report, timing
+from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run, fits, with_threads
+from sparsebp.bench.tools.environment import copy_bandwidth
 from sparsebp.bench.tools.report import Column
-from sparsebp.core.errors import MissingDependencyError
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -37,90 +35,17 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
 PEERS = {"unfused": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}
 """The forms of torch.optim."""
 TARGETS = {"foreach": 1.5, "fused": 1.0}
-SHARE = 0.7
-"""Share of the available memory that a row may take."""
-
-COLUMNS = (
-    Column("network", "network", number=False),
-    Column("tensors", "tensors"),
-    Column("parameters", "parameters", report.count),
-    Column("optimizer", "optimizer", number=False),
-    Column("threads", "threads"),
-    Column("sparsebp", "ours", report.seconds),
-    Column("name by name", "loop", report.seconds),
-    Column("torch", "unfused", report.seconds),
-    Column("torch, foreach", "foreach", report.seconds),
-    Column("torch, fused", "fused", report.seconds),
-    Column("over name by name", "loop_ratio", report.times),
-    Column("over torch", "unfused_ratio", report.times),
-    Column("over foreach", "foreach_ratio", report.times),
-    Column("over fused", "fused_ratio", report.times),
-    Column("targets", "targets", number=False),
-    Column("outcome", "met", number=False),
-    Column("bytes moved", "moved", report.size),
-    Column("× copy floor", "floor_times", report.times),
-)
-TABLES = {
-    "Networks": ("network", "tensors", "parameters"),
-    "Time of an update": ("network", "optimizer", "threads", "ours", "loop", "unfused", "foreach", "fused"),
-    "Ratios": ("network", "optimizer", "threads", "loop_ratio", "unfused_ratio", "foreach_ratio", "fused_ratio"),
-    "Targets, and the time of a copy of as many bytes": (
-        "network",
-        "optimizer",
-        "threads",
-        "moved",
-        "floor_times",
-        "targets",
-        "met",
-    ),
-}
-SHORT = ("network", "optimizer", "ours", "foreach_ratio", "fused_ratio", "met", "floor_times")
-"""Columns of the README's table."""
 
 
-def in_short(row: Mapping[str, Any]) -> bool:
-    """Whether the README's table has the row."""
-    return row["threads"] == 2 and row["optimizer"] in ("SGD, momentum", "Adam")
-
-
-def run(
-    out: Path | None = None,
-    quick: bool = False,
-    threads: tuple[int, ...] = (1, 2),
-    echo: Callable[[str], None] = print,
-) -> dict[str, Any]:
-    """Measure, print the table, write ``optim.json`` and ``optim.png``; return the result.
-
-    Parameters are those of `sparsebp.bench.recurrent.run`.
-
-    Raises
-    ------
-    MissingDependencyError
-        PyTorch is not installed.
-    """
-    if timing.optional("torch") is None:
-        raise MissingDependencyError("PyTorch is not installed, and is what this benchmark compares with",
-                                     remedy="Install the extra: pip install 'sparsebp[torch]'")  # fmt: skip
-    rounds = (
-        {"rounds": 2, "least_rounds": 2, "warmup": 1} if quick else {"rounds": 15, "least_rounds": 3, "budget": 4.0}
-    )
-    result = report.start(
-        "optim",
-        "The update of all parameters, gradients given: float32, CPU",
-        quick=quick,
-        settings={"threads": threads, "dtype": "float32", "targets": TARGETS, "optimizers": OPTIMIZERS},
-        leaves_out="forward and backward; whole steps are another comparison",
-    )
-    for network, shapes in networks(quick).items():
-        for count in timing.thread_counts_here(threads, result["notes"].append):
-            with timing.threads(count):
-                for name in OPTIMIZERS:
-                    row = measure_row(network, shapes, name, count, rounds, result["notes"].append)
-                    if row is not None:
-                        result["rows"].append(row)
-                        echo(f"{network}, {name}, threads={count}: {report.times(row['foreach_ratio'])} over foreach")
-    report.finish(result, [c for c in COLUMNS if c.key not in ("tensors", "moved", "targets")], picture, out, echo)
-    return result
+def measure(run: Run) -> Iterator[Row]:
+    """Measure every optimizer on every network."""
+    timing.import_torch()  # refused before anything is measured
+    for network, shapes in networks(run.quick).items():
+        need = 4 * sum(map(math.prod, shapes.values())) * (2 + 4 * 3 + 3)  # all sides' buffers, foreach's intermediates
+        for count in run.threads():
+            for name in OPTIMIZERS:
+                if fits(f"{network}, {name}", need, run.note):
+                    yield measure_row(network, shapes, name, count, run.rounds)
 
 
 def networks(quick: bool = False) -> dict[str, Shapes]:
@@ -143,24 +68,17 @@ def networks(quick: bool = False) -> dict[str, Shapes]:
     return {f"SNN, 32 × {width}": snn} | shapes
 
 
-def measure_row(
-    network: str, shapes: Shapes, optimizer: str, threads: int, rounds: Mapping[str, Any], note: Callable[[str], None]
-) -> dict[str, Any] | None:
-    """Time all sides in turn; None, and a note, where they do not fit into memory."""
-    numbers = sum(math.prod(shape) for shape in shapes.values())
-    need, have = 4 * numbers * (2 + 4 * 3 + 3), available_memory()  # all sides' buffers, and foreach's intermediates
-    if have is not None and need > SHARE * have:
-        note(f"{network}, {optimizer}: left out, it needs {report.size(need)} and {report.size(have)} are free")
-        return None
+def measure_row(network: str, shapes: Shapes, optimizer: str, threads: int, rounds: Mapping[str, Any]) -> Row:
+    """Time all sides in turn."""
     ours, calls = sides(shapes, optimizer)
-    timings = timing.measure({name: timing.Call(_without_argument(call)) for name, call in calls.items()}, **rounds)
+    timings = timing.measure(calls, **rounds)
     moved = bytes_moved(ours)
-    row: dict[str, Any] = {
-        "network": network, "tensors": len(shapes), "parameters": numbers, "optimizer": optimizer, "threads": threads,
+    row: Row = {
+        "network": network, "tensors": len(shapes), "parameters": sum(map(math.prod, shapes.values())),
+        "optimizer": optimizer, "threads": threads,
         "moved": moved, "floor_times": timings["ours"].median / (moved / copy_bandwidth(threads)),
     }  # fmt: skip
-    row |= {name: measured.to_dict() for name, measured in timings.items()}
-    row |= {f"{name}_ratio": timing.ratio(timings[name], timings["ours"]) for name in timings if name != "ours"}
+    row |= timing.side_by_side(timings)
     return row | judge(row)
 
 
@@ -204,27 +122,61 @@ def judge(row: Mapping[str, Any]) -> dict[str, str]:
     missed = [side for side, least in targets.items() if row[f"{side}_ratio"]["median"] < least]
     return {
         "targets": ", ".join(f"≥ {least:g}× {side}" for side, least in targets.items()),
-        "met": f"missed: {', '.join(missed)}" if missed else "met",
+        "met": report.outcome(missed),
     }
 
 
-def _without_argument(side: Callable[[], object]) -> Callable[[object], object]:
-    return lambda _: side()
-
-
-def picture(result: Mapping[str, Any]) -> Any:
+def picture(result: Result) -> Any:
     """Draw the speed-up over foreach and fused, one pair of bars a network and optimizer, for the most threads."""
-    most = max(row["threads"] for row in result["rows"])
-    rows = [row for row in result["rows"] if row["threads"] == most]
-    drawing, axes = report.figure(1, 1, width=8.0, height=0.28 * len(rows) + 1.4)
-    ax = axes[0, 0]
-    for shift, side, color in ((-0.2, "foreach", "#93c5fd"), (0.2, "fused", "#1e40af")):
-        ratios = [row.get(f"{side}_ratio", {"median": 0.0})["median"] for row in rows]
-        ax.barh([i + shift for i in range(len(rows))], ratios, height=0.4, color=color, label=f"over torch, {side}")
-        ax.axvline(TARGETS[side], color=color, linewidth=0.8, linestyle="--")
-    ax.set_yticks(range(len(rows)), [f"{row['network']}, {row['optimizer']}" for row in rows], fontsize=8)
-    ax.invert_yaxis()
-    ax.set_xlabel(f"times faster, {most} threads (dashed: targets)", fontsize=9)
+    threads, rows = with_threads(result, max)
+    colours = {"foreach": "#93c5fd", "fused": "#1e40af"}
+    bars = [
+        (f"over torch, {side}", colour, [row.get(f"{side}_ratio", {"median": 0.0})["median"] for row in rows])
+        for side, colour in colours.items()
+    ]
+    labels = [f"{row['network']}, {row['optimizer']}" for row in rows]
+    drawing, ax = pictures.bar_chart(labels, bars, f"times faster, {threads} (dashed: targets)", each=0.28)
+    for side, colour in colours.items():
+        ax.axvline(TARGETS[side], color=colour, linewidth=0.8, linestyle="--")
     ax.legend(fontsize=8, frameon=False)
-    ax.spines[["top", "right"]].set_visible(False)
     return drawing
+
+
+_ROW = ("network", "optimizer", "threads")
+
+BENCHMARK = Benchmark(
+    name="optim",
+    title="The update of all parameters, gradients given: float32, CPU",
+    leaves_out="forward and backward; whole steps are another comparison",
+    settings={"dtype": "float32", "targets": TARGETS, "optimizers": OPTIMIZERS},
+    rounds={"rounds": 15, "least_rounds": 3, "budget": 4.0},
+    measure=measure,
+    columns=(
+        Column("network", "network", number=False),
+        Column("tensors", "tensors", on_terminal=False),
+        Column("parameters", "parameters", report.count),
+        Column("optimizer", "optimizer", number=False),
+        Column("threads", "threads"),
+        Column("sparsebp", "ours", report.seconds),
+        Column("name by name", "loop", report.seconds),
+        Column("torch", "unfused", report.seconds),
+        Column("torch, foreach", "foreach", report.seconds),
+        Column("torch, fused", "fused", report.seconds),
+        Column("over name by name", "loop_ratio", report.times),
+        Column("over torch", "unfused_ratio", report.times),
+        Column("over foreach", "foreach_ratio", report.times),
+        Column("over fused", "fused_ratio", report.times),
+        Column("targets", "targets", number=False, on_terminal=False),
+        Column("outcome", "met", number=False),
+        Column("bytes moved", "moved", report.size, on_terminal=False),
+        Column("× copy floor", "floor_times", report.times),
+    ),
+    tables={
+        "Networks": ("network", "tensors", "parameters"),
+        "Time of an update": (*_ROW, "ours", "loop", *PEERS),
+        "Ratios": (*_ROW, "loop_ratio", *(f"{peer}_ratio" for peer in PEERS)),
+        "Targets, and the time of a copy of as many bytes": (*_ROW, "moved", "floor_times", "targets", "met"),
+    },
+    short=("network", "optimizer", "ours", "foreach_ratio", "fused_ratio", "met", "floor_times"),
+    picture=picture,
+)

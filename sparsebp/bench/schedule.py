@@ -13,13 +13,13 @@ stream.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
-from sparsebp.bench.tools import report, timing
+from sparsebp.bench.tools import pictures, report, timing
+from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run
 from sparsebp.bench.tools.report import Column
 from sparsebp.core import threads as thread_pools
 from sparsebp.core.errors import SparseBPError
@@ -45,75 +45,13 @@ TWO = ("two", "joint", "list")
 SIMULATED = ("one", *TWO)
 """Those that the simulator predicts: costs are those of one core."""
 
-COLUMNS = (
-    Column("network", "network", number=False),
-    Column("batch", "batch"),
-    Column("stages", "stages"),
-    Column("one stream, one core", "one", report.seconds),
-    Column("one stream, all cores", "fused", report.seconds),
-    Column("conventional", "conventional", report.seconds),
-    Column("two streams", "two", report.seconds),
-    Column("two streams, joint", "joint", report.seconds),
-    Column("two streams, list", "list", report.seconds),
-    Column("kept", "keeps", number=False),
-    Column("all cores over one", "fused_ratio", report.times),
-    Column("two over one", "two_ratio", report.times),
-    Column("joint over one", "joint_ratio", report.times),
-    Column("list over one", "list_ratio", report.times),
-    Column("kept over one", "kept_ratio", report.times),
-    Column("kept over conventional", "kept_conventional_ratio", report.times),
-    Column("error, one", "one_error", "{:+.0%}".format),
-    Column("error, two", "two_error", "{:+.0%}".format),
-    Column("error, joint", "joint_error", "{:+.0%}".format),
-    Column("error, list", "list_error", "{:+.0%}".format),
-    Column("memory", "memory", "{:.2f} ×".format),
-    Column("threads", "threads"),
-    Column("outcome", "met", number=False),
-)
-TABLES = {
-    "Time of a step": ("network", "batch", "one", "fused", "conventional", "two", "joint", "list"),
-    "Over one stream on one core": ("network", "batch", "fused_ratio", "two_ratio", "joint_ratio", "list_ratio"),
-    "What was kept": ("network", "batch", "keeps", "kept_ratio", "kept_conventional_ratio", "memory", "met"),
-    "Simulated beside measured": (
-        "network", "batch", "stages", "threads", "one_error", "two_error", "joint_error", "list_error",
-    ),
-}  # fmt: skip
-SHORT = ("network", "batch", "one", "conventional", "kept", "keeps", "kept_ratio", "kept_conventional_ratio", "met")
-"""Columns of the README's table."""
 
-
-def run(
-    out: Path | None = None,
-    quick: bool = False,
-    threads: tuple[int, ...] = (2,),
-    echo: Callable[[str], None] = print,
-) -> dict[str, Any]:
-    """Measure, print the table, write ``schedule.json`` and ``schedule.png``; return the result.
-
-    Parameters are those of `sparsebp.bench.recurrent.run`; `threads` are those of the stream that has all cores.
-
-    Raises
-    ------
-    SparseBPError
-        Gradients of two orders differ.
-    """
-    rounds: dict[str, Any] = {"rounds": 2, "least_rounds": 2, "warmup": 1} if quick else {
-        "rounds": 9, "least_rounds": 5, "warmup": 1, "budget": 6.0
-    }  # fmt: skip
-    result = report.start(
-        "schedule", "A training step in several orders: float32, CPU", quick=quick,
-        settings={"threads": threads, "dtype": "float32", "optimizer": "SGD, momentum", "targets": TARGETS,
-                  "fusion": "backward"},
-        leaves_out="the steps in which the schedule is found; loading of batches",
-    )  # fmt: skip
-    for count in timing.thread_counts_here(threads, result["notes"].append):
-        with timing.threads(count):
-            for network, (make, shape, small) in networks(quick).items():
-                row: dict[str, Any] = {"network": network, "threads": count} | measure_row(make, shape, rounds)
-                result["rows"].append(row | judge(row, small))
-                echo(f"{network}: keeps {row['keeps']}, {report.times(row['kept_ratio'])} over one stream on one core")
-    report.finish(result, [c for c in COLUMNS if c.key not in ("threads", "stages")], picture, out, echo)
-    return result
+def measure(run: Run) -> Iterator[Row]:
+    """Measure the orders of a step of every network; `threads` are those of the stream that has all cores."""
+    for count in run.threads():
+        for network, (make, shape, small) in networks(run.quick).items():
+            row: Row = {"network": network, "threads": count} | measure_row(make, shape, run.rounds)
+            yield row | judge(row, small)
 
 
 Network = tuple[Callable[[], Any], tuple[int, ...], bool]
@@ -147,14 +85,14 @@ def narrow(layers: int, width: int) -> Any:
     return nn.Sequential(*links, nn.Linear(width, 10, rng=rng))
 
 
-def measure_row(make: Callable[[], Any], shape: tuple[int, ...], rounds: Mapping[str, Any]) -> dict[str, Any]:
+def measure_row(make: Callable[[], Any], shape: tuple[int, ...], rounds: Mapping[str, Any]) -> Row:
     """Find a schedule, compare gradients, time all sides in turn."""
     rng = np.random.default_rng(0)
     batch = rng.standard_normal(shape, np.float32), rng.integers(10, size=shape[0])
     found = find(make, batch)
     graph = found.schedule.graph
     size = {"stages": graph.stages, "unweighted": graph.unweighted}
-    # An order above the memory cap is none that is kept; its time is shown all the same.
+    # An order above the memory ratio is none that is kept; its time is shown all the same.
     orders = all_orders(size, found.costs) | {trial.name: trial.schedule for trial in found.trials}
     check_gradients(make, batch, orders)
     orders["one"] = orders["fused"]
@@ -165,9 +103,9 @@ def measure_row(make: Callable[[], Any], shape: tuple[int, ...], rounds: Mapping
         for name, measured in timing.measure(calls, **rounds).items()
     }
     timings["kept"] = timings[found.kept.name]
-    row: dict[str, Any] = {
+    row: Row = {
         "batch": shape[0], "stages": graph.stages, "steps": steps, "keeps": found.kept.name,
-        "memory": found.memory, "memory_cap": found.memory_cap,
+        "memory": found.memory, "memory_ratio": found.memory_ratio,
     }  # fmt: skip
     row |= {name: measured.to_dict() for name, measured in timings.items()}
     row |= {f"{name}_ratio": timing.ratio(timings["one"], timings[name]) for name in (*SIDES, "kept")}
@@ -275,28 +213,68 @@ def judge(row: Mapping[str, Any], small: bool) -> dict[str, str]:
     missed = [f"error of {name}" for name in SIMULATED if abs(row[f"{name}_error"]) > TARGETS["error"]]
     if small and max(row[f"{name}_ratio"]["median"] for name in TWO) < TARGETS["speedup"]:
         missed.insert(0, "speed-up")
-    return {"met": f"missed: {', '.join(missed)}" if missed else "met"}
+    return {"met": report.outcome(missed)}
 
 
-def picture(result: Mapping[str, Any]) -> Any:
+def picture(result: Result) -> Any:
     """Draw the speed-up over one stream on one core."""
     rows = result["rows"]
-    drawing, axes = report.figure(1, 1, width=8.0, height=0.75 * len(rows) + 1.4)
-    ax = axes[0, 0]
-    colors = ("#d1d5db", "#9ca3af", "#bfdbfe", "#60a5fa", "#1e40af")
-    height = 0.16
-    for place, (side, color) in enumerate(zip(SIDES, colors, strict=True)):
-        at = [i + (place - 2) * height for i in range(len(rows))]
-        ax.barh(at, [row[f"{side}_ratio"]["median"] for row in rows], height=height, color=color, label=SIDES[side])
-        if side in SIMULATED:
-            simulated = [row["one"]["median"] / row[f"{side}_simulated"] for row in rows]
-            ax.plot(simulated, at, "k|", markersize=6, label="simulated" if side == "list" else None)
-    kept = [i + (list(SIDES).index(row["keeps"]) - 2) * height for i, row in enumerate(rows)]
+    colours = ("#d1d5db", "#9ca3af", "#bfdbfe", "#60a5fa", "#1e40af")
+    bars = [(words, colour, [row[f"{side}_ratio"]["median"] for row in rows])
+            for (side, words), colour in zip(SIDES.items(), colours, strict=True)]  # fmt: skip
+    labels = [f"{row['network']}, batch {row['batch']}" for row in rows]
+    drawing, ax = pictures.bar_chart(labels, bars, "times faster than one stream on one core", each=0.75)
+    middles = {
+        side: [bar.get_y() + bar.get_height() / 2 for bar in shown]
+        for side, shown in zip(SIDES, ax.containers, strict=True)
+    }
+    for side in TWO:
+        simulated = [row["one"]["median"] / row[f"{side}_simulated"] for row in rows]
+        ax.plot(simulated, middles[side], "k|", markersize=6, label="simulated" if side == "list" else None)
+    kept = [middles[row["keeps"]][i] for i, row in enumerate(rows)]
     ax.plot([0.03] * len(rows), kept, "k*", markersize=5, label='kept by schedule="ooo"')
     ax.axvline(1.0, color="#6b7280", linewidth=0.8, linestyle="--")
-    ax.set_yticks(range(len(rows)), [f"{row['network']}, batch {row['batch']}" for row in rows], fontsize=8)
-    ax.invert_yaxis()
-    ax.set_xlabel("times faster than one stream on one core", fontsize=9)
     ax.legend(fontsize=8, frameon=False, ncols=2, loc="lower center", bbox_to_anchor=(0.4, 1.0))
-    ax.spines[["top", "right"]].set_visible(False)
     return drawing
+
+
+def _of_two(what: str) -> tuple[str, ...]:
+    return tuple(f"{side}_{what}" for side in TWO)
+
+
+BENCHMARK = Benchmark(
+    name="schedule",
+    title="A training step in several orders: float32, CPU",
+    leaves_out="the steps in which the schedule is found; loading of batches",
+    settings={"dtype": "float32", "optimizer": "SGD, momentum", "targets": TARGETS, "fusion": "backward"},
+    rounds={"rounds": 9, "least_rounds": 5, "warmup": 1, "budget": 6.0},
+    threads=(2,),
+    measure=measure,
+    columns=(
+        Column("network", "network", number=False),
+        Column("batch", "batch"),
+        Column("stages", "stages", on_terminal=False),
+        Column("one stream, one core", "one", report.seconds),
+        Column("one stream, all cores", "fused", report.seconds),
+        Column("conventional", "conventional", report.seconds),
+        Column("two streams", "two", report.seconds),
+        Column("two streams, joint", "joint", report.seconds),
+        Column("two streams, list", "list", report.seconds),
+        Column("kept", "keeps", number=False),
+        Column("all cores over one", "fused_ratio", report.times),
+        *(Column(f"{side} over one", f"{side}_ratio", report.times) for side in (*TWO, "kept")),
+        Column("kept over conventional", "kept_conventional_ratio", report.times),
+        *(Column(f"error, {side}", f"{side}_error", "{:+.0%}".format) for side in SIMULATED),
+        Column("memory", "memory", "{:.2f} ×".format),
+        Column("threads", "threads", on_terminal=False),
+        Column("outcome", "met", number=False),
+    ),
+    tables={
+        "Time of a step": ("network", "batch", "one", "fused", "conventional", *TWO),
+        "Over one stream on one core": ("network", "batch", "fused_ratio", *_of_two("ratio")),
+        "What was kept": ("network", "batch", "keeps", "kept_ratio", "kept_conventional_ratio", "memory", "met"),
+        "Simulated beside measured": ("network", "batch", "stages", "threads", "one_error", *_of_two("error")),
+    },
+    short=("network", "batch", "one", "conventional", "keeps", "kept_ratio", "kept_conventional_ratio", "met"),
+    picture=picture,
+)

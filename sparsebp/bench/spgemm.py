@@ -9,98 +9,42 @@ structure that it keeps. None of them has a batch of values: a sample of ours st
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sparsebp.bench.tools import report, sparse_peers, timing
-from sparsebp.bench.tools.bandwidth import copy_bandwidth
+from sparsebp.bench.tools import pictures, report, sparse_peers, timing
+from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run, refuse_difference, with_threads
+from sparsebp.bench.tools.environment import copy_bandwidth
 from sparsebp.bench.tools.matrices import Pair, Targets, pairs
 from sparsebp.bench.tools.report import Column
-from sparsebp.core.errors import SparseBPError
 
-BATCH = 16
 TARGET_THREADS = 2
 """The number of threads that the targets are stated for."""
 
 SIDES = {"scipy": "SciPy", "mkl": "MKL", "mkl_numeric": "MKL numeric-only", "graphblas": "GraphBLAS"}
 
-COLUMNS = (
-    Column("product", "name", number=False),
-    Column("A", "a_text", number=False),
-    Column("B", "b_text", number=False),
-    Column("values", "values", number=False),
-    Column("threads", "threads"),
-    Column("strategy", "strategy", number=False),
-    Column("products", "products", report.count),
-    Column("plan once", "plan_seconds", report.seconds),
-    Column("sparsebp", "ours", report.seconds),
-    Column("SciPy", "scipy", report.seconds),
-    *(Column(f"over {side}", f"{name}_ratio", report.times) for name, side in SIDES.items()),
-    Column("targets", "targets", number=False),
-    Column("outcome", "met", number=False),
-    Column("bytes moved", "moved", report.size),
-    Column("at copy speed", "floor", report.seconds),
-    Column("× copy floor", "floor_times", report.times),
-    Column("plan earned back after", "earned_after", lambda calls: f"{calls:.0f} calls"),
-)
-TABLES = {
-    "Operands and plans": ("name", "a_text", "b_text", "strategy", "products", "plan_seconds"),
-    "Time, and whether the target is met": ("name", "values", "threads", "ours", "scipy", "targets", "met"),
-    "Ratios": ("name", "values", "threads", "scipy_ratio", "mkl_ratio", "mkl_numeric_ratio", "graphblas_ratio"),
-    "Beside a copy of as many bytes": ("name", "values", "threads", "moved", "floor", "floor_times", "earned_after"),
-}
-SHORT = ("name", "values", "ours", "scipy_ratio", "mkl_numeric_ratio", "targets", "met", "floor_times")
-"""Columns of the README's table."""
 
-
-def in_short(row: Mapping[str, Any]) -> bool:
-    """Whether the README's table has the row: those with a target, which two threads have."""
-    return row["targets"] is not None
-
-
-def run(
-    out: Path | None = None,
-    quick: bool = False,
-    threads: tuple[int, ...] = (1, 2),
-    echo: Callable[[str], None] = print,
-) -> dict[str, Any]:
-    """Measure, print the table, write ``spgemm.json`` and ``spgemm.png``; return the result.
-
-    Parameters are those of `sparsebp.bench.recurrent.run`.
-    """
-    rounds = {"rounds": 2, "least_rounds": 2, "warmup": 1} if quick else {"rounds": 15, "budget": 5.0}
-    batch = 2 if quick else BATCH
-    result = report.start(
-        "spgemm",
-        f"Sparse products on a fixed pattern, float32: values shared, or of each of {batch} samples (time of one)",
-        quick=quick,
-        settings={"batch": batch, "threads": threads, "dtype": "float32"},
-        leaves_out="our symbolic phase but for the rows that name it (column 'plan once'); that of MKL on a kept "
-        "structure; the other sides analyse at every call",
-    )
-    peers = sparse_peers.found(result["notes"].append)
+def measure(run: Run) -> Iterator[Row]:
+    """Measure every product: shared values, those of a batch, and plan and product together, as asked for."""
+    peers = sparse_peers.found(run.note)
     for small in pairs(quick=True):
         plan_pair(small)  # compiles the symbolic phase
-    for pair in pairs(quick):
-        plan, plan_seconds = plan_pair(pair)
-        about = {"a_text": _describe(pair.a), "b_text": _describe(pair.b)} | describe_plan(plan, plan_seconds)
-        _check(pair, plan)
-        for count in timing.thread_counts_here(threads, result["notes"].append):
-            with sparse_peers.threads(count):
-                for row in measure_rows(pair, plan, plan_seconds, batch, peers, rounds, count):
-                    if quick or count != TARGET_THREADS:
-                        row["targets"] = row["met"] = None
-                    result["rows"].append({"name": pair.name} | about | row | {"threads": count})
-                    echo(
-                        f"{pair.name}, {row['values']}, threads={count}: {report.times(row['scipy_ratio'])} over SciPy"
-                    )
-    result["notes"] = list(dict.fromkeys(result["notes"]))
-    report.finish(result, COLUMNS, picture, out, echo)
-    return result
+    for pair in pairs(run.quick):
+        plan, seconds = plan_pair(pair)
+        about = {
+            "name": pair.name, "a_text": _describe(pair.a), "b_text": _describe(pair.b), "strategy": plan.strategy,
+            "products": int(plan.products), "nnz": int(plan.pattern.nnz), "flops": int(plan.flops),
+            "plan_seconds": seconds,
+        }  # fmt: skip
+        check(pair, plan)
+        for count in run.threads(sparse_peers.threads):
+            for row in measure_rows(pair, plan, seconds, run.settings["batch"], peers, run.rounds, count):
+                if run.quick or count != TARGET_THREADS:
+                    row["targets"] = row["met"] = None
+                yield about | row | {"threads": count}
 
 
 def plan_pair(pair: Pair) -> tuple[Any, float]:
@@ -118,17 +62,6 @@ def _fresh_plan(pair: Pair) -> Any:
     return plan_product(SparsityPattern.from_scipy(pair.a), SparsityPattern.from_scipy(pair.b))
 
 
-def describe_plan(plan: Any, seconds: float) -> dict[str, Any]:
-    """Return the columns that belong to a plan."""
-    return {
-        "strategy": plan.strategy,
-        "products": int(plan.products),
-        "nnz": int(plan.pattern.nnz),
-        "flops": int(plan.flops),
-        "plan_seconds": seconds,
-    }
-
-
 def measure_rows(
     pair: Pair,
     plan: Any,
@@ -137,7 +70,7 @@ def measure_rows(
     peers: Sequence[sparse_peers.Prepare],
     rounds: Mapping[str, Any],
     threads: int,
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     """Time one product with shared values, with those of `batch` samples, and together with its plan, as asked for."""
     sides: dict[str, Callable[[], object]] = {}
     for prepare in peers:
@@ -176,20 +109,12 @@ def compare(
     rounds: Mapping[str, Any],
     samples: int,
     targets: Targets,
-) -> dict[str, Any]:
+) -> Row:
     """Time `ours`, which does `samples` products, in turn with one product of every other side."""
-    calls = {name: timing.Call(_without_argument(side)) for name, side in {"ours": ours, **sides}.items()}
-    timings = timing.measure(calls, **rounds)
+    timings = timing.measure({"ours": ours, **sides}, **rounds)
     timings["ours"] = timing.Timing(tuple(seconds / samples for seconds in timings["ours"].seconds))
-    row: dict[str, Any] = {"samples": samples, "ours": timings["ours"].to_dict()}
-    for name in sides:
-        row[name] = timings[name].to_dict()
-        row[f"{name}_ratio"] = timing.ratio(timings[name], timings["ours"])
+    row = {"samples": samples} | timing.side_by_side(timings)
     return row | judge(row, targets)
-
-
-def _without_argument(side: Callable[[], object]) -> Callable[[object], object]:
-    return lambda _: side()
 
 
 def judge(row: Mapping[str, Any], targets: Targets) -> dict[str, str | None]:
@@ -199,7 +124,7 @@ def judge(row: Mapping[str, Any], targets: Targets) -> dict[str, str | None]:
     measured = {side: row[f"{side}_ratio"]["median"] for side in targets if f"{side}_ratio" in row}
     missed = [SIDES[side] for side, times in measured.items() if times < targets[side]]
     absent = [SIDES[side] for side in targets if side not in measured]
-    outcome = f"missed: {', '.join(missed)}" if missed else "met"
+    outcome = report.outcome(missed)
     return {
         "targets": ", ".join(f"≥ {times:g}× {SIDES[side]}" for side, times in targets.items()),
         "met": outcome if missed or not absent else f"{outcome}; {', '.join(absent)} not measured",
@@ -223,7 +148,7 @@ def bytes_moved(plan: Any, *arrays: np.ndarray) -> int:
     return sum(array.nbytes for array in (*arrays, *read.values()))
 
 
-def _check(pair: Pair, plan: Any) -> None:
+def check(pair: Pair, plan: Any) -> None:
     """Compare the first of two samples with SciPy before anything is timed."""
     import scipy.sparse as sp
 
@@ -232,13 +157,7 @@ def _check(pair: Pair, plan: Any) -> None:
     expected = _with(pair.a, a_data[:, 0]) @ _with(pair.b, b_data[:, 0])
     scale = float(np.abs(expected.data).max()) if expected.nnz else 1.0
     difference = float(np.abs((ours - expected).data).max(initial=0.0)) / scale
-    if not difference < 1e-4:
-        raise SparseBPError(
-            f"The product {pair.name} differs from SciPy's",
-            expected="a relative difference below 1e-4",
-            got=f"{difference:.3g}",
-            remedy="Do not trust this build: please report it with the output of sparsebp info",
-        )
+    refuse_difference(f"The product {pair.name}", "SciPy", difference)
 
 
 def _with(matrix: Any, data: np.ndarray) -> Any:
@@ -251,24 +170,67 @@ def _describe(matrix: Any) -> str:
     return f"{matrix.shape[0]} × {matrix.shape[1]}, nnz {report.count(matrix.nnz)}"
 
 
-def picture(result: Mapping[str, Any]) -> Any:
+def picture(result: Result) -> Any:
     """Draw the speed-up over SciPy, one bar a product and kind of values, for the largest number of threads."""
-    most = max(row["threads"] for row in result["rows"])
-    rows = [row for row in result["rows"] if row["threads"] == most]
-    drawing, axes = report.figure(1, 1, width=8.0, height=0.4 * len(rows) + 1.4)
-    ax = axes[0, 0]
-    middle = [row["scipy_ratio"]["median"] for row in rows]
-    low = [row["scipy_ratio"]["median"] - row["scipy_ratio"]["low"] for row in rows]
-    high = [row["scipy_ratio"]["high"] - row["scipy_ratio"]["median"] for row in rows]
-    colors = ["#93c5fd" if row["samples"] == 1 else "#1e40af" for row in rows]
-    ax.barh(range(len(rows)), middle, color=colors, xerr=[low, high], error_kw={"elinewidth": 1})
-    ax.set_yticks(range(len(rows)), [f"{row['name']}, {row['values']}" for row in rows], fontsize=8)
+    threads, rows = with_threads(result, max)
+    labels = [f"{row['name']}, {row['values']}" for row in rows]
+    xlabel = f"times faster than SciPy (one thread; ours: {threads}), median and quartiles"
+    drawing, ax = pictures.bar_chart(labels, [], xlabel, each=0.4)
+    middle, low, high = (np.array([row["scipy_ratio"][key] for row in rows]) for key in ("median", "low", "high"))
+    shared, each = "#93c5fd", "#1e40af"
+    colours = [shared if row["samples"] == 1 else each for row in rows]
+    ax.barh(range(len(rows)), middle, color=colours, xerr=[middle - low, high - middle], error_kw={"elinewidth": 1})
     ax.axvline(1, color="black", linewidth=0.8)
-    ax.invert_yaxis()
-    ours = f"{most} thread{'s' if most > 1 else ''}"
-    ax.set_xlabel(f"times faster than SciPy (one thread; ours: {ours}), median and quartiles", fontsize=9)
-    for color, label in (("#93c5fd", "values shared"), ("#1e40af", "values of each of 16 samples, time of one")):
-        ax.barh([0], [0], color=color, label=label)
+    for colour, label in ((shared, "values shared"), (each, "values of each of 16 samples, time of one")):
+        ax.barh([0], [0], color=colour, label=label)
     drawing.legend(fontsize=8, loc="outside lower center", ncols=2)
-    ax.spines[["top", "right"]].set_visible(False)
     return drawing
+
+
+BENCHMARK = Benchmark(
+    name="spgemm",
+    title="Sparse products on a fixed pattern, float32: values shared, or of each of {batch} samples (time of one)",
+    leaves_out="our symbolic phase but for the rows that name it (column 'plan once'); that of MKL on a kept "
+    "structure; the other sides analyse at every call",
+    settings={"dtype": "float32"},
+    sizes={"batch": 16},
+    quick={"batch": 2},
+    rounds={"rounds": 15, "budget": 5.0},
+    measure=measure,
+    columns=(
+        Column("product", "name", number=False),
+        Column("A", "a_text", number=False),
+        Column("B", "b_text", number=False),
+        Column("values", "values", number=False),
+        Column("threads", "threads"),
+        Column("strategy", "strategy", number=False),
+        Column("products", "products", report.count),
+        Column("plan once", "plan_seconds", report.seconds),
+        Column("sparsebp", "ours", report.seconds),
+        Column("SciPy", "scipy", report.seconds),
+        *(Column(f"over {side}", f"{name}_ratio", report.times) for name, side in SIDES.items()),
+        Column("targets", "targets", number=False),
+        Column("outcome", "met", number=False),
+        Column("bytes moved", "moved", report.size),
+        Column("at copy speed", "floor", report.seconds),
+        Column("× copy floor", "floor_times", report.times),
+        Column("plan earned back after", "earned_after", lambda calls: f"{calls:.0f} calls"),
+    ),
+    tables={
+        "Operands and plans": ("name", "a_text", "b_text", "strategy", "products", "plan_seconds"),
+        "Time, and whether the target is met": ("name", "values", "threads", "ours", "scipy", "targets", "met"),
+        "Ratios": ("name", "values", "threads", *(f"{side}_ratio" for side in SIDES)),
+        "Beside a copy of as many bytes": (
+            "name",
+            "values",
+            "threads",
+            "moved",
+            "floor",
+            "floor_times",
+            "earned_after",
+        ),
+    },
+    short=("name", "values", "ours", "scipy_ratio", "mkl_numeric_ratio", "targets", "met", "floor_times"),
+    in_short=lambda row: row["targets"] is not None,  # which two threads have
+    picture=picture,
+)

@@ -18,8 +18,8 @@ from sparsebp.core.errors import OptionError, SparseBPError
 from sparsebp.core.threads import set_threads, thread_counts
 from sparsebp.recipes.config import TrainConfig
 from sparsebp.recipes.recipe import build, config_for
-from sparsebp.runtime.arrays import batch_of
 from sparsebp.runtime.out_of_order import OutOfOrderExecutor
+from sparsebp.train.arrays import batch_of
 from sparsebp.train.runner import Runner
 
 TUNED = ("fusion", "schedule", "backward", "threads")

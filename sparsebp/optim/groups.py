@@ -12,7 +12,7 @@ from sparsebp import backend, kernels
 from sparsebp.core.arguments import check_flag, check_number
 from sparsebp.core.errors import OptionError
 from sparsebp.core.types import Array, ProductFactors, UpdateRule
-from sparsebp.kernels.protocol import UPDATE_BUFFERS, UPDATE_OPTIONS
+from sparsebp.kernels.api.optimizers import UPDATE_BUFFERS, UPDATE_OPTIONS
 from sparsebp.optim.checks import check_parameter
 
 Params = Mapping[str, Array] | Sequence[Mapping[str, Any]]

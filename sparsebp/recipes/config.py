@@ -12,7 +12,7 @@ import numpy as np
 from sparsebp.core.arguments import check_choice, check_flag, check_integer, check_number, shown
 from sparsebp.core.errors import OptionError
 from sparsebp.data import Dataset
-from sparsebp.runtime.orders import Fusion, check_order
+from sparsebp.train.orders import Fusion, check_order
 
 CLASSES = 10
 _MOST = 2**31 - 1

@@ -10,18 +10,17 @@ from typing import Any
 import numba
 import numpy as np
 
-import sparsebp
 from sparsebp import kernels, nn, optim
 from sparsebp.core.types import BACKWARDS, SCAN_ALGORITHMS
 from sparsebp.jacobians import jacobian_t
-from sparsebp.kernels.protocol import UPDATE_OPTIONS
+from sparsebp.kernels.api.optimizers import UPDATE_OPTIONS
 from sparsebp.nn.gradients import value_and_grad
 from sparsebp.patterns.sparsity import SparsityPattern
 from sparsebp.products.addition import plan_addition
 from sparsebp.products.plan import ProductPlan
 from sparsebp.products.product import plan_product
 from sparsebp.products.strategies import Product
-from sparsebp.scan.planning.plan import plan_scan
+from sparsebp.scan.plan import plan_scan
 
 _SAMPLES = 3
 
@@ -35,7 +34,7 @@ def jobs() -> Iterator[tuple[str, Callable[[], None]]]:
 
 def folder() -> Path:
     """Return the folder below which Numba keeps compiled kernels."""
-    return Path(numba.config.CACHE_DIR or Path(sparsebp.__file__).parent)  # type: ignore[attr-defined]
+    return Path(numba.config.CACHE_DIR or Path(kernels.__file__).parents[1])  # type: ignore[attr-defined]
 
 
 def _train(model: nn.Layer, shape: tuple[int, ...], dtype: np.dtype, *optimizers: optim.Optimizer) -> None:

@@ -15,7 +15,6 @@ from sparsebp.core.arguments import forward_of
 from sparsebp.core.types import Array
 from sparsebp.nn.gradients import Gradients, gradients_of
 from sparsebp.optim.clip import clip_grad_norm, square_sums, squared_norms, total_norm
-from sparsebp.runtime.arrays import options_of
 from sparsebp.runtime.stages import Stages
 
 Batch: TypeAlias = tuple[Array, ...]
@@ -311,6 +310,11 @@ class Actions:
         step.squares.update(squares)
         if not all(map(math.isfinite, squares.values())):
             self.watch.gradients(step, grads)
+
+
+def options_of(batch: Batch) -> dict[str, Any]:
+    """Return what the model's forward takes beside the input of a batch."""
+    return {"lengths": batch[2]} if len(batch) > 2 else {}
 
 
 def _table(count: int, stages: int) -> list[list[Any]]:

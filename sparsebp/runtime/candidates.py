@@ -53,18 +53,18 @@ class FoundSchedule:
         What was measured; the conventional order, as ``schedule="conventional"`` runs it, is the first.
     costs
         As measured: durations of every action by itself, bytes of every stage, slowdowns side by side.
-    memory_cap
+    memory_ratio
         The bound for `memory`.
     """
 
     trials: tuple[Trial, ...]
     costs: Costs
-    memory_cap: float
+    memory_ratio: float
 
     @cached_property
     def kept(self) -> Trial:
-        """The fastest one below the memory cap; of equals the first."""
-        allowed = (trial for trial in self.trials if trial.memory <= self.memory_cap)
+        """The fastest one below the memory ratio; of equals the first."""
+        allowed = (trial for trial in self.trials if trial.memory <= self.memory_ratio)
         return min(allowed, key=lambda trial: trial.seconds)
 
     @property
@@ -83,7 +83,7 @@ class FoundSchedule:
         return self.trials[0].seconds / self.kept.seconds
 
     def describe(self) -> str:
-        """Return a line: name, measured speed-up, memory and its cap, and what else was measured."""
+        """Return a line: name, measured speed-up, memory and its bound, and what else was measured."""
         others = ", ".join(
             f"{trial.name} {self.trials[0].seconds / trial.seconds:.2f}×"
             for trial in self.trials[1:]
@@ -91,7 +91,7 @@ class FoundSchedule:
         )
         return (
             f"{self.schedule.name}: measured {self.speedup:.2f}× the conventional order, with {self.memory:.2f} × its "
-            f"memory (cap {self.memory_cap:g}); others: {others}"
+            f"memory (at most {self.memory_ratio:g}); others: {others}"
         )
 
     def save(self, folder: Path) -> None:
@@ -100,8 +100,8 @@ class FoundSchedule:
         write_costs(self.costs, self.schedule, folder / COSTS_NAME)
 
 
-def candidates(size: dict[str, Any], costs: Costs, memory_cap: float) -> list[Trial]:
-    """Return the orders to be measured: the conventional one, and of `all_orders` what stays below the memory cap.
+def candidates(size: dict[str, Any], costs: Costs, memory_ratio: float) -> list[Trial]:
+    """Return the orders to be measured: the conventional one, and of `all_orders` what stays below the memory ratio.
 
     Parameters
     ----------
@@ -109,36 +109,36 @@ def candidates(size: dict[str, Any], costs: Costs, memory_cap: float) -> list[Tr
         Number of stages, and those without parameters, as builders take them.
     costs
         Measured ones.
-    memory_cap
+    memory_ratio
         Bound for the simulated peak of memory, as a multiple of the conventional order's.
 
     Raises
     ------
     MemoryLimitError
-        None is below the cap; the message names the least cap that one is.
+        None is below the ratio; the message names the least that one is.
     """
-    orders = all_orders(size, costs, memory_cap)
+    orders = all_orders(size, costs, memory_ratio)
     most = simulate(orders["conventional"], costs).peak
     trials = [Trial(name, order, _share(simulate(order, costs).peak, most)) for name, order in orders.items()]
     least = min(trial.memory for trial in trials)
-    if least > memory_cap:
-        raise MemoryLimitError("No order of a step stays below the memory cap", expected=f"memory_cap={least:.4g} or "
-                               "more", got=memory_cap, remedy="Raise the cap")  # fmt: skip
-    return trials[:1] + [trial for trial in trials[1:] if trial.memory <= memory_cap]
+    if least > memory_ratio:
+        raise MemoryLimitError("No order of a step stays below the memory ratio", got=memory_ratio,
+                               expected=f"memory_ratio={least:.4g} or more", remedy="Raise the ratio")  # fmt: skip
+    return trials[:1] + [trial for trial in trials[1:] if trial.memory <= memory_ratio]
 
 
 def _share(peak: float, most: float) -> float:
     return peak / most if most > 0 else math.inf if peak > 0 else 1.0
 
 
-def all_orders(size: dict[str, Any], costs: Costs, memory_cap: float = math.inf) -> dict[str, Schedule]:
+def all_orders(size: dict[str, Any], costs: Costs, memory_ratio: float = math.inf) -> dict[str, Schedule]:
     """Return orders of a step by name; parameters as those of `candidates`.
 
     On one stream, whose libraries use all cores: ``"conventional"``, updates at the end, and ``"fused"``, each right
     after its gradient. On two streams, fused as well: ``"two"``, not reordered; ``"joint"``, that of Algorithm 1, for
-    the number of regions and the k that simulate best, unless all are above the cap; ``"list"``, by list scheduling.
+    the number of regions and the k that simulate best, unless all are above the ratio; ``"list"``, by list scheduling.
     """
-    joint = _joint(size, costs, memory_cap)
+    joint = _joint(size, costs, memory_ratio)
     return {
         "conventional": conventional(**size),
         "fused": conventional(**size, fusion="backward"),
@@ -148,12 +148,12 @@ def all_orders(size: dict[str, Any], costs: Costs, memory_cap: float = math.inf)
     }
 
 
-def _joint(size: dict[str, Any], costs: Costs, memory_cap: float) -> Schedule | None:
-    """Return the schedule of Algorithm 1 that simulates best, if one stays below the cap."""
+def _joint(size: dict[str, Any], costs: Costs, memory_ratio: float) -> Schedule | None:
+    """Return the schedule of Algorithm 1 that simulates best, if one stays below the ratio."""
     found: list[Schedule] = []
     for regions in sorted({min(regions, size["stages"]) for regions in _REGIONS}):
         with contextlib.suppress(MemoryLimitError):  # of this order: there are others
-            found.append(out_of_order(**size, costs=costs, memory_cap=memory_cap, k=None, regions=regions))
+            found.append(out_of_order(**size, costs=costs, memory_ratio=memory_ratio, k=None, regions=regions))
     return min(found, key=lambda order: steady(order, costs), default=None)
 
 

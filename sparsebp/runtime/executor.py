@@ -9,9 +9,9 @@ from sparsebp import backend
 from sparsebp.core.errors import OptionError
 from sparsebp.runtime.actions import Actions, Batch, Step, Watch
 from sparsebp.runtime.graphs import Graphs
-from sparsebp.runtime.lanes import Lanes
 from sparsebp.runtime.program import Program, Task, check_fits, compile_program, fewer, without_frozen
 from sparsebp.runtime.stages import Stages
+from sparsebp.runtime.streams import Lanes
 from sparsebp.runtime.trained import check_even, trained_parameters
 from sparsebp.schedule import Schedule
 

@@ -13,7 +13,7 @@ from sparsebp.core import threads
 from sparsebp.runtime.actions import Batch, Step, Watch
 from sparsebp.runtime.candidates import FoundSchedule, candidates
 from sparsebp.runtime.executor import Executor
-from sparsebp.runtime.profile import TimedExecutor, alone_order, measured_costs, measured_slowdowns, with_handing
+from sparsebp.runtime.measure import TimedExecutor, alone_order, measured_costs, measured_slowdowns, with_handing
 from sparsebp.runtime.stages import Stages
 from sparsebp.runtime.trained import trained_parameters
 from sparsebp.schedule import Costs, Schedule
@@ -25,7 +25,7 @@ ROUNDS = 3
 """How often every candidate is measured, in turn."""
 HOPELESS = 1.25
 """Candidates that take so much longer than the fastest are not measured again."""
-MEMORY_CAP = 1.1
+MEMORY_RATIO = 1.1
 """Peak of memory as a multiple of the conventional order's (Oh et al. 2022, §8.2)."""
 _Search = Generator[tuple[Executor, int], list[float], None]
 
@@ -42,7 +42,7 @@ class OutOfOrderExecutor:
     ----------
     model, loss, optimizer, watch
         As `Executor` takes them.
-    memory_cap
+    memory_ratio
         Bound for the simulated peak of memory, as a multiple of the conventional order's.
     steps
         How many are measured, on one stream and then on two, and in all of each candidate.
@@ -67,14 +67,14 @@ class OutOfOrderExecutor:
     """
 
     def __init__(
-        self, model: Any, loss: Any, optimizer: Any, *, watch: Watch | None = None, memory_cap: float = MEMORY_CAP,
+        self, model: Any, loss: Any, optimizer: Any, *, watch: Watch | None = None, memory_ratio: float = MEMORY_RATIO,
         steps: int = MEASURED, graph: bool = False, clock: Callable[[], float] = time.perf_counter,
     ) -> None:  # fmt: skip
         self.stages = Stages(model, trained_parameters(model, optimizer))
         self.found: FoundSchedule | None = None
         self.costs: Costs | None = None
         self._parts, self._watch = (model, loss, optimizer), watch
-        self._cap, self._wanted, self._graph, self._clock = memory_cap, steps, graph, clock
+        self._cap, self._wanted, self._graph, self._clock = memory_ratio, steps, graph, clock
         self._samples: int | None = None
         self._size: dict[str, Any] = {"stages": len(self.stages), "unweighted": self.stages.unweighted}
         # Refuses now what the steps to come would.

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 from sparsebp.core.errors import ScheduleError
 from sparsebp.schedule.actions import Action, Kind, actions_of, parts_of
+from sparsebp.schedule.races import find_race
 from sparsebp.schedule.schedule import Schedule
-from sparsebp.schedule.simulation.races import find_race
 
 
 def validate(schedule: Schedule) -> None:

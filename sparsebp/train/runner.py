@@ -13,14 +13,14 @@ import numpy as np
 from sparsebp.core.errors import NonFiniteError
 from sparsebp.core.types import Array
 from sparsebp.optim.lr_scheduler import reads_model
-from sparsebp.runtime import finite
 from sparsebp.runtime.actions import Batch, Step, Watch
 from sparsebp.runtime.candidates import SCHEDULE_NAME
 from sparsebp.runtime.executor import Executor
-from sparsebp.runtime.orders import found_order, order_of
 from sparsebp.runtime.out_of_order import OutOfOrderExecutor
 from sparsebp.runtime.stages import Stages
 from sparsebp.runtime.trained import check_live, trained_parameters
+from sparsebp.train import finite
+from sparsebp.train.orders import found_order, order_of
 from sparsebp.train.training import Training
 
 
@@ -55,7 +55,9 @@ class Runner(Watch):
             found = found_order(folder / SCHEDULE_NAME, stages)
         self.executor: Executor | OutOfOrderExecutor
         if trainer.schedule == "ooo" and found is None:
-            self.executor = OutOfOrderExecutor(*parts, watch=self, memory_cap=trainer.memory_cap, graph=trainer.graph)
+            self.executor = OutOfOrderExecutor(
+                *parts, watch=self, memory_ratio=trainer.memory_ratio, graph=trainer.graph
+            )
         else:
             order = found or order_of(stages, trainer.fusion, trainer.accumulate, trainer.schedule)
             self.executor = Executor(*parts, order, clip_norm=trainer.clip_norm, watch=self, graph=trainer.graph)

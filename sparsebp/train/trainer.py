@@ -15,13 +15,14 @@ from sparsebp.core.types import Array
 from sparsebp.data.dataset import Dataset, epoch_order
 from sparsebp.optim.combined import ChainedScheduler
 from sparsebp.optim.lr_scheduler import reads_model
-from sparsebp.runtime import finite
-from sparsebp.runtime.arrays import as_dataset, batch_of, options_of
-from sparsebp.runtime.modes import evaluation, training
+from sparsebp.runtime.actions import options_of
 from sparsebp.runtime.trained import check_even, trained_parameters
+from sparsebp.train import finite
+from sparsebp.train.arrays import as_dataset, batch_of
 from sparsebp.train.callbacks import RunInfo
 from sparsebp.train.checkpoint import FILE_NAME, load_checkpoint, save_checkpoint
 from sparsebp.train.history import EpochRecord, History
+from sparsebp.train.modes import evaluation, training
 from sparsebp.train.run_folder import run_folder, set_aside
 from sparsebp.train.runner import Runner, accuracy
 from sparsebp.train.state import pack, restore
@@ -68,7 +69,7 @@ class Trainer(Training):
         the first place the updates themselves, so `fusion` stays ``"none"``. ``"ooo"`` measures the first steps and
         keeps the fastest of several orders, the conventional one included, see `OutOfOrderExecutor`; it is kept for
         further calls of `fit`, and in `checkpoint_dir` as ``schedule.csv`` for further runs.
-    memory_cap
+    memory_ratio
         With ``"ooo"``: bound for the simulated peak of memory, as a multiple of the conventional order's.
     graph
         On a GPU, capture the step into a CUDA graph and replay it, one graph for each shape of batches (a last, smaller

@@ -13,13 +13,13 @@ from sparsebp.core.errors import OptionError
 from sparsebp.core.files import check_path
 from sparsebp.core.types import Seed
 from sparsebp.runtime.candidates import FoundSchedule
-from sparsebp.runtime.orders import Fusion, check_order, check_parts, scheduler_of
-from sparsebp.runtime.out_of_order import MEMORY_CAP
+from sparsebp.runtime.out_of_order import MEMORY_RATIO
 from sparsebp.runtime.trained import trained_parameters
 from sparsebp.schedule import Schedule
 from sparsebp.train.callbacks import Callback
 from sparsebp.train.checkpoint import FILE_NAME, checked_config
 from sparsebp.train.history import History
+from sparsebp.train.orders import Fusion, check_order, check_parts, scheduler_of
 
 
 class Training:
@@ -36,7 +36,7 @@ class Training:
         fusion: Fusion = "none",
         accumulate: int = 1,
         schedule: str | os.PathLike[str] | Schedule = "conventional",
-        memory_cap: float = MEMORY_CAP,
+        memory_ratio: float = MEMORY_RATIO,
         graph: bool = False,
         callbacks: Sequence[Callback] = (),
         checkpoint_dir: str | os.PathLike[str] | None = None,
@@ -46,7 +46,7 @@ class Training:
     ) -> None:
         check_parts(model, loss, optimizer, callbacks)
         trained_parameters(model, optimizer)
-        for name, value in (("clip_norm", clip_norm), ("memory_cap", memory_cap)):
+        for name, value in (("clip_norm", clip_norm), ("memory_ratio", memory_ratio)):
             if value is not None and check_number(name, value) <= 0:
                 raise OptionError(
                     f"{name} is not positive", expected="more than 0, or None", got=value, remedy=f"Raise {name}"
@@ -57,7 +57,7 @@ class Training:
         self.lr_scheduler = scheduler_of(lr_scheduler, optimizer)
         check_order(fusion, accumulate, schedule, clip_norm)
         self.fusion, self.accumulate, self.schedule = fusion, int(accumulate), schedule
-        self.memory_cap, self.graph = memory_cap, check_flag("graph", graph)
+        self.memory_ratio, self.graph = memory_ratio, check_flag("graph", graph)
         self.order: Schedule | None = None
         self.found_schedule: FoundSchedule | None = None
         self._runner: Any = None

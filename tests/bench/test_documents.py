@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from sparsebp.bench import NAMES, load
 from sparsebp.bench.tools import documents, report
+from sparsebp.bench.tools.environment import environment
 from sparsebp.core.errors import FileFormatError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -15,8 +16,8 @@ TEXT = "before\n<!-- bench:jacobian short -->\nold\n<!-- /bench:jacobian -->\naf
 
 
 def write_result(folder: Path, *, quick: bool = False, date: str = "2026-01-01", stem: str = "jacobian") -> Path:
-    result = report.start("jacobian", "A title", quick=quick, settings={}, leaves_out="nothing")
-    result["environment"]["date"] = date
+    result = {"benchmark": "jacobian", "title": "A title", "quick": quick, "settings": {}, "leaves_out": "nothing"}
+    result["environment"] = environment() | {"date": date}
     row = {"name": f"ReLU of {date}", "shape": "3 × 3", "sparsity": 0.5, "threads": 1, "ours": 1e-3, "columns": 1e-2}
     row |= {"columns_ratio": 10.0, "jacrev": 2e-3, "jacrev_ratio": 2.0, "target": 5.0, "met": "met"}
     result["rows"] = [row, row | {"name": "no target", "target": None}]
@@ -31,7 +32,7 @@ def test_a_block_is_filled_and_filling_again_changes_nothing(tmp_path: Path) -> 
     assert text.startswith("before\n<!-- bench:jacobian short -->\n| operator |")
     assert text.endswith("<!-- /bench:jacobian -->\nafter\n")
     assert "| ReLU of 2026-01-01 | 3 × 3 |" in text
-    assert "no target" not in text  # which jacobian.in_short leaves out
+    assert "no target" not in text  # which `in_short` leaves out
     assert "old" not in text
     assert documents.fill(text, results, tmp_path) == text
 
@@ -55,15 +56,17 @@ def test_quick_runs_do_not_count_and_the_newest_comes_first(tmp_path: Path) -> N
     assert text.index("ReLU of 2026-02-01") < text.index("ReLU of 2026-01-01")
 
 
-@pytest.mark.parametrize("name", documents.BENCHMARKS)
+@pytest.mark.parametrize("name", NAMES)
 def test_tables_are_narrow_and_tell_their_columns_apart(name: str) -> None:
-    module = import_module(f"sparsebp.bench.{name}")
-    headings = [column.heading.strip() for column in module.COLUMNS]
+    benchmark = load(name)
+    assert benchmark.name == name
+    headings = [column.heading.strip() for column in benchmark.columns]
     assert len(set(headings)) == len(headings)
-    tables = list(module.TABLES.values())
+    tables = list(benchmark.tables.values())
     assert all(len(keys) <= 8 for keys in tables)
     shown, left_out = set().union(*tables), {"side", "kind"} if name == "pruned" else set()  # which step and phase tell
-    assert shown | left_out == {column.key for column in module.COLUMNS}
+    assert shown | left_out == {column.key for column in benchmark.columns}
+    assert benchmark.named(benchmark.short)
 
 
 def test_rows_that_read_the_same_are_one(tmp_path: Path) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from sparsebp.bench import load
 from sparsebp.bench.tools import report
 
 RESULTS = sorted((Path(__file__).resolve().parents[2] / "docs" / "benchmarks").glob("*.json"))
@@ -15,7 +15,7 @@ RESULTS = sorted((Path(__file__).resolve().parents[2] / "docs" / "benchmarks").g
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
 def test_every_picture_has_a_title_and_a_legend(path: Path) -> None:
     result = report.load(path)
-    drawing = report.draw(result, import_module(f"sparsebp.bench.{result['benchmark']}").picture)
+    drawing = load(result["benchmark"]).draw(result)
     assert drawing.get_suptitle().replace("\n", " ") == result["title"]
     legends = [*drawing.legends, *(ax.get_legend() for ax in drawing.axes if ax.get_legend())]
     assert sum(len(legend.get_texts()) for legend in legends) > 1

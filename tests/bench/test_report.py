@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp.bench.tools import report
+from sparsebp.bench.tools import pictures, report
+from sparsebp.bench.tools.benchmark import Benchmark, Run
 from sparsebp.bench.tools.environment import available_memory, environment, total_memory
-from sparsebp.core.errors import FileFormatError, OutputError
+from sparsebp.core.errors import FileFormatError, OptionError, OutputError
 
 COLUMNS = (
     report.Column("model", "model", number=False),
@@ -89,8 +91,8 @@ def test_a_table_in_any_width_shows_every_cell(width: int, headings: list[str], 
 
 
 def test_a_result_is_saved_whole_and_read_back(tmp_path: Path) -> None:
-    result = report.start("recurrent", "A title", quick=True, settings={"batch": 16}, leaves_out="nothing")
-    result["rows"] = ROWS
+    result = {"benchmark": "recurrent", "title": "A title", "quick": True, "settings": {"batch": 16}, "rows": ROWS}
+    result |= {"leaves_out": "nothing", "environment": environment(), "notes": []}
     path = report.save(result, tmp_path / "new" / "folder")
     assert path.name == "recurrent.json"
     assert report.load(path) == json.loads(json.dumps(result))
@@ -112,21 +114,40 @@ def test_a_folder_that_cannot_be_written_is_said(tmp_path: Path) -> None:
         report.save({"benchmark": "recurrent"}, tmp_path / "file" / "folder")
 
 
-def test_finish_writes_json_and_picture_and_prints_the_table_last(tmp_path: Path) -> None:
+def measure(run: Run) -> Iterator[dict[str, Any]]:
+    for text in ("a peer is missing", "a peer is missing"):
+        run.note(text)
+    yield from ROWS
+
+
+def picture(_: Any) -> Any:
+    drawing, axes = pictures.figure()
+    axes[0, 0].plot([1, 2])
+    return drawing
+
+
+BENCHMARK = Benchmark(
+    name="recurrent", title="A batch of {batch}", leaves_out="nothing", measure=measure, columns=COLUMNS,
+    tables={"All": ("model", "ours", "ratio")}, short=("model", "ratio"), picture=picture, threads=None,
+    settings={"seed": 1}, sizes={"batch": 16}, quick={"batch": 2},
+)  # fmt: skip
+
+
+def test_a_run_writes_json_and_picture_and_prints_the_table_last(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    result = report.start("recurrent", "A title", quick=True, settings={}, leaves_out="nothing")
-    result["rows"], result["notes"] = ROWS, ["a peer is missing"]
     lines: list[str] = []
-
-    def picture(_: Any) -> Any:
-        drawing, axes = report.figure()
-        axes[0, 0].plot([1, 2])
-        return drawing
-
-    report.finish(result, COLUMNS, picture, tmp_path, lines.append)
+    result = BENCHMARK.run(tmp_path, quick=True, echo=lines.append)
+    assert (result["title"], result["settings"]) == ("A batch of 2", {"seed": 1, "batch": 2})
+    assert report.load(tmp_path / "recurrent.json") == json.loads(json.dumps(result))
     assert (tmp_path / "recurrent.png").read_bytes().startswith(b"\x89PNG")
-    assert "note: a peer is missing" in lines
+    assert lines[:2] == ["model RNN; ratio 12.3× (11.9–12.8)", "model GRU; ratio –"]
+    assert lines.count("note: a peer is missing") == 1
     assert lines[-1] == report.text_table(COLUMNS, ROWS)
+
+
+def test_threads_that_a_benchmark_does_not_vary_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="does not vary threads"):
+        BENCHMARK.run(tmp_path, threads=(1,))
 
 
 def test_the_environment_names_what_was_measured_on() -> None:

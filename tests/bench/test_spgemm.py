@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose
 
 from sparsebp import SparsityPattern, plan_product
 from sparsebp.bench import spgemm
-from sparsebp.bench.tools import bandwidth, mkl, sparse_peers, timing
+from sparsebp.bench.tools import environment, mkl, sparse_peers, timing
 from sparsebp.core.errors import MissingDependencyError
 
 
@@ -44,7 +44,7 @@ def test_every_array_of_a_call_is_counted_once() -> None:
 
 
 def test_the_copy_rate_is_a_rate() -> None:
-    assert 1e8 < bandwidth.copy_bandwidth(1, repeats=1) < 1e13
+    assert 1e8 < environment.copy_bandwidth(1, repeats=1) < 1e13
 
 
 def test_mkl_computes_values_into_the_structure_that_it_keeps() -> None:

@@ -462,17 +462,18 @@ def test_verify_says_which_models_agree(monkeypatch, ok):
 
 
 def test_bench_forwards_its_options(tmp_path, monkeypatch):
-    from sparsebp.bench import spgemm
+    from sparsebp.bench.tools.benchmark import Benchmark
 
-    def fake(out=None, quick=False, echo=print):
+    def fake(self, out=None, *, quick=False, threads=None, echo=print):
         echo("a table")
-        return {"out": str(out), "quick": quick}
+        return {"name": self.name, "out": str(out), "quick": quick}
 
-    monkeypatch.setattr(spgemm, "run", fake)
+    refused = invoke("bench", "convergence", "--threads", 1)
+    assert "threads" in one_message(refused, code=2)
+    monkeypatch.setattr(Benchmark, "run", fake)
     assert invoke("bench", "spgemm", "--out", tmp_path, "--quick").stdout == "a table\n"
     result = json.loads(invoke("bench", "spgemm", "--out", tmp_path, "--quick", "--json").stdout)
-    assert (result["out"], result["quick"]) == (str(tmp_path), True)
-    assert "threads" in one_message(invoke("bench", "spgemm", "--threads", 1), code=2)
+    assert (result["name"], result["out"], result["quick"]) == ("spgemm", str(tmp_path), True)
 
 
 def test_a_schedule_that_was_found_is_shown_with_its_memory(tmp_path):
@@ -480,9 +481,9 @@ def test_a_schedule_that_was_found_is_shown_with_its_memory(tmp_path):
     options = ["digits", "--model", "lenet5", "--samples", 60, "--batch-size", 4, "--epochs", 5, "--schedule", "ooo"]
     result = invoke("train", *options, "--out", tmp_path)
     assert result.exit_code == 0, result.stderr
-    assert "the conventional order" in result.stdout and "(cap 1.1)" in result.stdout
+    assert "the conventional order" in result.stdout and "(at most 1.1)" in result.stdout
     found = json.loads((tmp_path / "result.json").read_text())["schedule"]
-    assert 0 < found["memory"] <= found["memory_cap"] == 1.1
+    assert 0 < found["memory"] <= found["memory_ratio"] == 1.1
     path = tmp_path / "schedule.csv"
     assert invoke("schedule", "simulate", path, "--costs", tmp_path / "costs.json").exit_code == 0
 

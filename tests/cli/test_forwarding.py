@@ -133,18 +133,13 @@ def test_verify(monkeypatch):
 
 
 def test_bench(monkeypatch, tmp_path):
-    from sparsebp.bench import recurrent
+    from sparsebp.bench.tools.benchmark import Benchmark
 
-    calls = []
-
-    def run(out=None, quick=False, threads=(), echo=print):
-        calls.append((out, quick, threads))
-        return {}
-
-    monkeypatch.setattr(recurrent, "run", run)
+    calls = Calls({})
+    monkeypatch.setattr(Benchmark, "run", calls)
     invoke("bench", "recurrent", "--out", tmp_path, "--threads", 2, "--threads", 1)
     invoke("bench", "recurrent", "--quick")
-    assert calls == [(tmp_path, False, (2, 1)), (None, True, ())]
+    assert calls == [((tmp_path,), {"quick": False, "threads": (2, 1)}), ((None,), {"quick": True, "threads": None})]
 
 
 TUNED = {key: IMAGES[key] for key in ("model", "width", "samples", "batch_size", "optimizer", "dtype")}
@@ -187,14 +182,14 @@ def test_schedule_build(monkeypatch):
     calls = Calls(conventional(stages=2))
     monkeypatch.setattr(schedule, "build_schedule", calls)
     invoke(
-        "schedule", "build", "gpipe", *as_options(BUILT), "--streams", 2, "--regions", 8, "--memory-cap", 1.25,
+        "schedule", "build", "gpipe", *as_options(BUILT), "--streams", 2, "--regions", 8, "--memory-ratio", 1.25,
         "--memory-limit", 9, "--priority", "first-ready", "--unweighted", "1,3", "--recomputed", "0", "--fusion",
         "backward", "--no-input-gradient", *COSTS,
     )  # fmt: skip
     (((name,), options),) = calls
     assert name == "gpipe" and as_costs(options.pop("costs")) == ((2, 1, 3), 0.5, 8, 1.5)
     assert options == BUILT | {
-        "streams": 2, "regions": 8, "memory_cap": 1.25, "memory_limit": 9, "priority": "first-ready",
+        "streams": 2, "regions": 8, "memory_ratio": 1.25, "memory_limit": 9, "priority": "first-ready",
         "unweighted": (1, 3), "recomputed": (0,), "fusion": "backward", "input_gradient": False,
     }  # fmt: skip
     invoke("schedule", "compare", "gpipe", *as_options(BUILT), "--unweighted", "2", "--fusion", "forward", *COSTS)

@@ -86,7 +86,7 @@ def refused(result, code, *words):
         ["tune", "digits", "--clip", "nan"], ["bench", "spgemm", "--threads", 0], ["bench", "x"],
         *(["schedule", "build", "gpipe", option, value] for value in (BIG, "0", "-1", "x") for option in (
             "--stages", "--workers", "--microbatches", "--chunks", "--group")),
-        *(["schedule", "build", "ooo", option, "nan"] for option in ("--memory-cap", "--latency", "--bandwidth")),
+        *(["schedule", "build", "ooo", option, "nan"] for option in ("--memory-ratio", "--latency", "--bandwidth")),
         *(["schedule", "build", "gpipe", "--unweighted", value] for value in ("99", "-1", "a", BIG)),
         *(["schedule", "build", "gpipe", "--cost", value] for value in ("F=nan", "F=inf", "F=", "X=1", "F=1=2", "")),
         *(["schedule", "plot", "-", "--out", "t.json", "--unit", value] for value in ("nan", "inf", "0", "1e308")),

@@ -160,7 +160,7 @@ def test_errors(tmp_path, gpipe):
     message = one_message(invoke("validate", gpipe))
     assert "deadlocked" in message and "line 2, column 1" in message
     assert "does not take chunks" in one_message(invoke("build", "gpipe", "--chunks", 2), code=2)
-    assert "memory cap" in one_message(invoke("build", "ooo", "--memory-cap", 0.01)).lower()
+    assert "memory ratio" in one_message(invoke("build", "ooo", "--memory-ratio", 0.01)).lower()
     assert "no duration" in one_message(invoke("build", "gpipe", "--cost", "F"), code=2)
     assert "cannot be" in one_message(invoke("build", "gpipe", "--cost", "F=-1"), code=2)
     assert "Unknown kind of picture" in one_message(invoke("plot", "-", "--out", "x.gif", input="0F0,0B0"), code=2)

@@ -10,7 +10,8 @@ import numpy as np
 
 from cuda_on_cpu.memory import uninitialised
 from sparsebp.core.types import UpdateRule
-from sparsebp.kernels.protocol import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS, Kernels
+from sparsebp.kernels.api import Kernels
+from sparsebp.kernels.api.optimizers import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS
 
 Arguments = dict[str, Any]
 

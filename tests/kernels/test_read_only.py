@@ -16,8 +16,8 @@ from cuda_on_cpu.memory import CheckedNumpy
 from device.kernel_arguments import Maker, arrays_of, copies
 from sparsebp import kernels
 from sparsebp.core.errors import DeviceError, LayoutError
+from sparsebp.kernels.api import Kernels
 from sparsebp.kernels.device import DeviceKernels
-from sparsebp.kernels.protocol import Kernels
 
 NAMES = [name for name, _ in inspect.getmembers(Kernels, inspect.isfunction) if not name.startswith("_")]
 
@@ -30,7 +30,7 @@ class NothingRuns:
 
 
 def implementations():
-    return kernels.get(np), DeviceKernels(CheckedNumpy(), NothingRuns())
+    return kernels.get(np), Kernels(DeviceKernels(CheckedNumpy(), NothingRuns()))
 
 
 def written_by(name: str, arguments: dict[str, Any]) -> set[str]:

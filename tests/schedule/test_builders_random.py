@@ -14,7 +14,7 @@ from sparsebp.schedule.builders import BUILDERS, place_updates, synchronise
 KINDS = "FIWSU"
 SHAPES = {
     "conventional": {"microbatches", "fusion", "streams", "input_gradient"},
-    "ooo": {"k", "costs", "memory_cap", "regions", "input_gradient"},
+    "ooo": {"k", "costs", "memory_ratio", "regions", "input_gradient"},
     "ooo-list": {"costs", "input_gradient"},
     "reverse-first-k": {"k", "costs", "priority", "input_gradient"},
     "fast-forward": {"workers", "microbatches", "k", "costs", "input_gradient"},
@@ -53,7 +53,7 @@ def built(draw, name: str) -> tuple[Schedule, Costs]:
     microbatches = draw(st.integers(1, 6))
     drawn = {
         "workers": workers, "chunks": chunks, "group": group, "costs": costs, "microbatches": microbatches,
-        "k": draw(st.integers(0, stages)), "input_gradient": draw(st.booleans()), "memory_cap": math.inf,
+        "k": draw(st.integers(0, stages)), "input_gradient": draw(st.booleans()), "memory_ratio": math.inf,
         "regions": draw(st.integers(1, 9)), "streams": draw(st.integers(1, 2)),
         "fusion": draw(st.sampled_from(["none", "forward", "backward"])),
         "priority": draw(st.sampled_from(["first-ready", "first-stage"])),
@@ -93,7 +93,7 @@ def test_valid_and_within_bounds(name, data):
 def test_with_synchronisation_and_updates(name, data):
     """Synchronisations and updates go with every synchronous technique."""
     if name in ("ooo", "ooo-list"):
-        schedule = BUILDERS[name](stages=6, fusion=None, **{"memory_cap": math.inf} if name == "ooo" else {})
+        schedule = BUILDERS[name](stages=6, fusion=None, **{"memory_ratio": math.inf} if name == "ooo" else {})
         costs = data.draw(random_costs(6))
     else:
         schedule, costs = data.draw(built(name))

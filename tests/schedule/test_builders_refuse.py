@@ -43,11 +43,11 @@ def test_k_outside(name, k):
         BUILDERS[name](stages=4, k=k, **workers)
 
 
-def test_memory_cap_that_nobody_can_meet():
-    with pytest.raises(MemoryLimitError, match="memory_cap=1 or more"):
-        out_of_order(stages=6, memory_cap=0.9)
+def test_memory_ratio_that_nobody_can_meet():
+    with pytest.raises(MemoryLimitError, match="memory_ratio=1 or more"):
+        out_of_order(stages=6, memory_ratio=0.9)
     with pytest.raises(OptionError, match="not positive"):
-        out_of_order(stages=6, memory_cap=0)
+        out_of_order(stages=6, memory_ratio=0)
 
 
 def test_memory_limit_below_the_conventional_peak():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparsebp.schedule import Action, Costs, Durations, Schedule, StageBytes, simulate
-from sparsebp.schedule.builders import Region, RegionProfile, conventional, out_of_order, place_updates, synchronise
+from sparsebp.schedule.builders import Region, RegionTimes, conventional, out_of_order, place_updates, synchronise
 
 
 def weight_gradients(schedule: Schedule, stream: str = "sub") -> list[int]:
@@ -23,7 +23,7 @@ def test_equal_costs_hide_all_weight_gradients_but_the_last():
 def test_weight_gradients_of_late_stages_run_beside_the_next_forward():
     """§8.2, Fig. 8: where they do not fit beside the backward; in order they would hold up the first forwards."""
     costs = Costs({"F": 3, "I": 1, "W": 2, "U": 0})
-    schedule = out_of_order(stages=12, regions=4, costs=costs, memory_cap=10)
+    schedule = out_of_order(stages=12, regions=4, costs=costs, memory_ratio=10)
     in_order = place_updates(_two_streams(12), "backward")
     assert weight_gradients(schedule) != sorted(weight_gradients(schedule), reverse=True)
     assert simulate(schedule, costs).makespan < simulate(in_order, costs).makespan
@@ -35,12 +35,12 @@ def test_weight_gradients_of_late_stages_run_beside_the_next_forward():
 def test_the_pair_with_the_highest_speed_up_is_chosen_first():
     """Line 7: stage 3 gains most beside the first region of the forward, and waits for it."""
     forward = Region("F", (0, 1))
-    profile = RegionProfile(
+    times = RegionTimes(
         main=lambda region: 2.0,
         sub=lambda stage, region: 1.0,
         speedup=lambda stage, region: 1.5 if (stage, region) == (3, forward) else 1.1,
     )
-    schedule = out_of_order(stages=4, regions=[[0, 1], [2, 3]], profile=profile, memory_cap=10)
+    schedule = out_of_order(stages=4, regions=[[0, 1], [2, 3]], times=times, memory_ratio=10)
     assert weight_gradients(schedule) == [2, 1, 3]
 
 
@@ -48,7 +48,7 @@ def test_durations_that_round():
     """0.0045… + (r - 0.0045…) is less than r, when the weight gradient of stage 1 is ready."""
     durations = {"4I": 0.0045037099729162144, "3I": 0.6483030351435694, "2I": 0.20946155834601654,
                  "1I": 0.07640195255496485, "F": 1, "U": 0, "W": 0.001}  # fmt: skip
-    schedule = out_of_order(stages=5, unweighted=[2, 3], regions=[[0, 1, 2, 3], [4]], k=0, memory_cap=9,
+    schedule = out_of_order(stages=5, unweighted=[2, 3], regions=[[0, 1, 2, 3], [4]], k=0, memory_ratio=9,
                             costs=Costs(Durations(durations)))  # fmt: skip
     assert weight_gradients(schedule) == [4, 1, 0]
 
@@ -58,7 +58,7 @@ def test_pre_scheduling_holds_the_cap():
     reference = simulate(conventional(stages=10, fusion="backward"), costs).memory[0].peak
     makespans = []
     for cap in (1.0, 1.02, 1.05, 1.1, 1.2, 3.0):
-        found = simulate(out_of_order(stages=10, regions=5, costs=costs, memory_cap=cap), costs)
+        found = simulate(out_of_order(stages=10, regions=5, costs=costs, memory_ratio=cap), costs)
         assert found.memory[0].peak <= cap * reference
         makespans.append(found.makespan)
     assert makespans == sorted(makespans, reverse=True)
@@ -67,7 +67,7 @@ def test_pre_scheduling_holds_the_cap():
 
 def test_first_k_stages_in_reverse_on_the_main_stream():
     """§6: multi-stream for the last L - k stages, reverse first-k for the others, with their synchronisations."""
-    schedule = out_of_order(stages=6, regions=2, k=3, fusion=None, memory_cap=10)
+    schedule = out_of_order(stages=6, regions=2, k=3, fusion=None, memory_ratio=10)
     assert weight_gradients(schedule, "main") == [0, 1, 2]
     assert sorted(weight_gradients(schedule)) == [3, 4, 5]
     with_network = place_updates(synchronise(schedule, costs=Costs({"F": 1, "I": 1, "W": 1, "S": 1})), "forward")
@@ -77,10 +77,10 @@ def test_first_k_stages_in_reverse_on_the_main_stream():
 
 def test_search_for_k_shares_heavy_weight_gradients_between_equal_streams():
     costs = Costs({"F": 1, "I": 1, "W": 3, "U": 0})
-    fixed, searched = (simulate(out_of_order(stages=16, costs=costs, memory_cap=10, k=k), costs) for k in (1, None))
+    fixed, searched = (simulate(out_of_order(stages=16, costs=costs, memory_ratio=10, k=k), costs) for k in (1, None))
     assert searched.makespan < fixed.makespan
     assert len(weight_gradients(searched.schedule, "main")) > 1
-    tight = simulate(out_of_order(stages=16, costs=costs, memory_cap=1.0, k=None), costs)
+    tight = simulate(out_of_order(stages=16, costs=costs, memory_ratio=1.0, k=None), costs)
     assert tight.peak <= simulate(conventional(stages=16, fusion="backward"), costs).peak
 
 
@@ -88,7 +88,7 @@ def test_search_for_k_shares_heavy_weight_gradients_between_equal_streams():
 def test_the_number_of_regions_matters_little_where_all_pairs_gain_equally(regions):
     """A weight gradient that outlasts its region delays what runs beside the next one."""
     costs = Costs({"F": 1, "I": 1, "W": 1.7, "U": 0})
-    found = simulate(out_of_order(stages=16, regions=regions, costs=costs, memory_cap=10), costs)
+    found = simulate(out_of_order(stages=16, regions=regions, costs=costs, memory_ratio=10), costs)
     assert found.makespan <= 1.1 * (31 + 1.7)
 
 
@@ -101,7 +101,7 @@ def test_small_models(stages):
 
 def _two_streams(stages: int) -> Schedule:
     """Weight gradients beside the backward in the conventional order, then the next forward."""
-    plain = out_of_order(stages=stages, regions=1, k=0, fusion=None, memory_cap=10)
+    plain = out_of_order(stages=stages, regions=1, k=0, fusion=None, memory_ratio=10)
     backward = [cell for cell in plain.lanes[0].cells if cell.kind == "I"]
     forward = [cell for cell in plain.lanes[0].cells if cell.kind == "F"]
     return Schedule.of(plain.graph, [{"main": backward + forward, "sub": [_w(s) for s in reversed(range(stages))]}])
@@ -120,9 +120,9 @@ def test_what_costs_say_of_regions():
     slowdowns = {"I": 2.0, "F": 2.0, "W": 4.0, "U": 4.0}
     costs = Costs({"F": 1.0, "I": 3.0, "W": 5.0, "U": 0.5}, slowdown=lambda action: slowdowns[action.kind])
     backward, forward = Region("I", (1, 0)), Region("F", (0, 1, 2))
-    profile = RegionProfile.from_costs(costs)
-    assert profile.main(backward) == 2 * 3.0  # the input has no gradient, so I of stage 0 is not there
-    assert profile.main(forward) == 2 * 3 * 1.0
-    assert profile.sub(1, forward) == 4 * 5.5
-    assert profile.speedup(1, forward) == 1 / 2 + 1 / 4
-    assert RegionProfile.from_costs(costs, input_gradient=True).main(backward) == 2 * 6.0
+    times = RegionTimes.from_costs(costs)
+    assert times.main(backward) == 2 * 3.0  # the input has no gradient, so I of stage 0 is not there
+    assert times.main(forward) == 2 * 3 * 1.0
+    assert times.sub(1, forward) == 4 * 5.5
+    assert times.speedup(1, forward) == 1 / 2 + 1 / 4
+    assert RegionTimes.from_costs(costs, input_gradient=True).main(backward) == 2 * 6.0

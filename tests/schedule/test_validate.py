@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from schedules import all_actions, lane, random_order, schedules
 from sparsebp.core.errors import ScheduleError
 from sparsebp.schedule import Action, Schedule, StepGraph, simulate, validate
-from sparsebp.schedule.simulation.races import find_race
+from sparsebp.schedule.races import find_race
 
 
 @given(schedules())

@@ -19,10 +19,10 @@ from sparsebp.runtime import graphs
 from sparsebp.runtime.actions import Watch
 from sparsebp.runtime.executor import Executor
 from sparsebp.runtime.graphs import Graphs, in_turn
-from sparsebp.runtime.orders import order_of
 from sparsebp.runtime.stages import Stages
 from sparsebp.schedule.builders import conventional, out_of_order
 from sparsebp.train import Callback, ProgressBar, Trainer
+from sparsebp.train.orders import order_of
 
 BATCH = (orders.IMAGES, orders.CLASSES)
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from sparsebp.core.errors import NonFiniteError
-from sparsebp.runtime.finite import loss_error, nonfinite
 from sparsebp.train import Callback, load_checkpoint
+from sparsebp.train.finite import loss_error, nonfinite
 
 
 class Spoil(Callback):

@@ -28,7 +28,7 @@ def trainer(**options):
 @pytest.mark.parametrize(
     ("name", "values"),
     [("clip_norm", ["1", True, math.nan, math.inf, 0, -1.0, [1.0], np.ones(2)]),
-     ("memory_cap", ["1", True, math.nan, 0, -1.0]),
+     ("memory_ratio", ["1", True, math.nan, 0, -1.0]),
      ("accumulate", [True, 1.5, "2", 0, None, math.nan, [2]]), ("checkpoint_every", [0.5, True, "3", 0, -1, math.nan]),
      ("fusion", ["sideways", None, 3, ["none"], True]), ("schedule", [3, None, True, ["ooo"], b"ooo"]),
      ("graph", ["False", 1, None, "yes"]), ("callbacks", [3, [3], [lambda: None], "ab", None]),

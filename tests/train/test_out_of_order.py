@@ -13,8 +13,8 @@ from sparsebp import models, nn, optim
 from sparsebp.core.errors import MemoryLimitError, OptionError
 from sparsebp.runtime import Executor
 from sparsebp.runtime.candidates import COSTS_NAME, SCHEDULE_NAME, FoundSchedule, candidates
+from sparsebp.runtime.measure import Span, _arrays, measured_costs, measured_slowdowns, with_handing
 from sparsebp.runtime.out_of_order import MEASURED, ROUNDS, OutOfOrderExecutor
-from sparsebp.runtime.profile import Span, _arrays, measured_costs, measured_slowdowns, with_handing
 from sparsebp.schedule import Action, Schedule, StepGraph, read_costs, read_csv, simulate
 from sparsebp.schedule.costs import Costs, StageBytes
 from sparsebp.train import Trainer
@@ -54,9 +54,9 @@ def test_finding_a_schedule_changes_no_number(name):
     orders.assert_same(
         orders.state_of(trainer.model, trainer.optimizer), orders.state_of(wanted.model, wanted.optimizer)
     )
-    assert 0 < found.memory <= found.memory_cap == 1.1
+    assert 0 < found.memory <= found.memory_ratio == 1.1
     assert found.speedup >= 1 and found.kept.seconds == min(trial.seconds for trial in found.trials)
-    assert f"{found.memory:.2f}" in found.describe() and "cap 1.1" in found.describe()
+    assert f"{found.memory:.2f}" in found.describe() and "at most 1.1" in found.describe()
 
 
 def test_the_schedule_is_saved_and_used_again(tmp_path):
@@ -212,12 +212,12 @@ def test_measured_costs_are_medians():
 
 
 def test_a_cap_that_nobody_can_meet_is_refused():
-    trainer, data = trainer_of("mlp", memory_cap=0.01)
-    with pytest.raises(MemoryLimitError, match="cap") as caught:
+    trainer, data = trainer_of("mlp", memory_ratio=0.01)
+    with pytest.raises(MemoryLimitError, match="memory ratio") as caught:
         trainer.fit(data, epochs=MEASURED, batch_size=5)
-    assert "memory_cap=" in str(caught.value.expected)
-    with pytest.raises(OptionError, match="memory_cap"):
-        trainer_of("mlp", memory_cap=0)
+    assert "memory_ratio=" in str(caught.value.expected)
+    with pytest.raises(OptionError, match="memory_ratio"):
+        trainer_of("mlp", memory_ratio=0)
 
 
 def test_bytes_are_those_of_all_buffers_that_are_kept_each_once():

@@ -81,11 +81,7 @@ def _serve(connection: Any) -> None:
             timers.clear()
             sides, args = what
             found, more = sides(*args)
-            timers.update({name: timing.timer(timing.Call(_alone(side))) for name, side in found.items()})
+            timers.update({name: timing.timer(side) for name, side in found.items()})
             connection.send(((list(timers), more), None))
         except Exception as error:  # it goes to the other process
             connection.send((None, f"{type(error).__name__}: {error}"))
-
-
-def _alone(side: Callable[[], object]) -> Callable[[object], object]:
-    return lambda _: side()

@@ -6,10 +6,9 @@
     …
     <!-- /bench:recurrent -->
 
-Without ``short`` there are the tables that the benchmark names (``TABLES``: captions, and keys of columns, few enough
-for a page's width); a row that a table shows already is left out. ``short`` takes the columns that the benchmark names
-for a README (``SHORT``), and the rows that its ``in_short`` admits, if it has one. With ``--check`` nothing is written,
-and the exit status says whether a document is up to date.
+Without ``short`` there are the benchmark's ``tables``; a row that a table shows already is left out. ``short`` is the
+table that it has for a README. With ``--check`` nothing is written, and the exit status says whether a
+document is up to date.
 """
 
 from __future__ import annotations
@@ -19,28 +18,15 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
+from sparsebp.bench import NAMES, load
 from sparsebp.bench.tools import report
+from sparsebp.bench.tools.benchmark import Benchmark
 from sparsebp.core.errors import FileFormatError
 from sparsebp.core.files import read_file, write_atomically
 
-BENCHMARKS = (
-    "recurrent",
-    "scan",
-    "spgemm",
-    "jacobian",
-    "convergence",
-    "pruned",
-    "optim",
-    "fusion",
-    "schedule",
-    "busy",
-    "gpu",
-)
 FOLDER = Path("docs/benchmarks")
 _BLOCK = re.compile(r"<!-- bench:(\w+)( short)? -->\n.*?<!-- /bench:\1 -->", re.DOTALL)
 
@@ -65,10 +51,10 @@ def fill(text: str, results: Mapping[str, Sequence[tuple[Path, dict[str, Any]]]]
 
     def block(match: re.Match[str]) -> str:
         name, short = match.group(1), match.group(2) or ""
-        if name not in BENCHMARKS:
+        if name not in NAMES:
             raise FileFormatError(
                 f"A marker names the unknown benchmark {name!r}",
-                expected=", ".join(BENCHMARKS),
+                expected=", ".join(NAMES),
                 got=name,
                 remedy="Mend the marker",
             )
@@ -92,12 +78,11 @@ def find_results(folder: Path) -> dict[str, list[tuple[Path, dict[str, Any]]]]:
 
 
 def _section(path: Path, result: Mapping[str, Any], short: bool, folder: Path) -> str:
-    module, rows = import_module(f"sparsebp.bench.{result['benchmark']}"), result["rows"]
+    benchmark, rows = load(result["benchmark"]), result["rows"]
     if short:
-        chosen = getattr(module, "in_short", lambda row: True)
-        parts = [_table(module, module.SHORT, filter(chosen, rows))]
+        parts = [_table(benchmark, benchmark.short, filter(benchmark.in_short, rows))]
     else:
-        parts = [f"*{caption}:*\n\n{_table(module, keys, rows)}" for caption, keys in module.TABLES.items()]
+        parts = [f"*{caption}:*\n\n{_table(benchmark, keys, rows)}" for caption, keys in benchmark.tables.items()]
         parts.insert(0, f"**{result['title']}.** Left out: {result['leaves_out']}.")
         parts += [f"- {note}" for note in result["notes"]]
         picture = path.with_suffix(".png")
@@ -109,10 +94,9 @@ def _section(path: Path, result: Mapping[str, Any], short: bool, folder: Path) -
     return "\n\n".join(parts)
 
 
-def _table(module: ModuleType, keys: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
+def _table(benchmark: Benchmark, keys: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
     """Return the table of some of a benchmark's columns; of rows that then read the same, one."""
-    columns = {column.key: column for column in module.COLUMNS}
-    table = report.markdown_table([columns[key] for key in keys], rows)
+    table = report.markdown_table(benchmark.named(keys), rows)
     return "\n".join(dict.fromkeys(table.splitlines()))
 
 

@@ -1,4 +1,4 @@
-"""Where and on what a benchmark ran: processor, GPU, threads, versions, commit, date."""
+"""Where and on what a benchmark ran: processor, GPU, threads, versions, commit, date; what its memory can do."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +20,9 @@ from sparsebp import backend
 _PACKAGES = (
     "numpy", "scipy", "numba", "torch", "cupy-cuda12x", "cupy-cuda13x", "python-graphblas", "mkl",
 )  # fmt: skip
+
+_COPIED = 1 << 27
+"""Bytes of each array: several times the last cache."""
 
 
 def environment() -> dict[str, Any]:
@@ -87,6 +93,21 @@ def available_memory() -> int | None:
     except OSError:
         return None
     return None
+
+
+@cache
+def copy_bandwidth(threads: int, repeats: int = 7) -> float:
+    """Return the bytes a second that `threads` threads read and write while they copy, the best of `repeats`."""
+    source, target = np.ones(_COPIED // 8), np.ones(_COPIED // 8)
+    halves = [*zip(np.array_split(target, threads), np.array_split(source, threads), strict=True)]
+    best = np.inf
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(repeats):
+            begin = time.perf_counter()
+            for done in [pool.submit(np.copyto, *half) for half in halves]:
+                done.result()
+            best = min(best, time.perf_counter() - begin)
+    return 2 * _COPIED / best
 
 
 def _version(package: str) -> str | None:

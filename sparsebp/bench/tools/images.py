@@ -1,15 +1,16 @@
-"""What the benchmarks of convolutional networks share: the order of batches, and twins in PyTorch."""
+"""What the benchmarks of convolutional networks share: twins in PyTorch, the order of batches, and training."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from sparsebp import nn
-from sparsebp.core.errors import MissingDependencyError
-from sparsebp.data.dataset import epoch_order
+from sparsebp import nn, optim
+from sparsebp.bench.tools.timing import import_torch
+from sparsebp.data import ImageDataset, epoch_order
 
 
 def torch_twin(model: nn.Sequential) -> Any:
@@ -20,12 +21,7 @@ def torch_twin(model: nn.Sequential) -> Any:
     MissingDependencyError
         PyTorch is not installed.
     """
-    try:
-        import torch
-    except ImportError as error:
-        raise MissingDependencyError(
-            "PyTorch, the peer, is not installed", remedy="Install the extra: pip install 'sparsebp[torch]'"
-        ) from error
+    torch = import_torch()
     twin = _torch_module(torch.nn, model).to(torch.float64 if model.dtype == np.float64 else torch.float32)
     state = model.state_dict()
     twin.load_state_dict({name: torch.as_tensor(state[name]) for name in twin.state_dict()})  # pruning masks stay here
@@ -75,3 +71,17 @@ def batches(samples: int, size: int, seed: int, steps: int) -> Iterator[np.ndarr
     for step in range(steps):
         epoch, number = divmod(step, an_epoch)
         yield epoch_order(samples, seed=seed, epoch=epoch)[number * size : (number + 1) * size]
+
+
+def train(
+    model: nn.Sequential, optimizer: optim.Optimizer, data: ImageDataset, size: int, seed: int, steps: int
+) -> Iterator[tuple[float, float]]:
+    """Train on `batches`, a step each time: yields the loss, and the seconds that the step took without its batch."""
+    loss = nn.CrossEntropyLoss()
+    for chosen in batches(len(data), size, seed, steps):
+        x, target = data.batch(chosen)
+        start = time.perf_counter()
+        logits, saved = model.forward(x)
+        value, loss_saved = loss.forward(logits, target)
+        optimizer.step(model.weight_grad(loss.input_grad(loss_saved), saved))
+        yield float(value), time.perf_counter() - start

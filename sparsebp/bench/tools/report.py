@@ -1,4 +1,4 @@
-"""What a benchmark leaves behind: a JSON file, a Markdown table, a picture.
+"""What a benchmark leaves behind, as text: a JSON file, and tables for documents and terminals.
 
 A result is a plain dict that JSON can hold::
 
@@ -19,9 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparsebp.bench.tools.environment import environment
-from sparsebp.core.errors import FileFormatError, MissingDependencyError
-from sparsebp.core.files import parse_json, prepare_folder, read_file, write_atomically, write_figure
+from sparsebp.core.errors import FileFormatError
+from sparsebp.core.files import parse_json, prepare_folder, read_file, write_atomically
 
 DEFAULT_FOLDER = Path("runs/bench")
 _KEYS = {"benchmark": str, "title": str, "leaves_out": str, "quick": bool, "environment": dict, "settings": dict,
@@ -30,31 +29,30 @@ _KEYS = {"benchmark": str, "title": str, "leaves_out": str, "quick": bool, "envi
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a table: its heading, the row's key, how the value is written, and whether it is a number."""
+    """One column of a table.
+
+    Attributes
+    ----------
+    heading, key
+        What stands above it, and the key of its values in a row.
+    show
+        How a value is written.
+    number
+        Whether it is a number, which stands to the right.
+    on_terminal
+        Whether the table that a run prints has it.
+    """
 
     heading: str
     key: str
     show: Callable[[Any], str] = str
     number: bool = True
+    on_terminal: bool = True
 
     def cell(self, row: Mapping[str, Any]) -> str:
         """Return the text of this column's cell; a dash where the row has no value."""
         value = row.get(self.key)
         return "–" if value is None else self.show(value)
-
-
-def start(benchmark: str, title: str, *, quick: bool, settings: Mapping[str, Any], leaves_out: str) -> dict[str, Any]:
-    """Return an empty result. `leaves_out` says which costs of a user are not in the numbers."""
-    return {
-        "benchmark": benchmark,
-        "title": title,
-        "leaves_out": leaves_out,
-        "quick": quick,
-        "environment": environment(),
-        "settings": dict(settings),
-        "rows": [],
-        "notes": [],
-    }
 
 
 def seconds(value: Mapping[str, float] | float) -> str:
@@ -91,6 +89,16 @@ def count(value: float) -> str:
             return f"{_three_digits(number)}{prefix}"
         number /= 1000
     return f"{_three_digits(number)} T"
+
+
+def in_threads(number: int) -> str:
+    """Write a number of threads: ``1 thread``, ``2 threads``."""
+    return f"{number} thread{'s' if number > 1 else ''}"
+
+
+def outcome(missed: Sequence[str]) -> str:
+    """Say whether a row reaches what it is to reach, given what it misses."""
+    return f"missed: {', '.join(missed)}" if missed else "met"
 
 
 def _three_digits(value: float) -> str:
@@ -201,62 +209,3 @@ def load(path: Path) -> dict[str, Any]:
         raise FileFormatError(f"{path} is no benchmark result", expected=f"a JSON object with {', '.join(_KEYS)}",
                               got=f"missing or of another type: {', '.join(wrong)}", remedy=remedy)  # fmt: skip
     return result
-
-
-def figure(rows: int = 1, columns: int = 1, *, width: float = 8.0, height: float = 3.6) -> tuple[Any, Any]:
-    """Return a Matplotlib figure and its axes, without touching any window system.
-
-    Raises
-    ------
-    MissingDependencyError
-        Matplotlib is not installed.
-    """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingDependencyError(
-            "Matplotlib is not installed, and the picture needs it",
-            remedy="Install the extra: pip install 'sparsebp[plot]'",
-        ) from error
-    drawing = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(drawing)
-    return drawing, drawing.subplots(rows, columns, squeeze=False)
-
-
-def draw(result: Mapping[str, Any], picture: Callable[[Mapping[str, Any]], Any]) -> Any:
-    """Return a benchmark's picture under the result's title."""
-    drawing = picture(result)
-    drawing.suptitle(textwrap.fill(result["title"], 80), fontsize=10)
-    return drawing
-
-
-def save_figure(drawing: Any, path: Path) -> Path:
-    """Write a figure as PNG in one atomic step, without a date in it, and return the path."""
-    return write_figure(drawing, path, dpi=144, metadata={"Software": None})
-
-
-def finish(
-    result: Mapping[str, Any],
-    columns: Sequence[Column],
-    picture: Callable[[Mapping[str, Any]], Any],
-    folder: Path | None,
-    echo: Callable[[str], None],
-    stem: str | None = None,
-) -> None:
-    """Write JSON and picture, then print what was left out, where the files are, and the table last."""
-    path = save(result, folder, stem)
-    written = [str(path)]
-    try:
-        written.append(str(save_figure(draw(result, picture), path.with_suffix(".png"))))
-    except MissingDependencyError as error:
-        echo(f"No picture: {error}")
-    for note in result["notes"]:
-        echo(f"note: {note}")
-    echo("")
-    echo(result["title"])
-    echo(f"Not in the numbers: {result['leaves_out']}")
-    echo(where(result))
-    echo("Written: " + ", ".join(written))
-    echo("")
-    echo(text_table(columns, result["rows"], letters()))

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from sparsebp.core.errors import OptionError
+from sparsebp.core.errors import MissingDependencyError, OptionError
 
 SHORT = 1e-3
 """Seconds under which one run is too short for the clock; several are then timed together."""
@@ -117,8 +117,14 @@ def ratio(peer: Timing, ours: Timing) -> dict[str, float]:
     return Timing(tuple(p / o for p, o in zip(peer.seconds, ours.seconds, strict=True))).to_dict()
 
 
+def side_by_side(timings: Mapping[str, Timing]) -> dict[str, Any]:
+    """Return the columns of a row: each side's time by its name, and how many times slower than ``"ours"`` it is."""
+    ratios = {f"{name}_ratio": ratio(side, timings["ours"]) for name, side in timings.items() if name != "ours"}
+    return {name: side.to_dict() for name, side in timings.items()} | ratios
+
+
 def measure(
-    calls: Mapping[str, Call],
+    calls: Mapping[str, Call | Callable[[], object]],
     *,
     rounds: int = 15,
     least_rounds: int = 5,
@@ -131,7 +137,7 @@ def measure(
     Parameters
     ----------
     calls
-        The sides by name.
+        The sides by name; a function stands for a `Call` without preparation.
     rounds, least_rounds
         How often each side runs; after `budget` seconds no more than `least_rounds`.
     warmup
@@ -146,14 +152,14 @@ def measure(
     dict
         A `Timing` per side, all with the same number of rounds.
     """
-    clock = HostClock() if clock is None else clock
     timers = {name: timer(call, warmup, clock) for name, call in calls.items()}
     return in_turn(timers, rounds=rounds, least_rounds=least_rounds, budget=budget)
 
 
-def timer(call: Call, warmup: int = 2, clock: Clock | None = None) -> Callable[[], float]:
+def timer(side: Call | Callable[[], object], warmup: int = 2, clock: Clock | None = None) -> Callable[[], float]:
     """Warm a side up; return what times it once more and returns the seconds a run."""
     chosen = HostClock() if clock is None else clock
+    call = side if isinstance(side, Call) else Call(lambda _: side())
     together = _runs_together(call, warmup, chosen)
     return lambda: _time(call, together, chosen)
 
@@ -262,3 +268,18 @@ def optional(name: str) -> ModuleType | None:
         return importlib.import_module(name)
     except ImportError:
         return None
+
+
+def import_torch() -> Any:
+    """Import and return PyTorch, the peer.
+
+    Raises
+    ------
+    MissingDependencyError
+        It is not installed.
+    """
+    torch = optional("torch")
+    if torch is None:
+        raise MissingDependencyError("PyTorch is not installed, and this benchmark measures against it",
+                                     remedy="Install the extra: pip install 'sparsebp[torch]'")  # fmt: skip
+    return torch

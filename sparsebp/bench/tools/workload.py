@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sparsebp import backend, nn, optim
-from sparsebp.bench.tools.timing import Call
+from sparsebp.bench.tools.timing import import_torch
 from sparsebp.core.errors import MissingDependencyError, OptionError
 
 CELLS: dict[str, tuple[int, int]] = {"RNN": (1, 20), "GRU": (38, 20)}
@@ -40,13 +40,11 @@ class SequenceWorkload:
         The algorithm of our recurrent layer.
     input_size, hidden
         Other sizes than the paper's.
-    seed
-        Of the weights and the batch.
     """
 
     def __init__(
         self, cell: str, length: int, batch: int, *, dtype: Any = np.float32, device: str = "cpu",
-        backward: str = "auto", input_size: int | None = None, hidden: int | None = None, seed: int = 0,
+        backward: str = "auto", input_size: int | None = None, hidden: int | None = None,
     ) -> None:  # fmt: skip
         if cell not in CELLS:
             raise OptionError(
@@ -54,9 +52,9 @@ class SequenceWorkload:
             )
         paper_input, paper_hidden = CELLS[cell]
         input_size = input_size or paper_input
-        self.cell, self.length, self.batch, self.device, self.seed = cell, length, batch, device, seed
+        self.cell, self.length, self.batch, self.device = cell, length, batch, device
         self.dtype, self.input_size, self.hidden = backend.float_dtype(dtype), input_size, hidden or paper_hidden
-        rng = np.random.default_rng(seed)
+        rng = np.random.default_rng(0)
         layer: Any = getattr(nn, cell)
         self.model: Any = nn.SequenceClassifier(
             layer(input_size, self.hidden, backward=backward, dtype=dtype, rng=rng),
@@ -73,7 +71,7 @@ class SequenceWorkload:
 
     # ---- ours --------------------------------------------------------------------------------------------------------
 
-    def forward(self, _: Any = None) -> tuple[Any, Any]:
+    def forward(self) -> tuple[Any, Any]:
         """Run our forward pass and loss; return what the backward pass needs."""
         logits, saved = self.model.forward(self.x)
         _, loss_saved = self.loss.forward(logits, self.target)
@@ -84,7 +82,7 @@ class SequenceWorkload:
         saved, loss_saved = kept
         return self.model.weight_grad(self.loss.input_grad(loss_saved), saved)
 
-    def step(self, _: Any = None) -> None:
+    def step(self) -> None:
         """Run one whole training step of ours."""
         self.optimizer.step(self.backward(self.forward()))
 
@@ -93,19 +91,7 @@ class SequenceWorkload:
         saved, _ = self.forward()
         return saved.rnn.backward_choice
 
-    def step_call(self) -> Call:
-        """Our whole step, to be timed."""
-        return Call(self.step)
-
-    def backward_call(self) -> Call:
-        """Our backward alone, to be timed; the forward before it is not."""
-        return Call(self.backward, self.forward)
-
     # ---- PyTorch -----------------------------------------------------------------------------------------------------
-
-    def twin(self) -> TorchTwin:
-        """Return the same workload in PyTorch."""
-        return TorchTwin(self)
 
     def agreement(self, twin: TorchTwin) -> float:
         """Return the largest ``‖ours − torch‖ / ‖torch‖`` over all parameters' gradients, from the same weights."""
@@ -143,48 +129,26 @@ class TorchTwin:
     def _load(self, state: dict[str, np.ndarray]) -> None:
         self.model.load_state_dict({name: self._torch.from_numpy(array.copy()) for name, array in state.items()})
 
-    def forward(self, _: Any = None) -> Any:
+    def forward(self) -> Any:
         """Run the forward pass and the loss, with the gradients of the last step dropped."""
         self.optimizer.zero_grad(set_to_none=True)
         _, h_n = self.rnn(self.x)
         return self.loss(self.head(h_n[-1]), self.target)
 
-    def step(self, _: Any = None) -> None:
+    def step(self) -> None:
         """Run one whole training step."""
-        self.forward().backward()
+        self.backward(self.forward())
         self.optimizer.step()
+
+    def backward(self, loss: Any) -> None:
+        """Run the backward pass."""
+        loss.backward()
 
     def gradients(self, state: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return all gradients at the parameters `state`."""
         self._load(state)
-        self.forward().backward()
+        self.backward(self.forward())
         return {name: parameter.grad.cpu().numpy() for name, parameter in self.model.named_parameters()}
-
-    def step_call(self) -> Call:
-        """The whole step, to be timed."""
-        return Call(self.step)
-
-    def backward_call(self) -> Call:
-        """The backward alone, to be timed."""
-        return Call(lambda loss: loss.backward(), self.forward)
-
-
-def import_torch() -> Any:
-    """Import and return PyTorch, the peer.
-
-    Raises
-    ------
-    MissingDependencyError
-        It is not installed.
-    """
-    try:
-        import torch
-    except ImportError as error:
-        raise MissingDependencyError(
-            "PyTorch is not installed, and this benchmark measures against it",
-            remedy="Install the extra: pip install 'sparsebp[torch]'",
-        ) from error
-    return torch
 
 
 def chunk_count(length: int) -> int:

@@ -3,31 +3,15 @@
 from __future__ import annotations
 
 import enum
-import importlib
-import inspect
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from sparsebp.bench import NAMES, load
 from sparsebp.cli.commands.common import JsonOption, out_option, write_json
-from sparsebp.core.errors import OptionError
 
-
-class Benchmark(enum.StrEnum):
-    """What to measure; a module of `sparsebp.bench` each."""
-
-    recurrent = "recurrent"
-    scan = "scan"
-    spgemm = "spgemm"
-    jacobian = "jacobian"
-    convergence = "convergence"
-    pruned = "pruned"
-    optim = "optim"
-    fusion = "fusion"
-    schedule = "schedule"
-    busy = "busy"
-    gpu = "gpu"
+Benchmark = enum.StrEnum("Benchmark", [(name, name) for name in NAMES])  # type: ignore[misc]
 
 
 def bench(
@@ -47,23 +31,7 @@ def bench(
       sparsebp bench spgemm --out docs/benchmarks
       sparsebp bench scan --quick --json
     """
-    run = importlib.import_module(f"sparsebp.bench.{benchmark.value}").run
-    options: dict[str, Any] = {"out": out, "quick": quick}
-    if threads:
-        if "threads" not in inspect.signature(run).parameters:
-            raise OptionError(
-                f"The benchmark {benchmark.value} does not vary threads",
-                expected="no --threads",
-                got=", ".join(map(str, threads)),
-                remedy="Leave the option out",
-            )
-        options["threads"] = tuple(threads)
-    if json:
-        options["echo"] = _quiet
-    result = run(**options)
+    silent = {"echo": lambda line: None} if json else {}
+    result = load(benchmark.value).run(out, quick=quick, threads=tuple(threads) if threads else None, **silent)
     if json:
         write_json({"event": "result", **result})
-
-
-def _quiet(line: str = "") -> None:
-    """Take a line of text and print nothing."""

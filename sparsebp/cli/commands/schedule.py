@@ -65,7 +65,7 @@ InputGradientOption = Annotated[
     bool | None, typer.Option("--input-gradient/--no-input-gradient", help="Whether stage 0 has an I.")
 ]
 UnweightedOption = Annotated[str | None, typer.Option(help="Stages without weights, as in 1,3.")]
-MemoryCapOption = Annotated[
+MemoryRatioOption = Annotated[
     float | None, typer.Option(help="Bound for the peak of memory, in conventional ones (ooo).", show_default="1.1")
 ]
 
@@ -81,7 +81,7 @@ def build(
     k: KOption = None,
     streams: Annotated[int | None, typer.Option(min=1, max=2, help="Streams of the worker (conventional).")] = None,
     regions: Annotated[int | None, typer.Option(min=1, max=MOST, help="Regions of the main stream (ooo).")] = None,
-    memory_cap: MemoryCapOption = None,
+    memory_ratio: MemoryRatioOption = None,
     memory_limit: Annotated[float | None, typer.Option(help="Bound for the memory (reverse-first-k).")] = None,
     priority: Annotated[
         Literal["first-ready", "first-stage"] | None,
@@ -108,12 +108,12 @@ def build(
     Examples:
       sparsebp schedule build gpipe --stages 4 --microbatches 8 --out gpipe.csv
       sparsebp schedule build modulo --stages 16 | sparsebp schedule plot -
-      sparsebp schedule build ooo --stages 12 --cost W=1.5 --memory-cap 1.2
+      sparsebp schedule build ooo --stages 12 --cost W=1.5 --memory-ratio 1.2
     """
     schedule = build_schedule(
         name, costs=costs_from(cost, costs, latency, bandwidth, slowdown), fusion=fusion, stages=stages,
         workers=workers, microbatches=microbatches, chunks=chunks, group=group, k=k, streams=streams, regions=regions,
-        memory_cap=memory_cap, memory_limit=memory_limit, priority=priority, unweighted=stages_of(unweighted),
+        memory_ratio=memory_ratio, memory_limit=memory_limit, priority=priority, unweighted=stages_of(unweighted),
         recomputed=stages_of(recomputed), input_gradient=input_gradient,
     )  # fmt: skip
     if out is None:

@@ -20,8 +20,8 @@ from sparsebp.recipes.agreement import Agreement, gradient_agreement
 from sparsebp.recipes.compare import compare_histories
 from sparsebp.recipes.config import TrainConfig
 from sparsebp.recipes.recipe import Run, build, build_retraining, prunes
-from sparsebp.runtime.arrays import batch_of
 from sparsebp.train import JsonLines, ProgressBar, save_loss_curve
+from sparsebp.train.arrays import batch_of
 from sparsebp.train.checkpoint import FILE_NAME, load_checkpoint, save_checkpoint
 from sparsebp.train.run_folder import run_folder, set_aside
 
@@ -209,7 +209,7 @@ def _schedule(session: Run) -> dict[str, Any]:
     found = session.trainer.found_schedule
     if found is None:
         return {}
-    told = {"speedup": found.speedup, "memory": found.memory, "memory_cap": found.memory_cap}
+    told = {"speedup": found.speedup, "memory": found.memory, "memory_ratio": found.memory_ratio}
     return {"schedule": told | {"name": found.schedule.name, "reason": found.describe()}}
 
 

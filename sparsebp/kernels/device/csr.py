@@ -5,20 +5,19 @@ from __future__ import annotations
 import numpy as np
 
 from sparsebp.core.types import Array
-from sparsebp.kernels import checks
 from sparsebp.kernels.device.base import BLOCK, WARP, Launcher, ceil_div, lanes, step, types
 
 _WARP_A_ROW = (WARP, BLOCK // WARP)
 
 
 class CsrKernels(Launcher):
-    """Device side of the CSR part of `sparsebp.kernels.protocol.Kernels`; shapes and dtypes are stated there."""
+    """Device side of the CSR part of `sparsebp.kernels.api.Kernels`; shapes and dtypes are stated there."""
 
     def csr_matvec(
         self, indptr: Array, indices: Array, data: Array, x: Array, out: Array, add: Array | None = None
     ) -> None:
         """Batched SpMV; a thread a row and sample, or a warp a row for one sample."""
-        batch = checks.check_csr_matvec(indptr, indices, data, x, out, add)
+        batch = out.shape[-1]
         rows, defines = len(indptr) - 1, types(data, indptr)
         if batch == 1:
             args = (indptr, indices, data, x, add, out, np.int64(rows))
@@ -37,7 +36,7 @@ class CsrKernels(Launcher):
 
     def scale_rows(self, indptr: Array, data: Array, scale: Array, out: Array) -> None:
         """Diagonal times CSR on the same pattern."""
-        batch = checks.check_scale_rows(indptr, data, scale, out)
+        batch = out.shape[-1]
         rows, defines = len(indptr) - 1, types(data, indptr)
         if batch == 1:
             grid = ceil_div(rows, _WARP_A_ROW[1])
@@ -56,7 +55,7 @@ class CsrKernels(Launcher):
 
     def scale_columns(self, indices: Array, data: Array, scale: Array, out: Array) -> None:
         """CSR times diagonal on the same pattern."""
-        batch = checks.check_scale_columns(indices, data, scale, out)
+        batch = out.shape[-1]
         block, entries = lanes(batch), len(indices)
         self._launch(
             "csr.cu",
@@ -69,7 +68,7 @@ class CsrKernels(Launcher):
 
     def gather(self, data: Array, index: Array, out: Array) -> None:
         """``out[k] = data[index[k]]``."""
-        batch = checks.check_gather(data, index, out)
+        batch = out.shape[-1]
         block, entries = lanes(batch), len(index)
         self._launch(
             "csr.cu",
@@ -82,7 +81,7 @@ class CsrKernels(Launcher):
 
     def gather_multiply(self, a_data: Array, a_index: Array, b_data: Array, b_index: Array, out: Array) -> None:
         """``out[k] = a_data[a_index[k]] * b_data[b_index[k]]``."""
-        batch = checks.check_gather_multiply(a_data, a_index, b_data, b_index, out)
+        batch = out.shape[-1]
         block, entries = lanes(batch), len(a_index)
         self._launch(
             "csr.cu",

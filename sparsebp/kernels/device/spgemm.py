@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from sparsebp.core.types import Array
-from sparsebp.kernels import checks
 from sparsebp.kernels.device.base import BLOCK, WARP, Defines, Launcher, ceil_div, lanes, position_define, step, types
 
 _ROW_BYTES = 12 * 1024
@@ -15,7 +14,7 @@ _ROW_BYTES = 12 * 1024
 
 
 class SpgemmKernels(Launcher):
-    """Device side of the products of `sparsebp.kernels.protocol.Kernels`; shapes and dtypes are stated there."""
+    """Device side of the products of `sparsebp.kernels.api.Kernels`; shapes and dtypes are stated there."""
 
     def spgemm_numeric(
         self,
@@ -31,9 +30,7 @@ class SpgemmKernels(Launcher):
         out: Array,
     ) -> None:
         """Values of C = A @ B; a warp a row of C and tile of the batch. `row_cuts` is the host's share of the work."""
-        batch = checks.check_spgemm_numeric(
-            a_indptr, a_indices, a_data, b_indptr, b_data, c_indptr, product_ptr, positions, row_cuts, out
-        )
+        batch = out.shape[-1]
         rows, block = len(a_indptr) - 1, lanes(batch, WARP)
         tiles = ceil_div(batch, block[0])
         self._launch(
@@ -72,7 +69,7 @@ class SpgemmKernels(Launcher):
         out: Array,
     ) -> None:
         """Rows of B, picked and scaled; a warp a row of C and tile of the batch."""
-        batch = checks.check_spgemm_select_rows(a_indptr, a_indices, a_data, b_indptr, b_data, c_indptr, out)
+        batch = out.shape[-1]
         args = (a_indptr, a_indices, a_data, step(a_data, batch), b_indptr, b_data, step(b_data, batch), c_indptr, out)
         self._rows(
             "spgemm_rows.cu", "spgemm_select_rows", types(a_data, a_indptr), WARP, len(a_indptr) - 1, batch, args
@@ -91,9 +88,7 @@ class SpgemmKernels(Launcher):
         out: Array,
     ) -> None:
         """One product at most an entry of A; a warp a row of C and tile. `row_cuts` is the host's share of the work."""
-        batch = checks.check_spgemm_select_columns(
-            product_ptr, a_index, a_data, b_index, b_data, c_indptr, positions, row_cuts, out
-        )
+        batch = out.shape[-1]
         args = (
             product_ptr,
             a_index,
@@ -126,21 +121,7 @@ class SpgemmKernels(Launcher):
         out: Array,
     ) -> None:
         """Runs of neighbouring columns; a block a row of C and tile. `row_cuts` is the host's share of the work."""
-        batch = checks.check_spgemm_runs(
-            a_indptr,
-            a_indices,
-            a_data,
-            b_indptr,
-            b_data,
-            b_shape,
-            run_ptr,
-            run_lengths,
-            c_indptr,
-            start_ptr,
-            starts,
-            row_cuts,
-            out,
-        )
+        batch = out.shape[-1]
         args = (
             a_indptr,
             a_indices,
@@ -175,9 +156,7 @@ class SpgemmKernels(Launcher):
         out: Array,
     ) -> None:
         """Nothing kept per product: places are searched in C's row; `columns` and `row_cuts` are the host's."""
-        batch = checks.check_spgemm_accumulate(
-            a_indptr, a_indices, a_data, b_indptr, b_indices, b_data, c_indptr, c_indices, columns, row_cuts, out
-        )
+        batch = out.shape[-1]
         args = (
             a_indptr,
             a_indices,

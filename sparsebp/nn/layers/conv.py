@@ -18,11 +18,11 @@ from sparsebp.backend import memory
 from sparsebp.core.arguments import check_choice
 from sparsebp.core.errors import ShapeError
 from sparsebp.core.types import Array, Seed
-from sparsebp.core.windows import Lengths, Padding, Windows, check_channels, lengths
 from sparsebp.nn.layer import check_gy, check_input
 from sparsebp.nn.pruning import Prunable
 from sparsebp.nn.work import Work
 from sparsebp.patterns.conv import conv_entries
+from sparsebp.patterns.windows import Lengths, Padding, Windows, check_channels, lengths
 
 
 class ConvNd(Prunable):
@@ -186,7 +186,7 @@ class Conv(ConvNd):
         w = self.windows
         return conv_jacobian_t(
             self.params["weight"], saved.shape[2:], w.stride, w.padding, w.dilation, self.groups,
-            layout="chw", kept=self._host_mask(),
+            layout="chw", mask=self._host_mask(),
         )  # fmt: skip
 
 
@@ -279,7 +279,7 @@ class ConvTranspose(ConvNd):
         w = self.windows
         return conv_transpose_jacobian_t(
             self.params["weight"], saved.shape[2:], w.stride, self.padding, self.output_padding, self.groups,
-            w.dilation, kept=self._host_mask(),
+            w.dilation, mask=self._host_mask(),
         )  # fmt: skip
 
 
@@ -332,8 +332,7 @@ def _channel_sums(xp: ModuleType, y: Array) -> Array:
 def _options(windows: Windows) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """Return stride, padding before and dilation on three axes, as the kernels take them."""
     ones, zeros = (1,) * (3 - len(windows.kernel)), (0,) * (3 - len(windows.kernel))
-    before = tuple(pair[0] for pair in windows.padding)
-    return ones + windows.stride, zeros + before, ones + windows.dilation
+    return ones + windows.stride, zeros + windows.before, ones + windows.dilation
 
 
 def _three(xp: ModuleType, array: Array) -> Array:

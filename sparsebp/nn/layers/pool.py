@@ -20,7 +20,7 @@ from sparsebp.nn.layer import Layer, check_gy, check_input
 from sparsebp.nn.work import Work
 from sparsebp.patterns import PoolPattern, adaptive_pool_pattern
 from sparsebp.patterns.pool import window_pattern
-from sparsebp.patterns.pool_window import PoolWindow
+from sparsebp.patterns.windows import PoolWindows
 
 
 @dataclass(frozen=True)
@@ -53,14 +53,14 @@ class SlidingPool(Pool):
         self, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
     ) -> None:
         super().__init__()
-        self.window = PoolWindow.of(self.dims, kernel_size, stride, padding, dilation, ceil_mode)
+        self.window = PoolWindows.of(self.dims, kernel_size, stride, padding, dilation, ceil_mode)
 
     def pool(self, shape: tuple[int, ...]) -> PoolPattern:
         """Return the pattern for an input of `shape` (B, C, …)."""
         return window_pattern(shape[1], shape[2:], self.window)
 
     def _out_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return (*shape[:2], *self.window.out_size(shape[2:]))
+        return (*shape[:2], *self.window.output_size(shape[2:]))
 
 
 class MaxPool(SlidingPool):
@@ -119,7 +119,7 @@ class MaxPool(SlidingPool):
     def _options(self) -> tuple[tuple[int, ...], ...]:
         """Return kernel, stride, padding and dilation on two axes, as the kernels take them."""
         w, front = self.window, 2 - self.dims
-        return (1,) * front + w.kernel, (1,) * front + w.stride, (0,) * front + w.padding, (1,) * front + w.dilation
+        return (1,) * front + w.kernel, (1,) * front + w.stride, (0,) * front + w.before, (1,) * front + w.dilation
 
 
 def _planes(xp: ModuleType, x: Array, dims: int) -> Array:
@@ -232,11 +232,11 @@ class AvgPool(SlidingPool):
         lengths = [
             max(pad + length, (count - 1) * stride + reach)
             for pad, length, count, stride, reach in zip(
-                w.padding, shape[2:], w.out_size(shape[2:]), w.stride, w.reach, strict=True
+                w.before, shape[2:], w.output_size(shape[2:]), w.stride, w.reach, strict=True
             )
         ]
         whole = xp.zeros((*shape[:2], *lengths), dtype=dtype)
-        inside = tuple(slice(pad, pad + length) for pad, length in zip(w.padding, shape[2:], strict=True))
+        inside = tuple(slice(pad, pad + length) for pad, length in zip(w.before, shape[2:], strict=True))
         return whole, whole[:, :, *inside]
 
     def _places(self, whole: Array, out_shape: tuple[int, ...]) -> Iterator[Array]:

@@ -20,7 +20,7 @@ from sparsebp.backend.memory import empty
 from sparsebp.core.arguments import check_choice, check_integer
 from sparsebp.core.errors import MemoryLimitError
 from sparsebp.core.types import BACKWARDS, Array, Backward, ScanAlgorithm
-from sparsebp.nn.recurrent.cell_math import CellMath, Tape
+from sparsebp.nn.recurrent.cell_math import CellMath, RunGradients, Tape
 
 
 @dataclass(frozen=True)
@@ -59,28 +59,13 @@ def choose(
 def run_backward(
     options: BackwardOptions, choice: Any, cell: CellMath, tape: Tape, w_hh: Array, gy: Array | None,
     grad_h_n: Array | None,
-) -> tuple[Array, Array]:  # fmt: skip
-    """Return ``(ga (T, B, columns·H), gh0 (B, H))`` of one direction. gy (T, B, H) and grad_h_n (B, H) C-contiguous."""
+) -> RunGradients:  # fmt: skip
+    """Return the gradients of one run from gy (T, B, H) and grad_h_n (B, H), C-contiguous; not both are None."""
+    if choice.algorithm in ("bp", "chunked"):
+        return cell.backward(tape, w_hh, gy, grad_h_n, choice.chunks if choice.algorithm == "chunked" else 1)
     xp = backend.namespace(tape.h)
     steps, batch, hidden = tape.h.shape
-    k = kernels.get(xp)
-    ga = empty(xp, (steps, batch, cell.columns * hidden), tape.h.dtype)
-    gh0 = xp.empty((batch, hidden), dtype=tape.h.dtype)
-    if choice.algorithm not in ("bp", "chunked"):
-        _run_materialised(options, choice.algorithm, cell, tape, w_hh, gy, grad_h_n, ga, gh0)
-    else:
-        chunks = choice.chunks if choice.algorithm == "chunked" else None
-        cell.backward(k, tape, w_hh, gy, grad_h_n, chunks, ga, gh0)
-    return ga, gh0
-
-
-def _run_materialised(
-    options: BackwardOptions, algorithm: ScanAlgorithm, cell: CellMath, tape: Tape, w_hh: Array, gy: Array | None,
-    grad_h_n: Array | None, ga: Array, gh0: Array,
-) -> None:  # fmt: skip
-    xp = backend.namespace(tape.h)
-    steps, batch, hidden = tape.h.shape
-    plan = _plan_within(options, algorithm, tape.h.shape, tape.h.dtype, xp)
+    plan = _plan_within(options, choice.algorithm, tape.h.shape, tape.h.dtype, xp)
     data = empty(xp, (steps, hidden, hidden, batch), tape.h.dtype)
     cell.jacobians(kernels.get(xp), tape, w_hh, True, data)  # the scan's first element is the last step's
     seed = xp.zeros((hidden, batch), dtype=tape.h.dtype)
@@ -96,8 +81,10 @@ def _run_materialised(
     grad_h[-1] = seed.T
     for t in range(1, steps):
         grad_h[steps - 1 - t] = y[t - 1].T
-    gh0[...] = y[steps - 1].T
-    cell.gate_gradients(tape, grad_h, ga)
+    grads = cell.empty_gradients(tape)
+    grads.gh0[...] = y[steps - 1].T
+    cell.gate_gradients(tape, grad_h, grads.ga)
+    return grads
 
 
 def _plan_within(

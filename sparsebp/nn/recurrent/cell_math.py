@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import abc
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from sparsebp import backend
+from sparsebp import backend, kernels
 from sparsebp.backend.memory import empty
 from sparsebp.core.threads import one_blas_thread_for
 from sparsebp.core.types import Array
+from sparsebp.kernels.api import Kernels
 from sparsebp.kernels.matmul import matmul
-from sparsebp.kernels.protocol import Kernels
 from sparsebp.nn import arrays
+from sparsebp.nn.gradients import Gradients
 from sparsebp.nn.recurrent.lengths import Lengths
 
 FEW_FEATURES = 8
@@ -63,14 +65,44 @@ class Tape:
         return self.states[:-1]
 
 
-@dataclass(frozen=True)
-class Weights:
-    """The parameters of one layer and direction: `w_ih` (gH, I), `w_hh` (gH, H), `b_ih` and `b_hh` (gH,) or None."""
+class Weights(NamedTuple):
+    """The parameters of one run, by torch.nn's names: (gH, I), (gH, H), and (gH,) each or None."""
 
-    w_ih: Array
-    w_hh: Array
-    b_ih: Array | None
-    b_hh: Array | None
+    weight_ih: Array
+    weight_hh: Array
+    bias_ih: Array | None
+    bias_hh: Array | None
+
+    @classmethod
+    def of(cls, params: dict[str, Array], suffix: str = "") -> Weights:
+        """Take the parameters whose names end in `suffix`."""
+        return cls(*(params.get(name + suffix) for name in cls._fields))
+
+    def named(self, suffix: str = "") -> dict[str, Array]:
+        """Return the parameters under their names and `suffix`; a bias that is None is left out."""
+        return {name + suffix: array for name, array in self._asdict().items() if array is not None}
+
+
+class RunGradients(NamedTuple):
+    """The gradients that the way back through one run leaves: at what weights feed, see `CellMath`, and at h0."""
+
+    ga: Array
+    gh0: Array
+
+
+class StateGradients(Gradients):
+    """`Gradients` of a recurrent layer or cell, those with respect to the state before the first step among them."""
+
+    __slots__ = ("_state",)
+
+    def __init__(self, *args: Any, state: Callable[[], Array]) -> None:
+        super().__init__(*args)
+        self._state = state
+
+    @property
+    def h0(self) -> Array:
+        """The gradient with respect to h0, of its shape; computed once."""
+        return self._once("h0", self._state)
 
 
 class CellMath(abc.ABC):
@@ -91,18 +123,11 @@ class CellMath(abc.ABC):
         """Run the recurrence over the projected input gx (T, B, gH); fill ``tape.h`` and set ``tape.gates``."""
 
     @abc.abstractmethod
-    def backward(
-        self,
-        k: Kernels,
-        tape: Tape,
-        w_hh: Array,
-        gy: Array | None,
-        grad_h_n: Array | None,
-        chunks: int | None,
-        ga: Array,
-        gh0: Array,
-    ) -> None:
-        """Write ga and gh0 by the sequential kernel (`chunks` None) or by the chunked scan."""
+    def run_back(
+        self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, grad_h_n: Array | None, chunks: int,
+        grads: RunGradients,
+    ) -> None:  # fmt: skip
+        """Write `grads` by the recursion (one chunk), or by reduce-then-scan over so many chunks."""
 
     @abc.abstractmethod
     def jacobians(self, k: Kernels, tape: Tape, w_hh: Array, reverse: bool, out: Array) -> None:
@@ -119,41 +144,67 @@ class CellMath(abc.ABC):
         No product over padded steps can then overflow, and 0 · inf cannot make a NaN.
         """
 
-    @abc.abstractmethod
-    def input_factors(self, tape: Tape) -> Array:
-        """Return (T, gH, H, B): transposed Jacobian of h[t] with respect to ``W_ih x[t]``, gate rows as in torch."""
-
-    @abc.abstractmethod
-    def input_part(self, ga: Array) -> Array:
-        """Return the columns of ga that belong to ``W_ih x``, a view."""
-
-    @abc.abstractmethod
-    def hidden_part(self, ga: Array) -> Array:
-        """Return the columns of ga that belong to ``W_hh h``, a view in torch's gate order."""
-
-    @abc.abstractmethod
-    def to_torch_order(self, rows: Array) -> Array:
-        """Bring gate rows from the order of `input_part` to torch's."""
-
-    @abc.abstractmethod
-    def from_torch_order(self, rows: Array) -> Array:
-        """Bring gate rows from torch's order to that of `input_part`."""
-
     # ---- the same for every cell ---------------------------------------------------------------------------------
 
     def forward(self, k: Kernels, x: Array, h0: Array | None, weights: Weights) -> Tape:
         """Project the input with one GEMM over all steps, and run the recurrence. x (T, B, I) C-contiguous."""
         xp = backend.namespace(x)
         steps, batch, _ = x.shape
-        gx = _project(x, weights.w_ih, self.input_bias(weights))
-        tape = Tape(x, empty(xp, (steps + 1, batch, weights.w_hh.shape[1]), x.dtype))
+        gx = _project(x, weights.weight_ih, self.input_bias(weights))
+        tape = Tape(x, empty(xp, (steps + 1, batch, weights.weight_hh.shape[1]), x.dtype))
         tape.states[0] = 0 if h0 is None else h0
         self.run(k, gx, weights, tape)
         return tape
 
+    def empty_gradients(self, tape: Tape) -> RunGradients:
+        """Return arrays for the gradients of a run."""
+        xp = backend.namespace(tape.h)
+        steps, batch, hidden = tape.h.shape
+        ga = empty(xp, (steps, batch, self.columns * hidden), tape.h.dtype)
+        return RunGradients(ga, xp.empty((batch, hidden), dtype=tape.h.dtype))
+
+    def backward(
+        self, tape: Tape, w_hh: Array, gy: Array | None, grad_h_n: Array | None, chunks: int = 1
+    ) -> RunGradients:
+        """Return the gradients from gy (T, B, H) and grad_h_n (B, H), both C-contiguous; either may be None."""
+        grads = self.empty_gradients(tape)
+        self.run_back(kernels.get(backend.namespace(tape.h)), tape, w_hh, gy, grad_h_n, chunks, grads)
+        return grads
+
+    def input_part(self, ga: Array) -> Array:
+        """Return the columns of ga that belong to ``W_ih x``, the first ones: a view."""
+        return ga[..., : self.gates * (ga.shape[-1] // self.columns)]
+
+    def hidden_part(self, ga: Array) -> Array:
+        """Return the columns of ga that belong to ``W_hh h``, the last ones, in torch's gate order: a view."""
+        return ga[..., (self.columns - self.gates) * (ga.shape[-1] // self.columns) :]
+
+    def to_torch_order(self, rows: Array) -> Array:
+        """Bring gate rows from the order of `input_part` to torch's: the gate that only x feeds from first to last."""
+        return self._rolled(rows, -1)
+
+    def from_torch_order(self, rows: Array) -> Array:
+        """Bring gate rows from torch's order to that of `input_part`."""
+        return self._rolled(rows, 1)
+
+    def _rolled(self, rows: Array, gates: int) -> Array:
+        if self.columns == self.gates:
+            return rows
+        return backend.namespace(rows).roll(rows, gates * (rows.shape[0] // self.gates), axis=0)
+
+    def input_factors(self, tape: Tape) -> Array:
+        """Return (T, gH, H, B): transposed Jacobian of h[t] with respect to ``W_ih x[t]``, gate rows as in torch."""
+        xp = backend.namespace(tape.h)
+        ga = self.empty_gradients(tape).ga
+        self.gate_gradients(tape, xp.ones_like(tape.h), ga)
+        hidden = tape.h.shape[2]
+        rows = self.to_torch_order(xp.moveaxis(self.input_part(ga), 2, 0))  # (gH, T, B)
+        eye = xp.tile(xp.eye(hidden, dtype=rows.dtype), (self.gates, 1))
+        return eye[None, :, :, None] * xp.moveaxis(rows, 0, 1)[:, :, None]
+
     def input_grad(self, ga: Array, weights: Weights) -> Array:
         """Return the gradient at x (T, B, I): one GEMM."""
-        return _product(self.input_part(ga), self.from_torch_order(weights.w_ih))
+        return _product(self.input_part(ga), self.from_torch_order(weights.weight_ih))
 
     def weight_grad(self, ga: Array, tape: Tape, weights: Weights) -> Weights:
         """Return the gradients of the weights: two GEMMs over all steps, and one GEMV for both biases."""
@@ -161,13 +212,13 @@ class CellMath(abc.ABC):
         rows = ga.shape[0] * ga.shape[1]
         flat = ga.reshape(rows, -1)
         b_ih = b_hh = None
-        with one_blas_thread_for(max(flat.size, rows * weights.w_ih.size, rows * weights.w_hh.size)):
+        with one_blas_thread_for(max(flat.size, rows * weights.weight_ih.size, rows * weights.weight_hh.size)):
             # Small · tall products: with x and h on the left they are split better between threads.
             w_ih = _multiply(tape.x.reshape(rows, -1).T, self.input_part(flat)).T
             w_hh = _multiply(tape.h_prev.reshape(rows, -1).T, self.hidden_part(flat)).T
-            if weights.b_ih is not None:
+            if weights.bias_ih is not None:
                 sums = xp.ones(rows, dtype=flat.dtype) @ flat  # a GEMV: four times faster than flat.sum(axis=0)
-        if weights.b_ih is not None:
+        if weights.bias_ih is not None:
             b_ih = self.to_torch_order(self.input_part(sums))
             b_hh = self.hidden_part(sums).copy()  # an RNN's is the same sum, in an array of its own
         return Weights(xp.ascontiguousarray(self.to_torch_order(w_ih)), xp.ascontiguousarray(w_hh), b_ih, b_hh)
@@ -219,22 +270,5 @@ def initial_weights(
     def draw(*shape: int) -> Any:
         return arrays.uniform(rng, shape, bound, dtype)
 
-    return Weights(
-        draw(rows, input_size), draw(rows, hidden_size), draw(rows) if bias else None, draw(rows) if bias else None
-    )
-
-
-def weights_to_params(weights: Weights, suffix: str) -> dict[str, Array]:
-    """Name the parameters as torch.nn does: ``weight_ih`` + suffix and so on."""
-    named = {"weight_ih": weights.w_ih, "weight_hh": weights.w_hh, "bias_ih": weights.b_ih, "bias_hh": weights.b_hh}
-    return {name + suffix: array for name, array in named.items() if array is not None}
-
-
-def params_to_weights(params: dict[str, Array], suffix: str) -> Weights:
-    """Undo `weights_to_params`."""
-    return Weights(
-        params["weight_ih" + suffix],
-        params["weight_hh" + suffix],
-        params.get("bias_ih" + suffix),
-        params.get("bias_hh" + suffix),
-    )
+    weights = draw(rows, input_size), draw(rows, hidden_size)
+    return Weights(*weights, *((draw(rows), draw(rows)) if bias else (None, None)))

@@ -9,8 +9,8 @@ import numpy as np
 from sparsebp import backend
 from sparsebp.backend.memory import empty
 from sparsebp.core.types import Array, Seed
-from sparsebp.kernels.protocol import Kernels
-from sparsebp.nn.recurrent.cell_math import CellMath, Tape, Weights
+from sparsebp.kernels.api import Kernels
+from sparsebp.nn.recurrent.cell_math import CellMath, RunGradients, Tape, Weights
 from sparsebp.nn.recurrent.lengths import Lengths
 from sparsebp.nn.recurrent.recurrent import Recurrent, RecurrentOptions
 from sparsebp.nn.recurrent.recurrent_cell import RecurrentCell
@@ -19,8 +19,8 @@ from sparsebp.nn.recurrent.recurrent_cell import RecurrentCell
 class GRUMath(CellMath):
     """The specifics of the GRU: ga (T, B, 4H) holds the gradients at N, R, Z and M, in the order n, r, z, m.
 
-    With M = W_hn h + b_hn kept apart, the first three quarters belong to the input weights and the last three to the
-    hidden weights, so neither product copies.
+    M = W_hn h + b_hn has a gradient of its own, so the first three quarters belong to the input weights and the last
+    three to the hidden weights, and neither product copies.
     """
 
     name = "gru"
@@ -29,30 +29,30 @@ class GRUMath(CellMath):
 
     def input_bias(self, weights: Weights) -> Array | None:
         """Return b_ih, plus b_hh for r and z; the n part of b_hh is inside M."""
-        if weights.b_ih is None:
+        if weights.bias_ih is None:
             return None
-        hidden = weights.w_hh.shape[1]
-        bias = weights.b_ih.copy()
-        bias[: 2 * hidden] += weights.b_hh[: 2 * hidden]  # type: ignore[index]  # both biases are there, or none
+        hidden = weights.weight_hh.shape[1]
+        bias = weights.bias_ih.copy()
+        bias[: 2 * hidden] += weights.bias_hh[: 2 * hidden]  # type: ignore[index]  # both biases are there, or none
         return bias
 
     def run(self, k: Kernels, gx: Array, weights: Weights, tape: Tape) -> None:
         """Run the recurrence, keeping every gate."""
         xp = backend.namespace(gx)
-        hidden = weights.w_hh.shape[1]
-        b_hn = xp.zeros(hidden, dtype=gx.dtype) if weights.b_hh is None else weights.b_hh[2 * hidden :]
+        hidden = weights.weight_hh.shape[1]
+        b_hn = xp.zeros(hidden, dtype=gx.dtype) if weights.bias_hh is None else weights.bias_hh[2 * hidden :]
         tape.gates = empty(xp, (*gx.shape[:2], 4 * hidden), gx.dtype)
-        k.gru_forward(gx, weights.w_hh, b_hn, tape.h0, tape.h, tape.gates)
+        k.gru_forward(gx, weights.weight_hh, b_hn, tape.h0, tape.h, tape.gates)
 
-    def backward(
-        self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, grad_h_n: Array | None, chunks: int | None,
-        ga: Array, gh0: Array,
+    def run_back(
+        self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, grad_h_n: Array | None, chunks: int,
+        grads: RunGradients,
     ) -> None:  # fmt: skip
         """Write ga and gh0."""
-        if chunks is None:
-            k.gru_backward(tape.h, tape.h0, tape.gates, w_hh, gy, grad_h_n, ga, gh0)
+        if chunks == 1:
+            k.gru_backward(tape.h, tape.h0, tape.gates, w_hh, gy, grad_h_n, *grads)
         else:
-            k.gru_scan_backward(tape.h, tape.h0, tape.gates, w_hh, gy, grad_h_n, chunks, ga, gh0)
+            k.gru_scan_backward(tape.h, tape.h0, tape.gates, w_hh, gy, grad_h_n, chunks, *grads)
 
     def jacobians(self, k: Kernels, tape: Tape, w_hh: Array, reverse: bool, out: Array) -> None:
         """Write Eq. 11 for every step. Reversed, the states before each step stand in for the states after the last."""
@@ -60,9 +60,7 @@ class GRUMath(CellMath):
             k.gru_jacobians(tape.h, tape.h0, tape.gates, w_hh, out)
             return
         xp = backend.namespace(tape.states)
-        states = xp.zeros_like(
-            tape.states
-        )  # the kernel reads the state before each step only: the last entry is unused
+        states = xp.zeros_like(tape.states)  # only states before a step are read: the last entry is unused
         states[:-1] = tape.h_prev[::-1]
         k.gru_jacobians(states[1:], states[0], xp.ascontiguousarray(tape.gates[::-1]), w_hh, out)  # type: ignore[index]
 
@@ -79,31 +77,6 @@ class GRUMath(CellMath):
         """Set r = z = M = 0 and n = 1: every term of Eq. 11 vanishes."""
         for gate, value in zip(self._split(tape.gates), (0, 0, 1, 0), strict=True):
             lengths.fill(gate, value)
-
-    def input_factors(self, tape: Tape) -> Array:
-        """Return the diagonal blocks for R, Z and N, one above the other."""
-        xp = backend.namespace(tape.h)
-        r, z, n, m = self._split(tape.gates)
-        d_n = (1 - z) * (1 - n * n)
-        blocks = (d_n * m * (r * (1 - r)), (tape.h_prev - n) * (z * (1 - z)), d_n)
-        eye = xp.eye(r.shape[2], dtype=r.dtype)[None, :, :, None]
-        return xp.concatenate([eye * xp.moveaxis(block, 1, 2)[:, None] for block in blocks], axis=1)
-
-    def input_part(self, ga: Array) -> Array:
-        """Return the parts n, r, z."""
-        return ga[..., : 3 * (ga.shape[-1] // 4)]
-
-    def hidden_part(self, ga: Array) -> Array:
-        """Return the parts r, z, m."""
-        return ga[..., ga.shape[-1] // 4 :]
-
-    def to_torch_order(self, rows: Array) -> Array:
-        """n, r, z to r, z, n."""
-        return backend.namespace(rows).roll(rows, -(rows.shape[0] // 3), axis=0)
-
-    def from_torch_order(self, rows: Array) -> Array:
-        """r, z, n to n, r, z."""
-        return backend.namespace(rows).roll(rows, rows.shape[0] // 3, axis=0)
 
     @staticmethod
     def _split(gates: Array) -> tuple[Array, Array, Array, Array]:

@@ -69,7 +69,7 @@ def _materialise(cell: CellMath, tape: Tape, weights: Weights) -> Array:
     xp = backend.namespace(tape.h)
     steps, batch, hidden = tape.h.shape
     out = xp.empty((steps, hidden, hidden, batch), dtype=tape.h.dtype)
-    cell.jacobians(kernels.get(xp), tape, weights.w_hh, False, out)
+    cell.jacobians(kernels.get(xp), tape, weights.weight_hh, False, out)
     return out
 
 
@@ -78,7 +78,7 @@ def _direction_blocks(cell: CellMath, tape: Tape, weights: Weights) -> Array:
     xp = backend.namespace(tape.h)
     steps, batch, hidden = tape.h.shape
     hidden_t = xp.moveaxis(_materialise(cell, tape, weights), 3, 1)
-    input_t = xp.einsum("gi,tghb->tbih", weights.w_ih, cell.input_factors(tape))
+    input_t = xp.einsum("gi,tghb->tbih", weights.weight_ih, cell.input_factors(tape))
     features = input_t.shape[2]
     blocks = xp.zeros((batch, steps, features, steps, hidden), dtype=tape.h.dtype)
     for t in range(steps):

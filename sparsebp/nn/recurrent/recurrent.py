@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -12,17 +12,17 @@ from sparsebp import backend, kernels
 from sparsebp.core.arguments import check_flag, check_generator, check_integer, check_number
 from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.core.types import Array, Backward, Seed
-from sparsebp.nn.gradients import Gradients, Shared
+from sparsebp.nn.gradients import Shared
 from sparsebp.nn.layer import Layer, check_gy, check_input
 from sparsebp.nn.layers.identity import dropout_mask
 from sparsebp.nn.recurrent.backward import BackwardOptions, choose, run_backward
 from sparsebp.nn.recurrent.cell_math import (
     CellMath,
+    RunGradients,
+    StateGradients,
     Tape,
     Weights,
     initial_weights,
-    params_to_weights,
-    weights_to_params,
 )
 from sparsebp.nn.recurrent.lengths import Lengths, parse_lengths, reverse_time
 
@@ -43,36 +43,6 @@ class RecurrentOptions(TypedDict, total=False):
     rng: Seed
 
 
-class ScanResult(NamedTuple):
-    """What the inner scans leave, by layer and direction.
-
-    Attributes
-    ----------
-    ga
-        Gradients at what the weights feed (T, B, columns · H), see `CellMath`.
-    gh0
-        Gradients at the initial states (B, H).
-    """
-
-    ga: list[list[Array]]
-    gh0: list[list[Array]]
-
-
-class RecurrentGradients(Gradients):
-    """`Gradients` of a recurrent layer, those with respect to the initial states among them."""
-
-    __slots__ = ("_initial",)
-
-    def __init__(self, *args: Any, initial: Callable[[], Array]) -> None:
-        super().__init__(*args)
-        self._initial = initial
-
-    @property
-    def h0(self) -> Array:
-        """The gradient with respect to h0, (num_layers · directions, B, H); computed once."""
-        return self._once("h0", self._initial)
-
-
 @dataclass
 class RecurrentSaved:
     """What `Recurrent.forward` keeps.
@@ -86,7 +56,7 @@ class RecurrentSaved:
     lengths
         The lengths, or None.
     tapes
-        The runs by layer and direction.
+        The runs, one a layer and direction.
     masks
         Dropout masks by layer: what its input was multiplied with, or None.
     """
@@ -94,13 +64,13 @@ class RecurrentSaved:
     h_n: Array
     backward_choice: Any
     lengths: Lengths | None
-    tapes: list[list[Tape]]
+    tapes: list[Tape]
     masks: list[Array | None]
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """(T, B, H)."""
-        steps, batch, hidden = self.tapes[0][0].h.shape
+        steps, batch, hidden = self.tapes[0].h.shape
         return steps, batch, hidden
 
 
@@ -162,11 +132,10 @@ class Recurrent(Layer):
         self.generator = check_generator("rng", rng)
         self.directions = 2 if bidirectional else 1
         real = backend.float_dtype(dtype)
-        for layer in range(num_layers):
-            features = input_size if layer == 0 else self.directions * hidden_size
-            for direction in range(self.directions):
-                weights = initial_weights(cell, features, hidden_size, bias, real, self.generator)
-                self.params.update(weights_to_params(weights, _suffix(layer, direction)))
+        for run in range(num_layers * self.directions):
+            features = input_size if run < self.directions else self.directions * hidden_size
+            weights = initial_weights(cell, features, hidden_size, bias, real, self.generator)
+            self.params.update(weights.named(self._suffix(run)))
 
     @property
     def backward(self) -> Backward:
@@ -175,9 +144,7 @@ class Recurrent(Layer):
 
     # ---- F -------------------------------------------------------------------------------------------------------
 
-    def forward(
-        self, x: Array, h0: Array | None = None, lengths: Any = None
-    ) -> tuple[Array, RecurrentSaved]:  # fmt: skip
+    def forward(self, x: Array, h0: Array | None = None, lengths: Any = None) -> tuple[Array, RecurrentSaved]:
         """Run all layers.
 
         Parameters
@@ -243,21 +210,19 @@ class Recurrent(Layer):
     def _forward_layer(self, layer: int, x: Array, h0: Array | None, saved: RecurrentSaved) -> Array:
         xp, lengths = backend.namespace(x), saved.lengths
         outputs: list[Array] = []
-        saved.tapes.append([])
-        for direction in range(self.directions):
-            row = layer * self.directions + direction
+        for direction, run in enumerate(self._runs(layer)):
             tape = self.cell.forward(
-                kernels.get(xp), reverse_time(x, lengths) if direction else x, None if h0 is None else h0[row],
-                self._weights(layer, direction),
+                kernels.get(xp), reverse_time(x, lengths) if direction else x, None if h0 is None else h0[run],
+                self._weights(run),
             )  # fmt: skip
             y = tape.h
             if lengths is None:
-                saved.h_n[row] = y[-1]
+                saved.h_n[run] = y[-1]
             else:
-                saved.h_n[row] = tape.states[lengths.values, lengths.samples]
+                saved.h_n[run] = tape.states[lengths.values, lengths.samples]
                 y = lengths.mask(y)
                 self.cell.close(tape, lengths)
-            saved.tapes[layer].append(tape)
+            saved.tapes.append(tape)
             outputs.append(reverse_time(y, lengths) if direction else y)
         return outputs[0] if len(outputs) == 1 else xp.concatenate(outputs, axis=2)
 
@@ -267,9 +232,7 @@ class Recurrent(Layer):
         """Lengths are looked at, and kernels chosen, on the host."""
         return "chooses kernels by lengths that the host looks at"
 
-    def gradients(
-        self, gy: Array | None, saved: RecurrentSaved, grad_h_n: Array | None = None
-    ) -> RecurrentGradients:  # fmt: skip
+    def gradients(self, gy: Array | None, saved: RecurrentSaved, grad_h_n: Array | None = None) -> StateGradients:
         """Return the gradients from `gy` (of y's shape) and `grad_h_n` (of h_n's shape); either may be None.
 
         The inner scans run once for all of them: at x, at the parameters, and at h0.
@@ -283,36 +246,33 @@ class Recurrent(Layer):
         """
         arriving = self._checked_gy(gy, saved, grad_h_n)
         xp = backend.namespace(saved.h_n)
-        scan = Shared(lambda: self._scan(arriving, saved, grad_h_n), xp)
+        scans = Shared(lambda: self._scan(arriving, saved, grad_h_n), xp)
 
         def at_input() -> Array:
-            gx = self._layer_input_grad(0, scan(), saved)
+            gx = self._layer_input_grad(0, scans(), saved)
             return xp.ascontiguousarray(gx.transpose(1, 0, 2)) if self.batch_first else gx
 
         def at_weights() -> dict[str, Array]:
             grads: dict[str, Array] = {}
-            for layer, direction in self._runs():
-                grad = self.cell.weight_grad(
-                    scan().ga[layer][direction], saved.tapes[layer][direction], self._weights(layer, direction)
-                )
-                grads.update(weights_to_params(grad, _suffix(layer, direction)))
+            for run, tape in enumerate(saved.tapes):
+                grad = self.cell.weight_grad(scans()[run].ga, tape, self._weights(run))
+                grads.update(grad.named(self._suffix(run)))
             return grads
 
-        return RecurrentGradients(
-            self, gy, saved, at_input, at_weights, initial=lambda: xp.stack([g for layer in scan().gh0 for g in layer])
-        )
+        def at_state() -> Array:
+            return xp.stack([scans()[run].gh0 for run in range(len(saved.tapes))])
 
-    def _scan(self, arriving: Array | None, saved: RecurrentSaved, grad_h_n: Array | None) -> ScanResult:
-        """Run the scans of all layers from the last to the first."""
-        result = ScanResult([[] for _ in saved.tapes], [[] for _ in saved.tapes])
+        return StateGradients(self, gy, saved, at_input, at_weights, state=at_state)
+
+    def _scan(self, arriving: Array | None, saved: RecurrentSaved, grad_h_n: Array | None) -> dict[int, RunGradients]:
+        """Take the gradients through all runs, from the last layer to the first."""
+        found: dict[int, RunGradients] = {}
         for layer in reversed(range(self.num_layers)):
-            for direction in range(self.directions):
-                ga, gh0 = self._scan_direction(layer, direction, arriving, saved, grad_h_n)
-                result.ga[layer].append(ga)
-                result.gh0[layer].append(gh0)
+            for direction, run in enumerate(self._runs(layer)):
+                found[run] = self._scan_run(run, direction, arriving, saved, grad_h_n)
             if layer > 0:
-                arriving = self._layer_input_grad(layer, result, saved)
-        return result
+                arriving = self._layer_input_grad(layer, found, saved)
+        return found
 
     def _checked_gy(self, gy: Array | None, saved: RecurrentSaved, grad_h_n: Array | None) -> Array | None:
         """Return gy time-major and without what arrived behind the lengths."""
@@ -330,32 +290,31 @@ class Recurrent(Layer):
         gy = gy.transpose(1, 0, 2) if self.batch_first else gy
         return gy if saved.lengths is None else saved.lengths.mask(gy)
 
-    def _scan_direction(
-        self, layer: int, direction: int, arriving: Array | None, saved: RecurrentSaved, grad_h_n: Array | None
-    ) -> tuple[Array, Array]:
-        tape, lengths, hidden = saved.tapes[layer][direction], saved.lengths, self.hidden_size
+    def _scan_run(
+        self, run: int, direction: int, arriving: Array | None, saved: RecurrentSaved, grad_h_n: Array | None
+    ) -> RunGradients:
+        tape, lengths, hidden = saved.tapes[run], saved.lengths, self.hidden_size
         xp = backend.namespace(tape.h)
         gy = None if arriving is None else arriving[..., direction * hidden : (direction + 1) * hidden]
         if gy is not None:
             gy = reverse_time(gy, lengths) if direction else xp.ascontiguousarray(gy)
-        last = None if grad_h_n is None else xp.ascontiguousarray(grad_h_n[layer * self.directions + direction])
+        last = None if grad_h_n is None else xp.ascontiguousarray(grad_h_n[run])
         if lengths is not None and last is not None:  # the kernels' last step is not every sample's last step
             gy = xp.zeros_like(tape.h) if gy is None else gy.copy()
             gy[lengths.values - 1, lengths.samples] += last
             last = None
-        w_hh = self._weights(layer, direction).w_hh
+        w_hh = self._weights(run).weight_hh
         return run_backward(self.options, saved.backward_choice, self.cell, tape, w_hh, gy, last)
 
-    def _layer_input_grad(self, layer: int, result: ScanResult, saved: RecurrentSaved) -> Array:
+    def _layer_input_grad(self, layer: int, found: dict[int, RunGradients], saved: RecurrentSaved) -> Array:
         """Return the gradient at a layer's input, before its dropout: (T, B, features)."""
-        grad = self.cell.input_grad(result.ga[layer][0], self._weights(layer, 0))
-        if self.bidirectional:
-            backwards = self.cell.input_grad(result.ga[layer][1], self._weights(layer, 1))
-            grad += reverse_time(backwards, saved.lengths)
+        first, *second = (self.cell.input_grad(found[run].ga, self._weights(run)) for run in self._runs(layer))
+        for backwards in second:
+            first += reverse_time(backwards, saved.lengths)
         mask = saved.masks[layer]
         if mask is not None:
-            grad *= mask
-        return grad
+            first *= mask
+        return first
 
     def choices(self, saved: RecurrentSaved, prefix: str = "") -> Iterator[tuple[str, str, str]]:
         """Yield what `backward` came to."""
@@ -371,7 +330,8 @@ class Recurrent(Layer):
         """
         from sparsebp.nn.recurrent.jacobian import hidden_jacobians_t
 
-        return hidden_jacobians_t(self.cell, saved.tapes[layer][direction], self._weights(layer, direction))
+        run = self._runs(layer)[direction]
+        return hidden_jacobians_t(self.cell, saved.tapes[run], self._weights(run))
 
     def jacobian_t(self, saved: RecurrentSaved, memory_limit: int | None = None) -> Any:
         """Return the transposed Jacobian of y with respect to x, (T · input_size) × (T · directions · H), per sample.
@@ -389,8 +349,9 @@ class Recurrent(Layer):
         limit = memory_limit or self.options.memory_limit
         product = None
         for layer in range(self.num_layers):
-            weights = [self._weights(layer, direction) for direction in range(self.directions)]
-            own = layer_jacobian_t(self.cell, saved.tapes[layer], weights, saved.lengths, saved.masks[layer], limit)
+            runs = self._runs(layer)
+            tapes, weights = [saved.tapes[run] for run in runs], [self._weights(run) for run in runs]
+            own = layer_jacobian_t(self.cell, tapes, weights, saved.lengths, saved.masks[layer], limit)
             product = own if product is None else product @ own
         return product
 
@@ -399,14 +360,14 @@ class Recurrent(Layer):
         """First with ``batch_first``, else behind the time."""
         return (0, 0) if self.batch_first else (1, 1)
 
-    # ---- helpers -------------------------------------------------------------------------------------------------
+    # ---- runs: a layer in one direction, numbered as torch.nn has them along h_n -------------------------------------
 
-    def _weights(self, layer: int, direction: int) -> Weights:
-        return params_to_weights(self.params, _suffix(layer, direction))
+    def _runs(self, layer: int) -> range:
+        return range(layer * self.directions, (layer + 1) * self.directions)
 
-    def _runs(self) -> list[tuple[int, int]]:
-        return [(layer, direction) for layer in range(self.num_layers) for direction in range(self.directions)]
+    def _weights(self, run: int) -> Weights:
+        return Weights.of(self.params, self._suffix(run))
 
-
-def _suffix(layer: int, direction: int) -> str:
-    return f"_l{layer}" + ("_reverse" if direction else "")
+    def _suffix(self, run: int) -> str:
+        layer, direction = divmod(run, self.directions)
+        return f"_l{layer}" + ("_reverse" if direction else "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,31 +10,16 @@ from sparsebp import backend, kernels
 from sparsebp.core.arguments import check_flag, check_generator, check_integer
 from sparsebp.core.errors import ShapeError
 from sparsebp.core.types import Array, Seed
-from sparsebp.nn.gradients import Gradients, Shared
+from sparsebp.nn.gradients import Shared
 from sparsebp.nn.layer import Layer, check_gy, check_input
-from sparsebp.nn.recurrent.cell_math import (
-    CellMath,
-    Tape,
-    Weights,
-    initial_weights,
-    params_to_weights,
-    weights_to_params,
-)
+from sparsebp.nn.recurrent.cell_math import CellMath, StateGradients, Tape, Weights, initial_weights
 
 
-class CellGradients(Gradients):
+class CellGradients(StateGradients):
     """`Gradients` of a cell, those with respect to the state before the step among them."""
 
-    __slots__ = ("_hidden",)
-
-    def __init__(self, *args: Any, hidden: Callable[[], Array]) -> None:
-        super().__init__(*args)
-        self._hidden = hidden
-
-    @property
-    def hidden(self) -> Array:
-        """The gradient with respect to h (B, hidden_size); computed once."""
-        return self._once("hidden", self._hidden)
+    __slots__ = ()
+    hidden = StateGradients.h0  # (B, hidden_size), by the name that a cell's state has
 
 
 class RecurrentCell(Layer):
@@ -64,7 +48,7 @@ class RecurrentCell(Layer):
         self.cell, self.input_size, self.hidden_size = cell, input_size, hidden_size
         real = backend.float_dtype(dtype)
         weights = initial_weights(cell, input_size, hidden_size, bias, real, check_generator("rng", rng))
-        self.params.update(weights_to_params(weights, ""))
+        self.params.update(weights.named())
 
     def forward(self, x: Array, h: Array | None = None) -> tuple[Array, Tape]:
         """Return the next state (B, hidden_size) for x (B, input_size) and h (B, hidden_size) or None for zeros.
@@ -74,40 +58,29 @@ class RecurrentCell(Layer):
         ShapeError, DTypeError, DeviceError
             An argument does not fit, or the batch is empty.
         """
-        weights = self._weights()
-        xp = check_input(x, dtype=weights.w_ih.dtype, shape=(None, self.input_size), like=weights.w_ih)
+        weights = Weights.of(self.params)
+        xp = check_input(x, dtype=weights.weight_ih.dtype, shape=(None, self.input_size), like=weights.weight_ih)
         if x.shape[0] == 0:
             raise ShapeError("The batch is empty", expected="at least one sample", got=x.shape,
                              remedy="Skip empty batches")  # fmt: skip
         if h is not None:
             shape = (x.shape[0], self.hidden_size)
-            check_input(h, name="h", dtype=weights.w_ih.dtype, shape=shape, like=weights.w_ih)
+            check_input(h, name="h", dtype=weights.weight_ih.dtype, shape=shape, like=weights.weight_ih)
         tape = self.cell.forward(kernels.get(xp), xp.ascontiguousarray(x)[None], h, weights)
         return tape.h[0], tape
 
     def gradients(self, gy: Array, saved: Tape) -> CellGradients:
         """Return the gradients at x (B, input_size), at h (B, hidden_size), and at the parameters."""
-        weights = self._weights()
+        weights = Weights.of(self.params)
         xp = check_gy(gy, saved.h[0].shape, saved.h.dtype, saved.h)
-
-        def run() -> tuple[Array, Array]:
-            ga = xp.empty((1, gy.shape[0], self.cell.columns * self.hidden_size), dtype=gy.dtype)
-            gh = xp.empty(gy.shape, dtype=gy.dtype)
-            last = xp.ascontiguousarray(gy)
-            self.cell.backward(kernels.get(xp), saved, weights.w_hh, None, last, None, ga, gh)
-            return ga, gh
-
-        step = Shared(run, xp)
+        step = Shared(lambda: self.cell.backward(saved, weights.weight_hh, None, xp.ascontiguousarray(gy)), xp)
         return CellGradients(
-            self, gy, saved, lambda: self.cell.input_grad(step()[0], weights)[0],
-            lambda: weights_to_params(self.cell.weight_grad(step()[0], saved, weights), ""), hidden=lambda: step()[1],
+            self, gy, saved, lambda: self.cell.input_grad(step().ga, weights)[0],
+            lambda: self.cell.weight_grad(step().ga, saved, weights).named(), state=lambda: step().gh0,
         )  # fmt: skip
 
     def hidden_jacobian_t(self, saved: Tape) -> Any:
         """Return the transposed Jacobian of the new state with respect to **h**, (H, H) per sample (BPPSA Eq. 11)."""
         from sparsebp.nn.recurrent.jacobian import hidden_jacobians_t
 
-        return hidden_jacobians_t(self.cell, saved, self._weights())[0]
-
-    def _weights(self) -> Weights:
-        return params_to_weights(self.params, "")
+        return hidden_jacobians_t(self.cell, saved, Weights.of(self.params))[0]

@@ -9,8 +9,8 @@ import numpy as np
 from sparsebp import backend
 from sparsebp.core.arguments import check_choice
 from sparsebp.core.types import Array, Nonlinearity, Seed
-from sparsebp.kernels.protocol import Kernels
-from sparsebp.nn.recurrent.cell_math import CellMath, Tape, Weights
+from sparsebp.kernels.api import Kernels
+from sparsebp.nn.recurrent.cell_math import CellMath, RunGradients, Tape, Weights
 from sparsebp.nn.recurrent.lengths import Lengths
 from sparsebp.nn.recurrent.recurrent import Recurrent, RecurrentOptions
 from sparsebp.nn.recurrent.recurrent_cell import RecurrentCell
@@ -28,21 +28,21 @@ class RNNMath(CellMath):
 
     def input_bias(self, weights: Weights) -> Array | None:
         """Return b_ih + b_hh."""
-        return None if weights.b_ih is None else weights.b_ih + weights.b_hh
+        return None if weights.bias_ih is None else weights.bias_ih + weights.bias_hh
 
     def run(self, k: Kernels, gx: Array, weights: Weights, tape: Tape) -> None:
         """Run the recurrence."""
-        k.rnn_forward(gx, weights.w_hh, tape.h0, self.nonlinearity, tape.h)
+        k.rnn_forward(gx, weights.weight_hh, tape.h0, self.nonlinearity, tape.h)
 
-    def backward(
-        self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, grad_h_n: Array | None, chunks: int | None,
-        ga: Array, gh0: Array,
+    def run_back(
+        self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, grad_h_n: Array | None, chunks: int,
+        grads: RunGradients,
     ) -> None:  # fmt: skip
         """Write ga and gh0."""
-        if chunks is None:
-            k.rnn_backward(tape.h, w_hh, gy, grad_h_n, self.nonlinearity, ga, gh0)
+        if chunks == 1:
+            k.rnn_backward(tape.h, w_hh, gy, grad_h_n, self.nonlinearity, *grads)
         else:
-            k.rnn_scan_backward(tape.h, w_hh, gy, grad_h_n, self.nonlinearity, chunks, ga, gh0)
+            k.rnn_scan_backward(tape.h, w_hh, gy, grad_h_n, self.nonlinearity, chunks, *grads)
 
     def jacobians(self, k: Kernels, tape: Tape, w_hh: Array, reverse: bool, out: Array) -> None:
         """Write ``w_hhᵀ · diag(f'(h[t]))``; an element depends on its own step only, so order is free."""
@@ -51,36 +51,13 @@ class RNNMath(CellMath):
 
     def gate_gradients(self, tape: Tape, grad_h: Array, ga: Array) -> None:
         """``ga = grad_h · f'(h)``."""
-        backend.namespace(ga).multiply(grad_h, self._slope(tape.h), out=ga)
+        h = tape.h
+        slope = 1 - h * h if self.nonlinearity == "tanh" else (h > 0).astype(h.dtype)
+        backend.namespace(ga).multiply(grad_h, slope, out=ga)
 
     def close(self, tape: Tape, lengths: Lengths) -> None:
         """Put the states where the slope is 0."""
         lengths.fill(tape.h, 1 if self.nonlinearity == "tanh" else 0)
-
-    def input_factors(self, tape: Tape) -> Array:
-        """Return diag(f'(h[t]))."""
-        xp = backend.namespace(tape.h)
-        slope = xp.moveaxis(self._slope(tape.h), 1, 2)
-        return xp.eye(slope.shape[1], dtype=slope.dtype)[None, :, :, None] * slope[:, None]
-
-    def input_part(self, ga: Array) -> Array:
-        """Return ga."""
-        return ga
-
-    def hidden_part(self, ga: Array) -> Array:
-        """Return ga."""
-        return ga
-
-    def to_torch_order(self, rows: Array) -> Array:
-        """Return rows."""
-        return rows
-
-    def from_torch_order(self, rows: Array) -> Array:
-        """Return rows."""
-        return rows
-
-    def _slope(self, h: Array) -> Array:
-        return 1 - h * h if self.nonlinearity == "tanh" else (h > 0).astype(h.dtype)
 
 
 class RNN(Recurrent):

@@ -2,28 +2,30 @@
 
 A product's number of multiplications follows exactly from the degrees of its operands, ``Σ_k columns of right (k) ·
 rows of left (k)``, and where an operand is a product itself its degrees are estimated from random keys (Cohen's
-sketches, `sparsebp.scan.planning.sketch`). Reading every factor of a span costs as much as a few matrix–vector
+sketches, `sparsebp.scan.planning.sketch`). Reading every member of a span costs as much as a few matrix–vector
 products, where planning the product costs as much as the product itself.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from sparsebp.core.errors import MemoryLimitError
 from sparsebp.core.types import PatternKind
 from sparsebp.patterns import SparsityPattern
-from sparsebp.patterns.validate import index_dtype
+from sparsebp.patterns.validate import index_bytes
+from sparsebp.products import ProductPlan
 
 KEYS = 32
 """Keys of a row. A count's standard error is ``1 / sqrt(KEYS - 2)``, 18 %, and that of a sum over rows less."""
 
-Factors = tuple[SparsityPattern, ...]
-"""What a span multiplies, in the chain's order, without the factors that leave its pattern as it is."""
+Members: TypeAlias = tuple[SparsityPattern, ...]
+"""What a span multiplies, in the chain's order, without the members that leave its pattern as it is."""
 
 
 @dataclass(eq=False)
@@ -32,7 +34,7 @@ class EstimatedPattern:
 
     shape: tuple[int, int]
     kind: PatternKind
-    factors: Factors
+    members: Members
     fill_in: FillIn
 
     @cached_property
@@ -41,7 +43,7 @@ class EstimatedPattern:
         rows, columns = self.shape
         if self.kind == "dense":
             return rows * columns
-        return min(round(float(self.fill_in.row_counts(self.factors).sum())), rows * columns)
+        return min(round(float(self.fill_in.row_counts(self.members).sum())), rows * columns)
 
 
 @dataclass(eq=False)
@@ -63,7 +65,7 @@ class EstimatedProduct:
         if self.strategy in ("identity", "scale_rows", "scale_columns"):
             return 0
         (rows, columns), nnz = self.pattern.shape, self.pattern.nnz
-        pattern = (nnz + rows + 1) * index_dtype(nnz, self.pattern.shape).itemsize
+        pattern = index_bytes(nnz, self.pattern.shape)
         if self.strategy == "dense":
             return pattern
         if self.strategy == "gather":
@@ -71,12 +73,18 @@ class EstimatedProduct:
         return pattern + 8 * (rows + 1) + (2 if columns <= 2**16 else 4) * self.products
 
 
+Pattern: TypeAlias = SparsityPattern | EstimatedPattern
+Product: TypeAlias = ProductPlan | EstimatedProduct
+Multiply: TypeAlias = Callable[[Any, Any, int | None], Product]
+"""``multiply(right, left, memory_limit)``: the product ``right · left``; raises `MemoryLimitError` beyond the limit."""
+
+
 class FillIn:
     """Estimates products of a chain's patterns, and products of such products. Its answers are the same every time."""
 
     def __init__(self) -> None:
-        self._rows: dict[Factors, np.ndarray] = {}
-        self._columns: dict[Factors, np.ndarray] = {}
+        self._rows: dict[Members, np.ndarray] = {}
+        self._columns: dict[Members, np.ndarray] = {}
         self._keys: dict[int, np.ndarray] = {}
         self._products: dict[tuple[Any, Any], EstimatedProduct] = {}
 
@@ -102,36 +110,36 @@ class FillIn:
             return EstimatedProduct(right, "scale_columns", right.nnz)
         (rows, inner), columns = right.shape, left.shape[1]
         if right.kind == left.kind == "dense":
-            pattern = EstimatedPattern((rows, columns), "dense", _factors(left) + _factors(right), self)
+            pattern = EstimatedPattern((rows, columns), "dense", _members(left) + _members(right), self)
             return EstimatedProduct(pattern, "dense", rows * inner * columns)
-        before, after = _factors(left), _factors(right)
+        before, after = _members(left), _members(right)
         kind: PatternKind = "selection" if right.kind == left.kind == "selection" else "general"
         strategy = "gather" if right.kind == "selection" else "positions"  # one multiplication an entry
         products = float(self.column_counts(after) @ self.row_counts(before))
         pattern = EstimatedPattern((rows, columns), kind, before + after, self)
         return EstimatedProduct(pattern, strategy, round(products))
 
-    def row_counts(self, factors: Factors) -> np.ndarray:
-        """Return the entries of every row of a product, exact for one factor."""
-        if len(factors) == 1:
-            return np.diff(factors[0].indptr).astype(np.float64)
-        done = next((d for d in range(len(factors), 0, -1) if factors[:d] in self._rows), 0)
-        keys = self._rows[factors[:done]] if done else self._random(factors[0].shape[1])
-        for factor in factors[done:]:
-            keys = _carried(factor, keys, rows=True)
-        self._rows[factors] = keys
-        return self._counts(keys, factors[0].shape[1])
+    def row_counts(self, members: Members) -> np.ndarray:
+        """Return the entries of every row of a product, exact for one member."""
+        if len(members) == 1:
+            return np.diff(members[0].indptr).astype(np.float64)
+        done = next((d for d in range(len(members), 0, -1) if members[:d] in self._rows), 0)
+        keys = self._rows[members[:done]] if done else self._random(members[0].shape[1])
+        for member in members[done:]:
+            keys = _carried(member, keys, rows=True)
+        self._rows[members] = keys
+        return self._counts(keys, members[0].shape[1])
 
-    def column_counts(self, factors: Factors) -> np.ndarray:
-        """Return the entries of every column of a product, exact for one factor."""
-        if len(factors) == 1:
-            return np.bincount(factors[0].indices, minlength=factors[0].shape[1]).astype(np.float64)
-        done = next((d for d in range(len(factors), 0, -1) if factors[-d:] in self._columns), 0)
-        keys = self._columns[factors[-done:]] if done else self._random(factors[-1].shape[0])
-        for factor in factors[: len(factors) - done][::-1]:
-            keys = _carried(factor, keys, rows=False)
-        self._columns[factors] = keys
-        return self._counts(keys, factors[-1].shape[0])
+    def column_counts(self, members: Members) -> np.ndarray:
+        """Return the entries of every column of a product, exact for one member."""
+        if len(members) == 1:
+            return np.bincount(members[0].indices, minlength=members[0].shape[1]).astype(np.float64)
+        done = next((d for d in range(len(members), 0, -1) if members[-d:] in self._columns), 0)
+        keys = self._columns[members[-done:]] if done else self._random(members[-1].shape[0])
+        for member in members[: len(members) - done][::-1]:
+            keys = _carried(member, keys, rows=False)
+        self._columns[members] = keys
+        return self._counts(keys, members[-1].shape[0])
 
     def _counts(self, keys: np.ndarray, most: int) -> np.ndarray:
         """Return how many of `most` keys each row has met: the least of n exponential ones has the mean 1 / n.
@@ -153,17 +161,17 @@ class FillIn:
         return self._keys[size]
 
 
-def _factors(pattern: Any) -> Factors:
-    return pattern.factors if isinstance(pattern, EstimatedPattern) else (pattern,)
+def _members(pattern: Any) -> Members:
+    return pattern.members if isinstance(pattern, EstimatedPattern) else (pattern,)
 
 
-def _carried(factor: SparsityPattern, keys: np.ndarray, *, rows: bool) -> np.ndarray:
-    """Carry keys through one factor."""
-    out = np.empty((factor.shape[0 if rows else 1], KEYS), np.float32)
-    if factor.kind == "dense":
+def _carried(member: SparsityPattern, keys: np.ndarray, *, rows: bool) -> np.ndarray:
+    """Carry keys through one member."""
+    out = np.empty((member.shape[0 if rows else 1], KEYS), np.float32)
+    if member.kind == "dense":
         out[:] = keys.min(axis=0, initial=np.inf)
         return out
     from sparsebp.scan.planning import sketch
 
-    (sketch.row_minima if rows else sketch.column_minima)(factor.indptr, factor.indices, keys, out)
+    (sketch.row_minima if rows else sketch.column_minima)(member.indptr, member.indices, keys, out)
     return out

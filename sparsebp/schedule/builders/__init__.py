@@ -5,19 +5,21 @@ All take keyword arguments only. `BUILDERS` collects them by name; what each nee
 
 from collections.abc import Callable
 
-from sparsebp.schedule.builders.conventional import conventional
-from sparsebp.schedule.builders.dualpipe2018 import dualpipe2018
-from sparsebp.schedule.builders.fast_forward import fast_forward, modulo
+from sparsebp.schedule.builders.data_parallel import largest_k, reverse_first_k, search_k, synchronise
 from sparsebp.schedule.builders.fusion import Fusion, place_updates
-from sparsebp.schedule.builders.gpipe import gpipe
-from sparsebp.schedule.builders.list_scheduling import list_schedule
-from sparsebp.schedule.builders.one_f_one_b import interleaved_one_f_one_b, one_f_one_b, pipedream
+from sparsebp.schedule.builders.joint import Region, RegionTimes
+from sparsebp.schedule.builders.list_scheduling import fast_forward, list_schedule, modulo
+from sparsebp.schedule.builders.one_worker import conventional, two_stream_list
 from sparsebp.schedule.builders.ooo import out_of_order
-from sparsebp.schedule.builders.regions import Region, RegionProfile
-from sparsebp.schedule.builders.reverse_first_k import largest_k, reverse_first_k, search_k
-from sparsebp.schedule.builders.synchronisation import synchronise
-from sparsebp.schedule.builders.two_streams import two_stream_list
-from sparsebp.schedule.builders.zero_bubble import zero_bubble_h1, zero_bubble_h2
+from sparsebp.schedule.builders.pipelines import (
+    dualpipe2018,
+    gpipe,
+    interleaved_one_f_one_b,
+    one_f_one_b,
+    pipedream,
+    zero_bubble_h1,
+    zero_bubble_h2,
+)
 from sparsebp.schedule.schedule import Schedule
 
 BUILDERS: dict[str, Callable[..., Schedule]] = {
@@ -41,7 +43,7 @@ __all__ = [
     "BUILDERS",
     "Fusion",
     "Region",
-    "RegionProfile",
+    "RegionTimes",
     "conventional",
     "dualpipe2018",
     "fast_forward",

@@ -2,10 +2,107 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+from sparsebp.core.errors import OptionError
 from sparsebp.schedule.actions import Action
-from sparsebp.schedule.builders.regions import Region, RegionProfile
 from sparsebp.schedule.costs import Costs
 from sparsebp.schedule.graph import StepGraph
+
+
+@dataclass(frozen=True)
+class Region:
+    """Consecutive stages of the backward (kind ``"I"``) or forward (``"F"``) on the main stream, in running order."""
+
+    kind: Literal["F", "I"]
+    stages: tuple[int, ...]
+
+    def actions(self) -> list[Action]:
+        """Return the actions of the main stream. (A step that leaves I of stage 0 out skips it.)"""
+        return [Action(stage, self.kind, 0) for stage in self.stages]
+
+
+@dataclass(frozen=True)
+class RegionTimes:
+    """What Algorithm 1 knows of regions and kernels; measured, or `from_costs`.
+
+    Attributes
+    ----------
+    main
+        Time of a region's kernels on the main stream: ``T_main(R)``.
+    sub
+        Time of stage k's weight gradient (and update) beside a region: ``T_sub(k, R)``.
+    speedup
+        Of running the two at the same time instead of one after the other.
+    """
+
+    main: Callable[[Region], float]
+    sub: Callable[[int, Region], float]
+    speedup: Callable[[int, Region], float]
+
+    @classmethod
+    def from_costs(cls, costs: Costs, input_gradient: bool = False) -> RegionTimes:
+        """Return what costs of single actions say: sums of what they take beside the other stream.
+
+        Two streams that are slowed down by s and s' get ``1/s + 1/s'`` times as much done as one.
+        """
+
+        def times(actions: Iterable[Action]) -> tuple[float, float]:
+            """Return the time by themselves, and beside the other stream."""
+            known = [(costs.duration(action), costs.slowdown_of(action)) for action in actions]
+            return sum(duration for duration, _ in known), sum(duration * slowdown for duration, slowdown in known)
+
+        @cache
+        def of_region(region: Region) -> tuple[float, float]:
+            skipped = Action(0, "I", 0)
+            return times(action for action in region.actions() if input_gradient or action != skipped)
+
+        @cache
+        def of_stage(stage: int) -> tuple[float, float]:
+            return times((Action(stage, "W", 0), Action(stage, "U")))
+
+        def speedup(stage: int, region: Region) -> float:
+            return sum(alone / beside if beside > 0 else 1.0 for alone, beside in (of_region(region), of_stage(stage)))
+
+        return cls(lambda region: of_region(region)[1], lambda stage, region: of_stage(stage)[1], speedup)
+
+
+def make_regions(stages: int, forward: int | Sequence[Iterable[int]], backward: Sequence[Iterable[int]] | None,
+                 ) -> list[Region]:  # fmt: skip
+    """Return the regions of a step, those of the backward first.
+
+    Parameters
+    ----------
+    stages
+        Number of stages.
+    forward
+        The stages of each region of the forward; or how many regions as equal as can be.
+    backward
+        The stages of each region of the backward; None for those of the forward, reversed.
+
+    Raises
+    ------
+    OptionError
+        Regions do not list every stage once, from the first to the last (backward: from the last to the first).
+    """
+    if isinstance(forward, int):
+        count = min(forward, stages)
+        if count < 1:
+            raise OptionError("There are no regions", expected="1 or more", got=forward, remedy="Raise regions")
+        forward = [range(i * stages // count, (i + 1) * stages // count) for i in range(count)]
+    there = [tuple(region) for region in forward]
+    back = [region[::-1] for region in there[::-1]] if backward is None else [tuple(region) for region in backward]
+    for name, regions, order in (("forward", there, range(stages)), ("backward", back, reversed(range(stages)))):
+        listed, expected = [stage for region in regions for stage in region], list(order)
+        if listed != expected:
+            raise OptionError(
+                f"The regions of the {name} do not list every stage once and in order", got=regions,
+                expected=f"{expected[0]} to {expected[-1]}", remedy="List consecutive stages, region by region",
+            )  # fmt: skip
+    return [Region("I", region) for region in back] + [Region("F", region) for region in there]
 
 
 class Timeline:
@@ -17,7 +114,7 @@ class Timeline:
         The step.
     regions
         Of the main stream, those of the backward first.
-    profile
+    times
         Times of the regions.
     costs
         Durations of single kernels, to place them within a region.
@@ -42,9 +139,9 @@ class Timeline:
         Stages whose weight gradients go to the other stream.
     """
 
-    def __init__(self, graph: StepGraph, regions: list[Region], profile: RegionProfile, costs: Costs, *, k: int,
+    def __init__(self, graph: StepGraph, regions: list[Region], times: RegionTimes, costs: Costs, *, k: int,
                  input_gradient: bool, conventional: int = 0) -> None:  # fmt: skip
-        self.regions, self.profile, self._costs = regions, profile, costs
+        self.regions, self.times, self._costs = regions, times, costs
         self.main: list[Action] = []
         self.begin: list[float] = []
         self.length: list[float] = []
@@ -60,7 +157,7 @@ class Timeline:
             self.begin.append(self._now)
             stages = [stage for stage in region.stages if stage > 0 or region.kind == "F" or input_gradient]
             known = sum(costs.duration(Action(stage, region.kind, 0)) for stage in stages)
-            scale = profile.main(region) / known if known > 0 else 0.0  # a measured total may be another one
+            scale = times.main(region) / known if known > 0 else 0.0  # a measured total may be another one
             for stage in region.stages:
                 if i < conventional and stage in self.beside:
                     self._run_weight_gradients([stage])
@@ -103,8 +200,8 @@ def joint_schedule(timeline: Timeline, early: int = 0) -> list[int]:
     candidate beside later regions; what no region has room for goes before the region of that forward.
     """
     regions, ready, deadline = timeline.regions, timeline.ready, timeline.deadline
-    lasts = [{stage: timeline.profile.sub(stage, region) for stage in timeline.beside} for region in regions]
-    speedup = [{stage: timeline.profile.speedup(stage, region) for stage in timeline.beside} for region in regions]
+    lasts = [{stage: timeline.times.sub(stage, region) for stage in timeline.beside} for region in regions]
+    speedup = [{stage: timeline.times.speedup(stage, region) for stage in timeline.beside} for region in regions]
     chosen: list[list[int]] = [[] for _ in regions]
     left = set(timeline.beside)
     for i in range(early):

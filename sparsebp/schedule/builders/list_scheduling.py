@@ -1,4 +1,7 @@
-"""List scheduling: whenever a worker is free, it starts the most urgent of the actions that are ready."""
+"""List scheduling: whenever a worker is free, it starts the most urgent of the actions that are ready.
+
+Gradient fast-forwarding, with modulo allocation or without: what another worker waits for comes first, W fills gaps.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +10,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from sparsebp.core.errors import OptionError
 from sparsebp.schedule.actions import Action
+from sparsebp.schedule.builders.options import builder
+from sparsebp.schedule.builders.partition import Partition
 from sparsebp.schedule.costs import Costs
 from sparsebp.schedule.graph import StepGraph
+from sparsebp.schedule.schedule import Schedule
 
 
 def list_schedule(graph: StepGraph, actions: Iterable[Action], allocation: Sequence[int],
@@ -77,3 +84,94 @@ def list_schedule(graph: StepGraph, actions: Iterable[Action], allocation: Seque
                 waiting[follower] -= 1
                 if not waiting[follower]:
                     release(follower)
+
+
+@builder
+def fast_forward(*, workers: int, stages: int, microbatches: int = 1, k: int = 0, costs: Costs | None = None,
+                 unweighted: Iterable[int] = (), input_gradient: bool = False,
+                 recomputed: Iterable[int] = ()) -> Schedule:  # fmt: skip
+    """Return the schedule of gradient fast-forwarding: input gradients before weight gradients.
+
+    Every worker has one contiguous part of the stages. It runs, of what is ready, first the F or I whose result another
+    worker needs, then other F, then other I; weight gradients fill the gaps.
+
+    Parameters
+    ----------
+    workers, stages, microbatches, unweighted
+        As for `gpipe`.
+    k
+        Combines it with reverse first-k scheduling (§6): the weight gradients of the first k stages come last, first
+        stage first, so that their synchronisation between data-parallel replicas starts with the most urgent one.
+    costs
+        Durations, to know what is ready when. Default: 1 for F, I and W.
+    input_gradient
+        Whether stage 0 has an I.
+    recomputed
+        Stages that keep only their input and compute the rest again.
+
+    Raises
+    ------
+    OptionError
+        There are fewer stages than workers, a number is below 1, or k is not in 0…stages.
+
+    Notes
+    -----
+    Oh et al., "Out-of-order backprop", EuroSys 2022, §5.2, Fig. 5b and 12b.
+    """
+    graph = StepGraph(stages, microbatches, frozenset(unweighted))
+    allocation = Partition(graph, workers, workers).allocation()
+    return _list_scheduled("fast-forward", graph, allocation, k, costs or Costs(), input_gradient, recomputed)
+
+
+@builder
+def modulo(*, workers: int, stages: int, microbatches: int = 1, group: int = 1, k: int = 0, costs: Costs | None = None,
+           unweighted: Iterable[int] = (), input_gradient: bool = False,
+           recomputed: Iterable[int] = ()) -> Schedule:  # fmt: skip
+    """Return gradient fast-forwarding with modulo allocation: stage s is on worker ``s // group % workers``.
+
+    Parameters
+    ----------
+    workers, stages, microbatches, k, costs, unweighted, input_gradient, recomputed
+        As for `fast_forward`.
+    group
+        How many neighbouring stages are dealt out together: more of them need fewer transfers, and leave larger gaps.
+
+    Raises
+    ------
+    OptionError
+        There are fewer groups than workers, a number is below 1, or k is not in 0…stages.
+
+    Notes
+    -----
+    Oh et al., "Out-of-order backprop", EuroSys 2022, §5.2.1 and §8.4.1, Fig. 5c and 12c.
+    """
+    graph = StepGraph(stages, microbatches, frozenset(unweighted))
+    if stages <= (workers - 1) * group:
+        raise OptionError(
+            "There are fewer groups of stages than workers", got=f"{stages} stages in groups of {group}",
+            expected=f"groups of 1 stage or more, one for each of {workers} workers",
+            remedy="Use fewer workers or smaller groups",
+        )  # fmt: skip
+    allocation = [stage // group % workers for stage in range(stages)]
+    name = "fast-forward, modulo" + (f" in groups of {group}" if group > 1 else "")
+    return _list_scheduled(name, graph, allocation, k, costs or Costs(), input_gradient, recomputed)
+
+
+def _list_scheduled(name: str, graph: StepGraph, allocation: Sequence[int], k: int, costs: Costs,
+                    input_gradient: bool, recomputed: Iterable[int]) -> Schedule:  # fmt: skip
+    def leaves(action: Action) -> bool:
+        """Whether another worker needs the result."""
+        to = action.stage + 1 if action.kind == "F" else action.stage - 1
+        return 0 <= to < graph.stages and allocation[to] != allocation[action.stage]
+
+    def urgency(action: Action) -> tuple[int, ...]:
+        stage, m = action.stage, action.microbatch or 0
+        if action.kind == "W":
+            return (2, 1, stage, m) if stage < k else (2, 0, m, -stage)
+        if action.kind == "I":
+            return 1 - leaves(action), 1, m, -stage
+        return 1 - leaves(action), 0, m, stage
+
+    actions = [*graph.required(), *(graph.optional() if input_gradient else ())]
+    orders = list_schedule(graph, actions, allocation, urgency, costs)
+    return Schedule.of(graph, orders, name + (f", reverse first {k}" if k else ""), recomputed)

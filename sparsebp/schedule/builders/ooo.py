@@ -7,12 +7,11 @@ from collections.abc import Iterable, Sequence
 
 from sparsebp.core.errors import MemoryLimitError, OptionError
 from sparsebp.schedule.actions import Action
-from sparsebp.schedule.builders.conventional import conventional
+from sparsebp.schedule.builders.data_parallel import search_k
 from sparsebp.schedule.builders.fusion import Fusion, place_updates
-from sparsebp.schedule.builders.joint import Timeline, joint_schedule
+from sparsebp.schedule.builders.joint import RegionTimes, Timeline, joint_schedule, make_regions
+from sparsebp.schedule.builders.one_worker import conventional
 from sparsebp.schedule.builders.options import builder
-from sparsebp.schedule.builders.regions import RegionProfile, make_regions
-from sparsebp.schedule.builders.reverse_first_k import search_k
 from sparsebp.schedule.costs import Costs
 from sparsebp.schedule.graph import StepGraph
 from sparsebp.schedule.schedule import Schedule
@@ -21,8 +20,8 @@ from sparsebp.schedule.simulation.simulate import Simulation, simulate
 
 @builder
 def out_of_order(*, stages: int, regions: int | Sequence[Iterable[int]] = 8,
-                 backward_regions: Sequence[Iterable[int]] | None = None, profile: RegionProfile | None = None,
-                 costs: Costs | None = None, memory_cap: float = 1.1, k: int | None = 1,
+                 backward_regions: Sequence[Iterable[int]] | None = None, times: RegionTimes | None = None,
+                 costs: Costs | None = None, memory_ratio: float = 1.1, k: int | None = 1,
                  fusion: Fusion | None = "backward", unweighted: Iterable[int] = (),
                  input_gradient: bool = False) -> Schedule:  # fmt: skip
     """Return a schedule of one worker's two streams: I and F on "main", W and U on "sub", where they fit best.
@@ -41,11 +40,11 @@ def out_of_order(*, stages: int, regions: int | Sequence[Iterable[int]] = 8,
         The stages of every region of the forward, or how many equal regions.
     backward_regions
         The stages of every region of the backward, from the last stage on; by default those of the forward.
-    profile
+    times
         Times and speed-ups of regions with kernels beside them; by default taken from `costs`.
     costs
-        Durations, bytes and slowdown, for the simulated memory and for `profile`.
-    memory_cap
+        Durations, bytes and slowdown, for the simulated memory and for `times`.
+    memory_ratio
         Bound for the peak of memory, as a multiple of that of the conventional schedule (§8.2).
     k
         The weight gradients of the first k stages run on the main stream after the backward, the first stage's first.
@@ -62,30 +61,27 @@ def out_of_order(*, stages: int, regions: int | Sequence[Iterable[int]] = 8,
     Raises
     ------
     OptionError
-        Regions do not list all stages in order; k is not in 0…stages, or a cap is not positive.
+        Regions do not list all stages in order; k is not in 0…stages, or the ratio is not positive.
     MemoryLimitError
-        No schedule meets the cap; the message names the least cap that one does.
+        No schedule meets the ratio; the message names the least that one does.
 
     Notes
     -----
     Oh et al., "Out-of-order backprop", EuroSys 2022, §4.1 and Algorithm 1.
     """
-    if k is not None and not 0 <= k <= stages:
-        raise OptionError("There are not that many first stages", expected=f"k in 0…{stages}", got=k,
-                          remedy="Pass another k, or None to search")  # fmt: skip
-    if not memory_cap > 0:
-        raise OptionError("The memory cap is not positive", expected="a positive multiple of the conventional peak",
-                          got=memory_cap, remedy="Raise it")  # fmt: skip
+    if not memory_ratio > 0:
+        raise OptionError("The memory ratio is not positive", expected="a positive multiple of the conventional peak",
+                          got=memory_ratio, remedy="Raise it")  # fmt: skip
     costs = costs or Costs()
     plain = StepGraph(stages, unweighted=frozenset(unweighted), first="I")
     cut = make_regions(stages, regions, backward_regions)
-    profile = profile or RegionProfile.from_costs(costs, input_gradient)
+    times = times or RegionTimes.from_costs(costs, input_gradient)
     reference = conventional(stages=stages, fusion=fusion or "none", unweighted=plain.unweighted,
                              input_gradient=input_gradient)  # fmt: skip
     allowed = simulate(reference, costs).peak
 
     def build(first: int, early: int, on_main: int) -> Schedule:
-        timeline = Timeline(plain, cut, profile, costs, k=first, input_gradient=input_gradient, conventional=on_main)
+        timeline = Timeline(plain, cut, times, costs, k=first, input_gradient=input_gradient, conventional=on_main)
         lanes = {"main": timeline.main, "sub": [Action(stage, "W", 0) for stage in joint_schedule(timeline, early)]}
         name = "out-of-order"
         if early or on_main:
@@ -100,12 +96,12 @@ def out_of_order(*, stages: int, regions: int | Sequence[Iterable[int]] = 8,
         for early, on_main in [(i, 0) for i in range(backward + 1)] + [(0, i + 1) for i in range(backward)]:
             found = simulate(build(first, early, on_main), costs)
             share = found.peak / allowed if allowed else 1.0
-            if share <= memory_cap:
+            if share <= memory_ratio:
                 return found
             least = min(least, share)
-        raise MemoryLimitError("No order of the weight gradients stays below the memory cap",
-                               expected=f"memory_cap={least:.4g} or more", got=memory_cap,
-                               remedy="Raise the cap, or use the conventional schedule")  # fmt: skip
+        raise MemoryLimitError("No order of the weight gradients stays below the memory ratio",
+                               expected=f"memory_ratio={least:.4g} or more", got=memory_ratio,
+                               remedy="Raise the ratio, or use the conventional schedule")  # fmt: skip
 
     def throughput(first: int) -> float:
         try:

@@ -9,14 +9,14 @@ from typing import Any, ParamSpec, TypeVar
 
 from sparsebp.core.arguments import check_choice, check_flag, check_integer, check_number, check_sequence
 from sparsebp.core.errors import OptionError
-from sparsebp.schedule.builders.regions import RegionProfile
+from sparsebp.schedule.builders.joint import RegionTimes
 from sparsebp.schedule.costs import Costs
 
 P = ParamSpec("P")
 S = TypeVar("S")
 
 _INTEGERS = {"stages": 1, "microbatches": 1, "workers": 1, "chunks": 1, "group": 1, "streams": 1, "k": None}
-_NUMBERS = ("memory_cap", "memory_limit")
+_NUMBERS = ("memory_ratio", "memory_limit")
 
 
 def builder(build: Callable[P, S]) -> Callable[P, S]:
@@ -29,6 +29,10 @@ def builder(build: Callable[P, S]) -> Callable[P, S]:
         for name in given.keys() & parameters.keys():
             if given[name] is not None or "None" not in str(parameters[name].annotation):
                 given[name] = _checked(name, given[name])
+        if given.get("k") is not None and not 0 <= given["k"] <= given["stages"]:
+            searches = ", or None to search" * ("None" in str(parameters["k"].annotation))
+            raise OptionError("There are not that many first stages", expected=f"k in 0…{given['stages']}",
+                              got=given["k"], remedy=f"Pass another k{searches}")  # fmt: skip
         return build(*args, **options)
 
     return checked
@@ -52,7 +56,7 @@ def _checked(name: str, value: Any) -> Any:
         return check_flag(name, value)
     if name in _NUMBERS:
         return check_number(name, value, finite=False)
-    kind: Any = {"costs": Costs, "profile": RegionProfile, "throughput": Callable}.get(name, object)
+    kind: Any = {"costs": Costs, "times": RegionTimes, "throughput": Callable}.get(name, object)
     if not isinstance(value, kind):
         raise OptionError(f"{name} is of another kind", expected=kind.__name__, got=type(value).__name__,
                           remedy="Leave it out")  # fmt: skip

@@ -36,10 +36,6 @@ class Partition:
     input_gradient: bool = True
 
     def __post_init__(self) -> None:
-        if self.workers < 1 or self.chunks < self.workers:
-            raise OptionError("Workers without a part", expected="1 worker or more, and 1 chunk a worker or more",
-                              got=f"{self.workers} workers, {self.chunks} chunks",
-                              remedy="Change the number of workers")  # fmt: skip
         if self.graph.stages < self.chunks:
             raise OptionError(
                 "There are too few stages", expected=f"{self.chunks} or more, one for each part of every worker",

@@ -10,7 +10,6 @@ import numba
 import numpy as np
 
 from sparsebp.core.types import Array
-from sparsebp.kernels import checks
 from sparsebp.kernels.host.engine import simd
 from sparsebp.kernels.host.engine.parts import INNER_SERIAL, SERIAL, parts_for
 from sparsebp.kernels.host.engine.samples import put, take
@@ -18,16 +17,14 @@ from sparsebp.kernels.host.engine.team import in_parts, team
 
 
 class AccumulateKernels:
-    """Host side of `spgemm_accumulate` of `sparsebp.kernels.protocol.Kernels`."""
+    """Host side of `spgemm_accumulate` of `sparsebp.kernels.api.Kernels`."""
 
     def spgemm_accumulate(
         self, a_indptr: Array, a_indices: Array, a_data: Array, b_indptr: Array, b_indices: Array, b_data: Array,
         c_indptr: Array, c_indices: Array, columns: int, row_cuts: Array, out: Array,
     ) -> None:  # fmt: skip
         """Values of C = A @ B through a dense row of `columns` sums, one a part of the rows."""
-        batch = checks.check_spgemm_accumulate(
-            a_indptr, a_indices, a_data, b_indptr, b_indices, b_data, c_indptr, c_indices, columns, row_cuts, out
-        )
+        batch = out.shape[-1]
         arguments = (
             a_indptr,
             a_indices,

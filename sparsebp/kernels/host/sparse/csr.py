@@ -9,7 +9,6 @@ from __future__ import annotations
 import numba
 
 from sparsebp.core.types import Array
-from sparsebp.kernels import checks
 from sparsebp.kernels.host.engine import simd
 from sparsebp.kernels.host.engine.parts import INNER_SERIAL, SERIAL, parts_for, row_at, share
 from sparsebp.kernels.host.engine.samples import put, take
@@ -17,13 +16,13 @@ from sparsebp.kernels.host.engine.team import in_parts, team
 
 
 class CsrKernels:
-    """Host side of the CSR part of `sparsebp.kernels.protocol.Kernels`; shapes and dtypes are stated there."""
+    """Host side of the CSR part of `sparsebp.kernels.api.Kernels`; shapes and dtypes are stated there."""
 
     def csr_matvec(
         self, indptr: Array, indices: Array, data: Array, x: Array, out: Array, add: Array | None = None
     ) -> None:
         """Batched SpMV, ``out = add + A @ x``; sums run in the order of the entries."""
-        batch = checks.check_csr_matvec(indptr, indices, data, x, out, add)
+        batch = out.shape[-1]
         arguments = (
             indptr,
             indices,
@@ -40,7 +39,7 @@ class CsrKernels:
 
     def scale_rows(self, indptr: Array, data: Array, scale: Array, out: Array) -> None:
         """Diagonal times CSR: ``out[k] = scale[row(k)] * data[k]``."""
-        batch = checks.check_scale_rows(indptr, data, scale, out)
+        batch = out.shape[-1]
         arguments = (
             indptr,
             scale.reshape(-1),
@@ -55,19 +54,19 @@ class CsrKernels:
 
     def scale_columns(self, indices: Array, data: Array, scale: Array, out: Array) -> None:
         """CSR times diagonal: ``out[k] = data[k] * scale[indices[k]]``."""
-        batch = checks.check_scale_columns(indices, data, scale, out)
+        batch = out.shape[-1]
         self._multiply(data, None, scale, indices, out, batch)
 
     def gather(self, data: Array, index: Array, out: Array) -> None:
         """``out[k] = data[index[k]]``."""
-        batch = checks.check_gather(data, index, out)
+        batch = out.shape[-1]
         arguments = (data.reshape(-1), index, out.reshape(-1), batch)
         parts = parts_for(out.size, vectors=batch > 1)
         _gather_parallel(team(parts), parts, *arguments, parts)
 
     def gather_multiply(self, a_data: Array, a_index: Array, b_data: Array, b_index: Array, out: Array) -> None:
         """One product per output entry: ``out[k] = a_data[a_index[k]] * b_data[b_index[k]]``."""
-        batch = checks.check_gather_multiply(a_data, a_index, b_data, b_index, out)
+        batch = out.shape[-1]
         self._multiply(a_data, a_index, b_data, b_index, out, batch)
 
     def _multiply(self, a: Array, a_index: Array | None, b: Array, b_index: Array, out: Array, batch: int) -> None:

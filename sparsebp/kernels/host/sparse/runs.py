@@ -11,7 +11,6 @@ from __future__ import annotations
 import numba
 
 from sparsebp.core.types import Array
-from sparsebp.kernels import checks
 from sparsebp.kernels.host.engine import simd
 from sparsebp.kernels.host.engine.parts import INNER_SERIAL, SERIAL, parts_for
 from sparsebp.kernels.host.engine.samples import put, take
@@ -19,7 +18,7 @@ from sparsebp.kernels.host.engine.team import in_parts, team
 
 
 class RunKernels:
-    """Host side of `spgemm_runs` of `sparsebp.kernels.protocol.Kernels`."""
+    """Host side of `spgemm_runs` of `sparsebp.kernels.api.Kernels`."""
 
     def spgemm_runs(
         self, a_indptr: Array, a_indices: Array, a_data: Array, b_indptr: Array, b_data: Array, b_shape: Array,
@@ -27,10 +26,7 @@ class RunKernels:
         out: Array,
     ) -> None:  # fmt: skip
         """Add every run of B's rows, scaled, to where it starts in its row of C; `out` is overwritten."""
-        batch = checks.check_spgemm_runs(
-            a_indptr, a_indices, a_data, b_indptr, b_data, b_shape, run_ptr, run_lengths, c_indptr, start_ptr, starts,
-            row_cuts, out,
-        )  # fmt: skip
+        batch = out.shape[1]
         arguments = (
             a_indptr,
             a_indices,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import numba
 
 from sparsebp.core.types import Array
-from sparsebp.kernels import checks
 from sparsebp.kernels.host.engine import simd
 from sparsebp.kernels.host.engine.parts import INNER_SERIAL, SERIAL, parts_for, row_at, share
 from sparsebp.kernels.host.engine.samples import put, take
@@ -19,14 +18,14 @@ from sparsebp.kernels.host.sparse.csr import scale_entries
 
 
 class SelectionKernels:
-    """Host side of `spgemm_select_rows` and `spgemm_select_columns` of `sparsebp.kernels.protocol.Kernels`."""
+    """Host side of `spgemm_select_rows` and `spgemm_select_columns` of `sparsebp.kernels.api.Kernels`."""
 
     def spgemm_select_rows(
         self, a_indptr: Array, a_indices: Array, a_data: Array, b_indptr: Array, b_data: Array, c_indptr: Array,
         out: Array,
     ) -> None:  # fmt: skip
         """Row r of C is row ``a_indices[k]`` of B times the one value of A in that row."""
-        batch = checks.check_spgemm_select_rows(a_indptr, a_indices, a_data, b_indptr, b_data, c_indptr, out)
+        batch = out.shape[-1]
         arguments = (
             a_indptr,
             a_indices,
@@ -47,9 +46,7 @@ class SelectionKernels:
         c_indptr: Array, positions: Array, row_cuts: Array, out: Array,
     ) -> None:  # fmt: skip
         """Add product p of row r to ``out[c_indptr[r] + positions[p]]``; `out` is overwritten."""
-        batch = checks.check_spgemm_select_columns(
-            product_ptr, a_index, a_data, b_index, b_data, c_indptr, positions, row_cuts, out
-        )
+        batch = out.shape[-1]
         arguments = (
             product_ptr,
             b_index if a_index is None else a_index,

@@ -6,7 +6,6 @@ import numba
 import numpy as np
 
 from sparsebp.core.types import SLOPES, Array
-from sparsebp.kernels import checks
 from sparsebp.kernels.host.engine.parts import INNER_SERIAL, SERIAL, parts_for, share
 from sparsebp.kernels.host.engine.team import in_parts, team
 
@@ -14,18 +13,18 @@ _GIVEN, _RELU, _TANH, _SIGMOID = range(len(SLOPES))
 
 
 class ValueKernels:
-    """Host side of the values part of `sparsebp.kernels.protocol.Kernels`; shapes and dtypes are stated there."""
+    """Host side of the values part of `sparsebp.kernels.api.Kernels`; shapes and dtypes are stated there."""
 
     def pointwise_slopes(self, kept: Array, function: str, out: Array) -> None:
         """Slopes from what a forward kept, turned to batch last."""
-        batch = checks.check_pointwise_slopes(kept, function, out)
+        batch = out.shape[-1]
         arguments = (kept.reshape(-1), SLOPES.index(function), out.reshape(-1), batch, out.shape[0])
         parts = parts_for(out.size)
         _slopes_parallel(team(parts), parts, *arguments, parts)
 
     def max_pool_values(self, winner: Array, window: Array, offset: Array, windows: int, taps: int, out: Array) -> None:
         """One where an entry's place in its window is the winner's, else zero."""
-        batch = checks.check_max_pool_values(winner, window, offset, windows, taps, out)
+        batch = out.shape[-1]
         arguments = (winner.reshape(-1), winner.shape[1], window, offset, windows, taps, out.reshape(-1), batch)
         parts = parts_for(out.size)
         _winners_parallel(team(parts), parts, *arguments, parts)

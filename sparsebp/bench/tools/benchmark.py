@@ -1,0 +1,234 @@
+"""What a benchmark is: how it measures its rows, what their columns are, its tables and its picture; and one run of it.
+
+A module of `sparsebp.bench` holds what is its own: the workloads, how one row is measured and judged, the picture. It
+says the rest in its ``BENCHMARK``, and `sparsebp.bench.NAMES` lists it.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from sparsebp.bench.tools import pictures, report, timing
+from sparsebp.bench.tools.environment import available_memory, environment
+from sparsebp.core.errors import MissingDependencyError, OptionError, SparseBPError
+
+Row: TypeAlias = dict[str, Any]
+Result: TypeAlias = Mapping[str, Any]
+"""What `report.load` returns."""
+
+QUICK_ROUNDS = {"rounds": 2, "least_rounds": 2, "warmup": 1}
+
+
+@dataclass
+class Run:
+    """One run of a benchmark, as its `measure` gets it.
+
+    Attributes
+    ----------
+    quick
+        Whether it is a smoke test, with the benchmark's small sizes.
+    settings
+        What the result keeps: the benchmark's constants, its sizes, and the numbers of threads.
+    rounds
+        Options of `timing.measure`.
+    result
+        What is there so far; its rows are added as `measure` yields them.
+    echo
+        Takes every line that is printed.
+    stem
+        Name of the files without their suffix.
+    """
+
+    quick: bool
+    settings: Mapping[str, Any]
+    rounds: Mapping[str, Any]
+    result: dict[str, Any]
+    echo: Callable[[str], None]
+    stem: str
+
+    def note(self, text: str) -> None:
+        """Put a sentence under the tables; one that is there already is not repeated."""
+        if text not in self.result["notes"]:
+            self.result["notes"].append(text)
+
+    def threads(self, using: Callable[[int], AbstractContextManager[None]] = timing.threads) -> Iterator[int]:
+        """Yield each of the numbers of threads that this machine has, in use meanwhile; note the others."""
+        for count in timing.thread_counts_here(self.settings["threads"], self.note):
+            with using(count):
+                yield count
+
+
+@dataclass(frozen=True, kw_only=True)
+class Benchmark:
+    """A benchmark that ``sparsebp bench`` runs.
+
+    Attributes
+    ----------
+    name
+        That of its module and of its files.
+    title, leaves_out
+        What is measured, and which costs of a user are not in the numbers. The title may name settings in braces.
+    measure
+        Yields the rows, flat dicts: see `report`.
+    columns
+        What rows show.
+    tables
+        The tables of the documents: captions, and the keys of their columns, few enough for a page's width.
+    short, in_short
+        The keys of the columns that are printed as soon as a row is there, and that the README's table has; and which
+        rows that table has.
+    picture
+        Draws a result, without a title.
+    settings
+        What the result says of every run, `quick` or not.
+    sizes, quick
+        The settings that a run with ``--quick`` has smaller, and their small values.
+    rounds, quick_rounds
+        Options of `timing.measure`.
+    threads
+        Numbers of threads to measure with, unless others are asked for; None: they are not varied.
+    """
+
+    name: str
+    title: str
+    leaves_out: str
+    measure: Callable[[Run], Iterator[Row]]
+    columns: tuple[report.Column, ...]
+    tables: Mapping[str, tuple[str, ...]]
+    short: tuple[str, ...]
+    picture: Callable[[Result], Any]
+    in_short: Callable[[Mapping[str, Any]], bool] = lambda row: True
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+    quick: Mapping[str, Any] = field(default_factory=dict)
+    rounds: Mapping[str, Any] = field(default_factory=dict)
+    quick_rounds: Mapping[str, Any] = field(default_factory=lambda: QUICK_ROUNDS)
+    threads: tuple[int, ...] | None = (1, 2)
+
+    def run(
+        self,
+        out: Path | None = None,
+        *,
+        quick: bool = False,
+        threads: tuple[int, ...] | None = None,
+        echo: Callable[[str], None] = print,
+    ) -> dict[str, Any]:
+        """Measure, write ``<name>.json`` and ``<name>.png``, print the table; return the result.
+
+        Parameters
+        ----------
+        out
+            Folder of the two files, ``runs/bench`` if None.
+        quick
+            Small sizes and few rounds: a smoke test whose numbers mean little.
+        threads
+            Numbers of threads, the same for both sides; those of the benchmark if None.
+        echo
+            Takes every line that is printed.
+
+        Raises
+        ------
+        OptionError
+            Threads are asked for that the benchmark does not vary.
+        MissingDependencyError
+            The peer, or what carries the data, is not installed.
+        SparseBPError
+            What was computed differs from the peer's.
+        OutputError
+            The files cannot be written.
+        """
+        if threads and self.threads is None:
+            raise OptionError(f"The benchmark {self.name} does not vary threads", expected="no --threads",
+                              got=", ".join(map(str, threads)), remedy="Leave the option out")  # fmt: skip
+        settings = {**self.settings, **self.sizes, **(self.quick if quick else {})}
+        if self.threads is not None:
+            settings["threads"] = threads or self.threads
+        result: dict[str, Any] = {
+            "benchmark": self.name,
+            "title": self.title.format(**settings),
+            "leaves_out": self.leaves_out,
+            "quick": quick,
+            "environment": environment(),
+            "settings": settings,
+            "rows": [],
+            "notes": [],
+        }
+        run = Run(quick, settings, self.quick_rounds if quick else self.rounds, result, echo, self.name)
+        for row in self.measure(run):
+            result["rows"].append(row)
+            echo("; ".join(f"{column.heading} {column.cell(row)}" for column in self.named(self.short)))
+        self._finish(run, out)
+        return result
+
+    def named(self, keys: Iterable[str]) -> list[report.Column]:
+        """Return the columns of these keys."""
+        by_key = {column.key: column for column in self.columns}
+        return [by_key[key] for key in keys]
+
+    def draw(self, result: Result) -> Any:
+        """Return the picture of a result, under its title."""
+        drawing = self.picture(result)
+        drawing.suptitle(textwrap.fill(result["title"], 80), fontsize=10)
+        return drawing
+
+    def _finish(self, run: Run, folder: Path | None) -> None:
+        """Write JSON and picture, then print what was left out, where the files are, and the table last."""
+        result = run.result
+        path = report.save(result, folder, run.stem)
+        written = [str(path)]
+        try:
+            written.append(str(pictures.save(self.draw(result), path.with_suffix(".png"))))
+        except MissingDependencyError as error:
+            run.echo(f"No picture: {error}")
+        for note in result["notes"]:
+            run.echo(f"note: {note}")
+        lines = ("", result["title"], f"Not in the numbers: {result['leaves_out']}", report.where(result),
+                 "Written: " + ", ".join(written), "")  # fmt: skip
+        for line in lines:
+            run.echo(line)
+        shown = [column for column in self.columns if column.on_terminal]
+        run.echo(report.text_table(shown, result["rows"], report.letters()))
+
+
+SHARE = 0.7
+"""Share of the available memory that a row, or one side of it, may take."""
+
+
+def fits(what: str, need: int, note: Callable[[str], None]) -> bool:
+    """Return whether there is memory for `need` bytes; else `note` that `what` is left out."""
+    have = available_memory()
+    if have is None or need <= SHARE * have:
+        return True
+    note(
+        f"{what}: left out, it needs {report.size(need)} and {report.size(have)} are free "
+        f"(at most {SHARE:.0%} of that are taken)"
+    )
+    return False
+
+
+def refuse_difference(what: str, peer: str, difference: float) -> None:
+    """Refuse to time what differs from the peer's by 1e-4 or more (a difference, or a relative one).
+
+    Raises
+    ------
+    SparseBPError
+        It does.
+    """
+    if not difference < 1e-4:
+        raise SparseBPError(
+            f"{what} differs from {peer}'s",
+            expected="a difference below 1e-4",
+            got=f"{difference:.3g}",
+            remedy="Do not trust this build: please report it with the output of sparsebp info",
+        )
+
+
+def with_threads(result: Result, chosen: Callable[[Iterable[int]], int]) -> tuple[str, list[Row]]:
+    """Return the most (`max`) or fewest (`min`) threads of a result, as text, and the rows with so many."""
+    count = chosen(row["threads"] for row in result["rows"])
+    return report.in_threads(count), [row for row in result["rows"] if row["threads"] == count]
