@@ -69,7 +69,7 @@ def _rows_of_one(rows, product_ptr, positions, v, low, high):
             begin = b_indptr[m]
             length = b_indptr[m + 1] - begin
             # rows of B are short and anywhere: the hardware cannot guess
-            upcoming = b_indptr[a_indices[min(k + 1, last)]]
+            upcoming = b_indptr[a_indices[k + 1 if k < last else last]]
             simd.prefetch(v.b, upcoming)
             simd.prefetch(v.b, upcoming + line)
             right, at = simd.advance(v.b, begin), simd.advance(positions, p)
