@@ -47,7 +47,7 @@ def choose_chain_backward(
     layerwise = layerwise_seconds(((w.flops, w.values, w.calls) for w in works), m, itemsize)
     entries = sum(work.entries for work in works)
     workers = f"{m.workers} worker{'s' if m.workers != 1 else ''}"
-    size = f"{len(works)} layers and batch {batch} ({m.name}, {workers})"
+    size = f"the gradients at {len(works)} layers' inputs, batch {batch} ({m.name}, {workers})"
 
     def layer_by_layer(why: str) -> ChainChoice:
         return ChainChoice(False, f"Layer by layer: {_time(layerwise)} estimated for {size}; {why}.", {"bp": layerwise})
