@@ -78,8 +78,8 @@ def tune(
       sparsebp train --config runs/densenet.toml --epochs 2
       sparsebp tune bitstream --backward bp --backward chunked --threads 2 --json
     """
-    from sparsebp.bench import tune as tuning
     from sparsebp.core.files import prepare_folder
+    from sparsebp.recipes import tune as tuning
     from sparsebp.recipes.config_file import write_config
     from sparsebp.recipes.recipe import config_for
 
