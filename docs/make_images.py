@@ -43,7 +43,7 @@ def vgg11(density: float = 0.03) -> tuple[list[sb.SparsityPattern], list[bool], 
             size //= 2
             continue
         kept = rng.random((layer, channels, 3, 3)) < density
-        pattern = conv_pattern(channels, layer, (size, size), 3, padding=1, kept=kept).pattern
+        pattern = conv_pattern(channels, layer, (size, size), 3, padding=1, mask=kept).pattern
         chain.append((pattern, True, ("conv", 18 * layer * channels * size**2)))
         chain.append((sb.SparsityPattern.diagonal(layer * size**2), False, ("relu", layer * size**2)))
         channels = layer

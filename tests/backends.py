@@ -23,7 +23,7 @@ from sparsebp import backend as seam
 from sparsebp import kernels
 from sparsebp.core.errors import DeviceError, MissingDependencyError
 from sparsebp.core.types import Array
-from sparsebp.kernels.protocol import Kernels
+from sparsebp.kernels.api import Kernels
 
 BACKENDS: dict[str, Any] = {
     "host": (),
@@ -56,7 +56,7 @@ class Backend:
         from cuda_on_cpu.loader import ExecutorLoader
         from sparsebp.kernels.device import DeviceKernels
 
-        return DeviceKernels(CheckedNumpy(), ExecutorLoader(order=self.name.split("-")[1]))
+        return Kernels(DeviceKernels(CheckedNumpy(), ExecutorLoader(order=self.name.split("-")[1])))
 
     def array(self, values: Any, dtype: Any = None) -> Array:
         """Return a new C-contiguous array of this backend holding `values`."""

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from sparsebp import kernels
+from sparsebp.kernels.api import Kernels
 from sparsebp.kernels.host.engine import inner
-from sparsebp.kernels.protocol import Kernels
 from sparsebp.recipes import warm_up
 
 NAMES = {name for name, _ in inspect.getmembers(Kernels, inspect.isfunction) if not name.startswith("_")}

@@ -154,11 +154,11 @@ def flops(algorithm: str, length: int, batch: int, hidden: int) -> int:
     """Return the FLOPs of the products that `algorithm` does for a chain of dense hidden × hidden Jacobians."""
     from sparsebp.patterns import SparsityPattern
     from sparsebp.scan import plan_scan
-    from sparsebp.scan.planning.profile import profile
+    from sparsebp.scan.algorithms.counts import level_counts
 
     if algorithm == "hybrid":  # the plan chooses the levels of its up-sweep
         return int(plan_scan([SparsityPattern.dense(hidden, hidden)] * length, "hybrid", batch=batch).flops)
-    levels = profile("linear" if algorithm == "bp" else algorithm, length, chunks=chunk_count(length))
+    levels = level_counts("linear" if algorithm == "bp" else algorithm, length, chunks=chunk_count(length))
     return 2 * batch * sum(level.mm * hidden**3 + level.mv * hidden**2 for level in levels)
 
 

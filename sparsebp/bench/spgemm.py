@@ -208,19 +208,8 @@ def judge(row: Mapping[str, Any], targets: Targets) -> dict[str, str | None]:
 
 def bytes_moved(plan: Any, *arrays: np.ndarray) -> int:
     """Return the bytes of every array that a call of the plan reads or writes, each counted once."""
-    a, b, c = plan.a, plan.b, plan.pattern
-    rows = {"a_indptr": a.indptr, "a_indices": a.indices, "b_indptr": b.indptr, "c_indptr": c.indptr}
-    of_patterns = {
-        "identity": {},
-        "scale_rows": {"b_indptr": b.indptr},
-        "scale_columns": {"a_indices": a.indices},
-        "select_columns": {"product_ptr": a.indptr, "b_index": a.indices, "c_indptr": c.indptr},
-        "gather": {},
-        "dense": {},
-        "accumulate": rows | {"b_indices": b.indices, "c_indices": c.indices},
-    }.get(plan.strategy, rows)
-    read = of_patterns | plan.arrays  # a plan may have arrays of its own in place of the patterns'
-    return sum(array.nbytes for array in (*arrays, *read.values()))
+    read = [array for operand in plan.operands(np) for array in (operand if isinstance(operand, tuple) else (operand,))]
+    return sum(array.nbytes for array in (*arrays, *read) if isinstance(array, np.ndarray))
 
 
 def _check(pair: Pair, plan: Any) -> None:

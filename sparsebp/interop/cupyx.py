@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparsebp import backend
-
-if TYPE_CHECKING:
-    from sparsebp.jacobians import TransposedJacobian
+from sparsebp.jacobians import TransposedJacobian
+from sparsebp.patterns import SparsityPattern
 
 
 def from_cupyx(matrix: Any) -> TransposedJacobian:
@@ -24,9 +23,6 @@ def from_cupyx(matrix: Any) -> TransposedJacobian:
     DTypeError
         Its values are neither float32 nor float64.
     """
-    from sparsebp.jacobians import TransposedJacobian
-    from sparsebp.patterns import SparsityPattern
-
     backend.cupy()
     return TransposedJacobian(SparsityPattern.from_scipy(matrix), matrix.data)  # synchronize!
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from sparsebp import backend
 from sparsebp.core.errors import DeviceError
-
-if TYPE_CHECKING:
-    from sparsebp.core.types import Array
-    from sparsebp.jacobians import TransposedJacobian
+from sparsebp.core.types import Array
+from sparsebp.jacobians import TransposedJacobian
+from sparsebp.patterns import SparsityPattern
 
 _CPU, _CUDA = 1, 2  # DLDeviceType of the DLPack standard
 
@@ -61,9 +60,6 @@ def jacobian_from_dlpack(indptr: Any, indices: Any, values: Any, shape: tuple[in
     PatternError, ShapeError, DTypeError, LayoutError, DeviceError
         A tensor does not fit.
     """
-    from sparsebp.jacobians import TransposedJacobian
-    from sparsebp.patterns import SparsityPattern
-
     host = [backend.to_host(from_dlpack(tensor)) for tensor in (indptr, indices)]  # synchronize!
     return TransposedJacobian(SparsityPattern(host[0], host[1], shape), from_dlpack(values))
 

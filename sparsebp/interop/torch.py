@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from sparsebp import backend
 from sparsebp.core.errors import DTypeError, MissingDependencyError, ShapeError
-
-if TYPE_CHECKING:
-    from sparsebp.core.types import Array
-    from sparsebp.jacobians import TransposedJacobian
+from sparsebp.core.types import Array
+from sparsebp.interop.dlpack import dlpack_arrays, from_dlpack, jacobian_from_dlpack
+from sparsebp.jacobians import TransposedJacobian
 
 
 def from_torch(tensor: Any) -> Array:
@@ -23,8 +22,6 @@ def from_torch(tensor: Any) -> Array:
     DeviceError
         The tensor is on a device that is neither the host nor CUDA.
     """
-    from sparsebp.interop.dlpack import from_dlpack
-
     return from_dlpack(tensor.detach())
 
 
@@ -52,10 +49,7 @@ def jacobian_to_torch(jacobian: TransposedJacobian, sample: int = 0) -> Any:
     OptionError
         There is no such sample.
     """
-    torch = _torch()
-    from sparsebp.interop.dlpack import dlpack_arrays
-
-    xp = backend.namespace(jacobian.data)
+    torch, xp = _torch(), backend.namespace(jacobian.data)
     parts = [*dlpack_arrays(jacobian)[:2], jacobian.values_of(sample)]
     indptr, indices, values = (to_torch(xp.ascontiguousarray(part)) for part in parts)
     # a pattern is valid by construction, so PyTorch need not look again
@@ -72,8 +66,6 @@ def jacobian_from_torch(tensor: Any) -> TransposedJacobian:
     DTypeError
         Its values are neither float32 nor float64.
     """
-    from sparsebp.interop.dlpack import jacobian_from_dlpack
-
     rows, columns = tensor.shape
     return jacobian_from_dlpack(tensor.crow_indices(), tensor.col_indices(), tensor.values().detach(), (rows, columns))
 

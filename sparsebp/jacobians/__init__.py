@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from sparsebp.jacobians.api import jacobian_t
-from sparsebp.jacobians.blocks import block_jacobian_t
+from sparsebp.jacobians.api import dense_jacobian_t, jacobian_t
 from sparsebp.jacobians.conv import conv_jacobian_t, conv_transpose_jacobian_t
-from sparsebp.jacobians.dense import dense_jacobian_t
-from sparsebp.jacobians.linear import linear_jacobian_t
-from sparsebp.jacobians.pointwise import pointwise_jacobian_t
+from sparsebp.jacobians.layers import block_jacobian_t, linear_jacobian_t, pointwise_jacobian_t
 from sparsebp.jacobians.pool import avg_pool_jacobian_t, max_pool_jacobian_t
 from sparsebp.jacobians.recurrent import gru_hidden_jacobians, hidden_elements, rnn_hidden_jacobians
 from sparsebp.jacobians.transposed import TransposedJacobian

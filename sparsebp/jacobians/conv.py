@@ -9,9 +9,9 @@ import numpy as np
 from sparsebp import backend, kernels
 from sparsebp.core.errors import ShapeError
 from sparsebp.core.types import Array
-from sparsebp.core.windows import Lengths, Padding
 from sparsebp.jacobians.transposed import TransposedJacobian
 from sparsebp.patterns.conv import ConvPattern, Layout, conv_pattern, conv_transpose_pattern
+from sparsebp.patterns.windows import Lengths, Padding
 
 
 def conv_jacobian_t(
@@ -23,7 +23,7 @@ def conv_jacobian_t(
     groups: int = 1,
     *,
     layout: Layout = "chw",
-    kept: np.ndarray | None = None,
+    mask: np.ndarray | None = None,
     memory_limit: int | None = None,
 ) -> TransposedJacobian:
     """Return a convolution's transposed Jacobian, shared by the batch: its values are weights (BPPSA §3.3).
@@ -36,8 +36,8 @@ def conv_jacobian_t(
         As torch.nn keeps it: (out_channels, in_channels // groups, *kernel_size), float32 or float64.
     input_size
         Lengths of the input's axes after the channels: (L,), (H, W), (D, H, W); an integer for one axis.
-    stride, padding, dilation, groups, layout, kept, memory_limit
-        As in `sparsebp.patterns.conv_pattern`: with `kept`, a host array, the pattern has the entries of the weights
+    stride, padding, dilation, groups, layout, mask, memory_limit
+        As in `sparsebp.patterns.conv_pattern`: with `mask`, a host array, the pattern has the entries of the weights
         that are kept alone. The limit counts the pattern alone.
 
     Returns
@@ -48,7 +48,7 @@ def conv_jacobian_t(
     Raises
     ------
     ShapeError
-        `weight` has another number of axes than the input has, `kept` has another shape than `weight`, or the kernel is
+        `weight` has another number of axes than the input has, `mask` has another shape than `weight`, or the kernel is
         larger than the padded input.
     OptionError, DTypeError, MemoryLimitError
         An option or the dtype is not one of those above, or the pattern exceeds the limit.
@@ -56,7 +56,7 @@ def conv_jacobian_t(
     sizes = _sizes(weight, input_size)
     n_out, n_in, *kernel = weight.shape
     structure = conv_pattern(
-        n_in * groups, n_out, sizes, kernel, stride, padding, dilation, groups, layout=layout, kept=kept,
+        n_in * groups, n_out, sizes, kernel, stride, padding, dilation, groups, layout=layout, mask=mask,
         memory_limit=memory_limit,
     )  # fmt: skip
     return _gathered(structure, weight)
@@ -72,7 +72,7 @@ def conv_transpose_jacobian_t(
     dilation: Lengths = 1,
     *,
     layout: Layout = "chw",
-    kept: np.ndarray | None = None,
+    mask: np.ndarray | None = None,
     memory_limit: int | None = None,
 ) -> TransposedJacobian:
     """Return a transposed convolution's transposed Jacobian, shared by the batch: the plain Jacobian of a convolution.
@@ -83,8 +83,8 @@ def conv_transpose_jacobian_t(
         As torch.nn keeps it: (in_channels, out_channels // groups, *kernel_size), float32 or float64.
     input_size
         Lengths of the input's axes after the channels; an integer for one axis.
-    stride, padding, output_padding, groups, dilation, layout, kept, memory_limit
-        As in `sparsebp.patterns.conv_transpose_pattern`; `kept` is a host array. The limit counts the pattern alone.
+    stride, padding, output_padding, groups, dilation, layout, mask, memory_limit
+        As in `sparsebp.patterns.conv_transpose_pattern`; `mask` is a host array. The limit counts the pattern alone.
 
     Returns
     -------
@@ -94,7 +94,7 @@ def conv_transpose_jacobian_t(
     Raises
     ------
     ShapeError
-        `weight` has another number of axes than the input has, `kept` has another shape than `weight`, or there is no
+        `weight` has another number of axes than the input has, `mask` has another shape than `weight`, or there is no
         output.
     OptionError, DTypeError, MemoryLimitError
         An option or the dtype is not one of those above, or the pattern exceeds the limit.
@@ -103,7 +103,7 @@ def conv_transpose_jacobian_t(
     n_in, n_out, *kernel = weight.shape
     structure = conv_transpose_pattern(
         n_in, n_out * groups, sizes, kernel, stride, padding, output_padding, groups, dilation, layout=layout,
-        kept=kept, memory_limit=memory_limit,
+        mask=mask, memory_limit=memory_limit,
     )  # fmt: skip
     return _gathered(structure, weight)
 

@@ -1,6 +1,6 @@
-"""NUMERIC: bare arrays in, bare arrays out. One protocol, twice: `host` (Numba) and `device` (CUDA C++).
+"""NUMERIC: bare arrays in, bare arrays out. One interface, `api`; `host` (Numba) and `device` (CUDA) work.
 
-Nobody imports either directly: ``k = kernels.get(xp)`` gives the one that belongs to the arrays' namespace.
+Nobody imports an implementation: ``k = kernels.get(xp)`` gives the kernels that belong to the arrays' namespace.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from functools import cache
 from types import ModuleType
 
 from sparsebp import backend
-from sparsebp.kernels.protocol import Kernels
+from sparsebp.kernels.api import Kernels
 
 
 @cache
@@ -18,10 +18,10 @@ def get(xp: ModuleType) -> Kernels:
     if backend.is_host(xp):
         from sparsebp.kernels.host import HostKernels
 
-        return HostKernels()
+        return Kernels(HostKernels())
     from sparsebp.kernels.device import DeviceKernels, RawModuleLoader
 
-    return DeviceKernels(xp, RawModuleLoader(xp))
+    return Kernels(DeviceKernels(xp, RawModuleLoader(xp)))
 
 
 @cache

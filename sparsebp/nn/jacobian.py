@@ -21,7 +21,7 @@ def jacobian_of(layer: Any, saved: Any, shape: tuple[int, ...], out_shape: tuple
     """
     if layer.jacobian_t is not None:
         return layer.jacobian_t(saved)
-    from sparsebp.jacobians.dense import dense_jacobian_t
+    from sparsebp.jacobians.api import dense_jacobian_t
 
     return dense_jacobian_t(
         lambda gy: layer.gradients(gy, saved).input_grad(), shape[1:], out_shape[1:], shape[0], like

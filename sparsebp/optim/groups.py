@@ -11,7 +11,7 @@ import numpy as np
 from sparsebp import backend, kernels
 from sparsebp.core.errors import OptionError
 from sparsebp.core.types import Array, Factors, UpdateRule
-from sparsebp.kernels.protocol import UPDATE_BUFFERS, UPDATE_OPTIONS
+from sparsebp.kernels.api.optimizers import UPDATE_BUFFERS, UPDATE_OPTIONS
 from sparsebp.optim.checks import check_parameter, non_negative
 
 Params = Mapping[str, Array] | Sequence[Mapping[str, Any]]

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from sparsebp.patterns.assembly import AssemblyPlan
-from sparsebp.patterns.concatenation import plan_concatenation
+from sparsebp.patterns.assembly import AssemblyPlan, plan_concatenation
+from sparsebp.patterns.blocks import hidden_pattern, linear_pattern, pointwise_pattern, sequence_pattern
 from sparsebp.patterns.conv import ConvPattern, conv_pattern, conv_transpose_pattern
-from sparsebp.patterns.linear import linear_pattern
-from sparsebp.patterns.pointwise import pointwise_pattern
 from sparsebp.patterns.pool import PoolPattern, adaptive_pool_pattern, pool_pattern
-from sparsebp.patterns.recurrent import hidden_pattern, sequence_pattern
 from sparsebp.patterns.sparsity import SparsityPattern
 
 __all__ = [

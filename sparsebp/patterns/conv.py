@@ -8,24 +8,21 @@ entries that random weights fill (BPPSA §3.3; for 3 → 64 channels, 3×3, padd
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, reduce
+from functools import cached_property, lru_cache
 from math import prod
 from types import ModuleType
-from typing import Literal
+from typing import NamedTuple
 
 import numpy as np
 
 from sparsebp.core.errors import MemoryLimitError, OptionError
 from sparsebp.core.types import Array
-from sparsebp.core.windows import Lengths, Padding, Windows, check_channels, lengths
 from sparsebp.patterns.copies import DeviceCopies, frozen
-from sparsebp.patterns.kept import count_kept, kept_entries, packed_mask, unpacked_mask
-from sparsebp.patterns.kron import Factor, axis_factor, kron
+from sparsebp.patterns.kron import Factor, kron, window_factors
+from sparsebp.patterns.masked import count_masked, masked_entries, packed_mask, unpacked_mask
 from sparsebp.patterns.sparsity import KEPT, SparsityPattern
-from sparsebp.patterns.validate import index_dtype
-
-Layout = Literal["chw", "hwc"]
-"""Order of a flattened sample: channels first (as torch.nn has it) or last."""
+from sparsebp.patterns.validate import index_bytes, index_dtype
+from sparsebp.patterns.windows import Layout, Lengths, Padding, Windows, check_channels, lengths
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +70,7 @@ def conv_pattern(
     groups: int = 1,
     *,
     layout: Layout = "chw",
-    kept: np.ndarray | None = None,
+    mask: np.ndarray | None = None,
     memory_limit: int | None = None,
 ) -> ConvPattern:
     """Return the pattern of a convolution over as many axes as `input_size` has; made once for its arguments.
@@ -92,9 +89,9 @@ def conv_pattern(
         Channels are joined within their group only; ``groups=in_channels`` is a depthwise convolution.
     layout
         ``"chw"``: rows and columns count channels first; ``"hwc"``: channels last, which gives contiguous runs.
-    kept
-        Which weights are there, bool in the shape of the weights: the entries of the others are left out, and the
-        pattern of all is never built. None: all are there.
+    mask
+        Which weights are kept, bool in the shape of the weights: the entries of the others are left out, and the
+        pattern of all is never built. None: all are.
     memory_limit
         Most bytes that the pattern and the index of weights may take; None: any.
 
@@ -108,16 +105,17 @@ def conv_pattern(
     OptionError
         An option is out of range, or `groups` does not divide the channels.
     ShapeError
-        The kernel is larger than the padded input, or `kept` has another shape than the weights.
+        The kernel is larger than the padded input, or `mask` has another shape than the weights.
     DTypeError
-        `kept` is not bool.
+        `mask` is not bool.
     MemoryLimitError
         The result would take more than `memory_limit`; nothing has been allocated.
     """
     ndim = 1 if np.ndim(input_size) == 0 else np.size(input_size)
     sizes = lengths("input_size", input_size, ndim, 0)
     windows = Windows.of(ndim, kernel_size, stride, padding, dilation)
-    return _checked(in_channels, out_channels, sizes, windows, groups, layout, kept, memory_limit, transposed=False)
+    convolution = _Convolution(in_channels, out_channels, sizes, windows, groups, layout)
+    return _checked(convolution, mask, memory_limit)
 
 
 def conv_transpose_pattern(
@@ -132,14 +130,14 @@ def conv_transpose_pattern(
     dilation: Lengths = 1,
     *,
     layout: Layout = "chw",
-    kept: np.ndarray | None = None,
+    mask: np.ndarray | None = None,
     memory_limit: int | None = None,
 ) -> ConvPattern:
     """Return the pattern of a transposed convolution: the transpose of a convolution's, from the output to the input.
 
     Parameters
     ----------
-    in_channels, out_channels, input_size, kernel_size, stride, groups, dilation, layout, kept, memory_limit
+    in_channels, out_channels, input_size, kernel_size, stride, groups, dilation, layout, mask, memory_limit
         As for `conv_pattern`, in the order of `torch.nn.ConvTranspose2d`.
     padding
         What is cut off at both ends of the output, in every form that `conv_pattern` takes.
@@ -160,87 +158,91 @@ def conv_transpose_pattern(
     ndim = 1 if np.ndim(input_size) == 0 else np.size(input_size)
     windows = Windows.transposed(ndim, kernel_size, stride, padding, output_padding, dilation)
     sizes = windows.input_size(lengths("input_size", input_size, ndim, 0))
-    return _checked(out_channels, in_channels, sizes, windows, groups, layout, kept, memory_limit, transposed=True)
+    convolution = _Convolution(out_channels, in_channels, sizes, windows, groups, layout, transposed=True)
+    return _checked(convolution, mask, memory_limit)
 
 
-def _checked(
-    in_channels: int, out_channels: int, sizes: tuple[int, ...], windows: Windows, groups: int, layout: Layout,
-    kept: np.ndarray | None, memory_limit: int | None, *, transposed: bool,
-) -> ConvPattern:  # fmt: skip
-    """Check what both builders take, then build; all is said of the convolution, also where it is transposed."""
-    if layout not in ("chw", "hwc"):
-        raise OptionError("Unknown layout", expected="'chw' or 'hwc'", got=repr(layout), remedy="Pass one of the two")
-    check_channels(in_channels, out_channels, groups)
-    weight_shape = (out_channels, in_channels // groups, *windows.kernel)
-    mask = None if kept is None else packed_mask(kept, weight_shape)
+class _Convolution(NamedTuple):
+    """The options of both builders; all is said of the convolution, also where the pattern is transposed."""
+
+    in_channels: int
+    out_channels: int
+    sizes: tuple[int, ...]
+    windows: Windows
+    groups: int
+    layout: Layout
+    transposed: bool = False
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        return (self.out_channels, self.in_channels // self.groups, *self.windows.kernel)
+
+    @property
+    def weight_type(self) -> np.dtype:
+        return index_dtype(prod(self.weight_shape), (0, 0))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the pattern."""
+        outputs = self.windows.output_size(self.sizes)
+        shape = self.in_channels * prod(self.sizes), self.out_channels * prod(outputs)
+        return shape[::-1] if self.transposed else shape
+
+
+def _checked(c: _Convolution, mask: np.ndarray | None, memory_limit: int | None) -> ConvPattern:
+    """Check what both builders take, then build."""
+    if c.layout not in ("chw", "hwc"):
+        raise OptionError("Unknown layout", expected="'chw' or 'hwc'", got=repr(c.layout), remedy="Pass one of the two")
+    check_channels(c.in_channels, c.out_channels, c.groups)
+    packed = None if mask is None else packed_mask(mask, c.weight_shape)
     if memory_limit is not None:
-        _check_memory(memory_limit, in_channels, out_channels, sizes, windows, groups, transposed, kept)
-    return _build(in_channels, out_channels, sizes, windows, groups, layout, transposed, mask)
+        nnz = conv_entries(c.in_channels, c.out_channels, c.sizes, c.windows, c.groups, mask)
+        needed = index_bytes(nnz, c.shape) + nnz * c.weight_type.itemsize
+        if needed > memory_limit:
+            raise MemoryLimitError(
+                "The pattern of the convolution exceeds the memory limit",
+                expected=f"at most {memory_limit} bytes",
+                got=f"{needed} bytes for {nnz} entries",
+                remedy="Use a smaller input, fewer channels or more groups, or raise memory_limit",
+            )
+    return _built(c, packed)
 
 
 @lru_cache(maxsize=KEPT)
-def _build(
-    in_channels: int, out_channels: int, sizes: tuple[int, ...], windows: Windows, groups: int, layout: Layout,
-    transposed: bool, mask: bytes | None,
-) -> ConvPattern:  # fmt: skip
-    outputs = windows.output_size(sizes)
-    weight_shape = (out_channels, in_channels // groups, *windows.kernel)
-    axes = [axis_factor(sizes, windows, axis) for axis in range(len(sizes))]
-    shape = (in_channels * prod(sizes), out_channels * prod(outputs))
-    weight_type = index_dtype(prod(weight_shape), (0, 0))
-    if mask is None:
-        channels = _channels(in_channels, out_channels, groups, prod(windows.kernel))
-        factors = [channels, *axes] if layout == "chw" else [*axes, channels]
-        if transposed:  # the transpose of a Kronecker product is that of the transposes
+def _built(c: _Convolution, packed: bytes | None) -> ConvPattern:
+    axes, channels_last = window_factors(c.sizes, c.windows), c.layout == "hwc"
+    if packed is None:
+        channels = _channels(c)
+        factors = [*axes, channels] if channels_last else [channels, *axes]
+        if c.transposed:  # the transpose of a Kronecker product is that of the transposes
             factors = [factor.transposed() for factor in factors]
-        column_type = index_dtype(prod(len(f.columns) for f in factors), shape)
-        # From the last factor on: then what is repeated are the longest runs.
-        entries = reduce(lambda right, left: kron(left, right, column_type, weight_type), reversed(factors))
+        entries = kron(factors, c.weight_type)
     else:
-        entries = kept_entries(unpacked_mask(mask, weight_shape), axes, in_channels, layout == "hwc")
-        entries = entries.transposed() if transposed else entries
-    if transposed:
-        shape, outputs = shape[::-1], sizes
-    index = frozen(entries.offset.astype(weight_type, copy=False))
-    pattern = SparsityPattern._trusted(entries.indptr, entries.columns, shape)
-    return ConvPattern(pattern, index, weight_shape, outputs, layout)
+        entries = masked_entries(unpacked_mask(packed, c.weight_shape), axes, c.in_channels, channels_last)
+        entries = entries.transposed() if c.transposed else entries
+    index = frozen(entries.offset.astype(c.weight_type, copy=False))
+    pattern = SparsityPattern._trusted(entries.indptr, entries.columns, c.shape)
+    output_size = c.sizes if c.transposed else c.windows.output_size(c.sizes)
+    return ConvPattern(pattern, index, c.weight_shape, output_size, c.layout)
 
 
-def _channels(in_channels: int, out_channels: int, groups: int, taps: int) -> Factor:
+def _channels(c: _Convolution) -> Factor:
     """Every input channel meets the output channels of its group."""
-    of_group, from_group = out_channels // groups, in_channels // groups
-    inputs = np.arange(in_channels)[:, None]
+    of_group, from_group = c.out_channels // c.groups, c.in_channels // c.groups
+    inputs = np.arange(c.in_channels)[:, None]
     columns = inputs // from_group * of_group + np.arange(of_group)
-    offset = (columns * from_group + inputs % from_group) * taps
-    return Factor(np.arange(in_channels + 1) * of_group, columns.reshape(-1), out_channels, offset.reshape(-1))
+    offset = (columns * from_group + inputs % from_group) * prod(c.windows.kernel)
+    return Factor(np.arange(c.in_channels + 1) * of_group, columns.reshape(-1), c.out_channels, offset.reshape(-1))
 
 
 def conv_entries(
-    in_channels: int, out_channels: int, sizes: tuple[int, ...], windows: Windows, groups: int, kept: np.ndarray | None
+    in_channels: int, out_channels: int, sizes: tuple[int, ...], windows: Windows, groups: int, mask: np.ndarray | None
 ) -> int:
     """Return the entries that `conv_pattern` would have for these checked arguments, without building it.
 
     Those of a transposed convolution are as many, with `sizes` the lengths of its output and the channels exchanged.
     """
-    axes = [axis_factor(sizes, windows, axis) for axis in range(len(sizes))]
-    if kept is not None:
-        return count_kept(kept, axes)
+    axes = window_factors(sizes, windows)
+    if mask is not None:
+        return count_masked(mask, axes)
     return in_channels * out_channels // groups * prod(len(f.columns) for f in axes)
-
-
-def _check_memory(
-    limit: int, in_channels: int, out_channels: int, sizes: tuple[int, ...], windows: Windows, groups: int,
-    transposed: bool, kept: np.ndarray | None,
-) -> None:  # fmt: skip
-    shape = (in_channels * prod(sizes), out_channels * prod(windows.output_size(sizes)))
-    weights = in_channels * out_channels // groups * prod(windows.kernel)
-    nnz = conv_entries(in_channels, out_channels, sizes, windows, groups, kept)
-    itemsize = index_dtype(nnz, shape).itemsize
-    needed = (nnz + shape[transposed] + 1) * itemsize + nnz * index_dtype(weights, (0, 0)).itemsize
-    if needed > limit:
-        raise MemoryLimitError(
-            "The pattern of the convolution exceeds the memory limit",
-            expected=f"at most {limit} bytes",
-            got=f"{needed} bytes for {nnz} entries",
-            remedy="Use a smaller input, fewer channels or more groups, or raise memory_limit",
-        )

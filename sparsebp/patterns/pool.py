@@ -8,20 +8,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, reduce
+from math import prod
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from sparsebp.core.errors import OptionError
 from sparsebp.core.types import Array
-from sparsebp.core.windows import lengths
 from sparsebp.patterns.copies import DeviceCopies, frozen
-from sparsebp.patterns.pool_window import PoolWindow
+from sparsebp.patterns.kron import Factor, kron, window_factors
 from sparsebp.patterns.sparsity import KEPT, SparsityPattern
-
-Layout = Literal["chw", "hwc"]
-"""Order of a sample's elements: channels first or channels last."""
+from sparsebp.patterns.windows import Layout, PoolWindows, lengths
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,9 +101,8 @@ def pool_pattern(
         The kernel is larger than the padded input.
     """
     size = _checked_size(channels, size, layout)
-    return window_pattern(
-        channels, size, PoolWindow.of(len(size), kernel, stride, padding, dilation, ceil_mode), layout
-    )
+    windows = PoolWindows.of(len(size), kernel, stride, padding, dilation, ceil_mode)
+    return window_pattern(channels, size, windows, layout)
 
 
 def adaptive_pool_pattern(
@@ -137,87 +134,53 @@ def adaptive_pool_pattern(
 
 
 @lru_cache(maxsize=KEPT)
-def window_pattern(channels: int, size: tuple[int, ...], window: PoolWindow, layout: Layout = "chw") -> PoolPattern:
+def window_pattern(channels: int, size: tuple[int, ...], windows: PoolWindows, layout: Layout = "chw") -> PoolPattern:
     """Return `pool_pattern` for arguments that are known to be right."""
-    factors = []
-    for a, (length, count) in enumerate(zip(size, window.out_size(size), strict=True)):
-        kernel, pad, step = window.kernel[a], window.padding[a], window.dilation[a]
-        start = np.arange(count, dtype=np.int64) * window.stride[a] - pad
+    extents = []
+    for a, (length, count) in enumerate(zip(size, windows.output_size(size), strict=True)):
+        start = np.arange(count) * windows.stride[a] - windows.before[a]
         # how AvgPool counts the padding (it has no dilation): up to the end of the padded input, not past it
-        extent = np.minimum(start + kernel, length + pad) - start
-        factors.append(_factor(length, start, np.full(count, kernel), step, extent))
-    return _product(channels, factors, layout)
+        extents.append(np.minimum(start + windows.kernel[a], length + windows.before[a]) - start)
+    return _assembled(channels, window_factors(size, windows), extents, windows.kernel[-1], layout)
 
 
 @lru_cache(maxsize=KEPT)
 def _adaptive_pattern(channels: int, size: tuple[int, ...], out_size: tuple[int, ...], layout: Layout) -> PoolPattern:
-    factors = []
-    for length, count in zip(size, out_size, strict=True):
-        i = np.arange(count, dtype=np.int64)
-        start = i * length // count
-        kernel = -(-(i + 1) * length // count) - start
-        factors.append(_factor(length, start, kernel, 1, kernel))
-    return _product(channels, factors, layout)
+    starts = [np.arange(n) * length // n for length, n in zip(size, out_size, strict=True)]
+    ends = [-(-(np.arange(n) + 1) * length // n) for length, n in zip(size, out_size, strict=True)]
+    taps = [end - start for start, end in zip(starts, ends, strict=True)]
+    longest = [int(t.max()) for t in taps]
+    axes = []
+    for axis, (length, count) in enumerate(zip(size, out_size, strict=True)):
+        column = np.repeat(np.arange(count), taps[axis])
+        tap = np.concatenate([np.arange(t) for t in taps[axis]])
+        row = starts[axis][column] + tap
+        order = np.argsort(row, kind="stable")  # columns ascend already, and stay so within a row
+        indptr = np.concatenate(([0], np.cumsum(np.bincount(row, minlength=length))))
+        axes.append(Factor(indptr, column[order], count, tap[order] * prod(longest[axis + 1 :])))
+    return _assembled(channels, axes, taps, longest[-1], layout)
 
 
-@dataclass(frozen=True)
-class _Factor:
-    """One axis: a CSR structure (inputs x windows), every entry's place in its window, and the windows' extents."""
-
-    indptr: np.ndarray
-    indices: np.ndarray
-    offset: np.ndarray
-    extent: np.ndarray
-    kernel: int
-
-    @property
-    def line(self) -> tuple[int, int]:
-        """How the entries lie where the windows stand side by side and leave out nothing, else (1, 1)."""
-        every = np.arange(len(self.extent) * self.kernel)
-        tiled = np.array_equal(self.indices, every // self.kernel) and np.array_equal(self.offset, every % self.kernel)
-        return (len(self.extent), self.kernel) if tiled else (1, 1)
-
-    def __mul__(self, other: _Factor) -> _Factor:
-        """Return the Kronecker product: rows, columns and offsets of both, `other`'s running faster."""
-        mine, others = np.diff(self.indptr), np.diff(other.indptr)
-        row_lengths = np.multiply.outer(mine, others).reshape(-1)
-        indptr = np.concatenate(([0], np.cumsum(row_lengths)))
-        inner = np.repeat(np.tile(others, len(mine)), row_lengths)  # of every entry: how long its row of `other` is
-        place = np.arange(indptr[-1]) - np.repeat(indptr[:-1], row_lengths)  # and where in its row it stands
-        a = np.repeat(np.repeat(self.indptr[:-1], len(others)), row_lengths) + place // inner
-        b = np.repeat(np.tile(other.indptr[:-1], len(mine)), row_lengths) + place % inner
-        return _Factor(
-            indptr,
-            self.indices[a] * len(other.extent) + other.indices[b],
-            self.offset[a] * other.kernel + other.offset[b],
-            np.multiply.outer(self.extent, other.extent).reshape(-1),
-            self.kernel * other.kernel,
-        )
-
-
-def _factor(length: int, start: np.ndarray, kernel: np.ndarray, step: int, extent: np.ndarray) -> _Factor:
-    """Return the factor of an axis whose window o holds ``start[o] + k * step`` for k below ``kernel[o]``."""
-    longest = int(kernel.max())
-    k = np.arange(longest, dtype=np.int64)
-    inputs = start[:, None] + k * step
-    column, offset = np.nonzero((k < kernel[:, None]) & (inputs >= 0) & (inputs < length))
-    row = inputs[column, offset]
-    order = np.argsort(row, kind="stable")  # columns ascend already, and stay so within a row
-    indptr = np.concatenate(([0], np.cumsum(np.bincount(row, minlength=length))))
-    return _Factor(indptr, column[order], offset[order], extent, longest)
-
-
-def _product(channels: int, factors: list[_Factor], layout: Layout) -> PoolPattern:
+def _assembled(channels: int, axes: list[Factor], extents: list[np.ndarray], taps: int, layout: Layout) -> PoolPattern:
+    """Put a pattern together of its axes, of which the last one's windows have so many taps at most."""
     every = np.arange(channels + 1)
-    identity = _Factor(every, every[:-1], np.zeros(channels, np.int64), np.ones(channels, np.int64), 1)
-    out_size = tuple(len(f.extent) for f in factors)
-    whole = reduce(_Factor.__mul__, [identity, *factors] if layout == "chw" else [*factors, identity])
-    pattern = SparsityPattern._trusted(whole.indptr, whole.indices, (len(whole.indptr) - 1, len(whole.extent)))
+    each = Factor(every, every[:-1], channels, np.zeros(channels, np.int64))
+    whole = kron([each, *axes] if layout == "chw" else [*axes, each], np.int32)
+    pattern = SparsityPattern._trusted(whole.indptr, whole.columns, (whole.n_rows, whole.n_columns))
     inputs = frozen(np.bincount(pattern.indices, minlength=pattern.shape[1]))
-    offset, extent = frozen(whole.offset.astype(np.int32)), frozen(whole.extent)
-    apart = np.diff(whole.indptr).max(initial=0) <= 1  # else the entries of a row come between those of a line
-    line = (factors[-1] if layout == "chw" else identity).line if apart else (1, 1)
-    return PoolPattern(pattern, offset, inputs, extent, out_size, line)
+    ones = [np.ones(channels, np.int64)]
+    extent = frozen(reduce(np.multiply.outer, ones + extents if layout == "chw" else extents + ones).reshape(-1))
+    line = _line(axes[-1], taps) if layout == "chw" else (channels, 1)
+    if np.diff(whole.indptr).max(initial=0) > 1:  # the entries of a row come between those of a line
+        line = (1, 1)
+    return PoolPattern(pattern, frozen(whole.offset), inputs, extent, tuple(f.n_columns for f in axes), line)
+
+
+def _line(axis: Factor, taps: int) -> tuple[int, int]:
+    """How the entries lie where the windows stand side by side and leave out nothing, else (1, 1)."""
+    every = np.arange(axis.n_columns * taps)
+    tiled = np.array_equal(axis.columns, every // taps) and np.array_equal(axis.offset, every % taps)
+    return (axis.n_columns, taps) if tiled else (1, 1)
 
 
 def _checked_size(channels: Any, size: Any, layout: str) -> tuple[int, ...]:

@@ -297,7 +297,7 @@ class SparsityPattern:
         return DeviceCopies(self.indptr, self.indices)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (self.indptr, self.indices, self.shape, self._identity)
+        return SparsityPattern._trusted, (self.indptr, self.indices, self.shape, self._identity)
 
     def __repr__(self) -> str:
         m, n = self.shape
@@ -318,8 +318,3 @@ def check_patterns(**patterns: object) -> None:
                 f"{name} is not a pattern", expected="a SparsityPattern", got=type(pattern).__name__,
                 remedy="Pass jacobian.pattern, conv_pattern(...).pattern, or SparsityPattern.from_scipy(matrix)",
             )  # fmt: skip
-
-
-def _restore(indptr: np.ndarray, indices: np.ndarray, shape: tuple[int, int], identity: bool) -> SparsityPattern:
-    """Rebuild a pattern from a pickle."""
-    return SparsityPattern._trusted(indptr, indices, shape, identity)

@@ -20,6 +20,11 @@ def index_dtype(nnz: int, shape: tuple[int, int]) -> np.dtype:
     return np.dtype(np.int64 if max(nnz, *shape) >= _INT32_END else np.int32)
 
 
+def index_bytes(nnz: int, shape: tuple[int, int]) -> int:
+    """Return the bytes of a pattern's two index arrays."""
+    return (nnz + shape[0] + 1) * index_dtype(nnz, shape).itemsize
+
+
 def checked_shape(shape: Any) -> tuple[int, int]:
     """Return `shape` as two Python integers.
 
@@ -73,7 +78,7 @@ def check_allocatable(nnz: int, shape: tuple[int, int]) -> None:
     MemoryLimitError
         Its arrays would take more than the process can address.
     """
-    need = index_dtype(nnz, shape).itemsize * (nnz + shape[0] + 1)
+    need = index_bytes(nnz, shape)
     try:
         np.empty(need, np.uint8)
     except (MemoryError, ValueError) as error:  # ValueError: more than NumPy counts

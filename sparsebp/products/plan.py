@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import ModuleType
-from typing import Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -16,19 +16,7 @@ from sparsebp.core.types import Array
 from sparsebp.patterns.copies import DeviceCopies, frozen
 from sparsebp.patterns.sparsity import SparsityPattern
 from sparsebp.products import estimate
-
-Strategy: TypeAlias = Literal[
-    "identity",
-    "scale_rows",
-    "scale_columns",
-    "select_rows",
-    "select_columns",
-    "gather",
-    "dense",
-    "runs",
-    "positions",
-    "accumulate",
-]
+from sparsebp.products.strategies import Identity, Strategy
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +35,8 @@ class ProductPlan:
         through a dense row of sums, with nothing kept per product).
     products : int
         Multiplications a sample.
+    how : type
+        The strategy of that name, see `sparsebp.products.strategies`.
     arrays : dict of numpy.ndarray
         What the strategy's kernel reads beside the patterns, on the host; read-only.
     """
@@ -54,11 +44,13 @@ class ProductPlan:
     a: SparsityPattern
     b: SparsityPattern
     pattern: SparsityPattern
-    strategy: Strategy
+    how: type[Strategy] = field(repr=False)
     products: int
     arrays: dict[str, np.ndarray] = field(repr=False)
+    strategy: str = field(init=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "strategy", self.how.name)
         object.__setattr__(self, "arrays", {name: frozen(array) for name, array in self.arrays.items()})
 
     @property
@@ -93,7 +85,7 @@ class ProductPlan:
         """
         batch, threads = check_integer("batch", batch, 0), check_integer("threads", threads, 1)
         itemsize = check_integer("itemsize", itemsize, 1)
-        if self.strategy == "identity":
+        if self.how is Identity:
             return 0.0
         values = (self.a.nnz + self.b.nnz + self.pattern.nnz) * batch * itemsize
         patterns = self.a.indices.nbytes + self.b.indptr.nbytes
@@ -143,7 +135,8 @@ class ProductPlan:
                         got="shared memory",
                         remedy="Pass another",
                     )
-        self._run(xp, left, right, _as_columns(out))
+        if out.size:
+            self.how.run(kernels.get(xp), self.operands(xp), left, right, _as_columns(out))
         return out
 
     def _result_shape(self, a_data: Array, b_data: Array) -> tuple[int, ...]:
@@ -157,76 +150,21 @@ class ProductPlan:
             )
         return (self.pattern.nnz, *batches)
 
-    def _run(self, xp: ModuleType, left: Array, right: Array, out: Array) -> None:
-        """Compute into `out` (nnz, B*) from values (nnz, B*)."""
-        if out.size == 0:
-            return
-        k, arrays = kernels.get(xp), self.device_arrays(xp)
-        if self.strategy == "identity":
-            out[...] = right if self.a.kind == "identity" else left
-        elif self.strategy == "scale_rows":
-            k.scale_rows(self.b.device_arrays(xp)[0], right, left, out)
-        elif self.strategy == "scale_columns":
-            k.scale_columns(self.a.device_arrays(xp)[1], left, right, out)
-        elif self.strategy == "gather":
-            k.gather_multiply(left, arrays["a_index"], right, arrays["b_index"], out)
-        elif self.strategy == "dense":
-            (m, inner), n = self.a.shape, self.b.shape[1]
-            zero = arrays["zero"]
-            k.dense_matmul(
-                left.reshape(1, m, inner, -1),
-                zero,
-                right.reshape(1, inner, n, -1),
-                zero,
-                out.reshape(1, m, n, -1),
-                zero,
-            )
-        else:
-            self._run_spgemm(xp, left, right, out)
-
-    def _run_spgemm(self, xp: ModuleType, left: Array, right: Array, out: Array) -> None:
-        """Run the kernel of a strategy that has been worked out; patterns' arrays unless the plan has its own."""
-        k, own = kernels.get(xp), self.device_arrays(xp)
-        a_indptr, a_indices = self.a.device_arrays(xp)
-        b_indptr, b_indices = self.b.device_arrays(xp)
-        c_indptr, c_indices = self.pattern.device_arrays(xp)
-        c_indptr = own.get("c_indptr", c_indptr)
-        if self.strategy == "select_columns":
-            k.spgemm_select_columns(
-                own.get("product_ptr", a_indptr),
-                own.get("a_index"),
-                left,
-                own.get("b_index", a_indices),
-                right,
-                c_indptr,
-                own["positions"],
-                own["row_cuts"],
-                out,
-            )
-            return
-        a = (own.get("a_indptr", a_indptr), own.get("a_indices", a_indices), left)
-        b_indptr = own.get("b_indptr", b_indptr)
-        if self.strategy == "select_rows":
-            k.spgemm_select_rows(*a, b_indptr, right, c_indptr, out)
-        elif self.strategy == "runs":
-            shapes = (own["b_shape"], own["run_ptr"], own["run_lengths"])
-            places = (own["start_ptr"], own["starts"], own["row_cuts"])
-            k.spgemm_runs(*a, b_indptr, right, *shapes, c_indptr, *places, out)
-        elif self.strategy == "accumulate":
-            b = (b_indptr, own.get("b_indices", b_indices), right)
-            columns = self.b.shape[1]
-            k.spgemm_accumulate(*a, *b, c_indptr, own.get("c_indices", c_indices), columns, own["row_cuts"], out)
-        else:
-            places = (own["product_ptr"], own["positions"], own["row_cuts"])
-            k.spgemm_numeric(*a, b_indptr, right, c_indptr, *places, out)
-
-    def device_arrays(self, xp: ModuleType) -> dict[str, Array]:
-        """Return `arrays` as arrays of `xp`, copied to the current device once."""
-        return dict(zip(self.arrays, self._copies.on(xp), strict=True))
+    def operands(self, xp: ModuleType) -> tuple[Any, ...]:
+        """Return what the strategy's kernel reads beside values, as arrays of `xp`, copied to each device once."""
+        key = (xp.__name__, backend.device_number(xp))
+        found = self._operands.get(key)
+        if found is None:
+            a, b, c = (pattern.device_arrays(xp) for pattern in (self.a, self.b, self.pattern))
+            names = ("a_indptr", "a_indices", "b_indptr", "b_indices", "c_indptr", "c_indices")
+            own = dict(zip(self.arrays, DeviceCopies(*self.arrays.values()).on(xp), strict=True))
+            arrays = dict(zip(names, (*a, *b, *c), strict=True)) | own  # it may have its own in place of the patterns'
+            found = self._operands[key] = self.how.operands(self.a, self.b, arrays)
+        return found
 
     @cached_property
-    def _copies(self) -> DeviceCopies:
-        return DeviceCopies(*self.arrays.values())
+    def _operands(self) -> dict[tuple[str, int | None], tuple[Any, ...]]:
+        return {}
 
 
 def _values(name: str, array: Array, nnz: int) -> Array:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-
-import numpy as np
+from collections.abc import Iterator
 
 from sparsebp.core.arguments import check_integer
 from sparsebp.core.errors import MemoryLimitError, ShapeError
 from sparsebp.patterns.sparsity import SparsityPattern, check_patterns
-from sparsebp.patterns.validate import index_dtype
 from sparsebp.products.plan import ProductPlan
+from sparsebp.products.strategies import OF_STRUCTURE, Strategy, by_kinds
+from sparsebp.products.symbolic import SymbolicProduct
 
 _CACHE_SIZE = 64
 
@@ -70,41 +70,38 @@ _cache: OrderedDict[tuple[SparsityPattern, SparsityPattern, int | None], Product
 _lock = threading.Lock()
 
 
+def candidates(a: SparsityPattern, b: SparsityPattern) -> Iterator[Strategy]:
+    """Yield the strategies to choose from, the quickest first."""
+    told = by_kinds(a, b)
+    if told is not None:
+        yield told(SymbolicProduct(a, b))
+    else:
+        yield from candidates_of_structure(a, b)
+
+
+def candidates_of_structure(a: SparsityPattern, b: SparsityPattern) -> Iterator[Strategy]:
+    """Yield those that fit whatever the kinds tell; the last keeps nothing per product and always fits."""
+    product = SymbolicProduct(a, b)
+    yield from (found for found in (strategy(product) for strategy in OF_STRUCTURE) if found.fits)
+
+
+def plan_by(strategy: Strategy) -> ProductPlan:
+    """Make C's pattern, what the strategy keeps, and the plan."""
+    product, pattern = strategy.product, strategy.pattern
+    return ProductPlan(product.a, product.b, pattern, type(strategy), strategy.products, strategy.arrays())
+
+
 def _make_plan(a: SparsityPattern, b: SparsityPattern, memory_limit: int | None) -> ProductPlan:
-    if a.kind == "identity":
-        return ProductPlan(a, b, b, "identity", 0, {})
-    if b.kind == "identity":
-        return ProductPlan(a, b, a, "identity", 0, {})
-    if a.kind == "diagonal":
-        return ProductPlan(a, b, b, "scale_rows", b.nnz, {})
-    if b.kind == "diagonal":
-        return ProductPlan(a, b, a, "scale_columns", a.nnz, {})
-    (m, inner), n = a.shape, b.shape[1]
-    if a.kind == b.kind == "dense" and m * inner * n > 0:
-        needed = index_dtype(m * n, (m, n)).itemsize * (m + 1 + m * n) + np.dtype(np.int64).itemsize
-        _check_memory(needed, m * inner * n, memory_limit)
-        return ProductPlan(a, b, SparsityPattern.dense(m, n), "dense", m * inner * n, {"zero": np.zeros(1, np.int64)})
-    return _make_general_plan(a, b, memory_limit)
-
-
-def _make_general_plan(a: SparsityPattern, b: SparsityPattern, memory_limit: int | None) -> ProductPlan:
-    from sparsebp.products.strategies import Product
-
-    product = Product(a, b)
-    _check_memory(product.pattern_bytes, product.products, memory_limit)
-    for candidate in product.candidates():
-        needed = product.pattern_bytes + candidate.index_bytes
-        if memory_limit is None or needed <= memory_limit:
+    for strategy in candidates(a, b):
+        needed = strategy.pattern_bytes
+        if memory_limit is not None and needed > memory_limit:
             break
-    _check_memory(needed, product.products, memory_limit)  # of the last, which takes least
-    return product.plan(candidate)
-
-
-def _check_memory(needed: int, products: int, memory_limit: int | None) -> None:
-    if memory_limit is not None and needed > memory_limit:
-        raise MemoryLimitError(
-            "The product's plan needs more memory than allowed",
-            expected=f"at most {memory_limit} bytes",
-            got=f"{needed} bytes or more for {products} products",
-            remedy="Raise memory_limit, or run the chain with algorithm='linear', which multiplies no matrices",
-        )
+        needed += strategy.index_bytes
+        if memory_limit is None or needed <= memory_limit:
+            return plan_by(strategy)
+    raise MemoryLimitError(  # the last strategy takes least
+        "The product's plan needs more memory than allowed",
+        expected=f"at most {memory_limit} bytes",
+        got=f"{needed} bytes or more for {strategy.products} products",
+        remedy="Raise memory_limit, or run the chain with algorithm='linear', which multiplies no matrices",
+    )

@@ -6,16 +6,19 @@ made.
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 
-from sparsebp.kernels.host.engine.team import team
-from sparsebp.kernels.host.sparse import structure
 from sparsebp.patterns.sparsity import SparsityPattern
-from sparsebp.patterns.validate import index_dtype
+from sparsebp.patterns.validate import index_bytes, index_dtype
 
 _MAX_PARTS = 32
 _PART_WORK = 1 << 15
 """Products of one part at least; in addition four for each column of B, for which a part keeps a few bytes."""
+_MOST_CUTS = 64
+_CUT_WORK = 2048
+"""Products in one part of the numeric phase at least; with a batch of 64 that is one grain of the kernels."""
 
 
 def row_cuts(work: np.ndarray, parts: int) -> np.ndarray:
@@ -54,62 +57,110 @@ class SymbolicProduct:
 
     Attributes
     ----------
-    product_ptr
-        Products before every row of C, int64, shape (m + 1,).
-    products
-        Number of products.
     pair_dtype
         Index type that holds the number of any entry of A or B.
     """
 
     def __init__(self, a: SparsityPattern, b: SparsityPattern) -> None:
-        self._operands = (a.indptr, a.indices, b.indptr, b.indices)
-        self.pair_dtype = index_dtype(max(a.nnz, b.nnz), (0, 0))
+        self.a, self.b = a, b
         self.shape = (a.shape[0], b.shape[1])
-        self.product_ptr = np.zeros(self.shape[0] + 1, np.int64)
-        by_entries = row_cuts(a.indptr, parts_for(a.nnz))
-        structure.count_products(team(), len(by_entries) - 1, *self._operands[:3], by_entries, self.product_ptr[1:])
-        np.cumsum(self.product_ptr, out=self.product_ptr)
-        self.products = int(self.product_ptr[-1])
-        parts = min(_MAX_PARTS, 1 + self.products // (4 * self.shape[1] + _PART_WORK))
-        self._cuts = row_cuts(self.product_ptr, parts)
+        self.pair_dtype = index_dtype(max(a.nnz, b.nnz), (0, 0))
 
-    def count(self) -> np.ndarray:
-        """Return where every row of C begins, int64, shape (m + 1,)."""
+    @cached_property
+    def product_ptr(self) -> np.ndarray:
+        """Products before every row of C, int64, shape (m + 1,)."""
+        before = np.zeros(self.a.nnz + 1, np.int64)
+        np.cumsum(np.diff(self.b.indptr)[self.a.indices], out=before[1:])
+        return before[self.a.indptr]
+
+    @property
+    def products(self) -> int:
+        """Number of products."""
+        return int(self.product_ptr[-1])
+
+    @cached_property
+    def c_indptr(self) -> np.ndarray:
+        """Where every row of C begins, int64, shape (m + 1,)."""
+        from sparsebp.kernels.host.sparse import structure
+
         indptr = np.zeros(self.shape[0] + 1, np.int64)
-        structure.count_entries(*self._parts(), *self._operands, self._cuts, self._scratch(np.uint16), indptr[1:])
+        structure.count_entries(*self._parts, *self._operands, self._cuts, self._scratch(np.uint16), indptr[1:])
         return np.cumsum(indptr, out=indptr)
 
-    def pattern(self, indptr: np.ndarray) -> SparsityPattern:
-        """Return C's pattern; `indptr` as `count` gave it."""
-        indices = np.empty(int(indptr[-1]), index_dtype(int(indptr[-1]), self.shape))
-        scratch = self._scratch(np.uint8, extra=64)
-        structure.write_columns(*self._parts(), *self._operands, indptr, indices, self._cuts, scratch)
-        return SparsityPattern._trusted(indptr, indices, self.shape)
+    @property
+    def nnz(self) -> int:
+        """Number of entries of C."""
+        return int(self.c_indptr[-1])
 
-    def positions(self, c: SparsityPattern, dtype: np.dtype) -> np.ndarray:
+    @property
+    def pattern_bytes(self) -> int:
+        """Bytes of C's pattern."""
+        return index_bytes(self.nnz, self.shape)
+
+    @cached_property
+    def pattern(self) -> SparsityPattern:
+        """C's pattern."""
+        from sparsebp.kernels.host.sparse import structure
+
+        indices = np.empty(self.nnz, index_dtype(self.nnz, self.shape))
+        scratch = self._scratch(np.uint8, extra=64)
+        structure.write_columns(*self._parts, *self._operands, self.c_indptr, indices, self._cuts, scratch)
+        return SparsityPattern._trusted(self.c_indptr, indices, self.shape)
+
+    @cached_property
+    def position_dtype(self) -> np.dtype:
+        """The narrowest type that holds a place in any row of C."""
+        return np.dtype(np.uint16 if int(np.diff(self.c_indptr).max(initial=0)) <= 2**16 else np.uint32)
+
+    @property
+    def position_bytes(self) -> int:
+        """Bytes of the places of all products."""
+        return self.position_dtype.itemsize * self.products
+
+    @cached_property
+    def row_cuts(self) -> np.ndarray:
+        """Rows of C in parts of about equal work for the numeric phase, see `row_cuts`."""
+        work = self.product_ptr + self.c_indptr
+        return row_cuts(work, min(_MOST_CUTS, 1 + int(work[-1]) // _CUT_WORK))
+
+    def positions(self, dtype: np.dtype | type) -> np.ndarray:
         """Return where in its row of C every product lands, in Gustavson's order, shape (products,).
 
         `dtype` must hold the entries of the longest row.
         """
-        positions = np.empty(self.products, dtype)
+        from sparsebp.kernels.host.sparse import structure
+
+        positions, c = np.empty(self.products, dtype), self.pattern
         structure.write_positions(
-            *self._parts(), *self._operands, c.indptr, c.indices, self.product_ptr, self._cuts, self._scratch(dtype),
+            *self._parts, *self._operands, c.indptr, c.indices, self.product_ptr, self._cuts, self._scratch(dtype),
             positions,
         )  # fmt: skip
         return positions
 
-    def pairs(self, c: SparsityPattern) -> tuple[np.ndarray, np.ndarray]:
+    def pairs(self) -> tuple[np.ndarray, np.ndarray]:
         """Return which entries of A and B every entry of C multiplies; for products with one term an entry."""
+        from sparsebp.kernels.host.sparse import structure
+
+        c = self.pattern
         a_index, b_index = (np.empty(c.nnz, self.pair_dtype) for _ in range(2))
         scratch = self._scratch(c.indptr.dtype)
-        structure.write_pairs(
-            *self._parts(), *self._operands, c.indptr, c.indices, self._cuts, scratch, a_index, b_index
-        )
+        structure.write_pairs(*self._parts, *self._operands, c.indptr, c.indices, self._cuts, scratch, a_index, b_index)
         return a_index, b_index
 
+    @property
+    def _operands(self) -> tuple[np.ndarray, ...]:
+        return self.a.indptr, self.a.indices, self.b.indptr, self.b.indices
+
+    @cached_property
+    def _cuts(self) -> np.ndarray:
+        parts = min(_MAX_PARTS, 1 + self.products // (4 * self.shape[1] + _PART_WORK))
+        return row_cuts(self.product_ptr, parts)
+
+    @property
     def _parts(self) -> tuple[int, int]:
-        """Return who works, and in how many parts."""
+        """Who works, and in how many parts."""
+        from sparsebp.kernels.host.engine.team import team
+
         return team(), len(self._cuts) - 1
 
     def _scratch(self, dtype: np.dtype | type, extra: int = 0) -> np.ndarray:

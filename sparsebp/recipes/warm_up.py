@@ -14,14 +14,13 @@ import sparsebp
 from sparsebp import kernels, nn, optim
 from sparsebp.core.types import BACKWARDS, SCAN_ALGORITHMS
 from sparsebp.jacobians import jacobian_t
-from sparsebp.kernels.protocol import UPDATE_OPTIONS
+from sparsebp.kernels.api.optimizers import UPDATE_OPTIONS
 from sparsebp.nn.gradients import value_and_grad
 from sparsebp.patterns.sparsity import SparsityPattern
 from sparsebp.products.addition import plan_addition
 from sparsebp.products.plan import ProductPlan
-from sparsebp.products.product import plan_product
-from sparsebp.products.strategies import Product
-from sparsebp.scan.planning.plan import plan_scan
+from sparsebp.products.product import candidates_of_structure, plan_by, plan_product
+from sparsebp.scan.plan import plan_scan
 
 _SAMPLES = 3
 
@@ -83,9 +82,8 @@ def _sparse_products(dtype: np.dtype) -> None:
     runs, apart = abs(columns - rows) < 11, columns // 2 == rows
     for left in (scattered[:, :12], selected[:, :12]):
         for right in (scattered, selected, runs, apart):
-            product = Product(_pattern(left), _pattern(right))
-            for candidate in product.candidates():
-                _multiply(product.plan(candidate), dtype)
+            for strategy in candidates_of_structure(_pattern(left), _pattern(right)):
+                _multiply(plan_by(strategy), dtype)
     diagonal, square = SparsityPattern.diagonal(12), _pattern(scattered[:, :12])
     for plan in (plan_product(diagonal, square), plan_product(square, diagonal)):
         _multiply(plan, dtype)

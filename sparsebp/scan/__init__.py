@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sparsebp.scan.layerwise import LayerByLayer
-from sparsebp.scan.planning.plan import ScanPlan, plan_scan
+from sparsebp.scan.plan import ScanPlan, plan_scan
 from sparsebp.scan.planning.recurrent import Choice, choose_recurrent_backward
-from sparsebp.scan.running.steps import ScanStep, Span
+from sparsebp.scan.steps import ScanStep, Span
 
 __all__ = ["Choice", "LayerByLayer", "ScanPlan", "ScanStep", "Span", "choose_recurrent_backward", "plan_scan"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from sparsebp.scan.planning.planned import PlannedScan
-from sparsebp.scan.running.steps import ScanStep
+from sparsebp.scan.steps import ScanStep
 
 _NUMBERS = ("FLOP", "dense FLOP", "bytes", "est. µs")
 _COLUMNS = ("level", "phase", "left", "right", "target", "kind", *_NUMBERS, "critical")

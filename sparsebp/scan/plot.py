@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from sparsebp.core.errors import MissingDependencyError, OptionError, ShapeError
 from sparsebp.scan.planning.planned import PlannedScan
-from sparsebp.scan.running.steps import ScanStep, Span
+from sparsebp.scan.steps import ScanStep, Span
 
 Operator: TypeAlias = tuple[str, float] | tuple[str, float, float]
 """An operator of plain back-propagation: name, FLOPs (or seconds), and perhaps the dense complexity."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +9,8 @@ import numpy as np
 
 from cuda_on_cpu.memory import uninitialised
 from sparsebp.core.types import UpdateRule
-from sparsebp.kernels.protocol import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS, Kernels
+from sparsebp.kernels.api.optimizers import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS
+from sparsebp.kernels.operands import Columns, Places, Rows, Runs, Terms
 
 Arguments = dict[str, Any]
 
@@ -72,7 +72,7 @@ class Maker:
             "out": self.out(4, self.batch),
         }  # fmt: skip
 
-    def spgemm_numeric(self) -> Arguments:
+    def spgemm_positions(self) -> Arguments:
         indptr, indices = self.csr()
         b_indptr, b_indices = np.array([0, 2, 3, 5], np.int32), np.array([0, 3, 1, 2, 3])
         rows = [
@@ -82,11 +82,11 @@ class Maker:
         columns = [np.unique(p) for p in products]
         positions = np.concatenate([np.searchsorted(c, p) for c, p in zip(columns, products, strict=True)])
         c_indptr = np.concatenate([[0], np.cumsum([len(c) for c in columns])]).astype(np.int32)
+        product_ptr = np.concatenate([[0], np.cumsum([len(p) for p in products])]).astype(np.int64)
         return {
-            "a_indptr": indptr, "a_indices": indices, "a_data": self.real(5, self.values), "b_indptr": b_indptr,
-            "b_data": self.real(5, self.batch), "c_indptr": c_indptr,
-            "product_ptr": np.concatenate([[0], np.cumsum([len(p) for p in products])]).astype(np.int64),
-            "positions": positions.astype(np.uint16), "row_cuts": np.array([0, 1, 4], np.int64),
+            "rows": Rows(indptr, indices, b_indptr, c_indptr),
+            "places": Places(product_ptr, positions.astype(np.uint16), np.array([0, 1, 4], np.int64)),
+            "a_data": self.real(5, self.values), "b_data": self.real(5, self.batch),
             "out": self.out(int(c_indptr[-1]), self.batch),
         }  # fmt: skip
 
@@ -106,41 +106,41 @@ class Maker:
 
     def spgemm_select_rows(self) -> Arguments:
         a_indptr, a_indices = np.array([0, 1, 1, 2, 3], np.int32), np.array([2, 0, 2], np.int32)
+        b_indptr, c_indptr = np.array([0, 2, 3, 5], np.int32), np.array([0, 2, 2, 4, 6], np.int32)
         return {
-            "a_indptr": a_indptr, "a_indices": a_indices, "a_data": self.real(3, self.values),
-            "b_indptr": np.array([0, 2, 3, 5], np.int32), "b_data": self.real(5, self.batch),
-            "c_indptr": np.array([0, 2, 2, 4, 6], np.int32), "out": self.out(6, self.batch),
+            "rows": Rows(a_indptr, a_indices, b_indptr, c_indptr), "a_data": self.real(3, self.values),
+            "b_data": self.real(5, self.batch), "out": self.out(6, self.batch),
         }  # fmt: skip
 
     def spgemm_select_columns(self) -> Arguments:
+        terms = Terms(
+            product_ptr=np.array([0, 3, 3, 4], np.int32), a_index=np.array([0, 2, 3, 4], np.int32),
+            b_index=np.array([1, 0, 1, 2], np.int32), c_indptr=np.array([0, 2, 2, 3], np.int32),
+            positions=np.array([1, 0, 1, 0], np.uint16), row_cuts=np.array([0, 1, 3], np.int64),
+        )  # fmt: skip
         return {
-            "product_ptr": np.array([0, 3, 3, 4], np.int32), "a_index": np.array([0, 2, 3, 4], np.int32),
-            "a_data": self.real(5, self.values), "b_index": np.array([1, 0, 1, 2], np.int32),
-            "b_data": self.real(3, self.batch), "c_indptr": np.array([0, 2, 2, 3], np.int32),
-            "positions": np.array([1, 0, 1, 0], np.uint16), "row_cuts": np.array([0, 1, 3], np.int64),
+            "terms": terms, "a_data": self.real(5, self.values), "b_data": self.real(3, self.batch),
             "out": self.out(3, self.batch),
         }  # fmt: skip
 
     def spgemm_runs(self) -> Arguments:
         """Rows of B: columns 0 1 3, the same again, and 1 2."""
         a_indptr, a_indices = np.array([0, 3, 3, 4], np.int32), np.array([0, 1, 2, 2], np.int32)
+        runs = Runs(
+            b_shape=np.array([0, 0, 1], np.int32), run_ptr=np.array([0, 2, 3], np.int32),
+            run_lengths=np.array([2, 1, 2], np.int32), start_ptr=np.array([0, 3, 3, 4], np.int64),
+            starts=np.array([0, 3, 1, 0], np.uint16), row_cuts=np.array([0, 1, 3], np.int64),
+        )  # fmt: skip
         return {
-            "a_indptr": a_indptr, "a_indices": a_indices, "a_data": self.real(4, self.values),
-            "b_indptr": np.array([0, 3, 6, 8], np.int32), "b_data": self.real(8, self.batch),
-            "b_shape": np.array([0, 0, 1], np.int32), "run_ptr": np.array([0, 2, 3], np.int32),
-            "run_lengths": np.array([2, 1, 2], np.int32), "c_indptr": np.array([0, 4, 4, 6], np.int32),
-            "start_ptr": np.array([0, 3, 3, 4], np.int64), "starts": np.array([0, 3, 1, 0], np.uint16),
-            "row_cuts": np.array([0, 1, 3], np.int64), "out": self.out(6, self.batch),
+            "rows": Rows(a_indptr, a_indices, np.array([0, 3, 6, 8], np.int32), np.array([0, 4, 4, 6], np.int32)),
+            "runs": runs, "a_data": self.real(4, self.values), "b_data": self.real(8, self.batch),
+            "out": self.out(6, self.batch),
         }  # fmt: skip
 
     def spgemm_accumulate(self) -> Arguments:
-        positions = self.spgemm_numeric()
-        names = ("a_indptr", "a_indices", "a_data", "b_indptr", "b_data", "c_indptr", "row_cuts", "out")
-        kept = {name: positions[name] for name in names}
-        c_indices = np.array([0, 2, 3, 1, 0, 1, 3], np.int32)
-        order = list(inspect.signature(Kernels.spgemm_accumulate).parameters)[1:]
-        own = {"b_indices": np.array([0, 3, 1, 2, 3], np.int32), "c_indices": c_indices, "columns": 4}
-        return {name: (kept | own)[name] for name in order}
+        given, c_indices = self.spgemm_positions(), np.array([0, 2, 3, 1, 0, 1, 3], np.int32)
+        columns = Columns(np.array([0, 3, 1, 2, 3], np.int32), c_indices, 4, given.pop("places").row_cuts)
+        return {"rows": given.pop("rows"), "columns": columns} | given
 
     # ---- sliding windows ----
 
@@ -344,6 +344,28 @@ def with_chunks(arguments: Arguments, chunks: int, before: str) -> Arguments:
     return result
 
 
+def flat(arguments: Arguments) -> Arguments:
+    """Return the arguments with the fields of operands in their operands' places, by name."""
+    found: Arguments = {}
+    for name, value in arguments.items():
+        found |= value._asdict() if _is_operand(value) else {name: value}
+    return found
+
+
+def replaced(arguments: Arguments, changes: Arguments) -> Arguments:
+    """Return the arguments with others in the places of those, or of the fields of operands, that have these names."""
+    return {
+        name: value._replace(**{field: changes[field] for field in value._fields if field in changes})
+        if _is_operand(value)
+        else changes.get(name, value)
+        for name, value in arguments.items()
+    }
+
+
+def _is_operand(value: Any) -> bool:
+    return isinstance(value, tuple) and hasattr(value, "_fields")
+
+
 def copies(arguments: Arguments) -> Arguments:
     """Return the same arguments with arrays of their own."""
     return {name: _copy(value) for name, value in arguments.items()}
@@ -352,13 +374,15 @@ def copies(arguments: Arguments) -> Arguments:
 def _copy(value: Any) -> Any:
     if isinstance(value, list):
         return [_copy(item) for item in value]
+    if _is_operand(value):
+        return value._make(map(_copy, value))
     return value.copy() if isinstance(value, np.ndarray) else value
 
 
 def arrays_of(arguments: Arguments) -> dict[str, np.ndarray]:
-    """Return all arrays, those in lists included, by name."""
+    """Return all arrays, those in lists and operands included, by name."""
     found: dict[str, np.ndarray] = {}
-    for name, value in arguments.items():
+    for name, value in flat(arguments).items():
         if isinstance(value, np.ndarray):
             found[name] = value
         elif isinstance(value, list):

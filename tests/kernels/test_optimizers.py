@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from sparsebp import kernels
 from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, OptionError, ShapeError
 from sparsebp.core.threads import get_threads, set_threads
+from sparsebp.kernels.api.optimizers import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS
 from sparsebp.kernels.host.optim.tensors import table_of
-from sparsebp.kernels.protocol import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS
 from strategies import normal, reals, seeds, tolerance
 
 SHAPES = [(3, 5), (), (0, 2), (1,), (67,), (2, 3, 11)]

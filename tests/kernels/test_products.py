@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from sparsebp import kernels
 from sparsebp.core import threads
 from sparsebp.core.threads import get_threads, set_threads
+from sparsebp.kernels.api.optimizers import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS
 from sparsebp.kernels.host import matmul, update_by_product, worth_update_by_product
 from sparsebp.kernels.host.dense.products import SMALL
-from sparsebp.kernels.protocol import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS
 from strategies import normal, reals, seeds, sizes
 
 LARGE = st.sampled_from([509, 1024, 2048, 3001])

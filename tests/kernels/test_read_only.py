@@ -13,11 +13,11 @@ from numba.core import types
 from numba.core.dispatcher import Dispatcher
 
 from cuda_on_cpu.memory import CheckedNumpy
-from device.kernel_arguments import Maker, arrays_of, copies
+from device.kernel_arguments import Maker, arrays_of, copies, flat, replaced
 from sparsebp import kernels
 from sparsebp.core.errors import DeviceError, LayoutError
+from sparsebp.kernels.api import Kernels
 from sparsebp.kernels.device import DeviceKernels
-from sparsebp.kernels.protocol import Kernels
 
 NAMES = [name for name, _ in inspect.getmembers(Kernels, inspect.isfunction) if not name.startswith("_")]
 
@@ -30,7 +30,7 @@ class NothingRuns:
 
 
 def implementations():
-    return kernels.get(np), DeviceKernels(CheckedNumpy(), NothingRuns())
+    return kernels.get(np), Kernels(DeviceKernels(CheckedNumpy(), NothingRuns()))
 
 
 def written_by(name: str, arguments: dict[str, Any]) -> set[str]:
@@ -95,9 +95,10 @@ def test_nothing_is_compiled_a_second_time_for_read_only_arrays():
 def test_what_is_no_array_is_refused_by_name(name, wrong):
     arguments = Maker(np.float32).arguments(name)
     parameters = inspect.signature(getattr(Kernels, name)).parameters
-    for key, value in arguments.items():
-        if not isinstance(value, np.ndarray) or (wrong is None and "None" in str(parameters[key].annotation)):
+    for key, value in flat(arguments).items():
+        optional = key == "a_index" if key not in parameters else "None" in str(parameters[key].annotation)
+        if not isinstance(value, np.ndarray) or (wrong is None and optional):
             continue
         for implementation in implementations():
             with pytest.raises(DeviceError, match=f"{key} is not an array"):
-                getattr(implementation, name)(*(arguments | {key: wrong}).values())
+                getattr(implementation, name)(*replaced(arguments, {key: wrong}).values())

@@ -1,17 +1,18 @@
 """Numeric phase of sparse products on every backend, against SciPy one sample at a time."""
 
-import inspect
-
 import numpy as np
 import pytest
 import scipy.sparse
 from hypothesis import given
 from hypothesis import strategies as st
 
+from device.kernel_arguments import flat, replaced
 from sparsebp import SparsityPattern, kernels
 from sparsebp.core.errors import DTypeError, ShapeError
 from sparsebp.core.threads import get_threads, set_threads
-from sparsebp.products import strategies as strategies_of_products
+from sparsebp.kernels.operands import Places, Rows
+from sparsebp.products import product
+from sparsebp.products.strategies import runs
 from sparsebp.products.symbolic import row_cuts
 from strategies import csr_patterns, index_dtypes, normal, reals, seeds, sizes, tolerance
 
@@ -40,7 +41,7 @@ def dense(pattern, data, batch):
     position=st.sampled_from([np.uint16, np.uint32]), parts=st.integers(1, 5), dtype=reals, index=index_dtypes,
     seed=seeds,
 )  # fmt: skip
-def test_spgemm_numeric(backend, draw, inner, batch, a_shared, b_shared, position, parts, dtype, index, seed):
+def test_spgemm_positions(backend, draw, inner, batch, a_shared, b_shared, position, parts, dtype, index, seed):
     a = SparsityPattern(*draw.draw(csr_patterns(columns=st.just(inner))))
     b = SparsityPattern(*draw.draw(csr_patterns(rows=st.just(inner))))
     c_indptr, c_indices, product_ptr, positions = structure(a, b)
@@ -49,12 +50,10 @@ def test_spgemm_numeric(backend, draw, inner, batch, a_shared, b_shared, positio
     b_data = normal(rng, (b.nnz, 1 if b_shared else batch), dtype)
     result_batch = 1 if a_shared and b_shared else batch
     out = backend.empty((len(c_indices), result_batch), dtype)
-    backend.kernels.spgemm_numeric(
-        backend.array(a.indptr, index), backend.array(a.indices, index), backend.array(a_data),
-        backend.array(b.indptr, index), backend.array(b_data), backend.array(c_indptr, index),
-        backend.array(product_ptr, np.int64), backend.array(positions, position),
-        backend.array(row_cuts(product_ptr, parts), np.int64), out,
-    )  # fmt: skip
+    rows = Rows(*(backend.array(array, index) for array in (a.indptr, a.indices, b.indptr, c_indptr)))
+    cuts = backend.array(row_cuts(product_ptr, parts), np.int64)
+    places = Places(backend.array(product_ptr, np.int64), backend.array(positions, position), cuts)
+    backend.kernels.spgemm_positions(rows, places, backend.array(a_data), backend.array(b_data), out)
     expected = np.einsum("mkb,knb->mnb", dense(a, a_data, result_batch), dense(b, b_data, result_batch))
     got = np.zeros_like(expected)
     got[np.repeat(np.arange(a.shape[0]), np.diff(c_indptr)), c_indices] = backend.numpy(out)
@@ -92,45 +91,38 @@ def test_kernels_of_other_strategies(backend, draw, inner, batch, a_shared, b_sh
         right = draw.draw(csr_patterns(rows=st.just(inner), columns=st.just(columns)))
     a, b = SparsityPattern(*left), SparsityPattern(*right)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(strategies_of_products, "RUN_LENGTH", 0)
-        product = strategies_of_products.Product(a, b)
-        candidate = {one.strategy: one for one in product.candidates()}.get(strategy)
+        patch.setattr(runs, "RUN_LENGTH", 0)
+        candidate = {one.name: one for one in product.candidates_of_structure(a, b)}.get(strategy)
     if candidate is None:  # a selection that is full or empty can be of another kind
         return
-    c = product.symbolic.pattern(product.c_indptr)
+    plan = product.plan_by(candidate)
+    c = plan.pattern
     rng = np.random.default_rng(seed)
     a_data = normal(rng, (a.nnz, 1 if a_shared else batch), dtype)
     b_data = normal(rng, (b.nnz, 1 if b_shared else batch), dtype)
     many = 1 if a_shared and b_shared else batch
-    arrays = {
-        "a_indptr": a.indptr, "a_indices": a.indices, "b_indptr": b.indptr, "b_indices": b.indices,
-        "c_indptr": c.indptr, "c_indices": c.indices, "a_index": None,
-    } | {"product_ptr": a.indptr, "b_index": a.indices} | candidate.make(c)  # fmt: skip
-    on_backend = {
-        name: None if array is None else backend.array(array, index if array.dtype == np.int32 else array.dtype)
-        for name, array in arrays.items()
-    } | {
-        "a_data": backend.array(a_data), "b_data": backend.array(b_data), "columns": b.shape[1],
-        "out": backend.empty((c.nnz, many), dtype),
-    }  # fmt: skip
+    out = backend.empty((c.nnz, many), dtype)
+    operands = [operand._make(on(backend, value, index) for value in operand) for operand in plan.operands(np)]
     kernel = getattr(backend.kernels, KERNELS[strategy])
-    kernel(*(on_backend[name] for name in inspect.signature(kernel).parameters))
+    kernel(*operands, backend.array(a_data), backend.array(b_data), out)
     expected = np.einsum("mkb,knb->mnb", dense(a, a_data, many), dense(b, b_data, many))
-    np.testing.assert_allclose(dense(c, backend.numpy(on_backend["out"]), many), expected, **tolerance(dtype))
+    np.testing.assert_allclose(dense(c, backend.numpy(out), many), expected, **tolerance(dtype))
+
+
+def on(backend, value, index):
+    """An operand's field on the backend; int32 as another index type."""
+    if not isinstance(value, np.ndarray):
+        return value
+    return backend.array(value, index if value.dtype == np.int32 else value.dtype)
 
 
 def small_product(backend):
-    one = backend.array([0, 1], np.int32)
+    one, ends = backend.array([0, 1], np.int32), backend.array([0, 1], np.int64)
     return {
-        "a_indptr": one,
-        "a_indices": backend.array([0], np.int32),
+        "rows": Rows(one, backend.array([0], np.int32), one, one),
+        "places": Places(ends, backend.array([0], np.uint16), ends),
         "a_data": backend.array(np.ones((1, 2))),
-        "b_indptr": one,
         "b_data": backend.array(np.ones((1, 2))),
-        "c_indptr": one,
-        "product_ptr": backend.array([0, 1], np.int64),
-        "positions": backend.array([0], np.uint16),
-        "row_cuts": backend.array([0, 1], np.int64),
         "out": backend.empty((1, 2), np.float64),
     }
 
@@ -149,11 +141,11 @@ def small_product(backend):
 )
 def test_wrong_arguments_are_refused(backend, name, change, error):
     given_arguments = small_product(backend)
-    given_arguments[name] = change(given_arguments[name])
+    given_arguments = replaced(given_arguments, {name: change(flat(given_arguments)[name])})
     if error is None:  # values of B are not counted against its indptr: that would read device memory
         return
     with pytest.raises(error, match=r"Expected .* Got "):
-        backend.kernels.spgemm_numeric(**given_arguments)
+        backend.kernels.spgemm_positions(**given_arguments)
 
 
 @pytest.mark.parametrize("batch", [1, 16, 19])
@@ -171,10 +163,9 @@ def test_host_product_is_bitwise_equal_for_every_number_of_threads(batch):
         for threads in (1, before, before):
             set_threads(threads)
             out = np.empty((len(c_indices), batch), np.float32)
-            kernels.get(np).spgemm_numeric(
-                a.indptr, a.indices, data[0], b.indptr, data[1], c_indptr.astype(np.int32),
-                product_ptr.astype(np.int64), positions.astype(np.uint16), row_cuts(product_ptr, 7), out,
-            )  # fmt: skip
+            rows = Rows(a.indptr, a.indices, b.indptr, c_indptr.astype(np.int32))
+            places = Places(product_ptr.astype(np.int64), positions.astype(np.uint16), row_cuts(product_ptr, 7))
+            kernels.get(np).spgemm_positions(rows, places, *data, out)
             results.append(out)
     finally:
         set_threads(before)

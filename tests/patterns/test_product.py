@@ -12,7 +12,7 @@ from sparsebp import SparsityPattern, kernels, plan_product
 from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, MemoryLimitError, ShapeError
 from sparsebp.core.threads import get_threads, set_threads
 from sparsebp.products import product
-from sparsebp.products import strategies as strategies_of_products
+from sparsebp.products.strategies import positions, runs
 from strategies import csr_patterns, normal, reals, seeds, sizes, tolerance
 
 
@@ -284,9 +284,8 @@ def test_memory_limit_is_said_before_anything_is_allocated():
 def candidates(a, b):
     """A plan for every strategy that fits, runs of any length among them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(strategies_of_products, "RUN_LENGTH", 0)
-        found = list(strategies_of_products.Product(a, b).candidates())
-        return [(one, strategies_of_products.Product(a, b).plan(one)) for one in found]
+        patch.setattr(runs, "RUN_LENGTH", 0)
+        return [(one, product.plan_by(one)) for one in product.candidates_of_structure(a, b)]
 
 
 @given(
@@ -302,7 +301,7 @@ def test_every_strategy_that_fits_gives_the_product(backend, pair, batch, a_shar
     assert found[-1][1].strategy == "accumulate"
     for candidate, plan in found:
         own = plan.pattern.indptr.nbytes + plan.pattern.indices.nbytes
-        assert plan.index_bytes in (own + candidate.index_bytes, candidate.index_bytes), candidate.strategy
+        assert plan.index_bytes in (own + candidate.index_bytes, candidate.index_bytes), candidate.name
         got = dense(plan.pattern, backend.numpy(product_on(backend, plan, a_data, b_data, None)), many)
         np.testing.assert_allclose(got, expected, **tolerance(dtype), err_msg=plan.strategy)
 
@@ -318,7 +317,7 @@ def test_selections_with_empty_rows_list_their_products():
 
 def test_products_too_many_to_index_are_summed_in_a_dense_row(monkeypatch):
     a, b = random_pattern(30, 41, 0.2), random_pattern(41, 20, 0.2, 1)
-    monkeypatch.setattr(strategies_of_products, "INDEX_LIMIT", 10)
+    monkeypatch.setattr(positions, "INDEX_LIMIT", 10)
     assert plan_product(a, b).strategy == "accumulate"
 
 

@@ -44,7 +44,7 @@ def vgg_like(
             continue
         out = layer // divide
         weights = rng.random((out, channels, kernel, kernel)) < density
-        pattern = conv_pattern(channels, out, (size, size), kernel, padding=kernel // 2, kept=weights).pattern
+        pattern = conv_pattern(channels, out, (size, size), kernel, padding=kernel // 2, mask=weights).pattern
         dense = 2 * channels * out * kernel * kernel * size * size
         operators.append(Operator(f"conv{number}", pattern, True, dense))
         operators.append(Operator(f"relu{number}", SparsityPattern.diagonal(out * size * size), False, out * size**2))

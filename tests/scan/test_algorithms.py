@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from sparsebp.core.errors import OptionError
 from sparsebp.scan.algorithms import blelloch, chunk_cuts, chunked, hybrid, linear, recipe
-from sparsebp.scan.planning.profile import LevelProfile, profile
-from sparsebp.scan.running.steps import AbstractStep, Recipe, Span, critical_path
+from sparsebp.scan.algorithms.counts import LevelCount, level_counts
+from sparsebp.scan.steps import AbstractStep, Recipe, Span, critical_path
 
 lengths = st.one_of(st.sampled_from([1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 21, 31, 32, 33]), st.integers(1, 200))
 
@@ -177,22 +177,22 @@ def test_bppsa_3_6_work_complexity(n):
 
 
 @given(n=lengths, k=st.integers(0, 8), chunks=st.integers(1, 20))
-def test_profile_counts_what_the_steps_are(n, k, chunks):
+def test_level_counts_are_those_of_the_steps(n, k, chunks):
     def levels(plan: Recipe, by_level: bool):
         key = (lambda s: (s.level, s.phase)) if by_level else (lambda s: s.phase)
         count = Counter((key(s), s.kind) for s in plan.steps)
         return [(count[name, "mm"], count[name, "mv"]) for name in dict.fromkeys(key(s) for s in plan.steps)]
 
-    assert [(p.mm, p.mv) for p in profile("blelloch", n)] == levels(blelloch(n), True)
-    assert [(p.mm, p.mv) for p in profile("hybrid", n, up_levels=k)] == levels(hybrid(n, k), k > 0)
-    shape = profile("chunked", n, chunks=chunks)
+    assert [(p.mm, p.mv) for p in level_counts("blelloch", n)] == levels(blelloch(n), True)
+    assert [(p.mm, p.mv) for p in level_counts("hybrid", n, up_levels=k)] == levels(hybrid(n, k), k > 0)
+    shape = level_counts("chunked", n, chunks=chunks)
     assert [(p.mm, p.mv) for p in shape] == levels(chunked(n, chunks), False)
     assert all(p.rounds == chunked(n, chunks).levels[p.phase] for p in shape)
 
 
-def test_profile_of_one_worker():
-    assert profile("linear", 5) == profile("hybrid", 5, up_levels=0) == [LevelProfile("linear", 0, 5, 5)]
-    assert profile("chunked", 5) == [LevelProfile("reduce", 0, 5, 5)]
+def test_level_counts_of_one_worker():
+    assert level_counts("linear", 5) == level_counts("hybrid", 5, up_levels=0) == [LevelCount("linear", 0, 5, 5)]
+    assert level_counts("chunked", 5) == [LevelCount("reduce", 0, 5, 5)]
 
 
 def test_critical_path_follows_the_heaviest_dependences():

@@ -90,7 +90,7 @@ def test_bad_recurrent_shapes(arguments, message):
 
 
 def test_profile_and_steps_cost_the_same_flops():
-    n, size, sizes = 37, 4, Sizes.make(3, np.dtype(np.float32), [False] * 37)
+    n, size, sizes = 37, 4, Sizes(3, np.dtype(np.float32), (False,) * 37)
     for option in candidates(n, [5]):
         options = {"up_levels": option.up_levels} if option.algorithm == "hybrid" else {"chunks": option.chunks}
         plan = plan_scan([SparsityPattern.dense(size, size)] * n, option.algorithm, **options, batch=3)
@@ -98,7 +98,7 @@ def test_profile_and_steps_cost_the_same_flops():
 
 
 def test_more_workers_never_take_longer():
-    costs = profile_costs(Candidate("blelloch"), 500, 8, Sizes.make(4, np.dtype(np.float32), [False] * 500))
+    costs = profile_costs(Candidate("blelloch"), 500, 8, Sizes(4, np.dtype(np.float32), (False,) * 500))
     times = [seconds(costs, machine(np, w), 4, 4) for w in (1, 2, 8, 64, 1024)]
     assert times == sorted(times, reverse=True)
 

@@ -13,10 +13,10 @@ from scan.chains import make_chain
 from scan.convolutional import vgg_like
 from sparsebp import SparsityPattern, plan_scan
 from sparsebp.core.errors import MemoryLimitError
+from sparsebp.products import plan_product
+from sparsebp.scan.planning import choose, sizing
 from sparsebp.scan.planning.candidates import Candidate
 from sparsebp.scan.planning.fill_in import EstimatedPattern, FillIn
-from sparsebp.scan.running import product
-from sparsebp.scan.running.chain import Chain
 
 MANY = 10_000
 
@@ -28,11 +28,23 @@ def pruned(divide: int = 1) -> tuple[list[SparsityPattern], list[bool]]:
     return [o.pattern for o in operators], [o.shared for o in operators]
 
 
+def plan_by_estimates(monkeypatch) -> list[Candidate]:
+    """Let the winner be sized by estimates too, and return the list that each is put into."""
+    planned = []
+
+    def estimated(candidate, chain, *_):
+        planned.append(candidate)
+        return sizing.size_recipe(candidate.recipe(chain.ends), chain, FillIn())
+
+    monkeypatch.setattr(choose, "_planned", estimated)
+    return planned
+
+
 @pytest.mark.parametrize("fold", [False, True])
 def test_estimates_are_near_what_planning_finds(fold):
     patterns, shared = pruned(16)
     plan = plan_scan(patterns, "blelloch", shared=shared, fold=fold, batch=2)
-    estimated = plan.chain.estimate(Candidate("blelloch"), FillIn())
+    estimated = sizing.size_recipe(Candidate("blelloch").recipe(plan.chain.ends), plan.chain, FillIn())
     for guess, real in zip(estimated.plans, plan.sized.plans, strict=True):
         if real is not None:
             assert guess.products == pytest.approx(real.products, rel=0.3, abs=2)
@@ -46,7 +58,7 @@ def test_a_product_of_two_inputs_has_exactly_the_products_estimated(seed):
     """Multiplications follow from the degrees; scalings, identities and dense blocks are exact in nnz too."""
     first, second = make_chain(np.random.default_rng(seed), 2, 1, most=12).patterns
     guess = FillIn()(second, first, None)
-    real = product.PlannedProducts()(second, first, None)
+    real = plan_product(second, first)
     assert guess.products == real.products
     assert guess.pattern.nnz <= second.shape[0] * first.shape[1]
     if real.strategy in ("identity", "scale_rows", "scale_columns", "dense"):
@@ -59,7 +71,8 @@ def test_a_product_of_two_inputs_has_exactly_the_products_estimated(seed):
 def test_estimates_are_the_same_every_time():
     patterns, shared = pruned(8)
     plan = plan_scan(patterns, "linear", shared=shared)
-    memory = {plan.chain.estimate(Candidate("blelloch"), FillIn()).memory for _ in range(2)}
+    recipe = Candidate("blelloch").recipe(plan.chain.ends)
+    memory = {sizing.size_recipe(recipe, plan.chain, FillIn()).memory for _ in range(2)}
     assert len(memory) == 1
 
 
@@ -67,8 +80,7 @@ def test_estimates_are_the_same_every_time():
 def test_vgg11_stops_the_up_sweep_after_two_levels(workers, up_levels, monkeypatch):
     """BPPSA §5.3: up-sweep L0–L2, linear middle, down-sweep L7–L10, on a machine with many workers."""
     patterns, shared = pruned()
-    planned = []
-    monkeypatch.setattr(Chain, "build", lambda chain, c, *_: planned.append(c) or chain.estimate(c, FillIn()))
+    planned = plan_by_estimates(monkeypatch)
     plan = plan_scan(patterns, "hybrid", workers=workers, shared=shared, fold=False)
     assert plan.up_levels == up_levels
     assert planned == [Candidate("hybrid", up_levels)]  # the others were judged by estimates alone
@@ -76,7 +88,7 @@ def test_vgg11_stops_the_up_sweep_after_two_levels(workers, up_levels, monkeypat
 
 def test_a_memory_limit_stops_the_up_sweep_earlier(monkeypatch):
     patterns, shared = pruned()
-    monkeypatch.setattr(Chain, "build", lambda chain, c, *_: chain.estimate(c, FillIn()))
+    plan_by_estimates(monkeypatch)
     options = {"algorithm": "hybrid", "workers": MANY, "shared": shared, "fold": False}
     two = plan_scan(patterns, **options)
     one = plan_scan(patterns, **options, memory_limit=two.memory // 2)
@@ -104,8 +116,7 @@ def test_a_step_beyond_memory_is_refused_before_anything_is_planned(monkeypatch)
     patterns, shared = pruned(8)
     linear = plan_scan(patterns, "linear", shared=shared).memory
     planned = []
-    plan_product = product.plan_product
-    monkeypatch.setattr(product, "plan_product", lambda *a, **k: planned.append(a) or plan_product(*a, **k))
+    monkeypatch.setattr(sizing, "plan_product", lambda *a, **k: planned.append(a) or plan_product(*a, **k))
     with pytest.raises(
         MemoryLimitError, match=r"step of the scan's (up-sweep|fold), J\d+:\d+ = .*Use algorithm="
     ) as caught:

@@ -16,8 +16,8 @@ from scan.chains import algorithms, chains, dense, make_chain, make_stack
 from sparsebp import SparsityPattern, plan_scan
 from sparsebp.core.errors import DTypeError, MemoryLimitError, OptionError, PatternError, ShapeError
 from sparsebp.scan import ScanPlan
-from sparsebp.scan.running.slots import Slots, assign_slots, is_view
-from sparsebp.scan.running.steps import Span
+from sparsebp.scan.planning.sizing import Slots, assign_slots, is_view, shared_spans
+from sparsebp.scan.steps import Span
 
 
 def ones(pattern: SparsityPattern) -> np.ndarray:
@@ -68,7 +68,8 @@ def test_injections_are_counted_apart():
 def test_products_that_live_together_do_not_share_memory(chain, options):
     plan = plan_scan(chain.patterns, **options, batch=chain.batch, shared=chain.shared)
     sized = plan.sized
-    slots, capacities = assign_slots(sized.recipe.steps, sized.plans, sized.patterns, chain.shared, chain.batch)
+    shared = shared_spans(sized.recipe.steps, plan.patterns, chain.shared)
+    slots, capacities = assign_slots(sized.recipe.steps, sized.plans, sized.patterns, shared, chain.batch)
     assert sum(capacities) * 4 <= sized.workspace
     holder: dict[int, Span] = {}
     source: dict[Span, Span] = {}

@@ -1,7 +1,7 @@
-"""Kernels on a GPU: CUDA C++ sources in ``cuda/``, and the launchers that check arguments and choose grids.
+"""Kernels on a GPU: CUDA C++ sources in ``cuda/``, and the launchers that choose grids.
 
-A launcher checks dtype, shape, layout and device, because nothing behind it does, and launches on the current stream.
-It allocates scratch only, and never waits for the device.
+`sparsebp.kernels.api` has checked dtypes, shapes and layouts; a launch checks the device. It is on the current stream,
+allocates scratch only, and never waits for the device.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class DeviceKernels(
     ChannelKernels,
     ClampKernels,
 ):
-    """The device side of `sparsebp.kernels.protocol.Kernels`.
+    """The device side of `sparsebp.kernels.api.Kernels`.
 
     Parameters
     ----------

@@ -150,8 +150,8 @@ def ceil_div(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def lanes(batch: int, threads: int = BLOCK) -> tuple[int, int]:
-    """Return a block shape: x along the batch (a power of two up to a warp), y along entries."""
+def thread_block(batch: int, threads: int = BLOCK) -> tuple[int, int]:
+    """Return the shape of a block of threads: x along the batch (a power of two up to a warp), y along entries."""
     x = min(WARP, 1 << max(batch - 1, 0).bit_length())
     return x, threads // x
 

@@ -5,36 +5,28 @@ from __future__ import annotations
 import numpy as np
 
 from sparsebp.core.types import Array
-from sparsebp.kernels import checks
 from sparsebp.kernels.device.base import BLOCK, Launcher, ceil_div, real_define
 
 
 class ChannelKernels(Launcher):
-    """Device side of the kernels over channels in `sparsebp.kernels.protocol.Kernels`; shapes are stated there."""
+    """Device side of the kernels over channels in `sparsebp.kernels.api.Kernels`; shapes are stated there."""
 
     def channel_moments(self, x: Array, mean: Array, var: Array) -> None:
         """Mean and variance of every channel."""
-        checks.check_channels(arrays={"x": x}, channels={"mean": mean, "var": var}, out=("mean", "var"))
         self._channels("channel_moments", x, len(mean), x, mean, var)
 
     def channel_scale(self, x: Array, mean: Array, factor: Array, offset: Array, out: Array) -> None:
         """A linear map for every channel."""
-        channels = {"mean": mean, "factor": factor, "offset": offset}
-        checks.check_channels(arrays={"x": x, "out": out}, channels=channels)
         self._channels("channel_scale", x, ceil_div(x.size, BLOCK), x, mean, factor, offset, out)
 
     def channel_products(self, gy: Array, x: Array, mean: Array, sums: Array, products: Array) -> None:
         """Two sums over every channel in one pass."""
-        channels = {"mean": mean, "sums": sums, "products": products}
-        checks.check_channels(arrays={"gy": gy, "x": x}, channels=channels, out=("sums", "products"))
         self._channels("channel_products", x, len(mean), gy, x, mean, sums, products)
 
     def channel_centre(
         self, gy: Array, x: Array, mean: Array, offset: Array, slope: Array, factor: Array, out: Array
     ) -> None:
         """What the statistics take off a gradient."""
-        channels = {"mean": mean, "offset": offset, "slope": slope, "factor": factor}
-        checks.check_channels(arrays={"gy": gy, "x": x, "out": out}, channels=channels)
         blocks = ceil_div(x.size, BLOCK)
         self._channels("channel_centre", x, blocks, gy, x, mean, offset, slope, factor, out)
 

@@ -7,21 +7,20 @@ from typing import Any
 import numpy as np
 
 from sparsebp.core.types import Array
-from sparsebp.kernels import checks
-from sparsebp.kernels.device.base import BLOCK, WARP, Launcher, ceil_div, lanes, real_define, step
+from sparsebp.kernels.device.base import BLOCK, WARP, Launcher, ceil_div, real_define, step, thread_block
 
 _TILE = 4  # as TILE in dense.cu
 _MATMUL_BLOCK = 128
 
 
 class DenseKernels(Launcher):
-    """Device side of the dense part of `sparsebp.kernels.protocol.Kernels`; shapes and dtypes are stated there."""
+    """Device side of the dense part of `sparsebp.kernels.api.Kernels`; shapes and dtypes are stated there."""
 
     def dense_matmul(self, a: Array, a_index: Array, b: Array, b_index: Array, out: Array, out_index: Array) -> None:
         """A level of products; a thread a tile of entries and sample."""
-        batch = checks.check_dense_matmul(a, a_index, b, b_index, out, out_index)
+        batch = out.shape[-1]
         (_, m, k, _), n = a.shape, b.shape[2]
-        block = lanes(batch, _MATMUL_BLOCK)
+        block = thread_block(batch, _MATMUL_BLOCK)
         tiles = len(a_index) * ceil_div(m, _TILE) * ceil_div(n, _TILE)
         self._launch(
             "dense.cu",
@@ -58,7 +57,7 @@ class DenseKernels(Launcher):
         out_index: Array,
     ) -> None:
         """A level of matrix-vector products; a thread an entry and sample, or a warp an entry for one sample."""
-        batch = checks.check_dense_matvec(a, a_index, x, x_index, add, add_index, out, out_index)
+        batch = out.shape[-1]
         _, m, k, _ = a.shape
         rows = len(a_index) * m
         sizes = (np.int64(rows), np.int32(m), np.int32(k))
@@ -66,7 +65,7 @@ class DenseKernels(Launcher):
         args: tuple[Any, ...]
         name, block, args = (
             "dense_matvec",
-            lanes(batch),
+            thread_block(batch),
             (a, a_index, step(a, batch), *vectors, *sizes, np.int32(batch)),
         )
         if batch == 1:
@@ -75,14 +74,13 @@ class DenseKernels(Launcher):
 
     def dense_chain(self, a: Array, chunk_ptr: Array, x: Array, add: Array | None, out: Array) -> None:
         """Independent chains of matrix-vector products; a block a chunk and tile of samples."""
-        batch = checks.check_dense_chain(a, chunk_ptr, x, add, out)
+        batch = out.shape[-1]
         self._chain(a, chunk_ptr, x, add, out, None, batch)
 
     def dense_reduce(
         self, a: Array, chunk_ptr: Array, add: Array | None, out_matrix: Array, out_vector: Array | None
     ) -> None:
         """Reduce each chunk of affine maps to one; a block a chunk, tile of columns and tile of samples."""
-        batch = checks.check_dense_reduce(a, chunk_ptr, add, out_matrix, out_vector)
         n, own = a.shape[1], a.shape[3]
         chunks = len(chunk_ptr) - 1
         block, shared = self._vectors(n, own, a.dtype.itemsize, _TILE)
@@ -97,7 +95,7 @@ class DenseKernels(Launcher):
             shared,
         )
         if add is not None:
-            self._chain(a, chunk_ptr, None, add, None, out_vector, batch)
+            self._chain(a, chunk_ptr, None, add, None, out_vector, add.shape[2])
 
     def _chain(
         self,
@@ -138,7 +136,7 @@ class DenseKernels(Launcher):
 
         Eight float32 samples are one sector of memory; the tile shrinks where the vectors would not fit.
         """
-        tile = min(8, lanes(batch)[0])
+        tile = min(8, thread_block(batch)[0])
         while tile > 1 and 2 * n * columns * tile * itemsize > self.shared_limit:
             tile //= 2
         rows = min(BLOCK // tile, max(1, 1 << max(n - 1, 0).bit_length()))

@@ -5,22 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from sparsebp.core.types import Array
-from sparsebp.kernels.checks.recurrent import (
-    check_gru_backward,
-    check_gru_forward,
-    check_gru_jacobians,
-    check_gru_scan_backward,
-)
-from sparsebp.kernels.device.base import lanes, real_define
+from sparsebp.kernels.device.base import real_define, thread_block
 from sparsebp.kernels.device.recurrent import RecurrentLauncher, sizes_of
 
 
 class GruKernels(RecurrentLauncher):
-    """Device side of the GRU part of `sparsebp.kernels.protocol.Kernels`; shapes and dtypes are stated there."""
+    """Device side of the GRU part of `sparsebp.kernels.api.Kernels`; shapes and dtypes are stated there."""
 
     def gru_forward(self, gx: Array, w_hh: Array, b_hn: Array, h0: Array, h: Array, gates: Array) -> None:
         """GRU (BPPSA Eq. 10) with every gate kept; a block a sample."""
-        steps, batch, hidden = check_gru_forward(gx, w_hh, b_hn, h0, h, gates)
+        steps, batch, hidden = h.shape
         form = self._unit_form(h, 1, 3)
         weights = self.xp.ascontiguousarray(w_hh.T) if form.streamed else w_hh
         args = (gx, weights, b_hn, h0, h, gates, np.int64(steps), np.int32(batch), np.int32(hidden))
@@ -38,7 +32,6 @@ class GruKernels(RecurrentLauncher):
         gh0: Array,
     ) -> None:
         """Sequential back-propagation; a block a sample."""
-        check_gru_backward(h, h0, gates, w_hh, gy, grad_h_n, ga, gh0)
         self._gru_chunks(h, h0, gates, w_hh, gy, grad_h_n, ga, gh0, (0, 1, 1))
 
     def gru_scan_backward(
@@ -54,7 +47,6 @@ class GruKernels(RecurrentLauncher):
         gh0: Array,
     ) -> None:
         """The same by reduce-then-scan over the factored Jacobians (BPPSA Eq. 11); as `rnn_scan_backward`."""
-        check_gru_scan_backward(h, h0, gates, w_hh, gy, grad_h_n, chunks, ga, gh0)
 
         def run_chunks(carry: Array | None, carry_out: Array, span: tuple[int, int, int]) -> None:
             self._gru_chunks(h, h0, gates, w_hh, gy, carry, ga, carry_out, span)
@@ -64,11 +56,11 @@ class GruKernels(RecurrentLauncher):
 
     def gru_jacobians(self, h: Array, h0: Array, gates: Array, w_hh: Array, out: Array) -> None:
         """Materialise the scan's elements (BPPSA Eq. 11), (T, H, H, B)."""
-        steps, batch, hidden = check_gru_jacobians(h, h0, gates, w_hh, out)
+        steps, batch, hidden = h.shape
         args = (h, h0, gates, w_hh, out, np.int32(batch), np.int32(hidden))
         defines = real_define(h) | {"HIDDEN": 1}
         grid = steps * hidden if batch else 0
-        self._launch("gru.cu", "gru_jacobians", defines, grid, lanes(batch), args)
+        self._launch("gru.cu", "gru_jacobians", defines, grid, thread_block(batch), args)
 
     def _gru_chunks(
         self,

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from sparsebp import backend
 from sparsebp.core.types import Array, UpdateRule
-from sparsebp.kernels import checks
 from sparsebp.kernels.device.base import BLOCK, WARP, Launcher, ceil_div, real_define
 
+Check = Callable[[], None]
 _FILE = "optimizers.cu"
 _CHUNK = 4096
 """Numbers that a block works on, as in the source."""
 
 
 class OptimizerKernels(Launcher):
-    """Optimizers' part of `sparsebp.kernels.protocol.Kernels` on a device; shapes and dtypes are stated there."""
+    """Optimizers' part of `sparsebp.kernels.api.Kernels` on a device; shapes and dtypes are stated there."""
 
     def optimizer_update(
         self,
@@ -28,25 +28,26 @@ class OptimizerKernels(Launcher):
         buffers: Sequence[Sequence[Array | None]],
         options: Array,
         steps: Array,
+        check: Check,
     ) -> None:
         """Update all parameters in place; a block a chunk of one of them."""
-        checks.check_optimizer_update(rule, params, grads, buffers, options, steps)
+        check()
         if params:
             table, blocks = self._table((params, grads, *buffers), steps)
             args = (*table, _sent(self.xp, options), np.int64(len(params)))
             self._launch(_FILE, f"{rule}_update", real_define(params[0]), blocks, (BLOCK,), args)
 
-    def scale_arrays(self, arrays: Sequence[Array], factor: float) -> None:
+    def scale_arrays(self, arrays: Sequence[Array], factor: float, check: Check) -> None:
         """Multiply all arrays by one number, in place."""
-        self._in_place("scale_arrays", arrays, factor)
+        self._in_place("scale_arrays", arrays, factor, check)
 
-    def clamp_arrays(self, arrays: Sequence[Array], limit: float) -> None:
+    def clamp_arrays(self, arrays: Sequence[Array], limit: float, check: Check) -> None:
         """Bring all numbers into [-limit, limit], in place; NaN stays."""
-        self._in_place("clamp_arrays", arrays, limit)
+        self._in_place("clamp_arrays", arrays, limit, check)
 
-    def square_sums(self, arrays: Sequence[Array], out: Array) -> None:
+    def square_sums(self, arrays: Sequence[Array], out: Array, check: Check) -> None:
         """Sum of the squares of each array, in float64: of its chunks first, then of those."""
-        checks.check_square_sums(arrays, out)
+        check()
         if not arrays:
             return
         (addresses, layout), blocks = self._table((arrays,), np.zeros(len(arrays), np.int64))
@@ -55,8 +56,8 @@ class OptimizerKernels(Launcher):
         grid = ceil_div(len(arrays), BLOCK // WARP)
         self._launch(_FILE, "sum_chunks", define, grid, (WARP, BLOCK // WARP), (layout, n, sums, out))
 
-    def _in_place(self, kernel: str, arrays: Sequence[Array], value: float) -> None:
-        checks.check_written_arrays(arrays)
+    def _in_place(self, kernel: str, arrays: Sequence[Array], value: float, check: Check) -> None:
+        check()
         if arrays:
             table, blocks = self._table((arrays,), np.zeros(len(arrays), np.int64))
             args = (*table, np.int64(len(arrays)), arrays[0].dtype.type(value))

@@ -5,22 +5,16 @@ from __future__ import annotations
 import numpy as np
 
 from sparsebp.core.types import Array, Nonlinearity
-from sparsebp.kernels.checks.recurrent import (
-    check_rnn_backward,
-    check_rnn_forward,
-    check_rnn_jacobians,
-    check_rnn_scan_backward,
-)
-from sparsebp.kernels.device.base import Defines, lanes, real_define
+from sparsebp.kernels.device.base import Defines, real_define, thread_block
 from sparsebp.kernels.device.recurrent import RecurrentLauncher, sizes_of
 
 
 class RnnKernels(RecurrentLauncher):
-    """Device side of the RNN part of `sparsebp.kernels.protocol.Kernels`; shapes and dtypes are stated there."""
+    """Device side of the RNN part of `sparsebp.kernels.api.Kernels`; shapes and dtypes are stated there."""
 
     def rnn_forward(self, gx: Array, w_hh: Array, h0: Array, nonlinearity: Nonlinearity, h: Array) -> None:
         """``h[t] = f(gx[t] + w_hh @ h[t-1])``; a block a sample."""
-        steps, batch, hidden = check_rnn_forward(gx, w_hh, h0, nonlinearity, h)
+        steps, batch, hidden = h.shape
         form = self._unit_form(h, 1, 1)
         weights = self.xp.ascontiguousarray(w_hh.T) if form.streamed else w_hh
         args = (gx, weights, h0, h, np.int64(steps), np.int32(batch), np.int32(hidden))
@@ -38,7 +32,6 @@ class RnnKernels(RecurrentLauncher):
         gh0: Array,
     ) -> None:
         """Sequential back-propagation; a block a sample."""
-        check_rnn_backward(h, w_hh, gy, grad_h_n, nonlinearity, gz, gh0)
         self._rnn_chunks(h, w_hh, gy, grad_h_n, nonlinearity, gz, gh0, (0, 1, 1))
 
     def rnn_scan_backward(
@@ -53,7 +46,6 @@ class RnnKernels(RecurrentLauncher):
         gh0: Array,
     ) -> None:
         """The same by reduce-then-scan; see `RecurrentLauncher._scan_backward`."""
-        check_rnn_scan_backward(h, w_hh, gy, grad_h_n, nonlinearity, chunks, gz, gh0)
 
         def run_chunks(carry: Array | None, carry_out: Array, span: tuple[int, int, int]) -> None:
             self._rnn_chunks(h, w_hh, gy, carry, nonlinearity, gz, carry_out, span)
@@ -63,11 +55,11 @@ class RnnKernels(RecurrentLauncher):
 
     def rnn_jacobians(self, h: Array, w_hh: Array, nonlinearity: Nonlinearity, out: Array) -> None:
         """Materialise the scan's elements, (T, H, H, B)."""
-        steps, batch, hidden = check_rnn_jacobians(h, w_hh, nonlinearity, out)
+        steps, batch, hidden = h.shape
         args = (h, w_hh, out, np.int32(batch), np.int32(hidden))
         defines = real_define(h) | {"HIDDEN": 1} | _relu(nonlinearity)
         grid = steps * hidden if batch else 0
-        self._launch("rnn.cu", "rnn_jacobians", defines, grid, lanes(batch), args)
+        self._launch("rnn.cu", "rnn_jacobians", defines, grid, thread_block(batch), args)
 
     def _rnn_chunks(
         self,

@@ -7,196 +7,73 @@ from typing import Any
 import numpy as np
 
 from sparsebp.core.types import Array
-from sparsebp.kernels import checks
-from sparsebp.kernels.device.base import BLOCK, WARP, Defines, Launcher, ceil_div, lanes, position_define, step, types
+from sparsebp.kernels.device.base import (
+    BLOCK,
+    WARP,
+    Defines,
+    Launcher,
+    ceil_div,
+    position_define,
+    step,
+    thread_block,
+    types,
+)
+from sparsebp.kernels.operands import Columns, Places, Rows, Runs, Terms
 
 _ROW_BYTES = 12 * 1024
 """Shared memory for the sums of one row of C: sixteen such warps fit on a multiprocessor; longer rows use `out`."""
 
 
 class SpgemmKernels(Launcher):
-    """Device side of the products of `sparsebp.kernels.protocol.Kernels`; shapes and dtypes are stated there."""
+    """Device side of the products. The `row_cuts` of the operands are the host's share of the work."""
 
-    def spgemm_numeric(
-        self,
-        a_indptr: Array,
-        a_indices: Array,
-        a_data: Array,
-        b_indptr: Array,
-        b_data: Array,
-        c_indptr: Array,
-        product_ptr: Array,
-        positions: Array,
-        row_cuts: Array,
-        out: Array,
-    ) -> None:
-        """Values of C = A @ B; a warp a row of C and tile of the batch. `row_cuts` is the host's share of the work."""
-        batch = checks.check_spgemm_numeric(
-            a_indptr, a_indices, a_data, b_indptr, b_data, c_indptr, product_ptr, positions, row_cuts, out
-        )
-        rows, block = len(a_indptr) - 1, lanes(batch, WARP)
-        tiles = ceil_div(batch, block[0])
-        self._launch(
-            "spgemm.cu",
-            "spgemm_numeric",
-            types(a_data, a_indptr) | position_define(positions),
-            rows * tiles,
-            block,
-            (
-                a_indptr,
-                a_indices,
-                a_data,
-                step(a_data, batch),
-                b_indptr,
-                b_data,
-                step(b_data, batch),
-                c_indptr,
-                product_ptr,
-                positions,
-                out,
-                np.int32(batch),
-                np.int32(tiles),
-                np.int32(_ROW_BYTES // out.dtype.itemsize),
-            ),
-            _ROW_BYTES,
-        )
+    def spgemm_positions(self, rows: Rows, places: Places, a_data: Array, b_data: Array, out: Array) -> None:
+        """A warp a row of C and tile of the batch."""
+        defines = types(a_data, rows.a_indptr) | position_define(places.positions)
+        capacity = (np.int32(_ROW_BYTES // out.dtype.itemsize),)
+        self._rows("spgemm.cu", "spgemm_positions", defines, WARP, (*rows, *places[:-1]), a_data, b_data, out, capacity)
 
-    def spgemm_select_rows(
-        self,
-        a_indptr: Array,
-        a_indices: Array,
-        a_data: Array,
-        b_indptr: Array,
-        b_data: Array,
-        c_indptr: Array,
-        out: Array,
-    ) -> None:
-        """Rows of B, picked and scaled; a warp a row of C and tile of the batch."""
-        batch = checks.check_spgemm_select_rows(a_indptr, a_indices, a_data, b_indptr, b_data, c_indptr, out)
-        args = (a_indptr, a_indices, a_data, step(a_data, batch), b_indptr, b_data, step(b_data, batch), c_indptr, out)
-        self._rows(
-            "spgemm_rows.cu", "spgemm_select_rows", types(a_data, a_indptr), WARP, len(a_indptr) - 1, batch, args
-        )
+    def spgemm_select_rows(self, rows: Rows, a_data: Array, b_data: Array, out: Array) -> None:
+        """A warp a row of C and tile of the batch."""
+        defines = types(a_data, rows.a_indptr)
+        self._rows("spgemm_rows.cu", "spgemm_select_rows", defines, WARP, rows, a_data, b_data, out)
 
-    def spgemm_select_columns(
-        self,
-        product_ptr: Array,
-        a_index: Array | None,
-        a_data: Array,
-        b_index: Array,
-        b_data: Array,
-        c_indptr: Array,
-        positions: Array,
-        row_cuts: Array,
-        out: Array,
-    ) -> None:
-        """One product at most an entry of A; a warp a row of C and tile. `row_cuts` is the host's share of the work."""
-        batch = checks.check_spgemm_select_columns(
-            product_ptr, a_index, a_data, b_index, b_data, c_indptr, positions, row_cuts, out
-        )
-        args = (
-            product_ptr,
-            a_index,
-            a_data,
-            step(a_data, batch),
-            b_index,
-            b_data,
-            step(b_data, batch),
-            c_indptr,
-            positions,
-            out,
-        )
-        defines = types(a_data, product_ptr) | position_define(positions)
-        self._rows("spgemm.cu", "spgemm_select_columns", defines, WARP, len(product_ptr) - 1, batch, args)
+    def spgemm_select_columns(self, terms: Terms, a_data: Array, b_data: Array, out: Array) -> None:
+        """A warp a row of C and tile of the batch."""
+        defines = types(a_data, terms.product_ptr) | position_define(terms.positions)
+        self._rows("spgemm.cu", "spgemm_select_columns", defines, WARP, terms[:-1], a_data, b_data, out)
 
-    def spgemm_runs(
-        self,
-        a_indptr: Array,
-        a_indices: Array,
-        a_data: Array,
-        b_indptr: Array,
-        b_data: Array,
-        b_shape: Array,
-        run_ptr: Array,
-        run_lengths: Array,
-        c_indptr: Array,
-        start_ptr: Array,
-        starts: Array,
-        row_cuts: Array,
-        out: Array,
-    ) -> None:
-        """Runs of neighbouring columns; a block a row of C and tile. `row_cuts` is the host's share of the work."""
-        batch = checks.check_spgemm_runs(
-            a_indptr,
-            a_indices,
-            a_data,
-            b_indptr,
-            b_data,
-            b_shape,
-            run_ptr,
-            run_lengths,
-            c_indptr,
-            start_ptr,
-            starts,
-            row_cuts,
-            out,
-        )
-        args = (
-            a_indptr,
-            a_indices,
-            a_data,
-            step(a_data, batch),
-            b_indptr,
-            b_data,
-            step(b_data, batch),
-            b_shape,
-            run_ptr,
-            run_lengths,
-            c_indptr,
-            start_ptr,
-            starts,
-            out,
-        )
-        defines = types(a_data, a_indptr) | position_define(starts)
-        self._rows("spgemm.cu", "spgemm_runs", defines, BLOCK, len(a_indptr) - 1, batch, args)
+    def spgemm_runs(self, rows: Rows, runs: Runs, a_data: Array, b_data: Array, out: Array) -> None:
+        """A block a row of C and tile of the batch."""
+        defines = types(a_data, rows.a_indptr) | position_define(runs.starts)
+        self._rows("spgemm.cu", "spgemm_runs", defines, BLOCK, (*rows, *runs[:-1]), a_data, b_data, out)
 
-    def spgemm_accumulate(
-        self,
-        a_indptr: Array,
-        a_indices: Array,
-        a_data: Array,
-        b_indptr: Array,
-        b_indices: Array,
-        b_data: Array,
-        c_indptr: Array,
-        c_indices: Array,
-        columns: int,
-        row_cuts: Array,
-        out: Array,
-    ) -> None:
-        """Nothing kept per product: places are searched in C's row; `columns` and `row_cuts` are the host's."""
-        batch = checks.check_spgemm_accumulate(
-            a_indptr, a_indices, a_data, b_indptr, b_indices, b_data, c_indptr, c_indices, columns, row_cuts, out
-        )
-        args = (
-            a_indptr,
-            a_indices,
-            a_data,
-            step(a_data, batch),
-            b_indptr,
-            b_indices,
-            b_data,
-            step(b_data, batch),
-            c_indptr,
-            c_indices,
-            out,
-        )
-        self._rows("spgemm_rows.cu", "spgemm_accumulate", types(a_data, a_indptr), WARP, len(a_indptr) - 1, batch, args)
+    def spgemm_accumulate(self, rows: Rows, columns: Columns, a_data: Array, b_data: Array, out: Array) -> None:
+        """A warp a row of C and tile of the batch; places are searched in C's row."""
+        arrays = (*rows, columns.b_indices, columns.c_indices)
+        defines = types(a_data, rows.a_indptr)
+        self._rows("spgemm_rows.cu", "spgemm_accumulate", defines, WARP, arrays, a_data, b_data, out)
 
     def _rows(
-        self, file: str, name: str, defines: Defines, threads: int, rows: int, batch: int, args: tuple[Any, ...]
+        self,
+        file: str,
+        name: str,
+        defines: Defines,
+        threads: int,
+        arrays: tuple[Any, ...],
+        a_data: Array,
+        b_data: Array,
+        out: Array,
+        capacity: tuple[np.int32, ...] = (),
     ) -> None:
-        """Launch a block of `threads` a row of C and tile of the batch; `batch` and the number of tiles come last."""
-        block = lanes(batch, threads)
+        """Launch a block of `threads` a row of C and tile of the batch; the first of `arrays` has m + 1 entries.
+
+        `capacity`: how many sums fit in the shared memory of a kernel that has some.
+        """
+        batch = out.shape[1]
+        block = thread_block(batch, threads)
         tiles = ceil_div(batch, block[0])
-        self._launch(file, name, defines, rows * tiles, block, (*args, np.int32(batch), np.int32(tiles)))
+        values = (a_data, step(a_data, batch), b_data, step(b_data, batch), out)
+        args = (*arrays, *values, np.int32(batch), np.int32(tiles), *capacity)
+        grid = (len(arrays[0]) - 1) * tiles
+        self._launch(file, name, defines, grid, block, args, _ROW_BYTES if capacity else 0)

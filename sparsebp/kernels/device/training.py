@@ -5,16 +5,14 @@ from __future__ import annotations
 import numpy as np
 
 from sparsebp.core.types import Array
-from sparsebp.kernels import checks
 from sparsebp.kernels.device.base import BLOCK, WARP, Launcher, ceil_div, real_define
 
 
 class TrainingKernels(Launcher):
-    """Device side of the training part of `sparsebp.kernels.protocol.Kernels`; shapes and dtypes are stated there."""
+    """Device side of the training part of `sparsebp.kernels.api.Kernels`; shapes and dtypes are stated there."""
 
     def softmax_cross_entropy(self, logits: Array, target: Array, losses: Array, grad: Array) -> None:
         """Loss and gradient of every row; a warp a row. A target outside [0, C) makes its row NaN."""
-        checks.check_softmax_cross_entropy(logits, target, losses, grad)
         rows, classes = logits.shape
         block = (WARP, BLOCK // WARP)
         self._launch(

@@ -5,16 +5,24 @@ from __future__ import annotations
 import numpy as np
 
 from sparsebp.core.types import SLOPES, Array
-from sparsebp.kernels import checks
-from sparsebp.kernels.device.base import BLOCK, WARP, Launcher, ceil_div, lanes, real_define, types, winner_define
+from sparsebp.kernels.device.base import (
+    BLOCK,
+    WARP,
+    Launcher,
+    ceil_div,
+    real_define,
+    thread_block,
+    types,
+    winner_define,
+)
 
 
 class ValueKernels(Launcher):
-    """Device side of the values part of `sparsebp.kernels.protocol.Kernels`; shapes and dtypes are stated there."""
+    """Device side of the values part of `sparsebp.kernels.api.Kernels`; shapes and dtypes are stated there."""
 
     def pointwise_slopes(self, kept: Array, function: str, out: Array) -> None:
         """Slopes from what a forward kept, turned to batch last; in tiles, or element by element for one sample."""
-        batch = checks.check_pointwise_slopes(kept, function, out)
+        batch = out.shape[-1]
         size, code = out.shape[0], np.int32(SLOPES.index(function))
         if batch == 1:
             args: tuple[object, ...] = (kept, code, out, np.int64(size))
@@ -29,8 +37,8 @@ class ValueKernels(Launcher):
 
     def max_pool_values(self, winner: Array, window: Array, offset: Array, windows: int, taps: int, out: Array) -> None:
         """One where an entry's place in its window is the winner's, else zero."""
-        batch = checks.check_max_pool_values(winner, window, offset, windows, taps, out)
-        block, entries = lanes(batch), out.shape[0]
+        batch = out.shape[-1]
+        block, entries = thread_block(batch), out.shape[0]
         args = (
             winner, np.int64(winner.shape[1]), window, offset, np.int64(windows), np.int64(taps), out,
             np.int64(entries), np.int32(batch),

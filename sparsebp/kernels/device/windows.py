@@ -12,20 +12,18 @@ import numpy as np
 
 from sparsebp import backend
 from sparsebp.core.types import Array
-from sparsebp.kernels import checks
 from sparsebp.kernels.device.base import BLOCK, Launcher, ceil_div, real_define, winner_define
 
 Axes = tuple[int, ...]
 
 
 class WindowKernels(Launcher):
-    """Device side of convolutions and max pooling in `sparsebp.kernels.protocol.Kernels`, which states the shapes."""
+    """Device side of convolutions and max pooling in `sparsebp.kernels.api.Kernels`, which states the shapes."""
 
     def convolve(
         self, weight: Array, x: Array, stride: Axes, before: Axes, dilation: Axes, groups: int, out: Array
     ) -> None:
         """All windows as columns, and one product a group with the weights."""
-        checks.check_convolution(weight, x, out, stride, before, dilation, groups, "y")
         columns = self._unfolded(x, weight.shape[2:], out.shape[2:], groups, (stride, before, dilation))
         y = backend.matmul(_grouped(weight, groups), columns)
         out[...] = self.xp.moveaxis(y.reshape(out.shape[1], out.shape[0], *out.shape[2:]), 0, 1)
@@ -34,7 +32,6 @@ class WindowKernels(Launcher):
         self, weight: Array, y: Array, stride: Axes, before: Axes, dilation: Axes, groups: int, out: Array
     ) -> None:
         """The transpose of `convolve`; every element gathers what is added to it."""
-        checks.check_convolution(weight, out, y, stride, before, dilation, groups, "x")
         columns = backend.matmul(_grouped(weight, groups).swapaxes(1, 2), self._outputs(y, groups))
         shape = (out.shape[1], *weight.shape[2:], out.shape[0], *y.shape[2:])
         columns = self.xp.ascontiguousarray(columns).reshape(shape)
@@ -44,7 +41,6 @@ class WindowKernels(Launcher):
         self, y: Array, x: Array, stride: Axes, before: Axes, dilation: Axes, groups: int, out: Array
     ) -> None:
         """One product a group of gradients and columns."""
-        checks.check_convolution(out, x, y, stride, before, dilation, groups, "weight")
         columns = self._unfolded(x, out.shape[2:], y.shape[2:], groups, (stride, before, dilation))
         out[...] = backend.matmul(self._outputs(y, groups), columns.swapaxes(1, 2)).reshape(out.shape)
 
@@ -72,7 +68,6 @@ class WindowKernels(Launcher):
         dilation: Axes, y: Array, winner: Array,
     ) -> None:  # fmt: skip
         """The maximum of every window and its place."""
-        checks.check_max_pool(x, kernel, stride, before, dilation, y, winner)
         self._pool("max_pool", (x, y, winner), winner, y.size, x, y, (kernel, stride, before, dilation))
 
     def max_pool_grad(
@@ -80,7 +75,6 @@ class WindowKernels(Launcher):
         dilation: Axes, out: Array,
     ) -> None:  # fmt: skip
         """Every window's gradient goes to its maximum; every input gathers them in the order of the windows."""
-        checks.check_max_pool_grad(gy, winner, kernel, stride, before, dilation, out)
         self._pool("max_pool_grad", (gy, winner, out), winner, out.size, out, gy, (kernel, stride, before, dilation))
 
     def _pool(

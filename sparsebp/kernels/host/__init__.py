@@ -55,4 +55,4 @@ class HostKernels(
     ChannelKernels,
     ClampKernels,
 ):
-    """The protocol `sparsebp.kernels.protocol.Kernels` for NumPy arrays: one mixin per family of kernels."""
+    """The protocol `sparsebp.kernels.api.Kernels` for NumPy arrays: one mixin per family of kernels."""

@@ -80,7 +80,7 @@ def decide(
     """
     from sparsebp.backend.machine import machine
     from sparsebp.scan.layerwise import MARGIN, layerwise_seconds, least_scan_seconds, values_seconds
-    from sparsebp.scan.planning.plan import estimate_scans
+    from sparsebp.scan.plan import estimate_scans
 
     m, itemsize, limit = machine(xp, options.workers), np.dtype(dtype).itemsize, options.memory_limit
     layerwise = layerwise_seconds(((w.flops, w.values, w.calls) for w in works), m, itemsize)

@@ -98,11 +98,11 @@ class AvgPool(SlidingPool):
         lengths = [
             max(pad + length, (count - 1) * stride + reach)
             for pad, length, count, stride, reach in zip(
-                w.padding, shape[2:], w.out_size(shape[2:]), w.stride, w.reach, strict=True
+                w.before, shape[2:], w.output_size(shape[2:]), w.stride, w.reach, strict=True
             )
         ]
         whole = xp.zeros((*shape[:2], *lengths), dtype=dtype)
-        inside = tuple(slice(pad, pad + length) for pad, length in zip(w.padding, shape[2:], strict=True))
+        inside = tuple(slice(pad, pad + length) for pad, length in zip(w.before, shape[2:], strict=True))
         return whole, whole[:, :, *inside]
 
     def _places(self, whole: Array, out_shape: tuple[int, ...]) -> Iterator[tuple[int, Array]]:

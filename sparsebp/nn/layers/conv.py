@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from sparsebp.core.types import Array, Seed
-from sparsebp.core.windows import Lengths, Padding, Windows
 from sparsebp.nn.layers.conv_nd import ConvNd
 from sparsebp.nn.layers.convolution import convolve, convolve_t, correlate
+from sparsebp.patterns.windows import Lengths, Padding, Windows
 
 
 class Conv(ConvNd):
@@ -103,7 +103,7 @@ class Conv(ConvNd):
         w = self.windows
         return conv_jacobian_t(
             self.params["weight"], saved.shape[2:], w.stride, w.padding, w.dilation, self.groups,
-            layout="chw", kept=self._kept(),
+            layout="chw", mask=self._kept(),
         )  # fmt: skip
 
     def _windowed_size(self, input_size: tuple[int, ...]) -> tuple[int, ...]:

@@ -11,13 +11,13 @@ from sparsebp import backend
 from sparsebp.core.arguments import check_choice, check_flag, check_generator
 from sparsebp.core.errors import ShapeError
 from sparsebp.core.types import Array, Seed
-from sparsebp.core.windows import Windows, check_channels
 from sparsebp.nn import initial
 from sparsebp.nn.layer import check_gy, check_input
 from sparsebp.nn.layers import convolution
 from sparsebp.nn.prunable import Prunable
 from sparsebp.nn.work import Work
 from sparsebp.patterns.conv import conv_entries
+from sparsebp.patterns.windows import Windows, check_channels
 
 
 class ConvNd(Prunable):

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from sparsebp.core.types import Array, Seed
-from sparsebp.core.windows import Lengths, Padding, Windows, lengths
 from sparsebp.nn.layers.conv_nd import ConvNd
 from sparsebp.nn.layers.convolution import convolve, convolve_t, correlate
+from sparsebp.patterns.windows import Lengths, Padding, Windows, lengths
 
 
 class ConvTranspose(ConvNd):
@@ -106,7 +106,7 @@ class ConvTranspose(ConvNd):
         w = self.windows
         return conv_transpose_jacobian_t(
             self.params["weight"], saved.shape[2:], w.stride, self.padding, self.output_padding, self.groups,
-            w.dilation, kept=self._kept(),
+            w.dilation, mask=self._kept(),
         )  # fmt: skip
 
     def _windowed_size(self, input_size: tuple[int, ...]) -> tuple[int, ...]:

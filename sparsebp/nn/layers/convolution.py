@@ -13,7 +13,7 @@ from types import ModuleType
 from sparsebp import kernels
 from sparsebp.backend import memory
 from sparsebp.core.types import Array
-from sparsebp.core.windows import Windows
+from sparsebp.patterns.windows import Windows
 
 
 def convolve(xp: ModuleType, weight: Array, x: Array, windows: Windows, groups: int) -> Array:
@@ -47,8 +47,7 @@ def channel_sums(xp: ModuleType, y: Array) -> Array:
 def _options(windows: Windows) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """Return stride, padding before and dilation on three axes, as the kernels take them."""
     ones, zeros = (1,) * (3 - len(windows.kernel)), (0,) * (3 - len(windows.kernel))
-    before = tuple(pair[0] for pair in windows.padding)
-    return ones + windows.stride, zeros + before, ones + windows.dilation
+    return ones + windows.stride, zeros + windows.before, ones + windows.dilation
 
 
 def _three(xp: ModuleType, array: Array) -> Array:

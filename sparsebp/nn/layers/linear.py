@@ -120,7 +120,7 @@ class Linear(Prunable):
         """Return Wᵀ, shared by the batch; a diagonal block for each position between batch and features."""
         from sparsebp.jacobians import linear_jacobian_t
 
-        return linear_jacobian_t(self.params["weight"], positions=int(np.prod(saved.shape[1:-1])), kept=self._kept())
+        return linear_jacobian_t(self.params["weight"], positions=int(np.prod(saved.shape[1:-1])), mask=self._kept())
 
     def _check(self, gy: Array, saved: Array) -> Any:
         weight = self.params["weight"]

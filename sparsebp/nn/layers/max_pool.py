@@ -59,7 +59,7 @@ class MaxPool(SlidingPool):
     def _options(self) -> tuple[tuple[int, ...], ...]:
         """Return kernel, stride, padding and dilation on two axes, as the kernels take them."""
         w, front = self.window, 2 - self.dims
-        return (1,) * front + w.kernel, (1,) * front + w.stride, (0,) * front + w.padding, (1,) * front + w.dilation
+        return (1,) * front + w.kernel, (1,) * front + w.stride, (0,) * front + w.before, (1,) * front + w.dilation
 
 
 def _planes(xp: ModuleType, x: Array, dims: int) -> Array:

@@ -11,7 +11,7 @@ from sparsebp.core.types import Array
 from sparsebp.nn.layer import Layer
 from sparsebp.patterns import PoolPattern
 from sparsebp.patterns.pool import window_pattern
-from sparsebp.patterns.pool_window import PoolWindow
+from sparsebp.patterns.windows import PoolWindows
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,11 @@ class SlidingPool(Layer):
         self, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, ceil_mode: bool = False
     ) -> None:
         super().__init__()
-        self.window = PoolWindow.of(self.dims, kernel_size, stride, padding, dilation, ceil_mode)
+        self.window = PoolWindows.of(self.dims, kernel_size, stride, padding, dilation, ceil_mode)
 
     def pool(self, shape: tuple[int, ...]) -> PoolPattern:
         """Return the pattern for an input of `shape` (B, C, …)."""
         return window_pattern(shape[1], shape[2:], self.window)
 
     def _out_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        return (*shape[:2], *self.window.out_size(shape[2:]))
+        return (*shape[:2], *self.window.output_size(shape[2:]))

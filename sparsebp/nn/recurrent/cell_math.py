@@ -16,8 +16,8 @@ from sparsebp import backend
 from sparsebp.backend.memory import empty
 from sparsebp.core.threads import one_blas_thread_for
 from sparsebp.core.types import Array
+from sparsebp.kernels.api import Kernels
 from sparsebp.kernels.matmul import matmul
-from sparsebp.kernels.protocol import Kernels
 from sparsebp.nn import initial
 from sparsebp.nn.recurrent.lengths import Lengths
 

@@ -9,7 +9,7 @@ import numpy as np
 from sparsebp import backend
 from sparsebp.backend.memory import empty
 from sparsebp.core.types import Array, Seed
-from sparsebp.kernels.protocol import Kernels
+from sparsebp.kernels.api import Kernels
 from sparsebp.nn.recurrent.cell_math import CellMath, Tape, Weights
 from sparsebp.nn.recurrent.lengths import Lengths
 from sparsebp.nn.recurrent.recurrent import Recurrent, RecurrentOptions

@@ -10,7 +10,7 @@ import numpy as np
 from sparsebp import backend, kernels
 from sparsebp.core.errors import MemoryLimitError
 from sparsebp.core.types import Array
-from sparsebp.jacobians.dense import DEFAULT_MEMORY_LIMIT
+from sparsebp.jacobians.api import DEFAULT_MEMORY_LIMIT
 from sparsebp.nn.recurrent.cell_math import CellMath, Tape, Weights
 from sparsebp.nn.recurrent.lengths import Lengths
 

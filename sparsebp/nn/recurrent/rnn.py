@@ -9,7 +9,7 @@ import numpy as np
 from sparsebp import backend
 from sparsebp.core.arguments import check_choice
 from sparsebp.core.types import Array, Nonlinearity, Seed
-from sparsebp.kernels.protocol import Kernels
+from sparsebp.kernels.api import Kernels
 from sparsebp.nn.recurrent.cell_math import CellMath, Tape, Weights
 from sparsebp.nn.recurrent.lengths import Lengths
 from sparsebp.nn.recurrent.recurrent import Recurrent, RecurrentOptions

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from sparsebp.core.errors import OptionError
-from sparsebp.scan.algorithms.blelloch import blelloch, tree_levels
 from sparsebp.scan.algorithms.chunked import chunk_cuts, chunked
-from sparsebp.scan.algorithms.hybrid import hybrid
-from sparsebp.scan.algorithms.linear import linear
-from sparsebp.scan.running.steps import Recipe
+from sparsebp.scan.algorithms.tree import blelloch, hybrid, linear, tree_levels
+from sparsebp.scan.steps import Recipe
 
 __all__ = ["blelloch", "chunk_cuts", "chunked", "hybrid", "linear", "recipe", "tree_levels"]
 

@@ -6,7 +6,7 @@ nobody. So only the chunks between multiply matrices, and with one or two chunks
 
 from __future__ import annotations
 
-from sparsebp.scan.running.steps import AbstractStep, Recipe, Span
+from sparsebp.scan.steps import AbstractStep, Recipe, Span
 
 
 def chunk_cuts(n: int, chunks: int) -> tuple[int, ...]:

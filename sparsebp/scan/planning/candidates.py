@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from sparsebp.backend.machine import Machine
 from sparsebp.scan.algorithms import recipe, tree_levels
 from sparsebp.scan.planning.fold import fold_recipe
-from sparsebp.scan.running.steps import Recipe
+from sparsebp.scan.steps import Recipe
 
 
 class Candidate(NamedTuple):
@@ -49,3 +50,24 @@ def candidates(n: int, chunks: Sequence[int]) -> list[Candidate]:
     found += [Candidate("chunked", chunks=c) for c in chunks if 3 <= c <= n]  # fewer chunks are the linear scan
     found += [Candidate("hybrid", up_levels=k) for k in range(1, depth - 1)]
     return [*found, Candidate("blelloch")] if n > 1 else found
+
+
+def options_for(
+    algorithm: str, n: int, up_levels: int | None, chunks: int | None, m: Machine, batch: int
+) -> list[Candidate]:
+    """Return what there is to choose from for n elements, those with the fewest products first."""
+    own = -(-m.workers // batch)  # chunks that keep all workers busy
+    if algorithm == "chunked":
+        return [Candidate("chunked", chunks=min(n, chunks or own))]
+    if algorithm == "hybrid":
+        if up_levels is not None:
+            return [Candidate("hybrid", up_levels=up_levels)]
+        return [
+            c._replace(algorithm="hybrid", up_levels=c.up_levels or 0)
+            for c in candidates(n, ())
+            if c.algorithm in ("linear", "hybrid")
+        ]
+    if algorithm == "auto":
+        most = min(n, 8 * own)
+        return candidates(n, sorted({own, m.workers, *(4**k for k in range(1, 16)), most} & set(range(most + 1))))
+    return [Candidate(algorithm)]

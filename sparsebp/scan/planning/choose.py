@@ -1,21 +1,25 @@
-"""Choose among algorithms: estimate all, plan the one with the least estimated time that keeps to the memory limit."""
+"""Choose among algorithms: estimate all, plan the one with the least estimated time that keeps to the memory limit.
+
+Where none does, the error names the nearest algorithm that would; nothing of the scan's size has been allocated.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
-from sparsebp.backend.machine import Machine
 from sparsebp.core.errors import MemoryLimitError
+from sparsebp.scan.algorithms import tree_levels
 from sparsebp.scan.planning.candidates import Candidate
 from sparsebp.scan.planning.cost import profile_costs, seconds, sized_seconds
-from sparsebp.scan.planning.fill_in import FillIn
-from sparsebp.scan.planning.sizing import SizedRecipe, is_stack
-from sparsebp.scan.running.chain import Chain
+from sparsebp.scan.planning.fill_in import FillIn, Multiply
+from sparsebp.scan.planning.sizing import Chain, SizedRecipe, size_recipe
+
+DOUBT = 2.0
+"""By how much an estimate of memory must pass the limit before it is believed without planning."""
 
 
-@dataclass(frozen=True)
-class Decision:
+class Decision(NamedTuple):
     """What `choose` found: the sized winner, why, and the estimates in seconds by candidate."""
 
     sized: SizedRecipe
@@ -23,37 +27,42 @@ class Decision:
     estimates: Mapping[str, float]
 
 
-def choose(options: Sequence[Candidate], chain: Chain, m: Machine, memory_limit: int) -> Decision:
-    """Return the fastest of `options` that keeps to the memory limit; of equals the first.
+def choose(options: Sequence[Candidate], chain: Chain, memory_limit: int) -> Decision:
+    """Plan the fastest of `options` that keeps to the memory limit; of equals the first.
 
     Raises
     ------
     MemoryLimitError
-        None does.
+        None does; the message names an algorithm that would.
     """
-    times, dropped = estimate(options, chain, m, memory_limit)
     fill_in = FillIn()
+    if len(options) == 1:
+        try:
+            return Decision(_planned(options[0], chain, fill_in, memory_limit), f"{options[0]} was asked for.", {})
+        except MemoryLimitError as error:
+            raise refusal(options[0], chain, memory_limit, error) from error
+    times, dropped = estimate(options, chain, memory_limit)
     for option in sorted(times, key=lambda o: times[o]):
         try:
-            best = chain.build(option, memory_limit, fill_in)
+            best = _planned(option, chain, fill_in, memory_limit)
         except MemoryLimitError:
             dropped.append(str(option))
             continue
         estimates = {str(o): t for o, t in times.items() if str(o) not in dropped}
-        return Decision(best, _reason(best, estimates, dropped, m, chain, memory_limit), estimates)
-    raise MemoryLimitError(f"Of {', '.join(dropped)}, none keeps to memory_limit", expected=f"{memory_limit} bytes")
+        return Decision(best, _reason(best, estimates, dropped, chain, memory_limit), estimates)
+    raise refusal(
+        options[0], chain, memory_limit, MemoryLimitError(f"Of {', '.join(dropped)}, none keeps to memory_limit")
+    )
 
 
 class _TooSlow(Exception):
     """A candidate's FLOPs alone take longer than the best so far; its products are not worth a look."""
 
 
-def estimate(
-    options: Sequence[Candidate], chain: Chain, m: Machine, memory_limit: int
-) -> tuple[dict[Candidate, float], list[str]]:
+def estimate(options: Sequence[Candidate], chain: Chain, memory_limit: int) -> tuple[dict[Candidate, float], list[str]]:
     """Return the estimated seconds of each option that may be the best, and those beyond the memory limit."""
-    sizes, times = chain.sizes, dict[Candidate, float]()
-    if is_stack(chain.patterns):
+    sizes, m, times = chain.sizes, chain.machine, dict[Candidate, float]()
+    if chain.is_stack:
         n, size = len(chain.patterns), chain.patterns[0].shape[0]
         for o in options:
             times[o] = seconds(profile_costs(o, n, size, sizes), m, sizes.batch, sizes.itemsize)
@@ -70,7 +79,7 @@ def estimate(
                 raise _TooSlow
 
         try:
-            sized = chain.estimate(option, fill_in, memory_limit, watch)
+            sized = _sized(option, chain, fill_in, memory_limit, watch)
         except MemoryLimitError:
             dropped.append(str(option))
         except _TooSlow:
@@ -81,11 +90,48 @@ def estimate(
     return times, dropped
 
 
-def _reason(
-    best: SizedRecipe, estimates: Mapping[str, float], dropped: Sequence[str], m: Machine, chain: Chain, limit: int
-) -> str:
+def refusal(candidate: Candidate, chain: Chain, memory_limit: int, error: MemoryLimitError) -> MemoryLimitError:
+    """Return the error for a candidate that needs too much memory; it names the nearest algorithm that does not."""
+    most = {"hybrid": candidate.up_levels or 0, "linear": 0}.get(candidate.algorithm, len(chain.ends))
+    levels = range(min(most, tree_levels(len(chain.ends)) - 1) - 1, 0, -1)
+    fill_in = FillIn()
+    for other in [*(Candidate("hybrid", up_levels=k) for k in levels), Candidate("linear")]:
+        limit = memory_limit if other.multiplies else None  # what the linear scan needs is told also beyond the limit
+        try:
+            memory = _planned(other, chain, fill_in, limit).memory
+        except MemoryLimitError:
+            continue
+        break
+    remedy = f"Use {other.arguments}, which needs {memory} bytes, or raise memory_limit"
+    if memory > memory_limit:
+        remedy = (
+            f"No algorithm fits: the least is {other.arguments} with {memory} bytes. "
+            "Raise memory_limit to that, or make the batch smaller"
+        )
+    return MemoryLimitError(error.problem, expected=f"at most {memory_limit} bytes", got=error.got, remedy=remedy)
+
+
+def _planned(candidate: Candidate, chain: Chain, fill_in: FillIn, memory_limit: int | None) -> SizedRecipe:
+    """Plan one candidate. Raises `MemoryLimitError` beyond the limit, from estimates alone where they are clear."""
+    if memory_limit is not None and candidate.multiplies and not chain.is_stack:
+        _sized(candidate, chain, fill_in, round(DOUBT * memory_limit))
+    return _sized(candidate, chain, chain.product, memory_limit)
+
+
+def _sized(
+    candidate: Candidate,
+    chain: Chain,
+    multiply: Multiply,
+    memory_limit: int | None,
+    watch: Callable[[int], None] | None = None,
+) -> SizedRecipe:
+    recipe = candidate.recipe(chain.ends)
+    return size_recipe(recipe, chain, multiply, memory_limit, watch)
+
+
+def _reason(best: SizedRecipe, estimates: Mapping[str, float], dropped: Sequence[str], chain: Chain, limit: int) -> str:
     """Say in one or two sentences why `best` was taken."""
-    name = best.recipe.algorithm
+    m, name = chain.machine, best.recipe.algorithm
     order = sorted(estimates.items(), key=lambda pair: pair[1])
     shown = ", ".join(f"{key} {1e6 * value:.4g} µs" for key, value in order[:4])
     reason = (

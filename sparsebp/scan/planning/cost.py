@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from sparsebp.backend.machine import Machine
+from sparsebp.scan.algorithms.counts import level_counts
 from sparsebp.scan.planning.candidates import Candidate
-from sparsebp.scan.planning.profile import profile
 from sparsebp.scan.planning.sizing import SizedRecipe, Sizes, StepCount
-from sparsebp.scan.running.steps import Span
+from sparsebp.scan.steps import Span
 
 
 class LevelCost(NamedTuple):
@@ -78,7 +78,7 @@ def profile_costs(candidate: Candidate, n: int, size: int, sizes: Sizes) -> list
     """Return the costs by level for n stacked dense blocks of `size` × `size`: one kernel call a level or chain."""
     width = 1 if all(sizes.shared) else sizes.batch
     costs = []
-    levels = profile(candidate.algorithm, n, up_levels=candidate.up_levels or 0, chunks=candidate.chunks or 1)
+    levels = level_counts(candidate.algorithm, n, up_levels=candidate.up_levels or 0, chunks=candidate.chunks or 1)
     for level in levels:
         mm, mv = 2 * size**3, 2 * size**2
         costs.append(

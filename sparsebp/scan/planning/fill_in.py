@@ -2,28 +2,31 @@
 
 A product's number of multiplications follows exactly from the degrees of its operands, ``Σ_k columns of right (k) ·
 rows of left (k)``, and where an operand is a product itself its degrees are estimated from random keys (Cohen's
-sketches, `sparsebp.scan.planning.sketch`). Reading every factor of a span costs as much as a few matrix–vector
+sketches, `sparsebp.scan.planning.sketch`). Reading every member of a span costs as much as a few matrix–vector
 products, where planning the product costs as much as the product itself.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from sparsebp.core.errors import MemoryLimitError
 from sparsebp.core.types import PatternKind
 from sparsebp.patterns import SparsityPattern
-from sparsebp.patterns.validate import index_dtype
+from sparsebp.patterns.validate import index_bytes
+from sparsebp.products import ProductPlan
+from sparsebp.products.strategies import Gather, Positions, Strategy, by_kinds
 
 KEYS = 32
 """Keys of a row. A count's standard error is ``1 / sqrt(KEYS - 2)``, 18 %, and that of a sum over rows less."""
 
-Factors = tuple[SparsityPattern, ...]
-"""What a span multiplies, in the chain's order, without the factors that leave its pattern as it is."""
+Members: TypeAlias = tuple[SparsityPattern, ...]
+"""What a span multiplies, in the chain's order, without the members that leave its pattern as it is."""
 
 
 @dataclass(eq=False)
@@ -32,7 +35,7 @@ class EstimatedPattern:
 
     shape: tuple[int, int]
     kind: PatternKind
-    factors: Factors
+    members: Members
     fill_in: FillIn
 
     @cached_property
@@ -41,7 +44,7 @@ class EstimatedPattern:
         rows, columns = self.shape
         if self.kind == "dense":
             return rows * columns
-        return min(round(float(self.fill_in.row_counts(self.factors).sum())), rows * columns)
+        return min(round(float(self.fill_in.counts(self.members, rows=True).sum())), rows * columns)
 
 
 @dataclass(eq=False)
@@ -49,8 +52,13 @@ class EstimatedProduct:
     """A product that is not planned yet: what `ProductPlan` says of itself."""
 
     pattern: Any
-    strategy: str
+    how: type[Strategy]
     products: int
+
+    @property
+    def strategy(self) -> str:
+        """As `ProductPlan.strategy`."""
+        return self.how.name
 
     @property
     def flops(self) -> int:
@@ -60,24 +68,24 @@ class EstimatedProduct:
     @cached_property
     def index_bytes(self) -> int:
         """Bytes of the plan's index arrays: the result's pattern, and a position of every product in its row."""
-        if self.strategy in ("identity", "scale_rows", "scale_columns"):
+        if not self.how.own_pattern:
             return 0
-        (rows, columns), nnz = self.pattern.shape, self.pattern.nnz
-        pattern = (nnz + rows + 1) * index_dtype(nnz, self.pattern.shape).itemsize
-        if self.strategy == "dense":
-            return pattern
-        if self.strategy == "gather":
-            return pattern + 8 * nnz
-        return pattern + 8 * (rows + 1) + (2 if columns <= 2**16 else 4) * self.products
+        shape, nnz = self.pattern.shape, self.pattern.nnz
+        return index_bytes(nnz, shape) + self.how.estimated_bytes(shape, nnz, self.products)
+
+
+Pattern: TypeAlias = SparsityPattern | EstimatedPattern
+Product: TypeAlias = ProductPlan | EstimatedProduct
+Multiply: TypeAlias = Callable[[Any, Any, int | None], Product]
+"""``multiply(right, left, memory_limit)``: the product ``right · left``; raises `MemoryLimitError` beyond the limit."""
 
 
 class FillIn:
     """Estimates products of a chain's patterns, and products of such products. Its answers are the same every time."""
 
     def __init__(self) -> None:
-        self._rows: dict[Factors, np.ndarray] = {}
-        self._columns: dict[Factors, np.ndarray] = {}
         self._keys: dict[int, np.ndarray] = {}
+        self._carried: dict[tuple[Members, bool], np.ndarray] = {}
         self._products: dict[tuple[Any, Any], EstimatedProduct] = {}
 
     def __call__(self, right: Any, left: Any, memory_limit: int | None) -> EstimatedProduct:
@@ -85,53 +93,38 @@ class FillIn:
         product = self._products.get((right, left))
         if product is None:
             product = self._products[right, left] = self._product(right, left)
-        if memory_limit is not None and product.strategy == "positions" and 2 * product.products > memory_limit:
-            raise MemoryLimitError(
-                "The product's index is too large", got=f"{2 * product.products} bytes or more, by an estimate"
-            )
+        least = product.how.least_bytes(product.products)
+        if memory_limit is not None and least > memory_limit:
+            raise MemoryLimitError("The product's index is too large", got=f"{least} bytes or more, by an estimate")
         return product
 
     def _product(self, right: Any, left: Any) -> EstimatedProduct:
-        if right.kind == "identity":
-            return EstimatedProduct(left, "identity", 0)
-        if left.kind == "identity":
-            return EstimatedProduct(right, "identity", 0)
-        if right.kind == "diagonal":
-            return EstimatedProduct(left, "scale_rows", left.nnz)
-        if left.kind == "diagonal":
-            return EstimatedProduct(right, "scale_columns", right.nnz)
-        (rows, inner), columns = right.shape, left.shape[1]
-        if right.kind == left.kind == "dense":
-            pattern = EstimatedPattern((rows, columns), "dense", _factors(left) + _factors(right), self)
-            return EstimatedProduct(pattern, "dense", rows * inner * columns)
-        before, after = _factors(left), _factors(right)
+        told = by_kinds(right, left)
+        if told is not None and not told.own_pattern:
+            return EstimatedProduct(told.result(right, left), told, told.count(right, left))
+        shape, before, after = (right.shape[0], left.shape[1]), _members(left), _members(right)
+        if told is not None:
+            pattern = EstimatedPattern(shape, "dense", before + after, self)
+            return EstimatedProduct(pattern, told, told.count(right, left))
         kind: PatternKind = "selection" if right.kind == left.kind == "selection" else "general"
-        strategy = "gather" if right.kind == "selection" else "positions"  # one multiplication an entry
-        products = float(self.column_counts(after) @ self.row_counts(before))
-        pattern = EstimatedPattern((rows, columns), kind, before + after, self)
-        return EstimatedProduct(pattern, strategy, round(products))
+        how = Gather if right.kind == "selection" else Positions  # one multiplication an entry
+        products = float(self.counts(after, rows=False) @ self.counts(before, rows=True))
+        return EstimatedProduct(EstimatedPattern(shape, kind, before + after, self), how, round(products))
 
-    def row_counts(self, factors: Factors) -> np.ndarray:
-        """Return the entries of every row of a product, exact for one factor."""
-        if len(factors) == 1:
-            return np.diff(factors[0].indptr).astype(np.float64)
-        done = next((d for d in range(len(factors), 0, -1) if factors[:d] in self._rows), 0)
-        keys = self._rows[factors[:done]] if done else self._random(factors[0].shape[1])
-        for factor in factors[done:]:
-            keys = _carried(factor, keys, rows=True)
-        self._rows[factors] = keys
-        return self._counts(keys, factors[0].shape[1])
-
-    def column_counts(self, factors: Factors) -> np.ndarray:
-        """Return the entries of every column of a product, exact for one factor."""
-        if len(factors) == 1:
-            return np.bincount(factors[0].indices, minlength=factors[0].shape[1]).astype(np.float64)
-        done = next((d for d in range(len(factors), 0, -1) if factors[-d:] in self._columns), 0)
-        keys = self._columns[factors[-done:]] if done else self._random(factors[-1].shape[0])
-        for factor in factors[: len(factors) - done][::-1]:
-            keys = _carried(factor, keys, rows=False)
-        self._columns[factors] = keys
-        return self._counts(keys, factors[-1].shape[0])
+    def counts(self, members: Members, *, rows: bool) -> np.ndarray:
+        """Return the entries of every row, or column, of a product, exact for one member."""
+        if len(members) == 1 and rows:
+            return np.diff(members[0].indptr).astype(np.float64)
+        if len(members) == 1:
+            return np.bincount(members[0].indices, minlength=members[0].shape[1]).astype(np.float64)
+        way = members if rows else members[::-1]
+        size = way[0].shape[1 if rows else 0]
+        done = next((d for d in range(len(way), 0, -1) if (way[:d], rows) in self._carried), 0)
+        keys = self._carried[way[:done], rows] if done else self._random(size)
+        for member in way[done:]:
+            keys = _carried(member, keys, rows=rows)
+        self._carried[way, rows] = keys
+        return self._counts(keys, size)
 
     def _counts(self, keys: np.ndarray, most: int) -> np.ndarray:
         """Return how many of `most` keys each row has met: the least of n exponential ones has the mean 1 / n.
@@ -153,17 +146,17 @@ class FillIn:
         return self._keys[size]
 
 
-def _factors(pattern: Any) -> Factors:
-    return pattern.factors if isinstance(pattern, EstimatedPattern) else (pattern,)
+def _members(pattern: Any) -> Members:
+    return pattern.members if isinstance(pattern, EstimatedPattern) else (pattern,)
 
 
-def _carried(factor: SparsityPattern, keys: np.ndarray, *, rows: bool) -> np.ndarray:
-    """Carry keys through one factor."""
-    out = np.empty((factor.shape[0 if rows else 1], KEYS), np.float32)
-    if factor.kind == "dense":
+def _carried(member: SparsityPattern, keys: np.ndarray, *, rows: bool) -> np.ndarray:
+    """Carry keys through one member."""
+    out = np.empty((member.shape[0 if rows else 1], KEYS), np.float32)
+    if member.kind == "dense":
         out[:] = keys.min(axis=0, initial=np.inf)
         return out
     from sparsebp.scan.planning import sketch
 
-    (sketch.row_minima if rows else sketch.column_minima)(factor.indptr, factor.indices, keys, out)
+    (sketch.row_minima if rows else sketch.column_minima)(member.indptr, member.indices, keys, out)
     return out

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from sparsebp.patterns import SparsityPattern
-from sparsebp.scan.running.steps import AbstractStep, Recipe, Span
+from sparsebp.scan.steps import AbstractStep, Recipe, Span
 
 LIGHT = frozenset({"identity", "diagonal", "selection"})
 """Kinds of patterns that are folded into a neighbour."""

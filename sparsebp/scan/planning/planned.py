@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from sparsebp.backend.machine import Machine
 from sparsebp.patterns import SparsityPattern
+from sparsebp.scan.planning.choose import Decision
 from sparsebp.scan.planning.cost import step_seconds
-from sparsebp.scan.planning.sizing import SizedRecipe, is_stack
-from sparsebp.scan.running.chain import Chain
-from sparsebp.scan.running.steps import ScanStep, Span, critical_path
+from sparsebp.scan.planning.sizing import Chain
+from sparsebp.scan.steps import ScanStep, Span, critical_path
 
 
 class PlannedScan:
@@ -25,18 +23,9 @@ class PlannedScan:
         Buffers that calls leave to later ones.
     """
 
-    def __init__(
-        self,
-        sized: SizedRecipe,
-        chain: Chain,
-        machine: Machine,
-        dtype: np.dtype,
-        memory_limit: int | None,
-        reason: str,
-        estimates: Mapping[str, float],
-    ) -> None:
-        self.sized, self.chain, self.machine, self.dtype = sized, chain, machine, dtype
-        self.memory_limit, self.reason, self.estimates = memory_limit, reason, dict(estimates)
+    def __init__(self, decision: Decision, chain: Chain, memory_limit: int | None) -> None:
+        self.sized, self.reason, self.estimates = decision.sized, decision.reason, dict(decision.estimates)
+        self.chain, self.memory_limit = chain, memory_limit
         self.workspaces: list[Any] = []
 
     @property
@@ -76,6 +65,11 @@ class PlannedScan:
         """Batch that the numbers are stated for."""
         return self.chain.sizes.batch
 
+    @property
+    def dtype(self) -> np.dtype:
+        """Dtype that the numbers are stated for."""
+        return self.chain.sizes.dtype
+
     @cached_property
     def steps(self) -> tuple[ScanStep, ...]:
         """Every product, in the order of execution."""
@@ -85,7 +79,7 @@ class PlannedScan:
         return tuple(
             ScanStep(
                 *(s.level, s.phase, s.left, s.right, s.target, s.kind, c.flops, c.dense_flops, c.bytes),
-                step_seconds(c, self.machine, itemsize),
+                step_seconds(c, self.chain.machine, itemsize),
                 number in path,
             )
             for number, (s, c) in enumerate(zip(steps, counts, strict=True))
@@ -117,7 +111,7 @@ class PlannedScan:
         """Bytes that a call needs beyond its arguments."""
         return self.sized.memory
 
-    @cached_property
+    @property
     def stackable(self) -> bool:
         """Whether data may be one stacked array that runs on the dense kernels, a whole level a call."""
-        return is_stack(self.patterns)
+        return self.sized.stack is not None

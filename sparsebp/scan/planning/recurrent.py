@@ -20,7 +20,7 @@ from sparsebp import backend
 from sparsebp.backend.machine import Machine, machine
 from sparsebp.core.arguments import check_choice, check_integer
 from sparsebp.scan.algorithms import tree_levels
-from sparsebp.scan.planning.profile import profile
+from sparsebp.scan.algorithms.counts import level_counts
 
 GATES = {"rnn": 1, "gru": 3}
 """Matrix–vector products of one step of the recursion."""
@@ -116,7 +116,8 @@ def _choose(cell: str, T: int, B: int, H: int, itemsize: int, m: Machine, memory
     memory = {
         "bp": 0,
         "chunked": chunks * B * (H * H + H) * itemsize,
-        "blelloch": sum(p.mm for p in profile("blelloch", T)) * B * H * H * itemsize + T * B * H * (H + 1) * itemsize,
+        "blelloch": sum(p.mm for p in level_counts("blelloch", T)) * B * H * H * itemsize
+        + T * B * H * (H + 1) * itemsize,
     }
     fits = {name: t for name, t in seconds.items() if memory_limit is None or memory[name] <= memory_limit}
     margin = {"bp": 1.0, "chunked": 1.0 / MARGIN, "blelloch": 1.0 / STORED_MARGIN}
@@ -183,7 +184,7 @@ def _stored(T: int, B: int, H: int, itemsize: int, m: Machine) -> float:
     """Seconds of Algorithm 1 over stored Jacobians: it writes them, then a kernel call a level."""
     block = float(H * H * B * itemsize)
     seconds = T * block / m.bandwidth
-    for level in profile("blelloch", T):
+    for level in level_counts("blelloch", T):
         flops = 2.0 * (level.mm * H**3 + level.mv * H**2) * B / (m.workers * m.rate(itemsize))
         seconds += m.call + max(flops, (3 * level.mm + level.mv) * block / m.bandwidth)
     return seconds + tree_levels(T) * m.step

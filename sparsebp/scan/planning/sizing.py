@@ -5,33 +5,75 @@ The products are planned for real, or estimated (`sparsebp.scan.planning.fill_in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from bisect import bisect_left, insort
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from sparsebp.backend.machine import Machine
 from sparsebp.core.errors import MemoryLimitError
 from sparsebp.patterns import SparsityPattern
-from sparsebp.patterns.validate import index_dtype
-from sparsebp.scan.planning.stack_plan import stack_program
-from sparsebp.scan.running.product import Multiply, Pattern
-from sparsebp.scan.running.slots import assign_slots, is_view, shared_spans
-from sparsebp.scan.running.steps import AbstractStep, Recipe, Span
+from sparsebp.patterns.validate import index_bytes
+from sparsebp.products import ProductPlan, plan_product
+from sparsebp.scan.planning.fill_in import Multiply, Pattern, Product
+from sparsebp.scan.planning.stack_plan import StackProgram, stack_program
+from sparsebp.scan.steps import AbstractStep, Recipe, Span
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the plan-time numbers are counted for: batch, bytes of a value, and which Jacobians the batch shares."""
+    """What the plan-time numbers are counted for: batch, dtype of the values, and which Jacobians the batch shares."""
 
     batch: int
-    itemsize: int
+    dtype: np.dtype
     shared: tuple[bool, ...]
 
-    @classmethod
-    def make(cls, batch: int, dtype: np.dtype, shared: Sequence[bool]) -> Sizes:
-        """Collect the three."""
-        return cls(batch, np.dtype(dtype).itemsize, tuple(bool(s) for s in shared))
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a value."""
+        return self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The chain that a scan is planned for.
+
+    Attributes
+    ----------
+    patterns
+        One a Jacobian; equal ones are the same object.
+    ends
+        Ends of the folded pieces, see `sparsebp.scan.planning.fold.piece_ends`.
+    sizes
+        What the numbers are counted for.
+    machine
+        What the cost model looks at.
+    products
+        Products planned so far, those of equal blocks once.
+    """
+
+    patterns: tuple[SparsityPattern, ...]
+    ends: tuple[int, ...]
+    sizes: Sizes
+    machine: Machine
+    products: dict[tuple[Pattern, Pattern], ProductPlan] = field(default_factory=dict)
+
+    @cached_property
+    def is_stack(self) -> bool:
+        """Whether all patterns are the same square dense one, so that data can be one stacked array."""
+        first = self.patterns[0]
+        square = first.kind == "dense" and first.shape[0] == first.shape[1]
+        return square and all(p is first for p in self.patterns)
+
+    def product(self, right: Any, left: Any, memory_limit: int | None) -> ProductPlan:
+        """Return the plan of ``right · left``."""
+        plan = self.products.get((right, left))
+        if plan is None:
+            plan = self.products[right, left] = plan_product(right, left, memory_limit=memory_limit)
+        return plan
 
 
 class StepCount(NamedTuple):
@@ -77,6 +119,8 @@ class SizedRecipe:
         Bytes of the n result vectors.
     index
         Bytes of the index arrays that the product plans keep.
+    stack
+        The kernel calls for one stacked array of data, where all patterns are the same square dense one, else None.
     """
 
     recipe: Recipe
@@ -86,6 +130,7 @@ class SizedRecipe:
     workspace: int
     results: int
     index: int
+    stack: StackProgram | None
 
     @property
     def memory(self) -> int:
@@ -98,20 +143,10 @@ class SizedRecipe:
         return sum(count.flops for count in self.counts)
 
 
-def is_stack(patterns: Sequence[SparsityPattern]) -> bool:
-    """Whether all patterns are the same square dense one, so that data can be one stacked array."""
-    first = patterns[0]
-    if first.kind != "dense" or first.shape[0] != first.shape[1]:
-        return False
-    return all(p is first or p == first for p in patterns)
-
-
 def size_recipe(
     recipe: Recipe,
-    patterns: Sequence[SparsityPattern],
-    sizes: Sizes,
+    chain: Chain,
     multiply: Multiply,
-    *,
     memory_limit: int | None = None,
     watch: Callable[[int], None] | None = None,
 ) -> SizedRecipe:
@@ -120,7 +155,7 @@ def size_recipe(
     Parameters
     ----------
     multiply
-        Makes the products.
+        Makes the products: `Chain.product`, or a `FillIn`.
     memory_limit
         Bytes; a step that alone takes more is refused before anything after it is planned.
     watch
@@ -132,13 +167,13 @@ def size_recipe(
         The whole, or a step that is then named, needs more than `memory_limit`; nothing of the scan's size has been
         allocated.
     """
-    batch, itemsize = sizes.batch, sizes.itemsize
+    patterns, sizes, batch, itemsize = chain.patterns, chain.sizes, chain.sizes.batch, chain.sizes.itemsize
     pattern: dict[Span, Pattern] = {Span(i + 1, i + 2): p for i, p in enumerate(patterns)}
-    shared = shared_spans(sizes.shared, pattern)
+    shared = shared_spans(recipe.steps, patterns, sizes.shared)
     results = sum(p.shape[0] for p in patterns) * batch * itemsize
     plans: list[Any] = []
     counts: list[StepCount] = []
-    used: dict[int, int] = {}
+    known: set[int] = set()
     index = 0
     for step in recipe.steps:
         right = pattern[step.right]
@@ -153,7 +188,8 @@ def size_recipe(
             counts.append(StepCount("matvec", flops, 2 * rows * inner * batch, moved, batch, rows))
             continue
         left = pattern[step.left]
-        both = max(width, 1 if shared[step.left] else batch)
+        left_width = 1 if shared[step.left] else batch
+        both = max(width, left_width)
         rest = None if memory_limit is None else max(memory_limit - results - index, 0)
         try:
             plan = multiply(right, left, rest)
@@ -163,31 +199,22 @@ def size_recipe(
         if watch is not None:
             watch(flops)
         pattern[step.target] = plan.pattern
-        shared[step.target] = shared[step.left] and shared[step.right]
         plans.append(plan)
-        index += 0 if id(plan) in used else plan.index_bytes
-        used[id(plan)] = plan.index_bytes
+        index += 0 if id(plan) in known else plan.index_bytes
+        known.add(id(plan))
         own = 0 if is_view(plan) else plan.pattern.nnz * both * itemsize
         if memory_limit is not None and (need := index + results + own) > memory_limit:
             raise _step_refused(step, right, left, memory_limit, f"{need} bytes for {plan.pattern.nnz} entries")
-        operands = right.nnz * width + left.nnz * (1 if shared[step.left] else batch)
+        operands = right.nnz * width + left.nnz * left_width
         moved = 0 if is_view(plan) else operands * itemsize + own + plan.index_bytes
         dense = 2 * rows * inner * left.shape[1] * both
         counts.append(StepCount(plan.strategy, flops, dense, moved, both, rows))
-    _, capacities = assign_slots(recipe.steps, plans, pattern, sizes.shared, batch)
-    workspace = sum(capacities)
-    if is_stack(patterns):  # one stacked array may run on its own program, which keeps every level's products
-        width = 1 if all(sizes.shared) else batch
-        workspace = max(workspace, stack_program(recipe).values(patterns[0].shape[0], width, batch))
-    sized = SizedRecipe(
-        recipe=recipe,
-        plans=tuple(plans),
-        patterns=pattern,
-        counts=tuple(counts),
-        workspace=workspace * itemsize,
-        results=results,
-        index=index,
-    )
+    _, capacities = assign_slots(recipe.steps, plans, pattern, shared, batch)
+    workspace, stack = sum(capacities), None
+    if chain.is_stack:  # one stacked array may run on its own program, which keeps every level's products
+        stack = stack_program(recipe)
+        workspace = max(workspace, stack.values(patterns[0].shape[0], 1 if all(sizes.shared) else batch, batch))
+    sized = SizedRecipe(recipe, tuple(plans), pattern, tuple(counts), workspace * itemsize, results, index, stack)
     if memory_limit is not None and sized.memory > memory_limit:
         raise MemoryLimitError(
             f"The {recipe.algorithm} scan needs more memory than memory_limit",
@@ -212,11 +239,91 @@ def _step_refused(
 
 def _matvec_bytes(pattern: Pattern, width: int, batch: int, itemsize: int) -> int:
     """Count the bytes that ``y = J x`` moves: values, both vectors, and the index of a pattern that has one."""
-    rows, columns = pattern.shape
-    vectors = (rows + columns) * batch * itemsize
+    vectors = sum(pattern.shape) * batch * itemsize
     if pattern.kind == "identity":
         return vectors
-    index = (
-        0 if pattern.kind == "dense" else (pattern.nnz + rows + 1) * index_dtype(pattern.nnz, pattern.shape).itemsize
-    )
+    index = 0 if pattern.kind == "dense" else index_bytes(pattern.nnz, pattern.shape)
     return vectors + pattern.nnz * width * itemsize + index
+
+
+# ---- buffers of intermediate products ------------------------------------------------------------------------------
+
+
+@dataclass
+class Slots:
+    """Buffers of a workspace, handed out so that products which do not live at the same time share memory."""
+
+    capacities: list[int] = field(default_factory=list)
+    free: list[tuple[int, int]] = field(default_factory=list)
+
+    def take(self, values: int) -> int:
+        """Return the number of a free buffer for `values` values: the smallest that fits, else the largest grown."""
+        where = bisect_left(self.free, (values, -1))
+        if where == len(self.free):
+            where -= 1
+        if where < 0:
+            self.capacities.append(values)
+            return len(self.capacities) - 1
+        slot = self.free.pop(where)[1]
+        self.capacities[slot] = max(self.capacities[slot], values)
+        return slot
+
+    def give(self, slot: int) -> None:
+        """Take a buffer back."""
+        insort(self.free, (self.capacities[slot], slot))
+
+
+def shared_spans(
+    steps: Sequence[AbstractStep], patterns: Sequence[SparsityPattern], shared: Sequence[bool]
+) -> dict[Span, bool]:
+    """Say of every matrix whether the batch shares its values; an identity's are always shared: nobody reads them."""
+    inputs = enumerate(zip(patterns, shared, strict=True))
+    found = {Span(i + 1, i + 2): s or p.kind == "identity" for i, (p, s) in inputs}
+    for step in steps:
+        if step.kind == "mm":
+            found[step.target] = found[step.left] and found[step.right]
+    return found
+
+
+def is_view(plan: Product | None) -> bool:
+    """Whether the product has an identity operand, so that the other operand's values are the result as they stand."""
+    return plan is not None and plan.strategy == "identity"
+
+
+def assign_slots(
+    steps: Sequence[AbstractStep],
+    plans: Sequence[Product | None],
+    patterns: Mapping[Span, Pattern],
+    shared: Mapping[Span, bool],
+    batch: int,
+) -> tuple[dict[Span, int], list[int]]:
+    """Give every intermediate product a buffer that is free while the product lives.
+
+    Returns
+    -------
+    slots : dict of Span to int
+        Buffer of each product that needs one.
+    capacities : list of int
+        Values (not bytes) that each buffer holds.
+    """
+    root: dict[Span, Span] = {}  # spans that are another span's values under a new name, through an identity
+    for step, plan in zip(steps, plans, strict=True):
+        if is_view(plan):
+            source = step.left if patterns[step.right].kind == "identity" else step.right
+            root[step.target] = root.get(source, source)
+    last_use: dict[Span, int] = {}
+    for number, step in enumerate(steps):
+        for span in (step.left, step.right):
+            last_use[root.get(span, span)] = number
+    slots: dict[Span, int] = {}
+    pool = Slots()
+    for number, (step, plan) in enumerate(zip(steps, plans, strict=True)):
+        if plan is not None:
+            target = step.target
+            if not is_view(plan):
+                slots[target] = pool.take(plan.pattern.nnz * (1 if shared[target] else batch))
+        for span in (step.left, step.right):
+            owner = root.get(span, span)
+            if owner in slots and last_use[owner] == number:
+                pool.give(slots[owner])
+    return slots, pool.capacities

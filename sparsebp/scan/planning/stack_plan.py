@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import TypeAlias
 
-from sparsebp.scan.running.steps import AbstractStep, Recipe, Span
+from sparsebp.scan.steps import AbstractStep, Recipe, Span
 
 Address: TypeAlias = tuple[int, int]
 
@@ -38,8 +38,8 @@ class Matvec:
 
 
 @dataclass(frozen=True)
-class Chain:
-    """Chains over ``stack[a][first:last]``, cut at `chunk_ptr`; chain c starts from ``y[x_index[c]]``.
+class Linear:
+    """Linear scans over ``stack[a][first:last]``, cut at `chunk_ptr`; that of chunk c starts from ``y[x_index[c]]``.
 
     The k-th product goes to ``y[out + k]``, or to ``y[out[k]]`` where the positions do not lie side by side.
     """
@@ -61,7 +61,7 @@ class Reduce:
     chunk_ptr: Sequence[int]
 
 
-Operation: TypeAlias = Matmul | Matvec | Chain | Reduce
+Operation: TypeAlias = Matmul | Matvec | Linear | Reduce
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class StackProgram:
     @property
     def scratch(self) -> int:
         """Vectors of scratch: results of a chain that are not side by side in ``y``, and starts of several chains."""
-        chains = [o for o in self.operations if isinstance(o, Chain)]
+        chains = [o for o in self.operations if isinstance(o, Linear)]
         spread = max((o.last - o.first for o in chains if isinstance(o.out, tuple)), default=0)
         return spread + max((len(o.x_index) for o in chains if len(o.x_index) > 1), default=0)
 
@@ -97,14 +97,14 @@ def _chunked(n: int, cuts: tuple[int, ...]) -> StackProgram:
     runs through is worth more than the one product a chunk that it could leave out.
     """
     count = len(cuts) - 1
-    first = Chain(0, 0, cuts[1], (0, cuts[1]), (0,), 1)
+    first = Linear(0, 0, cuts[1], (0, cuts[1]), (0,), 1)
     if count == 1:
         return StackProgram((first,), ())
-    rest = Chain(0, cuts[1], n, tuple(c - cuts[1] for c in cuts[1:]), cuts[1:-1], cuts[1] + 1)
+    rest = Linear(0, cuts[1], n, tuple(c - cuts[1] for c in cuts[1:]), cuts[1:-1], cuts[1] + 1)
     if count == 2:
         return StackProgram((first, rest), ())
     inner = Reduce(cuts[1], cuts[-2], tuple(c - cuts[1] for c in cuts[1:-1]))
-    combine = Chain(1, 0, count - 2, (0, count - 2), (cuts[1],), cuts[2:-1])
+    combine = Linear(1, 0, count - 2, (0, count - 2), (cuts[1],), cuts[2:-1])
     return StackProgram((first, inner, combine, rest), (count - 2,))
 
 
@@ -116,7 +116,7 @@ def _levels(recipe: Recipe) -> StackProgram:
     for (_, phase), group in groupby(recipe.steps, key=lambda s: (s.level, s.phase)):
         steps = list(group)
         if phase == "middle":
-            operations.append(_chain(steps, address))
+            operations.append(_linear(steps, address))
             continue
         vectors = [s for s in steps if s.kind == "mv"]
         matrices = [s for s in steps if s.kind == "mm"]
@@ -126,15 +126,15 @@ def _levels(recipe: Recipe) -> StackProgram:
         if vectors:
             operations.append(_matvec(vectors, address))
     if recipe.steps and recipe.steps[0].phase == "linear":  # a level each, but one chain
-        return StackProgram((Chain(0, 0, recipe.n, (0, recipe.n), (0,), 1),), ())
+        return StackProgram((Linear(0, 0, recipe.n, (0, recipe.n), (0,), 1),), ())
     return StackProgram(tuple(operations), tuple(stacks))
 
 
-def _chain(steps: list[AbstractStep], address: dict[Span, Address]) -> Chain:
+def _linear(steps: list[AbstractStep], address: dict[Span, Address]) -> Linear:
     """The middle of a hybrid scan: its blocks lie side by side in the stack of the last up-sweep level."""
     stack, first = address[steps[0].right]
     targets = tuple(s.target.stop - 1 for s in steps)
-    return Chain(stack, first, first + len(steps), (0, len(steps)), (steps[0].left.stop - 1,), targets)
+    return Linear(stack, first, first + len(steps), (0, len(steps)), (steps[0].left.stop - 1,), targets)
 
 
 def _matmul(steps: list[AbstractStep], address: dict[Span, Address], out: int) -> Matmul:

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import prod
 from types import ModuleType
 from typing import Any
 
-from sparsebp import kernels
-from sparsebp.core.errors import MemoryLimitError
+from sparsebp import backend, kernels
+from sparsebp.core.arguments import check_integer
+from sparsebp.core.errors import MemoryLimitError, ShapeError
 from sparsebp.core.types import Array
 from sparsebp.patterns import SparsityPattern
-from sparsebp.scan.planning.arguments import Arguments, check_arguments
 from sparsebp.scan.planning.candidates import Candidate
-from sparsebp.scan.planning.limits import refusal
+from sparsebp.scan.planning.choose import refusal
 from sparsebp.scan.planning.planned import PlannedScan
-from sparsebp.scan.planning.sizing import Sizes
-from sparsebp.scan.running.slots import assign_slots, is_view, shared_spans
+from sparsebp.scan.planning.sizing import Sizes, assign_slots, is_view, shared_spans
+from sparsebp.scan.running.arguments import Arguments, check_arguments
 from sparsebp.scan.running.stacked import StackBuffers, run_stacked
-from sparsebp.scan.running.steps import AbstractStep, Span
+from sparsebp.scan.steps import AbstractStep, Span
 
 KEPT_WORKSPACES = 2
 """Workspaces that a plan keeps: enough for a batch size and its last, smaller batch."""
@@ -75,9 +77,9 @@ def workspace_of(plan: PlannedScan, arguments: Arguments) -> Iterator[Workspace]
 def _take_workspace(plan: PlannedScan, arguments: Arguments) -> Workspace:
     """Take a fitting workspace out of the plan, or make one; while it is out, no other call can write to it."""
     xp, g = arguments.xp, arguments.g
-    stacked = arguments.stacked and plan.stackable
-    shared = arguments.shared
-    key = (xp.__name__, str(getattr(g, "device", "cpu")), g.dtype, g.shape[1], shared, stacked)
+    sized, batch, shared = plan.sized, g.shape[1], arguments.shared
+    stack = sized.stack if arguments.stacked else None
+    key = (xp.__name__, str(getattr(g, "device", "cpu")), g.dtype, batch, shared, stack is not None)
     for kept in list(plan.workspaces):
         if kept.key == key:
             try:
@@ -85,33 +87,20 @@ def _take_workspace(plan: PlannedScan, arguments: Arguments) -> Workspace:
             except ValueError:  # another thread was faster
                 continue
             return kept
-    if stacked:
-        width = 1 if shared[0] else g.shape[1]
-        buffers = StackBuffers.plan(plan.sized.recipe, plan.patterns[0].shape[0], width, g.shape[1])
-        _check_limit(plan, g, buffers.values * g.dtype.itemsize)
-        buffers.allocate(xp, g.dtype)
-        return Workspace(key, {}, buffers)
-    sized = plan.sized
-    slots, capacities = assign_slots(sized.recipe.steps, sized.plans, sized.patterns, shared, g.shape[1])
+    if stack is not None:
+        size, width = plan.patterns[0].shape[0], 1 if shared[0] else batch
+        _check_limit(plan, g, stack.values(size, width, batch) * g.dtype.itemsize)
+        return Workspace(key, {}, StackBuffers.make(stack, size, width, xp, g.dtype))
+    is_shared = shared_spans(sized.recipe.steps, plan.patterns, shared)
+    slots, capacities = assign_slots(sized.recipe.steps, sized.plans, sized.patterns, is_shared, batch)
     _check_limit(plan, g, sum(capacities) * g.dtype.itemsize)
     memory = [xp.empty(c, dtype=g.dtype) for c in capacities]
-    is_shared = _shared_products(plan, shared)
     products = {}
     for span, slot in slots.items():
         nnz = sized.patterns[span].nnz
-        shape = (nnz,) if is_shared[span] else (nnz, g.shape[1])
-        size = nnz if is_shared[span] else nnz * g.shape[1]
-        products[span] = memory[slot][:size].reshape(shape)
+        shape = (nnz,) if is_shared[span] else (nnz, batch)
+        products[span] = memory[slot][: prod(shape)].reshape(shape)
     return Workspace(key, products)
-
-
-def _shared_products(plan: PlannedScan, shared: Sequence[bool]) -> dict[Span, bool]:
-    """Say of every matrix span whether the batch shares it, given the sharing of the Jacobians."""
-    found = shared_spans(shared, plan.sized.patterns)
-    for step in plan.sized.recipe.steps:
-        if step.kind == "mm":
-            found[step.target] = found[step.left] and found[step.right]
-    return found
 
 
 def _check_limit(plan: PlannedScan, g: Array, workspace: int) -> None:
@@ -123,7 +112,7 @@ def _check_limit(plan: PlannedScan, g: Array, workspace: int) -> None:
     if need > plan.memory_limit:
         recipe = plan.sized.recipe
         candidate = Candidate(recipe.algorithm, recipe.up_levels, plan.chunks)
-        chain = replace(plan.chain, sizes=Sizes.make(g.shape[1], g.dtype, plan.chain.sizes.shared))
+        chain = replace(plan.chain, sizes=Sizes(g.shape[1], g.dtype, plan.chain.sizes.shared))
         problem = MemoryLimitError(
             f"The {recipe.algorithm} scan needs more memory than memory_limit for a batch of {g.shape[1]}",
             got=f"{need} bytes",
@@ -190,3 +179,33 @@ class _Multiply:
         values = data.reshape(-1, 1) if data.ndim == 1 else data
         self.kernels.csr_matvec(indptr, indices, values, x, out, add)
         return out
+
+
+def step_times(
+    plan: PlannedScan, g: Array, data: Sequence[Array], injections: Sequence[Array | None] | None, repeats: int
+) -> list[float]:
+    """Return the least time of every step in `repeats` runs; see `ScanPlan.profile`."""
+    repeats = check_integer("repeats", repeats, 1)
+    arguments = check_arguments(plan, g, data, injections)
+    if arguments.stacked:
+        raise ShapeError(
+            "Stacked data has no steps of its own: its levels run in one kernel call each",
+            expected="a list with one array a Jacobian",
+            got=f"an array of shape {arguments.data.shape}",
+            remedy="Pass list(data)",
+        )
+    stamps: list[float] = []
+
+    def stamp() -> None:
+        backend.synchronize(arguments.xp)  # synchronize!
+        stamps.append(time.perf_counter())
+
+    least = [float("inf")] * len(plan.steps)
+    with workspace_of(plan, arguments) as workspace:
+        for run in range(repeats + 1):
+            stamps.clear()
+            stamp()
+            run_steps(plan, arguments, workspace, stamp)
+            if run:  # the first one compiles and warms up
+                least = [min(pair) for pair in zip(least, map(float.__sub__, stamps[1:], stamps), strict=True)]
+    return least

@@ -2,58 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from sparsebp import kernels
 from sparsebp.core.types import Array
-from sparsebp.scan.planning.arguments import Arguments
 from sparsebp.scan.planning.planned import PlannedScan
-from sparsebp.scan.planning.stack_plan import Chain, Matmul, Matvec, Operation, Reduce, StackProgram, stack_program
-from sparsebp.scan.running.steps import Recipe
+from sparsebp.scan.planning.stack_plan import Linear, Matmul, Matvec, Operation, Reduce, StackProgram
+from sparsebp.scan.running.arguments import Arguments
 
 
-@dataclass
-class StackBuffers:
-    """Program and buffers of the stacked run for one shape of call.
+class StackBuffers(NamedTuple):
+    """Buffers of the stacked run for one shape of call.
 
     Attributes
     ----------
-    program
-        Kernel calls in order.
-    size, width, batch
-        Block size, values an entry (1 if the batch shares them), batch.
     operations
         The program's operations with index arrays where the data is.
     stacks
-        Products by level, (count, size, size, width) each.
+        Products by level, (count, size, size, width) each; width is 1 where the batch shares them.
     """
 
-    program: StackProgram
-    size: int
-    width: int
-    batch: int
     operations: list[Operation]
     stacks: list[Array]
 
     @classmethod
-    def plan(cls, recipe: Recipe, size: int, width: int, batch: int) -> StackBuffers:
-        """Make the program; nothing of the data's size is allocated yet."""
-        return cls(stack_program(recipe), size, width, batch, [], [])
-
-    @property
-    def values(self) -> int:
-        """Values that the buffers will hold, scratch vectors included."""
-        return self.program.values(self.size, self.width, self.batch)
-
-    def allocate(self, xp: ModuleType, dtype: np.dtype) -> None:
+    def make(cls, program: StackProgram, size: int, width: int, xp: ModuleType, dtype: np.dtype) -> StackBuffers:
         """Allocate the stacks and move the index arrays to where `xp` keeps its data."""
-        self.operations = [_with_arrays(o, xp) for o in self.program.operations]
-        shape = (self.size, self.size, self.width)
-        self.stacks = [xp.empty((count, *shape), dtype=dtype) for count in self.program.stacks]
+        stacks = [xp.empty((count, size, size, width), dtype=dtype) for count in program.stacks]
+        return cls([_with_arrays(o, xp) for o in program.operations], stacks)
 
 
 def _with_arrays(operation: Operation, xp: ModuleType) -> Operation:
@@ -97,8 +77,8 @@ class _Run:
             self.matmul(operation)
         elif isinstance(operation, Matvec):
             self.matvec(operation)
-        elif isinstance(operation, Chain):
-            self.chain(operation)
+        elif isinstance(operation, Linear):
+            self.linear(operation)
         elif isinstance(operation, Reduce):
             self.reduce(operation)
 
@@ -122,7 +102,7 @@ class _Run:
         add_index = None if add is None else o.a_index
         self.kernels.dense_matvec(self.stacks[o.a], o.a_index, self.y, o.x_index, add, add_index, self.y, o.out_index)
 
-    def chain(self, o: Chain) -> None:
+    def linear(self, o: Linear) -> None:
         """Apply one map after the other along every chunk."""
         a, add = self.stacks[o.a][o.first : o.last], self.adds[o.a]
         add = None if add is None else add[o.first : o.last]

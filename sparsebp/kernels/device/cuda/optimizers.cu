@@ -2,7 +2,7 @@
 //
 // `addresses` (n, columns): the address of each array, by row parameter, gradient, buffers; 0 where a rule's buffer is
 // not there. `layout` (n + 1, 3): size, first chunk, step number; the last row holds the number of chunks. A block works
-// on one chunk of one array. `options` (n, count) in the order of kernels/protocol.py. Scalars that come from the step
+// on one chunk of one array. `options` (n, count) in the order of kernels/api/optimizers.py. Scalars that come from the step
 // number are worked out in double, once a block. The floor is bytes / bandwidth.
 
 #include "common.cuh"

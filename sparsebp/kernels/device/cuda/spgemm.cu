@@ -9,11 +9,11 @@
 
 #include "common.cuh"
 
-extern "C" __global__ void __launch_bounds__(32) spgemm_numeric(
-    const INDEX* __restrict__ a_indptr, const INDEX* __restrict__ a_indices, const real* __restrict__ a_data, int a_step,
-    const INDEX* __restrict__ b_indptr, const real* __restrict__ b_data, int b_step, const INDEX* __restrict__ c_indptr,
-    const int64* __restrict__ product_ptr, const POSITION* __restrict__ positions, real* out, int batch, int tiles,
-    int capacity) {
+extern "C" __global__ void __launch_bounds__(32) spgemm_positions(
+    const INDEX* __restrict__ a_indptr, const INDEX* __restrict__ a_indices, const INDEX* __restrict__ b_indptr,
+    const INDEX* __restrict__ c_indptr, const int64* __restrict__ product_ptr,
+    const POSITION* __restrict__ positions, const real* __restrict__ a_data, int a_step,
+    const real* __restrict__ b_data, int b_step, real* out, int batch, int tiles, int capacity) {
     extern __shared__ __align__(16) real sums[];
     const int64 row = blockIdx.x / tiles;
     const int sample = (blockIdx.x % tiles) * blockDim.x + threadIdx.x;
@@ -49,9 +49,9 @@ extern "C" __global__ void __launch_bounds__(32) spgemm_numeric(
 // (pixels of one pooling window): of the products that the warp holds together, the first thread with a position adds
 // those of the others, in their order. Floor: two values and two indices read a product, C written once.
 extern "C" __global__ void __launch_bounds__(32) spgemm_select_columns(
-    const INDEX* __restrict__ product_ptr, const INDEX* __restrict__ a_index, const real* __restrict__ a_data, int a_step,
-    const INDEX* __restrict__ b_index, const real* __restrict__ b_data, int b_step, const INDEX* __restrict__ c_indptr,
-    const POSITION* __restrict__ positions, real* out, int batch, int tiles) {
+    const INDEX* __restrict__ product_ptr, const INDEX* __restrict__ a_index, const INDEX* __restrict__ b_index,
+    const INDEX* __restrict__ c_indptr, const POSITION* __restrict__ positions, const real* __restrict__ a_data, int a_step,
+    const real* __restrict__ b_data, int b_step, real* out, int batch, int tiles) {
     const int64 row = blockIdx.x / tiles;
     const int sample = (blockIdx.x % tiles) * blockDim.x + threadIdx.x;
     const bool active = sample < batch;
@@ -94,10 +94,11 @@ extern "C" __global__ void __launch_bounds__(32) spgemm_select_columns(
 // along a run. Sums stay in a register while the entries of A that name rows of one shape follow one another. Floor, per
 // product and sample: 2 operations and one value of B, which neighbouring rows of C find in cache.
 extern "C" __global__ void __launch_bounds__(256) spgemm_runs(
-    const INDEX* __restrict__ a_indptr, const INDEX* __restrict__ a_indices, const real* __restrict__ a_data, int a_step,
-    const INDEX* __restrict__ b_indptr, const real* __restrict__ b_data, int b_step, const INDEX* __restrict__ b_shape,
-    const INDEX* __restrict__ run_ptr, const INDEX* __restrict__ run_lengths, const INDEX* __restrict__ c_indptr,
-    const int64* __restrict__ start_ptr, const POSITION* __restrict__ starts, real* out, int batch, int tiles) {
+    const INDEX* __restrict__ a_indptr, const INDEX* __restrict__ a_indices, const INDEX* __restrict__ b_indptr,
+    const INDEX* __restrict__ c_indptr, const INDEX* __restrict__ b_shape,
+    const INDEX* __restrict__ run_ptr, const INDEX* __restrict__ run_lengths, const int64* __restrict__ start_ptr,
+    const POSITION* __restrict__ starts, const real* __restrict__ a_data, int a_step, const real* __restrict__ b_data,
+    int b_step, real* out, int batch, int tiles) {
     const int64 row = blockIdx.x / tiles;
     const int sample = (blockIdx.x % tiles) * blockDim.x + threadIdx.x;
     const bool active = sample < batch;

@@ -4,9 +4,9 @@
 
 // No row of A has more than one entry: rows of B, picked and scaled. Floor: B's values read, C's written.
 extern "C" __global__ void __launch_bounds__(32) spgemm_select_rows(
-    const INDEX* __restrict__ a_indptr, const INDEX* __restrict__ a_indices, const real* __restrict__ a_data, int a_step,
-    const INDEX* __restrict__ b_indptr, const real* __restrict__ b_data, int b_step, const INDEX* __restrict__ c_indptr,
-    real* __restrict__ out, int batch, int tiles) {
+    const INDEX* __restrict__ a_indptr, const INDEX* __restrict__ a_indices, const INDEX* __restrict__ b_indptr,
+    const INDEX* __restrict__ c_indptr, const real* __restrict__ a_data, int a_step,
+    const real* __restrict__ b_data, int b_step, real* __restrict__ out, int batch, int tiles) {
     const int64 row = blockIdx.x / tiles, k = a_indptr[row];
     const int sample = (blockIdx.x % tiles) * blockDim.x + threadIdx.x;
     if (sample >= batch || k == a_indptr[row + 1]) return;
@@ -22,9 +22,10 @@ extern "C" __global__ void __launch_bounds__(32) spgemm_select_rows(
 // memory for all columns times all blocks. The products of one entry of A land on different entries of C; the entries of
 // A follow one another: no atomics, one order of sums.
 extern "C" __global__ void __launch_bounds__(32) spgemm_accumulate(
-    const INDEX* __restrict__ a_indptr, const INDEX* __restrict__ a_indices, const real* __restrict__ a_data, int a_step,
-    const INDEX* __restrict__ b_indptr, const INDEX* __restrict__ b_indices, const real* __restrict__ b_data, int b_step,
-    const INDEX* __restrict__ c_indptr, const INDEX* __restrict__ c_indices, real* out, int batch, int tiles) {
+    const INDEX* __restrict__ a_indptr, const INDEX* __restrict__ a_indices, const INDEX* __restrict__ b_indptr,
+    const INDEX* __restrict__ c_indptr, const INDEX* __restrict__ b_indices,
+    const INDEX* __restrict__ c_indices, const real* __restrict__ a_data, int a_step, const real* __restrict__ b_data,
+    int b_step, real* out, int batch, int tiles) {
     const int64 row = blockIdx.x / tiles;
     const int sample = (blockIdx.x % tiles) * blockDim.x + threadIdx.x;
     const bool active = sample < batch;

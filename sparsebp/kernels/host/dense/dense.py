@@ -9,7 +9,6 @@ import numba
 import numpy as np
 
 from sparsebp.core.types import Array
-from sparsebp.kernels import checks
 from sparsebp.kernels.host.dense.blocks import matvec_of_block, shared_rows, tile
 from sparsebp.kernels.host.dense.chain import (
     chain_parallel,
@@ -22,11 +21,11 @@ from sparsebp.kernels.host.engine.team import in_parts, team
 
 
 class DenseKernels:
-    """Host side of the dense part of `sparsebp.kernels.protocol.Kernels`; shapes and dtypes are stated there."""
+    """Host side of the dense part of `sparsebp.kernels.api.Kernels`; shapes and dtypes are stated there."""
 
     def dense_matmul(self, a: Array, a_index: Array, b: Array, b_index: Array, out: Array, out_index: Array) -> None:
         """``out[out_index[s]] = a[a_index[s]] @ b[b_index[s]]`` for all s."""
-        batch = checks.check_dense_matmul(a, a_index, b, b_index, out, out_index)
+        batch = out.shape[-1]
         m, k, n = a.shape[1], a.shape[2], b.shape[2]
         arguments = (
             a.reshape(-1),
@@ -58,7 +57,7 @@ class DenseKernels:
         out_index: Array,
     ) -> None:
         """``out[out_index[s]] = a[a_index[s]] @ x[x_index[s]] + add[add_index[s]]`` for all s."""
-        batch = checks.check_dense_matvec(a, a_index, x, x_index, add, add_index, out, out_index)
+        batch = out.shape[-1]
         m, k = a.shape[1], a.shape[2]
         arguments = (
             a.reshape(-1),
@@ -81,7 +80,7 @@ class DenseKernels:
 
     def dense_chain(self, a: Array, chunk_ptr: Array, x: Array, add: Array | None, out: Array) -> None:
         """Run ``v = a[s] @ v + add[s]; out[s] = v`` along every chunk."""
-        batch = checks.check_dense_chain(a, chunk_ptr, x, add, out)
+        batch = out.shape[-1]
         steps, n = a.shape[0], a.shape[1]
         arguments = (
             a.reshape(-1),
@@ -101,7 +100,6 @@ class DenseKernels:
         self, a: Array, chunk_ptr: Array, add: Array | None, out_matrix: Array, out_vector: Array | None
     ) -> None:
         """Reduce every chunk of affine maps to one matrix and one vector."""
-        batch = checks.check_dense_reduce(a, chunk_ptr, add, out_matrix, out_vector)
         steps, n, own = a.shape[0], a.shape[1], a.shape[3]
         chunks = len(chunk_ptr) - 1
         blocks = _lane_blocks(a.dtype, own)
@@ -112,6 +110,7 @@ class DenseKernels:
         reduce_matrices_parallel(team(parts_for(steps * n * n * (n + 1) * own)), chunks * blocks, *arguments, scratch)
         if add is None or out_vector is None:
             return
+        batch = add.shape[2]
         blocks = _lane_blocks(a.dtype, batch)
         vectors = (a.reshape(-1), chunk_ptr, add.reshape(-1), out_vector.reshape(-1), n, batch, own == batch)
         scratch = np.empty((chunks * blocks, n * simd.VECTOR_BYTES // a.dtype.itemsize), a.dtype)

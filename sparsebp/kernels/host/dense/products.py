@@ -20,7 +20,7 @@ import numpy as np
 
 from sparsebp.core import threads
 from sparsebp.core.types import Array
-from sparsebp.kernels.checks.common import written
+from sparsebp.kernels.api.checks import written
 from sparsebp.kernels.host.dense.blas import blas_of, gemm
 from sparsebp.kernels.host.engine.parts import INNER_JIT, JIT, span
 from sparsebp.kernels.host.engine.team import parallel, team_for

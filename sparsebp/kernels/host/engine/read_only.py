@@ -1,7 +1,7 @@
 """Read-only arrays run the code that was compiled for all others.
 
 To Numba they are another type, so every kernel would be compiled a second time for them, for seconds each. But the
-code is the same, and that a kernel writes to no read-only array is what `sparsebp.kernels.checks` look after. So the
+code is the same, and that a kernel writes to no read-only array is what `sparsebp.kernels.api` look after. So the
 first call with one enters the compiled function under the other type too; no call pays for it. Constants, each a type
 of its own to Numba, are treated alike: LLVM sees their values when it inlines.
 """

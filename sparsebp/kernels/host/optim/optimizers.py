@@ -18,8 +18,7 @@ from llvmlite import ir
 from numba.core import types
 
 from sparsebp.core.types import Array, UpdateRule
-from sparsebp.kernels import checks
-from sparsebp.kernels.checks.common import written
+from sparsebp.kernels.api.optimizers import OPTIONAL_BUFFERS, UPDATE_BUFFERS
 from sparsebp.kernels.host.engine.parts import INNER_JIT, JIT, parts_for, share
 from sparsebp.kernels.host.engine.simd import (
     VECTOR_BYTES,
@@ -39,7 +38,6 @@ from sparsebp.kernels.host.engine.simd import (
 )
 from sparsebp.kernels.host.engine.team import in_parts, team
 from sparsebp.kernels.host.optim.tensors import GRAIN, entry_at, table_of
-from sparsebp.kernels.protocol import OPTIONAL_BUFFERS, UPDATE_BUFFERS
 
 _ACCESS = {
     rule: "wr" + "".join("o" if name in OPTIONAL_BUFFERS else "w" for name in names)
@@ -47,11 +45,12 @@ _ACCESS = {
 }
 _WORTH_THREADS = 1 << 20  # moved numbers: some 60 µs
 _ALIGN_FROM = 4096  # numbers, fewer of which are not worth a start of their own
+Check = Callable[[], None]
 CHUNK = 1 << 14  # numbers that one partial sum of squares covers at most, see `chunk_rows`
 
 
 class OptimizerKernels:
-    """Optimizers' part of `sparsebp.kernels.protocol.Kernels` on the host; shapes and dtypes are stated there."""
+    """Optimizers' part of `sparsebp.kernels.api.Kernels` on the host; shapes and dtypes are stated there."""
 
     def optimizer_update(
         self,
@@ -61,30 +60,21 @@ class OptimizerKernels:
         buffers: Sequence[Sequence[Array | None]],
         options: np.ndarray,
         steps: np.ndarray,
+        check: Check,
     ) -> None:
         """Update all parameters in place."""
-
-        def check() -> None:
-            checks.check_optimizer_update(rule, params, grads, buffers, options, steps)
-
-        checks.check_update_options(rule, len(params), buffers, options, steps)
         _run(rule, (params, grads, *buffers), _ACCESS[rule], options, steps, check)
 
-    def scale_arrays(self, arrays: Sequence[Array], factor: float) -> None:
+    def scale_arrays(self, arrays: Sequence[Array], factor: float, check: Check) -> None:
         """Multiply all arrays by one number, in place."""
-        _run_on_all("scale", arrays, factor)
+        _run_on_all("scale", arrays, factor, check)
 
-    def clamp_arrays(self, arrays: Sequence[Array], limit: float) -> None:
+    def clamp_arrays(self, arrays: Sequence[Array], limit: float, check: Check) -> None:
         """Bring all numbers into [-limit, limit], in place; NaN stays."""
-        _run_on_all("clamp", arrays, limit)
+        _run_on_all("clamp", arrays, limit, check)
 
-    def square_sums(self, arrays: Sequence[Array], out: Array) -> None:
+    def square_sums(self, arrays: Sequence[Array], out: Array, check: Check) -> None:
         """Sum of the squares of each array, in float64: of its chunks, then of those in order."""
-
-        def check() -> None:
-            checks.check_square_sums(arrays, out)
-
-        written("out", out, np.float64, (len(arrays),))
         if not arrays:
             return
         addresses, begins, rows = table_of((arrays,), "r", check)
@@ -102,7 +92,7 @@ def _parts(work: int) -> int:
 
 def _run(
     rule: str, columns: Sequence[Sequence[Any]], access: str, options: np.ndarray,
-    steps: np.ndarray, check: Callable[[], None],
+    steps: np.ndarray, check: Check,
 ) -> None:  # fmt: skip
     if not columns[0]:
         check()
@@ -114,9 +104,9 @@ def _run(
     _update_parallel(team(parts), parts, function, like, addresses, begins, options, steps, parts)
 
 
-def _run_on_all(rule: str, arrays: Sequence[Array], value: float) -> None:
+def _run_on_all(rule: str, arrays: Sequence[Array], value: float, check: Check) -> None:
     options, steps = np.full((len(arrays), 1), value), np.zeros(len(arrays), np.int64)
-    _run(rule, (arrays,), "w", options, steps, lambda: checks.check_written_arrays(arrays))
+    _run(rule, (arrays,), "w", options, steps, check)
 
 
 @numba.njit(**INNER_JIT)

@@ -15,7 +15,7 @@ import numpy as np
 
 from sparsebp.core import threads
 from sparsebp.core.types import Array, UpdateRule
-from sparsebp.kernels import checks
+from sparsebp.kernels.api.optimizers import check_update
 from sparsebp.kernels.host.dense.blas import blas_of
 from sparsebp.kernels.host.dense.products import (
     ITEM,
@@ -65,7 +65,7 @@ def update_by_product(
     `sparsebp.kernels.host.matmul`, and `worth_update_by_product`. Results are bitwise those of ``matmul``,
     ``square_sums`` and ``optimizer_update``. Where the squares of some rows are not finite, those rows are not updated.
     """
-    checks.check_optimizer_update(rule, [param], [param], [[buffer] for buffer in buffers], options, steps)
+    check_update(rule, [param], [param], [[buffer] for buffer in buffers], options, steps)
     (m, n), k = param.shape, a.shape[1]
     cut, sizes = describe(a, b)
     addresses = np.array([0 if array is None else array.ctypes.data for array in (param, None, *buffers)], np.int64)

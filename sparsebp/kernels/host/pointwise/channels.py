@@ -10,33 +10,27 @@ import numba
 import numpy as np
 
 from sparsebp.core.types import Array
-from sparsebp.kernels import checks
 from sparsebp.kernels.host.engine.parts import INNER_SUMS, SERIAL, parts_for, span
 from sparsebp.kernels.host.engine.simd import advance, pointer
 from sparsebp.kernels.host.engine.team import parallel, team
 
 
 class ChannelKernels:
-    """Host side of the kernels over channels in `sparsebp.kernels.protocol.Kernels`; shapes are stated there."""
+    """Host side of the kernels over channels in `sparsebp.kernels.api.Kernels`; shapes are stated there."""
 
     def channel_moments(self, x: Array, mean: Array, var: Array) -> None:
         """Mean and variance of every channel; parts are of channels."""
-        checks.check_channels(arrays={"x": x}, channels={"mean": mean, "var": var}, out=("mean", "var"))
         parts = min(parts_for(2 * x.size), max(len(mean), 1))
         _moments(team(parts), parts, x, mean, var)
 
     def channel_scale(self, x: Array, mean: Array, factor: Array, offset: Array, out: Array) -> None:
         """A linear map for every channel; parts are of planes."""
-        channels = {"mean": mean, "factor": factor, "offset": offset}
-        checks.check_channels(arrays={"x": x, "out": out}, channels=channels)
         planes = x.shape[0] * x.shape[1]
         parts = min(parts_for(x.size), max(planes, 1))
         _scale(team(parts), parts, x, mean, factor, offset, out)
 
     def channel_products(self, gy: Array, x: Array, mean: Array, sums: Array, products: Array) -> None:
         """Two sums over every channel in one pass; parts are of channels."""
-        channels = {"mean": mean, "sums": sums, "products": products}
-        checks.check_channels(arrays={"gy": gy, "x": x}, channels=channels, out=("sums", "products"))
         parts = min(parts_for(2 * x.size), max(len(mean), 1))
         _products(team(parts), parts, gy, x, mean, sums, products)
 
@@ -44,8 +38,6 @@ class ChannelKernels:
         self, gy: Array, x: Array, mean: Array, offset: Array, slope: Array, factor: Array, out: Array
     ) -> None:
         """What the statistics take off a gradient; parts are of planes."""
-        channels = {"mean": mean, "offset": offset, "slope": slope, "factor": factor}
-        checks.check_channels(arrays={"gy": gy, "x": x, "out": out}, channels=channels)
         planes = x.shape[0] * x.shape[1]
         parts = min(parts_for(2 * x.size), max(planes, 1))
         _centre(team(parts), parts, gy, x, mean, offset, slope, factor, out)

@@ -7,7 +7,6 @@ from typing import Any
 import numba
 import numpy as np
 
-from sparsebp.kernels.checks import recurrent as checks
 from sparsebp.kernels.host.engine import functions
 from sparsebp.kernels.host.engine.parts import INNER_JIT, JIT
 from sparsebp.kernels.host.engine.simd import (
@@ -290,17 +289,13 @@ def _jacobians(team: int, parts: int, *args: Any) -> None:
 
 
 class GruKernels:
-    """The kernels ``gru_*`` of `sparsebp.kernels.protocol.Kernels` in Numba."""
+    """The kernels ``gru_*`` of `sparsebp.kernels.api.Kernels` in Numba."""
 
     def gru_forward(
         self, gx: np.ndarray, w_hh: np.ndarray, b_hn: np.ndarray, h0: np.ndarray, h: np.ndarray, gates: np.ndarray
     ) -> None:
-        """Forward over all steps (BPPSA Eq. 10), keeping the gates. 6·T·B·H² FLOP, parallel over blocks of samples.
-
-        Arrays and errors: see `sparsebp.kernels.protocol.Kernels.gru_forward` and
-        `sparsebp.kernels.checks.recurrent.check_gru_forward`.
-        """
-        _, batch, hidden = checks.check_gru_forward(gx, w_hh, b_hn, h0, h, gates)
+        """Forward over all steps (BPPSA Eq. 10), keeping the gates. 6·T·B·H² FLOP, parallel over blocks of samples."""
+        _, batch, hidden = h.shape
         if batch:
             launch(_forward, blocks_of(batch), 6 * h.size * hidden, gx, pack_columns(w_hh, 3), b_hn, h0, h, gates)
 
@@ -315,12 +310,7 @@ class GruKernels:
         ga: np.ndarray,
         gh0: np.ndarray,
     ) -> None:
-        """Sequential back-propagation. 6·T·B·H² FLOP, sequential in T, parallel over blocks of samples.
-
-        Arrays and errors: see `sparsebp.kernels.protocol.Kernels.gru_backward` and
-        `sparsebp.kernels.checks.recurrent.check_gru_backward`.
-        """
-        checks.check_gru_backward(h, h0, gates, w_hh, gy, grad_h_n, ga, gh0)
+        """Sequential back-propagation. 6·T·B·H² FLOP, sequential in T, parallel over blocks of samples."""
         _scan_backward(h, h0, gates, w_hh, gy, grad_h_n, 1, ga, gh0)
 
     def gru_scan_backward(
@@ -341,22 +331,14 @@ class GruKernels:
         (2·(H + 1)·H² + 6·H²)·T·B·(C - 2)/C for the maps of all chunks but the first and the last in time, which need
         none: about H/3 times the work of `gru_backward`. Scratch: (C - 2)·B·H·(H + 1) numbers, and two maps and one
         Jacobian a thread.
-
-        Arrays and errors: see `sparsebp.kernels.protocol.Kernels.gru_scan_backward` and
-        `sparsebp.kernels.checks.recurrent.check_gru_scan_backward`.
         """
-        checks.check_gru_scan_backward(h, h0, gates, w_hh, gy, grad_h_n, chunks, ga, gh0)
         _scan_backward(h, h0, gates, w_hh, gy, grad_h_n, chunks, ga, gh0)
 
     def gru_jacobians(
         self, h: np.ndarray, h0: np.ndarray, gates: np.ndarray, w_hh: np.ndarray, out: np.ndarray
     ) -> None:
-        """Materialise the scan's elements (BPPSA Eq. 11). 5·T·H²·B FLOP, T·H²·B numbers written.
-
-        Arrays and errors: see `sparsebp.kernels.protocol.Kernels.gru_jacobians` and
-        `sparsebp.kernels.checks.recurrent.check_gru_jacobians`.
-        """
-        _, batch, _ = checks.check_gru_jacobians(h, h0, gates, w_hh, out)
+        """Materialise the scan's elements (BPPSA Eq. 11). 5·T·H²·B FLOP, T·H²·B numbers written."""
+        _, batch, _ = h.shape
         if batch:
             launch(_jacobians, len(h), 5 * out.size, h, h0, gates, w_hh, out)
 

@@ -8,7 +8,6 @@ import numba
 import numpy as np
 
 from sparsebp.core.types import Nonlinearity
-from sparsebp.kernels.checks import recurrent as checks
 from sparsebp.kernels.host.engine import functions
 from sparsebp.kernels.host.engine.parts import INNER_JIT, JIT
 from sparsebp.kernels.host.engine.simd import (
@@ -210,17 +209,13 @@ def _jacobians(team: int, parts: int, *args: Any) -> None:
 
 
 class RnnKernels:
-    """The kernels ``rnn_*`` of `sparsebp.kernels.protocol.Kernels` in Numba."""
+    """The kernels ``rnn_*`` of `sparsebp.kernels.api.Kernels` in Numba."""
 
     def rnn_forward(
         self, gx: np.ndarray, w_hh: np.ndarray, h0: np.ndarray, nonlinearity: Nonlinearity, h: np.ndarray
     ) -> None:
-        """Forward over all steps (BPPSA Eq. 9). 2·T·B·H² FLOP, sequential in T, parallel over blocks of samples.
-
-        Arrays and errors: see `sparsebp.kernels.protocol.Kernels.rnn_forward` and
-        `sparsebp.kernels.checks.recurrent.check_rnn_forward`.
-        """
-        _, batch, hidden = checks.check_rnn_forward(gx, w_hh, h0, nonlinearity, h)
+        """Forward over all steps (BPPSA Eq. 9). 2·T·B·H² FLOP, sequential in T, parallel over blocks of samples."""
+        _, batch, hidden = h.shape
         if batch:
             work, packed = 2 * gx.size * hidden, pack_columns(w_hh, 1)
             launch(_forward, blocks_of(batch), work, gx, packed, h0, nonlinearity == "relu", h)
@@ -235,12 +230,7 @@ class RnnKernels:
         gz: np.ndarray,
         gh0: np.ndarray,
     ) -> None:
-        """Sequential back-propagation. 2·T·B·H² FLOP, sequential in T, parallel over blocks of samples.
-
-        Arrays and errors: see `sparsebp.kernels.protocol.Kernels.rnn_backward` and
-        `sparsebp.kernels.checks.recurrent.check_rnn_backward`.
-        """
-        checks.check_rnn_backward(h, w_hh, gy, grad_h_n, nonlinearity, gz, gh0)
+        """Sequential back-propagation. 2·T·B·H² FLOP, sequential in T, parallel over blocks of samples."""
         _scan_backward(h, w_hh, gy, grad_h_n, nonlinearity, 1, gz, gh0)
 
     def rnn_scan_backward(
@@ -260,20 +250,12 @@ class RnnKernels:
         for the maps of all chunks but the first and the last in time, which need none. So the whole does about H times
         the work of `rnn_backward` and pays only where far more than H workers are idle. Scratch: (C - 2)·B·H·(H + 1)
         numbers, and two maps and one Jacobian a thread.
-
-        Arrays and errors: see `sparsebp.kernels.protocol.Kernels.rnn_scan_backward` and
-        `sparsebp.kernels.checks.recurrent.check_rnn_scan_backward`.
         """
-        checks.check_rnn_scan_backward(h, w_hh, gy, grad_h_n, nonlinearity, chunks, gz, gh0)
         _scan_backward(h, w_hh, gy, grad_h_n, nonlinearity, chunks, gz, gh0)
 
     def rnn_jacobians(self, h: np.ndarray, w_hh: np.ndarray, nonlinearity: Nonlinearity, out: np.ndarray) -> None:
-        """Materialise the scan's elements, ``w_hhᵀ @ diag(f')``. T·H²·B multiplications and as many numbers written.
-
-        Arrays and errors: see `sparsebp.kernels.protocol.Kernels.rnn_jacobians` and
-        `sparsebp.kernels.checks.recurrent.check_rnn_jacobians`.
-        """
-        _, batch, _ = checks.check_rnn_jacobians(h, w_hh, nonlinearity, out)
+        """Materialise the scan's elements, ``w_hhᵀ @ diag(f')``. T·H²·B multiplications and as many numbers written."""
+        _, batch, _ = h.shape
         if batch:
             launch(_jacobians, len(h), out.size, h, w_hh, nonlinearity == "relu", out)
 

@@ -9,181 +9,158 @@ from __future__ import annotations
 import numba
 
 from sparsebp.core.types import Array
-from sparsebp.kernels import checks
 from sparsebp.kernels.host.engine import simd
 from sparsebp.kernels.host.engine.parts import INNER_SERIAL, SERIAL, parts_for, row_at, share
-from sparsebp.kernels.host.engine.samples import put, take
+from sparsebp.kernels.host.engine.samples import Values, flat, pointers, put, take
 from sparsebp.kernels.host.engine.team import in_parts, team
+from sparsebp.kernels.operands import Rows
 
 
 class CsrKernels:
-    """Host side of the CSR part of `sparsebp.kernels.protocol.Kernels`; shapes and dtypes are stated there."""
+    """Host side of the kernels on one sparse matrix."""
 
     def csr_matvec(
         self, indptr: Array, indices: Array, data: Array, x: Array, out: Array, add: Array | None = None
     ) -> None:
         """Batched SpMV, ``out = add + A @ x``; sums run in the order of the entries."""
-        batch = checks.check_csr_matvec(indptr, indices, data, x, out, add)
-        arguments = (
-            indptr,
-            indices,
-            data.reshape(-1),
-            x.reshape(-1),
-            (out if add is None else add).reshape(-1),
-            add is not None,
-            out.reshape(-1),
-            batch,
-            data.shape[1] == batch,
-        )
+        batch = out.shape[1]
+        start = (out if add is None else add).reshape(-1)
         parts = parts_for((indices.size + out.shape[0]) * batch, vectors=batch > 1)
-        _csr_matvec_parallel(team(parts), parts, *arguments, parts)
+        arguments = (indptr, indices, *flat(data, x, out), start, add is not None, parts)
+        _csr_matvec(team(parts), parts, *arguments)
 
     def scale_rows(self, indptr: Array, data: Array, scale: Array, out: Array) -> None:
         """Diagonal times CSR: ``out[k] = scale[row(k)] * data[k]``."""
-        batch = checks.check_scale_rows(indptr, data, scale, out)
-        arguments = (
-            indptr,
-            scale.reshape(-1),
-            data.reshape(-1),
-            out.reshape(-1),
-            batch,
-            scale.shape[1] == batch,
-            data.shape[1] == batch,
-        )
         parts = parts_for(out.size)
-        _scale_rows_parallel(team(parts), parts, *arguments, len(out), parts)
+        _scale_rows(team(parts), parts, indptr, *flat(scale, data, out), len(out), parts)
 
     def scale_columns(self, indices: Array, data: Array, scale: Array, out: Array) -> None:
         """CSR times diagonal: ``out[k] = data[k] * scale[indices[k]]``."""
-        batch = checks.check_scale_columns(indices, data, scale, out)
-        self._multiply(data, None, scale, indices, out, batch)
+        self._multiply(data, None, scale, indices, out)
 
     def gather(self, data: Array, index: Array, out: Array) -> None:
         """``out[k] = data[index[k]]``."""
-        batch = checks.check_gather(data, index, out)
-        arguments = (data.reshape(-1), index, out.reshape(-1), batch)
+        batch = out.shape[1]
         parts = parts_for(out.size, vectors=batch > 1)
-        _gather_parallel(team(parts), parts, *arguments, parts)
+        _gather(team(parts), parts, data.reshape(-1), index, out.reshape(-1), batch, parts)
 
     def gather_multiply(self, a_data: Array, a_index: Array, b_data: Array, b_index: Array, out: Array) -> None:
         """One product per output entry: ``out[k] = a_data[a_index[k]] * b_data[b_index[k]]``."""
-        batch = checks.check_gather_multiply(a_data, a_index, b_data, b_index, out)
-        self._multiply(a_data, a_index, b_data, b_index, out, batch)
+        self._multiply(a_data, a_index, b_data, b_index, out)
 
-    def _multiply(self, a: Array, a_index: Array | None, b: Array, b_index: Array, out: Array, batch: int) -> None:
+    def _multiply(self, a: Array, a_index: Array | None, b: Array, b_index: Array, out: Array) -> None:
         """``out[k] = a[a_index[k]] * b[b_index[k]]``; without `a_index` entry k of `a` itself."""
-        arguments = (
-            a.reshape(-1),
-            b_index if a_index is None else a_index,
-            a_index is not None,
-            b.reshape(-1),
-            b_index,
-            out.reshape(-1),
-            batch,
-            a.shape[1] == batch,
-            b.shape[1] == batch,
-        )
-        parts = parts_for(out.size, vectors=batch > 1)
-        _multiply_parallel(team(parts), parts, *arguments, parts)
+        parts = parts_for(out.size, vectors=out.shape[1] > 1)
+        indexed = a_index is not None
+        arguments = (a_index if indexed else b_index, b_index, *flat(a, b, out), indexed, parts)
+        _multiply(team(parts), parts, *arguments)
 
 
-# The functions below are compiled: their arguments are flat arrays, sizes and flags.
+# The functions below are compiled: their arguments are flat arrays or pointers, tuples of them, sizes and flags.
 # mypy: disable-error-code="no-untyped-def"
 
 
-@numba.njit(**INNER_SERIAL)
-def _csr_matvec(indptr, indices, data, x, start, has_start, out, batch, wide, low, high):
-    if batch == 1:
-        row_ptr, columns = simd.pointer(indptr), simd.pointer(indices)
-        values, vector, initial, result = simd.pointer(data), simd.pointer(x), simd.pointer(start), simd.pointer(out)
-        for r in range(low, high):
-            total = initial[r] if has_start else out.dtype.type(0)
-            for k in range(row_ptr[r], row_ptr[r + 1]):
-                total += values[k] * vector[columns[k]]
-            result[r] = total
-    elif wide:
-        _csr_matvec_lanes(indptr, indices, data, x, start, has_start, out, batch, True, low, high)
-    else:
-        _csr_matvec_lanes(indptr, indices, data, x, start, has_start, out, batch, False, low, high)
+@simd.device
+def row_pointers(rows):
+    """Return `Rows` of pointers in place of arrays."""
+    a_indptr, a_indices = simd.pointer(rows.a_indptr), simd.pointer(rows.a_indices)
+    return Rows(a_indptr, a_indices, simd.pointer(rows.b_indptr), simd.pointer(rows.c_indptr))
 
 
 @simd.device
-def _csr_matvec_lanes(indptr, indices, data, x, start, has_start, out, batch, wide, low, high):
-    row_ptr, columns = simd.pointer(indptr), simd.pointer(indices)
-    values, vector, initial, result = simd.pointer(data), simd.pointer(x), simd.pointer(start), simd.pointer(out)
-    width = simd.lanes(values)
-    for r in range(low, high):
-        begin, end = row_ptr[r], row_ptr[r + 1]
-        lane = 0
-        while lane + 4 * width <= batch:  # four vectors at a time: whole stretches of memory instead of strides
-            s0 = s1 = s2 = s3 = simd.zeros(values)
-            l1, l2, l3 = lane + width, lane + 2 * width, lane + 3 * width
-            if has_start:
-                s0, s1 = _whole(initial, r, batch, lane), _whole(initial, r, batch, l1)
-                s2, s3 = _whole(initial, r, batch, l2), _whole(initial, r, batch, l3)
-            for k in range(begin, end):
-                m = columns[k]
-                s0 = simd.fma(take(values, k, batch, lane, width, wide, True), _whole(vector, m, batch, lane), s0)
-                s1 = simd.fma(take(values, k, batch, l1, width, wide, True), _whole(vector, m, batch, l1), s1)
-                s2 = simd.fma(take(values, k, batch, l2, width, wide, True), _whole(vector, m, batch, l2), s2)
-                s3 = simd.fma(take(values, k, batch, l3, width, wide, True), _whole(vector, m, batch, l3), s3)
-            put(result, r, batch, lane, width, True, s0)
-            put(result, r, batch, l1, width, True, s1)
-            put(result, r, batch, l2, width, True, s2)
-            put(result, r, batch, l3, width, True, s3)
-            lane += 4 * width
-        while lane + width <= batch:
-            _csr_row(columns, values, vector, initial, has_start, result, batch, wide, r, begin, end, lane, True)
-            lane += width
-        if lane < batch:
-            _csr_row(columns, values, vector, initial, has_start, result, batch, wide, r, begin, end, lane, False)
+def whole(values, entry, batch, s):
+    """Return the values of one entry per sample for a whole block."""
+    return take(values, entry, batch, s, 0, True, True)
 
 
-@simd.device
-def _whole(values, entry, batch, lane):
-    return take(values, entry, batch, lane, 0, True, True)
-
-
-@simd.device
-def _csr_row(columns, values, vector, initial, has_start, result, batch, wide, r, begin, end, lane, full):
-    """One row of the matrix times the vectors of one lane block."""
-    n = batch - lane
-    total = take(initial, r, batch, lane, n, True, full) if has_start else simd.zeros(values)
-    for k in range(begin, end):
-        factor = take(vector, columns[k], batch, lane, n, True, full)
-        total = simd.fma(take(values, k, batch, lane, n, wide, full), factor, total)
-    put(result, r, batch, lane, n, full, total)
+@numba.njit(**SERIAL)
+def _csr_matvec(team, parts, *args):
+    in_parts(_csr_matvec_part, team, parts, (args[0], args[1], Values(*args[2:8]), args[8], args[9], args[10]))
 
 
 @numba.njit(**INNER_SERIAL)
-def _csr_matvec_part(part, indptr, indices, data, x, start, has_start, out, batch, wide, parts):
+def _csr_matvec_part(part, indptr, indices, values, start, has_start, parts):
     nnz, rows = len(indices), len(indptr) - 1
     # rows without entries are written too, so the first part begins at row 0 and the last ends at the last row
     low = row_at(indptr, share(part, parts, nnz)) if part > 0 else 0
     high = row_at(indptr, share(part + 1, parts, nnz)) if part + 1 < parts else rows
-    _csr_matvec(indptr, indices, data, x, start, has_start, out, batch, wide, low, high)
-
-
-@numba.njit(**SERIAL)
-def _csr_matvec_parallel(team, parts, *args):
-    in_parts(_csr_matvec_part, team, parts, args)
-
-
-@numba.njit(**INNER_SERIAL)
-def _scale_rows(indptr, scale, data, out, batch, scale_wide, data_wide, low, high):
-    row_ptr, factors, values, result = simd.pointer(indptr), simd.pointer(scale), simd.pointer(data), simd.pointer(out)
-    for r in range(low, high):
-        begin = row_ptr[r]
-        scale_entries(factors, r, values, begin, result, begin, row_ptr[r + 1] - begin, batch, scale_wide, data_wide)
+    row_ptr, columns, initial, v = simd.pointer(indptr), simd.pointer(indices), simd.pointer(start), pointers(values)
+    if v.batch == 1:
+        for r in range(low, high):
+            total = initial[r] if has_start else start.dtype.type(0)
+            for k in range(row_ptr[r], row_ptr[r + 1]):
+                total += v.a[k] * v.b[columns[k]]
+            v.out[r] = total
+    elif v.a_batched:
+        _csr_rows(row_ptr, columns, v, initial, has_start, True, low, high)
+    else:
+        _csr_rows(row_ptr, columns, v, initial, has_start, False, low, high)
 
 
 @simd.device
-def scale_entries(factors, i, values, begin, out, base, length, batch, factor_wide, values_wide):
-    """``out[base + q] = factors[i] * values[begin + q]`` for `length` entries, each operand shared or per sample."""
-    if batch == 1 or (values_wide and not factor_wide):  # one factor for numbers that lie side by side
+def _csr_rows(row_ptr, columns, v, initial, has_start, batched, low, high):
+    values, vector, result, batch = v.a, v.b, v.out, v.batch
+    width = simd.lanes(values)
+    for r in range(low, high):
+        begin, end = row_ptr[r], row_ptr[r + 1]
+        s = 0
+        while s + 4 * width <= batch:  # four vectors at a time: whole stretches of memory instead of strides
+            t0 = t1 = t2 = t3 = simd.zeros(values)
+            s1, s2, s3 = s + width, s + 2 * width, s + 3 * width
+            if has_start:
+                t0, t1 = whole(initial, r, batch, s), whole(initial, r, batch, s1)
+                t2, t3 = whole(initial, r, batch, s2), whole(initial, r, batch, s3)
+            for k in range(begin, end):
+                m = columns[k]
+                t0 = simd.fma(take(values, k, batch, s, width, batched, True), whole(vector, m, batch, s), t0)
+                t1 = simd.fma(take(values, k, batch, s1, width, batched, True), whole(vector, m, batch, s1), t1)
+                t2 = simd.fma(take(values, k, batch, s2, width, batched, True), whole(vector, m, batch, s2), t2)
+                t3 = simd.fma(take(values, k, batch, s3, width, batched, True), whole(vector, m, batch, s3), t3)
+            put(result, r, batch, s, width, True, t0)
+            put(result, r, batch, s1, width, True, t1)
+            put(result, r, batch, s2, width, True, t2)
+            put(result, r, batch, s3, width, True, t3)
+            s += 4 * width
+        while s + width <= batch:
+            _csr_row(columns, v, initial, has_start, batched, r, begin, end, s, True)
+            s += width
+        if s < batch:
+            _csr_row(columns, v, initial, has_start, batched, r, begin, end, s, False)
+
+
+@simd.device
+def _csr_row(columns, v, initial, has_start, batched, r, begin, end, s, full):
+    """One row of the matrix times the vectors of one block of samples."""
+    batch, n = v.batch, v.batch - s
+    total = take(initial, r, batch, s, n, True, full) if has_start else simd.zeros(v.a)
+    for k in range(begin, end):
+        factor = take(v.b, columns[k], batch, s, n, True, full)
+        total = simd.fma(take(v.a, k, batch, s, n, batched, full), factor, total)
+    put(v.out, r, batch, s, n, full, total)
+
+
+@numba.njit(**SERIAL)
+def _scale_rows(team, parts, *args):
+    in_parts(_scale_rows_part, team, parts, (args[0], Values(*args[1:7]), args[7], args[8]))
+
+
+@numba.njit(**INNER_SERIAL)
+def _scale_rows_part(part, indptr, values, nnz, parts):
+    low, high = row_at(indptr, share(part, parts, nnz)), row_at(indptr, share(part + 1, parts, nnz))
+    row_ptr, v = simd.pointer(indptr), pointers(values)
+    for r in range(low, high):
+        begin = row_ptr[r]
+        scale_entries(v, r, begin, begin, row_ptr[r + 1] - begin)
+
+
+@simd.device
+def scale_entries(v, i, begin, base, length):
+    """``out[base + q] = a[i] * b[begin + q]`` for `length` entries, each operand shared or per sample."""
+    out, batch = v.out, v.batch
+    if batch == 1 or (v.b_batched and not v.a_batched):  # one factor for numbers that lie side by side
         width = simd.lanes(out)
-        factor = simd.broadcast(factors, i)
-        source, target = simd.advance(values, begin * batch), simd.advance(out, base * batch)
+        factor = simd.broadcast(v.a, i)
+        source, target = simd.advance(v.b, begin * batch), simd.advance(out, base * batch)
         for j in range(0, length * batch, width):
             n = length * batch - j
             if n >= width:
@@ -192,74 +169,62 @@ def scale_entries(factors, i, values, begin, out, base, length, batch, factor_wi
                 simd.store_n(target, j, factor * simd.load_n(source, j, n), n)
     else:
         for q in range(length):
-            multiply_entry(factors, i, values, begin + q, out, base + q, batch, factor_wide, values_wide)
+            _multiply_entry(v, i, begin + q, base + q)
 
 
-@numba.njit(**INNER_SERIAL)
-def _scale_rows_part(part, indptr, scale, data, out, batch, scale_wide, data_wide, nnz, parts):
-    low, high = row_at(indptr, share(part, parts, nnz)), row_at(indptr, share(part + 1, parts, nnz))
-    _scale_rows(indptr, scale, data, out, batch, scale_wide, data_wide, low, high)
+@simd.device
+def _multiply_entry(v, i, j, k):
+    """``out[k] = a[i] * b[j]``, each of `a` and `b` shared or per sample."""
+    out, batch = v.out, v.batch
+    width = simd.lanes(out)
+    s = 0
+    while s + width <= batch:
+        put(out, k, batch, s, width, True, _product(v, i, j, s, True))
+        s += width
+    if s < batch:
+        put(out, k, batch, s, batch - s, False, _product(v, i, j, s, False))
+
+
+@simd.device
+def _product(v, i, j, s, full):
+    a, b, batch, n = v.a, v.b, v.batch, v.batch - s
+    if v.a_batched and v.b_batched:
+        return take(a, i, batch, s, n, True, full) * take(b, j, batch, s, n, True, full)
+    if v.a_batched:
+        return take(a, i, batch, s, n, True, full) * take(b, j, batch, s, n, False, full)
+    return take(a, i, batch, s, n, False, full) * take(b, j, batch, s, n, True, full)
 
 
 @numba.njit(**SERIAL)
-def _scale_rows_parallel(team, parts, *args):
-    in_parts(_scale_rows_part, team, parts, args)
-
-
-@simd.device
-def multiply_entry(a, i, b, j, out, k, batch, a_wide, b_wide):
-    """``out[k] = a[i] * b[j]``, each of `a` and `b` shared or per sample."""
-    width = simd.lanes(out)
-    lane = 0
-    while lane + width <= batch:
-        put(out, k, batch, lane, width, True, _product(a, i, b, j, batch, lane, a_wide, b_wide, True))
-        lane += width
-    if lane < batch:
-        put(out, k, batch, lane, batch - lane, False, _product(a, i, b, j, batch, lane, a_wide, b_wide, False))
-
-
-@simd.device
-def _product(a, i, b, j, batch, lane, a_wide, b_wide, full):
-    n = batch - lane
-    if a_wide and b_wide:
-        return take(a, i, batch, lane, n, True, full) * take(b, j, batch, lane, n, True, full)
-    if a_wide:
-        return take(a, i, batch, lane, n, True, full) * take(b, j, batch, lane, n, False, full)
-    return take(a, i, batch, lane, n, False, full) * take(b, j, batch, lane, n, True, full)
+def _multiply(team, parts, *args):
+    in_parts(_multiply_part, team, parts, (args[0], args[1], Values(*args[2:8]), args[8], args[9]))
 
 
 @numba.njit(**INNER_SERIAL)
-def _multiply(a, a_index, a_indexed, b, b_index, out, batch, a_wide, b_wide, low, high):
-    left, right, result = simd.pointer(a), simd.pointer(b), simd.pointer(out)
-    left_at, right_at = simd.pointer(a_index), simd.pointer(b_index)
-    width = simd.lanes(result)
-    if batch == 1:
+def _multiply_part(part, a_index, b_index, values, indexed, parts):
+    low, high = share(part, parts, len(b_index)), share(part + 1, parts, len(b_index))
+    left, right, v = simd.pointer(a_index), simd.pointer(b_index), pointers(values)
+    width = simd.lanes(v.out)
+    if v.batch == 1:
         whole = high - (high - low) % width
         for k in range(low, whole, width):
-            factor = simd.load_at(left, left_at, k) if a_indexed else simd.load(left, k)
-            simd.store(result, k, factor * simd.load_at(right, right_at, k))
+            factor = simd.load_at(v.a, left, k) if indexed else simd.load(v.a, k)
+            simd.store(v.out, k, factor * simd.load_at(v.b, right, k))
         for k in range(whole, high):
-            result[k] = left[left_at[k] if a_indexed else k] * right[right_at[k]]
+            v.out[k] = v.a[left[k] if indexed else k] * v.b[right[k]]
     else:
         for k in range(low, high):
-            i = left_at[k] if a_indexed else k
-            multiply_entry(left, i, right, right_at[k], result, k, batch, a_wide, b_wide)
-
-
-@numba.njit(**INNER_SERIAL)
-def _multiply_part(part, a, a_index, a_indexed, b, b_index, out, batch, a_wide, b_wide, parts):
-    n = len(b_index)
-    low, high = share(part, parts, n), share(part + 1, parts, n)
-    _multiply(a, a_index, a_indexed, b, b_index, out, batch, a_wide, b_wide, low, high)
+            _multiply_entry(v, left[k] if indexed else k, right[k], k)
 
 
 @numba.njit(**SERIAL)
-def _multiply_parallel(team, parts, *args):
-    in_parts(_multiply_part, team, parts, args)
+def _gather(team, parts, *args):
+    in_parts(_gather_part, team, parts, args)
 
 
 @numba.njit(**INNER_SERIAL)
-def _gather(data, index, out, batch, low, high):
+def _gather_part(part, data, index, out, batch, parts):
+    low, high = share(part, parts, len(index)), share(part + 1, parts, len(index))
     values, entries, result = simd.pointer(data), simd.pointer(index), simd.pointer(out)
     width = simd.lanes(values)
     if batch == 1:
@@ -271,21 +236,9 @@ def _gather(data, index, out, batch, low, high):
         return
     for k in range(low, high):
         entry = entries[k]
-        lane = 0
-        while lane + width <= batch:
-            put(result, k, batch, lane, width, True, take(values, entry, batch, lane, width, True, True))
-            lane += width
-        if lane < batch:
-            n = batch - lane
-            put(result, k, batch, lane, n, False, take(values, entry, batch, lane, n, True, False))
-
-
-@numba.njit(**INNER_SERIAL)
-def _gather_part(part, data, index, out, batch, parts):
-    n = len(index)
-    _gather(data, index, out, batch, share(part, parts, n), share(part + 1, parts, n))
-
-
-@numba.njit(**SERIAL)
-def _gather_parallel(team, parts, *args):
-    in_parts(_gather_part, team, parts, args)
+        s = 0
+        while s + width <= batch:
+            put(result, k, batch, s, width, True, take(values, entry, batch, s, width, True, True))
+            s += width
+        if s < batch:
+            put(result, k, batch, s, batch - s, False, take(values, entry, batch, s, batch - s, True, False))

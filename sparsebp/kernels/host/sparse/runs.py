@@ -11,91 +11,63 @@ from __future__ import annotations
 import numba
 
 from sparsebp.core.types import Array
-from sparsebp.kernels import checks
 from sparsebp.kernels.host.engine import simd
 from sparsebp.kernels.host.engine.parts import INNER_SERIAL, SERIAL, parts_for
-from sparsebp.kernels.host.engine.samples import put, take
+from sparsebp.kernels.host.engine.samples import Values, flat, pointers, put, take
 from sparsebp.kernels.host.engine.team import in_parts, team
+from sparsebp.kernels.host.sparse.csr import row_pointers, whole
+from sparsebp.kernels.operands import Rows, Runs
 
 
 class RunKernels:
-    """Host side of `spgemm_runs` of `sparsebp.kernels.protocol.Kernels`."""
+    """Host side of `spgemm_runs`."""
 
-    def spgemm_runs(
-        self, a_indptr: Array, a_indices: Array, a_data: Array, b_indptr: Array, b_data: Array, b_shape: Array,
-        run_ptr: Array, run_lengths: Array, c_indptr: Array, start_ptr: Array, starts: Array, row_cuts: Array,
-        out: Array,
-    ) -> None:  # fmt: skip
-        """Add every run of B's rows, scaled, to where it starts in its row of C; `out` is overwritten."""
-        batch = checks.check_spgemm_runs(
-            a_indptr, a_indices, a_data, b_indptr, b_data, b_shape, run_ptr, run_lengths, c_indptr, start_ptr, starts,
-            row_cuts, out,
-        )  # fmt: skip
-        arguments = (
-            a_indptr,
-            a_indices,
-            a_data.reshape(-1),
-            b_indptr,
-            b_data.reshape(-1),
-            b_shape,
-            run_ptr,
-            run_lengths,
-            c_indptr,
-            start_ptr,
-            starts,
-            out.reshape(-1),
-            batch,
-            a_data.shape[1] == batch,
-            b_data.shape[1] == batch,
-        )
-        parts = parts_for(len(a_indices) * len(b_data) // max(len(b_indptr) - 1, 1) * batch)
-        _runs_parallel(team(parts), len(row_cuts) - 1, *arguments, row_cuts)
+    def spgemm_runs(self, rows: Rows, runs: Runs, a_data: Array, b_data: Array, out: Array) -> None:
+        """Add every run of B's rows, scaled, to where it starts in its row of C."""
+        products = len(rows.a_indices) * len(b_data) // max(len(rows.b_indptr) - 1, 1)  # on average
+        parts = parts_for(products * out.shape[1])
+        _runs(team(parts), len(runs.row_cuts) - 1, *rows, *runs, *flat(a_data, b_data, out))
 
 
-# The functions below are compiled: their arguments are flat arrays, sizes and flags.
+# The functions below are compiled: their arguments are tuples of flat arrays or pointers, sizes and flags.
 # mypy: disable-error-code="no-untyped-def"
 
 
+@numba.njit(**SERIAL)
+def _runs(team, parts, *args):
+    in_parts(_part, team, parts, (Rows(*args[:4]), Runs(*args[4:10]), Values(*args[10:])))
+
+
 @numba.njit(**INNER_SERIAL)
-def _runs(
-    a_indptr, a_indices, a, b_indptr, b, b_shape, run_ptr, run_lengths, c_indptr, start_ptr, starts, out, batch, a_wide,
-    b_wide, low, high,
-):  # fmt: skip
-    args = (
-        simd.pointer(a_indptr),
-        simd.pointer(a_indices),
-        simd.pointer(a),
-        simd.pointer(b_indptr),
-        simd.pointer(b),
-        simd.pointer(b_shape),
-        simd.pointer(run_ptr),
-        simd.pointer(run_lengths),
-        simd.pointer(c_indptr),
-        simd.pointer(start_ptr),
-        simd.pointer(starts),
-        simd.pointer(out),
-        batch,
+def _part(part, arrays, runs, values):
+    rows, v, low, high = row_pointers(arrays), pointers(values), runs.row_cuts[part], runs.row_cuts[part + 1]
+    at = (
+        simd.pointer(runs.b_shape),
+        simd.pointer(runs.run_ptr),
+        simd.pointer(runs.run_lengths),
+        simd.pointer(runs.start_ptr),
+        simd.pointer(runs.starts),
     )
-    if batch == 1 or not a_wide:
-        _rows(*args, False, True, low, high)
-    elif b_wide:
-        _rows(*args, True, True, low, high)
+    if v.batch == 1 or not v.a_batched:
+        _rows(rows, at, v, False, True, low, high)
+    elif v.b_batched:
+        _rows(rows, at, v, True, True, low, high)
     else:
-        _rows(*args, True, False, low, high)
+        _rows(rows, at, v, True, False, low, high)
 
 
 @simd.device
-def _rows(
-    a_ptr, a_indices, a, b_ptr, b, b_shape, run_ptr, run_lengths, c_ptr, start_ptr, starts, out, batch, a_wide, b_wide,
-    low, high,
-):  # fmt: skip
+def _rows(rows, runs, v, a_batched, b_batched, low, high):
+    a_indptr, a_indices, _, c_indptr = rows
+    b_shape, run_ptr, run_lengths, start_ptr, starts = runs
+    out, batch = v.out, v.batch
     width = simd.lanes(out)
     zero = simd.zeros(out)
     for r in range(low, high):
-        base, s = c_ptr[r], start_ptr[r]
-        for i in range(base * batch, c_ptr[r + 1] * batch, width):
-            simd.store_up_to(out, i, zero, c_ptr[r + 1] * batch - i)
-        k, end = a_ptr[r], a_ptr[r + 1]
+        base, place = c_indptr[r], start_ptr[r]
+        for i in range(base * batch, c_indptr[r + 1] * batch, width):
+            simd.store_up_to(out, i, zero, c_indptr[r + 1] * batch - i)
+        k, end = a_indptr[r], a_indptr[r + 1]
         while k < end:
             shape = b_shape[a_indices[k]]
             stop = k + 1
@@ -103,22 +75,20 @@ def _rows(
                 stop += 1
             begin = 0
             for u in range(run_ptr[shape], run_ptr[shape + 1]):
-                length = run_lengths[u]
-                if a_wide:
-                    _add_entries(
-                        a_indices, a, b_ptr, b, k, stop, begin, out, base + starts[s], length, batch, b_wide
-                    )  # fmt: skip
+                length, c = run_lengths[u], base + starts[place]
+                if a_batched:
+                    _add_entries(rows, v, k, stop, begin, c, length, b_batched)
                 else:
-                    target = simd.advance(out, (base + starts[s]) * batch)
-                    _add_run(a_indices, a, b_ptr, b, k, stop, begin, target, length * batch, batch)
-                s += 1
+                    _add_run(rows, v, k, stop, begin, simd.advance(out, c * batch), length * batch)
+                place += 1
                 begin += length
             k = stop
 
 
 @simd.device
-def _add_run(a_indices, a, b_ptr, b, k, stop, begin, target, length, step):
-    """``target[j] += sum over entries of a[entry] * row of B [begin + j]``; `step` numbers an entry of B."""
+def _add_run(rows, v, k, stop, begin, target, length):
+    """``target[j] += sum over entries of a[entry] * row of B [begin + j]``; `a` is shared, or of one sample."""
+    a, b, a_indices, b_indptr = v.a, v.b, rows.a_indices, rows.b_indptr
     width = simd.lanes(target)
     j = 0
     while j + 8 * width <= length:
@@ -127,7 +97,7 @@ def _add_run(a_indices, a, b_ptr, b, k, stop, begin, target, length, step):
         s0, s1, s2, s3 = simd.load(target, j), simd.load(target, j1), simd.load(target, j2), simd.load(target, j3)
         s4, s5, s6, s7 = simd.load(target, j4), simd.load(target, j5), simd.load(target, j6), simd.load(target, j7)
         for e in range(k, stop):
-            factor, row = simd.broadcast(a, e), simd.advance(b, (b_ptr[a_indices[e]] + begin) * step)
+            factor, row = simd.broadcast(a, e), simd.advance(b, (b_indptr[a_indices[e]] + begin) * v.batch)
             s0 = simd.fma(factor, simd.load(row, j), s0)
             s1 = simd.fma(factor, simd.load(row, j1), s1)
             s2 = simd.fma(factor, simd.load(row, j2), s2)
@@ -149,7 +119,7 @@ def _add_run(a_indices, a, b_ptr, b, k, stop, begin, target, length, step):
         j1 = j + width
         s0, s1 = simd.load(target, j), simd.load(target, j1)
         for e in range(k, stop):
-            factor, row = simd.broadcast(a, e), simd.advance(b, (b_ptr[a_indices[e]] + begin) * step)
+            factor, row = simd.broadcast(a, e), simd.advance(b, (b_indptr[a_indices[e]] + begin) * v.batch)
             s0 = simd.fma(factor, simd.load(row, j), s0)
             s1 = simd.fma(factor, simd.load(row, j1), s1)
         simd.store(target, j, s0)
@@ -158,7 +128,7 @@ def _add_run(a_indices, a, b_ptr, b, k, stop, begin, target, length, step):
     while j + width <= length:
         s0 = simd.load(target, j)
         for e in range(k, stop):
-            row = simd.advance(b, (b_ptr[a_indices[e]] + begin) * step)
+            row = simd.advance(b, (b_indptr[a_indices[e]] + begin) * v.batch)
             s0 = simd.fma(simd.broadcast(a, e), simd.load(row, j), s0)
         simd.store(target, j, s0)
         j += width
@@ -166,67 +136,47 @@ def _add_run(a_indices, a, b_ptr, b, k, stop, begin, target, length, step):
         n = length - j
         s0 = simd.load_n(target, j, n)
         for e in range(k, stop):
-            row = simd.advance(b, (b_ptr[a_indices[e]] + begin) * step)
+            row = simd.advance(b, (b_indptr[a_indices[e]] + begin) * v.batch)
             s0 = simd.fma(simd.broadcast(a, e), simd.load_n(row, j, n), s0)
         simd.store_n(target, j, s0, n)
 
 
 @simd.device
-def _add_entries(a_indices, a, b_ptr, b, k, stop, begin, out, c, length, batch, b_wide):
-    """The same for values of A per sample: entry by entry of the run, a lane block of samples at a time."""
+def _add_entries(rows, v, k, stop, begin, c, length, b_batched):
+    """The same for values of A per sample: entry by entry of the run, a block of samples at a time."""
+    a, b, out, batch, a_indices, b_indptr = v.a, v.b, v.out, v.batch, rows.a_indices, rows.b_indptr
     width = simd.lanes(out)
-    lane = 0
-    while lane + width <= batch:
+    s = 0
+    while s + width <= batch:
         q = 0
         while q + 4 <= length:
-            s0, s1 = _of(out, c + q, batch, lane, width, True), _of(out, c + q + 1, batch, lane, width, True)
-            s2, s3 = _of(out, c + q + 2, batch, lane, width, True), _of(out, c + q + 3, batch, lane, width, True)
+            s0, s1 = whole(out, c + q, batch, s), whole(out, c + q + 1, batch, s)
+            s2, s3 = whole(out, c + q + 2, batch, s), whole(out, c + q + 3, batch, s)
             for e in range(k, stop):
-                factor, at = _of(a, e, batch, lane, width, True), b_ptr[a_indices[e]] + begin + q
-                s0 = simd.fma(factor, take(b, at, batch, lane, width, b_wide, True), s0)
-                s1 = simd.fma(factor, take(b, at + 1, batch, lane, width, b_wide, True), s1)
-                s2 = simd.fma(factor, take(b, at + 2, batch, lane, width, b_wide, True), s2)
-                s3 = simd.fma(factor, take(b, at + 3, batch, lane, width, b_wide, True), s3)
-            put(out, c + q, batch, lane, width, True, s0)
-            put(out, c + q + 1, batch, lane, width, True, s1)
-            put(out, c + q + 2, batch, lane, width, True, s2)
-            put(out, c + q + 3, batch, lane, width, True, s3)
+                factor, at = whole(a, e, batch, s), b_indptr[a_indices[e]] + begin + q
+                s0 = simd.fma(factor, take(b, at, batch, s, width, b_batched, True), s0)
+                s1 = simd.fma(factor, take(b, at + 1, batch, s, width, b_batched, True), s1)
+                s2 = simd.fma(factor, take(b, at + 2, batch, s, width, b_batched, True), s2)
+                s3 = simd.fma(factor, take(b, at + 3, batch, s, width, b_batched, True), s3)
+            put(out, c + q, batch, s, width, True, s0)
+            put(out, c + q + 1, batch, s, width, True, s1)
+            put(out, c + q + 2, batch, s, width, True, s2)
+            put(out, c + q + 3, batch, s, width, True, s3)
             q += 4
         while q < length:
-            _add_entry(a_indices, a, b_ptr, b, k, stop, begin + q, out, c + q, batch, lane, width, b_wide, True)
+            _add_entry(rows, v, k, stop, begin + q, c + q, s, b_batched, True)
             q += 1
-        lane += width
-    if lane < batch:
+        s += width
+    if s < batch:
         for q in range(length):
-            _add_entry(a_indices, a, b_ptr, b, k, stop, begin + q, out, c + q, batch, lane, batch - lane, b_wide, False)
+            _add_entry(rows, v, k, stop, begin + q, c + q, s, b_batched, False)
 
 
 @simd.device
-def _of(values, entry, batch, lane, n, full):
-    return take(values, entry, batch, lane, n, True, full)
-
-
-@simd.device
-def _add_entry(a_indices, a, b_ptr, b, k, stop, offset, out, c, batch, lane, n, b_wide, full):
-    total = _of(out, c, batch, lane, n, full)
+def _add_entry(rows, v, k, stop, offset, c, s, b_batched, full):
+    batch, n = v.batch, v.batch - s
+    total = take(v.out, c, batch, s, n, True, full)
     for e in range(k, stop):
-        right = take(b, b_ptr[a_indices[e]] + offset, batch, lane, n, b_wide, full)
-        total = simd.fma(_of(a, e, batch, lane, n, full), right, total)
-    put(out, c, batch, lane, n, full, total)
-
-
-@numba.njit(**INNER_SERIAL)
-def _runs_part(
-    part, a_indptr, a_indices, a, b_indptr, b, b_shape, run_ptr, run_lengths, c_indptr, start_ptr, starts, out, batch,
-    a_wide, b_wide, row_cuts,
-):  # fmt: skip
-    low, high = row_cuts[part], row_cuts[part + 1]
-    _runs(
-        a_indptr, a_indices, a, b_indptr, b, b_shape, run_ptr, run_lengths, c_indptr, start_ptr, starts, out, batch,
-        a_wide, b_wide, low, high,
-    )  # fmt: skip
-
-
-@numba.njit(**SERIAL)
-def _runs_parallel(team, parts, *args):
-    in_parts(_runs_part, team, parts, args)
+        right = take(v.b, rows.b_indptr[rows.a_indices[e]] + offset, batch, s, n, b_batched, full)
+        total = simd.fma(take(v.a, e, batch, s, n, True, full), right, total)
+    put(v.out, c, batch, s, n, full, total)

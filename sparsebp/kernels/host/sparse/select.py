@@ -10,172 +10,119 @@ from __future__ import annotations
 import numba
 
 from sparsebp.core.types import Array
-from sparsebp.kernels import checks
 from sparsebp.kernels.host.engine import simd
 from sparsebp.kernels.host.engine.parts import INNER_SERIAL, SERIAL, parts_for, row_at, share
-from sparsebp.kernels.host.engine.samples import put, take
+from sparsebp.kernels.host.engine.samples import Values, flat, pointers, put, take
 from sparsebp.kernels.host.engine.team import in_parts, team
-from sparsebp.kernels.host.sparse.csr import scale_entries
+from sparsebp.kernels.host.sparse.csr import row_pointers, scale_entries
+from sparsebp.kernels.operands import Rows, Terms
 
 
 class SelectionKernels:
-    """Host side of `spgemm_select_rows` and `spgemm_select_columns` of `sparsebp.kernels.protocol.Kernels`."""
+    """Host side of `spgemm_select_rows` and `spgemm_select_columns`."""
 
-    def spgemm_select_rows(
-        self, a_indptr: Array, a_indices: Array, a_data: Array, b_indptr: Array, b_data: Array, c_indptr: Array,
-        out: Array,
-    ) -> None:  # fmt: skip
+    def spgemm_select_rows(self, rows: Rows, a_data: Array, b_data: Array, out: Array) -> None:
         """Row r of C is row ``a_indices[k]`` of B times the one value of A in that row."""
-        batch = checks.check_spgemm_select_rows(a_indptr, a_indices, a_data, b_indptr, b_data, c_indptr, out)
-        arguments = (
-            a_indptr,
-            a_indices,
-            a_data.reshape(-1),
-            b_indptr,
-            b_data.reshape(-1),
-            c_indptr,
-            out.reshape(-1),
-            batch,
-            a_data.shape[1] == batch,
-            b_data.shape[1] == batch,
-        )
         parts = parts_for(out.size)
-        _select_rows_parallel(team(parts), parts, *arguments, len(out), parts)
+        _select_rows(team(parts), parts, *rows, *flat(a_data, b_data, out), len(out), parts)
 
-    def spgemm_select_columns(
-        self, product_ptr: Array, a_index: Array | None, a_data: Array, b_index: Array, b_data: Array,
-        c_indptr: Array, positions: Array, row_cuts: Array, out: Array,
-    ) -> None:  # fmt: skip
-        """Add product p of row r to ``out[c_indptr[r] + positions[p]]``; `out` is overwritten."""
-        batch = checks.check_spgemm_select_columns(
-            product_ptr, a_index, a_data, b_index, b_data, c_indptr, positions, row_cuts, out
-        )
-        arguments = (
-            product_ptr,
-            b_index if a_index is None else a_index,
-            a_index is not None,
-            a_data.reshape(-1),
-            b_index,
-            b_data.reshape(-1),
-            c_indptr,
-            positions,
-            out.reshape(-1),
-            batch,
-            a_data.shape[1] == batch,
-            b_data.shape[1] == batch,
-        )
-        parts = parts_for((positions.size + out.shape[0]) * batch, vectors=batch > 1)
-        _select_columns_parallel(team(parts), len(row_cuts) - 1, *arguments, row_cuts)
+    def spgemm_select_columns(self, terms: Terms, a_data: Array, b_data: Array, out: Array) -> None:
+        """Add product p of row r to ``out[c_indptr[r] + positions[p]]``."""
+        batch, indexed = out.shape[1], terms.a_index is not None
+        given = terms if indexed else terms._replace(a_index=terms.b_index)
+        parts = parts_for((terms.positions.size + out.shape[0]) * batch, vectors=batch > 1)
+        arguments = (*given, *flat(a_data, b_data, out), indexed)
+        _select_columns(team(parts), len(terms.row_cuts) - 1, *arguments)
 
 
-# The functions below are compiled: their arguments are flat arrays, sizes and flags.
+# The functions below are compiled: their arguments are tuples of flat arrays or pointers, sizes and flags.
 # mypy: disable-error-code="no-untyped-def"
 
 
+@numba.njit(**SERIAL)
+def _select_rows(team, parts, *args):
+    in_parts(_select_rows_part, team, parts, (Rows(*args[:4]), Values(*args[4:10]), args[10], args[11]))
+
+
 @numba.njit(**INNER_SERIAL)
-def _select_rows(a_indptr, a_indices, a, b_indptr, b, c_indptr, out, batch, a_wide, b_wide, low, high):
-    a_ptr, a_columns, b_ptr, c_ptr = (
-        simd.pointer(a_indptr),
-        simd.pointer(a_indices),
-        simd.pointer(b_indptr),
-        simd.pointer(c_indptr),
-    )
-    left, right, result = simd.pointer(a), simd.pointer(b), simd.pointer(out)
+def _select_rows_part(part, rows, values, nnz, parts):
+    low, high = row_at(rows.c_indptr, share(part, parts, nnz)), row_at(rows.c_indptr, share(part + 1, parts, nnz))
+    a_indptr, a_indices, b_indptr, c_indptr = row_pointers(rows)
+    v = pointers(values)
     for r in range(low, high):
-        k = a_ptr[r]
-        if k == a_ptr[r + 1]:
+        k = a_indptr[r]
+        if k == a_indptr[r + 1]:
             continue
-        begin = b_ptr[a_columns[k]]
-        length = b_ptr[a_columns[k] + 1] - begin
-        scale_entries(left, k, right, begin, result, c_ptr[r], length, batch, a_wide, b_wide)
-
-
-@numba.njit(**INNER_SERIAL)
-def _select_rows_part(part, a_indptr, a_indices, a, b_indptr, b, c_indptr, out, batch, a_wide, b_wide, nnz, parts):
-    low, high = row_at(c_indptr, share(part, parts, nnz)), row_at(c_indptr, share(part + 1, parts, nnz))
-    _select_rows(a_indptr, a_indices, a, b_indptr, b, c_indptr, out, batch, a_wide, b_wide, low, high)
+        begin = b_indptr[a_indices[k]]
+        length = b_indptr[a_indices[k] + 1] - begin
+        scale_entries(v, k, begin, c_indptr[r], length)
 
 
 @numba.njit(**SERIAL)
-def _select_rows_parallel(team, parts, *args):
-    in_parts(_select_rows_part, team, parts, args)
+def _select_columns(team, parts, *args):
+    in_parts(_select_columns_part, team, parts, (Terms(*args[:6]), Values(*args[6:12]), args[12]))
 
 
 @numba.njit(**INNER_SERIAL)
-def _select_columns(
-    product_ptr, a_index, a_indexed, a, b_index, b, c_indptr, positions, out, batch, a_wide, b_wide, low, high
-):
-    args = (
-        simd.pointer(product_ptr),
-        simd.pointer(a_index),
-        a_indexed,
-        simd.pointer(a),
-        simd.pointer(b_index),
-        simd.pointer(b),
-        simd.pointer(c_indptr),
-        simd.pointer(positions),
-        simd.pointer(out),
+def _select_columns_part(part, terms, values, indexed):
+    v, low, high = pointers(values), terms.row_cuts[part], terms.row_cuts[part + 1]
+    at = (
+        simd.pointer(terms.product_ptr),
+        simd.pointer(terms.a_index),
+        simd.pointer(terms.b_index),
+        simd.pointer(terms.c_indptr),
+        simd.pointer(terms.positions),
     )
-    if batch == 1:
-        _columns_of_one(*args, low, high)
-    elif a_wide and b_wide:
-        _columns(*args, batch, True, True, low, high)
-    elif a_wide:
-        _columns(*args, batch, True, False, low, high)
+    if v.batch == 1:
+        _columns_of_one(at, indexed, v, low, high)
+    elif v.a_batched and v.b_batched:
+        _columns(at, indexed, v, True, True, low, high)
+    elif v.a_batched:
+        _columns(at, indexed, v, True, False, low, high)
     else:
-        _columns(*args, batch, False, True, low, high)
+        _columns(at, indexed, v, False, True, low, high)
 
 
 @simd.device
-def _columns_of_one(product_ptr, a_at, a_indexed, a, b_at, b, c_ptr, positions, out, low, high):
+def _columns_of_one(terms, indexed, v, low, high):
+    product_ptr, a_index, b_index, c_indptr, positions = terms
+    a, b = v.a, v.b
     for r in range(low, high):
-        base = c_ptr[r]
-        row = simd.advance(out, base)
-        for i in range(c_ptr[r + 1] - base):
+        base = c_indptr[r]
+        row = simd.advance(v.out, base)
+        for i in range(c_indptr[r + 1] - base):
             row[i] = 0
-        if a_indexed:
+        if indexed:
             for p in range(product_ptr[r], product_ptr[r + 1]):
-                row[positions[p]] += a[a_at[p]] * b[b_at[p]]
+                row[positions[p]] += a[a_index[p]] * b[b_index[p]]
         else:
             for p in range(product_ptr[r], product_ptr[r + 1]):
-                row[positions[p]] += a[p] * b[b_at[p]]
+                row[positions[p]] += a[p] * b[b_index[p]]
 
 
 @simd.device
-def _columns(product_ptr, a_at, a_indexed, a, b_at, b, c_ptr, positions, out, batch, a_wide, b_wide, low, high):
+def _columns(terms, indexed, v, a_batched, b_batched, low, high):
+    product_ptr, a_index, b_index, c_indptr, positions = terms
+    out, batch = v.out, v.batch
     width = simd.lanes(out)
     zero = simd.zeros(out)
     for r in range(low, high):
-        base = c_ptr[r]
-        for i in range(base * batch, c_ptr[r + 1] * batch, width):
-            simd.store_up_to(out, i, zero, c_ptr[r + 1] * batch - i)
+        base = c_indptr[r]
+        for i in range(base * batch, c_indptr[r + 1] * batch, width):
+            simd.store_up_to(out, i, zero, c_indptr[r + 1] * batch - i)
         for p in range(product_ptr[r], product_ptr[r + 1]):
-            k = a_at[p] if a_indexed else p
-            q, c = b_at[p], base + positions[p]
-            lane = 0
-            while lane + width <= batch:
-                _add(a, k, b, q, out, c, batch, lane, width, a_wide, b_wide, True)
-                lane += width
-            if lane < batch:
-                _add(a, k, b, q, out, c, batch, lane, batch - lane, a_wide, b_wide, False)
+            k = a_index[p] if indexed else p
+            q, c = b_index[p], base + positions[p]
+            s = 0
+            while s + width <= batch:
+                _add(v, k, q, c, s, a_batched, b_batched, True)
+                s += width
+            if s < batch:
+                _add(v, k, q, c, s, a_batched, b_batched, False)
 
 
 @simd.device
-def _add(a, k, b, q, out, c, batch, lane, n, a_wide, b_wide, full):
-    left, right = take(a, k, batch, lane, n, a_wide, full), take(b, q, batch, lane, n, b_wide, full)
-    put(out, c, batch, lane, n, full, simd.fma(left, right, take(out, c, batch, lane, n, True, full)))
-
-
-@numba.njit(**INNER_SERIAL)
-def _select_columns_part(
-    part, product_ptr, a_index, a_indexed, a, b_index, b, c_indptr, positions, out, batch, a_wide, b_wide, row_cuts
-):
-    low, high = row_cuts[part], row_cuts[part + 1]
-    _select_columns(
-        product_ptr, a_index, a_indexed, a, b_index, b, c_indptr, positions, out, batch, a_wide, b_wide, low, high
-    )
-
-
-@numba.njit(**SERIAL)
-def _select_columns_parallel(team, parts, *args):
-    in_parts(_select_columns_part, team, parts, args)
+def _add(v, k, q, c, s, a_batched, b_batched, full):
+    batch, n = v.batch, v.batch - s
+    left, right = take(v.a, k, batch, s, n, a_batched, full), take(v.b, q, batch, s, n, b_batched, full)
+    put(v.out, c, batch, s, n, full, simd.fma(left, right, take(v.out, c, batch, s, n, True, full)))

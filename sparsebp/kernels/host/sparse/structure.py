@@ -1,4 +1,4 @@
-"""Structure of sparse products on the host: how many entries, which columns, where every product lands.
+"""Structure of sparse products on the host: how many entries, which columns, where every product or run lands.
 
 Gustavson's algorithm (F. Gustavson, "Two fast algorithms for sparse matrices", ACM TOMS 4, 1978) without values. Every
 row of C is the union of rows of B; nothing is sorted where that can be had otherwise: columns are marked in a set of
@@ -18,107 +18,83 @@ from sparsebp.kernels.host.engine.team import in_parts
 SPARSE = 256
 """Columns per entry of a row above which its few columns are sorted, rather than looked for between first and last."""
 
-# The functions below are compiled: their arguments are index arrays, sizes and flags.
+# The functions below are compiled: their arguments are index arrays, sizes and flags. `cuts`: rows where parts begin.
 # mypy: disable-error-code="no-untyped-def"
-
-
-@numba.njit(**INNER_SERIAL)
-def _count_products_part(part, a_indptr, a_indices, b_indptr, cuts, counts):
-    _products(a_indptr, a_indices, b_indptr, cuts[part], cuts[part + 1], counts)
-
-
-@numba.njit(**SERIAL)
-def count_products(team, parts, *args):
-    """Write the number of products of every row of C to `counts` (m,)."""
-    in_parts(_count_products_part, team, parts, args)
-
-
-@numba.njit(**INNER_SERIAL)
-def _products(a_indptr, a_indices, b_indptr, low, high, counts):
-    a_ptr, a_columns, b_ptr = simd.pointer(a_indptr), simd.pointer(a_indices), simd.pointer(b_indptr)
-    for r in range(low, high):
-        total = 0
-        for k in range(a_ptr[r], a_ptr[r + 1]):
-            m = a_columns[k]
-            total += b_ptr[m + 1] - b_ptr[m]
-        counts[r] = total
-
-
-@numba.njit(**INNER_SERIAL)
-def _count_entries_part(part, a_indptr, a_indices, b_indptr, b_indices, cuts, stamps, counts):
-    _count(a_indptr, a_indices, b_indptr, b_indices, cuts[part], cuts[part + 1], stamps[part], counts)
 
 
 @numba.njit(**SERIAL)
 def count_entries(team, parts, *args):
     """Write the number of entries of every row of C to `counts` (m,). `stamps`: zeros, uint16 (parts, columns)."""
-    in_parts(_count_entries_part, team, parts, args)
+    in_parts(_count_entries, team, parts, args)
 
 
 @numba.njit(**INNER_SERIAL)
-def _count(a_indptr, a_indices, b_indptr, b_indices, low, high, stamps, counts):
+def _count_entries(part, a_indptr, a_indices, b_indptr, b_indices, cuts, stamps, counts):
     a_ptr, a_columns = simd.pointer(a_indptr), simd.pointer(a_indices)
-    b_ptr, b_columns, stamp_of = simd.pointer(b_indptr), simd.pointer(b_indices), simd.pointer(stamps)
+    b_ptr, b_columns, written = simd.pointer(b_indptr), simd.pointer(b_indices), simd.pointer(counts)
+    stamp_of = _own(stamps, part)
     stamp = np.uint16(0)
-    for r in range(low, high):
+    for r in range(cuts[part], cuts[part + 1]):
         stamp = np.uint16(stamp + 1)
         if stamp == 0:  # all stamps are used up
-            stamps[:] = 0
+            for j in range(stamps.shape[1]):
+                stamp_of[j] = 0
             stamp = np.uint16(1)
-        count = 0
+        total = 0
         for k in range(a_ptr[r], a_ptr[r + 1]):
             m = a_columns[k]
             for q in range(b_ptr[m], b_ptr[m + 1]):
                 j = b_columns[q]
-                count += stamp_of[j] != stamp
+                total += stamp_of[j] != stamp
                 stamp_of[j] = stamp
-        counts[r] = count
+        written[r] = total
 
 
-@numba.njit(**INNER_SERIAL)
-def _write_columns_part(part, a_indptr, a_indices, b_indptr, b_indices, c_indptr, c_indices, cuts, marks):
-    low, high = cuts[part], cuts[part + 1]
-    _columns(a_indptr, a_indices, b_indptr, b_indices, c_indptr, c_indices, low, high, marks[part])
+@simd.device
+def _own(scratch, part):
+    """Return the part's own row of scratch."""
+    return simd.advance(simd.pointer(scratch), part * scratch.shape[1])
 
 
 @numba.njit(**SERIAL)
 def write_columns(team, parts, *args):
     """Write the sorted columns of every row of C to `c_indices` (nnz,). `marks`: zeros, uint8 (parts, columns + 64)."""
-    in_parts(_write_columns_part, team, parts, args)
+    in_parts(_write_columns, team, parts, args)
 
 
 @numba.njit(**INNER_SERIAL)
-def _columns(a_indptr, a_indices, b_indptr, b_indices, c_indptr, c_indices, low, high, marks):
+def _write_columns(part, a_indptr, a_indices, b_indptr, b_indices, c_indptr, c_indices, cuts, marks):
     a_ptr, a_columns = simd.pointer(a_indptr), simd.pointer(a_indices)
-    b_ptr, b_columns, marked = simd.pointer(b_indptr), simd.pointer(b_indices), simd.pointer(marks)
-    c_columns = simd.pointer(c_indices)
-    for r in range(low, high):
-        begin, end = c_indptr[r], c_indptr[r + 1]
+    b_ptr, b_columns, marked = simd.pointer(b_indptr), simd.pointer(b_indices), _own(marks, part)
+    c_ptr, c_columns = simd.pointer(c_indptr), simd.pointer(c_indices)
+    for r in range(cuts[part], cuts[part + 1]):
+        begin, end = c_ptr[r], c_ptr[r + 1]
         if begin == end:
             continue
-        first, last = len(marks), 0
+        first, last = marks.shape[1], 0
+        for k in range(a_ptr[r], a_ptr[r + 1]):
+            left, right = b_ptr[a_columns[k]], b_ptr[a_columns[k] + 1]
+            if left < right:
+                first = b_columns[left] if b_columns[left] < first else first
+                last = b_columns[right - 1] if b_columns[right - 1] > last else last
+        at = begin
+        dense = last - first < SPARSE * (end - begin)
         for k in range(a_ptr[r], a_ptr[r + 1]):
             m = a_columns[k]
-            left, right = b_ptr[m], b_ptr[m + 1]
-            if left < right:
-                first, last = min(first, b_columns[left]), max(last, b_columns[right - 1])
-        at = begin
-        if last - first < SPARSE * (end - begin):
-            for k in range(a_ptr[r], a_ptr[r + 1]):
-                m = a_columns[k]
+            if dense:
                 for q in range(b_ptr[m], b_ptr[m + 1]):
                     marked[b_columns[q]] = 1
-            for base in range(first, last + 1, 64):
-                at = _list(take_64(marked, base), base, c_columns, at, end)
-        else:
-            for k in range(a_ptr[r], a_ptr[r + 1]):
-                m = a_columns[k]
+            else:
                 for q in range(b_ptr[m], b_ptr[m + 1]):
                     j = b_columns[q]
-                    if not marked[j]:
+                    if marked[j] == 0:
                         marked[j] = 1
                         c_columns[at] = j
                         at += 1
+        if dense:
+            for base in range(first, last + 1, 64):
+                at = _list(take_64(marked, base), base, c_columns, at, end)
+        else:
             _sort(c_columns, begin, end)
             for i in range(begin, end):
                 marked[c_columns[i]] = 0
@@ -154,47 +130,25 @@ def _list(found, base, columns, at, end):
     return at + n
 
 
-@numba.njit(**INNER_SERIAL)
-def _write_positions_part(
-    part, a_indptr, a_indices, b_indptr, b_indices, c_indptr, c_indices, product_ptr, cuts, places, positions
-):
-    low, high = cuts[part], cuts[part + 1]
-    _positions(
-        a_indptr,
-        a_indices,
-        b_indptr,
-        b_indices,
-        c_indptr,
-        c_indices,
-        product_ptr,
-        low,
-        high,
-        places[part],
-        positions,
-    )
-
-
 @numba.njit(**SERIAL)
 def write_positions(team, parts, *args):
     """Write where in its row of C every product lands, in Gustavson's order, to `positions` (n_products,).
 
     `places`: scratch of the type of `positions`, (parts, columns).
     """
-    in_parts(_write_positions_part, team, parts, args)
+    in_parts(_write_positions, team, parts, args)
 
 
 @numba.njit(**INNER_SERIAL)
-def _positions(
-    a_indptr, a_indices, b_indptr, b_indices, c_indptr, c_indices, product_ptr, low, high, places, positions
+def _write_positions(
+    part, a_indptr, a_indices, b_indptr, b_indices, c_indptr, c_indices, product_ptr, cuts, places, positions
 ):
     a_ptr, a_columns = simd.pointer(a_indptr), simd.pointer(a_indices)
-    b_ptr, b_columns, place = simd.pointer(b_indptr), simd.pointer(b_indices), simd.pointer(places)
-    for r in range(low, high):
-        begin = c_indptr[r]
-        columns = simd.advance(simd.pointer(c_indices), begin)
-        for i in range(c_indptr[r + 1] - begin):
-            place[columns[i]] = i
-        p = product_ptr[r]
+    b_ptr, b_columns = simd.pointer(b_indptr), simd.pointer(b_indices)
+    place, first_product = _own(places, part), simd.pointer(product_ptr)
+    for r in range(cuts[part], cuts[part + 1]):
+        _place(c_indptr, c_indices, r, place)
+        p = first_product[r]
         for k in range(a_ptr[r], a_ptr[r + 1]):
             m = a_columns[k]
             left = b_ptr[m]
@@ -205,12 +159,14 @@ def _positions(
             p += length
 
 
-@numba.njit(**INNER_SERIAL)
-def _write_pairs_part(
-    part, a_indptr, a_indices, b_indptr, b_indices, c_indptr, c_indices, cuts, places, a_index, b_index
-):
-    low, high = cuts[part], cuts[part + 1]
-    _pairs(a_indptr, a_indices, b_indptr, b_indices, c_indptr, c_indices, low, high, places[part], a_index, b_index)
+@simd.device
+def _place(c_indptr, c_indices, r, place):
+    """Note for every column of row r of C where in the row it stands."""
+    c_ptr = simd.pointer(c_indptr)
+    begin = c_ptr[r]
+    columns = simd.advance(simd.pointer(c_indices), begin)
+    for i in range(c_ptr[r + 1] - begin):
+        place[columns[i]] = i
 
 
 @numba.njit(**SERIAL)
@@ -219,19 +175,102 @@ def write_pairs(team, parts, *args):
 
     `places`: scratch of int64, (parts, columns).
     """
-    in_parts(_write_pairs_part, team, parts, args)
+    in_parts(_write_pairs, team, parts, args)
 
 
 @numba.njit(**INNER_SERIAL)
-def _pairs(a_indptr, a_indices, b_indptr, b_indices, c_indptr, c_indices, low, high, places, a_index, b_index):
+def _write_pairs(part, a_indptr, a_indices, b_indptr, b_indices, c_indptr, c_indices, cuts, places, a_index, b_index):
     a_ptr, a_columns = simd.pointer(a_indptr), simd.pointer(a_indices)
-    b_ptr, b_columns, place = simd.pointer(b_indptr), simd.pointer(b_indices), simd.pointer(places)
-    for r in range(low, high):
-        for i in range(c_indptr[r], c_indptr[r + 1]):
-            place[c_indices[i]] = i
+    b_ptr, b_columns = simd.pointer(b_indptr), simd.pointer(b_indices)
+    c_ptr, place, a_entry, b_entry = (
+        simd.pointer(c_indptr),
+        _own(places, part),
+        simd.pointer(a_index),
+        simd.pointer(b_index),
+    )
+    for r in range(cuts[part], cuts[part + 1]):
+        _place(c_indptr, c_indices, r, place)
         for k in range(a_ptr[r], a_ptr[r + 1]):
             m = a_columns[k]
             for q in range(b_ptr[m], b_ptr[m + 1]):
-                i = place[b_columns[q]]
-                a_index[i] = k
-                b_index[i] = q
+                i = c_ptr[r] + place[b_columns[q]]
+                a_entry[i] = k
+                b_entry[i] = q
+
+
+# ---- runs of neighbouring columns: see `Runs` of `sparsebp.kernels.operands` ----------------------------------------
+
+
+@numba.njit(**SERIAL)
+def find_shapes(indptr, indices, shapes, runs_of_row):
+    """Write the number of every row's shape and how many runs it has, (n_rows,) each."""
+    ptr, columns = simd.pointer(indptr), simd.pointer(indices)
+    shape = -1
+    for r in range(len(indptr) - 1):
+        begin, end = ptr[r], ptr[r + 1]
+        same = r > 0 and end - begin == begin - ptr[r - 1]
+        runs = 0
+        for q in range(begin, end):
+            runs += q == begin or columns[q] != columns[q - 1] + 1
+            same = same and columns[q] == columns[q - (end - begin)]
+        shape += not same
+        shapes[r] = shape
+        runs_of_row[r] = runs
+
+
+@numba.njit(**SERIAL)
+def measure_runs(indptr, indices, rows, lengths):
+    """Write the lengths of the runs of these rows, (n_runs,)."""
+    u = -1
+    for r in rows:
+        for q in range(indptr[r], indptr[r + 1]):
+            if q == indptr[r] or indices[q] != indices[q - 1] + 1:
+                u += 1
+                lengths[u] = 0
+            lengths[u] += 1
+
+
+@numba.njit(**SERIAL)
+def count_starts(a_indptr, a_indices, shapes, run_ptr, counts):
+    """Write how many starts every row of A has to `counts` (m,); return how many runs its products consist of."""
+    pieces = 0
+    for r in range(len(a_indptr) - 1):
+        last, total = -1, 0
+        for k in range(a_indptr[r], a_indptr[r + 1]):
+            shape = shapes[a_indices[k]]
+            runs = run_ptr[shape + 1] - run_ptr[shape]
+            pieces += runs
+            if shape != last:
+                total += runs
+                last = shape
+        counts[r] = total
+    return pieces
+
+
+@numba.njit(**SERIAL)
+def write_starts(team, parts, *args):
+    """Write where in its row of C every run of every group of A's entries begins, to `starts` (n_starts,)."""
+    in_parts(_write_starts, team, parts, args)
+
+
+@numba.njit(**INNER_SERIAL)
+def _write_starts(
+    part, a_indptr, a_indices, b_indptr, b_indices, c_indptr, c_indices, shapes, run_ptr, lengths, start_ptr, columns,
+    cuts, starts,
+):  # fmt: skip
+    place = np.empty(columns, np.int64)
+    for r in range(cuts[part], cuts[part + 1]):
+        begin = c_indptr[r]
+        for i in range(begin, c_indptr[r + 1]):
+            place[c_indices[i]] = i - begin
+        last, at = -1, start_ptr[r]
+        for k in range(a_indptr[r], a_indptr[r + 1]):
+            m = a_indices[k]
+            shape = shapes[m]
+            if shape == last:
+                continue
+            last, q = shape, b_indptr[m]
+            for u in range(run_ptr[shape], run_ptr[shape + 1]):
+                starts[at] = place[b_indices[q]]
+                at += 1
+                q += lengths[u]

@@ -12,21 +12,16 @@ from sparsebp.kernels.host.engine.team import in_parts
 # mypy: disable-error-code="no-untyped-def"
 
 
-@numba.njit(**INNER_SERIAL)
-def _count_union_part(part, a_indptr, a_indices, b_indptr, b_indices, cuts, counts):
-    _count(a_indptr, a_indices, b_indptr, b_indices, cuts[part], cuts[part + 1], counts)
-
-
 @numba.njit(**SERIAL)
 def count_union(team, parts, *args):
     """Write the number of entries of every row of A + B to `counts` (m,)."""
-    in_parts(_count_union_part, team, parts, args)
+    in_parts(_count, team, parts, args)
 
 
 @numba.njit(**INNER_SERIAL)
-def _count(a_indptr, a_indices, b_indptr, b_indices, low, high, counts):
+def _count(part, a_indptr, a_indices, b_indptr, b_indices, cuts, counts):
     a_columns, b_columns = simd.pointer(a_indices), simd.pointer(b_indices)
-    for r in range(low, high):
+    for r in range(cuts[part], cuts[part + 1]):
         i, j = a_indptr[r], b_indptr[r]
         a_end, b_end = a_indptr[r + 1], b_indptr[r + 1]
         total = (a_end - i) + (b_end - j)
@@ -38,23 +33,17 @@ def _count(a_indptr, a_indices, b_indptr, b_indices, low, high, counts):
         counts[r] = total
 
 
-@numba.njit(**INNER_SERIAL)
-def _write_union_part(part, a_indptr, a_indices, b_indptr, b_indices, cuts, c_indptr, c_indices, a_index, b_index):
-    low, high = cuts[part], cuts[part + 1]
-    _write(a_indptr, a_indices, b_indptr, b_indices, low, high, c_indptr, c_indices, a_index, b_index)
-
-
 @numba.njit(**SERIAL)
 def write_union(team, parts, *args):
     """Write the columns of A + B and the places of the entries of A and B among them (nnz_c,), (nnz_a,), (nnz_b,)."""
-    in_parts(_write_union_part, team, parts, args)
+    in_parts(_write, team, parts, args)
 
 
 @numba.njit(**INNER_SERIAL)
-def _write(a_indptr, a_indices, b_indptr, b_indices, low, high, c_indptr, c_indices, a_index, b_index):
+def _write(part, a_indptr, a_indices, b_indptr, b_indices, cuts, c_indptr, c_indices, a_index, b_index):
     a_columns, b_columns, c_columns = simd.pointer(a_indices), simd.pointer(b_indices), simd.pointer(c_indices)
     a_place, b_place = simd.pointer(a_index), simd.pointer(b_index)
-    for r in range(low, high):
+    for r in range(cuts[part], cuts[part + 1]):
         i, j, at = a_indptr[r], b_indptr[r], c_indptr[r]
         a_end, b_end = a_indptr[r + 1], b_indptr[r + 1]
         while i < a_end and j < b_end:

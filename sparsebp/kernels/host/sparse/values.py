@@ -6,7 +6,6 @@ import numba
 import numpy as np
 
 from sparsebp.core.types import SLOPES, Array
-from sparsebp.kernels import checks
 from sparsebp.kernels.host.engine.parts import INNER_SERIAL, SERIAL, parts_for, share
 from sparsebp.kernels.host.engine.team import in_parts, team
 
@@ -14,21 +13,21 @@ _GIVEN, _RELU, _TANH, _SIGMOID = range(len(SLOPES))
 
 
 class ValueKernels:
-    """Host side of the values part of `sparsebp.kernels.protocol.Kernels`; shapes and dtypes are stated there."""
+    """Host side of the values part of `sparsebp.kernels.api.Kernels`; shapes and dtypes are stated there."""
 
     def pointwise_slopes(self, kept: Array, function: str, out: Array) -> None:
         """Slopes from what a forward kept, turned to batch last."""
-        batch = checks.check_pointwise_slopes(kept, function, out)
+        batch = out.shape[1]
         arguments = (kept.reshape(-1), SLOPES.index(function), out.reshape(-1), batch, out.shape[0])
         parts = parts_for(out.size)
-        _slopes_parallel(team(parts), parts, *arguments, parts)
+        _slopes(team(parts), parts, *arguments, parts)
 
     def max_pool_values(self, winner: Array, window: Array, offset: Array, windows: int, taps: int, out: Array) -> None:
         """One where an entry's place in its window is the winner's, else zero."""
-        batch = checks.check_max_pool_values(winner, window, offset, windows, taps, out)
+        batch = out.shape[1]
         arguments = (winner.reshape(-1), winner.shape[1], window, offset, windows, taps, out.reshape(-1), batch)
         parts = parts_for(out.size)
-        _winners_parallel(team(parts), parts, *arguments, parts)
+        _winners(team(parts), parts, *arguments, parts)
 
 
 # The functions below are compiled: their arguments are flat arrays, sizes and flags.
@@ -36,8 +35,8 @@ class ValueKernels:
 
 
 @numba.njit(**INNER_SERIAL)
-def _slopes(kept, function, out, batch, size, low, high):
-    one = out.dtype.type(1)
+def _slopes_part(part, kept, function, out, batch, size, parts):
+    low, high, one = share(part, parts, size), share(part + 1, parts, size), out.dtype.type(1)
     if batch == 1:
         y, slope = kept[low:high], out[low:high]
         if function == _RELU:
@@ -71,18 +70,14 @@ def _slopes(kept, function, out, batch, size, low, high):
                 slope[b] = kept[b * size + i]
 
 
-@numba.njit(**INNER_SERIAL)
-def _slopes_part(part, kept, function, out, batch, size, parts):
-    _slopes(kept, function, out, batch, size, share(part, parts, size), share(part + 1, parts, size))
-
-
 @numba.njit(**SERIAL)
-def _slopes_parallel(team, parts, *args):
+def _slopes(team, parts, *args):
     in_parts(_slopes_part, team, parts, args)
 
 
 @numba.njit(**INNER_SERIAL)
-def _winners(winner, columns, window, offset, windows, taps, out, batch, low, high):
+def _winners_part(part, winner, columns, window, offset, windows, taps, out, batch, parts):
+    low, high = share(part, parts, len(window)), share(part + 1, parts, len(window))
     one, zero = out.dtype.type(1), out.dtype.type(0)
     for line in range(low, high):
         first, place, start = window[line], offset[line], line * windows * taps
@@ -107,13 +102,6 @@ def _winners(winner, columns, window, offset, windows, taps, out, batch, low, hi
                     out[np.uint64(start + w * taps + t)] = one if tap == t else zero
 
 
-@numba.njit(**INNER_SERIAL)
-def _winners_part(part, winner, columns, window, offset, windows, taps, out, batch, parts):
-    n = len(window)
-    low, high = share(part, parts, n), share(part + 1, parts, n)
-    _winners(winner, columns, window, offset, windows, taps, out, batch, low, high)
-
-
 @numba.njit(**SERIAL)
-def _winners_parallel(team, parts, *args):
+def _winners(team, parts, *args):
     in_parts(_winners_part, team, parts, args)

@@ -14,7 +14,6 @@ import numpy as np
 
 from sparsebp.core.threads import one_blas_thread
 from sparsebp.core.types import Array
-from sparsebp.kernels import checks
 from sparsebp.kernels.host.dense.blas import blas_of, product
 from sparsebp.kernels.host.engine.parts import INNER_SERIAL, SERIAL, span
 from sparsebp.kernels.host.engine.simd import advance, number, pointer
@@ -36,13 +35,12 @@ Axes = tuple[int, ...]
 
 
 class ConvolutionKernels:
-    """Host side of the convolutions in `sparsebp.kernels.protocol.Kernels`; shapes and dtypes are stated there."""
+    """Host side of the convolutions in `sparsebp.kernels.api.Kernels`; shapes and dtypes are stated there."""
 
     def convolve(
         self, weight: Array, x: Array, stride: Axes, before: Axes, dilation: Axes, groups: int, out: Array
     ) -> None:
         """Every window's products with the weights, by parts of the batch; of the output channels if it is small."""
-        checks.check_convolution(weight, x, out, stride, before, dilation, groups, "y")
         if out.size == 0:
             return
         turned = _turned_padding(weight, stride, before, dilation, groups)
@@ -63,7 +61,6 @@ class ConvolutionKernels:
         self, weight: Array, y: Array, stride: Axes, before: Axes, dilation: Axes, groups: int, out: Array
     ) -> None:
         """The transpose of `convolve`, by parts of the batch; sums over parts of the output channels if it is small."""
-        checks.check_convolution(weight, out, y, stride, before, dilation, groups, "x")
         if out.size == 0:
             return
         turned = _turned_padding(weight, stride, before, dilation, groups)
@@ -87,7 +84,6 @@ class ConvolutionKernels:
         self, y: Array, x: Array, stride: Axes, before: Axes, dilation: Axes, groups: int, out: Array
     ) -> None:
         """The gradient at the weights, by parts of the input channels, and of the batch where these are few."""
-        checks.check_convolution(out, x, y, stride, before, dilation, groups, "weight")
         if y.size == 0:
             out[...] = 0
             return

@@ -6,21 +6,19 @@ import numba
 import numpy as np
 
 from sparsebp.core.types import Array
-from sparsebp.kernels import checks
 from sparsebp.kernels.host.engine.parts import INNER_SERIAL, SERIAL, parts_for, span
 from sparsebp.kernels.host.engine.simd import advance, clear, pointer
 from sparsebp.kernels.host.engine.team import parallel, team
 
 
 class MaxPoolKernels:
-    """Host side of max pooling in `sparsebp.kernels.protocol.Kernels`; shapes and dtypes are stated there."""
+    """Host side of max pooling in `sparsebp.kernels.api.Kernels`; shapes and dtypes are stated there."""
 
     def max_pool(
         self, x: Array, kernel: tuple[int, ...], stride: tuple[int, ...], before: tuple[int, ...],
         dilation: tuple[int, ...], y: Array, winner: Array,
     ) -> None:  # fmt: skip
         """The maximum of every window and its place."""
-        checks.check_max_pool(x, kernel, stride, before, dilation, y, winner)
         parts = min(parts_for(y.size * kernel[0] * kernel[1]), max(len(x), 1))
         _max_pool(team(parts), parts, x, kernel, stride, before, dilation, y, winner)
 
@@ -29,7 +27,6 @@ class MaxPoolKernels:
         dilation: tuple[int, ...], out: Array,
     ) -> None:  # fmt: skip
         """Every window's gradient goes to its maximum, in the order of the windows."""
-        checks.check_max_pool_grad(gy, winner, kernel, stride, before, dilation, out)
         parts = min(parts_for(out.size + 2 * gy.size), max(len(gy), 1))
         _max_pool_grad(team(parts), parts, gy, winner, kernel, stride, before, dilation, out)
 

@@ -1,0 +1,99 @@
+"""What goes element by element, or channel by channel: batch normalisation, cutting off, the loss."""
+
+from __future__ import annotations
+
+from sparsebp.core.errors import OptionError
+from sparsebp.core.types import Array
+from sparsebp.kernels.api.checks import INT64, Family, exact, rank, real_dtype, written
+
+
+class PointwiseKernels(Family):
+    """Kernels on channels, arrays (B, C, n) with numbers (C,); on arrays cut off at two values; and the loss."""
+
+    def channel_moments(self, x: Array, mean: Array, var: Array) -> None:
+        """The mean of every channel of x over batch and positions, and the variance (divided by their number).
+
+        x (B, C, n); mean, var (C,), written.
+        """
+        _check_channels(arrays={"x": x}, channels={"mean": mean, "var": var}, out=("mean", "var"))
+        self._run.channel_moments(x, mean, var)
+
+    def channel_scale(self, x: Array, mean: Array, factor: Array, offset: Array, out: Array) -> None:
+        """``out = (x - mean) * factor + offset``, with the numbers of the channel.
+
+        x, out (B, C, n); mean, factor, offset (C,).
+        """
+        channels = {"mean": mean, "factor": factor, "offset": offset}
+        _check_channels(arrays={"x": x, "out": out}, channels=channels)
+        self._run.channel_scale(x, mean, factor, offset, out)
+
+    def channel_products(self, gy: Array, x: Array, mean: Array, sums: Array, products: Array) -> None:
+        """``sums = Σ gy`` and ``products = Σ gy * (x - mean)`` of every channel, over batch and positions.
+
+        gy, x (B, C, n); mean (C,); sums, products (C,), written.
+        """
+        channels = {"mean": mean, "sums": sums, "products": products}
+        _check_channels(arrays={"gy": gy, "x": x}, channels=channels, out=("sums", "products"))
+        self._run.channel_products(gy, x, mean, sums, products)
+
+    def channel_centre(
+        self, gy: Array, x: Array, mean: Array, offset: Array, slope: Array, factor: Array, out: Array
+    ) -> None:
+        """``out = (gy - offset - (x - mean) * slope) * factor``, with the numbers of the channel.
+
+        gy, x, out (B, C, n); mean, offset, slope, factor (C,).
+        """
+        channels = {"mean": mean, "offset": offset, "slope": slope, "factor": factor}
+        _check_channels(arrays={"gy": gy, "x": x, "out": out}, channels=channels)
+        self._run.channel_centre(gy, x, mean, offset, slope, factor, out)
+
+    def clamp(self, x: Array, low: float, high: float, out: Array) -> None:
+        """``out = min(max(x, low), high)``; a NaN stays a NaN. x, out (n,); low < high, which may be infinite."""
+        _check_clamp(x, low, high, out)
+        self._run.clamp(x, low, high, out)
+
+    def clamp_grad(self, gy: Array, y: Array, low: float, high: float, out: Array) -> None:
+        """``out = gy where low < y <= high, else 0``: with `high` the last y of slope 1. gy, y, out (n,)."""
+        _check_clamp(gy, low, high, out, y=y)
+        self._run.clamp_grad(gy, y, low, high, out)
+
+    def softmax_cross_entropy(self, logits: Array, target: Array, losses: Array, grad: Array) -> None:
+        """Per-row softmax cross-entropy and its gradient in one pass.
+
+        logits (N, C); target (N,) int64 in [0, C); losses (N,), written; grad (N, C), written: softmax - one-hot.
+        A row that is not finite gives a loss that is not finite.
+        """
+        dtype = real_dtype("logits", logits)
+        n, classes = rank("logits", logits, 2)
+        exact("logits", logits, dtype, (n, classes))
+        exact("target", target, INT64, (n,))
+        written("losses", losses, dtype, (n,))
+        written("grad", grad, dtype, (n, classes))
+        self._run.softmax_cross_entropy(logits, target, losses, grad)
+
+
+def _check_channels(*, arrays: dict[str, Array], channels: dict[str, Array], out: tuple[str, ...] = ("out",)) -> None:
+    """Check arrays (B, C, n), all of one shape, and arrays (C,), by name; the first of `arrays` tells the dtype.
+
+    Those named by `out` are written.
+    """
+    (first, array), *_ = arrays.items()
+    dtype, shape = real_dtype(first, array), rank(first, array, 3)
+    for name, other in arrays.items():
+        (written if name in out else exact)(name, other, dtype, shape)
+    for name, other in channels.items():
+        (written if name in out else exact)(name, other, dtype, (shape[1],))
+
+
+def _check_clamp(x: Array, low: float, high: float, out: Array, **others: Array) -> None:
+    """Check the arguments of `clamp` and, with `others` of the same length, of `clamp_grad`."""
+    first = "gy" if others else "x"
+    dtype, shape = real_dtype(first, x), rank(first, x, 1)
+    for name, array in {first: x, **others}.items():
+        exact(name, array, dtype, shape)
+    written("out", out, dtype, shape)
+    if not low < high:
+        raise OptionError(
+            "The limits are in the wrong order", expected="low < high", got=f"low={low}, high={high}",
+            remedy="Swap them",
+        )  # fmt: skip

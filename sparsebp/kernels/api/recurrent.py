@@ -1,0 +1,232 @@
+"""Elman and gated recurrences over all steps, forward and backward, and their materialised Jacobians."""
+
+from __future__ import annotations
+
+from sparsebp.backend import FLOAT_DTYPES, check_array, given, namespace
+from sparsebp.core.errors import DTypeError, OptionError, ShapeError
+from sparsebp.core.types import Array, Nonlinearity
+from sparsebp.kernels.api.checks import Family
+
+NONLINEARITIES = ("tanh", "relu")
+
+Sizes = tuple[int, int, int]
+"""``(T, B, H)``: steps, samples, hidden size."""
+
+
+class RecurrentKernels(Family):
+    """Kernels over all steps of a recurrent layer.
+
+    In all: w_hh (H, H) or (3H, H) as torch.nn lays it out (gates r, z, n), h0 (B, H); gy (T, B, H) or None is the
+    gradient that arrives at every step's output, grad_h_n (B, H) or None the one that arrives at the last state. A
+    batch of zero is legal; a sequence of zero steps and a hidden size of zero are not.
+    """
+
+    def rnn_forward(self, gx: Array, w_hh: Array, h0: Array, nonlinearity: Nonlinearity, h: Array) -> None:
+        """``h[t] = f(gx[t] + w_hh @ h[t-1])``, f = tanh or relu (BPPSA Eq. 9).
+
+        gx (T, B, H): input projection with both biases; h (T, B, H), written.
+        """
+        namespace(gx=gx, w_hh=w_hh, h0=h0, h=h)
+        _check_nonlinearity(nonlinearity)
+        steps, batch, hidden = _check_sequence("gx", gx)
+        check_array("w_hh", w_hh, dtype=gx.dtype, shape=(hidden, hidden))
+        check_array("h0", h0, dtype=gx.dtype, shape=(batch, hidden))
+        check_array("h", h, dtype=gx.dtype, shape=(steps, batch, hidden), written=True)
+        self._run.rnn_forward(gx, w_hh, h0, nonlinearity, h)
+
+    def rnn_backward(
+        self,
+        h: Array,
+        w_hh: Array,
+        gy: Array | None,
+        grad_h_n: Array | None,
+        nonlinearity: Nonlinearity,
+        gz: Array,
+        gh0: Array,
+    ) -> None:
+        """Sequential back-propagation. gz (T, B, H), written: gradient at the pre-activations; gh0 (B, H), written.
+
+        ``g[t] = gy[t] + w_hhᵀ @ gz[t+1]`` (``+ grad_h_n`` at the last t); ``gz[t] = g[t] * f'(t)``;
+        ``gh0 = w_hhᵀ @ gz[0]``. f' is ``1 - h²`` (tanh) or ``h > 0`` (relu).
+        """
+        _check_rnn_backward(h, w_hh, gy, grad_h_n, nonlinearity, gz, gh0)
+        self._run.rnn_backward(h, w_hh, gy, grad_h_n, nonlinearity, gz, gh0)
+
+    def rnn_scan_backward(
+        self,
+        h: Array,
+        w_hh: Array,
+        gy: Array | None,
+        grad_h_n: Array | None,
+        nonlinearity: Nonlinearity,
+        chunks: int,
+        gz: Array,
+        gh0: Array,
+    ) -> None:
+        """The same result as `rnn_backward` by reduce-then-scan over `chunks` chunks of time; stores no Jacobian.
+
+        Scratch: one affine map (H·H + H values) per chunk and sample. ``1 <= chunks <= T``.
+        """
+        _check_rnn_backward(h, w_hh, gy, grad_h_n, nonlinearity, gz, gh0)
+        _check_chunks(chunks, len(h))
+        self._run.rnn_scan_backward(h, w_hh, gy, grad_h_n, nonlinearity, chunks, gz, gh0)
+
+    def rnn_jacobians(self, h: Array, w_hh: Array, nonlinearity: Nonlinearity, out: Array) -> None:
+        """Materialise the scan's elements: out (T, H, H, B), ``out[t, i, j, b] = w_hh[j, i] * f'(h[t, b, j])``,
+        the transposed Jacobian of h[t] with respect to h[t-1] (rows: input, columns: output)."""
+        namespace(h=h, w_hh=w_hh, out=out)
+        _check_nonlinearity(nonlinearity)
+        steps, batch, hidden = _check_sequence("h", h)
+        check_array("w_hh", w_hh, dtype=h.dtype, shape=(hidden, hidden))
+        check_array("out", out, dtype=h.dtype, shape=(steps, hidden, hidden, batch), written=True)
+        self._run.rnn_jacobians(h, w_hh, nonlinearity, out)
+
+    def gru_forward(self, gx: Array, w_hh: Array, b_hn: Array, h0: Array, h: Array, gates: Array) -> None:
+        """GRU (BPPSA Eq. 10) with every gate kept for the backward.
+
+        gx (T, B, 3H), gates in the order r, z, n: ``W_i x + b_i``, plus ``b_h`` for r and z only; b_hn (H,).
+        ``M = W_hn h + b_hn``; ``n = tanh(gx_n + r * M)``; ``h' = (1 - z) * n + z * h``.
+        h (T, B, H), written; gates (T, B, 4H), written, in the order r, z, n, M.
+        """
+        namespace(gx=gx, w_hh=w_hh, b_hn=b_hn, h0=h0, h=h, gates=gates)
+        steps, batch, hidden = _check_sequence("h", h)
+        check_array("h", h, written=True)
+        check_array("gx", gx, dtype=h.dtype, shape=(steps, batch, 3 * hidden))
+        check_array("w_hh", w_hh, dtype=h.dtype, shape=(3 * hidden, hidden))
+        check_array("b_hn", b_hn, dtype=h.dtype, shape=(hidden,))
+        check_array("h0", h0, dtype=h.dtype, shape=(batch, hidden))
+        check_array("gates", gates, dtype=h.dtype, shape=(steps, batch, 4 * hidden), written=True)
+        self._run.gru_forward(gx, w_hh, b_hn, h0, h, gates)
+
+    def gru_backward(
+        self,
+        h: Array,
+        h0: Array,
+        gates: Array,
+        w_hh: Array,
+        gy: Array | None,
+        grad_h_n: Array | None,
+        ga: Array,
+        gh0: Array,
+    ) -> None:
+        """Sequential back-propagation through a GRU.
+
+        ga (T, B, 4H), written: gradients at the pre-activations N, R, Z and at M, in the order **n, r, z, m**. So
+        ``ga[..., H:]`` is what multiplies h (order r, z, n as in w_hh) and ``ga[..., :3H]`` what multiplies x
+        (order n, r, z). gh0 (B, H), written.
+        """
+        _check_gru_backward(h, h0, gates, w_hh, gy, grad_h_n, ga, gh0)
+        self._run.gru_backward(h, h0, gates, w_hh, gy, grad_h_n, ga, gh0)
+
+    def gru_scan_backward(
+        self,
+        h: Array,
+        h0: Array,
+        gates: Array,
+        w_hh: Array,
+        gy: Array | None,
+        grad_h_n: Array | None,
+        chunks: int,
+        ga: Array,
+        gh0: Array,
+    ) -> None:
+        """The same result as `gru_backward` by reduce-then-scan over the factored Jacobians (BPPSA Eq. 11)."""
+        _check_gru_backward(h, h0, gates, w_hh, gy, grad_h_n, ga, gh0)
+        _check_chunks(chunks, len(h))
+        self._run.gru_scan_backward(h, h0, gates, w_hh, gy, grad_h_n, chunks, ga, gh0)
+
+    def gru_jacobians(self, h: Array, h0: Array, gates: Array, w_hh: Array, out: Array) -> None:
+        """Materialise the scan's elements (BPPSA Eq. 11).
+
+        out (T, H, H, B), rows: input h[t-1], columns: output h[t].
+        """
+        namespace(h=h, h0=h0, gates=gates, w_hh=w_hh, out=out)
+        steps, batch, hidden = _check_gru_saved(h, h0, gates, w_hh)
+        check_array("out", out, dtype=h.dtype, shape=(steps, hidden, hidden, batch), written=True)
+        self._run.gru_jacobians(h, h0, gates, w_hh, out)
+
+
+def _check_rnn_backward(
+    h: Array, w_hh: Array, gy: Array | None, grad_h_n: Array | None, nonlinearity: str, gz: Array, gh0: Array
+) -> None:
+    namespace(h=h, w_hh=w_hh, gz=gz, gh0=gh0, **given(gy=gy, grad_h_n=grad_h_n))
+    _check_nonlinearity(nonlinearity)
+    steps, batch, hidden = _check_sequence("h", h)
+    check_array("w_hh", w_hh, dtype=h.dtype, shape=(hidden, hidden))
+    _check_incoming(h, gy, grad_h_n)
+    check_array("gz", gz, dtype=h.dtype, shape=(steps, batch, hidden), written=True)
+    check_array("gh0", gh0, dtype=h.dtype, shape=(batch, hidden), written=True)
+
+
+def _check_gru_backward(
+    h: Array, h0: Array, gates: Array, w_hh: Array, gy: Array | None, grad_h_n: Array | None, ga: Array, gh0: Array
+) -> None:
+    namespace(h=h, h0=h0, gates=gates, w_hh=w_hh, ga=ga, gh0=gh0, **given(gy=gy, grad_h_n=grad_h_n))
+    steps, batch, hidden = _check_gru_saved(h, h0, gates, w_hh)
+    _check_incoming(h, gy, grad_h_n)
+    check_array("ga", ga, dtype=h.dtype, shape=(steps, batch, 4 * hidden), written=True)
+    check_array("gh0", gh0, dtype=h.dtype, shape=(batch, hidden), written=True)
+
+
+def _check_gru_saved(h: Array, h0: Array, gates: Array, w_hh: Array) -> Sizes:
+    steps, batch, hidden = _check_sequence("h", h)
+    check_array("h0", h0, dtype=h.dtype, shape=(batch, hidden))
+    check_array("gates", gates, dtype=h.dtype, shape=(steps, batch, 4 * hidden))
+    check_array("w_hh", w_hh, dtype=h.dtype, shape=(3 * hidden, hidden))
+    return steps, batch, hidden
+
+
+def _check_incoming(h: Array, gy: Array | None, grad_h_n: Array | None) -> None:
+    """Check the two gradients that may come in; None stands for zero."""
+    if gy is not None:
+        check_array("gy", gy, dtype=h.dtype, shape=h.shape)
+    if grad_h_n is not None:
+        check_array("grad_h_n", grad_h_n, dtype=h.dtype, shape=h.shape[1:])
+
+
+def _check_sequence(name: str, array: Array) -> Sizes:
+    """Check the array that gives a call its sizes: (T, B, H), float, contiguous, T >= 1, H >= 1."""
+    if array.dtype not in FLOAT_DTYPES:
+        raise DTypeError(
+            f"{name} has the wrong dtype",
+            expected="float32 or float64",
+            got=array.dtype,
+            remedy=f"Convert it with {name}.astype('float32'); nothing is converted silently",
+        )
+    check_array(name, array, shape=(None, None, None))
+    steps, batch, hidden = array.shape
+    if steps < 1:
+        raise ShapeError(
+            f"{name} holds no time steps, and empty sequences are not allowed",
+            expected="(T, B, H) with T >= 1",
+            got=array.shape,
+            remedy="Leave empty sequences out before calling",
+        )
+    if hidden < 1:
+        raise ShapeError(
+            f"{name} has a hidden size of zero",
+            expected="(T, B, H) with H >= 1",
+            got=array.shape,
+            remedy="Use a hidden size of at least 1",
+        )
+    return steps, batch, hidden
+
+
+def _check_nonlinearity(nonlinearity: str) -> None:
+    if nonlinearity not in NONLINEARITIES:
+        raise OptionError(
+            "Unknown nonlinearity",
+            expected=" or ".join(repr(name) for name in NONLINEARITIES),
+            got=repr(nonlinearity),
+            remedy="Pass one of the two",
+        )
+
+
+def _check_chunks(chunks: int, steps: int) -> None:
+    if not 1 <= chunks <= steps:
+        raise OptionError(
+            "The number of chunks does not fit the number of steps",
+            expected=f"1 <= chunks <= T = {steps}",
+            got=chunks,
+            remedy="Pass fewer chunks; chunks=1 is the sequential recursion",
+        )

@@ -1,0 +1,111 @@
+"""Index arrays that travel together: from a product's plan through the checks to the kernels of host and device.
+
+All are of C = A @ B with A (m, k) and B (k, n), and C-contiguous. ``index`` is int32 or int64, the same in all tuples
+of a call; ``position`` is uint16 or uint32. Every tuple but `Rows` ends with what the host shares its work by:
+`row_cuts` (n_parts + 1,) int64 splits the rows of C into parts of about equal work, fixed by the plan.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sparsebp.core.types import Array
+
+
+class Rows(NamedTuple):
+    """Gustavson's algorithm: entries of A name rows of B, whose sum is a row of C.
+
+    Attributes
+    ----------
+    a_indptr, a_indices, b_indptr, c_indptr
+        Of the patterns: (m + 1,), (nnz_a,), (k + 1,), (m + 1,) index.
+    """
+
+    a_indptr: Array
+    a_indices: Array
+    b_indptr: Array
+    c_indptr: Array
+
+
+class Places(NamedTuple):
+    """Where every product lands.
+
+    Products of row r are numbered in the order of Gustavson's algorithm (entries k of row r of A, for each the
+    entries q of row ``a_indices[k]`` of B), from ``product_ptr[r]`` on.
+
+    Attributes
+    ----------
+    product_ptr
+        (m + 1,) int64.
+    positions
+        (n_products,) position: product p of row r is added to entry ``c_indptr[r] + positions[p]`` of C.
+    """
+
+    product_ptr: Array
+    positions: Array
+    row_cuts: Array
+
+
+class Terms(NamedTuple):
+    """Products of single entries, those of row r of C from ``product_ptr[r]`` to ``product_ptr[r + 1] - 1``.
+
+    Attributes
+    ----------
+    product_ptr, c_indptr
+        (m + 1,) index.
+    a_index, b_index
+        (n_products,) index: which entries of A and B are multiplied. Where `a_index` is None, product p belongs to
+        entry p of A.
+    positions
+        (n_products,) position, as in `Places`.
+    """
+
+    product_ptr: Array
+    a_index: Array | None
+    b_index: Array
+    c_indptr: Array
+    positions: Array
+    row_cuts: Array
+
+
+class Runs(NamedTuple):
+    """Rows of B as runs of neighbouring columns, each of which is a run of C as well.
+
+    Rows of B with the same shape have the same columns. Entries of a row of A that follow one another and name rows of
+    one shape form a group.
+
+    Attributes
+    ----------
+    b_shape
+        (k,) index: number of every row's shape.
+    run_ptr, run_lengths
+        (n_shapes + 1,), (n_runs,) index: shape s has the runs u from ``run_ptr[s]`` to ``run_ptr[s + 1] - 1``, which
+        cut a row of B into pieces of ``run_lengths[u]`` entries.
+    start_ptr, starts
+        (m + 1,) int64, (n_starts,) position: for every group of row r and every run of its shape, from
+        ``start_ptr[r]`` on, where in the row of C the run begins.
+    """
+
+    b_shape: Array
+    run_ptr: Array
+    run_lengths: Array
+    start_ptr: Array
+    starts: Array
+    row_cuts: Array
+
+
+class Columns(NamedTuple):
+    """The columns of B and C, where no place is kept.
+
+    Attributes
+    ----------
+    b_indices, c_indices
+        Of the patterns: (nnz_b,), (nnz_c,) index.
+    n
+        Number of columns, a Python int.
+    """
+
+    b_indices: Array
+    c_indices: Array
+    n: int
+    row_cuts: Array

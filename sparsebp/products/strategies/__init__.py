@@ -1,0 +1,29 @@
+"""The strategies of products, the quickest first. A new one is a file here, a line below, and a price."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sparsebp.products.strategies.accumulate import Accumulate
+from sparsebp.products.strategies.dense import Dense
+from sparsebp.products.strategies.gather import Gather
+from sparsebp.products.strategies.identity import Identity
+from sparsebp.products.strategies.positions import Positions
+from sparsebp.products.strategies.runs import AddRuns
+from sparsebp.products.strategies.scale import ScaleColumns, ScaleRows
+from sparsebp.products.strategies.select_columns import SelectColumns
+from sparsebp.products.strategies.select_rows import SelectRows
+from sparsebp.products.strategies.strategy import Strategy, StrategyOfKinds
+
+OF_KINDS: tuple[type[StrategyOfKinds], ...] = (Identity, ScaleRows, ScaleColumns, Dense)
+"""Of these, the first that takes the kinds of A and B is the only one."""
+OF_STRUCTURE: tuple[type[Strategy], ...] = (SelectRows, SelectColumns, AddRuns, Gather, Positions, Accumulate)
+"""What is left to the others, when the structure of the product has been looked at; the last always fits."""
+
+
+def by_kinds(a: Any, b: Any) -> type[StrategyOfKinds] | None:
+    """Return the strategy that the kinds of A and B tell, None if their structure must be looked at."""
+    return next((strategy for strategy in OF_KINDS if strategy.takes(a, b)), None)
+
+
+__all__ = ["OF_STRUCTURE", "Gather", "Identity", "Positions", "Strategy", "StrategyOfKinds", "by_kinds"]
