@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp.bench.tools import pictures, report, timing
+from sparsebp.bench.tools import peers, pictures, report
 from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run
 from sparsebp.bench.tools.report import Column
 from sparsebp.bench.tools.workload import SequenceWorkload
@@ -41,7 +41,7 @@ def measure_row(batch: int, busy: int, threads: int, steps: int) -> Row:
     with busy_processes(busy):
         for _ in range(ROUNDS):
             for count in seconds:
-                with timing.threads(count):
+                with peers.threads(count):
                     seconds[count] += _steps(workload, -(-steps // ROUNDS))
     row: Row = {"batch": batch, "processes": busy, "threads": threads, "target": TARGET}
     for name, count in (("one", 1), ("more", threads)):

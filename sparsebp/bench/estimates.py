@@ -18,11 +18,12 @@ import numpy as np
 from sparsebp import nn
 from sparsebp.backend.machine.price_file import prices
 from sparsebp.bench import spgemm
-from sparsebp.bench.tools import pictures, report, timing
+from sparsebp.bench.tools import pictures, report
 from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run
 from sparsebp.bench.tools.calibrate import backward_seconds, call_seconds
 from sparsebp.bench.tools.matrices import pairs
 from sparsebp.bench.tools.report import Column
+from sparsebp.core import timing
 
 WITHIN = 1.5
 """Ratio of said and measured, either way, within which an estimate is right."""

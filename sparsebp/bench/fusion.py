@@ -18,11 +18,12 @@ import numpy as np
 
 from sparsebp import kernels
 from sparsebp.bench import optim as updates
-from sparsebp.bench.tools import pictures, report, timing
+from sparsebp.bench.tools import peers, pictures, report
 from sparsebp.bench.tools.apart import Apart
 from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run, fits
 from sparsebp.bench.tools.images import torch_twin
 from sparsebp.bench.tools.report import Column
+from sparsebp.core import timing
 from sparsebp.schedule.builders import Fusion
 
 FUSIONS: tuple[Fusion, ...] = ("none", "forward", "backward")
@@ -34,7 +35,7 @@ FEW = ("SGD, momentum", "Adam")
 
 def measure(run: Run) -> Iterator[Row]:
     """Measure the steps of every network, batch size and optimizer."""
-    timing.import_torch()  # refused before anything is measured
+    peers.import_torch()  # refused before anything is measured
     with Apart() as apart:
         for network, (make, shape, batches) in networks(run.quick).items():
             need = 10 * sum(p.nbytes for p in make().parameters().values())
@@ -85,7 +86,7 @@ def measure_row(
         name: lambda executor=executor: executor.step([(x, target)]) for name, executor in executors.items()
     } | {"update": update_alone}
     timers = {name: timing.timer(side) for name, side in sides.items()}
-    theirs, peaks["hooks_peak"] = apart.build(peers, make, shape, batch, optimizer, threads)
+    theirs, peaks["hooks_peak"] = apart.build(steps_in_torch, make, shape, batch, optimizer, threads)
     timings = timing.in_turn(timers | theirs, **rounds)
     share = timings["update"].median / timings["none"].median
     largest = max(sum(p.nbytes for p in layer.parameters().values()) for _, layer in model.stages())
@@ -163,7 +164,7 @@ def batch_of(model: Any, shape: tuple[int, ...], batch: int) -> tuple[np.ndarray
     return x, rng.integers(model.forward(x[:1])[0].shape[1], size=batch)
 
 
-def peers(
+def steps_in_torch(
     make: Callable[[], Any], shape: tuple[int, ...], batch: int, optimizer: str, threads: int
 ) -> tuple[dict[str, Callable[[], object]], int]:
     """Return one whole step by each form of torch.optim, all with one state, and the peak of gradients with hooks."""

@@ -18,10 +18,11 @@ import numpy as np
 from sparsebp import backend, kernels
 from sparsebp.bench import gpu_steps
 from sparsebp.bench.recurrent import measure_row
-from sparsebp.bench.tools import pictures, report, timing
+from sparsebp.bench.tools import peers, pictures, report
 from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run
 from sparsebp.bench.tools.report import Column
 from sparsebp.bench.tools.workload import SequenceWorkload, chunk_count
+from sparsebp.core import timing
 
 LENGTHS = (10, 30, 100, 300, 1000, 3000, 10_000, 30_000)
 BATCHES = (2, 4, 8, 16, 32, 64, 128, 256)
@@ -162,7 +163,7 @@ def device_rates(cupy: ModuleType) -> Rates:
 
 
 def _allows_tf32() -> bool | None:
-    torch = timing.optional("torch")
+    torch = peers.optional("torch")
     return None if torch is None else bool(torch.backends.cudnn.allow_tf32)
 
 

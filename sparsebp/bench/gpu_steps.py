@@ -14,9 +14,10 @@ import numpy as np
 
 from sparsebp import backend
 from sparsebp.bench.schedule import find, optimizer_of
-from sparsebp.bench.tools import report, timing
+from sparsebp.bench.tools import report
 from sparsebp.bench.tools.benchmark import Row
 from sparsebp.bench.tools.report import Column
+from sparsebp.core import timing
 from sparsebp.runtime.candidates import all_schedules
 from sparsebp.runtime.executor import Executor
 
@@ -49,7 +50,7 @@ def measure_steps(
     quick
         A much smaller net.
     rounds, clock
-        As `sparsebp.bench.tools.timing.measure` takes them.
+        As `sparsebp.core.timing.measure` takes them.
 
     Returns
     -------

@@ -21,10 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp.bench.tools import pictures, report, timing
+from sparsebp.bench.tools import pictures, report
 from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run, refuse_difference, with_threads
+from sparsebp.bench.tools.peers import import_torch
 from sparsebp.bench.tools.report import Column
-from sparsebp.bench.tools.timing import import_torch
+from sparsebp.core import timing
 
 TABLE_1 = {"conv": 8.3e3, "ReLU": 1.2e6, "max-pool": 1.5e5}
 """Speed-up over autograd column by column that the paper reports (Table 1, last column)."""

@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp.bench.tools import pictures, report, timing
+from sparsebp.bench.tools import peers, pictures, report
 from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run, fits, with_threads
 from sparsebp.bench.tools.environment import copy_bandwidth
 from sparsebp.bench.tools.report import Column
+from sparsebp.core import timing
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -39,7 +40,7 @@ TARGETS = {"foreach": 1.5, "fused": 1.0}
 
 def measure(run: Run) -> Iterator[Row]:
     """Measure every optimizer on every network."""
-    timing.import_torch()  # refused before anything is measured
+    peers.import_torch()  # refused before anything is measured
     for network, shapes in networks(run.quick).items():
         need = 4 * sum(map(math.prod, shapes.values())) * (2 + 4 * 3 + 3)  # all sides' buffers, foreach's intermediates
         for count in run.threads():

@@ -17,9 +17,10 @@ from typing import Any, Literal
 import numpy as np
 
 from sparsebp import nn, optim
-from sparsebp.bench.tools import images, pictures, report, timing
+from sparsebp.bench.tools import images, pictures, report
 from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run
 from sparsebp.bench.tools.report import Column
+from sparsebp.core import timing
 from sparsebp.data import ImageDataset, load_mnist_images
 from sparsebp.models import vgg11
 

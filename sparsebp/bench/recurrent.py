@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from sparsebp.bench.tools import pictures, report, timing
+from sparsebp.bench.tools import pictures, report
 from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run
 from sparsebp.bench.tools.report import Column
 from sparsebp.bench.tools.workload import CELLS, SequenceWorkload, TorchTwin
+from sparsebp.core import timing
 
 BATCH = 16
 

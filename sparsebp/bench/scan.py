@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from sparsebp.backend import memory
-from sparsebp.bench.tools import pictures, report, timing
+from sparsebp.bench.tools import pictures, report
 from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run, fits, with_threads
 from sparsebp.bench.tools.report import Column
 from sparsebp.bench.tools.workload import SequenceWorkload, TorchTwin, chunk_count
+from sparsebp.core import timing
 
 BATCH = 16
 ALGORITHMS = ("bp", "chunked", "hybrid", "blelloch")

@@ -18,10 +18,11 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp.bench.tools import pictures, report, timing
+from sparsebp.bench.tools import pictures, report
 from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run
 from sparsebp.bench.tools.report import Column
 from sparsebp.core import threads as thread_pools
+from sparsebp.core import timing
 from sparsebp.core.errors import SparseBPError
 from sparsebp.runtime.candidates import FoundSchedule, all_schedules, steady
 from sparsebp.runtime.executor import Executor

@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp.bench.tools import pictures, report, sparse_peers, timing
+from sparsebp.bench.tools import pictures, report, sparse_peers
 from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run, refuse_difference, with_threads
 from sparsebp.bench.tools.environment import copy_bandwidth
 from sparsebp.bench.tools.matrices import Pair, Targets, pairs
 from sparsebp.bench.tools.report import Column
+from sparsebp.core import timing
 
 TARGET_THREADS = 2
 """The number of threads that the targets are stated for."""

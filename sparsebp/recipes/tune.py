@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp.bench.tools import timing
+from sparsebp.core import timing
 from sparsebp.core.errors import OptionError, SparseBPError
 from sparsebp.core.threads import set_threads, thread_counts
 from sparsebp.recipes.config import TrainConfig

@@ -11,8 +11,9 @@ import pytest
 
 from sparsebp import backend, nn
 from sparsebp.bench import fusion, gpu, gpu_steps, load, pruned, scan
-from sparsebp.bench.tools import benchmark, timing
+from sparsebp.bench.tools import benchmark, peers
 from sparsebp.bench.tools.workload import SequenceWorkload, TorchTwin
+from sparsebp.core import timing
 from sparsebp.core.errors import DeviceError, MissingDependencyError, OptionError
 
 pytest.importorskip("torch")
@@ -37,7 +38,7 @@ OPTIONAL = {
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """Two thread pools on a busy machine wait for each other more than they work."""
-    with timing.threads(1):
+    with peers.threads(1):
         yield
 
 

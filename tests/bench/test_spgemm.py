@@ -9,7 +9,7 @@ from numpy.testing import assert_allclose
 
 from sparsebp import SparsityPattern, plan_product
 from sparsebp.bench import spgemm
-from sparsebp.bench.tools import environment, mkl, sparse_peers, timing
+from sparsebp.bench.tools import environment, mkl, peers, sparse_peers
 from sparsebp.core.errors import MissingDependencyError
 
 
@@ -62,7 +62,7 @@ def test_mkl_computes_values_into_the_structure_that_it_keeps() -> None:
 
 def test_missing_peers_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mkl, "load", lambda: None)
-    monkeypatch.setattr(timing, "optional", lambda name: None)
+    monkeypatch.setattr(peers, "optional", lambda name: None)
     notes: list[str] = []
     (scipy,) = sparse_peers.found(notes.append)
     assert [note.split(":")[0] for note in notes] == ["MKL", "GraphBLAS"]

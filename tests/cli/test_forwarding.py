@@ -146,8 +146,8 @@ TUNED = {key: IMAGES[key] for key in ("model", "width", "samples", "batch_size",
 
 
 def test_tune(monkeypatch, tmp_path):
-    from sparsebp.bench import tune
-    from sparsebp.bench.tools.timing import Timing
+    from sparsebp.core.timing import Timing
+    from sparsebp.recipes import tune
 
     best = {"fusion": "backward", "schedule": "conventional", "backward": "bp", "threads": 1}
     calls = Calls([tune.Trial(best, Timing((1.0, 2.0)))])

@@ -116,9 +116,8 @@ def test_retraining_and_the_time_after_training(tmp_path, stop):
 
 
 def test_tune_and_verify(tmp_path, stop):
-    from sparsebp.bench import tune
-    from sparsebp.bench.tools import timing
-    from sparsebp.recipes import verify
+    from sparsebp.core import timing
+    from sparsebp.recipes import tune, verify
 
     few = ["tune", "bitstream", "--hidden", "4", "--seq-len", "12", "--samples", "16", "--steps", "1", "--rounds",
            "1", "--backward", "bp", "--schedule", "conventional", "--threads", "1", "--out",

@@ -11,10 +11,10 @@ pytest.importorskip("rich", exc_type=ImportError)
 
 from typer.testing import CliRunner
 
-from sparsebp.bench import tune as tuning
 from sparsebp.cli.commands import app
 from sparsebp.core.errors import FileFormatError, OptionError
 from sparsebp.core.threads import set_threads, thread_counts
+from sparsebp.recipes import tune as tuning
 from sparsebp.recipes.config_file import read_config, write_config
 from sparsebp.recipes.recipe import config_for
 

@@ -12,7 +12,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from sparsebp.bench.tools import timing
+from sparsebp.core import timing
 from sparsebp.core.errors import SparseBPError
 
 Sides = Callable[..., tuple[Mapping[str, Callable[[], object]], Any]]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from sparsebp.bench.tools import pictures, report, timing
+from sparsebp.bench.tools import peers, pictures, report
 from sparsebp.bench.tools.environment import available_memory, environment
 from sparsebp.core.errors import MissingDependencyError, OptionError, SparseBPError
 
@@ -56,9 +56,9 @@ class Run:
         if text not in self.result["notes"]:
             self.result["notes"].append(text)
 
-    def threads(self, using: Callable[[int], AbstractContextManager[None]] = timing.threads) -> Iterator[int]:
+    def threads(self, using: Callable[[int], AbstractContextManager[None]] = peers.threads) -> Iterator[int]:
         """Yield each of the numbers of threads that this machine has, in use meanwhile; note the others."""
-        for count in timing.thread_counts_here(self.settings["threads"], self.note):
+        for count in peers.thread_counts_here(self.settings["threads"], self.note):
             with using(count):
                 yield count
 

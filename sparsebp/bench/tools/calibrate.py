@@ -19,7 +19,7 @@ import numpy as np
 from sparsebp import kernels, nn
 from sparsebp.backend.machine.price_file import now_and_here
 from sparsebp.backend.machine.prices import CELLS, STRATEGIES, CellPrices, Prices
-from sparsebp.bench.tools import timing
+from sparsebp.bench.tools import peers
 from sparsebp.bench.tools.environment import copy_bandwidth
 from sparsebp.bench.tools.matrices import convolution_t, max_pool_t
 from sparsebp.core.threads import most_threads, one_blas_thread
@@ -57,7 +57,7 @@ def calibrate(told: Told = lambda what: None) -> Prices:
     told("memory")
     threads = most_threads()
     sharing = copy_bandwidth(threads) / copy_bandwidth(1) if threads > 1 else 1.0
-    with timing.threads(1):
+    with peers.threads(1):
         found = _rates(min(max(sharing, 1.0), float(threads)))
         told("sparse products")
         found = replace(found, products=_products(found))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sparsebp import nn, optim
-from sparsebp.bench.tools.timing import import_torch
+from sparsebp.bench.tools.peers import import_torch
 from sparsebp.data import ImageDataset, epoch_order
 
 

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
-from sparsebp.bench.tools import mkl, timing
+from sparsebp.bench.tools import mkl, peers
 
 Prepare: TypeAlias = Callable[[Any, Any], dict[str, Callable[[], object]]]
 """Takes two SciPy CSR arrays of float32 and returns what is timed, by the name of the side."""
@@ -18,25 +18,25 @@ def found(note: Callable[[str], None]) -> list[Prepare]:
     Their sides are ``scipy``; ``mkl`` (structure and values at every call) and ``mkl_numeric`` (values into a structure
     that is kept); ``graphblas``.
     """
-    peers: list[Prepare] = [lambda a, b: {"scipy": lambda: a @ b}]
+    here: list[Prepare] = [lambda a, b: {"scipy": lambda: a @ b}]
     if mkl.load() is None:
         note("MKL: not compared, the package mkl is not installed")
     else:
-        peers.append(_in_mkl)
-    if timing.optional("graphblas") is None:
+        here.append(_in_mkl)
+    if peers.optional("graphblas") is None:
         note("GraphBLAS: not compared, python-graphblas is not installed")
     else:
-        peers.append(_in_graphblas)
-    return peers
+        here.append(_in_graphblas)
+    return here
 
 
 @contextlib.contextmanager
 def threads(count: int) -> Iterator[None]:
-    """As `sparsebp.bench.tools.timing.threads`, which sets MKL too, and for GraphBLAS."""
-    graphblas: Any = timing.optional("graphblas")
+    """As `sparsebp.bench.tools.peers.threads`, which sets MKL too, and for GraphBLAS."""
+    graphblas: Any = peers.optional("graphblas")
     settings = graphblas.ss.config if graphblas else {}
     before = settings.get("nthreads")
-    with timing.threads(count):
+    with peers.threads(count):
         settings["nthreads"] = count
         try:
             yield
@@ -50,6 +50,6 @@ def _in_mkl(a: Any, b: Any) -> dict[str, Callable[[], object]]:
 
 
 def _in_graphblas(a: Any, b: Any) -> dict[str, Callable[[], object]]:
-    graphblas: Any = timing.optional("graphblas")
+    graphblas: Any = peers.optional("graphblas")
     left, right = graphblas.io.from_scipy_sparse(a), graphblas.io.from_scipy_sparse(b)
     return {"graphblas": lambda: left.mxm(right).new().wait()}

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sparsebp import backend, nn, optim
-from sparsebp.bench.tools.timing import import_torch
+from sparsebp.bench.tools.peers import import_torch
 from sparsebp.core.errors import MissingDependencyError, OptionError
 
 CELLS: dict[str, tuple[int, int]] = {"RNN": (1, 20), "GRU": (38, 20)}

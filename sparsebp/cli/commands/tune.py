@@ -22,7 +22,7 @@ from sparsebp.cli.commands.common import (
 from sparsebp.cli.commands.run_options import Task, run_options
 from sparsebp.core.errors import OptionError
 from sparsebp.core.types import BACKWARDS
-from sparsebp.runtime.orders import Fusion
+from sparsebp.schedule.builders import Fusion
 
 _COLUMNS = (
     *(report.Column(name, name, number=False) for name in ("fusion", "schedule", "backward")),
@@ -78,8 +78,8 @@ def tune(
       sparsebp train --config runs/densenet.toml --epochs 2
       sparsebp tune bitstream --backward bp --backward chunked --threads 2 --json
     """
-    from sparsebp.bench import tune as tuning
     from sparsebp.core.files import prepare_folder
+    from sparsebp.recipes import tune as tuning
     from sparsebp.recipes.config_file import write_config
     from sparsebp.recipes.recipe import config_for
 
