@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp.core.types import Array
-from sparsebp.kernels.api import Kernels
 from sparsebp.kernels.operands import Columns, Rows
 from sparsebp.patterns import SparsityPattern
 from sparsebp.products.strategies.strategy import Strategy, rows_of_one_type
@@ -18,6 +16,7 @@ class Accumulate(Strategy):
     """For products too many to index."""
 
     name = "accumulate"
+    kernel = "spgemm_accumulate"
     reads = (Rows, Columns)
 
     @property
@@ -35,9 +34,3 @@ class Accumulate(Strategy):
     def operands(cls, a: SparsityPattern, b: SparsityPattern, arrays: Mapping[str, Any]) -> tuple[Any, ...]:
         """`Rows` and `Columns`."""
         return super().operands(a, b, dict(arrays) | {"n": b.shape[1]})
-
-    @staticmethod
-    def run(k: Kernels, operands: Any, left: Array, right: Array, out: Array) -> None:
-        """Sum in dense rows."""
-        rows, columns = operands
-        k.spgemm_accumulate(rows, columns, left, right, out)

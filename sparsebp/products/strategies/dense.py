@@ -54,8 +54,8 @@ class Dense(StrategyOfKinds):
         """Return the number of the one block, and the sizes of A and B."""
         return arrays["zero"], *a.shape, b.shape[1]
 
-    @staticmethod
-    def run(k: Kernels, operands: Any, left: Array, right: Array, out: Array) -> None:
+    @classmethod
+    def run(cls, k: Kernels, operands: Any, left: Array, right: Array, out: Array) -> None:
         """One product of blocks."""
         zero, m, inner, n = operands
         a, b = left.reshape(1, m, inner, -1), right.reshape(1, inner, n, -1)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from sparsebp.core.types import Array
 from sparsebp.kernels.api import Kernels
-from sparsebp.patterns import SparsityPattern
 from sparsebp.products.strategies.strategy import Strategy
 
 
@@ -17,6 +15,7 @@ class Gather(Strategy):
     """The entries of A and B that an entry of C multiplies are kept."""
 
     name = "gather"
+    reads = ("a_index", "b_index")
 
     @property
     def fits(self) -> bool:
@@ -34,12 +33,7 @@ class Gather(Strategy):
         return {"a_index": a_index, "b_index": b_index}
 
     @classmethod
-    def operands(cls, a: SparsityPattern, b: SparsityPattern, arrays: Mapping[str, Array]) -> tuple[Array, Array]:
-        """The entry numbers."""
-        return arrays["a_index"], arrays["b_index"]
-
-    @staticmethod
-    def run(k: Kernels, operands: Any, left: Array, right: Array, out: Array) -> None:
+    def run(cls, k: Kernels, operands: Any, left: Array, right: Array, out: Array) -> None:
         """Multiply pairs."""
         a_index, b_index = operands
         k.gather_multiply(left, a_index, right, b_index, out)

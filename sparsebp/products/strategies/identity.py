@@ -32,7 +32,7 @@ class Identity(StrategyOfKinds):
         """Return whether C has the values of B."""
         return (cls.result(a, b) is b,)
 
-    @staticmethod
-    def run(k: Kernels, operands: Any, left: Array, right: Array, out: Array) -> None:
+    @classmethod
+    def run(cls, k: Kernels, operands: Any, left: Array, right: Array, out: Array) -> None:
         """Copy."""
         out[...] = right if operands[0] else left

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from sparsebp.core.types import Array
-from sparsebp.kernels.api import Kernels
 from sparsebp.kernels.operands import Places, Rows
 from sparsebp.products.strategies.strategy import Strategy, rows_of_one_type
 
@@ -19,6 +15,7 @@ class Positions(Strategy):
     """No search: a product is two loads, a multiply-add and a store."""
 
     name = "positions"
+    kernel = "spgemm_positions"
     reads = (Rows, Places)
 
     @property
@@ -40,12 +37,6 @@ class Positions(Strategy):
             "row_cuts": product.row_cuts,
         }
         return own | rows_of_one_type(product)
-
-    @staticmethod
-    def run(k: Kernels, operands: Any, left: Array, right: Array, out: Array) -> None:
-        """Add products where they land."""
-        rows, places = operands
-        k.spgemm_positions(rows, places, left, right, out)
 
     @staticmethod
     def estimated_bytes(shape: tuple[int, int], nnz: int, products: int) -> int:

@@ -7,12 +7,9 @@ of its first column stands for all of them.
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
-from sparsebp.core.types import Array
-from sparsebp.kernels.api import Kernels
 from sparsebp.kernels.operands import Rows, Runs
 from sparsebp.patterns import SparsityPattern
 from sparsebp.products.strategies.strategy import Strategy, rows_of_one_type
@@ -25,6 +22,7 @@ class AddRuns(Strategy):
     """Whole runs of B's rows are added to C."""
 
     name = "runs"
+    kernel = "spgemm_runs"
     reads = (Rows, Runs)
 
     @property
@@ -77,12 +75,6 @@ class AddRuns(Strategy):
         structure.write_starts(team(), len(cuts) - 1, *patterns, *others)
         own = {"start_ptr": start_ptr, "starts": starts, "row_cuts": cuts}
         return shapes | rows_of_one_type(product, **shapes) | own
-
-    @staticmethod
-    def run(k: Kernels, operands: Any, left: Array, right: Array, out: Array) -> None:
-        """Add runs."""
-        rows, runs = operands
-        k.spgemm_runs(rows, runs, left, right, out)
 
 
 def _has_runs(pattern: SparsityPattern) -> bool:

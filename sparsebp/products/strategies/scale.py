@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from sparsebp.core.types import Array
 from sparsebp.kernels.api import Kernels
-from sparsebp.patterns import SparsityPattern
 from sparsebp.products.strategies.strategy import StrategyOfKinds
 
 
@@ -15,6 +13,7 @@ class ScaleRows(StrategyOfKinds):
     """A is diagonal."""
 
     name = "scale_rows"
+    reads = ("b_indptr",)
     own_pattern = False
 
     @staticmethod
@@ -33,12 +32,7 @@ class ScaleRows(StrategyOfKinds):
         return int(b.nnz)
 
     @classmethod
-    def operands(cls, a: SparsityPattern, b: SparsityPattern, arrays: Mapping[str, Array]) -> tuple[Array]:
-        """Where B's rows begin."""
-        return (arrays["b_indptr"],)
-
-    @staticmethod
-    def run(k: Kernels, operands: Any, left: Array, right: Array, out: Array) -> None:
+    def run(cls, k: Kernels, operands: Any, left: Array, right: Array, out: Array) -> None:
         """Scale rows of B."""
         (indptr,) = operands
         k.scale_rows(indptr, right, left, out)
@@ -48,6 +42,7 @@ class ScaleColumns(StrategyOfKinds):
     """B is diagonal."""
 
     name = "scale_columns"
+    reads = ("a_indices",)
     own_pattern = False
 
     @staticmethod
@@ -66,12 +61,7 @@ class ScaleColumns(StrategyOfKinds):
         return int(a.nnz)
 
     @classmethod
-    def operands(cls, a: SparsityPattern, b: SparsityPattern, arrays: Mapping[str, Array]) -> tuple[Array]:
-        """The columns of A's entries."""
-        return (arrays["a_indices"],)
-
-    @staticmethod
-    def run(k: Kernels, operands: Any, left: Array, right: Array, out: Array) -> None:
+    def run(cls, k: Kernels, operands: Any, left: Array, right: Array, out: Array) -> None:
         """Scale columns of A."""
         (indices,) = operands
         k.scale_columns(indices, left, right, out)

@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp.core.types import Array
-from sparsebp.kernels.api import Kernels
 from sparsebp.kernels.operands import Terms
 from sparsebp.patterns import SparsityPattern
 from sparsebp.patterns.validate import index_dtype
@@ -19,6 +17,7 @@ class SelectColumns(Strategy):
     """A position an entry of A, and no loop over rows of B."""
 
     name = "select_columns"
+    kernel = "spgemm_select_columns"
     reads = (Terms,)
 
     @property
@@ -63,9 +62,3 @@ class SelectColumns(Strategy):
         """Return `Terms`: without a list of its own, product p is entry p of A times the entry in the row it names."""
         listed = {"product_ptr": arrays["a_indptr"], "a_index": None, "b_index": arrays["a_indices"]}
         return super().operands(a, b, listed | dict(arrays))
-
-    @staticmethod
-    def run(k: Kernels, operands: Any, left: Array, right: Array, out: Array) -> None:
-        """Add terms."""
-        (terms,) = operands
-        k.spgemm_select_columns(terms, left, right, out)

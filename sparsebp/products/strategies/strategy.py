@@ -28,13 +28,16 @@ class Strategy:
     ----------
     name : str
         As `ProductPlan.strategy` says it, and by which `sparsebp.products.estimate` prices it.
-    reads : tuple of type
-        The tuples of `sparsebp.kernels.operands` that the kernel takes.
+    kernel : str
+        The method of `sparsebp.kernels.api.Kernels` that runs, if `run` does not say it.
+    reads : tuple
+        What the kernel takes beside values: tuples of `sparsebp.kernels.operands`, or names of single arrays.
     own_pattern : bool
         Whether C's pattern is not that of an operand.
     """
 
     name: ClassVar[str]
+    kernel: ClassVar[str]
     reads: ClassVar[tuple[Any, ...]] = ()
     own_pattern: ClassVar[bool] = True
 
@@ -73,12 +76,15 @@ class Strategy:
     @classmethod
     def operands(cls, a: SparsityPattern, b: SparsityPattern, arrays: Mapping[str, Array]) -> tuple[Any, ...]:
         """Return what `run` is given beside the values: of the patterns' `arrays` and the strategy's own."""
-        return tuple(kind(*(arrays[name] for name in kind._fields)) for kind in cls.reads)
+        return tuple(
+            arrays[read] if isinstance(read, str) else read(*(arrays[name] for name in read._fields))
+            for read in cls.reads
+        )
 
-    @staticmethod
-    def run(k: Kernels, operands: Any, left: Array, right: Array, out: Array) -> None:
+    @classmethod
+    def run(cls, k: Kernels, operands: Any, left: Array, right: Array, out: Array) -> None:
         """Compute `out` (nnz, B*) from values (nnz, B*)."""
-        raise NotImplementedError
+        getattr(k, cls.kernel)(*operands, left, right, out)
 
     @staticmethod
     def estimated_bytes(shape: tuple[int, int], nnz: int, products: int) -> int:
