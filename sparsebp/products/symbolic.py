@@ -94,18 +94,20 @@ class SymbolicProduct:
 
     @property
     def pattern_bytes(self) -> int:
-        """Bytes of C's pattern."""
-        return index_bytes(self.nnz, self.shape)
+        """Bytes of C's pattern, if it is not an operand's; only one of as many entries is made to find that out."""
+        known = any(p.nnz == self.nnz and p.shape == self.shape for p in (self.a, self.b))
+        return 0 if known and self.pattern in (self.a, self.b) else index_bytes(self.nnz, self.shape)
 
     @cached_property
     def pattern(self) -> SparsityPattern:
-        """C's pattern."""
+        """C's pattern; an operand's object where it is the same, so that nothing is kept twice."""
         from sparsebp.kernels.host.sparse import structure
 
         indices = np.empty(self.nnz, index_dtype(self.nnz, self.shape))
         scratch = self._scratch(np.uint8, extra=64)
         structure.write_columns(*self._parts, *self._operands, self.c_indptr, indices, self._cuts, scratch)
-        return SparsityPattern._trusted(self.c_indptr, indices, self.shape)
+        made = SparsityPattern._trusted(self.c_indptr, indices, self.shape)
+        return next((operand for operand in (self.a, self.b) if operand == made), made)
 
     @cached_property
     def position_dtype(self) -> np.dtype:
