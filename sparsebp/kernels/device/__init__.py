@@ -7,16 +7,14 @@ allocates scratch only, and never waits for the device.
 from __future__ import annotations
 
 from sparsebp.kernels.device.base import Launcher
-from sparsebp.kernels.device.channels import ChannelKernels
-from sparsebp.kernels.device.clamp import ClampKernels
 from sparsebp.kernels.device.csr import CsrKernels
 from sparsebp.kernels.device.dense import DenseKernels
 from sparsebp.kernels.device.loader import RawModuleLoader, options, source
 from sparsebp.kernels.device.optimizers import OptimizerKernels
+from sparsebp.kernels.device.pointwise import PointwiseKernels
 from sparsebp.kernels.device.recurrent import RecurrentKernels
 from sparsebp.kernels.device.sources import SOURCES
 from sparsebp.kernels.device.spgemm import SpgemmKernels
-from sparsebp.kernels.device.training import TrainingKernels
 from sparsebp.kernels.device.values import ValueKernels
 from sparsebp.kernels.device.windows import WindowKernels
 
@@ -28,12 +26,10 @@ class DeviceKernels(
     SpgemmKernels,
     DenseKernels,
     RecurrentKernels,
-    TrainingKernels,
     OptimizerKernels,
     ValueKernels,
     WindowKernels,
-    ChannelKernels,
-    ClampKernels,
+    PointwiseKernels,
 ):
     """The device side of `sparsebp.kernels.api.Kernels`.
 

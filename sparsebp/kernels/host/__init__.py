@@ -19,9 +19,7 @@ from sparsebp.kernels.host.optim.product_update import (  # noqa: E402
     update_by_product,
     worth_update_by_product,
 )
-from sparsebp.kernels.host.pointwise.channels import ChannelKernels  # noqa: E402
-from sparsebp.kernels.host.pointwise.clamp import ClampKernels  # noqa: E402
-from sparsebp.kernels.host.pointwise.training import TrainingKernels  # noqa: E402
+from sparsebp.kernels.host.pointwise import PointwiseKernels  # noqa: E402
 from sparsebp.kernels.host.recurrent.gru import GruKernels  # noqa: E402
 from sparsebp.kernels.host.recurrent.rnn import RnnKernels  # noqa: E402
 from sparsebp.kernels.host.sparse.accumulate import AccumulateKernels  # noqa: E402
@@ -47,12 +45,10 @@ class HostKernels(
     DenseKernels,
     RnnKernels,
     GruKernels,
-    TrainingKernels,
     OptimizerKernels,
     ValueKernels,
     ConvolutionKernels,
     MaxPoolKernels,
-    ChannelKernels,
-    ClampKernels,
+    PointwiseKernels,
 ):
     """The protocol `sparsebp.kernels.api.Kernels` for NumPy arrays: one mixin per family of kernels."""

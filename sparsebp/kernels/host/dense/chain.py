@@ -6,81 +6,66 @@ threads.
 
 from __future__ import annotations
 
-import numba
-
 from sparsebp.kernels.host.dense.blocks import matvec_of_block, shared_rows, tile
 from sparsebp.kernels.host.engine import simd
-from sparsebp.kernels.host.engine.parts import INNER_SERIAL, SERIAL
+from sparsebp.kernels.host.engine.parts import SERIAL
 from sparsebp.kernels.host.engine.samples import put, take
-from sparsebp.kernels.host.engine.team import in_parts
+from sparsebp.kernels.host.engine.team import parallel
 
-# The functions below are compiled: their arguments are flat arrays, sizes and flags.
+# The functions below are compiled: their arguments are arrays and flags.
 # mypy: disable-error-code="no-untyped-def"
 
 
-@numba.njit(**INNER_SERIAL)
-def chain(a, chunk_ptr, x, add, has_add, out, n, batch, wide, low, high):
-    """Tasks low ... high; a task is one lane block of one chunk."""
+@parallel(**SERIAL)
+def run_chains(task, tasks, a, chunk_ptr, x, add, has_add, out):
+    """Run ``v = a[s] @ v + add[s]; out[s] = v`` along the chunks; a task is one lane block of one chunk."""
+    _, n, batch = out.shape
+    wide = a.shape[3] == batch
     a_all, x_all, add_all, out_all = simd.pointer(a), simd.pointer(x), simd.pointer(add), simd.pointer(out)
     ptr = simd.pointer(chunk_ptr)
     a_size = n * n * (batch if wide else 1)
     width = simd.lanes(a_all)
     blocks = (batch + width - 1) // width
     zero = a.dtype.type(0)
-    for task in range(low, high):
-        chunk = task // blocks
-        lane = (task - chunk * blocks) * width
-        vector = simd.advance(x_all, chunk * n * batch)
-        for s in range(ptr[chunk], ptr[chunk + 1]):
-            block = simd.advance(a_all, s * a_size)
-            plus, target = simd.advance(add_all, s * n * batch), simd.advance(out_all, s * n * batch)
-            matvec_of_block(block, vector, batch, lane, plus, has_add, target, n, n, batch, lane, wide, zero)
-            vector = target
+    chunk = task // blocks
+    lane = (task - chunk * blocks) * width
+    vector = simd.advance(x_all, chunk * n * batch)
+    for s in range(ptr[chunk], ptr[chunk + 1]):
+        block = simd.advance(a_all, s * a_size)
+        plus, target = simd.advance(add_all, s * n * batch), simd.advance(out_all, s * n * batch)
+        matvec_of_block(block, vector, batch, lane, plus, has_add, target, n, n, batch, lane, wide, zero)
+        vector = target
 
 
-@numba.njit(**INNER_SERIAL)
-def _chain_part(task, a, chunk_ptr, x, add, has_add, out, n, batch, wide):
-    chain(a, chunk_ptr, x, add, has_add, out, n, batch, wide, task, task + 1)
-
-
-@numba.njit(**SERIAL)
-def chain_parallel(team, parts, *args):
-    """Run the tasks of `chain` in parallel."""
-    in_parts(_chain_part, team, parts, args)
-
-
-@numba.njit(**INNER_SERIAL)
-def reduce_matrices(a, chunk_ptr, out, n, batch, scratch, low, high):
+@parallel(**SERIAL)
+def reduce_matrices(task, tasks, a, chunk_ptr, out, scratch):
     """Products of the chunks' matrices; a task is one lane block of one chunk, with one row of `scratch`."""
+    _, n, _, batch = out.shape
     a_all, out_all, ptr = simd.pointer(a), simd.pointer(out), simd.pointer(chunk_ptr)
     width = simd.lanes(a_all)
     blocks = (batch + width - 1) // width
     size = n * n * batch
-    for task in range(low, high):
-        chunk = task // blocks
-        lane = (task - chunk * blocks) * width
-        left = batch - lane
-        product, spare = (
-            simd.advance(out_all, chunk * size),
-            simd.advance(simd.pointer(scratch), task * scratch.shape[1]),
-        )
-        first, last = ptr[chunk], ptr[chunk + 1]
-        for i in range(n * n):
-            if first < last:
-                value = take(a_all, first * n * n + i, batch, lane, left, True, False)
-            else:  # an empty chunk is the identity
-                value = simd.zeros(a_all) + a.dtype.type(1 if i % (n + 1) == 0 else 0)
-            put(product, i, batch, lane, left, False, value)
-        for s in range(first + 1, last):
-            block = simd.advance(a_all, s * size)
-            if batch == 1:
-                for i in range(n * n):
-                    spare[i] = product[i]
-                shared_rows(block, spare, product, 0, n, n, n)
-            elif left >= width:
-                _multiply_in_place(block, product, spare, n, batch, lane, True)
-            else:
-                _multiply_in_place(block, product, spare, n, batch, lane, False)
+    chunk = task // blocks
+    lane = (task - chunk * blocks) * width
+    left = batch - lane
+    product, spare = simd.advance(out_all, chunk * size), simd.advance(simd.pointer(scratch), task * scratch.shape[1])
+    first, last = ptr[chunk], ptr[chunk + 1]
+    for i in range(n * n):
+        if first < last:
+            value = take(a_all, first * n * n + i, batch, lane, left, True, False)
+        else:  # an empty chunk is the identity
+            value = simd.zeros(a_all) + a.dtype.type(1 if i % (n + 1) == 0 else 0)
+        put(product, i, batch, lane, left, False, value)
+    for s in range(first + 1, last):
+        block = simd.advance(a_all, s * size)
+        if batch == 1:
+            for i in range(n * n):
+                spare[i] = product[i]
+            shared_rows(block, spare, product, 0, n, n, n)
+        elif left >= width:
+            _multiply_in_place(block, product, spare, n, batch, lane, True)
+        else:
+            _multiply_in_place(block, product, spare, n, batch, lane, False)
 
 
 @simd.device
@@ -97,53 +82,32 @@ def _multiply_in_place(a, product, spare, n, batch, lane, full):
             tile(a, spare, 2, 0, width, 0, True, product, i, n, j, n, n, batch, lane, full)
 
 
-@numba.njit(**INNER_SERIAL)
-def _reduce_matrices_part(task, a, chunk_ptr, out, n, batch, scratch):
-    reduce_matrices(a, chunk_ptr, out, n, batch, scratch, task, task + 1)
-
-
-@numba.njit(**SERIAL)
-def reduce_matrices_parallel(team, parts, *args):
-    """Run the tasks of `reduce_matrices` in parallel."""
-    in_parts(_reduce_matrices_part, team, parts, args)
-
-
-@numba.njit(**INNER_SERIAL)
-def reduce_vectors(a, chunk_ptr, add, out, n, batch, wide, scratch, low, high):
+@parallel(**SERIAL)
+def reduce_vectors(task, tasks, a, chunk_ptr, add, out, scratch):
     """Vectors of the chunks' affine maps; a task is one lane block of one chunk, with one row of `scratch`."""
+    _, n, batch = out.shape
+    wide = a.shape[3] == batch
     a_all, add_all, out_all, ptr = simd.pointer(a), simd.pointer(add), simd.pointer(out), simd.pointer(chunk_ptr)
     width = simd.lanes(a_all)
     blocks = (batch + width - 1) // width
     a_size = n * n * (batch if wide else 1)
     zero = a.dtype.type(0)
     spare_batch = 1 if batch == 1 else width
-    for task in range(low, high):
-        chunk = task // blocks
-        lane = (task - chunk * blocks) * width
-        left = batch - lane
-        vector, spare = (
-            simd.advance(out_all, chunk * n * batch),
-            simd.advance(simd.pointer(scratch), task * scratch.shape[1]),
-        )
-        first, last = ptr[chunk], ptr[chunk + 1]
+    chunk = task // blocks
+    lane = (task - chunk * blocks) * width
+    left = batch - lane
+    vector, spare = (
+        simd.advance(out_all, chunk * n * batch),
+        simd.advance(simd.pointer(scratch), task * scratch.shape[1]),
+    )
+    first, last = ptr[chunk], ptr[chunk + 1]
+    for i in range(n):
+        value = simd.zeros(a_all)
+        if first < last:
+            value = take(add_all, first * n + i, batch, lane, left, True, False)
+        put(vector, i, batch, lane, left, False, value)
+    for s in range(first + 1, last):
         for i in range(n):
-            value = simd.zeros(a_all)
-            if first < last:
-                value = take(add_all, first * n + i, batch, lane, left, True, False)
-            put(vector, i, batch, lane, left, False, value)
-        for s in range(first + 1, last):
-            for i in range(n):
-                put(spare, i, spare_batch, 0, left, False, take(vector, i, batch, lane, left, True, False))
-            block, plus = simd.advance(a_all, s * a_size), simd.advance(add_all, s * n * batch)
-            matvec_of_block(block, spare, spare_batch, 0, plus, True, vector, n, n, batch, lane, wide, zero)
-
-
-@numba.njit(**INNER_SERIAL)
-def _reduce_vectors_part(task, a, chunk_ptr, add, out, n, batch, wide, scratch):
-    reduce_vectors(a, chunk_ptr, add, out, n, batch, wide, scratch, task, task + 1)
-
-
-@numba.njit(**SERIAL)
-def reduce_vectors_parallel(team, parts, *args):
-    """Run the tasks of `reduce_vectors` in parallel."""
-    in_parts(_reduce_vectors_part, team, parts, args)
+            put(spare, i, spare_batch, 0, left, False, take(vector, i, batch, lane, left, True, False))
+        block, plus = simd.advance(a_all, s * a_size), simd.advance(add_all, s * n * batch)
+        matvec_of_block(block, spare, spare_batch, 0, plus, True, vector, n, n, batch, lane, wide, zero)

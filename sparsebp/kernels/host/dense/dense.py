@@ -5,19 +5,14 @@ The rows of all products of a level are one range, split evenly; chains are spli
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
 from sparsebp.core.types import Array
 from sparsebp.kernels.host.dense.blocks import matvec_of_block, shared_rows, tile
-from sparsebp.kernels.host.dense.chain import (
-    chain_parallel,
-    reduce_matrices_parallel,
-    reduce_vectors_parallel,
-)
+from sparsebp.kernels.host.dense.chain import reduce_matrices, reduce_vectors, run_chains
 from sparsebp.kernels.host.engine import simd
-from sparsebp.kernels.host.engine.parts import INNER_SERIAL, SERIAL, parts_for, share
-from sparsebp.kernels.host.engine.team import in_parts, team
+from sparsebp.kernels.host.engine.parts import SERIAL, parts_for, span
+from sparsebp.kernels.host.engine.team import parallel, team
 
 
 class DenseKernels:
@@ -25,25 +20,9 @@ class DenseKernels:
 
     def dense_matmul(self, a: Array, a_index: Array, b: Array, b_index: Array, out: Array, out_index: Array) -> None:
         """``out[out_index[s]] = a[a_index[s]] @ b[b_index[s]]`` for all s."""
-        batch = out.shape[-1]
-        m, k, n = a.shape[1], a.shape[2], b.shape[2]
-        arguments = (
-            a.reshape(-1),
-            a_index,
-            b.reshape(-1),
-            b_index,
-            out.reshape(-1),
-            out_index,
-            m,
-            k,
-            n,
-            batch,
-            a.shape[3] == batch and batch > 1,
-            b.shape[3] == batch,
-        )
-        rows = len(a_index) * m
-        parts = parts_for(rows * n * (k + 1) * batch)
-        _matmul_parallel(team(parts), parts, *arguments, rows, parts)
+        rows = len(a_index) * a.shape[1]
+        parts = parts_for(rows * b.shape[2] * (a.shape[2] + 1) * out.shape[3])
+        _matmul(team(parts), parts, a, a_index, b, b_index, out, out_index)
 
     def dense_matvec(
         self,
@@ -57,64 +36,34 @@ class DenseKernels:
         out_index: Array,
     ) -> None:
         """``out[out_index[s]] = a[a_index[s]] @ x[x_index[s]] + add[add_index[s]]`` for all s."""
-        batch = out.shape[-1]
-        m, k = a.shape[1], a.shape[2]
-        arguments = (
-            a.reshape(-1),
-            a_index,
-            x.reshape(-1),
-            x_index,
-            (out if add is None else add).reshape(-1),
-            out_index if add_index is None else add_index,
-            add is not None,
-            out.reshape(-1),
-            out_index,
-            m,
-            k,
-            batch,
-            a.shape[3] == batch,
-        )
-        steps = len(a_index)
-        parts = min(parts_for(steps * m * (k + 1) * batch), max(steps, 1))
-        _matvec_parallel(team(parts), parts, *arguments, steps, parts)
+        steps, (_, m, k, _) = len(a_index), a.shape
+        parts = min(parts_for(steps * m * (k + 1) * out.shape[2]), max(steps, 1))
+        plus, plus_index = (out, out_index) if add is None else (add, add_index)
+        _matvec(team(parts), parts, a, a_index, x, x_index, plus, plus_index, add is not None, out, out_index)
 
     def dense_chain(self, a: Array, chunk_ptr: Array, x: Array, add: Array | None, out: Array) -> None:
         """Run ``v = a[s] @ v + add[s]; out[s] = v`` along every chunk."""
-        batch = out.shape[-1]
-        steps, n = a.shape[0], a.shape[1]
-        arguments = (
-            a.reshape(-1),
-            chunk_ptr,
-            x.reshape(-1),
-            (out if add is None else add).reshape(-1),
-            add is not None,
-            out.reshape(-1),
-            n,
-            batch,
-            a.shape[3] == batch,
-        )
+        (steps, n, _, _), batch = a.shape, out.shape[2]
         tasks = (len(chunk_ptr) - 1) * _lane_blocks(a.dtype, batch)
-        chain_parallel(team(parts_for(steps * n * (n + 1) * batch)), tasks, *arguments)
+        plus = out if add is None else add
+        run_chains(team(parts_for(steps * n * (n + 1) * batch)), tasks, a, chunk_ptr, x, plus, add is not None, out)
 
     def dense_reduce(
         self, a: Array, chunk_ptr: Array, add: Array | None, out_matrix: Array, out_vector: Array | None
     ) -> None:
         """Reduce every chunk of affine maps to one matrix and one vector."""
-        steps, n, own = a.shape[0], a.shape[1], a.shape[3]
-        chunks = len(chunk_ptr) - 1
-        blocks = _lane_blocks(a.dtype, own)
-        arguments = (a.reshape(-1), chunk_ptr, out_matrix.reshape(-1), n, own)
+        (steps, n, _, own), chunks = a.shape, len(chunk_ptr) - 1
+        tasks = chunks * _lane_blocks(a.dtype, own)
         # every task has its own scratch: two columns of a lane block, or one shared matrix
         size = 2 * n * simd.VECTOR_BYTES // a.dtype.itemsize if own > 1 else n * n
-        scratch = np.empty((chunks * blocks, size), a.dtype)
-        reduce_matrices_parallel(team(parts_for(steps * n * n * (n + 1) * own)), chunks * blocks, *arguments, scratch)
+        scratch = np.empty((tasks, size), a.dtype)
+        reduce_matrices(team(parts_for(steps * n * n * (n + 1) * own)), tasks, a, chunk_ptr, out_matrix, scratch)
         if add is None or out_vector is None:
             return
         batch = add.shape[2]
-        blocks = _lane_blocks(a.dtype, batch)
-        vectors = (a.reshape(-1), chunk_ptr, add.reshape(-1), out_vector.reshape(-1), n, batch, own == batch)
-        scratch = np.empty((chunks * blocks, n * simd.VECTOR_BYTES // a.dtype.itemsize), a.dtype)
-        reduce_vectors_parallel(team(parts_for(steps * n * (n + 1) * batch)), chunks * blocks, *vectors, scratch)
+        tasks = chunks * _lane_blocks(a.dtype, batch)
+        scratch = np.empty((tasks, n * simd.VECTOR_BYTES // a.dtype.itemsize), a.dtype)
+        reduce_vectors(team(parts_for(steps * n * (n + 1) * batch)), tasks, a, chunk_ptr, add, out_vector, scratch)
 
 
 def _lane_blocks(dtype: np.dtype, batch: int) -> int:
@@ -122,7 +71,7 @@ def _lane_blocks(dtype: np.dtype, batch: int) -> int:
     return -(-batch * dtype.itemsize // simd.VECTOR_BYTES)
 
 
-# The functions below are compiled: their arguments are flat arrays, sizes and flags.
+# The functions below are compiled: their arguments are arrays and flags.
 # mypy: disable-error-code="no-untyped-def"
 
 
@@ -141,14 +90,16 @@ def _wide_rows(a, b, out, first, last, k, n, batch, b_wide):
                 tile(a, b, n, j, batch, whole, b_wide, out, i, last, j, k, n, batch, whole, False)
 
 
-@numba.njit(**INNER_SERIAL)
-def _matmul(a, a_index, b, b_index, out, out_index, m, k, n, batch, a_wide, b_wide, low, high):
-    """Rows low ... high of the level, counted over all of its products."""
+@parallel(**SERIAL)
+def _matmul(part, parts, a, a_index, b, b_index, out, out_index):
+    """Some rows of the level, counted over all of its products."""
+    _, m, n, batch = out.shape
+    k, a_wide, b_wide = a.shape[2], a.shape[3] == batch and batch > 1, b.shape[3] == batch
+    row, high = span(part, parts, len(a_index) * m)
     a_all, b_all, out_all = simd.pointer(a), simd.pointer(b), simd.pointer(out)
     a_at, b_at, out_at = simd.pointer(a_index), simd.pointer(b_index), simd.pointer(out_index)
     a_size = m * k * (batch if a_wide else 1)
     b_size = k * n * (batch if b_wide else 1)
-    row = low
     while row < high:
         s = row // m
         first = row - s * m
@@ -164,40 +115,17 @@ def _matmul(a, a_index, b, b_index, out, out_index, m, k, n, batch, a_wide, b_wi
         row += last - first
 
 
-@numba.njit(**INNER_SERIAL)
-def _matmul_part(part, a, a_index, b, b_index, out, out_index, m, k, n, batch, a_wide, b_wide, rows, parts):
-    low, high = share(part, parts, rows), share(part + 1, parts, rows)
-    _matmul(a, a_index, b, b_index, out, out_index, m, k, n, batch, a_wide, b_wide, low, high)
-
-
-@numba.njit(**SERIAL)
-def _matmul_parallel(team, parts, *args):
-    in_parts(_matmul_part, team, parts, args)
-
-
-@numba.njit(**INNER_SERIAL)
-def _matvec(a, a_index, x, x_index, add, add_index, has_add, out, out_index, m, k, batch, wide, low, high):
-    a_all, x_all, add_all, out_all = simd.pointer(a), simd.pointer(x), simd.pointer(add), simd.pointer(out)
-    a_size = m * k * (batch if wide else 1)
-    zero = a.dtype.type(0)
-    for s in range(np.uint64(low), np.uint64(high)):
-        block, vector = simd.advance(a_all, a_index[s] * a_size), simd.advance(x_all, x_index[s] * (k * batch))
-        plus, target = (
-            simd.advance(add_all, add_index[s] * (m * batch)),
-            simd.advance(out_all, out_index[s] * (m * batch)),
-        )
-        for lane in range(0, batch, simd.lanes(a_all)):
+@parallel(**SERIAL)
+def _matvec(part, parts, a, a_index, x, x_index, add, add_index, has_add, out, out_index):
+    _, m, batch = out.shape
+    k, wide, zero = a.shape[2], a.shape[3] == batch, a.dtype.type(0)
+    low, high = span(part, parts, len(a_index))
+    a_at, x_at = simd.pointer(a_index), simd.pointer(x_index)
+    add_at, out_at = simd.pointer(add_index), simd.pointer(out_index)
+    for s in range(low, high):
+        block = simd.advance(simd.pointer(a), a_at[s] * (m * k * a.shape[3]))
+        vector = simd.advance(simd.pointer(x), x_at[s] * (k * batch))
+        plus = simd.advance(simd.pointer(add), add_at[s] * (m * batch))
+        target = simd.advance(simd.pointer(out), out_at[s] * (m * batch))
+        for lane in range(0, batch, simd.lanes(block)):
             matvec_of_block(block, vector, batch, lane, plus, has_add, target, m, k, batch, lane, wide, zero)
-
-
-@numba.njit(**INNER_SERIAL)
-def _matvec_part(
-    part, a, a_index, x, x_index, add, add_index, has_add, out, out_index, m, k, batch, wide, steps, parts
-):
-    low, high = share(part, parts, steps), share(part + 1, parts, steps)
-    _matvec(a, a_index, x, x_index, add, add_index, has_add, out, out_index, m, k, batch, wide, low, high)
-
-
-@numba.njit(**SERIAL)
-def _matvec_parallel(team, parts, *args):
-    in_parts(_matvec_part, team, parts, args)

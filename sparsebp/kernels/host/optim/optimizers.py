@@ -19,7 +19,7 @@ from numba.core import types
 
 from sparsebp.core.types import Array, UpdateRule
 from sparsebp.kernels.api.optimizers import OPTIONAL_BUFFERS, UPDATE_BUFFERS
-from sparsebp.kernels.host.engine.parts import INNER_JIT, JIT, parts_for, share
+from sparsebp.kernels.host.engine.parts import INNER_JIT, JIT, parts_for, span
 from sparsebp.kernels.host.engine.simd import (
     VECTOR_BYTES,
     address,
@@ -36,7 +36,7 @@ from sparsebp.kernels.host.engine.simd import (
     square_root,
     store_up_to,
 )
-from sparsebp.kernels.host.engine.team import in_parts, team
+from sparsebp.kernels.host.engine.team import parallel, team
 from sparsebp.kernels.host.optim.tensors import GRAIN, entry_at, table_of
 
 _ACCESS = {
@@ -82,7 +82,7 @@ class OptimizerKernels:
         _cut_chunks(begins, rows, lengths, chunks)
         sums, like = np.empty(int(chunks[-1])), arrays[0].dtype.type(1)
         parts = _parts(int(begins[-1]))
-        _chunk_sums_parallel(team(parts), parts, addresses, begins, like, lengths, chunks, sums, parts)
+        _chunk_sums(team(parts), parts, addresses, begins, like, lengths, chunks, sums)
         add_chunks(chunks, sums, out)
 
 
@@ -101,7 +101,7 @@ def _run(
     like = columns[0][0].dtype.type(1)
     parts = _parts(int(begins[-1]) * len(columns))
     function = rule_address(rule, like.dtype)
-    _update_parallel(team(parts), parts, function, like, addresses, begins, options, steps, parts)
+    _update(team(parts), parts, function, like, addresses, begins, options, steps)
 
 
 def _run_on_all(rule: str, arrays: Sequence[Array], value: float, check: Check) -> None:
@@ -161,16 +161,10 @@ def rule_address(rule: str, dtype: np.dtype) -> int:
 _compiled: list[Any] = []
 
 
-@numba.njit(**INNER_JIT)
-def _update_part(part, rule, like, addresses, begins, options, steps, parts):  # type: ignore[no-untyped-def]
-    n = begins[-1]
-    low, high = share(part, parts, n), share(part + 1, parts, n)
+@parallel(**JIT)
+def _update(part, parts, rule, like, addresses, begins, options, steps):  # type: ignore[no-untyped-def]
+    low, high = span(part, parts, begins[-1])
     update_range(rule, like, addresses, begins, options, steps, low, high)
-
-
-@numba.njit(**JIT)
-def _update_parallel(team, parts, *args):  # type: ignore[no-untyped-def]
-    in_parts(_update_part, team, parts, args)
 
 
 # ---- the rules: `at` holds the addresses of parameter, gradient and buffers, `o` the options, as in the protocol -----
@@ -340,25 +334,15 @@ def _cut_chunks(begins, rows, lengths, chunks):  # type: ignore[no-untyped-def]
         chunks[i + 1] = chunks[i] - (-size // lengths[i])
 
 
-@numba.njit(**INNER_JIT)
-def _chunk_sums(addresses, begins, like, lengths, chunks, sums, low, high):  # type: ignore[no-untyped-def]
-    """Work on the chunks from number `low` to `high`; array i has those from ``chunks[i]`` on."""
+@parallel(**JIT)
+def _chunk_sums(part, parts, addresses, begins, like, lengths, chunks, sums):  # type: ignore[no-untyped-def]
+    """Work on some chunks; array i has those from ``chunks[i]`` on."""
+    low, high = span(part, parts, len(sums))
     for chunk in range(low, high):
         i = entry_at(chunks, chunk)
         size, first = begins[i + 1] - begins[i], (chunk - chunks[i]) * lengths[i]
         values = numba.carray(address(addresses[i, 0], like), size)
         sums[chunk] = square_sum(values[first : min(first + lengths[i], size)])
-
-
-@numba.njit(**INNER_JIT)
-def _chunk_sums_part(part, addresses, begins, like, lengths, chunks, sums, parts):  # type: ignore[no-untyped-def]
-    n = len(sums)
-    _chunk_sums(addresses, begins, like, lengths, chunks, sums, share(part, parts, n), share(part + 1, parts, n))
-
-
-@numba.njit(**JIT)
-def _chunk_sums_parallel(team, parts, *args):  # type: ignore[no-untyped-def]
-    in_parts(_chunk_sums_part, team, parts, args)
 
 
 @numba.njit(**JIT)

@@ -1,4 +1,4 @@
-"""Channels' statistics, and maps with a few numbers a channel, on the host: what batch normalisation is made of.
+"""Kernels of one pass over memory on the host: channels (what batch normalisation is made of), cutting off, the loss.
 
 Bound by memory: every kernel reads its arrays once, but for the moments, whose second pass finds a channel in the
 cache. Sums over a plane are in the arrays' dtype and in several lanes, sums over planes in double precision.
@@ -14,9 +14,11 @@ from sparsebp.kernels.host.engine.parts import INNER_SUMS, SERIAL, parts_for, sp
 from sparsebp.kernels.host.engine.simd import advance, pointer
 from sparsebp.kernels.host.engine.team import parallel, team
 
+_EXP_WEIGHT = 8  # an exponential costs about as much as this many multiply-adds
 
-class ChannelKernels:
-    """Host side of the kernels over channels in `sparsebp.kernels.api.Kernels`; shapes are stated there."""
+
+class PointwiseKernels:
+    """Host side of these kernels in `sparsebp.kernels.api.Kernels`; shapes and dtypes are stated there."""
 
     def channel_moments(self, x: Array, mean: Array, var: Array) -> None:
         """Mean and variance of every channel; parts are of channels."""
@@ -41,6 +43,21 @@ class ChannelKernels:
         planes = x.shape[0] * x.shape[1]
         parts = min(parts_for(2 * x.size), max(planes, 1))
         _centre(team(parts), parts, gy, x, mean, offset, slope, factor, out)
+
+    def clamp(self, x: Array, low: float, high: float, out: Array) -> None:
+        """Every element between the limits."""
+        parts = parts_for(x.size)
+        _clamp(team(parts), parts, x, x.dtype.type(low), x.dtype.type(high), out)
+
+    def clamp_grad(self, gy: Array, y: Array, low: float, high: float, out: Array) -> None:
+        """The gradient where y lies above the lower limit and not above the upper one."""
+        parts = parts_for(y.size)
+        _clamp_grad(team(parts), parts, gy, y, y.dtype.type(low), y.dtype.type(high), out)
+
+    def softmax_cross_entropy(self, logits: Array, target: Array, losses: Array, grad: Array) -> None:
+        """Loss and gradient of every row. A target outside [0, C) makes its row NaN instead of reading elsewhere."""
+        parts = parts_for(logits.size * _EXP_WEIGHT)
+        _softmax_cross_entropy(team(parts), parts, logits, target, losses, grad)
 
 
 # The functions below are compiled: their arguments are arrays and bounds.
@@ -127,3 +144,51 @@ def _centre(part, parts, gy, x, mean, offset, slope, factor, out):
         target = advance(pointer(out), plane * size)
         for i in range(size):
             target[i] = (gradient[i] - o - (source[i] - m) * s) * f
+
+
+@parallel(**SERIAL)
+def _clamp(part, parts, x, low, high, out):
+    start, stop = span(part, parts, len(x))
+    source, target = pointer(x), pointer(out)
+    for i in range(start, stop):
+        value = source[i]
+        value = low if value < low else value  # a NaN stays
+        target[i] = high if value > high else value
+
+
+@parallel(**SERIAL)
+def _clamp_grad(part, parts, gy, y, low, high, out):
+    start, stop = span(part, parts, len(y))
+    gradients, values, target = pointer(gy), pointer(y), pointer(out)
+    zero = gy.dtype.type(0)
+    for i in range(start, stop):
+        value, gradient = values[i], gradients[i]
+        target[i] = gradient if (value > low) & (value <= high) else zero
+
+
+@parallel(**SERIAL)
+def _softmax_cross_entropy(part, parts, logits, target, losses, grad):
+    low, high = span(part, parts, len(logits))
+    classes = logits.shape[1]
+    zero, one, nan = logits.dtype.type(0), logits.dtype.type(1), logits.dtype.type(np.nan)
+    labels, loss = pointer(target), pointer(losses)
+    for r in range(low, high):
+        row, slope = advance(pointer(logits), r * classes), advance(pointer(grad), r * classes)
+        label = labels[r]
+        if label < 0 or label >= classes:
+            for c in range(classes):
+                slope[c] = nan
+            loss[r] = nan
+            continue
+        top = row[0]
+        for c in range(classes):
+            if not row[c] <= top:  # a NaN becomes the maximum, and so reaches the loss and the gradient
+                top = row[c]
+        total = zero
+        for c in range(classes):
+            slope[c] = np.exp(row[c] - top)
+            total += slope[c]
+        loss[r] = np.log(total) - (row[label] - top)
+        for c in range(classes):
+            slope[c] /= total
+        slope[label] -= one

@@ -1,0 +1,61 @@
+"""Launchers of kernels of one pass over memory: ``channels.cu``, ``clamp.cu`` and ``training.cu``."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sparsebp.core.types import Array
+from sparsebp.kernels.device.base import BLOCK, WARP, Launcher, ceil_div, real_define
+
+
+class PointwiseKernels(Launcher):
+    """Device side of these kernels in `sparsebp.kernels.api.Kernels`; shapes and dtypes are stated there."""
+
+    def channel_moments(self, x: Array, mean: Array, var: Array) -> None:
+        """Mean and variance of every channel; a block a channel."""
+        self._channels("channel_moments", x, len(mean), x, mean, var)
+
+    def channel_scale(self, x: Array, mean: Array, factor: Array, offset: Array, out: Array) -> None:
+        """A linear map for every channel; a thread an element."""
+        self._channels("channel_scale", x, ceil_div(x.size, BLOCK), x, mean, factor, offset, out)
+
+    def channel_products(self, gy: Array, x: Array, mean: Array, sums: Array, products: Array) -> None:
+        """Two sums over every channel in one pass; a block a channel."""
+        self._channels("channel_products", x, len(mean), gy, x, mean, sums, products)
+
+    def channel_centre(
+        self, gy: Array, x: Array, mean: Array, offset: Array, slope: Array, factor: Array, out: Array
+    ) -> None:
+        """What the statistics take off a gradient; a thread an element."""
+        blocks = ceil_div(x.size, BLOCK)
+        self._channels("channel_centre", x, blocks, gy, x, mean, offset, slope, factor, out)
+
+    def _channels(self, name: str, x: Array, blocks: int, *arrays: Array) -> None:
+        args = (*arrays, *map(np.int32, x.shape))
+        self._launch("channels.cu", name, real_define(x), blocks, (BLOCK,), args)
+
+    def clamp(self, x: Array, low: float, high: float, out: Array) -> None:
+        """Every element between the limits; a thread an element."""
+        self._elements("clamp", low, high, out, x)
+
+    def clamp_grad(self, gy: Array, y: Array, low: float, high: float, out: Array) -> None:
+        """The gradient where y lies above the lower limit and not above the upper one."""
+        self._elements("clamp_grad", low, high, out, gy, y)
+
+    def _elements(self, name: str, low: float, high: float, out: Array, *arrays: Array) -> None:
+        limit = out.dtype.type
+        args = (*arrays, limit(low), limit(high), out, np.int64(out.size))
+        self._launch("clamp.cu", name, real_define(out), ceil_div(out.size, BLOCK), (BLOCK,), args)
+
+    def softmax_cross_entropy(self, logits: Array, target: Array, losses: Array, grad: Array) -> None:
+        """Loss and gradient of every row; a warp a row. A target outside [0, C) makes its row NaN."""
+        rows, classes = logits.shape
+        block = (WARP, BLOCK // WARP)
+        self._launch(
+            "training.cu",
+            "softmax_cross_entropy",
+            real_define(logits),
+            ceil_div(rows, block[1]),
+            block,
+            (logits, target, losses, grad, np.int64(rows), np.int64(classes)),
+        )

@@ -1,1 +1,0 @@
-"""Element by element: channels, cutting off, what training needs."""
