@@ -19,10 +19,9 @@ import numpy as np
 from sparsebp import kernels, nn
 from sparsebp.backend.machine.price_file import now_and_here
 from sparsebp.backend.machine.prices import CELLS, STRATEGIES, CellPrices, Prices
-from sparsebp.bench.tools import peers
 from sparsebp.bench.tools.environment import copy_bandwidth
 from sparsebp.bench.tools.matrices import convolution_t, max_pool_t
-from sparsebp.core.threads import most_threads, one_blas_thread
+from sparsebp.core.threads import most_threads, one_core
 from sparsebp.patterns import SparsityPattern
 from sparsebp.products import ProductPlan, plan_product
 from sparsebp.scan import plan_scan
@@ -57,7 +56,7 @@ def calibrate(told: Told = lambda what: None) -> Prices:
     told("memory")
     threads = most_threads()
     sharing = copy_bandwidth(threads) / copy_bandwidth(1) if threads > 1 else 1.0
-    with peers.threads(1):
+    with one_core():
         found = _rates(min(max(sharing, 1.0), float(threads)))
         told("sparse products")
         found = replace(found, products=_products(found))
@@ -117,8 +116,7 @@ def _rates(sharing: float) -> Prices:
     chain = plan_scan([SparsityPattern.dense(1, 1)] * 2000, "linear")
     g, blocks = np.ones((1, 1), np.float32), np.ones((2000, 1, 1), np.float32)
     square = rng.standard_normal((384, 384), dtype=np.float32)
-    with one_blas_thread():
-        blas = fastest(lambda: square @ square) / square.shape[0] ** 3
+    blas = fastest(lambda: square @ square) / square.shape[0] ** 3
     copies = {size: _copy_seconds(size) for size in _CACHES}
     near, far = min(copies.values()), max(min(copies.values()), _copy_seconds(4 * _CACHES[-1]))
     cached = [size for size, seconds in copies.items() if seconds < 2 * near]
@@ -233,13 +231,17 @@ def _layers() -> dict[str, Any]:
         seconds += fastest(partial(small.input_grad, y, saved))
         calls += small.input_grad_work(x.shape, saved).calls
     large, other = np.ones(1 << 23, np.float32), np.ones(1 << 23, np.float32)  # far more than a cache holds
-    layer, image = nn.Conv2d(16, 32, 3, padding=1, rng=0), np.ones((1, 16, 24, 24), np.float32)
-    _, kept = layer.forward(image)
-    entries = layer.jacobian_t(kept).data.size
+    pruned = nn.Conv2d(16, 32, 3, padding=1, rng=0)
+    pruned.keep_weights(np.random.default_rng(0).random(pruned.params["weight"].shape) < 0.1)
+    entries, written, values = 0, 0.0, np.ones((BATCH, 16, 24, 24), np.float32)
+    for layer in (pruned, nn.ReLU(), nn.MaxPool2d(2)):
+        values, kept = layer.forward(values)
+        entries += layer.jacobian_t(kept).data.size
+        written += fastest(partial(layer.jacobian_t, kept))
     return {
         "operation": seconds / calls,
         "array": fastest(lambda: large * other) / (3 * large.nbytes),
-        "value": fastest(lambda: layer.jacobian_t(kept)) / (entries * 12),
+        "value": written / (12 * entries),
     }
 
 
@@ -285,7 +287,7 @@ def _fit(found: Prices, measured: list[tuple[str, int, int, int, float]]) -> tup
     scale[scale == 0] = 1.0
     for _ in range(20):  # weighted so that half and twice count alike
         weight = 1 / np.sqrt(np.clip(said, 0.05, 20.0))
-        solution, _ = nnls(matrix / scale * weight[:, None], weight)
+        solution, _ = nnls(matrix / scale * weight[:, None], weight, maxiter=1000)
         said = matrix @ (solution / scale)
     error = float(np.mean(np.log(np.maximum(said, 1e-9)) ** 2))
     price: dict[str, Any] = dict(zip(names, map(float, solution / scale), strict=True))

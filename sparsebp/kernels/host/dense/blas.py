@@ -1,4 +1,4 @@
-"""BLAS inside Numba functions: the matrix product of the library that SciPy brings along.
+"""BLAS inside Numba functions: the matrix products of the library that SciPy brings along.
 
 SciPy publishes the addresses of its BLAS functions for Cython (``scipy.linalg.cython_blas``). They are arguments here,
 not constants, so that compiled code can be kept between runs.
@@ -12,50 +12,84 @@ from typing import Any
 import numba
 import numpy as np
 from llvmlite import ir
-from numba.core import types
+from numba.core import cgutils, types
 from numba.extending import get_cython_function_address
 
 from sparsebp.kernels.host.engine.parts import INNER_JIT
 from sparsebp.kernels.host.engine.simd import intrinsic
 
-_ARGUMENTS = 13
+_constants: list[np.ndarray] = []
 
 
 @cache
-def gemm_address(dtype: np.dtype) -> int:
-    """Return where ``sgemm`` or ``dgemm`` is."""
-    return int(get_cython_function_address("scipy.linalg.cython_blas", "sgemm" if dtype.itemsize == 4 else "dgemm"))
+def blas_of(dtype: np.dtype) -> tuple[int, int, int, int]:
+    """Return the addresses of ``gemm``, ``gemv`` and of the numbers 1 and 0, and the bytes of a number."""
+    letter = "s" if dtype.itemsize == 4 else "d"
+    _constants.append(np.array([1, 0], dtype))
+    gemm, gemv = (int(get_cython_function_address("scipy.linalg.cython_blas", letter + name)) for name in _FUNCTIONS)
+    return gemm, gemv, _constants[-1].ctypes.data, dtype.itemsize
 
 
-@intrinsic
-def _call(typingctx: Any, function: Any, a0: Any, a1: Any, a2: Any, a3: Any, a4: Any, a5: Any, a6: Any, a7: Any,
-          a8: Any, a9: Any, a10: Any, a11: Any, a12: Any) -> Any:  # fmt: skip
-    """Call a Fortran function at an address with the addresses of its arguments."""
+_FUNCTIONS = {"gemm": "wwwwwaawawaaw", "gemv": "wwwaawawaaw"}
+"""Of each argument, whether it is given as a word, of which Fortran takes the address, or as an address."""
 
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        pointer = ir.IntType(8).as_pointer()
-        signature = ir.FunctionType(ir.VoidType(), [pointer] * _ARGUMENTS)
-        target = builder.inttoptr(args[0], signature.as_pointer())
-        builder.call(target, [builder.inttoptr(arg, pointer) for arg in args[1:]])
-        return context.get_dummy_value()
 
-    return types.void(*[types.int64] * (_ARGUMENTS + 1)), codegen
+def _fortran(name: str) -> Any:
+    """Return a function ``(address of the Fortran function, *arguments)`` for compiled code."""
+    kinds = _FUNCTIONS[name]
+
+    @intrinsic
+    def call(typingctx: Any, function: Any, *given: Any) -> Any:
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            byte = ir.IntType(8).as_pointer()
+            places = []
+            for kind, value, given_type in zip(kinds, cgutils.unpack_tuple(builder, args[1]), given, strict=True):
+                if kind == "a":
+                    places.append(builder.inttoptr(value, byte))
+                else:
+                    word = context.cast(builder, value, given_type, types.int32)
+                    places.append(builder.bitcast(cgutils.alloca_once_value(builder, word), byte))
+            signature = ir.FunctionType(ir.VoidType(), [byte] * len(kinds))
+            builder.call(builder.inttoptr(args[0], signature.as_pointer()), places)
+            return context.get_dummy_value()
+
+        return types.void(function, types.StarArgTuple.from_types(given)), codegen
+
+    return call
+
+
+_gemm, _gemv = map(_fortran, _FUNCTIONS)
+_NO, _TURNED = 78, 84  # the letters N and T
+
+# The functions below are compiled: their arguments are sizes and addresses.
+# mypy: disable-error-code="no-untyped-def"
 
 
 @numba.njit(**INNER_JIT)
-def gemm(function, words, constants, item, m, n, k, a, a_transposed, lda, b, b_transposed, ldb, added, c, ldc):  # type: ignore[no-untyped-def]
+def gemm(blas, m, n, k, a, a_turned, lda, b, b_turned, ldb, added, c, ldc):
     """Compute C = A B, or C += A B if `added`, for row-major C (m, n).
 
     A is row-major (m, k), or the transpose of a row-major (k, m); B likewise. `a`, `b`, `c` are addresses, ``ld…`` the
-    lengths of rows, `item` the bytes of a number. `constants` is the address of the numbers 1 and 0; `words`, eight of
-    int32, is room for the arguments that Fortran takes by address, of each thread's own.
+    lengths of rows; `blas` is what `blas_of` returns.
     """
     # Fortran's matrices are column-major: what it computes is Cᵀ = Bᵀ Aᵀ.
-    words[0] = 84 if b_transposed else 78  # the letters T and N
-    words[1] = 84 if a_transposed else 78
-    words[2], words[3], words[4], words[5], words[6], words[7] = n, m, k, ldb, lda, ldc
-    at = words.ctypes.data
-    _call(
-        function, at, at + 4, at + 8, at + 12, at + 16, constants, b, at + 20, a, at + 24,
-        constants + (0 if added else item), c, at + 28,
-    )  # fmt: skip
+    left, right, one = _TURNED if b_turned else _NO, _TURNED if a_turned else _NO, blas[2]
+    before = one if added else one + blas[3]
+    _gemm(blas[0], left, right, n, m, k, one, b, ldb, a, lda, before, c, ldc)
+
+
+@numba.njit(**INNER_JIT)
+def product(blas, m, n, k, a, a_turned, lda, b, b_turned, ldb, c, ldc):
+    """Compute C = A B as `gemm`; a row or a column by the library's function for vectors, which is faster."""
+    if m > 1 and n > 1:
+        gemm(blas, m, n, k, a, a_turned, lda, b, b_turned, ldb, False, c, ldc)
+        return
+    if n == 1:
+        matrix, turned, rows, length = a, a_turned, m, lda
+        vector, apart, out_apart = b, 1 if b_turned else ldb, ldc
+    else:
+        matrix, turned, rows, length = b, not b_turned, n, ldb
+        vector, apart, out_apart = a, lda if a_turned else 1, 1
+    height, width = (rows, k) if turned else (k, rows)
+    letter, one = _NO if turned else _TURNED, blas[2]
+    _gemv(blas[1], letter, height, width, one, matrix, length, vector, apart, one + blas[3], c, out_apart)

@@ -21,9 +21,9 @@ import numpy as np
 from sparsebp.core import threads
 from sparsebp.core.types import Array
 from sparsebp.kernels.api.checks import written
-from sparsebp.kernels.host.dense.blas import gemm, gemm_address
-from sparsebp.kernels.host.engine.parts import INNER_JIT, JIT, share
-from sparsebp.kernels.host.engine.team import in_parts, team_for
+from sparsebp.kernels.host.dense.blas import blas_of, gemm
+from sparsebp.kernels.host.engine.parts import INNER_JIT, JIT, span
+from sparsebp.kernels.host.engine.team import parallel, team_for
 from sparsebp.kernels.host.optim.optimizers import CHUNK
 
 SMALL = 1_000_000
@@ -122,17 +122,15 @@ def matmul(a: Array, b: Array, out: Array) -> Array:
             return np.matmul(a, b, out=out)
     a, b = _in_rows(a), _in_rows(b)
     cut, sizes = describe(a, b)
-    constants, function = np.array([1, 0], out.dtype), gemm_address(out.dtype)
     sums = np.empty((cut.parts, m, n), out.dtype) if cut.outer == K and cut.parts > 1 else None
     target = (out if sums is None else sums).ctypes.data
     helpers = team_for(cut.parts, m * n * k // _FAST)
-    args = (function, constants.ctypes.data, sizes, a.ctypes.data, b.ctypes.data, target)
     with threads.one_blas_thread():
-        _product_parallel(helpers, cut.parts, *args)
+        _product(helpers, cut.parts, blas_of(out.dtype), sizes, a.ctypes.data, b.ctypes.data, target)
     if sums is not None:
         flat = out.reshape(-1)
         parts = max(1, flat.size // _SUM_PART)
-        _add_parallel(team_for(parts, sums.size), parts, sums.reshape(cut.parts, -1), flat, parts)
+        _add(team_for(parts, sums.size), parts, sums.reshape(cut.parts, -1), flat)
     return out
 
 
@@ -162,66 +160,55 @@ def _in_rows(matrix: Array) -> Array:
     return matrix if _layout(matrix) is not None else np.ascontiguousarray(matrix)
 
 
-@numba.njit(**JIT)
-def _product_parallel(team, parts, *args):  # type: ignore[no-untyped-def]
-    in_parts(_part, team, parts, args)
-
-
 @numba.njit(**INNER_JIT)
 def part_range(part, parts, step, length):  # type: ignore[no-untyped-def]
     """Return where a part begins and ends: at multiples of `step`."""
-    steps = -(-length // step)
-    return min(share(part, parts, steps) * step, length), min(share(part + 1, parts, steps) * step, length)
+    low, high = span(part, parts, -(-length // step))
+    return min(low * step, length), min(high * step, length)
 
 
-@numba.njit(**INNER_JIT)
-def _part(part, function, constants, sizes, a, b, c):  # type: ignore[no-untyped-def]
-    outer, parts, step = sizes[OUTER], sizes[PARTS], sizes[STEP]
-    words = np.empty(8, np.int32)
+@parallel(**JIT)
+def _product(part, parts, blas, sizes, a, b, c):  # type: ignore[no-untyped-def]
+    outer, step = sizes[OUTER], sizes[STEP]
     low, high = part_range(part, parts, step, sizes[outer])
     if outer == K and parts > 1:
         c += part * sizes[M] * sizes[N] * sizes[ITEM]
     for first in range(low, high, step):
-        strip(function, words, constants, sizes, a, b, c, low, first, min(first + step, high))
+        strip(blas, sizes, a, b, c, low, first, min(first + step, high))
 
 
 @numba.njit(**INNER_JIT)
-def strip(function, words, constants, sizes, a, b, c, low, first, last):  # type: ignore[no-untyped-def]
+def _of(axis, outer, along_outer, inner, along_inner, other):  # type: ignore[no-untyped-def]
+    """Return what belongs to an axis: the outer one's, the inner one's, or the other's."""
+    return along_outer if axis == outer else along_inner if axis == inner else other
+
+
+@numba.njit(**INNER_JIT)
+def strip(blas, sizes, a, b, c, low, first, last):  # type: ignore[no-untyped-def]
     """Compute with the rows from `first` to `last` of the large matrix; `low` is where its part begins."""
     outer, inner, rows, width = sizes[OUTER], sizes[INNER], sizes[ROWS], sizes[WIDTH]
     lda, ldb, ldc, item = sizes[LDA], sizes[LDB], sizes[LDC], sizes[ITEM]
     a_turned, b_turned = sizes[A_TRANSPOSED], sizes[B_TRANSPOSED]
-    begin, count = np.zeros(3, np.int64), np.empty(3, np.int64)
-    for axis in range(3):
-        count[axis] = sizes[axis]
     for i in range(first, last, rows):
-        begin[outer], count[outer] = i, min(rows, last - i)
+        high = min(rows, last - i)
         for j in range(0, sizes[inner], width):
-            begin[inner], count[inner] = j, min(width, sizes[inner] - j)
-            m, n, k = begin[M], begin[N], begin[K]
+            wide = min(width, sizes[inner] - j)
+            m, n, k = _of(M, outer, i, inner, j, 0), _of(N, outer, i, inner, j, 0), _of(K, outer, i, inner, j, 0)
             at = a + (k * lda + m if a_turned else m * lda + k) * item
             bt = b + (n * ldb + k if b_turned else k * ldb + n) * item
             fresh = k == (low if outer == K else 0)
             gemm(
-                function, words, constants, item, count[M], count[N], count[K], at, a_turned, lda, bt, b_turned, ldb,
-                not fresh, c + (m * ldc + n) * item, ldc,
+                blas, _of(M, outer, high, inner, wide, sizes[M]), _of(N, outer, high, inner, wide, sizes[N]),
+                _of(K, outer, high, inner, wide, sizes[K]), at, a_turned, lda, bt, b_turned, ldb, not fresh,
+                c + (m * ldc + n) * item, ldc,
             )  # fmt: skip
 
 
-@numba.njit(**INNER_JIT)
-def _add(sums, out, low, high):  # type: ignore[no-untyped-def]
+@parallel(**JIT)
+def _add(part, parts, sums, out):  # type: ignore[no-untyped-def]
+    low, high = span(part, parts, len(out))
     for i in range(low, high):
         total = sums[0, i]
-        for part in range(1, len(sums)):
-            total += sums[part, i]
+        for j in range(1, len(sums)):
+            total += sums[j, i]
         out[i] = total
-
-
-@numba.njit(**INNER_JIT)
-def _add_part(part, sums, out, parts):  # type: ignore[no-untyped-def]
-    _add(sums, out, share(part, parts, len(out)), share(part + 1, parts, len(out)))
-
-
-@numba.njit(**JIT)
-def _add_parallel(team, parts, *args):  # type: ignore[no-untyped-def]
-    in_parts(_add_part, team, parts, args)

@@ -13,11 +13,55 @@ from functools import cache
 from typing import Any
 
 from numba.core.codegen import JITCodeLibrary
-from numba.core.compiler import Compiler
+from numba.core.compiler import CompilerBase
+from numba.core.compiler_machinery import PassManager
+from numba.core.typed_passes import (
+    AnnotateTypes,
+    IRLegalization,
+    NativeLowering,
+    NoPythonBackend,
+    NopythonTypeInference,
+    PreLowerStripPhis,
+)
+from numba.core.untyped_passes import FixupArgs, GenericRewrites, IRProcessing, ReconstructSSA, TranslateByteCode
+
+_PASSES = (
+    TranslateByteCode,
+    FixupArgs,
+    IRProcessing,
+    GenericRewrites,
+    ReconstructSSA,
+    NopythonTypeInference,
+    PreLowerStripPhis,
+    IRLegalization,
+    AnnotateTypes,
+    NativeLowering,
+    NoPythonBackend,
+)
+"""Numba's passes without those for what kernels have not: closures, objects, whole arrays as operands."""
+
+
+class KernelCompiler(CompilerBase):
+    """Numba's compiler with the passes that kernels need."""
+
+    def define_pipelines(self) -> list[PassManager]:
+        """Return the passes; a name that Numba asks for."""
+        passes = PassManager("kernel")
+        for one in _PASSES:
+            passes.add_pass(one, one.__name__)
+        passes.finalize()
+        return [passes]
 
 
 class _Code(JITCodeLibrary):
     """Code to be linked into that of others and optimised there."""
+
+    def _optimize_functions(self, ll_module: Any) -> None:
+        ll_module.data_layout = self._codegen._data_layout
+        passes, builder = self._codegen._function_pass_manager()
+        for function in ll_module.functions:
+            if not function.is_declaration:  # of which Numba builds passes too
+                passes.run(function, builder)
 
     def _optimize_final_module(self) -> None:
         pass
@@ -26,7 +70,7 @@ class _Code(JITCodeLibrary):
         self._finalized = True
 
 
-class _InnerCompiler(Compiler):
+class _InnerCompiler(KernelCompiler):
     """Numba's compiler, stopped before the machine code."""
 
     def _compile_core(self) -> Any:
@@ -40,6 +84,15 @@ class _InnerCompiler(Compiler):
         return result._replace(entry_point=nobody)
 
 
+class _ApartCompiler(_InnerCompiler):
+    """The same for functions that are called, not copied."""
+
+    def _compile_core(self) -> Any:
+        result = super()._compile_core()
+        result.library.get_function(result.fndesc.llvm_func_name).add_function_attribute("noinline")
+        return result
+
+
 @cache
 def say_once() -> None:
     """Say on a terminal why nothing seems to happen. Every kernel has inner functions, which are kept nowhere."""
@@ -49,3 +102,5 @@ def say_once() -> None:
 
 OPTIONS: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": _InnerCompiler}
 """Options of `numba.njit` that make a function an inner one."""
+APART: dict[str, Any] = {**OPTIONS, "pipeline_class": _ApartCompiler}
+"""The same of a function with loops that many call: a copy for each would be optimised for each."""

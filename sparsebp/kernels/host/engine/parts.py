@@ -24,12 +24,13 @@ WORTH = 6 * VECTOR_GRAIN
 """The same of a kernel that is worth waking other threads for, some 60 microseconds; measured: two of them need 50."""
 
 _ANY: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
-JIT: dict[str, Any] = {**_ANY, "cache": True, "no_cfunc_wrapper": True}
+JIT: dict[str, Any] = {**_ANY, "cache": True, "no_cfunc_wrapper": True, "pipeline_class": inner.KernelCompiler}
 """Options of functions that Python calls and that spell out their fused multiply-adds, see `simd`."""
 SERIAL: dict[str, Any] = {**JIT, "fastmath": {"contract"}}  # keeps NaN, infinity and the order of sums
 INNER_JIT: dict[str, Any] = {**_ANY, **inner.OPTIONS}
 """The same of functions that only compiled ones call, see `inner`."""
 INNER_SERIAL: dict[str, Any] = {**INNER_JIT, "fastmath": {"contract"}}
+INNER_APART: dict[str, Any] = {**INNER_SERIAL, **inner.APART}
 INNER_SUMS: dict[str, Any] = {**INNER_JIT, "fastmath": {"contract", "reassoc"}}
 """Sums in several lanes: in another order than that of their terms, but always in the same."""
 
@@ -49,6 +50,12 @@ def parts_for(work: int, vectors: bool = True) -> int:
 def share(part: int, parts: int, total: int) -> int:
     """Return where part number `part` begins when `total` items are split into `parts` equal parts."""
     return part * total // parts
+
+
+@numba.njit(**INNER_SERIAL)
+def span(part: int, parts: int, total: int) -> tuple[int, int]:
+    """Return where part number `part` of `total` items begins and ends."""
+    return part * total // parts, (part + 1) * total // parts
 
 
 @numba.njit(**INNER_SERIAL)

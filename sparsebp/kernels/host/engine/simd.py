@@ -47,6 +47,8 @@ def _vector_bytes() -> int:
 VECTOR_BYTES = _vector_bytes()
 """Bytes of a vector: the same for every type, chosen once for the machine."""
 
+WORD = ir.IntType(64)
+
 device: Callable[..., Any] = numba.njit(
     nogil=True, error_model="numpy", forceinline=True, boundscheck=False, **inner.OPTIONS
 )
@@ -164,6 +166,35 @@ def advance(typingctx: Any, ptr: Any, offset: Any) -> Any:
         return builder.gep(args[0], [context.cast(builder, args[1], offset, types.intp)])
 
     return ptr(ptr, offset), codegen
+
+
+@intrinsic
+def number(typingctx: Any, ptr: Any) -> Any:
+    """Return the address in memory of a pointer."""
+    return types.int64(ptr), lambda context, builder, sig, args: builder.ptrtoint(args[0], WORD)
+
+
+@intrinsic
+def clear(typingctx: Any, ptr: Any, n: Any) -> Any:
+    """Write `n` zeros from a pointer on."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        size = builder.mul(context.cast(builder, args[1], n, types.intp), WORD(ptr.dtype.bitwidth // 8))
+        cgutils.memset(builder, args[0], size, 0)
+        return context.get_dummy_value()
+
+    return types.void(ptr, n), codegen
+
+
+@intrinsic
+def copy(typingctx: Any, out: Any, source: Any, n: Any) -> Any:
+    """Copy `n` numbers from one pointer to another; they do not overlap."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        cgutils.raw_memcpy(builder, args[0], args[1], args[2], source.dtype.bitwidth // 8)
+        return context.get_dummy_value()
+
+    return types.void(out, source, types.intp), codegen
 
 
 @intrinsic

@@ -21,7 +21,9 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from collections.abc import Callable
 from functools import cache
+from types import FunctionType
 from typing import Any
 
 import numba
@@ -30,6 +32,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 
 from sparsebp.core import threads
+from sparsebp.kernels.host.engine import inner
 from sparsebp.kernels.host.engine.atomics import (
     WORD,
     atomic_add,
@@ -388,3 +391,24 @@ def in_parts(typingctx: Any, body: Any, team: Any, parts: Any, args: Any) -> Any
         return context.get_dummy_value()
 
     return types.void(body, team, parts, args), codegen
+
+
+def parallel(**options: Any) -> Callable[[Callable[..., None]], Any]:
+    """Return a decorator for the body of a kernel: a function ``body(part, parts, *args)`` that runs one part.
+
+    What Python calls is then ``body(team, parts, *args)``, compiled with these options of `parts`.
+    """
+
+    def decorate(body: Callable[..., None]) -> Any:
+        code = body.__code__
+        at_body = _all_parts.__code__.replace(co_filename=code.co_filename, co_firstlineno=code.co_firstlineno)
+        inner_body = numba.njit(**{**options, "cache": False, **inner.OPTIONS})(body)
+        kernel = FunctionType(at_body, {"in_parts": in_parts, "body": inner_body}, body.__name__)
+        kernel.__qualname__, kernel.__module__ = body.__qualname__, body.__module__  # Numba keeps it under these
+        return numba.njit(**options)(kernel)
+
+    return decorate
+
+
+def _all_parts(team, *args):
+    in_parts(body, team, args[0], args)  # type: ignore[name-defined]  # noqa: F821

@@ -16,10 +16,9 @@ import numpy as np
 from sparsebp.core import threads
 from sparsebp.core.types import Array, UpdateRule
 from sparsebp.kernels.api.optimizers import check_update
-from sparsebp.kernels.host.dense.blas import gemm_address
+from sparsebp.kernels.host.dense.blas import blas_of
 from sparsebp.kernels.host.dense.products import (
     ITEM,
-    PARTS,
     SMALL,
     STEP,
     THIN,
@@ -32,7 +31,7 @@ from sparsebp.kernels.host.dense.products import (
 )
 from sparsebp.kernels.host.engine.atomics import atomic_exchange, atomic_store
 from sparsebp.kernels.host.engine.parts import INNER_JIT, JIT
-from sparsebp.kernels.host.engine.team import in_parts, team_for
+from sparsebp.kernels.host.engine.team import parallel, team_for
 from sparsebp.kernels.host.optim.optimizers import CHUNK, add_chunks, chunk_rows, rule_address, square_sum, update_range
 
 LEAST = 1 << 17
@@ -69,17 +68,15 @@ def update_by_product(
     check_update(rule, [param], [param], [[buffer] for buffer in buffers], options, steps)
     (m, n), k = param.shape, a.shape[1]
     cut, sizes = describe(a, b)
-    constants = np.array([1, 0], param.dtype)
     addresses = np.array([0 if array is None else array.ctypes.data for array in (param, None, *buffers)], np.int64)
     sums = np.empty(-(-m // (CHUNK // n)))
     count = _workers(cut)
     room = _room(count, cut.step * n, param.dtype)
     taken = np.zeros(count, np.int64)
     with threads.one_blas_thread():
-        _update_parallel(
-            team_for(cut.parts, m * n * k), cut.parts, rule_address(rule, param.dtype), gemm_address(param.dtype),
-            constants.ctypes.data, param.dtype.type(0), sizes, a.ctypes.data, b.ctypes.data, addresses, options, steps,
-            sums, room, taken,
+        _update(
+            team_for(cut.parts, m * n * k), cut.parts, rule_address(rule, param.dtype), blas_of(param.dtype),
+            param.dtype.type(0), sizes, a.ctypes.data, b.ctypes.data, addresses, options, steps, sums, room, taken,
         )  # fmt: skip
     total = np.empty(1)
     add_chunks(np.array([0, len(sums)]), sums, total)
@@ -100,31 +97,26 @@ def _workers(cut: Plan) -> int:
     return min(cut.parts, threads.count())
 
 
-@numba.njit(**JIT)
-def _update_parallel(team, parts, *args):  # type: ignore[no-untyped-def]
-    in_parts(_update_in_room, team, parts, args)
-
-
-@numba.njit(**INNER_JIT)
-def _update_in_room(part, rule, function, constants, like, sizes, a, b, addresses, options, steps, sums, room, taken):  # type: ignore[no-untyped-def]
+@parallel(**JIT)
+def _update(part, parts, rule, blas, like, sizes, a, b, addresses, options, steps, sums, room, taken):  # type: ignore[no-untyped-def]
     """Run a part in rows that no other part is using."""
     place, at = 0, taken.ctypes.data
     while not atomic_exchange(at + 8 * place, 0, 1):  # there are as many as threads, so one is free
         place = (place + 1) % len(taken)
-    _update_part(rule, function, constants, like, sizes, a, b, addresses, options, steps, sums, room[place], part)
+    _update_part(part, parts, rule, blas, like, sizes, a, b, addresses, options, steps, sums, room[place])
     atomic_store(at + 8 * place, 0)
 
 
 @numba.njit(**INNER_JIT)
-def _update_part(rule, function, constants, like, sizes, a, b, addresses, options, steps, sums, rows, part):  # type: ignore[no-untyped-def]
+def _update_part(part, parts, rule, blas, like, sizes, a, b, addresses, options, steps, sums, rows):  # type: ignore[no-untyped-def]
     m, n, item, step = sizes[M], sizes[N], sizes[ITEM], sizes[STEP]
-    words, at = np.empty(8, np.int32), np.empty((1, len(addresses)), np.int64)
+    at = np.empty((1, len(addresses)), np.int64)
     begins = np.zeros(2, np.int64)
-    low, high = part_range(part, sizes[PARTS], step, m)
+    low, high = part_range(part, parts, step, m)
     chunk = chunk_rows(n)
     for first in range(low, high, step):
         last, skipped = min(first + step, high), first * n * item
-        strip(function, words, constants, sizes, a, b, rows.ctypes.data - skipped, low, first, last)
+        strip(blas, sizes, a, b, rows.ctypes.data - skipped, low, first, last)
         finite = True
         for row in range(first, last, chunk):
             total = square_sum(rows[(row - first) * n : (min(row + chunk, last) - first) * n])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
 from sparsebp.core.types import Array
-from sparsebp.kernels.host.engine.parts import INNER_SERIAL, SERIAL, parts_for, share
-from sparsebp.kernels.host.engine.team import in_parts, team
+from sparsebp.kernels.host.engine.parts import SERIAL, parts_for, span
+from sparsebp.kernels.host.engine.simd import advance, pointer
+from sparsebp.kernels.host.engine.team import parallel, team
 
 _EXP_WEIGHT = 8  # an exponential costs about as much as this many multiply-adds
 
@@ -18,39 +18,32 @@ class TrainingKernels:
     def softmax_cross_entropy(self, logits: Array, target: Array, losses: Array, grad: Array) -> None:
         """Loss and gradient of every row. A target outside [0, C) makes its row NaN instead of reading elsewhere."""
         parts = parts_for(logits.size * _EXP_WEIGHT)
-        _softmax_cross_entropy_parallel(team(parts), parts, logits, target, losses, grad, parts)
+        _softmax_cross_entropy(team(parts), parts, logits, target, losses, grad)
 
 
-@numba.njit(**INNER_SERIAL)
-def _softmax_cross_entropy(logits, target, losses, grad, low, high):  # type: ignore[no-untyped-def]
+@parallel(**SERIAL)
+def _softmax_cross_entropy(part, parts, logits, target, losses, grad):  # type: ignore[no-untyped-def]
+    low, high = span(part, parts, len(logits))
     classes = logits.shape[1]
-    zero = logits.dtype.type(0)
-    for r in range(np.uint64(low), np.uint64(high)):
-        row, slope, label = logits[r], grad[r], target[r]
+    zero, one, nan = logits.dtype.type(0), logits.dtype.type(1), logits.dtype.type(np.nan)
+    labels, loss = pointer(target), pointer(losses)
+    for r in range(low, high):
+        row, slope = advance(pointer(logits), r * classes), advance(pointer(grad), r * classes)
+        label = labels[r]
         if label < 0 or label >= classes:
-            slope[:] = np.nan
-            losses[r] = np.nan
+            for c in range(classes):
+                slope[c] = nan
+            loss[r] = nan
             continue
         top = row[0]
-        for c in range(len(row)):
+        for c in range(classes):
             if not row[c] <= top:  # a NaN becomes the maximum, and so reaches the loss and the gradient
                 top = row[c]
         total = zero
-        for c in range(len(row)):
+        for c in range(classes):
             slope[c] = np.exp(row[c] - top)
             total += slope[c]
-        losses[r] = np.log(total) - (row[np.uint64(label)] - top)
-        for c in range(len(row)):
+        loss[r] = np.log(total) - (row[label] - top)
+        for c in range(classes):
             slope[c] /= total
-        slope[np.uint64(label)] -= logits.dtype.type(1)
-
-
-@numba.njit(**INNER_SERIAL)
-def _softmax_cross_entropy_part(part, logits, target, losses, grad, parts):  # type: ignore[no-untyped-def]
-    n = len(logits)
-    _softmax_cross_entropy(logits, target, losses, grad, share(part, parts, n), share(part + 1, parts, n))
-
-
-@numba.njit(**SERIAL)
-def _softmax_cross_entropy_parallel(team, parts, *args):  # type: ignore[no-untyped-def]
-    in_parts(_softmax_cross_entropy_part, team, parts, args)
+        slope[label] -= one

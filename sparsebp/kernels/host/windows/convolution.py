@@ -14,10 +14,12 @@ import numpy as np
 
 from sparsebp.core.threads import one_blas_thread
 from sparsebp.core.types import Array
-from sparsebp.kernels.host.engine.parts import INNER_SERIAL, SERIAL
-from sparsebp.kernels.host.engine.team import in_parts, team_for
+from sparsebp.kernels.host.dense.blas import blas_of, product
+from sparsebp.kernels.host.engine.parts import INNER_SERIAL, SERIAL, span
+from sparsebp.kernels.host.engine.simd import advance, number, pointer
+from sparsebp.kernels.host.engine.team import parallel, team_for
 from sparsebp.kernels.host.windows import depthwise
-from sparsebp.kernels.host.windows.unfold import axes, fold, single, unfold
+from sparsebp.kernels.host.windows.unfold import INPUTS, OUTPUTS, SINGLE, add_rows, copy_rows, fold, geometry_of, unfold
 
 _POSITIONS = 256
 """Columns of one product that are enough for the BLAS: more only take memory."""
@@ -45,15 +47,15 @@ class ConvolutionKernels:
         if turned is not None:
             self.convolve_t(_turned(weight, groups), x, stride, turned, dilation, groups, out)
             return
-        geometry = _geometry(weight, stride, before, dilation, out)
+        windows = weight.shape[2:], stride, before, dilation, x.shape[2:], out.shape[2:]
         if weight.shape[1] == 1:
-            depthwise.convolve(weight, x, geometry, out)
+            depthwise.convolve(weight, x, windows, out)
             return
         block, blocks = _blocks(len(x), out)
         splits = _splits(weight, groups, blocks, out)
-        args, parts = (_grouped(weight, groups), x, geometry, block, splits), blocks * splits
+        args, parts = (_grouped(weight, groups), x, geometry_of(*windows), block, splits), blocks * splits
         with one_blas_thread():
-            _convolve_parallel(team_for(parts, _work(weight, out)), parts, *args, out)
+            _convolve(team_for(parts, _work(weight, out)), parts, blas_of(x.dtype), *args, out)
 
     def convolve_t(
         self, weight: Array, y: Array, stride: Axes, before: Axes, dilation: Axes, groups: int, out: Array
@@ -65,16 +67,16 @@ class ConvolutionKernels:
         if turned is not None:
             self.convolve(_turned(weight, groups), y, stride, turned, dilation, groups, out)
             return
-        geometry = _geometry(weight, stride, before, dilation, y)
+        windows = weight.shape[2:], stride, before, dilation, out.shape[2:], y.shape[2:]
         if weight.shape[1] == 1:
-            depthwise.convolve_t(weight, y, geometry, out)
+            depthwise.convolve_t(weight, y, windows, out)
             return
         block, blocks = _blocks(len(y), y)
         splits = _splits(weight, groups, blocks, y)
         sums = np.empty((splits, *out.shape), out.dtype) if splits > 1 else out[None]
-        args, parts = (_grouped(weight, groups), y, geometry, block), blocks * splits
+        args, parts = (_grouped(weight, groups), y, geometry_of(*windows), block), blocks * splits
         with one_blas_thread():
-            _convolve_t_parallel(team_for(parts, _work(weight, y)), parts, *args, sums)
+            _convolve_t(team_for(parts, _work(weight, y)), parts, blas_of(y.dtype), *args, sums)
         if splits > 1:
             np.sum(sums, axis=0, out=out)
 
@@ -91,18 +93,18 @@ class ConvolutionKernels:
             self.correlate(x, y, stride, turned, dilation, groups, weight)
             out[...] = _turned(weight, groups)
             return
-        geometry = _geometry(out, stride, before, dilation, y)
+        windows = out.shape[2:], stride, before, dilation, x.shape[2:], y.shape[2:]
         if out.shape[1] == 1:
-            depthwise.correlate(y, x, geometry, out)
+            depthwise.correlate(y, x, windows, out)
             return
         weight, block = _grouped(out, groups), min(-(-_POSITIONS // prod(y.shape[2:])), len(y))
         chunk = max(1, _ROWS // prod(out.shape[2:]))
         chunks = groups * -(-out.shape[1] // chunk)
         splits = max(1, min(len(y), _LEAST_PARTS // chunks))
         sums = np.empty((splits, *weight.shape), weight.dtype) if splits > 1 else weight[None]
-        parts = chunks * splits
+        args, parts = (y, x, geometry_of(*windows), block, chunk), chunks * splits
         with one_blas_thread():
-            _correlate_parallel(team_for(parts, _work(out, y)), parts, y, x, geometry, block, chunk, sums)
+            _correlate(team_for(parts, _work(out, y)), parts, blas_of(y.dtype), *args, sums)
         if splits > 1:
             np.sum(sums, axis=0, out=weight)
 
@@ -123,11 +125,6 @@ def _turned(weight: Array, groups: int) -> Array:
     rows, channels, kernel = len(weight) // groups, weight.shape[1], weight.shape[2:]
     turned = weight.reshape(groups, rows, channels, *kernel).swapaxes(1, 2)[..., ::-1, ::-1, ::-1]
     return np.ascontiguousarray(turned).reshape(groups * channels, rows, *kernel)
-
-
-def _geometry(weight: Array, stride: Axes, before: Axes, dilation: Axes, y: Array) -> Axes:
-    """Return kernel, stride, padding before, dilation and outputs on the three axes, one after the other."""
-    return (*weight.shape[2:], *stride, *before, *dilation, *y.shape[2:])
 
 
 def _work(weight: Array, y: Array) -> int:
@@ -152,127 +149,129 @@ def _splits(weight: Array, groups: int, blocks: int, y: Array) -> int:
     return max(1, min(_SPLITS // blocks, len(weight) // groups, work // _LEAST_WORK))
 
 
-# The functions below are compiled: their arguments are arrays, tuples of sizes and bounds.
+# The functions below are compiled: their arguments are arrays, geometries and bounds.
 # mypy: disable-error-code="no-untyped-def"
 
 
-# Rows are copied by loops: an assignment of one array to another takes Numba seconds, for the words of its errors.
-
-
-@numba.njit(**INNER_SERIAL)
-def _copy(source, begin, out, at, size):
-    """Copy `size` numbers of one flat array to another."""
-    for i in range(size):
-        out[np.uint64(at + i)] = source[np.uint64(begin + i)]
-
-
-@numba.njit(**INNER_SERIAL)
-def _gather(y, samples, groups):
-    """Return samples and groups of y (B, groups, channels, positions) as (groups, channels, samples * positions)."""
-    _, all_groups, channels, size = y.shape
-    rows = np.empty((groups[1] - groups[0], channels, (samples[1] - samples[0]) * size), y.dtype)
-    source, out, at = y.reshape(y.size), rows.reshape(rows.size), 0
-    for g in range(groups[0], groups[1]):
-        for c in range(channels):
-            for b in range(samples[0], samples[1]):
-                _copy(source, ((b * all_groups + g) * channels + c) * size, out, at, size)
-                at += size
-    return rows
-
-
-@numba.njit(**INNER_SERIAL)
-def _columns(x, samples, channels, geometry):
-    """Return the windows of samples and channels as columns: those of x itself where windows are single elements."""
-    (kernel, _, _, _, outputs), low = axes(geometry), samples[0]
-    size = outputs[0] * outputs[1] * outputs[2]
-    if samples[1] - low == 1 and single(geometry, x.shape[2:]):
-        return x[low, channels[0] : channels[1]].reshape(channels[1] - channels[0], size)
-    taps = kernel[0] * kernel[1] * kernel[2]
-    columns = np.empty(((channels[1] - channels[0]) * taps, (samples[1] - low) * size), x.dtype)
-    unfold(x, samples, channels, geometry, columns)
-    return columns
-
-
-@numba.njit(**INNER_SERIAL)
-def _convolve_part(part, weight, x, geometry, block, splits, out):
+@parallel(**SERIAL)
+def _convolve(part, parts, blas, weight, x, g, block, splits, out):
     """Run a part: a block of the batch, and one of `splits` parts of the output channels."""
-    groups, rows, _ = weight.shape
-    grouped, flat = out.reshape(len(x), groups, rows, out.size // (len(out) * groups * rows)), out.reshape(out.size)
-    size, each = grouped.shape[3], x.shape[1] // groups
-    which, split = divmod(part, splits)
-    samples = (which * block, min((which + 1) * block, len(x)))
-    first, last = split * rows // splits, (split + 1) * rows // splits
-    alone = samples[1] - samples[0] == 1
-    for g in range(groups):
-        columns = _columns(x, samples, (g * each, (g + 1) * each), geometry)
-        product = grouped[samples[0], g, first:last] if alone else np.empty((last - first, columns.shape[1]), x.dtype)
-        np.dot(weight[g, first:last], columns, product)
-        if not alone:
-            source = product.reshape(product.size)
-            for b in range(samples[0], samples[1]):
-                for row in range(last - first):
-                    begin = row * product.shape[1] + (b - samples[0]) * size
-                    _copy(source, begin, flat, ((b * groups + g) * rows + first + row) * size, size)
-
-
-@numba.njit(**SERIAL)
-def _convolve_parallel(team, parts, *args):
-    in_parts(_convolve_part, team, parts, args)
+    low, samples, first, last = _bounds(part, block, splits, len(x), weight.shape[1])
+    length = weight.shape[2]
+    alone = samples == 1
+    columns = np.empty(0 if alone and g[SINGLE] else length * samples * g[OUTPUTS], x.dtype)
+    products = np.empty(0 if alone else (last - first) * samples * g[OUTPUTS], x.dtype)
+    _convolve_block(blas, weight, x, pointer(g), low, samples, first, last, columns, products, out)
 
 
 @numba.njit(**INNER_SERIAL)
-def _convolve_t_part(part, weight, y, geometry, block, sums):
-    """Run a part: of a block of the batch, the sum over one part of the output channels."""
+def _bounds(part, block, splits, batch, rows):
+    """Return the first sample of a part, the number of samples, and between which output channels of a group it is."""
+    low, split = part // splits * block, part % splits
+    return low, min(block, batch - low), split * rows // splits, (split + 1) * rows // splits
+
+
+@numba.njit(**INNER_SERIAL)
+def _convolve_block(blas, weight, x, g, low, samples, first, last, columns, products, out):
     groups, rows, length = weight.shape
-    grouped = y.reshape(len(y), groups, rows, y.size // (len(y) * groups * rows))
-    splits, _, channels = sums.shape[:3]
-    each = channels // groups
-    inputs = sums.reshape(splits, len(y), groups, each, sums.size // (splits * len(y) * channels))
-    which, split = divmod(part, splits)
-    samples = (which * block, min((which + 1) * block, len(y)))
-    first, last = split * rows // splits, (split + 1) * rows // splits
-    alone = samples[1] - samples[0] == 1
-    whole = alone and single(geometry, sums.shape[3:])
-    gathered = grouped[samples[0]] if alone else _gather(grouped, samples, (0, groups))
-    for g in range(groups):
-        columns = inputs[split, samples[0], g] if whole else np.empty((length, gathered.shape[2]), y.dtype)
-        np.dot(weight[g, first:last].T, gathered[g, first:last], columns)
-        if not whole:
-            fold(columns, samples, (g * each, (g + 1) * each), geometry, sums[split])
-
-
-@numba.njit(**SERIAL)
-def _convolve_t_parallel(team, parts, *args):
-    in_parts(_convolve_t_part, team, parts, args)
+    each, width, alone = x.shape[1] // groups, samples * g[OUTPUTS], samples == 1
+    for group in range(groups):
+        source = advance(pointer(x), (low * groups + group) * each * g[INPUTS])
+        target = advance(pointer(out), ((low * groups + group) * rows + first) * g[OUTPUTS])
+        if len(columns) > 0:
+            unfold(source, x.shape[1] * g[INPUTS], samples, each, g, pointer(columns))
+            source = pointer(columns)
+        result = target if alone else pointer(products)
+        left = number(advance(pointer(weight), (group * rows + first) * length))
+        product(
+            blas, last - first, width, length, left, False, length, number(source), False, width, number(result), width
+        )
+        if not alone:
+            for row in range(last - first):
+                to, source = advance(target, row * g[OUTPUTS]), advance(result, row * width)
+                copy_rows(to, groups * rows * g[OUTPUTS], source, g[OUTPUTS], 1, samples, g[OUTPUTS])
 
 
 @numba.njit(**INNER_SERIAL)
-def _correlate_part(part, y, x, geometry, block, chunk, sums):
+def _gather(y, apart, samples, channels, size, rows):
+    """Write samples, `apart` from each other, to rows (channels, samples * size)."""
+    for c in range(channels):
+        copy_rows(advance(rows, c * samples * size), size, advance(y, c * size), apart, 1, samples, size)
+
+
+@parallel(**SERIAL)
+def _convolve_t(part, parts, blas, weight, y, g, block, sums):
+    """Run a part: of a block of the batch, the sum over one part of the output channels."""
+    splits = len(sums)
+    low, samples, first, last = _bounds(part, block, splits, len(y), weight.shape[1])
+    alone = samples == 1
+    columns = np.empty(0 if alone and g[SINGLE] else weight.shape[2] * samples * g[OUTPUTS], y.dtype)
+    gathered = np.empty(0 if alone else (last - first) * samples * g[OUTPUTS], y.dtype)
+    _convolve_t_block(blas, weight, y, pointer(g), low, samples, first, last, columns, gathered, sums, part % splits)
+
+
+@numba.njit(**INNER_SERIAL)
+def _convolve_t_block(blas, weight, y, g, low, samples, first, last, columns, gathered, sums, split):
+    groups, rows, length = weight.shape
+    _, batch, channels, _, _, _ = sums.shape
+    each, width = channels // groups, samples * g[OUTPUTS]
+    for group in range(groups):
+        target = advance(pointer(sums), (((split * batch) + low) * channels + group * each) * g[INPUTS])
+        right = advance(pointer(y), ((low * groups + group) * rows + first) * g[OUTPUTS])
+        if len(gathered) > 0:
+            _gather(right, groups * rows * g[OUTPUTS], samples, last - first, g[OUTPUTS], pointer(gathered))
+            right = pointer(gathered)
+        result = pointer(columns) if len(columns) > 0 else target
+        left = number(advance(pointer(weight), (group * rows + first) * length))
+        product(
+            blas, length, width, last - first, left, True, length, number(right), False, width, number(result), width
+        )
+        if len(columns) > 0:
+            fold(result, channels * g[INPUTS], samples, each, g, target)
+
+
+@parallel(**SERIAL)
+def _correlate(part, parts, blas, y, x, g, block, chunk, sums):
     """Run a part: of one part of the batch, a chunk of one group's input channels."""
     splits, groups, rows, length = sums.shape
-    grouped, out = y.reshape(len(y), groups, rows, y.size // (len(y) * groups * rows)), sums.reshape(sums.size)
     each, batch = x.shape[1] // groups, len(x)
-    taps, chunks = length // each, -(-each // chunk)
-    which, c = divmod(part, chunks)
-    split, g = divmod(which, groups)
-    first, last = c * chunk, min((c + 1) * chunk, each)
-    width, begin = (last - first) * taps, which * rows * length + first * taps
-    product = np.empty((rows, width), y.dtype)
-    values, start = product.reshape(product.size), split * batch // splits
-    for low in range(start, (split + 1) * batch // splits, block):
-        samples = (low, min(low + block, (split + 1) * batch // splits))
-        columns = _columns(x, samples, (g * each + first, g * each + last), geometry)
-        gradients = grouped[low, g] if samples[1] - low == 1 else _gather(grouped, samples, (g, g + 1))[0]
-        np.dot(gradients, columns.T, product)
-        for row in range(rows):
-            at, source = begin + row * length, row * width
-            if low == start:
-                _copy(values, source, out, at, width)
-            else:
-                for i in range(width):
-                    out[np.uint64(at + i)] += values[np.uint64(source + i)]
+    chunks = -(-each // chunk)
+    which, c = part // chunks, part % chunks
+    split, group = which // groups, which % groups
+    low, high = span(split, splits, batch)
+    first, channels = c * chunk, min(chunk, each - c * chunk)
+    samples = min(block, high - low)
+    width = channels * (length // each)
+    columns = np.empty(0 if samples == 1 and g[SINGLE] else width * samples * g[OUTPUTS], x.dtype)
+    gathered = np.empty(0 if samples == 1 else rows * samples * g[OUTPUTS], x.dtype)
+    products = np.empty(rows * width, x.dtype)
+    at = which * rows * length + first * (length // each)
+    _correlate_block(
+        blas, y, x, pointer(g), low, high, block, group, groups, first, channels, columns, gathered, products, sums, at
+    )
 
 
-@numba.njit(**SERIAL)
-def _correlate_parallel(team, parts, *args):
-    in_parts(_correlate_part, team, parts, args)
+@numba.njit(**INNER_SERIAL)
+def _correlate_block(
+    blas, y, x, g, start, high, block, group, groups, first, channels, columns, gathered, products, sums, at
+):
+    rows, length = sums.shape[2:]
+    width, each = len(products) // rows, x.shape[1] // groups
+    for low in range(start, high, block):
+        samples = min(block, high - low)
+        size = samples * g[OUTPUTS]
+        right = advance(pointer(x), ((low * groups + group) * each + first) * g[INPUTS])
+        left = advance(pointer(y), (low * groups + group) * rows * g[OUTPUTS])
+        if samples > 1 or not g[SINGLE]:
+            unfold(right, x.shape[1] * g[INPUTS], samples, channels, g, pointer(columns))
+            right = pointer(columns)
+        if samples > 1:
+            _gather(left, groups * rows * g[OUTPUTS], samples, rows, g[OUTPUTS], pointer(gathered))
+            left = pointer(gathered)
+        result = pointer(products)
+        product(blas, rows, width, size, number(left), False, size, number(right), True, size, number(result), width)
+        out = advance(pointer(sums), at)
+        if low == start:
+            copy_rows(out, length, result, width, 1, rows, width)
+        else:
+            add_rows(out, length, 1, result, width, rows, width)

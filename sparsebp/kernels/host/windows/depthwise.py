@@ -8,6 +8,7 @@ planes (on each axis), each with every s-th element.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from math import prod
 from typing import NamedTuple
@@ -16,8 +17,9 @@ import numba
 import numpy as np
 
 from sparsebp.core.types import Array
-from sparsebp.kernels.host.engine.parts import INNER_SERIAL, INNER_SUMS, SERIAL, parts_for, share
-from sparsebp.kernels.host.engine.team import in_parts, team
+from sparsebp.kernels.host.engine.parts import INNER_APART, INNER_SERIAL, INNER_SUMS, SERIAL, parts_for, span
+from sparsebp.kernels.host.engine.simd import advance, clear, pointer
+from sparsebp.kernels.host.engine.team import parallel, team
 
 Axes = tuple[int, ...]
 
@@ -47,34 +49,30 @@ class _Layout(NamedTuple):
     run: int
 
 
-def convolve(weight: Array, x: Array, geometry: Axes, out: Array) -> None:
+def convolve(weight: Array, x: Array, windows: Sequence[Axes], out: Array) -> None:
     """Write `Kernels.convolve` for weights (out_channels, 1, *kernel)."""
-    layout, planes = _layout(x.shape[2:], geometry), x.shape[0] * x.shape[1]
-    args = weight.reshape(len(weight), -1), x.reshape(planes, -1), *layout, out.reshape(len(out) * len(weight), -1)
+    layout, planes = _layout(*windows), x.shape[0] * x.shape[1]
     parts = _parts(out, layout, planes)
-    _convolve_parallel(team(parts), parts, *args, parts)
+    _convolve(team(parts), parts, weight.reshape(len(weight), -1), x.reshape(planes, -1), *layout, out)
 
 
-def convolve_t(weight: Array, y: Array, geometry: Axes, out: Array) -> None:
+def convolve_t(weight: Array, y: Array, windows: Sequence[Axes], out: Array) -> None:
     """Write `Kernels.convolve_t` for weights (out_channels, 1, *kernel)."""
-    layout, planes = _layout(out.shape[2:], geometry), out.shape[0] * out.shape[1]
-    args = weight.reshape(len(weight), -1), y.reshape(len(y) * len(weight), -1), *layout, out.reshape(planes, -1)
+    layout, planes = _layout(*windows), out.shape[0] * out.shape[1]
     parts = _parts(y, layout, planes)
-    _convolve_t_parallel(team(parts), parts, *args, parts)
+    _convolve_t(team(parts), parts, weight.reshape(len(weight), -1), y, *layout, out.reshape(planes, -1))
 
 
-def correlate(y: Array, x: Array, geometry: Axes, out: Array) -> None:
+def correlate(y: Array, x: Array, windows: Sequence[Axes], out: Array) -> None:
     """Write `Kernels.correlate` for weights (out_channels, 1, *kernel)."""
-    layout, channels = _layout(x.shape[2:], geometry), x.shape[1]
-    args = y.reshape(len(y) * len(out), -1), x.reshape(len(x) * channels, -1), *layout, out.reshape(len(out), -1)
+    layout, (batch, channels) = _layout(*windows), x.shape[:2]
     parts = _parts(y, layout, channels)
-    _correlate_parallel(team(parts), parts, *args, channels, parts)
+    _correlate(team(parts), parts, y, x.reshape(batch, channels, -1), *layout, out.reshape(len(out), -1))
 
 
 @lru_cache(maxsize=256)  # small, and it takes as long as a small convolution
-def _layout(sizes: Axes, geometry: Axes) -> _Layout:
-    kernel, stride, before, dilation, outputs = (geometry[i : i + 3] for i in range(0, 15, 3))
-    axes = zip(sizes, kernel, stride, before, dilation, outputs, strict=True)
+def _layout(kernel: Axes, stride: Axes, before: Axes, dilation: Axes, inputs: Axes, outputs: Axes) -> _Layout:
+    axes = zip(inputs, kernel, stride, before, dilation, outputs, strict=True)
     rooms = tuple(max(-(-(b + n) // s), o + (k - 1) * d // s) for n, k, s, b, d, o in axes)
     size, steps = prod(rooms), np.array(stride)[:, None]
 
@@ -84,8 +82,8 @@ def _layout(sizes: Axes, geometry: Axes) -> _Layout:
         inner = np.ravel_multi_index(tuple(places // steps), rooms)
         return np.asarray(which * size + inner)
 
-    rows = np.indices((*sizes[:2], 1)).reshape(3, -1) + np.array(before)[:, None]
-    first = np.array(before)[:, None] + np.array([[0], [0], [1]]) * np.arange(min(stride[2], sizes[2]))
+    rows = np.indices((*inputs[:2], 1)).reshape(3, -1) + np.array(before)[:, None]
+    first = np.array(before)[:, None] + np.array([[0], [0], [1]]) * np.arange(min(stride[2], inputs[2]))
     lines = np.indices((*outputs[:2], 1)).reshape(3, -1)
     taps = np.indices(kernel).reshape(3, -1) * np.array(dilation)[:, None]
     lines_at = np.asarray(np.ravel_multi_index(tuple(lines), rooms))
@@ -97,174 +95,153 @@ def _parts(y: Array, layout: _Layout, most: int) -> int:
     return min(parts_for(y.size * len(layout.taps)), most)
 
 
-# The functions below are compiled: their arguments are planes one after the other, a layout and bounds.
+# The functions below are compiled: their arguments are arrays, a layout and bounds.
 # mypy: disable-error-code="no-untyped-def"
 
 
 @numba.njit(**INNER_SERIAL)
-def _spread(plane, rows, phases, padded):
-    """Copy a plane to its place in `padded`; the padding has been cleared, and stays so."""
-    width, stride = len(plane) // len(rows), len(phases)
+def _cleared(numbers):
+    """Write zeros to an array: `np.zeros` would be compiled anew for each size's type."""
+    clear(pointer(numbers), len(numbers))
+
+
+@numba.njit(**INNER_APART)
+def _spread(plane, width, rows, phases, stride, padded):
+    """Copy the rows of a plane to their places in `padded`; the padding has been cleared, and stays so."""
     for row in range(len(rows)):
-        for phase in range(stride):
-            at, source = rows[row] + phases[phase], row * width + phase
-            for w in range((width - phase + stride - 1) // stride):
-                padded[np.uint64(at + w)] = plane[np.uint64(source + w * stride)]
+        source, target = advance(plane, row * width), advance(pointer(padded), pointer(rows)[row])
+        if stride == 1:
+            for w in range(width):
+                target[w] = source[w]
+        else:
+            for phase in range(stride):
+                at = pointer(phases)[phase]
+                for w in range((width - phase + stride - 1) // stride):
+                    target[at + w] = source[phase + w * stride]
 
 
-@numba.njit(**INNER_SERIAL)
-def _spread_rows(plane, rows, padded):
-    """Copy a plane whose rows stay whole."""
-    width = len(plane) // len(rows)
+@numba.njit(**INNER_APART)
+def _collect(padded, width, rows, phases, stride, plane):
+    """Copy the rows of a plane from their places in `padded`: the inverse of `_spread`."""
     for row in range(len(rows)):
-        at, source = rows[row], row * width
-        for w in range(width):
-            padded[np.uint64(at + w)] = plane[np.uint64(source + w)]
-
-
-@numba.njit(**INNER_SERIAL)
-def _collect(padded, rows, phases, plane):
-    """Copy a plane from its place in `padded`: the inverse of `_spread`."""
-    width, stride = len(plane) // len(rows), len(phases)
-    for row in range(len(rows)):
-        for phase in range(stride):
-            at, target = rows[row] + phases[phase], row * width + phase
-            for w in range((width - phase + stride - 1) // stride):
-                plane[np.uint64(target + w * stride)] = padded[np.uint64(at + w)]
-
-
-@numba.njit(**INNER_SERIAL)
-def _collect_rows(padded, rows, plane):
-    """Copy a plane whose rows are whole: the inverse of `_spread_rows`."""
-    width = len(plane) // len(rows)
-    for row in range(len(rows)):
-        at, target = rows[row], row * width
-        for w in range(width):
-            plane[np.uint64(target + w)] = padded[np.uint64(at + w)]
+        source, target = advance(pointer(padded), pointer(rows)[row]), advance(plane, row * width)
+        if stride == 1:
+            for w in range(width):
+                target[w] = source[w]
+        else:
+            for phase in range(stride):
+                at = pointer(phases)[phase]
+                for w in range((width - phase + stride - 1) // stride):
+                    target[phase + w * stride] = source[at + w]
 
 
 @numba.njit(**INNER_SERIAL)
 def _add_taps(factors, padded, taps, run):
-    """Add the multiples of `padded` that the taps meet to `run`: three at a time share what is read and written."""
-    whole = len(taps) // 3 * 3
+    """Write to `run` the sum of the multiples of `padded` that the taps meet.
+
+    Three at a time share what is read and written.
+    """
+    whole, n, out = len(taps) // 3 * 3, len(run), pointer(run)
+    clear(out, n)
     for tap in range(0, whole, 3):
         first, second, third = factors[tap], factors[tap + 1], factors[tap + 2]
-        a, b, c = taps[tap], taps[tap + 1], taps[tap + 2]
-        for i in range(len(run)):
-            sum_of_two = first * padded[np.uint64(a + i)] + second * padded[np.uint64(b + i)]
-            run[np.uint64(i)] += sum_of_two + third * padded[np.uint64(c + i)]
+        a, b = advance(pointer(padded), taps[tap]), advance(pointer(padded), taps[tap + 1])
+        c = advance(pointer(padded), taps[tap + 2])
+        for i in range(n):
+            sum_of_two = first * a[i] + second * b[i]
+            out[i] += sum_of_two + third * c[i]
     for tap in range(whole, len(taps)):
-        factor, at = factors[tap], taps[tap]
+        factor, a = factors[tap], advance(pointer(padded), taps[tap])
+        for i in range(n):
+            out[i] += factor * a[i]
+
+
+@parallel(**SERIAL)
+def _convolve(part, parts, weight, x, rows, phases, lines, taps, length, longest, out):
+    planes, size = x.shape
+    low, high = span(part, parts, planes)
+    padded, run = np.empty(length, x.dtype), np.empty(longest, x.dtype)
+    _cleared(padded)
+    each, out_size = len(out) * len(weight) // planes, out.shape[2] * out.shape[3] * out.shape[4]
+    for plane in range(low, high):
+        _spread(advance(pointer(x), plane * size), size // len(rows), rows, phases, len(phases), padded)
+        for o in range(plane * each, (plane + 1) * each):
+            _add_taps(advance(pointer(weight), o % len(weight) * len(taps)), padded, taps, run)
+            _collect(run, out.shape[4], lines, phases, 1, advance(pointer(out), o * out_size))
+
+
+@numba.njit(**INNER_SERIAL)
+def _add_run(factors, run, taps, padded):
+    """Add the multiples of `run` to the places in `padded` that the taps meet: the transpose of `_add_taps`."""
+    for tap in range(len(taps)):
+        factor, target, source = factors[tap], advance(pointer(padded), taps[tap]), pointer(run)
         for i in range(len(run)):
-            run[np.uint64(i)] += factor * padded[np.uint64(at + i)]
+            target[i] += factor * source[i]
 
 
-@numba.njit(**INNER_SERIAL)
-def _convolve(weight, x, rows, phases, lines, taps, length, longest, out, low, high):
-    padded, run = np.zeros(length, x.dtype), np.zeros(longest, x.dtype)
-    channels = len(x) * len(weight) // len(out)
-    each = len(weight) // channels
+@parallel(**SERIAL)
+def _convolve_t(part, parts, weight, y, rows, phases, lines, taps, length, longest, out):
+    planes, size = out.shape
+    low, high = span(part, parts, planes)
+    padded, run = np.empty(length, y.dtype), np.empty(longest, y.dtype)
+    _cleared(run)  # between the rows it stays zero
+    each, y_size = len(y) * len(weight) // planes, y.shape[2] * y.shape[3] * y.shape[4]
     for plane in range(low, high):
-        if len(phases) == 1:
-            _spread_rows(x[plane], rows, padded)
-        else:
-            _spread(x[plane], rows, phases, padded)
-        for o in range(plane % channels * each, (plane % channels + 1) * each):
-            run[:] = 0
-            _add_taps(weight[o], padded, taps, run)
-            _collect_rows(run, lines, out[plane // channels * len(weight) + o])
-
-
-@numba.njit(**INNER_SERIAL)
-def _convolve_part(part, weight, x, rows, phases, lines, taps, length, longest, out, parts):
-    n = len(x)
-    low, high = share(part, parts, n), share(part + 1, parts, n)
-    _convolve(weight, x, rows, phases, lines, taps, length, longest, out, low, high)
-
-
-@numba.njit(**SERIAL)
-def _convolve_parallel(team, parts, *args):
-    in_parts(_convolve_part, team, parts, args)
-
-
-@numba.njit(**INNER_SERIAL)
-def _convolve_t(weight, y, rows, phases, lines, taps, length, longest, out, low, high):
-    padded, run = np.zeros(length, y.dtype), np.zeros(longest, y.dtype)
-    channels = len(out) * len(weight) // len(y)
-    each = len(weight) // channels
-    for plane in range(low, high):
-        padded[:] = 0
-        for o in range(plane % channels * each, (plane % channels + 1) * each):
-            _spread_rows(y[plane // channels * len(weight) + o], lines, run)  # between the rows it stays zero
-            for tap in range(len(taps)):
-                factor, at = weight[o, tap], taps[tap]
-                for i in range(longest):
-                    padded[np.uint64(at + i)] += factor * run[np.uint64(i)]
-        if len(phases) == 1:
-            _collect_rows(padded, rows, out[plane])
-        else:
-            _collect(padded, rows, phases, out[plane])
-
-
-@numba.njit(**INNER_SERIAL)
-def _convolve_t_part(part, weight, y, rows, phases, lines, taps, length, longest, out, parts):
-    n = len(out)
-    low, high = share(part, parts, n), share(part + 1, parts, n)
-    _convolve_t(weight, y, rows, phases, lines, taps, length, longest, out, low, high)
-
-
-@numba.njit(**SERIAL)
-def _convolve_t_parallel(team, parts, *args):
-    in_parts(_convolve_t_part, team, parts, args)
+        _cleared(padded)
+        for o in range(plane * each, (plane + 1) * each):
+            _spread(advance(pointer(y), o * y_size), y.shape[4], lines, phases, 1, run)
+            _add_run(advance(pointer(weight), o % len(weight) * len(taps)), run, taps, padded)
+        _collect(padded, size // len(rows), rows, phases, len(phases), advance(pointer(out), plane * size))
 
 
 @numba.njit(**INNER_SUMS)
-def _inner(run, padded, at):
-    total = run.dtype.type(0)
+def _inner(run, padded, at, total):
+    """Add the inner product with what a tap meets to a zero."""
+    left, right = pointer(run), advance(pointer(padded), at)
     for i in range(len(run)):
-        total += run[np.uint64(i)] * padded[np.uint64(at + i)]
+        total += left[i] * right[i]
     return total
 
 
 @numba.njit(**INNER_SUMS)
-def _inner_three(run, padded, a, b, c):
-    first = second = third = run.dtype.type(0)
+def _inner_three(run, padded, a, b, c, zero):
+    first = second = third = zero
+    left, at = pointer(run), pointer(padded)
+    right_a, right_b, right_c = advance(at, a), advance(at, b), advance(at, c)
     for i in range(len(run)):
-        value = run[np.uint64(i)]
-        first += value * padded[np.uint64(a + i)]
-        second += value * padded[np.uint64(b + i)]
-        third += value * padded[np.uint64(c + i)]
+        value = left[i]
+        first += value * right_a[i]
+        second += value * right_b[i]
+        third += value * right_c[i]
     return first, second, third
 
 
 @numba.njit(**INNER_SERIAL)
-def _correlate(y, x, rows, phases, lines, taps, length, longest, out, channels, low, high):
-    padded, run = np.zeros(length, x.dtype), np.zeros(longest, x.dtype)
-    each, whole = len(out) // channels, len(taps) // 3 * 3
-    out[low * each : high * each] = 0
+def _add_inner(run, padded, taps, sums, zero):
+    """Add the inner products of `run` and what the taps meet to `sums`."""
+    whole = len(taps) // 3 * 3
+    for tap in range(0, whole, 3):
+        first, second, third = _inner_three(run, padded, taps[tap], taps[tap + 1], taps[tap + 2], zero)
+        sums[tap] += first
+        sums[tap + 1] += second
+        sums[tap + 2] += third
+    for tap in range(whole, len(taps)):
+        sums[tap] += _inner(run, padded, taps[tap], zero)
+
+
+@parallel(**SERIAL)
+def _correlate(part, parts, y, x, rows, phases, lines, taps, length, longest, out):
+    batch, channels, size = x.shape
+    low, high = span(part, parts, channels)
+    padded, run = np.empty(length, x.dtype), np.empty(longest, x.dtype)
+    _cleared(padded)
+    _cleared(run)
+    each, y_size, zero = len(out) // channels, y.shape[2] * y.shape[3] * y.shape[4], x.dtype.type(0)
+    clear(advance(pointer(out), low * each * len(taps)), (high - low) * each * len(taps))
     for c in range(low, high):
-        for b in range(len(x) // channels):
-            if len(phases) == 1:
-                _spread_rows(x[b * channels + c], rows, padded)
-            else:
-                _spread(x[b * channels + c], rows, phases, padded)
+        for b in range(batch):
+            plane = advance(pointer(x), (b * channels + c) * size)
+            _spread(plane, size // len(rows), rows, phases, len(phases), padded)
             for o in range(c * each, (c + 1) * each):
-                _spread_rows(y[b * len(out) + o], lines, run)
-                for tap in range(0, whole, 3):
-                    first, second, third = _inner_three(run, padded, taps[tap], taps[tap + 1], taps[tap + 2])
-                    out[o, tap] += first
-                    out[o, tap + 1] += second
-                    out[o, tap + 2] += third
-                for tap in range(whole, len(taps)):
-                    out[o, tap] += _inner(run, padded, taps[tap])
-
-
-@numba.njit(**INNER_SERIAL)
-def _correlate_part(part, y, x, rows, phases, lines, taps, length, longest, out, channels, parts):
-    low, high = share(part, parts, channels), share(part + 1, parts, channels)
-    _correlate(y, x, rows, phases, lines, taps, length, longest, out, channels, low, high)
-
-
-@numba.njit(**SERIAL)
-def _correlate_parallel(team, parts, *args):
-    in_parts(_correlate_part, team, parts, args)
+                _spread(advance(pointer(y), (b * len(out) + o) * y_size), y.shape[4], lines, phases, 1, run)
+                _add_inner(run, padded, taps, advance(pointer(out), o * len(taps)), zero)

@@ -6,8 +6,9 @@ import numba
 import numpy as np
 
 from sparsebp.core.types import Array
-from sparsebp.kernels.host.engine.parts import INNER_SERIAL, SERIAL, parts_for, share
-from sparsebp.kernels.host.engine.team import in_parts, team
+from sparsebp.kernels.host.engine.parts import INNER_SERIAL, SERIAL, parts_for, span
+from sparsebp.kernels.host.engine.simd import advance, clear, pointer
+from sparsebp.kernels.host.engine.team import parallel, team
 
 
 class MaxPoolKernels:
@@ -19,7 +20,7 @@ class MaxPoolKernels:
     ) -> None:  # fmt: skip
         """The maximum of every window and its place."""
         parts = min(parts_for(y.size * kernel[0] * kernel[1]), max(len(x), 1))
-        _max_pool_parallel(team(parts), parts, x, kernel, stride, before, dilation, y, winner, parts)
+        _max_pool(team(parts), parts, x, kernel, stride, before, dilation, y, winner)
 
     def max_pool_grad(
         self, gy: Array, winner: Array, kernel: tuple[int, ...], stride: tuple[int, ...], before: tuple[int, ...],
@@ -27,7 +28,7 @@ class MaxPoolKernels:
     ) -> None:  # fmt: skip
         """Every window's gradient goes to its maximum, in the order of the windows."""
         parts = min(parts_for(out.size + 2 * gy.size), max(len(gy), 1))
-        _max_pool_grad_parallel(team(parts), parts, gy, winner, kernel, stride, before, dilation, out, parts)
+        _max_pool_grad(team(parts), parts, gy, winner, kernel, stride, before, dilation, out)
 
 
 # The functions below are compiled: their arguments are arrays, tuples of sizes and bounds.
@@ -41,65 +42,47 @@ def _taps(start, dilation, taps, length):
     return low, max(low, min(taps, (length - 1 - start) // dilation + 1))
 
 
-@numba.njit(**INNER_SERIAL)
-def _max_pool(x, kernel, stride, before, dilation, y, winner, low, high):
-    height, width = x.shape[1:]
-    out_h, out_w = y.shape[1:]
-    flat = x.reshape(x.size)
+@parallel(**SERIAL)
+def _max_pool(part, parts, x, kernel, stride, before, dilation, y, winner):
+    planes, height, width = x.shape
+    _, out_h, out_w = y.shape
+    low, high = span(part, parts, planes)
     for plane in range(low, high):
         for oh in range(out_h):
             h = oh * stride[0] - before[0]
             low_h, high_h = _taps(h, dilation[0], kernel[0], height)
-            top, place = y[plane, oh], winner[plane, oh]
+            at = (plane * out_h + oh) * out_w
+            top, place = advance(pointer(y), at), advance(pointer(winner), at)
+            line = advance(pointer(x), (plane * height + h + low_h * dilation[0]) * width)
             for o in range(out_w):
                 w = o * stride[1] - before[1]
                 low_w, high_w = _taps(w, dilation[1], kernel[1], width)
-                row = (plane * height + h + low_h * dilation[0]) * width + w
-                best, won = flat[np.uint64(row + low_w * dilation[1])], low_h * kernel[1] + low_w
+                row = w
+                best, won = line[row + low_w * dilation[1]], low_h * kernel[1] + low_w
                 for kh in range(low_h, high_h):
                     for kw in range(low_w, high_w):
-                        value = flat[np.uint64(row + kw * dilation[1])]
+                        value = line[row + kw * dilation[1]]
                         better = value > best or np.isnan(value)  # so the last of several NaN, as in PyTorch
                         best = value if better else best
                         won = kh * kernel[1] + kw if better else won
                     row += dilation[0] * width
-                top[np.uint64(o)], place[np.uint64(o)] = best, won
+                top[o], place[o] = best, won
 
 
-@numba.njit(**INNER_SERIAL)
-def _max_pool_part(part, x, kernel, stride, before, dilation, y, winner, parts):
-    n = len(x)
-    low, high = share(part, parts, n), share(part + 1, parts, n)
-    _max_pool(x, kernel, stride, before, dilation, y, winner, low, high)
-
-
-@numba.njit(**SERIAL)
-def _max_pool_parallel(team, parts, *args):
-    in_parts(_max_pool_part, team, parts, args)
-
-
-@numba.njit(**INNER_SERIAL)
-def _max_pool_grad(gy, winner, kernel, stride, before, dilation, out, low, high):
-    height, width = out.shape[1:]
-    out_h, out_w = gy.shape[1:]
+@parallel(**SERIAL)
+def _max_pool_grad(part, parts, gy, winner, kernel, stride, before, dilation, out):
+    planes, height, width = out.shape
+    _, out_h, out_w = gy.shape
+    low, high = span(part, parts, planes)
     for plane in range(low, high):
-        out[plane] = 0
+        target = advance(pointer(out), plane * height * width)
+        clear(target, height * width)
         for oh in range(out_h):
+            at = (plane * out_h + oh) * out_w
+            gradient, place = advance(pointer(gy), at), advance(pointer(winner), at)
             for o in range(out_w):
-                kh, kw = divmod(np.int64(winner[plane, oh, o]), kernel[1])
+                kh, kw = divmod(np.int64(place[o]), kernel[1])
                 h = oh * stride[0] + kh * dilation[0] - before[0]
                 w = o * stride[1] + kw * dilation[1] - before[1]
                 if h >= 0 and h < height and w >= 0 and w < width:
-                    out[plane, np.uint64(h), np.uint64(w)] += gy[plane, oh, o]
-
-
-@numba.njit(**INNER_SERIAL)
-def _max_pool_grad_part(part, gy, winner, kernel, stride, before, dilation, out, parts):
-    n = len(gy)
-    low, high = share(part, parts, n), share(part + 1, parts, n)
-    _max_pool_grad(gy, winner, kernel, stride, before, dilation, out, low, high)
-
-
-@numba.njit(**SERIAL)
-def _max_pool_grad_parallel(team, parts, *args):
-    in_parts(_max_pool_grad_part, team, parts, args)
+                    target[h * width + w] += gradient[o]

@@ -1,146 +1,156 @@
 """Windows laid side by side as columns, and added up again: what the products of convolutions read and write.
 
-Where the windows of a tap meet the input is found before the loops over elements, so that these have no condition.
+Where the windows of a tap meet the input is found before, once for each geometry, so that the loops over elements have
+no condition.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
+from itertools import chain, product, starmap
+from math import prod
+
 import numba
 import numpy as np
 
-from sparsebp.kernels.host.engine.parts import INNER_SERIAL
+from sparsebp.core.types import Array
+from sparsebp.kernels.host.engine.parts import INNER_APART, INNER_SERIAL
+from sparsebp.kernels.host.engine.simd import advance, clear, copy
 
-# The functions below are compiled: their arguments are arrays, tuples of sizes and bounds.
-# mypy: disable-error-code="no-untyped-def"
+Axes = tuple[int, ...]
 
-
-@numba.njit(**INNER_SERIAL)
-def axes(geometry):
-    """Return kernel, stride, padding before, dilation and outputs on the three axes: `geometry` is one after the other.
-
-    As one tuple of integers they are one argument of a kernel.
-    """
-    return geometry[0:3], geometry[3:6], geometry[6:9], geometry[9:12], geometry[12:15]
-
-
-@numba.njit(**INNER_SERIAL)
-def single(geometry, inputs):
-    """Say whether the windows are the elements of the input, one by one."""
-    kernel, stride, before, _, outputs = axes(geometry)
-    return kernel == (1, 1, 1) and stride == (1, 1, 1) and before == (0, 0, 0) and outputs == inputs
+TAPS, SINGLE, INPUTS, OUTPUTS, _WIDTH, _DEPTH, _PLANE, _OUT_D, _OUT_W, _STRIDE_D, _STRIDE_H, _STRIDE_W = range(12)
+"""What a geometry says at which place: the number of taps; whether the windows are the elements of the input, one by
+one; how many elements an input and an output have on all axes together; the input's width, depth and elements of a
+plane; the sizes of outputs, and strides. A row for each tap comes behind."""
+_HEAD = 12
+_FIRST_D, _LOW_H, _HIGH_H, _LOW_W, _HIGH_W, _SHIFT, _ROW = range(7)
+"""What a tap's row says: the depth at which it meets window 0; the rows and columns of outputs for which it lies in the
+input; where it meets window 0 in a plane."""
 
 
-@numba.njit(**INNER_SERIAL)
-def met(outputs, length, stride, shift):
+@lru_cache(maxsize=256)  # small, and it takes as long as a small convolution
+def geometry_of(kernel: Axes, stride: Axes, before: Axes, dilation: Axes, inputs: Axes, outputs: Axes) -> Array:
+    """Return what the compiled functions want to know of windows: int64, a head and a row for each tap."""
+    plane, taps = inputs[1] * inputs[2], []
+    for tap in product(*map(range, kernel)):
+        first = [t * d - b for t, d, b in zip(tap, dilation, before, strict=True)]
+        met = starmap(_met, zip(outputs[1:], inputs[1:], stride[1:], first[1:], strict=True))
+        taps.append([first[0], *next(met), *next(met), first[1] * inputs[2] + first[2]])
+    ones, nothing = (1, 1, 1), (0, 0, 0)
+    single = (kernel, stride, before, outputs) == (ones, ones, nothing, inputs)
+    head = len(taps), single, prod(inputs), prod(outputs), inputs[2], inputs[0], plane, outputs[0], outputs[2], *stride
+    return np.array([*head, *chain.from_iterable(taps)], np.int64)
+
+
+def _met(outputs: int, length: int, stride: int, shift: int) -> tuple[int, int]:
     """Return from where, and to where, output o meets an input: ``0 <= o * stride + shift < length``."""
     low = min(max(0, -(shift // stride)), outputs)
     return low, max(low, min(outputs, (length - 1 - shift) // stride + 1))
 
 
-@numba.njit(**INNER_SERIAL)
-def _clear(out, low, high):
-    for i in range(low, high):
-        out[np.uint64(i)] = 0
+# The functions below are compiled: their arguments are pointers and sizes.
+# mypy: disable-error-code="no-untyped-def"
+
+
+@numba.njit(**INNER_APART)
+def copy_rows(out, out_row, source, row, stride, rows, n):
+    """Copy rows of `n` numbers, ``out_row`` and ``row`` apart; those of `source` are `stride` apart."""
+    for _ in range(rows):
+        if stride == 1:
+            for i in range(n):
+                out[i] = source[i]
+        else:
+            for i in range(n):
+                out[i] = source[i * stride]
+        out, source = advance(out, out_row), advance(source, row)
+
+
+@numba.njit(**INNER_APART)
+def add_rows(out, out_row, stride, source, row, rows, n):
+    """Add rows of `n` numbers, ``out_row`` and ``row`` apart, to others; those of `out` are `stride` apart."""
+    for _ in range(rows):
+        if stride == 1:
+            for i in range(n):
+                out[i] += source[i]
+        else:
+            for i in range(n):
+                out[i * stride] += source[i]
+        out, source = advance(out, out_row), advance(source, row)
 
 
 @numba.njit(**INNER_SERIAL)
-def _clear_outside(out, at, rows, width, low_h, high_h, low_w, high_w):
-    """Clear what lies outside the rows and columns that meet the input."""
-    for row in range(rows):
-        meets = row >= low_h and row < high_h and high_w > low_w
-        _clear(out, at, at + (low_w if meets else width))
-        if meets:
-            _clear(out, at + high_w, at + width)
+def _clear_outside(plane, size, g, tap):
+    """Clear what lies outside the rows and columns that meet the input, of which there are some."""
+    low_w, high_w, width = tap[_LOW_W], tap[_HIGH_W], g[_OUT_W]
+    at = tap[_LOW_H] * width + low_w
+    clear(plane, at)
+    gap = width - high_w + low_w
+    for _ in range(tap[_LOW_H] + 1, tap[_HIGH_H]):
+        if gap > 0:
+            clear(advance(plane, at + high_w - low_w), gap)
         at += width
+    at += high_w - low_w
+    clear(advance(plane, at), size - at)
 
 
 @numba.njit(**INNER_SERIAL)
-def unfold(x, samples, channels, geometry, columns):
-    """Write the windows of a range of samples and of channels to columns (channels * taps, samples * outputs).
+def unfold(x, sample, samples, channels, g, columns):
+    """Write the windows of samples to columns (channels * taps, samples * outputs).
 
-    Where windows are as many as inputs on the last axis, the rows of a tap lie one after the other in both: they are
-    copied as one, over the elements in between that are cleared afterwards.
+    Samples are `sample` numbers apart. Where windows are as many as inputs on the last axis, the rows of a tap lie one
+    after the other in both: they are copied as one, over the elements in between that are cleared afterwards.
     """
-    _, all_channels, depth, height, width = x.shape
-    kernel, stride, before, dilation, (out_d, out_h, out_w) = axes(geometry)
-    source, out = x.reshape(x.size), columns.reshape(columns.size)
-    whole = stride[1] == 1 and stride[2] == 1 and out_w == width
-    at = 0
-    for c in range(channels[0], channels[1]):
-        for kd in range(kernel[0]):
-            for kh in range(kernel[1]):
-                shift_h = kh * dilation[1] - before[1]
-                low_h, high_h = met(out_h, height, stride[1], shift_h)
-                for kw in range(kernel[2]):
-                    shift_w = kw * dilation[2] - before[2]
-                    low_w, high_w = met(out_w, width, stride[2], shift_w)
-                    for b in range(samples[0], samples[1]):
-                        for od in range(out_d):
-                            d = od * stride[0] + kd * dilation[0] - before[0]
-                            if d < 0 or d >= depth:
-                                _clear(out, at, at + out_h * out_w)
-                            else:
-                                plane = ((b * all_channels + c) * depth + d) * height * width
-                                if whole:
-                                    skip = plane - at + shift_h * width + shift_w
-                                    last = (high_h - 1) * out_w + high_w if high_w > low_w and high_h > low_h else 0
-                                    for i in range(at + low_h * out_w + low_w, at + last):
-                                        out[np.uint64(i)] = source[np.uint64(i + skip)]
-                                else:
-                                    for oh in range(low_h, high_h):
-                                        row = plane + (oh * stride[1] + shift_h) * width + shift_w
-                                        line = at + oh * out_w
-                                        if stride[2] == 1:
-                                            for o in range(low_w, high_w):
-                                                out[np.uint64(line + o)] = source[np.uint64(row + o)]
-                                        else:
-                                            for o in range(low_w, high_w):
-                                                out[np.uint64(line + o)] = source[np.uint64(row + o * stride[2])]
-                                _clear_outside(out, at, out_h, out_w, low_h, high_h, low_w, high_w)
-                            at += out_h * out_w
+    whole = g[_STRIDE_H] == 1 and g[_STRIDE_W] == 1 and g[_OUT_W] == g[_WIDTH]
+    size, stride = g[OUTPUTS] // g[_OUT_D], g[_STRIDE_W]
+    for c in range(channels):
+        for t in range(g[TAPS]):
+            tap = advance(g, _HEAD + t * _ROW)
+            low_h, high_h, low_w, n = tap[_LOW_H], tap[_HIGH_H], tap[_LOW_W], tap[_HIGH_W] - tap[_LOW_W]
+            for b in range(samples):
+                for od in range(g[_OUT_D]):
+                    d = od * g[_STRIDE_D] + tap[_FIRST_D]
+                    if d < 0 or d >= g[_DEPTH] or low_h == high_h or n == 0:
+                        clear(columns, size)
+                    else:
+                        plane = advance(x, b * sample + (c * g[_DEPTH] + d) * g[_PLANE] + tap[_SHIFT])
+                        at = low_h * g[_OUT_W] + low_w
+                        if whole:
+                            copy(advance(columns, at), advance(plane, at), (high_h - 1 - low_h) * g[_OUT_W] + n)
+                        else:
+                            apart = g[_STRIDE_H] * g[_WIDTH]
+                            source = advance(plane, low_h * apart + low_w * stride)
+                            copy_rows(advance(columns, at), g[_OUT_W], source, apart, stride, high_h - low_h, n)
+                        _clear_outside(columns, size, g, tap)
+                    columns = advance(columns, size)
 
 
 @numba.njit(**INNER_SERIAL)
-def fold(columns, samples, channels, geometry, x):
-    """Write to a range of samples and of channels of x the sums of what `unfold` copies; taps come in their order.
+def fold(columns, sample, samples, channels, g, x):
+    """Write to samples, `sample` numbers apart, the sums of what `unfold` copies; taps come in their order.
 
     The columns that stand for padding are cleared where rows are added as one.
     """
-    _, all_channels, depth, height, width = x.shape
-    kernel, stride, before, dilation, (out_d, out_h, out_w) = axes(geometry)
-    target, source = x.reshape(x.size), columns.reshape(columns.size)
-    whole = stride[1] == 1 and stride[2] == 1 and out_w == width
-    size = depth * height * width
-    at = 0
-    for c in range(channels[0], channels[1]):
-        for b in range(samples[0], samples[1]):
-            _clear(target, (b * all_channels + c) * size, (b * all_channels + c + 1) * size)
-        for kd in range(kernel[0]):
-            for kh in range(kernel[1]):
-                shift_h = kh * dilation[1] - before[1]
-                low_h, high_h = met(out_h, height, stride[1], shift_h)
-                for kw in range(kernel[2]):
-                    shift_w = kw * dilation[2] - before[2]
-                    low_w, high_w = met(out_w, width, stride[2], shift_w)
-                    for b in range(samples[0], samples[1]):
-                        for od in range(out_d):
-                            d = od * stride[0] + kd * dilation[0] - before[0]
-                            if d >= 0 and d < depth:
-                                plane = ((b * all_channels + c) * depth + d) * height * width
-                                if whole:
-                                    _clear_outside(source, at, out_h, out_w, low_h, high_h, low_w, high_w)
-                                    skip = plane - at + shift_h * width + shift_w
-                                    last = (high_h - 1) * out_w + high_w if high_w > low_w and high_h > low_h else 0
-                                    for i in range(at + low_h * out_w + low_w, at + last):
-                                        target[np.uint64(i + skip)] += source[np.uint64(i)]
-                                else:
-                                    for oh in range(low_h, high_h):
-                                        row = plane + (oh * stride[1] + shift_h) * width + shift_w
-                                        line = at + oh * out_w
-                                        if stride[2] == 1:
-                                            for o in range(low_w, high_w):
-                                                target[np.uint64(row + o)] += source[np.uint64(line + o)]
-                                        else:
-                                            for o in range(low_w, high_w):
-                                                target[np.uint64(row + o * stride[2])] += source[np.uint64(line + o)]
-                            at += out_h * out_w
+    whole = g[_STRIDE_H] == 1 and g[_STRIDE_W] == 1 and g[_OUT_W] == g[_WIDTH]
+    size, stride = g[OUTPUTS] // g[_OUT_D], g[_STRIDE_W]
+    for c in range(channels):
+        for b in range(samples):
+            clear(advance(x, b * sample + c * g[INPUTS]), g[INPUTS])
+        for t in range(g[TAPS]):
+            tap = advance(g, _HEAD + t * _ROW)
+            low_h, high_h, low_w, n = tap[_LOW_H], tap[_HIGH_H], tap[_LOW_W], tap[_HIGH_W] - tap[_LOW_W]
+            for b in range(samples):
+                for od in range(g[_OUT_D]):
+                    d = od * g[_STRIDE_D] + tap[_FIRST_D]
+                    if d >= 0 and d < g[_DEPTH] and low_h < high_h and n > 0:
+                        plane = advance(x, b * sample + (c * g[_DEPTH] + d) * g[_PLANE] + tap[_SHIFT])
+                        at = low_h * g[_OUT_W] + low_w
+                        source = advance(columns, at)
+                        if whole:
+                            _clear_outside(columns, size, g, tap)
+                            add_rows(advance(plane, at), 0, 1, source, 0, 1, (high_h - 1 - low_h) * g[_OUT_W] + n)
+                        else:
+                            apart = g[_STRIDE_H] * g[_WIDTH]
+                            target = advance(plane, low_h * apart + low_w * stride)
+                            add_rows(target, apart, stride, source, g[_OUT_W], high_h - low_h, n)
+                    columns = advance(columns, size)
