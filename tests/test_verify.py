@@ -84,14 +84,14 @@ def test_a_wrong_input_gradient_is_caught():
 
 @pytest.mark.parametrize("fault", [1e-4, np.nan])
 def test_a_wrong_scan_is_caught_and_named(monkeypatch, fault):
-    real = RNNMath.backward
+    real = RNNMath.run_back
 
-    def faulty(self, k, tape, w_hh, gy, grad_h_n, chunks, ga, gh0):
-        real(self, k, tape, w_hh, gy, grad_h_n, chunks, ga, gh0)
-        if chunks is not None:
-            ga[0] *= 1 + fault
+    def faulty(self, k, tape, w_hh, gy, grad_h_n, chunks, grads):
+        real(self, k, tape, w_hh, gy, grad_h_n, chunks, grads)
+        if chunks > 1:
+            grads.ga[0] *= 1 + fault
 
-    monkeypatch.setattr(RNNMath, "backward", faulty)
+    monkeypatch.setattr(RNNMath, "run_back", faulty)
     model = classifier(nn.RNN(2, 3, dtype=np.float64, rng=0))
     report = sb.verify.check_gradient(model, nn.CrossEntropyLoss(), *data())
     assert not report.ok

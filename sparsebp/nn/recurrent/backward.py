@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp import backend, kernels
-from sparsebp.backend.memory import empty
+from sparsebp import backend
 from sparsebp.core.arguments import check_choice, check_integer
 from sparsebp.core.errors import MemoryLimitError
 from sparsebp.core.types import BACKWARDS, Array, Backward, ScanAlgorithm
@@ -70,8 +69,7 @@ def run_backward(
     xp = backend.namespace(tape.h)
     steps, batch, hidden = tape.h.shape
     plan = _plan_within(options, choice.algorithm, tape.h.shape, tape.h.dtype, xp)
-    data = empty(xp, (steps, hidden, hidden, batch), tape.h.dtype)
-    cell.jacobians(kernels.get(xp), tape, w_hh, True, data)  # the scan's first element is the last step's
+    data = cell.jacobians(tape, w_hh, reverse=True)  # the scan's first element is the last step's
     seed = xp.zeros((hidden, batch), dtype=tape.h.dtype)
     injections = None
     if gy is not None:

@@ -130,8 +130,8 @@ class CellMath(abc.ABC):
         """Write `grads` by the recursion (one chunk), or by reduce-then-scan over so many chunks."""
 
     @abc.abstractmethod
-    def jacobians(self, k: Kernels, tape: Tape, w_hh: Array, reverse: bool, out: Array) -> None:
-        """Write the transposed hidden Jacobians (T, H, H, B), from the last step to the first if `reverse`."""
+    def run_jacobians(self, k: Kernels, tape: Tape, w_hh: Array, reverse: bool, out: Array) -> None:
+        """Write what `jacobians` returns."""
 
     @abc.abstractmethod
     def gate_gradients(self, tape: Tape, grad_h: Array, ga: Array) -> None:
@@ -170,6 +170,14 @@ class CellMath(abc.ABC):
         grads = self.empty_gradients(tape)
         self.run_back(kernels.get(backend.namespace(tape.h)), tape, w_hh, gy, grad_h_n, chunks, grads)
         return grads
+
+    def jacobians(self, tape: Tape, w_hh: Array, reverse: bool = False) -> Array:
+        """Return the transposed hidden Jacobians (T, H, H, B), from the last step to the first if `reverse`."""
+        xp = backend.namespace(tape.h)
+        steps, batch, hidden = tape.h.shape
+        out = empty(xp, (steps, hidden, hidden, batch), tape.h.dtype)
+        self.run_jacobians(kernels.get(xp), tape, w_hh, reverse, out)
+        return out
 
     def input_part(self, ga: Array) -> Array:
         """Return the columns of ga that belong to ``W_ih x``, the first ones: a view."""

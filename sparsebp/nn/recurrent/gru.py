@@ -51,7 +51,7 @@ class GRUMath(CellMath):
         """Write ga and gh0."""
         k.gru_backward(tape.h, tape.h0, tape.gates, w_hh, gy, grad_h_n, *grads, chunks)
 
-    def jacobians(self, k: Kernels, tape: Tape, w_hh: Array, reverse: bool, out: Array) -> None:
+    def run_jacobians(self, k: Kernels, tape: Tape, w_hh: Array, reverse: bool, out: Array) -> None:
         """Write Eq. 11 for every step. Reversed, the states before each step stand in for the states after the last."""
         if not reverse:
             k.gru_jacobians(tape.h, tape.h0, tape.gates, w_hh, out)

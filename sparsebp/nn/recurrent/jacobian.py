@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp import backend, kernels
+from sparsebp import backend
 from sparsebp.core.errors import MemoryLimitError
 from sparsebp.core.types import Array
 from sparsebp.jacobians.api import DEFAULT_MEMORY_LIMIT
@@ -19,7 +19,7 @@ def hidden_jacobians_t(cell: CellMath, tape: Tape, weights: Weights) -> list[Any
     """Return a dense (H, H) `TransposedJacobian` per sample for every step of `tape`, all views of one array."""
     from sparsebp.jacobians import hidden_elements
 
-    data = _materialise(cell, tape, weights)
+    data = cell.jacobians(tape, weights.weight_hh)
     steps, hidden, _, batch = data.shape
     return hidden_elements(data.reshape(steps, hidden * hidden, batch))
 
@@ -65,19 +65,11 @@ def layer_jacobian_t(
     return TransposedJacobian(pattern, xp.ascontiguousarray(blocks.reshape(batch, -1)[:, entry].T))
 
 
-def _materialise(cell: CellMath, tape: Tape, weights: Weights) -> Array:
-    xp = backend.namespace(tape.h)
-    steps, batch, hidden = tape.h.shape
-    out = xp.empty((steps, hidden, hidden, batch), dtype=tape.h.dtype)
-    cell.jacobians(kernels.get(xp), tape, weights.weight_hh, False, out)
-    return out
-
-
 def _direction_blocks(cell: CellMath, tape: Tape, weights: Weights) -> Array:
     """Return (B, T, I, T, H): input step and feature, output step and unit, in the order of the run."""
     xp = backend.namespace(tape.h)
     steps, batch, hidden = tape.h.shape
-    hidden_t = xp.moveaxis(_materialise(cell, tape, weights), 3, 1)
+    hidden_t = xp.moveaxis(cell.jacobians(tape, weights.weight_hh), 3, 1)
     input_t = xp.einsum("gi,tghb->tbih", weights.weight_ih, cell.input_factors(tape))
     features = input_t.shape[2]
     blocks = xp.zeros((batch, steps, features, steps, hidden), dtype=tape.h.dtype)

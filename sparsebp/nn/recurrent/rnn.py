@@ -41,7 +41,7 @@ class RNNMath(CellMath):
         """Write ga and gh0."""
         k.rnn_backward(tape.h, w_hh, gy, grad_h_n, self.nonlinearity, *grads, chunks)
 
-    def jacobians(self, k: Kernels, tape: Tape, w_hh: Array, reverse: bool, out: Array) -> None:
+    def run_jacobians(self, k: Kernels, tape: Tape, w_hh: Array, reverse: bool, out: Array) -> None:
         """Write ``w_hhᵀ · diag(f'(h[t]))``; an element depends on its own step only, so order is free."""
         h = backend.namespace(tape.h).ascontiguousarray(tape.h[::-1]) if reverse else tape.h
         k.rnn_jacobians(h, w_hh, self.nonlinearity, out)

@@ -80,4 +80,4 @@ class AddRuns(Strategy):
 def _has_runs(pattern: SparsityPattern) -> bool:
     """Say whether any run may be as long as all must be on average, which is quickly looked at."""
     further, n = RUN_LENGTH - 1, pattern.indices
-    return further <= 0 or bool((n[further:] - n[: len(n) - further] == further).any())
+    return further <= 0 or bool((n[further:] - n[:-further] == further).any())

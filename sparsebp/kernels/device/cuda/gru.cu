@@ -25,14 +25,14 @@ __device__ __forceinline__ void gru_run_chunk(
     HIDDEN_SIZE(hidden);
     const bool active = int(threadIdx.x) < H;
     const int unit = min(int(threadIdx.x), H - 1);
-    const int64 stride = int64(batch) * H, at = int64(sample) * H + unit, wide = int64(sample) * H * 4 + unit;
+    const int64 stride = int64(batch) * H, at = int64(sample) * H + unit, gate_at = int64(sample) * H * 4 + unit;
     UnitWeights<1, 3> w;
     real* const state = w.load(weights, BACKWARD_STRIDES, unit, shared);
 
     real u = carry ? carry[unit] : real(0);
     GruStep ahead[DEPTH];
     const auto fetch = [&](GruStep& step, int64 t) {
-        const real* const kept = gates + t * stride * 4 + wide;
+        const real* const kept = gates + t * stride * 4 + gate_at;
         step.r = kept[0], step.z = kept[H], step.n = kept[2 * H], step.m = kept[3 * H];
         step.before = t > 0 ? h[at + (t - 1) * stride] : h0[at];
         step.gy = gy ? gy[at + t * stride] : real(0);
@@ -47,7 +47,7 @@ __device__ __forceinline__ void gru_run_chunk(
         const real g = u + x.gy, at_r = g * f.of_r, at_z = g * f.of_z, at_m = g * f.of_n;
         place[threadIdx.x] = at_r, place[SEGMENT + threadIdx.x] = at_z, place[2 * SEGMENT + threadIdx.x] = at_m;
         if (active) {
-            real* const out = ga + t * stride * 4 + wide;
+            real* const out = ga + t * stride * 4 + gate_at;
             out[0] = g * ((1 - x.z) * (1 - x.n * x.n)), out[H] = at_r, out[2 * H] = at_z, out[3 * H] = at_m;
         }
         if (t - DEPTH >= begin) fetch(ahead[s], t - DEPTH);
@@ -67,7 +67,7 @@ extern "C" __global__ void __launch_bounds__(UNIT_BLOCK, 1) gru_forward(
     HIDDEN_SIZE(hidden);
     const bool active = int(threadIdx.x) < H;
     const int unit = min(int(threadIdx.x), H - 1);
-    const int64 stride = int64(batch) * H, at = int64(blockIdx.x) * H + unit, wide = int64(blockIdx.x) * H * 3 + unit;
+    const int64 stride = int64(batch) * H, at = int64(blockIdx.x) * H + unit, gate_at = int64(blockIdx.x) * H * 3 + unit;
     UnitWeights<3, 1> w;
     real* const state = w.load(weights, FORWARD_STRIDES(3), unit, shared);
     const real bias = b_hn[unit];
@@ -78,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(UNIT_BLOCK, 1) gru_forward(
 #pragma unroll
     for (int s = 0; s < DEPTH; ++s)
 #pragma unroll
-        for (int q = 0; q < 3; ++q) ahead[s][q] = gx[wide + min(int64(s), steps - 1) * stride * 3 + q * H];
+        for (int q = 0; q < 3; ++q) ahead[s][q] = gx[gate_at + min(int64(s), steps - 1) * stride * 3 + q * H];
     unit_barrier();
     in_turn<DEPTH, 1>(0, steps, [&](int s, int64 t) {
         real sums[3];
@@ -94,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(UNIT_BLOCK, 1) gru_forward(
         }
         if (t + DEPTH < steps)
 #pragma unroll
-            for (int q = 0; q < 3; ++q) ahead[s][q] = gx[wide + (t + DEPTH) * stride * 3 + q * H];
+            for (int q = 0; q < 3; ++q) ahead[s][q] = gx[gate_at + (t + DEPTH) * stride * 3 + q * H];
         unit_barrier();
     });
 }
