@@ -17,9 +17,10 @@ from sparsebp.backend.machine import machine, price_file
 from sparsebp.backend.machine.price_file import SHIPPED, load, now_and_here, price_path, prices, save, shipped
 from sparsebp.backend.machine.prices import CELLS, STRATEGIES, parse
 from sparsebp.core.errors import FileFormatError, OutputError
+from sparsebp.nn.recurrent.cell_math import LONG
 from sparsebp.products import estimate
 from sparsebp.products.plan import Strategy
-from sparsebp.scan.planning.recurrent import GATES, choose_recurrent_backward
+from sparsebp.scan.planning.recurrent import GATES, SHARED_PRODUCT, choose_recurrent_backward
 
 
 @pytest.fixture
@@ -138,6 +139,10 @@ def test_what_is_said_is_the_whole_backward():
     assert "for the whole backward, states and weights;" in reason
     stacked = choose_recurrent_backward("gru", 100, 16, 20, workers=1, layers=3, directions=2).reason
     assert "of 6 runs over time" in stacked
+
+
+def test_threads_share_large_products_from_where_the_layers_do():
+    assert SHARED_PRODUCT == LONG
 
 
 def test_a_calibration_measures_every_price(monkeypatch):

@@ -24,4 +24,4 @@ def seconds(strategy: str, products: int, moved: int, batch: int = 1, threads: i
         Number of samples, and of threads that share the work.
     """
     p, work = prices(), products * batch
-    return p.call + p.moved(moved, threads) + work * p.product(strategy, batch) / threads
+    return p.call + p.plan_call + p.moved(moved, threads) + work * p.product(strategy, batch) / threads

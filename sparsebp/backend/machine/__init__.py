@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from types import ModuleType
 
 from sparsebp import backend
@@ -96,14 +96,14 @@ def machine(xp: ModuleType, workers: int | None = None) -> Machine:
         Replaces the number of workers: then each brings its share of the bandwidth and starts steps by itself.
     """
     number = backend.device_number(xp)
-    found = _host() if number is None else _device(xp, number)
+    found = _host(threads.get_threads(), prices(), host_memory()) if number is None else _device(xp, number)
     if workers is None:
         return found
     return replace(found, workers=workers, issuers=workers, bandwidth=found.bandwidth * workers / found.workers)
 
 
-def _host() -> Machine:
-    workers, p = threads.get_threads(), prices()
+@lru_cache(maxsize=8)  # asked for at every forward of a recurrent layer
+def _host(workers: int, p: Prices, memory: int) -> Machine:
     return Machine(
         name=f"CPU with {workers} thread{'s' if workers != 1 else ''}",
         workers=workers,
@@ -116,7 +116,7 @@ def _host() -> Machine:
         is_device=False,
         source=f"{'calibrated' if p.calibrated else 'shipped'} prices, "
         f"measured on {p.measured.get('cpu')}, {p.measured.get('date')}",
-        memory=host_memory(),
+        memory=memory,
         prices=p,
     )
 

@@ -60,6 +60,8 @@ class Prices:
     ----------
     call
         Of a kernel call: the Python launcher with its checks.
+    plan_call
+        Of a product plan's call beside its kernel: checks of the caller's arrays.
     step
         Of one dependent step inside a kernel, at least.
     near, far
@@ -99,6 +101,7 @@ class Prices:
     """
 
     call: float
+    plan_call: float
     step: float
     near: float
     far: float

@@ -19,10 +19,9 @@ import numpy as np
 from sparsebp import kernels, nn
 from sparsebp.backend.machine.price_file import now_and_here
 from sparsebp.backend.machine.prices import CELLS, STRATEGIES, CellPrices, Prices
-from sparsebp.bench.tools import peers
 from sparsebp.bench.tools.environment import copy_bandwidth
 from sparsebp.bench.tools.matrices import convolution_t, max_pool_t
-from sparsebp.core.threads import most_threads, one_blas_thread
+from sparsebp.core.threads import most_threads, one_core
 from sparsebp.patterns import SparsityPattern
 from sparsebp.products import ProductPlan, plan_product
 from sparsebp.scan import plan_scan
@@ -57,7 +56,7 @@ def calibrate(told: Told = lambda what: None) -> Prices:
     told("memory")
     threads = most_threads()
     sharing = copy_bandwidth(threads) / copy_bandwidth(1) if threads > 1 else 1.0
-    with peers.threads(1):
+    with one_core():
         found = _rates(min(max(sharing, 1.0), float(threads)))
         told("sparse products")
         found = replace(found, products=_products(found))
@@ -112,17 +111,19 @@ def _rates(sharing: float) -> Prices:
     rng = np.random.default_rng(0)
     scaling = plan_product(SparsityPattern.diagonal(4), SparsityPattern.dense(4, 4))
     a, b, out = np.ones(4, np.float32), np.ones(16, np.float32), np.empty(16, np.float32)
+    k, indptr = kernels.get(np), scaling.b.indptr
+    call = fastest(lambda: k.scale_rows(indptr, b[:, None], a[:, None], out[:, None]))
     chain = plan_scan([SparsityPattern.dense(1, 1)] * 2000, "linear")
     g, blocks = np.ones((1, 1), np.float32), np.ones((2000, 1, 1), np.float32)
     square = rng.standard_normal((384, 384), dtype=np.float32)
-    with one_blas_thread():
-        blas = fastest(lambda: square @ square) / square.shape[0] ** 3
+    blas = fastest(lambda: square @ square) / square.shape[0] ** 3
     copies = {size: _copy_seconds(size) for size in _CACHES}
     near, far = min(copies.values()), max(min(copies.values()), _copy_seconds(4 * _CACHES[-1]))
     cached = [size for size, seconds in copies.items() if seconds < 2 * near]
     single, double = (_dense_seconds(dtype) for dtype in (np.float32, np.float64))
     return Prices(
-        call=fastest(lambda: scaling(a, b, out=out)),
+        call=call,
+        plan_call=max(LEAST, fastest(lambda: scaling(a, b, out=out)) - call),
         step=fastest(lambda: chain(g, blocks)) / len(blocks),
         near=near,
         far=far,
@@ -165,7 +166,7 @@ def _products(known: Prices) -> dict[str, tuple[float, float]]:
             out = np.empty((plan.pattern.nnz, batch), np.float32)
             own = sum(array.nbytes for array in plan.arrays.values())
             moved = a.nbytes + b.nbytes + out.nbytes + plan.a.indices.nbytes + plan.b.indptr.nbytes + own
-            rest = fastest(partial(plan, a, b, out=out)) - known.call - known.moved(moved)
+            rest = fastest(partial(plan, a, b, out=out)) - known.call - known.plan_call - known.moved(moved)
             prices.append(max(LEAST, rest / (plan.products * batch)))
         found[plan.strategy] = (prices[0], prices[1])
     found["matvec"] = _matvec(known)
@@ -223,18 +224,24 @@ def _matvec(known: Prices) -> tuple[float, float]:
 
 def _layers() -> dict[str, Any]:
     """Return the prices of what happens between a chain's matrix products, and of Jacobians' values."""
-    small = nn.Sequential(nn.Linear(6, 6, rng=0), nn.Tanh(), nn.Linear(6, 6, rng=0), nn.Sigmoid(), backward="bp")
     x = np.ones((2, 6), np.float32)
-    y, saved = small.forward(x)
-    calls = small.input_grad_work(x.shape, saved).calls
-    large = np.ones(1 << 21, np.float32)
-    layer, image = nn.Conv2d(8, 16, 3, padding=1, rng=0), np.ones((1, 8, 24, 24), np.float32)
-    _, kept = layer.forward(image)
-    entries = layer.jacobian_t(kept).data.size
+    seconds, calls = 0.0, 0
+    for small in (nn.Linear(6, 6, rng=0), nn.Tanh(), nn.Sigmoid()):
+        y, saved = small.forward(x)
+        seconds += fastest(partial(small.input_grad, y, saved))
+        calls += small.input_grad_work(x.shape, saved).calls
+    large, other = np.ones(1 << 23, np.float32), np.ones(1 << 23, np.float32)  # far more than a cache holds
+    pruned = nn.Conv2d(16, 32, 3, padding=1, rng=0)
+    pruned.keep_weights(np.random.default_rng(0).random(pruned.params["weight"].shape) < 0.1)
+    entries, written, values = 0, 0.0, np.ones((BATCH, 16, 24, 24), np.float32)
+    for layer in (pruned, nn.ReLU(), nn.MaxPool2d(2)):
+        values, kept = layer.forward(values)
+        entries += layer.jacobian_t(kept).data.size
+        written += fastest(partial(layer.jacobian_t, kept))
     return {
-        "operation": fastest(lambda: small.input_grad(y, saved)) / calls,
-        "array": fastest(lambda: large * large) / (3 * large.nbytes),
-        "value": fastest(lambda: layer.jacobian_t(kept)) / (entries * 12),
+        "operation": seconds / calls,
+        "array": fastest(lambda: large * other) / (3 * large.nbytes),
+        "value": written / (12 * entries),
     }
 
 
@@ -280,7 +287,7 @@ def _fit(found: Prices, measured: list[tuple[str, int, int, int, float]]) -> tup
     scale[scale == 0] = 1.0
     for _ in range(20):  # weighted so that half and twice count alike
         weight = 1 / np.sqrt(np.clip(said, 0.05, 20.0))
-        solution, _ = nnls(matrix / scale * weight[:, None], weight)
+        solution, _ = nnls(matrix / scale * weight[:, None], weight, maxiter=1000)
         said = matrix @ (solution / scale)
     error = float(np.mean(np.log(np.maximum(said, 1e-9)) ** 2))
     price: dict[str, Any] = dict(zip(names, map(float, solution / scale), strict=True))

@@ -86,7 +86,7 @@ def decide(
     layerwise = layerwise_seconds(((w.flops, w.values, w.calls) for w in works), m, itemsize)
     entries = sum(work.entries for work in works)
     workers = f"{m.workers} worker{'s' if m.workers != 1 else ''}"
-    size = f"{len(works)} layers and batch {batch} ({m.name}, {workers})"
+    size = f"the gradients at {len(works)} layers' inputs, batch {batch} ({m.name}, {workers})"
 
     def layer_by_layer(why: str) -> Verdict:
         return Verdict(False, f"Layer by layer: {_time(layerwise)} estimated for {size}; {why}.", {"bp": layerwise})

@@ -119,8 +119,8 @@ def choose_recurrent_backward(
     memory_limit = None if memory_limit is None else check_integer("memory_limit", memory_limit, 0)
     input_size = H if input_size is None else check_integer("input_size", input_size, 1)
     layers, directions = check_integer("layers", layers, 1), check_integer("directions", directions, 1)
-    m = machine(backend.check_module(xp), workers)
     inputs = (input_size,) * directions + (directions * H,) * (directions * (layers - 1))
+    m = machine(backend.check_module(xp), workers)
     return _choose(cell, T, B, H, backend.float_dtype(dtype).itemsize, m, memory_limit, inputs, directions)
 
 
