@@ -346,6 +346,16 @@ def test_the_exact_memory_limit_is_enough(strategy):
         assert smaller.strategy != strategy and smaller.index_bytes < needed
 
 
+def test_a_pattern_that_an_operand_has_is_kept_once_and_counted_so():
+    upper = SparsityPattern.from_scipy(
+        scipy.sparse.csr_array(np.triu(np.ones((9, 9))))
+    )  # its square has the same pattern
+    plan = product._make_plan(upper, upper, None)
+    assert plan.pattern is upper
+    assert plan.index_bytes == sum(array.nbytes for array in plan.arrays.values())
+    assert product._make_plan(upper, upper, plan.index_bytes).strategy == plan.strategy
+
+
 @pytest.mark.parametrize("strategy", list(cases()))
 def test_one_plan_serves_all_dtypes_and_batch_sizes_in_any_order(strategy):
     a, b = cases()[strategy]

@@ -19,7 +19,7 @@ from sparsebp.cli.commands.common import (
     taking,
     write_json,
 )
-from sparsebp.cli.commands.schedule_options import (
+from sparsebp.cli.commands.schedule.options import (
     MOST,
     FileArgument,
     FirstOption,
@@ -34,7 +34,7 @@ from sparsebp.cli.commands.schedule_options import (
     load,
     stages_of,
 )
-from sparsebp.cli.commands.schedule_tables import COMPARED, coloured, compared, print_summary
+from sparsebp.cli.commands.schedule.tables import COMPARED, coloured, compared, print_summary
 from sparsebp.core.errors import OptionError, SparseBPError
 from sparsebp.core.files import write_atomically, write_figure
 from sparsebp.schedule import Costs, gantt, simulate, text_chart, to_csv, write_csv, write_trace
