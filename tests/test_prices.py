@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import typing
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +18,7 @@ from sparsebp.backend.machine.prices import CELLS, STRATEGIES, parse
 from sparsebp.core.errors import FileFormatError, OutputError
 from sparsebp.nn.recurrent.cell_math import LONG
 from sparsebp.products import estimate
-from sparsebp.products.plan import Strategy
+from sparsebp.products.strategies import OF_KINDS, OF_STRUCTURE
 from sparsebp.scan.planning.recurrent import GATES, SHARED_PRODUCT, choose_recurrent_backward
 
 
@@ -101,7 +100,11 @@ def test_what_is_in_the_way_of_the_file_is_said(tmp_path):
 
 
 def test_the_list_has_a_price_for_all_that_is_estimated():
-    assert set(typing.get_args(Strategy)) | {"matvec"} == set(STRATEGIES) == set(shipped().products)
+    assert (
+        {strategy.name for strategy in (*OF_KINDS, *OF_STRUCTURE)} | {"matvec"}
+        == set(STRATEGIES)
+        == set(shipped().products)
+    )
     assert set(GATES) == set(CELLS) == set(shipped().recurrent)
     assert parse(json.loads(SHIPPED.read_text())["prices"], calibrated=False, measured={}).to_json()
     assert {"cpu", "threads", "vector_bytes", "package", "date"} <= shipped().measured.keys()

@@ -18,19 +18,21 @@ from fuzz.case import Outcome, Target, run_case, target_of
 
 MEMORY = 16 * 2**30
 """Bytes of address space of a child: a case that asks for all memory gets a MemoryError, not the machine."""
+START = 180.0
+"""Seconds that a child may take to start and import, on a busy machine; it is no case's fault."""
 
 
 class Child:
     """A process that works on a list of numbers and reports after every one."""
 
-    def __init__(self, targets: str, seed: int, numbers: list[int], first_limit: float) -> None:
+    def __init__(self, targets: str, seed: int, numbers: list[int]) -> None:
         context = multiprocessing.get_context("spawn")
         self.numbers, self.done = numbers, 0
         self.connection, theirs = context.Pipe(duplex=False)
         self.process = context.Process(target=_work, args=(targets, seed, numbers, theirs), daemon=True)
         self.process.start()
         theirs.close()
-        self.deadline = time.monotonic() + first_limit
+        self.deadline = time.monotonic() + START
 
 
 def _work(targets: str, seed: int, numbers: list[int], connection: Connection) -> None:
@@ -40,6 +42,7 @@ def _work(targets: str, seed: int, numbers: list[int], connection: Connection) -
     table = load(targets)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    connection.send(None)  # from now on it is the cases that take time
     for number in numbers:
         connection.send(run_case(table, seed, number))
 
@@ -74,7 +77,7 @@ def run_cases(
     names = load(targets)
 
     def start(numbers: list[int]) -> None:
-        children.append(Child(targets, seed, numbers, 2 * limit))
+        children.append(Child(targets, seed, numbers))
 
     while True:
         while len(children) < workers and (part := list(itertools.islice(todo, chunk))):
@@ -86,9 +89,11 @@ def run_cases(
             bad = ""
             try:
                 while child.connection.poll():
-                    yield child.connection.recv()
-                    child.done += 1
+                    outcome = child.connection.recv()
                     child.deadline = time.monotonic() + limit
+                    if outcome is not None:
+                        child.done += 1
+                        yield outcome
             except EOFError:
                 child.process.join()
                 bad = f"the process ended with {child.process.exitcode}" if child.done < len(child.numbers) else ""

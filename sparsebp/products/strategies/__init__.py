@@ -26,4 +26,4 @@ def by_kinds(a: Any, b: Any) -> type[StrategyOfKinds] | None:
     return next((strategy for strategy in OF_KINDS if strategy.takes(a, b)), None)
 
 
-__all__ = ["OF_STRUCTURE", "Gather", "Identity", "Positions", "Strategy", "StrategyOfKinds", "by_kinds"]
+__all__ = ["OF_KINDS", "OF_STRUCTURE", "Gather", "Identity", "Positions", "Strategy", "StrategyOfKinds", "by_kinds"]

@@ -57,6 +57,9 @@ class _Code(JITCodeLibrary):
     """Code to be linked into that of others and optimised there."""
 
     def _optimize_functions(self, ll_module: Any) -> None:
+        if not hasattr(self._codegen, "_pass_builder"):  # an older Numba, whose passes are built once a module
+            super()._optimize_functions(ll_module)
+            return
         ll_module.data_layout = self._codegen._data_layout
         passes, builder = self._codegen._function_pass_manager()
         for function in ll_module.functions:
@@ -70,13 +73,26 @@ class _Code(JITCodeLibrary):
         self._finalized = True
 
 
+class _ApartCode(_Code):
+    """The same of functions that are called, not copied."""
+
+    def add_ir_module(self, ir_module: Any) -> None:
+        """Mark what it defines; a name that Numba calls."""
+        for function in ir_module.functions:
+            if not function.is_declaration:
+                function.attributes.add("noinline")
+        super().add_ir_module(ir_module)
+
+
 class _InnerCompiler(KernelCompiler):
     """Numba's compiler, stopped before the machine code."""
+
+    library: type[_Code] = _Code
 
     def _compile_core(self) -> Any:
         say_once()
         state = self.state
-        state.library = _Code(state.targetctx.codegen(), state.func_id.func_qualname)
+        state.library = self.library(state.targetctx.codegen(), state.func_id.func_qualname)
         state.flags.no_compile = True
         result = super()._compile_core()
         nobody: Any = [].append  # Numba keeps results by what Python calls: any built-in function of its own
@@ -87,10 +103,7 @@ class _InnerCompiler(KernelCompiler):
 class _ApartCompiler(_InnerCompiler):
     """The same for functions that are called, not copied."""
 
-    def _compile_core(self) -> Any:
-        result = super()._compile_core()
-        result.library.get_function(result.fndesc.llvm_func_name).add_function_attribute("noinline")
-        return result
+    library = _ApartCode
 
 
 @cache
