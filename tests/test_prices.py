@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -50,7 +51,7 @@ def test_a_list_comes_back_as_it_was_saved(kept):
 @pytest.mark.parametrize(
     "content",
     [b"", b"[]", b"{", b"\xff", b'{"format": 2}', b'{"format": 1, "measured": {}, "prices": {}}', "far", "negative",
-     "products", "nan", "more"],
+     "products", "nan", "more", "zero", "dense", "huge"],
 )  # fmt: skip
 def test_a_damaged_file_is_ignored_with_a_warning(kept, content):
     save(own(), kept)
@@ -59,7 +60,8 @@ def test_a_damaged_file_is_ignored_with_a_warning(kept, content):
         change = {
             "far": lambda p: p.pop("far"), "negative": lambda p: p.update(call=-1.0),
             "products": lambda p: p["products"].update(runs=[1.0]), "nan": lambda p: p.update(near=float("nan")),
-            "more": lambda p: p.update(unheard_of=1.0),
+            "more": lambda p: p.update(unheard_of=1.0), "zero": lambda p: p.update(double=0),
+            "dense": lambda p: p["products"].update(dense=[0, 0]), "huge": lambda p: p.update(call=10**400),
         }  # fmt: skip
         change[content](whole["prices"])
         content = json.dumps(whole).encode()
@@ -89,6 +91,28 @@ def test_where_it_is_kept(monkeypatch, tmp_path):
     assert price_path() == Path.home() / ".cache" / "sparsebp" / "prices.json"
     monkeypatch.setenv("SPARSEBP_PRICES", "")
     assert price_path() is None
+
+
+def test_a_home_that_cannot_be_had_leaves_the_shipped_list(kept, monkeypatch):
+    """A user without a home, as in a container, or with another's, which cannot be looked into."""
+
+    def no_home():
+        raise RuntimeError("Could not determine home directory.")
+
+    def locked(path, **options):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    save(own(), kept)
+    monkeypatch.setattr(Path, "stat", locked)
+    monkeypatch.setattr(os, "stat", locked)
+    prices.cache_clear()
+    assert prices() is shipped()
+    monkeypatch.undo()
+    monkeypatch.delenv("SPARSEBP_PRICES", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", no_home)
+    prices.cache_clear()
+    assert price_path() is None and prices() is shipped()
 
 
 def test_what_is_in_the_way_of_the_file_is_said(tmp_path):

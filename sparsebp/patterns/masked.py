@@ -22,8 +22,11 @@ def packed_mask(mask: np.ndarray, weight_shape: tuple[int, ...]) -> bytes | None
     DTypeError, ShapeError
         It is not bool, or not of the weights' shape.
     """
-    if mask.dtype != bool:
-        raise DTypeError("mask has the wrong dtype", expected="bool", got=mask.dtype, remedy="Pass weight != 0, say")
+    if not hasattr(mask, "dtype") or mask.dtype != np.dtype(bool):
+        got = getattr(mask, "dtype", type(mask).__name__)
+        raise DTypeError(
+            "mask has the wrong dtype", expected="an array of bool", got=got, remedy="Pass weight != 0, say"
+        )
     if mask.shape != weight_shape:
         raise ShapeError(
             "mask has another shape than the weights", expected=weight_shape, got=mask.shape,

@@ -94,6 +94,9 @@ def test_a_memory_limit_counts_the_kept_entries():
 
 
 def test_bad_masks_are_refused():
+    for mask in ([[[True, False], [True, True]]], True, "bool"):
+        with pytest.raises(DTypeError, match="an array of bool"):
+            conv_pattern(1, 2, 4, 2, mask=mask)
     with pytest.raises(DTypeError, match="bool"):
         conv_jacobian_t(np.ones((2, 3, 3)), 5, mask=np.ones((2, 3, 3)))
     with pytest.raises(ShapeError, match="another shape"):

@@ -354,6 +354,9 @@ def test_a_pattern_that_an_operand_has_is_kept_once_and_counted_so():
     assert plan.pattern is upper
     assert plan.index_bytes == sum(array.nbytes for array in plan.arrays.values())
     assert product._make_plan(upper, upper, plan.index_bytes).strategy == plan.strategy
+    for dense in (SparsityPattern.dense(41, 41), SparsityPattern.dense(1, 1)):
+        plan = product._make_plan(dense, dense, product._make_plan(dense, dense, None).index_bytes)
+        assert plan.strategy == "dense" and plan.pattern is dense
 
 
 @pytest.mark.parametrize("strategy", list(cases()))

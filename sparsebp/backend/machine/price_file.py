@@ -29,17 +29,19 @@ _HERE = ("cpu", "threads", "vector_bytes", "package")
 
 
 def price_path() -> Path | None:
-    """Return the path of the user's list, which may not exist; None where the environment says that there is none."""
+    """Return the path of the user's list, which may not exist; None where the environment, or no home, leaves none."""
     named = os.environ.get(VARIABLE)
     if named is not None:
         return Path(named) if named else None
-    if os.name == "nt":
-        folder = os.environ.get("LOCALAPPDATA")
-        base = Path(folder) if folder else Path.home() / "AppData" / "Local"
-    else:
-        folder = os.environ.get("XDG_CACHE_HOME", "")
-        base = Path(folder) if os.path.isabs(folder) else Path.home() / ".cache"  # the standard: a relative one is void
-    return base / "sparsebp" / "prices.json"
+    windows = os.name == "nt"
+    folder = os.environ.get("LOCALAPPDATA" if windows else "XDG_CACHE_HOME", "")
+    if os.path.isabs(folder):  # the standard: a relative one is void
+        return Path(folder) / "sparsebp" / "prices.json"
+    try:
+        home = Path.home()
+    except RuntimeError:  # a user whom the system does not know
+        return None
+    return home / ("AppData/Local" if windows else ".cache") / "sparsebp" / "prices.json"
 
 
 @cache
@@ -54,7 +56,7 @@ def prices() -> Prices:
         The user's file is there and cannot be read.
     """
     path = price_path()
-    if path is not None and path.exists():
+    if path is not None and os.path.exists(path):  # not where it cannot be looked at, as in another user's folder
         try:
             found = load(path, calibrated=True)
         except FileFormatError as error:

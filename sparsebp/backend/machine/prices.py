@@ -9,7 +9,6 @@ and change no result otherwise.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -144,6 +143,10 @@ class Prices:
         return found
 
 
+_MOST = 1e18
+"""No price is more, and no number of bytes."""
+_DIVISORS = ("far", "sharing", "double", "dense")
+"""What a rate is one over: not 0."""
 _NUMBERS = tuple(f.name for f in fields(Prices) if f.type == "float")
 _OF_CELLS = tuple(f.name for f in fields(CellPrices))
 
@@ -159,12 +162,9 @@ def parse(found: Any, *, calibrated: bool, measured: Mapping[str, Any]) -> Price
     found = _named("prices", found, (*_NUMBERS, "products", "recurrent"))
     products = _named("prices.products", found["products"], STRATEGIES)
     recurrent = _named("prices.recurrent", found["recurrent"], CELLS)
-    for name, pair in products.items():
-        if not isinstance(pair, list | tuple) or len(pair) != 2:
-            raise ValueError(f"prices.products.{name} is no pair of numbers")
     return Prices(
-        **{name: _number(f"prices.{name}", found[name]) for name in _NUMBERS},
-        products={name: (_number(name, pair[0]), _number(name, pair[1])) for name, pair in products.items()},
+        **{name: _number(f"prices.{name}", found[name], name in _DIVISORS) for name in _NUMBERS},
+        products={name: _pair(f"prices.products.{name}", pair, name in _DIVISORS) for name, pair in products.items()},
         recurrent={cell: _cell(f"prices.recurrent.{cell}", recurrent[cell]) for cell in CELLS},
         calibrated=calibrated,
         measured=dict(measured),
@@ -184,7 +184,14 @@ def _named(name: str, found: Any, keys: tuple[str, ...]) -> dict[str, Any]:
     return found
 
 
-def _number(name: str, found: Any) -> float:
-    if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found) or found < 0:
-        raise ValueError(f"{name} is no number from 0 on")
+def _pair(name: str, found: Any, positive: bool) -> tuple[float, float]:
+    if not isinstance(found, list | tuple) or len(found) != 2:
+        raise ValueError(f"{name} is no pair of numbers")
+    return _number(name, found[0], positive), _number(name, found[1], positive)
+
+
+def _number(name: str, found: Any, positive: bool = False) -> float:
+    number = isinstance(found, int | float) and not isinstance(found, bool) and 0 <= found < _MOST
+    if not number or (positive and found == 0):
+        raise ValueError(f"{name} is no number {'above 0' if positive else 'from 0 on'}")
     return float(found)

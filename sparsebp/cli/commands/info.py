@@ -62,9 +62,9 @@ def _calibrate(quiet: bool) -> None:
     if path is None:
         raise OptionError(
             "There is no file for the prices",
-            expected=f"{VARIABLE} unset, or the name of a file",
-            got=f"{VARIABLE}=''",
-            remedy="Set it, or leave --calibrate out",
+            expected=f"{VARIABLE} with the name of a file, or unset and a home folder",
+            got=f"{VARIABLE}=''" if VARIABLE in os.environ else "no home folder",
+            remedy=f"Set {VARIABLE}, or leave --calibrate out",
         )
     prepare_folder(path.parent)  # refused now rather than after the measurement
     from sparsebp.bench.tools.calibrate import calibrate

@@ -31,14 +31,16 @@ class Dense(StrategyOfKinds):
 
     @property
     def pattern(self) -> SparsityPattern:
-        """A full one."""
-        return SparsityPattern.dense(*self.product.shape)
+        """A full one; an operand's object where it has the shape, so that nothing is kept twice."""
+        product = self.product
+        same = next((operand for operand in (product.a, product.b) if operand.shape == product.shape), None)
+        return same or SparsityPattern.dense(*product.shape)
 
     @property
     def pattern_bytes(self) -> int:
-        """Of a full pattern."""
-        m, n = self.product.shape
-        return index_bytes(m * n, (m, n))
+        """Of a full pattern, if it is not an operand's."""
+        (m, n), product = self.product.shape, self.product
+        return 0 if product.shape in (product.a.shape, product.b.shape) else index_bytes(m * n, (m, n))
 
     @property
     def index_bytes(self) -> int:
