@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numba
 import numpy as np
 
 from sparsebp import kernels, nn, optim
@@ -33,7 +32,10 @@ def jobs() -> Iterator[tuple[str, Callable[[], None]]]:
 
 def folder() -> Path:
     """Return the folder below which Numba keeps compiled kernels."""
-    return Path(numba.config.CACHE_DIR or Path(kernels.__file__).parents[1])  # type: ignore[attr-defined]
+    from sparsebp.kernels.host.sparse.csr import _csr_matvec
+
+    kept, package = Path(_csr_matvec.stats.cache_path), Path(kernels.__file__).parents[1]
+    return package if kept.is_relative_to(package) else kept.parent
 
 
 def _train(model: nn.Layer, shape: tuple[int, ...], dtype: np.dtype, *optimizers: optim.Optimizer) -> None:

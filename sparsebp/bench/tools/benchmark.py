@@ -161,7 +161,8 @@ class Benchmark:
         run = Run(quick, settings, self.quick_rounds if quick else self.rounds, result, echo, self.name)
         for row in self.measure(run):
             result["rows"].append(row)
-            echo("; ".join(f"{column.heading} {column.cell(row)}" for column in self.named(self.short)))
+            said = "; ".join(f"{column.heading} {column.cell(row)}" for column in self.named(self.short))
+            echo(textwrap.fill(said, report.letters() or len(said) + 1, subsequent_indent="  "))
         self._finish(run, out)
         return result
 

@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform
 import time
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -56,7 +57,7 @@ def info(
 def _calibrate(quiet: bool) -> None:
     """Measure the prices and write them at the end: an interruption leaves the file as it was."""
     from sparsebp.backend.machine.price_file import VARIABLE, price_path, save
-    from sparsebp.core.files import prepare_folder
+    from sparsebp.core.files import check_regular, output_error, prepare_folder
 
     path = price_path()
     if path is None:
@@ -66,7 +67,12 @@ def _calibrate(quiet: bool) -> None:
             got=f"{VARIABLE}=''" if VARIABLE in os.environ else "no home folder",
             remedy=f"Set {VARIABLE}, or leave --calibrate out",
         )
+    path = Path(os.path.realpath(path))  # a link stays one
     prepare_folder(path.parent)  # refused now rather than after the measurement
+    try:
+        check_regular(path)
+    except OSError as error:
+        raise output_error(path, error) from error
     from sparsebp.bench.tools.calibrate import calibrate
 
     start = time.perf_counter()

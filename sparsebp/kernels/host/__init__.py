@@ -8,7 +8,7 @@ from pathlib import Path
 from sparsebp.kernels.host.engine.cache import drop_stale
 
 _PACKAGE = Path(__file__).parents[2]
-drop_stale(_PACKAGE / "kernels" / "host", _PACKAGE / "patterns", _PACKAGE / "scan")  # before the imports below
+drop_stale(_PACKAGE / "kernels", _PACKAGE / "scan")  # before the imports below
 
 from sparsebp.kernels.host.dense.dense import DenseKernels  # noqa: E402
 from sparsebp.kernels.host.dense.products import matmul  # noqa: E402
@@ -51,4 +51,4 @@ class HostKernels(
     MaxPoolKernels,
     PointwiseKernels,
 ):
-    """The protocol `sparsebp.kernels.api.Kernels` for NumPy arrays: one mixin per family of kernels."""
+    """What `sparsebp.kernels.api.Kernels` calls for NumPy arrays: one mixin per family of kernels."""

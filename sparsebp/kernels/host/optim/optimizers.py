@@ -167,7 +167,7 @@ def _update(part, parts, rule, like, addresses, begins, options, steps):  # type
     update_range(rule, like, addresses, begins, options, steps, low, high)
 
 
-# ---- the rules: `at` holds the addresses of parameter, gradient and buffers, `o` the options, as in the protocol -----
+# ---- the rules: `at` holds the addresses of parameter, gradient and buffers, `o` the options, as in `kernels.api` ----
 
 
 @device
