@@ -76,7 +76,8 @@ class Weights(NamedTuple):
     @classmethod
     def of(cls, params: dict[str, Array], suffix: str = "") -> Weights:
         """Take the parameters whose names end in `suffix`."""
-        return cls(*(params.get(name + suffix) for name in cls._fields))
+        bias_ih, bias_hh = params.get("bias_ih" + suffix), params.get("bias_hh" + suffix)
+        return cls(params["weight_ih" + suffix], params["weight_hh" + suffix], bias_ih, bias_hh)
 
     def named(self, suffix: str = "") -> dict[str, Array]:
         """Return the parameters under their names and `suffix`; a bias that is None is left out."""
