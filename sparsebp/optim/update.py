@@ -115,7 +115,6 @@ class DeviceUpdate(Update):
         self._xp, self._written = optimizer._kinds[0][0], options
         super().__init__(optimizer, self._xp.array(options))
         self._steps: Array = self._xp.array(optimizer._steps)
-        self._counted = optimizer._steps.copy()
 
     def write(self) -> None:
         """Count one more update of every parameter; write its number and the options as they are now.
@@ -127,12 +126,8 @@ class DeviceUpdate(Update):
         """
         optimizer = self._optimizer
         options = optimizer._options_now()
-        if np.array_equal(self._counted, optimizer._steps):  # nobody else has counted: nothing needs to be sent
-            self._steps += 1
-        else:
-            self._steps[...] = self._xp.asarray(optimizer._steps + 1)
         optimizer._steps += 1
-        self._counted[:] = optimizer._steps
+        self._steps[...] = self._xp.asarray(optimizer._steps)
         if options is not self._written:
             self._options[...] = self._xp.asarray(options)
             self._written = options
