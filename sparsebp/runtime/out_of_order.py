@@ -10,11 +10,11 @@ from statistics import fmean
 from typing import Any
 
 from sparsebp.core import threads
-from sparsebp.runtime.actions import Batch, Step, Watch
 from sparsebp.runtime.candidates import FoundSchedule, candidates
 from sparsebp.runtime.executor import Executor
 from sparsebp.runtime.measure import TimedExecutor, alone_schedule, measured_costs, measured_slowdowns, with_handing
 from sparsebp.runtime.stages import Stages, trained_parameters
+from sparsebp.runtime.step import Batch, Step, Watch
 from sparsebp.schedule import Costs, Schedule
 from sparsebp.schedule.builders import two_stream_list
 
@@ -67,7 +67,7 @@ class OutOfOrderExecutor:
 
     def __init__(
         self, model: Any, loss: Any, optimizer: Any, *, watch: Watch | None = None, memory_ratio: float = MEMORY_RATIO,
-        steps: int = MEASURED, graph: bool = False, clock: Callable[[], float] = time.perf_counter,
+        steps: int = MEASURED, graph: bool | None = False, clock: Callable[[], float] = time.perf_counter,
     ) -> None:  # fmt: skip
         self.stages = Stages(model, trained_parameters(model, optimizer))
         self.found: FoundSchedule | None = None
@@ -106,7 +106,7 @@ class OutOfOrderExecutor:
     def _begin(self, what: tuple[Executor, int]) -> None:
         self._executor, self._counted = what
         self._seconds: list[float] = []
-        self._warm = 3 if self._graph and not self.uncaptured else 1  # until a graph is captured
+        self._warm = 1 if self.uncaptured else 3  # until a graph is captured
 
     def step(self, batches: Sequence[Batch], tag: Any = None) -> list[Step]:
         """Run one step; see `Executor.step`."""

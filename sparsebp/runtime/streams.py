@@ -21,8 +21,8 @@ import numpy as np
 
 from sparsebp import backend
 from sparsebp.core import threads
-from sparsebp.runtime.actions import Step
 from sparsebp.runtime.program import Program, Task
+from sparsebp.runtime.step import Step
 
 SHORTEST, LONGEST = 2e-5, 2e-4
 """Seconds between two looks at whether the other stream is done with something."""
