@@ -9,6 +9,7 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
+from sparsebp import backend
 from sparsebp.core import threads
 from sparsebp.runtime.candidates import FoundSchedule, candidates
 from sparsebp.runtime.executor import Executor
@@ -75,6 +76,7 @@ class OutOfOrderExecutor:
         self._parts, self._watch = (model, loss, optimizer), watch
         self._ratio, self._wanted, self._graph, self._clock = memory_ratio, steps, graph, clock
         self._samples: int | None = None
+        self._on_host = backend.is_host(backend.namespace(next(iter(model.parameters().values()))))
         self._size: dict[str, Any] = {"stages": len(self.stages), "unweighted": self.stages.unweighted}
         # Refuses now what the steps to come would.
         self.uncaptured = self._plain(two_stream_list(**self._size)).uncaptured
@@ -120,7 +122,7 @@ class OutOfOrderExecutor:
             self._executor.counts = counts and self._warm == 0
         begin = self._clock()
         # What is measured by itself runs on one core, as each of two streams does (which sees to that itself).
-        with threads.one_core() if self.costs is None else contextlib.nullcontext():
+        with threads.one_core() if self.costs is None and self._on_host else contextlib.nullcontext():
             done += self._executor.step(batches, tag)
         if not counts:
             return done + self._executor.flush()

@@ -113,7 +113,7 @@ class TwoStreams:
             )
             self._thread.start()
             weakref.finalize(self, self._jobs.put, None)
-        if not self._inside:
+        if not self._inside and backend.is_host(self._xp):
             self._alone.enter_context(threads.one_blas_thread())
             self._alone.enter_context(threads.serial_kernels())
             self._inside = True

@@ -105,11 +105,11 @@ class Trainer(Training):
 
     Notes
     -----
-    On a GPU the host reads the numbers of a step when it has given the next one to the device, so that neither waits for
-    the other: history and callbacks that do not look at the model are one step behind until the epoch ends. An error that
-    a loss or a gradient is not finite, or that a class is not there, names its step; parameters have had that update and
-    the next one by then. Whatever looks at the model (evaluation, checkpoints, callbacks without ``reads_model = False``)
-    comes after all numbers have been read.
+    On a GPU the host reads the numbers of a step when it has given the next one to the device, so that neither waits
+    for the other: history and callbacks that do not look at the model are one step behind until the epoch ends. An
+    error that a loss or a gradient is not finite, or that a class is not there, names its step; parameters have had
+    that update and the next one by then. Whatever looks at the model (evaluation, checkpoints, callbacks without
+    ``reads_model = False``) comes after all numbers have been read.
 
     `fit` trains a model that is in evaluation mode as a whole in training mode; of one in training mode, layers that
     have been put into evaluation (``model[1].eval()``) stay so. All modes are afterwards what they were.
