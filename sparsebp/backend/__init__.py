@@ -286,9 +286,16 @@ def is_recorded() -> bool:
 
 
 def matmul(a: Array, b: Array) -> Array:
-    """Return ``a @ b``, also while work is recorded, where CuPy refuses products."""
+    """Return ``a @ b``: on a GPU by cuBLAS, as the arrays lie, also while work is recorded."""
     recorder = getattr(_recording, "recorder", None)
-    return a @ b if recorder is None else recorder.matmul(a, b)
+    if recorder is not None:
+        return recorder.matmul(a, b)
+    xp = namespace(a, b)
+    if xp is np:
+        return a @ b
+    from sparsebp.backend.cublas import products
+
+    return products(xp).matmul(a, b)
 
 
 def erf(x: Array) -> Array:
