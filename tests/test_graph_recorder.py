@@ -100,7 +100,7 @@ class Device:
         self.current.append(Stream("null"))
         self.cuda = SimpleNamespace(
             Stream=Stream, MemoryPool=Pool, using_allocator=using_allocator,
-            Device=lambda: SimpleNamespace(cublas_handle=1),
+            Device=lambda: SimpleNamespace(cublas_handle=1, synchronize=lambda: self.notes.append("wait for all")),
             get_current_stream=lambda: self.current[-1], runtime=SimpleNamespace(runtimeGetVersion=lambda: 13000),
             set_pinned_memory_allocator=lambda allocate: setattr(self, "allocate", allocate),
         )  # fmt: skip
@@ -142,7 +142,7 @@ def test_a_capture_and_its_replay(device):
         with pytest.raises(DeviceError, match="sent while work is captured"):
             device.allocate(8)
     assert device.allocate == "pinned" and recorder.captured
-    assert device.notes == ["free", "begin", f"own memory on {first}", "end", "upload"]
+    assert device.notes == ["wait for all", "free", "begin", f"own memory on {first}", "end", "upload"]
     device.notes.clear()
     recorder.replay()
     assert device.notes[2] == f"launch {first}" and len(device.notes) == 5

@@ -8,6 +8,7 @@ buffer that is long in other hands, so such transfers are refused here, but for 
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Iterator
 from types import ModuleType
@@ -52,6 +53,13 @@ class GraphRecorder:
         self._cublas = Cublas(xp, workspaces=True)
         self._graph: Any = None
 
+    def __del__(self) -> None:
+        """Wait for what uses the memory that goes now."""
+        if not sys.is_finalizing():
+            for stream in getattr(self, "streams", ()):
+                with contextlib.suppress(RuntimeError):  # the device has failed
+                    stream.synchronize()  # synchronize!
+
     @property
     def captured(self) -> bool:
         """Whether there is a graph to replay."""
@@ -75,6 +83,7 @@ class GraphRecorder:
             It does something else that cannot be captured: CuPy's and the CUDA runtime's error. Nothing has run.
         """
         first = self.streams[0]
+        self._xp.cuda.Device().synchronize()  # synchronize!
         self._xp.get_default_memory_pool().free_all_blocks()  # the graph has memory of its own
         with (
             backend.recording(self), first, self._xp.cuda.using_allocator(self._pool.malloc),
