@@ -119,7 +119,7 @@ class ParameterGroups:
         return tuple(map(group.__getitem__, UPDATE_OPTIONS[self.rule]))
 
     def _run(self, rows: Sequence[int], grads: list[Array], options: Array, steps: Array | None) -> None:
-        """Update the parameters of these rows, rising and of one dtype and namespace, in one launch.
+        """Update the parameters of these rows, rising and of one dtype and namespace, in one call.
 
         grads: one for each of the rows. options: one row for each of all parameters. steps: the numbers of their last
         updates on the device, which are counted on there; None counts on the host's.
