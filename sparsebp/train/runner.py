@@ -80,7 +80,7 @@ class Runner(Watch):
             scheduler = trainer.lr_scheduler
             if scheduler is not None and not getattr(scheduler, "needs_metric", False):
                 if reads_model(scheduler):
-                    finished += self.executor.flush()
+                    finished += self.executor.flush(wait=False)
                 scheduler.step()
             if any(callback.sees_model("step") for callback in trainer.callbacks):
                 finished += self.executor.flush()
@@ -104,11 +104,11 @@ class Runner(Watch):
         if executor.found is not None and trainer.checkpoint_dir is not None:
             executor.found.save(trainer.checkpoint_dir)
 
-    def flush(self) -> None:
-        """Do what is left over, and record and tell it."""
+    def flush(self, *, wait: bool = True) -> None:
+        """Do what is left over, and record and tell it; without `wait` what is known by then."""
         if self.executor.pending:
             with np.errstate(over="ignore", invalid="ignore"):
-                finished = self.executor.flush()
+                finished = self.executor.flush(wait=wait)
             self._record(finished)
 
     def close(self, *, failed: bool = False) -> None:

@@ -289,7 +289,7 @@ class Trainer(Training):
             indices = order[batch * size : (batch + 1) * size]
             parts = np.array_split(indices, min(self.accumulate, len(indices)))
             if reads_model(dataset):
-                self._flush()
+                self._flush(wait=False)
             runner.step([batch_of(dataset, part, self.model) for part in parts], epoch)
             every = self.checkpoint_every
             if every is not None and runner.begun % every == 0 and batch + 1 < steps:
