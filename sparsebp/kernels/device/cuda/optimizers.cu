@@ -69,7 +69,7 @@ extern "C" __global__ void __launch_bounds__(256) sgd_update(
 
 // Bytes: parameter and two or three buffers read and written, gradient read. Options: lr, beta1, beta2, eps,
 // weight_decay, decoupled, maximize.
-extern "C" __global__ void __launch_bounds__(256) adam_update(
+extern "C" __global__ void __launch_bounds__(256, 2) adam_update(
     const int64* __restrict__ addresses, const int64* __restrict__ layout, const double* __restrict__ options,
     int64 n) {
     __shared__ real corrections[2];

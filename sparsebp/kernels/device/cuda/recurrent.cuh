@@ -102,7 +102,7 @@ template <int OUTPUTS, int FOLD> struct UnitWeights {
     __device__ __forceinline__ void apply(const real* state, real (&out)[OUTPUTS]) const {
         real sums[OUTPUTS] = {};
         for (int f = 0; f < FOLD; ++f)
-#pragma unroll 8
+#pragma unroll (OUTPUTS == 1 ? 8 : 4)
             for (int k = 0; k < H; ++k)
 #pragma unroll
                 for (int o = 0; o < OUTPUTS; ++o)
