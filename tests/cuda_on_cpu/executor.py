@@ -12,7 +12,7 @@ import math
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -73,12 +73,18 @@ class Module:
         Of the random order; the same at every launch, so that a failure can be repeated.
     mode
         ``"check"`` or ``"fast"``, see `cuda_on_cpu.compiler.build`.
+    in_place
+        Whether kernels get the arrays' own addresses, so that an array of addresses means what it says. Nothing can be
+        checked then.
     """
 
     def __init__(
-        self, source: str, options: tuple[str, ...] = (), order: Order = "forward", seed: int = 0, mode: Mode = "check"
-    ) -> None:
-        self.order, self.seed, self.mode = order, seed, mode
+        self, source: str, options: tuple[str, ...] = (), order: Order = "forward", seed: int = 0,
+        mode: Mode = "check", in_place: bool = False,
+    ) -> None:  # fmt: skip
+        if in_place and mode == "check":
+            raise ValueError("accesses are checked in arrays that are placed, not in place: use mode='fast'")
+        self.order, self.seed, self.mode, self.in_place = order, seed, mode, in_place
         self.library: Library = build(source, options, mode)
         self.runtime = _runtime(self.library.runtime)
         self._handle = ctypes.CDLL(str(self.library.path))
@@ -117,16 +123,28 @@ class Kernel:
         KernelFault
             The kernel is.
         """
+        self.prepared(grid, block, args, shared_mem)()
+
+    def prepared(
+        self, grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...], shared_mem: int = 0
+    ) -> Callable[[], None]:
+        """Check a launch, and return what runs it, as often as that is called."""
         grid, block = (tuple(int(n) for n in (*shape, 1, 1)[:3]) for shape in (grid, block))
         self._check_launch(grid, block, shared_mem)
         if len(args) != len(self._parameters):
             self._refuse(f"takes {len(self._parameters)} arguments, got {len(args)}")
+        placed = _InPlace() if self.module.in_place else _Placed(self.module.runtime, self)
+        values = [self._argument(i, value, placed) for i, value in enumerate(args)]
+        return lambda: self._run(grid, block, values, placed, shared_mem)
+
+    def _run(
+        self, grid: tuple[int, ...], block: tuple[int, ...], given: list[Any], placed: _Placed | _InPlace,
+        shared_mem: int,
+    ) -> None:  # fmt: skip
         runtime, checking = self.module.runtime, self.module.mode == "check"
         runtime.emulator_reset(self._info.entry)
-        placed = _Placed(runtime, self)
-        values = [self._argument(i, value, placed) for i, value in enumerate(args)]
         placed.copy_in()
-        values = [placed.pointer(v) if isinstance(v, np.ndarray) else v for v in values]
+        values = [placed.pointer(v) if isinstance(v, np.ndarray) else v for v in given]
         pointers = (ctypes.c_void_p * max(len(values), 1))(*map(ctypes.addressof, values))
         fault = runtime.emulator_run(
             self._info.entry,
@@ -157,7 +175,7 @@ class Kernel:
                 f"{self.max_dynamic_shared_size_bytes}, the device has {SHARED_AT_MOST}"
             )
 
-    def _argument(self, i: int, value: Any, placed: _Placed) -> Any:
+    def _argument(self, i: int, value: Any, placed: _Placed | _InPlace) -> Any:
         """Return a ctypes object holding scalar `value`, or the array itself, noted for placement."""
         parameter, label = self._parameters[i], self._labels[i]
         kind, size = parameter.kind.decode(), parameter.size
@@ -218,6 +236,7 @@ class _Placed:
 
     def copy_in(self) -> None:
         """Place every array; views that overlap are placed as one piece, at the same offset from each other."""
+        self._pieces.clear()
         spans = sorted(
             ((a.ctypes.data, a.ctypes.data + a.nbytes, _offset(a), a.itemsize, n, w) for a, n, w in self._arrays),
             key=lambda span: span[:2],
@@ -254,6 +273,22 @@ class _Placed:
         for begin, end, address, writeable in self._pieces:
             if writeable:
                 ctypes.memmove(begin, address, end - begin)
+
+
+class _InPlace:
+    """The arrays of one launch, where they are."""
+
+    def add(self, array: np.ndarray, label: str, const: bool) -> None:
+        pass
+
+    def copy_in(self) -> None:
+        pass
+
+    def pointer(self, array: np.ndarray) -> ctypes.c_void_p:
+        return ctypes.c_void_p(array.ctypes.data if array.size else 0)
+
+    def copy_out(self) -> None:
+        pass
 
 
 def _offset(array: np.ndarray) -> int:
