@@ -33,7 +33,7 @@ def main() -> None:
     for number, loop in enumerate(found):
         mark = "*" if loop is chosen else " "
         print(f"{mark} loop {number}: {loop.head:#x} to {loop.back:#x}, {len(loop.round)} instructions a round")
-    show(Report(chosen, args.steps or steps_of(chosen, None), int(args.arch.removeprefix("sm_"))), chosen, args.trace)
+    show(Report(chosen, steps_of(chosen, args.steps), int(args.arch.removeprefix("sm_"))), chosen, args.trace)
 
 
 def show(report: Report, loop: Loop, trace: bool) -> None:

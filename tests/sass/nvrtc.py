@@ -85,7 +85,7 @@ def _kept(
     make: Callable[[Compiled], str],
 ) -> str:
     text, flags = source(file), _flags(defines, architecture, extra)
-    key = hashlib.sha256(repr((text, flags, _version())).encode()).hexdigest()[:20]
+    key = hashlib.sha256(repr((text, flags, version())).encode()).hexdigest()[:20]
     kept = cache_folder() / f"nvrtc-{key}.{kind}"
     if not cached(kept.name):
         unfinished = kept.with_suffix(f".{os.getpid()}.tmp")
@@ -127,10 +127,11 @@ def _disassemble(cubin: bytes) -> str:
 
 
 @cache
-def _version() -> tuple[int, int, str]:
+def version() -> tuple[int, int]:
+    """Return NVRTC's version."""
     major, minor = ctypes.c_int(), ctypes.c_int()
     assert library().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)) == 0
-    return major.value, minor.value, str(disassembler())
+    return major.value, minor.value
 
 
 def _packages() -> list[Path]:

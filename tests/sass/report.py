@@ -73,7 +73,7 @@ def kernel_code(file: str, kernel: str, defines: Defines, architecture: str, *ex
 
 
 def report(
-    file: str, kernel: str, defines: Defines, architecture: str, marker: tuple[str, int] | None = None
+    file: str, kernel: str, defines: Defines, architecture: str, steps: tuple[str, int] | int | None = None
 ) -> Report:
     """Return the figures of the kernel's loop with most multiply-adds.
 
@@ -81,23 +81,25 @@ def report(
     ----------
     file, kernel, defines, architecture
         What to compile, such as ``"rnn.cu"``, ``"rnn_forward"``, ``{"REAL": "float", …}``, ``"sm_90"``.
-    marker
-        An opcode and how often a step has it, to count the steps of a round by; without, barriers are counted.
+    steps
+        How many steps a round makes, or an opcode and how often a step has it; without, barriers are counted.
 
     Raises
     ------
     ValueError
-        The marker does not divide a round.
+        A round has no multiple of that many of the opcode.
     """
     loop = busiest(loops(kernel_code(file, kernel, defines, architecture)))
-    return Report(loop, steps_of(loop, marker), int(architecture.removeprefix("sm_")))
+    return Report(loop, steps_of(loop, steps), int(architecture.removeprefix("sm_")))
 
 
-def steps_of(loop: Loop, marker: tuple[str, int] | None) -> int:
-    """Return how many steps a round makes."""
-    if marker is None:
+def steps_of(loop: Loop, steps: tuple[str, int] | int | None) -> int:
+    """Return how many steps a round makes, see `report`."""
+    if steps is None:
         return loop.count(*machine.BARRIERS) or 1
-    opcode, each = marker
+    if isinstance(steps, int):
+        return steps
+    opcode, each = steps
     found = sum(one.opcode.startswith(opcode) for one in loop.round)
     if found == 0 or found % each:
         raise ValueError(f"a round has {found} {opcode}, which is no multiple of {each} a step")
