@@ -1,4 +1,4 @@
-"""The launches of a recurrent layer's kernels as the launchers choose them, and what their machine code says of each."""
+"""The launches of a recurrent layer's kernels as the launchers choose them, and what machine code says of each."""
 
 from __future__ import annotations
 
