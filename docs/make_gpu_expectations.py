@@ -106,13 +106,12 @@ def best_scan(of_length: dict[str, Any]) -> int:
 
 def step_seconds(figures: dict[str, Any], cell: str, length: int) -> dict[str, float]:
     """Return the time of a whole training step: captured, and launched one by one."""
-    of_length = figures["runs"][cell][str(length)]
+    of_length, counts = figures["runs"][cell][str(length)], figures["steps"][cell]["launched"]
     scan = of_length[str(best_scan(of_length))]
-    launches = sum(part["launches"] for part in figures["steps"][cell].values())
-    reads = sum(part["host reads"] for part in figures["steps"][cell].values())
     streamed = 4 * 4 * length * BATCH * HIDDEN * (4 if cell == "gru" else 1) / BANDWIDTH  # what the products read
-    busy = seconds(of_length["forward"]) + seconds(scan) + (launches - 1 - len(scan)) * OTHER + streamed
-    return {"captured": GRAPH + busy, "launched": max(busy, launches * LAUNCH) + reads * LAUNCH}
+    small = counts["launches"] - 1 - len(scan)
+    busy = seconds(of_length["forward"]) + seconds(scan) + small * OTHER + streamed
+    return {"captured": GRAPH + busy, "launched": max(busy, (counts["launches"] + counts["uploads"]) * LAUNCH)}
 
 
 def cudnn_step(length: int) -> float:
@@ -194,16 +193,13 @@ def _counts(figures: dict[str, Any]) -> str:
     rows = [
         (
             NAMES[cell],
-            part,
-            f"{counts['launches']}",
-            f"{counts['own kernels']}",
-            f"{counts['host reads']}",
-            f"{counts['uploads']}",
+            mode,
+            *(f"{counts[name]}" for name in ("graphs", "launches", "own kernels", "host reads", "uploads")),
         )
-        for cell, parts in figures["steps"].items()
-        for part, counts in parts.items()
+        for cell, modes in figures["steps"].items()
+        for mode, counts in modes.items()
     ]
-    return _table(("cell", "part", "launches", "of them own kernels", "host reads", "uploads"), rows)
+    return _table(("cell", "step", "graphs", "launches", "of them own kernels", "host reads", "uploads"), rows)
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

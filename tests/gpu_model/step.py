@@ -11,17 +11,16 @@ from pathlib import Path
 from typing import Any
 
 TESTS = Path(__file__).parents[1]
-PARTS = ("forward and loss", "backward", "optimizer")
 LENGTH, BATCH = 64, 16
 """Of the counted step; no count hangs on the length."""
 
 Counts = dict[str, dict[str, int]]
-"""Part of the step, then what is counted: launches, host reads, uploads, bytes allocated."""
+"""``"launched"`` and ``"captured"``, then what is counted: launches (in a graph: besides it), host reads, uploads…"""
 
 
 @cache
 def step_counts(cell: str, backward: str) -> Counts:
-    """Return what a step of the recurrent classifier asks, in steady state: parameters, tables and plans are there.
+    """Return what a training step of the recurrent classifier asks of the device, in steady state.
 
     Parameters
     ----------
@@ -65,27 +64,29 @@ def _count(cell: str, backward: str) -> Counts:
 
     strict_cupy.install()
     from sparsebp.bench.tools.workload import SequenceWorkload
+    from sparsebp.runtime.executor import Executor
+    from sparsebp.runtime.stages import Stages
+    from sparsebp.train.training import schedule_of
     from strict_cupy import counted
 
-    workload = SequenceWorkload(cell, LENGTH, BATCH, device="cuda", backward=backward)
-    for _ in range(2):
-        workload.step()
-    with counted() as forward:
-        kept = workload.forward()
-    with counted() as back:
-        gradients = workload.backward(kept)
-    with counted() as update:
-        workload.optimizer.step(gradients)
-    return {
-        part: {
+    found = {}
+    for mode, graph in (("launched", False), ("captured", True)):
+        workload = SequenceWorkload(cell, LENGTH, BATCH, device="cuda", backward=backward)
+        order = schedule_of(Stages(workload.model), "none", 1, "conventional")
+        executor = Executor(workload.model, workload.loss, workload.optimizer, order, graph=graph)
+        batch = [(workload.x, workload.target)]
+        for number in range(4):
+            executor.step(batch, number)
+        with counted() as counts:
+            executor.step(batch, 4)
+        found[mode] = {
+            "graphs": counts.graphs,
             "launches": counts.launches,
             "own kernels": counts.ours,
-            "host reads": counts.host_reads,
+            "host reads": counts.d2h,
             "uploads": counts.h2d,
-            "bytes allocated": counts.allocated,
         }
-        for part, counts in zip(PARTS, (forward, back, update), strict=True)
-    }
+    return found
 
 
 if __name__ == "__main__":

@@ -65,11 +65,6 @@ def listing_of(file: str, defines: Defines, architecture: str, extra: tuple[str,
     return _kept("sass", file, defines, architecture, extra, lambda compiled: _disassemble(compiled.cubin))
 
 
-def compile_source(file: str, defines: Defines, architecture: str, extra: tuple[str, ...] = ()) -> Compiled:
-    """Compile to machine code; raises AssertionError with the log if it does not compile."""
-    return _compile(source(file), file, _flags(defines, architecture, extra))
-
-
 def _flags(defines: Defines, architecture: str, extra: tuple[str, ...]) -> tuple[str, ...]:
     """Return all options in CuPy's order."""
     ftz, space = CUPY_OPTIONS
