@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 import strict_cupy
 from backends import BACKENDS, Backend, make_backend
 from sparsebp.core import threads
+from sticky import pytest_runtest_logreport, pytest_runtest_teardown  # noqa: F401  (hooks)
 
 # Of the test's max_examples; everything else runs them all.
 SHARE_OF_EXAMPLES = {"emulated": 0.2, "gpu": 0.15 if strict_cupy.installed() else 0.5}

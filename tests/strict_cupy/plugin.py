@@ -28,8 +28,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown() -> None:
-    """Forget what a test has left undone."""
-    DEVICE.forget()
+    """Do what a test has given to the device and not waited for; then forget streams, events and captures."""
+    try:
+        DEVICE.synchronize()
+    finally:
+        DEVICE.forget()
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
