@@ -1,4 +1,4 @@
-"""Steps whose numbers are read one step late: in which order they are told, and what an error or an interrupt leaves."""
+"""Steps whose numbers are read one step late: which are told when, and what an error or an interrupt leaves."""
 
 from __future__ import annotations
 
