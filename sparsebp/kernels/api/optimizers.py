@@ -65,8 +65,13 @@ class OptimizerKernels(Family):
 
         self._run.optimizer_update(rule, params, grads, buffers, options, steps, check)
 
-    def scale_arrays(self, arrays: Sequence[Array], factor: float) -> None:
-        """Multiply all arrays by one number, in place."""
+    def scale_arrays(self, arrays: Sequence[Array], factor: float | Array) -> None:
+        """Multiply all arrays by one number, in place.
+
+        factor: a number, or an array () of float64 beside the arrays, which is read when the kernel runs.
+        """
+        if hasattr(factor, "shape") and not isinstance(factor, np.generic):
+            exact("factor", factor, FLOAT64, ())
         self._run.scale_arrays(arrays, factor, lambda: _check_written(arrays))
 
     def clamp_arrays(self, arrays: Sequence[Array], limit: float) -> None:
@@ -92,8 +97,9 @@ def check_update(
 ) -> None:
     """Check the arguments of `optimizer_update`."""
     check_update_options(rule, len(params), buffers, options, steps)
-    required = {f"{name}[{i}]": a for name, of in (("params", params), ("grads", grads)) for i, a in enumerate(of)}
-    backend.namespace(*(array for arrays in buffers for array in arrays if array is not None), **required)
+    named = {f"{name}[{i}]": a for name, of in (("params", params), ("grads", grads)) for i, a in enumerate(of)}
+    kept = zip(UPDATE_BUFFERS[rule], buffers, strict=True)
+    _check_together(named | {f"{name}[{i}]": a for name, of in kept for i, a in enumerate(of) if a is not None})
     _check_length("grads", grads, len(params))
     for name, arrays in zip(UPDATE_BUFFERS[rule], buffers, strict=True):
         _check_length(name, arrays, len(params))
@@ -136,12 +142,19 @@ def _check_written(arrays: Sequence[Array]) -> None:
 
 
 def _check_arrays(arrays: Sequence[Array], name: str = "arrays") -> None:
-    """Check that all are C-contiguous arrays of one real dtype."""
+    """Check that all are C-contiguous arrays of one real dtype and one namespace."""
+    _check_together({f"{name}[{i}]": array for i, array in enumerate(arrays)})
     for i, array in enumerate(arrays):
-        _check_is_array(f"{name}[{i}]", array)
         if i == 0:
             real_dtype(f"{name}[0]", array)
         exact(f"{name}[{i}]", array, arrays[0].dtype, array.shape)
+
+
+def _check_together(arrays: dict[str, Array]) -> None:
+    """Check that all are arrays of one namespace: each by itself first, since a NumPy scalar is on the host anyhow."""
+    for name, array in arrays.items():
+        _check_is_array(name, array)
+    backend.namespace(**arrays)
 
 
 def _like(name: str, array: Array, param: Array) -> None:

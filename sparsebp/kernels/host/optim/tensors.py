@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 
+from sparsebp import backend
+from sparsebp.core.errors import DeviceError
 from sparsebp.kernels.host.engine.parts import INNER_JIT, JIT
 from sparsebp.kernels.host.engine.simd import word_at
 
@@ -65,12 +67,19 @@ def table_of(columns: Sequence[Sequence[Any]], access: str, check: Callable[[], 
     check
         Called if anything looks wrong: raises the error, or returns because all is well (subclasses of arrays, say).
 
+    Raises
+    ------
+    DeviceError
+        The arrays live on a device.
     """
     lists = [column if type(column) is list else list(column) for column in columns]
     n, first = len(lists[0]), lists[0][0]
     trusted = type(first) is not np.ndarray or first.dtype.char not in "fd" or set(map(len, lists)) != {n}
     if trusted:
         check()
+        if not backend.is_host(backend.namespace(first)):  # all are of one namespace
+            raise DeviceError("An array belongs to another namespace than these kernels", expected="numpy.ndarray",
+                              got=type(first).__name__, remedy="Take the kernels with sparsebp.kernels.get(...)")  # fmt: skip
     where, wanted = tuple(map(id, lists)), _wanted(first.dtype.char, access)
     table = Table(np.empty((n, len(lists)), np.int64), np.empty(n + 1, np.int64), np.ones(n, np.int64))
     if not _read(where, wanted, trusted, *table):
