@@ -102,6 +102,18 @@ def test_gru_scan_backward_equals_sequential(backend: Backend, data: st.DataObje
         np.testing.assert_allclose(got, want, **tolerance(case.dtype, 8))
 
 
+@pytest.mark.parametrize("chunks", [1, 2])
+@pytest.mark.parametrize("hidden", [20, 40, 50])
+def test_gru_backward_of_every_number_of_rounds(backend: Backend, hidden: int, chunks: int) -> None:
+    """Device kernels load values in rounds of steps: whole rounds, and every rest."""
+    for steps in (*range(4, 18), 27) if hidden == 20 else (7, 27):
+        case = Case(steps, 2, hidden, np.dtype(np.float32), steps % 3 > 0, steps % 3 < 2, steps)
+        state = saved(case)
+        expected = reference.gru_backward(*state, *case.incoming())
+        for got, want in zip(backward(backend, state, case.incoming(), chunks), expected, strict=True):
+            np.testing.assert_allclose(got, want, **tolerance(case.dtype, 8), err_msg=f"{steps} steps")
+
+
 @given(data=st.data())
 @settings(max_examples=20)
 def test_bppsa_eq_11_gru_transposed_jacobian(backend: Backend, data: st.DataObject) -> None:

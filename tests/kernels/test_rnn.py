@@ -92,6 +92,18 @@ def test_rnn_scan_backward_equals_sequential(backend: Backend, data: st.DataObje
         np.testing.assert_allclose(got, want, **tolerance(case.dtype, 8))
 
 
+@pytest.mark.parametrize("chunks", [1, 2])
+@pytest.mark.parametrize("hidden", [20, 33, 160])
+def test_rnn_backward_of_every_number_of_rounds(backend: Backend, hidden: int, chunks: int) -> None:
+    """Device kernels load values in rounds of steps: whole rounds, and every rest."""
+    for steps in (*range(10, 26), 41) if hidden == 20 else (13, 41):
+        case = Case(steps, 2, hidden, np.dtype(np.float32), steps % 3 > 0, steps % 3 < 2, steps)
+        h, w_hh = sequence(case, "tanh")
+        expected = reference.rnn_backward(h, w_hh, *case.incoming(), "tanh")
+        for got, want in zip(backward(backend, h, w_hh, case.incoming(), "tanh", chunks), expected, strict=True):
+            np.testing.assert_allclose(got, want, **tolerance(case.dtype, 8), err_msg=f"{steps} steps")
+
+
 @given(data=st.data(), nonlinearity=NONLINEARITIES)
 @settings(max_examples=20)
 def test_rnn_jacobians(backend: Backend, data: st.DataObject, nonlinearity: str) -> None:

@@ -126,6 +126,72 @@ template <int OUTPUTS, int FOLD> struct UnitWeights {
 };
 #endif
 
+// A pointer into global memory that walks from step to step. The compiler is kept from seeing through it. It would work out each
+// address anew inside a branch around a store, where two additions and a predicate do, and move loads from the begin of a round
+// to its end, where they are waited for.
+template <class T> struct Walk {
+    T* at;
+
+    __device__ __forceinline__ T& operator[](int e) const {
+#ifndef SPARSEBP_ON_CPU
+        __builtin_assume(__isGlobal(at));
+#endif
+        return at[e];
+    }
+
+    __device__ __forceinline__ void operator+=(int64 stride) {
+        at += stride;
+#ifndef SPARSEBP_ON_CPU
+        asm("" : "+l"(at));
+#endif
+    }
+};
+
+// `count` steps in rounds of DEPTH, an even number or 1. load(values, valid) is called for one step after the other, a round ahead of
+// step(s, values, following); s counts the steps round to DEPTH, or to 2, `following` are the next step's values.
+// `valid` is a constant but for the last rounds, which are peeled off. start(values of the first step) comes before it all.
+//
+// All loads of a round stand together at its begin: a scoreboard (there are six) counts loads and is waited for until it is
+// zero, so of one load a step each would be waited for as soon as the next is issued. Two sets of registers take turns: copies
+// from one to the other would wait as well.
+template <int DEPTH, class Values, class Load, class Step>
+__device__ __forceinline__ void full_round(
+    Values (&now)[DEPTH], Values (&next)[DEPTH], const Load& load, const Step& step) {
+#pragma unroll
+    for (int s = 0; s < DEPTH; ++s) load(next[s], true);
+#pragma unroll
+    for (int s = 0; s < DEPTH; ++s) step(s, now[s], s + 1 < DEPTH ? now[(s + 1) % DEPTH] : next[0]);
+}
+
+template <int DEPTH, class Values, class Load, class Start, class Step>
+__device__ __forceinline__ void in_rounds(int64 count, const Load& load, const Start& start, const Step& step) {
+    Values now[DEPTH], next[DEPTH];
+#pragma unroll
+    for (int s = 0; s < DEPTH; ++s) load(now[s], s < count);
+    start(now[0]);
+    if (DEPTH == 1) {
+        for (int s = 0; count > 0; --count, s ^= 1) {
+            load(next[0], count > 1);
+            step(s, now[0], next[0]);
+            now[0] = next[0];
+        }
+        return;
+    }
+    for (; count >= 3 * DEPTH; count -= 2 * DEPTH) {
+        full_round(now, next, load, step);
+        full_round(next, now, load, step);
+    }
+    for (; count > 0; count -= DEPTH) {
+#pragma unroll
+        for (int s = 0; s < DEPTH; ++s) load(next[s], s + DEPTH < count);
+#pragma unroll
+        for (int s = 0; s < DEPTH; ++s)
+            if (s < count) step(s, now[s], s + 1 < DEPTH ? now[(s + 1) % DEPTH] : next[0]);
+#pragma unroll
+        for (int s = 0; s < DEPTH; ++s) now[s] = next[s];
+    }
+}
+
 // step(s, t) for t = first, first + WAY ... in turn, ahead of `stop`; s counts round to DEPTH and is known when compiling.
 template <int DEPTH, int WAY, class Step>
 __device__ __forceinline__ void in_turn(int64 first, int64 stop, const Step& step) {
