@@ -197,6 +197,20 @@ class Maker:
         numbers = {name: self.real(self.hidden) for name in ("mean", "offset", "slope", "factor")}
         return {name: self.real(*shape) for name in ("gy", "x")} | numbers | {"out": self.out(*shape)}
 
+    def channel_track(self) -> Arguments:
+        arrays = {name: self.gate(self.hidden) for name in ("mean", "var")}
+        running = {name: self.gate(self.hidden) for name in ("running_mean", "running_var")}
+        return arrays | {"momentum": 0.1, "correction": 1.25} | running
+
+    def channel_factors(self) -> Arguments:
+        weight = None if self.shared else self.real(self.hidden)
+        written = {"scale": self.out(self.hidden), "factor": self.out(self.hidden)}
+        return {"var": self.gate(self.hidden), "eps": 1e-3, "weight": weight} | written
+
+    def channel_slopes(self) -> Arguments:
+        arrays = {name: self.real(self.hidden) for name in ("sums", "products", "scale")}
+        return arrays | {"count": 7, "offset": self.out(self.hidden), "slope": self.out(self.hidden)}
+
     # ---- cutting off ----
 
     def clamp(self) -> Arguments:

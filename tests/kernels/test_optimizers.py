@@ -148,8 +148,12 @@ def test_clipping_more_arrays_than_a_launch_takes(backend):
     np.testing.assert_allclose(backend.numpy(out), [np.square(v, dtype=np.float64).sum() for v in values], rtol=1e-12)
     backend.kernels.clamp_arrays(arrays, 1.5)
     backend.kernels.scale_arrays(arrays, 0.5)
+    backend.kernels.scale_arrays(arrays, backend.array(0.25, np.float64))  # read when the kernel runs
     for value, array in zip(values, arrays, strict=True):
-        np.testing.assert_array_equal(backend.numpy(array), np.float32(0.5) * value.clip(-1.5, 1.5))
+        np.testing.assert_array_equal(backend.numpy(array), np.float32(0.125) * value.clip(-1.5, 1.5))
+    for wrong, error in ((backend.array([0.5]), ShapeError), (backend.array(0.5, np.float32), DTypeError)):
+        with pytest.raises(error, match="factor"):
+            backend.kernels.scale_arrays(arrays, wrong)
 
 
 @given(

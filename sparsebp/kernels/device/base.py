@@ -17,6 +17,8 @@ WARP = 32
 BLOCK = 256
 MAX_THREADS = 1024
 MAX_GRID = 2**31 - 1
+MAX_INT32 = 2**31 - 1025
+"""The largest number that a kernel may count to in 32 bits: a block's threads may step past the end."""
 STATIC_SHARED_LIMIT = 48 * 1024
 """Bytes of dynamic shared memory that a kernel may have without asking for more."""
 DEFAULT_SHARED_LIMIT = 99 * 1024
@@ -179,6 +181,24 @@ def winner_define(winner: Array) -> Defines:
 def ceil_div(a: int, b: int) -> int:
     """Return ``a / b`` rounded up."""
     return -(-a // b)
+
+
+def check_int32(name: str, numbers: dict[str, int]) -> None:
+    """Check numbers that a kernel counts with in 32 bits; each has a name.
+
+    Raises
+    ------
+    OptionError
+        One of them is too large.
+    """
+    for what, number in numbers.items():
+        if number > MAX_INT32:
+            raise OptionError(
+                f"The sizes are too large for {name} on a device",
+                expected=f"{what}: at most {MAX_INT32}",
+                got=number,
+                remedy="Use smaller batches, or the host kernels",
+            )
 
 
 def thread_block(batch: int, threads: int = BLOCK) -> tuple[int, int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import orders
 from sparsebp import backend, nn, optim
 from sparsebp.core.errors import NonFiniteError, OptionError
 from sparsebp.runtime.executor import Executor
