@@ -127,11 +127,18 @@ def _recurrent_launches(kernels: DeviceKernels, hidden: int, dtype: type) -> Non
     w, w3, gh0 = real((hidden, hidden)), real((3 * hidden, hidden)), real((batch, hidden))
     gx, ga = real((steps, batch, 3 * hidden)), real((steps, batch, 4 * hidden))
     jacobians = real((steps, hidden, hidden, batch))
-    kernels.rnn_forward(h, w, h0, "tanh", real(h.shape))
+    for x, w_ih in (
+        (h, None),
+        (real((steps, batch, 1)), real((hidden, 1))),
+        (real((steps, batch, 5)), real((hidden, 5))),
+    ):
+        bias = None if w_ih is None else real(hidden)
+        kernels.rnn_forward(x, w, h0, "tanh", real(h.shape), w_ih, bias, bias)
     kernels.rnn_backward(h, w, None, h0, "relu", real(h.shape), gh0, 1)
     kernels.rnn_backward(h, w, h, h0, "tanh", real(h.shape), gh0, chunks)
     kernels.rnn_jacobians(h, w, "tanh", jacobians)
-    kernels.gru_forward(gx, w3, real(hidden), h0, real(h.shape), gates)
+    for x, w_ih in ((gx, None), (real((steps, batch, 3)), real((3 * hidden, 3)))):
+        kernels.gru_forward(x, w3, real(hidden), h0, real(h.shape), gates, w_ih, None, None)
     kernels.gru_backward(h, h0, gates, w3, h, None, ga, gh0, 1)
     kernels.gru_backward(h, h0, gates, w3, h, h0, ga, gh0, chunks)
     kernels.gru_jacobians(h, h0, gates, w3, jacobians)

@@ -1,4 +1,4 @@
-// Gated recurrent unit (BPPSA Eq. 10): forward with every gate kept, backward, and materialised Jacobians;
+// Gated recurrent unit (BPPSA Eq. 10): backward, and materialised Jacobians; forward is in gru_forward.cu;
 // with -DROWS the first phase of the backward by reduce-then-scan alone.
 //
 // A block a sample (and chunk), a thread a hidden unit; see recurrent.cuh. Bound by the latency of a step: about 30 cycles for
@@ -71,45 +71,6 @@ __device__ __forceinline__ void gru_run_chunk(
 }
 
 #ifndef ROWS
-extern "C" __global__ void __launch_bounds__(UNIT_BLOCK, 1) gru_forward(
-    const real* __restrict__ gx, const real* __restrict__ weights, const real* __restrict__ b_hn,
-    const real* __restrict__ h0, real* __restrict__ h, real* __restrict__ gates, int64 steps, int batch, int hidden) {
-    extern __shared__ __align__(16) real shared[];
-    HIDDEN_SIZE(hidden);
-    const bool active = int(threadIdx.x) < H;
-    const int unit = min(int(threadIdx.x), H - 1);
-    const int64 stride = int64(batch) * H, at = int64(blockIdx.x) * H + unit, gate_at = int64(blockIdx.x) * H * 3 + unit;
-    UnitWeights<3, 1> w;
-    real* const state = w.load(weights, FORWARD_STRIDES(3), unit, shared);
-    const real bias = b_hn[unit];
-    real before = h0[at];
-    state[threadIdx.x] = before;
-
-    real ahead[DEPTH][3];
-#pragma unroll
-    for (int s = 0; s < DEPTH; ++s)
-#pragma unroll
-        for (int q = 0; q < 3; ++q) ahead[s][q] = gx[gate_at + min(int64(s), steps - 1) * stride * 3 + q * H];
-    unit_barrier();
-    in_turn<DEPTH, 1>(0, steps, [&](int s, int64 t) {
-        real sums[3];
-        w.apply(state + s % 2 * SEGMENT, sums);
-        const real r = sigmoid_of(ahead[s][0] + sums[0]), z = sigmoid_of(ahead[s][1] + sums[1]);
-        const real m = sums[2] + bias, n = tanh_of(ahead[s][2] + r * m);
-        before = (1 - z) * n + z * before;
-        state[(s + 1) % 2 * SEGMENT + threadIdx.x] = before;
-        if (active) {
-            h[at + t * stride] = before;
-            real* const kept = gates + (t * stride + int64(blockIdx.x) * H) * 4 + unit;
-            kept[0] = r, kept[H] = z, kept[2 * H] = n, kept[3 * H] = m;
-        }
-        if (t + DEPTH < steps)
-#pragma unroll
-            for (int q = 0; q < 3; ++q) ahead[s][q] = gx[gate_at + (t + DEPTH) * stride * 3 + q * H];
-        unit_barrier();
-    });
-}
-
 // Back-propagation through chunks, as rnn_backward. `ga` gets the gradients at n, r, z, m.
 extern "C" __global__ void __launch_bounds__(UNIT_BLOCK, 1) gru_backward(
     const real* __restrict__ h, const real* __restrict__ h0, const real* __restrict__ gates,

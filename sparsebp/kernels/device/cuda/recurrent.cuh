@@ -115,7 +115,7 @@ template <int OUTPUTS, int FOLD> struct UnitWeights {
     __device__ __forceinline__ void add(const real* state, real (&out)[OUTPUTS]) const {
         real sums[OUTPUTS] = {};
         for (int f = 0; f < FOLD; ++f)
-#pragma unroll (OUTPUTS == 1 ? 8 : 4)
+#pragma unroll (OUTPUTS * sizeof(real) > 16 ? 4 : 8)
             for (int k = 0; k < H; ++k)
 #pragma unroll
                 for (int o = 0; o < OUTPUTS; ++o)
@@ -202,29 +202,6 @@ __device__ __forceinline__ void in_turn(int64 first, int64 stop, const Step& ste
     for (int s = 0; s < DEPTH; ++s)
         if (WAY > 0 ? first + s < stop : first - s > stop) step(s, first + WAY * s);
 }
-
-// ---- nonlinearities --------------------------------------------------------------------------------------------------
-// They lie on the one chain of a recurrence, so their latency counts. In float32 the hardware's exponential and reciprocal
-// (errors of 2 ulp and 1 ulp) replace the library's versions, whose range reductions and branches double the time.
-
-__device__ __forceinline__ double tanh_of(double x) { return tanh(x); }
-__device__ __forceinline__ double sigmoid_of(double x) { return 1 / (1 + exp(-x)); }
-
-// Within 3 ulp. Both forms are worked out side by side and one is selected, so no branch splits the warp.
-__device__ __forceinline__ float tanh_of(float x) {
-    const float size = fabsf(x), square = x * x;
-    const float large = 1 - __fdividef(2.f, __expf(2 * size) + 1);  // NaN stays NaN; an infinite divisor gives 1
-    float small = -5.895158276e-3f;  // tanh(x) = x + x^3 q(x^2) for |x| <= 0.6, minimax, 0.75 ulp
-    small = small * square + 2.079597116e-2f;
-    small = small * square - 5.378383026e-2f;
-    small = small * square + 1.333192437e-1f;
-    small = small * square - 3.333329856e-1f;
-    small = small * square * x + x;
-    return size < 0.6f ? small : copysignf(large, x);
-}
-
-// Relative error about 2e-7 (1 + |x|); where exp(-x) overflows the result is 0.
-__device__ __forceinline__ float sigmoid_of(float x) { return __fdividef(1.f, 1 + __expf(-x)); }
 
 // ---- one step's derivatives, needed by the sequential backward, the scan and the materialised Jacobians ----------------
 

@@ -1,4 +1,4 @@
-// Elman recurrence h[t] = f(gx[t] + W h[t-1]): forward, backward, and the materialised Jacobians;
+// Elman recurrence h[t] = f(gx[t] + W h[t-1]): backward, and the materialised Jacobians; forward is in rnn_forward.cu;
 // with -DROWS the first phase of the backward by reduce-then-scan alone.
 //
 // RELU picks f: 0 is tanh, 1 is relu. A block a sample (and chunk), a thread a hidden unit; see recurrent.cuh. These kernels
@@ -63,41 +63,6 @@ __device__ __forceinline__ void rnn_run_chunk(
 }
 
 #ifndef ROWS
-__device__ __forceinline__ real activation(real x) {
-#if RELU
-    return x < 0 ? real(0) : x;  // written so that NaN stays NaN
-#else
-    return tanh_of(x);
-#endif
-}
-
-extern "C" __global__ void __launch_bounds__(UNIT_BLOCK, 1) rnn_forward(
-    const real* __restrict__ gx, const real* __restrict__ weights, const real* __restrict__ h0, real* __restrict__ h,
-    int64 steps, int batch, int hidden) {
-    extern __shared__ __align__(16) real shared[];
-    HIDDEN_SIZE(hidden);
-    const bool active = int(threadIdx.x) < H;
-    const int unit = min(int(threadIdx.x), H - 1);
-    const int64 stride = int64(batch) * H, at = int64(blockIdx.x) * H + unit;
-    UnitWeights<1, 1> w;
-    real* const state = w.load(weights, FORWARD_STRIDES(1), unit, shared);
-    state[threadIdx.x] = h0[at];
-
-    real ahead[DEPTH];
-#pragma unroll
-    for (int s = 0; s < DEPTH; ++s) ahead[s] = gx[at + min(int64(s), steps - 1) * stride];
-    unit_barrier();
-    in_turn<DEPTH, 1>(0, steps, [&](int s, int64 t) {
-        real sum[1];
-        w.apply(state + s % 2 * SEGMENT, sum);
-        const real value = activation(ahead[s] + sum[0]);
-        state[(s + 1) % 2 * SEGMENT + threadIdx.x] = value;
-        if (active) h[at + t * stride] = value;
-        if (t + DEPTH < steps) ahead[s] = gx[at + (t + DEPTH) * stride];
-        unit_barrier();
-    });
-}
-
 // Back-propagation through chunks: block x is chunk first_chunk + x / batch, sample x % batch. `carry` (chunks of this
 // launch, B, H; null: zero) comes from later steps; the first chunk of the launch hands its own on to `carry_out` (B, H).
 // Sequential back-propagation is the case of one chunk.
