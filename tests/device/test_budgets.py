@@ -11,16 +11,11 @@ from sass.nvrtc import disassembler
 
 T, B, H, MULTIPROCESSORS = 1000, 16, 20, 132
 
-VALUES = {("rnn", 1): 5.1, ("rnn", 64): 10.8, ("gru", 1): 18.1, ("gru", 64): 30.8}
+VALUES = {("rnn", 1): 4.1, ("rnn", 64): 9.8, ("gru", 1): 18.1, ("gru", 64): 30.8}
 """By cell and chunks: values that the recurrent kernels of a training step read and write, over T·B·H."""
 
-STEP = {
-    ("RNN", "bp"): {"launched": {"launches": 32, "host reads": 1, "uploads": 0}},
-    ("RNN", "chunked"): {"launched": {"launches": 34, "host reads": 1, "uploads": 0}},
-    ("GRU", "bp"): {"launched": {"launches": 31, "host reads": 1, "uploads": 0}},
-    ("GRU", "chunked"): {"launched": {"launches": 33, "host reads": 1, "uploads": 0}},
-}
-"""By cell and algorithm: what a training step asks of the device, from the batch to the updated parameters."""
+LAUNCHES = {("RNN", "bp"): 25, ("RNN", "chunked"): 27, ("GRU", "bp"): 31, ("GRU", "chunked"): 33}
+"""By cell and algorithm: launches of a training step, from the batch to the updated parameters."""
 
 
 @pytest.mark.skipif(disassembler() is None, reason="needs nvdisasm: pip install nvidia-cuda-nvdisasm (extra 'dev')")
@@ -46,13 +41,10 @@ def test_values_moved_by_the_recurrent_kernels(cell: str, chunks: int) -> None:
     assert sum(launch.bytes for launch in launches) / (4 * T * B * H) <= VALUES[cell, chunks]
 
 
-@pytest.mark.parametrize(("cell", "backward"), STEP)
+@pytest.mark.parametrize(("cell", "backward"), LAUNCHES)
 def test_a_training_step_asks_no_more_of_the_device(cell: str, backward: str) -> None:
-    got, bounds = step_counts(cell, backward), STEP[cell, backward]
-    over = {
-        (mode, name): (got[mode][name], bound)
-        for mode, by_name in bounds.items()
-        for name, bound in by_name.items()
-        if got[mode][name] > bound
-    }
-    assert not over, f"(got, at most) {over}; all of them: {got}"
+    """Launched or captured, it sends nothing and reads its loss once; a captured one copies the batch to its place."""
+    got = step_counts(cell, backward)
+    assert got["launched"]["launches"] <= LAUNCHES[cell, backward], got
+    assert (got["captured"]["graphs"], got["captured"]["launches"]) == (1, 2), got
+    assert all((mode["host reads"], mode["uploads"]) == (1, 0) for mode in got.values()), got

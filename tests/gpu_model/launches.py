@@ -75,7 +75,8 @@ def recurrence(cell: str, length: int, batch: int, hidden: int, chunks: int, mul
     Parameters
     ----------
     cell
-        ``"rnn"`` or ``"gru"``, float32, a gradient at every time step.
+        ``"rnn"`` with one feature, or ``"gru"`` with more than the kernel projects itself; float32, a gradient at
+        every time step.
     length, batch, hidden
         T, B and H.
     chunks
@@ -91,12 +92,12 @@ def recurrence(cell: str, length: int, batch: int, hidden: int, chunks: int, mul
 
     h, gy, h0, last = real(length, batch, hidden), real(length, batch, hidden), real(batch, hidden), real(batch, hidden)
     if cell == "rnn":
-        gx, weights = real(length, batch, hidden), real(hidden, hidden)
-        kernels.rnn_forward(gx, weights, h0, "tanh", h)
+        x, weights, biases = real(length, batch, 1), real(hidden, hidden), (real(hidden), real(hidden))
+        kernels.rnn_forward(x, weights, h0, "tanh", h, real(hidden, 1), *biases)
         kernels.rnn_backward(h, weights, gy, last, "tanh", real(length, batch, hidden), real(batch, hidden), chunks)
     else:
         gx, weights, gates = real(length, batch, 3 * hidden), real(3 * hidden, hidden), real(length, batch, 4 * hidden)
-        kernels.gru_forward(gx, weights, real(hidden), h0, h, gates)
+        kernels.gru_forward(gx, weights, real(hidden), h0, h, gates, None, None, None)
         ga = real(length, batch, 4 * hidden)
         kernels.gru_backward(h, h0, gates, weights, gy, last, ga, real(batch, hidden), chunks)
     return recorder.launches

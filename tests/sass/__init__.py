@@ -1,7 +1,7 @@
 """Reads the machine code of the CUDA kernels and says, without a GPU, how many cycles a step of their loops takes.
 
 For tests and for the documentation. With ``tests`` on the path, `python -m sass rnn.cu rnn_backward REAL=float
-HIDDEN=20 RELU=0 --arch sm_90` prints it for one kernel. The pieces, in the order in which a kernel passes through them:
+HIDDEN=20 RELU=0 --steps LDS.128:5` prints it for one kernel. The pieces, in the order in which a kernel passes them:
 
 `nvrtc`
     Compiles a source with the options that CuPy passes, and disassembles it. Needs ``nvidia-cuda-nvrtc`` and

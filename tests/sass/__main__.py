@@ -1,4 +1,4 @@
-"""Prints the figures of one kernel: ``python -m sass rnn.cu rnn_backward REAL=float HIDDEN=20 RELU=0 --arch sm_90``."""
+"""Prints the figures of one kernel: ``python -m sass scan.cu scan_combine REAL=float HIDDEN=20 --steps LDS.128:5``."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ import argparse
 
 from sass import machine
 from sass.loops import Loop, busiest, loops
-from sass.report import Report, kernel_code, steps_of
+from sass.report import Report, Steps, kernel_code, steps_of
+
+
+def steps(text: str) -> Steps:
+    """Take ``8`` or ``LDS.128:5``."""
+    opcode, _, each = text.partition(":")
+    return (opcode, int(each)) if each else int(text)
 
 
 def main() -> None:
@@ -17,7 +23,9 @@ def main() -> None:
     parser.add_argument("kernel", help="its __global__ function")
     parser.add_argument("defines", nargs="*", metavar="NAME=VALUE")
     parser.add_argument("--arch", default="sm_90")
-    parser.add_argument("--steps", type=int, help="steps of a round (default: its barriers are counted)")
+    parser.add_argument(
+        "--steps", type=steps, default=1, help="time steps of a round, or an opcode and how often one has it"
+    )
     parser.add_argument("--loop", type=int, help="which of the loops listed (default: the one with most multiply-adds)")
     parser.add_argument("--trips", type=int, default=1, help="rounds of inner loops whose length is no constant")
     parser.add_argument("--taken", nargs="*", default=[], metavar="ADDRESS", help="forward branches on data to take")
@@ -40,7 +48,7 @@ def show(report: Report, loop: Loop, trace: bool) -> None:
     """Print the figures of one loop, a step each."""
     for note in loop.notes:
         print(f"    {note}")
-    print(f"a round makes {report.steps} steps; a step:")
+    print("a round:" if report.steps == 1 else f"a round makes {report.steps} time steps; each:")
     for memory, load in machine.LOAD_LATENCY.items():
         steady = report.steady(memory)
         lost = ", ".join(

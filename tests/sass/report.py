@@ -10,6 +10,9 @@ from sass.decode import Instruction, functions
 from sass.loops import Loop, busiest, loops
 from sparsebp.kernels.device.base import Defines
 
+Steps = tuple[str, int] | int
+"""How the time steps of an unrolled round are told, see `report`."""
+
 
 @dataclass(frozen=True)
 class Report:
@@ -72,9 +75,7 @@ def kernel_code(file: str, kernel: str, defines: Defines, architecture: str, *ex
     return functions(nvrtc.listing_of(file, defines, architecture, extra))[kernel]
 
 
-def report(
-    file: str, kernel: str, defines: Defines, architecture: str, steps: tuple[str, int] | int | None = None
-) -> Report:
+def report(file: str, kernel: str, defines: Defines, architecture: str, steps: Steps) -> Report:
     """Return the figures of the kernel's loop with most multiply-adds.
 
     Parameters
@@ -82,7 +83,7 @@ def report(
     file, kernel, defines, architecture
         What to compile, such as ``"rnn.cu"``, ``"rnn_forward"``, ``{"REAL": "float", …}``, ``"sm_90"``.
     steps
-        How many steps a round makes, or an opcode and how often a step has it; without, barriers are counted.
+        How many time steps a round of the loop makes, or an opcode and how often a time step has it.
 
     Raises
     ------
@@ -93,10 +94,8 @@ def report(
     return Report(loop, steps_of(loop, steps), int(architecture.removeprefix("sm_")))
 
 
-def steps_of(loop: Loop, steps: tuple[str, int] | int | None) -> int:
-    """Return how many steps a round makes, see `report`."""
-    if steps is None:
-        return loop.count(*machine.BARRIERS) or 1
+def steps_of(loop: Loop, steps: Steps) -> int:
+    """Return how many time steps a round makes, see `report`."""
     if isinstance(steps, int):
         return steps
     opcode, each = steps
