@@ -87,9 +87,9 @@ def test_a_wait_that_is_missing_is_seen(cp):
         with second:
             assert (a + 0).tolist() == expected
     with first:
-        b = cp.zeros(3)
+        b = cp.full(3, 12345.0)
     with second:
-        assert b.tolist() != [0, 0, 0]
+        assert b.tolist() != [12345] * 3
 
 
 @gpu
@@ -98,9 +98,9 @@ def test_streams_wait_for_the_default_one_unless_they_say_no(cp):
     a += 1
     with cp.cuda.Stream():
         assert a.tolist() == [1, 1, 1]
-    b = cp.zeros(3)
+    b = cp.full(3, 54321.0)
     with cp.cuda.Stream(non_blocking=True):
-        assert b.tolist() != [0, 0, 0]
+        assert b.tolist() != [54321] * 3
 
 
 @gpu
