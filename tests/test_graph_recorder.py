@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sparsebp import backend
-from sparsebp.backend import graphs
+from sparsebp.backend import cublas
 from sparsebp.backend.graphs import GraphRecorder
 from sparsebp.core.errors import DeviceError
 
@@ -100,7 +100,7 @@ class Device:
         self.current.append(Stream("null"))
         self.cuda = SimpleNamespace(
             Stream=Stream, MemoryPool=Pool, using_allocator=using_allocator,
-            Device=lambda: SimpleNamespace(cublas_handle=1),
+            Device=lambda: SimpleNamespace(cublas_handle=1, synchronize=lambda: self.notes.append("wait for all")),
             get_current_stream=lambda: self.current[-1], runtime=SimpleNamespace(runtimeGetVersion=lambda: 13000),
             set_pinned_memory_allocator=lambda allocate: setattr(self, "allocate", allocate),
         )  # fmt: skip
@@ -119,7 +119,7 @@ class Device:
 @pytest.fixture
 def device(monkeypatch):
     device = Device()
-    monkeypatch.setattr(graphs.ctypes, "CDLL", lambda name: device.library)
+    monkeypatch.setattr(cublas.ctypes, "CDLL", lambda name: device.library)
     return device
 
 
@@ -142,7 +142,7 @@ def test_a_capture_and_its_replay(device):
         with pytest.raises(DeviceError, match="sent while work is captured"):
             device.allocate(8)
     assert device.allocate == "pinned" and recorder.captured
-    assert device.notes == ["free", "begin", f"own memory on {first}", "end", "upload"]
+    assert device.notes == ["wait for all", "free", "begin", f"own memory on {first}", "end", "upload"]
     device.notes.clear()
     recorder.replay()
     assert device.notes[2] == f"launch {first}" and len(device.notes) == 5
@@ -176,11 +176,16 @@ def test_products_set_the_stream_and_its_workspace(device):
                 device.notes.clear()
                 assert backend.matmul(a, a.T).shape == (2, 2)
                 assert device.notes[-3:] == ["SetStream", "SetWorkspace", "GemmEx"]
+                device.notes.clear()
+                backend.matmul(a, a.T)
+                assert [note for note in device.notes if "memory" not in note] == ["GemmEx"]
         assert backend.matmul(a[None], a.T[None]).shape == (1, 2, 2)
         assert device.notes[-1] == "GemmStridedBatchedEx"
     assert len(recorder._cublas._workspaces) == 2
     device.library.status = 13
-    with pytest.raises(DeviceError, match="cublasSetStream_v2 failed"), recorder.running():
+    with pytest.raises(DeviceError, match="cublasSetStream_v2 failed"), recorder.running(), recorder.streams[1]:
+        backend.matmul(a, a.T)
+    with pytest.raises(DeviceError, match="cublasSetStream_v2 failed"), recorder.running():  # it is not taken as set
         backend.matmul(a, a.T)
 
 
@@ -188,7 +193,7 @@ def test_a_library_that_is_not_there(device, monkeypatch):
     def missing(name):
         raise OSError(f"{name}: cannot open shared object file")
 
-    monkeypatch.setattr(graphs.ctypes, "CDLL", missing)
+    monkeypatch.setattr(cublas.ctypes, "CDLL", missing)
     with pytest.raises(DeviceError, match=r"cuBLAS cannot be loaded.*cublas"):
         GraphRecorder(device, 1)
 

@@ -43,6 +43,9 @@ def namespace(*arrays: Array, **named: Array) -> ModuleType:
     kinds = {*map(type, arrays), *map(type, named.values())}
     if kinds == _PLAIN:  # as nearly always: several times as fast
         return np
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and len(kinds) == 1 and cupy.ndarray in kinds:  # nearly always on a device
+        return cupy
     found = {_namespace_of(array) for array in arrays}
     found.update(_namespace_of(array, name) for name, array in named.items())
     if len(found) > 1:
@@ -252,10 +255,47 @@ def constant(xp: ModuleType, host: np.ndarray) -> Array:
     return xp.asarray(host) if recorder is None or xp is np else recorder.constant(host)
 
 
-def matmul(a: Array, b: Array) -> Array:
-    """Return ``a @ b``, also while work is recorded, where CuPy refuses products."""
+def kept(xp: ModuleType, host: np.ndarray) -> Array:
+    """Return a host array's values on the current device of `xp`, for an array that is kept and used on any stream.
+
+    The host waits until they are there, so that no later work needs to, on whatever stream and from whatever thread.
+    They are sent on the legacy stream: memory that was freed while others still read it is not overwritten early.
+    """
     recorder = getattr(_recording, "recorder", None)
-    return a @ b if recorder is None else recorder.matmul(a, b)
+    if xp is np:
+        return host
+    if recorder is not None:  # the same, past the stream and the memory of a graph
+        return recorder.constant(host)
+    with xp.cuda.Stream.null as stream:
+        array = xp.asarray(host)
+        stream.synchronize()  # synchronize!
+    return array
+
+
+def order_of(xp: ModuleType) -> int | None:
+    """Return what stands for the current stream, whose work runs in order; None on the host, where nothing is queued.
+
+    Memory that is used again belongs to one of them: another one's work may come before what has been queued.
+    """
+    return None if xp is np else int(xp.cuda.get_current_stream().ptr)
+
+
+def is_recorded() -> bool:
+    """Say whether the work of this thread may be captured, to be replayed whenever and with all memory that it uses."""
+    return getattr(_recording, "recorder", None) is not None
+
+
+def matmul(a: Array, b: Array) -> Array:
+    """Return ``a @ b``: on a GPU by cuBLAS, as the arrays lie, also while work is recorded."""
+    recorder = getattr(_recording, "recorder", None)
+    if recorder is not None:
+        return recorder.matmul(a, b)
+    xp = namespace(a, b)
+    if xp is np:
+        return a @ b
+    from sparsebp.backend.cublas import products
+
+    return products(xp).matmul(a, b)
 
 
 def erf(x: Array) -> Array:

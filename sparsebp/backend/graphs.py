@@ -8,26 +8,18 @@ buffer that is long in other hands, so such transfers are refused here, but for 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from math import prod
+from collections.abc import Iterator
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from sparsebp import backend
-from sparsebp.core.errors import DeviceError, ShapeError
+from sparsebp.backend.cublas import Cublas
+from sparsebp.core.errors import DeviceError
 from sparsebp.core.types import Array
-
-_WORKSPACE = 32 << 20
-"""Bytes for cuBLAS on every stream, what its documentation asks for on the largest GPUs."""
-_N, _T = 0, 1  # cublasOperation_t
-_TYPES = {np.dtype(np.float32): (0, 68, ctypes.c_float), np.dtype(np.float64): (1, 70, ctypes.c_double)}
-# cudaDataType, cublasComputeType_t (no TF32) and the type of alpha and beta
-_DEFAULT_ALGORITHM = -1
 
 
 class GraphRecorder:
@@ -58,8 +50,15 @@ class GraphRecorder:
         self.streams = [xp.cuda.Stream(non_blocking=True, priority=1 - count + number) for number in range(count)]
         self._pool = xp.cuda.MemoryPool()  # lives as long as the graph, and serves nobody else
         self._constants: list[tuple[np.ndarray, Array]] = []
-        self._cublas = Cublas(xp)
+        self._cublas = Cublas(xp, workspaces=True)
         self._graph: Any = None
+
+    def __del__(self) -> None:
+        """Wait for what uses the memory that goes now."""
+        if not sys.is_finalizing():
+            for stream in getattr(self, "streams", ()):
+                with contextlib.suppress(RuntimeError):  # the device has failed
+                    stream.synchronize()  # synchronize!
 
     @property
     def captured(self) -> bool:
@@ -84,6 +83,7 @@ class GraphRecorder:
             It does something else that cannot be captured: CuPy's and the CUDA runtime's error. Nothing has run.
         """
         first = self.streams[0]
+        self._xp.cuda.Device().synchronize()  # synchronize!
         self._xp.get_default_memory_pool().free_all_blocks()  # the graph has memory of its own
         with (
             backend.recording(self), first, self._xp.cuda.using_allocator(self._pool.malloc),
@@ -130,128 +130,6 @@ class GraphRecorder:
                 yield
         finally:
             current.wait_event(first.record())
-
-
-class Operand(NamedTuple):
-    """A row-major matrix, or a batch of them, as cuBLAS (column-major) takes it: the operation, both strides."""
-
-    operation: int
-    leading: int
-    stride: int
-
-
-def operand(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> Operand | None:
-    """Return how cuBLAS reads a (rows, columns) or (batch, rows, columns) array; None if only a copy can be read."""
-    rows, columns = shape[-2:]
-    down, across = strides[-2] // itemsize, strides[-1] // itemsize
-    batch = strides[0] // itemsize if len(shape) == 3 else 0
-    if (across == 1 or columns == 1) and (down >= columns or rows == 1):
-        return Operand(_N, max(down, columns) if rows > 1 else columns, batch)
-    if (down == 1 or rows == 1) and (across >= rows or columns == 1):
-        return Operand(_T, max(across, rows) if columns > 1 else rows, batch)
-    return None
-
-
-class Cublas:
-    """Matrix products by cuBLAS's own entry points, with a handle and a workspace for every stream that captures.
-
-    Parameters
-    ----------
-    xp
-        CuPy.
-
-    Raises
-    ------
-    DeviceError
-        The library cannot be loaded, or refuses.
-    """
-
-    def __init__(self, xp: ModuleType) -> None:
-        self._xp = xp
-        xp.cuda.Device().cublas_handle  # noqa: B018  (CuPy loads the library)
-        major = xp.cuda.runtime.runtimeGetVersion() // 1000
-        name = f"cublas64_{major}.dll" if sys.platform == "win32" else f"libcublas.so.{major}"
-        try:
-            self._library = ctypes.CDLL(name)
-        except OSError as error:
-            raise DeviceError(
-                "cuBLAS cannot be loaded", expected=name, got=str(error), remedy="Install CuPy with its CUDA libraries"
-            ) from error
-        self._handle = ctypes.c_void_p()
-        self._call("cublasCreate_v2", ctypes.byref(self._handle), handle=False)
-        self._workspaces: dict[int, Array] = {}
-
-    def __del__(self) -> None:
-        """Give the handle back."""
-        if getattr(self, "_handle", None) and not sys.is_finalizing():
-            self._library.cublasDestroy_v2(self._handle)
-
-    def matmul(self, a: Array, b: Array) -> Array:
-        """Return ``a @ b`` for vectors, matrices, two batches of matrices, and batches times one matrix.
-
-        Raises
-        ------
-        ShapeError
-            The batches differ, or have several axes.
-        """
-        xp = self._xp
-        if a.ndim == 1 or b.ndim == 1:
-            left, right = a[None] if a.ndim == 1 else a, b[:, None] if b.ndim == 1 else b
-            shape = (*(() if a.ndim == 1 else a.shape[:-1]), *(() if b.ndim == 1 else b.shape[-1:]))
-            return self.matmul(left, right).reshape(shape)
-        if a.ndim > 2 and b.ndim == 2:
-            return self.matmul(a.reshape(-1, a.shape[-1]), b).reshape(*a.shape[:-1], b.shape[-1])
-        if a.ndim > 3 or a.shape[:-2] != b.shape[:-2]:
-            raise ShapeError("Products of these batches are not captured", expected="one batch axis, of one length",
-                             got=f"{a.shape} @ {b.shape}", remedy="Train with graph=False")  # fmt: skip
-        out = xp.empty((*a.shape[:-1], b.shape[-1]), a.dtype)
-        if out.size == 0 or a.shape[-1] == 0:
-            out.fill(0)
-            return out
-        (a, first), (b, second) = self._readable(a), self._readable(b)
-        kind, compute, scalar = _TYPES[out.dtype]
-        rows, columns, inner = out.shape[-2], out.shape[-1], a.shape[-1]
-        one, zero = scalar(1), scalar(0)
-        self._use_stream()
-        # Column-major, out is its own transpose: outᵀ = bᵀ aᵀ, and both factors are read as they lie.
-        sizes = (second.operation, first.operation, columns, rows, inner, ctypes.byref(one))
-        pointers = tuple(ctypes.c_void_p(array.data.ptr) for array in (b, a, out))
-        if out.ndim == 2:
-            self._call(
-                "cublasGemmEx", *sizes, pointers[0], kind, second.leading, pointers[1], kind, first.leading,
-                ctypes.byref(zero), pointers[2], kind, columns, compute, _DEFAULT_ALGORITHM,
-            )  # fmt: skip
-        else:
-            long = ctypes.c_longlong
-            self._call(
-                "cublasGemmStridedBatchedEx", *sizes, pointers[0], kind, second.leading, long(second.stride),
-                pointers[1], kind, first.leading, long(first.stride), ctypes.byref(zero), pointers[2], kind, columns,
-                long(prod(out.shape[1:])), out.shape[0], compute, _DEFAULT_ALGORITHM,
-            )  # fmt: skip
-        return out
-
-    def _readable(self, array: Array) -> tuple[Array, Operand]:
-        found = operand(array.shape, array.strides, array.itemsize)
-        if found is None:
-            array = self._xp.ascontiguousarray(array)
-            found = Operand(_N, array.shape[-1], array.shape[-2] * array.shape[-1])
-        return array, found
-
-    def _use_stream(self) -> None:
-        """Set the current stream, which forgets the workspace, and the stream's own workspace."""
-        xp = self._xp
-        pointer = xp.cuda.get_current_stream().ptr
-        if pointer not in self._workspaces:
-            with xp.cuda.using_allocator(xp.get_default_memory_pool().malloc):
-                self._workspaces[pointer] = xp.empty(_WORKSPACE, np.uint8)
-        self._call("cublasSetStream_v2", ctypes.c_void_p(pointer))
-        workspace = ctypes.c_void_p(self._workspaces[pointer].data.ptr)
-        self._call("cublasSetWorkspace_v2", workspace, ctypes.c_size_t(_WORKSPACE))
-
-    def _call(self, name: str, *args: Any, handle: bool = True) -> None:
-        status = getattr(self._library, name)(*((self._handle,) if handle else ()), *args)
-        if status != 0:
-            raise DeviceError(f"{name} failed", expected="status 0", got=status, remedy="Train with graph=False")
 
 
 @contextlib.contextmanager

@@ -94,6 +94,28 @@ def clip_grad_norm(grads: Mapping[str, Array], max_norm: float, *, norm: float |
     return norm
 
 
+def clip_on_device(grads: Mapping[str, Array], max_norm: float, sums: Iterable[Array]) -> None:
+    """Scale the gradients in place as `clip_grad_norm` does, without a number that the host reads.
+
+    Nothing is scaled where the norm is not finite.
+
+    Parameters
+    ----------
+    grads
+        Gradients by name, on one device.
+    max_norm
+        The largest norm.
+    sums
+        Their sums of squares, as `square_sums` yields them.
+    """
+    first, *others = (part.sum() for part in sums)
+    total = sum(others, first)
+    for xp, names in _kinds(grads):
+        factor = max_norm / (xp.sqrt(total) + 1e-6)
+        factor = xp.where(xp.isfinite(total) & (factor < 1), factor, 1.0)
+        kernels.get(xp).scale_arrays([grads[name] for name in names], factor)
+
+
 def clip_grad_value(grads: Mapping[str, Array], clip_value: float) -> None:
     """Bring every number of the gradients into [-clip_value, clip_value], in place; NaN stays NaN.
 

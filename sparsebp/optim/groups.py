@@ -119,9 +119,10 @@ class ParameterGroups:
         return tuple(map(group.__getitem__, UPDATE_OPTIONS[self.rule]))
 
     def _run(self, rows: Sequence[int], grads: list[Array], options: Array, steps: Array | None) -> None:
-        """Update the parameters of these rows, rising and of one dtype and namespace, in one launch.
+        """Update the parameters of these rows, rising and of one dtype and namespace, in one call.
 
-        grads: one for each of the rows. options, steps: one row for each of all parameters; steps None counts one on.
+        grads: one for each of the rows. options: one row for each of all parameters. steps: the numbers of their last
+        updates on the device, which are counted on there; None counts on the host's.
         """
         first, end = rows[0], rows[-1] + 1
         if len(rows) == end - first:  # one or all, mostly: views, no copies
@@ -138,7 +139,11 @@ class ParameterGroups:
             self._steps[at] = count
         else:
             at = at if isinstance(at, slice) else backend.constant(xp, np.array(at))
-            k.optimizer_update(self.rule, params, grads, columns, options[at], steps[at])
+            count = steps[at]
+            count += 1
+            if not isinstance(at, slice):  # a copy
+                steps[at] = count
+            k.optimizer_update(self.rule, params, grads, columns, options[at], count)
 
     def _takes_product(self, name: str, factors: ProductFactors) -> bool:
         param, (a, b) = self.params.get(name), factors

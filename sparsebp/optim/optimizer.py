@@ -19,7 +19,7 @@ _NOT_IN_STATE = {"params", "initial_lr"}  # the base rate is a schedule's, and p
 
 
 class Optimizer(ParameterGroups):
-    """Updates parameters in place, all in one pass over memory, all of them in one kernel launch.
+    """Updates parameters in place, all in one pass over memory and one call; on a GPU that is a launch for a few dozen.
 
     Parameters
     ----------

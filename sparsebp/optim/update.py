@@ -108,16 +108,17 @@ class Update:
 class DeviceUpdate(Update):
     """An update whose options and step numbers are read on the device when its kernels run, so that it can be replayed.
 
-    `write` begins each replay; `apply` is called once, while the kernels are recorded.
+    `write` begins each replay; `apply` is called once, while the kernels are recorded: they count the steps on.
     """
 
     def __init__(self, optimizer: ParameterGroups, options: np.ndarray) -> None:
         self._xp, self._written = optimizer._kinds[0][0], options
         super().__init__(optimizer, self._xp.array(options))
         self._steps: Array = self._xp.array(optimizer._steps)
+        self._counted = optimizer._steps.copy()
 
     def write(self) -> None:
-        """Count one more update of every parameter; write its number and the options as they are now.
+        """Count one more update of every parameter; send options and numbers where the device has others.
 
         Raises
         ------
@@ -126,8 +127,10 @@ class DeviceUpdate(Update):
         """
         optimizer = self._optimizer
         options = optimizer._options_now()
+        if not np.array_equal(self._counted, optimizer._steps):  # steps of another graph, or of none, or a loaded state
+            self._steps[...] = self._xp.asarray(optimizer._steps)
         optimizer._steps += 1
-        self._steps[...] = self._xp.asarray(optimizer._steps)
+        self._counted = optimizer._steps.copy()
         if options is not self._written:
             self._options[...] = self._xp.asarray(options)
             self._written = options
@@ -136,7 +139,7 @@ class DeviceUpdate(Update):
 def launch(optimizer: ParameterGroups, grads: Mapping[str, Array], options: Array, steps: Array | None = None) -> None:
     """Update the parameters that `grads` names; `options` has a row for each of all parameters.
 
-    So has `steps`, the numbers of their updates; None counts one on.
+    So has `steps`, see `ParameterGroups._run`.
 
     Raises
     ------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import ModuleType
 
 import numpy as np
@@ -33,12 +32,12 @@ class DeviceCopies:
         self._copies: dict[tuple[str, int], tuple[Array, ...]] = {}
 
     def on(self, xp: ModuleType) -> tuple[Array, ...]:
-        """Return the arrays as arrays of `xp`, on its current device."""
+        """Return the arrays as arrays of `xp`, on its current device; any stream may use them."""
         number = backend.device_number(xp)
         if number is None:
             return self._host
         key = (xp.__name__, number)
-        if key not in self._copies:
-            copy: Callable[[np.ndarray], Array] = xp.asarray
-            self._copies[key] = tuple(map(copy, self._host))
-        return self._copies[key]
+        found = self._copies.get(key)
+        if found is None:  # of two threads at once, both get the first one's
+            found = self._copies.setdefault(key, tuple(backend.kept(xp, array) for array in self._host))
+        return found

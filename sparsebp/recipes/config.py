@@ -92,7 +92,7 @@ class TrainConfig(abc.ABC):
     schedule: Annotated[str, Option("Order of a step: conventional, ooo, or an action CSV.", shown="conventional")] = (
         "conventional"
     )
-    graph: Annotated[bool, Option("GPU: capture the step into a CUDA graph.", shown=True)] = False
+    graph: Annotated[bool | None, Option("GPU: capture the step into a CUDA graph.", shown="on a GPU")] = None
     device: Annotated[Device, Option("Where to compute.", shown="cpu")] = "cpu"
     dtype: Annotated[DType, Option("Precision.", shown="float32")] = "float32"
     seed: Annotated[int, Option("Seed of data, weights, order.", shown="0")] = 0
@@ -163,8 +163,9 @@ class TrainConfig(abc.ABC):
         """Return what must not change between a run and its resumption: all that the losses depend on."""
         described = dataclasses.asdict(self)
         del described["fusion"], described["schedule"]  # the same losses in another order
-        if not self.graph:  # a captured step may round differently
-            del described["graph"]
+        del described["graph"]
+        if self.graph or (self.graph is None and self.device == "cuda"):  # a captured step may round differently
+            described["graph"] = True
         if self.accumulate == 1:
             del described["accumulate"]
         if self.lr_schedule == "constant":  # only then is the number of epochs free to grow

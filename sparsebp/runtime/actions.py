@@ -1,126 +1,19 @@
-"""What an executor does for each action of a schedule, and what a step holds between its actions.
-
-Everything that one action leaves for others has a place of its own for each reader, who empties it: an array is freed
-as soon as its last reader is done, in whichever order and on whichever thread they run.
-"""
+"""What an executor does for each action of a schedule."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from sparsebp.core.arguments import forward_of
 from sparsebp.core.types import Array
 from sparsebp.nn.gradients import Gradients, gradients_of
-from sparsebp.optim.clip import clip_grad_norm, square_sums, squared_norms, total_norm
+from sparsebp.optim.clip import clip_grad_norm, clip_on_device, square_sums, squared_norms
 from sparsebp.runtime.stages import Stages
+from sparsebp.runtime.step import Step, Watch
 
-Batch: TypeAlias = tuple[Array, ...]
-"""Input, target and, of sequences padded at the end, their lengths."""
-Run: TypeAlias = Callable[["Step"], None]
-
-
-@dataclass
-class Later:
-    """What a step leaves on the device for the host to read after it.
-
-    Attributes
-    ----------
-    losses
-        The loss of every micro-batch, of shape ().
-    sums
-        Names of gradients, and the sums of their squares.
-    """
-
-    losses: dict[int, Array] = field(default_factory=dict)
-    sums: list[tuple[list[str], Array]] = field(default_factory=list)
-
-
-class Step:
-    """The state of one training step: activations, gradients, the update, and what is reported of it.
-
-    Attributes
-    ----------
-    batches
-        Input and target of every micro-batch.
-    tag
-        The caller's, to know the step by.
-    shares
-        The share of the step's samples that each micro-batch has.
-    options
-        What the first stage's forward takes beside the input of every micro-batch: lengths, or nothing.
-    saved, shapes
-        What the forward of each stage saved, and the shape of its input, until the gradient at its output is there.
-    for_input, for_weights
-        From then on the stage's `Gradients`, for I and for W.
-    values, predictions
-        Loss and output of every micro-batch.
-    grads, own
-        Gradients by the name of the parameter, until they are used; and which of them are sums that this step made, so
-        that it may add to them in place.
-    squares
-        The sum of squares of each gradient that has been looked at.
-    update
-        The optimizer's update, from the last loss on.
-    events, aborted
-        What streams tell each other: what is done, and that nothing more is to be done.
-    marks
-        On a GPU, the device's events beside them.
-    held
-        On a GPU with two streams, arrays that a stream has been given work on: their memory must not be used again by
-        the stream that they came from before the other is done with them.
-    later
-        In a step that is captured, what the host reads after it; None: it reads as it goes.
-    resumed
-        Whether what is left over is done apart from a further step; an interrupted one may have done part of it.
-    """
-
-    __slots__ = ("aborted", "batches", "events", "flow", "for_input", "for_weights", "grads", "held", "later", "marks",
-                 "options", "own", "predictions", "resumed", "saved", "shapes", "shares", "squares", "tag", "update",
-                 "values")  # fmt: skip
-
-    def __init__(self, batches: Sequence[Batch], stages: int, tag: Any) -> None:
-        count = len(batches)
-        samples = [len(batch[1]) for batch in batches]
-        self.batches, self.tag = batches, tag
-        self.shares = [n / sum(samples) for n in samples]
-        self.flow: list[Any] = [batch[0] for batch in batches]
-        self.options = [options_of(batch) for batch in batches]
-        self.values = [math.nan] * count
-        self.predictions: list[Any] = [None] * count
-        self.saved, self.shapes, self.for_input, self.for_weights = (_table(count, stages) for _ in range(4))
-        self.grads: dict[str, Array] = {}
-        self.own: set[str] = set()
-        self.squares: dict[str, float] = {}
-        self.update: Any = None
-        self.events: list[bool] = []
-        self.aborted = self.resumed = False
-        self.marks: list[Any] = []
-        self.held: list[Any] | None = None
-        self.later: Later | None = None
-
-    @property
-    def loss(self) -> float:
-        """The mean loss over all samples of the step."""
-        if len(self.values) == 1:
-            return self.values[0]
-        return sum(share * value for share, value in zip(self.shares, self.values, strict=True))
-
-    def norm(self, names: Sequence[str]) -> float:
-        """Return the Euclidean norm of all gradients, before clipping; `names` says the order of summation."""
-        return total_norm(self.squares[name] for name in names)
-
-
-class Watch:
-    """Looks at what an executor computes, and raises where training must stop. This one raises nothing."""
-
-    def loss(self, step: Step, m: int, value: float) -> None:
-        """The loss of micro-batch `m` is there."""
-
-    def gradients(self, step: Step, grads: dict[str, Array]) -> None:
-        """The sum of squares of one of these gradients is not finite."""
+Run: TypeAlias = Callable[[Step], None]
 
 
 class Actions:
@@ -171,7 +64,11 @@ class Actions:
                 step.values[m] = float(value)  # synchronize!
                 self.watch.loss(step, m, step.values[m])
             else:
-                step.later.losses[m], saved = loss.on_device(prediction, step.batches[m][1])
+                target = step.batches[m][1]
+                step.later.losses[m], saved = loss.on_device(prediction, target)
+                score = self.watch.score(prediction, target)
+                if score is not None:
+                    step.later.scores[m] = score
             gy = loss.input_grad(saved)
             if count > 1:  # the mean over the step's samples is that of the micro-batches' means, by their sizes
                 gy = gy * gy.dtype.type(step.shares[m])
@@ -277,12 +174,17 @@ class Actions:
 
     def gather(self, step: Step) -> None:
         """Look at all gradients together, before any of them is used, and clip them."""
-        if step.squares and step.resumed:  # done before an interruption
+        later = step.later
+        if step.resumed and (step.squares if later is None else later.sums):  # done before an interruption
             return
         grads = step.grads = {name: step.grads[name] for name in self.stages.names}
         self._look(step, grads)
-        if self.clip_norm is not None:
+        if self.clip_norm is None:
+            return
+        if later is None:
             clip_grad_norm(grads, self.clip_norm, norm=step.norm(self.stages.names))
+        else:
+            clip_on_device(grads, self.clip_norm, [sums for _, sums in later.sums])
 
     def update(self, names: Sequence[str], *, gathered: bool) -> Run:
         """U: update some parameters, and give their gradients back. Without `gather` each is looked at here."""
@@ -306,22 +208,12 @@ class Actions:
 
     def _look(self, step: Step, grads: dict[str, Array]) -> None:
         if step.later is not None:
-            step.later.sums += square_sums(grads)
+            step.later.sums += list(square_sums(grads))  # at once: the other stream may add its own
             return
         squares = squared_norms(grads)
         step.squares.update(squares)
         if not all(map(math.isfinite, squares.values())):
             self.watch.gradients(step, grads)
-
-
-def options_of(batch: Batch) -> dict[str, Any]:
-    """Return what the model's forward takes beside the input of a batch."""
-    return {"lengths": batch[2]} if len(batch) > 2 else {}
-
-
-def _table(count: int, stages: int) -> list[list[Any]]:
-    """Return a place for every micro-batch and stage."""
-    return [[None] * stages for _ in range(count)]
 
 
 def _hold(step: Step, *arrays: Any) -> None:

@@ -7,10 +7,12 @@ from typing import Any
 
 from sparsebp import backend
 from sparsebp.core.errors import OptionError
-from sparsebp.runtime.actions import Actions, Batch, Step, Watch
+from sparsebp.runtime.actions import Actions
 from sparsebp.runtime.graphs import Graphs
+from sparsebp.runtime.late import LateSteps
 from sparsebp.runtime.program import Program, Task, check_fits, compile_program, fewer, without_frozen
 from sparsebp.runtime.stages import Stages, check_even, trained_parameters
+from sparsebp.runtime.step import Batch, Later, Step, Watch
 from sparsebp.runtime.streams import TwoStreams
 from sparsebp.schedule import Schedule
 
@@ -43,7 +45,7 @@ class Executor:
     watch
         Is told of losses, and of gradients that are not finite.
     graph
-        Whether to capture steps into CUDA graphs, see `Trainer`.
+        Whether to capture steps into CUDA graphs, see `Trainer`; None: on a GPU.
 
     Raises
     ------
@@ -57,16 +59,21 @@ class Executor:
     -----
     A step of several micro-batches has the mean over all its samples: the gradient of each micro-batch's mean is
     weighted by its share of the samples.
+
+    On a GPU the host does not look at a step before it has given the next one to the device (with a loss that has
+    ``on_device``): `step` returns it one step later, or `flush` does, and what is wrong with it is raised there, when
+    the parameters have had one more update.
     """
 
     def __init__(
         self, model: Any, loss: Any, optimizer: Any, schedule: Schedule, *, clip_norm: float | None = None,
-        watch: Watch | None = None, graph: bool = False,
+        watch: Watch | None = None, graph: bool | None = False,
     ) -> None:  # fmt: skip
         self.stages = Stages(model, trained_parameters(model, optimizer))
         self.schedule = schedule = without_frozen(schedule, self.stages)
         check_fits(schedule, self.stages)
-        self._actions = Actions(self.stages, loss, optimizer, clip_norm, watch or Watch())
+        watch = watch or Watch()
+        self._actions = Actions(self.stages, loss, optimizer, clip_norm, watch)
         self._programs: dict[int, Program] = {}
         program = self._program(schedule.graph.microbatches)
         if clip_norm is not None and not program.gathered:
@@ -78,20 +85,23 @@ class Executor:
             )  # fmt: skip
         xp = backend.namespace(next(iter(model.parameters().values())))
         self._two = TwoStreams(xp) if len(program.streams) > 1 else None
-        self._graphs = Graphs(self._actions) if graph else None
+        on_device = not backend.is_host(xp)
+        self._graphs = Graphs(self._actions) if graph or (graph is None and on_device) else None
+        self._reads_late = on_device and hasattr(loss, "on_device")
+        self._given = LateSteps(xp, loss, watch)
         self._pending: tuple[Step, Program] | None = None
         self._late = schedule.graph.first == "I"
         self._doubtful = True  # whether all parameters have had as many updates
 
     @property
     def pending(self) -> bool:
-        """Whether parameters are still to be updated."""
-        return self._pending is not None
+        """Whether parameters are still to be updated, or steps to be looked at."""
+        return self._pending is not None or self._given.waiting
 
     @property
     def uncaptured(self) -> tuple[str, ...]:
         """Why steps are not captured into CUDA graphs; empty if they are, or are to be as soon as they are warm."""
-        return ("graph=False",) if self._graphs is None else self._graphs.obstacles
+        return ("graph=False",) if self._graphs is None else self._graphs.uncaptured
 
     def step(self, batches: Sequence[Batch], tag: Any = None) -> list[Step]:
         """Run one step.
@@ -106,8 +116,8 @@ class Executor:
         Returns
         -------
         list of Step
-            The steps that have all of their gradients now: this one, or the one before if the schedule computes
-            gradients during the next forward.
+            The steps that have all of their gradients now, and are looked at: this one; or the one before, if the
+            schedule computes gradients during the next forward, or on a GPU; or the one before that for both reasons.
 
         Raises
         ------
@@ -122,21 +132,23 @@ class Executor:
             done = self.flush()
             check_even(self._actions.optimizer, self.stages.names)
         self._doubtful = True
-        done += self._step(batches, tag)
+        given = self._step(batches, tag)
         self._doubtful = False
-        return done
+        return done + self._given.exchange(given)
 
     def _step(self, batches: Sequence[Batch], tag: Any) -> list[Step]:
         program = self._program(len(batches))
         if self._graphs is not None and self._graphs.takes(batches):
-            done = self.flush()
+            done = self._finish()
             captured = self._graphs.step(program, batches, tag)
             return done + (self._step(batches, tag) if captured is None else [captured])
         if self._pending is not None and self._pending[1] is not program:
-            done = self.flush()
+            done = self._finish()
             return done + self._step(batches, tag)
         before = None if self._pending is None else self._pending[0]
         step = Step(batches, len(self.stages), tag)
+        if self._reads_late:
+            step.later = Later()
         if self._two is None or len(program.streams) == 1:  # of fewer micro-batches one stream may have nothing
             self._run(program.streams[0], step, before)
         else:
@@ -157,11 +169,17 @@ class Executor:
             elif before is not None:
                 task.run(before)
 
-    def flush(self) -> list[Step]:
-        """Do what the last step has left over; return it if it was not returned before.
+    def flush(self, *, wait: bool = True) -> list[Step]:
+        """Do what the last step has left over; return it, and on a GPU the one before, if they were not returned yet.
 
-        Parameters and the optimizer's state are then what they are without any schedule.
+        Parameters and the optimizer's state are then what they are without any schedule. Without `wait` steps whose
+        numbers are not there yet are not returned.
         """
+        done = self._given.exchange(self._finish())
+        return done + self._given.drain() if wait else done
+
+    def _finish(self) -> list[Step]:
+        """Do what the last step has left over; return it if it has all of its gradients only now."""
         if self._pending is None:
             return []
         step, program = self._pending
@@ -189,6 +207,7 @@ class Executor:
                 self._two.give_up(self._pending[0])
             self._two.stop()
         self._pending = None
+        self._given.forget()
 
     def _program(self, count: int) -> Program:
         if count not in self._programs:

@@ -6,24 +6,26 @@ graph that was captured once takes that away (Oh et al., EuroSys 2022, §4.2).
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from sparsebp import backend
 from sparsebp.backend.graphs import GraphRecorder
 from sparsebp.core.errors import SparseBPError
-from sparsebp.core.types import Array
-from sparsebp.runtime.actions import Actions, Batch, Later, Step
+from sparsebp.runtime.actions import Actions
 from sparsebp.runtime.program import Program, Task
+from sparsebp.runtime.step import Batch, Later, Step
 
 PLAIN = 1
 """Steps of one shape, in a row, that run as ever; so a last, smaller batch of an epoch does."""
+MOST = 8
+"""Shapes that are captured: each graph has a step's memory of its own."""
+_NUMBERS = frozenset({bool, int, float, str})
+"""Types of a layer's attributes that are compared by value; tuples are compared by identity."""
+LENGTHS = "batches with lengths: the host looks at them"
 
 
 @dataclass
@@ -33,10 +35,7 @@ class _Recorded:
     recorder: GraphRecorder
     model: list[Any]
     inputs: list[Batch]
-    warm: bool = False
-    update: Any = None
     step: Step | None = None
-    results: Array = None
 
 
 class Graphs:
@@ -44,8 +43,7 @@ class Graphs:
 
     The first step of a shape, or the first ones if another shape comes between, runs as ever; the next one on the
     streams that are captured, to compile kernels and set up libraries; then the step is captured, and replayed from
-    there on. A captured step leaves nothing over for the next one. Losses and norms are read after it, so that an
-    error about them comes when the parameters have been updated.
+    there on. A captured step leaves nothing over for the next one.
 
     Attributes
     ----------
@@ -59,7 +57,13 @@ class Graphs:
         self._recorded: dict[Any, _Recorded] = {}
         self._last: tuple[Any, int] = (None, 0)
         self._at = ""
+        self._had_lengths = False
         self.obstacles = tuple(self._obstacles())
+
+    @property
+    def uncaptured(self) -> tuple[str, ...]:
+        """The obstacles, and why some batches so far were not captured."""
+        return (*self.obstacles, LENGTHS) if self._had_lengths else self.obstacles
 
     def _obstacles(self) -> Iterator[str]:
         model = self._stages.model
@@ -72,8 +76,6 @@ class Graphs:
                 yield f"{name or 'the model'} ({type(layer).__name__}) {why}"
         if self._stages.scans:
             yield "a scan in place of back-propagation is planned on the host"
-        if self._actions.clip_norm is not None:
-            yield "clip_norm: the host decides by the norm whether to scale"
         if not hasattr(self._actions.loss, "on_device"):
             yield f"{type(self._actions.loss).__name__} has no on_device, so the host reads the loss as it goes"
         if not hasattr(self._actions.optimizer, "begin_on_device"):
@@ -81,12 +83,15 @@ class Graphs:
 
     def takes(self, batches: Sequence[Batch]) -> bool:
         """Say whether the next step, of these batches, is for `step`; every step is to be asked for."""
-        if self.obstacles or any(len(batch) > 2 for batch in batches):
+        if any(len(batch) > 2 for batch in batches):
+            self._had_lengths = True
+            return False
+        if self.obstacles:
             return False
         key = _shapes(batches)
         before, count = self._last
         self._last = key, count + 1 if key == before else 1
-        return key in self._recorded or self._last[1] > PLAIN
+        return key in self._recorded or (self._last[1] > PLAIN and len(self._recorded) < MOST)
 
     def step(self, program: Program, batches: Sequence[Batch], tag: Any) -> Step | None:
         """Run a step on the streams that are captured, or replay it; None if it proves not to be capturable.
@@ -98,29 +103,30 @@ class Graphs:
         Exception
             Whatever an action raises.
         """
-        key, model = _shapes(batches), self._arrays()
+        key, model = _shapes(batches), self._state()
         found = self._recorded.get(key)
         try:
             if found is None or not _same(found.model, model):
                 recorder = GraphRecorder(self._xp, len(program.streams))
                 found = self._recorded[key] = _Recorded(recorder, model, [(x.copy(), t.copy()) for x, t in batches])
-            elif not found.recorder.captured:
+            elif found.step is None:
                 self._capture(program, found)
-        except (SparseBPError, RuntimeError) as error:  # CuPy's and CUDA's are RuntimeErrors
+        except (SparseBPError, RuntimeError, MemoryError) as error:  # CuPy's and CUDA's are RuntimeErrors
             self._give_up(error)
             return None
-        step = self._new(batches, tag)
-        if found.recorder.captured:
+        step, recorded = self._new(batches, tag), found.step
+        if recorded is not None:
             for (x, t), (new_x, new_t) in zip(found.inputs, batches, strict=True):
                 x[...], t[...] = new_x, new_t
-            found.update.write()
+            recorded.update.write()
             found.recorder.replay()
-            return self._read(step, found.step, found.results)
+            step.later, step.packed, step.predictions = recorded.later, recorded.packed, recorded.predictions
+            return step
         step.update = self._actions.optimizer.begin_on_device()
         step.update.write()
         with found.recorder.running():
-            results = self._run(program, step, found.recorder)
-        return self._read(step, step, results)
+            self._run(program, step, found.recorder)
+        return step
 
     def _new(self, batches: Sequence[Batch], tag: Any) -> Step:
         step = Step(batches, len(self._stages), tag)
@@ -131,8 +137,8 @@ class Graphs:
         step = self._new(found.inputs, None)
         step.update = self._actions.optimizer.begin_on_device()
         with found.recorder.capturing():
-            results = self._run(program, step, found.recorder)
-        found.update, found.step, found.results = step.update, step, results
+            self._run(program, step, found.recorder)
+        found.step = step
 
     def _give_up(self, error: Exception) -> None:
         where = f" at {self._at}" if self._at else ""
@@ -143,8 +149,8 @@ class Graphs:
 
     # ---- one step, from one thread -----------------------------------------------------------------------------------
 
-    def _run(self, program: Program, step: Step, recorder: GraphRecorder) -> Array:
-        """Run all of a step, what it would leave over included; return losses and sums in one array."""
+    def _run(self, program: Program, step: Step, recorder: GraphRecorder) -> None:
+        """Run all of a step, what it would leave over included, and pack its numbers."""
         xp, streams = self._xp, recorder.streams
         step.marks = [None] * program.events
         step.held = [] if len(streams) > 1 else None
@@ -164,10 +170,9 @@ class Graphs:
             if program.gathered and len(streams) > 1:
                 self._actions.gather(step)
             self._actions.finish(step, gathered=program.gathered)
-            results = self._results(step.later)
+            step.packed = step.later.packed(xp)  # type: ignore[union-attr]
         step.held = None
         self._at = ""
-        return results
 
     def _join(self, ended: Sequence[Any], begun: Sequence[Any]) -> None:
         for stream in ended:
@@ -177,42 +182,17 @@ class Graphs:
                 with other:
                     backend.wait(self._xp, mark)
 
-    def _results(self, later: Later | None) -> Array:
-        parts = [] if later is None else [*later.losses.values(), *(sums for _, sums in later.sums)]
-        results, at = self._xp.empty(sum(part.size for part in parts), np.float64), 0
-        for part in parts:
-            results[at : at + part.size] = part
-            at += part.size
-        return results
-
-    def _read(self, step: Step, ran: Step | None, results: Array) -> Step:
-        """Read losses and sums of squares into `step`, and look at them."""
-        if ran is None or ran.later is None:
-            return step
-        numbers = iter(backend.to_host(results).tolist())  # synchronize!
-        step.predictions = ran.predictions
-        for m in ran.later.losses:
-            step.values[m] = next(numbers)
-        for names, _ in ran.later.sums:
-            step.squares.update((name, next(numbers)) for name in names)
-        step.later, step.update, step.flow = None, None, []
-        watch = self._actions.watch
-        for m, value in enumerate(step.values):
-            if not math.isfinite(value):
-                self._actions.loss.forward(step.predictions[m], step.batches[m][1])  # says if it is the target's fault
-            watch.loss(step, m, value)
-        wrong = {name: np.float64(square) for name, square in step.squares.items() if not math.isfinite(square)}
-        if wrong:
-            watch.gradients(step, wrong)
-        return step
-
-    def _arrays(self) -> list[Any]:
-        """Return what a graph has been captured for: the model's arrays, and whether its layers train."""
+    def _state(self) -> list[Any]:
+        """Return what a graph is captured for: the model's arrays, and the numbers and flags of its layers."""
         model = self._stages.model
         if not hasattr(model, "modules"):
             return list(model.parameters().values())
-        layers = [layer for _, layer in model.modules()]
-        return [each for layer in layers for each in (layer.training, *layer.params.values(), *layer.buffers.values())]
+        found: list[Any] = []
+        for _, layer in model.modules():
+            found += layer.params.values()
+            found += layer.buffers.values()
+            found += [value for value in vars(layer).values() if type(value) in _NUMBERS or type(value) is tuple]
+        return found
 
 
 def in_turn(program: Program) -> Iterator[tuple[int, Task]]:
@@ -239,4 +219,7 @@ def _shapes(batches: Sequence[Batch]) -> tuple[Any, ...]:
 
 
 def _same(one: list[Any], other: list[Any]) -> bool:
-    return len(one) == len(other) and all(a is b for a, b in zip(one, other, strict=True))
+    """Say whether arrays are the same ones, and numbers equal."""
+    return len(one) == len(other) and all(
+        a is b or (type(a) in _NUMBERS and type(a) is type(b) and a == b) for a, b in zip(one, other, strict=True)
+    )

@@ -12,10 +12,11 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from sparsebp import backend
-from sparsebp.runtime.actions import Batch, Run, Step, Watch
+from sparsebp.runtime.actions import Run
 from sparsebp.runtime.executor import Executor
 from sparsebp.runtime.program import Program, Task
 from sparsebp.runtime.stages import Stages
+from sparsebp.runtime.step import Batch, Step, Watch
 from sparsebp.schedule import Action, Costs, Schedule, StageBytes, StepGraph
 from sparsebp.schedule.files.cost_file import Durations, Slowdowns
 

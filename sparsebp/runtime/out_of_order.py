@@ -9,12 +9,13 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
+from sparsebp import backend
 from sparsebp.core import threads
-from sparsebp.runtime.actions import Batch, Step, Watch
 from sparsebp.runtime.candidates import FoundSchedule, candidates
 from sparsebp.runtime.executor import Executor
 from sparsebp.runtime.measure import TimedExecutor, alone_schedule, measured_costs, measured_slowdowns, with_handing
 from sparsebp.runtime.stages import Stages, trained_parameters
+from sparsebp.runtime.step import Batch, Step, Watch
 from sparsebp.schedule import Costs, Schedule
 from sparsebp.schedule.builders import two_stream_list
 
@@ -67,7 +68,7 @@ class OutOfOrderExecutor:
 
     def __init__(
         self, model: Any, loss: Any, optimizer: Any, *, watch: Watch | None = None, memory_ratio: float = MEMORY_RATIO,
-        steps: int = MEASURED, graph: bool = False, clock: Callable[[], float] = time.perf_counter,
+        steps: int = MEASURED, graph: bool | None = False, clock: Callable[[], float] = time.perf_counter,
     ) -> None:  # fmt: skip
         self.stages = Stages(model, trained_parameters(model, optimizer))
         self.found: FoundSchedule | None = None
@@ -75,6 +76,7 @@ class OutOfOrderExecutor:
         self._parts, self._watch = (model, loss, optimizer), watch
         self._ratio, self._wanted, self._graph, self._clock = memory_ratio, steps, graph, clock
         self._samples: int | None = None
+        self._on_host = backend.is_host(backend.namespace(next(iter(model.parameters().values()))))
         self._size: dict[str, Any] = {"stages": len(self.stages), "unweighted": self.stages.unweighted}
         # Refuses now what the steps to come would.
         self.uncaptured = self._plain(two_stream_list(**self._size)).uncaptured
@@ -106,7 +108,7 @@ class OutOfOrderExecutor:
     def _begin(self, what: tuple[Executor, int]) -> None:
         self._executor, self._counted = what
         self._seconds: list[float] = []
-        self._warm = 3 if self._graph and not self.uncaptured else 1  # until a graph is captured
+        self._warm = 1 if self.uncaptured else 3  # until a graph is captured
 
     def step(self, batches: Sequence[Batch], tag: Any = None) -> list[Step]:
         """Run one step; see `Executor.step`."""
@@ -120,7 +122,7 @@ class OutOfOrderExecutor:
             self._executor.counts = counts and self._warm == 0
         begin = self._clock()
         # What is measured by itself runs on one core, as each of two streams does (which sees to that itself).
-        with threads.one_core() if self.costs is None else contextlib.nullcontext():
+        with threads.one_core() if self.costs is None and self._on_host else contextlib.nullcontext():
             done += self._executor.step(batches, tag)
         if not counts:
             return done + self._executor.flush()
@@ -150,10 +152,10 @@ class OutOfOrderExecutor:
         """Whether parameters are still to be updated."""
         return self._executor.pending
 
-    def flush(self) -> list[Step]:
+    def flush(self, *, wait: bool = True) -> list[Step]:
         """Do what the last step has left over; see `Executor.flush`."""
         begin = self._clock()
-        done = self._executor.flush()
+        done = self._executor.flush(wait=wait)
         if self._seconds:  # it is part of the last step: a caller may want the model after each
             self._seconds[-1] += self._clock() - begin
         return done

@@ -21,8 +21,8 @@ import numpy as np
 
 from sparsebp import backend
 from sparsebp.core import threads
-from sparsebp.runtime.actions import Step
 from sparsebp.runtime.program import Program, Task
+from sparsebp.runtime.step import Step
 
 SHORTEST, LONGEST = 2e-5, 2e-4
 """Seconds between two looks at whether the other stream is done with something."""
@@ -113,7 +113,7 @@ class TwoStreams:
             )
             self._thread.start()
             weakref.finalize(self, self._jobs.put, None)
-        if not self._inside:
+        if not self._inside and backend.is_host(self._xp):
             self._alone.enter_context(threads.one_blas_thread())
             self._alone.enter_context(threads.serial_kernels())
             self._inside = True

@@ -90,8 +90,13 @@ def batch_of(dataset: Any, indices: np.ndarray, model: Any) -> tuple[Array, ...]
     if len(batch) == 3:
         check_takes_lengths(model)
     device = backend.device_of(next(iter(model.parameters().values())))
-    # Copies: a data set may fill the same arrays again for the next micro-batch, while this one is still needed.
-    return tuple(backend.to_device(array, device).copy() for array in batch[:2]) + tuple(map(np.array, batch[2:]))
+    return tuple(_own(array, device) for array in batch[:2]) + tuple(map(np.array, batch[2:]))
+
+
+def _own(array: Array, device: str) -> Array:
+    """Return a copy: a data set may fill the same array again for the next micro-batch, while this one is needed."""
+    moved = backend.to_device(array, device)
+    return moved.copy() if moved is array else moved
 
 
 def sample_axis(model: Any) -> int:

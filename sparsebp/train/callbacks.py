@@ -16,7 +16,8 @@ from sparsebp.train.history import EpochRecord, History
 class RunInfo:
     """What is known when training starts: epochs of the whole run, steps per epoch, the first step's number.
 
-    With ``Trainer(graph=True)``, `graph` says whether steps are captured into CUDA graphs, and if not, why.
+    On a GPU, unless ``Trainer(graph=False)``, and with ``graph=True`` anywhere, `graph` says whether steps are captured
+    into CUDA graphs, and if not, why.
     """
 
     epochs: int

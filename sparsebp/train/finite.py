@@ -43,11 +43,12 @@ def parameter_error(step: int, epoch: int, names: list[str], last_good: str) -> 
 
 
 def loss_error(
-    step: int, epoch: int, value: float, model: Any, x: Array, target: Array, prediction: Array, last_good: str
+    step: int, epoch: int, value: float, model: Any, x: Array, target: Array, prediction: Array | None, last_good: str
 ) -> NonFiniteError:
     """Return the exception for a loss that is not finite, naming the first place where finiteness is lost.
 
-    The order of the search is that of the computation: parameters, the batch, the model's layers, the loss itself.
+    The order of the search is that of the computation: parameters, the batch, the model's layers, the loss itself. No
+    `prediction` means that parameters have been updated since: what they were is not known any more.
     """
     return NonFiniteError(
         f"The loss is not finite at step {step} (epoch {epoch + 1})",
@@ -57,7 +58,9 @@ def loss_error(
     )
 
 
-def _where(model: Any, x: Array, target: Array, prediction: Array) -> str:
+def _where(model: Any, x: Array, target: Array, prediction: Array | None) -> str:
+    if prediction is None:
+        return _where_by_now(model, x, target)
     names = nonfinite(model.parameters())
     if names:
         return f"NaN or infinity in the parameters {', '.join(names)}"
@@ -68,6 +71,16 @@ def _where(model: Any, x: Array, target: Array, prediction: Array) -> str:
     if target.dtype.kind == "f" and nonfinite({"target": target}):
         return "NaN or infinity in the batch's target"
     return f"the model's output is finite, the loss overflows (largest output {float(abs(prediction).max()):g})"
+
+
+def _where_by_now(model: Any, x: Array, target: Array) -> str:
+    if nonfinite({"x": x}):
+        return "NaN or infinity in the batch's input"
+    if target.dtype.kind == "f" and nonfinite({"target": target}):
+        return "NaN or infinity in the batch's target"
+    names = nonfinite(model.parameters())
+    since = f"; since then it has come to the parameters {', '.join(names)}" if names else ""
+    return f"the batch is finite, so that the model or the loss overflows{since}"
 
 
 def _first_layer(model: Any, x: Array) -> str:

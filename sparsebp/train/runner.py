@@ -7,17 +7,20 @@ import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
+from sparsebp import backend
 from sparsebp.core.errors import NonFiniteError
 from sparsebp.core.types import Array
 from sparsebp.optim.lr_scheduler import reads_model
-from sparsebp.runtime.actions import Batch, Step, Watch
 from sparsebp.runtime.candidates import SCHEDULE_NAME
 from sparsebp.runtime.executor import Executor
+from sparsebp.runtime.graphs import LENGTHS
 from sparsebp.runtime.out_of_order import OutOfOrderExecutor
 from sparsebp.runtime.stages import Stages, check_live, trained_parameters
+from sparsebp.runtime.step import Batch, Step, Watch
 from sparsebp.train import finite
 from sparsebp.train.training import Training, earlier_schedule, schedule_of
 
@@ -46,6 +49,7 @@ class Runner(Watch):
         self.begun = trainer.history.steps
         self._recorded = 0.0
         self._trained = trained_parameters(trainer.model, trainer.optimizer)
+        self._on_host = backend.is_host(backend.namespace(next(iter(self._trained.values()))))
         stages, parts = Stages(trainer.model, self._trained), (trainer.model, trainer.loss, trainer.optimizer)
         folder = trainer.checkpoint_dir
         found = None if trainer.found_schedule is None else trainer.found_schedule.schedule
@@ -78,7 +82,7 @@ class Runner(Watch):
             scheduler = trainer.lr_scheduler
             if scheduler is not None and not getattr(scheduler, "needs_metric", False):
                 if reads_model(scheduler):
-                    finished += self.executor.flush()
+                    finished += self.executor.flush(wait=False)
                 scheduler.step()
             if any(callback.sees_model("step") for callback in trainer.callbacks):
                 finished += self.executor.flush()
@@ -86,11 +90,13 @@ class Runner(Watch):
         if isinstance(self.executor, OutOfOrderExecutor) and trainer.found_schedule is not self.executor.found:
             self._keep(self.executor)
 
-    def captures(self) -> str | None:
-        """Say whether steps are captured into CUDA graphs, and if not, why; None if nobody has asked for that."""
-        if not self.trainer.graph:
+    def captures(self, dataset: Any) -> str | None:
+        """Say whether steps are captured into CUDA graphs, and if not, why; None where that is not to be."""
+        if self.trainer.graph is False or (self.trainer.graph is None and self._on_host):
             return None
         why = self.executor.uncaptured
+        if getattr(dataset, "lengths", None) is not None:
+            why = (*why, LENGTHS)
         if why:
             return f"Steps are not captured into a CUDA graph: {'; '.join(why)}"
         return "Steps are captured into a CUDA graph"
@@ -102,11 +108,11 @@ class Runner(Watch):
         if executor.found is not None and trainer.checkpoint_dir is not None:
             executor.found.save(trainer.checkpoint_dir)
 
-    def flush(self) -> None:
-        """Do what is left over, and record and tell it."""
+    def flush(self, *, wait: bool = True) -> None:
+        """Do what is left over, and record and tell it; without `wait` what is known by then."""
         if self.executor.pending:
             with np.errstate(over="ignore", invalid="ignore"):
-                finished = self.executor.flush()
+                finished = self.executor.flush(wait=wait)
             self._record(finished)
 
     def close(self, *, failed: bool = False) -> None:
@@ -124,7 +130,10 @@ class Runner(Watch):
     def _record(self, steps: Iterable[Step], *, tell: bool = True) -> None:
         for step in steps:
             tag, targets = step.tag, [batch[1] for batch in step.batches]
-            right = [accuracy(p, t) for p, t in zip(step.predictions, targets, strict=True)]
+            right = [
+                accuracy(p, t) if score is None else score
+                for p, t, score in zip(step.predictions, targets, step.scores, strict=True)
+            ]
             whole = right[0] if len(right) == 1 else sum(s * r for s, r in zip(step.shares, right, strict=True))
             now = time.perf_counter()
             self.trainer.history.add_step(
@@ -135,16 +144,20 @@ class Runner(Watch):
             if tell:
                 self.trainer._tell("step", self.trainer.history)
 
+    def score(self, prediction: Array, target: Array) -> Array | None:
+        """Return the share of rows whose largest entry is at the target."""
+        return _right(prediction, target)
+
     # ---- what must not go on -----------------------------------------------------------------------------------------
 
     def loss(self, step: Step, m: int, value: float) -> None:
         """Stop if the loss is not finite."""
         if not math.isfinite(value):
             tag, (x, target) = step.tag, step.batches[m][:2]
+            prediction = step.predictions[m] if step.later is None else None
             raise finite.loss_error(
-                tag.number, tag.epoch, value, self.trainer.model, x, target, step.predictions[m],
-                self.trainer._last_good(),
-            )  # fmt: skip
+                tag.number, tag.epoch, value, self.trainer.model, x, target, prediction, self.trainer._last_good()
+            )
 
     def gradients(self, step: Step, grads: dict[str, Array]) -> None:
         """Stop: a gradient is not finite."""
@@ -153,6 +166,11 @@ class Runner(Watch):
 
 def accuracy(prediction: Array, target: Array) -> float:
     """Return the share of rows whose largest entry is at the target; NaN for targets that are not classes."""
+    right = _right(prediction, target)
+    return math.nan if right is None else float(right)  # synchronize!
+
+
+def _right(prediction: Array, target: Array) -> Array | None:
     if target.dtype.kind != "i" or prediction.ndim != target.ndim + 1:
-        return math.nan
-    return float((prediction.argmax(axis=-1) == target).mean())  # synchronize!
+        return None
+    return (prediction.argmax(axis=-1) == target).mean()

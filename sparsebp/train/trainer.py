@@ -15,8 +15,8 @@ from sparsebp.core.types import Array
 from sparsebp.data.dataset import Dataset, epoch_order
 from sparsebp.optim.combined import ChainedScheduler
 from sparsebp.optim.lr_scheduler import reads_model
-from sparsebp.runtime.actions import options_of
 from sparsebp.runtime.stages import check_even, trained_parameters
+from sparsebp.runtime.step import options_of
 from sparsebp.train import finite
 from sparsebp.train.arrays import as_dataset, batch_of
 from sparsebp.train.callbacks import RunInfo
@@ -73,9 +73,9 @@ class Trainer(Training):
         With ``"ooo"``: bound for the simulated peak of memory, as a multiple of the conventional schedule's.
     graph
         On a GPU, capture the step into a CUDA graph and replay it, one graph for each shape of batches (a last, smaller
-        batch runs as ever). Losses and norms are read after the step: an error that one is not finite comes when the
-        parameters have been updated. Each graph has a step's memory of its own. `RunInfo.graph` says if it is done, or
-        why not: dropout, recurrent layers, scans and `clip_norm` need the host during the step.
+        batch runs as ever). Each graph has a step's memory of its own. None captures on a GPU what can be captured,
+        True as well, False nothing. `RunInfo.graph` says if it is done, or why not: dropout, lengths and scans over
+        stored Jacobians need the host during the step.
     callbacks
         See `sparsebp.train.callbacks`.
     checkpoint_dir
@@ -105,6 +105,12 @@ class Trainer(Training):
 
     Notes
     -----
+    On a GPU the host reads the numbers of a step when it has given the next one to the device, so that neither waits
+    for the other: history and callbacks that do not look at the model are one step behind until the epoch ends. An
+    error that a loss or a gradient is not finite, or that a class is not there, names its step; parameters have had
+    that update and the next one by then. Whatever looks at the model (evaluation, checkpoints, callbacks without
+    ``reads_model = False``) comes after all numbers have been read.
+
     `fit` trains a model that is in evaluation mode as a whole in training mode; of one in training mode, layers that
     have been put into evaluation (``model[1].eval()``) stay so. All modes are afterwards what they were.
     """
@@ -183,7 +189,7 @@ class Trainer(Training):
         failed = True
         try:
             first = self.history.steps
-            self._tell("start", RunInfo(epochs, steps, first, resumed=first > 0, graph=runner.captures()))
+            self._tell("start", RunInfo(epochs, steps, first, resumed=first > 0, graph=runner.captures(dataset)))
             for e in range(epoch, epochs):
                 self._run_epoch(runner, dataset, validation, e, batch if e == epoch else 0, shape)
             self._tell("end", self.history)
@@ -283,7 +289,7 @@ class Trainer(Training):
             indices = order[batch * size : (batch + 1) * size]
             parts = np.array_split(indices, min(self.accumulate, len(indices)))
             if reads_model(dataset):
-                self._flush()
+                self._flush(wait=False)
             runner.step([batch_of(dataset, part, self.model) for part in parts], epoch)
             every = self.checkpoint_every
             if every is not None and runner.begun % every == 0 and batch + 1 < steps:

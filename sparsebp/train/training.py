@@ -40,7 +40,7 @@ class Training:
         accumulate: int = 1,
         schedule: str | os.PathLike[str] | Schedule = "conventional",
         memory_ratio: float = MEMORY_RATIO,
-        graph: bool = False,
+        graph: bool | None = None,
         callbacks: Sequence[Callback] = (),
         checkpoint_dir: str | os.PathLike[str] | None = None,
         checkpoint_every: int | None = None,
@@ -60,7 +60,7 @@ class Training:
         self.lr_scheduler = scheduler_of(lr_scheduler, optimizer)
         check_schedule(fusion, accumulate, schedule, clip_norm)
         self.fusion, self.accumulate, self.schedule = fusion, int(accumulate), schedule
-        self.memory_ratio, self.graph = memory_ratio, check_flag("graph", graph)
+        self.memory_ratio, self.graph = memory_ratio, None if graph is None else check_flag("graph", graph)
         self.current_schedule: Schedule | None = None
         self.found_schedule: FoundSchedule | None = None
         self._runner: Any = None
@@ -78,10 +78,10 @@ class Training:
             return "No checkpoint was written"
         return f"The last good checkpoint is {self.checkpoint_dir / FILE_NAME}"
 
-    def _flush(self) -> None:
-        """Do what the schedule has left over: the model is then what the history says."""
+    def _flush(self, *, wait: bool = True) -> None:
+        """Do what the schedule has left over; with `wait` the model is then what the history says."""
         if self._runner is not None:
-            self._runner.flush()
+            self._runner.flush(wait=wait)
 
     def _tell(self, event: str, *args: Any) -> None:
         if any(callback.sees_model(event) for callback in self.callbacks):

@@ -20,6 +20,7 @@
 #define __device__
 #define __host__
 #define __constant__ static
+#define __grid_constant__
 #define __forceinline__ inline
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)

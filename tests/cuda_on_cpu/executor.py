@@ -20,6 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from cuda_on_cpu.compiler import Library, Mode, build
+from sparsebp.kernels.device.base import ByValue, by_value
 
 Order = Literal["forward", "reverse", "random"]
 ORDERS: tuple[Order, ...] = ("forward", "reverse", "random")
@@ -28,6 +29,8 @@ MAX_THREADS = 1024
 MAX_GRID = (2**31 - 1, 65535, 65535)
 SHARED_WITHOUT_ASKING = 48 * 1024
 SHARED_AT_MOST = 227 * 1024
+ARGUMENTS_AT_MOST = 4096
+"""Bytes of a launch's arguments; from CUDA 12.1 on there may be more."""
 DEVICE_ALIGNMENT = 512
 
 
@@ -133,6 +136,8 @@ class Kernel:
         self._check_launch(grid, block, shared_mem)
         if len(args) != len(self._parameters):
             self._refuse(f"takes {len(self._parameters)} arguments, got {len(args)}")
+        if sum(parameter.size for parameter in self._parameters) > ARGUMENTS_AT_MOST:
+            self._refuse(f"takes more than {ARGUMENTS_AT_MOST} bytes of arguments")
         placed = _InPlace() if self.module.in_place else _Placed(self.module.runtime, self)
         values = [self._argument(i, value, placed) for i, value in enumerate(args)]
         return lambda: self._run(grid, block, values, placed, shared_mem)
@@ -179,6 +184,15 @@ class Kernel:
         """Return a ctypes object holding scalar `value`, or the array itself, noted for placement."""
         parameter, label = self._parameters[i], self._labels[i]
         kind, size = parameter.kind.decode(), parameter.size
+        if isinstance(value, ByValue):
+            if kind != "S" or value.nbytes != size or value.size != 1:
+                self._refuse(f"{label} is of kind {kind!r} and {size} bytes wide, got a struct of {value.nbytes} bytes")
+            if not isinstance(value, AddressTable):
+                return (ctypes.c_char * size).from_buffer_copy(value.tobytes())
+            for row, array in enumerate(value.arrays):
+                if array is not None:
+                    placed.add(array, f"entry {row} of {label}", const=not array.flags.writeable)
+            return value
         if isinstance(value, np.ndarray):
             if kind != "P":
                 self._refuse(f"{label} is a scalar, got an array")
@@ -187,10 +201,6 @@ class Kernel:
             pointee = (parameter.pointee_kind.decode(), parameter.pointee_size)
             if pointee[0] != "S" and pointee != (value.dtype.kind, value.dtype.itemsize):
                 self._refuse(f"{label} points to {pointee[0]}{pointee[1]}, got an array of {value.dtype}")
-            if isinstance(value, AddressTable):
-                for row, array in enumerate(value.arrays):
-                    if array is not None:
-                        placed.add(array, f"entry {row} of {label}", const=not array.flags.writeable)
             placed.add(value, label, parameter.pointee_const)
             return value
         if not isinstance(value, np.generic):  # as CuPy passes them
@@ -208,15 +218,15 @@ class Kernel:
         return re.sub(r"@\{([0-9a-f]+)\}", lambda m: _place_in_source(self.module.library.path, int(m[1], 16)), text)
 
 
-class AddressTable(np.ndarray):
-    """Stands for an array of addresses in a launch's arguments: ``arrays`` are placed like arguments, None gives 0."""
+class AddressTable(ByValue):
+    """A struct of addresses in a launch's arguments: ``arrays`` are placed like arguments, None gives 0."""
 
     arrays: tuple[np.ndarray | None, ...]
 
     @classmethod
-    def of(cls, arrays: Sequence[np.ndarray | None]) -> AddressTable:
-        """Return the table of these arrays; what it holds is filled in at each launch."""
-        table = np.zeros(len(arrays), np.int64).view(cls)
+    def of(cls, arrays: Sequence[np.ndarray | None], count: int) -> AddressTable:
+        """Return the table of these arrays, `count` entries long; what it holds is filled in at each launch."""
+        table = by_value(np.zeros(count, np.int64)).view(cls)
         table.arrays = tuple(arrays)
         return table
 
@@ -256,13 +266,12 @@ class _Placed:
                 raise LaunchError(f"kernel {self._kernel.name}: {name} does not fit into the executor's memory")
             ctypes.memmove(address, begin, end - begin)
             self._pieces.append((begin, end, address, writeable))
-        for table, _, _ in self._arrays:
-            if isinstance(table, AddressTable):
-                found = [0 if array is None else self.pointer(array).value for array in table.arrays]
-                ctypes.memmove(self.pointer(table).value, np.array(found, np.int64).ctypes.data, table.nbytes)
 
-    def pointer(self, array: np.ndarray) -> ctypes.c_void_p:
+    def pointer(self, array: np.ndarray) -> Any:
         """Return what the kernel gets for `array`."""
+        if isinstance(array, AddressTable):
+            found = [0 if each is None else self.pointer(each).value for each in array.arrays]
+            return ctypes.create_string_buffer(np.array(found, np.int64).tobytes(), array.nbytes)
         start, stop = array.ctypes.data, array.ctypes.data + array.nbytes
         for begin, end, address, _ in self._pieces:
             if begin <= start and stop <= end:

@@ -39,9 +39,9 @@ class ExecutorLoader:
             self._modules[key] = Module(source(file), key[1], self.order, self.seed, self.mode)
         return _Recorded(self, file, self._modules[key])
 
-    def addresses(self, arrays: Sequence[np.ndarray | None]) -> AddressTable:
-        """Return a stand-in of the array of addresses, see `AddressTable`."""
-        return AddressTable.of(arrays)
+    def addresses(self, arrays: Sequence[np.ndarray | None], count: int) -> AddressTable:
+        """Return a stand-in of the table of addresses, see `AddressTable`."""
+        return AddressTable.of(arrays, count)
 
 
 class _Recorded:

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparsebp import backend as seam
 from sparsebp import kernels
 from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, OptionError, ShapeError
 from sparsebp.core.threads import get_threads, set_threads
@@ -88,6 +89,70 @@ def test_a_parameter_alone_is_updated_bit_for_bit_as_with_others(backend, rule, 
         results.append([backend.numpy(array) for column in (p, *b) for array in column])
     for together, alone in zip(*results, strict=True):
         np.testing.assert_array_equal(together, alone)
+
+
+@pytest.mark.parametrize("rule", UPDATE_OPTIONS)
+def test_more_arrays_than_a_launch_takes(backend, rule):
+    """They are updated bit for bit as one by one; some have more than a block works on."""
+    rng, count = np.random.default_rng(0), 45
+    sizes = [4097 if i in (0, 41, 44) else i % 3 for i in range(count)]
+    columns = [
+        [np.asarray(abs(normal(rng, (size,), np.float32))) for size in sizes]
+        for _ in range(2 + len(UPDATE_BUFFERS[rule]))
+    ]
+    if rule == "rmsprop":
+        columns[4] = [np.zeros_like(array) for array in columns[4]]
+    options, steps = options_of(rule, count) * rng.uniform(0.5, 1, (count, 1)), rng.integers(1, 9, count)
+    options[:, [i for i, name in enumerate(UPDATE_OPTIONS[rule]) if name in ("nesterov", "maximize", "decoupled")]] = 0
+    together, apart = ([[backend.array(array) for array in column] for column in columns] for _ in range(2))
+    backend.kernels.optimizer_update(rule, together[0], together[1], together[2:], options, steps)
+    for i in range(count):
+        one, own = [[column[i]] for column in apart], slice(i, i + 1)
+        backend.kernels.optimizer_update(rule, one[0], one[1], one[2:], options[own], steps[own])
+    for one, other in zip(together, apart, strict=True):
+        for i in range(count):
+            np.testing.assert_array_equal(backend.numpy(one[i]), backend.numpy(other[i]), err_msg=f"array {i}")
+
+
+@pytest.mark.parametrize("rule", UPDATE_OPTIONS)
+def test_options_and_steps_may_be_on_the_device(backend, rule, monkeypatch):
+    """As in a captured step: they are read when the kernel runs."""
+    rng, count = np.random.default_rng(0), 45
+    options, steps = options_of(rule, count) * rng.uniform(0.5, 1, (count, 1)), rng.integers(1, 9, count)
+    options[:, [i for i, name in enumerate(UPDATE_OPTIONS[rule]) if name in ("nesterov", "maximize", "decoupled")]] = 0
+    columns = [[abs(normal(rng, (3,), np.float64)) for _ in range(count)] for _ in range(2 + len(UPDATE_BUFFERS[rule]))]
+    if rule == "rmsprop":
+        columns[4] = [np.zeros(3) for _ in range(count)]
+    results = []
+    for there in (False, True):
+        p, g, *b = [[backend.array(array) for array in column] for column in columns]
+        numbers = [backend.array(options), backend.array(steps)] if there else [options, steps]
+        with monkeypatch.context() as patch:
+            if there and backend.emulated:  # NumPy's arrays stand for those on a device
+                patch.setattr(seam, "device_of", lambda array: "cuda")
+            backend.kernels.optimizer_update(rule, p, g, b, *numbers)
+        results.append([backend.numpy(array) for array in p])
+    np.testing.assert_array_equal(*results)
+
+
+def test_clipping_more_arrays_than_a_launch_takes(backend):
+    rng, count = np.random.default_rng(0), 130
+    values = [normal(rng, (4100 if i in (3, 129) else i % 4,), np.float32, 3.0) for i in range(count)]
+    arrays, out = [backend.array(v) for v in values], backend.empty(count, np.float64)
+    backend.kernels.square_sums(arrays, out)
+    for i, array in enumerate(arrays):
+        alone = backend.empty(1, np.float64)
+        backend.kernels.square_sums([array], alone)
+        assert backend.numpy(out)[i] == backend.numpy(alone)[0]
+    np.testing.assert_allclose(backend.numpy(out), [np.square(v, dtype=np.float64).sum() for v in values], rtol=1e-12)
+    backend.kernels.clamp_arrays(arrays, 1.5)
+    backend.kernels.scale_arrays(arrays, 0.5)
+    backend.kernels.scale_arrays(arrays, backend.array(0.25, np.float64))  # read when the kernel runs
+    for value, array in zip(values, arrays, strict=True):
+        np.testing.assert_array_equal(backend.numpy(array), np.float32(0.125) * value.clip(-1.5, 1.5))
+    for wrong, error in ((backend.array([0.5]), ShapeError), (backend.array(0.5, np.float32), DTypeError)):
+        with pytest.raises(error, match="factor"):
+            backend.kernels.scale_arrays(arrays, wrong)
 
 
 @given(

@@ -13,13 +13,14 @@ import pytest
 
 import orders
 from sparsebp import backend, nn, optim
-from sparsebp.backend.graphs import Cublas, GraphRecorder, operand
+from sparsebp.backend.cublas import Cublas, operand
+from sparsebp.backend.graphs import GraphRecorder
 from sparsebp.core.errors import DeviceError, NonFiniteError, OptionError
 from sparsebp.runtime import graphs
-from sparsebp.runtime.actions import Watch
 from sparsebp.runtime.executor import Executor
 from sparsebp.runtime.graphs import Graphs, in_turn
 from sparsebp.runtime.stages import Stages
+from sparsebp.runtime.step import Watch
 from sparsebp.schedule.builders import conventional, out_of_order
 from sparsebp.train import Callback, ProgressBar, Trainer
 from sparsebp.train.training import schedule_of
@@ -68,13 +69,17 @@ def host_recorder(monkeypatch):
     def captured(self, program, found):
         HostRecorder.model, HostRecorder.optimizer = self._stages.model, self._actions.optimizer
         capture(self, program, found)
+        found.step.update._steps -= 1  # what is captured does not run
 
         def again():
-            found.update._open = set(self._actions.optimizer.params)
+            recorded = found.step
+            recorded.update._open = set(self._actions.optimizer.params)
             step = self._new(found.inputs, None)
-            step.update = found.update
-            found.results[...] = self._run(program, step, found.recorder)
-            for out, new in zip(found.step.predictions, step.predictions, strict=True):
+            step.update = recorded.update
+            self._run(program, step, found.recorder)
+            for out, new in zip(
+                [recorded.packed, *recorded.predictions], [step.packed, *step.predictions], strict=True
+            ):
                 out[...] = new
 
         found.recorder.again = again
@@ -111,9 +116,10 @@ def test_a_captured_step_gives_the_same_numbers(order, optimizer, host_recorder)
         for number in range(8):
             opt.lr = 0.01 / (number + 1)
             part = slice(0, 7) if number == 5 else slice(number, number + 12)  # of another size, in between
-            done += executor.step([(orders.IMAGES[part], orders.CLASSES[part])])
+            done += executor.step([(orders.IMAGES[part], orders.CLASSES[part])], number)
         done += executor.flush()
         executor.close()
+        assert [step.tag for step in done] == list(range(8))
         steps.append([(step.loss, step.norm(executor.stages.names)) for step in done])
         states.append(orders.state_of(model, opt))
     assert steps[0] == steps[1]
@@ -162,9 +168,9 @@ class Mystery(nn.Identity):
     [
         (orders.mlp, {}, r"3 \(Dropout\) draws the seed"),
         (lambda: orders.mlp("hybrid"), {}, "a scan in place"),
-        (lambda: orders.gru("bp"), {}, r"\(GRU\) chooses kernels by lengths"),
+        (lambda: orders.gru("linear"), {}, r"rnn \(GRU\) plans its scan over stored Jacobians.*backward='linear'"),
+        (lambda: nn.GRU(3, 4, 2, dropout=0.5), {}, r"the model \(GRU\) draws the seeds of its masks between layers"),
         (lambda: model_with(Mystery()), {}, r"2 \(Mystery\) does not say"),
-        (orders.conv, {"clip_norm": 1.0}, "clip_norm"),
         (lambda: nn.Sequential(nn.BatchNorm2d(2, momentum=None), orders.conv()), {}, r"0 \(BatchNorm2d\) reads the n"),
     ],
 )  # fmt: skip
@@ -232,12 +238,15 @@ def test_what_is_not_finite_or_wrong_is_said_after_the_step(host_recorder):
     executor = Executor(
         model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), 0.1), order, graph=True, watch=Spy()
     )
-    for _ in range(3):
-        executor.step([BATCH])
+    done = [executor.step([BATCH], number) for number in range(3)]
+    assert [[step.tag for step in steps] for steps in done] == [[0], [], [1]]  # the first one was not recorded
+    assert [step.tag for step in executor.step([(orders.IMAGES, np.full_like(orders.CLASSES, 7))], 3)] == [2]
     with pytest.raises(OptionError, match="a class that is not there"):
-        executor.step([(orders.IMAGES, np.full_like(orders.CLASSES, 7))])
+        executor.step([BATCH], 4)
+    assert not executor.pending and executor.flush() == []  # what came after it is not told
+    executor.step([(np.full_like(orders.IMAGES, np.nan), orders.CLASSES)], 5)
     with pytest.raises(NonFiniteError):
-        executor.step([(np.full_like(orders.IMAGES, np.nan), orders.CLASSES)])
+        executor.flush()
 
 
 def test_a_run_says_whether_it_captures():
@@ -405,8 +414,9 @@ class TestOnAGpu:
         order = schedule_of(Stages(model), "none", 1, "conventional")
         executor = Executor(model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), 0.1), order, graph=True)
         with pytest.warns(RuntimeWarning, match="at stage '2'.*sent while work is captured"):
-            steps = [executor.step([tuple(map(cp.asarray, BATCH))])[0].loss for _ in range(5)]
-        assert steps == sorted(steps, reverse=True)
+            done = [step for _ in range(5) for step in executor.step([tuple(map(cp.asarray, BATCH))])]
+        steps = [step.loss for step in done + executor.flush()]
+        assert len(steps) == 5 and steps == sorted(steps, reverse=True)
 
     @pytest.mark.parametrize(("left", "right"), SHAPES)
     def test_products(self, left, right):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, Protocol
@@ -17,6 +18,8 @@ WARP = 32
 BLOCK = 256
 MAX_THREADS = 1024
 MAX_GRID = 2**31 - 1
+MAX_INT32 = 2**31 - 1025
+"""The largest number that a kernel may count to in 32 bits: a block's threads may step past the end."""
 STATIC_SHARED_LIMIT = 48 * 1024
 """Bytes of dynamic shared memory that a kernel may have without asking for more."""
 DEFAULT_SHARED_LIMIT = 99 * 1024
@@ -34,14 +37,32 @@ class Loader(Protocol):
     """Compiles a file of `cuda/` with defines; `sparsebp.kernels.device.RawModuleLoader` is the one for a GPU.
 
     A loader may have the attributes ``max_shared_memory`` (bytes a block can opt in to), ``multiprocessors`` and
-    ``device`` (of the arrays it can run on).
+    ``device`` (the number of the current one, which alone its kernels can run on).
     """
 
     def get(self, file: str, defines: Defines) -> Any:
         """Return the module of `file` compiled with `defines`; it has CuPy's ``get_function(name)``."""
 
-    def addresses(self, arrays: Sequence[Array | None]) -> Array:
-        """Return an int64 array, on the device, of where these arrays begin; 0 for None."""
+    def addresses(self, arrays: Sequence[Array | None], count: int) -> ByValue:
+        """Return `count` int64: where these arrays begin on the device, 0 for None and from their number on."""
+
+
+class ByValue(np.ndarray):
+    """Numbers of the host that a kernel gets in a struct: a launch copies them. One item, as CuPy asks for."""
+
+
+def by_value(numbers: np.ndarray) -> ByValue:
+    """Return a C-contiguous array as one item that is passed by value."""
+    return ByValue(1, f"V{numbers.nbytes}", numbers.data)
+
+
+class _Kernel:
+    """A kernel of one device, and the bytes of dynamic shared memory that it may have."""
+
+    __slots__ = ("run", "shared")
+
+    def __init__(self, run: Any) -> None:
+        self.run, self.shared = run, STATIC_SHARED_LIMIT
 
 
 class Launcher:
@@ -58,6 +79,8 @@ class Launcher:
     def __init__(self, xp: ModuleType, loader: Loader) -> None:
         self.xp = xp
         self.loader = loader
+        self._kernels: dict[tuple[Any, ...], _Kernel] = {}
+        self._lock = threading.Lock()
 
     @property
     def shared_limit(self) -> int:
@@ -86,7 +109,18 @@ class Launcher:
         """
         if grid == 0:
             return
-        self._check_device(args)
+        device = self._check_device(args)
+        key = (device, file, name, *defines.items())
+        kernel = self._kernels.get(key)
+        if kernel is None:
+            found = _Kernel(self.loader.get(file, defines).get_function(name))
+            kernel = self._kernels.setdefault(key, found)  # another thread may have been faster
+        if shared > kernel.shared or grid > MAX_GRID:
+            self._allow(kernel, name, grid, shared)
+        kernel.run((grid,), block, [_NULL if a is None else a for a in args], shared_mem=shared)
+
+    def _allow(self, kernel: _Kernel, name: str, grid: int, shared: int) -> None:
+        """Check sizes that few launches have, and ask the driver for so much shared memory, once a kernel."""
         if shared > self.shared_limit or grid > MAX_GRID:
             raise OptionError(
                 f"The sizes are too large for {name} on this device",
@@ -94,35 +128,38 @@ class Launcher:
                 got=f"{shared} bytes and {grid} blocks",
                 remedy="Use smaller sizes, or the host kernels",
             )
-        kernel = self.loader.get(file, defines).get_function(name)
-        if shared > STATIC_SHARED_LIMIT:
-            kernel.max_dynamic_shared_size_bytes = shared
-        kernel((grid,), block, tuple(_NULL if a is None else a for a in args), shared_mem=shared)
+        with self._lock:  # another thread may ask for more
+            if shared > kernel.shared:
+                kernel.run.max_dynamic_shared_size_bytes = kernel.shared = shared
 
-    def _check_device(self, args: tuple[Any, ...]) -> None:
-        """Check that all arrays belong to this namespace and live on the current device.
+    def _check_device(self, args: Sequence[Any]) -> int | None:
+        """Check that all arrays belong to this namespace and live on the current device; return its number.
 
         A launch costs a few microseconds, so what is right must pass in less: one comparison an array.
         """
         array_type, current = self.xp.ndarray, getattr(self.loader, "device", None)
         for value in args:
-            if value is None or isinstance(value, np.generic):
+            if type(value) is array_type:
+                if current is None or value.data.device_id == current:
+                    continue
+            elif value is None or isinstance(value, (np.generic, ByValue)):
                 continue
-            if not isinstance(value, array_type):
-                backend.namespace(*(a for a in args if a is not None and not isinstance(a, np.generic)))
+            elif not isinstance(value, array_type):
+                backend.namespace(*(a for a in args if not (a is None or isinstance(a, (np.generic, ByValue)))))
                 raise DeviceError(
                     "An array belongs to another namespace than these kernels",
                     expected=f"{self.xp.__name__}.ndarray",
                     got=type(value).__name__,
                     remedy="Take the kernels with sparsebp.kernels.get(sparsebp.backend.namespace(array))",
                 )
-            if current is not None and value.device != current:
+            if current is not None and value.data.device_id != current:
                 raise DeviceError(
                     "An array does not live on the current device",
-                    expected=str(current),
-                    got=str(value.device),
+                    expected=f"device {current}",
+                    got=f"device {value.data.device_id}",
                     remedy="Move it, or call inside `with array.device:`",
                 )
+        return current
 
 
 def real_define(array: Array) -> Defines:
@@ -148,6 +185,24 @@ def winner_define(winner: Array) -> Defines:
 def ceil_div(a: int, b: int) -> int:
     """Return ``a / b`` rounded up."""
     return -(-a // b)
+
+
+def check_int32(name: str, numbers: dict[str, int]) -> None:
+    """Check numbers that a kernel counts with in 32 bits; each has a name.
+
+    Raises
+    ------
+    OptionError
+        One of them is too large.
+    """
+    for what, number in numbers.items():
+        if number > MAX_INT32:
+            raise OptionError(
+                f"The sizes are too large for {name} on a device",
+                expected=f"{what}: at most {MAX_INT32}",
+                got=number,
+                remedy="Use smaller batches, or the host kernels",
+            )
 
 
 def thread_block(batch: int, threads: int = BLOCK) -> tuple[int, int]:

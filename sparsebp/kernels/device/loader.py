@@ -12,13 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp import backend
 from sparsebp.core.types import Array
-from sparsebp.kernels.device.base import Defines
+from sparsebp.kernels.device.base import ByValue, Defines, by_value
 
 _INCLUDE = re.compile(r'#include "(\w+\.cuh)"')
 _OPTIONS = ("-std=c++17",)
-"""No --use_fast_math: float32 means float32. Contraction to fused multiply-adds is the compiler's default and stays."""
+"""No --use_fast_math: division, square root and functions keep float32's accuracy. Contraction to fused multiply-adds
+is the compiler's default and stays. CuPy appends ``-ftz=true``, and of two contradicting options NVRTC takes the last:
+in float32, and only there, numbers below 1.2e-38 count as zero on a GPU. That saves two multiplications in each
+exponential on the chain of a recurrent step, and nothing here needs such numbers."""
 
 
 @cache
@@ -41,21 +43,6 @@ def options(defines: Defines) -> tuple[str, ...]:
     return (*_OPTIONS, *(f"-D{name}={value}" for name, value in sorted(defines.items())))
 
 
-class _Module:
-    """A module that looks each of its kernels up once."""
-
-    def __init__(self, raw: Any) -> None:
-        self._raw = raw
-        self._kernels: dict[str, Any] = {}
-
-    def get_function(self, name: str) -> Any:
-        """Return the `cupy.RawKernel` called `name`."""
-        kernel = self._kernels.get(name)
-        if kernel is None:
-            kernel = self._kernels[name] = self._raw.get_function(name)
-        return kernel
-
-
 class RawModuleLoader:
     """Loads `cupy.RawModule` objects, one per file, set of defines and device; CuPy keeps the binaries on disk too.
 
@@ -67,13 +54,13 @@ class RawModuleLoader:
 
     def __init__(self, cupy: ModuleType) -> None:
         self._cupy = cupy
-        self._modules: dict[tuple[Any, ...], _Module] = {}
+        self._modules: dict[tuple[Any, ...], Any] = {}
         self._attributes: dict[int, dict[str, int]] = {}
 
     @property
-    def device(self) -> Any:
-        """The current device, on which launches run."""
-        return self._cupy.cuda.Device()
+    def device(self) -> int:
+        """The number of the current device, on which launches run."""
+        return int(self._cupy.cuda.runtime.getDevice())
 
     @property
     def max_shared_memory(self) -> int:
@@ -85,7 +72,7 @@ class RawModuleLoader:
         """Multiprocessors of the current device."""
         return self._attribute("MultiProcessorCount")
 
-    def get(self, file: str, defines: Defines) -> _Module:
+    def get(self, file: str, defines: Defines) -> Any:
         """Return the module of `file` compiled with `defines` for the current device; it has ``get_function(name)``.
 
         Raises
@@ -93,20 +80,21 @@ class RawModuleLoader:
         cupy.cuda.compiler.CompileException
             The source does not compile; nothing is passed over.
         """
-        key = (file, tuple(defines.items()), self._cupy.cuda.runtime.getDevice())
+        key = (file, options(defines), self.device)
         module = self._modules.get(key)
         if module is None:
-            raw = self._cupy.RawModule(code=source(file), options=options(defines), backend="nvrtc")
-            module = self._modules[key] = _Module(raw)
+            module = self._cupy.RawModule(code=source(file), options=options(defines), backend="nvrtc")
+            self._modules[key] = module
         return module
 
-    def addresses(self, arrays: Sequence[Array | None]) -> Array:
-        """Return an int64 array, on the device, of where these arrays begin; 0 for None."""
-        found = [0 if array is None else array.data.ptr for array in arrays]
-        return backend.constant(self._cupy, np.array(found, np.int64))
+    def addresses(self, arrays: Sequence[Array | None], count: int) -> ByValue:
+        """Return `count` int64: where these arrays begin on the device, 0 for None and from their number on."""
+        table = np.zeros(count, np.int64)
+        table[: len(arrays)] = [0 if array is None else array.data.ptr for array in arrays]
+        return by_value(table)
 
     def _attribute(self, name: str) -> int:
-        number = self._cupy.cuda.runtime.getDevice()
+        number = self.device
         if number not in self._attributes:
             self._attributes[number] = self._cupy.cuda.Device(number).attributes
         return int(self._attributes[number][name])

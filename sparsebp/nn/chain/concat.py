@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import prod
+from types import ModuleType
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from sparsebp import backend
 from sparsebp.core.arguments import forward_of
 from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.core.types import Array
@@ -62,8 +66,7 @@ class Concat(Container):
                 got=", ".join(str(y.shape) for y in outputs),
                 remedy="Choose strides and paddings that give every branch the same positions",
             )
-        y = xp.concatenate(outputs, axis=1)
-        return y, ConcatSaved(x, [out.shape for out in outputs], list(saved))
+        return _side_by_side(xp, outputs), ConcatSaved(x, [out.shape for out in outputs], list(saved))
 
     def gradients(self, gy: Array, saved: ConcatSaved) -> Gradients:
         """Return the gradients: each branch's of its part of gy, those at the input added up."""
@@ -106,3 +109,19 @@ class Concat(Container):
     def _parts(self, saved: ConcatSaved) -> Iterator[Link]:
         for branch, branch_saved, shape in zip(self.children.values(), saved.branches, saved.shapes, strict=True):
             yield Link(branch, branch_saved, saved.x.shape, shape)
+
+
+def _side_by_side(xp: ModuleType, arrays: Sequence[Array]) -> Array:
+    """Return arrays (B, channels, …) along the channels."""
+    if backend.is_host(xp):
+        return xp.concatenate(arrays, axis=1)
+    # CuPy's concatenate sends the addresses of more than eight arrays from the host: that cannot be captured.
+    shape = arrays[0].shape
+    y, first = (
+        xp.empty((shape[0], sum(a.shape[1] for a in arrays), *shape[2:]), np.result_type(*(a.dtype for a in arrays))),
+        0,
+    )
+    for array in arrays:
+        y[:, first : first + array.shape[1]] = array
+        first += array.shape[1]
+    return y

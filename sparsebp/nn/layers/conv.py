@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from sparsebp import kernels
+from sparsebp import backend, kernels
 from sparsebp.backend import memory
 from sparsebp.core.arguments import check_choice
 from sparsebp.core.errors import ShapeError
@@ -326,7 +326,8 @@ def correlate(xp: ModuleType, y: Array, x: Array, windows: Windows, groups: int)
 
 def _channel_sums(xp: ModuleType, y: Array) -> Array:
     """Return the sums of y (B, channels, …) over batch and positions: the gradient at a bias."""
-    return xp.einsum("bcp->c", y.reshape(*y.shape[:2], prod(y.shape[2:])))
+    flat = y.reshape(*y.shape[:2], prod(y.shape[2:]))
+    return xp.einsum("bcp->c", flat) if backend.is_host(xp) else flat.sum(axis=(0, 2))
 
 
 def _options(windows: Windows) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from sparsebp import backend
 from sparsebp.core.arguments import check_integer
 from sparsebp.core.errors import ShapeError
 from sparsebp.core.types import Array, ProductFactors, Seed
@@ -97,6 +98,8 @@ class Linear(Prunable):
     def _bias_grad(self, xp: Any, gy: Array) -> dict[str, Array]:
         if "bias" not in self.params:
             return {}
+        if not backend.is_host(xp):
+            return {"bias": gy.sum(axis=0)}
         # A GEMV: several times faster than a sum.
         return {"bias": matmul(xp, xp.ones((1, gy.shape[0]), dtype=gy.dtype), gy)[0]}
 

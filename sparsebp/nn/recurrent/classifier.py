@@ -35,6 +35,8 @@ class SequenceClassifier(Layer):
     Parameters are named ``rnn.*`` and ``head.*``. No gradient arrives at the steps' outputs, so none is allocated.
     """
 
+    replayable = True
+
     def __init__(self, rnn: Recurrent, head: Linear) -> None:
         super().__init__()
         if not isinstance(rnn, Recurrent) or not isinstance(head, Linear):

@@ -232,8 +232,12 @@ class Recurrent(Layer):
     # ---- I and W -------------------------------------------------------------------------------------------------
 
     def capture_obstacle(self) -> str | None:
-        """Lengths are looked at, and kernels chosen, on the host."""
-        return "chooses kernels by lengths that the host looks at"
+        """Plans and masks are the host's; kernels are chosen by the shape alone, unless there are lengths."""
+        if self.backward not in ("auto", "bp", "chunked"):
+            return f"plans its scan over stored Jacobians on the host (backward={self.backward!r})"
+        if self.training and self.dropout > 0 and self.num_layers > 1:
+            return "draws the seeds of its masks between layers on the host"
+        return None
 
     def gradients(self, gy: Array | None, saved: RecurrentSaved, grad_h_n: Array | None = None) -> StateGradients:
         """Return the gradients from `gy` (of y's shape) and `grad_h_n` (of h_n's shape); either may be None.

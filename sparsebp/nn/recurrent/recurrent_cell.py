@@ -37,6 +37,8 @@ class RecurrentCell(Layer):
         Generator or seed of the initial values.
     """
 
+    replayable = True
+
     def __init__(
         self, cell: CellMath, input_size: int, hidden_size: int, bias: bool = True, *, dtype: Any = np.float32,
         rng: Seed = None,

@@ -67,9 +67,14 @@ def execute(
 
 @contextmanager
 def workspace_of(plan: PlannedScan, arguments: Arguments) -> Iterator[Workspace]:
-    """Lend a workspace that fits the call, and keep it for the next one; after an error it is forgotten."""
+    """Lend a workspace that fits the call, and keep it for the next one; after an error it is forgotten.
+
+    What is captured has one of its own, in the graph's memory.
+    """
     workspace = _take_workspace(plan, arguments)
     yield workspace
+    if backend.is_recorded():
+        return
     plan.workspaces.append(workspace)
     del plan.workspaces[:-KEPT_WORKSPACES]
 
@@ -79,8 +84,9 @@ def _take_workspace(plan: PlannedScan, arguments: Arguments) -> Workspace:
     xp, g = arguments.xp, arguments.g
     sized, batch, shared = plan.sized, g.shape[1], arguments.shared
     stack = sized.stack if arguments.stacked else None
-    key = (xp.__name__, str(getattr(g, "device", "cpu")), g.dtype, batch, shared, stack is not None)
-    for kept in list(plan.workspaces):
+    device = xp.__name__, str(getattr(g, "device", "cpu")), backend.order_of(xp)
+    key = (*device, g.dtype, batch, shared, stack is not None)
+    for kept in () if backend.is_recorded() else list(plan.workspaces):
         if kept.key == key:
             try:
                 plan.workspaces.remove(kept)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparsebp import kernels
+from sparsebp import backend, kernels
 from sparsebp.core.types import Array
 from sparsebp.scan.planning.planned import PlannedScan
 from sparsebp.scan.planning.stack_plan import Linear, Matmul, Matvec, Operation, Reduce, StackProgram
@@ -37,7 +37,7 @@ class StackBuffers(NamedTuple):
 
 def _with_arrays(operation: Operation, xp: ModuleType) -> Operation:
     """Replace the index tuples of an operation by int64 arrays of `xp`."""
-    fields: list[Any] = [v if isinstance(v, int) else xp.asarray(np.asarray(v, np.int64)) for v in operation]
+    fields: list[Any] = [v if isinstance(v, int) else backend.kept(xp, np.asarray(v, np.int64)) for v in operation]
     return type(operation)(*fields)
 
 

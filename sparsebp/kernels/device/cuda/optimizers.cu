@@ -1,35 +1,74 @@
-// Optimizer updates and clipping: one launch, and one pass over memory, for all arrays of a network.
+// Optimizer updates and clipping: one launch, and one pass over memory, for all arrays of a network that fit into one.
 //
-// `addresses` (n, columns): the address of each array, by row parameter, gradient, buffers; 0 where a rule's buffer is
-// not there. `layout` (n + 1, 3): size, first chunk, step number; the last row holds the number of chunks. A block works
-// on one chunk of one array. `options` (n, count) in the order of kernels/api/optimizers.py. Scalars that come from the step
-// number are worked out in double, once a block. The floor is bytes / bandwidth.
+// What a launch knows of its arrays comes by value, in its arguments: nothing is sent to the device before it, and there
+// is no memory that it might find changed. A block works on one chunk of one array. Options, in the order of
+// kernels/api/optimizers.py, and step numbers come by value too, unless pointers say where they are on the device: a
+// captured step finds the ones of its own time there. Scalars that come from the step number are worked out in double,
+// once a block. The floor is bytes / bandwidth.
 
 #include "common.cuh"
 
 constexpr int64 CHUNK = 4096;
-constexpr int LAYOUT = 3;
 
-// The part of one array that this block works on.
+// The arguments that tell of arrays, a row each: the addresses of a parameter, its gradient and its buffers (0 where a
+// rule's buffer is not there), its size, first chunk and step number, and its options. `first` has one entry more than
+// rows: the number of chunks. With the pointers, they fit into the 4 KiB that all versions of CUDA allow.
+template <int COLUMNS, int OPTIONS>
+struct Table {
+    static constexpr int rows = 3968 / (8 * (COLUMNS + 3 + OPTIONS)), options = OPTIONS;
+    struct Addresses { int64 of[rows][COLUMNS]; };
+    struct Layout { int64 size[rows], first[rows + 1], step[rows]; };
+    struct Options { double of[rows][OPTIONS]; };
+};
+typedef Table<3, 6> Sgd;
+typedef Table<5, 7> Adam;
+typedef Table<3, 5> Adagrad;
+typedef Table<4, 5> Adadelta;
+typedef Table<5, 6> Rmsprop;
+typedef Table<1, 0> Plain;
+
+// The part of one array that this block works on, of `n` arrays.
+template <class T>
 struct Piece {
-    int64 row, first, last;
-    const int64* at;
-    __device__ Piece(const int64* addresses, const int64* layout, int64 n, int columns) {
-        int64 low = 0, high = n;  // the last row whose first chunk is not behind this one
+    int row, count;
+    int64 first;
+    const typename T::Addresses& addresses;
+    __device__ __forceinline__ Piece(
+        const typename T::Addresses& addresses, const typename T::Layout& layout, int n) : addresses(addresses) {
+        int low = 0, high = n;  // the last row whose first chunk is not behind this one
         while (high - low > 1) {
-            const int64 middle = (low + high) / 2;
-            if (layout[middle * LAYOUT + 1] <= blockIdx.x) low = middle;
+            const int middle = (low + high) / 2;
+            if (layout.first[middle] <= blockIdx.x) low = middle;
             else high = middle;
         }
         row = low;
-        first = (blockIdx.x - layout[row * LAYOUT + 1]) * CHUNK;
-        last = min(first + CHUNK, layout[row * LAYOUT]);
-        at = addresses + row * columns;
+        first = (blockIdx.x - layout.first[row]) * CHUNK;
+        count = int(min(CHUNK, layout.size[row] - first));
     }
-    __device__ real* array(int column) const { return reinterpret_cast<real*>(at[column]); }
+    __device__ __forceinline__ real* array(int column) const {
+        return reinterpret_cast<real*>(addresses.of[row][column]) + first;
+    }
+    __device__ __forceinline__ real* optional(int column) const {
+        return addresses.of[row][column] ? array(column) : nullptr;
+    }
 };
 
-#define FOR_EACH(i, piece) for (int64 i = piece.first + threadIdx.x; i < piece.last; i += blockDim.x)
+// Brings the options of one row into shared memory, for all threads of the block.
+template <class T>
+__device__ __forceinline__ void choose(
+    double (&chosen)[T::options], const typename T::Options& options, const double* own, int row) {
+    const int i = threadIdx.x;
+    if (i < T::options) chosen[i] = own ? own[row * T::options + i] : options.of[row][i];
+    __syncthreads();
+}
+
+// The number of this update of one row.
+template <class Layout>
+__device__ __forceinline__ int64 step_of(const Layout& layout, const int64* own, int row) {
+    return own ? own[row] : layout.step[row];
+}
+
+#define FOR_EACH(i, piece) for (int i = threadIdx.x; i < piece.count; i += blockDim.x)
 
 // The gradient that a rule sees: negated to go uphill, with the decay added. Without decay, an infinite parameter must
 // not turn into NaN through 0 * infinity.
@@ -45,16 +84,18 @@ __device__ __forceinline__ real lerp_of(real old, real next, real weight) {
 
 // Bytes: parameter and buffer read and written, gradient read. Options: lr, momentum, dampening, weight_decay, nesterov,
 // maximize.
-extern "C" __global__ void __launch_bounds__(256) sgd_update(
-    const int64* __restrict__ addresses, const int64* __restrict__ layout, const double* __restrict__ options,
-    int64 n) {
-    const Piece piece(addresses, layout, n, 3);
-    const double* const o = options + piece.row * 6;
+extern "C" __global__ void __launch_bounds__(256, 4) sgd_update(
+    const __grid_constant__ Sgd::Addresses addresses, const __grid_constant__ Sgd::Layout layout,
+    const __grid_constant__ Sgd::Options options, const double* __restrict__ own_options,
+    const int64* __restrict__ own_steps, int n) {
+    __shared__ double o[Sgd::options];
+    const Piece<Sgd> piece(addresses, layout, n);
+    choose<Sgd>(o, options, own_options, piece.row);
     const real lr = o[0], momentum = o[1], fresh = 1.0 - o[2], decay = o[3];
-    const bool nesterov = o[4] != 0, uphill = o[5] != 0, set = layout[piece.row * LAYOUT + 2] > 1;
+    const bool nesterov = o[4] != 0, uphill = o[5] != 0, set = step_of(layout, own_steps, piece.row) > 1;
     real* const param = piece.array(0);
     const real* const grad = piece.array(1);
-    real* const buffer = piece.array(2);
+    real* const buffer = piece.optional(2);
     if (!buffer) {
         FOR_EACH(i, piece) param[i] -= lr * gradient(grad[i], param[i], decay, uphill);
         return;
@@ -69,14 +110,16 @@ extern "C" __global__ void __launch_bounds__(256) sgd_update(
 
 // Bytes: parameter and two or three buffers read and written, gradient read. Options: lr, beta1, beta2, eps,
 // weight_decay, decoupled, maximize.
-extern "C" __global__ void __launch_bounds__(256) adam_update(
-    const int64* __restrict__ addresses, const int64* __restrict__ layout, const double* __restrict__ options,
-    int64 n) {
+extern "C" __global__ void __launch_bounds__(256, 4) adam_update(
+    const __grid_constant__ Adam::Addresses addresses, const __grid_constant__ Adam::Layout layout,
+    const __grid_constant__ Adam::Options options, const double* __restrict__ own_options,
+    const int64* __restrict__ own_steps, int n) {
     __shared__ real corrections[2];
-    const Piece piece(addresses, layout, n, 5);
-    const double* const o = options + piece.row * 7;
+    __shared__ double o[Adam::options];
+    const Piece<Adam> piece(addresses, layout, n);
+    choose<Adam>(o, options, own_options, piece.row);
     if (threadIdx.x == 0) {
-        const double count = double(layout[piece.row * LAYOUT + 2]);
+        const double count = double(step_of(layout, own_steps, piece.row));
         corrections[0] = o[0] / (1.0 - pow(o[1], count));
         corrections[1] = sqrt(1.0 - pow(o[2], count));
     }
@@ -87,7 +130,7 @@ extern "C" __global__ void __launch_bounds__(256) adam_update(
     const real decay = decoupled ? 0.0 : o[4], keep = decoupled ? 1.0 - o[0] * o[4] : 1.0;
     real* const param = piece.array(0);
     const real* const grad = piece.array(1);
-    real *const exp_avg = piece.array(2), *const exp_avg_sq = piece.array(3), *const largest = piece.array(4);
+    real *const exp_avg = piece.array(2), *const exp_avg_sq = piece.array(3), *const largest = piece.optional(4);
     FOR_EACH(i, piece) {
         const real weight = param[i] * keep, slope = gradient(grad[i], weight, decay, uphill);
         const real mean = lerp_of(exp_avg[i], slope, rest1);
@@ -103,12 +146,14 @@ extern "C" __global__ void __launch_bounds__(256) adam_update(
 }
 
 // Bytes: parameter and buffer read and written, gradient read. Options: lr, lr_decay, eps, weight_decay, maximize.
-extern "C" __global__ void __launch_bounds__(256) adagrad_update(
-    const int64* __restrict__ addresses, const int64* __restrict__ layout, const double* __restrict__ options,
-    int64 n) {
-    const Piece piece(addresses, layout, n, 3);
-    const double* const o = options + piece.row * 5;
-    const real lr = o[0] / (1.0 + double(layout[piece.row * LAYOUT + 2] - 1) * o[1]), eps = o[2], decay = o[3];
+extern "C" __global__ void __launch_bounds__(256, 4) adagrad_update(
+    const __grid_constant__ Adagrad::Addresses addresses, const __grid_constant__ Adagrad::Layout layout,
+    const __grid_constant__ Adagrad::Options options, const double* __restrict__ own_options,
+    const int64* __restrict__ own_steps, int n) {
+    __shared__ double o[Adagrad::options];
+    const Piece<Adagrad> piece(addresses, layout, n);
+    choose<Adagrad>(o, options, own_options, piece.row);
+    const real lr = o[0] / (1.0 + double(step_of(layout, own_steps, piece.row) - 1) * o[1]), eps = o[2], decay = o[3];
     const bool uphill = o[4] != 0;
     real* const param = piece.array(0);
     const real* const grad = piece.array(1);
@@ -121,11 +166,13 @@ extern "C" __global__ void __launch_bounds__(256) adagrad_update(
 }
 
 // Bytes: parameter and two buffers read and written, gradient read. Options: lr, rho, eps, weight_decay, maximize.
-extern "C" __global__ void __launch_bounds__(256) adadelta_update(
-    const int64* __restrict__ addresses, const int64* __restrict__ layout, const double* __restrict__ options,
-    int64 n) {
-    const Piece piece(addresses, layout, n, 4);
-    const double* const o = options + piece.row * 5;
+extern "C" __global__ void __launch_bounds__(256, 4) adadelta_update(
+    const __grid_constant__ Adadelta::Addresses addresses, const __grid_constant__ Adadelta::Layout layout,
+    const __grid_constant__ Adadelta::Options options, const double* __restrict__ own_options,
+    const int64* __restrict__ own_steps, int n) {
+    __shared__ double o[Adadelta::options];
+    const Piece<Adadelta> piece(addresses, layout, n);
+    choose<Adadelta>(o, options, own_options, piece.row);
     const real lr = o[0], rho = o[1], rest = 1.0 - o[1], eps = o[2], decay = o[3];
     const bool uphill = o[4] != 0;
     real* const param = piece.array(0);
@@ -143,16 +190,19 @@ extern "C" __global__ void __launch_bounds__(256) adadelta_update(
 
 // Bytes: parameter and one to three buffers read and written, gradient read. Options: lr, alpha, eps, weight_decay,
 // momentum, maximize.
-extern "C" __global__ void __launch_bounds__(256) rmsprop_update(
-    const int64* __restrict__ addresses, const int64* __restrict__ layout, const double* __restrict__ options,
-    int64 n) {
-    const Piece piece(addresses, layout, n, 5);
-    const double* const o = options + piece.row * 6;
+extern "C" __global__ void __launch_bounds__(256, 4) rmsprop_update(
+    const __grid_constant__ Rmsprop::Addresses addresses, const __grid_constant__ Rmsprop::Layout layout,
+    const __grid_constant__ Rmsprop::Options options, const double* __restrict__ own_options,
+    const int64* __restrict__ own_steps, int n) {
+    __shared__ double o[Rmsprop::options];
+    const Piece<Rmsprop> piece(addresses, layout, n);
+    choose<Rmsprop>(o, options, own_options, piece.row);
     const real lr = o[0], alpha = o[1], rest = 1.0 - o[1], eps = o[2], decay = o[3], momentum = o[4];
     const bool uphill = o[5] != 0;
     real* const param = piece.array(0);
     const real* const grad = piece.array(1);
-    real *const square_avg = piece.array(2), *const buffer = piece.array(3), *const grad_avg = piece.array(4);
+    real* const square_avg = piece.array(2);
+    real *const buffer = piece.optional(3), *const grad_avg = piece.optional(4);
     FOR_EACH(i, piece) {
         const real slope = gradient(grad[i], param[i], decay, uphill);
         real square = alpha * square_avg[i] + rest * slope * slope;
@@ -175,17 +225,20 @@ extern "C" __global__ void __launch_bounds__(256) rmsprop_update(
 
 // ---- clipping --------------------------------------------------------------------------------------------------------
 
+// By a number, or by one that is on the device.
 extern "C" __global__ void __launch_bounds__(256) scale_arrays(
-    const int64* __restrict__ addresses, const int64* __restrict__ layout, int64 n, real factor) {
-    const Piece piece(addresses, layout, n, 1);
+    const __grid_constant__ Plain::Addresses addresses, const __grid_constant__ Plain::Layout layout, int n, real factor,
+    const double* __restrict__ own) {
+    const Piece<Plain> piece(addresses, layout, n);
+    const real by = own ? real(*own) : factor;
     real* const values = piece.array(0);
-    FOR_EACH(i, piece) values[i] *= factor;
+    FOR_EACH(i, piece) values[i] *= by;
 }
 
 // NaN stays NaN: both comparisons are false.
 extern "C" __global__ void __launch_bounds__(256) clamp_arrays(
-    const int64* __restrict__ addresses, const int64* __restrict__ layout, int64 n, real limit) {
-    const Piece piece(addresses, layout, n, 1);
+    const __grid_constant__ Plain::Addresses addresses, const __grid_constant__ Plain::Layout layout, int n, real limit) {
+    const Piece<Plain> piece(addresses, layout, n);
     real* const values = piece.array(0);
     FOR_EACH(i, piece) {
         const real value = values[i];
@@ -200,9 +253,10 @@ __device__ __forceinline__ double warp_total(double value) {
 
 // The sum of the squares of each chunk.
 extern "C" __global__ void __launch_bounds__(256) chunk_squares(
-    const int64* __restrict__ addresses, const int64* __restrict__ layout, int64 n, double* __restrict__ sums) {
+    const __grid_constant__ Plain::Addresses addresses, const __grid_constant__ Plain::Layout layout, int n,
+    double* __restrict__ sums) {
     __shared__ double warps[8];
-    const Piece piece(addresses, layout, n, 1);
+    const Piece<Plain> piece(addresses, layout, n);
     const real* const values = piece.array(0);
     double total = 0;
     FOR_EACH(i, piece) total += double(values[i]) * double(values[i]);
@@ -218,12 +272,12 @@ extern "C" __global__ void __launch_bounds__(256) chunk_squares(
 
 // A warp an array: the sums of its chunks, added in a fixed order.
 extern "C" __global__ void __launch_bounds__(256) sum_chunks(
-    const int64* __restrict__ layout, int64 n, const double* __restrict__ sums, double* __restrict__ out) {
-    const int64 row = int64(blockIdx.x) * blockDim.y + threadIdx.y;
+    const __grid_constant__ Plain::Layout layout, int n, const double* __restrict__ sums, double* __restrict__ out) {
+    const int row = blockIdx.x * blockDim.y + threadIdx.y;
     if (row >= n) return;
-    const int64 end = layout[(row + 1) * LAYOUT + 1];
+    const int64 end = layout.first[row + 1];
     double total = 0;
-    for (int64 chunk = layout[row * LAYOUT + 1] + threadIdx.x; chunk < end; chunk += WARP) total += sums[chunk];
+    for (int64 chunk = layout.first[row] + threadIdx.x; chunk < end; chunk += WARP) total += sums[chunk];
     total = warp_total(total);
     if (threadIdx.x == 0) out[row] = total;
 }
