@@ -6,17 +6,18 @@ PYTHON ?= python3
 PIP_FLAGS ?=
 RUNS ?= runs
 WORKERS ?= 2
-GPU_TEST_SECONDS ?= 180
+GPU_SECONDS ?= 530
+GPU_OPTIONS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -q $(PIP_FLAGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-fast lint format types imports docs wheel gpu clean
+.PHONY: help demo test test-fast lint format types imports docs wheel gpu-prepare gpu-check gpu-numbers gpu-grid gpu-graphs clean
 
 help:  ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 13
 
 $(VENV)/.created:
 	@$(PYTHON) -c 'import sys; sys.exit(f"sparsebp needs Python 3.11 or newer, {sys.executable} is {sys.version.split()[0]}; set PYTHON=…" if sys.version_info < (3, 11) else 0)'
@@ -57,12 +58,23 @@ imports: $(VENV)/.dev  ## the import contract
 docs: $(VENV)/.dev  ## the documentation site, strict, into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q
 
-# No install step: the source tree, this machine's own python3 and its packages.
-gpu:  ## GPU tests and the GPU benchmark grid; writes docs/benchmarks/<gpu>-<commit>.json
-	@status=0; \
-	timeout $(GPU_TEST_SECONDS) $(PYTHON) -m pytest -m gpu -q tests || status=$$?; \
-	$(PYTHON) -m sparsebp bench gpu --out docs/benchmarks || status=$$?; \
-	exit $$status
+# On a GPU: no install step, the source tree and this machine's own python3 with its packages. Results go to $OUT, if set.
+GPU_RUN := $(PYTHON) tests/gpu_runs
+
+gpu-prepare: $(VENV)/.dev  ## fetch into .cache/ what a GPU machine without network may lack
+	$(BIN)/python tests/gpu_runs prepare
+
+gpu-check:  ## first run on a GPU: compile, launch and test everything, sanitizers; each run ends within 9 minutes
+	@$(GPU_RUN) check --seconds $(GPU_SECONDS) $(GPU_OPTIONS)
+
+gpu-numbers:  ## second run: single kernels, chunks, launches
+	@$(GPU_RUN) numbers --seconds $(GPU_SECONDS) $(GPU_OPTIONS)
+
+gpu-grid:  ## third run: the paper's grid beside cuDNN
+	@$(GPU_RUN) grid --seconds $(GPU_SECONDS) $(GPU_OPTIONS)
+
+gpu-graphs:  ## fourth run: captured steps, tested and timed
+	@$(GPU_RUN) graphs --seconds $(GPU_SECONDS) $(GPU_OPTIONS)
 
 clean:  ## remove everything that can be made again
 	rm -rf $(VENV) build dist site .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache

@@ -37,6 +37,20 @@ def test_a_block_is_filled_and_filling_again_changes_nothing(tmp_path: Path) -> 
     assert documents.fill(text, results, tmp_path) == text
 
 
+def test_of_a_run_that_was_broken_off_what_it_has_measured_is_shown(tmp_path: Path) -> None:
+    result = report.load(write_result(tmp_path / "other"))
+    result["rows"][1] = {"name": "no target", "error": "it broke"}
+    report.save(result | {"complete": False}, tmp_path, "jacobian.partial")
+    text = documents.fill(TEXT.replace(" short", ""), documents.find_results(tmp_path), tmp_path)
+    assert "- Incomplete: the run was broken off." in text
+    assert "| ReLU of 2026-01-01 | 3 × 3 |" in text and "| no target" not in text
+
+
+def test_names_with_a_hyphen_have_blocks(tmp_path: Path) -> None:
+    text = documents.fill(TEXT.replace("jacobian", "gpu-grid"), {}, tmp_path)
+    assert "Not measured yet: `sparsebp bench gpu-grid" in text and "old" not in text
+
+
 def test_the_long_form_has_title_notes_and_picture(tmp_path: Path) -> None:
     path = write_result(tmp_path / "results")
     path.with_suffix(".png").write_bytes(b"")

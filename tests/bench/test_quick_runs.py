@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from sparsebp import backend, nn
-from sparsebp.bench import fusion, gpu, gpu_steps, load, pruned, scan
+from sparsebp.bench import fusion, load, pruned, scan
+from sparsebp.bench.gpu import device, graphs, grid, numbers
 from sparsebp.bench.tools import benchmark, peers
 from sparsebp.bench.tools.workload import SequenceWorkload, TorchTwin
 from sparsebp.core import timing
@@ -19,6 +20,7 @@ from sparsebp.core.errors import DeviceError, MissingDependencyError, OptionErro
 pytest.importorskip("torch")
 pytest.importorskip("matplotlib")
 
+GPU = ("gpu-numbers", "gpu-grid", "gpu-graphs")
 ONCE = {"rounds": 1, "least_rounds": 1, "warmup": 1}
 OPTIONAL = {
     "graphblas_ratio",
@@ -113,29 +115,54 @@ def test_an_unknown_cell_is_refused() -> None:
 
 
 def test_the_gpu_grid_is_the_papers() -> None:
-    points = [*gpu.grid()]
+    points = [*grid.grid()]
     assert len(points) == len(set(points)) == 2 * 2 * (8 + 7)
     assert {p.length for p in points} == {10, 30, 100, 300, 1000, 3000, 10_000, 30_000}
     assert {p.batch for p in points} == {2, 4, 8, 16, 32, 64, 128, 256}
-    assert points[0] == gpu.Point("RNN", np.float32, 1000, 16)
+    assert points[:4] == [grid.Point(cell, np.float32, t, 16) for t in (1000, 30_000) for cell in ("RNN", "GRU")]
+    assert [p.dtype for p in points] == [np.float32] * 30 + [np.float64] * 30
 
 
 @pytest.mark.parametrize("cell", ["RNN", "GRU"])
 def test_a_point_of_the_gpu_grid_is_measured_whole(cell: str) -> None:
     """On the CPU: the same code with another clock and other arrays."""
-    rates = gpu.Rates({"float32": 1e12, "float64": 1e12}, 1e11)
-    row = gpu.measure_point(gpu.Point(cell, np.float64, 7, 3), np, rates, ONCE, timing.HostClock())
-    assert {column.key for column in load("gpu").columns} <= row.keys()
+    rates = device.Rates({"float32": 1e12, "float64": 1e12}, 1e11, 1e9)
+    row = grid.measure_point(grid.Point(cell, np.float64, 7, 3), np, rates, ONCE, timing.HostClock())
+    assert {column.key for column in load("gpu-grid").columns} - {"captured", "captured_ratio"} <= row.keys()
+    assert "the model is on the host" in row["uncaptured"]
     assert row["gradient_difference"] < 1e-12
     matrices = 1 if cell == "RNN" else 3
     assert row["flops_bp"] == 2 * matrices * 7 * 3 * 20**2
     assert row["flops_chunked"] == 20 * row["flops_bp"]
 
 
-def test_steps_that_are_not_captured_are_noted() -> None:
-    rows, notes = gpu_steps.measure_steps(np, True, ONCE, timing.HostClock())
-    assert rows[0]["order"] == "one stream" and {row["met"] for row in rows} == {"not captured"}
-    assert all("the model is on the host" in note for note in notes)
+@pytest.mark.parametrize("order", graphs.ORDERS.values())
+def test_steps_that_are_not_captured_say_why(order: str) -> None:
+    sizes = load("gpu-graphs").quick
+    row = graphs.measure_point(graphs.Point("DenseNet", order), np, sizes, ONCE, timing.HostClock())
+    assert row["met"] == "not captured" and row["launched"]["median"] > 0
+    assert row["uncaptured"] == "the model is on the host"
+
+
+@pytest.mark.parametrize("what", ["forward", "backward", "scan", "weights"])
+@pytest.mark.parametrize("cell", ["RNN", "GRU"])
+def test_single_kernels_are_measured(cell: str, what: str) -> None:
+    point = numbers.Point(what, cell, np.float64, 9, 5, chunks=3)
+    row = numbers.measure_point(point, np, 2e9, ONCE, timing.HostClock())
+    assert row["a_step"] == pytest.approx(row["time"]["median"] / 9)
+    assert row["cycles_a_step"] == pytest.approx(row["a_step"] * 2e9)
+
+
+def test_single_kernels_are_measured_at_every_size_once() -> None:
+    sizes = load("gpu-numbers").sizes
+    points = [*numbers.points(sizes)]
+    assert len(points) == len(set(points))
+    for cell in ("RNN", "GRU"):
+        scans = [p for p in points if (p.what, p.cell, p.length) == ("scan", cell, 30_000)]
+        assert [p.chunks for p in scans] == sorted(sizes["chunks"]) and scans[0].chunks == 16
+        for what in ("forward", "backward"):
+            found = {(p.hidden, p.dtype) for p in points if (p.what, p.cell) == (what, cell)}
+            assert found == {(h, dtype) for h in sizes["hidden"] for dtype in (np.float32, np.float64)}
 
 
 def test_fused_steps_are_judged_where_the_update_is_much_of_them() -> None:
@@ -148,23 +175,25 @@ def test_fused_steps_are_judged_where_the_update_is_much_of_them() -> None:
 
 def test_steps_are_judged_by_what_they_are_to_show() -> None:
     ratio = {"median": 1.2}
-    assert gpu_steps.judge({"captured": {}, "capture": ratio}) == {"met": "missed: capture"}
-    assert gpu_steps.judge({"captured": {}, "capture": ratio, "streams": ratio}) == {"met": "met"}
+    assert graphs.judge({"captured": {}, "capture": ratio}) == {"met": "missed: capture"}
+    assert graphs.judge({"captured": {}, "capture": ratio, "streams": ratio}) == {"met": "met"}
 
 
-def test_without_a_gpu_the_gpu_benchmark_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", GPU)
+def test_without_a_gpu_the_gpu_benchmarks_say_so(name: str, tmp_path: Path) -> None:
     if backend.has_gpu():
         pytest.skip("this machine has a GPU")
     with pytest.raises((DeviceError, MissingDependencyError)):
-        load("gpu").run(tmp_path, quick=True)
+        load(name).run(tmp_path, quick=True)
 
 
 @pytest.mark.gpu
 @pytest.mark.real_gpu("it measures, beside torch's cuDNN")
-def test_gpu_quick_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", GPU)
+def test_gpu_quick_run(name: str, tmp_path: Path) -> None:
     if not backend.has_gpu():
         pytest.skip("no GPU here")
-    result = load("gpu").run(tmp_path, quick=True)
-    assert len(result["rows"]) == 2
-    assert all(row["gradient_difference"] < 1e-2 for row in result["rows"])
-    assert all("captured" in row for row in result["steps"]), result["notes"]
+    result = load(name).run(tmp_path, quick=True)
+    assert result["rows"] and result["complete"]
+    assert not [row for row in result["rows"] if "error" in row]
+    assert all(row["gradient_difference"] < 1e-2 for row in result["rows"] if "gradient_difference" in row)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,44 @@ def test_a_run_writes_json_and_picture_and_prints_the_table_last(tmp_path: Path)
     assert lines[:2] == ["model RNN; ratio 12.3× (11.9–12.8)", "model GRU; ratio –"]
     assert lines.count("note: a peer is missing") == 1
     assert lines[-1] == report.text_table(COLUMNS, ROWS)
+
+
+def test_rows_are_kept_as_they_come_and_a_run_that_is_broken_off_leaves_them(tmp_path: Path) -> None:
+    kept: list[dict[str, Any]] = []
+
+    def breaks_off(run: Run) -> Iterator[dict[str, Any]]:
+        for row in measure(run):
+            yield row
+            kept.append(report.load(tmp_path / "recurrent.partial.json"))
+        raise KeyboardInterrupt
+
+    before = report.save({"benchmark": "recurrent"}, tmp_path).read_bytes()
+    with pytest.raises(KeyboardInterrupt):
+        replace(BENCHMARK, measure=breaks_off).run(tmp_path, quick=True, echo=lambda line: None)
+    assert [len(result["rows"]) for result in kept] == [1, 2]
+    assert not any(result["complete"] for result in kept)
+    assert (tmp_path / "recurrent.json").read_bytes() == before
+    BENCHMARK.run(tmp_path, quick=True, echo=lambda line: None)
+    assert report.load(tmp_path / "recurrent.json")["complete"]
+    assert not (tmp_path / "recurrent.partial.json").exists()
+
+
+def test_rows_that_could_not_be_measured_are_in_no_table_and_no_picture(tmp_path: Path) -> None:
+    drawn: list[Any] = []
+    lines: list[str] = []
+    result = replace(
+        BENCHMARK,
+        measure=lambda run: iter([ROWS[0], {"model": "LSTM", "error": "ValueError: no such cell"}]),
+        picture=lambda result: drawn.append(result["rows"]) or picture(result),
+    ).run(tmp_path, echo=lines.append)
+    assert result["rows"][1]["error"] and drawn == [ROWS[:1]]
+    assert "model LSTM: ValueError: no such cell" in lines
+    assert lines[-1] == report.text_table(COLUMNS, ROWS[:1])
+
+
+def test_seconds_that_a_benchmark_does_not_count_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="takes the time that it takes"):
+        BENCHMARK.run(tmp_path, seconds=5)
 
 
 def test_threads_that_a_benchmark_does_not_vary_are_refused(tmp_path: Path) -> None:

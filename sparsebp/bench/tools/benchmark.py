@@ -6,7 +6,9 @@ says the rest in its ``BENCHMARK``, and `sparsebp.bench.NAMES` lists it.
 
 from __future__ import annotations
 
+import math
 import textwrap
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -22,6 +24,8 @@ Result: TypeAlias = Mapping[str, Any]
 """What `report.load` returns."""
 
 QUICK_ROUNDS = {"rounds": 2, "least_rounds": 2, "warmup": 1}
+PARTIAL = ".partial"
+"""What the name of a result's file has more while rows are measured."""
 
 
 @dataclass
@@ -42,6 +46,8 @@ class Run:
         Takes every line that is printed.
     stem
         Name of the files without their suffix.
+    seconds
+        In which all rows are to be there; None: as long as it takes.
     """
 
     quick: bool
@@ -50,6 +56,18 @@ class Run:
     result: dict[str, Any]
     echo: Callable[[str], None]
     stem: str
+    seconds: float | None = None
+    begin: float = field(default_factory=time.monotonic)
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the run began."""
+        return time.monotonic() - self.begin
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds in which rows can still be measured."""
+        return math.inf if self.seconds is None else self.seconds - self.elapsed
 
     def note(self, text: str) -> None:
         """Put a sentence under the tables; one that is there already is not repeated."""
@@ -74,7 +92,7 @@ class Benchmark:
     title, leaves_out
         What is measured, and which costs of a user are not in the numbers. The title may name settings in braces.
     measure
-        Yields the rows, flat dicts: see `report`.
+        Yields the rows, flat dicts: see `report`. A row that could not be measured says why under ``error``.
     columns
         What rows show.
     tables
@@ -92,6 +110,9 @@ class Benchmark:
         Options of `timing.measure`.
     threads
         Numbers of threads to measure with, unless others are asked for; None: they are not varied.
+    seconds
+        In which it is to be done, unless others are asked for; rows that come too late are left out, with a note. None:
+        it has no such limit.
     """
 
     name: str
@@ -109,6 +130,7 @@ class Benchmark:
     rounds: Mapping[str, Any] = field(default_factory=dict)
     quick_rounds: Mapping[str, Any] = field(default_factory=lambda: QUICK_ROUNDS)
     threads: tuple[int, ...] | None = (1, 2)
+    seconds: float | None = None
 
     def run(
         self,
@@ -116,9 +138,13 @@ class Benchmark:
         *,
         quick: bool = False,
         threads: tuple[int, ...] | None = None,
+        seconds: float | None = None,
         echo: Callable[[str], None] = print,
     ) -> dict[str, Any]:
         """Measure, write ``<name>.json`` and ``<name>.png``, print the table; return the result.
+
+        What is there so far is in ``<name>.partial.json`` after every row, with ``"complete": false``; so a run that is
+        interrupted, or killed, leaves the rows that it has measured, and the result of the run before.
 
         Parameters
         ----------
@@ -128,13 +154,15 @@ class Benchmark:
             Small sizes and few rounds: a smoke test whose numbers mean little.
         threads
             Numbers of threads, the same for both sides; those of the benchmark if None.
+        seconds
+            In which to be done; those of the benchmark if None.
         echo
             Takes every line that is printed.
 
         Raises
         ------
         OptionError
-            Threads are asked for that the benchmark does not vary.
+            Threads are asked for that the benchmark does not vary, or seconds that it does not count.
         MissingDependencyError
             The peer, or what carries the data, is not installed.
         SparseBPError
@@ -145,6 +173,9 @@ class Benchmark:
         if threads and self.threads is None:
             raise OptionError(f"The benchmark {self.name} does not vary threads", expected="no --threads",
                               got=", ".join(map(str, threads)), remedy="Leave the option out")  # fmt: skip
+        if seconds is not None and self.seconds is None:
+            raise OptionError(f"The benchmark {self.name} takes the time that it takes", expected="no --seconds",
+                              got=f"{seconds:g}", remedy="Leave the option out")  # fmt: skip
         settings = {**self.settings, **self.sizes, **(self.quick if quick else {})}
         if self.threads is not None:
             settings["threads"] = threads or self.threads
@@ -153,15 +184,21 @@ class Benchmark:
             "title": self.title.format(**settings),
             "leaves_out": self.leaves_out,
             "quick": quick,
+            "complete": False,
             "environment": environment(),
             "settings": settings,
             "rows": [],
             "notes": [],
         }
-        run = Run(quick, settings, self.quick_rounds if quick else self.rounds, result, echo, self.name)
+        rounds = self.quick_rounds if quick else self.rounds
+        run = Run(quick, settings, rounds, result, echo, self.name, self.seconds if seconds is None else seconds)
         for row in self.measure(run):
             result["rows"].append(row)
-            said = "; ".join(f"{column.heading} {column.cell(row)}" for column in self.named(self.short))
+            report.save(result, out, run.stem + PARTIAL)
+            shown = [column for column in self.named(self.short) if "error" not in row or column.key in row]
+            said = "; ".join(f"{column.heading} {column.cell(row)}" for column in shown)
+            said = f"{said}: {row['error']}" if "error" in row else said
+            said = said if run.seconds is None else f"[{run.elapsed:4.0f} s] {said}"
             echo(textwrap.fill(said, report.letters() or len(said) + 1, subsequent_indent="  "))
         self._finish(run, out)
         return result
@@ -172,15 +209,17 @@ class Benchmark:
         return [by_key[key] for key in keys]
 
     def draw(self, result: Result) -> Any:
-        """Return the picture of a result, under its title."""
-        drawing = self.picture(result)
+        """Return the picture of a result, under its title; of rows that could not be measured it shows nothing."""
+        drawing = self.picture({**result, "rows": report.measured(result)})
         drawing.suptitle(textwrap.fill(result["title"], 80), fontsize=10)
         return drawing
 
     def _finish(self, run: Run, folder: Path | None) -> None:
         """Write JSON and picture, then print what was left out, where the files are, and the table last."""
         result = run.result
+        result["complete"] = True
         path = report.save(result, folder, run.stem)
+        path.with_name(f"{run.stem}{PARTIAL}.json").unlink(missing_ok=True)
         written = [str(path)]
         try:
             written.append(str(pictures.save(self.draw(result), path.with_suffix(".png"))))
@@ -193,7 +232,7 @@ class Benchmark:
         for line in lines:
             run.echo(line)
         shown = [column for column in self.columns if column.on_terminal]
-        run.echo(report.text_table(shown, result["rows"], report.letters()))
+        run.echo(report.text_table(shown, report.measured(result), report.letters()))
 
 
 SHARE = 0.7

@@ -28,7 +28,7 @@ from sparsebp.core.errors import FileFormatError
 from sparsebp.core.files import read_file, write_atomically
 
 FOLDER = Path("docs/benchmarks")
-_BLOCK = re.compile(r"<!-- bench:(\w+)( short)? -->\n.*?<!-- /bench:\1 -->", re.DOTALL)
+_BLOCK = re.compile(r"<!-- bench:([\w-]+)( short)? -->\n.*?<!-- /bench:\1 -->", re.DOTALL)
 
 
 def fill(text: str, results: Mapping[str, Sequence[tuple[Path, dict[str, Any]]]], folder: Path) -> str:
@@ -66,7 +66,10 @@ def fill(text: str, results: Mapping[str, Sequence[tuple[Path, dict[str, Any]]]]
 
 
 def find_results(folder: Path) -> dict[str, list[tuple[Path, dict[str, Any]]]]:
-    """Return the full results in `folder` by benchmark, the newest first; runs with ``--quick`` are passed over."""
+    """Return the full results in `folder` by benchmark, the newest first.
+
+    Runs with ``--quick`` are passed over; of a run that was broken off, what it has measured counts.
+    """
     found: dict[str, list[tuple[Path, dict[str, Any]]]] = {}
     for path in sorted(folder.glob("*.json")):
         result = report.load(path)
@@ -78,12 +81,14 @@ def find_results(folder: Path) -> dict[str, list[tuple[Path, dict[str, Any]]]]:
 
 
 def _section(path: Path, result: Mapping[str, Any], short: bool, folder: Path) -> str:
-    benchmark, rows = load(result["benchmark"]), result["rows"]
+    benchmark, rows = load(result["benchmark"]), report.measured(result)
     if short:
         parts = [_table(benchmark, benchmark.short, filter(benchmark.in_short, rows))]
     else:
         parts = [f"*{caption}:*\n\n{_table(benchmark, keys, rows)}" for caption, keys in benchmark.tables.items()]
         parts.insert(0, f"**{result['title']}.** Left out: {result['leaves_out']}.")
+        if not result.get("complete", True):
+            parts.append("- Incomplete: the run was broken off.")
         parts += [f"- {note}" for note in result["notes"]]
         picture = path.with_suffix(".png")
         if picture.exists():

@@ -3,9 +3,11 @@
 A result is a plain dict that JSON can hold::
 
     {"benchmark": "recurrent", "title": …, "leaves_out": …, "quick": false,
-     "environment": {…}, "settings": {…}, "rows": [{…}, …], "notes": ["…"]}
+     "complete": true, "environment": {…}, "settings": {…}, "rows": [{…}, …], "notes": ["…"]}
 
-A row is a flat dict; a duration is the dict of `Timing.to_dict` (seconds), a ratio the dict of `timing.ratio`.
+A row is a flat dict; a duration is the dict of `Timing.to_dict` (seconds), a ratio the dict of `timing.ratio`. A row
+that could not be measured has an ``error``. ``complete`` is false while rows are measured, so in what a run leaves that
+was killed; files of before that have none are complete.
 """
 
 from __future__ import annotations
@@ -162,10 +164,15 @@ def _parts(widths: Sequence[int], gap: int, width: int | None) -> list[list[int]
     return parts
 
 
+def measured(result: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the rows of a result but those that could not be measured."""
+    return [row for row in result["rows"] if "error" not in row]
+
+
 def where(result: Mapping[str, Any]) -> str:
     """Return one line that says on what and when a result was measured."""
     env = result["environment"]
-    gpu = f"{env['gpu']['name']}, " if "gpu" in env and result["benchmark"] == "gpu" else ""
+    gpu = f"{env['gpu']['name']}, " if "gpu" in env and result["benchmark"].startswith("gpu-") else ""
     packages = ", ".join(f"{name} {version}" for name, version in env["packages"].items() if name in _NAMED)
     return (
         f"{gpu}{env['cpu']}, {env['cores']} cores, Python {env['python']}, {packages}, "

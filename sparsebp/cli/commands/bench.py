@@ -20,6 +20,9 @@ def bench(
     threads: Annotated[
         list[int] | None, typer.Option("--threads", min=1, help="Thread counts to measure; give it once for each.")
     ] = None,
+    seconds: Annotated[
+        float | None, typer.Option("--seconds", min=1, help="Time that a benchmark on a GPU may take.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Measure sparsebp beside a peer, in turn in one run, and print the ratio with its spread.
@@ -31,6 +34,7 @@ def bench(
       sparsebp bench scan --quick --json
     """
     silent = {"echo": lambda line: None} if json else {}
-    result = load(str(benchmark)).run(out, quick=quick, threads=tuple(threads) if threads else None, **silent)
+    counts = tuple(threads) if threads else None
+    result = load(str(benchmark)).run(out, quick=quick, threads=counts, seconds=seconds, **silent)
     if json:
         write_json({"event": "result", **result})

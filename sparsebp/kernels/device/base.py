@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, Protocol
@@ -79,6 +80,7 @@ class Launcher:
         self.xp = xp
         self.loader = loader
         self._kernels: dict[tuple[Any, ...], _Kernel] = {}
+        self._lock = threading.Lock()
 
     @property
     def shared_limit(self) -> int:
@@ -111,7 +113,8 @@ class Launcher:
         key = (device, file, name, *defines.items())
         kernel = self._kernels.get(key)
         if kernel is None:
-            kernel = self._kernels[key] = _Kernel(self.loader.get(file, defines).get_function(name))
+            found = _Kernel(self.loader.get(file, defines).get_function(name))
+            kernel = self._kernels.setdefault(key, found)  # another thread may have been faster
         if shared > kernel.shared or grid > MAX_GRID:
             self._allow(kernel, name, grid, shared)
         kernel.run((grid,), block, [_NULL if a is None else a for a in args], shared_mem=shared)
@@ -125,8 +128,9 @@ class Launcher:
                 got=f"{shared} bytes and {grid} blocks",
                 remedy="Use smaller sizes, or the host kernels",
             )
-        kernel.run.max_dynamic_shared_size_bytes = shared
-        kernel.shared = shared
+        with self._lock:  # another thread may ask for more
+            if shared > kernel.shared:
+                kernel.run.max_dynamic_shared_size_bytes = kernel.shared = shared
 
     def _check_device(self, args: Sequence[Any]) -> int | None:
         """Check that all arrays belong to this namespace and live on the current device; return its number.

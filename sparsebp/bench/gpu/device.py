@@ -1,0 +1,103 @@
+"""What the benchmarks on a GPU share: names of their files, the rates of the device, launches of the recurrences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sparsebp import backend
+from sparsebp.bench.tools.benchmark import Run
+from sparsebp.core import timing
+from sparsebp.core.types import Array
+
+HIDDEN = 20
+"""The paper's hidden size."""
+SECONDS = 500.0
+"""What a run takes at most, so that it ends well within ten minutes, and its last point with it."""
+
+
+def begin(run: Run) -> ModuleType:
+    """Return CuPy, after naming the run's files after the GPU and the commit.
+
+    Raises
+    ------
+    DeviceError, MissingDependencyError
+        There is no GPU, or CuPy is not installed.
+    """
+    cupy = backend.cupy()
+    env = run.result["environment"]
+    run.stem = f"{run.stem}-{env['gpu']['name'].replace(' ', '-').lower()}-{env['commit'].rstrip('+')}"
+    return cupy
+
+
+class Rates(NamedTuple):
+    """What the GPU can do at best: FLOP/s by dtype name (from its data), bytes/s (measured by a copy), cycles/s."""
+
+    flops: dict[str, float]
+    bandwidth: float
+    clock: float
+
+
+def device_rates(cupy: ModuleType) -> Rates:
+    """Return the GPU's peak FLOP/s without matrix units, the bandwidth that a large copy reaches, and its clock."""
+    device = cupy.cuda.Device()
+    attributes = device.attributes
+    clock = attributes["ClockRate"] * 1e3
+    lanes = {"80": (64, 32), "90": (128, 64)}.get(device.compute_capability, (128, 2))
+    flops = [attributes["MultiProcessorCount"] * each * 2 * clock for each in lanes]
+    source = cupy.ones(1 << 28, cupy.uint8)
+    target = cupy.empty_like(source)
+    calls = {"copy": lambda: cupy.copyto(target, source)}
+    copy = timing.measure(calls, rounds=7, clock=timing.DeviceClock(cupy))["copy"]
+    return Rates({"float32": flops[0], "float64": flops[1]}, 2 * source.nbytes / copy.median, clock)
+
+
+class Recurrence:
+    """The kernels of one recurrent layer on random states of their own.
+
+    Parameters
+    ----------
+    kernels
+        `sparsebp.kernels.api.Kernels` of the arrays.
+    xp
+        The namespace of the arrays.
+    cell
+        ``"RNN"`` or ``"GRU"``.
+    dtype, length, batch, hidden
+        T, B and H.
+    """
+
+    def __init__(
+        self, kernels: Any, xp: ModuleType, cell: str, dtype: Any, length: int, batch: int, hidden: int = HIDDEN
+    ) -> None:  # fmt: skip
+        rng = np.random.default_rng(0)
+        gates = 1 if cell == "RNN" else 3
+
+        def array(*shape: int) -> Array:
+            return xp.asarray(rng.uniform(-0.2, 0.2, shape).astype(dtype))
+
+        self.kernels, self.cell = kernels, cell
+        self.gx, self.w_hh = array(length, batch, gates * hidden), array(gates * hidden, hidden)
+        self.h, self.h0, self.grad = array(length, batch, hidden), array(batch, hidden), array(batch, hidden)
+        self.b_hn, self.gates = array(hidden), array(length, batch, 4 * hidden) if gates == 3 else None
+        self.forward_h = xp.empty_like(self.h)  # the backward's states stay as they are
+        self.forward_gates = xp.empty_like(self.gates) if gates == 3 else None
+        self.written, self.gh0 = xp.empty_like(self.h if gates == 1 else self.gates), xp.empty_like(self.grad)
+
+    def forward(self) -> None:
+        """Run all steps forwards."""
+        if self.cell == "RNN":
+            self.kernels.rnn_forward(self.gx, self.w_hh, self.h0, "tanh", self.forward_h)
+        else:
+            self.kernels.gru_forward(self.gx, self.w_hh, self.b_hn, self.h0, self.forward_h, self.forward_gates)
+
+    def backward(self, chunks: int = 1) -> Callable[[], None]:
+        """Return what runs all steps backwards, from a gradient at the last state, in so many chunks."""
+        k, last = self.kernels, self.grad
+        if self.cell == "RNN":
+            return lambda: k.rnn_backward(self.h, self.w_hh, None, last, "tanh", self.written, self.gh0, chunks)
+        saved = (self.h, self.h0, self.gates, self.w_hh)
+        return lambda: k.gru_backward(*saved, None, last, self.written, self.gh0, chunks)

@@ -1,0 +1,146 @@
+"""Points of a benchmark, measured one by one in a process of its own, so that what goes wrong at one costs no other.
+
+After an illegal access a CUDA context answers every call with the same error until its process ends, and a kernel that
+never ends cannot be stopped from within. So the process that measures is another one than that which keeps the results.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from sparsebp.bench.tools.benchmark import Row, Run
+
+Maker = Callable[..., Callable[[Any], Row]]
+"""A function of a module: builds, from what is pickled to it, the function that measures a point."""
+
+POINT_SECONDS = 60.0
+"""What a point may take, unless its benchmark says otherwise."""
+_MOST_FAILED = 5
+"""Processes in a row that end at their first point."""
+
+
+class _Answer(NamedTuple):
+    """A row, whether its process can measure another one, and whether it could measure at all."""
+
+    row: Row
+    usable: bool
+    ready: bool
+
+
+def measure_apart(
+    run: Run, points: Sequence[Any], make: Maker, *arguments: Any, limit: float = POINT_SECONDS
+) -> Iterator[Row]:
+    """Yield a row for every point, until time is up.
+
+    Parameters
+    ----------
+    run
+        Of the benchmark; is told what is left out, and why.
+    points
+        Named tuples that can be pickled, the most wanted first. A row begins with the fields of its point; where
+        measuring raises, or its process dies, it has an ``error`` besides, and the next point is measured all the same.
+    make, *arguments
+        ``make(*arguments)`` is called in the other process, anew after one has died.
+    limit
+        Seconds that a point may take, the start of its process included; then its process is ended.
+    """
+    left, failed = list(points), 0
+    while left and run.seconds_left > 0 and failed < _MOST_FAILED:
+        with _Process(make, arguments) as process:
+            usable = True
+            while usable and left and run.seconds_left > 0:
+                point = left.pop(0)
+                row, usable, ready = process.measure(point, min(limit, run.seconds_left))
+                failed = 0 if ready else failed + 1
+                if "error" in row:
+                    run.note(f"{named(point)}: {row['error']}")
+                yield {**fields(point), **row}
+    if left:
+        why = f"{run.seconds:.0f} s were up" if failed < _MOST_FAILED else "the process that measures does not start"
+        run.note(f"{len(left)} of {len(points)} points not measured, {why}, from this one on: {named(left[0])}")
+
+
+def fields(point: Any) -> Row:
+    """Return a point's fields as JSON can hold them."""
+    return {name: value.__name__ if isinstance(value, type) else value for name, value in point._asdict().items()}
+
+
+def named(point: Any) -> str:
+    """Return a point in words: ``cell RNN, length 1000``."""
+    return ", ".join(f"{name} {value}" for name, value in fields(point).items() if value not in (None, ""))
+
+
+class _Process:
+    """A process that measures points; as a context manager it ends it, whatever it is at."""
+
+    def __init__(self, make: Maker, arguments: tuple[Any, ...]) -> None:
+        context = multiprocessing.get_context("spawn")  # a fork cannot use CUDA where its parent has
+        self._here, there = context.Pipe()
+        self._ready = False
+        self._process = context.Process(target=_serve, args=(there, make, arguments), daemon=True)
+        self._process.start()
+        there.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._here.close()
+        self._process.join(2)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+    def measure(self, point: Any, seconds: float) -> _Answer:
+        """Return the row of a point, and whether the process can measure another one."""
+        try:
+            self._here.send(point)
+            if not self._here.poll(seconds):
+                return _Answer({"error": f"stopped after {seconds:.0f} s"}, False, self._ready)
+            answer: _Answer = self._here.recv()
+        except (EOFError, OSError):
+            self._process.join(5)
+            return _Answer({"error": f"its process has died, status {self._process.exitcode}"}, False, self._ready)
+        self._ready = answer.ready
+        return answer
+
+
+def _serve(connection: Any, make: Maker, arguments: tuple[Any, ...]) -> None:
+    """Measure what comes, until nothing can come any more or the GPU is of no use here any more."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process ends this one
+    measure, usable = None, True
+    while usable:
+        try:
+            point = connection.recv()
+        except EOFError:
+            return
+        try:
+            measure = measure or make(*arguments)
+            row = measure(point)
+        except Exception as error:  # it goes to the other process, and the trace to whoever watches
+            traceback.print_exc()
+            row = {"error": f"{type(error).__name__}: {error}"}
+        usable = _usable()
+        try:
+            connection.send(_Answer(row, usable and measure is not None, measure is not None))
+        except OSError:
+            return
+
+
+def _usable() -> bool:
+    """Say whether the GPU still does what it is told; where none is used, nothing can have broken it."""
+    cupy = sys.modules.get("cupy")
+    try:
+        if cupy is not None:
+            cupy.cuda.Device().synchronize()
+    except RuntimeError:  # CuPy's for those of CUDA
+        return False
+    return True

@@ -1,0 +1,104 @@
+"""What runs keep in ``.cache/``, the one ignored folder that travels from run to run, and what is put there before.
+
+Machine code of CuPy's and Numba's; an archive of CuPy's, as ``check`` leaves it; the wheel of compute-sanitizer;
+results of the host's kernels, for a machine on which Numba does not work.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CACHE = ROOT / ".cache"
+ARCHIVE = "cupy-cache.tar.gz"
+REFERENCES = CACHE / "references.npz"
+MOST_ARCHIVED = 16 << 20
+"""Bytes of an archive that is worth its way."""
+_SANITIZER = "nvidia_cuda_sanitizer_api-*.whl"
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of every stage: where caches are, where sources are, and that nothing waits in buffers."""
+    path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return os.environ | {
+        "CUPY_CACHE_DIR": str(CACHE / "cupy"), "NUMBA_CACHE_DIR": str(CACHE / "numba"), "PYTHONPATH": path,
+        "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1",
+    }  # fmt: skip
+
+
+def unpack() -> str:
+    """Take CuPy's machine code from the archive, where one was carried here; say how much."""
+    folder, archive = CACHE / "cupy", CACHE / ARCHIVE
+    folder.mkdir(parents=True, exist_ok=True)
+    if archive.exists():
+        with tarfile.open(archive) as packed:
+            packed.extractall(folder, filter="data")
+    return f"{len([*folder.iterdir()])} modules of an earlier run"
+
+
+def pack(out: Path) -> str:
+    """Leave CuPy's machine code as an archive in `out`, and say so; or say why not."""
+    folder, archive = CACHE / "cupy", out / ARCHIVE
+    files = sorted(folder.glob("*.cubin")) if folder.exists() else []
+    with tarfile.open(archive, "w:gz") as packed:
+        for file in files:
+            packed.add(file, file.name)
+    size = archive.stat().st_size
+    if not files or size > MOST_ARCHIVED:
+        archive.unlink()
+        return f"no archive of {len(files)} modules" + (f": {size} bytes are too many" if files else "")
+    return f"{archive.name}: {len(files)} modules, {size} bytes; put it into .cache/ for the next run"
+
+
+def sanitizer() -> Path | None:
+    """Return compute-sanitizer: on the path, of the CUDA toolkit, or from the wheel that was carried here."""
+    homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
+    folders = [Path(home) / "bin" for home in homes if home] + [CACHE / "compute-sanitizer"]
+    found = shutil.which("compute-sanitizer", path=os.pathsep.join([os.environ.get("PATH", ""), *map(str, folders)]))
+    if found:
+        return Path(found)
+    wheels = sorted(CACHE.glob(_SANITIZER))
+    if not wheels:
+        return None
+    with zipfile.ZipFile(wheels[-1]) as wheel:
+        for item in wheel.infolist():
+            _, inside, name = item.filename.partition("/compute-sanitizer/")
+            if inside and name and not name.startswith(("docs/", "include/")):
+                target = CACHE / "compute-sanitizer" / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(wheel.read(item))
+                target.chmod(0o755)
+    tool = CACHE / "compute-sanitizer" / "compute-sanitizer"
+    return tool if tool.exists() else None
+
+
+def prepare() -> int:
+    """Put into ``.cache/`` what a machine without network may lack; return the exit status."""
+    CACHE.mkdir(exist_ok=True)
+    failed = 0
+    if not [*CACHE.glob(_SANITIZER)]:
+        platform = ["--only-binary=:all:", "--platform", "manylinux2014_x86_64"]
+        fetch = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", *platform, "-d", str(CACHE)]
+        failed = subprocess.run([*fetch, "nvidia-cuda-sanitizer-api"], check=False).returncode
+    subprocess.run([sys.executable, "-m", "gpu_runs.references"], env=environment(), cwd=ROOT, check=True)
+    for path in sorted(CACHE.iterdir()):
+        if path.is_file():
+            print(f"{path.relative_to(ROOT)}: {path.stat().st_size} bytes")
+    return failed
+
+
+def sources() -> str:
+    """Return a digest of what results of the host's kernels depend on."""
+    files = [*sorted((ROOT / "sparsebp" / "kernels").rglob("*.py")), ROOT / "tests/device/kernel_arguments.py"]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:20]
+
+
+if __name__ == "__main__":
+    print(pack(Path(sys.argv[1])))

@@ -1,0 +1,116 @@
+"""Calls of every kernel, small: their arguments, and what the results are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from device.kernel_arguments import Arguments, Maker, flat
+from sparsebp.kernels.api import Kernels
+from sparsebp.kernels.api.optimizers import UPDATE_OPTIONS
+
+VARIANTS: tuple[dict[str, Any], ...] = (
+    {"batch": 3, "hidden": 5}, {"batch": 2, "hidden": 37}, {"batch": 1, "hidden": 20},
+    {"batch": 3, "hidden": 5, "shared": True},
+)  # fmt: skip
+"""As those of the parity test, in which every CUDA kernel is launched; the first two are enough for that."""
+RECURRENT: tuple[dict[str, Any], ...] = (
+    {"batch": 2, "hidden": 1}, {"batch": 2, "hidden": 32}, {"batch": 3, "hidden": 33}, {"batch": 2, "hidden": 64},
+    {"batch": 1, "hidden": 128},
+)  # fmt: skip
+"""Further sizes of the recurrences: one unit, a warp and more; weights in registers, in shared memory, streamed."""
+ON_THE_HOST = {"options", "steps"}
+"""Arguments of the optimizers that the caller has on the host."""
+
+
+class Case(NamedTuple):
+    """A call of a kernel; `rule` is an update rule's, with all or none of its `optional` buffers."""
+
+    kernel: str
+    dtype: str
+    batch: int
+    hidden: int
+    shared: bool = False
+    chunks: int = 4
+    rule: str = ""
+    optional: bool = True
+
+    def arguments(self) -> Arguments:
+        """Return new arguments on the host, by name in the kernel's order."""
+        maker = Maker(self.dtype, self.batch, self.hidden, self.shared, self.chunks)
+        return maker.update(self.rule, self.optional) if self.rule else maker.arguments(self.kernel)  # type: ignore[arg-type]
+
+    @property
+    def key(self) -> str:
+        """The case as a short text."""
+        return "-".join(map(str, self))
+
+
+def kernels() -> list[str]:
+    """Return the names of all kernels, the recurrences first."""
+    names = [name for name in vars_of(Kernels) if not name.startswith("_")]
+    return sorted(names, key=lambda name: (not name.startswith(("rnn", "gru")), name))
+
+
+def vars_of(cls: type) -> list[str]:
+    """Return the names of the functions of a class and its bases."""
+    return sorted({name for base in cls.__mro__ for name, value in vars(base).items() if callable(value)})
+
+
+def every(*, small: bool = False) -> Iterator[Case]:
+    """Yield all cases; the `small` ones launch every CUDA kernel, in float32 alone."""
+    for name in kernels():
+        recurrent = name.startswith(("rnn", "gru"))
+        variants = VARIANTS[:2] if small else (*VARIANTS, *(RECURRENT if recurrent else ()))
+        for dtype in ("float32",) if small else ("float32", "float64"):
+            for variant in variants:
+                yield Case(name, dtype, **variant)
+                if name.endswith("_backward") and recurrent:
+                    yield Case(name, dtype, **variant, chunks=1)
+    for rule in UPDATE_OPTIONS:
+        for optional in (True,) if small else (True, False):
+            yield Case("optimizer_update", "float32" if small else "float64", 3, 5, rule=rule, optional=optional)
+
+
+def run(kernels: Any, case: Case, place: Callable[[np.ndarray], Any] = lambda array: array) -> dict[str, Any]:
+    """Return all arrays after a call: those that are written, and those that must stay; `place` puts them there."""
+    arguments = {
+        name: value if name in ON_THE_HOST else _placed(value, place) for name, value in case.arguments().items()
+    }
+    getattr(kernels, case.kernel)(*arguments.values())
+    return _arrays(arguments)
+
+
+def _placed(value: Any, place: Callable[[np.ndarray], Any]) -> Any:
+    if isinstance(value, np.ndarray):
+        return place(value)
+    if isinstance(value, list):
+        return [_placed(item, place) for item in value]
+    if hasattr(value, "_make"):  # an operand
+        return value._make(_placed(item, place) for item in value)
+    return value
+
+
+def _arrays(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return all arrays by name, of whichever namespace, as `arrays_of` does those of NumPy."""
+    found: dict[str, Any] = {}
+    for name, value in flat(arguments).items():
+        if isinstance(value, list):
+            found |= _arrays({f"{name}[{i}]": item for i, item in enumerate(value)})
+        elif hasattr(value, "dtype") and hasattr(value, "shape"):
+            found[name] = value
+    return found
+
+
+def differences(got: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> list[str]:
+    """Return, for every array that differs, its name and how; float32 and float64 have tolerances of their own."""
+    found = [f"arrays {sorted(got)} in place of {sorted(wanted)}"] if got.keys() != wanted.keys() else []
+    for name, value in wanted.items():
+        eps = max(float(np.finfo(a.dtype).eps) for a in wanted.values() if a.dtype.kind == "f")
+        try:
+            np.testing.assert_allclose(got[name], value, rtol=800 * eps, atol=400 * eps, err_msg=name)
+        except (AssertionError, KeyError) as error:
+            found.append(" ".join(str(error).split())[:300])
+    return found

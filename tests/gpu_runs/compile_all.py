@@ -1,0 +1,177 @@
+"""Compiles every source with every set of defines that launches use, in many processes, into CuPy's cache.
+
+``python -m gpu_runs.compile_all --seconds 60``. Then the host's kernels, with which tests compare, into Numba's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import multiprocessing
+import re
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gpu_runs.cases import every, run
+from sparsebp import backend, kernels
+from sparsebp.kernels.api import Kernels
+from sparsebp.kernels.device import SOURCES, DeviceKernels, options, source
+from sparsebp.kernels.device.base import Defines
+
+PROCESSES = 12
+HIDDEN = (1, 7, 20, 32, 33, 64, 128)
+"""What tests and benchmarks draw on a GPU."""
+CHUNKS = (1, 3, 5, 16, 24, 31, 32, 48, 64, 96, 128, 173, 192, 258, 384, 528)
+
+
+class Compiled(NamedTuple):
+    """What came of one set of defines."""
+
+    what: str
+    seconds: float
+    registers: int
+    spilled: int
+    error: str
+
+
+class Asked:
+    """A loader whose kernels do nothing: it notes for which files and defines the launchers ask."""
+
+    max_shared_memory, multiprocessors = 227 * 1024, 132
+    max_dynamic_shared_size_bytes = 0
+
+    def __init__(self) -> None:
+        self.sets: dict[tuple[str, tuple[Any, ...]], Defines] = {}
+
+    def get(self, file: str, defines: Defines) -> Asked:
+        """Note it."""
+        self.sets[file, tuple(sorted(defines.items()))] = defines
+        return self
+
+    def get_function(self, name: str) -> Asked:
+        """Return a kernel."""
+        return self
+
+    def addresses(self, arrays: Sequence[Any]) -> np.ndarray:
+        """Return addresses that nobody reads."""
+        return np.zeros(len(arrays), np.int64)
+
+    def __call__(self, *arguments: Any, **options: Any) -> None:
+        """Do nothing."""
+
+
+def sets() -> list[tuple[str, Defines]]:
+    """Return files with the defines of tests, small cases and the recurrences' sizes, each once."""
+    asked = Asked()
+    for file, listed in SOURCES.items():
+        for defines in listed:
+            asked.get(file, defines)
+    device = DeviceKernels(np, asked)
+    for case in every():
+        run(Kernels(device), case)
+    for hidden, dtype in itertools.product(HIDDEN, (np.float32, np.float64)):
+        _recurrences(Kernels(device), hidden, dtype)
+    return [(file, defines) for (file, _), defines in asked.sets.items()]
+
+
+def _recurrences(k: Kernels, hidden: int, dtype: type) -> None:
+    from sparsebp.bench.gpu.device import Recurrence
+
+    for cell in ("RNN", "GRU"):
+        for length, batch in ((1000, 16), (528, 2)):
+            run = Recurrence(k, np, cell, dtype, length, batch, hidden)
+            run.forward()
+            for chunks in CHUNKS if hidden == 20 else (1, 5, 31):
+                run.backward(chunks)()
+
+
+def compile_one(file: str, defines: Defines) -> Compiled:
+    """Compile in this process; say what the driver says of the kernels: most registers, bytes of local memory."""
+    name = f"{file} {' '.join(f'{key}={value}' for key, value in defines.items())}"
+    begin = time.perf_counter()
+    registers = spilled = 0
+    try:
+        raw = backend.cupy().RawModule(code=source(file), options=options(defines), backend="nvrtc")  # as the loader's
+        raw.compile()
+        found = [kernel for name in kernels_of(file) if (kernel := _looked_up(raw, name))]
+        registers, spilled = (max(column) for column in zip(*found, strict=True))
+    except Exception as error:  # said, with all others
+        return Compiled(name, time.perf_counter() - begin, 0, 0, f"{type(error).__name__}: {error}")
+    return Compiled(name, time.perf_counter() - begin, registers, spilled, "")
+
+
+def _looked_up(raw: Any, name: str) -> tuple[int, int] | None:
+    """Return the registers and bytes of local memory of a kernel; None if there is none with these defines."""
+    try:
+        kernel = raw.get_function(name)
+        return kernel.num_regs, kernel.local_size_bytes
+    except (RuntimeError, KeyError, AttributeError):
+        return None
+
+
+def kernels_of(file: str) -> list[str]:
+    """Return the names of the kernels that a file itself defines."""
+    own = source(file).split(f'#line 1 "{file}"')[1]
+    heads = "\n".join(re.findall(r"__global__[^{]*", own))
+    return sorted(set(re.findall(r"\bvoid\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\(", heads)))
+
+
+def warm_host(kernel: str, dtype: str) -> Compiled:
+    """Run a kernel of the host's, which leaves its machine code in Numba's cache."""
+    begin = time.perf_counter()
+    try:
+        for case in every():
+            if (case.kernel, case.dtype) == (kernel, dtype):
+                run(kernels.get(np), case)
+    except Exception as error:
+        return Compiled(f"{kernel} {dtype}", time.perf_counter() - begin, 0, 0, f"{type(error).__name__}: {error}")
+    return Compiled(f"{kernel} {dtype}", time.perf_counter() - begin, 0, 0, "")
+
+
+def main() -> int:
+    """Compile; return 0 if all sources do, without spills."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--quick", action="store_true")
+    chosen = parser.parse_args()
+    begin = time.perf_counter()
+    wanted = [one for one in sets() if not chosen.quick or one[0] == "clamp.cu"]
+    hosts = [] if chosen.quick else sorted({(case.kernel, case.dtype) for case in every()})
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1 if chosen.quick else PROCESSES, mp_context=context) as pool:
+        done = list(_followed([pool.submit(compile_one, *one) for one in wanted], begin, chosen.seconds, len(wanted)))
+        warm = list(_followed([pool.submit(warm_host, *one) for one in hosts], begin, chosen.seconds, len(hosts)))
+        for process in (pool._processes or {}).values() if len(warm) < len(hosts) else ():
+            process.kill()  # what it compiles now is not waited for
+    failed = [one for one in done if one.error]
+    spilled = [one for one in done if one.spilled]
+    cold = [one for one in warm if one.error]
+    for one in (*failed, *spilled, *cold[:3]):
+        print(f"{one.what}: {one.error or f'{one.spilled} bytes of local memory'}"[:600])
+    print(f"{len(warm) - len(cold)} of {len(hosts)} kernels of the host are warm")
+    most, work = max((one.registers for one in done), default=0), sum(one.seconds for one in done)
+    print(f"{len(done) - len(failed)} of {len(wanted)} compile, {len(spilled)} with local memory, most registers"
+          f" {most}; {work:.0f} s of work in {time.perf_counter() - begin:.0f} s", flush=True)  # fmt: skip
+    return int(bool(failed) or len(done) < len(wanted))
+
+
+def _followed(futures: Sequence[Any], begin: float, seconds: float, count: int) -> Iterator[Compiled]:
+    """Yield what is done, as it is, until time is up."""
+    try:
+        for number, future in enumerate(as_completed(futures, max(seconds - (time.perf_counter() - begin), 0.1)), 1):
+            one = future.result()
+            print(f"[{time.perf_counter() - begin:4.0f} s] {number}/{count} {one.what}: {one.seconds:.2f} s, "
+                  f"{one.registers} registers{', ' + one.error[:200] if one.error else ''}", flush=True)  # fmt: skip
+            yield one
+    except TimeoutError:
+        for future in futures:
+            future.cancel()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

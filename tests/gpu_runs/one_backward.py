@@ -1,0 +1,26 @@
+"""One forward and one backward of each kind at the paper's size, for a profiler to look at."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sparsebp import backend, kernels
+from sparsebp.bench.gpu.device import Recurrence
+from sparsebp.bench.tools.workload import CELLS, chunk_count
+
+LENGTH, BATCH = 1000, 16
+
+
+def main() -> None:
+    """Run them."""
+    cupy = backend.cupy()
+    for cell in CELLS:
+        run = Recurrence(kernels.get(cupy), cupy, cell, np.float32, LENGTH, BATCH)
+        for call in (run.forward, run.backward(), run.backward(chunk_count(LENGTH))):
+            call()
+            cupy.cuda.Device().synchronize()
+    print("profiled")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""The four runs: which stages each has, and how much of its time each is sure to have."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpu_runs.carried import ROOT, sanitizer
+from gpu_runs.stages import Session, Stage
+
+WORKERS = 6
+FINISH = 15.0
+"""Seconds that a benchmark has for its picture, after its rows."""
+LISTED = 15
+"""Lines of failures in the summary of a stage."""
+GRAPH_TESTS = ("tests/train/test_graphs.py", "tests/test_graph_recorder.py")
+QUICK_TESTS = ("tests/kernels/test_clamp.py",)
+
+
+def check(session: Session, benchmarks: Path, quick: bool) -> list[Stage]:
+    """Return the stages of the first run: is all of it right?"""
+    small = ["--quick"] if quick else []
+    out = session.out
+    chosen, workers = (QUICK_TESTS, 1) if quick else (("tests",), WORKERS)
+
+    def module(name: str, *options: str) -> Callable[[float], list[str]]:
+        return lambda limit: _module(name, *options, "--seconds", f"{max(limit - 5, 1):.0f}", *small)
+
+    return [
+        VERSIONS,
+        Stage("compile", 80, module("compile_all"), _told),
+        Stage("launches", 50, module("launches", "--out", str(out)), _told),
+        Stage("tests", 220, lambda limit: tests(out, "check", chosen, workers), tested(out, "check")),
+        Stage("cache", 5, lambda limit: _module("carried", str(out))),
+        Stage("memcheck", 60, _sanitized("memcheck", out, small), _errors),
+        Stage("racecheck", 60, _sanitized("racecheck", out, small), _errors),
+    ]
+
+
+def numbers(session: Session, benchmarks: Path, quick: bool) -> list[Stage]:
+    """Return the stages of the second run: single kernels, and what a profiler says of them where one is permitted."""
+    return [
+        VERSIONS,
+        Stage("gpu-numbers", 420, bench("gpu-numbers", benchmarks, quick), _told),
+        Stage("ncu", 50, lambda limit: profiled(session.out)),
+    ]
+
+
+def grid(session: Session, benchmarks: Path, quick: bool) -> list[Stage]:
+    """Return the stages of the third run: the paper's grid beside cuDNN."""
+    return [
+        VERSIONS,
+        Stage("gpu-grid", 450, bench("gpu-grid", benchmarks, quick), _told),
+    ]
+
+
+def graphs(session: Session, benchmarks: Path, quick: bool) -> list[Stage]:
+    """Return the stages of the fourth run: captured steps, tested in a process of their own, then timed."""
+    out = session.out
+    chosen = QUICK_TESTS if quick else [path for path in GRAPH_TESTS if (ROOT / path).exists()]
+    return [
+        VERSIONS,
+        Stage("tests", 150, lambda limit: tests(out, "graphs", chosen, 0), tested(out, "graphs")),
+        Stage("gpu-graphs", 300, bench("gpu-graphs", benchmarks, quick), _told),
+    ]  # fmt: skip
+
+
+# ---- stages --------------------------------------------------------------------------------------------------------
+
+
+def bench(name: str, out: Path, quick: bool) -> Callable[[float], list[str]]:
+    """Return the command of a benchmark, which keeps within the time that it has."""
+    command = [sys.executable, "-m", "sparsebp", "bench", name, "--out", str(out.absolute())]
+    return lambda limit: [*command, "--seconds", f"{max(limit - FINISH, 1):.0f}", *(["--quick"] if quick else [])]
+
+
+def tests(out: Path, name: str, paths: Sequence[str], workers: int) -> list[str]:
+    """Return the command of the gpu tests; a line each, so that a log shows how far they came."""
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-v", "--tb=short", "-p", "no:cacheprovider"]
+    command += ["-p", "gpu_runs.outcomes", "--outcomes", str(out / f"{name}-tests.jsonl")]
+    if workers and importlib.util.find_spec("xdist"):
+        command += ["-n", str(workers), "--dist", "worksteal"]
+    return [*command, f"--junitxml={out / f'{name}-tests.xml'}", *paths]
+
+
+def tested(out: Path, name: str) -> Callable[[Sequence[str]], list[str]]:
+    """Return what says how many tests passed and which did not; where none ran, what pytest said last."""
+
+    def said(lines: Sequence[str]) -> list[str]:
+        rows = rows_of(out / f"{name}-tests.jsonl")
+        bad = [row for row in rows if row["outcome"] == "failed"]
+        counts = ", ".join(
+            f"{sum(row['outcome'] == word for row in rows)} {word}" for word in ("passed", "failed", "skipped")
+        )
+        named = [f"{row['test']}: {row['why'][:140]}" for row in bad[:LISTED]]
+        more = [f"and {len(bad) - LISTED} more"] if len(bad) > LISTED else []
+        return [counts, *named, *more, *([] if rows else list(lines)[-5:])]
+
+    return said
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a file that has one a line; half a line, of a process that was killed, is none."""
+    rows = []
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        with contextlib.suppress(ValueError):
+            rows.append(json.loads(line))
+    return rows
+
+
+def _sanitized(tool: str, out: Path, small: Sequence[str]) -> Callable[[float], list[str] | str]:
+    def command(limit: float) -> list[str] | str:
+        program = sanitizer()
+        if program is None:
+            return "compute-sanitizer is not here; `python3 tests/gpu_runs prepare` puts it into .cache/"
+        options = ["--tool", tool, "--target-processes", "all", "--error-exitcode", "9", "--print-limit", "50"]
+        log = str(out / f"check-{tool}.txt")
+        return [str(program), *options, "--log-file", log, *_module("launches", "--bare", "--out", str(out), *small)]
+
+    return command
+
+
+def _errors(lines: Sequence[str]) -> list[str]:
+    return [line for line in lines if "ERROR SUMMARY" in line or "RACECHECK SUMMARY" in line] + list(lines)[-1:]
+
+
+def profiled(out: Path) -> list[str] | str:
+    """Return the command that profiles one backward of each kind."""
+    program = shutil.which("ncu")
+    if program is None:
+        return "ncu is not here"
+    sections = [part for name in ("SpeedOfLight", "LaunchStats", "Occupancy", "SchedulerStats", "WarpStateStats")
+                for part in ("--section", name)]  # fmt: skip
+    return [program, "--clock-control", "none", "--kernel-name", "regex:rnn_|gru_|scan_", *sections, "--log-file",
+            str(out / "numbers-ncu.txt"), sys.executable, "-m", "gpu_runs.one_backward"]  # fmt: skip
+
+
+def _module(name: str, *options: str) -> list[str]:
+    return [sys.executable, "-m", f"gpu_runs.{name}", *options]
+
+
+def _told(lines: Sequence[str]) -> list[str]:
+    """Return the last lines but those that show progress."""
+    return [line for line in lines if line and not line.startswith("[")][-LISTED:]
+
+
+VERSIONS = Stage("versions", 40, lambda limit: _module("versions"), needed=True)
+RUNS = {"check": check, "numbers": numbers, "grid": grid, "graphs": graphs}
+"""What makes the stages of a run, given its session, the folder for results of benchmarks, and whether it is quick."""

@@ -1,0 +1,195 @@
+"""Stages of a run: processes under a time limit, whose output goes on, into a log, and into a summary."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from gpu_runs.carried import ROOT, environment
+from sparsebp.bench.tools.environment import commit
+from sparsebp.core.files import write_atomically
+
+GRACE = 15.0
+"""Seconds between the interrupt, after which a stage prints what it has done, and its end."""
+MOST_LOGGED = 12 << 20
+"""Bytes of output that are kept in the log."""
+TAIL = 400
+"""Lines of output that a stage's summary may look at."""
+
+
+@dataclass
+class Outcome:
+    """What became of a stage: ``passed``, ``failed``, ``stopped`` (time was up), ``left out`` or ``not run``."""
+
+    stage: str
+    outcome: str
+    seconds: float = 0.0
+    status: int | None = None
+    said: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Stage:
+    """A process and its time.
+
+    Attributes
+    ----------
+    name
+        As the summary has it.
+    share
+        Of the run's time, in any unit, that it is sure to have; what earlier stages leave comes on top.
+    command
+        Given the seconds that it has, its arguments; a text in their place says why it cannot be run.
+    summary
+        Given its last lines, those that the summary of the run shows.
+    needed
+        Whether the run ends where this stage fails.
+    """
+
+    name: str
+    share: float
+    command: Callable[[float], Sequence[str] | str]
+    summary: Callable[[Sequence[str]], list[str]] = lambda lines: list(lines)[-1:]
+    needed: bool = False
+
+
+class Session:
+    """One run.
+
+    Parameters
+    ----------
+    name
+        Of the run; its files are ``summary-<name>.json``, ``log-<name>.txt`` and what stages write.
+    out
+        Their folder.
+    seconds
+        In which all stages are to be done.
+    """
+
+    def __init__(self, name: str, out: Path, seconds: float) -> None:
+        self.name, self.out, self.seconds = name, out.absolute(), seconds
+        self.out.mkdir(parents=True, exist_ok=True)
+        self.begin = time.monotonic()
+        self.outcomes: list[Outcome] = []
+        self._log = (self.out / f"log-{name}.txt").open("wb")
+        self._logged = 0
+        self._interrupted = False
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the run began."""
+        return time.monotonic() - self.begin
+
+    def say(self, line: str = "") -> None:
+        """Print a line at once, into the log too."""
+        self._keep(line.encode() + b"\n")
+        print(line, flush=True)
+
+    def run(self, stages: Sequence[Stage]) -> int:
+        """Run the stages in turn, print the summary last; return the exit status."""
+        signal.signal(signal.SIGTERM, _interrupt)
+        self.say(f"{self.name}: commit {commit()}, {len(stages)} stages in {self.seconds:.0f} s, into {self.out}")
+        left, unit = list(stages), (self.seconds - GRACE) / sum(stage.share for stage in stages)
+        while left:
+            stage = left.pop(0)
+            limit = self.seconds - GRACE - self.elapsed - unit * sum(each.share for each in left)
+            outcome = self._run(stage, limit)
+            self.outcomes.append(outcome)
+            if self._interrupted or (stage.needed and outcome.outcome == "failed"):
+                why = "the run was interrupted" if self._interrupted else f"{stage.name} failed"
+                self.outcomes += [Outcome(each.name, "left out", said=[why]) for each in left]
+                left = []
+            self._save(complete=not left and not self._interrupted)
+        status = self._summary()
+        return 130 if self._interrupted else status
+
+    # ---- one stage ---------------------------------------------------------------------------------------------------
+
+    def _run(self, stage: Stage, limit: float) -> Outcome:
+        if limit < 1:
+            return Outcome(stage.name, "left out", said=["no time was left"])
+        command = stage.command(limit)
+        if isinstance(command, str):
+            self.say(f"== [{self.elapsed:4.0f} s] {stage.name}: not run: {command}")
+            return Outcome(stage.name, "not run", said=[command])
+        self.say(f"== [{self.elapsed:4.0f} s] {stage.name}, at most {limit:.0f} s: {' '.join(command)}")
+        begin, lines = time.monotonic(), deque[str](maxlen=TAIL)
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment(), cwd=ROOT,
+            start_new_session=True,
+        )  # fmt: skip
+        assert process.stdout is not None
+        reader = threading.Thread(target=self._pass_on, args=(process.stdout, lines), daemon=True)
+        reader.start()
+        stopped = False
+        try:
+            process.wait(limit)
+        except subprocess.TimeoutExpired:
+            stopped = True
+        except KeyboardInterrupt:
+            stopped = self._interrupted = True
+        if stopped:
+            _end(process)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)  # what it has started
+        reader.join(5)
+        word = "stopped" if stopped else "failed" if process.returncode else "passed"
+        seconds = time.monotonic() - begin
+        self.say(f"== [{self.elapsed:4.0f} s] {stage.name}: {word} after {seconds:.0f} s")
+        return Outcome(stage.name, word, round(seconds, 1), process.returncode, stage.summary(list(lines)))
+
+    def _pass_on(self, stream: IO[bytes], lines: deque[str]) -> None:
+        for line in stream:
+            lines.append(line.decode(errors="replace").rstrip())
+            self._keep(line)  # first, so that the log has all that was seen
+            sys.stdout.write(lines[-1] + "\n")
+            sys.stdout.flush()
+
+    def _keep(self, line: bytes) -> None:
+        if self._logged < MOST_LOGGED:
+            self._logged += self._log.write(line)
+            self._log.flush()
+
+    # ---- what is left ------------------------------------------------------------------------------------------------
+
+    def _save(self, *, complete: bool) -> None:
+        found = {"run": self.name, "commit": commit(), "complete": complete, "seconds": round(self.elapsed, 1)}
+        stages = [asdict(outcome) for outcome in self.outcomes]
+        text = json.dumps({**found, "stages": stages}, indent=1, ensure_ascii=False) + "\n"
+        write_atomically(self.out / f"summary-{self.name}.json", text.encode())
+
+    def _summary(self) -> int:
+        self.say(f"\n==== {self.name}, commit {commit()}: {self.elapsed:.0f} of {self.seconds:.0f} s")
+        for outcome in self.outcomes:
+            self.say(f"{outcome.outcome.upper():9} {outcome.stage} ({outcome.seconds:.0f} s)")
+            for line in outcome.said:
+                self.say(f"          {line[:200]}")
+        self.say(f"Files in {self.out}: {', '.join(sorted(path.name for path in self.out.iterdir()))}")
+        bad = [outcome.stage for outcome in self.outcomes if outcome.outcome not in ("passed", "not run")]
+        self.say(f"NOT WELL: {', '.join(bad)}" if bad else "ALL WELL")
+        return 1 if bad else 0
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Interrupt a process, which then says what it has done; end it, with all it has started, if it does not end."""
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(GRACE)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,222 @@
+"""Stages of a run: every one comes, whatever others do; time limits show what was done; the summary is the truth."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from gpu_runs import carried, runs
+from gpu_runs.stages import Session, Stage
+
+ROOT = carried.ROOT
+
+
+def python(code: str) -> Any:
+    return lambda limit: [sys.executable, "-c", code]
+
+
+def summary(folder: Path, name: str = "try") -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / f"summary-{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def outcomes(folder: Path) -> list[str]:
+    return [stage["outcome"] for stage in summary(folder)["stages"]]
+
+
+def test_stages_in_turn_and_the_summary_last(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stages = [
+        Stage("first", 1, python("print('one'); print('two')")),
+        Stage("missing", 1, lambda limit: "the tool is not here"),
+        Stage("last", 1, python("import os; print(os.environ['CUPY_CACHE_DIR'])")),
+    ]
+    assert Session("try", tmp_path, 100).run(stages) == 0
+    assert outcomes(tmp_path) == ["passed", "not run", "passed"]
+    found = summary(tmp_path)
+    assert found["complete"] is True
+    assert [stage["said"] for stage in found["stages"]] == [
+        ["two"],
+        ["the tool is not here"],
+        [str(carried.CACHE / "cupy")],
+    ]
+    printed = capsys.readouterr().out
+    assert printed == (tmp_path / "log-try.txt").read_text(encoding="utf-8")
+    assert printed.index("one\ntwo\n") < printed.index("==== try, commit") < printed.index("NOT RUN   missing")
+    assert printed.endswith("ALL WELL\n")
+
+
+def test_a_stage_that_fails_is_not_the_last_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stages = [Stage("bad", 1, python("import sys; print('why'); sys.exit(3)")), Stage("good", 1, python("print(1)"))]
+    assert Session("try", tmp_path, 100).run(stages) == 1
+    assert outcomes(tmp_path) == ["failed", "passed"] and summary(tmp_path)["stages"][0]["status"] == 3
+    assert capsys.readouterr().out.endswith("NOT WELL: bad\n")
+
+
+def test_without_what_all_need_nothing_else_is_tried(tmp_path: Path) -> None:
+    stages = [Stage("gpu", 1, python("raise SystemExit(1)"), needed=True), Stage("rest", 1, python("print(1)"))]
+    assert Session("try", tmp_path, 100).run(stages) == 1
+    assert outcomes(tmp_path) == ["failed", "left out"]
+    assert summary(tmp_path)["stages"][1]["said"] == ["gpu failed"]
+
+
+def test_a_stage_whose_time_is_up_is_interrupted_and_says_what_it_has_done(tmp_path: Path) -> None:
+    says = "import time\ntry:\n print('begun')\n time.sleep(1000)\nexcept KeyboardInterrupt:\n print('5 of 9 done')"
+    stages = [Stage("long", 1, python(says)), Stage("next", 500, python("print(1)"))]
+    assert Session("try", tmp_path, 1000).run(stages) == 1
+    first = summary(tmp_path)["stages"][0]
+    assert (first["outcome"], first["said"]) == ("stopped", ["5 of 9 done"])
+    assert outcomes(tmp_path) == ["stopped", "passed"]
+
+
+def test_a_stage_that_does_not_end_is_ended_with_all_that_it_has_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpu_runs.stages.GRACE", 0.5)
+    deaf = "import signal, subprocess, sys, time; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+    deaf += "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)'])\n"
+    deaf += "print(child.pid); time.sleep(1000)"
+    assert Session("try", tmp_path, 6).run([Stage("deaf", 1, python(deaf))]) == 1
+    stage = summary(tmp_path)["stages"][0]
+    assert stage["outcome"] == "stopped"
+    for _ in range(100):
+        try:
+            state = Path(f"/proc/{int(stage['said'][0])}/stat").read_text().rsplit(")", 1)[1].split()[0]
+        except FileNotFoundError:
+            break
+        if state == "Z":
+            break
+        time.sleep(0.05)
+    else:
+        pytest.fail("what the stage has started still runs")
+
+
+def test_the_whole_time_is_kept_and_what_a_stage_leaves_the_next_ones_have(tmp_path: Path) -> None:
+    limits: list[float] = []
+
+    def note(limit: float) -> str:
+        limits.append(limit)
+        return "only noted"
+
+    assert Session("try", tmp_path, 115).run([Stage("a", 10, note), Stage("b", 30, note), Stage("c", 60, note)]) == 0
+    assert limits == pytest.approx([10, 40, 100], abs=3)
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+from gpu_runs.stages import Session, Stage
+stages = [Stage("first", 1, lambda limit: [sys.executable, "-c", "print('done')"]),
+          Stage("second", 9, lambda limit: [sys.executable, "-c", "import time; print('begun'); time.sleep(1000)"]),
+          Stage("third", 1, lambda limit: [sys.executable, "-c", "print(3)"])]
+sys.exit(Session("try", Path(sys.argv[1]), 1000).run(stages))
+"""
+
+
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_run_that_is_killed_leaves_what_it_has(kind: signal.Signals, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(tmp_path)], env=carried.environment(), stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if line == "begun\n":
+            break
+    process.send_signal(kind)
+    lines += process.stdout.readlines() if kind is not signal.SIGKILL else []
+    status = process.wait(60)
+    assert "done\n" in lines and "begun\n" in (tmp_path / "log-try.txt").read_text(encoding="utf-8").splitlines(True)
+    assert summary(tmp_path)["complete"] is False
+    if kind is signal.SIGKILL:
+        assert outcomes(tmp_path) == ["passed"]
+        return
+    assert status == 130 and lines[-1] == "NOT WELL: second, third\n"
+    assert outcomes(tmp_path) == ["passed", "stopped", "left out"]
+
+
+# ---- pieces of stages ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_interrupted_pytest_says_what_it_has_done(workers: int, tmp_path: Path) -> None:
+    """The gpu tests' command: a test that hangs is interrupted, what ran before is in the report."""
+    tests = tmp_path / "test_some.py"
+    tests.write_text(
+        "import time, pytest\npytestmark = pytest.mark.gpu\n"
+        "def test_good(): pass\ndef test_bad(): assert 1 == 2\ndef test_hangs(): time.sleep(1000)\n"
+    )
+    command = runs.tests(tmp_path, "try", [str(tests)], workers)
+    process = subprocess.Popen(
+        command, env=carried.environment(), cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "test_bad" in line and "FAILED" in line:
+            break
+    time.sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    rest = process.stdout.read()
+    assert process.wait(60) == 2
+    assert "1 failed, 1 passed" in rest
+    said = runs.tested(tmp_path, "try")([])
+    assert said[0] == "1 passed, 1 failed, 0 skipped"
+    assert said[1].endswith("test_some.py::test_bad: assert 1 == 2") and len(said) == 2
+    assert ElementTree.parse(tmp_path / "try-tests.xml").find(".//failure") is not None
+
+
+def test_of_a_pytest_that_ran_nothing_the_last_lines_are_said(tmp_path: Path) -> None:
+    assert runs.tested(tmp_path, "try")(["a", "ImportError: no"]) == [
+        "0 passed, 0 failed, 0 skipped",
+        "a",
+        "ImportError: no",
+    ]
+    (tmp_path / "try-tests.jsonl").write_text('{"test": "a::b", "outcome": "passed"}\n{"test": "a::c", "outc')
+    assert runs.tested(tmp_path, "try")([]) == ["1 passed, 0 failed, 0 skipped"]
+
+
+def test_machine_code_travels_as_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(carried, "CACHE", tmp_path / "there")
+    out = tmp_path / "out"
+    out.mkdir()
+    assert carried.pack(out) == "no archive of 0 modules" and not [*out.iterdir()]
+    (tmp_path / "there" / "cupy").mkdir(parents=True)
+    (tmp_path / "there" / "cupy" / "abc.cubin").write_bytes(os.urandom(1000))
+    assert carried.pack(out).startswith("cupy-cache.tar.gz: 1 modules")
+    monkeypatch.setattr(carried, "CACHE", tmp_path / "here")
+    (tmp_path / "here").mkdir()
+    assert carried.unpack() == "0 modules of an earlier run"
+    (tmp_path / "here" / "cupy-cache.tar.gz").write_bytes((out / "cupy-cache.tar.gz").read_bytes())
+    assert carried.unpack() == "1 modules of an earlier run"
+    both = [(tmp_path / side / "cupy" / "abc.cubin").read_bytes() for side in ("here", "there")]
+    assert both[0] == both[1]
+    monkeypatch.setattr(carried, "MOST_ARCHIVED", 500)
+    assert "are too many" in carried.pack(out) and not [*out.iterdir()]
+
+
+def test_the_sanitizer_is_taken_from_its_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import zipfile
+
+    monkeypatch.setattr(carried, "CACHE", tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    if Path("/usr/local/cuda/bin/compute-sanitizer").exists():
+        pytest.skip("this machine has a CUDA toolkit")
+    assert carried.sanitizer() is None
+    with zipfile.ZipFile(tmp_path / "nvidia_cuda_sanitizer_api-13.0-py3-none-any.whl", "w") as wheel:
+        for name in ("compute-sanitizer", "x86/Helper", "docs/index.html"):
+            wheel.writestr(f"nvidia/cu13/compute-sanitizer/{name}", "#!/bin/sh\n")
+    tool = carried.sanitizer()
+    assert tool == tmp_path / "compute-sanitizer" / "compute-sanitizer" and os.access(tool, os.X_OK)
+    assert (tool.parent / "x86" / "Helper").exists() and not (tool.parent / "docs").exists()
+    assert carried.sanitizer() == tool
