@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
@@ -184,7 +184,7 @@ class Back:
 
     def __init__(self, layer: Any, saved: Any) -> None:
         self.layer, self.saved = layer, saved
-        self._weights = [_digest(array) for array in layer.backward_arrays()]
+        self._weights = _digests(layer.backward_arrays())
 
     def __call__(self, gy: Array, **options: Any) -> Gradients:
         """Return the `Gradients` of a gradient at the output: ``g.input`` and ``g.weights``.
@@ -211,10 +211,7 @@ class Back:
         return found
 
     def _check(self) -> None:
-        arrays = self.layer.backward_arrays()
-        if len(arrays) != len(self._weights) or any(
-            _digest(a) != was for a, was in zip(arrays, self._weights, strict=True)
-        ):
+        if _digests(self.layer.backward_arrays()) != self._weights:
             raise StaleError(
                 "The parameters have changed since the forward", expected="the weights that the forward ran with",
                 got="others: an update, or load_state_dict, came in between",
@@ -296,11 +293,19 @@ def _copied(value: Any) -> Any:
     return value.copy() if any(hasattr(value, name) for name in known) else value
 
 
-def _digest(array: Array) -> tuple[Any, ...]:
-    """Return what tells whether an array has changed: its layout, and a checksum over all of its bytes."""
-    xp = backend.namespace(array)
+def _digests(arrays: Sequence[Array]) -> list[tuple[Any, ...]]:
+    """Return what tells whether arrays have changed: of each its layout, and a checksum over all of its bytes."""
+    xp = backend.namespace(*arrays)
     if backend.is_host(xp):
-        return array.shape, array.dtype, zlib.crc32(np.ascontiguousarray(array).view(np.uint8).reshape(-1).data)
-    words = xp.ascontiguousarray(array).view(np.uint8).astype(np.uint64)
-    places = xp.arange(1, words.size + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    return array.shape, array.dtype, int((words.reshape(-1) * (places | np.uint64(1))).sum())  # synchronize!
+        sums = [zlib.crc32(np.ascontiguousarray(array).view(np.uint8).reshape(-1).data) for array in arrays]
+    else:
+        found = xp.empty(len(arrays), np.uint64)
+        for place, array in enumerate(arrays):
+            words = xp.ascontiguousarray(array).reshape(-1)
+            words = words.view(np.uint32 if array.dtype.itemsize % 4 == 0 else np.uint8)
+            factors = xp.arange(1, 2 * words.size + 1, 2, dtype=np.uint64)
+            factors *= np.uint64(0x9E3779B97F4A7C15)  # odd and odd again: no change to one word goes unnoticed
+            factors *= words
+            factors.sum(out=found[place])
+        sums = backend.to_host(found).tolist()  # synchronize!
+    return [(array.shape, array.dtype, number) for array, number in zip(arrays, sums, strict=True)]

@@ -113,9 +113,7 @@ def clip_on_device(grads: Mapping[str, Array], max_norm: float, sums: Iterable[A
     for xp, names in _kinds(grads):
         factor = max_norm / (xp.sqrt(total) + 1e-6)
         factor = xp.where(xp.isfinite(total) & (factor < 1), factor, 1.0)
-        for name in names:
-            array = grads[name]
-            array *= factor.astype(array.dtype)
+        kernels.get(xp).scale_arrays([grads[name] for name in names], factor)
 
 
 def clip_grad_value(grads: Mapping[str, Array], clip_value: float) -> None:

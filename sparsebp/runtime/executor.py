@@ -169,13 +169,14 @@ class Executor:
             elif before is not None:
                 task.run(before)
 
-    def flush(self) -> list[Step]:
+    def flush(self, *, wait: bool = True) -> list[Step]:
         """Do what the last step has left over; return it, and on a GPU the one before, if they were not returned yet.
 
-        Parameters and the optimizer's state are then what they are without any schedule.
+        Parameters and the optimizer's state are then what they are without any schedule. Without `wait` steps whose
+        numbers are not there yet are not returned.
         """
-        given = self._finish()
-        return self._given.exchange(given) + self._given.drain()
+        done = self._given.exchange(self._finish())
+        return done + self._given.drain() if wait else done
 
     def _finish(self) -> list[Step]:
         """Do what the last step has left over; return it if it has all of its gradients only now."""

@@ -41,7 +41,7 @@ class LateSteps:
         return bool(self._steps or self._looked_at)
 
     def exchange(self, steps: list[Step]) -> list[Step]:
-        """Take steps whose work is all given to the device; return those that are known by now.
+        """Take steps whose work is all given to the device; return those that another one has been given after.
 
         Raises
         ------
@@ -52,10 +52,10 @@ class LateSteps:
             return steps
         for step in steps:
             self._steps.append((step, self._reading(step)))
-        new = 0  # those at the end whose numbers may still be computed
-        while new < len(steps) and self._steps[-1 - new][1] is not None:
-            new += 1
-        return self._look(len(self._steps) - new)
+        left = 0  # those at the end whose numbers may still be computed
+        while left < max(1, len(steps)) and left < len(self._steps) and self._steps[-1 - left][1] is not None:
+            left += 1
+        return self._look(len(self._steps) - left)
 
     def drain(self) -> list[Step]:
         """Return all steps, after waiting for their numbers.

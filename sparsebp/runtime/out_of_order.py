@@ -152,10 +152,10 @@ class OutOfOrderExecutor:
         """Whether parameters are still to be updated."""
         return self._executor.pending
 
-    def flush(self) -> list[Step]:
+    def flush(self, *, wait: bool = True) -> list[Step]:
         """Do what the last step has left over; see `Executor.flush`."""
         begin = self._clock()
-        done = self._executor.flush()
+        done = self._executor.flush(wait=wait)
         if self._seconds:  # it is part of the last step: a caller may want the model after each
             self._seconds[-1] += self._clock() - begin
         return done

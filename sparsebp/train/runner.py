@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from sparsebp.core.types import Array
 from sparsebp.optim.lr_scheduler import reads_model
 from sparsebp.runtime.candidates import SCHEDULE_NAME
 from sparsebp.runtime.executor import Executor
+from sparsebp.runtime.graphs import LENGTHS
 from sparsebp.runtime.out_of_order import OutOfOrderExecutor
 from sparsebp.runtime.stages import Stages, check_live, trained_parameters
 from sparsebp.runtime.step import Batch, Step, Watch
@@ -80,7 +82,7 @@ class Runner(Watch):
             scheduler = trainer.lr_scheduler
             if scheduler is not None and not getattr(scheduler, "needs_metric", False):
                 if reads_model(scheduler):
-                    finished += self.executor.flush()
+                    finished += self.executor.flush(wait=False)
                 scheduler.step()
             if any(callback.sees_model("step") for callback in trainer.callbacks):
                 finished += self.executor.flush()
@@ -88,11 +90,13 @@ class Runner(Watch):
         if isinstance(self.executor, OutOfOrderExecutor) and trainer.found_schedule is not self.executor.found:
             self._keep(self.executor)
 
-    def captures(self) -> str | None:
+    def captures(self, dataset: Any) -> str | None:
         """Say whether steps are captured into CUDA graphs, and if not, why; None where that is not to be."""
         if self.trainer.graph is False or (self.trainer.graph is None and self._on_host):
             return None
         why = self.executor.uncaptured
+        if getattr(dataset, "lengths", None) is not None:
+            why = (*why, LENGTHS)
         if why:
             return f"Steps are not captured into a CUDA graph: {'; '.join(why)}"
         return "Steps are captured into a CUDA graph"
@@ -104,11 +108,11 @@ class Runner(Watch):
         if executor.found is not None and trainer.checkpoint_dir is not None:
             executor.found.save(trainer.checkpoint_dir)
 
-    def flush(self) -> None:
-        """Do what is left over, and record and tell it."""
+    def flush(self, *, wait: bool = True) -> None:
+        """Do what is left over, and record and tell it; without `wait` what is known by then."""
         if self.executor.pending:
             with np.errstate(over="ignore", invalid="ignore"):
-                finished = self.executor.flush()
+                finished = self.executor.flush(wait=wait)
             self._record(finished)
 
     def close(self, *, failed: bool = False) -> None:

@@ -189,7 +189,7 @@ class Trainer(Training):
         failed = True
         try:
             first = self.history.steps
-            self._tell("start", RunInfo(epochs, steps, first, resumed=first > 0, graph=runner.captures()))
+            self._tell("start", RunInfo(epochs, steps, first, resumed=first > 0, graph=runner.captures(dataset)))
             for e in range(epoch, epochs):
                 self._run_epoch(runner, dataset, validation, e, batch if e == epoch else 0, shape)
             self._tell("end", self.history)
@@ -289,7 +289,7 @@ class Trainer(Training):
             indices = order[batch * size : (batch + 1) * size]
             parts = np.array_split(indices, min(self.accumulate, len(indices)))
             if reads_model(dataset):
-                self._flush()
+                self._flush(wait=False)
             runner.step([batch_of(dataset, part, self.model) for part in parts], epoch)
             every = self.checkpoint_every
             if every is not None and runner.begun % every == 0 and batch + 1 < steps:

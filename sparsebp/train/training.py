@@ -78,10 +78,10 @@ class Training:
             return "No checkpoint was written"
         return f"The last good checkpoint is {self.checkpoint_dir / FILE_NAME}"
 
-    def _flush(self) -> None:
-        """Do what the schedule has left over: the model is then what the history says."""
+    def _flush(self, *, wait: bool = True) -> None:
+        """Do what the schedule has left over; with `wait` the model is then what the history says."""
         if self._runner is not None:
-            self._runner.flush()
+            self._runner.flush(wait=wait)
 
     def _tell(self, event: str, *args: Any) -> None:
         if any(callback.sees_model(event) for callback in self.callbacks):

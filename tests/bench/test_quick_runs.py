@@ -188,6 +188,7 @@ def test_without_a_gpu_the_gpu_benchmarks_say_so(name: str, tmp_path: Path) -> N
 
 
 @pytest.mark.gpu
+@pytest.mark.real_gpu("it measures, beside torch's cuDNN")
 @pytest.mark.parametrize("name", GPU)
 def test_gpu_quick_run(name: str, tmp_path: Path) -> None:
     if not backend.has_gpu():

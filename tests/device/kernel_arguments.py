@@ -197,6 +197,20 @@ class Maker:
         numbers = {name: self.real(self.hidden) for name in ("mean", "offset", "slope", "factor")}
         return {name: self.real(*shape) for name in ("gy", "x")} | numbers | {"out": self.out(*shape)}
 
+    def channel_track(self) -> Arguments:
+        arrays = {name: self.gate(self.hidden) for name in ("mean", "var")}
+        running = {name: self.gate(self.hidden) for name in ("running_mean", "running_var")}
+        return arrays | {"momentum": 0.1, "correction": 1.25} | running
+
+    def channel_factors(self) -> Arguments:
+        weight = None if self.shared else self.real(self.hidden)
+        written = {"scale": self.out(self.hidden), "factor": self.out(self.hidden)}
+        return {"var": self.gate(self.hidden), "eps": 1e-3, "weight": weight} | written
+
+    def channel_slopes(self) -> Arguments:
+        arrays = {name: self.real(self.hidden) for name in ("sums", "products", "scale")}
+        return arrays | {"count": 7, "offset": self.out(self.hidden), "slope": self.out(self.hidden)}
+
     # ---- cutting off ----
 
     def clamp(self) -> Arguments:
@@ -241,11 +255,20 @@ class Maker:
     def weights(self, gates: int) -> np.ndarray:
         return self.real(gates * self.hidden, self.hidden, scale=self.hidden**-0.5)
 
+    def inputs(self, gates: int) -> tuple[np.ndarray, Arguments]:
+        """Return x and what projects it; where values are shared, the projected input and nothing."""
+        if self.shared:
+            return self.real(*self.sequence(gates)), dict.fromkeys(("w_ih", "b_ih", "b_hh"))
+        features, rows = {5: 3, 20: 1, 37: 8}[self.hidden], gates * self.hidden
+        biases = {name: self.real(rows) for name in ("b_ih", "b_hh")}
+        return self.real(self.steps, self.batch, features), {"w_ih": self.real(rows, features)} | biases
+
     def rnn_forward(self) -> Arguments:
+        x, projection = self.inputs(1)
         return {
-            "gx": self.real(*self.sequence()), "w_hh": self.weights(1), "h0": self.real(self.batch, self.hidden),
-            "nonlinearity": "tanh", "h": self.out(*self.sequence()),
-        }  # fmt: skip
+            "x": x, "w_hh": self.weights(1), "h0": self.real(self.batch, self.hidden), "nonlinearity": "tanh",
+            "h": self.out(*self.sequence()),
+        } | projection  # fmt: skip
 
     def rnn_backward(self) -> Arguments:
         return {
@@ -260,11 +283,12 @@ class Maker:
         return {"h": h, "w_hh": self.weights(1), "nonlinearity": "tanh", "out": out}
 
     def gru_forward(self) -> Arguments:
+        x, projection = self.inputs(3)
         return {
-            "gx": self.real(*self.sequence(3)), "w_hh": self.weights(3), "b_hn": self.real(self.hidden),
+            "x": x, "w_hh": self.weights(3), "b_hn": self.real(self.hidden),
             "h0": self.real(self.batch, self.hidden), "h": self.out(*self.sequence()),
             "gates": self.out(*self.sequence(4)),
-        }  # fmt: skip
+        } | projection  # fmt: skip
 
     def gru_backward(self) -> Arguments:
         return {

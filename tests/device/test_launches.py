@@ -201,6 +201,18 @@ def test_defines_of_one_value_are_told_apart(cupy):
     assert len(cupy.compiled) == 2
 
 
+def test_what_is_counted_in_32_bits_fits(cupy):
+    k, channel = kernels.get(cupy), Placed(1)
+    with pytest.raises(OptionError, match="elements of a channel"):
+        k.channel_moments(Placed((2**16, 1, 2**15)), channel, channel)
+    columns = {"stride": (1, 1, 1), "before": (0, 0, 0), "dilation": (1, 1, 1), "groups": 1}
+    for shape, what in (((2**16, 2**15, 1, 1, 1), "planes"), ((1, 1, 2**11, 2**10, 2**10), "elements of a plane")):
+        x, weight = Placed(shape), Placed((1, shape[1], 1, 1, 1))
+        with pytest.raises(OptionError, match=what):
+            k.convolve(weight, x, *columns.values(), Placed((shape[0], 1, *shape[2:])))
+    assert not cupy.launches
+
+
 # ---- arrays that are kept ------------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from sparsebp import kernels
 from sparsebp.core.errors import DTypeError, ShapeError
@@ -32,6 +33,30 @@ def test_channels(backend, batch, channels, size, dtype, seed):
     k.channel_centre(on[id(gy)], on[id(x)], on[id(mean)], on[id(a)], on[id(b)], on[id(c)], out)
     want = (gy64 - wide[1] - (x64 - wide[0]) * wide[2]) * wide[3]
     np.testing.assert_allclose(backend.numpy(out), want, **close)
+
+
+@given(channels=sizes(0, 300), weighted=st.booleans(), dtype=reals, seed=seeds)
+def test_numbers_of_channels(backend, channels, weighted, dtype, seed):
+    """On the host they are bit for bit NumPy's: runs from before and after go the same way."""
+    rng, k = np.random.default_rng(seed), backend.kernels
+    mean, var, weight, old_mean, old_var = (np.abs(normal(rng, channels, dtype)) for _ in range(5))
+    momentum, correction, eps, count = 0.1, 7 / 6, 1e-5, 7
+    on = [backend.array(v) for v in (mean, var, weight, old_mean, old_var)]
+    made = [backend.empty(channels, dtype) for _ in range(4)]
+    k.channel_track(on[0], on[1], momentum, correction, on[3], on[4])
+    k.channel_factors(on[1], eps, on[2] if weighted else None, made[0], made[1])
+    k.channel_slopes(on[0], on[1], on[2], count, made[2], made[3])
+    scale = 1 / np.sqrt(var + eps)
+    new_var = var * correction
+    want = [
+        old_mean * (1 - momentum) + momentum * mean, old_var * (1 - momentum) + momentum * new_var,
+        scale, scale * weight if weighted else scale, mean / count, var * weight * weight / count,
+    ]  # fmt: skip
+    for found, expected in zip([on[3], on[4], *made], want, strict=True):
+        assert expected.dtype == dtype
+        if backend.name == "host":
+            np.testing.assert_array_equal(found, expected)
+        np.testing.assert_allclose(backend.numpy(found), expected, **tolerance(dtype))
 
 
 def test_moments_of_values_far_from_zero():

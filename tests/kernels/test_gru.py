@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import recurrent_reference as reference
 from backends import Backend
-from recurrent_reference import Case, assert_arguments_are_checked, cases
+from recurrent_reference import Case, assert_arguments_are_checked, cases, input_cases, project, projections
 from sparsebp import kernels
 from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.core.threads import get_threads, most_threads, set_threads
@@ -31,12 +31,13 @@ def saved(case: Case) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     return h.astype(case.dtype), h0, gates.astype(case.dtype), w_hh
 
 
-def forward(backend: Backend, *args: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return h and gates. `args` are gx, w_hh, b_hn, h0."""
+def forward(backend: Backend, *args: np.ndarray, projection: tuple[Any, ...] = ()) -> tuple[np.ndarray, np.ndarray]:
+    """Return h and gates. `args` are x, w_hh, b_hn, h0."""
     steps, batch, hidden = *args[0].shape[:2], args[3].shape[1]
     h = backend.empty((steps, batch, hidden), args[0].dtype)
     gates = backend.empty((steps, batch, 4 * hidden), args[0].dtype)
-    backend.kernels.gru_forward(*map(backend.array, args), h, gates)
+    projection = tuple(None if array is None else backend.array(array) for array in projection)
+    backend.kernels.gru_forward(*map(backend.array, args), h, gates, *projection)
     return backend.numpy(h), backend.numpy(gates)
 
 
@@ -69,6 +70,19 @@ def test_gru_forward(backend: Backend, data: st.DataObject) -> None:
 
 @given(data=st.data())
 @settings(max_examples=40)
+def test_gru_forward_of_the_input_itself(backend: Backend, data: st.DataObject) -> None:
+    """Of few features, for lengths around the rounds in which a device reads it; the projection gives the same."""
+    case = data.draw(input_cases(backend, streamed=50))
+    x, *projection = projections(data, case, 3)
+    gx, (_, *rest) = project(x, *projection, both=2 * case.hidden), inputs(case)
+    expected = reference.gru_forward(gx, *rest)
+    for found in (forward(backend, x, *rest, projection=tuple(projection)), forward(backend, gx, *rest)):
+        for got, want in zip(found, expected, strict=True):
+            np.testing.assert_allclose(got, want, **tolerance(case.dtype, 8))
+
+
+@given(data=st.data())
+@settings(max_examples=40)
 def test_gru_backward(backend: Backend, data: st.DataObject) -> None:
     case = data.draw(cases(backend))
     state = saved(case)
@@ -86,6 +100,18 @@ def test_gru_scan_backward_equals_sequential(backend: Backend, data: st.DataObje
     expected = reference.gru_backward(*state, *case.incoming())
     for got, want in zip(backward(backend, state, case.incoming(), chunks), expected, strict=True):
         np.testing.assert_allclose(got, want, **tolerance(case.dtype, 8))
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+@pytest.mark.parametrize("hidden", [20, 40, 50])
+def test_gru_backward_of_every_number_of_rounds(backend: Backend, hidden: int, chunks: int) -> None:
+    """Device kernels load values in rounds of steps: whole rounds, and every rest."""
+    for steps in (*range(4, 18), 27) if hidden == 20 else (7, 27):
+        case = Case(steps, 2, hidden, np.dtype(np.float32), steps % 3 > 0, steps % 3 < 2, steps)
+        state = saved(case)
+        expected = reference.gru_backward(*state, *case.incoming())
+        for got, want in zip(backward(backend, state, case.incoming(), chunks), expected, strict=True):
+            np.testing.assert_allclose(got, want, **tolerance(case.dtype, 8), err_msg=f"{steps} steps")
 
 
 @given(data=st.data())
@@ -237,7 +263,7 @@ def arguments() -> dict[str, dict[str, Any]]:
     back = {**state, "gy": h, "grad_h_n": h0, "ga": gates, "gh0": h0, "chunks": 2}
     gx = np.zeros((4, 2, 15))
     return {
-        "gru_forward": {"gx": gx, "w_hh": w_hh, "b_hn": np.zeros(5), "h0": h0, "h": h, "gates": gates},
+        "gru_forward": {"x": gx, "w_hh": w_hh, "b_hn": np.zeros(5), "h0": h0, "h": h, "gates": gates},
         "gru_backward": back,
         "gru_jacobians": {**state, "out": np.zeros((4, 5, 5, 2))},
     }
@@ -246,6 +272,14 @@ def arguments() -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize("name", list(arguments()))
 def test_gru_arguments_are_checked(backend: Backend, name: str) -> None:
     assert_arguments_are_checked(backend, name, arguments()[name])
+
+
+def test_gru_projections_are_checked(backend: Backend) -> None:
+    projection = {"w_ih": np.zeros((15, 2)), "b_ih": np.zeros(15), "b_hh": np.zeros(15)}
+    args = arguments()["gru_forward"] | {"x": np.zeros((4, 2, 2))}
+    assert_arguments_are_checked(backend, "gru_forward", args | projection)
+    with pytest.raises(OptionError, match="Expected w_ih with b_ih and b_hh"):
+        backend.kernels.gru_forward(**{k: backend.array(v) for k, v in (args | projection).items() if k != "w_ih"})
 
 
 def test_gru_chunks_are_checked(backend: Backend) -> None:

@@ -15,7 +15,6 @@ from sparsebp import kernels
 from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, OptionError, ShapeError
 from sparsebp.core.threads import get_threads, set_threads
 from sparsebp.kernels.api.optimizers import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS
-from sparsebp.kernels.host.optim.tensors import table_of
 from strategies import normal, reals, seeds, tolerance
 
 SHAPES = [(3, 5), (), (0, 2), (1,), (67,), (2, 3, 11)]
@@ -148,8 +147,12 @@ def test_clipping_more_arrays_than_a_launch_takes(backend):
     np.testing.assert_allclose(backend.numpy(out), [np.square(v, dtype=np.float64).sum() for v in values], rtol=1e-12)
     backend.kernels.clamp_arrays(arrays, 1.5)
     backend.kernels.scale_arrays(arrays, 0.5)
+    backend.kernels.scale_arrays(arrays, backend.array(0.25, np.float64))  # read when the kernel runs
     for value, array in zip(values, arrays, strict=True):
-        np.testing.assert_array_equal(backend.numpy(array), np.float32(0.5) * value.clip(-1.5, 1.5))
+        np.testing.assert_array_equal(backend.numpy(array), np.float32(0.125) * value.clip(-1.5, 1.5))
+    for wrong, error in ((backend.array([0.5]), ShapeError), (backend.array(0.5, np.float32), DTypeError)):
+        with pytest.raises(error, match="factor"):
+            backend.kernels.scale_arrays(arrays, wrong)
 
 
 @given(
@@ -330,6 +333,8 @@ def test_python_threads_update_at_the_same_time():
 
 def test_tables_hold_the_addresses_of_the_arrays():
     """What is read from the structures of lists and arrays is what CPython and NumPy say."""
+    from sparsebp.kernels.host.optim.tensors import table_of
+
     arrays = [np.ones(shape) for shape in SHAPES]
     others = [None if i == 2 else np.ones(array.shape) for i, array in enumerate(arrays)]
     for columns in ((arrays, others), (tuple(arrays), tuple(others))):

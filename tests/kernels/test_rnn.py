@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import recurrent_reference as reference
 from backends import Backend
-from recurrent_reference import Case, assert_arguments_are_checked, cases
+from recurrent_reference import Case, assert_arguments_are_checked, cases, input_cases, project, projections
 from sparsebp import kernels
 from sparsebp.core.errors import LayoutError, OptionError, ShapeError
 from sparsebp.core.threads import get_threads, most_threads, set_threads
@@ -20,9 +20,12 @@ from strategies import tolerance
 NONLINEARITIES = st.sampled_from(["tanh", "relu"])
 
 
-def forward(backend: Backend, gx: np.ndarray, w_hh: np.ndarray, h0: np.ndarray, nonlinearity: str) -> np.ndarray:
-    h = backend.empty(gx.shape, gx.dtype)
-    backend.kernels.rnn_forward(*map(backend.array, (gx, w_hh, h0)), nonlinearity, h)
+def forward(
+    backend: Backend, x: np.ndarray, w_hh: np.ndarray, h0: np.ndarray, nonlinearity: str, *projection: Any
+) -> np.ndarray:
+    h = backend.empty((len(x), *h0.shape), x.dtype)
+    projection = tuple(None if array is None else backend.array(array) for array in projection)
+    backend.kernels.rnn_forward(*map(backend.array, (x, w_hh, h0)), nonlinearity, h, *projection)
     return backend.numpy(h)
 
 
@@ -55,6 +58,21 @@ def test_rnn_forward(backend: Backend, data: st.DataObject, nonlinearity: str) -
 
 @given(data=st.data(), nonlinearity=NONLINEARITIES)
 @settings(max_examples=40)
+def test_rnn_forward_of_the_input_itself(backend: Backend, data: st.DataObject, nonlinearity: str) -> None:
+    """Of few features, for lengths around the rounds in which a device reads it; the projection gives the same."""
+    case = data.draw(input_cases(backend, streamed=130))
+    x, *projection = projections(data, case, 1)
+    gx, w_hh = project(x, *projection, both=case.hidden), case.weights(1)
+    h0 = case.normal(case.batch, case.hidden)
+    expected = reference.rnn_forward(gx, w_hh, h0, nonlinearity)
+    for got in (
+        forward(backend, x, w_hh, h0, nonlinearity, *projection), forward(backend, gx, w_hh, h0, nonlinearity),
+    ):  # fmt: skip
+        np.testing.assert_allclose(got, expected, **tolerance(case.dtype, 8))
+
+
+@given(data=st.data(), nonlinearity=NONLINEARITIES)
+@settings(max_examples=40)
 def test_rnn_backward(backend: Backend, data: st.DataObject, nonlinearity: str) -> None:
     case = data.draw(cases(backend))
     h, w_hh = sequence(case, nonlinearity)
@@ -72,6 +90,18 @@ def test_rnn_scan_backward_equals_sequential(backend: Backend, data: st.DataObje
     expected = reference.rnn_backward(h, w_hh, *case.incoming(), nonlinearity)
     for got, want in zip(backward(backend, h, w_hh, case.incoming(), nonlinearity, chunks), expected, strict=True):
         np.testing.assert_allclose(got, want, **tolerance(case.dtype, 8))
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+@pytest.mark.parametrize("hidden", [20, 33, 160])
+def test_rnn_backward_of_every_number_of_rounds(backend: Backend, hidden: int, chunks: int) -> None:
+    """Device kernels load values in rounds of steps: whole rounds, and every rest."""
+    for steps in (*range(10, 26), 41) if hidden == 20 else (13, 41):
+        case = Case(steps, 2, hidden, np.dtype(np.float32), steps % 3 > 0, steps % 3 < 2, steps)
+        h, w_hh = sequence(case, "tanh")
+        expected = reference.rnn_backward(h, w_hh, *case.incoming(), "tanh")
+        for got, want in zip(backward(backend, h, w_hh, case.incoming(), "tanh", chunks), expected, strict=True):
+            np.testing.assert_allclose(got, want, **tolerance(case.dtype, 8), err_msg=f"{steps} steps")
 
 
 @given(data=st.data(), nonlinearity=NONLINEARITIES)
@@ -141,6 +171,18 @@ def test_rnn_nan_stays_in_its_sample(backend: Backend, nonlinearity: str) -> Non
     assert np.isfinite(h[0]).all()
 
 
+@pytest.mark.parametrize("features", [1, 3, 8])
+def test_rnn_nan_or_infinity_of_the_input_stays_in_its_sample(backend: Backend, features: int) -> None:
+    x, w_ih = np.ones((11, 3, features), np.float32), np.full((7, features), 0.1, np.float32)
+    x[9, 1, features - 1], x[9, 2, 0] = np.nan, np.inf
+    w_hh, h0 = np.full((7, 7), 0.1, np.float32), np.zeros((3, 7), np.float32)
+    h = forward(backend, x, w_hh, h0, "tanh", w_ih, None, None)
+    assert np.isnan(h[9:, 1]).all()
+    assert np.isfinite(h[:, [0, 2]]).all()
+    assert np.isfinite(h[:9]).all()
+    np.testing.assert_array_equal(h[9, 2], 1)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_rnn_repeats_bitwise(backend: Backend, dtype: Any) -> None:
     case = Case(5, 3, 20, np.dtype(dtype), True, True, 1)
@@ -201,7 +243,7 @@ def arguments() -> dict[str, dict[str, Any]]:
     h, w_hh, h0 = np.zeros((4, 2, 5)), np.zeros((5, 5)), np.zeros((2, 5))
     back = {"h": h, "w_hh": w_hh, "gy": h, "grad_h_n": h0, "nonlinearity": "tanh", "gz": h, "gh0": h0, "chunks": 2}
     return {
-        "rnn_forward": {"gx": h, "w_hh": w_hh, "h0": h0, "nonlinearity": "tanh", "h": h},
+        "rnn_forward": {"x": h, "w_hh": w_hh, "h0": h0, "nonlinearity": "tanh", "h": h},
         "rnn_backward": back,
         "rnn_jacobians": {"h": h, "w_hh": w_hh, "nonlinearity": "relu", "out": np.zeros((4, 5, 5, 2))},
     }
@@ -210,6 +252,18 @@ def arguments() -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize("name", list(arguments()))
 def test_rnn_arguments_are_checked(backend: Backend, name: str) -> None:
     assert_arguments_are_checked(backend, name, arguments()[name])
+
+
+def test_rnn_projections_are_checked(backend: Backend) -> None:
+    projection = {"w_ih": np.zeros((5, 2)), "b_ih": np.zeros(5), "b_hh": np.zeros(5)}
+    args = arguments()["rnn_forward"] | {"x": np.zeros((4, 2, 2))}
+    assert_arguments_are_checked(backend, "rnn_forward", args | projection)
+    args = {k: backend.array(v) if isinstance(v, np.ndarray) else v for k, v in args.items()}
+    for features in (0, 9):
+        with pytest.raises(ShapeError, match=r"Expected w_ih of shape \(5, 1 to 8\)"):
+            backend.kernels.rnn_forward(**args, w_ih=backend.array(np.zeros((5, features))))
+    with pytest.raises(OptionError, match="without its weights"):
+        backend.kernels.rnn_forward(**args, b_hh=backend.array(np.zeros(5)))
 
 
 def test_rnn_options_are_checked(backend: Backend) -> None:
@@ -233,4 +287,4 @@ def test_rnn_read_only_output_is_refused() -> None:
     args = arguments()["rnn_forward"]
     args["h"].flags.writeable = False
     with pytest.raises(LayoutError, match="read-only"):
-        kernels.get(np).rnn_forward(**{**args, "gx": np.zeros((4, 2, 5))})
+        kernels.get(np).rnn_forward(**{**args, "x": np.zeros((4, 2, 5))})

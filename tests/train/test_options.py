@@ -31,7 +31,7 @@ def trainer(**options):
      ("memory_ratio", ["1", True, math.nan, 0, -1.0]),
      ("accumulate", [True, 1.5, "2", 0, None, math.nan, [2]]), ("checkpoint_every", [0.5, True, "3", 0, -1, math.nan]),
      ("fusion", ["sideways", None, 3, ["none"], True]), ("schedule", [3, None, True, ["ooo"], b"ooo"]),
-     ("graph", ["False", 1, None, "yes"]), ("callbacks", [3, [3], [lambda: None], "ab", None]),
+     ("graph", ["False", 1, 0.0, "yes"]), ("callbacks", [3, [3], [lambda: None], "ab", None]),
      ("rng", [-1, 1.5, "a", True, math.nan, [1.5]]), ("lr_scheduler", [3, "cosine", [3]])],
 )  # fmt: skip
 def test_options(name, values):

@@ -65,8 +65,13 @@ class OptimizerKernels(Family):
 
         self._run.optimizer_update(rule, params, grads, buffers, options, steps, check)
 
-    def scale_arrays(self, arrays: Sequence[Array], factor: float) -> None:
-        """Multiply all arrays by one number, in place."""
+    def scale_arrays(self, arrays: Sequence[Array], factor: float | Array) -> None:
+        """Multiply all arrays by one number, in place.
+
+        factor: a number, or an array () of float64 beside the arrays, which is read when the kernel runs.
+        """
+        if hasattr(factor, "shape") and not isinstance(factor, np.generic):
+            exact("factor", factor, FLOAT64, ())
         self._run.scale_arrays(arrays, factor, lambda: _check_written(arrays))
 
     def clamp_arrays(self, arrays: Sequence[Array], limit: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sparsebp.backend import given
 from sparsebp.core.errors import OptionError
 from sparsebp.core.types import Array
 from sparsebp.kernels.api.checks import INT64, Family, exact, rank, real_dtype, written
@@ -47,6 +48,25 @@ class PointwiseKernels(Family):
         _check_channels(arrays={"gy": gy, "x": x, "out": out}, channels=channels)
         self._run.channel_centre(gy, x, mean, offset, slope, factor, out)
 
+    def channel_track(
+        self, mean: Array, var: Array, momentum: float, correction: float, running_mean: Array, running_var: Array
+    ) -> None:
+        """Move running statistics by `momentum` towards ``mean`` and ``var * correction``, in place. All (C,)."""
+        _check_numbers({"mean": mean, "var": var}, {"running_mean": running_mean, "running_var": running_var})
+        self._run.channel_track(mean, var, momentum, correction, running_mean, running_var)
+
+    def channel_factors(self, var: Array, eps: float, weight: Array | None, scale: Array, factor: Array) -> None:
+        """``scale = 1 / sqrt(var + eps)`` and ``factor = scale * weight``, `scale` without a weight. All (C,)."""
+        _check_numbers({"var": var, **given(weight=weight)}, {"scale": scale, "factor": factor})
+        self._run.channel_factors(var, eps, weight, scale, factor)
+
+    def channel_slopes(
+        self, sums: Array, products: Array, scale: Array, count: int, offset: Array, slope: Array
+    ) -> None:
+        """``offset = sums / count`` and ``slope = products * scale**2 / count``. All (C,)."""
+        _check_numbers({"sums": sums, "products": products, "scale": scale}, {"offset": offset, "slope": slope})
+        self._run.channel_slopes(sums, products, scale, count, offset, slope)
+
     def clamp(self, x: Array, low: float, high: float, out: Array) -> None:
         """``out = min(max(x, low), high)``; a NaN stays a NaN. x, out (n,); low < high, which may be infinite."""
         _check_clamp(x, low, high, out)
@@ -83,6 +103,16 @@ def _check_channels(*, arrays: dict[str, Array], channels: dict[str, Array], out
         (written if name in out else exact)(name, other, dtype, shape)
     for name, other in channels.items():
         (written if name in out else exact)(name, other, dtype, (shape[1],))
+
+
+def _check_numbers(read: dict[str, Array], written_to: dict[str, Array]) -> None:
+    """Check arrays (C,), by name; the first one tells the dtype and C."""
+    (first, array), *_ = read.items()
+    dtype, shape = real_dtype(first, array), rank(first, array, 1)
+    for name, other in read.items():
+        exact(name, other, dtype, shape)
+    for name, other in written_to.items():
+        written(name, other, dtype, shape)
 
 
 def _check_clamp(x: Array, low: float, high: float, out: Array, **others: Array) -> None:

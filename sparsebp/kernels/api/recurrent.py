@@ -8,6 +8,8 @@ from sparsebp.core.types import Array, Nonlinearity
 from sparsebp.kernels.api.checks import Family
 
 NONLINEARITIES = ("tanh", "relu")
+MOST_INPUTS = 8
+"""Largest input size that a forward kernel projects itself."""
 
 Sizes = tuple[int, int, int]
 """``(T, B, H)``: steps, samples, hidden size."""
@@ -19,20 +21,40 @@ class RecurrentKernels(Family):
     In all: w_hh (H, H) or (3H, H) as torch.nn lays it out (gates r, z, n), h0 (B, H); gy (T, B, H) or None is the
     gradient that arrives at every step's output, grad_h_n (B, H) or None the one that arrives at the last state. A
     batch of zero is legal; a sequence of zero steps and a hidden size of zero are not.
+
+    Forward takes the projected input, or the input x (T, B, I) with its weights: w_ih (H, I) or (3H, I), where I is at
+    most `MOST_INPUTS`, b_ih and b_hh (H,) or (3H,), each of which may be None.
     """
 
-    def rnn_forward(self, gx: Array, w_hh: Array, h0: Array, nonlinearity: Nonlinearity, h: Array) -> None:
-        """``h[t] = f(gx[t] + w_hh @ h[t-1])``, f = tanh or relu (BPPSA Eq. 9).
+    @property
+    def projected_inputs(self) -> int:
+        """The largest input size for which forward had better be given x and w_ih; 0 where a product is faster."""
+        return int(self._run.PROJECTED_INPUTS)
 
-        gx (T, B, H): input projection with both biases; h (T, B, H), written.
+    def rnn_forward(
+        self,
+        x: Array,
+        w_hh: Array,
+        h0: Array,
+        nonlinearity: Nonlinearity,
+        h: Array,
+        w_ih: Array | None = None,
+        b_ih: Array | None = None,
+        b_hh: Array | None = None,
+    ) -> None:
+        """``h[t] = f(x[t] + w_hh @ h[t-1])``, f = tanh or relu (BPPSA Eq. 9).
+
+        x (T, B, H): input projection with both biases; h (T, B, H), written. With w_ih, x is the input, and
+        ``w_ih @ x[t] + b_ih + b_hh`` takes the projection's place.
         """
-        namespace(gx=gx, w_hh=w_hh, h0=h0, h=h)
+        namespace(x=x, w_hh=w_hh, h0=h0, h=h)
         _check_nonlinearity(nonlinearity)
-        steps, batch, hidden = _check_sequence("gx", gx)
-        check_array("w_hh", w_hh, dtype=gx.dtype, shape=(hidden, hidden))
-        check_array("h0", h0, dtype=gx.dtype, shape=(batch, hidden))
-        check_array("h", h, dtype=gx.dtype, shape=(steps, batch, hidden), written=True)
-        self._run.rnn_forward(gx, w_hh, h0, nonlinearity, h)
+        _, batch, hidden = _check_sequence("h", h)
+        check_array("h", h, written=True)
+        _check_input(x, h, hidden, w_ih, b_ih, b_hh)
+        check_array("w_hh", w_hh, dtype=h.dtype, shape=(hidden, hidden))
+        check_array("h0", h0, dtype=h.dtype, shape=(batch, hidden))
+        self._run.rnn_forward(x, w_hh, h0, nonlinearity, h, w_ih, b_ih, b_hh)
 
     def rnn_backward(
         self,
@@ -75,22 +97,34 @@ class RecurrentKernels(Family):
         check_array("out", out, dtype=h.dtype, shape=(steps, hidden, hidden, batch), written=True)
         self._run.rnn_jacobians(h, w_hh, nonlinearity, out)
 
-    def gru_forward(self, gx: Array, w_hh: Array, b_hn: Array, h0: Array, h: Array, gates: Array) -> None:
+    def gru_forward(
+        self,
+        x: Array,
+        w_hh: Array,
+        b_hn: Array,
+        h0: Array,
+        h: Array,
+        gates: Array,
+        w_ih: Array | None = None,
+        b_ih: Array | None = None,
+        b_hh: Array | None = None,
+    ) -> None:
         """GRU (BPPSA Eq. 10) with every gate kept for the backward.
 
-        gx (T, B, 3H), gates in the order r, z, n: ``W_i x + b_i``, plus ``b_h`` for r and z only; b_hn (H,).
-        ``M = W_hn h + b_hn``; ``n = tanh(gx_n + r * M)``; ``h' = (1 - z) * n + z * h``.
-        h (T, B, H), written; gates (T, B, 4H), written, in the order r, z, n, M.
+        x (T, B, 3H), gates in the order r, z, n: ``W_i x + b_i``, plus ``b_h`` for r and z only; b_hn (H,).
+        ``M = W_hn h + b_hn``; ``n = tanh(x_n + r * M)``; ``h' = (1 - z) * n + z * h``.
+        h (T, B, H), written; gates (T, B, 4H), written, in the order r, z, n, M. With w_ih, x is the input, and its
+        projection is made here; of b_hh the parts of r and z are used.
         """
-        namespace(gx=gx, w_hh=w_hh, b_hn=b_hn, h0=h0, h=h, gates=gates)
+        namespace(x=x, w_hh=w_hh, b_hn=b_hn, h0=h0, h=h, gates=gates)
         steps, batch, hidden = _check_sequence("h", h)
         check_array("h", h, written=True)
-        check_array("gx", gx, dtype=h.dtype, shape=(steps, batch, 3 * hidden))
+        _check_input(x, h, 3 * hidden, w_ih, b_ih, b_hh)
         check_array("w_hh", w_hh, dtype=h.dtype, shape=(3 * hidden, hidden))
         check_array("b_hn", b_hn, dtype=h.dtype, shape=(hidden,))
         check_array("h0", h0, dtype=h.dtype, shape=(batch, hidden))
         check_array("gates", gates, dtype=h.dtype, shape=(steps, batch, 4 * hidden), written=True)
-        self._run.gru_forward(gx, w_hh, b_hn, h0, h, gates)
+        self._run.gru_forward(x, w_hh, b_hn, h0, h, gates, w_ih, b_ih, b_hh)
 
     def gru_backward(
         self,
@@ -129,6 +163,34 @@ class RecurrentKernels(Family):
         steps, batch, hidden = _check_gru_saved(h, h0, gates, w_hh)
         check_array("out", out, dtype=h.dtype, shape=(steps, hidden, hidden, batch), written=True)
         self._run.gru_jacobians(h, h0, gates, w_hh, out)
+
+
+def _check_input(x: Array, h: Array, rows: int, w_ih: Array | None, b_ih: Array | None, b_hh: Array | None) -> None:
+    """Check the projected input (T, B, rows), or the input with what projects it."""
+    if w_ih is None:
+        if b_ih is not None or b_hh is not None:
+            raise OptionError(
+                "A bias of the input was given without its weights",
+                expected="w_ih with b_ih and b_hh",
+                got="w_ih=None",
+                remedy="Pass w_ih, or leave the biases out: the projected input has them",
+            )
+        check_array("x", x, dtype=h.dtype, shape=(*h.shape[:2], rows))
+        return
+    biases = given(b_ih=b_ih, b_hh=b_hh)
+    namespace(h=h, w_ih=w_ih, **biases)
+    check_array("w_ih", w_ih, dtype=h.dtype, shape=(rows, None))
+    features = w_ih.shape[1]
+    if not 1 <= features <= MOST_INPUTS:
+        raise ShapeError(
+            "The input size is not one that forward projects",
+            expected=f"w_ih of shape ({rows}, 1 to {MOST_INPUTS})",
+            got=w_ih.shape,
+            remedy="Pass the projection in place of x: x @ w_ih.T with its bias, and no w_ih",
+        )
+    check_array("x", x, dtype=h.dtype, shape=(*h.shape[:2], features))
+    for name, bias in biases.items():
+        check_array(name, bias, dtype=h.dtype, shape=(rows,))
 
 
 def _check_gru_saved(h: Array, h0: Array, gates: Array, w_hh: Array) -> Sizes:

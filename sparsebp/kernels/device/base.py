@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, Protocol
@@ -17,6 +18,8 @@ WARP = 32
 BLOCK = 256
 MAX_THREADS = 1024
 MAX_GRID = 2**31 - 1
+MAX_INT32 = 2**31 - 1025
+"""The largest number that a kernel may count to in 32 bits: a block's threads may step past the end."""
 STATIC_SHARED_LIMIT = 48 * 1024
 """Bytes of dynamic shared memory that a kernel may have without asking for more."""
 DEFAULT_SHARED_LIMIT = 99 * 1024
@@ -77,6 +80,7 @@ class Launcher:
         self.xp = xp
         self.loader = loader
         self._kernels: dict[tuple[Any, ...], _Kernel] = {}
+        self._lock = threading.Lock()
 
     @property
     def shared_limit(self) -> int:
@@ -109,7 +113,8 @@ class Launcher:
         key = (device, file, name, *defines.items())
         kernel = self._kernels.get(key)
         if kernel is None:
-            kernel = self._kernels[key] = _Kernel(self.loader.get(file, defines).get_function(name))
+            found = _Kernel(self.loader.get(file, defines).get_function(name))
+            kernel = self._kernels.setdefault(key, found)  # another thread may have been faster
         if shared > kernel.shared or grid > MAX_GRID:
             self._allow(kernel, name, grid, shared)
         kernel.run((grid,), block, [_NULL if a is None else a for a in args], shared_mem=shared)
@@ -123,8 +128,9 @@ class Launcher:
                 got=f"{shared} bytes and {grid} blocks",
                 remedy="Use smaller sizes, or the host kernels",
             )
-        kernel.run.max_dynamic_shared_size_bytes = shared
-        kernel.shared = shared
+        with self._lock:  # another thread may ask for more
+            if shared > kernel.shared:
+                kernel.run.max_dynamic_shared_size_bytes = kernel.shared = shared
 
     def _check_device(self, args: Sequence[Any]) -> int | None:
         """Check that all arrays belong to this namespace and live on the current device; return its number.
@@ -179,6 +185,24 @@ def winner_define(winner: Array) -> Defines:
 def ceil_div(a: int, b: int) -> int:
     """Return ``a / b`` rounded up."""
     return -(-a // b)
+
+
+def check_int32(name: str, numbers: dict[str, int]) -> None:
+    """Check numbers that a kernel counts with in 32 bits; each has a name.
+
+    Raises
+    ------
+    OptionError
+        One of them is too large.
+    """
+    for what, number in numbers.items():
+        if number > MAX_INT32:
+            raise OptionError(
+                f"The sizes are too large for {name} on a device",
+                expected=f"{what}: at most {MAX_INT32}",
+                got=number,
+                remedy="Use smaller batches, or the host kernels",
+            )
 
 
 def thread_block(batch: int, threads: int = BLOCK) -> tuple[int, int]:

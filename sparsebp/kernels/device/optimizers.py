@@ -68,13 +68,19 @@ class OptimizerKernels(Launcher):
             args = (part.addresses, part.layout, by_value(table), *own, part.number)
             self._launch(_FILE, name, define, part.blocks, (BLOCK,), args)
 
-    def scale_arrays(self, arrays: Sequence[Array], factor: float, check: Check) -> None:
+    def scale_arrays(self, arrays: Sequence[Array], factor: float | Array, check: Check) -> None:
         """Multiply all arrays by one number, in place."""
-        self._in_place("scale_arrays", arrays, factor, check)
+        there = isinstance(factor, self.xp.ndarray)
+        for part, define in self._plain(arrays, check):
+            number = arrays[0].dtype.type(1 if there else factor)
+            args = (part.addresses, part.layout, part.number, number, factor if there else None)
+            self._launch(_FILE, "scale_arrays", define, part.blocks, (BLOCK,), args)
 
     def clamp_arrays(self, arrays: Sequence[Array], limit: float, check: Check) -> None:
         """Bring all numbers into [-limit, limit], in place; NaN stays."""
-        self._in_place("clamp_arrays", arrays, limit, check)
+        for part, define in self._plain(arrays, check):
+            args = (part.addresses, part.layout, part.number, arrays[0].dtype.type(limit))
+            self._launch(_FILE, "clamp_arrays", define, part.blocks, (BLOCK,), args)
 
     def square_sums(self, arrays: Sequence[Array], out: Array, check: Check) -> None:
         """Sum of the squares of each array, in float64: of its chunks first, then of those."""
@@ -85,11 +91,6 @@ class OptimizerKernels(Launcher):
             block = (WARP, BLOCK // WARP)
             grid = ceil_div(int(part.number), block[1])
             self._launch(_FILE, "sum_chunks", define, grid, block, (part.layout, part.number, sums, out[part.rows]))
-
-    def _in_place(self, kernel: str, arrays: Sequence[Array], value: float, check: Check) -> None:
-        for part, define in self._plain(arrays, check):
-            args = (part.addresses, part.layout, part.number, arrays[0].dtype.type(value))
-            self._launch(_FILE, kernel, define, part.blocks, (BLOCK,), args)
 
     def _plain(self, arrays: Sequence[Array], check: Check) -> Iterator[tuple[_Part, Defines]]:
         if not self._look_right(arrays):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from sparsebp.core.types import Array
-from sparsebp.kernels.device.base import BLOCK, WARP, Launcher, ceil_div, real_define
+from sparsebp.kernels.device.base import BLOCK, WARP, Launcher, ceil_div, check_int32, real_define
 
 
 class PointwiseKernels(Launcher):
@@ -31,8 +33,31 @@ class PointwiseKernels(Launcher):
         self._channels("channel_centre", x, blocks, gy, x, mean, offset, slope, factor, out)
 
     def _channels(self, name: str, x: Array, blocks: int, *arrays: Array) -> None:
+        check_int32(name, {"the elements of a channel": x.shape[0] * x.shape[2]})
         args = (*arrays, *map(np.int32, x.shape))
         self._launch("channels.cu", name, real_define(x), blocks, (BLOCK,), args)
+
+    def channel_track(
+        self, mean: Array, var: Array, momentum: float, correction: float, running_mean: Array, running_var: Array
+    ) -> None:
+        """Running statistics, one step on; a thread a channel."""
+        number = mean.dtype.type
+        factors = (number(momentum), number(1 - momentum), number(correction))
+        self._numbers("channel_track", mean, mean, var, *factors, running_mean, running_var)
+
+    def channel_factors(self, var: Array, eps: float, weight: Array | None, scale: Array, factor: Array) -> None:
+        """What a channel is divided by, inverted, and what it is multiplied with; a thread a channel."""
+        self._numbers("channel_factors", var, var, var.dtype.type(eps), weight, scale, factor)
+
+    def channel_slopes(
+        self, sums: Array, products: Array, scale: Array, count: int, offset: Array, slope: Array
+    ) -> None:
+        """Two sums as what `channel_centre` takes; a thread a channel."""
+        self._numbers("channel_slopes", sums, sums, products, scale, sums.dtype.type(count), offset, slope)
+
+    def _numbers(self, name: str, like: Array, *args: Any) -> None:
+        grid = ceil_div(len(like), BLOCK)
+        self._launch("channels.cu", name, real_define(like), grid, (BLOCK,), (*args, np.int32(len(like))))
 
     def clamp(self, x: Array, low: float, high: float, out: Array) -> None:
         """Every element between the limits; a thread an element."""

@@ -1,4 +1,4 @@
-"""Launchers of the recurrences (``cuda/rnn.cu``, ``cuda/gru.cu``, ``cuda/scan.cu``)."""
+"""Launchers of the recurrences (``cuda/rnn*.cu``, ``cuda/gru*.cu``, ``cuda/scan.cu``)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from sparsebp.core.errors import OptionError
 from sparsebp.core.types import Array, Nonlinearity
+from sparsebp.kernels.api.recurrent import MOST_INPUTS
 from sparsebp.kernels.device.base import MAX_THREADS, WARP, Defines, Launcher, ceil_div, real_define, thread_block
 
 _WEIGHT_REGISTERS = 144
@@ -18,6 +19,10 @@ _GROUP_AT_LEAST = 4
 """Lanes that share a chunk's matrix, unless it has fewer rows; so a warp has at most eight matrices."""
 _ROW_REGISTERS = 128
 """32-bit registers of a lane that may hold rows of a chunk's matrix."""
+_INPUT_SIZES = (1, 4, MOST_INPUTS)
+"""Input sizes for which forward is compiled; smaller ones are filled up with zeros."""
+_INPUT_STEPS = 16
+"""Steps of the input that forward keeps in shared memory at most: two rounds, see ``cuda/forward.cuh``."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +51,21 @@ _RNN: dict[Nonlinearity, _Cell] = {"tanh": _Cell("rnn", 1, {"RELU": 0}), "relu":
 class RecurrentKernels(Launcher):
     """Device side of `sparsebp.kernels.api.RecurrentKernels`; shapes and dtypes are stated there."""
 
-    def rnn_forward(self, gx: Array, w_hh: Array, h0: Array, nonlinearity: Nonlinearity, h: Array) -> None:
+    PROJECTED_INPUTS = MOST_INPUTS
+
+    def rnn_forward(
+        self,
+        x: Array,
+        w_hh: Array,
+        h0: Array,
+        nonlinearity: Nonlinearity,
+        h: Array,
+        w_ih: Array | None,
+        b_ih: Array | None,
+        b_hh: Array | None,
+    ) -> None:
         """A block a sample."""
-        self._forward(_RNN[nonlinearity], h, gx, w_hh, h0, h)
+        self._forward(_RNN[nonlinearity], (x, w_ih, b_ih, b_hh), w_hh, h0, h)
 
     def rnn_backward(
         self,
@@ -68,9 +85,20 @@ class RecurrentKernels(Launcher):
         """A block a step and unit."""
         self._jacobians(_RNN[nonlinearity], h, w_hh, out)
 
-    def gru_forward(self, gx: Array, w_hh: Array, b_hn: Array, h0: Array, h: Array, gates: Array) -> None:
+    def gru_forward(
+        self,
+        x: Array,
+        w_hh: Array,
+        b_hn: Array,
+        h0: Array,
+        h: Array,
+        gates: Array,
+        w_ih: Array | None,
+        b_ih: Array | None,
+        b_hh: Array | None,
+    ) -> None:
         """A block a sample."""
-        self._forward(_GRU, h, gx, w_hh, b_hn, h0, h, gates)
+        self._forward(_GRU, (x, w_ih, b_ih, b_hh), w_hh, h0, h, b_hn, gates)
 
     def gru_backward(
         self,
@@ -93,13 +121,22 @@ class RecurrentKernels(Launcher):
 
     # ---- the same for both cells ---------------------------------------------------------------------------------
 
-    def _forward(self, cell: _Cell, h: Array, gx: Array, w_hh: Array, *others: Array) -> None:
+    def _forward(
+        self, cell: _Cell, inputs: tuple[Array | None, ...], w_hh: Array, h0: Array, h: Array, *of_gru: Array
+    ) -> None:
+        """Launch a kernel of ``cuda/*_forward.cu``; `inputs` are x, w_ih (or None), b_ih and b_hh."""
         steps, batch, hidden = h.shape
-        form = self._unit_form(h, 1, cell.gates)
-        weights = self.xp.ascontiguousarray(w_hh.T) if form.streamed else w_hh
-        args = (gx, weights, *others, np.int64(steps), np.int32(batch), np.int32(hidden))
+        features = 0 if inputs[1] is None else inputs[1].shape[1]
+        form = self._unit_form(h, 1, cell.gates, _INPUT_STEPS * MOST_INPUTS if features else 0)
         defines, block = form.defines | cell.defines, (form.threads,)
-        self._launch(f"{cell.name}.cu", f"{cell.name}_forward", defines, batch, block, args, form.shared)
+        if features:
+            defines |= {"INPUTS": MOST_INPUTS if form.streamed else min(n for n in _INPUT_SIZES if n >= features)}
+        weights = self.xp.ascontiguousarray(w_hh.T) if form.streamed else w_hh
+        b_hn, gates = of_gru[:1], of_gru[1:]
+        sizes = (np.int64(steps), np.int32(batch), np.int32(hidden))
+        args = (*inputs, np.int32(features), weights, *b_hn, h0, h, *gates, *sizes)
+        name = f"{cell.name}_forward"
+        self._launch(f"{name}.cu", name, defines, batch, block, args, form.shared)
 
     def _jacobians(self, cell: _Cell, h: Array, *others: Array) -> None:
         steps, batch, hidden = h.shape
@@ -149,8 +186,10 @@ class RecurrentKernels(Launcher):
         self._combine_chunks(matrices, vectors, carry)
         run_chunks(0, chunks - 1, carry, gh0)
 
-    def _unit_form(self, array: Array, fold: int, outputs: int) -> UnitForm:
+    def _unit_form(self, array: Array, fold: int, outputs: int, beside: int = 0) -> UnitForm:
         """Return the form for a step that makes `outputs` results a unit from `fold` * H values of state.
+
+        `beside` are values that lie in shared memory besides, at its beginning.
 
         Raises
         ------
@@ -161,7 +200,7 @@ class RecurrentKernels(Launcher):
         defines = real_define(array)
         weights = fold * outputs * hidden
         threads = ceil_div(hidden, WARP) * WARP
-        state = 2 * fold * threads * itemsize
+        state = (2 * fold * threads + beside) * itemsize
         if threads > MAX_THREADS:
             raise OptionError(
                 "The hidden size is too large for the device kernels",

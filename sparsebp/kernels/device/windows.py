@@ -12,7 +12,7 @@ import numpy as np
 
 from sparsebp import backend
 from sparsebp.core.types import Array
-from sparsebp.kernels.device.base import BLOCK, Launcher, ceil_div, real_define, winner_define
+from sparsebp.kernels.device.base import BLOCK, Launcher, ceil_div, check_int32, real_define, winner_define
 
 Axes = tuple[int, ...]
 
@@ -59,6 +59,7 @@ class WindowKernels(Launcher):
     def _columns(
         self, name: str, source: Array, out: Array, x: Array, columns: Array, options: tuple[Axes, ...]
     ) -> None:
+        check_int32(name, {"the planes of x": prod(x.shape[:2]), "the elements of a plane": prod(x.shape[2:])})
         sizes = map(np.int32, (*x.shape, *columns.shape[1:4], *columns.shape[5:]))
         args = (source, out, np.int64(out.size), *sizes, *(np.int32(n) for option in options for n in option))
         self._launch("windows.cu", name, real_define(x) | {"WINNER": "int"}, ceil_div(out.size, BLOCK), (BLOCK,), args)

@@ -10,7 +10,7 @@ import numba
 import numpy as np
 
 from sparsebp.core.types import Array
-from sparsebp.kernels.host.engine.parts import INNER_SUMS, SERIAL, parts_for, span
+from sparsebp.kernels.host.engine.parts import INNER_SUMS, JIT, SERIAL, parts_for, span
 from sparsebp.kernels.host.engine.simd import advance, pointer
 from sparsebp.kernels.host.engine.team import parallel, team
 
@@ -43,6 +43,23 @@ class PointwiseKernels:
         planes = x.shape[0] * x.shape[1]
         parts = min(parts_for(2 * x.size), max(planes, 1))
         _centre(team(parts), parts, gy, x, mean, offset, slope, factor, out)
+
+    def channel_track(
+        self, mean: Array, var: Array, momentum: float, correction: float, running_mean: Array, running_var: Array
+    ) -> None:
+        """Running statistics, one step on."""
+        number = mean.dtype.type
+        _track(mean, var, number(momentum), number(1 - momentum), number(correction), running_mean, running_var)
+
+    def channel_factors(self, var: Array, eps: float, weight: Array | None, scale: Array, factor: Array) -> None:
+        """What a channel is divided by, inverted, and what it is multiplied with."""
+        _factors(var, var.dtype.type(eps), scale if weight is None else weight, weight is not None, scale, factor)
+
+    def channel_slopes(
+        self, sums: Array, products: Array, scale: Array, count: int, offset: Array, slope: Array
+    ) -> None:
+        """Two sums as what `channel_centre` takes."""
+        _slopes(sums, products, scale, sums.dtype.type(count), offset, slope)
 
     def clamp(self, x: Array, low: float, high: float, out: Array) -> None:
         """Every element between the limits."""
@@ -144,6 +161,30 @@ def _centre(part, parts, gy, x, mean, offset, slope, factor, out):
         target = advance(pointer(out), plane * size)
         for i in range(size):
             target[i] = (gradient[i] - o - (source[i] - m) * s) * f
+
+
+# Without fused multiply-adds, as NumPy would compute it: what a training run arrives at rests on these numbers.
+@numba.njit(**JIT)
+def _track(mean, var, momentum, keep, correction, running_mean, running_var):
+    for c in range(len(mean)):
+        running_mean[c] = running_mean[c] * keep + momentum * mean[c]
+        running_var[c] = running_var[c] * keep + momentum * (var[c] * correction)
+
+
+@numba.njit(**JIT)
+def _factors(var, eps, weight, weighted, scale, factor):
+    one = var.dtype.type(1)
+    for c in range(len(var)):
+        found = one / np.sqrt(var[c] + eps)
+        scale[c] = found
+        factor[c] = found * weight[c] if weighted else found
+
+
+@numba.njit(**JIT)
+def _slopes(sums, products, scale, count, offset, slope):
+    for c in range(len(sums)):
+        offset[c] = sums[c] / count
+        slope[c] = products[c] * scale[c] * scale[c] / count
 
 
 @parallel(**SERIAL)

@@ -89,13 +89,14 @@ class BatchNorm2d(Layer):
             mean, var = xp.empty(self.num_features, x.dtype), xp.empty(self.num_features, x.dtype)
             kernels.get(xp).channel_moments(_flat(xp, x), mean, var)
             if self.training and self.buffers:
-                self._track(mean, var * (count / (count - 1)))
+                self._track(xp, mean, var, count / (count - 1))
         else:
             mean, var = self.buffers["running_mean"].copy(), self.buffers["running_var"]  # a later forward changes them
-        scale = 1 / xp.sqrt(var + self.eps)
+        scale, factor = xp.empty_like(mean), xp.empty_like(mean)
+        kernels.get(xp).channel_factors(var, self.eps, self.params.get("weight"), scale, factor)
         offset = self.params["bias"] if self.params else xp.zeros_like(mean)
         y = memory.empty(xp, x.shape, x.dtype)
-        kernels.get(xp).channel_scale(_flat(xp, x), mean, self._factor(scale), offset, _flat(xp, y))
+        kernels.get(xp).channel_scale(_flat(xp, x), mean, factor, offset, _flat(xp, y))
         return y, (x, mean, scale, batch)
 
     def input_grad(self, gy: Array, saved: BatchNormSaved) -> Array:
@@ -106,8 +107,8 @@ class BatchNorm2d(Layer):
         k, factor = kernels.get(xp), self._factor(scale)
         if batch:
             sums, products = self._sums(xp, gy, saved)
-            count = x.size // self.num_features
-            offset, slope = sums / count, products * scale * scale / count
+            offset, slope = xp.empty_like(mean), xp.empty_like(mean)
+            k.channel_slopes(sums, products, scale, x.size // self.num_features, offset, slope)
             k.channel_centre(_flat(xp, gy), _flat(xp, x), mean, offset, slope, factor, _flat(xp, gx))
         else:
             zeros = xp.zeros_like(mean)
@@ -164,14 +165,12 @@ class BatchNorm2d(Layer):
         kernels.get(xp).channel_products(_flat(xp, gy), _flat(xp, x), mean, sums, products)
         return sums, products
 
-    def _track(self, mean: Array, var: Array) -> None:
+    def _track(self, xp: ModuleType, mean: Array, var: Array, correction: float) -> None:
         count = self.buffers["num_batches_tracked"]
         count += 1
         factor = 1 / float(count) if self.momentum is None else self.momentum  # synchronize! (for momentum=None)
-        for name, new in (("running_mean", mean), ("running_var", var)):
-            running = self.buffers[name]
-            running *= 1 - factor
-            running += factor * new
+        running = self.buffers["running_mean"], self.buffers["running_var"]
+        kernels.get(xp).channel_track(mean, var, factor, correction, *running)
 
 
 def _flat(xp: ModuleType, x: Array) -> Array:

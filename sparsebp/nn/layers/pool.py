@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from math import prod
 from types import ModuleType
@@ -19,7 +20,9 @@ from sparsebp.core.types import Array
 from sparsebp.nn.layer import Layer, check_gy, check_input
 from sparsebp.nn.work import Work
 from sparsebp.patterns import PoolPattern, adaptive_pool_pattern
+from sparsebp.patterns.copies import DeviceCopies, frozen
 from sparsebp.patterns.pool import window_pattern
+from sparsebp.patterns.sparsity import KEPT
 from sparsebp.patterns.windows import PoolWindows
 
 
@@ -144,6 +147,15 @@ class MaxPool2d(MaxPool):
     dims = 2
 
 
+@lru_cache(maxsize=KEPT)
+def _window_weights(windows: PoolWindows, size: tuple[int, ...], dtype: np.dtype, **divisors: Any) -> DeviceCopies:
+    """Return what each window's sum is multiplied by, of the windows' shape; it is sent to a device once."""
+    from sparsebp.jacobians.pool import avg_pool_weights
+
+    weights = avg_pool_weights(window_pattern(1, size, windows), **divisors).astype(dtype)
+    return DeviceCopies(frozen(weights.reshape(windows.output_size(size))))
+
+
 class AvgPool(SlidingPool):
     """The base of `AvgPool1d` and `AvgPool2d`.
 
@@ -187,8 +199,6 @@ class AvgPool(SlidingPool):
         ShapeError
             x has another number of axes, or is too small for the kernel.
         """
-        from sparsebp.jacobians.pool import avg_pool_weights
-
         xp = self._check_x(x)
         out_shape = self._out_shape(x.shape)
         whole, inside = self._padded(xp, x.shape, x.dtype)
@@ -196,8 +206,7 @@ class AvgPool(SlidingPool):
         y = xp.zeros(out_shape, dtype=x.dtype)
         for values in self._places(whole, out_shape):
             y += values
-        weights = avg_pool_weights(self.pool((1, 1, *x.shape[2:])), **self._divisors())
-        weight = backend.constant(xp, weights.astype(x.dtype).reshape(out_shape[2:]))
+        (weight,) = _window_weights(self.window, x.shape[2:], x.dtype, **self._divisors()).on(xp)
         y *= weight
         return y, PoolSaved(x.shape, x.dtype, weight)
 

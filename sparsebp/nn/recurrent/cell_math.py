@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import abc
+import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -120,8 +122,11 @@ class CellMath(abc.ABC):
         """Return the bias that belongs into the input projection (gH,), or None."""
 
     @abc.abstractmethod
-    def run(self, k: Kernels, gx: Array, weights: Weights, tape: Tape) -> None:
-        """Run the recurrence over the projected input gx (T, B, gH); fill ``tape.h`` and set ``tape.gates``."""
+    def run(self, k: Kernels, x: Array, weights: Weights, tape: Tape, *projection: Array | None) -> None:
+        """Run the recurrence over the projected input x (T, B, gH); fill ``tape.h`` and set ``tape.gates``.
+
+        With `projection`, weight_ih and the biases, x is the input (T, B, I), and the kernel projects it.
+        """
 
     @abc.abstractmethod
     def run_back(
@@ -148,13 +153,18 @@ class CellMath(abc.ABC):
     # ---- the same for every cell ---------------------------------------------------------------------------------
 
     def forward(self, k: Kernels, x: Array, h0: Array | None, weights: Weights) -> Tape:
-        """Project the input with one GEMM over all steps, and run the recurrence. x (T, B, I) C-contiguous."""
+        """Project the input with one GEMM over all steps, and run the recurrence. x (T, B, I) C-contiguous.
+
+        An input of few features is projected by the kernels where they are the faster at it.
+        """
         xp = backend.namespace(x)
-        steps, batch, _ = x.shape
-        gx = _project(x, weights.weight_ih, self.input_bias(weights))
+        steps, batch, features = x.shape
         tape = Tape(x, empty(xp, (steps + 1, batch, weights.weight_hh.shape[1]), x.dtype))
         tape.states[0] = 0 if h0 is None else h0
-        self.run(k, gx, weights, tape)
+        if features <= k.projected_inputs:
+            self.run(k, x, weights, tape, weights.weight_ih, weights.bias_ih, weights.bias_hh)
+        else:
+            self.run(k, _project(x, weights.weight_ih, self.input_bias(weights)), weights, tape)
         return tape
 
     def empty_gradients(self, tape: Tape) -> RunGradients:
@@ -221,28 +231,37 @@ class CellMath(abc.ABC):
         rows = ga.shape[0] * ga.shape[1]
         flat = ga.reshape(rows, -1)
         b_ih = b_hh = None
-        with one_blas_thread_for(max(flat.size, rows * weights.weight_ih.size, rows * weights.weight_hh.size)):
+        with _short_products(xp, max(flat.size, rows * weights.weight_ih.size, rows * weights.weight_hh.size)):
             # Small · tall products: with x and h on the left they are split better between threads.
             w_ih = _multiply(tape.x.reshape(rows, -1).T, self.input_part(flat)).T
             w_hh = _multiply(tape.h_prev.reshape(rows, -1).T, self.hidden_part(flat)).T
             if weights.bias_ih is not None:
-                sums = xp.ones(rows, dtype=flat.dtype) @ flat  # a GEMV: four times faster than flat.sum(axis=0)
+                # A GEMV: four times faster than flat.sum(axis=0).
+                sums = backend.matmul(xp.ones(rows, dtype=flat.dtype), flat)
         if weights.bias_ih is not None:
             b_ih = self.to_torch_order(self.input_part(sums))
             b_hh = self.hidden_part(sums).copy()  # an RNN's is the same sum, in an array of its own
         return Weights(xp.ascontiguousarray(self.to_torch_order(w_ih)), xp.ascontiguousarray(w_hh), b_ih, b_hh)
 
 
+def _short_products(xp: ModuleType, work: int) -> contextlib.AbstractContextManager[None]:
+    """Return `one_blas_thread_for` so many multiply-adds; a GPU's products leave the host's BLAS alone."""
+    return one_blas_thread_for(work) if backend.is_host(xp) else contextlib.nullcontext()
+
+
 def _product(a: Array, b: Array) -> Array:
     """Return what `_multiply` does, whatever a BLAS would do with threads of its own."""
-    with one_blas_thread_for(a.size * b.shape[1]):
+    with _short_products(backend.namespace(a), a.size * b.shape[1]):
         return _multiply(a, b)
 
 
 def _multiply(a: Array, b: Array) -> Array:
-    """Return ``a @ b``, as the BLAS has it, or in parts on all threads: which of the two, the shape says alone."""
+    """Return ``a @ b``, as the BLAS has it, or in parts on all threads: which of the two, the shape says alone.
+
+    On a GPU it is cuBLAS, which reads views and transposes as they lie.
+    """
     xp = backend.namespace(a)
-    if 2.0 * a.size * b.shape[1] >= LONG:
+    if 2.0 * a.size * b.shape[1] >= LONG or not backend.is_host(xp):
         return matmul(xp, a, b)
     out = empty(xp, (*a.shape[:-1], b.shape[1]), a.dtype)
     rows = math.prod(a.shape[:-1])

@@ -36,13 +36,13 @@ class GRUMath(CellMath):
         bias[: 2 * hidden] += weights.bias_hh[: 2 * hidden]  # type: ignore[index]  # both biases are there, or none
         return bias
 
-    def run(self, k: Kernels, gx: Array, weights: Weights, tape: Tape) -> None:
+    def run(self, k: Kernels, x: Array, weights: Weights, tape: Tape, *projection: Array | None) -> None:
         """Run the recurrence, keeping every gate."""
-        xp = backend.namespace(gx)
+        xp = backend.namespace(x)
         hidden = weights.weight_hh.shape[1]
-        b_hn = xp.zeros(hidden, dtype=gx.dtype) if weights.bias_hh is None else weights.bias_hh[2 * hidden :]
-        tape.gates = empty(xp, (*gx.shape[:2], 4 * hidden), gx.dtype)
-        k.gru_forward(gx, weights.weight_hh, b_hn, tape.h0, tape.h, tape.gates)
+        b_hn = xp.zeros(hidden, dtype=x.dtype) if weights.bias_hh is None else weights.bias_hh[2 * hidden :]
+        tape.gates = empty(xp, (*x.shape[:2], 4 * hidden), x.dtype)
+        k.gru_forward(x, weights.weight_hh, b_hn, tape.h0, tape.h, tape.gates, *projection)
 
     def run_back(
         self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, grad_h_n: Array | None, chunks: int,

@@ -30,9 +30,9 @@ class RNNMath(CellMath):
         """Return b_ih + b_hh."""
         return None if weights.bias_ih is None else weights.bias_ih + weights.bias_hh
 
-    def run(self, k: Kernels, gx: Array, weights: Weights, tape: Tape) -> None:
+    def run(self, k: Kernels, x: Array, weights: Weights, tape: Tape, *projection: Array | None) -> None:
         """Run the recurrence."""
-        k.rnn_forward(gx, weights.weight_hh, tape.h0, self.nonlinearity, tape.h)
+        k.rnn_forward(x, weights.weight_hh, tape.h0, self.nonlinearity, tape.h, *projection)
 
     def run_back(
         self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, grad_h_n: Array | None, chunks: int,

@@ -74,3 +74,33 @@ extern "C" __global__ void __launch_bounds__(256) channel_centre(
     const real gradient = gy[element] - offset[channel] - (x[element] - mean[channel]) * slope[channel];
     out[element] = gradient * factor[channel];
 }
+
+// Running statistics, `momentum` towards new ones; keep = 1 - momentum.
+extern "C" __global__ void __launch_bounds__(256) channel_track(
+    const real* __restrict__ mean, const real* __restrict__ var, real momentum, real keep, real correction,
+    real* __restrict__ running_mean, real* __restrict__ running_var, int channels) {
+    const int channel = blockIdx.x * THREADS + threadIdx.x;
+    if (channel >= channels) return;
+    running_mean[channel] = running_mean[channel] * keep + momentum * mean[channel];
+    running_var[channel] = running_var[channel] * keep + momentum * (var[channel] * correction);
+}
+
+// Without a weight (null), factor is scale.
+extern "C" __global__ void __launch_bounds__(256) channel_factors(
+    const real* __restrict__ var, real eps, const real* __restrict__ weight, real* __restrict__ scale,
+    real* __restrict__ factor, int channels) {
+    const int channel = blockIdx.x * THREADS + threadIdx.x;
+    if (channel >= channels) return;
+    const real found = real(1) / sqrt_of(var[channel] + eps);
+    scale[channel] = found;
+    factor[channel] = weight ? found * weight[channel] : found;
+}
+
+extern "C" __global__ void __launch_bounds__(256) channel_slopes(
+    const real* __restrict__ sums, const real* __restrict__ products, const real* __restrict__ scale, real count,
+    real* __restrict__ offset, real* __restrict__ slope, int channels) {
+    const int channel = blockIdx.x * THREADS + threadIdx.x;
+    if (channel >= channels) return;
+    offset[channel] = sums[channel] / count;
+    slope[channel] = products[channel] * scale[channel] * scale[channel] / count;
+}

@@ -1,4 +1,4 @@
-// Gated recurrent unit (BPPSA Eq. 10): forward with every gate kept, backward, and materialised Jacobians;
+// Gated recurrent unit (BPPSA Eq. 10): backward, and materialised Jacobians; forward is in gru_forward.cu;
 // with -DROWS the first phase of the backward by reduce-then-scan alone.
 //
 // A block a sample (and chunk), a thread a hidden unit; see recurrent.cuh. Bound by the latency of a step: about 30 cycles for
@@ -10,6 +10,12 @@
 #include "reduction.cuh"
 
 constexpr int DEPTH = STREAMED ? 2 : 4;  // steps that values are loaded ahead; even: two copies of the state alternate
+// Steps that the backward loads at once, a round ahead: as many as registers allow beside 3 H weights.
+#ifdef HIDDEN
+constexpr int ROUND = 3 * HIDDEN * sizeof(real) <= 96 * 4 ? 4 : 2;
+#else
+constexpr int ROUND = 1;
+#endif
 
 // What the backward reads at one step: the gates, the state before, and the gradient that arrives.
 struct GruStep {
@@ -29,76 +35,42 @@ __device__ __forceinline__ void gru_run_chunk(
     UnitWeights<1, 3> w;
     real* const state = w.load(weights, BACKWARD_STRIDES, unit, shared);
 
-    real u = carry ? carry[unit] : real(0);
-    GruStep ahead[DEPTH];
-    const auto fetch = [&](GruStep& step, int64 t) {
-        const real* const kept = gates + t * stride * 4 + gate_at;
-        step.r = kept[0], step.z = kept[H], step.n = kept[2 * H], step.m = kept[3 * H];
-        step.before = t > 0 ? h[at + (t - 1) * stride] : h0[at];
-        step.gy = gy ? gy[at + t * stride] : real(0);
-    };
-#pragma unroll
-    for (int s = 0; s < DEPTH; ++s) fetch(ahead[s], max(end - 1 - s, begin));
-    unit_barrier();
-    in_turn<DEPTH, -1>(end - 1, begin - 1, [&](int s, int64 t) {
-        real* const place = state + s % 2 * 3 * SEGMENT;
-        const GruStep x = ahead[s];
-        const GruFactors f = gru_factors(x.r, x.z, x.n, x.m, x.before);
-        const real g = u + x.gy, at_r = g * f.of_r, at_z = g * f.of_z, at_m = g * f.of_n;
-        place[threadIdx.x] = at_r, place[SEGMENT + threadIdx.x] = at_z, place[2 * SEGMENT + threadIdx.x] = at_m;
-        if (active) {
-            real* const out = ga + t * stride * 4 + gate_at;
-            out[0] = g * ((1 - x.z) * (1 - x.n * x.n)), out[H] = at_r, out[2 * H] = at_z, out[3 * H] = at_m;
+    // Pointers walk and stores stand behind the loads of the product, as in rnn_run_chunk.
+    const int64 last = at + (end - 1) * stride;
+    const int64 last_gate = gate_at + (end - 1) * stride * 4;
+    Walk<const real> kept{gates + last_gate}, before{h + last - stride}, next_gy{(gy ? gy : h) + last};
+    Walk<real> out{ga + last_gate};
+    int64 waiting = end;  // steps from the begin of the sequence that are not loaded yet
+    real u[1] = {carry ? carry[unit] : real(0)};
+    const auto load = [&](GruStep& x, bool valid) {
+        x = GruStep{};
+        if (valid) {
+            x.r = kept[0], x.z = kept[H], x.n = kept[2 * H], x.m = kept[3 * H];
+            x.before = (--waiting > 0 ? before : Walk<const real>{h0 + at})[0];  // one load, not one of two
+            const real arrived = next_gy[0];  // without gy this is h, to no effect
+            x.gy = gy ? arrived : real(0);
         }
-        if (t - DEPTH >= begin) fetch(ahead[s], t - DEPTH);
+        kept += -4 * stride, before += -stride, next_gy += -stride;
+    };
+    const auto start = [&](const GruStep& first) {
+        u[0] += first.gy;
         unit_barrier();
-        real sum[1];
-        w.apply(place, sum);
-        u = sum[0] + x.z * g;
+    };
+    in_rounds<ROUND, GruStep>(end - begin, load, start, [&](int s, const GruStep& x, const GruStep& following) {
+        real* const place = state + s % 2 * 3 * SEGMENT;
+        const GruFactors f = gru_factors(x.r, x.z, x.n, x.m, x.before);
+        const real g = u[0], at_r = g * f.of_r, at_z = g * f.of_z, at_m = g * f.of_n;
+        place[threadIdx.x] = at_r, place[SEGMENT + threadIdx.x] = at_z, place[2 * SEGMENT + threadIdx.x] = at_m;
+        unit_barrier();
+        u[0] = x.z * g + following.gy;  // nothing arrives behind the last step
+        w.add(place, u);
+        if (active) out[0] = g * ((1 - x.z) * (1 - x.n * x.n)), out[H] = at_r, out[2 * H] = at_z, out[3 * H] = at_m;
+        out += -4 * stride;
     });
-    if (active && carry_out) carry_out[at] = u;
+    if (active && carry_out) carry_out[at] = u[0];
 }
 
 #ifndef ROWS
-extern "C" __global__ void __launch_bounds__(UNIT_BLOCK, 1) gru_forward(
-    const real* __restrict__ gx, const real* __restrict__ weights, const real* __restrict__ b_hn,
-    const real* __restrict__ h0, real* __restrict__ h, real* __restrict__ gates, int64 steps, int batch, int hidden) {
-    extern __shared__ __align__(16) real shared[];
-    HIDDEN_SIZE(hidden);
-    const bool active = int(threadIdx.x) < H;
-    const int unit = min(int(threadIdx.x), H - 1);
-    const int64 stride = int64(batch) * H, at = int64(blockIdx.x) * H + unit, gate_at = int64(blockIdx.x) * H * 3 + unit;
-    UnitWeights<3, 1> w;
-    real* const state = w.load(weights, FORWARD_STRIDES(3), unit, shared);
-    const real bias = b_hn[unit];
-    real before = h0[at];
-    state[threadIdx.x] = before;
-
-    real ahead[DEPTH][3];
-#pragma unroll
-    for (int s = 0; s < DEPTH; ++s)
-#pragma unroll
-        for (int q = 0; q < 3; ++q) ahead[s][q] = gx[gate_at + min(int64(s), steps - 1) * stride * 3 + q * H];
-    unit_barrier();
-    in_turn<DEPTH, 1>(0, steps, [&](int s, int64 t) {
-        real sums[3];
-        w.apply(state + s % 2 * SEGMENT, sums);
-        const real r = sigmoid_of(ahead[s][0] + sums[0]), z = sigmoid_of(ahead[s][1] + sums[1]);
-        const real m = sums[2] + bias, n = tanh_of(ahead[s][2] + r * m);
-        before = (1 - z) * n + z * before;
-        state[(s + 1) % 2 * SEGMENT + threadIdx.x] = before;
-        if (active) {
-            h[at + t * stride] = before;
-            real* const kept = gates + (t * stride + int64(blockIdx.x) * H) * 4 + unit;
-            kept[0] = r, kept[H] = z, kept[2 * H] = n, kept[3 * H] = m;
-        }
-        if (t + DEPTH < steps)
-#pragma unroll
-            for (int q = 0; q < 3; ++q) ahead[s][q] = gx[gate_at + (t + DEPTH) * stride * 3 + q * H];
-        unit_barrier();
-    });
-}
-
 // Back-propagation through chunks, as rnn_backward. `ga` gets the gradients at n, r, z, m.
 extern "C" __global__ void __launch_bounds__(UNIT_BLOCK, 1) gru_backward(
     const real* __restrict__ h, const real* __restrict__ h0, const real* __restrict__ gates,

@@ -225,11 +225,14 @@ extern "C" __global__ void __launch_bounds__(256, 4) rmsprop_update(
 
 // ---- clipping --------------------------------------------------------------------------------------------------------
 
+// By a number, or by one that is on the device.
 extern "C" __global__ void __launch_bounds__(256) scale_arrays(
-    const __grid_constant__ Plain::Addresses addresses, const __grid_constant__ Plain::Layout layout, int n, real factor) {
+    const __grid_constant__ Plain::Addresses addresses, const __grid_constant__ Plain::Layout layout, int n, real factor,
+    const double* __restrict__ own) {
     const Piece<Plain> piece(addresses, layout, n);
+    const real by = own ? real(*own) : factor;
     real* const values = piece.array(0);
-    FOR_EACH(i, piece) values[i] *= factor;
+    FOR_EACH(i, piece) values[i] *= by;
 }
 
 // NaN stays NaN: both comparisons are false.

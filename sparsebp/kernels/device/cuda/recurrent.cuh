@@ -41,11 +41,11 @@ __device__ __forceinline__ void unit_barrier() { __syncthreads(); }
 
 // The weights that one unit needs: OUTPUTS results from FOLD vectors of state.
 //   load:  takes them from `source`; returns where in shared memory the state can begin.
-//   apply: out[o] = sum over f, k of weight(f * H + k, o) * state[f * SEGMENT + k].
+//   apply: out[o] = sum over f, k of weight(f * H + k, o) * state[f * SEGMENT + k]; `add` adds that to `out`.
 // Weight (k, o) of a unit lies at source[k * input_stride + o * output_stride + unit * unit_stride].
 #ifdef HIDDEN
 template <int OUTPUTS, int FOLD> struct UnitWeights {
-    static constexpr int CHAINS = OUTPUTS == 1 ? 4 : 2;  // independent sums, to hide the latency of an addition
+    static constexpr int CHAINS = 4;  // independent sums, to hide the latency of an addition
     real values[FOLD][HIDDEN][OUTPUTS];
 
     __device__ __forceinline__ real* load(
@@ -62,7 +62,15 @@ template <int OUTPUTS, int FOLD> struct UnitWeights {
     }
 
     __device__ __forceinline__ void apply(const real* state, real (&out)[OUTPUTS]) const {
+#pragma unroll
+        for (int o = 0; o < OUTPUTS; ++o) out[o] = 0;
+        add(state, out);
+    }
+
+    __device__ __forceinline__ void add(const real* state, real (&out)[OUTPUTS]) const {
         real sums[CHAINS][OUTPUTS] = {};
+#pragma unroll
+        for (int o = 0; o < OUTPUTS; ++o) sums[0][o] = out[o];
 #pragma unroll
         for (int f = 0; f < FOLD; ++f)
 #pragma unroll
@@ -77,8 +85,7 @@ template <int OUTPUTS, int FOLD> struct UnitWeights {
             }
 #pragma unroll
         for (int o = 0; o < OUTPUTS; ++o) {
-            if (CHAINS == 4) sums[0][o] += sums[2][o], sums[1][o] += sums[CHAINS - 1][o];
-            out[o] = sums[0][o] + sums[1][o];
+            out[o] = (sums[0][o] + sums[2][o]) + (sums[1][o] + sums[3][o]);
         }
     }
 };
@@ -100,18 +107,90 @@ template <int OUTPUTS, int FOLD> struct UnitWeights {
     }
 
     __device__ __forceinline__ void apply(const real* state, real (&out)[OUTPUTS]) const {
+#pragma unroll
+        for (int o = 0; o < OUTPUTS; ++o) out[o] = 0;
+        add(state, out);
+    }
+
+    __device__ __forceinline__ void add(const real* state, real (&out)[OUTPUTS]) const {
         real sums[OUTPUTS] = {};
         for (int f = 0; f < FOLD; ++f)
-#pragma unroll 8
+#pragma unroll (OUTPUTS * sizeof(real) > 16 ? 4 : 8)
             for (int k = 0; k < H; ++k)
 #pragma unroll
                 for (int o = 0; o < OUTPUTS; ++o)
                     sums[o] += values[((f * H + k) * OUTPUTS + o) * H] * state[f * SEGMENT + k];
 #pragma unroll
-        for (int o = 0; o < OUTPUTS; ++o) out[o] = sums[o];
+        for (int o = 0; o < OUTPUTS; ++o) out[o] += sums[o];
     }
 };
 #endif
+
+// A pointer into global memory that walks from step to step. The compiler is kept from seeing through it. It would work out each
+// address anew inside a branch around a store, where two additions and a predicate do, and move loads from the begin of a round
+// to its end, where they are waited for.
+template <class T> struct Walk {
+    T* at;
+
+    __device__ __forceinline__ T& operator[](int e) const {
+#ifndef SPARSEBP_ON_CPU
+        __builtin_assume(__isGlobal(at));
+#endif
+        return at[e];
+    }
+
+    __device__ __forceinline__ void operator+=(int64 stride) {
+        at += stride;
+#ifndef SPARSEBP_ON_CPU
+        asm("" : "+l"(at));
+#endif
+    }
+};
+
+// `count` steps in rounds of DEPTH, an even number or 1. load(values, valid) is called for one step after the other, a round ahead of
+// step(s, values, following); s counts the steps round to DEPTH, or to 2, `following` are the next step's values.
+// `valid` is a constant but for the last rounds, which are peeled off. start(values of the first step) comes before it all.
+//
+// All loads of a round stand together at its begin: a scoreboard (there are six) counts loads and is waited for until it is
+// zero, so of one load a step each would be waited for as soon as the next is issued. Two sets of registers take turns: copies
+// from one to the other would wait as well.
+template <int DEPTH, class Values, class Load, class Step>
+__device__ __forceinline__ void full_round(
+    Values (&now)[DEPTH], Values (&next)[DEPTH], const Load& load, const Step& step) {
+#pragma unroll
+    for (int s = 0; s < DEPTH; ++s) load(next[s], true);
+#pragma unroll
+    for (int s = 0; s < DEPTH; ++s) step(s, now[s], s + 1 < DEPTH ? now[(s + 1) % DEPTH] : next[0]);
+}
+
+template <int DEPTH, class Values, class Load, class Start, class Step>
+__device__ __forceinline__ void in_rounds(int64 count, const Load& load, const Start& start, const Step& step) {
+    Values now[DEPTH], next[DEPTH];
+#pragma unroll
+    for (int s = 0; s < DEPTH; ++s) load(now[s], s < count);
+    start(now[0]);
+    if (DEPTH == 1) {
+        for (int s = 0; count > 0; --count, s ^= 1) {
+            load(next[0], count > 1);
+            step(s, now[0], next[0]);
+            now[0] = next[0];
+        }
+        return;
+    }
+    for (; count >= 3 * DEPTH; count -= 2 * DEPTH) {
+        full_round(now, next, load, step);
+        full_round(next, now, load, step);
+    }
+    for (; count > 0; count -= DEPTH) {
+#pragma unroll
+        for (int s = 0; s < DEPTH; ++s) load(next[s], s + DEPTH < count);
+#pragma unroll
+        for (int s = 0; s < DEPTH; ++s)
+            if (s < count) step(s, now[s], s + 1 < DEPTH ? now[(s + 1) % DEPTH] : next[0]);
+#pragma unroll
+        for (int s = 0; s < DEPTH; ++s) now[s] = next[s];
+    }
+}
 
 // step(s, t) for t = first, first + WAY ... in turn, ahead of `stop`; s counts round to DEPTH and is known when compiling.
 template <int DEPTH, int WAY, class Step>
@@ -123,29 +202,6 @@ __device__ __forceinline__ void in_turn(int64 first, int64 stop, const Step& ste
     for (int s = 0; s < DEPTH; ++s)
         if (WAY > 0 ? first + s < stop : first - s > stop) step(s, first + WAY * s);
 }
-
-// ---- nonlinearities --------------------------------------------------------------------------------------------------
-// They lie on the one chain of a recurrence, so their latency counts. In float32 the hardware's exponential and reciprocal
-// (errors of 2 ulp and 1 ulp) replace the library's versions, whose range reductions and branches double the time.
-
-__device__ __forceinline__ double tanh_of(double x) { return tanh(x); }
-__device__ __forceinline__ double sigmoid_of(double x) { return 1 / (1 + exp(-x)); }
-
-// Within 3 ulp. Both forms are worked out side by side and one is selected, so no branch splits the warp.
-__device__ __forceinline__ float tanh_of(float x) {
-    const float size = fabsf(x), square = x * x;
-    const float large = 1 - __fdividef(2.f, __expf(2 * size) + 1);  // NaN stays NaN; an infinite divisor gives 1
-    float small = -5.895158276e-3f;  // tanh(x) = x + x^3 q(x^2) for |x| <= 0.6, minimax, 0.75 ulp
-    small = small * square + 2.079597116e-2f;
-    small = small * square - 5.378383026e-2f;
-    small = small * square + 1.333192437e-1f;
-    small = small * square - 3.333329856e-1f;
-    small = small * square * x + x;
-    return size < 0.6f ? small : copysignf(large, x);
-}
-
-// Relative error about 2e-7 (1 + |x|); where exp(-x) overflows the result is 0.
-__device__ __forceinline__ float sigmoid_of(float x) { return __fdividef(1.f, 1 + __expf(-x)); }
 
 // ---- one step's derivatives, needed by the sequential backward, the scan and the materialised Jacobians ----------------
 

@@ -1,4 +1,4 @@
-// Elman recurrence h[t] = f(gx[t] + W h[t-1]): forward, backward, and the materialised Jacobians;
+// Elman recurrence h[t] = f(gx[t] + W h[t-1]): backward, and the materialised Jacobians; forward is in rnn_forward.cu;
 // with -DROWS the first phase of the backward by reduce-then-scan alone.
 //
 // RELU picks f: 0 is tanh, 1 is relu. A block a sample (and chunk), a thread a hidden unit; see recurrent.cuh. These kernels
@@ -10,6 +10,12 @@
 #include "reduction.cuh"
 
 constexpr int DEPTH = STREAMED ? 2 : 8;  // steps that values are loaded ahead; even: two copies of the state alternate
+constexpr int ROUND = STREAMED ? 1 : 6;  // steps that the backward loads at once, a round ahead
+
+// What the backward reads at one step: the state behind it, and the gradient that arrives.
+struct RnnStep {
+    real h, gy;
+};
 
 // g[t] = gy[t] + W' gz[t + 1], gz[t] = g[t] * f'(t), for t = end - 1 ... begin. `carry` (H) comes from later steps (null:
 // zero), what goes on to earlier ones is left at sample `sample` of `carry_out` (B, H; null: nowhere).
@@ -24,66 +30,39 @@ __device__ __forceinline__ void rnn_run_chunk(
     UnitWeights<1, 1> w;
     real* const state = w.load(weights, BACKWARD_STRIDES, unit, shared);
 
+    // Pointers walk, and what the chain of steps does not wait for stands behind the loads of the product: instructions
+    // are issued in order.
+    const int64 last = at + (end - 1) * stride;
+    Walk<const real> next_h{h + last}, next_gy{(gy ? gy : h) + last};
+    Walk<real> out{gz + last};
     real u[1] = {carry ? carry[unit] : real(0)};
-    real ahead_h[DEPTH], ahead_g[DEPTH];
-#pragma unroll
-    for (int s = 0; s < DEPTH; ++s) {
-        const int64 t = max(end - 1 - s, begin);
-        ahead_h[s] = h[at + t * stride];
-        ahead_g[s] = gy ? gy[at + t * stride] : real(0);
-    }
-    unit_barrier();
-    in_turn<DEPTH, -1>(end - 1, begin - 1, [&](int s, int64 t) {
-        real* const place = state + s % 2 * SEGMENT;
-        const real value = (u[0] + ahead_g[s]) * slope(ahead_h[s]);
-        place[threadIdx.x] = value;
-        if (active) gz[at + t * stride] = value;
-        if (t - DEPTH >= begin) {
-            ahead_h[s] = h[at + (t - DEPTH) * stride];
-            if (gy) ahead_g[s] = gy[at + (t - DEPTH) * stride];
+    const auto load = [&](RnnStep& x, bool valid) {
+        x = RnnStep{};
+        if (valid) {
+            x.h = next_h[0];
+            const real arrived = next_gy[0];  // without gy this is h, to no effect
+            x.gy = gy ? arrived : real(0);
         }
+        next_h += -stride, next_gy += -stride;
+    };
+    const auto start = [&](const RnnStep& first) {
+        u[0] += first.gy;
         unit_barrier();
-        w.apply(place, u);
+    };
+    in_rounds<ROUND, RnnStep>(end - begin, load, start, [&](int s, const RnnStep& x, const RnnStep& following) {
+        real* const place = state + s % 2 * SEGMENT;
+        const real value = u[0] * slope(x.h);
+        place[threadIdx.x] = value;
+        unit_barrier();
+        u[0] = following.gy;  // zero behind the last step
+        w.add(place, u);
+        if (active) out[0] = value;
+        out += -stride;
     });
     if (active && carry_out) carry_out[at] = u[0];
 }
 
 #ifndef ROWS
-__device__ __forceinline__ real activation(real x) {
-#if RELU
-    return x < 0 ? real(0) : x;  // written so that NaN stays NaN
-#else
-    return tanh_of(x);
-#endif
-}
-
-extern "C" __global__ void __launch_bounds__(UNIT_BLOCK, 1) rnn_forward(
-    const real* __restrict__ gx, const real* __restrict__ weights, const real* __restrict__ h0, real* __restrict__ h,
-    int64 steps, int batch, int hidden) {
-    extern __shared__ __align__(16) real shared[];
-    HIDDEN_SIZE(hidden);
-    const bool active = int(threadIdx.x) < H;
-    const int unit = min(int(threadIdx.x), H - 1);
-    const int64 stride = int64(batch) * H, at = int64(blockIdx.x) * H + unit;
-    UnitWeights<1, 1> w;
-    real* const state = w.load(weights, FORWARD_STRIDES(1), unit, shared);
-    state[threadIdx.x] = h0[at];
-
-    real ahead[DEPTH];
-#pragma unroll
-    for (int s = 0; s < DEPTH; ++s) ahead[s] = gx[at + min(int64(s), steps - 1) * stride];
-    unit_barrier();
-    in_turn<DEPTH, 1>(0, steps, [&](int s, int64 t) {
-        real sum[1];
-        w.apply(state + s % 2 * SEGMENT, sum);
-        const real value = activation(ahead[s] + sum[0]);
-        state[(s + 1) % 2 * SEGMENT + threadIdx.x] = value;
-        if (active) h[at + t * stride] = value;
-        if (t + DEPTH < steps) ahead[s] = gx[at + (t + DEPTH) * stride];
-        unit_barrier();
-    });
-}
-
 // Back-propagation through chunks: block x is chunk first_chunk + x / batch, sample x % batch. `carry` (chunks of this
 // launch, B, H; null: zero) comes from later steps; the first chunk of the launch hands its own on to `carry_out` (B, H).
 // Sequential back-propagation is the case of one chunk.

@@ -93,7 +93,7 @@ extern "C" __global__ void __launch_bounds__(32) spgemm_select_columns(
 // The rows of B are runs of neighbouring columns; a block owns a row of C for one tile of the batch, x along the batch, y
 // along a run. Sums stay in a register while the entries of A that name rows of one shape follow one another. Floor, per
 // product and sample: 2 operations and one value of B, which neighbouring rows of C find in cache.
-extern "C" __global__ void __launch_bounds__(256) spgemm_runs(
+extern "C" __global__ void __launch_bounds__(256, 5) spgemm_runs(
     const INDEX* __restrict__ a_indptr, const INDEX* __restrict__ a_indices, const INDEX* __restrict__ b_indptr,
     const INDEX* __restrict__ c_indptr, const INDEX* __restrict__ b_shape,
     const INDEX* __restrict__ run_ptr, const INDEX* __restrict__ run_lengths, const int64* __restrict__ start_ptr,

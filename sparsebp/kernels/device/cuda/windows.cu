@@ -45,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(256) unfold(
     columns[element] = inside ? x[(((int64(b) * channels + c) * depth + d) * height + h) * width + w] : real(0);
 }
 
-extern "C" __global__ void __launch_bounds__(256) fold(
+extern "C" __global__ void __launch_bounds__(256, 4) fold(
     const real* __restrict__ columns, real* __restrict__ x, int64 size, int batch, int channels, int depth,
     int height, int width, int taps_d, int taps_h, int taps_w, int out_d, int out_h, int out_w, int stride_d,
     int stride_h, int stride_w, int before_d, int before_h, int before_w, int dilation_d, int dilation_h,

@@ -65,9 +65,9 @@ class OptimizerKernels:
         """Update all parameters in place."""
         _run(rule, (params, grads, *buffers), _ACCESS[rule], options, steps, check)
 
-    def scale_arrays(self, arrays: Sequence[Array], factor: float, check: Check) -> None:
+    def scale_arrays(self, arrays: Sequence[Array], factor: float | Array, check: Check) -> None:
         """Multiply all arrays by one number, in place."""
-        _run_on_all("scale", arrays, factor, check)
+        _run_on_all("scale", arrays, float(factor), check)
 
     def clamp_arrays(self, arrays: Sequence[Array], limit: float, check: Check) -> None:
         """Bring all numbers into [-limit, limit], in place; NaN stays."""

@@ -20,6 +20,7 @@ from typing import Any
 import numba
 import numpy as np
 
+from sparsebp.core.threads import one_blas_thread_for
 from sparsebp.kernels.host.engine.parts import JIT
 from sparsebp.kernels.host.engine.simd import (
     VECTOR_BYTES,
@@ -72,6 +73,21 @@ def aligned_zeros(size: int, dtype: Any) -> np.ndarray:
     raw = np.zeros(size + VECTOR_BYTES // itemsize, dtype)
     skip = -raw.ctypes.data % VECTOR_BYTES // itemsize
     return raw[skip : skip + size]
+
+
+def project(
+    x: np.ndarray, w_ih: np.ndarray | None, b_ih: np.ndarray | None, b_hh: np.ndarray | None, both: int
+) -> np.ndarray:
+    """Return x, or with its weights the projection: b_ih in all rows of it, b_hh in the first `both`."""
+    if w_ih is None:
+        return x
+    with one_blas_thread_for(x.shape[0] * x.shape[1] * w_ih.size):
+        gx = np.matmul(x.reshape(-1, x.shape[2]), w_ih.T).reshape(*x.shape[:2], len(w_ih))
+    if b_ih is not None:
+        gx += b_ih
+    if b_hh is not None:
+        gx[..., :both] += b_hh[:both]
+    return gx
 
 
 def pack_rows(w: np.ndarray) -> np.ndarray:

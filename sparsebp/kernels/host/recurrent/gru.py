@@ -34,6 +34,7 @@ from sparsebp.kernels.host.recurrent.common import (
     load_rows,
     multiply_add,
     pack_columns,
+    project,
     reduce_part,
     write_jacobian,
 )
@@ -191,11 +192,21 @@ class GruKernels:
     """The kernels ``gru_*`` of `sparsebp.kernels.api.Kernels` in Numba."""
 
     def gru_forward(
-        self, gx: np.ndarray, w_hh: np.ndarray, b_hn: np.ndarray, h0: np.ndarray, h: np.ndarray, gates: np.ndarray
+        self,
+        x: np.ndarray,
+        w_hh: np.ndarray,
+        b_hn: np.ndarray,
+        h0: np.ndarray,
+        h: np.ndarray,
+        gates: np.ndarray,
+        w_ih: np.ndarray | None,
+        b_ih: np.ndarray | None,
+        b_hh: np.ndarray | None,
     ) -> None:
         """6·T·B·H² FLOP, sequential in T, parallel over blocks of samples."""
         _, batch, hidden = h.shape
         if batch:
+            gx = project(x, w_ih, b_ih, b_hh, 2 * hidden)
             launch(_forward, blocks_of(batch), 6 * h.size * hidden, gx, pack_columns(w_hh, 3), b_hn, h0, h, gates)
 
     def gru_backward(

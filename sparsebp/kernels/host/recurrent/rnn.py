@@ -37,6 +37,7 @@ from sparsebp.kernels.host.recurrent.common import (
     load_rows,
     multiply_add,
     pack_columns,
+    project,
     reduce_part,
     write_jacobian,
 )
@@ -139,14 +140,24 @@ def _jacobians(team: int, parts: int, *args: Any) -> None:
 class RnnKernels:
     """The kernels ``rnn_*`` of `sparsebp.kernels.api.Kernels` in Numba."""
 
+    PROJECTED_INPUTS = 0
+
     def rnn_forward(
-        self, gx: np.ndarray, w_hh: np.ndarray, h0: np.ndarray, nonlinearity: Nonlinearity, h: np.ndarray
+        self,
+        x: np.ndarray,
+        w_hh: np.ndarray,
+        h0: np.ndarray,
+        nonlinearity: Nonlinearity,
+        h: np.ndarray,
+        w_ih: np.ndarray | None,
+        b_ih: np.ndarray | None,
+        b_hh: np.ndarray | None,
     ) -> None:
         """2·T·B·H² FLOP, sequential in T, parallel over blocks of samples."""
-        _, batch, hidden = gx.shape
+        _, batch, hidden = h.shape
         if batch:
-            work, packed = 2 * gx.size * hidden, pack_columns(w_hh, 1)
-            launch(_forward, blocks_of(batch), work, gx, packed, h0, nonlinearity == "relu", h)
+            gx, packed = project(x, w_ih, b_ih, b_hh, hidden), pack_columns(w_hh, 1)
+            launch(_forward, blocks_of(batch), 2 * h.size * hidden, gx, packed, h0, nonlinearity == "relu", h)
 
     def rnn_backward(
         self,

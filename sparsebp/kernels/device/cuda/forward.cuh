@@ -1,0 +1,240 @@
+// What the forward kernels share: what a step's sums start from, the order of the steps, and the nonlinearities.
+
+// What the weighted state is added to at a step: OUTPUTS values a unit, in rounds of DEPTH steps (an even number, as two
+// copies of the state alternate).
+//   begin:      makes the first of `steps` steps ready for `read` behind the next barrier.
+//   read:       what the sums of step s of a round start from.
+//   next_step:  called at every step s, behind what the step itself waits for: as `read`, for the step that follows.
+//   next_round: called behind the barrier of every step: at the first of a round, loads the next, of which `steps` steps are
+//               there. That stands between two barriers, where nothing else is loaded that could share its scoreboard and
+//               be waited for with it. (For the same reason a round is loaded at once: were it a step at a time, a wait for
+//               an old load would be a wait for the newest.)
+// `shared` has SHARED values of room for it.
+#if defined(INPUTS)
+// From the input x (T, B, `inputs`), projected here: W_ih x[t] + b_ih, plus b_hh for the first `both` outputs (biases: null
+// for none). Two rounds of it lie in shared memory: one is in use, the next is stored into the other before it ends. Entries
+// from `inputs` to INPUTS are zero, and so are their weights. Streamed, these weights are read at every step, as those of the
+// state are.
+template <int OUTPUTS> class StepInput {
+  public:
+    static constexpr int DEPTH = STREAMED ? 4 : 8, ROUND = DEPTH * INPUTS, SHARED = 2 * ROUND;  // the launcher counts on it
+
+  private:
+    static constexpr int PIECES = (ROUND + WARP - 1) / WARP;
+    static_assert(INPUTS == 1 || INPUTS % WIDTH == 0, "read in wide accesses");
+    static_assert(ROUND <= WARP || ROUND % WARP == 0, "brought by whole warps");
+    real next[PIECES], bias[OUTPUTS];
+#if STREAMED
+    const real* weights;
+    int gate;
+#else
+    real weights[OUTPUTS][INPUTS];
+#endif
+    real* now;  // the round in use
+    int other;  // where the other one is from there
+    int length;
+    const real* source;
+    int64 stride;
+
+    // Whether this thread brings entries of the input: the first warp does, for all.
+    static __device__ __forceinline__ bool brings() { return int(threadIdx.x) < (ROUND < WARP ? ROUND : WARP); }
+
+    __device__ __forceinline__ void load(int64 steps) {
+#pragma unroll
+        for (int p = 0; p < PIECES; ++p) {
+            const int e = p * WARP + threadIdx.x, s = e / INPUTS, i = e % INPUTS;
+            next[p] = brings() && s < steps && i < length ? source[s * stride + i] : real(0);
+        }
+        source += DEPTH * stride;
+    }
+
+    __device__ __forceinline__ void store(real* place) const {
+#pragma unroll
+        for (int p = 0; p < PIECES; ++p)
+            if (brings()) place[p * WARP + threadIdx.x] = next[p];
+    }
+
+  public:
+    __device__ __forceinline__ StepInput(
+        const real* x, const real* w_ih, const real* b_ih, const real* b_hh, int both, int inputs, int batch, int H,
+        int unit, real* shared)
+        : now(shared), other(ROUND), length(inputs), source(x + int64(blockIdx.x) * inputs),
+          stride(int64(batch) * inputs) {
+#pragma unroll
+        for (int q = 0; q < OUTPUTS; ++q) {
+            const int row = q * H + unit;
+            bias[q] = (b_ih ? b_ih[row] : real(0)) + (b_hh && q < both ? b_hh[row] : real(0));
+#if !STREAMED
+#pragma unroll
+            for (int i = 0; i < INPUTS; ++i) weights[q][i] = i < inputs ? w_ih[row * inputs + i] : real(0);
+#endif
+        }
+#if STREAMED
+        weights = w_ih + unit * inputs, gate = H * inputs;
+#endif
+    }
+
+    __device__ __forceinline__ void begin(int64 steps) {
+        load(steps);
+        store(now);
+    }
+
+    __device__ __forceinline__ void read(int s, real (&out)[OUTPUTS]) const {
+#pragma unroll
+        for (int q = 0; q < OUTPUTS; ++q) out[q] = bias[q];
+#if STREAMED
+#pragma unroll 1
+        for (int i = 0; i < length; ++i)
+#pragma unroll
+            for (int q = 0; q < OUTPUTS; ++q) out[q] += weights[q * gate + i] * now[s * INPUTS + i];
+#else
+        real x[INPUTS];
+        if (INPUTS == 1)
+            x[0] = now[s];
+        else
+#pragma unroll
+            for (int i = 0; i < INPUTS; i += WIDTH) {
+                real piece[WIDTH];
+                load_wide(now + s * INPUTS + i, piece);
+#pragma unroll
+                for (int c = 0; c < WIDTH; ++c) x[i + c] = piece[c];
+            }
+#pragma unroll
+        for (int i = 0; i < INPUTS; ++i)
+#pragma unroll
+            for (int q = 0; q < OUTPUTS; ++q) out[q] += weights[q][i] * x[i];
+#endif
+    }
+
+    __device__ __forceinline__ void next_step(int s, real (&out)[OUTPUTS]) {
+        if (s == DEPTH - 2) store(now + other);
+        if (s == DEPTH - 1) now += other, other = -other;
+        read((s + 1) % DEPTH, out);
+    }
+
+    __device__ __forceinline__ void next_round(int s, int64 steps) {
+        if (s != 0) return;
+        load(steps);
+        __syncwarp();
+    }
+};
+#elif STREAMED
+// From the projected input (T, B, OUTPUTS * H). Steps are long and registers few: a step is read while the one before runs.
+template <int OUTPUTS> class StepInput {
+    const real* source;
+    int64 stride, left = 0;  // steps from the one at `source` on
+    int gate;
+
+  public:
+    static constexpr int DEPTH = 2, SHARED = 0;
+
+    __device__ __forceinline__ StepInput(
+        const real* x, const real*, const real*, const real*, int, int, int batch, int H, int unit, real*)
+        : source(x + int64(blockIdx.x) * OUTPUTS * H + unit), stride(int64(batch) * OUTPUTS * H), gate(H) {}
+
+    __device__ __forceinline__ void begin(int64 steps) { left = steps; }
+
+    __device__ __forceinline__ void read(int, real (&out)[OUTPUTS]) const {
+#pragma unroll
+        for (int q = 0; q < OUTPUTS; ++q) out[q] = source[q * gate];
+    }
+
+    __device__ __forceinline__ void next_step(int s, real (&out)[OUTPUTS]) {
+        if (--left > 0) source += stride;
+        read(s, out);
+    }
+
+    __device__ __forceinline__ void next_round(int, int64) {}
+};
+#else
+// From the projected input (T, B, OUTPUTS * H), in registers.
+template <int OUTPUTS> class StepInput {
+  public:
+    static constexpr int DEPTH = OUTPUTS == 1 ? 8 : 4, SHARED = 0;
+
+  private:
+    real now[DEPTH][OUTPUTS], next[DEPTH][OUTPUTS];
+    const real* source;
+    int64 stride;
+
+    __device__ __forceinline__ void load(int64 steps) {
+#pragma unroll
+        for (int s = 0; s < DEPTH; ++s)
+#pragma unroll
+            for (int q = 0; q < OUTPUTS; ++q) next[s][q] = s < steps ? source[s * stride + q * HIDDEN] : real(0);
+        source += DEPTH * stride;
+    }
+
+    __device__ __forceinline__ void take() {
+#pragma unroll
+        for (int s = 0; s < DEPTH; ++s)
+#pragma unroll
+            for (int q = 0; q < OUTPUTS; ++q) now[s][q] = next[s][q];
+    }
+
+  public:
+    __device__ __forceinline__ StepInput(
+        const real* x, const real*, const real*, const real*, int, int, int batch, int H, int unit, real*)
+        : source(x + int64(blockIdx.x) * OUTPUTS * H + unit), stride(int64(batch) * OUTPUTS * H) {}
+
+    __device__ __forceinline__ void begin(int64 steps) {
+        load(steps);
+        take();
+    }
+
+    __device__ __forceinline__ void read(int s, real (&out)[OUTPUTS]) const {
+#pragma unroll
+        for (int q = 0; q < OUTPUTS; ++q) out[q] = now[s][q];
+    }
+
+    __device__ __forceinline__ void next_step(int s, real (&out)[OUTPUTS]) {
+        if (s == DEPTH - 1) take();
+        read((s + 1) % DEPTH, out);
+    }
+
+    __device__ __forceinline__ void next_round(int s, int64 steps) {
+        if (s != 0) return;
+        load(steps);
+        __syncwarp();
+    }
+};
+#endif
+
+// step(s, behind) for all steps in turn, in rounds of DEPTH; s counts round to DEPTH and is known when compiling, `behind`
+// are the steps that come after the round (where they are more than a round: one).
+template <int DEPTH, class Step> __device__ __forceinline__ void all_steps(int64 steps, const Step& step) {
+    for (; steps >= 2 * DEPTH; steps -= DEPTH)
+#pragma unroll
+        for (int s = 0; s < DEPTH; ++s) step(s, DEPTH);
+    for (; steps > 0; steps -= DEPTH)
+#pragma unroll
+        for (int s = 0; s < DEPTH; ++s)
+            if (s < steps) step(s, steps - DEPTH);
+}
+
+// ---- nonlinearities --------------------------------------------------------------------------------------------------
+// They lie on the one chain of a recurrence, so their latency counts. In float32 the hardware's exponential and reciprocal
+// (errors of 2 ulp and 1 ulp) replace the library's versions, whose range reductions and branches double the time.
+
+__device__ __forceinline__ double tanh_of(double x) { return tanh(x); }
+__device__ __forceinline__ double sigmoid_of(double x) { return 1 / (1 + exp(-x)); }
+
+// Within 3 ulp: 1 - 2 / (exp(2 |x|) + 1) with the sign of x, and near zero a polynomial. Which of the two, and the sign,
+// go into the last multiply-add: they are known long before the exponential, and nothing but it is waited for. The
+// exponential is 2 to the power of 2 |x| / log 2, which saves a doubling.
+__device__ __forceinline__ float tanh_of(float x) {
+    const float size = fabsf(x), square = x * x, sign = copysignf(1.f, x);
+    float small = -5.895158276e-3f;  // tanh(x) = x + x^3 q(x^2) for |x| <= 0.6, minimax, 0.75 ulp
+    small = small * square + 2.079597116e-2f;
+    small = small * square - 5.378383026e-2f;
+    small = small * square + 1.333192437e-1f;
+    small = small * square - 3.333329856e-1f;
+    small = small * square * x + x;
+    const bool near = size < 0.6f;
+    const float factor = near ? 0.f : -2 * sign, term = near ? small : sign;
+    // NaN stays NaN; an infinite divisor gives the sign.
+    return __fdividef(1.f, exp2f(2.885390082f * size) + 1) * factor + term;
+}
+
+// Relative error about 2e-7 (1 + |x|); where exp(-x) overflows the result is 0.
+__device__ __forceinline__ float sigmoid_of(float x) { return __fdividef(1.f, 1 + __expf(-x)); }

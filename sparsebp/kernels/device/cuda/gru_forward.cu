@@ -1,0 +1,50 @@
+// Gated recurrent unit (BPPSA Eq. 10), forward with every gate kept.
+//
+// A block a sample, a thread a hidden unit; see recurrent.cuh, and forward.cuh for the input. Bound by the latency of a
+// step: about 30 cycles for the state, 3 H multiply-adds a thread, and two exponentials with their divisions in a row.
+// Operations: 6 H^2 a step and sample; bytes: 5 H values written, and 3 H or the features of the input read. A step is
+// ordered as in rnn_forward.cu.
+
+#include "common.cuh"
+#include "recurrent.cuh"
+#include "forward.cuh"
+
+// `x` is the projected input (T, B, 3 H), b_hh in it but for gate n; or, with INPUTS, the input (T, B, inputs), and only
+// then w_ih (3 H, inputs), b_ih (3 H) and b_hh (3 H, of which r and z are read; both may be null) are read.
+extern "C" __global__ void __launch_bounds__(UNIT_BLOCK, 1) gru_forward(
+    const real* x, const real* __restrict__ w_ih, const real* __restrict__ b_ih, const real* __restrict__ b_hh,
+    int inputs, const real* __restrict__ weights, const real* __restrict__ b_hn, const real* __restrict__ h0, real* h,
+    real* gates, int64 steps, int batch, int hidden) {
+    extern __shared__ __align__(16) real shared[];
+    HIDDEN_SIZE(hidden);
+    const bool active = int(threadIdx.x) < H;
+    const int unit = min(int(threadIdx.x), H - 1);
+    const int64 stride = int64(batch) * H, at = int64(blockIdx.x) * H + unit;
+    StepInput<3> input(x, w_ih, b_ih, b_hh, 2, inputs, batch, H, unit, shared);
+    UnitWeights<3, 1> w;
+    real* const state = w.load(weights, FORWARD_STRIDES(3), unit, shared + input.SHARED);
+    const real bias = b_hn[unit];
+    real value = h0[at];
+    state[threadIdx.x] = value;
+    real *out = h + at, *kept = gates + int64(blockIdx.x) * H * 4 + unit;
+    real from_x[3];
+    input.begin(steps);
+    unit_barrier();
+    input.read(0, from_x);
+    all_steps<StepInput<3>::DEPTH>(steps, [&](int s, int64 behind) {
+        real sums[3] = {from_x[0], from_x[1], bias};
+        const real x_n = from_x[2];
+        w.add(state + s % 2 * SEGMENT, sums);
+        input.next_step(s, from_x);
+        const real r = sigmoid_of(sums[0]), m = sums[2];
+        if (active) kept[0] = r, kept[3 * H] = m;
+        const real n = tanh_of(x_n + r * m), z = sigmoid_of(sums[1]);
+        value = (1 - z) * n + z * value;
+        state[(s + 1) % 2 * SEGMENT + threadIdx.x] = value;
+        if (active) kept[H] = z;
+        unit_barrier();
+        input.next_round(s, behind);
+        if (active) *out = value, kept[2 * H] = n;
+        out += stride, kept += 4 * stride;
+    });
+}

@@ -1,0 +1,36 @@
+"""The page on what we expect on a GPU is filled from its figures, and these are the machine code's."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpu_model.kernels import COMPILER, figures
+from sass import nvrtc
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+def test_the_page_shows_its_figures() -> None:
+    command = [sys.executable, str(DOCS / "make_gpu_expectations.py"), "--check"]
+    assert subprocess.run(command, check=False).returncode == 0, "run docs/make_gpu_expectations.py"
+
+
+@pytest.mark.skipif(
+    nvrtc.disassembler() is None, reason="needs nvdisasm: pip install nvidia-cuda-nvdisasm (extra 'dev')"
+)
+@pytest.mark.parametrize("kernel", ["rnn_forward", "rnn_backward", "gru_forward", "gru_backward"])
+def test_the_figures_are_those_of_the_machine_code(kernel: str) -> None:
+    if nvrtc.version() != COMPILER:
+        pytest.skip(f"the page is made with NVRTC {COMPILER}")
+    cell, _, part = kernel.partition("_")
+    kept = json.loads((DOCS / "explanation" / "gpu-figures.json").read_text(encoding="utf-8"))
+    for length in ("1000", "30000"):
+        of_length = kept["runs"][cell][length]
+        phase = of_length["forward" if part == "forward" else "1"][0]
+        now = figures(kernel).cycles(of_length["memory"])
+        assert phase["cycles"] == pytest.approx(now, rel=0.02), "run docs/make_gpu_expectations.py --read"

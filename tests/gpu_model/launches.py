@@ -1,0 +1,103 @@
+"""The launches of a recurrent layer's kernels as the launchers choose them, and what machine code says of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpu_model.kernels import figures
+from sparsebp.kernels.device import DeviceKernels
+from sparsebp.kernels.device.base import WARP, Defines
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch.
+
+    Attributes
+    ----------
+    kernel, defines
+        What runs.
+    warps
+        Warps of the busiest multiprocessor.
+    bytes
+        Of the arrays that it is given, each once.
+    """
+
+    kernel: str
+    defines: Defines
+    warps: int
+    bytes: int
+
+    def cycles(self, memory: str) -> float:
+        """Return the cycles of a time step of one warp among so many, with what it loads coming from `memory`."""
+        return figures(self.kernel, self.defines).with_warps(self.warps, memory)
+
+
+class Recorder:
+    """A loader whose kernels note their launch and do nothing."""
+
+    max_shared_memory = 227 * 1024
+
+    def __init__(self, multiprocessors: int) -> None:
+        self.multiprocessors = multiprocessors
+        self.launches: list[Launch] = []
+        self._defines: Defines = {}
+
+    def get(self, file: str, defines: Defines) -> Recorder:
+        """Note the defines of the launch that follows."""
+        self._defines = defines
+        return self
+
+    def get_function(self, name: str) -> _Kernel:
+        """Return a kernel of this name."""
+        return _Kernel(self, name, self._defines)
+
+
+@dataclass
+class _Kernel:
+    recorder: Recorder
+    name: str
+    defines: Defines
+    max_dynamic_shared_size_bytes: int = 0
+
+    def __call__(self, grid: tuple[int], block: tuple[int, ...], args: tuple[Any, ...], shared_mem: int) -> None:
+        warps = -(-grid[0] // self.recorder.multiprocessors) * -(-int(np.prod(block)) // WARP)
+        arrays = {arg.ctypes.data: arg.nbytes for arg in args if isinstance(arg, np.ndarray)}
+        self.recorder.launches.append(Launch(self.name, self.defines, warps, sum(arrays.values())))
+
+
+def recurrence(cell: str, length: int, batch: int, hidden: int, chunks: int, multiprocessors: int) -> list[Launch]:
+    """Return the launches of the forward pass and, by so many chunks, of the backward of the states.
+
+    Parameters
+    ----------
+    cell
+        ``"rnn"`` with one feature, or ``"gru"`` with more than the kernel projects itself; float32, a gradient at
+        every time step.
+    length, batch, hidden
+        T, B and H.
+    chunks
+        1: the recursion.
+    multiprocessors
+        Of the device that the launchers size their grids for.
+    """
+    recorder = Recorder(multiprocessors)
+    kernels = DeviceKernels(np, recorder)
+
+    def real(*shape: int) -> np.ndarray:
+        return np.zeros(shape, np.float32)
+
+    h, gy, h0, last = real(length, batch, hidden), real(length, batch, hidden), real(batch, hidden), real(batch, hidden)
+    if cell == "rnn":
+        x, weights, biases = real(length, batch, 1), real(hidden, hidden), (real(hidden), real(hidden))
+        kernels.rnn_forward(x, weights, h0, "tanh", h, real(hidden, 1), *biases)
+        kernels.rnn_backward(h, weights, gy, last, "tanh", real(length, batch, hidden), real(batch, hidden), chunks)
+    else:
+        gx, weights, gates = real(length, batch, 3 * hidden), real(3 * hidden, hidden), real(length, batch, 4 * hidden)
+        kernels.gru_forward(gx, weights, real(hidden), h0, h, gates, None, None, None)
+        ga = real(length, batch, 4 * hidden)
+        kernels.gru_backward(h, h0, gates, weights, gy, last, ga, real(batch, hidden), chunks)
+    return recorder.launches

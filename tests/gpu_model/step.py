@@ -1,0 +1,94 @@
+"""Asks the stand-in for CuPy, in a process of its own: what a training step costs, what ``auto`` chooses."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+TESTS = Path(__file__).parents[1]
+LENGTH, BATCH = 64, 16
+"""Of the counted step; no count hangs on the length."""
+
+Counts = dict[str, dict[str, int]]
+"""``"launched"`` and ``"captured"``, then what is counted: launches (in a graph: besides it), host reads, uploads…"""
+
+
+@cache
+def step_counts(cell: str, backward: str) -> Counts:
+    """Return what a training step of the recurrent classifier asks of the device, in steady state.
+
+    Parameters
+    ----------
+    cell
+        ``"RNN"`` (1 feature) or ``"GRU"`` (38 features), 20 units, the benchmarks' workload.
+    backward
+        Algorithm of the recurrent layer.
+    """
+    counts: Counts = _in_a_process_of_its_own("count", cell, backward)
+    return counts
+
+
+@cache
+def chosen_chunks(cell: str, length: int) -> int:
+    """Return how many chunks ``auto`` takes on the device that the stand-in stands for, an H200; 1: the recursion."""
+    return int(_in_a_process_of_its_own("chunks", cell, str(length)))
+
+
+def _in_a_process_of_its_own(*arguments: str) -> Any:
+    path = os.pathsep.join([str(TESTS.parent), str(TESTS)])
+    command = [sys.executable, "-m", "gpu_model.step", *arguments]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(arguments)} failed:\n{done.stderr}")
+    return json.loads(done.stdout)
+
+
+def _chunks(cell: str, length: str) -> int:
+    import strict_cupy
+
+    cupy = strict_cupy.install()
+    from sparsebp.bench.tools.workload import CELLS
+    from sparsebp.scan.planning.recurrent import choose_recurrent_backward
+
+    features, hidden = CELLS[cell.upper()]
+    return choose_recurrent_backward(cell, int(length), BATCH, hidden, xp=cupy, input_size=features).chunks
+
+
+def _count(cell: str, backward: str) -> Counts:
+    import strict_cupy
+
+    strict_cupy.install()
+    from sparsebp.bench.tools.workload import SequenceWorkload
+    from sparsebp.runtime.executor import Executor
+    from sparsebp.runtime.stages import Stages
+    from sparsebp.train.training import schedule_of
+    from strict_cupy import counted
+
+    found = {}
+    for mode, graph in (("launched", False), ("captured", True)):
+        workload = SequenceWorkload(cell, LENGTH, BATCH, device="cuda", backward=backward)
+        order = schedule_of(Stages(workload.model), "none", 1, "conventional")
+        executor = Executor(workload.model, workload.loss, workload.optimizer, order, graph=graph)
+        batch = [(workload.x, workload.target)]
+        for number in range(4):
+            executor.step(batch, number)
+        with counted() as counts:
+            executor.step(batch, 4)
+        found[mode] = {
+            "graphs": counts.graphs,
+            "launches": counts.launches,
+            "own kernels": counts.ours,
+            "host reads": counts.d2h,
+            "uploads": counts.h2d,
+        }
+    return found
+
+
+if __name__ == "__main__":
+    what, *of = sys.argv[1:]
+    print(json.dumps(_count(*of) if what == "count" else _chunks(*of)))

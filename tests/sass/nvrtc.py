@@ -1,0 +1,156 @@
+"""Compiles the kernels with NVRTC as CuPy does; logs and disassemblies are kept between runs, by content."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from cuda_on_cpu.compiler import cache_folder, cached
+from sparsebp.kernels.device import options, source
+from sparsebp.kernels.device.base import Defines
+
+CUPY_OPTIONS = ("-ftz=true", "--device-as-default-execution-space")
+"""What CuPy 14.2 appends to our options (``_compile_with_cache_cuda`` and ``_compile_using_nvrtc`` in its
+``cuda/compiler.py``), besides ``-arch=sm_XX`` and include folders, which sources without a library header do not look
+into. NVRTC lets the last of two contradicting options win, so these stand whatever we pass."""
+
+
+class Compiled(NamedTuple):
+    """What came of a source: the machine code, and what the compiler and ptxas said."""
+
+    cubin: bytes
+    log: str
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """Load the library of the package ``nvidia-cuda-nvrtc``; no GPU or driver is needed."""
+    found = sorted(path for folder in _packages() for path in folder.glob("*/lib/libnvrtc.so.*"))
+    assert found, "libnvrtc is missing: pip install nvidia-cuda-nvrtc (part of the extra 'dev')"
+    return ctypes.CDLL(str(found[-1]))
+
+
+@cache
+def disassembler() -> Path | None:
+    """Return nvdisasm of the package ``nvidia-cuda-nvdisasm``, else the one on the path, else None."""
+    found = sorted(path for folder in _packages() for path in folder.glob("*/bin/nvdisasm"))
+    on_path = shutil.which("nvdisasm")
+    return found[-1] if found else Path(on_path) if on_path else None
+
+
+def log_of(file: str, defines: Defines, architecture: str, extra: tuple[str, ...] = ()) -> str:
+    """Compile and return what ptxas says of each kernel."""
+    flags = ("--ptxas-options=-v", *extra)
+    return _kept("log", file, defines, architecture, flags, lambda compiled: compiled.log)
+
+
+def listing_of(file: str, defines: Defines, architecture: str, extra: tuple[str, ...] = ()) -> str:
+    """Compile and return the disassembly with the instructions' encodings.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is no nvdisasm.
+    """
+    return _kept("sass", file, defines, architecture, extra, lambda compiled: _disassemble(compiled.cubin))
+
+
+def _flags(defines: Defines, architecture: str, extra: tuple[str, ...]) -> tuple[str, ...]:
+    """Return all options in CuPy's order."""
+    ftz, space = CUPY_OPTIONS
+    return (*options(defines), ftz, *extra, f"-arch={architecture}", space)
+
+
+def _kept(
+    kind: str,
+    file: str,
+    defines: Defines,
+    architecture: str,
+    extra: tuple[str, ...],
+    make: Callable[[Compiled], str],
+) -> str:
+    text, flags = source(file), _flags(defines, architecture, extra)
+    key = hashlib.sha256(repr((text, flags, version())).encode()).hexdigest()[:20]
+    kept = cache_folder() / f"nvrtc-{key}.{kind}"
+    if not cached(kept.name):
+        unfinished = kept.with_suffix(f".{os.getpid()}.tmp")
+        unfinished.write_text(make(_compile(text, file, flags)), encoding="utf-8")
+        unfinished.rename(kept)
+    return kept.read_text(encoding="utf-8")
+
+
+def _compile(text: str, file: str, flags: tuple[str, ...]) -> Compiled:
+    lib, program, size = library(), ctypes.c_void_p(), ctypes.c_size_t()
+    assert lib.nvrtcCreateProgram(ctypes.byref(program), text.encode(), file.encode(), 0, None, None) == 0
+    try:
+        result = lib.nvrtcCompileProgram(program, len(flags), (ctypes.c_char_p * len(flags))(*map(str.encode, flags)))
+        lib.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+        log = ctypes.create_string_buffer(size.value)
+        lib.nvrtcGetProgramLog(program, log)
+        assert result == 0, f"{file} {' '.join(flags)}\n{log.value.decode()}"
+        lib.nvrtcGetCUBINSize(program, ctypes.byref(size))
+        cubin = ctypes.create_string_buffer(size.value)
+        lib.nvrtcGetCUBIN(program, cubin)
+        return Compiled(cubin.raw, log.value.decode())
+    finally:
+        lib.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _disassemble(cubin: bytes) -> str:
+    tool = disassembler()
+    if tool is None:
+        raise FileNotFoundError("nvdisasm is missing: pip install nvidia-cuda-nvdisasm (part of the extra 'dev')")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernels.cubin"
+        path.write_bytes(cubin)
+        done = subprocess.run(
+            [tool, "--print-code", "--print-instruction-encoding", path], check=False, capture_output=True, text=True
+        )
+    if done.returncode:
+        raise RuntimeError(f"nvdisasm failed: {done.stderr}")
+    return done.stdout
+
+
+@cache
+def version() -> tuple[int, int]:
+    """Return NVRTC's version."""
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    assert library().nvrtcVersion(ctypes.byref(major), ctypes.byref(minor)) == 0
+    return major.value, minor.value
+
+
+def _packages() -> list[Path]:
+    spec = importlib.util.find_spec("nvidia")
+    return [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec else []
+
+
+_ENTRY = re.compile(
+    r"Compiling entry function '(\w+)' for '\w+'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, "
+    r"(\d+) bytes spill loads.*?Used (\d+) registers",
+    re.DOTALL,
+)
+
+
+class Usage(NamedTuple):
+    """What ptxas says of one kernel."""
+
+    kernel: str
+    stack: int
+    spill_stores: int
+    spill_loads: int
+    registers: int
+
+
+def usage(log: str) -> list[Usage]:
+    """Take what ptxas says apart."""
+    return [Usage(m[1], *map(int, m.groups()[1:])) for m in _ENTRY.finditer(log)]
