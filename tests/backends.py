@@ -83,3 +83,8 @@ def make_backend(name: str) -> Backend:
         return Backend(name, seam.cupy())
     except (MissingDependencyError, DeviceError) as error:
         pytest.skip(f"no GPU: {error}")
+
+
+def needs_numba(why: str) -> None:
+    """Skip a test where Numba refuses this machine's NumPy; tests of a device need it only to compare or to plan."""
+    pytest.importorskip("numba", exc_type=ImportError, reason=f"Numba cannot be imported, and {why}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+import strict_cupy
 from backends import BACKENDS, Backend, make_backend
 from sparsebp.core import threads
+from sticky import pytest_runtest_logreport, pytest_runtest_teardown  # noqa: F401  (hooks)
 
-SHARE_OF_EXAMPLES = {"emulated": 0.2, "gpu": 0.5}  # of the test's max_examples; everything else runs them all
+# Of the test's max_examples; everything else runs them all.
+SHARE_OF_EXAMPLES = {"emulated": 0.2, "gpu": 0.15 if strict_cupy.installed() else 0.5}
 
 settings.register_profile(
     "default",
@@ -25,6 +29,7 @@ settings.register_profile(
 settings.register_profile("ci", parent=settings.get_profile("default"), derandomize=True, database=None)
 settings.register_profile("thorough", parent=settings.get_profile("default"), max_examples=300)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "default"))
+_TAKES_BACKEND = re.compile(r"def \w+\([^)]*\bbackend\b")  # a test or a fixture, which then runs on the GPU's too
 
 
 @pytest.fixture(scope="session", params=[pytest.param(name, marks=marks) for name, marks in BACKENDS.items()])
@@ -70,7 +75,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if config.option.markexpr != "gpu" or collection_path.suffix != ".py":
         return None
     text = collection_path.read_text(encoding="utf-8")
-    return None if "backend" in text or "mark.gpu" in text else True
+    return None if "mark.gpu" in text or _TAKES_BACKEND.search(text) else True
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -42,13 +42,14 @@ class Case:
 
 @st.composite
 def cases(draw: st.DrawFn, backend: Backend) -> Case:
-    """Cases of awkward sizes; few and tiny ones where kernels are emulated: every hidden size is compiled there."""
+    """Cases of awkward sizes; few and tiny ones where kernels are emulated, few hidden ones where each is compiled."""
     if backend.emulated:
         steps, batch = draw(st.sampled_from([1, 2, 5])), draw(st.sampled_from([1, 3]))
         hidden = draw(st.sampled_from([1, 20, 33]))
     else:
         steps, batch = draw(sizes(1, 17)), draw(sizes(1, 9))
-        hidden = draw(st.one_of(st.sampled_from([1, 7, 20, 31, 32, 33, 64, 128]), st.integers(1, 128)))
+        some = st.sampled_from([1, 7, 20, 32, 33, 64, 128])
+        hidden = draw(st.one_of(some, st.integers(1, 128)) if backend.name == "host" else some)
     return Case(steps, batch, hidden, draw(reals), draw(st.booleans()), draw(st.booleans()), draw(seeds))
 
 

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparsebp.backend import check_array, float_dtype
-from sparsebp.core.errors import DeviceError, ShapeError
+from sparsebp.core.errors import DeviceError, DTypeError, ShapeError
 from sparsebp.core.types import Array
 
 _WORKSPACE = 32 << 20
@@ -97,7 +96,9 @@ class Cublas:
             They are not of one real dtype.
         """
         xp = self._xp
-        check_array("b", b, dtype=float_dtype(a.dtype), contiguous=False)
+        if a.dtype != b.dtype or a.dtype not in _TYPES:
+            raise DTypeError("These arrays have no product", expected="float32 twice, or float64 twice",
+                             got=f"{a.dtype} @ {b.dtype}", remedy="Convert them with .astype(...)")  # fmt: skip
         if a.ndim == 1 or b.ndim == 1:
             left, right = a[None] if a.ndim == 1 else a, b[:, None] if b.ndim == 1 else b
             shape = (*(() if a.ndim == 1 else a.shape[:-1]), *(() if b.ndim == 1 else b.shape[-1:]))

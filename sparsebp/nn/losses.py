@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from sparsebp import backend, kernels
@@ -30,17 +32,11 @@ class CrossEntropyLoss:
         OptionError
             A class is out of range.
         """
-        self._check(prediction, target)
-        low, high = int(target.min()), int(target.max())  # synchronize!
-        if low < 0 or high >= prediction.shape[1]:
-            raise OptionError(
-                "target names a class that is not there",
-                expected=f"classes from 0 to {prediction.shape[1] - 1}",
-                got=f"classes from {low} to {high}",
-                remedy="Number the classes from 0, or give the model more outputs",
-            )
-        value, grad = self.on_device(prediction, target)
-        return float(value), grad  # synchronize!
+        mean, grad = self.on_device(prediction, target)
+        value = float(mean)  # synchronize!
+        if math.isnan(value):  # as one that is not there makes it
+            self._check_classes(target, prediction.shape[1])
+        return value, grad
 
     def on_device(self, prediction: Array, target: Array) -> tuple[Array, Array]:
         """Return what `forward` does, the mean loss as a float64 array of shape (): the host reads nothing.
@@ -64,6 +60,15 @@ class CrossEntropyLoss:
     def input_grad(self, saved: Array) -> Array:
         """Return the gradient with respect to the prediction."""
         return saved
+
+    @staticmethod
+    def _check_classes(target: Array, classes: int) -> None:
+        low, high = int(target.min()), int(target.max())  # synchronize!
+        if low < 0 or high >= classes:
+            raise OptionError(
+                "target names a class that is not there", expected=f"classes from 0 to {classes - 1}",
+                got=f"classes from {low} to {high}", remedy="Number the classes from 0, or give the model more outputs",
+            )  # fmt: skip
 
     def _check(self, prediction: Array, target: Array) -> None:
         check_input(prediction, name="prediction", shape=(None, None))

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from sparsebp.core.types import Array
 from sparsebp.optim.lr_scheduler import reads_model
 from sparsebp.runtime.candidates import SCHEDULE_NAME
 from sparsebp.runtime.executor import Executor
+from sparsebp.runtime.graphs import LENGTHS
 from sparsebp.runtime.out_of_order import OutOfOrderExecutor
 from sparsebp.runtime.stages import Stages, check_live, trained_parameters
 from sparsebp.runtime.step import Batch, Step, Watch
@@ -88,11 +90,13 @@ class Runner(Watch):
         if isinstance(self.executor, OutOfOrderExecutor) and trainer.found_schedule is not self.executor.found:
             self._keep(self.executor)
 
-    def captures(self) -> str | None:
+    def captures(self, dataset: Any) -> str | None:
         """Say whether steps are captured into CUDA graphs, and if not, why; None where that is not to be."""
         if self.trainer.graph is False or (self.trainer.graph is None and self._on_host):
             return None
         why = self.executor.uncaptured
+        if getattr(dataset, "lengths", None) is not None:
+            why = (*why, LENGTHS)
         if why:
             return f"Steps are not captured into a CUDA graph: {'; '.join(why)}"
         return "Steps are captured into a CUDA graph"

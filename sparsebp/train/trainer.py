@@ -189,7 +189,7 @@ class Trainer(Training):
         failed = True
         try:
             first = self.history.steps
-            self._tell("start", RunInfo(epochs, steps, first, resumed=first > 0, graph=runner.captures()))
+            self._tell("start", RunInfo(epochs, steps, first, resumed=first > 0, graph=runner.captures(dataset)))
             for e in range(epoch, epochs):
                 self._run_epoch(runner, dataset, validation, e, batch if e == epoch else 0, shape)
             self._tell("end", self.history)

@@ -160,6 +160,7 @@ def test_without_a_gpu_the_gpu_benchmark_says_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.real_gpu("it measures, beside torch's cuDNN")
 def test_gpu_quick_run(tmp_path: Path) -> None:
     if not backend.has_gpu():
         pytest.skip("no GPU here")

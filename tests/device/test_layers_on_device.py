@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from backends import Backend, make_backend
+from backends import Backend, make_backend, needs_numba
 from sparsebp import jacobian_t, kernels, nn, optim, plan_product, plan_scan
 from sparsebp.backend import to_host
 from sparsebp.jacobians import TransposedJacobian
@@ -52,6 +52,7 @@ def both(device: Backend, run: Callable[[Callable[[Any], Any], Callable[[Any], A
 
     `run` gets two functions: one moves an array, the other a layer.
     """
+    needs_numba("results are compared with those of the host kernels")
     emulated = kernels.get
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "get", HOST)

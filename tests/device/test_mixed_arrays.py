@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from backends import needs_numba
 from sparsebp import backend, kernels
 from sparsebp.core.errors import DeviceError, LayoutError, MissingDependencyError
 
@@ -21,6 +22,7 @@ def cupy():
 
 @pytest.mark.parametrize("call", ["scale_arrays", "clamp_arrays"])
 def test_lists_of_arrays(cupy, call):
+    needs_numba("the host kernels are asked too")
     there, here = cupy.ones(3, np.float32), np.ones(3, np.float32)
     device, host = getattr(kernels.get(cupy), call), getattr(kernels.get(np), call)
     for run in (device, host):
@@ -37,6 +39,7 @@ def test_lists_of_arrays(cupy, call):
 
 
 def test_sums_go_where_the_arrays_are(cupy):
+    needs_numba("the host kernels are asked too")
     there, here = cupy.ones(3, np.float32), np.ones(3, np.float32)
     with pytest.raises(DeviceError):
         kernels.get(np).square_sums([there], np.zeros(1))

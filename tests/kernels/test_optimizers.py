@@ -15,7 +15,6 @@ from sparsebp import kernels
 from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, OptionError, ShapeError
 from sparsebp.core.threads import get_threads, set_threads
 from sparsebp.kernels.api.optimizers import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS
-from sparsebp.kernels.host.optim.tensors import table_of
 from strategies import normal, reals, seeds, tolerance
 
 SHAPES = [(3, 5), (), (0, 2), (1,), (67,), (2, 3, 11)]
@@ -334,6 +333,8 @@ def test_python_threads_update_at_the_same_time():
 
 def test_tables_hold_the_addresses_of_the_arrays():
     """What is read from the structures of lists and arrays is what CPython and NumPy say."""
+    from sparsebp.kernels.host.optim.tensors import table_of
+
     arrays = [np.ones(shape) for shape in SHAPES]
     others = [None if i == 2 else np.ones(array.shape) for i, array in enumerate(arrays)]
     for columns in ((arrays, others), (tuple(arrays), tuple(others))):

@@ -6,6 +6,7 @@ import scipy.sparse
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backends import needs_numba
 from device.kernel_arguments import flat, replaced
 from sparsebp import SparsityPattern, kernels
 from sparsebp.core.errors import DTypeError, ShapeError
@@ -81,6 +82,7 @@ def selection(draw, rows, columns):
     b_shared=st.booleans(), strategy=st.sampled_from(list(KERNELS)), dtype=reals, index=index_dtypes, seed=seeds,
 )  # fmt: skip
 def test_kernels_of_other_strategies(backend, draw, inner, batch, a_shared, b_shared, strategy, dtype, index, seed):
+    needs_numba("products are planned with it, on the host")
     left = (
         selection(draw.draw, 7, inner) if strategy == "select_rows" else draw.draw(csr_patterns(columns=st.just(inner)))
     )

@@ -8,6 +8,7 @@ import scipy.sparse
 from hypothesis import given
 from hypothesis import strategies as st
 
+from backends import needs_numba
 from sparsebp import SparsityPattern, kernels, plan_product
 from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, MemoryLimitError, ShapeError
 from sparsebp.core.threads import get_threads, set_threads
@@ -72,6 +73,7 @@ def draw_values(rng, pattern, batch, shared, dtype):
     reuse=st.booleans(),
 )  # fmt: skip
 def test_products_agree_with_dense_arithmetic(backend, pair, batch, a_shared, b_shared, dtype, seed, reuse):
+    needs_numba("products are planned with it, on the host")
     (a, b), rng = pair, np.random.default_rng(seed)
     a_data, b_data = draw_values(rng, a, batch, a_shared, dtype), draw_values(rng, b, batch, b_shared, dtype)
     plan = plan_product(a, b)
@@ -293,6 +295,7 @@ def candidates(a, b):
     dtype=reals, seed=seeds,
 )  # fmt: skip
 def test_every_strategy_that_fits_gives_the_product(backend, pair, batch, a_shared, b_shared, dtype, seed):
+    needs_numba("products are planned with it, on the host")
     (a, b), rng = pair, np.random.default_rng(seed)
     a_data, b_data = draw_values(rng, a, batch, a_shared, dtype), draw_values(rng, b, batch, b_shared, dtype)
     many = 1 if a_shared and b_shared else batch

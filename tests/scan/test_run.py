@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from backends import needs_numba
 from scan.chains import Chain, algorithms, chains, make_chain, make_stack
 from sparsebp import SparsityPattern, plan_scan
 from sparsebp import backend as seam
@@ -53,6 +54,7 @@ def assert_close(y, expected, dtype=np.float64) -> None:
 @settings(max_examples=60)
 @given(chain=chains(), options=algorithms())
 def test_every_algorithm_equals_the_sequential_product(chain, options, xp):
+    needs_numba("products are planned with it, on the host")
     plan = plan_scan(chain.patterns, **options, batch=chain.batch, dtype=np.float64, shared=chain.shared)
     assert_close(run(plan, chain, xp), chain.expected())
 
@@ -81,6 +83,7 @@ def test_stacked_equals_general_and_sequential(n, size, batch, shared, options, 
 
 @pytest.mark.parametrize("algorithm", ["linear", "blelloch", "hybrid", "chunked"])
 def test_float32(algorithm, xp):
+    needs_numba("products are planned with it, on the host")
     chain = make_chain(np.random.default_rng(3), 19, 4, np.float32)
     plan = plan_scan(chain.patterns, algorithm, workers=4)
     assert_close(run(plan, chain, xp), chain.expected(), np.float32)
@@ -89,6 +92,7 @@ def test_float32(algorithm, xp):
 @pytest.mark.parametrize("algorithm", ["linear", "blelloch", "hybrid", "chunked"])
 @pytest.mark.parametrize("make", [lambda r: make_chain(r, 23, 5), lambda r: make_stack(r, 23, 6, 5, False)])
 def test_bitwise_equal_over_runs_and_workspaces(algorithm, make, xp):
+    needs_numba("products are planned with it, on the host")
     chain = make(np.random.default_rng(5))
     options = {"up_levels": 2} if algorithm == "hybrid" else {"chunks": 5} if algorithm == "chunked" else {}
     plan = plan_scan(chain.patterns, algorithm, **options)
@@ -158,6 +162,7 @@ def test_without_a_batch(stacked, xp):
 
 def test_stacked_values_on_an_equal_sparse_pattern(xp):
     """Equal square patterns that are not dense take stacked data too; they run step by step."""
+    needs_numba("products are planned with it, on the host")
     rng = np.random.default_rng(12)
     p = SparsityPattern([0, 2, 3, 5], [0, 2, 1, 0, 1], (3, 3))
     data = rng.standard_normal((10, 5, 2))

@@ -12,7 +12,6 @@ import pytest
 import orders
 from sparsebp import backend, nn, optim
 from sparsebp.core import threads
-from sparsebp.kernels.host.engine.parts import parts_for
 from sparsebp.runtime.executor import Executor
 from sparsebp.runtime.stages import Stages
 from sparsebp.runtime.streams import TwoStreams
@@ -115,6 +114,8 @@ def test_a_forgotten_executor_ends_its_thread():
 
 @pytest.mark.skipif(threads.most_threads() < 2, reason="needs two threads")
 def test_kernels_of_threads_side_by_side_enter_no_parallel_region():
+    from sparsebp.kernels.host.engine.parts import parts_for
+
     many = parts_for(10**9)
     with threads.serial_kernels():
         assert parts_for(10**9) == 1

@@ -79,7 +79,7 @@ def table_of(columns: Sequence[Sequence[Any]], access: str, check: Callable[[], 
         check()
         if not backend.is_host(backend.namespace(first)):  # all are of one namespace
             raise DeviceError("An array belongs to another namespace than these kernels", expected="numpy.ndarray",
-                              got=type(first).__name__, remedy="Take the kernels with sparsebp.kernels.get(...)")  # fmt: skip
+                              got=type(first).__name__, remedy="Take the kernels with kernels.get(xp)")  # fmt: skip
     where, wanted = tuple(map(id, lists)), _wanted(first.dtype.char, access)
     table = Table(np.empty((n, len(lists)), np.int64), np.empty(n + 1, np.int64), np.ones(n, np.int64))
     if not _read(where, wanted, trusted, *table):

@@ -1,0 +1,32 @@
+"""Every gpu test body runs on the strict stand-in for CuPy, in processes of its own, most of them without Numba."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+WITHOUT_NUMBA = ("-p", "strict_cupy.without_numba")
+PLANNED = ("device", "patterns", "scan/test_run.py", "kernels/test_spgemm.py")
+"""What is compared with the host kernels, or planned by them."""
+RUNS = {
+    "kernels": [*WITHOUT_NUMBA, "kernels"],
+    "planned": [*PLANNED],
+    "all others": [*WITHOUT_NUMBA, ".", "--ignore=kernels", *(f"--ignore={path}" for path in PLANNED[:2])],
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_gpu_tests_pass_on_the_stand_in(name: str) -> None:
+    command = [sys.executable, "-m", "pytest", "-p", "strict_cupy.plugin", "-p", "no:cacheprovider", "-m", "gpu"]
+    places = [f"--rootdir={TESTS.parent}", f"-c={TESTS.parent / 'pyproject.toml'}", "-q", "-n0", "--tb=short"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])}
+    done = subprocess.run(
+        [*command, *places, *RUNS[name]], cwd=TESTS, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout[-20000:] + done.stderr[-5000:]
+    assert " passed" in done.stdout
