@@ -121,10 +121,11 @@ class RecurrentKernels(Launcher):
         """Launch a kernel of ``cuda/*_forward.cu``; `inputs` are x, w_ih (or None), b_ih and b_hh."""
         steps, batch, hidden = h.shape
         features = 0 if inputs[1] is None else inputs[1].shape[1]
-        form = self._unit_form(h, 1, cell.gates, _INPUT_STEPS * MOST_INPUTS if features else 0)
+        inputs_held = min(n for n in _INPUT_SIZES if n >= features) if features else 0
+        form = self._unit_form(h, 1, cell.gates, _INPUT_STEPS * MOST_INPUTS if features else 0, inputs_held)
         defines, block = form.defines | cell.defines, (form.threads,)
         if features:
-            defines |= {"INPUTS": MOST_INPUTS if form.streamed else min(n for n in _INPUT_SIZES if n >= features)}
+            defines |= {"INPUTS": MOST_INPUTS if form.streamed else inputs_held}
         weights = self.xp.ascontiguousarray(w_hh.T) if form.streamed else w_hh
         b_hn, gates = of_gru[:1], of_gru[1:]
         sizes = (np.int64(steps), np.int32(batch), np.int32(hidden))
@@ -184,10 +185,11 @@ class RecurrentKernels(Launcher):
             self._combine_chunks((matrices, vectors), carry, threads, {}, 2 * hidden * carry.dtype.itemsize)
         run_chunks(0, chunks - 1, carry, gh0)
 
-    def _unit_form(self, array: Array, fold: int, outputs: int, beside: int = 0) -> UnitForm:
+    def _unit_form(self, array: Array, fold: int, outputs: int, beside: int = 0, inputs: int = 0) -> UnitForm:
         """Return the form for a step that makes `outputs` results a unit from `fold` * H values of state.
 
-        `beside` are values that lie in shared memory besides, at its beginning.
+        `beside` are values that lie in shared memory besides, at its beginning; `inputs` those of a step that a unit
+        has weights for too.
 
         Raises
         ------
@@ -206,7 +208,7 @@ class RecurrentKernels(Launcher):
                 got=hidden,
                 remedy="Use a smaller hidden size or the host kernels",
             )
-        if in_registers(weights, hidden, itemsize):
+        if in_registers(weights, hidden, itemsize, outputs * inputs):
             return UnitForm(defines | {"HIDDEN": hidden}, threads, state, False)
         staged = _padded(weights * hidden, itemsize) * itemsize + state
         fits = staged <= self.shared_limit

@@ -19,6 +19,8 @@ SCHEDULERS = 4
 """Of a multiprocessor; each can start an instruction a cycle."""
 WEIGHT_REGISTERS = 144
 """32-bit registers of a thread that may hold weights; of 255, the rest is for sums and values loaded ahead."""
+_ALL_WEIGHT_REGISTERS = 176
+"""The same with the weights of the input."""
 _GROUP_AT_LEAST = 4
 """Lanes that share a chunk's matrix, unless it has fewer rows; so a warp has at most eight matrices."""
 _ROW_REGISTERS = 128
@@ -88,9 +90,11 @@ _BEGIN = Phases(1500, 700, 800)
 """Cycles until the first step of a phase: the weights and the first values from memory."""
 
 
-def in_registers(weights: int, hidden: int, itemsize: int) -> bool:
-    """Return whether a thread keeps its unit's `weights` in registers."""
-    return weights * (itemsize // 4) <= WEIGHT_REGISTERS and hidden <= 4 * WARP
+def in_registers(weights: int, hidden: int, itemsize: int, of_input: int = 0) -> bool:
+    """Return whether a thread keeps its unit's `weights` in registers, and those `of_input` with them."""
+    words = itemsize // 4
+    held = weights * words <= WEIGHT_REGISTERS and (weights + of_input) * words <= _ALL_WEIGHT_REGISTERS
+    return held and hidden <= 4 * WARP
 
 
 def in_warps(layer: Layer) -> bool:
