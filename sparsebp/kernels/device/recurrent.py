@@ -220,10 +220,13 @@ class RecurrentKernels(Launcher):
         `last` is the shared memory in bytes that the warps of the last chunk need.
         """
         _, batch, hidden, itemsize = layer
-        rows = rows_a_lane(layer, chunks - 2, Gpu(self.multiprocessors, self.double_cost))
+        rows = self._rows_a_lane(layer, chunks - 2)
         groups = ceil_div(batch, WARP // ceil_div(hidden, rows))
         grid, shared = batch + (chunks - 2) * groups, max(last, _warp_bytes(cell, hidden, rows, itemsize))
         self._reduce(cell, {"HIDDEN": hidden, "ROWS": rows}, grid, WARP, (*args, np.int32(groups)), shared)
+
+    def _rows_a_lane(self, layer: Layer, maps: int) -> int:
+        return rows_a_lane(layer, maps, Gpu(self.multiprocessors, self.double_cost))
 
     def _reduce_in_blocks(self, cell: _Cell, args: tuple[Any, ...], batch: int, hidden: int, chunks: int) -> None:
         """Launch the first phase for any hidden size; see ``rnn_reduce`` in rnn.cu."""
