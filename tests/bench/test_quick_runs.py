@@ -144,7 +144,7 @@ def test_steps_that_are_not_captured_say_why(order: str) -> None:
     assert row["uncaptured"] == "the model is on the host"
 
 
-@pytest.mark.parametrize("what", ["forward", "backward", "scan", "weights"])
+@pytest.mark.parametrize("what", ["forward", "input", "backward", "scan", "weights"])
 @pytest.mark.parametrize("cell", ["RNN", "GRU"])
 def test_single_kernels_are_measured(cell: str, what: str) -> None:
     point = numbers.Point(what, cell, np.float64, 9, 5, chunks=3)

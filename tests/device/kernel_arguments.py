@@ -259,7 +259,7 @@ class Maker:
         """Return x and what projects it; where values are shared, the projected input and nothing."""
         if self.shared:
             return self.real(*self.sequence(gates)), dict.fromkeys(("w_ih", "b_ih", "b_hh"))
-        features, rows = {5: 3, 20: 1, 37: 8}[self.hidden], gates * self.hidden
+        features, rows = {5: 3, 20: 1, 37: 8}.get(self.hidden, 2), gates * self.hidden
         biases = {name: self.real(rows) for name in ("b_ih", "b_hh")}
         return self.real(self.steps, self.batch, features), {"w_ih": self.real(rows, features)} | biases
 

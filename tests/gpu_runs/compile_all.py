@@ -99,6 +99,7 @@ def _recurrences(k: Kernels, hidden: int, dtype: type) -> None:
         for length, batch in ((1000, 16), (528, 2)):
             run = Recurrence(k, np, cell, dtype, length, batch, hidden)
             run.forward()
+            run.forward_from_input()
             for chunks in CHUNKS if hidden == 20 else (1, 5, 31):
                 run.backward(chunks)()
 

@@ -102,7 +102,16 @@ def test_numbers(there: dict[str, str]) -> None:
     status, lines, stages = run("numbers", there)
     assert status == 0 and lines[-1] == "ALL WELL"
     rows = result_of("gpu-numbers", there)["rows"]
-    assert {row["what"] for row in rows} == {"forward", "backward", "phases", "weights", "python", "captured", "scan"}
+    assert {row["what"] for row in rows} == {
+        "forward",
+        "input",
+        "backward",
+        "phases",
+        "weights",
+        "python",
+        "captured",
+        "scan",
+    }
     held = [row for row in rows if row["what"] == "phases" and row["rows_a_lane"] == 2]
     assert {row["cell"] for row in held} == {"RNN", "GRU"}
     assert all(any("reduce" in name for name in row["launches"]) for row in held)
@@ -138,7 +147,7 @@ def test_a_kernel_that_breaks_the_device_costs_its_own_points_and_is_told(there:
     assert status == 1 and lines[-1] == "NOT WELL: gpu-numbers" and stages["gpu-numbers"]["outcome"] == "failed"
     rows = result_of("gpu-numbers", there)["rows"]
     wrong = [row for row in rows if "error" in row]
-    assert {(row["what"], row["cell"]) for row in wrong} == {("forward", "GRU"), ("python", "GRU")}
+    assert {(row["what"], row["cell"]) for row in wrong} == {("forward", "GRU"), ("input", "GRU"), ("python", "GRU")}
     assert {("forward", "RNN"), ("backward", "GRU"), ("scan", "GRU")} <= {(r["what"], r["cell"]) for r in rows} - {
         (row["what"], row["cell"]) for row in wrong
     }

@@ -82,17 +82,26 @@ class Recurrence:
         self.kernels, self.cell = kernels, cell
         self.gx, self.w_hh = array(length, batch, gates * hidden), array(gates * hidden, hidden)
         self.h, self.h0, self.grad = array(length, batch, hidden), array(batch, hidden), array(batch, hidden)
+        self.x, self.input_weights = array(length, batch, 1), (array(gates * hidden, 1), *array(2, gates * hidden))
         self.b_hn, self.gates = array(hidden), array(length, batch, 4 * hidden) if gates == 3 else None
         self.forward_h = xp.empty_like(self.h)  # the backward's states stay as they are
         self.forward_gates = xp.empty_like(self.gates) if gates == 3 else None
         self.written, self.gh0 = xp.empty_like(self.h if gates == 1 else self.gates), xp.empty_like(self.grad)
 
     def forward(self) -> None:
-        """Run all steps forwards."""
+        """Run all steps forwards, on the projected input."""
+        self._forward(self.gx)
+
+    def forward_from_input(self) -> None:
+        """Run all steps forwards, on an input of one feature, which the kernel projects."""
+        self._forward(self.x, *self.input_weights)
+
+    def _forward(self, x: Array, *weights: Array) -> None:
         if self.cell == "RNN":
-            self.kernels.rnn_forward(self.gx, self.w_hh, self.h0, "tanh", self.forward_h)
+            self.kernels.rnn_forward(x, self.w_hh, self.h0, "tanh", self.forward_h, *weights)
         else:
-            self.kernels.gru_forward(self.gx, self.w_hh, self.b_hn, self.h0, self.forward_h, self.forward_gates)
+            written = self.forward_h, self.forward_gates
+            self.kernels.gru_forward(x, self.w_hh, self.b_hn, self.h0, *written, *weights)
 
     def backward(self, chunks: int = 1) -> Callable[[], None]:
         """Return what runs all steps backwards, from a gradient at the last state, in so many chunks."""

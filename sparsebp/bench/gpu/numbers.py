@@ -7,6 +7,7 @@ launch; a backward captured into a graph. Cycles are those of the clock that the
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -25,8 +26,9 @@ from sparsebp.bench.tools.points import measure_apart
 from sparsebp.bench.tools.report import Column
 from sparsebp.bench.tools.workload import CELLS, chunk_count
 from sparsebp.core import timing
+from sparsebp.core.errors import SparseBPError
 from sparsebp.kernels.api import Kernels
-from sparsebp.kernels.device import DeviceKernels, RawModuleLoader
+from sparsebp.kernels.device import DeviceKernels, RawModuleLoader, recurrent
 
 BATCH = 16
 STEPS = 4000
@@ -65,6 +67,7 @@ def points(sizes: Mapping[str, Any]) -> Iterator[Point]:
     steps, lengths, hidden, chunks = sizes["steps"], sizes["lengths"], sizes["hidden"], sizes["chunks"]
     for cell in CELLS:
         yield Point("forward", cell, single, steps)
+        yield Point("input", cell, single, steps)
         yield Point("backward", cell, single, steps)
         for length in lengths:
             yield Point("phases", cell, single, length, chunks=chunk_count(length))
@@ -113,8 +116,8 @@ def measure_point(
     if point.what == "python":
         return row | {"time": python_time(recurrence.forward, xp)}
     calls: dict[str, Callable[[], object]] = {
-        "forward": recurrence.forward, "backward": recurrence.backward(), "scan": recurrence.backward(point.chunks),
-        "weights": partial(products, recurrence),
+        "forward": recurrence.forward, "input": recurrence.forward_from_input, "backward": recurrence.backward(),
+        "scan": recurrence.backward(point.chunks), "weights": partial(products, recurrence),
     }  # fmt: skip
     if point.what == "captured":
         calls["captured"] = captured(calls["scan"], xp)
@@ -154,25 +157,47 @@ def captured(call: Callable[[], object], xp: ModuleType) -> Callable[[], None]:
 
 
 def phases(point: Point, xp: ModuleType, rounds: Mapping[str, Any]) -> Row:
-    """Time every launch of a scan alone, by its kernel: the sum and the parts, medians over calls."""
+    """Time every launch of a scan alone, by its kernel: the sum and the parts, medians over calls.
+
+    Raises
+    ------
+    SparseBPError
+        Lanes hold another number of rows than the point has.
+    """
     timed = TimedLoader(xp)
     device = DeviceKernels(xp, timed)
-    if point.rows_a_lane is not None:
-        device._rows_a_lane = lambda *sizes: point.rows_a_lane  # type: ignore[method-assign, assignment]
     run = Recurrence(Kernels(device), xp, point.cell, point.dtype, point.length, BATCH, point.hidden)
     call = run.backward(point.chunks)
-    call()
     took: dict[str, list[float]] = defaultdict(list)
-    for _ in range(rounds["rounds"]):
-        timed.launches.clear()
+    with rows_held(point.rows_a_lane):
         call()
-        backend.synchronize(xp)
-        for number, launch in enumerate(timed.launches):
-            took[f"{number} {launch.kernel} of {launch.blocks} blocks"].append(launch.seconds(xp))
+        for _ in range(rounds["rounds"]):
+            timed.launches.clear()
+            call()
+            backend.synchronize(xp)
+            for number, launch in enumerate(timed.launches):
+                took[f"{number} {launch.kernel} of {launch.blocks} blocks"].append(launch.seconds(xp))
     found = {name: float(np.median(seconds)) for name, seconds in took.items()}
     rows = [launch.defines["ROWS"] for launch in timed.launches if "ROWS" in launch.defines]
+    if point.rows_a_lane is not None and set(rows) != {point.rows_a_lane}:
+        raise SparseBPError("Lanes do not hold as many rows as they are to", expected=point.rows_a_lane, got=rows,
+                            remedy="Hold them where the launchers choose them")  # fmt: skip
     shown = ", ".join(f"{name[2:]} {report.seconds(seconds)}" for name, seconds in found.items())
     return {"time": sum(found.values()), "launches": found, "parts": shown, "rows_a_lane": rows[0] if rows else None}
+
+
+@contextlib.contextmanager
+def rows_held(count: int | None) -> Iterator[None]:
+    """Let lanes hold so many rows of a chunk's matrix, whatever the launchers would choose; None lets them."""
+    owner: Any = recurrent if hasattr(recurrent, "rows_a_lane") else recurrent.RecurrentKernels
+    name = "rows_a_lane" if owner is recurrent else "_rows_a_lane"
+    chosen = getattr(owner, name)
+    if count is not None:
+        setattr(owner, name, lambda *sizes: count)
+    try:
+        yield
+    finally:
+        setattr(owner, name, chosen)
 
 
 class Launch(NamedTuple):
