@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from backends import needs_numba
 from sparsebp import backend, nn, optim
 from sparsebp.core.errors import NonFiniteError, OptionError
 from sparsebp.runtime.executor import Executor
@@ -88,6 +89,7 @@ def test_a_replayed_step_is_one_that_was_launched(name, clip_norm):
 
 
 def test_clipping_on_the_device_is_that_of_the_host():
+    needs_numba("results are compared with those of the host kernels")
     make, batches = MODELS["gru"]
     states = []
     for device in ("cpu", "cuda"):
