@@ -8,6 +8,7 @@ buffer that is long in other hands, so such transfers are refused here, but for 
 from __future__ import annotations
 
 import contextlib
+import gc
 import sys
 import threading
 from collections.abc import Iterator
@@ -83,11 +84,12 @@ class GraphRecorder:
             It does something else that cannot be captured: CuPy's and the CUDA runtime's error. Nothing has run.
         """
         first = self.streams[0]
+        gc.collect()  # old graphs go now: not during the capture, where nobody may wait for the device
         self._xp.cuda.Device().synchronize()  # synchronize!
         self._xp.get_default_memory_pool().free_all_blocks()  # the graph has memory of its own
         with (
             backend.recording(self), first, self._xp.cuda.using_allocator(self._pool.malloc),
-            _no_transfers(self._xp),
+            _no_transfers(self._xp), _no_collection(),
         ):  # fmt: skip
             first.begin_capture()
             try:
@@ -130,6 +132,18 @@ class GraphRecorder:
                 yield
         finally:
             current.wait_event(first.record())
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Collect no garbage."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
 
 
 @contextlib.contextmanager

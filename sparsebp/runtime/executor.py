@@ -198,9 +198,9 @@ class Executor:
         return [step] if self._late else []
 
     def close(self) -> None:
-        """End the threads of a schedule of two streams; `flush` first. A further `step` starts them anew.
+        """End the threads of a schedule of two streams, and give up graphs and their memory; `flush` first.
 
-        What `flush` has not done is given up.
+        What `flush` has not done is given up. A further `step` starts all anew.
         """
         if self._two is not None:
             if self._pending is not None and len(self._pending[1].streams) > 1:
@@ -208,6 +208,8 @@ class Executor:
             self._two.stop()
         self._pending = None
         self._given.forget()
+        if self._graphs is not None:
+            self._graphs.forget()
 
     def _program(self, count: int) -> Program:
         if count not in self._programs:

@@ -128,6 +128,10 @@ class Graphs:
             self._run(program, step, found.recorder)
         return step
 
+    def forget(self) -> None:
+        """Give up all graphs, and the memory that they hold."""
+        self._recorded.clear()
+
     def _new(self, batches: Sequence[Batch], tag: Any) -> Step:
         step = Step(batches, len(self._stages), tag)
         step.later = Later()

@@ -100,6 +100,24 @@ def test_branches_on_data_fall_through_and_are_noted() -> None:
     assert [note.endswith("falls through") for note in through.notes] == [True]
 
 
+def test_where_warps_have_roles_the_one_with_the_work_is_looked_at() -> None:
+    code: list[Line] = [
+        ("@P0 BRA `(.L_work)", {}),
+        ("LDG.E R2, desc[UR4][R8.64]", {}),
+        ("BRA `(.L_end)", {}),
+        ("FFMA R2, R3, R4, R2", {}),
+        ("BRA.DIV UR5, `(.L_apart)", {}),
+        ("@P1 BRA `(.L_head)", {}),
+        ("EXIT", {}),
+        ("WARPSYNC R5", {}),
+        ("BRA `(.L_end)", {}),
+    ]
+    labels = {0: ".L_head", 3: ".L_work", 5: ".L_end", 7: ".L_apart"}
+    loop = busiest(loops(functions(listing(code, labels))["k"]))
+    assert [one.base for one in loop.round] == ["BRA", "FFMA", "BRA", "BRA"]
+    assert loop.notes[0].endswith("taken")
+
+
 def test_stall_counts_are_taken_as_they_are() -> None:
     code: list[Line] = [
         ("FFMA R2, R3, R4, R2", {"stall": 4}),

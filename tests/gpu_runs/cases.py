@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -10,6 +11,7 @@ import numpy as np
 from device.kernel_arguments import Arguments, Maker, flat
 from sparsebp.kernels.api import Kernels
 from sparsebp.kernels.api.optimizers import UPDATE_OPTIONS
+from sparsebp.kernels.device import loader
 
 VARIANTS: tuple[dict[str, Any], ...] = (
     {"batch": 3, "hidden": 5}, {"batch": 2, "hidden": 37}, {"batch": 1, "hidden": 20},
@@ -81,6 +83,17 @@ def run(kernels: Any, case: Case, place: Callable[[np.ndarray], Any] = lambda ar
     }
     getattr(kernels, case.kernel)(*arguments.values())
     return _arrays(arguments)
+
+
+@contextlib.contextmanager
+def line_numbers() -> Iterator[None]:
+    """Let sources be compiled with the numbers of their lines, for compute-sanitizer to name."""
+    before = loader._OPTIONS
+    loader._OPTIONS = (*before, "-lineinfo")
+    try:
+        yield
+    finally:
+        loader._OPTIONS = before
 
 
 def _placed(value: Any, place: Callable[[np.ndarray], Any]) -> Any:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import multiprocessing
 import re
@@ -17,11 +18,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gpu_runs.cases import every, run
+from gpu_runs.cases import every, line_numbers, run
 from sparsebp import backend, kernels
 from sparsebp.kernels.api import Kernels
-from sparsebp.kernels.device import SOURCES, DeviceKernels, options, source
-from sparsebp.kernels.device.base import Defines
+from sparsebp.kernels.device import SOURCES, DeviceKernels, RawModuleLoader, source
+from sparsebp.kernels.device.base import ByValue, Defines, by_value
 
 PROCESSES = 12
 HIDDEN = (1, 7, 20, 32, 33, 64, 128)
@@ -57,9 +58,13 @@ class Asked:
         """Return a kernel."""
         return self
 
-    def addresses(self, arrays: Sequence[Any]) -> np.ndarray:
+    def addresses(self, arrays: Sequence[Any], count: int) -> ByValue:
         """Return addresses that nobody reads."""
-        return np.zeros(len(arrays), np.int64)
+        return by_value(np.zeros(count, np.int64))
+
+    def found(self) -> list[tuple[str, Defines]]:
+        """Return what was asked for, each once."""
+        return [(file, defines) for (file, _), defines in self.sets.items()]
 
     def __call__(self, *arguments: Any, **options: Any) -> None:
         """Do nothing."""
@@ -71,12 +76,20 @@ def sets() -> list[tuple[str, Defines]]:
     for file, listed in SOURCES.items():
         for defines in listed:
             asked.get(file, defines)
-    device = DeviceKernels(np, asked)
+    device = Kernels(DeviceKernels(np, asked))
     for case in every():
-        run(Kernels(device), case)
+        run(device, case)
     for hidden, dtype in itertools.product(HIDDEN, (np.float32, np.float64)):
-        _recurrences(Kernels(device), hidden, dtype)
-    return [(file, defines) for (file, _), defines in asked.sets.items()]
+        _recurrences(device, hidden, dtype)
+    return asked.found()
+
+
+def small_sets() -> list[tuple[str, Defines]]:
+    """Return those of the calls under compute-sanitizer."""
+    asked = Asked()
+    for case in every(small=True):
+        run(Kernels(DeviceKernels(np, asked)), case)
+    return asked.found()
 
 
 def _recurrences(k: Kernels, hidden: int, dtype: type) -> None:
@@ -90,15 +103,18 @@ def _recurrences(k: Kernels, hidden: int, dtype: type) -> None:
                 run.backward(chunks)()
 
 
-def compile_one(file: str, defines: Defines) -> Compiled:
-    """Compile in this process; say what the driver says of the kernels: most registers, bytes of local memory."""
-    name = f"{file} {' '.join(f'{key}={value}' for key, value in defines.items())}"
+def compile_one(file: str, defines: Defines, lines: bool = False) -> Compiled:
+    """Compile in this process, with line numbers or without; say what the driver says of the kernels.
+
+    That is their most registers and bytes of local memory.
+    """
+    name = f"{file} {' '.join(f'{key}={value}' for key, value in defines.items())}{' with lines' if lines else ''}"
     begin = time.perf_counter()
-    registers = spilled = 0
     try:
-        raw = backend.cupy().RawModule(code=source(file), options=options(defines), backend="nvrtc")  # as the loader's
+        with line_numbers() if lines else contextlib.nullcontext():
+            raw = RawModuleLoader(backend.cupy()).get(file, defines)
         raw.compile()
-        found = [kernel for name in kernels_of(file) if (kernel := _looked_up(raw, name))]
+        found = [kernel for each in kernels_of(file) if (kernel := _looked_up(raw, each))]
         registers, spilled = (max(column) for column in zip(*found, strict=True))
     except Exception as error:  # said, with all others
         return Compiled(name, time.perf_counter() - begin, 0, 0, f"{type(error).__name__}: {error}")
@@ -140,7 +156,8 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true")
     chosen = parser.parse_args()
     begin = time.perf_counter()
-    wanted = [one for one in sets() if not chosen.quick or one[0] == "clamp.cu"]
+    wanted = [(*one, False) for one in sets()] + [(*one, True) for one in small_sets()]
+    wanted = [one for one in wanted if not chosen.quick or one[0] == "clamp.cu"]
     hosts = [] if chosen.quick else sorted({(case.kernel, case.dtype) for case in every()})
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1 if chosen.quick else PROCESSES, mp_context=context) as pool:

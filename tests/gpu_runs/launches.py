@@ -15,14 +15,13 @@ from pathlib import Path
 
 import numpy as np
 
-from gpu_runs.cases import Case, differences, every, run
+from gpu_runs.cases import Case, differences, every, line_numbers, run
 from gpu_runs.references import Wanted
 from sparsebp import backend, kernels
 from sparsebp.bench.tools.benchmark import Row, Run
 from sparsebp.bench.tools.points import measure_apart
-from sparsebp.kernels.device import loader
 
-QUICK = ("clamp_arrays", "gather", "rnn_backward")
+QUICK = ("clamp_arrays", "gather")
 SHOWN = 20
 """Cases that are listed at the end."""
 
@@ -82,11 +81,11 @@ def bare(cases: list[Case]) -> int:
     """Run the cases here; what watches this process says whether they are right."""
     cupy = backend.cupy()
     cupy.cuda.set_allocator(None)  # every array has memory of its own, whose end is known
-    loader._OPTIONS = (*loader._OPTIONS, "-lineinfo")
     device, failed = kernels.get(cupy), 0
     for case in cases:
         try:
-            run(device, case, cupy.asarray)
+            with line_numbers():
+                run(device, case, cupy.asarray)
             cupy.cuda.Device().synchronize()
             print(f"{case.key}: launched", flush=True)
         except Exception as error:

@@ -13,6 +13,8 @@ from typing import Any
 
 from gpu_runs.carried import ROOT, sanitizer
 from gpu_runs.stages import Session, Stage
+from sparsebp.bench import load
+from sparsebp.bench.tools import report
 
 WORKERS = 6
 FINISH = 15.0
@@ -47,8 +49,8 @@ def numbers(session: Session, benchmarks: Path, quick: bool) -> list[Stage]:
     """Return the stages of the second run: single kernels, and what a profiler says of them where one is permitted."""
     return [
         VERSIONS,
-        Stage("gpu-numbers", 420, bench("gpu-numbers", benchmarks, quick), _told),
-        Stage("ncu", 50, lambda limit: profiled(session.out)),
+        Stage("gpu-numbers", 420, bench("gpu-numbers", benchmarks, quick), measured("gpu-numbers", benchmarks)),
+        Stage("ncu", 50, lambda limit: profiled(session.out), lambda lines: _profiles(session.out), optional=True),
     ]
 
 
@@ -56,7 +58,7 @@ def grid(session: Session, benchmarks: Path, quick: bool) -> list[Stage]:
     """Return the stages of the third run: the paper's grid beside cuDNN."""
     return [
         VERSIONS,
-        Stage("gpu-grid", 450, bench("gpu-grid", benchmarks, quick), _told),
+        Stage("gpu-grid", 450, bench("gpu-grid", benchmarks, quick), measured("gpu-grid", benchmarks)),
     ]
 
 
@@ -67,7 +69,7 @@ def graphs(session: Session, benchmarks: Path, quick: bool) -> list[Stage]:
     return [
         VERSIONS,
         Stage("tests", 150, lambda limit: tests(out, "graphs", chosen, 0), tested(out, "graphs")),
-        Stage("gpu-graphs", 300, bench("gpu-graphs", benchmarks, quick), _told),
+        Stage("gpu-graphs", 300, bench("gpu-graphs", benchmarks, quick), measured("gpu-graphs", benchmarks)),
     ]  # fmt: skip
 
 
@@ -78,6 +80,23 @@ def bench(name: str, out: Path, quick: bool) -> Callable[[float], list[str]]:
     """Return the command of a benchmark, which keeps within the time that it has."""
     command = [sys.executable, "-m", "sparsebp", "bench", name, "--out", str(out.absolute())]
     return lambda limit: [*command, "--seconds", f"{max(limit - FINISH, 1):.0f}", *(["--quick"] if quick else [])]
+
+
+def measured(name: str, folder: Path) -> Callable[[Sequence[str]], list[str]]:
+    """Return what says how many rows a benchmark has left, which not, and the first of them."""
+
+    def said(lines: Sequence[str]) -> list[str]:
+        found = max(folder.glob(f"{name}-*.json"), key=lambda path: path.stat().st_mtime_ns, default=None)
+        if found is None:
+            return ["no row was measured", *list(lines)[-3:]]
+        result, chosen = report.load(found), load(name)
+        rows = report.measured(result)
+        first = [" ".join(column.cell(row) for column in chosen.named(chosen.short)) for row in rows[:LISTED]]
+        whole = "" if result["complete"] else ", the run was broken off"
+        count = f"{len(rows)} rows measured, {len(result['rows']) - len(rows)} not{whole}: {found.name}"
+        return [count, *result["notes"][:LISTED], *first]
+
+    return said
 
 
 def tests(out: Path, name: str, paths: Sequence[str], workers: int) -> list[str]:
@@ -135,10 +154,19 @@ def profiled(out: Path) -> list[str] | str:
     program = shutil.which("ncu")
     if program is None:
         return "ncu is not here"
+    (out / "numbers-ncu.txt").unlink(missing_ok=True)
     sections = [part for name in ("SpeedOfLight", "LaunchStats", "Occupancy", "SchedulerStats", "WarpStateStats")
                 for part in ("--section", name)]  # fmt: skip
     return [program, "--clock-control", "none", "--kernel-name", "regex:rnn_|gru_|scan_", *sections, "--log-file",
             str(out / "numbers-ncu.txt"), sys.executable, "-m", "gpu_runs.one_backward"]  # fmt: skip
+
+
+def _profiles(out: Path) -> list[str]:
+    """Return how many launches were profiled, or why none was."""
+    path = out / "numbers-ncu.txt"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    errors = [line for line in lines if "==ERROR==" in line]
+    return [f"{sum('GPU Speed Of Light' in line for line in lines)} launches profiled", *errors[:3]]
 
 
 def _module(name: str, *options: str) -> list[str]:

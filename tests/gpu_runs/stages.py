@@ -55,6 +55,8 @@ class Stage:
         Given its last lines, those that the summary of the run shows.
     needed
         Whether the run ends where this stage fails.
+    optional
+        Whether all may be well without it.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Stage:
     command: Callable[[float], Sequence[str] | str]
     summary: Callable[[Sequence[str]], list[str]] = lambda lines: list(lines)[-1:]
     needed: bool = False
+    optional: bool = False
 
 
 class Session:
@@ -84,6 +87,7 @@ class Session:
         self.outcomes: list[Outcome] = []
         self._log = (self.out / f"log-{name}.txt").open("wb")
         self._logged = 0
+        self._stages: Sequence[Stage] = ()
         self._interrupted = False
 
     @property
@@ -100,6 +104,7 @@ class Session:
         """Run the stages in turn, print the summary last; return the exit status."""
         signal.signal(signal.SIGTERM, _interrupt)
         self.say(f"{self.name}: commit {commit()}, {len(stages)} stages in {self.seconds:.0f} s, into {self.out}")
+        self._stages = stages
         left, unit = list(stages), (self.seconds - GRACE) / sum(stage.share for stage in stages)
         while left:
             stage = left.pop(0)
@@ -176,7 +181,12 @@ class Session:
             for line in outcome.said:
                 self.say(f"          {line[:200]}")
         self.say(f"Files in {self.out}: {', '.join(sorted(path.name for path in self.out.iterdir()))}")
-        bad = [outcome.stage for outcome in self.outcomes if outcome.outcome not in ("passed", "not run")]
+        optional = {stage.name for stage in self._stages if stage.optional}
+        bad = [
+            each.stage
+            for each in self.outcomes
+            if each.outcome not in ("passed", "not run") and each.stage not in optional
+        ]
         self.say(f"NOT WELL: {', '.join(bad)}" if bad else "ALL WELL")
         return 1 if bad else 0
 

@@ -2,7 +2,8 @@
 
 Constants are followed through integer moves, additions and comparisons, so an inner loop of fixed length turns as often
 as it does. A branch that hangs on data falls through: the guarded code runs, which is right for a loop in its steady
-state (values ahead are fetched, results stored) and on the safe side elsewhere. What was decided so is in `notes`.
+state (values ahead are fetched, results stored) and on the safe side elsewhere; but where taking it brings more
+multiply-adds into the round, as where warps have roles, it is taken. What was decided so is in `notes`.
 """
 
 from __future__ import annotations
@@ -38,6 +39,13 @@ class Loop:
     back: int
     round: list[Instruction] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    open_branches: list[int] = field(default_factory=list)
+    taken: set[int] = field(default_factory=set)
+
+    @property
+    def work(self) -> int:
+        """Multiply-adds of a round."""
+        return self.count("FFMA", "FMUL", "FADD", "DFMA", "DMUL", "DADD")
 
     def count(self, *bases: str) -> int:
         """Return how many instructions of a round have one of these opcodes."""
@@ -67,12 +75,17 @@ def loops(code: list[Instruction], trips: int = 1, taken: Container[int] = ()) -
     ]
     for loop in outer:
         _walk(code, loop, trips, taken)
+        for branch in loop.open_branches:
+            other = Loop(loop.head, loop.back)
+            _walk(code, other, trips, {*taken, *loop.taken, branch})
+            if other.work > loop.work:
+                loop.__dict__ |= other.__dict__ | {"taken": {*loop.taken, branch}}
     return outer
 
 
 def busiest(found: list[Loop]) -> Loop:
     """Return the loop with most multiply-adds a round."""
-    return max(found, key=lambda loop: loop.count("FFMA", "FMUL", "FADD", "DFMA", "DMUL", "DADD"))
+    return max(found, key=lambda loop: loop.work)
 
 
 def _walk(code: list[Instruction], loop: Loop, trips: int, taken: Container[int]) -> None:
@@ -83,7 +96,8 @@ def _walk(code: list[Instruction], loop: Loop, trips: int, taken: Container[int]
         turns: Counter[int] = Counter()
         loop.round = []
         i = index[loop.head]
-        while len(loop.round) < _LONGEST and i < len(code) and loop.head <= code[i].address <= loop.back:
+        loop.open_branches = []
+        while len(loop.round) < _LONGEST and i < len(code) and (code[i].base, code[i].predicate) != ("EXIT", ""):
             one = code[i]
             loop.round.append(one)
             i += 1
@@ -99,6 +113,7 @@ def _walk(code: list[Instruction], loop: Loop, trips: int, taken: Container[int]
                 notes[f"inner loop at {one.address:#x}: {trips} turn(s) assumed"] = None
             elif holds is None:
                 holds = one.address in taken
+                loop.open_branches.append(one.address)
                 notes[f"branch at {one.address:#x} {one.text}: {'taken' if holds else 'falls through'}"] = None
             if holds:
                 i = index[one.target]
@@ -108,7 +123,9 @@ def _walk(code: list[Instruction], loop: Loop, trips: int, taken: Container[int]
 
 
 def _taken(one: Instruction, known: Known) -> bool | None:
-    """Return whether a branch is taken, None where that hangs on data."""
+    """Return whether a branch is taken, None where that hangs on data; one for lanes that went apart is not."""
+    if ".DIV" in one.opcode:
+        return False
     tests = [one.predicate, *(o for o in one.operands if PREDICATE.fullmatch(o))]
     values = [_truth(test, known) for test in tests if test]
     return False if False in values else None if None in values else True

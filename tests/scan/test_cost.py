@@ -10,13 +10,15 @@ from hypothesis import strategies as st
 from sparsebp import SparsityPattern, plan_scan
 from sparsebp.backend.machine import Machine, machine
 from sparsebp.core.errors import OptionError
+from sparsebp.kernels.device import recurrent_cycles
 from sparsebp.scan import choose_recurrent_backward
 from sparsebp.scan.planning.candidates import Candidate, candidates
 from sparsebp.scan.planning.cost import profile_costs, seconds
-from sparsebp.scan.planning.recurrent import _choose
+from sparsebp.scan.planning.recurrent import _best_chunks, _choose, _chunked, _gpu, _recursion
 from sparsebp.scan.planning.sizing import Sizes
 
 GPU = Machine("GPU", 528, 56e9, 0.5, 3.8e12, 0, 8e-6, 0.1e-6, True, "a data sheet")
+SMALL_GPU = Machine("GPU", 80, 54e9, 1 / 64, 0.2e12, 0, 8e-6, 0.1e-6, True, "a data sheet")
 
 
 @pytest.mark.parametrize("cell", ["rnn", "gru"])
@@ -46,6 +48,45 @@ def test_a_gpu_scans_long_sequences_of_few_samples(cell):
     assert _choose(cell, 3000, 256, 20, 4, GPU, None).algorithm == "bp"  # the batch fills it
 
 
+@pytest.mark.parametrize("gpu", [GPU, SMALL_GPU])
+@pytest.mark.parametrize("cell", ["rnn", "gru"])
+@pytest.mark.parametrize("B", [1, 16, 64, 512])
+@pytest.mark.parametrize("itemsize", [4, 8])
+def test_chunks_on_a_gpu_have_no_better_neighbour(gpu, cell, B, itemsize):
+    for T in (10, 100, 1000, 30_000, 100_000):
+        for H in (1, 7, 20, 32, 33, 128, 256):
+            chunks, least = _best_chunks(cell, T, B, H, itemsize, gpu)
+            assert 3 <= chunks <= T
+            for other in (chunks - 1, chunks + 1, chunks // 2, chunks * 2, chunks * 9 // 10, chunks * 11 // 10):
+                if 3 <= other <= T:
+                    seconds = _chunked(cell, T, B, H, itemsize, gpu, other)
+                    assert least <= 1.1 * seconds, f"T={T}, H={H}: {chunks} chunks, but {other} are faster"
+
+
+@pytest.mark.parametrize(("T", "around"), [(1000, 64), (30_000, 258)])
+def test_a_gpu_gets_as_many_chunks_as_have_a_warp_scheduler_each(T, around):
+    """B + (C - 2) * groups warps in the first phase: one more on any scheduler doubles its time."""
+    layer, gpu = recurrent_cycles.Layer("rnn", 16, 20, 4), _gpu(GPU)
+    chunks = _choose("rnn", T, 16, 20, 4, GPU, None).chunks
+    assert around * 0.9 <= chunks <= around * 1.1
+    rows = recurrent_cycles.rows_a_lane(layer, chunks - 2, gpu)
+    groups = -(-16 // (32 // -(-20 // rows)))
+    assert 16 + (chunks - 2) * groups <= 4 * gpu.multiprocessors
+
+
+@given(T=st.integers(3, 100_000), B=st.integers(1, 512), H=st.integers(1, 300), itemsize=st.sampled_from([4, 8]))
+def test_a_larger_problem_never_takes_less_on_a_gpu(T, B, H, itemsize):
+    for cell in ("rnn", "gru"):
+        time = _recursion(cell, T, B, H, itemsize, GPU)
+        assert time <= _recursion(cell, T + 1, B, H, itemsize, GPU)
+        assert time <= _recursion(cell, T, B + 1, H, itemsize, GPU)
+        assert time <= _recursion(cell, T, B, H, itemsize, SMALL_GPU)
+        layer = recurrent_cycles.Layer(cell, B, H, itemsize)
+        counts = recurrent_cycles.chunk_counts(layer, T, _gpu(GPU))
+        assert counts == sorted(set(counts)) and counts[0] >= 3 and counts[-1] <= T
+        assert [-(-T // c) for c in counts] == sorted({-(-T // c) for c in counts}, reverse=True)
+
+
 def test_larger_hidden_sizes_turn_to_the_recursion():
     assert _choose("rnn", 1000, 16, 20, 4, GPU, None).algorithm == "chunked"
     assert _choose("rnn", 1000, 16, 128, 4, GPU, None).algorithm == "bp"
@@ -53,7 +94,7 @@ def test_larger_hidden_sizes_turn_to_the_recursion():
 
 def test_memory_limit_of_a_recurrent_backward():
     free = _choose("rnn", 30_000, 16, 20, 4, GPU, None)
-    assert free.memory["chunked"] == free.chunks * 16 * (20 * 20 + 20) * 4
+    assert free.memory["chunked"] == free.chunks * 16 * 20 * 28 * 4  # a row of 20 and its constant, padded to 28
     assert free.memory["blelloch"] >= 15 * free.memory["chunked"]
     assert free.memory["blelloch"] <= 30_000 * 16 * (2 * 20 * 20 + 20) * 4  # two matrices and a vector a step
     tight = _choose("rnn", 30_000, 16, 20, 4, GPU, 1000)

@@ -28,10 +28,12 @@ class Library:
 
     def __init__(self) -> None:
         self._handles: dict[int, _Handle] = {}
+        self._made = 0
 
     def cublasCreate_v2(self, handle: Any) -> int:
         """Make a handle."""
-        number = 0xC0DE + len(self._handles)
+        self._made += 1
+        number = 0xC0DE + self._made
         self._handles[number] = _Handle()
         handle._obj.value = number
         return _SUCCESS

@@ -382,9 +382,10 @@ class TestOnAGpu:
                 part = slice(0, 7) if number == 5 else slice(number, number + 12)
                 done += executor.step([(cp.asarray(orders.IMAGES[part]), cp.asarray(orders.CLASSES[part]))])
             done += executor.flush()
-            executor.close()
             assert not graph or executor.uncaptured == ()
             assert not graph or any(r.recorder.captured for r in executor._graphs._recorded.values())
+            executor.close()
+            assert not graph or not executor._graphs._recorded
             losses.append([step.loss for step in done])
             norms.append([step.norm(executor.stages.names) for step in done])
             states.append({name: np.asarray(backend.to_host(a)) for name, a in model.state_dict().items()})

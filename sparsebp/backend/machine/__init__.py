@@ -140,7 +140,7 @@ def _device(xp: ModuleType, number: int) -> Machine:
         name=f"GPU with {processors} multiprocessors",
         workers=4 * processors,
         flops=2 * 32 * clock * 0.5,
-        double=0.5,
+        double=1 / (attributes.get("SingleToDoublePrecisionPerfRatio") or 2),
         bandwidth=0.8 * bandwidth,
         vector_bytes=0,
         call=8e-6,

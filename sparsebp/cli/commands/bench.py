@@ -27,6 +27,8 @@ def bench(
 ) -> None:
     """Measure sparsebp beside a peer, in turn in one run, and print the ratio with its spread.
 
+    Exits with 1 if a row could not be measured; all others are in the result.
+
     \b
     Examples:
       sparsebp bench recurrent --threads 1 --threads 2
@@ -38,3 +40,5 @@ def bench(
     result = load(str(benchmark)).run(out, quick=quick, threads=counts, seconds=seconds, **silent)
     if json:
         write_json({"event": "result", **result})
+    if any("error" in row for row in result["rows"]):
+        raise typer.Exit(1)

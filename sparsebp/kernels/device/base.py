@@ -36,8 +36,9 @@ Defines = dict[str, str | int]
 class Loader(Protocol):
     """Compiles a file of `cuda/` with defines; `sparsebp.kernels.device.RawModuleLoader` is the one for a GPU.
 
-    A loader may have the attributes ``max_shared_memory`` (bytes a block can opt in to), ``multiprocessors`` and
-    ``device`` (the number of the current one, which alone its kernels can run on).
+    A loader may have the attributes ``max_shared_memory`` (bytes a block can opt in to), ``multiprocessors``,
+    ``double_cost`` (time of float64 arithmetic over that of float32) and ``device`` (the number of the current one,
+    which alone its kernels can run on).
     """
 
     def get(self, file: str, defines: Defines) -> Any:
@@ -91,6 +92,11 @@ class Launcher:
     def multiprocessors(self) -> int:
         """Number of multiprocessors, by which launches are sized."""
         return int(getattr(self.loader, "multiprocessors", 1))
+
+    @property
+    def double_cost(self) -> float:
+        """What arithmetic in float64 costs over float32, by which launches are sized."""
+        return float(getattr(self.loader, "double_cost", 2))
 
     def _launch(
         self,

@@ -72,6 +72,11 @@ class RawModuleLoader:
         """Multiprocessors of the current device."""
         return self._attribute("MultiProcessorCount")
 
+    @property
+    def double_cost(self) -> int:
+        """What arithmetic in float64 costs over float32 on the current device."""
+        return self._attribute("SingleToDoublePrecisionPerfRatio", 2)
+
     def get(self, file: str, defines: Defines) -> Any:
         """Return the module of `file` compiled with `defines` for the current device; it has ``get_function(name)``.
 
@@ -93,8 +98,9 @@ class RawModuleLoader:
         table[: len(arrays)] = [0 if array is None else array.data.ptr for array in arrays]
         return by_value(table)
 
-    def _attribute(self, name: str) -> int:
+    def _attribute(self, name: str, otherwise: int | None = None) -> int:
         number = self.device
         if number not in self._attributes:
             self._attributes[number] = self._cupy.cuda.Device(number).attributes
-        return int(self._attributes[number][name])
+        found = self._attributes[number]
+        return int(found[name] if otherwise is None else found.get(name, otherwise))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,13 +11,8 @@ from sparsebp.core.errors import OptionError
 from sparsebp.core.types import Array, Nonlinearity
 from sparsebp.kernels.api.recurrent import MOST_INPUTS
 from sparsebp.kernels.device.base import MAX_THREADS, WARP, Defines, Launcher, ceil_div, real_define, thread_block
+from sparsebp.kernels.device.recurrent_cycles import Gpu, Layer, in_registers, in_warps, map_values, rows_a_lane
 
-_WEIGHT_REGISTERS = 144
-"""32-bit registers of a thread that may hold weights; of 255, the rest is for sums and values loaded ahead."""
-_GROUP_AT_LEAST = 4
-"""Lanes that share a chunk's matrix, unless it has fewer rows; so a warp has at most eight matrices."""
-_ROW_REGISTERS = 128
-"""32-bit registers of a lane that may hold rows of a chunk's matrix."""
 _INPUT_SIZES = (1, 4, MOST_INPUTS)
 """Input sizes for which forward is compiled; smaller ones are filled up with zeros."""
 _INPUT_STEPS = 16
@@ -127,10 +121,11 @@ class RecurrentKernels(Launcher):
         """Launch a kernel of ``cuda/*_forward.cu``; `inputs` are x, w_ih (or None), b_ih and b_hh."""
         steps, batch, hidden = h.shape
         features = 0 if inputs[1] is None else inputs[1].shape[1]
-        form = self._unit_form(h, 1, cell.gates, _INPUT_STEPS * MOST_INPUTS if features else 0)
+        inputs_held = min(n for n in _INPUT_SIZES if n >= features) if features else 0
+        form = self._unit_form(h, 1, cell.gates, _INPUT_STEPS * MOST_INPUTS if features else 0, inputs_held)
         defines, block = form.defines | cell.defines, (form.threads,)
         if features:
-            defines |= {"INPUTS": MOST_INPUTS if form.streamed else min(n for n in _INPUT_SIZES if n >= features)}
+            defines |= {"INPUTS": MOST_INPUTS if form.streamed else inputs_held}
         weights = self.xp.ascontiguousarray(w_hh.T) if form.streamed else w_hh
         b_hn, gates = of_gru[:1], of_gru[1:]
         sizes = (np.int64(steps), np.int32(batch), np.int32(hidden))
@@ -174,22 +169,27 @@ class RecurrentKernels(Launcher):
             run_chunks(0, chunks, grad_h_n, gh0)
             return
         carry = self.xp.empty((chunks - 1, batch, hidden), gh0.dtype)
-        matrices = self.xp.empty((chunks - 2, batch, hidden, hidden), gh0.dtype)
-        vectors = None if gy is None else self.xp.empty((chunks - 2, batch, hidden), gh0.dtype)
-        if hidden <= WARP and not form.streamed:
-            args = (*saved, w_hh, gy, matrices, vectors, grad_h_n, written, carry[-1], *sizes, count)
-            self._reduce_in_warps(cell, args, batch, hidden, chunks, form.shared)
+        layer = Layer(cell.name, batch, hidden, gh0.dtype.itemsize)
+        if in_warps(layer):
+            maps = self.xp.empty((chunks - 2, batch, map_values(layer)), gh0.dtype)
+            args = (*saved, w_hh, gy, maps, grad_h_n, written, carry[-1], *sizes, count)
+            self._reduce_in_warps(cell, layer, args, chunks, form.shared)
+            self._combine_chunks((maps,), carry, 8 * WARP, {"HIDDEN": hidden})
         else:
             run_chunks(chunks - 1, chunks, grad_h_n, carry[-1])
+            matrices = self.xp.empty((chunks - 2, batch, hidden, hidden), gh0.dtype)
+            vectors = None if gy is None else self.xp.empty((chunks - 2, batch, hidden), gh0.dtype)
             args = (*saved, self.xp.ascontiguousarray(w_hh.T), gy, matrices, vectors, *sizes, count)
             self._reduce_in_blocks(cell, args, batch, hidden, chunks)
-        self._combine_chunks(matrices, vectors, carry)
+            threads = ceil_div(hidden, WARP) * WARP
+            self._combine_chunks((matrices, vectors), carry, threads, {}, 2 * hidden * carry.dtype.itemsize)
         run_chunks(0, chunks - 1, carry, gh0)
 
-    def _unit_form(self, array: Array, fold: int, outputs: int, beside: int = 0) -> UnitForm:
+    def _unit_form(self, array: Array, fold: int, outputs: int, beside: int = 0, inputs: int = 0) -> UnitForm:
         """Return the form for a step that makes `outputs` results a unit from `fold` * H values of state.
 
-        `beside` are values that lie in shared memory besides, at its beginning.
+        `beside` are values that lie in shared memory besides, at its beginning; `inputs` those of a step that a unit
+        has weights for too.
 
         Raises
         ------
@@ -208,21 +208,19 @@ class RecurrentKernels(Launcher):
                 got=hidden,
                 remedy="Use a smaller hidden size or the host kernels",
             )
-        if weights * (itemsize // 4) <= _WEIGHT_REGISTERS and hidden <= 4 * WARP:
+        if in_registers(weights, hidden, itemsize, outputs * inputs):
             return UnitForm(defines | {"HIDDEN": hidden}, threads, state, False)
         staged = _padded(weights * hidden, itemsize) * itemsize + state
         fits = staged <= self.shared_limit
         return UnitForm(defines | {"STAGED": int(fits)}, threads, staged if fits else state, True)
 
-    def _reduce_in_warps(
-        self, cell: _Cell, args: tuple[Any, ...], batch: int, hidden: int, chunks: int, last: int
-    ) -> None:
+    def _reduce_in_warps(self, cell: _Cell, layer: Layer, args: tuple[Any, ...], chunks: int, last: int) -> None:
         """Launch the first phase where a warp holds whole matrices; see ``rnn_reduce`` in rnn.cu.
 
         `last` is the shared memory in bytes that the warps of the last chunk need.
         """
-        itemsize = args[0].dtype.itemsize
-        rows = self._rows_a_lane(hidden, batch, chunks - 2, itemsize)
+        _, batch, hidden, itemsize = layer
+        rows = rows_a_lane(layer, chunks - 2, Gpu(self.multiprocessors, self.double_cost))
         groups = ceil_div(batch, WARP // ceil_div(hidden, rows))
         grid, shared = batch + (chunks - 2) * groups, max(last, _warp_bytes(cell, hidden, rows, itemsize))
         self._reduce(cell, {"HIDDEN": hidden, "ROWS": rows}, grid, WARP, (*args, np.int32(groups)), shared)
@@ -238,36 +236,14 @@ class RecurrentKernels(Launcher):
         defines = real_define(args[0]) | cell.defines | form
         self._launch(f"{cell.name}.cu", f"{cell.name}_reduce", defines, grid, (threads,), args, shared)
 
-    def _combine_chunks(self, matrices: Array, vectors: Array | None, carry: Array) -> None:
+    def _combine_chunks(
+        self, maps: tuple[Array | None, ...], carry: Array, threads: int, form: Defines, shared: int = 0
+    ) -> None:
         """Launch the second phase: fill `carry` (chunks - 1, B, H) downwards from its last entry."""
         waiting, batch, hidden = carry.shape
-        if waiting == 1:
-            return
-        defines = real_define(carry)
-        threads, shared = WARP, 0
-        if hidden <= WARP:
-            defines |= {"HIDDEN": hidden}
-        else:
-            threads, shared = ceil_div(hidden, WARP) * WARP, 2 * hidden * carry.dtype.itemsize
-        args = (matrices, vectors, carry, np.int32(batch), np.int32(hidden), np.int64(waiting + 1))
-        self._launch("scan.cu", "scan_combine", defines, batch, (threads,), args, shared)
-
-    def _rows_a_lane(self, hidden: int, batch: int, maps: int, itemsize: int) -> int:
-        """Return how many rows of a chunk's matrix a lane holds: the choice with the shortest step.
-
-        More rows make more multiply-adds of every word loaded and leave fewer lanes idle; fewer rows make more warps
-        with less work each. A multiprocessor runs the multiply-adds of four warps at once, but loads one word a cycle.
-        """
-        best, shortest = 1, math.inf
-        for rows in range(1, max(1, ceil_div(hidden, _GROUP_AT_LEAST)) + 1):
-            if rows > 1 and rows * hidden * itemsize // 4 > _ROW_REGISTERS:
-                break
-            warps = maps * ceil_div(batch, WARP // ceil_div(hidden, rows))
-            resident = max(1.0, warps / self.multiprocessors)
-            time = max(math.ceil(resident / 4) * rows, resident)
-            if time < shortest:
-                best, shortest = rows, time
-        return best
+        args = (*maps, carry, np.int32(batch), np.int32(hidden), np.int64(waiting + 1))
+        grid = batch if waiting > 1 else 0
+        self._launch("scan.cu", "scan_combine", real_define(carry) | form, grid, (threads,), args, shared)
 
     def _block_rows(self, cell: _Cell, hidden: int, itemsize: int) -> tuple[int, int, int]:
         """Return warps a block, rows a warp and bytes of shared memory for the reduction at any hidden size."""
@@ -287,10 +263,10 @@ def _padded(count: int, itemsize: int) -> int:
 def _warp_bytes(cell: _Cell, hidden: int, rows: int, itemsize: int) -> int:
     """Return the shared memory of the warp form of a reduction, laid out as in ``rnn.cu`` and ``gru.cu``."""
     matrices = WARP // ceil_div(hidden, rows)
+    values = ceil_div(matrices * hidden, WARP) * WARP  # of all samples at one step, whole warps
     square, exchange = hidden * _padded(hidden, itemsize), rows * hidden * WARP
     if cell.name == "rnn":
-        return (square + 2 * matrices * hidden + exchange) * itemsize
+        return (square + 2 * values + exchange) * itemsize
     width = 16 // itemsize
     jacobian = square + (0 if square // width % 2 else width)
-    values = matrices * jacobian + exchange + 4 * matrices * hidden + _padded(matrices * hidden, itemsize)
-    return (values + 3 * hidden * hidden) * itemsize
+    return (matrices * jacobian + exchange + 11 * values + 3 * hidden * hidden) * itemsize

@@ -58,11 +58,10 @@ def _elman(sets: list[Defines]) -> list[Defines]:
     return [one | {"RELU": 0} for one in sets] + [one | {"RELU": 1} for one in relu if one["REAL"] == "float"]
 
 
-def _forward(sets: list[Defines]) -> list[Defines]:
+def _forward(sets: list[Defines], left_out: Defines | None = None) -> list[Defines]:
     """The projected input for all; the input itself in three sizes, in the largest alone where weights are streamed."""
-    return sets + [
-        one | {"INPUTS": inputs} for one in sets for inputs in (1, 4, 8) if inputs == 8 or "STAGED" not in one
-    ]
+    sized = [one | {"INPUTS": inputs} for one in sets for inputs in (1, 4, 8) if inputs == 8 or "STAGED" not in one]
+    return sets + [one for one in sized if one != left_out]
 
 
 def _windows() -> list[Defines]:
@@ -86,7 +85,7 @@ SOURCES: dict[str, list[Defines]] = {
     "training.cu": _plain(),
     "optimizers.cu": _plain(),
     "rnn_forward.cu": _elman(_forward(_units({"float": 128, "double": 72}))),
-    "gru_forward.cu": _forward(_units({"float": 48, "double": 24})),
+    "gru_forward.cu": _forward(_units({"float": 48, "double": 24}), {"REAL": "double", "HIDDEN": 24, "INPUTS": 8}),
     "rnn.cu": _elman(_units({"float": 128, "double": 72}) + _reductions({"float": 32, "double": 32})),
     "gru.cu": _units({"float": 48, "double": 24}) + _reductions({"float": 32, "double": 24}),
     "scan.cu": _combinations(),

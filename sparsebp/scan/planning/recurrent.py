@@ -30,13 +30,13 @@ STREAMS = {"rnn": 3, "gru": 10}
 GRADIENTS = {"rnn": 1, "gru": 4}
 """Those of them that the gradients of the weights read again, see `CellMath.columns`."""
 LANES = 32
-"""Threads of a warp: the device kernels give a hidden unit to each."""
-SEQUENTIAL_STEP = {"rnn": 0.10e-6, "gru": 0.25e-6}
-"""Seconds a step of the fused device kernel for H <= 32. Predicted (0.06–0.15 µs for a tanh RNN), not measured."""
-SHARED_BANDWIDTH = 128.0
-"""Bytes a clock that a multiprocessor reads from shared memory, where the weights of H > 32 lie."""
+"""Threads of a warp, and lanes of a scheduler, which starts a multiply-add in each of them every cycle."""
+LAUNCH = 2e-6
+"""Seconds from one kernel to the next on a GPU, in a captured step; predicted."""
 SHARED_PRODUCT = 1_000_000_000
 """FLOP from which the threads share a product over all steps, see `sparsebp.nn.recurrent.cell_math.LONG`."""
+NEARLY = 1.03
+"""Times of a GPU that differ by less are taken for equal: then fewer chunks are chosen, which need less memory."""
 MARGIN = 0.8
 """A scan is taken if it promises at most this share of the recursion's time: estimates are rough."""
 STORED_MARGIN = 0.4
@@ -134,16 +134,14 @@ def _choose(
     weights = sum(
         _weights(cell, T, B, H, itemsize, m, features, number >= first) for number, features in enumerate(inputs)
     )
-    chunks, chunked = min(
-        ((c, _chunked(cell, T, B, H, itemsize, m, c)) for c in _chunk_counts(T, B, m)), key=lambda pair: pair[1]
-    )
+    chunks, chunked = _best_chunks(cell, T, B, H, itemsize, m)
     states = {
         "bp": _recursion(cell, T, B, H, itemsize, m), "chunked": chunked, "blelloch": _stored(T, B, H, itemsize, m)
     }  # fmt: skip
     seconds = {name: len(inputs) * t + weights for name, t in states.items()}
     memory = {
         "bp": 0,
-        "chunked": chunks * B * (H * H + H) * itemsize,
+        "chunked": chunks * B * _map_values(cell, B, H, itemsize, m) * itemsize,
         "blelloch": sum(p.mm for p in level_counts("blelloch", T)) * B * H * H * itemsize
         + T * B * H * (H + 1) * itemsize,
     }
@@ -167,11 +165,20 @@ def _time(seconds: float) -> str:
     return f"{seconds / 1e-6:.3g} µs"
 
 
-def _chunk_counts(T: int, B: int, m: Machine) -> list[int]:
-    """Numbers of chunks worth trying: powers of two up to eight (chunk, sample) pairs a worker.
+def _best_chunks(cell: str, T: int, B: int, H: int, itemsize: int, m: Machine) -> tuple[int, float]:
+    """Return the number of chunks to take, and its seconds: of those that hardly differ the smallest."""
+    tried = [(c, _chunked(cell, T, B, H, itemsize, m, c)) for c in _chunk_counts(cell, T, B, H, itemsize, m)]
+    least = min(seconds for _, seconds in tried)
+    return next(pair for pair in tried if pair[1] <= (least if m.prices is not None else NEARLY * least))
+
+
+def _chunk_counts(cell: str, T: int, B: int, H: int, itemsize: int, m: Machine) -> list[int]:
+    """Numbers of chunks worth trying: on the host powers of two up to eight (chunk, sample) pairs a worker.
 
     Three at least (if T allows): with fewer, no chunk is reduced while another is.
     """
+    if m.prices is None:
+        return _cycles().chunk_counts(_layer(cell, B, H, itemsize), T, _gpu(m))
     least, most = min(3, T), min(T, max(ceil(8 * m.workers / B), 3))
     tried = {least, most, m.workers} | {2**k for k in range(2, most.bit_length())}
     return sorted(c for c in tried if least <= c <= most)
@@ -185,26 +192,28 @@ def _of(runs: int) -> str:
 def _recursion(cell: str, T: int, B: int, H: int, itemsize: int, m: Machine) -> float:
     """Seconds of the fused sequential kernel."""
     if m.prices is None:
-        return m.call + T * _device_step(cell, H, itemsize, m) * max(1.0, B / m.workers)
+        cycles = _cycles().recursion(_layer(cell, B, H, itemsize), T, _gpu(m))
+        return LAUNCH + _phase(cycles, STREAMS[cell] * T * B * H * itemsize, m)
     return spent(recursion_units(cell, T, B, H, itemsize, m.workers, m.prices), m.prices, itemsize)
 
 
 def _chunked(cell: str, T: int, B: int, H: int, itemsize: int, m: Machine, chunks: int) -> float:
     """Seconds of the fused reduce-then-scan kernels: reduce with matrices, combine, apply with vectors."""
-    length = ceil(T / chunks)
     inner = chunks - 2  # the first chunk works with vectors, the last needs no product
     if inner < 1:
-        return _recursion(cell, T, B, H, itemsize, m) + 2 * m.call
+        return _recursion(cell, T, B, H, itemsize, m) + 2 * (m.call if m.prices is not None else LAUNCH)
     if m.prices is not None:
         units = chunked_units(cell, T, B, H, itemsize, m.workers, m.prices, chunks)
         return 2 * m.call + spent(units, m.prices, itemsize)
-    idle = LANES * ceil(H / LANES) / H  # lanes without a hidden unit
-    matrix = m.step + idle * GATES[cell] * 2.0 * H**3 / m.rate(itemsize)  # a step of one sample's matrix
-    vector = _device_step(cell, H, itemsize, m)
-    reduce = length * max(matrix, ((inner * matrix) + vector) * B / m.workers)
-    combine = chunks * (m.step + 2.0 * H * H / m.rate(itemsize)) * max(1.0, B / m.workers)
-    apply = length * vector * max(1.0, chunks * B / m.workers)
-    return 3 * m.call + reduce + combine + apply
+    phases = _cycles().chunked(_layer(cell, B, H, itemsize), T, chunks, _gpu(m))
+    values = T * B * H * itemsize
+    maps = inner * B * _map_values(cell, B, H, itemsize, m) * itemsize
+    return (
+        3 * LAUNCH
+        + _phase(phases.reduce, (STREAMS[cell] - GRADIENTS[cell]) * values + maps, m)
+        + _phase(phases.combine, maps, m)
+        + _phase(phases.apply, STREAMS[cell] * values, m)
+    )
 
 
 def _stored(T: int, B: int, H: int, itemsize: int, m: Machine) -> float:
@@ -225,7 +234,7 @@ def _weights(cell: str, T: int, B: int, H: int, itemsize: int, m: Machine, featu
     rows, gates, calls = T * B, GATES[cell] * H, 4 + at_input
     values = rows * (features + H + 3 * GRADIENTS[cell] * H + at_input * (features + gates))
     flops = 2.0 * rows * gates * (features * (1 + at_input) + H)
-    return calls * m.call + flops / (m.workers * m.rate(itemsize)) + values * itemsize / m.bandwidth
+    return calls * LAUNCH + flops / (m.workers * m.rate(itemsize)) + values * itemsize / m.bandwidth
 
 
 # ---- what a backward on the host consists of, in units that the price list has prices for --------------------------
@@ -314,10 +323,30 @@ def _host_kernels() -> ModuleType:
     return common
 
 
-def _device_step(cell: str, H: int, itemsize: int, m: Machine) -> float:
-    """Seconds of one step of the sequential device kernel."""
-    base = SEQUENTIAL_STEP[cell] * (1.5 if itemsize == 8 else 1.0)
-    if H <= LANES:
-        return base
+# ---- and on a device ------------------------------------------------------------------------------------------------
+
+
+def _phase(cycles: float, size: float, m: Machine) -> float:
+    """Seconds of one kernel: its cycles, or the bytes that it moves."""
     clock = m.flops / LANES  # m.flops is 2 · 32 · clock at half of the peak
-    return base + GATES[cell] * itemsize * H * H / SHARED_BANDWIDTH / clock
+    return max(cycles / clock, size / m.bandwidth)
+
+
+def _map_values(cell: str, B: int, H: int, itemsize: int, m: Machine) -> int:
+    """Return the values of a chunk's affine map for one sample."""
+    return H * (H + 1) if m.prices is not None else _cycles().map_values(_layer(cell, B, H, itemsize))
+
+
+def _layer(cell: str, B: int, H: int, itemsize: int) -> Any:
+    return _cycles().Layer(cell, B, H, itemsize)
+
+
+def _gpu(m: Machine) -> Any:
+    """Return what the launchers know of the device."""
+    return _cycles().Gpu(max(1, m.workers // _cycles().SCHEDULERS), 1 / m.double)
+
+
+def _cycles() -> ModuleType:
+    from sparsebp.kernels.device import recurrent_cycles  # the launchers' own model, only where there is a device
+
+    return recurrent_cycles

@@ -1,8 +1,7 @@
 """Puts `strict_cupy` in CuPy's place in every process that has this folder on its path, for the tests of the runs.
 
 And what the runs ask of a GPU besides: PyTorch's device ``cuda``, which is the CPU here, and what can go wrong there:
-``STANDIN_FAULT=kernel:name`` breaks the device for good at the launch of that kernel, as an illegal access does;
-``hang:name`` waits at it for ever, ``raise:name`` refuses it.
+``STANDIN_FAULT=sticky:name`` breaks the device for good at the launch of that kernel, as an illegal access does.
 """
 
 from __future__ import annotations
@@ -11,13 +10,12 @@ import importlib.abc
 import importlib.util
 import os
 import sys
-import time
 from typing import Any
 
 
 def _add_to_cupy() -> None:
     from strict_cupy import install
-    from strict_cupy.device import DEVICE, CUDARuntimeError
+    from strict_cupy.device import DEVICE
     from strict_cupy.kernels import RawKernel
 
     install()
@@ -30,13 +28,8 @@ def _add_to_cupy() -> None:
     launch = RawKernel.__call__
 
     def launch_or_fail(self: Any, *arguments: Any, **options: Any) -> None:
-        if fault and self.name == at:
-            if fault == "sticky":
-                DEVICE.sticky = 700
-            elif fault == "hang":
-                time.sleep(1000)
-            else:
-                raise CUDARuntimeError(1)
+        if fault == "sticky" and self.name == at:
+            DEVICE.sticky = 700
         launch(self, *arguments, **options)
 
     RawKernel.__call__ = launch_or_fail

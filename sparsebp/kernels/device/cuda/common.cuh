@@ -17,20 +17,26 @@ template <> struct Wide<float> {
     static __device__ __forceinline__ void unpack(const float4& v, float (&out)[4]) {
         out[0] = v.x, out[1] = v.y, out[2] = v.z, out[3] = v.w;
     }
+    static __device__ __forceinline__ float4 pack(const float (&v)[4]) { return float4{v[0], v[1], v[2], v[3]}; }
 };
 template <> struct Wide<double> {
     typedef double2 type;
     static constexpr int count = 2;
     static __device__ __forceinline__ void unpack(const double2& v, double (&out)[2]) { out[0] = v.x, out[1] = v.y; }
+    static __device__ __forceinline__ double2 pack(const double (&v)[2]) { return double2{v[0], v[1]}; }
 };
 constexpr int WIDTH = Wide<real>::count;
 
 // A length rounded up to whole wide accesses. Padding is always written (zero) before it is read.
 __host__ __device__ constexpr int padded(int n) { return (n + WIDTH - 1) / WIDTH * WIDTH; }
 
-// `source` must be aligned to 16 bytes.
+// `source` and `target` must be aligned to 16 bytes.
 __device__ __forceinline__ void load_wide(const real* source, real (&out)[WIDTH]) {
     Wide<real>::unpack(*reinterpret_cast<const typename Wide<real>::type*>(source), out);
+}
+
+__device__ __forceinline__ void store_wide(real* target, const real (&values)[WIDTH]) {
+    *reinterpret_cast<typename Wide<real>::type*>(target) = Wide<real>::pack(values);
 }
 
 __device__ __forceinline__ real warp_sum(real value) {

@@ -6,7 +6,10 @@
 // step and sample; bytes: 8 H values forward, 10 H backward, loaded DEPTH steps ahead.
 
 #include "common.cuh"
+#include "maps.cuh"
 #include "recurrent.cuh"
+
+constexpr int LOADED = 6;  // values of a unit that a step loads: four gates, the state before, the gradient
 #include "reduction.cuh"
 
 constexpr int DEPTH = STREAMED ? 2 : 4;  // steps that values are loaded ahead; even: two copies of the state alternate
@@ -108,6 +111,7 @@ extern "C" __global__ void __launch_bounds__(256, 1) gru_jacobians(
 // J[t] = W_hr' diag(of_r) + W_hz' diag(of_z) + W_hn' diag(of_n) + diag(z) (BPPSA Eq. 11). It is never stored.
 #ifdef HIDDEN
 constexpr int FACTORS = 4;
+constexpr int TOGETHER = MATRICES < 4 ? MATRICES : 4, ENTRIES = 8 / TOGETHER;  // samples, entries that a lane has in hand
 // Samples of a warp read their Jacobians at once, 16 bytes each: an odd number of such pieces apart, no bank is hit twice.
 constexpr int JACOBIAN = HIDDEN * HIDDEN_PADDED + (HIDDEN * HIDDEN_PADDED / WIDTH % 2 ? 0 : WIDTH);
 
@@ -116,7 +120,7 @@ constexpr int JACOBIAN = HIDDEN * HIDDEN_PADDED + (HIDDEN * HIDDEN_PADDED / WIDT
 // Operations: 2 (H^3 + 3 H^2) a step and sample; bytes: gates, h and gy once.
 extern "C" __global__ void __launch_bounds__(32, 1) gru_reduce(
     const real* __restrict__ h, const real* __restrict__ h0, const real* __restrict__ gates,
-    const real* __restrict__ weights, const real* __restrict__ gy, real* __restrict__ matrices, real* __restrict__ vectors,
+    const real* __restrict__ weights, const real* __restrict__ gy, real* __restrict__ maps,
     const real* __restrict__ carry, real* __restrict__ ga, real* __restrict__ carry_out, int64 steps, int batch, int hidden, int64 chunks, int groups) {
     extern __shared__ __align__(16) real shared[];
     constexpr int H = HIDDEN, SQUARE = HIDDEN * HIDDEN;
@@ -132,65 +136,98 @@ extern "C" __global__ void __launch_bounds__(32, 1) gru_reduce(
     const int64 chunk = 1 + block / groups;
     const int first_sample = block % groups * MATRICES;
     const int count = min(MATRICES, batch - first_sample) * H;
-    const int64 begin = chunk_begin(chunk, chunks, steps), end = chunk_begin(chunk + 1, chunks, steps);
-    const int64 stride = int64(batch) * H, at = int64(first_sample) * H;
+    const int64 begin = chunk_begin(chunk, chunks, steps), stride = int64(batch) * H;
     real* const jacobians = shared;
     real* const exchange = jacobians + MATRICES * JACOBIAN;
     real* const factors = exchange + ROWS * H * WARP;  // four of a unit side by side
-    real* const incoming = factors + MATRICES * H * FACTORS;
-    real* const w = incoming + padded(MATRICES * H);
+    real* const incoming = factors + STAGES * WARP * FACTORS;
+    real* const w = incoming + STAGES * WARP;
+    real* const loaded = w + 3 * SQUARE + lane;  // places of this lane alone
     for (int e = lane; e < 3 * SQUARE; e += WARP) w[e] = weights[e];
     clear(jacobians, MATRICES * JACOBIAN);
 
-    real ahead[STAGES][FACTORS + 2];
-    const auto fetch = [&](int64 t) {
+    int64 left = chunk_begin(chunk + 1, chunks, steps) - begin, at = begin * stride + int64(first_sample) * H;
+    const real* before = begin > 0 ? h + at - stride : h0 + int64(first_sample) * H;
+    real ahead[STAGES][LOADED];
+    const auto fetch = [&] {
 #pragma unroll
         for (int s = 0; s < STAGES; ++s) {
-            const int e = lane + s * WARP;
-            const bool valid = e < count && t < end;
-            const real* const kept = gates + (t * stride + at + e / H * H) * 4 + e % H;
+            const int e = min(lane + s * WARP, count - 1);  // lanes without a value repeat one: nobody reads it
+            const real* const kept = gates + (at + e / H * H) * 4 + e % H;
 #pragma unroll
-            for (int q = 0; q < 4; ++q) ahead[s][q] = valid ? kept[q * H] : real(0);
-            ahead[s][4] = !valid ? real(0) : t > 0 ? h[at + (t - 1) * stride + e] : h0[at + e];
-            ahead[s][5] = gy && valid ? gy[at + t * stride + e] : real(0);
+            for (int q = 0; q < 4; ++q) ahead[s][q] = kept[q * H];
+            ahead[s][4] = before[e];
+            ahead[s][5] = gy ? gy[at + e] : real(0);
         }
     };
-    fetch(begin);
-    ChunkRows rows;
-    for (int64 t = begin; t < end; ++t) {
+    // Stored as they are: arithmetic on them would be moved ahead, and wait for them.
+    const auto stage = [&] {
+        __syncwarp();
+#pragma unroll
+        for (int s = 0; s < STAGES; ++s)
+#pragma unroll
+            for (int q = 0; q < LOADED; ++q) loaded[(s * LOADED + q) * WARP] = ahead[s][q];
+    };
+    // Entry (j, k) of every sample's transposed Jacobian; a lane loads its weights once for all samples, and what several
+    // entries need before it stores the first. Then the loads of the next step begin.
+    const auto put_together = [&] {
         __syncwarp();
 #pragma unroll
         for (int s = 0; s < STAGES; ++s) {
-            const int e = lane + s * WARP;
-            if (e >= MATRICES * H) continue;
-            const GruFactors f = gru_factors(ahead[s][0], ahead[s][1], ahead[s][2], ahead[s][3], ahead[s][4]);
-            real* const place = factors + e * FACTORS;
+            const real* const x = loaded + s * LOADED * WARP;
+            const GruFactors f = gru_factors(x[0], x[WARP], x[2 * WARP], x[3 * WARP], x[4 * WARP]);
+            real* const place = factors + (lane + s * WARP) * FACTORS;
             place[0] = f.of_r, place[1] = f.of_z, place[2] = f.of_n, place[3] = f.z;
-            incoming[e] = ahead[s][5];
+            incoming[lane + s * WARP] = x[5 * WARP];
         }
         __syncwarp();
-        fetch(t + 1);
-        // Entry (j, k) of every sample's transposed Jacobian; a lane loads its weights once for all samples.
-        for (int e = lane; e < SQUARE; e += WARP) {
-            const int j = e / H, k = e % H;
-            const real w_r = w[e], w_z = w[SQUARE + e], w_n = w[2 * SQUARE + e];
+        for (int first = lane; first < SQUARE; first += ENTRIES * WARP) {
+            real by_entry[ENTRIES][3];
 #pragma unroll
-            for (int m = 0; m < MATRICES; ++m) {
-                const real* const f = factors + (m * H + j) * FACTORS;
-                jacobians[m * JACOBIAN + j * HIDDEN_PADDED + k] = w_r * f[0] + w_z * f[1] + w_n * f[2] + (j == k ? f[3] : real(0));
+            for (int i = 0; i < ENTRIES; ++i)
+#pragma unroll
+                for (int q = 0; q < 3; ++q) by_entry[i][q] = w[q * SQUARE + min(first + i * WARP, SQUARE - 1)];
+#pragma unroll
+            for (int m = 0; m < MATRICES; m += TOGETHER) {
+                real values[ENTRIES][TOGETHER];
+#pragma unroll
+                for (int i = 0; i < ENTRIES; ++i)
+#pragma unroll
+                    for (int s = 0; s < TOGETHER; ++s) {
+                        const int e = min(first + i * WARP, SQUARE - 1), j = e / H;
+                        const real* const f = factors + (min(m + s, MATRICES - 1) * H + j) * FACTORS;
+                        values[i][s] = by_entry[i][0] * f[0] + by_entry[i][1] * f[1] + by_entry[i][2] * f[2] +
+                                       (j == e % H ? f[3] : real(0));
+                    }
+#pragma unroll
+                for (int i = 0; i < ENTRIES; ++i) {
+                    const int e = first + i * WARP;
+#pragma unroll
+                    for (int s = 0; s < TOGETHER; ++s)
+                        if (e < SQUARE && m + s < MATRICES)
+                            jacobians[(m + s) * JACOBIAN + e / H * HIDDEN_PADDED + e % H] = values[i][s];
+                }
             }
         }
         __syncwarp();
-        if (t == begin)
-            rows.start<false>(jacobians + slot * JACOBIAN, nullptr, exchange, lane, row);
-        else
-            rows.multiply<false>(jacobians + slot * JACOBIAN, nullptr, exchange, lane);
+        if (--left > 0) before = h + at, at += stride;
+        fetch();
+    };
+    const auto unscaled = [](int) { return real(1); };
+    ChunkRows<0> rows;
+    fetch();
+    stage();
+    put_together();
+    rows.start(jacobians + slot * JACOBIAN, unscaled, row);
+    stage();
+    if (gy) rows.add(incoming + slot * H);
+    while (left > 0) {
+        put_together();
+        rows.multiply(jacobians + slot * JACOBIAN, unscaled, exchange, lane, stage);
         if (gy) rows.add(incoming + slot * H);
     }
-    if (lane / GROUP < MATRICES && slot * H < count) {
-        const int64 map = (chunk - 1) * batch + first_sample + slot;
-        rows.store(matrices + map * SQUARE, gy ? vectors + map * H : nullptr, row);
-    }
+    if (lane / GROUP < MATRICES && slot * H < count)
+        rows.store(maps + ((chunk - 1) * batch + first_sample + slot) * MAP, row);
 }
 #else
 // A block a chunk, sample and `rows` rows of P; `weights` is W', (H, 3 H). Three products: a Jacobian would not fit.

@@ -10,46 +10,66 @@ constexpr int MATRICES = WARP / GROUP;                 // samples of a warp
 constexpr int HIDDEN_PADDED = padded(HIDDEN);
 constexpr int STAGES = (MATRICES * HIDDEN + WARP - 1) / WARP;  // values of all samples at one step, a lane
 
-// ROWS rows of P in the registers of one lane, and the same rows of v.
-struct ChunkRows {
+// Rows of P are needed until the last column of the new ones is done. Meanwhile new columns wait in registers, WAITING of
+// them, as far as there is room; the others in this lane's own places of shared memory, which hands out one word a cycle and
+// lane and is what a step with few rows waits for. So registers that are left hold KEPT_ROWS rows of W as well. Registers
+// have no index, so all columns are unrolled: not worth it where few would fit. LOADED is how many values of a unit a step
+// loads; the file that includes this one says so.
+constexpr int REAL_WORDS = sizeof(real) / 4, ROW_WORDS = HIDDEN * REAL_WORDS;
+constexpr int LOADS = REAL_WORDS == 1 ? 0 : STAGES * LOADED * REAL_WORDS;  // registers; those of floats are in the rest
+constexpr int FREE = 200 - ROWS * ROW_WORDS - LOADS;                        // of 255, beside P
+constexpr int ROOM = FREE >= ROWS * ROW_WORDS ? HIDDEN : FREE > 0 ? FREE / (ROWS * REAL_WORDS) : 0;
+constexpr int WAITING = 3 * ROOM >= HIDDEN ? ROOM : 0;
+constexpr int STORED = HIDDEN - WAITING;
+constexpr int LEFT = FREE - ROWS * ROW_WORDS - 24, LEFT_ROWS = STORED > 0 || LEFT < 0 ? 0 : LEFT / ROW_WORDS;
+constexpr int KEPT_ROWS = LEFT_ROWS < HIDDEN ? LEFT_ROWS : HIDDEN;
+
+// ROWS rows of P in the registers of one lane, and the same rows of v. The first KEPT rows of the matrix are the same at
+// every step.
+template <int KEPT> struct ChunkRows {
     real p[ROWS][HIDDEN];
     real v[ROWS];
+    real kept[KEPT > 0 ? KEPT : 1][HIDDEN];
 
-    // P <- P M with M = matrix' * diag(scale); row j of `matrix` holds column j of M before scaling. A loaded word serves
-    // ROWS multiply-adds. New rows go by way of this lane's own places in `exchange`, because all of the old row is
-    // needed until the last column of the new one is done.
-    template <bool SCALED>
-    __device__ __forceinline__ void multiply(const real* matrix, const real* scale, real* exchange, int lane) {
+    // P <- P M with M = matrix' * diag(scale); row j of `matrix` holds column j of M before scaling by scale(j). A loaded
+    // word serves ROWS multiply-adds. stage() is called late, when the values that it passes on have arrived from memory,
+    // and before new columns need the registers that they came to. It may change what scale() reads.
+    template <class Scale, class Stage>
+    __device__ __forceinline__ void multiply(
+        const real* matrix, const Scale& scale, real* exchange, int lane, const Stage& stage) {
+        real next[ROWS][WAITING > 0 ? WAITING : 1];
+        exchange += lane;
+        if (WAITING == 0) {
 #pragma unroll 4
-        for (int j = 0; j < HIDDEN; ++j) {
-            real sums[ROWS] = {};
+            for (int j = 0; j < HIDDEN; ++j) put(exchange, j, matrix);
+            stage();
+        } else {
 #pragma unroll
-            for (int k = 0; k < HIDDEN; k += WIDTH) {
-                real piece[WIDTH];
-                load_wide(matrix + j * HIDDEN_PADDED + k, piece);
+            for (int j = 0; j < HIDDEN; ++j) {
+                if (j == HIDDEN * 3 / 4) stage();
+                if (j < STORED) {
+                    put(exchange, j, matrix);
+                    continue;
+                }
+                real sums[ROWS] = {};
+                column(j < KEPT ? kept[j] : nullptr, matrix + j * HIDDEN_PADDED, sums);
 #pragma unroll
-                for (int c = 0; c < WIDTH; ++c)
-#pragma unroll
-                    for (int r = 0; r < ROWS; ++r)
-                        if (k + c < HIDDEN) sums[r] += p[r][k + c] * piece[c];
+                for (int r = 0; r < ROWS; ++r) next[r][j - STORED] = sums[r];
             }
-#pragma unroll
-            for (int r = 0; r < ROWS; ++r)
-                exchange[(r * HIDDEN + j) * WARP + lane] = SCALED ? sums[r] * scale[j] : sums[r];
         }
-        take(exchange, lane);
+        take(scale, [&](int r, int k) {
+            return k < STORED ? exchange[(r * STORED + k) * WARP] : next[r][k < STORED ? 0 : k - STORED];
+        });
     }
 
-    // P = M, written the same way: column j of row r is matrix[j][row] * scale[j].
-    template <bool SCALED>
-    __device__ __forceinline__ void start(const real* matrix, const real* scale, real* exchange, int lane, int row) {
-        for (int j = 0; j < HIDDEN; ++j)
+    // P = M, written the same way: column j of row r is matrix[j][row] * scale(j).
+    template <class Scale>
+    __device__ __forceinline__ void start(const real* matrix, const Scale& scale, int row) {
 #pragma unroll
-            for (int r = 0; r < ROWS; ++r) {
-                const real value = row + r < HIDDEN ? matrix[j * HIDDEN_PADDED + row + r] : real(0);
-                exchange[(r * HIDDEN + j) * WARP + lane] = SCALED ? value * scale[j] : value;
-            }
-        take(exchange, lane);
+        for (int j = 0; j < KEPT; ++j)
+#pragma unroll
+            for (int k = 0; k < HIDDEN; ++k) kept[j][k] = matrix[j * HIDDEN_PADDED + k];
+        take(scale, [&](int r, int k) { return matrix[k * HIDDEN_PADDED + min(row + r, HIDDEN - 1)]; });
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) v[r] = 0;
     }
@@ -64,23 +84,53 @@ struct ChunkRows {
         }
     }
 
-    // P is stored column by column, as the combination reads it.
-    __device__ __forceinline__ void store(real* matrix, real* vector, int row) const {
+    // To a map as maps.cuh describes it.
+    __device__ __forceinline__ void store(real* map, int row) const {
+        map += row * PITCH;  // now: ptxas works out an address for every store, and spills
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) {
             if (row + r >= HIDDEN) continue;
 #pragma unroll
-            for (int k = 0; k < HIDDEN; ++k) matrix[k * HIDDEN + row + r] = p[r][k];
-            if (vector) vector[row + r] = v[r];
+            for (int k = 0; k < PITCH; k += WIDTH) {
+                real piece[WIDTH];
+#pragma unroll
+                for (int c = 0; c < WIDTH; ++c) piece[c] = k + c < HIDDEN ? p[r][k + c] : k + c == HIDDEN ? v[r] : real(0);
+                store_wide(map + r * PITCH + k, piece);
+            }
         }
     }
 
   private:
-    __device__ __forceinline__ void take(const real* exchange, int lane) {
+    // sums[r] += row r of P times a row of the matrix, which is `kept` (null: not) and in shared memory.
+    __device__ __forceinline__ void column(const real* kept, const real* shared, real (&sums)[ROWS]) const {
 #pragma unroll
-        for (int r = 0; r < ROWS; ++r)
+        for (int k = 0; k < HIDDEN; k += WIDTH) {
+            real piece[WIDTH];
+            if (!kept) load_wide(shared + k, piece);
 #pragma unroll
-            for (int k = 0; k < HIDDEN; ++k) p[r][k] = exchange[(r * HIDDEN + k) * WARP + lane];
+            for (int c = 0; c < WIDTH; ++c)
+#pragma unroll
+                for (int r = 0; r < ROWS; ++r)
+                    if (k + c < HIDDEN) sums[r] += p[r][k + c] * (kept ? kept[k + c] : piece[c]);
+        }
+    }
+
+    // Column j of the new P, to this lane's places.
+    __device__ __forceinline__ void put(real* own, int j, const real* matrix) const {
+        real sums[ROWS] = {};
+        column(nullptr, matrix + j * HIDDEN_PADDED, sums);
+#pragma unroll
+        for (int r = 0; r < ROWS; ++r) own[(r * STORED + j) * WARP] = sums[r];
+    }
+
+    template <class Scale, class Value>
+    __device__ __forceinline__ void take(const Scale& scale, const Value& value) {
+#pragma unroll
+        for (int k = 0; k < HIDDEN; ++k) {
+            const real factor = scale(k);
+#pragma unroll
+            for (int r = 0; r < ROWS; ++r) p[r][k] = value(r, k) * factor;
+        }
     }
 };
 #endif

@@ -6,7 +6,10 @@
 // 2 * (30 + H) cycles. Values of later steps are loaded DEPTH steps ahead, which hides memory altogether.
 
 #include "common.cuh"
+#include "maps.cuh"
 #include "recurrent.cuh"
+
+constexpr int LOADED = 2;  // values of a unit that a step loads: the state, the gradient
 #include "reduction.cuh"
 
 constexpr int DEPTH = STREAMED ? 2 : 8;  // steps that values are loaded ahead; even: two copies of the state alternate
@@ -98,9 +101,9 @@ extern "C" __global__ void __launch_bounds__(256, 1) rnn_jacobians(
 // The others take a chunk 1 ... chunks - 2 and MATRICES samples each; the map of chunk 0 is not used.
 // Operations: 2 H^3 a step and sample, in ROWS multiply-adds a loaded word; bytes: h and gy once.
 extern "C" __global__ void __launch_bounds__(32, 1) rnn_reduce(
-    const real* __restrict__ h, const real* __restrict__ weights, const real* __restrict__ gy, real* __restrict__ matrices,
-    real* __restrict__ vectors, const real* __restrict__ carry, real* __restrict__ gz, real* __restrict__ carry_out,
-    int64 steps, int batch, int hidden, int64 chunks, int groups) {
+    const real* __restrict__ h, const real* __restrict__ weights, const real* __restrict__ gy, real* __restrict__ maps,
+    const real* __restrict__ carry, real* __restrict__ gz, real* __restrict__ carry_out, int64 steps, int batch, int hidden,
+    int64 chunks, int groups) {
     extern __shared__ __align__(16) real shared[];
     constexpr int H = HIDDEN;
     if (int(blockIdx.x) < batch) {
@@ -115,47 +118,48 @@ extern "C" __global__ void __launch_bounds__(32, 1) rnn_reduce(
     const int64 chunk = 1 + block / groups;
     const int first_sample = block % groups * MATRICES;
     const int count = min(MATRICES, batch - first_sample) * H;  // values of this warp's samples at one step
-    const int64 begin = chunk_begin(chunk, chunks, steps), end = chunk_begin(chunk + 1, chunks, steps);
-    const int64 stride = int64(batch) * H, at = int64(first_sample) * H;
+    const int64 begin = chunk_begin(chunk, chunks, steps), stride = int64(batch) * H;
     real* const matrix = shared;
-    real* const slopes = matrix + H * HIDDEN_PADDED;
-    real* const incoming = slopes + MATRICES * H;
-    real* const exchange = incoming + MATRICES * H;
+    real* const outputs = matrix + H * HIDDEN_PADDED;  // of a step
+    real* const incoming = outputs + STAGES * WARP;
+    real* const exchange = incoming + STAGES * WARP;
 
     for (int e = lane; e < H * HIDDEN_PADDED; e += WARP) {
         const int j = e / HIDDEN_PADDED, k = e % HIDDEN_PADDED;
         matrix[e] = k < H ? weights[j * H + k] : real(0);
     }
+    int64 left = chunk_begin(chunk + 1, chunks, steps) - begin, at = begin * stride + int64(first_sample) * H;
     real ahead_h[STAGES], ahead_g[STAGES];
-    const auto fetch = [&](int64 t) {
+    const auto fetch = [&] {
 #pragma unroll
         for (int s = 0; s < STAGES; ++s) {
-            const int e = lane + s * WARP;
-            ahead_h[s] = e < count && t < end ? h[at + t * stride + e] : real(0);
-            ahead_g[s] = gy && e < count && t < end ? gy[at + t * stride + e] : real(0);
+            const int e = min(lane + s * WARP, count - 1);  // lanes without a value repeat one: nobody reads it
+            ahead_h[s] = h[at + e];
+            ahead_g[s] = gy ? gy[at + e] : real(0);
         }
     };
-    fetch(begin);
-    ChunkRows rows;
-    for (int64 t = begin; t < end; ++t) {
+    // A step's values, for all lanes; then the loads of the next one begin. What is loaded is stored as it is: arithmetic
+    // on it would be moved ahead, and wait for it.
+    const auto stage = [&] {
         __syncwarp();
 #pragma unroll
-        for (int s = 0; s < STAGES; ++s) {
-            const int e = lane + s * WARP;
-            if (e < MATRICES * H) slopes[e] = slope(ahead_h[s]), incoming[e] = ahead_g[s];
-        }
+        for (int s = 0; s < STAGES; ++s)
+            outputs[lane + s * WARP] = ahead_h[s], incoming[lane + s * WARP] = ahead_g[s];
         __syncwarp();
-        fetch(t + 1);
-        if (t == begin)
-            rows.start<true>(matrix, slopes + slot * H, exchange, lane, row);
-        else
-            rows.multiply<true>(matrix, slopes + slot * H, exchange, lane);
+        if (--left > 0) at += stride, fetch();
+    };
+    const auto scale = [&](int j) { return slope(outputs[slot * H + j]); };
+    ChunkRows<KEPT_ROWS> rows;
+    fetch();
+    stage();
+    rows.start(matrix, scale, row);
+    if (gy) rows.add(incoming + slot * H);
+    while (left > 0) {
+        rows.multiply(matrix, scale, exchange, lane, stage);
         if (gy) rows.add(incoming + slot * H);
     }
-    if (lane / GROUP < MATRICES && slot * H < count) {
-        const int64 map = (chunk - 1) * batch + first_sample + slot;
-        rows.store(matrices + map * H * H, gy ? vectors + map * H : nullptr, row);
-    }
+    if (lane / GROUP < MATRICES && slot * H < count)
+        rows.store(maps + ((chunk - 1) * batch + first_sample + slot) * MAP, row);
 }
 #else
 // A block a chunk, sample and `rows` rows of P; `weights` is W', (H, H).

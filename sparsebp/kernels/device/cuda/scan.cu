@@ -1,67 +1,85 @@
 // Second phase of reduce-then-scan: combine the chunks' maps, vectors only, from the last chunk to the first.
 // u[c - 1] = P[c] u[c] + v[c] for c = chunks - 2 ... 1. `carry` (chunks - 1, B, H) comes with its last entry set, the
-// gradient that leaves the last chunk, and is filled downwards. P lies column by column: `matrices` (chunks - 2, B, H, H).
-// Bytes: every map once; the chain of chunks is bound by latency, so maps are loaded several chunks ahead.
+// gradient that leaves the last chunk, and is filled downwards. Bytes: every map once. Bound by the latency of a product
+// with a vector, times the number of chunks.
 
 #include "common.cuh"
+#include "maps.cuh"
 
 #ifdef HIDDEN
-constexpr int WORDS = sizeof(real) / 4;
-constexpr int DEPTH = HIDDEN * WORDS <= 16 ? 8 : HIDDEN * WORDS <= 32 ? 4 : 2;  // about 128 registers of maps
+constexpr int BLOCK = 256;
+constexpr int FITS = 20480 / (MAP * int(sizeof(real))), ROUND = FITS < 1 ? 1 : FITS > 8 ? 8 : FITS;
+constexpr int PIECES = MAP / WIDTH, SHARE = (ROUND * PIECES + BLOCK - WARP - 1) / (BLOCK - WARP);
 
-// A warp a sample.
-extern "C" __global__ void __launch_bounds__(32, 1) scan_combine(
-    const real* __restrict__ matrices, const real* __restrict__ vectors, real* __restrict__ carry, int batch, int hidden,
-    int64 chunks) {
-    constexpr int H = HIDDEN, pitch = padded(H);
-    __shared__ __align__(16) real state[2 * pitch];
-    const int unit = threadIdx.x;
-    const bool active = unit < H;
+// A block a sample: its first warp follows the chain of chunks and finds their maps in shared memory, where the others
+// bring the next ROUND of them meanwhile. `maps` (chunks - 2, B, MAP), from 16 bytes on.
+extern "C" __global__ void __launch_bounds__(BLOCK, 1) scan_combine(
+    const real* __restrict__ maps, real* __restrict__ carry, int batch, int hidden, int64 chunks) {
+    constexpr int H = HIDDEN;
+    __shared__ __align__(16) real rounds[2][ROUND * MAP];
+    __shared__ __align__(16) real state[2][WARP];
+    const int lane = threadIdx.x % WARP, unit = min(lane, H - 1);
+    const bool follows = threadIdx.x < WARP;
     const int64 stride = int64(batch) * H, at = int64(blockIdx.x) * H + unit;
-    real columns[DEPTH][H], constant[DEPTH];
-    const auto fetch = [&](real(&column)[H], real& value, int64 c) {
-        if (!active || c < 1) return;
-        const real* const map = matrices + ((c - 1) * batch + blockIdx.x) * H * H + unit;
+
+    // The maps of ROUND chunks: `last`, last - 1 ..., where there is none that of chunk 1.
+    const auto bring = [&](real* to, int64 last) {
+        if (last < 1) return;
+        typedef typename Wide<real>::type Piece;
+        Piece pieces[SHARE];
 #pragma unroll
-        for (int k = 0; k < H; ++k) column[k] = map[k * H];
-        value = vectors ? vectors[(c - 1) * stride + at] : real(0);
-    };
-    clear(state, 2 * pitch);
-#pragma unroll
-    for (int s = 0; s < DEPTH; ++s) {
-        constant[s] = 0;
-#pragma unroll
-        for (int k = 0; k < H; ++k) columns[s][k] = 0;
-        fetch(columns[s], constant[s], chunks - 2 - s);
-    }
-    __syncwarp();
-    if (active) state[unit] = carry[(chunks - 2) * stride + at];
-    __syncwarp();
-    for (int64 last = chunks - 2; last >= 1; last -= DEPTH)
-#pragma unroll
-        for (int s = 0; s < DEPTH; ++s) {
-            const int64 c = last - s;
-            if (c < 1) break;
-            const real* const from = state + s % 2 * pitch;
-            real sums[WIDTH] = {};
-#pragma unroll
-            for (int k = 0; k < H; k += WIDTH) {
-                real piece[WIDTH];
-                load_wide(from + k, piece);
-#pragma unroll
-                for (int q = 0; q < WIDTH; ++q)
-                    if (k + q < H) sums[q] += columns[s][k + q] * piece[q];
-            }
-            real value = constant[s];
-#pragma unroll
-            for (int q = 0; q < WIDTH; ++q) value += sums[q];
-            if (active) {
-                state[(s + 1) % 2 * pitch + unit] = value;
-                carry[(c - 1) * stride + at] = value;
-            }
-            fetch(columns[s], constant[s], c - DEPTH);
-            __syncwarp();
+        for (int s = 0; s < SHARE; ++s) {
+            const int p = threadIdx.x - WARP + s * (BLOCK - WARP), i = p / PIECES;
+            const real* const map = maps + ((max(last - i, int64(1)) - 1) * batch + blockIdx.x) * MAP;
+            if (i < ROUND) pieces[s] = reinterpret_cast<const Piece*>(map)[p % PIECES];
         }
+#pragma unroll
+        for (int s = 0; s < SHARE; ++s) {
+            const int p = threadIdx.x - WARP + s * (BLOCK - WARP);
+            if (p < ROUND * PIECES) reinterpret_cast<Piece*>(to)[p] = pieces[s];
+        }
+    };
+    const auto row_of = [&](const real* map, real(&row)[PITCH]) {
+#pragma unroll
+        for (int k = 0; k <= H; k += WIDTH) load_wide(map + unit * PITCH + k, *reinterpret_cast<real(*)[WIDTH]>(row + k));
+    };
+
+    if (follows)
+        state[0][lane] = carry[(chunks - 2) * stride + at];
+    else
+        bring(rounds[0], chunks - 2);
+    __syncthreads();
+    real* out = carry + (chunks - 3) * stride + at;
+    int now = 0;
+    for (int64 last = chunks - 2; last >= 1; last -= ROUND, now ^= 1) {
+        if (!follows)
+            bring(rounds[now ^ 1], last - ROUND);
+        else {
+            const int count = int(min(last, int64(ROUND)));
+            real row[PITCH];
+            row_of(rounds[now], row);
+#pragma unroll
+            for (int i = 0; i < ROUND; ++i) {
+                if (i == count) break;
+                real sums[4] = {row[H]};
+#pragma unroll
+                for (int k = 0; k < H; k += WIDTH) {
+                    real piece[WIDTH];
+                    load_wide(state[i % 2] + k, piece);
+#pragma unroll
+                    for (int q = 0; q < WIDTH; ++q)
+                        if (k + q < H) sums[(k + q) % 4] += row[k + q] * piece[q];
+                }
+                const real value = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+                state[(i + 1) % 2][lane] = value;
+                if (i + 1 < ROUND) row_of(rounds[now] + (i + 1) * MAP, row);
+                __syncwarp();
+                if (lane < H) *out = value;
+                out -= stride;
+            }
+        }
+        __syncthreads();
+    }
 }
 #else
 // A block a sample, any size: a thread a unit.

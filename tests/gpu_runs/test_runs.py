@@ -1,0 +1,178 @@
+"""Each of the four runs from end to end on the stand-in for CuPy, at tiny sizes, and what is left when kernels fail."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_runs import cases, runs
+from gpu_runs.carried import ROOT
+from gpu_runs.compile_all import kernels_of, sets, small_sets
+from sparsebp.bench.tools import report
+from sparsebp.kernels.device import SOURCES
+
+STANDIN = ROOT / "tests" / "gpu_runs" / "standin"
+TOOLS = {
+    "git": "exit 128",
+    "compute-sanitizer": """
+while [ $# -gt 0 ]; do case $1 in
+  --log-file) echo "ERROR SUMMARY: 0 errors" >"$2"; shift 2;;
+  --tool|--target-processes|--error-exitcode|--print-limit) shift 2;;
+  *) break;;
+esac; done
+"$@" && echo "========= ERROR SUMMARY: 0 errors" """,
+    "ncu": """
+while [ $# -gt 0 ]; do case $1 in
+  --log-file) echo "Section: GPU Speed Of Light Throughput" >"$2"; shift 2;;
+  --clock-control|--kernel-name|--section) shift 2;;
+  *) break;;
+esac; done
+exec "$@" """,
+}
+"""Programs that take the place of others: they look at nothing, but run what they are given."""
+
+
+@pytest.fixture
+def there(tmp_path: Path) -> dict[str, str]:
+    """The environment of a machine with a stand-in for CuPy, an empty $OUT, and no git history."""
+    for name, text in TOOLS.items():
+        path = tmp_path / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+        path.chmod(0o755)
+    (tmp_path / "out").mkdir()
+    path = os.pathsep.join([str(tmp_path / "bin"), os.environ.get("PATH", "")])
+    return os.environ | {
+        "PATH": path, "PYTHONPATH": str(STANDIN), "OUT": str(tmp_path / "out"), "SPARSEBP_COMMIT": "0123abc",
+        "SPARSEBP_PRICES": "",
+    }  # fmt: skip
+
+
+def run(name: str, there: dict[str, str]) -> tuple[int, list[str], dict[str, Any]]:
+    """Return exit status, output and the outcome of each stage."""
+    command = [sys.executable, "tests/gpu_runs", name, "--quick", "--seconds", "600"]
+    done = subprocess.run(
+        command, cwd=ROOT, env=there, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
+    summary = json.loads((Path(there["OUT"]) / f"summary-{name}.json").read_text(encoding="utf-8"))
+    assert summary["complete"] and summary["commit"] == "0123abc"
+    return done.returncode, done.stdout.splitlines(), {stage["stage"]: stage for stage in summary["stages"]}
+
+
+def result_of(name: str, there: dict[str, str]) -> dict[str, Any]:
+    """Return the result that a benchmark has left in $OUT, with its picture, and with nothing partial."""
+    out = Path(there["OUT"])
+    (path,) = out.glob(f"{name}-*.json")
+    assert path.stem == f"{name}-stand-in-for-an-h200-0123abc"
+    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    result = report.load(path)
+    assert result["complete"] and result["benchmark"] == name
+    return result
+
+
+def may_come_back(out: Path) -> bool:
+    """Say whether what lies there comes back from a machine that gives back a few files of simple names."""
+    files = [*out.iterdir()]
+    return len(files) <= 8 and all(file.stat().st_size < 16 << 20 for file in files)
+
+
+def test_check(there: dict[str, str]) -> None:
+    status, lines, stages = run("check", there)
+    assert {name: stage["outcome"] for name, stage in stages.items()} == dict.fromkeys(
+        ("versions", "compile", "launches", "tests", "cache", "memcheck", "racecheck"), "passed"
+    )
+    assert status == 0 and lines[-1] == "ALL WELL"
+    assert stages["tests"]["said"] == ["2 passed, 0 failed, 0 skipped"]
+    assert ", 0 wrong, compared with " in stages["launches"]["said"][-1]
+    assert "ERROR SUMMARY: 0 errors" in stages["memcheck"]["said"][0]
+    out = Path(there["OUT"])
+    rows = runs.rows_of(out / "check-launches.jsonl")
+    assert {row["kernel"] for row in rows} == {"clamp_arrays", "gather"} and not [row for row in rows if "error" in row]
+    assert (out / "check-memcheck.txt").exists() and (out / "check-racecheck.txt").exists()
+    assert may_come_back(out)
+
+
+def test_numbers(there: dict[str, str]) -> None:
+    status, lines, stages = run("numbers", there)
+    assert status == 0 and lines[-1] == "ALL WELL"
+    rows = result_of("gpu-numbers", there)["rows"]
+    assert {row["what"] for row in rows} == {"forward", "backward", "phases", "weights", "python", "captured", "scan"}
+    held = [row for row in rows if row["what"] == "phases" and row["rows_a_lane"] == 2]
+    assert {row["cell"] for row in held} == {"RNN", "GRU"}
+    assert all(any("reduce" in name for name in row["launches"]) for row in held)
+    assert stages["ncu"]["said"] == ["1 launches profiled"]
+    assert may_come_back(Path(there["OUT"]))
+
+
+def test_grid(there: dict[str, str]) -> None:
+    pytest.importorskip("torch")
+    status, lines, stages = run("grid", there)
+    assert status == 0 and lines[-1] == "ALL WELL"
+    result = result_of("gpu-grid", there)
+    assert [row["model"] for row in result["rows"]] == ["RNN(1, 20)", "GRU(38, 20)"]
+    assert all(row["gradient_difference"] < 1e-4 for row in result["rows"])
+    assert stages["gpu-grid"]["said"][0].startswith("2 rows measured, 0 not: gpu-grid-")
+
+
+def test_graphs(there: dict[str, str]) -> None:
+    status, lines, stages = run("graphs", there)
+    assert status == 0 and lines[-1] == "ALL WELL"
+    rows = result_of("gpu-graphs", there)["rows"]
+    assert [(row["network"], row["order"]) for row in rows[-2:]] == [
+        ("DenseNet", "one stream"),
+        ("DenseNet", "two streams"),
+    ]
+    assert all("captured" in row for row in rows if row["network"] == "DenseNet")
+    assert stages["tests"]["said"] == ["2 passed, 0 failed, 0 skipped"]
+
+
+def test_a_kernel_that_breaks_the_device_costs_its_own_points_and_is_told(there: dict[str, str]) -> None:
+    there |= {"STANDIN_FAULT": "sticky:gru_forward"}
+    status, lines, stages = run("numbers", there)
+    assert status == 1 and lines[-1] == "NOT WELL: gpu-numbers" and stages["gpu-numbers"]["outcome"] == "failed"
+    rows = result_of("gpu-numbers", there)["rows"]
+    wrong = [row for row in rows if "error" in row]
+    assert {(row["what"], row["cell"]) for row in wrong} == {("forward", "GRU"), ("python", "GRU")}
+    assert {("forward", "RNN"), ("backward", "GRU"), ("scan", "GRU")} <= {(r["what"], r["cell"]) for r in rows} - {
+        (row["what"], row["cell"]) for row in wrong
+    }
+    assert all("CUDARuntimeError" in row["error"] for row in wrong)
+    assert f"{len(rows) - len(wrong)} rows measured, {len(wrong)} not" in stages["gpu-numbers"]["said"][0]
+
+
+def test_without_a_gpu_nothing_is_tried(there: dict[str, str]) -> None:
+    if subprocess.run([sys.executable, "-c", "import cupy"], capture_output=True, check=False).returncode == 0:
+        pytest.skip("CuPy is installed here")
+    status, lines, stages = run("check", there | {"PYTHONPATH": ""})
+    assert status == 1 and stages["versions"]["outcome"] == "failed"
+    assert {stage["outcome"] for name, stage in stages.items() if name != "versions"} == {"left out"}
+    assert "no GPU answers CuPy: nothing can be run here" in lines
+
+
+def test_every_source_and_every_kernel_is_in_the_first_run() -> None:
+    compiled = sets()
+    files = {file for file, _ in compiled}
+    assert files == set(SOURCES)
+    listed = [(file, defines) for file, sets_of in SOURCES.items() for defines in sets_of]
+    assert all(one in compiled for one in listed)
+    assert {file for file, _ in small_sets()} == files
+    assert all(kernels_of(file) for file in files)
+    called = {case.kernel for case in cases.every()}
+    assert called == set(cases.kernels()) == {case.kernel for case in cases.every(small=True)}
+    assert len({case.key for case in cases.every()}) == len([*cases.every()])
+
+
+def test_what_differs_is_found() -> None:
+    import numpy as np
+
+    right = {"out": np.ones(3, np.float32), "index": np.arange(3)}
+    assert cases.differences({"out": right["out"] * (1 + 5e-5), "index": right["index"]}, right) == []
+    assert len(cases.differences({"out": right["out"] * 1.001, "index": right["index"]}, right)) == 1
+    assert len(cases.differences({"out": right["out"] * np.nan, "index": right["index"] + 1}, right)) == 2
+    assert cases.differences({"out": right["out"]}, right)
