@@ -124,6 +124,7 @@ def test_self_check_covers_both_cells_and_dtypes():
 
 
 @pytest.mark.gpu
+@pytest.mark.real_gpu("twenty seconds here, and device/test_layers_on_device.py runs the same layers")
 @pytest.mark.skipif(not sb.backend.has_gpu(), reason="needs CuPy and a GPU")
 def test_self_check_on_a_gpu():
     reports = sb.verify.self_check(device="cuda")
