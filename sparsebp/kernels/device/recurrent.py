@@ -15,6 +15,8 @@ from sparsebp.kernels.device.base import MAX_THREADS, WARP, Defines, Launcher, c
 
 _WEIGHT_REGISTERS = 144
 """32-bit registers of a thread that may hold weights; of 255, the rest is for sums and values loaded ahead."""
+_WITH_INPUTS = 168
+"""32-bit registers of a thread that may hold weights, those of the input counted."""
 _GROUP_AT_LEAST = 4
 """Lanes that share a chunk's matrix, unless it has fewer rows; so a warp has at most eight matrices."""
 _ROW_REGISTERS = 128
@@ -127,10 +129,11 @@ class RecurrentKernels(Launcher):
         """Launch a kernel of ``cuda/*_forward.cu``; `inputs` are x, w_ih (or None), b_ih and b_hh."""
         steps, batch, hidden = h.shape
         features = 0 if inputs[1] is None else inputs[1].shape[1]
-        form = self._unit_form(h, 1, cell.gates, _INPUT_STEPS * MOST_INPUTS if features else 0)
+        padded = min(n for n in (0, *_INPUT_SIZES) if n >= features)
+        form = self._unit_form(h, 1, cell.gates, padded)
         defines, block = form.defines | cell.defines, (form.threads,)
         if features:
-            defines |= {"INPUTS": MOST_INPUTS if form.streamed else min(n for n in _INPUT_SIZES if n >= features)}
+            defines |= {"INPUTS": MOST_INPUTS if form.streamed else padded}
         weights = self.xp.ascontiguousarray(w_hh.T) if form.streamed else w_hh
         b_hn, gates = of_gru[:1], of_gru[1:]
         sizes = (np.int64(steps), np.int32(batch), np.int32(hidden))
@@ -186,10 +189,10 @@ class RecurrentKernels(Launcher):
         self._combine_chunks(matrices, vectors, carry)
         run_chunks(0, chunks - 1, carry, gh0)
 
-    def _unit_form(self, array: Array, fold: int, outputs: int, beside: int = 0) -> UnitForm:
+    def _unit_form(self, array: Array, fold: int, outputs: int, inputs: int = 0) -> UnitForm:
         """Return the form for a step that makes `outputs` results a unit from `fold` * H values of state.
 
-        `beside` are values that lie in shared memory besides, at its beginning.
+        And from `inputs` values of the input, of which some steps lie in shared memory.
 
         Raises
         ------
@@ -200,7 +203,7 @@ class RecurrentKernels(Launcher):
         defines = real_define(array)
         weights = fold * outputs * hidden
         threads = ceil_div(hidden, WARP) * WARP
-        state = (2 * fold * threads + beside) * itemsize
+        state = (2 * fold * threads + (_INPUT_STEPS * MOST_INPUTS if inputs else 0)) * itemsize
         if threads > MAX_THREADS:
             raise OptionError(
                 "The hidden size is too large for the device kernels",
@@ -208,7 +211,8 @@ class RecurrentKernels(Launcher):
                 got=hidden,
                 remedy="Use a smaller hidden size or the host kernels",
             )
-        if weights * (itemsize // 4) <= _WEIGHT_REGISTERS and hidden <= 4 * WARP:
+        registers, with_inputs = (n * itemsize // 4 for n in (weights, weights + outputs * inputs))
+        if registers <= _WEIGHT_REGISTERS and with_inputs <= _WITH_INPUTS and hidden <= 4 * WARP:
             return UnitForm(defines | {"HIDDEN": hidden}, threads, state, False)
         staged = _padded(weights * hidden, itemsize) * itemsize + state
         fits = staged <= self.shared_limit

@@ -60,9 +60,9 @@ def _elman(sets: list[Defines]) -> list[Defines]:
 
 def _forward(sets: list[Defines]) -> list[Defines]:
     """The projected input for all; the input itself in three sizes, in the largest alone where weights are streamed."""
-    return sets + [
-        one | {"INPUTS": inputs} for one in sets for inputs in (1, 4, 8) if inputs == 8 or "STAGED" not in one
-    ]
+    fused = [one | {"INPUTS": inputs} for one in sets for inputs in (1, 4, 8) if inputs == 8 or "STAGED" not in one]
+    too_many = {"REAL": "double", "HIDDEN": 24, "INPUTS": 8}  # of a GRU: streamed
+    return sets + [one for one in fused if one != too_many]
 
 
 def _windows() -> list[Defines]:
