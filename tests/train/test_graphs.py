@@ -188,12 +188,13 @@ def test_dropout_that_drops_nothing_is_captured(host_recorder):
     assert not Executor(model, nn.MSELoss(), optim.SGD(model.parameters(), 0.1), order, graph=True).uncaptured
 
 
-def test_what_fails_while_it_is_captured_is_said_and_runs_as_ever(host_recorder, monkeypatch):
+@pytest.mark.parametrize("error", [DeviceError, MemoryError, RuntimeError])
+def test_what_fails_while_it_is_captured_is_said_and_runs_as_ever(error, host_recorder, monkeypatch):
     model, twin = orders.conv(), orders.conv()
 
     def fail(self, program, found):
         self._at = "stage '4'"
-        raise DeviceError("Data of the host is sent")
+        raise error("Data of the host is sent")
 
     monkeypatch.setattr(Graphs, "_capture", fail)
     states = []
@@ -224,6 +225,23 @@ def test_other_arrays_of_a_model_are_captured_anew(host_recorder):
         executor.step([BATCH])
     assert [recorder.log for recorder in host_recorder.made] == [
         ["run", "capture", "replay", "replay"], ["run", "capture", "replay"]
+    ]  # fmt: skip
+
+
+def test_a_number_of_a_layer_that_changes_is_captured_anew(host_recorder):
+    states = []
+    for graph in (False, True):
+        model = orders.conv()
+        order = schedule_of(Stages(model), "none", 1, "conventional")
+        executor = Executor(model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), 0.1), order, graph=graph)
+        for number in range(8):
+            model[1].momentum = 0.1 if number < 4 else 0.5
+            executor.step([BATCH])
+        executor.flush()
+        states.append(model.state_dict())
+    orders.assert_same(*states)
+    assert [recorder.log for recorder in host_recorder.made] == [
+        ["run", "capture", "replay", "replay"], ["run", "capture", "replay", "replay", "replay"]
     ]  # fmt: skip
 
 
