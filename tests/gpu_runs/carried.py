@@ -84,10 +84,10 @@ def prepare() -> int:
     CACHE.mkdir(exist_ok=True)
     failed = 0
     if not [*CACHE.glob(_SANITIZER)]:
-        platform = ["--only-binary=:all:", "--platform", "manylinux2014_x86_64"]
-        fetch = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", *platform, "-d", str(CACHE)]
-        failed = subprocess.run([*fetch, "nvidia-cuda-sanitizer-api"], check=False).returncode
-    subprocess.run([sys.executable, "-m", "gpu_runs.references"], env=environment(), cwd=ROOT, check=True)
+        fetch = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(CACHE)]
+        failed = subprocess.run([*fetch, "nvidia-cuda-sanitizer-api>=13"], check=False).returncode
+    kept = environment() | {"NUMBA_CACHE_DIR": os.environ.get("NUMBA_CACHE_DIR", "")}  # this machine's own is warm
+    subprocess.run([sys.executable, "-m", "gpu_runs.references"], env=kept, cwd=ROOT, check=True)
     for path in sorted(CACHE.iterdir()):
         if path.is_file():
             print(f"{path.relative_to(ROOT)}: {path.stat().st_size} bytes")

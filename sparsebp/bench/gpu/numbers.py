@@ -7,7 +7,6 @@ launch; a backward captured into a graph. Cycles are those of the clock that the
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +27,7 @@ from sparsebp.bench.tools.workload import CELLS, chunk_count
 from sparsebp.core import timing
 from sparsebp.core.errors import SparseBPError
 from sparsebp.kernels.api import Kernels
-from sparsebp.kernels.device import DeviceKernels, RawModuleLoader, recurrent
+from sparsebp.kernels.device import DeviceKernels, RawModuleLoader
 
 BATCH = 16
 STEPS = 4000
@@ -166,17 +165,18 @@ def phases(point: Point, xp: ModuleType, rounds: Mapping[str, Any]) -> Row:
     """
     timed = TimedLoader(xp)
     device = DeviceKernels(xp, timed)
+    if point.rows_a_lane is not None:
+        device._rows_a_lane = lambda *sizes: point.rows_a_lane  # type: ignore[method-assign, assignment]
     run = Recurrence(Kernels(device), xp, point.cell, point.dtype, point.length, BATCH, point.hidden)
     call = run.backward(point.chunks)
     took: dict[str, list[float]] = defaultdict(list)
-    with rows_held(point.rows_a_lane):
+    call()
+    for _ in range(rounds["rounds"]):
+        timed.launches.clear()
         call()
-        for _ in range(rounds["rounds"]):
-            timed.launches.clear()
-            call()
-            backend.synchronize(xp)
-            for number, launch in enumerate(timed.launches):
-                took[f"{number} {launch.kernel} of {launch.blocks} blocks"].append(launch.seconds(xp))
+        backend.synchronize(xp)
+        for number, launch in enumerate(timed.launches):
+            took[f"{number} {launch.kernel} of {launch.blocks} blocks"].append(launch.seconds(xp))
     found = {name: float(np.median(seconds)) for name, seconds in took.items()}
     rows = [launch.defines["ROWS"] for launch in timed.launches if "ROWS" in launch.defines]
     if point.rows_a_lane is not None and set(rows) != {point.rows_a_lane}:
@@ -184,20 +184,6 @@ def phases(point: Point, xp: ModuleType, rounds: Mapping[str, Any]) -> Row:
                             remedy="Hold them where the launchers choose them")  # fmt: skip
     shown = ", ".join(f"{name[2:]} {report.seconds(seconds)}" for name, seconds in found.items())
     return {"time": sum(found.values()), "launches": found, "parts": shown, "rows_a_lane": rows[0] if rows else None}
-
-
-@contextlib.contextmanager
-def rows_held(count: int | None) -> Iterator[None]:
-    """Let lanes hold so many rows of a chunk's matrix, whatever the launchers would choose; None lets them."""
-    owner: Any = recurrent if hasattr(recurrent, "rows_a_lane") else recurrent.RecurrentKernels
-    name = "rows_a_lane" if owner is recurrent else "_rows_a_lane"
-    chosen = getattr(owner, name)
-    if count is not None:
-        setattr(owner, name, lambda *sizes: count)
-    try:
-        yield
-    finally:
-        setattr(owner, name, chosen)
 
 
 class Launch(NamedTuple):
