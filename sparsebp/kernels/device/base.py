@@ -36,8 +36,8 @@ class Loader(Protocol):
     """Compiles a file of `cuda/` with defines; `sparsebp.kernels.device.RawModuleLoader` is the one for a GPU.
 
     A loader may have the attributes ``max_shared_memory`` (bytes a block can opt in to), ``multiprocessors``,
-    ``double_cost`` (time of float64 arithmetic over that of float32) and ``device`` (the number of the current one, which
-    alone its kernels can run on).
+    ``double_cost`` (time of float64 arithmetic over that of float32) and ``device`` (the number of the current one,
+    which alone its kernels can run on).
     """
 
     def get(self, file: str, defines: Defines) -> Any:
