@@ -11,7 +11,7 @@ from sass.nvrtc import disassembler
 
 T, B, H, MULTIPROCESSORS = 1000, 16, 20, 132
 
-VALUES = {("rnn", 1): 4.1, ("rnn", 64): 9.8, ("gru", 1): 18.1, ("gru", 64): 30.8}
+VALUES = {("rnn", 1): 4.1, ("rnn", 64): 10.7, ("gru", 1): 18.1, ("gru", 64): 31.7}
 """By cell and chunks: values that the recurrent kernels of a training step read and write, over T·B·H."""
 
 LAUNCHES = {("RNN", "bp"): 25, ("RNN", "chunked"): 27, ("GRU", "bp"): 31, ("GRU", "chunked"): 33}

@@ -33,7 +33,8 @@ class Launch:
 
     def cycles(self, memory: str) -> float:
         """Return the cycles of a time step of one warp among so many, with what it loads coming from `memory`."""
-        return figures(self.kernel, self.defines).with_warps(self.warps, memory)
+        warps = 1 if self.kernel == "scan_combine" else self.warps  # one follows the chunks, the others fetch for it
+        return figures(self.kernel, self.defines).with_warps(warps, memory)
 
 
 class Recorder:

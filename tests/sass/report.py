@@ -75,7 +75,7 @@ def kernel_code(file: str, kernel: str, defines: Defines, architecture: str, *ex
     return functions(nvrtc.listing_of(file, defines, architecture, extra))[kernel]
 
 
-def report(file: str, kernel: str, defines: Defines, architecture: str, steps: Steps) -> Report:
+def report(file: str, kernel: str, defines: Defines, architecture: str, steps: Steps, turns: int = 1) -> Report:
     """Return the figures of the kernel's loop with most multiply-adds.
 
     Parameters
@@ -84,13 +84,15 @@ def report(file: str, kernel: str, defines: Defines, architecture: str, steps: S
         What to compile, such as ``"rnn.cu"``, ``"rnn_forward"``, ``{"REAL": "float", …}``, ``"sm_90"``.
     steps
         How many time steps a round of the loop makes, or an opcode and how often a time step has it.
+    turns
+        Of an inner loop whose length is no constant.
 
     Raises
     ------
     ValueError
         A round has no multiple of that many of the opcode.
     """
-    loop = busiest(loops(kernel_code(file, kernel, defines, architecture)))
+    loop = busiest(loops(kernel_code(file, kernel, defines, architecture), turns))
     return Report(loop, steps_of(loop, steps), int(architecture.removeprefix("sm_")))
 
 
