@@ -23,8 +23,8 @@ _ALL_WEIGHT_REGISTERS = 176
 """The same with the weights of the input."""
 _GROUP_AT_LEAST = 4
 """Lanes that share a chunk's matrix, unless it has fewer rows; so a warp has at most eight matrices."""
-_ROW_REGISTERS = 128
-"""32-bit registers of a lane that may hold rows of a chunk's matrix."""
+ROW_REGISTERS = {"rnn": 128, "gru": 96}
+"""32-bit registers of a lane that may hold rows of a chunk's matrix: a GRU's step loads more beside them."""
 _REDUCING, _RUNNING = 8, 16
 """Warps of a multiprocessor that its registers are enough for, in the first phase and in the others."""
 _L2 = 350
@@ -169,7 +169,7 @@ def rows_a_lane(layer: Layer, maps: int, gpu: Gpu) -> int:
 def _rows(layer: Layer) -> tuple[int, ...]:
     """Return the rows that a lane can hold: more make more of every word loaded, fewer are sooner done with a step."""
     most = max(1, ceil_div(layer.hidden, _GROUP_AT_LEAST))
-    return tuple(r for r in range(1, most + 1) if r == 1 or r * layer.hidden * layer.words <= _ROW_REGISTERS)
+    return tuple(r for r in range(1, most + 1) if r == 1 or r * layer.hidden * layer.words <= ROW_REGISTERS[layer.cell])
 
 
 @lru_cache(maxsize=4096)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import product
 
 from sparsebp.kernels.device.base import Defines
+from sparsebp.kernels.device.recurrent_cycles import ROW_REGISTERS
 
 _REALS = ("float", "double")
 _INDICES = ("int", "long long")
@@ -32,17 +33,19 @@ def _units(largest: dict[str, int]) -> list[Defines]:
     return sets
 
 
-def _reductions(largest: dict[str, int]) -> list[Defines]:
+def _reductions(largest: dict[str, int], registers: int) -> list[Defines]:
     """The warp form with few and many rows a lane, and the block form."""
     rows = {
-        "float": {1: (1,), 7: (1, 2), 20: (1, 2, 5), 32: (1, 4)},
-        "double": {1: (1,), 7: (2,), 20: (1, 3), 32: (2,)},
+        "float": {1: (1,), 7: (1, 2), 20: (1, 2, 4, 5), 32: (1, 3, 4)},
+        "double": {1: (1,), 7: (2,), 20: (1, 2, 3), 32: (2,)},
     }
     sets: list[Defines] = []
     for real in _REALS:
         for hidden in _HIDDEN:
             for count in rows[real][hidden]:
-                sets.append({"REAL": real, "HIDDEN": min(hidden, largest[real]), "ROWS": count})
+                size = min(hidden, largest[real])
+                if count * size * (2 if real == "double" else 1) <= registers:
+                    sets.append({"REAL": real, "HIDDEN": size, "ROWS": count})
         sets += [{"REAL": real, "ROWS": count} for count in (1, 2, 4)]
     return sets
 
@@ -86,8 +89,10 @@ SOURCES: dict[str, list[Defines]] = {
     "optimizers.cu": _plain(),
     "rnn_forward.cu": _elman(_forward(_units({"float": 128, "double": 72}))),
     "gru_forward.cu": _forward(_units({"float": 48, "double": 24}), {"REAL": "double", "HIDDEN": 24, "INPUTS": 8}),
-    "rnn.cu": _elman(_units({"float": 128, "double": 72}) + _reductions({"float": 32, "double": 32})),
-    "gru.cu": _units({"float": 48, "double": 24}) + _reductions({"float": 32, "double": 24}),
+    "rnn.cu": _elman(
+        _units({"float": 128, "double": 72}) + _reductions({"float": 32, "double": 32}, ROW_REGISTERS["rnn"])
+    ),
+    "gru.cu": _units({"float": 48, "double": 24}) + _reductions({"float": 32, "double": 24}, ROW_REGISTERS["gru"]),
     "scan.cu": _combinations(),
 }
 """File name to the list of define sets, each ``{name: value}``."""
