@@ -40,6 +40,8 @@ from sparsebp.kernels.host.recurrent.common import (
     reduce_part,
     write_jacobian,
 )
+from sparsebp.kernels.operands import WeightSums
+from sparsebp.kernels.weight_sums import multiply_sums
 
 
 @device
@@ -139,6 +141,8 @@ def _jacobians(team: int, parts: int, *args: Any) -> None:
 class RnnKernels:
     """The kernels ``rnn_*`` of `sparsebp.kernels.api.Kernels` in Numba."""
 
+    SUM_REGISTERS = 0
+
     def rnn_forward(
         self, gx: np.ndarray, w_hh: np.ndarray, h0: np.ndarray, nonlinearity: Nonlinearity, h: np.ndarray
     ) -> None:
@@ -155,13 +159,17 @@ class RnnKernels:
         gy: np.ndarray | None,
         grad_h_n: np.ndarray | None,
         nonlinearity: Nonlinearity,
-        gz: np.ndarray,
+        gz: np.ndarray | None,
         gh0: np.ndarray,
         chunks: int,
+        sums: WeightSums | None,
     ) -> None:
         """Parallel over blocks of samples, and over chunks."""
+        gz = np.empty_like(h) if gz is None else gz
         saved = (h, nonlinearity == "relu")
         back_propagate(_backward, _reduce, saved, w_hh, gy, grad_h_n, gz, gh0, chunks)
+        if sums is not None:
+            multiply_sums(gz, sums)
 
     def rnn_jacobians(self, h: np.ndarray, w_hh: np.ndarray, nonlinearity: Nonlinearity, out: np.ndarray) -> None:
         """T·H²·B multiplications and as many numbers written."""
