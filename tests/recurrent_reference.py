@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from backends import Backend
 from sparsebp.core.errors import DTypeError, LayoutError, ShapeError
+from sparsebp.kernels.operands import WeightSums
 from strategies import normal, reals, seeds, sizes
 
 
@@ -149,6 +150,28 @@ def gru_backward(
         ga[t] = np.concatenate([g_n, g_r, g_z, g_n * r], axis=-1)
         carry = g * z + ga[t, :, h.shape[-1] :] @ w_hh
     return ga, carry
+
+
+def weight_sums(ga: np.ndarray, gates: int, x: np.ndarray, before: np.ndarray) -> dict[str, np.ndarray]:
+    """Return the weight gradients in float64 by the names of `WeightSums`, from ga (T, B, columns·H)."""
+    rows = gates * before.shape[2]
+    of_input, of_state = ga[..., :rows], ga[..., ga.shape[-1] - rows :]
+    if gates == 3:  # n, r, z -> r, z, n
+        of_input = np.roll(of_input, -before.shape[2], axis=-1)
+    return {
+        "weight_ih": np.einsum("tbi,tbj->ij", of_input, x.astype(np.float64)),
+        "weight_hh": np.einsum("tbi,tbj->ij", of_state, before.astype(np.float64)),
+        "bias_ih": of_input.sum(axis=(0, 1)),
+        "bias_hh": of_state.sum(axis=(0, 1)),
+    }
+
+
+def empty_sums(backend: Backend, gates: int, x: np.ndarray, before: np.ndarray, bias: bool = True) -> WeightSums:
+    """Return the operand of a backward, its outputs unwritten."""
+    rows, hidden, dtype = gates * before.shape[2], before.shape[2], x.dtype
+    biases = (backend.empty(rows, dtype), backend.empty(rows, dtype)) if bias else (None, None)
+    outputs = backend.empty((rows, x.shape[2]), dtype), backend.empty((rows, hidden), dtype)
+    return WeightSums(backend.array(x), backend.array(before), *outputs, *biases)
 
 
 def assert_arguments_are_checked(backend: Backend, name: str, args: dict[str, Any]) -> None:

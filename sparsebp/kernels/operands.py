@@ -1,8 +1,9 @@
-"""Index arrays that travel together: from a product's plan through the checks to the kernels of host and device.
+"""Arrays that travel together, through the checks to the kernels of host and device; all are C-contiguous.
 
-All are of C = A @ B with A (m, k) and B (k, n), and C-contiguous. ``index`` is int32 or int64, the same in all tuples
-of a call; ``position`` is uint16 or uint32. Every tuple but `Rows` ends with what the host shares its work by:
-`row_cuts` (n_parts + 1,) int64 splits the rows of C into parts of about equal work, fixed by the plan.
+`WeightSums` is of a recurrence. The others are index arrays, from a product's plan: of C = A @ B with A (m, k) and
+B (k, n). ``index`` is int32 or int64, the same in all tuples of a call; ``position`` is uint16 or uint32. Every one of
+them but `Rows` ends with what the host shares its work by: `row_cuts` (n_parts + 1,) int64 splits the rows of C into
+parts of about equal work, fixed by the plan.
 """
 
 from __future__ import annotations
@@ -109,3 +110,26 @@ class Columns(NamedTuple):
     c_indices: Array
     n: int
     row_cuts: Array
+
+
+class WeightSums(NamedTuple):
+    """The weight gradients of a recurrence, for its backward to sum as it goes: what weights multiply, and the outputs.
+
+    Attributes
+    ----------
+    x
+        (T, B, I): the input.
+    before
+        (T, B, H): the state before each step, h0 and then all of h but the last.
+    weight_ih, weight_hh
+        (gH, I) and (gH, H), written; gates as in torch.nn.
+    bias_ih, bias_hh
+        (gH,) each, written, or None.
+    """
+
+    x: Array
+    before: Array
+    weight_ih: Array
+    weight_hh: Array
+    bias_ih: Array | None
+    bias_hh: Array | None

@@ -10,7 +10,7 @@ import numpy as np
 from cuda_on_cpu.memory import uninitialised
 from sparsebp.core.types import UpdateRule
 from sparsebp.kernels.api.optimizers import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS
-from sparsebp.kernels.operands import Columns, Places, Rows, Runs, Terms
+from sparsebp.kernels.operands import Columns, Places, Rows, Runs, Terms, WeightSums
 
 Arguments = dict[str, Any]
 
@@ -270,11 +270,18 @@ class Maker:
             "h": self.out(*self.sequence()),
         } | projection  # fmt: skip
 
+    def weight_sums(self, h: np.ndarray, gates: int, features: int = 3) -> WeightSums:
+        before = np.concatenate([self.real(1, self.batch, self.hidden), h[:-1]])
+        rows = gates * self.hidden
+        outputs = self.out(rows, features), self.out(rows, self.hidden), self.out(rows), self.out(rows)
+        return WeightSums(self.real(self.steps, self.batch, features), before, *outputs)
+
     def rnn_backward(self) -> Arguments:
+        h = np.tanh(self.real(*self.sequence()))
         return {
-            "h": np.tanh(self.real(*self.sequence())), "w_hh": self.weights(1), "gy": self.real(*self.sequence()),
+            "h": h, "w_hh": self.weights(1), "gy": self.real(*self.sequence()),
             "grad_h_n": self.real(self.batch, self.hidden), "nonlinearity": "tanh", "gz": self.out(*self.sequence()),
-            "gh0": self.out(self.batch, self.hidden), "chunks": self.chunks,
+            "gh0": self.out(self.batch, self.hidden), "chunks": self.chunks, "sums": self.weight_sums(h, 1),
         }  # fmt: skip
 
     def rnn_jacobians(self) -> Arguments:
@@ -291,11 +298,13 @@ class Maker:
         } | projection  # fmt: skip
 
     def gru_backward(self) -> Arguments:
+        h = np.tanh(self.real(*self.sequence()))
+        sums = self.weight_sums(h, 3)
         return {
-            "h": np.tanh(self.real(*self.sequence())), "h0": self.real(self.batch, self.hidden),
+            "h": h, "h0": sums.before[0].copy(),
             "gates": self.gate(*self.sequence(4)), "w_hh": self.weights(3), "gy": self.real(*self.sequence()),
             "grad_h_n": self.real(self.batch, self.hidden), "ga": self.out(*self.sequence(4)),
-            "gh0": self.out(self.batch, self.hidden), "chunks": self.chunks,
+            "gh0": self.out(self.batch, self.hidden), "chunks": self.chunks, "sums": sums,
         }  # fmt: skip
 
     def gru_jacobians(self) -> Arguments:

@@ -91,6 +91,66 @@ def test_recurrent_layer(device: Backend, cell: str, algorithm: str, layout: str
     both(device, run)
 
 
+ORDERS = (("weights", "input", "h0", "weights"), ("input", "weights", "h0"), ("h0", "weights"), ("weights", "weights"))
+
+
+@pytest.mark.parametrize("order", ORDERS, ids="-".join)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("algorithm", ["bp", "chunked"])
+@pytest.mark.parametrize("cell", CELLS)
+def test_gradients_in_every_order(
+    device: Backend, cell: str, algorithm: str, layout: str, order: tuple[str, ...]
+) -> None:
+    """Weights asked for first are summed on the way back; what is asked for later is right all the same."""
+    options = LAYOUTS[layout]
+    steps, batch, features, hidden = 17, 3, 2, 5
+    lengths = np.array([17, 1, 9]) if options else None
+
+    def run(array: Callable[[Any], Any], place: Callable[[Any], Any]) -> dict[str, Any]:
+        rng = np.random.default_rng(0)
+        layer = place(CELLS[cell](features, hidden, backward=algorithm, chunks=3, rng=1, **options))
+        shape = (batch, steps) if layer.batch_first else (steps, batch)
+        rows = layer.num_layers * layer.directions
+        x, gy, grad_h_n = (
+            array(rng.standard_normal(s).astype(np.float32))
+            for s in ((*shape, features), (*shape, layer.directions * hidden), (rows, batch, hidden))
+        )
+        _, saved = layer.forward(x, lengths=lengths)
+        g = layer.gradients(gy, saved, grad_h_n=grad_h_n)
+        found: dict[str, Any] = {}
+        for i, name in enumerate(order):
+            if name == "weights":  # computed anew each time; what was handed out belongs to the caller
+                grads = g.weight_grad()
+                found |= {f"{i} {key}": array(to_host(grad).copy()) for key, grad in grads.items()}
+                for grad in grads.values():
+                    grad[...] = np.nan
+            else:
+                found[f"{i} {name}"] = getattr(g, name)
+        return found
+
+    both(device, run)
+
+
+def test_training_writes_no_gradient_at_the_gates(device: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights alone: one way back, whose first layer sums them and stores nothing else."""
+    calls: list[tuple[bool, bool]] = []
+    backward = type(device.kernels).rnn_backward
+
+    def noted(self: Any, h: Any, w: Any, gy: Any, last: Any, f: Any, gz: Any, gh0: Any, *rest: Any) -> None:
+        calls.append((gz is not None, rest[1:] != () and rest[1] is not None))
+        backward(self, h, w, gy, last, f, gz, gh0, *rest)
+
+    monkeypatch.setattr(type(device.kernels), "rnn_backward", noted)
+    layer = on(device, nn.RNN(2, 5, num_layers=2, backward="bp", rng=1))
+    y, saved = layer.forward(device.array(np.ones((4, 3, 2), np.float32)))
+    g = layer.gradients(y, saved)
+    assert g.weights.keys() == layer.params.keys()
+    assert calls == [(True, False), (False, True)]
+    assert g.input.shape == (4, 3, 2)
+    assert calls[2:] == [(True, False)]
+    assert HOST(np).sum_registers == 0, "on the host, products are faster"
+
+
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
 @pytest.mark.parametrize("cell", CELLS)
 def test_training_steps(device: Backend, cell: str, optimizer: str) -> None:

@@ -19,6 +19,7 @@ import pytest
 from sass.nvrtc import log_of, usage
 from sparsebp.kernels.device import SOURCES, DeviceKernels, source
 from sparsebp.kernels.device.base import Defines
+from sparsebp.kernels.operands import WeightSums
 
 ARCHITECTURE = "sm_90"
 OTHERS = ("sm_80", "sm_100")
@@ -132,11 +133,18 @@ def _recurrent_launches(kernels: DeviceKernels, hidden: int, dtype: type) -> Non
     ):
         bias = None if w_ih is None else real(hidden)
         kernels.rnn_forward(x, w, h0, "tanh", real(h.shape), w_ih, bias, bias)
-    kernels.rnn_backward(h, w, None, h0, "relu", real(h.shape), gh0, 1)
-    kernels.rnn_backward(h, w, h, h0, "tanh", real(h.shape), gh0, chunks)
+    kernels.rnn_backward(h, w, None, h0, "relu", real(h.shape), gh0, 1, None)
+    kernels.rnn_backward(h, w, h, h0, "tanh", real(h.shape), gh0, chunks, None)
     kernels.rnn_jacobians(h, w, "tanh", jacobians)
+    for features in (1, 3, 8, 9):
+        x, outputs = real((steps, batch, features)), [real((hidden, n)) for n in (features, hidden)]
+        sums = WeightSums(x, h, *outputs, real(hidden), None)
+        kernels.rnn_backward(h, w, h, h0, "tanh", None, gh0, chunks, sums)
+        kernels.rnn_backward(h, w, None, h0, "tanh", None, gh0, 1, sums)
+        outputs = [real((3 * hidden, n)) for n in (features, hidden)]
+        kernels.gru_backward(h, h0, gates, w3, h, h0, None, gh0, chunks, WeightSums(x, h, *outputs, None, None))
     for x, w_ih in ((gx, None), (real((steps, batch, 3)), real((3 * hidden, 3)))):
         kernels.gru_forward(x, w3, real(hidden), h0, real(h.shape), gates, w_ih, None, None)
-    kernels.gru_backward(h, h0, gates, w3, h, None, ga, gh0, 1)
-    kernels.gru_backward(h, h0, gates, w3, h, h0, ga, gh0, chunks)
+    kernels.gru_backward(h, h0, gates, w3, h, None, ga, gh0, 1, None)
+    kernels.gru_backward(h, h0, gates, w3, h, h0, ga, gh0, chunks, None)
     kernels.gru_jacobians(h, h0, gates, w3, jacobians)

@@ -114,6 +114,59 @@ def test_gru_backward_of_every_number_of_rounds(backend: Backend, hidden: int, c
             np.testing.assert_allclose(got, want, **tolerance(case.dtype, 8), err_msg=f"{steps} steps")
 
 
+SUMMED = [  # hidden, features, steps, chunks: summed inside where there is room, else by products
+    (1, 1, 5, 1), (7, 3, 41, 2), (20, 1, 40, 1), (20, 8, 23, 4), (20, 4, 9, 3), (23, 2, 7, 2), (20, 9, 6, 3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("has_gy", [True, False])
+@pytest.mark.parametrize("sizes", SUMMED)
+def test_gru_weight_sums(backend: Backend, sizes: tuple[int, int, int, int], has_gy: bool, dtype: Any) -> None:
+    """Weight gradients with ga and without, with biases and without; bitwise the same every time."""
+    hidden, features, steps, chunks = sizes
+    case = Case(steps, 3, hidden, np.dtype(dtype), has_gy, True, 4)
+    state = saved(case)
+    h, h0 = state[:2]
+    x, before = case.normal(steps, 3, features), np.concatenate([h0[None], h[:-1]])
+    incoming = case.incoming()
+    expected_ga, expected_gh0 = reference.gru_backward(*state, *incoming)
+    arrays = [*map(backend.array, state), *(None if g is None else backend.array(g) for g in incoming)]
+    expected = reference.weight_sums(expected_ga, 3, x, before)
+
+    def run(ga: Any, bias: bool = True) -> dict[str, np.ndarray]:
+        sums, gh0 = reference.empty_sums(backend, 3, x, before, bias), backend.empty((3, hidden), dtype)
+        backend.kernels.gru_backward(*arrays, ga, gh0, chunks, sums)
+        np.testing.assert_allclose(backend.numpy(gh0), expected_gh0, **tolerance(case.dtype, 8))
+        return {name: backend.numpy(a) for name, a in sums._asdict().items() if name in expected and a is not None}
+
+    written = backend.empty((steps, 3, 4 * hidden), dtype)
+    first, second, without_bias = run(None), run(written), run(None, bias=False)
+    assert without_bias.keys() == {"weight_ih", "weight_hh"}
+    for name, want in expected.items():
+        np.testing.assert_allclose(first[name], want, **tolerance(case.dtype, 40), err_msg=name)
+        np.testing.assert_array_equal(second[name], first[name], err_msg=name)
+        np.testing.assert_array_equal(without_bias.get(name, first[name]), first[name], err_msg=name)
+    np.testing.assert_allclose(backend.numpy(written), expected_ga, **tolerance(case.dtype, 8))
+
+
+def test_gru_weight_sums_of_no_samples_are_zero(backend: Backend) -> None:
+    x, before, w_hh = np.zeros((4, 0, 2), np.float32), np.zeros((4, 0, 5), np.float32), np.ones((15, 5), np.float32)
+    sums, gh0 = reference.empty_sums(backend, 3, x, before), backend.empty((0, 5), np.float32)
+    h, w_hh = backend.array(before), backend.array(w_hh)
+    backend.kernels.gru_backward(
+        h, backend.array(before[0]), backend.array(np.zeros((4, 0, 20), np.float32)), w_hh, h, None, None, gh0, 2, sums
+    )
+    for array in sums[2:]:
+        np.testing.assert_array_equal(backend.numpy(array), 0)
+
+
+def test_gru_ga_is_needed_without_sums(backend: Backend) -> None:
+    args = {k: backend.array(v) if isinstance(v, np.ndarray) else v for k, v in arguments()["gru_backward"].items()}
+    with pytest.raises(OptionError, match="ga is missing"):
+        backend.kernels.gru_backward(**(args | {"ga": None}))
+
+
 @given(data=st.data())
 @settings(max_examples=20)
 def test_bppsa_eq_11_gru_transposed_jacobian(backend: Backend, data: st.DataObject) -> None:

@@ -19,6 +19,8 @@ from sparsebp.core.errors import DeviceError, LayoutError
 from sparsebp.kernels.api import Kernels
 from sparsebp.kernels.device import DeviceKernels
 
+OPTIONAL_FIELDS = ("a_index", "bias_ih", "bias_hh")
+"""Fields of operands that may be None."""
 NAMES = [name for name, _ in inspect.getmembers(Kernels, inspect.isfunction) if not name.startswith("_")]
 
 
@@ -96,7 +98,7 @@ def test_what_is_no_array_is_refused_by_name(name, wrong):
     arguments = Maker(np.float32).arguments(name)
     parameters = inspect.signature(getattr(Kernels, name)).parameters
     for key, value in flat(arguments).items():
-        optional = key == "a_index" if key not in parameters else "None" in str(parameters[key].annotation)
+        optional = key in OPTIONAL_FIELDS if key not in parameters else "None" in str(parameters[key].annotation)
         if not isinstance(value, np.ndarray) or (wrong is None and optional):
             continue
         for implementation in implementations():

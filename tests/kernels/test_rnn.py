@@ -104,6 +104,56 @@ def test_rnn_backward_of_every_number_of_rounds(backend: Backend, hidden: int, c
             np.testing.assert_allclose(got, want, **tolerance(case.dtype, 8), err_msg=f"{steps} steps")
 
 
+SUMMED = [  # hidden, features, steps, chunks: summed inside where there is room, else by products
+    (1, 1, 5, 1), (7, 3, 41, 2), (20, 1, 40, 1), (20, 8, 23, 4), (64, 4, 9, 3), (66, 2, 7, 2), (20, 9, 6, 3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("has_gy", [True, False])
+@pytest.mark.parametrize("sizes", SUMMED)
+def test_rnn_weight_sums(backend: Backend, sizes: tuple[int, int, int, int], has_gy: bool, dtype: Any) -> None:
+    """Weight gradients with gz and without, with biases and without; bitwise the same every time."""
+    hidden, features, steps, chunks = sizes
+    case = Case(steps, 3, hidden, np.dtype(dtype), has_gy, True, 4)
+    h, w_hh = sequence(case, "tanh")
+    x, before = case.normal(steps, 3, features), np.concatenate([case.normal(1, 3, hidden), h[:-1]])
+    incoming = case.incoming()
+    expected_gz, expected_gh0 = reference.rnn_backward(h, w_hh, *incoming, "tanh")
+    arrays = [backend.array(h), backend.array(w_hh), *(None if g is None else backend.array(g) for g in incoming)]
+    expected = reference.weight_sums(expected_gz, 1, x, before)
+
+    def run(ga: Any, bias: bool = True) -> dict[str, np.ndarray]:
+        sums, gh0 = reference.empty_sums(backend, 1, x, before, bias), backend.empty((3, hidden), dtype)
+        backend.kernels.rnn_backward(*arrays, "tanh", ga, gh0, chunks, sums)
+        np.testing.assert_allclose(backend.numpy(gh0), expected_gh0, **tolerance(case.dtype, 8))
+        return {name: backend.numpy(a) for name, a in sums._asdict().items() if name in expected and a is not None}
+
+    written = backend.empty(h.shape, dtype)
+    first, second, without_bias = run(None), run(written), run(None, bias=False)
+    assert without_bias.keys() == {"weight_ih", "weight_hh"}
+    for name, want in expected.items():
+        np.testing.assert_allclose(first[name], want, **tolerance(case.dtype, 40), err_msg=name)
+        np.testing.assert_array_equal(second[name], first[name], err_msg=name)
+        np.testing.assert_array_equal(without_bias.get(name, first[name]), first[name], err_msg=name)
+    np.testing.assert_allclose(backend.numpy(written), expected_gz, **tolerance(case.dtype, 8))
+
+
+def test_rnn_weight_sums_of_no_samples_are_zero(backend: Backend) -> None:
+    x, before, w_hh = np.zeros((4, 0, 2), np.float32), np.zeros((4, 0, 5), np.float32), np.ones((5, 5), np.float32)
+    sums, gh0 = reference.empty_sums(backend, 1, x, before), backend.empty((0, 5), np.float32)
+    h, w_hh = backend.array(before), backend.array(w_hh)
+    backend.kernels.rnn_backward(h, w_hh, h, None, "tanh", None, gh0, 2, sums)
+    for array in sums[2:]:
+        np.testing.assert_array_equal(backend.numpy(array), 0)
+
+
+def test_rnn_gz_is_needed_without_sums(backend: Backend) -> None:
+    args = {k: backend.array(v) if isinstance(v, np.ndarray) else v for k, v in arguments()["rnn_backward"].items()}
+    with pytest.raises(OptionError, match="gz is missing"):
+        backend.kernels.rnn_backward(**(args | {"gz": None}))
+
+
 @given(data=st.data(), nonlinearity=NONLINEARITIES)
 @settings(max_examples=20)
 def test_rnn_jacobians(backend: Backend, data: st.DataObject, nonlinearity: str) -> None:

@@ -6,13 +6,29 @@ from sparsebp.backend import FLOAT_DTYPES, check_array, given, namespace
 from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 from sparsebp.core.types import Array, Nonlinearity
 from sparsebp.kernels.api.checks import Family
+from sparsebp.kernels.operands import WeightSums
 
 NONLINEARITIES = ("tanh", "relu")
 MOST_INPUTS = 8
 """Largest input size that a forward kernel projects itself."""
 
+SUMMED_INPUTS = (1, 4, 8)
+"""Input sizes for which a backward that sums weight gradients is compiled; a smaller input leaves room unused."""
+
 Sizes = tuple[int, int, int]
 """``(T, B, H)``: steps, samples, hidden size."""
+
+
+def room_for_sums(registers: int, gates: int, hidden: int, features: int, itemsize: int) -> int:
+    """Return for how many inputs a backward that sums weight gradients as it goes is made; 0 where it is none.
+
+    A thread holds its rows of the weights and of their sums in registers, so many of which are free. In float64 the
+    values that are loaded ahead take what there would be.
+    """
+    if registers == 0 or itemsize != 4:
+        return 0
+    room = min((inputs for inputs in SUMMED_INPUTS if inputs >= features), default=0)
+    return room if gates * (2 * hidden + room) <= registers else 0
 
 
 class RecurrentKernels(Family):
@@ -30,6 +46,10 @@ class RecurrentKernels(Family):
     def projected_inputs(self) -> int:
         """The largest input size for which forward had better be given x and w_ih; 0 where a product is faster."""
         return int(self._run.PROJECTED_INPUTS)
+
+    def sum_registers(self) -> int:
+        """Registers that a backward has for weights and the sums of their gradients; 0 where products are faster."""
+        return int(self._run.SUM_REGISTERS)
 
     def rnn_forward(
         self,
@@ -63,11 +83,15 @@ class RecurrentKernels(Family):
         gy: Array | None,
         grad_h_n: Array | None,
         nonlinearity: Nonlinearity,
-        gz: Array,
+        gz: Array | None,
         gh0: Array,
         chunks: int = 1,
+        sums: WeightSums | None = None,
     ) -> None:
         """Back-propagation. gz (T, B, H), written: gradient at the pre-activations; gh0 (B, H), written.
+
+        With `sums` the weight gradients are written as well, and gz may be None. Where `room_for_sums` finds room they
+        are summed as the recursion goes, in a fixed order, and no gz is stored for them; elsewhere by products.
 
         ``g[t] = gy[t] + w_hhᵀ @ gz[t+1]`` (``+ grad_h_n`` at the last t); ``gz[t] = g[t] * f'(t)``;
         ``gh0 = w_hhᵀ @ gz[0]``. f' is ``1 - h²`` (tanh) or ``h > 0`` (relu).
@@ -77,15 +101,15 @@ class RecurrentKernels(Family):
         the last in time, which need none; it pays where far more than H workers are idle. Scratch: H·H + H values a
         map and sample.
         """
-        namespace(h=h, w_hh=w_hh, gz=gz, gh0=gh0, **given(gy=gy, grad_h_n=grad_h_n))
+        namespace(h=h, w_hh=w_hh, gh0=gh0, **given(gz=gz, gy=gy, grad_h_n=grad_h_n), **_arrays_of(sums))
         _check_nonlinearity(nonlinearity)
         steps, batch, hidden = _check_sequence("h", h)
         check_array("w_hh", w_hh, dtype=h.dtype, shape=(hidden, hidden))
         _check_incoming(h, gy, grad_h_n)
-        check_array("gz", gz, dtype=h.dtype, shape=(steps, batch, hidden), written=True)
+        _check_outgoing("gz", gz, h, 1, sums)
         check_array("gh0", gh0, dtype=h.dtype, shape=(batch, hidden), written=True)
         _check_chunks(chunks, steps)
-        self._run.rnn_backward(h, w_hh, gy, grad_h_n, nonlinearity, gz, gh0, chunks)
+        self._run.rnn_backward(h, w_hh, gy, grad_h_n, nonlinearity, gz, gh0, chunks, sums)
 
     def rnn_jacobians(self, h: Array, w_hh: Array, nonlinearity: Nonlinearity, out: Array) -> None:
         """Materialise the scan's elements: out (T, H, H, B), ``out[t, i, j, b] = w_hh[j, i] * f'(h[t, b, j])``,
@@ -134,25 +158,27 @@ class RecurrentKernels(Family):
         w_hh: Array,
         gy: Array | None,
         grad_h_n: Array | None,
-        ga: Array,
+        ga: Array | None,
         gh0: Array,
         chunks: int = 1,
+        sums: WeightSums | None = None,
     ) -> None:
         """Back-propagation through a GRU, by the recursion or by chunks, as `rnn_backward`; factored Jacobians, Eq. 11.
 
         ga (T, B, 4H), written: gradients at the pre-activations N, R, Z and at M, in the order **n, r, z, m**. So
         ``ga[..., H:]`` is what multiplies h (order r, z, n as in w_hh) and ``ga[..., :3H]`` what multiplies x
-        (order n, r, z). gh0 (B, H), written.
+        (order n, r, z). gh0 (B, H), written. `sums` as in `rnn_backward`.
 
         6·T·B·H² FLOP, and with C chunks (2·(H + 1)·H² + 6·H²)·T·B·(C - 2)/C more.
         """
-        namespace(h=h, h0=h0, gates=gates, w_hh=w_hh, ga=ga, gh0=gh0, **given(gy=gy, grad_h_n=grad_h_n))
+        optional = given(ga=ga, gy=gy, grad_h_n=grad_h_n)
+        namespace(h=h, h0=h0, gates=gates, w_hh=w_hh, gh0=gh0, **optional, **_arrays_of(sums))
         steps, batch, hidden = _check_gru_saved(h, h0, gates, w_hh)
         _check_incoming(h, gy, grad_h_n)
-        check_array("ga", ga, dtype=h.dtype, shape=(steps, batch, 4 * hidden), written=True)
+        _check_outgoing("ga", ga, h, 4, sums)
         check_array("gh0", gh0, dtype=h.dtype, shape=(batch, hidden), written=True)
         _check_chunks(chunks, steps)
-        self._run.gru_backward(h, h0, gates, w_hh, gy, grad_h_n, ga, gh0, chunks)
+        self._run.gru_backward(h, h0, gates, w_hh, gy, grad_h_n, ga, gh0, chunks, sums)
 
     def gru_jacobians(self, h: Array, h0: Array, gates: Array, w_hh: Array, out: Array) -> None:
         """Materialise the scan's elements (BPPSA Eq. 11).
@@ -207,6 +233,31 @@ def _check_incoming(h: Array, gy: Array | None, grad_h_n: Array | None) -> None:
         check_array("gy", gy, dtype=h.dtype, shape=h.shape)
     if grad_h_n is not None:
         check_array("grad_h_n", grad_h_n, dtype=h.dtype, shape=h.shape[1:])
+
+
+def _arrays_of(sums: WeightSums | None) -> dict[str, Array]:
+    return {} if sums is None else given(**sums._asdict())
+
+
+def _check_outgoing(name: str, ga: Array | None, h: Array, columns: int, sums: WeightSums | None) -> None:
+    """Check what a backward leaves: ga (T, B, columns·H), which may be missing where there are sums, and those."""
+    steps, batch, hidden = h.shape
+    if ga is not None:
+        check_array(name, ga, dtype=h.dtype, shape=(steps, batch, columns * hidden), written=True)
+    elif sums is None:
+        raise OptionError(
+            f"{name} is missing", expected="an array to write to, or sums", got="None and None",
+            remedy=f"Pass {name}, or the WeightSums in whose place it may be left out",
+        )  # fmt: skip
+    if sums is None:
+        return
+    rows = min(columns, 3) * hidden
+    check_array("weight_ih", sums.weight_ih, dtype=h.dtype, shape=(rows, None), written=True)
+    check_array("weight_hh", sums.weight_hh, dtype=h.dtype, shape=(rows, hidden), written=True)
+    check_array("x", sums.x, dtype=h.dtype, shape=(steps, batch, sums.weight_ih.shape[1]))
+    check_array("before", sums.before, dtype=h.dtype, shape=h.shape)
+    for bias, array in given(bias_ih=sums.bias_ih, bias_hh=sums.bias_hh).items():
+        check_array(bias, array, dtype=h.dtype, shape=(rows,), written=True)
 
 
 def _check_sequence(name: str, array: Array) -> Sizes:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from sparsebp.core.errors import OptionError
 from sparsebp.core.types import Array, Nonlinearity
-from sparsebp.kernels.api.recurrent import MOST_INPUTS
+from sparsebp.kernels.api.recurrent import MOST_INPUTS, room_for_sums
 from sparsebp.kernels.device.base import MAX_THREADS, WARP, Defines, Launcher, ceil_div, real_define, thread_block
 from sparsebp.kernels.device.recurrent_cycles import Gpu, Layer, in_registers, in_warps, map_values, rows_a_lane
+from sparsebp.kernels.operands import WeightSums
+from sparsebp.kernels.weight_sums import multiply_sums
 
 _INPUT_SIZES = (1, 4, MOST_INPUTS)
 """Input sizes for which forward is compiled; smaller ones are filled up with zeros."""
 _INPUT_STEPS = 16
 """Steps of the input that forward keeps in shared memory at most: two rounds, see ``cuda/forward.cuh``."""
+SUM_REGISTERS = 132
+"""32-bit registers of a thread that may hold weights and the sums of their gradients."""
+_SUM_BLOCK = 8, 64
+"""Entries and rows of threads of a block of ``sum_weights``, as ENTRIES and ROWS in weight_sums.cu."""
 
 
 @dataclass(frozen=True)
@@ -31,21 +37,23 @@ class UnitForm:
 
 @dataclass(frozen=True)
 class _Cell:
-    """What the launches of RNN and GRU differ in: files and kernels begin with `name`, `gates` as in torch.nn."""
+    """What the launches of RNN and GRU differ in: files and kernels begin with `name`; columns are those of ga."""
 
     name: Literal["rnn", "gru"]
     gates: int
+    columns: int
     defines: Defines
 
 
-_GRU = _Cell("gru", 3, {})
-_RNN: dict[Nonlinearity, _Cell] = {"tanh": _Cell("rnn", 1, {"RELU": 0}), "relu": _Cell("rnn", 1, {"RELU": 1})}
+_GRU = _Cell("gru", 3, 4, {})
+_RNN: dict[Nonlinearity, _Cell] = {"tanh": _Cell("rnn", 1, 1, {"RELU": 0}), "relu": _Cell("rnn", 1, 1, {"RELU": 1})}
 
 
 class RecurrentKernels(Launcher):
     """Device side of `sparsebp.kernels.api.RecurrentKernels`; shapes and dtypes are stated there."""
 
     PROJECTED_INPUTS = MOST_INPUTS
+    SUM_REGISTERS = SUM_REGISTERS
 
     def rnn_forward(
         self,
@@ -68,12 +76,13 @@ class RecurrentKernels(Launcher):
         gy: Array | None,
         grad_h_n: Array | None,
         nonlinearity: Nonlinearity,
-        gz: Array,
+        gz: Array | None,
         gh0: Array,
         chunks: int,
+        sums: WeightSums | None,
     ) -> None:
         """A block a sample and chunk."""
-        self._back_propagate(_RNN[nonlinearity], (h,), w_hh, gy, grad_h_n, gz, gh0, chunks)
+        self._back_propagate(_RNN[nonlinearity], (h,), w_hh, gy, grad_h_n, gz, gh0, chunks, sums)
 
     def rnn_jacobians(self, h: Array, w_hh: Array, nonlinearity: Nonlinearity, out: Array) -> None:
         """A block a step and unit."""
@@ -102,12 +111,13 @@ class RecurrentKernels(Launcher):
         w_hh: Array,
         gy: Array | None,
         grad_h_n: Array | None,
-        ga: Array,
+        ga: Array | None,
         gh0: Array,
         chunks: int,
+        sums: WeightSums | None,
     ) -> None:
         """A block a sample and chunk."""
-        self._back_propagate(_GRU, (h, h0, gates), w_hh, gy, grad_h_n, ga, gh0, chunks)
+        self._back_propagate(_GRU, (h, h0, gates), w_hh, gy, grad_h_n, ga, gh0, chunks, sums)
 
     def gru_jacobians(self, h: Array, h0: Array, gates: Array, w_hh: Array, out: Array) -> None:
         """A block a step and unit."""
@@ -146,9 +156,10 @@ class RecurrentKernels(Launcher):
         w_hh: Array,
         gy: Array | None,
         grad_h_n: Array | None,
-        written: Array,
+        written: Array | None,
         gh0: Array,
         chunks: int,
+        sums: WeightSums | None,
     ) -> None:
         """Run the recursion, or reduce-then-scan: reduce the chunks, combine their maps, run each with its vector.
 
@@ -156,34 +167,60 @@ class RecurrentKernels(Launcher):
         """
         steps, batch, hidden = saved[0].shape
         form = self._unit_form(gh0, cell.gates, 1)
+        room = features = 0
+        if sums is not None:
+            features, itemsize = sums.x.shape[2], gh0.dtype.itemsize
+            room = room_for_sums(self.SUM_REGISTERS, cell.gates, hidden, features, itemsize)
+        to_sum: tuple[Any, ...] = (None, None, None, np.int32(0))
+        if sums is not None and room:
+            beside = 2 * (form.threads + _padded(room, itemsize)) * itemsize
+            form = replace(form, defines=form.defines | {"INPUTS": room}, shared=form.shared + beside)
+            values = cell.gates * (hidden + room) + cell.columns
+            parts = self.xp.empty((chunks * batch, values, hidden), gh0.dtype)
+            to_sum = (sums.x, sums.before, parts, np.int32(features))
+        elif written is None:
+            written = self.xp.empty((steps, batch, cell.columns * hidden), gh0.dtype)
         sizes, count = (np.int64(steps), np.int32(batch), np.int32(hidden)), np.int64(chunks)
 
         def run_chunks(first: int, end: int, carry: Array | None, carry_out: Array) -> None:
             """Run chunks with the gradients `carry` (one a chunk) from later steps; see ``rnn_backward`` in rnn.cu."""
-            args = (*saved, w_hh, gy, carry, written, carry_out, *sizes, np.int64(first), count)
+            args = (*saved, w_hh, gy, carry, written, carry_out, *to_sum, *sizes, np.int64(first), count)
             defines, block = form.defines | cell.defines, (form.threads,)
             name = f"{cell.name}_backward"
             self._launch(f"{cell.name}.cu", name, defines, (end - first) * batch, block, args, form.shared)
 
         if chunks == 1 or batch == 0:
             run_chunks(0, chunks, grad_h_n, gh0)
-            return
-        carry = self.xp.empty((chunks - 1, batch, hidden), gh0.dtype)
-        layer = Layer(cell.name, batch, hidden, gh0.dtype.itemsize)
-        if in_warps(layer):
-            maps = self.xp.empty((chunks - 2, batch, map_values(layer)), gh0.dtype)
-            args = (*saved, w_hh, gy, maps, grad_h_n, written, carry[-1], *sizes, count)
-            self._reduce_in_warps(cell, layer, args, chunks, form.shared)
-            self._combine_chunks((maps,), carry, 8 * WARP, {"HIDDEN": hidden})
         else:
-            run_chunks(chunks - 1, chunks, grad_h_n, carry[-1])
-            matrices = self.xp.empty((chunks - 2, batch, hidden, hidden), gh0.dtype)
-            vectors = None if gy is None else self.xp.empty((chunks - 2, batch, hidden), gh0.dtype)
-            args = (*saved, self.xp.ascontiguousarray(w_hh.T), gy, matrices, vectors, *sizes, count)
-            self._reduce_in_blocks(cell, args, batch, hidden, chunks)
-            threads = ceil_div(hidden, WARP) * WARP
-            self._combine_chunks((matrices, vectors), carry, threads, {}, 2 * hidden * carry.dtype.itemsize)
-        run_chunks(0, chunks - 1, carry, gh0)
+            carry = self.xp.empty((chunks - 1, batch, hidden), gh0.dtype)
+            layer = Layer(cell.name, batch, hidden, gh0.dtype.itemsize)
+            if in_warps(layer):
+                maps = self.xp.empty((chunks - 2, batch, map_values(layer)), gh0.dtype)
+                args = (*saved, w_hh, gy, maps, grad_h_n, written, carry[-1], *to_sum, *sizes, count)
+                self._reduce_in_warps(cell, layer, args, chunks, form)
+                self._combine_chunks((maps,), carry, 8 * WARP, {"HIDDEN": hidden})
+            else:
+                run_chunks(chunks - 1, chunks, grad_h_n, carry[-1])
+                matrices = self.xp.empty((chunks - 2, batch, hidden, hidden), gh0.dtype)
+                vectors = None if gy is None else self.xp.empty((chunks - 2, batch, hidden), gh0.dtype)
+                args = (*saved, self.xp.ascontiguousarray(w_hh.T), gy, matrices, vectors, *sizes, count)
+                self._reduce_in_blocks(cell, args, batch, hidden, chunks)
+                threads = ceil_div(hidden, WARP) * WARP
+                self._combine_chunks((matrices, vectors), carry, threads, {}, 2 * hidden * carry.dtype.itemsize)
+            run_chunks(0, chunks - 1, carry, gh0)
+        if sums is not None and room:
+            self._sum_parts(cell, to_sum[2], room, sums)
+        elif sums is not None:
+            multiply_sums(written, sums)
+
+    def _sum_parts(self, cell: _Cell, parts: Array, room: int, sums: WeightSums) -> None:
+        """Sum over the parts (count, values, H) that the chunks left; see ``sum_weights`` in weight_sums.cu."""
+        count, values, hidden = parts.shape
+        entries, rows = _SUM_BLOCK
+        sizes = (hidden, sums.x.shape[2], room, cell.gates, cell.columns)
+        args = (parts, *sums[2:], np.int64(count), *map(np.int32, sizes))
+        grid = ceil_div(values * hidden, entries)
+        self._launch("weight_sums.cu", "sum_weights", real_define(parts), grid, (entries, rows), args)
 
     def _unit_form(self, array: Array, fold: int, outputs: int, beside: int = 0, inputs: int = 0) -> UnitForm:
         """Return the form for a step that makes `outputs` results a unit from `fold` * H values of state.
@@ -214,16 +251,16 @@ class RecurrentKernels(Launcher):
         fits = staged <= self.shared_limit
         return UnitForm(defines | {"STAGED": int(fits)}, threads, staged if fits else state, True)
 
-    def _reduce_in_warps(self, cell: _Cell, layer: Layer, args: tuple[Any, ...], chunks: int, last: int) -> None:
+    def _reduce_in_warps(self, cell: _Cell, layer: Layer, args: tuple[Any, ...], chunks: int, form: UnitForm) -> None:
         """Launch the first phase where a warp holds whole matrices; see ``rnn_reduce`` in rnn.cu.
 
-        `last` is the shared memory in bytes that the warps of the last chunk need.
+        `form` is that of the warps of the last chunk.
         """
         _, batch, hidden, itemsize = layer
         rows = self._rows_a_lane(layer, chunks - 2)
         groups = ceil_div(batch, WARP // ceil_div(hidden, rows))
-        grid, shared = batch + (chunks - 2) * groups, max(last, _warp_bytes(cell, hidden, rows, itemsize))
-        self._reduce(cell, {"HIDDEN": hidden, "ROWS": rows}, grid, WARP, (*args, np.int32(groups)), shared)
+        grid, shared = batch + (chunks - 2) * groups, max(form.shared, _warp_bytes(cell, hidden, rows, itemsize))
+        self._reduce(cell, form.defines | {"ROWS": rows}, grid, WARP, (*args, np.int32(groups)), shared)
 
     def _rows_a_lane(self, layer: Layer, maps: int) -> int:
         return rows_a_lane(layer, maps, Gpu(self.multiprocessors, self.double_cost))

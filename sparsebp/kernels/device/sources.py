@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from itertools import product
 
-from sparsebp.kernels.device.base import Defines
+from sparsebp.kernels.api.recurrent import SUMMED_INPUTS, room_for_sums
+from sparsebp.kernels.device.base import WARP, Defines
+from sparsebp.kernels.device.recurrent import SUM_REGISTERS
 from sparsebp.kernels.device.recurrent_cycles import ROW_REGISTERS
 
 _REALS = ("float", "double")
@@ -30,6 +32,17 @@ def _units(largest: dict[str, int]) -> list[Defines]:
     for real in _REALS:
         sets += [{"REAL": real, "HIDDEN": hidden} for hidden in (*_HIDDEN, largest[real]) if hidden <= largest[real]]
         sets += [{"REAL": real, "STAGED": staged} for staged in (0, 1)]
+    return sets
+
+
+def _sums(gates: int) -> list[Defines]:
+    """Backward with sums of weight gradients: for each room for inputs the largest size, and size 20."""
+    sets: list[Defines] = []
+    for inputs in SUMMED_INPUTS:
+        fits = [h for h in range(1, 129) if room_for_sums(SUM_REGISTERS, gates, h, inputs, itemsize=4)]
+        for hidden in sorted({min(20, fits[-1]), fits[-1]}):
+            form: Defines = {"REAL": "float", "HIDDEN": hidden, "INPUTS": inputs}
+            sets += [form, form | {"ROWS": 2}] if hidden <= WARP else [form]
     return sets
 
 
@@ -90,9 +103,12 @@ SOURCES: dict[str, list[Defines]] = {
     "rnn_forward.cu": _elman(_forward(_units({"float": 128, "double": 72}))),
     "gru_forward.cu": _forward(_units({"float": 48, "double": 24}), {"REAL": "double", "HIDDEN": 24, "INPUTS": 8}),
     "rnn.cu": _elman(
-        _units({"float": 128, "double": 72}) + _reductions({"float": 32, "double": 32}, ROW_REGISTERS["rnn"])
+        _units({"float": 128, "double": 72}) + _reductions({"float": 32, "double": 32}, ROW_REGISTERS["rnn"]) + _sums(1)
     ),
-    "gru.cu": _units({"float": 48, "double": 24}) + _reductions({"float": 32, "double": 24}, ROW_REGISTERS["gru"]),
+    "gru.cu": _units({"float": 48, "double": 24})
+    + _reductions({"float": 32, "double": 24}, ROW_REGISTERS["gru"])
+    + _sums(3),
     "scan.cu": _combinations(),
+    "weight_sums.cu": _plain(),
 }
 """File name to the list of define sets, each ``{name: value}``."""

@@ -19,7 +19,10 @@ from sparsebp import backend
 from sparsebp.core.arguments import check_choice, check_integer
 from sparsebp.core.errors import MemoryLimitError
 from sparsebp.core.types import BACKWARDS, Array, Backward, ScanAlgorithm
-from sparsebp.nn.recurrent.cell_math import CellMath, RunGradients, Tape
+from sparsebp.nn.recurrent.cell_math import CellMath, RunGradients, SummedGradients, Tape, Weights
+
+FUSED = ("bp", "chunked")
+"""Algorithms that are one kernel's, or a few."""
 
 
 @dataclass(frozen=True)
@@ -59,13 +62,24 @@ def choose(
     return Choice(options.algorithm, chunks, f"backward={options.algorithm!r} was asked for", {}, {})
 
 
+def run_backward_for_weights(
+    choice: Any, cell: CellMath, tape: Tape, weights: Weights, gy: Array | None, grad_h_n: Array | None
+) -> SummedGradients:
+    """Return the gradients of one run at its weights and h0, where the algorithm is fused and ``cell.sums_inside``."""
+    return cell.summed_backward(tape, weights, gy, grad_h_n, _chunks(choice))
+
+
+def _chunks(choice: Any) -> int:
+    return choice.chunks if choice.algorithm == "chunked" else 1
+
+
 def run_backward(
     options: BackwardOptions, choice: Any, cell: CellMath, tape: Tape, w_hh: Array, gy: Array | None,
     grad_h_n: Array | None,
 ) -> RunGradients:  # fmt: skip
     """Return the gradients of one run from gy (T, B, H) and grad_h_n (B, H), C-contiguous; not both are None."""
-    if choice.algorithm in ("bp", "chunked"):
-        return cell.backward(tape, w_hh, gy, grad_h_n, choice.chunks if choice.algorithm == "chunked" else 1)
+    if choice.algorithm in FUSED:
+        return cell.backward(tape, w_hh, gy, grad_h_n, _chunks(choice))
     xp = backend.namespace(tape.h)
     steps, batch, hidden = tape.h.shape
     plan = _plan_within(options, choice.algorithm, tape.h.shape, tape.h.dtype, xp)

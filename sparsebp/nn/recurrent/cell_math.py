@@ -20,7 +20,9 @@ from sparsebp.backend.memory import empty
 from sparsebp.core.threads import one_blas_thread_for
 from sparsebp.core.types import Array
 from sparsebp.kernels.api import Kernels
+from sparsebp.kernels.api.recurrent import room_for_sums
 from sparsebp.kernels.matmul import matmul
+from sparsebp.kernels.operands import WeightSums
 from sparsebp.nn import arrays
 from sparsebp.nn.gradients import Gradients
 from sparsebp.nn.recurrent.lengths import Lengths
@@ -93,6 +95,13 @@ class RunGradients(NamedTuple):
     gh0: Array
 
 
+class SummedGradients(NamedTuple):
+    """The gradients of a run whose way back summed those of the weights as it went, and kept no ga."""
+
+    weights: Weights
+    gh0: Array
+
+
 class StateGradients(Gradients):
     """`Gradients` of a recurrent layer or cell, those with respect to the state before the first step among them."""
 
@@ -131,9 +140,9 @@ class CellMath(abc.ABC):
     @abc.abstractmethod
     def run_back(
         self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, grad_h_n: Array | None, chunks: int,
-        grads: RunGradients,
+        ga: Array | None, gh0: Array, sums: WeightSums | None = None,
     ) -> None:  # fmt: skip
-        """Write `grads` by the recursion (one chunk), or by reduce-then-scan over so many chunks."""
+        """Write ga, gh0 and `sums` by the recursion (one chunk), or by reduce-then-scan over so many chunks."""
 
     @abc.abstractmethod
     def run_jacobians(self, k: Kernels, tape: Tape, w_hh: Array, reverse: bool, out: Array) -> None:
@@ -179,8 +188,25 @@ class CellMath(abc.ABC):
     ) -> RunGradients:
         """Return the gradients from gy (T, B, H) and grad_h_n (B, H), both C-contiguous; either may be None."""
         grads = self.empty_gradients(tape)
-        self.run_back(kernels.get(backend.namespace(tape.h)), tape, w_hh, gy, grad_h_n, chunks, grads)
+        self.run_back(kernels.get(backend.namespace(tape.h)), tape, w_hh, gy, grad_h_n, chunks, *grads)
         return grads
+
+    def sums_inside(self, tape: Tape) -> bool:
+        """Whether the kernels sum the weight gradients of this run on the way back, see `summed_backward`."""
+        registers = kernels.get(backend.namespace(tape.h)).sum_registers
+        sizes = tape.h.shape[2], tape.x.shape[2], tape.h.dtype.itemsize
+        return room_for_sums(registers, self.gates, *sizes) > 0
+
+    def summed_backward(
+        self, tape: Tape, weights: Weights, gy: Array | None, grad_h_n: Array | None, chunks: int = 1
+    ) -> SummedGradients:
+        """Return the gradients at the weights and h0 from gy and grad_h_n as `backward` takes them; no ga is stored."""
+        xp = backend.namespace(tape.h)
+        grads = Weights(*(None if a is None else xp.empty(a.shape, dtype=a.dtype) for a in weights))
+        found = SummedGradients(grads, xp.empty_like(tape.h0))
+        sums = WeightSums(tape.x, tape.h_prev, *grads)
+        self.run_back(kernels.get(xp), tape, weights.weight_hh, gy, grad_h_n, chunks, None, found.gh0, sums)
+        return found
 
     def jacobians(self, tape: Tape, w_hh: Array, reverse: bool = False) -> Array:
         """Return the transposed hidden Jacobians (T, H, H, B), from the last step to the first if `reverse`."""

@@ -10,7 +10,8 @@ from sparsebp import backend
 from sparsebp.backend.memory import empty
 from sparsebp.core.types import Array, Seed
 from sparsebp.kernels.api import Kernels
-from sparsebp.nn.recurrent.cell_math import CellMath, RunGradients, Tape, Weights
+from sparsebp.kernels.operands import WeightSums
+from sparsebp.nn.recurrent.cell_math import CellMath, Tape, Weights
 from sparsebp.nn.recurrent.lengths import Lengths
 from sparsebp.nn.recurrent.recurrent import Recurrent, RecurrentOptions
 from sparsebp.nn.recurrent.recurrent_cell import RecurrentCell
@@ -46,10 +47,10 @@ class GRUMath(CellMath):
 
     def run_back(
         self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, grad_h_n: Array | None, chunks: int,
-        grads: RunGradients,
+        ga: Array | None, gh0: Array, sums: WeightSums | None = None,
     ) -> None:  # fmt: skip
-        """Write ga and gh0."""
-        k.gru_backward(tape.h, tape.h0, tape.gates, w_hh, gy, grad_h_n, *grads, chunks)
+        """Write ga, gh0 and `sums`."""
+        k.gru_backward(tape.h, tape.h0, tape.gates, w_hh, gy, grad_h_n, ga, gh0, chunks, sums)
 
     def run_jacobians(self, k: Kernels, tape: Tape, w_hh: Array, reverse: bool, out: Array) -> None:
         """Write Eq. 11 for every step. Reversed, the states before each step stand in for the states after the last."""

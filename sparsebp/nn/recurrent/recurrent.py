@@ -12,19 +12,20 @@ from sparsebp import backend, kernels
 from sparsebp.core.arguments import check_flag, check_generator, check_integer, check_number
 from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.core.types import Array, Backward, Seed
-from sparsebp.nn.gradients import Shared
 from sparsebp.nn.layer import Layer, check_gy, check_input
 from sparsebp.nn.layers.identity import dropout_mask
-from sparsebp.nn.recurrent.backward import BackwardOptions, choose, run_backward
+from sparsebp.nn.recurrent.backward import FUSED, BackwardOptions, choose, run_backward, run_backward_for_weights
 from sparsebp.nn.recurrent.cell_math import (
     CellMath,
     RunGradients,
     StateGradients,
+    SummedGradients,
     Tape,
     Weights,
     initial_weights,
 )
 from sparsebp.nn.recurrent.lengths import Lengths, parse_lengths, reverse_time
+from sparsebp.nn.recurrent.runs_back import RunsBack
 
 
 class RecurrentOptions(TypedDict, total=False):
@@ -242,7 +243,8 @@ class Recurrent(Layer):
     def gradients(self, gy: Array | None, saved: RecurrentSaved, grad_h_n: Array | None = None) -> StateGradients:
         """Return the gradients from `gy` (of y's shape) and `grad_h_n` (of h_n's shape); either may be None.
 
-        The inner scans run once for all of them: at x, at the parameters, and at h0.
+        The inner scans run once for all of them: at x, at the parameters, and at h0. On a GPU, those of the first layer
+        run again where the parameters are asked for first and x later: see `RunsBack`.
 
         Raises
         ------
@@ -253,33 +255,67 @@ class Recurrent(Layer):
         """
         arriving = self._checked_gy(gy, saved, grad_h_n)
         xp = backend.namespace(saved.h_n)
-        scans = Shared(lambda: self._scan(arriving, saved, grad_h_n), xp)
+        runs = RunsBack(
+            lambda for_weights: self._scan(arriving, saved, grad_h_n, for_weights),
+            lambda found: self._scan_first_again(arriving, saved, grad_h_n, found), xp,
+        )  # fmt: skip
+        every = range(len(saved.tapes))
 
         def at_input() -> Array:
-            gx = self._layer_input_grad(0, scans(), saved)
+            gx = self._layer_input_grad(0, runs.with_ga(self._runs(0)), saved)
             return xp.ascontiguousarray(gx.transpose(1, 0, 2)) if self.batch_first else gx
 
         def at_weights() -> dict[str, Array]:
-            grads: dict[str, Array] = {}
-            for run, tape in enumerate(saved.tapes):
-                grad = self.cell.weight_grad(scans()[run].ga, tape, self._weights(run))
-                grads.update(grad.named(self._suffix(run)))
-            return grads
+            of_run = runs.sums()
+            for run, grads in runs.with_ga([run for run in every if run not in of_run]).items():
+                of_run[run] = self.cell.weight_grad(grads.ga, saved.tapes[run], self._weights(run))
+            return {name: grad for run in every for name, grad in of_run[run].named(self._suffix(run)).items()}
 
-        def at_state() -> Array:
-            return xp.stack([scans()[run].gh0 for run in range(len(saved.tapes))])
+        return StateGradients(self, gy, saved, at_input, at_weights, state=lambda: xp.stack(runs.at_h0(every)))
 
-        return StateGradients(self, gy, saved, at_input, at_weights, state=at_state)
+    def _scan(
+        self, arriving: Array | None, saved: RecurrentSaved, grad_h_n: Array | None, for_weights: bool
+    ) -> tuple[dict[int, RunGradients], dict[int, SummedGradients]]:
+        """Take the gradients through all runs, from the last layer to the first.
 
-    def _scan(self, arriving: Array | None, saved: RecurrentSaved, grad_h_n: Array | None) -> dict[int, RunGradients]:
-        """Take the gradients through all runs, from the last layer to the first."""
+        What arrives below a layer needs ga of its runs; those of the first one may leave sums alone, `for_weights`.
+        """
         found: dict[int, RunGradients] = {}
         for layer in reversed(range(self.num_layers)):
-            for direction, run in enumerate(self._runs(layer)):
-                found[run] = self._scan_run(run, direction, arriving, saved, grad_h_n)
+            if layer == 0 and for_weights and all(self._sums_inside(run, saved) for run in self._runs(0)):
+                return found, {
+                    run: run_backward_for_weights(
+                        saved.backward_choice, self.cell, saved.tapes[run], self._weights(run),
+                        *self._arriving_at(run, direction, arriving, saved, grad_h_n),
+                    )
+                    for direction, run in enumerate(self._runs(0))
+                }  # fmt: skip
+            found |= self._scan_layer(layer, arriving, saved, grad_h_n)
             if layer > 0:
                 arriving = self._layer_input_grad(layer, found, saved)
-        return found
+        return found, {}
+
+    def _scan_layer(
+        self, layer: int, arriving: Array | None, saved: RecurrentSaved, grad_h_n: Array | None
+    ) -> dict[int, RunGradients]:
+        return {
+            run: run_backward(
+                self.options, saved.backward_choice, self.cell, saved.tapes[run], self._weights(run).weight_hh,
+                *self._arriving_at(run, direction, arriving, saved, grad_h_n),
+            )
+            for direction, run in enumerate(self._runs(layer))
+        }  # fmt: skip
+
+    def _scan_first_again(
+        self, arriving: Array | None, saved: RecurrentSaved, grad_h_n: Array | None, found: dict[int, RunGradients]
+    ) -> dict[int, RunGradients]:
+        """Take the gradients through the first layer, with ga; those of the layers above are found."""
+        if self.num_layers > 1:
+            arriving = self._layer_input_grad(1, found, saved)
+        return self._scan_layer(0, arriving, saved, grad_h_n)
+
+    def _sums_inside(self, run: int, saved: RecurrentSaved) -> bool:
+        return saved.backward_choice.algorithm in FUSED and self.cell.sums_inside(saved.tapes[run])
 
     def _checked_gy(self, gy: Array | None, saved: RecurrentSaved, grad_h_n: Array | None) -> Array | None:
         """Return gy time-major and without what arrived behind the lengths."""
@@ -297,9 +333,10 @@ class Recurrent(Layer):
         gy = gy.transpose(1, 0, 2) if self.batch_first else gy
         return gy if saved.lengths is None else saved.lengths.mask(gy)
 
-    def _scan_run(
+    def _arriving_at(
         self, run: int, direction: int, arriving: Array | None, saved: RecurrentSaved, grad_h_n: Array | None
-    ) -> RunGradients:
+    ) -> tuple[Array | None, Array | None]:
+        """Return gy and grad_h_n of one run, in its direction."""
         tape, lengths, hidden = saved.tapes[run], saved.lengths, self.hidden_size
         xp = backend.namespace(tape.h)
         gy = None if arriving is None else arriving[..., direction * hidden : (direction + 1) * hidden]
@@ -310,8 +347,7 @@ class Recurrent(Layer):
             gy = xp.zeros_like(tape.h) if gy is None else gy.copy()
             gy[lengths.values - 1, lengths.samples] += last
             last = None
-        w_hh = self._weights(run).weight_hh
-        return run_backward(self.options, saved.backward_choice, self.cell, tape, w_hh, gy, last)
+        return gy, last
 
     def _layer_input_grad(self, layer: int, found: dict[int, RunGradients], saved: RecurrentSaved) -> Array:
         """Return the gradient at a layer's input, before its dropout: (T, B, features)."""

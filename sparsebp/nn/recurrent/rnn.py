@@ -10,7 +10,8 @@ from sparsebp import backend
 from sparsebp.core.arguments import check_choice
 from sparsebp.core.types import Array, Nonlinearity, Seed
 from sparsebp.kernels.api import Kernels
-from sparsebp.nn.recurrent.cell_math import CellMath, RunGradients, Tape, Weights
+from sparsebp.kernels.operands import WeightSums
+from sparsebp.nn.recurrent.cell_math import CellMath, Tape, Weights
 from sparsebp.nn.recurrent.lengths import Lengths
 from sparsebp.nn.recurrent.recurrent import Recurrent, RecurrentOptions
 from sparsebp.nn.recurrent.recurrent_cell import RecurrentCell
@@ -36,10 +37,10 @@ class RNNMath(CellMath):
 
     def run_back(
         self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, grad_h_n: Array | None, chunks: int,
-        grads: RunGradients,
+        ga: Array | None, gh0: Array, sums: WeightSums | None = None,
     ) -> None:  # fmt: skip
-        """Write ga and gh0."""
-        k.rnn_backward(tape.h, w_hh, gy, grad_h_n, self.nonlinearity, *grads, chunks)
+        """Write ga, gh0 and `sums`."""
+        k.rnn_backward(tape.h, w_hh, gy, grad_h_n, self.nonlinearity, ga, gh0, chunks, sums)
 
     def run_jacobians(self, k: Kernels, tape: Tape, w_hh: Array, reverse: bool, out: Array) -> None:
         """Write ``w_hhᵀ · diag(f'(h[t]))``; an element depends on its own step only, so order is free."""

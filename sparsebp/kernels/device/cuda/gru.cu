@@ -11,37 +11,42 @@
 
 constexpr int LOADED = 6;  // values of a unit that a step loads: four gates, the state before, the gradient
 #include "reduction.cuh"
+#include "rounds.cuh"
+#include "weight_sums.cuh"
 
 constexpr int DEPTH = STREAMED ? 2 : 4;  // steps that values are loaded ahead; even: two copies of the state alternate
 // Steps that the backward loads at once, a round ahead: as many as registers allow beside 3 H weights.
 #ifdef HIDDEN
-constexpr int ROUND = 3 * HIDDEN * sizeof(real) <= 96 * 4 ? 4 : 2;
+constexpr int ROUND = SUMS ? (INPUT_SLOTS > 4 ? 2 : 3) : 3 * HIDDEN * sizeof(real) <= 96 * 4 ? 4 : 2;
 #else
 constexpr int ROUND = 1;
 #endif
 
-// What the backward reads at one step: the gates, the state before, and the gradient that arrives.
+// What the backward reads at one step: the gates, the state before, the gradient that arrives, and an input.
 struct GruStep {
-    real r, z, n, m, before, gy;
+    real r, z, n, m, before, gy, input;
 };
 
-// For t = end - 1 ... begin; carries as in rnn_run_chunk. Of the gradients at n, r, z, m the last three are what the
-// transposed weights multiply.
+// For t = end - 1 ... begin; carries, ga and sums as in rnn_run_chunk. Of the gradients at n, r, z, m the last three are what
+// the transposed weights multiply.
+template <bool ARRIVING>
 __device__ __forceinline__ void gru_run_chunk(
     const real* __restrict__ h, const real* __restrict__ h0, const real* __restrict__ gates,
     const real* __restrict__ weights, const real* __restrict__ gy, const real* __restrict__ carry, real* __restrict__ ga,
-    real* __restrict__ carry_out, int64 begin, int64 end, int sample, int batch, int hidden, real* shared) {
+    real* __restrict__ carry_out, int64 begin, int64 end, int sample, int batch, int hidden, const SumOperands& operands,
+    int64 part, real* shared) {
     HIDDEN_SIZE(hidden);
-    const bool active = int(threadIdx.x) < H;
+    const bool active = int(threadIdx.x) < H, writes = active && ga;
     const int unit = min(int(threadIdx.x), H - 1);
     const int64 stride = int64(batch) * H, at = int64(sample) * H + unit, gate_at = int64(sample) * H * 4 + unit;
     UnitWeights<1, 3> w;
     real* const state = w.load(weights, BACKWARD_STRIDES, unit, shared);
+    WeightSums<4, 3> sums(operands, end, sample, batch);
 
     // Pointers walk and stores stand behind the loads of the product, as in rnn_run_chunk.
-    const int64 last = at + (end - 1) * stride;
-    const int64 last_gate = gate_at + (end - 1) * stride * 4;
-    Walk<const real> kept{gates + last_gate}, before{h + last - stride}, next_gy{(gy ? gy : h) + last};
+    const int64 last = at + (end - 1) * stride, last_gate = gate_at + (end - 1) * stride * 4;
+    Walk<const real> kept{gates + last_gate}, before{SUMS ? operands.before + last : h + last - stride};
+    Walk<const real> next_gy{(ARRIVING ? gy : h) + last};
     Walk<real> out{ga + last_gate};
     int64 waiting = end;  // steps from the begin of the sequence that are not loaded yet
     real u[1] = {carry ? carry[unit] : real(0)};
@@ -49,28 +54,36 @@ __device__ __forceinline__ void gru_run_chunk(
         x = GruStep{};
         if (valid) {
             x.r = kept[0], x.z = kept[H], x.n = kept[2 * H], x.m = kept[3 * H];
-            x.before = (--waiting > 0 ? before : Walk<const real>{h0 + at})[0];  // one load, not one of two
-            const real arrived = next_gy[0];  // without gy this is h, to no effect
-            x.gy = gy ? arrived : real(0);
+            x.before = (SUMS || --waiting > 0 ? before : Walk<const real>{h0 + at})[0];  // one load, not one of two
+            if (ARRIVING) x.gy = next_gy[0];
         }
+        x.input = sums.input(valid);
         kept += -4 * stride, before += -stride, next_gy += -stride;
     };
     const auto start = [&](const GruStep& first) {
         u[0] += first.gy;
         unit_barrier();
     };
-    in_rounds<ROUND, GruStep>(end - begin, load, start, [&](int s, const GruStep& x, const GruStep& following) {
-        real* const place = state + s % 2 * 3 * SEGMENT;
+    in_rounds<ROUND, GruStep>(end - begin, batch, load, start, [&](int turn, const GruStep& x, const GruStep& following) {
+        real* const place = state + turn * (3 * SEGMENT + SUM_PLACE);
         const GruFactors f = gru_factors(x.r, x.z, x.n, x.m, x.before);
-        const real g = u[0], at_r = g * f.of_r, at_z = g * f.of_z, at_m = g * f.of_n;
-        place[threadIdx.x] = at_r, place[SEGMENT + threadIdx.x] = at_z, place[2 * SEGMENT + threadIdx.x] = at_m;
+        const real g = u[0], at_n = g * ((1 - x.z) * (1 - x.n * x.n));
+        const real at_gates[4] = {at_n, g * f.of_r, g * f.of_z, g * f.of_n};
+#pragma unroll
+        for (int q = 0; q < 3; ++q) place[q * SEGMENT + threadIdx.x] = at_gates[1 + q];
+        sums.put(place + 3 * SEGMENT, x.before, x.input);
         unit_barrier();
         u[0] = x.z * g + following.gy;  // nothing arrives behind the last step
         w.add(place, u);
-        if (active) out[0] = g * ((1 - x.z) * (1 - x.n * x.n)), out[H] = at_r, out[2 * H] = at_z, out[3 * H] = at_m;
+        if (writes)
+#pragma unroll
+            for (int q = 0; q < 4; ++q) out[q * H] = at_gates[q];
         out += -4 * stride;
+        sums.add(place + 3 * SEGMENT, at_gates);
     });
-    if (active && carry_out) carry_out[at] = u[0];
+    if (!active) return;
+    if (carry_out) carry_out[at] = u[0];
+    sums.store(operands, part, unit);
 }
 
 #ifndef ROWS
@@ -78,13 +91,18 @@ __device__ __forceinline__ void gru_run_chunk(
 extern "C" __global__ void __launch_bounds__(UNIT_BLOCK, 1) gru_backward(
     const real* __restrict__ h, const real* __restrict__ h0, const real* __restrict__ gates,
     const real* __restrict__ weights, const real* __restrict__ gy, const real* __restrict__ carry, real* __restrict__ ga,
-    real* __restrict__ carry_out, int64 steps, int batch, int hidden, int64 first_chunk, int64 chunks) {
+    real* __restrict__ carry_out, const real* __restrict__ x, const real* __restrict__ before, real* __restrict__ parts,
+    int features, int64 steps, int batch, int hidden, int64 first_chunk, int64 chunks) {
     extern __shared__ __align__(16) real shared[];
     const int64 chunk = first_chunk + blockIdx.x / batch;
-    gru_run_chunk(
-        h, h0, gates, weights, gy, carry ? carry + int64(blockIdx.x) * hidden : nullptr, ga,
-        chunk == first_chunk ? carry_out : nullptr, chunk_begin(chunk, chunks, steps),
-        chunk_begin(chunk + 1, chunks, steps), blockIdx.x % batch, batch, hidden, shared);
+    const int sample = blockIdx.x % batch;
+    if_arriving(gy, [&](auto arriving) {
+        gru_run_chunk<decltype(arriving)::value>(
+            h, h0, gates, weights, gy, carry ? carry + int64(blockIdx.x) * hidden : nullptr, ga,
+            chunk == first_chunk ? carry_out : nullptr, chunk_begin(chunk, chunks, steps),
+            chunk_begin(chunk + 1, chunks, steps), sample, batch, hidden, SumOperands{x, before, parts, features},
+            chunk * batch + sample, shared);
+    });
 }
 
 // Eq. 11: out[t, i, j, b] = W_hn[j, i] r j6 j7 + W_hr[j, i] j2 j3 j6 j7 + W_hz[j, i] j9 j10 + (i == j) z, at unit j. A block
@@ -121,14 +139,19 @@ constexpr int JACOBIAN = HIDDEN * HIDDEN_PADDED + (HIDDEN * HIDDEN_PADDED / WIDT
 extern "C" __global__ void __launch_bounds__(32, 1) gru_reduce(
     const real* __restrict__ h, const real* __restrict__ h0, const real* __restrict__ gates,
     const real* __restrict__ weights, const real* __restrict__ gy, real* __restrict__ maps,
-    const real* __restrict__ carry, real* __restrict__ ga, real* __restrict__ carry_out, int64 steps, int batch, int hidden, int64 chunks, int groups) {
+    const real* __restrict__ carry, real* __restrict__ ga, real* __restrict__ carry_out, const real* __restrict__ x,
+    const real* __restrict__ before, real* __restrict__ parts, int features, int64 steps, int batch, int hidden,
+    int64 chunks, int groups) {
     extern __shared__ __align__(16) real shared[];
     constexpr int H = HIDDEN, SQUARE = HIDDEN * HIDDEN;
     if (int(blockIdx.x) < batch) {
         const int sample = blockIdx.x;
-        gru_run_chunk(
-            h, h0, gates, weights, gy, carry ? carry + sample * H : nullptr, ga, carry_out,
-            chunk_begin(chunks - 1, chunks, steps), steps, sample, batch, H, shared);
+        if_arriving(gy, [&](auto arriving) {
+            gru_run_chunk<decltype(arriving)::value>(
+                h, h0, gates, weights, gy, carry ? carry + sample * H : nullptr, ga, carry_out,
+                chunk_begin(chunks - 1, chunks, steps), steps, sample, batch, H,
+                SumOperands{x, before, parts, features}, (chunks - 1) * batch + sample, shared);
+        });
         return;
     }
     const int block = blockIdx.x - batch;

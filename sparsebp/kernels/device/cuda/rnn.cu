@@ -11,74 +11,90 @@
 
 constexpr int LOADED = 2;  // values of a unit that a step loads: the state, the gradient
 #include "reduction.cuh"
+#include "rounds.cuh"
+#include "weight_sums.cuh"
 
 constexpr int DEPTH = STREAMED ? 2 : 8;  // steps that values are loaded ahead; even: two copies of the state alternate
-constexpr int ROUND = STREAMED ? 1 : 6;  // steps that the backward loads at once, a round ahead
+constexpr int ROUND = STREAMED ? 1 : SUMS ? 4 : 6;  // steps that the backward loads at once, a round ahead
 
-// What the backward reads at one step: the state behind it, and the gradient that arrives.
+// What the backward reads at one step: the state behind it (with sums the one before it), what arrives, and an input.
 struct RnnStep {
-    real h, gy;
+    real h, gy, input;
 };
 
 // g[t] = gy[t] + W' gz[t + 1], gz[t] = g[t] * f'(t), for t = end - 1 ... begin. `carry` (H) comes from later steps (null:
-// zero), what goes on to earlier ones is left at sample `sample` of `carry_out` (B, H; null: nowhere).
+// zero), what goes on to earlier ones is left at sample `sample` of `carry_out` (B, H; null: nowhere). gz is written unless it
+// is null; with sums the weight gradients of these steps become part `part`.
+template <bool ARRIVING>
 __device__ __forceinline__ void rnn_run_chunk(
     const real* __restrict__ h, const real* __restrict__ weights, const real* __restrict__ gy,
     const real* __restrict__ carry, real* __restrict__ gz, real* __restrict__ carry_out, int64 begin, int64 end,
-    int sample, int batch, int hidden, real* shared) {
+    int sample, int batch, int hidden, const SumOperands& operands, int64 part, real* shared) {
     HIDDEN_SIZE(hidden);
-    const bool active = int(threadIdx.x) < H;
+    const bool active = int(threadIdx.x) < H, writes = active && gz;
     const int unit = min(int(threadIdx.x), H - 1);
     const int64 stride = int64(batch) * H, at = int64(sample) * H + unit;
     UnitWeights<1, 1> w;
     real* const state = w.load(weights, BACKWARD_STRIDES, unit, shared);
+    WeightSums<1, 1> sums(operands, end, sample, batch);
 
     // Pointers walk, and what the chain of steps does not wait for stands behind the loads of the product: instructions
     // are issued in order.
     const int64 last = at + (end - 1) * stride;
-    Walk<const real> next_h{h + last}, next_gy{(gy ? gy : h) + last};
+    Walk<const real> next_h{(SUMS ? operands.before : h) + last}, next_gy{(ARRIVING ? gy : h) + last};
     Walk<real> out{gz + last};
+    real behind = h[last];  // h[t] of the step to come
     real u[1] = {carry ? carry[unit] : real(0)};
     const auto load = [&](RnnStep& x, bool valid) {
         x = RnnStep{};
         if (valid) {
             x.h = next_h[0];
-            const real arrived = next_gy[0];  // without gy this is h, to no effect
-            x.gy = gy ? arrived : real(0);
+            if (ARRIVING) x.gy = next_gy[0];
         }
+        x.input = sums.input(valid);
         next_h += -stride, next_gy += -stride;
     };
     const auto start = [&](const RnnStep& first) {
         u[0] += first.gy;
         unit_barrier();
     };
-    in_rounds<ROUND, RnnStep>(end - begin, load, start, [&](int s, const RnnStep& x, const RnnStep& following) {
-        real* const place = state + s % 2 * SEGMENT;
-        const real value = u[0] * slope(x.h);
+    in_rounds<ROUND, RnnStep>(end - begin, batch, load, start, [&](int turn, const RnnStep& x, const RnnStep& following) {
+        real* const place = state + turn * (SEGMENT + SUM_PLACE);
+        const real value = u[0] * slope(SUMS ? behind : x.h), ga[1] = {value};
+        behind = x.h;
         place[threadIdx.x] = value;
+        sums.put(place + SEGMENT, x.h, x.input);
         unit_barrier();
         u[0] = following.gy;  // zero behind the last step
         w.add(place, u);
-        if (active) out[0] = value;
+        if (writes) out[0] = value;
         out += -stride;
+        sums.add(place + SEGMENT, ga);
     });
-    if (active && carry_out) carry_out[at] = u[0];
+    if (!active) return;
+    if (carry_out) carry_out[at] = u[0];
+    sums.store(operands, part, unit);
 }
 
 #ifndef ROWS
 // Back-propagation through chunks: block x is chunk first_chunk + x / batch, sample x % batch. `carry` (chunks of this
 // launch, B, H; null: zero) comes from later steps; the first chunk of the launch hands its own on to `carry_out` (B, H).
-// Sequential back-propagation is the case of one chunk.
+// Sequential back-propagation is the case of one chunk. x ... parts: see SumOperands.
 extern "C" __global__ void __launch_bounds__(UNIT_BLOCK, 1) rnn_backward(
     const real* __restrict__ h, const real* __restrict__ weights, const real* __restrict__ gy,
-    const real* __restrict__ carry, real* __restrict__ gz, real* __restrict__ carry_out, int64 steps, int batch,
-    int hidden, int64 first_chunk, int64 chunks) {
+    const real* __restrict__ carry, real* __restrict__ gz, real* __restrict__ carry_out, const real* __restrict__ x,
+    const real* __restrict__ before, real* __restrict__ parts, int features, int64 steps, int batch, int hidden,
+    int64 first_chunk, int64 chunks) {
     extern __shared__ __align__(16) real shared[];
     const int64 chunk = first_chunk + blockIdx.x / batch;
-    rnn_run_chunk(
-        h, weights, gy, carry ? carry + int64(blockIdx.x) * hidden : nullptr, gz,
-        chunk == first_chunk ? carry_out : nullptr, chunk_begin(chunk, chunks, steps),
-        chunk_begin(chunk + 1, chunks, steps), blockIdx.x % batch, batch, hidden, shared);
+    const int sample = blockIdx.x % batch;
+    if_arriving(gy, [&](auto arriving) {
+        rnn_run_chunk<decltype(arriving)::value>(
+            h, weights, gy, carry ? carry + int64(blockIdx.x) * hidden : nullptr, gz,
+            chunk == first_chunk ? carry_out : nullptr, chunk_begin(chunk, chunks, steps),
+            chunk_begin(chunk + 1, chunks, steps), sample, batch, hidden, SumOperands{x, before, parts, features},
+            chunk * batch + sample, shared);
+    });
 }
 
 // out[t, i, j, b] = w[j, i] * f'(h[t, b, j]). A block a (t, j); x of the block runs along the batch, y along i. Bytes: out
@@ -102,15 +118,19 @@ extern "C" __global__ void __launch_bounds__(256, 1) rnn_jacobians(
 // Operations: 2 H^3 a step and sample, in ROWS multiply-adds a loaded word; bytes: h and gy once.
 extern "C" __global__ void __launch_bounds__(32, 1) rnn_reduce(
     const real* __restrict__ h, const real* __restrict__ weights, const real* __restrict__ gy, real* __restrict__ maps,
-    const real* __restrict__ carry, real* __restrict__ gz, real* __restrict__ carry_out, int64 steps, int batch, int hidden,
+    const real* __restrict__ carry, real* __restrict__ gz, real* __restrict__ carry_out, const real* __restrict__ x,
+    const real* __restrict__ before, real* __restrict__ parts, int features, int64 steps, int batch, int hidden,
     int64 chunks, int groups) {
     extern __shared__ __align__(16) real shared[];
     constexpr int H = HIDDEN;
     if (int(blockIdx.x) < batch) {
         const int sample = blockIdx.x;
-        rnn_run_chunk(
-            h, weights, gy, carry ? carry + sample * H : nullptr, gz, carry_out,
-            chunk_begin(chunks - 1, chunks, steps), steps, sample, batch, H, shared);
+        if_arriving(gy, [&](auto arriving) {
+            rnn_run_chunk<decltype(arriving)::value>(
+                h, weights, gy, carry ? carry + sample * H : nullptr, gz, carry_out,
+                chunk_begin(chunks - 1, chunks, steps), steps, sample, batch, H,
+                SumOperands{x, before, parts, features}, (chunks - 1) * batch + sample, shared);
+        });
         return;
     }
     const int block = blockIdx.x - batch;

@@ -38,6 +38,8 @@ from sparsebp.kernels.host.recurrent.common import (
     reduce_part,
     write_jacobian,
 )
+from sparsebp.kernels.operands import WeightSums
+from sparsebp.kernels.weight_sums import multiply_sums
 
 
 @device
@@ -217,12 +219,16 @@ class GruKernels:
         w_hh: np.ndarray,
         gy: np.ndarray | None,
         grad_h_n: np.ndarray | None,
-        ga: np.ndarray,
+        ga: np.ndarray | None,
         gh0: np.ndarray,
         chunks: int,
+        sums: WeightSums | None,
     ) -> None:
         """Parallel over blocks of samples, and over chunks."""
+        ga = np.empty_like(gates) if ga is None else ga
         back_propagate(_backward, _reduce, (h, h0, gates), w_hh, gy, grad_h_n, ga, gh0, chunks)
+        if sums is not None:
+            multiply_sums(ga, sums)
 
     def gru_jacobians(
         self, h: np.ndarray, h0: np.ndarray, gates: np.ndarray, w_hh: np.ndarray, out: np.ndarray

@@ -41,6 +41,8 @@ from sparsebp.kernels.host.recurrent.common import (
     reduce_part,
     write_jacobian,
 )
+from sparsebp.kernels.operands import WeightSums
+from sparsebp.kernels.weight_sums import multiply_sums
 
 
 @device
@@ -141,6 +143,7 @@ class RnnKernels:
     """The kernels ``rnn_*`` of `sparsebp.kernels.api.Kernels` in Numba."""
 
     PROJECTED_INPUTS = 0
+    SUM_REGISTERS = 0
 
     def rnn_forward(
         self,
@@ -166,13 +169,17 @@ class RnnKernels:
         gy: np.ndarray | None,
         grad_h_n: np.ndarray | None,
         nonlinearity: Nonlinearity,
-        gz: np.ndarray,
+        gz: np.ndarray | None,
         gh0: np.ndarray,
         chunks: int,
+        sums: WeightSums | None,
     ) -> None:
         """Parallel over blocks of samples, and over chunks."""
+        gz = np.empty_like(h) if gz is None else gz
         saved = (h, nonlinearity == "relu")
         back_propagate(_backward, _reduce, saved, w_hh, gy, grad_h_n, gz, gh0, chunks)
+        if sums is not None:
+            multiply_sums(gz, sums)
 
     def rnn_jacobians(self, h: np.ndarray, w_hh: np.ndarray, nonlinearity: Nonlinearity, out: np.ndarray) -> None:
         """T·H²·B multiplications and as many numbers written."""
