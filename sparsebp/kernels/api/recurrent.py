@@ -47,6 +47,7 @@ class RecurrentKernels(Family):
         """The largest input size for which forward had better be given x and w_ih; 0 where a product is faster."""
         return int(self._run.PROJECTED_INPUTS)
 
+    @property
     def sum_registers(self) -> int:
         """Registers that a backward has for weights and the sums of their gradients; 0 where products are faster."""
         return int(self._run.SUM_REGISTERS)

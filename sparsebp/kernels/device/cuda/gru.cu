@@ -170,7 +170,7 @@ extern "C" __global__ void __launch_bounds__(32, 1) gru_reduce(
     clear(jacobians, MATRICES * JACOBIAN);
 
     int64 left = chunk_begin(chunk + 1, chunks, steps) - begin, at = begin * stride + int64(first_sample) * H;
-    const real* before = begin > 0 ? h + at - stride : h0 + int64(first_sample) * H;
+    const real* earlier = begin > 0 ? h + at - stride : h0 + int64(first_sample) * H;
     real ahead[STAGES][LOADED];
     const auto fetch = [&] {
 #pragma unroll
@@ -179,7 +179,7 @@ extern "C" __global__ void __launch_bounds__(32, 1) gru_reduce(
             const real* const kept = gates + (at + e / H * H) * 4 + e % H;
 #pragma unroll
             for (int q = 0; q < 4; ++q) ahead[s][q] = kept[q * H];
-            ahead[s][4] = before[e];
+            ahead[s][4] = earlier[e];
             ahead[s][5] = gy ? gy[at + e] : real(0);
         }
     };
@@ -233,7 +233,7 @@ extern "C" __global__ void __launch_bounds__(32, 1) gru_reduce(
             }
         }
         __syncwarp();
-        if (--left > 0) before = h + at, at += stride;
+        if (--left > 0) earlier = h + at, at += stride;
         fetch();
     };
     const auto unscaled = [](int) { return real(1); };
