@@ -10,6 +10,7 @@ import numpy as np
 from gpu_model.kernels import figures
 from sparsebp.kernels.device import DeviceKernels
 from sparsebp.kernels.device.base import WARP, Defines
+from sparsebp.kernels.operands import WeightSums
 
 
 @dataclass(frozen=True)
@@ -71,13 +72,13 @@ class _Kernel:
 
 
 def recurrence(cell: str, length: int, batch: int, hidden: int, chunks: int, multiprocessors: int) -> list[Launch]:
-    """Return the launches of the forward pass and, by so many chunks, of the backward of the states.
+    """Return the launches of the forward pass and, by so many chunks, of the backward, as a first layer's in training.
 
     Parameters
     ----------
     cell
-        ``"rnn"`` with one feature, or ``"gru"`` with more than the kernel projects itself; float32, a gradient at
-        every time step.
+        ``"rnn"`` with one feature, whose backward sums the weight gradients, or ``"gru"`` with more features than
+        kernels take themselves: its weight gradients are products. float32, a gradient at every time step.
     length, batch, hidden
         T, B and H.
     chunks
@@ -95,10 +96,11 @@ def recurrence(cell: str, length: int, batch: int, hidden: int, chunks: int, mul
     if cell == "rnn":
         x, weights, biases = real(length, batch, 1), real(hidden, hidden), (real(hidden), real(hidden))
         kernels.rnn_forward(x, weights, h0, "tanh", h, real(hidden, 1), *biases)
-        kernels.rnn_backward(h, weights, gy, last, "tanh", real(length, batch, hidden), real(batch, hidden), chunks)
+        sums = WeightSums(x, h, real(hidden, 1), real(hidden, hidden), *biases)
+        kernels.rnn_backward(h, weights, gy, last, "tanh", None, real(batch, hidden), chunks, sums)
     else:
         gx, weights, gates = real(length, batch, 3 * hidden), real(3 * hidden, hidden), real(length, batch, 4 * hidden)
         kernels.gru_forward(gx, weights, real(hidden), h0, h, gates, None, None, None)
         ga = real(length, batch, 4 * hidden)
-        kernels.gru_backward(h, h0, gates, weights, gy, last, ga, real(batch, hidden), chunks)
+        kernels.gru_backward(h, h0, gates, weights, gy, last, ga, real(batch, hidden), chunks, None)
     return recorder.launches

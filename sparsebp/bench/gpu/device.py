@@ -12,6 +12,7 @@ from sparsebp import backend
 from sparsebp.bench.tools.benchmark import Run
 from sparsebp.core import timing
 from sparsebp.core.types import Array
+from sparsebp.kernels.operands import WeightSums
 
 HIDDEN = 20
 """The paper's hidden size."""
@@ -86,6 +87,8 @@ class Recurrence:
         self.b_hn, self.gates = array(hidden), array(length, batch, 4 * hidden) if gates == 3 else None
         self.forward_h = xp.empty_like(self.h)  # the backward's states stay as they are
         self.forward_gates = xp.empty_like(self.gates) if gates == 3 else None
+        outputs = [xp.empty_like(weight) for weight in (self.input_weights[0], self.w_hh, *self.input_weights[1:])]
+        self.sums = WeightSums(self.x, self.h, *outputs)
         self.written, self.gh0 = xp.empty_like(self.h if gates == 1 else self.gates), xp.empty_like(self.grad)
 
     def forward(self) -> None:
@@ -103,10 +106,14 @@ class Recurrence:
             written = self.forward_h, self.forward_gates
             self.kernels.gru_forward(x, self.w_hh, self.b_hn, self.h0, *written, *weights)
 
-    def backward(self, chunks: int = 1) -> Callable[[], None]:
-        """Return what runs all steps backwards, from a gradient at the last state, in so many chunks."""
+    def backward(self, chunks: int = 1, summed: bool = False) -> Callable[[], None]:
+        """Return what runs all steps backwards, from a gradient at the last state, in so many chunks.
+
+        `summed`: weight gradients of an input of one feature are summed on the way, in place of gradients at the gates.
+        """
         k, last = self.kernels, self.grad
+        ga, sums = (None, self.sums) if summed else (self.written, None)
         if self.cell == "RNN":
-            return lambda: k.rnn_backward(self.h, self.w_hh, None, last, "tanh", self.written, self.gh0, chunks)
+            return lambda: k.rnn_backward(self.h, self.w_hh, None, last, "tanh", ga, self.gh0, chunks, sums)
         saved = (self.h, self.h0, self.gates, self.w_hh)
-        return lambda: k.gru_backward(*saved, None, last, self.written, self.gh0, chunks)
+        return lambda: k.gru_backward(*saved, None, last, ga, self.gh0, chunks, sums)

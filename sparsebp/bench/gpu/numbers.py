@@ -68,7 +68,9 @@ def points(sizes: Mapping[str, Any]) -> Iterator[Point]:
         yield Point("forward", cell, single, steps)
         yield Point("input", cell, single, steps)
         yield Point("backward", cell, single, steps)
+        yield Point("summed", cell, single, steps)
         for length in lengths:
+            yield Point("summed", cell, single, length, chunks=chunk_count(length))
             yield Point("phases", cell, single, length, chunks=chunk_count(length))
             yield Point("weights", cell, single, length)
         yield Point("python", cell, single, 1)
@@ -117,6 +119,7 @@ def measure_point(
     calls: dict[str, Callable[[], object]] = {
         "forward": recurrence.forward, "input": recurrence.forward_from_input, "backward": recurrence.backward(),
         "scan": recurrence.backward(point.chunks), "weights": partial(products, recurrence),
+        "summed": recurrence.backward(point.chunks, summed=True),
     }  # fmt: skip
     if point.what == "captured":
         calls["captured"] = captured(calls["scan"], xp)
