@@ -148,7 +148,6 @@ def test_training_writes_no_gradient_at_the_gates(device: Backend, monkeypatch: 
     assert calls == [(True, False), (False, True)]
     assert g.input.shape == (4, 3, 2)
     assert calls[2:] == [(True, False)]
-    assert HOST(np).sum_registers == 0, "on the host, products are faster"
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
@@ -231,6 +230,7 @@ PATTERNS = [
 @pytest.mark.parametrize("shared", [(True, True), (True, False), (False, True), (False, False)])
 @pytest.mark.parametrize("operands", [(0, 1), (2, 0), (1, 2), (0, 3), (3, 0)])
 def test_products(device: Backend, operands: tuple[int, int], shared: tuple[bool, bool]) -> None:
+    needs_numba("products are planned on the host")
     plan = plan_product(*(PATTERNS[i] for i in operands))
 
     def run(array: Callable[[Any], Any], place: Callable[[Any], Any]) -> dict[str, Any]:
@@ -246,6 +246,7 @@ def test_products(device: Backend, operands: tuple[int, int], shared: tuple[bool
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_scan_of_sparse_elements(device: Backend, algorithm: str) -> None:
+    needs_numba("products are planned on the host")
     # y[i] = J_i @ y[i-1]: 3 -> 4 -> 4 -> 3 -> 4 -> 4 -> 4 -> 3 entries
     order = [PATTERNS[0], PATTERNS[2], PATTERNS[1], PATTERNS[0], PATTERNS[2], PATTERNS[2], PATTERNS[3]]
     options = {"hybrid": {"up_levels": 1}, "chunked": {"chunks": 2}}.get(algorithm, {})

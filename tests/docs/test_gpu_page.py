@@ -27,7 +27,7 @@ def test_the_page_shows_its_figures() -> None:
 def test_the_figures_are_those_of_the_machine_code(kernel: str) -> None:
     if nvrtc.version() != COMPILER:
         pytest.skip(f"the page is made with NVRTC {COMPILER}")
-    cell, part = kernel.split()[0].split("_")
+    cell, part = kernel.split(maxsplit=1)[0].split("_")
     kept = json.loads((DOCS / "explanation" / "gpu-figures.json").read_text(encoding="utf-8"))
     for length in ("1000", "30000"):
         of_length = kept["runs"][cell][length]

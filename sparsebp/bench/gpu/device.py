@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from sparsebp import backend
 from sparsebp.bench.tools.benchmark import Run
+from sparsebp.bench.tools.workload import chunk_count
 from sparsebp.core import timing
 from sparsebp.core.types import Array
 from sparsebp.kernels.operands import WeightSums
+from sparsebp.scan.planning.recurrent import choose_recurrent_backward
 
-HIDDEN = 20
-"""The paper's hidden size."""
+HIDDEN, BATCH = 20, 16
+"""The paper's hidden size, and batch."""
 SECONDS = 500.0
 """What a run takes at most, so that it ends well within ten minutes, and its last point with it."""
 
@@ -30,8 +33,16 @@ def begin(run: Run) -> ModuleType:
     """
     cupy = backend.cupy()
     env = run.result["environment"]
-    run.stem = f"{run.stem}-{env['gpu']['name'].replace(' ', '-').lower()}-{env['commit'].rstrip('+')}"
+    name = f"{run.stem}-{env['gpu']['name'].lower()}-{env['commit'].rstrip('+')}"
+    run.stem = re.sub("[^A-Za-z0-9._-]+", "-", name)  # also a branch's name, with a slash
     return cupy
+
+
+def chosen_chunks(cell: str, dtype: Any, length: int) -> int:
+    """Return the chunks that the cost model takes on this GPU; about the root of T where it takes the recursion."""
+    name: Literal["rnn", "gru"] = "rnn" if cell == "RNN" else "gru"
+    choice = choose_recurrent_backward(name, length, BATCH, HIDDEN, dtype, backend.cupy())
+    return choice.chunks if choice.chunks > 1 else chunk_count(length)
 
 
 class Rates(NamedTuple):

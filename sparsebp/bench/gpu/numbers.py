@@ -18,18 +18,17 @@ import numpy as np
 
 from sparsebp import backend, kernels
 from sparsebp.backend.graphs import GraphRecorder
-from sparsebp.bench.gpu.device import HIDDEN, SECONDS, Recurrence, begin
+from sparsebp.bench.gpu.device import BATCH, HIDDEN, SECONDS, Recurrence, begin, chosen_chunks
 from sparsebp.bench.tools import pictures, report
 from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run
 from sparsebp.bench.tools.points import measure_apart
 from sparsebp.bench.tools.report import Column
-from sparsebp.bench.tools.workload import CELLS, chunk_count
+from sparsebp.bench.tools.workload import CELLS
 from sparsebp.core import timing
 from sparsebp.core.errors import SparseBPError
 from sparsebp.kernels.api import Kernels
 from sparsebp.kernels.device import DeviceKernels, RawModuleLoader
 
-BATCH = 16
 STEPS = 4000
 """Of the sequential kernels: what a launch costs is little of it."""
 CALLS = 300
@@ -70,18 +69,20 @@ def points(sizes: Mapping[str, Any]) -> Iterator[Point]:
         yield Point("backward", cell, single, steps)
         yield Point("summed", cell, single, steps)
         for length in lengths:
-            yield Point("summed", cell, single, length, chunks=chunk_count(length))
-            yield Point("phases", cell, single, length, chunks=chunk_count(length))
+            yield Point("summed", cell, single, length, chunks=chosen_chunks(cell, single, length))
+            yield Point("phases", cell, single, length, chunks=chosen_chunks(cell, single, length))
             yield Point("weights", cell, single, length)
         yield Point("python", cell, single, 1)
-        yield Point("captured", cell, single, lengths[0], chunks=chunk_count(lengths[0]))
+        yield Point("captured", cell, single, lengths[0], chunks=chosen_chunks(cell, single, lengths[0]))
     for cell in CELLS:
         for length in lengths:
             yield from (Point("scan", cell, single, length, chunks=count) for count in chunks if count <= length)
     for cell in CELLS:
         for length in lengths:
             for rows in sizes["rows_a_lane"]:
-                yield Point("phases", cell, single, length, chunks=chunk_count(length), rows_a_lane=rows)
+                yield Point(
+                    "phases", cell, single, length, chunks=chosen_chunks(cell, single, length), rows_a_lane=rows
+                )
     for dtype in (single, double):
         for size in (size for size in hidden if (dtype, size) != (single, HIDDEN)):
             for cell in CELLS:
@@ -89,7 +90,7 @@ def points(sizes: Mapping[str, Any]) -> Iterator[Point]:
                     yield Point(what, cell, dtype, steps, size)
     for cell in CELLS:
         for length in lengths:
-            yield Point("phases", cell, double, length, chunks=chunk_count(length))
+            yield Point("phases", cell, double, length, chunks=chosen_chunks(cell, double, length))
 
 
 def make(rounds: Mapping[str, Any]) -> Callable[[Point], Row]:

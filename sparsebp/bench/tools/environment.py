@@ -126,7 +126,10 @@ def _gpu() -> dict[str, Any]:
     }
     try:
         import torch
+
+        record["cudnn"] = torch.backends.cudnn.version()
     except ImportError:
-        return record
-    record["cudnn"] = torch.backends.cudnn.version()
+        pass
+    except Exception as error:  # a broken installation raises anything, and the GPU is there all the same
+        record["cudnn"] = f"{type(error).__name__}: {error}"
     return record

@@ -48,7 +48,7 @@ def optional(name: str) -> ModuleType | None:
     """Import and return a package that may be missing; None if it is."""
     try:
         return importlib.import_module(name)
-    except ImportError:
+    except (ImportError, OSError):  # a library that it needs may be missing
         return None
 
 

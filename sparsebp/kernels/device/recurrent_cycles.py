@@ -23,7 +23,7 @@ _ALL_WEIGHT_REGISTERS = 176
 """The same with the weights of the input."""
 _GROUP_AT_LEAST = 4
 """Lanes that share a chunk's matrix, unless it has fewer rows; so a warp has at most eight matrices."""
-ROW_REGISTERS = {"rnn": 128, "gru": 88}
+ROW_REGISTERS = {"rnn": 128, "gru": 80}
 """32-bit registers of a lane that may hold rows of a chunk's matrix: a GRU's step loads more beside them."""
 _REDUCING, _RUNNING = 8, 16
 """Warps of a multiprocessor that its registers are enough for, in the first phase and in the others."""
