@@ -135,6 +135,11 @@ class DeviceUpdate(Update):
             self._options[...] = self._xp.asarray(options)
             self._written = options
 
+    def take_back(self) -> None:
+        """Count the parameters that have not been updated as they were before `write`: the step was broken off."""
+        rows = [self._optimizer._rows[name] for name in self._open]
+        self._optimizer._steps[rows] -= 1
+
 
 def launch(optimizer: ParameterGroups, grads: Mapping[str, Array], options: Array, steps: Array | None = None) -> None:
     """Update the parameters that `grads` names; `options` has a row for each of all parameters.

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from sparsebp import backend
 from sparsebp.backend.graphs import GraphRecorder
 from sparsebp.core.errors import SparseBPError
@@ -23,7 +25,7 @@ PLAIN = 1
 """Steps of one shape, in a row, that run as ever; so a last, smaller batch of an epoch does."""
 MOST = 8
 """Shapes that are captured: each graph has a step's memory of its own."""
-_NUMBERS = frozenset({bool, int, float, str})
+_NUMBERS = (bool, int, float, str, np.generic)
 """Types of a layer's attributes that are compared by value; tuples are compared by identity."""
 LENGTHS = "batches with lengths: the host looks at them"
 
@@ -58,6 +60,7 @@ class Graphs:
         self._last: tuple[Any, int] = (None, 0)
         self._at = ""
         self._had_lengths = False
+        self._changes = 0  # of the model, since a step was captured
         self.obstacles = tuple(self._obstacles())
 
     @property
@@ -107,10 +110,20 @@ class Graphs:
         found = self._recorded.get(key)
         try:
             if found is None or not _same(found.model, model):
+                self.obstacles = tuple(self._obstacles())  # a layer's numbers and mode may have changed since
+                if self.obstacles:
+                    self._recorded.clear()
+                    return None
+                self._changes += found is not None
+                if self._changes > MOST:
+                    self._recorded.clear()
+                    self.obstacles = ("the model's arrays, or numbers of its layers, change from step to step",)
+                    return None
                 recorder = GraphRecorder(self._xp, len(program.streams))
                 found = self._recorded[key] = _Recorded(recorder, model, [(x.copy(), t.copy()) for x, t in batches])
             elif found.step is None:
                 self._capture(program, found)
+                self._changes = 0
         except (SparseBPError, RuntimeError, MemoryError) as error:  # CuPy's and CUDA's are RuntimeErrors
             self._give_up(error)
             return None
@@ -124,8 +137,12 @@ class Graphs:
             return step
         step.update = self._actions.optimizer.begin_on_device()
         step.update.write()
-        with found.recorder.running():
-            self._run(program, step, found.recorder)
+        try:
+            with found.recorder.running():
+                self._run(program, step, found.recorder)
+        except BaseException:
+            step.update.take_back()
+            raise
         return step
 
     def forget(self) -> None:
@@ -195,7 +212,7 @@ class Graphs:
         for _, layer in model.modules():
             found += layer.params.values()
             found += layer.buffers.values()
-            found += [value for value in vars(layer).values() if type(value) in _NUMBERS or type(value) is tuple]
+            found += [value for value in vars(layer).values() if isinstance(value, _NUMBERS) or type(value) is tuple]
         return found
 
 
@@ -225,5 +242,5 @@ def _shapes(batches: Sequence[Batch]) -> tuple[Any, ...]:
 def _same(one: list[Any], other: list[Any]) -> bool:
     """Say whether arrays are the same ones, and numbers equal."""
     return len(one) == len(other) and all(
-        a is b or (type(a) in _NUMBERS and type(a) is type(b) and a == b) for a, b in zip(one, other, strict=True)
+        a is b or (isinstance(a, _NUMBERS) and type(a) is type(b) and a == b) for a, b in zip(one, other, strict=True)
     )

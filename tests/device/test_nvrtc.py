@@ -42,6 +42,8 @@ def is_demanding(defines: Defines, sets: list[Defines]) -> bool:
     def size(one: Defines) -> list[int]:
         return [int(one.get(name, 0)) for name in sizes]
 
+    if defines.get("RELU") == 1:  # a line's difference
+        return False
     benchmark = {"REAL": "float", "HIDDEN": 20}
     largest = max(size(one) for one in sets if kind(one) == kind(defines))
     return size(defines) == largest or defines in (benchmark, benchmark | {"RELU": 0})

@@ -104,6 +104,17 @@ def test_rnn_backward_of_every_number_of_rounds(backend: Backend, hidden: int, c
             np.testing.assert_allclose(got, want, **tolerance(case.dtype, 8), err_msg=f"{steps} steps")
 
 
+@pytest.mark.parametrize(("hidden", "dtype"), [(20, np.float64), (24, np.float32), (28, np.float32), (32, np.float64)])
+def test_rnn_backward_of_many_chunks(backend: Backend, hidden: int, dtype: Any) -> None:
+    """On a device, the maps of chunks come in rounds of as many as fit: several rounds, and a rest."""
+    for chunks in (9, 12, 21):
+        case = Case(21, 2, hidden, np.dtype(dtype), True, True, chunks)
+        h, w_hh = sequence(case, "tanh")
+        expected = reference.rnn_backward(h, w_hh, *case.incoming(), "tanh")
+        for got, want in zip(backward(backend, h, w_hh, case.incoming(), "tanh", chunks), expected, strict=True):
+            np.testing.assert_allclose(got, want, **tolerance(case.dtype, 8), err_msg=f"{chunks} chunks")
+
+
 SUMMED = [  # hidden, features, steps, chunks: summed inside where there is room, else by products
     (1, 1, 5, 1), (7, 3, 41, 2), (20, 1, 40, 1), (20, 8, 23, 4), (64, 4, 9, 3), (66, 2, 7, 2), (20, 9, 6, 3),
 ]  # fmt: skip

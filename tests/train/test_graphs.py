@@ -385,6 +385,38 @@ needs_gpu = [pytest.mark.gpu, pytest.mark.skipif(not backend.has_gpu(), reason="
 class TestOnAGpu:
     pytestmark = needs_gpu
 
+    def test_dropout_that_begins_later_ends_the_capture(self):
+        cp = backend.cupy()
+        dropout = nn.Dropout(0.0, rng=0)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(5, 64, rng=0), dropout, nn.Linear(64, 3, rng=1)).to("cuda")
+        executor = Executor(
+            model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), 0.0), schedules(model)["none"], graph=True
+        )
+        batch = cp.asarray(np.ones((4, 5), np.float32)), cp.asarray(np.arange(4) % 3)
+        done = [step for _ in range(4) for step in executor.step([batch])]
+        assert executor.uncaptured == ()
+        dropout.p = np.float64(0.5)  # NumPy's number is compared by value, too
+        done += [step for _ in range(4) for step in executor.step([batch])] + executor.flush()
+        assert "mask" in str(executor.uncaptured)
+        assert len({step.loss for step in done[:4]}) == 1
+        assert len({step.loss for step in done[4:]}) == 4, "every step draws a mask of its own"
+        executor.close()
+
+    def test_a_layer_whose_number_always_changes_is_not_captured(self):
+        cp = backend.cupy()
+        dropout = nn.Dropout(0.0, rng=0)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(5, 3, rng=0), dropout).to("cuda")
+        executor = Executor(
+            model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), 0.1), schedules(model)["none"], graph=True
+        )
+        batch = cp.asarray(np.ones((4, 5), np.float32)), cp.asarray(np.arange(4) % 3)
+        for number in range(14):
+            dropout.counted = number
+            executor.step([batch])
+        assert "change from step to step" in str(executor.uncaptured)
+        executor.flush()
+        executor.close()
+
     @pytest.mark.parametrize("optimizer", ["nesterov", "adam"])
     @pytest.mark.parametrize("order", ["none", "forward", "backward", "two", "ooo"])
     def test_a_replayed_step_gives_the_numbers_of_one_that_was_launched(self, order, optimizer):

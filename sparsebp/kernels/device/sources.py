@@ -76,7 +76,7 @@ def _elman(sets: list[Defines]) -> list[Defines]:
 
 def _forward(sets: list[Defines], left_out: Defines | None = None) -> list[Defines]:
     """The projected input for all; the input itself in three sizes, in the largest alone where weights are streamed."""
-    sized = [one | {"INPUTS": inputs} for one in sets for inputs in (1, 4, 8) if inputs == 8 or "STAGED" not in one]
+    sized = [one | {"INPUTS": inputs} for one in sets for inputs in (1, 4, 8) if inputs == 8 or one.get("HIDDEN") == 20]
     return sets + [one for one in sized if one != left_out]
 
 

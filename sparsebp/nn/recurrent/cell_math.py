@@ -30,6 +30,9 @@ from sparsebp.nn.recurrent.lengths import Lengths
 FEW_FEATURES = 8
 """Inputs up to this size carry the bias as one more feature; measured: beyond, the copy costs more than it saves."""
 
+SUMS_AT_MOST = 2
+"""Memory that sums of weight gradients may take over that of the gradients at the gates, which they replace."""
+
 LONG = 1_000_000_000
 """FLOP from which a product is worth being cut into parts: some 10 ms of one core."""
 
@@ -191,11 +194,17 @@ class CellMath(abc.ABC):
         self.run_back(kernels.get(backend.namespace(tape.h)), tape, w_hh, gy, grad_h_n, chunks, *grads)
         return grads
 
-    def sums_inside(self, tape: Tape) -> bool:
-        """Whether the kernels sum the weight gradients of this run on the way back, see `summed_backward`."""
+    def sums_inside(self, tape: Tape, chunks: int) -> bool:
+        """Whether the kernels sum the weight gradients of this run on the way back, see `summed_backward`.
+
+        Every chunk leaves its sums: where they would take much more memory than ga, products are better.
+        """
         registers = kernels.get(backend.namespace(tape.h)).sum_registers
-        sizes = tape.h.shape[2], tape.x.shape[2], tape.h.dtype.itemsize
-        return room_for_sums(registers, self.gates, *sizes) > 0
+        steps, _, hidden = tape.h.shape
+        room = room_for_sums(registers, self.gates, hidden, tape.x.shape[2], tape.h.dtype.itemsize)
+        return (
+            room > 0 and chunks * (self.gates * (hidden + room) + self.columns) <= SUMS_AT_MOST * steps * self.columns
+        )
 
     def summed_backward(
         self, tape: Tape, weights: Weights, gy: Array | None, grad_h_n: Array | None, chunks: int = 1

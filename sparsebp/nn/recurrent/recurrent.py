@@ -315,7 +315,8 @@ class Recurrent(Layer):
         return self._scan_layer(0, arriving, saved, grad_h_n)
 
     def _sums_inside(self, run: int, saved: RecurrentSaved) -> bool:
-        return saved.backward_choice.algorithm in FUSED and self.cell.sums_inside(saved.tapes[run])
+        choice = saved.backward_choice
+        return choice.algorithm in FUSED and self.cell.sums_inside(saved.tapes[run], choice.chunks)
 
     def _checked_gy(self, gy: Array | None, saved: RecurrentSaved, grad_h_n: Array | None) -> Array | None:
         """Return gy time-major and without what arrived behind the lengths."""

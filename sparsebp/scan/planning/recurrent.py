@@ -145,6 +145,8 @@ def _choose(
         "blelloch": sum(p.mm for p in level_counts("blelloch", T)) * B * H * H * itemsize
         + T * B * H * (H + 1) * itemsize,
     }
+    if memory_limit is None and m.is_device:
+        memory_limit = m.memory // 2  # states, gates and gradients need the rest
     fits = {name: t for name, t in seconds.items() if memory_limit is None or memory[name] <= memory_limit}
     margin = {"bp": 1.0, "chunked": 1.0 / MARGIN, "blelloch": 1.0 / STORED_MARGIN}
     best = min(fits, key=lambda name: fits[name] * margin[name])

@@ -8,7 +8,9 @@
 
 #ifdef HIDDEN
 constexpr int BLOCK = 256;
-constexpr int FITS = 20480 / (MAP * int(sizeof(real))), ROUND = FITS < 1 ? 1 : FITS > 8 ? 8 : FITS;
+constexpr int FITS = 20480 / (MAP * int(sizeof(real)));
+constexpr int ROUND = FITS > 8 ? 8 : FITS / 2 * 2;  // even: two copies of the state alternate, and a round begins with the first
+static_assert(ROUND > 0, "two maps fit");
 constexpr int PIECES = MAP / WIDTH, SHARE = (ROUND * PIECES + BLOCK - WARP - 1) / (BLOCK - WARP);
 
 // A block a sample: its first warp follows the chain of chunks and finds their maps in shared memory, where the others
