@@ -86,10 +86,10 @@ def test_a_wrong_input_gradient_is_caught():
 def test_a_wrong_scan_is_caught_and_named(monkeypatch, fault):
     real = RNNMath.run_back
 
-    def faulty(self, k, tape, w_hh, gy, grad_h_n, chunks, grads):
-        real(self, k, tape, w_hh, gy, grad_h_n, chunks, grads)
+    def faulty(self, k, tape, w_hh, gy, grad_h_n, chunks, ga, gh0, sums=None):
+        real(self, k, tape, w_hh, gy, grad_h_n, chunks, ga, gh0, sums)
         if chunks > 1:
-            grads.ga[0] *= 1 + fault
+            ga[0] *= 1 + fault
 
     monkeypatch.setattr(RNNMath, "run_back", faulty)
     model = classifier(nn.RNN(2, 3, dtype=np.float64, rng=0))

@@ -464,9 +464,9 @@ def test_verify_says_which_models_agree(monkeypatch, ok):
 def test_bench_forwards_its_options(tmp_path, monkeypatch):
     from sparsebp.bench.tools.benchmark import Benchmark
 
-    def fake(self, out=None, *, quick=False, threads=None, echo=print):
+    def fake(self, out=None, *, quick=False, threads=None, seconds=None, echo=print):
         echo("a table")
-        return {"name": self.name, "out": str(out), "quick": quick}
+        return {"name": self.name, "out": str(out), "quick": quick, "rows": []}
 
     refused = invoke("bench", "convergence", "--threads", 1)
     assert "threads" in one_message(refused, code=2)

@@ -135,7 +135,7 @@ def test_verify(monkeypatch):
 def test_bench(monkeypatch, tmp_path):
     from sparsebp.bench.tools.benchmark import Benchmark
 
-    calls = Calls({})
+    calls = Calls({"rows": []})
     monkeypatch.setattr(Benchmark, "run", calls)
     invoke("bench", "recurrent", "--out", tmp_path, "--threads", 2, "--threads", 1)
     invoke("bench", "recurrent", "--quick")

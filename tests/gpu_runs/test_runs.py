@@ -106,6 +106,7 @@ def test_numbers(there: dict[str, str]) -> None:
         "forward",
         "input",
         "backward",
+        "summed",
         "phases",
         "weights",
         "python",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from types import SimpleNamespace
 
 import numpy as np
@@ -29,7 +30,9 @@ def test_index_types_may_differ_and_index_arrays_are_copied_to_a_device_once():
     plan, mixed = plan_addition(a, b), addition._plan.__wrapped__(a, wide)
     assert mixed.pattern == plan.pattern
     np.testing.assert_array_equal(mixed(np.ones(2), np.ones(2)), [1, 1, 2])
-    device = SimpleNamespace(__name__="device", cuda=SimpleNamespace(Device=lambda: SimpleNamespace(id=3)))
+    stream = SimpleNamespace(null=contextlib.nullcontext(SimpleNamespace(synchronize=lambda: None)))
+    cuda = SimpleNamespace(Device=lambda: SimpleNamespace(id=3), Stream=stream)
+    device = SimpleNamespace(__name__="device", cuda=cuda)
     device.asarray = np.array
     copies = plan._copies.on(device)
     assert all(again is copy for again, copy in zip(plan._copies.on(device), copies, strict=True))
