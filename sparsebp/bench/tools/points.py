@@ -124,7 +124,7 @@ class _Process:
 
 
 def _serve(connection: Any, make: Maker, arguments: tuple[Any, ...]) -> None:
-    """Say whether this process is ready; measure what comes, until nothing can come or the GPU is of no use any more."""
+    """Say whether this process is ready; measure what comes, until nothing comes or the GPU is of no use any more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process ends this one
     measure: Callable[[Any], Row] | None = None
     with contextlib.suppress(EOFError, OSError):  # the other process is gone, or has done with this one
