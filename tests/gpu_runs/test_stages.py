@@ -15,6 +15,7 @@ from xml.etree import ElementTree
 import pytest
 
 from gpu_runs import carried, references, runs, versions
+from gpu_runs.compile_all import Processes, sets
 from gpu_runs.stages import Session, Stage
 
 ROOT = carried.ROOT
@@ -172,6 +173,7 @@ def test_the_whole_time_is_kept_and_what_a_stage_leaves_the_next_ones_have(tmp_p
 PROGRAM = """
 import sys
 from pathlib import Path
+from gpu_runs.compile_all import Processes, sets
 from gpu_runs.stages import Session, Stage
 stages = [Stage("first", 1, lambda limit: [sys.executable, "-c", "print('done')"]),
           Stage("second", 9, lambda limit: [sys.executable, "-c", "import time; print('begun'); time.sleep(1000)"]),
@@ -327,3 +329,20 @@ def test_a_broken_description_of_the_machine_is_no_missing_gpu(
         monkeypatch.setattr(versions.backend, "has_gpu", lambda gpu=gpu: gpu)
         assert versions.main() == int(not gpu)
         assert '{"environment": "OSError: no such file"}' in capsys.readouterr().out
+
+
+def test_a_process_that_dies_while_compiling_costs_what_it_was_at_alone() -> None:
+    pool = Processes(1)
+    try:
+        died, came = pool.submit(os._exit, 7), pool.submit(max, 1, 2)  # type: ignore[arg-type]
+        assert died.result(60).error == "its process has died" and died.result().what == "7"
+        assert came.result(60) == 2  # type: ignore[comparison-overlap]
+    finally:
+        pool.end()
+
+
+def test_what_gpu_numbers_forces_and_sums_is_compiled() -> None:
+    asked = sets()
+    for file in ("rnn.cu", "gru.cu"):
+        rows = {defines["ROWS"] for name, defines in asked if name.startswith(file[:3]) and "ROWS" in defines}
+        assert {1, 2, 3, 4, 5} <= rows
