@@ -40,6 +40,12 @@ def make_fails(folder: Path) -> Callable[[Point], dict[str, Any]]:
     raise RuntimeError("no GPU")
 
 
+def make_slowly(folder: Path) -> Callable[[Point], dict[str, Any]]:
+    """Get ready late, as where much is imported."""
+    time.sleep(2)
+    return make(folder)
+
+
 def _break_the_device() -> None:
     """Do what leaves a device that answers every call with an error."""
     from strict_cupy import install

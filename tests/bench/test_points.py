@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bench.points_example import Point, make, make_fails
+from bench.points_example import Point, make, make_fails, make_slowly
 from sparsebp.bench.tools.benchmark import Run
 from sparsebp.bench.tools.points import measure_apart, named
 
@@ -32,10 +32,10 @@ def test_every_point_gets_a_row_whatever_the_others_do(tmp_path: Path) -> None:
     points = [Point("well", 1), Point("raises"), Point("well", 2), Point("dies"), Point("well", 3), Point("sticks"),
               Point("well", 4), Point("hangs"), Point("well", 5)]  # fmt: skip
     run = run_of()
-    rows = [*measure_apart(run, points, make, tmp_path, limit=20.0)]
+    rows = [*measure_apart(run, points, make, tmp_path, limit=5.0)]
     assert outcomes(rows) == [
         1, "ValueError: no such size", 2, "its process has died, status 7", 3,
-        "CUDARuntimeError: cudaErrorIllegalAddress: an illegal memory access was encountered", 4, "stopped after 20 s",
+        "CUDARuntimeError: cudaErrorIllegalAddress: an illegal memory access was encountered", 4, "stopped after 5 s",
         5,
     ]  # fmt: skip
     assert all(row["does"] == point.does and row["dtype"] == "float" for row, point in zip(rows, points, strict=True))
@@ -60,6 +60,17 @@ def test_a_process_that_never_gets_ready_is_not_started_for_ever(tmp_path: Path)
     rows = [*measure_apart(run, [Point("well", n) for n in range(9)], make_fails, tmp_path)]
     assert outcomes(rows) == ["RuntimeError: no GPU"] * 5
     assert "4 of 9 points not measured, the process that measures does not start" in run.result["notes"][-1]
+
+
+def test_processes_that_die_at_their_first_point_do_start(tmp_path: Path) -> None:
+    run = run_of()
+    rows = [*measure_apart(run, [Point("dies", n) for n in range(6)] + [Point("well", 6)], make, tmp_path)]
+    assert outcomes(rows) == ["its process has died, status 7"] * 6 + [6]
+
+
+def test_the_start_of_a_process_does_not_count_as_time_of_a_point(tmp_path: Path) -> None:
+    run = run_of()
+    assert outcomes([*measure_apart(run, [Point("well", 1)], make_slowly, tmp_path, limit=1.0)]) == [1]
 
 
 PROGRAM = """

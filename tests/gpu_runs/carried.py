@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 import zipfile
 from pathlib import Path
 
@@ -24,28 +25,44 @@ MOST_ARCHIVED = 16 << 20
 _SANITIZER = "nvidia_cuda_sanitizer_api-*.whl"
 
 
+def kept() -> Path:
+    """Return the folder that caches are written to: ``.cache``, or a temporary one where that is read-only."""
+    try:
+        CACHE.mkdir(exist_ok=True)
+        with tempfile.TemporaryFile(dir=CACHE):
+            return CACHE
+    except OSError:
+        folder = Path(tempfile.gettempdir()) / f"sparsebp-cache-{os.getuid()}"
+        folder.mkdir(exist_ok=True)
+        return folder
+
+
 def environment() -> dict[str, str]:
     """Return the environment of every stage: where caches are, where sources are, and that nothing waits in buffers."""
+    caches = kept()
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), *filter(None, [os.environ.get("PYTHONPATH")])])
     return os.environ | {
-        "CUPY_CACHE_DIR": str(CACHE / "cupy"), "NUMBA_CACHE_DIR": str(CACHE / "numba"), "PYTHONPATH": path,
+        "CUPY_CACHE_DIR": str(caches / "cupy"), "NUMBA_CACHE_DIR": str(caches / "numba"), "PYTHONPATH": path,
         "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1",
     }  # fmt: skip
 
 
 def unpack() -> str:
-    """Take CuPy's machine code from the archive, where one was carried here; say how much."""
-    folder, archive = CACHE / "cupy", CACHE / ARCHIVE
+    """Take CuPy's machine code from the archive, where one was carried here; say how much, and what went wrong."""
+    folder, archive, wrong = kept() / "cupy", CACHE / ARCHIVE, ""
     folder.mkdir(parents=True, exist_ok=True)
-    if archive.exists():
-        with tarfile.open(archive) as packed:
-            packed.extractall(folder, filter="data")
-    return f"{len([*folder.iterdir()])} modules of an earlier run"
+    try:
+        if archive.exists():
+            with tarfile.open(archive) as packed:
+                packed.extractall(folder, filter="data")
+    except Exception as error:  # then it is compiled anew
+        wrong = f"; {archive.name} cannot be unpacked: {type(error).__name__}: {error}"
+    return f"{len([*folder.iterdir()])} modules of an earlier run{wrong}"
 
 
 def pack(out: Path) -> str:
     """Leave CuPy's machine code as an archive in `out`, and say so; or say why not."""
-    folder, archive = CACHE / "cupy", out / ARCHIVE
+    folder, archive = kept() / "cupy", out / ARCHIVE
     files = sorted(folder.glob("*.cubin")) if folder.exists() else []
     with tarfile.open(archive, "w:gz") as packed:
         for file in files:
@@ -58,25 +75,36 @@ def pack(out: Path) -> str:
 
 
 def sanitizer() -> Path | None:
-    """Return compute-sanitizer: on the path, of the CUDA toolkit, or from the wheel that was carried here."""
+    """Return compute-sanitizer: on the path, of the CUDA toolkit, or from the wheel that was carried here; if any."""
+    place = kept()
     homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
-    folders = [Path(home) / "bin" for home in homes if home] + [CACHE / "compute-sanitizer"]
+    folders = [Path(home) / "bin" for home in homes if home] + [place / "compute-sanitizer"]
     found = shutil.which("compute-sanitizer", path=os.pathsep.join([os.environ.get("PATH", ""), *map(str, folders)]))
     if found:
         return Path(found)
     wheels = sorted(CACHE.glob(_SANITIZER))
     if not wheels:
         return None
-    with zipfile.ZipFile(wheels[-1]) as wheel:
+    try:
+        with tempfile.TemporaryDirectory(dir=place) as half:
+            _take_out(wheels[-1], Path(half) / "whole")
+            (Path(half) / "whole").rename(place / "compute-sanitizer")
+    except Exception as error:  # the run goes on without it
+        print(f"{wheels[-1].name} cannot be unpacked: {type(error).__name__}: {error}", flush=True)
+    tool = place / "compute-sanitizer" / "compute-sanitizer"
+    return tool if tool.exists() else None
+
+
+def _take_out(path: Path, folder: Path) -> None:
+    """Unpack compute-sanitizer from its wheel."""
+    with zipfile.ZipFile(path) as wheel:
         for item in wheel.infolist():
             _, inside, name = item.filename.partition("/compute-sanitizer/")
             if inside and name and not name.startswith(("docs/", "include/")):
-                target = CACHE / "compute-sanitizer" / name
+                target = folder / name
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(wheel.read(item))
                 target.chmod(0o755)
-    tool = CACHE / "compute-sanitizer" / "compute-sanitizer"
-    return tool if tool.exists() else None
 
 
 def prepare() -> int:

@@ -11,15 +11,21 @@ import itertools
 import multiprocessing
 import re
 import sys
+import threading
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from gpu_runs.cases import every, line_numbers, run
 from sparsebp import backend, kernels
+from sparsebp.bench.gpu import numbers
+from sparsebp.bench.gpu.device import HIDDEN as HIDDEN_OF_PAPER
+from sparsebp.bench.gpu.device import Recurrence
+from sparsebp.bench.tools.workload import CELLS, chunk_count
 from sparsebp.kernels.api import Kernels
 from sparsebp.kernels.device import SOURCES, DeviceKernels, RawModuleLoader, source
 from sparsebp.kernels.device.base import ByValue, Defines, by_value
@@ -79,8 +85,11 @@ def sets() -> list[tuple[str, Defines]]:
     device = Kernels(DeviceKernels(np, asked))
     for case in every():
         run(device, case)
-    for hidden, dtype in itertools.product(HIDDEN, (np.float32, np.float64)):
-        _recurrences(device, hidden, dtype)
+    with np.errstate(all="ignore"):  # of what no kernel has written
+        for hidden, dtype in itertools.product(HIDDEN, (np.float32, np.float64)):
+            _recurrences(device, hidden, dtype)
+        for rows in numbers.BENCHMARK.sizes["rows_a_lane"]:
+            _rows_a_lane(asked, rows)
     return asked.found()
 
 
@@ -93,15 +102,59 @@ def small_sets() -> list[tuple[str, Defines]]:
 
 
 def _recurrences(k: Kernels, hidden: int, dtype: type) -> None:
-    from sparsebp.bench.gpu.device import Recurrence
-
-    for cell in ("RNN", "GRU"):
+    for cell in CELLS:
         for length, batch in ((1000, 16), (528, 2)):
             run = Recurrence(k, np, cell, dtype, length, batch, hidden)
             run.forward()
             run.forward_from_input()
             for chunks in CHUNKS if hidden == 20 else (1, 5, 31):
-                run.backward(chunks)()
+                for summed in (False, True):
+                    run.backward(chunks, summed)()
+
+
+def _rows_a_lane(asked: Asked, rows: int) -> None:
+    """Ask for what gpu-numbers forces lanes to hold."""
+    device = DeviceKernels(np, asked)  # type: ignore[arg-type]
+    device._rows_a_lane = lambda *sizes: rows  # type: ignore[method-assign]
+    length = numbers.BENCHMARK.sizes["lengths"][0]
+    for cell in CELLS:
+        run = Recurrence(Kernels(device), np, cell, np.float32, length, numbers.BATCH, HIDDEN_OF_PAPER)
+        for summed in (False, True):
+            run.backward(chunk_count(length), summed)()
+
+
+class Processes:
+    """Processes that work side by side, each in a pool of its own: so it is known at what one has died."""
+
+    def __init__(self, count: int) -> None:
+        self._threads, self._own = ThreadPoolExecutor(count), threading.local()
+        self._pools: list[ProcessPoolExecutor] = []
+        self._ended = False
+
+    def submit(self, function: Callable[..., Compiled], *arguments: Any) -> Future[Compiled]:
+        """Have one of them call a function; if it dies at that, that is what the result says, and another one comes."""
+        return self._threads.submit(self._call, function, arguments)
+
+    def _call(self, function: Callable[..., Compiled], arguments: tuple[Any, ...]) -> Compiled:
+        begin = time.perf_counter()
+        pool = getattr(self._own, "pool", None)
+        if pool is None:
+            pool = self._own.pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+            self._pools.append(pool)
+        try:
+            return pool.submit(function, *arguments).result()
+        except BrokenProcessPool:
+            self._own.pool = None
+            error = "ended" if self._ended else "its process has died"
+            return Compiled(" ".join(map(str, arguments)), time.perf_counter() - begin, 0, 0, error)
+
+    def end(self) -> None:
+        """End them, whatever they are at."""
+        self._ended = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for pool in self._pools:
+            for process in [*(pool._processes or {}).values()]:
+                process.kill()
 
 
 def compile_one(file: str, defines: Defines, lines: bool = False) -> Compiled:
@@ -160,12 +213,12 @@ def main() -> int:
     wanted = [(*one, False) for one in sets()] + [(*one, True) for one in small_sets()]
     wanted = [one for one in wanted if not chosen.quick or one[0] == "clamp.cu"]
     hosts = [] if chosen.quick else sorted({(case.kernel, case.dtype) for case in every()})
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1 if chosen.quick else PROCESSES, mp_context=context) as pool:
+    pool = Processes(1 if chosen.quick else PROCESSES)
+    try:
         done = list(_followed([pool.submit(compile_one, *one) for one in wanted], begin, chosen.seconds, len(wanted)))
         warm = list(_followed([pool.submit(warm_host, *one) for one in hosts], begin, chosen.seconds, len(hosts)))
-        for process in (pool._processes or {}).values() if len(warm) < len(hosts) else ():
-            process.kill()  # what it compiles now is not waited for
+    finally:
+        pool.end()  # what they compile now is not waited for
     failed = [one for one in done if one.error]
     spilled = [one for one in done if one.spilled]
     cold = [one for one in warm if one.error]

@@ -22,6 +22,8 @@ from sparsebp.bench.tools.benchmark import Row, Run
 from sparsebp.bench.tools.points import measure_apart
 
 QUICK = ("clamp_arrays", "gather")
+LIMIT = 15.0
+"""Seconds that a case may take: a kernel that hangs costs no more."""
 SHOWN = 20
 """Cases that are listed at the end."""
 
@@ -61,7 +63,7 @@ def compare(cases: list[Case], out: Path, seconds: float) -> int:
     followed = Run(False, {}, {}, {"notes": notes}, print, "launches", seconds)
     done: list[Row] = []
     with (out / "check-launches.jsonl").open("w", encoding="utf-8") as file:
-        for row in measure_apart(followed, cases, make):
+        for row in measure_apart(followed, cases, make, limit=LIMIT):
             done.append(row)
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
             file.flush()

@@ -27,6 +27,12 @@ class Outcomes:
         self._file = path.open("w", encoding="utf-8")
         self._bad: set[str] = set()
 
+    def pytest_collectreport(self, report: Any) -> None:
+        if report.failed and report.nodeid not in self._bad:
+            self._bad.add(report.nodeid)
+            why = str(report.longrepr).strip().rsplit("\n", 1)[-1]
+            self._write({"test": report.nodeid, "outcome": "failed", "when": "collect", "why": why})
+
     def pytest_runtest_logreport(self, report: Any) -> None:
         known = report.nodeid in self._bad
         if known or (report.passed and report.when != "teardown") or (report.skipped and known):
@@ -40,6 +46,9 @@ class Outcomes:
         if not report.passed:
             self._bad.add(report.nodeid)
             row["why"] = _why(report.longrepr)
+        self._write(row)
+
+    def _write(self, row: dict[str, Any]) -> None:
         self._file.write(json.dumps(row, ensure_ascii=False) + "\n")
         self._file.flush()
 

@@ -16,9 +16,7 @@ class Wanted:
     """What cases are compared with; `source` says whence it is."""
 
     def __init__(self) -> None:
-        self._stored = np.load(REFERENCES) if REFERENCES.exists() else None
-        if self._stored is not None and str(self._stored["sources"]) != sources():
-            self._stored = None  # of other kernels
+        self._stored = _stored()
         self.source = "stored results of the host's kernels"
         if self._stored is None:
             try:
@@ -32,7 +30,19 @@ class Wanted:
         if self._stored is None:
             return None if self._host is None else run(self._host, case)
         begin = f"{case.key}:"
-        return {name[len(begin) :]: self._stored[name] for name in self._stored.files if name.startswith(begin)}
+        return {name[len(begin) :]: self._stored[name] for name in self._stored if name.startswith(begin)}
+
+
+def _stored() -> dict[str, np.ndarray] | None:
+    """Return the stored results; None where there are none, none of these kernels, or none that can be read."""
+    try:
+        with np.load(REFERENCES) as file:
+            return dict(file) if str(file["sources"]) == sources() else None
+    except FileNotFoundError:
+        return None
+    except Exception as error:  # a file that was cut off raises what it likes
+        print(f"{REFERENCES.name} cannot be read: {type(error).__name__}: {error}", flush=True)
+        return None
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from gpu_runs.carried import ROOT, sanitizer
+from gpu_runs.carried import ARCHIVE, ROOT, sanitizer
 from gpu_runs.stages import Session, Stage
 from sparsebp.bench import load
 from sparsebp.bench.tools import report
@@ -37,12 +37,13 @@ def check(session: Session, benchmarks: Path, quick: bool) -> list[Stage]:
     return [
         VERSIONS,
         Stage("compile", 80, module("compile_all"), _told),
-        Stage("launches", 50, module("launches", "--out", str(out)), _told),
-        Stage("tests", 220, lambda limit: tests(out, "check", chosen, workers), tested(out, "check")),
-        Stage("cache", 5, lambda limit: _module("carried", str(out))),
-        Stage("memcheck", 60, _sanitized("memcheck", out, small), _errors),
-        Stage("racecheck", 60, _sanitized("racecheck", out, small), _errors),
-    ]
+        Stage("launches", 50, module("launches", "--out", str(out)), _told, leaves=("check-launches.jsonl",)),
+        Stage("tests", 220, lambda limit: tests(out, "check", chosen, workers), tested(out, "check"),
+              leaves=_leaves("check")),
+        Stage("cache", 5, lambda limit: _module("carried", str(out)), leaves=(ARCHIVE,)),
+        Stage("memcheck", 60, _sanitized("memcheck", out, small), _errors, leaves=("check-memcheck.txt",)),
+        Stage("racecheck", 60, _sanitized("racecheck", out, small), _errors, leaves=("check-racecheck.txt",)),
+    ]  # fmt: skip
 
 
 def numbers(session: Session, benchmarks: Path, quick: bool) -> list[Stage]:
@@ -50,8 +51,9 @@ def numbers(session: Session, benchmarks: Path, quick: bool) -> list[Stage]:
     return [
         VERSIONS,
         Stage("gpu-numbers", 420, bench("gpu-numbers", benchmarks, quick), measured("gpu-numbers", benchmarks)),
-        Stage("ncu", 50, lambda limit: profiled(session.out), lambda lines: _profiles(session.out), optional=True),
-    ]
+        Stage("ncu", 50, lambda limit: profiled(session.out), lambda lines: _profiles(session.out), optional=True,
+              leaves=("numbers-ncu.txt",)),
+    ]  # fmt: skip
 
 
 def grid(session: Session, benchmarks: Path, quick: bool) -> list[Stage]:
@@ -68,7 +70,8 @@ def graphs(session: Session, benchmarks: Path, quick: bool) -> list[Stage]:
     chosen = QUICK_TESTS if quick else [path for path in GRAPH_TESTS if (ROOT / path).exists()]
     return [
         VERSIONS,
-        Stage("tests", 150, lambda limit: tests(out, "graphs", chosen, 0), tested(out, "graphs")),
+        Stage("tests", 150, lambda limit: tests(out, "graphs", chosen, 0), tested(out, "graphs"),
+              leaves=_leaves("graphs")),
         Stage("gpu-graphs", 300, bench("gpu-graphs", benchmarks, quick), measured("gpu-graphs", benchmarks)),
     ]  # fmt: skip
 
@@ -85,8 +88,13 @@ def bench(name: str, out: Path, quick: bool) -> Callable[[float], list[str]]:
 def measured(name: str, folder: Path) -> Callable[[Sequence[str]], list[str]]:
     """Return what says how many rows a benchmark has left, which not, and the first of them."""
 
+    def written() -> dict[Path, int]:
+        return {path: path.stat().st_mtime_ns for path in folder.glob(f"{name}-*.json")}
+
+    before = written()
+
     def said(lines: Sequence[str]) -> list[str]:
-        found = max(folder.glob(f"{name}-*.json"), key=lambda path: path.stat().st_mtime_ns, default=None)
+        found = max((set(written().items()) - set(before.items())), key=lambda each: each[1], default=(None, 0))[0]
         if found is None:
             return ["no row was measured", *list(lines)[-3:]]
         result, chosen = report.load(found), load(name)
@@ -102,6 +110,7 @@ def measured(name: str, folder: Path) -> Callable[[Sequence[str]], list[str]]:
 def tests(out: Path, name: str, paths: Sequence[str], workers: int) -> list[str]:
     """Return the command of the gpu tests; a line each, so that a log shows how far they came."""
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-v", "--tb=short", "-p", "no:cacheprovider"]
+    command += ["-o", "faulthandler_timeout=60", "--continue-on-collection-errors"]
     command += ["-p", "gpu_runs.outcomes", "--outcomes", str(out / f"{name}-tests.jsonl")]
     if workers and importlib.util.find_spec("xdist"):
         command += ["-n", str(workers), "--dist", "worksteal"]
@@ -122,6 +131,10 @@ def tested(out: Path, name: str) -> Callable[[Sequence[str]], list[str]]:
         return [counts, *named, *more, *([] if rows else list(lines)[-5:])]
 
     return said
+
+
+def _leaves(name: str) -> tuple[str, ...]:
+    return f"{name}-tests.jsonl", f"{name}-tests.xml"
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
@@ -154,7 +167,6 @@ def profiled(out: Path) -> list[str] | str:
     program = shutil.which("ncu")
     if program is None:
         return "ncu is not here"
-    (out / "numbers-ncu.txt").unlink(missing_ok=True)
     sections = [part for name in ("SpeedOfLight", "LaunchStats", "Occupancy", "SchedulerStats", "WarpStateStats")
                 for part in ("--section", name)]  # fmt: skip
     return [program, "--clock-control", "none", "--kernel-name", "regex:rnn_|gru_|scan_", *sections, "--log-file",

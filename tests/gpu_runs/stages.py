@@ -22,6 +22,8 @@ from sparsebp.core.files import write_atomically
 
 GRACE = 15.0
 """Seconds between the interrupt, after which a stage prints what it has done, and its end."""
+LAST = 1.0
+"""Seconds after those, in which it prints where it hangs."""
 MOST_LOGGED = 12 << 20
 """Bytes of output that are kept in the log."""
 TAIL = 400
@@ -57,6 +59,8 @@ class Stage:
         Whether the run ends where this stage fails.
     optional
         Whether all may be well without it.
+    leaves
+        Names of its files, which are removed before it begins: what an earlier run has left is no result of it.
     """
 
     name: str
@@ -65,6 +69,7 @@ class Stage:
     summary: Callable[[Sequence[str]], list[str]] = lambda lines: list(lines)[-1:]
     needed: bool = False
     optional: bool = False
+    leaves: tuple[str, ...] = ()
 
 
 class Session:
@@ -88,7 +93,7 @@ class Session:
         self._log = (self.out / f"log-{name}.txt").open("wb")
         self._logged = 0
         self._stages: Sequence[Stage] = ()
-        self._interrupted = False
+        self._interrupts = 0
 
     @property
     def elapsed(self) -> float:
@@ -102,32 +107,56 @@ class Session:
 
     def run(self, stages: Sequence[Stage]) -> int:
         """Run the stages in turn, print the summary last; return the exit status."""
-        signal.signal(signal.SIGTERM, _interrupt)
+        before = {kind: signal.signal(kind, self._interrupt) for kind in (signal.SIGINT, signal.SIGTERM)}
+        try:  # nothing is raised by a signal, so that none comes at a wrong time; stages begin with the default
+            return self._all(stages)
+        finally:
+            for kind, handler in before.items():
+                signal.signal(kind, handler)
+
+    def _interrupt(self, number: int, frame: Any) -> None:
+        self._interrupts += 1
+
+    def _all(self, stages: Sequence[Stage]) -> int:
         self.say(f"{self.name}: commit {commit()}, {len(stages)} stages in {self.seconds:.0f} s, into {self.out}")
         self._stages = stages
-        left, unit = list(stages), (self.seconds - GRACE) / sum(stage.share for stage in stages)
+        left, unit = list(stages), (self.seconds - GRACE - LAST) / sum(stage.share for stage in stages)
         while left:
             stage = left.pop(0)
-            limit = self.seconds - GRACE - self.elapsed - unit * sum(each.share for each in left)
+            limit = self.seconds - GRACE - LAST - self.elapsed - unit * sum(each.share for each in left)
             outcome = self._run(stage, limit)
             self.outcomes.append(outcome)
-            if self._interrupted or (stage.needed and outcome.outcome == "failed"):
-                why = "the run was interrupted" if self._interrupted else f"{stage.name} failed"
+            if self._interrupts or (stage.needed and outcome.outcome == "failed"):
+                why = "the run was interrupted" if self._interrupts else f"{stage.name} failed"
                 self.outcomes += [Outcome(each.name, "left out", said=[why]) for each in left]
                 left = []
-            self._save(complete=not left and not self._interrupted)
+            self._save(complete=not left and not self._interrupts)
         status = self._summary()
-        return 130 if self._interrupted else status
+        return 130 if self._interrupts else status
 
     # ---- one stage ---------------------------------------------------------------------------------------------------
 
     def _run(self, stage: Stage, limit: float) -> Outcome:
         if limit < 1:
             return Outcome(stage.name, "left out", said=["no time was left"])
+        outcome, begin = Outcome(stage.name, "failed"), time.monotonic()
+        try:
+            self._do(stage, limit, outcome)
+        except Exception as error:  # the next one comes all the same
+            outcome.outcome = "failed"
+            outcome.said = [f"{type(error).__name__}: {error}"]
+            self.say(f"== [{self.elapsed:4.0f} s] {stage.name}: {outcome.said[0]}")
+        outcome.seconds = round(time.monotonic() - begin, 1)
+        return outcome
+
+    def _do(self, stage: Stage, limit: float, outcome: Outcome) -> None:
+        for name in stage.leaves:
+            (self.out / name).unlink(missing_ok=True)
         command = stage.command(limit)
         if isinstance(command, str):
             self.say(f"== [{self.elapsed:4.0f} s] {stage.name}: not run: {command}")
-            return Outcome(stage.name, "not run", said=[command])
+            outcome.outcome, outcome.said = "not run", [command]
+            return
         self.say(f"== [{self.elapsed:4.0f} s] {stage.name}, at most {limit:.0f} s: {' '.join(command)}")
         begin, lines = time.monotonic(), deque[str](maxlen=TAIL)
         process = subprocess.Popen(
@@ -137,22 +166,34 @@ class Session:
         assert process.stdout is not None
         reader = threading.Thread(target=self._pass_on, args=(process.stdout, lines), daemon=True)
         reader.start()
-        stopped = False
-        try:
-            process.wait(limit)
-        except subprocess.TimeoutExpired:
-            stopped = True
-        except KeyboardInterrupt:
-            stopped = self._interrupted = True
+        stopped = not self._ends(process, limit, 0)
         if stopped:
-            _end(process)
+            self._end(process)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)  # what it has started
         reader.join(5)
-        word = "stopped" if stopped else "failed" if process.returncode else "passed"
-        seconds = time.monotonic() - begin
-        self.say(f"== [{self.elapsed:4.0f} s] {stage.name}: {word} after {seconds:.0f} s")
-        return Outcome(stage.name, word, round(seconds, 1), process.returncode, stage.summary(list(lines)))
+        outcome.status = process.wait()
+        outcome.outcome = "stopped" if stopped else "failed" if outcome.status else "passed"
+        self.say(f"== [{self.elapsed:4.0f} s] {stage.name}: {outcome.outcome} after {time.monotonic() - begin:.0f} s")
+        outcome.said = stage.summary(list(lines))
+
+    def _ends(self, process: subprocess.Popen[bytes], seconds: float, interrupts: int) -> bool:
+        """Wait until a process has ended, time is up or the run is interrupted more often; say whether it has ended."""
+        end = time.monotonic() + seconds
+        while process.poll() is None:
+            if time.monotonic() > end or self._interrupts > interrupts:
+                return False
+            time.sleep(0.02)
+        return True
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        """Interrupt a process, which then says what it has done; if it does not end, have it say where it is."""
+        interrupts = self._interrupts
+        process.send_signal(signal.SIGINT)
+        if not self._ends(process, GRACE, interrupts):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGABRT)  # with all it has started: Python prints where each of them is
+            time.sleep(LAST)
 
     def _pass_on(self, stream: IO[bytes], lines: deque[str]) -> None:
         for line in stream:
@@ -189,17 +230,3 @@ class Session:
         ]
         self.say(f"NOT WELL: {', '.join(bad)}" if bad else "ALL WELL")
         return 1 if bad else 0
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Interrupt a process, which then says what it has done; end it, with all it has started, if it does not end."""
-    process.send_signal(signal.SIGINT)
-    try:
-        process.wait(GRACE)
-    except (subprocess.TimeoutExpired, KeyboardInterrupt):
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-
-
-def _interrupt(number: int, frame: Any) -> None:
-    raise KeyboardInterrupt

@@ -14,7 +14,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from gpu_runs import carried, runs
+from gpu_runs import carried, references, runs, versions
+from gpu_runs.compile_all import Processes, sets
 from gpu_runs.stages import Session, Stage
 
 ROOT = carried.ROOT
@@ -84,9 +85,10 @@ def test_a_stage_that_does_not_end_is_ended_with_all_that_it_has_started(
     deaf = "import signal, subprocess, sys, time; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
     deaf += "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)'])\n"
     deaf += "print(child.pid); time.sleep(1000)"
-    assert Session("try", tmp_path, 6).run([Stage("deaf", 1, python(deaf))]) == 1
+    assert Session("try", tmp_path, 6).run([Stage("deaf", 1, python(deaf), list)]) == 1
     stage = summary(tmp_path)["stages"][0]
-    assert stage["outcome"] == "stopped"
+    assert stage["outcome"] == "stopped" and stage["status"] == -signal.SIGABRT
+    assert [line for line in stage["said"] if 'File "<string>", line 3' in line], "it prints where it hung"
     for _ in range(100):
         try:
             state = Path(f"/proc/{int(stage['said'][0])}/stat").read_text().rsplit(")", 1)[1].split()[0]
@@ -97,6 +99,64 @@ def test_a_stage_that_does_not_end_is_ended_with_all_that_it_has_started(
         time.sleep(0.05)
     else:
         pytest.fail("what the stage has started still runs")
+
+
+def test_a_stage_that_cannot_begin_or_be_summed_up_is_not_the_last_one(tmp_path: Path) -> None:
+    stages = [
+        Stage("command", 1, lambda limit: 1 / 0),  # type: ignore[arg-type, return-value]
+        Stage("no program", 1, lambda limit: ["/no/such/program"]),
+        Stage("summary", 1, python("print(1)"), lambda lines: lines[7:8] + 1),  # type: ignore[operator]
+        Stage("good", 1, python("print(1)")),
+    ]
+    assert Session("try", tmp_path, 100).run(stages) == 1
+    assert outcomes(tmp_path) == ["failed", "failed", "failed", "passed"]
+    assert summary(tmp_path)["stages"][0]["said"] == ["ZeroDivisionError: division by zero"]
+
+
+def test_what_an_earlier_run_has_left_is_no_result(tmp_path: Path) -> None:
+    (tmp_path / "old.txt").touch()
+    (tmp_path / "gpu-grid-old.json").write_text("of another run")
+    stage = Stage("stage", 1, python("print(1)"), runs.measured("gpu-grid", tmp_path), leaves=("old.txt",))
+    assert Session("try", tmp_path, 100).run([stage]) == 0
+    assert not (tmp_path / "old.txt").exists()
+    assert summary(tmp_path)["stages"][0]["said"] == ["no row was measured", "1"]
+
+
+def test_an_interrupt_outside_of_a_stage_leaves_the_summary(tmp_path: Path) -> None:
+    def interrupted(lines: Any) -> list[str]:
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+        return ["summed up"]
+
+    stages = [Stage("first", 1, python("print(1)"), interrupted), Stage("next", 1, python("print(1)"))]
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert Session("try", tmp_path, 100).run(stages) == 130
+        assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert outcomes(tmp_path) == ["passed", "left out"] and summary(tmp_path)["complete"] is False
+
+
+def test_a_stage_hears_the_interrupt_though_the_run_was_started_deaf(tmp_path: Path) -> None:
+    code = "import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert Session("try", tmp_path, 100).run([Stage("first", 1, python(code))]) == 0
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert summary(tmp_path)["stages"][0]["said"] == ["True"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [(["--seconds", text], "seconds must be a number above 0") for text in ("nan", "0", "-1", "inf")]
+    + [(["--out", "/dev/null/out"], "Results cannot be written to /dev/null/out")],
+)
+def test_what_cannot_be_run_is_refused_in_a_line(options: list[str], said: str) -> None:
+    command = [sys.executable, str(ROOT / "tests" / "gpu_runs"), "check", *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode in (1, 2) and said in done.stderr and "Traceback" not in done.stderr
 
 
 def test_the_whole_time_is_kept_and_what_a_stage_leaves_the_next_ones_have(tmp_path: Path) -> None:
@@ -113,6 +173,7 @@ def test_the_whole_time_is_kept_and_what_a_stage_leaves_the_next_ones_have(tmp_p
 PROGRAM = """
 import sys
 from pathlib import Path
+from gpu_runs.compile_all import Processes, sets
 from gpu_runs.stages import Session, Stage
 stages = [Stage("first", 1, lambda limit: [sys.executable, "-c", "print('done')"]),
           Stage("second", 9, lambda limit: [sys.executable, "-c", "import time; print('begun'); time.sleep(1000)"]),
@@ -174,6 +235,17 @@ def test_an_interrupted_pytest_says_what_it_has_done(workers: int, tmp_path: Pat
     assert ElementTree.parse(tmp_path / "try-tests.xml").find(".//failure") is not None
 
 
+def test_files_of_tests_that_cannot_be_read_are_told(tmp_path: Path) -> None:
+    (tmp_path / "test_bad.py").write_text("import no_such_module")
+    (tmp_path / "test_good.py").write_text("import pytest\n@pytest.mark.gpu\ndef test_good(): pass\n")
+    command = runs.tests(tmp_path, "try", [str(tmp_path)], 0)
+    assert (
+        subprocess.run(command, env=carried.environment(), cwd=ROOT, capture_output=True, check=False).returncode == 1
+    )
+    said = runs.tested(tmp_path, "try")([])
+    assert said[0] == "1 passed, 1 failed, 0 skipped" and "no_such_module" in said[1]
+
+
 def test_of_a_pytest_that_ran_nothing_the_last_lines_are_said(tmp_path: Path) -> None:
     assert runs.tested(tmp_path, "try")(["a", "ImportError: no"]) == [
         "0 passed, 0 failed, 0 skipped",
@@ -220,3 +292,57 @@ def test_the_sanitizer_is_taken_from_its_wheel(tmp_path: Path, monkeypatch: pyte
     assert tool == tmp_path / "compute-sanitizer" / "compute-sanitizer" and os.access(tool, os.X_OK)
     assert (tool.parent / "x86" / "Helper").exists() and not (tool.parent / "docs").exists()
     assert carried.sanitizer() == tool
+
+
+def test_what_was_carried_broken_is_told_and_gone_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in (carried.ARCHIVE, "nvidia_cuda_sanitizer_api-13.0-py3-none-any.whl", "references.npz"):
+        (tmp_path / name).write_bytes(b"PK\x03\x04 cut off")
+    monkeypatch.setattr(carried, "CACHE", tmp_path)
+    monkeypatch.setattr(references, "REFERENCES", tmp_path / "references.npz")
+    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
+    assert carried.unpack().startswith("0 modules of an earlier run; cupy-cache.tar.gz cannot be unpacked: ReadError")
+    if carried.sanitizer() is None:  # this machine has no CUDA toolkit
+        assert "cannot be unpacked: BadZipFile" in capsys.readouterr().out
+    assert references._stored() is None
+    assert "references.npz cannot be read: " in capsys.readouterr().out
+
+
+def test_where_the_cache_cannot_be_written_a_temporary_one_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(carried, "CACHE", tmp_path / "file" / "cache")
+    monkeypatch.setattr(carried.tempfile, "tempdir", str(tmp_path))
+    assert carried.unpack() == "0 modules of an earlier run"
+    assert Path(carried.environment()["CUPY_CACHE_DIR"]).parents[1] == tmp_path
+
+
+def test_a_broken_description_of_the_machine_is_no_missing_gpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken() -> None:
+        raise OSError("no such file")
+
+    monkeypatch.setattr(versions, "environment", broken)
+    monkeypatch.setattr(versions, "_tried", lambda code: "1")
+    for gpu in (True, False):
+        monkeypatch.setattr(versions.backend, "has_gpu", lambda gpu=gpu: gpu)
+        assert versions.main() == int(not gpu)
+        assert '{"environment": "OSError: no such file"}' in capsys.readouterr().out
+
+
+def test_a_process_that_dies_while_compiling_costs_what_it_was_at_alone() -> None:
+    pool = Processes(1)
+    try:
+        died, came = pool.submit(os._exit, 7), pool.submit(max, 1, 2)  # type: ignore[arg-type]
+        assert died.result(60).error == "its process has died" and died.result().what == "7"
+        assert came.result(60) == 2  # type: ignore[comparison-overlap]
+    finally:
+        pool.end()
+
+
+def test_what_gpu_numbers_forces_and_sums_is_compiled() -> None:
+    asked = sets()
+    for file in ("rnn.cu", "gru.cu"):
+        rows = {defines["ROWS"] for name, defines in asked if name.startswith(file[:3]) and "ROWS" in defines}
+        assert {1, 2, 3, 4, 5} <= rows

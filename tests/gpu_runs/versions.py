@@ -1,4 +1,4 @@
-"""Prints, as JSON, what a run stands on: device, packages, tools; returns 1 where there is no GPU to run on."""
+"""Prints what a run stands on, JSON, a line a fact: device, packages, tools; returns 1 where there is no GPU."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import os
 import shutil
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 from gpu_runs.carried import CACHE, sanitizer, unpack
+from sparsebp import backend
 from sparsebp.bench.tools.environment import environment
 
 PACKAGES = (
@@ -28,25 +30,41 @@ TRIED = {
 """Packages that may be there and not work, with some Python that shows it."""
 
 
+SECONDS = 20
+"""That such a package has; the whole stage has twice as many."""
+
+
 def main() -> int:
-    """Print what is here."""
-    found: dict[str, Any] = {"cache": unpack(), "carried": sorted(path.name for path in CACHE.iterdir())}
-    found["python"], found["packages"] = sys.version, {name: _version(name) for name in PACKAGES}
-    found["tools"] = {name: shutil.which(name) for name in ("nvcc", "ncu", "nvidia-smi", "g++", "git")}
-    found["tools"]["compute-sanitizer"] = str(sanitizer())
+    """Print what is here, each fact as soon as it is known; nothing but a missing GPU is a failure."""
+    found: dict[str, Any] = {}
+
+    def tell(name: str, fact: Callable[[], Any]) -> None:
+        try:
+            found[name] = fact()
+        except Exception as error:  # the rest is worth knowing all the more
+            found[name] = f"{type(error).__name__}: {error}"
+        print(json.dumps({name: found[name]}, ensure_ascii=False, default=str), flush=True)
+
+    tell("python", lambda: sys.version)
+    tell("packages", lambda: {name: _version(name) for name in PACKAGES})
+    tell("tools", lambda: {name: shutil.which(name) for name in ("nvcc", "ncu", "nvidia-smi", "g++", "git")})
+    tell("carried", lambda: sorted(path.name for path in CACHE.iterdir()))
+    tell("gpu", backend.has_gpu)
+    tell("cache", unpack)
+    tell("environment", environment)
+    tell("compute-sanitizer", lambda: str(sanitizer()))
     with ThreadPoolExecutor() as pool:  # the first imports on a machine take their time
-        found |= dict(zip(TRIED, pool.map(_tried, TRIED.values()), strict=True))
-    try:
-        found["environment"] = environment()
-    except Exception as error:  # the rest is worth knowing all the more
-        found["environment"] = f"{type(error).__name__}: {error}"
-    print(json.dumps(found, indent=1, ensure_ascii=False))
-    gpu = found["environment"].get("gpu") if isinstance(found["environment"], dict) else None
-    if gpu is None:
+        tried = {pool.submit(_tried, code): name for name, code in TRIED.items()}
+        for done in as_completed(tried):
+            tell(tried[done], done.result)
+    if found["gpu"] is not True:
         print("no GPU answers CuPy: nothing can be run here")
         return 1
-    print(f"{gpu['name']}, compute capability {gpu['compute_capability']}, driver {gpu['driver']}, "
-          f"CuPy {found['cupy']}, Numba {found['numba']}, torch {found['torch']}, {os.cpu_count()} cores")  # fmt: skip
+    known = found["environment"] if isinstance(found["environment"], dict) else {}
+    gpu = known.get("gpu") or {}
+    print(f"{gpu.get('name', 'a GPU')}, compute capability {gpu.get('compute_capability')}, "
+          f"driver {gpu.get('driver')}, CuPy {found['cupy']}, Numba {found['numba']}, torch {found['torch']}, "
+          f"{os.cpu_count()} cores")  # fmt: skip
     return 0
 
 
@@ -60,7 +78,9 @@ def _version(package: str) -> str | None:
 def _tried(code: str) -> str:
     """Return what some Python prints, or the end of what it complains about."""
     try:
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS, check=False
+        )
     except subprocess.TimeoutExpired:
         return "does not answer"
     lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()

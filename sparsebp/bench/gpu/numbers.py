@@ -31,6 +31,8 @@ from sparsebp.kernels.device import DeviceKernels, RawModuleLoader
 
 STEPS = 4000
 """Of the sequential kernels: what a launch costs is little of it."""
+LIMIT = 20.0
+"""Seconds that a point may take: a kernel that hangs costs no more."""
 CALLS = 300
 """Launches in a row whose Python time is taken."""
 
@@ -56,7 +58,7 @@ def measure(run: Run) -> Iterator[Row]:
         There is no GPU, or CuPy is not installed.
     """
     begin(run)
-    return measure_apart(run, [*points(run.settings)], make, dict(run.rounds))
+    return measure_apart(run, [*points(run.settings)], make, dict(run.rounds), limit=LIMIT)
 
 
 def points(sizes: Mapping[str, Any]) -> Iterator[Point]:

@@ -6,6 +6,7 @@ never ends cannot be stopped from within. So the process that measures is anothe
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import signal
 import sys
@@ -21,16 +22,17 @@ Maker = Callable[..., Callable[[Any], Row]]
 
 POINT_SECONDS = 60.0
 """What a point may take, unless its benchmark says otherwise."""
+START_SECONDS = 60.0
+"""What a process may take until it is ready to measure."""
 _MOST_FAILED = 5
-"""Processes in a row that end at their first point."""
+"""Processes in a row that do not get ready."""
 
 
 class _Answer(NamedTuple):
-    """A row, whether its process can measure another one, and whether it could measure at all."""
+    """A row, and whether its process can measure another one."""
 
     row: Row
     usable: bool
-    ready: bool
 
 
 def measure_apart(
@@ -48,16 +50,16 @@ def measure_apart(
     make, *arguments
         ``make(*arguments)`` is called in the other process, anew after one has died.
     limit
-        Seconds that a point may take, the start of its process included; then its process is ended.
+        Seconds that a point may take in a process that is ready; then its process is ended.
     """
     left, failed = list(points), 0
     while left and run.seconds_left > 0 and failed < _MOST_FAILED:
         with _Process(make, arguments) as process:
-            usable = True
+            start = process.answer(min(START_SECONDS, run.seconds_left))
+            failed, usable = 0 if start.usable else failed + 1, True
             while usable and left and run.seconds_left > 0:
                 point = left.pop(0)
-                row, usable, ready = process.measure(point, min(limit, run.seconds_left))
-                failed = 0 if ready else failed + 1
+                row, usable = process.measure(point, min(limit, run.seconds_left)) if start.usable else start
                 if "error" in row:
                     run.note(f"{named(point)}: {row['error']}")
                 yield {**fields(point), **row}
@@ -82,7 +84,6 @@ class _Process:
     def __init__(self, make: Maker, arguments: tuple[Any, ...]) -> None:
         context = multiprocessing.get_context("spawn")  # a fork cannot use CUDA where its parent has
         self._here, there = context.Pipe()
-        self._ready = False
         self._process = context.Process(target=_serve, args=(there, make, arguments), daemon=True)
         self._process.start()
         there.close()
@@ -103,36 +104,50 @@ class _Process:
         """Return the row of a point, and whether the process can measure another one."""
         try:
             self._here.send(point)
+        except OSError:
+            return self._dead()
+        return self.answer(seconds)
+
+    def answer(self, seconds: float) -> _Answer:
+        """Return what the process says next; at its beginning, whether it is ready."""
+        try:
             if not self._here.poll(seconds):
-                return _Answer({"error": f"stopped after {seconds:.0f} s"}, False, self._ready)
+                return _Answer({"error": f"stopped after {seconds:.0f} s"}, False)
             answer: _Answer = self._here.recv()
         except (EOFError, OSError):
-            self._process.join(5)
-            return _Answer({"error": f"its process has died, status {self._process.exitcode}"}, False, self._ready)
-        self._ready = answer.ready
+            return self._dead()
         return answer
+
+    def _dead(self) -> _Answer:
+        self._process.join(5)
+        return _Answer({"error": f"its process has died, status {self._process.exitcode}"}, False)
 
 
 def _serve(connection: Any, make: Maker, arguments: tuple[Any, ...]) -> None:
-    """Measure what comes, until nothing can come any more or the GPU is of no use here any more."""
+    """Say whether this process is ready; measure what comes, until nothing comes or the GPU is of no use any more."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the other process ends this one
-    measure, usable = None, True
-    while usable:
+    measure: Callable[[Any], Row] | None = None
+    with contextlib.suppress(EOFError, OSError):  # the other process is gone, or has done with this one
         try:
+            measure, start = make(*arguments), _Answer({}, True)
+        except Exception as error:
+            start = _Answer(_wrong(error), False)
+        connection.send(start)
+        usable = start.usable
+        while measure is not None and usable:
             point = connection.recv()
-        except EOFError:
-            return
-        try:
-            measure = measure or make(*arguments)
-            row = measure(point)
-        except Exception as error:  # it goes to the other process, and the trace to whoever watches
-            traceback.print_exc()
-            row = {"error": f"{type(error).__name__}: {error}"}
-        usable = _usable()
-        try:
-            connection.send(_Answer(row, usable and measure is not None, measure is not None))
-        except OSError:
-            return
+            try:
+                row = measure(point)
+            except Exception as error:
+                row = _wrong(error)
+            usable = _usable()
+            connection.send(_Answer(row, usable))
+
+
+def _wrong(error: Exception) -> Row:
+    """Return an error as the other process notes it; the trace goes to whoever watches."""
+    traceback.print_exc()
+    return {"error": f"{type(error).__name__}: {error}"}
 
 
 def _usable() -> bool:
