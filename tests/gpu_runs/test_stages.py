@@ -83,7 +83,7 @@ def test_a_stage_that_does_not_end_is_ended_with_all_that_it_has_started(
 ) -> None:
     monkeypatch.setattr("gpu_runs.stages.GRACE", 0.5)
     deaf = "import signal, subprocess, sys, time; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
-    deaf += "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)'])\n"
+    deaf += "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)'], env={})\n"
     deaf += "print(child.pid); time.sleep(1000)"
     assert Session("try", tmp_path, 6).run([Stage("deaf", 1, python(deaf), list)]) == 1
     stage = summary(tmp_path)["stages"][0]

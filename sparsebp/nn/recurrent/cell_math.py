@@ -30,7 +30,7 @@ from sparsebp.nn.recurrent.lengths import Lengths
 FEW_FEATURES = 8
 """Inputs up to this size carry the bias as one more feature; measured: beyond, the copy costs more than it saves."""
 
-SUMS_AT_MOST = 2
+SUMS_AT_MOST = 4
 """Memory that sums of weight gradients may take over that of the gradients at the gates, which they replace."""
 
 LONG = 1_000_000_000
