@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -32,6 +33,14 @@ def summary(folder: Path, name: str = "try") -> dict[str, Any]:
 
 def outcomes(folder: Path) -> list[str]:
     return [stage["outcome"] for stage in summary(folder)["stages"]]
+
+
+@pytest.fixture(autouse=True)
+def interrupts_are_heard() -> Iterator[None]:
+    """Where the tests were started with interrupts ignored, what they start must hear them all the same."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def test_stages_in_turn_and_the_summary_last(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
