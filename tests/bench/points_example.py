@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 
 class Point(NamedTuple):
-    """A point that does what it says: ``well``, ``raises``, ``dies``, ``hangs`` or ``sticks``."""
+    """A point that does what it says: ``well``, ``raises``, ``dies``, ``hangs``, ``waits`` or ``sticks``."""
 
     does: str
     number: int = 0
@@ -28,6 +28,9 @@ def make(folder: Path) -> Callable[[Point], dict[str, Any]]:
             os._exit(7)
         if point.does == "hangs":
             time.sleep(1000)
+        if point.does == "waits":
+            time.sleep(1)
+            return {"value": "late"}
         if point.does == "sticks":
             _break_the_device()
         return {"value": point.number}

@@ -21,7 +21,7 @@ TESTS = Path(__file__).resolve().parents[1]
 
 
 def run_of(seconds: float | None = None) -> Run:
-    return Run(True, {}, {}, {"notes": []}, print, "points", seconds)
+    return Run(False, {}, {}, {"notes": []}, print, "points", seconds)
 
 
 def outcomes(rows: list[dict[str, Any]]) -> list[Any]:
@@ -66,6 +66,12 @@ def test_processes_that_die_at_their_first_point_do_start(tmp_path: Path) -> Non
     run = run_of()
     rows = [*measure_apart(run, [Point("dies", n) for n in range(6)] + [Point("well", 6)], make, tmp_path)]
     assert outcomes(rows) == ["its process has died, status 7"] * 6 + [6]
+
+
+def test_a_quick_run_waits_for_slow_points(tmp_path: Path) -> None:
+    run = run_of()
+    run.quick = True
+    assert outcomes([*measure_apart(run, [Point("well", 1), Point("waits")], make, tmp_path, limit=0.1)]) == [1, "late"]
 
 
 def test_the_start_of_a_process_does_not_count_as_time_of_a_point(tmp_path: Path) -> None:

@@ -155,7 +155,7 @@ def test_single_kernels_are_measured(cell: str, what: str) -> None:
 
 def test_single_kernels_are_measured_at_every_size_once() -> None:
     sizes = load("gpu-numbers").sizes
-    points = [*numbers.points(sizes)]
+    points = [*numbers.points(sizes, np)]
     assert len(points) == len(set(points))
     for cell in ("RNN", "GRU"):
         scans = [p for p in points if (p.what, p.cell, p.length) == ("scan", cell, 30_000)]

@@ -54,13 +54,13 @@ def main() -> int:
     parser.add_argument("--bare", action="store_true")
     options = parser.parse_args()
     cases = [case for case in every(small=options.bare or options.quick) if not options.quick or case.kernel in QUICK]
-    return bare(cases) if options.bare else compare(cases, options.out, options.seconds)
+    return bare(cases) if options.bare else compare(cases, options.out, options.seconds, options.quick)
 
 
-def compare(cases: list[Case], out: Path, seconds: float) -> int:
+def compare(cases: list[Case], out: Path, seconds: float, quick: bool) -> int:
     """Run the cases in a process of their own, note each in a file at once, print the summary last."""
     notes: list[str] = []
-    followed = Run(False, {}, {}, {"notes": notes}, print, "launches", seconds)
+    followed = Run(quick, {}, {}, {"notes": notes}, print, "launches", seconds)
     done: list[Row] = []
     with (out / "check-launches.jsonl").open("w", encoding="utf-8") as file:
         for row in measure_apart(followed, cases, make, limit=LIMIT):

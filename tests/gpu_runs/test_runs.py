@@ -87,7 +87,7 @@ def test_check(there: dict[str, str]) -> None:
     assert {name: stage["outcome"] for name, stage in stages.items()} == dict.fromkeys(
         ("versions", "compile", "launches", "tests", "cache", "memcheck", "racecheck"), "passed"
     )
-    assert status == 0 and lines[-1] == "ALL WELL"
+    assert (status, lines[-1]) == (0, "ALL WELL"), lines
     assert stages["tests"]["said"] == ["2 passed, 0 failed, 0 skipped"]
     assert ", 0 wrong, compared with " in stages["launches"]["said"][-1]
     assert "ERROR SUMMARY: 0 errors" in stages["memcheck"]["said"][0]
@@ -100,7 +100,7 @@ def test_check(there: dict[str, str]) -> None:
 
 def test_numbers(there: dict[str, str]) -> None:
     status, lines, stages = run("numbers", there)
-    assert status == 0 and lines[-1] == "ALL WELL"
+    assert (status, lines[-1]) == (0, "ALL WELL"), lines
     rows = result_of("gpu-numbers", there)["rows"]
     assert {row["what"] for row in rows} == {
         "forward",
@@ -123,7 +123,7 @@ def test_numbers(there: dict[str, str]) -> None:
 def test_grid(there: dict[str, str]) -> None:
     pytest.importorskip("torch")
     status, lines, stages = run("grid", there)
-    assert status == 0 and lines[-1] == "ALL WELL"
+    assert (status, lines[-1]) == (0, "ALL WELL"), lines
     result = result_of("gpu-grid", there)
     assert [row["model"] for row in result["rows"]] == ["RNN(1, 20)", "GRU(38, 20)"]
     assert all(row["gradient_difference"] < 1e-4 for row in result["rows"])
@@ -132,7 +132,7 @@ def test_grid(there: dict[str, str]) -> None:
 
 def test_graphs(there: dict[str, str]) -> None:
     status, lines, stages = run("graphs", there)
-    assert status == 0 and lines[-1] == "ALL WELL"
+    assert (status, lines[-1]) == (0, "ALL WELL"), lines
     rows = result_of("gpu-graphs", there)["rows"]
     assert [(row["network"], row["order"]) for row in rows[-2:]] == [
         ("DenseNet", "one stream"),

@@ -38,10 +38,10 @@ def begin(run: Run) -> ModuleType:
     return cupy
 
 
-def chosen_chunks(cell: str, dtype: Any, length: int) -> int:
-    """Return the chunks that the cost model takes on this GPU; about the root of T where it takes the recursion."""
+def chosen_chunks(cell: str, dtype: Any, length: int, xp: ModuleType) -> int:
+    """Return the chunks that the cost model takes for the arrays of `xp`; about the root of T for the recursion."""
     name: Literal["rnn", "gru"] = "rnn" if cell == "RNN" else "gru"
-    choice = choose_recurrent_backward(name, length, BATCH, HIDDEN, dtype, backend.cupy())
+    choice = choose_recurrent_backward(name, length, BATCH, HIDDEN, dtype, xp)
     return choice.chunks if choice.chunks > 1 else chunk_count(length)
 
 

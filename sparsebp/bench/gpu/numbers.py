@@ -57,12 +57,11 @@ def measure(run: Run) -> Iterator[Row]:
     DeviceError, MissingDependencyError
         There is no GPU, or CuPy is not installed.
     """
-    begin(run)
-    return measure_apart(run, [*points(run.settings)], make, dict(run.rounds), limit=LIMIT)
+    return measure_apart(run, [*points(run.settings, begin(run))], make, dict(run.rounds), limit=LIMIT)
 
 
-def points(sizes: Mapping[str, Any]) -> Iterator[Point]:
-    """Yield the points: first one of each kind at the paper's size, then hidden sizes, sweeps and float64."""
+def points(sizes: Mapping[str, Any], xp: ModuleType) -> Iterator[Point]:
+    """Yield the points for arrays of `xp`: one of each kind at the paper's size, then hidden sizes, sweeps, float64."""
     single, double = np.float32, np.float64
     steps, lengths, hidden, chunks = sizes["steps"], sizes["lengths"], sizes["hidden"], sizes["chunks"]
     for cell in CELLS:
@@ -71,11 +70,11 @@ def points(sizes: Mapping[str, Any]) -> Iterator[Point]:
         yield Point("backward", cell, single, steps)
         yield Point("summed", cell, single, steps)
         for length in lengths:
-            yield Point("summed", cell, single, length, chunks=chosen_chunks(cell, single, length))
-            yield Point("phases", cell, single, length, chunks=chosen_chunks(cell, single, length))
+            yield Point("summed", cell, single, length, chunks=chosen_chunks(cell, single, length, xp))
+            yield Point("phases", cell, single, length, chunks=chosen_chunks(cell, single, length, xp))
             yield Point("weights", cell, single, length)
         yield Point("python", cell, single, 1)
-        yield Point("captured", cell, single, lengths[0], chunks=chosen_chunks(cell, single, lengths[0]))
+        yield Point("captured", cell, single, lengths[0], chunks=chosen_chunks(cell, single, lengths[0], xp))
     for cell in CELLS:
         for length in lengths:
             yield from (Point("scan", cell, single, length, chunks=count) for count in chunks if count <= length)
@@ -83,7 +82,7 @@ def points(sizes: Mapping[str, Any]) -> Iterator[Point]:
         for length in lengths:
             for rows in sizes["rows_a_lane"]:
                 yield Point(
-                    "phases", cell, single, length, chunks=chosen_chunks(cell, single, length), rows_a_lane=rows
+                    "phases", cell, single, length, chunks=chosen_chunks(cell, single, length, xp), rows_a_lane=rows
                 )
     for dtype in (single, double):
         for size in (size for size in hidden if (dtype, size) != (single, HIDDEN)):
@@ -92,7 +91,7 @@ def points(sizes: Mapping[str, Any]) -> Iterator[Point]:
                     yield Point(what, cell, dtype, steps, size)
     for cell in CELLS:
         for length in lengths:
-            yield Point("phases", cell, double, length, chunks=chosen_chunks(cell, double, length))
+            yield Point("phases", cell, double, length, chunks=chosen_chunks(cell, double, length, xp))
 
 
 def make(rounds: Mapping[str, Any]) -> Callable[[Point], Row]:

@@ -7,6 +7,7 @@ never ends cannot be stopped from within. So the process that measures is anothe
 from __future__ import annotations
 
 import contextlib
+import math
 import multiprocessing
 import signal
 import sys
@@ -50,16 +51,18 @@ def measure_apart(
     make, *arguments
         ``make(*arguments)`` is called in the other process, anew after one has died.
     limit
-        Seconds that a point may take in a process that is ready; then its process is ended.
+        Seconds that a point may take in a process that is ready; then its process is ended. A quick run has no such
+        limit, only its own: it tries the code, on whatever machine and beside whatever else runs there.
     """
     left, failed = list(points), 0
+    ready, each = (math.inf, math.inf) if run.quick else (START_SECONDS, limit)
     while left and run.seconds_left > 0 and failed < _MOST_FAILED:
         with _Process(make, arguments) as process:
-            start = process.answer(min(START_SECONDS, run.seconds_left))
+            start = process.answer(min(ready, run.seconds_left))
             failed, usable = 0 if start.usable else failed + 1, True
             while usable and left and run.seconds_left > 0:
                 point = left.pop(0)
-                row, usable = process.measure(point, min(limit, run.seconds_left)) if start.usable else start
+                row, usable = process.measure(point, min(each, run.seconds_left)) if start.usable else start
                 if "error" in row:
                     run.note(f"{named(point)}: {row['error']}")
                 yield {**fields(point), **row}
@@ -111,7 +114,7 @@ class _Process:
     def answer(self, seconds: float) -> _Answer:
         """Return what the process says next; at its beginning, whether it is ready."""
         try:
-            if not self._here.poll(seconds):
+            if not self._here.poll(None if math.isinf(seconds) else seconds):
                 return _Answer({"error": f"stopped after {seconds:.0f} s"}, False)
             answer: _Answer = self._here.recv()
         except (EOFError, OSError):
