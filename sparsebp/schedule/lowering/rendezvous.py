@@ -44,7 +44,12 @@ def check_rendezvous(programs: Sequence[RankProgram], *, one_stream: bool = Fals
         raise _deadlock(run, programs)
 
 
-_KINDS: dict[type, tuple[bool, bool]] = {Send: (False, False), Sent: (False, True), Post: (True, False), Await: (True, True)}
+_KINDS: dict[type, tuple[bool, bool]] = {
+    Send: (False, False),
+    Sent: (False, True),
+    Post: (True, False),
+    Await: (True, True),
+}
 """Whether it receives, and whether it waits."""
 
 
