@@ -74,6 +74,10 @@ class ScheduleError(SparseBPError, ValueError):
         super().__init__(problem, expected=expected, got=got, remedy=remedy)
 
 
+class TransportError(SparseBPError, RuntimeError):
+    """Ranks cannot go on together: one has failed or is gone, or what was sent is not what was expected."""
+
+
 class StaleError(SparseBPError, RuntimeError):
     """Gradients were asked for of a forward whose weights are no longer there."""
 
