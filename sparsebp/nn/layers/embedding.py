@@ -112,6 +112,11 @@ class Embedding(Layer):
         """The numbers are sorted on the way back: CuPy's sort waits for the device."""
         return "sorts its input on the way back, for which CuPy waits"
 
+    @property
+    def input_dtype(self) -> np.dtype:
+        """int64, for any integers."""
+        return np.dtype(np.int64)
+
     def _check_range(self, x: Array) -> None:
         if x.size == 0:
             return
