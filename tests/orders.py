@@ -78,9 +78,9 @@ def gru(backward="auto"):
     return nn.SequenceClassifier(nn.GRU(3, 4, 2, rng=0, backward=backward), nn.Linear(4, 3, rng=1))
 
 
-def transformer(inputs=3, tokens=False):
+def transformer(inputs=3, tokens=False, dropout=0.2):
     sizes = {"steps": 5, "width": 6, "heads": 2, "layers": 2}
-    return models.transformer_classifier(inputs, 3, tokens=tokens, dropout=0.2, rng=0, **sizes)
+    return models.transformer_classifier(inputs, 3, tokens=tokens, dropout=dropout, rng=0, **sizes)
 
 
 MODELS = {
