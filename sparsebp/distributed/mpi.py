@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import pickle
 import threading
 from collections.abc import Callable, Sequence
@@ -13,9 +12,10 @@ import numpy as np
 from sparsebp import backend
 from sparsebp.core.errors import MissingDependencyError, TransportError
 from sparsebp.core.types import Array
-from sparsebp.distributed.mpi_calls import Call, Message, begin_of, sum_in_order
+from sparsebp.distributed.mpi_calls import Call, Message
 from sparsebp.distributed.peers import End, Peers
 from sparsebp.distributed.progress import Progress
+from sparsebp.distributed.sums import parts_of, sum_in_order
 from sparsebp.distributed.transport import DTYPES, Handle, Transport
 from sparsebp.distributed.waiting import until
 
@@ -125,14 +125,14 @@ class MPITransport(Transport):
             rows, work = self._rows(flat)
             first = self._exchange([flat] * self.size, rows, 0)
             return self._call("allreduce", array, first, lambda: sum_in_order(rows, flat), finish, work)
-        begins = [begin_of(rank, flat.size, self.size) for rank in range(self.size + 1)]
-        parts = [flat[begin:end] for begin, end in itertools.pairwise(begins)]
+        parts = parts_of(flat, self.size)
         own = parts[self.rank]
         rows, work = self._rows(own)
+        call = self._made
 
         def between() -> list[Any]:
             sum_in_order(rows, own)
-            return self._exchange([own] * self.size, parts, 1)
+            return self._exchange([own] * self.size, parts, 1, call)
 
         return self._call("allreduce", array, self._exchange(parts, rows, 0), between, finish, work)
 
@@ -281,7 +281,7 @@ class MPITransport(Transport):
         """Begin to send and to receive an array for each other rank, in one of the two parts of a collective call.
 
         By messages, which MPICH copies in one piece: its own collective calls, where nobody waits for them, take one
-        look of the rank for every 16 KiB.
+        look of the rank for every 16 KiB. The number of the `call`, None for the next one, keeps them apart.
         """
         tag = (2 * (self._made if call is None else call) + part) % (self._most_tag + 1)
         others = [(self.rank + step) % self.size for step in range(1, self.size)]

@@ -185,21 +185,3 @@ class Call:
 def _described(header: np.ndarray) -> str:
     kind, size, char, number = map(int, header)
     return f"{KINDS[kind]} of {size} bytes of {np.dtype(chr(char))}, after {number} other calls"
-
-
-def begin_of(part: int, count: int, parts: int) -> int:
-    """Return where a part of `count` values begins, of `parts` that are as equal as can be."""
-    return part * count // parts
-
-
-def sum_in_order(arrays: Sequence[np.ndarray], out: np.ndarray) -> None:
-    """Write the sum of `arrays`, added in their order, to `out`; if that is one of them, the first may be lost."""
-    if len(arrays) == 1:
-        out[...] = arrays[0]
-        return
-    total = arrays[0] if any(one is out for one in arrays[2:]) else out
-    np.add(arrays[0], arrays[1], out=total)
-    for one in arrays[2:]:
-        np.add(total, one, out=total)
-    if total is not out:
-        out[...] = total
