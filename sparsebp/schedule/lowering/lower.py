@@ -16,7 +16,7 @@ def lower(schedule: Schedule) -> tuple[RankProgram, ...]:
     for number, sent in graph.sends.items():
         worker = schedule.lanes[graph.lanes[number]].worker
         for send in sent:
-            message = Message(Action(*send.source), worker, send.receiver)
+            message = Message(Action(*send.source), worker, send.receiver, number)
             sends.setdefault(number, []).append(message)
             posts.setdefault(send.receiver, []).append(message)
             reads.setdefault(min(send.readers), []).append(message)

@@ -17,11 +17,14 @@ class Message(NamedTuple):
         The action that makes it: F sends its stage's output, I the gradient with respect to its stage's input.
     sender, receiver
         Ranks.
+    tag
+        Its number among the messages from `sender` to `receiver`.
     """
 
     source: Action
     sender: int
     receiver: int
+    tag: int
 
     @property
     def boundary(self) -> int:
