@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from sparsebp import backend
 from sparsebp.core.errors import OptionError
 from sparsebp.runtime.actions import Actions
@@ -102,6 +104,10 @@ class Executor:
     def uncaptured(self) -> tuple[str, ...]:
         """Why steps are not captured into CUDA graphs; empty if they are, or are to be as soon as they are warm."""
         return ("graph=False",) if self._graphs is None else self._graphs.uncaptured
+
+    def own(self, indices: np.ndarray) -> np.ndarray:
+        """Return which samples of a micro-batch are computed here: all of them."""
+        return indices
 
     def step(self, batches: Sequence[Batch], tag: Any = None) -> list[Step]:
         """Run one step.
