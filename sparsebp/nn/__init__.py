@@ -30,6 +30,7 @@ from sparsebp.nn.layers.pool import (
     MaxPool1d,
     MaxPool2d,
 )
+from sparsebp.nn.layers.selu import SELU
 from sparsebp.nn.losses import CrossEntropyLoss, MSELoss
 from sparsebp.nn.pruning import PruneReport, prune
 from sparsebp.nn.recurrent.classifier import SequenceClassifier
@@ -41,6 +42,7 @@ __all__ = [
     "GELU",
     "GRU",
     "RNN",
+    "SELU",
     "AdaptiveAvgPool1d",
     "AdaptiveAvgPool2d",
     "AvgPool1d",
