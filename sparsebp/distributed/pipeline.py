@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -13,17 +13,27 @@ from sparsebp.distributed.messages import Mail
 from sparsebp.distributed.pipeline_actions import PipelineActions, RankStep
 from sparsebp.distributed.pipeline_checks import check_fits_ranks
 from sparsebp.distributed.transport import Transport
+from sparsebp.distributed.versions import Note, Versions
 from sparsebp.distributed.whole import make_whole
+from sparsebp.optim import Predictor
+from sparsebp.runtime.actions import Run
 from sparsebp.runtime.program import fewer, without_frozen
 from sparsebp.runtime.stages import Stages, check_even, trained_parameters
 from sparsebp.runtime.step import Batch, Step, Watch
-from sparsebp.schedule import Action, Schedule, parts_of
+from sparsebp.schedule import Action, Schedule, actions_of, parts_of
 from sparsebp.schedule.builders import place_updates
 from sparsebp.schedule.lowering.lower import lower
 from sparsebp.schedule.lowering.programs import Await, Compute, Message, Post, RankProgram, Send, Sent
 
 Task: TypeAlias = Callable[[list[RankStep]], None]
 """Does something for the steps under way: one, or one a micro-batch."""
+
+
+class _Program(NamedTuple):
+    """What a rank does in a step, and how many updates ahead the weights are that its actions stand for."""
+
+    tasks: list[Task]
+    ahead: dict[Action, int]
 
 
 class PipelineExecutor:
@@ -46,17 +56,28 @@ class PipelineExecutor:
         Largest Euclidean norm of the gradients of all stages together; None does not clip.
     watch
         Is told of losses, on the last stage's rank, and of gradients that are not finite, on their stage's.
+    predictor
+        Predicts the weights that forwards and backwards read, in an asynchronous schedule with ``weights="latest"``;
+        None: they read the newest ones. Built on `optimizer`.
+    note
+        Is told of each `Distance` of an asynchronous schedule's own stages as soon as it is known; None measures none.
 
     Raises
     ------
     OptionError
         The schedule is not one of this model on these ranks, stages on several ranks share a parameter or a random
-        generator, or there is no norm to clip by before the first update.
+        generator, there is no norm to clip by before the first update, or nothing to predict.
     ScheduleError
         The schedule cannot run.
 
     Notes
     -----
+    In an asynchronous schedule (``updates="microbatch"``) every micro-batch is a batch of its own: the gradient is that
+    of its own mean, and every stage is updated by it. A step is the stream of the schedule's micro-batches; the
+    pipeline fills at its beginning and drains at its end. Its loss is the mean over the samples, its squared norm the
+    mean of the micro-batches'. The learning rate is that of the step's beginning. Which version an action reads is that
+    of the schedule (`Simulation.version`), whatever the ranks' speeds: results are the same on every run.
+
     The numbers of a step (losses, scores, sums of squares) become known to all ranks once a step, before the first
     update where the schedule has all gradients by then: a number that is not finite then stops all ranks before any
     parameter has changed.
@@ -66,13 +87,14 @@ class PipelineExecutor:
 
     def __init__(
         self, model: Any, loss: Any, optimizer: Any, schedule: Schedule, transport: Transport, *,
-        clip_norm: float | None = None, watch: Watch | None = None,
+        clip_norm: float | None = None, watch: Watch | None = None, predictor: Predictor | None = None,
+        note: Note | None = None,
     ) -> None:  # fmt: skip
         self.stages = Stages(model, trained_parameters(model, optimizer))
         schedule = without_frozen(schedule, self.stages)
         if schedule.graph.updates == "none":
             schedule = place_updates(schedule)
-        check_fits_ranks(schedule, self.stages, transport)
+        check_fits_ranks(schedule, self.stages, transport, predicts=predictor is not None)
         self.schedule, self._transport = schedule, transport
         self._owners = schedule.allocation
         self._own = [stage for stage, rank in enumerate(self._owners) if rank == transport.rank]
@@ -81,7 +103,12 @@ class PipelineExecutor:
         )
         xp = backend.namespace(next(iter(model.parameters().values())))
         self._mail = Mail(transport, xp)
-        self._programs: dict[int, list[Task]] = {}
+        names = {number: tuple(dict.fromkeys(self.stages[number].parameters.values())) for number in self._own}
+        stashed = schedule.graph.weights == "stashed"
+        live = model.parameters()
+        self._versions = Versions(names, live, stashed=stashed, predictor=predictor, note=note)
+        self._asynchronous = schedule.graph.updates == "microbatch"
+        self._programs: dict[int, _Program] = {}
         programs = lower(schedule)
         self._gathered = all(_gathers(program) for program in programs)
         if clip_norm is not None and not self._gathered:
@@ -99,6 +126,11 @@ class PipelineExecutor:
     def pending(self) -> bool:
         """Whether the parameters of other ranks' stages have changed since they were last brought up to date here."""
         return self._apart
+
+    @property
+    def reads(self) -> dict[Action, int]:
+        """Which version of its stage's weights each own F and I of the last asynchronous step has read, from 0."""
+        return self._versions.reads
 
     def own(self, indices: np.ndarray) -> np.ndarray:
         """Return which samples of a micro-batch this rank computes: all."""
@@ -135,9 +167,10 @@ class PipelineExecutor:
         self._failed = True
         steps = self._new(batches, tag)
         self._mail.begin([_form(batch) for batch in batches])
-        tasks = self._compiled(len(batches))
+        program = self._compiled(len(batches))
+        self._versions.begin(program.ahead)
         self._apart = True
-        for task in tasks:
+        for task in program.tasks:
             task(steps)
         self._mail.end()
         if not self._gathered:
@@ -161,7 +194,8 @@ class PipelineExecutor:
     # ---- one step ----------------------------------------------------------------------------------------------------
 
     def _new(self, batches: Sequence[Batch], tag: Any) -> list[RankStep]:
-        steps = [RankStep(batches, len(self.stages), tag)]
+        parts = [[batch] for batch in batches] if self._asynchronous else [batches]
+        steps = [RankStep(part, len(self.stages), tag) for part in parts]
         for step in steps:
             step.update = self._actions.optimizer.begin()
             if 0 not in self._actions.own:
@@ -169,7 +203,14 @@ class PipelineExecutor:
         return steps
 
     def _joined(self, steps: list[RankStep], batches: Sequence[Batch], tag: Any) -> Step:
-        return steps[0]
+        if not self._asynchronous:
+            return steps[0]
+        whole = Step(batches, len(self.stages), tag)
+        for m, step in enumerate(steps):
+            whole.values[m], whole.scores[m], whole.predictions[m] = step.values[0], step.scores[0], step.predictions[0]
+            for name, square in step.squares.items():
+                whole.squares[name] = whole.squares.get(name, 0.0) + square / len(steps)
+        return whole
 
     def _share(self, steps: Sequence[Step]) -> None:
         """Make losses, scores and sums of squares known to all ranks."""
@@ -182,26 +223,37 @@ class PipelineExecutor:
 
     # ---- programs ----------------------------------------------------------------------------------------------------
 
-    def _compiled(self, count: int) -> list[Task]:
+    def _compiled(self, count: int) -> _Program:
         if count not in self._programs:
             whole = self.schedule
             schedule = whole if count == whole.graph.microbatches else fewer(whole, count)
-            self._programs[count] = list(self._tasks(lower(schedule)[self._transport.rank], count))
+            program = lower(schedule)[self._transport.rank]
+            ahead = self._versions.ahead(schedule) if self._asynchronous else {}
+            self._programs[count] = _Program(self._tasks(program, count), ahead)
         return self._programs[count]
 
     def _tasks(self, program: RankProgram, count: int) -> list[Task]:
         tasks: list[Task] = []
+        ends = {
+            (part.stage, part.microbatch): part
+            for one in program.instructions
+            if isinstance(one, Compute)
+            for part in parts_of(one.cell)
+            if part.kind in "IW"
+        }  # the last part of each backward
         parts = [part for one in program.instructions if isinstance(one, Compute) for part in parts_of(one.cell)]
         names = self.stages.updated_at([part.stage for part in parts if part.kind == "U"], last=True)
         gathers = self._gathered
         for one in program.instructions:
             match one:
                 case Compute(cell):
-                    for part in parts_of(cell):
-                        if part.kind == "U" and gathers:
+                    for action in actions_of(cell):
+                        if action.kind == "U" and gathers:
                             tasks.append(self._gather)
                             gathers = False
-                        tasks += self._computes(part, count, names)
+                        runs = [run for part in parts_of(action) for run in self._runs(part, count, names)]
+                        last = ends.get((action.stage, action.microbatch)) in parts_of(action)
+                        tasks.append(self._versioned(action, runs, last) if self._asynchronous else _each(runs))
                 case Post(message) | Await(message) | Send(message) | Sent(message):
                     if message.source.kind == "F" or message.source.stage > self.stages.first:
                         tasks.append(self._carries(one, message))
@@ -214,35 +266,63 @@ class PipelineExecutor:
     def _gather(self, steps: list[RankStep]) -> None:
         self._actions.gather(steps[0])
 
-    def _computes(self, part: Action, count: int, names: dict[int, list[str]]) -> list[Task]:
+    def _runs(self, part: Action, count: int, names: dict[int, list[str]]) -> list[Run]:
+        """Return what a part of a cell runs: one function, or none."""
         number, m, actions = part.stage, part.microbatch or 0, self._actions
+        if self._asynchronous:  # each micro-batch is a step of its own
+            m, count = 0, 1
         if part.kind == "F":
-            run = actions.forward(number, m, count)
-        elif part.kind == "U":
-            if number not in names:  # the update of a shared parameter is with another stage's
-                return []
-            run = actions.update(names[number], gathered=self._gathered)
-        elif part.kind == "I":
-            if number <= self.stages.first:
-                return []
-            run = actions.input_grad(number, m)
-        else:
-            run = actions.weight_grad(number, m)
-        return [lambda steps: run(steps[0])]
+            return [actions.forward(number, m, count)]
+        if part.kind == "I":
+            return [actions.input_grad(number, m)] if number > self.stages.first else []
+        if not self.stages[number].parameters:
+            return []
+        if part.kind == "W":
+            return [actions.weight_grad(number, m)]
+        # The update of a shared parameter is with another stage's.
+        return [actions.update(names[number], gathered=self._gathered)] if number in names else []
+
+    def _versioned(self, action: Action, runs: Sequence[Run], last: bool) -> Task:
+        """Return a task of an asynchronous schedule; with `last` a micro-batch's backward is over behind it."""
+        versions, number, kind, m = self._versions, action.stage, action.kind, action.microbatch or 0
+
+        def compute(steps: list[RankStep]) -> None:
+            with versions.reading(number, kind, m):
+                for run in runs:
+                    run(steps[m])
+            if last:
+                versions.release(number, m)
+
+        def update(steps: list[RankStep]) -> None:
+            grads = {name: steps[m].grads[name] for name in self.stages[number].parameters.values()}
+            versions.updating(number)
+            for run in runs:
+                run(steps[m])
+            versions.updated(number, grads)
+
+        return update if kind == "U" else compute
 
     def _carries(self, one: Post | Await | Send | Sent, message: Message) -> Task:
         mail, actions, (number, kind, m) = self._mail, self._actions, message.source
-        place = m or 0
+        which, place = (m or 0, 0) if self._asynchronous else (0, m or 0)
         match one:
             case Post():
                 return lambda steps: mail.post(message)
             case Await():
                 own = number + 1 if kind == "F" else number
-                return lambda steps: actions.receive(steps[0], kind, own, place, mail.take(message))
+                return lambda steps: actions.receive(steps[which], kind, own, place, mail.take(message))
             case Send():
-                return lambda steps: mail.send(message, steps[0].outbox.pop((kind, number, place)))
+                return lambda steps: mail.send(message, steps[which].outbox.pop((kind, number, place)))
             case Sent():
                 return lambda steps: mail.sent(message)
+
+
+def _each(runs: Sequence[Run]) -> Task:
+    def task(steps: list[RankStep]) -> None:
+        for run in runs:
+            run(steps[0])
+
+    return task
 
 
 def _gathers(program: RankProgram) -> bool:

@@ -11,7 +11,7 @@ from sparsebp.runtime.stages import Stages
 from sparsebp.schedule import Schedule, validate
 
 
-def check_fits_ranks(schedule: Schedule, stages: Stages, transport: Transport) -> None:
+def check_fits_ranks(schedule: Schedule, stages: Stages, transport: Transport, *, predicts: bool) -> None:
     """Refuse a schedule that is not one of this model on these ranks.
 
     Raises
@@ -31,12 +31,17 @@ def check_fits_ranks(schedule: Schedule, stages: Stages, transport: Transport) -
          f"Build it with workers={ranks}, or start {schedule.workers} ranks"),
         (graph.first != "F", "does not begin with the forwards", "first='F'", repr(graph.first),
          "Use fusion='none' or fusion='backward'"),
+        (predicts and graph.weights != "latest", "reads no weights that a predictor could predict",
+         "weights='latest', as in dualpipe-2018", repr(graph.weights), "Leave the predictor out"),
         (graph.synchronised, "synchronises gradients between replicas", "no S", "S", "Leave the S out"),
     )  # fmt: skip
     validate(schedule)
     if stages.scans:
         raise OptionError("A scan computes the gradients of all stages at once", expected="backward='bp'",
                           got="stages on several ranks", remedy="Call model.set_backward('bp')")  # fmt: skip
+    if graph.updates == "microbatch" and stages.shared():
+        raise OptionError("Stages share a parameter that each would update by itself", expected="none",
+                          got=", ".join(stages.shared()), remedy="Use a synchronous schedule")  # fmt: skip
     _check_apart(schedule, stages)
 
 

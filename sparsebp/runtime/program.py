@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import chain, groupby
 from typing import NamedTuple
 
 from sparsebp.core.errors import OptionError
 from sparsebp.runtime.actions import Actions, Run
 from sparsebp.runtime.stages import Stages
-from sparsebp.schedule import Action, Lane, Schedule, StepGraph, parts_of, validate
+from sparsebp.schedule import Action, Cell, Lane, Schedule, StepGraph, parts_of, validate
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,13 @@ def without_frozen(schedule: Schedule, stages: Stages) -> Schedule:
 
 
 def _part_of(schedule: Schedule, graph: StepGraph, keeps: Callable[[Action], bool]) -> Schedule:
-    lanes = tuple(replace(lane, cells=tuple(part for part in _parts(lane) if keeps(part))) for lane in schedule.lanes)
+    def left(cell: Cell) -> Iterable[Cell]:
+        parts = [part for part in parts_of(cell) if keeps(part)]
+        return [cell] if len(parts) == len(parts_of(cell)) else parts
+
+    lanes = (
+        replace(lane, cells=tuple(chain.from_iterable(left(cell) for cell in lane.cells))) for lane in schedule.lanes
+    )
     return replace(schedule, graph=graph, lanes=tuple(lane for lane in lanes if lane.cells))
 
 
