@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import NamedTuple
 
 from sparsebp.core.errors import ScheduleError
 from sparsebp.schedule.actions import Action
-from sparsebp.schedule.lowering.programs import Await, Compute, Message, Post, RankProgram, Reduce, Reduced, Send, Sent
-
-_Stream: TypeAlias = tuple[int, int, int]
-"""Operations of a rank that run one after the other: (rank, sender, receiver), or (rank, -1, -1) if all of it do."""
+from sparsebp.schedule.lowering.programs import Await, Message, Post, RankProgram, Reduce, Reduced, Send, Sent
 
 
 def check_rendezvous(programs: Sequence[RankProgram], *, one_stream: bool = False) -> None:
@@ -41,57 +38,93 @@ def check_rendezvous(programs: Sequence[RankProgram], *, one_stream: bool = Fals
     Sums over replicas (`Reduce`, `Reduced`) are collective calls on a channel of their own. All replicas run the same
     programs, so they begin them in the same order: nothing here waits for them.
     """
-    _check_pairs(programs)
-    run = _Run(programs, one_stream)
+    run = _Run(_operations(programs), one_stream)
+    run.go()
     if run.stuck:
-        raise _deadlock(run)
+        raise _deadlock(run, programs)
 
 
-def _check_pairs(programs: Sequence[RankProgram]) -> None:
-    """Refuse operations that are not there once each, on the right rank, the wait behind the beginning."""
-    for number, program in enumerate(programs):
-        if program.rank != number:
-            raise ScheduleError("Programs are not in the order of their ranks", expected=f"that of rank {number}",
+_KINDS: dict[type, tuple[bool, bool]] = {
+    Send: (False, False),
+    Sent: (False, True),
+    Post: (True, False),
+    Await: (True, True),
+}
+"""Whether it receives, and whether it waits."""
+
+
+class _Operations(NamedTuple):
+    """What programs do with messages, as numbers.
+
+    Attributes
+    ----------
+    messages
+        All of them; the position of one is its number.
+    steps
+        For every rank ``(number of the instruction, whether it waits, number of the message)``.
+    """
+
+    messages: list[Message]
+    steps: list[list[tuple[int, bool, int]]]
+
+
+def _operations(programs: Sequence[RankProgram]) -> _Operations:
+    """Return what programs do with messages.
+
+    Raises
+    ------
+    ScheduleError
+        An operation is not there once, on its rank, with its wait behind it.
+    """
+    numbers: dict[Message, int] = {}
+    steps: list[list[tuple[int, bool, int]]] = []
+    stages: list[list[int]] = []  # of every message, how far sender and receiver are: 1 begun, 2 waited for
+    for rank, program in enumerate(programs):
+        if program.rank != rank:
+            raise ScheduleError("Programs are not in the order of their ranks", expected=f"that of rank {rank}",
                                 got=f"rank {program.rank}", remedy="Pass one program a rank")  # fmt: skip
-    begun = [_begun(program, len(programs)) for program in programs]
-    tags: dict[tuple[int, int, int], Message] = {}
-    for number, own in enumerate(begun):
-        for message in own:
-            other = message.receiver if message.sender == number else message.sender
-            if message not in begun[other]:
-                lacking = "Post" if message.sender == number else "Send"
-                raise _wrong(f"A message has no {lacking}", message, f"one on rank {other}", "none")
-            same = tags.setdefault((message.sender, message.receiver, message.tag), message)
-            if same != message:
-                raise _wrong("Two messages have the same tag", message, "another for each message of a pair of ranks",
-                             f"tag {message.tag} of {same.source} too")  # fmt: skip
+        steps.append([])
+        for place, one in enumerate(program.instructions):
+            kind = _KINDS.get(type(one))
+            if kind is None:
+                continue
+            (receives, waits), message = kind, one.message  # type: ignore[union-attr]
+            number = numbers.setdefault(message, len(numbers))
+            if number == len(stages):
+                _check_ranks(message, len(programs))
+                stages.append([0, 0])
+            if rank != message[1 + receives]:
+                raise _wrong("An operation is on a rank that it does not concern", message,
+                             expected=f"rank {message[1 + receives]}", got=f"“{one}” on rank {rank}")  # fmt: skip
+            if stages[number][receives] != waits:
+                raise _wrong("An operation is there twice, or is waited for before it has begun", message,
+                             expected="each once, and one wait behind it", got=f"“{one}” on rank {rank}")  # fmt: skip
+            stages[number][receives] += 1
+            steps[-1].append((place, waits, number))
+        _check_sums(program)
+    tags: dict[tuple[int, ...], Message] = {}
+    for message, number in numbers.items():
+        for done, names, rank in zip(stages[number], (("Send", "Sent"), ("Post", "Await")), message[1:3], strict=True):
+            if done < 2:
+                raise _wrong(f"A message has no {names[done]}", message, expected=f"one on rank {rank}", got="none")
+        same = tags.setdefault(message[1:], message)
+        if same is not message:
+            raise _wrong("Two messages have the same tag", message, got=f"tag {message.tag} of {same.source} too",
+                         expected="another for each message of a pair of ranks")  # fmt: skip
+    return _Operations(list(numbers), steps)
 
 
-def _begun(program: RankProgram, ranks: int) -> dict[Message, bool]:
-    """Return the messages that a rank begins to send or receive; each must be waited for once, behind that."""
-    found: dict[Message, bool] = {}  # whether it has been waited for
+def _check_ranks(message: Message, ranks: int) -> None:
+    if message.sender == message.receiver or not 0 <= min(message[1:3]) <= max(message[1:3]) < ranks:
+        raise _wrong("A message is not between two of the ranks", message, expected=f"two of 0 to {ranks - 1}",
+                     got="these")  # fmt: skip
+
+
+def _check_sums(program: RankProgram) -> None:
     sums: dict[Action, list[type]] = {}
     for one in program.instructions:
         if isinstance(one, (Reduce, Reduced)):
             sums.setdefault(one.action, []).append(type(one))
-            continue
-        if isinstance(one, Compute):
-            continue
-        message, name = one.message, type(one).__name__
-        if program.rank != (message.sender if isinstance(one, (Send, Sent)) else message.receiver):
-            raise _wrong(f"A {name} is on a rank that it does not concern", message, "none", f"rank {program.rank}")
-        if message.sender == message.receiver or not 0 <= min(message[1:3]) <= max(message[1:3]) < ranks:
-            raise _wrong("A message is not between two of the ranks", message, f"two of the ranks 0 to {ranks - 1}",
-                         "these")  # fmt: skip
-        waited, waits = found.get(message), isinstance(one, (Await, Sent))
-        if waited is not (False if waits else None):
-            where = "twice" if waited is not None else "before the operation has begun"
-            raise _wrong(f"A {name} is there {where}", message, "each operation once, and one wait behind it",
-                         f"“{one}” on rank {program.rank}")  # fmt: skip
-        found[message] = waits
-    for message, waited in found.items():
-        if not waited:
-            raise _wrong("An operation is not waited for", message, "an Await or a Sent of each", "none")
     for action, kinds in sums.items():
         if len(kinds) != 2 or kinds[0] is kinds[1]:
             raise ScheduleError(
@@ -99,10 +132,9 @@ def _begun(program: RankProgram, ranks: int) -> dict[Message, bool]:
                 got=f"{action}: {', '.join(kind.__name__ for kind in kinds)} on rank {program.rank}",
                 remedy="Lower the schedule anew",
             )  # fmt: skip
-    return found
 
 
-def _wrong(problem: str, message: Message, expected: str, got: str) -> ScheduleError:
+def _wrong(problem: str, message: Message, *, expected: str, got: str) -> ScheduleError:
     named = f"{message.source} from rank {message.sender} to rank {message.receiver}"
     return ScheduleError(problem, expected=expected, got=f"{got}: {named}", remedy="Lower the schedule anew",
                          actions=[message.source])  # fmt: skip
@@ -114,86 +146,80 @@ class _Run:
     Attributes
     ----------
     at
-        The number of the instruction that each rank waits at, or how many it has.
+        How many of its steps each rank has done.
     streams
-        Operations that have begun, and not ended.
-    stuck
-        Whether a rank or an operation has not come to its end.
+        Of every message, at the sender and at the receiver: operations that have begun, and not ended.
     """
 
-    def __init__(self, programs: Sequence[RankProgram], one_stream: bool) -> None:
-        self.programs, self._one_stream = programs, one_stream
-        self.at = [0] * len(programs)
-        self.streams: defaultdict[_Stream, deque[Message]] = defaultdict(deque)
-        self._ended: set[tuple[int, Message]] = set()  # operations by their rank
-        going = deque(range(len(programs)))
+    def __init__(self, operations: _Operations, one_stream: bool) -> None:
+        self.messages, self.steps = operations
+        self.at = [0] * len(self.steps)
+        streams: defaultdict[tuple[int, ...], deque[int]] = defaultdict(deque)
+        self.streams = [
+            tuple(streams[(rank,) if one_stream else (rank, message.sender, message.receiver)] for rank in message[1:3])
+            for message in self.messages
+        ]
+        self._ended = [False] * len(self.messages)
+
+    @property
+    def stuck(self) -> bool:
+        """Whether an operation has not ended; a rank that waits, waits for one."""
+        return not all(self._ended)
+
+    def go(self) -> None:
+        """Run until nothing can go on."""
+        going = deque(range(len(self.steps)))
         while going:
-            self._advance(going.popleft(), going)
-        self.stuck = any(self.at[rank] < len(one.instructions) for rank, one in enumerate(programs)) or any(
-            self.streams.values()
-        )
+            rank = going.popleft()
+            steps = self.steps[rank]
+            while self.at[rank] < len(steps):
+                _, waits, number = steps[self.at[rank]]
+                if waits and not self._ended[number]:
+                    break
+                self.at[rank] += 1
+                if not waits:
+                    self.streams[number][self.messages[number].receiver == rank].append(number)
+                    self._end(number, going)
 
-    def stream(self, rank: int, message: Message) -> _Stream:
-        """Return the stream that an operation of a rank belongs to."""
-        return (rank, -1, -1) if self._one_stream else (rank, message.sender, message.receiver)
-
-    def _advance(self, rank: int, going: deque[int]) -> None:
-        """Run a rank until it has to wait; ranks that can go on thereafter are put into `going`."""
-        instructions = self.programs[rank].instructions
-        while self.at[rank] < len(instructions):
-            one = instructions[self.at[rank]]
-            if isinstance(one, (Await, Sent)) and (rank, one.message) not in self._ended:
-                return
-            self.at[rank] += 1
-            if isinstance(one, (Post, Send)):
-                self.streams[self.stream(rank, one.message)].append(one.message)
-                self._match(one.message, going)
-
-    def _match(self, message: Message, going: deque[int]) -> None:
+    def _end(self, number: int, going: deque[int]) -> None:
         """End operations that are the first of their streams on both ranks, beginning with those of a message."""
-        candidates = [message]
+        candidates = [number]
         while candidates:
-            message = candidates.pop()
-            both = [(rank, self.streams[self.stream(rank, message)]) for rank in (message.sender, message.receiver)]
-            if all(stream and stream[0] == message for _, stream in both):
-                for rank, stream in both:
-                    stream.popleft()
-                    self._ended.add((rank, message))
-                    going.append(rank)
-                    candidates += [stream[0]] if stream else []
+            number = candidates.pop()
+            out, into = self.streams[number]
+            if out and into and out[0] == number == into[0]:
+                out.popleft()
+                into.popleft()
+                self._ended[number] = True
+                going.extend(self.messages[number][1:3])
+                candidates += [stream[0] for stream in (out, into) if stream]
+
+    def awaited(self, rank: int) -> int:
+        """Return the first operation of the stream that a rank waits for."""
+        _, _, number = self.steps[rank][self.at[rank]]
+        return self.streams[number][self.messages[number].receiver == rank][0]
 
 
-def _deadlock(run: _Run) -> ScheduleError:
+def _deadlock(run: _Run, programs: Sequence[RankProgram]) -> ScheduleError:
     """Return the error with a cycle of ranks that wait for each other."""
-    path: list[tuple[int, Message]] = []
+    path: list[str] = []
+    sources: list[Action] = []
     seen: dict[int, int] = {}
-    rank = next(rank for rank, _, _ in (stream for stream, waiting in run.streams.items() if waiting))
+    rank = next(rank for rank, steps in enumerate(run.steps) if run.at[rank] < len(steps))
     while rank not in seen:
-        message = _awaited(run, rank)
         seen[rank] = len(path)
-        path.append((rank, message))
-        rank = message.receiver if message.sender == rank else message.sender
-    path = path[seen[rank] :]
-    waits = " waits for ".join([*(_describe(run, *step) for step in path), f"rank {path[0][0]}"])
+        message = run.messages[run.awaited(rank)]
+        sends = message.sender == rank
+        other = message.receiver if sends else message.sender
+        place = run.steps[rank][run.at[rank]][0]
+        begun = f"send of {message.source} to" if sends else f"receive of {message.source} from"
+        at = f"instruction {place}, {programs[rank].instructions[place]}"
+        path.append(f"rank {rank} ({at}: its {begun} {other} has not ended)")
+        sources.append(message.source)
+        rank = other
+    waits = " waits for ".join([*path[seen[rank] :], f"rank {rank}"])
     return ScheduleError(
         "The programs are deadlocked where nothing is buffered", expected="an order without a cycle", got=waits,
         remedy="Let all ranks begin messages in one common order, as lower(…, one_stream=True) does",
-        actions=(message.source for _, message in path),
+        actions=sources[seen[rank] :],
     )  # fmt: skip
-
-
-def _awaited(run: _Run, rank: int) -> Message:
-    """Return the first operation of the stream that a rank waits for."""
-    instructions, at = run.programs[rank].instructions, run.at[rank]
-    if at < len(instructions):
-        one: Await | Sent = instructions[at]  # type: ignore[assignment]  # nothing else waits
-        return run.streams[run.stream(rank, one.message)][0]
-    return next(waiting[0] for (owner, _, _), waiting in run.streams.items() if owner == rank and waiting)
-
-
-def _describe(run: _Run, rank: int, message: Message) -> str:
-    instructions, at = run.programs[rank].instructions, run.at[rank]
-    where = f"instruction {at}, {instructions[at]}" if at < len(instructions) else "its end"
-    begun = "send" if message.sender == rank else "receive"
-    other = message.receiver if message.sender == rank else message.sender
-    return f"rank {rank} ({where}: the {begun} of {message.source} has not ended, of rank {other})"
