@@ -129,6 +129,7 @@ def replicas(
         )  # fmt: skip
         steps = batches_of(len(inputs), batch_size, accumulate, epochs)
         losses, norms = run(executor, steps, inputs, executor.own)
+        executor.gather_state(everywhere=True)
         return state_of(model, opt), losses, norms
 
     return run_ranks(size, work)

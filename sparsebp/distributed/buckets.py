@@ -24,15 +24,17 @@ class Bucket:
     names
         The parameters.
     flat
-        Their gradients: those of this rank, then, once they have been waited for, the sums over all ranks.
+        Their gradients: those of this rank, then, once they have been waited for, the sums over all ranks. Zeros at the
+        end make it as many equal parts as there are ranks.
     views
         The gradient of each parameter within `flat`, of the parameter's shape.
     """
 
-    def __init__(self, params: Mapping[str, Array]) -> None:
+    def __init__(self, params: Mapping[str, Array], ranks: int) -> None:
         first = next(iter(params.values()))
         self.names = tuple(params)
-        self.flat: Array = backend.namespace(first).empty(sum(param.size for param in params.values()), first.dtype)
+        length = -(-sum(param.size for param in params.values()) // ranks) * ranks
+        self.flat: Array = backend.namespace(first).zeros(length, first.dtype)
         self.views: dict[str, Array] = {}
         begin = 0
         for name, param in params.items():
@@ -72,7 +74,7 @@ class Buckets:
         blocking: bool = False,
     ) -> None:  # fmt: skip
         self.transport, self.blocking, self.waited = transport, blocking, 0.0
-        self.all = [Bucket({name: params[name] for name in names}) for names in parts]
+        self.all = [Bucket({name: params[name] for name in names}, transport.size) for names in parts]
         self._of = {name: bucket for bucket in self.all for name in bucket.names}
         self._next = 0
 
@@ -112,9 +114,13 @@ class Buckets:
         if bucket.handle is None:
             raise ScheduleError("Gradients are used before they are all there", expected="every W before the U",
                                 got=", ".join(bucket.names), remedy="Validate the schedule")  # fmt: skip
-        began = time.perf_counter()
-        bucket.handle.wait()
+        self.timed(bucket.handle)
         bucket.handle, bucket.summed = None, True
+
+    def timed(self, handle: Handle) -> None:
+        """Wait, and note for how long."""
+        began = time.perf_counter()
+        handle.wait()
         self.waited += time.perf_counter() - began
 
     def wait_all(self) -> None:

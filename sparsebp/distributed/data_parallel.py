@@ -11,10 +11,13 @@ from typing import Any, TypeVar
 import numpy as np
 
 from sparsebp import backend
+from sparsebp.core.arguments import check_flag
 from sparsebp.core.errors import OptionError, TransportError
 from sparsebp.distributed.buckets import Buckets, parted
 from sparsebp.distributed.data_parallel_actions import ReplicaActions, Totals
+from sparsebp.distributed.sharded import ShardedActions, ShardedBuckets, gathered
 from sparsebp.distributed.transport import Transport
+from sparsebp.optim.pieces import PieceOptimizer
 from sparsebp.runtime.actions import Actions
 from sparsebp.runtime.executor import Executor
 from sparsebp.runtime.stages import trained_parameters
@@ -47,6 +50,10 @@ class ReplicaExecutor(Executor):
         Of one worker and one stream, with one S a stage, on that stream or on one of its own, and one update a step.
     transport
         Between the ranks.
+    sharded
+        Whether each rank has the optimizer's state of its own part of the parameters alone, updates that, and gets the
+        others' parts; `gather_state` makes it whole (Rajbhandari et al., "ZeRO", SC 2020, stage 1). For the rules of
+        `sparsebp.optim`, which all go element by element.
 
     Raises
     ------
@@ -66,13 +73,15 @@ class ReplicaExecutor(Executor):
 
     def __init__(
         self, model: Any, loss: Any, optimizer: Any, schedule: Schedule, transport: Transport, *,
-        clip_norm: float | None = None, watch: Watch | None = None,
+        clip_norm: float | None = None, watch: Watch | None = None, sharded: bool = False,
     ) -> None:  # fmt: skip
+        self.sharded = check_flag("sharded", sharded)
         validate(schedule)
         self.transport = transport
         self._sent, self._blocking, compute = _apart(schedule)
         self._totals = Totals(transport, watch or Watch())
         self._failed: str | None = None
+        self._pieces: PieceOptimizer | None = None
         _check_same(transport, trained_parameters(model, optimizer), schedule, clip_norm)
         super().__init__(model, loss, optimizer, compute, clip_norm=clip_norm, watch=watch)
         self.schedule = schedule
@@ -82,10 +91,30 @@ class ReplicaExecutor(Executor):
     def _make_actions(self, loss: Any, optimizer: Any, clip_norm: float | None, watch: Watch) -> Actions:
         params = trained_parameters(self.stages.model, optimizer)
         parts = parted({name: params[name] for name in self._names_of(self._sent)}, *self._times())
-        self.buckets = Buckets(params, parts, self.transport, blocking=self._blocking)
-        return ReplicaActions(
-            self.stages, loss, optimizer, clip_norm, watch, buckets=self.buckets, totals=self._totals
-        )  # fmt: skip
+        kind = ShardedBuckets if self.sharded else Buckets
+        self.buckets = kind(params, parts, self.transport, blocking=self._blocking)
+        rest: Any = {"buckets": self.buckets, "totals": self._totals}
+        if not isinstance(self.buckets, ShardedBuckets):
+            return ReplicaActions(self.stages, loss, optimizer, clip_norm, watch, **rest)
+        pieces = {name: piece for shard in self.buckets.shards.values() for name, piece in shard.pieces.items()}
+        self._pieces = PieceOptimizer(optimizer, pieces)
+        return ShardedActions(self.stages, loss, self._pieces, clip_norm, watch, **rest)
+
+    def gather_state(self, *, everywhere: bool = False) -> None:
+        """Make the optimizer's state whole on rank 0, or everywhere, until the next step; all ranks call this.
+
+        Call `flush` first. Where optimizer states are not sharded they are whole anyway.
+        """
+        if self._pieces is not None and isinstance(self.buckets, ShardedBuckets):
+            keep = everywhere or self.transport.rank == 0
+            with self._failing():
+                gathered(self._pieces, self.buckets, keep=keep)
+
+    @property
+    def state_bytes(self) -> int:
+        """The bytes of optimizer state that this rank needs for its steps."""
+        buffers = getattr(self._actions.optimizer, "buffers", {})
+        return sum(array.nbytes for arrays in buffers.values() for array in arrays.values())
 
     def _names_of(self, stages: Sequence[int]) -> list[str]:
         """Return the parameters of `stages` in this order; what several hold comes with the last of them."""
@@ -96,6 +125,10 @@ class ReplicaExecutor(Executor):
         """Return the places in the schedule where the gradient of each parameter is complete, and where it is used."""
         first, parts = self._order.graph.first, _parts([cell for lane in self._order.lanes for cell in lane.cells])
         ended = {part.stage: place for place, part in enumerate(parts) if part.kind == "W"}
+        if self.sharded:  # a bucket is updated as a whole: nothing may read the old values any more
+            ended |= {
+                part.stage: place for place, part in enumerate(parts) if part.kind in "IW" and part.stage in ended
+            }
         later = len(parts) if first == "U" else 0  # they are those of the step before
         updates = {part.stage: place + later for place, part in enumerate(parts) if part.kind == "U"}
         complete: dict[str, int] = {}
@@ -138,6 +171,8 @@ class ReplicaExecutor(Executor):
             raise TransportError("A step of this rank has failed before", expected="the same steps on all ranks",
                                  got=self._failed, remedy="Make a new executor on every rank")  # fmt: skip
         with self._failing():
+            if self._pieces is not None:
+                self._pieces.take()
             self._totals.open(batches)
             return super().step(batches, tag)
 

@@ -65,10 +65,11 @@ def test_random_settings(data):
 
 
 @given(
-    seed=st.integers(0, 2**32 - 1), first=st.sampled_from("FUI"), microbatches=st.integers(1, 2), waits=st.booleans()
-)
+    seed=st.integers(0, 2**32 - 1), first=st.sampled_from("FUI"), microbatches=st.integers(1, 2), waits=st.booleans(),
+    sharded=st.booleans(),
+)  # fmt: skip
 @settings(max_examples=25, deadline=None)
-def test_every_order_gives_the_same_numbers(seed, first, microbatches, waits):
+def test_every_order_gives_the_same_numbers(seed, first, microbatches, waits, sharded):
     def schedule_of(stages):
         graph = StepGraph(len(stages), microbatches, stages.unweighted, "step", True, first)
         schedule = orders.random_order(np.random.default_rng(seed), graph, 1, first)
@@ -80,7 +81,7 @@ def test_every_order_gives_the_same_numbers(seed, first, microbatches, waits):
 
     optimizer, options = rep.OPTIMIZERS["momentum"], {"accumulate": microbatches, "epochs": 1}
     want = rep.alone(rep.mlp, optimizer, **options)
-    got = rep.replicas(2, rep.mlp, optimizer, schedule_of, **options)
+    got = rep.replicas(2, rep.mlp, optimizer, schedule_of, sharded=sharded, **options)
     for state, losses, norms in got:
         rep.assert_close(state, want[0], 1e-10)
         np.testing.assert_allclose(losses, want[1], rtol=1e-12)
