@@ -132,7 +132,7 @@ class PipelineExecutor:
         """Which version of its stage's weights each own F and I of the last asynchronous step has read, from 0."""
         return self._versions.reads
 
-    def own(self, indices: np.ndarray) -> np.ndarray:
+    def own(self, indices: Any) -> Any:
         """Return which samples of a micro-batch this rank computes: all."""
         return indices
 

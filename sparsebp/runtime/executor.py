@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from sparsebp import backend
 from sparsebp.core.errors import OptionError
 from sparsebp.runtime.actions import Actions
@@ -109,7 +107,7 @@ class Executor:
         """Why steps are not captured into CUDA graphs; empty if they are, or are to be as soon as they are warm."""
         return ("graph=False",) if self._graphs is None else self._graphs.uncaptured
 
-    def own(self, indices: np.ndarray) -> np.ndarray:
+    def own(self, indices: Any) -> Any:
         """Return which samples of a micro-batch are computed here: all of them."""
         return indices
 

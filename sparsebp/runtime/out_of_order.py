@@ -9,8 +9,6 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-import numpy as np
-
 from sparsebp import backend
 from sparsebp.core import threads
 from sparsebp.runtime.candidates import FoundSchedule, candidates
@@ -112,7 +110,7 @@ class OutOfOrderExecutor:
         self._seconds: list[float] = []
         self._warm = 1 if self.uncaptured else 3  # until a graph is captured
 
-    def own(self, indices: np.ndarray) -> np.ndarray:
+    def own(self, indices: Any) -> Any:
         """Return which samples of a micro-batch are computed here: all of them."""
         return indices
 

@@ -11,8 +11,10 @@ import numpy as np
 
 from sparsebp import backend
 from sparsebp.core.errors import OptionError
+from sparsebp.distributed.data_parallel import ReplicaExecutor
 from sparsebp.distributed.pipeline import PipelineExecutor
 from sparsebp.distributed.transport import Transport
+from sparsebp.distributed.whole import exchange
 from sparsebp.runtime.executor import Executor
 from sparsebp.runtime.step import Watch
 from sparsebp.schedule import Schedule
@@ -23,9 +25,19 @@ from sparsebp.train.training import Training
 def executor_of(trainer: Training, schedule: Schedule, watch: Watch) -> Executor | PipelineExecutor:
     """Return what runs the steps of a trainer by a schedule: on one device, or on the ranks of its transport."""
     parts, transport = (trainer.model, trainer.loss, trainer.optimizer), trainer.transport
-    if transport is None or (transport.size == 1 and schedule.graph.updates == "step"):
-        return Executor(*parts, schedule, clip_norm=trainer.clip_norm, watch=watch, graph=trainer.graph)
-    return PipelineExecutor(*parts, schedule, transport, clip_norm=trainer.clip_norm, watch=watch)
+    clips: dict[str, Any] = {"clip_norm": trainer.clip_norm, "watch": watch}
+    graph = schedule.graph
+    if transport is None or (transport.size == 1 and graph.updates == "step" and not graph.synchronised):
+        return Executor(*parts, schedule, **clips, graph=trainer.graph)
+    if graph.synchronised:
+        return ReplicaExecutor(*parts, schedule, transport, **clips, sharded=trainer.sharded)
+    return PipelineExecutor(*parts, schedule, transport, **clips)
+
+
+def buffers_of_rank_0(transport: Transport, model: Any) -> None:
+    """Give all replicas the running statistics of rank 0, which are those that count; all ranks call this."""
+    layers = model.modules() if hasattr(model, "modules") else []
+    exchange(transport, {f"{name}.{key}": (0, array) for name, layer in layers for key, array in layer.buffers.items()})
 
 
 @contextlib.contextmanager
@@ -55,7 +67,8 @@ def agree(trainer: Training, facts: Mapping[str, Any]) -> None:
     trainer._seen = frozenset(transport.broadcast([event for event in events if trainer._sees(event)]))
     parameters = trainer.model.parameters()
     facts = dict(facts) | {
-        "rng": trainer.seed, "accumulate": trainer.accumulate, "clip_norm": trainer.clip_norm, "config": trainer.config,
+        "rng": trainer.seed, "accumulate": trainer.accumulate, "sharded": trainer.sharded,
+        "clip_norm": trainer.clip_norm, "config": trainer.config,
         "checkpoint_dir": "none" if trainer.checkpoint_dir is None else "a folder",
         "checkpoint_every": trainer.checkpoint_every, "the model": type(trainer.model).__name__,
         "the optimizer": type(trainer.optimizer).__name__, "the names of parameters": list(parameters),

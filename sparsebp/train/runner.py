@@ -14,6 +14,7 @@ import numpy as np
 from sparsebp import backend
 from sparsebp.core.errors import NonFiniteError
 from sparsebp.core.types import Array
+from sparsebp.distributed.data_parallel import ReplicaExecutor
 from sparsebp.distributed.pipeline import PipelineExecutor
 from sparsebp.optim.lr_scheduler import reads_model
 from sparsebp.runtime.candidates import SCHEDULE_NAME
@@ -23,7 +24,7 @@ from sparsebp.runtime.out_of_order import OutOfOrderExecutor
 from sparsebp.runtime.stages import Stages, check_live, trained_parameters
 from sparsebp.runtime.step import Batch, Step, Watch
 from sparsebp.train import finite
-from sparsebp.train.ranks import executor_of
+from sparsebp.train.ranks import buffers_of_rank_0, executor_of
 from sparsebp.train.training import Training, earlier_schedule, schedule_of
 
 
@@ -69,7 +70,7 @@ class Runner(Watch):
             self.executor = executor_of(trainer, schedule, self)
         trainer.current_schedule = self.executor.schedule
 
-    def own(self, indices: np.ndarray) -> np.ndarray:
+    def own(self, indices: Any) -> Any:
         """Return which samples of a micro-batch are computed here: on a rank of replicas its share."""
         return self.executor.own(indices)
 
@@ -126,6 +127,13 @@ class Runner(Watch):
                 finished = self.executor.flush(wait=wait)
             self._record(finished)
 
+    def whole(self, *, everywhere: bool = False) -> None:
+        """Bring the model up to date on all ranks, and the optimizer's state on rank 0, or everywhere."""
+        self.flush()
+        if isinstance(self.executor, ReplicaExecutor):
+            buffers_of_rank_0(self.executor.transport, self.trainer.model)
+            self.executor.gather_state(everywhere=everywhere)
+
     def close(self, *, failed: bool = False) -> None:
         """Do what is left over, and end the threads.
 
@@ -138,6 +146,7 @@ class Runner(Watch):
             quiet = contextlib.suppress(Exception if failed else NonFiniteError)
             with quiet, np.errstate(over="ignore", invalid="ignore"):
                 self._record(self.executor.flush(), tell=False)
+                self.whole(everywhere=True)
         finally:
             self.executor.close()
 
@@ -145,7 +154,7 @@ class Runner(Watch):
         for step in steps:
             tag, targets = step.tag, [batch[1] for batch in step.batches]
             right = [
-                accuracy(p, t) if score is None else score  # on ranks the scores are there
+                (math.nan if p is None else accuracy(p, t)) if score is None else score  # None: no samples here
                 for p, t, score in zip(step.predictions, targets, step.scores, strict=True)
             ]
             whole = right[0] if len(right) == 1 else sum(s * r for s, r in zip(step.shares, right, strict=True))

@@ -20,15 +20,16 @@ from sparsebp.runtime.candidates import FoundSchedule
 from sparsebp.runtime.out_of_order import MEMORY_RATIO
 from sparsebp.runtime.stages import Stages, trained_parameters
 from sparsebp.schedule import Schedule
-from sparsebp.schedule.builders import BUILDERS, Fusion, conventional
+from sparsebp.schedule.builders import BUILDERS, Fusion, conventional, one_f_one_b, place_updates, synchronise
 from sparsebp.schedule.by_name import build
 from sparsebp.schedule.files.action_csv import read_csv
 from sparsebp.train.callbacks import Callback
 from sparsebp.train.checkpoint import FILE_NAME, checked_config
 from sparsebp.train.history import History
 
-ON_RANKS = tuple(name for name, make in BUILDERS.items() if "workers" in inspect.signature(make).parameters)
-"""Builders of schedules for several ranks."""
+REPLICAS = "data-parallel"
+ON_RANKS = (REPLICAS, *(name for name, make in BUILDERS.items() if "workers" in inspect.signature(make).parameters))
+"""Names of schedules for several ranks."""
 
 
 class Training:
@@ -53,6 +54,7 @@ class Training:
         rng: Seed = None,
         config: Mapping[str, Any] | None = None,
         transport: Transport | None = None,
+        sharded: bool = False,
     ) -> None:
         check_parts(model, loss, optimizer, callbacks)
         trained_parameters(model, optimizer)
@@ -71,7 +73,7 @@ class Training:
         self.current_schedule: Schedule | None = None
         self.found_schedule: FoundSchedule | None = None
         self._runner: Any = None
-        self.transport = transport
+        self.transport, self.sharded = transport, check_flag("sharded", sharded)
         self._leads = transport is None or transport.rank == 0
         self._seen: frozenset[str] | None = None  # with ranks: the events at which callbacks of rank 0 see the model
         self.clip_norm, self.checkpoint_every = clip_norm, checkpoint_every
@@ -198,6 +200,10 @@ def schedule_of(
     """
     if schedule == "conventional":
         return conventional(stages=len(stages), microbatches=accumulate, fusion=fusion, unweighted=stages.unweighted)
+    if schedule == REPLICAS:
+        size: Any = {"stages": len(stages), "microbatches": accumulate, "unweighted": stages.unweighted}
+        plain = one_f_one_b(workers=1, **size, input_gradient=False)  # each forward with its backward
+        return place_updates(synchronise(plain, priority="first-ready"))
     if isinstance(schedule, str) and schedule in ON_RANKS:
         return build(
             schedule, workers=ranks, stages=len(stages), microbatches=accumulate, unweighted=stages.unweighted

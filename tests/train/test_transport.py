@@ -69,6 +69,33 @@ def test_history_and_weights_are_those_of_one_worker_on_every_rank(size, options
     assert_like(found[0], wanted)
 
 
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("options", [
+    {}, {"sharded": True}, {"clip_norm": 0.05, "validation": True},
+    {"scheduler": lambda o: optim.ReduceLROnPlateau(o, patience=0), "validation": True, "sharded": True},
+])  # fmt: skip
+def test_replicas_have_the_history_and_weights_of_one_worker(size, options, tmp_path):
+    def run(transport, folder=None, **more):
+        return fit(transport, schedule="data-parallel", checkpoint_dir=folder, **{**options, **more})
+
+    found = run_ranks(size, run)
+    wanted = fit(None, **{key: value for key, value in options.items() if key != "sharded"})
+    for one in found:
+        assert rows(one[0]) == rows(found[0][0]) and epochs_of(one[0]) == epochs_of(found[0][0])
+        assert p.digest(one[1]) == p.digest(found[0][1])
+    assert_like(found[0], wanted)
+    run_ranks(size, lambda transport: run(transport, tmp_path, epochs=1))
+    again = run_ranks(size, lambda transport: run(transport, tmp_path, resume=True))
+    assert rows(again[0][0]) == rows(found[0][0])
+    assert p.digest(again[0][1]) == p.digest(found[0][1])
+
+
+def test_replicas_share_an_evaluation_with_the_running_statistics_of_rank_0():
+    found = run_ranks(2, lambda t: fit(t, "densenet", schedule="data-parallel", epochs=1, validation=True))
+    assert p.digest(found[0][1]) == p.digest(found[1][1])
+    assert epochs_of(found[0][0]) == epochs_of(found[1][0])
+
+
 def test_running_statistics():
     found = run_ranks(2, lambda transport: fit(transport, "densenet", epochs=1, validation=True))
     assert_like(found[0], fit(None, "densenet", epochs=1, validation=True))
