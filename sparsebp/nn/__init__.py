@@ -32,6 +32,7 @@ from sparsebp.nn.layers.pool import (
     MaxPool1d,
     MaxPool2d,
 )
+from sparsebp.nn.layers.selu import SELU
 from sparsebp.nn.layers.steps import MeanOverSteps, PositionalEmbedding
 from sparsebp.nn.layers.transformer import TransformerEncoderLayer
 from sparsebp.nn.losses import CrossEntropyLoss, MSELoss
@@ -45,6 +46,7 @@ __all__ = [
     "GELU",
     "GRU",
     "RNN",
+    "SELU",
     "AdaptiveAvgPool1d",
     "AdaptiveAvgPool2d",
     "AvgPool1d",

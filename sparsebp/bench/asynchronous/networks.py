@@ -1,0 +1,107 @@
+"""The networks of the benchmark in four stages, with real digits for each: SNN, VGG-11, GRU, Transformer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sparsebp import models, nn
+from sparsebp.core.types import Array
+from sparsebp.data import Dataset, load_digits, load_mnist_images
+from sparsebp.nn.layer import check_gy, check_input
+
+STAGES = 4
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network with its data.
+
+    Attributes
+    ----------
+    build
+        Returns the four stages, from the sizes and a generator of their initial values.
+    data
+        Returns the training and the test set, from the number of test samples.
+    rates
+        Learning rates: a moderate one, and one near the highest by which synchronous training still learns.
+    sizes, quick
+        What `build` takes: of the benchmark, and of its quick run.
+    """
+
+    build: Callable[..., list[nn.Sequential]]
+    data: Callable[[int], tuple[Dataset, Dataset]]
+    rates: tuple[float, float]
+    sizes: Mapping[str, Any]
+    quick: Mapping[str, Any]
+
+
+class LastStep(nn.Layer):
+    """``(T, B, n) -> (B, n)``: the last step of a sequence."""
+
+    def forward(self, x: Array) -> tuple[Array, Array]:
+        """Return the last step of x."""
+        check_input(x)
+        return x[-1].copy(), x
+
+    def input_grad(self, gy: Array, saved: Array) -> Array:
+        """Return gy at the last step, and zeros before it."""
+        xp = check_gy(gy, saved.shape[1:], saved.dtype, saved)
+        gx = xp.zeros_like(saved)
+        gx[-1] = gy
+        return gx
+
+
+def cut(layers: Sequence[nn.Layer], begins: Sequence[int]) -> list[nn.Sequential]:
+    """Return the layers in stages that begin at these."""
+    ends = [*begins[1:], len(layers)]
+    return [nn.Sequential(*layers[begin:end]) for begin, end in zip(begins, ends, strict=True)]
+
+
+def snn(rng: np.random.Generator, *, layers: int, width: int) -> list[nn.Sequential]:
+    """A self-normalizing network (Klambauer et al., 2017): linear layers with SELU, LeCun's initial values."""
+    chain: list[nn.Layer] = [nn.Flatten()]
+    for number in range(layers):
+        chain += [nn.Linear(784 if number == 0 else width, width, rng=rng), nn.SELU()]
+    chain.append(nn.Linear(width, 10, rng=rng))
+    blocks = cut(chain, [0, *(1 + 2 * (layers * k // STAGES) for k in range(1, STAGES))])
+    for block in blocks:
+        nn.init.lecun_linear(block, rng)
+    return blocks
+
+
+def vgg11(rng: np.random.Generator, *, width: float) -> list[nn.Sequential]:
+    """VGG-11 with fewer channels; two convolutions a stage."""
+    layers = list(models.vgg11(1, width=width, rng=rng).children.values())
+    convolutions = [number for number, layer in enumerate(layers) if isinstance(layer, nn.Conv2d)]
+    return cut(layers, [0, *convolutions[2::2]])
+
+
+def gru(rng: np.random.Generator, *, hidden: int) -> list[nn.Sequential]:
+    """Two GRU layers between a projection of the rows and a linear head."""
+    return [
+        nn.Sequential(nn.Linear(28, hidden, rng=rng)),
+        nn.Sequential(nn.GRU(hidden, hidden, rng=rng)),
+        nn.Sequential(nn.GRU(hidden, hidden, rng=rng)),
+        nn.Sequential(LastStep(), nn.Linear(hidden, 10, rng=rng)),
+    ]
+
+
+def rows(test: int) -> tuple[Dataset, Dataset]:
+    """Return the digits as sequences of 28 rows."""
+    return load_digits(test=test, pixels_per_step=28)
+
+
+NETWORKS = {
+    "SNN": Network(
+        snn, lambda test: load_mnist_images(test=test), (2e-3, 1e-2),
+        {"layers": 32, "width": 256}, {"layers": 4, "width": 16},
+    ),
+    "VGG-11": Network(
+        vgg11, lambda test: load_mnist_images(size=32, test=test), (2e-3, 1e-2), {"width": 0.125}, {"width": 0.02},
+    ),
+    "GRU": Network(gru, rows, (5e-2, 2e-1), {"hidden": 32}, {"hidden": 5}),
+}  # fmt: skip
