@@ -152,6 +152,10 @@ class CellMath(abc.ABC):
         """Write what `jacobians` returns."""
 
     @abc.abstractmethod
+    def run_maps(self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, maps: Array) -> None:
+        """Reduce chunks of the run to affine maps (C, B, H + 1, H), see `RecurrentKernels.rnn_maps`."""
+
+    @abc.abstractmethod
     def gate_gradients(self, tape: Tape, grad_h: Array, ga: Array) -> None:
         """Write ga from the full gradient at every state, grad_h (T, B, H): no recurrence, all steps at once."""
 
@@ -217,6 +221,20 @@ class CellMath(abc.ABC):
         self.run_back(kernels.get(xp), tape, weights.weight_hh, gy, grad_h_n, chunks, None, found.gh0, sums)
         return found
 
+    def reduced(self, tape: Tape, w_hh: Array, gy: Array | None, chunks: int = 1) -> Array:
+        """Return the way back through the run as one affine map a sample: (B, H + 1, H), rows as in `affine.join`.
+
+        It takes the gradient at the last state to the one at h0, where gy (T, B, H), or None, arrives on the way. The
+        chunks are reduced at the same time, and joined.
+        """
+        from sparsebp.scan import affine
+
+        xp = backend.namespace(tape.h)
+        steps, batch, hidden = tape.h.shape
+        maps = xp.empty((min(chunks, steps), batch, hidden + 1, hidden), dtype=tape.h.dtype)
+        self.run_maps(kernels.get(xp), tape, w_hh, gy, maps)
+        return affine.join_all(maps[::-1])
+
     def jacobians(self, tape: Tape, w_hh: Array, reverse: bool = False) -> Array:
         """Return the transposed hidden Jacobians (T, H, H, B), from the last step to the first if `reverse`."""
         xp = backend.namespace(tape.h)
@@ -264,11 +282,11 @@ class CellMath(abc.ABC):
         """Return the gradients of the weights: two GEMMs over all steps, and one GEMV for both biases."""
         xp = backend.namespace(ga)
         rows = ga.shape[0] * ga.shape[1]
-        flat = ga.reshape(rows, -1)
+        flat = ga.reshape(rows, ga.shape[2])
         b_ih = b_hh = None
         with _short_products(xp, max(flat.size, rows * weights.weight_ih.size, rows * weights.weight_hh.size)):
-            w_ih = _transposed_product(self.input_part(flat), tape.x.reshape(rows, -1))
-            w_hh = _transposed_product(self.hidden_part(flat), tape.h_prev.reshape(rows, -1))
+            w_ih = _transposed_product(self.input_part(flat), tape.x.reshape(rows, tape.x.shape[2]))
+            w_hh = _transposed_product(self.hidden_part(flat), tape.h_prev.reshape(rows, tape.h.shape[2]))
             if weights.bias_ih is not None:
                 # A GEMV: four times faster than flat.sum(axis=0).
                 sums = backend.matmul(xp.ones(rows, dtype=flat.dtype), flat)
