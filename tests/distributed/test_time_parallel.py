@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 import sparsebp as sb
 from counted import Counted
+from distributed.cut_sequences import KINDS, Problem
 from sparsebp.core.errors import OptionError, ShapeError, StaleError, TransportError
 from sparsebp.core.types import Array
 from sparsebp.distributed.in_process import run_ranks
@@ -21,93 +23,22 @@ from sparsebp.nn.recurrent.recurrent import Recurrent
 from sparsebp.scan.planning.recurrent import Stretch, estimate_stretch
 from strategies import seeds
 
-KINDS: dict[str, Callable[..., Recurrent]] = {
-    "tanh": lambda *sizes, **options: sb.nn.RNN(*sizes, nonlinearity="tanh", **options),
-    "relu": lambda *sizes, **options: sb.nn.RNN(*sizes, nonlinearity="relu", **options),
-    "gru": sb.nn.GRU,
-}
-WAYS = st.sampled_from(["maps", "vectors", "auto"])
-
-
-def cut(steps: int, cuts: list[int], ranks: int) -> list[slice]:
-    """Return the ranks' stretches, rank 0's last in time; `cuts` are in order of time."""
-    edges = [0, *sorted(cuts), steps]
-    return [slice(edges[ranks - 1 - rank], edges[ranks - rank]) for rank in range(ranks)]
-
 
 @st.composite
-def problems(draw: st.DrawFn) -> dict[str, Any]:
-    steps, ranks = draw(st.integers(1, 23)), draw(st.integers(1, 4))
-    cuts = draw(st.lists(st.integers(0, steps), min_size=ranks - 1, max_size=ranks - 1))
-    return {
-        "steps": steps, "stretches": cut(steps, cuts, ranks), "batch": draw(st.integers(1, 5)),
-        "sizes": (draw(st.integers(1, 3)), draw(st.integers(1, 9)), draw(st.integers(1, 3))),
-        "kind": draw(st.sampled_from(list(KINDS))), "way": draw(WAYS), "seed": draw(seeds),
-        "arriving": draw(st.sampled_from(["every step", "last state", "both"])), "h0": draw(st.booleans()),
-        "options": {
-            "bias": draw(st.booleans()), "batch_first": draw(st.booleans()),
-            "backward": draw(st.sampled_from(["auto", "bp", "chunked", "blelloch"])),
-        },
-    }  # fmt: skip
-
-
-def compare(problem: dict[str, Any], dtype: Any, tolerance: float) -> None:
-    rng, (features, hidden, layers) = np.random.default_rng(problem["seed"]), problem["sizes"]
-    batch_first = problem["options"]["batch_first"]
-    ranks = len(problem["stretches"])
-
-    def layer() -> Recurrent:
-        make = KINDS[problem["kind"]]
-        return make(features, hidden, layers, **problem["options"], dtype=dtype, rng=problem["seed"] % 1000)
-
-    def normal(*shape: int) -> Array:
-        return rng.standard_normal(shape).astype(dtype)
-
-    def of_time(array: Array | None, steps: slice) -> Array | None:
-        return array if array is None else np.ascontiguousarray(array[:, steps] if batch_first else array[steps])
-
-    lead = (problem["batch"], problem["steps"]) if batch_first else (problem["steps"], problem["batch"])
-    x, state = normal(*lead, features), (layers, problem["batch"], hidden)
-    h0 = normal(*state) if problem["h0"] else None
-    gy = normal(*lead, hidden) if problem["arriving"] != "last state" else None
-    grad_h_n = normal(*state) if problem["arriving"] != "every step" else None
-
-    whole, back = layer().vjp(x, **({} if h0 is None else {"h0": h0}))
-    expected = back(gy, grad_h_n=grad_h_n)
-
-    def work(transport: Transport) -> dict[str, Any]:
-        steps, model = problem["stretches"][transport.rank], TimeParallel(layer(), transport, problem["way"])
-        y, back = model.vjp(of_time(x, steps), h0 if transport.rank == ranks - 1 else None)
-        g = back(of_time(gy, steps), grad_h_n=grad_h_n if transport.rank == 0 else None)
-        if problem["seed"] % 2:  # in any order
-            _ = g.weights
-        return {"y": y, "input": g.input, "h0": g.h0, "h_n": back.saved.h_n} | g.weights
-
-    results = run_ranks(ranks, work)
-
-    def close(found: Array, wanted: Array) -> None:
-        np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance * np.abs(wanted).max(initial=1))
-
-    for steps, result in zip(problem["stretches"], results, strict=True):
-        close(result["y"], of_time(whole, steps))
-        close(result["input"], of_time(expected.input, steps))
-        for name, grad in expected.weights.items():
-            close(result[name], grad)
-            np.testing.assert_array_equal(result[name], results[0][name])
-    close(results[0]["h_n"], back.saved.h_n)
-    close(results[-1]["h0"], expected.h0)
+def problems(draw: st.DrawFn) -> Problem:
+    return Problem.random(draw(st.integers(1, 4)), draw(seeds))
 
 
 @given(problem=problems())
 @settings(max_examples=80)
-def test_gradients_are_those_of_one_worker(problem: dict[str, Any]) -> None:
-    compare(problem, np.float64, 1e-10)
+def test_gradients_are_those_of_one_worker(problem: Problem) -> None:
+    run_ranks(problem.ranks, problem.check)
 
 
 @given(problem=problems())
 @settings(max_examples=10)
-def test_gradients_are_those_of_one_worker_in_float32(problem: dict[str, Any]) -> None:
-    compare(problem, np.float32, 3e-4)
+def test_gradients_are_those_of_one_worker_in_float32(problem: Problem) -> None:
+    run_ranks(problem.ranks, replace(problem, dtype=np.float32).check)
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
