@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sparsebp as sb
-from counted import Counted
 from scan.chains import Chain, dense, make_chain
 from sparsebp import SparsityPattern
+from sparsebp.bench.tools.counted import Counted
 from sparsebp.core.errors import OptionError, PatternError, ShapeError, SparseBPError, TransportError
 from sparsebp.core.types import Array
 from sparsebp.distributed.chain_parallel import ChainParallel, Piece, way_seconds

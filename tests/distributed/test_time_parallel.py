@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sparsebp as sb
-from counted import Counted
 from distributed.cut_sequences import KINDS, Problem
+from sparsebp.bench.tools.counted import Counted
 from sparsebp.core.errors import OptionError, ShapeError, StaleError, TransportError
 from sparsebp.core.types import Array
 from sparsebp.distributed.in_process import run_ranks

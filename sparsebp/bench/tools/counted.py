@@ -1,4 +1,4 @@
-"""A transport that counts what is handed to it."""
+"""A transport that counts what is handed to it: the volume that a rank sends, by kind of call."""
 
 from __future__ import annotations
 
@@ -19,14 +19,20 @@ class Counted(Transport):
         How often each of `COUNTED` was called, and the values of the arrays that it was given.
     """
 
+    calls: Counter[str]
+    values: Counter[str]
+
     def __init__(self, transport: Transport) -> None:
         self._carrier = transport
         self.rank, self.size, self.on_device = transport.rank, transport.size, transport.on_device
-        self.calls: Counter[str] = Counter()
-        self.values: Counter[str] = Counter()
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin to count anew."""
+        self.calls, self.values = Counter(), Counter()
 
     def __getattribute__(self, name: str) -> Any:
-        if name.startswith("_") or name in ("rank", "size", "on_device", "calls", "values"):
+        if name.startswith("_") or name in ("rank", "size", "on_device", "calls", "values", "reset"):
             return super().__getattribute__(name)
         carried = getattr(self._carrier, name)
         if name not in COUNTED:
