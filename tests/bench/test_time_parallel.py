@@ -38,7 +38,7 @@ def test_quick_run(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("mpi")
 def test_an_error_on_a_rank_is_said() -> None:
     with pytest.raises(
-        SparseBPError, match="measurement on 2 ranks has failed(.|\n)*unexpected keyword argument 'colour'"
+        SparseBPError, match=r"measurement on 2 ranks has failed(.|\n)*unexpected keyword argument 'colour'"
     ):
         on_ranks(2, "sparsebp.bench.time_parallel", colour="red")
 
