@@ -11,7 +11,7 @@ sequence**. Its gradient is known, so its map is a constant, and what the scan g
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Literal, TypeAlias
@@ -187,9 +187,10 @@ class TimeParallel:
         ]  # fmt: skip
         sent: list[Handle] = []
         for number, handle in enumerate(received):
+            finish = self._begin(inputs, self._weights(number))  # the projection, which waits for no state
             if handle is not None:
                 handle.wait()
-            tape = self._run(inputs, states[number], self._weights(number))
+            tape = finish(states[number])
             if self.transport.rank:
                 sent.append(self.transport.isend(tape.states[-1], self.transport.rank - 1, number))
             saved.tapes.append(tape)
@@ -210,9 +211,10 @@ class TimeParallel:
         check_input(h0, name="h0", dtype=weight.dtype, shape=shape, like=weight)
         return h0.copy()
 
-    def _run(self, x: Array, state: Array, weights: Weights) -> Tape:
-        xp = backend.namespace(x)
-        return self.layer.cell.forward(kernels.get(xp), x, state, weights) if len(x) else Tape(x, state[None].copy())
+    def _begin(self, x: Array, weights: Weights) -> Callable[[Array], Tape]:
+        if len(x) == 0:
+            return lambda state: Tape(x, state[None].copy())
+        return self.layer.cell.begin(kernels.get(backend.namespace(x)), x, weights)
 
     def _plan(self, steps: int, batch: int, xp: ModuleType) -> StretchSaved:
         """Agree with the other ranks on the way, and choose how to go back through the rank's own steps."""
@@ -283,17 +285,22 @@ class TimeParallel:
     def _back(self, arriving: Array | None, grad_h_n: Array | None, saved: StretchSaved) -> list[RunGradients]:
         """Take the gradients through all layers, from the last to the first."""
         found: list[RunGradients] = []
+        sent: list[Handle] = []
         for number in reversed(range(self.layer.num_layers)):
             xp, tape = backend.namespace(saved.h_n), saved.tapes[number]
             known = None if grad_h_n is None else xp.ascontiguousarray(grad_h_n[number])
-            through = self._by_maps if saved.way == "maps" else self._by_vectors
-            found.append(through(number, tape, arriving, known, saved))
+            if saved.way == "maps":
+                found.append(self._by_maps(number, tape, arriving, known, saved))
+            else:
+                found.append(self._by_vectors(number, tape, arriving, known, saved, sent))
             if number:
                 arriving = self._input_grad(number, found[-1].ga)
+        for handle in sent:
+            handle.wait()
         return found[::-1]
 
     def _by_vectors(
-        self, number: int, tape: Tape, gy: Array | None, known: Array | None, saved: StretchSaved
+        self, number: int, tape: Tape, gy: Array | None, known: Array | None, saved: StretchSaved, sent: list[Handle]
     ) -> RunGradients:
         """Go back when what comes to the stretch's end is there, and hand on what leaves its beginning."""
         rank, incoming = self.transport.rank, known
@@ -302,7 +309,7 @@ class TimeParallel:
             self.transport.irecv(incoming, rank - 1, self.layer.num_layers + number).wait()
         run = self._run_back(number, tape, gy, incoming, saved)
         if rank != self._last:
-            self.transport.isend(run.gh0, rank + 1, self.layer.num_layers + number).wait()
+            sent.append(self.transport.isend(run.gh0, rank + 1, self.layer.num_layers + number))
         return run
 
     def _by_maps(

@@ -173,15 +173,23 @@ class CellMath(abc.ABC):
 
         An input of few features is projected by the kernels where they are the faster at it.
         """
+        return self.begin(k, x, weights)(h0)
+
+    def begin(self, k: Kernels, x: Array, weights: Weights) -> Callable[[Array | None], Tape]:
+        """Do what of `forward` needs no h0, and return what does the rest with it."""
         xp = backend.namespace(x)
         steps, batch, features = x.shape
         tape = Tape(x, empty(xp, (steps + 1, batch, weights.weight_hh.shape[1]), x.dtype))
-        tape.states[0] = 0 if h0 is None else h0
-        if features <= k.projected_inputs:
-            self.run(k, x, weights, tape, weights.weight_ih, weights.bias_ih, weights.bias_hh)
-        else:
-            self.run(k, _project(x, weights.weight_ih, self.input_bias(weights)), weights, tape)
-        return tape
+        inputs: tuple[Array | None, ...] = (x, weights.weight_ih, weights.bias_ih, weights.bias_hh)
+        if features > k.projected_inputs:
+            inputs = (_project(x, weights.weight_ih, self.input_bias(weights)),)
+
+        def finish(h0: Array | None) -> Tape:
+            tape.states[0] = 0 if h0 is None else h0
+            self.run(k, inputs[0], weights, tape, *inputs[1:])
+            return tape
+
+        return finish
 
     def empty_gradients(self, tape: Tape) -> RunGradients:
         """Return arrays for the gradients of a run."""
