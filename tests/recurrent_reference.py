@@ -63,6 +63,15 @@ def input_cases(draw: st.DrawFn, backend: Backend, streamed: int) -> Case:
     return Case(steps, batch, hidden, draw(reals), False, False, draw(seeds))
 
 
+def through_maps(maps: np.ndarray, last: np.ndarray | None) -> np.ndarray:
+    """Take the gradient at the last state (None: zero) through the chunks' maps (C, B, H + 1, H) to the first state."""
+    hidden = maps.shape[3]
+    g = np.zeros((maps.shape[1], 1, hidden)) if last is None else last[:, None].astype(np.float64)
+    for one in maps[::-1].astype(np.float64):
+        g = g @ one[:, :hidden] + one[:, hidden:]
+    return g[:, 0]
+
+
 def projections(data: st.DataObject, case: Case, gates: int) -> tuple[Any, ...]:
     """Return x of one to eight features, w_ih, b_ih and b_hh; either bias may be None."""
     features, rows = data.draw(st.sampled_from([1, 2, 4, 5, 8])), gates * case.hidden

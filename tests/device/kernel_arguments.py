@@ -296,6 +296,13 @@ class Maker:
         out = self.out(self.steps, self.hidden, self.hidden, self.batch)
         return {"h": h, "w_hh": self.weights(1), "nonlinearity": "tanh", "out": out}
 
+    def maps(self) -> np.ndarray:
+        return self.out(3, self.batch, self.hidden + 1, self.hidden)
+
+    def rnn_maps(self) -> Arguments:
+        h, gy = np.tanh(self.real(*self.sequence())), self.real(*self.sequence())
+        return {"h": h, "w_hh": self.weights(1), "gy": gy, "nonlinearity": "tanh", "maps": self.maps()}
+
     def gru_forward(self) -> Arguments:
         x, projection = self.inputs(3)
         return {
@@ -317,6 +324,10 @@ class Maker:
     def gru_jacobians(self) -> Arguments:
         kept = {name: self.gru_backward()[name] for name in ("h", "h0", "gates", "w_hh")}
         return kept | {"out": self.out(self.steps, self.hidden, self.hidden, self.batch)}
+
+    def gru_maps(self) -> Arguments:
+        kept = {name: self.gru_backward()[name] for name in ("h", "h0", "gates", "w_hh", "gy")}
+        return kept | {"maps": self.maps()}
 
     # ---- training ----
 

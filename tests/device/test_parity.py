@@ -195,6 +195,8 @@ def _length_is_free(kernel: str, argument: str) -> bool:
         "spgemm_runs": {"b_data", "run_ptr", "run_lengths", "starts", "row_cuts", "out"},
         "spgemm_accumulate": {"b_indptr", "row_cuts"},
         "channel_moments": {"x"},
+        "rnn_maps": {"maps"},
+        "gru_maps": {"maps"},
         "dense_matmul": {"a", "b", "out"},
         "dense_matvec": {"a", "x", "add", "out"},
     }

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 import recurrent_reference as reference
 from backends import Backend
-from recurrent_reference import Case, assert_arguments_are_checked, cases, input_cases, project, projections
+from recurrent_reference import (
+    Case,
+    assert_arguments_are_checked,
+    cases,
+    input_cases,
+    project,
+    projections,
+    through_maps,
+)
 from sparsebp import kernels
 from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.core.threads import get_threads, most_threads, set_threads
@@ -66,6 +74,20 @@ def test_gru_forward(backend: Backend, data: st.DataObject) -> None:
     expected = reference.gru_forward(*inputs(case))
     for got, want in zip(forward(backend, *inputs(case)), expected, strict=True):
         np.testing.assert_allclose(got, want, **tolerance(case.dtype, 4))
+
+
+@given(data=st.data())
+@settings(max_examples=20)
+def test_gru_maps_take_a_gradient_back_as_the_recursion_does(backend: Backend, data: st.DataObject) -> None:
+    case = data.draw(cases(backend))
+    state, (gy, last) = saved(case), case.incoming()
+    chunks = data.draw(st.integers(1, case.steps))
+    maps = backend.empty((chunks, case.batch, case.hidden + 1, case.hidden), case.dtype)
+    arriving = None if gy is None else backend.array(gy)
+    backend.kernels.gru_maps(*map(backend.array, state), arriving, maps)
+    _, expected = reference.gru_backward(*state, gy, last)
+    found = through_maps(backend.numpy(maps), last)
+    np.testing.assert_allclose(found, expected, **tolerance(case.dtype, 4 * case.steps))
 
 
 @given(data=st.data())
@@ -319,6 +341,7 @@ def arguments() -> dict[str, dict[str, Any]]:
         "gru_forward": {"x": gx, "w_hh": w_hh, "b_hn": np.zeros(5), "h0": h0, "h": h, "gates": gates},
         "gru_backward": back,
         "gru_jacobians": {**state, "out": np.zeros((4, 5, 5, 2))},
+        "gru_maps": {**state, "gy": h, "maps": np.zeros((3, 2, 6, 5))},
     }
 
 

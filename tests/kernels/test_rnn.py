@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 import recurrent_reference as reference
 from backends import Backend
-from recurrent_reference import Case, assert_arguments_are_checked, cases, input_cases, project, projections
+from recurrent_reference import (
+    Case,
+    assert_arguments_are_checked,
+    cases,
+    input_cases,
+    project,
+    projections,
+    through_maps,
+)
 from sparsebp import kernels
 from sparsebp.core.errors import LayoutError, OptionError, ShapeError
 from sparsebp.core.threads import get_threads, most_threads, set_threads
@@ -232,6 +240,23 @@ def test_rnn_nan_stays_in_its_sample(backend: Backend, nonlinearity: str) -> Non
     assert np.isfinite(h[0]).all()
 
 
+@given(data=st.data(), nonlinearity=NONLINEARITIES)
+@settings(max_examples=20)
+def test_rnn_maps_take_a_gradient_back_as_the_recursion_does(
+    backend: Backend, data: st.DataObject, nonlinearity: str
+) -> None:
+    case = data.draw(cases(backend))
+    h, w_hh = sequence(case, nonlinearity)
+    gy, last = case.incoming()
+    chunks = data.draw(st.integers(1, case.steps))
+    maps = backend.empty((chunks, case.batch, case.hidden + 1, case.hidden), case.dtype)
+    arriving = None if gy is None else backend.array(gy)
+    backend.kernels.rnn_maps(backend.array(h), backend.array(w_hh), arriving, nonlinearity, maps)
+    _, expected = reference.rnn_backward(h, w_hh, gy, last, nonlinearity)
+    found = through_maps(backend.numpy(maps), last)
+    np.testing.assert_allclose(found, expected, **tolerance(case.dtype, 4 * case.steps))
+
+
 @pytest.mark.parametrize("features", [1, 3, 8])
 def test_rnn_nan_or_infinity_of_the_input_stays_in_its_sample(backend: Backend, features: int) -> None:
     x, w_ih = np.ones((11, 3, features), np.float32), np.full((7, features), 0.1, np.float32)
@@ -307,6 +332,7 @@ def arguments() -> dict[str, dict[str, Any]]:
         "rnn_forward": {"x": h, "w_hh": w_hh, "h0": h0, "nonlinearity": "tanh", "h": h},
         "rnn_backward": back,
         "rnn_jacobians": {"h": h, "w_hh": w_hh, "nonlinearity": "relu", "out": np.zeros((4, 5, 5, 2))},
+        "rnn_maps": {"h": h, "w_hh": w_hh, "gy": h, "nonlinearity": "tanh", "maps": np.zeros((3, 2, 6, 5))},
     }
 
 

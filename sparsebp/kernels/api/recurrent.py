@@ -117,6 +117,21 @@ class RecurrentKernels(Family):
         _check_chunks(chunks, steps)
         self._run.rnn_backward(h, w_hh, gy, grad_h_n, nonlinearity, gz, gh0, chunks, sums)
 
+    def rnn_maps(self, h: Array, w_hh: Array, gy: Array | None, nonlinearity: Nonlinearity, maps: Array) -> None:
+        """Reduce chunks of steps to affine maps: the first part of reduce-then-scan, by itself.
+
+        maps (C, B, H + 1, H), written; chunk c has the steps ``c·T//C … (c + 1)·T//C - 1``. A gradient g, a row, that
+        comes to the state behind a chunk goes to the state before it as ``g @ maps[c, b, :H] + maps[c, b, H]``.
+
+        2·(H + 1)·T·B·H² FLOP.
+        """
+        namespace(h=h, w_hh=w_hh, maps=maps, **given(gy=gy))
+        _check_nonlinearity(nonlinearity)
+        hidden = _check_sequence("h", h)[2]
+        check_array("w_hh", w_hh, dtype=h.dtype, shape=(hidden, hidden))
+        _check_maps(h, gy, maps)
+        self._run.rnn_maps(h, w_hh, gy, nonlinearity, maps)
+
     def rnn_jacobians(self, h: Array, w_hh: Array, nonlinearity: Nonlinearity, out: Array) -> None:
         """Materialise the scan's elements: out (T, H, H, B), ``out[t, i, j, b] = w_hh[j, i] * f'(h[t, b, j])``,
         the transposed Jacobian of h[t] with respect to h[t-1] (rows: input, columns: output)."""
@@ -186,6 +201,13 @@ class RecurrentKernels(Family):
         _check_chunks(chunks, steps)
         self._run.gru_backward(h, h0, gates, w_hh, gy, grad_h_n, ga, gh0, chunks, sums)
 
+    def gru_maps(self, h: Array, h0: Array, gates: Array, w_hh: Array, gy: Array | None, maps: Array) -> None:
+        """Reduce chunks of a GRU's steps to affine maps, as `rnn_maps`. 2·(H + 4)·T·B·H² FLOP."""
+        namespace(h=h, h0=h0, gates=gates, w_hh=w_hh, maps=maps, **given(gy=gy))
+        _check_gru_saved(h, h0, gates, w_hh)
+        _check_maps(h, gy, maps)
+        self._run.gru_maps(h, h0, gates, w_hh, gy, maps)
+
     def gru_jacobians(self, h: Array, h0: Array, gates: Array, w_hh: Array, out: Array) -> None:
         """Materialise the scan's elements (BPPSA Eq. 11).
 
@@ -239,6 +261,14 @@ def _check_incoming(h: Array, gy: Array | None, grad_h_n: Array | None) -> None:
         check_array("gy", gy, dtype=h.dtype, shape=h.shape)
     if grad_h_n is not None:
         check_array("grad_h_n", grad_h_n, dtype=h.dtype, shape=h.shape[1:])
+
+
+def _check_maps(h: Array, gy: Array | None, maps: Array) -> None:
+    """Check what reductions of chunks take and write."""
+    steps, batch, hidden = h.shape
+    _check_incoming(h, gy, None)
+    check_array("maps", maps, dtype=h.dtype, shape=(None, batch, hidden + 1, hidden), written=True)
+    _check_chunks(len(maps), steps)
 
 
 def _arrays_of(sums: WeightSums | None) -> dict[str, Array]:

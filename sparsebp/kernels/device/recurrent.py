@@ -12,6 +12,7 @@ from sparsebp.core.types import Array, Nonlinearity
 from sparsebp.kernels.api.recurrent import MOST_INPUTS, room_for, room_for_sums
 from sparsebp.kernels.device.base import MAX_THREADS, WARP, Defines, Launcher, ceil_div, real_define, thread_block
 from sparsebp.kernels.device.recurrent_cycles import Gpu, Layer, in_registers, in_warps, map_values, rows_a_lane
+from sparsebp.kernels.device.recurrent_maps import write_maps
 from sparsebp.kernels.operands import WeightSums
 from sparsebp.kernels.weight_sums import multiply_sums
 
@@ -82,6 +83,14 @@ class RecurrentKernels(Launcher):
         """A block a sample and chunk."""
         self._back_propagate(_RNN[nonlinearity], (h,), w_hh, gy, grad_h_n, gz, gh0, chunks, sums)
 
+    def rnn_maps(self, h: Array, w_hh: Array, gy: Array | None, nonlinearity: Nonlinearity, maps: Array) -> None:
+        """From stored Jacobians, see `write_maps`."""
+
+        def jacobians(begin: int, end: int, out: Array) -> None:
+            self.rnn_jacobians(self.xp.ascontiguousarray(h[begin:end][::-1]), w_hh, nonlinearity, out)
+
+        write_maps(self, h.shape, jacobians, gy, maps)
+
     def rnn_jacobians(self, h: Array, w_hh: Array, nonlinearity: Nonlinearity, out: Array) -> None:
         """A block a step and unit."""
         self._jacobians(_RNN[nonlinearity], h, w_hh, out)
@@ -116,6 +125,18 @@ class RecurrentKernels(Launcher):
     ) -> None:
         """A block a sample and chunk."""
         self._back_propagate(_GRU, (h, h0, gates), w_hh, gy, grad_h_n, ga, gh0, chunks, sums)
+
+    def gru_maps(self, h: Array, h0: Array, gates: Array, w_hh: Array, gy: Array | None, maps: Array) -> None:
+        """From stored Jacobians, see `write_maps`."""
+
+        def jacobians(begin: int, end: int, out: Array) -> None:
+            states = self.xp.empty((end - begin + 1, *h0.shape), dtype=h.dtype)  # before each step; the last is unused
+            states[:-2] = h[begin : end - 1][::-1]
+            states[-2:] = h[begin - 1] if begin else h0
+            saved = self.xp.ascontiguousarray(gates[begin:end][::-1])
+            self.gru_jacobians(states[1:], states[0], saved, w_hh, out)
+
+        write_maps(self, h.shape, jacobians, gy, maps)
 
     def gru_jacobians(self, h: Array, h0: Array, gates: Array, w_hh: Array, out: Array) -> None:
         """A block a step and unit."""

@@ -152,6 +152,10 @@ class CellMath(abc.ABC):
         """Write what `jacobians` returns."""
 
     @abc.abstractmethod
+    def run_maps(self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, maps: Array) -> None:
+        """Reduce chunks of the run to affine maps (C, B, H + 1, H), see `RecurrentKernels.rnn_maps`."""
+
+    @abc.abstractmethod
     def gate_gradients(self, tape: Tape, grad_h: Array, ga: Array) -> None:
         """Write ga from the full gradient at every state, grad_h (T, B, H): no recurrence, all steps at once."""
 
@@ -169,15 +173,23 @@ class CellMath(abc.ABC):
 
         An input of few features is projected by the kernels where they are the faster at it.
         """
+        return self.begin(k, x, weights)(h0)
+
+    def begin(self, k: Kernels, x: Array, weights: Weights) -> Callable[[Array | None], Tape]:
+        """Do what of `forward` needs no h0, and return what does the rest with it."""
         xp = backend.namespace(x)
         steps, batch, features = x.shape
         tape = Tape(x, empty(xp, (steps + 1, batch, weights.weight_hh.shape[1]), x.dtype))
-        tape.states[0] = 0 if h0 is None else h0
-        if features <= k.projected_inputs:
-            self.run(k, x, weights, tape, weights.weight_ih, weights.bias_ih, weights.bias_hh)
-        else:
-            self.run(k, _project(x, weights.weight_ih, self.input_bias(weights)), weights, tape)
-        return tape
+        inputs: tuple[Array | None, ...] = (x, weights.weight_ih, weights.bias_ih, weights.bias_hh)
+        if features > k.projected_inputs:
+            inputs = (_project(x, weights.weight_ih, self.input_bias(weights)),)
+
+        def finish(h0: Array | None) -> Tape:
+            tape.states[0] = 0 if h0 is None else h0
+            self.run(k, inputs[0], weights, tape, *inputs[1:])
+            return tape
+
+        return finish
 
     def empty_gradients(self, tape: Tape) -> RunGradients:
         """Return arrays for the gradients of a run."""
@@ -216,6 +228,20 @@ class CellMath(abc.ABC):
         sums = WeightSums(tape.x, tape.h_prev, *grads)
         self.run_back(kernels.get(xp), tape, weights.weight_hh, gy, grad_h_n, chunks, None, found.gh0, sums)
         return found
+
+    def reduced(self, tape: Tape, w_hh: Array, gy: Array | None, chunks: int = 1) -> Array:
+        """Return the way back through the run as one affine map a sample: (B, H + 1, H), rows as in `affine.join`.
+
+        It takes the gradient at the last state to the one at h0, where gy (T, B, H), or None, arrives on the way. The
+        chunks are reduced at the same time, and joined.
+        """
+        from sparsebp.scan import affine
+
+        xp = backend.namespace(tape.h)
+        steps, batch, hidden = tape.h.shape
+        maps = xp.empty((min(chunks, steps), batch, hidden + 1, hidden), dtype=tape.h.dtype)
+        self.run_maps(kernels.get(xp), tape, w_hh, gy, maps)
+        return affine.join_all(maps[::-1])
 
     def jacobians(self, tape: Tape, w_hh: Array, reverse: bool = False) -> Array:
         """Return the transposed hidden Jacobians (T, H, H, B), from the last step to the first if `reverse`."""
@@ -264,11 +290,11 @@ class CellMath(abc.ABC):
         """Return the gradients of the weights: two GEMMs over all steps, and one GEMV for both biases."""
         xp = backend.namespace(ga)
         rows = ga.shape[0] * ga.shape[1]
-        flat = ga.reshape(rows, -1)
+        flat = ga.reshape(rows, ga.shape[2])
         b_ih = b_hh = None
         with _short_products(xp, max(flat.size, rows * weights.weight_ih.size, rows * weights.weight_hh.size)):
-            w_ih = _transposed_product(self.input_part(flat), tape.x.reshape(rows, -1))
-            w_hh = _transposed_product(self.hidden_part(flat), tape.h_prev.reshape(rows, -1))
+            w_ih = _transposed_product(self.input_part(flat), tape.x.reshape(rows, tape.x.shape[2]))
+            w_hh = _transposed_product(self.hidden_part(flat), tape.h_prev.reshape(rows, tape.h.shape[2]))
             if weights.bias_ih is not None:
                 # A GEMV: four times faster than flat.sum(axis=0).
                 sums = backend.matmul(xp.ones(rows, dtype=flat.dtype), flat)

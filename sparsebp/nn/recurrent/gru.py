@@ -62,6 +62,10 @@ class GRUMath(CellMath):
         states[:-1] = tape.h_prev[::-1]
         k.gru_jacobians(states[1:], states[0], xp.ascontiguousarray(tape.gates[::-1]), w_hh, out)  # type: ignore[index]
 
+    def run_maps(self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, maps: Array) -> None:
+        """Reduce chunks of the run."""
+        k.gru_maps(tape.h, tape.h0, tape.gates, w_hh, gy, maps)
+
     def gate_gradients(self, tape: Tape, grad_h: Array, ga: Array) -> None:
         """Write the four gradients, in the notation of Eq. 11: j2 = r(1-r), j6 = 1-n², j7 = 1-z, j9 = z(1-z)."""
         r, z, n, m = self._split(tape.gates)

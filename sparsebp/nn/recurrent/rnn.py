@@ -47,6 +47,10 @@ class RNNMath(CellMath):
         h = backend.namespace(tape.h).ascontiguousarray(tape.h[::-1]) if reverse else tape.h
         k.rnn_jacobians(h, w_hh, self.nonlinearity, out)
 
+    def run_maps(self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, maps: Array) -> None:
+        """Reduce chunks of the run."""
+        k.rnn_maps(tape.h, w_hh, gy, self.nonlinearity, maps)
+
     def gate_gradients(self, tape: Tape, grad_h: Array, ga: Array) -> None:
         """``ga = grad_h · f'(h)``."""
         h = tape.h

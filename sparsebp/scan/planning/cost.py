@@ -70,7 +70,7 @@ def sized_seconds(sized: SizedRecipe, m: Machine, itemsize: int) -> float:
         ready = max(finish.get(step.left, 0.0), finish.get(step.right, 0.0))
         finish[step.target] = ready + step_seconds(count, m, itemsize)
         total += m.call / m.issuers + work(count, m, itemsize) / m.workers
-    return max(total, *finish.values())
+    return max((total, *finish.values()))
 
 
 def profile_costs(candidate: Candidate, n: int, size: int, sizes: Sizes) -> list[LevelCost]:

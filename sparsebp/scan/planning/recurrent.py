@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -122,6 +122,34 @@ def choose_recurrent_backward(
     inputs = (input_size,) * directions + (directions * H,) * (directions * (layers - 1))
     m = machine(backend.check_module(xp), workers)
     return _choose(cell, T, B, H, backend.float_dtype(dtype).itemsize, m, memory_limit, inputs, directions)
+
+
+class Stretch(NamedTuple):
+    """Seconds of one worker's steps of a longer sequence: back through them, and their reduction to one affine map.
+
+    The reduction is of `chunks` chunks at the same time.
+    """
+
+    run: float
+    reduce: float
+    chunks: int
+
+
+def estimate_stretch(
+    cell: Literal["rnn", "gru"], T: int, B: int, H: int, dtype: Any = np.float32, xp: ModuleType = np,
+    workers: int | None = None,
+) -> Stretch:  # fmt: skip
+    """Estimate what T steps cost a worker that holds no others; the arguments are `choose_recurrent_backward`'s."""
+    m, itemsize = machine(backend.check_module(xp), workers), backend.float_dtype(dtype).itemsize
+    if T == 0:
+        return Stretch(0.0, 0.0, 1)
+    chunks = 1 if m.workers == 1 else min(T, ceil(4 * m.workers / B))  # some a worker, so that none waits long
+    run = min(_recursion(cell, T, B, H, itemsize, m), _best_chunks(cell, T, B, H, itemsize, m)[1])
+    if m.prices is None:
+        work = 2.0 * T * B * H**3 / (m.workers * m.rate(itemsize))
+        return Stretch(run, max(work, 2.0 * T * B * H * H * itemsize / m.bandwidth), chunks)
+    maps = ceil(T / chunks) * ceil(chunks * B / m.workers)
+    return Stretch(run, m.call + spent(_map_units(cell, maps, H, itemsize), m.prices, itemsize), chunks)
 
 
 @lru_cache(maxsize=256)
@@ -274,12 +302,11 @@ def chunked_units(
     blocks, length, width = host.blocks_of(B), ceil(T / chunks), host.padded_width(H, f"f{itemsize}")
     maps = length * ceil((chunks - 2) * B / workers)
     steps = length * (ceil(blocks / workers) + ceil((chunks - 1) * blocks / workers))
-    formed = 3 * H * width if cell == "gru" else 0  # the step's Jacobian
+    reduced = _map_units(cell, maps, H, itemsize)[f"{cell}.map_multiply_add"]
     passes = 2 - 2 / chunks
     return {
         **_vector_units(cell, steps, H, itemsize),
-        f"{cell}.map_multiply_add": maps * (host.SAMPLES * host.blocks_of(H + 1) * H * width + formed)
-        + chunks * B * H * width,
+        f"{cell}.map_multiply_add": reduced + chunks * B * H * width,
         "stream": passes * _streamed(cell, T, B, H, itemsize, p) / min(workers, p.sharing),
     }
 
@@ -299,6 +326,14 @@ def weights_units(
         "gradient_weight": gates * (features + 2 * H),
         "stream": values * itemsize * beyond,
     }
+
+
+def _map_units(cell: str, maps: int, H: int, itemsize: int) -> Units:
+    """Count so many steps of affine maps, one after the other."""
+    host = _host_kernels()
+    width = host.padded_width(H, f"f{itemsize}")
+    formed = 3 * H * width if cell == "gru" else 0  # the step's Jacobian
+    return {f"{cell}.map_multiply_add": maps * (host.SAMPLES * host.blocks_of(H + 1) * H * width + formed)}
 
 
 def _vector_units(cell: str, steps: int, H: int, itemsize: int) -> dict[str, float]:

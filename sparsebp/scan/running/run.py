@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import prod
-from types import ModuleType
 from typing import Any
 
 from sparsebp import backend, kernels
@@ -133,7 +132,7 @@ def run_steps(
 
     `done` is called after every step.
     """
-    xp, sized, g = arguments.xp, plan.sized, arguments.g
+    sized, g = plan.sized, arguments.g
     matrices = {Span(i + 1, i + 2): d for i, d in enumerate(arguments.data)}
     if arguments.stacked and arguments.data.shape[2] == 1:
         matrices = {span: d[:, 0] for span, d in matrices.items()}
@@ -141,7 +140,7 @@ def run_steps(
     if arguments.injections is not None:
         offsets = {Span(i + 1, i + 2): v for i, v in enumerate(arguments.injections)}
     vectors = {Span(0, 1): g}
-    multiply = _Multiply(xp, g)
+    multiply = Multiply(g)
     for step, product in zip(sized.recipe.steps, sized.plans, strict=True):
         right, pattern = matrices[step.right], sized.patterns[step.right]
         offset = offsets.get(step.right)
@@ -160,7 +159,7 @@ def run_steps(
 
 
 def _join_offsets(
-    multiply: _Multiply,
+    multiply: Multiply,
     step: AbstractStep,
     pattern: SparsityPattern,
     right: Array,
@@ -171,13 +170,15 @@ def _join_offsets(
     return b_right if b_left is None else multiply(pattern, right, b_left, b_right)
 
 
-class _Multiply:
+class Multiply:
     """``A @ x + add`` into a new array; the identity is not multiplied with."""
 
-    def __init__(self, xp: ModuleType, like: Array) -> None:
-        self.xp, self.kernels, self.batch, self.dtype = xp, kernels.get(xp), like.shape[1], like.dtype
+    def __init__(self, like: Array) -> None:
+        self.xp = backend.namespace(like)
+        self.kernels, self.batch, self.dtype = kernels.get(self.xp), like.shape[1], like.dtype
 
     def __call__(self, pattern: SparsityPattern, data: Array, x: Array, add: Array | None) -> Array:
+        """Return the product with x (columns, B), of data (nnz,) or (nnz, B)."""
         if pattern.kind == "identity":
             return x.copy() if add is None else x + add
         out = self.xp.empty((pattern.shape[0], self.batch), dtype=self.dtype)

@@ -145,11 +145,27 @@ def back_propagate(
     launch(backward, blocks, work // chunks, *args, chunks - 1, bounds, out)
     if chunks > 2:
         maps = np.empty((chunks - 2, batch, hidden + 1, hidden), out.dtype)
-        launch(reduce, (chunks - 2) * batch, 2 * steps * batch * hidden**3, *args, chunks, maps)
+        launch(reduce, (chunks - 2) * batch, 2 * steps * batch * hidden**3, *args, 1, chunks, maps)
         _combine(maps, bounds)
     if chunks > 1:
         launch(backward, (chunks - 1) * blocks, work, *args, 0, bounds, out)
     gh0[...] = bounds[0]
+
+
+def reduce_all(reduce: Any, saved: tuple[Any, ...], w_hh: np.ndarray, gy: np.ndarray | None, maps: np.ndarray) -> None:
+    """Reduce all chunks of a sequence to affine maps; `reduce` and `saved` as in `back_propagate`.
+
+    Parameters
+    ----------
+    maps
+        (chunks, B, H + 1, H), written.
+    """
+    steps, batch, hidden = saved[0].shape
+    if not batch:
+        return
+    incoming = np.empty((0, 0, 0), maps.dtype) if gy is None else gy
+    chunks, work = len(maps), 2 * steps * batch * hidden**3
+    launch(reduce, chunks * batch, work, *saved, pack_rows(w_hh), incoming, 0, chunks, maps)
 
 
 # ---- in Numba: blocks ----------------------------------------------------------------------------------------------
@@ -361,17 +377,22 @@ def _back_block(
 
 
 @device
-def reduce_part(form_jacobian: Any, saved: Any, task: int, shape: Any, w: Any, gy: Any, chunks: int, maps: Any) -> None:
-    """Reduce one chunk, not the first, of one sample to an affine map."""
+def reduce_part(
+    form_jacobian: Any, saved: Any, initial: Any, task: int, shape: Any, w: Any, gy: Any, first_chunk: int, chunks: int,
+    maps: Any,
+) -> None:  # fmt: skip
+    """Reduce one chunk, from `first_chunk` on, of one sample to an affine map; theirs is the first entry of `maps`."""
     _, batch, hidden = shape
     scratch = np.empty((2 * map_rows(hidden) + hidden + 4) * w.shape[1] + VECTOR_BYTES, w.dtype)
-    _reduce_chunk(form_jacobian, saved, shape, w, gy, 1 + task // batch, chunks, task % batch, maps, scratch)
+    target = advance(pointer(maps), task * (hidden + 1) * hidden)
+    chunk = first_chunk + task // batch
+    _reduce_chunk(form_jacobian, saved, initial, shape, w, gy, chunk, chunks, task % batch, target, scratch)
 
 
 @device
 def _reduce_chunk(
-    form_jacobian: Any, saved: Any, shape: Any, w: Any, gy: Any, chunk: int, chunks: int, b: int, maps: Any,
-    scratch: Any,
+    form_jacobian: Any, saved: Any, initial: Any, shape: Any, w: Any, gy: Any, chunk: int, chunks: int, b: int,
+    target: Any, scratch: Any,
 ) -> None:  # fmt: skip
     steps, batch, hidden = shape
     width = w.shape[1]
@@ -387,11 +408,11 @@ def _reduce_chunk(
         at = t * step + b * hidden
         if has_gy:
             add_to_map(rows, hidden, width, advance(incoming, at))
-        previous = advance(saved[0], at - step)
+        previous = advance(saved[0], at - step) if t > 0 else advance(initial, b * hidden)
         form_jacobian(saved, previous, at, hidden, weights, width, jacobian, factors)
         step_map(rows, jacobian, hidden, width, other)
         rows, other = other, rows
-    store_map(rows, hidden, width, advance(pointer(maps), ((chunk - 1) * batch + b) * (hidden + 1) * hidden))
+    store_map(rows, hidden, width, target)
 
 
 @device

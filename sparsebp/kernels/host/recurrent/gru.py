@@ -35,6 +35,7 @@ from sparsebp.kernels.host.recurrent.common import (
     multiply_add,
     pack_columns,
     project,
+    reduce_all,
     reduce_part,
     write_jacobian,
 )
@@ -159,8 +160,11 @@ def _form_jacobian(saved: Any, previous: Any, at: int, hidden: int, w: Any, widt
 
 
 @numba.njit(**INNER_JIT)
-def _reduce_part(task: int, h: Any, h0: Any, gates: Any, w: Any, gy: Any, chunks: int, maps: Any) -> None:
-    reduce_part(_form_jacobian, (pointer(h), pointer(gates)), task, h.shape, w, gy, chunks, maps)
+def _reduce_part(
+    task: int, h: Any, h0: Any, gates: Any, w: Any, gy: Any, first_chunk: int, chunks: int, maps: Any
+) -> None:
+    saved = pointer(h), pointer(gates)
+    reduce_part(_form_jacobian, saved, pointer(h0), task, h.shape, w, gy, first_chunk, chunks, maps)
 
 
 @numba.njit(**JIT)
@@ -229,6 +233,18 @@ class GruKernels:
         back_propagate(_backward, _reduce, (h, h0, gates), w_hh, gy, grad_h_n, ga, gh0, chunks)
         if sums is not None:
             multiply_sums(ga, sums)
+
+    def gru_maps(
+        self,
+        h: np.ndarray,
+        h0: np.ndarray,
+        gates: np.ndarray,
+        w_hh: np.ndarray,
+        gy: np.ndarray | None,
+        maps: np.ndarray,
+    ) -> None:
+        """Parallel over samples and chunks."""
+        reduce_all(_reduce, (h, h0, gates), w_hh, gy, maps)
 
     def gru_jacobians(
         self, h: np.ndarray, h0: np.ndarray, gates: np.ndarray, w_hh: np.ndarray, out: np.ndarray

@@ -38,6 +38,7 @@ from sparsebp.kernels.host.recurrent.common import (
     multiply_add,
     pack_columns,
     project,
+    reduce_all,
     reduce_part,
     write_jacobian,
 )
@@ -114,8 +115,8 @@ def _form_jacobian(saved: Any, previous: Any, at: int, hidden: int, w: Any, widt
 
 
 @numba.njit(**INNER_JIT)
-def _reduce_part(task: int, h: Any, relu: bool, w: Any, gy: Any, chunks: int, maps: Any) -> None:
-    reduce_part(_form_jacobian, (pointer(h), relu), task, h.shape, w, gy, chunks, maps)
+def _reduce_part(task: int, h: Any, relu: bool, w: Any, gy: Any, first_chunk: int, chunks: int, maps: Any) -> None:
+    reduce_part(_form_jacobian, (pointer(h), relu), pointer(h), task, h.shape, w, gy, first_chunk, chunks, maps)
 
 
 @numba.njit(**JIT)
@@ -180,6 +181,12 @@ class RnnKernels:
         back_propagate(_backward, _reduce, saved, w_hh, gy, grad_h_n, gz, gh0, chunks)
         if sums is not None:
             multiply_sums(gz, sums)
+
+    def rnn_maps(
+        self, h: np.ndarray, w_hh: np.ndarray, gy: np.ndarray | None, nonlinearity: Nonlinearity, maps: np.ndarray
+    ) -> None:
+        """Parallel over samples and chunks."""
+        reduce_all(_reduce, (h, nonlinearity == "relu"), w_hh, gy, maps)
 
     def rnn_jacobians(self, h: np.ndarray, w_hh: np.ndarray, nonlinearity: Nonlinearity, out: np.ndarray) -> None:
         """T·H²·B multiplications and as many numbers written."""

@@ -1,0 +1,398 @@
+"""Time-parallel back-propagation: a sequence that one worker cannot hold, a stretch of its steps on every rank.
+
+Forward is sequential in time, and stays so: a rank begins a layer with the state that the stretch before it ended with.
+Backward, the gradient at a stretch's beginning is an affine function of the one at its end. So every rank reduces its
+stretch to one map without waiting for another, the ranks' maps are combined by an exclusive scan, and every rank then
+knows what comes to its end and runs its steps with vectors: reduce-then-scan (BPPSA §3) with a rank a chunk.
+
+The scan runs in the order of back-propagation, and ranks are numbered in that order: **rank 0 keeps the end of the
+sequence**. Its gradient is known, so its map is a constant, and what the scan gives to the others are vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Literal, TypeAlias
+from zlib import crc32
+
+from sparsebp import backend, kernels
+from sparsebp.core.arguments import check_choice, check_integer
+from sparsebp.core.errors import OptionError, ShapeError
+from sparsebp.core.types import Array
+from sparsebp.distributed.agreement import check_equal
+from sparsebp.distributed.transport import Handle, Transport
+from sparsebp.nn.gradients import Back, Shared
+from sparsebp.nn.layer import check_gy, check_input
+from sparsebp.nn.recurrent.backward import choose, run_backward
+from sparsebp.nn.recurrent.cell_math import RunGradients, StateGradients, Tape, Weights
+from sparsebp.nn.recurrent.recurrent import Recurrent
+from sparsebp.scan import affine
+from sparsebp.scan.planning.recurrent import Stretch, estimate_stretch
+
+Way: TypeAlias = Literal["auto", "maps", "vectors"]
+WAYS: tuple[Way, ...] = ("auto", "maps", "vectors")
+
+
+def stretch(steps: int, transport: Transport) -> slice:
+    """Return this rank's share of so many steps: equal but for one step, the last ones rank 0's; it may be empty.
+
+    Raises
+    ------
+    OptionError
+        `steps` is no integer from 0 on.
+    """
+    steps, place = check_integer("steps", steps, 0), transport.size - 1 - transport.rank
+    return slice(place * steps // transport.size, (place + 1) * steps // transport.size)
+
+
+@dataclass
+class StretchSaved:
+    """What `TimeParallel.forward` keeps.
+
+    Attributes
+    ----------
+    h_n
+        The states (num_layers, B, H) at the end of the rank's stretch: on rank 0 the sequence's last.
+    way
+        ``"maps"`` or ``"vectors"``: how gradients get from rank to rank.
+    reason
+        Why.
+    inner
+        The `scan.planning.recurrent.Choice` of how the rank goes back through its own steps.
+    chunks
+        Into how many chunks it cuts them to reduce them.
+    tapes
+        The runs, one a layer; of no steps where the stretch is empty.
+    """
+
+    h_n: Array
+    way: Way
+    reason: str
+    inner: Any
+    chunks: int
+    tapes: list[Tape]
+
+
+class TimeParallel:
+    """Runs a recurrent layer over a sequence whose steps are on several ranks; all of them hold all weights.
+
+    Parameters
+    ----------
+    layer
+        An `RNN` or a `GRU` of one direction, with the same weights on all ranks; how a rank goes back through its own
+        steps is the layer's choice (``backward=``).
+    transport
+        Carries states and gradients between the ranks. Rank 0 keeps the end of the sequence, see `stretch`.
+    way
+        ``"maps"``: every rank reduces its stretch to one affine map, and an exclusive scan combines them.
+        ``"vectors"``: the gradient is handed from rank to rank, each of which waits for the one before. ``"auto"``: by
+        their estimated times.
+
+    Raises
+    ------
+    OptionError
+        `layer` is another, or has two directions; `way` is unknown.
+    TransportError
+        The ranks' layers differ.
+
+    Notes
+    -----
+    All ranks make the same calls in the same order, this one among them, and all or none ask for ``weights``: the first
+    gradient that is asked for, and the weights', are collective. Gradients equal those of one worker that holds the
+    whole sequence, to rounding.
+
+    A map takes B·H·(H + 1) values, and one a layer and rank is sent, however long the sequence is; as many states and
+    weight gradients as there are besides. To reduce a stretch takes about H + 1 times the operations of going back
+    through it, and less time than that, as they wait less for one another. So with two ranks maps win nothing (the end
+    needs none, and nobody that of the beginning), and with more where the ranks outweigh that work. ``"vectors"`` does
+    no work twice, but the ranks take turns: it holds longer sequences and is not faster, except that the gradients of
+    the weights, and of other layers, go on at the same time.
+    """
+
+    def __init__(self, layer: Recurrent, transport: Transport, way: Way = "auto") -> None:
+        if not isinstance(layer, Recurrent):
+            raise OptionError("Only recurrent layers run over time", expected="an RNN or a GRU",
+                              got=type(layer).__name__, remedy="Pass the recurrent layer of the model")  # fmt: skip
+        if layer.bidirectional:
+            raise OptionError("The second direction begins where the first one ends", expected="bidirectional=False",
+                              got="bidirectional=True", remedy="Use a layer of one direction")  # fmt: skip
+        self.layer, self.transport, self.way = layer, transport, check_choice("way", way, WAYS)
+        self._last = transport.size - 1
+        weights = {name: (array.shape, str(array.dtype)) for name, array in layer.params.items()}
+        values = {f"value of {name}": crc32(backend.to_host(array).tobytes()) for name, array in layer.params.items()}
+        check_equal(transport, {"cell": layer.cell.name, "parameters": weights, "way": way} | values)
+
+    # ---- forward -------------------------------------------------------------------------------------------------
+
+    def vjp(self, x: Array, h0: Array | None = None) -> tuple[Array, Back]:
+        """Run forward, and return the output of the rank's steps and the way back, as `Layer.vjp`.
+
+        ``g = back(gy)``, or ``back(gy, grad_h_n=…)`` on rank 0; then ``g.input`` (the rank's steps), ``g.weights`` (of
+        the whole sequence, on all ranks) and ``g.h0``. `x` is copied, and `forward` says what it takes.
+        """
+        backend.namespace(x)
+        y, saved = self.forward(x.copy(), h0)
+        return y.copy(), Back(self, saved)
+
+    def forward(self, x: Array, h0: Array | None = None, lengths: None = None) -> tuple[Array, StretchSaved]:
+        """Run all layers over the rank's steps.
+
+        Parameters
+        ----------
+        x
+            The rank's steps (T, B, input_size), or (B, T, input_size) with ``batch_first``. T may be 0, and differ
+            between ranks; B may not.
+        h0
+            The states before the whole sequence (num_layers, B, H), on the last rank; None there is zeros. None on all
+            others.
+        lengths
+            Not supported: None.
+
+        Returns
+        -------
+        y
+            The last layer's states (T, B, H), batch first if asked for. It may be a view of what is saved.
+        saved
+            What `gradients` needs.
+
+        Raises
+        ------
+        ShapeError, DTypeError, DeviceError
+            An argument does not fit; the batch, or on all ranks the stretch, is empty.
+        OptionError
+            Lengths are given, or h0 on another rank than the last; dropout between layers is on.
+        TransportError
+            The batch, dtype or device differs between ranks, or a rank has failed.
+        """
+        layer, weight = self.layer, self.layer.params["weight_ih_l0"]
+        if lengths is not None:
+            raise OptionError("Lengths are not supported here", expected="sequences of one length", got="lengths",
+                              remedy="Group sequences by length, or mask the gradients that arrive")  # fmt: skip
+        if layer.training and layer.dropout > 0 and layer.num_layers > 1:
+            raise OptionError("Dropout between layers draws on each rank by itself", expected="dropout=0",
+                              got=layer.dropout, remedy="Turn it off, or call layer.eval()")  # fmt: skip
+        xp = check_input(x, dtype=weight.dtype, shape=(None, None, layer.input_size), like=weight)
+        inputs = xp.ascontiguousarray(x.transpose(1, 0, 2) if layer.batch_first else x)
+        steps, batch, _ = inputs.shape
+        if batch == 0:
+            raise ShapeError("x is empty", expected="at least one sample", got=x.shape, remedy="Skip empty batches")
+        states = self._initial(h0, batch, xp)
+        saved = self._plan(steps, batch, xp)
+        received = [
+            None if self.transport.rank == self._last
+            else self.transport.irecv(states[number], self.transport.rank + 1, number)
+            for number in range(layer.num_layers)
+        ]  # fmt: skip
+        sent: list[Handle] = []
+        for number, handle in enumerate(received):
+            finish = self._begin(inputs, self._weights(number))  # the projection, which waits for no state
+            if handle is not None:
+                handle.wait()
+            tape = finish(states[number])
+            if self.transport.rank:
+                sent.append(self.transport.isend(tape.states[-1], self.transport.rank - 1, number))
+            saved.tapes.append(tape)
+            saved.h_n[number] = tape.states[-1]
+            inputs = tape.h
+        for handle in sent:
+            handle.wait()
+        return (xp.ascontiguousarray(inputs.transpose(1, 0, 2)) if layer.batch_first else inputs), saved
+
+    def _initial(self, h0: Array | None, batch: int, xp: ModuleType) -> Array:
+        """Return the states before the rank's stretch as far as they are known: on the last rank."""
+        weight, shape = self.layer.params["weight_ih_l0"], (self.layer.num_layers, batch, self.layer.hidden_size)
+        if h0 is None:
+            return xp.zeros(shape, dtype=weight.dtype)
+        if self.transport.rank != self._last:
+            raise OptionError("The sequence begins on the last rank", expected=f"h0 on rank {self._last} alone",
+                              got=f"h0 on rank {self.transport.rank}", remedy="Pass None here")  # fmt: skip
+        check_input(h0, name="h0", dtype=weight.dtype, shape=shape, like=weight)
+        return h0.copy()
+
+    def _begin(self, x: Array, weights: Weights) -> Callable[[Array], Tape]:
+        if len(x) == 0:
+            return lambda state: Tape(x, state[None].copy())
+        return self.layer.cell.begin(kernels.get(backend.namespace(x)), x, weights)
+
+    def _plan(self, steps: int, batch: int, xp: ModuleType) -> StretchSaved:
+        """Agree with the other ranks on the way, and choose how to go back through the rank's own steps."""
+        layer, dtype = self.layer, self.layer.params["weight_ih_l0"].dtype
+        shape, workers = (max(steps, 1), batch, layer.hidden_size), layer.options.workers
+        own = estimate_stretch(layer.cell.name, steps, batch, layer.hidden_size, dtype, xp, workers)
+        facts = {"batch": batch, "dtype": str(dtype), "device": "cpu" if backend.is_host(xp) else "cuda"}
+        found = check_equal(self.transport, facts, (steps, own))
+        if not any(length for length, _ in found):
+            raise ShapeError("The sequence is empty", expected="at least one step", got="none on any rank",
+                             remedy="Skip empty sequences")  # fmt: skip
+        way, reason = self._choose([estimate for _, estimate in found])
+        inner = choose(layer.options, layer.cell, shape, dtype, xp, input_size=layer.input_size,
+                       layers=layer.num_layers, directions=1)  # fmt: skip
+        return StretchSaved(
+            xp.empty((layer.num_layers, batch, layer.hidden_size), dtype=dtype), way, reason, inner, own.chunks, []
+        )
+
+    def _choose(self, estimates: list[Stretch]) -> tuple[Way, str]:
+        if self.way != "auto":
+            return self.way, f"way={self.way!r} was asked for"
+        seconds = way_seconds(estimates, self.layer.num_layers)
+        way: Way = "maps" if seconds["maps"] < seconds["vectors"] else "vectors"
+        shown = ", ".join(f"{name} {1e3 * value:.3g} ms" for name, value in seconds.items())
+        return way, f"expected of the states' gradients on {len(estimates)} ranks, without what they send: {shown}"
+
+    # ---- backward ------------------------------------------------------------------------------------------------
+
+    def gradients(self, gy: Array | None, saved: StretchSaved, grad_h_n: Array | None = None) -> StateGradients:
+        """Return the gradients from `gy`, of y's shape, and on rank 0 `grad_h_n`, of h_n's; None stands for zero.
+
+        ``weights`` are summed over all ranks; ``input`` are the rank's own steps'; ``h0`` is the gradient at the state
+        before the rank's stretch, on the last rank that of the whole sequence.
+
+        Raises
+        ------
+        ShapeError, DTypeError, DeviceError
+            A gradient does not fit.
+        OptionError
+            `grad_h_n` is given on another rank than 0.
+        """
+        layer, h_n = self.layer, saved.h_n
+        xp = backend.namespace(h_n)
+        arriving = gy
+        if gy is not None:
+            steps, batch, width = saved.tapes[0].h.shape
+            check_gy(gy, (batch, steps, width) if layer.batch_first else (steps, batch, width), h_n.dtype, h_n)
+            arriving = xp.ascontiguousarray(gy.transpose(1, 0, 2) if layer.batch_first else gy)
+        if grad_h_n is not None:
+            if self.transport.rank:
+                raise OptionError("The sequence ends on rank 0", expected="grad_h_n on rank 0 alone",
+                                  got=f"grad_h_n on rank {self.transport.rank}", remedy="Pass None here")  # fmt: skip
+            check_input(grad_h_n, name="grad_h_n", dtype=h_n.dtype, shape=h_n.shape, like=h_n)
+        runs = Shared(lambda: self._back(arriving, grad_h_n, saved), xp)
+
+        def at_input() -> Array:
+            gx = self._input_grad(0, runs()[0].ga)
+            return xp.ascontiguousarray(gx.transpose(1, 0, 2)) if layer.batch_first else gx
+
+        def at_weights() -> dict[str, Array]:
+            return self._summed(runs(), saved.tapes)
+
+        def at_h0() -> Array:
+            return xp.stack([run.gh0 for run in runs()])
+
+        return StateGradients(layer, gy, saved, at_input, at_weights, state=at_h0)
+
+    def _back(self, arriving: Array | None, grad_h_n: Array | None, saved: StretchSaved) -> list[RunGradients]:
+        """Take the gradients through all layers, from the last to the first."""
+        found: list[RunGradients] = []
+        sent: list[Handle] = []
+        for number in reversed(range(self.layer.num_layers)):
+            xp, tape = backend.namespace(saved.h_n), saved.tapes[number]
+            known = None if grad_h_n is None else xp.ascontiguousarray(grad_h_n[number])
+            if saved.way == "maps":
+                found.append(self._by_maps(number, tape, arriving, known, saved))
+            else:
+                found.append(self._by_vectors(number, tape, arriving, known, saved, sent))
+            if number:
+                arriving = self._input_grad(number, found[-1].ga)
+        for handle in sent:
+            handle.wait()
+        return found[::-1]
+
+    def _by_vectors(
+        self, number: int, tape: Tape, gy: Array | None, known: Array | None, saved: StretchSaved, sent: list[Handle]
+    ) -> RunGradients:
+        """Go back when what comes to the stretch's end is there, and hand on what leaves its beginning."""
+        rank, incoming = self.transport.rank, known
+        if rank:
+            incoming = backend.namespace(tape.h).empty_like(tape.h0)
+            self.transport.irecv(incoming, rank - 1, self.layer.num_layers + number).wait()
+        run = self._run_back(number, tape, gy, incoming, saved)
+        if rank != self._last:
+            sent.append(self.transport.isend(run.gh0, rank + 1, self.layer.num_layers + number))
+        return run
+
+    def _by_maps(
+        self, number: int, tape: Tape, gy: Array | None, known: Array | None, saved: StretchSaved
+    ) -> RunGradients:
+        """Reduce the stretch, and go back through it with what the maps of all before it in the scan come to."""
+        rank, xp = self.transport.rank, backend.namespace(tape.h)
+        if rank == 0:
+            run = self._run_back(number, tape, gy, known, saved)
+            self._scan(affine.constant(run.gh0))
+            return run
+        batch, hidden = tape.h0.shape
+        own = xp.zeros((batch, hidden + 1, hidden), dtype=tape.h.dtype)  # of the last rank: nobody needs it
+        if rank != self._last:
+            w_hh = self._weights(number).weight_hh
+            own = self.layer.cell.reduced(tape, w_hh, gy, saved.chunks) if len(tape.x) else affine.identity(own)
+        return self._run_back(number, tape, gy, xp.ascontiguousarray(self._scan(own)[:, hidden]), saved)
+
+    def _scan(self, own: Array) -> Array:
+        """Return the map of all ranks before this one: a constant, as rank 0's is."""
+        shape = own.shape
+
+        def combine(earlier: Array, later: Array) -> Array:
+            return affine.join(earlier.reshape(shape), later.reshape(shape)).reshape(-1)
+
+        found = self.transport.exscan(own.reshape(-1), combine)
+        return own if found is None else found.reshape(shape)
+
+    def _run_back(
+        self, number: int, tape: Tape, gy: Array | None, incoming: Array | None, saved: StretchSaved
+    ) -> RunGradients:
+        layer = self.layer
+        if len(tape.x) == 0:
+            xp, (_, batch, hidden) = backend.namespace(tape.h), tape.h.shape
+            ga = xp.empty((0, batch, layer.cell.columns * hidden), dtype=tape.h.dtype)
+            return RunGradients(ga, xp.zeros_like(tape.h0) if incoming is None else incoming)
+        w_hh = self._weights(number).weight_hh
+        return run_backward(layer.options, saved.inner, layer.cell, tape, w_hh, gy, incoming)
+
+    def _input_grad(self, number: int, ga: Array) -> Array:
+        return self.layer.cell.input_grad(ga, self._weights(number))
+
+    def _summed(self, runs: list[RunGradients], tapes: list[Tape]) -> dict[str, Array]:
+        """Return the gradients of all weights, summed over the ranks in one call."""
+        params, grads = self.layer.params, dict[str, Array]()
+        for number, (run, tape) in enumerate(zip(runs, tapes, strict=True)):
+            grads |= self.layer.cell.weight_grad(run.ga, tape, self._weights(number)).named(f"_l{number}")
+        xp = backend.namespace(*grads.values())
+        flat = xp.concatenate([grads[name].reshape(-1) for name in params])
+        self.transport.allreduce(flat).wait()
+        ends = [0]
+        for array in params.values():
+            ends.append(ends[-1] + array.size)
+        return {
+            name: flat[begin:end].reshape(array.shape)
+            for (name, array), begin, end in zip(params.items(), ends, ends[1:], strict=False)
+        }
+
+    # ---- the rest ------------------------------------------------------------------------------------------------
+
+    def backward_arrays(self) -> list[Array]:
+        """Return the arrays that the way back reads beside what forward saved: the layer's parameters."""
+        return self.layer.backward_arrays()
+
+    def choices(self, saved: StretchSaved, prefix: str = "") -> Iterator[tuple[str, str, str]]:
+        """Yield the way between ranks, and how the rank goes back through its own steps."""
+        yield f"{prefix}between ranks", saved.way, saved.reason
+        yield f"{prefix}within rank {self.transport.rank}", saved.inner.algorithm, saved.inner.reason
+
+    def _weights(self, number: int) -> Weights:
+        return Weights.of(self.layer.params, f"_l{number}")
+
+
+def way_seconds(estimates: list[Stretch], layers: int = 1) -> dict[Way, float]:
+    """Return about how long the gradients of the states take by either way, without what is sent.
+
+    By vectors a rank goes on with the next layer while the others have this one: the ranks' turns and one more a
+    further layer. By maps a layer is finished when the slowest rank has its map, or rank 0 its vector, and the slowest
+    has gone back through its steps.
+    """
+    run = max(estimate.run for estimate in estimates)
+    reduce = max((estimate.reduce for estimate in estimates[1:-1]), default=0.0)
+    return {
+        "vectors": sum(estimate.run for estimate in estimates) + (layers - 1) * run,
+        "maps": layers * (max(estimates[0].run, reduce) + max((e.run for e in estimates[1:]), default=0.0)),
+    }
