@@ -55,6 +55,20 @@ class LastStep(nn.Layer):
         return gx
 
 
+class BatchFirst(nn.Layer):
+    """``(T, B, n) -> (B, T, n)``."""
+
+    def forward(self, x: Array) -> tuple[Array, Array]:
+        """Return x with the batch first."""
+        xp = check_input(x)
+        return xp.ascontiguousarray(x.transpose(1, 0, 2)), x
+
+    def input_grad(self, gy: Array, saved: Array) -> Array:
+        """Return gy with the time first."""
+        xp = check_gy(gy, (saved.shape[1], saved.shape[0], saved.shape[2]), saved.dtype, saved)
+        return xp.ascontiguousarray(gy.transpose(1, 0, 2))
+
+
 def cut(layers: Sequence[nn.Layer], begins: Sequence[int]) -> list[nn.Sequential]:
     """Return the layers in stages that begin at these."""
     ends = [*begins[1:], len(layers)]
@@ -90,6 +104,12 @@ def gru(rng: np.random.Generator, *, hidden: int) -> list[nn.Sequential]:
     ]
 
 
+def transformer(rng: np.random.Generator, *, width: int) -> list[nn.Sequential]:
+    """Four encoder layers, one a stage; the first has the embedding with it, the last the head."""
+    layers = list(models.transformer_classifier(28, steps=28, width=width, rng=rng).children.values())
+    return cut([BatchFirst(), *layers], [0, 4, 5, 6])
+
+
 def rows(test: int) -> tuple[Dataset, Dataset]:
     """Return the digits as sequences of 28 rows."""
     return load_digits(test=test, pixels_per_step=28)
@@ -104,4 +124,5 @@ NETWORKS = {
         vgg11, lambda test: load_mnist_images(size=32, test=test), (2e-3, 1e-2), {"width": 0.125}, {"width": 0.02},
     ),
     "GRU": Network(gru, rows, (5e-2, 2e-1), {"hidden": 32}, {"hidden": 5}),
+    "Transformer": Network(transformer, rows, (5e-3, 2e-2), {"width": 32}, {"width": 4}),
 }  # fmt: skip
