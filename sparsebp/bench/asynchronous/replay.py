@@ -162,9 +162,7 @@ class Replay:
             at = action.stage, self._done[action.stage] + ahead
             self._waiting.setdefault(at, []).append((action, ahead, read, stale))
 
-    def _measure(
-        self, action: Action, ahead: int, predicted: Mapping[str, Array], stale: Mapping[str, Array]
-    ) -> None:
+    def _measure(self, action: Action, ahead: int, predicted: Mapping[str, Array], stale: Mapping[str, Array]) -> None:
         live = {name: self.optimizer.params[name] for name in stale}
         if self.note is not None:
             self.note(Distance(action, ahead, rms(predicted, live), rms(stale, live)))
