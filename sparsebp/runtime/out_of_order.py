@@ -9,6 +9,8 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+
 from sparsebp import backend
 from sparsebp.core import threads
 from sparsebp.runtime.candidates import FoundSchedule, candidates
@@ -109,6 +111,10 @@ class OutOfOrderExecutor:
         self._executor, self._counted = what
         self._seconds: list[float] = []
         self._warm = 1 if self.uncaptured else 3  # until a graph is captured
+
+    def own(self, indices: np.ndarray) -> np.ndarray:
+        """Return which samples of a micro-batch are computed here: all of them."""
+        return indices
 
     def step(self, batches: Sequence[Batch], tag: Any = None) -> list[Step]:
         """Run one step; see `Executor.step`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,16 +14,21 @@ from sparsebp.core.arguments import check_choice, check_flag, check_integer, che
 from sparsebp.core.errors import OptionError
 from sparsebp.core.files import check_path
 from sparsebp.core.types import Seed
+from sparsebp.distributed.transport import Transport
 from sparsebp.optim.combined import ChainedScheduler
 from sparsebp.runtime.candidates import FoundSchedule
 from sparsebp.runtime.out_of_order import MEMORY_RATIO
 from sparsebp.runtime.stages import Stages, trained_parameters
 from sparsebp.schedule import Schedule
-from sparsebp.schedule.builders import Fusion, conventional
+from sparsebp.schedule.builders import BUILDERS, Fusion, conventional
+from sparsebp.schedule.by_name import build
 from sparsebp.schedule.files.action_csv import read_csv
 from sparsebp.train.callbacks import Callback
 from sparsebp.train.checkpoint import FILE_NAME, checked_config
 from sparsebp.train.history import History
+
+ON_RANKS = tuple(name for name, make in BUILDERS.items() if "workers" in inspect.signature(make).parameters)
+"""Builders of schedules for several ranks."""
 
 
 class Training:
@@ -46,6 +52,7 @@ class Training:
         checkpoint_every: int | None = None,
         rng: Seed = None,
         config: Mapping[str, Any] | None = None,
+        transport: Transport | None = None,
     ) -> None:
         check_parts(model, loss, optimizer, callbacks)
         trained_parameters(model, optimizer)
@@ -58,12 +65,15 @@ class Training:
             checkpoint_every = check_integer("checkpoint_every", checkpoint_every, 1)
         self.model, self.loss, self.optimizer = model, loss, optimizer
         self.lr_scheduler = scheduler_of(lr_scheduler, optimizer)
-        check_schedule(fusion, accumulate, schedule, clip_norm)
+        check_schedule(fusion, accumulate, schedule, clip_norm, transport)
         self.fusion, self.accumulate, self.schedule = fusion, int(accumulate), schedule
         self.memory_ratio, self.graph = memory_ratio, None if graph is None else check_flag("graph", graph)
         self.current_schedule: Schedule | None = None
         self.found_schedule: FoundSchedule | None = None
         self._runner: Any = None
+        self.transport = transport
+        self._leads = transport is None or transport.rank == 0
+        self._seen: frozenset[str] | None = None  # with ranks: the events at which callbacks of rank 0 see the model
         self.clip_norm, self.checkpoint_every = clip_norm, checkpoint_every
         self.callbacks = tuple(callbacks)
         self.checkpoint_dir = None if checkpoint_dir is None else check_path("checkpoint_dir", checkpoint_dir)
@@ -84,10 +94,16 @@ class Training:
             self._runner.flush(wait=wait)
 
     def _tell(self, event: str, *args: Any) -> None:
-        if any(callback.sees_model(event) for callback in self.callbacks):
+        if self._sees(event):
             self._flush()
-        for callback in self.callbacks:
+        for callback in self.callbacks if self._leads else ():
             getattr(callback, f"on_{event}")(*args)
+
+    def _sees(self, event: str) -> bool:
+        """Whether the model is to be up to date at an event: for a callback, of rank 0 if there are several."""
+        if self._seen is not None:
+            return event in self._seen
+        return any(callback.sees_model(event) for callback in self.callbacks)
 
 
 def check_parts(model: Any, loss: Any, optimizer: Any, callbacks: Any) -> None:
@@ -132,7 +148,9 @@ def scheduler_of(given: Any, optimizer: Any) -> Any:
     return chained if isinstance(given, list | tuple) else given
 
 
-def check_schedule(fusion: Any, accumulate: int, schedule: Any, clip_norm: float | None) -> None:
+def check_schedule(
+    fusion: Any, accumulate: int, schedule: Any, clip_norm: float | None, transport: Transport | None = None
+) -> None:
     """Refuse options that do not go together, before there is a model to run.
 
     Raises
@@ -146,6 +164,8 @@ def check_schedule(fusion: Any, accumulate: int, schedule: Any, clip_norm: float
         raise OptionError("Not a schedule", expected="'conventional', 'ooo', a path, or a sparsebp.schedule.Schedule",
                           got=type(schedule).__name__, remedy="Pass one of them")  # fmt: skip
     ooo, clips = schedule == "ooo", clip_norm is not None
+    ranks = 1 if transport is None else transport.size
+    named = isinstance(schedule, str) and schedule in ON_RANKS
     for wrong, problem, expected, got, remedy in (
         (fusion == "backward" and clips, "Backward-fusion updates before the norm of all gradients is known",
          "clip_norm=None", clip_norm, "Use fusion='forward', which clips by the norm, or leave clip_norm out"),
@@ -153,6 +173,10 @@ def check_schedule(fusion: Any, accumulate: int, schedule: Any, clip_norm: float
          "accumulate=1", accumulate, "Use schedule='conventional', or a smaller batch"),
         (ooo and clips, "Out-of-order scheduling updates before the norm of all gradients is known",
          "clip_norm=None", clip_norm, "Use schedule='conventional', or leave clip_norm out"),
+        (named and transport is None, f"The schedule {schedule!r} is of several workers", "a transport between them",
+         "transport=None", "Pass transport=, under mpiexec that of MPI; see the how-to guide on many workers"),
+        (ranks > 1 and schedule in ("conventional", "ooo"), "Several ranks need a schedule of theirs",
+         ", ".join(ON_RANKS), repr(schedule), "Pass schedule='1f1b', say"),
         (schedule != "conventional" and fusion != "none", "A schedule places the updates itself",
          "fusion='none' beside it", shown(fusion), "Leave fusion out, or use schedule='conventional'"),
     ):  # fmt: skip
@@ -161,19 +185,23 @@ def check_schedule(fusion: Any, accumulate: int, schedule: Any, clip_norm: float
 
 
 def schedule_of(
-    stages: Stages, fusion: Fusion, accumulate: int, schedule: str | os.PathLike[str] | Schedule
+    stages: Stages, fusion: Fusion, accumulate: int, schedule: str | os.PathLike[str] | Schedule, ranks: int = 1
 ) -> Schedule:  # fmt: skip
     """Return the schedule that the trainer's options ask for, but for ``"ooo"``; `check_schedule` has seen them.
 
     Raises
     ------
     OptionError
-        A given one has another number of micro-batches.
+        A given one has another number of micro-batches, or a builder's name has none for as many ranks.
     FileFormatError, ScheduleError
         A file holds no schedule.
     """
     if schedule == "conventional":
         return conventional(stages=len(stages), microbatches=accumulate, fusion=fusion, unweighted=stages.unweighted)
+    if isinstance(schedule, str) and schedule in ON_RANKS:
+        return build(
+            schedule, workers=ranks, stages=len(stages), microbatches=accumulate, unweighted=stages.unweighted
+        )  # fmt: skip
     given = schedule if isinstance(schedule, Schedule) else read_csv(schedule)
     if given.graph.microbatches != accumulate:
         raise OptionError("The schedule has another number of micro-batches", expected=f"accumulate={accumulate}",
