@@ -2,29 +2,34 @@
 
 ``sparsebp bench spectrain``. Networks in four stages on real digits (Chen et al., 2018, §4.4 and Fig. 9, on networks of
 a size for a CPU). All sides see the same batches from the same initial weights; only the weights that F and I read
-differ. The schedules are run on one thread with exactly the versions that they give every action.
+differ. The four ranks are threads of this process, and every action reads exactly the version that its schedule says.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sparsebp import nn, optim
-from sparsebp.bench.asynchronous.networks import NETWORKS, STAGES
-from sparsebp.bench.asynchronous.replay import Distance, Replay, replayed
+from sparsebp.bench.staged import NETWORKS, STAGES
 from sparsebp.bench.tools import images, pictures
 from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run
 from sparsebp.bench.tools.report import Column
-from sparsebp.schedule import Simulation
+from sparsebp.core.errors import NonFiniteError
+from sparsebp.distributed.in_process import run_ranks
+from sparsebp.distributed.pipeline import PipelineExecutor
+from sparsebp.distributed.transport import Transport
+from sparsebp.distributed.versions import Distance
+from sparsebp.runtime.step import Step, Watch
+from sparsebp.schedule import Schedule
 from sparsebp.schedule.builders import dualpipe2018, pipedream
 
-MOMENTUM, POINTS, EVERY = 0.9, 50, 10
+MOMENTUM, POINTS = 0.9, 50
 LEVELS = ("moderate", "high")
 
 
@@ -55,10 +60,23 @@ class Trained(NamedTuple):
     distances: list[Distance]
 
 
+class Losses(Watch):
+    """Keeps the loss of every micro-batch; one that is not finite ends the run."""
+
+    def __init__(self) -> None:
+        self.found: list[float] = []
+
+    def loss(self, step: Step, m: int, value: float) -> None:
+        """Note it."""
+        self.found.append(value)
+        if not math.isfinite(value):
+            raise NonFiniteError("The loss is not finite", expected="a number", got=value, remedy="Lower the rate")
+
+
 @cache
-def simulated(schedule: str, batches: int) -> Simulation:
-    """Return the simulation of a schedule of four stages on four workers."""
-    return replayed(BUILDERS[schedule](workers=STAGES, stages=STAGES, microbatches=batches))
+def schedule_of(name: str, batches: int) -> Schedule:
+    """Return a schedule of four stages on four workers; every batch is a micro-batch of one endless step."""
+    return BUILDERS[name](workers=STAGES, stages=STAGES, microbatches=batches)
 
 
 def measure(run: Run) -> Iterator[Row]:
@@ -70,42 +88,75 @@ def measure(run: Run) -> Iterator[Row]:
             synchronous: list[Trained] = []
             for side in SIDES:
                 begin = time.perf_counter()
-                runs = [train(name, sizes, data, side, rate, batch, steps, seed) for seed in run.settings["seeds"]]
+                runs = [
+                    train(name, sizes, data, side, rate, batch, steps, seed, measured=number == 0)
+                    for number, seed in enumerate(run.settings["seeds"])
+                ]
                 synchronous = synchronous or runs
                 row: Row = {"network": name, "level": level, "rate": rate, "side": side, "batch": batch, "steps": steps}
                 yield row | summary(runs, synchronous) | {"seconds": time.perf_counter() - begin}
 
 
 def train(
-    name: str, sizes: Mapping[str, Any], data: Any, side: str, rate: float, batch: int, steps: int, seed: int
+    name: str,
+    sizes: Mapping[str, Any],
+    data: Any,
+    side: str,
+    rate: float,
+    batch: int,
+    steps: int,
+    seed: int,
+    *,
+    measured: bool,
 ) -> Trained:
-    """Train once; a loss that is not finite ends the run, which counts as guessing then."""
+    """Train once; a loss that is not finite ends the run, which counts as guessing then.
+
+    Distances take a copy of all weights that are read, so they are measured only if asked for.
+    """
     train_set, test_set = data
-    schedule, predictor, _ = SIDES[side]
-    blocks = NETWORKS[name].build(np.random.default_rng(seed), **sizes)
-    model, loss = nn.Sequential(*blocks), nn.CrossEntropyLoss()
-    optimizer = optim.SGD(model.parameters(), lr=rate, momentum=MOMENTUM)
-    batches = (train_set.batch(chosen) for chosen in images.batches(len(train_set), batch, seed, steps))
-    distances: list[Distance] = []
-    losses: list[float] = []
-    with np.errstate(over="ignore", invalid="ignore"):
-        if schedule is None:
-            for x, target in batches:
-                logits, saved = model.forward(x)
-                value, kept = loss.forward(logits, target)
-                losses.append(float(value))
-                if not math.isfinite(losses[-1]):
-                    break
-                optimizer.step(model.weight_grad(loss.input_grad(kept), saved))
-        else:
-            chosen = None if predictor is None else optim.make_predictor(predictor, optimizer)
-            replay = Replay(blocks, loss, optimizer, simulated(schedule, steps), chosen, distances.append, EVERY)
-            losses += replay.run(batches)
-        if not math.isfinite(losses[-1]):
-            return Trained(0.1, losses, distances)
-        x, target = test_set.batch(np.arange(len(test_set)))
-        found = float((model(x).argmax(axis=1) == target).mean())
-    return Trained(found, losses, distances)
+    given = [train_set.batch(chosen) for chosen in images.batches(len(train_set), batch, seed, steps)]
+    watch, distances = Losses(), []  # type: ignore[var-annotated]
+
+    def work(transport: Transport | None) -> nn.Sequential:
+        model = NETWORKS[name].build(np.random.default_rng(seed), **sizes)
+        optimizer = optim.SGD(model.parameters(), lr=rate, momentum=MOMENTUM)
+        with np.errstate(over="ignore", invalid="ignore"):
+            if transport is None:
+                _train_alone(model, optimizer, given, watch)
+            else:
+                _train_on_ranks(
+                    model, optimizer, SIDES[side], given, transport, watch, distances.append if measured else None
+                )
+        return model
+
+    try:
+        model = work(None) if SIDES[side].schedule is None else run_ranks(STAGES, work)[0]
+    except NonFiniteError:
+        return Trained(1 / len(set(test_set.labels.tolist())), watch.found, distances)
+    x, target = test_set.batch(np.arange(len(test_set)))
+    return Trained(float((model(x).argmax(axis=1) == target).mean()), watch.found, distances)
+
+
+def _train_alone(model: nn.Sequential, optimizer: optim.Optimizer, given: Sequence[Any], watch: Losses) -> None:
+    loss = nn.CrossEntropyLoss()
+    for m, (x, target) in enumerate(given):
+        logits, saved = model.forward(x)
+        value, kept = loss.forward(logits, target)
+        watch.loss(Step([(x, target)], 1, None), m, float(value))
+        optimizer.step(model.weight_grad(loss.input_grad(kept), saved))
+
+
+def _train_on_ranks(
+    model: nn.Sequential, optimizer: optim.Optimizer, side: Side, given: Sequence[Any], transport: Transport,
+    watch: Losses, note: Callable[[Distance], None] | None,
+) -> None:  # fmt: skip
+    predictor = None if side.predictor is None else optim.make_predictor(side.predictor, optimizer)
+    executor = PipelineExecutor(
+        model, nn.CrossEntropyLoss(), optimizer, schedule_of(side.schedule or "", len(given)), transport, watch=watch,
+        predictor=predictor, note=note,
+    )  # fmt: skip
+    executor.step(given)
+    executor.flush()
 
 
 def summary(runs: Sequence[Trained], synchronous: Sequence[Trained]) -> Row:
@@ -200,12 +251,12 @@ _NETWORKS = tuple(NETWORKS)
 BENCHMARK = Benchmark(
     name="spectrain",
     title="Stale, stashed and predicted weights in four stages: SGD with momentum {momentum}, real digits",
-    leaves_out="time: the schedules run on one thread; what is compared is what training comes to",
+    leaves_out="time: the ranks are threads of one process; what is compared is what training comes to",
     settings={"momentum": MOMENTUM, "stages": STAGES},
     sizes={
         "networks": _NETWORKS, "test": 1000, "seeds": (0, 1, 2, 3, 4),
         "sizes": {name: dict(network.sizes) for name, network in NETWORKS.items()},
-        "steps": {"SNN": (32, 100), "VGG-11": (32, 100), "GRU": (32, 300), "Transformer": (32, 100)},
+        "steps": {"SNN": (32, 60), "VGG-11": (32, 70), "GRU": (32, 250), "Transformer": (32, 150)},
     },
     quick={
         "networks": ("SNN", "GRU"), "test": 10, "seeds": (0, 1),
