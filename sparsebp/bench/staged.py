@@ -119,7 +119,7 @@ def gru(rng: np.random.Generator, *, hidden: int) -> nn.Sequential:
 
 
 def transformer(rng: np.random.Generator, *, width: int) -> nn.Sequential:
-    """Four encoder layers, one a stage, on steps of two rows; the embedding is with the first, the head with the last."""
+    """Four encoder layers, one a stage, on steps of two rows; the first has the embedding with it."""
     layers = list(models.transformer_classifier(56, steps=14, width=width, rng=rng).children.values())
     return cut([BatchFirst(), *layers], [0, 4, 5, 6])
 
@@ -132,6 +132,11 @@ NETWORKS = {
     "VGG-11": Network(
         vgg11, lambda test: load_mnist_images(size=32, test=test), (2e-3, 5e-3), {"width": 0.125}, {"width": 0.02},
     ),
-    "GRU": Network(gru, lambda test: load_digits(test=test, pixels_per_step=28), (2e-2, 5e-2), {"hidden": 32}, {"hidden": 5}),
-    "Transformer": Network(transformer, lambda test: load_digits(test=test, pixels_per_step=56), (3e-3, 1e-2), {"width": 32}, {"width": 4}),
+    "GRU": Network(
+        gru, lambda test: load_digits(test=test, pixels_per_step=28), (2e-2, 5e-2), {"hidden": 32}, {"hidden": 5},
+    ),
+    "Transformer": Network(
+        transformer, lambda test: load_digits(test=test, pixels_per_step=56), (3e-3, 1e-2),
+        {"width": 32}, {"width": 4},
+    ),
 }  # fmt: skip
