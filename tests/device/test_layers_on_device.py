@@ -402,6 +402,10 @@ def test_a_transformer_learns(device: Backend) -> None:
                 update.step(model.weight_grad(loss.input_grad(loss_saved), saved))
             found |= {f"{tokens} {name}": value for name, value in model.state_dict().items()}
         return found
+
+    both(device, run)
+
+
 @pytest.mark.parametrize("cell", CELLS)
 def test_stretches_on_ranks(device: Backend, cell: str, monkeypatch: pytest.MonkeyPatch) -> None:
     launch, alone = Launcher._launch, threading.Lock()  # the executor runs one launch at a time
