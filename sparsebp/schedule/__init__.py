@@ -10,6 +10,7 @@ from sparsebp.schedule.costs import Costs, Link, StageBytes
 from sparsebp.schedule.files.action_csv import read_csv, to_csv, write_csv
 from sparsebp.schedule.files.cost_file import Durations, read_costs, write_costs
 from sparsebp.schedule.graph import StepGraph
+from sparsebp.schedule.network import Network
 from sparsebp.schedule.pictures.gantt import gantt
 from sparsebp.schedule.pictures.summary import summary
 from sparsebp.schedule.pictures.text_chart import text_chart
@@ -30,6 +31,7 @@ __all__ = [
     "Lane",
     "Link",
     "MemoryCurve",
+    "Network",
     "Overlap",
     "Schedule",
     "Simulation",
