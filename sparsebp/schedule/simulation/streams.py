@@ -1,4 +1,4 @@
-"""What streams of one worker do to each other: who computes activations again, and how much they slow each other down."""
+"""What streams of one worker do to each other: who computes activations again, and how much all are slowed down."""
 
 from __future__ import annotations
 
