@@ -15,6 +15,7 @@ from sparsebp.schedule.graph import StepGraph
 from sparsebp.schedule.lowering.lower import lower
 from sparsebp.schedule.lowering.programs import Message, RankProgram
 from sparsebp.schedule.lowering.rendezvous import check_rendezvous
+from sparsebp.schedule.network import Network
 from sparsebp.schedule.pictures.gantt import gantt
 from sparsebp.schedule.pictures.summary import summary
 from sparsebp.schedule.pictures.text_chart import text_chart
@@ -36,6 +37,7 @@ __all__ = [
     "Link",
     "MemoryCurve",
     "Message",
+    "Network",
     "Overlap",
     "RankProgram",
     "Schedule",

@@ -101,7 +101,7 @@ def cell_graph(step: StepGraph, schedule: Sequence[Lane], places: Mapping[Action
     weights = _weights(step, graph) if step.first != "F" else [[]] * step.stages
     workers = [schedule[lane].worker for lane in lanes]
     sent: dict[Action, Send] = {}  # all readers are on one worker, as those of a stage are
-    inputs = step.inputs
+    inputs, late = step.inputs, step.first != "F"
     for number, cell in enumerate(cells):
         worker = workers[number]
         local = {number - 1} if number > first[lanes[number]] else set()
@@ -118,7 +118,7 @@ def cell_graph(step: StepGraph, schedule: Sequence[Lane], places: Mapping[Action
                 if not send.readers or send.readers[-1] != number:
                     send.readers.append(number)
                     graph.waits[number] += 1
-            if part.kind == "F":
+            if late and part.kind == "F":
                 local.update(weights[part.stage])
         local.discard(number)
         for source in local:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from sparsebp.core.arguments import check_number, shown
 from sparsebp.core.errors import OptionError
-from sparsebp.schedule.actions import Action, Kind, Overlap
+from sparsebp.schedule.actions import Action, Cell, Kind, Overlap
 from sparsebp.schedule.graph import StepGraph
 
 DURATIONS: Mapping[Kind, float] = {"F": 1, "I": 1, "W": 1, "S": 0, "U": 0}
@@ -67,6 +67,36 @@ class StageBytes:
             check_cost(f"The bytes of {entry.name}", getattr(self, entry.name))
 
 
+class Side(NamedTuple):
+    """One direction of a connection: it serves one transfer after the other.
+
+    Attributes
+    ----------
+    key
+        Which one it is.
+    bandwidth
+        Bytes a unit of time.
+    """
+
+    key: tuple[str, int, int]
+    bandwidth: float
+
+
+class Route(NamedTuple):
+    """What a transfer takes: it begins when all sides are free, and arrives `latency` after the slowest has passed it.
+
+    Attributes
+    ----------
+    sides
+        Each is occupied for ``bytes / bandwidth`` from the begin on.
+    latency
+        Of the whole way.
+    """
+
+    sides: tuple[Side, ...]
+    latency: float
+
+
 @dataclass(frozen=True)
 class Link:
     """The connection between any two workers, one for each direction.
@@ -87,6 +117,14 @@ class Link:
         if check_number("The bandwidth of the link", self.bandwidth, finite=False) <= 0:
             raise OptionError("The bandwidth of the link is not positive", expected="a positive number, or inf",
                               got=self.bandwidth, remedy="Pass bytes a second")  # fmt: skip
+
+    def route(self, sender: int, receiver: int) -> Route:
+        """Return what a transfer between two workers takes."""
+        return Route((Side(("pair", sender, receiver), self.bandwidth),), self.latency)
+
+    def shares(self, worker: int) -> dict[tuple[str, int, int], float]:
+        """Return for which share of its duration a worker's S occupies sides that transfers need, by their keys."""
+        return {}
 
 
 @dataclass(frozen=True)
@@ -156,6 +194,29 @@ class Costs:
                               got=None, remedy="Add one; 0 if it takes no time")  # fmt: skip
         check_cost(f"The duration of {action}", value)
         return value
+
+    def durations_of(self, cells: Sequence[Cell], graph: StepGraph) -> list[float]:
+        """Return what every one of many cells takes by itself.
+
+        Raises
+        ------
+        OptionError
+            As for `duration`.
+        """
+        by_stage: dict[tuple[int, Kind], float] = {}  # where no entry is of a single action
+        general = not isinstance(self.durations, Mapping) or any(isinstance(key, Action) for key in self.durations)
+        found = []
+        for cell in cells:
+            if isinstance(cell, Overlap):
+                found.append(self.together(cell, graph))
+            elif general:
+                found.append(self.duration(cell))
+            else:
+                key = cell[0], cell[1]
+                if key not in by_stage:
+                    by_stage[key] = self.duration(cell)
+                found.append(by_stage[key])
+        return found
 
     def slowdown_of(self, action: Action) -> float:
         """Return how much slower an action runs while another stream is busy.

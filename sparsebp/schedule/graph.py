@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias, get_args
 
 from sparsebp.core.arguments import check_choice, check_flag, check_integer, check_sequence
 from sparsebp.core.errors import OptionError
-from sparsebp.schedule.actions import Action
+from sparsebp.schedule.actions import Action, trusted
 
 First: TypeAlias = Literal["F", "I", "U"]
 Updates: TypeAlias = Literal["none", "step", "microbatch"]
@@ -96,11 +96,11 @@ class StepGraph:
         """Yield the actions that every schedule must have, B as I and W. I of stage 0 may be left out."""
         for stage in range(self.stages):
             for m in range(self.microbatches):
-                yield Action(stage, "F", m)
+                yield trusted(stage, "F", m)
                 if stage > 0:
-                    yield Action(stage, "I", m)
+                    yield trusted(stage, "I", m)
                 if self.weighted(stage):
-                    yield Action(stage, "W", m)
+                    yield trusted(stage, "W", m)
             if self.weighted(stage):
                 if self.synchronised:
                     yield from self._at_ends(stage, "S")
@@ -110,7 +110,7 @@ class StepGraph:
     def optional(self) -> Iterator[Action]:
         """Yield the actions that a schedule may have: the gradients with respect to the input of the model."""
         for m in range(self.microbatches):
-            yield Action(0, "I", m)
+            yield trusted(0, "I", m)
 
     def predecessors(self, action: Action) -> Iterator[Action]:
         """Yield what `action` (not B) needs of the same step; an optional action among them counts if it is there."""
@@ -123,17 +123,17 @@ class StepGraph:
         stage, m = action.stage, action.microbatch
         if action.kind == "F":
             if stage > 0:
-                yield Action(stage - 1, "F", m)
+                yield trusted(stage - 1, "F", m)
         elif action.kind in "IW":
             if stage + 1 < self.stages:
-                yield Action(stage + 1, "I", m)
+                yield trusted(stage + 1, "I", m)
             if self.first != "I":
-                yield Action(stage, "F", m)
+                yield trusted(stage, "F", m)
         elif action.kind == "S":
             yield from self._of(stage, "W", m)
         elif self.first != "U":
             if self.synchronised:
-                yield Action(stage, "S", m)
+                yield trusted(stage, "S", m)
             yield from self._of(stage, "W", m)
             if self.weights == "current":
                 yield from self._of(stage, "I", m)
@@ -143,9 +143,9 @@ class StepGraph:
         if not self.weighted(stage) or self.updates == "microbatch":
             return
         if self.updates == "step":
-            yield Action(stage, "U")
+            yield trusted(stage, "U")
         elif self.synchronised:
-            yield Action(stage, "S")
+            yield trusted(stage, "S")
         else:
             yield from self._of(stage, "W", None)
 
@@ -158,10 +158,10 @@ class StepGraph:
         if action.kind == "F" and self.first == "F":
             yield from self.newest_weights(stage)
         elif action.kind in "IW" and self.first == "I":
-            yield Action(stage, "F", m)
+            yield trusted(stage, "F", m)
         elif action.kind == "U" and self.first == "U":
             if self.synchronised:
-                yield Action(stage, "S")
+                yield trusted(stage, "S")
             yield from self._of(stage, "W", None)
             yield from self._of(stage, "I", None)
 
@@ -169,11 +169,11 @@ class StepGraph:
         """Yield one action a stage, or one a micro-batch."""
         if self.updates == "microbatch":
             for m in range(self.microbatches):
-                yield Action(stage, kind, m)
+                yield trusted(stage, kind, m)
         else:
-            yield Action(stage, kind)
+            yield trusted(stage, kind)
 
     def _of(self, stage: int, kind: Literal["I", "W"], microbatch: int | None) -> Iterator[Action]:
         """Yield the gradients of one micro-batch, or of all if it is None."""
         for m in range(self.microbatches) if microbatch is None else (microbatch,):
-            yield Action(stage, kind, m)
+            yield trusted(stage, kind, m)

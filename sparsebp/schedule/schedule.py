@@ -127,8 +127,9 @@ def _check_workers(schedule: Schedule) -> None:
     names = [(lane.worker, lane.stream) for lane in schedule.lanes]
     if len(set(names)) < len(names):
         raise ScheduleError("A stream is there twice", expected="one lane a stream", got=names, remedy="Join them")
+    workers, homes = [lane.worker for lane in schedule.lanes], schedule.allocation
     for action, (number, _) in schedule.places.items():
-        worker, home = schedule.lanes[number].worker, schedule.allocation[action.stage]
+        worker, home = workers[number], homes[action[0]]
         if worker != home:
             raise ScheduleError(
                 "A stage runs on several workers", expected=f"all actions of stage {action.stage} on worker {home}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sparsebp.core.errors import OptionError
-from sparsebp.schedule.actions import Action
+from sparsebp.schedule.actions import Action, trusted
 from sparsebp.schedule.graph import StepGraph
 
 
@@ -47,7 +47,7 @@ class Partition:
         What a stage does not have is left out of its B.
         """
         if kind == "F":
-            return [Action(stage, "F", microbatch) for stage in self.stages(chunk)]
+            return [trusted(stage, "F", microbatch) for stage in self.stages(chunk)]
         cells = (self._cell(kind, stage, microbatch) for stage in reversed(self.stages(chunk)))
         return [cell for cell in cells if cell is not None]
 
@@ -57,4 +57,4 @@ class Partition:
             kind = "W" if weighted else "I"
         if (kind in "WU" and not weighted) or (kind == "I" and not differentiable):
             return None
-        return Action(stage, kind, microbatch)  # type: ignore[arg-type]
+        return trusted(stage, kind, microbatch)  # type: ignore[arg-type]

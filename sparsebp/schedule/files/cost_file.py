@@ -15,6 +15,7 @@ from sparsebp.core.errors import FileFormatError, OptionError
 from sparsebp.core.files import check_path, parse_json, read_file, write_atomically
 from sparsebp.schedule.actions import Action, parts_of
 from sparsebp.schedule.costs import DURATIONS, Costs, Link, StageBytes, check_cost
+from sparsebp.schedule.network import Network
 
 _KEY = re.compile(r"[0-9]{0,9}[FIWBSU]|[0-9]{1,9}[FIWBSU][0-9]{1,9}")
 _FORM = 'a JSON object such as {"durations": {"F": 1, "2W": 0.5}, "latency": 0.1}'
@@ -104,7 +105,8 @@ def read_costs(path: str | os.PathLike[str]) -> Costs:
 
     The file is an object, all of its keys optional: ``"durations"`` (see `Durations`), ``"stages"`` (the fields of
     `StageBytes`, once for all stages or in a list of one for each), ``"latency"``, ``"bandwidth"``, ``"slowdown"`` (a
-    number, or an object by kind, stage or action, see `Slowdowns`)::
+    number, or an object by kind, stage or action, see `Slowdowns`); ``"network"`` (the fields of `Network`) in place of
+    latency and bandwidth::
 
         {"durations": {"F": 1, "I": 1, "W": 1, "2W": 1.5}, "stages": {"saved": 4096}, "latency": 0.1}
 
@@ -126,19 +128,25 @@ def read_costs(path: str | os.PathLike[str]) -> Costs:
 
 def costs_of(content: Any, source: object = "costs") -> Costs:
     """Return the costs of a parsed JSON file; see `read_costs`. `source` is what messages call it."""
-    known = ("durations", "stages", "latency", "bandwidth", "slowdown")
+    known = ("durations", "stages", "latency", "bandwidth", "network", "slowdown")
     _check_keys(content, known, source)
     durations = content.get("durations", {})
     if not isinstance(durations, dict):
         raise _refused(source, f"durations {shown(durations)}")
     slowdown = content.get("slowdown", 1.0)
     stages = content.get("stages", {})
-    link = {key: check_cost(key, content[key]) for key in ("latency", "bandwidth") if key in content}
+    pair = {key: check_cost(key, content[key]) for key in ("latency", "bandwidth") if key in content}
+    link = Link(**pair)
+    if "network" in content:
+        _check_keys(content["network"], [f.name for f in fields(Network)], source)
+        if pair:
+            raise _refused(source, f"a network beside {' and '.join(pair)}")
+        link = Network(**content["network"])
     each = [_stage_bytes(entry, source) for entry in (stages if isinstance(stages, list) else [stages])]
     return Costs(
         Durations(durations),
         tuple(each) if isinstance(stages, list) else each[0],
-        Link(**link),
+        link,
         Slowdowns(slowdown) if isinstance(slowdown, dict) else check_cost("slowdown", slowdown),
     )
 
@@ -169,14 +177,18 @@ def write_costs(costs: Costs, actions: Iterable[Action], path: str | os.PathLike
         "stages": [asdict(entry) for entry in costs.stages]
         if isinstance(costs.stages, tuple)
         else asdict(costs.stages),
-        "latency": costs.link.latency,
+        **_link_entries(costs.link),
         "slowdown": {str(action): costs.slowdown_of(action) for action in actions}
         if callable(costs.slowdown)
         else costs.slowdown,
     }
-    if math.isfinite(costs.link.bandwidth):  # JSON has no infinity; it is what a file without one means
-        content["bandwidth"] = costs.link.bandwidth
     write_atomically(path, json.dumps(content, indent=1).encode())
+
+
+def _link_entries(link: Link) -> dict[str, Any]:
+    """Return what a file says of a link; JSON has no infinity, which is what a file without a bandwidth means."""
+    entries = {key: value for key, value in asdict(link).items() if value is not None and value != math.inf}
+    return {"network": entries} if isinstance(link, Network) else entries
 
 
 def _stage_bytes(entry: Any, source: object) -> StageBytes:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from heapq import heappop, heappush
-from typing import NamedTuple
+from operator import itemgetter
+from typing import Any, NamedTuple
 
-from sparsebp.schedule.actions import Action, Kind, Overlap, actions_of, parts_of
+from sparsebp.schedule.actions import Action, Kind, Overlap, actions_of
 from sparsebp.schedule.cells import Send
-from sparsebp.schedule.costs import Costs
+from sparsebp.schedule.costs import Costs, Route
 from sparsebp.schedule.schedule import Schedule
+from sparsebp.schedule.simulation.streams import Recomputation, sharing_of
 
 
 class Transfer(NamedTuple):
@@ -34,19 +37,15 @@ class Transfer(NamedTuple):
     step: int
 
 
-class Sent(NamedTuple):
-    """Where a transfer comes from: what is sent, the entry that made it, the transfer that held the link before."""
-
-    send: Send
-    entry: int
-    held_by: int | None
+_NONE: tuple[int | None, ...] = (None,)
 
 
 class Run:
     """One simulated run; cell `number` of step `step` is entry ``step * len(cells) + number`` of every list.
 
     Everything that ends at a moment is noted before anything starts at it, and both in the order of the cells' numbers,
-    so that equal input gives equal output.
+    so that equal input gives equal output. What is the same for all repetitions of a cell is looked up before the loop:
+    a million actions are to take seconds.
 
     Attributes
     ----------
@@ -60,8 +59,9 @@ class Run:
         For every stage the ends of its updates.
     own_update
         The version that the update of (stage, micro-batch, step) made; micro-batch None if it takes all together.
-    transfers, sent
-        In the order of their sending.
+    sends, sources, held_by, left, arrived
+        Of every transfer, in the order of their sending: what is sent, the entry that made it, what held its way before
+        (as in `cause`), when the network began with it, when it was there.
     """
 
     def __init__(self, schedule: Schedule, costs: Costs, steps: int) -> None:
@@ -71,55 +71,124 @@ class Run:
         total = self.count * steps
         self.begin, self.end = [0.0] * total, [0.0] * total
         self.cause: list[int | None] = [None] * total
-        self.versions: list[tuple[int | None, ...]] = [(None,)] * total
+        self.versions: list[tuple[int | None, ...]] = [_NONE] * total
         self.updates: list[list[float]] = [[] for _ in range(schedule.graph.stages)]
         self.own_update: dict[tuple[int, int | None, int], int] = {}
-        self.transfers: list[Transfer] = []
-        self.sent: list[Sent] = []
+        self.sends: list[Send] = []
+        self.sources: list[int] = []
+        self.held_by: list[int | None] = []
+        self.left: list[float] = []
+        self.arrived: list[float] = []
 
         self._waits = [*graph.waits]
         self._carried: list[list[int]] = []
         if steps > 1:
             self._carried, before = schedule.carried
             self._waits += [own + more for own, more in zip(graph.waits, before, strict=True)] * (steps - 1)
-        self._durations = [
-            costs.together(cell, schedule.graph) if isinstance(cell, Overlap) else costs.duration(cell)
-            for cell in graph.cells
-        ]
+        self._durations = costs.durations_of(graph.cells, schedule.graph)
         self._forward_version: dict[tuple[int, int, int], int] = {}
         self._workers = [schedule.lanes[lane].worker for lane in graph.lanes]
-        self._sending = [costs.bytes_of(stage).output / costs.link.bandwidth for stage in range(len(self.updates))]
-        self._link_free: dict[tuple[int, int], tuple[float, int]] = {}
+        self._sizes = [costs.bytes_of(stage).output for stage in range(len(self.updates))]
+        self._ways: dict[tuple[int, int], _Way] = {}
+        self._held: dict[Any, tuple[float, int | None]] = {}  # until when a side is, and by what
+        self._shares: dict[int, dict[Any, float]] = {}
+        self._holds: set[int] = set()  # entries of S that have their sides
         self._heap: list[tuple[float, int]] = []
-        self._recompute = _Recomputation(schedule, costs)
-        self._sharing = _sharing_of(schedule, costs)
+        self._recompute = Recomputation(schedule, costs)
+        self._sharing = sharing_of(schedule, costs)
         self._slowdowns = [
             max(costs.slowdown_of(action) for action in actions_of(cell)) if self._sharing else 1.0
-            for cell in graph.cells
+            for cell in (graph.cells if self._sharing else ())
         ]
+        self._current: list[tuple[int | None, ...]] = [(0,)] * len(self.updates)
+        self._reads = [_NOTHING] * self.count
+        self._special = [False] * self.count
+        self._look_up()
         self._loop()
+
+    def _look_up(self) -> None:
+        """Note which stage's weights every cell reads, and which cells need more than to begin and to end."""
+        graph, cells = self.schedule.graph, self.schedule.cells
+        stashed = graph.weights == "stashed"
+        lanes = [bool(self._sharing) and lane in self._sharing for lane in range(len(self.schedule.lanes))]
+        shares = [self.costs.link.shares(lane.worker) for lane in self.schedule.lanes]
+        for number, cell in enumerate(cells.cells):
+            lane = cells.lanes[number]
+            special = lanes[lane]
+            if isinstance(cell, Overlap):
+                special = True
+            else:
+                stage, kind, _ = cell
+                if kind in "FIB" and stage not in graph.unweighted:
+                    special = special or stashed
+                    self._reads[number] = stage
+                if kind == "S" and shares[lane]:
+                    self._shares[number] = shares[lane]
+                    special = True
+            self._special[number] = special or self._recompute.concerns(number)
 
     def _loop(self) -> None:
         """Run until nothing is left to happen."""
-        heap, total = self._heap, len(self.begin)
-        ready = [entry for entry, waits in enumerate(self._waits) if waits == 0]
+        heap, total, count, last_step = self._heap, len(self.begin), self.count, self.steps - 1
+        begin, end, cause, versions, waits = self.begin, self.end, self.cause, self.versions, self._waits
+        special, durations, reads, current = self._special, self._durations, self._reads, self._current
+        followers, carried, sends = self.schedule.cells.followers, self._carried, self.schedule.cells.sends
+        updates = {n for n, cell in enumerate(self.schedule.cells.cells) if isinstance(cell, Action) and cell[1] == "U"}
+        ready = [entry for entry, count_ in enumerate(waits) if count_ == 0]
         now = 0.0
         while True:
-            for entry in sorted(ready):
-                self._start(entry, now)
+            ready.sort()
+            for entry in ready:
+                number = entry % count
+                if special[number]:
+                    self._start(entry, now)
+                    continue
+                begin[entry] = now
+                if reads[number] != _NOTHING:
+                    versions[entry] = current[reads[number]]
+                heappush(heap, (now + durations[number], entry))
             if not heap:
                 return
             now = heap[0][0]
             ready = []
             while heap and heap[0][0] == now:
-                _, entry = heappop(heap)
+                entry = heappop(heap)[1]
                 if entry >= total:
                     self._arrive(entry - total, ready)
-                else:
-                    self._finish(entry, now, ready)
+                    continue
+                if entry < 0:  # an S, whose way is free
+                    ready.append(-1 - entry)
+                    continue
+                number = entry % count
+                if special[number] and not self._has_ended(entry, now, ready):
+                    continue
+                end[entry] = now
+                step = entry // count
+                if number in updates:
+                    self._update(number, step, now)
+                base = entry - number
+                for reader in followers[number]:
+                    reader += base  # noqa: PLW2901
+                    waits[reader] -= 1
+                    if not waits[reader]:
+                        cause[reader] = entry
+                        ready.append(reader)
+                if step < last_step:
+                    self._release(carried[number], step + 1, entry, ready)
+                if number in sends:
+                    for send in sends[number]:
+                        self._send(send, entry, now, ready)
 
     def _start(self, entry: int, now: float) -> None:
+        """Begin a cell that is not an action alone on its worker."""
         step, number = divmod(entry, self.count)
+        if number in self._shares and entry not in self._holds:
+            free, holder = self._hold(number, entry, now)
+            self._holds.add(entry)
+            if free > now:
+                self.cause[entry] = holder
+                heappush(self._heap, (free, -1 - entry))
+                return
         extra = self._recompute.needed(number, step)
         if extra is None:  # another stream computes the activations again
             self.cause[entry] = step * self.count + self._recompute.wait(number, step, entry)
@@ -137,26 +206,24 @@ class Run:
         else:
             sharing.add(entry, duration, self._slowdowns[entry % self.count], now, self._heap)
 
-    def _finish(self, entry: int, now: float, ready: list[int]) -> None:
+    def _has_ended(self, entry: int, now: float, ready: list[int]) -> bool:
+        """Say whether a cell has come to its end: that may have been moved, or only its recomputation is over."""
         step, number = divmod(entry, self.count)
-        graph = self.schedule.cells
-        sharing = self._sharing.get(graph.lanes[number])
+        sharing = self._sharing.get(self.schedule.cells.lanes[number])
         if sharing is not None and not sharing.remove(entry, now, self._heap):
-            return
+            return False
         if self._recompute.running(number, step):
             ready += self._recompute.finish(number, step)
             self._work(entry, self._durations[number], now)
-            return
-        self.end[entry] = now
-        cell = graph.cells[number]
-        if isinstance(cell, Action) and cell.kind == "U":
-            self.updates[cell.stage].append(now)
-            self.own_update[cell.stage, cell.microbatch, step] = len(self.updates[cell.stage])
-        self._release(graph.followers[number], step, entry, ready)
-        if step + 1 < self.steps:
-            self._release(self._carried[number], step + 1, entry, ready)
-        for send in graph.sends.get(number, ()):
-            self._send(send, entry, now, ready)
+            return False
+        return True
+
+    def _update(self, number: int, step: int, now: float) -> None:
+        stage, _, microbatch = self.schedule.cells.cells[number]  # type: ignore[misc]  # an action
+        self.updates[stage].append(now)
+        version = len(self.updates[stage])
+        self._current[stage] = (version,)
+        self.own_update[stage, microbatch, step] = version
 
     def _release(self, readers: list[int], step: int, cause: int, ready: list[int]) -> None:
         """Tell cells that one of the things they wait for is there."""
@@ -169,22 +236,56 @@ class Run:
 
     def _send(self, send: Send, entry: int, now: float, ready: list[int]) -> None:
         pair = self._workers[entry % self.count], send.receiver
-        free, last = self._link_free.get(pair, (now, -1))
-        begin = max(now, free)
-        until = begin + self._sending[send.boundary]
-        end = until + self.costs.link.latency
-        transfer = len(self.sent)
-        self._link_free[pair] = until, transfer
-        self.transfers.append(Transfer(send.source, *pair, begin, end, entry // self.count))
-        self.sent.append(Sent(send, entry, last if begin > now else None))
+        way = self._ways.get(pair)
+        if way is None:
+            way = self._ways[pair] = _Way(self.costs.link.route(*pair), self._sizes)
+        held, transfer = self._held, len(self.sends)
+        begin, held_by = now, None
+        for key in way.keys:
+            if key in held and held[key][0] > begin:
+                begin, held_by = held[key]
+        passed, lasts = begin, way.lasts[send.boundary]
+        for at, key in enumerate(way.keys):
+            until = begin + lasts[at]
+            held[key] = until, -1 - transfer
+            passed = max(passed, until)
+        end = passed + way.latency
+        self.sends.append(send)
+        self.sources.append(entry)
+        self.held_by.append(held_by)
+        self.left.append(begin)
+        self.arrived.append(end)
         if end > now:
             heappush(self._heap, (end, len(self.begin) + transfer))
         else:
             self._arrive(transfer, ready)
 
+    def _hold(self, number: int, entry: int, now: float) -> tuple[float, int | None]:
+        """Let an S have its sides of the network as soon as they are free; return when that is, and what has them."""
+        shares, held = self._shares[number], self._held
+        free, holder = max((held[key] for key in shares if key in held), key=itemgetter(0), default=(now, None))
+        begin = max(free, now)
+        for key, share in shares.items():
+            held[key] = begin + share * self._durations[number], entry
+        return begin, holder
+
     def _arrive(self, transfer: int, ready: list[int]) -> None:
-        send, entry, _ = self.sent[transfer]
-        self._release(send.readers, entry // self.count, -1 - transfer, ready)
+        step = self.sources[transfer] // self.count
+        self._release(self.sends[transfer].readers, step, -1 - transfer, ready)
+
+    def transfers(self) -> Iterator[Transfer]:
+        """Yield all transfers in the order of their sending."""
+        for send, entry, begin, end in zip(self.sends, self.sources, self.left, self.arrived, strict=True):
+            step, number = divmod(entry, self.count)
+            yield Transfer(send.source, self._workers[number], send.receiver, begin, end, step)
+
+    def cause_of(self, entry: int) -> int | None:
+        """Return the entry that a cell waited for last, if need be by way of what it sent and what held the network."""
+        cause = self.cause[entry]
+        while cause is not None and cause < 0:
+            before = self.held_by[-1 - cause]
+            cause = self.sources[-1 - cause] if before is None else before
+        return cause
 
     def version_of(self, number: int, step: int, kind: Kind) -> int | None:
         """Return the version of the weights that a cell's forward or backward read."""
@@ -205,93 +306,14 @@ class Run:
         return self._forward_version[stage, action.microbatch, step]
 
 
-class _Recomputation:
-    """Who computes the activations of a recomputed stage again: the first of its I and W; the other waits for it."""
-
-    def __init__(self, schedule: Schedule, costs: Costs) -> None:
-        self._of: dict[int, tuple[int, int]] = {}
-        self._durations: dict[tuple[int, int], float] = {}
-        self._state: dict[tuple[int, int, int], int] = {}  # the cell that is at it, or -1 when it is done
-        self._waiting: dict[tuple[int, int, int], list[int]] = {}
-        for number, cell in enumerate(schedule.cells.cells if schedule.recomputed else ()):
-            for part in parts_of(cell):
-                if part.kind in "IW" and part.stage in schedule.recomputed and part.microbatch is not None:
-                    key = part.stage, part.microbatch
-                    self._of[number] = key
-                    self._durations[key] = costs.duration(Action(part.stage, "F", part.microbatch))
-
-    def needed(self, number: int, step: int) -> float | None:
-        """Return for how long a cell that starts now recomputes first, or None if another is at it."""
-        key = self._of.get(number)
-        if key is None:
-            return 0.0
-        state = self._state.setdefault((*key, step), number if self._durations[key] > 0 else -1)
-        return 0.0 if state == -1 else self._durations[key] if state == number else None
-
-    def wait(self, number: int, step: int, entry: int) -> int:
-        """Let a cell wait, and return for which."""
-        key = (*self._of[number], step)
-        self._waiting.setdefault(key, []).append(entry)
-        return self._state[key]
-
-    def running(self, number: int, step: int) -> bool:
-        """Whether a cell has been recomputing until now."""
-        return number in self._of and self._state[*self._of[number], step] == number
-
-    def finish(self, number: int, step: int) -> list[int]:
-        """Note that a cell has recomputed, and return who has waited for it."""
-        key = (*self._of[number], step)
-        self._state[key] = -1
-        return self._waiting.pop(key, [])
+_NOTHING = -1
+"""In place of a stage whose weights are read."""
 
 
-class _Sharing:
-    """The streams of one worker that slow each other down (processor sharing)."""
+class _Way:
+    """A route between two workers: its sides, and for how long the output of every stage occupies each."""
 
-    def __init__(self) -> None:
-        self._slowdown: dict[int, float] = {}
-        self._left: dict[int, float] = {}
-        self._until: dict[int, float] = {}
-        self._since = 0.0
-
-    def add(self, entry: int, duration: float, slowdown: float, now: float, heap: list[tuple[float, int]]) -> None:
-        """Start a cell, and put off the others."""
-        self._progress(now)
-        self._left[entry], self._slowdown[entry] = duration, slowdown
-        self._expect(now, heap)
-
-    def remove(self, entry: int, now: float, heap: list[tuple[float, int]]) -> bool:
-        """End a cell, and hasten the others; False if its end has been moved."""
-        if self._until.get(entry) != now:
-            return False
-        self._progress(now)
-        del self._left[entry], self._until[entry], self._slowdown[entry]
-        self._expect(now, heap)
-        return True
-
-    def _factor(self, entry: int) -> float:
-        return 1 + (len(self._left) - 1) * (self._slowdown[entry] - 1)
-
-    def _progress(self, now: float) -> None:
-        passed, self._since = now - self._since, now
-        for entry in self._left:
-            self._left[entry] = max(0.0, self._left[entry] - passed / self._factor(entry))
-
-    def _expect(self, now: float, heap: list[tuple[float, int]]) -> None:
-        for entry, left in self._left.items():
-            until = now + left * self._factor(entry)
-            if until != self._until.get(entry):
-                self._until[entry] = until
-                heappush(heap, (until, entry))
-
-
-def _sharing_of(schedule: Schedule, costs: Costs) -> dict[int, _Sharing]:
-    """Return what the lanes share, by the lane's number; nothing where they do not disturb each other."""
-    if costs.slowdown == 1:
-        return {}
-    lanes: dict[int, list[int]] = {}
-    for number, lane in enumerate(schedule.lanes):
-        if lane.stream != "link":
-            lanes.setdefault(lane.worker, []).append(number)
-    return {number: sharing for numbers in lanes.values() if len(numbers) > 1
-            for sharing in [_Sharing()] for number in numbers}  # fmt: skip
+    def __init__(self, route: Route, sizes: list[float]) -> None:
+        self.keys = [side.key for side in route.sides]
+        self.lasts = [[size / side.bandwidth for side in route.sides] for size in sizes]
+        self.latency = route.latency

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import TypeAlias
 
-from sparsebp.schedule.actions import Action
+from sparsebp.schedule.actions import Action, trusted
 from sparsebp.schedule.simulation.engine import Run
 
 USES = ("saved", "output_gradients", "weight_gradients", "weights")
@@ -62,7 +62,7 @@ _Change: TypeAlias = tuple[float, int, float]  # when, which of `USES`, how much
 def memory_curves(run: Run) -> tuple[MemoryCurve, ...]:
     """Return the memory account of every worker."""
     graph = run.schedule.graph
-    arrivals = {(transfer.source, transfer.step): transfer.end for transfer in run.transfers}
+    arrivals = {(transfer.source, transfer.step): transfer.end for transfer in run.transfers()}
     changes: list[list[_Change]] = [[] for _ in range(run.schedule.workers)]
     for stage in range(graph.stages):
         account = _StageAccount(run, stage, arrivals)
@@ -97,9 +97,9 @@ class _StageAccount:
         self._bytes = run.costs.bytes_of(stage)
         found = run.schedule.cells.numbers
         everything = range(self._graph.microbatches)
-        self._forwards = [found[Action(stage, "F", m)] for m in everything]
-        self._backwards = [found.get(Action(stage, "I", m)) for m in everything]
-        self._weight_gradients = [found.get(Action(stage, "W", m)) for m in everything]
+        self._forwards = [found[trusted(stage, "F", m)] for m in everything]
+        self._backwards = [found.get(trusted(stage, "I", m)) for m in everything]
+        self._weight_gradients = [found.get(trusted(stage, "W", m)) for m in everything]
         self._users = [[number for number in pair if number is not None]
                        for pair in zip(self._backwards, self._weight_gradients, strict=True)]  # fmt: skip
 
@@ -127,7 +127,7 @@ class _StageAccount:
         for m, users in enumerate(self._users):
             if not users:
                 continue
-            maker = Action(source, "I", m)
+            maker = trusted(source, "I", m)
             for step in range(run.steps):
                 begin, end = self._span(users, step)
                 if not loss:
@@ -140,9 +140,9 @@ class _StageAccount:
         """Yield changes of the gradients with respect to the stage's weights."""
         run, amount, found = self._run, self._bytes.weights, self._schedule.cells.numbers
         makers = [number for number in self._weight_gradients if number is not None]
-        groups: list[tuple[list[int], int | None]] = [(makers, found.get(Action(self._stage, "U")))]
+        groups: list[tuple[list[int], int | None]] = [(makers, found.get(trusted(self._stage, "U")))]
         if self._graph.updates == "microbatch":
-            groups = [([maker], found[Action(self._stage, "U", m)]) for m, maker in enumerate(makers)]
+            groups = [([maker], found[trusted(self._stage, "U", m)]) for m, maker in enumerate(makers)]
         later = self._graph.first == "U"  # the next step applies them
         for group, update in groups:
             if update is None:  # they stay, and the next step adds to them
@@ -172,5 +172,5 @@ class _StageAccount:
 
     def _span(self, numbers: list[int], step: int) -> tuple[float, float]:
         """Return when the first of some cells begins and the last ends."""
-        entries = [step * self._run.count + number for number in numbers]
-        return min(self._run.begin[entry] for entry in entries), max(self._run.end[entry] for entry in entries)
+        base, begin, end = step * self._run.count, self._run.begin, self._run.end
+        return min([begin[base + number] for number in numbers]), max([end[base + number] for number in numbers])

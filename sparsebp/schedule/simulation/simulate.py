@@ -79,7 +79,7 @@ class Simulation:
     @cached_property
     def transfers(self) -> tuple[Transfer, ...]:
         """All data sent between workers, sorted by start."""
-        return tuple(sorted(self._run.transfers, key=lambda transfer: transfer.start))
+        return tuple(sorted(self._run.transfers(), key=lambda transfer: transfer.start))
 
     @cached_property
     def makespan(self) -> float:
@@ -93,8 +93,9 @@ class Simulation:
         for number, lane in enumerate(self.schedule.lanes):
             if lane.stream == "main" or lane.worker not in main:
                 main[lane.worker] = number
-        counted = set(main.values())
-        busy = sum(event.end - event.start for event in self._entries if event.lane in counted)
+        counted, run = set(main.values()), self._run
+        lanes = [number in counted for number in self.schedule.cells.lanes] * self.steps
+        busy = sum(end - begin for begin, end, own in zip(run.begin, run.end, lanes, strict=True) if own)
         return max(0.0, 1 - busy / (len(counted) * self.makespan)) if self.makespan > 0 else 0.0
 
     @cached_property
@@ -108,12 +109,7 @@ class Simulation:
         path = []
         while entry is not None:
             path.append(self._entries[entry])
-            entry = run.cause[entry]
-            if entry is not None and entry < 0:
-                sent = run.sent[-1 - entry]
-                while sent.held_by is not None:
-                    sent = run.sent[sent.held_by]
-                entry = sent.entry
+            entry = run.cause_of(entry)
         return tuple(reversed(path))
 
     @cached_property

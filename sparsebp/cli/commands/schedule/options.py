@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from sparsebp.cli.commands.common import choice_option
-from sparsebp.schedule import Costs, Link, Schedule, read_costs, read_csv
+from sparsebp.schedule import Costs, Schedule, read_costs, read_csv
 from sparsebp.schedule.builders import BUILDERS
 from sparsebp.schedule.files.action_csv import from_csv
 from sparsebp.schedule.files.cost_file import Durations, parse_durations
@@ -77,8 +77,10 @@ def costs_from(
     """Return the costs of a file, with what the options say instead of it."""
     found = Costs(Durations({})) if costs is None else read_costs(costs)
     entries = found.durations.entries if isinstance(found.durations, Durations) else {}
-    link = Link(
-        found.link.latency if latency is None else latency, found.link.bandwidth if bandwidth is None else bandwidth
+    link = replace(
+        found.link,
+        latency=found.link.latency if latency is None else latency,
+        bandwidth=found.link.bandwidth if bandwidth is None else bandwidth,
     )
     return replace(
         found,

@@ -1,0 +1,167 @@
+"""Costs of layers against what is known of the models, cuts against all cuts, and what simulated workers must obey."""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sparsebp.bench import load
+from sparsebp.bench.scaling import papers
+from sparsebp.bench.scaling.layers import Layer, bert, conv, cut, dense, flat, joined, mlp, resnet, transformer, vgg16
+from sparsebp.bench.scaling.machines import A100, Machine
+from sparsebp.bench.scaling.steps import (
+    ASYNCHRONOUS,
+    PIPELINES,
+    REPLICAS,
+    asynchronous,
+    data_parallel,
+    pipeline,
+    sums_at_end,
+)
+from sparsebp.bench.scaling.workers import models, simulate_row
+from sparsebp.schedule import Action, Network, validate
+
+
+@pytest.mark.parametrize(("layers", "gigaflops", "millions"), [
+    (vgg16(), 30.9, 138.3), (flat(resnet()), 8.2, 25.5), (flat(resnet((3, 4, 23, 3))), 15.6, 44.4),
+    (flat(resnet((3, 8, 36, 3))), 23.0, 60.0), (bert(24), 79, 302), (mlp(32, 2048, 3072, 10), 0.264, 132.1),
+])  # fmt: skip
+def test_models_have_the_costs_that_are_known_of_them(layers, gigaflops: float, millions: float) -> None:  # type: ignore[no-untyped-def]
+    """Multiply-adds of VGG-16: 15.5e9, of ResNet-50, 101, 152: 4.1e9, 7.8e9, 11.5e9; weights without BatchNorm."""
+    assert sum(layer.forward for layer in layers) == pytest.approx(gigaflops * 1e9, rel=0.01)
+    assert sum(layer.weights for layer in layers) == pytest.approx(millions * 1e6, rel=0.01)
+
+
+def test_one_layer_of_each_kind_by_hand() -> None:
+    found = conv("c", 2, 3, 3, 8, stride=2, pool=2)
+    assert (found.forward, found.weights, found.output, found.saved) == (2 * 9 * 6 * 16, 54, 12, 2 * 64 + 48)
+    assert dense("d", 3, 4)[1:] == (24, 24, 24, 12, 4, 7)
+    embedding, block, output = transformer(1, 4, 3, 10, 2)
+    assert (embedding.flops, embedding.weights, embedding.output) == (0, 40, 12)
+    assert (block.forward, block.input_grad, block.weight_grad) == (24 * 48 + 144, 24 * 48 + 288, 24 * 48)
+    assert (block.weights, block.saved) == (12 * 16 + 13 * 4, 17 * 12 + 2.5 * 2 * 9)
+    assert (output.forward, output.weights, output.output) == (2 * 12 * 10, 40, 3)
+
+
+def numbered(costs: list[int]) -> list[Layer]:
+    return [Layer(str(i), cost, 0, 0, i, 10 + i, 1) for i, cost in enumerate(costs)]
+
+
+@settings(max_examples=60)
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=8), st.integers(1, 8))
+def test_cuts_are_the_best_of_all(costs: list[int], parts: int) -> None:
+    layers = numbered(costs)
+    parts = min(parts, len(layers))
+    found = cut(layers, parts)
+    assert len(found) == parts
+    assert found[0].name == "0" and found[-1].output == layers[-1].output
+    assert sum(part.weights for part in found) == sum(layer.weights for layer in layers)
+    every = [max(sum(costs[a:b]) for a, b in pairwise((0, *chosen, len(costs))))
+             for chosen in combinations(range(1, len(costs)), parts - 1)]  # fmt: skip
+    assert max(part.flops for part in found) == min(every)
+
+
+def test_joined_layers_cost_what_they_cost_together() -> None:
+    assert joined(numbered([3, 4]))[1:] == (7, 0, 0, 1, 11, 2)
+
+
+def test_costs_of_a_machine() -> None:
+    machine = Machine("m", 100.0, 10.0, Network(1, 5, 4, 2, 5), overhead=0.5, value=2)
+    costs = machine.costs([dense("d", 3, 4)], 50, workers=2, replicas=4)
+    assert costs.duration(Action(0, "F", 0)) == 0.5 + 50 * 24 / 100
+    assert costs.duration(Action(0, "B", 0)) == 2 * (0.5 + 50 * 24 / 100)
+    assert costs.duration(Action(0, "U")) == 0.5 + 20 * 12 / 10
+    assert costs.duration(Action(0, "S")) == Network(1, 5, 4, 2, 5).all_reduce(24, 4, 2)
+    assert (costs.bytes_of(0).output, costs.bytes_of(0).saved, costs.bytes_of(0).weights) == (400, 700, 24)
+    alone = machine.costs([dense("d", 3, 4)], 50, workers=2, replicas=2).link
+    assert isinstance(alone, Network) and alone.node is None  # all in one node: no uplinks
+
+
+FAST = Machine("fast", 1e9, float("inf"), Network(), overhead=0.0)
+
+
+def even(stages: int) -> list[Layer]:
+    return [Layer("even", 1e6, 1e6, 1e6, 1000, 10, 10)] * stages
+
+
+def test_bubbles_are_those_of_the_formulas() -> None:
+    """Equal stages, free transfers: GPipe (N - 1) / (M + N - 1); two chunks half of it; data-parallel none."""
+    found = {name: pipeline(name, even(8), FAST, 4, 8, 1) for name in PIPELINES}
+    assert found["gpipe"].bubble == pytest.approx(3 / 11)
+    assert found["1f1b"].seconds == pytest.approx(found["gpipe"].seconds)
+    assert found["interleaved"].bubble == pytest.approx(1.5 / 9.5)
+    assert found["zb-h2"].seconds < found["zb-h1"].seconds < found["1f1b"].seconds
+    assert found["modulo"].seconds < found["fast-forward"].seconds < found["gpipe"].seconds
+    work = FAST.alone(even(8), 8) / 4
+    assert all(one.seconds >= work * (1 - 1e-9) for one in found.values())
+    own = work - FAST.alone(even(1), 2) / 3  # the first layer of one worker needs no I
+    for name in REPLICAS:
+        assert data_parallel(name, even(8), FAST, 4, 2).seconds == pytest.approx(own)
+    for name in ASYNCHRONOUS:  # never drained: no bubble
+        assert asynchronous(name, even(8), FAST, 4, 8, 1).seconds == pytest.approx(work)
+
+
+def test_replicas_cost_their_sums_alone() -> None:
+    slow = Machine("slow", 1e9, float("inf"), Network(0, 1e6), overhead=0.0)
+    one = pipeline("1f1b", even(8), FAST, 4, 8, 1)
+    free = pipeline("1f1b", even(8), FAST, 4, 8, 1, replicas=16)
+    assert free.seconds == one.seconds and free.samples == 16 * one.samples and free.peak == one.peak
+    # Two stages a worker, 4000 bytes each: the last of them ends no earlier than both sums after the last backward.
+    assert pipeline("1f1b", even(8), slow, 4, 8, 1, replicas=16).seconds > one.seconds
+
+
+def test_reverse_first_k_is_never_slower_and_overlap_helps() -> None:
+    slow = Machine("slow", 1e9, float("inf"), Network(0, 2e6), overhead=0.0)
+    seconds = {name: data_parallel(name, even(12), slow, 4, 2).seconds for name in (*REPLICAS, "dp-reverse-ready")}
+    assert seconds["dp-reverse"] <= seconds["dp-priority"] <= seconds["dp-overlap"] < seconds["dp-end"]
+    assert seconds["dp-reverse-ready"] < seconds["dp-overlap"]
+    each = slow.network.all_reduce(4000, 4)
+    assert seconds["dp-end"] == pytest.approx(slow.alone(even(12), 2) - 2e-3 + 12 * each)
+
+
+def test_sums_at_the_end_are_a_valid_order() -> None:
+    schedule = sums_at_end(3, frozenset({1}))
+    validate(schedule)
+    assert " ".join(map(str, schedule)) == "2W0 2I0 1I0 0W0 0S 2S 0F0 1F0 2F0"
+
+
+def test_rows_leave_out_what_cannot_be() -> None:
+    model = models()["VGG-16"]
+    row = simulate_row(model._replace(batch=64), "strong", 128)
+    assert "dp-end" not in row and "gpipe" in row and row["pipeline"] == "4 × 32"
+    assert "pipedream" in simulate_row(model._replace(workers=8, batch=64), "strong", 8)
+    assert not {"gpipe", "dp-end"} & simulate_row(model._replace(batch=4), "strong", 128).keys()
+    assert all(0 < row[name] < 1 for name in PIPELINES)
+
+
+def test_the_same_rows_twice() -> None:
+    model = models()["VGG-16"]
+    model = model._replace(each=8)
+    assert simulate_row(model, "weak", 16) == simulate_row(model, "weak", 16)
+
+
+def test_pipelines_stand_where_the_paper_has_them() -> None:
+    """Oh et al., §8.4.1, BERT-24 on four GPUs: fast-forwarding 1.15, modulo allocation 1.58 (PCIe)."""
+    found = papers._pipelines(24, 4, 4, papers.V100.costs(bert(24), 24))
+    assert found[0] / found[1] == pytest.approx(1.15, rel=0.1)
+    assert A100.name.startswith("A100")
+
+
+def test_judging() -> None:
+    assert papers.judge(1.2, None, None) == "not in the paper"
+    assert [papers.judge(value, 1.1, 1.3) for value in (0.9, 1.01, 1.2, 1.42, 1.5)] == [
+        "below", "within", "within", "within", "above"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["scaling", "scaling-papers"])
+def test_quick_simulated_run(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    lines: list[str] = []
+    result = load(name).run(tmp_path, quick=True, echo=lines.append)
+    assert result["rows"] and (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    keys = set().union(*result["rows"])
+    assert {column.key for column in load(name).columns} <= keys | {*ASYNCHRONOUS, "pipedream_peak", "dualpipe_peak"}
