@@ -291,8 +291,8 @@ class GELU(Pointwise):
         """Return ``gy · f'``."""
         xp = check_gy(gy, saved.shape, saved.dtype, saved)
         gx = memory.empty(xp, gy.shape, gy.dtype)
-        gy, saved = (xp.ascontiguousarray(array).reshape(-1) for array in (gy, saved))
-        kernels.get(xp).gelu_grad(gy, saved, self.approximate == "tanh", gx.reshape(-1))
+        flat_gy, flat_x = (xp.ascontiguousarray(array).reshape(-1) for array in (gy, saved))
+        kernels.get(xp).gelu_grad(flat_gy, flat_x, self.approximate == "tanh", gx.reshape(-1))
         return gx
 
     def slope(self, saved: Array) -> Array:
