@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
-
 from sparsebp import backend
 from sparsebp.core.errors import OptionError, TransportError
 from sparsebp.distributed.messages import Mail
