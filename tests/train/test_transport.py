@@ -10,7 +10,7 @@ import pytest
 import orders
 import pipelines as p
 from sparsebp import nn, optim
-from sparsebp.core.errors import NonFiniteError, OptionError, TransportError
+from sparsebp.core.errors import FileFormatError, NonFiniteError, OptionError, TransportError
 from sparsebp.data import epoch_order
 from sparsebp.distributed.in_process import run_ranks
 from sparsebp.train import Callback, Trainer
@@ -287,6 +287,32 @@ def test_asynchronous_schedules_go_on_bit_for_bit(schedule, tmp_path):
         2, lambda t: fit(t, schedule=schedule, epochs=2, resume=True, checkpoint_dir=tmp_path, validation=True)
     )
     assert rows(other[0][0]) == rows(found[0])  # nothing was left to do
+
+
+@pytest.mark.parametrize(
+    "kind", [optim.MomentumPredictor, optim.OptimizerRulePredictor, optim.FiniteDifferencePredictor]
+)
+def test_predicted_weights_go_on_bit_for_bit(kind, tmp_path):
+    def train(transport, **options):
+        model, told = p.mlp(), []
+        optimizer = p.momentum(model)
+        trainer = Trainer(
+            model, nn.CrossEntropyLoss(), optimizer, transport=transport, schedule="dualpipe-2018", accumulate=5, rng=5,
+            predictor=options.get("kind", kind)(optimizer), note=told.append, checkpoint_dir=options.get("folder"),
+        )  # fmt: skip
+        history = trainer.fit(images(), epochs=options.get("epochs", 2), batch_size=10, resume="epochs" not in options
+                              and "folder" in options)  # fmt: skip
+        assert all(np.isfinite([d.predicted, d.stale]).all() for d in told)
+        return history, p.state_of(model, optimizer), trainer.predictor and trainer.predictor.state_dict()
+
+    found = run_ranks(3, train)
+    assert len({p.digest(one[2]) for one in found}) == 1
+    run_ranks(3, lambda transport: train(transport, epochs=1, folder=tmp_path))
+    again = run_ranks(3, lambda transport: train(transport, folder=tmp_path))
+    assert rows(again[0][0]) == rows(found[0][0])
+    assert p.digest(again[0][1]) == p.digest(found[0][1]) and p.digest(again[0][2]) == p.digest(found[0][2])
+    with pytest.raises(FileFormatError, match="the predictor"):
+        run_ranks(3, lambda transport: train(transport, folder=tmp_path, kind=lambda _: None))
 
 
 def test_an_asynchronous_pipeline_of_one_rank_updates_after_every_micro_batch():
