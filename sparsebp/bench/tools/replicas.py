@@ -25,7 +25,7 @@ from sparsebp.distributed.transport import Handle, Transport
 from sparsebp.schedule import Schedule
 from sparsebp.schedule.builders import data_parallel, place_updates, reverse_first_k
 
-SGD = {"lr": 1e-3, "momentum": 0.9}
+SGD: dict[str, Any] = {"lr": 1e-3, "momentum": 0.9}
 MARK = "measured: "
 
 
