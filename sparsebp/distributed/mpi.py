@@ -12,9 +12,10 @@ import numpy as np
 from sparsebp import backend
 from sparsebp.core.errors import MissingDependencyError, TransportError
 from sparsebp.core.types import Array
-from sparsebp.distributed.mpi_calls import Call, Message, parts, sum_in_order
+from sparsebp.distributed.mpi_calls import Call, Message
 from sparsebp.distributed.peers import End, Peers
 from sparsebp.distributed.progress import Progress
+from sparsebp.distributed.sums import parts_of, sum_in_order
 from sparsebp.distributed.transport import DTYPES, Handle, Transport
 from sparsebp.distributed.waiting import until
 
@@ -73,12 +74,12 @@ class MPITransport(Transport):
         if progress and MPI.Query_thread() < MPI.THREAD_MULTIPLE:
             raise TransportError("MPI cannot be called by several threads", expected="MPI_THREAD_MULTIPLE",
                                  got=MPI.Query_thread(), remedy="Leave progress out")  # fmt: skip
-        # Exchanges of one kind apart from the others: each is begun in the same order on all ranks.
-        self._comms = [comm.Dup() for _ in range(5)]
-        self._messages, self._headers, self._first, self._second, ends = self._comms
+        self._comms = [comm.Dup() for _ in range(4)]
+        self._messages, self._calls_comm, self._parts, ends = self._comms
         self.peers = Peers(ends)
         self.rank, self.size, self.on_device = comm.rank, comm.size, on_device
-        self.largest_tag = min(comm.Get_attr(MPI.TAG_UB) // len(_CODES), 2**31 - 1)
+        self._most_tag = comm.Get_attr(MPI.TAG_UB)
+        self.largest_tag = (self._most_tag + 1) // len(_CODES) - 1
         self._calls: list[Call] = []
         self._made = 0
         self._lock = threading.RLock()
@@ -94,7 +95,7 @@ class MPITransport(Transport):
         self.check_message(array, to, tag)
         buffer, _ = self._buffer(array, read=True)
         request = self._messages.Isend(buffer, dest=to, tag=_tag(tag, array))
-        return self._begun(Message(self, request, buffer, (to,)))
+        return self._begun(Message(self, [request], (to,)))
 
     def irecv(self, out: Array, source: int, tag: int) -> Handle:
         """Begin to receive."""
@@ -111,7 +112,7 @@ class MPITransport(Transport):
                 )  # fmt: skip
 
         request = self._messages.Irecv(buffer, source=source, tag=full)
-        return self._begun(Message(self, request, buffer, (source,), out=out, finish=finish, suspect=suspect))
+        return self._begun(Message(self, [request], (source,), out=out, finish=finish, suspect=suspect))
 
     # ---- all ranks ---------------------------------------------------------------------------------------------------
 
@@ -120,48 +121,40 @@ class MPITransport(Transport):
         self.check_call(array, written=True)
         buffer, finish = self._buffer(array, read=True, write=True, summed=True)
         flat = buffer.reshape(-1)
-        if flat.nbytes * self.size <= _SMALL_BYTES:
-            work = self._take(flat.dtype, self.size * flat.size)
+        if flat.nbytes * self.size <= _SMALL_BYTES:  # every rank sums everything
+            rows, work = self._rows(flat)
+            first = self._exchange([flat] * self.size, rows, 0)
+            return self._call("allreduce", array, first, lambda: sum_in_order(rows, flat), finish, work)
+        parts = parts_of(flat, self.size)
+        own = parts[self.rank]
+        rows, work = self._rows(own)
+        call = self._made
 
-            def add() -> None:
-                sum_in_order(work.reshape(self.size, -1), flat)
+        def between() -> list[Any]:
+            sum_in_order(rows, own)
+            return self._exchange([own] * self.size, parts, 1, call)
 
-            first = self._first.Iallgather(flat, work) if flat.size else None
-            return self._call("allreduce", array, first, add, finish, work)
-        sizes, begins = parts(flat.size, self.size)
-        own = flat[begins[self.rank] : begins[self.rank] + sizes[self.rank]]
-        work = self._take(flat.dtype, self.size * own.size)
-        others = [size * (rank != self.rank) for rank, size in enumerate(sizes)]
-        copies = [own.size * (rank != self.rank) for rank in range(self.size)]
-
-        def between() -> Any:
-            sum_in_order(work.reshape(self.size, -1), own)
-            # All get this part, and it stays where it is here: mpi4py 4.1.2 forgets the arrays of Iallgatherv.
-            return self._second.Ialltoallv([own, (copies, [0] * self.size)], [flat, (others, begins)])
-
-        first = self._first.Ialltoallv([flat, (sizes, begins)], [work, _equal(own.size, self.size)])
-        return self._call("allreduce", array, first, between, finish, work, kept=(buffer,))
+        return self._call("allreduce", array, self._exchange(parts, rows, 0), between, finish, work)
 
     def reduce_scatter(self, array: Array, out: Array) -> Handle:
         """Begin to sum, and to keep this rank's part."""
         self.check_call(array, out, parts=self.size)
         buffer, _ = self._buffer(array, read=True, summed=True)
         own, finish = self._buffer(out, write=True, summed=True)
-        work = self._take(buffer.dtype, self.size * own.size)
-
-        def add() -> None:
-            sum_in_order(work.reshape(self.size, -1), own.reshape(-1))
-
-        first = self._first.Ialltoall(buffer, work) if own.size else None
-        return self._call("reduce_scatter", array, first, add, finish, work, kept=(buffer, own))
+        parts = list(buffer.reshape(self.size, own.size))
+        rows, work = self._rows(parts[self.rank])
+        first = self._exchange(parts, rows, 0)
+        return self._call("reduce_scatter", array, first, lambda: sum_in_order(rows, own.reshape(-1)), finish, work)
 
     def allgather(self, array: Array, out: Array) -> Handle:
         """Begin to gather the arrays of all ranks."""
         self.check_call(out, array, parts=self.size, written=True)
         buffer, _ = self._buffer(array, read=True)
         whole, finish = self._buffer(out, write=True)
-        first = self._first.Iallgather(buffer, whole) if buffer.size else None
-        return self._call("allgather", array, first, None, finish, None, kept=(buffer, whole))
+        rows = list(whole.reshape(self.size, buffer.size))
+        rows[self.rank][...] = buffer.reshape(-1)
+        first = self._exchange([buffer] * self.size, rows, 0)
+        return self._call("allgather", array, first, None, finish, None)
 
     def exscan(self, array: Array, combine: Callable[[Array, Array], Array]) -> Array | None:
         """Return what the ranks before this one combine to."""
@@ -184,7 +177,8 @@ class MPITransport(Transport):
         vector = MPI.Datatype.fromcode(buffer.dtype.char).Create_contiguous(buffer.size).Commit()
         ordered = MPI.Op.Create(operation, commute=False)
         try:
-            first = self._first.Iexscan([buffer, 1, vector], [result, 1, vector], ordered) if buffer.size else None
+            whole = ([buffer, 1, vector], [result, 1, vector])
+            first = [self._calls_comm.Iexscan(*whole, ordered)] if buffer.size else []
             self._call("exscan", array, first, None, None, None, needs=range(self.rank)).wait()
         finally:
             ordered.Free()
@@ -195,15 +189,14 @@ class MPITransport(Transport):
 
     def share(self, value: Any) -> list[Any]:
         """Return the objects of all ranks."""
-        data = pickle.dumps(value)
-        sizes = self._call("share", np.frombuffer(data, np.uint8), None, None, None, None, same=False)
+        data = np.frombuffer(pickle.dumps(value), np.uint8)
+        sizes = self._call("share", data, [], None, None, None, same=False)
         sizes.wait()
-        padded = np.zeros(sizes.headers[:, 1].max(), np.uint8)
-        padded[: len(data)] = np.frombuffer(data, np.uint8)
-        whole = np.empty((self.size, padded.size), np.uint8)
-        request = self._first.Iallgather(padded, whole)
-        self._begun(Message(self, request, (padded, whole), self._everyone)).wait()
-        return [pickle.loads(row.tobytes()) for row in whole]  # which ends by itself
+        rows = [np.empty(size, np.uint8) for size in sizes.headers[:, 1]]
+        rows[self.rank] = data
+        # Of the same number as the sizes were told with.
+        self._begun(Message(self, self._exchange([data] * self.size, rows, 1, sizes.number), self._everyone)).wait()
+        return [pickle.loads(row.tobytes()) for row in rows]
 
     def broadcast(self, value: Any, root: int = 0) -> Any:
         """Return the object of one rank."""
@@ -211,7 +204,7 @@ class MPITransport(Transport):
 
     def barrier(self) -> None:
         """Return when all ranks have come here."""
-        self._call("barrier", np.empty(0, np.uint8), None, None, None, None).wait()
+        self._call("barrier", np.empty(0, np.uint8), [], None, None, None).wait()
 
     # ---- the end -----------------------------------------------------------------------------------------------------
 
@@ -247,11 +240,10 @@ class MPITransport(Transport):
         until(ready, meanwhile)
 
     def advance(self) -> None:
-        """Let collective calls go on from their first exchange to the second, in the order of the calls."""
+        """Let collective calls go on from their first exchange to the second."""
         with self._lock:
-            ahead = True
             for call in self._calls:
-                ahead = call.advance(ahead)
+                call.advance()
             self._calls = [call for call in self._calls if not call.ended]
 
     def ended(self, buffer: np.ndarray | None = None) -> None:
@@ -272,19 +264,36 @@ class MPITransport(Transport):
         self.advance()
         return self._under_way > 0
 
-    def _call(self, kind: str, array: Array, first: Any, between: Callable[[], Any] | None,
+    def _call(self, kind: str, array: Array, first: list[Any], between: Callable[[], list[Any] | None] | None,
               finish: Callable[[], None] | None, work: Any, needs: Sequence[int] | None = None,
-              same: bool = True, kept: tuple[Any, ...] = ()) -> Call:  # fmt: skip
-        self._made += 1
+              same: bool = True) -> Call:  # fmt: skip
         header = Call.header(kind, array, self._made)
         headers = np.empty((self.size, header.size), np.int64)
-        call = Call(
-            self, kind, self._headers.Iallgather(header, headers), headers, first, between, finish, work,
-            self._everyone if needs is None else needs, same, (array, header, *kept),
-        )  # fmt: skip
+        heading = self._calls_comm.Iallgather(header, headers)
+        call = Call(self, self._made, heading, headers, first, between, finish, work,
+                    self._everyone if needs is None else needs, same)  # fmt: skip
+        self._made += 1
         with self._lock:
             self._calls.append(call)
         return self._begun(call)
+
+    def _exchange(self, sent: Sequence[Array], received: Sequence[Array], part: int, call: int | None = None) -> list:
+        """Begin to send and to receive an array for each other rank, in one of the two parts of a collective call.
+
+        By messages, which MPICH copies in one piece: its own collective calls, where nobody waits for them, take one
+        look of the rank for every 16 KiB. The number of the `call`, None for the next one, keeps them apart.
+        """
+        tag = (2 * (self._made if call is None else call) + part) % (self._most_tag + 1)
+        others = [(self.rank + step) % self.size for step in range(1, self.size)]
+        requests = [self._parts.Irecv(received[other], source=other, tag=tag) for other in reversed(others)]
+        return requests + [self._parts.Isend(sent[other], dest=other, tag=tag) for other in others]
+
+    def _rows(self, own: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
+        """Return an array for every rank's values to sum, this rank's own among them, and the memory of the others."""
+        work = self._take(own.dtype, (self.size - 1) * own.size)
+        rows = list(work.reshape(self.size - 1, own.size))
+        rows.insert(self.rank, own)
+        return rows, work
 
     def _take(self, dtype: np.dtype, count: int) -> np.ndarray:
         """Return memory to work in, kept from earlier calls if it fits: fresh pages cost as much as the sum itself."""
@@ -314,7 +323,3 @@ class MPITransport(Transport):
 def _tag(tag: int, array: Array) -> int:
     """Return MPI's tag: the dtype is in it, since MPI compares sizes at most."""
     return tag * len(_CODES) + _CODES[array.dtype]
-
-
-def _equal(size: int, count: int) -> tuple[list[int], list[int]]:
-    return [size] * count, [size * number for number in range(count)]

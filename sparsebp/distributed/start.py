@@ -7,6 +7,7 @@ import os
 import sys
 from typing import Any
 
+from sparsebp import backend
 from sparsebp.core.arguments import check_choice
 from sparsebp.core.errors import DeviceError, TransportError
 from sparsebp.distributed.mpi import MPITransport, mpi
@@ -71,7 +72,10 @@ def connect(*, device: str = "cpu", progress: bool = False) -> Transport:
         return transport
     from sparsebp.distributed.nccl import NCCLTransport
 
-    return NCCLTransport(transport, own_device(transport))
+    number = own_device(transport)
+
+    backend.cupy().cuda.Device(number).use()
+    return NCCLTransport(transport)
 
 
 def own_device(transport: MPITransport) -> int:
@@ -84,7 +88,6 @@ def own_device(transport: MPITransport) -> int:
     MissingDependencyError
         CuPy is not installed there.
     """
-    from sparsebp import backend
 
     MPI = mpi()
     local = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
