@@ -13,8 +13,8 @@ from sparsebp.distributed.data_parallel import ReplicaExecutor
 from sparsebp.distributed.in_process import run_ranks
 from sparsebp.runtime import Executor
 from sparsebp.runtime.stages import Stages
-from sparsebp.schedule import Lane, Schedule
-from sparsebp.schedule.builders import conventional, place_updates, reverse_first_k, synchronise
+from sparsebp.schedule import Schedule
+from sparsebp.schedule.builders import conventional, data_parallel, place_updates, reverse_first_k
 
 INPUTS = np.random.default_rng(2).standard_normal((23, 5))
 CLASSES = np.random.default_rng(3).integers(3, size=23)
@@ -46,24 +46,24 @@ OPTIMIZERS = {
 def schedules(stages: Stages, microbatches: int = 1) -> dict[str, Schedule]:
     """Return the schedules of a replica by name; reverse first-k for one micro-batch alone."""
     size = {"stages": len(stages), "unweighted": stages.unweighted}
-    plain = place_updates(conventional(**size, microbatches=microbatches), "none")
-    plain = replace(
-        plain,
-        graph=replace(plain.graph, updates="none"),
-        lanes=(replace(plain.lanes[0], cells=tuple(c for c in plain.lanes[0].cells if c.kind != "U")),),
-    )
-    ready = synchronise(plain, priority="first-ready")
-    link = next(lane for lane in ready.lanes if lane.stream == "link")
-    waits = replace(ready, lanes=(Lane(0, "main", plain.lanes[0].cells + link.cells),))
+    many = size | {"microbatches": microbatches}
     found = {
-        "waits": place_updates(waits, "none"), "first-ready": place_updates(ready, "none"),
-        "first-stage": place_updates(synchronise(plain), "backward"), "forward": place_updates(ready, "forward"),
+        "waits": waiting(data_parallel(**many, fusion="none")), "first-ready": data_parallel(**many, fusion="none"),
+        "first-stage": data_parallel(**many, fusion="backward", priority="first-stage"),
+        "forward": data_parallel(**many),
     }  # fmt: skip
     if microbatches == 1:
         for k in {0, min(2, len(stages)), len(stages)}:
             found[f"reverse first-{k}"] = place_updates(reverse_first_k(**size, k=k), "none")
             found[f"reverse first-{k}, forward"] = place_updates(reverse_first_k(**size, k=k), "forward")
     return found
+
+
+def waiting(schedule: Schedule) -> Schedule:
+    """Return `schedule` with its S among what is computed: nothing goes on beside them."""
+    (main, link) = schedule.lanes
+    ends = [number for number, cell in enumerate(main.cells) if cell.kind == "W"][-1] + 1
+    return replace(schedule, lanes=(replace(main, cells=main.cells[:ends] + link.cells + main.cells[ends:]),))
 
 
 def batches_of(samples, batch_size, accumulate, epochs=1):
@@ -100,39 +100,29 @@ def alone(make, optimizer, *, trained=None, inputs=INPUTS, accumulate=1, batch_s
     return state_of(model, opt), losses, norms
 
 
-def replicas(
-    size,
-    make,
-    optimizer,
-    name,
-    *,
-    trained=None,
-    inputs=INPUTS,
-    accumulate=1,
-    batch_size=6,
-    epochs=2,
-    clip_norm=None,
-    **options,
-):
-    """Train on `size` ranks; return the state of every rank's model and optimizer, losses and norms.
+def replica(
+    transport, make, optimizer, name, *, trained=None, inputs=INPUTS, accumulate=1, batch_size=6, epochs=2,
+    clip_norm=None, **options,
+):  # fmt: skip
+    """Train one rank; return the state of its model and optimizer, losses and norms.
 
     The schedule is the one called `name`, or what it returns of the stages.
     """
+    model = make()
+    opt = optimizer(_trained(model, trained))
+    stages = Stages(model, opt.params)
+    schedule = name(stages) if callable(name) else schedules(stages, accumulate)[name]
+    loss = nn.CrossEntropyLoss()
+    executor = ReplicaExecutor(model, loss, opt, schedule, transport, clip_norm=clip_norm, **options)
+    steps = batches_of(len(inputs), batch_size, accumulate, epochs)
+    losses, norms = run(executor, steps, inputs, executor.own)
+    executor.gather_state(everywhere=True)
+    return state_of(model, opt), losses, norms
 
-    def work(transport):
-        model = make()
-        opt = optimizer(_trained(model, trained))
-        stages = Stages(model, opt.params)
-        schedule = name(stages) if callable(name) else schedules(stages, accumulate)[name]
-        executor = ReplicaExecutor(
-            model, nn.CrossEntropyLoss(), opt, schedule, transport, clip_norm=clip_norm, **options
-        )  # fmt: skip
-        steps = batches_of(len(inputs), batch_size, accumulate, epochs)
-        losses, norms = run(executor, steps, inputs, executor.own)
-        executor.gather_state(everywhere=True)
-        return state_of(model, opt), losses, norms
 
-    return run_ranks(size, work)
+def replicas(size, *args, **options):
+    """Train on `size` ranks of this process; return what `replica` returns of each."""
+    return run_ranks(size, lambda transport: replica(transport, *args, **options))
 
 
 def _trained(model, names):

@@ -104,6 +104,7 @@ class PipelineExecutor:
         names = {number: tuple(dict.fromkeys(self.stages[number].parameters.values())) for number in self._own}
         stashed = schedule.graph.weights == "stashed"
         live = model.parameters()
+        self._predictor = predictor
         self._versions = Versions(names, live, stashed=stashed, predictor=predictor, note=note)
         self._asynchronous = schedule.graph.updates == "microbatch"
         self._programs: dict[int, _Program] = {}
@@ -182,7 +183,7 @@ class PipelineExecutor:
         All ranks call it together. Nothing is left over of a step, so there is none to return.
         """
         if self._apart:
-            make_whole(self._transport, self.stages, self._actions.optimizer, self._owners)
+            make_whole(self._transport, self.stages, self._actions.optimizer, self._owners, self._predictor)
             self._apart = False
         return []
 

@@ -98,6 +98,9 @@ class Trainer(Training):
     sharded
         With data-parallel replicas: whether each rank keeps the optimizer's state of its own part of the parameters
         alone.
+    predictor, note
+        With an asynchronous schedule: whose weights are read, and who is told how far they were from those that came;
+        see `sparsebp.distributed.pipeline.PipelineExecutor`. The predictor's state is part of checkpoints.
 
     Attributes
     ----------

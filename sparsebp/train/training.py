@@ -15,6 +15,8 @@ from sparsebp.core.errors import OptionError
 from sparsebp.core.files import check_path
 from sparsebp.core.types import Seed
 from sparsebp.distributed.transport import Transport
+from sparsebp.distributed.versions import Note
+from sparsebp.optim import Predictor
 from sparsebp.optim.combined import ChainedScheduler
 from sparsebp.runtime.candidates import FoundSchedule
 from sparsebp.runtime.out_of_order import MEMORY_RATIO
@@ -62,6 +64,8 @@ class Training:
         config: Mapping[str, Any] | None = None,
         transport: Transport | None = None,
         sharded: bool = False,
+        predictor: Predictor | None = None,
+        note: Note | None = None,
     ) -> None:
         check_parts(model, loss, optimizer, callbacks)
         trained_parameters(model, optimizer)
@@ -81,6 +85,12 @@ class Training:
         self.current_schedule: Schedule | None = None
         self.found_schedule: FoundSchedule | None = None
         self._runner: Any = None
+        if (predictor is not None or note is not None) and transport is None:
+            raise OptionError(
+                "Weights are predicted for asynchronous pipelines", expected="transport= and schedule='dualpipe-2018'",
+                got="transport=None", remedy="Leave predictor and note out",
+            )  # fmt: skip
+        self.predictor, self.note = predictor, note
         self.transport, self.sharded = transport, check_flag("sharded", sharded)
         self._leads = transport is None or transport.rank == 0
         self._seen: frozenset[str] | None = None  # with ranks: the events at which callbacks of rank 0 see the model

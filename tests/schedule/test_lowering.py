@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from schedules import lane, schedules
 from sparsebp.core.errors import ScheduleError
-from sparsebp.schedule import Action, Schedule, StepGraph, actions_of, parts_of
+from sparsebp.schedule import Action, Schedule, StepGraph, actions_of, parts_of, simulate
 from sparsebp.schedule.builders import BUILDERS, conventional, fast_forward, gpipe, place_updates, synchronise
 from sparsebp.schedule.by_name import build
 from sparsebp.schedule.lowering.lower import lower
@@ -169,3 +169,32 @@ def test_streams_of_a_worker_are_interleaved():
 def test_a_schedule_that_cannot_run_is_refused():
     with pytest.raises(ScheduleError, match="deadlocked"):
         lower(Schedule.of(StepGraph(2, 2), [lane("0F0 0B0 0F1 0B1"), lane("1F0 1F1 1B0 1B1")]))
+
+
+@pytest.mark.parametrize(("name", "most"), [("1f1b", 4), ("zb-h1", 4), ("zb-h2", 7), ("pipedream", 4)])
+def test_arrays_do_not_pile_up(name, most):
+    """No rank holds more messages of a kind than the pipeline is deep, whatever the number of micro-batches."""
+    for program in lower(build(name, workers=4, stages=4, microbatches=30)):
+        held, peak = Counter(), Counter()
+        for one in program.instructions:
+            if isinstance(one, (Post, Send)):
+                key = type(one), one.message.source.kind
+                held[key] += 1
+                peak[key] = max(peak[key], held[key])
+            elif isinstance(one, (Await, Sent)):
+                held[Post if isinstance(one, Await) else Send, one.message.source.kind] -= 1
+        assert max(peak.values()) <= most
+        assert all(count <= 3 for (kind, _), count in peak.items() if kind is Post)
+
+
+@given(schedules())
+def test_every_action_reads_the_version_that_the_simulation_says(schedule):
+    """One order of a worker's streams, and any times: the lanes alone settle which weights are read."""
+    found = simulate(schedule)
+    updates: Counter[int] = Counter()
+    for one in (one for program in lower(schedule) for one in program.instructions if isinstance(one, Compute)):
+        for part in parts_of(one.cell):
+            reads = part.kind == "F" or (part.kind == "I" and schedule.graph.weights != "stashed")
+            if reads and schedule.graph.weighted(part.stage):
+                assert updates[part.stage] == found.version(part)
+        updates.update(part.stage for part in parts_of(one.cell) if part.kind == "U")
