@@ -53,9 +53,14 @@ def densenet(dtype: Any = np.float64) -> nn.Sequential:
     return models.densenet(dtype=dtype, classes=3, depth=10, growth=2, blocks=3, rng=0)
 
 
+def transformer(dtype: Any = np.float64) -> nn.Sequential:
+    """Return a small Transformer's encoder with a classifier."""
+    return models.transformer_classifier(3, 3, steps=5, width=4, heads=2, layers=3, dtype=dtype, rng=0)
+
+
 MODELS: dict[str, tuple[Callable[..., nn.Sequential], tuple[int, ...]]] = {
     "mlp": (mlp, (7,)), "gru": (gru, (5, 3)), "lenet5": (lenet5, (1, 28, 28)), "vgg11": (vgg11, (3, 32, 32)),
-    "densenet": (densenet, (3, 8, 8)),
+    "densenet": (densenet, (3, 8, 8)), "transformer": (transformer, (5, 3)),
 }  # fmt: skip
 
 

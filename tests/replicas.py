@@ -100,39 +100,29 @@ def alone(make, optimizer, *, trained=None, inputs=INPUTS, accumulate=1, batch_s
     return state_of(model, opt), losses, norms
 
 
-def replicas(
-    size,
-    make,
-    optimizer,
-    name,
-    *,
-    trained=None,
-    inputs=INPUTS,
-    accumulate=1,
-    batch_size=6,
-    epochs=2,
-    clip_norm=None,
-    **options,
-):
-    """Train on `size` ranks; return the state of every rank's model and optimizer, losses and norms.
+def replica(
+    transport, make, optimizer, name, *, trained=None, inputs=INPUTS, accumulate=1, batch_size=6, epochs=2,
+    clip_norm=None, **options,
+):  # fmt: skip
+    """Train one rank; return the state of its model and optimizer, losses and norms.
 
     The schedule is the one called `name`, or what it returns of the stages.
     """
+    model = make()
+    opt = optimizer(_trained(model, trained))
+    stages = Stages(model, opt.params)
+    schedule = name(stages) if callable(name) else schedules(stages, accumulate)[name]
+    loss = nn.CrossEntropyLoss()
+    executor = ReplicaExecutor(model, loss, opt, schedule, transport, clip_norm=clip_norm, **options)
+    steps = batches_of(len(inputs), batch_size, accumulate, epochs)
+    losses, norms = run(executor, steps, inputs, executor.own)
+    executor.gather_state(everywhere=True)
+    return state_of(model, opt), losses, norms
 
-    def work(transport):
-        model = make()
-        opt = optimizer(_trained(model, trained))
-        stages = Stages(model, opt.params)
-        schedule = name(stages) if callable(name) else schedules(stages, accumulate)[name]
-        executor = ReplicaExecutor(
-            model, nn.CrossEntropyLoss(), opt, schedule, transport, clip_norm=clip_norm, **options
-        )  # fmt: skip
-        steps = batches_of(len(inputs), batch_size, accumulate, epochs)
-        losses, norms = run(executor, steps, inputs, executor.own)
-        executor.gather_state(everywhere=True)
-        return state_of(model, opt), losses, norms
 
-    return run_ranks(size, work)
+def replicas(size, *args, **options):
+    """Train on `size` ranks of this process; return what `replica` returns of each."""
+    return run_ranks(size, lambda transport: replica(transport, *args, **options))
 
 
 def _trained(model, names):

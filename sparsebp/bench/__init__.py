@@ -15,12 +15,14 @@ if TYPE_CHECKING:
 
 NAMES = (
     "recurrent", "scan", "spgemm", "jacobian", "convergence", "pruned", "optim", "fusion", "schedule", "busy",
-    "estimates", "time-parallel", "spectrain", "scaling", "scaling-papers", "gpu-numbers", "gpu-grid", "gpu-graphs",
+    "estimates", "time-parallel", "data-parallel", "spectrain", "scaling", "scaling-papers", "gpu-numbers", "gpu-grid",
+    "gpu-graphs",
 )  # fmt: skip
 """The benchmarks, each a module of this name; those that begin with ``gpu`` are for a GPU."""
 
 
 def load(name: str) -> Benchmark:
     """Import and return the benchmark `name`, one of `NAMES`."""
-    found: Benchmark = import_module(f"sparsebp.bench.{name.replace('gpu-', 'gpu.').replace('-', '_')}").BENCHMARK
+    module = name.replace("-", "." if name.startswith("gpu-") else "_")
+    found: Benchmark = import_module(f"sparsebp.bench.{module}").BENCHMARK
     return found

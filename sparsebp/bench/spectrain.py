@@ -82,7 +82,7 @@ def schedule_of(name: str, batches: int) -> Schedule:
 def measure(run: Run) -> Iterator[Row]:
     """Train every network at either rate in every way, with all seeds."""
     for name in run.settings["networks"]:
-        sizes, (batch, steps) = run.settings["sizes"][name], run.settings["steps"][name]
+        sizes, steps, batch = run.settings["sizes"][name], run.settings["steps"][name], run.settings["batch"]
         data = NETWORKS[name].data(run.settings["test"])
         for level, rate in zip(LEVELS, NETWORKS[name].rates, strict=True):
             synchronous: list[Trained] = []
@@ -93,7 +93,7 @@ def measure(run: Run) -> Iterator[Row]:
                     for number, seed in enumerate(run.settings["seeds"])
                 ]
                 synchronous = synchronous or runs
-                row: Row = {"network": name, "level": level, "rate": rate, "side": side, "batch": batch, "steps": steps}
+                row: Row = {"network": name, "level": level, "rate": rate, "side": side, "steps": steps}
                 yield row | summary(runs, synchronous) | {"seconds": time.perf_counter() - begin}
 
 
@@ -250,18 +250,18 @@ _NETWORKS = tuple(NETWORKS)
 
 BENCHMARK = Benchmark(
     name="spectrain",
-    title="Stale, stashed and predicted weights in four stages: SGD with momentum {momentum}, real digits",
+    title="Stale, stashed and predicted weights in four stages: SGD with momentum {momentum}, batch {batch}, digits",
     leaves_out="time: the ranks are threads of one process; what is compared is what training comes to",
     settings={"momentum": MOMENTUM, "stages": STAGES},
     sizes={
         "networks": _NETWORKS, "test": 1000, "seeds": (0, 1, 2, 3, 4),
         "sizes": {name: dict(network.sizes) for name, network in NETWORKS.items()},
-        "steps": {"SNN": (32, 60), "VGG-11": (32, 70), "GRU": (32, 250), "Transformer": (32, 150)},
+        "batch": 32, "steps": {"SNN": 60, "VGG-11": 70, "GRU": 250, "Transformer": 150},
     },
     quick={
         "networks": ("SNN", "GRU"), "test": 10, "seeds": (0, 1),
         "sizes": {name: dict(network.quick) for name, network in NETWORKS.items()},
-        "steps": dict.fromkeys(NETWORKS, (8, 12)),
+        "batch": 8, "steps": dict.fromkeys(NETWORKS, 12),
     },
     threads=None,
     measure=measure,
@@ -269,7 +269,6 @@ BENCHMARK = Benchmark(
         Column("network", "network", number=False),
         Column("rate", "rate", "{:g}".format),
         Column("weights", "side", number=False),
-        Column("batch", "batch", on_terminal=False),
         Column("batches", "steps", on_terminal=False),
         Column("accuracy, %", "accuracy", _with_interval),
         Column("from synchronous", "difference", _with_interval),
@@ -286,7 +285,7 @@ BENCHMARK = Benchmark(
             *_ROW, "steps", "accuracy", "difference", "verdict", "diverged",
         ),
         "How far from the weights that they were to be were those that an action read, and the newest ones": (
-            *_ROW, "predicted_forward", "stale_forward", "error_forward", "error_backward",
+            *_ROW, "predicted_forward", "stale_forward", "error_forward", "error_backward", "seconds",
         ),
     },
     short=("network", "rate", "side", "accuracy", "difference", "verdict", "error_forward"),

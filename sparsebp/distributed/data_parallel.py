@@ -79,7 +79,7 @@ class ReplicaExecutor(Executor):
         validate(schedule)
         self.transport = transport
         self._sent, self._blocking, compute = _apart(schedule)
-        self._totals = Totals(transport, watch or Watch())
+        self._totals = Totals(transport)
         self._failed: str | None = None
         self._pieces: PieceOptimizer | None = None
         _check_same(transport, trained_parameters(model, optimizer), schedule, clip_norm)

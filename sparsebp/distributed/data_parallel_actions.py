@@ -21,8 +21,9 @@ from sparsebp.runtime.step import Batch, Step, Watch
 class Totals:
     """What a step has in common on all ranks: how many samples, then the mean loss and score over all of them."""
 
-    def __init__(self, transport: Transport, watch: Watch) -> None:
-        self.transport, self.watch = transport, watch
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
+        self._host: Transport = getattr(transport, "host", transport)  # NCCL's carries no arrays of the host
         self._samples: tuple[list[int], np.ndarray, Handle] | None = None
         self._told: dict[int, tuple[Handle, Array, bool]] = {}  # by the identity of a step that is under way
 
@@ -30,7 +31,7 @@ class Totals:
         """Begin to count the samples of a step on all ranks."""
         samples = [len(batch[1]) for batch in batches]
         count = np.array([sum(samples)], np.float64)
-        self._samples = samples, count, self.transport.allreduce(count)
+        self._samples = samples, count, self._host.allreduce(count)
 
     def share(self, step: Step) -> None:
         """Make the step's shares those in the samples of all ranks."""
@@ -58,7 +59,8 @@ class Totals:
         for m in scored:
             sums[1] += step.shares[m] * scores[m]
         sums[2] = len(scored)
-        self._told[id(step)] = self.transport.allreduce(sums), sums, bool(scored)
+        transport = self._host if step.later is None else self.transport
+        self._told[id(step)] = transport.allreduce(sums), sums, bool(scored)
 
     def close(self, step: Step) -> None:
         """Write the sums over all ranks to the step: each micro-batch then has the loss and score of all together."""

@@ -16,7 +16,9 @@ from sparsebp.runtime.stages import Stages
 _TAG = 0  # messages of one pair and tag arrive in their order, and all of a step's have been waited for
 
 
-def make_whole(transport: Transport, stages: Stages, optimizer: Any, owners: Sequence[int]) -> None:
+def make_whole(
+    transport: Transport, stages: Stages, optimizer: Any, owners: Sequence[int], predictor: Any = None
+) -> None:
     """Give every rank the parameters, buffers, random generators and optimizer state of all stages.
 
     Parameters
@@ -30,6 +32,8 @@ def make_whole(transport: Transport, stages: Stages, optimizer: Any, owners: Seq
         a name that ends with the parameter's.
     owners
         The rank of every stage: that whose values count.
+    predictor
+        Has state like the optimizer's, of the parameters that it has seen updates of; None is none.
     """
     arrays: dict[str, tuple[int, Array]] = {}
     generators: dict[str, tuple[int, np.random.Generator]] = {}
@@ -60,6 +64,13 @@ def make_whole(transport: Transport, stages: Stages, optimizer: Any, owners: Seq
         for key, drawn_state in states.items():
             generators[key][1].bit_generator.state = drawn_state
     optimizer.load_state_dict(state)
+    if predictor is not None:
+        kept: dict[str, Any] = {}
+        for key, value in predictor.state_dict().items():
+            name = _parameter(key, home)
+            if name is None or home[name] == rank:
+                kept[key] = backend.to_host(value) if hasattr(value, "ndim") else value
+        predictor.load_state_dict({key: value for part in transport.share(kept) for key, value in part.items()})
 
 
 def exchange(transport: Transport, arrays: Mapping[str, tuple[int, Array]]) -> None:

@@ -31,7 +31,7 @@ def executor_of(trainer: Training, schedule: Schedule, watch: Watch) -> Executor
         return Executor(*parts, schedule, **clips, graph=trainer.graph)
     if graph.synchronised:
         return ReplicaExecutor(*parts, schedule, transport, **clips, sharded=trainer.sharded)
-    return PipelineExecutor(*parts, schedule, transport, **clips)
+    return PipelineExecutor(*parts, schedule, transport, **clips, predictor=trainer.predictor, note=trainer.note)
 
 
 def buffers_of_rank_0(transport: Transport, model: Any) -> None:

@@ -98,6 +98,9 @@ class Trainer(Training):
     sharded
         With data-parallel replicas: whether each rank keeps the optimizer's state of its own part of the parameters
         alone.
+    predictor, note
+        With an asynchronous schedule: whose weights are read, and who is told how far they were from those that came;
+        see `sparsebp.distributed.pipeline.PipelineExecutor`. The predictor's state is part of checkpoints.
 
     Attributes
     ----------
@@ -105,6 +108,9 @@ class Trainer(Training):
         The schedule that steps run by now, or ran by last; None before `fit`.
     found_schedule
         With ``schedule="ooo"``: what was found, and what was measured; None until then.
+    times
+        After `fit` by a pipeline's schedule: when the actions of this rank ran, in the last whole step; for
+        `sparsebp.distributed.timeline.measured`.
 
     Raises
     ------

@@ -15,11 +15,13 @@ from sparsebp.core.errors import OptionError
 from sparsebp.core.files import check_path
 from sparsebp.core.types import Seed
 from sparsebp.distributed.transport import Transport
+from sparsebp.distributed.versions import Note
+from sparsebp.optim import Predictor
 from sparsebp.optim.combined import ChainedScheduler
 from sparsebp.runtime.candidates import FoundSchedule
 from sparsebp.runtime.out_of_order import MEMORY_RATIO
 from sparsebp.runtime.stages import Stages, trained_parameters
-from sparsebp.schedule import Schedule
+from sparsebp.schedule import Action, Schedule
 from sparsebp.schedule.builders import BUILDERS, Fusion, conventional, one_f_one_b, place_updates, synchronise
 from sparsebp.schedule.by_name import build
 from sparsebp.schedule.files.action_csv import read_csv
@@ -30,6 +32,13 @@ from sparsebp.train.history import History
 REPLICAS = "data-parallel"
 ON_RANKS = (REPLICAS, *(name for name, make in BUILDERS.items() if "workers" in inspect.signature(make).parameters))
 """Names of schedules for several ranks."""
+
+
+def asynchronous(schedule: Any) -> bool:
+    """Return whether a schedule's name is one whose updates come between micro-batches: its losses are others."""
+    if not isinstance(schedule, str) or schedule not in ON_RANKS or schedule == REPLICAS:
+        return False
+    return build(schedule, workers=2, stages=2, microbatches=2).graph.updates == "microbatch"
 
 
 class Training:
@@ -55,6 +64,8 @@ class Training:
         config: Mapping[str, Any] | None = None,
         transport: Transport | None = None,
         sharded: bool = False,
+        predictor: Predictor | None = None,
+        note: Note | None = None,
     ) -> None:
         check_parts(model, loss, optimizer, callbacks)
         trained_parameters(model, optimizer)
@@ -67,12 +78,20 @@ class Training:
             checkpoint_every = check_integer("checkpoint_every", checkpoint_every, 1)
         self.model, self.loss, self.optimizer = model, loss, optimizer
         self.lr_scheduler = scheduler_of(lr_scheduler, optimizer)
-        check_schedule(fusion, accumulate, schedule, clip_norm, transport)
+        check_schedule(fusion, accumulate, schedule, clip_norm)
+        check_ranks(schedule, transport)
         self.fusion, self.accumulate, self.schedule = fusion, int(accumulate), schedule
         self.memory_ratio, self.graph = memory_ratio, None if graph is None else check_flag("graph", graph)
         self.current_schedule: Schedule | None = None
         self.found_schedule: FoundSchedule | None = None
+        self.times: dict[Action, tuple[float, float]] = {}
         self._runner: Any = None
+        if (predictor is not None or note is not None) and transport is None:
+            raise OptionError(
+                "Weights are predicted for asynchronous pipelines", expected="transport= and schedule='dualpipe-2018'",
+                got="transport=None", remedy="Leave predictor and note out",
+            )  # fmt: skip
+        self.predictor, self.note = predictor, note
         self.transport, self.sharded = transport, check_flag("sharded", sharded)
         self._leads = transport is None or transport.rank == 0
         self._seen: frozenset[str] | None = None  # with ranks: the events at which callbacks of rank 0 see the model
@@ -150,9 +169,7 @@ def scheduler_of(given: Any, optimizer: Any) -> Any:
     return chained if isinstance(given, list | tuple) else given
 
 
-def check_schedule(
-    fusion: Any, accumulate: int, schedule: Any, clip_norm: float | None, transport: Transport | None = None
-) -> None:
+def check_schedule(fusion: Any, accumulate: int, schedule: Any, clip_norm: float | None) -> None:
     """Refuse options that do not go together, before there is a model to run.
 
     Raises
@@ -166,8 +183,6 @@ def check_schedule(
         raise OptionError("Not a schedule", expected="'conventional', 'ooo', a path, or a sparsebp.schedule.Schedule",
                           got=type(schedule).__name__, remedy="Pass one of them")  # fmt: skip
     ooo, clips = schedule == "ooo", clip_norm is not None
-    ranks = 1 if transport is None else transport.size
-    named = isinstance(schedule, str) and schedule in ON_RANKS
     for wrong, problem, expected, got, remedy in (
         (fusion == "backward" and clips, "Backward-fusion updates before the norm of all gradients is known",
          "clip_norm=None", clip_norm, "Use fusion='forward', which clips by the norm, or leave clip_norm out"),
@@ -175,15 +190,30 @@ def check_schedule(
          "accumulate=1", accumulate, "Use schedule='conventional', or a smaller batch"),
         (ooo and clips, "Out-of-order scheduling updates before the norm of all gradients is known",
          "clip_norm=None", clip_norm, "Use schedule='conventional', or leave clip_norm out"),
-        (named and transport is None, f"The schedule {schedule!r} is of several workers", "a transport between them",
-         "transport=None", "Pass transport=, under mpiexec that of MPI; see the how-to guide on many workers"),
-        (ranks > 1 and schedule in ("conventional", "ooo"), "Several ranks need a schedule of theirs",
-         ", ".join(ON_RANKS), repr(schedule), "Pass schedule='1f1b', say"),
         (schedule != "conventional" and fusion != "none", "A schedule places the updates itself",
          "fusion='none' beside it", shown(fusion), "Leave fusion out, or use schedule='conventional'"),
     ):  # fmt: skip
         if wrong:
             raise OptionError(problem, expected=expected, got=got, remedy=remedy)
+
+
+def check_ranks(schedule: Any, transport: Transport | None) -> None:
+    """Refuse a schedule's name that is not for as many ranks, before there is a model to run.
+
+    Raises
+    ------
+    OptionError
+        It is of several workers and there is no transport, or of one and there are several ranks.
+    """
+    if transport is None and isinstance(schedule, str) and schedule in ON_RANKS:
+        raise OptionError(
+            f"The schedule {schedule!r} is of several workers", expected="a transport between them",
+            got="transport=None", remedy="Pass transport=, under mpiexec that of MPI: mpiexec -n 4 sparsebp train …; "
+            "see the how-to guide on many workers",
+        )  # fmt: skip
+    if transport is not None and transport.size > 1 and schedule in ("conventional", "ooo"):
+        raise OptionError("Several ranks need a schedule of theirs", expected=", ".join(ON_RANKS), got=repr(schedule),
+                          remedy="Pass schedule='1f1b', say, or start one process")  # fmt: skip
 
 
 def schedule_of(

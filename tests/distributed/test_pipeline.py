@@ -36,6 +36,7 @@ def test_every_synchronous_schedule_gives_the_numbers_of_one_worker(schedule, si
 @pytest.mark.parametrize("name, schedule, size", [
     ("lenet5", "1f1b", 4), ("vgg11", "zb-h1", 3), ("densenet", "modulo", 2), ("gru", "fast-forward", 3),
     ("densenet", "gpipe", 4), ("gru", "zb-h2", 4), ("vgg11", "interleaved-1f1b", 2), ("lenet5", "gpipe", 1),
+    ("transformer", "zb-h1", 4), ("transformer", "modulo", 3),
 ])  # fmt: skip
 def test_networks(name, schedule, size):
     found, wanted = one_step_each(name, schedule, size, [2, 2, 2, 2])

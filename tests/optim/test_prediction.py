@@ -246,6 +246,7 @@ def test_spectrain_is_for_gradient_descent():
 
 def test_predicted_weights_of_an_snn_are_nearer_than_stale_ones():
     """Chen et al., 2018, Fig. 9: s = 1, 2, 3, the mean over the iterations of the RMSE over all weights."""
+    pytest.importorskip("sklearn")
     train, _ = load_digit_images(size=8)
     rng = np.random.default_rng(0)
     layers = [part for i in range(8) for part in (nn.Linear(64 if i == 0 else 32, 32, rng=rng), nn.SELU())]

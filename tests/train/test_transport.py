@@ -10,7 +10,8 @@ import pytest
 import orders
 import pipelines as p
 from sparsebp import nn, optim
-from sparsebp.core.errors import NonFiniteError, OptionError, TransportError
+from sparsebp.core.errors import FileFormatError, NonFiniteError, OptionError, TransportError
+from sparsebp.data import epoch_order
 from sparsebp.distributed.in_process import run_ranks
 from sparsebp.train import Callback, Trainer
 
@@ -269,3 +270,58 @@ def test_one_rank_is_one_worker():
     found = run_ranks(1, lambda transport: fit(transport, schedule="conventional"))[0]
     wanted = fit(None)
     assert rows(found[0]) == rows(wanted[0]) and json.dumps(epochs_of(found[0])) == json.dumps(epochs_of(wanted[0]))
+
+
+@pytest.mark.parametrize("schedule", ["pipedream", "dualpipe-2018"])
+def test_asynchronous_schedules_go_on_bit_for_bit(schedule, tmp_path):
+    def run(**options):
+        return run_ranks(3, lambda transport: fit(transport, schedule=schedule, validation=True, **options))[0]
+
+    found = run()
+    assert len(found[0].loss) == 6 and found[0].samples == [8, 8, 7] * 2
+    run(epochs=1, checkpoint_dir=tmp_path)
+    again = run(resume=True, checkpoint_dir=tmp_path)
+    assert rows(again[0]) == rows(found[0]) and epochs_of(again[0]) == epochs_of(found[0])
+    assert p.digest(again[1]) == p.digest(found[1])
+    other = run_ranks(
+        2, lambda t: fit(t, schedule=schedule, epochs=2, resume=True, checkpoint_dir=tmp_path, validation=True)
+    )
+    assert rows(other[0][0]) == rows(found[0])  # nothing was left to do
+
+
+@pytest.mark.parametrize(
+    "kind", [optim.MomentumPredictor, optim.OptimizerRulePredictor, optim.FiniteDifferencePredictor]
+)
+def test_predicted_weights_go_on_bit_for_bit(kind, tmp_path):
+    def train(transport, **options):
+        model, told = p.mlp(), []
+        optimizer = p.momentum(model)
+        trainer = Trainer(
+            model, nn.CrossEntropyLoss(), optimizer, transport=transport, schedule="dualpipe-2018", accumulate=5, rng=5,
+            predictor=options.get("kind", kind)(optimizer), note=told.append, checkpoint_dir=options.get("folder"),
+        )  # fmt: skip
+        history = trainer.fit(images(), epochs=options.get("epochs", 2), batch_size=10, resume="epochs" not in options
+                              and "folder" in options)  # fmt: skip
+        assert all(np.isfinite([d.predicted, d.stale]).all() for d in told)
+        return history, p.state_of(model, optimizer), trainer.predictor and trainer.predictor.state_dict()
+
+    found = run_ranks(3, train)
+    assert len({p.digest(one[2]) for one in found}) == 1
+    run_ranks(3, lambda transport: train(transport, epochs=1, folder=tmp_path))
+    again = run_ranks(3, lambda transport: train(transport, folder=tmp_path))
+    assert rows(again[0][0]) == rows(found[0][0])
+    assert p.digest(again[0][1]) == p.digest(found[0][1]) and p.digest(again[0][2]) == p.digest(found[0][2])
+    with pytest.raises(FileFormatError, match="the predictor"):
+        run_ranks(3, lambda transport: train(transport, folder=tmp_path, kind=lambda _: None))
+
+
+def test_an_asynchronous_pipeline_of_one_rank_updates_after_every_micro_batch():
+    found = run_ranks(1, lambda transport: fit(transport, schedule="pipedream", epochs=1))[0]
+    model = p.mlp()
+    optimizer = optim.Adam(model.parameters(), lr=0.01)
+    trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, rng=5)
+    data, order = images(), epoch_order(23, seed=5, epoch=0)
+    parts = [part for start in range(0, 23, 8) for part in np.array_split(order[start : start + 8], 3)]
+    for part in parts:  # each a batch of its own
+        trainer.fit(data.batch(part), epochs=1, batch_size=len(part))
+    p.assert_close(([], found[1]), ([], p.state_of(model, optimizer)), **TIGHT)

@@ -25,9 +25,12 @@ from sparsebp.train.checkpoint import FILE_NAME, load_checkpoint, save_checkpoin
 from sparsebp.train.run_folder import run_folder, set_aside
 
 if TYPE_CHECKING:
+    from sparsebp.distributed.timeline import Timeline
+    from sparsebp.distributed.transport import Transport
     from sparsebp.nn import PruneReport
 
 START_NAME = "start.safetensors"
+STEP_NAME = "step.png"
 _AGREEMENT_BATCH = 8  # samples: the stored Jacobians of `blelloch` stay below some hundred MB
 
 
@@ -41,6 +44,7 @@ def run(
     agreement: bool = False,
     every: int | None = None,
     as_json: bool = False,
+    transport: Transport | None = None,
 ) -> dict[str, Any]:
     """Train `config`, print what came out, and return it.
 
@@ -50,7 +54,8 @@ def run(
         The run.
     folder
         Takes ``checkpoint.safetensors``, ``result.json`` and, last and where matplotlib is installed, ``loss.png``; if
-        that cannot be written, there is a warning. A run that
+        that cannot be written, there is a warning. A pipeline on several ranks leaves ``step.png`` besides: when the
+        actions of its last whole step ran, measured and simulated. A run that
         prunes keeps the training before that there, and writes the pruned network into the folder ``pruned`` inside.
     weights
         A checkpoint, or its folder, whose weights and pruning masks to start from; copied to ``start.safetensors``.
@@ -64,11 +69,14 @@ def run(
         Steps between checkpoints within an epoch.
     as_json
         JSON lines on standard output instead of text.
+    transport
+        Between several ranks, all of which call this. Rank 0 prints, writes and returns the result; on the others it is
+        empty.
 
     Raises
     ------
     OptionError
-        Both `weights` and `resume` are given.
+        Both `weights` and `resume` are given; or several ranks are to compare, or to prune.
     FileFormatError
         There is nothing to resume in `folder`.
     OutputError
@@ -81,14 +89,23 @@ def run(
             "A run that resumes has weights already", expected="--weights or --resume", got="both",
             remedy="Leave --weights out: the folder's checkpoint holds what the run has made of them",
         )  # fmt: skip
+    leads = transport is None or transport.rank == 0
+    if transport is not None:
+        _check_on_ranks(config, compare)
     position = Position(resumed=resume)
-    with position.told(), run_folder(folder, resume=resume):
+    with position.told(), run_folder(folder if leads else None, resume=resume):
         callbacks = [position, JsonLines(sys.stdout) if as_json else ProgressBar()]
         files: dict[str, Any] = {"callbacks": callbacks, "checkpoint_dir": folder, "checkpoint_every": every}
         start = folder / START_NAME
-        if resume and start.exists():
+        if resume and leads and start.exists():
             weights = start
-        session = dense = build(config, weights=weights, **files)
+        if transport is not None:
+            weights = transport.broadcast(weights)
+        session = dense = build(config, weights=weights, transport=transport, **files)
+        if not leads:
+            session.fit(resume=resume)
+            _timeline(session, transport)
+            return {}
         if weights is None:
             _remove(start)
         elif weights != start:  # a copy: what was given may be the checkpoint that this run is about to replace
@@ -98,6 +115,7 @@ def run(
             set_aside(inner)
             _remove(inner / FILE_NAME)
         session.fit(resume=resume)
+        timeline = _timeline(session, transport)
         pruning: dict[str, Any] = {}
         if prunes(config):
             folder = inner
@@ -108,6 +126,7 @@ def run(
         choice = config.backward_of(session.trainer.model, x)
         result: dict[str, Any] = {
             "config": dataclasses.asdict(config),
+            **({} if transport is None else {"ranks": transport.size}),
             **_measured(session),
             "backward": choice,
             **_schedule(session),
@@ -115,6 +134,8 @@ def run(
             "checkpoint": str(folder / FILE_NAME),
             "picture": str(folder / "loss.png") if _draws(session) else None,
         }
+        if timeline is not None:
+            result["step"] = _step(timeline, folder if _draws(session) else None)
         if agreement:
             batch = _batch(session, min(_AGREEMENT_BATCH, len(session.test_set)))
             result["agreement"] = [
@@ -131,7 +152,18 @@ def run(
             _print(result)
         if result["picture"] is not None:
             _draw(session, Path(result["picture"]))
+        if timeline is not None and result["step"]["picture"] is not None:
+            _draw_timeline(timeline, Path(result["step"]["picture"]))
         return result
+
+
+def _check_on_ranks(config: TrainConfig, compare: bool) -> None:
+    for wrong, problem, name in (
+        (compare, "A comparison trains once more, in one process", "--compare"),
+        (prunes(config), "Pruning and retraining is for one process", "--prune"),
+    ):
+        if wrong:
+            raise OptionError(problem, expected="one process", got="several ranks", remedy=f"Leave {name} out")
 
 
 def _remove(path: Path) -> None:
@@ -193,6 +225,34 @@ def _draw(session: Run, path: Path) -> None:
         typer.echo(f"Warning: The loss curve was not drawn. {error}", err=True)
 
 
+def _timeline(session: Run, transport: Transport | None) -> Timeline | None:
+    """Return when the last whole step's actions ran on all ranks; None where no pipeline has run on the CPUs."""
+    schedule = session.trainer.current_schedule
+    if transport is None or schedule is None or schedule.workers != transport.size or session.config.device != "cpu":
+        return None
+    from sparsebp.distributed.timeline import measured
+
+    return measured(transport, schedule, session.trainer.times)
+
+
+def _step(timeline: Timeline, folder: Path | None) -> dict[str, Any]:
+    simulated = timeline.simulated()
+    return {
+        "seconds": timeline.makespan, "idle": timeline.bubble, "simulated_seconds": simulated.makespan,
+        "simulated_idle": simulated.bubble, "clock_uncertainty": timeline.uncertainty,
+        "picture": None if folder is None else str(folder / STEP_NAME),
+    }  # fmt: skip
+
+
+def _draw_timeline(timeline: Timeline, path: Path) -> None:
+    from sparsebp.distributed.timeline import save_timeline
+
+    try:
+        save_timeline(timeline, path)
+    except Exception as error:
+        typer.echo(f"Warning: The picture of a step was not drawn. {error}", err=True)
+
+
 def _schedule(session: Run) -> dict[str, Any]:
     """Return what is to be said of a schedule that was found in the first steps."""
     found = session.trainer.found_schedule
@@ -224,6 +284,14 @@ def _print(result: dict[str, Any]) -> None:
     line("backward plan", result["backward"]["reason"])
     if "schedule" in result:
         line("schedule", result["schedule"]["reason"])
+    if "step" in result:
+        step = result["step"]
+        drawn = "" if step["picture"] is None else f": {step['picture']}"
+        line(
+            "last step",
+            f"{1e3 * step['seconds']:.3g} ms on {result['ranks']} ranks, idle {step['idle']:.0%}; simulated with the "
+            f"same durations {1e3 * step['simulated_seconds']:.3g} ms, idle {step['simulated_idle']:.0%}{drawn}",
+        )
     for entry in result.get("agreement", ()):
         agreed = Agreement(**entry)
         line(
