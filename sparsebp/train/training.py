@@ -29,14 +29,18 @@ from sparsebp.train.callbacks import Callback
 from sparsebp.train.checkpoint import FILE_NAME, checked_config
 from sparsebp.train.history import History
 
-REPLICAS = "data-parallel"
-ON_RANKS = (REPLICAS, *(name for name, make in BUILDERS.items() if "workers" in inspect.signature(make).parameters))
+REPLICAS, FIRST_K = "data-parallel", "reverse-first-k"
+ON_RANKS = (
+    REPLICAS,
+    FIRST_K,
+    *(name for name, make in BUILDERS.items() if "workers" in inspect.signature(make).parameters),
+)
 """Names of schedules for several ranks."""
 
 
 def asynchronous(schedule: Any) -> bool:
     """Return whether a schedule's name is one whose updates come between micro-batches: its losses are others."""
-    if not isinstance(schedule, str) or schedule not in ON_RANKS or schedule == REPLICAS:
+    if not isinstance(schedule, str) or schedule not in ON_RANKS or schedule in (REPLICAS, FIRST_K):
         return False
     return build(schedule, workers=2, stages=2, microbatches=2).graph.updates == "microbatch"
 
@@ -189,6 +193,8 @@ def check_schedule(fusion: Any, accumulate: int, schedule: Any, clip_norm: float
          "accumulate=1", accumulate, "Use schedule='conventional', or a smaller batch"),
         (ooo and clips, "Out-of-order scheduling updates before the norm of all gradients is known",
          "clip_norm=None", clip_norm, "Use schedule='conventional', or leave clip_norm out"),
+        (schedule == FIRST_K and accumulate > 1, "Reverse first-k scheduling is for one micro-batch a step",
+         "accumulate=1", accumulate, "Use schedule='data-parallel', or a smaller batch"),
         (schedule != "conventional" and fusion != "none", "A schedule places the updates itself",
          "fusion='none' beside it", shown(fusion), "Leave fusion out, or use schedule='conventional'"),
     ):  # fmt: skip
@@ -218,7 +224,9 @@ def check_ranks(schedule: Any, transport: Transport | None) -> None:
 def schedule_of(
     stages: Stages, fusion: Fusion, accumulate: int, schedule: str | os.PathLike[str] | Schedule, ranks: int = 1
 ) -> Schedule:  # fmt: skip
-    """Return the schedule that the trainer's options ask for, but for ``"ooo"``; `check_schedule` has seen them.
+    """Return the schedule that the trainer's options ask for; `check_schedule` has seen them.
+
+    But for ``"ooo"`` and ``"reverse-first-k"``, which measure before they have one.
 
     Raises
     ------
