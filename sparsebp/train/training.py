@@ -22,7 +22,7 @@ from sparsebp.runtime.candidates import FoundSchedule
 from sparsebp.runtime.out_of_order import MEMORY_RATIO
 from sparsebp.runtime.stages import Stages, trained_parameters
 from sparsebp.schedule import Schedule
-from sparsebp.schedule.builders import BUILDERS, Fusion, conventional, one_f_one_b, place_updates, synchronise
+from sparsebp.schedule.builders import BUILDERS, Fusion, conventional, data_parallel
 from sparsebp.schedule.by_name import build
 from sparsebp.schedule.files.action_csv import read_csv
 from sparsebp.train.callbacks import Callback
@@ -238,9 +238,7 @@ def schedule_of(
     if schedule == "conventional":
         return conventional(stages=len(stages), microbatches=accumulate, fusion=fusion, unweighted=stages.unweighted)
     if schedule == REPLICAS:
-        size: Any = {"stages": len(stages), "microbatches": accumulate, "unweighted": stages.unweighted}
-        plain = one_f_one_b(workers=1, **size, input_gradient=False)  # each forward with its backward
-        return place_updates(synchronise(plain, priority="first-ready"))
+        return data_parallel(stages=len(stages), microbatches=accumulate, unweighted=stages.unweighted)
     if isinstance(schedule, str) and schedule in ON_RANKS:
         return build(
             schedule, workers=ranks, stages=len(stages), microbatches=accumulate, unweighted=stages.unweighted
