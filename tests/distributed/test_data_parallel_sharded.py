@@ -14,7 +14,6 @@ from sparsebp.distributed.data_parallel import ReplicaExecutor
 from sparsebp.distributed.in_process import run_ranks
 from sparsebp.runtime.stages import Stages
 
-
 NAMES = list(rep.schedules(Stages(rep.mlp())))
 
 
