@@ -7,7 +7,6 @@ with what.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -17,11 +16,7 @@ import pytest
 from backends import Backend, make_backend, needs_numba
 from sparsebp import jacobian_t, kernels, nn, optim, plan_product, plan_scan
 from sparsebp.backend import to_host
-from sparsebp.distributed.in_process import run_ranks
-from sparsebp.distributed.time_parallel import TimeParallel, stretch
-from sparsebp.distributed.transport import Transport
 from sparsebp.jacobians import TransposedJacobian
-from sparsebp.kernels.device import Launcher
 from sparsebp.patterns import SparsityPattern
 from strategies import tolerance
 
@@ -330,33 +325,5 @@ def test_image_layers(device: Backend, name: str, dtype: Any) -> None:
         gy = array(np.random.default_rng(1).standard_normal(y.shape).astype(dtype))
         grads = layer.weight_grad(gy, saved)
         return {"y": y, "gx": layer.input_grad(gy, saved), "data": layer.jacobian_t(saved).data, **grads}
-
-    both(device, run)
-
-
-@pytest.mark.parametrize("cell", CELLS)
-def test_stretches_on_ranks(device: Backend, cell: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    launch, alone = Launcher._launch, threading.Lock()  # the executor runs one launch at a time
-
-    def one_by_one(*args: Any, **options: Any) -> None:
-        with alone:
-            launch(*args, **options)
-
-    monkeypatch.setattr(Launcher, "_launch", one_by_one)
-    steps, batch, features, hidden = 7, 2, 2, 5
-
-    def run(array: Callable[[Any], Any], place: Callable[[Any], Any]) -> dict[str, Any]:
-        rng = np.random.default_rng(0)
-        x, gy = (rng.standard_normal((steps, batch, size)).astype(np.float32) for size in (features, hidden))
-
-        def work(transport: Transport) -> dict[str, Any]:
-            layer = place(CELLS[cell](features, hidden, rng=1))
-            own = stretch(steps, transport)
-            y, back = TimeParallel(layer, transport, "maps").vjp(array(x[own]))
-            g = back(array(gy[own]))
-            return {"y": y, "input": g.input, **g.weights}
-
-        results = run_ranks(3, work)
-        return {f"{name} of {rank}": value for rank, result in enumerate(results) for name, value in result.items()}
 
     both(device, run)
