@@ -51,6 +51,7 @@ def there(tmp_path: Path) -> dict[str, str]:
     return os.environ | {
         "PATH": path, "PYTHONPATH": str(STANDIN), "OUT": str(tmp_path / "out"), "SPARSEBP_COMMIT": "0123abc",
         "SPARSEBP_PRICES": "",
+        "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1",  # other tests run beside it
     }  # fmt: skip
 
 

@@ -185,7 +185,7 @@ BENCHMARK = Benchmark(
     leaves_out="transfer of the batch to the GPU (both sides alike); floors count H = 20 lanes as full",
     settings={"targets": TARGETS},
     sizes={"lengths": LENGTHS, "batches": BATCHES, "dtypes": DTYPES},
-    quick={"lengths": (10,), "batches": (), "dtypes": ("float32",)},
+    quick={"lengths": (4,), "batches": (), "dtypes": ("float32",)},
     rounds={"rounds": 15, "least_rounds": 3, "budget": 1.0},
     threads=None,
     seconds=SECONDS,

@@ -6,12 +6,11 @@ each other's cores, which happens to nobody who uses one of them.
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable, Mapping
 from functools import partial
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from sparsebp.bench.tools.spawned import Spawned
 from sparsebp.core import timing
 from sparsebp.core.errors import SparseBPError
 
@@ -19,29 +18,14 @@ Sides = Callable[..., tuple[Mapping[str, Callable[[], object]], Any]]
 """A function of a module: returns the sides by name, and whatever else its caller wants to know."""
 
 
-class Apart:
+class Apart(Spawned):
     """A process that builds sides and times them.
 
     As a context manager it ends the process. Sides are built with `build`, those before are dropped.
     """
 
     def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")  # a fork would inherit the threads' locks, not the threads
-        self._here, there = context.Pipe()
-        self._process = context.Process(target=_serve, args=(there,), daemon=True)
-        self._process.start()
-        there.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._here.close()
-        self._process.join(5)
-        if self._process.is_alive():
-            self._process.terminate()
+        super().__init__(_serve, patience=5)
 
     def build(self, sides: Sides, *args: Any) -> tuple[dict[str, Callable[[], float]], Any]:
         """Build sides there; return a timer for each, as `timing.timer` does, and what else `sides` returned.
@@ -56,11 +40,11 @@ class Apart:
 
     def _ask(self, what: Any) -> Any:
         try:
-            self._here.send(what)
-            answer, error = self._here.recv()
+            self.here.send(what)
+            answer, error = self.here.recv()
         except (EOFError, BrokenPipeError) as gone:
             raise SparseBPError("The other side's process has died", expected="an answer", got=f"exit status "
-                                f"{self._process.exitcode}", remedy="Look for a lack of memory") from gone  # fmt: skip
+                                f"{self.status()}", remedy="Look for a lack of memory") from gone  # fmt: skip
         if error is not None:
             raise SparseBPError("The other side has failed", expected="its time", got=error,
                                 remedy="Run it by itself to see where")  # fmt: skip

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-import multiprocessing
 import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from sparsebp.bench.tools.benchmark import Row, Run
+from sparsebp.bench.tools.spawned import Spawned
 
 Maker = Callable[..., Callable[[Any], Row]]
 """A function of a module: builds, from what is pickled to it, the function that measures a point."""
@@ -81,32 +80,16 @@ def named(point: Any) -> str:
     return ", ".join(f"{name} {value}" for name, value in fields(point).items() if value not in (None, ""))
 
 
-class _Process:
+class _Process(Spawned):
     """A process that measures points; as a context manager it ends it, whatever it is at."""
 
     def __init__(self, make: Maker, arguments: tuple[Any, ...]) -> None:
-        context = multiprocessing.get_context("spawn")  # a fork cannot use CUDA where its parent has
-        self._here, there = context.Pipe()
-        self._process = context.Process(target=_serve, args=(there, make, arguments), daemon=True)
-        self._process.start()
-        there.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._here.close()
-        self._process.join(2)
-        if self._process.is_alive():
-            self._process.kill()
-            self._process.join()
+        super().__init__(_serve, make, arguments, patience=2)
 
     def measure(self, point: Any, seconds: float) -> _Answer:
         """Return the row of a point, and whether the process can measure another one."""
         try:
-            self._here.send(point)
+            self.here.send(point)
         except OSError:
             return self._dead()
         return self.answer(seconds)
@@ -114,16 +97,15 @@ class _Process:
     def answer(self, seconds: float) -> _Answer:
         """Return what the process says next; at its beginning, whether it is ready."""
         try:
-            if not self._here.poll(None if math.isinf(seconds) else seconds):
+            if not self.here.poll(None if math.isinf(seconds) else seconds):
                 return _Answer({"error": f"stopped after {seconds:.0f} s"}, False)
-            answer: _Answer = self._here.recv()
+            answer: _Answer = self.here.recv()
         except (EOFError, OSError):
             return self._dead()
         return answer
 
     def _dead(self) -> _Answer:
-        self._process.join(5)
-        return _Answer({"error": f"its process has died, status {self._process.exitcode}"}, False)
+        return _Answer({"error": f"its process has died, status {self.status()}"}, False)
 
 
 def _serve(connection: Any, make: Maker, arguments: tuple[Any, ...]) -> None:

@@ -9,14 +9,19 @@ from sparsebp.kernels.api.checks import Family
 from sparsebp.kernels.operands import WeightSums
 
 NONLINEARITIES = ("tanh", "relu")
-MOST_INPUTS = 8
-"""Largest input size that a forward kernel projects itself."""
+HELD_INPUTS = (1, 4, 8)
+"""Input sizes of kernels that hold the input's weights, or the sums of their gradients; a smaller input leaves room."""
 
-SUMMED_INPUTS = (1, 4, 8)
-"""Input sizes for which a backward that sums weight gradients is compiled; a smaller input leaves room unused."""
+MOST_INPUTS = HELD_INPUTS[-1]
+"""Largest input size that a forward kernel projects itself."""
 
 Sizes = tuple[int, int, int]
 """``(T, B, H)``: steps, samples, hidden size."""
+
+
+def room_for(features: int) -> int:
+    """Return the smallest of `HELD_INPUTS` that has room for so many features; 0 where none has."""
+    return min((inputs for inputs in HELD_INPUTS if inputs >= features), default=0)
 
 
 def room_for_sums(registers: int, gates: int, hidden: int, features: int, itemsize: int) -> int:
@@ -27,7 +32,7 @@ def room_for_sums(registers: int, gates: int, hidden: int, features: int, itemsi
     """
     if registers == 0 or itemsize != 4:
         return 0
-    room = min((inputs for inputs in SUMMED_INPUTS if inputs >= features), default=0)
+    room = room_for(features)
     return room if gates * (2 * hidden + room) <= registers else 0
 
 

@@ -9,15 +9,13 @@ import numpy as np
 
 from sparsebp.core.errors import OptionError
 from sparsebp.core.types import Array, Nonlinearity
-from sparsebp.kernels.api.recurrent import MOST_INPUTS, room_for_sums
+from sparsebp.kernels.api.recurrent import MOST_INPUTS, room_for, room_for_sums
 from sparsebp.kernels.device.base import MAX_THREADS, WARP, Defines, Launcher, ceil_div, real_define, thread_block
 from sparsebp.kernels.device.recurrent_cycles import Gpu, Layer, in_registers, in_warps, map_values, rows_a_lane
 from sparsebp.kernels.device.recurrent_maps import write_maps
 from sparsebp.kernels.operands import WeightSums
 from sparsebp.kernels.weight_sums import multiply_sums
 
-_INPUT_SIZES = (1, 4, MOST_INPUTS)
-"""Input sizes for which forward is compiled; smaller ones are filled up with zeros."""
 _INPUT_STEPS = 16
 """Steps of the input that forward keeps in shared memory at most: two rounds, see ``cuda/forward.cuh``."""
 SUM_REGISTERS = 132
@@ -152,7 +150,7 @@ class RecurrentKernels(Launcher):
         """Launch a kernel of ``cuda/*_forward.cu``; `inputs` are x, w_ih (or None), b_ih and b_hh."""
         steps, batch, hidden = h.shape
         features = 0 if inputs[1] is None else inputs[1].shape[1]
-        inputs_held = min(n for n in _INPUT_SIZES if n >= features) if features else 0
+        inputs_held = room_for(features) if features else 0
         form = self._unit_form(h, 1, cell.gates, _INPUT_STEPS * MOST_INPUTS if features else 0, inputs_held)
         defines, block = form.defines | cell.defines, (form.threads,)
         if features:

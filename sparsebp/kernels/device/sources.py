@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from sparsebp.kernels.api.recurrent import SUMMED_INPUTS, room_for_sums
+from sparsebp.kernels.api.recurrent import HELD_INPUTS, room_for_sums
 from sparsebp.kernels.device.base import WARP, Defines
 from sparsebp.kernels.device.recurrent import SUM_REGISTERS
 from sparsebp.kernels.device.recurrent_cycles import ROW_REGISTERS
@@ -38,7 +38,7 @@ def _units(largest: dict[str, int]) -> list[Defines]:
 def _sums(gates: int) -> list[Defines]:
     """Backward with sums of weight gradients: for each room for inputs the largest size, and size 20."""
     sets: list[Defines] = []
-    for inputs in SUMMED_INPUTS:
+    for inputs in HELD_INPUTS:
         fits = [h for h in range(1, 129) if room_for_sums(SUM_REGISTERS, gates, h, inputs, itemsize=4)]
         for hidden in sorted({min(20, fits[-1]), fits[-1]}):
             form: Defines = {"REAL": "float", "HIDDEN": hidden, "INPUTS": inputs}
