@@ -2,7 +2,7 @@
 
 Each measures us and a peer in turn in one run, writes JSON and a picture, and prints the table last:
 ``bench.load("recurrent").run(quick=True)``. A further one is a module with a ``BENCHMARK``, and its name here;
-``gpu-grid`` is ``grid`` in the folder ``gpu``, and ``time-parallel`` is ``time_parallel``.
+``gpu-grid`` is ``grid`` in the folder ``gpu``.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 
 NAMES = (
     "recurrent", "scan", "spgemm", "jacobian", "convergence", "pruned", "optim", "fusion", "schedule", "busy",
-    "estimates", "time-parallel", "gpu-numbers", "gpu-grid", "gpu-graphs",
+    "estimates", "data-parallel", "time-parallel", "spectrain", "gpu-numbers", "gpu-grid", "gpu-graphs",
 )  # fmt: skip
 """The benchmarks, each a module of this name; those that begin with ``gpu`` are for a GPU."""
 
 
 def load(name: str) -> Benchmark:
     """Import and return the benchmark `name`, one of `NAMES`."""
-    found: Benchmark = import_module(f"sparsebp.bench.{name.replace('gpu-', 'gpu.').replace('-', '_')}").BENCHMARK
+    module = name.replace("-", "." if name.startswith("gpu-") else "_")
+    found: Benchmark = import_module(f"sparsebp.bench.{module}").BENCHMARK
     return found

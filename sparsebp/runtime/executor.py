@@ -73,7 +73,8 @@ class Executor:
         self.schedule = schedule = without_frozen(schedule, self.stages)
         check_fits(schedule, self.stages)
         watch = watch or Watch()
-        self._actions = Actions(self.stages, loss, optimizer, clip_norm, watch)
+        self._order = schedule
+        self._actions = self._make_actions(loss, optimizer, clip_norm, watch)
         self._programs: dict[int, Program] = {}
         program = self._program(schedule.graph.microbatches)
         if clip_norm is not None and not program.gathered:
@@ -93,6 +94,9 @@ class Executor:
         self._late = schedule.graph.first == "I"
         self._doubtful = True  # whether all parameters have had as many updates
 
+    def _make_actions(self, loss: Any, optimizer: Any, clip_norm: float | None, watch: Watch) -> Actions:
+        return Actions(self.stages, loss, optimizer, clip_norm, watch)
+
     @property
     def pending(self) -> bool:
         """Whether parameters are still to be updated, or steps to be looked at."""
@@ -102,6 +106,10 @@ class Executor:
     def uncaptured(self) -> tuple[str, ...]:
         """Why steps are not captured into CUDA graphs; empty if they are, or are to be as soon as they are warm."""
         return ("graph=False",) if self._graphs is None else self._graphs.uncaptured
+
+    def own(self, indices: Any) -> Any:
+        """Return which samples of a micro-batch are computed here: all of them."""
+        return indices
 
     def step(self, batches: Sequence[Batch], tag: Any = None) -> list[Step]:
         """Run one step.
@@ -213,7 +221,7 @@ class Executor:
 
     def _program(self, count: int) -> Program:
         if count not in self._programs:
-            whole = self.schedule
+            whole = self._order
             schedule = whole if count == whole.graph.microbatches else fewer(whole, count)
             self._programs[count] = compile_program(schedule, self.stages, self._actions)
         return self._programs[count]
