@@ -21,7 +21,7 @@ from sparsebp.bench.tools.report import Column
 from sparsebp.bench.tools.workload import CELLS
 from sparsebp.core import timing
 from sparsebp.core.threads import most_threads, set_threads
-from sparsebp.distributed.time_parallel import TimeParallel, stretch
+from sparsebp.distributed.scans.time_parallel import TimeParallel, stretch
 from sparsebp.distributed.transport import Transport
 
 WAYS = ("maps", "vectors")

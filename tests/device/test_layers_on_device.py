@@ -7,7 +7,6 @@ with what.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -17,11 +16,7 @@ import pytest
 from backends import Backend, make_backend, needs_numba
 from sparsebp import jacobian_t, kernels, models, nn, optim, plan_product, plan_scan
 from sparsebp.backend import to_host
-from sparsebp.distributed.in_process import run_ranks
-from sparsebp.distributed.time_parallel import TimeParallel, stretch
-from sparsebp.distributed.transport import Transport
 from sparsebp.jacobians import TransposedJacobian
-from sparsebp.kernels.device import Launcher
 from sparsebp.patterns import SparsityPattern
 from strategies import tolerance
 

@@ -10,7 +10,7 @@ import numpy as np
 
 import sparsebp as sb
 from sparsebp.core.types import Array
-from sparsebp.distributed.time_parallel import TimeParallel
+from sparsebp.distributed.scans.time_parallel import TimeParallel
 from sparsebp.distributed.transport import Transport
 from sparsebp.nn.recurrent.recurrent import Recurrent
 

@@ -9,7 +9,7 @@ import numpy as np
 from distributed.cut_sequences import Problem
 from mpi import on_ranks
 from scan.chains import make_chain
-from sparsebp.distributed.chain_parallel import ChainParallel
+from sparsebp.distributed.scans.chain_parallel import ChainParallel
 from sparsebp.distributed.transport import Transport
 from sparsebp.scan import plan_scan
 
