@@ -16,6 +16,7 @@ from sparsebp.schedule.pictures.summary import summary
 from sparsebp.schedule.pictures.text_chart import text_chart
 from sparsebp.schedule.pictures.trace import chrome_trace, write_trace
 from sparsebp.schedule.schedule import Lane, Schedule
+from sparsebp.schedule.simulation.compare import Errors, compare, fit_link
 from sparsebp.schedule.simulation.memory import MemoryCurve
 from sparsebp.schedule.simulation.simulate import Event, Simulation, Transfer, depth, simulate
 from sparsebp.schedule.validate import validate
@@ -26,6 +27,7 @@ __all__ = [
     "Cell",
     "Costs",
     "Durations",
+    "Errors",
     "Event",
     "Kind",
     "Lane",
@@ -40,7 +42,9 @@ __all__ = [
     "Transfer",
     "actions_of",
     "chrome_trace",
+    "compare",
     "depth",
+    "fit_link",
     "gantt",
     "parse",
     "parts_of",
