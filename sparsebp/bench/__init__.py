@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 
 NAMES = (
     "recurrent", "scan", "spgemm", "jacobian", "convergence", "pruned", "optim", "fusion", "schedule", "busy",
-    "estimates", "scaling", "scaling-papers", "gpu-numbers", "gpu-grid", "gpu-graphs",
+    "estimates", "data-parallel", "scaling", "scaling-papers", "gpu-numbers", "gpu-grid", "gpu-graphs",
 )  # fmt: skip
 """The benchmarks, each a module of this name; those that begin with ``gpu`` are for a GPU."""
 
 
 def load(name: str) -> Benchmark:
     """Import and return the benchmark `name`, one of `NAMES`."""
-    found: Benchmark = import_module(f"sparsebp.bench.{name.replace('-', '.')}").BENCHMARK
+    module = name.replace("-", "." if name.startswith(("gpu-", "scaling-")) else "_")
+    found: Benchmark = import_module(f"sparsebp.bench.{module}").BENCHMARK
     return found

@@ -9,7 +9,14 @@ import abc
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import numpy as np
+
+from sparsebp import backend
+from sparsebp.core.arguments import check_integer
+from sparsebp.core.errors import DTypeError, ShapeError
 from sparsebp.core.types import Array
+
+DTYPES = tuple(map(np.dtype, (np.float32, np.float64, np.int32, np.int64)))
 
 
 class Handle(Protocol):
@@ -32,8 +39,8 @@ class Transport(abc.ABC):
     """Carries arrays between ranks.
 
     Collective calls (`allreduce`, `reduce_scatter`, `allgather`, `exscan`, `share`, `broadcast`, `barrier`) are made by
-    all ranks in the same order. Arrays are C-contiguous, of float32 or float64, NumPy's or CuPy's as the transport
-    says in `on_device`.
+    all ranks in the same order. Arrays are C-contiguous, of float32 or float64 (or of int32 or int64), NumPy's or
+    CuPy's. All calls of a rank are made by one thread.
 
     Attributes
     ----------
@@ -41,11 +48,14 @@ class Transport(abc.ABC):
         Number of this worker, from 0, and of all.
     on_device
         Whether it carries CuPy's arrays without a copy on the host.
+    largest_tag
+        Tags are from 0 to this.
     """
 
     rank: int
     size: int
     on_device: bool = False
+    largest_tag: int = 2**31 - 1
 
     # ---- two ranks ---------------------------------------------------------------------------------------------------
 
@@ -71,7 +81,7 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     def allreduce(self, array: Array) -> Handle:
-        """Begin to replace `array` by its sum over all ranks. The sum is bit for bit the same on all, and every time."""
+        """Begin to replace `array` by its sum over all ranks. It is bit for bit the same on all, and every time."""
 
     @abc.abstractmethod
     def reduce_scatter(self, array: Array, out: Array) -> Handle:
@@ -115,3 +125,48 @@ class Transport(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None:
         """Give up what is still under way, and end threads of the transport's own."""
+
+    # ---- for those that carry ----------------------------------------------------------------------------------------
+
+    def check_message(self, array: Array, peer: int, tag: int, *, written: bool = False) -> None:
+        """Refuse what cannot be sent or received.
+
+        Raises
+        ------
+        OptionError
+            There is no such rank, or the tag is too large.
+        DeviceError, DTypeError, LayoutError
+            The array cannot be carried, or, if it is to be `written`, not be written to.
+        """
+        check_integer("The rank", peer, 0, self.size - 1)
+        check_integer("The tag", tag, 0, self.largest_tag)
+        _check_array(array, written)
+
+    def check_call(self, array: Array, part: Array | None = None, *, parts: int = 1, written: bool = False) -> None:
+        """Refuse what a collective call cannot take: `part` must have one of `parts` equal shares of `array`'s values.
+
+        `written` says which of the two is written to: `array`, else `part`.
+
+        Raises
+        ------
+        DeviceError, DTypeError, LayoutError, ShapeError
+            That is so.
+        """
+        _check_array(array, written)
+        if part is None:
+            return
+        _check_array(part, not written)
+        if part.dtype != array.dtype:
+            raise DTypeError("The arrays of a collective call differ", expected=array.dtype, got=part.dtype,
+                             remedy="Convert one of them")  # fmt: skip
+        if part.size * parts != array.size:
+            raise ShapeError("The arrays of a collective call do not go together",
+                             expected=f"{parts} times as many values in one as in the other",
+                             got=f"{array.size} and {part.size}", remedy="Pad the larger one")  # fmt: skip
+
+
+def _check_array(array: Array, written: bool) -> None:
+    backend.check_array("The array", array, written=written)
+    if array.dtype not in DTYPES:
+        raise DTypeError("The array cannot be carried", expected=" or ".join(map(str, DTYPES)), got=array.dtype,
+                         remedy="Convert it")  # fmt: skip

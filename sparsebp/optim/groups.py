@@ -51,9 +51,7 @@ class ParameterGroups:
                               remedy="Leave all names but one out: a shared parameter has one gradient")  # fmt: skip
         self._group_buffers = [self._buffers_of(group) for group in self.param_groups]
         self._arrays = list(self.params.values())
-        self._columns = [
-            [self.buffers.get(buffer, {}).get(name) for name in self.params] for buffer in UPDATE_BUFFERS[self.rule]
-        ]
+        self._columns = self._columns_of(self.buffers)
         self._names = list(self.params)
         self._kinds = [(backend.namespace(array), array.dtype) for array in self._arrays]
         self._uniform = len(set(self._kinds)) == 1
@@ -62,6 +60,9 @@ class ParameterGroups:
         self._steps = np.zeros(len(self.params), np.int64)
         self._seen: list[tuple[Any, ...]] = []
         self._expanded = np.empty(0)
+
+    def _columns_of(self, buffers: Mapping[str, Mapping[str, Array]]) -> list[list[Any]]:
+        return [[buffers.get(buffer, {}).get(name) for name in self.params] for buffer in UPDATE_BUFFERS[self.rule]]
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_kinds"}  # modules cannot be copied

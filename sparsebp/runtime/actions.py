@@ -70,7 +70,7 @@ class Actions:
                 if score is not None:
                     step.later.scores[m] = score
             gy = loss.input_grad(saved)
-            if count > 1:  # the mean over the step's samples is that of the micro-batches' means, by their sizes
+            if step.shares[m] != 1:  # the mean over the step's samples: that of micro-batches' means, by their sizes
                 gy = gy * gy.dtype.type(step.shares[m])
             place(step, m, len(self.stages) - 1, gy)
             if m == count - 1 and step.update is None:

@@ -73,7 +73,8 @@ class Executor:
         self.schedule = schedule = without_frozen(schedule, self.stages)
         check_fits(schedule, self.stages)
         watch = watch or Watch()
-        self._actions = Actions(self.stages, loss, optimizer, clip_norm, watch)
+        self._order = schedule
+        self._actions = self._make_actions(loss, optimizer, clip_norm, watch)
         self._programs: dict[int, Program] = {}
         program = self._program(schedule.graph.microbatches)
         if clip_norm is not None and not program.gathered:
@@ -92,6 +93,9 @@ class Executor:
         self._pending: tuple[Step, Program] | None = None
         self._late = schedule.graph.first == "I"
         self._doubtful = True  # whether all parameters have had as many updates
+
+    def _make_actions(self, loss: Any, optimizer: Any, clip_norm: float | None, watch: Watch) -> Actions:
+        return Actions(self.stages, loss, optimizer, clip_norm, watch)
 
     @property
     def pending(self) -> bool:
@@ -213,7 +217,7 @@ class Executor:
 
     def _program(self, count: int) -> Program:
         if count not in self._programs:
-            whole = self.schedule
+            whole = self._order
             schedule = whole if count == whole.graph.microbatches else fewer(whole, count)
             self._programs[count] = compile_program(schedule, self.stages, self._actions)
         return self._programs[count]

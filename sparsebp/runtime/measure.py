@@ -16,7 +16,7 @@ from sparsebp.runtime.actions import Run
 from sparsebp.runtime.executor import Executor
 from sparsebp.runtime.program import Program, Task
 from sparsebp.runtime.stages import Stages
-from sparsebp.runtime.step import Batch, Step, Watch
+from sparsebp.runtime.step import Batch, Step
 from sparsebp.schedule import Action, Costs, Schedule, StageBytes, StepGraph
 from sparsebp.schedule.files.cost_file import Durations, Slowdowns
 
@@ -43,9 +43,7 @@ class TimedExecutor(Executor):
         Whether actions are noted by now.
     """
 
-    def __init__(
-        self, model: Any, loss: Any, optimizer: Any, schedule: Schedule, *, watch: Watch | None = None
-    ) -> None:
+    def __init__(self, model: Any, loss: Any, optimizer: Any, schedule: Schedule, **options: Any) -> None:
         self._marks: list[tuple[Action, Any, Any]] = []
         self._bytes: dict[int, StageBytes] = {}
         self._xp = backend.namespace(next(iter(model.parameters().values())))
@@ -53,7 +51,7 @@ class TimedExecutor(Executor):
         self._begin: Any = None
         self._stepped: Any = None
         self.counts = True
-        super().__init__(model, loss, optimizer, schedule, watch=watch)
+        super().__init__(model, loss, optimizer, schedule, **options)
 
     def step(self, batches: Sequence[Batch], tag: Any = None) -> list[Step]:
         """Run one step; see `Executor.step`."""

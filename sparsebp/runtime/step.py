@@ -108,7 +108,7 @@ class Step:
         count = len(batches)
         samples = [len(batch[1]) for batch in batches]
         self.batches, self.tag = batches, tag
-        self.shares = [n / sum(samples) for n in samples]
+        self.shares = [n / max(1, sum(samples)) for n in samples]
         self.flow: list[Any] = [batch[0] for batch in batches]
         self.options = [options_of(batch) for batch in batches]
         self.values = [math.nan] * count

@@ -5,7 +5,7 @@ All take keyword arguments only. `BUILDERS` collects them by name; what each nee
 
 from collections.abc import Callable
 
-from sparsebp.schedule.builders.data_parallel import largest_k, reverse_first_k, search_k, synchronise
+from sparsebp.schedule.builders.data_parallel import data_parallel, largest_k, reverse_first_k, search_k, synchronise
 from sparsebp.schedule.builders.fusion import Fusion, place_updates
 from sparsebp.schedule.builders.joint import Region, RegionTimes
 from sparsebp.schedule.builders.list_scheduling import fast_forward, list_schedule, modulo
@@ -26,6 +26,7 @@ BUILDERS: dict[str, Callable[..., Schedule]] = {
     "conventional": conventional,
     "ooo": out_of_order,
     "ooo-list": two_stream_list,
+    "data-parallel": data_parallel,
     "reverse-first-k": reverse_first_k,
     "fast-forward": fast_forward,
     "modulo": modulo,
@@ -45,6 +46,7 @@ __all__ = [
     "Region",
     "RegionTimes",
     "conventional",
+    "data_parallel",
     "dualpipe2018",
     "fast_forward",
     "gpipe",

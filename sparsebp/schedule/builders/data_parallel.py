@@ -11,6 +11,8 @@ from typing import Literal, TypeAlias, get_args
 from sparsebp.core.arguments import check_choice
 from sparsebp.core.errors import MemoryLimitError, OptionError
 from sparsebp.schedule.actions import Action
+from sparsebp.schedule.builders.fusion import Fusion, place_updates, without_updates
+from sparsebp.schedule.builders.one_worker import conventional
 from sparsebp.schedule.builders.options import builder
 from sparsebp.schedule.costs import Costs
 from sparsebp.schedule.graph import StepGraph
@@ -71,6 +73,26 @@ def _order(ready: Iterable[tuple[float, int]], priority: Priority, costs: Costs)
         order.append(entry[1])
         now += costs.duration(Action(entry[1], "S"))
     return order
+
+
+@builder
+def data_parallel(*, stages: int, microbatches: int = 1, fusion: Fusion = "forward",
+                  priority: Priority = "first-ready", costs: Costs | None = None, unweighted: Iterable[int] = (),
+                  input_gradient: bool = False) -> Schedule:  # fmt: skip
+    """Return the conventional order for one of several data-parallel workers, with the synchronisations on its link.
+
+    Parameters
+    ----------
+    stages, microbatches, unweighted, input_gradient
+        As `conventional` takes them.
+    fusion
+        Where the updates go, see `place_updates`. ``"forward"`` lets synchronisations go on beside the next forwards.
+    priority, costs
+        As `synchronise` takes them.
+    """
+    plain = conventional(stages=stages, microbatches=microbatches, unweighted=unweighted, input_gradient=input_gradient)
+    plain = replace(without_updates(plain), name=f"data-parallel, {priority}")
+    return place_updates(synchronise(plain, priority=priority, costs=costs), fusion)
 
 
 @builder

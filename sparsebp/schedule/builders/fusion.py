@@ -51,7 +51,7 @@ def place_updates(schedule: Schedule, fusion: Fusion = "none", *, stream: str | 
     if schedule.graph.updates == "microbatch":
         raise OptionError("The schedule updates after every micro-batch", expected="at most one update a stage",
                           got=schedule.name, remedy="Take a synchronous schedule")  # fmt: skip
-    plain = _without_updates(schedule)
+    plain = without_updates(schedule)
     stages = [stage for stage in range(plain.graph.stages) if plain.graph.weighted(stage)]
     places = {stage: _PLACES[fusion](plain, stage) for stage in stages}
     arrival = {stage: plain.places[Action(stage, "S")] if plain.graph.synchronised else stage for stage in stages}
@@ -109,7 +109,7 @@ def _has(cell: Cell, kind: str) -> bool:
     return any(action.kind == kind for action in actions_of(cell))
 
 
-def _without_updates(schedule: Schedule) -> Schedule:
+def without_updates(schedule: Schedule) -> Schedule:
     """Return the schedule without U. Of a step that began with them, the forwards are now the beginning."""
     if schedule.graph.updates == "none":
         return schedule

@@ -1,0 +1,161 @@
+"""How processes find each other at the start, and how they end together, with one error message."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from typing import Any
+
+from sparsebp import backend
+from sparsebp.core.arguments import check_choice
+from sparsebp.core.errors import DeviceError, TransportError
+from sparsebp.distributed.mpi import MPITransport, mpi
+from sparsebp.distributed.peers import End
+from sparsebp.distributed.transport import Transport
+
+# Rank and number of processes, as MPICH and Intel MPI, Open MPI, and Slurm's srun tell their children.
+_LAUNCHERS = (("PMI_RANK", "PMI_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+              ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"))  # fmt: skip
+
+
+def launched() -> tuple[int, int] | None:
+    """Return this process's rank and the number of ranks as the launcher tells them; None if there was none.
+
+    MPI need not be installed.
+    """
+    for rank, size in _LAUNCHERS:
+        try:
+            return int(os.environ[rank]), int(os.environ[size])
+        except (KeyError, ValueError):
+            continue
+    return None
+
+
+def connect(*, device: str = "cpu", progress: bool = False) -> Transport:
+    """Return the transport between the processes that ``mpiexec`` has started, of which this is one.
+
+    From then on they end together. An error that nobody catches is told to the other ranks, whose calls raise
+    `TransportError`; it is printed once, by the rank that has failed, and all processes exit, within seconds, with a
+    status other than 0. What a rank had written by then, checkpoints among it, stays.
+
+    Parameters
+    ----------
+    device
+        ``"cpu"``: `MPITransport`. ``"cuda"``: `NCCLTransport`, a GPU for each rank.
+    progress
+        As `MPITransport` takes it.
+
+    Raises
+    ------
+    MissingDependencyError
+        mpi4py, an MPI library, or on ``"cuda"`` CuPy is not installed.
+    TransportError
+        This process was not started by ``mpiexec``, or by one of another MPI library.
+    DeviceError
+        There are fewer GPUs than ranks on a machine.
+    """
+    check_choice("device", device, ("cpu", "cuda"))
+    ranks = launched()
+    MPI = mpi()
+    if ranks is None:
+        raise TransportError("This process is alone", expected="several, started together", got="no mpiexec",
+                             remedy="Start it by mpiexec -n 4, say")  # fmt: skip
+    if MPI.COMM_WORLD.size != ranks[1]:
+        raise TransportError(
+            "MPI knows other processes than the launcher has started", expected=f"{ranks[1]} ranks",
+            got=MPI.COMM_WORLD.size, remedy=f"Use the mpiexec of {MPI.Get_library_version().split()[0]}",
+        )  # fmt: skip
+    transport = MPITransport(progress=progress)
+    _Ending(transport).install()
+    if device == "cpu":
+        return transport
+    from sparsebp.distributed.nccl import NCCLTransport
+
+    number = own_device(transport)
+
+    backend.cupy().cuda.Device(number).use()
+    return NCCLTransport(transport)
+
+
+def own_device(transport: MPITransport) -> int:
+    """Return the number of the GPU that is this rank's: ranks of one machine take one each.
+
+    Raises
+    ------
+    DeviceError
+        There are too few, on the machine of some rank.
+    MissingDependencyError
+        CuPy is not installed there.
+    """
+
+    MPI = mpi()
+    local = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
+    try:
+        problem, count = None, backend.cupy().cuda.runtime.getDeviceCount()
+    except Exception as error:  # told below to all
+        problem, count = error, 0
+    rank, size = local.rank, local.size
+    local.Free()
+    for other, (text, found, wanted) in enumerate(transport.share((problem and str(problem), count, size))):
+        if text is not None:
+            raise problem or DeviceError(f"Rank {other} has no GPU", got=text)
+        if found < wanted:
+            raise DeviceError(
+                "There is no GPU for every rank", expected=f"{wanted} GPUs on the machine of rank {other}", got=found,
+                remedy="Start fewer ranks on it, or train on the CPUs",
+            )  # fmt: skip
+    return rank
+
+
+class _Ending:
+    """Lets the processes of a run end together."""
+
+    current: _Ending | None = None
+
+    def __init__(self, transport: MPITransport) -> None:
+        self._transport = transport
+        self._failed = False
+        self._told = True
+
+    def install(self) -> None:
+        _Ending.current = self
+        before = sys.excepthook
+
+        def hook(kind: Any, error: BaseException, trace: Any) -> None:
+            if self.failed(error):
+                before(kind, error, trace)
+
+        sys.excepthook = hook
+        atexit.register(self.leave)  # before MPI's own end, which waits for all, for ever
+
+    def failed(self, error: BaseException) -> bool:
+        """Tell the others, and return whether it is for this rank to print its error."""
+        self._transport.abort(error)
+        self._failed = True
+        self._told = self._transport.peers.settle()
+        return self._transport.peers.speaker() == self._transport.rank
+
+    def leave(self) -> None:
+        """Tell the others, and wait for them; ends them if one of them cannot hear of a failure."""
+        peers = self._transport.peers
+        if not self._failed:
+            peers.tell(End())
+            self._told = peers.settle(None) or peers.settle()
+        self._transport.close()
+        if not self._told:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            mpi().COMM_WORLD.Abort(1)
+
+
+def speaks(error: BaseException) -> bool:
+    """Tell the other ranks of an error that ends this process, and return whether it is for this one to print it.
+
+    It is for the lowest rank that failed by itself; before `connect`, where all ranks fail alike, for rank 0; and of
+    course for a process that is alone.
+    """
+    if _Ending.current is not None:
+        return _Ending.current.failed(error)
+    ranks = launched()
+    return ranks is None or ranks[0] == 0

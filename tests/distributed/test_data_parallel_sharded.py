@@ -1,0 +1,135 @@
+"""Optimizer states in pieces: the numbers of whole ones, a share of the bytes, and a whole state again for files."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import replicas as rep
+from sparsebp import nn
+from sparsebp.core.errors import OptionError
+from sparsebp.distributed.data_parallel import ReplicaExecutor
+from sparsebp.distributed.in_process import run_ranks
+from sparsebp.runtime.stages import Stages
+
+
+@pytest.mark.parametrize("name", list(rep.schedules(Stages(rep.mlp()))))
+@pytest.mark.parametrize("optimizer", list(rep.OPTIMIZERS))
+def test_equal_to_whole_states(name, optimizer):
+    options = {"epochs": 1, "inputs": rep.INPUTS[:14]}
+    want = rep.replicas(3, rep.mlp, rep.OPTIMIZERS[optimizer], name, **options)
+    got = rep.replicas(3, rep.mlp, rep.OPTIMIZERS[optimizer], name, sharded=True, **options)
+    for one, other in zip(got, want, strict=True):
+        assert rep.digest(one[0]) == rep.digest(other[0])  # sums in the order of the ranks, updates by elements
+        assert one[1] == other[1]
+        np.testing.assert_allclose(one[2], other[2], rtol=1e-12)
+
+
+@given(data=st.data())
+@settings(max_examples=25, deadline=None)
+def test_random_settings(data):
+    make = data.draw(st.sampled_from([rep.mlp, rep.shared]))
+    accumulate, size = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 5))
+    names = list(rep.schedules(Stages(make()), accumulate))
+    name = data.draw(st.sampled_from(names if make is rep.mlp else [n for n in names if "reverse" not in n]))
+    params = list(make().parameters())
+    options = {
+        "accumulate": accumulate, "batch_size": data.draw(st.integers(1, 8)), "epochs": 1,
+        "clip_norm": data.draw(st.sampled_from([None, 0.05])),
+        "trained": data.draw(st.none() | st.lists(st.sampled_from(params), min_size=1, unique=True)),
+        "inputs": rep.INPUTS[: data.draw(st.integers(1, 13))],
+    }  # fmt: skip
+    optimizer = rep.OPTIMIZERS[data.draw(st.sampled_from(["sgd", "momentum", "amsgrad"]))]
+    want = rep.alone(make, optimizer, **options)
+    got = rep.replicas(size, make, optimizer, name, sharded=True, **options)
+    for state, losses, norms in got:
+        rep.assert_close(state, want[0], 1e-8)
+        np.testing.assert_allclose(losses, want[1], rtol=1e-10)
+        np.testing.assert_allclose(norms, want[2], rtol=1e-8)
+    assert len({rep.digest(state) for state, _, _ in got}) == 1
+
+
+def groups(params):
+    names = list(params)
+    return [
+        {"params": {name: params[name] for name in names[:3]}, "lr": 0.03},
+        {"params": {name: params[name] for name in names[3:]}, "momentum": 0.9},
+    ]  # fmt: skip
+
+
+def test_groups_and_options_set_on_the_way():
+    def work(transport, sharded):
+        model = rep.mlp()
+        optimizer = rep.optim.SGD(groups(model.parameters()), 0.1)
+        schedule = rep.schedules(Stages(model))["first-ready"]
+        executor = ReplicaExecutor(model, nn.CrossEntropyLoss(), optimizer, schedule, transport, sharded=sharded)
+        for rate in (0.2, 0.1, 0.3):
+            optimizer.param_groups[1]["lr"] = rate
+            executor.step([(rep.INPUTS[:5], rep.CLASSES[:5])])
+        executor.gather_state(everywhere=True)
+        return rep.digest(rep.state_of(model, optimizer))
+
+    assert len({*run_ranks(3, lambda t: work(t, True)), *run_ranks(3, lambda t: work(t, False))}) == 1
+
+
+def test_bytes_and_whole_states():
+    def work(transport):
+        model = rep.mlp()
+        optimizer = rep.OPTIMIZERS["adam"](model.parameters())
+        schedule = rep.schedules(Stages(model))["forward"]
+        whole = sum(array.nbytes for arrays in optimizer.buffers.values() for array in arrays.values())
+        parts = model, nn.CrossEntropyLoss(), optimizer, schedule, transport
+        executor = ReplicaExecutor(*parts, sharded=True)
+        batch = [(rep.INPUTS[:5], rep.CLASSES[:5])]
+        executor.step(batch)
+        executor.flush()
+        for refused in (optimizer.state_dict, lambda: optimizer.step(model.parameters())):
+            with pytest.raises(OptionError, match="in pieces on several ranks"):
+                refused()
+        executor.gather_state()
+        if transport.rank == 0:
+            first = optimizer.state_dict()
+        else:
+            with pytest.raises(OptionError, match="in pieces on several ranks"):
+                optimizer.state_dict()
+        executor.step(batch)
+        executor.flush()
+        with pytest.raises(OptionError, match="in pieces on several ranks"):
+            optimizer.state_dict()
+        executor.close()
+        again = ReplicaExecutor(*parts, sharded=True)  # takes the pieces over
+        again.gather_state(everywhere=True)
+        second = optimizer.state_dict()
+        if transport.rank == 0:
+            assert (first["step.0.weight"], second["step.0.weight"]) == (1, 2)
+            assert (first["exp_avg.0.weight"] != second["exp_avg.0.weight"]).any()
+        return executor.state_bytes, whole
+
+    size = 4
+    found = run_ranks(size, work)
+    whole, padding = found[0][1], 8 * 2 * size
+    assert sum(held for held, _ in found) == whole
+    assert all(held <= whole / size + padding for held, _ in found)
+
+
+def test_what_cannot_be_parted_is_refused():
+    class Own:
+        def __init__(self, params):
+            self.params = params
+
+    def work(transport):
+        model = rep.mlp()
+        schedule = rep.schedules(Stages(model))["first-ready"]
+        loss = nn.CrossEntropyLoss()
+        with pytest.raises(OptionError, match="cannot be parted"):
+            ReplicaExecutor(model, loss, Own(model.parameters()), schedule, transport, sharded=True)
+        optimizer = rep.OPTIMIZERS["adam"](model.parameters())
+        ReplicaExecutor(model, loss, optimizer, schedule, transport, sharded=True)
+        other = rep.schedules(Stages(model))["reverse first-7"]
+        executor = ReplicaExecutor(model, loss, optimizer, other, transport)
+        with pytest.raises(OptionError, match="in pieces on several ranks"):
+            executor.step([(rep.INPUTS[:5], rep.CLASSES[:5])])
+
+    run_ranks(1, work)

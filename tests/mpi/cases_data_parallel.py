@@ -1,0 +1,87 @@
+"""Replicas that are processes: the bits of those that are threads, and the numbers of one worker."""
+
+from __future__ import annotations
+
+import numpy as np
+
+import replicas as rep
+from mpi import on_ranks
+from sparsebp import nn
+from sparsebp.core.errors import NonFiniteError
+from sparsebp.distributed.data_parallel import ReplicaExecutor
+from sparsebp.distributed.data_parallel_search import ReverseFirstKExecutor
+from sparsebp.distributed.mpi import MPITransport
+from sparsebp.distributed.transport import Transport
+from sparsebp.runtime.stages import Stages
+from sparsebp.runtime.step import Watch
+
+
+def compare(transport: Transport, name: str, **options: object) -> None:
+    optimizer = rep.OPTIMIZERS["adam"]
+    state, losses, norms = rep.replica(transport, rep.mlp, optimizer, name, **options)
+    options.pop("sharded", None)
+    want = rep.alone(rep.mlp, optimizer, **options)
+    rep.assert_close(state, want[0], 1e-8 if "clip_norm" in options else 1e-10)
+    np.testing.assert_allclose(losses, want[1], rtol=1e-12)
+    np.testing.assert_allclose(norms, want[2], rtol=1e-10)
+    digests = transport.share(rep.digest(state))
+    assert len(set(digests)) == 1
+    if transport.rank == 0:
+        threads = rep.replicas(transport.size, rep.mlp, optimizer, name, **options)
+        assert rep.digest(threads[0][0]) == digests[0]
+
+
+@on_ranks(1, 2, 3, 4)
+def numbers_of_one_worker(transport: Transport) -> None:
+    for name in ("waits", "forward", "reverse first-2, forward"):
+        compare(transport, name)
+
+
+@on_ranks(2, 3, 4)
+def unequal_shares_and_micro_batches(transport: Transport) -> None:
+    compare(transport, "first-stage", accumulate=2, batch_size=5, epochs=1, inputs=rep.INPUTS[:11])
+
+
+@on_ranks(2, 3)
+def clipped(transport: Transport) -> None:
+    compare(transport, "first-ready", clip_norm=0.05, epochs=1)
+
+
+@on_ranks(2, 4)
+def states_in_pieces(transport: Transport) -> None:
+    compare(transport, "forward", sharded=True)
+
+
+@on_ranks(2, in_process=False)
+def beside_a_thread_of_progress(transport: Transport) -> None:
+    between = MPITransport(progress=True)
+    compare(between, "forward")
+    between.close()
+
+
+@on_ranks(2, 3)
+def one_k_on_all_ranks(transport: Transport) -> None:
+    model = rep.mlp()
+    optimizer = rep.OPTIMIZERS["momentum"](model.parameters())
+    executor = ReverseFirstKExecutor(model, nn.CrossEntropyLoss(), optimizer, transport, steps=2)
+    rep.run(executor, rep.batches_of(23, 6, 1, 2), rep.INPUTS, executor.own)
+    assert None not in (found := set(transport.share(executor.k))) and len(found) == 1
+    want = rep.alone(rep.mlp, rep.OPTIMIZERS["momentum"])[0]
+    rep.assert_close(rep.state_of(model, optimizer), want, 1e-10)
+
+
+class Stop(Watch):
+    def loss(self, step: object, m: int, value: float) -> None:
+        if not np.isfinite(value):
+            raise NonFiniteError("The loss is not finite", expected="a number", got=value, remedy="Stop")
+
+
+@on_ranks(2, 3, fails="The loss is not finite")
+def a_number_that_is_not_finite_ends_all(transport: Transport) -> None:
+    model = rep.mlp()
+    optimizer = rep.OPTIMIZERS["sgd"](model.parameters())
+    schedule = rep.schedules(Stages(model))["forward"]
+    executor = ReplicaExecutor(model, nn.CrossEntropyLoss(), optimizer, schedule, transport, watch=Stop())
+    x = np.full((2, 5), np.nan if transport.rank == 1 else 1.0)
+    executor.step([(x, rep.CLASSES[:2])])
+    executor.flush()

@@ -1,0 +1,43 @@
+"""``mpiexec`` for tests: several processes on few cores, one thread each."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+
+
+def mpiexec() -> str:
+    """Return the path of the ``mpiexec`` that belongs to this Python; skips the test if there is none."""
+    pytest.importorskip("mpi4py", reason="mpi4py is not installed (extra: mpi)")
+    found = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
+    if found is None:
+        pytest.skip("there is no mpiexec (extra: mpi)")
+    return found
+
+
+def command(size: int, *arguments: str) -> list[str]:
+    """Return the command that runs Python with `arguments` on `size` ranks."""
+    return [mpiexec(), "-n", str(size), sys.executable, *arguments]
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Return what processes find: this source tree, one thread each, the shipped prices."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith(("PMI", "HYDRA"))}
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    return own | dict.fromkeys(_ONE_THREAD, "1") | {"PYTHONPATH": paths, "SPARSEBP_PRICES": ""} | more
+
+
+def run(size: int, *arguments: str, seconds: float = 60.0, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run Python with `arguments` on `size` ranks to the end; `more`: of the environment."""
+    return subprocess.run(
+        command(size, *arguments), env=environment(**more), capture_output=True, text=True, timeout=seconds,
+        check=False, stdin=subprocess.DEVNULL,
+    )  # fmt: skip

@@ -1,0 +1,82 @@
+"""Programs that end in their own ways: ``mpiexec -n 3 python -m mpi.programs NAME``. See ``test_ends.py``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+
+from sparsebp.distributed.start import connect
+from sparsebp.distributed.transport import Transport
+
+
+def fine(transport: Transport) -> None:
+    array = np.full(1000, 1.0 + transport.rank)
+    transport.allreduce(array).wait()
+    if transport.rank == 0:
+        print("sum", array[0])
+
+
+def late(transport: Transport) -> None:
+    """A rank has nothing to do any more while the others still work."""
+    if transport.rank == 0:
+        time.sleep(1.5)
+        transport.isend(np.ones(3), 1, 0).wait()
+    if transport.rank == 1:
+        transport.irecv(np.ones(3), 0, 0).wait()
+        print("received")
+
+
+def one_raises(transport: Transport) -> None:
+    if transport.rank == 1:
+        raise ValueError("out of paper")
+    transport.allreduce(np.ones(10)).wait()
+
+
+def one_raises_while_others_compute(transport: Transport) -> None:
+    if transport.rank == 1:
+        raise ValueError("out of paper")
+    time.sleep(300)
+
+
+def all_raise(transport: Transport) -> None:
+    transport.barrier()
+    raise ValueError("out of paper")
+
+
+def messages_are_left(transport: Transport) -> None:
+    """A failure among messages that nobody receives, and receives that nothing comes for."""
+    kept = [transport.isend(np.ones(1_000_000), rank, 7) for rank in range(transport.size) if rank != transport.rank]
+    kept += [transport.irecv(np.ones(1_000_000), rank, 8) for rank in range(transport.size) if rank != transport.rank]
+    one_raises(transport)
+
+
+def one_is_killed(transport: Transport) -> None:
+    if transport.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    transport.allreduce(np.ones(10)).wait()
+
+
+def one_ends_early(transport: Transport) -> None:
+    if transport.rank != 1:
+        transport.allreduce(np.ones(10)).wait()
+
+
+def interrupted(transport: Transport) -> None:
+    transport.barrier()
+    if transport.rank == 0:
+        print("ready", flush=True)
+    if transport.rank == 1:
+        time.sleep(300)
+    transport.barrier()
+
+
+def no_gpu(transport: Transport) -> None:
+    connect(device="cuda")
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](connect())

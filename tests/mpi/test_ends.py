@@ -1,0 +1,104 @@
+"""How processes end: together, soon, and with one error message, that of the rank that failed."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from mpi.launch import command, environment, run
+from sparsebp.core.errors import MissingDependencyError, TransportError
+from sparsebp.distributed import start
+from sparsebp.distributed.start import connect
+
+SOON = 30.0  # seconds that a busy machine may take for what takes two; the programs would wait for minutes
+
+
+def ended(program: str, size: int = 3) -> subprocess.CompletedProcess[str]:
+    return run(size, "-m", "mpi.programs", program, seconds=SOON)
+
+
+def tracebacks(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """Return the last line of each traceback."""
+    return re.findall(r"^Traceback(?:.*\n)(?:[ ].*\n)*(\S.*)$", done.stderr, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("program", "printed"), [("fine", "sum 6.0\n"), ("late", "received\n")])
+def test_a_good_end(program: str, printed: str) -> None:
+    done = ended(program)
+    assert (done.returncode, done.stdout, done.stderr) == (0, printed, "")
+
+
+@pytest.mark.parametrize("program", ["one_raises", "one_raises_while_others_compute", "all_raise", "messages_are_left"])
+def test_an_error_is_printed_once(program: str) -> None:
+    done = ended(program)
+    assert done.returncode != 0
+    assert tracebacks(done) == ["ValueError: out of paper"], done.stderr
+    assert "TransportError" not in done.stderr
+
+
+def test_a_rank_that_is_killed_ends_the_run() -> None:
+    done = ended("one_is_killed")
+    assert done.returncode != 0
+    assert tracebacks(done) == []
+    assert "Killed" in done.stdout + done.stderr  # mpiexec's words
+
+
+def test_a_rank_that_ends_early_is_named() -> None:
+    done = ended("one_ends_early")
+    assert done.returncode != 0
+    (line,) = tracebacks(done)
+    assert "Rank 1 has ended, and rank" in line
+
+
+def test_no_gpu_is_said_once() -> None:
+    done = ended("no_gpu", 2)
+    assert done.returncode != 0
+    (line,) = tracebacks(done)
+    assert re.search("CuPy is not installed|No GPU|GPU for every rank", line)
+
+
+def test_ctrl_c_ends_all() -> None:
+    with subprocess.Popen(
+        command(3, "-m", "mpi.programs", "interrupted"), env=environment(), stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL, start_new_session=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        began = time.monotonic()
+        out, err = process.communicate(timeout=SOON)
+        assert time.monotonic() - began < SOON
+    assert process.returncode != 0
+    assert err.count("KeyboardInterrupt") <= 1, out + err
+
+
+def test_a_process_alone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for names in start._LAUNCHERS:
+        for name in names:
+            monkeypatch.delenv(name, raising=False)
+    pytest.importorskip("mpi4py")
+    with pytest.raises(TransportError, match=r"This process is alone.*mpiexec -n 4"):
+        connect()
+
+
+def test_a_missing_mpi4py_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mpi4py", None)
+    with pytest.raises(MissingDependencyError, match=r"sparsebp\[mpi\]"):
+        connect()
+
+
+@pytest.mark.parametrize("names", start._LAUNCHERS)
+def test_launchers_are_known(names: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for pair in start._LAUNCHERS:
+        for name in pair:
+            monkeypatch.delenv(name, raising=False)
+    assert start.launched() is None
+    monkeypatch.setenv(names[0], "2")
+    assert start.launched() is None
+    monkeypatch.setenv(names[1], "5")
+    assert start.launched() == (2, 5)

@@ -1,0 +1,152 @@
+"""Trains replicas on threads, and one worker on the same samples, for the tests of data-parallel training."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import replace
+
+import numpy as np
+
+from sparsebp import nn, optim
+from sparsebp.data import epoch_order
+from sparsebp.distributed.data_parallel import ReplicaExecutor
+from sparsebp.distributed.in_process import run_ranks
+from sparsebp.runtime import Executor
+from sparsebp.runtime.stages import Stages
+from sparsebp.schedule import Schedule
+from sparsebp.schedule.builders import conventional, data_parallel, place_updates, reverse_first_k
+
+INPUTS = np.random.default_rng(2).standard_normal((23, 5))
+CLASSES = np.random.default_rng(3).integers(3, size=23)
+
+
+def mlp(dtype=np.float64):
+    rng = np.random.default_rng(0)
+    return nn.Sequential(
+        nn.Linear(5, 7, dtype=dtype, rng=rng), nn.Tanh(), nn.Linear(7, 6, dtype=dtype, rng=rng), nn.ReLU(),
+        nn.Linear(6, 4, dtype=dtype, rng=rng), nn.Sigmoid(), nn.Linear(4, 3, dtype=dtype, rng=rng),
+    )  # fmt: skip
+
+
+def shared(dtype=np.float64):
+    rng = np.random.default_rng(0)
+    linear = nn.Linear(5, 5, dtype=dtype, rng=rng)
+    return nn.Sequential(linear, nn.Tanh(), linear, nn.Tanh(), nn.Linear(5, 3, dtype=dtype, rng=rng))
+
+
+OPTIMIZERS = {
+    "sgd": lambda p: optim.SGD(p, 0.1), "momentum": lambda p: optim.SGD(p, 0.1, 0.9),
+    "adam": lambda p: optim.Adam(p, 0.01), "amsgrad": lambda p: optim.Adam(p, 0.01, amsgrad=True),
+    "adamw": lambda p: optim.AdamW(p, 0.01), "adagrad": lambda p: optim.Adagrad(p, 0.05),
+    "adadelta": lambda p: optim.Adadelta(p, 1.0),
+    "rmsprop": lambda p: optim.RMSprop(p, 0.01, momentum=0.5, centered=True),
+}  # fmt: skip
+
+
+def schedules(stages: Stages, microbatches: int = 1) -> dict[str, Schedule]:
+    """Return the schedules of a replica by name; reverse first-k for one micro-batch alone."""
+    size = {"stages": len(stages), "unweighted": stages.unweighted}
+    many = size | {"microbatches": microbatches}
+    found = {
+        "waits": waiting(data_parallel(**many, fusion="none")), "first-ready": data_parallel(**many, fusion="none"),
+        "first-stage": data_parallel(**many, fusion="backward", priority="first-stage"),
+        "forward": data_parallel(**many),
+    }  # fmt: skip
+    if microbatches == 1:
+        for k in {0, min(2, len(stages)), len(stages)}:
+            found[f"reverse first-{k}"] = place_updates(reverse_first_k(**size, k=k), "none")
+            found[f"reverse first-{k}, forward"] = place_updates(reverse_first_k(**size, k=k), "forward")
+    return found
+
+
+def waiting(schedule: Schedule) -> Schedule:
+    """Return `schedule` with its S among what is computed: nothing goes on beside them."""
+    (main, link) = schedule.lanes
+    ends = [number for number, cell in enumerate(main.cells) if cell.kind == "W"][-1] + 1
+    return replace(schedule, lanes=(replace(main, cells=main.cells[:ends] + link.cells + main.cells[ends:]),))
+
+
+def batches_of(samples, batch_size, accumulate, epochs=1):
+    """Yield the indices of every step's micro-batches, as a trainer makes them."""
+    for epoch in range(epochs):
+        order = epoch_order(samples, seed=3, epoch=epoch)
+        for start in range(0, samples, batch_size):
+            indices = order[start : start + batch_size]
+            yield np.array_split(indices, min(accumulate, len(indices)))
+
+
+def run(executor, steps, inputs, own=lambda indices: indices):
+    """Run `steps` and return losses and norms in the order of the steps."""
+    done = []
+    for number, parts in enumerate(steps):
+        mine = [own(part) for part in parts]
+        done += executor.step([(inputs[part], CLASSES[part]) for part in mine], number)
+    done += executor.flush()
+    executor.close()
+    names = executor.stages.names
+    assert [step.tag for step in done] == list(range(len(done)))
+    return [step.loss for step in done], [step.norm(names) for step in done]
+
+
+def alone(make, optimizer, *, trained=None, inputs=INPUTS, accumulate=1, batch_size=6, epochs=2, clip_norm=None):
+    """Train on one worker; return the state of model and optimizer, losses and norms."""
+    model = make()
+    opt = optimizer(_trained(model, trained))
+    stages = Stages(model, opt.params)
+    schedule = conventional(stages=len(stages), microbatches=accumulate, unweighted=stages.unweighted)
+    executor = Executor(model, nn.CrossEntropyLoss(), opt, schedule, clip_norm=clip_norm)
+    steps = batches_of(len(inputs), batch_size, accumulate, epochs)
+    losses, norms = run(executor, steps, inputs)
+    return state_of(model, opt), losses, norms
+
+
+def replica(
+    transport, make, optimizer, name, *, trained=None, inputs=INPUTS, accumulate=1, batch_size=6, epochs=2,
+    clip_norm=None, **options,
+):  # fmt: skip
+    """Train one rank; return the state of its model and optimizer, losses and norms.
+
+    The schedule is the one called `name`, or what it returns of the stages.
+    """
+    model = make()
+    opt = optimizer(_trained(model, trained))
+    stages = Stages(model, opt.params)
+    schedule = name(stages) if callable(name) else schedules(stages, accumulate)[name]
+    loss = nn.CrossEntropyLoss()
+    executor = ReplicaExecutor(model, loss, opt, schedule, transport, clip_norm=clip_norm, **options)
+    steps = batches_of(len(inputs), batch_size, accumulate, epochs)
+    losses, norms = run(executor, steps, inputs, executor.own)
+    executor.gather_state(everywhere=True)
+    return state_of(model, opt), losses, norms
+
+
+def replicas(size, *args, **options):
+    """Train on `size` ranks of this process; return what `replica` returns of each."""
+    return run_ranks(size, lambda transport: replica(transport, *args, **options))
+
+
+def _trained(model, names):
+    return {name: array for name, array in model.parameters().items() if names is None or name in names}
+
+
+def state_of(model, optimizer):
+    state = {f"model.{name}": array.copy() for name, array in model.state_dict().items()}
+    return state | {f"optimizer.{name}": value for name, value in optimizer.state_dict().items()}
+
+
+def digest(state):
+    """Return a checksum over all numbers of a state, but for running statistics."""
+    total = 0
+    for name, value in sorted(state.items()):
+        if "running" not in name and "tracked" not in name:
+            total = zlib.crc32(np.ascontiguousarray(value).tobytes(), total)
+    return total
+
+
+def assert_close(got, want, tolerance):
+    assert got.keys() == want.keys()
+    for name, value in want.items():
+        if isinstance(value, np.ndarray):
+            np.testing.assert_allclose(got[name], value, rtol=tolerance, atol=tolerance, err_msg=name)
+        else:
+            assert got[name] == value, name
