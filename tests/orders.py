@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from sparsebp import nn, optim
+from sparsebp import models, nn, optim
 from sparsebp.data import ArrayDataset, epoch_order
 from sparsebp.optim import clip_grad_norm, global_norm
 from sparsebp.schedule import Action, Schedule
 
 IMAGES = np.random.default_rng(5).standard_normal((22, 2, 6, 6)).astype(np.float32)
 SEQUENCES = np.random.default_rng(6).standard_normal((22, 5, 3)).astype(np.float32)
+WORDS = np.random.default_rng(8).integers(5, size=(22, 4)).astype(np.uint8)
 CLASSES = np.random.default_rng(7).integers(3, size=22)
 
 
@@ -77,11 +78,18 @@ def gru(backward="auto"):
     return nn.SequenceClassifier(nn.GRU(3, 4, 2, rng=0, backward=backward), nn.Linear(4, 3, rng=1))
 
 
+def transformer(inputs=3, tokens=False, dropout=0.2):
+    sizes = {"steps": 5, "width": 6, "heads": 2, "layers": 2}
+    return models.transformer_classifier(inputs, 3, tokens=tokens, dropout=dropout, rng=0, **sizes)
+
+
 MODELS = {
     "mlp": (mlp, images), "wide": (wide, images),
     "mlp, hybrid": (lambda: mlp("hybrid"), images), "conv": (conv, images),
     "conv, blelloch": (lambda: conv("blelloch"), images), "shared": (shared, images),
     "shared, linear": (lambda: shared("linear"), images), "gru": (gru, sequences),
+    "transformer": (transformer, lambda: Rows(SEQUENCES, CLASSES)),
+    "transformer, words": (lambda: transformer(5, True), lambda: ArrayDataset(WORDS, CLASSES, dtype=np.int64)),
 }  # fmt: skip
 
 OPTIMIZERS = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from hypothesis import strategies as st
 
@@ -43,3 +45,42 @@ def tolerance(dtype: np.dtype, factor: float = 1.0) -> dict[str, float]:
     """Return ``rtol`` and ``atol`` for `numpy.testing.assert_allclose`: for sums of some tens of terms of size one."""
     eps = float(np.finfo(dtype).eps)
     return {"rtol": 200 * eps * factor, "atol": 100 * eps * factor}
+
+
+@st.composite
+def optimizers(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
+    """The name of an optimizer and random options, as torch.optim has them."""
+    name = draw(st.sampled_from(["SGD", "Adam", "AdamW", "Adagrad", "Adadelta", "RMSprop"]))
+    rate, fraction = st.floats(1e-5, 0.1), st.floats(0.0, 0.99)
+    options: dict[str, Any] = {
+        "lr": draw(rate), "weight_decay": draw(st.sampled_from([0.0, 0.01, 0.5])), "maximize": draw(st.booleans()),
+    }  # fmt: skip
+    if name == "SGD":
+        nesterov = draw(st.booleans())
+        options |= {
+            "momentum": draw(st.floats(0.1, 0.95) if nesterov else st.sampled_from([0.0, 0.5, 0.9])),
+            "dampening": 0.0 if nesterov else draw(fraction), "nesterov": nesterov,
+        }  # fmt: skip
+    elif name in ("Adam", "AdamW"):
+        options |= {
+            "betas": (draw(fraction), draw(fraction)),
+            "eps": draw(st.floats(1e-8, 0.1)),
+            "amsgrad": draw(st.booleans()),
+        }
+    elif name == "Adagrad":
+        options |= {
+            "lr_decay": draw(fraction), "initial_accumulator_value": draw(st.sampled_from([0.0, 0.1])),
+            "eps": draw(st.floats(1e-10, 0.1)),
+        }  # fmt: skip
+    elif name == "Adadelta":
+        options |= {
+            "lr": draw(st.sampled_from([options["lr"], 1.0])),
+            "rho": draw(fraction),
+            "eps": draw(st.floats(1e-6, 0.1)),
+        }
+    else:
+        options |= {
+            "alpha": draw(st.floats(0.5, 0.99)), "eps": draw(st.floats(1e-4, 0.1)),
+            "momentum": draw(st.sampled_from([0.0, 0.9])), "centered": draw(st.booleans()),
+        }  # fmt: skip
+    return name, options

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from sparsebp.backend import float_dtype, namespace
+from sparsebp.backend import FLOAT_DTYPES, float_dtype, namespace
 from sparsebp.core.arguments import check_flag, check_integer, check_number, shown
 from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 from sparsebp.core.types import Array
@@ -96,11 +96,12 @@ class ArrayDataset:
         Sequences (N, T, I), or vectors (N, I); with `batch_first` also images (N, C, H, W) and the like. Arrays of
         NumPy or CuPy.
     targets
-        Class numbers (N,), any integer dtype (kept as int64), or real values (N, …) in `dtype`.
+        Class numbers (N,), any integer dtype (kept as int64), or real values (N, …) in `dtype` (in float32 or float64
+        beside inputs that are int64).
     dtype
-        float32 or float64: the dtype of the batches' inputs.
+        float32 or float64: the dtype of the batches' inputs. int64 for inputs that are numbers of words, (N, T).
     scale, offset
-        A batch is ``inputs * scale + offset``.
+        A batch is ``inputs * scale + offset``; not of int64.
     lengths
         Of sequences that are padded at the end: how many steps of each are valid, (N,); None: all.
     batch_first
@@ -111,8 +112,8 @@ class ArrayDataset:
     ShapeError
         `inputs` has another number of dimensions, or the numbers of samples differ.
     DTypeError
-        `dtype` is neither float32 nor float64, real targets have another dtype, or something is no array of real
-        numbers (complex ones are not: nothing is dropped silently).
+        `dtype` is another one, or int64 for inputs that are no integers; real targets have another dtype; or something
+        is no array of real numbers (complex ones are not: nothing is dropped silently).
     OptionError
         A class number is beyond int64, a length is out of range, `scale` or `offset` is no finite number, or
         `batch_first` no truth value.
@@ -131,9 +132,9 @@ class ArrayDataset:
         lengths: Any = None,
         batch_first: bool = False,
     ) -> None:
-        self.dtype = float_dtype(dtype)
-        self.batch_first = check_flag("batch_first", batch_first)
         check_real("inputs", inputs)
+        self.dtype = _input_dtype(dtype, inputs, scale, offset)
+        self.batch_first = check_flag("batch_first", batch_first)
         check_real("targets", targets)
         if inputs.ndim not in (2, 3) and not (batch_first and inputs.ndim > 3):
             raise ShapeError(
@@ -151,10 +152,11 @@ class ArrayDataset:
             )
         if targets.dtype.kind in "iu":
             targets = class_numbers("targets", targets)
-        elif targets.dtype != self.dtype:
+        elif targets.dtype not in (FLOAT_DTYPES if self.dtype.kind == "i" else (self.dtype,)):
+            real = "float32 or float64" if self.dtype.kind == "i" else self.dtype
             raise DTypeError(
                 "targets has the wrong dtype",
-                expected=f"an integer dtype (class numbers) or {self.dtype}",
+                expected=f"an integer dtype (class numbers) or {real}",
                 got=targets.dtype,
                 remedy="Convert it with .astype(...)",
             )
@@ -194,6 +196,23 @@ class ArrayDataset:
             x += self.dtype.type(self.offset)
         target = _rows(self.targets, indices)
         return (x, target) if self.lengths is None else (x, target, self.lengths[indices])
+
+
+def _input_dtype(dtype: Any, inputs: Array, scale: float, offset: float) -> np.dtype:
+    """Return the dtype of a data set's batches; numbers of words stay what they are."""
+    try:
+        numbers = np.dtype(dtype) == np.int64
+    except TypeError:  # no dtype at all
+        numbers = False
+    if not numbers:
+        return float_dtype(dtype)
+    if inputs.dtype.kind not in "iu":
+        raise DTypeError("inputs has the wrong dtype", expected="integers (numbers of words)", got=inputs.dtype,
+                         remedy="Convert it with .astype(int)")  # fmt: skip
+    if (scale, offset) != (1.0, 0.0):
+        raise OptionError("Numbers of words cannot be scaled", expected="scale=1 and offset=0",
+                          got=f"scale={shown(scale)}, offset={shown(offset)}", remedy="Leave both out")  # fmt: skip
+    return np.dtype(np.int64)
 
 
 def _rows(array: Array, indices: np.ndarray) -> Array:

@@ -4,32 +4,18 @@ from __future__ import annotations
 
 import atexit
 import os
+import platform
 import sys
 from typing import Any
 
 from sparsebp import backend
+from sparsebp.core import threads
 from sparsebp.core.arguments import check_choice
 from sparsebp.core.errors import DeviceError, TransportError
+from sparsebp.distributed.launcher import launched, speak
 from sparsebp.distributed.mpi import MPITransport, mpi
 from sparsebp.distributed.peers import End
 from sparsebp.distributed.transport import Transport
-
-# Rank and number of processes, as MPICH and Intel MPI, Open MPI, and Slurm's srun tell their children.
-_LAUNCHERS = (("PMI_RANK", "PMI_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-              ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"))  # fmt: skip
-
-
-def launched() -> tuple[int, int] | None:
-    """Return this process's rank and the number of ranks as the launcher tells them; None if there was none.
-
-    MPI need not be installed.
-    """
-    for rank, size in _LAUNCHERS:
-        try:
-            return int(os.environ[rank]), int(os.environ[size])
-        except (KeyError, ValueError):
-            continue
-    return None
 
 
 def connect(*, device: str = "cpu", progress: bool = False) -> Transport:
@@ -38,6 +24,9 @@ def connect(*, device: str = "cpu", progress: bool = False) -> Transport:
     From then on they end together. An error that nobody catches is told to the other ranks, whose calls raise
     `TransportError`; it is printed once, by the rank that has failed, and all processes exit, within seconds, with a
     status other than 0. What a rank had written by then, checkpoints among it, stays.
+
+    Ranks that run on the same cores share them: the threads of the kernels and of the BLAS are set to as many as there
+    are for each (`sparsebp.threads.set_threads` sets another number).
 
     Parameters
     ----------
@@ -68,6 +57,7 @@ def connect(*, device: str = "cpu", progress: bool = False) -> Transport:
         )  # fmt: skip
     transport = MPITransport(progress=progress)
     _Ending(transport).install()
+    _share_cores(transport)
     if device == "cpu":
         return transport
     from sparsebp.distributed.nccl import NCCLTransport
@@ -76,6 +66,14 @@ def connect(*, device: str = "cpu", progress: bool = False) -> Transport:
 
     backend.cupy().cuda.Device(number).use()
     return NCCLTransport(transport)
+
+
+def _share_cores(transport: MPITransport) -> None:
+    """Set the number of threads to this rank's share of its cores: more would wait for those of other ranks."""
+    own = set(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else set(range(threads.most_threads()))
+    everywhere = transport.share((platform.node(), own))
+    sharing = sum(node == platform.node() and bool(own & cores) for node, cores in everywhere)
+    threads.set_threads(max(1, len(own) // sharing))
 
 
 def own_device(transport: MPITransport) -> int:
@@ -134,7 +132,10 @@ class _Ending:
         self._transport.abort(error)
         self._failed = True
         self._told = self._transport.peers.settle()
-        return self._transport.peers.speaker() == self._transport.rank
+        speaks = self._transport.peers.speaker() == self._transport.rank
+        if speaks:
+            speak()
+        return speaks
 
     def leave(self) -> None:
         """Tell the others, and wait for them; ends them if one of them cannot hear of a failure."""

@@ -18,3 +18,11 @@ def matmul(xp: ModuleType, a: Array, b: Array) -> Array:
     rows = math.prod(a.shape[:-1])
     kernels.on_host().matmul(a.reshape(rows, a.shape[-1]), b, out.reshape(rows, b.shape[1]))
     return out
+
+
+def matmul_batches(xp: ModuleType, a: Array, b: Array) -> Array:
+    """Return ``a @ b``, in pooled memory on the host, for (count, m, k) and (count, k, n)."""
+    if not backend.is_host(xp):
+        return backend.matmul(a, b)
+    out = empty(xp, (*a.shape[:-1], b.shape[-1]), a.dtype)
+    return kernels.on_host().matmul_batches(a, b, out)

@@ -18,7 +18,9 @@ from sparsebp.nn.layers.activations import (
     Softplus,
     Tanh,
 )
+from sparsebp.nn.layers.attention import MultiheadAttention
 from sparsebp.nn.layers.conv import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
+from sparsebp.nn.layers.embedding import Embedding
 from sparsebp.nn.layers.identity import Dropout, Flatten, Identity
 from sparsebp.nn.layers.linear import Linear
 from sparsebp.nn.layers.norm import BatchNorm2d, LayerNorm
@@ -30,6 +32,9 @@ from sparsebp.nn.layers.pool import (
     MaxPool1d,
     MaxPool2d,
 )
+from sparsebp.nn.layers.selu import SELU
+from sparsebp.nn.layers.steps import MeanOverSteps, PositionalEmbedding
+from sparsebp.nn.layers.transformer import TransformerEncoderLayer
 from sparsebp.nn.losses import CrossEntropyLoss, MSELoss
 from sparsebp.nn.pruning import PruneReport, prune
 from sparsebp.nn.recurrent.classifier import SequenceClassifier
@@ -41,6 +46,7 @@ __all__ = [
     "GELU",
     "GRU",
     "RNN",
+    "SELU",
     "AdaptiveAvgPool1d",
     "AdaptiveAvgPool2d",
     "AvgPool1d",
@@ -56,6 +62,7 @@ __all__ = [
     "ConvTranspose3d",
     "CrossEntropyLoss",
     "Dropout",
+    "Embedding",
     "Flatten",
     "GRUCell",
     "Gradients",
@@ -68,6 +75,9 @@ __all__ = [
     "MSELoss",
     "MaxPool1d",
     "MaxPool2d",
+    "MeanOverSteps",
+    "MultiheadAttention",
+    "PositionalEmbedding",
     "PruneReport",
     "RNNCell",
     "ReLU",
@@ -79,6 +89,7 @@ __all__ = [
     "Softmax",
     "Softplus",
     "Tanh",
+    "TransformerEncoderLayer",
     "init",
     "prune",
     "value_and_grad",

@@ -94,6 +94,18 @@ def uniform(rng: np.random.Generator, shape: tuple[int, ...], bound: float, dtyp
     return rng.uniform(-bound, bound, shape).astype(dtype)
 
 
+def normal(rng: np.random.Generator, shape: tuple[int, ...], deviation: float, dtype: Any) -> np.ndarray:
+    """Draw from N(0, deviation²), the same numbers, rounded, in both dtypes.
+
+    Raises
+    ------
+    OptionError
+        No machine has room for so many.
+    """
+    _check_size(shape)
+    return rng.normal(0.0, deviation, shape).astype(dtype)
+
+
 def full(shape: tuple[int, ...], value: float, dtype: Any) -> np.ndarray:
     """Return an array of one value.
 

@@ -1,4 +1,4 @@
-"""Initial values beside PyTorch's default: He's for convolutions, chrono initialisation for long sequences."""
+"""Initial values beside PyTorch's default: He's and LeCun's, chrono initialisation for long sequences."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from sparsebp.core.arguments import check_generator, check_integer
 from sparsebp.core.errors import OptionError
 from sparsebp.core.types import Array, Seed
 from sparsebp.nn.layers.conv import Conv
+from sparsebp.nn.layers.linear import Linear
 
 
 def he_convolutions(model: Any, rng: Seed = None) -> None:
@@ -25,6 +26,21 @@ def he_convolutions(model: Any, rng: Seed = None) -> None:
         if isinstance(layer, Conv):
             weight = layer.params["weight"]
             weight[...] = rng.normal(0.0, math.sqrt(2 / math.prod(weight.shape[1:])), weight.shape)
+            if "bias" in layer.params:
+                layer.params["bias"][...] = 0
+
+
+def lecun_linear(model: Any, rng: Seed = None) -> None:
+    """Draw the weights of all linear layers of `model` anew from N(0, 1 / fan_in), in place, and set their biases to 0.
+
+    With `SELU` that keeps the signal's mean and variance through many layers (Klambauer et al., "Self-normalizing
+    neural networks", 2017, §2). The model lives on the host.
+    """
+    rng = check_generator("rng", rng)
+    for _, layer in model.modules():
+        if isinstance(layer, Linear):
+            weight = layer.params["weight"]
+            weight[...] = rng.normal(0.0, 1 / math.sqrt(weight.shape[1]), weight.shape)
             if "bias" in layer.params:
                 layer.params["bias"][...] = 0
 

@@ -361,6 +361,11 @@ class Layer(abc.ABC):
         """The parameters' dtype, or None if there are none."""
         return next((array.dtype for array in self.parameters().values()), None)
 
+    @property
+    def input_dtype(self) -> np.dtype | None:
+        """The dtype that `forward` takes: the parameters', or None for any; int64 where an `Embedding` comes first."""
+        return self.dtype
+
 
 def dotted(prefix: str, name: str) -> str:
     """Return the name of what is called `name` inside the layer called `prefix`."""

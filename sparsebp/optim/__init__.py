@@ -14,9 +14,18 @@ from sparsebp.optim.lr_scheduler import (
 )
 from sparsebp.optim.optimizer import Optimizer
 from sparsebp.optim.optimizers import SGD, Adadelta, Adagrad, Adam, AdamW, RMSprop
+from sparsebp.optim.prediction import (
+    PREDICTORS,
+    FiniteDifferencePredictor,
+    MomentumPredictor,
+    OptimizerRulePredictor,
+    Predictor,
+    make_predictor,
+)
 from sparsebp.optim.update import DeviceUpdate, Update
 
 __all__ = [
+    "PREDICTORS",
     "SGD",
     "Adadelta",
     "Adagrad",
@@ -26,11 +35,15 @@ __all__ = [
     "CosineAnnealingLR",
     "DeviceUpdate",
     "ExponentialLR",
+    "FiniteDifferencePredictor",
     "LRScheduler",
     "LinearLR",
+    "MomentumPredictor",
     "MultiStepLR",
     "OneCycleLR",
     "Optimizer",
+    "OptimizerRulePredictor",
+    "Predictor",
     "RMSprop",
     "ReduceLROnPlateau",
     "SequentialLR",
@@ -40,4 +53,5 @@ __all__ = [
     "clip_grad_norm",
     "clip_grad_value",
     "global_norm",
+    "make_predictor",
 ]

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from sparsebp.patterns.assembly import AssemblyPlan, plan_concatenation
-from sparsebp.patterns.blocks import hidden_pattern, linear_pattern, pointwise_pattern, sequence_pattern
+from sparsebp.patterns.blocks import (
+    hidden_pattern,
+    linear_pattern,
+    pointwise_pattern,
+    sequence_pattern,
+    step_sum_pattern,
+)
 from sparsebp.patterns.conv import ConvPattern, conv_pattern, conv_transpose_pattern
 from sparsebp.patterns.pool import PoolPattern, adaptive_pool_pattern, pool_pattern
 from sparsebp.patterns.sparsity import SparsityPattern
@@ -22,4 +28,5 @@ __all__ = [
     "pointwise_pattern",
     "pool_pattern",
     "sequence_pattern",
+    "step_sum_pattern",
 ]

@@ -79,6 +79,25 @@ def _square(size: int) -> SparsityPattern:
     return SparsityPattern.dense(size, size)
 
 
+def step_sum_pattern(steps: int, features: int) -> SparsityPattern:
+    """Return the pattern of a sum over steps, each feature by itself: one entry a row, (steps * features, features).
+
+    Raises
+    ------
+    PatternError
+        A size is no integer, or negative.
+    """
+    return _step_sum(*checked_sizes(steps=steps, features=features))
+
+
+@lru_cache(maxsize=KEPT)
+def _step_sum(steps: int, features: int) -> SparsityPattern:
+    shape = checked_shape((steps * features, features))
+    check_allocatable(shape[0], shape)
+    columns = np.tile(np.arange(features, dtype=index_dtype(shape[0], shape)), steps)
+    return SparsityPattern._trusted(np.arange(shape[0] + 1), columns, shape)
+
+
 def sequence_pattern(
     steps: int, input_size: int, hidden_size: int, *, reverse: bool = False, bidirectional: bool = False
 ) -> SparsityPattern:

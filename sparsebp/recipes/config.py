@@ -15,7 +15,7 @@ from sparsebp.core.arguments import check_choice, check_flag, check_integer, che
 from sparsebp.core.errors import OptionError
 from sparsebp.core.types import Backward
 from sparsebp.data import Dataset
-from sparsebp.train.training import Fusion, check_schedule
+from sparsebp.train.training import ON_RANKS, Fusion, asynchronous, check_schedule
 
 CLASSES = 10
 _MOST = 2**31 - 1
@@ -89,9 +89,13 @@ class TrainConfig(abc.ABC):
     backward: Annotated[Backward, Option("Algorithm of the backward pass", shown="auto; images bp")]
     fusion: Annotated[Fusion, Option("Updates before the next use, or right after the gradient", shown="none")] = "none"
     accumulate: Annotated[int, Option("Micro-batches that a batch is split into.", shown="1", least=1)] = 1
-    schedule: Annotated[str, Option("Order of a step: conventional, ooo, or an action CSV.", shown="conventional")] = (
-        "conventional"
-    )
+    schedule: Annotated[
+        str,
+        Option(
+            f"Order of a step: conventional, ooo, or an action CSV; under mpiexec {', '.join(ON_RANKS)}.",
+            shown="conventional",
+        ),
+    ] = "conventional"
     graph: Annotated[bool | None, Option("GPU: capture the step into a CUDA graph.", shown="on a GPU")] = None
     device: Annotated[Device, Option("Where to compute.", shown="cpu")] = "cpu"
     dtype: Annotated[DType, Option("Precision.", shown="float32")] = "float32"
@@ -162,7 +166,9 @@ class TrainConfig(abc.ABC):
     def same_on_resume(self) -> dict[str, Any]:
         """Return what must not change between a run and its resumption: all that the losses depend on."""
         described = dataclasses.asdict(self)
-        del described["fusion"], described["schedule"]  # the same losses in another order
+        del described["fusion"]  # the same losses in another order
+        if not asynchronous(self.schedule):
+            del described["schedule"]
         del described["graph"]
         if self.graph or (self.graph is None and self.device == "cuda"):  # a captured step may round differently
             described["graph"] = True

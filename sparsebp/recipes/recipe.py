@@ -19,6 +19,7 @@ from sparsebp.recipes.image_config import ImageConfig
 from sparsebp.recipes.recurrent_config import RecurrentConfig
 from sparsebp.train.state import load_weights
 from sparsebp.train.trainer import Trainer
+from sparsebp.train.training import check_ranks
 
 if TYPE_CHECKING:
     from sparsebp.nn import PruneReport
@@ -147,7 +148,7 @@ def build(
     weights
         A checkpoint (or its folder) whose weights and pruning masks the run starts from; None draws them from the seed.
     **options
-        ``callbacks``, ``checkpoint_dir`` and ``checkpoint_every``: see `Trainer`.
+        ``callbacks``, ``checkpoint_dir``, ``checkpoint_every`` and ``transport``: see `Trainer`.
 
     Raises
     ------
@@ -156,7 +157,8 @@ def build(
     FileFormatError
         `weights` is no checkpoint, or one of another architecture.
     """
-    backend.device_namespace(config.device)  # before any time is spent on data
+    check_ranks(config.schedule, options.get("transport"))  # before any time is spent on data
+    backend.device_namespace(config.device)
     if prunes(config):
         config = config.before_pruning()
     model = config.build_model()

@@ -32,6 +32,8 @@ class Actions:
     def __init__(self, stages: Stages, loss: Any, optimizer: Any, clip_norm: float | None, watch: Watch) -> None:
         self.stages, self.loss, self.optimizer = stages, loss, optimizer
         self.clip_norm, self.watch = clip_norm, watch
+        self.names: Sequence[str] = stages.names
+        """The parameters whose gradients are computed here."""
 
     def forward(self, number: int, m: int, count: int) -> Run:
         """F. The last stage's computes the loss and its gradient, and the last micro-batch's opens the update."""
@@ -177,7 +179,7 @@ class Actions:
         later = step.later
         if step.resumed and (step.squares if later is None else later.sums):  # done before an interruption
             return
-        grads = step.grads = {name: step.grads[name] for name in self.stages.names}
+        grads = step.grads = {name: step.grads[name] for name in self.names}
         self._look(step, grads)
         if self.clip_norm is None:
             return

@@ -107,6 +107,10 @@ class Executor:
         """Why steps are not captured into CUDA graphs; empty if they are, or are to be as soon as they are warm."""
         return ("graph=False",) if self._graphs is None else self._graphs.uncaptured
 
+    def own(self, indices: Any) -> Any:
+        """Return which samples of a micro-batch are computed here: all of them."""
+        return indices
+
     def step(self, batches: Sequence[Batch], tag: Any = None) -> list[Step]:
         """Run one step.
 

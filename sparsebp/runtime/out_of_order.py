@@ -110,6 +110,10 @@ class OutOfOrderExecutor:
         self._seconds: list[float] = []
         self._warm = 1 if self.uncaptured else 3  # until a graph is captured
 
+    def own(self, indices: Any) -> Any:
+        """Return which samples of a micro-batch are computed here: all of them."""
+        return indices
+
     def step(self, batches: Sequence[Batch], tag: Any = None) -> list[Step]:
         """Run one step; see `Executor.step`."""
         if self.found is not None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import chain, groupby
 from typing import NamedTuple
 
 from sparsebp.core.errors import OptionError
 from sparsebp.runtime.actions import Actions, Run
 from sparsebp.runtime.stages import Stages
-from sparsebp.schedule import Action, Lane, Schedule, StepGraph, parts_of, validate
+from sparsebp.schedule import Action, Cell, Lane, Schedule, StepGraph, parts_of, validate
 
 
 @dataclass(frozen=True)
@@ -80,24 +80,20 @@ def check_fits(schedule: Schedule, stages: Stages) -> None:
         It cannot run.
     """
     graph = schedule.graph
-    wanted = {"stages": len(stages), "unweighted": sorted(stages.unweighted)}
-    got = {"stages": graph.stages, "unweighted": sorted(graph.unweighted)}
     lanes = [_parts(lane) for lane in schedule.lanes if lane.cells]
     weights = [{part.stage for part in lane if part.kind == "W"} for lane in lanes]
     forwards = sum(any(part.kind == "F" for part in lane) for lane in lanes)
-    for wrong, what, expected, found, remedy in (
-        (wanted != got, "is not of this model", wanted, got, "Build it for model.stages()"),
-        (schedule.workers > 1, "is of several workers", "1, this device", schedule.workers, "Build it for one worker"),
+    check_of_model(
+        schedule, stages,
+        (schedule.workers > 1, "is of several workers", "1, this device", schedule.workers,
+         "Build it for one worker, or give the trainer a transport= between as many ranks"),
         (graph.updates != "step", "does not update once a step", "updates='step'", graph.updates, "Place the U"),
         (graph.synchronised, "synchronises gradients of one device", "no S", "S", "Leave the S out"),
-        (bool(schedule.recomputed), "recomputes stages", "none", sorted(schedule.recomputed), "Keep what is saved"),
         (len(lanes) > 2, "has too many streams", "1 or 2", len(lanes), "Join some"),
         (forwards > 1, "has forwards on both streams", "one that has all F", "two", "Move the F to one"),
         (sum(map(len, weights)) > len(set().union(*weights)), "has W of one stage on both streams",
          "one for each stage: gradients of micro-batches are added in a fixed order", "two", "Move the W to one"),
-    ):  # fmt: skip
-        if wrong:
-            raise OptionError(f"The schedule {what}", expected=str(expected), got=str(found), remedy=remedy)
+    )  # fmt: skip
     validate(schedule)
     if len(lanes) > 1 and stages.scans:
         raise OptionError("A scan computes all input gradients at once: nothing runs beside it",
@@ -107,6 +103,28 @@ def check_fits(schedule: Schedule, stages: Stages) -> None:
         raise OptionError("Parameters that several stages share need the gradients of all of them",
                           expected="a schedule of one stream that begins with F or U", got=", ".join(stages.shared()),
                           remedy="Use schedule='conventional'")  # fmt: skip
+
+
+def check_of_model(schedule: Schedule, stages: Stages, *rows: tuple[bool, str, object, object, str]) -> None:
+    """Refuse a schedule that is not one of this model, or that is wrong as one of `rows` says.
+
+    Each row has: whether it is wrong, what the schedule does, what was expected, what came, and what to do.
+
+    Raises
+    ------
+    OptionError
+        The message has the first row that is wrong.
+    """
+    graph = schedule.graph
+    wanted = {"stages": len(stages), "unweighted": sorted(stages.unweighted)}
+    got = {"stages": graph.stages, "unweighted": sorted(graph.unweighted)}
+    for wrong, what, expected, found, remedy in (
+        (wanted != got, "is not of this model", wanted, got, "Build it for model.stages()"),
+        *rows,
+        (bool(schedule.recomputed), "recomputes stages", "none", sorted(schedule.recomputed), "Keep what is saved"),
+    ):
+        if wrong:
+            raise OptionError(f"The schedule {what}", expected=str(expected), got=str(found), remedy=remedy)
 
 
 def fewer(schedule: Schedule, count: int) -> Schedule:
@@ -125,7 +143,13 @@ def without_frozen(schedule: Schedule, stages: Stages) -> Schedule:
 
 
 def _part_of(schedule: Schedule, graph: StepGraph, keeps: Callable[[Action], bool]) -> Schedule:
-    lanes = tuple(replace(lane, cells=tuple(part for part in _parts(lane) if keeps(part))) for lane in schedule.lanes)
+    def left(cell: Cell) -> Iterable[Cell]:
+        parts = [part for part in parts_of(cell) if keeps(part)]
+        return [cell] if len(parts) == len(parts_of(cell)) else parts
+
+    lanes = (
+        replace(lane, cells=tuple(chain.from_iterable(left(cell) for cell in lane.cells))) for lane in schedule.lanes
+    )
     return replace(schedule, graph=graph, lanes=tuple(lane for lane in lanes if lane.cells))
 
 

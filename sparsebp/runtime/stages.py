@@ -87,7 +87,8 @@ class Stages:
     def updated_at(self, order: Iterable[int], *, last: bool) -> dict[int, list[str]]:
         """Return which parameters each stage's update takes, if stages are updated in this order.
 
-        What several stages hold is updated with the last of them, or else with the first.
+        What several stages hold is updated with the last of them, or else with the first. What none of them holds is
+        left out.
         """
         place: dict[str, int] = {}
         for number in order:
@@ -96,7 +97,8 @@ class Stages:
                     place[name] = number
         taken: dict[int, list[str]] = {}
         for name in self.names:
-            taken.setdefault(place[name], []).append(name)
+            if name in place:
+                taken.setdefault(place[name], []).append(name)
         return taken
 
 

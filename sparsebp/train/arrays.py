@@ -20,7 +20,7 @@ def as_dataset(data: Any, model: Any, lengths: Any = None) -> Dataset:
     ----------
     data
         A data set; or ``(x, target)`` or ``(x, target, lengths)``, arrays with the sample first, as `ArrayDataset`
-        takes them. Inputs are converted to the model's dtype.
+        takes them. Inputs are converted to the dtype that the model takes.
     lengths
         Of arrays: the valid steps of every sample.
 
@@ -39,7 +39,7 @@ def as_dataset(data: Any, model: Any, lengths: Any = None) -> Dataset:
         x, target, lengths = (*data, lengths)[:3]
         x, target = _array("x", x), _array("target", target)
         first = sample_axis(model)
-        dtype = next(iter(model.parameters().values())).dtype
+        dtype = getattr(model, "input_dtype", None) or next(iter(model.parameters().values())).dtype
         dataset: Any = ArrayDataset(x, target, dtype=dtype, lengths=lengths, batch_first=first == 0)
         if first == 1 and dataset.inputs.ndim != 3:
             raise ShapeError("x has the wrong shape", expected="(N, T, I): samples, steps, features",

@@ -14,6 +14,8 @@ import numpy as np
 from sparsebp import backend
 from sparsebp.core.errors import NonFiniteError
 from sparsebp.core.types import Array
+from sparsebp.distributed.data_parallel import ReplicaExecutor
+from sparsebp.distributed.pipeline import PipelineExecutor
 from sparsebp.optim.lr_scheduler import reads_model
 from sparsebp.runtime.candidates import SCHEDULE_NAME
 from sparsebp.runtime.executor import Executor
@@ -22,17 +24,19 @@ from sparsebp.runtime.out_of_order import OutOfOrderExecutor
 from sparsebp.runtime.stages import Stages, check_live, trained_parameters
 from sparsebp.runtime.step import Batch, Step, Watch
 from sparsebp.train import finite
+from sparsebp.train.ranks import buffers_of_rank_0, executor_of
 from sparsebp.train.training import Training, earlier_schedule, schedule_of
 
 
 @dataclass(frozen=True)
 class _Tag:
-    """Which step it is: its number, epoch and learning rate, and when it began."""
+    """Which step it is: its number, epoch, learning rate and samples, and when it began."""
 
     number: int
     epoch: int
     lr: float
     started: float
+    samples: int
 
 
 class Runner(Watch):
@@ -55,18 +59,25 @@ class Runner(Watch):
         found = None if trainer.found_schedule is None else trainer.found_schedule.schedule
         if trainer.schedule == "ooo" and found is None and folder is not None:
             found = earlier_schedule(folder / SCHEDULE_NAME, stages)
-        self.executor: Executor | OutOfOrderExecutor
+        self.executor: Executor | OutOfOrderExecutor | PipelineExecutor
         if trainer.schedule == "ooo" and found is None:
             self.executor = OutOfOrderExecutor(
                 *parts, watch=self, memory_ratio=trainer.memory_ratio, graph=trainer.graph
             )
         else:
-            schedule = found or schedule_of(stages, trainer.fusion, trainer.accumulate, trainer.schedule)
-            self.executor = Executor(*parts, schedule, clip_norm=trainer.clip_norm, watch=self, graph=trainer.graph)
+            ranks = 1 if trainer.transport is None else trainer.transport.size
+            schedule = found or schedule_of(stages, trainer.fusion, trainer.accumulate, trainer.schedule, ranks)
+            self.executor = executor_of(trainer, schedule, self)
         trainer.current_schedule = self.executor.schedule
 
-    def step(self, batches: Sequence[Batch], epoch: int) -> None:
+    def own(self, indices: Any) -> Any:
+        """Return which samples of a micro-batch are computed here: on a rank of replicas its share."""
+        return self.executor.own(indices)
+
+    def step(self, batches: Sequence[Batch], epoch: int, samples: int | None = None) -> None:
         """Run one step, and record and tell what is known by then.
+
+        `samples` is their number on all ranks together, where that is not the batches'.
 
         Raises
         ------
@@ -75,7 +86,8 @@ class Runner(Watch):
         """
         trainer = self.trainer
         check_live(trainer.model, self._trained)
-        tag = _Tag(self.begun, epoch, float(trainer.optimizer.lr), time.perf_counter())
+        samples = sum(len(batch[1]) for batch in batches) if samples is None else samples
+        tag = _Tag(self.begun, epoch, float(trainer.optimizer.lr), time.perf_counter(), samples)
         self.begun += 1
         with np.errstate(over="ignore", invalid="ignore"):  # found by the checks, which say where
             finished = self.executor.step(batches, tag)
@@ -84,7 +96,7 @@ class Runner(Watch):
                 if reads_model(scheduler):
                     finished += self.executor.flush(wait=False)
                 scheduler.step()
-            if any(callback.sees_model("step") for callback in trainer.callbacks):
+            if trainer._sees("step"):
                 finished += self.executor.flush()
         self._record(finished)
         if isinstance(self.executor, OutOfOrderExecutor) and trainer.found_schedule is not self.executor.found:
@@ -115,15 +127,26 @@ class Runner(Watch):
                 finished = self.executor.flush(wait=wait)
             self._record(finished)
 
+    def whole(self, *, everywhere: bool = False) -> None:
+        """Bring the model up to date on all ranks, and the optimizer's state on rank 0, or everywhere."""
+        self.flush()
+        if isinstance(self.executor, ReplicaExecutor):
+            buffers_of_rank_0(self.executor.transport, self.trainer.model)
+            self.executor.gather_state(everywhere=everywhere)
+
     def close(self, *, failed: bool = False) -> None:
         """Do what is left over, and end the threads.
 
-        After an error what is left over may fail as well: the first error is the one to tell.
+        After an error what is left over may fail as well: the first error is the one to tell. Other ranks are not
+        there to do it together.
         """
         try:
+            if failed and self.trainer.transport is not None:
+                return
             quiet = contextlib.suppress(Exception if failed else NonFiniteError)
             with quiet, np.errstate(over="ignore", invalid="ignore"):
                 self._record(self.executor.flush(), tell=False)
+                self.whole(everywhere=True)
         finally:
             self.executor.close()
 
@@ -131,14 +154,14 @@ class Runner(Watch):
         for step in steps:
             tag, targets = step.tag, [batch[1] for batch in step.batches]
             right = [
-                accuracy(p, t) if score is None else score
+                (math.nan if p is None else accuracy(p, t)) if score is None else score  # None: no samples here
                 for p, t, score in zip(step.predictions, targets, step.scores, strict=True)
             ]
             whole = right[0] if len(right) == 1 else sum(s * r for s, r in zip(step.shares, right, strict=True))
             now = time.perf_counter()
             self.trainer.history.add_step(
                 loss=step.loss, accuracy=whole, grad_norm=step.norm(self.executor.stages.names), lr=tag.lr,
-                seconds=now - max(tag.started, self._recorded), samples=sum(map(len, targets)),
+                seconds=now - max(tag.started, self._recorded), samples=tag.samples,
             )  # fmt: skip
             self._recorded = now
             if tell:
@@ -154,7 +177,8 @@ class Runner(Watch):
         """Stop if the loss is not finite."""
         if not math.isfinite(value):
             tag, (x, target) = step.tag, step.batches[m][:2]
-            prediction = step.predictions[m] if step.later is None else None
+            known = step.later is None and not isinstance(self.executor, PipelineExecutor)  # or other ranks' stages
+            prediction = step.predictions[m] if known else None
             raise finite.loss_error(
                 tag.number, tag.epoch, value, self.trainer.model, x, target, prediction, self.trainer._last_good()
             )

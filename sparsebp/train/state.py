@@ -37,6 +37,9 @@ def pack(trainer: Training, position: Mapping[str, int]) -> Checkpoint:
         "generators": {name: g.bit_generator.state for name, g in generators_of(trainer.model).items()},
         "epochs": [record.to_json() for record in trainer.history.epochs],
     }
+    if trainer.predictor is not None:
+        arrays, state["predictor"] = _split(trainer.predictor.state_dict())
+        tensors |= {f"predictor.{name}": array for name, array in arrays.items()}
     return Checkpoint(tensors, state)
 
 
@@ -68,6 +71,8 @@ def restore(trainer: Training, checkpoint: Checkpoint, shape: Mapping[str, int],
     optimizer_state = checkpoint.part("optimizer") | state["optimizer"]
     _check_same(path, "the optimizer's state", sorted(optimizer_state), sorted(trainer.optimizer.state_dict()))
 
+    _check_same(path, "the predictor", isinstance(state.get("predictor"), dict), trainer.predictor is not None)
+
     with _loading(path), _all_or_nothing(trainer):
         trainer.optimizer.load_state_dict(optimizer_state)
         if trainer.lr_scheduler is not None:
@@ -77,6 +82,8 @@ def restore(trainer: Training, checkpoint: Checkpoint, shape: Mapping[str, int],
         for name, generator in generators.items():
             generator.bit_generator.state = state["generators"][name]
         trainer.model.load_state_dict(weights)
+        if trainer.predictor is not None:
+            trainer.predictor.load_state_dict(checkpoint.part("predictor") | state["predictor"])
     trainer.seed, trainer.history = state["seed"], history
     return position["epoch"], position["batch"]
 
@@ -155,7 +162,8 @@ def _loading(path: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def _all_or_nothing(trainer: Training) -> Iterator[None]:
     """Put everything that a checkpoint is loaded into back as it was if that fails half-way."""
-    parts = [part for part in (trainer.lr_scheduler, trainer.optimizer) if part is not None]  # rates last
+    every: tuple[Any, ...] = (trainer.lr_scheduler, trainer.optimizer, trainer.predictor)  # rates, then their readers
+    parts = [part for part in every if part is not None]
     before = [copy.deepcopy(part.state_dict()) for part in parts]
     drawn = [(generator, generator.bit_generator.state) for generator in generators_of(trainer.model).values()]
     weights = [(array, array.copy()) for array in trainer.model.parameters().values()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -23,6 +23,7 @@ from sparsebp.train.callbacks import RunInfo
 from sparsebp.train.checkpoint import FILE_NAME, load_checkpoint, save_checkpoint
 from sparsebp.train.history import EpochRecord, History
 from sparsebp.train.modes import evaluation, training
+from sparsebp.train.ranks import agree, telling
 from sparsebp.train.run_folder import run_folder, set_aside
 from sparsebp.train.runner import Runner, accuracy
 from sparsebp.train.state import pack, restore
@@ -88,6 +89,18 @@ class Trainer(Training):
     config
         What else describes the run, in JSON types; it is kept in the checkpoint and must be equal on resume.
         Tuples count as lists, as in JSON.
+    transport
+        Between several ranks, each of which makes the same trainer, on the same model from the same seed, and calls
+        `fit` with the same arguments. `schedule` then says who does what: a `Schedule` of as many workers, or the name
+        of a builder (``"1f1b"``, ``"gpipe"``, ``"zb-h1"``, ``"pipedream"``, …), which makes it for the model's stages,
+        with `accumulate` micro-batches; or ``"data-parallel"``: every rank has a share of each step's samples. See
+        "Several ranks" below.
+    sharded
+        With data-parallel replicas: whether each rank keeps the optimizer's state of its own part of the parameters
+        alone.
+    predictor, note
+        With an asynchronous schedule: whose weights are read, and who is told how far they were from those that came;
+        see `sparsebp.distributed.pipeline.PipelineExecutor`. The predictor's state is part of checkpoints.
 
     Attributes
     ----------
@@ -110,6 +123,15 @@ class Trainer(Training):
     error that a loss or a gradient is not finite, or that a class is not there, names its step; parameters have had
     that update and the next one by then. Whatever looks at the model (evaluation, checkpoints, callbacks without
     ``reads_model = False``) comes after all numbers have been read.
+
+    **Several ranks.** Every rank has the whole model and computes its part of a step. Before anything that looks at the
+    model (evaluation, checkpoints, callbacks) and at the end of `fit`, all of it is brought up to date on all ranks.
+    The history is the same on all, but for the seconds. Callbacks are called, and checkpoints written, on rank 0; a
+    checkpoint is of the whole model, and any number of ranks, or none, may go on from it. Ranks share the evaluation
+    after an epoch; `evaluate` and `predict` run where they are called. A rank that fails ends the others with
+    `TransportError`. An asynchronous schedule (``"pipedream"``, ``"dualpipe-2018"``) makes an update after each of the
+    `accumulate` micro-batches, each of which is a batch of its own to it; a step's loss and squared norm are their
+    means.
 
     `fit` trains a model that is in evaluation mode as a whole in training mode; of one in training mode, layers that
     have been put into evaluation (``model[1].eval()``) stay so. All modes are afterwards what they were.
@@ -165,20 +187,24 @@ class Trainer(Training):
         OutputError
             The folder cannot be written, or another run is writing to it.
         """
-        epochs, batch_size = check_integer("epochs", epochs, 0), check_integer("batch_size", batch_size, 1)
-        check_flag("resume", resume)
-        if self._runner is not None:
-            raise OptionError("This trainer is training already", expected="one fit at a time",
-                              got="fit within fit", remedy="Let it end first")  # fmt: skip
-        training_set = as_dataset(dataset, self.model, lengths)
-        held_out = None if validation is None else as_dataset(validation, self.model)
-        if resume and self.checkpoint_dir is None:
-            raise OptionError(
-                "resume needs a folder", expected="checkpoint_dir", got=None, remedy="Pass checkpoint_dir="
-            )
-        shape = {"batch_size": batch_size, "samples": len(training_set)}
-        with run_folder(self.checkpoint_dir, resume=resume), training(self.model):
-            return self._fit(training_set, held_out, epochs, shape, resume)
+        with telling(self.transport):
+            epochs, batch_size = check_integer("epochs", epochs, 0), check_integer("batch_size", batch_size, 1)
+            check_flag("resume", resume)
+            if self._runner is not None:
+                raise OptionError("This trainer is training already", expected="one fit at a time",
+                                  got="fit within fit", remedy="Let it end first")  # fmt: skip
+            training_set = as_dataset(dataset, self.model, lengths)
+            held_out = None if validation is None else as_dataset(validation, self.model)
+            if resume and self.checkpoint_dir is None:
+                raise OptionError(
+                    "resume needs a folder", expected="checkpoint_dir", got=None, remedy="Pass checkpoint_dir="
+                )
+            shape = {"batch_size": batch_size, "samples": len(training_set)}
+            if self.transport is not None:
+                agree(self, shape | {"epochs": epochs, "resume": resume, "validation samples": len(held_out or ())})
+            folder = self.checkpoint_dir if self._leads else None
+            with run_folder(folder, resume=resume), training(self.model):
+                return self._fit(training_set, held_out, epochs, shape, resume)
 
     def _fit(
         self, dataset: Dataset, validation: Dataset | None, epochs: int, shape: dict[str, int], resume: bool
@@ -222,12 +248,31 @@ class Trainer(Training):
             As `fit`.
         """
         data = as_dataset(dataset, self.model, lengths)
-        total = correct = 0.0
-        for count, prediction, target in self._predictions(data, batch_size):
+        return self._mean(self._scores(data, batch_size))
+
+    def _evaluate(self, dataset: Dataset, batch_size: int = 100) -> tuple[float, float | None]:
+        """Return what `evaluate` does; ranks take turns at the batches."""
+        if self.transport is None:
+            return self.evaluate(dataset, batch_size=batch_size)
+        rank, size = self.transport.rank, self.transport.size
+        parts = self.transport.share(list(self._scores(dataset, batch_size, rank, size)))
+        batches = -(-len(dataset) // batch_size)
+        return self._mean(parts[number % size][number // size] for number in range(batches))
+
+    def _scores(
+        self, data: Dataset, batch_size: int, first: int = 0, each: int = 1
+    ) -> Iterator[tuple[int, float, float]]:
+        """Yield the number of samples, the loss and the accuracy of every batch."""
+        for count, prediction, target in self._predictions(data, batch_size, first, each):
             value, _ = self.loss.forward(prediction, target)
-            total += value * count
-            correct += accuracy(prediction, target) * count
-        return total / len(data), None if math.isnan(correct) else correct / len(data)
+            yield count, float(value), accuracy(prediction, target)
+
+    @staticmethod
+    def _mean(scores: Iterable[tuple[int, float, float]]) -> tuple[float, float | None]:
+        total = correct = samples = 0.0
+        for count, value, right in scores:
+            total, correct, samples = total + value * count, correct + right * count, samples + count
+        return total / samples, None if math.isnan(correct) else correct / samples
 
     def predict(self, x: Any, *, batch_size: int = 100, lengths: Any = None) -> Array:
         """Return the model's outputs for all samples, in evaluation mode.
@@ -265,12 +310,17 @@ class Trainer(Training):
             parts.append(backend.as_namespace(prediction, xp).copy())  # a layer may use its array again
         return xp.concatenate(parts)
 
-    def _predictions(self, dataset: Dataset, batch_size: int) -> Iterator[tuple[int, Array, Array]]:
-        """Yield the number of samples, the model's output in evaluation mode and the target of every batch."""
+    def _predictions(
+        self, dataset: Dataset, batch_size: int, first: int = 0, each: int = 1
+    ) -> Iterator[tuple[int, Array, Array]]:
+        """Yield the number of samples, the model's output in evaluation mode and the target of every batch.
+
+        Of the batches from `first` on, one in `each`.
+        """
         batch_size = check_integer("batch_size", batch_size, 1)
         self._flush()
         with evaluation(self.model):
-            for start in range(0, len(dataset), batch_size):
+            for start in range(first * batch_size, len(dataset), each * batch_size):
                 indices = np.arange(start, min(start + batch_size, len(dataset)))
                 batch = batch_of(dataset, indices, self.model)
                 prediction, _ = forward_of(self.model, batch[0], **options_of(batch))
@@ -290,12 +340,12 @@ class Trainer(Training):
             parts = np.array_split(indices, min(self.accumulate, len(indices)))
             if reads_model(dataset):
                 self._flush(wait=False)
-            runner.step([batch_of(dataset, part, self.model) for part in parts], epoch)
+            runner.step([batch_of(dataset, runner.own(part), self.model) for part in parts], epoch, len(indices))
             every = self.checkpoint_every
             if every is not None and runner.begun % every == 0 and batch + 1 < steps:
                 self._save(epoch, batch + 1, shape)
         self._check_parameters(epoch)
-        result = None if validation is None else self.evaluate(validation)
+        result = None if validation is None else self._evaluate(validation)
         record = self.history.end_epoch(epoch, steps, result)
         if isinstance(self.lr_scheduler, ChainedScheduler) or getattr(self.lr_scheduler, "needs_metric", False):
             self.lr_scheduler.step(record.train_loss if result is None else result[0])
@@ -308,14 +358,18 @@ class Trainer(Training):
     def _start(self, shape: dict[str, int], *, resume: bool) -> tuple[int, int]:
         """Prepare folder and state; return the epoch and the batch to begin with."""
         folder = self.checkpoint_dir
-        if resume and folder is not None and (folder / FILE_NAME).exists():
-            path = folder / FILE_NAME
+        found = None
+        if resume and folder is not None and self._leads and (folder / FILE_NAME).exists():
+            found = load_checkpoint(folder / FILE_NAME)
+        if self.transport is not None:
+            found = self.transport.broadcast(found)
+        if found is not None and folder is not None:
             self.history = History()
-            return restore(self, load_checkpoint(path), shape, path)
+            return restore(self, found, shape, folder / FILE_NAME)
         check_even(self.optimizer, trained_parameters(self.model, self.optimizer))
         self.history = History()
         self._check_parameters(0)
-        if folder is not None:
+        if folder is not None and self._leads:
             set_aside(folder)
         self._save(0, 0, shape)
         return 0, 0
@@ -325,11 +379,13 @@ class Trainer(Training):
             return
         self._check_parameters(epoch)
         path = self.checkpoint_dir / FILE_NAME
-        save_checkpoint(path, pack(self, shape | {"epoch": epoch, "batch": batch}))
+        if self._leads:
+            save_checkpoint(path, pack(self, shape | {"epoch": epoch, "batch": batch}))
         self._tell("checkpoint", path)
 
     def _check_parameters(self, epoch: int) -> None:
-        self._flush()
+        if self._runner is not None:
+            self._runner.whole()
         names = finite.nonfinite(self.model.parameters())
         if names:
             raise finite.parameter_error(self.history.steps, epoch, names, self._last_good())

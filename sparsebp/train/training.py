@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,16 +14,31 @@ from sparsebp.core.arguments import check_choice, check_flag, check_integer, che
 from sparsebp.core.errors import OptionError
 from sparsebp.core.files import check_path
 from sparsebp.core.types import Seed
+from sparsebp.distributed.transport import Transport
+from sparsebp.distributed.versions import Note
+from sparsebp.optim import Predictor
 from sparsebp.optim.combined import ChainedScheduler
 from sparsebp.runtime.candidates import FoundSchedule
 from sparsebp.runtime.out_of_order import MEMORY_RATIO
 from sparsebp.runtime.stages import Stages, trained_parameters
 from sparsebp.schedule import Schedule
-from sparsebp.schedule.builders import Fusion, conventional
+from sparsebp.schedule.builders import BUILDERS, Fusion, conventional, one_f_one_b, place_updates, synchronise
+from sparsebp.schedule.by_name import build
 from sparsebp.schedule.files.action_csv import read_csv
 from sparsebp.train.callbacks import Callback
 from sparsebp.train.checkpoint import FILE_NAME, checked_config
 from sparsebp.train.history import History
+
+REPLICAS = "data-parallel"
+ON_RANKS = (REPLICAS, *(name for name, make in BUILDERS.items() if "workers" in inspect.signature(make).parameters))
+"""Names of schedules for several ranks."""
+
+
+def asynchronous(schedule: Any) -> bool:
+    """Return whether a schedule's name is one whose updates come between micro-batches: its losses are others."""
+    if not isinstance(schedule, str) or schedule not in ON_RANKS or schedule == REPLICAS:
+        return False
+    return build(schedule, workers=2, stages=2, microbatches=2).graph.updates == "microbatch"
 
 
 class Training:
@@ -46,6 +62,10 @@ class Training:
         checkpoint_every: int | None = None,
         rng: Seed = None,
         config: Mapping[str, Any] | None = None,
+        transport: Transport | None = None,
+        sharded: bool = False,
+        predictor: Predictor | None = None,
+        note: Note | None = None,
     ) -> None:
         check_parts(model, loss, optimizer, callbacks)
         trained_parameters(model, optimizer)
@@ -59,11 +79,21 @@ class Training:
         self.model, self.loss, self.optimizer = model, loss, optimizer
         self.lr_scheduler = scheduler_of(lr_scheduler, optimizer)
         check_schedule(fusion, accumulate, schedule, clip_norm)
+        check_ranks(schedule, transport)
         self.fusion, self.accumulate, self.schedule = fusion, int(accumulate), schedule
         self.memory_ratio, self.graph = memory_ratio, None if graph is None else check_flag("graph", graph)
         self.current_schedule: Schedule | None = None
         self.found_schedule: FoundSchedule | None = None
         self._runner: Any = None
+        if (predictor is not None or note is not None) and transport is None:
+            raise OptionError(
+                "Weights are predicted for asynchronous pipelines", expected="transport= and schedule='dualpipe-2018'",
+                got="transport=None", remedy="Leave predictor and note out",
+            )  # fmt: skip
+        self.predictor, self.note = predictor, note
+        self.transport, self.sharded = transport, check_flag("sharded", sharded)
+        self._leads = transport is None or transport.rank == 0
+        self._seen: frozenset[str] | None = None  # with ranks: the events at which callbacks of rank 0 see the model
         self.clip_norm, self.checkpoint_every = clip_norm, checkpoint_every
         self.callbacks = tuple(callbacks)
         self.checkpoint_dir = None if checkpoint_dir is None else check_path("checkpoint_dir", checkpoint_dir)
@@ -84,10 +114,16 @@ class Training:
             self._runner.flush(wait=wait)
 
     def _tell(self, event: str, *args: Any) -> None:
-        if any(callback.sees_model(event) for callback in self.callbacks):
+        if self._sees(event):
             self._flush()
-        for callback in self.callbacks:
+        for callback in self.callbacks if self._leads else ():
             getattr(callback, f"on_{event}")(*args)
+
+    def _sees(self, event: str) -> bool:
+        """Whether the model is to be up to date at an event: for a callback, of rank 0 if there are several."""
+        if self._seen is not None:
+            return event in self._seen
+        return any(callback.sees_model(event) for callback in self.callbacks)
 
 
 def check_parts(model: Any, loss: Any, optimizer: Any, callbacks: Any) -> None:
@@ -160,20 +196,47 @@ def check_schedule(fusion: Any, accumulate: int, schedule: Any, clip_norm: float
             raise OptionError(problem, expected=expected, got=got, remedy=remedy)
 
 
+def check_ranks(schedule: Any, transport: Transport | None) -> None:
+    """Refuse a schedule's name that is not for as many ranks, before there is a model to run.
+
+    Raises
+    ------
+    OptionError
+        It is of several workers and there is no transport, or of one and there are several ranks.
+    """
+    if transport is None and isinstance(schedule, str) and schedule in ON_RANKS:
+        raise OptionError(
+            f"The schedule {schedule!r} is of several workers", expected="a transport between them",
+            got="transport=None", remedy="Pass transport=, under mpiexec that of MPI: mpiexec -n 4 sparsebp train …; "
+            "see the how-to guide on many workers",
+        )  # fmt: skip
+    if transport is not None and transport.size > 1 and schedule in ("conventional", "ooo"):
+        raise OptionError("Several ranks need a schedule of theirs", expected=", ".join(ON_RANKS), got=repr(schedule),
+                          remedy="Pass schedule='1f1b', say, or start one process")  # fmt: skip
+
+
 def schedule_of(
-    stages: Stages, fusion: Fusion, accumulate: int, schedule: str | os.PathLike[str] | Schedule
+    stages: Stages, fusion: Fusion, accumulate: int, schedule: str | os.PathLike[str] | Schedule, ranks: int = 1
 ) -> Schedule:  # fmt: skip
     """Return the schedule that the trainer's options ask for, but for ``"ooo"``; `check_schedule` has seen them.
 
     Raises
     ------
     OptionError
-        A given one has another number of micro-batches.
+        A given one has another number of micro-batches, or a builder's name has none for as many ranks.
     FileFormatError, ScheduleError
         A file holds no schedule.
     """
     if schedule == "conventional":
         return conventional(stages=len(stages), microbatches=accumulate, fusion=fusion, unweighted=stages.unweighted)
+    if schedule == REPLICAS:
+        size: Any = {"stages": len(stages), "microbatches": accumulate, "unweighted": stages.unweighted}
+        plain = one_f_one_b(workers=1, **size, input_gradient=False)  # each forward with its backward
+        return place_updates(synchronise(plain, priority="first-ready"))
+    if isinstance(schedule, str) and schedule in ON_RANKS:
+        return build(
+            schedule, workers=ranks, stages=len(stages), microbatches=accumulate, unweighted=stages.unweighted
+        )  # fmt: skip
     given = schedule if isinstance(schedule, Schedule) else read_csv(schedule)
     if given.graph.microbatches != accumulate:
         raise OptionError("The schedule has another number of micro-batches", expected=f"accumulate={accumulate}",

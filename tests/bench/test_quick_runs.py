@@ -62,7 +62,7 @@ def test_quick_run(name: str, tmp_path: Path) -> None:
     assert lines[-1].splitlines()[0].split()[0] in {column.heading.split()[0] for column in chosen.columns}
 
 
-@pytest.mark.parametrize("name", ["convergence", "pruned"])
+@pytest.mark.parametrize("name", ["convergence", "pruned", "spectrain"])
 def test_quick_training_run(name: str, tmp_path: Path) -> None:
     pytest.importorskip("mlxtend")
     result = load(name).run(tmp_path, quick=True, echo=lambda line: None)
@@ -70,7 +70,7 @@ def test_quick_training_run(name: str, tmp_path: Path) -> None:
     assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     if name == "convergence":
         assert all(row["met"] for row in result["rows"])
-    else:
+    elif name == "pruned":
         assert {row["side"] for row in result["rows"]} == {"scan", "BP"}
         assert len(result["notes"]) == 1 + len(result["settings"]["batches"])
 

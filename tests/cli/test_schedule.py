@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from sparsebp.cli.commands import app
 from sparsebp.schedule.builders import BUILDERS
 
-COMMANDS = ["build", "validate", "simulate", "plot", "compare"]
+COMMANDS = ["build", "validate", "simulate", "plot", "lower", "compare"]
 GPIPE = ["build", "gpipe", "--workers", "2", "--stages", "2", "--microbatches", "3"]
 
 
@@ -173,3 +173,34 @@ def test_errors(tmp_path, gpipe):
 )  # fmt: skip
 def test_wrong_usage_exits_with_2(arguments):
     assert invoke(*arguments).exit_code == 2
+
+
+def test_lower(gpipe, tmp_path):
+    text = invoke("lower", gpipe).stdout
+    assert text.startswith("rank 0\n  0F0\n  send 0F0 to 1\n") and "\nrank 1\n  post 0F0 from 0\n" in text
+    assert invoke("lower", gpipe, "--out", tmp_path / "programs.txt").stdout == ""
+    assert (tmp_path / "programs.txt").read_text() == text
+    assert invoke("lower", gpipe, "--out", tmp_path / "programs.csv").exit_code == 0
+    assert (tmp_path / "programs.csv").read_text().startswith("0F0,0SEND_F0,0F1,0SEND_F1,")
+    assert invoke("validate", tmp_path / "programs.csv").exit_code == 0
+    assert "Expected .csv or .txt" in one_message(invoke("lower", gpipe, "--out", tmp_path / "x.json"), 2)
+
+
+def test_lower_for_one_stream_and_for_pytorch(tmp_path):
+    path = tmp_path / "schedule.csv"
+    invoke(
+        "build", "fast-forward", "--workers", 2, "--stages", 2, "--microbatches", 3, "--input-gradient", "--out", path
+    )
+    free, streamed = (invoke("lower", path, *more).stdout for more in ((), ("--one-stream",)))
+    assert free.index("post 1I0") < free.index("send 0F2") and streamed.index("post 1I0") > streamed.index("send 0F2")
+    invoke("lower", path, "--torch", "--out", tmp_path / "torch.csv")
+    first = (tmp_path / "torch.csv").read_text().splitlines()[0]
+    assert first.endswith(",0W2,0REDUCE_GRAD") and first.index("0SEND_F2") < first.index("0RECV_B0")
+
+
+def test_lower_refuses_what_cannot_run(tmp_path):
+    path = tmp_path / "wrong.csv"
+    path.write_text("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1\n")
+    assert "deadlocked" in one_message(invoke("lower", path))
+    path.write_text("0F0,0W0,0I0\n")
+    assert "PyTorch cannot run the schedule" in one_message(invoke("lower", path, "--torch"))

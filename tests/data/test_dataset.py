@@ -74,6 +74,20 @@ def test_bad_input():
         ArrayDataset(np.zeros((5, 2)), np.zeros(5, int), dtype=np.int32)
 
 
+def test_numbers_of_words_stay_integers():
+    words = np.arange(12, dtype=np.uint8).reshape(4, 3)
+    for dtype in (np.int64, int, "int64"):
+        x, target = ArrayDataset(words, np.zeros(4, int), dtype=dtype).batch([2, 0])
+        assert x.dtype == np.int64 and x.tolist() == [[6, 7, 8], [0, 1, 2]]
+    x, target = ArrayDataset(words, np.ones((4, 2)), dtype=np.int64).batch([1])
+    assert target.dtype == np.float64
+    with pytest.raises(DTypeError, match="integers"):
+        ArrayDataset(words / 2, np.zeros(4, int), dtype=np.int64)
+    for options in ({"scale": 0.5}, {"offset": 1}):
+        with pytest.raises(OptionError, match="scaled"):
+            ArrayDataset(words, np.zeros(4, int), dtype=np.int64, **options)
+
+
 @pytest.mark.parametrize("dtype", [np.complex64, np.complex128, object, "U3", "M8[s]", "m8[s]", "V4"])
 def test_nothing_is_dropped_from_what_is_not_real(dtype):
     """Imaginary parts above all: NumPy would drop them with a warning."""

@@ -11,7 +11,7 @@ from sparsebp import nn
 
 pytestmark = pytest.mark.gpu
 
-IMAGES = (4, 3, 8, 8)
+IMAGES, SEQUENCES = (4, 3, 8, 8), (5, 3, 20)
 BUDGETS = {
     "Linear": (lambda: nn.Linear(20, 10), (16, 20), (2, 1, 2)),
     "ReLU": (nn.ReLU, (16, 20), (1, 1, 0)),
@@ -21,6 +21,12 @@ BUDGETS = {
     "MaxPool2d": (lambda: nn.MaxPool2d(2), IMAGES, (1, 1, 0)),
     "AvgPool2d": (lambda: nn.AvgPool2d(2), IMAGES, (8, 10, 0)),
     "Dropout": (lambda: nn.Dropout(0.5), (16, 20), (5, 1, 0)),
+    "LayerNorm": (lambda: nn.LayerNorm(20), (16, 20), (10, 8, 3)),
+    "GELU": (nn.GELU, (16, 20), (5, 11, 0)),
+    "MultiheadAttention": (lambda: nn.MultiheadAttention(20, 4), SEQUENCES, (14, 16, 19)),
+    "TransformerEncoderLayer": (lambda: nn.TransformerEncoderLayer(20, 4, 40, 0.0), SEQUENCES, (41, 37, 49)),
+    "PositionalEmbedding": (lambda: nn.PositionalEmbedding(5, 20), SEQUENCES, (1, 0, 3)),
+    "MeanOverSteps": (nn.MeanOverSteps, SEQUENCES, (1, 2, 0)),
     "Residual": (lambda: nn.Residual(nn.Linear(20, 20)), (16, 20), (3, 2, 2)),
 }
 """Of each layer, the shape of its input and the launches at most: forward, gradient of the input, of the weights."""

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from backends import Backend, make_backend, needs_numba
-from sparsebp import jacobian_t, kernels, nn, optim, plan_product, plan_scan
+from sparsebp import jacobian_t, kernels, models, nn, optim, plan_product, plan_scan
 from sparsebp.backend import to_host
 from sparsebp.jacobians import TransposedJacobian
 from sparsebp.patterns import SparsityPattern
@@ -325,5 +325,77 @@ def test_image_layers(device: Backend, name: str, dtype: Any) -> None:
         gy = array(np.random.default_rng(1).standard_normal(y.shape).astype(dtype))
         grads = layer.weight_grad(gy, saved)
         return {"y": y, "gx": layer.input_grad(gy, saved), "data": layer.jacobian_t(saved).data, **grads}
+
+    both(device, run)
+
+
+ENCODER = {"batch_first": True, "dim_feedforward": 9}
+OF_SEQUENCES: dict[str, Callable[[Any], Any]] = {  # of (3, 5, 6); the argument is the dtype
+    "attention": lambda d: nn.MultiheadAttention(6, 2, batch_first=True, dtype=d, rng=0),
+    "encoder": lambda d: nn.TransformerEncoderLayer(6, 2, activation="gelu", dropout=0, dtype=d, rng=0, **ENCODER),
+    "norm first": lambda d: nn.TransformerEncoderLayer(6, 3, norm_first=True, dtype=d, rng=0, **ENCODER).eval(),
+    "positions": lambda d: nn.PositionalEmbedding(7, 6, True, dtype=d, rng=0),
+    "mean": lambda d: nn.MeanOverSteps(True),
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("name", OF_SEQUENCES)
+def test_layers_of_sequences(device: Backend, name: str, dtype: Any) -> None:
+    x = np.random.default_rng(0).standard_normal((3, 5, 6)).astype(dtype)
+
+    def run(array: Callable[[Any], Any], place: Callable[[Any], Any]) -> dict[str, Any]:
+        layer = place(OF_SEQUENCES[name](dtype))
+        found = {}
+        for lengths in (None, [5, 2, 3]) if name in ("attention", "encoder", "norm first") else (None,):
+            y, saved = layer.forward(array(x), **({} if lengths is None else {"lengths": lengths}))
+            gy = array(np.random.default_rng(1).standard_normal(y.shape).astype(dtype))
+            g = layer.gradients(gy, saved)
+            found |= {f"{key} {lengths}": a for key, a in {"y": y, "gx": g.input_grad(), **g.weight_grad()}.items()}
+        return found | {"jacobian": jacobian_t(layer, array(x)).data}
+
+    both(device, run)
+
+
+@pytest.mark.parametrize("integer", [np.int64, np.int32, np.uint8])
+def test_embedding(device: Backend, integer: Any) -> None:
+    x = np.random.default_rng(0).integers(0, 9, (4, 7)).astype(integer)
+
+    def run(array: Callable[[Any], Any], place: Callable[[Any], Any]) -> dict[str, Any]:
+        layer = place(nn.Embedding(9, 5, 3, dtype=np.float64, rng=0))
+        y, saved = layer.forward(array(x))
+        gy = array(np.random.default_rng(1).standard_normal(y.shape))
+        return {"y": y, **layer.weight_grad(gy, saved)}
+
+    both(device, run)
+
+
+@pytest.mark.gpu
+def test_a_number_that_is_not_there_makes_the_loss_nan() -> None:
+    """The host does not look at what is on a device: it would have to wait."""
+    array = make_backend("gpu").array
+    model = nn.Sequential(nn.Embedding(4, 3, rng=0), nn.MeanOverSteps(True), nn.Linear(3, 2, rng=1)).to("cuda")
+    for wrong in (4, -1):
+        y, _ = model.forward(array(np.array([[0, 3], [1, wrong]])))
+        loss, _ = nn.CrossEntropyLoss().on_device(y, array(np.array([0, 1])))
+        assert np.isfinite(to_host(y)[0]).all() and np.isnan(to_host(y)[1]).all() and np.isnan(to_host(loss))
+
+
+def test_a_transformer_learns(device: Backend) -> None:
+    """Two whole steps, of words and of vectors: losses and parameters agree."""
+
+    def run(array: Callable[[Any], Any], place: Callable[[Any], Any]) -> dict[str, Any]:
+        rng, found = np.random.default_rng(0), {}
+        for tokens in (False, True):
+            options: dict[str, Any] = {"steps": 4, "width": 6, "heads": 2, "layers": 2, "dtype": np.float64}
+            model = place(models.transformer_classifier(5, 3, tokens=tokens, rng=1, **options))
+            loss, update = nn.CrossEntropyLoss(), optim.SGD(model.parameters(), lr=0.1)
+            for step in range(2):
+                x = rng.integers(0, 5, (3, 4)) if tokens else rng.standard_normal((3, 4, 5))
+                logits, saved = model.forward(array(x))
+                found[f"loss {tokens} {step}"], loss_saved = loss.forward(logits, array(rng.integers(0, 3, 3)))
+                update.step(model.weight_grad(loss.input_grad(loss_saved), saved))
+            found |= {f"{tokens} {name}": value for name, value in model.state_dict().items()}
+        return found
 
     both(device, run)

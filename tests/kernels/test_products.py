@@ -11,9 +11,9 @@ from sparsebp import kernels
 from sparsebp.core import threads
 from sparsebp.core.threads import get_threads, set_threads
 from sparsebp.kernels.api.optimizers import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS
-from sparsebp.kernels.host import matmul, update_by_product, worth_update_by_product
+from sparsebp.kernels.host import matmul, matmul_batches, update_by_product, worth_update_by_product
 from sparsebp.kernels.host.dense.products import SMALL
-from strategies import normal, reals, seeds, sizes
+from strategies import normal, reals, seeds, sizes, tolerance
 
 LARGE = st.sampled_from([509, 1024, 2048, 3001])
 MIDDLE = st.sampled_from([257, 512, 1000])
@@ -63,6 +63,41 @@ def test_products_of_edges(shape):
     rng = np.random.default_rng(0)
     a, b = rng.standard_normal((m, k)), rng.standard_normal((k, n))
     np.testing.assert_allclose(matmul(a, b, np.full((m, n), np.nan)), a @ b, rtol=1e-12)
+
+
+@given(
+    count=sizes(0, 33), m=sizes(0, 33), n=sizes(0, 33), k=sizes(0, 33), dtype=reals, seed=seeds,
+    layouts=st.tuples(*[st.sampled_from(["rows", "columns", "neither", "every other"])] * 2),
+)  # fmt: skip
+def test_products_of_many_pairs(count, m, n, k, dtype, seed, layouts):
+    rng = np.random.default_rng(seed)
+
+    def matrices(rows, columns, layout):
+        if layout == "every other":
+            return normal(rng, (2 * count, rows, columns), dtype)[::2]
+        if layout == "columns":
+            return normal(rng, (count, columns, rows), dtype).transpose(0, 2, 1)
+        wide = normal(rng, (count, rows, 2 * columns), dtype)
+        return wide[:, :, ::2] if layout == "neither" else wide[:, :, :columns]
+
+    a, b = matrices(m, k, layouts[0]), matrices(k, n, layouts[1])
+    a.flags.writeable = b.flags.writeable = False
+    found = matmul_batches(a, b, np.full((count, m, n), np.nan, dtype))
+    np.testing.assert_allclose(found, a @ b, **tolerance(dtype))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_products_of_many_pairs_are_the_same_for_every_number_of_threads(dtype):
+    rng, before = np.random.default_rng(0), get_threads()
+    a, b = normal(rng, (96, 64, 80), dtype), normal(rng, (96, 72, 80), dtype).transpose(0, 2, 1)
+    results = [matmul_batches(a, b, np.full((96, 64, 72), np.nan, dtype))]
+    try:
+        set_threads(1)
+        results.append(matmul_batches(a, b, np.full((96, 64, 72), np.nan, dtype)))
+    finally:
+        set_threads(before)
+    np.testing.assert_array_equal(*results)
+    np.testing.assert_allclose(results[0], a @ b, **tolerance(dtype))
 
 
 @given(

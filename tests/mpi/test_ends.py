@@ -12,7 +12,7 @@ import pytest
 
 from mpi.launch import command, environment, run
 from sparsebp.core.errors import MissingDependencyError, TransportError
-from sparsebp.distributed import start
+from sparsebp.distributed.launcher import LAUNCHERS, launched
 from sparsebp.distributed.start import connect
 
 SOON = 30.0  # seconds that a busy machine may take for what takes two; the programs would wait for minutes
@@ -78,7 +78,7 @@ def test_ctrl_c_ends_all() -> None:
 
 
 def test_a_process_alone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    for names in start._LAUNCHERS:
+    for names in LAUNCHERS:
         for name in names:
             monkeypatch.delenv(name, raising=False)
     pytest.importorskip("mpi4py")
@@ -92,13 +92,13 @@ def test_a_missing_mpi4py_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> No
         connect()
 
 
-@pytest.mark.parametrize("names", start._LAUNCHERS)
+@pytest.mark.parametrize("names", LAUNCHERS)
 def test_launchers_are_known(names: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    for pair in start._LAUNCHERS:
+    for pair in LAUNCHERS:
         for name in pair:
             monkeypatch.delenv(name, raising=False)
-    assert start.launched() is None
+    assert launched() is None
     monkeypatch.setenv(names[0], "2")
-    assert start.launched() is None
+    assert launched() is None
     monkeypatch.setenv(names[1], "5")
-    assert start.launched() == (2, 5)
+    assert launched() == (2, 5)

@@ -15,7 +15,7 @@ from sparsebp.core.errors import DeviceError, OptionError, ShapeError, StaleErro
 from sparsebp.nn.gradients import Shared
 
 F8 = {"dtype": np.float64}
-ACTIVATIONS = ("ELU", "GELU", "Hardtanh", "LeakyReLU", "ReLU", "SiLU", "Sigmoid", "Softplus", "Tanh")
+ACTIVATIONS = ("ELU", "GELU", "Hardtanh", "LeakyReLU", "ReLU", "SELU", "SiLU", "Sigmoid", "Softplus", "Tanh")
 
 
 def image_chain(backward):

@@ -12,48 +12,9 @@ from hypothesis import strategies as st
 
 from sparsebp import optim
 from sparsebp.core.errors import DTypeError, FileFormatError, NonFiniteError, OptionError, ShapeError
-from strategies import seeds
+from strategies import optimizers, seeds
 
 SHAPES = {"a.weight": (3, 5), "a.bias": (3,), "scalar": (), "empty": (0, 2)}
-
-
-@st.composite
-def optimizers(draw):
-    """The name of an optimizer and random options, as torch.optim has them."""
-    name = draw(st.sampled_from(["SGD", "Adam", "AdamW", "Adagrad", "Adadelta", "RMSprop"]))
-    rate, fraction = st.floats(1e-5, 0.1), st.floats(0.0, 0.99)
-    options = {
-        "lr": draw(rate), "weight_decay": draw(st.sampled_from([0.0, 0.01, 0.5])), "maximize": draw(st.booleans()),
-    }  # fmt: skip
-    if name == "SGD":
-        nesterov = draw(st.booleans())
-        options |= {
-            "momentum": draw(st.floats(0.1, 0.95) if nesterov else st.sampled_from([0.0, 0.5, 0.9])),
-            "dampening": 0.0 if nesterov else draw(fraction), "nesterov": nesterov,
-        }  # fmt: skip
-    elif name in ("Adam", "AdamW"):
-        options |= {
-            "betas": (draw(fraction), draw(fraction)),
-            "eps": draw(st.floats(1e-8, 0.1)),
-            "amsgrad": draw(st.booleans()),
-        }
-    elif name == "Adagrad":
-        options |= {
-            "lr_decay": draw(fraction), "initial_accumulator_value": draw(st.sampled_from([0.0, 0.1])),
-            "eps": draw(st.floats(1e-10, 0.1)),
-        }  # fmt: skip
-    elif name == "Adadelta":
-        options |= {
-            "lr": draw(st.sampled_from([options["lr"], 1.0])),
-            "rho": draw(fraction),
-            "eps": draw(st.floats(1e-6, 0.1)),
-        }
-    else:
-        options |= {
-            "alpha": draw(st.floats(0.5, 0.99)), "eps": draw(st.floats(1e-4, 0.1)),
-            "momentum": draw(st.sampled_from([0.0, 0.9])), "centered": draw(st.booleans()),
-        }  # fmt: skip
-    return name, options
 
 
 def make(chosen, params):

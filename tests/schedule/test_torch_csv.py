@@ -10,6 +10,11 @@ from sparsebp.core.errors import ScheduleError
 from sparsebp.schedule import Overlap, Schedule, StepGraph, parse, read_csv, write_csv
 from sparsebp.schedule.builders import BUILDERS
 from sparsebp.schedule.by_name import build
+from sparsebp.schedule.files.for_torch import for_torch
+from sparsebp.schedule.files.program_csv import read_programs, write_programs
+from sparsebp.schedule.lowering.lower import lower
+from sparsebp.schedule.lowering.programs import Compute, Post, Reduce, Send
+from sparsebp.schedule.lowering.rendezvous import check_rendezvous
 
 pytest.importorskip("torch")
 pipelining = pytest.importorskip("torch.distributed.pipelining.schedules")
@@ -98,3 +103,55 @@ def test_a_schedule_of_ours_runs_through_pytorchs_passes(tmp_path):
     theirs = runtime(2, 2, 2)
     theirs._load_csv(tmp_path / "ours.csv")
     assert [str(a) for a in theirs.pipeline_order[0] if a is not None] == ["0F0", "0F1", "0B0", "0B1"]
+
+
+# ---- with communication ----------------------------------------------------------------------------------------------
+
+
+def communications(order) -> dict[int, list[str]]:
+    """Return what each rank sends and receives, and which gradients it reduces, sorted."""
+    return {rank: sorted(str(a) for a in actions if any(word in str(a) for word in ("SEND", "RECV", "REDUCE")))
+            for rank, actions in order.items()}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SYNCHRONOUS)
+def test_our_programs_are_pytorchs(tmp_path, name):
+    """Its own pass adds the same communication to our cells, its loader reads ours, and its dry run ends."""
+    schedule = build(name, workers=4, stages=8, microbatches=8, strict=False)
+    try:
+        plain = for_torch(schedule, sums=True)
+    except ScheduleError as error:
+        assert "W before its I" in str(error) and name == "conventional"
+        return
+    programs = lower(plain, one_stream=True)
+    write_programs(programs, tmp_path / "ours.csv")
+    write_csv(schedule, tmp_path / "cells.csv", torch=True)
+    ours, theirs = runtime(plain.workers, 8, 8), runtime(plain.workers, 8, 8)
+    ours._load_csv(tmp_path / "ours.csv", format="compute_comms")
+    theirs._load_csv(tmp_path / "cells.csv")
+    assert communications(ours.pipeline_order_with_comms) == communications(theirs.pipeline_order_with_comms)
+    order = {rank: [str(a) for a in actions] for rank, actions in ours.pipeline_order_with_comms.items()}
+    for rank, actions in theirs.pipeline_order_with_comms.items():
+        cells = [str(a) for a in actions if a.is_compute_op]
+        assert [text for text in order[rank] if text in set(cells)] == cells
+    to_rank = ours.stage_index_to_group_rank.__getitem__
+    carried = {rank: [a for a in actions if "REDUCE" not in str(a)]  # which its dry run does not know
+               for rank, actions in ours.pipeline_order_with_comms.items()}  # fmt: skip
+    pipelining._simulate_comms_compute(carried, to_rank, 8)  # raises if it does not come to the end
+    assert read_programs(tmp_path / "ours.csv", plain) == programs
+
+
+@pytest.mark.parametrize(("name", "stages"), MULTI)
+def test_programs_of_pytorch_are_read(tmp_path, name, stages):
+    theirs = runtime(4, stages, 8, getattr(pipelining, name))
+    theirs._dump_csv(tmp_path / "theirs.csv", format="compute_comms")
+    schedule = read_csv(tmp_path / "theirs.csv")
+    programs = read_programs(tmp_path / "theirs.csv", schedule)
+    sent = sum(len(names) for names in communications(theirs.pipeline_order_with_comms).values())
+    reduced = sum("REDUCE" in str(a) for actions in theirs.pipeline_order_with_comms.values() for a in actions)
+    assert sum(isinstance(one, (Send, Post)) for each in programs for one in each.instructions) == sent - reduced
+    check_rendezvous(programs)
+    summed = read_programs(tmp_path / "theirs.csv", for_torch(schedule, sums=True))
+    assert sum(isinstance(one, Reduce) for each in summed for one in each.instructions) == stages == reduced
+    for each, lane in zip(programs, schedule.lanes, strict=True):
+        assert tuple(one.cell for one in each.instructions if isinstance(one, Compute)) == lane.cells

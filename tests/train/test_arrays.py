@@ -42,6 +42,18 @@ def test_arrays_of_images_are_a_data_set(as_given, dtype):
     np.testing.assert_allclose(predicted, one.model(images), rtol=1e-4, atol=1e-5)
 
 
+def test_words_reach_an_embedding_as_integers():
+    arrays = (orders.WORDS, orders.CLASSES)
+    one, two = trainer(orders.transformer(5, True)), trainer(orders.transformer(5, True))
+    first = one.fit(arrays, epochs=2, batch_size=6, validation=arrays)
+    second = two.fit(ArrayDataset(*arrays, dtype=np.int64), epochs=2, batch_size=6)
+    assert first.loss == second.loss
+    assert one.predict(orders.WORDS).dtype == np.float32
+    assert one.evaluate(arrays) == two.evaluate(arrays)
+    with pytest.raises(DTypeError, match="integers"):
+        trainer(orders.transformer(5, True)).fit((orders.WORDS / 2, orders.CLASSES), epochs=1, batch_size=6)
+
+
 @pytest.mark.parametrize("batch_first", [False, True])
 @pytest.mark.parametrize("lengths", [None, LENGTHS, LENGTHS.tolist()])
 def test_sequences(batch_first, lengths):

@@ -47,13 +47,26 @@ class Group(TyperGroup):
             return super().invoke(ctx)
         except (SparseBPError, MemoryError) as error:
             own = isinstance(error, SparseBPError)
-            typer.secho("Error: ", fg="red", bold=True, nl=False, err=True)
-            typer.echo(error if own else f"Out of memory: {error}. Use --backward bp or a smaller model.", err=True)
+            if _speaks(error):
+                typer.secho("Error: ", fg="red", bold=True, nl=False, err=True)
+                typer.echo(error if own else f"Out of memory: {error}. Use --backward bp or a smaller model.", err=True)
             raise typer.Exit(2 if isinstance(error, OptionError) else 1) from error
         except KeyboardInterrupt as error:
             told = error.describe(ctx.meta[_ARGUMENTS]) if isinstance(error, Interrupted) else "Interrupted."
-            typer.echo(told, err=True)
+            if _speaks(error):
+                typer.echo(told, err=True)
             raise typer.Exit(130) from error
+
+
+def _speaks(error: BaseException) -> bool:
+    """Say whether this process prints an error that ends it: of several ranks, one does."""
+    from sparsebp.distributed.launcher import launched
+
+    if launched() is None:
+        return True
+    from sparsebp.distributed.start import speaks
+
+    return speaks(error)
 
 
 def enumeration(name: str, values: Iterable[str]) -> Any:

@@ -16,7 +16,19 @@ from sparsebp import __version__, backend
 from sparsebp.cli.commands.common import JsonOption, console, print_line, write_json
 from sparsebp.core.errors import DeviceError, MissingDependencyError, OptionError
 
-_PACKAGES = ("numpy", "scipy", "numba", "safetensors", "typer", "rich", "matplotlib", "mlxtend", "torch")
+_PACKAGES = (
+    "numpy",
+    "scipy",
+    "numba",
+    "safetensors",
+    "typer",
+    "rich",
+    "matplotlib",
+    "mlxtend",
+    "torch",
+    "mpi4py",
+    "mpich",
+)
 # cell, T, B, H: the paper's RNN and GRU, the demo's GRU, a long sequence in small batch, a wide layer
 _SHAPES: tuple[tuple[Literal["rnn", "gru"], int, int, int], ...] = (
     ("rnn", 1000, 16, 20),

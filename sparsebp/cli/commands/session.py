@@ -25,6 +25,7 @@ from sparsebp.train.checkpoint import FILE_NAME, load_checkpoint, save_checkpoin
 from sparsebp.train.run_folder import run_folder, set_aside
 
 if TYPE_CHECKING:
+    from sparsebp.distributed.transport import Transport
     from sparsebp.nn import PruneReport
 
 START_NAME = "start.safetensors"
@@ -41,6 +42,7 @@ def run(
     agreement: bool = False,
     every: int | None = None,
     as_json: bool = False,
+    transport: Transport | None = None,
 ) -> dict[str, Any]:
     """Train `config`, print what came out, and return it.
 
@@ -64,11 +66,14 @@ def run(
         Steps between checkpoints within an epoch.
     as_json
         JSON lines on standard output instead of text.
+    transport
+        Between several ranks, all of which call this. Rank 0 prints, writes and returns the result; on the others it is
+        empty.
 
     Raises
     ------
     OptionError
-        Both `weights` and `resume` are given.
+        Both `weights` and `resume` are given; or several ranks are to compare, or to prune.
     FileFormatError
         There is nothing to resume in `folder`.
     OutputError
@@ -81,14 +86,22 @@ def run(
             "A run that resumes has weights already", expected="--weights or --resume", got="both",
             remedy="Leave --weights out: the folder's checkpoint holds what the run has made of them",
         )  # fmt: skip
+    leads = transport is None or transport.rank == 0
+    if transport is not None:
+        _check_on_ranks(config, compare)
     position = Position(resumed=resume)
-    with position.told(), run_folder(folder, resume=resume):
+    with position.told(), run_folder(folder if leads else None, resume=resume):
         callbacks = [position, JsonLines(sys.stdout) if as_json else ProgressBar()]
         files: dict[str, Any] = {"callbacks": callbacks, "checkpoint_dir": folder, "checkpoint_every": every}
         start = folder / START_NAME
-        if resume and start.exists():
+        if resume and leads and start.exists():
             weights = start
-        session = dense = build(config, weights=weights, **files)
+        if transport is not None:
+            weights = transport.broadcast(weights)
+        session = dense = build(config, weights=weights, transport=transport, **files)
+        if not leads:
+            session.fit(resume=resume)
+            return {}
         if weights is None:
             _remove(start)
         elif weights != start:  # a copy: what was given may be the checkpoint that this run is about to replace
@@ -108,6 +121,7 @@ def run(
         choice = config.backward_of(session.trainer.model, x)
         result: dict[str, Any] = {
             "config": dataclasses.asdict(config),
+            **({} if transport is None else {"ranks": transport.size}),
             **_measured(session),
             "backward": choice,
             **_schedule(session),
@@ -132,6 +146,15 @@ def run(
         if result["picture"] is not None:
             _draw(session, Path(result["picture"]))
         return result
+
+
+def _check_on_ranks(config: TrainConfig, compare: bool) -> None:
+    for wrong, problem, name in (
+        (compare, "A comparison trains once more, in one process", "--compare"),
+        (prunes(config), "Pruning and retraining is for one process", "--prune"),
+    ):
+        if wrong:
+            raise OptionError(problem, expected="one process", got="several ranks", remedy=f"Leave {name} out")
 
 
 def _remove(path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,6 +12,11 @@ from sparsebp.cli.commands.common import JsonOption, ThreadsOption, out_option, 
 from sparsebp.cli.commands.run_options import Task, run_options
 from sparsebp.core.arguments import check_integer
 from sparsebp.core.errors import OptionError
+from sparsebp.distributed.launcher import launched
+
+if TYPE_CHECKING:
+    from sparsebp.distributed.transport import Transport
+    from sparsebp.recipes.config import TrainConfig
 
 _run_options = run_options(
     "model", "hidden", "layers", "seq_len", "width", "data", "samples", "batch_size", "epochs", "lr", "optimizer",
@@ -75,14 +80,29 @@ def train(
       sparsebp train digits --model vgg11 --prune 0.97 --backward hybrid --compare
       sparsebp train digits --weights runs/digits-lenet5/pruned.safetensors
       sparsebp train cifar10 --data cifar-10-batches-bin --model mobilenetv2
+      mpiexec -n 4 sparsebp train digits --model vgg11 --schedule 1f1b --accumulate 8
     """
     from sparsebp.recipes.recipe import config_for
 
     options = _options(given | {"task": task, "threads": threads}, config)
-    use_threads(options.pop("threads", None))
+    count = options.pop("threads", None)
     run = config_for(**options)
+    transport = _transport(run)
+    use_threads(count)
     folder = Path("runs", f"{run.task}-{run.model}") if out is None else out
-    session.run(run, folder, weights=weights, resume=resume, compare=compare, every=checkpoint_every, as_json=json)
+    session.run(
+        run, folder, weights=weights, resume=resume, compare=compare, every=checkpoint_every, as_json=json,
+        transport=transport,
+    )  # fmt: skip
+
+
+def _transport(run: TrainConfig) -> Transport | None:
+    """Return what connects this process with the others that mpiexec has started; None if none has."""
+    if launched() is None:
+        return None
+    from sparsebp.distributed.start import connect
+
+    return connect(device=run.device, progress=run.schedule == "data-parallel")
 
 
 def _options(given: dict[str, Any], path: Path | None) -> dict[str, Any]:

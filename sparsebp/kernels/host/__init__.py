@@ -10,6 +10,7 @@ from sparsebp.kernels.host.engine.cache import drop_stale
 _PACKAGE = Path(__file__).parents[2]
 drop_stale(_PACKAGE / "kernels", _PACKAGE / "scan")  # before the imports below
 
+from sparsebp.kernels.host.dense.batches import matmul_batches  # noqa: E402
 from sparsebp.kernels.host.dense.dense import DenseKernels  # noqa: E402
 from sparsebp.kernels.host.dense.products import matmul  # noqa: E402
 from sparsebp.kernels.host.engine.read_only import accept_read_only  # noqa: E402
@@ -33,7 +34,7 @@ from sparsebp.kernels.host.windows.max_pool import MaxPoolKernels  # noqa: E402
 
 accept_read_only([module for name, module in sys.modules.items() if name.startswith(__name__ + ".")])
 
-__all__ = ["HostKernels", "bytes_at_once", "matmul", "update_by_product", "worth_update_by_product"]
+__all__ = ["HostKernels", "bytes_at_once", "matmul", "matmul_batches", "update_by_product", "worth_update_by_product"]
 
 
 class HostKernels(

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from sparsebp import backend
 from sparsebp.core.arguments import forward_of
 from sparsebp.core.errors import OptionError, ShapeError
@@ -227,6 +229,12 @@ class Sequential(Container):
                     remedy="Build recurrent layers with batch_first=True",
                 )  # fmt: skip
         return axes[0][0], axes[-1][1]
+
+    @property
+    def input_dtype(self) -> np.dtype | None:
+        """The parameters' dtype, unless the first layer takes integers."""
+        first = self[0].input_dtype
+        return first if first is not None and first.kind == "i" else self.dtype
 
     def _parts(self, saved: SequentialSaved) -> Iterator[Link]:
         ends = [*saved.shapes[1:], saved.output_shape]

@@ -31,7 +31,7 @@ class Identity(Layer):
 
     def jacobian_t(self, saved: Array) -> Any:
         """Return the identity, shared by the batch; products skip it."""
-        return _identity(saved)
+        return identity_jacobian_t(saved)
 
 
 class Flatten(Layer):
@@ -53,7 +53,7 @@ class Flatten(Layer):
 
     def jacobian_t(self, saved: Array) -> Any:
         """Return the identity: a sample's elements keep their order."""
-        return _identity(saved)
+        return identity_jacobian_t(saved)
 
 
 class Dropout(Layer):
@@ -102,7 +102,7 @@ class Dropout(Layer):
         x, mask = saved
         from sparsebp.jacobians import pointwise_jacobian_t
 
-        return _identity(x) if mask is None else pointwise_jacobian_t(mask)
+        return identity_jacobian_t(x) if mask is None else pointwise_jacobian_t(mask)
 
 
 def dropout_mask(rng: np.random.Generator, like: Array, p: float) -> Array:
@@ -119,10 +119,10 @@ def dropout_mask(rng: np.random.Generator, like: Array, p: float) -> Array:
     return mask
 
 
-def _identity(x: Array) -> Any:
-    """Return the identity `TransposedJacobian` for one sample of `x` (batch first)."""
+def identity_jacobian_t(x: Array, batch_axis: int = 0) -> Any:
+    """Return the identity `TransposedJacobian` for one sample of `x`, which has them on `batch_axis`."""
     from sparsebp.jacobians import TransposedJacobian
     from sparsebp.patterns import SparsityPattern
 
-    size = prod(x.shape[1:])
+    size = prod(n for axis, n in enumerate(x.shape) if axis != batch_axis)
     return TransposedJacobian(SparsityPattern.identity(size), backend.namespace(x).ones(size, dtype=x.dtype))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import prod
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -96,12 +97,7 @@ class Linear(Prunable):
         return gy.reshape(rows, self.out_features), saved.reshape(rows, self.in_features)
 
     def _bias_grad(self, xp: Any, gy: Array) -> dict[str, Array]:
-        if "bias" not in self.params:
-            return {}
-        if not backend.is_host(xp):
-            return {"bias": gy.sum(axis=0)}
-        # A GEMV: several times faster than a sum.
-        return {"bias": matmul(xp, xp.ones((1, gy.shape[0]), dtype=gy.dtype), gy)[0]}
+        return {"bias": column_sums(xp, gy)} if "bias" in self.params else {}
 
     def input_grad_work(self, shape: tuple[int, ...], saved: Array) -> Work:
         """Return the cost of one matrix product."""
@@ -123,3 +119,11 @@ class Linear(Prunable):
     def _check(self, gy: Array, saved: Array) -> Any:
         weight = self.params["weight"]
         return check_gy(gy, (*saved.shape[:-1], self.out_features), weight.dtype, weight)
+
+
+def column_sums(xp: ModuleType, rows: Array) -> Array:
+    """Return the sums over the first axis of a matrix, a bias's gradient."""
+    if not backend.is_host(xp):
+        return rows.sum(axis=0)
+    # A GEMV: several times faster than a sum.
+    return matmul(xp, xp.ones((1, rows.shape[0]), dtype=rows.dtype), rows)[0]

@@ -14,16 +14,16 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
-from itertools import pairwise
 from typing import cast
 
 from sparsebp.core.errors import OptionError, ScheduleError
 from sparsebp.core.files import check_path, read_file, write_atomically
-from sparsebp.schedule.actions import KINDS, Action, Cell, Lane, Overlap, actions_of
+from sparsebp.schedule.actions import KINDS, Action, Lane, actions_of
 from sparsebp.schedule.costs import Costs
 from sparsebp.schedule.files.csv_rows import OPTIONS, Place, Rows, decode, read_rows
+from sparsebp.schedule.files.for_torch import for_torch
 from sparsebp.schedule.graph import First, StepGraph, Weights
 from sparsebp.schedule.schedule import Schedule
 from sparsebp.schedule.simulation.simulate import simulate
@@ -120,7 +120,7 @@ def to_csv(schedule: Schedule, *, torch: bool = False) -> str:
         The schedule cannot run; or `torch` and PyTorch's runtime could not run it: it has several streams a worker,
         updates after every micro-batch, begins with backwards, recomputes, or has a W before its I.
     """
-    written = _for_torch(schedule) if torch else schedule
+    written = for_torch(schedule) if torch else schedule
     header, labelled = {} if torch else _options(written), not torch and _needs_labels(schedule)
     starts = simulate(written, Costs(durations=dict.fromkeys(KINDS, 1.0)))
     rows = []
@@ -217,61 +217,3 @@ def _needs_labels(schedule: Schedule) -> bool:
     return schedule.lanes != tuple(
         Lane(worker, "main", lane.cells) for worker, lane in enumerate(schedule.lanes)
     ) or not all(lane.cells for lane in schedule.lanes)
-
-
-def _for_torch(schedule: Schedule) -> Schedule:
-    """Return `schedule` with the actions that PyTorch knows: see ``to_csv(…, torch=True)``.
-
-    Raises
-    ------
-    ScheduleError
-        PyTorch could not run it.
-    """
-    graph = schedule.graph
-    for problem, got in (
-        ("begins with backwards", 'first="I"' if graph.first == "I" else None),
-        ("updates after every micro-batch", graph.updates if graph.updates == "microbatch" else None),
-        ("recomputes activations", f"stages {sorted(schedule.recomputed)}" if schedule.recomputed else None),
-    ):
-        if got is not None:
-            raise _not_for_torch(problem, got)
-    lanes = [replace(lane, cells=tuple(new for cell in lane.cells for new in _torch_cells(schedule, cell)))
-             for lane in schedule.lanes]  # fmt: skip
-    lanes = [lane for lane in lanes if lane.cells]
-    for one, other in pairwise(lanes):
-        if one.worker == other.worker:
-            raise _not_for_torch("has several streams a worker", f"{one} and {other}")
-    plain = replace(graph, updates="none", synchronised=False, first="F", unweighted=frozenset())
-    written = replace(schedule, graph=plain, lanes=tuple(replace(lane, stream="main") for lane in lanes))
-    for action in written:
-        gradient = Action(action.stage, "I", action.microbatch)
-        if action.kind == "W" and written.places[gradient] > written.places[action]:
-            raise _not_for_torch("has a W before its I", f"{action} before {gradient}")
-    return written
-
-
-def _torch_cells(schedule: Schedule, cell: Cell) -> Iterator[Cell]:
-    """Yield what stands for a cell: at most one."""
-    if isinstance(cell, Overlap):
-        yield from (Overlap(cell.forward, backward) for backward in _torch_actions(schedule, cell.backward))
-    else:
-        yield from _torch_actions(schedule, cell)
-
-
-def _torch_actions(schedule: Schedule, action: Action) -> Iterator[Action]:
-    stage, m = action.stage, action.microbatch
-    if action.kind in "SU":
-        return
-    weighted, differentiated = schedule.graph.weighted(stage), Action(stage, "I", m) in schedule
-    if action.kind == "F" and not weighted and not differentiated:
-        raise _not_for_torch("has a stage without backward", f"no backward of stage {stage}")
-    alone = (action.kind == "I" and not weighted) or (action.kind == "W" and not differentiated)
-    yield Action(stage, "B", m) if alone else action
-
-
-def _not_for_torch(problem: str, got: str) -> ScheduleError:
-    return ScheduleError(
-        f"PyTorch cannot run the schedule: it {problem}", got=got,
-        expected="F, then I, then W of every stage and micro-batch in one stream a worker",
-        remedy="Write it without torch=True, or build another schedule",
-    )  # fmt: skip

@@ -18,7 +18,7 @@ OPTIONS = ("schedule", "first", "weights", "unweighted", "recomputed")
 """What a first row of ``key=value`` cells may say; it begins with the first of these."""
 
 _LABEL = re.compile(r"([0-9]{1,9}):(\w+)")
-_COMMUNICATION = re.compile(r"[0-9]+(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD)[0-9]*")
+_COMMUNICATION = re.compile(r"([0-9]{1,9})(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD)([0-9]{0,9})")
 
 
 class Place(NamedTuple):
@@ -29,6 +29,23 @@ class Place(NamedTuple):
 
     def __str__(self) -> str:
         return f"line {self.line}, column {self.column}"
+
+
+class Communication(NamedTuple):
+    """A cell that is no action of a schedule: ``1RECV_F0`` receives what stage 1 reads.
+
+    Attributes
+    ----------
+    stage, kind, microbatch
+        As PyTorch writes them; the micro-batch is None where there is none.
+    """
+
+    stage: int
+    kind: str
+    microbatch: int | None
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind}{'' if self.microbatch is None else self.microbatch}"
 
 
 @dataclass
@@ -42,7 +59,9 @@ class Rows:
     options
         Of the first row, by key, and where each stands.
     lanes
-        One a row, without the blanks.
+        One a row, without the blanks and communication.
+    entries
+        For every row its cells and communication, and where each stands.
     places
         Where every action stands; I and W of a B too.
     """
@@ -50,6 +69,7 @@ class Rows:
     source: str
     options: dict[str, tuple[str, Place]] = field(default_factory=dict)
     lanes: list[Lane] = field(default_factory=list)
+    entries: list[list[tuple[Cell | Communication, Place]]] = field(default_factory=list)
     places: dict[Action, list[Place]] = field(default_factory=dict)
 
     def numbers(self, key: str) -> frozenset[int]:
@@ -118,7 +138,10 @@ def read_rows(text: str, source: str) -> Rows:
                 remedy="Add what is missing; a row without label is the main stream of the worker of its number",
             )  # fmt: skip
         worker, stream = (int(match[1]), match[2]) if match else (number, "main")
-        rows.lanes.append(Lane(worker, stream, tuple(_cells(rows, line, cells, 1 if match else 0))))
+        entries = list(_entries(rows, line, cells, 1 if match else 0))
+        own = tuple(entry for entry, _ in entries if not isinstance(entry, Communication))
+        rows.entries.append(entries)
+        rows.lanes.append(Lane(worker, stream, own))
         if not labelled and not rows.lanes[-1].cells:
             raise rows.refused(f"Worker {worker} has no actions", Place(line, 1), expected="an action in every row",
                                got="blanks alone", remedy="Remove the row, or give it a stage")  # fmt: skip
@@ -148,11 +171,15 @@ def _read_options(rows: Rows, line: int, cells: Sequence[str]) -> None:
             rows.options[key] = value, Place(line, column)
 
 
-def _cells(rows: Rows, line: int, cells: Sequence[str], skipped: int) -> Iterator[Cell]:
+def _entries(rows: Rows, line: int, cells: Sequence[str], skipped: int) -> Iterator[tuple[Cell | Communication, Place]]:
     for column, text in enumerate(cells[skipped:], skipped + 1):
-        if not text or _COMMUNICATION.fullmatch(text):
+        if not text:
             continue
         place = Place(line, column)
+        match = _COMMUNICATION.fullmatch(text)
+        if match:
+            yield Communication(int(match[1]), match[2], int(match[3]) if match[3] else None), place
+            continue
         try:
             cell = parse(text)
         except (FileFormatError, OptionError) as error:
@@ -160,7 +187,7 @@ def _cells(rows: Rows, line: int, cells: Sequence[str], skipped: int) -> Iterato
                                remedy=error.remedy or "") from error  # fmt: skip
         for part in dict.fromkeys(part for action in actions_of(cell) for part in (action, *parts_of(action))):
             rows.places.setdefault(part, []).append(place)
-        yield cell
+        yield cell, place
 
 
 def _check_workers(rows: Rows, lines: Sequence[int]) -> None:

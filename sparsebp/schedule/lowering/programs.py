@@ -17,11 +17,16 @@ class Message(NamedTuple):
         The action that makes it: F sends its stage's output, I the gradient with respect to its stage's input.
     sender, receiver
         Ranks.
+    tag
+        Its number among the messages from `sender` to `receiver` in a step, from 0, in the order of their sending. The
+        next step has the same ones: both ranks begin the messages of a pair in the same order in every step, so a
+        transport that keeps the order of each pair and tag never mixes steps.
     """
 
     source: Action
     sender: int
     receiver: int
+    tag: int
 
     @property
     def boundary(self) -> int:
@@ -34,11 +39,17 @@ class Compute(NamedTuple):
 
     cell: Cell
 
+    def __str__(self) -> str:
+        return str(self.cell)
+
 
 class Post(NamedTuple):
     """Begin to receive: the buffer is there from now on."""
 
     message: Message
+
+    def __str__(self) -> str:
+        return f"post {self.message.source} from {self.message.sender}"
 
 
 class Await(NamedTuple):
@@ -46,11 +57,17 @@ class Await(NamedTuple):
 
     message: Message
 
+    def __str__(self) -> str:
+        return f"await {self.message.source} from {self.message.sender}"
+
 
 class Send(NamedTuple):
     """Begin to send; the array may be freed after `Sent`."""
 
     message: Message
+
+    def __str__(self) -> str:
+        return f"send {self.message.source} to {self.message.receiver}"
 
 
 class Sent(NamedTuple):
@@ -58,17 +75,30 @@ class Sent(NamedTuple):
 
     message: Message
 
+    def __str__(self) -> str:
+        return f"sent {self.message.source} to {self.message.receiver}"
+
 
 class Reduce(NamedTuple):
     """Begin to sum the gradients of a stage over all replicas: the action S."""
 
     action: Action
 
+    def __str__(self) -> str:
+        return f"reduce {self.action}"
+
 
 class Reduced(NamedTuple):
-    """Wait for the sums of a stage: what comes next uses them."""
+    """Wait for the sums of a stage: what comes next uses them.
+
+    In a step that begins with updates it stands before its `Reduce`: the sums are those of the step before, and the
+    first step has none to wait for.
+    """
 
     action: Action
+
+    def __str__(self) -> str:
+        return f"reduced {self.action}"
 
 
 Instruction: TypeAlias = Compute | Post | Await | Send | Sent | Reduce | Reduced
@@ -76,7 +106,7 @@ Instruction: TypeAlias = Compute | Post | Await | Send | Sent | Reduce | Reduced
 
 @dataclass(frozen=True)
 class RankProgram:
-    """What one rank does in one step, in order.
+    """What one rank does in one step, in order. ``str`` gives one line an instruction.
 
     Attributes
     ----------
@@ -88,3 +118,6 @@ class RankProgram:
 
     rank: int
     instructions: tuple[Instruction, ...]
+
+    def __str__(self) -> str:
+        return "\n".join([f"rank {self.rank}", *(f"  {one}" for one in self.instructions)])

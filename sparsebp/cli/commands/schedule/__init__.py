@@ -1,4 +1,4 @@
-"""``sparsebp schedule``: builds, validates, simulates, draws and compares schedules of a training step."""
+"""``sparsebp schedule``: builds, validates, simulates, draws, lowers and compares schedules of a training step."""
 
 from __future__ import annotations
 
@@ -37,7 +37,18 @@ from sparsebp.cli.commands.schedule.options import (
 from sparsebp.cli.commands.schedule.tables import COMPARED, coloured, compared, print_summary
 from sparsebp.core.errors import OptionError, SparseBPError
 from sparsebp.core.files import write_atomically, write_figure
-from sparsebp.schedule import Costs, gantt, simulate, text_chart, to_csv, write_csv, write_trace
+from sparsebp.schedule import (
+    Costs,
+    for_torch,
+    gantt,
+    lower,
+    simulate,
+    text_chart,
+    to_csv,
+    write_csv,
+    write_programs,
+    write_trace,
+)
 from sparsebp.schedule.builders import BUILDERS
 from sparsebp.schedule.by_name import build as build_schedule
 from sparsebp.schedule.pictures.summary import summary
@@ -210,6 +221,45 @@ def plot(
                           remedy="Choose another ending of --out")  # fmt: skip
 
 
+def lower_file(
+    file: FileArgument,
+    *,
+    one_stream: Annotated[
+        bool, typer.Option("--one-stream", help="Sends and receives of a worker in one order, as NCCL's on a stream.")
+    ] = False,
+    torch: Annotated[
+        bool, typer.Option("--torch", help="Only what PyTorch's loader reads, in one stream: no U; S is REDUCE_GRAD.")
+    ] = False,
+    first: FirstOption = None,
+    weights: WeightsOption = None,
+    out: Annotated[
+        Path | None, out_option("The file to write: PyTorch's cells (.csv), or text (.txt).", show_default="text here")
+    ] = None,
+) -> None:
+    """Place sends, receives and sums: what each worker does, one instruction a line.
+
+    The programs are checked: they come to their end though nothing is buffered.
+
+    \b
+    Examples:
+      sparsebp schedule lower gpipe.csv
+      sparsebp schedule lower gpipe.csv --one-stream --out programs.csv
+      sparsebp schedule build zb-h1 | sparsebp schedule lower - --torch --out compute_comms.csv
+    """
+    schedule = load(file, first, weights)
+    programs = lower(for_torch(schedule, sums=True) if torch else schedule, one_stream=one_stream or torch)
+    text = "\n".join(map(str, programs))
+    if out is None:
+        typer.echo(text)
+    elif out.suffix == ".txt":
+        write_atomically(out, (text + "\n").encode())
+    elif out.suffix == ".csv":
+        write_programs(programs, out)
+    else:
+        raise OptionError("Unknown kind of programs", expected=".csv or .txt", got=repr(out.suffix),
+                          remedy="Choose another ending of --out")  # fmt: skip
+
+
 @taking("prices", costs_from)
 def compare(
     names: NamesArgument = None,
@@ -269,8 +319,8 @@ schedule_app = typer.Typer(
     cls=Group,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
-    help="Build, validate, simulate, draw and compare schedules of a training step.",
+    help="Build, validate, simulate, draw, lower and compare schedules of a training step.",
     epilog="Each command has examples: sparsebp schedule build --help",
 )
-for _command in (build, validate, simulate_file, plot, compare):
+for _command in (build, validate, simulate_file, plot, lower_file, compare):
     schedule_app.command(_command.__name__.removesuffix("_file"), help=inspect.getdoc(_command))(_command)

@@ -137,12 +137,12 @@ def matmul(a: Array, b: Array, out: Array) -> Array:
 def describe(a: Array, b: Array) -> tuple[Plan, np.ndarray]:
     """Return how the product of two matrices is cut, and all that compiled code wants to know of them."""
     (m, k), n = a.shape, b.shape[1]
-    (a_turned, lda), (b_turned, ldb) = _layout(a) or (False, k), _layout(b) or (False, n)
+    (a_turned, lda), (b_turned, ldb) = layout_of(a) or (False, k), layout_of(b) or (False, n)
     cut = plan(m, n, k, a.itemsize, a_turned, b_turned)
     return cut, np.array([m, n, k, lda, ldb, n, a_turned, b_turned, *cut, a.itemsize], np.int64)
 
 
-def _layout(matrix: Array) -> tuple[bool, int] | None:
+def layout_of(matrix: Array) -> tuple[bool, int] | None:
     """Return whether a matrix lies in memory by columns, and how far they are apart, or rows; None if neither fits."""
     (rows, columns), item = matrix.shape, matrix.itemsize
     if matrix.flags.c_contiguous or matrix.flags.f_contiguous:
@@ -156,8 +156,8 @@ def _layout(matrix: Array) -> tuple[bool, int] | None:
 
 
 def _in_rows(matrix: Array) -> Array:
-    """Return a matrix that has a `_layout`."""
-    return matrix if _layout(matrix) is not None else np.ascontiguousarray(matrix)
+    """Return a matrix that has a `layout_of`."""
+    return matrix if layout_of(matrix) is not None else np.ascontiguousarray(matrix)
 
 
 @numba.njit(**INNER_JIT)

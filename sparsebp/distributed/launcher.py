@@ -1,0 +1,40 @@
+"""What the program that started this process tells it: which rank it is. Nothing else is imported here."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TextIO
+
+# Rank and number of processes, as MPICH and Intel MPI, Open MPI, and Slurm's srun tell their children.
+LAUNCHERS = (("PMI_RANK", "PMI_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+             ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"))  # fmt: skip
+_stderr: TextIO | None = None
+
+
+def launched() -> tuple[int, int] | None:
+    """Return this process's rank and the number of ranks as the launcher tells them; None if there was none.
+
+    MPI need not be installed.
+    """
+    for rank, size in LAUNCHERS:
+        try:
+            return int(os.environ[rank]), int(os.environ[size])
+        except (KeyError, ValueError):
+            continue
+    return None
+
+
+def quiet_others() -> None:
+    """Let all ranks but 0 print nothing from here on, but for an error that `speak` was called for."""
+    global _stderr  # noqa: PLW0603 (there is one standard error)
+    ranks = launched()
+    if ranks is not None and ranks[0] > 0 and _stderr is None:
+        _stderr = sys.stderr
+        sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (until the end)
+
+
+def speak() -> None:
+    """Let this rank print on standard error again: it has an error to tell."""
+    if _stderr is not None:
+        sys.stderr = _stderr

@@ -1,0 +1,211 @@
+"""Pipelines on ranks: every synchronous schedule has the gradients, losses and weights of one worker."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import pipelines as p
+from sparsebp import nn, optim
+from sparsebp.core.errors import NonFiniteError, OptionError, TransportError
+from sparsebp.distributed.in_process import run_ranks
+from sparsebp.distributed.pipeline import PipelineExecutor
+from sparsebp.runtime.step import Watch
+from sparsebp.schedule.builders import place_updates
+
+TIGHT = {"rtol": 1e-10, "atol": 1e-12}
+
+
+def one_step_each(name: str, schedule: str, size: int, sizes: list[int], dtype=np.float64, **options):
+    make, _ = p.MODELS[name]
+    steps = [p.batches(name, sizes, dtype, seed) for seed in range(2)]
+    wanted = p.alone(lambda: make(dtype), p.momentum, steps, **options)
+    found = p.on_ranks(
+        size, lambda: make(dtype), p.momentum, steps,
+        lambda model: p.schedule_of(schedule, model, size, len(sizes)), **options,
+    )  # fmt: skip
+    return found, wanted
+
+
+@pytest.mark.parametrize("schedule", p.SYNCHRONOUS)
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_every_synchronous_schedule_gives_the_numbers_of_one_worker(schedule, size):
+    p.assert_close(*one_step_each("mlp", schedule, size, [2, 3, 1, 2]), **TIGHT)
+
+
+@pytest.mark.parametrize("name, schedule, size", [
+    ("lenet5", "1f1b", 4), ("vgg11", "zb-h1", 3), ("densenet", "modulo", 2), ("gru", "fast-forward", 3),
+    ("densenet", "gpipe", 4), ("gru", "zb-h2", 4), ("vgg11", "interleaved-1f1b", 2), ("lenet5", "gpipe", 1),
+    ("transformer", "zb-h1", 4), ("transformer", "modulo", 3),
+])  # fmt: skip
+def test_networks(name, schedule, size):
+    found, wanted = one_step_each(name, schedule, size, [2, 2, 2, 2])
+    p.assert_close(found, wanted, **TIGHT)
+
+
+@pytest.mark.parametrize("name", ["mlp", "gru"])
+def test_float32(name):
+    found, wanted = one_step_each(name, "1f1b", 2, [3, 3], np.float32)
+    p.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_micro_batches_in_their_order_give_the_bits_of_one_worker():
+    found, wanted = one_step_each("mlp", "1f1b", 3, [2, 3, 1, 2])
+    assert found[0] == wanted[0]
+    assert p.digest(found[1]) == p.digest(wanted[1])
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "modulo", "zb-h2"])
+def test_shapes_and_numbers_of_micro_batches_may_change(schedule):
+    sizes = [[4, 4, 4], [4, 4, 3], [4, 4, 4], [3, 1], [5, 4, 3], [1], [4, 4, 4]]
+    steps = [p.batches("mlp", counts, seed=number) for number, counts in enumerate(sizes)]
+    make = p.MODELS["mlp"][0]
+    found = p.on_ranks(3, make, p.momentum, steps, lambda model: p.schedule_of(schedule, model, 3, 3))
+    model, numbers = make(), []
+    optimizer = p.momentum(model)
+    for batches in steps:  # one worker's executor for each number of micro-batches
+        numbers += p.alone(lambda: model, lambda _: optimizer, [batches])[0]
+    p.assert_close(found, (numbers, p.state_of(model, optimizer)), **TIGHT)
+
+
+def test_clipping_by_the_norm_over_all_ranks():
+    found, wanted = one_step_each("mlp", "zb-h1", 3, [2, 2, 2], clip_norm=1e-2)
+    p.assert_close(found, wanted, **TIGHT)
+    assert min(norm for _, norm in found[0]) > 1e-2
+
+
+@pytest.mark.parametrize("frozen", [{"1.weight", "1.bias"}, {"3.bias"}, {"5.weight", "5.bias", "7.weight"}])
+@pytest.mark.parametrize("size", [2, 4])
+def test_parameters_that_are_not_trained(frozen, size):
+    def trains(model):
+        return optim.Adam({name: array for name, array in model.parameters().items() if name not in frozen})
+
+    make = p.MODELS["mlp"][0]
+    steps = [p.batches("mlp", [2, 3], seed=seed) for seed in range(3)]
+    found = p.on_ranks(size, make, trains, steps, lambda model: p.schedule_of("1f1b", model, size, 2))
+    p.assert_close(found, p.alone(make, trains, steps), **TIGHT)
+
+
+def dropout():
+    layers = []
+    for n in range(3):
+        layers += [nn.Conv2d(3, 3, 3, dtype=np.float64, rng=n), nn.Dropout(0.4, rng=100 + n)]
+        layers.append(nn.BatchNorm2d(3, dtype=np.float64))
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(12, 3, dtype=np.float64, rng=3))
+
+
+def test_dropout_and_running_statistics_are_those_of_one_worker():
+    steps = [p.batches("densenet", [4, 4, 4], seed=seed) for seed in range(3)]
+    found = p.on_ranks(3, dropout, p.momentum, steps, lambda model: p.schedule_of("1f1b", model, 3, 3))
+    p.assert_close(found, p.alone(dropout, p.momentum, steps), **TIGHT)
+    assert any("running" in name for name in found[1])
+
+
+def test_generators_are_brought_to_all_ranks():
+    def work(transport):
+        model = dropout()
+        schedule = p.schedule_of("gpipe", model, 2, 2)
+        executor = PipelineExecutor(model, nn.CrossEntropyLoss(), p.momentum(model), schedule, transport)
+        before = {name: g.bit_generator.state for name, g in model.generators().items()}
+        executor.step(p.batches("densenet", [4, 4]))
+        assert executor.pending
+        executor.flush()
+        assert not executor.pending
+        now = {name: g.bit_generator.state for name, g in model.generators().items()}
+        assert all(now[name] != before[name] for name in before)
+        return str(now)
+
+    one, other = run_ranks(2, work)
+    assert one == other
+
+
+def shared_apart():
+    tied = nn.Linear(7, 7, rng=0)
+    return nn.Sequential(tied, nn.Tanh(), nn.Linear(7, 7, rng=1), tied)
+
+
+def draws_together():
+    rng = np.random.default_rng(0)
+    return nn.Sequential(
+        nn.Linear(7, 7, rng=1), nn.Dropout(0.5, rng=rng), nn.Linear(7, 3, rng=2), nn.Dropout(0.5, rng=rng)
+    )
+
+
+def scans():
+    return nn.Sequential(nn.Linear(7, 7, rng=1), nn.Tanh(), nn.Linear(7, 3, rng=2), backward="hybrid")
+
+
+@pytest.mark.parametrize("make, ranks, workers, build, words", [
+    (shared_apart, 2, 2, "gpipe", ["0.weight", "shared by stages on several ranks"]),
+    (draws_together, 2, 2, "gpipe", ["draw from one random generator", "1, 3"]),
+    (scans, 2, 2, "gpipe", ["set_backward"]),
+    (p.mlp, 2, 3, "gpipe", ["another number of ranks", "workers=2"]),
+    (p.mlp, 9, 2, "gpipe", ["more ranks than stages", "at most 8"]),
+])  # fmt: skip
+def test_what_cannot_run_is_refused(make, ranks, workers, build, words):
+    def work(transport):
+        model = make()
+        PipelineExecutor(
+            model, nn.CrossEntropyLoss(), p.momentum(model), p.schedule_of(build, model, workers, 2), transport
+        )
+
+    with pytest.raises(OptionError) as error:
+        run_ranks(ranks, work)
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_clipping_needs_all_gradients_before_the_first_update():
+    def work(transport):
+        model = p.mlp()
+        schedule = place_updates(p.schedule_of("gpipe", model, 2, 2), "backward")
+        PipelineExecutor(model, nn.CrossEntropyLoss(), p.momentum(model), schedule, transport, clip_norm=1.0)
+
+    with pytest.raises(OptionError, match="not known before the first update"):
+        run_ranks(2, work)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_updates_right_after_their_gradients(size):
+    steps = [p.batches("mlp", [2, 3], seed=seed) for seed in range(3)]
+    found = p.on_ranks(
+        size, p.mlp, p.momentum, steps, lambda model: place_updates(p.schedule_of("1f1b", model, size, 2), "backward")
+    )
+    p.assert_close(found, p.alone(p.mlp, p.momentum, steps), **TIGHT)
+
+
+class Broken(Watch):
+    def gradients(self, step, grads):
+        raise NonFiniteError("not finite", got=", ".join(grads))
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_a_gradient_that_is_not_finite_stops_all_ranks_before_any_update(rank):
+    names = ["1.weight", "3.weight", "7.weight"]
+    ended, states = [], {}
+
+    def work(transport):
+        model = p.mlp()
+        before = p.digest(model.state_dict())
+        schedule = p.schedule_of("1f1b", model, 3, 2)
+        executor = PipelineExecutor(
+            model, nn.CrossEntropyLoss(), p.momentum(model), schedule, transport, watch=Broken()
+        )
+        if transport.rank == rank:  # as if this rank's hardware had failed
+            part = dict(model.modules())[names[rank].split(".")[0]]
+            gradient = part.weight_grad
+            part.weight_grad = lambda gy, saved: {k: g * np.nan for k, g in gradient(gy, saved).items()}
+        try:
+            executor.step(p.batches("mlp", [2, 2]))
+        except Exception as error:
+            ended.append(type(error).__name__)
+            transport.abort(error)
+            states[transport.rank] = p.digest(model.state_dict()) == before
+            with pytest.raises(TransportError, match="step has failed"):
+                executor.step(p.batches("mlp", [2, 2]))
+            raise
+
+    with pytest.raises(NonFiniteError, match=names[rank]):
+        run_ranks(3, work)
+    assert sorted(ended) == ["NonFiniteError", "TransportError", "TransportError"]
+    assert states == dict.fromkeys(range(3), True)

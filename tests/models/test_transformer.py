@@ -1,0 +1,121 @@
+"""The Transformer that classifies sequences, against the same one of torch.nn."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from sparsebp import models, nn, optim, value_and_grad
+from sparsebp.core.errors import DTypeError, OptionError, ShapeError
+
+SMALL = {"steps": 7, "width": 12, "heads": 3, "layers": 2}
+
+
+class Positions(torch.nn.Module):
+    def __init__(self, steps, width):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(steps, width))
+
+    def forward(self, x):
+        return x + self.weight[: x.shape[1]]
+
+
+class Mean(torch.nn.Module):
+    def forward(self, x):
+        return x.mean(dim=1)
+
+
+def twin(inputs, classes, *, steps, width, heads, layers, tokens):
+    t = torch.nn
+    return t.Sequential(
+        (t.Embedding if tokens else t.Linear)(inputs, width),
+        Positions(steps, width),
+        *(
+            t.TransformerEncoderLayer(width, heads, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
+            for _ in range(layers)
+        ),
+        t.LayerNorm(width),
+        Mean(),
+        t.Linear(width, classes),
+    )
+
+
+def sequences(rng, tokens, batch=4, steps=7):
+    return rng.integers(0, 5, (batch, steps)) if tokens else rng.standard_normal((batch, steps, 5))
+
+
+@pytest.mark.parametrize("steps", [1, 5, 7])
+@pytest.mark.parametrize("tokens", [False, True])
+def test_parity_with_torch(tokens, steps):
+    ours = models.transformer_classifier(5, 3, tokens=tokens, dtype=np.float64, rng=0, **SMALL)
+    theirs = twin(5, 3, tokens=tokens, **SMALL).double()
+    theirs.load_state_dict({n: torch.from_numpy(a) for n, a in ours.state_dict().items()})  # the same keys
+    rng = np.random.default_rng(1)
+    x = sequences(rng, tokens, steps=steps)
+    tx = torch.from_numpy(x)
+    tx = tx if tokens else tx.requires_grad_()
+    y, saved = ours.forward(x)
+    ty = theirs(tx)
+    np.testing.assert_allclose(y, ty.detach().numpy(), atol=1e-10)
+    gy = rng.standard_normal(y.shape)
+    ty.backward(torch.from_numpy(gy))
+    grads, expected = ours.weight_grad(gy, saved), dict(theirs.named_parameters())
+    assert list(grads) == list(expected)
+    for key, grad in grads.items():
+        np.testing.assert_allclose(grad, expected[key].grad.numpy(), rtol=1e-9, atol=1e-10, err_msg=key)
+    if not tokens:
+        np.testing.assert_allclose(ours.input_grad(gy, saved), tx.grad.numpy(), rtol=1e-9, atol=1e-10)
+
+
+def test_every_layer_is_a_stage():
+    stages = [type(layer).__name__ for _, layer in models.transformer_classifier(5, 3, tokens=True, **SMALL).stages()]
+    assert stages == [
+        "Embedding", "PositionalEmbedding", *["TransformerEncoderLayer"] * 2, "LayerNorm", "MeanOverSteps", "Linear",
+    ]  # fmt: skip
+
+
+def test_the_seed_decides_the_weights():
+    first, same, other = (models.transformer_classifier(5, rng=seed, **SMALL).state_dict() for seed in (3, 3, 4))
+    assert all((first[key] == same[key]).all() for key in first)
+    assert (first["2.linear1.weight"] != other["2.linear1.weight"]).any()
+    assert (first["2.linear1.weight"] != first["3.linear1.weight"]).any()
+    assert first["0.weight"].dtype == np.float32
+
+
+@pytest.mark.parametrize("tokens", [False, True])
+def test_it_learns(tokens):
+    rng = np.random.default_rng(0)
+    x = sequences(rng, tokens, batch=48)
+    target = ((x == 2) if tokens else (x[..., 0] > 1)).any(axis=1).astype(np.int64)
+    x = x if tokens else x.astype(np.float32)
+    model = models.transformer_classifier(5, 2, tokens=tokens, dropout=0.1, rng=1, **SMALL)
+    adam, step, losses = optim.Adam(model.parameters(), lr=3e-3), value_and_grad(model, nn.CrossEntropyLoss()), []
+    for _ in range(60):
+        value, grads = step(x, target)
+        adam.step(grads)
+        losses.append(value)
+    assert losses[0] > 0.5 and np.mean(losses[-5:]) < 0.15
+    prediction = model.eval()(x).argmax(axis=1)
+    assert (prediction == target).mean() > 0.95
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"inputs": 0}, {"classes": 0}, {"steps": 0}, {"width": 10}, {"heads": 0}, {"layers": 0}, {"dropout": 2},
+     {"tokens": 1}, {"dtype": "int64"}, {"rng": "seed"}],
+)  # fmt: skip
+def test_bad_options_are_refused(options):
+    with pytest.raises((OptionError, DTypeError)) as caught:
+        models.transformer_classifier(**({"inputs": 5, "classes": 3} | SMALL | options))
+    assert caught.value.expected and caught.value.remedy
+
+
+def test_wrong_sequences_are_refused():
+    model = models.transformer_classifier(5, 3, **SMALL)
+    with pytest.raises(ShapeError, match="too many steps"):
+        model(np.zeros((2, 8, 5), np.float32))
+    with pytest.raises(ShapeError):
+        model(np.zeros((2, 7, 4), np.float32))
+    with pytest.raises(DTypeError, match="integers"):
+        models.transformer_classifier(5, 3, tokens=True, **SMALL)(np.zeros((2, 7), np.float32))

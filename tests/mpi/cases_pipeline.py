@@ -1,0 +1,134 @@
+"""Pipelines on processes: the numbers of one worker, and those of ranks that are threads, bit for bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import orders
+import pipelines as p
+from mpi import on_ranks, shared_folder
+from sparsebp import nn, optim
+from sparsebp.core.errors import NonFiniteError
+from sparsebp.distributed.in_process import run_ranks
+from sparsebp.distributed.pipeline import PipelineExecutor
+from sparsebp.distributed.transport import Transport
+from sparsebp.train import Callback, Trainer
+
+TIGHT = {"rtol": 1e-10, "atol": 1e-12}
+SIZES = [3, 2, 3, 1]
+
+
+def trained(transport: Transport, name: str, schedule: str, predictor: Any = None) -> tuple[list[float], str, Any, Any]:
+    """Train two steps; return losses, a digest of the state, the state and the versions read."""
+    make = p.MODELS[name][0]
+    model = make()
+    optimizer = p.momentum(model)
+    executor = PipelineExecutor(
+        model, nn.CrossEntropyLoss(), optimizer, p.schedule_of(schedule, model, transport.size, len(SIZES)), transport,
+        predictor=predictor and predictor(optimizer),
+    )  # fmt: skip
+    steps = [
+        executor.step(p.batches(name, sizes, seed=seed))[0] for seed, sizes in enumerate((SIZES, SIZES, SIZES[:2]))
+    ]
+    executor.flush()
+    state = p.state_of(model, optimizer)
+    return [step.loss for step in steps], p.digest(state), state, executor.reads
+
+
+@on_ranks(2, 3, 4)
+def synchronous_schedules_have_the_numbers_of_one_worker(transport: Transport) -> None:
+    model = p.mlp()
+    optimizer, wanted = p.momentum(model), []
+    for seed, sizes in enumerate((SIZES, SIZES, SIZES[:2])):
+        wanted += p.alone(lambda: model, lambda _: optimizer, [p.batches("mlp", sizes, seed=seed)])[0]
+    for schedule in p.SYNCHRONOUS:
+        losses, digest, state, _ = trained(transport, "mlp", schedule)
+        np.testing.assert_allclose(losses, [loss for loss, _ in wanted], err_msg=schedule, **TIGHT)
+        p.assert_close(([], state), ([], p.state_of(model, optimizer)), **TIGHT)
+        assert len(set(transport.share(digest))) == 1
+
+
+@on_ranks(2, 4)
+def schedules_have_the_bits_of_ranks_that_are_threads(transport: Transport) -> None:
+    kinds: list[tuple[str, str, Any]] = [
+        ("mlp", "zb-h2", None), ("mlp", "pipedream", None), ("mlp", "dualpipe-2018", None),
+        ("mlp", "dualpipe-2018", optim.MomentumPredictor), ("gru", "dualpipe-2018", optim.OptimizerRulePredictor),
+        ("densenet", "1f1b", None),
+    ]  # fmt: skip
+    for name, schedule, predictor in kinds:
+        found = trained(transport, name, schedule, predictor)
+        every = run_ranks(transport.size, lambda own, n=name, s=schedule, q=predictor: trained(own, n, s, q))
+        assert found[:2] == every[0][:2], (name, schedule)
+        assert found[3] == every[transport.rank][3]
+
+
+@on_ranks(2, 3)
+def large_activations_leave_only_when_they_are_read(transport: Transport) -> None:
+    """Messages beyond what MPI buffers: the order of waits must be free of deadlock."""
+    model = nn.Sequential(*(nn.Linear(300, 300, dtype=np.float64, rng=k) for k in range(6)))
+    rng = np.random.default_rng(0)
+    batches = [(rng.standard_normal((200, 300)), rng.integers(0, 300, 200)) for _ in range(4)]
+    for name in ("gpipe", "1f1b", "modulo", "dualpipe-2018"):
+        executor = PipelineExecutor(
+            model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), lr=1e-3),
+            p.schedule_of(name, model, transport.size, 4), transport,
+        )  # fmt: skip
+        for _ in range(3):
+            executor.step(batches)
+
+
+def images(samples: int = 22) -> orders.Rows:
+    rng = np.random.default_rng(3)
+    return orders.Rows(rng.standard_normal((samples, 7)), rng.integers(0, 3, samples))
+
+
+def fit(transport: Transport | None, **options: Any) -> tuple[Any, dict[str, Any]]:
+    model = p.mlp()
+    optimizer = optim.Adam(model.parameters(), lr=0.01)
+    epochs, resume = options.pop("epochs", 2), options.pop("resume", False)
+    options |= {} if transport is None else {"transport": transport, "schedule": "1f1b"}
+    trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, accumulate=3, rng=5, **options)
+    return trainer.fit(images(), epochs=epochs, batch_size=8, validation=images(9), resume=resume), p.state_of(
+        model, optimizer
+    )
+
+
+@on_ranks(1, 2, 4)
+def a_trainer_has_one_history_and_goes_on_from_its_checkpoint(transport: Transport) -> None:
+    history, state = fit(transport)
+    wanted, wanted_state = fit(None)
+    np.testing.assert_allclose(history.loss, wanted.loss, **TIGHT)
+    np.testing.assert_allclose(history.epochs[1].validation_loss, wanted.epochs[1].validation_loss, **TIGHT)
+    p.assert_close(([], state), ([], wanted_state), **TIGHT)
+    with shared_folder(transport) as folder:
+        fit(transport, epochs=1, checkpoint_dir=folder)
+        again, state_again = fit(transport, resume=True, checkpoint_dir=folder)
+        assert again.loss == history.loss and again.grad_norm == history.grad_norm
+        assert p.digest(state_again) == p.digest(state)
+        if transport.rank == 0:  # one worker goes on from it
+            alone, _ = fit(None, resume=True, checkpoint_dir=folder)
+            assert alone.loss == history.loss
+        transport.barrier()
+
+
+class Fails(Callback):
+    """Fails in the second step."""
+
+    def on_step(self, history: Any) -> None:
+        if history.steps == 2:
+            raise RuntimeError("the disk is full")
+
+
+@on_ranks(2, 4, fails="the disk is full")
+def a_callback_that_fails_ends_all_ranks(transport: Transport) -> None:
+    fit(transport, callbacks=[Fails()])
+
+
+@on_ranks(3, fails=NonFiniteError.__name__)
+def a_loss_that_is_not_finite_ends_all_ranks(transport: Transport) -> None:
+    model = p.mlp()
+    trainer = Trainer(model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), lr=1e300), transport=transport,
+                      schedule="1f1b", accumulate=2, rng=0)  # fmt: skip
+    trainer.fit(images(), epochs=3, batch_size=8)

@@ -1,0 +1,325 @@
+"""Self-attention and the Transformer's encoder layer against torch.nn: outputs, gradients, masks, padding, errors."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sparsebp import jacobian_t, nn
+from sparsebp.core.errors import DTypeError, OptionError, ShapeError, StaleError
+from strategies import reals, seeds, sizes
+
+CLOSE = {"rtol": 1e-10, "atol": 1e-10}
+LOOSE = {"rtol": 2e-4, "atol": 2e-5}
+
+
+def loaded(twin, layer):
+    """Torch's layer with the weights of ours, which have the same names and shapes."""
+    twin = twin.to(torch.float64 if layer.dtype == np.float64 else torch.float32)
+    twin.load_state_dict({name: torch.from_numpy(array) for name, array in layer.state_dict().items()})
+    return twin
+
+
+class Attends(torch.nn.Module):
+    """Torch's attention of a sequence to itself, a layer of one input."""
+
+    def __init__(self, attention):
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, x, padding=None):
+        return self.attention(x, x, x, key_padding_mask=padding, need_weights=False)[0]
+
+
+def padding_of(lengths, steps):
+    return None if lengths is None else torch.from_numpy(np.arange(steps) >= np.array(lengths)[:, None])
+
+
+def check(layer, run, named, x, rng, lengths=None):
+    """Compare F, I and W, in this order and with W asked for alone."""
+    close = CLOSE if x.dtype == np.float64 else LOOSE
+    tx = torch.from_numpy(x).requires_grad_()
+    want = run(tx)
+    gy = rng.standard_normal(want.shape).astype(x.dtype)
+    want.backward(torch.from_numpy(gy))
+    x.flags.writeable = gy.flags.writeable = False
+    y, saved = layer.forward(x, lengths=lengths)
+    assert y.dtype == x.dtype
+    np.testing.assert_allclose(y, want.detach().numpy(), **close)
+    alone = layer.weight_grad(gy, saved)
+    g = layer.gradients(gy, saved)
+    np.testing.assert_allclose(g.input_grad(), tx.grad.numpy(), **close)
+    grads = g.weight_grad()
+    assert list(grads) == list(layer.parameters()) == [name for name, _ in named]
+    for name, param in named:
+        assert grads[name].dtype == x.dtype
+        np.testing.assert_array_equal(grads[name], alone[name])
+        np.testing.assert_allclose(grads[name], param.grad.numpy(), err_msg=name, **close)
+
+
+@st.composite
+def sequences(draw):
+    """Heads, their width, batch_first, steps, batch, and lengths of padded sequences or none."""
+    steps, batch = draw(sizes(1, 7)), draw(sizes(1, 5))
+    lengths = draw(st.none() | st.lists(st.integers(1, steps), min_size=batch, max_size=batch))
+    return draw(sizes(1, 3)), draw(sizes(1, 5)), draw(st.booleans()), steps, batch, lengths
+
+
+@given(given=sequences(), bias=st.booleans(), dtype=reals, seed=seeds)
+def test_attention(given, bias, dtype, seed):
+    heads, width, batch_first, steps, batch, lengths = given
+    rng, options = np.random.default_rng(seed), {"bias": bias, "batch_first": batch_first}
+    layer = nn.MultiheadAttention(heads * width, heads, dtype=dtype, rng=rng, **options)
+    if bias:
+        layer.params["in_proj_bias"][...] = rng.standard_normal(3 * heads * width)  # zeros at first
+    twin = loaded(torch.nn.MultiheadAttention(heads * width, heads, **options), layer)
+    x = rng.standard_normal((batch, steps, heads * width) if batch_first else (steps, batch, heads * width))
+    padding, named = padding_of(lengths, steps), list(twin.named_parameters())
+    check(layer, lambda tx: Attends(twin)(tx, padding), named, x.astype(dtype), rng, lengths)
+
+
+@given(
+    given=sequences(), between=sizes(1, 9), activation=st.sampled_from(["relu", "gelu"]), norm_first=st.booleans(),
+    bias=st.booleans(), dtype=reals, seed=seeds,
+)  # fmt: skip
+def test_encoder_layer(given, between, activation, norm_first, bias, dtype, seed):
+    heads, width, batch_first, steps, batch, lengths = given
+    rng = np.random.default_rng(seed)
+    options = {"batch_first": batch_first, "norm_first": norm_first, "bias": bias, "layer_norm_eps": 1e-3}
+    arguments = (heads * width, heads, between, 0.0, activation)
+    layer = nn.TransformerEncoderLayer(*arguments, dtype=dtype, rng=rng, **options)
+    twin = loaded(torch.nn.TransformerEncoderLayer(*arguments, **options), layer)
+    x = rng.standard_normal((batch, steps, heads * width) if batch_first else (steps, batch, heads * width))
+    padding, named = padding_of(lengths, steps), list(twin.named_parameters())
+    check(layer, lambda tx: twin(tx, src_key_padding_mask=padding), named, x.astype(dtype), rng, lengths)
+
+
+def test_options_parameters_and_initial_values_are_torchs():
+    for name, arguments in (("MultiheadAttention", (60, 5)), ("TransformerEncoderLayer", (60, 5))):
+        ours, theirs = getattr(nn, name)(*arguments, rng=0), getattr(torch.nn, name)(*arguments)
+        expected = dict(theirs.named_parameters())
+        assert {key: array.shape for key, array in ours.parameters().items()} == {
+            key: tuple(param.shape) for key, param in expected.items()
+        }
+        for key, array in ours.parameters().items():
+            assert array.dtype == np.float32
+            want = expected[key].detach().numpy()
+            np.testing.assert_allclose(np.abs(array).max(), np.abs(want).max(), rtol=0.1, atol=0, err_msg=key)
+            np.testing.assert_allclose(array.std(), want.std(), rtol=0.1, atol=0, err_msg=key)
+        weights = {key: param.numpy() for key, param in theirs.state_dict().items()}
+        ours.load_state_dict(weights)  # and the other way round
+        np.testing.assert_array_equal(list(ours.parameters().values())[-1], list(weights.values())[-1])
+    layer = nn.TransformerEncoderLayer(60, 5)
+    assert layer.children["linear1"].out_features == 2048
+    assert {child.p for child in layer.children.values() if isinstance(child, nn.Dropout)} == {0.1}
+    assert layer.children["self_attn"].dropout == 0.1 and layer.batch_axes == (1, 1)
+
+
+def test_the_seed_decides_the_weights_and_the_masks():
+    x = np.random.default_rng(0).standard_normal((4, 3, 6)).astype(np.float32)
+    first, same, other = (nn.TransformerEncoderLayer(6, 2, 8, 0.5, rng=seed) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(first(x), same(x))
+    assert not np.array_equal(first(x), first(x))  # a new mask
+    # None of them shared: what a layer drops does not depend on when others run.
+    generators = list(first.generators().values())
+    assert len(generators) == len({id(generator) for generator in generators}) == 4
+    rng = np.random.default_rng(7)
+    pair = [nn.TransformerEncoderLayer(6, 2, 8, 0.5, rng=rng) for _ in range(2)]
+    alone = pair[1](x)
+    rng = np.random.default_rng(7)
+    pair = [nn.TransformerEncoderLayer(6, 2, 8, 0.5, rng=rng) for _ in range(2)]
+    pair[0](x)
+    np.testing.assert_array_equal(pair[1](x), alone)
+    np.testing.assert_array_equal(first.eval()(x), same.eval()(x))
+    assert not np.array_equal(first(x), other.eval()(x))
+
+
+def with_masks(layer, saved, tx, named):
+    """The encoder layer in torch, with the dropout masks that a forward of ours drew."""
+    children, masks, t = layer.children, saved.parts, torch.nn.functional
+    attention, (batch, steps, width) = children["self_attn"], tx.shape
+
+    def dropped(name, at):
+        return at * torch.from_numpy(masks[name][1])
+
+    def looked(x):
+        q, k, v = t.linear(x, named["self_attn.in_proj_weight"], named["self_attn.in_proj_bias"]).chunk(3, dim=-1)
+        q, k, v = (a.reshape(batch, steps, attention.num_heads, -1).transpose(1, 2) for a in (q, k, v))
+        p = torch.softmax(q @ k.transpose(2, 3) / np.sqrt(attention.head_dim), -1)
+        p = p * torch.from_numpy(masks["self_attn"].mask).reshape(p.shape)
+        merged = (p @ v).transpose(1, 2).reshape(batch, steps, width)
+        return t.linear(merged, named["self_attn.out_proj.weight"], named["self_attn.out_proj.bias"])
+
+    def norm(name, x):
+        return t.layer_norm(x, (width,), named[f"{name}.weight"], named[f"{name}.bias"])
+
+    def feedforward(x):
+        inner = dropped("dropout", t.relu(t.linear(x, named["linear1.weight"], named["linear1.bias"])))
+        return dropped("dropout2", t.linear(inner, named["linear2.weight"], named["linear2.bias"]))
+
+    if layer.norm_first:
+        y = tx + dropped("dropout1", looked(norm("norm1", tx)))
+        return y + feedforward(norm("norm2", y))
+    y = norm("norm1", tx + dropped("dropout1", looked(tx)))
+    return norm("norm2", y + feedforward(y))
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_dropout(norm_first):
+    rng = np.random.default_rng(3)
+    layer = nn.TransformerEncoderLayer(6, 2, 9, 0.4, batch_first=True, norm_first=norm_first, dtype=np.float64, rng=0)
+    x = rng.standard_normal((3, 5, 6))
+    y, saved = layer.forward(x)
+    for name in ("self_attn", "dropout", "dropout1", "dropout2"):
+        mask = saved.parts[name].mask if name == "self_attn" else saved.parts[name][1]
+        assert set(np.unique(mask)) == {0, 1 / 0.6}
+    named = {name: torch.from_numpy(a).requires_grad_() for name, a in layer.parameters().items()}
+    tx = torch.from_numpy(x).requires_grad_()
+    want = with_masks(layer, saved, tx, named)
+    gy = rng.standard_normal(y.shape)
+    want.backward(torch.from_numpy(gy))
+    g = layer.gradients(gy, saved)
+    np.testing.assert_allclose(y, want.detach().numpy(), **CLOSE)
+    np.testing.assert_allclose(g.input, tx.grad.numpy(), **CLOSE)
+    for name, grad in g.weights.items():
+        np.testing.assert_allclose(grad, named[name].grad.numpy(), err_msg=name, **CLOSE)
+    assert layer.children["self_attn"].capture_obstacle() is not None
+    assert layer.eval().children["self_attn"].capture_obstacle() is None
+    assert nn.MultiheadAttention(4, 2, 1.0)(np.ones((2, 1, 4), np.float32)).tolist() == [[[0] * 4]] * 2  # all dropped
+
+
+def test_forwards_in_flight_do_not_meet():
+    """Micro-batches: several forwards, then their ways back in any order, W long after I."""
+    rng = np.random.default_rng(0)
+    layer = nn.TransformerEncoderLayer(6, 3, 8, 0.3, batch_first=True, norm_first=True, dtype=np.float64, rng=1)
+    again = nn.TransformerEncoderLayer(6, 3, 8, 0.3, batch_first=True, norm_first=True, dtype=np.float64, rng=1)
+    xs, gys = rng.standard_normal((2, 3, 2, 4, 6))
+    expected = []
+    for x, gy in zip(xs, gys, strict=True):
+        y, saved = again.forward(x)
+        expected.append((y, again.input_grad(gy, saved), again.weight_grad(gy, saved)))
+    forwards = [layer.forward(x.copy()) for x in xs]
+    ways = [layer.gradients(gy, saved) for gy, (_, saved) in zip(gys, forwards, strict=True)]
+    inputs = [ways[i].input_grad() for i in (2, 0, 1)]
+    for place, i in enumerate((2, 0, 1)):
+        np.testing.assert_array_equal(forwards[i][0], expected[i][0])
+        np.testing.assert_array_equal(inputs[place], expected[i][1])
+    for i in (1, 2, 0):
+        for name, grad in ways[i].weight_grad().items():
+            np.testing.assert_array_equal(grad, expected[i][2][name], err_msg=name)
+
+
+def test_vjp_owns_what_it_returns_and_refuses_other_weights():
+    layer = nn.TransformerEncoderLayer(4, 2, 5, 0.0, dtype=np.float64, rng=0)
+    x = np.random.default_rng(0).standard_normal((3, 2, 4))
+    y, back = layer.vjp(x)
+    before, gy = y.copy(), np.ones_like(y)
+    x[...], y[...] = 7, 8
+    g = back(gy)
+    gy[...] = 9
+    fresh, again = layer.vjp(np.random.default_rng(0).standard_normal((3, 2, 4)))
+    np.testing.assert_array_equal(before, fresh)
+    np.testing.assert_array_equal(g.input, again(np.ones_like(y)).input)
+    layer.children["self_attn"].params["in_proj_weight"][0] = 0
+    with pytest.raises(StaleError):
+        back(gy).weights  # noqa: B018
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_the_jacobian_is_dense_and_torchs(torch_jacobian_t, batch_first):
+    rng = np.random.default_rng(0)
+    layer = nn.TransformerEncoderLayer(4, 2, 5, 0.0, batch_first=batch_first, dtype=np.float64, rng=0)
+    twin = loaded(torch.nn.TransformerEncoderLayer(4, 2, 5, 0.0, batch_first=batch_first), layer)
+    x = rng.standard_normal((2, 3, 4) if batch_first else (3, 2, 4))
+    jacobian = jacobian_t(layer, x)
+    assert jacobian.pattern.kind == "dense" and jacobian.shape == (12, 12)
+    axis = 0 if batch_first else 1
+    for b in range(2):
+        want = torch_jacobian_t(lambda s: twin(s.unsqueeze(axis)).squeeze(axis), x.take(b, axis=axis))
+        np.testing.assert_allclose(jacobian.to_dense(b), want, **CLOSE)
+
+
+@pytest.mark.parametrize("algorithm", ["linear", "blelloch", "hybrid", "auto"])
+def test_scans_over_a_chain_give_the_same_gradients(algorithm):
+    def model(backward):
+        layers = [nn.TransformerEncoderLayer(4, 2, 5, 0.0, batch_first=True, dtype=np.float64, rng=i) for i in (1, 2)]
+        ends = (nn.LayerNorm(4, dtype=np.float64), nn.MeanOverSteps(True), nn.Linear(4, 3, dtype=np.float64, rng=3))
+        return nn.Sequential(*layers, *ends, backward=backward)
+
+    x, gy = np.random.default_rng(0).standard_normal((2, 3, 4)), np.random.default_rng(1).standard_normal((2, 3))
+    found = []
+    for backward in ("bp", algorithm):
+        chain = model(backward)
+        _, back = chain.vjp(x)
+        found.append(back(gy))
+    np.testing.assert_allclose(found[1].input, found[0].input, **CLOSE)
+    for name, grad in found[0].weights.items():
+        np.testing.assert_allclose(found[1].weights[name], grad, err_msg=name, **CLOSE)
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 4), (3, 0, 4), (0, 0, 4)])
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_empty_batches_and_sequences(batch_first, shape):
+    layer = nn.TransformerEncoderLayer(4, 2, 5, batch_first=batch_first, rng=0)
+    x = np.zeros(shape, np.float32)
+    y, saved = layer.forward(x)
+    g = layer.gradients(y, saved)
+    assert y.shape == g.input.shape == shape
+    assert all((grad == 0).all() for grad in g.weights.values())
+
+
+def test_large_scores_overflow_nowhere():
+    layer = nn.MultiheadAttention(2, 1, batch_first=True, dtype=np.float64, rng=0)
+    twin = Attends(loaded(torch.nn.MultiheadAttention(2, 1, batch_first=True), layer))
+    x = np.array([[[1e4, -1e4], [0, 1e4], [1.0, 2.0]]])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        np.testing.assert_allclose(layer(x), twin(torch.from_numpy(x)).detach().numpy(), rtol=1e-9)
+
+
+def test_what_is_behind_the_end_has_no_influence():
+    layer = nn.TransformerEncoderLayer(4, 2, 5, 0.0, batch_first=True, dtype=np.float64, rng=0)
+    x = np.random.default_rng(0).standard_normal((2, 5, 4))
+    other = x.copy()
+    other[0, 3:] = 9
+    lengths = [3, 5]
+    first, second = layer(x, lengths=lengths), layer(other, lengths=lengths)
+    np.testing.assert_array_equal(first[0, :3], second[0, :3])
+    np.testing.assert_array_equal(first[1], second[1])
+    np.testing.assert_allclose(first[0, :3], layer(x[:1, :3])[0], **CLOSE)
+    assert not np.allclose(first[0, :3], layer(x)[0, :3])
+
+
+def test_bad_input_is_refused():
+    for arguments in ((5, 2), (0, 1), (4, 0), (4, 2.0), (4, 2, 1.5), (4, 2, 0.0, 1), (4, 2, 0.0, True, None)):
+        with pytest.raises(OptionError) as caught:
+            nn.MultiheadAttention(*arguments)
+        assert caught.value.expected and caught.value.remedy
+    for arguments in ((4, 3), (4, 2, 0), (4, 2, 8, -0.1), (4, 2, 8, 0.1, "tanh")):
+        with pytest.raises(OptionError):
+            nn.TransformerEncoderLayer(*arguments)
+    with pytest.raises(OptionError):
+        nn.TransformerEncoderLayer(4, 2, layer_norm_eps=-1)
+    with pytest.raises(DTypeError):
+        nn.TransformerEncoderLayer(4, 2, dtype=np.float16)
+    for layer in (nn.MultiheadAttention(4, 2, rng=0), nn.TransformerEncoderLayer(4, 2, 5, rng=0)):
+        for x in (np.ones((3, 2, 5), np.float32), np.ones((3, 4), np.float32)):
+            with pytest.raises(ShapeError):
+                layer.forward(x)
+        with pytest.raises(DTypeError):
+            layer.forward(np.ones((3, 2, 4)))
+        x = np.ones((3, 2, 4), np.float32)
+        with pytest.raises(OptionError, match="lengths"):
+            layer.forward(x, lengths=[0, 3])
+        with pytest.raises(ShapeError, match="lengths"):
+            layer.forward(x, lengths=[3])
+        _, saved = layer.forward(x)
+        with pytest.raises(ShapeError, match="gy"):
+            layer.gradients(np.ones((2, 3, 4), np.float32), saved)
+        with pytest.raises(DTypeError, match="gy"):
+            layer.gradients(np.ones((3, 2, 4)), saved)

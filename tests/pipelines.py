@@ -1,0 +1,149 @@
+"""Small models and their data for tests of pipelines, and steps of them on one worker and on ranks."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from sparsebp import models, nn, optim
+from sparsebp.distributed.in_process import run_ranks
+from sparsebp.distributed.pipeline import PipelineExecutor
+from sparsebp.distributed.transport import Transport
+from sparsebp.runtime.executor import Executor
+from sparsebp.runtime.stages import Stages, trained_parameters
+from sparsebp.schedule import Schedule
+from sparsebp.schedule.builders import conventional
+from sparsebp.schedule.by_name import build
+
+SYNCHRONOUS = ("gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-h2", "fast-forward", "modulo")
+
+
+def mlp(dtype: Any = np.float64, width: int = 5) -> nn.Sequential:
+    """Return a model of 8 stages, 5 of them with parameters, the first without."""
+    sizes = [7, width, 6, width, 4, 3]
+    layers: list[nn.Layer] = [nn.Flatten()]
+    for number, (given, made) in enumerate(pairwise(sizes)):
+        layers += [nn.Linear(given, made, dtype=dtype, rng=number)] + ([nn.Tanh()] if number < 2 else [])
+    return nn.Sequential(*layers)
+
+
+def gru(dtype: Any = np.float64) -> nn.Sequential:
+    """Return a stacked GRU, one stage a layer."""
+    options = {"batch_first": True, "dtype": dtype}
+    layers = [nn.GRU(3 if number == 0 else 4, 4, rng=number, **options) for number in range(3)]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(4 * 5, 3, dtype=dtype, rng=9))
+
+
+def lenet5(dtype: Any = np.float64) -> nn.Sequential:
+    """Return LeNet-5."""
+    return models.lenet5(dtype=dtype, classes=3, rng=0)
+
+
+def vgg11(dtype: Any = np.float64) -> nn.Sequential:
+    """Return VGG-11, a sixteenth as wide."""
+    return models.vgg11(dtype=dtype, classes=3, width=1 / 16, rng=0)
+
+
+def densenet(dtype: Any = np.float64) -> nn.Sequential:
+    """Return a small DenseNet: it has running statistics."""
+    return models.densenet(dtype=dtype, classes=3, depth=10, growth=2, blocks=3, rng=0)
+
+
+def transformer(dtype: Any = np.float64) -> nn.Sequential:
+    """Return a small Transformer's encoder with a classifier."""
+    return models.transformer_classifier(3, 3, steps=5, width=4, heads=2, layers=3, dtype=dtype, rng=0)
+
+
+MODELS: dict[str, tuple[Callable[..., nn.Sequential], tuple[int, ...]]] = {
+    "mlp": (mlp, (7,)), "gru": (gru, (5, 3)), "lenet5": (lenet5, (1, 28, 28)), "vgg11": (vgg11, (3, 32, 32)),
+    "densenet": (densenet, (3, 8, 8)), "transformer": (transformer, (5, 3)),
+}  # fmt: skip
+
+
+def batches(name: str, sizes: list[int], dtype: Any = np.float64, seed: int = 0) -> list[tuple[np.ndarray, ...]]:
+    """Return micro-batches of these sizes for the model of that name."""
+    rng = np.random.default_rng(seed)
+    shape = MODELS[name][1]
+    return [(rng.standard_normal((n, *shape)).astype(dtype), rng.integers(0, 3, n)) for n in sizes]
+
+
+def schedule_of(name: str, model: Any, workers: int, microbatches: int, **options: Any) -> Schedule:
+    """Return the schedule of a builder for a model."""
+    stages = Stages(model)
+    return build(name, workers=workers, stages=len(stages), microbatches=microbatches, unweighted=stages.unweighted,
+                 **options)  # fmt: skip
+
+
+def state_of(model: Any, optimizer: Any) -> dict[str, Any]:
+    """Return the state of both."""
+    return {f"m.{k}": v for k, v in model.state_dict().items()} | {
+        f"o.{k}": v for k, v in optimizer.state_dict().items()
+    }
+
+
+Numbers = list[tuple[float, float]]
+
+
+def alone(
+    make: Callable[[], Any], make_optimizer: Callable[[Any], Any], steps: list[list[Any]], **options: Any
+) -> tuple[Numbers, dict[str, Any]]:
+    """Run steps on one worker; return losses and norms, and the state afterwards."""
+    model = make()
+    optimizer = make_optimizer(model)
+    stages = Stages(model, trained_parameters(model, optimizer))
+    schedule = conventional(
+        stages=len(stages), microbatches=len(steps[0]), fusion="none", unweighted=Stages(model).unweighted
+    )
+    executor = Executor(model, nn.CrossEntropyLoss(), optimizer, schedule, graph=False, **options)
+    found = [step for batches in steps for step in executor.step(batches)]
+    return [(step.loss, step.norm(stages.names)) for step in found], state_of(model, optimizer)
+
+
+def on_ranks(
+    size: int, make: Callable[[], Any], make_optimizer: Callable[[Any], Any], steps: list[list[Any]],
+    schedule: Callable[[Any], Schedule], **options: Any,
+) -> tuple[Numbers, dict[str, Any]]:  # fmt: skip
+    """Run steps on ranks that are threads; make sure that all have the same in the end, and return it."""
+
+    def work(transport: Transport) -> tuple[Numbers, dict[str, Any]]:
+        model = make()
+        optimizer = make_optimizer(model)
+        executor = PipelineExecutor(model, nn.CrossEntropyLoss(), optimizer, schedule(model), transport, **options)
+        found = [step for batches in steps for step in executor.step(batches)]
+        executor.flush()
+        executor.close()
+        return [(step.loss, step.norm(executor.stages.names)) for step in found], state_of(model, optimizer)
+
+    results = run_ranks(size, work)
+    for numbers, state in results[1:]:
+        assert numbers == results[0][0]
+        assert digest(state) == digest(results[0][1])
+    return results[0]
+
+
+def digest(state: dict[str, Any]) -> str:
+    """Return a digest of all values and names."""
+    found = hashlib.sha256()
+    for name, value in sorted(state.items()):
+        found.update(f"{name} {value if np.ndim(value) == 0 else ''}".encode())
+        found.update(np.asarray(value).tobytes())
+    return found.hexdigest()
+
+
+def assert_close(
+    found: tuple[Numbers, dict[str, Any]], wanted: tuple[Numbers, dict[str, Any]], **tolerance: Any
+) -> None:
+    """Compare losses, norms and states."""
+    np.testing.assert_allclose(found[0], wanted[0], **tolerance)
+    assert found[1].keys() == wanted[1].keys()
+    for name, value in wanted[1].items():
+        np.testing.assert_allclose(found[1][name], value, err_msg=name, **tolerance)
+
+
+def momentum(model: Any) -> optim.SGD:
+    """Return SGD with momentum."""
+    return optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
