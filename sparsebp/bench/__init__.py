@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 NAMES = (
     "recurrent", "scan", "spgemm", "jacobian", "convergence", "pruned", "optim", "fusion", "schedule", "busy",
-    "estimates", "data-parallel", "scaling", "scaling-papers", "spectrain", "gpu-numbers", "gpu-grid", "gpu-graphs",
+    "estimates", "data-parallel", "scaling", "scaling-papers", "scaling-measured", "spectrain",
+    "gpu-numbers", "gpu-grid", "gpu-graphs",
 )  # fmt: skip
 """The benchmarks, each a module of this name; those that begin with ``gpu`` are for a GPU."""
 
