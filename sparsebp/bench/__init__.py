@@ -27,6 +27,6 @@ NAMES = (
 
 def load(name: str) -> Benchmark:
     """Import and return the benchmark `name`, one of `NAMES`."""
-    module = name.replace("-", "." if name.startswith("gpu-") else "_")
+    module = name.replace("-", "." if name.startswith(("gpu-", "scaling-")) else "_")
     found: Benchmark = import_module(f"sparsebp.bench.{module}").BENCHMARK
     return found

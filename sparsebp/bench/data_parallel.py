@@ -72,8 +72,9 @@ def hidden(timings: Mapping[str, Timing], name: str) -> dict[str, Any]:
     return Timing(tuple(1 - (step - computing) / sums for step, computing, sums in rounds)).to_dict()
 
 
-def on_ranks(given: Mapping[str, Any], seconds: float = 1800.0) -> dict[str, Any]:
-    """Run the ranks of `sparsebp.bench.tools.replicas` with these settings; return what the first one has measured.
+def on_ranks(given: Mapping[str, Any], seconds: float = 1800.0, *, ranks: int = RANKS,
+             module: str = "sparsebp.bench.tools.replicas") -> dict[str, Any]:  # fmt: skip
+    """Run `module` with these settings on so many ranks; return what the first one has measured.
 
     Raises
     ------
@@ -86,7 +87,7 @@ def on_ranks(given: Mapping[str, Any], seconds: float = 1800.0) -> dict[str, Any
     if command is None or importlib.util.find_spec("mpi4py") is None:
         raise MissingDependencyError("mpi4py, or mpiexec, is not installed", got="neither ranks nor messages",
                                      remedy="Install the extra: pip install 'sparsebp[mpi]'")  # fmt: skip
-    arguments = [command, "-n", str(RANKS), sys.executable, "-m", "sparsebp.bench.tools.replicas", json.dumps(given)]
+    arguments = [command, "-n", str(ranks), sys.executable, "-m", module, json.dumps(given)]
     environment = os.environ | dict.fromkeys(_ONE_THREAD, "1")
     try:
         done = subprocess.run(

@@ -21,6 +21,7 @@ from sparsebp.schedule.pictures.summary import summary
 from sparsebp.schedule.pictures.text_chart import text_chart
 from sparsebp.schedule.pictures.trace import chrome_trace, write_trace
 from sparsebp.schedule.schedule import Lane, Schedule
+from sparsebp.schedule.simulation.compare import Errors, compare, fit_link
 from sparsebp.schedule.simulation.memory import MemoryCurve
 from sparsebp.schedule.simulation.simulate import Event, Simulation, Transfer, depth, simulate
 from sparsebp.schedule.validate import validate
@@ -31,6 +32,7 @@ __all__ = [
     "Cell",
     "Costs",
     "Durations",
+    "Errors",
     "Event",
     "Kind",
     "Lane",
@@ -48,7 +50,9 @@ __all__ = [
     "actions_of",
     "check_rendezvous",
     "chrome_trace",
+    "compare",
     "depth",
+    "fit_link",
     "for_torch",
     "gantt",
     "lower",
