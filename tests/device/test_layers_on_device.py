@@ -399,31 +399,3 @@ def test_a_transformer_learns(device: Backend) -> None:
         return found
 
     both(device, run)
-
-
-@pytest.mark.parametrize("cell", CELLS)
-def test_stretches_on_ranks(device: Backend, cell: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    launch, alone = Launcher._launch, threading.Lock()  # the executor runs one launch at a time
-
-    def one_by_one(*args: Any, **options: Any) -> None:
-        with alone:
-            launch(*args, **options)
-
-    monkeypatch.setattr(Launcher, "_launch", one_by_one)
-    steps, batch, features, hidden = 7, 2, 2, 5
-
-    def run(array: Callable[[Any], Any], place: Callable[[Any], Any]) -> dict[str, Any]:
-        rng = np.random.default_rng(0)
-        x, gy = (rng.standard_normal((steps, batch, size)).astype(np.float32) for size in (features, hidden))
-
-        def work(transport: Transport) -> dict[str, Any]:
-            layer = place(CELLS[cell](features, hidden, rng=1))
-            own = stretch(steps, transport)
-            y, back = TimeParallel(layer, transport, "maps").vjp(array(x[own]))
-            g = back(array(gy[own]))
-            return {"y": y, "input": g.input, **g.weights}
-
-        results = run_ranks(3, work)
-        return {f"{name} of {rank}": value for rank, result in enumerate(results) for name, value in result.items()}
-
-    both(device, run)
