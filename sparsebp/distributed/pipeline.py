@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -70,6 +71,9 @@ class PipelineExecutor:
 
     Notes
     -----
+    In `times` is when each action of this rank began and ended, of the last step with all micro-batches, by
+    ``time.perf_counter()``; see `sparsebp.distributed.timeline`.
+
     In an asynchronous schedule (``updates="microbatch"``) every micro-batch is a batch of its own: the gradient is that
     of its own mean, and every stage is updated by it. A step is the stream of the schedule's micro-batches; the
     pipeline fills at its beginning and drains at its end. Its loss is the mean over the samples, its squared norm the
@@ -108,6 +112,7 @@ class PipelineExecutor:
         self._versions = Versions(names, live, stashed=stashed, predictor=predictor, note=note)
         self._asynchronous = schedule.graph.updates == "microbatch"
         self._programs: dict[int, _Program] = {}
+        self.times: dict[Action, tuple[float, float]] = {}
         programs = lower(schedule)
         self._gathered = all(_gathers(program) for program in programs)
         if clip_norm is not None and not self._gathered:
@@ -242,7 +247,7 @@ class PipelineExecutor:
         }  # the last part of each backward
         parts = [part for one in program.instructions if isinstance(one, Compute) for part in parts_of(one.cell)]
         names = self.stages.updated_at([part.stage for part in parts if part.kind == "U"], last=True)
-        gathers = self._gathered
+        gathers, whole = self._gathered, count == self.schedule.graph.microbatches
         for one in program.instructions:
             match one:
                 case Compute(cell):
@@ -252,7 +257,8 @@ class PipelineExecutor:
                             gathers = False
                         runs = [run for part in parts_of(action) for run in self._runs(part, count, names)]
                         last = ends.get((action.stage, action.microbatch)) in parts_of(action)
-                        tasks.append(self._versioned(action, runs, last) if self._asynchronous else _each(runs))
+                        task = self._versioned(action, runs, last) if self._asynchronous else _each(runs)
+                        tasks.append(self._timed(action, task) if whole else task)
                 case Post(message) | Await(message) | Send(message) | Sent(message):
                     if message.source.kind == "F" or message.source.stage > self.stages.first:
                         tasks.append(self._carries(one, message))
@@ -280,6 +286,14 @@ class PipelineExecutor:
             return [actions.weight_grad(number, m)]
         # The update of a shared parameter is with another stage's.
         return [actions.update(names[number], gathered=self._gathered)] if number in names else []
+
+    def _timed(self, action: Action, task: Task) -> Task:
+        def timed(steps: list[RankStep]) -> None:
+            begin = time.perf_counter()
+            task(steps)
+            self.times[action] = begin, time.perf_counter()
+
+        return timed
 
     def _versioned(self, action: Action, runs: Sequence[Run], last: bool) -> Task:
         """Return a task of an asynchronous schedule; with `last` a micro-batch's backward is over behind it."""

@@ -25,8 +25,8 @@ def connect(*, device: str = "cpu", progress: bool = False) -> Transport:
     `TransportError`; it is printed once, by the rank that has failed, and all processes exit, within seconds, with a
     status other than 0. What a rank had written by then, checkpoints among it, stays.
 
-    Ranks that run on the same cores share them: the threads of the kernels and of the BLAS are set to as many as there
-    are for each (`sparsebp.threads.set_threads` sets another number).
+    Ranks that run on the same cores share them: the threads of the kernels and of the BLAS are lowered to as many as
+    there are for each (`sparsebp.threads.set_threads` sets another number).
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ def _share_cores(transport: MPITransport) -> None:
     own = set(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else set(range(threads.most_threads()))
     everywhere = transport.share((platform.node(), own))
     sharing = sum(node == platform.node() and bool(own & cores) for node, cores in everywhere)
-    threads.set_threads(max(1, len(own) // sharing))
+    threads.set_threads(min(threads.get_threads(), max(1, len(own) // sharing)))
 
 
 def own_device(transport: MPITransport) -> int:

@@ -148,6 +148,7 @@ class Runner(Watch):
                 self._record(self.executor.flush(), tell=False)
                 self.whole(everywhere=True)
         finally:
+            self.trainer.times = dict(getattr(self.executor, "times", {}))
             self.executor.close()
 
     def _record(self, steps: Iterable[Step], *, tell: bool = True) -> None:

@@ -108,6 +108,9 @@ class Trainer(Training):
         The schedule that steps run by now, or ran by last; None before `fit`.
     found_schedule
         With ``schedule="ooo"``: what was found, and what was measured; None until then.
+    times
+        After `fit` by a pipeline's schedule: when the actions of this rank ran, in the last whole step; for
+        `sparsebp.distributed.timeline.measured`.
 
     Raises
     ------

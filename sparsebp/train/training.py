@@ -21,7 +21,7 @@ from sparsebp.optim.combined import ChainedScheduler
 from sparsebp.runtime.candidates import FoundSchedule
 from sparsebp.runtime.out_of_order import MEMORY_RATIO
 from sparsebp.runtime.stages import Stages, trained_parameters
-from sparsebp.schedule import Schedule
+from sparsebp.schedule import Action, Schedule
 from sparsebp.schedule.builders import BUILDERS, Fusion, conventional, data_parallel
 from sparsebp.schedule.by_name import build
 from sparsebp.schedule.files.action_csv import read_csv
@@ -88,6 +88,7 @@ class Training:
         self.memory_ratio, self.graph = memory_ratio, None if graph is None else check_flag("graph", graph)
         self.current_schedule: Schedule | None = None
         self.found_schedule: FoundSchedule | None = None
+        self.times: dict[Action, tuple[float, float]] = {}
         self._runner: Any = None
         if (predictor is not None or note is not None) and transport is None:
             raise OptionError(

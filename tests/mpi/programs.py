@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import sys
 import time
+from typing import Any
 
 import numpy as np
 
@@ -78,5 +80,31 @@ def no_gpu(transport: Transport) -> None:
     connect(device="cuda")
 
 
-if __name__ == "__main__":
+def command_line(transport: Transport | None) -> None:
+    """What ``sparsebp`` does, with the further arguments."""
+    from sparsebp.cli.main import main
+
+    main(sys.argv[2:])
+
+
+def fails_in_training(transport: Transport) -> None:
+    """The rank of the loss fails in the second epoch; the folder is the next argument."""
+    from sparsebp.recipes.recipe import build, config_for
+
+    config = config_for("digits", samples=64, epochs=3, schedule="gpipe", accumulate=2)
+    run = build(config, transport=transport, checkpoint_dir=sys.argv[2])
+    forward, calls = run.trainer.loss.forward, itertools.count()
+
+    def fails(*given: Any) -> Any:
+        if transport.rank == transport.size - 1 and run.trainer.history.epochs and next(calls) == 3:
+            raise ValueError("out of paper")
+        return forward(*given)
+
+    run.trainer.loss.forward = fails
+    run.fit()
+
+
+if __name__ == "__main__" and sys.argv[1] == "command_line":
+    command_line(None)
+elif __name__ == "__main__":
     globals()[sys.argv[1]](connect())

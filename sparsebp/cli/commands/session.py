@@ -25,10 +25,12 @@ from sparsebp.train.checkpoint import FILE_NAME, load_checkpoint, save_checkpoin
 from sparsebp.train.run_folder import run_folder, set_aside
 
 if TYPE_CHECKING:
+    from sparsebp.distributed.timeline import Timeline
     from sparsebp.distributed.transport import Transport
     from sparsebp.nn import PruneReport
 
 START_NAME = "start.safetensors"
+STEP_NAME = "step.png"
 _AGREEMENT_BATCH = 8  # samples: the stored Jacobians of `blelloch` stay below some hundred MB
 
 
@@ -52,7 +54,8 @@ def run(
         The run.
     folder
         Takes ``checkpoint.safetensors``, ``result.json`` and, last and where matplotlib is installed, ``loss.png``; if
-        that cannot be written, there is a warning. A run that
+        that cannot be written, there is a warning. A pipeline on several ranks leaves ``step.png`` besides: when the
+        actions of its last whole step ran, measured and simulated. A run that
         prunes keeps the training before that there, and writes the pruned network into the folder ``pruned`` inside.
     weights
         A checkpoint, or its folder, whose weights and pruning masks to start from; copied to ``start.safetensors``.
@@ -101,6 +104,7 @@ def run(
         session = dense = build(config, weights=weights, transport=transport, **files)
         if not leads:
             session.fit(resume=resume)
+            _timeline(session, transport)
             return {}
         if weights is None:
             _remove(start)
@@ -111,6 +115,7 @@ def run(
             set_aside(inner)
             _remove(inner / FILE_NAME)
         session.fit(resume=resume)
+        timeline = _timeline(session, transport)
         pruning: dict[str, Any] = {}
         if prunes(config):
             folder = inner
@@ -129,6 +134,8 @@ def run(
             "checkpoint": str(folder / FILE_NAME),
             "picture": str(folder / "loss.png") if _draws(session) else None,
         }
+        if timeline is not None:
+            result["step"] = _step(timeline, folder if _draws(session) else None)
         if agreement:
             batch = _batch(session, min(_AGREEMENT_BATCH, len(session.test_set)))
             result["agreement"] = [
@@ -145,6 +152,8 @@ def run(
             _print(result)
         if result["picture"] is not None:
             _draw(session, Path(result["picture"]))
+        if timeline is not None and result["step"]["picture"] is not None:
+            _draw_timeline(timeline, Path(result["step"]["picture"]))
         return result
 
 
@@ -216,6 +225,34 @@ def _draw(session: Run, path: Path) -> None:
         typer.echo(f"Warning: The loss curve was not drawn. {error}", err=True)
 
 
+def _timeline(session: Run, transport: Transport | None) -> Timeline | None:
+    """Return when the last whole step's actions ran on all ranks; None where no pipeline has run on the CPUs."""
+    schedule = session.trainer.current_schedule
+    if transport is None or schedule is None or schedule.workers != transport.size or session.config.device != "cpu":
+        return None
+    from sparsebp.distributed.timeline import measured
+
+    return measured(transport, schedule, session.trainer.times)
+
+
+def _step(timeline: Timeline, folder: Path | None) -> dict[str, Any]:
+    simulated = timeline.simulated()
+    return {
+        "seconds": timeline.makespan, "idle": timeline.bubble, "simulated_seconds": simulated.makespan,
+        "simulated_idle": simulated.bubble, "clock_uncertainty": timeline.uncertainty,
+        "picture": None if folder is None else str(folder / STEP_NAME),
+    }  # fmt: skip
+
+
+def _draw_timeline(timeline: Timeline, path: Path) -> None:
+    from sparsebp.distributed.timeline import save_timeline
+
+    try:
+        save_timeline(timeline, path)
+    except Exception as error:
+        typer.echo(f"Warning: The picture of a step was not drawn. {error}", err=True)
+
+
 def _schedule(session: Run) -> dict[str, Any]:
     """Return what is to be said of a schedule that was found in the first steps."""
     found = session.trainer.found_schedule
@@ -247,6 +284,14 @@ def _print(result: dict[str, Any]) -> None:
     line("backward plan", result["backward"]["reason"])
     if "schedule" in result:
         line("schedule", result["schedule"]["reason"])
+    if "step" in result:
+        step = result["step"]
+        drawn = "" if step["picture"] is None else f": {step['picture']}"
+        line(
+            "last step",
+            f"{1e3 * step['seconds']:.3g} ms on {result['ranks']} ranks, idle {step['idle']:.0%}; simulated with the "
+            f"same durations {1e3 * step['simulated_seconds']:.3g} ms, idle {step['simulated_idle']:.0%}{drawn}",
+        )
     for entry in result.get("agreement", ()):
         agreed = Agreement(**entry)
         line(
