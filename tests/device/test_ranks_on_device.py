@@ -18,7 +18,7 @@ from sparsebp.kernels.device import Launcher
 
 
 @pytest.mark.parametrize("cell", CELLS)
-def test_stretches_on_ranks(device: Backend, cell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stretches_on_ranks(device: Backend, cell: str, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     launch, alone = Launcher._launch, threading.Lock()  # the executor runs one launch at a time
 
     def one_by_one(*args: Any, **options: Any) -> None:
