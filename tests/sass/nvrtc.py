@@ -1,10 +1,16 @@
-"""Compiles the kernels with NVRTC as CuPy does; logs and disassemblies are kept between runs, by content."""
+"""Compiles the kernels with NVRTC as CuPy does; logs and disassemblies are kept between runs, by content.
+
+What ptxas says of each kernel is kept in the repository, too (``usage.json``): to compile every set of defines takes
+minutes on a machine that has not done so before. Its keys are of the whole text, all options and NVRTC's version, so
+what has changed in any way is compiled. ``PYTHONPATH=tests python tests/sass/keep_usage.py`` writes it.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -80,13 +86,16 @@ def _kept(
     make: Callable[[Compiled], str],
 ) -> str:
     text, flags = source(file), _flags(defines, architecture, extra)
-    key = hashlib.sha256(repr((text, flags, version())).encode()).hexdigest()[:20]
-    kept = cache_folder() / f"nvrtc-{key}.{kind}"
+    kept = cache_folder() / f"nvrtc-{_key(text, flags)}.{kind}"
     if not cached(kept.name):
         unfinished = kept.with_suffix(f".{os.getpid()}.tmp")
         unfinished.write_text(make(_compile(text, file, flags)), encoding="utf-8")
         unfinished.rename(kept)
     return kept.read_text(encoding="utf-8")
+
+
+def _key(text: str, flags: tuple[str, ...]) -> str:
+    return hashlib.sha256(repr((text, flags, version())).encode()).hexdigest()[:20]
 
 
 def _compile(text: str, file: str, flags: tuple[str, ...]) -> Compiled:
@@ -154,3 +163,26 @@ class Usage(NamedTuple):
 def usage(log: str) -> list[Usage]:
     """Take what ptxas says apart."""
     return [Usage(m[1], *map(int, m.groups()[1:])) for m in _ENTRY.finditer(log)]
+
+
+USAGE = Path(__file__).with_name("usage.json")
+
+
+@cache
+def kept_usage() -> dict[str, list[list[object]]]:
+    """Return what is kept in the repository, by key."""
+    kept: dict[str, list[list[object]]] = json.loads(USAGE.read_text(encoding="utf-8"))
+    return kept
+
+
+def usage_key(file: str, defines: Defines, architecture: str) -> str:
+    """Return the key of a set of defines in `kept_usage`."""
+    return _key(source(file), _flags(defines, architecture, ("--ptxas-options=-v",)))
+
+
+def usage_of(file: str, defines: Defines, architecture: str) -> list[Usage]:
+    """Return what ptxas says of each kernel: as it is kept, or else compiled."""
+    kept = kept_usage().get(usage_key(file, defines, architecture))
+    if kept is None:
+        return usage(log_of(file, defines, architecture))
+    return [Usage(*entry) for entry in kept]  # type: ignore[arg-type]

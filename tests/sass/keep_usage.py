@@ -1,0 +1,20 @@
+"""Writes ``usage.json``: what ptxas says of every kernel, for every set of defines that the tests compile."""
+
+from __future__ import annotations
+
+import json
+
+from device.test_nvrtc import cases
+from sass.nvrtc import USAGE, log_of, usage, usage_key
+
+
+def main() -> None:
+    """Compile what is not in this machine's cache, and write all."""
+    found = {usage_key(*case): [list(kernel) for kernel in usage(log_of(*case))] for case in cases()}
+    lines = (f"{json.dumps(key)}: {json.dumps(found[key])}" for key in sorted(found))
+    USAGE.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+    print(f"{len(found)} sets of defines: {USAGE}")
+
+
+if __name__ == "__main__":
+    main()
