@@ -102,9 +102,9 @@ def alone(make, optimizer, *, trained=None, inputs=INPUTS, accumulate=1, batch_s
 
 def replica(
     transport, make, optimizer, name, *, trained=None, inputs=INPUTS, accumulate=1, batch_size=6, epochs=2,
-    clip_norm=None, **options,
+    clip_norm=None, bucket_bytes=150, **options,
 ):  # fmt: skip
-    """Train one rank; return the state of its model and optimizer, losses and norms.
+    """Train one rank, with small buckets; return the state of its model and optimizer, losses and norms.
 
     The schedule is the one called `name`, or what it returns of the stages.
     """
@@ -113,7 +113,8 @@ def replica(
     stages = Stages(model, opt.params)
     schedule = name(stages) if callable(name) else schedules(stages, accumulate)[name]
     loss = nn.CrossEntropyLoss()
-    executor = ReplicaExecutor(model, loss, opt, schedule, transport, clip_norm=clip_norm, **options)
+    kind = type("Replica", (ReplicaExecutor,), {"bucket_bytes": bucket_bytes})
+    executor = kind(model, loss, opt, schedule, transport, clip_norm=clip_norm, **options)
     steps = batches_of(len(inputs), batch_size, accumulate, epochs)
     losses, norms = run(executor, steps, inputs, executor.own)
     executor.gather_state(everywhere=True)

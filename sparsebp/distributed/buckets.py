@@ -139,7 +139,7 @@ class Buckets:
 
 
 def parted(
-    params: Mapping[str, Array], complete: Mapping[str, int], used: Mapping[str, int], limit: int = BUCKET_BYTES
+    params: Mapping[str, Array], complete: Mapping[str, int], used: Mapping[str, int], limit: int
 ) -> list[list[str]]:
     """Return the names of the parameters of each bucket: those that follow each other and have one dtype.
 

@@ -6,14 +6,14 @@ import contextlib
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
 from sparsebp import backend
 from sparsebp.core.arguments import check_flag
 from sparsebp.core.errors import OptionError, TransportError
-from sparsebp.distributed.buckets import Buckets, parted
+from sparsebp.distributed.buckets import BUCKET_BYTES, Buckets, parted
 from sparsebp.distributed.data_parallel_actions import ReplicaActions, Totals
 from sparsebp.distributed.sharded import ShardedActions, ShardedBuckets, gathered
 from sparsebp.distributed.transport import Transport
@@ -55,6 +55,13 @@ class ReplicaExecutor(Executor):
         others' parts; `gather_state` makes it whole (Rajbhandari et al., "ZeRO", SC 2020, stage 1). For the rules of
         `sparsebp.optim`, which all go element by element.
 
+    Attributes
+    ----------
+    bucket_bytes
+        Bytes from which on a bucket is full.
+    buckets
+        Where gradients are summed; ``buckets.waited`` has the seconds that this rank has waited for that.
+
     Raises
     ------
     OptionError
@@ -70,6 +77,8 @@ class ReplicaExecutor(Executor):
     Sums beside the backward pass: Zhang et al., "Poseidon", USENIX ATC 2017; in buckets: Li et al., "PyTorch
     Distributed", VLDB 2020, §3.2; which go first: Oh et al., "Out-of-order backprop", EuroSys 2022, §5.1.
     """
+
+    bucket_bytes: ClassVar[int] = BUCKET_BYTES
 
     def __init__(
         self, model: Any, loss: Any, optimizer: Any, schedule: Schedule, transport: Transport, *,
@@ -90,7 +99,7 @@ class ReplicaExecutor(Executor):
 
     def _make_actions(self, loss: Any, optimizer: Any, clip_norm: float | None, watch: Watch) -> Actions:
         params = trained_parameters(self.stages.model, optimizer)
-        parts = parted({name: params[name] for name in self._names_of(self._sent)}, *self._times())
+        parts = parted({name: params[name] for name in self._names_of(self._sent)}, *self._times(), self.bucket_bytes)
         kind = ShardedBuckets if self.sharded else Buckets
         self.buckets = kind(params, parts, self.transport, blocking=self._blocking)
         rest: Any = {"buckets": self.buckets, "totals": self._totals}

@@ -7,6 +7,7 @@ the array's shape goes ahead of it, and is kept.
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Hashable, Sequence
 from types import ModuleType
 from typing import NamedTuple
@@ -40,9 +41,9 @@ class Mail:
 
     Notes
     -----
-    In a step with an input of a new shape, a receive begins when its array is waited for, and no send is waited for
-    before the step's end. The order of the computations alone then keeps the ranks from waiting for each other for
-    ever, and `sparsebp.schedule.validate` has seen to that.
+    In a step with an input of a new shape, a receive begins when an array is waited for, behind all that its sender has
+    sent before, and no send is waited for before the step's end. The order of the computations alone then keeps the
+    ranks from waiting for each other for ever, and `sparsebp.schedule.validate` has seen to that.
     """
 
     def __init__(self, transport: Transport, xp: ModuleType) -> None:
@@ -52,6 +53,7 @@ class Mail:
         self._known: set[Hashable] = set()
         self._inputs: Sequence[Hashable] = ()
         self._posted: dict[Message, tuple[Handle, Array]] = {}
+        self._due: defaultdict[int, deque[Message]] = defaultdict(deque)  # by sender, in their order: not begun yet
         self._sent: dict[Message, list[tuple[Handle, Array]]] = {}
         self._defers = False
 
@@ -66,13 +68,15 @@ class Mail:
         self._inputs = inputs
         self._defers = not self._known.issuperset(inputs)
         self._posted.clear()
+        self._due.clear()
         self._sent.clear()
 
     def post(self, message: Message) -> None:
         """Begin to receive, if it is known how much."""
-        key = self._key(message)
-        if key in self._forms and key[1] in self._known:
-            self._receive(message, self._forms[key])
+        if self._defers:
+            self._due[message.sender].append(message)
+        else:
+            self._receive(message, self._forms[self._key(message)])
 
     def take(self, message: Message) -> Array:
         """Return the array of a message when it is there.
@@ -82,11 +86,12 @@ class Mail:
         TransportError
             It will never be, or is another one than was expected.
         """
-        key = self._key(message)
-        if message not in self._posted:
-            if message.source.kind == "F":
-                self._forms[key] = self._header(message)
-            self._receive(message, self._forms[key])  # of a gradient: that of the output that this rank has sent
+        while message not in self._posted:
+            first = self._due[message.sender].popleft()
+            key = self._key(first)
+            if first.source.kind == "F" and key[1] not in self._known:
+                self._forms[key] = self._header(first)
+            self._receive(first, self._forms[key])  # of a gradient: that of the output that this rank has sent
         handle, array = self._posted.pop(message)
         handle.wait()
         return backend.as_namespace(array, self._xp)

@@ -148,7 +148,8 @@ class Moved(dict[str, Any]):
         """Raise `OptionError`."""
         raise OptionError("The optimizer's state is in pieces on several ranks", expected="its whole state",
                           got=f"pieces of {len(self.owner.pieces)} parameters on this one",
-                          remedy="Call gather_state of the executor that parted it, on all ranks")  # fmt: skip
+                          remedy="Call gather_state of the executor that parted it, on all ranks; after an error "
+                          "build a new optimizer")  # fmt: skip
 
     def __iter__(self) -> Iterator[str]:
         self.refuse()

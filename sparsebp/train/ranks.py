@@ -12,20 +12,31 @@ import numpy as np
 from sparsebp import backend
 from sparsebp.core.errors import OptionError
 from sparsebp.distributed.data_parallel import ReplicaExecutor
+from sparsebp.distributed.data_parallel_search import ReverseFirstKExecutor
 from sparsebp.distributed.pipeline import PipelineExecutor
 from sparsebp.distributed.transport import Transport
 from sparsebp.distributed.whole import exchange
 from sparsebp.runtime.executor import Executor
+from sparsebp.runtime.stages import Stages
 from sparsebp.runtime.step import Watch
 from sparsebp.schedule import Schedule
 from sparsebp.train.callbacks import Callback
-from sparsebp.train.training import Training
+from sparsebp.train.training import FIRST_K, Training, schedule_of
 
 
-def executor_of(trainer: Training, schedule: Schedule, watch: Watch) -> Executor | PipelineExecutor:
-    """Return what runs the steps of a trainer by a schedule: on one device, or on the ranks of its transport."""
+def executor_of(
+    trainer: Training, stages: Stages, watch: Watch, found: Schedule | None = None
+) -> Executor | PipelineExecutor | ReverseFirstKExecutor:
+    """Return what runs the steps of a trainer: on one device, or on the ranks of its transport.
+
+    By the schedule that was `found` before, or that the trainer's options ask for.
+    """
     parts, transport = (trainer.model, trainer.loss, trainer.optimizer), trainer.transport
     clips: dict[str, Any] = {"clip_norm": trainer.clip_norm, "watch": watch}
+    if transport is not None and trainer.schedule == FIRST_K:
+        return ReverseFirstKExecutor(*parts, transport, **clips, sharded=trainer.sharded)
+    ranks = 1 if transport is None else transport.size
+    schedule = found or schedule_of(stages, trainer.fusion, trainer.accumulate, trainer.schedule, ranks)
     graph = schedule.graph
     if transport is None or (transport.size == 1 and graph.updates == "step" and not graph.synchronised):
         return Executor(*parts, schedule, **clips, graph=trainer.graph)

@@ -15,6 +15,7 @@ from sparsebp import backend
 from sparsebp.core.errors import NonFiniteError
 from sparsebp.core.types import Array
 from sparsebp.distributed.data_parallel import ReplicaExecutor
+from sparsebp.distributed.data_parallel_search import ReverseFirstKExecutor
 from sparsebp.distributed.pipeline import PipelineExecutor
 from sparsebp.optim.lr_scheduler import reads_model
 from sparsebp.runtime.candidates import SCHEDULE_NAME
@@ -25,7 +26,7 @@ from sparsebp.runtime.stages import Stages, check_live, trained_parameters
 from sparsebp.runtime.step import Batch, Step, Watch
 from sparsebp.train import finite
 from sparsebp.train.ranks import buffers_of_rank_0, executor_of
-from sparsebp.train.training import Training, earlier_schedule, schedule_of
+from sparsebp.train.training import Training, earlier_schedule
 
 
 @dataclass(frozen=True)
@@ -59,15 +60,13 @@ class Runner(Watch):
         found = None if trainer.found_schedule is None else trainer.found_schedule.schedule
         if trainer.schedule == "ooo" and found is None and folder is not None:
             found = earlier_schedule(folder / SCHEDULE_NAME, stages)
-        self.executor: Executor | OutOfOrderExecutor | PipelineExecutor
+        self.executor: Executor | OutOfOrderExecutor | PipelineExecutor | ReverseFirstKExecutor
         if trainer.schedule == "ooo" and found is None:
             self.executor = OutOfOrderExecutor(
                 *parts, watch=self, memory_ratio=trainer.memory_ratio, graph=trainer.graph
             )
         else:
-            ranks = 1 if trainer.transport is None else trainer.transport.size
-            schedule = found or schedule_of(stages, trainer.fusion, trainer.accumulate, trainer.schedule, ranks)
-            self.executor = executor_of(trainer, schedule, self)
+            self.executor = executor_of(trainer, stages, self, found)
         trainer.current_schedule = self.executor.schedule
 
     def own(self, indices: Any) -> Any:
@@ -99,6 +98,7 @@ class Runner(Watch):
             if trainer._sees("step"):
                 finished += self.executor.flush()
         self._record(finished)
+        trainer.current_schedule = self.executor.schedule
         if isinstance(self.executor, OutOfOrderExecutor) and trainer.found_schedule is not self.executor.found:
             self._keep(self.executor)
 
@@ -130,7 +130,7 @@ class Runner(Watch):
     def whole(self, *, everywhere: bool = False) -> None:
         """Bring the model up to date on all ranks, and the optimizer's state on rank 0, or everywhere."""
         self.flush()
-        if isinstance(self.executor, ReplicaExecutor):
+        if isinstance(self.executor, ReplicaExecutor | ReverseFirstKExecutor):
             buffers_of_rank_0(self.executor.transport, self.trainer.model)
             self.executor.gather_state(everywhere=everywhere)
 

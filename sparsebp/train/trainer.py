@@ -93,8 +93,8 @@ class Trainer(Training):
         Between several ranks, each of which makes the same trainer, on the same model from the same seed, and calls
         `fit` with the same arguments. `schedule` then says who does what: a `Schedule` of as many workers, or the name
         of a builder (``"1f1b"``, ``"gpipe"``, ``"zb-h1"``, ``"pipedream"``, …), which makes it for the model's stages,
-        with `accumulate` micro-batches; or ``"data-parallel"``: every rank has a share of each step's samples. See
-        "Several ranks" below.
+        with `accumulate` micro-batches; or ``"data-parallel"``: every rank has a share of each step's samples; or
+        ``"reverse-first-k"``, which does, with the most urgent sums first. See "Several ranks" below.
     sharded
         With data-parallel replicas: whether each rank keeps the optimizer's state of its own part of the parameters
         alone.

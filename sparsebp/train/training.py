@@ -22,21 +22,25 @@ from sparsebp.runtime.candidates import FoundSchedule
 from sparsebp.runtime.out_of_order import MEMORY_RATIO
 from sparsebp.runtime.stages import Stages, trained_parameters
 from sparsebp.schedule import Action, Schedule
-from sparsebp.schedule.builders import BUILDERS, Fusion, conventional, one_f_one_b, place_updates, synchronise
+from sparsebp.schedule.builders import BUILDERS, Fusion, conventional, data_parallel
 from sparsebp.schedule.by_name import build
 from sparsebp.schedule.files.action_csv import read_csv
 from sparsebp.train.callbacks import Callback
 from sparsebp.train.checkpoint import FILE_NAME, checked_config
 from sparsebp.train.history import History
 
-REPLICAS = "data-parallel"
-ON_RANKS = (REPLICAS, *(name for name, make in BUILDERS.items() if "workers" in inspect.signature(make).parameters))
+REPLICAS, FIRST_K = "data-parallel", "reverse-first-k"
+ON_RANKS = (
+    REPLICAS,
+    FIRST_K,
+    *(name for name, make in BUILDERS.items() if "workers" in inspect.signature(make).parameters),
+)
 """Names of schedules for several ranks."""
 
 
 def asynchronous(schedule: Any) -> bool:
     """Return whether a schedule's name is one whose updates come between micro-batches: its losses are others."""
-    if not isinstance(schedule, str) or schedule not in ON_RANKS or schedule == REPLICAS:
+    if not isinstance(schedule, str) or schedule not in ON_RANKS or schedule in (REPLICAS, FIRST_K):
         return False
     return build(schedule, workers=2, stages=2, microbatches=2).graph.updates == "microbatch"
 
@@ -190,6 +194,8 @@ def check_schedule(fusion: Any, accumulate: int, schedule: Any, clip_norm: float
          "accumulate=1", accumulate, "Use schedule='conventional', or a smaller batch"),
         (ooo and clips, "Out-of-order scheduling updates before the norm of all gradients is known",
          "clip_norm=None", clip_norm, "Use schedule='conventional', or leave clip_norm out"),
+        (schedule == FIRST_K and accumulate > 1, "Reverse first-k scheduling is for one micro-batch a step",
+         "accumulate=1", accumulate, "Use schedule='data-parallel', or a smaller batch"),
         (schedule != "conventional" and fusion != "none", "A schedule places the updates itself",
          "fusion='none' beside it", shown(fusion), "Leave fusion out, or use schedule='conventional'"),
     ):  # fmt: skip
@@ -219,7 +225,9 @@ def check_ranks(schedule: Any, transport: Transport | None) -> None:
 def schedule_of(
     stages: Stages, fusion: Fusion, accumulate: int, schedule: str | os.PathLike[str] | Schedule, ranks: int = 1
 ) -> Schedule:  # fmt: skip
-    """Return the schedule that the trainer's options ask for, but for ``"ooo"``; `check_schedule` has seen them.
+    """Return the schedule that the trainer's options ask for; `check_schedule` has seen them.
+
+    But for ``"ooo"`` and ``"reverse-first-k"``, which measure before they have one.
 
     Raises
     ------
@@ -231,9 +239,7 @@ def schedule_of(
     if schedule == "conventional":
         return conventional(stages=len(stages), microbatches=accumulate, fusion=fusion, unweighted=stages.unweighted)
     if schedule == REPLICAS:
-        size: Any = {"stages": len(stages), "microbatches": accumulate, "unweighted": stages.unweighted}
-        plain = one_f_one_b(workers=1, **size, input_gradient=False)  # each forward with its backward
-        return place_updates(synchronise(plain, priority="first-ready"))
+        return data_parallel(stages=len(stages), microbatches=accumulate, unweighted=stages.unweighted)
     if isinstance(schedule, str) and schedule in ON_RANKS:
         return build(
             schedule, workers=ranks, stages=len(stages), microbatches=accumulate, unweighted=stages.unweighted

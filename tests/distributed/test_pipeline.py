@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import pipelines as p
+import schedules
 from sparsebp import nn, optim
 from sparsebp.core.errors import NonFiniteError, OptionError, TransportError
 from sparsebp.distributed.in_process import run_ranks
 from sparsebp.distributed.pipeline import PipelineExecutor
+from sparsebp.runtime.stages import Stages
 from sparsebp.runtime.step import Watch
+from sparsebp.schedule import StepGraph
 from sparsebp.schedule.builders import place_updates
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}
@@ -172,6 +179,54 @@ def test_updates_right_after_their_gradients(size):
         size, p.mlp, p.momentum, steps, lambda model: place_updates(p.schedule_of("1f1b", model, size, 2), "backward")
     )
     p.assert_close(found, p.alone(p.mlp, p.momentum, steps), **TIGHT)
+
+
+@given(seed=st.integers(0, 2**32 - 1), workers=st.integers(1, 4), microbatches=st.integers(1, 4),
+       updates=st.sampled_from(["none", "step"]), streams=st.sampled_from([("main",), ("main", "sub")]))  # fmt: skip
+@settings(max_examples=20, deadline=None)
+def test_any_synchronous_schedule(seed, workers, microbatches, updates, streams):
+    """Stages lie anywhere, on one stream or two of a rank, and gradients are added in any order."""
+    steps = [p.batches("mlp", [2] * microbatches, seed=s) for s in range(2)]
+    stages = Stages(p.mlp())
+    graph = StepGraph(len(stages), microbatches, stages.unweighted, updates)
+    rng = random.Random(seed)
+    schedule = schedules.random_schedule(graph, rng, workers, streams, input_gradient=True, joined=0.5)
+    found = p.on_ranks(schedule.workers, p.mlp, p.momentum, steps, lambda _: schedule)
+    p.assert_close(found, p.alone(p.mlp, p.momentum, steps), **TIGHT)
+
+
+class InOrder:
+    """A transport on which receives must be posted in the order of the sends of their pair, as on NCCL."""
+
+    def __init__(self, inner):
+        self.inner, self.sent, self.received = inner, {}, {}
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def isend(self, array, to, tag):
+        self.sent[to] = self.sent.get(to, 0) + 1
+        return self.inner.isend(array, to, 1000 + self.sent[to])
+
+    def irecv(self, out, source, tag):
+        self.received[source] = self.received.get(source, 0) + 1
+        return self.inner.irecv(out, source, 1000 + self.received[source])
+
+
+@pytest.mark.parametrize("schedule", [*p.SYNCHRONOUS, "pipedream", "dualpipe-2018"])
+def test_receives_begin_in_the_order_of_the_sends(schedule):
+    def work(transport):
+        model = p.mlp()
+        executor = PipelineExecutor(
+            model, nn.CrossEntropyLoss(), p.momentum(model), p.schedule_of(schedule, model, 4, 4), transport
+        )
+        sizes = [[2, 3, 1, 2], [2, 3, 1, 2], [2, 5, 1, 2], [1, 1]]
+        steps = [p.batches("mlp", counts, seed=number) for number, counts in enumerate(sizes)]
+        losses = [step.loss for batches in steps for step in executor.step(batches)]
+        executor.flush()
+        return losses, p.digest(p.state_of(model, executor._actions.optimizer))
+
+    assert run_ranks(4, lambda transport: work(InOrder(transport))) == run_ranks(4, work)
 
 
 class Broken(Watch):

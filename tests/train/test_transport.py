@@ -30,8 +30,8 @@ def fit(transport, name="mlp", *, epochs=2, resume=False, scheduler=None, clip_n
     optimizer = optim.Adam(model.parameters(), lr=0.01)
     options |= {} if transport is None else {"schedule": "1f1b"} | options
     trainer = Trainer(
-        model, nn.CrossEntropyLoss(), optimizer, transport=transport, accumulate=3, rng=5, clip_norm=clip_norm,
-        lr_scheduler=scheduler(optimizer) if scheduler else None, **options,
+        model, nn.CrossEntropyLoss(), optimizer, transport=transport, rng=5, clip_norm=clip_norm,
+        lr_scheduler=scheduler(optimizer) if scheduler else None, **{"accumulate": 3} | options,
     )  # fmt: skip
     held_out = images(name, 11, seed=1) if validation else None
     history = trainer.fit(images(name), epochs=epochs, batch_size=8, validation=held_out, resume=resume)
@@ -89,6 +89,18 @@ def test_replicas_have_the_history_and_weights_of_one_worker(size, options, tmp_
     again = run_ranks(size, lambda transport: run(transport, tmp_path, resume=True))
     assert rows(again[0][0]) == rows(found[0][0])
     assert p.digest(again[0][1]) == p.digest(found[0][1])
+
+
+def test_reverse_first_k_measures_and_has_the_weights_of_one_worker(tmp_path):
+    def run(transport, **options):
+        options = {"validation": True, "sharded": True, "accumulate": 1} | options
+        return fit(transport, schedule="reverse-first-k", **options)
+
+    found = run_ranks(2, lambda transport: run(transport, epochs=4, checkpoint_dir=tmp_path, checkpoint_every=2))
+    assert p.digest(found[0][1]) == p.digest(found[1][1])
+    assert_like(found[0], fit(None, epochs=4, validation=True, accumulate=1))
+    with pytest.raises(OptionError, match="one micro-batch"):
+        run_ranks(2, lambda transport: run(transport, accumulate=2))
 
 
 def test_replicas_share_an_evaluation_with_the_running_statistics_of_rank_0():

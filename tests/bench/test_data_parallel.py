@@ -1,0 +1,83 @@
+"""The benchmark of data-parallel training: its arithmetic, its errors, and one small run of ranks."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sparsebp.bench import data_parallel, load
+from sparsebp.bench.tools.replicas import Network, mlp, waiting
+from sparsebp.core.errors import MissingDependencyError, SparseBPError
+from sparsebp.core.timing import Timing
+from sparsebp.distributed.in_process import run_ranks
+from sparsebp.runtime.stages import Stages
+from sparsebp.schedule import validate
+from sparsebp.schedule.builders import data_parallel as schedule_of
+
+
+def test_hidden_share() -> None:
+    timings = {"a": Timing((1.2, 1.0)), "a, alone": Timing((1.0, 1.0)), "sums": Timing((0.4, 0.5))}
+    found = data_parallel.hidden(timings, "a")
+    assert found["median"] == pytest.approx((0.5 + 1.0) / 2) and found["rounds"] == 2
+    row = {f"{name}_hidden": {"median": 0.5} for name in ("overlap", "priority", "reverse")}
+    assert data_parallel.judge(row | {"share": 0.3}) == "missed: hidden ≥ 60%"
+    assert data_parallel.judge(row | {"share": 0.3, "reverse_hidden": {"median": 0.7}}) == "met"
+    assert data_parallel.judge(row | {"share": 0.1}) == "no target: sums are short"
+
+
+def test_networks() -> None:
+    def work(transport):
+        array = np.full(1000, 1.0 + transport.rank)
+        silent, slow = Network(transport, 0), Network(transport, 1e6)
+        silent.allreduce(array).wait()
+        assert (array == 1 + transport.rank).all()
+        handles = [slow.allreduce(array), slow.allreduce(array.copy())]
+        due = slow.free  # one after the other: 8000 bytes each, at a byte a microsecond
+        assert not handles[1].done()
+        handles[1].wait()
+        assert handles[1].done() and due - handles[0].due == pytest.approx(8e-3)
+        handles[0].wait()
+        assert (array == 3).all()
+        Network(transport, None).allreduce(array).wait()
+        assert (array == 6).all()
+
+    run_ranks(2, work)
+
+
+def test_the_schedule_without_overlap() -> None:
+    stages = Stages(mlp(3, 3))
+    schedule = waiting(schedule_of(stages=len(stages), unweighted=stages.unweighted, fusion="none"))
+    validate(schedule)
+    (lane,) = schedule.lanes
+    kinds = "".join(str(cell).strip("0123456789") for cell in lane.cells)
+    assert kinds == "FFFFFWIIWIIWSSSUUU"
+
+
+def test_no_ranks_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name, path=None: None)
+    with pytest.raises(MissingDependencyError, match=r"sparsebp\[mpi\]"):
+        data_parallel.on_ranks({})
+
+
+def test_quick_run(tmp_path: Path) -> None:
+    for package in ("mpi4py", "torch"):
+        pytest.importorskip(package)
+    chosen, lines = load("data-parallel"), []
+    result = chosen.run(tmp_path, quick=True, echo=lines.append)
+    assert json.loads((tmp_path / "data-parallel.json").read_text(encoding="utf-8"))["rows"] == json.loads(
+        json.dumps(result["rows"])
+    )
+    assert (tmp_path / "data-parallel.png").read_bytes().startswith(b"\x89PNG")
+    assert [row["network"] for row in result["rows"]] == ["this machine's memory"]
+    for row in result["rows"]:
+        assert not {column.key for column in chosen.columns} - row.keys()
+
+
+def test_ranks_that_fail_are_told() -> None:
+    pytest.importorskip("mpi4py")
+    with pytest.raises(SparseBPError, match="KeyError"):
+        data_parallel.on_ranks({"width": 3}, seconds=100)
