@@ -12,12 +12,12 @@ import numpy as np
 from sparsebp import backend
 from sparsebp.core.errors import MissingDependencyError, TransportError
 from sparsebp.core.types import Array
-from sparsebp.distributed.mpi_calls import Call, Message
-from sparsebp.distributed.peers import End, Peers
-from sparsebp.distributed.progress import Progress
+from sparsebp.distributed.processes.calls import Call, Message
+from sparsebp.distributed.processes.peers import End, Peers
+from sparsebp.distributed.processes.progress import Progress
+from sparsebp.distributed.processes.waiting import until
 from sparsebp.distributed.sums import parts_of, sum_in_order
 from sparsebp.distributed.transport import DTYPES, Handle, Transport
-from sparsebp.distributed.waiting import until
 
 _CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 _SUSPICIOUS_SECONDS = 0.5

@@ -12,9 +12,9 @@ from sparsebp import backend
 from sparsebp.core import threads
 from sparsebp.core.arguments import check_choice
 from sparsebp.core.errors import DeviceError, TransportError
-from sparsebp.distributed.launcher import launched, speak
 from sparsebp.distributed.mpi import MPITransport, mpi
-from sparsebp.distributed.peers import End
+from sparsebp.distributed.processes.launcher import launched, speak
+from sparsebp.distributed.processes.peers import End
 from sparsebp.distributed.transport import Transport
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mpi import cases
 from sparsebp.distributed.mpi import MPITransport
-from sparsebp.distributed.peers import End
+from sparsebp.distributed.processes.peers import End
 
 
 def wrong(errors: dict[int, str], fails: str) -> dict[int, str]:
