@@ -138,6 +138,7 @@ def test_bad_input_is_refused() -> None:
         ([sb.nn.RNN(2, 3, rng=0), sb.nn.GRU(2, 3, rng=0)], "cell"),
         ([sb.nn.RNN(2, 3, rng=0), sb.nn.RNN(2, 4, rng=0)], "parameters"),
         ([sb.nn.RNN(2, 3, rng=0), sb.nn.RNN(2, 3, rng=1)], "value of weight_ih_l0"),
+        ([sb.nn.RNN(2, 3, rng=0), sb.nn.RNN(2, 3, nonlinearity="relu", rng=0)], "nonlinearity"),
     ],
 )
 def test_layers_that_differ_are_refused(layers: list[Recurrent], name: str) -> None:

@@ -11,7 +11,7 @@ sequence**. Its gradient is known, so its map is a constant, and what the scan g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Literal, TypeAlias
@@ -122,7 +122,8 @@ class TimeParallel:
         self._last = transport.size - 1
         weights = {name: (array.shape, str(array.dtype)) for name, array in layer.params.items()}
         values = {f"value of {name}": crc32(backend.to_host(array).tobytes()) for name, array in layer.params.items()}
-        check_equal(transport, {"cell": layer.cell.name, "parameters": weights, "way": way} | values)
+        kind = {"cell": layer.cell.name, "nonlinearity": getattr(layer, "nonlinearity", None), "way": way}
+        check_equal(transport, {**kind, "parameters": weights, **values})
 
     # ---- forward -------------------------------------------------------------------------------------------------
 
@@ -373,11 +374,6 @@ class TimeParallel:
     def backward_arrays(self) -> list[Array]:
         """Return the arrays that the way back reads beside what forward saved: the layer's parameters."""
         return self.layer.backward_arrays()
-
-    def choices(self, saved: StretchSaved, prefix: str = "") -> Iterator[tuple[str, str, str]]:
-        """Yield the way between ranks, and how the rank goes back through its own steps."""
-        yield f"{prefix}between ranks", saved.way, saved.reason
-        yield f"{prefix}within rank {self.transport.rank}", saved.inner.algorithm, saved.inner.reason
 
     def _weights(self, number: int) -> Weights:
         return Weights.of(self.layer.params, f"_l{number}")
