@@ -95,6 +95,9 @@ def _places(graph: StepGraph, lanes: Sequence[Lane]) -> dict[Action, tuple[int, 
     where: dict[Action, tuple[int, int]] = {}
     for number, lane in enumerate(lanes):
         for position, cell in enumerate(lane.cells):
+            if cell in known and cell not in where:  # the most: neither B nor overlap, and nothing wrong
+                where[cell] = number, position
+                continue
             for action in actions_of(cell):
                 parts = [part for part in parts_of(action) if part in known]
                 if not parts:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+from dataclasses import replace
 from itertools import combinations, pairwise
 from pathlib import Path
 
@@ -10,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsebp.bench import load
-from sparsebp.bench.scaling import papers
+from sparsebp.bench.scaling import measured, papers
 from sparsebp.bench.scaling.layers import Layer, bert, conv, cut, dense, flat, joined, mlp, resnet, transformer, vgg16
 from sparsebp.bench.scaling.machines import A100, Machine
+from sparsebp.bench.scaling.ranks import schedule_of
 from sparsebp.bench.scaling.steps import (
     ASYNCHRONOUS,
     PIPELINES,
@@ -23,7 +27,7 @@ from sparsebp.bench.scaling.steps import (
     sums_at_end,
 )
 from sparsebp.bench.scaling.workers import models, simulate_row
-from sparsebp.schedule import Action, Network, validate
+from sparsebp.schedule import Action, Costs, Link, Network, StageBytes, parts_of, simulate, validate
 
 
 @pytest.mark.parametrize(("layers", "gigaflops", "millions"), [
@@ -149,6 +153,33 @@ def test_pipelines_stand_where_the_paper_has_them() -> None:
     found = papers._pipelines(24, 4, 4, papers.V100.costs(bert(24), 24))
     assert found[0] / found[1] == pytest.approx(1.15, rel=0.1)
     assert A100.name.startswith("A100")
+
+
+def test_measured_steps_beside_their_simulation() -> None:
+    """Spans made from a simulation with a slow network."""
+    given = {"width": 4, "depth": 3, "microbatches": 4, "batch": 2}
+    schedule = schedule_of("1f1b", given, 2)
+    costs = Costs({"F": 2.0, "I": 1.0, "W": 1.0, "U": 0.5}, StageBytes(output=8), Link(0.25, 16))
+    step = [(str(part), event.start, event.end) for event in simulate(schedule, costs).events
+            for part in parts_of(event.cell)]  # fmt: skip
+    halves = [(name, start, (start + end) / 2 if "B" in name else end) for name, start, end in step]
+    found = measured.durations([step, step, [(name, 3 * start, 3 * end) for name, start, end in step]])
+    assert found["0F"] == 2 and found["0U"] == 0.5
+    row = measured.row_of(schedule, costs, [halves, halves, halves])
+    assert row["difference"] == pytest.approx(0) and row["starts"] == pytest.approx(0) and row["met"] == "met"
+    row = measured.row_of(schedule, replace(costs, link=Link()), [step])
+    assert row["difference"] < 0 and row["starts"] > 0
+
+
+def test_pipelines_run_beside_their_simulation(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("mpi4py")
+    if not Path(sys.executable).with_name("mpiexec").exists() and shutil.which("mpiexec") is None:
+        pytest.skip("there is no mpiexec (extra: mpi)")
+    result = load("scaling-measured").run(tmp_path, quick=True, echo=lambda line: None)
+    assert [row["schedule"] for row in result["rows"]] == ["1f1b", "zb-h1"]
+    assert all(row["measured"] > 0 and row["simulated"] > 0 for row in result["rows"])
+    assert {column.key for column in load("scaling-measured").columns} == result["rows"][0].keys()
 
 
 def test_judging() -> None:
