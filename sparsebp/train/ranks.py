@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import zlib
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sparsebp import backend
-from sparsebp.core.errors import OptionError
+from sparsebp.data.dataset import ArrayDataset, Dataset
 from sparsebp.distributed.data_parallel import ReplicaExecutor
 from sparsebp.distributed.data_parallel_search import ReverseFirstKExecutor
 from sparsebp.distributed.pipeline import PipelineExecutor
@@ -20,8 +19,13 @@ from sparsebp.runtime.executor import Executor
 from sparsebp.runtime.stages import Stages
 from sparsebp.runtime.step import Watch
 from sparsebp.schedule import Schedule
+from sparsebp.schedule.files.action_csv import to_csv
+from sparsebp.train.alike import check_same, checksums, described, options_of
 from sparsebp.train.callbacks import Callback
 from sparsebp.train.training import FIRST_K, Training, schedule_of
+
+_COMPARED = 64
+"""Samples of a data set that ranks compare."""
 
 
 def executor_of(
@@ -62,8 +66,10 @@ def telling(transport: Transport | None) -> Iterator[None]:
         raise
 
 
-def agree(trainer: Training, facts: Mapping[str, Any]) -> None:
+def agree(trainer: Training, facts: Mapping[str, Any], dataset: Dataset) -> None:
     """Make sure that all ranks are about to train the same thing, and agree on what only rank 0 knows.
+
+    Of a data set of arrays some samples are compared, of any other its length.
 
     Raises
     ------
@@ -71,45 +77,51 @@ def agree(trainer: Training, facts: Mapping[str, Any]) -> None:
         They are not; see `check_same`.
     """
     transport: Any = trainer.transport
-    if not trainer._seed_given:
+    seeds = transport.share(trainer.seed if trainer._seed_given else None)
+    if not any(seed is not None for seed in seeds):
         trainer.seed = transport.broadcast(trainer.seed)
+        seeds = []
     events = [name.removeprefix("on_") for name in vars(Callback) if name.startswith("on_")]
     trainer._seen = None
     trainer._seen = frozenset(transport.broadcast([event for event in events if trainer._sees(event)]))
-    parameters = trainer.model.parameters()
+    parameters, optimizer = trainer.model.parameters(), trainer.optimizer
     facts = dict(facts) | {
-        "rng": trainer.seed, "accumulate": trainer.accumulate, "sharded": trainer.sharded,
-        "clip_norm": trainer.clip_norm, "config": trainer.config,
+        "rng": None if not seeds else trainer.seed if trainer._seed_given else None,
+        "accumulate": trainer.accumulate, "sharded": trainer.sharded, "fusion": trainer.fusion,
+        "clip_norm": trainer.clip_norm, "config": trainer.config, "the schedule": _order_of(trainer.schedule),
         "checkpoint_dir": "none" if trainer.checkpoint_dir is None else "a folder",
         "checkpoint_every": trainer.checkpoint_every, "the model": type(trainer.model).__name__,
-        "the optimizer": type(trainer.optimizer).__name__, "the names of parameters": list(parameters),
+        "the loss": described(trainer.loss), "the predictor": described(trainer.predictor),
+        "the optimizer": type(optimizer).__name__, "the optimizer's options": options_of(optimizer),
+        "the optimizer's numbers of updates": dict(getattr(optimizer, "steps", {})),
+        "the learning-rate schedule": _state_of(trainer.lr_scheduler),
+        "the names of parameters": list(parameters),
     }  # fmt: skip
-    check_same(transport, facts | checksums(parameters))
+    layers = dict(trainer.model.modules()) if hasattr(trainer.model, "modules") else {}
+    facts |= {f"the layer {name or 'that is the model'}": described(layer) for name, layer in layers.items()}
+    buffers = {f"{name}.{key}": array for name, layer in layers.items() for key, array in layer.buffers.items()}
+    if not trainer.sharded:
+        kept = getattr(optimizer, "buffers", {})
+        state = {f"{kind} of {name}": array for kind, arrays in kept.items() for name, array in arrays.items()}
+        facts |= checksums(state, "the optimizer's")
+    check_same(transport, facts | checksums(parameters | buffers) | checksums(_samples_of(dataset), "the data set's"))
 
 
-def check_same(transport: Transport, facts: Mapping[str, Any]) -> None:
-    """Refuse to go on where ranks differ in what must be the same on all; all ranks call it together.
-
-    Raises
-    ------
-    OptionError
-        The message names the first difference, and the ranks.
-    """
-    every = transport.share(dict(facts))
-    for rank, other in enumerate(every):
-        for name in facts:
-            if other.get(name) != every[0].get(name):
-                raise OptionError(
-                    f"Ranks differ in {name}", expected=f"{every[0].get(name)}, as on rank 0",
-                    got=f"{other.get(name)} on rank {rank}", remedy="Start all ranks with the same options and seeds",
-                )  # fmt: skip
+def _state_of(scheduler: Any) -> Any:
+    return None if scheduler is None else (type(scheduler).__name__, scheduler.state_dict())
 
 
-def checksums(arrays: Mapping[str, Any]) -> dict[str, str]:
-    """Return shape, dtype and a checksum of every array, by "the parameter" and its name."""
-    found = {}
-    for name, array in arrays.items():
-        values = np.ascontiguousarray(backend.to_host(array))
-        code = zlib.crc32(values.view(np.uint8).reshape(-1).data) if values.size else 0
-        found[f"the parameter {name}"] = f"{values.dtype} {values.shape}, checksum {code:08x}"
-    return found
+def _order_of(schedule: Any) -> str:
+    """Return a schedule as text: a name, or all that it says."""
+    if isinstance(schedule, Schedule):
+        return to_csv(schedule)
+    path = Path(schedule)
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else str(schedule)
+
+
+def _samples_of(dataset: Any) -> dict[str, Any]:
+    """Return some samples of a data set of arrays."""
+    if not isinstance(dataset, ArrayDataset):  # to ask another one for a batch may have effects
+        return {}
+    indices = np.unique(np.linspace(0, len(dataset) - 1, min(len(dataset), _COMPARED)).astype(np.int64))
+    return {("inputs", "targets", "lengths")[at]: np.asarray(part) for at, part in enumerate(dataset.batch(indices))}

@@ -204,7 +204,8 @@ class Trainer(Training):
                 )
             shape = {"batch_size": batch_size, "samples": len(training_set)}
             if self.transport is not None:
-                agree(self, shape | {"epochs": epochs, "resume": resume, "validation samples": len(held_out or ())})
+                agree(self, shape | {"epochs": epochs, "resume": resume, "validation samples": len(held_out or ())},
+                      training_set)  # fmt: skip
             folder = self.checkpoint_dir if self._leads else None
             with run_folder(folder, resume=resume), training(self.model):
                 return self._fit(training_set, held_out, epochs, shape, resume)

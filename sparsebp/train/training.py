@@ -25,6 +25,7 @@ from sparsebp.schedule import Action, Schedule
 from sparsebp.schedule.builders import BUILDERS, Fusion, conventional, data_parallel
 from sparsebp.schedule.by_name import build
 from sparsebp.schedule.files.action_csv import read_csv
+from sparsebp.train.alike import told
 from sparsebp.train.callbacks import Callback
 from sparsebp.train.checkpoint import FILE_NAME, checked_config
 from sparsebp.train.history import History
@@ -121,8 +122,12 @@ class Training:
     def _tell(self, event: str, *args: Any) -> None:
         if self._sees(event):
             self._flush()
-        for callback in self.callbacks if self._leads else ():
-            getattr(callback, f"on_{event}")(*args)
+
+        def tell() -> None:
+            for callback in self.callbacks if self._leads else ():
+                getattr(callback, f"on_{event}")(*args)
+
+        told(self, event, tell)
 
     def _sees(self, event: str) -> bool:
         """Whether the model is to be up to date at an event: for a callback, of rank 0 if there are several."""
