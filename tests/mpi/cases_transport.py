@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -235,3 +237,26 @@ def a_rank_that_ends_early_is_not_waited_for(transport: Transport) -> None:
 def a_rank_that_ends_early_sums_nothing(transport: Transport) -> None:
     if transport.rank != 1:
         transport.allreduce(np.empty(3)).wait()
+
+
+@on_ranks(2, in_process=False)
+def a_thread_lets_sums_go_on(transport: Transport) -> None:
+    """No call is made meanwhile; without the thread the sum would stay at its first exchange."""
+    from sparsebp.distributed.mpi import MPITransport
+
+    progressing = MPITransport(progress=True)
+    array = values(transport.rank, 100_001)
+    handle = progressing.allreduce(array)
+    limit = time.monotonic() + 20
+    while not handle.ended and time.monotonic() < limit:  # type: ignore[attr-defined]
+        time.sleep(1e-3)
+    assert handle.ended  # type: ignore[attr-defined]
+    np.testing.assert_array_equal(array, values(0, array.size) + values(1, array.size))
+    out = np.empty(100_001)  # and messages beside it, waited for as ever
+    other = 1 - transport.rank
+    handles = [progressing.irecv(out, other, 1), progressing.isend(array, other, 1), progressing.allreduce(np.ones(9))]
+    for one in reversed(handles):
+        one.wait()
+    np.testing.assert_array_equal(out, array)
+    handle.wait()
+    progressing.close()
