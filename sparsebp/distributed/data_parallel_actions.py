@@ -25,7 +25,7 @@ class Totals:
         self.transport = transport
         self._host: Transport = getattr(transport, "host", transport)  # NCCL's carries no arrays of the host
         self._samples: tuple[list[int], np.ndarray, Handle] | None = None
-        self._told: dict[int, tuple[Handle, Array, bool]] = {}  # by the identity of a step that is under way
+        self._told: dict[int, tuple[Handle, Array, bool | None]] = {}  # by the identity of a step that is under way
 
     def open(self, batches: Sequence[Batch]) -> None:
         """Begin to count the samples of a step on all ranks."""
@@ -60,7 +60,7 @@ class Totals:
             sums[1] += step.shares[m] * scores[m]
         sums[2] = len(scored)
         transport = self._host if step.later is None else self.transport
-        self._told[id(step)] = transport.allreduce(sums), sums, bool(scored)
+        self._told[id(step)] = transport.allreduce(sums), sums, bool(scored) if there else None
 
     def close(self, step: Step) -> None:
         """Write the sums over all ranks to the step: each micro-batch then has the loss and score of all together."""
@@ -73,6 +73,8 @@ class Totals:
         step.shares = [1.0] + [0.0] * (count - 1)  # of equal numbers
         if step.later is not None:
             step.later.losses = dict.fromkeys(range(count), sums[0])
+            if scored is None:  # no samples here: the others know whether there are scores; without, it is 0 / 0
+                scored, sums[1] = True, sums[1] / sums[2].clip(0, 1)
             step.later.scores = dict.fromkeys(range(count), sums[1]) if scored else {}
             return
         loss, score, number = sums.tolist()

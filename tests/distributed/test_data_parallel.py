@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import orders
 import replicas as rep
-from sparsebp import nn
+from sparsebp import backend, nn
 from sparsebp.core.errors import NonFiniteError, OptionError, ScheduleError, TransportError
 from sparsebp.distributed.buckets import parted
 from sparsebp.distributed.data_parallel import ReplicaExecutor
@@ -114,11 +114,14 @@ def test_shares(count, size):
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
-def test_scores_are_those_of_all_samples():
-    class Right(Watch):
-        def score(self, prediction, target):
-            return (prediction.argmax(axis=-1) == target).mean()
+class Right(Watch):
+    """Says how many are classified right."""
 
+    def score(self, prediction, target):
+        return (prediction.argmax(axis=-1) == target).mean()
+
+
+def test_scores_are_those_of_all_samples():
     def work(transport):
         model = rep.mlp()
         schedule = rep.schedules(Stages(model), 2)["first-ready"]
@@ -199,6 +202,45 @@ def test_sums_begin_early_and_are_waited_for_late():
     assert first == ["0F", "1F", "2F", *begun]
     late = [event for stage in range(3) for event in ("wait for 36 bytes", f"{stage}F")]
     assert second == [*late, *begun]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not backend.has_gpu(), reason="needs CuPy and a GPU")
+@pytest.mark.parametrize("sharded", [False, True])
+@pytest.mark.parametrize("clip_norm", [None, 0.05])
+@pytest.mark.parametrize("name", ["waits", "forward", "reverse first-2, forward"])
+def test_on_a_device(name, clip_norm, sharded):
+    """Two ranks on one device: the host looks at steps late, and rank 1 has no sample of the last one."""
+    import cupy
+
+    options = {"inputs": rep.INPUTS[:13], "epochs": 1, "clip_norm": clip_norm}
+    want = rep.alone(rep.mlp, rep.OPTIMIZERS["momentum"], **options)
+
+    def work(transport):
+        model = rep.mlp().to("cuda")
+        optimizer = rep.OPTIMIZERS["momentum"](model.parameters())
+        kind = type("Replica", (ReplicaExecutor,), {"bucket_bytes": 150})
+        executor = kind(
+            model, nn.CrossEntropyLoss(), optimizer, rep.schedules(Stages(model))[name], transport, watch=Right(),
+            clip_norm=clip_norm, sharded=sharded,
+        )  # fmt: skip
+        done = []
+        for (part,) in rep.batches_of(13, 6, 1):
+            own = executor.own(part)
+            done += executor.step([(cupy.asarray(rep.INPUTS[own]), cupy.asarray(rep.CLASSES[own]))])
+        done += executor.flush()
+        executor.gather_state(everywhere=True)
+        state = rep.state_of(model, optimizer)
+        state = {key: cupy.asnumpy(value) if hasattr(value, "ndim") else value for key, value in state.items()}
+        norms = [step.norm(executor.stages.names) for step in done]
+        return state, [step.loss for step in done], norms, [step.scores for step in done]
+
+    got = run_ranks(2, work)
+    for state, losses, norms, _ in got:
+        rep.assert_close(state, want[0], 1e-8)
+        np.testing.assert_allclose(losses, want[1], rtol=1e-9)
+        np.testing.assert_allclose(norms, want[2], rtol=1e-7)
+    assert got[0][3] == got[1][3]
 
 
 # ---- what must not go on -----------------------------------------------------------------------------------------
