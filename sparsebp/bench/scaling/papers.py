@@ -193,7 +193,8 @@ def _row(source: str, compared: str, setting: str, workers: int, low: float | No
 def picture(result: Result) -> Any:
     """Draw the papers' speed-ups and ours, side by side."""
     rows = result["rows"]
-    bars = [("the paper", "#9ca3af", [(row.get("low", 1) + row.get("high", 1)) / 2 for row in rows]),
+    nothing = float("nan")  # no bar
+    bars = [("the paper", "#9ca3af", [(row.get("low", nothing) + row.get("high", nothing)) / 2 for row in rows]),
             ("simulated", "#1e40af", [row["ours"] for row in rows])]  # fmt: skip
     labels = [f"{row['compared']}: {row['setting']}, {row['workers']}" for row in rows]
     drawing, ax = pictures.bar_chart(labels, bars, "times as fast", each=0.34)
