@@ -172,7 +172,6 @@ BENCHMARK = Benchmark(
     measure=measure,
     columns=(
         Column("model", "model", number=False),
-        Column("T", "length", on_terminal=False),
         Column("ranks", "ranks"),
         Column("by", "way", number=False),
         Column("forward", "forward", report.seconds),
@@ -195,7 +194,9 @@ BENCHMARK = Benchmark(
         "Forward, and back": (
             "model", "ranks", "way", "forward", "forward_one", "backward", "backward_one", "backward_one_ratio",
         ),
-        "The whole step": ("model", "ranks", "way", "step", "step_one", "step_one_ratio", "step_same_ratio"),
+        "The whole step": (
+            "model", "ranks", "way", "step", "step_one", "step_one_ratio", "step_same_ratio", "gradient_difference",
+        ),
         "What the rank that sends most sends, and what forward keeps": (
             "model", "ranks", "way", "sent_exscan", "sent_isend", "sent_allreduce", "kept", "kept_whole",
         ),
