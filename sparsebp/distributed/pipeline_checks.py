@@ -50,10 +50,16 @@ def _check_apart(schedule: Schedule, stages: Stages) -> None:
     parameters: defaultdict[str, set[int]] = defaultdict(set)
     generators: defaultdict[int, set[int]] = defaultdict(set)
     layers: dict[int, list[str]] = {}
+    counting: defaultdict[int, set[int]] = defaultdict(set)  # layers with running statistics
+    named: dict[int, str] = {}
     for number, rank in enumerate(schedule.allocation):
         stage = stages[number]
         for name in stage.parameters.values():
             parameters[name].add(rank)
+        for prefix, layer in stage.layer.modules(stage.name) if hasattr(stage.layer, "modules") else ():
+            if layer.buffers:
+                counting[id(layer)].add(rank)
+                named.setdefault(id(layer), prefix)
         drawn = stage.layer.generators() if hasattr(stage.layer, "generators") else {}
         for name, generator in drawn.items():
             generators[id(generator)].add(rank)
@@ -62,6 +68,10 @@ def _check_apart(schedule: Schedule, stages: Stages) -> None:
     if shared:
         raise OptionError("A parameter is shared by stages on several ranks", expected="all of its stages on one",
                           got=", ".join(shared), remedy="Deal the stages out otherwise, or untie them")  # fmt: skip
+    counted = [named[key] for key, ranks in counting.items() if len(ranks) > 1]
+    if counted:
+        raise OptionError("A layer with running statistics is in stages on several ranks", got=", ".join(counted),
+                          expected="all of its stages on one", remedy="Use a layer of its own in each")  # fmt: skip
     drawn_by = [", ".join(layers[key]) for key, ranks in generators.items() if len(ranks) > 1]
     if drawn_by:
         raise OptionError(

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from sparsebp.core.errors import OptionError
 from sparsebp.data.dataset import ArrayDataset, Dataset
 from sparsebp.distributed.data_parallel import ReplicaExecutor
 from sparsebp.distributed.data_parallel_search import ReverseFirstKExecutor
@@ -22,6 +23,7 @@ from sparsebp.schedule import Schedule
 from sparsebp.schedule.files.action_csv import to_csv
 from sparsebp.train.alike import check_same, checksums, described, options_of
 from sparsebp.train.callbacks import Callback
+from sparsebp.train.modes import generators_of
 from sparsebp.train.training import FIRST_K, Training, schedule_of
 
 _COMPARED = 64
@@ -36,6 +38,7 @@ def executor_of(
     By the schedule that was `found` before, or that the trainer's options ask for.
     """
     parts, transport = (trainer.model, trainer.loss, trainer.optimizer), trainer.transport
+    _check_used(trainer, stages)
     clips: dict[str, Any] = {"clip_norm": trainer.clip_norm, "watch": watch}
     if transport is not None and trainer.schedule == FIRST_K:
         return ReverseFirstKExecutor(*parts, transport, **clips, sharded=trainer.sharded)
@@ -49,9 +52,40 @@ def executor_of(
     return PipelineExecutor(*parts, schedule, transport, **clips, predictor=trainer.predictor, note=trainer.note)
 
 
+def _check_used(trainer: Training, stages: Stages) -> None:
+    """Refuse options of several ranks that nothing would heed.
+
+    Raises
+    ------
+    OptionError
+        The message says which.
+    """
+    ranks, replicas = 1 if trainer.transport is None else trainer.transport.size, trainer.schedule == FIRST_K
+    asynchronous = False
+    if trainer.transport is not None and not replicas and trainer.schedule != "ooo":
+        graph = schedule_of(stages, trainer.fusion, trainer.accumulate, trainer.schedule, ranks).graph
+        replicas, asynchronous = graph.synchronised, graph.updates == "microbatch"
+    for wrong, name, expected in (
+        (trainer.sharded and not replicas, "sharded", "schedule='data-parallel' or 'reverse-first-k', and transport="),
+        (trainer.note is not None and not asynchronous, "note", "an asynchronous pipeline, as schedule='pipedream'"),
+        (trainer.predictor is not None and not asynchronous, "predictor", "schedule='dualpipe-2018'"),
+    ):
+        if wrong:
+            raise OptionError(f"{name} is for other schedules", expected=expected, got=f"schedule={trainer.schedule!r}",
+                              remedy=f"Leave {name} out")  # fmt: skip
+
+
 def buffers_of_rank_0(transport: Transport, model: Any) -> None:
-    """Give all replicas the running statistics of rank 0, which are those that count; all ranks call this."""
-    layers = model.modules() if hasattr(model, "modules") else []
+    """Give all replicas the running statistics of rank 0, which are those that count; all ranks call this.
+
+    And the states of its random generators: a rank whose share of a batch was empty has not drawn, and a checkpoint,
+    from which all ranks go on, has those of rank 0.
+    """
+    layers = list(model.modules()) if hasattr(model, "modules") else []
+    generators = generators_of(model)
+    states = transport.broadcast({name: made.bit_generator.state for name, made in generators.items()})
+    for name, state in states.items():
+        generators[name].bit_generator.state = state
     exchange(transport, {f"{name}.{key}": (0, array) for name, layer in layers for key, array in layer.buffers.items()})
 
 

@@ -96,6 +96,10 @@ class Training:
                 "Weights are predicted for asynchronous pipelines", expected="transport= and schedule='dualpipe-2018'",
                 got="transport=None", remedy="Leave predictor and note out",
             )  # fmt: skip
+        if predictor is not None and getattr(predictor, "optimizer", optimizer) is not optimizer:
+            raise OptionError("The predictor is of another optimizer", expected="the trainer's optimizer",
+                              got=f"another {type(predictor.optimizer).__name__}",
+                              remedy="Build it on this one")  # fmt: skip
         self.predictor, self.note = predictor, note
         self.transport, self.sharded = transport, check_flag("sharded", sharded)
         self._leads = transport is None or transport.rank == 0
@@ -120,8 +124,8 @@ class Training:
             self._runner.flush(wait=wait)
 
     def _tell(self, event: str, *args: Any) -> None:
-        if self._sees(event):
-            self._flush()
+        if self._sees(event) and self._runner is not None:
+            self._runner.whole()
 
         def tell() -> None:
             for callback in self.callbacks if self._leads else ():
@@ -214,8 +218,12 @@ def check_ranks(schedule: Any, transport: Transport | None) -> None:
     Raises
     ------
     OptionError
-        It is of several workers and there is no transport, or of one and there are several ranks.
+        It is of several workers and there is no transport, or of one and there are several ranks; or the transport is
+        none.
     """
+    if transport is not None and not isinstance(transport, Transport):
+        raise OptionError("Not a transport", expected="a sparsebp.distributed Transport, or None",
+                          got=type(transport).__name__, remedy="Pass what connect() or run_ranks gives")  # fmt: skip
     if transport is None and isinstance(schedule, str) and schedule in ON_RANKS:
         raise OptionError(
             f"The schedule {schedule!r} is of several workers", expected="a transport between them",
