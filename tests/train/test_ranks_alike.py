@@ -1,0 +1,170 @@
+"""What ranks have in common is compared; what a callback of rank 0 changes, all get."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pipelines as p
+from sparsebp import nn, optim
+from sparsebp.core.errors import OptionError
+from sparsebp.data import ArrayDataset
+from sparsebp.distributed.in_process import run_ranks
+from sparsebp.distributed.transport import Transport
+from sparsebp.train import Callback, Trainer
+from train.test_transport import TIGHT, images
+
+
+def train(transport: Transport | None, *, odd: dict[str, Any] | None = None, **options: Any) -> Any:
+    """Train; on rank 1 with other options."""
+    given: dict[str, Any] = {"lr": 0.1, "schedule": "1f1b", "activation": nn.Tanh, "data": images(), "lr_of": None,
+                             "accumulate": 2, "epochs": 1, "resume": False, "rng": 5}  # fmt: skip
+    given |= options | ((odd or {}) if transport is not None and transport.rank == 1 else {})
+    layers = [nn.Flatten(), nn.Linear(7, 6, dtype=np.float64, rng=0), given.pop("activation")()]
+    model = nn.Sequential(*layers, *given.pop("more", lambda: ())(), nn.Linear(6, 3, dtype=np.float64, rng=1))
+    optimizer = optim.SGD(model.parameters(), lr=given.pop("lr"), momentum=0.9)
+    scheduler, data, size = given.pop("lr_of"), given.pop("data"), given.pop("size", 8)
+    fit = {name: given.pop(name) for name in ("epochs", "resume")}
+    if transport is None:
+        given.pop("schedule")
+    trainer = Trainer(
+        model, nn.CrossEntropyLoss(), optimizer, transport=transport,
+        lr_scheduler=None if scheduler is None else scheduler(optimizer), **given,
+    )  # fmt: skip
+    history = trainer.fit(data, batch_size=size, **fit)
+    return history, p.state_of(model, optimizer)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "data-parallel"])
+@pytest.mark.parametrize(("odd", "said"), [
+    ({"lr": 0.5}, "the optimizer's options"), ({"activation": nn.Sigmoid}, "the layer 2"),
+    ({"lr_of": lambda o: optim.StepLR(o, 1)}, "the learning-rate schedule|the optimizer's options"),
+    ({"schedule": "gpipe"}, "the schedule"), ({"rng": None}, "rng"), ({"rng": 6}, "rng"),
+    ({"data": ArrayDataset(np.ones((23, 7)), np.zeros(23, np.int64), dtype=np.float64, batch_first=True)}, "inputs"),
+])  # fmt: skip
+def test_ranks_that_differ_are_told_so(schedule: str, odd: dict[str, Any], said: str) -> None:
+    same = ArrayDataset(np.zeros((23, 7)), np.zeros(23, np.int64), dtype=np.float64, batch_first=True)
+    with pytest.raises(OptionError, match=f"Ranks differ in .*({said})"):
+        run_ranks(2, lambda transport: train(transport, schedule=schedule, odd=odd, data=same))
+
+
+class Changes(Callback):
+    """Lowers the rate and clips weights, as a user's callback may."""
+
+    def __init__(self, model_of: Any) -> None:
+        self.model_of = model_of
+
+    def on_epoch(self, record: Any) -> None:
+        model, optimizer = self.model_of()
+        optimizer.param_groups[0]["lr"] *= 0.5
+        for array in model.parameters().values():
+            np.clip(array, -0.1, 0.1, out=array)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "data-parallel"])
+def test_what_a_callback_changes_reaches_all_ranks(schedule: str) -> None:
+    def run(transport: Transport | None) -> Any:
+        model = p.mlp()
+        optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        options: dict[str, Any] = {} if transport is None else {"transport": transport, "schedule": schedule}
+        trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, rng=5, accumulate=2,
+                          callbacks=[Changes(lambda: (model, optimizer))], **options)  # fmt: skip
+        return trainer.fit(images(), epochs=3, batch_size=8), p.state_of(model, optimizer)
+
+    found, wanted = run_ranks(2, run), run(None)
+    assert p.digest(found[0][1]) == p.digest(found[1][1])
+    assert found[1][0].lr == found[0][0].lr == wanted[0].lr
+    p.assert_close(([], found[1][1]), ([], wanted[1]), **TIGHT)
+
+
+class Stacked:
+    """A data set of a user's own, which cannot give no sample."""
+
+    def __init__(self) -> None:
+        self.rows = images()
+
+    def __len__(self) -> int:
+        return 9
+
+    def batch(self, indices: np.ndarray) -> tuple[Any, Any]:
+        return np.stack([self.rows.batch(np.array([i]))[0][0] for i in indices]), self.rows.batch(indices)[1]
+
+
+def test_ranks_without_samples_ask_for_none() -> None:
+    found = run_ranks(3, lambda transport: train(transport, schedule="data-parallel", data=Stacked()))
+    wanted = train(None, data=Stacked())
+    p.assert_close(([], found[2][1]), ([], wanted[1]), **TIGHT)
+
+
+def test_replicas_with_dropout_go_on_as_if_they_had_not_stopped(tmp_path: Any) -> None:
+    """The last batch of an epoch has one sample: the second rank has none, and does not draw."""
+
+    def run(transport: Transport, **options: Any) -> Any:
+        return train(transport, schedule="data-parallel", data=images(samples=22), size=7, accumulate=1,
+                     more=lambda: [nn.Dropout(0.5, rng=3)], **options)  # fmt: skip
+
+    whole = run_ranks(2, lambda transport: run(transport, epochs=3, checkpoint_dir=tmp_path / "a"))
+    run_ranks(2, lambda transport: run(transport, epochs=1, checkpoint_dir=tmp_path / "b"))
+    again = run_ranks(2, lambda transport: run(transport, epochs=3, checkpoint_dir=tmp_path / "b", resume=True))
+    assert p.digest(again[0][1]) == p.digest(whole[0][1]) == p.digest(again[1][1])
+
+
+class Reads(Callback):
+    """Looks at the optimizer's state at every step."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer, self.seen = optimizer, 0
+
+    def on_step(self, history: Any) -> None:
+        assert self.optimizer.state_dict()["momentum_buffer.1.weight"].any()
+        self.seen += 1
+
+
+def test_a_callback_sees_the_whole_state_of_sharded_optimizers() -> None:
+    def run(transport: Transport) -> int:
+        model = p.mlp()
+        optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        reads = Reads(optimizer)
+        Trainer(model, nn.CrossEntropyLoss(), optimizer, transport=transport, schedule="data-parallel", sharded=True,
+                callbacks=[reads]).fit(images(), epochs=1, batch_size=8)  # fmt: skip
+        return reads.seen
+
+    assert run_ranks(2, run) == [3, 0]
+
+
+def test_options_that_nothing_would_heed_are_refused() -> None:
+    for options, said in (
+        ({"sharded": True}, "sharded is for other"), ({"note": print}, "note is for other"),
+        ({"schedule": "data-parallel", "note": print}, "note is for other"),
+    ):  # fmt: skip
+        with pytest.raises(OptionError, match=said):
+            run_ranks(2, lambda transport, options=options: train(transport, **options))  # type: ignore[misc]
+    model, other = p.mlp(), p.mlp()
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(OptionError, match="Not a transport"):
+        Trainer(model, nn.CrossEntropyLoss(), optimizer, transport="mpi")
+    predictor = optim.make_predictor("momentum", optim.SGD(other.parameters(), lr=0.1))
+
+    def predicted(transport: Transport) -> None:
+        Trainer(model, nn.CrossEntropyLoss(), optimizer, transport=transport, schedule="dualpipe-2018",
+                predictor=predictor)  # fmt: skip
+
+    with pytest.raises(OptionError, match="of another optimizer"):
+        run_ranks(2, predicted)
+
+
+def test_a_layer_with_running_statistics_is_on_one_rank() -> None:
+    def run(transport: Transport) -> None:
+        norm = nn.BatchNorm2d(2, dtype=np.float64)
+        convolutions = [nn.Conv2d(channels, 2, 3, padding=1, dtype=np.float64, rng=channels) for channels in (1, 2)]
+        model = nn.Sequential(convolutions[0], norm, convolutions[1], norm, nn.Flatten(), nn.Linear(18, 3, rng=1))
+        trained = {name: array for name, array in model.parameters().items() if not name.startswith(("1.", "3."))}
+        optimizer = optim.SGD(trained, lr=0.1)
+        Trainer(model, nn.CrossEntropyLoss(), optimizer, transport=transport, schedule="1f1b").fit(
+            (np.zeros((4, 1, 3, 3)), np.zeros(4, np.int64)), epochs=1, batch_size=4
+        )
+
+    with pytest.raises(OptionError, match="running statistics"):
+        run_ranks(2, run)
