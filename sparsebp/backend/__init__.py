@@ -298,15 +298,6 @@ def matmul(a: Array, b: Array) -> Array:
     return products(xp).matmul(a, b)
 
 
-def erf(x: Array) -> Array:
-    """Return the error function of every element, in the dtype of `x`."""
-    if namespace(x) is np:
-        from scipy.special import erf as function
-    else:
-        from cupyx.scipy.special import erf as function
-    return function(x)
-
-
 def float_dtype(dtype: Any) -> np.dtype:
     """Return `dtype` as float32 or float64, the two that the kernels take.
 

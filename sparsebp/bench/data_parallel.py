@@ -4,8 +4,8 @@
 a good part of a step. Ours are measured with sums that nothing goes on beside, with sums beside the backward pass and
 the next forward, with those first that the next forward needs first, and with reverse first-k, k searched with measured
 costs; the peer is PyTorch's ``DistributedDataParallel`` with gloo, in the same processes. The share hidden is
-``1 - (step - computing) / sums``, where *computing* is the same schedule with sums that carry nothing, and *sums* those
-of a step with nothing beside them.
+``1 - (step - computing) / sums``, where *computing* is the same schedule with sums that carry nothing (ranks still wait
+for each other once a step, for its losses), and *sums* those of a step with nothing beside them.
 
 On one machine the bytes are copied by the same cores that compute, so little can be hidden there. With a network of a
 stated bandwidth each sum comes, besides, as much later as its bytes take there, for which no core works.
@@ -86,8 +86,11 @@ def on_ranks(given: Mapping[str, Any], seconds: float = 1800.0) -> dict[str, Any
     if command is None or importlib.util.find_spec("mpi4py") is None:
         raise MissingDependencyError("mpi4py, or mpiexec, is not installed", got="neither ranks nor messages",
                                      remedy="Install the extra: pip install 'sparsebp[mpi]'")  # fmt: skip
-    arguments = [command, "-n", str(RANKS), sys.executable, "-m", "sparsebp.bench.tools.replicas", json.dumps(given)]
-    environment = os.environ | dict.fromkeys(_ONE_THREAD, "1")
+    module = "sparsebp.bench.tools.replicas"
+    arguments = [command, "-n", str(RANKS), sys.executable, "-P", "-m", module, json.dumps(given)]
+    root = str(Path(__file__).parents[2])  # this sparsebp, whatever else there is
+    paths = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+    environment = os.environ | dict.fromkeys(_ONE_THREAD, "1") | {"PYTHONPATH": paths}
     try:
         done = subprocess.run(
             arguments, env=environment, capture_output=True, text=True, timeout=seconds, check=False,

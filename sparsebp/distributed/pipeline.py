@@ -166,7 +166,7 @@ class PipelineExecutor:
             raise TransportError("A step has failed on this rank", expected="no step after it", got="a further step",
                                  remedy="Start all ranks again, from a checkpoint")  # fmt: skip
         if not self._begun:
-            check_even(self._actions.optimizer, self.stages.names if not self._apart else self._actions.names)
+            check_even(self._actions.optimizer, self.stages.names)
             self._begun = True
         self._failed = True
         steps = self._new(batches, tag)

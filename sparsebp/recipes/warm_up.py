@@ -61,6 +61,15 @@ def _convolutions(dtype: np.dtype) -> None:
     _train(nn.Sequential(*layers), (_SAMPLES, 2, 9, 9), dtype)
 
 
+def _sequences(dtype: np.dtype) -> None:
+    options: dict[str, Any] = {"dtype": dtype, "rng": 0}
+    encoder = nn.TransformerEncoderLayer(6, 2, 5, activation="gelu", batch_first=True, **options)
+    _train(nn.Sequential(encoder, nn.MeanOverSteps(True)), (_SAMPLES, 4, 6), dtype)
+    words = nn.Embedding(5, 3, **options)
+    y, numbers = words.forward(np.arange(5))
+    words.weight_grad(y, numbers)
+
+
 def _scans(dtype: np.dtype) -> None:
     options: dict[str, Any] = {"dtype": dtype, "rng": 0}
     layers = (
@@ -120,6 +129,7 @@ _JOBS: dict[str, Callable[[np.dtype], None]] = {
     "RNN": functools.partial(_recurrent, nn.RNN),
     "GRU": functools.partial(_recurrent, nn.GRU),
     "convolutions": _convolutions,
+    "sequences": _sequences,
     "scans": _scans,
     "sparse products": _sparse_products,
     "dense products": _dense_products,

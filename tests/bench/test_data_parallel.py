@@ -44,6 +44,9 @@ def test_networks() -> None:
         assert (array == 3).all()
         Network(transport, None).allreduce(array).wait()
         assert (array == 6).all()
+        few = np.ones(2)
+        silent.allreduce(few).wait()
+        assert (few == 2).all()
 
     run_ranks(2, work)
 

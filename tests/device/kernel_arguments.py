@@ -220,6 +220,13 @@ class Maker:
         arrays = {name: self.real(self.hidden * 7) for name in ("gy", "y")}
         return arrays | {"low": -0.5, "high": 0.3, "out": self.out(self.hidden * 7)}
 
+    def gelu(self) -> Arguments:
+        return {"x": self.real(self.hidden * 7), "approximate": False, "out": self.out(self.hidden * 7)}
+
+    def gelu_grad(self) -> Arguments:
+        arrays = {name: self.real(self.hidden * 7) for name in ("gy", "x")}
+        return arrays | {"approximate": True, "out": self.out(self.hidden * 7)}
+
     # ---- stacks of dense blocks ----
 
     def dense_matmul(self) -> Arguments:

@@ -22,7 +22,7 @@ BUDGETS = {
     "AvgPool2d": (lambda: nn.AvgPool2d(2), IMAGES, (8, 10, 0)),
     "Dropout": (lambda: nn.Dropout(0.5), (16, 20), (5, 1, 0)),
     "LayerNorm": (lambda: nn.LayerNorm(20), (16, 20), (10, 8, 3)),
-    "GELU": (nn.GELU, (16, 20), (5, 11, 0)),
+    "GELU": (nn.GELU, (16, 20), (1, 1, 0)),
     "MultiheadAttention": (lambda: nn.MultiheadAttention(20, 4), SEQUENCES, (14, 16, 19)),
     "TransformerEncoderLayer": (lambda: nn.TransformerEncoderLayer(20, 4, 40, 0.0), SEQUENCES, (41, 37, 49)),
     "PositionalEmbedding": (lambda: nn.PositionalEmbedding(5, 20), SEQUENCES, (1, 0, 3)),

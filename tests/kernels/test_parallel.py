@@ -67,6 +67,15 @@ def clamp(k) -> list[Array]:
     return [out, grad]
 
 
+def gelu(k) -> list[Array]:
+    results, x, gy = [], normal(BIG), normal(BIG)
+    for approximate in (False, True):
+        results += [empty(BIG), empty(BIG)]
+        k.gelu(x, approximate, results[-2])
+        k.gelu_grad(gy, x, approximate, results[-1])
+    return results
+
+
 def slopes(k) -> list[Array]:
     results = []
     for function in SLOPES:
@@ -113,6 +122,7 @@ KERNELS: dict[str, Callable[..., list[Array]]] = {
     "gather": gather,
     "scale": scale,
     "clamp": clamp,
+    "gelu": gelu,
     "slopes": slopes,
     "winners": winners,
     "max_pool": max_pool,

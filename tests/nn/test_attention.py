@@ -262,6 +262,17 @@ def test_scans_over_a_chain_give_the_same_gradients(algorithm):
         np.testing.assert_allclose(found[1].weights[name], grad, err_msg=name, **CLOSE)
 
 
+def test_linear_layers_inside_are_pruned():
+    layer = nn.TransformerEncoderLayer(6, 2, 8, 0.0, dtype=np.float64, rng=0)
+    report = nn.prune(layer, 0.5)
+    assert set(report.kept) == {"self_attn.out_proj", "linear1", "linear2"}
+    y, saved = layer.forward(np.random.default_rng(0).standard_normal((3, 2, 6)))
+    grads = layer.weight_grad(np.ones_like(y), saved)
+    for name in report.kept:
+        mask = dict(layer.modules())[name].buffers["weight_mask"]
+        assert not grads[f"{name}.weight"][~mask].any() and grads[f"{name}.weight"][mask].all()
+
+
 @pytest.mark.parametrize("shape", [(0, 3, 4), (3, 0, 4), (0, 0, 4)])
 @pytest.mark.parametrize("batch_first", [False, True])
 def test_empty_batches_and_sequences(batch_first, shape):

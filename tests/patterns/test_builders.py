@@ -6,7 +6,7 @@ from hypothesis import given
 
 from sparsebp import SparsityPattern
 from sparsebp.core.errors import PatternError
-from sparsebp.patterns import hidden_pattern, linear_pattern, pointwise_pattern, sequence_pattern
+from sparsebp.patterns import hidden_pattern, linear_pattern, pointwise_pattern, sequence_pattern, step_sum_pattern
 from strategies import sizes
 
 small = sizes(0, 5)
@@ -35,6 +35,12 @@ def test_linear_is_a_block_diagonal(n_in, n_out, positions):
     np.testing.assert_array_equal(ones(pattern), blocks(np.eye(positions), np.ones((n_in, n_out))))
 
 
+@given(steps=small, features=small)
+def test_a_sum_over_steps_has_an_entry_a_row(steps, features):
+    pattern = validated(step_sum_pattern(steps, features))
+    np.testing.assert_array_equal(ones(pattern), blocks(np.ones((steps, 1)), np.eye(features)))
+
+
 @given(n=small)
 def test_pointwise_is_diagonal_and_hidden_is_dense(n):
     np.testing.assert_array_equal(ones(pointwise_pattern(n)), np.eye(n))
@@ -61,6 +67,7 @@ def test_an_input_reaches_what_comes_after_it(steps, n_in, hidden):
         lambda: linear_pattern(2, -1, 3),
         lambda: pointwise_pattern(-1),
         lambda: sequence_pattern(-1, 2, 3),
+        lambda: step_sum_pattern(-1, 2),
     ],
 )
 def test_negative_sizes_are_refused(build):
@@ -72,6 +79,7 @@ def test_the_pattern_of_a_configuration_is_made_once():
     assert pointwise_pattern(7) is pointwise_pattern(7)
     assert linear_pattern(3, 5, 2) is linear_pattern(3, 5, 2)
     assert linear_pattern(3, 5, 2) != linear_pattern(3, 5, 1)
+    assert step_sum_pattern(3, 5) is step_sum_pattern(3, 5)
     assert hidden_pattern(4) is hidden_pattern(4)
     assert sequence_pattern(3, 1, 2) is sequence_pattern(3, 1, 2)
     assert sequence_pattern(3, 1, 2) is not sequence_pattern(3, 1, 2, reverse=True)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import csv
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -155,3 +158,20 @@ def test_programs_of_pytorch_are_read(tmp_path, name, stages):
     assert sum(isinstance(one, Reduce) for each in summed for one in each.instructions) == stages == reduced
     for each, lane in zip(programs, schedule.lanes, strict=True):
         assert tuple(one.cell for one in each.instructions if isinstance(one, Compute)) == lane.cells
+
+
+def test_pytorch_runs_our_programs(tmp_path):
+    """Two of its processes, over gloo: the gradients are those of the whole model."""
+    if not pipelining.dist.is_gloo_available():
+        pytest.skip("PyTorch without gloo")
+    files = []
+    for name in ("gpipe", "zb-h1", "modulo"):
+        schedule = build(name, workers=2, stages=4, microbatches=4, input_gradient=True)
+        files.append(tmp_path / f"{name}.csv")
+        write_programs(lower(for_torch(schedule, sums=True), one_stream=True), files[-1])
+    script = Path(__file__).with_name("torch_ranks.py")
+    found = subprocess.run([sys.executable, script, tmp_path / "store", *files], capture_output=True, text=True,
+                           timeout=300, check=False)  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    apart = [float(line) for line in found.stdout.split()]
+    assert len(apart) == 2 * len(files) and max(apart) < 1e-15

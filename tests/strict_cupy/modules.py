@@ -165,16 +165,6 @@ def _sparse() -> ModuleType:
     return _module("cupyx.scipy.sparse", csr_matrix=csr_matrix)
 
 
-def _special() -> ModuleType:
-    def erf(x: Any) -> ndarray:
-        from scipy.special import erf as function
-
-        found: ndarray = compute("erf", function, x)
-        return found
-
-    return _module("cupyx.scipy.special", erf=erf)
-
-
 def _build() -> dict[str, ModuleType]:
     cuda = _module(
         "cupy.cuda", Device=Device, Stream=device.Stream, Event=device.Event, Graph=device.Graph,
@@ -187,8 +177,8 @@ def _build() -> dict[str, ModuleType]:
     random = _module("cupy.random", default_rng=lambda seed=None: Generator(seed), Generator=Generator)
     testing = _module("cupy.testing", assert_allclose=_on_host(np.testing.assert_allclose),
                       assert_array_equal=_on_host(np.testing.assert_array_equal))  # fmt: skip
-    special, sparse = _special(), _sparse()
-    scipy = _module("cupyx.scipy", special=special, sparse=sparse)
+    sparse = _sparse()
+    scipy = _module("cupyx.scipy", sparse=sparse)
     cupyx = _module("cupyx", scipy=scipy, empty_pinned=_pinned(np.empty), zeros_pinned=_pinned(np.zeros))
     names = {name: value for name, value in vars(functions).items() if name in functions.FUNCTIONS}
     dtypes = (
@@ -202,7 +192,7 @@ def _build() -> dict[str, ModuleType]:
         get_default_pinned_memory_pool=memory.get_default_pinned_memory_pool, __version__=f"{surface.VERSION}.0",
     )  # fmt: skip
     cupy.__getattr__ = functions.__getattr__  # type: ignore[method-assign]
-    modules = {m.__name__: m for m in (cupy, cuda, cuda.runtime, random, testing, cupyx, scipy, special, sparse)}
+    modules = {m.__name__: m for m in (cupy, cuda, cuda.runtime, random, testing, cupyx, scipy, sparse)}
     for name, module in modules.items():
         if name != "cupy":
             module.__getattr__ = _missing(module, name)  # type: ignore[method-assign]

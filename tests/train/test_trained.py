@@ -15,7 +15,7 @@ from sparsebp.schedule import StepGraph
 from sparsebp.schedule.builders import conventional
 from sparsebp.train import Callback, Trainer
 
-NETS = ("mlp", "conv", "mlp, hybrid", "shared", "gru", "wide")
+NETS = ("mlp", "conv", "mlp, hybrid", "shared", "gru", "wide", "transformer", "transformer, words")
 
 
 @given(

@@ -139,6 +139,21 @@ def test_the_same_ranks_go_on_bit_for_bit(tmp_path):
     assert p.digest(found[1]) == p.digest(wanted[1])
 
 
+@pytest.mark.parametrize("schedule", ["1f1b", "data-parallel"])
+def test_a_second_fit_and_an_evaluation_on_one_rank(schedule):
+    def work(transport):
+        model = p.mlp()
+        options = {} if transport is None else {"transport": transport, "schedule": schedule}
+        trainer = Trainer(model, nn.CrossEntropyLoss(), p.momentum(model), accumulate=2, rng=0, **options)
+        trainer.fit(images(), epochs=1, batch_size=8)
+        trainer.fit(images(seed=2), epochs=1, batch_size=5)
+        if transport is not None and transport.rank != 1:  # nobody else takes part
+            return None
+        return trainer.evaluate(images(seed=1), batch_size=4)
+
+    np.testing.assert_allclose(run_ranks(3, work)[1], work(None), **TIGHT)
+
+
 class Notes(Callback):
     """Keeps which events it saw, and whether the model was up to date then."""
 

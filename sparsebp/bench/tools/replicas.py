@@ -27,6 +27,7 @@ from sparsebp.schedule.builders import data_parallel, place_updates, reverse_fir
 
 SGD: dict[str, Any] = {"lr": 1e-3, "momentum": 0.9}
 MARK = "measured: "
+_FEW = 64  # bytes
 
 
 class Network:
@@ -38,7 +39,8 @@ class Network:
         Carries the bytes.
     bandwidth
         Bytes a second and direction, of one sum at a time, which sends ``2 (n - 1) / n`` of its bytes; None adds no
-        time, 0 carries nothing at all: the sums are those of one rank.
+        time. 0 carries no gradients: their sums are those of one rank. Counts of samples and losses, by which ranks
+        stay in step, go as they are.
     """
 
     def __init__(self, inner: Transport, bandwidth: float | None) -> None:
@@ -48,7 +50,7 @@ class Network:
 
     def allreduce(self, array: Any) -> Handle:
         """Begin to sum."""
-        if self.bandwidth is None:
+        if self.bandwidth is None or array.nbytes <= _FEW:
             return self.inner.allreduce(array)
         if self.bandwidth == 0:
             return _Later(None, 0.0)

@@ -77,6 +77,16 @@ class PointwiseKernels(Family):
         _check_clamp(gy, low, high, out, y=y)
         self._run.clamp_grad(gy, y, low, high, out)
 
+    def gelu(self, x: Array, approximate: bool, out: Array) -> None:
+        """``out = x Φ(x)``; if `approximate`, with ``(1 + tanh(√(2/π) (x + 0.044715 x³))) / 2`` for Φ. x, out (n,)."""
+        _check_elements(out, x=x)
+        self._run.gelu(x, approximate, out)
+
+    def gelu_grad(self, gy: Array, x: Array, approximate: bool, out: Array) -> None:
+        """``out = gy (Φ(x) + x Φ'(x))``, Φ as in `gelu`. gy, x, out (n,)."""
+        _check_elements(out, gy=gy, x=x)
+        self._run.gelu_grad(gy, x, approximate, out)
+
     def softmax_cross_entropy(self, logits: Array, target: Array, losses: Array, grad: Array) -> None:
         """Per-row softmax cross-entropy and its gradient in one pass.
 
@@ -117,13 +127,18 @@ def _check_numbers(read: dict[str, Array], written_to: dict[str, Array]) -> None
 
 def _check_clamp(x: Array, low: float, high: float, out: Array, **others: Array) -> None:
     """Check the arguments of `clamp` and, with `others` of the same length, of `clamp_grad`."""
-    first = "gy" if others else "x"
-    dtype, shape = real_dtype(first, x), rank(first, x, 1)
-    for name, array in {first: x, **others}.items():
-        exact(name, array, dtype, shape)
-    written("out", out, dtype, shape)
+    _check_elements(out, **{"gy" if others else "x": x}, **others)
     if not low < high:
         raise OptionError(
             "The limits are in the wrong order", expected="low < high", got=f"low={low}, high={high}",
             remedy="Swap them",
         )  # fmt: skip
+
+
+def _check_elements(out: Array, **read: Array) -> None:
+    """Check arrays (n,) that are read, by name, and one that is written; the first one tells the dtype and n."""
+    (first, array), *_ = read.items()
+    dtype, shape = real_dtype(first, array), rank(first, array, 1)
+    for name, other in read.items():
+        exact(name, other, dtype, shape)
+    written("out", out, dtype, shape)

@@ -1,4 +1,4 @@
-"""Launchers of kernels of one pass over memory: ``channels.cu``, ``clamp.cu`` and ``training.cu``."""
+"""Launchers of kernels of one pass over memory: ``channels.cu``, ``clamp.cu``, ``gelu.cu`` and ``training.cu``."""
 
 from __future__ import annotations
 
@@ -71,6 +71,18 @@ class PointwiseKernels(Launcher):
         limit = out.dtype.type
         args = (*arrays, limit(low), limit(high), out, np.int64(out.size))
         self._launch("clamp.cu", name, real_define(out), ceil_div(out.size, BLOCK), (BLOCK,), args)
+
+    def gelu(self, x: Array, approximate: bool, out: Array) -> None:
+        """Every element times its probability; a thread an element."""
+        self._activation("gelu", approximate, out, x)
+
+    def gelu_grad(self, gy: Array, x: Array, approximate: bool, out: Array) -> None:
+        """The gradient times the slope; a thread an element."""
+        self._activation("gelu_grad", approximate, out, gy, x)
+
+    def _activation(self, name: str, approximate: bool, out: Array, *arrays: Array) -> None:
+        args = (*arrays, np.int32(approximate), out, np.int64(out.size))
+        self._launch("gelu.cu", name, real_define(out), ceil_div(out.size, BLOCK), (BLOCK,), args)
 
     def softmax_cross_entropy(self, logits: Array, target: Array, losses: Array, grad: Array) -> None:
         """Loss and gradient of every row; a warp a row. A target outside [0, C) makes its row NaN."""

@@ -97,6 +97,7 @@ SOURCES: dict[str, list[Defines]] = {
     "windows.cu": _windows(),
     "channels.cu": _plain(),
     "clamp.cu": _plain(),
+    "gelu.cu": _plain(),
     "dense.cu": _plain(),
     "training.cu": _plain(),
     "optimizers.cu": _plain(),

@@ -14,6 +14,7 @@ from sparsebp.kernels.host.dense.batches import matmul_batches  # noqa: E402
 from sparsebp.kernels.host.dense.dense import DenseKernels  # noqa: E402
 from sparsebp.kernels.host.dense.products import matmul  # noqa: E402
 from sparsebp.kernels.host.engine.read_only import accept_read_only  # noqa: E402
+from sparsebp.kernels.host.gelu import GeluKernels  # noqa: E402
 from sparsebp.kernels.host.optim.optimizers import OptimizerKernels  # noqa: E402
 from sparsebp.kernels.host.optim.product_update import (  # noqa: E402
     bytes_at_once,
@@ -51,5 +52,6 @@ class HostKernels(
     ConvolutionKernels,
     MaxPoolKernels,
     PointwiseKernels,
+    GeluKernels,
 ):
     """What `sparsebp.kernels.api.Kernels` calls for NumPy arrays: one mixin per family of kernels."""

@@ -15,9 +15,6 @@ from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.core.types import Array, SlopeFunction
 from sparsebp.nn.layer import Layer, check_gy, check_input
 
-_ROOT = math.sqrt(2 / math.pi)
-_CUBE = 0.044715
-
 
 class Pointwise(Layer):
     """``y = f(x)`` element by element; `saved` is y, or x where a subclass says that its slope needs x.
@@ -285,23 +282,22 @@ class GELU(Pointwise):
 
     def function(self, x: Array) -> Array:
         """Return the GELU of x."""
-        return x * self._probability(x)
+        xp = backend.namespace(x)
+        y = memory.empty(xp, x.shape, x.dtype)
+        kernels.get(xp).gelu(xp.ascontiguousarray(x).reshape(-1), self.approximate == "tanh", y.reshape(-1))
+        return y
+
+    def input_grad(self, gy: Array, saved: Array) -> Array:
+        """Return ``gy · f'``."""
+        xp = check_gy(gy, saved.shape, saved.dtype, saved)
+        gx = memory.empty(xp, gy.shape, gy.dtype)
+        flat_gy, flat_x = (xp.ascontiguousarray(array).reshape(-1) for array in (gy, saved))
+        kernels.get(xp).gelu_grad(flat_gy, flat_x, self.approximate == "tanh", gx.reshape(-1))
+        return gx
 
     def slope(self, saved: Array) -> Array:
         """Return ``Φ(x) + x Φ'(x)``."""
-        xp = backend.namespace(saved)
-        probability = self._probability(saved)
-        if self.approximate == "none":
-            density = xp.exp(-0.5 * saved * saved) * (1 / math.sqrt(2 * math.pi))
-        else:
-            square = xp.minimum(saved * saved, 1e4)  # from there on the probability is 0 or 1 to the last digit
-            density = 2 * probability * (1 - probability) * (_ROOT * (1 + 3 * _CUBE * square))
-        return probability + saved * density
-
-    def _probability(self, x: Array) -> Array:
-        if self.approximate == "none":
-            return 0.5 * (1 + backend.erf(x * math.sqrt(0.5)))
-        return 0.5 * (1 + backend.namespace(x).tanh(_ROOT * (x + _CUBE * x * x * x)))
+        return self.input_grad(backend.namespace(saved).ones_like(saved), saved)
 
 
 class Softplus(Pointwise):
