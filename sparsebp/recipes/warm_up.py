@@ -49,6 +49,9 @@ def _recurrent(kind: type[nn.RNN] | type[nn.GRU], dtype: np.dtype) -> None:
     for backward in BACKWARDS:
         cell = kind(2, 5, backward=backward, dtype=dtype, rng=0)
         _train(nn.SequenceClassifier(cell, nn.Linear(5, 4, dtype=dtype, rng=0)), (9, _SAMPLES, 2), dtype)
+    layer = kind(2, 5, dtype=dtype, rng=0)
+    y, saved = layer.forward(np.zeros((9, _SAMPLES, 2), dtype))
+    layer.cell.reduced(saved.tapes[0], layer.params["weight_hh_l0"], y)
 
 
 def _convolutions(dtype: np.dtype) -> None:
