@@ -16,12 +16,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Exit codes: 0 done; 1 an error of sparsebp's own, or of the standard output, printed as one message; 2 wrong usage,
     an unknown or impossible value of an option among it; 130 interrupted.
     """
-    from sparsebp.distributed.processes.launcher import quiet_others
+    from sparsebp.distributed.processes.launcher import launched, quiet_others
 
     quiet_others()
     try:
-        with _streams():
-            _run(arguments)
+        try:
+            with _streams():
+                _run(arguments)
+        except SystemExit as leaving:
+            if launched() is not None:
+                from sparsebp.distributed.start import part
+
+                part(leaving.code)
+            raise
     except KeyboardInterrupt:  # also while modules are imported
         print("Interrupted.", file=sys.stderr)
         raise SystemExit(130) from None

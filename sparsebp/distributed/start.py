@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import platform
 import sys
@@ -11,9 +12,9 @@ from typing import Any
 from sparsebp import backend
 from sparsebp.core import threads
 from sparsebp.core.arguments import check_choice
-from sparsebp.core.errors import DeviceError, TransportError
+from sparsebp.core.errors import DeviceError, MissingDependencyError, TransportError
 from sparsebp.distributed.mpi import MPITransport, mpi
-from sparsebp.distributed.processes.launcher import launched, speak
+from sparsebp.distributed.processes.launcher import last_words, launched, speak
 from sparsebp.distributed.processes.peers import End
 from sparsebp.distributed.transport import Transport
 
@@ -55,6 +56,10 @@ def connect(*, device: str = "cpu", progress: bool = False) -> Transport:
             "MPI knows other processes than the launcher has started", expected=f"{ranks[1]} ranks",
             got=MPI.COMM_WORLD.size, remedy=f"Use the mpiexec of {MPI.Get_library_version().split()[0]}",
         )  # fmt: skip
+    for rank, text in enumerate(meet(None)):
+        if text is not None:
+            raise TransportError(f"Rank {rank} has ended before the start", expected="all ranks to start", got=text,
+                                 remedy="Start all ranks with the same command")  # fmt: skip
     transport = MPITransport(progress=progress)
     _Ending(transport).install()
     _share_cores(transport)
@@ -66,6 +71,29 @@ def connect(*, device: str = "cpu", progress: bool = False) -> Transport:
 
     backend.cupy().cuda.Device(number).use()
     return NCCLTransport(transport)
+
+
+_met = False
+
+
+def meet(ending: str | None) -> list[str | None]:
+    """Wait for all ranks, each of which says why it is about to end, or None: it goes on.
+
+    MPI's own start waits for all processes, for ever: one that never comes there would leave the others behind.
+    """
+    global _met  # noqa: PLW0603 (processes start once)
+    _met = True
+    said: list[str | None] = mpi().COMM_WORLD.allgather(ending)
+    return said
+
+
+def part(status: object) -> None:
+    """Tell ranks that wait in `connect` that this process ends without having come there."""
+    ranks = launched()
+    if ranks is None or ranks[1] == 1 or _met:
+        return
+    with contextlib.suppress(MissingDependencyError):  # then no rank waits
+        meet(f"exit status {status}. {last_words()}".strip())
 
 
 def _share_cores(transport: MPITransport) -> None:

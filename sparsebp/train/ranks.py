@@ -17,7 +17,7 @@ from sparsebp.distributed.pipeline import PipelineExecutor
 from sparsebp.distributed.transport import Transport
 from sparsebp.distributed.whole import exchange
 from sparsebp.runtime.executor import Executor
-from sparsebp.runtime.stages import Stages
+from sparsebp.runtime.stages import Stages, trained_parameters
 from sparsebp.runtime.step import Watch
 from sparsebp.schedule import Schedule
 from sparsebp.schedule.files.action_csv import to_csv
@@ -130,6 +130,7 @@ def agree(trainer: Training, facts: Mapping[str, Any], dataset: Dataset) -> None
         "the optimizer's numbers of updates": dict(getattr(optimizer, "steps", {})),
         "the learning-rate schedule": _state_of(trainer.lr_scheduler),
         "the names of parameters": list(parameters),
+        "the trained parameters": list(trained_parameters(trainer.model, optimizer)),
     }  # fmt: skip
     layers = dict(trainer.model.modules()) if hasattr(trainer.model, "modules") else {}
     facts |= {f"the layer {name or 'that is the model'}": described(layer) for name, layer in layers.items()}

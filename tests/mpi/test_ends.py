@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from mpi.launch import command, environment, run
+from mpi.launch import command, environment, mpiexec, run
 from sparsebp.core.errors import MissingDependencyError, TransportError
 from sparsebp.distributed.processes.launcher import LAUNCHERS
 from sparsebp.distributed.start import connect
@@ -53,6 +53,15 @@ def test_a_rank_that_ends_early_is_named() -> None:
     assert done.returncode != 0
     (line,) = tracebacks(done)
     assert "Rank 1 has ended, and rank" in line
+
+
+def test_a_rank_whose_command_is_refused_does_not_leave_the_others_waiting() -> None:
+    train = [sys.executable, "-m", "sparsebp", "train", "digits", "--model", "lenet5", "--schedule", "1f1b"]
+    several = [mpiexec(), "-n", "1", *train, ":", "-n", "1", *train, "--bogus"]
+    done = subprocess.run(several, env=environment(), capture_output=True, text=True, timeout=SOON, check=False)
+    assert done.returncode != 0 and done.stdout == ""
+    assert "Rank 1 has ended before the start" in done.stderr and "No such option: --bogus" in done.stderr
+    assert done.stderr.count("Error: ") == 1
 
 
 def test_no_gpu_is_said_once() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from typing import TextIO
@@ -9,6 +10,7 @@ from typing import TextIO
 # Rank and number of processes, as MPICH and Intel MPI, Open MPI, and Slurm's srun tell their children.
 LAUNCHERS = (("PMI_RANK", "PMI_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
              ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"))  # fmt: skip
+_KEPT = 1000  # characters
 _stderr: TextIO | None = None
 
 
@@ -31,7 +33,27 @@ def quiet_others() -> None:
     ranks = launched()
     if ranks is not None and ranks[0] > 0 and _stderr is None:
         _stderr = sys.stderr
-        sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (until the end)
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (until the end)
+        sys.stderr = _Unheard()
+
+
+class _Unheard(io.StringIO):
+    """Keeps the end of what was written."""
+
+    def write(self, text: str) -> int:
+        """Write a text."""
+        if self.tell() > _KEPT:
+            end = self.getvalue()[-_KEPT:]
+            self.seek(0)
+            self.truncate()
+            super().write(end)
+        return super().write(text)
+
+
+def last_words() -> str:
+    """Return the end of what this rank has written to a standard error that nobody sees, in one line."""
+    text = sys.stderr.getvalue()[-_KEPT:] if isinstance(sys.stderr, _Unheard) else ""
+    return " ".join(text.translate(dict.fromkeys(map(ord, "╭─╮│╰╯"))).split())
 
 
 def speak() -> None:
