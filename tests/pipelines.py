@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from sparsebp import models, nn, optim
-from sparsebp.distributed.in_process import run_ranks
-from sparsebp.distributed.pipeline import PipelineExecutor
+from sparsebp.distributed.transports.in_process import run_ranks
+from sparsebp.distributed.pipeline.executor import PipelineExecutor
 from sparsebp.distributed.transport import Transport
 from sparsebp.runtime.executor import Executor
 from sparsebp.runtime.stages import Stages, trained_parameters

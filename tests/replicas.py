@@ -9,8 +9,8 @@ import numpy as np
 
 from sparsebp import nn, optim
 from sparsebp.data import epoch_order
-from sparsebp.distributed.data_parallel import ReplicaExecutor
-from sparsebp.distributed.in_process import run_ranks
+from sparsebp.distributed.data_parallel.executor import ReplicaExecutor
+from sparsebp.distributed.transports.in_process import run_ranks
 from sparsebp.runtime import Executor
 from sparsebp.runtime.stages import Stages
 from sparsebp.schedule import Schedule

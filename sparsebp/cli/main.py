@@ -16,7 +16,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Exit codes: 0 done; 1 an error of sparsebp's own, or of the standard output, printed as one message; 2 wrong usage,
     an unknown or impossible value of an option among it; 130 interrupted.
     """
-    from sparsebp.distributed.processes.launcher import launched, quiet_others
+    from sparsebp.distributed.transports.processes.launcher import launched, quiet_others
 
     quiet_others()
     try:

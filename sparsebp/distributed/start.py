@@ -13,9 +13,9 @@ from sparsebp import backend
 from sparsebp.core import threads
 from sparsebp.core.arguments import check_choice
 from sparsebp.core.errors import DeviceError, MissingDependencyError, TransportError
-from sparsebp.distributed.mpi import MPITransport, mpi
-from sparsebp.distributed.processes.launcher import last_words, launched, speak
-from sparsebp.distributed.processes.peers import End
+from sparsebp.distributed.transports.mpi import MPITransport, mpi
+from sparsebp.distributed.transports.processes.launcher import last_words, launched, speak
+from sparsebp.distributed.transports.processes.peers import End
 from sparsebp.distributed.transport import Transport
 
 
@@ -65,7 +65,7 @@ def connect(*, device: str = "cpu", progress: bool = False) -> Transport:
     _share_cores(transport)
     if device == "cpu":
         return transport
-    from sparsebp.distributed.nccl import NCCLTransport
+    from sparsebp.distributed.transports.nccl import NCCLTransport
 
     number = own_device(transport)
 

@@ -11,7 +11,7 @@ import numpy as np
 from sparsebp import backend
 from sparsebp.core.errors import OptionError
 from sparsebp.distributed.transport import Transport
-from sparsebp.distributed.whole import exchange
+from sparsebp.distributed.pipeline.whole import exchange
 
 
 def check_same(transport: Transport, facts: Mapping[str, Any]) -> None:

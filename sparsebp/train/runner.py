@@ -14,9 +14,9 @@ import numpy as np
 from sparsebp import backend
 from sparsebp.core.errors import NonFiniteError
 from sparsebp.core.types import Array
-from sparsebp.distributed.data_parallel import ReplicaExecutor
-from sparsebp.distributed.data_parallel_search import ReverseFirstKExecutor
-from sparsebp.distributed.pipeline import PipelineExecutor
+from sparsebp.distributed.data_parallel.executor import ReplicaExecutor
+from sparsebp.distributed.data_parallel.search import ReverseFirstKExecutor
+from sparsebp.distributed.pipeline.executor import PipelineExecutor
 from sparsebp.optim.lr_scheduler import reads_model
 from sparsebp.runtime.candidates import SCHEDULE_NAME
 from sparsebp.runtime.executor import Executor

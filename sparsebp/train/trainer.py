@@ -100,7 +100,7 @@ class Trainer(Training):
         alone.
     predictor, note
         With an asynchronous schedule: whose weights are read, and who is told how far they were from those that came;
-        see `sparsebp.distributed.pipeline.PipelineExecutor`. The predictor's state is part of checkpoints.
+        see `sparsebp.distributed.pipeline.executor.PipelineExecutor`. The predictor's state is part of checkpoints.
 
     Attributes
     ----------

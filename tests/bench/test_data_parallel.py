@@ -13,7 +13,7 @@ from sparsebp.bench import data_parallel, load
 from sparsebp.bench.tools.replicas import Network, mlp, waiting
 from sparsebp.core.errors import MissingDependencyError, SparseBPError
 from sparsebp.core.timing import Timing
-from sparsebp.distributed.in_process import run_ranks
+from sparsebp.distributed.transports.in_process import run_ranks
 from sparsebp.runtime.stages import Stages
 from sparsebp.schedule import validate
 from sparsebp.schedule.builders import data_parallel as schedule_of

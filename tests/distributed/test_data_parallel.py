@@ -13,9 +13,9 @@ import orders
 import replicas as rep
 from sparsebp import backend, nn
 from sparsebp.core.errors import NonFiniteError, OptionError, ScheduleError, TransportError
-from sparsebp.distributed.buckets import parted
-from sparsebp.distributed.data_parallel import ReplicaExecutor
-from sparsebp.distributed.in_process import run_ranks
+from sparsebp.distributed.data_parallel.buckets import parted
+from sparsebp.distributed.data_parallel.executor import ReplicaExecutor
+from sparsebp.distributed.transports.in_process import run_ranks
 from sparsebp.runtime.stages import Stages
 from sparsebp.runtime.step import Watch
 from sparsebp.schedule import Lane, StepGraph

@@ -10,8 +10,8 @@ import pytest
 import replicas as rep
 from sparsebp import nn
 from sparsebp.core.errors import OptionError
-from sparsebp.distributed.data_parallel_search import ReverseFirstKExecutor, TimedReplica
-from sparsebp.distributed.in_process import run_ranks
+from sparsebp.distributed.data_parallel.search import ReverseFirstKExecutor, TimedReplica
+from sparsebp.distributed.transports.in_process import run_ranks
 from sparsebp.runtime.stages import Stages
 from sparsebp.schedule import Action
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 import replicas as rep
 from sparsebp import nn
 from sparsebp.core.errors import OptionError
-from sparsebp.distributed.data_parallel import ReplicaExecutor
-from sparsebp.distributed.in_process import run_ranks
+from sparsebp.distributed.data_parallel.executor import ReplicaExecutor
+from sparsebp.distributed.transports.in_process import run_ranks
 from sparsebp.runtime.stages import Stages
 
 NAMES = list(rep.schedules(Stages(rep.mlp())))

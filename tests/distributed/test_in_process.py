@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sparsebp.core.errors import OptionError, TransportError
-from sparsebp.distributed.in_process import run_ranks
+from sparsebp.distributed.transports.in_process import run_ranks
 from sparsebp.distributed.transport import Transport
 
 

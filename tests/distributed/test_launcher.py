@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from sparsebp.distributed.processes.launcher import LAUNCHERS, launched
+from sparsebp.distributed.transports.processes.launcher import LAUNCHERS, launched
 
 PROGRAM = """
 import sys
-from sparsebp.distributed.processes.launcher import quiet_others, speak
+from sparsebp.distributed.transports.processes.launcher import quiet_others, speak
 quiet_others()
 print("out")
 print("err", file=sys.stderr)

@@ -11,8 +11,8 @@ import pytest
 from distributed.nccl_standin import CUPY, World, current_stream, device
 from sparsebp.core.errors import MissingDependencyError, TransportError
 from sparsebp.core.types import Array
-from sparsebp.distributed.in_process import run_ranks
-from sparsebp.distributed.nccl import NCCLTransport, nccl
+from sparsebp.distributed.transports.in_process import run_ranks
+from sparsebp.distributed.transports.nccl import NCCLTransport, nccl
 
 DTYPES = (np.float32, np.float64)
 

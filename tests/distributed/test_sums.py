@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp.distributed.sums import parts_of, sum_in_order
+from sparsebp.distributed.transports.sums import parts_of, sum_in_order
 
 
 class Huge:

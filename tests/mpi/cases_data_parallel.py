@@ -8,9 +8,9 @@ import replicas as rep
 from mpi import on_ranks
 from sparsebp import nn
 from sparsebp.core.errors import NonFiniteError
-from sparsebp.distributed.data_parallel import ReplicaExecutor
-from sparsebp.distributed.data_parallel_search import ReverseFirstKExecutor
-from sparsebp.distributed.mpi import MPITransport
+from sparsebp.distributed.data_parallel.executor import ReplicaExecutor
+from sparsebp.distributed.data_parallel.search import ReverseFirstKExecutor
+from sparsebp.distributed.transports.mpi import MPITransport
 from sparsebp.distributed.transport import Transport
 from sparsebp.runtime.stages import Stages
 from sparsebp.runtime.step import Watch

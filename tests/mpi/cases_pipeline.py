@@ -11,8 +11,8 @@ import pipelines as p
 from mpi import on_ranks, shared_folder
 from sparsebp import nn, optim
 from sparsebp.core.errors import NonFiniteError
-from sparsebp.distributed.in_process import run_ranks
-from sparsebp.distributed.pipeline import PipelineExecutor
+from sparsebp.distributed.transports.in_process import run_ranks
+from sparsebp.distributed.pipeline.executor import PipelineExecutor
 from sparsebp.distributed.transport import Transport
 from sparsebp.train import Callback, Trainer
 

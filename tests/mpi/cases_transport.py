@@ -242,7 +242,7 @@ def a_rank_that_ends_early_sums_nothing(transport: Transport) -> None:
 @on_ranks(2, in_process=False)
 def a_thread_lets_sums_go_on(transport: Transport) -> None:
     """No call is made meanwhile; without the thread the sum would stay at its first exchange."""
-    from sparsebp.distributed.mpi import MPITransport
+    from sparsebp.distributed.transports.mpi import MPITransport
 
     progressing = MPITransport(progress=True)
     array = values(transport.rank, 100_001)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from schedules import lane, schedules
 from sparsebp.core.errors import ScheduleError
-from sparsebp.distributed.in_process import run_ranks
+from sparsebp.distributed.transports.in_process import run_ranks
 from sparsebp.schedule import Action, Schedule, StepGraph
 from sparsebp.schedule.builders import fast_forward, gpipe
 from sparsebp.schedule.lowering import lower as module

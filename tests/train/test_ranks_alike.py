@@ -11,7 +11,7 @@ import pipelines as p
 from sparsebp import nn, optim
 from sparsebp.core.errors import OptionError
 from sparsebp.data import ArrayDataset
-from sparsebp.distributed.in_process import run_ranks
+from sparsebp.distributed.transports.in_process import run_ranks
 from sparsebp.distributed.transport import Transport
 from sparsebp.train import Callback, Trainer
 from train.test_transport import TIGHT, images

@@ -12,7 +12,7 @@ import pipelines as p
 from sparsebp import nn, optim
 from sparsebp.core.errors import FileFormatError, NonFiniteError, OptionError, TransportError
 from sparsebp.data import epoch_order
-from sparsebp.distributed.in_process import run_ranks
+from sparsebp.distributed.transports.in_process import run_ranks
 from sparsebp.train import Callback, Trainer
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}

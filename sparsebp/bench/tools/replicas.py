@@ -18,9 +18,9 @@ from sparsebp.bench.tools.benchmark import refuse_difference
 from sparsebp.bench.tools.images import torch_twin
 from sparsebp.bench.tools.peers import import_torch
 from sparsebp.core.threads import set_threads
-from sparsebp.distributed.data_parallel import ReplicaExecutor
-from sparsebp.distributed.data_parallel_search import ReverseFirstKExecutor
-from sparsebp.distributed.mpi import MPITransport
+from sparsebp.distributed.data_parallel.executor import ReplicaExecutor
+from sparsebp.distributed.data_parallel.search import ReverseFirstKExecutor
+from sparsebp.distributed.transports.mpi import MPITransport
 from sparsebp.distributed.transport import Handle, Transport
 from sparsebp.schedule import Schedule
 from sparsebp.schedule.builders import data_parallel, place_updates, reverse_first_k

@@ -60,7 +60,7 @@ class Group(TyperGroup):
 
 def _speaks(error: BaseException) -> bool:
     """Say whether this process prints an error that ends it: of several ranks, one does."""
-    from sparsebp.distributed.processes.launcher import launched
+    from sparsebp.distributed.transports.processes.launcher import launched
 
     if launched() is None:
         return True

@@ -12,7 +12,7 @@ from sparsebp.cli.commands.common import JsonOption, ThreadsOption, out_option, 
 from sparsebp.cli.commands.run_options import Task, run_options
 from sparsebp.core.arguments import check_integer
 from sparsebp.core.errors import OptionError
-from sparsebp.distributed.processes.launcher import launched
+from sparsebp.distributed.transports.processes.launcher import launched
 
 if TYPE_CHECKING:
     from sparsebp.distributed.transport import Transport

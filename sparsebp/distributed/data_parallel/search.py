@@ -10,7 +10,7 @@ from typing import Any
 
 from sparsebp import backend
 from sparsebp.core.errors import OptionError
-from sparsebp.distributed.data_parallel import Indices, ReplicaExecutor
+from sparsebp.distributed.data_parallel.executor import Indices, ReplicaExecutor
 from sparsebp.distributed.transport import Transport
 from sparsebp.runtime.candidates import REPEATED
 from sparsebp.runtime.measure import TimedExecutor, measured_costs

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple, TypeAlias
 
 from sparsebp import backend
 from sparsebp.core.errors import OptionError, TransportError
-from sparsebp.distributed.messages import Mail
-from sparsebp.distributed.pipeline_actions import PipelineActions, RankStep
-from sparsebp.distributed.pipeline_checks import check_fits_ranks
+from sparsebp.distributed.pipeline.messages import Mail
+from sparsebp.distributed.pipeline.actions import PipelineActions, RankStep
+from sparsebp.distributed.pipeline.checks import check_fits_ranks
 from sparsebp.distributed.transport import Transport
-from sparsebp.distributed.versions import Note, Versions
-from sparsebp.distributed.whole import make_whole
+from sparsebp.distributed.pipeline.versions import Note, Versions
+from sparsebp.distributed.pipeline.whole import make_whole
 from sparsebp.optim import Predictor
 from sparsebp.runtime.actions import Run
 from sparsebp.runtime.program import fewer, without_frozen

@@ -11,7 +11,7 @@ import numpy as np
 from sparsebp import backend
 from sparsebp.core.errors import OptionError
 from sparsebp.core.types import Array
-from sparsebp.distributed.buckets import Buckets
+from sparsebp.distributed.data_parallel.buckets import Buckets
 from sparsebp.distributed.transport import Handle, Transport
 from sparsebp.runtime.actions import Actions, Run
 from sparsebp.runtime.stages import Stages

@@ -18,7 +18,7 @@ import numpy as np
 from sparsebp import backend
 from sparsebp.core.errors import MissingDependencyError, TransportError
 from sparsebp.core.types import Array
-from sparsebp.distributed.sums import parts_of, sum_in_order
+from sparsebp.distributed.transports.sums import parts_of, sum_in_order
 from sparsebp.distributed.transport import DTYPES, Handle, Transport
 
 _KINDS = ("allreduce", "reduce_scatter", "allgather", "exscan")

@@ -11,7 +11,7 @@ from sparsebp.core.errors import TransportError
 from sparsebp.core.types import Array
 
 if TYPE_CHECKING:
-    from sparsebp.distributed.mpi import MPITransport
+    from sparsebp.distributed.transports.mpi import MPITransport
 
 KINDS = ("allreduce", "reduce_scatter", "allgather", "exscan", "share", "barrier")
 

@@ -12,11 +12,11 @@ import numpy as np
 from sparsebp import backend
 from sparsebp.core.errors import MissingDependencyError, TransportError
 from sparsebp.core.types import Array
-from sparsebp.distributed.processes.calls import Call, Message
-from sparsebp.distributed.processes.peers import End, Peers
-from sparsebp.distributed.processes.progress import Progress
-from sparsebp.distributed.processes.waiting import until
-from sparsebp.distributed.sums import parts_of, sum_in_order
+from sparsebp.distributed.transports.processes.calls import Call, Message
+from sparsebp.distributed.transports.processes.peers import End, Peers
+from sparsebp.distributed.transports.processes.progress import Progress
+from sparsebp.distributed.transports.processes.waiting import until
+from sparsebp.distributed.transports.sums import parts_of, sum_in_order
 from sparsebp.distributed.transport import DTYPES, Handle, Transport
 
 _CODES = {dtype: code for code, dtype in enumerate(DTYPES)}

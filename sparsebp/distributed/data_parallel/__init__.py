@@ -1,0 +1,1 @@
+"""Replicas of a model, each with a share of the samples, whose gradients are averaged."""

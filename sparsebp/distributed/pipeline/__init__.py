@@ -1,0 +1,1 @@
+"""Models whose stages are on several ranks."""

@@ -1,0 +1,1 @@
+"""What carries arrays between ranks: threads of one process, processes of MPI, GPUs with NCCL."""
