@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from sparsebp import models, nn, optim
-from sparsebp.distributed.transports.in_process import run_ranks
 from sparsebp.distributed.pipeline.executor import PipelineExecutor
 from sparsebp.distributed.transport import Transport
+from sparsebp.distributed.transports.in_process import run_ranks
 from sparsebp.runtime.executor import Executor
 from sparsebp.runtime.stages import Stages, trained_parameters
 from sparsebp.schedule import Schedule

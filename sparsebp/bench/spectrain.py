@@ -21,10 +21,10 @@ from sparsebp.bench.tools import images, pictures
 from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run
 from sparsebp.bench.tools.report import Column
 from sparsebp.core.errors import NonFiniteError
-from sparsebp.distributed.transports.in_process import run_ranks
 from sparsebp.distributed.pipeline.executor import PipelineExecutor
-from sparsebp.distributed.transport import Transport
 from sparsebp.distributed.pipeline.versions import Distance
+from sparsebp.distributed.transport import Transport
+from sparsebp.distributed.transports.in_process import run_ranks
 from sparsebp.runtime.step import Step, Watch
 from sparsebp.schedule import Schedule
 from sparsebp.schedule.builders import dualpipe2018, pipedream

@@ -13,10 +13,10 @@ from sparsebp import backend
 from sparsebp.core import threads
 from sparsebp.core.arguments import check_choice
 from sparsebp.core.errors import DeviceError, MissingDependencyError, TransportError
+from sparsebp.distributed.transport import Transport
 from sparsebp.distributed.transports.mpi import MPITransport, mpi
 from sparsebp.distributed.transports.processes.launcher import last_words, launched, speak
 from sparsebp.distributed.transports.processes.peers import End
-from sparsebp.distributed.transport import Transport
 
 
 def connect(*, device: str = "cpu", progress: bool = False) -> Transport:

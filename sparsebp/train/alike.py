@@ -10,8 +10,8 @@ import numpy as np
 
 from sparsebp import backend
 from sparsebp.core.errors import OptionError
-from sparsebp.distributed.transport import Transport
 from sparsebp.distributed.pipeline.whole import exchange
+from sparsebp.distributed.transport import Transport
 
 
 def check_same(transport: Transport, facts: Mapping[str, Any]) -> None:

@@ -14,8 +14,8 @@ from sparsebp.data.dataset import ArrayDataset, Dataset
 from sparsebp.distributed.data_parallel.executor import ReplicaExecutor
 from sparsebp.distributed.data_parallel.search import ReverseFirstKExecutor
 from sparsebp.distributed.pipeline.executor import PipelineExecutor
-from sparsebp.distributed.transport import Transport
 from sparsebp.distributed.pipeline.whole import exchange
+from sparsebp.distributed.transport import Transport
 from sparsebp.runtime.executor import Executor
 from sparsebp.runtime.stages import Stages, trained_parameters
 from sparsebp.runtime.step import Watch

@@ -14,8 +14,8 @@ from sparsebp.core.arguments import check_choice, check_flag, check_integer, che
 from sparsebp.core.errors import OptionError
 from sparsebp.core.files import check_path
 from sparsebp.core.types import Seed
-from sparsebp.distributed.transport import Transport
 from sparsebp.distributed.pipeline.versions import Note
+from sparsebp.distributed.transport import Transport
 from sparsebp.optim import Predictor
 from sparsebp.optim.combined import ChainedScheduler
 from sparsebp.runtime.candidates import FoundSchedule

@@ -15,9 +15,9 @@ from sparsebp import SparsityPattern
 from sparsebp.bench.tools.counted import Counted
 from sparsebp.core.errors import OptionError, PatternError, ShapeError, SparseBPError, TransportError
 from sparsebp.core.types import Array
-from sparsebp.distributed.transports.in_process import run_ranks
 from sparsebp.distributed.scans.chain_parallel import ChainParallel, Piece, way_seconds
 from sparsebp.distributed.transport import Transport
+from sparsebp.distributed.transports.in_process import run_ranks
 from sparsebp.scan import plan_scan
 from sparsebp.scan.reduction import plan_reduction
 from strategies import seeds, tolerance

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from sparsebp.core.errors import OptionError, TransportError
-from sparsebp.distributed.transports.in_process import run_ranks
 from sparsebp.distributed.transport import Transport
+from sparsebp.distributed.transports.in_process import run_ranks
 
 
 def test_results_come_in_the_order_of_ranks() -> None:

@@ -13,8 +13,8 @@ import pipelines as p
 import schedules
 from sparsebp import nn, optim
 from sparsebp.core.errors import NonFiniteError, OptionError, TransportError
-from sparsebp.distributed.transports.in_process import run_ranks
 from sparsebp.distributed.pipeline.executor import PipelineExecutor
+from sparsebp.distributed.transports.in_process import run_ranks
 from sparsebp.runtime.stages import Stages
 from sparsebp.runtime.step import Watch
 from sparsebp.schedule import StepGraph

@@ -14,9 +14,9 @@ import pipelines as p
 import schedules
 from sparsebp import nn, optim
 from sparsebp.core.errors import OptionError
-from sparsebp.distributed.transports.in_process import run_ranks
 from sparsebp.distributed.pipeline.executor import PipelineExecutor
 from sparsebp.distributed.pipeline.versions import Versions, units
+from sparsebp.distributed.transports.in_process import run_ranks
 from sparsebp.nn.gradients import gradients_of
 from sparsebp.runtime.stages import Stages
 from sparsebp.schedule import Action, StepGraph, parts_of, simulate

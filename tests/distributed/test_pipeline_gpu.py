@@ -7,8 +7,8 @@ import pytest
 
 import pipelines as p
 from sparsebp import backend, nn, optim
-from sparsebp.distributed.transports.in_process import run_ranks
 from sparsebp.distributed.pipeline.executor import PipelineExecutor
+from sparsebp.distributed.transports.in_process import run_ranks
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not backend.has_gpu(), reason="needs CuPy and a GPU")]
 

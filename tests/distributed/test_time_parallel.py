@@ -16,9 +16,9 @@ from distributed.cut_sequences import KINDS, Problem
 from sparsebp.bench.tools.counted import Counted
 from sparsebp.core.errors import OptionError, ShapeError, StaleError, TransportError
 from sparsebp.core.types import Array
-from sparsebp.distributed.transports.in_process import run_ranks
 from sparsebp.distributed.scans.time_parallel import TimeParallel, stretch, way_seconds
 from sparsebp.distributed.transport import Transport
+from sparsebp.distributed.transports.in_process import run_ranks
 from sparsebp.nn.recurrent.recurrent import Recurrent
 from sparsebp.scan.planning.recurrent import Stretch, estimate_stretch
 from strategies import seeds

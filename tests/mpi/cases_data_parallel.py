@@ -10,8 +10,8 @@ from sparsebp import nn
 from sparsebp.core.errors import NonFiniteError
 from sparsebp.distributed.data_parallel.executor import ReplicaExecutor
 from sparsebp.distributed.data_parallel.search import ReverseFirstKExecutor
-from sparsebp.distributed.transports.mpi import MPITransport
 from sparsebp.distributed.transport import Transport
+from sparsebp.distributed.transports.mpi import MPITransport
 from sparsebp.runtime.stages import Stages
 from sparsebp.runtime.step import Watch
 

@@ -11,9 +11,9 @@ import pipelines as p
 from mpi import on_ranks, shared_folder
 from sparsebp import nn, optim
 from sparsebp.core.errors import NonFiniteError
-from sparsebp.distributed.transports.in_process import run_ranks
 from sparsebp.distributed.pipeline.executor import PipelineExecutor
 from sparsebp.distributed.transport import Transport
+from sparsebp.distributed.transports.in_process import run_ranks
 from sparsebp.train import Callback, Trainer
 
 TIGHT = {"rtol": 1e-10, "atol": 1e-12}

@@ -12,8 +12,8 @@ import pytest
 
 from mpi.launch import command, environment, mpiexec, run
 from sparsebp.core.errors import MissingDependencyError, TransportError
-from sparsebp.distributed.transports.processes.launcher import LAUNCHERS
 from sparsebp.distributed.start import connect
+from sparsebp.distributed.transports.processes.launcher import LAUNCHERS
 
 SOON = 30.0  # seconds that a busy machine may take for what takes two; the programs would wait for minutes
 

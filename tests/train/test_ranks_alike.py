@@ -9,10 +9,10 @@ import pytest
 
 import pipelines as p
 from sparsebp import nn, optim
-from sparsebp.core.errors import OptionError
+from sparsebp.core.errors import OptionError, TransportError
 from sparsebp.data import ArrayDataset
-from sparsebp.distributed.transports.in_process import run_ranks
 from sparsebp.distributed.transport import Transport
+from sparsebp.distributed.transports.in_process import run_ranks
 from sparsebp.train import Callback, Trainer
 from train.test_transport import TIGHT, images
 
@@ -48,6 +48,11 @@ def test_ranks_that_differ_are_told_so(schedule: str, odd: dict[str, Any], said:
     same = ArrayDataset(np.zeros((23, 7)), np.zeros(23, np.int64), dtype=np.float64, batch_first=True)
     with pytest.raises(OptionError, match=f"Ranks differ in .*({said})"):
         run_ranks(2, lambda transport: train(transport, schedule=schedule, odd=odd, data=same))
+
+
+def test_a_pipeline_of_other_samples_stops_before_it_learns() -> None:
+    with pytest.raises(TransportError, match="Rank 1 has other samples than rank 0"):
+        run_ranks(2, lambda transport: train(transport, odd={"data": images(seed=3)}))
 
 
 class Changes(Callback):

@@ -13,9 +13,9 @@ import numpy as np
 from sparsebp import nn, optim
 from sparsebp.bench.tools.replicas import MARK, SGD, mlp
 from sparsebp.core.threads import set_threads
-from sparsebp.distributed.transports.mpi import MPITransport
 from sparsebp.distributed.pipeline.executor import PipelineExecutor
 from sparsebp.distributed.transport import Transport
+from sparsebp.distributed.transports.mpi import MPITransport
 from sparsebp.runtime.actions import Run
 from sparsebp.runtime.stages import Stages
 from sparsebp.runtime.step import Step

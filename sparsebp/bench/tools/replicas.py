@@ -20,8 +20,8 @@ from sparsebp.bench.tools.peers import import_torch
 from sparsebp.core.threads import set_threads
 from sparsebp.distributed.data_parallel.executor import ReplicaExecutor
 from sparsebp.distributed.data_parallel.search import ReverseFirstKExecutor
-from sparsebp.distributed.transports.mpi import MPITransport
 from sparsebp.distributed.transport import Handle, Transport
+from sparsebp.distributed.transports.mpi import MPITransport
 from sparsebp.schedule import Schedule
 from sparsebp.schedule.builders import data_parallel, place_updates, reverse_first_k
 

@@ -13,8 +13,8 @@ import numpy as np
 from sparsebp import backend
 from sparsebp.core.arguments import check_flag
 from sparsebp.core.errors import OptionError, TransportError
-from sparsebp.distributed.data_parallel.buckets import BUCKET_BYTES, Buckets, parted
 from sparsebp.distributed.data_parallel.actions import ReplicaActions, Totals
+from sparsebp.distributed.data_parallel.buckets import BUCKET_BYTES, Buckets, parted
 from sparsebp.distributed.data_parallel.sharded import ShardedActions, ShardedBuckets, gathered
 from sparsebp.distributed.transport import Transport
 from sparsebp.optim.pieces import PieceOptimizer

@@ -10,8 +10,8 @@ import numpy as np
 
 from sparsebp import backend
 from sparsebp.core.types import Array
-from sparsebp.distributed.data_parallel.buckets import Bucket, Buckets
 from sparsebp.distributed.data_parallel.actions import ReplicaActions
+from sparsebp.distributed.data_parallel.buckets import Bucket, Buckets
 from sparsebp.distributed.transport import Handle
 from sparsebp.optim.clip import clip_grad_norm, clip_on_device, square_sums
 from sparsebp.optim.pieces import PieceOptimizer

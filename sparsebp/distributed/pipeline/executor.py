@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+
 from sparsebp import backend
 from sparsebp.core.errors import OptionError, TransportError
-from sparsebp.distributed.pipeline.messages import Mail
 from sparsebp.distributed.pipeline.actions import PipelineActions, RankStep
 from sparsebp.distributed.pipeline.checks import check_fits_ranks
-from sparsebp.distributed.transport import Transport
+from sparsebp.distributed.pipeline.messages import Mail
 from sparsebp.distributed.pipeline.versions import Note, Versions
 from sparsebp.distributed.pipeline.whole import make_whole
+from sparsebp.distributed.transport import Transport
 from sparsebp.optim import Predictor
 from sparsebp.runtime.actions import Run
 from sparsebp.runtime.program import fewer, without_frozen
@@ -125,6 +128,7 @@ class PipelineExecutor:
         self._failed = False
         self._apart = False  # whether other ranks have updated their stages since these were brought up to date
         self._begun = False
+        self._samples = 0
 
     @property
     def pending(self) -> bool:
@@ -171,6 +175,7 @@ class PipelineExecutor:
         self._failed = True
         steps = self._new(batches, tag)
         self._mail.begin([_form(batch) for batch in batches])
+        self._samples = _sum_of(batches)
         program = self._compiled(len(batches))
         self._versions.begin(program.ahead)
         self._apart = True
@@ -217,13 +222,20 @@ class PipelineExecutor:
         return whole
 
     def _share(self, steps: Sequence[Step]) -> None:
-        """Make losses, scores and sums of squares known to all ranks."""
+        """Make losses, scores and sums of squares known to all ranks, and that they had the same samples."""
         last = self._transport.rank == self._owners[-1]
         numbers = [(step.values, step.scores) for step in steps] if last else None
-        shared = self._transport.share((numbers, [step.squares for step in steps]))
+        own = (numbers, [step.squares for step in steps], self._samples)
+        shared = self._transport.share(own)
+        for rank, (_, _, samples) in enumerate(shared):
+            if samples != shared[0][2]:
+                raise TransportError(
+                    f"Rank {rank} has other samples than rank 0", expected="the same batches on all ranks",
+                    got="inputs or targets of another checksum", remedy="Give all ranks the same data, in one order",
+                )  # fmt: skip
         for number, step in enumerate(steps):
             step.values, step.scores = (list(part) for part in shared[self._owners[-1]][0][number])
-            step.squares = {name: value for _, squares in shared for name, value in squares[number].items()}
+            step.squares = {name: value for _, squares, _ in shared for name, value in squares[number].items()}
 
     # ---- programs ----------------------------------------------------------------------------------------------------
 
@@ -347,3 +359,15 @@ def _gathers(program: RankProgram) -> bool:
 def _form(batch: Batch) -> tuple[Any, ...]:
     """Return what the shapes that a micro-batch has inside the model follow from."""
     return tuple((part.shape, part.dtype.str) for part in (batch[0], *batch[2:]))
+
+
+def _sum_of(batches: Sequence[Batch]) -> int:
+    """Return a checksum of all samples on the host; what is on a device is not read."""
+    code = 0
+    for batch in batches:
+        for part in batch:
+            if isinstance(part, np.ndarray):
+                code = zlib.crc32(
+                    np.ascontiguousarray(part).view(np.uint8).reshape(-1).data if part.size else b"", code
+                )
+    return code

@@ -12,12 +12,12 @@ import numpy as np
 from sparsebp import backend
 from sparsebp.core.errors import MissingDependencyError, TransportError
 from sparsebp.core.types import Array
+from sparsebp.distributed.transport import DTYPES, Handle, Transport
 from sparsebp.distributed.transports.processes.calls import Call, Message
 from sparsebp.distributed.transports.processes.peers import End, Peers
 from sparsebp.distributed.transports.processes.progress import Progress
 from sparsebp.distributed.transports.processes.waiting import until
 from sparsebp.distributed.transports.sums import parts_of, sum_in_order
-from sparsebp.distributed.transport import DTYPES, Handle, Transport
 
 _CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 _SUSPICIOUS_SECONDS = 0.5

@@ -18,8 +18,8 @@ import numpy as np
 from sparsebp import backend
 from sparsebp.core.errors import MissingDependencyError, TransportError
 from sparsebp.core.types import Array
-from sparsebp.distributed.transports.sums import parts_of, sum_in_order
 from sparsebp.distributed.transport import DTYPES, Handle, Transport
+from sparsebp.distributed.transports.sums import parts_of, sum_in_order
 
 _KINDS = ("allreduce", "reduce_scatter", "allgather", "exscan")
 _TYPES = {np.dtype(np.float32): "NCCL_FLOAT32", np.dtype(np.float64): "NCCL_FLOAT64",

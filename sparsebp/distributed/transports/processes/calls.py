@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from sparsebp.core.errors import TransportError
 from sparsebp.core.types import Array
 
-if TYPE_CHECKING:
-    from sparsebp.distributed.transports.mpi import MPITransport
-
 KINDS = ("allreduce", "reduce_scatter", "allgather", "exscan", "share", "barrier")
+
+
+class Waits(Protocol):
+    """What a call asks of the transport that it is one of."""
+
+    rank: int
+
+    def wait(self, ready: Callable[[], bool], needs: Sequence[int], suspect: Callable[[], None] | None = None) -> None:
+        """Return when `ready`."""
+
+    def advance(self) -> None:
+        """Let calls go on."""
+
+    def ended(self, buffer: np.ndarray | None = None) -> None:
+        """Note that a call was waited for."""
 
 
 class Message:
@@ -36,7 +48,7 @@ class Message:
     """
 
     def __init__(
-        self, transport: MPITransport, requests: list[Any], needs: Sequence[int], *, out: Array | None = None,
+        self, transport: Waits, requests: list[Any], needs: Sequence[int], *, out: Array | None = None,
         finish: Callable[[], None] | None = None, suspect: Callable[[], None] | None = None,
     ) -> None:  # fmt: skip
         self._transport, self._requests, self._needs = transport, requests, needs
@@ -117,7 +129,7 @@ class Call:
     """
 
     def __init__(
-        self, transport: MPITransport, number: int, heading: Any, headers: np.ndarray, first: list[Any],
+        self, transport: Waits, number: int, heading: Any, headers: np.ndarray, first: list[Any],
         between: Callable[[], list[Any] | None] | None, finish: Callable[[], None] | None, work: np.ndarray | None,
         needs: Sequence[int], same: bool,
     ) -> None:  # fmt: skip
