@@ -56,6 +56,19 @@ def messages_are_left(transport: Transport) -> None:
     one_raises(transport)
 
 
+def closes_first(transport: Transport) -> None:
+    """As users write it: ``try: … finally: transport.close()``."""
+    try:
+        one_raises(transport)
+    finally:
+        transport.close()
+
+
+def closes(transport: Transport) -> None:
+    transport.barrier()
+    transport.close()
+
+
 def one_is_killed(transport: Transport) -> None:
     if transport.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -27,13 +27,15 @@ def tracebacks(done: subprocess.CompletedProcess[str]) -> list[str]:
     return re.findall(r"^Traceback(?:.*\n)(?:[ ].*\n)*(\S.*)$", done.stderr, re.MULTILINE)
 
 
-@pytest.mark.parametrize(("program", "printed"), [("fine", "sum 6.0\n"), ("late", "received\n")])
+@pytest.mark.parametrize(("program", "printed"), [("fine", "sum 6.0\n"), ("late", "received\n"), ("closes", "")])
 def test_a_good_end(program: str, printed: str) -> None:
     done = ended(program)
     assert (done.returncode, done.stdout, done.stderr) == (0, printed, "")
 
 
-@pytest.mark.parametrize("program", ["one_raises", "one_raises_while_others_compute", "all_raise", "messages_are_left"])
+@pytest.mark.parametrize(
+    "program", ["one_raises", "one_raises_while_others_compute", "all_raise", "messages_are_left", "closes_first"]
+)
 def test_an_error_is_printed_once(program: str) -> None:
     done = ended(program)
     assert done.returncode != 0

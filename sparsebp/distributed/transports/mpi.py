@@ -220,8 +220,8 @@ class MPITransport(Transport):
             self._progress.stop()
             self._progress = None
         if not self.peers.ends and not self._under_way:
-            while self._comms:
-                self._comms.pop().Free()
+            while len(self._comms) > 1:  # by the last one this process tells the others how it ends
+                self._comms.pop(0).Free()
 
     # ---- inside ------------------------------------------------------------------------------------------------------
 
