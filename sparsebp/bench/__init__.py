@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 NAMES = (
     "recurrent", "scan", "spgemm", "jacobian", "convergence", "pruned", "optim", "fusion", "schedule", "busy",
-    "estimates", "time-parallel", "data-parallel", "spectrain", "scaling", "scaling-papers", "gpu-numbers", "gpu-grid",
-    "gpu-graphs",
+    "estimates", "time-parallel", "data-parallel", "spectrain", "scaling", "scaling-papers", "scaling-measured",
+    "gpu-numbers", "gpu-grid", "gpu-graphs",
 )  # fmt: skip
 """The benchmarks, each a module of this name; those that begin with ``gpu`` are for a GPU."""
 

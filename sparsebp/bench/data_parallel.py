@@ -170,7 +170,8 @@ BENCHMARK = Benchmark(
         Column("outcome", "met", number=False),
     ),
     tables={
-        "Time of a step": ("network", "batch", *SCHEDULES, "overlap, alone", "sums", "torch", "torch_ratio"),
+        "Time of a step": ("network", "batch", *SCHEDULES, "overlap, alone"),
+        "Sums, and PyTorch's replicas": ("network", "batch", "bytes", "sums", "torch", "torch_ratio"),
         "Sums hidden": ("network", "batch", "share", "overlap_hidden", "priority_hidden", "reverse_hidden", "k", "met"),
     },
     short=("network", "batch", "share", "overlap_hidden", "reverse_hidden", "torch_ratio", "met"),

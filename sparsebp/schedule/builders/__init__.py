@@ -5,7 +5,6 @@ All take keyword arguments only. `BUILDERS` collects them by name; what each nee
 
 from collections.abc import Callable
 
-from sparsebp.schedule.builders.data_parallel import data_parallel, largest_k, reverse_first_k, search_k, synchronise
 from sparsebp.schedule.builders.fusion import Fusion, place_updates
 from sparsebp.schedule.builders.joint import Region, RegionTimes
 from sparsebp.schedule.builders.list_scheduling import fast_forward, list_schedule, modulo
@@ -20,6 +19,7 @@ from sparsebp.schedule.builders.pipelines import (
     zero_bubble_h1,
     zero_bubble_h2,
 )
+from sparsebp.schedule.builders.replicas import data_parallel, largest_k, reverse_first_k, search_k, synchronise
 from sparsebp.schedule.schedule import Schedule
 
 BUILDERS: dict[str, Callable[..., Schedule]] = {

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Sequence
 
 from sparsebp.core.errors import MemoryLimitError, OptionError
 from sparsebp.schedule.actions import Action
-from sparsebp.schedule.builders.data_parallel import search_k
 from sparsebp.schedule.builders.fusion import Fusion, place_updates
 from sparsebp.schedule.builders.joint import RegionTimes, Timeline, joint_schedule, make_regions
 from sparsebp.schedule.builders.one_worker import conventional
 from sparsebp.schedule.builders.options import builder
+from sparsebp.schedule.builders.replicas import search_k
 from sparsebp.schedule.costs import Costs
 from sparsebp.schedule.graph import StepGraph
 from sparsebp.schedule.schedule import Schedule
