@@ -71,7 +71,8 @@ def test_train(ran, task, values):
     assert config == config_for(task, **values)
     assert all(getattr(config, name) == value for name, value in values.items())
     assert folder == Path("here")
-    assert options == {"weights": None, "resume": False, "compare": True, "every": 21, "as_json": False}
+    assert options == {"weights": None, "resume": False, "compare": True, "every": 21, "as_json": False,
+                       "transport": None}  # fmt: skip
     assert ran.threads == [((1,), {})]
 
 
@@ -80,7 +81,8 @@ def test_train_by_default_and_with_flags(ran):
     invoke("train", "cifar10", "--data", "images", "--weights", "w", "--no-graph")
     ((first, folder), options), ((second, other), more) = ran
     assert (first, folder) == (config_for("mnist", graph=True), Path("runs/mnist-lenet5"))
-    assert options == {"weights": None, "resume": True, "compare": False, "every": None, "as_json": True}
+    assert options == {"weights": None, "resume": True, "compare": False, "every": None, "as_json": True,
+                       "transport": None}  # fmt: skip
     assert (second, other) == (config_for("cifar10", data="images", graph=False), Path("runs/cifar10-vgg11"))
     assert more["weights"] == Path("w") and not more["resume"] and not more["as_json"]
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import pipelines as p
+from backends import needs_numba
 from sparsebp import backend, nn, optim
 from sparsebp.distributed.pipeline.executor import PipelineExecutor
 from sparsebp.distributed.transports.in_process import run_ranks
@@ -18,6 +19,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not backend.has_gpu(), reason=
 ])  # fmt: skip
 @pytest.mark.parametrize("staged", [False, True])
 def test_the_numbers_are_those_of_the_host(schedule, predictor, staged):
+    needs_numba("the host is what it compares with")
+
     def work(transport, device):
         model = p.mlp(np.float32).to(device)
         optimizer = p.momentum(model)

@@ -16,6 +16,7 @@ SHAPES = {
     "conventional": {"microbatches", "fusion", "streams", "input_gradient"},
     "ooo": {"k", "costs", "memory_ratio", "regions", "input_gradient"},
     "ooo-list": {"costs", "input_gradient"},
+    "data-parallel": {"microbatches", "fusion", "costs", "priority", "input_gradient"},
     "reverse-first-k": {"k", "costs", "priority", "input_gradient"},
     "fast-forward": {"workers", "microbatches", "k", "costs", "input_gradient"},
     "modulo": {"workers", "microbatches", "k", "costs", "input_gradient", "group"},

@@ -80,7 +80,7 @@ def train(
       sparsebp train digits --model vgg11 --prune 0.97 --backward hybrid --compare
       sparsebp train digits --weights runs/digits-lenet5/pruned.safetensors
       sparsebp train cifar10 --data cifar-10-batches-bin --model mobilenetv2
-      mpiexec -n 4 sparsebp train digits --model vgg11 --schedule 1f1b --accumulate 8
+      mpiexec -n 4 sparsebp train digits --schedule 1f1b --accumulate 8
     """
     from sparsebp.recipes.recipe import config_for
 

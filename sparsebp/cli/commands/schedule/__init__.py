@@ -244,7 +244,7 @@ def lower_file(
     Examples:
       sparsebp schedule lower gpipe.csv
       sparsebp schedule lower gpipe.csv --one-stream --out programs.csv
-      sparsebp schedule build zb-h1 | sparsebp schedule lower - --torch --out compute_comms.csv
+      sparsebp schedule lower zb-h1.csv --torch --out compute_comms.csv
     """
     schedule = load(file, first, weights)
     programs = lower(for_torch(schedule, sums=True) if torch else schedule, one_stream=one_stream or torch)
