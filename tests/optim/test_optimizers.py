@@ -31,15 +31,18 @@ def test_a_hundred_steps_are_torchs(chosen, seed, dtype):
     params = arrays(rng, dtype)
     twins = {name: torch.nn.Parameter(torch.from_numpy(p.copy())) for name, p in params.items()}
     ours, theirs = make(chosen, params), getattr(torch.optim, chosen[0])(twins.values(), **chosen[1])
+    largest = {name: np.ones(param.shape) for name, param in params.items()}
     for _ in range(100):
         grads = arrays(rng, dtype)
         for name, twin in twins.items():
             twin.grad = torch.from_numpy(grads[name])
         ours.step(grads)
         theirs.step()
+        largest = {name: np.maximum(size, np.abs(params[name])) for name, size in largest.items()}
     tolerance = 1e-12 if dtype == np.float64 else 1e-6
-    for name, param in params.items():
-        np.testing.assert_allclose(param, twins[name].detach().numpy(), rtol=tolerance, atol=tolerance, err_msg=name)
+    for name, param in params.items():  # a step rounds by what a parameter is then, however near to 0 it ends
+        difference = np.abs(param - twins[name].detach().numpy())
+        np.testing.assert_array_less(difference, 2 * tolerance * largest[name] + 1e-300, err_msg=name)
 
 
 @given(chosen=optimizers(), seed=seeds)
