@@ -25,9 +25,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 _run(arguments)
         except SystemExit as leaving:
             if launched() is not None:
-                from sparsebp.distributed.start import part
+                from sparsebp.distributed.start import take_leave
 
-                part(leaving.code)
+                take_leave(leaving.code)
             raise
     except KeyboardInterrupt:  # also while modules are imported
         print("Interrupted.", file=sys.stderr)

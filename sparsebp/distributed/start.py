@@ -87,7 +87,7 @@ def meet(ending: str | None) -> list[str | None]:
     return said
 
 
-def part(status: object) -> None:
+def take_leave(status: object) -> None:
     """Tell ranks that wait in `connect` that this process ends without having come there."""
     ranks = launched()
     if ranks is None or ranks[1] == 1 or _met:

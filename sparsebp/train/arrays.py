@@ -93,6 +93,15 @@ def batch_of(dataset: Any, indices: np.ndarray, model: Any) -> tuple[Array, ...]
     return tuple(_own(array, device) for array in batch[:2]) + tuple(map(np.array, batch[2:]))
 
 
+def share_of(dataset: Any, indices: np.ndarray, own: np.ndarray, model: Any) -> tuple[Array, ...]:
+    """Return those samples of a micro-batch that are computed here, as `batch_of`; a data set is not asked for none."""
+    if len(own):
+        return batch_of(dataset, own, model)
+    x, target, *lengths = batch_of(dataset, indices[:1], model)
+    at = (slice(None),) * sample_axis(model) + (slice(0),)
+    return (x[at], target[:0], *(part[:0] for part in lengths))
+
+
 def _own(array: Array, device: str) -> Array:
     """Return a copy: a data set may fill the same array again for the next micro-batch, while this one is needed."""
     moved = backend.to_device(array, device)

@@ -11,19 +11,18 @@ import numpy as np
 
 from sparsebp.core.errors import OptionError
 from sparsebp.data.dataset import ArrayDataset, Dataset
+from sparsebp.distributed.agreement import check_same, checksums
 from sparsebp.distributed.data_parallel.executor import ReplicaExecutor
 from sparsebp.distributed.data_parallel.search import ReverseFirstKExecutor
 from sparsebp.distributed.pipeline.executor import PipelineExecutor
-from sparsebp.distributed.pipeline.whole import exchange
 from sparsebp.distributed.transport import Transport
 from sparsebp.runtime.executor import Executor
 from sparsebp.runtime.stages import Stages, trained_parameters
 from sparsebp.runtime.step import Watch
 from sparsebp.schedule import Schedule
 from sparsebp.schedule.files.action_csv import to_csv
-from sparsebp.train.alike import check_same, checksums, described, options_of
 from sparsebp.train.callbacks import Callback
-from sparsebp.train.modes import generators_of
+from sparsebp.train.rank_0 import options_of
 from sparsebp.train.training import FIRST_K, Training, schedule_of
 
 _COMPARED = 64
@@ -38,13 +37,15 @@ def executor_of(
     By the schedule that was `found` before, or that the trainer's options ask for.
     """
     parts, transport = (trainer.model, trainer.loss, trainer.optimizer), trainer.transport
-    _check_used(trainer, stages)
     clips: dict[str, Any] = {"clip_norm": trainer.clip_norm, "watch": watch}
     if transport is not None and trainer.schedule == FIRST_K:
+        _check_heeded(trainer, replicas=True, asynchronous=False)
         return ReverseFirstKExecutor(*parts, transport, **clips, sharded=trainer.sharded)
     ranks = 1 if transport is None else transport.size
     schedule = found or schedule_of(stages, trainer.fusion, trainer.accumulate, trainer.schedule, ranks)
     graph = schedule.graph
+    if transport is not None:
+        _check_heeded(trainer, replicas=graph.synchronised, asynchronous=graph.updates == "microbatch")
     if transport is None or (transport.size == 1 and graph.updates == "step" and not graph.synchronised):
         return Executor(*parts, schedule, **clips, graph=trainer.graph)
     if graph.synchronised:
@@ -52,41 +53,22 @@ def executor_of(
     return PipelineExecutor(*parts, schedule, transport, **clips, predictor=trainer.predictor, note=trainer.note)
 
 
-def _check_used(trainer: Training, stages: Stages) -> None:
-    """Refuse options of several ranks that nothing would heed.
+def _check_heeded(trainer: Training, *, replicas: bool, asynchronous: bool) -> None:
+    """Refuse options that a schedule of this kind would not heed.
 
     Raises
     ------
     OptionError
         The message says which.
     """
-    ranks, replicas = 1 if trainer.transport is None else trainer.transport.size, trainer.schedule == FIRST_K
-    asynchronous = False
-    if trainer.transport is not None and not replicas and trainer.schedule != "ooo":
-        graph = schedule_of(stages, trainer.fusion, trainer.accumulate, trainer.schedule, ranks).graph
-        replicas, asynchronous = graph.synchronised, graph.updates == "microbatch"
     for wrong, name, expected in (
-        (trainer.sharded and not replicas, "sharded", "schedule='data-parallel' or 'reverse-first-k', and transport="),
+        (trainer.sharded and not replicas, "sharded", "schedule='data-parallel' or 'reverse-first-k'"),
         (trainer.note is not None and not asynchronous, "note", "an asynchronous pipeline, as schedule='pipedream'"),
         (trainer.predictor is not None and not asynchronous, "predictor", "schedule='dualpipe-2018'"),
     ):
         if wrong:
             raise OptionError(f"{name} is for other schedules", expected=expected, got=f"schedule={trainer.schedule!r}",
                               remedy=f"Leave {name} out")  # fmt: skip
-
-
-def buffers_of_rank_0(transport: Transport, model: Any) -> None:
-    """Give all replicas the running statistics of rank 0, which are those that count; all ranks call this.
-
-    And the states of its random generators: a rank whose share of a batch was empty has not drawn, and a checkpoint,
-    from which all ranks go on, has those of rank 0.
-    """
-    layers = list(model.modules()) if hasattr(model, "modules") else []
-    generators = generators_of(model)
-    states = transport.broadcast({name: made.bit_generator.state for name, made in generators.items()})
-    for name, state in states.items():
-        generators[name].bit_generator.state = state
-    exchange(transport, {f"{name}.{key}": (0, array) for name, layer in layers for key, array in layer.buffers.items()})
 
 
 @contextlib.contextmanager
@@ -125,7 +107,7 @@ def agree(trainer: Training, facts: Mapping[str, Any], dataset: Dataset) -> None
         "clip_norm": trainer.clip_norm, "config": trainer.config, "the schedule": _order_of(trainer.schedule),
         "checkpoint_dir": "none" if trainer.checkpoint_dir is None else "a folder",
         "checkpoint_every": trainer.checkpoint_every, "the model": type(trainer.model).__name__,
-        "the loss": described(trainer.loss), "the predictor": described(trainer.predictor),
+        "the loss": _described(trainer.loss), "the predictor": _described(trainer.predictor),
         "the optimizer": type(optimizer).__name__, "the optimizer's options": options_of(optimizer),
         "the optimizer's numbers of updates": dict(getattr(optimizer, "steps", {})),
         "the learning-rate schedule": _state_of(trainer.lr_scheduler),
@@ -133,7 +115,7 @@ def agree(trainer: Training, facts: Mapping[str, Any], dataset: Dataset) -> None
         "the trained parameters": list(trained_parameters(trainer.model, optimizer)),
     }  # fmt: skip
     layers = dict(trainer.model.modules()) if hasattr(trainer.model, "modules") else {}
-    facts |= {f"the layer {name or 'that is the model'}": described(layer) for name, layer in layers.items()}
+    facts |= {f"the layer {name or 'that is the model'}": _described(layer) for name, layer in layers.items()}
     buffers = {f"{name}.{key}": array for name, layer in layers.items() for key, array in layer.buffers.items()}
     if not trainer.sharded:
         kept = getattr(optimizer, "buffers", {})
@@ -160,3 +142,13 @@ def _samples_of(dataset: Any) -> dict[str, Any]:
         return {}
     indices = np.unique(np.linspace(0, len(dataset) - 1, min(len(dataset), _COMPARED)).astype(np.int64))
     return {("inputs", "targets", "lengths")[at]: np.asarray(part) for at, part in enumerate(dataset.batch(indices))}
+
+
+def _described(thing: Any) -> str:
+    """Return the class of a layer, a loss or a predictor, with those of its attributes that are plain options."""
+    plain = (bool, int, float, str, tuple, type(None), np.dtype)
+    options = {
+        name: value for name, value in vars(thing).items()
+        if isinstance(value, plain) and not name.startswith("_") and name != "device"
+    } if hasattr(thing, "__dict__") else {}  # fmt: skip
+    return f"{type(thing).__name__}({', '.join(f'{name}={value!r}' for name, value in sorted(options.items()))})"

@@ -25,7 +25,8 @@ from sparsebp.runtime.out_of_order import OutOfOrderExecutor
 from sparsebp.runtime.stages import Stages, check_live, trained_parameters
 from sparsebp.runtime.step import Batch, Step, Watch
 from sparsebp.train import finite
-from sparsebp.train.ranks import buffers_of_rank_0, executor_of
+from sparsebp.train.rank_0 import buffers_of_rank_0
+from sparsebp.train.ranks import executor_of
 from sparsebp.train.training import Training, earlier_schedule
 
 

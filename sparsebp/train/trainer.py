@@ -18,7 +18,7 @@ from sparsebp.optim.lr_scheduler import reads_model
 from sparsebp.runtime.stages import check_even, trained_parameters
 from sparsebp.runtime.step import options_of
 from sparsebp.train import finite
-from sparsebp.train.arrays import as_dataset, batch_of, sample_axis
+from sparsebp.train.arrays import as_dataset, batch_of, share_of
 from sparsebp.train.callbacks import RunInfo
 from sparsebp.train.checkpoint import FILE_NAME, load_checkpoint, save_checkpoint
 from sparsebp.train.history import EpochRecord, History
@@ -344,7 +344,7 @@ class Trainer(Training):
             parts = np.array_split(indices, min(self.accumulate, len(indices)))
             if reads_model(dataset):
                 self._flush(wait=False)
-            runner.step([self._batch(dataset, part, runner.own(part)) for part in parts], epoch, len(indices))
+            runner.step([share_of(dataset, part, runner.own(part), self.model) for part in parts], epoch, len(indices))
             every = self.checkpoint_every
             if every is not None and runner.begun % every == 0 and batch + 1 < steps:
                 self._save(epoch, batch + 1, shape)
@@ -356,14 +356,6 @@ class Trainer(Training):
         self._save(epoch + 1, 0, shape)
         self._tell("epoch", record)
         return record
-
-    def _batch(self, dataset: Dataset, indices: np.ndarray, own: np.ndarray) -> tuple[Array, ...]:
-        """Return a micro-batch's samples that are computed here; a data set is not asked for none."""
-        if len(own):
-            return batch_of(dataset, own, self.model)
-        x, target, *lengths = batch_of(dataset, indices[:1], self.model)
-        at = (slice(None),) * sample_axis(self.model) + (slice(0),)
-        return (x[at], target[:0], *(part[:0] for part in lengths))
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 

@@ -25,10 +25,10 @@ from sparsebp.schedule import Action, Schedule
 from sparsebp.schedule.builders import BUILDERS, Fusion, conventional, data_parallel
 from sparsebp.schedule.by_name import build
 from sparsebp.schedule.files.action_csv import read_csv
-from sparsebp.train.alike import told
 from sparsebp.train.callbacks import Callback
 from sparsebp.train.checkpoint import FILE_NAME, checked_config
 from sparsebp.train.history import History
+from sparsebp.train.rank_0 import tell_on_rank_0
 
 REPLICAS, FIRST_K = "data-parallel", "reverse-first-k"
 ON_RANKS = (
@@ -91,11 +91,9 @@ class Training:
         self.found_schedule: FoundSchedule | None = None
         self.times: dict[Action, tuple[float, float]] = {}
         self._runner: Any = None
-        if (predictor is not None or note is not None) and transport is None:
-            raise OptionError(
-                "Weights are predicted for asynchronous pipelines", expected="transport= and schedule='dualpipe-2018'",
-                got="transport=None", remedy="Leave predictor and note out",
-            )  # fmt: skip
+        if transport is None and (sharded or predictor is not None or note is not None):
+            raise OptionError("sharded, predictor and note are for several ranks", expected="transport= beside them",
+                              got="transport=None", remedy="Leave them out")  # fmt: skip
         if predictor is not None and getattr(predictor, "optimizer", optimizer) is not optimizer:
             raise OptionError("The predictor is of another optimizer", expected="the trainer's optimizer",
                               got=f"another {type(predictor.optimizer).__name__}",
@@ -131,7 +129,7 @@ class Training:
             for callback in self.callbacks if self._leads else ():
                 getattr(callback, f"on_{event}")(*args)
 
-        told(self, event, tell)
+        tell_on_rank_0(self, event, tell)
 
     def _sees(self, event: str) -> bool:
         """Whether the model is to be up to date at an event: for a callback, of rank 0 if there are several."""

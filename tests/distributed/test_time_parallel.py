@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import sparsebp as sb
 from distributed.cut_sequences import KINDS, Problem
 from sparsebp.bench.tools.counted import Counted
-from sparsebp.core.errors import OptionError, ShapeError, StaleError, TransportError
+from sparsebp.core.errors import OptionError, ShapeError, StaleError
 from sparsebp.core.types import Array
 from sparsebp.distributed.scans.time_parallel import TimeParallel, stretch, way_seconds
 from sparsebp.distributed.transport import Transport
@@ -120,7 +120,7 @@ def test_bad_input_is_refused() -> None:
         on_ranks(3, lambda t, m: m.forward(X[:0]))
     with pytest.raises(ShapeError, match="at least one sample"):
         on_ranks(1, lambda t, m: m.forward(X[:, :0]))
-    with pytest.raises(TransportError, match=r"Rank 1 has another batch than rank 0\. Expected 2\. Got 1"):
+    with pytest.raises(OptionError, match=r"Ranks differ in batch\. Expected 2, as on rank 0\. Got 1 on rank 1"):
         on_ranks(2, lambda t, m: m.forward(X[:, : 2 - t.rank].copy()))
     with pytest.raises(OptionError, match="dropout=0"):
         on_ranks(2, lambda t, m: m.forward(X), dropout=0.5)
@@ -136,13 +136,13 @@ def test_bad_input_is_refused() -> None:
     ("layers", "name"),
     [
         ([sb.nn.RNN(2, 3, rng=0), sb.nn.GRU(2, 3, rng=0)], "cell"),
-        ([sb.nn.RNN(2, 3, rng=0), sb.nn.RNN(2, 4, rng=0)], "parameters"),
-        ([sb.nn.RNN(2, 3, rng=0), sb.nn.RNN(2, 3, rng=1)], "value of weight_ih_l0"),
+        ([sb.nn.RNN(2, 3, rng=0), sb.nn.RNN(2, 4, rng=0)], "the parameter weight_ih_l0"),
+        ([sb.nn.RNN(2, 3, rng=0), sb.nn.RNN(2, 3, rng=1)], "the parameter weight_ih_l0"),
         ([sb.nn.RNN(2, 3, rng=0), sb.nn.RNN(2, 3, nonlinearity="relu", rng=0)], "nonlinearity"),
     ],
 )
 def test_layers_that_differ_are_refused(layers: list[Recurrent], name: str) -> None:
-    with pytest.raises(TransportError, match=f"Rank 1 has another {name} than rank 0"):
+    with pytest.raises(OptionError, match=f"Ranks differ in {name}. .* on rank 1"):
         run_ranks(2, lambda transport: TimeParallel(layers[transport.rank], transport))
 
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, TypeVar
 
-import numpy as np
-
-from sparsebp import backend
 from sparsebp.core.arguments import check_flag
 from sparsebp.core.errors import OptionError, TransportError
+from sparsebp.distributed.agreement import check_same, checksums
 from sparsebp.distributed.data_parallel.actions import ReplicaActions, Totals
 from sparsebp.distributed.data_parallel.buckets import BUCKET_BYTES, Buckets, parted
 from sparsebp.distributed.data_parallel.sharded import ShardedActions, ShardedBuckets, gathered
@@ -91,7 +88,8 @@ class ReplicaExecutor(Executor):
         self._totals = Totals(transport)
         self._failed: str | None = None
         self._pieces: PieceOptimizer | None = None
-        _check_same(transport, trained_parameters(model, optimizer), schedule, clip_norm)
+        facts = {"the schedule": (schedule.graph, [lane.cells for lane in schedule.lanes]), "clip_norm": clip_norm}
+        check_same(transport, facts | checksums(trained_parameters(model, optimizer)))
         super().__init__(model, loss, optimizer, compute, clip_norm=clip_norm, watch=watch)
         self.schedule = schedule
         if schedule.graph.first == "U" and clip_norm is None:
@@ -246,22 +244,3 @@ def _apart(schedule: Schedule) -> tuple[list[int], bool, Schedule]:
 
 def _parts(cells: Sequence[Any]) -> list[Action]:
     return [part for cell in cells for part in parts_of(cell)]
-
-
-def _check_same(transport: Transport, params: dict[str, Any], schedule: Schedule, clip_norm: float | None) -> None:
-    """Raise `OptionError` on all ranks unless they begin with the same parameters, and run the same schedule."""
-    sums = {name: zlib.crc32(np.ascontiguousarray(backend.to_host(array)).data) for name, array in params.items()}
-    mine = {
-        "names": list(params), "shapes": [array.shape for array in params.values()],
-        "dtypes": [str(array.dtype) for array in params.values()], "values": sums,
-        "schedule": (schedule.graph, [lane.cells for lane in schedule.lanes]), "clip_norm": clip_norm,
-    }  # fmt: skip
-    everyone = transport.share(mine)
-    for rank, other in enumerate(everyone):
-        for what, value in other.items():
-            if value != everyone[0][what]:
-                raise OptionError(
-                    f"Replicas differ in their {what}", expected="the same on all ranks",
-                    got=f"others on rank {rank} than on rank 0",
-                    remedy="Build model, optimizer and schedule on all ranks with the same options and seed",
-                )  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from sparsebp import backend
 from sparsebp.core.errors import OptionError, TransportError
+from sparsebp.distributed.agreement import checksum
 from sparsebp.distributed.pipeline.actions import PipelineActions, RankStep
 from sparsebp.distributed.pipeline.checks import check_fits_ranks
 from sparsebp.distributed.pipeline.messages import Mail
@@ -128,7 +128,7 @@ class PipelineExecutor:
         self._failed = False
         self._apart = False  # whether other ranks have updated their stages since these were brought up to date
         self._begun = False
-        self._samples = 0
+        self._samples: list[str] = []
 
     @property
     def pending(self) -> bool:
@@ -175,7 +175,7 @@ class PipelineExecutor:
         self._failed = True
         steps = self._new(batches, tag)
         self._mail.begin([_form(batch) for batch in batches])
-        self._samples = _sum_of(batches)
+        self._samples = _checksums(batches)
         program = self._compiled(len(batches))
         self._versions.begin(program.ahead)
         self._apart = True
@@ -361,13 +361,6 @@ def _form(batch: Batch) -> tuple[Any, ...]:
     return tuple((part.shape, part.dtype.str) for part in (batch[0], *batch[2:]))
 
 
-def _sum_of(batches: Sequence[Batch]) -> int:
-    """Return a checksum of all samples on the host; what is on a device is not read."""
-    code = 0
-    for batch in batches:
-        for part in batch:
-            if isinstance(part, np.ndarray):
-                code = zlib.crc32(
-                    np.ascontiguousarray(part).view(np.uint8).reshape(-1).data if part.size else b"", code
-                )
-    return code
+def _checksums(batches: Sequence[Batch]) -> list[str]:
+    """Return the checksum of every array of samples on the host; what is on a device is not read."""
+    return [checksum(part) for batch in batches for part in batch if isinstance(part, np.ndarray)]

@@ -22,7 +22,7 @@ from sparsebp import backend
 from sparsebp.core.arguments import check_choice, check_sequence
 from sparsebp.core.errors import OptionError, PatternError, ShapeError
 from sparsebp.core.types import Array
-from sparsebp.distributed.agreement import check_equal
+from sparsebp.distributed.agreement import check_same
 from sparsebp.distributed.transport import Transport
 from sparsebp.patterns import SparsityPattern
 from sparsebp.scan import plan_scan
@@ -76,9 +76,9 @@ class ChainParallel:
     ShapeError, PatternError
         Pieces do not chain, or there is no Jacobian on any rank.
     OptionError, MemoryLimitError
-        As `plan_scan`.
+        As `plan_scan`; the ranks disagree on `way`.
     TransportError
-        The ranks disagree on `way`, or one has failed.
+        A rank has failed.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class ChainParallel:
         self._reduction = None
         if self._plan is not None and 0 < transport.rank < self._last and way != "vectors":
             self._reduction = plan_reduction(patterns, memory_limit, **options)
-        pieces = check_equal(transport, {"way": way}, self._piece())
+        pieces = check_same(transport, {"way": way}, self._piece())
         self._columns, self._rows = _chained(pieces)[transport.rank]
         self.estimates = way_seconds(pieces)
         self.way = min(self.estimates, key=lambda name: self.estimates[name]) if way == "auto" else way

@@ -15,13 +15,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Literal, TypeAlias
-from zlib import crc32
 
 from sparsebp import backend, kernels
 from sparsebp.core.arguments import check_choice, check_integer
 from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.core.types import Array
-from sparsebp.distributed.agreement import check_equal
+from sparsebp.distributed.agreement import check_same, checksums
 from sparsebp.distributed.transport import Handle, Transport
 from sparsebp.nn.gradients import Back, Shared
 from sparsebp.nn.layer import check_gy, check_input
@@ -93,9 +92,7 @@ class TimeParallel:
     Raises
     ------
     OptionError
-        `layer` is another, or has two directions; `way` is unknown.
-    TransportError
-        The ranks' layers differ.
+        `layer` is another, or has two directions; `way` is unknown; the ranks' layers differ.
 
     Notes
     -----
@@ -120,10 +117,8 @@ class TimeParallel:
                               got="bidirectional=True", remedy="Use a layer of one direction")  # fmt: skip
         self.layer, self.transport, self.way = layer, transport, check_choice("way", way, WAYS)
         self._last = transport.size - 1
-        weights = {name: (array.shape, str(array.dtype)) for name, array in layer.params.items()}
-        values = {f"value of {name}": crc32(backend.to_host(array).tobytes()) for name, array in layer.params.items()}
         kind = {"cell": layer.cell.name, "nonlinearity": getattr(layer, "nonlinearity", None), "way": way}
-        check_equal(transport, {**kind, "parameters": weights, **values})
+        check_same(transport, kind | checksums(layer.params))
 
     # ---- forward -------------------------------------------------------------------------------------------------
 
@@ -163,9 +158,10 @@ class TimeParallel:
         ShapeError, DTypeError, DeviceError
             An argument does not fit; the batch, or on all ranks the stretch, is empty.
         OptionError
-            Lengths are given, or h0 on another rank than the last; dropout between layers is on.
+            Lengths are given, or h0 on another rank than the last; dropout between layers is on; the batch, dtype or
+            device differs between ranks.
         TransportError
-            The batch, dtype or device differs between ranks, or a rank has failed.
+            A rank has failed.
         """
         layer, weight = self.layer, self.layer.params["weight_ih_l0"]
         if lengths is not None:
@@ -223,7 +219,7 @@ class TimeParallel:
         shape, workers = (max(steps, 1), batch, layer.hidden_size), layer.options.workers
         own = estimate_stretch(layer.cell.name, steps, batch, layer.hidden_size, dtype, xp, workers)
         facts = {"batch": batch, "dtype": str(dtype), "device": "cpu" if backend.is_host(xp) else "cuda"}
-        found = check_equal(self.transport, facts, (steps, own))
+        found = check_same(self.transport, facts, (steps, own))
         if not any(length for length, _ in found):
             raise ShapeError("The sequence is empty", expected="at least one step", got="none on any rank",
                              remedy="Skip empty sequences")  # fmt: skip
