@@ -169,7 +169,7 @@ def profiled(out: Path) -> list[str] | str:
         return "ncu is not here"
     sections = [part for name in ("SpeedOfLight", "LaunchStats", "Occupancy", "SchedulerStats", "WarpStateStats")
                 for part in ("--section", name)]  # fmt: skip
-    return [program, "--clock-control", "none", "--kernel-name", "regex:rnn_|gru_|scan_", *sections, "--log-file",
+    return [program, "--clock-control", "none", "--kernel-name", "regex:rnn_|gru_|lstm_|scan_", *sections, "--log-file",
             str(out / "numbers-ncu.txt"), sys.executable, "-m", "gpu_runs.one_backward"]  # fmt: skip
 
 
