@@ -1,0 +1,27 @@
+"""PyTorch modules over this library's kernels: `accelerate` a model, or build it from `RNN`, `GRU` and `LSTM`.
+
+``import sparsebp.torch as st``. Inside this room ``torch`` is PyTorch, whose names and meanings everything has.
+
+Raises
+------
+MissingDependencyError
+    On import: PyTorch is not installed.
+"""
+
+from __future__ import annotations
+
+from sparsebp.core.errors import MissingDependencyError
+
+try:
+    import torch as _torch  # noqa: F401
+except ImportError as error:
+    raise MissingDependencyError(
+        "PyTorch is not installed, and sparsebp.torch is for its models",
+        remedy="Install the extra: pip install 'sparsebp[torch]'",
+    ) from error
+
+from sparsebp.torch.accelerate import Outcome, accelerate, explain
+from sparsebp.torch.cells import GRUCell, LSTMCell, RNNCell
+from sparsebp.torch.layers import GRU, LSTM, RNN
+
+__all__ = ["GRU", "LSTM", "RNN", "GRUCell", "LSTMCell", "Outcome", "RNNCell", "accelerate", "explain"]
