@@ -1,0 +1,27 @@
+"""PyTorch modules over this library's kernels, sparse Jacobians of PyTorch's modules, batches of sparse products.
+
+``import sparsebp.torch as st``. Inside this room ``torch`` is PyTorch, whose names and meanings everything has.
+
+Raises
+------
+MissingDependencyError
+    On import: PyTorch is not installed.
+"""
+
+from __future__ import annotations
+
+from sparsebp.core.errors import MissingDependencyError
+
+try:
+    import torch as _torch  # noqa: F401
+except ImportError as error:
+    raise MissingDependencyError(
+        "PyTorch is not installed, and sparsebp.torch is for its models",
+        remedy="Install the extra: pip install 'sparsebp[torch]'",
+    ) from error
+
+from sparsebp.torch.batched import BatchedCSR
+from sparsebp.torch.jacobian import sparse_jacobian
+from sparsebp.torch.products import ProductPlan, plan_product
+
+__all__ = ["BatchedCSR", "ProductPlan", "plan_product", "sparse_jacobian"]
