@@ -1,4 +1,4 @@
-"""PyTorch modules over this library's kernels, sparse Jacobians of PyTorch's modules, batches of sparse products.
+"""PyTorch modules over this library's kernels: `accelerate` a model, or build it from `RNN`, `GRU` and `LSTM`.
 
 ``import sparsebp.torch as st``. Inside this room ``torch`` is PyTorch, whose names and meanings everything has.
 
@@ -20,8 +20,25 @@ except ImportError as error:
         remedy="Install the extra: pip install 'sparsebp[torch]'",
     ) from error
 
+from sparsebp.torch.accelerate import Outcome, accelerate, explain
 from sparsebp.torch.batched import BatchedCSR
+from sparsebp.torch.cells import GRUCell, LSTMCell, RNNCell
 from sparsebp.torch.jacobian import sparse_jacobian
+from sparsebp.torch.layers import GRU, LSTM, RNN
 from sparsebp.torch.products import ProductPlan, plan_product
 
-__all__ = ["BatchedCSR", "ProductPlan", "plan_product", "sparse_jacobian"]
+__all__ = [
+    "GRU",
+    "LSTM",
+    "RNN",
+    "BatchedCSR",
+    "GRUCell",
+    "LSTMCell",
+    "Outcome",
+    "ProductPlan",
+    "RNNCell",
+    "accelerate",
+    "explain",
+    "plan_product",
+    "sparse_jacobian",
+]

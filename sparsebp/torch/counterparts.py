@@ -10,6 +10,7 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 from sparsebp import nn
 from sparsebp.core.errors import OptionError
 from sparsebp.interop.torch import from_torch
+from sparsebp.torch import layers
 
 _CONV = "in_channels out_channels kernel_size stride padding"
 _RECURRENT = "input_size hidden_size num_layers bias batch_first dropout bidirectional dtype"
@@ -45,8 +46,8 @@ def layer_of(module: Any) -> nn.Layer:
     Parameters
     ----------
     module
-        A module of `torch.nn` that sparsebp has a layer for, also with parametrizations, or a `torch.nn.Sequential` of
-        them; the mode (training or not), dtype and device are the module's.
+        A module of `torch.nn`, or a recurrent one of `sparsebp.torch`, that sparsebp has a layer for, also with
+        parametrizations, or a `torch.nn.Sequential` of them; mode (training or not), dtype and device are the module's.
 
     Raises
     ------
@@ -70,7 +71,7 @@ def layer_of(module: Any) -> nn.Layer:
         name = "Hardtanh"
     elif kind is torch.nn.Flatten:
         return _flatten(module)
-    elif name not in _ARGUMENTS or kind is not getattr(torch.nn, name, None):
+    elif name not in _ARGUMENTS or kind not in (getattr(torch.nn, name, None), getattr(layers, name, None)):
         raise _no_layer(name, "torch.nn's " + ", ".join(sorted({*_ARGUMENTS, "Flatten", "ReLU6", "Sequential"})))
     if module.training and getattr(module, "dropout" if name in ("RNN", "GRU") else "p", 0) > 0:
         raise _no_layer(f"{name} that drops elements while training", "a module in evaluation: module.eval()")

@@ -214,4 +214,4 @@ def _check_alike(a: torch.Tensor, b: torch.Tensor) -> None:
                          remedy="Convert one; nothing is converted silently")  # fmt: skip
     if a.dim() == b.dim() == 2 and len(a) != len(b):
         raise ShapeError("The values have different batch sizes", expected="one batch size, or (nnz,) for all",
-                         got=f"{tuple(a.shape)}, {tuple(b.shape)}", remedy="Pass values of the same samples")  # fmt: skip
+                         got=f"{(*a.shape,)}, {(*b.shape,)}", remedy="Pass values of the same samples")  # fmt: skip

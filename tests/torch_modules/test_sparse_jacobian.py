@@ -86,6 +86,7 @@ def test_time_major_and_our_own_layers():
     x = torch.randn(4, 2, 2, dtype=torch.float64)
     expected = by_autograd(lambda v: rnn(v.transpose(0, 1))[0].transpose(0, 1), x.transpose(0, 1))
     torch.testing.assert_close(st.sparse_jacobian(rnn, x).to_dense(), expected)
+    torch.testing.assert_close(st.sparse_jacobian(st.accelerate(rnn), x).to_dense(), expected)
     own = nn.Sequential(nn.Linear(4, 3, dtype=np.float64, rng=0), nn.ReLU())
     x = torch.randn(2, 4, dtype=torch.float64)
     twin = tn.Sequential(tn.Linear(4, 3), tn.ReLU()).double()

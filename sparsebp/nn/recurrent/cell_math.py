@@ -178,11 +178,9 @@ class CellMath(abc.ABC):
     def begin(self, k: Kernels, x: Array, weights: Weights) -> Callable[[Array | None], Tape]:
         """Do what of `forward` needs no h0, and return what does the rest with it."""
         xp = backend.namespace(x)
-        steps, batch, features = x.shape
+        steps, batch, _ = x.shape
         tape = Tape(x, empty(xp, (steps + 1, batch, weights.weight_hh.shape[1]), x.dtype))
-        inputs: tuple[Array | None, ...] = (x, weights.weight_ih, weights.bias_ih, weights.bias_hh)
-        if features > k.projected_inputs:
-            inputs = (_project(x, weights.weight_ih, self.input_bias(weights)),)
+        inputs = self.inputs(k, x, weights)
 
         def finish(h0: Array | None) -> Tape:
             tape.states[0] = 0 if h0 is None else h0
@@ -190,6 +188,12 @@ class CellMath(abc.ABC):
             return tape
 
         return finish
+
+    def inputs(self, k: Kernels, x: Array, weights: Weights) -> tuple[Array | None, ...]:
+        """Return what `run` takes for x (T, B, I): its projection, or x and what the kernels project it with."""
+        if x.shape[2] > k.projected_inputs:
+            return (_project(x, weights.weight_ih, self.input_bias(weights)),)
+        return x, weights.weight_ih, weights.bias_ih, weights.bias_hh
 
     def empty_gradients(self, tape: Tape) -> RunGradients:
         """Return arrays for the gradients of a run."""

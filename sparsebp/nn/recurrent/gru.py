@@ -42,7 +42,8 @@ class GRUMath(CellMath):
         xp = backend.namespace(x)
         hidden = weights.weight_hh.shape[1]
         b_hn = xp.zeros(hidden, dtype=x.dtype) if weights.bias_hh is None else weights.bias_hh[2 * hidden :]
-        tape.gates = empty(xp, (*x.shape[:2], 4 * hidden), x.dtype)
+        if tape.gates is None:
+            tape.gates = empty(xp, (*x.shape[:2], 4 * hidden), x.dtype)
         k.gru_forward(x, weights.weight_hh, b_hn, tape.h0, tape.h, tape.gates, *projection)
 
     def run_back(

@@ -1,0 +1,129 @@
+"""Putting this library's modules in the place of PyTorch's inside a model."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch.nn import Module
+
+from sparsebp.core.errors import OptionError
+from sparsebp.torch.cells import GRUCell, LSTMCell, RNNCell
+from sparsebp.torch.checks import DEVICES, DTYPES
+from sparsebp.torch.layers import GRU, LSTM, RNN
+
+M = TypeVar("M", bound=Module)
+
+OURS: dict[type[Module], type[Module]] = {
+    torch.nn.RNN: RNN,
+    torch.nn.GRU: GRU,
+    torch.nn.LSTM: LSTM,
+    torch.nn.RNNCell: RNNCell,
+    torch.nn.GRUCell: GRUCell,
+    torch.nn.LSTMCell: LSTMCell,
+}
+LARGEST: dict[type[Module], int] = {torch.nn.RNN: 512, torch.nn.GRU: 512, torch.nn.LSTM: 512}
+"""The one rule of size: the hidden size up to which a training step was measured to be no slower than PyTorch's.
+
+The kernels gain where a step is small: PyTorch calls several operations a step, and each of them costs more than its
+arithmetic. The larger H is, the more both do the same products.
+"""
+
+
+class Outcome(NamedTuple):
+    """What `accelerate` does with one recurrent module of a model.
+
+    Attributes
+    ----------
+    name
+        Where it is in the model, as in ``model.named_modules()``; empty for the model itself.
+    module
+        What it is: ``"GRU"``.
+    replaced
+        Whether it is run by this library's kernels.
+    reason
+        Why not; empty if it is.
+    """
+
+    name: str
+    module: str
+    replaced: bool
+    reason: str = ""
+
+
+def accelerate(model: M) -> M:
+    """Let this library's kernels run every torch.nn.RNN, GRU and LSTM, and cell, inside a model, or the model itself.
+
+    Each module stays the same object and changes its class alone, to the one of the same name in `sparsebp.torch`: so
+    parameters, hooks, the mode, and whoever else refers to it stay as they are. What would not be computed rightly, or
+    not faster, is left alone, with one warning that says why; `explain` tells beforehand.
+
+    Parameters
+    ----------
+    model
+        Changed in place.
+
+    Returns
+    -------
+    torch.nn.Module
+        `model`.
+
+    Raises
+    ------
+    OptionError
+        It is no `torch.nn.Module`.
+    """
+    left = []
+    for name, module, reason in _recurrent_modules(model):
+        if reason:
+            left.append(f"{name or 'the model'} ({type(module).__name__}): {reason}")
+        elif type(module) in OURS:
+            module.__class__ = OURS[type(module)]
+    if left:
+        warnings.warn("accelerate leaves alone " + "; ".join(left), stacklevel=2)
+    return model
+
+
+def explain(model: Module) -> list[Outcome]:
+    """Return what `accelerate` does, or did, with each recurrent module of a model; nothing is changed.
+
+    Raises
+    ------
+    OptionError
+        It is no `torch.nn.Module`.
+    """
+    return [
+        Outcome(name, type(module).__name__, not reason, reason) for name, module, reason in _recurrent_modules(model)
+    ]
+
+
+def _recurrent_modules(model: Module) -> Iterator[tuple[str, Module, str]]:
+    """Yield each recurrent module once, with its name and what speaks against its replacement."""
+    if not isinstance(model, Module):
+        raise OptionError("There is nothing to accelerate", expected="a torch.nn.Module", got=type(model).__name__,
+                          remedy="Pass the model")  # fmt: skip
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            continue
+        if isinstance(module, (torch.nn.RNNBase, torch.nn.RNNCellBase)):
+            yield name, module, _obstacle(module)
+
+
+def _obstacle(module: Module) -> str:
+    """Say why a recurrent module has to stay as it is; empty if it need not, or is one of ours."""
+    kind = type(module)
+    if isinstance(module, tuple(OURS.values())):
+        return ""
+    if kind not in OURS:
+        return "a class of its own, whose forward may be another; parametrize or derive from sparsebp.torch's instead"
+    if "forward" in module.__dict__:
+        return "its forward was replaced"
+    parameter = next(module.parameters(), None)
+    if parameter is not None and (parameter.dtype not in DTYPES or parameter.device.type not in DEVICES):
+        return f"no kernels for {parameter.dtype} on {parameter.device}"
+    largest, hidden = LARGEST.get(kind), int(module.hidden_size)  # type: ignore[arg-type]
+    if largest is not None and hidden > largest:
+        return f"hidden_size {hidden} is beyond {largest}, up to which it was measured to be no slower"
+    return ""

@@ -1,0 +1,143 @@
+"""One run of a recurrent cell, a layer in one direction, over packed rows: arrays in, arrays out, no tensors.
+
+The state of a cell is a tuple: (h,), of an LSTM (h, c). Before the first step and behind the last one it has a row a
+sample (B, H), on the way a row a step and sample (N, H).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from sparsebp import backend, kernels
+from sparsebp.backend.memory import empty
+from sparsebp.core.types import Array
+from sparsebp.nn.recurrent.backward import BackwardOptions, choose
+from sparsebp.nn.recurrent.cell_math import CellMath, Tape, Weights
+from sparsebp.nn.recurrent.gru import GRUMath
+from sparsebp.nn.recurrent.rnn import RNNMath
+from sparsebp.torch.packing import Stretch
+
+CELLS: dict[str, CellMath] = {"rnn_tanh": RNNMath("tanh"), "rnn_relu": RNNMath("relu"), "gru": GRUMath()}
+KEPT = {"rnn_tanh": 0, "rnn_relu": 0, "gru": 4, "lstm": 4}
+"""Columns of the gates that a forward keeps, in multiples of the hidden size."""
+
+State = tuple[Array, ...]
+
+
+class Forward(NamedTuple):
+    """States and gates (N, columns) of all rows; each sample's last state."""
+
+    states: State
+    last: State
+    gates: Array | None
+
+
+class Backward(NamedTuple):
+    """Gradients at x (N, I), at the state before the first step, and at the weights; None: not asked for."""
+
+    x: Array | None
+    start: State
+    weights: Weights | None
+
+
+class PackedTape(Tape):
+    """A tape whose arrays are views of those that hold the rows of all stretches."""
+
+    def __init__(self, x: Array, start: State, states: State, gates: Array | None, h_prev: Array = None) -> None:
+        self.x, self.gates = x, gates
+        self._start, self._states, self._h_prev = start, states, h_prev
+
+    @property
+    def h0(self) -> Array:
+        """The state before the first step (B, H)."""
+        return self._start[0]
+
+    @property
+    def h(self) -> Array:
+        """The states (T, B, H)."""
+        return self._states[0]
+
+    @property
+    def h_prev(self) -> Array:
+        """The state before each step (T, B, H)."""
+        return self._h_prev
+
+
+def forward(kind: str, x: Array, cuts: list[Stretch], start: State, weights: Weights) -> Forward:
+    """Run over x (N, I), whose rows are cut into stretches, in their order."""
+    cell, xp, hidden = CELLS[kind], backend.namespace(x), weights.weight_hh.shape[1]
+    k = kernels.get(xp)
+    gates = empty(xp, (len(x), KEPT[kind] * hidden), x.dtype) if KEPT[kind] else None
+    states = tuple(empty(xp, (len(x), hidden), x.dtype) for _ in start)
+    done = Forward(states, tuple(xp.array(part) for part in start), gates)
+    if not cuts:
+        return done
+    inputs, *projection = cell.inputs(k, x[:, None], weights)
+    inputs = inputs.reshape(len(x), -1)
+    for number, cut in enumerate(cuts):
+        tape = _tape(x, cuts, number, start, states, gates)
+        cell.run(k, _steps(inputs, cut), weights, tape, *projection)
+        for part, rows in zip(done.last, states, strict=True):
+            part[: cut.batch] = rows[cut.rows.stop - cut.batch : cut.rows.stop]
+    return done
+
+
+def backward(
+    kind: str, x: Array, cuts: list[Stretch], start: State, weights: Weights, states: State, gates: Array | None,
+    gy: Array | None, at_last: tuple[Array | None, ...], for_input: bool, for_weights: bool,
+) -> Backward:  # fmt: skip
+    """Take the gradients at the states h (N, H) and at the last state, any of them None, back through `forward`."""
+    cell, xp, hidden = CELLS[kind], backend.namespace(x), weights.weight_hh.shape[1]
+    k = kernels.get(xp)
+    ga = empty(xp, (len(x), cell.columns * hidden), x.dtype)
+    arriving = tuple(
+        xp.zeros_like(part) if g is None else xp.array(g) for g, part in zip(at_last, start, strict=True)
+    )  # fmt: skip
+    for number in reversed(range(len(cuts))):
+        cut, tape = cuts[number], _tape(x, cuts, number, start, states, gates)
+        here = tuple(part[: cut.batch] for part in arriving)
+        out = tuple(xp.empty_like(part) for part in here)
+        chunks = choose(BackwardOptions(), cell, tape.h.shape, x.dtype, xp).chunks
+        gy_here = None if gy is None else _steps(gy, cut)
+        cell.run_back(k, tape, weights.weight_hh, gy_here, *here, chunks, _steps(ga, cut), *out)
+        for part, before in zip(here, out, strict=True):
+            part[...] = before
+    ga = ga[:, None]
+    at_input = cell.input_grad(ga, weights)[:, 0] if for_input else None
+    at_weights = None
+    if for_weights:
+        h = states[0]
+        whole = PackedTape(x[:, None], start, (h[:, None],), gates, _states_before(cuts, start[0], h)[:, None])
+        at_weights = cell.weight_grad(ga, whole, weights)
+    return Backward(at_input, arriving, at_weights)
+
+
+def _tape(x: Array, cuts: list[Stretch], number: int, start: State, states: State, gates: Array | None) -> PackedTape:
+    cut = cuts[number]
+    before = tuple(_before(cuts, number, *both) for both in zip(start, states, strict=True))
+    here = tuple(_steps(rows, cut) for rows in states)
+    return PackedTape(_steps(x, cut), before, here, None if gates is None else _steps(gates, cut))
+
+
+def _before(cuts: list[Stretch], number: int, start: Array, states: Array) -> Array:
+    """Return the states before the first step of a stretch: rows of `start`, or of the last step of the one before."""
+    batch = cuts[number].batch
+    if number == 0:
+        return start[:batch]
+    first = cuts[number].first - cuts[number - 1].batch
+    return states[first : first + batch]
+
+
+def _states_before(cuts: list[Stretch], start: Array, states: Array) -> Array:
+    """Return the state before each row's step (N, H): a copy."""
+    before = empty(backend.namespace(states), states.shape, states.dtype)
+    for number, cut in enumerate(cuts):
+        second = cut.first + cut.batch
+        before[cut.first : second] = _before(cuts, number, start, states)
+        before[second : cut.rows.stop] = states[cut.first : cut.rows.stop - cut.batch]
+    return before
+
+
+def _steps(rows: Array, cut: Stretch) -> Array:
+    """Return the rows of a stretch as (steps, samples, features): a view."""
+    return rows[cut.rows].reshape(cut.steps, cut.batch, rows.shape[1])
