@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from sparsebp.analysis.exponents import LyapunovSpectrum, lyapunov, lyapunov_of
 from sparsebp.analysis.flow import GradientFlow, gradient_flow
-from sparsebp.analysis.lyapunov import LyapunovSpectrum, lyapunov, lyapunov_of
 from sparsebp.analysis.steps import hidden_jacobians
 
 __all__ = ["GradientFlow", "LyapunovSpectrum", "gradient_flow", "hidden_jacobians", "lyapunov", "lyapunov_of"]

@@ -65,7 +65,7 @@ def layer_of(module: Any) -> nn.Layer:
     if module._forward_hooks or module._forward_pre_hooks:
         raise _no_layer(f"{kind.__name__} with forward hooks", "a module without hooks, which may change what it does")
     if kind is torch.nn.Sequential:
-        return nn.Sequential(*map(layer_of, module)).train(module.training)
+        return nn.Sequential(*(layer_of(child) for child in module.children())).train(module.training)
     name = kind.__name__
     if kind is torch.nn.ReLU6:  # a Hardtanh, by another name
         name = "Hardtanh"
@@ -82,7 +82,7 @@ def layer_of(module: Any) -> nn.Layer:
 
 def _arguments(module: Any, name: str) -> dict[str, Any]:
     """Return the arguments of the layer."""
-    found = {}
+    found: dict[str, Any] = {}
     for argument in _ARGUMENTS[name].split():
         if argument == "dtype":
             parameter = next(iter(module.parameters()), None)

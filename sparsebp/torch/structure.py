@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from sparsebp.core.errors import PatternError
-from sparsebp.jacobians import TransposedJacobian
 from sparsebp.patterns import SparsityPattern
 
 
@@ -24,7 +23,7 @@ def pattern_of(name: str, matrix: Any) -> SparsityPattern:
     if isinstance(matrix, torch.Tensor):
         return _pattern_of_tensor(name, matrix)
     found = matrix if isinstance(matrix, SparsityPattern) else getattr(matrix, "pattern", None)
-    if isinstance(matrix, TransposedJacobian) or isinstance(found, SparsityPattern):
+    if isinstance(found, SparsityPattern):
         return SparsityPattern.diagonal(found.shape[0]) if found.kind == "identity" else found
     if getattr(matrix, "format", None) == "csr":
         return SparsityPattern.from_scipy(matrix)
@@ -50,4 +49,4 @@ def _pattern_of_tensor(name: str, tensor: torch.Tensor) -> SparsityPattern:
                                remedy="Build the batch on the union of the structures, with stored zeros")  # fmt: skip
         parts = [part[0] for part in parts]
     rows, columns = tensor.shape[-2:]
-    return SparsityPattern(*(part.numpy() for part in parts), (rows, columns))
+    return SparsityPattern(parts[0].numpy(), parts[1].numpy(), (rows, columns))
