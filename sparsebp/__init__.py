@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from sparsebp import (
+        analysis,
         backend,
         bench,
         data,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
         schedule,
         train,
     )
+    from sparsebp.analysis import gradient_flow, hidden_jacobians, lyapunov
     from sparsebp.core import errors, threads
     from sparsebp.jacobians import TransposedJacobian, jacobian_t
     from sparsebp.nn import prune, value_and_grad
@@ -38,8 +40,8 @@ if TYPE_CHECKING:
     from sparsebp.scan import ScanPlan, plan_scan
 
 _ROOMS = (
-    "backend", "bench", "data", "interop", "jacobians", "models", "nn", "optim", "patterns", "products", "recipes",
-    "runtime", "scan", "schedule", "train",
+    "analysis", "backend", "bench", "data", "interop", "jacobians", "models", "nn", "optim", "patterns", "products",
+    "recipes", "runtime", "scan", "schedule", "train",
 )  # fmt: skip
 _MODULES = {
     **{name: f"sparsebp.{name}" for name in _ROOMS},
@@ -53,6 +55,9 @@ _NAMES = {
     "plan_product": "sparsebp.products",
     "TransposedJacobian": "sparsebp.jacobians",
     "jacobian_t": "sparsebp.jacobians",
+    "gradient_flow": "sparsebp.analysis",
+    "hidden_jacobians": "sparsebp.analysis",
+    "lyapunov": "sparsebp.analysis",
     "prune": "sparsebp.nn",
     "value_and_grad": "sparsebp.nn",
     "ScanPlan": "sparsebp.scan",
@@ -64,13 +69,17 @@ __all__ = [
     "SparsityPattern",
     "TransposedJacobian",
     "__version__",
+    "analysis",
     "backend",
     "bench",
     "data",
     "errors",
+    "gradient_flow",
+    "hidden_jacobians",
     "interop",
     "jacobian_t",
     "jacobians",
+    "lyapunov",
     "models",
     "nn",
     "optim",

@@ -16,6 +16,7 @@ from sparsebp.core.types import Array
 from sparsebp.patterns.copies import DeviceCopies, frozen
 from sparsebp.patterns.sparsity import SparsityPattern
 from sparsebp.products import estimate
+from sparsebp.products.gradients import ProductGradients
 from sparsebp.products.strategies import Identity, Strategy
 
 
@@ -149,6 +150,17 @@ class ProductPlan:
                 remedy="Pass values of the same samples",
             )
         return (self.pattern.nnz, *batches)
+
+    @cached_property
+    def gradients(self) -> ProductGradients:
+        """The way back: gradients at A's and at B's values, with an index that is made when one is first asked for.
+
+        Raises
+        ------
+        OptionError
+            A or B is an identity, whose values the product passes over.
+        """
+        return ProductGradients(self)
 
     def operands(self, xp: ModuleType) -> tuple[Any, ...]:
         """Return what the strategy's kernel reads beside values, as arrays of `xp`, copied to each device once."""

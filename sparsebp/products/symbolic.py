@@ -42,6 +42,11 @@ def row_cuts(work: np.ndarray, parts: int) -> np.ndarray:
     return cuts.astype(np.int64) if rows else np.zeros(2, np.int64)
 
 
+def parts_of_rows(work: np.ndarray) -> np.ndarray:
+    """Return the rows' parts for the numeric phase, from the running sum of the rows' work; see `row_cuts`."""
+    return row_cuts(work, min(_MOST_CUTS, 1 + int(work[-1]) // _CUT_WORK))
+
+
 def parts_for(work: int) -> int:
     """Return into how many parts `work` entries or products are split; as always, whatever the number of threads."""
     return min(_MAX_PARTS, 1 + work // _PART_WORK)
@@ -122,8 +127,7 @@ class SymbolicProduct:
     @cached_property
     def row_cuts(self) -> np.ndarray:
         """Rows of C in parts of about equal work for the numeric phase, see `row_cuts`."""
-        work = self.product_ptr + self.c_indptr
-        return row_cuts(work, min(_MOST_CUTS, 1 + int(work[-1]) // _CUT_WORK))
+        return parts_of_rows(self.product_ptr + self.c_indptr)
 
     def positions(self, dtype: np.dtype | type) -> np.ndarray:
         """Return where in its row of C every product lands, in Gustavson's order, shape (products,).

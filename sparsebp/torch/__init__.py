@@ -21,7 +21,24 @@ except ImportError as error:
     ) from error
 
 from sparsebp.torch.accelerate import Outcome, accelerate, explain
+from sparsebp.torch.batched import BatchedCSR
 from sparsebp.torch.cells import GRUCell, LSTMCell, RNNCell
+from sparsebp.torch.jacobian import sparse_jacobian
 from sparsebp.torch.layers import GRU, LSTM, RNN
+from sparsebp.torch.products import ProductPlan, plan_product
 
-__all__ = ["GRU", "LSTM", "RNN", "GRUCell", "LSTMCell", "Outcome", "RNNCell", "accelerate", "explain"]
+__all__ = [
+    "GRU",
+    "LSTM",
+    "RNN",
+    "BatchedCSR",
+    "GRUCell",
+    "LSTMCell",
+    "Outcome",
+    "ProductPlan",
+    "RNNCell",
+    "accelerate",
+    "explain",
+    "plan_product",
+    "sparse_jacobian",
+]
