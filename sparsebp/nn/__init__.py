@@ -14,7 +14,6 @@ from sparsebp.nn.layers.activations import (
     ReLU,
     Sigmoid,
     SiLU,
-    Softmax,
     Softplus,
     Tanh,
 )
@@ -33,9 +32,10 @@ from sparsebp.nn.layers.pool import (
     MaxPool2d,
 )
 from sparsebp.nn.layers.selu import SELU
+from sparsebp.nn.layers.softmax import Softmax
 from sparsebp.nn.layers.steps import MeanOverSteps, PositionalEmbedding
 from sparsebp.nn.layers.transformer import TransformerEncoderLayer
-from sparsebp.nn.losses import CrossEntropyLoss, MSELoss
+from sparsebp.nn.losses import CrossEntropyLoss, MSELoss, NLLLoss
 from sparsebp.nn.pruning import PruneReport, prune
 from sparsebp.nn.recurrent.classifier import SequenceClassifier
 from sparsebp.nn.recurrent.gru import GRU, GRUCell
@@ -77,6 +77,7 @@ __all__ = [
     "MaxPool2d",
     "MeanOverSteps",
     "MultiheadAttention",
+    "NLLLoss",
     "PositionalEmbedding",
     "PruneReport",
     "RNNCell",

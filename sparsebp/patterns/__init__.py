@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sparsebp.patterns.assembly import AssemblyPlan, plan_concatenation
 from sparsebp.patterns.blocks import (
+    axis_pattern,
     hidden_pattern,
     linear_pattern,
     pointwise_pattern,
@@ -20,6 +21,7 @@ __all__ = [
     "PoolPattern",
     "SparsityPattern",
     "adaptive_pool_pattern",
+    "axis_pattern",
     "conv_pattern",
     "conv_transpose_pattern",
     "hidden_pattern",

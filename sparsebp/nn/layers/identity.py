@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from sparsebp import backend
-from sparsebp.core.arguments import check_generator, check_number
-from sparsebp.core.errors import ShapeError
+from sparsebp.core.arguments import check_flag, check_generator, check_integer, check_number
+from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.core.types import Array, Seed
 from sparsebp.nn.layer import Layer, check_gy, check_input
 
@@ -35,25 +35,74 @@ class Identity(Layer):
 
 
 class Flatten(Layer):
-    """``(B, …) -> (B, product of the rest)``, as `torch.nn.Flatten`."""
+    """Make one axis of some, ``(B, …) -> (B, product of the rest)``, as `torch.nn.Flatten`.
+
+    Parameters
+    ----------
+    start_dim, end_dim
+        First and last of the axes that become one, counted from the end where negative.
+
+    Raises
+    ------
+    OptionError
+        One of them is no integer.
+    """
 
     replayable = True
 
+    def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
+        super().__init__()
+        self.start_dim = check_integer("start_dim", start_dim, -64, 63)
+        self.end_dim = check_integer("end_dim", end_dim, -64, 63)
+
     def forward(self, x: Array) -> tuple[Array, Array]:
-        """Return x reshaped to two axes."""
+        """Return x reshaped; `saved` is x.
+
+        Raises
+        ------
+        ShapeError
+            x has no such axes, or the last one comes before the first.
+        """
         check_input(x)
-        if x.ndim == 0:
-            raise ShapeError("x has no batch axis", expected="(B, …)", got=x.shape, remedy="Add an axis in front")
-        return x.reshape(x.shape[0], prod(x.shape[1:])), x
+        return x.reshape(self._shape(x)), x
 
     def input_grad(self, gy: Array, saved: Array) -> Array:
         """Return gy in the shape of x."""
-        check_gy(gy, (saved.shape[0], prod(saved.shape[1:])), saved.dtype, saved)
+        check_gy(gy, self._shape(saved), saved.dtype, saved)
         return gy.reshape(saved.shape)
 
+    def couples_samples(self, saved: Array) -> bool:
+        """Whether the batch is among the axes that became one."""
+        first, last = self._axes(saved)
+        return first == 0 < last
+
     def jacobian_t(self, saved: Array) -> Any:
-        """Return the identity: a sample's elements keep their order."""
+        """Return the identity: a sample's elements keep their order.
+
+        Raises
+        ------
+        OptionError
+            The batch is among the axes that became one.
+        """
+        if self.couples_samples(saved):
+            raise OptionError(
+                "The batch is among the axes that became one, so no sample has a Jacobian of its own",
+                expected="start_dim of 1 or more", got=self.start_dim, remedy="Use input_grad",
+            )  # fmt: skip
         return identity_jacobian_t(saved)
+
+    def _shape(self, x: Array) -> tuple[int, ...]:
+        first, last = self._axes(x)
+        return (*x.shape[:first], prod(x.shape[first : last + 1]), *x.shape[last + 1 :])
+
+    def _axes(self, x: Array) -> tuple[int, int]:
+        first, last = (dim + x.ndim if dim < 0 else dim for dim in (self.start_dim, self.end_dim))
+        if not 0 <= first <= last < x.ndim:
+            raise ShapeError(
+                "x has no such axes to flatten", expected=f"axes {self.start_dim} to {self.end_dim}, in this order",
+                got=x.shape, remedy="Pass x with more axes, or other start_dim and end_dim",
+            )  # fmt: skip
+        return first, last
 
 
 class Dropout(Layer):
@@ -63,19 +112,22 @@ class Dropout(Layer):
     ----------
     p
         Probability of a zero, 0 <= p <= 1.
+    inplace
+        Has no effect: the input is never written to.
     rng
         Generator or seed; every forward draws a new mask.
 
     Raises
     ------
     OptionError
-        `p` is out of range, or `rng` is no seed.
+        `p` is out of range, `inplace` no truth value, or `rng` no seed.
     """
 
     replayable = True
 
-    def __init__(self, p: float = 0.5, *, rng: Seed = None) -> None:
+    def __init__(self, p: float = 0.5, inplace: bool = False, *, rng: Seed = None) -> None:
         super().__init__()
+        self.inplace = check_flag("inplace", inplace)
         self.p = check_number("p", p, 0, 1)
         self.generator: np.random.Generator = check_generator("rng", rng)
 

@@ -14,7 +14,7 @@ from sparsebp.backend import memory
 from sparsebp.core.arguments import check_flag, check_integer, check_number
 from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.core.types import Array
-from sparsebp.nn.arrays import full
+from sparsebp.nn.arrays import full, parameter_dtype
 from sparsebp.nn.layer import Layer, check_gy, check_input
 
 BatchNormSaved = tuple[Array, Array, Array, bool]
@@ -35,8 +35,12 @@ class BatchNorm2d(Layer):
         Whether there are a weight and a bias.
     track_running_stats
         Whether running statistics are kept; without them the batch's are used in evaluation as well.
+    device
+        None or ``"cpu"``: layers are built on the host, and moved by `to`.
     dtype
         float32 or float64.
+    bias
+        Whether there is a bias beside the weight.
 
     Raises
     ------
@@ -53,14 +57,16 @@ class BatchNorm2d(Layer):
 
     def __init__(
         self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
-        track_running_stats: bool = True, *, dtype: Any = np.float32,
+        track_running_stats: bool = True, device: Any = None, dtype: Any = np.float32, *, bias: bool = True,
     ) -> None:  # fmt: skip
         super().__init__()
         self.num_features, self.eps = check_integer("num_features", num_features, 1), check_number("eps", eps, 0)
         self.momentum = None if momentum is None else check_number("momentum", momentum, 0, 1)
-        shape, dtype = (self.num_features,), backend.float_dtype(dtype)
+        shape, dtype, bias = (self.num_features,), parameter_dtype(dtype, device), check_flag("bias", bias)
         if check_flag("affine", affine):
-            self.params = {"weight": full(shape, 1, dtype), "bias": full(shape, 0, dtype)}
+            self.params["weight"] = full(shape, 1, dtype)
+            if bias:
+                self.params["bias"] = full(shape, 0, dtype)
         if check_flag("track_running_stats", track_running_stats):
             self.buffers = {
                 "running_mean": full(shape, 0, dtype), "running_var": full(shape, 1, dtype),
@@ -79,7 +85,11 @@ class BatchNorm2d(Layer):
         dtype = None if like is None else like.dtype
         xp = check_input(x, dtype=dtype, shape=(None, self.num_features, None, None), like=like)
         batch = self.training or not self.buffers
-        if batch:
+        if batch and x.size == 0:  # as in PyTorch: it is counted, and has no statistics
+            if self.training and self.buffers:
+                self.buffers["num_batches_tracked"] += 1
+            batch, mean, var = False, xp.zeros(self.num_features, x.dtype), xp.ones(self.num_features, x.dtype)
+        elif batch:
             count = x.shape[0] * x.shape[2] * x.shape[3]
             if count < (2 if self.training else 1):
                 raise ShapeError(
@@ -94,7 +104,7 @@ class BatchNorm2d(Layer):
             mean, var = self.buffers["running_mean"].copy(), self.buffers["running_var"]  # a later forward changes them
         scale, factor = xp.empty_like(mean), xp.empty_like(mean)
         kernels.get(xp).channel_factors(var, self.eps, self.params.get("weight"), scale, factor)
-        offset = self.params["bias"] if self.params else xp.zeros_like(mean)
+        offset = self.params["bias"] if "bias" in self.params else xp.zeros_like(mean)
         y = memory.empty(xp, x.shape, x.dtype)
         kernels.get(xp).channel_scale(_flat(xp, x), mean, factor, offset, _flat(xp, y))
         return y, (x, mean, scale, batch)
@@ -122,7 +132,8 @@ class BatchNorm2d(Layer):
         if not self.params:
             return {}
         sums, products = self._sums(xp, gy, saved)
-        return {"weight": products * scale, "bias": sums}
+        grads = {"weight": products * scale, "bias": sums}
+        return {name: grads[name] for name in self.params}
 
     def capture_obstacle(self) -> str | None:
         """The average over all batches (``momentum=None``) divides by a count that the host reads."""
@@ -191,6 +202,8 @@ class LayerNorm(Layer):
         Whether there is a weight.
     bias
         Whether there is a bias as well; without a weight there is none.
+    device
+        None or ``"cpu"``: layers are built on the host, and moved by `to`.
     dtype
         float32 or float64, of the parameters.
 
@@ -209,7 +222,7 @@ class LayerNorm(Layer):
 
     def __init__(
         self, normalized_shape: int | Sequence[int], eps: float = 1e-5, elementwise_affine: bool = True,
-        bias: bool = True, *, dtype: Any = np.float32,
+        bias: bool = True, device: Any = None, dtype: Any = np.float32,
     ) -> None:  # fmt: skip
         super().__init__()
         given = normalized_shape if isinstance(normalized_shape, (tuple, list)) else (normalized_shape,)
@@ -220,7 +233,7 @@ class LayerNorm(Layer):
                 remedy="Pass the lengths of the trailing axes",
             )  # fmt: skip
         self.normalized_shape, self.eps = shape, check_number("eps", eps, 0)
-        dtype, bias = backend.float_dtype(dtype), check_flag("bias", bias)
+        dtype, bias = parameter_dtype(dtype, device), check_flag("bias", bias)
         if check_flag("elementwise_affine", elementwise_affine):
             self.params["weight"] = full(shape, 1, dtype)
             if bias:
@@ -282,6 +295,10 @@ class LayerNorm(Layer):
         eye = backend.namespace(unit).eye(n, dtype=unit.dtype)
         blocks = scale * (eye - (1 + unit[..., :, None] * unit[..., None, :]) / n)
         return block_jacobian_t(blocks * self.params["weight"].reshape(-1) if "weight" in self.params else blocks)
+
+    def lone(self, saved: tuple[Array, Array]) -> bool:
+        """Whether x had no axis beside the normalised ones."""
+        return saved[0].ndim == len(self.normalized_shape)
 
     def _axes(self) -> tuple[int, ...]:
         return tuple(range(-len(self.normalized_shape), 0))

@@ -14,13 +14,18 @@ class SELU(ELU):
     With weights of variance 1 / fan_in (`init.lecun_linear`) activations stay near mean 0 and variance 1 through many
     layers.
 
+    Parameters
+    ----------
+    inplace
+        Has no effect: the input is never written to.
+
     Notes
     -----
     Source: Klambauer et al., "Self-normalizing neural networks", 2017, Eq. 2 and 14.
     """
 
-    def __init__(self) -> None:
-        super().__init__(_ALPHA)
+    def __init__(self, inplace: bool = False) -> None:
+        super().__init__(_ALPHA, inplace)
 
     def function(self, x: Array) -> Array:
         """Return the SELU of x."""
