@@ -65,7 +65,8 @@ def test_history_and_weights_are_those_of_one_worker_on_every_rank(size, options
     found = run_ranks(size, lambda transport: fit(transport, **options))
     wanted = fit(None, **{key: value for key, value in options.items() if key != "schedule"})
     for one in found:
-        assert rows(one[0]) == rows(found[0][0]) and epochs_of(one[0]) == epochs_of(found[0][0])
+        assert rows(one[0]) == rows(found[0][0]) and one[0].epochs == found[0][0].epochs
+        assert one[0].seconds == found[0][0].seconds  # those of rank 0
         assert p.digest(one[1]) == p.digest(found[0][1])
     assert_like(found[0], wanted)
 
@@ -82,7 +83,8 @@ def test_replicas_have_the_history_and_weights_of_one_worker(size, options, tmp_
     found = run_ranks(size, run)
     wanted = fit(None, **{key: value for key, value in options.items() if key != "sharded"})
     for one in found:
-        assert rows(one[0]) == rows(found[0][0]) and epochs_of(one[0]) == epochs_of(found[0][0])
+        assert rows(one[0]) == rows(found[0][0]) and one[0].epochs == found[0][0].epochs
+        assert one[0].seconds == found[0][0].seconds  # those of rank 0
         assert p.digest(one[1]) == p.digest(found[0][1])
     assert_like(found[0], wanted)
     run_ranks(size, lambda transport: run(transport, tmp_path, epochs=1))

@@ -19,9 +19,9 @@ import numpy as np
 from sparsebp import backend, kernels
 from sparsebp.backend.graphs import GraphRecorder
 from sparsebp.bench.gpu.device import BATCH, HIDDEN, SECONDS, Recurrence, begin, chosen_chunks
+from sparsebp.bench.processes.points import measure_apart
 from sparsebp.bench.tools import pictures, report
 from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run
-from sparsebp.bench.tools.points import measure_apart
 from sparsebp.bench.tools.report import Column
 from sparsebp.bench.tools.workload import CELLS
 from sparsebp.core import timing
