@@ -85,13 +85,18 @@ _RECURSION = {
     ("rnn", 8): _Step(65, 2.9, 17, 1.5),
     ("gru", 4): _Step(110, 3.8, 53, 3.6),
     ("gru", 8): _Step(130, 7.9, 53, 4.3),
+    ("lstm", 4): _Step(115, 6.0, 67, 5.2),
+    ("lstm", 8): _Step(389, 16.9, 122, 6.5),
 }
-"""The recursion with weights in registers: ``rnn_backward``, ``gru_backward``. At H = 20 84, 137, 190, 288 cycles."""
+"""The recursion with weights in registers: ``rnn_backward``, ``gru_backward``, ``lstm_backward``. At H = 20 84, 137,
+190, 288 and 236 cycles; the last works out a tanh, which makes it 659 at H = 16 in float64."""
 _COMBINE = {4: (72, 2.5), 8: (92, 4.0)}
-"""A chunk of ``scan_combine``: cycles, and so many more a hidden unit. At H = 20 118 and 185."""
-_REDUCE_WAITS = {"rnn": (100, 1.06), "gru": (120, 1.5)}
-"""A step of ``rnn_reduce`` and ``gru_reduce`` by a warp alone: cycles, and cycles an instruction.
-At H = 20 in float32 with 1, 2 and 5 rows a lane 660, 1200, 2660 and 1620, 2570, 5280 cycles."""
+"""A chunk of ``scan_combine``: cycles, and so many more a row, for every row of a lane. At 20 rows 118 and 185, at an
+LSTM's 40 280."""
+_REDUCE_WAITS = {"rnn": (100, 1.06), "gru": (120, 1.5), "lstm": (210, 1.24)}
+"""A step of ``rnn_reduce``, ``gru_reduce`` and ``lstm_reduce`` by a warp alone: cycles, and cycles an instruction.
+At H = 20 in float32 with 1, 2 and 5 rows a lane 660, 1200, 2660 and 1620, 2570, 5280 cycles; with 2 and 3 of an LSTM's
+40 rows 3020 and 4380."""
 _BEGIN = Phases(1500, 700, 800)
 """Cycles until the first step of a phase: the weights and the first values from memory."""
 
@@ -134,7 +139,9 @@ def chunked(layer: Layer, steps: int, chunks: int, gpu: Gpu) -> Phases:
         a_chunk = base + a_unit * layer.side * ceil_div(layer.side, WARP)
     else:
         reduce = last + _BEGIN.reduce + length * _block_step(layer, maps, gpu)
-        a_chunk = 40.0 * layer.side * ceil_div(layer.side, MAX_THREADS)  # a column of the map in batches of eight loads, each as long as L2 takes
+        a_chunk = (
+            40.0 * layer.side * ceil_div(layer.side, MAX_THREADS)
+        )  # a column of the map in batches of eight loads, each as long as L2 takes
     combine = _BEGIN.combine + maps * a_chunk * ceil_div(layer.batch, 4 * gpu.multiprocessors)
     return Phases(reduce, combine, _BEGIN.apply + length * _step(layer, (chunks - 1) * layer.batch, gpu))
 

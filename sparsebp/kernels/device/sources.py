@@ -68,16 +68,15 @@ def _block_reductions() -> list[Defines]:
 
 def _lstm_reductions() -> list[Defines]:
     """As `_reductions`, of twice as many rows: they take two lanes a unit, or two rows a lane."""
-    rows = {
+    rows: dict[str, dict[int, tuple[int, ...]]] = {
         "float": {1: (1,), 7: (1, 4), 16: (1,), 20: (2, 3), 32: (2,)},
         "double": {1: (1,), 7: (2,), 16: (1,), 18: (2,)},
     }
-    return [
-        {"REAL": real, "HIDDEN": hidden, "ROWS": count}
-        for real in _REALS
-        for hidden, counts in rows[real].items()
-        for count in counts
-    ] + _block_reductions()
+    sets: list[Defines] = []
+    for real in _REALS:
+        for hidden, counts in rows[real].items():
+            sets += [{"REAL": real, "HIDDEN": hidden, "ROWS": count} for count in counts]
+    return sets + _block_reductions()
 
 
 def _combinations() -> list[Defines]:
@@ -127,7 +126,8 @@ SOURCES: dict[str, list[Defines]] = {
     "gru.cu": _units({"float": 48, "double": 24})
     + _reductions({"float": 32, "double": 24}, ROW_REGISTERS["gru"])
     + _sums(3),
-    "lstm_forward.cu": _forward(_units({"float": 36, "double": 18})),
+    "lstm_forward.cu": _forward(_units({"float": 36, "double": 18}), {"REAL": "double", "HIDDEN": 18, "INPUTS": 8})
+    + [{"REAL": "double", "HIDDEN": 18, "INPUTS": 4}],
     "lstm.cu": _units({"float": 36, "double": 18}) + _lstm_reductions() + _sums(4),
     "scan.cu": _combinations(),
     "weight_sums.cu": _plain(),
