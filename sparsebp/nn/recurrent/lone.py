@@ -39,7 +39,7 @@ class LoneSaved(NamedTuple):
         """Cell states of an LSTM's cell (1, H)."""
         return self.batch.c[:, 0]
 
-    def __iter__(self) -> Iterator[Array]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[Array]:
         """Yield the last states, where those of a batch are unpacked."""
         return (array[:, 0] for array in self.batch)
 
