@@ -42,6 +42,8 @@ class Embedding(Layer):
     rows, a sparse matrix with one entry a row; the gradient is its transpose times gy, always added in the same order.
     """
 
+    stepwise = True
+
     def __init__(
         self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None, *, dtype: Any = np.float32,
         rng: Seed = None,

@@ -44,6 +44,7 @@ class Linear(Prunable):
     """
 
     replayable = True
+    stepwise = True
 
     def __init__(
         self, in_features: int, out_features: int, bias: bool = True, *, dtype: Any = np.float32, rng: Seed = None
