@@ -41,11 +41,12 @@ class Actions:
         """F. The last stage's computes the loss and its gradient, and the last micro-batch's opens the update."""
         layer, wanted = self.stages[number].layer, number >= self.stages.first
         scans, last = self.stages.scans, number == len(self.stages) - 1
+        stages = self.stages
         finish = self._loss(m, count) if last else None
 
         def run(step: Step) -> None:
-            x = step.flow[m]
-            y, saved = forward_of(layer, x, **(step.options[m] if number == 0 else {}))
+            x, options = step.flow[m], step.options[m]
+            y, saved = forward_of(layer, x, **(options if options and number in stages.taking_lengths else {}))
             step.flow[m] = y
             if wanted:
                 step.saved[m][number] = saved

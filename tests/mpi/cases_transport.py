@@ -279,6 +279,6 @@ def refuses_once_closed(transport: Transport, array: Callable[[int], Array]) -> 
             call()
 
 
-@on_ranks(1, 2, 3)
+@on_ranks(1, 2)
 def a_closed_transport_says_so(transport: Transport) -> None:
     refuses_once_closed(transport, np.ones)

@@ -32,6 +32,7 @@ class Pointwise(Layer):
     """
 
     replayable = True
+    stepwise = True
 
     saves: ClassVar[Literal["x", "y"]] = "y"
     kernel_slope: ClassVar[SlopeFunction | None] = None

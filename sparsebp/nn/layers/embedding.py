@@ -48,6 +48,8 @@ class Embedding(Layer):
     rows, a sparse matrix with one entry a row; the gradient is its transpose times gy, always added in the same order.
     """
 
+    stepwise = True
+
     def __init__(
         self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None, max_norm: None = None,
         norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False, *, device: Any = None,

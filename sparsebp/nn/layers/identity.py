@@ -18,6 +18,7 @@ class Identity(Layer):
     """Return the input unchanged, as `torch.nn.Identity`."""
 
     replayable = True
+    stepwise = True
 
     def forward(self, x: Array) -> tuple[Array, Array]:
         """Return x itself."""
@@ -124,6 +125,7 @@ class Dropout(Layer):
     """
 
     replayable = True
+    stepwise = True
 
     def __init__(self, p: float = 0.5, inplace: bool = False, *, rng: Seed = None) -> None:
         super().__init__()

@@ -46,6 +46,7 @@ class Linear(Prunable):
     """
 
     replayable = True
+    stepwise = True
 
     def __init__(
         self, in_features: int, out_features: int, bias: bool = True, device: Any = None, dtype: Any = np.float32, *,

@@ -241,6 +241,11 @@ class LayerNorm(Layer):
             if bias:
                 self.params["bias"] = full(shape, 0, dtype)
 
+    @property
+    def stepwise(self) -> bool:
+        """Whether each step of a sequence is normalised by itself."""
+        return len(self.normalized_shape) == 1
+
     def forward(self, x: Array) -> tuple[Array, tuple[Array, Array]]:
         """Return the normalised x; `saved` is it before the affine map, and 1/sqrt(var + eps).
 
