@@ -20,8 +20,8 @@ except ImportError as error:
         remedy="Install the extra: pip install 'sparsebp[torch]'",
     ) from error
 
-from sparsebp.torch.accelerate import Outcome, accelerate, explain
 from sparsebp.torch.cells import GRUCell, LSTMCell, RNNCell
 from sparsebp.torch.layers import GRU, LSTM, RNN
+from sparsebp.torch.replacement import Outcome, accelerate, explain
 
 __all__ = ["GRU", "LSTM", "RNN", "GRUCell", "LSTMCell", "Outcome", "RNNCell", "accelerate", "explain"]
