@@ -2,11 +2,7 @@
 
 Each measures us and a peer in turn in one run, writes JSON and a picture, and prints the table last:
 ``bench.load("recurrent").run(quick=True)``. A further one is a module with a ``BENCHMARK``, and its name here;
-<<<<<<< HEAD
-    "estimates", "time-parallel", "spectrain", "scaling", "scaling-papers", "gpu-numbers", "gpu-grid", "gpu-graphs",
-=======
 ``gpu-grid`` is ``grid`` in the folder ``gpu``.
->>>>>>> 6048c50691f0da7dfd7372a0b0b81ea53387c8e4
 """
 
 from __future__ import annotations
@@ -18,7 +14,7 @@ if TYPE_CHECKING:
     from sparsebp.bench.tools.benchmark import Benchmark
 
 NAMES = (
-    "recurrent", "scan", "spgemm", "jacobian", "convergence", "pruned", "optim", "fusion", "schedule", "busy",
+    "recurrent", "torch", "scan", "spgemm", "jacobian", "convergence", "pruned", "optim", "fusion", "schedule", "busy",
     "estimates", "time-parallel", "data-parallel", "spectrain", "scaling", "scaling-papers", "scaling-measured",
     "gpu-numbers", "gpu-grid", "gpu-graphs",
 )  # fmt: skip
