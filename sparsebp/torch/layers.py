@@ -65,7 +65,7 @@ class Recurrent(torch.nn.RNNBase):
 
     def _forward_padded(self, x: Tensor, hx: Any) -> tuple[Tensor, State]:
         if x.dim() not in (2, 3):
-            raise ValueError(f"{self._name}: Expected input to be 2D or 3D, got {x.dim()}D tensor instead")
+            raise ValueError(f"{self._get_name()}: Expected input to be 2D or 3D, got {x.dim()}D tensor instead")
         batched = x.dim() == 3
         for part in _parts(hx):
             if part.dim() != x.dim():
@@ -89,6 +89,9 @@ class Recurrent(torch.nn.RNNBase):
 
     def _forward_packed(self, packed: PackedSequence, hx: Any) -> tuple[PackedSequence, State]:
         x, batch_sizes, in_order, back = packed
+        if batch_sizes.numel() == 0:
+            raise OptionError("The packed sequence is empty", expected="at least one step", got="no batch sizes",
+                              remedy="Skip empty batches")  # fmt: skip
         x = self._checked(x, batch_sizes)
         batch = int(batch_sizes[0]) if in_order is None else in_order.shape[0]
         hx = self._state(hx, batch, x)

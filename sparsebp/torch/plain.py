@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,7 +31,7 @@ def run(
     sizes = [batch] * (rows // batch if rows else 0) if batch_sizes is None else batch_sizes.tolist()
     order = None
     if reverse:
-        host = None if batch_sizes is None else batch_sizes.numpy()
+        host = None if batch_sizes is None else np.array(sizes)
         order = torch.from_numpy(reversed_rows(host, rows, batch).copy()).to(x.device)
         x = x[order]
     with torch.autocast(x.device.type, enabled=False):
@@ -59,7 +60,7 @@ def gradients(
     function: Callable[..., Any], inputs: tuple[Tensor, ...], arriving: tuple[Tensor | None, ...]
 ) -> tuple[Tensor, ...]:
     """Return the gradients at `inputs` of outputs at which `arriving` arrives; None stands for zero."""
-    outputs, back = torch.func.vjp(function, *inputs)
+    outputs, back = torch.func.vjp(function, *inputs)[:2]
     return back(tuple(_or_zeros(g, y) for g, y in zip(arriving, outputs, strict=True)))
 
 
@@ -71,8 +72,8 @@ def tangents(
     The way back is linear in what arrives: the way back through *it* is the way forward. So forward mode needs reverse
     mode alone, which nests wherever this is called.
     """
-    outputs, back = torch.func.vjp(function, *inputs)
-    _, forward = torch.func.vjp(back, tuple(torch.zeros_like(y) for y in outputs))
+    outputs, back = torch.func.vjp(function, *inputs)[:2]
+    forward = torch.func.vjp(back, tuple(torch.zeros_like(y) for y in outputs))[1]
     (found,) = forward(tuple(_or_zeros(v, x) for v, x in zip(along, inputs, strict=True)))
     return found
 

@@ -72,8 +72,8 @@ def forward(kind: str, x: Array, cuts: list[Stretch], start: State, weights: Wei
     done = Forward(states, tuple(xp.array(part) for part in start), gates)
     if not cuts:
         return done
-    inputs, *projection = cell.inputs(k, x[:, None], weights)
-    inputs = inputs.reshape(len(x), -1)
+    projected, *projection = cell.inputs(k, x[:, None], weights)
+    inputs = xp.reshape(projected, (len(x), -1))
     for number, cut in enumerate(cuts):
         tape = _tape(x, cuts, number, start, states, gates)
         cell.run(k, _steps(inputs, cut), weights, tape, *projection)

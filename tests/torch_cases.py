@@ -1,0 +1,46 @@
+"""PyTorch's own lists of cases, ``torch.testing._internal``, to run with ours in place of theirs."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import sys
+import types
+import unittest
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+
+def load(name: str) -> Any:
+    """Return a module of ``torch.testing._internal``; skip where this PyTorch has none that can be used.
+
+    They derive their test cases from ``expecttest``, which is not part of PyTorch and which the lists do not need.
+    """
+    pytest.importorskip("torch")
+    lacking = importlib.util.find_spec("expecttest") is None
+    if lacking:
+        expecttest: Any = types.ModuleType("expecttest")
+        expecttest.TestCase = unittest.TestCase
+        sys.modules["expecttest"] = expecttest
+    try:
+        return importlib.import_module(f"torch.testing._internal.{name}")
+    except ImportError as error:
+        pytest.skip(f"torch.testing._internal.{name}: {error}")
+    finally:
+        if lacking:
+            del sys.modules["expecttest"]
+
+
+@contextlib.contextmanager
+def scalars_in_float64() -> Iterator[None]:
+    """Let optimizers of PyTorch keep the numbers of their state in float64: NAdam's product is rounded else."""
+    import torch
+
+    torch.set_default_dtype(torch.float64)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
