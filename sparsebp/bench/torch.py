@@ -106,17 +106,17 @@ def measure(run: Run) -> Iterator[Row]:
 
 def advice(slower: Mapping[str, set[int]]) -> str:
     """Say which sizes of the grid `accelerate` should leave alone, and what it does."""
-    from sparsebp.torch.accelerate import LARGEST
+    from sparsebp.torch.limits import LARGEST
 
     said = [f"{cell} of {', '.join(map(str, sorted(sizes)))} units" for cell, sizes in sorted(slower.items())]
-    rule = ", ".join(f"{kind.__name__} beyond {most}" for kind, most in LARGEST.items())
+    rule = ", ".join(f"{kind} beyond {most}" for kind, most in LARGEST.items())
     return (f"slower than torch.nn in the grid, so that accelerate should leave it alone: "
             f"{'; '.join(said) or 'nothing'}; it does leave alone: {rule} units")  # fmt: skip
 
 
 def measure_row(task: Task, rounds: Mapping[str, Any]) -> Row:
     """Time a step of the model as it is and of its accelerated copy, in turn, after comparing their gradients."""
-    from sparsebp.torch.accelerate import explain
+    from sparsebp.torch.replacement import explain
 
     plain = Side(task)
     ours = plain.accelerated()
@@ -176,7 +176,7 @@ class Side:
 
     def accelerated(self) -> Side:
         """Return a copy whose recurrent layer is ours, whatever `accelerate` would do."""
-        from sparsebp.torch.accelerate import OURS
+        from sparsebp.torch.replacement import OURS
 
         side = copy.deepcopy(self)
         side.model["rnn"].__class__ = OURS[type(side.model["rnn"])]

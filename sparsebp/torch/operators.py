@@ -74,8 +74,9 @@ def _run_back(
         cuts, order = _cuts(reverse, batch_sizes, rows, h0.shape[0])
         found = runs.backward(
             kind, _ordered(rows, order), cuts, start, Weights(*map(_array, weights)),
-            _state(h, None if c0 is None else c), to_array(gates) if runs.KEPT[kind] else None, at_y if at_y is None else _ordered(at_y, order),
-            (_array(grad_h_n), _array(grad_c_n))[: len(start)], for_input, for_weights,
+            _state(h, None if c0 is None else c), to_array(gates) if runs.KEPT[kind] else None,
+            at_y if at_y is None else _ordered(at_y, order), (_array(grad_h_n), _array(grad_c_n))[: len(start)],
+            for_input, for_weights,
         )  # fmt: skip
         at_x = found.x if found.x is None else _ordered(found.x, order)
         return _tensors(x, (at_x, *_pair(found.start), *(found.weights or (None,) * 4)))

@@ -1,4 +1,4 @@
-"""PyTorch's cases for its recurrent modules, ``torch.testing._internal.common_modules``, with ours in their place."""
+"""PyTorch's cases for its recurrent modules, ``torch.testing._internal.common_modules``, run with ours."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from sparsebp.core.errors import OptionError
 from sparsebp.torch.cells import GRUCell, LSTMCell, RNNCell
 from sparsebp.torch.checks import DEVICES, DTYPES
 from sparsebp.torch.layers import GRU, LSTM, RNN
+from sparsebp.torch.limits import obstacle_of_size
 
 M = TypeVar("M", bound=Module)
 
@@ -24,12 +25,6 @@ OURS: dict[type[Module], type[Module]] = {
     torch.nn.GRUCell: GRUCell,
     torch.nn.LSTMCell: LSTMCell,
 }
-LARGEST: dict[type[Module], int] = {torch.nn.RNN: 512, torch.nn.GRU: 512, torch.nn.LSTM: 512}
-"""The one rule of size: the hidden size up to which a training step was measured to be no slower than PyTorch's.
-
-The kernels gain where a step is small: PyTorch calls several operations a step, and each of them costs more than its
-arithmetic. The larger H is, the more both do the same products.
-"""
 
 
 class Outcome(NamedTuple):
@@ -123,7 +118,4 @@ def _obstacle(module: Module) -> str:
     parameter = next(module.parameters(), None)
     if parameter is not None and (parameter.dtype not in DTYPES or parameter.device.type not in DEVICES):
         return f"no kernels for {parameter.dtype} on {parameter.device}"
-    largest, hidden = LARGEST.get(kind), int(module.hidden_size)  # type: ignore[arg-type]
-    if largest is not None and hidden > largest:
-        return f"hidden_size {hidden} is beyond {largest}, up to which it was measured to be no slower"
-    return ""
+    return obstacle_of_size(kind.__name__, int(module.hidden_size))  # type: ignore[arg-type]
