@@ -107,7 +107,7 @@ class SteppedRun:
             recurrent, inputs = _recurrent_of(own, _array(x))
             run = _number(recurrent, layer, direction)
             states = _drawn(recurrent, inputs, h0) if isinstance(h0, np.random.Generator) else _array(h0)
-            _, saved = recurrent.forward_time_major(inputs, states)
+            _, saved = recurrent.forward(inputs, states)
         self._cell: CellMath = recurrent.cell
         self._tape: Tape = saved.tapes[run]
         self._weights = Weights.of(recurrent.params, recurrent._suffix(run))
@@ -166,8 +166,10 @@ def own_layer(model: Any) -> Layer:
 
 
 def _array(value: Any) -> Any:
-    """Return a tensor's array, anything else as it is."""
+    """Return a tensor's array, or those of a pair; anything else as it is."""
     torch = sys.modules.get("torch")
+    if isinstance(value, (tuple, list)):  # an LSTM's state
+        return tuple(map(_array, value))
     if torch is not None and isinstance(value, torch.Tensor):
         from sparsebp.interop.torch import from_torch
 
@@ -227,9 +229,15 @@ def _evaluating(model: Layer) -> Iterator[None]:
 def _part(tape: Tape, begin: int, end: int) -> Tape:
     """Return the steps from `begin` to before `end` of a run, as views; with the state before them where it is kept."""
     steps = len(tape.x)
-    arrays = {field.name: getattr(tape, field.name) for field in dataclasses.fields(tape)}
-    cut = {name: a[begin : end + len(a) - steps] for name, a in arrays.items() if a is not None}
-    return dataclasses.replace(tape, **cut)
+
+    def cut(value: Any) -> Any:
+        if value is None or isinstance(value, Tape):
+            return value if value is None else _part(value, begin, end)
+        if isinstance(value, tuple):
+            return tuple(map(cut, value))
+        return value[begin : end + len(value) - steps]
+
+    return dataclasses.replace(tape, **{f.name: cut(getattr(tape, f.name)) for f in dataclasses.fields(tape)})
 
 
 def _stacked(elements: list[Any]) -> Array:

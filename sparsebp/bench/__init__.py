@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sparsebp.bench.tools.benchmark import Benchmark
 
 NAMES = (
-    "recurrent", "scan", "spgemm", "jacobian", "convergence", "pruned", "optim", "fusion", "schedule", "busy",
+    "recurrent", "torch", "scan", "spgemm", "jacobian", "convergence", "pruned", "optim", "fusion", "schedule", "busy",
     "estimates", "time-parallel", "data-parallel", "spectrain", "scaling", "scaling-papers", "scaling-measured",
     "gpu-numbers", "gpu-grid", "gpu-graphs",
 )  # fmt: skip
