@@ -16,6 +16,7 @@ from sparsebp.core.files import check_path
 from sparsebp.core.types import Seed
 from sparsebp.distributed.pipeline.versions import Note
 from sparsebp.distributed.transport import Transport
+from sparsebp.nn.losses.loss import check_mean
 from sparsebp.optim import Predictor
 from sparsebp.optim.combined import ChainedScheduler
 from sparsebp.runtime.candidates import FoundSchedule
@@ -157,6 +158,7 @@ def check_parts(model: Any, loss: Any, optimizer: Any, callbacks: Any) -> None:
                 got=f"the class {thing.__name__} itself" if isinstance(thing, type) else
                 f"{type(thing).__name__} without {', '.join(lacking)}", remedy=f"Pass a {name} of sparsebp",
             )  # fmt: skip
+    check_mean(loss)
     for callback in check_sequence("callbacks", callbacks, "callbacks"):
         if not hasattr(callback, "sees_model"):
             raise OptionError("Not a callback", expected="a sparsebp.train.Callback", got=type(callback).__name__,

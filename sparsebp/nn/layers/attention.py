@@ -186,14 +186,14 @@ class MultiheadAttention(Layer):
         """
         weight = self.params["in_proj_weight"]
         inputs: tuple[Any, ...] = (query,) if key is None and value is None else (query, key, value)
+        if any(array is None for array in inputs):
+            raise OptionError("key and value come together", expected="both or none of them", got="one",
+                              remedy="Pass the key as value too")  # fmt: skip
         backend.namespace(*inputs, weight)
         options: dict[str, Any] = {"attn_mask": attn_mask, "lengths": lengths}
         if check_flag("is_causal", is_causal) and attn_mask is None:
             raise OptionError("is_causal needs a mask", expected="attn_mask, which is_causal is a hint about", got=None,
                               remedy="Pass attn_mask=np.triu(np.ones((T, T), bool), 1)")  # fmt: skip
-        if any(array is None for array in inputs):
-            raise OptionError("key and value come together", expected="both or none of them", got="one",
-                              remedy="Pass the key as value too")  # fmt: skip
         if query.ndim != 2:
             return self._forward(weight, inputs, key_padding_mask, **options)
         xp, axis = backend.namespace(query, *backend.given(m=key_padding_mask).values()), self.batch_axes[0]
@@ -202,7 +202,7 @@ class MultiheadAttention(Layer):
         y, saved = self._forward(weight, lone, padding, **options)
         return y.squeeze(axis), Lone(saved)
 
-    def __call__(  # type: ignore[override]
+    def __call__(
         self, query: Array, key: Array | None = None, value: Array | None = None,
         key_padding_mask: Array | None = None, need_weights: bool = True, attn_mask: Array | None = None,
         average_attn_weights: bool = True, is_causal: bool = False, **options: Any,

@@ -45,7 +45,7 @@ class BatchNorm2d(Layer):
     Raises
     ------
     OptionError
-        `num_features` is below 1, `eps` negative, `momentum` outside 0 … 1, or a flag no truth value.
+        `num_features` is below 1, `eps` not positive, `momentum` outside 0 … 1, or a flag no truth value.
 
     Notes
     -----
@@ -61,6 +61,8 @@ class BatchNorm2d(Layer):
     ) -> None:  # fmt: skip
         super().__init__()
         self.num_features, self.eps = check_integer("num_features", num_features, 1), check_number("eps", eps, 0)
+        if self.eps == 0:
+            raise OptionError("eps is zero", expected="a positive number", got=eps, remedy="Leave it out")
         self.momentum = None if momentum is None else check_number("momentum", momentum, 0, 1)
         shape, dtype, bias = (self.num_features,), parameter_dtype(dtype, device), check_flag("bias", bias)
         if check_flag("affine", affine):

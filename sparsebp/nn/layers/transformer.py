@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -47,7 +47,7 @@ class TransformerEncoderLayer(Layer):
     dropout
         Probability of a zero in the attention, behind it, and in and behind the linear layers, while training.
     activation
-        ``"relu"`` or ``"gelu"``, between the linear layers.
+        ``"relu"`` or ``"gelu"``, or torch.nn.functional's function of that name, between the linear layers.
     layer_norm_eps
         The ``eps`` of the normalisations.
     batch_first
@@ -79,12 +79,15 @@ class TransformerEncoderLayer(Layer):
 
     def __init__(
         self, d_model: int, nhead: int, dim_feedforward: int = 2048, dropout: float = 0.1,
-        activation: Literal["relu", "gelu"] = "relu", layer_norm_eps: float = 1e-5, batch_first: bool = False,
-        norm_first: bool = False, bias: bool = True, device: Any = None, dtype: Any = np.float32, *, rng: Seed = None,
+        activation: Literal["relu", "gelu"] | Callable[..., Any] = "relu", layer_norm_eps: float = 1e-5,
+        batch_first: bool = False, norm_first: bool = False, bias: bool = True, device: Any = None,
+        dtype: Any = np.float32, *, rng: Seed = None,
     ) -> None:  # fmt: skip
         super().__init__()
         self.norm_first = check_flag("norm_first", norm_first)
-        make_activation = _ACTIVATIONS[check_choice("activation", activation, tuple(_ACTIVATIONS))]
+        if str(getattr(activation, "__module__", "")).startswith("torch."):
+            activation = getattr(activation, "__name__", activation)
+        make_activation = _ACTIVATIONS[str(check_choice("activation", activation, tuple(_ACTIVATIONS)))]
         rng, real = check_generator("rng", rng), parameter_dtype(dtype, device)
         d_model, between = check_integer("d_model", d_model, 1), check_integer("dim_feedforward", dim_feedforward, 1)
         options: dict[str, Any] = {"dtype": real, "rng": rng}

@@ -105,6 +105,22 @@ class Loss(abc.ABC):
             )
 
 
+def check_mean(loss: Any) -> None:
+    """Refuse a loss whose value over a batch is not the mean over its parts, which training takes it for.
+
+    Raises
+    ------
+    OptionError
+        Its `reduction` is another one.
+    """
+    reduction = getattr(loss, "reduction", "mean")
+    if reduction != "mean":
+        raise OptionError(
+            "Training takes the mean over samples, micro-batches and ranks", expected="a loss with reduction='mean'",
+            got=f"reduction={reduction!r}", remedy="Build the loss anew, or use value_and_grad and an optimizer",
+        )  # fmt: skip
+
+
 class ElementwiseLoss(Loss):
     """Base of the losses of every element by itself: prediction and target have one shape."""
 

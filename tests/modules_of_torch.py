@@ -143,7 +143,8 @@ def _compare_layer(twin: Any, layer: Any, case: Any, dtype: torch.dtype) -> None
     if args[0].is_floating_point():
         _close(g.input, args[0].grad, dtype, "gradient at the input")
     for arg, name in zip(args[1:], ("key", "value") if len(args) > 2 else ("h0",), strict=False):
-        _compare_more(getattr(g, name), tuple(a.grad for a in arg) if isinstance(arg, tuple) else arg.grad, dtype)
+        state = name if hasattr(g, name) else "hidden"
+        _compare_more(getattr(g, state), tuple(a.grad for a in arg) if isinstance(arg, tuple) else arg.grad, dtype)
     params = {name: param for name, param in twin.named_parameters() if param.grad is not None}
     assert layer.parameters().keys() >= params.keys(), list(params)
     for name, param in params.items():
