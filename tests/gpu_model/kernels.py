@@ -56,6 +56,8 @@ BUDGETS = {
     "rnn_reduce": Budget(800, 800, 580, 86, 21, 325),
     "gru_forward": Budget(234, 234, 135, 170, 21, 6),
     "gru_backward": Budget(195, 195, 128, 102, 20, 18),
+    "lstm_forward": Budget(325, 325, 189, 175, 22, 6),
+    "lstm_backward": Budget(237, 237, 170, 126, 26, 24),
     "scan_combine": Budget(120, 120, 49, 59, 9, 43),
 }
 """By kernel; the RNN forward, and sums of weight gradients, with one feature, the GRU's and the LSTM's with a projected

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from sparsebp.core.types import Array
 from sparsebp.kernels.operands import WeightSums
 from sparsebp.scan.planning.recurrent import choose_recurrent_backward
 
-_NAMES: dict[str, Literal["rnn", "gru"]] = {"RNN": "rnn", "GRU": "gru"}
 HIDDEN, BATCH = 20, 16
 """The paper's hidden size, and batch."""
 SECONDS = 500.0
@@ -41,7 +40,8 @@ def begin(run: Run) -> ModuleType:
 
 def chosen_chunks(cell: str, dtype: Any, length: int, xp: ModuleType) -> int:
     """Return the chunks that the cost model takes for the arrays of `xp`; about the root of T for the recursion."""
-    choice = choose_recurrent_backward(_NAMES[cell], length, BATCH, HIDDEN, dtype, xp)
+    name: Any = cell.lower()
+    choice = choose_recurrent_backward(name, length, BATCH, HIDDEN, dtype, xp)
     return choice.chunks if choice.chunks > 1 else chunk_count(length)
 
 

@@ -126,8 +126,10 @@ SOURCES: dict[str, list[Defines]] = {
     "gru.cu": _units({"float": 48, "double": 24})
     + _reductions({"float": 32, "double": 24}, ROW_REGISTERS["gru"])
     + _sums(3),
-    "lstm_forward.cu": _forward(_units({"float": 36, "double": 18}), {"REAL": "double", "HIDDEN": 18, "INPUTS": 8})
-    + [{"REAL": "double", "HIDDEN": 18, "INPUTS": 4}],
+    "lstm_forward.cu": [
+        *_forward(_units({"float": 36, "double": 18}), {"REAL": "double", "HIDDEN": 18, "INPUTS": 8}),
+        {"REAL": "double", "HIDDEN": 18, "INPUTS": 4},
+    ],
     "lstm.cu": _units({"float": 36, "double": 18}) + _lstm_reductions() + _sums(4),
     "scan.cu": _combinations(),
     "weight_sums.cu": _plain(),
