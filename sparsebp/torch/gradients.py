@@ -1,7 +1,9 @@
 """Derivatives of the runs: gradients by the kernels, everything beyond by recomputation in PyTorch's operations.
 
-Eager PyTorch goes through `autograd.Function`, which has forward mode and vmap; compiled graphs hold the operators,
-whose gradients are registered here. Both have the same rules. The way back is itself a function with a way back.
+An `autograd.Function` has the rules for both modes and for vmap; the way back is itself one with a way back. Compiled
+graphs hold the operators, which come to the same functions as their kernels of autograd: so an operator that meets a
+mode or transform which compiled graphs do not know raises, and PyTorch goes on without the graph. With
+`torch.library.register_autograd` in place of this, tangents would be dropped without a word.
 """
 
 from __future__ import annotations
@@ -23,52 +25,43 @@ def recurrent(
     *weights: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return y (N, H), h_n (B, H) and c_n (B, H), empty but for an LSTM, of one run over packed rows x (N, I)."""
-    if torch.compiler.is_compiling():
-        found = operators.run(kind, reverse, batch_sizes, x, h0, c0, *weights)
-    else:
-        found = Run.apply(kind, reverse, batch_sizes, x, h0, c0, *weights)
+    found = (operators.run if torch.compiler.is_compiling() else Run.apply)(
+        kind, reverse, batch_sizes, x, h0, c0, *weights
+    )
     return found[0], found[1], found[2]
 
 
 # ---- the way back ---------------------------------------------------------------------------------------------------
 
 
-def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    kind, reverse, *tensors = inputs
-    y, _, c_n, h, c, gates = output
-    ctx.kind, ctx.reverse = kind, reverse
-    ctx.set_materialize_grads(False)
-    ctx.mark_non_differentiable(h, c, gates, *([c_n] if tensors[3] is None else []))
-    kept = h if reverse else y, c, gates, *tensors
-    ctx.save_for_backward(*kept)
-    ctx.save_for_forward(*kept)
-
-
-def _back(run_back: Callable[..., Any], ctx: Any, *arriving: Tensor | None) -> MAY_BE_NONE:
-    needed = ctx.needs_input_grad
-    if all(g is None for g in arriving[:3]):
-        return (None,) * len(needed)
-    kept = ctx.saved_tensors
-    found = run_back(needed[3], any(needed[6:]), *arriving[:3], *kept[:3], ctx.kind, ctx.reverse, *kept[3:])
-    return tuple(g if need else None for g, need in zip((None, None, None, *found), needed, strict=True))
-
-
-def _back_by_operator(ctx: Any, *arriving: Tensor | None) -> MAY_BE_NONE:
-    return _back(operators.run_back, ctx, *arriving)
-
-
 class Run(Function):
     """`operators.run` with its derivatives. y, h_n and c_n are differentiable."""
 
-    setup_context = staticmethod(_keep)
-
     @staticmethod
     def forward(*inputs: Any) -> tuple[Tensor, ...]:  # noqa: D102
-        return operators.run(*inputs)
+        with torch._C._AutoDispatchBelowAutograd():
+            return operators.run(*inputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: D102
+        kind, reverse, *tensors = inputs
+        y, _, c_n, h, c, gates = output
+        ctx.kind, ctx.reverse = kind, reverse
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(h, c, gates, *([c_n] if tensors[3] is None else []))
+        kept = h if reverse else y, c, gates, *tensors
+        ctx.save_for_backward(*kept)
+        ctx.save_for_forward(*kept)
 
     @staticmethod
     def backward(ctx: Any, *arriving: Tensor | None) -> MAY_BE_NONE:  # noqa: D102
-        return _back(RunBack.apply, ctx, *arriving)
+        needed = ctx.needs_input_grad
+        if all(g is None for g in arriving[:3]):
+            return (None,) * len(needed)
+        kept = ctx.saved_tensors
+        asked = needed[3], any(needed[6:])
+        found = RunBack.apply(*asked, *arriving[:3], *kept[:3], ctx.kind, ctx.reverse, *kept[3:])
+        return tuple(g if need else None for g, need in zip((None, None, None, *found), needed, strict=True))
 
     @staticmethod
     def jvp(ctx: Any, *along: Tensor | None) -> MAY_BE_NONE:  # noqa: D102
@@ -87,7 +80,8 @@ class RunBack(Function):
 
     @staticmethod
     def forward(*inputs: Any) -> tuple[Tensor, ...]:  # noqa: D102
-        return operators.run_back(*inputs)
+        with torch._C._AutoDispatchBelowAutograd():
+            return operators.run_back(*inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: D102
@@ -120,7 +114,9 @@ class RunBack(Function):
         return _vmapped(RunBack.apply, 11, inputs[1], info.batch_size, in_dims, inputs)
 
 
-torch.library.register_autograd("sparsebp::run", _back_by_operator, setup_context=_keep)
+_LIBRARY = torch.library.Library("sparsebp", "FRAGMENT")
+_LIBRARY.impl("run", Run.apply, "Autograd")
+_LIBRARY.impl("run_back", RunBack.apply, "Autograd")
 
 
 # ---- recomputation --------------------------------------------------------------------------------------------------
