@@ -14,11 +14,13 @@ from sparsebp import backend
 from sparsebp.core.arguments import check_choice, check_integer
 from sparsebp.core.errors import MemoryLimitError, NonFiniteError, OptionError
 from sparsebp.core.types import Array
+from sparsebp.jacobians import TransposedJacobian
 from sparsebp.jacobians.api import DEFAULT_MEMORY_LIMIT
 from sparsebp.nn import Layer, SequenceClassifier, Sequential
-from sparsebp.nn.recurrent.cell_math import CellMath, Tape, Weights
-from sparsebp.nn.recurrent.jacobian import hidden_jacobians_t
+from sparsebp.nn.recurrent.cell_math import CellMath
 from sparsebp.nn.recurrent.recurrent import Recurrent
+from sparsebp.nn.recurrent.tape import Tape, Weights
+from sparsebp.patterns import SparsityPattern
 
 Format = Literal["stacked", "csr"]
 
@@ -35,13 +37,13 @@ def hidden_jacobians(
     Parameters
     ----------
     model
-        An `RNN`, a `GRU`, or a `SequenceClassifier` or `Sequential` with one of them inside; or PyTorch's own, whose
-        weights are taken over. It runs as in evaluation, without dropout.
+        An `RNN`, `GRU` or `LSTM`, or a `SequenceClassifier` or `Sequential` with one of them inside; or PyTorch's own,
+        whose weights are taken over. It runs as in evaluation, without dropout.
     x
         The model's input, as its forward takes it: (T, B, input_size) for a recurrent layer, or batch first if it says
         so.
     h0
-        Initial states as the recurrent layer's forward takes them; None for zeros.
+        Initial states as the recurrent layer's forward takes them, of an LSTM the pair (h0, c0); None for zeros.
     layer, direction
         Which of stacked layers, and which of two directions: of the second the steps run backwards.
     format
@@ -53,7 +55,8 @@ def hidden_jacobians(
     -------
     numpy.ndarray or list of TransposedJacobian
         (T, B, n, n), entry [t, b, i, j] the derivative of state i after step t with respect to state j before it, of
-        sample b, of the model's dtype and library. Or, for every step, the (n, n) transposed Jacobians of all samples.
+        sample b, of the model's dtype and library; n is H, of an LSTM 2 H: first h, then c. Or, for every step, the
+        (n, n) transposed Jacobians of all samples.
 
     Raises
     ------
@@ -73,7 +76,7 @@ def hidden_jacobians(
     run = SteppedRun(model, x, h0, layer, direction)
     entries = run.steps * run.batch * run.values_a_step
     if format == "stacked":
-        entries += 2 * run.steps * run.batch * run.size**2  # the values by place, and the result
+        entries += 2 * run.steps * run.batch * run.size**2  # by place, and in the order of the result
     need = entries * run.itemsize
     if need > limit:
         raise MemoryLimitError(
@@ -81,8 +84,8 @@ def hidden_jacobians(
             got=f"{need} bytes for T = {run.steps}, B = {run.batch}, {run.size} states",
             remedy="Pass fewer steps or samples, or raise memory_limit; lyapunov and gradient_flow need little",
         )  # fmt: skip
-    elements = run.elements(0, run.steps)
-    return elements if format == "csr" else _stacked(elements)
+    values, pattern = run.values(0, run.steps)
+    return [TransposedJacobian(pattern, step) for step in values] if format == "csr" else _stacked(values, pattern)
 
 
 class SteppedRun:
@@ -110,15 +113,15 @@ class SteppedRun:
             _, saved = recurrent.forward(inputs, states)
         self._cell: CellMath = recurrent.cell
         self._tape: Tape = saved.tapes[run]
-        self._weights = Weights.of(recurrent.params, recurrent._suffix(run))
+        self._weights = Weights.of(recurrent.params, f"_l{layer}" + "_reverse" * direction)
         self.steps, self.batch, _ = self._tape.h.shape
         self.itemsize = self._tape.h.dtype.itemsize
-        pattern = self.elements(0, 1)[0].pattern
+        _, pattern = self.values(0, 1)
         self.size, self.values_a_step = pattern.shape[0], pattern.nnz
 
-    def elements(self, begin: int, end: int) -> list[Any]:
-        """Return the transposed Jacobians of the steps from `begin` to before `end`, one a step for all samples."""
-        return hidden_jacobians_t(self._cell, _part(self._tape, begin, end), self._weights)
+    def values(self, begin: int, end: int) -> tuple[Array, SparsityPattern]:
+        """Return the transposed Jacobians of the steps from `begin` to before `end`, (t, nnz, B), and their pattern."""
+        return self._cell.state_jacobians(_part(self._tape, begin, end), self._weights)
 
     def parts(self, backwards: bool = False) -> Iterator[np.ndarray]:
         """Yield the Jacobians (t, B, n, n) of a few steps at a time, on the host, in float64; each part in time order.
@@ -136,7 +139,7 @@ class SteppedRun:
         length = max(1, PART // max(1, 8 * self.batch * self.size**2))
         begins = range(0, self.steps, length)
         for begin in reversed(begins) if backwards else begins:
-            found = _stacked(self.elements(begin, min(begin + length, self.steps)))
+            found = _stacked(*self.values(begin, min(begin + length, self.steps)))
             part = backend.to_host(found).astype(np.float64)  # synchronize!
             if not np.isfinite(part).all():
                 raise NonFiniteError(
@@ -193,8 +196,8 @@ def _recurrent_of(model: Layer, x: Array) -> tuple[Recurrent, Array]:
 
 def _no_recurrent(got: str) -> OptionError:
     return OptionError(
-        "The model has no recurrent layer", expected="an RNN or GRU, or a SequenceClassifier or Sequential with one; "
-        "or PyTorch's own", got=got, remedy="Pass the recurrent layer and its input",
+        "The model has no recurrent layer", expected="an RNN, GRU or LSTM, ours or PyTorch's, or a SequenceClassifier "
+        "or Sequential with one", got=got, remedy="Pass the recurrent layer and its input",
     )  # fmt: skip
 
 
@@ -204,14 +207,16 @@ def _number(recurrent: Recurrent, layer: int, direction: int) -> int:
     return layer * recurrent.directions + check_integer("direction", direction, 0, recurrent.directions - 1)
 
 
-def _drawn(recurrent: Recurrent, x: Array, rng: np.random.Generator) -> Array:
+def _drawn(recurrent: Recurrent, x: Array, rng: np.random.Generator) -> Any:
     """Draw initial states in the range of a tanh: at 0 a layer without input would stay where it is."""
     if x.ndim != 3:  # the forward will say so
         return None
-    weight = recurrent.params["weight_hh_l0"]
-    batch = x.shape[0 if recurrent.batch_first else 1]
-    shape = (recurrent.num_layers * recurrent.directions, batch, recurrent.hidden_size)
-    return backend.as_namespace(rng.uniform(-1, 1, shape).astype(weight.dtype), backend.namespace(weight))
+    weights = Weights.of(recurrent.params, "_l0")
+    xp, dtype = backend.namespace(weights.weight_hh), weights.weight_hh.dtype
+    runs, batch = recurrent.num_layers * recurrent.directions, x.shape[0 if recurrent.batch_first else 1]
+    states = tuple(backend.as_namespace(rng.uniform(-1, 1, (runs, batch, width)).astype(dtype), xp)
+                   for width in recurrent.cell.widths(weights))  # fmt: skip
+    return states if len(states) > 1 else states[0]
 
 
 @contextlib.contextmanager
@@ -240,13 +245,11 @@ def _part(tape: Tape, begin: int, end: int) -> Tape:
     return dataclasses.replace(tape, **{f.name: cut(getattr(tape, f.name)) for f in dataclasses.fields(tape)})
 
 
-def _stacked(elements: list[Any]) -> Array:
-    """Return transposed Jacobians of the same pattern as Jacobians (t, B, n, n)."""
-    first = elements[0]
-    xp, pattern, (size, _) = backend.namespace(first.data), first.pattern, first.shape
-    values = xp.stack([element.data for element in elements])
+def _stacked(values: Array, pattern: SparsityPattern) -> Array:
+    """Return transposed Jacobians (t, nnz, B) as Jacobians (t, B, n, n)."""
+    xp, (steps, _, batch), (size, _) = backend.namespace(values), values.shape, pattern.shape
     if pattern.kind != "dense":
-        placed = xp.zeros((len(elements), size * size, first.data.shape[1]), dtype=first.dtype)
+        placed = xp.zeros((steps, size * size, batch), dtype=values.dtype)
         placed[:, xp.asarray(pattern.row_of_entry.astype(np.int64) * size + pattern.indices)] = values
         values = placed
-    return xp.ascontiguousarray(values.reshape(len(elements), size, size, -1).transpose(0, 3, 2, 1))
+    return xp.ascontiguousarray(values.reshape(steps, size, size, batch).transpose(0, 3, 2, 1))

@@ -8,12 +8,14 @@ import torch
 
 from sparsebp.core.errors import PatternError, ShapeError
 from sparsebp.patterns import SparsityPattern
-from sparsebp.torch.products import ProductPlan, _checked, plan_product
+from sparsebp.torch.products import ProductPlan, checked, plan_product
 from sparsebp.torch.structure import pattern_of
 
 
 class BatchedCSR:
     """A batch of sparse matrices that differ in their values alone; products and transposes are differentiable.
+
+    `torch.compile` breaks its graph at these; a `ProductPlan` made beforehand is one operator of it.
 
     Parameters
     ----------
@@ -39,6 +41,7 @@ class BatchedCSR:
             [2., 1.]])
     """
 
+    @torch.compiler.disable
     def __init__(self, structure: Any, values: torch.Tensor | None = None) -> None:
         self.pattern: SparsityPattern = pattern_of("structure", structure)
         if values is None:
@@ -46,7 +49,7 @@ class BatchedCSR:
                 raise PatternError("The matrices have no values", expected="values, or a torch.sparse_csr tensor",
                                    got=type(structure).__name__, remedy="Pass values of shape (B, nnz)")  # fmt: skip
             values = structure.values()
-        self.values = _checked("values", values, self.pattern.nnz)
+        self.values = checked("values", values, self.pattern.nnz)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -54,11 +57,13 @@ class BatchedCSR:
         return (*self.values.shape[:-1], *self.pattern.shape)
 
     @property
+    @torch.compiler.disable
     def T(self) -> BatchedCSR:
         """The transposed matrices; their values are copied into the order of the transposed structure."""
         order = torch.from_numpy(self.pattern.transpose_permutation.astype("int64")).to(self.values.device)
         return BatchedCSR(self.pattern.T, self.values[..., order])
 
+    @torch.compiler.disable
     def __matmul__(self, other: BatchedCSR | torch.Tensor) -> BatchedCSR | torch.Tensor:
         """Multiply by another batch of sparse matrices, or by dense ones.
 
@@ -94,6 +99,7 @@ class BatchedCSR:
     def _plan(self, other: BatchedCSR) -> ProductPlan:
         return plan_product(self.pattern, other.pattern)
 
+    @torch.compiler.disable
     def to_dense(self) -> torch.Tensor:
         """Return the matrices as a dense tensor of `shape`; differentiable."""
         m, n = self.pattern.shape

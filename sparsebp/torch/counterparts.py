@@ -36,8 +36,10 @@ _ARGUMENTS = {
     "Dropout": "p",
     "RNN": f"{_RECURRENT} nonlinearity",
     "GRU": _RECURRENT,
+    "LSTM": f"{_RECURRENT} proj_size",
 }  # fmt: skip
 """Of every module that has a layer of its name, the arguments that both take, by PyTorch's names."""
+_RECURRENTS = ("RNN", "GRU", "LSTM")
 
 
 def layer_of(module: Any) -> nn.Layer:
@@ -73,7 +75,7 @@ def layer_of(module: Any) -> nn.Layer:
         return _flatten(module)
     elif name not in _ARGUMENTS or kind not in (getattr(torch.nn, name, None), getattr(layers, name, None)):
         raise _no_layer(name, "torch.nn's " + ", ".join(sorted({*_ARGUMENTS, "Flatten", "ReLU6", "Sequential"})))
-    if module.training and getattr(module, "dropout" if name in ("RNN", "GRU") else "p", 0) > 0:
+    if module.training and getattr(module, "dropout" if name in _RECURRENTS else "p", 0) > 0:
         raise _no_layer(f"{name} that drops elements while training", "a module in evaluation: module.eval()")
     if getattr(module, "return_indices", False):
         raise _no_layer(f"{name}(return_indices=True)", "a module that returns the maxima alone")

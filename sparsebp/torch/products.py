@@ -1,30 +1,19 @@
-"""Products of batches of sparse matrices of one pattern, differentiable: planned once, then for any values.
-
-The product is linear in the values of A and in those of B, and so are its gradients: with C = A @ B, the gradient at A
-is a sum over the same terms of C's gradient and B, that at B of A and C's gradient. So there is one form of three
-operands, of which any two make the third, and the way back of each of the three is made of the other two, as often as
-one likes.
-"""
+"""Products of batches of sparse matrices of one pattern, differentiable: planned once, then for any values."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from sparsebp import products
 from sparsebp.core.errors import DeviceError, DTypeError, ShapeError
-from sparsebp.core.types import Array
 from sparsebp.patterns import SparsityPattern
-from sparsebp.torch.arrays import on_its_stream, to_array, to_tensor
 from sparsebp.torch.structure import pattern_of
-
-Role = Literal["a", "b", "c"]
-_OPERANDS: dict[Role, tuple[Role, Role]] = {"c": ("a", "b"), "a": ("c", "b"), "b": ("a", "c")}
-"""Of what every one of the three is made."""
+from sparsebp.torch.trilinear import evaluate, number_of
 
 
+@torch.compiler.disable
 def plan_product(a: Any, b: Any) -> ProductPlan:
     """Do the symbolic work of C = A @ B once, for sparse matrices whose values come later, a batch of them or one.
 
@@ -69,7 +58,8 @@ class ProductPlan:
     """
 
     def __init__(self, plan: products.ProductPlan) -> None:
-        self._plan = plan
+        self._plan, self._number = plan, number_of(plan)
+        self._entries = {"a_values": plan.a.nnz, "b_values": plan.b.nnz}
         self.pattern: SparsityPattern = plan.pattern
 
     @property
@@ -85,7 +75,8 @@ class ProductPlan:
     def __call__(self, a_values: torch.Tensor, b_values: torch.Tensor) -> torch.Tensor:
         """Compute the values of C.
 
-        Gradients go to both, of any order; `torch.func.vmap`, `grad`, `jvp` and what is made of them work.
+        Gradients go to both, of any order; `torch.func.vmap`, `grad`, `jvp` and what is made of them work, and a
+        compiled graph has the call as one operator.
 
         Parameters
         ----------
@@ -108,86 +99,19 @@ class ProductPlan:
         The kernels keep the batch last. So the result is a transposed view of (nnz, B), and values that are such a view
         (of another product, or made as ``torch.empty(nnz, B).T``) go in without a copy; others are copied once.
         """
-        checked = (_checked("a_values", a_values, self._plan.a.nnz), _checked("b_values", b_values, self._plan.b.nnz))
-        _check_alike(*checked)
-        found: torch.Tensor = _Form.apply(self._plan, "c", *checked)
-        return found
+        a, b = (checked(name, values, nnz) for (name, nnz), values in
+                zip(self._entries.items(), (a_values, b_values), strict=True))  # fmt: skip
+        _check_alike(a, b)
+        return evaluate(self._plan, self._number, a, b)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ProductPlan, (self._plan,)
 
     def __repr__(self) -> str:
         return f"ProductPlan({self._plan.a!r} @ {self._plan.b!r} -> {self.pattern!r}, {self._plan.strategy})"
 
 
-class _Form(torch.autograd.Function):
-    """One of A, B and C (`role`), by the values of the other two in the order of `_OPERANDS`."""
-
-    @staticmethod
-    def forward(plan: products.ProductPlan, role: Role, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        with on_its_stream(x):
-            left, right = _columns(x), _columns(y)
-            if role == "c":
-                found = plan(left, right)
-            else:
-                found = (plan.gradients.at_a if role == "a" else plan.gradients.at_b)(left, right)
-            return to_tensor(found).t()
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-        ctx.plan, ctx.role, x, y = inputs
-        ctx.save_for_backward(x, y)
-        ctx.save_for_forward(x, y)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        (grad,) = grads
-        names = _OPERANDS[ctx.role]
-        values = {**dict(zip(names, ctx.saved_tensors, strict=True)), ctx.role: grad}
-        found: list[torch.Tensor | None] = []
-        for name, operand, needed in zip(names, ctx.saved_tensors, ctx.needs_input_grad[2:], strict=True):
-            if not needed:
-                found.append(None)
-                continue
-            gradient = _Form.apply(ctx.plan, name, *(values[other] for other in _OPERANDS[name]))
-            found.append(gradient.sum(0) if gradient.dim() > operand.dim() else gradient)
-        return None, None, *found
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> torch.Tensor:
-        x, y = ctx.saved_tensors
-        _, _, dx, dy = tangents
-        terms = [(tangent, y) for tangent in (dx,) if tangent is not None]
-        terms += [(x, tangent) for tangent in (dy,) if tangent is not None]
-        parts = [_Form.apply(ctx.plan, ctx.role, *term) for term in terms]
-        return parts[0] if len(parts) == 1 else parts[0] + parts[1]
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: Sequence[int | None], plan: products.ProductPlan, role: Role, x: torch.Tensor,
-        y: torch.Tensor,
-    ) -> tuple[torch.Tensor, int]:  # fmt: skip
-        """Take what is mapped over for samples, beside those that are there."""
-        size = info.batch_size
-        operands = [v if dim is None else v.movedim(dim, 0) for v, dim in zip((x, y), in_dims[2:], strict=True)]
-        ranks = [v.dim() - (dim is not None) for v, dim in zip(operands, in_dims[2:], strict=True)]
-        if max(ranks) == 1:
-            return _Form.apply(plan, role, *operands), 0
-        batch = next(v.shape[-2] for v, rank in zip(operands, ranks, strict=True) if rank == 2)
-        flat = []
-        for v, rank, dim in zip(operands, ranks, in_dims[2:], strict=True):
-            if dim is None and rank == 1:
-                flat.append(v)  # shared by all
-                continue
-            wide = v[:, None] if rank == 1 else v
-            flat.append(wide.expand(size, batch, v.shape[-1]).reshape(size * batch, v.shape[-1]))
-        found = _Form.apply(plan, role, *flat)
-        return found.reshape(size, batch, found.shape[-1]), 0
-
-
-def _columns(values: torch.Tensor) -> Array:
-    """Return values (nnz,) or (B, nnz) as an array (nnz,) or (nnz, B), the batch last; a copy if they lie otherwise."""
-    return to_array(values.t())
-
-
-def _checked(name: str, values: Any, nnz: int) -> torch.Tensor:
+def checked(name: str, values: Any, nnz: int) -> torch.Tensor:
     """Return values of a structure with so many entries."""
     if not isinstance(values, torch.Tensor) or values.layout is not torch.strided:
         got = type(values).__name__ if not isinstance(values, torch.Tensor) else f"a tensor of layout {values.layout}"

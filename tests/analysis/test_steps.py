@@ -47,6 +47,35 @@ def test_every_step_is_autograds(kind, options):
                                   found)  # fmt: skip
 
 
+@pytest.mark.parametrize("projection", [0, 3])
+def test_an_lstm_has_states_of_two_kinds(projection):
+    theirs, ours = models("LSTM", proj_size=projection)
+    x, width = torch.randn(T, B, I, dtype=torch.float64), projection or H
+    state = torch.randn(1, B, width, dtype=torch.float64), torch.randn(1, B, H, dtype=torch.float64)
+    expected, now = [], torch.cat(state, 2)[0]
+    for step in x:
+
+        def advance(s, step=step):
+            h, c = s[None].split((width, H), 2)
+            return torch.cat(theirs(step[None], (h.contiguous(), c.contiguous()))[1], 2)[0]
+
+        jacobian = torch.autograd.functional.jacobian(advance, now)
+        expected.append(torch.stack([jacobian[b, :, b] for b in range(B)]))
+        now = advance(now).detach()
+    expected = torch.stack(expected).numpy()
+    found = hidden_jacobians(ours, x.numpy(), tuple(part.numpy() for part in state))
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-11)
+    np.testing.assert_array_equal(hidden_jacobians(theirs, x, state), found)
+    parts = steps.SteppedRun(ours, x.numpy(), tuple(part.numpy() for part in state), 0, 0)
+    values, pattern = parts.values(2, 4)
+    np.testing.assert_array_equal(steps._stacked(values, pattern), found[2:4])
+    elements = hidden_jacobians(ours, x.numpy(), tuple(part.numpy() for part in state), format="csr")
+    assert (elements[0].pattern.nnz == 2 * H * (H + 1)) == (projection == 0)
+    np.testing.assert_array_equal(elements[5].to_dense(1).T, found[5, 1])
+    exponents = sb.lyapunov(ours, np.zeros((300, 2, I)), 4).mean
+    assert np.isfinite(exponents).all() and exponents[0] < 0
+
+
 def test_layers_directions_and_models_around_them():
     _, ours = models("GRU", num_layers=2, bidirectional=True)
     x = np.random.default_rng(0).standard_normal((T, B, I))
@@ -105,5 +134,5 @@ def test_refusals():
         hidden_jacobians(ours, x, memory_limit=T * B * H * H * 8 * 3 - 1)
     hidden_jacobians(ours, x, memory_limit=T * B * H * H * 8 * 3)
     x[2, 1] = np.inf
-    with pytest.raises(NonFiniteError, match="steps 0 and 7"):
+    with np.errstate(invalid="ignore"), pytest.raises(NonFiniteError, match="steps 0 and 7"):
         [*steps.SteppedRun(ours, x, None, 0, 0).parts()]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import pickle
+
 import numpy as np
 import pytest
 import scipy.sparse
@@ -11,9 +15,9 @@ from hypothesis import strategies as hs
 
 import sparsebp.torch as st
 from sparsebp import SparsityPattern
-from sparsebp.core.errors import DTypeError, OptionError, PatternError, ShapeError
-from sparsebp.products import plan_product
-from sparsebp.torch.products import _columns
+from sparsebp.core.errors import DTypeError, OptionError, PatternError, ShapeError, StaleError
+from sparsebp.products import plan_product, product
+from sparsebp.torch.trilinear import columns
 from strategies import csr_patterns, seeds, sizes
 
 
@@ -100,6 +104,31 @@ def test_transforms():
     torch.testing.assert_close(hessian, 2 * jacobian.T @ jacobian)
 
 
+def test_compiled_graphs_and_copies():
+    plan = st.plan_product(pattern(LOWER), pattern(LOWER.T))
+    values = [torch.randn(*shape, dtype=torch.float64).requires_grad_() for shape in ((3, 5), (5,))]
+
+    def loss(a, b):
+        return (2 * plan(a, b)).sin().sum()
+
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(*values), loss(*values))
+    for mine, true in zip(*(torch.autograd.grad(f(*values), values) for f in (compiled, loss)), strict=True):
+        torch.testing.assert_close(mine, true)
+    torch.library.opcheck(torch.ops.sparsebp.product.default, (plan._number, "c", *values))
+    matrix = st.BatchedCSR(pattern(LOWER), values[0])
+    broken = torch.compile(lambda m, v: (m @ v.T).to_dense().sum(), backend="eager")
+    assert broken(matrix, matrix) == (matrix @ matrix.T).to_dense().sum()
+    for again in (copy.deepcopy(plan), pickle.loads(pickle.dumps(plan))):
+        torch.testing.assert_close(again(*values), plan(*values))
+    number = plan._number
+    plan = again = None
+    product._cache.clear()
+    gc.collect()
+    with pytest.raises(StaleError, match="Keep"):
+        torch.ops.sparsebp.product(number, "c", *values)
+
+
 def test_nothing_is_stale():
     """Values are read at every call, by whatever name; structures are copied."""
     a = torch.tensor([[1.0, 0, 2], [0, 3, 0]]).to_sparse_csr()
@@ -129,8 +158,8 @@ def test_a_products_values_go_in_without_a_copy():
     a = pattern(LOWER)
     plan = st.plan_product(a, a)
     found = plan(torch.randn(5, a.nnz), torch.randn(5, a.nnz))
-    assert _columns(found).ctypes.data == found.data_ptr()
-    assert _columns(found[:, :2].contiguous()).shape == (2, 5)
+    assert columns(found).ctypes.data == found.data_ptr()
+    assert columns(found[:, :2].contiguous()).shape == (2, 5)
 
 
 def test_what_pytorch_has_not():

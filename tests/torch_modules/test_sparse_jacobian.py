@@ -38,6 +38,7 @@ MODULES = {
     "Dropout": (lambda: tn.Dropout(0.5).eval(), (4,)),
     "RNN": (lambda: tn.RNN(2, 3, nonlinearity="relu", batch_first=True), (4, 2)),
     "GRU": (lambda: tn.GRU(2, 3, 2, batch_first=True, bidirectional=True), (4, 2)),
+    "LSTM": (lambda: tn.LSTM(2, 3, batch_first=True, proj_size=2), (4, 2)),
     "a chain": (lambda: tn.Sequential(tn.Conv2d(1, 2, 3), tn.ReLU(), tn.Sequential(tn.MaxPool2d(2), tn.Flatten()),
                                       tn.Linear(8, 3), tn.Tanh()), (1, 6, 6)),
 }  # fmt: skip
