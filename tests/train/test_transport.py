@@ -375,7 +375,7 @@ def test_arrays_of_a_device_all_the_way(options, tmp_path):
             given["predictor"] = given["predictor"](optimizer)
         trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, transport=transport, rng=5, accumulate=2,
                           checkpoint_dir=tmp_path / device, **given)  # fmt: skip
-        x, target = (backend.to_device(array, device) for array in (data.x, data.targets))
+        x, target = (backend.to_device(array, device) for array in (data.x, data.target))
         history = trainer.fit((x, target), batch_size=8, validation=(x[:9], target[:9]), **more)
         return history, {name: backend.to_host(array) for name, array in model.parameters().items()}
 
