@@ -15,7 +15,9 @@ def test_chunks_of_a_large_lstm_are_combined() -> None:
     kernels = Kernels(DeviceKernels(CheckedNumpy(), ExecutorLoader(mode="fast")))
     steps, batch, hidden, dtype = 4, 1, 513, np.dtype(np.float64)
     rng = np.random.default_rng(0)
-    gates, c, c0 = (rng.random(shape) for shape in ((steps, batch, 4 * hidden), (steps, batch, hidden), (batch, hidden)))
+    gates, c, c0 = (
+        rng.random(shape) for shape in ((steps, batch, 4 * hidden), (steps, batch, hidden), (batch, hidden))
+    )
     w_hh, gy = rng.standard_normal((4 * hidden, hidden)) / hidden, rng.standard_normal(c.shape)
     found = []
     for chunks in (1, steps):

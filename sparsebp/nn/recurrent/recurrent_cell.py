@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from sparsebp import kernels
+from sparsebp import backend, kernels
 from sparsebp.core.arguments import check_flag, check_generator, check_integer
 from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.core.types import Array, Seed
