@@ -1,6 +1,6 @@
 """Training a recurrent network: whole step and backward alone, against ``torch.nn`` on the same threads.
 
-``sparsebp bench recurrent``. RNN(1, 20) and GRU(38, 20), B = 16, T = 1000 and 3000, float32, on the CPU.
+``sparsebp bench recurrent``. RNN(1, 20), GRU(38, 20) and LSTM(38, 20), B = 16, T = 1000 and 3000, float32, on the CPU.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import Any
 from sparsebp.bench.tools import pictures, report
 from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run
 from sparsebp.bench.tools.report import Column
-from sparsebp.bench.tools.workload import CELLS, SequenceWorkload, TorchTwin
+from sparsebp.bench.tools.workload import SIZES, SequenceWorkload, TorchTwin
 from sparsebp.core import timing
 
 BATCH = 16
 
 
 def measure(run: Run) -> Iterator[Row]:
-    """Measure both cells at every length."""
+    """Measure every cell at every length."""
     for count in run.threads():
-        for cell in CELLS:
+        for cell in SIZES:
             for length in run.settings["lengths"]:
                 yield measure_row(SequenceWorkload(cell, length, BATCH), run.rounds) | {"threads": count}
 
