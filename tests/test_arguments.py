@@ -108,6 +108,8 @@ def test_a_value_whose_text_cannot_be_had():
         lambda: nn.GRU(3, 5, dropout="a"),
         lambda: nn.GRU(3, 5, backward=["auto"]),
         lambda: nn.GRUCell(3.0, 5),
+        lambda: nn.LSTM(3, 5, proj_size=2.0),
+        lambda: nn.LSTMCell(3, 5.0),
         lambda: nn.RNNCell(3, 5, bias=0),
         lambda: nn.BatchNorm2d(2, eps=-1.0),
         lambda: nn.BatchNorm2d(2.0),
@@ -174,6 +176,8 @@ LAYERS = {
     "RNN": lambda: nn.RNN(2, 3),
     "GRU": lambda: nn.GRU(2, 3, bidirectional=True),
     "GRUCell": lambda: nn.GRUCell(2, 3),
+    "LSTM": lambda: nn.LSTM(2, 3, proj_size=2),
+    "LSTMCell": lambda: nn.LSTMCell(2, 3),
 }
 
 

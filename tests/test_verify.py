@@ -23,7 +23,7 @@ def classifier(rnn):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("cell", [nn.RNN, nn.GRU])
+@pytest.mark.parametrize("cell", [nn.RNN, nn.GRU, nn.LSTM])
 def test_a_right_gradient_passes(cell, dtype):
     rnn = cell(2, 5, num_layers=2, bidirectional=True, dropout=0.5, dtype=dtype, rng=0)
     model = classifier(rnn)
@@ -119,7 +119,8 @@ def test_self_check_covers_both_cells_and_dtypes():
     reports = sb.verify.self_check(progress=lambda *part: told.append(part))
     assert told == [(name, number, len(reports)) for number, name in enumerate(reports)]
     assert all(report.ok for report in reports.values()), "\n".join(str(r) for r in reports.values() if not r.ok)
-    for part in ("RNN tanh", "RNN relu", "GRU", "bidirectional", "lengths", "float32", "float64", "Sequential"):
+    parts = "RNN tanh", "RNN relu", "GRU", "LSTM with proj_size", "bidirectional", "lengths", "float32", "float64"
+    for part in (*parts, "Sequential"):
         assert any(part in name for name in reports), part
 
 

@@ -1,6 +1,6 @@
 """Training a recurrent network: whole step and backward alone, against ``torch.nn`` on the same threads.
 
-``sparsebp bench recurrent``. RNN(1, 20) and GRU(38, 20), B = 16, T = 1000 and 3000, float32, on the CPU.
+``sparsebp bench recurrent``. RNN(1, 20), GRU(38, 20) and LSTM(38, 20), B = 16, T = 1000 and 3000, float32, on the CPU.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BATCH = 16
 
 
 def measure(run: Run) -> Iterator[Row]:
-    """Measure both cells at every length."""
+    """Measure every cell at every length."""
     for count in run.threads():
         for cell in CELLS:
             for length in run.settings["lengths"]:

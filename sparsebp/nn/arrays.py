@@ -125,7 +125,7 @@ def _check_size(shape: tuple[int, ...]) -> None:
 
 
 def fan_in_bound(fan_in: int) -> float:
-    """Return ``1 / sqrt(fan_in)``, PyTorch's default bound for `Linear` and, with the hidden size, for RNN and GRU."""
+    """Return ``1 / sqrt(fan_in)``, PyTorch's default bound for `Linear` and, with the hidden size, recurrent layers."""
     return 1.0 / math.sqrt(fan_in) if fan_in > 0 else 0.0
 
 

@@ -70,19 +70,54 @@ def chrono_update_gate(weights: dict[str, Array], hidden_size: int, max_length: 
     OptionError
         `max_length` is below 3, or no bias of that length is there.
     """
+    _chrono("GRU", 3, {1: 1}, weights, hidden_size, max_length, rng)  # rows r, z, n
+
+
+def chrono_forget_gate(weights: dict[str, Array], hidden_size: int, max_length: int, rng: Seed = None) -> None:
+    """Chrono-initialise an LSTM's gate biases in place, so that its memory spans up to `max_length` steps.
+
+    ``b_f = log(u)``, ``u ~ U(1, max_length - 1)``, and ``b_i = -b_f`` (Tallec & Ollivier, "Can recurrent neural
+    networks warp time?", ICLR 2018, chrono initialisation).
+
+    Parameters
+    ----------
+    weights
+        `LSTM.parameters()` (or a model's that contains one): every pair ``*bias_ih*``, ``*bias_hh*`` of length
+        4·hidden_size is set. The sum of the two counts: ``bias_ih`` gets the values, ``bias_hh`` zero.
+    hidden_size
+        Of the LSTM.
+    max_length
+        The longest dependency expected, in steps; at least 3.
+    rng
+        Generator or seed.
+
+    Raises
+    ------
+    OptionError
+        `max_length` is below 3, or no bias of that length is there.
+    """
+    _chrono("LSTM", 4, {1: 1, 0: -1}, weights, hidden_size, max_length, rng)  # rows i, f, g, o
+
+
+def _chrono(
+    kind: str, gates: int, signs: dict[int, int], weights: dict[str, Array], hidden_size: int, max_length: int,
+    rng: Seed,
+) -> None:  # fmt: skip
+    """Give the biases of the gates in `signs` the logarithm of time constants, times their signs."""
     hidden_size, max_length = check_integer("hidden_size", hidden_size, 1), check_integer("max_length", max_length, 3)
     rng = check_generator("rng", rng)
-    gate = slice(hidden_size, 2 * hidden_size)  # rows r, z, n
-    names = [n for n, a in weights.items() if "bias_ih" in n and a.shape == (3 * hidden_size,)]
+    names = [n for n, a in weights.items() if "bias_ih" in n and a.shape == (gates * hidden_size,)]
     if not names:
         raise OptionError(
-            "No GRU bias was found",
-            expected=f"parameters bias_ih… of length {3 * hidden_size}",
+            f"No {kind} bias was found",
+            expected=f"parameters bias_ih… of length {gates * hidden_size}",
             got=", ".join(weights) or "no parameters",
-            remedy="Build the GRU with bias=True",
+            remedy=f"Build the {kind} with bias=True",
         )
     for name in names:
         values = np.log(rng.uniform(1.0, max_length - 1.0, hidden_size)).astype(weights[name].dtype)
-        gate_view = weights[name][gate]
-        gate_view[...] = backend.namespace(gate_view).asarray(values)
-        weights[name.replace("bias_ih", "bias_hh")][gate] = 0
+        for number, sign in signs.items():
+            gate = slice(number * hidden_size, (number + 1) * hidden_size)
+            gate_view = weights[name][gate]
+            gate_view[...] = backend.namespace(gate_view).asarray(sign * values)
+            weights[name.replace("bias_ih", "bias_hh")][gate] = 0

@@ -13,7 +13,7 @@ from sparsebp.data.digits import PIXELS
 from sparsebp.recipes.config import CLASSES, Option, TrainConfig, check_samples, chosen_samples
 
 SequenceTask: TypeAlias = Literal["seqmnist", "bitstream"]
-SequenceModel: TypeAlias = Literal["rnn", "gru"]
+SequenceModel: TypeAlias = Literal["rnn", "gru", "lstm"]
 _CHRONO_FROM = 100  # steps: shorter sequences need no help to be remembered
 
 
@@ -26,11 +26,12 @@ class RecurrentConfig(TrainConfig):
     task
         ``"seqmnist"`` (pixel-by-pixel digits, 4 000 for training) or ``"bitstream"`` (BPPSA Eq. 8; 32 000).
     model, hidden, layers
-        ``"rnn"`` or ``"gru"``, hidden size, number of layers.
+        ``"rnn"``, ``"gru"`` or ``"lstm"``, hidden size, number of layers.
     seq_len
         T. For seqmnist a divisor of 784: 784 / T consecutive pixels make up a step.
     chrono
-        Spread the update gate's biases of a GRU over time scales up to T, for T of at least 100.
+        Spread the biases of a GRU's update gate, or of an LSTM's forget gate, over time scales up to T, for T of at
+        least 100.
     """
 
     task: SequenceTask
@@ -76,13 +77,14 @@ class RecurrentConfig(TrainConfig):
         from sparsebp import nn
 
         rng = np.random.default_rng(self.seed)
-        cell = nn.GRU if self.model == "gru" else nn.RNN
+        cells: dict[str, Any] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
+        chrono = {"gru": nn.init.chrono_update_gate, "lstm": nn.init.chrono_forget_gate}.get(self.model)
         features = PIXELS // self.seq_len if self.task == "seqmnist" else 1
-        recurrent = cell(
+        recurrent = cells[self.model](
             features, self.hidden, num_layers=self.layers, backward=self.backward, dtype=self.dtype, rng=rng
         )
-        if self.chrono and self.model == "gru" and self.seq_len >= _CHRONO_FROM:
-            nn.init.chrono_update_gate(recurrent.parameters(), self.hidden, self.seq_len, rng)
+        if self.chrono and chrono is not None and self.seq_len >= _CHRONO_FROM:
+            chrono(recurrent.parameters(), self.hidden, self.seq_len, rng)
         head = nn.Linear(self.hidden, CLASSES, dtype=self.dtype, rng=rng)
         return nn.SequenceClassifier(recurrent, head).to(self.device)
 

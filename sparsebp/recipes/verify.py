@@ -364,9 +364,11 @@ def _cases(rng: np.random.Generator) -> Iterator[tuple[str, nn.Layer, Any, Array
             "RNN relu, 2 layers": nn.RNN(2, 5, num_layers=2, nonlinearity="relu", **options),
             "GRU": nn.GRU(3, 8, **options),
             "GRU, 2 layers, bidirectional": nn.GRU(2, 5, num_layers=2, bidirectional=True, **options),
+            "LSTM": nn.LSTM(3, 8, **options),
+            "LSTM with proj_size, bidirectional": nn.LSTM(2, 5, proj_size=3, bidirectional=True, **options),
         }
         for name, rnn in recurrent.items():
-            head = nn.Linear(rnn.directions * rnn.hidden_size, 3, **options)
+            head = nn.Linear(rnn.directions * rnn.output_size, 3, **options)
             x = rng.standard_normal((steps, batch, rnn.input_size)).astype(dtype)
             key = f"{name}, {np.dtype(dtype).name}"
             yield f"{key}, last state", nn.SequenceClassifier(rnn, head), classify, x, rng.integers(0, 3, batch), {}

@@ -45,7 +45,7 @@ def _train(model: nn.Layer, shape: tuple[int, ...], dtype: np.dtype, *optimizers
         optimizer.step(gradients)
 
 
-def _recurrent(kind: type[nn.RNN] | type[nn.GRU], dtype: np.dtype) -> None:
+def _recurrent(kind: type[nn.RNN] | type[nn.GRU] | type[nn.LSTM], dtype: np.dtype) -> None:
     for backward in BACKWARDS:
         cell = kind(2, 5, backward=backward, dtype=dtype, rng=0)
         _train(nn.SequenceClassifier(cell, nn.Linear(5, 4, dtype=dtype, rng=0)), (9, _SAMPLES, 2), dtype)
@@ -131,6 +131,7 @@ def _optimizers(dtype: np.dtype) -> None:
 _JOBS: dict[str, Callable[[np.dtype], None]] = {
     "RNN": functools.partial(_recurrent, nn.RNN),
     "GRU": functools.partial(_recurrent, nn.GRU),
+    "LSTM": functools.partial(_recurrent, nn.LSTM),
     "convolutions": _convolutions,
     "sequences": _sequences,
     "scans": _scans,

@@ -103,14 +103,14 @@ def test_what_does_not_fit_into_memory_is_left_out_with_a_reason(monkeypatch: py
     assert [note.split(":")[0] for note in notes] == ["T = 10, hybrid", "T = 10, blelloch"]
 
 
-@pytest.mark.parametrize("cell", ["RNN", "GRU"])
+@pytest.mark.parametrize("cell", ["RNN", "GRU", "LSTM"])
 def test_both_sides_of_the_workload_have_the_same_gradients(cell: str) -> None:
     workload = SequenceWorkload(cell, 13, 5, dtype=np.float64)
     assert workload.agreement(TorchTwin(workload)) < 1e-12
 
 
 def test_an_unknown_cell_is_refused() -> None:
-    with pytest.raises(OptionError, match="'RNN' or 'GRU'"):
+    with pytest.raises(OptionError, match="'GRU' or 'LSTM'"):
         SequenceWorkload("LSTM", 3, 2)
 
 

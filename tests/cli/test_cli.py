@@ -95,7 +95,7 @@ def test_wrong_usage_exits_with_2(arguments):
     assert invoke(*arguments).exit_code == 2
 
 
-@pytest.mark.parametrize("model", ["rnn", "gru"])
+@pytest.mark.parametrize("model", ["rnn", "gru", "lstm"])
 def test_train_prints_the_result_and_leaves_files(tmp_path, model):
     pytest.importorskip("matplotlib")
     result = invoke("train", *TINY, "--model", model, "--out", tmp_path)
@@ -108,7 +108,7 @@ def test_train_prints_the_result_and_leaves_files(tmp_path, model):
     checkpoint = load_checkpoint(tmp_path / "checkpoint.safetensors")
     assert stored["steps"] == 10 == len(checkpoint.part("history")["loss"])
     assert stored["config"]["model"] == model
-    rows = 3 if model == "gru" else 1
+    rows = {"rnn": 1, "gru": 3, "lstm": 4}[model]
     assert checkpoint.part("model")["rnn.weight_hh_l0"].shape == (4 * rows, 4)
 
 

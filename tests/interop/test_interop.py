@@ -112,6 +112,10 @@ def test_torch_tensors_and_sparse_tensors():
             lambda: nn.GRU(3, 4, num_layers=2, bidirectional=True, rng=0),
             lambda: torch.nn.GRU(3, 4, 2, bidirectional=True),
         ),
+        (
+            lambda: nn.LSTM(3, 4, bidirectional=True, proj_size=2, rng=0),
+            lambda: torch.nn.LSTM(3, 4, bidirectional=True, proj_size=2),
+        ),
     ],
 )
 def test_weights_move_both_ways(ours, theirs):

@@ -53,7 +53,7 @@ def test_none_keeps_the_default():
     assert (paper.model, paper.hidden, paper.optimizer, paper.batch_size) == ("rnn", 20, "adam", 16)
 
 
-@pytest.mark.parametrize("model", ["rnn", "gru"])
+@pytest.mark.parametrize("model", ["rnn", "gru", "lstm"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("layers", [1, 2])
 def test_training_and_test_data_are_apart_and_the_model_fits(model, dtype, layers):
@@ -95,6 +95,9 @@ def test_long_memories_are_initialised_for_long_sequences_alone():
     long, short = (config_for("bitstream", model="gru", hidden=30, seq_len=t).build_model() for t in (100, 99))
     gate = slice(30, 60)
     assert long.parameters()["rnn.bias_ih_l0"][gate].max() > 3
+    lstm = config_for("bitstream", model="lstm", hidden=30, seq_len=100).build_model().parameters()["rnn.bias_ih_l0"]
+    assert lstm[gate].max() > 3
+    np.testing.assert_array_equal(lstm[:30], -lstm[gate])
     assert abs(short.parameters()["rnn.bias_ih_l0"]).max() < 1
 
 
@@ -107,7 +110,7 @@ def test_digits_by_rows_are_learnt():
     assert history.epochs[-1].validation_accuracy > 0.5
 
 
-@pytest.mark.parametrize("model", ["rnn", "gru"])
+@pytest.mark.parametrize("model", ["rnn", "gru", "lstm"])
 def test_scans_agree_with_sequential_back_propagation(model):
     config = config_for("bitstream", model=model, dtype="float64", layers=2, **SMALL)
     run = build(config)

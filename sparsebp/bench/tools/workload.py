@@ -16,8 +16,8 @@ from sparsebp import backend, nn, optim
 from sparsebp.bench.tools.peers import import_torch
 from sparsebp.core.errors import MissingDependencyError, OptionError
 
-CELLS: dict[str, tuple[int, int]] = {"RNN": (1, 20), "GRU": (38, 20)}
-"""Input and hidden size of the paper's two models (BPPSA §4.1, §4.2 with its S features)."""
+CELLS: dict[str, tuple[int, int]] = {"RNN": (1, 20), "GRU": (38, 20), "LSTM": (38, 20)}
+"""Input and hidden size of the paper's two models (BPPSA §4.1, §4.2 with its S features), and of an LSTM as large."""
 
 CLASSES = 10
 LEARNING_RATE = 1e-3
@@ -29,7 +29,7 @@ class SequenceWorkload:
     Parameters
     ----------
     cell
-        ``"RNN"`` or ``"GRU"``.
+        ``"RNN"``, ``"GRU"`` or ``"LSTM"``.
     length, batch
         T and B.
     dtype
@@ -132,7 +132,8 @@ class TorchTwin:
     def forward(self) -> Any:
         """Run the forward pass and the loss, with the gradients of the last step dropped."""
         self.optimizer.zero_grad(set_to_none=True)
-        _, h_n = self.rnn(self.x)
+        _, last = self.rnn(self.x)
+        h_n = last[0] if isinstance(last, tuple) else last  # an LSTM's (h_n, c_n)
         return self.loss(self.head(h_n[-1]), self.target)
 
     def step(self) -> None:

@@ -29,11 +29,12 @@ _PACKAGES = (
     "mpi4py",
     "mpich",
 )
-# cell, T, B, H: the paper's RNN and GRU, the demo's GRU, a long sequence in small batch, a wide layer
-_SHAPES: tuple[tuple[Literal["rnn", "gru"], int, int, int], ...] = (
+# cell, T, B, H: the paper's RNN and GRU, the demo's GRU, an LSTM as large, a long sequence in small batch, a wide layer
+_SHAPES: tuple[tuple[Literal["rnn", "gru", "lstm"], int, int, int], ...] = (
     ("rnn", 1000, 16, 20),
     ("gru", 517, 16, 20),
     ("gru", 784, 25, 32),
+    ("lstm", 784, 25, 32),
     ("rnn", 30_000, 1, 20),
     ("gru", 100, 32, 128),
 )

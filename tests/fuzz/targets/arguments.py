@@ -85,6 +85,8 @@ TABLE: dict[str, tuple[Any, dict[str, Any]]] = {
     "GRU": (nn.GRU, DEEP),
     "RNNCell": (nn.RNNCell, RECURRENT | {"nonlinearity": ("tanh", "relu")}),
     "GRUCell": (nn.GRUCell, RECURRENT),
+    "LSTM": (nn.LSTM, DEEP | {"proj_size": (0,)}),
+    "LSTMCell": (nn.LSTMCell, RECURRENT),
     "Dropout": (nn.Dropout, {"p": SHARE, "rng": SEED}),
     "ELU": (nn.ELU, {"alpha": NUMBER}),
     "LeakyReLU": (nn.LeakyReLU, {"negative_slope": NUMBER}),
