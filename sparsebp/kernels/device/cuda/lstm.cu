@@ -76,14 +76,13 @@ __device__ __forceinline__ void lstm_run_chunk(
     Walk<const real> kept{gates + last_gate}, before{c + last - stride};
     Walk<const real> next_gy{(ARRIVING ? gy : c) + last}, next_h{(SUMS ? operands.before : c) + last};
     Walk<real> out{ga + last_gate};
-    int64 waiting = end;  // steps from the begin of the sequence that are not loaded yet
     real cell = c[last];  // of the step to come
     real u[1] = {carry.h ? carry.h[unit] : real(0)}, to_cell = carry.c ? carry.c[unit] : real(0);
     const auto load = [&](LstmStep& x, bool valid) {
         x = LstmStep{};
         if (valid) {
             x.i = kept[0], x.f = kept[H], x.g = kept[2 * H], x.o = kept[3 * H];
-            x.before = (--waiting > 0 ? before : Walk<const real>{c0 + at})[0];  // one load, not one of two
+            x.before = (before.at >= c ? before : Walk<const real>{c0 + at})[0];  // one load, not one of two
             if (ARRIVING) x.gy = next_gy[0];
             if (SUMS) x.h = next_h[0];
         }

@@ -91,6 +91,8 @@ template <int OUTPUTS, int FOLD> struct UnitWeights {
 };
 #else
 template <int OUTPUTS, int FOLD> struct UnitWeights {
+    static constexpr int SIZE = OUTPUTS * sizeof(real);
+    static constexpr int TOGETHER = SIZE >= 32 ? 2 : SIZE >= 16 ? 4 : 8;  // as 64 registers allow
     const real* values;
     int H;
 
@@ -115,7 +117,7 @@ template <int OUTPUTS, int FOLD> struct UnitWeights {
     __device__ __forceinline__ void add(const real* state, real (&out)[OUTPUTS]) const {
         real sums[OUTPUTS] = {};
         for (int f = 0; f < FOLD; ++f)
-#pragma unroll (OUTPUTS * sizeof(real) >= 16 ? 4 : 8)
+#pragma unroll TOGETHER
             for (int k = 0; k < H; ++k)
 #pragma unroll
                 for (int o = 0; o < OUTPUTS; ++o)
