@@ -6,6 +6,7 @@ from sparsebp.patterns.assembly import AssemblyPlan, plan_concatenation
 from sparsebp.patterns.blocks import (
     hidden_pattern,
     linear_pattern,
+    lstm_pattern,
     pointwise_pattern,
     sequence_pattern,
     step_sum_pattern,
@@ -24,6 +25,7 @@ __all__ = [
     "conv_transpose_pattern",
     "hidden_pattern",
     "linear_pattern",
+    "lstm_pattern",
     "plan_concatenation",
     "pointwise_pattern",
     "pool_pattern",
