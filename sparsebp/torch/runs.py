@@ -25,6 +25,8 @@ CELLS: dict[str, CellMath] = {
 KEPT = {"rnn_tanh": 0, "rnn_relu": 0, "gru": 4, "lstm": 4}
 """Columns of the gates that a forward keeps, in multiples of the hidden size."""
 
+_AUTO = BackwardOptions()
+
 
 class Forward(NamedTuple):
     """States and gates (N, columns) of all rows; each sample's last state."""
@@ -109,7 +111,7 @@ def backward(
         cut, tape = cuts[number], _tape(x, cuts, number, start, states, gates)
         here = tuple(part[: cut.batch] for part in arriving)
         out = tuple(xp.empty_like(part) for part in here)
-        chunks = choose(BackwardOptions(), cell, tape.h.shape, x.dtype, xp).chunks
+        chunks = choose(_AUTO, cell, tape.h.shape, x.dtype, xp).chunks
         gy_here = None if gy is None else _steps(gy, cut)
         cell.run_back(k, tape, weights.weight_hh, gy_here, here, chunks, _steps(ga, cut), out)
         for part, before in zip(here, out, strict=True):

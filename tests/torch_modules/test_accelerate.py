@@ -124,14 +124,14 @@ def test_what_is_left_alone_and_why() -> None:
     model = torch.nn.Sequential()
     model.append(Louder(3, 4))
     model.append(torch.nn.GRU(3, 4, dtype=torch.float16))
-    model.append(torch.nn.RNN(3, 513))
+    model.append(torch.nn.RNN(3, 257))
     model.append(torch.nn.RNN(3, 4))
     model[3].forward = model[3].forward
     model.append(torch.nn.GRU(3, 4))
     model.append(torch.nn.GRUCell(3, 4))
     kinds = [type(m) for m in model]
     told = st.explain(model)
-    with pytest.warns(UserWarning, match="accelerate leaves alone 0 .*; 1 .*; 2 .*513.*; 3 .*; 5 .*") as caught:
+    with pytest.warns(UserWarning, match="accelerate leaves alone 0 .*; 1 .*; 2 .*257.*; 3 .*; 5 .*") as caught:
         st.accelerate(model)
     assert len(caught) == 1
     assert caught[0].filename == __file__
@@ -142,6 +142,19 @@ def test_what_is_left_alone_and_why() -> None:
     ]  # fmt: skip
     assert st.explain(model) == told
     assert all(bool(o.reason) != o.replaced for o in told)
+    with pytest.warns(UserWarning, match="accelerate leaves alone 0 .*; 1 .*; 3 .*"):
+        st.accelerate(model, faster_only=False)
+    assert [type(m) for m in model] == [*kinds[:2], st.RNN, kinds[3], st.GRU, st.GRUCell]
+
+
+def test_the_rule_of_size_knows_the_dtype() -> None:
+    assert type(quietly(torch.nn.LSTM(3, 4).double())) is st.LSTM
+    layer = torch.nn.LSTM(3, 4)
+    with pytest.warns(UserWarning, match="oneDNN"):
+        st.accelerate(layer)
+    assert type(layer) is torch.nn.LSTM
+    st.accelerate(layer, faster_only=False)
+    assert type(layer) is st.LSTM
 
 
 def test_an_optimizer_made_before_trains_the_accelerated_model() -> None:

@@ -162,3 +162,18 @@ def test_a_compiled_packed_sequence(pair: Any) -> None:
     packed = pack_sequence([torch.randn(n, 2, dtype=torch.float64) for n in (2, 5, 1)], enforce_sorted=False)
     compiled = torch.compile(lambda p: ours(p)[0].data, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(packed), ours(packed)[0].data)
+
+
+def test_a_compiled_transform_loses_no_tangent(pair: Any) -> None:
+    """The graph is broken there; what the operator would drop without a word is the derivative itself."""
+    _, ours = pair("GRU", 2, 3)
+    x = torch.randn(4, 2, 2, dtype=torch.float64)
+
+    def function(x: Any) -> Any:
+        return jvp(lambda x: ours(x)[0], (x,), (torch.cos(x),))[1]
+
+    torch.testing.assert_close(torch.compile(function, backend="eager")(x), function(x))
+    with pytest.raises(NotImplementedError):
+        arguments = "gru", False, None, x.reshape(8, 2), torch.zeros(2, 3).double(), None
+        weights = [p.detach() for p in ours.parameters()]
+        jvp(lambda x: operators.run(*arguments[:3], x, *arguments[4:], *weights)[0], (arguments[3],), (arguments[3],))
