@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,9 +26,11 @@ def on_its_stream(tensor: Tensor) -> Iterator[None]:
 
 def to_array(tensor: Tensor) -> Array:
     """Return a tensor's values as a C-contiguous array that shares its memory, or a copy's if it is not contiguous."""
-    plain = tensor.detach().resolve_neg().contiguous()
-    # numpy(), not DLPack: that has no way to say that memory may be written to, and kernels are compiled for such
-    return backend.cupy().from_dlpack(plain) if plain.is_cuda else plain.numpy()
+    if tensor.is_cuda:
+        return backend.cupy().from_dlpack(tensor.detach().resolve_neg().contiguous())
+    # not DLPack: it has no way to say that memory may be written to, and kernels are compiled for memory that may
+    array = tensor.numpy(force=True)  # without a copy unless its sign is to be changed
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
 
 def to_tensor(array: Array) -> Tensor:

@@ -8,6 +8,7 @@ mode or transform which compiled graphs do not know raises, and PyTorch goes on 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -60,7 +61,8 @@ class Run(Function):
             return (None,) * len(needed)
         kept = ctx.saved_tensors
         asked = needed[3], any(needed[6:])
-        found = RunBack.apply(*asked, *arriving[:3], *kept[:3], ctx.kind, ctx.reverse, *kept[3:])
+        way_back = RunBack.apply if _is_differentiated() else RunBack.forward
+        found = way_back(*asked, *arriving[:3], *kept[:3], ctx.kind, ctx.reverse, *kept[3:])
         return tuple(g if need else None for g, need in zip((None, None, None, *found), needed, strict=True))
 
     @staticmethod
@@ -113,6 +115,18 @@ class RunBack(Function):
     def vmap(info: Any, in_dims: Sequence[int | None], *inputs: Any) -> Any:  # noqa: D102
         return _vmapped(RunBack.apply, 11, inputs[1], info.batch_size, in_dims, inputs)
 
+
+def _is_differentiated() -> bool:
+    """Say whether derivatives of a way back may be asked for, in any mode or by a transform."""
+    return (
+        torch.is_grad_enabled()
+        or torch._C._are_functorch_transforms_active()
+        or torch.autograd.forward_ad._current_level >= 0
+    )
+
+
+for _function in (Run, RunBack):  # else `apply` looks for the parameters' names at every call: a tenth of a short run
+    _function.forward.__signature__ = inspect.signature(_function.forward)  # type: ignore[attr-defined]
 
 _LIBRARY = torch.library.Library("sparsebp", "FRAGMENT")
 _LIBRARY.impl("run", Run.apply, "Autograd")

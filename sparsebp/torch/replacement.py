@@ -48,7 +48,7 @@ class Outcome(NamedTuple):
     reason: str = ""
 
 
-def accelerate(model: M) -> M:
+def accelerate(model: M, *, faster_only: bool = True) -> M:
     """Let this library's kernels run every torch.nn.RNN, GRU and LSTM, and cell, inside a model, or the model itself.
 
     Each module stays the same object and changes its class alone, to the one of the same name in `sparsebp.torch`: so
@@ -59,6 +59,9 @@ def accelerate(model: M) -> M:
     ----------
     model
         Changed in place.
+    faster_only
+        Leave alone what was measured to be no faster, see `sparsebp.torch.limits`. False: replace it, too, for packed
+        sequences, second derivatives, `torch.func` or compiled graphs.
 
     Returns
     -------
@@ -71,7 +74,7 @@ def accelerate(model: M) -> M:
         It is no `torch.nn.Module`.
     """
     left = []
-    for name, module, reason in _recurrent_modules(model):
+    for name, module, reason in _recurrent_modules(model, faster_only):
         if reason:
             left.append(f"{name or 'the model'} ({type(module).__name__}): {reason}")
         elif type(module) in OURS:
@@ -81,8 +84,13 @@ def accelerate(model: M) -> M:
     return model
 
 
-def explain(model: Module) -> list[Outcome]:
+def explain(model: Module, *, faster_only: bool = True) -> list[Outcome]:
     """Return what `accelerate` does, or did, with each recurrent module of a model; nothing is changed.
+
+    Parameters
+    ----------
+    model, faster_only
+        As for `accelerate`.
 
     Raises
     ------
@@ -90,11 +98,12 @@ def explain(model: Module) -> list[Outcome]:
         It is no `torch.nn.Module`.
     """
     return [
-        Outcome(name, type(module).__name__, not reason, reason) for name, module, reason in _recurrent_modules(model)
+        Outcome(name, type(module).__name__, not reason, reason)
+        for name, module, reason in _recurrent_modules(model, faster_only)
     ]
 
 
-def _recurrent_modules(model: Module) -> Iterator[tuple[str, Module, str]]:
+def _recurrent_modules(model: Module, faster_only: bool) -> Iterator[tuple[str, Module, str]]:
     """Yield each recurrent module once, with its name and what speaks against its replacement."""
     if not isinstance(model, Module):
         raise OptionError("There is nothing to accelerate", expected="a torch.nn.Module", got=type(model).__name__,
@@ -103,10 +112,10 @@ def _recurrent_modules(model: Module) -> Iterator[tuple[str, Module, str]]:
         if isinstance(module, torch.jit.ScriptModule):
             continue
         if isinstance(module, (torch.nn.RNNBase, torch.nn.RNNCellBase)):
-            yield name, module, _obstacle(module)
+            yield name, module, _obstacle(module, faster_only)
 
 
-def _obstacle(module: Module) -> str:
+def _obstacle(module: Module, faster_only: bool) -> str:
     """Say why a recurrent module has to stay as it is; empty if it need not, or is one of ours."""
     kind = type(module)
     if isinstance(module, tuple(OURS.values())):
@@ -118,4 +127,7 @@ def _obstacle(module: Module) -> str:
     parameter = next(module.parameters(), None)
     if parameter is not None and (parameter.dtype not in DTYPES or parameter.device.type not in DEVICES):
         return f"no kernels for {parameter.dtype} on {parameter.device}"
-    return obstacle_of_size(kind.__name__, int(module.hidden_size))  # type: ignore[arg-type]
+    if not faster_only:
+        return ""
+    in_float64 = parameter is not None and parameter.dtype == torch.float64
+    return obstacle_of_size(kind.__name__, int(module.hidden_size), in_float64)  # type: ignore[arg-type]
