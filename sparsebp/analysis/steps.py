@@ -160,7 +160,7 @@ def own_layer(model: Any) -> Layer:
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module):
-        from sparsebp.torch.counterparts import layer_of
+        from sparsebp.torch.sparse.counterparts import layer_of
 
         return layer_of(model)
     if not isinstance(model, Layer):

@@ -11,7 +11,7 @@ from sparsebp.core.errors import DTypeError
 from sparsebp.interop.torch import from_torch
 from sparsebp.jacobians import jacobian_t
 from sparsebp.torch.arrays import on_its_stream, to_tensor
-from sparsebp.torch.counterparts import layer_of
+from sparsebp.torch.sparse.counterparts import layer_of
 
 
 def sparse_jacobian(module: Any, x: torch.Tensor) -> torch.Tensor:
