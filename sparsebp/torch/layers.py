@@ -165,6 +165,10 @@ class Recurrent(torch.nn.RNNBase):
         if hx is None:
             zeros = [x.new_zeros(runs, batch, size) for size in sizes]
             return zeros[0] if len(zeros) == 1 else (zeros[0], zeros[1])
+        if len(_parts(hx)) != len(sizes):
+            wanted = "a pair (h_0, c_0)" if len(sizes) == 2 else "a tensor"
+            raise OptionError(f"hx is not the state of st.{self._get_name()}", expected=wanted,
+                              got=f"{len(_parts(hx))} tensors", remedy="Pass what the module returns")  # fmt: skip
         names = ("hidden",) if len(sizes) == 1 else ("hidden[0]", "hidden[1]")
         for part, size, name in zip(_parts(hx), sizes, names, strict=True):
             self.check_hidden_size(part, (runs, batch, size), f"Expected {name} size {{}}, got {{}}")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sparsebp.core.types import Array
-from sparsebp.nn.recurrent.cell_math import Weights
+from sparsebp.nn.recurrent.tape import State, Weights
 from sparsebp.torch import runs
 from sparsebp.torch.arrays import on_its_stream, to_array, to_tensor
 from sparsebp.torch.packing import Stretch, reversed_rows, stretches
@@ -79,7 +79,7 @@ def _run_back(
             for_input, for_weights,
         )  # fmt: skip
         at_x = found.x if found.x is None else _ordered(found.x, order)
-        return _tensors(x, (at_x, *_pair(found.start), *(found.weights or (None,) * 4)))
+        return _tensors(x, (at_x, *_pair(found.start), *(found.weights[:4] if found.weights else (None,) * 4)))
 
 
 @torch.library.register_fake("sparsebp::run_back")
@@ -107,11 +107,11 @@ def _array(tensor: Tensor | None) -> Array | None:
     return None if tensor is None else to_array(tensor)
 
 
-def _state(h: Tensor, c: Tensor | None) -> runs.State:
+def _state(h: Tensor, c: Tensor | None) -> State:
     return (to_array(h),) if c is None else (to_array(h), to_array(c))
 
 
-def _pair(state: runs.State) -> tuple[Array, Array | None]:
+def _pair(state: State) -> tuple[Array, Array | None]:
     return (state[0], None) if len(state) == 1 else (state[0], state[1])
 
 

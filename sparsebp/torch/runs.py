@@ -12,16 +12,18 @@ from sparsebp import backend, kernels
 from sparsebp.backend.memory import empty
 from sparsebp.core.types import Array
 from sparsebp.nn.recurrent.backward import BackwardOptions, choose
-from sparsebp.nn.recurrent.cell_math import CellMath, Tape, Weights
+from sparsebp.nn.recurrent.cell_math import CellMath
 from sparsebp.nn.recurrent.gru import GRUMath
+from sparsebp.nn.recurrent.lstm import LSTMMath
 from sparsebp.nn.recurrent.rnn import RNNMath
+from sparsebp.nn.recurrent.tape import State, Tape, Weights
 from sparsebp.torch.packing import Stretch
 
-CELLS: dict[str, CellMath] = {"rnn_tanh": RNNMath("tanh"), "rnn_relu": RNNMath("relu"), "gru": GRUMath()}
+CELLS: dict[str, CellMath] = {
+    "rnn_tanh": RNNMath("tanh"), "rnn_relu": RNNMath("relu"), "gru": GRUMath(), "lstm": LSTMMath(),
+}  # fmt: skip
 KEPT = {"rnn_tanh": 0, "rnn_relu": 0, "gru": 4, "lstm": 4}
 """Columns of the gates that a forward keeps, in multiples of the hidden size."""
-
-State = tuple[Array, ...]
 
 
 class Forward(NamedTuple):
@@ -41,11 +43,11 @@ class Backward(NamedTuple):
 
 
 class PackedTape(Tape):
-    """A tape whose arrays are views of those that hold the rows of all stretches."""
+    """A tape whose arrays are views of those that hold the rows of all stretches, the state before them elsewhere."""
 
     def __init__(self, x: Array, start: State, states: State, gates: Array | None, h_prev: Array = None) -> None:
-        self.x, self.gates = x, gates
-        self._start, self._states, self._h_prev = start, states, h_prev
+        super().__init__(x, states, gates)
+        self._start, self._h_prev = start, h_prev
 
     @property
     def h0(self) -> Array:
@@ -55,12 +57,22 @@ class PackedTape(Tape):
     @property
     def h(self) -> Array:
         """The states (T, B, H)."""
-        return self._states[0]
+        return self.states[0]
 
     @property
     def h_prev(self) -> Array:
         """The state before each step (T, B, H)."""
         return self._h_prev
+
+    @property
+    def c0(self) -> Array:
+        """An LSTM's cells before the first step (B, H)."""
+        return self._start[1]
+
+    @property
+    def c(self) -> Array:
+        """An LSTM's cells (T, B, H)."""
+        return self.states[1]
 
 
 def forward(kind: str, x: Array, cuts: list[Stretch], start: State, weights: Weights) -> Forward:
@@ -99,7 +111,7 @@ def backward(
         out = tuple(xp.empty_like(part) for part in here)
         chunks = choose(BackwardOptions(), cell, tape.h.shape, x.dtype, xp).chunks
         gy_here = None if gy is None else _steps(gy, cut)
-        cell.run_back(k, tape, weights.weight_hh, gy_here, *here, chunks, _steps(ga, cut), *out)
+        cell.run_back(k, tape, weights.weight_hh, gy_here, here, chunks, _steps(ga, cut), out)
         for part, before in zip(here, out, strict=True):
             part[...] = before
     ga = ga[:, None]

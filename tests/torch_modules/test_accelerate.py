@@ -19,19 +19,19 @@ from torch_modules_reference import assert_same  # noqa: E402
 
 
 class Model(torch.nn.Module):
-    """A shared layer, one in a container, a cell, one behind a plain list, and what is not recurrent."""
+    """A shared layer, one in a container, one behind a plain list, and what is not recurrent."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first = torch.nn.GRU(3, 4, bidirectional=True)
         self.inner = torch.nn.ModuleDict({"rnn": torch.nn.RNN(8, 4), "again": self.first})
-        self.cell = torch.nn.GRUCell(4, 5)
+        self.last = torch.nn.LSTM(4, 5, proj_size=2)
         self.aliases = [self.first]
-        self.head = torch.nn.Linear(5, 2)
+        self.head = torch.nn.Linear(2, 2)
 
     def forward(self, x: Any) -> Any:
         y = self.inner["rnn"](self.first(x)[0])[0]
-        return self.head(self.cell(y[-1])), self.aliases[0](x)[1]
+        return self.head(self.last(y)[0]), self.aliases[0](x)[1]
 
 
 def quietly(model: Any) -> Any:
@@ -48,7 +48,7 @@ def test_a_model_keeps_everything_but_the_classes() -> None:
     assert quietly(model) is model
     assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
     assert list(model.state_dict()) == keys
-    assert [type(m) for m in (model.first, model.inner["rnn"], model.cell)] == [st.GRU, st.RNN, st.GRUCell]
+    assert [type(m) for m in (model.first, model.inner["rnn"], model.last)] == [st.GRU, st.RNN, st.LSTM]
     assert model.first is model.inner["again"] is model.aliases[0]
     assert not model.first.training
     assert not model.first.weight_hh_l0.requires_grad
@@ -128,15 +128,17 @@ def test_what_is_left_alone_and_why() -> None:
     model.append(torch.nn.RNN(3, 4))
     model[3].forward = model[3].forward
     model.append(torch.nn.GRU(3, 4))
+    model.append(torch.nn.GRUCell(3, 4))
     kinds = [type(m) for m in model]
     told = st.explain(model)
-    with pytest.warns(UserWarning, match="accelerate leaves alone 0 .*; 1 .*; 2 .*513.*; 3 .*") as caught:
+    with pytest.warns(UserWarning, match="accelerate leaves alone 0 .*; 1 .*; 2 .*513.*; 3 .*; 5 .*") as caught:
         st.accelerate(model)
     assert len(caught) == 1
     assert caught[0].filename == __file__
-    assert [type(m) for m in model] == [*kinds[:4], st.GRU]
+    assert [type(m) for m in model] == [*kinds[:4], st.GRU, torch.nn.GRUCell]
     assert [(o.name, o.module, o.replaced) for o in told] == [
-        ("0", "Louder", False), ("1", "GRU", False), ("2", "RNN", False), ("3", "RNN", False), ("4", "GRU", True)
+        ("0", "Louder", False), ("1", "GRU", False), ("2", "RNN", False), ("3", "RNN", False), ("4", "GRU", True),
+        ("5", "GRUCell", False),
     ]  # fmt: skip
     assert st.explain(model) == told
     assert all(bool(o.reason) != o.replaced for o in told)

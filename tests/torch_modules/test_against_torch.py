@@ -17,8 +17,8 @@ from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_s
 from sparsebp.core.errors import DTypeError, OptionError, ShapeError, SparseBPError  # noqa: E402
 from torch_modules_reference import assert_same  # noqa: E402
 
-LAYERS = ["RNN", "GRU"]
-CELLS = ["RNNCell", "GRUCell"]
+LAYERS = ["RNN", "GRU", "LSTM"]
+CELLS = ["RNNCell", "GRUCell", "LSTMCell"]
 
 
 def state(name: str, *shape: int, dtype: Any = torch.float64) -> Any:
@@ -205,6 +205,14 @@ def test_what_is_refused(pair: Any, arguments: Any, error: type[Exception], word
     _, ours = pair("GRU", 3, 5, dtype=torch.float32)
     with pytest.raises(error, match=words):
         ours(*arguments(ours))
+
+
+def test_a_state_of_another_kind(pair: Any) -> None:
+    x, hx = torch.zeros(4, 2, 3, dtype=torch.float64), torch.zeros(1, 2, 5, dtype=torch.float64)
+    with pytest.raises(OptionError, match=r"pair \(h_0, c_0\)"):
+        pair("LSTM", 3, 5)[1](x, hx)
+    with pytest.raises(OptionError, match="a tensor"):
+        pair("GRU", 3, 5)[1](x, (hx, hx))
 
 
 def test_dtypes_without_kernels_name_the_module_that_has_them(pair: Any) -> None:

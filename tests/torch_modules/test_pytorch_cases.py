@@ -14,7 +14,7 @@ import sparsebp.torch as st  # noqa: E402
 from torch_cases import load  # noqa: E402
 from torch_modules_reference import assert_same, run, tensors  # noqa: E402
 
-NAMES = ["RNN", "GRU", "RNNCell", "GRUCell"]
+NAMES = ["RNN", "GRU", "LSTM", "RNNCell", "GRUCell", "LSTMCell"]
 
 
 def module_info(name: str) -> Any:

@@ -13,13 +13,19 @@ from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
 from torch.nn.utils.rnn import pack_sequence  # noqa: E402
 
 from sparsebp.torch import operators  # noqa: E402
+from torch_modules_reference import tensors  # noqa: E402
 
-LAYERS = ["RNN", "GRU"]
+LAYERS = ["RNN", "GRU", "LSTM"]
 
 
 def layer(pair: Any, name: str, **options: Any) -> tuple[Any, Any, Any]:
     theirs, ours = pair(name, 2, 3, bidirectional=True, **options)
     return theirs, ours, torch.randn(4, 2, 2, dtype=torch.float64)
+
+
+def state(name: str, hx: Any) -> Any:
+    """Return a first state that depends on hx: an LSTM's is a pair."""
+    return (hx, hx.cos()) if name == "LSTM" else hx
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -30,25 +36,25 @@ def test_all_derivatives_of_the_smallest(pair: Any, name: str) -> None:
     inputs = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in ((2, 2, 1), (1, 2, 2))]
 
     def function(x: Any, hx: Any, *weights: Any) -> Any:
-        return functional_call(ours, dict(zip(names, weights, strict=True)), (x, hx))
+        return tuple(tensors(functional_call(ours, dict(zip(names, weights, strict=True)), (x, state(name, hx)))))
 
     assert torch.autograd.gradcheck(function, (*inputs, *ours.parameters()))
     ours.requires_grad_(False)
-    assert torch.autograd.gradgradcheck(ours, inputs)
+    assert torch.autograd.gradgradcheck(lambda x, hx: tuple(tensors(ours(x, state(name, hx)))), inputs)
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_some_inputs_alone_and_undefined_gradients(pair: Any, name: str) -> None:
     """A loss of h_n alone, of y alone, and gradients of the weights alone or the input alone."""
     theirs, ours, x = layer(pair, name)
-    for output in (0, 1):
+    for output in range(3 if name == "LSTM" else 2):
         for wanted in (["x"], ["weight_hh_l0", "bias_ih_l0_reverse"]):
             found = []
             for module in (theirs, ours):
                 z = x.clone().requires_grad_("x" in wanted)
                 module.requires_grad_("x" not in wanted)
                 parameters = dict(module.named_parameters())
-                loss = module(z)[output].sin().sum()
+                loss = tensors(module(z))[output].sin().sum()
                 found.append(torch.autograd.grad(loss, [z if key == "x" else parameters[key] for key in wanted]))
             torch.testing.assert_close(found[1], found[0], rtol=1e-11, atol=1e-11)
 
@@ -82,7 +88,7 @@ def test_vmap_over_inputs_states_and_weights(pair: Any, name: str) -> None:
     ones = {key: p.detach() for key, p in theirs.named_parameters()}
 
     def call(module: Any) -> Any:
-        return lambda w, x, hx: functional_call(module, w, (x, hx))
+        return lambda w, x, hx: tuple(tensors(functional_call(module, w, (x, state(name, hx)))))
 
     def gradient(module: Any) -> Any:
         return grad(lambda w, x, hx: call(module)(w, x, hx)[0].sin().sum())
