@@ -115,7 +115,6 @@ def test_refusals():
         (OptionError, Other(4, 4), x), (OptionError, hooked, x), (OptionError, tn.Dropout(0.5), x),
         (OptionError, tn.Bilinear(2, 2, 2), x), (OptionError, torch.relu, x), (OptionError, tn.Flatten(0), x),
         (OptionError, tn.MaxPool2d(2, return_indices=True), pooled), (OptionError, tn.BatchNorm2d(1), pooled),
-        (OptionError, tn.Conv2d(1, 1, 2, padding_mode="circular"), pooled),
         (OptionError, tn.GRU(4, 2, 2, dropout=0.5), x[None]),
         (ShapeError, tn.Linear(3, 4), x), (ShapeError, tn.ReLU(), torch.tensor(1.0)),
         (DTypeError, tn.Linear(4, 4), x.double()), (DTypeError, tn.Linear(4, 4), x.numpy()),
