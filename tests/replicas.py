@@ -6,6 +6,7 @@ import zlib
 from dataclasses import replace
 
 import numpy as np
+from hypothesis import strategies as st
 
 from sparsebp import nn, optim
 from sparsebp.data import epoch_order
@@ -38,7 +39,7 @@ OPTIMIZERS = {
     "sgd": lambda p: optim.SGD(p, 0.1), "momentum": lambda p: optim.SGD(p, 0.1, 0.9),
     "adam": lambda p: optim.Adam(p, 0.01), "amsgrad": lambda p: optim.Adam(p, 0.01, amsgrad=True),
     "adamw": lambda p: optim.AdamW(p, 0.01), "adagrad": lambda p: optim.Adagrad(p, 0.05),
-    "adadelta": lambda p: optim.Adadelta(p, 1.0),
+    "adadelta": lambda p: optim.Adadelta(p, 1.0), "nadam": lambda p: optim.NAdam(p, 0.01),
     "rmsprop": lambda p: optim.RMSprop(p, 0.01, momentum=0.5, centered=True),
 }  # fmt: skip
 
@@ -124,6 +125,30 @@ def replica(
 def replicas(size, *args, **options):
     """Train on `size` ranks of this process; return what `replica` returns of each."""
     return run_ranks(size, lambda transport: replica(transport, *args, **options))
+
+
+def random_settings(draw, optimizers, most=3):
+    """Draw a model, an optimizer, the name of a schedule, a number of ranks and further options of a training."""
+    make = draw(st.sampled_from([mlp, shared]))
+    accumulate, size = draw(st.integers(1, most)), draw(st.integers(1, 5))
+    names = list(schedules(Stages(make()), accumulate))
+    name = draw(st.sampled_from(names if make is mlp else [n for n in names if "reverse" not in n]))
+    options = {
+        "accumulate": accumulate, "batch_size": draw(st.integers(1, 8)), "epochs": 1,
+        "clip_norm": draw(st.sampled_from([None, 0.05])),
+        "trained": draw(st.none() | st.lists(st.sampled_from(list(make().parameters())), min_size=1, unique=True)),
+        "inputs": INPUTS[: draw(st.integers(1, 13))],
+    }  # fmt: skip
+    return make, OPTIMIZERS[draw(st.sampled_from(optimizers))], name, size, options
+
+
+def assert_like_one_worker(found, wanted):
+    """Compare what `replica` returned on every rank with what `alone` did."""
+    for state, losses, norms in found:
+        assert_close(state, wanted[0], 1e-8)  # Adam's first steps: rounding beside eps
+        np.testing.assert_allclose(losses, wanted[1], rtol=1e-10)
+        np.testing.assert_allclose(norms, wanted[2], rtol=1e-8)
+    assert len({digest(state) for state, _, _ in found}) == 1
 
 
 def _trained(model, names):

@@ -13,30 +13,21 @@ stated bandwidth each sum comes, besides, as much later as its bytes take there,
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from sparsebp.bench.processes.ranks import on_ranks
 from sparsebp.bench.tools import pictures, report
 from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run
-from sparsebp.bench.tools.replicas import MARK
 from sparsebp.bench.tools.report import Column
-from sparsebp.core.errors import MissingDependencyError, SparseBPError
 from sparsebp.core.timing import Timing, ratio
 
 RANKS = 2
 TARGETS = {"hidden": 0.6, "share": 0.2}
 """Of the sums, hidden by one of the schedules at least, where they are such a share of a step that hides nothing."""
 SCHEDULES = {"waits": "no overlap", "overlap": "overlap", "priority": "priority", "reverse": "reverse first-k"}
-_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 
 def measure(run: Run) -> Iterator[Row]:
@@ -53,7 +44,7 @@ def measure_row(settings: Mapping[str, Any], batch: int, gigabits: float | None,
         "steps": settings["steps"], "bandwidth": None if gigabits is None else gigabits * 1e9 / 8,
         "peer": gigabits is None,
     }  # fmt: skip
-    found = on_ranks(given)
+    found = on_ranks(RANKS, "sparsebp.bench.processes.replicas", progress=True, given=given)
     timings = {name: Timing(tuple(seconds)) for name, seconds in found["seconds"].items()}
     network = "this machine's memory" if gigabits is None else f"{gigabits:g} Gbit/s"
     row: Row = {"network": network, "batch": batch, "bytes": found["bytes"], "k": found["k"]}
@@ -70,41 +61,6 @@ def hidden(timings: Mapping[str, Timing], name: str) -> dict[str, Any]:
     sides = (timings[name], timings[f"{name}, alone"], timings["sums"])
     rounds = zip(*(side.seconds for side in sides), strict=True)
     return Timing(tuple(1 - (step - computing) / sums for step, computing, sums in rounds)).to_dict()
-
-
-def on_ranks(given: Mapping[str, Any], seconds: float = 1800.0, *, ranks: int = RANKS,
-             module: str = "sparsebp.bench.tools.replicas") -> dict[str, Any]:  # fmt: skip
-    """Run `module` with these settings on so many ranks; return what the first one has measured.
-
-    Raises
-    ------
-    MissingDependencyError
-        mpi4py or ``mpiexec`` is not there.
-    SparseBPError
-        The ranks have failed; the message has the end of what they wrote.
-    """
-    command = shutil.which("mpiexec", path=str(Path(sys.executable).parent)) or shutil.which("mpiexec")
-    if command is None or importlib.util.find_spec("mpi4py") is None:
-        raise MissingDependencyError("mpi4py, or mpiexec, is not installed", got="neither ranks nor messages",
-                                     remedy="Install the extra: pip install 'sparsebp[mpi]'")  # fmt: skip
-    arguments = [command, "-n", str(ranks), sys.executable, "-P", "-m", module, json.dumps(given)]
-    root = str(Path(__file__).parents[2])  # this sparsebp, whatever else there is
-    paths = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-    environment = os.environ | dict.fromkeys(_ONE_THREAD, "1") | {"PYTHONPATH": paths}
-    try:
-        done = subprocess.run(
-            arguments, env=environment, capture_output=True, text=True, timeout=seconds, check=False,
-            stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired as error:
-        raise SparseBPError("The ranks do not come to an end", expected=f"less than {seconds:g} s", got=str(error),
-                            remedy="Run less beside them") from error  # fmt: skip
-    lines = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
-    if done.returncode or len(lines) != 1:
-        raise SparseBPError("The ranks have failed", expected="their times", got=(done.stderr or done.stdout)[-2000:],
-                            remedy="See their error")  # fmt: skip
-    found: dict[str, Any] = json.loads(lines[0].removeprefix(MARK))
-    return found
 
 
 def judge(row: Mapping[str, Any]) -> str:
@@ -149,7 +105,7 @@ BENCHMARK = Benchmark(
     title="Data-parallel training on {ranks} ranks: an MLP of {depth} layers of {width}, float32, one thread a rank",
     leaves_out="loading data",
     settings={"ranks": RANKS, "targets": TARGETS, "optimizer": "SGD, momentum"},
-    sizes={"width": 1024, "depth": 6, "batches": (64, 256), "gigabits": (None, 10.0), "steps": 5},
+    sizes={"width": 1024, "depth": 6, "batches": (8, 64), "gigabits": (None, 10.0), "steps": 5},
     quick={"width": 24, "depth": 3, "batches": (4,), "gigabits": (None,), "steps": 1},
     rounds={"rounds": 11},
     quick_rounds={"rounds": 1},

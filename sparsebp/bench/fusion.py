@@ -18,8 +18,8 @@ import numpy as np
 
 from sparsebp import kernels
 from sparsebp.bench import optim as updates
+from sparsebp.bench.processes.apart import Apart
 from sparsebp.bench.tools import peers, pictures, report
-from sparsebp.bench.tools.apart import Apart
 from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run, fits
 from sparsebp.bench.tools.images import torch_twin
 from sparsebp.bench.tools.report import Column

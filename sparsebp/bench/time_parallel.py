@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from sparsebp import nn
+from sparsebp.bench.processes.counted import Counted
+from sparsebp.bench.processes.ranks import on_ranks
 from sparsebp.bench.tools import pictures, report
 from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run, refuse_difference
-from sparsebp.bench.tools.counted import Counted
-from sparsebp.bench.tools.ranks import on_ranks
 from sparsebp.bench.tools.report import Column
 from sparsebp.bench.tools.workload import CELLS
 from sparsebp.core import timing
@@ -37,7 +37,7 @@ def measure(run: Run) -> Iterator[Row]:
                 run.note(f"{ranks} ranks: left out, this machine has {most_threads()} cores")
                 continue
             found = on_ranks(
-                ranks, __name__, cell=cell, length=settings["length"], batch=settings["batch"],
+                ranks, __name__, threads=ranks, cell=cell, length=settings["length"], batch=settings["batch"],
                 rounds=run.rounds["rounds"],
             )  # fmt: skip
             yield from rows(cell, ranks, settings["length"], found)

@@ -93,6 +93,19 @@ def check_choice(name: str, value: T, choices: Collection[T]) -> T:
     return value
 
 
+def check_default(name: str, value: Any, default: Any) -> None:
+    """Refuse an option that is there for the names and places of PyTorch's arguments, unless it has its default.
+
+    Raises
+    ------
+    OptionError
+        It is something else.
+    """
+    if not (value is default or (type(value) is type(default) and value == default)):
+        raise OptionError(f"{name} is not supported", expected=f"{name}={default!r}", got=shown(value),
+                          remedy="Leave it out; see 'Beside torch.nn' in the reference")  # fmt: skip
+
+
 def check_sequence(name: str, value: Any, of: str) -> list[Any]:
     """Return the entries of a sequence, `of` whatever; a text, or what cannot be gone through, is refused.
 
@@ -123,7 +136,7 @@ def check_generator(name: str, rng: Any) -> np.random.Generator:
     return np.random.default_rng(check_integer(name, rng, 0))
 
 
-def forward_of(layer: Any, x: Any, **options: Any) -> tuple[Any, Any]:
+def forward_of(layer: Any, x: Any, *more: Any, **options: Any) -> tuple[Any, Any]:
     """Return what ``layer.forward(x)`` returns, after making sure that it is an array and what the way back needs.
 
     Raises
@@ -131,7 +144,7 @@ def forward_of(layer: Any, x: Any, **options: Any) -> tuple[Any, Any]:
     OptionError
         It is something else: a layer of one's own may have forgotten one of the two.
     """
-    found = layer.forward(x, **options)
+    found = layer.forward(x, *more, **options)
     if not isinstance(found, tuple) or len(found) != 2 or not hasattr(found[0], "dtype"):
         raise OptionError(
             f"{type(layer).__name__}.forward does not return what it should", expected="(output, saved): an array, and "

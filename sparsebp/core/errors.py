@@ -18,7 +18,14 @@ class SparseBPError(Exception):
         What is wrong, in one clause.
     expected, got, remedy
         What was expected, what came instead, and what to do. Each is optional and becomes a sentence of the message.
+
+    Attributes
+    ----------
+    alike
+        Whether all ranks raise it, at one place of their program: none of them waits for another then.
     """
+
+    alike = False
 
     def __init__(self, problem: str, *, expected: object = None, got: object = None, remedy: str | None = None) -> None:
         self.problem, self.expected, self.got, self.remedy = problem, expected, got, remedy

@@ -162,7 +162,7 @@ class ArrayDataset:
             )
         self.inputs, self.targets = inputs, targets
         self.scale, self.offset = check_number("scale", scale), check_number("offset", offset)
-        self.lengths = None if lengths is None else _lengths(lengths, inputs.shape)
+        self.lengths = None if lengths is None else _lengths(lengths, inputs.shape, words=self.dtype.kind == "i")
 
     @property
     def sample_axis(self) -> int:
@@ -248,15 +248,15 @@ def check_indices(indices: Any, samples: int) -> np.ndarray:
     return found
 
 
-def _lengths(lengths: Any, shape: tuple[int, ...]) -> np.ndarray:
+def _lengths(lengths: Any, shape: tuple[int, ...], *, words: bool) -> np.ndarray:
     if isinstance(lengths, np.ndarray):
         namespace(lengths=lengths)
     values = np.asarray(lengths)
     if values.dtype.kind not in "iu":
         raise DTypeError("lengths has the wrong dtype", expected="integers", got=values.dtype,
                          remedy="Count the valid steps of each sample")  # fmt: skip
-    if len(shape) != 3 or values.shape != shape[:1]:
-        raise ShapeError("lengths has the wrong shape", expected=f"({shape[0]},), of sequences (N, T, I)",
+    if len(shape) != (2 if words else 3) or values.shape != shape[:1]:
+        raise ShapeError("lengths has the wrong shape", expected=f"({shape[0]},), sequences (N, T, I), words (N, T)",
                          got=f"{values.shape} for inputs of {shape}",
                          remedy="Pass one length for each sequence")  # fmt: skip
     if values.size and not 1 <= values.min() <= values.max() <= shape[1]:

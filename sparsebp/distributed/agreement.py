@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 
 from sparsebp import backend
+from sparsebp.core import errors
 from sparsebp.core.arguments import shown
-from sparsebp.core.errors import OptionError
+from sparsebp.core.errors import OptionError, SparseBPError, TransportError
 from sparsebp.core.types import Array
 from sparsebp.distributed.transport import Transport
+
+T = TypeVar("T")
 
 
 def check_same(transport: Transport, facts: Mapping[str, Any], own: Any = None) -> list[Any]:
@@ -23,17 +26,80 @@ def check_same(transport: Transport, facts: Mapping[str, Any], own: Any = None) 
     OptionError
         They differ: on all ranks, with the name of the first one that does, and a rank that has it otherwise.
     """
-    everyone = transport.share((dict(facts), own))
+    everyone = _shared(transport, "a comparison", (dict(facts), own))
     first = everyone[0][0]
     for rank, (other, _) in enumerate(everyone):
         for name in {**first, **other}:
             if first.get(name) != other.get(name):
-                raise OptionError(
+                error = OptionError(
                     f"Ranks differ in {name}", expected=f"{shown(first.get(name))}, as on rank 0",
                     got=f"{shown(other.get(name))} on rank {rank}",
                     remedy="Start all ranks with the same options, seeds and data",
                 )  # fmt: skip
+                error.alike = True
+                raise error
     return [value for _, value in everyone]
+
+
+def together(transport: Transport | None, prepare: Callable[[], T]) -> T:
+    """Return ``prepare()`` once no rank has refused: a collective call, after which none waits for one that has.
+
+    What `prepare` refuses by an error of sparsebp is raised on all ranks, and they can go on with something else, on
+    the same transport. It talks to other ranks by `check_same` at most; without a transport it is called, no more.
+
+    Raises
+    ------
+    SparseBPError
+        What this rank has refused; if it has not, what another one has, with its number.
+    TransportError
+        A rank has failed.
+    """
+    if transport is None:
+        return prepare()
+    found: Any = None
+    refusal: SparseBPError | None = None
+    try:
+        found = prepare()
+    except TransportError:
+        raise
+    except SparseBPError as error:
+        if error.alike:
+            raise
+        refusal = error
+    said = None if refusal is None else (type(refusal).__name__, *map(_text, _parts(refusal)))
+    everyone = _shared(transport, "a refusal, or none", said)
+    if refusal is not None:
+        refusal.alike = True
+        raise refusal
+    for rank, other in enumerate(everyone):
+        if other is not None:
+            kind, problem, expected, got, remedy = other
+            make: type[SparseBPError] = getattr(errors, kind, SparseBPError)
+            told = make(f"Rank {rank}: {problem}", expected=expected, got=got, remedy=remedy)
+            told.alike = True
+            raise told
+    result: T = found
+    return result
+
+
+def _parts(error: SparseBPError) -> tuple[object, ...]:
+    return error.problem, error.expected, error.got, error.remedy
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def _shared(transport: Transport, what: str, value: Any) -> list[Any]:
+    """Return what all ranks share here; a rank that shares something else is at another place of the program."""
+    everyone = transport.share((what, value))
+    for rank, other in enumerate(everyone):
+        if not isinstance(other, tuple) or other[:1] != (what,):
+            raise TransportError(
+                f"Rank {rank} is at another place of the program than rank {transport.rank}", expected=what,
+                got=shown(other), remedy="Let all ranks run the same program, with the same options",
+            )  # fmt: skip
+    return [own for _, own in everyone]
 
 
 def checksum(array: Array) -> str:

@@ -23,16 +23,17 @@ def exchange(transport: Transport, arrays: Mapping[str, tuple[int, Array]]) -> N
     others: dict[str, Array] = {}
     for name, (owner, array) in arrays.items():
         xp = backend.namespace(array)
+        between = getattr(transport, "host", transport) if backend.is_host(xp) else transport  # NCCL's are devices
         if array.dtype.kind != "f" or array.size == 0:
             others[name] = array
             continue
-        carrier = xp if transport.on_device else np
+        carrier = xp if between.on_device else np
         if owner == rank:
             given = carrier.ascontiguousarray(backend.as_namespace(array, carrier))
-            under_way += [(transport.isend(given, to, _TAG), given, None) for to in range(size) if to != rank]
+            under_way += [(between.isend(given, to, _TAG), given, None) for to in range(size) if to != rank]
         else:
             room = carrier.empty(array.shape, array.dtype)
-            under_way.append((transport.irecv(room, owner, _TAG), room, array))
+            under_way.append((between.irecv(room, owner, _TAG), room, array))
     for handle, carried, target in under_way:
         handle.wait()
         if target is not None:

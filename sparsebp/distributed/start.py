@@ -7,7 +7,7 @@ import contextlib
 import os
 import platform
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 from sparsebp import backend
 from sparsebp.core import threads
@@ -18,13 +18,17 @@ from sparsebp.distributed.transports.mpi import MPITransport, mpi
 from sparsebp.distributed.transports.processes.launcher import last_words, launched, speak
 from sparsebp.distributed.transports.processes.peers import End
 
+ALIKE_SECONDS = 0.5  # between the ends of ranks that leave together; less than others wait for one that has left
+
 
 def connect(*, device: str = "cpu", progress: bool = False) -> Transport:
     """Return the transport between the processes that ``mpiexec`` has started, of which this is one.
 
     From then on they end together. An error that nobody catches is told to the other ranks, whose calls raise
     `TransportError`; it is printed once, by the rank that has failed, and all processes exit, within seconds, with a
-    status other than 0. What a rank had written by then, checkpoints among it, stays.
+    status other than 0. What a rank had written by then, checkpoints among it, stays. So does a rank end the run that
+    leaves early, by ``sys.exit`` or ``os._exit``, once another one waits for it; ranks that leave together have their
+    own status.
 
     Ranks that run on the same cores share them: the threads of the kernels and of the BLAS are lowered to as many as
     there are for each (`sparsebp.threads.set_threads` sets another number).
@@ -149,11 +153,40 @@ class _Ending:
         before = sys.excepthook
 
         def hook(kind: Any, error: BaseException, trace: Any) -> None:
-            if self.failed(error):
-                before(kind, error, trace)
+            if not self.failed(error):
+                return
+            ends = self._transport.peers.ends.values()
+            if isinstance(error, TransportError) and any(end.left for end in ends):  # where it waited tells nothing
+                error, trace = error.with_traceback(None), None
+                error.__suppress_context__ = True
+            before(kind, error, trace)
 
-        sys.excepthook = hook
+        at_once, own = os._exit, os.getpid()
+
+        def leave_at_once(status: int) -> NoReturn:
+            at_once(self.at_once(status) if os.getpid() == own else status)  # children do as they like
+
+        sys.excepthook, os._exit = hook, leave_at_once
         atexit.register(self.leave)  # before MPI's own end, which waits for all, for ever
+
+    def at_once(self, status: int) -> int:
+        """Return the status for ``os._exit``, of which neither `leave` nor MPI would hear: not 0 if others still work.
+
+        ``mpiexec`` ends those at once, and reports that status.
+        """
+        peers = self._transport.peers
+        if len(peers.ends) == peers.size:  # all have told their end
+            return status
+        peers.tell(End(left=f"os._exit({status})"))
+        if peers.settle(ALIKE_SECONDS):
+            return status
+        error = TransportError(
+            f"Rank {peers.rank} has left by os._exit({status}) while others work", expected="the end of all ranks",
+            got=f"that of {len(peers.ends)} of {peers.size}", remedy="Let all come to their end, or raise an error",
+        )  # fmt: skip
+        speak()
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return status or 1
 
     def failed(self, error: BaseException) -> bool:
         """Tell the others, and return whether it is for this rank to print its error."""

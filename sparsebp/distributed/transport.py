@@ -13,7 +13,7 @@ import numpy as np
 
 from sparsebp import backend
 from sparsebp.core.arguments import check_integer
-from sparsebp.core.errors import DTypeError, ShapeError
+from sparsebp.core.errors import DTypeError, ShapeError, TransportError
 from sparsebp.core.types import Array
 
 DTYPES = tuple(map(np.dtype, (np.float32, np.float64, np.int32, np.int64)))
@@ -50,12 +50,15 @@ class Transport(abc.ABC):
         Whether it carries CuPy's arrays without a copy on the host.
     largest_tag
         Tags are from 0 to this.
+    closed
+        Whether `close` was called: no other call is possible any more.
     """
 
     rank: int
     size: int
     on_device: bool = False
     largest_tag: int = 2**31 - 1
+    closed: bool = False
 
     # ---- two ranks ---------------------------------------------------------------------------------------------------
 
@@ -124,9 +127,21 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Give up what is still under way, and end threads of the transport's own."""
+        """Give up what is still under way, and end threads of the transport's own; further calls are refused."""
 
     # ---- for those that carry ----------------------------------------------------------------------------------------
+
+    def check_open(self) -> None:
+        """Refuse a call after `close`.
+
+        Raises
+        ------
+        TransportError
+            That is so.
+        """
+        if self.closed:
+            raise TransportError("The transport is closed", expected="calls before close()", got="one after it",
+                                 remedy="Close it at the end, or make another one on all ranks")  # fmt: skip
 
     def check_message(self, array: Array, peer: int, tag: int, *, written: bool = False) -> None:
         """Refuse what cannot be sent or received.
@@ -138,6 +153,7 @@ class Transport(abc.ABC):
         DeviceError, DTypeError, LayoutError
             The array cannot be carried, or, if it is to be `written`, not be written to.
         """
+        self.check_open()
         check_integer("The rank", peer, 0, self.size - 1)
         check_integer("The tag", tag, 0, self.largest_tag)
         _check_array(array, written)
@@ -152,6 +168,7 @@ class Transport(abc.ABC):
         DeviceError, DTypeError, LayoutError, ShapeError
             That is so.
         """
+        self.check_open()
         _check_array(array, written)
         if part is None:
             return

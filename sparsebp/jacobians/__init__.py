@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sparsebp.jacobians.api import dense_jacobian_t, jacobian_t
 from sparsebp.jacobians.conv import conv_jacobian_t, conv_transpose_jacobian_t
-from sparsebp.jacobians.layers import block_jacobian_t, linear_jacobian_t, pointwise_jacobian_t
+from sparsebp.jacobians.layers import axis_jacobian_t, block_jacobian_t, linear_jacobian_t, pointwise_jacobian_t
 from sparsebp.jacobians.pool import avg_pool_jacobian_t, max_pool_jacobian_t
 from sparsebp.jacobians.recurrent import (
     gru_hidden_jacobians,
@@ -17,6 +17,7 @@ from sparsebp.jacobians.transposed import TransposedJacobian
 __all__ = [
     "TransposedJacobian",
     "avg_pool_jacobian_t",
+    "axis_jacobian_t",
     "block_jacobian_t",
     "conv_jacobian_t",
     "conv_transpose_jacobian_t",

@@ -59,7 +59,8 @@ def jacobian_t(layer: Any, x: Array) -> TransposedJacobian:
     batch, *input_shape = _moved(x, axes[0])
     out_batch, *output_shape = _moved(y, axes[1])
     own = _has(layer, "jacobian_t")
-    if out_batch != batch or (x.ndim == 1 and not own):
+    lone = _has(layer, "lone") and layer.lone(saved)
+    if lone or out_batch != batch or (x.ndim == 1 and not own):
         raise _no_batch_axis(x)
     samples: dict[str, Any] = {
         "input_shape": tuple(input_shape), "output_shape": tuple(output_shape), "batch_axes": axes,

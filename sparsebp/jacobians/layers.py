@@ -11,7 +11,7 @@ from sparsebp.core.errors import ShapeError
 from sparsebp.core.types import Array, SlopeFunction
 from sparsebp.jacobians.conv import conv_jacobian_t
 from sparsebp.jacobians.transposed import TransposedJacobian
-from sparsebp.patterns import linear_pattern, pointwise_pattern
+from sparsebp.patterns import axis_pattern, linear_pattern, pointwise_pattern
 from sparsebp.patterns.masked import packed_mask
 
 
@@ -115,3 +115,33 @@ def block_jacobian_t(blocks: Array) -> TransposedJacobian:
     batch, positions, n_in, n_out = blocks.shape
     values = blocks.reshape(batch, positions * n_in * n_out).T
     return TransposedJacobian(linear_pattern(n_in, n_out, positions), xp.ascontiguousarray(values))
+
+
+def axis_jacobian_t(blocks: Array) -> TransposedJacobian:
+    """Return the transposed Jacobian of what maps the vectors along one axis by themselves: softmax over channels.
+
+    Parameters
+    ----------
+    blocks
+        Shape (B, outer, n, n, inner): for each place before and behind the axis, of n elements, one transposed
+        Jacobian, inputs × outputs.
+
+    Returns
+    -------
+    TransposedJacobian
+        Shape (outer * n * inner, outer * n * inner), per sample.
+
+    Raises
+    ------
+    ShapeError
+        `blocks` has another shape.
+    """
+    xp = backend.namespace(blocks=blocks)
+    if blocks.ndim != 5 or blocks.shape[2] != blocks.shape[3]:
+        raise ShapeError(
+            "blocks has the wrong shape", expected="(B, outer, n, n, inner)", got=blocks.shape,
+            remedy="Pass one square block a place of a sample",
+        )  # fmt: skip
+    batch, outer, n, _, inner = blocks.shape
+    values = blocks.transpose(1, 2, 4, 3, 0).reshape(outer * n * inner * n, batch)
+    return TransposedJacobian(axis_pattern(outer, n, inner), xp.ascontiguousarray(values))

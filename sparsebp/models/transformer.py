@@ -54,6 +54,7 @@ def transformer_classifier(
     Sequential
         Sequences (B, T, inputs), with `tokens` integers (B, T), to logits (B, classes). Its stages: embedding,
         positions, every encoder layer, normalisation, mean, linear layer.
+        Of sequences padded at the end it takes ``lengths=``: they are classified as if they were cut.
 
     Raises
     ------

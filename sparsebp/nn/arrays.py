@@ -9,7 +9,8 @@ from typing import Any, NoReturn
 import numpy as np
 
 from sparsebp import backend
-from sparsebp.core.errors import DTypeError, LayoutError, NonFiniteError, OptionError, ShapeError
+from sparsebp.core.arguments import shown
+from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, NonFiniteError, OptionError, ShapeError
 from sparsebp.core.types import Array
 
 
@@ -80,6 +81,22 @@ class NamedArrays(dict[str, Array]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return NamedArrays, (dict(self),)
+
+
+def parameter_dtype(dtype: Any, device: Any = None) -> np.dtype:
+    """Return the dtype of new parameters, float32 for None as in PyTorch.
+
+    Raises
+    ------
+    DTypeError
+        It is neither float32 nor float64.
+    DeviceError
+        `device` is neither None nor the host: parameters are drawn there.
+    """
+    if device is not None and str(device) != "cpu":
+        raise DeviceError("Layers are built on the host", expected="device=None or 'cpu'", got=shown(device),
+                          remedy="Build the layer and call to('cuda')")  # fmt: skip
+    return backend.float_dtype(np.float32 if dtype is None else dtype)
 
 
 def uniform(rng: np.random.Generator, shape: tuple[int, ...], bound: float, dtype: Any) -> np.ndarray:

@@ -174,13 +174,17 @@ class Layer(abc.ABC):
         """Whether an output of that forward depends on more than one sample, so that no sample has a Jacobian."""
         return False
 
+    def lone(self, saved: Any) -> bool:
+        """Whether that forward had a lone sample, without the batch axis: its first axis holds no samples."""
+        return False
+
     def capture_obstacle(self) -> str | None:
         """Return why a captured CUDA graph cannot replay this layer (those inside it apart); None: it can."""
         return None if self.replayable else "does not say that its work is the same for every batch (replayable)"
 
-    def __call__(self, x: Array, **options: Any) -> Array:
-        """Return the output alone; `options` go to `forward`."""
-        return forward_of(self, x, **options)[0]
+    def __call__(self, x: Array, /, *more: Any, **options: Any) -> Any:
+        """Return the output alone; further arguments go to `forward`."""
+        return forward_of(self, x, *more, **options)[0]
 
     # ---- parameters ----------------------------------------------------------------------------------------------
 

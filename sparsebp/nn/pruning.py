@@ -53,9 +53,11 @@ class Prunable(Layer):
         self.buffers[MASK] = backend.as_namespace(mask, backend.namespace(weight)).copy()
         weight *= self.buffers[MASK]
 
-    def _draw(self, shape: tuple[int, ...], outputs: int, bias: bool, dtype: Any, rng: Seed) -> None:
+    def _draw(
+        self, shape: tuple[int, ...], outputs: int, bias: bool, dtype: Any, rng: Seed, device: Any = None
+    ) -> None:
         """Draw a weight of `shape` and, if asked for, the bias of so many outputs from U(±1/√fan_in), as torch.nn."""
-        rng, dtype = check_generator("rng", rng), backend.float_dtype(dtype)
+        rng, dtype = check_generator("rng", rng), arrays.parameter_dtype(dtype, device)
         bound = arrays.fan_in_bound(math.prod(shape[1:]))
         self.params["weight"] = arrays.uniform(rng, shape, bound, dtype)
         if check_flag("bias", bias):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sparsebp.patterns.assembly import AssemblyPlan, plan_concatenation
 from sparsebp.patterns.blocks import (
+    axis_pattern,
     hidden_pattern,
     linear_pattern,
     lstm_pattern,
@@ -12,6 +13,7 @@ from sparsebp.patterns.blocks import (
     step_sum_pattern,
 )
 from sparsebp.patterns.conv import ConvPattern, conv_pattern, conv_transpose_pattern
+from sparsebp.patterns.pad import pad_pattern
 from sparsebp.patterns.pool import PoolPattern, adaptive_pool_pattern, pool_pattern
 from sparsebp.patterns.sparsity import SparsityPattern
 
@@ -21,11 +23,13 @@ __all__ = [
     "PoolPattern",
     "SparsityPattern",
     "adaptive_pool_pattern",
+    "axis_pattern",
     "conv_pattern",
     "conv_transpose_pattern",
     "hidden_pattern",
     "linear_pattern",
     "lstm_pattern",
+    "pad_pattern",
     "plan_concatenation",
     "pointwise_pattern",
     "pool_pattern",

@@ -63,6 +63,40 @@ def _linear(in_features: int, out_features: int, positions: int) -> SparsityPatt
     return SparsityPattern._trusted(indptr, indices.reshape(-1), shape)
 
 
+def axis_pattern(outer: int, length: int, inner: int) -> SparsityPattern:
+    """Return the pattern of what maps the vectors along one axis by themselves: dense along it, diagonal elsewhere.
+
+    Parameters
+    ----------
+    outer, length, inner
+        Elements of a sample before, on, and behind the axis.
+
+    Returns
+    -------
+    SparsityPattern
+        Square, of outer * length * inner rows with `length` entries each.
+
+    Raises
+    ------
+    PatternError
+        A size is no integer, or negative.
+    """
+    outer, length, inner = checked_sizes(outer=outer, length=length, inner=inner)
+    return _linear(length, length, outer) if inner == 1 else _axis(outer, length, inner)
+
+
+@lru_cache(maxsize=KEPT)
+def _axis(outer: int, length: int, inner: int) -> SparsityPattern:
+    size = outer * length * inner
+    shape = checked_shape((size, size))
+    check_allocatable(size * length, shape)
+    entry = index_dtype(size * length, shape)
+    first = np.arange(outer, dtype=entry)[:, None, None, None] * (length * inner)
+    columns = first + np.arange(inner, dtype=entry)[:, None] + np.arange(length, dtype=entry) * inner
+    indices = np.broadcast_to(columns, (outer, length, inner, length)).reshape(-1)
+    return SparsityPattern._trusted(np.arange(size + 1, dtype=np.int64) * length, indices, shape)
+
+
 def hidden_pattern(size: int) -> SparsityPattern:
     """Return the pattern of one step's transposed Jacobian, of h[t] with respect to h[t-1]: dense (BPPSA Eq. 9, 11).
 

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from sparsebp.core.arguments import forward_of
 from sparsebp.core.types import Array
 from sparsebp.nn.gradients import Gradients, gradients_of
+from sparsebp.nn.losses.loss import check_mean
 from sparsebp.optim.clip import clip_grad_norm, clip_on_device, square_sums, squared_norms
 from sparsebp.runtime.stages import Stages
 from sparsebp.runtime.step import Step, Watch
@@ -30,6 +31,7 @@ class Actions:
     """
 
     def __init__(self, stages: Stages, loss: Any, optimizer: Any, clip_norm: float | None, watch: Watch) -> None:
+        check_mean(loss)
         self.stages, self.loss, self.optimizer = stages, loss, optimizer
         self.clip_norm, self.watch = clip_norm, watch
         self.names: Sequence[str] = stages.names
@@ -39,11 +41,12 @@ class Actions:
         """F. The last stage's computes the loss and its gradient, and the last micro-batch's opens the update."""
         layer, wanted = self.stages[number].layer, number >= self.stages.first
         scans, last = self.stages.scans, number == len(self.stages) - 1
+        stages = self.stages
         finish = self._loss(m, count) if last else None
 
         def run(step: Step) -> None:
-            x = step.flow[m]
-            y, saved = forward_of(layer, x, **(step.options[m] if number == 0 else {}))
+            x, options = step.flow[m], step.options[m]
+            y, saved = forward_of(layer, x, **(options if options and number in stages.taking_lengths else {}))
             step.flow[m] = y
             if wanted:
                 step.saved[m][number] = saved

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from sparsebp import backend
 from sparsebp.core.errors import OptionError
@@ -65,13 +65,16 @@ class Executor:
     the parameters have had one more update.
     """
 
+    plain: ClassVar[str] = "conventional"
+    """The name of a schedule that runs any model, for messages."""
+
     def __init__(
         self, model: Any, loss: Any, optimizer: Any, schedule: Schedule, *, clip_norm: float | None = None,
         watch: Watch | None = None, graph: bool | None = False,
     ) -> None:  # fmt: skip
         self.stages = Stages(model, trained_parameters(model, optimizer))
         self.schedule = schedule = without_frozen(schedule, self.stages)
-        check_fits(schedule, self.stages)
+        check_fits(schedule, self.stages, self.plain)
         watch = watch or Watch()
         self._order = schedule
         self._actions = self._make_actions(loss, optimizer, clip_norm, watch)

@@ -69,8 +69,8 @@ class Program:
     gathered: bool
 
 
-def check_fits(schedule: Schedule, stages: Stages) -> None:
-    """Refuse a schedule that is not one of this model on one device.
+def check_fits(schedule: Schedule, stages: Stages, plain: str = "conventional") -> None:
+    """Refuse a schedule that is not one of this model on one device; `plain` is one that any model can run by.
 
     Raises
     ------
@@ -102,7 +102,7 @@ def check_fits(schedule: Schedule, stages: Stages) -> None:
     if (len(lanes) > 1 or graph.first == "I") and stages.shared():
         raise OptionError("Parameters that several stages share need the gradients of all of them",
                           expected="a schedule of one stream that begins with F or U", got=", ".join(stages.shared()),
-                          remedy="Use schedule='conventional'")  # fmt: skip
+                          remedy=f"Use schedule={plain!r}")  # fmt: skip
 
 
 def check_of_model(schedule: Schedule, stages: Stages, *rows: tuple[bool, str, object, object, str]) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from sparsebp.core.errors import OptionError
 from sparsebp.core.types import Array
+from sparsebp.nn.chain.lengths import taking_lengths
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,19 @@ class Stages:
     def scans(self) -> bool:
         """Whether the gradients between the stages come from a scan, all at once."""
         return len(self.all) > 1 and getattr(self.model, "backward", "bp") != "bp"
+
+    @cached_property
+    def taking_lengths(self) -> frozenset[int]:
+        """The stages whose forward takes the lengths of padded sequences; a model of one stage is taken at its word.
+
+        Raises
+        ------
+        OptionError
+            A stage neither does, nor works on each step by itself.
+        """
+        if len(self.all) == 1:
+            return frozenset({0})
+        return frozenset(taking_lengths([(stage.name, stage.layer) for stage in self.all])[0])
 
     def shared(self) -> list[str]:
         """Return the parameters that several stages hold."""

@@ -69,7 +69,7 @@ class Step:
     shares
         The share of the step's samples that each micro-batch has.
     options
-        What the first stage's forward takes beside the input of every micro-batch: lengths, or nothing.
+        What forwards take beside the input of every micro-batch: lengths, or nothing.
     saved, shapes
         What the forward of each stage saved, and the shape of its input, until the gradient at its output is there.
     for_input, for_weights

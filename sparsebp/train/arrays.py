@@ -11,6 +11,7 @@ from sparsebp import backend
 from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.core.types import Array
 from sparsebp.data.dataset import ArrayDataset, Dataset
+from sparsebp.nn.chain.lengths import taking_lengths
 
 
 def as_dataset(data: Any, model: Any, lengths: Any = None) -> Dataset:
@@ -138,13 +139,22 @@ def _check_axis(dataset: Any, model: Any) -> None:
 
 
 def check_takes_lengths(model: Any) -> None:
-    """Raise `OptionError` unless ``model.forward`` takes ``lengths``, and is what a step runs."""
+    """Raise `OptionError` unless ``model.forward`` takes ``lengths``, and so do the stages that a step runs.
+
+    Behind a chain of several stages no steps may be left: the loss would see those behind a sample's end.
+    """
     stages = model.stages() if hasattr(model, "stages") else [("", model)]
-    taken = inspect.signature(model.forward).parameters
-    if len(stages) == 1 and ("lengths" in taken or any(p.kind is p.VAR_KEYWORD for p in taken.values())):
-        return
+    if len(stages) > 1:
+        if taking_lengths(stages)[1]:
+            return
+        got = f"{type(model).__name__}, whose output has steps"
+    else:
+        taken = inspect.signature(stages[0][1].forward).parameters
+        if "lengths" in taken or any(p.kind is p.VAR_KEYWORD for p in taken.values()):
+            return
+        got = f"{type(stages[0][1]).__name__}.forward({', '.join(taken)})"
     raise OptionError(
-        "The model does not take lengths", expected="forward(x, lengths=...), as SequenceClassifier and GRU have it",
-        got=f"{type(model).__name__}.forward({', '.join(taken)})",
+        "The model does not take lengths", expected="forward(x, lengths=...), as SequenceClassifier and GRU have it, "
+        "or a chain with a MeanOverSteps", got=got,
         remedy="Leave lengths out, or make one layer of the model that hands them on",
     )  # fmt: skip

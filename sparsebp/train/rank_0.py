@@ -8,6 +8,7 @@ from typing import Any
 from sparsebp.distributed.agreement import checksums
 from sparsebp.distributed.exchange import exchange
 from sparsebp.distributed.transport import Transport
+from sparsebp.train.history import History
 from sparsebp.train.modes import generators_of
 
 
@@ -57,3 +58,8 @@ def tell_on_rank_0(trainer: Any, event: str, tell: Callable[[], None]) -> None:
             group.update(values)
         if not hasattr(trainer.optimizer, "param_groups"):
             trainer.optimizer.lr = options[0]["lr"]
+
+
+def seconds_of_rank_0(transport: Transport, history: History, steps: int) -> None:
+    """Give all ranks the seconds of rank 0's last `steps` steps; all ranks call this."""
+    history.seconds[-steps:] = transport.broadcast(history.seconds[-steps:])

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from sparsebp.core.errors import OptionError
-from sparsebp.data.dataset import ArrayDataset, Dataset
-from sparsebp.distributed.agreement import check_same, checksums
+from sparsebp.data import ArrayDataset, BitstreamDataset, Dataset, ImageDataset
+from sparsebp.distributed.agreement import check_same, checksums, together
 from sparsebp.distributed.data_parallel.executor import ReplicaExecutor
 from sparsebp.distributed.data_parallel.search import ReverseFirstKExecutor
 from sparsebp.distributed.pipeline.executor import PipelineExecutor
@@ -27,6 +27,8 @@ from sparsebp.train.training import FIRST_K, Training, schedule_of
 
 _COMPARED = 64
 """Samples of a data set that ranks compare."""
+_PURE = (ArrayDataset.batch, BitstreamDataset.batch, ImageDataset.batch)
+"""Functions of the indices alone."""
 
 
 def executor_of(
@@ -73,19 +75,24 @@ def _check_heeded(trainer: Training, *, replicas: bool, asynchronous: bool) -> N
 
 @contextlib.contextmanager
 def telling(transport: Transport | None) -> Iterator[None]:
-    """Tell the other ranks of an error inside the ``with`` block, so that they do not wait for this one."""
+    """Tell the other ranks of an error inside the ``with`` block, so that they do not wait for this one.
+
+    But not of one that all ranks raise alike: they can go on, on the same transport.
+    """
     try:
         yield
     except BaseException as error:
-        if transport is not None:
+        if transport is not None and not getattr(error, "alike", False):
             transport.abort(error)
         raise
 
 
-def agree(trainer: Training, facts: Mapping[str, Any], dataset: Dataset) -> None:
+def agree(trainer: Training, facts: Mapping[str, Any], dataset: Dataset, validation: Dataset | None = None) -> None:
     """Make sure that all ranks are about to train the same thing, and agree on what only rank 0 knows.
 
-    Of a data set of arrays some samples are compared, of any other its length.
+    Of a data set of `sparsebp.data` some samples are compared, of any other its length alone: to ask it for a batch may
+    have effects, and what it gives may be drawn anew each time. Ranks of a pipeline also compare what it gives them in
+    every step, which is the same for all; replicas have samples of their own, of which no other rank can tell.
 
     Raises
     ------
@@ -93,6 +100,7 @@ def agree(trainer: Training, facts: Mapping[str, Any], dataset: Dataset) -> None
         They are not; see `check_same`.
     """
     transport: Any = trainer.transport
+    own = together(transport, lambda: _facts(trainer, dataset, validation))
     seeds = transport.share(trainer.seed if trainer._seed_given else None)
     if not any(seed is not None for seed in seeds):
         trainer.seed = transport.broadcast(trainer.seed)
@@ -100,9 +108,14 @@ def agree(trainer: Training, facts: Mapping[str, Any], dataset: Dataset) -> None
     events = [name.removeprefix("on_") for name in vars(Callback) if name.startswith("on_")]
     trainer._seen = None
     trainer._seen = frozenset(transport.broadcast([event for event in events if trainer._sees(event)]))
+    rng = None if not seeds else trainer.seed if trainer._seed_given else None
+    check_same(transport, {**facts, "rng": rng, **own})
+
+
+def _facts(trainer: Training, dataset: Dataset, validation: Dataset | None) -> dict[str, Any]:
+    """Return what is to be the same on all ranks, by what messages call it."""
     parameters, optimizer = trainer.model.parameters(), trainer.optimizer
-    facts = dict(facts) | {
-        "rng": None if not seeds else trainer.seed if trainer._seed_given else None,
+    facts = {
         "accumulate": trainer.accumulate, "sharded": trainer.sharded, "fusion": trainer.fusion,
         "clip_norm": trainer.clip_norm, "config": trainer.config, "the schedule": _order_of(trainer.schedule),
         "checkpoint_dir": "none" if trainer.checkpoint_dir is None else "a folder",
@@ -121,7 +134,9 @@ def agree(trainer: Training, facts: Mapping[str, Any], dataset: Dataset) -> None
         kept = getattr(optimizer, "buffers", {})
         state = {f"{kind} of {name}": array for kind, arrays in kept.items() for name, array in arrays.items()}
         facts |= checksums(state, "the optimizer's")
-    check_same(transport, facts | checksums(parameters | buffers) | checksums(_samples_of(dataset), "the data set's"))
+    for name, some in (("the data set's", dataset), ("the validation set's", validation)):
+        facts |= checksums(_samples_of(some), name)
+    return facts | checksums(parameters | buffers)
 
 
 def _state_of(scheduler: Any) -> Any:
@@ -137,11 +152,11 @@ def _order_of(schedule: Any) -> str:
 
 
 def _samples_of(dataset: Any) -> dict[str, Any]:
-    """Return some samples of a data set of arrays."""
-    if not isinstance(dataset, ArrayDataset):  # to ask another one for a batch may have effects
+    """Return some samples of a data set of ours; to ask another one for a batch may have effects."""
+    if not len(dataset or ()) or getattr(type(dataset), "batch", None) not in _PURE:
         return {}
     indices = np.unique(np.linspace(0, len(dataset) - 1, min(len(dataset), _COMPARED)).astype(np.int64))
-    return {("inputs", "targets", "lengths")[at]: np.asarray(part) for at, part in enumerate(dataset.batch(indices))}
+    return {("inputs", "targets", "lengths")[at]: part for at, part in enumerate(dataset.batch(indices))}
 
 
 def _described(thing: Any) -> str:

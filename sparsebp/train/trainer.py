@@ -9,10 +9,11 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from sparsebp import backend
-from sparsebp.core.arguments import check_flag, check_integer, forward_of
+from sparsebp.core.arguments import check_integer, forward_of
 from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.core.types import Array
 from sparsebp.data.dataset import Dataset, epoch_order
+from sparsebp.distributed.agreement import together
 from sparsebp.optim.combined import ChainedScheduler
 from sparsebp.optim.lr_scheduler import reads_model
 from sparsebp.runtime.stages import check_even, trained_parameters
@@ -23,6 +24,7 @@ from sparsebp.train.callbacks import RunInfo
 from sparsebp.train.checkpoint import FILE_NAME, load_checkpoint, save_checkpoint
 from sparsebp.train.history import EpochRecord, History
 from sparsebp.train.modes import evaluation, training
+from sparsebp.train.rank_0 import seconds_of_rank_0
 from sparsebp.train.ranks import agree, telling
 from sparsebp.train.run_folder import run_folder, set_aside
 from sparsebp.train.runner import Runner, accuracy
@@ -129,12 +131,13 @@ class Trainer(Training):
 
     **Several ranks.** Every rank has the whole model and computes its part of a step. Before anything that looks at the
     model (evaluation, checkpoints, callbacks) and at the end of `fit`, all of it is brought up to date on all ranks.
-    The history is the same on all, but for the seconds. Callbacks are called, and checkpoints written, on rank 0; a
-    checkpoint is of the whole model, and any number of ranks, or none, may go on from it. Ranks share the evaluation
-    after an epoch; `evaluate` and `predict` run where they are called. A rank that fails ends the others with
-    `TransportError`. An asynchronous schedule (``"pipedream"``, ``"dualpipe-2018"``) makes an update after each of the
-    `accumulate` micro-batches, each of which is a batch of its own to it; a step's loss and squared norm are their
-    means.
+    The history is the same on all; its seconds are rank 0's, which the others take over when an epoch ends. Callbacks
+    are called, and checkpoints written, on rank 0; a checkpoint is of the whole model, and any number of ranks, or
+    none, may go on from it. Ranks share the evaluation after an epoch; `evaluate` and `predict` run where they are
+    called. What is wrong before the first step is raised on all ranks, which can go on with another `fit`; a rank that
+    fails later ends the others with `TransportError`. An asynchronous schedule (``"pipedream"``, ``"dualpipe-2018"``)
+    makes an update after each of the `accumulate` micro-batches, each of which is a batch of its own to it; a step's
+    loss and squared norm are their means.
 
     `fit` trains a model that is in evaluation mode as a whole in training mode; of one in training mode, layers that
     have been put into evaluation (``model[1].eval()``) stay so. All modes are afterwards what they were.
@@ -191,21 +194,15 @@ class Trainer(Training):
             The folder cannot be written, or another run is writing to it.
         """
         with telling(self.transport):
-            epochs, batch_size = check_integer("epochs", epochs, 0), check_integer("batch_size", batch_size, 1)
-            check_flag("resume", resume)
             if self._runner is not None:
                 raise OptionError("This trainer is training already", expected="one fit at a time",
                                   got="fit within fit", remedy="Let it end first")  # fmt: skip
-            training_set = as_dataset(dataset, self.model, lengths)
-            held_out = None if validation is None else as_dataset(validation, self.model)
-            if resume and self.checkpoint_dir is None:
-                raise OptionError(
-                    "resume needs a folder", expected="checkpoint_dir", got=None, remedy="Pass checkpoint_dir="
-                )
-            shape = {"batch_size": batch_size, "samples": len(training_set)}
+            training_set, held_out, shape, epochs = together(
+                self.transport, lambda: self._asked(dataset, validation, lengths, epochs, batch_size, resume)
+            )
             if self.transport is not None:
                 agree(self, shape | {"epochs": epochs, "resume": resume, "validation samples": len(held_out or ())},
-                      training_set)  # fmt: skip
+                      training_set, held_out)  # fmt: skip
             folder = self.checkpoint_dir if self._leads else None
             with run_folder(folder, resume=resume), training(self.model):
                 return self._fit(training_set, held_out, epochs, shape, resume)
@@ -215,7 +212,7 @@ class Trainer(Training):
     ) -> History:  # fmt: skip
         epoch, batch = self._start(shape, resume=resume)
         steps = -(-shape["samples"] // shape["batch_size"])
-        runner = self._runner = Runner(self)
+        runner = self._runner = together(self.transport, lambda: Runner(self))
         failed = True
         try:
             first = self.history.steps
@@ -349,6 +346,8 @@ class Trainer(Training):
             if every is not None and runner.begun % every == 0 and batch + 1 < steps:
                 self._save(epoch, batch + 1, shape)
         self._check_parameters(epoch)
+        if self.transport is not None:
+            seconds_of_rank_0(self.transport, self.history, steps)
         result = None if validation is None else self._evaluate(validation)
         record = self.history.end_epoch(epoch, steps, result)
         if isinstance(self.lr_scheduler, ChainedScheduler) or getattr(self.lr_scheduler, "needs_metric", False):
@@ -362,14 +361,13 @@ class Trainer(Training):
     def _start(self, shape: dict[str, int], *, resume: bool) -> tuple[int, int]:
         """Prepare folder and state; return the epoch and the batch to begin with."""
         folder = self.checkpoint_dir
-        found = None
-        if resume and folder is not None and self._leads and (folder / FILE_NAME).exists():
-            found = load_checkpoint(folder / FILE_NAME)
+        path = None if folder is None or not resume or not self._leads else folder / FILE_NAME
+        found = together(self.transport, lambda: load_checkpoint(path) if path is not None and path.exists() else None)
         if self.transport is not None:
             found = self.transport.broadcast(found)
         if found is not None and folder is not None:
             self.history = History()
-            return restore(self, found, shape, folder / FILE_NAME)
+            return together(self.transport, lambda: restore(self, found, shape, folder / FILE_NAME))
         check_even(self.optimizer, trained_parameters(self.model, self.optimizer))
         self.history = History()
         self._check_parameters(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import os
 from collections.abc import Mapping, Sequence
@@ -14,8 +15,10 @@ from sparsebp.core.arguments import check_choice, check_flag, check_integer, che
 from sparsebp.core.errors import OptionError
 from sparsebp.core.files import check_path
 from sparsebp.core.types import Seed
+from sparsebp.data.dataset import Dataset
 from sparsebp.distributed.pipeline.versions import Note
 from sparsebp.distributed.transport import Transport
+from sparsebp.nn.losses.loss import check_mean
 from sparsebp.optim import Predictor
 from sparsebp.optim.combined import ChainedScheduler
 from sparsebp.runtime.candidates import FoundSchedule
@@ -25,6 +28,7 @@ from sparsebp.schedule import Action, Schedule
 from sparsebp.schedule.builders import BUILDERS, Fusion, conventional, data_parallel
 from sparsebp.schedule.by_name import build
 from sparsebp.schedule.files.action_csv import read_csv
+from sparsebp.train.arrays import as_dataset
 from sparsebp.train.callbacks import Callback
 from sparsebp.train.checkpoint import FILE_NAME, checked_config
 from sparsebp.train.history import History
@@ -111,6 +115,18 @@ class Training:
         self._seed_given = not drawn
         self.seed = int(np.random.default_rng(rng).integers(2**32)) if drawn else check_integer("rng", rng, 0)
 
+    def _asked(
+        self, dataset: Any, validation: Any, lengths: Any, epochs: Any, batch_size: Any, resume: Any
+    ) -> tuple[Dataset, Dataset | None, dict[str, int], int]:
+        """Return what `Trainer.fit` was asked for, checked: both data sets, sizes of a batch and of the set, epochs."""
+        epochs, batch_size = check_integer("epochs", epochs, 0), check_integer("batch_size", batch_size, 1)
+        training_set = as_dataset(dataset, self.model, lengths)
+        held_out = None if validation is None else as_dataset(validation, self.model)
+        if check_flag("resume", resume) and self.checkpoint_dir is None:
+            raise OptionError("resume needs a folder", expected="checkpoint_dir", got=None,
+                              remedy="Pass checkpoint_dir=")  # fmt: skip
+        return training_set, held_out, {"batch_size": batch_size, "samples": len(training_set)}, epochs
+
     def _last_good(self) -> str:
         if self.checkpoint_dir is None or not (self.checkpoint_dir / FILE_NAME).exists():
             return "No checkpoint was written"
@@ -157,6 +173,7 @@ def check_parts(model: Any, loss: Any, optimizer: Any, callbacks: Any) -> None:
                 got=f"the class {thing.__name__} itself" if isinstance(thing, type) else
                 f"{type(thing).__name__} without {', '.join(lacking)}", remedy=f"Pass a {name} of sparsebp",
             )  # fmt: skip
+    check_mean(loss)
     for callback in check_sequence("callbacks", callbacks, "callbacks"):
         if not hasattr(callback, "sees_model"):
             raise OptionError("Not a callback", expected="a sparsebp.train.Callback", got=type(callback).__name__,
@@ -216,12 +233,13 @@ def check_ranks(schedule: Any, transport: Transport | None) -> None:
     Raises
     ------
     OptionError
-        It is of several workers and there is no transport, or of one and there are several ranks; or the transport is
-        none.
+        There is neither such a name nor such a file; it is of several workers and there is no transport, or of one and
+        there are several ranks; or the transport is none.
     """
     if transport is not None and not isinstance(transport, Transport):
         raise OptionError("Not a transport", expected="a sparsebp.distributed Transport, or None",
                           got=type(transport).__name__, remedy="Pass what connect() or run_ranks gives")  # fmt: skip
+    _check_known(schedule)
     if transport is None and isinstance(schedule, str) and schedule in ON_RANKS:
         raise OptionError(
             f"The schedule {schedule!r} is of several workers", expected="a transport between them",
@@ -231,6 +249,20 @@ def check_ranks(schedule: Any, transport: Transport | None) -> None:
     if transport is not None and transport.size > 1 and schedule in ("conventional", "ooo"):
         raise OptionError("Several ranks need a schedule of theirs", expected=", ".join(ON_RANKS), got=repr(schedule),
                           remedy="Pass schedule='1f1b', say, or start one process")  # fmt: skip
+
+
+def _check_known(schedule: Any) -> None:
+    """Refuse a text that is neither a schedule's name nor a file; what is a path for sure need not be there yet."""
+    known = ("conventional", "ooo", *ON_RANKS)
+    if not isinstance(schedule, str) or schedule in known or os.path.exists(schedule):
+        return
+    if os.path.dirname(schedule) or schedule.lower().endswith(".csv"):  # whoever reads it says that it is missing
+        return
+    near = difflib.get_close_matches(schedule.lower(), known, 1)
+    raise OptionError(
+        "Unknown schedule", expected=f"{', '.join(known)}, or the path of an action CSV", got=repr(schedule),
+        remedy=f"Perhaps {near[0]!r} is meant" if near else "Pass one of the names, or a file that is there",
+    )  # fmt: skip
 
 
 def schedule_of(

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from sparsebp.bench import data_parallel, load
-from sparsebp.bench.tools.replicas import Network, mlp, waiting
-from sparsebp.core.errors import MissingDependencyError, SparseBPError
+from sparsebp.bench.processes.replicas import Network, mlp, waiting
 from sparsebp.core.timing import Timing
 from sparsebp.distributed.transports.in_process import run_ranks
 from sparsebp.runtime.stages import Stages
@@ -60,12 +58,6 @@ def test_the_schedule_without_overlap() -> None:
     assert kinds == "FFFFFWIIWIIWSSSUUU"
 
 
-def test_no_ranks_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "which", lambda name, path=None: None)
-    with pytest.raises(MissingDependencyError, match=r"sparsebp\[mpi\]"):
-        data_parallel.on_ranks({})
-
-
 def test_quick_run(tmp_path: Path) -> None:
     for package in ("mpi4py", "torch"):
         pytest.importorskip(package)
@@ -78,9 +70,3 @@ def test_quick_run(tmp_path: Path) -> None:
     assert [row["network"] for row in result["rows"]] == ["this machine's memory"]
     for row in result["rows"]:
         assert not {column.key for column in chosen.columns} - row.keys()
-
-
-def test_ranks_that_fail_are_told() -> None:
-    pytest.importorskip("mpi4py")
-    with pytest.raises(SparseBPError, match="KeyError"):
-        data_parallel.on_ranks({"width": 3}, seconds=100)

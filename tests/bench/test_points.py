@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from bench.points_example import Point, make, make_fails, make_slowly
+from sparsebp.bench.processes.points import measure_apart, named
 from sparsebp.bench.tools.benchmark import Run
-from sparsebp.bench.tools.points import measure_apart, named
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -86,7 +86,7 @@ from bench.points_example import Point, make
 from bench.test_points import run_of
 from dataclasses import replace
 from bench.test_report import BENCHMARK
-from sparsebp.bench.tools.points import measure_apart
+from sparsebp.bench.processes.points import measure_apart
 
 def measure(run):
     points = [Point("well", 1), Point("well", 2), Point("hangs"), Point("well", 3)]

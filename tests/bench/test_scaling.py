@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsebp.bench import load
+from sparsebp.bench.processes.pipelines import schedule_of
 from sparsebp.bench.scaling import measured, papers
 from sparsebp.bench.scaling.layers import Layer, bert, conv, cut, dense, flat, joined, mlp, resnet, transformer, vgg16
 from sparsebp.bench.scaling.machines import A100, Machine
-from sparsebp.bench.scaling.ranks import schedule_of
 from sparsebp.bench.scaling.steps import (
     ASYNCHRONOUS,
     PIPELINES,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from sparsebp.bench import load
-from sparsebp.bench.tools.ranks import on_ranks
+from sparsebp.bench.processes.ranks import on_ranks
 from sparsebp.core.errors import MissingDependencyError, SparseBPError
 from sparsebp.core.threads import most_threads
 
@@ -47,3 +47,9 @@ def test_no_mpiexec_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda name, path=None: None)
     with pytest.raises(MissingDependencyError, match=r"sparsebp\[mpi\]"):
         on_ranks(2, "sparsebp.bench.time_parallel")
+
+
+@pytest.mark.usefixtures("mpi")
+def test_ranks_that_do_not_come_to_an_end_are_ended() -> None:
+    with pytest.raises(SparseBPError, match="2 ranks do not come to an end"):
+        on_ranks(2, "sparsebp.bench.time_parallel", seconds=0.05)

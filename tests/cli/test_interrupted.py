@@ -11,6 +11,7 @@ pytest.importorskip("rich", exc_type=ImportError)
 from typer.testing import CliRunner
 
 from sparsebp.cli.commands import app
+from sparsebp.cli.commands.interrupted import Interrupted
 from sparsebp.train import load_checkpoint
 from sparsebp.train.runner import Runner
 
@@ -148,3 +149,10 @@ def test_prune(tmp_path, stop):
     )
     assert not (tmp_path / "pruned.safetensors").exists()
     assert invoke(*command).exit_code == 0 and (tmp_path / "pruned.safetensors").exists()
+
+
+def test_ranks_are_started_again_together(monkeypatch):
+    monkeypatch.setenv("PMI_RANK", "0")
+    monkeypatch.setenv("PMI_SIZE", "3")
+    told = Interrupted("at step 2 of 9", resume=True).describe(["train", "digits", "--schedule", "1f1b"])
+    assert told.endswith(": mpiexec -n 3 sparsebp train digits --schedule 1f1b --resume")

@@ -225,3 +225,9 @@ def test_bitstreams_beyond_the_memory(size):
 def test_a_folder_that_is_no_path(folder):
     with pytest.raises(OptionError, match="no path"):
         load_cifar10(folder)
+
+
+def test_words_have_lengths():
+    words = ArrayDataset(np.arange(12).reshape(3, 4), np.zeros(3, int), dtype=np.int64, lengths=[1, 4, 2])
+    x, _, lengths = words.batch([2, 1])
+    assert x.tolist() == [[8, 9, 10, 11], [4, 5, 6, 7]] and lengths.tolist() == [2, 4]

@@ -124,6 +124,7 @@ def test_launchers_ask_for_the_listed_sets_of_defines() -> None:
     for hidden in (1, 5, 20, 32, 33, 64, 128, 200):
         for dtype in (np.float32, np.float64):
             _recurrent_launches(kernels, hidden, dtype)
+            _lstm_launches(kernels, hidden, dtype)
     for file, sets in asked.defines.items():
         listed = {frozenset(defines) for defines in SOURCES[file]}
         assert sets <= listed, f"{file}: the launchers ask for {sets - listed}, SOURCES lists {listed}"
@@ -158,3 +159,20 @@ def _recurrent_launches(kernels: DeviceKernels, hidden: int, dtype: type) -> Non
     kernels.gru_backward(h, h0, gates, w3, h, None, ga, gh0, 1, None)
     kernels.gru_backward(h, h0, gates, w3, h, h0, ga, gh0, chunks, None)
     kernels.gru_jacobians(h, h0, gates, w3, jacobians)
+
+
+def _lstm_launches(kernels: DeviceKernels, hidden: int, dtype: type) -> None:
+    steps, batch, chunks = 8, 2, 4
+    real = functools.partial(np.zeros, dtype=dtype)
+    c, c0, gates = real((steps, batch, hidden)), real((batch, hidden)), real((steps, batch, 4 * hidden))
+    w, saved = real((4 * hidden, hidden)), (c, c0, gates)
+    for x, w_ih in ((gates, None), (real((steps, batch, 3)), real((4 * hidden, 3)))):
+        kernels.lstm_forward(x, w, c0, c0, c, c, gates, w_ih, None, None)
+    kernels.lstm_backward(*saved, w, c, None, None, gates, c0, c0, 1, None)
+    kernels.lstm_backward(*saved, w, None, c0, c0, gates, c0, c0, chunks, None)
+    for features in (1, 3, 8, 9):
+        outputs = real((4 * hidden, features)), real((4 * hidden, hidden))
+        sums = WeightSums(real((steps, batch, features)), c, *outputs, None, None)
+        kernels.lstm_backward(*saved, w, c, c0, c0, None, c0, c0, chunks, sums)
+    kernels.lstm_maps(*saved, w, c, real((chunks, batch, 2 * hidden + 1, 2 * hidden)))
+    kernels.lstm_jacobians(*saved, w, real((steps, 2 * hidden * (hidden + 1), batch)))

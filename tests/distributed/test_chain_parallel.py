@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import sparsebp as sb
 from scan.chains import Chain, dense, make_chain
 from sparsebp import SparsityPattern
-from sparsebp.bench.tools.counted import Counted
+from sparsebp.bench.processes.counted import Counted
 from sparsebp.core.errors import OptionError, PatternError, ShapeError, SparseBPError
 from sparsebp.core.types import Array
 from sparsebp.distributed.scans.chain_parallel import ChainParallel, Piece, way_seconds

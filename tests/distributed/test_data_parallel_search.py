@@ -91,3 +91,12 @@ def test_several_micro_batches_are_refused():
 
     with pytest.raises(OptionError, match="one micro-batch a step"):
         run_ranks(1, several)
+
+
+def test_tied_weights_are_refused_with_a_schedule_that_takes_them():
+    def tied(transport):
+        model = rep.shared()
+        ReverseFirstKExecutor(model, nn.CrossEntropyLoss(), rep.OPTIMIZERS["sgd"](model.parameters()), transport)
+
+    with pytest.raises(OptionError, match=r"several stages share.*schedule='data-parallel'"):
+        run_ranks(2, tied)

@@ -33,25 +33,9 @@ def test_equal_to_whole_states(name, optimizer):
 @given(data=st.data())
 @settings(max_examples=20, deadline=None)
 def test_random_settings(data):
-    make = data.draw(st.sampled_from([rep.mlp, rep.shared]))
-    accumulate, size = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 5))
-    names = list(rep.schedules(Stages(make()), accumulate))
-    name = data.draw(st.sampled_from(names if make is rep.mlp else [n for n in names if "reverse" not in n]))
-    params = list(make().parameters())
-    options = {
-        "accumulate": accumulate, "batch_size": data.draw(st.integers(1, 8)), "epochs": 1,
-        "clip_norm": data.draw(st.sampled_from([None, 0.05])),
-        "trained": data.draw(st.none() | st.lists(st.sampled_from(params), min_size=1, unique=True)),
-        "inputs": rep.INPUTS[: data.draw(st.integers(1, 13))],
-    }  # fmt: skip
-    optimizer = rep.OPTIMIZERS[data.draw(st.sampled_from(["sgd", "momentum", "amsgrad"]))]
-    want = rep.alone(make, optimizer, **options)
+    make, optimizer, name, size, options = rep.random_settings(data.draw, ["sgd", "momentum", "amsgrad"], 2)
     got = rep.replicas(size, make, optimizer, name, sharded=True, **options)
-    for state, losses, norms in got:
-        rep.assert_close(state, want[0], 1e-8)
-        np.testing.assert_allclose(losses, want[1], rtol=1e-10)
-        np.testing.assert_allclose(norms, want[2], rtol=1e-8)
-    assert len({rep.digest(state) for state, _, _ in got}) == 1
+    rep.assert_like_one_worker(got, rep.alone(make, optimizer, **options))
 
 
 def groups(params):
@@ -136,3 +120,14 @@ def test_what_cannot_be_parted_is_refused():
             executor.step([(rep.INPUTS[:5], rep.CLASSES[:5])])
 
     run_ranks(1, work)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_bits_do_not_depend_on_the_order_of_the_sums(size):
+    """Which k reverse first-k goes on with is a matter of measured times; the norm that clips by must not be."""
+    names = [name for name in NAMES if name != "waits"]
+    options = {"epochs": 1, "inputs": rep.INPUTS[:18], "clip_norm": 0.05, "sharded": True}
+    found = [rep.replicas(size, rep.mlp, rep.OPTIMIZERS["adam"], name, **options)[0] for name in names]
+    for name, (state, losses, norms) in zip(names, found, strict=True):
+        assert rep.digest(state) == rep.digest(found[0][0]), name
+        assert (losses, norms) == found[0][1:], name

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from sparsebp.distributed.transports.processes.launcher import LAUNCHERS, launched
+from sparsebp.distributed.transports.processes.launcher import LAUNCHERS, launched, launching
 
 PROGRAM = """
 import sys
@@ -32,11 +32,13 @@ def test_launchers_are_known(names: tuple[str, str], monkeypatch: pytest.MonkeyP
     for pair in LAUNCHERS:
         for name in pair:
             monkeypatch.delenv(name, raising=False)
+    assert launching() == []
     assert launched() is None
     monkeypatch.setenv(names[0], "2")
     assert launched() is None
     monkeypatch.setenv(names[1], "5")
     assert launched() == (2, 5)
+    assert launching() == ["srun" if names[0] == "SLURM_PROCID" else "mpiexec", "-n", "5"]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from distributed.nccl_standin import CUPY, World, current_stream, device
-from sparsebp.core.errors import MissingDependencyError, TransportError
+from mpi.cases_transport import refuses_once_closed
+from sparsebp.core.errors import DeviceError, MissingDependencyError, TransportError
 from sparsebp.core.types import Array
 from sparsebp.distributed.transports.in_process import run_ranks
 from sparsebp.distributed.transports.nccl import NCCLTransport, nccl
@@ -154,3 +155,16 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy.cuda", None)
     with pytest.raises(MissingDependencyError, match="nvidia-nccl-cu13"):
         nccl()
+
+
+def test_a_closed_transport_says_so() -> None:
+    on_ranks(2, lambda transport: refuses_once_closed(transport, lambda size: device(np.ones(size))), close=False)
+
+
+def test_arrays_of_the_host_are_refused() -> None:
+    def body(transport: NCCLTransport) -> None:
+        for call in (lambda: transport.isend(np.ones(2), 0, 0), lambda: transport.allreduce(np.ones(2))):
+            with pytest.raises(DeviceError, match=r"between GPUs.*MPITransport"):
+                call()
+
+    on_ranks(2, body)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import sparsebp as sb
 from distributed.cut_sequences import KINDS, Problem
-from sparsebp.bench.tools.counted import Counted
+from sparsebp.bench.processes.counted import Counted
 from sparsebp.core.errors import OptionError, ShapeError, StaleError
 from sparsebp.core.types import Array
 from sparsebp.distributed.scans.stretches import way_seconds

@@ -18,9 +18,10 @@ COMPILER = (13, 5)
 
 RNN: Defines = {"REAL": "float", "HIDDEN": 20, "RELU": 0}
 GRU: Defines = {"REAL": "float", "HIDDEN": 20}
+"""And the LSTM's."""
 
 
-TURNS = {"gru_reduce": 4}
+TURNS = {"gru_reduce": 4, "lstm_reduce": 2}
 """Turns of an inner loop whose length hangs on the lane: the 400 entries of a Jacobian, 4 a lane and turn."""
 
 
@@ -55,10 +56,12 @@ BUDGETS = {
     "rnn_reduce": Budget(800, 800, 580, 86, 21, 325),
     "gru_forward": Budget(234, 234, 135, 170, 21, 6),
     "gru_backward": Budget(195, 195, 128, 102, 20, 18),
+    "lstm_forward": Budget(325, 325, 189, 175, 22, 6),
+    "lstm_backward": Budget(237, 237, 170, 126, 26, 24),
     "scan_combine": Budget(120, 120, 49, 59, 9, 43),
 }
-"""By kernel; the RNN forward, and sums of weight gradients, with one feature, the GRU's with a projected input, the
-reduction with a row a lane."""
+"""By kernel; the RNN forward, and sums of weight gradients, with one feature, the GRU's and the LSTM's with a projected
+input, the reduction with a row a lane."""
 
 STEPS: dict[str, tuple[str, int] | int] = {
     "rnn_forward": ("LDS.128", 5),
@@ -68,6 +71,9 @@ STEPS: dict[str, tuple[str, int] | int] = {
     "gru_forward": ("LDS.128", 5),
     "gru_backward": ("LDS.128", 15),
     "gru_reduce": 1,
+    "lstm_forward": ("LDS.128", 5),
+    "lstm_backward": ("LDS.128", 20),
+    "lstm_reduce": 1,
     "scan_combine": ("FFMA", 20),
 }
 """How the steps of a round are told: an opcode and how often a step has it with 20 units, or their number."""
@@ -78,6 +84,7 @@ OWN: dict[str, Defines] = {
     "rnn_backward with sums": {"INPUTS": 1},
     "rnn_reduce": {"ROWS": 1},
     "gru_reduce": {"ROWS": 1},
+    "lstm_reduce": {"ROWS": 2},
 }
 """Defines of the forms that have a budget, besides those of the cell."""
 

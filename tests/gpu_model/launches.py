@@ -77,8 +77,9 @@ def recurrence(cell: str, length: int, batch: int, hidden: int, chunks: int, mul
     Parameters
     ----------
     cell
-        ``"rnn"`` with one feature, whose backward sums the weight gradients, or ``"gru"`` with more features than
-        kernels take themselves: its weight gradients are products. float32, a gradient at every time step.
+        ``"rnn"`` with one feature, whose backward sums the weight gradients, or ``"gru"`` or ``"lstm"`` with more
+        features than kernels take themselves: its weight gradients are products. float32, a gradient at every time
+        step.
     length, batch, hidden
         T, B and H.
     chunks
@@ -98,6 +99,12 @@ def recurrence(cell: str, length: int, batch: int, hidden: int, chunks: int, mul
         kernels.rnn_forward(x, weights, h0, "tanh", h, real(hidden, 1), *biases)
         sums = WeightSums(x, h, real(hidden, 1), real(hidden, hidden), *biases)
         kernels.rnn_backward(h, weights, gy, last, "tanh", None, real(batch, hidden), chunks, sums)
+    elif cell == "lstm":
+        gx, weights, gates = real(length, batch, 4 * hidden), real(4 * hidden, hidden), real(length, batch, 4 * hidden)
+        c, c0, last_c = real(length, batch, hidden), real(batch, hidden), real(batch, hidden)
+        kernels.lstm_forward(gx, weights, h0, c0, h, c, gates, None, None, None)
+        initial, ga = (real(batch, hidden), real(batch, hidden)), real(length, batch, 4 * hidden)
+        kernels.lstm_backward(c, c0, gates, weights, gy, last, last_c, ga, *initial, chunks, None)
     else:
         gx, weights, gates = real(length, batch, 3 * hidden), real(3 * hidden, hidden), real(length, batch, 4 * hidden)
         kernels.gru_forward(gx, weights, real(hidden), h0, h, gates, None, None, None)

@@ -23,6 +23,7 @@ RECURRENT: tuple[dict[str, Any], ...] = (
     {"batch": 1, "hidden": 128},
 )  # fmt: skip
 """Further sizes of the recurrences: one unit, a warp and more; weights in registers, in shared memory, streamed."""
+RECURRENCES = ("rnn", "gru", "lstm")
 ON_THE_HOST = {"options", "steps"}
 """Arguments of the optimizers that the caller has on the host."""
 
@@ -53,7 +54,7 @@ class Case(NamedTuple):
 def kernels() -> list[str]:
     """Return the names of all kernels, the recurrences first."""
     names = [name for name in vars_of(Kernels) if not name.startswith("_")]
-    return sorted(names, key=lambda name: (not name.startswith(("rnn", "gru")), name))
+    return sorted(names, key=lambda name: (not name.startswith(RECURRENCES), name))
 
 
 def vars_of(cls: type) -> list[str]:
@@ -64,7 +65,7 @@ def vars_of(cls: type) -> list[str]:
 def every(*, small: bool = False) -> Iterator[Case]:
     """Yield all cases; the `small` ones launch every CUDA kernel, in float32 alone."""
     for name in kernels():
-        recurrent = name.startswith(("rnn", "gru"))
+        recurrent = name.startswith(RECURRENCES)
         variants = VARIANTS[:2] if small else (*VARIANTS, *(RECURRENT if recurrent else ()))
         for dtype in ("float32",) if small else ("float32", "float64"):
             for variant in variants:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,6 +14,7 @@ from sparsebp.core import threads
 from sparsebp.core.threads import get_threads, set_threads
 from sparsebp.kernels.api.optimizers import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS
 from sparsebp.kernels.host import matmul, matmul_batches, update_by_product, worth_update_by_product
+from sparsebp.kernels.host.dense import products
 from sparsebp.kernels.host.dense.products import SMALL
 from strategies import normal, reals, seeds, sizes, tolerance
 
@@ -35,10 +38,25 @@ def matrix(rng, rows, columns, dtype, layout):
     )
 
 
+@contextlib.contextmanager
+def cut_for(small):
+    """Cut products as for a BLAS with, or without, kernels for small ones: this machine's has one of the two."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(products, "has_small_kernels", lambda: small)
+        yield
+
+
 @given(large=LARGE, middle=MIDDLE, thin=THIN, order=st.permutations(range(3)), dtype=reals, seed=seeds,
-       layouts=st.tuples(*[st.sampled_from(["rows", "columns", "neither"])] * 2))  # fmt: skip
+       layouts=st.tuples(*[st.sampled_from(["rows", "columns", "neither"])] * 2), small=st.booleans())  # fmt: skip
 @settings(max_examples=40, deadline=None)
-def test_products_are_right_and_the_same_for_every_number_of_threads(large, middle, thin, order, dtype, seed, layouts):
+def test_products_are_right_and_the_same_for_every_number_of_threads(
+    large, middle, thin, order, dtype, seed, layouts, small
+):
+    with cut_for(small):
+        check_a_product(large, middle, thin, order, dtype, seed, layouts)
+
+
+def check_a_product(large, middle, thin, order, dtype, seed, layouts):
     m, n, k = ((large, middle, thin)[place] for place in order)
     rng, before = np.random.default_rng(seed), get_threads()
     a, b = matrix(rng, m, k, dtype, layouts[0]), matrix(rng, k, n, dtype, layouts[1])
@@ -103,12 +121,17 @@ def test_products_of_many_pairs_are_the_same_for_every_number_of_threads(dtype):
 @given(
     rule=st.sampled_from(sorted(UPDATE_BUFFERS)), optional=st.booleans(), dtype=reals, seed=seeds,
     m=st.sampled_from([301, 512, 1001]), n=st.sampled_from([440, 512, 1031]), k=st.sampled_from([8, 16, 17, 33, 64]),
-    step=st.integers(1, 3), layouts=st.tuples(*[st.sampled_from(["rows", "columns"])] * 2),
+    step=st.integers(1, 3), layouts=st.tuples(*[st.sampled_from(["rows", "columns"])] * 2), small=st.booleans(),
 )  # fmt: skip
 @settings(max_examples=40, deadline=None)
 def test_an_update_by_a_product_is_the_product_the_look_and_the_update(
-    rule, optional, dtype, seed, m, n, k, step, layouts
+    rule, optional, dtype, seed, m, n, k, step, layouts, small
 ):
+    with cut_for(small):
+        check_an_update(rule, optional, dtype, seed, m, n, k, step, layouts)
+
+
+def check_an_update(rule, optional, dtype, seed, m, n, k, step, layouts):
     rng, host, before = np.random.default_rng(seed), kernels.get(np), get_threads()
     a, b = matrix(rng, m, k, dtype, layouts[0]), matrix(rng, k, n, dtype, layouts[1])
     assert worth_update_by_product(a, b)

@@ -119,3 +119,51 @@ def test_wrong_sequences_are_refused():
         model(np.zeros((2, 7, 4), np.float32))
     with pytest.raises(DTypeError, match="integers"):
         models.transformer_classifier(5, 3, tokens=True, **SMALL)(np.zeros((2, 7), np.float32))
+
+
+def run_padded(theirs, x, lengths):
+    """Run torch's model on sequences padded at the end, as its own layers have it."""
+    padding = torch.arange(x.shape[1]) >= torch.tensor(lengths)[:, None]
+    for layer in theirs:
+        if isinstance(layer, torch.nn.TransformerEncoderLayer):
+            x = layer(x, src_key_padding_mask=padding)
+        elif isinstance(layer, Mean):
+            x = x.masked_fill(padding[:, :, None], 0).sum(dim=1) / torch.tensor(lengths)[:, None]
+        else:
+            x = layer(x)
+    return x
+
+
+@pytest.mark.parametrize("tokens", [False, True])
+def test_padded_sequences_are_classified_as_if_cut(tokens):
+    ours = models.transformer_classifier(5, 3, tokens=tokens, dtype=np.float64, rng=0, **SMALL)
+    theirs = twin(5, 3, tokens=tokens, **SMALL).double()
+    theirs.load_state_dict({n: torch.from_numpy(a) for n, a in ours.state_dict().items()})
+    rng, lengths = np.random.default_rng(1), [7, 1, 4, 6]
+    x = sequences(rng, tokens)
+    ty = run_padded(theirs, torch.from_numpy(x), lengths)
+    y, saved = ours.forward(x, lengths)
+    np.testing.assert_allclose(y, ty.detach().numpy(), atol=1e-10)
+    gy = rng.standard_normal(y.shape)
+    ty.backward(torch.from_numpy(gy))
+    grads = ours.weight_grad(gy, saved)
+    for key, wanted in theirs.named_parameters():
+        np.testing.assert_allclose(grads[key], wanted.grad.numpy(), rtol=1e-9, atol=1e-10, err_msg=key)
+    cut = [ours.forward(one[None, :steps]) for one, steps in zip(x, lengths, strict=True)]
+    np.testing.assert_allclose(y, np.concatenate([one for one, _ in cut]), atol=1e-12)
+    parts = [ours.weight_grad(g[None], one) for g, (_, one) in zip(gy, cut, strict=True)]
+    for key, grad in grads.items():
+        np.testing.assert_allclose(grad, sum(part[key] for part in parts), atol=1e-12, err_msg=key)
+    if not tokens:
+        input_grad = ours.input_grad(gy, saved)
+        assert all((g[steps:] == 0).all() and g[:steps].any() for g, steps in zip(input_grad, lengths, strict=True))
+
+
+def test_lengths_reach_no_layer_that_mixes_steps():
+    mixing = nn.Sequential(nn.Linear(5, 4, rng=0), nn.Flatten(), nn.Linear(28, 3, rng=1))
+    with pytest.raises(OptionError, match=r"Layer 1 does not take lengths.*Flatten"):
+        mixing.forward(np.zeros((2, 7, 5), np.float32), [7, 3])
+    after = nn.Sequential(nn.Sequential(nn.Linear(5, 4, rng=0), nn.MeanOverSteps(True)), nn.Flatten())
+    x = np.random.default_rng(0).standard_normal((2, 7, 5)).astype(np.float32)
+    alone, _ = after.forward(x[1:, :3])
+    np.testing.assert_allclose(after.forward(x, [7, 3])[0][1:], alone, rtol=1e-5)

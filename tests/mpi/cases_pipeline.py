@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
+import pytest
 
 import orders
 import pipelines as p
 from mpi import on_ranks, shared_folder
 from sparsebp import nn, optim
-from sparsebp.core.errors import NonFiniteError
+from sparsebp.core.errors import NonFiniteError, OptionError
 from sparsebp.distributed.pipeline.executor import PipelineExecutor
 from sparsebp.distributed.transport import Transport
 from sparsebp.distributed.transports.in_process import run_ranks
@@ -87,10 +89,10 @@ def images(samples: int = 22) -> orders.Rows:
 def fit(transport: Transport | None, **options: Any) -> tuple[Any, dict[str, Any]]:
     model = p.mlp()
     optimizer = optim.Adam(model.parameters(), lr=0.01)
-    epochs, resume = options.pop("epochs", 2), options.pop("resume", False)
-    options |= {} if transport is None else {"transport": transport, "schedule": "1f1b"}
+    epochs, resume, data = options.pop("epochs", 2), options.pop("resume", False), options.pop("data", images())
+    options = ({} if transport is None else {"transport": transport, "schedule": "1f1b"}) | options
     trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, accumulate=3, rng=5, **options)
-    return trainer.fit(images(), epochs=epochs, batch_size=8, validation=images(9), resume=resume), p.state_of(
+    return trainer.fit(data, epochs=epochs, batch_size=8, validation=images(9), resume=resume), p.state_of(
         model, optimizer
     )
 
@@ -121,6 +123,21 @@ class Fails(Callback):
             raise RuntimeError("the disk is full")
 
 
+class Leaves(Callback):
+    """Calls sys.exit at its second step."""
+
+    def on_step(self, history: Any) -> None:
+        if history.steps == 2:
+            sys.exit(0)
+
+
+class NoData(orders.Rows):
+    """Calls sys.exit on all ranks."""
+
+    def batch(self, indices: np.ndarray) -> Any:
+        sys.exit(7)
+
+
 @on_ranks(2, 4, fails="the disk is full")
 def a_callback_that_fails_ends_all_ranks(transport: Transport) -> None:
     fit(transport, callbacks=[Fails()])
@@ -132,3 +149,20 @@ def a_loss_that_is_not_finite_ends_all_ranks(transport: Transport) -> None:
     trainer = Trainer(model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), lr=1e300), transport=transport,
                       schedule="1f1b", accumulate=2, rng=0)  # fmt: skip
     trainer.fit(images(), epochs=3, batch_size=8)
+
+
+@on_ranks(2)
+def what_all_ranks_refuse_leaves_the_transport_as_it_was(transport: Transport) -> None:
+    """Whichever rank is wrong, and wherever it is found: the next training is as if there had been none."""
+    odd = transport.rank == transport.size - 1
+    wrong: list[tuple[str, dict[str, Any]]] = [
+        ("epochs is too small", {"epochs": -1}), ("epochs is too small", {"epochs": -odd}),
+        ("before the first update", {"schedule": "pipedream", "clip_norm": 1.0}),
+        ("note is for other schedules", {"note": print}), ("Ranks differ in clip_norm", {"clip_norm": 1.0 + odd}),
+    ]  # fmt: skip
+    for said, options in wrong:
+        with pytest.raises(OptionError, match=said):
+            fit(transport, **options)
+    history, state = fit(transport)
+    assert history.loss == run_ranks(transport.size, fit)[0][0].loss
+    assert len(set(transport.share(p.digest(state)))) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -260,3 +261,24 @@ def a_thread_lets_sums_go_on(transport: Transport) -> None:
     np.testing.assert_array_equal(out, array)
     handle.wait()
     progressing.close()
+
+
+def refuses_once_closed(transport: Transport, array: Callable[[int], Array]) -> None:
+    """What a transport says when it is used after its end; `array` makes arrays that it carries."""
+    transport.barrier()
+    transport.close()
+    transport.close()
+    one, many = array(3), array(3 * transport.size)
+    for call in (
+        lambda: transport.isend(one, 0, 0), lambda: transport.irecv(one, 0, 0), lambda: transport.allreduce(one),
+        lambda: transport.reduce_scatter(many, one), lambda: transport.allgather(one, many),
+        lambda: transport.exscan(one, lambda a, b: a), lambda: transport.share(1), lambda: transport.broadcast(1),
+        transport.barrier,
+    ):  # fmt: skip
+        with pytest.raises(TransportError, match=r"The transport is closed.*make another one"):
+            call()
+
+
+@on_ranks(1, 2)
+def a_closed_transport_says_so(transport: Transport) -> None:
+    refuses_once_closed(transport, np.ones)

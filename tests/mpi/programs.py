@@ -80,6 +80,25 @@ def one_ends_early(transport: Transport) -> None:
         transport.allreduce(np.ones(10)).wait()
 
 
+def one_leaves_training(transport: Transport) -> None:
+    from mpi.cases_pipeline import Leaves, fit
+
+    fit(transport, callbacks=[Leaves()])
+
+
+def one_leaves_at_once(transport: Transport) -> None:
+    if transport.rank == 1:
+        os._exit(0)
+    transport.allreduce(np.ones(10)).wait()
+
+
+def all_leave_training(transport: Transport) -> None:
+    """Every rank finds that there is no more data, and leaves."""
+    from mpi.cases_pipeline import NoData, fit
+
+    fit(transport, data=NoData(np.ones((20, 7)), np.zeros(20, np.int64)))
+
+
 def interrupted(transport: Transport) -> None:
     transport.barrier()
     if transport.rank == 0:

@@ -57,6 +57,24 @@ def test_a_rank_that_ends_early_is_named() -> None:
     assert "Rank 1 has ended, and rank" in line
 
 
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [("one_leaves_training", "Rank 0 has ended, and rank 1 waits for it.*sys.exit(0)"),
+     ("one_leaves_at_once", "Rank 1 has left by os._exit(0) while others work")],
+)  # fmt: skip
+def test_a_rank_that_leaves_ends_the_run_with_a_word(program: str, said: str) -> None:
+    done = ended(program, 2)
+    assert done.returncode != 0
+    (line,) = re.findall(r"^.*TransportError: .*$", done.stderr, re.MULTILINE)
+    assert re.search(said.replace("(0)", r"\(0\)"), line) and tracebacks(done) == []
+
+
+def test_ranks_that_leave_together_have_their_own_status() -> None:
+    done = ended("all_leave_training", 2)
+    assert done.returncode == 7
+    assert "Error" not in done.stderr
+
+
 def test_a_rank_whose_command_is_refused_does_not_leave_the_others_waiting() -> None:
     train = [sys.executable, "-m", "sparsebp", "train", "digits", "--model", "lenet5", "--schedule", "1f1b"]
     several = [mpiexec(), "-n", "1", *train, ":", "-n", "1", *train, "--bogus"]

@@ -146,7 +146,7 @@ def test_bad_arrays_are_refused():
     with pytest.raises(ShapeError, match=r"Expected \(any, 2, any, any\)"):
         layer.forward(np.ones((1, 3, 6, 6), np.float32))  # channels
     with pytest.raises(ShapeError, match="x has the wrong shape"):
-        layer.forward(x[0])
+        layer.forward(x[0, 0])
     with pytest.raises(ShapeError, match=r"kernel is larger than the padded input.*\(5, 5\).*\(4, 6\)"):
         layer.forward(x[:, :, :4])
     with pytest.raises(DTypeError, match="x has the wrong dtype"):

@@ -155,6 +155,28 @@ def test_positions_and_mean(torch_jacobian_t, steps, more, batch, width, batch_f
         np.testing.assert_allclose(jacobian.to_dense(0), one, **CLOSE)
 
 
+@given(steps=sizes(1, 6), batch=sizes(1, 4), width=sizes(1, 4), batch_first=st.booleans(), seed=seeds)
+def test_mean_of_padded_sequences(steps, batch, width, batch_first, seed):
+    rng = np.random.default_rng(seed)
+    mean, axis = nn.MeanOverSteps(batch_first), 1 if batch_first else 0
+    lengths = rng.integers(1, steps + 1, batch)
+    x = rng.standard_normal((batch, steps, width))
+    for row, length in zip(x, lengths, strict=True):
+        row[length:] = np.nan  # whatever stands there
+    given = np.ascontiguousarray(np.moveaxis(x, 1, axis))
+    y, saved = mean.forward(given, lengths)
+    np.testing.assert_allclose(y, [row[:n].mean(axis=0) for row, n in zip(x, lengths, strict=True)], **CLOSE)
+    gy = rng.standard_normal(y.shape)
+    wanted = np.zeros_like(x)
+    for row, g, length in zip(wanted, gy, lengths, strict=True):
+        row[:length] = g / length
+    np.testing.assert_allclose(mean.input_grad(gy, saved), np.moveaxis(wanted, 1, axis), **CLOSE)
+    jacobian = mean.jacobian_t(saved)
+    for number, g in enumerate(gy):
+        found = (jacobian.to_dense(number if jacobian.data.ndim > 1 else 0) @ g).reshape(steps, width)
+        np.testing.assert_allclose(found, wanted[number], **CLOSE)
+
+
 def test_bad_sequences_are_refused():
     layer = nn.PositionalEmbedding(3, 2, True, rng=0)
     with pytest.raises(ShapeError, match="too many steps"):

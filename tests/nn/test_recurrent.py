@@ -298,7 +298,7 @@ X = np.ones((4, 2, 3))
         (ShapeError, "at least one step", lambda m: m.forward(np.ones((0, 2, 3)))),
         (ShapeError, "at least one step", lambda m: m.forward(np.ones((4, 0, 3)))),
         (ShapeError, "x has the wrong shape", lambda m: m.forward(np.ones((4, 2, 5)))),
-        (ShapeError, "x has the wrong shape", lambda m: m.forward(np.ones((4, 3)))),
+        (ShapeError, "x has the wrong shape", lambda m: m.forward(np.ones((4, 2, 3, 1)))),
         (DTypeError, "x has the wrong dtype", lambda m: m.forward(X.astype(np.float32))),
         (DTypeError, "x has the wrong dtype", lambda m: m.forward(X.astype(int))),
         (DeviceError, "not an array", lambda m: m.forward([[1.0]])),

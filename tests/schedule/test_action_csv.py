@@ -66,6 +66,13 @@ def test_streams_and_options_are_written_and_read():
         Schedule.of(StepGraph(1, unweighted=frozenset({0})), [lane("0F0 0B0")]),  # B without weights
         Schedule.of(StepGraph(2, 2), [lane("0F0 0F1 0I0 0W1 0W0 0I1 1F0")[:-1], lane("1F0 1F1 1B0 1B1")]),
         Schedule.of(StepGraph(1, updates="step", first="U"), [lane("0U 0F0 0W0")], "a, \"b\""),
+        *(  # without any weights, of which U and S would tell
+            Schedule.of(StepGraph(2, 2, frozenset({0, 1}), **more), [lane("0F0 0F1"), lane("1F0 1F1 1I0 1I1")])
+            for more in (
+                {}, {"updates": "step"}, {"synchronised": True}, {"updates": "step", "synchronised": True},
+                {"updates": "microbatch", "weights": "stashed"}, {"updates": "microbatch", "weights": "latest"},
+            )
+        ),
     ],
 )  # fmt: skip
 def test_round_trip(tmp_path, schedule):
@@ -80,7 +87,7 @@ def schedules(draw):
     """A pipeline whose workers interleave in an order that a run without plan has found."""
     stages, microbatches = draw(st.integers(1, 4)), draw(st.integers(1, 3))
     workers = draw(st.integers(1, stages))
-    unweighted = draw(st.frozensets(st.integers(0, stages - 1), max_size=stages - 1))
+    unweighted = draw(st.frozensets(st.integers(0, stages - 1), max_size=stages))
     updates = draw(st.sampled_from(["none", "step"]))
     graph = StepGraph(stages, microbatches, unweighted, updates, draw(st.booleans()))
     lanes = [{"main": [], "sub": []} for _ in range(workers)]
@@ -136,6 +143,8 @@ def refused(text, error=FileFormatError, **options):
         ("0" * 20 + "1F0", ["line 1, column 1"]),
         ("schedule=x,last=I\n0F0,0B0", ["line 1, column 2", "last=I"]),
         ("schedule=x,first=X\n0F0,0B0", ["line 1, column 2", "'X'"]),
+        ("schedule=x,updates=X\n0F0,0B0", ["line 1, column 2", "'X'"]),
+        ("schedule=x,synchronised=yes\n0F0,0B0", ["line 1, column 2", "'yes'", "True or False"]),
         ("schedule=x,recomputed=a\n0F0,0B0", ["line 1, column 2", "'a'"]),
         ("0:main,0F0\n0B0", ["line 2, column 1", "0:main"]),
         ("0F0\n0:main,0B0", ["line 2, column 1"]),

@@ -9,7 +9,10 @@ import pytest
 
 import orders
 from sparsebp import nn, optim
-from sparsebp.core.errors import OptionError, SparseBPError
+from sparsebp.core.errors import FileFormatError, OptionError, SparseBPError
+from sparsebp.runtime.stages import Stages
+from sparsebp.schedule import write_csv
+from sparsebp.schedule.builders import conventional
 from sparsebp.train import Trainer
 
 
@@ -78,3 +81,25 @@ def test_a_fit_within_a_fit_is_refused():
 
     made = trainer(callbacks=[Again()])
     assert made.fit(orders.images(), epochs=1, batch_size=11).steps == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [("GPipe", "Perhaps 'gpipe' is meant"), ("1f1", "'1f1b'"), ("data_parallel", "'data-parallel'"),
+     ("conventonal", "'conventional'"), ("xyzzy", "a file that is there")],
+)  # fmt: skip
+def test_a_mistyped_schedule_is_no_path(given, said):
+    with pytest.raises(OptionError, match=r"Unknown schedule.*reverse-first-k.*action CSV") as caught:
+        trainer(schedule=given)
+    assert said in caught.value.remedy
+
+
+def test_what_looks_like_a_path_is_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for missing in ("none.csv", "folder/none"):
+        with pytest.raises(FileFormatError, match="No such file"):
+            trainer(schedule=missing).fit(orders.images(), epochs=1, batch_size=5)
+    model = orders.mlp()
+    stages = Stages(model)
+    write_csv(conventional(stages=len(stages), unweighted=stages.unweighted, fusion="none"), "mine")
+    assert trainer(schedule="mine").fit(orders.images(), epochs=1, batch_size=11).steps == 2

@@ -173,3 +173,23 @@ def test_a_layer_with_running_statistics_is_on_one_rank() -> None:
 
     with pytest.raises(OptionError, match="running statistics"):
         run_ranks(2, run)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "data-parallel"])
+def test_lengths_reach_every_stage_on_every_rank(schedule: str) -> None:
+    rng = np.random.default_rng(0)
+    x, classes, lengths = rng.standard_normal((13, 5, 3)), rng.integers(0, 3, 13), rng.integers(1, 6, 13)
+    x[np.arange(5) >= lengths[:, None]] = 1e3  # padding that nobody may see
+
+    def run(transport: Transport | None) -> Any:
+        model = p.transformer()
+        options: dict[str, Any] = {} if transport is None else {"transport": transport, "schedule": schedule}
+        trainer = Trainer(model, nn.CrossEntropyLoss(), p.momentum(model), accumulate=2, rng=0, **options)
+        held_out = (x[:7], classes[:7], lengths[:7])
+        history = trainer.fit((x, classes), lengths=lengths, epochs=1, batch_size=6, validation=held_out)
+        return history, p.state_of(model, trainer.optimizer)
+
+    found, (wanted, state) = run_ranks(3, run), run(None)
+    np.testing.assert_allclose(found[0][0].loss, wanted.loss, **TIGHT)
+    np.testing.assert_allclose(found[0][0].epochs[0].validation_loss, wanted.epochs[0].validation_loss, **TIGHT)
+    p.assert_close(([], found[2][1]), ([], state), **TIGHT)

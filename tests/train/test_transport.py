@@ -9,7 +9,8 @@ import pytest
 
 import orders
 import pipelines as p
-from sparsebp import nn, optim
+from backends import needs_numba
+from sparsebp import backend, nn, optim
 from sparsebp.core.errors import FileFormatError, NonFiniteError, OptionError, TransportError
 from sparsebp.data import epoch_order
 from sparsebp.distributed.transports.in_process import run_ranks
@@ -65,7 +66,8 @@ def test_history_and_weights_are_those_of_one_worker_on_every_rank(size, options
     found = run_ranks(size, lambda transport: fit(transport, **options))
     wanted = fit(None, **{key: value for key, value in options.items() if key != "schedule"})
     for one in found:
-        assert rows(one[0]) == rows(found[0][0]) and epochs_of(one[0]) == epochs_of(found[0][0])
+        assert rows(one[0]) == rows(found[0][0]) and one[0].epochs == found[0][0].epochs
+        assert one[0].seconds == found[0][0].seconds  # those of rank 0
         assert p.digest(one[1]) == p.digest(found[0][1])
     assert_like(found[0], wanted)
 
@@ -82,7 +84,8 @@ def test_replicas_have_the_history_and_weights_of_one_worker(size, options, tmp_
     found = run_ranks(size, run)
     wanted = fit(None, **{key: value for key, value in options.items() if key != "sharded"})
     for one in found:
-        assert rows(one[0]) == rows(found[0][0]) and epochs_of(one[0]) == epochs_of(found[0][0])
+        assert rows(one[0]) == rows(found[0][0]) and one[0].epochs == found[0][0].epochs
+        assert one[0].seconds == found[0][0].seconds  # those of rank 0
         assert p.digest(one[1]) == p.digest(found[0][1])
     assert_like(found[0], wanted)
     run_ranks(size, lambda transport: run(transport, tmp_path, epochs=1))
@@ -352,3 +355,34 @@ def test_an_asynchronous_pipeline_of_one_rank_updates_after_every_micro_batch():
     for part in parts:  # each a batch of its own
         trainer.fit(data.batch(part), epochs=1, batch_size=len(part))
     p.assert_close(([], found[1]), ([], p.state_of(model, optimizer)), **TIGHT)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not backend.has_gpu(), reason="needs CuPy and a GPU")
+@pytest.mark.parametrize("options", [
+    {"schedule": "1f1b", "clip_norm": 0.05}, {"schedule": "data-parallel", "clip_norm": 0.05, "sharded": True},
+    {"schedule": "dualpipe-2018", "predictor": optim.MomentumPredictor},
+])  # fmt: skip
+def test_arrays_of_a_device_all_the_way(options, tmp_path):
+    """Comparisons of ranks, steps, evaluation, checkpoints: two ranks on one device, beside those on the host."""
+    needs_numba("the host is what it compares with")
+    data = images()
+
+    def run(transport, device, **more):
+        model = p.mlp().to(device)
+        optimizer, given = p.momentum(model), dict(options)
+        if "predictor" in given:
+            given["predictor"] = given["predictor"](optimizer)
+        trainer = Trainer(model, nn.CrossEntropyLoss(), optimizer, transport=transport, rng=5, accumulate=2,
+                          checkpoint_dir=tmp_path / device, **given)  # fmt: skip
+        x, target = (backend.to_device(array, device) for array in (data.x, data.target))
+        history = trainer.fit((x, target), batch_size=8, validation=(x[:9], target[:9]), **more)
+        return history, {name: backend.to_host(array) for name, array in model.parameters().items()}
+
+    wanted = run_ranks(2, lambda transport: run(transport, "cpu", epochs=2))[0]
+    run_ranks(2, lambda transport: run(transport, "cuda", epochs=1))
+    found = run_ranks(2, lambda transport: run(transport, "cuda", epochs=2, resume=True))
+    np.testing.assert_allclose(rows(found[0][0]), rows(wanted[0]), rtol=1e-8, atol=1e-10)
+    for name, array in wanted[1].items():
+        np.testing.assert_allclose(found[0][1][name], array, rtol=1e-8, atol=1e-10, err_msg=name)
+        np.testing.assert_array_equal(found[0][1][name], found[1][1][name])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,7 +40,7 @@ def begin(run: Run) -> ModuleType:
 
 def chosen_chunks(cell: str, dtype: Any, length: int, xp: ModuleType) -> int:
     """Return the chunks that the cost model takes for the arrays of `xp`; about the root of T for the recursion."""
-    name: Literal["rnn", "gru"] = "rnn" if cell == "RNN" else "gru"
+    name: Any = cell.lower()
     choice = choose_recurrent_backward(name, length, BATCH, HIDDEN, dtype, xp)
     return choice.chunks if choice.chunks > 1 else chunk_count(length)
 
@@ -77,7 +77,7 @@ class Recurrence:
     xp
         The namespace of the arrays.
     cell
-        ``"RNN"`` or ``"GRU"``.
+        ``"RNN"``, ``"GRU"`` or ``"LSTM"``.
     dtype, length, batch, hidden
         T, B and H.
     """
@@ -86,7 +86,7 @@ class Recurrence:
         self, kernels: Any, xp: ModuleType, cell: str, dtype: Any, length: int, batch: int, hidden: int = HIDDEN
     ) -> None:  # fmt: skip
         rng = np.random.default_rng(0)
-        gates = 1 if cell == "RNN" else 3
+        gates = {"RNN": 1, "GRU": 3, "LSTM": 4}[cell]
 
         def array(*shape: int) -> Array:
             return xp.asarray(rng.uniform(-0.2, 0.2, shape).astype(dtype))
@@ -95,12 +95,14 @@ class Recurrence:
         self.gx, self.w_hh = array(length, batch, gates * hidden), array(gates * hidden, hidden)
         self.h, self.h0, self.grad = array(length, batch, hidden), array(batch, hidden), array(batch, hidden)
         self.x, self.input_weights = array(length, batch, 1), (array(gates * hidden, 1), *array(2, gates * hidden))
-        self.b_hn, self.gates = array(hidden), array(length, batch, 4 * hidden) if gates == 3 else None
+        self.b_hn, self.gates = array(hidden), array(length, batch, 4 * hidden) if gates > 1 else None
         self.forward_h = xp.empty_like(self.h)  # the backward's states stay as they are
-        self.forward_gates = xp.empty_like(self.gates) if gates == 3 else None
+        self.forward_gates = xp.empty_like(self.gates) if gates > 1 else None
+        self.forward_c = xp.empty_like(self.h) if gates == 4 else None  # h, h0 and grad stand for those of c, too
         outputs = [xp.empty_like(weight) for weight in (self.input_weights[0], self.w_hh, *self.input_weights[1:])]
         self.sums = WeightSums(self.x, self.h, *outputs)
-        self.written, self.gh0 = xp.empty_like(self.h if gates == 1 else self.gates), xp.empty_like(self.grad)
+        self.written = xp.empty_like(self.h if gates == 1 else self.gates)
+        self.gh0, self.gc0 = xp.empty_like(self.grad), xp.empty_like(self.grad)
 
     def forward(self) -> None:
         """Run all steps forwards, on the projected input."""
@@ -113,9 +115,12 @@ class Recurrence:
     def _forward(self, x: Array, *weights: Array) -> None:
         if self.cell == "RNN":
             self.kernels.rnn_forward(x, self.w_hh, self.h0, "tanh", self.forward_h, *weights)
-        else:
+        elif self.cell == "GRU":
             written = self.forward_h, self.forward_gates
             self.kernels.gru_forward(x, self.w_hh, self.b_hn, self.h0, *written, *weights)
+        else:
+            states = self.h0, self.h0, self.forward_h, self.forward_c
+            self.kernels.lstm_forward(x, self.w_hh, *states, self.forward_gates, *weights)
 
     def backward(self, chunks: int = 1, summed: bool = False) -> Callable[[], None]:
         """Return what runs all steps backwards, from a gradient at the last state, in so many chunks.
@@ -127,4 +132,6 @@ class Recurrence:
         if self.cell == "RNN":
             return lambda: k.rnn_backward(self.h, self.w_hh, None, last, "tanh", ga, self.gh0, chunks, sums)
         saved = (self.h, self.h0, self.gates, self.w_hh)
+        if self.cell == "LSTM":
+            return lambda: k.lstm_backward(*saved, None, last, last, ga, self.gh0, self.gc0, chunks, sums)
         return lambda: k.gru_backward(*saved, None, last, ga, self.gh0, chunks, sums)

@@ -15,10 +15,10 @@ import numpy as np
 
 from sparsebp import backend
 from sparsebp.bench.gpu.device import SECONDS, begin
+from sparsebp.bench.processes.points import measure_apart
 from sparsebp.bench.schedule import find, optimizer_of
 from sparsebp.bench.tools import pictures, report
 from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run
-from sparsebp.bench.tools.points import measure_apart
 from sparsebp.bench.tools.report import Column
 from sparsebp.bench.tools.workload import CELLS, SequenceWorkload
 from sparsebp.core import timing

@@ -17,10 +17,10 @@ import numpy as np
 from sparsebp import backend, kernels
 from sparsebp.bench.gpu.device import HIDDEN, SECONDS, Rates, Recurrence, begin, device_rates
 from sparsebp.bench.gpu.graphs import Steps
+from sparsebp.bench.processes.points import measure_apart
 from sparsebp.bench.recurrent import measure_row
 from sparsebp.bench.tools import peers, pictures, report
 from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run
-from sparsebp.bench.tools.points import measure_apart
 from sparsebp.bench.tools.report import Column
 from sparsebp.bench.tools.workload import CELLS, SequenceWorkload, TorchTwin, chunk_count
 from sparsebp.core import timing

@@ -19,9 +19,9 @@ import numpy as np
 from sparsebp import backend, kernels
 from sparsebp.backend.graphs import GraphRecorder
 from sparsebp.bench.gpu.device import BATCH, HIDDEN, SECONDS, Recurrence, begin, chosen_chunks
+from sparsebp.bench.processes.points import measure_apart
 from sparsebp.bench.tools import pictures, report
 from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run
-from sparsebp.bench.tools.points import measure_apart
 from sparsebp.bench.tools.report import Column
 from sparsebp.bench.tools.workload import CELLS
 from sparsebp.core import timing
@@ -80,7 +80,7 @@ def points(sizes: Mapping[str, Any], xp: ModuleType) -> Iterator[Point]:
             yield from (Point("scan", cell, single, length, chunks=count) for count in chunks if count <= length)
     for cell in CELLS:
         for length in lengths:
-            for rows in sizes["rows_a_lane"]:
+            for rows in rows_tried(cell, sizes):
                 yield Point(
                     "phases", cell, single, length, chunks=chosen_chunks(cell, single, length, xp), rows_a_lane=rows
                 )
@@ -92,6 +92,11 @@ def points(sizes: Mapping[str, Any], xp: ModuleType) -> Iterator[Point]:
     for cell in CELLS:
         for length in lengths:
             yield Point("phases", cell, double, length, chunks=chosen_chunks(cell, double, length, xp))
+
+
+def rows_tried(cell: str, sizes: Mapping[str, Any]) -> list[int]:
+    """Return the rows to force on a lane. An LSTM's 40 need two, and three are what its registers have room for."""
+    return [rows for rows in sizes["rows_a_lane"] if cell != "LSTM" or rows in (2, 3)]
 
 
 def make(rounds: Mapping[str, Any]) -> Callable[[Point], Row]:

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from sparsebp.bench.data_parallel import on_ranks
-from sparsebp.bench.scaling.ranks import schedule_of
+from sparsebp.bench.processes.pipelines import schedule_of
+from sparsebp.bench.processes.ranks import on_ranks
 from sparsebp.bench.tools import pictures, report
 from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run
 from sparsebp.bench.tools.report import Column
@@ -42,7 +42,7 @@ def measure(run: Run) -> Iterator[Row]:
     """Run the schedules on every number of ranks and simulate them."""
     given = dict(run.settings)
     for ranks in given["ranks"]:
-        found = on_ranks(given, ranks=ranks, module="sparsebp.bench.scaling.ranks")
+        found = on_ranks(ranks, "sparsebp.bench.processes.pipelines", given=given)
         link = fit_link(found["transfers"])
         entries = durations([step for spans in found["spans"].values() for step in spans[::2]])
         size = StageBytes(output=4 * given["batch"] * given["width"])

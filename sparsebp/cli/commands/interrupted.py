@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from sparsebp.distributed.transports.processes.launcher import launching
 from sparsebp.train.callbacks import Callback, RunInfo
 from sparsebp.train.history import History
 
@@ -29,7 +30,7 @@ class Interrupted(KeyboardInterrupt):
     def describe(self, arguments: Sequence[str]) -> str:
         """Return the message, with the command to go on with; `arguments` are those of the command that was stopped."""
         left = _resumed(arguments) if self.resume else arguments
-        command = shlex.join(["sparsebp", *left])
+        command = shlex.join([*launching(), "sparsebp", *left])
         return f"Interrupted {self.where}. {'Go on from it' if self.resume else 'Begin again'}: {command}"
 
 

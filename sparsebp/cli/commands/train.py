@@ -101,8 +101,9 @@ def _transport(run: TrainConfig) -> Transport | None:
     if launched() is None:
         return None
     from sparsebp.distributed.start import connect
+    from sparsebp.train.training import FIRST_K, REPLICAS
 
-    return connect(device=run.device, progress=run.schedule == "data-parallel")
+    return connect(device=run.device, progress=run.schedule in (REPLICAS, FIRST_K))
 
 
 def _options(given: dict[str, Any], path: Path | None) -> dict[str, Any]:

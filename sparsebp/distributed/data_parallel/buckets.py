@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from sparsebp import backend
 from sparsebp.core.errors import ScheduleError
@@ -21,8 +21,8 @@ class Bucket:
 
     Attributes
     ----------
-    names
-        The parameters.
+    names, sizes
+        The parameters, and how many elements each has.
     flat
         Their gradients: those of this rank, then, once they have been waited for, the sums over all ranks. Zeros at the
         end make it as many equal parts as there are ranks.
@@ -30,19 +30,31 @@ class Bucket:
         The gradient of each parameter within `flat`, of the parameter's shape.
     """
 
+    flat: Array
+
     def __init__(self, params: Mapping[str, Array], ranks: int) -> None:
+        self.names, self.sizes = tuple(params), {name: param.size for name, param in params.items()}
+        self.missing = len(params)
+        self.summed = False
+        self.handle: Handle | None = None
+        self.lay_out(params, ranks)
+
+    def lay_out(self, params: Mapping[str, Array], ranks: int) -> None:
+        """Make the array, and say where each parameter is in it."""
         first = next(iter(params.values()))
-        self.names = tuple(params)
-        length = -(-sum(param.size for param in params.values()) // ranks) * ranks
-        self.flat: Array = backend.namespace(first).zeros(length, first.dtype)
+        length = -(-sum(self.sizes.values()) // ranks) * ranks
+        self.flat = backend.namespace(first).zeros(length, first.dtype)
         self.views: dict[str, Array] = {}
         begin = 0
         for name, param in params.items():
             self.views[name] = self.flat[begin : begin + param.size].reshape(param.shape)
             begin += param.size
-        self.missing = len(params)
-        self.summed = False
-        self.handle: Handle | None = None
+
+    def put(self, name: str, grad: Array | int) -> Array:
+        """Write this rank's gradient of a parameter, or 0, and return the array that it is in from then on."""
+        view = self.views[name]
+        view[...] = grad
+        return view
 
 
 class Buckets:
@@ -69,21 +81,21 @@ class Buckets:
         Seconds that this rank has waited for sums, in all.
     """
 
+    kind: ClassVar[type[Bucket]] = Bucket
+
     def __init__(
         self, params: Mapping[str, Array], parts: Iterable[Iterable[str]], transport: Transport, *,
         blocking: bool = False,
     ) -> None:  # fmt: skip
         self.transport, self.blocking, self.waited = transport, blocking, 0.0
-        self.all = [Bucket({name: params[name] for name in names}, transport.size) for names in parts]
+        self.all = [self.kind({name: params[name] for name in names}, transport.size) for names in parts]
         self._of = {name: bucket for bucket in self.all for name in bucket.names}
         self._next = 0
 
     def put(self, grads: dict[str, Array], name: str) -> None:
         """Take over this rank's gradient of a parameter, zero if it has none; `grads` then has its place here."""
         bucket = self._of[name]
-        view = bucket.views[name]
-        view[...] = grads.get(name, 0)
-        grads[name] = view
+        grads[name] = bucket.put(name, grads.get(name, 0))
         bucket.missing -= 1
         bucket.summed = False
         while self._next < len(self.all) and self.all[self._next].missing == 0:

@@ -76,6 +76,7 @@ class ReplicaExecutor(Executor):
     """
 
     bucket_bytes: ClassVar[int] = BUCKET_BYTES
+    plain: ClassVar[str] = "data-parallel"
 
     def __init__(
         self, model: Any, loss: Any, optimizer: Any, schedule: Schedule, transport: Transport, *,

@@ -60,8 +60,8 @@ class TimedReplica(TimedExecutor, ReplicaExecutor):
                 transport.allreduce(scratch).wait()
                 backend.synchronize(backend.namespace(scratch))  # synchronize!
                 seconds.append(time.perf_counter() - began)
-            for name, view in bucket.views.items():
-                found[stage_of[name]] += median(seconds) * view.size / max(1, bucket.flat.size)
+            for name, size in bucket.sizes.items():
+                found[stage_of[name]] += median(seconds) * size / max(1, bucket.flat.size)
         return found
 
 
@@ -136,7 +136,6 @@ class ReverseFirstKExecutor:
             self.costs = timed.costs(sums)
             found = self._best(), self.costs
         self.k, self.costs = self.transport.broadcast(found)
-        timed.gather_state(everywhere=True)  # the buckets of the other schedule have other pieces
         timed.close()
         self._executor = ReplicaExecutor(*self._parts, self._schedule(self.k), **self._options)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,56 @@ from sparsebp.distributed.transport import Handle
 from sparsebp.optim.clip import clip_grad_norm, clip_on_device, square_sums
 from sparsebp.optim.pieces import PieceOptimizer
 from sparsebp.runtime.step import Step
+
+
+class DealtBucket(Bucket):
+    """A `Bucket` of which every rank has a stretch of each parameter: one after the other, in a row of its own.
+
+    So which elements a rank has depends on the parameter's size alone, not on what else is in the bucket, and with it
+    on the order of the sums: sums of squares are of the same stretches in every schedule, and have the same bits.
+
+    Attributes
+    ----------
+    slots
+        Where every parameter begins in each row, and how many elements a row has of it; the last ones may have fewer.
+    """
+
+    def lay_out(self, params: Mapping[str, Array], ranks: int) -> None:
+        """Make the array: a row a rank, with zeros where a parameter has no elements left."""
+        first = next(iter(params.values()))
+        self.slots: dict[str, tuple[int, int]] = {}
+        width = 0
+        for name, size in self.sizes.items():
+            self.slots[name] = width, -(-size // ranks)
+            width += self.slots[name][1]
+        self._rows = ranks, width
+        self.flat = backend.namespace(first).zeros(ranks * width, first.dtype)
+
+    def put(self, name: str, grad: Array | int) -> Array:
+        """Write this rank's gradient of a parameter, or 0, and return the array that it is in from then on."""
+        if isinstance(grad, int):
+            begin, length = self.slots[name]
+            self.flat.reshape(self._rows)[:, begin : begin + length] = grad
+        else:
+            for room, part in self._pairs(name, self.flat, grad.reshape(-1)):
+                room[...] = part
+        return self.flat
+
+    def read(self, name: str, flat: Array, out: Array) -> None:
+        """Write a parameter of `flat`, an array like the bucket's, to `out`, C-contiguous."""
+        for room, part in self._pairs(name, flat, out.reshape(-1)):
+            part[...] = room
+
+    def _pairs(self, name: str, flat: Array, values: Array) -> Iterator[tuple[Array, Array]]:
+        """Yield the places of a parameter in `flat` and what belongs there of its `values`: all full rows, the rest."""
+        begin, length = self.slots[name]
+        if length == 0:
+            return
+        full, rest = divmod(values.size, length)
+        room = flat.reshape(self._rows)[:, begin : begin + length]
+        yield room[:full], values[: full * length].reshape(full, length)
+        if rest:
+            yield room[full, :rest], values[full * length :]
 
 
 class Shard:
@@ -31,18 +81,15 @@ class Shard:
         Begin and end of each one's piece in the parameter's own elements.
     """
 
-    def __init__(self, bucket: Bucket, rank: int, size: int) -> None:
-        length = bucket.flat.size // size
-        self.flat: Array = backend.namespace(bucket.flat).zeros(length, bucket.flat.dtype)
+    def __init__(self, bucket: DealtBucket, rank: int, size: int) -> None:
+        self.flat: Array = backend.namespace(bucket.flat).zeros(bucket.flat.size // size, bucket.flat.dtype)
         self.places: dict[str, slice] = {}
         self.pieces: dict[str, tuple[int, int]] = {}
-        begin = -rank * length  # of the parameter, seen from this part
-        for name, view in bucket.views.items():
-            first, last = max(0, begin), min(length, begin + view.size)
+        for name, (begin, length) in bucket.slots.items():
+            first, last = rank * length, min(bucket.sizes[name], (rank + 1) * length)
             if first < last:
-                self.places[name] = slice(first, last)
-                self.pieces[name] = first - begin, last - begin
-            begin += view.size
+                self.places[name] = slice(begin, begin + last - first)
+                self.pieces[name] = first, last
 
     def piece(self, name: str) -> Array:
         """Return the piece of a parameter."""
@@ -58,6 +105,9 @@ class ShardedBuckets(Buckets):
         This rank's part of every bucket.
     """
 
+    kind = DealtBucket
+    all: list[DealtBucket]  # type: ignore[assignment]
+
     def __init__(
         self, params: Mapping[str, Array], parts: Iterable[Iterable[str]], transport: Any, *, blocking: bool = False
     ) -> None:
@@ -69,12 +119,12 @@ class ShardedBuckets(Buckets):
         """Begin to sum this rank's part of a full bucket."""
         bucket.handle = self.transport.reduce_scatter(bucket.flat, self.shards[id(bucket)].flat)
 
-    def holding(self, names: Iterable[str]) -> list[Bucket]:
+    def holding(self, names: Iterable[str]) -> list[DealtBucket]:
         """Return the buckets with any of `names`, in the order of their sums."""
         wanted = set(names)
         return [bucket for bucket in self.all if not wanted.isdisjoint(bucket.names)]
 
-    def summed(self, buckets: Sequence[Bucket]) -> dict[str, Array]:
+    def summed(self, buckets: Sequence[DealtBucket]) -> dict[str, Array]:
         """Return the sums of this rank's pieces, by the parameters' names, when they are there."""
         grads: dict[str, Array] = {}
         for bucket in buckets:
@@ -90,11 +140,11 @@ class ShardedBuckets(Buckets):
             shard.piece(name)[...] = self.params[name].reshape(-1)[begin:end]
         return self.transport.allgather(shard.flat, bucket.flat)
 
-    def take(self, bucket: Bucket, handle: Handle) -> None:
+    def take(self, bucket: DealtBucket, handle: Handle) -> None:
         """Write the others' parts to the parameters."""
         self.timed(handle)
-        for name, view in bucket.views.items():
-            self.params[name][...] = view
+        for name in bucket.names:
+            bucket.read(name, bucket.flat, self.params[name])
 
 
 class ShardedActions(ReplicaActions):
@@ -163,11 +213,10 @@ def gathered(optimizer: PieceOptimizer, buckets: ShardedBuckets, *, keep: bool) 
                 if name in shard.places:
                     own[shard.places[name]] = piece
             transport.allgather(own, out).wait()
-            begin = 0
-            for name, view in bucket.views.items():
-                if keep and name in names:
-                    arrays[name] = out[begin : begin + view.size].reshape(view.shape).copy()
-                begin += view.size
+            for name in bucket.names if keep else ():
+                if name in names:
+                    arrays[name] = xp.empty_like(buckets.params[name])
+                    bucket.read(name, out, arrays[name])
         whole[kind] = {name: arrays[name] for name in names if name in arrays}
     if keep:
         optimizer.restore(whole)

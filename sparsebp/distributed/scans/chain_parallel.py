@@ -8,6 +8,12 @@ The products of different ranks have different shapes and patterns, and what an 
 vectors, since the gradient is its first element. So no product ever leaves its rank, and none is multiplied with
 another rank's, which would fill in further: B numbers a row of the product are sent, once a rank. What the ranks wait
 for one another is a product with a vector each.
+
+`Transport.exscan`, by which `sparsebp.distributed.scans.time_parallel` combines its maps in log2(ranks) turns, is no
+way to do that: it combines arrays of one size (as ``MPI_Exscan`` does, elements of one type), and all maps of a
+recurrent layer are H × H. Here each would have to be padded to the largest, and become dense: for layers of n values,
+n² numbers a turn in place of n · B, and n³ operations in place of the entries of a sparse product times B. That pays
+where there are more ranks than n / B, and so does no chain of layers.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ class _World:
         for other in self.left.intersection(needs):
             raise TransportError(
                 f"Rank {other} has ended, and rank {rank} waits for it", expected="the same program on all ranks",
-                got="a normal end", remedy="Let all ranks take the same number of steps",
+                got="the end of its program", remedy="Let all ranks take the same number of steps",
             )  # fmt: skip
         if len(self.waiting) + len(self.left) == self.size and not any(ready() for ready in self.waiting.values()):
             raise TransportError(
@@ -237,6 +237,7 @@ class InProcess(Transport):
 
     def _give(self, kind: str, value: Any) -> int:
         """Give this rank's part of the next collective call, and return its number."""
+        self.check_open()
         call, self._calls = self._calls, self._calls + 1
         what = f"{kind} of {value.nbytes} bytes of {value.dtype}" if hasattr(value, "nbytes") else kind
         with self.world.changed:
@@ -274,4 +275,5 @@ class InProcess(Transport):
             self.world.changed.notify_all()
 
     def close(self) -> None:
-        """Do nothing: there is nothing to give up."""
+        """Refuse further calls; there is nothing to give up."""
+        self.closed = True

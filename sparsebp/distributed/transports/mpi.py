@@ -209,13 +209,20 @@ class MPITransport(Transport):
     # ---- the end -----------------------------------------------------------------------------------------------------
 
     def abort(self, error: BaseException) -> None:
-        """Tell the other ranks that this one has failed, by itself or because another one had."""
+        """Tell the other ranks that this one has failed, by itself or because another one had.
+
+        ``sys.exit`` is no failure: the others go on until they wait for this rank, or come to the same place.
+        """
+        if isinstance(error, SystemExit):
+            self.peers.tell(End(left=f"sys.exit({error.code!r})"))
+            return
         self.peers.poll()  # has another one failed before?
         own = self.peers.speaker() is None
         self.peers.tell(End(f"{type(error).__name__}: {error}", own))
 
     def close(self) -> None:
         """End the thread of progress, and free the communicators where nothing is under way."""
+        self.closed = True
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
@@ -267,6 +274,7 @@ class MPITransport(Transport):
     def _call(self, kind: str, array: Array, first: list[Any], between: Callable[[], list[Any] | None] | None,
               finish: Callable[[], None] | None, work: Any, needs: Sequence[int] | None = None,
               same: bool = True) -> Call:  # fmt: skip
+        self.check_open()
         header = Call.header(kind, array, self._made)
         headers = np.empty((self.size, header.size), np.int64)
         heading = self._calls_comm.Iallgather(header, headers)

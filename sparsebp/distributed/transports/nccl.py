@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from sparsebp import backend
-from sparsebp.core.errors import MissingDependencyError, TransportError
+from sparsebp.core.errors import DeviceError, MissingDependencyError, TransportError
 from sparsebp.core.types import Array
 from sparsebp.distributed.transport import DTYPES, Handle, Transport
 from sparsebp.distributed.transports.sums import parts_of, sum_in_order
@@ -200,11 +200,23 @@ class NCCLTransport(Transport):
 
     def close(self) -> None:
         """Free NCCL's communicators, and close the hosts' transport."""
+        self.closed = True
         for channel in self._channels.values():
             channel.stream.synchronize()
             channel.comm.destroy()
         self._channels.clear()
         self.host.close()
+
+    def check_message(self, array: Array, peer: int, tag: int, *, written: bool = False) -> None:
+        """Refuse what cannot be sent or received: an array of the host, too."""
+        super().check_message(array, peer, tag, written=written)
+        _check_on_device(array)
+
+    def check_call(self, array: Array, part: Array | None = None, *, parts: int = 1, written: bool = False) -> None:
+        """Refuse what a collective call cannot take: an array of the host, too."""
+        super().check_call(array, part, parts=parts, written=written)
+        for one in (array,) if part is None else (array, part):
+            _check_on_device(one)
 
     # ---- inside ------------------------------------------------------------------------------------------------------
 
@@ -288,6 +300,12 @@ class _OnStream:
     def done(self) -> bool:
         """Say whether it has come to its end, on the device too."""
         return all(one.done() for one in self._said) and bool(self._ended.done)
+
+
+def _check_on_device(array: Array) -> None:
+    if not hasattr(array.data, "ptr"):
+        raise DeviceError("NCCL carries arrays between GPUs", expected="an array of CuPy's", got=type(array).__name__,
+                          remedy="Move the model to the device, or use MPITransport")  # fmt: skip
 
 
 def _header(number: int, array: Array) -> np.ndarray:

@@ -23,8 +23,9 @@ _ALL_WEIGHT_REGISTERS = 176
 """The same with the weights of the input."""
 _GROUP_AT_LEAST = 4
 """Lanes that share a chunk's matrix, unless it has fewer rows; so a warp has at most eight matrices."""
-ROW_REGISTERS = {"rnn": 128, "gru": 80}
-"""32-bit registers of a lane that may hold rows of a chunk's matrix: a GRU's step loads more beside them."""
+ROW_REGISTERS = {"rnn": 128, "gru": 80, "lstm": 72}
+"""32-bit registers of a lane that may hold rows of a chunk's matrix: a GRU's step loads more beside them. Of an LSTM's
+they are those of the columns of h: the columns of c take as many, and so does what the next ones wait in."""
 _REDUCING, _RUNNING = 8, 16
 """Warps of a multiprocessor that its registers are enough for, in the first phase and in the others."""
 _L2 = 350
@@ -49,7 +50,12 @@ class Layer(NamedTuple):
     @property
     def fold(self) -> int:
         """Vectors that the transposed weights multiply at a step."""
-        return 1 if self.cell == "rnn" else 3
+        return {"rnn": 1, "gru": 3, "lstm": 4}[self.cell]
+
+    @property
+    def side(self) -> int:
+        """Values of a sample's state, rows of a chunk's matrix: an LSTM's state is h and c."""
+        return self.hidden * (2 if self.cell == "lstm" else 1)
 
     @property
     def words(self) -> int:
@@ -79,13 +85,18 @@ _RECURSION = {
     ("rnn", 8): _Step(65, 2.9, 17, 1.5),
     ("gru", 4): _Step(110, 3.8, 53, 3.6),
     ("gru", 8): _Step(130, 7.9, 53, 4.3),
+    ("lstm", 4): _Step(115, 6.0, 67, 5.2),
+    ("lstm", 8): _Step(389, 16.9, 122, 6.5),
 }
-"""The recursion with weights in registers: ``rnn_backward``, ``gru_backward``. At H = 20 84, 137, 190, 288 cycles."""
+"""The recursion with weights in registers: ``rnn_backward``, ``gru_backward``, ``lstm_backward``. At H = 20 84, 137,
+190, 288 and 236 cycles; the last works out a tanh, which makes it 659 at H = 16 in float64."""
 _COMBINE = {4: (72, 2.5), 8: (92, 4.0)}
-"""A chunk of ``scan_combine``: cycles, and so many more a hidden unit. At H = 20 118 and 185."""
-_REDUCE_WAITS = {"rnn": (100, 1.06), "gru": (120, 1.5)}
-"""A step of ``rnn_reduce`` and ``gru_reduce`` by a warp alone: cycles, and cycles an instruction.
-At H = 20 in float32 with 1, 2 and 5 rows a lane 660, 1200, 2660 and 1620, 2570, 5280 cycles."""
+"""A chunk of ``scan_combine``: cycles, and so many more a row, for every row of a lane. At 20 rows 118 and 185, at an
+LSTM's 40 280."""
+_REDUCE_WAITS = {"rnn": (100, 1.06), "gru": (120, 1.5), "lstm": (210, 1.24)}
+"""A step of ``rnn_reduce``, ``gru_reduce`` and ``lstm_reduce`` by a warp alone: cycles, and cycles an instruction.
+At H = 20 in float32 with 1, 2 and 5 rows a lane 660, 1200, 2660 and 1620, 2570, 5280 cycles; with 2 and 3 of an LSTM's
+40 rows 3020 and 4380."""
 _BEGIN = Phases(1500, 700, 800)
 """Cycles until the first step of a phase: the weights and the first values from memory."""
 
@@ -104,11 +115,12 @@ def in_warps(layer: Layer) -> bool:
 
 def map_values(layer: Layer) -> int:
     """Return the values that the affine map of a chunk and sample takes; see ``maps.cuh``."""
+    side = layer.side
     if not in_warps(layer):
-        return layer.hidden * (layer.hidden + 1)
+        return side * (side + 1)
     width = 16 // layer.itemsize
-    pieces = ceil_div(layer.hidden + 1, width)
-    return layer.hidden * (pieces + 1 - pieces % 2) * width
+    pieces = ceil_div(side + 1, width)
+    return side * (pieces + 1 - pieces % 2) * width
 
 
 def recursion(layer: Layer, steps: int, gpu: Gpu) -> float:
@@ -124,10 +136,12 @@ def chunked(layer: Layer, steps: int, chunks: int, gpu: Gpu) -> Phases:
         rows = rows_a_lane(layer, maps, gpu)
         reduce = _begun(_BEGIN.reduce + length * _reduce_step(layer, rows, maps, gpu), last)
         base, a_unit = _COMBINE[layer.itemsize]
-        a_chunk = base + a_unit * layer.hidden
+        a_chunk = base + a_unit * layer.side * ceil_div(layer.side, WARP)
     else:
         reduce = last + _BEGIN.reduce + length * _block_step(layer, maps, gpu)
-        a_chunk = 40.0 * layer.hidden  # a column of the map in batches of eight loads, each as long as L2 takes
+        a_chunk = (
+            40.0 * layer.side * ceil_div(layer.side, MAX_THREADS)
+        )  # a column of the map in batches of eight loads, each as long as L2 takes
     combine = _BEGIN.combine + maps * a_chunk * ceil_div(layer.batch, 4 * gpu.multiprocessors)
     return Phases(reduce, combine, _BEGIN.apply + length * _step(layer, (chunks - 1) * layer.batch, gpu))
 
@@ -153,7 +167,7 @@ def chunk_counts(layer: Layer, steps: int, gpu: Gpu) -> list[int]:
         count *= 1.1
     if in_warps(layer):
         for rows in _rows(layer):
-            groups = ceil_div(layer.batch, WARP // ceil_div(layer.hidden, rows))
+            groups = ceil_div(layer.batch, WARP // ceil_div(layer.side, rows))
             for warps in (1, 2, 3, SCHEDULERS, _REDUCING):
                 tried.add(2 + (warps * gpu.multiprocessors - layer.batch) // groups)
     lengths = {ceil_div(steps, c) for c in tried if 3 <= c <= most}
@@ -168,8 +182,9 @@ def rows_a_lane(layer: Layer, maps: int, gpu: Gpu) -> int:
 @cache
 def _rows(layer: Layer) -> tuple[int, ...]:
     """Return the rows that a lane can hold: more make more of every word loaded, fewer are sooner done with a step."""
-    most = max(1, ceil_div(layer.hidden, _GROUP_AT_LEAST))
-    return tuple(r for r in range(1, most + 1) if r == 1 or r * layer.hidden * layer.words <= ROW_REGISTERS[layer.cell])
+    least, most = ceil_div(layer.side, WARP), max(1, ceil_div(layer.side, _GROUP_AT_LEAST))
+    fits = ROW_REGISTERS[layer.cell] // (layer.hidden * layer.words)
+    return tuple(range(least, max(least, min(most, fits)) + 1))
 
 
 @lru_cache(maxsize=4096)
@@ -177,15 +192,16 @@ def _reduce_step(layer: Layer, rows: int, maps: int, gpu: Gpu) -> float:
     """Return the cycles of a step of the first phase in warps, of all maps."""
     cell, batch, hidden, _ = layer
     words, pipe = layer.words, 1.0 if layer.itemsize == 4 else gpu.double
-    matrices = WARP // ceil_div(hidden, rows)
+    matrices = WARP // ceil_div(layer.side, rows)
     stages = ceil_div(matrices * hidden, WARP)
     kept = 0
     if cell == "rnn":  # rows of W in registers, as in reduction.cuh
         kept = min(hidden, max(0, (176 - 2 * rows * hidden * words) // (hidden * words)))
-    loaded = (hidden - kept) * hidden
-    issued = pipe * (rows * hidden * hidden + 2 * rows * hidden) + loaded * words / 4 + 12 * stages + 30
-    shared = words * (loaded + 2 * hidden + 4 * stages)
-    if cell == "gru":  # the Jacobians of all samples are put together first
+    products = layer.side // hidden  # with the dense blocks of the Jacobian
+    loaded = products * (hidden - kept) * hidden
+    issued = products * pipe * (rows * hidden * hidden + 2 * rows * hidden) + loaded * words / 4 + 12 * stages + 30
+    shared = words * (loaded + 2 * products * hidden + 4 * stages)
+    if cell != "rnn":  # the Jacobians of all samples are put together first
         turns = ceil_div(hidden * hidden, WARP)
         issued += turns * (12 + 10 * matrices) + words * rows * hidden
         shared += turns * words * (3 + 5 * matrices)
@@ -204,7 +220,7 @@ def _block_step(layer: Layer, maps: int, gpu: Gpu) -> float:
     _, batch, hidden, _ = layer
     terms, words, pipe = layer.fold, layer.words, 1.0 if layer.itemsize == 4 else gpu.double
     columns, warps, rows = ceil_div(hidden, WARP), 8, 4
-    blocks = ceil_div(maps * batch * ceil_div(hidden, warps * rows), gpu.multiprocessors)
+    blocks = ceil_div(maps * batch * ceil_div(layer.side, warps * rows), gpu.multiprocessors)
     shared = warps * columns * hidden * (rows + terms) * words
     issued = warps / SCHEDULERS * columns * hidden * terms * (rows * pipe + 1 + rows / 4 * words)
     alone = 2 * _L2 + columns * hidden / 4 * 60

@@ -6,8 +6,8 @@ from itertools import product
 
 from sparsebp.kernels.api.recurrent import HELD_INPUTS, room_for_sums
 from sparsebp.kernels.device.base import WARP, Defines
-from sparsebp.kernels.device.recurrent import SUM_REGISTERS
 from sparsebp.kernels.device.recurrent_cycles import ROW_REGISTERS
+from sparsebp.kernels.device.recurrent_launches import SUM_REGISTERS
 
 _REALS = ("float", "double")
 _INDICES = ("int", "long long")
@@ -59,13 +59,30 @@ def _reductions(largest: dict[str, int], registers: int) -> list[Defines]:
                 size = min(hidden, largest[real])
                 if count * size * (2 if real == "double" else 1) <= registers:
                     sets.append({"REAL": real, "HIDDEN": size, "ROWS": count})
-        sets += [{"REAL": real, "ROWS": count} for count in (1, 2, 4)]
-    return sets
+    return sets + _block_reductions()
+
+
+def _block_reductions() -> list[Defines]:
+    return [{"REAL": real, "ROWS": count} for real in _REALS for count in (1, 2, 4)]
+
+
+def _lstm_reductions() -> list[Defines]:
+    """As `_reductions`, of twice as many rows: they take two lanes a unit, or two rows a lane."""
+    rows: dict[str, dict[int, tuple[int, ...]]] = {
+        "float": {1: (1,), 7: (1, 4), 16: (1,), 20: (2, 3), 32: (2,)},
+        "double": {1: (1,), 7: (2,), 16: (1,), 18: (2,)},
+    }
+    sets: list[Defines] = []
+    for real in _REALS:
+        for hidden, counts in rows[real].items():
+            sets += [{"REAL": real, "HIDDEN": hidden, "ROWS": count} for count in counts]
+    return sets + _block_reductions()
 
 
 def _combinations() -> list[Defines]:
-    sets: list[Defines] = [{"REAL": real, "HIDDEN": hidden} for real in _REALS for hidden in _HIDDEN]
-    return sets + _plain()
+    """Sizes of a state: hidden sizes, and twice as much, an LSTM's."""
+    sizes = {"float": (*_HIDDEN, 40, 64), "double": (*_HIDDEN, 36)}
+    return [{"REAL": real, "HIDDEN": size} for real in _REALS for size in sizes[real]] + _plain()
 
 
 def _elman(sets: list[Defines]) -> list[Defines]:
@@ -109,6 +126,11 @@ SOURCES: dict[str, list[Defines]] = {
     "gru.cu": _units({"float": 48, "double": 24})
     + _reductions({"float": 32, "double": 24}, ROW_REGISTERS["gru"])
     + _sums(3),
+    "lstm_forward.cu": [
+        *_forward(_units({"float": 36, "double": 18}), {"REAL": "double", "HIDDEN": 18, "INPUTS": 8}),
+        {"REAL": "double", "HIDDEN": 18, "INPUTS": 4},
+    ],
+    "lstm.cu": _units({"float": 36, "double": 18}) + _lstm_reductions() + _sums(4),
     "scan.cu": _combinations(),
     "weight_sums.cu": _plain(),
 }

@@ -154,7 +154,8 @@ class ChainBackward:
 
 def _stands_alone(link: Link) -> bool:
     """Whether a layer has no Jacobian a sample that a scan could chain: its samples meet, or are not on axis 0."""
-    return link.layer.couples_samples(link.saved) or link.layer.batch_axes != (0, 0)
+    layer, saved = link.layer, link.saved
+    return layer.couples_samples(saved) or layer.batch_axes != (0, 0) or layer.lone(saved)
 
 
 def _masks(stretch: Sequence[Link]) -> tuple[bytes, ...]:

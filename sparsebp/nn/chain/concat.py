@@ -59,6 +59,9 @@ class Concat(Container):
         """
         xp = check_input(x)
         outputs, saved = zip(*(forward_of(branch, x) for branch in self.children.values()), strict=True)
+        if any(branch.lone(each) for branch, each in zip(self.children.values(), saved, strict=True)):
+            raise ShapeError("x is a lone sample, of which the channels are not the second axis",
+                             expected="(B, channels, …)", got=x.shape, remedy="Pass x[None]")  # fmt: skip
         if outputs[0].ndim < 2 or len({(y.shape[0], *y.shape[2:]) for y in outputs}) > 1:
             raise ShapeError(
                 "The outputs of the branches do not stand side by side",

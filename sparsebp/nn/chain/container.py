@@ -58,3 +58,7 @@ class Container(Layer):
     def couples_samples(self, saved: Any) -> bool:
         """Whether any of the layers inside does."""
         return any(link.layer.couples_samples(link.saved) for link in self._parts(saved))
+
+    def lone(self, saved: Any) -> bool:
+        """Whether any of the layers inside had a lone sample."""
+        return any(link.layer.lone(link.saved) for link in self._parts(saved))

@@ -14,6 +14,7 @@ from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.core.types import Array, Backward
 from sparsebp.nn.chain.backward import ChainBackward
 from sparsebp.nn.chain.container import Container, Link
+from sparsebp.nn.chain.lengths import taking_lengths
 from sparsebp.nn.gradients import Gradients, Shared
 from sparsebp.nn.layer import Layer, check_gy, check_layer, dotted
 from sparsebp.nn.recurrent.backward import BackwardOptions
@@ -131,21 +132,31 @@ class Sequential(Container):
     def __getitem__(self, index: int) -> Layer:
         return list(self.children.values())[index]
 
-    def forward(self, x: Array) -> tuple[Array, SequentialSaved]:
+    def forward(self, x: Array, lengths: Any = None) -> tuple[Array, SequentialSaved]:
         """Run the chain.
+
+        Parameters
+        ----------
+        x
+            The first layer's input.
+        lengths
+            Of sequences padded at the end, valid steps of each (B integers), for the layers that take them; or None.
 
         Raises
         ------
+        OptionError
+            There are lengths, and a layer neither takes them nor works on each step by itself.
         ShapeError
             A layer does not take the shape that comes to it; the message names the layer and the shape of x.
         """
         backend.namespace(x)
         shapes: list[tuple[int, ...]] = []
         saved: list[Any] = []
+        options = self._lengths_of(lengths)
         for name, layer in self.children.items():
             shapes.append(x.shape)
             try:
-                x, layer_saved = forward_of(layer, x)
+                x, layer_saved = forward_of(layer, x, **options.get(name, {}))
             except ShapeError as error:
                 if not saved:  # x itself, of which the layer speaks
                     raise
@@ -156,6 +167,19 @@ class Sequential(Container):
                 ) from error  # fmt: skip
             saved.append(layer_saved)
         return x, SequentialSaved(saved, shapes, x.shape, backend.namespace(x).empty(0, x.dtype))
+
+    def _lengths_of(self, lengths: Any) -> dict[str, dict[str, Any]]:
+        """Return what children get beside x, by name: lengths where they, or layers inside them, take some."""
+        if lengths is None:
+            return {}
+        taking, _ = taking_lengths(self.stages())
+        found, number = {}, 0
+        for name, layer in self.children.items():
+            own = range(number, number + len(layer.stages()))
+            if any(one in own for one in taking):
+                found[name] = {"lengths": lengths}
+            number = own.stop
+        return found
 
     def gradients(self, gy: Array, saved: SequentialSaved) -> Gradients:
         """Return the gradients: through the chain of I, or the scan in its place."""

@@ -1,4 +1,4 @@
-"""Layers that work on each element by itself, and softmax."""
+"""Layers that work on each element by itself."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 
 from sparsebp import backend, kernels
 from sparsebp.backend import memory
-from sparsebp.core.arguments import check_choice, check_integer, check_number
-from sparsebp.core.errors import OptionError, ShapeError
+from sparsebp.core.arguments import check_choice, check_flag, check_number
+from sparsebp.core.errors import OptionError
 from sparsebp.core.types import Array, SlopeFunction
 from sparsebp.nn.layer import Layer, check_gy, check_input
 
@@ -32,6 +32,7 @@ class Pointwise(Layer):
     """
 
     replayable = True
+    stepwise = True
 
     saves: ClassVar[Literal["x", "y"]] = "y"
     kernel_slope: ClassVar[SlopeFunction | None] = None
@@ -46,15 +47,15 @@ class Pointwise(Layer):
 
     def forward(self, x: Array) -> tuple[Array, Array]:
         """Return f(x), of the shape and dtype of x."""
-        check_input(x)
+        xp = check_input(x)
         with np.errstate(over="ignore", invalid="ignore"):
-            y = self.function(x)
+            y = xp.asarray(self.function(x))  # of an array without axes, NumPy makes numbers
         return y, x if self.saves == "x" else y
 
     def input_grad(self, gy: Array, saved: Array) -> Array:
         """Return ``gy · f'``."""
-        check_gy(gy, saved.shape, saved.dtype, saved)
-        return gy * self._slope(saved)
+        xp = check_gy(gy, saved.shape, saved.dtype, saved)
+        return xp.asarray(gy * self._slope(saved))
 
     def jacobian_t(self, saved: Array) -> Any:
         """Return diag(f'), per sample; the batch is the first axis."""
@@ -69,7 +70,26 @@ class Pointwise(Layer):
             return self.slope(saved)
 
 
-class Clamped(Pointwise):
+class InPlace(Pointwise):
+    """A `Pointwise` that torch.nn can run in place.
+
+    Parameters
+    ----------
+    inplace
+        Has no effect: the input is never written to, as the way back may need it.
+
+    Raises
+    ------
+    OptionError
+        It is no truth value.
+    """
+
+    def __init__(self, inplace: bool = False) -> None:
+        super().__init__()
+        self.inplace = check_flag("inplace", inplace)
+
+
+class Clamped(InPlace):
     """``min(max(x, low), high)``; the slope at both limits is 0, but 1 at an infinite y. A NaN stays a NaN."""
 
     @abc.abstractmethod
@@ -103,7 +123,13 @@ class Clamped(Pointwise):
 
 
 class ReLU(Clamped):
-    """``max(x, 0)``, as `torch.nn.ReLU`; the slope at 0 is 0. A NaN stays a NaN."""
+    """``max(x, 0)``, as `torch.nn.ReLU`; the slope at 0 is 0. A NaN stays a NaN.
+
+    Parameters
+    ----------
+    inplace
+        Has no effect: the input is never written to.
+    """
 
     kernel_slope = "relu"
 
@@ -119,6 +145,8 @@ class Hardtanh(Clamped):
     ----------
     min_val, max_val
         The limits.
+    inplace
+        Has no effect: the input is never written to.
 
     Raises
     ------
@@ -126,8 +154,8 @@ class Hardtanh(Clamped):
         `max_val` is not above `min_val`, or one of them is no number.
     """
 
-    def __init__(self, min_val: float = -1.0, max_val: float = 1.0) -> None:
-        super().__init__()
+    def __init__(self, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> None:
+        super().__init__(inplace)
         min_val, max_val = (
             check_number(name, value, finite=False) for name, value in (("min_val", min_val), ("max_val", max_val))
         )
@@ -143,13 +171,15 @@ class Hardtanh(Clamped):
         return self.min_val, self.max_val
 
 
-class LeakyReLU(Pointwise):
+class LeakyReLU(InPlace):
     """``x`` where x > 0, else ``negative_slope · x``, as `torch.nn.LeakyReLU`; the slope at 0 is `negative_slope`.
 
     Parameters
     ----------
     negative_slope
         Slope below zero, of any sign.
+    inplace
+        Has no effect: the input is never written to.
 
     Raises
     ------
@@ -159,8 +189,8 @@ class LeakyReLU(Pointwise):
 
     saves = "x"  # with a slope of 0 or below, y does not tell the sign of x
 
-    def __init__(self, negative_slope: float = 0.01) -> None:
-        super().__init__()
+    def __init__(self, negative_slope: float = 0.01, inplace: bool = False) -> None:
+        super().__init__(inplace)
         self.negative_slope = check_number("negative_slope", negative_slope)
 
     def function(self, x: Array) -> Array:
@@ -172,13 +202,15 @@ class LeakyReLU(Pointwise):
         return backend.namespace(saved).where(saved > 0, 1.0, self.negative_slope).astype(saved.dtype)
 
 
-class ELU(Pointwise):
+class ELU(InPlace):
     """``x`` where x > 0, else ``alpha (exp(x) - 1)``, as `torch.nn.ELU`; the slope at 0 is `alpha`.
 
     Parameters
     ----------
     alpha
         -alpha is the limit at -∞.
+    inplace
+        Has no effect: the input is never written to.
 
     Raises
     ------
@@ -188,8 +220,8 @@ class ELU(Pointwise):
 
     saves = "x"  # near -∞, y + alpha loses the digits of the slope
 
-    def __init__(self, alpha: float = 1.0) -> None:
-        super().__init__()
+    def __init__(self, alpha: float = 1.0, inplace: bool = False) -> None:
+        super().__init__(inplace)
         self.alpha = check_number("alpha", alpha)
 
     def function(self, x: Array) -> Array:
@@ -234,8 +266,14 @@ class Sigmoid(Pointwise):
         return y * (1 - y)
 
 
-class SiLU(Pointwise):
-    """``x / (1 + exp(-x))``, as `torch.nn.SiLU`."""
+class SiLU(InPlace):
+    """``x / (1 + exp(-x))``, as `torch.nn.SiLU`.
+
+    Parameters
+    ----------
+    inplace
+        Has no effect: the input is never written to.
+    """
 
     saves = "x"  # not monotone
 
@@ -335,61 +373,3 @@ class Softplus(Pointwise):
         """Return sigmoid(beta x), and 1 above the threshold."""
         scaled = saved * self.beta
         return backend.namespace(saved).where(scaled > self.threshold, 1.0, _sigmoid(scaled))
-
-
-class Softmax(Layer):
-    """``exp(x) / Σ exp(x)`` over the last axis, as `torch.nn.Softmax`.
-
-    Parameters
-    ----------
-    dim
-        -1, or the number of the last axis.
-
-    Raises
-    ------
-    OptionError
-        It is no such number.
-    """
-
-    replayable = True
-
-    def __init__(self, dim: int = -1) -> None:
-        super().__init__()
-        self.dim = check_integer("dim", dim, -1)
-
-    def forward(self, x: Array) -> tuple[Array, Array]:
-        """Return the softmax of x (B, …, n); `saved` is y.
-
-        Raises
-        ------
-        ShapeError
-            x has no axis beside the batch.
-        OptionError
-            `dim` is not the last axis of x.
-        """
-        xp = check_input(x)
-        if x.ndim < 2:
-            raise ShapeError("x has no axis beside the batch", expected="(B, …, n)", got=x.shape, remedy="Add an axis")
-        if self.dim not in (-1, x.ndim - 1):
-            raise OptionError(
-                "Softmax works over the last axis only", expected=f"dim=-1 or dim={x.ndim - 1}", got=self.dim,
-                remedy="Move the axis to the end before",
-            )  # fmt: skip
-        with np.errstate(invalid="ignore"):  # a row of infinities gives NaN
-            y = xp.exp(x - x.max(axis=-1, keepdims=True)) if x.size else x.copy()
-        y /= y.sum(axis=-1, keepdims=True)
-        return y, y
-
-    def input_grad(self, gy: Array, saved: Array) -> Array:
-        """Return ``y (gy - Σ gy y)``."""
-        check_gy(gy, saved.shape, saved.dtype, saved)
-        return saved * (gy - (gy * saved).sum(axis=-1, keepdims=True))
-
-    def jacobian_t(self, saved: Array) -> Any:
-        """Return a dense block ``diag(y) - y yᵀ`` for each position between batch and last axis, per sample."""
-        from sparsebp.jacobians import block_jacobian_t
-
-        n = saved.shape[-1]
-        y = saved.reshape(saved.shape[0], int(np.prod(saved.shape[1:-1])), n)
-        eye = backend.namespace(saved).eye(n, dtype=saved.dtype)
-        return block_jacobian_t(y[..., :, None] * (eye - y[..., None, :]))

@@ -19,18 +19,19 @@ from sparsebp.core.arguments import check_choice
 from sparsebp.core.errors import ShapeError
 from sparsebp.core.types import Array, Seed
 from sparsebp.nn.layer import check_gy, check_input
+from sparsebp.nn.layers.samples import SampleLayer
 from sparsebp.nn.pruning import Prunable
 from sparsebp.nn.work import Work
 from sparsebp.patterns.conv import conv_entries
 from sparsebp.patterns.windows import Lengths, Padding, Windows, check_channels, lengths
 
 
-class ConvNd(Prunable):
+class ConvNd(SampleLayer, Prunable):
     """The base of `Conv` and `ConvTranspose`, over `ndim` axes.
 
     Parameters
     ----------
-    in_channels, out_channels, groups, bias, padding_mode, dtype, rng
+    in_channels, out_channels, groups, bias, padding_mode, dtype, rng, device
         As the subclasses state.
     windows
         Those of the convolution; of a transposed one, they slide over the output.
@@ -44,7 +45,7 @@ class ConvNd(Prunable):
 
     def __init__(
         self, in_channels: int, out_channels: int, windows: Windows, groups: int, bias: bool, padding_mode: str,
-        dtype: Any, rng: Seed,
+        dtype: Any, rng: Seed, device: Any,
     ) -> None:  # fmt: skip
         super().__init__()
         check_choice("padding_mode", padding_mode, ("zeros",))
@@ -53,7 +54,7 @@ class ConvNd(Prunable):
         self.windows = windows
         first, second = (in_channels, out_channels) if self.transposed else (out_channels, in_channels)
         shape = (first, second // groups, *windows.kernel)
-        self._draw(shape, out_channels, bias, dtype, rng)
+        self._draw(shape, out_channels, bias, dtype, rng, device)
 
     def output_size(self, input_size: tuple[int, ...]) -> tuple[int, ...]:
         """Return the lengths of the output's axes after the channels.
@@ -65,8 +66,12 @@ class ConvNd(Prunable):
         """
         return self.windows.input_size(input_size) if self.transposed else self.windows.output_size(input_size)
 
-    def weight_grad(self, gy: Array, saved: Array) -> dict[str, Array]:
-        """Return the gradients of ``weight`` and ``bias``, summed over batch and positions."""
+    @property
+    def sample_axes(self) -> int:  # type: ignore[override]
+        """The channels, and what the windows slide over."""
+        return self.ndim + 1
+
+    def _weight_grad(self, gy: Array, saved: Array) -> dict[str, Array]:
         xp = self._check_gy(gy, saved)
         y, x = (saved, gy) if self.transposed else (gy, saved)
         grads = {"weight": self._masked(correlate(xp, y, x, self.windows, self.groups))}
@@ -74,7 +79,7 @@ class ConvNd(Prunable):
             grads["bias"] = _channel_sums(xp, gy)
         return grads
 
-    def input_grad_work(self, shape: tuple[int, ...], saved: Array) -> Work:
+    def _input_grad_work(self, shape: tuple[int, ...], saved: Array) -> Work:
         """Return the cost of one kernel: a matrix product and its windows, which are written and added up (or read)."""
         sizes = self.output_size(shape[2:]) if self.transposed else shape[2:]  # what the windows slide over
         weight = self.params["weight"]
@@ -111,7 +116,7 @@ class ConvNd(Prunable):
 
 
 class Conv(ConvNd):
-    """The base of `Conv1d`, `Conv2d` and `Conv3d`, with torch.nn's arguments.
+    """The base of `Conv1d`, `Conv2d` and `Conv3d`, with torch.nn's arguments; (in_channels, …) is a lone sample.
 
     Parameters
     ----------
@@ -128,6 +133,8 @@ class Conv(ConvNd):
         Whether to add a bias.
     padding_mode
         Only ``"zeros"``.
+    device
+        None or ``"cpu"``: layers are built on the host, and moved by `to`.
     dtype
         float32 or float64.
     rng
@@ -156,31 +163,23 @@ class Conv(ConvNd):
         groups: int = 1,
         bias: bool = True,
         padding_mode: str = "zeros",
-        *,
+        device: Any = None,
         dtype: Any = np.float32,
+        *,
         rng: Seed = None,
     ) -> None:
         windows = Windows.of(self.ndim, kernel_size, stride, padding, dilation)
-        super().__init__(in_channels, out_channels, windows, groups, bias, padding_mode, dtype, rng)
+        super().__init__(in_channels, out_channels, windows, groups, bias, padding_mode, dtype, rng, device)
 
-    def forward(self, x: Array) -> tuple[Array, Array]:
-        """Return y (B, out_channels, *outputs) for x (B, in_channels, *inputs); `saved` is x.
-
-        Raises
-        ------
-        ShapeError, DTypeError, DeviceError
-            x has another number of axes or channels, or is smaller than a window; or its dtype is not the weights'.
-        """
+    def _forward(self, x: Array) -> tuple[Array, Array]:
         xp = self._check_x(x)
         return self._add_bias(convolve(xp, self._weight(), x, self.windows, self.groups)), x
 
-    def input_grad(self, gy: Array, saved: Array) -> Array:
-        """Return the gradient at x, of its shape: Wᵀ gy, added up where windows overlap."""
+    def _input_grad(self, gy: Array, saved: Array) -> Array:
         xp = self._check_gy(gy, saved)
         return convolve_t(xp, self.params["weight"], gy, self.windows, self.groups, saved.shape[2:])
 
-    def jacobian_t(self, saved: Array) -> Any:
-        """Return the transposed Jacobian, shared by the batch; a sample's elements are counted channels first."""
+    def _jacobian_t(self, saved: Array) -> Any:
         from sparsebp.jacobians.conv import conv_jacobian_t
 
         w = self.windows
@@ -211,10 +210,14 @@ class Conv3d(Conv):
 class ConvTranspose(ConvNd):
     """The base of `ConvTranspose1d`, `ConvTranspose2d` and `ConvTranspose3d`, with torch.nn's arguments.
 
+    It takes batches (B, in_channels, …) and lone samples (in_channels, …).
+
     Parameters
     ----------
-    in_channels, out_channels, kernel_size, stride, dilation, groups, bias, padding_mode, dtype
+    in_channels, out_channels, kernel_size, stride, dilation, groups, bias, device, dtype
         As for `Conv`.
+    padding_mode
+        Only ``"zeros"``, as in PyTorch.
     padding
         What is cut off at both ends of the output: an integer, one per axis; past torch.nn, a pair (before, after) per
         axis.
@@ -247,33 +250,25 @@ class ConvTranspose(ConvNd):
         bias: bool = True,
         dilation: Lengths = 1,
         padding_mode: str = "zeros",
-        *,
+        device: Any = None,
         dtype: Any = np.float32,
+        *,
         rng: Seed = None,
     ) -> None:
         windows = Windows.transposed(self.ndim, kernel_size, stride, padding, output_padding, dilation)
-        super().__init__(in_channels, out_channels, windows, groups, bias, padding_mode, dtype, rng)
+        super().__init__(in_channels, out_channels, windows, groups, bias, padding_mode, dtype, rng, device)
         self.padding, self.output_padding = padding, lengths("output_padding", output_padding, self.ndim, 0)
 
-    def forward(self, x: Array) -> tuple[Array, Array]:
-        """Return y (B, out_channels, *outputs) for x (B, in_channels, *inputs); `saved` is x.
-
-        Raises
-        ------
-        ShapeError, DTypeError, DeviceError
-            x has another number of axes or channels, or there is no output; or its dtype is not the weights'.
-        """
+    def _forward(self, x: Array) -> tuple[Array, Array]:
         xp = self._check_x(x)
         outputs = self.output_size(x.shape[2:])
         return self._add_bias(convolve_t(xp, self._weight(), x, self.windows, self.groups, outputs)), x
 
-    def input_grad(self, gy: Array, saved: Array) -> Array:
-        """Return the gradient at x, of its shape: the convolution of gy."""
+    def _input_grad(self, gy: Array, saved: Array) -> Array:
         xp = self._check_gy(gy, saved)
         return convolve(xp, self.params["weight"], gy, self.windows, self.groups)
 
-    def jacobian_t(self, saved: Array) -> Any:
-        """Return the transposed Jacobian, shared by the batch; a sample's elements are counted channels first."""
+    def _jacobian_t(self, saved: Array) -> Any:
         from sparsebp.jacobians import conv_transpose_jacobian_t
 
         w = self.windows

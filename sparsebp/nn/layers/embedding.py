@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from sparsebp import backend, kernels
-from sparsebp.core.arguments import check_generator, check_integer
+from sparsebp.core.arguments import check_default, check_flag, check_generator, check_integer
 from sparsebp.core.errors import DTypeError, OptionError
 from sparsebp.core.types import Array, Seed
-from sparsebp.nn.arrays import normal
+from sparsebp.nn.arrays import normal, parameter_dtype
 from sparsebp.nn.layer import Layer, check_gy
 
 
@@ -25,6 +25,12 @@ class Embedding(Layer):
         Length of a row.
     padding_idx
         The number, counted from the end where negative, whose row is zeros and never trained; None: all are trained.
+    max_norm, norm_type, sparse
+        Only PyTorch's defaults: rows are not rescaled in place, and gradients are dense arrays.
+    scale_grad_by_freq
+        Whether the gradient of a row is divided by how often its number stands in the input.
+    device
+        None or ``"cpu"``: layers are built on the host, and moved by `to`.
     dtype
         float32 or float64.
     rng
@@ -33,7 +39,7 @@ class Embedding(Layer):
     Raises
     ------
     OptionError
-        A length is negative or no integer, or there is no row `padding_idx`.
+        A length is negative or no integer, there is no row `padding_idx`, or an option is not supported.
 
     Notes
     -----
@@ -42,18 +48,25 @@ class Embedding(Layer):
     rows, a sparse matrix with one entry a row; the gradient is its transpose times gy, always added in the same order.
     """
 
+    stepwise = True
+
     def __init__(
-        self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None, *, dtype: Any = np.float32,
-        rng: Seed = None,
+        self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None, max_norm: None = None,
+        norm_type: float = 2.0, scale_grad_by_freq: bool = False, sparse: bool = False, *, device: Any = None,
+        dtype: Any = np.float32, rng: Seed = None,
     ) -> None:  # fmt: skip
         super().__init__()
+        check_default("max_norm", max_norm, None)
+        check_default("norm_type", norm_type, 2.0)
+        check_default("sparse", sparse, False)
+        self.scale_grad_by_freq = check_flag("scale_grad_by_freq", scale_grad_by_freq)
         self.num_embeddings = check_integer("num_embeddings", num_embeddings, 0)
         self.embedding_dim = check_integer("embedding_dim", embedding_dim, 0)
         self.padding_idx = padding_idx
         if padding_idx is not None:
             number = check_integer("padding_idx", padding_idx, -self.num_embeddings, self.num_embeddings - 1)
             self.padding_idx = number % self.num_embeddings
-        shape, dtype = (self.num_embeddings, self.embedding_dim), backend.float_dtype(dtype)
+        shape, dtype = (self.num_embeddings, self.embedding_dim), parameter_dtype(dtype, device)
         self.params["weight"] = normal(check_generator("rng", rng), shape, 1.0, dtype)
         if self.padding_idx is not None:
             self.params["weight"][self.padding_idx] = 0
@@ -104,6 +117,8 @@ class Embedding(Layer):
         rows = xp.ascontiguousarray(gy.reshape(numbers.size, self.embedding_dim))
         grad, ones = xp.empty(weight.shape, weight.dtype), xp.ones((numbers.size, 1), weight.dtype)
         kernels.get(xp).csr_matvec(indptr, places, ones, rows, grad)
+        if self.scale_grad_by_freq:
+            grad /= xp.maximum(xp.diff(indptr), 1).astype(grad.dtype)[:, None]
         if self.padding_idx is not None:
             grad[self.padding_idx] = 0
         return {"weight": grad}

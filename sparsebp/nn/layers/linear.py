@@ -27,6 +27,8 @@ class Linear(Prunable):
         Lengths of the last axis before and after.
     bias
         Whether to add a bias.
+    device
+        None or ``"cpu"``: layers are built on the host, and moved by `to`.
     dtype
         float32 or float64.
     rng
@@ -44,14 +46,16 @@ class Linear(Prunable):
     """
 
     replayable = True
+    stepwise = True
 
     def __init__(
-        self, in_features: int, out_features: int, bias: bool = True, *, dtype: Any = np.float32, rng: Seed = None
-    ) -> None:
+        self, in_features: int, out_features: int, bias: bool = True, device: Any = None, dtype: Any = np.float32, *,
+        rng: Seed = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.in_features = in_features = check_integer("in_features", in_features, 0)
         self.out_features = out_features = check_integer("out_features", out_features, 0)
-        self._draw((out_features, in_features), out_features, bias, dtype, rng)
+        self._draw((out_features, in_features), out_features, bias, dtype, rng, device)
 
     def forward(self, x: Array) -> tuple[Array, Array]:
         """Return y (..., out_features) for x (..., in_features); `saved` is x.
@@ -109,6 +113,10 @@ class Linear(Prunable):
             calls=1,
             entries=prod(shape[1:-1]) * (weight.size if mask is None else int(np.count_nonzero(mask))),
         )
+
+    def lone(self, saved: Array) -> bool:
+        """Whether x was one vector."""
+        return saved.ndim == 1
 
     def jacobian_t(self, saved: Array) -> Any:
         """Return Wᵀ, shared by the batch; a diagonal block for each position between batch and features."""

@@ -14,7 +14,7 @@ from sparsebp.backend import memory
 from sparsebp.core.arguments import check_flag, check_integer, check_number
 from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.core.types import Array
-from sparsebp.nn.arrays import full
+from sparsebp.nn.arrays import full, parameter_dtype
 from sparsebp.nn.layer import Layer, check_gy, check_input
 
 BatchNormSaved = tuple[Array, Array, Array, bool]
@@ -35,13 +35,17 @@ class BatchNorm2d(Layer):
         Whether there are a weight and a bias.
     track_running_stats
         Whether running statistics are kept; without them the batch's are used in evaluation as well.
+    device
+        None or ``"cpu"``: layers are built on the host, and moved by `to`.
     dtype
         float32 or float64.
+    bias
+        Whether there is a bias beside the weight.
 
     Raises
     ------
     OptionError
-        `num_features` is below 1, `eps` negative, `momentum` outside 0 … 1, or a flag no truth value.
+        `num_features` is below 1, `eps` not positive, `momentum` outside 0 … 1, or a flag no truth value.
 
     Notes
     -----
@@ -53,14 +57,18 @@ class BatchNorm2d(Layer):
 
     def __init__(
         self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
-        track_running_stats: bool = True, *, dtype: Any = np.float32,
+        track_running_stats: bool = True, device: Any = None, dtype: Any = np.float32, *, bias: bool = True,
     ) -> None:  # fmt: skip
         super().__init__()
         self.num_features, self.eps = check_integer("num_features", num_features, 1), check_number("eps", eps, 0)
+        if self.eps == 0:
+            raise OptionError("eps is zero", expected="a positive number", got=eps, remedy="Leave it out")
         self.momentum = None if momentum is None else check_number("momentum", momentum, 0, 1)
-        shape, dtype = (self.num_features,), backend.float_dtype(dtype)
+        shape, dtype, bias = (self.num_features,), parameter_dtype(dtype, device), check_flag("bias", bias)
         if check_flag("affine", affine):
-            self.params = {"weight": full(shape, 1, dtype), "bias": full(shape, 0, dtype)}
+            self.params["weight"] = full(shape, 1, dtype)
+            if bias:
+                self.params["bias"] = full(shape, 0, dtype)
         if check_flag("track_running_stats", track_running_stats):
             self.buffers = {
                 "running_mean": full(shape, 0, dtype), "running_var": full(shape, 1, dtype),
@@ -79,7 +87,11 @@ class BatchNorm2d(Layer):
         dtype = None if like is None else like.dtype
         xp = check_input(x, dtype=dtype, shape=(None, self.num_features, None, None), like=like)
         batch = self.training or not self.buffers
-        if batch:
+        if batch and x.size == 0:  # as in PyTorch: it is counted, and has no statistics
+            if self.training and self.buffers:
+                self.buffers["num_batches_tracked"] += 1
+            batch, mean, var = False, xp.zeros(self.num_features, x.dtype), xp.ones(self.num_features, x.dtype)
+        elif batch:
             count = x.shape[0] * x.shape[2] * x.shape[3]
             if count < (2 if self.training else 1):
                 raise ShapeError(
@@ -94,7 +106,7 @@ class BatchNorm2d(Layer):
             mean, var = self.buffers["running_mean"].copy(), self.buffers["running_var"]  # a later forward changes them
         scale, factor = xp.empty_like(mean), xp.empty_like(mean)
         kernels.get(xp).channel_factors(var, self.eps, self.params.get("weight"), scale, factor)
-        offset = self.params["bias"] if self.params else xp.zeros_like(mean)
+        offset = self.params["bias"] if "bias" in self.params else xp.zeros_like(mean)
         y = memory.empty(xp, x.shape, x.dtype)
         kernels.get(xp).channel_scale(_flat(xp, x), mean, factor, offset, _flat(xp, y))
         return y, (x, mean, scale, batch)
@@ -122,7 +134,8 @@ class BatchNorm2d(Layer):
         if not self.params:
             return {}
         sums, products = self._sums(xp, gy, saved)
-        return {"weight": products * scale, "bias": sums}
+        grads = {"weight": products * scale, "bias": sums}
+        return {name: grads[name] for name in self.params}
 
     def capture_obstacle(self) -> str | None:
         """The average over all batches (``momentum=None``) divides by a count that the host reads."""
@@ -191,6 +204,8 @@ class LayerNorm(Layer):
         Whether there is a weight.
     bias
         Whether there is a bias as well; without a weight there is none.
+    device
+        None or ``"cpu"``: layers are built on the host, and moved by `to`.
     dtype
         float32 or float64, of the parameters.
 
@@ -209,7 +224,7 @@ class LayerNorm(Layer):
 
     def __init__(
         self, normalized_shape: int | Sequence[int], eps: float = 1e-5, elementwise_affine: bool = True,
-        bias: bool = True, *, dtype: Any = np.float32,
+        bias: bool = True, device: Any = None, dtype: Any = np.float32,
     ) -> None:  # fmt: skip
         super().__init__()
         given = normalized_shape if isinstance(normalized_shape, (tuple, list)) else (normalized_shape,)
@@ -220,11 +235,16 @@ class LayerNorm(Layer):
                 remedy="Pass the lengths of the trailing axes",
             )  # fmt: skip
         self.normalized_shape, self.eps = shape, check_number("eps", eps, 0)
-        dtype, bias = backend.float_dtype(dtype), check_flag("bias", bias)
+        dtype, bias = parameter_dtype(dtype, device), check_flag("bias", bias)
         if check_flag("elementwise_affine", elementwise_affine):
             self.params["weight"] = full(shape, 1, dtype)
             if bias:
                 self.params["bias"] = full(shape, 0, dtype)
+
+    @property
+    def stepwise(self) -> bool:
+        """Whether each step of a sequence is normalised by itself."""
+        return len(self.normalized_shape) == 1
 
     def forward(self, x: Array) -> tuple[Array, tuple[Array, Array]]:
         """Return the normalised x; `saved` is it before the affine map, and 1/sqrt(var + eps).
@@ -234,16 +254,7 @@ class LayerNorm(Layer):
         ShapeError, DTypeError, DeviceError
             x does not end in `normalized_shape`, or its dtype is not the weight's.
         """
-        check_input(x)
-        leading = x.ndim - len(self.normalized_shape)
-        if leading < 0:
-            raise ShapeError(
-                "x has too few axes", expected=f"(…, {', '.join(map(str, self.normalized_shape))})", got=x.shape,
-                remedy="Pass an array that ends in normalized_shape",
-            )  # fmt: skip
-        weight = self.params.get("weight")
-        dtype = None if weight is None else weight.dtype
-        xp = check_input(x, dtype=dtype, shape=(*(None for _ in range(leading)), *self.normalized_shape), like=weight)
+        xp, weight = self._check(x), self.params.get("weight")
         axes = self._axes()
         centred = x - x.mean(axis=axes, keepdims=True)
         scale = 1 / xp.sqrt((centred * centred).mean(axis=axes, keepdims=True) + self.eps)
@@ -280,8 +291,29 @@ class LayerNorm(Layer):
         positions = math.prod(unit.shape[1 : unit.ndim - len(self.normalized_shape)])
         unit, scale = unit.reshape(-1, positions, n), scale.reshape(-1, positions, 1, 1)
         eye = backend.namespace(unit).eye(n, dtype=unit.dtype)
-        blocks = scale * (eye - (1 + unit[..., :, None] * unit[..., None, :]) / n)
+        blocks = scale * self._block(unit, eye)
         return block_jacobian_t(blocks * self.params["weight"].reshape(-1) if "weight" in self.params else blocks)
+
+    def lone(self, saved: tuple[Array, Array]) -> bool:
+        """Whether x had no axis beside the normalised ones."""
+        return saved[0].ndim == len(self.normalized_shape)
+
+    def _block(self, unit: Array, eye: Array) -> Array:
+        """Return the blocks but for the scale."""
+        return eye - (1 + unit[..., :, None] * unit[..., None, :]) / eye.shape[0]
+
+    def _check(self, x: Array) -> ModuleType:
+        """Return the namespace of x; raise if it does not fit."""
+        check_input(x)
+        leading = x.ndim - len(self.normalized_shape)
+        if leading < 0:
+            raise ShapeError(
+                "x has too few axes", expected=f"(…, {', '.join(map(str, self.normalized_shape))})", got=x.shape,
+                remedy="Pass an array that ends in normalized_shape",
+            )  # fmt: skip
+        weight = self.params.get("weight")
+        shape = (*(None for _ in range(leading)), *self.normalized_shape)
+        return check_input(x, dtype=None if weight is None else weight.dtype, shape=shape, like=weight)
 
     def _axes(self) -> tuple[int, ...]:
         return tuple(range(-len(self.normalized_shape), 0))

@@ -17,7 +17,8 @@ from sparsebp.backend import memory
 from sparsebp.core.arguments import check_flag, check_integer
 from sparsebp.core.errors import OptionError
 from sparsebp.core.types import Array
-from sparsebp.nn.layer import Layer, check_gy, check_input
+from sparsebp.nn.layer import check_gy, check_input
+from sparsebp.nn.layers.samples import Lone, SampleLayer
 from sparsebp.nn.work import Work
 from sparsebp.patterns import PoolPattern, adaptive_pool_pattern
 from sparsebp.patterns.copies import DeviceCopies, frozen
@@ -38,12 +39,17 @@ class PoolSaved:
     choice: Array
 
 
-class Pool(Layer):
+class Pool(SampleLayer):
     """The base of all: windows on the last `dims` axes of (B, C, …)."""
 
     replayable = True
 
     dims: int
+
+    @property
+    def sample_axes(self) -> int:  # type: ignore[override]
+        """The channels, and what the windows slide over."""
+        return self.dims + 1
 
     def _check_x(self, x: Array) -> ModuleType:
         return check_input(x, shape=(None,) * (self.dims + 2))
@@ -73,25 +79,43 @@ class MaxPool(SlidingPool):
     ----------
     kernel_size, stride, padding, dilation
         An integer for all axes, or one per axis; `stride` None is `kernel_size`.
+    return_indices
+        Whether calling the layer returns ``(y, indices)`` as in PyTorch. `forward` returns ``(y, saved)`` in any case,
+        and `indices` of it.
     ceil_mode
         Whether the number of windows is rounded up.
 
     Raises
     ------
     OptionError
-        A size is not positive, or the padding is more than half of the kernel.
+        A size is not positive, the padding is more than half of the kernel, or a flag no truth value.
     """
 
-    def forward(self, x: Array) -> tuple[Array, PoolSaved]:
-        """Return the windows' maxima (B, C, …) for x (B, C, …).
+    def __init__(
+        self, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, return_indices: bool = False,
+        ceil_mode: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(kernel_size, stride, padding, dilation, ceil_mode)
+        self.return_indices = check_flag("return_indices", return_indices)
 
-        Raises
-        ------
-        DTypeError, DeviceError
-            x is not a float32 or float64 array.
-        ShapeError
-            x has another number of axes, or is too small for the kernel.
-        """
+    def __call__(self, x: Array, /, *more: Any, **options: Any) -> Any:
+        """Return the windows' maxima, with ``return_indices`` and where they are."""
+        y, saved = self.forward(x, *more, **options)
+        return (y, self.indices(saved)) if self.return_indices else y
+
+    def indices(self, saved: Any) -> Array:
+        """Return where each window's maximum is among the elements of its channel: int64, of the output's shape."""
+        if isinstance(saved, Lone):
+            return self.indices(saved.batch)[0]
+        xp, w, place, found = backend.namespace(saved.choice), self.window, saved.choice.astype(np.int64), 0
+        for axis, size in enumerate(saved.shape[2:]):
+            behind = self.dims - 1 - axis
+            first = xp.arange(place.shape[2 + axis]) * w.stride[axis] - w.before[axis]
+            tap = place // prod(w.kernel[axis + 1 :]) % w.kernel[axis]
+            found = found * size + first.reshape(-1, *(1,) * behind) + tap * w.dilation[axis]
+        return found
+
+    def _forward(self, x: Array) -> tuple[Array, PoolSaved]:
         xp = self._check_x(x)
         out_shape = self._out_shape(x.shape)
         y = memory.empty(xp, out_shape, x.dtype)
@@ -99,8 +123,7 @@ class MaxPool(SlidingPool):
         kernels.get(xp).max_pool(_planes(xp, x, self.dims), *self._options(), *_out_planes(self.dims, y, winner))
         return y, PoolSaved(x.shape, x.dtype, winner)
 
-    def input_grad(self, gy: Array, saved: PoolSaved) -> Array:
-        """Return the gradient (B, C, …) at x: every window's goes to its maximum."""
+    def _input_grad(self, gy: Array, saved: PoolSaved) -> Array:
         out_shape = self._out_shape(saved.shape)
         xp = check_gy(gy, out_shape, saved.dtype, saved.choice)
         gx = memory.empty(xp, saved.shape, saved.dtype)
@@ -108,13 +131,12 @@ class MaxPool(SlidingPool):
         kernels.get(xp).max_pool_grad(*arrays, *self._options(), *_out_planes(self.dims, gx))
         return gx
 
-    def jacobian_t(self, saved: PoolSaved) -> Any:
-        """Return zeros and ones on the layer's pattern, per sample."""
+    def _jacobian_t(self, saved: PoolSaved) -> Any:
         from sparsebp.jacobians import max_pool_jacobian_t
 
         return max_pool_jacobian_t(self.pool(saved.shape), saved.choice, saved.dtype)
 
-    def input_grad_work(self, shape: tuple[int, ...], saved: PoolSaved) -> Work:
+    def _input_grad_work(self, shape: tuple[int, ...], saved: PoolSaved) -> Work:
         """Return the cost of one kernel, which writes the gradient and reads the windows' and their winners."""
         windows = prod(self._out_shape(shape))
         return Work(windows, prod(shape) + 2 * windows, 1)
@@ -136,13 +158,13 @@ def _out_planes(dims: int, *arrays: Array) -> tuple[Array, ...]:
 
 
 class MaxPool1d(MaxPool):
-    """Max pooling over (B, C, L), as `torch.nn.MaxPool1d`; see `MaxPool`."""
+    """Max pooling over (B, C, L) or (C, L), as `torch.nn.MaxPool1d`; see `MaxPool`."""
 
     dims = 1
 
 
 class MaxPool2d(MaxPool):
-    """Max pooling over (B, C, H, W), as `torch.nn.MaxPool2d`; see `MaxPool`."""
+    """Max pooling over (B, C, H, W) or (C, H, W), as `torch.nn.MaxPool2d`; see `MaxPool`."""
 
     dims = 2
 
@@ -189,16 +211,7 @@ class AvgPool(SlidingPool):
         super().__init__(kernel_size, stride, padding, 1, ceil_mode)
         self.count_include_pad = check_flag("count_include_pad", count_include_pad)
 
-    def forward(self, x: Array) -> tuple[Array, PoolSaved]:
-        """Return the windows' averages (B, C, …) for x (B, C, …).
-
-        Raises
-        ------
-        DTypeError, DeviceError
-            x is not a float32 or float64 array.
-        ShapeError
-            x has another number of axes, or is too small for the kernel.
-        """
+    def _forward(self, x: Array) -> tuple[Array, PoolSaved]:
         xp = self._check_x(x)
         out_shape = self._out_shape(x.shape)
         whole, inside = self._padded(xp, x.shape, x.dtype)
@@ -210,8 +223,7 @@ class AvgPool(SlidingPool):
         y *= weight
         return y, PoolSaved(x.shape, x.dtype, weight)
 
-    def input_grad(self, gy: Array, saved: PoolSaved) -> Array:
-        """Return the gradient (B, C, …) at x: every window's is shared by its elements."""
+    def _input_grad(self, gy: Array, saved: PoolSaved) -> Array:
         out_shape = self._out_shape(saved.shape)
         xp = check_gy(gy, out_shape, saved.dtype, saved.choice)
         whole, inside = self._padded(xp, saved.shape, saved.dtype)
@@ -220,13 +232,12 @@ class AvgPool(SlidingPool):
             values[...] += share
         return xp.ascontiguousarray(inside)
 
-    def input_grad_work(self, shape: tuple[int, ...], saved: PoolSaved) -> Work:
+    def _input_grad_work(self, shape: tuple[int, ...], saved: PoolSaved) -> Work:
         """Return the cost of some passes over the windows for every place of the kernel."""
         places, windows = prod(self.window.kernel), prod(self._out_shape(shape))
         return Work(2 * places * windows, 6 * places * windows + 4 * prod(shape), 3 * places + 2)
 
-    def jacobian_t(self, saved: PoolSaved) -> Any:
-        """Return the windows' weights on the layer's pattern, shared by the batch."""
+    def _jacobian_t(self, saved: PoolSaved) -> Any:
         from sparsebp.jacobians import avg_pool_jacobian_t
 
         xp = backend.namespace(saved.choice)
@@ -260,13 +271,13 @@ class AvgPool(SlidingPool):
 
 
 class AvgPool1d(AvgPool):
-    """Average pooling over (B, C, L), as `torch.nn.AvgPool1d`; see `AvgPool`."""
+    """Average pooling over (B, C, L) or (C, L), as `torch.nn.AvgPool1d`; see `AvgPool`."""
 
     dims = 1
 
 
 class AvgPool2d(AvgPool):
-    """Average pooling over (B, C, H, W), as `torch.nn.AvgPool2d`.
+    """Average pooling over (B, C, H, W) or (C, H, W), as `torch.nn.AvgPool2d`.
 
     Parameters
     ----------
@@ -329,29 +340,16 @@ class AdaptiveAvgPool(Pool):
             )
         self.output_size = tuple(None if n is None else check_integer("output_size", n, 1) for n in sizes)
 
-    def forward(self, x: Array) -> tuple[Array, AdaptiveSaved]:
-        """Return the windows' averages (B, C, *output_size) for x (B, C, …).
-
-        Raises
-        ------
-        DTypeError, DeviceError
-            x is not a float32 or float64 array.
-        ShapeError
-            x has another number of axes.
-        OptionError
-            A spatial axis of x is empty.
-        """
+    def _forward(self, x: Array) -> tuple[Array, AdaptiveSaved]:
         xp = self._check_x(x)
         channel = self._jacobian(xp, 1, x.shape, x.dtype)
         return _apply(channel.T, x, self._out_shape(x.shape)), AdaptiveSaved(x.shape, channel)
 
-    def input_grad(self, gy: Array, saved: AdaptiveSaved) -> Array:
-        """Return the gradient (B, C, …) at x: the transposed Jacobian times gy."""
+    def _input_grad(self, gy: Array, saved: AdaptiveSaved) -> Array:
         check_gy(gy, self._out_shape(saved.shape), saved.channel.dtype, saved.channel.data)
         return _apply(saved.channel, gy, saved.shape)
 
-    def jacobian_t(self, saved: AdaptiveSaved) -> Any:
-        """Return the windows' weights on the layer's pattern, shared by the batch."""
+    def _jacobian_t(self, saved: AdaptiveSaved) -> Any:
         xp = backend.namespace(saved.channel.data)
         return self._jacobian(xp, saved.shape[1], saved.shape, saved.channel.dtype)
 
@@ -374,12 +372,15 @@ def _apply(jacobian: Any, x: Array, shape: tuple[int, ...]) -> Array:
 
 
 class AdaptiveAvgPool1d(AdaptiveAvgPool):
-    """Adaptive average pooling over (B, C, L), as `torch.nn.AdaptiveAvgPool1d`; see `AdaptiveAvgPool`."""
+    """Adaptive average pooling over (B, C, L) or (C, L), as `torch.nn.AdaptiveAvgPool1d`; see `AdaptiveAvgPool`."""
 
     dims = 1
 
 
 class AdaptiveAvgPool2d(AdaptiveAvgPool):
-    """Adaptive average pooling over (B, C, H, W), as `torch.nn.AdaptiveAvgPool2d`; see `AdaptiveAvgPool`."""
+    """Adaptive average pooling over (B, C, H, W) or (C, H, W), as `torch.nn.AdaptiveAvgPool2d`.
+
+    See `AdaptiveAvgPool`.
+    """
 
     dims = 2

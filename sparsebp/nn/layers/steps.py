@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from sparsebp.core.types import Array, Seed
 from sparsebp.nn.arrays import normal
 from sparsebp.nn.layer import Layer, check_gy, check_input
 from sparsebp.nn.layers.identity import identity_jacobian_t
+from sparsebp.nn.recurrent.lengths import Lengths, parse_lengths
 
 
 class PositionalEmbedding(Layer):
@@ -43,6 +44,7 @@ class PositionalEmbedding(Layer):
     """
 
     replayable = True
+    stepwise = True
 
     def __init__(
         self, max_length: int, embedding_dim: int, batch_first: bool = False, *, dtype: Any = np.float32,
@@ -95,6 +97,13 @@ class PositionalEmbedding(Layer):
         return (0, 0) if self.batch_first else (1, 1)
 
 
+class MeanSaved(NamedTuple):
+    """What `MeanOverSteps.forward` keeps: the input, and of padded sequences their lengths."""
+
+    x: Array
+    lengths: Lengths | None
+
+
 class MeanOverSteps(Layer):
     """The mean of a sequence's vectors: (B, T, d) to (B, d), or (T, B, d) to (B, d) without `batch_first`.
 
@@ -110,38 +119,70 @@ class MeanOverSteps(Layer):
     """
 
     replayable = True
+    joins_steps = True
 
     def __init__(self, batch_first: bool = False) -> None:
         super().__init__()
         self.batch_first = check_flag("batch_first", batch_first)
 
-    def forward(self, x: Array) -> tuple[Array, Array]:
-        """Return the mean over the steps; `saved` is x.
+    def forward(self, x: Array, lengths: Any = None) -> tuple[Array, MeanSaved]:
+        """Return the mean over the steps.
+
+        Parameters
+        ----------
+        x
+            (B, T, d) with ``batch_first``, else (T, B, d).
+        lengths
+            Valid steps of each sample (B integers in 1 … T), whose mean it is; or None for all.
+
+        Returns
+        -------
+        y
+            (B, d).
+        saved
+            A `MeanSaved`.
 
         Raises
         ------
-        ShapeError
-            x has another number of axes, or no steps.
+        ShapeError, DTypeError, OptionError
+            x has another number of axes, or no steps; or `lengths` do not fit.
         """
-        check_input(x, shape=(None, None, None))
-        if x.shape[self._axis] == 0:
+        xp = check_input(x, shape=(None, None, None))
+        steps = x.shape[self._axis]
+        if steps == 0:
             raise ShapeError("x has no steps", expected="at least one", got=x.shape, remedy="Skip empty sequences")
-        return x.mean(axis=self._axis), x
+        valid = parse_lengths(lengths, steps, x.shape[1 - self._axis], xp) if x.size else None
+        if valid is None:
+            return x.mean(axis=self._axis), MeanSaved(x, None)
+        kept = xp.where(self._turned(valid.valid), x, x.dtype.type(0))  # whatever stands behind an end, NaN too
+        return kept.sum(axis=self._axis) / valid.values[:, None].astype(x.dtype), MeanSaved(x, valid)
 
-    def input_grad(self, gy: Array, saved: Array) -> Array:
-        """Return gy divided by the number of steps, at each of them."""
-        xp = check_gy(gy, (saved.shape[1 - self._axis], saved.shape[2]), saved.dtype, saved)
-        share = gy * gy.dtype.type(1 / saved.shape[self._axis])
-        return xp.ascontiguousarray(xp.broadcast_to(xp.expand_dims(share, self._axis), saved.shape))
+    def input_grad(self, gy: Array, saved: MeanSaved) -> Array:
+        """Return gy divided by the number of steps, at each of them; zero behind a sample's end."""
+        x, lengths = saved
+        xp = check_gy(gy, (x.shape[1 - self._axis], x.shape[2]), x.dtype, x)
+        if lengths is None:
+            share = gy * gy.dtype.type(1 / x.shape[self._axis])
+            return xp.ascontiguousarray(xp.broadcast_to(xp.expand_dims(share, self._axis), x.shape))
+        share = xp.expand_dims(gy / lengths.values[:, None].astype(gy.dtype), self._axis)
+        return xp.ascontiguousarray(xp.where(self._turned(lengths.valid), share, gy.dtype.type(0)))
 
-    def jacobian_t(self, saved: Array) -> Any:
-        """Return one entry 1/T a row, shared by the batch: the pattern is a selection."""
+    def jacobian_t(self, saved: MeanSaved) -> Any:
+        """Return one entry 1/T a row, shared by the batch, or with lengths a sample's own: a selection."""
         from sparsebp.jacobians import TransposedJacobian
         from sparsebp.patterns import step_sum_pattern
 
-        steps = saved.shape[self._axis]
-        pattern, share = step_sum_pattern(steps, saved.shape[2]), saved.dtype.type(1 / steps)
-        return TransposedJacobian(pattern, backend.namespace(saved).full(pattern.nnz, share, dtype=saved.dtype))
+        x, lengths = saved
+        xp, steps = backend.namespace(x), x.shape[self._axis]
+        pattern = step_sum_pattern(steps, x.shape[2])
+        if lengths is None:
+            return TransposedJacobian(pattern, xp.full(pattern.nnz, x.dtype.type(1 / steps), dtype=x.dtype))
+        shares = xp.where(lengths.valid[:, :, 0], 1 / lengths.values, 0).astype(x.dtype)  # (T, B)
+        return TransposedJacobian(pattern, xp.ascontiguousarray(xp.repeat(shares, x.shape[2], axis=0)))
+
+    def _turned(self, valid: Array) -> Array:
+        """Return (T, B, 1) on the axes of x."""
+        return valid.transpose(1, 0, 2) if self.batch_first else valid
 
     @property
     def _axis(self) -> int:

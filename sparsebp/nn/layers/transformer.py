@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from sparsebp import backend
 from sparsebp.core.arguments import check_choice, check_flag, check_generator, check_integer
 from sparsebp.core.types import Array, Seed
+from sparsebp.nn.arrays import parameter_dtype
 from sparsebp.nn.gradients import Gradients, Shared
 from sparsebp.nn.layer import Layer, check_gy
 from sparsebp.nn.layers.activations import GELU, ReLU
@@ -46,7 +47,7 @@ class TransformerEncoderLayer(Layer):
     dropout
         Probability of a zero in the attention, behind it, and in and behind the linear layers, while training.
     activation
-        ``"relu"`` or ``"gelu"``, between the linear layers.
+        ``"relu"`` or ``"gelu"``, or torch.nn.functional's function of that name, between the linear layers.
     layer_norm_eps
         The ``eps`` of the normalisations.
     batch_first
@@ -55,6 +56,8 @@ class TransformerEncoderLayer(Layer):
         Whether the normalisations come before the attention and the linear layers, and not behind the sums.
     bias
         Whether linear layers, attention and normalisations have biases.
+    device
+        None or ``"cpu"``: layers are built on the host, and moved by `to`.
     dtype
         float32 or float64.
     rng
@@ -76,18 +79,21 @@ class TransformerEncoderLayer(Layer):
 
     def __init__(
         self, d_model: int, nhead: int, dim_feedforward: int = 2048, dropout: float = 0.1,
-        activation: Literal["relu", "gelu"] = "relu", layer_norm_eps: float = 1e-5, batch_first: bool = False,
-        norm_first: bool = False, bias: bool = True, *, dtype: Any = np.float32, rng: Seed = None,
+        activation: Literal["relu", "gelu"] | Callable[..., Any] = "relu", layer_norm_eps: float = 1e-5,
+        batch_first: bool = False, norm_first: bool = False, bias: bool = True, device: Any = None,
+        dtype: Any = np.float32, *, rng: Seed = None,
     ) -> None:  # fmt: skip
         super().__init__()
         self.norm_first = check_flag("norm_first", norm_first)
-        make_activation = _ACTIVATIONS[check_choice("activation", activation, tuple(_ACTIVATIONS))]
-        rng, real = check_generator("rng", rng), backend.float_dtype(dtype)
+        if str(getattr(activation, "__module__", "")).startswith("torch."):
+            activation = getattr(activation, "__name__", activation)
+        make_activation = _ACTIVATIONS[str(check_choice("activation", activation, tuple(_ACTIVATIONS)))]
+        rng, real = check_generator("rng", rng), parameter_dtype(dtype, device)
         d_model, between = check_integer("d_model", d_model, 1), check_integer("dim_feedforward", dim_feedforward, 1)
         options: dict[str, Any] = {"dtype": real, "rng": rng}
         norm: dict[str, Any] = {"eps": layer_norm_eps, "bias": bias, "dtype": real}
         self.children = {
-            "self_attn": MultiheadAttention(d_model, nhead, dropout, bias, batch_first, **options),
+            "self_attn": MultiheadAttention(d_model, nhead, dropout, bias, batch_first=batch_first, **options),
             "linear1": Linear(d_model, between, bias, **options),
             "activation": make_activation(),
             "dropout": Dropout(dropout, rng=own_generator(rng)),
@@ -98,13 +104,18 @@ class TransformerEncoderLayer(Layer):
             "dropout2": Dropout(dropout, rng=own_generator(rng)),
         }
 
-    def forward(self, x: Array, lengths: Any = None) -> tuple[Array, EncoderSaved]:
+    def forward(
+        self, x: Array, src_mask: Array | None = None, src_key_padding_mask: Array | None = None,
+        is_causal: bool = False, *, lengths: Any = None,
+    ) -> tuple[Array, EncoderSaved]:  # fmt: skip
         """Run the layer.
 
         Parameters
         ----------
         x
-            (T, B, d_model), or (B, T, d_model) with ``batch_first``.
+            (T, B, d_model), or (B, T, d_model) with ``batch_first``; (T, d_model) is a lone sample.
+        src_mask, src_key_padding_mask, is_causal
+            ``attn_mask``, ``key_padding_mask`` and ``is_causal`` of the attention.
         lengths
             Valid steps of each sample (B integers in 1 … T), or None for all. No step looks at one behind them.
 
@@ -121,7 +132,9 @@ class TransformerEncoderLayer(Layer):
             An argument does not fit.
         """
         parts: dict[str, Any] = {}
-        options = {} if lengths is None else {"lengths": lengths}
+        options = {
+            "attn_mask": src_mask, "key_padding_mask": src_key_padding_mask, "is_causal": is_causal, "lengths": lengths,
+        }  # fmt: skip
 
         def through(names: Sequence[str], at: Array) -> Array:
             for name in names:
@@ -173,6 +186,10 @@ class TransformerEncoderLayer(Layer):
             return {name: found[name] for name, layer in self.children.items() if layer.parameters()}
 
         return Gradients(self, gy, saved, at_input, at_weights)
+
+    def lone(self, saved: EncoderSaved) -> bool:
+        """Whether the forward had a lone sample."""
+        return len(saved.shape) == 2
 
     def input_grad_work(self, shape: tuple[int, ...], saved: EncoderSaved) -> Work:
         """Return the sum of the costs of the layers inside, and of two sums."""

@@ -37,6 +37,7 @@ class SequenceClassifier(Layer):
     """
 
     replayable = True
+    joins_steps = True
 
     def __init__(self, rnn: Recurrent, head: Linear) -> None:
         super().__init__()

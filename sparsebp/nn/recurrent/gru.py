@@ -13,7 +13,8 @@ from sparsebp.kernels.api import Kernels
 from sparsebp.kernels.operands import WeightSums
 from sparsebp.nn.recurrent.cell_math import CellMath
 from sparsebp.nn.recurrent.lengths import Lengths
-from sparsebp.nn.recurrent.recurrent import Recurrent, RecurrentOptions
+from sparsebp.nn.recurrent.lone import takes_lone
+from sparsebp.nn.recurrent.recurrent import BuildOptions, Recurrent
 from sparsebp.nn.recurrent.recurrent_cell import RecurrentCell
 from sparsebp.nn.recurrent.tape import GivenState, State, Tape, Weights, split
 
@@ -86,6 +87,7 @@ class GRUMath(CellMath):
             lengths.fill(gate, value)
 
 
+@takes_lone(2, 1)
 class GRU(Recurrent):
     """A recurrent layer with torch.nn.GRU's arguments, parameters and layouts; see `Recurrent` for all of them.
 
@@ -95,21 +97,28 @@ class GRU(Recurrent):
         Features of the input and of the hidden state.
     num_layers
         Layers stacked on one another.
+    bias, batch_first, dropout, bidirectional
+        As `Recurrent`.
     **options
-        As `Recurrent`: bias, batch_first, dropout, bidirectional, backward, up_levels, chunks, workers, memory_limit,
-        dtype, rng.
+        As `Recurrent`: backward, up_levels, chunks, workers, memory_limit, device, dtype, rng.
     """
 
     def __init__(
-        self, input_size: int, hidden_size: int, num_layers: int = 1, **options: Unpack[RecurrentOptions]
-    ) -> None:
-        super().__init__(GRUMath(), input_size, hidden_size, num_layers, **options)
+        self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
+        dropout: float = 0.0, bidirectional: bool = False, **options: Unpack[BuildOptions],
+    ) -> None:  # fmt: skip
+        super().__init__(
+            GRUMath(), input_size, hidden_size, num_layers, bias=bias, batch_first=batch_first, dropout=dropout,
+            bidirectional=bidirectional, **options,
+        )  # fmt: skip
 
 
+@takes_lone(1, 0)
 class GRUCell(RecurrentCell):
     """One step of a GRU, as `torch.nn.GRUCell`; see `RecurrentCell`."""
 
     def __init__(
-        self, input_size: int, hidden_size: int, bias: bool = True, *, dtype: Any = np.float32, rng: Seed = None
-    ) -> None:
-        super().__init__(GRUMath(), input_size, hidden_size, bias, dtype=dtype, rng=rng)
+        self, input_size: int, hidden_size: int, bias: bool = True, device: Any = None, dtype: Any = np.float32, *,
+        rng: Seed = None,
+    ) -> None:  # fmt: skip
+        super().__init__(GRUMath(), input_size, hidden_size, bias, device=device, dtype=dtype, rng=rng)

@@ -20,7 +20,8 @@ from sparsebp.kernels.api import Kernels
 from sparsebp.kernels.operands import WeightSums
 from sparsebp.nn.recurrent.cell_math import CellMath
 from sparsebp.nn.recurrent.lengths import Lengths
-from sparsebp.nn.recurrent.recurrent import Recurrent, RecurrentOptions
+from sparsebp.nn.recurrent.lone import takes_lone
+from sparsebp.nn.recurrent.recurrent import BuildOptions, Recurrent
 from sparsebp.nn.recurrent.recurrent_cell import CellGradients, RecurrentCell
 from sparsebp.nn.recurrent.tape import GivenState, RecurrentSaved, State, StateGradients, Tape, Weights, split
 from sparsebp.patterns import SparsityPattern, lstm_pattern
@@ -114,6 +115,7 @@ class LSTMGradients(StateGradients):
         return self._initial[1]
 
 
+@takes_lone(2, 1)
 class LSTM(Recurrent):
     """A recurrent layer with torch.nn.LSTM's arguments, parameters and layouts; see `Recurrent` for all of them.
 
@@ -123,13 +125,14 @@ class LSTM(Recurrent):
         Features of the input and of the hidden state.
     num_layers
         Layers stacked on one another.
+    bias, batch_first, dropout, bidirectional
+        As `Recurrent`.
     proj_size
         If above 0, the output and h have so many features: ``h = W_hr (o * tanh(c))``. The recursion then runs on
         ``o * tanh(c)`` with the weights ``W_hh W_hr``, so that every backward algorithm is there; its cost is that of
         the full hidden size.
     **options
-        As `Recurrent`: bias, batch_first, dropout, bidirectional, backward, up_levels, chunks, workers, memory_limit,
-        dtype, rng.
+        As `Recurrent`: backward, up_levels, chunks, workers, memory_limit, device, dtype, rng.
 
     Raises
     ------
@@ -149,8 +152,8 @@ class LSTM(Recurrent):
     gradients_class = LSTMGradients
 
     def __init__(
-        self, input_size: int, hidden_size: int, num_layers: int = 1, *, proj_size: int = 0,
-        **options: Unpack[RecurrentOptions],
+        self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
+        dropout: float = 0.0, bidirectional: bool = False, proj_size: int = 0, **options: Unpack[BuildOptions],
     ) -> None:  # fmt: skip
         from sparsebp.nn.recurrent.projected import ProjectedLSTMMath
 
@@ -159,7 +162,10 @@ class LSTM(Recurrent):
             raise OptionError("A projection makes h smaller", expected=f"proj_size < hidden_size = {hidden_size}",
                               got=proj_size, remedy="Pass a smaller proj_size, or 0 for none")  # fmt: skip
         cell = ProjectedLSTMMath() if self.proj_size else LSTMMath()
-        super().__init__(cell, input_size, hidden_size, num_layers, proj_size=self.proj_size, **options)
+        super().__init__(
+            cell, input_size, hidden_size, num_layers, bias=bias, batch_first=batch_first, dropout=dropout,
+            bidirectional=bidirectional, proj_size=self.proj_size, **options,
+        )  # fmt: skip
 
     def forward(self, x: Array, hx: StatePair | None = None, lengths: Any = None) -> tuple[Array, LSTMSaved]:
         """Run all layers, as `Recurrent.forward`.
@@ -209,6 +215,7 @@ class LSTMCellGradients(CellGradients):
         return self._initial[1]
 
 
+@takes_lone(1, 0)
 class LSTMCell(RecurrentCell):
     """One step of an LSTM, as `torch.nn.LSTMCell`; see `RecurrentCell`.
 
@@ -218,9 +225,10 @@ class LSTMCell(RecurrentCell):
     gradients_class: ClassVar[type[CellGradients]] = LSTMCellGradients
 
     def __init__(
-        self, input_size: int, hidden_size: int, bias: bool = True, *, dtype: Any = np.float32, rng: Seed = None
-    ) -> None:
-        super().__init__(LSTMMath(), input_size, hidden_size, bias, dtype=dtype, rng=rng)
+        self, input_size: int, hidden_size: int, bias: bool = True, device: Any = None, dtype: Any = np.float32, *,
+        rng: Seed = None,
+    ) -> None:  # fmt: skip
+        super().__init__(LSTMMath(), input_size, hidden_size, bias, device=device, dtype=dtype, rng=rng)
 
     def __call__(self, x: Array, hx: StatePair | None = None, **options: Any) -> tuple[Array, Array]:
         """Return the next h and c, (B, hidden_size) each."""

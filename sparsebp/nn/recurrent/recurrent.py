@@ -11,6 +11,7 @@ from sparsebp import backend, kernels
 from sparsebp.core.arguments import check_flag, check_generator, check_integer, check_number
 from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.core.types import Array, Backward, Seed
+from sparsebp.nn.arrays import parameter_dtype
 from sparsebp.nn.layer import Layer, check_gy, check_input
 from sparsebp.nn.layers.identity import dropout_mask
 from sparsebp.nn.recurrent.backward import FUSED, BackwardOptions, choose, run_backward, run_backward_for_weights
@@ -28,20 +29,26 @@ from sparsebp.nn.recurrent.tape import (
 )
 
 
-class RecurrentOptions(TypedDict, total=False):
+class BuildOptions(TypedDict, total=False):
+    """The arguments of recurrent layers that have no place among torch.nn's; see `Recurrent`."""
+
+    backward: Backward
+    up_levels: int | None
+    chunks: int | None
+    workers: int | None
+    memory_limit: int | None
+    device: Any
+    dtype: Any
+    rng: Seed
+
+
+class RecurrentOptions(BuildOptions, total=False):
     """The keyword arguments that `RNN`, `GRU` and `LSTM` share; see `Recurrent`."""
 
     bias: bool
     batch_first: bool
     dropout: float
     bidirectional: bool
-    backward: Backward
-    up_levels: int | None
-    chunks: int | None
-    workers: int | None
-    memory_limit: int | None
-    dtype: Any
-    rng: Seed
 
 
 class Recurrent(Layer):
@@ -65,6 +72,8 @@ class Recurrent(Layer):
         Chunks of the chunked scan; default about √T, or what the cost model says.
     workers, memory_limit
         Passed to `plan_scan`; the limit in bytes.
+    device
+        None or ``"cpu"``: layers are built on the host, and moved by `to`.
     dtype
         float32 or float64.
     rng
@@ -90,7 +99,8 @@ class Recurrent(Layer):
         self, cell: CellMath, input_size: int, hidden_size: int, num_layers: int = 1, *, bias: bool = True,
         batch_first: bool = False, dropout: float = 0.0, bidirectional: bool = False, backward: Backward = "auto",
         up_levels: int | None = None, chunks: int | None = None, workers: int | None = None,
-        memory_limit: int | None = None, dtype: Any = np.float32, rng: Seed = None, proj_size: int = 0,
+        memory_limit: int | None = None, device: Any = None, dtype: Any = np.float32, rng: Seed = None,
+        proj_size: int = 0,
     ) -> None:  # fmt: skip
         super().__init__()
         input_size, hidden_size, num_layers = (
@@ -104,7 +114,7 @@ class Recurrent(Layer):
         self.options = BackwardOptions(backward, up_levels, chunks, workers, memory_limit)
         self.generator = check_generator("rng", rng)
         self.directions, self.output_size = 2 if bidirectional else 1, proj_size or hidden_size
-        real = backend.float_dtype(dtype)
+        real = parameter_dtype(dtype, device)
         for run in range(num_layers * self.directions):
             features = input_size if run < self.directions else self.directions * self.output_size
             weights = initial_weights(cell, features, hidden_size, bias, real, self.generator, proj_size)

@@ -10,6 +10,7 @@ from sparsebp import backend, kernels
 from sparsebp.core.arguments import check_flag, check_generator, check_integer
 from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.core.types import Array, Seed
+from sparsebp.nn.arrays import parameter_dtype
 from sparsebp.nn.gradients import Shared
 from sparsebp.nn.layer import Layer, check_gy, check_input
 from sparsebp.nn.recurrent.cell_math import CellMath, initial_weights
@@ -32,6 +33,8 @@ class RecurrentCell(Layer):
         The cell's specifics (given by the subclass).
     input_size, hidden_size, bias
         As in torch.nn.
+    device
+        None or ``"cpu"``: layers are built on the host, and moved by `to`.
     dtype
         float32 or float64.
     rng
@@ -42,15 +45,15 @@ class RecurrentCell(Layer):
     gradients_class: ClassVar[type[CellGradients]] = CellGradients
 
     def __init__(
-        self, cell: CellMath, input_size: int, hidden_size: int, bias: bool = True, *, dtype: Any = np.float32,
-        rng: Seed = None,
+        self, cell: CellMath, input_size: int, hidden_size: int, bias: bool = True, *, device: Any = None,
+        dtype: Any = np.float32, rng: Seed = None,
     ) -> None:  # fmt: skip
         super().__init__()
         input_size = check_integer("input_size", input_size, 1)
         hidden_size = check_integer("hidden_size", hidden_size, 1)
         bias = check_flag("bias", bias)
         self.cell, self.input_size, self.hidden_size = cell, input_size, hidden_size
-        real = backend.float_dtype(dtype)
+        real = parameter_dtype(dtype, device)
         weights = initial_weights(cell, input_size, hidden_size, bias, real, check_generator("rng", rng))
         self.params.update(weights.named())
 

@@ -13,7 +13,8 @@ from sparsebp.kernels.api import Kernels
 from sparsebp.kernels.operands import WeightSums
 from sparsebp.nn.recurrent.cell_math import CellMath
 from sparsebp.nn.recurrent.lengths import Lengths
-from sparsebp.nn.recurrent.recurrent import Recurrent, RecurrentOptions
+from sparsebp.nn.recurrent.lone import takes_lone
+from sparsebp.nn.recurrent.recurrent import BuildOptions, Recurrent
 from sparsebp.nn.recurrent.recurrent_cell import RecurrentCell
 from sparsebp.nn.recurrent.tape import GivenState, State, Tape, Weights
 
@@ -64,6 +65,7 @@ class RNNMath(CellMath):
         lengths.fill(tape.h, 1 if self.nonlinearity == "tanh" else 0)
 
 
+@takes_lone(2, 1)
 class RNN(Recurrent):
     """A recurrent layer with torch.nn.RNN's arguments, parameters and layouts; see `Recurrent` for all of them.
 
@@ -75,9 +77,10 @@ class RNN(Recurrent):
         Layers stacked on one another.
     nonlinearity
         ``"tanh"`` or ``"relu"``.
+    bias, batch_first, dropout, bidirectional
+        As `Recurrent`.
     **options
-        As `Recurrent`: bias, batch_first, dropout, bidirectional, backward, up_levels, chunks, workers, memory_limit,
-        dtype, rng.
+        As `Recurrent`: backward, up_levels, chunks, workers, memory_limit, device, dtype, rng.
     """
 
     def __init__(
@@ -86,17 +89,25 @@ class RNN(Recurrent):
         hidden_size: int,
         num_layers: int = 1,
         nonlinearity: Nonlinearity = "tanh",
-        **options: Unpack[RecurrentOptions],
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        **options: Unpack[BuildOptions],
     ) -> None:
         self.nonlinearity: Nonlinearity = nonlinearity
-        super().__init__(RNNMath(nonlinearity), input_size, hidden_size, num_layers, **options)
+        super().__init__(
+            RNNMath(nonlinearity), input_size, hidden_size, num_layers, bias=bias, batch_first=batch_first,
+            dropout=dropout, bidirectional=bidirectional, **options,
+        )  # fmt: skip
 
 
+@takes_lone(1, 0)
 class RNNCell(RecurrentCell):
     """One step of an RNN, as `torch.nn.RNNCell`; see `RecurrentCell`."""
 
     def __init__(
-        self, input_size: int, hidden_size: int, bias: bool = True, nonlinearity: Nonlinearity = "tanh", *,
-        dtype: Any = np.float32, rng: Seed = None,
+        self, input_size: int, hidden_size: int, bias: bool = True, nonlinearity: Nonlinearity = "tanh",
+        device: Any = None, dtype: Any = np.float32, *, rng: Seed = None,
     ) -> None:  # fmt: skip
-        super().__init__(RNNMath(nonlinearity), input_size, hidden_size, bias, dtype=dtype, rng=rng)
+        super().__init__(RNNMath(nonlinearity), input_size, hidden_size, bias, device=device, dtype=dtype, rng=rng)

@@ -5,8 +5,9 @@ One row a worker, one cell an action: ``2I0`` is the input gradient of stage 2 f
 in the columns of their start if every action takes the same time.
 
 Where a schedule has several streams a worker, a row stands for a stream, and its first cell names both: ``0:main``,
-``0:sub``. A first row ``schedule=NAME,first=I,weights=latest,recomputed=0 2`` says what cells cannot.
-PyTorch reads neither, nor U and S: see ``to_csv(…, torch=True)``.
+``0:sub``. A first row ``schedule=NAME,first=I,weights=latest,recomputed=0 2`` says what cells cannot; where no stage
+has weights, and so no U and S, ``updates=step`` and ``synchronised=True`` too. PyTorch reads neither row, nor U and S:
+see ``to_csv(…, torch=True)``.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from sparsebp.schedule.actions import KINDS, Action, Lane, actions_of
 from sparsebp.schedule.costs import Costs
 from sparsebp.schedule.files.csv_rows import OPTIONS, Place, Rows, decode, read_rows
 from sparsebp.schedule.files.for_torch import for_torch
-from sparsebp.schedule.graph import First, StepGraph, Weights
+from sparsebp.schedule.graph import First, StepGraph, Updates, Weights
 from sparsebp.schedule.schedule import Schedule
 from sparsebp.schedule.simulation.simulate import simulate
 from sparsebp.schedule.validate import validate
@@ -87,10 +88,14 @@ def from_csv(content: str | bytes, *, first: First | None = None, weights: Weigh
         first = cast(First | None, rows.options.get("first", ("F",))[0])
     if weights is None:
         weights = cast(Weights | None, rows.options.get("weights", (None,))[0])
+    updates = cast(Updates | None, rows.options.get("updates", (None,))[0])
     try:
-        graph = infer_graph(rows.places, first or "F", weights, rows.numbers("unweighted"))
+        graph = infer_graph(
+            rows.places, first or "F", weights, rows.numbers("unweighted"), updates, rows.flag("synchronised")
+        )
     except OptionError as error:
-        found = (place for key, (_, place) in rows.options.items() if key in ("first", "weights", "unweighted"))
+        about = ("first", "weights", "updates", "unweighted")
+        found = (place for key, (_, place) in rows.options.items() if key in about)
         raise rows.refused(error.problem, next(found, Place(1, 1)), expected=error.expected, got=error.got,
                            remedy=error.remedy or "") from error  # fmt: skip
     try:
@@ -140,7 +145,8 @@ def to_csv(schedule: Schedule, *, torch: bool = False) -> str:
 
 
 def infer_graph(actions: Iterable[Action], first: First = "F", weights: Weights | None = None,
-                unweighted: Iterable[int] = ()) -> StepGraph:  # fmt: skip
+                unweighted: Iterable[int] = (), updates: Updates | None = None,
+                synchronised: bool | None = None) -> StepGraph:  # fmt: skip
     """Return the graph of a step that consists of some actions.
 
     Parameters
@@ -151,6 +157,8 @@ def infer_graph(actions: Iterable[Action], first: First = "F", weights: Weights 
         See `read_csv`.
     unweighted
         Stages without weights, beside those that have no W, B, S or U.
+    updates, synchronised
+        See `StepGraph`; None: as the actions have it, which do not say it where no stage has weights.
 
     Raises
     ------
@@ -158,21 +166,22 @@ def infer_graph(actions: Iterable[Action], first: First = "F", weights: Weights 
         There is no such graph: for instance some U have a micro-batch, and some have none.
     """
     everything = set(actions)
-    updates = {action.microbatch is not None for action in everything if action.kind == "U"}
-    if len(updates) > 1:
+    found = {action.microbatch is not None for action in everything if action.kind == "U"}
+    if len(found) > 1:
         mixed = [min(u for u in everything if u.kind == "U" and (u.microbatch is None) == none) for none in (1, 0)]
         raise OptionError("Some updates are of one micro-batch, and some of the step", expected="one kind of them",
                           got=" and ".join(map(str, mixed)), remedy="Write all as 0U, or all as 0U0")  # fmt: skip
+    updates = updates or ("none" if not found else "microbatch" if True in found else "step")
     stages = range(1 + max(action.stage for action in everything))
     weighted = {action.stage for action in everything if action.kind in "WBSU"}.difference(unweighted)
     return StepGraph(
         len(stages),
         1 + max(action.microbatch or 0 for action in everything),
         frozenset(stage for stage in stages if stage not in weighted),
-        updates="none" if not updates else "microbatch" if True in updates else "step",
-        synchronised=any(action.kind == "S" for action in everything),
+        updates=updates,
+        synchronised=any(action.kind == "S" for action in everything) if synchronised is None else synchronised,
         first=first,
-        weights=weights or ("stashed" if True in updates else "current"),
+        weights=weights or ("stashed" if updates == "microbatch" else "current"),
     )
 
 
@@ -201,6 +210,10 @@ def _options(schedule: Schedule) -> dict[str, str]:
         options["first"] = graph.first
     if graph.weights != guess.weights:
         options["weights"] = graph.weights
+    if graph.updates != guess.updates:
+        options["updates"] = graph.updates
+    if graph.synchronised != guess.synchronised:
+        options["synchronised"] = str(graph.synchronised)
     if graph.unweighted != guess.unweighted:
         options["unweighted"] = _listed(graph.unweighted)
     if schedule.recomputed:

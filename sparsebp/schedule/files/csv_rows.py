@@ -14,7 +14,7 @@ from sparsebp.core.errors import FileFormatError, OptionError, ScheduleError
 from sparsebp.schedule.actions import Action, Cell, actions_of, parse, parts_of
 from sparsebp.schedule.schedule import Lane
 
-OPTIONS = ("schedule", "first", "weights", "unweighted", "recomputed")
+OPTIONS = ("schedule", "first", "weights", "updates", "synchronised", "unweighted", "recomputed")
 """What a first row of ``key=value`` cells may say; it begins with the first of these."""
 
 _LABEL = re.compile(r"([0-9]{1,9}):(\w+)")
@@ -80,6 +80,16 @@ class Rows:
         except ValueError:
             raise self.refused("An option is not a list of numbers", place, expected=f"{key}=0 2, say", got=shown(text),
                                remedy="Separate the numbers of the stages by spaces") from None  # fmt: skip
+
+    def flag(self, key: str) -> bool | None:
+        """Return an option that is True or False; None where it is not there."""
+        if key not in self.options:
+            return None
+        text, place = self.options[key]
+        if text not in ("True", "False"):
+            raise self.refused("An option is no truth value", place, expected="True or False", got=shown(text),
+                               remedy="Write one of them, or leave it out")  # fmt: skip
+        return text == "True"
 
     def refused(self, problem: str, place: Place, *, expected: object, got: object, remedy: str) -> FileFormatError:
         """Return the error about a place in the file."""

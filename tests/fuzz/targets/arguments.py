@@ -81,6 +81,13 @@ TABLE: dict[str, tuple[Any, dict[str, Any]]] = {
         nn.LayerNorm,
         {"normalized_shape": SIZE, "eps": EPS, "elementwise_affine": FLAG, "bias": FLAG, "dtype": DTYPE},
     ),
+    "GroupNorm": (
+        lambda **options: nn.GroupNorm(**{"num_groups": 1} | options),
+        {"num_channels": SIZE, "eps": EPS, "affine": FLAG, "bias": FLAG, "dtype": DTYPE},
+    ),
+    "RMSNorm": (nn.RMSNorm, {"normalized_shape": SIZE, "elementwise_affine": FLAG, "dtype": DTYPE}),
+    "PReLU": (nn.PReLU, {"num_parameters": SIZE, "init": NUMBER, "dtype": DTYPE}),
+    "Dropout2d": (nn.Dropout2d, {"p": SHARE, "rng": SEED}),
     "RNN": (nn.RNN, DEEP | {"nonlinearity": ("tanh", "relu")}),
     "GRU": (nn.GRU, DEEP),
     "RNNCell": (nn.RNNCell, RECURRENT | {"nonlinearity": ("tanh", "relu")}),
@@ -103,6 +110,8 @@ TABLE: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
 }
 NEEDED = {
+    "num_channels",
+    "num_parameters",
     "in_features",
     "out_features",
     "in_channels",

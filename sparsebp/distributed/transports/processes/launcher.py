@@ -27,6 +27,16 @@ def launched() -> tuple[int, int] | None:
     return None
 
 
+def launching() -> list[str]:
+    """Return what stands before a command that starts it on as many ranks; nothing where no launcher was used."""
+    ranks = launched()
+    if ranks is None:
+        return []
+    size = str(ranks[1])
+    by_srun = os.environ.get(LAUNCHERS[-1][1]) == size  # whichever interface it tells the ranks by
+    return ["srun" if by_srun else "mpiexec", "-n", size]
+
+
 def quiet_others() -> None:
     """Let all ranks but 0 print nothing from here on, but for an error that `speak` was called for."""
     global _stderr  # noqa: PLW0603 (there is one standard error)

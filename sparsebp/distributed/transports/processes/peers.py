@@ -25,10 +25,13 @@ class End:
         What it failed with, None if it did not.
     own
         Whether that was its own error; else it only heard of another rank's.
+    left
+        What it ended by, if that was no error and not the end of its program: ``sys.exit(0)``, say.
     """
 
     error: str | None = None
     own: bool = False
+    left: str | None = None
 
 
 class Peers:
@@ -39,7 +42,7 @@ class Peers:
         self.ends: dict[int, End] = {}
         self._seen: dict[int, float] = {}
         self._told: list[Any] = []  # requests and what they send
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a handler of signals may come here again
 
     def poll(self) -> None:
         """Take in what has come. Lets MPI go on meanwhile, with everything that is under way."""
@@ -72,9 +75,10 @@ class Peers:
                 )  # fmt: skip
         for rank in needs:
             if rank in self.ends and time.monotonic() - self._seen[rank] > LEFT_SECONDS:
+                end = self.ends[rank]
                 raise TransportError(
                     f"Rank {rank} has ended, and rank {self.rank} waits for it",
-                    expected="the same program on all ranks", got=self.ends[rank].error or "a normal end",
+                    expected="the same program on all ranks", got=end.error or end.left or "the end of its program",
                     remedy="Let all ranks take the same number of steps",
                 )  # fmt: skip
 

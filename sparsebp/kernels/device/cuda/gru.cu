@@ -141,10 +141,11 @@ extern "C" __global__ void __launch_bounds__(32, 1) gru_reduce(
     const real* __restrict__ weights, const real* __restrict__ gy, real* __restrict__ maps,
     const real* __restrict__ carry, real* __restrict__ ga, real* __restrict__ carry_out, const real* __restrict__ x,
     const real* __restrict__ before, real* __restrict__ parts, int features, int64 steps, int batch, int hidden,
-    int64 chunks, int groups) {
+    int64 first_chunk, int64 chunks, int groups) {
     extern __shared__ __align__(16) real shared[];
     constexpr int H = HIDDEN, SQUARE = HIDDEN * HIDDEN;
-    if (int(blockIdx.x) < batch) {
+    const int running = first_chunk > 0 ? batch : 0;
+    if (int(blockIdx.x) < running) {
         const int sample = blockIdx.x;
         if_arriving(gy, [&](auto arriving) {
             gru_run_chunk<decltype(arriving)::value>(
@@ -154,9 +155,9 @@ extern "C" __global__ void __launch_bounds__(32, 1) gru_reduce(
         });
         return;
     }
-    const int block = blockIdx.x - batch;
+    const int block = blockIdx.x - running;
     const int lane = threadIdx.x, slot = lane / GROUP < MATRICES ? lane / GROUP : 0, row = lane % GROUP * ROWS;
-    const int64 chunk = 1 + block / groups;
+    const int64 chunk = first_chunk + block / groups;
     const int first_sample = block % groups * MATRICES;
     const int count = min(MATRICES, batch - first_sample) * H;
     const int64 begin = chunk_begin(chunk, chunks, steps), stride = int64(batch) * H;
@@ -250,17 +251,17 @@ extern "C" __global__ void __launch_bounds__(32, 1) gru_reduce(
         if (gy) rows.add(incoming + slot * H);
     }
     if (lane / GROUP < MATRICES && slot * H < count)
-        rows.store(maps + ((chunk - 1) * batch + first_sample + slot) * MAP, row);
+        rows.store(maps + ((chunk - first_chunk) * batch + first_sample + slot) * MAP, row);
 }
 #else
 // A block a chunk, sample and `rows` rows of P; `weights` is W', (H, 3 H). Three products: a Jacobian would not fit.
 extern "C" __global__ void __launch_bounds__(256, 1) gru_reduce(
     const real* __restrict__ h, const real* __restrict__ h0, const real* __restrict__ gates,
     const real* __restrict__ weights, const real* __restrict__ gy, real* __restrict__ matrices, real* __restrict__ vectors,
-    int64 steps, int batch, int hidden, int64 chunks, int groups) {
+    int64 steps, int batch, int hidden, int64 first_chunk, int64 chunks, int groups) {
     extern __shared__ __align__(16) real shared[];
     const int rows = blockDim.x / WARP * ROWS;
-    const int64 map = blockIdx.x / groups, chunk = 1 + map / batch, at = map % batch * hidden;
+    const int64 map = blockIdx.x / groups, chunk = first_chunk + map / batch, at = map % batch * hidden;
     const int64 stride = int64(batch) * hidden;
     reduce_rows<3, 4>(
         weights, gy ? gy + at : nullptr, matrices + map * hidden * hidden, gy ? vectors + map * hidden : nullptr,

@@ -115,7 +115,7 @@ template <int OUTPUTS, int FOLD> struct UnitWeights {
     __device__ __forceinline__ void add(const real* state, real (&out)[OUTPUTS]) const {
         real sums[OUTPUTS] = {};
         for (int f = 0; f < FOLD; ++f)
-#pragma unroll (OUTPUTS * sizeof(real) > 16 ? 4 : 8)
+#pragma unroll (OUTPUTS * sizeof(real) >= 16 ? 4 : 8)
             for (int k = 0; k < H; ++k)
 #pragma unroll
                 for (int o = 0; o < OUTPUTS; ++o)

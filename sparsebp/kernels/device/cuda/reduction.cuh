@@ -5,8 +5,9 @@
 // spread over lanes and no lane waits for another.
 
 #if defined(HIDDEN) && defined(ROWS)
-constexpr int GROUP = (HIDDEN + ROWS - 1) / ROWS;      // lanes that share one P
+constexpr int GROUP = (SIDE + ROWS - 1) / ROWS;        // lanes that share one P
 constexpr int MATRICES = WARP / GROUP;                 // samples of a warp
+static_assert(MATRICES > 0, "the lanes of a warp hold a whole P");
 constexpr int HIDDEN_PADDED = padded(HIDDEN);
 constexpr int STAGES = (MATRICES * HIDDEN + WARP - 1) / WARP;  // values of all samples at one step, a lane
 
@@ -14,10 +15,10 @@ constexpr int STAGES = (MATRICES * HIDDEN + WARP - 1) / WARP;  // values of all 
 // them, as far as there is room; the others in this lane's own places of shared memory, which hands out one word a cycle and
 // lane and is what a step with few rows waits for. So registers that are left hold KEPT_ROWS rows of W as well. Registers
 // have no index, so all columns are unrolled: not worth it where few would fit. LOADED is how many values of a unit a step
-// loads; the file that includes this one says so.
+// loads; the file that includes this one says so, after maps.cuh.
 constexpr int REAL_WORDS = sizeof(real) / 4, ROW_WORDS = HIDDEN * REAL_WORDS;
 constexpr int LOADS = REAL_WORDS == 1 ? 0 : STAGES * LOADED * REAL_WORDS;  // registers; those of floats are in the rest
-constexpr int FREE = 200 - ROWS * ROW_WORDS - LOADS;                        // of 255, beside P
+constexpr int FREE = (STATES > REAL_WORDS ? 176 : 200) - STATES * ROWS * ROW_WORDS - LOADS;  // of 255, beside P
 constexpr int ROOM = FREE >= ROWS * ROW_WORDS ? HIDDEN : FREE > 0 ? FREE / (ROWS * REAL_WORDS) : 0;
 constexpr int WAITING = 3 * ROOM >= HIDDEN ? ROOM : 0;
 constexpr int STORED = HIDDEN - WAITING;
@@ -86,21 +87,26 @@ template <int KEPT> struct ChunkRows {
 
     // To a map as maps.cuh describes it.
     __device__ __forceinline__ void store(real* map, int row) const {
+        store_rows(map, row, [&](int r, int k) { return p[r][k]; });
+    }
+
+  protected:
+    template <class Value> __device__ __forceinline__ void store_rows(real* map, int row, const Value& value) const {
         map += row * PITCH;  // now: ptxas works out an address for every store, and spills
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) {
-            if (row + r >= HIDDEN) continue;
+            if (row + r >= SIDE) continue;
 #pragma unroll
             for (int k = 0; k < PITCH; k += WIDTH) {
                 real piece[WIDTH];
 #pragma unroll
-                for (int c = 0; c < WIDTH; ++c) piece[c] = k + c < HIDDEN ? p[r][k + c] : k + c == HIDDEN ? v[r] : real(0);
+                for (int c = 0; c < WIDTH; ++c)
+                    piece[c] = k + c < SIDE ? value(r, min(k + c, SIDE - 1)) : k + c == SIDE ? v[r] : real(0);
                 store_wide(map + r * PITCH + k, piece);
             }
         }
     }
 
-  private:
     // sums[r] += row r of P times a row of the matrix, which is `kept` (null: not) and in shared memory.
     __device__ __forceinline__ void column(const real* kept, const real* shared, real (&sums)[ROWS]) const {
 #pragma unroll
@@ -139,15 +145,21 @@ template <int KEPT> struct ChunkRows {
 // The same for any size: a block holds ROWS rows of P a warp, in shared memory, twice. J[t] has TERMS factored terms:
 // J[k][j] = sum over q of coefficient[q](j) * w[q * H + j][k], and with COEFFICIENTS > TERMS the last one is a diagonal.
 // `transposed` is w', (H, TERMS * H); `coefficients(t, j, out)` works out those of one unit.
+//
+// With two STATES, (h, c) of an LSTM, J is made of terms as well. A row (p, c) becomes (p', c') with
+//   c'[j] = sum over q < TERMS - 1 of coefficient[q](j) (p w_q')[j] + coefficient[TERMS](j) c[j],
+//   p'[j] = coefficient[TERMS + 1](j) c'[j] + coefficient[TERMS - 1](j) (p w_last')[j],
+// and c takes the place of c' where it lies.
 template <int TERMS, int COEFFICIENTS, class Function>
 __device__ __forceinline__ void reduce_rows(
     const real* __restrict__ transposed, const real* __restrict__ gy, real* matrix, real* vector, Function coefficients,
     int64 begin, int64 end, int64 stride, int first_row, int H, real* shared) {
     const int lane = threadIdx.x % WARP, row = threadIdx.x / WARP * ROWS, rows = blockDim.x / WARP * ROWS;
-    const int pitch = padded(H), outputs = TERMS * H;
+    const int pitch = padded(H), outputs = TERMS * H, side = STATES * H;
     real* current = shared;
     real* next = current + rows * pitch;
-    real* const factors = next + rows * pitch;
+    real* const cells = next + rows * pitch;
+    real* const factors = cells + (STATES - 1) * rows * pitch;
     real* const incoming = factors + COEFFICIENTS * H;
     real v[ROWS] = {};
     clear(shared, 2 * rows * pitch);
@@ -184,12 +196,19 @@ __device__ __forceinline__ void reduce_rows(
             }
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
+                constexpr int SUMMED = TERMS - (STATES - 1), DIAGONAL = STATES > 1 ? TERMS : COEFFICIENTS - 1;
                 real value = 0;
 #pragma unroll
-                for (int q = 0; q < TERMS; ++q) value += factors[q * H + j] * sums[q][r];
+                for (int q = 0; q < SUMMED; ++q) value += factors[q * H + j] * sums[q][r];
                 if (COEFFICIENTS > TERMS) {
-                    const real before = t == begin ? real(first_row + row + r == j) : current[(row + r) * pitch + j];
-                    value += factors[(COEFFICIENTS - 1) * H + j] * before;
+                    const real* const own = STATES > 1 ? cells : current;
+                    const int unit = (STATES - 1) * H + j;
+                    const real before = t == begin ? real(first_row + row + r == unit) : own[(row + r) * pitch + j];
+                    value += factors[DIAGONAL * H + j] * before;
+                }
+                if constexpr (STATES > 1) {
+                    cells[(row + r) * pitch + j] = value;
+                    value = factors[(TERMS + 1) * H + j] * value + factors[SUMMED * H + j] * sums[SUMMED][r];
                 }
                 next[(row + r) * pitch + j] = value;
             }
@@ -209,8 +228,11 @@ __device__ __forceinline__ void reduce_rows(
 #pragma unroll
     for (int r = 0; r < ROWS; ++r) {
         const int i = first_row + row + r;
-        if (i >= H) continue;
-        for (int k = lane; k < H; k += WARP) matrix[int64(k) * H + i] = current[(row + r) * pitch + k];
+        if (i >= side) continue;
+        for (int k = lane; k < H; k += WARP) {
+            matrix[int64(k) * side + i] = current[(row + r) * pitch + k];
+            if (STATES > 1) matrix[int64(H + k) * side + i] = cells[(row + r) * pitch + k];
+        }
         if (vector && lane == 0) vector[i] = v[r];
     }
 }

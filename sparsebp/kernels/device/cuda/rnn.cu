@@ -114,16 +114,18 @@ extern "C" __global__ void __launch_bounds__(256, 1) rnn_jacobians(
 // J[t] = W' diag(f'(h[t])) is applied in its factored form and never stored.
 #ifdef HIDDEN
 // The last chunk knows its incoming gradient and needs no map: the first `batch` warps run it at once, each a sample.
-// The others take a chunk 1 ... chunks - 2 and MATRICES samples each; the map of chunk 0 is not used.
+// The others take a chunk 1 ... chunks - 2 and MATRICES samples each; the map of chunk 0 is not used. With `first_chunk` 0
+// nothing is run, and the maps of all chunks are made.
 // Operations: 2 H^3 a step and sample, in ROWS multiply-adds a loaded word; bytes: h and gy once.
 extern "C" __global__ void __launch_bounds__(32, 1) rnn_reduce(
     const real* __restrict__ h, const real* __restrict__ weights, const real* __restrict__ gy, real* __restrict__ maps,
     const real* __restrict__ carry, real* __restrict__ gz, real* __restrict__ carry_out, const real* __restrict__ x,
     const real* __restrict__ before, real* __restrict__ parts, int features, int64 steps, int batch, int hidden,
-    int64 chunks, int groups) {
+    int64 first_chunk, int64 chunks, int groups) {
     extern __shared__ __align__(16) real shared[];
     constexpr int H = HIDDEN;
-    if (int(blockIdx.x) < batch) {
+    const int running = first_chunk > 0 ? batch : 0;
+    if (int(blockIdx.x) < running) {
         const int sample = blockIdx.x;
         if_arriving(gy, [&](auto arriving) {
             rnn_run_chunk<decltype(arriving)::value>(
@@ -133,9 +135,9 @@ extern "C" __global__ void __launch_bounds__(32, 1) rnn_reduce(
         });
         return;
     }
-    const int block = blockIdx.x - batch;
+    const int block = blockIdx.x - running;
     const int lane = threadIdx.x, slot = lane / GROUP < MATRICES ? lane / GROUP : 0, row = lane % GROUP * ROWS;
-    const int64 chunk = 1 + block / groups;
+    const int64 chunk = first_chunk + block / groups;
     const int first_sample = block % groups * MATRICES;
     const int count = min(MATRICES, batch - first_sample) * H;  // values of this warp's samples at one step
     const int64 begin = chunk_begin(chunk, chunks, steps), stride = int64(batch) * H;
@@ -179,16 +181,16 @@ extern "C" __global__ void __launch_bounds__(32, 1) rnn_reduce(
         if (gy) rows.add(incoming + slot * H);
     }
     if (lane / GROUP < MATRICES && slot * H < count)
-        rows.store(maps + ((chunk - 1) * batch + first_sample + slot) * MAP, row);
+        rows.store(maps + ((chunk - first_chunk) * batch + first_sample + slot) * MAP, row);
 }
 #else
 // A block a chunk, sample and `rows` rows of P; `weights` is W', (H, H).
 extern "C" __global__ void __launch_bounds__(256, 1) rnn_reduce(
     const real* __restrict__ h, const real* __restrict__ weights, const real* __restrict__ gy, real* __restrict__ matrices,
-    real* __restrict__ vectors, int64 steps, int batch, int hidden, int64 chunks, int groups) {
+    real* __restrict__ vectors, int64 steps, int batch, int hidden, int64 first_chunk, int64 chunks, int groups) {
     extern __shared__ __align__(16) real shared[];
     const int rows = blockDim.x / WARP * ROWS;
-    const int64 map = blockIdx.x / groups, chunk = 1 + map / batch, at = map % batch * hidden;
+    const int64 map = blockIdx.x / groups, chunk = first_chunk + map / batch, at = map % batch * hidden;
     const int64 stride = int64(batch) * hidden;
     reduce_rows<1, 1>(
         weights, gy ? gy + at : nullptr, matrices + map * hidden * hidden, gy ? vectors + map * hidden : nullptr,

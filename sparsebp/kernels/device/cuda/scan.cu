@@ -9,8 +9,10 @@
 #ifdef HIDDEN
 constexpr int BLOCK = 256;
 constexpr int FITS = 20480 / (MAP * int(sizeof(real)));
-constexpr int ROUND = FITS > 8 ? 8 : FITS / 2 * 2;  // even: two copies of the state alternate, and a round begins with the first
+// Even, so that a round begins with the first of two copies of the state that alternate; or a single chunk.
+constexpr int ROUND = FITS > 8 ? 8 : FITS > 1 ? FITS / 2 * 2 : FITS;
 static_assert(ROUND > 0, "two maps fit");
+constexpr int OWN = (HIDDEN + WARP - 1) / WARP;  // rows of a lane
 constexpr int PIECES = MAP / WIDTH, SHARE = (ROUND * PIECES + BLOCK - WARP - 1) / (BLOCK - WARP);
 
 // A block a sample: its first warp follows the chain of chunks and finds their maps in shared memory, where the others
@@ -19,10 +21,11 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) scan_combine(
     const real* __restrict__ maps, real* __restrict__ carry, int batch, int hidden, int64 chunks) {
     constexpr int H = HIDDEN;
     __shared__ __align__(16) real rounds[2][ROUND * MAP];
-    __shared__ __align__(16) real state[2][WARP];
-    const int lane = threadIdx.x % WARP, unit = min(lane, H - 1);
+    __shared__ __align__(16) real state[2][OWN * WARP];
+    const int lane = threadIdx.x % WARP;
     const bool follows = threadIdx.x < WARP;
-    const int64 stride = int64(batch) * H, at = int64(blockIdx.x) * H + unit;
+    const int64 stride = int64(batch) * H, at = int64(blockIdx.x) * H;
+    const auto unit = [&](int o) { return min(lane + o * WARP, H - 1); };
 
     // The maps of ROUND chunks: `last`, last - 1 ..., where there is none that of chunk 1.
     const auto bring = [&](real* to, int64 last) {
@@ -41,42 +44,56 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) scan_combine(
             if (p < ROUND * PIECES) reinterpret_cast<Piece*>(to)[p] = pieces[s];
         }
     };
-    const auto row_of = [&](const real* map, real(&row)[PITCH]) {
+    const auto rows_of = [&](const real* map, real(&rows)[OWN][PITCH]) {
 #pragma unroll
-        for (int k = 0; k <= H; k += WIDTH) load_wide(map + unit * PITCH + k, *reinterpret_cast<real(*)[WIDTH]>(row + k));
+        for (int o = 0; o < OWN; ++o)
+#pragma unroll
+            for (int k = 0; k <= H; k += WIDTH)
+                load_wide(map + unit(o) * PITCH + k, *reinterpret_cast<real(*)[WIDTH]>(rows[o] + k));
     };
 
     if (follows)
-        state[0][lane] = carry[(chunks - 2) * stride + at];
+#pragma unroll
+        for (int o = 0; o < OWN; ++o) state[0][lane + o * WARP] = carry[(chunks - 2) * stride + at + unit(o)];
     else
         bring(rounds[0], chunks - 2);
     __syncthreads();
-    real* out = carry + (chunks - 3) * stride + at;
+    real* out = carry + (chunks - 3) * stride + at + unit(0);
     int now = 0;
     for (int64 last = chunks - 2; last >= 1; last -= ROUND, now ^= 1) {
         if (!follows)
             bring(rounds[now ^ 1], last - ROUND);
         else {
-            const int count = int(min(last, int64(ROUND)));
-            real row[PITCH];
-            row_of(rounds[now], row);
+            const int count = int(min(last, int64(ROUND))), odd = ROUND % 2 ? now : 0;
+            real rows[OWN][PITCH];
+            rows_of(rounds[now], rows);
 #pragma unroll
             for (int i = 0; i < ROUND; ++i) {
                 if (i == count) break;
-                real sums[4] = {row[H]};
+                real sums[OWN][4] = {};
+#pragma unroll
+                for (int o = 0; o < OWN; ++o) sums[o][0] = rows[o][H];
 #pragma unroll
                 for (int k = 0; k < H; k += WIDTH) {
                     real piece[WIDTH];
-                    load_wide(state[i % 2] + k, piece);
+                    load_wide(state[(i + odd) % 2] + k, piece);
 #pragma unroll
                     for (int q = 0; q < WIDTH; ++q)
-                        if (k + q < H) sums[(k + q) % 4] += row[k + q] * piece[q];
+#pragma unroll
+                        for (int o = 0; o < OWN; ++o)
+                            if (k + q < H) sums[o][(k + q) % 4] += rows[o][k + q] * piece[q];
                 }
-                const real value = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-                state[(i + 1) % 2][lane] = value;
-                if (i + 1 < ROUND) row_of(rounds[now] + (i + 1) * MAP, row);
+                real values[OWN];
+#pragma unroll
+                for (int o = 0; o < OWN; ++o) {
+                    values[o] = (sums[o][0] + sums[o][1]) + (sums[o][2] + sums[o][3]);
+                    state[(i + 1 + odd) % 2][lane + o * WARP] = values[o];
+                }
+                if (i + 1 < ROUND) rows_of(rounds[now] + (i + 1) * MAP, rows);
                 __syncwarp();
-                if (lane < H) *out = value;
+#pragma unroll
+                for (int o = 0; o < OWN; ++o)
+                    if (lane + o * WARP < H) out[o * WARP] = values[o];
                 out -= stride;
             }
         }
@@ -84,25 +101,26 @@ extern "C" __global__ void __launch_bounds__(BLOCK, 1) scan_combine(
     }
 }
 #else
-// A block a sample, any size: a thread a unit.
+// A block a sample, any size: a thread a unit, or several.
 extern "C" __global__ void __launch_bounds__(1024, 1) scan_combine(
     const real* __restrict__ matrices, const real* __restrict__ vectors, real* __restrict__ carry, int batch, int hidden,
     int64 chunks) {
     extern __shared__ __align__(16) real state[];
-    const int unit = threadIdx.x;
-    const bool active = unit < hidden;
-    const int64 stride = int64(batch) * hidden, at = int64(blockIdx.x) * hidden + unit;
-    real value = active ? carry[(chunks - 2) * stride + at] : real(0);
+    const int64 stride = int64(batch) * hidden, at = int64(blockIdx.x) * hidden;
+    real *now = state, *next = state + hidden;
+    for (int unit = threadIdx.x; unit < hidden; unit += blockDim.x) now[unit] = carry[(chunks - 2) * stride + at + unit];
     for (int64 c = chunks - 2; c >= 1; --c) {
-        real* const place = state + c % 2 * hidden;
-        if (active) place[unit] = value;
         __syncthreads();
-        if (!active) continue;
-        const real* const map = matrices + ((c - 1) * batch + blockIdx.x) * hidden * hidden + unit;
-        value = vectors ? vectors[(c - 1) * stride + at] : real(0);
+        for (int unit = threadIdx.x; unit < hidden; unit += blockDim.x) {
+            const real* const map = matrices + ((c - 1) * batch + blockIdx.x) * hidden * hidden + unit;
+            real value = vectors ? vectors[(c - 1) * stride + at + unit] : real(0);
 #pragma unroll 8
-        for (int k = 0; k < hidden; ++k) value += map[int64(k) * hidden] * place[k];
-        carry[(c - 1) * stride + at] = value;
+            for (int k = 0; k < hidden; ++k) value += map[int64(k) * hidden] * now[k];
+            carry[(c - 1) * stride + at + unit] = next[unit] = value;
+        }
+        real* const swap = now;
+        now = next;
+        next = swap;
     }
 }
 #endif

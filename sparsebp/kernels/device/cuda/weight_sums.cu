@@ -9,7 +9,8 @@
 
 constexpr int ENTRIES = 8, ROWS = 64;
 
-// Columns of ga are in torch's order of gates, r, z, n, over the state, and n, r, z over the input.
+// Columns of ga are in torch's order of gates; but where there are more of them than gates, those of the input begin with the
+// last one: a GRU's n, r, z, and r, z, n over the state.
 extern "C" __global__ void __launch_bounds__(512, 1) sum_weights(
     const real* __restrict__ parts, real* __restrict__ w_ih, real* __restrict__ w_hh, real* __restrict__ b_ih,
     real* __restrict__ b_hh, int64 count, int hidden, int features, int inputs, int gates, int columns) {
@@ -27,6 +28,7 @@ extern "C" __global__ void __launch_bounds__(512, 1) sum_weights(
     }
     if (row > 0 || e >= entries) return;
     sum = table[0][threadIdx.x];
+    const int last_first = columns > gates ? gates - 1 : 0;
     const int unit = e % hidden, over_state = gates * hidden, over_inputs = gates * inputs;
     int v = e / hidden;
     if (v < over_state) {
@@ -35,11 +37,11 @@ extern "C" __global__ void __launch_bounds__(512, 1) sum_weights(
     }
     v -= over_state;
     if (v < over_inputs) {
-        const int gate = (v / inputs + gates - 1) % gates, input = v % inputs;
+        const int gate = (v / inputs + last_first) % gates, input = v % inputs;
         if (input < features) w_ih[(gate * hidden + unit) * features + input] = sum;
         return;
     }
     v -= over_inputs;
-    if (b_ih && v < gates) b_ih[(v + gates - 1) % gates * hidden + unit] = sum;
+    if (b_ih && v < gates) b_ih[(v + last_first) % gates * hidden + unit] = sum;
     if (b_hh && v >= columns - gates) b_hh[(v - (columns - gates)) * hidden + unit] = sum;
 }

@@ -2,8 +2,9 @@
 
 Three things make them faster than NumPy's, and results the same for every number of threads:
 
-- Small products have kernels of their own in OpenBLAS, which do not copy their operands first (Goto and van de Geijn's
-  packing). A large matrix in blocks is read once, without that copy.
+- Small products have kernels of their own in OpenBLAS for AVX-512, which do not copy their operands first (Goto and van
+  de Geijn's packing). A large matrix in blocks is read once, without that copy. Where a BLAS has none, it is left to
+  pack large parts: in small blocks it reached half the speed there.
 - The large matrix is cut along its outer axis, always alike. So the same thread meets the same rows of a weight in
   forward, input gradient and update: they stay in its cache, and do not wander to and fro between two.
 - The threads are those of the other kernels. A library's own go on spinning after each product, and those that are
@@ -21,7 +22,7 @@ import numpy as np
 from sparsebp.core import threads
 from sparsebp.core.types import Array
 from sparsebp.kernels.api.checks import written
-from sparsebp.kernels.host.dense.blas import blas_of, gemm
+from sparsebp.kernels.host.dense.blas import blas_of, gemm, has_small_kernels
 from sparsebp.kernels.host.engine.parts import INNER_JIT, JIT, span
 from sparsebp.kernels.host.engine.team import parallel, team_for
 from sparsebp.kernels.host.optim.optimizers import CHUNK
@@ -72,8 +73,8 @@ class Plan(NamedTuple):
 
 
 @lru_cache(maxsize=4096)
-def plan(m: int, n: int, k: int, itemsize: int, a_transposed: bool, b_transposed: bool) -> Plan:
-    """Return how C (m, n) = A (m, k) B (k, n) is cut."""
+def plan(m: int, n: int, k: int, itemsize: int, a_transposed: bool, b_transposed: bool, small: bool) -> Plan:
+    """Return how C (m, n) = A (m, k) B (k, n) is cut; `small`: whether the BLAS has kernels for small products."""
     largest = max(m * n, m * k, k * n)
     if m * n == largest:
         outer, inner = M, N
@@ -83,16 +84,18 @@ def plan(m: int, n: int, k: int, itemsize: int, a_transposed: bool, b_transposed
         outer, inner = (K, M) if a_transposed else (M, K)
     sizes = (m, n, k)
     thin = sizes[3 - outer - inner]
-    packed = thin > THIN
+    result = (outer, inner) == (M, N) and n <= CHUNK  # a gradient of weights: its blocks also go into an update
+    packed = thin > THIN or not (small or result)
     if outer == K and not any(thin <= most and largest >= least for most, least in _SUMS):
         outer, inner, packed = inner, K, True
     length, across = sizes[outer], sizes[inner]
-    width = across if inner == K else min(across, _INNER if thin <= _INNER_THIN else _INNER // 2)
+    width = across if inner == K or not small else min(across, _INNER if thin <= _INNER_THIN else _INNER // 2)
     rows = 0 if packed else min(SMALL // max(thin * width, 1) // _LEAST_ROWS * _LEAST_ROWS, _MOST_ROWS)
     step = rows
-    if rows and (outer, inner) == (M, N):  # whole chunks of a sum of squares, as `product_update` takes them
+    if (outer, inner) == (M, N) and not packed:  # whole chunks of a sum of squares, as `product_update` takes them
         chunk = max(CHUNK // n, 1)
         step = max(_BLOCK_BYTES // (itemsize * max(n, 1)) // chunk, 1) * chunk
+        rows = rows if small else step
     most, work = _MAX_SUMS if outer == K else _MAX_PARTS, m * n * k
     if rows:
         parts = max(1, min(work // _PART, most, length // step))
@@ -138,7 +141,7 @@ def describe(a: Array, b: Array) -> tuple[Plan, np.ndarray]:
     """Return how the product of two matrices is cut, and all that compiled code wants to know of them."""
     (m, k), n = a.shape, b.shape[1]
     (a_turned, lda), (b_turned, ldb) = layout_of(a) or (False, k), layout_of(b) or (False, n)
-    cut = plan(m, n, k, a.itemsize, a_turned, b_turned)
+    cut = plan(m, n, k, a.itemsize, a_turned, b_turned, has_small_kernels())
     return cut, np.array([m, n, k, lda, ldb, n, a_turned, b_turned, *cut, a.itemsize], np.int64)
 
 

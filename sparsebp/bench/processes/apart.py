@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from sparsebp.bench.tools.spawned import Spawned
+from sparsebp.bench.processes.spawned import Spawned
 from sparsebp.core import timing
 from sparsebp.core.errors import SparseBPError
 

@@ -1,11 +1,9 @@
-"""What a rank of the benchmark of data-parallel training runs: ``mpiexec -n 2 python -m`` this, with its settings."""
+"""What a rank of the benchmark of data-parallel training runs, see `sparsebp.bench.processes.ranks`."""
 
 from __future__ import annotations
 
-import json
 import os
 import socket
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -21,12 +19,10 @@ from sparsebp.core.threads import set_threads
 from sparsebp.distributed.data_parallel.executor import ReplicaExecutor
 from sparsebp.distributed.data_parallel.search import ReverseFirstKExecutor
 from sparsebp.distributed.transport import Handle, Transport
-from sparsebp.distributed.transports.mpi import MPITransport
 from sparsebp.schedule import Schedule
 from sparsebp.schedule.builders import data_parallel, place_updates, reverse_first_k
 
 SGD: dict[str, Any] = {"lr": 1e-3, "momentum": 0.9}
-MARK = "measured: "
 _FEW = 64  # bytes
 
 
@@ -155,6 +151,7 @@ class Sides:
     def _torch(self, model: nn.Sequential) -> Callable[[int], object]:
         torch = import_torch()
         torch.set_num_threads(1)
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = self.transport.broadcast(free.getsockname()[1])
@@ -187,10 +184,9 @@ class Sides:
         return max(self.transport.share((time.perf_counter() - began) / count))
 
 
-def main(given: Mapping[str, Any]) -> None:
-    """Measure all sides in turn; rank 0 prints the seconds of every round."""
+def work(transport: Transport, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Measure all sides in turn; return the seconds of every round, the k that was found, and the bytes summed."""
     set_threads(1)
-    transport = MPITransport(progress=True)
     sides = Sides(transport, given)
     seconds: dict[str, list[float]] = {name: [] for name in sides.runs}
     names = list(seconds)
@@ -199,13 +195,6 @@ def main(given: Mapping[str, Any]) -> None:
     for number in range(given["rounds"]):
         for name in names[number % len(names) :] + names[: number % len(names)]:
             seconds[name].append(sides.seconds(name, given["steps"]))
-    if transport.rank == 0:
-        print(MARK + json.dumps({"seconds": seconds, "k": sides.k, "bytes": sides.bytes}), flush=True)
     if given["peer"]:
         import_torch().distributed.destroy_process_group()
-    transport.close()
-
-
-if __name__ == "__main__":
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    main(json.loads(sys.argv[1]))
+    return {"seconds": seconds, "k": sides.k, "bytes": sides.bytes}

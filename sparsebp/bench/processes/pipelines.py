@@ -1,9 +1,7 @@
-"""What a rank of ``sparsebp bench scaling-measured`` runs: ``mpiexec -n 2 python -m`` this, with its settings."""
+"""What a rank of ``sparsebp bench scaling-measured`` runs, see `sparsebp.bench.processes.ranks`."""
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from sparsebp import nn, optim
-from sparsebp.bench.tools.replicas import MARK, SGD, mlp
+from sparsebp.bench.processes.replicas import SGD, mlp
 from sparsebp.core.threads import set_threads
 from sparsebp.distributed.pipeline.executor import PipelineExecutor
 from sparsebp.distributed.transport import Transport
-from sparsebp.distributed.transports.mpi import MPITransport
 from sparsebp.runtime.actions import Run
 from sparsebp.runtime.stages import Stages
 from sparsebp.runtime.step import Step
@@ -95,16 +92,9 @@ def transfers(transport: Transport, sizes: list[int]) -> list[tuple[int, float]]
     return found
 
 
-def main(given: Mapping[str, Any]) -> None:
-    """Run all schedules; rank 0 prints the spans of every step, and the transfers."""
+def work(transport: Transport, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Run all schedules; return the spans of every step, and the transfers."""
     set_threads(1)
-    transport = MPITransport()
     link = transfers(transport, given["sizes"])
     spans = {name: list(steps(name, transport, given)) for name in given["schedules"]}
-    if transport.rank == 0:
-        print(MARK + json.dumps({"spans": spans, "transfers": link}), flush=True)
-    transport.close()
-
-
-if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    return {"spans": spans, "transfers": link}

@@ -1,0 +1,324 @@
+"""How recurrences are launched, whatever the cell: forms of the kernels, chunks of time, sums of weight gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sparsebp.core.errors import OptionError
+from sparsebp.core.types import Array
+from sparsebp.kernels.api.recurrent import MOST_INPUTS, room_for, room_for_sums
+from sparsebp.kernels.device.base import MAX_THREADS, WARP, Defines, Launcher, ceil_div, real_define, thread_block
+from sparsebp.kernels.device.recurrent_cycles import Gpu, Layer, in_registers, in_warps, map_values, rows_a_lane
+from sparsebp.kernels.operands import WeightSums
+from sparsebp.kernels.weight_sums import multiply_sums
+
+_INPUT_STEPS = 16
+"""Steps of the input that forward keeps in shared memory at most: two rounds, see ``cuda/forward.cuh``."""
+SUM_REGISTERS = 132
+"""32-bit registers of a thread that may hold weights and the sums of their gradients."""
+_SUM_BLOCK = 8, 64
+"""Entries and rows of threads of a block of ``sum_weights``, as ENTRIES and ROWS in weight_sums.cu."""
+
+
+@dataclass(frozen=True)
+class UnitForm:
+    """How a sequential kernel runs: defines, threads, bytes of shared memory; `streamed` wants weights by unit."""
+
+    defines: Defines
+    threads: int
+    shared: int
+    streamed: bool
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What the launches of the cells differ in.
+
+    Attributes
+    ----------
+    name
+        Begins the names of files and kernels.
+    gates, columns
+        H rows of weights, and of ga, which the backward writes.
+    states
+        Arrays (B, H) that the state consists of.
+    factors
+        Values of a unit and step that a block's reduction keeps beside its rows.
+    """
+
+    name: str
+    gates: int
+    columns: int
+    states: int
+    factors: int
+    defines: Defines
+
+
+class Saved(NamedTuple):
+    """What a way back starts from: the forward's arrays, (T, B, H) first, the weights, and the gradient at every h."""
+
+    arrays: tuple[Array, ...]
+    w_hh: Array
+    gy: Array | None
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """T, B and H."""
+        steps, batch, hidden = self.arrays[0].shape
+        return steps, batch, hidden
+
+    @property
+    def dtype(self) -> Any:
+        """Of everything."""
+        return self.w_hh.dtype
+
+
+class RecurrentLauncher(Launcher):
+    """Launches the kernels of any cell."""
+
+    SUM_REGISTERS = SUM_REGISTERS
+
+    def _forward(
+        self, cell: Cell, inputs: tuple[Array | None, ...], w_hh: Array, initial: tuple[Array, ...], *written: Array
+    ) -> None:
+        """Launch a kernel of ``cuda/*_forward.cu``; `inputs` are x, w_ih (or None), b_ih and b_hh."""
+        steps, batch, hidden = written[0].shape
+        features = 0 if inputs[1] is None else inputs[1].shape[1]
+        inputs_held = room_for(features) if features else 0
+        form = self._unit_form(w_hh, 1, cell.gates, _INPUT_STEPS * MOST_INPUTS if features else 0, inputs_held)
+        defines, block = form.defines | cell.defines, (form.threads,)
+        if features:
+            defines |= {"INPUTS": MOST_INPUTS if form.streamed else inputs_held}
+        weights = self.xp.ascontiguousarray(w_hh.T) if form.streamed else w_hh
+        sizes = (np.int64(steps), np.int32(batch), np.int32(hidden))
+        args = (*inputs, np.int32(features), weights, *initial, *written, *sizes)
+        name = f"{cell.name}_forward"
+        self._launch(f"{name}.cu", name, defines, batch, block, args, form.shared)
+
+    def _jacobians(self, cell: Cell, saved: tuple[Array, ...], w_hh: Array, out: Array) -> None:
+        steps, batch, hidden = saved[0].shape
+        args = (*saved, w_hh, out, np.int32(batch), np.int32(hidden))
+        defines, grid = real_define(out) | {"HIDDEN": 1} | cell.defines, steps * hidden if batch else 0
+        self._launch(f"{cell.name}.cu", f"{cell.name}_jacobians", defines, grid, thread_block(batch), args)
+
+    # ---- the way back ------------------------------------------------------------------------------------------------
+
+    def _back_propagate(
+        self,
+        cell: Cell,
+        saved: Saved,
+        last: tuple[Array | None, ...],
+        written: Array | None,
+        initial: tuple[Array, ...],
+        chunks: int,
+        sums: WeightSums | None,
+    ) -> None:
+        """Run the recursion, or reduce-then-scan: reduce the chunks, combine their maps, run each with its vector.
+
+        `last` and `initial` are the gradients at the arrays of the last state, and of the one before the first step.
+        The last chunk knows its incoming gradient and is run in the first phase; the first one's map is not needed.
+        """
+        steps, batch, hidden = saved.shape
+        form, room, to_sum = self._summing(cell, saved, self._unit_form(saved.w_hh, cell.gates, 1), chunks, sums)
+        if not room and written is None:
+            written = self.xp.empty((steps, batch, cell.columns * hidden), saved.dtype)
+        behind = (*to_sum, np.int64(steps), np.int32(batch), np.int32(hidden))
+        incoming, outgoing = _apart(last, hidden), _apart(initial, hidden)
+
+        def run_chunks(first: int, end: int, carry: tuple[Any, ...], carry_out: tuple[Any, ...]) -> None:
+            """Run chunks with the gradients `carry` (one a chunk) from later steps; see ``rnn_backward`` in rnn.cu."""
+            args = (*saved.arrays, *saved[1:], *carry, written, *carry_out, *behind, np.int64(first), np.int64(chunks))
+            defines, block = form.defines | cell.defines, (form.threads,)
+            name = f"{cell.name}_backward"
+            self._launch(f"{cell.name}.cu", name, defines, (end - first) * batch, block, args, form.shared)
+
+        if chunks == 1 or batch == 0:
+            run_chunks(0, chunks, incoming, outgoing)
+        else:
+            carry = self.xp.empty((chunks - 1, batch, cell.states * hidden), saved.dtype)
+            passed = _packed(carry[-1], hidden)
+            if in_warps(Layer(cell.name, batch, hidden, saved.dtype.itemsize)):
+                run = (*incoming, written, *passed, *behind)
+                maps: tuple[Array | None, ...] = (self._maps_of_warps(cell, saved, chunks, 1, form, run),)
+            else:
+                run_chunks(chunks - 1, chunks, incoming, passed)
+                maps = self._maps_of_blocks(cell, saved, chunks, 1)
+            self._combine_chunks(maps, carry)
+            run_chunks(0, chunks - 1, _packed(carry, hidden), outgoing)
+        if sums is not None and room:
+            self._sum_parts(cell, to_sum[2], room, sums)
+        elif sums is not None:
+            multiply_sums(written, sums)
+
+    def _reduce_all(self, cell: Cell, saved: Saved, maps: Array) -> None:
+        """Reduce all chunks to `maps` (C, B, n + 1, n), which takes as much scratch as these have values."""
+        chunks, batch, _, side = maps.shape
+        if batch == 0:
+            return
+        steps, _, hidden = saved.shape
+        if in_warps(Layer(cell.name, batch, hidden, saved.dtype.itemsize)):
+            none: tuple[None, ...] = (None,) * cell.states
+            sizes = np.int64(steps), np.int32(batch), np.int32(hidden)
+            run = (*_apart(none, hidden), None, *_apart(none, hidden), None, None, None, np.int32(0), *sizes)
+            form = self._unit_form(saved.w_hh, cell.gates, 1)
+            rows = self._maps_of_warps(cell, saved, chunks, 0, form, run).reshape(chunks, batch, side, -1)
+            maps[:, :, :side] = rows[..., :side].transpose(0, 1, 3, 2)
+            maps[:, :, side] = rows[..., side]
+        else:
+            matrices, vectors = self._maps_of_blocks(cell, saved, chunks, 0)
+            maps[:, :, :side] = matrices
+            maps[:, :, side] = 0 if vectors is None else vectors
+
+    def _maps_of_warps(
+        self, cell: Cell, saved: Saved, chunks: int, first: int, form: UnitForm, run: tuple[Any, ...]
+    ) -> Array:
+        """Launch the first phase where a warp holds whole matrices, see ``rnn_reduce`` in rnn.cu; return the maps.
+
+        Of all chunks where `first` is 0. Where it is 1, of all but the first and the last; the last is run with the
+        arguments `run`, in warps of the form `form`.
+        """
+        _, batch, hidden = saved.shape
+        layer = Layer(cell.name, batch, hidden, saved.dtype.itemsize)
+        count = chunks - 2 * first
+        maps = self.xp.empty((count, batch, map_values(layer)), saved.dtype)
+        rows = self._rows_a_lane(layer, count)
+        groups = ceil_div(batch, WARP // ceil_div(layer.side, rows))
+        shared = max(form.shared, _warp_bytes(cell, hidden, rows, layer.itemsize))
+        args = (*saved.arrays, *saved[1:], maps, *run, np.int64(first), np.int64(chunks), np.int32(groups))
+        self._reduce(cell, form.defines | {"ROWS": rows}, first * batch + count * groups, WARP, args, shared)
+        return maps
+
+    def _maps_of_blocks(self, cell: Cell, saved: Saved, chunks: int, first: int) -> tuple[Array, Array | None]:
+        """Launch the first phase for any hidden size, see ``rnn_reduce``; return matrices and vectors of the maps."""
+        (steps, batch, hidden), xp = saved.shape, self.xp
+        side, count = cell.states * hidden, chunks - 2 * first
+        matrices = xp.empty((count, batch, side, side), saved.dtype)
+        vectors = None if saved.gy is None else xp.empty((count, batch, side), saved.dtype)
+        warps, rows, shared = self._block_rows(cell, hidden, saved.dtype.itemsize)
+        groups = ceil_div(side, warps * rows)
+        sizes = np.int64(steps), np.int32(batch), np.int32(hidden), np.int64(first), np.int64(chunks), np.int32(groups)
+        args = (*saved.arrays, xp.ascontiguousarray(saved.w_hh.T), saved.gy, matrices, vectors, *sizes)
+        self._reduce(cell, {"ROWS": rows}, count * batch * groups, warps * WARP, args, shared)
+        return matrices, vectors
+
+    def _reduce(self, cell: Cell, form: Defines, grid: int, threads: int, args: tuple[Any, ...], shared: int) -> None:
+        defines = real_define(args[0]) | cell.defines | form
+        self._launch(f"{cell.name}.cu", f"{cell.name}_reduce", defines, grid, (threads,), args, shared)
+
+    def _combine_chunks(self, maps: tuple[Array | None, ...], carry: Array) -> None:
+        """Launch the second phase: fill `carry` (chunks - 1, B, n) downwards from its last entry."""
+        waiting, batch, side = carry.shape
+        args = (*maps, carry, np.int32(batch), np.int32(side), np.int64(waiting + 1))
+        defines, threads, shared = real_define(carry) | {"HIDDEN": side}, 8 * WARP, 0
+        if len(maps) == 2:  # matrices and vectors
+            defines, threads = real_define(carry), min(ceil_div(side, WARP) * WARP, MAX_THREADS)
+            shared = 2 * side * carry.dtype.itemsize
+        self._launch("scan.cu", "scan_combine", defines, batch if waiting > 1 else 0, (threads,), args, shared)
+
+    # ---- weight gradients --------------------------------------------------------------------------------------------
+
+    def _summing(
+        self, cell: Cell, saved: Saved, form: UnitForm, chunks: int, sums: WeightSums | None
+    ) -> tuple[UnitForm, int, tuple[Any, ...]]:
+        """Return the form of kernels that sum weight gradients, for how many inputs, and their arguments.
+
+        Where nothing is summed, or there is no room, the form as it is, 0, and null pointers.
+        """
+        hidden, itemsize = saved.shape[2], saved.dtype.itemsize
+        features = 0 if sums is None else sums.x.shape[2]
+        room = room_for_sums(self.SUM_REGISTERS, cell.gates, hidden, features, itemsize) if features else 0
+        if sums is None or not room:
+            return form, 0, (None, None, None, np.int32(0))
+        beside = 2 * (form.threads + _padded(room, itemsize)) * itemsize
+        form = replace(form, defines=form.defines | {"INPUTS": room}, shared=form.shared + beside)
+        values = cell.gates * (hidden + room) + cell.columns
+        parts = self.xp.empty((chunks * saved.shape[1], values, hidden), saved.dtype)
+        return form, room, (sums.x, sums.before, parts, np.int32(features))
+
+    def _sum_parts(self, cell: Cell, parts: Array, room: int, sums: WeightSums) -> None:
+        """Sum over the parts (count, values, H) that the chunks left; see ``sum_weights`` in weight_sums.cu."""
+        count, values, hidden = parts.shape
+        entries, rows = _SUM_BLOCK
+        sizes = (hidden, sums.x.shape[2], room, cell.gates, cell.columns)
+        args = (parts, *sums[2:], np.int64(count), *map(np.int32, sizes))
+        grid = ceil_div(values * hidden, entries)
+        self._launch("weight_sums.cu", "sum_weights", real_define(parts), grid, (entries, rows), args)
+
+    # ---- forms -------------------------------------------------------------------------------------------------------
+
+    def _unit_form(self, w_hh: Array, fold: int, outputs: int, beside: int = 0, inputs: int = 0) -> UnitForm:
+        """Return the form for a step that makes `outputs` results a unit from `fold` * H values of state.
+
+        `beside` are values that lie in shared memory besides, at its beginning; `inputs` those of a step that a unit
+        has weights for too.
+
+        Raises
+        ------
+        OptionError
+            The hidden size exceeds the threads of a block.
+        """
+        hidden, itemsize = w_hh.shape[-1], w_hh.dtype.itemsize
+        defines = real_define(w_hh)
+        weights = fold * outputs * hidden
+        threads = ceil_div(hidden, WARP) * WARP
+        state = (2 * fold * threads + beside) * itemsize
+        if threads > MAX_THREADS:
+            raise OptionError(
+                "The hidden size is too large for the device kernels",
+                expected=f"at most {MAX_THREADS}",
+                got=hidden,
+                remedy="Use a smaller hidden size or the host kernels",
+            )
+        if in_registers(weights, hidden, itemsize, outputs * inputs):
+            return UnitForm(defines | {"HIDDEN": hidden}, threads, state, False)
+        staged = _padded(weights * hidden, itemsize) * itemsize + state
+        fits = staged <= self.shared_limit
+        return UnitForm(defines | {"STAGED": int(fits)}, threads, staged if fits else state, True)
+
+    def _rows_a_lane(self, layer: Layer, maps: int) -> int:
+        return rows_a_lane(layer, maps, Gpu(self.multiprocessors, self.double_cost))
+
+    def _block_rows(self, cell: Cell, hidden: int, itemsize: int) -> tuple[int, int, int]:
+        """Return warps a block, rows a warp and bytes of shared memory for the reduction at any hidden size."""
+        for warps, rows in ((8, 4), (8, 2), (8, 1), (4, 1), (2, 1), (1, 1)):
+            held = (1 + cell.states) * warps * rows * _padded(hidden, itemsize)
+            shared = (held + cell.factors * hidden) * itemsize
+            if shared <= self.shared_limit:
+                break
+        return warps, rows, shared
+
+
+def _apart(arrays: tuple[Array | None, ...], hidden: int) -> tuple[Any, ...]:
+    """Return the arguments of a kernel for gradients at a state whose arrays lie apart, (B, H) each or None."""
+    return arrays if len(arrays) == 1 else (*arrays, np.int32(hidden))
+
+
+def _packed(gradients: Array, hidden: int) -> tuple[Any, ...]:
+    """Return the same for gradients (…, n) in which the arrays of a state lie side by side."""
+    side = gradients.shape[-1]
+    if side == hidden:
+        return (gradients,)
+    flat = gradients.reshape(-1)
+    return (*(flat[begin:] for begin in range(0, side, hidden)), np.int32(side))
+
+
+def _padded(count: int, itemsize: int) -> int:
+    width = 16 // itemsize
+    return ceil_div(count, width) * width
+
+
+def _warp_bytes(cell: Cell, hidden: int, rows: int, itemsize: int) -> int:
+    """Return the shared memory of the warp form of a reduction, laid out as in the cell's source."""
+    matrices = WARP // ceil_div(cell.states * hidden, rows)
+    values = ceil_div(matrices * hidden, WARP) * WARP  # of all samples at one step, whole warps
+    square, exchange = hidden * _padded(hidden, itemsize), rows * hidden * WARP
+    if cell.name == "rnn":
+        return (square + 2 * values + exchange) * itemsize
+    width = 16 // itemsize
+    apart = matrices * (square + (0 if square // width % 2 else width))
+    if cell.name == "gru":
+        return (apart + exchange + 11 * values + 3 * hidden * hidden) * itemsize
+    return (apart + square + exchange + 16 * values + 3 * hidden * hidden) * itemsize

@@ -1,0 +1,299 @@
+"""Losses of predicted classes: cross-entropy of logits, and what is left of it behind a log-softmax."""
+
+from __future__ import annotations
+
+import abc
+import math
+from math import prod
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from sparsebp import backend, kernels
+from sparsebp.core.arguments import check_integer, check_number
+from sparsebp.core.errors import DTypeError, OptionError, ShapeError
+from sparsebp.core.types import Array
+from sparsebp.nn.layer import check_input
+from sparsebp.nn.losses.loss import Loss, Reduction
+from sparsebp.patterns.copies import DeviceCopies, frozen
+
+
+class ClassLoss(Loss):
+    """Base of the losses of a prediction (N, C, …) against classes (N, …); (C,) against () is a lone sample.
+
+    Parameters
+    ----------
+    weight
+        (C,): what each class counts, an array of the prediction's dtype; it is copied. None: all the same.
+    size_average, reduce, reduction
+        As for `Loss`. The mean divides by what the positions count together.
+    ignore_index
+        Positions of this class count nothing; their gradient is 0.
+
+    Raises
+    ------
+    OptionError, ShapeError, DTypeError
+        An argument is another one.
+
+    Notes
+    -----
+    With `weight` or `ignore_index`, the mean over micro-batches or ranks is the mean of theirs by samples, as in
+    PyTorch, whatever their positions count.
+    """
+
+    def __init__(
+        self, weight: Array | None = None, size_average: None = None, ignore_index: int = -100, reduce: None = None,
+        reduction: Reduction = "mean",
+    ) -> None:  # fmt: skip
+        super().__init__(size_average, reduce, reduction)
+        self.ignore_index = check_integer("ignore_index", ignore_index, -(2**63), 2**63 - 1)
+        self._weight: DeviceCopies | None = None
+        if weight is not None:
+            check_input(weight, name="weight", shape=(None,))
+            self._weight = DeviceCopies(frozen(backend.to_host(weight).copy()))
+
+    def forward(self, prediction: Array, target: Array) -> tuple[Any, Array]:
+        """Return the loss, a float (an array (N, …) for ``reduction="none"``), and what `input_grad` needs.
+
+        Parameters
+        ----------
+        prediction
+            (N, C, …) or (C,), float32 or float64.
+        target
+            (N, …) or (), any integer dtype, in [0, C) or `ignore_index`. For `CrossEntropyLoss` also probabilities, an
+            array like the prediction.
+
+        Raises
+        ------
+        ShapeError, DTypeError, DeviceError
+            The arguments do not fit each other, or there is nothing to take the mean of.
+        OptionError
+            A class is out of range, or probabilities meet an `ignore_index` that is a class.
+        """
+        value, saved = super().forward(prediction, target)
+        nan = math.isnan(value) if isinstance(value, float) else bool(backend.namespace(saved).isnan(value).any())
+        if nan and target.dtype.kind != "f":  # as a class that is not there makes it
+            self._check_classes(target, saved.shape[_axis(saved)])
+        return value, saved
+
+    def on_device(self, prediction: Array, target: Array) -> tuple[Array, Array]:
+        """Return what `forward` does, a reduced loss as a float64 array of shape (): the host reads nothing.
+
+        A class out of range is not refused: it makes the loss NaN.
+
+        Raises
+        ------
+        ShapeError, DTypeError, DeviceError, OptionError
+            As `forward`.
+        """
+        xp = self._check(prediction, target)
+        shape = self._shape_of(prediction)
+        rows = _rows(xp, prediction)
+        (weight,) = self._weight.on(xp) if self._weight is not None else (None,)
+        losses, slopes, found = self._of_target(xp, rows, target, weight)
+        counts: Any = found
+        value: Any = losses.reshape(shape)
+        if self.reduction == "sum":
+            value = losses.sum(dtype=np.float64)
+        elif self.reduction == "mean" and counts is None:
+            value = losses.mean(dtype=np.float64)
+            slopes *= slopes.dtype.type(1 / len(rows))
+        elif self.reduction == "mean":
+            with np.errstate(divide="ignore", invalid="ignore"):
+                total = counts.sum(dtype=np.float64)
+                value, share = losses.sum(dtype=np.float64) / total, 1 / total
+            # Where all is ignored the loss is NaN, but every gradient 0.
+            slopes *= xp.where((target != self.ignore_index).any(), share, 0).astype(slopes.dtype)
+        if prediction.ndim > 2:
+            slopes = xp.moveaxis(slopes.reshape(len(prediction), *shape[1:], rows.shape[1]), -1, 1)
+        return value, xp.ascontiguousarray(slopes).reshape(prediction.shape)
+
+    def _of_target(
+        self, xp: ModuleType, rows: Array, target: Array, weight: Array | None
+    ) -> tuple[Array, Array, Array | None]:
+        """Return the losses of rows (M, C), their slopes, and what each row counts; None: all 1."""
+        return self._of_classes(xp, rows, xp.ascontiguousarray(target, dtype=np.int64).reshape(len(rows)), weight)
+
+    def _of_classes(
+        self, xp: ModuleType, rows: Array, target: Array, weight: Array | None
+    ) -> tuple[Array, Array, Array | None]:
+        """Return what `_of_target` does, for classes (M,). A row whose class is not there is NaN."""
+        if weight is None and not self._may_ignore(xp, target):
+            return *self._of_rows(xp, rows, target, None), None
+        known, valid = (target >= 0) & (target < rows.shape[1]), target != self.ignore_index
+        at = xp.where(known, target, 0)
+        counts = xp.ones(len(rows), rows.dtype) if weight is None else weight[at]
+        counts = xp.where(valid, xp.where(known, counts, counts.dtype.type(np.nan)), counts.dtype.type(0))
+        losses, slopes = self._of_rows(xp, rows, at, counts)
+        return xp.where(valid, losses, losses.dtype.type(0)), slopes, counts
+
+    @abc.abstractmethod
+    def _of_rows(self, xp: ModuleType, rows: Array, target: Array, counts: Array | None) -> tuple[Array, Array]:
+        """Return the losses of rows (M, C), multiplied with what each counts, and their slopes.
+
+        Without `counts` a class may be out of range: its row is NaN.
+        """
+
+    def _may_ignore(self, xp: ModuleType, target: Array) -> bool:
+        """Whether a position may be ignored; the host looks at its own arrays only."""
+        return bool((target == self.ignore_index).any()) if backend.is_host(xp) else True
+
+    def _check_classes(self, target: Array, classes: int) -> None:
+        kept = target.astype(np.int64)
+        kept = kept[kept != self.ignore_index]
+        low, high = (int(kept.min()), int(kept.max())) if kept.size else (0, 0)  # synchronize!
+        if low < 0 or high >= classes:
+            raise OptionError(
+                "target names a class that is not there", expected=f"classes from 0 to {classes - 1}",
+                got=f"classes from {low} to {high}", remedy="Number the classes from 0, or give the model more outputs",
+            )  # fmt: skip
+
+    def _check(self, prediction: Array, target: Array) -> ModuleType:
+        xp = check_input(prediction, name="prediction")
+        if prediction.ndim == 0 or prediction.shape[_axis(prediction)] == 0:
+            raise ShapeError("prediction has no classes", expected="(N, C, …) or (C,), C of 1 or more",
+                             got=prediction.shape, remedy="Pass a number for every class")  # fmt: skip
+        if target is None:
+            raise DTypeError("target is missing", expected="an array of class numbers", got=None, remedy="Pass target")
+        backend.namespace(prediction, target)
+        self._check_target(prediction, target)
+        if self._weight is not None:
+            (weight,) = self._weight.on(np)
+            backend.check_array(
+                "weight", weight, dtype=prediction.dtype, shape=(prediction.shape[_axis(prediction)],)
+            )  # fmt: skip
+        self._check_some(prediction)
+        return xp
+
+    def _check_target(self, prediction: Array, target: Array) -> None:
+        if target.dtype.kind not in "iu":
+            raise DTypeError(
+                "target has the wrong dtype", expected="integers (class numbers)", got=target.dtype,
+                remedy="Pass class numbers",
+            )  # fmt: skip
+        backend.check_array("target", target, shape=self._shape_of(prediction), contiguous=False)
+
+    @staticmethod
+    def _shape_of(prediction: Array) -> tuple[int, ...]:
+        """Return the shape of the prediction without the classes."""
+        axis = _axis(prediction)
+        return (*prediction.shape[:axis], *prediction.shape[axis + 1 :])
+
+    def _loss_shape(self, saved: Array) -> tuple[int, ...]:
+        return self._shape_of(saved)
+
+    def _spread(self, gy: Array, saved: Array) -> Array:
+        return backend.namespace(saved).expand_dims(gy, _axis(saved))
+
+
+class CrossEntropyLoss(ClassLoss):
+    """Softmax cross-entropy of logits against classes or probabilities, as `torch.nn.CrossEntropyLoss`.
+
+    Parameters
+    ----------
+    weight, size_average, ignore_index, reduce, reduction
+        As for `ClassLoss`. With probabilities the mean divides by the number of positions, and there is nothing to
+        ignore.
+    label_smoothing
+        Share of the target, 0 … 1, that all classes get in equal parts (Szegedy et al., "Rethinking the Inception
+        Architecture for Computer Vision", 2016, §7).
+
+    Raises
+    ------
+    OptionError, ShapeError, DTypeError
+        An argument is another one.
+    """
+
+    def __init__(
+        self, weight: Array | None = None, size_average: None = None, ignore_index: int = -100, reduce: None = None,
+        reduction: Reduction = "mean", label_smoothing: float = 0.0,
+    ) -> None:  # fmt: skip
+        super().__init__(weight, size_average, ignore_index, reduce, reduction)
+        self.label_smoothing = check_number("label_smoothing", label_smoothing, 0, 1)
+
+    def _of_classes(
+        self, xp: ModuleType, rows: Array, target: Array, weight: Array | None
+    ) -> tuple[Array, Array, Array | None]:
+        if not self.label_smoothing:
+            return super()._of_classes(xp, rows, target, weight)
+        each = xp.ones(rows.shape[1], rows.dtype) if weight is None else weight
+        losses, slopes, counts = super()._of_classes(xp, rows, target, each)
+        real, smooth, valid = rows.dtype.type, self.label_smoothing, target != self.ignore_index
+        spread = xp.where(valid[:, None], each * real(smooth / len(each)), real(0))
+        spread_losses, spread_slopes = _against(xp, rows, spread)
+        losses = losses * real(1 - smooth) + xp.where(valid, spread_losses, real(0))
+        return losses, slopes * real(1 - smooth) + spread_slopes, counts
+
+    def _of_rows(self, xp: ModuleType, rows: Array, target: Array, counts: Array | None) -> tuple[Array, Array]:
+        losses, slopes = xp.empty(len(rows), dtype=rows.dtype), xp.empty(rows.shape, dtype=rows.dtype)
+        kernels.get(xp).softmax_cross_entropy(rows, target, losses, slopes)
+        if counts is not None:
+            losses *= counts
+            slopes *= counts[:, None]
+        return losses, slopes
+
+    def _of_target(
+        self, xp: ModuleType, rows: Array, target: Array, weight: Array | None
+    ) -> tuple[Array, Array, Array | None]:
+        if target.dtype.kind != "f":
+            return super()._of_target(xp, rows, target, weight)
+        soft, real = _rows(xp, target), rows.dtype.type
+        if self.label_smoothing:
+            soft = soft * real(1 - self.label_smoothing) + real(self.label_smoothing / rows.shape[1])
+        return *_against(xp, rows, soft if weight is None else soft * weight), None
+
+    def _check_target(self, prediction: Array, target: Array) -> None:
+        if target.dtype.kind != "f" or target.shape != prediction.shape:
+            if target.dtype.kind not in "iu":
+                raise DTypeError(
+                    "target has the wrong dtype", got=f"{target.dtype} of shape {target.shape}",
+                    expected=f"integers (class numbers) {self._shape_of(prediction)}, or probabilities "
+                    f"{prediction.shape}", remedy="Pass class numbers, or probabilities in the prediction's shape",
+                )  # fmt: skip
+            super()._check_target(prediction, target)
+            return
+        backend.check_array("target", target, dtype=prediction.dtype, contiguous=False)
+        if self.ignore_index >= 0:
+            raise OptionError(
+                "Probabilities name no class that could be ignored", expected="a negative ignore_index",
+                got=self.ignore_index, remedy="Leave ignore_index out, or pass class numbers",
+            )  # fmt: skip
+
+
+class NLLLoss(ClassLoss):
+    """``-prediction[class]``, of logarithms of probabilities against classes, as `torch.nn.NLLLoss`.
+
+    Parameters
+    ----------
+    weight, size_average, ignore_index, reduce, reduction
+        As for `ClassLoss`.
+    """
+
+    def _of_rows(self, xp: ModuleType, rows: Array, target: Array, counts: Array | None) -> tuple[Array, Array]:
+        classes, nan = rows.shape[1], rows.dtype.type(np.nan)
+        at = target
+        if counts is None:
+            known = (target >= 0) & (target < classes)
+            at, counts = xp.where(known, target, 0), xp.where(known, rows.dtype.type(1), nan)
+        losses = -xp.take_along_axis(rows, at[:, None], axis=1)[:, 0] * counts
+        return losses, xp.where(at[:, None] == xp.arange(classes), -counts[:, None], rows.dtype.type(0))
+
+
+def _axis(prediction: Array) -> int:
+    """Return the axis of the classes."""
+    return 0 if prediction.ndim < 2 else 1
+
+
+def _rows(xp: ModuleType, array: Array) -> Array:
+    """Return (N, C, …) as contiguous (M, C), a row for each position."""
+    turned = xp.moveaxis(array, 1, -1) if array.ndim > 2 else array
+    return xp.ascontiguousarray(turned).reshape(prod(turned.shape[:-1]), turned.shape[-1])
+
+
+def _against(xp: ModuleType, rows: Array, soft: Array) -> tuple[Array, Array]:
+    """Return ``-Σ soft · log softmax(rows)`` of every row, and the slopes, ``softmax(rows) · Σ soft - soft``."""
+    with np.errstate(invalid="ignore", divide="ignore"):  # infinities give NaN
+        logs = rows - rows.max(axis=1, keepdims=True)
+        logs -= xp.log(xp.exp(logs).sum(axis=1, keepdims=True))
+        return -(soft * logs).sum(axis=1), xp.exp(logs) * soft.sum(axis=1, keepdims=True) - soft
