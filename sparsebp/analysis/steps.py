@@ -41,7 +41,7 @@ def hidden_jacobians(
         whose weights are taken over. It runs as in evaluation, without dropout.
     x
         The model's input, as its forward takes it: (T, B, input_size) for a recurrent layer, or batch first if it says
-        so.
+        so; (T, input_size) is a batch of one.
     h0
         Initial states as the recurrent layer's forward takes them, of an LSTM the pair (h0, c0); None for zeros.
     layer, direction
@@ -109,7 +109,8 @@ class SteppedRun:
         with _evaluating(own):
             recurrent, inputs = _recurrent_of(own, _array(x))
             run = _number(recurrent, layer, direction)
-            states = _drawn(recurrent, inputs, h0) if isinstance(h0, np.random.Generator) else _array(h0)
+            inputs, h0 = _batched(recurrent, inputs, h0 if isinstance(h0, np.random.Generator) else _array(h0))
+            states = _drawn(recurrent, inputs, h0) if isinstance(h0, np.random.Generator) else h0
             _, saved = recurrent.forward(inputs, states)
         self._cell: CellMath = recurrent.cell
         self._tape: Tape = saved.tapes[run]
@@ -160,7 +161,7 @@ def own_layer(model: Any) -> Layer:
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module):
-        from sparsebp.torch.counterparts import layer_of
+        from sparsebp.torch.sparse.counterparts import layer_of
 
         return layer_of(model)
     if not isinstance(model, Layer):
@@ -205,6 +206,17 @@ def _number(recurrent: Recurrent, layer: int, direction: int) -> int:
     """Return the number of the run of a layer in a direction."""
     layer = check_integer("layer", layer, 0, recurrent.num_layers - 1)
     return layer * recurrent.directions + check_integer("direction", direction, 0, recurrent.directions - 1)
+
+
+def _batched(recurrent: Recurrent, x: Any, h0: Any) -> tuple[Any, Any]:
+    """Return a lone sequence (T, features) as a batch of one, and so its initial state; a batch as it is."""
+    if getattr(x, "ndim", 3) != 2:
+        return x, h0
+    if isinstance(h0, tuple):
+        h0 = tuple(part[:, None] for part in h0)
+    elif hasattr(h0, "ndim"):
+        h0 = h0[:, None]
+    return (x[None] if recurrent.batch_first else x[:, None]), h0
 
 
 def _drawn(recurrent: Recurrent, x: Array, rng: np.random.Generator) -> Any:

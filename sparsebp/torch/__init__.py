@@ -20,12 +20,10 @@ except ImportError as error:
         remedy="Install the extra: pip install 'sparsebp[torch]'",
     ) from error
 
-from sparsebp.torch.batched import BatchedCSR
 from sparsebp.torch.cells import GRUCell, LSTMCell, RNNCell
-from sparsebp.torch.jacobian import sparse_jacobian
 from sparsebp.torch.layers import GRU, LSTM, RNN
-from sparsebp.torch.products import ProductPlan, plan_product
 from sparsebp.torch.replacement import Outcome, accelerate, explain
+from sparsebp.torch.sparse import BatchedCSR, ProductPlan, plan_product, sparse_jacobian
 
 __all__ = [
     "GRU",

@@ -97,6 +97,8 @@ def test_layers_directions_and_models_around_them():
     inner = hidden_jacobians(rnn, chain[0](numbers))
     assert inner.shape == (T, B, H, H) and inner.dtype == np.float32
     np.testing.assert_array_equal(hidden_jacobians(chain, numbers), inner)
+    lone = hidden_jacobians(rnn, chain[0](numbers)[1], np.zeros((1, H), np.float32))
+    np.testing.assert_array_equal(lone, hidden_jacobians(rnn, chain[0](numbers)[1:2]))
     classifier = sb.nn.SequenceClassifier(rnn, sb.nn.Linear(H, 2))
     np.testing.assert_array_equal(hidden_jacobians(classifier, chain[0](numbers)), inner)
 
@@ -129,7 +131,7 @@ def test_refusals():
     with pytest.raises(OptionError, match="format"):
         hidden_jacobians(ours, x, format="dense")
     with pytest.raises(ShapeError):
-        hidden_jacobians(ours, x[0])
+        hidden_jacobians(ours, x[0, 0])
     with pytest.raises(MemoryLimitError, match=f"T = {T}, B = {B}, {H} states"):
         hidden_jacobians(ours, x, memory_limit=T * B * H * H * 8 * 3 - 1)
     hidden_jacobians(ours, x, memory_limit=T * B * H * H * 8 * 3)

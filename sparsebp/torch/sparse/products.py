@@ -9,8 +9,8 @@ import torch
 from sparsebp import products
 from sparsebp.core.errors import DeviceError, DTypeError, ShapeError
 from sparsebp.patterns import SparsityPattern
-from sparsebp.torch.structure import pattern_of
-from sparsebp.torch.trilinear import evaluate, number_of
+from sparsebp.torch.sparse.structure import pattern_of
+from sparsebp.torch.sparse.trilinear import evaluate, number_of
 
 
 @torch.compiler.disable
@@ -102,7 +102,7 @@ class ProductPlan:
         a, b = (checked(name, values, nnz) for (name, nnz), values in
                 zip(self._entries.items(), (a_values, b_values), strict=True))  # fmt: skip
         _check_alike(a, b)
-        return evaluate(self._plan, self._number, a, b)
+        return evaluate(self._number, a, b)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ProductPlan, (self._plan,)

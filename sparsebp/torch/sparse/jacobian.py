@@ -11,7 +11,7 @@ from sparsebp.core.errors import DTypeError
 from sparsebp.interop.torch import from_torch
 from sparsebp.jacobians import jacobian_t
 from sparsebp.torch.arrays import on_its_stream, to_tensor
-from sparsebp.torch.counterparts import layer_of
+from sparsebp.torch.sparse.counterparts import layer_of
 
 
 def sparse_jacobian(module: Any, x: torch.Tensor) -> torch.Tensor:
@@ -25,9 +25,9 @@ def sparse_jacobian(module: Any, x: torch.Tensor) -> torch.Tensor:
     ----------
     module
         A module of `torch.nn` that sparsebp has an operator for: Linear, convolutions and transposed ones, pointwise
-        activations, Softmax, pooling, BatchNorm2d in evaluation, LayerNorm, RNN, GRU and LSTM (their output
-        sequences), Flatten, Dropout in evaluation, and Sequentials of them, whose Jacobian is the product; or a layer
-        of `sparsebp.nn`. Weights are read anew at every call.
+        activations, Softmax, pooling, padding, normalisations (BatchNorm in evaluation), RNN, GRU and LSTM (their
+        output sequences), Flatten, Dropout in evaluation, and Sequentials of them, whose Jacobian is the product; or a
+        layer of `sparsebp.nn`. Weights are read anew at every call.
     x
         The input, with a batch: as the module takes it, batch first (recurrent modules: as their ``batch_first`` says).
         float32 or float64, the module's.

@@ -20,20 +20,26 @@ _ARGUMENTS = {
     **dict.fromkeys(("Conv1d", "Conv2d", "Conv3d"), f"{_CONV} dilation groups bias padding_mode dtype"),
     **dict.fromkeys(("ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"),
                     f"{_CONV} output_padding groups bias dilation padding_mode dtype"),
-    **dict.fromkeys(("ReLU", "Tanh", "Sigmoid", "SiLU", "SELU", "Identity"), ""),
+    **dict.fromkeys(("ReLU", "ReLU6", "Tanh", "Sigmoid", "SiLU", "SELU", "Mish", "Identity"), ""),
     "LeakyReLU": "negative_slope",
     "ELU": "alpha",
     "GELU": "approximate",
     "Hardtanh": "min_val max_val",
     "Softplus": "beta threshold",
-    "Softmax": "dim",
+    **dict.fromkeys(("Softmax", "LogSoftmax"), "dim"),
+    "PReLU": "num_parameters dtype",
     **dict.fromkeys(("MaxPool1d", "MaxPool2d"), "kernel_size stride padding dilation ceil_mode"),
     "AvgPool1d": "kernel_size stride padding ceil_mode count_include_pad",
     "AvgPool2d": "kernel_size stride padding ceil_mode count_include_pad divisor_override",
     **dict.fromkeys(("AdaptiveAvgPool1d", "AdaptiveAvgPool2d"), "output_size"),
-    "BatchNorm2d": _NORM,
+    **dict.fromkeys(("BatchNorm1d", "BatchNorm2d"), _NORM),
+    "GroupNorm": "num_groups num_channels eps affine dtype",
+    "RMSNorm": "normalized_shape eps elementwise_affine dtype",
     "LayerNorm": "normalized_shape eps elementwise_affine bias dtype",
-    "Dropout": "p",
+    **dict.fromkeys(("Dropout", "Dropout2d"), "p"),
+    "Flatten": "start_dim end_dim",
+    "Unflatten": "dim unflattened_size",
+    "ZeroPad2d": "padding",
     "RNN": f"{_RECURRENT} nonlinearity",
     "GRU": _RECURRENT,
     "LSTM": f"{_RECURRENT} proj_size",
@@ -69,12 +75,8 @@ def layer_of(module: Any) -> nn.Layer:
     if kind is torch.nn.Sequential:
         return nn.Sequential(*(layer_of(child) for child in module.children())).train(module.training)
     name = kind.__name__
-    if kind is torch.nn.ReLU6:  # a Hardtanh, by another name
-        name = "Hardtanh"
-    elif kind is torch.nn.Flatten:
-        return _flatten(module)
-    elif name not in _ARGUMENTS or kind not in (getattr(torch.nn, name, None), getattr(layers, name, None)):
-        raise _no_layer(name, "torch.nn's " + ", ".join(sorted({*_ARGUMENTS, "Flatten", "ReLU6", "Sequential"})))
+    if name not in _ARGUMENTS or kind not in (getattr(torch.nn, name, None), getattr(layers, name, None)):
+        raise _no_layer(name, "torch.nn's " + ", ".join(sorted({*_ARGUMENTS, "Sequential"})))
     if module.training and getattr(module, "dropout" if name in _RECURRENTS else "p", 0) > 0:
         raise _no_layer(f"{name} that drops elements while training", "a module in evaluation: module.eval()")
     if getattr(module, "return_indices", False):
@@ -105,12 +107,6 @@ def _with_weights(layer: nn.Layer, module: Any) -> nn.Layer:
         layer.to("cuda")
     layer.load_state_dict({name: from_torch(tensor) for name, tensor in tensors.items()})
     return layer.train(module.training)
-
-
-def _flatten(module: Any) -> nn.Layer:
-    if module.start_dim != 1 or module.end_dim != -1:
-        raise _no_layer(f"Flatten({module.start_dim}, {module.end_dim})", "Flatten(), which keeps the batch alone")
-    return nn.Flatten().train(module.training)
 
 
 def _no_layer(got: str, expected: str) -> OptionError:

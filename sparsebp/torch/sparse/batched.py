@@ -8,8 +8,8 @@ import torch
 
 from sparsebp.core.errors import PatternError, ShapeError
 from sparsebp.patterns import SparsityPattern
-from sparsebp.torch.products import ProductPlan, checked, plan_product
-from sparsebp.torch.structure import pattern_of
+from sparsebp.torch.sparse.products import ProductPlan, checked, plan_product
+from sparsebp.torch.sparse.structure import pattern_of
 
 
 class BatchedCSR:
