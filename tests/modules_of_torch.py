@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections import Counter
 from collections.abc import Iterator
@@ -16,14 +17,19 @@ from sparsebp.nn.losses.loss import Loss
 from torch_cases import load
 
 CLOSE = {torch.float64: {"rtol": 1e-9, "atol": 1e-10}, torch.float32: {"rtol": 3e-4, "atol": 3e-5}}
-CASES = load("common_modules")
-INFOS = {i.module_cls.__name__: i for i in CASES.module_db if hasattr(nn, i.module_cls.__name__)}
+
+
+@functools.cache
+def infos() -> dict[str, Any]:
+    """Return PyTorch's `ModuleInfo` of every module whose name we have. Its lists are slow to import."""
+    found = load("common_modules").module_db
+    return {info.module_cls.__name__: info for info in found if hasattr(nn, info.module_cls.__name__)}
 
 
 def outcomes(name: str, dtype: torch.dtype, training: bool) -> Iterator[tuple[str, str, str]]:
     """Yield for every case of a module its description, what came of it, and why."""
     torch.manual_seed(0)
-    info = INFOS[name]
+    info = infos()[name]
     given = {"device": "cpu", "dtype": dtype, "requires_grad": True, "training": training}
     for case in info.module_inputs_func(info, **given):
         yield case.desc, *_outcome(info.module_cls, case, dtype, training)
@@ -71,7 +77,7 @@ def _refusal(name: str, case: Any, dtype: torch.dtype, training: bool) -> tuple[
     inner = case.module_error_input
     try:
         layer = _made(name, inner.constructor_input, dtype)
-        if case.error_on is not CASES.ModuleErrorEnum.CONSTRUCTION_ERROR:
+        if case.error_on.name != "CONSTRUCTION_ERROR":
             layer = layer if isinstance(layer, Loss) else layer.train(training)
             layer.forward(*_ours(inner.forward_input.args), **_ours(inner.forward_input.kwargs))
     except SparseBPError:

@@ -31,7 +31,7 @@ def load(name: str) -> Any:
     try:
         return importlib.import_module(f"torch.testing._internal.{name}")
     except ImportError as error:
-        pytest.skip(f"torch.testing._internal.{name}: {error}")
+        pytest.skip(f"torch.testing._internal.{name}: {error}", allow_module_level=True)
     finally:
         settings.register_profile("before-torch", parent=ours)
         settings.load_profile("before-torch")

@@ -319,7 +319,7 @@ def test_bad_input_is_refused():
     with pytest.raises(DTypeError):
         nn.TransformerEncoderLayer(4, 2, dtype=np.float16)
     for layer in (nn.MultiheadAttention(4, 2, rng=0), nn.TransformerEncoderLayer(4, 2, 5, rng=0)):
-        for x in (np.ones((3, 2, 5), np.float32), np.ones((3, 4), np.float32)):
+        for x in (np.ones((3, 2, 5), np.float32), np.ones((3, 5), np.float32)):
             with pytest.raises(ShapeError):
                 layer.forward(x)
         with pytest.raises(DTypeError):

@@ -20,8 +20,8 @@ from sparsebp.nn.gradients import Gradients, Shared
 from sparsebp.nn.layer import Layer, check_gy, check_input
 from sparsebp.nn.layers.identity import dropout_mask
 from sparsebp.nn.layers.linear import Linear, column_sums
-from sparsebp.nn.layers.masks import Pairs
 from sparsebp.nn.layers.samples import Lone
+from sparsebp.nn.layers.scores import Pairs, softmax, softmax_grad
 from sparsebp.nn.recurrent.lengths import parse_lengths
 from sparsebp.nn.work import Work
 
@@ -246,7 +246,7 @@ class MultiheadAttention(Layer):
         queries *= weight.dtype.type(1 / math.sqrt(self.head_dim))
         attention = matmul_batches(xp, queries, keys.transpose(0, 2, 1))
         attention = pairs.masked(xp, attention, masks)
-        _softmax(attention)
+        softmax(attention)
         mask = dropout_mask(self.generator, attention, self.dropout) if self._drops else None
         looked = matmul_batches(xp, attention if mask is None else attention * mask, values)
         y, merged = self.children["out_proj"].forward(self._merge(xp, looked[None], inputs[0].shape))
@@ -339,7 +339,7 @@ class MultiheadAttention(Layer):
         scores = matmul_batches(xp, g, values.transpose(0, 2, 1))
         if mask is not None:
             scores *= mask
-        _softmax_grad(scores, attention)
+        softmax_grad(scores, attention)
         at_queries = matmul_batches(xp, scores, keys)
         at_queries *= g.dtype.type(1 / math.sqrt(self.head_dim))
         at_keys = matmul_batches(xp, scores.transpose(0, 2, 1), queries)
@@ -386,20 +386,3 @@ def own_generator(rng: np.random.Generator) -> np.random.Generator:
     With one generator for all, they would depend on the order in which the layers of a pipeline run.
     """
     return np.random.default_rng(int(rng.integers(2**63)))
-
-
-def _softmax(scores: Array) -> None:
-    """Turn scores into weights that add up to 1 along the last axis, in place."""
-    if scores.size == 0:
-        return
-    xp = backend.namespace(scores)
-    with np.errstate(invalid="ignore"):  # infinities give NaN
-        scores -= scores.max(axis=-1, keepdims=True)
-        xp.exp(scores, out=scores)
-    scores /= scores.sum(axis=-1, keepdims=True)
-
-
-def _softmax_grad(g: Array, y: Array) -> None:
-    """Turn the gradient at a softmax's output y into that at its input, ``y (g - Σ g y)``, in place."""
-    g -= (g * y).sum(axis=-1, keepdims=True)
-    g *= y

@@ -1,10 +1,12 @@
-"""Masks of attention, as torch.nn takes them: which steps do not look at which, or what is added to their products."""
+"""What attention does with the products of queries and keys: masks, as torch.nn takes them, and softmax."""
 
 from __future__ import annotations
 
 import math
 from types import ModuleType
 from typing import NamedTuple
+
+import numpy as np
 
 from sparsebp import backend
 from sparsebp.core.errors import DTypeError, ShapeError
@@ -64,6 +66,23 @@ class Pairs(NamedTuple):
             left_out = mask.dtype == bool
             shaped = xp.where(mask, shaped.dtype.type(-math.inf), shaped) if left_out else shaped + mask
         return shaped.reshape(products.shape)
+
+
+def softmax(scores: Array) -> None:
+    """Turn scores into weights that add up to 1 along the last axis, in place."""
+    if scores.size == 0:
+        return
+    xp = backend.namespace(scores)
+    with np.errstate(invalid="ignore"):  # infinities give NaN
+        scores -= scores.max(axis=-1, keepdims=True)
+        xp.exp(scores, out=scores)
+    scores /= scores.sum(axis=-1, keepdims=True)
+
+
+def softmax_grad(g: Array, y: Array) -> None:
+    """Turn the gradient at a softmax's output y into that at its input, ``y (g - Σ g y)``, in place."""
+    g -= (g * y).sum(axis=-1, keepdims=True)
+    g *= y
 
 
 def _check(name: str, mask: Array, shapes: tuple[tuple[int, ...], ...], like: Array) -> None:
