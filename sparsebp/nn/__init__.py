@@ -39,12 +39,14 @@ from sparsebp.nn.losses import CrossEntropyLoss, MSELoss, NLLLoss
 from sparsebp.nn.pruning import PruneReport, prune
 from sparsebp.nn.recurrent.classifier import SequenceClassifier
 from sparsebp.nn.recurrent.gru import GRU, GRUCell
+from sparsebp.nn.recurrent.lstm import LSTM, LSTMCell
 from sparsebp.nn.recurrent.rnn import RNN, RNNCell
 
 __all__ = [
     "ELU",
     "GELU",
     "GRU",
+    "LSTM",
     "RNN",
     "SELU",
     "AdaptiveAvgPool1d",
@@ -68,6 +70,7 @@ __all__ = [
     "Gradients",
     "Hardtanh",
     "Identity",
+    "LSTMCell",
     "Layer",
     "LayerNorm",
     "LeakyReLU",
