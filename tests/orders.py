@@ -97,6 +97,7 @@ OPTIMIZERS = {
     "adam": lambda p: optim.Adam(p, 0.01), "adamw": lambda p: optim.AdamW(p, 0.01),
     "amsgrad": lambda p: optim.Adam(p, 0.01, amsgrad=True), "adagrad": lambda p: optim.Adagrad(p, 0.05),
     "adadelta": lambda p: optim.Adadelta(p, 1.0), "rmsprop": lambda p: optim.RMSprop(p, 0.01, momentum=0.5),
+    "nadam": lambda p: optim.NAdam(p, 0.01), "radam": lambda p: optim.RAdam(p, 0.01, betas=(0.8, 0.9)),
 }  # fmt: skip
 
 

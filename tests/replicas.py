@@ -38,7 +38,7 @@ OPTIMIZERS = {
     "sgd": lambda p: optim.SGD(p, 0.1), "momentum": lambda p: optim.SGD(p, 0.1, 0.9),
     "adam": lambda p: optim.Adam(p, 0.01), "amsgrad": lambda p: optim.Adam(p, 0.01, amsgrad=True),
     "adamw": lambda p: optim.AdamW(p, 0.01), "adagrad": lambda p: optim.Adagrad(p, 0.05),
-    "adadelta": lambda p: optim.Adadelta(p, 1.0),
+    "adadelta": lambda p: optim.Adadelta(p, 1.0), "nadam": lambda p: optim.NAdam(p, 0.01),
     "rmsprop": lambda p: optim.RMSprop(p, 0.01, momentum=0.5, centered=True),
 }  # fmt: skip
 

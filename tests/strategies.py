@@ -50,7 +50,7 @@ def tolerance(dtype: np.dtype, factor: float = 1.0) -> dict[str, float]:
 @st.composite
 def optimizers(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
     """The name of an optimizer and random options, as torch.optim has them."""
-    name = draw(st.sampled_from(["SGD", "Adam", "AdamW", "Adagrad", "Adadelta", "RMSprop"]))
+    name = draw(st.sampled_from(["SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop"]))
     rate, fraction = st.floats(1e-5, 0.1), st.floats(0.0, 0.99)
     options: dict[str, Any] = {
         "lr": draw(rate), "weight_decay": draw(st.sampled_from([0.0, 0.01, 0.5])), "maximize": draw(st.booleans()),
@@ -67,6 +67,12 @@ def optimizers(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
             "eps": draw(st.floats(1e-8, 0.1)),
             "amsgrad": draw(st.booleans()),
         }
+    elif name in ("NAdam", "RAdam", "Adamax"):
+        options |= {"betas": (draw(fraction), draw(fraction)), "eps": draw(st.floats(1e-8, 0.1))}
+        if name != "Adamax":
+            options["decoupled_weight_decay"] = draw(st.booleans())
+        if name == "NAdam":
+            options["momentum_decay"] = draw(st.sampled_from([0.0, 4e-3, 0.3, 50.0]))
     elif name == "Adagrad":
         options |= {
             "lr_decay": draw(fraction), "initial_accumulator_value": draw(st.sampled_from([0.0, 0.1])),

@@ -171,6 +171,8 @@ LAYERS = {
     "ConvTranspose1d": lambda: nn.ConvTranspose1d(2, 3, 2),
     "BatchNorm2d": lambda: nn.BatchNorm2d(3),
     "LayerNorm": lambda: nn.LayerNorm((2, 3)),
+    "GroupNorm": lambda: nn.GroupNorm(1, 3),
+    "PReLU": lambda: nn.PReLU(3),
     "RNN": lambda: nn.RNN(2, 3),
     "GRU": lambda: nn.GRU(2, 3, bidirectional=True),
     "GRUCell": lambda: nn.GRUCell(2, 3),

@@ -19,7 +19,7 @@ Nonlinearity: TypeAlias = Literal["tanh", "relu"]
 SlopeFunction: TypeAlias = Literal["given", "relu", "tanh", "sigmoid"]
 SLOPES: tuple[SlopeFunction, ...] = ("given", "relu", "tanh", "sigmoid")
 """What a slope is made of: itself, or y = f(x) of these f."""
-UpdateRule: TypeAlias = Literal["sgd", "adam", "adagrad", "adadelta", "rmsprop"]
+UpdateRule: TypeAlias = Literal["sgd", "adam", "nadam", "radam", "adamax", "adagrad", "adadelta", "rmsprop"]
 """What an optimizer's kernel does with a gradient."""
 ProductFactors: TypeAlias = tuple[Array, Array]
 """Two matrices that stand for their product."""

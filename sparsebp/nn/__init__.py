@@ -20,7 +20,7 @@ from sparsebp.nn.layers.activations import (
 from sparsebp.nn.layers.attention import MultiheadAttention
 from sparsebp.nn.layers.conv import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
 from sparsebp.nn.layers.embedding import Embedding
-from sparsebp.nn.layers.identity import Dropout, Flatten, Identity
+from sparsebp.nn.layers.identity import Dropout, Dropout2d, Flatten, Identity, Unflatten, ZeroPad2d
 from sparsebp.nn.layers.linear import Linear
 from sparsebp.nn.layers.norm import BatchNorm2d, LayerNorm
 from sparsebp.nn.layers.pool import (
@@ -31,11 +31,14 @@ from sparsebp.nn.layers.pool import (
     MaxPool1d,
     MaxPool2d,
 )
-from sparsebp.nn.layers.selu import SELU
-from sparsebp.nn.layers.softmax import Softmax
+from sparsebp.nn.layers.softmax import LogSoftmax, Softmax
 from sparsebp.nn.layers.steps import MeanOverSteps, PositionalEmbedding
 from sparsebp.nn.layers.transformer import TransformerEncoderLayer
-from sparsebp.nn.losses import CrossEntropyLoss, MSELoss, NLLLoss
+from sparsebp.nn.layers.units import SELU, Mish, PReLU, ReLU6
+from sparsebp.nn.losses import BCEWithLogitsLoss, CrossEntropyLoss, L1Loss, MSELoss, NLLLoss, SmoothL1Loss
+from sparsebp.nn.norms.batch import BatchNorm1d
+from sparsebp.nn.norms.group import GroupNorm
+from sparsebp.nn.norms.rms import RMSNorm
 from sparsebp.nn.pruning import PruneReport, prune
 from sparsebp.nn.recurrent.classifier import SequenceClassifier
 from sparsebp.nn.recurrent.gru import GRU, GRUCell
@@ -53,7 +56,9 @@ __all__ = [
     "AdaptiveAvgPool2d",
     "AvgPool1d",
     "AvgPool2d",
+    "BCEWithLogitsLoss",
     "Back",
+    "BatchNorm1d",
     "BatchNorm2d",
     "Concat",
     "Conv1d",
@@ -64,36 +69,47 @@ __all__ = [
     "ConvTranspose3d",
     "CrossEntropyLoss",
     "Dropout",
+    "Dropout2d",
     "Embedding",
     "Flatten",
     "GRUCell",
     "Gradients",
+    "GroupNorm",
     "Hardtanh",
     "Identity",
+    "L1Loss",
     "LSTMCell",
     "Layer",
     "LayerNorm",
     "LeakyReLU",
     "Linear",
+    "LogSoftmax",
     "MSELoss",
     "MaxPool1d",
     "MaxPool2d",
     "MeanOverSteps",
+    "Mish",
     "MultiheadAttention",
     "NLLLoss",
+    "PReLU",
     "PositionalEmbedding",
     "PruneReport",
+    "RMSNorm",
     "RNNCell",
     "ReLU",
+    "ReLU6",
     "Residual",
     "SequenceClassifier",
     "Sequential",
     "SiLU",
     "Sigmoid",
+    "SmoothL1Loss",
     "Softmax",
     "Softplus",
     "Tanh",
     "TransformerEncoderLayer",
+    "Unflatten",
+    "ZeroPad2d",
     "init",
     "prune",
     "value_and_grad",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
 from sparsebp import backend
-from sparsebp.core.arguments import check_number
+from sparsebp.core.arguments import check_flag, check_number
 from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, OptionError
 
 
@@ -47,3 +47,27 @@ def check_fraction(name: str, value: float) -> None:
     """Raise `OptionError` unless ``0 <= value < 1``."""
     if not 0 <= check_number(name, value) < 1:
         raise OptionError(f"Invalid {name}", expected="a number in [0, 1)", got=value, remedy=f"Pass another {name}")
+
+
+def check_run(kind: str, run: Mapping[str, Any], options: Iterable[str]) -> None:
+    """Raise `OptionError` unless `run` holds what torch.optim's optimizers take besides an update's `options`.
+
+    None of it changes an update; ``differentiable=True`` would, and is refused.
+    """
+    unknown = sorted(run.keys() - _RUN.keys())
+    if unknown:
+        raise OptionError(f"{kind} does not know an argument", expected=f"any of {', '.join(options)}",
+                          got=", ".join(unknown), remedy="Leave it out")  # fmt: skip
+    for name, value in run.items():
+        if value is not None or not _RUN[name]:
+            check_flag(name, value)
+    if run.get("fused") and run.get("foreach"):
+        raise OptionError("fused and foreach exclude each other", expected="one of them", got="both",
+                          remedy="Leave both out: every update is fused")  # fmt: skip
+    if run.get("differentiable"):
+        raise OptionError("An update cannot be differentiated", expected="differentiable=False", got=True,
+                          remedy="Leave it out: parameters are updated in place")  # fmt: skip
+
+
+_RUN = {"foreach": True, "fused": True, "capturable": False, "differentiable": False}
+"""Whether the argument may be None."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from sparsebp.core.arguments import check_integer, check_sequence
 from sparsebp.core.errors import FileFormatError, OptionError
-from sparsebp.optim.lr_scheduler import LRScheduler, check_state, reads_model
+from sparsebp.optim.lr_scheduler import LRScheduler, check_optimizer, check_state, reads_model
 from sparsebp.optim.optimizer import Optimizer
 
 
@@ -19,15 +19,17 @@ class ChainedScheduler:
     ----------
     schedulers
         Schedules of one optimizer, as they were built. `ReduceLROnPlateau` may be among them.
+    optimizer
+        The optimizer, to make sure of it; None: that of the first schedule.
 
     Raises
     ------
     OptionError
-        There are none, one comes twice, they are of several optimizers, or one of several sets the rate whatever the
-        others have made of it, as `OneCycleLR` and `SequentialLR` do.
+        There are none, one comes twice, they are of several optimizers, or one behind another sets the rate whatever
+        that has made of it, as `OneCycleLR`, `LambdaLR`, `CosineAnnealingWarmRestarts` and `SequentialLR` do.
     """
 
-    def __init__(self, schedulers: Sequence[Any]) -> None:
+    def __init__(self, schedulers: Sequence[Any], optimizer: Optimizer | None = None) -> None:
         self.schedulers = check_sequence("schedulers", schedulers, "schedules")
         for scheduler in self.schedulers:
             if not hasattr(scheduler, "step") or not hasattr(scheduler, "state_dict"):
@@ -36,16 +38,17 @@ class ChainedScheduler:
         if len({id(scheduler) for scheduler in self.schedulers}) != max(len(self.schedulers), 1):
             raise OptionError("The schedules to chain are none, or one comes twice", expected="one or more schedules",
                               got=f"{len(self.schedulers)}", remedy="Pass each once")  # fmt: skip
-        optimizers = [scheduler.optimizer for scheduler in self.schedulers if hasattr(scheduler, "optimizer")]
-        if any(optimizer is not optimizers[0] for optimizer in optimizers):
+        optimizers = [] if optimizer is None else [check_optimizer(optimizer)]
+        optimizers += [scheduler.optimizer for scheduler in self.schedulers if hasattr(scheduler, "optimizer")]
+        if any(other is not optimizers[0] for other in optimizers):
             raise OptionError("The schedules are of several optimizers", expected="one optimizer",
                               got=f"{len({id(o) for o in optimizers})}", remedy="Build all on one")  # fmt: skip
-        lone = [type(s).__name__ for s in self.schedulers if not getattr(s, "chains", True)]
-        if lone and len(self.schedulers) > 1:
+        lone = [type(s).__name__ for s in self.schedulers[1:] if not getattr(s, "chains", True)]
+        if lone:
             raise OptionError(
-                "A schedule would undo what the others make of the rate", expected="schedules that chain",
-                got=f"{', '.join(lone)} among {len(self.schedulers)}",
-                remedy="Use it alone, or one schedule after the other with SequentialLR",
+                "A schedule would undo what those before it make of the rate", expected="schedules that chain",
+                got=f"{', '.join(lone)} behind {type(self.schedulers[0]).__name__}",
+                remedy="Put it first, or use one schedule after the other with SequentialLR",
             )  # fmt: skip
         self.optimizer = optimizers[0] if optimizers else None
         self.needs_metric = all(getattr(s, "needs_metric", False) for s in self.schedulers)
@@ -56,6 +59,11 @@ class ChainedScheduler:
         for scheduler in self.schedulers:
             if getattr(scheduler, "needs_metric", False) != (metric is None):
                 scheduler.step(*(() if metric is None else (metric,)))
+
+    def get_last_lr(self) -> list[float]:
+        """Return the rate of each of the optimizer's groups as the last schedule has left it."""
+        rates: list[float] = self.schedulers[-1].get_last_lr()
+        return rates
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of all, in JSON types."""
@@ -78,7 +86,8 @@ class ChainedScheduler:
 class SequentialLR(LRScheduler):
     """One schedule after the other: number i goes on from ``milestones[i - 1]``, counting its own steps from 0 there.
 
-    Each begins with its own rate of step 0, whatever has changed the rate before.
+    Each begins with its own rate of step 0, whatever has changed the rate before. A sequence may be part of another; in
+    torch.optim the inner one is a step ahead then.
 
     Parameters
     ----------
@@ -125,8 +134,9 @@ class SequentialLR(LRScheduler):
         scheduler, own = self._current(step)
         if own == 0:  # whatever the parts have made of the rates as they were built, or those in force before
             for group, base in zip(self.optimizer.param_groups, scheduler.base_lrs, strict=True):
-                group["lr"] = base
+                group["lr"] = base if step else group["initial_lr"]  # OneCycleLR has set it, to where it begins
         scheduler._advance(own)
+        self._note()
 
     def state_dict(self) -> dict[str, Any]:
         """Return ``base_lrs``, ``steps`` and the states of the parts."""

@@ -13,12 +13,12 @@ from sparsebp.core.arguments import check_flag, check_number
 from sparsebp.core.errors import OptionError
 from sparsebp.core.types import Array, ProductFactors, UpdateRule
 from sparsebp.kernels.api.optimizers import UPDATE_BUFFERS, UPDATE_OPTIONS
-from sparsebp.optim.checks import check_parameter
+from sparsebp.optim.checks import check_parameter, check_run
 
 Params = Mapping[str, Array] | Sequence[Mapping[str, Any]]
 """Parameters by name, or groups: mappings with ``"params"`` (parameters by name) and options of their own."""
 
-_FLAGS = {"amsgrad", "centered", "maximize", "nesterov"}
+_FLAGS = {"amsgrad", "centered", "decoupled_weight_decay", "maximize", "nesterov"}
 
 
 class ParameterGroups:
@@ -31,7 +31,8 @@ class ParameterGroups:
     most: ClassVar[Mapping[str, float]] = {}
     """Bounds of the options that are numbers, where they are not any from 0 on."""
 
-    def __init__(self, params: Params, defaults: Mapping[str, Any]) -> None:
+    def __init__(self, params: Params, defaults: Mapping[str, Any], **run: Any) -> None:
+        check_run(type(self).__name__, run, defaults)
         self._numbers = [
             (name, self.least.get(name, 0.0), self.most.get(name, math.inf))
             for name in defaults if name not in (*_FLAGS, "betas")

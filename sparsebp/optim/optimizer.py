@@ -29,6 +29,9 @@ class Optimizer(ParameterGroups):
         Move the model to its device first.
     defaults
         The options of every group, with the values they have unless the group says otherwise.
+    run
+        What torch.optim asks of how an update runs. ``foreach``, ``fused`` and ``capturable`` are taken and change
+        nothing: every update is fused and can be captured. ``differentiable=True`` is refused.
 
     Attributes
     ----------

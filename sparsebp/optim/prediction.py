@@ -226,7 +226,8 @@ class OptimizerRulePredictor(Predictor):
 
     The step is a formula of the optimizer's buffers as the last update has left them: ``b`` of SGD with momentum,
     ``m̂ / (√v̂ + ε)`` of Adam, with weight decay ``λ W`` beside it for AdamW. Where a rule reads the gradient itself (SGD
-    without or with Nesterov momentum, RMSprop without momentum, Adagrad, Adadelta) it is the last one, kept here.
+    without or with Nesterov momentum, NAdam, RMSprop without momentum, Adagrad, Adadelta) it is the last one, kept
+    here.
 
     Notes
     -----

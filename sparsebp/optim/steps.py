@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from sparsebp import backend
 from sparsebp.core.types import Array, UpdateRule
+from sparsebp.kernels.momenta import momenta
 from sparsebp.optim.optimizer import Optimizer
 
 
@@ -39,7 +40,7 @@ def reads_gradient(rule: UpdateRule, group: Mapping[str, Any]) -> bool:
     """Return whether a rule's step cannot be told from its buffers alone."""
     if rule == "sgd":
         return not group["momentum"] or bool(group["nesterov"])
-    return rule in ("adagrad", "adadelta") or (rule == "rmsprop" and not group["momentum"])
+    return rule in ("nadam", "adagrad", "adadelta") or (rule == "rmsprop" and not group["momentum"])
 
 
 def displace(
@@ -64,14 +65,15 @@ def displace(
     if count == 0 or (needs and grad is None):
         return
     weights = optimizer.params[name]
+    decoupled = group.get("decoupled_weight_decay", getattr(optimizer, "decoupled", False))
     if needs and grad is not None:
         grad = -grad if group["maximize"] else grad
-        grad = grad + weights * group["weight_decay"] if group["weight_decay"] else grad
+        grad = grad + weights * group["weight_decay"] if group["weight_decay"] and not decoupled else grad
     buffers = {key: arrays[name] for key, arrays in optimizer.buffers.items() if name in arrays}
     state = State(grad, group, buffers, count)
     rate, step = _STEPS[optimizer.rule](state)
     out -= step * (s * rate)
-    if getattr(optimizer, "decoupled", False) and group["weight_decay"]:
+    if decoupled and group["weight_decay"]:
         out -= weights * (s * group["lr"] * group["weight_decay"])
 
 
@@ -90,6 +92,30 @@ def _adam(state: State) -> tuple[float, Any]:
     root *= 1 / math.sqrt(1 - beta2**state.updates)
     root += state.group["eps"]
     return state.group["lr"] / (1 - beta1**state.updates), state.buffers["exp_avg"] / root
+
+
+def _nadam(state: State) -> tuple[float, Any]:
+    (beta1, beta2), squares = state.group["betas"], state.buffers["exp_avg_sq"]
+    now, then, product = momenta(beta1, state.group["momentum_decay"], state.updates)
+    root = backend.namespace(squares).sqrt(squares * (1 / (1 - beta2**state.updates))) + state.group["eps"]
+    moved = state.grad * ((1 - now) / (1 - product)) + state.buffers["exp_avg"] * (then / (1 - product * then))
+    return state.group["lr"], moved / root
+
+
+def _radam(state: State) -> tuple[float, Any]:
+    (beta1, beta2), squares, mean = state.group["betas"], state.buffers["exp_avg_sq"], state.buffers["exp_avg"]
+    rate, left = state.group["lr"] / (1 - beta1**state.updates), beta2**state.updates
+    longest = 2 / (1 - beta2) - 1
+    length = longest - 2 * state.updates * left / (1 - left)
+    if length <= 5:
+        return rate, mean
+    rate *= math.sqrt((length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length) * (1 - left))
+    return rate, mean / (backend.namespace(squares).sqrt(squares) + state.group["eps"])
+
+
+def _adamax(state: State) -> tuple[float, Any]:
+    rate = state.group["lr"] / (1 - state.group["betas"][0] ** state.updates)
+    return rate, state.buffers["exp_avg"] / state.buffers["exp_inf"]
 
 
 def _adagrad(state: State) -> tuple[float, Any]:
@@ -118,6 +144,9 @@ def _rmsprop(state: State) -> tuple[float, Any]:
 _STEPS: dict[UpdateRule, Callable[[State], tuple[float, Any]]] = {
     "sgd": _sgd,
     "adam": _adam,
+    "nadam": _nadam,
+    "radam": _radam,
+    "adamax": _adamax,
     "adagrad": _adagrad,
     "adadelta": _adadelta,
     "rmsprop": _rmsprop,

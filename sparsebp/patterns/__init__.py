@@ -13,6 +13,7 @@ from sparsebp.patterns.blocks import (
     step_sum_pattern,
 )
 from sparsebp.patterns.conv import ConvPattern, conv_pattern, conv_transpose_pattern
+from sparsebp.patterns.pad import pad_pattern
 from sparsebp.patterns.pool import PoolPattern, adaptive_pool_pattern, pool_pattern
 from sparsebp.patterns.sparsity import SparsityPattern
 
@@ -28,6 +29,7 @@ __all__ = [
     "hidden_pattern",
     "linear_pattern",
     "lstm_pattern",
+    "pad_pattern",
     "plan_concatenation",
     "pointwise_pattern",
     "pool_pattern",

@@ -23,7 +23,9 @@ _WIDEST = 1000.0
 Device: TypeAlias = Literal["cpu", "cuda"]
 DType: TypeAlias = Literal["float32", "float64"]
 LRSchedule: TypeAlias = Literal["constant", "cosine", "onecycle"]
-Optimizer: TypeAlias = Literal["sgd", "adam", "adamw", "amsgrad", "adagrad", "adadelta", "rmsprop"]
+Optimizer: TypeAlias = Literal[
+    "sgd", "adam", "adamw", "amsgrad", "nadam", "radam", "adamax", "adagrad", "adadelta", "rmsprop"
+]  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)

@@ -120,7 +120,10 @@ def _dense_products(dtype: np.dtype) -> None:
 
 
 def _optimizers(dtype: np.dtype) -> None:
-    for kind in (optim.SGD, optim.Adam, optim.Adagrad, optim.Adadelta, optim.RMSprop):
+    kinds: tuple[Any, ...] = (
+        optim.SGD, optim.Adam, optim.NAdam, optim.RAdam, optim.Adamax, optim.Adagrad, optim.Adadelta, optim.RMSprop,
+    )  # fmt: skip
+    for kind in kinds:
         model = nn.Linear(4, 3, dtype=dtype, rng=0)
         _train(model, (_SAMPLES, 4), dtype, kind(model.parameters(), lr=0.1))
     gradients = {"weight": np.ones((3, 4), dtype)}

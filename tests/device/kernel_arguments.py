@@ -378,6 +378,7 @@ class Maker:
         options = {
             "lr": 0.1, "momentum": 0.9, "dampening": 0.1, "weight_decay": 0.01, "nesterov": 0.0, "maximize": 0.0,
             "beta1": 0.9, "beta2": 0.99, "eps": 1e-3, "decoupled": 1.0, "lr_decay": 0.1, "rho": 0.8, "alpha": 0.7,
+            "momentum_decay": 0.3,
         }  # fmt: skip
         params, steps = self.parameters(), np.array([3, 1, 2, 1])
         row = [options[name] for name in UPDATE_OPTIONS[rule]]

@@ -303,8 +303,14 @@ def test_chain_of_layers(device: Backend, algorithm: str) -> None:
 LAYERS: dict[str, Callable[[Any], Any]] = {  # of (3, 4, 6, 5); the argument is the dtype
     **{name: lambda _, name=name: getattr(nn, name)() for name in (
         "ReLU", "LeakyReLU", "ELU", "GELU", "SiLU", "Softplus", "Tanh", "Sigmoid", "Hardtanh", "Identity", "Flatten",
+        "Mish",
     )},
     "LayerNorm": lambda d: nn.LayerNorm((6, 5), dtype=d),
+    "GroupNorm": lambda d: nn.GroupNorm(2, 4, dtype=d),
+    "RMSNorm": lambda d: nn.RMSNorm(5, dtype=d),
+    "PReLU": lambda d: nn.PReLU(4, dtype=d),
+    "ZeroPad2d": lambda d: nn.ZeroPad2d((1, 2, 0, -1)),
+    "LogSoftmax": lambda d: nn.LogSoftmax(1),
     "BatchNorm2d": lambda d: nn.BatchNorm2d(4, dtype=d).eval(),
     "depthwise": lambda d: nn.Conv2d(4, 4, 3, padding=1, groups=4, dtype=d, rng=0),
     "transposed": lambda d: nn.ConvTranspose2d(4, 2, 3, 2, 1, 1, groups=2, dtype=d, rng=0),

@@ -303,7 +303,9 @@ def test_ranks_that_differ_are_refused():
     names = list(rep.schedules(Stages(rep.mlp())))
     refused(other_values, OptionError, "Ranks differ in the parameter")
     refused(lambda model, rank: {"model": rep.mlp([np.float32, np.float64][rank])}, OptionError, "parameter .*float64")
-    refused(lambda model, rank: {"schedule": rep.schedules(Stages(model))[names[rank]]}, OptionError, "differ in .*schedule")
+    refused(
+        lambda model, rank: {"schedule": rep.schedules(Stages(model))[names[rank]]}, OptionError, "differ in .*schedule"
+    )
     refused(lambda model, rank: {"clip_norm": [None, 1.0][rank]}, OptionError, "differ in .*clip_norm")
 
 

@@ -16,13 +16,18 @@ from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, OptionErr
 from sparsebp.core.threads import get_threads, set_threads
 from sparsebp.kernels.api.optimizers import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS
 from strategies import normal, reals, seeds, tolerance
+from torch_cases import scalars_in_float64
 
 SHAPES = [(3, 5), (), (0, 2), (1,), (67,), (2, 3, 11)]
 DEFAULTS = {
     "lr": 0.1, "momentum": 0.9, "dampening": 0.2, "weight_decay": 0.1, "nesterov": 0.0, "maximize": 0.0, "beta1": 0.8,
     "beta2": 0.95, "eps": 1e-3, "decoupled": 0.0, "lr_decay": 0.1, "rho": 0.8, "alpha": 0.9,
+    "momentum_decay": 0.3,
 }  # fmt: skip
-TORCH = {"sgd": "SGD", "adam": "Adam", "adagrad": "Adagrad", "adadelta": "Adadelta", "rmsprop": "RMSprop"}
+TORCH = {
+    "sgd": "SGD", "adam": "Adam", "nadam": "NAdam", "radam": "RAdam", "adamax": "Adamax", "adagrad": "Adagrad",
+    "adadelta": "Adadelta", "rmsprop": "RMSprop",
+}  # fmt: skip
 
 
 def options_of(rule, count, **changed):
@@ -41,8 +46,12 @@ def torch_options(rule, optional):
     """The options under torch.optim's names."""
     options = {name: DEFAULTS[name] for name in UPDATE_OPTIONS[rule] if name not in ("beta1", "beta2", "decoupled")}
     options |= {name: bool(options.pop(name)) for name in ("maximize", "nesterov") if name in options}
+    if "beta1" in UPDATE_OPTIONS[rule]:
+        options["betas"] = DEFAULTS["beta1"], DEFAULTS["beta2"]
     if rule == "adam":
-        options |= {"betas": (DEFAULTS["beta1"], DEFAULTS["beta2"]), "amsgrad": optional}
+        options["amsgrad"] = optional
+    if rule in ("nadam", "radam"):  # which have no optional buffers
+        options["decoupled_weight_decay"] = optional
     if rule == "rmsprop":
         options["centered"] = optional
     if "momentum" in options and not optional:
@@ -58,12 +67,14 @@ def test_updates_are_torchs(backend, rule, optional, dtype, seed):
     optimizer = getattr(torch.optim, TORCH[rule])(twins, **torch_options(rule, optional))
     params = [backend.array(array) for array in start]
     buffers = buffers_of(rule, lambda shape: backend.zeros(shape, dtype), optional)
-    options = options_of(rule, len(SHAPES), **({} if optional else {"momentum": 0.0}))
-    for step in range(1, 4):
+    changed = {"momentum": DEFAULTS["momentum"] * optional, "decoupled": float(optional and rule != "adam")}
+    options = options_of(rule, len(SHAPES), **changed)
+    for step in range(1, 9):  # the sixth of RAdam is the first that is rectified, with these betas
         grads = [np.asarray(normal(rng, shape, dtype)) for shape in SHAPES]
         for twin, grad in zip(twins, grads, strict=True):
             twin.grad = torch.tensor(grad.astype(np.float64))
-        optimizer.step()
+        with scalars_in_float64():
+            optimizer.step()
         steps = np.full(len(SHAPES), step)
         backend.kernels.optimizer_update(rule, params, [backend.array(g) for g in grads], buffers, options, steps)
     for param, twin in zip(params, twins, strict=True):

@@ -20,6 +20,7 @@ CONFIGURATIONS = [
     ("ELU", {}), ("ELU", {"alpha": 2.5}), ("SELU", {}), ("GELU", {}), ("GELU", {"approximate": "tanh"}), ("SiLU", {}),
     ("Softplus", {}), ("Softplus", {"beta": 3.0, "threshold": 1.5}), ("Hardtanh", {}),
     ("Hardtanh", {"min_val": -0.3, "max_val": 2.0}),
+    ("ReLU6", {}), ("Mish", {}),
 ]  # fmt: skip
 configurations = st.sampled_from(CONFIGURATIONS)
 
@@ -66,7 +67,7 @@ def test_edges_are_torchs_and_silent(configuration, dtype):
     assert y.dtype == got.dtype == layer.jacobian_t(saved).dtype == dtype
     np.testing.assert_allclose(y, want, rtol=2e-6, atol=1e-12)
     # torch's slopes of these at NaN depend on whether its vector code or the loop for the rest computes them
-    first = 1 if configuration[0] in ("ELU", "SELU", "Hardtanh") else 0
+    first = 1 if configuration[0] in ("ELU", "SELU", "Hardtanh", "ReLU6") else 0
     np.testing.assert_allclose(got[:, first:], slope[:, first:], rtol=2e-5, atol=1e-7)
 
 

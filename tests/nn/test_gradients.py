@@ -15,7 +15,9 @@ from sparsebp.core.errors import DeviceError, OptionError, ShapeError, StaleErro
 from sparsebp.nn.gradients import Shared
 
 F8 = {"dtype": np.float64}
-ACTIVATIONS = ("ELU", "GELU", "Hardtanh", "LeakyReLU", "ReLU", "SELU", "SiLU", "Sigmoid", "Softplus", "Tanh")
+ACTIVATIONS = (
+    "ELU", "GELU", "Hardtanh", "LeakyReLU", "Mish", "ReLU", "ReLU6", "SELU", "SiLU", "Sigmoid", "Softplus", "Tanh",
+)  # fmt: skip
 
 
 def image_chain(backward):
@@ -34,6 +36,14 @@ MODELS = {  # name -> (model, shape of x, options of forward)
     "BatchNorm2d": (lambda: nn.BatchNorm2d(2, **F8), (3, 2, 2, 3)),
     "BatchNorm2d, eval": (lambda: nn.BatchNorm2d(2, **F8).eval(), (3, 2, 2, 3)),
     "LayerNorm": (lambda: nn.LayerNorm((2, 3), **F8), (1, 2, 3)),
+    "BatchNorm1d": (lambda: nn.BatchNorm1d(2, **F8), (3, 2, 3)),
+    "GroupNorm": (lambda: nn.GroupNorm(2, 4, **F8), (3, 4, 2)),
+    "RMSNorm": (lambda: nn.RMSNorm(3, **F8), (4, 2, 3)),
+    "PReLU": (lambda: nn.PReLU(3, **F8), (4, 3, 2)),
+    "ZeroPad2d": (lambda: nn.ZeroPad2d((1, 0, -1, 2)), (2, 2, 4, 5)),
+    "Unflatten": (lambda: nn.Unflatten(1, (2, -1)), (2, 6)),
+    "Dropout2d": (lambda: nn.Dropout2d(0.5, rng=0), (4, 3, 2, 2)),
+    "LogSoftmax": (nn.LogSoftmax, (4, 3)),
     "MaxPool2d": (lambda: nn.MaxPool2d(2), (2, 2, 4, 5)),
     "AvgPool2d": (lambda: nn.AvgPool2d(2), (2, 2, 4, 5)),
     "AdaptiveAvgPool2d": (lambda: nn.AdaptiveAvgPool2d((2, 3)), (2, 2, 4, 5)),

@@ -74,11 +74,12 @@ def test_layer_norm_refuses():
 
 MAKERS = {
     "LayerNorm": (lambda n: nn.LayerNorm(n, dtype=np.float64), torch.nn.LayerNorm),
+    "RMSNorm": (lambda n: nn.RMSNorm(n, dtype=np.float64), torch.nn.RMSNorm),
     "Linear": (lambda n: nn.Linear(n, n, dtype=np.float64), lambda n: torch.nn.Linear(n, n)),
     "Identity": (lambda n: nn.Identity(), lambda n: torch.nn.Identity()),
 } | {
     name: (lambda n, name=name: getattr(nn, name)(), lambda n, name=name: getattr(torch.nn, name)())
-    for name in ("LeakyReLU", "ELU", "GELU", "SiLU", "Softplus", "Hardtanh", "Tanh")
+    for name in ("LeakyReLU", "ELU", "GELU", "SiLU", "Softplus", "Hardtanh", "Tanh", "Mish")
 } | {"Softmax": (lambda n: nn.Softmax(-1), lambda n: torch.nn.Softmax(-1))}  # fmt: skip
 leaf = st.sampled_from(sorted(MAKERS))
 chains = st.recursive(leaf, lambda inner: st.lists(inner, min_size=1, max_size=3), max_leaves=6)

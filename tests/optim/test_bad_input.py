@@ -10,7 +10,10 @@ import pytest
 from sparsebp import optim
 from sparsebp.core.errors import DeviceError, DTypeError, FileFormatError, LayoutError, OptionError, SparseBPError
 
-OPTIMIZERS = [optim.SGD, optim.Adam, optim.AdamW, optim.Adagrad, optim.Adadelta, optim.RMSprop]
+OPTIMIZERS = [
+    optim.SGD, optim.Adam, optim.AdamW, optim.NAdam, optim.RAdam, optim.Adamax, optim.Adagrad, optim.Adadelta,
+    optim.RMSprop,
+]  # fmt: skip
 NO_NUMBERS = ["a", None, True, math.nan, math.inf, np.array([0.1, 0.1]), [0.1], 1j, "0.1", np.bool_(True)]
 
 
@@ -186,6 +189,10 @@ def test_counts_of_schedules(value):
         lambda: optim.MultiStepLR(optimizer, [3, value] if value != 0 else [3, -2]),
         lambda: optim.LinearLR(optimizer, total_iters=value),
         lambda: optim.CosineAnnealingLR(optimizer, value),
+        lambda: optim.ConstantLR(optimizer, total_iters=value),
+        lambda: optim.PolynomialLR(optimizer, value),
+        lambda: optim.CosineAnnealingWarmRestarts(optimizer, value),
+        lambda: optim.CosineAnnealingWarmRestarts(optimizer, 3, value),
         lambda: optim.OneCycleLR(optimizer, 0.1, value),
         lambda: optim.SequentialLR(optimizer, [optim.StepLR(optimizer, 3), optim.StepLR(optimizer, 3)], [value]),
         lambda: optim.ReduceLROnPlateau(optimizer, patience=value if value != 0 else -1),
@@ -205,6 +212,11 @@ def test_numbers_of_schedules(value):
         lambda: optim.LinearLR(optimizer, start_factor=value),
         lambda: optim.LinearLR(optimizer, end_factor=value),
         lambda: optim.CosineAnnealingLR(optimizer, 3, eta_min=value),
+        lambda: optim.ConstantLR(optimizer, value),
+        lambda: optim.PolynomialLR(optimizer, power=value),
+        lambda: optim.CosineAnnealingWarmRestarts(optimizer, 3, eta_min=value),
+        lambda: optim.LambdaLR(optimizer, lambda step: value),
+        lambda: optim.LambdaLR(optimizer, value),
         lambda: optim.OneCycleLR(optimizer, value, 10),
         lambda: optim.OneCycleLR(optimizer, [value], 10),
         lambda: optim.OneCycleLR(optimizer, 0.1, 10, pct_start=value),
@@ -257,3 +269,12 @@ def test_states_of_plateaus(state):
     with pytest.raises((FileFormatError, OptionError)):
         schedule.load_state_dict(schedule.state_dict() | state if state is not None else state)
     assert schedule.num_bad == 0
+
+
+@pytest.mark.parametrize("cls", OPTIMIZERS)
+def test_what_torch_asks_of_a_run(cls):
+    params = {"w": np.ones(2)}
+    cls(params, lr=0.1, foreach=None, fused=True, capturable=True, differentiable=False)
+    for wrong in ({"fused": True, "foreach": True}, {"differentiable": True}, {"foreach": 1}, {"capturable": None},
+                  {"speed": 3}):  # fmt: skip
+        refused(OptionError, lambda w=wrong: cls(params, lr=0.1, **w))

@@ -19,6 +19,10 @@ SCHEDULES = {
     "ExponentialLR": {"gamma": 0.9},
     "LinearLR": {"start_factor": 0.25, "end_factor": 0.8, "total_iters": 7},
     "CosineAnnealingLR": {"T_max": 11, "eta_min": 0.01},
+    "ConstantLR": {"factor": 0.3, "total_iters": 4},
+    "PolynomialLR": {"total_iters": 9, "power": 1.7},
+    "LambdaLR": {"lr_lambda": lambda step: 0.95**step},
+    "CosineAnnealingWarmRestarts": {"T_0": 3, "T_mult": 2, "eta_min": 0.01},
     "OneCycleLR": {"max_lr": 0.5, "total_steps": 12, "pct_start": 0.4},
 }
 
@@ -131,19 +135,22 @@ def test_states_without_rates_are_those_of_a_schedule_alone():
 
 
 @given(
-    names=st.lists(st.sampled_from(sorted(SCHEDULES.keys() - {"OneCycleLR"})), min_size=1, max_size=4),
+    names=st.lists(st.sampled_from(sorted(SCHEDULES)), min_size=1, max_size=4).filter(
+        lambda names: names.count("OneCycleLR") < 2  # those of torch share what they keep in the groups
+    ),
     gaps=st.lists(st.integers(1, 6), min_size=3, max_size=3),
 )
 @settings(max_examples=40)
 def test_sequences_are_torchs(names, gaps):
+    options = SCHEDULES | {"OneCycleLR": {"max_lr": 0.5, "total_steps": 30}}  # torch's must not go further
     milestones = np.cumsum(gaps)[: len(names) - 1].tolist()
     ours, theirs = optimizers([0.2, 0.05])
-    pairs = [both(name, ours, theirs, SCHEDULES[name]) for name in names]
+    pairs = [both(name, ours, theirs, options[name]) for name in names]
     schedule = optim.SequentialLR(ours, [pair[0] for pair in pairs], milestones)
     twin = torch.optim.lr_scheduler.SequentialLR(theirs, [pair[1] for pair in pairs], milestones)
     check_course(ours, theirs, schedule, twin, 20)
     other, _ = optimizers([0.9, 0.9])
-    resumed = optim.SequentialLR(other, [getattr(optim, name)(other, **SCHEDULES[name]) for name in names], milestones)
+    resumed = optim.SequentialLR(other, [getattr(optim, name)(other, **options[name]) for name in names], milestones)
     resumed.load_state_dict(json.loads(json.dumps(schedule.state_dict())))
     assert rates(other) == rates(ours)
 
@@ -190,6 +197,9 @@ def test_bad_schedules_are_refused():
         lambda: optim.OneCycleLR(ours, 0.1, 10, pct_start=2),
         lambda: optim.OneCycleLR(ours, [0.1, 0.2], 10),
         lambda: optim.LinearLR(ours, start_factor=0.0),
+        lambda: optim.ConstantLR(ours, factor=0.0),
+        lambda: optim.PolynomialLR(ours, 0),
+        lambda: optim.CosineAnnealingWarmRestarts(ours, 3, 0),
         lambda: optim.ReduceLROnPlateau(ours, factor=1.0),
         lambda: optim.ReduceLROnPlateau(ours, mode="least"),
         lambda: optim.SequentialLR(ours, [], []),
@@ -202,3 +212,62 @@ def test_bad_schedules_are_refused():
             make()
     with pytest.raises(FileFormatError):
         plateau.load_state_dict({"best": 0.0})
+
+
+CHAINING = [name for name in SCHEDULES if getattr(optim, name).chains]
+
+
+@given(
+    names=st.lists(st.sampled_from(CHAINING), min_size=1, max_size=3), first=st.sampled_from([None, *SCHEDULES]),
+    cut=st.integers(0, 11),
+)  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_chains_are_torchs(names, first, cut):
+    """The first may set the rate whatever others have made of it; resumed from its state at `cut`."""
+
+    def build(ours, theirs):
+        pairs = [both(name, ours, theirs, SCHEDULES[name]) for name in ([first] if first else []) + names]
+        chains = optim.ChainedScheduler, torch.optim.lr_scheduler.ChainedScheduler
+        return [chain(list(parts)) for chain, parts in zip(chains, zip(*pairs, strict=True), strict=True)]
+
+    ours, theirs = optimizers([0.2, 0.03])
+    schedule, twin = build(ours, theirs)
+    check_course(ours, theirs, schedule, twin, cut)
+    state = json.loads(json.dumps([ours.state_dict(), schedule.state_dict()]))
+    ours, other = optimizers([0.7, 0.6])
+    schedule, _ = build(ours, other)
+    ours.load_state_dict(state[0])
+    schedule.load_state_dict(state[1])
+    check_course(ours, theirs, schedule, twin, 12 - cut)
+
+
+def test_what_would_undo_others_comes_first_in_a_chain():
+    ours, other = optimizers([0.2])[0], optimizers([0.2])[0]
+    step, cycle = optim.StepLR(ours, 3), optim.OneCycleLR(ours, 0.1, 10)
+    optim.ChainedScheduler([cycle, step], optimizer=ours)
+    for schedulers, optimizer in (([step, cycle], None), ([], None), ([step, step], None), ([step], other)):
+        with pytest.raises(OptionError):
+            optim.ChainedScheduler(schedulers, optimizer)
+
+
+def test_a_function_for_each_group():
+    ours, theirs = optimizers([0.2, 0.05])
+    functions = [lambda step: 1 / (1 + step), lambda step: 0.9**step]
+    schedule, twin = both("LambdaLR", ours, theirs, {"lr_lambda": functions})
+    check_course(ours, theirs, schedule, twin, 5)
+    assert schedule.get_last_lr() == rates(ours) == pytest.approx(twin.get_last_lr())
+    assert schedule.state_dict().keys() == {"base_lrs", "steps", "rates"}  # no functions
+    for wrong in (None, [functions[0]], [functions[0], 3], lambda step: "a", lambda step: -1.0):
+        with pytest.raises(OptionError):
+            optim.LambdaLR(ours, wrong)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_the_last_rates_are_those_of_the_groups(name):
+    ours, theirs = optimizers([0.2, 0.03])
+    schedule, twin = both(name, ours, theirs, SCHEDULES[name])
+    for _ in range(3):
+        assert schedule.get_last_lr() == rates(ours) == pytest.approx(twin.get_last_lr())
+        schedule.step()
+        theirs.step()
+        twin.step()

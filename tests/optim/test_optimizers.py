@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from sparsebp import optim
 from sparsebp.core.errors import DTypeError, FileFormatError, NonFiniteError, OptionError, ShapeError
 from strategies import optimizers, seeds
+from torch_cases import scalars_in_float64
 
 SHAPES = {"a.weight": (3, 5), "a.bias": (3,), "scalar": (), "empty": (0, 2)}
 
@@ -37,7 +38,8 @@ def test_a_hundred_steps_are_torchs(chosen, seed, dtype):
         for name, twin in twins.items():
             twin.grad = torch.from_numpy(grads[name])
         ours.step(grads)
-        theirs.step()
+        with scalars_in_float64():
+            theirs.step()
         largest = {name: np.maximum(size, np.abs(params[name])) for name, size in largest.items()}
     tolerance = 1e-12 if dtype == np.float64 else 1e-6
     for name, param in params.items():  # a step rounds by what a parameter is then, however near to 0 it ends

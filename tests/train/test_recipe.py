@@ -83,7 +83,7 @@ def test_optimizers_and_schedules(optimizer, lr_schedule):
     assert (len(set(history.lr)) == 1) == (lr_schedule == "constant")
 
 
-@pytest.mark.parametrize("optimizer", ["amsgrad", "adagrad", "adadelta", "rmsprop"])
+@pytest.mark.parametrize("optimizer", ["amsgrad", "nadam", "radam", "adamax", "adagrad", "adadelta", "rmsprop"])
 def test_every_optimizer_trains(optimizer):
     run = build(config_for("bitstream", optimizer=optimizer, lr_schedule="constant", **(SMALL | {"epochs": 1})))
     before = {name: p.copy() for name, p in run.trainer.model.parameters().items()}

@@ -16,6 +16,9 @@ FLOAT64 = np.dtype(np.float64)
 UPDATE_OPTIONS: dict[UpdateRule, tuple[str, ...]] = {
     "sgd": ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize"),
     "adam": ("lr", "beta1", "beta2", "eps", "weight_decay", "decoupled", "maximize"),
+    "nadam": ("lr", "beta1", "beta2", "eps", "weight_decay", "decoupled", "maximize", "momentum_decay"),
+    "radam": ("lr", "beta1", "beta2", "eps", "weight_decay", "decoupled", "maximize"),
+    "adamax": ("lr", "beta1", "beta2", "eps", "weight_decay", "maximize"),
     "adagrad": ("lr", "lr_decay", "eps", "weight_decay", "maximize"),
     "adadelta": ("lr", "rho", "eps", "weight_decay", "maximize"),
     "rmsprop": ("lr", "alpha", "eps", "weight_decay", "momentum", "maximize"),
@@ -24,6 +27,9 @@ UPDATE_OPTIONS: dict[UpdateRule, tuple[str, ...]] = {
 UPDATE_BUFFERS: dict[UpdateRule, tuple[str, ...]] = {
     "sgd": ("momentum_buffer",),
     "adam": ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
+    "nadam": ("exp_avg", "exp_avg_sq"),
+    "radam": ("exp_avg", "exp_avg_sq"),
+    "adamax": ("exp_avg", "exp_inf"),
     "adagrad": ("sum",),
     "adadelta": ("square_avg", "acc_delta"),
     "rmsprop": ("square_avg", "momentum_buffer", "grad_avg"),

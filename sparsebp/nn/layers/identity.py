@@ -1,17 +1,19 @@
-"""Layers that hand on what comes in: as it is, as one axis, or with a part of it dropped."""
+"""Layers that hand on what comes in: as it is, with other axes, with a border, or with a part of it dropped."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import Any
 
 import numpy as np
 
 from sparsebp import backend
-from sparsebp.core.arguments import check_flag, check_generator, check_integer, check_number
+from sparsebp.core.arguments import check_flag, check_generator, check_integer, check_number, check_sequence, shown
 from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.core.types import Array, Seed
 from sparsebp.nn.layer import Layer, check_gy, check_input
+from sparsebp.nn.layers.samples import SampleLayer
 
 
 class Identity(Layer):
@@ -105,6 +107,138 @@ class Flatten(Layer):
         return first, last
 
 
+class Unflatten(Layer):
+    """Make several axes of one, as `torch.nn.Unflatten`: the way back of `Flatten`.
+
+    Parameters
+    ----------
+    dim
+        The axis, counted from the end where negative; the batch axis is none.
+    unflattened_size
+        The lengths of the axes that it becomes; one of them may be -1, for what is left.
+
+    Raises
+    ------
+    OptionError
+        `dim` is 0 or no integer, or the lengths are no integers, or more than one of them is -1.
+    """
+
+    replayable = True
+
+    def __init__(self, dim: int, unflattened_size: Sequence[int]) -> None:
+        super().__init__()
+        self.dim = check_integer("dim", dim, -64, 63)
+        given = check_sequence("unflattened_size", unflattened_size, "lengths")
+        self.unflattened_size = tuple(check_integer("a length of unflattened_size", n, -1) for n in given)
+        if self.dim == 0 or not given or self.unflattened_size.count(-1) > 1:
+            raise OptionError(
+                "Invalid axes to unflatten", expected="dim other than the batch's, and lengths of which one may be -1",
+                got=f"dim={dim}, unflattened_size={self.unflattened_size}", remedy="Pass Unflatten(1, (3, -1)), say",
+            )  # fmt: skip
+
+    def forward(self, x: Array) -> tuple[Array, Array]:
+        """Return x reshaped; `saved` is x.
+
+        Raises
+        ------
+        ShapeError
+            x has no such axis beside the batch, or its length is not that of the axes together.
+        """
+        check_input(x)
+        return x.reshape(self._shape(x)), x
+
+    def input_grad(self, gy: Array, saved: Array) -> Array:
+        """Return gy in the shape of x."""
+        check_gy(gy, self._shape(saved), saved.dtype, saved)
+        return gy.reshape(saved.shape)
+
+    def jacobian_t(self, saved: Array) -> Any:
+        """Return the identity: a sample's elements keep their order."""
+        return identity_jacobian_t(saved)
+
+    def _shape(self, x: Array) -> tuple[int, ...]:
+        axis = self.dim + x.ndim if self.dim < 0 else self.dim
+        if 0 < axis < x.ndim:
+            known, length = prod(n for n in self.unflattened_size if n != -1), x.shape[axis]
+            left = length // known if known else 0
+            sizes = tuple(left if n == -1 else n for n in self.unflattened_size)
+            if prod(sizes) == length and (known or -1 not in self.unflattened_size):
+                return (*x.shape[:axis], *sizes, *x.shape[axis + 1 :])
+        raise ShapeError(
+            "x has no axis that unflattens so", expected=f"axis {self.dim} of the lengths {self.unflattened_size}",
+            got=x.shape, remedy="Pass x with another axis, or other lengths",
+        )  # fmt: skip
+
+
+class ZeroPad2d(SampleLayer):
+    """Zeros around images (B, C, H, W) or (C, H, W), as `torch.nn.ZeroPad2d`.
+
+    Parameters
+    ----------
+    padding
+        How many lines: left, right, above, below; one number for all four. Where negative, lines are left out.
+
+    Raises
+    ------
+    OptionError
+        It is neither a number nor four.
+    """
+
+    replayable = True
+
+    sample_axes = 3
+
+    def __init__(self, padding: int | Sequence[int]) -> None:
+        super().__init__()
+        four = padding if isinstance(padding, (tuple, list)) else (padding,) * 4
+        if len(four) != 4:
+            raise OptionError("Invalid padding", expected="a number, or left, right, above, below", got=shown(padding),
+                              remedy="Pass one of the two")  # fmt: skip
+        left, right, above, below = (check_integer("a padding", n, -(2**31), 2**31) for n in four)
+        self.padding = left, right, above, below
+
+    def _forward(self, x: Array) -> tuple[Array, Array]:
+        xp = check_input(x, shape=(None,) * 4)
+        y = xp.zeros(self._shape(x), x.dtype)
+        inner, outer = self._windows(x)
+        y[outer] = x[inner]
+        return y, x
+
+    def _input_grad(self, gy: Array, saved: Array) -> Array:
+        xp = check_gy(gy, self._shape(saved), saved.dtype, saved)
+        gx = xp.zeros(saved.shape, saved.dtype)
+        inner, outer = self._windows(saved)
+        gx[inner] = gy[outer]
+        return gx
+
+    def _jacobian_t(self, saved: Array) -> Any:
+        """Return one entry 1 a row, shared by the batch: the pattern is a selection."""
+        from sparsebp.jacobians import TransposedJacobian
+        from sparsebp.patterns import pad_pattern
+
+        _, channels, height, width = saved.shape
+        pattern = pad_pattern(channels, (height, width), self.padding)
+        return TransposedJacobian(pattern, backend.namespace(saved).ones(pattern.nnz, dtype=saved.dtype))
+
+    def _shape(self, x: Array) -> tuple[int, ...]:
+        left, right, above, below = self.padding
+        height, width = x.shape[2] + above + below, x.shape[3] + left + right
+        if height < 0 or width < 0:
+            raise ShapeError("x is smaller than what is left out", expected=f"padding {self.padding} or more",
+                             got=x.shape, remedy="Pass larger images")  # fmt: skip
+        return (*x.shape[:2], height, width)
+
+    def _windows(self, x: Array) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Return where in x and in the output that lies which both have."""
+        left, right, above, below = self.padding
+        inner, outer = [], []
+        for length, before, behind in ((x.shape[2], above, below), (x.shape[3], left, right)):
+            first, last = max(-before, 0), min(length, length + behind)
+            inner.append(slice(first, max(last, first)))
+            outer.append(slice(first + before, max(last, first) + before))
+        return (..., *inner), (..., *outer)
+
+
 class Dropout(Layer):
     """Zero elements with probability `p` and scale the rest by 1/(1-p) while training, as `torch.nn.Dropout`.
 
@@ -136,7 +270,7 @@ class Dropout(Layer):
         check_input(x)
         if not self.training or self.p == 0:
             return x, (x, None)
-        mask = dropout_mask(self.generator, x, self.p)
+        mask = self._mask(x)
         return x * mask, (x, mask)
 
     def input_grad(self, gy: Array, saved: tuple[Array, Array | None]) -> Array:
@@ -155,6 +289,40 @@ class Dropout(Layer):
         from sparsebp.jacobians import pointwise_jacobian_t
 
         return identity_jacobian_t(x) if mask is None else pointwise_jacobian_t(mask)
+
+    def _mask(self, x: Array) -> Array:
+        """Draw what x is multiplied with."""
+        return dropout_mask(self.generator, x, self.p)
+
+
+class Dropout2d(Dropout):
+    """Zero whole channels of x (B, C, …) with probability `p` while training, as `torch.nn.Dropout2d`.
+
+    Options and errors are those of `Dropout`.
+
+    Notes
+    -----
+    Source: Tompson et al., "Efficient object localization using convolutional networks", 2015, §3.2.
+    """
+
+    def forward(self, x: Array) -> tuple[Array, tuple[Array, Array | None]]:
+        """Return the masked x; `saved` holds x and the mask (None when nothing is dropped).
+
+        Raises
+        ------
+        ShapeError
+            x has another number of axes.
+        """
+        check_input(x)
+        if x.ndim not in (3, 4):
+            raise ShapeError("x has no images", expected="(B, C, H, W) or (B, C, L)", got=x.shape,
+                             remedy="Use Dropout for other arrays")  # fmt: skip
+        return super().forward(x)
+
+    def _mask(self, x: Array) -> Array:
+        xp = backend.namespace(x)
+        channels = dropout_mask(self.generator, xp.empty((*x.shape[:2], *[1] * (x.ndim - 2)), x.dtype), self.p)
+        return xp.ascontiguousarray(xp.broadcast_to(channels, x.shape))
 
 
 def dropout_mask(rng: np.random.Generator, like: Array, p: float) -> Array:

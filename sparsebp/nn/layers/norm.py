@@ -249,16 +249,7 @@ class LayerNorm(Layer):
         ShapeError, DTypeError, DeviceError
             x does not end in `normalized_shape`, or its dtype is not the weight's.
         """
-        check_input(x)
-        leading = x.ndim - len(self.normalized_shape)
-        if leading < 0:
-            raise ShapeError(
-                "x has too few axes", expected=f"(…, {', '.join(map(str, self.normalized_shape))})", got=x.shape,
-                remedy="Pass an array that ends in normalized_shape",
-            )  # fmt: skip
-        weight = self.params.get("weight")
-        dtype = None if weight is None else weight.dtype
-        xp = check_input(x, dtype=dtype, shape=(*(None for _ in range(leading)), *self.normalized_shape), like=weight)
+        xp, weight = self._check(x), self.params.get("weight")
         axes = self._axes()
         centred = x - x.mean(axis=axes, keepdims=True)
         scale = 1 / xp.sqrt((centred * centred).mean(axis=axes, keepdims=True) + self.eps)
@@ -295,12 +286,29 @@ class LayerNorm(Layer):
         positions = math.prod(unit.shape[1 : unit.ndim - len(self.normalized_shape)])
         unit, scale = unit.reshape(-1, positions, n), scale.reshape(-1, positions, 1, 1)
         eye = backend.namespace(unit).eye(n, dtype=unit.dtype)
-        blocks = scale * (eye - (1 + unit[..., :, None] * unit[..., None, :]) / n)
+        blocks = scale * self._block(unit, eye)
         return block_jacobian_t(blocks * self.params["weight"].reshape(-1) if "weight" in self.params else blocks)
 
     def lone(self, saved: tuple[Array, Array]) -> bool:
         """Whether x had no axis beside the normalised ones."""
         return saved[0].ndim == len(self.normalized_shape)
+
+    def _block(self, unit: Array, eye: Array) -> Array:
+        """Return the blocks but for the scale."""
+        return eye - (1 + unit[..., :, None] * unit[..., None, :]) / eye.shape[0]
+
+    def _check(self, x: Array) -> ModuleType:
+        """Return the namespace of x; raise if it does not fit."""
+        check_input(x)
+        leading = x.ndim - len(self.normalized_shape)
+        if leading < 0:
+            raise ShapeError(
+                "x has too few axes", expected=f"(…, {', '.join(map(str, self.normalized_shape))})", got=x.shape,
+                remedy="Pass an array that ends in normalized_shape",
+            )  # fmt: skip
+        weight = self.params.get("weight")
+        shape = (*(None for _ in range(leading)), *self.normalized_shape)
+        return check_input(x, dtype=None if weight is None else weight.dtype, shape=shape, like=weight)
 
     def _axes(self) -> tuple[int, ...]:
         return tuple(range(-len(self.normalized_shape), 0))

@@ -1,4 +1,4 @@
-"""Softmax over one axis."""
+"""Softmax over one axis, and its logarithm."""
 
 from __future__ import annotations
 
@@ -85,11 +85,47 @@ class Softmax(Layer):
 
         if self.couples_samples(saved):
             raise OptionError(
-                "Softmax over the batch couples the samples, so no sample has a Jacobian of its own",
+                f"{type(self).__name__} over the batch couples the samples, so no sample has a Jacobian of its own",
                 expected="dim of another axis than the first", got=self.dim, remedy="Use input_grad",
             )  # fmt: skip
         axis, shape = self.dim % max(saved.ndim, 1), saved.shape
         n = shape[axis]
         y = saved.reshape(shape[0], prod(shape[1:axis]), n, prod(shape[axis + 1 :]))
         eye = backend.namespace(saved).eye(n, dtype=saved.dtype)
-        return axis_jacobian_t(y[:, :, :, None] * (eye[:, :, None] - y[:, :, None]))
+        return axis_jacobian_t(self._blocks(y, eye[:, :, None]))
+
+    def _blocks(self, y: Array, eye: Array) -> Array:
+        return y[:, :, :, None] * (eye - y[:, :, None])
+
+
+class LogSoftmax(Softmax):
+    """``x - log Σ exp(x)`` over one axis, as `torch.nn.LogSoftmax`: the logarithm of `Softmax`, without its rounding.
+
+    Parameters
+    ----------
+    dim
+        As for `Softmax`.
+
+    Raises
+    ------
+    OptionError
+        It is no integer.
+    """
+
+    def _of(self, xp: ModuleType, x: Array) -> Array:
+        if x.size == 0:
+            return x.copy()
+        with np.errstate(invalid="ignore", divide="ignore"):  # infinities give NaN
+            y = x - x.max(axis=self.dim, keepdims=True)
+            y -= xp.log(xp.exp(y).sum(axis=self.dim, keepdims=True))
+        return y
+
+    def input_grad(self, gy: Array, saved: Array) -> Array:
+        """Return ``gy - exp(y) Σ gy``."""
+        xp = check_gy(gy, saved.shape, saved.dtype, saved)
+        g, y = xp.atleast_1d(gy), xp.atleast_1d(saved)
+        return (g - xp.exp(y) * g.sum(axis=self.dim, keepdims=True)).reshape(saved.shape)
+
+    def _blocks(self, y: Array, eye: Array) -> Array:
+        """Return ``I - p 1ᵀ`` with the probabilities p down the rows, so that each row is an input's."""
+        return eye - backend.namespace(y).exp(y)[:, :, :, None]

@@ -47,6 +47,7 @@ DEEP = RECURRENT | {
 POOL = {"kernel_size": SIZE, "stride": SIZE, "ceil_mode": FLAG}
 MODEL = {"in_channels": SIZE, "classes": SIZE, "dtype": DTYPE, "rng": SEED}
 NONE = {
+    "dim",
     "stride",
     "chunks",
     "workers",
@@ -81,6 +82,13 @@ TABLE: dict[str, tuple[Any, dict[str, Any]]] = {
         nn.LayerNorm,
         {"normalized_shape": SIZE, "eps": EPS, "elementwise_affine": FLAG, "bias": FLAG, "dtype": DTYPE},
     ),
+    "GroupNorm": (
+        lambda **options: nn.GroupNorm(**{"num_groups": 1} | options),
+        {"num_channels": SIZE, "eps": EPS, "affine": FLAG, "bias": FLAG, "dtype": DTYPE},
+    ),
+    "RMSNorm": (nn.RMSNorm, {"normalized_shape": SIZE, "elementwise_affine": FLAG, "dtype": DTYPE}),
+    "PReLU": (nn.PReLU, {"num_parameters": SIZE, "init": NUMBER, "dtype": DTYPE}),
+    "Dropout2d": (nn.Dropout2d, {"p": SHARE, "rng": SEED}),
     "RNN": (nn.RNN, DEEP | {"nonlinearity": ("tanh", "relu")}),
     "GRU": (nn.GRU, DEEP),
     "RNNCell": (nn.RNNCell, RECURRENT | {"nonlinearity": ("tanh", "relu")}),
@@ -91,6 +99,7 @@ TABLE: dict[str, tuple[Any, dict[str, Any]]] = {
     "GELU": (nn.GELU, {"approximate": ("none", "tanh")}),
     "Softplus": (nn.Softplus, {"beta": NUMBER, "threshold": NUMBER}),
     "Softmax": (nn.Softmax, {"dim": (-1, 1, 2)}),
+    "LogSoftmax": (nn.LogSoftmax, {"dim": (-1, 1, 2)}),
     "lenet5": (models.lenet5, MODEL | {"size": (28, 32)}),
     "vgg11": (lambda **options: models.vgg11(**{"width": 0.01} | options), MODEL | {"width": (0.02,)}),
     "mobilenetv2": (
@@ -103,6 +112,8 @@ TABLE: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
 }
 NEEDED = {
+    "num_channels",
+    "num_parameters",
     "in_features",
     "out_features",
     "in_channels",

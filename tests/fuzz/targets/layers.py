@@ -24,6 +24,9 @@ POINTWISE = {
     "Dropout": {"p": (0.0,)},
     "Softplus": {"beta": (1, 2.5, 0.1), "threshold": (20, 1, -2.0)},
     "Hardtanh": {"min_val": (-1.0, -3, 0.25), "max_val": (0.5, 6, 2.0)},
+    "ReLU6": {},
+    "Mish": {},
+    "SELU": {},
 }
 EDGES = (np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0, -1.0, 0.5, 6.0, 1e-30, -1e30)
 
@@ -288,5 +291,13 @@ def _pool(rng: np.random.Generator, dtype: Any) -> tuple:
 def _other(rng: np.random.Generator, dtype: Any) -> tuple:
     shape = tuple(size(rng, 0 if chance(rng, 0.2) else 1, 5) for _ in range(int(rng.integers(2, 5))))
     if chance(rng, 0.5):
-        return nn.Softmax(one_of(rng, -1, len(shape) - 1)), torch.nn.Softmax(-1), normal(rng, shape, dtype), 1
+        name = one_of(rng, "Softmax", "LogSoftmax")
+        ours, theirs = getattr(nn, name)(one_of(rng, -1, len(shape) - 1)), getattr(torch.nn, name)(-1)
+        return ours, theirs, normal(rng, shape, dtype), 1
+    if len(shape) == 4 and chance(rng, 0.5):
+        padding = one_of(rng, 0, 1, 2, tuple(int(n) for n in rng.integers(0, 3, 4)))
+        return nn.ZeroPad2d(padding), torch.nn.ZeroPad2d(padding), _x(rng, shape, dtype), 1
+    if chance(rng, 0.3):
+        channels = one_of(rng, 1, shape[1]) or 1
+        return nn.PReLU(channels, dtype=dtype), torch.nn.PReLU(channels), normal(rng, shape, dtype), 1
     return nn.Flatten(), torch.nn.Flatten(), _x(rng, shape, dtype), 1

@@ -22,6 +22,9 @@ struct Table {
 };
 typedef Table<3, 6> Sgd;
 typedef Table<5, 7> Adam;
+typedef Table<4, 8> Nadam;
+typedef Table<4, 7> Radam;
+typedef Table<4, 6> Adamax;
 typedef Table<3, 5> Adagrad;
 typedef Table<4, 5> Adadelta;
 typedef Table<5, 6> Rmsprop;
@@ -80,6 +83,11 @@ __device__ __forceinline__ real gradient(real grad, real param, real decay, bool
 // From `old` towards `next`, from the nearer end.
 __device__ __forceinline__ real lerp_of(real old, real next, real weight) {
     return weight < real(0.5) ? old + weight * (next - old) : next - (next - old) * (real(1) - weight);
+}
+
+__device__ __forceinline__ double warp_total(double value) {
+    for (int step = WARP / 2; step > 0; step /= 2) value += __shfl_xor_sync(ALL_LANES, value, step);
+    return value;
 }
 
 // Bytes: parameter and buffer read and written, gradient read. Options: lr, momentum, dampening, weight_decay, nesterov,
@@ -142,6 +150,121 @@ extern "C" __global__ void __launch_bounds__(256, 4) adam_update(
             largest[i] = square;
         }
         param[i] = weight - step_size * mean / (sqrt_of(square) / root + eps);
+    }
+}
+
+// NAdam's factors of the gradient and of the mean, by one warp; the closed form of the product of its momenta is derived
+// in kernels/momenta.py. Lane i has the terms i + 1 and i + 33 of the series; those from the 53rd on are below
+// the rounding of the sum.
+__device__ __forceinline__ void nadam_factors(
+    const double (&o)[8], double count, real (&factors)[2]) {
+    const double slope = o[7] * log(0.96), q = exp(slope), last = exp(slope * count);
+    double total = 0;
+    for (int k = threadIdx.x + 1; k <= 2 * WARP; k += WARP) {
+        const double gap = expm1(slope * k);
+        total -= exp(k * (slope - log(2.0))) / k * (gap != 0 ? expm1(slope * count * k) / gap : count);
+    }
+    total = warp_total(total);
+    if (threadIdx.x == 0) {
+        const double product = pow(o[1], count) * exp(total);
+        const double now = o[1] * (1.0 - 0.5 * last), then = o[1] * (1.0 - 0.5 * last * q);
+        factors[0] = -o[0] * (1.0 - now) / (1.0 - product);
+        factors[1] = -o[0] * then / (1.0 - product * then);
+    }
+}
+
+// Bytes: parameter and two buffers read and written, gradient read. Options: lr, beta1, beta2, eps, weight_decay,
+// decoupled, maximize, momentum_decay.
+extern "C" __global__ void __launch_bounds__(256, 4) nadam_update(
+    const __grid_constant__ Nadam::Addresses addresses, const __grid_constant__ Nadam::Layout layout,
+    const __grid_constant__ Nadam::Options options, const double* __restrict__ own_options,
+    const int64* __restrict__ own_steps, int n) {
+    __shared__ real factors[2], correction;
+    __shared__ double o[Nadam::options];
+    const Piece<Nadam> piece(addresses, layout, n);
+    choose<Nadam>(o, options, own_options, piece.row);
+    if (threadIdx.x < WARP) {
+        const double count = double(step_of(layout, own_steps, piece.row));
+        nadam_factors(o, count, factors);
+        if (threadIdx.x == 0) correction = 1.0 - pow(o[2], count);
+    }
+    __syncthreads();
+    const real of_grad = factors[0], of_mean = factors[1], known = correction;
+    const real rest1 = 1.0 - o[1], beta2 = o[2], rest2 = 1.0 - o[2], eps = o[3];
+    const bool decoupled = o[5] != 0, uphill = o[6] != 0;
+    const real decay = decoupled ? 0.0 : o[4], keep = decoupled ? 1.0 - o[0] * o[4] : 1.0;
+    real* const param = piece.array(0);
+    const real* const grad = piece.array(1);
+    real *const exp_avg = piece.array(2), *const exp_avg_sq = piece.array(3);
+    FOR_EACH(i, piece) {
+        const real weight = param[i] * keep, slope = gradient(grad[i], weight, decay, uphill);
+        const real mean = lerp_of(exp_avg[i], slope, rest1), square = beta2 * exp_avg_sq[i] + rest2 * slope * slope;
+        exp_avg[i] = mean;
+        exp_avg_sq[i] = square;
+        const real root = sqrt_of(square / known) + eps;
+        param[i] = weight + of_grad * slope / root + of_mean * mean / root;
+    }
+}
+
+// Bytes: parameter and two buffers read and written, gradient read. Options: lr, beta1, beta2, eps, weight_decay,
+// decoupled, maximize.
+extern "C" __global__ void __launch_bounds__(256, 4) radam_update(
+    const __grid_constant__ Radam::Addresses addresses, const __grid_constant__ Radam::Layout layout,
+    const __grid_constant__ Radam::Options options, const double* __restrict__ own_options,
+    const int64* __restrict__ own_steps, int n) {
+    __shared__ real corrections[2];
+    __shared__ double o[Radam::options];
+    const Piece<Radam> piece(addresses, layout, n);
+    choose<Radam>(o, options, own_options, piece.row);
+    if (threadIdx.x == 0) {
+        const double count = double(step_of(layout, own_steps, piece.row)), left = pow(o[2], count);
+        const double longest = 2.0 / (1.0 - o[2]) - 1.0, length = longest - 2.0 * count * left / (1.0 - left);
+        const double part = (length - 4.0) * (length - 2.0) * longest / ((longest - 4.0) * (longest - 2.0) * length);
+        corrections[0] = o[0] / (1.0 - pow(o[1], count));
+        corrections[1] = length > 5.0 ? sqrt((1.0 - left) * part) : 0.0;  // 0: the variance is not known well enough
+    }
+    __syncthreads();
+    const real step_size = corrections[0], rectifier = corrections[1];
+    const real rest1 = 1.0 - o[1], beta2 = o[2], rest2 = 1.0 - o[2], eps = o[3];
+    const bool decoupled = o[5] != 0, uphill = o[6] != 0;
+    const real decay = decoupled ? 0.0 : o[4], keep = decoupled ? 1.0 - o[0] * o[4] : 1.0;
+    real* const param = piece.array(0);
+    const real* const grad = piece.array(1);
+    real *const exp_avg = piece.array(2), *const exp_avg_sq = piece.array(3);
+    FOR_EACH(i, piece) {
+        const real weight = param[i] * keep, slope = gradient(grad[i], weight, decay, uphill);
+        const real mean = lerp_of(exp_avg[i], slope, rest1), square = beta2 * exp_avg_sq[i] + rest2 * slope * slope;
+        exp_avg[i] = mean;
+        exp_avg_sq[i] = square;
+        const real change = step_size * mean;
+        param[i] = weight - (rectifier > 0 ? change * (rectifier / (sqrt_of(square) + eps)) : change);
+    }
+}
+
+// Bytes: parameter and two buffers read and written, gradient read. Options: lr, beta1, beta2, eps, weight_decay,
+// maximize.
+extern "C" __global__ void __launch_bounds__(256, 4) adamax_update(
+    const __grid_constant__ Adamax::Addresses addresses, const __grid_constant__ Adamax::Layout layout,
+    const __grid_constant__ Adamax::Options options, const double* __restrict__ own_options,
+    const int64* __restrict__ own_steps, int n) {
+    __shared__ real correction;
+    __shared__ double o[Adamax::options];
+    const Piece<Adamax> piece(addresses, layout, n);
+    choose<Adamax>(o, options, own_options, piece.row);
+    if (threadIdx.x == 0) correction = o[0] / (1.0 - pow(o[1], double(step_of(layout, own_steps, piece.row))));
+    __syncthreads();
+    const real step_size = correction, rest1 = 1.0 - o[1], beta2 = o[2], eps = o[3], decay = o[4];
+    const bool uphill = o[5] != 0;
+    real* const param = piece.array(0);
+    const real* const grad = piece.array(1);
+    real *const exp_avg = piece.array(2), *const exp_inf = piece.array(3);
+    FOR_EACH(i, piece) {
+        const real slope = gradient(grad[i], param[i], decay, uphill), mean = lerp_of(exp_avg[i], slope, rest1);
+        const real old = beta2 * exp_inf[i], size = (slope < 0 ? -slope : slope) + eps;
+        const real largest = old > size ? old : size;
+        exp_avg[i] = mean;
+        exp_inf[i] = largest;
+        param[i] -= step_size * mean / largest;
     }
 }
 
@@ -244,11 +367,6 @@ extern "C" __global__ void __launch_bounds__(256) clamp_arrays(
         const real value = values[i];
         values[i] = value > limit ? limit : value < -limit ? -limit : value;
     }
-}
-
-__device__ __forceinline__ double warp_total(double value) {
-    for (int step = WARP / 2; step > 0; step /= 2) value += __shfl_xor_sync(ALL_LANES, value, step);
-    return value;
 }
 
 // The sum of the squares of each chunk.

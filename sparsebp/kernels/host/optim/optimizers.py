@@ -1,9 +1,7 @@
 """Optimizer updates on the host: one pass over memory for all parameters together.
 
-Every rule rounds as torch.optim's tensor operations do, one after the other, so that float32 results stay together
-over many steps: where those fuse a multiplication and an addition, `fma` stands here, and nowhere else. The work of a
-number is the same wherever it falls, so results depend neither on the number of threads nor on which parameters are
-updated in one call.
+The work of a number is the same wherever it falls, so results depend neither on the number of threads nor on which
+parameters are updated in one call. What is done with a number is in `sparsebp.kernels.host.optim.rules`.
 """
 
 from __future__ import annotations
@@ -20,23 +18,9 @@ from numba.core import types
 from sparsebp.core.types import Array, UpdateRule
 from sparsebp.kernels.api.optimizers import OPTIONAL_BUFFERS, UPDATE_BUFFERS
 from sparsebp.kernels.host.engine.parts import INNER_JIT, JIT, parts_for, span
-from sparsebp.kernels.host.engine.simd import (
-    VECTOR_BYTES,
-    address,
-    advance,
-    device,
-    filled,
-    fma,
-    intrinsic,
-    lanes,
-    load_up_to,
-    maximum,
-    minimum,
-    pointer,
-    square_root,
-    store_up_to,
-)
+from sparsebp.kernels.host.engine.simd import VECTOR_BYTES, address, advance, intrinsic, lanes, pointer
 from sparsebp.kernels.host.engine.team import parallel, team
+from sparsebp.kernels.host.optim.rules import RULES
 from sparsebp.kernels.host.optim.tensors import GRAIN, entry_at, table_of
 
 _ACCESS = {
@@ -153,7 +137,7 @@ def _rule_types(like: Any) -> tuple[Any, ...]:
 @cache
 def rule_address(rule: str, dtype: np.dtype) -> int:
     """Return where a rule's code is: compiled alone, as hardly a program uses more than one or two."""
-    kept = numba.cfunc(types.void(*_rule_types(numba.from_dtype(dtype))), **JIT)(_RULES[rule])
+    kept = numba.cfunc(types.void(*_rule_types(numba.from_dtype(dtype))), **JIT)(RULES[rule])
     _compiled.append(kept)
     return int(kept.address or 0)
 
@@ -165,141 +149,6 @@ _compiled: list[Any] = []
 def _update(part, parts, rule, like, addresses, begins, options, steps):  # type: ignore[no-untyped-def]
     low, high = span(part, parts, begins[-1])
     update_range(rule, like, addresses, begins, options, steps, low, high)
-
-
-# ---- the rules: `at` holds the addresses of parameter, gradient and buffers, `o` the options, as in `kernels.api` ----
-
-
-@device
-def _gradient(p: Any, g: Any, i: int, left: int, decay: float, maximize: float) -> Any:
-    """Return the gradient that the rule sees: negated to go uphill, with the decay added."""
-    grad = load_up_to(g, i, left)
-    if maximize != 0.0:
-        grad = grad * -1.0
-    if decay != 0.0:  # 0 * infinity would turn an infinite parameter into NaN
-        grad = fma(load_up_to(p, i, left), decay, grad)
-    return grad
-
-
-@device
-def _lerp(old: Any, new: Any, weight: float, like: Any) -> Any:
-    """Go from `old` towards `new`, from the nearer end, as torch.lerp."""
-    if abs(weight) < 0.5:
-        return fma(new - old, weight, old)
-    return fma(new - old, filled(like, weight) - 1.0, new)
-
-
-@device
-def _mean_square(old: Any, grad: Any, keep: float) -> Any:
-    return fma(grad * (1.0 - keep), grad, old * keep)
-
-
-def _sgd(like, at, o, step, low, high):  # type: ignore[no-untyped-def]
-    p, g, v = address(at[0], like), address(at[1], like), address(at[2], like)
-    lr, momentum, fresh, decay, nesterov, maximize = -o[0], o[1], 1.0 - o[2], o[3], o[4], o[5]
-    for i in range(low, high, lanes(p)):
-        left = high - i
-        grad = _gradient(p, g, i, left, decay, maximize)
-        if at[2] != 0:
-            # the first buffer is the gradient itself, undampened
-            buffer = grad if step == 1 else fma(grad, fresh, load_up_to(v, i, left) * momentum)
-            store_up_to(v, i, buffer, left)
-            grad = fma(buffer, momentum, grad) if nesterov != 0.0 else buffer
-        store_up_to(p, i, fma(grad, lr, load_up_to(p, i, left)), left)
-
-
-def _adam(like, at, o, step, low, high):  # type: ignore[no-untyped-def]
-    p, g, m, v, top = (
-        address(at[0], like), address(at[1], like), address(at[2], like), address(at[3], like), address(at[4], like),
-    )  # fmt: skip
-    lr, beta1, beta2, eps, decay, decoupled, maximize = o[0], o[1], o[2], o[3], o[4], o[5], o[6]
-    step_size = -(lr / (1.0 - beta1 ** np.float64(step)))
-    root = np.sqrt(1.0 - beta2 ** np.float64(step))
-    coupled, keep = (0.0, 1.0 - lr * decay) if decoupled != 0.0 else (decay, 1.0)
-    for i in range(low, high, lanes(p)):
-        left = high - i
-        param = load_up_to(p, i, left)
-        if keep != 1.0:
-            param = param * keep
-        grad = _gradient(p, g, i, left, coupled, maximize)
-        mean = _lerp(load_up_to(m, i, left), grad, 1.0 - beta1, m)
-        square = _mean_square(load_up_to(v, i, left), grad, beta2)
-        store_up_to(m, i, mean, left)
-        store_up_to(v, i, square, left)
-        if at[4] != 0:
-            square = maximum(load_up_to(top, i, left), square)
-            store_up_to(top, i, square, left)
-        store_up_to(p, i, param + mean * step_size / (square_root(square) / root + eps), left)
-
-
-def _adagrad(like, at, o, step, low, high):  # type: ignore[no-untyped-def]
-    p, g, s = address(at[0], like), address(at[1], like), address(at[2], like)
-    lr, eps, decay, maximize = -(o[0] / (1.0 + (step - 1) * o[1])), o[2], o[3], o[4]
-    for i in range(low, high, lanes(p)):
-        left = high - i
-        grad = _gradient(p, g, i, left, decay, maximize)
-        total = fma(grad, grad, load_up_to(s, i, left))
-        store_up_to(s, i, total, left)
-        store_up_to(p, i, load_up_to(p, i, left) + grad * lr / (square_root(total) + eps), left)
-
-
-def _adadelta(like, at, o, _, low, high):  # type: ignore[no-untyped-def]
-    p, g, s, d = address(at[0], like), address(at[1], like), address(at[2], like), address(at[3], like)
-    lr, rho, eps, decay, maximize = -o[0], o[1], o[2], o[3], o[4]
-    for i in range(low, high, lanes(p)):
-        left = high - i
-        grad = _gradient(p, g, i, left, decay, maximize)
-        square, moved = _mean_square(load_up_to(s, i, left), grad, rho), load_up_to(d, i, left)
-        delta = square_root(moved + eps) / square_root(square + eps) * grad
-        store_up_to(s, i, square, left)
-        store_up_to(d, i, _mean_square(moved, delta, rho), left)
-        store_up_to(p, i, fma(delta, lr, load_up_to(p, i, left)), left)
-
-
-def _rmsprop(like, at, o, _, low, high):  # type: ignore[no-untyped-def]
-    p, g, s, b, a = (
-        address(at[0], like), address(at[1], like), address(at[2], like), address(at[3], like), address(at[4], like),
-    )  # fmt: skip
-    lr, alpha, eps, decay, momentum, maximize = -o[0], o[1], o[2], o[3], o[4], o[5]
-    for i in range(low, high, lanes(p)):
-        left = high - i
-        grad = _gradient(p, g, i, left, decay, maximize)
-        square = _mean_square(load_up_to(s, i, left), grad, alpha)
-        store_up_to(s, i, square, left)
-        if at[4] != 0:  # centered: the variance
-            mean = _lerp(load_up_to(a, i, left), grad, 1.0 - alpha, a)
-            store_up_to(a, i, mean, left)
-            square = fma(mean * -1.0, mean, square)
-        root, param = square_root(square) + eps, load_up_to(p, i, left)
-        if at[3] != 0:
-            buffer = load_up_to(b, i, left) * momentum + grad / root
-            store_up_to(b, i, buffer, left)
-            store_up_to(p, i, fma(buffer, lr, param), left)
-        else:
-            store_up_to(p, i, param + grad * lr / root, left)
-
-
-def _scale(like, at, o, _, low, high):  # type: ignore[no-untyped-def]
-    p = address(at[0], like)
-    for i in range(low, high, lanes(p)):
-        store_up_to(p, i, load_up_to(p, i, high - i) * o[0], high - i)
-
-
-def _clamp(like, at, o, _, low, high):  # type: ignore[no-untyped-def]
-    p = address(at[0], like)
-    for i in range(low, high, lanes(p)):
-        store_up_to(p, i, maximum(-o[0], minimum(o[0], load_up_to(p, i, high - i))), high - i)
-
-
-_RULES = {
-    "sgd": _sgd,
-    "adam": _adam,
-    "adagrad": _adagrad,
-    "adadelta": _adadelta,
-    "rmsprop": _rmsprop,
-    "scale": _scale,
-    "clamp": _clamp,
-}
 
 
 # ---- sums of squares: a partial sum for each chunk of an array, added in order ---------------------------------------

@@ -1,0 +1,186 @@
+"""The optimizers with running means of the gradient and of its size: Adam and its relatives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sparsebp.core.errors import OptionError
+from sparsebp.optim.checks import check_fraction
+from sparsebp.optim.groups import Params
+from sparsebp.optim.optimizer import Optimizer
+
+
+class _WithBetas(Optimizer):
+    """The base of those with the option ``betas``."""
+
+    def _check(self, group: Mapping[str, Any]) -> None:
+        super()._check(group)
+        betas = group["betas"]
+        if not isinstance(betas, tuple) or len(betas) != 2:
+            raise OptionError("Invalid betas", expected="two numbers in [0, 1)", got=repr(betas),
+                              remedy="Pass (0.9, 0.999), say")  # fmt: skip
+        for name, beta in zip(("betas[0]", "betas[1]"), betas, strict=True):
+            check_fraction(name, beta)
+
+
+class Adam(_WithBetas):
+    """torch.optim.Adam's update, in place (Kingma & Ba 2015), with AMSGrad (Reddi et al. 2018) if asked for.
+
+    Parameters
+    ----------
+    params
+        ``model.parameters()``, or groups; see `Optimizer`.
+    lr, betas, eps, weight_decay, amsgrad, maximize
+        As in torch.optim.Adam; the decay is added to the gradient.
+    run
+        ``foreach``, ``fused``, ``capturable``, ``differentiable``; see `Optimizer`.
+
+    Raises
+    ------
+    OptionError
+        A value is out of range.
+    """
+
+    rule = "adam"
+    decoupled = False
+
+    def __init__(
+        self, params: Params, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+        weight_decay: float = 0.0, amsgrad: bool = False, *, maximize: bool = False, **run: bool | None,
+    ) -> None:  # fmt: skip
+        super().__init__(params, {
+            "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad,
+            "maximize": maximize,
+        }, **run)  # fmt: skip
+
+    def _buffers_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:
+        return ("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if group["amsgrad"] else ()))
+
+    def _options(self, group: Mapping[str, Any]) -> tuple[float, ...]:
+        return (group["lr"], *group["betas"], group["eps"], group["weight_decay"], self.decoupled, group["maximize"])
+
+
+class AdamW(Adam):
+    """Adam with decoupled weight decay, as `torch.optim.AdamW` (Loshchilov & Hutter 2019)."""
+
+    decoupled = True
+
+    def __init__(
+        self, params: Params, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+        weight_decay: float = 1e-2, amsgrad: bool = False, *, maximize: bool = False, **run: bool | None,
+    ) -> None:  # fmt: skip
+        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize, **run)
+
+
+class NAdam(_WithBetas):
+    """torch.optim.NAdam's update, in place: Adam with Nesterov momentum (Dozat 2016).
+
+    Parameters
+    ----------
+    params
+        ``model.parameters()``, or groups; see `Optimizer`.
+    lr, betas, eps, weight_decay, momentum_decay, decoupled_weight_decay, maximize
+        As in torch.optim.NAdam.
+    run
+        ``foreach``, ``fused``, ``capturable``, ``differentiable``; see `Optimizer`.
+
+    Raises
+    ------
+    OptionError
+        A value is out of range.
+
+    Notes
+    -----
+    The product of the momenta of all steps is worked out from the number of steps, so no buffer holds it. Where
+    ``betas`` or ``momentum_decay`` are changed on the way, all steps count as made with the present ones, as in the
+    bias corrections of every Adam; torch's product keeps the former ones of the steps before.
+    """
+
+    rule = "nadam"
+
+    def __init__(
+        self, params: Params, lr: float = 2e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+        weight_decay: float = 0.0, momentum_decay: float = 4e-3, decoupled_weight_decay: bool = False, *,
+        maximize: bool = False, **run: bool | None,
+    ) -> None:  # fmt: skip
+        super().__init__(params, {
+            "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "momentum_decay": momentum_decay,
+            "decoupled_weight_decay": decoupled_weight_decay, "maximize": maximize,
+        }, **run)  # fmt: skip
+
+    def _options(self, group: Mapping[str, Any]) -> tuple[float, ...]:
+        return (
+            group["lr"], *group["betas"], group["eps"], group["weight_decay"], group["decoupled_weight_decay"],
+            group["maximize"], group["momentum_decay"],
+        )  # fmt: skip
+
+
+class RAdam(_WithBetas):
+    """torch.optim.RAdam's update, in place: Adam with a rectified step (Liu et al. 2020, Algorithm 2).
+
+    While the variance of the gradient is not known well enough the step is that of plain momentum.
+
+    Parameters
+    ----------
+    params
+        ``model.parameters()``, or groups; see `Optimizer`.
+    lr, betas, eps, weight_decay, decoupled_weight_decay, maximize
+        As in torch.optim.RAdam.
+    run
+        ``foreach``, ``fused``, ``capturable``, ``differentiable``; see `Optimizer`.
+
+    Raises
+    ------
+    OptionError
+        A value is out of range.
+    """
+
+    rule = "radam"
+
+    def __init__(
+        self, params: Params, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+        weight_decay: float = 0.0, decoupled_weight_decay: bool = False, *, maximize: bool = False, **run: bool | None,
+    ) -> None:  # fmt: skip
+        super().__init__(params, {
+            "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
+            "decoupled_weight_decay": decoupled_weight_decay, "maximize": maximize,
+        }, **run)  # fmt: skip
+
+    def _options(self, group: Mapping[str, Any]) -> tuple[float, ...]:
+        return (
+            group["lr"], *group["betas"], group["eps"], group["weight_decay"], group["decoupled_weight_decay"],
+            group["maximize"],
+        )  # fmt: skip
+
+
+class Adamax(_WithBetas):
+    """torch.optim.Adamax's update, in place: Adam with a running maximum of |g| (Kingma & Ba 2015, Algorithm 2).
+
+    Parameters
+    ----------
+    params
+        ``model.parameters()``, or groups; see `Optimizer`.
+    lr, betas, eps, weight_decay, maximize
+        As in torch.optim.Adamax.
+    run
+        ``foreach``, ``fused``, ``capturable``, ``differentiable``; see `Optimizer`.
+
+    Raises
+    ------
+    OptionError
+        A value is out of range.
+    """
+
+    rule = "adamax"
+
+    def __init__(
+        self, params: Params, lr: float = 2e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+        weight_decay: float = 0.0, *, maximize: bool = False, **run: bool | None,
+    ) -> None:  # fmt: skip
+        super().__init__(params, {
+            "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize,
+        }, **run)  # fmt: skip
+
+    def _options(self, group: Mapping[str, Any]) -> tuple[float, ...]:
+        return (group["lr"], *group["betas"], group["eps"], group["weight_decay"], group["maximize"])
