@@ -1,4 +1,4 @@
-"""RNN and GRU written plainly in NumPy (float64), the cases they are compared on, and a check of argument checks."""
+"""RNN, GRU and LSTM written plainly in NumPy (float64), cases to compare them on, and a check of argument checks."""
 
 from __future__ import annotations
 
@@ -159,6 +159,40 @@ def gru_backward(
         ga[t] = np.concatenate([g_n, g_r, g_z, g_n * r], axis=-1)
         carry = g * z + ga[t, :, h.shape[-1] :] @ w_hh
     return ga, carry
+
+
+def lstm_forward(
+    gx: np.ndarray, w_hh: np.ndarray, h0: np.ndarray, c0: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return h and c (T, B, H) and the gates i, f, g, o (T, B, 4H) in float64."""
+    gx, w_hh, seen, state = (a.astype(np.float64) for a in (gx, w_hh, h0, c0))
+    h, c, gates = np.empty((*gx.shape[:2], h0.shape[1])), np.empty((*gx.shape[:2], h0.shape[1])), np.empty(gx.shape)
+    for t in range(len(gx)):
+        a_i, a_f, a_g, a_o = np.split(gx[t] + seen @ w_hh.T, 4, axis=-1)
+        i, f, g, o = sigmoid(a_i), sigmoid(a_f), np.tanh(a_g), sigmoid(a_o)
+        c[t] = state = f * state + i * g
+        h[t] = seen = o * np.tanh(state)
+        gates[t] = np.concatenate([i, f, g, o], axis=-1)
+    return h, c, gates
+
+
+def lstm_backward(
+    c: np.ndarray, c0: np.ndarray, gates: np.ndarray, w_hh: np.ndarray, gy: np.ndarray | None,
+    grad_h_n: np.ndarray | None, grad_c_n: np.ndarray | None,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
+    """Return ga (T, B, 4H), gh0 and gc0 (B, H) in float64."""
+    c, c0, gates, w_hh = (a.astype(np.float64) for a in (c, c0, gates, w_hh))
+    ga = np.empty(gates.shape)
+    gh, gc = (np.zeros(c0.shape) if g is None else g.astype(np.float64) for g in (grad_h_n, grad_c_n))
+    for t in range(len(c) - 1, -1, -1):
+        i, f, g, o = np.split(gates[t], 4, axis=-1)
+        before, seen = c[t - 1] if t else c0, np.tanh(c[t])
+        gh = gh if gy is None else gh + gy[t]
+        gc = gc + gh * o * (1 - seen * seen)
+        at = [gc * g * i * (1 - i), gc * before * f * (1 - f), gc * i * (1 - g * g), gh * seen * o * (1 - o)]
+        ga[t] = np.concatenate(at, axis=-1)
+        gh, gc = ga[t] @ w_hh, gc * f
+    return ga, gh, gc
 
 
 def weight_sums(ga: np.ndarray, gates: int, x: np.ndarray, before: np.ndarray) -> dict[str, np.ndarray]:

@@ -17,7 +17,7 @@ from sparsebp.backend.machine import machine, price_file
 from sparsebp.backend.machine.price_file import SHIPPED, load, now_and_here, price_path, prices, save, shipped
 from sparsebp.backend.machine.prices import CELLS, STRATEGIES, parse
 from sparsebp.core.errors import FileFormatError, OutputError
-from sparsebp.nn.recurrent.cell_math import LONG
+from sparsebp.nn.recurrent.products import LONG
 from sparsebp.products import estimate
 from sparsebp.products.strategies import OF_KINDS, OF_STRUCTURE
 from sparsebp.scan.planning.recurrent import GATES, SHARED_PRODUCT, choose_recurrent_backward

@@ -86,7 +86,7 @@ def work(transport: Transport, cell: str, length: int, batch: int, rounds: int) 
         began = meet(transport)
         if mine is not None:
             y, saved = model.forward(mine)
-            kept[side] = sum(array.nbytes for tape in saved.tapes for array in vars(tape).values() if array is not None)
+            kept[side] = sum(array.nbytes for tape in saved.tapes for array in tape.arrays())
         middle = meet(transport)
         if mine is not None:
             g = model.gradients(y * np.float32(1 / length), saved)

@@ -6,7 +6,12 @@ from sparsebp.jacobians.api import dense_jacobian_t, jacobian_t
 from sparsebp.jacobians.conv import conv_jacobian_t, conv_transpose_jacobian_t
 from sparsebp.jacobians.layers import axis_jacobian_t, block_jacobian_t, linear_jacobian_t, pointwise_jacobian_t
 from sparsebp.jacobians.pool import avg_pool_jacobian_t, max_pool_jacobian_t
-from sparsebp.jacobians.recurrent import gru_hidden_jacobians, hidden_elements, rnn_hidden_jacobians
+from sparsebp.jacobians.recurrent import (
+    gru_hidden_jacobians,
+    hidden_elements,
+    lstm_hidden_jacobians,
+    rnn_hidden_jacobians,
+)
 from sparsebp.jacobians.transposed import TransposedJacobian
 
 __all__ = [
@@ -21,6 +26,7 @@ __all__ = [
     "hidden_elements",
     "jacobian_t",
     "linear_jacobian_t",
+    "lstm_hidden_jacobians",
     "max_pool_jacobian_t",
     "pointwise_jacobian_t",
     "rnn_hidden_jacobians",

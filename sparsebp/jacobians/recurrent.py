@@ -8,7 +8,7 @@ from __future__ import annotations
 from sparsebp import backend, kernels
 from sparsebp.core.types import Array, Nonlinearity
 from sparsebp.jacobians.transposed import TransposedJacobian
-from sparsebp.patterns import hidden_pattern
+from sparsebp.patterns import SparsityPattern, hidden_pattern, lstm_pattern
 
 
 def rnn_hidden_jacobians(h: Array, w_hh: Array, nonlinearity: Nonlinearity) -> Array:
@@ -69,8 +69,39 @@ def gru_hidden_jacobians(h: Array, h0: Array, gates: Array, w_hh: Array) -> Arra
     return out.reshape(steps, size * size, batch)
 
 
-def hidden_elements(data: Array) -> list[TransposedJacobian]:
-    """Return the steps of (T, H·H, B) values as `TransposedJacobian` objects on one pattern, views without a copy."""
-    size = round(data.shape[1] ** 0.5)
-    pattern = hidden_pattern(size)
+def lstm_hidden_jacobians(c: Array, c0: Array, gates: Array, w_hh: Array) -> Array:
+    """Return the Jacobians of every step of an LSTM: of (h, c)[t] with respect to (h, c)[t-1], transposed.
+
+    Parameters
+    ----------
+    c, c0
+        Cell states (T, B, H) and the one before them (B, H).
+    gates
+        (T, B, 4H), in the order i, f, g, o, as `Kernels.lstm_forward` keeps them.
+    w_hh
+        (4H, H), as in torch.nn.
+
+    Returns
+    -------
+    Array
+        (T, 2H·(H + 1), B): for every step the values on `lstm_pattern(H)`; rows are the inputs h[t-1], then c[t-1].
+
+    Raises
+    ------
+    ShapeError, DTypeError, LayoutError
+        An argument does not fit.
+    """
+    xp = backend.namespace(c=c, c0=c0, gates=gates, w_hh=w_hh)
+    steps, batch, size = c.shape
+    out = xp.empty((steps, lstm_pattern(size).nnz, batch), dtype=c.dtype)
+    kernels.get(xp).lstm_jacobians(c, c0, gates, w_hh, out)
+    return out
+
+
+def hidden_elements(data: Array, pattern: SparsityPattern | None = None) -> list[TransposedJacobian]:
+    """Return the steps of (T, nnz, B) values as `TransposedJacobian` objects on one pattern, views without a copy.
+
+    Without a pattern, nnz is H·H.
+    """
+    pattern = hidden_pattern(round(data.shape[1] ** 0.5)) if pattern is None else pattern
     return [TransposedJacobian(pattern, step) for step in data]

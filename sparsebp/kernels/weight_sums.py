@@ -15,7 +15,7 @@ def multiply_sums(ga: Array, sums: WeightSums) -> None:
     of_input, of_state = flat[:, :rows].T, flat[:, flat.shape[1] - rows :].T
 
     def in_torch_order(gates: Array) -> Array:  # a GRU's input part is n, r, z
-        return gates if rows == hidden else xp.roll(gates, -hidden, axis=0)
+        return gates if rows == flat.shape[1] else xp.roll(gates, -hidden, axis=0)
 
     sums.weight_ih[...] = in_torch_order(backend.matmul(of_input, sums.x.reshape(len(flat), sums.x.shape[2])))
     sums.weight_hh[...] = backend.matmul(of_state, sums.before.reshape(len(flat), hidden))

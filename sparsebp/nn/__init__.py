@@ -42,12 +42,14 @@ from sparsebp.nn.norms.rms import RMSNorm
 from sparsebp.nn.pruning import PruneReport, prune
 from sparsebp.nn.recurrent.classifier import SequenceClassifier
 from sparsebp.nn.recurrent.gru import GRU, GRUCell
+from sparsebp.nn.recurrent.lstm import LSTM, LSTMCell
 from sparsebp.nn.recurrent.rnn import RNN, RNNCell
 
 __all__ = [
     "ELU",
     "GELU",
     "GRU",
+    "LSTM",
     "RNN",
     "SELU",
     "AdaptiveAvgPool1d",
@@ -76,6 +78,7 @@ __all__ = [
     "Hardtanh",
     "Identity",
     "L1Loss",
+    "LSTMCell",
     "Layer",
     "LayerNorm",
     "LeakyReLU",

@@ -113,6 +113,31 @@ def _square(size: int) -> SparsityPattern:
     return SparsityPattern.dense(size, size)
 
 
+def lstm_pattern(size: int) -> SparsityPattern:
+    """Return the pattern of an LSTM's step, of (h, c)[t] with respect to (h, c)[t-1]: two blocks of four are diagonal.
+
+    Shape (2 * size, 2 * size). Row i is dense, as every unit of h reaches all of the next h and c; row ``size + i``
+    holds unit i of both alone, as c reaches them unit by unit.
+
+    Raises
+    ------
+    PatternError
+        `size` is no integer, or negative.
+    """
+    return _lstm(*checked_sizes(size=size))
+
+
+@lru_cache(maxsize=KEPT)
+def _lstm(size: int) -> SparsityPattern:
+    shape = checked_shape((2 * size, 2 * size))
+    nnz = 2 * size * (size + 1)
+    check_allocatable(nnz, shape)
+    lengths = np.repeat(np.array([2 * size, 2], dtype=np.int64), size)
+    columns = np.arange(2 * size, dtype=index_dtype(nnz, shape))
+    indices = np.concatenate([np.tile(columns, size), columns.reshape(2, size).T.reshape(-1)])
+    return SparsityPattern._trusted(np.concatenate(([0], np.cumsum(lengths))), indices, shape)
+
+
 def step_sum_pattern(steps: int, features: int) -> SparsityPattern:
     """Return the pattern of a sum over steps, each feature by itself: one entry a row, (steps * features, features).
 

@@ -329,6 +329,32 @@ class Maker:
         kept = {name: self.gru_backward()[name] for name in ("h", "h0", "gates", "w_hh", "gy")}
         return kept | {"maps": self.maps()}
 
+    def lstm_forward(self) -> Arguments:
+        x, projection = self.inputs(4)
+        start, written = {name: self.real(self.batch, self.hidden) for name in ("h0", "c0")}, self.sequence()
+        return {
+            "x": x, "w_hh": self.weights(4), **start, "h": self.out(*written), "c": self.out(*written),
+            "gates": self.out(*self.sequence(4)),
+        } | projection  # fmt: skip
+
+    def lstm_backward(self) -> Arguments:
+        incoming = {name: self.real(self.batch, self.hidden) for name in ("grad_h_n", "grad_c_n")}
+        return {
+            "c": self.real(*self.sequence()), "c0": self.real(self.batch, self.hidden),
+            "gates": self.gate(*self.sequence(4)), "w_hh": self.weights(4), "gy": self.real(*self.sequence()),
+            **incoming, "ga": self.out(*self.sequence(4)), "gh0": self.out(self.batch, self.hidden),
+            "gc0": self.out(self.batch, self.hidden), "chunks": self.chunks,
+            "sums": self.weight_sums(np.tanh(self.real(*self.sequence())), 4),
+        }  # fmt: skip
+
+    def lstm_jacobians(self) -> Arguments:
+        kept = {name: self.lstm_backward()[name] for name in ("c", "c0", "gates", "w_hh")}
+        return kept | {"out": self.out(self.steps, 2 * self.hidden * (self.hidden + 1), self.batch)}
+
+    def lstm_maps(self) -> Arguments:
+        kept = {name: self.lstm_backward()[name] for name in ("c", "c0", "gates", "w_hh", "gy")}
+        return kept | {"maps": self.out(3, self.batch, 2 * self.hidden + 1, 2 * self.hidden)}
+
     # ---- training ----
 
     def softmax_cross_entropy(self) -> Arguments:

@@ -197,6 +197,7 @@ def _length_is_free(kernel: str, argument: str) -> bool:
         "channel_moments": {"x"},
         "rnn_maps": {"maps"},
         "gru_maps": {"maps"},
+        "lstm_maps": {"maps"},
         "dense_matmul": {"a", "b", "out"},
         "dense_matvec": {"a", "x", "add", "out"},
     }
@@ -212,7 +213,7 @@ def test_same_error_for_an_unknown_nonlinearity(name: str) -> None:
 
 
 @pytest.mark.parametrize("chunks", [0, -1, 8])
-@pytest.mark.parametrize("name", ["rnn_backward", "gru_backward"])
+@pytest.mark.parametrize("name", ["rnn_backward", "gru_backward", "lstm_backward"])
 def test_same_error_for_chunks_out_of_range(name: str, chunks: int) -> None:
     arguments = Maker(np.float32).arguments(name) | {"chunks": chunks}
     device = errors_of(Kernels(DeviceKernels(CheckedNumpy(), NothingRuns())), name, arguments)

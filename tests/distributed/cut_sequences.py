@@ -18,6 +18,7 @@ KINDS: dict[str, Callable[..., Recurrent]] = {
     "tanh": lambda *sizes, **options: sb.nn.RNN(*sizes, nonlinearity="tanh", **options),
     "relu": lambda *sizes, **options: sb.nn.RNN(*sizes, nonlinearity="relu", **options),
     "gru": sb.nn.GRU,
+    "lstm": sb.nn.LSTM,
 }
 LIMITS = {np.float32: 3e-4, np.float64: 1e-10}
 
@@ -78,15 +79,19 @@ class Problem:
 
         lead = (self.batch, self.steps) if batch_first else (self.steps, self.batch)
         x, state = normal(*lead, features), (layers, self.batch, hidden)
-        h0 = normal(*state) if self.has_h0 else None
+        two = self.kind == "lstm"
+        h0: Any = normal(*state) if self.has_h0 else None
+        if two and h0 is not None:
+            h0 = h0, 1 - h0
         gy = None if self.arriving == "last state" else normal(*lead, hidden)
         grad_h_n = None if self.arriving == "every step" else normal(*state)
-        whole, back = layer().vjp(x, h0=h0)
-        expected = back(gy, grad_h_n=grad_h_n)
+        whole, back = layer().vjp(x, **{"hx" if two else "h0": h0})
+        at_end = {} if grad_h_n is None else {"grad_h_n": grad_h_n} | ({"grad_c_n": 2 * grad_h_n} if two else {})
+        expected = back(gy, **at_end)
 
         model = TimeParallel(layer(), transport, self.way)
         y, ranks_back = model.vjp(own(x), h0 if rank == last else None)
-        g = ranks_back(own(gy), grad_h_n=grad_h_n if rank == 0 else None)
+        g = ranks_back(own(gy), **(at_end if rank == 0 else {}))
         if (self.seed + rank) % 2:  # in any order
             _ = g.weights
         self.close(y, own(whole))
@@ -96,8 +101,12 @@ class Problem:
             self.close(g.weights[name], grad)
         if rank == 0:
             self.close(ranks_back.saved.h_n, back.saved.h_n)
+            if two:
+                self.close(ranks_back.saved.c_n, back.saved.c_n)
         if rank == last:
             self.close(g.h0, expected.h0)
+            if two:
+                self.close(g.c0, expected.c0)
         sums = transport.share([grad.tobytes() for grad in g.weights.values()])
         assert all(other == sums[0] for other in sums)  # bit for bit
 

@@ -16,7 +16,8 @@ from distributed.cut_sequences import KINDS, Problem
 from sparsebp.bench.tools.counted import Counted
 from sparsebp.core.errors import OptionError, ShapeError, StaleError
 from sparsebp.core.types import Array
-from sparsebp.distributed.scans.time_parallel import TimeParallel, stretch, way_seconds
+from sparsebp.distributed.scans.stretches import way_seconds
+from sparsebp.distributed.scans.time_parallel import TimeParallel, stretch
 from sparsebp.distributed.transport import Transport
 from sparsebp.distributed.transports.in_process import run_ranks
 from sparsebp.nn.recurrent.recurrent import Recurrent
@@ -57,10 +58,11 @@ def test_a_rank_sends_one_map_a_layer_whatever_the_length(kind: str, layers: int
 
         return run_ranks(ranks, work)
 
+    size = hidden * len(KINDS[kind](2, hidden).cell.states)
     for short, long in zip(sent(8), sent(301), strict=True):
         assert short.values == long.values
-        assert long.values["exscan"] == layers * batch * hidden * (hidden + 1)
-        assert long.values["isend"] == layers * batch * hidden * (long.rank != 0)
+        assert long.values["exscan"] == layers * batch * size * (size + 1)
+        assert long.values["isend"] == layers * batch * size * (long.rank != 0)
         assert long.values["allreduce"] == sum(p.size for p in KINDS[kind](2, hidden, layers).params.values())
         assert (long.calls["exscan"], long.calls["allreduce"]) == (layers, 1)
         assert long.calls.total() == layers + 1 + layers * (long.rank != 0)
@@ -126,7 +128,7 @@ def test_bad_input_is_refused() -> None:
         on_ranks(2, lambda t, m: m.forward(X), dropout=0.5)
     with pytest.raises(OptionError, match="bidirectional=False"):
         on_ranks(2, lambda t, m: None, bidirectional=True)
-    with pytest.raises(OptionError, match=r"Expected an RNN or a GRU\. Got Linear"):
+    with pytest.raises(OptionError, match=r"Expected an RNN, a GRU or an LSTM\. Got Linear"):
         run_ranks(1, lambda t: TimeParallel(sb.nn.Linear(2, 3), t))  # type: ignore[arg-type]
     with pytest.raises(OptionError, match="way"):
         run_ranks(1, lambda t: TimeParallel(sb.nn.RNN(2, 3), t, "best"))  # type: ignore[arg-type]

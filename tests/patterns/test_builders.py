@@ -6,7 +6,14 @@ from hypothesis import given
 
 from sparsebp import SparsityPattern
 from sparsebp.core.errors import PatternError
-from sparsebp.patterns import hidden_pattern, linear_pattern, pointwise_pattern, sequence_pattern, step_sum_pattern
+from sparsebp.patterns import (
+    hidden_pattern,
+    linear_pattern,
+    lstm_pattern,
+    pointwise_pattern,
+    sequence_pattern,
+    step_sum_pattern,
+)
 from strategies import sizes
 
 small = sizes(0, 5)
@@ -47,6 +54,12 @@ def test_pointwise_is_diagonal_and_hidden_is_dense(n):
     np.testing.assert_array_equal(ones(hidden_pattern(n)), np.ones((n, n)))
 
 
+@given(n=small)
+def test_an_lstm_has_two_dense_and_two_diagonal_blocks(n):
+    every, own = np.ones((n, n)), np.eye(n)
+    np.testing.assert_array_equal(ones(validated(lstm_pattern(n))), np.block([[every, every], [own, own]]))
+
+
 @given(steps=small, n_in=small, hidden=small)
 def test_an_input_reaches_what_comes_after_it(steps, n_in, hidden):
     triangle = np.triu(np.ones((steps, steps)))
@@ -66,6 +79,7 @@ def test_an_input_reaches_what_comes_after_it(steps, n_in, hidden):
         lambda: linear_pattern(2, -1),
         lambda: linear_pattern(2, -1, 3),
         lambda: pointwise_pattern(-1),
+        lambda: lstm_pattern(-1),
         lambda: sequence_pattern(-1, 2, 3),
         lambda: step_sum_pattern(-1, 2),
     ],
@@ -81,5 +95,6 @@ def test_the_pattern_of_a_configuration_is_made_once():
     assert linear_pattern(3, 5, 2) != linear_pattern(3, 5, 1)
     assert step_sum_pattern(3, 5) is step_sum_pattern(3, 5)
     assert hidden_pattern(4) is hidden_pattern(4)
+    assert lstm_pattern(4) is lstm_pattern(4)
     assert sequence_pattern(3, 1, 2) is sequence_pattern(3, 1, 2)
     assert sequence_pattern(3, 1, 2) is not sequence_pattern(3, 1, 2, reverse=True)

@@ -17,6 +17,7 @@ from sparsebp.patterns import (
     conv_pattern,
     hidden_pattern,
     linear_pattern,
+    lstm_pattern,
     pointwise_pattern,
     pool_pattern,
     sequence_pattern,
@@ -196,7 +197,7 @@ def test_what_is_no_shape_is_refused(shape):
 def test_sizes_that_are_none_are_refused(size):
     makers = [
         SparsityPattern.identity, SparsityPattern.diagonal, lambda n: SparsityPattern.dense(n, 1), pointwise_pattern,
-        lambda n: SparsityPattern.dense(0, n), hidden_pattern, lambda n: linear_pattern(n, 0),
+        lambda n: SparsityPattern.dense(0, n), hidden_pattern, lstm_pattern, lambda n: linear_pattern(n, 0),
         lambda n: linear_pattern(0, n), lambda n: linear_pattern(2, 3, n),
         lambda n: sequence_pattern(n, 1, 1), lambda n: sequence_pattern(1, n, 1),
     ]  # fmt: skip

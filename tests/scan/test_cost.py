@@ -114,7 +114,7 @@ def test_every_shape_has_a_choice(T, B, H, gpu):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("lstm", 5, 5, 5), "Unknown recurrent cell"),
+        (("mgu", 5, 5, 5), "Unknown recurrent cell"),
         (("rnn", 0, 5, 5), "T is too small"),
         (("rnn", 5, 0, 5), "B is too small"),
         (("gru", 5, 5, 0), "H is too small"),

@@ -19,7 +19,7 @@ STRATEGIES = (
 )  # fmt: skip
 """What `Prices.products` has a price for: the strategies of `ProductPlan`, and a matrix times a vector."""
 
-CELLS = ("rnn", "gru")
+CELLS = ("rnn", "gru", "lstm")
 """Recurrent cells that `Prices.recurrent` has prices for."""
 
 
@@ -161,7 +161,10 @@ def parse(found: Any, *, calibrated: bool, measured: Mapping[str, Any]) -> Price
     """
     found = _named("prices", found, (*_NUMBERS, "products", "recurrent"))
     products = _named("prices.products", found["products"], STRATEGIES)
-    recurrent = _named("prices.recurrent", found["recurrent"], CELLS)
+    recurrent = found["recurrent"]
+    if isinstance(recurrent, dict) and "gru" in recurrent:  # a list from before there was an LSTM has its like
+        recurrent = {"lstm": recurrent["gru"]} | recurrent
+    recurrent = _named("prices.recurrent", recurrent, CELLS)
     return Prices(
         **{name: _number(f"prices.{name}", found[name], name in _DIVISORS) for name in _NUMBERS},
         products={name: _pair(f"prices.products.{name}", pair, name in _DIVISORS) for name, pair in products.items()},

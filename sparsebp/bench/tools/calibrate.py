@@ -90,7 +90,7 @@ def _low(seconds: list[float]) -> float:
 
 
 def backward_seconds(
-    layer: nn.RNN | nn.GRU,
+    layer: nn.RNN | nn.GRU | nn.LSTM,
     x: np.ndarray,
     gy: np.ndarray,
     budget: float = 0.08,
@@ -256,7 +256,7 @@ def _layers() -> dict[str, Any]:
 def _recurrent(found: Prices, told: Told) -> Prices:
     """Return the prices with those of recurrent layers."""
     measured: list[tuple[str, int, int, int, float]] = []
-    for cell, kind, width in (("rnn", nn.RNN, 4), ("gru", nn.GRU, 11)):
+    for cell, kind, width in (("rnn", nn.RNN, 4), ("gru", nn.GRU, 11), ("lstm", nn.LSTM, 12)):
         for hidden in _HIDDEN:
             told(f"{cell.upper()}, hidden size {hidden}")
             layer = kind(hidden, hidden, backward="bp", rng=0)
@@ -304,7 +304,7 @@ def _fit(found: Prices, measured: list[tuple[str, int, int, int, float]]) -> tup
 
 def _with_maps(found: Prices, cell: str) -> CellPrices:
     """Return a cell's prices with that of a chunked scan's matrices: what the rest of such scans leaves unexplained."""
-    kind, own = {"rnn": nn.RNN, "gru": nn.GRU}[cell], found.recurrent[cell]
+    kind, own = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}[cell], found.recurrent[cell]
     without = replace(found, recurrent={cell: replace(own, map_multiply_add=0.0)})
     rest = products = 0.0
     for T, B, H in _CHUNKED:

@@ -12,26 +12,24 @@ sequence**. Its gradient is known, so its map is a constant, and what the scan g
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from sparsebp import backend, kernels
 from sparsebp.core.arguments import check_choice, check_integer
 from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.core.types import Array
 from sparsebp.distributed.agreement import check_same, checksums
+from sparsebp.distributed.scans.stretches import WAYS, StretchSaved, Way, way_seconds
 from sparsebp.distributed.transport import Handle, Transport
 from sparsebp.nn.gradients import Back, Shared
 from sparsebp.nn.layer import check_gy, check_input
 from sparsebp.nn.recurrent.backward import choose, run_backward
-from sparsebp.nn.recurrent.cell_math import RunGradients, StateGradients, Tape, Weights
+from sparsebp.nn.recurrent.lstm import pair
 from sparsebp.nn.recurrent.recurrent import Recurrent
+from sparsebp.nn.recurrent.tape import RunGradients, State, StateGradients, Tape, Weights, joined, split
 from sparsebp.scan import affine
 from sparsebp.scan.planning.recurrent import Stretch, estimate_stretch
-
-Way: TypeAlias = Literal["auto", "maps", "vectors"]
-WAYS: tuple[Way, ...] = ("auto", "maps", "vectors")
 
 
 def stretch(steps: int, transport: Transport) -> slice:
@@ -46,42 +44,14 @@ def stretch(steps: int, transport: Transport) -> slice:
     return slice(place * steps // transport.size, (place + 1) * steps // transport.size)
 
 
-@dataclass
-class StretchSaved:
-    """What `TimeParallel.forward` keeps.
-
-    Attributes
-    ----------
-    h_n
-        The states (num_layers, B, H) at the end of the rank's stretch: on rank 0 the sequence's last.
-    way
-        ``"maps"`` or ``"vectors"``: how gradients get from rank to rank.
-    reason
-        Why.
-    inner
-        The `scan.planning.recurrent.Choice` of how the rank goes back through its own steps.
-    chunks
-        Into how many chunks it cuts them to reduce them.
-    tapes
-        The runs, one a layer; of no steps where the stretch is empty.
-    """
-
-    h_n: Array
-    way: Way
-    reason: str
-    inner: Any
-    chunks: int
-    tapes: list[Tape]
-
-
 class TimeParallel:
     """Runs a recurrent layer over a sequence whose steps are on several ranks; all of them hold all weights.
 
     Parameters
     ----------
     layer
-        An `RNN` or a `GRU` of one direction, with the same weights on all ranks; how a rank goes back through its own
-        steps is the layer's choice (``backward=``).
+        An `RNN`, `GRU` or `LSTM` of one direction and without proj_size, with the same weights on all ranks; how a
+        rank goes back through its own steps is the layer's choice (``backward=``).
     transport
         Carries states and gradients between the ranks. Rank 0 keeps the end of the sequence, see `stretch`.
     way
@@ -92,7 +62,7 @@ class TimeParallel:
     Raises
     ------
     OptionError
-        `layer` is another, or has two directions; `way` is unknown; the ranks' layers differ.
+        `layer` is another, has two directions, or a projection; `way` is unknown; the ranks' layers differ.
 
     Notes
     -----
@@ -100,21 +70,24 @@ class TimeParallel:
     gradient that is asked for, and the weights', are collective. Gradients equal those of one worker that holds the
     whole sequence, to rounding.
 
-    A map takes B·H·(H + 1) values, and one a layer and rank is sent, however long the sequence is; as many states and
-    weight gradients as there are besides. To reduce a stretch takes about H + 1 times the operations of going back
-    through it, and less time than that, as they wait less for one another. So with two ranks maps win nothing (the end
-    needs none, and nobody that of the beginning), and with more where the ranks outweigh that work. ``"vectors"`` does
-    no work twice, but the ranks take turns: it holds longer sequences and is not faster, except that the gradients of
-    the weights, and of other layers, go on at the same time.
+    A map takes B·n·(n + 1) values for states of n (H, or an LSTM's 2H), and one a layer and rank is sent, however long
+    the sequence is; as many states and weight gradients as there are besides. To reduce a stretch takes about n + 1
+    times the operations of going back through it, and less time than that, as they wait less for one another. So with
+    two ranks maps win nothing (the end needs none, and nobody that of the beginning), and with more where the ranks
+    outweigh that work. ``"vectors"`` does no work twice, but the ranks take turns: it holds longer sequences and is not
+    faster, except that the gradients of the weights, and of other layers, go on at the same time.
     """
 
     def __init__(self, layer: Recurrent, transport: Transport, way: Way = "auto") -> None:
         if not isinstance(layer, Recurrent):
-            raise OptionError("Only recurrent layers run over time", expected="an RNN or a GRU",
+            raise OptionError("Only recurrent layers run over time", expected="an RNN, a GRU or an LSTM",
                               got=type(layer).__name__, remedy="Pass the recurrent layer of the model")  # fmt: skip
         if layer.bidirectional:
             raise OptionError("The second direction begins where the first one ends", expected="bidirectional=False",
                               got="bidirectional=True", remedy="Use a layer of one direction")  # fmt: skip
+        if layer.output_size != layer.hidden_size:
+            raise OptionError("States that are projections are not handed on", expected="proj_size=0",
+                              got=layer.output_size, remedy="Use an LSTM without proj_size")  # fmt: skip
         self.layer, self.transport, self.way = layer, transport, check_choice("way", way, WAYS)
         self._last = transport.size - 1
         kind = {"cell": layer.cell.name, "nonlinearity": getattr(layer, "nonlinearity", None), "way": way}
@@ -122,7 +95,7 @@ class TimeParallel:
 
     # ---- forward -------------------------------------------------------------------------------------------------
 
-    def vjp(self, x: Array, h0: Array | None = None) -> tuple[Array, Back]:
+    def vjp(self, x: Array, h0: Any = None) -> tuple[Array, Back]:
         """Run forward, and return the output of the rank's steps and the way back, as `Layer.vjp`.
 
         ``g = back(gy)``, or ``back(gy, grad_h_n=…)`` on rank 0; then ``g.input`` (the rank's steps), ``g.weights`` (of
@@ -132,7 +105,7 @@ class TimeParallel:
         y, saved = self.forward(x.copy(), h0)
         return y.copy(), Back(self, saved)
 
-    def forward(self, x: Array, h0: Array | None = None, lengths: None = None) -> tuple[Array, StretchSaved]:
+    def forward(self, x: Array, h0: Any = None, lengths: None = None) -> tuple[Array, StretchSaved]:
         """Run all layers over the rank's steps.
 
         Parameters
@@ -141,8 +114,8 @@ class TimeParallel:
             The rank's steps (T, B, input_size), or (B, T, input_size) with ``batch_first``. T may be 0, and differ
             between ranks; B may not.
         h0
-            The states before the whole sequence (num_layers, B, H), on the last rank; None there is zeros. None on all
-            others.
+            The states before the whole sequence (num_layers, B, H), of an LSTM a pair, on the last rank; None there is
+            zeros. None on all others.
         lengths
             Not supported: None.
 
@@ -188,30 +161,39 @@ class TimeParallel:
             if handle is not None:
                 handle.wait()
             tape = finish(states[number])
-            if self.transport.rank:
-                sent.append(self.transport.isend(tape.states[-1], self.transport.rank - 1, number))
             saved.tapes.append(tape)
-            saved.h_n[number] = tape.states[-1]
+            saved.last[number] = joined(tape.last)
+            if self.transport.rank:
+                sent.append(self.transport.isend(saved.last[number], self.transport.rank - 1, number))
             inputs = tape.h
         for handle in sent:
             handle.wait()
         return (xp.ascontiguousarray(inputs.transpose(1, 0, 2)) if layer.batch_first else inputs), saved
 
-    def _initial(self, h0: Array | None, batch: int, xp: ModuleType) -> Array:
+    def _initial(self, h0: Any, batch: int, xp: ModuleType) -> Array:
         """Return the states before the rank's stretch as far as they are known: on the last rank."""
-        weight, shape = self.layer.params["weight_ih_l0"], (self.layer.num_layers, batch, self.layer.hidden_size)
+        weight, names = self.layer.params["weight_ih_l0"], self.layer.cell.states
         if h0 is None:
-            return xp.zeros(shape, dtype=weight.dtype)
+            return xp.zeros((self.layer.num_layers, batch, self._size), dtype=weight.dtype)
         if self.transport.rank != self._last:
             raise OptionError("The sequence begins on the last rank", expected=f"h0 on rank {self._last} alone",
                               got=f"h0 on rank {self.transport.rank}", remedy="Pass None here")  # fmt: skip
-        check_input(h0, name="h0", dtype=weight.dtype, shape=shape, like=weight)
-        return h0.copy()
+        given = (h0,) if len(names) == 1 else pair("h0", h0) or ()
+        for name, array, shape in zip(names, given, self.layer.state_shapes(batch), strict=True):
+            check_input(array, name=f"{name}0", dtype=weight.dtype, shape=shape, like=weight)
+        return joined(given).copy()
+
+    @property
+    def _size(self) -> int:
+        """Values of a state."""
+        return len(self.layer.cell.states) * self.layer.hidden_size
 
     def _begin(self, x: Array, weights: Weights) -> Callable[[Array], Tape]:
+        parts = len(self.layer.cell.states)
         if len(x) == 0:
-            return lambda state: Tape(x, state[None].copy())
-        return self.layer.cell.begin(kernels.get(backend.namespace(x)), x, weights)
+            return lambda state: Tape(x, tuple(part[None].copy() for part in split(state, parts)))
+        finish = self.layer.cell.begin(kernels.get(backend.namespace(x)), x, weights)
+        return lambda state: finish(split(state, parts))
 
     def _plan(self, steps: int, batch: int, xp: ModuleType) -> StretchSaved:
         """Agree with the other ranks on the way, and choose how to go back through the rank's own steps."""
@@ -227,7 +209,7 @@ class TimeParallel:
         inner = choose(layer.options, layer.cell, shape, dtype, xp, input_size=layer.input_size,
                        layers=layer.num_layers, directions=1)  # fmt: skip
         return StretchSaved(
-            xp.empty((layer.num_layers, batch, layer.hidden_size), dtype=dtype), way, reason, inner, own.chunks, []
+            xp.empty((layer.num_layers, batch, self._size), dtype=dtype), way, reason, inner, own.chunks, []
         )
 
     def _choose(self, estimates: list[Stretch]) -> tuple[Way, str]:
@@ -240,32 +222,31 @@ class TimeParallel:
 
     # ---- backward ------------------------------------------------------------------------------------------------
 
-    def gradients(self, gy: Array | None, saved: StretchSaved, grad_h_n: Array | None = None) -> StateGradients:
+    def gradients(
+        self, gy: Array | None, saved: StretchSaved, grad_h_n: Array | None = None, grad_c_n: Array | None = None
+    ) -> StateGradients:
         """Return the gradients from `gy`, of y's shape, and on rank 0 `grad_h_n`, of h_n's; None stands for zero.
 
         ``weights`` are summed over all ranks; ``input`` are the rank's own steps'; ``h0`` is the gradient at the state
-        before the rank's stretch, on the last rank that of the whole sequence.
+        before the rank's stretch, on the last rank that of the whole sequence. An LSTM takes `grad_c_n` as well, and
+        there is ``c0``.
 
         Raises
         ------
         ShapeError, DTypeError, DeviceError
             A gradient does not fit.
         OptionError
-            `grad_h_n` is given on another rank than 0.
+            `grad_h_n` or `grad_c_n` is given on another rank than 0, or `grad_c_n` without there being a c.
         """
-        layer, h_n = self.layer, saved.h_n
-        xp = backend.namespace(h_n)
+        layer, like = self.layer, saved.last
+        xp = backend.namespace(like)
         arriving = gy
         if gy is not None:
             steps, batch, width = saved.tapes[0].h.shape
-            check_gy(gy, (batch, steps, width) if layer.batch_first else (steps, batch, width), h_n.dtype, h_n)
+            check_gy(gy, (batch, steps, width) if layer.batch_first else (steps, batch, width), like.dtype, like)
             arriving = xp.ascontiguousarray(gy.transpose(1, 0, 2) if layer.batch_first else gy)
-        if grad_h_n is not None:
-            if self.transport.rank:
-                raise OptionError("The sequence ends on rank 0", expected="grad_h_n on rank 0 alone",
-                                  got=f"grad_h_n on rank {self.transport.rank}", remedy="Pass None here")  # fmt: skip
-            check_input(grad_h_n, name="grad_h_n", dtype=h_n.dtype, shape=h_n.shape, like=h_n)
-        runs = Shared(lambda: self._back(arriving, grad_h_n, saved), xp)
+        last = self._checked_last({"grad_h_n": grad_h_n, "grad_c_n": grad_c_n}, saved)
+        runs = Shared(lambda: self._back(arriving, last, saved), xp)
 
         def at_input() -> Array:
             gx = self._input_grad(0, runs()[0].ga)
@@ -274,18 +255,36 @@ class TimeParallel:
         def at_weights() -> dict[str, Array]:
             return self._summed(runs(), saved.tapes)
 
-        def at_h0() -> Array:
-            return xp.stack([run.gh0 for run in runs()])
+        def at_initial() -> State:
+            return tuple(xp.stack(arrays) for arrays in zip(*(run.initial for run in runs()), strict=True))
 
-        return StateGradients(layer, gy, saved, at_input, at_weights, state=at_h0)
+        return layer.gradients_class(layer, gy, saved, at_input, at_weights, state=at_initial)
 
-    def _back(self, arriving: Array | None, grad_h_n: Array | None, saved: StretchSaved) -> list[RunGradients]:
+    def _checked_last(self, named: dict[str, Array | None], saved: StretchSaved) -> Array | None:
+        """Return what comes to the states at the sequence's end, (num_layers, B, n), as far as it is known."""
+        if not any(array is not None for array in named.values()):
+            return None
+        xp, found = backend.namespace(saved.last), backend.namespace(saved.last).zeros_like(saved.last)
+        parts = split(found, len(self.layer.cell.states))
+        for number, (name, array) in enumerate(named.items()):
+            if array is None:
+                continue
+            if self.transport.rank:
+                raise OptionError("The sequence ends on rank 0", expected=f"{name} on rank 0 alone",
+                                  got=f"{name} on rank {self.transport.rank}", remedy="Pass None here")  # fmt: skip
+            if number >= len(parts):
+                raise OptionError(f"{type(self.layer).__name__} has no c", expected=f"{name}=None", got="a gradient",
+                                  remedy=f"Leave {name} out, or use an LSTM")  # fmt: skip
+            check_input(array, name=name, dtype=found.dtype, shape=parts[number].shape, like=found)
+            parts[number][...] = xp.asarray(array)
+        return found
+
+    def _back(self, arriving: Array | None, last: Array | None, saved: StretchSaved) -> list[RunGradients]:
         """Take the gradients through all layers, from the last to the first."""
         found: list[RunGradients] = []
         sent: list[Handle] = []
         for number in reversed(range(self.layer.num_layers)):
-            xp, tape = backend.namespace(saved.h_n), saved.tapes[number]
-            known = None if grad_h_n is None else xp.ascontiguousarray(grad_h_n[number])
+            tape, known = saved.tapes[number], None if last is None else last[number]
             if saved.way == "maps":
                 found.append(self._by_maps(number, tape, arriving, known, saved))
             else:
@@ -302,11 +301,11 @@ class TimeParallel:
         """Go back when what comes to the stretch's end is there, and hand on what leaves its beginning."""
         rank, incoming = self.transport.rank, known
         if rank:
-            incoming = backend.namespace(tape.h).empty_like(tape.h0)
+            incoming = backend.namespace(tape.h).empty((len(tape.h0), self._size), dtype=tape.h.dtype)
             self.transport.irecv(incoming, rank - 1, self.layer.num_layers + number).wait()
         run = self._run_back(number, tape, gy, incoming, saved)
         if rank != self._last:
-            sent.append(self.transport.isend(run.gh0, rank + 1, self.layer.num_layers + number))
+            sent.append(self.transport.isend(joined(run.initial), rank + 1, self.layer.num_layers + number))
         return run
 
     def _by_maps(
@@ -316,14 +315,14 @@ class TimeParallel:
         rank, xp = self.transport.rank, backend.namespace(tape.h)
         if rank == 0:
             run = self._run_back(number, tape, gy, known, saved)
-            self._scan(affine.constant(run.gh0))
+            self._scan(affine.constant(joined(run.initial)))
             return run
-        batch, hidden = tape.h0.shape
-        own = xp.zeros((batch, hidden + 1, hidden), dtype=tape.h.dtype)  # of the last rank: nobody needs it
+        size = self._size
+        own = xp.zeros((len(tape.h0), size + 1, size), dtype=tape.h.dtype)  # of the last rank: nobody needs it
         if rank != self._last:
             w_hh = self._weights(number).weight_hh
             own = self.layer.cell.reduced(tape, w_hh, gy, saved.chunks) if len(tape.x) else affine.identity(own)
-        return self._run_back(number, tape, gy, xp.ascontiguousarray(self._scan(own)[:, hidden]), saved)
+        return self._run_back(number, tape, gy, xp.ascontiguousarray(self._scan(own)[:, size]), saved)
 
     def _scan(self, own: Array) -> Array:
         """Return the map of all ranks before this one: a constant, as rank 0's is."""
@@ -338,13 +337,15 @@ class TimeParallel:
     def _run_back(
         self, number: int, tape: Tape, gy: Array | None, incoming: Array | None, saved: StretchSaved
     ) -> RunGradients:
-        layer = self.layer
+        layer, xp = self.layer, backend.namespace(tape.h)
+        if incoming is None:
+            incoming = xp.zeros((len(tape.h0), self._size), dtype=tape.h.dtype)
+        last = tuple(xp.ascontiguousarray(part) for part in split(incoming, len(tape.states)))
         if len(tape.x) == 0:
-            xp, (_, batch, hidden) = backend.namespace(tape.h), tape.h.shape
-            ga = xp.empty((0, batch, layer.cell.columns * hidden), dtype=tape.h.dtype)
-            return RunGradients(ga, xp.zeros_like(tape.h0) if incoming is None else incoming)
-        w_hh = self._weights(number).weight_hh
-        return run_backward(layer.options, saved.inner, layer.cell, tape, w_hh, gy, incoming)
+            return RunGradients(
+                xp.empty((0, len(tape.h0), layer.cell.columns * layer.hidden_size), incoming.dtype), last
+            )
+        return run_backward(layer.options, saved.inner, layer.cell, tape, self._weights(number), gy, last)
 
     def _input_grad(self, number: int, ga: Array) -> Array:
         return self.layer.cell.input_grad(ga, self._weights(number))
@@ -373,18 +374,3 @@ class TimeParallel:
 
     def _weights(self, number: int) -> Weights:
         return Weights.of(self.layer.params, f"_l{number}")
-
-
-def way_seconds(estimates: list[Stretch], layers: int = 1) -> dict[Way, float]:
-    """Return about how long the gradients of the states take by either way, without what is sent.
-
-    By vectors a rank goes on with the next layer while the others have this one: the ranks' turns and one more a
-    further layer. By maps a layer is finished when the slowest rank has its map, or rank 0 its vector, and the slowest
-    has gone back through its steps.
-    """
-    run = max(estimate.run for estimate in estimates)
-    reduce = max((estimate.reduce for estimate in estimates[1:-1]), default=0.0)
-    return {
-        "vectors": sum(estimate.run for estimate in estimates) + (layers - 1) * run,
-        "maps": layers * (max(estimates[0].run, reduce) + max((e.run for e in estimates[1:]), default=0.0)),
-    }

@@ -17,6 +17,7 @@ Conventions
 from __future__ import annotations
 
 from sparsebp.kernels.api.dense import DenseKernels
+from sparsebp.kernels.api.lstm import LstmKernels
 from sparsebp.kernels.api.optimizers import OptimizerKernels
 from sparsebp.kernels.api.pointwise import PointwiseKernels
 from sparsebp.kernels.api.products import ProductKernels
@@ -26,6 +27,13 @@ from sparsebp.kernels.api.windows import WindowKernels
 
 
 class Kernels(
-    SparseKernels, ProductKernels, DenseKernels, RecurrentKernels, WindowKernels, PointwiseKernels, OptimizerKernels
+    SparseKernels,
+    ProductKernels,
+    DenseKernels,
+    RecurrentKernels,
+    LstmKernels,
+    WindowKernels,
+    PointwiseKernels,
+    OptimizerKernels,
 ):
     """All kernels, over an implementation. `sparsebp.kernels.get` makes one for an array namespace."""

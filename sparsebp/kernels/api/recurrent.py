@@ -75,9 +75,9 @@ class RecurrentKernels(Family):
         """
         namespace(x=x, w_hh=w_hh, h0=h0, h=h)
         _check_nonlinearity(nonlinearity)
-        _, batch, hidden = _check_sequence("h", h)
+        _, batch, hidden = check_sequence("h", h)
         check_array("h", h, written=True)
-        _check_input(x, h, hidden, w_ih, b_ih, b_hh)
+        check_input(x, h, hidden, w_ih, b_ih, b_hh)
         check_array("w_hh", w_hh, dtype=h.dtype, shape=(hidden, hidden))
         check_array("h0", h0, dtype=h.dtype, shape=(batch, hidden))
         self._run.rnn_forward(x, w_hh, h0, nonlinearity, h, w_ih, b_ih, b_hh)
@@ -107,14 +107,14 @@ class RecurrentKernels(Family):
         the last in time, which need none; it pays where far more than H workers are idle. Scratch: H·H + H values a
         map and sample.
         """
-        namespace(h=h, w_hh=w_hh, gh0=gh0, **given(gz=gz, gy=gy, grad_h_n=grad_h_n), **_arrays_of(sums))
+        namespace(h=h, w_hh=w_hh, gh0=gh0, **given(gz=gz, gy=gy, grad_h_n=grad_h_n), **arrays_of(sums))
         _check_nonlinearity(nonlinearity)
-        steps, batch, hidden = _check_sequence("h", h)
+        steps, batch, hidden = check_sequence("h", h)
         check_array("w_hh", w_hh, dtype=h.dtype, shape=(hidden, hidden))
-        _check_incoming(h, gy, grad_h_n)
-        _check_outgoing("gz", gz, h, 1, sums)
+        check_incoming(h, gy, grad_h_n=grad_h_n)
+        check_outgoing("gz", gz, h, 1, 1, sums)
         check_array("gh0", gh0, dtype=h.dtype, shape=(batch, hidden), written=True)
-        _check_chunks(chunks, steps)
+        check_chunks(chunks, steps)
         self._run.rnn_backward(h, w_hh, gy, grad_h_n, nonlinearity, gz, gh0, chunks, sums)
 
     def rnn_maps(self, h: Array, w_hh: Array, gy: Array | None, nonlinearity: Nonlinearity, maps: Array) -> None:
@@ -127,9 +127,9 @@ class RecurrentKernels(Family):
         """
         namespace(h=h, w_hh=w_hh, maps=maps, **given(gy=gy))
         _check_nonlinearity(nonlinearity)
-        hidden = _check_sequence("h", h)[2]
+        hidden = check_sequence("h", h)[2]
         check_array("w_hh", w_hh, dtype=h.dtype, shape=(hidden, hidden))
-        _check_maps(h, gy, maps)
+        check_maps(h, gy, maps)
         self._run.rnn_maps(h, w_hh, gy, nonlinearity, maps)
 
     def rnn_jacobians(self, h: Array, w_hh: Array, nonlinearity: Nonlinearity, out: Array) -> None:
@@ -137,7 +137,7 @@ class RecurrentKernels(Family):
         the transposed Jacobian of h[t] with respect to h[t-1] (rows: input, columns: output)."""
         namespace(h=h, w_hh=w_hh, out=out)
         _check_nonlinearity(nonlinearity)
-        steps, batch, hidden = _check_sequence("h", h)
+        steps, batch, hidden = check_sequence("h", h)
         check_array("w_hh", w_hh, dtype=h.dtype, shape=(hidden, hidden))
         check_array("out", out, dtype=h.dtype, shape=(steps, hidden, hidden, batch), written=True)
         self._run.rnn_jacobians(h, w_hh, nonlinearity, out)
@@ -162,9 +162,9 @@ class RecurrentKernels(Family):
         projection is made here; of b_hh the parts of r and z are used.
         """
         namespace(x=x, w_hh=w_hh, b_hn=b_hn, h0=h0, h=h, gates=gates)
-        steps, batch, hidden = _check_sequence("h", h)
+        steps, batch, hidden = check_sequence("h", h)
         check_array("h", h, written=True)
-        _check_input(x, h, 3 * hidden, w_ih, b_ih, b_hh)
+        check_input(x, h, 3 * hidden, w_ih, b_ih, b_hh)
         check_array("w_hh", w_hh, dtype=h.dtype, shape=(3 * hidden, hidden))
         check_array("b_hn", b_hn, dtype=h.dtype, shape=(hidden,))
         check_array("h0", h0, dtype=h.dtype, shape=(batch, hidden))
@@ -193,19 +193,19 @@ class RecurrentKernels(Family):
         6·T·B·H² FLOP, and with C chunks (2·(H + 1)·H² + 6·H²)·T·B·(C - 2)/C more.
         """
         optional = given(ga=ga, gy=gy, grad_h_n=grad_h_n)
-        namespace(h=h, h0=h0, gates=gates, w_hh=w_hh, gh0=gh0, **optional, **_arrays_of(sums))
+        namespace(h=h, h0=h0, gates=gates, w_hh=w_hh, gh0=gh0, **optional, **arrays_of(sums))
         steps, batch, hidden = _check_gru_saved(h, h0, gates, w_hh)
-        _check_incoming(h, gy, grad_h_n)
-        _check_outgoing("ga", ga, h, 4, sums)
+        check_incoming(h, gy, grad_h_n=grad_h_n)
+        check_outgoing("ga", ga, h, 3, 4, sums)
         check_array("gh0", gh0, dtype=h.dtype, shape=(batch, hidden), written=True)
-        _check_chunks(chunks, steps)
+        check_chunks(chunks, steps)
         self._run.gru_backward(h, h0, gates, w_hh, gy, grad_h_n, ga, gh0, chunks, sums)
 
     def gru_maps(self, h: Array, h0: Array, gates: Array, w_hh: Array, gy: Array | None, maps: Array) -> None:
         """Reduce chunks of a GRU's steps to affine maps, as `rnn_maps`. 2·(H + 4)·T·B·H² FLOP."""
         namespace(h=h, h0=h0, gates=gates, w_hh=w_hh, maps=maps, **given(gy=gy))
         _check_gru_saved(h, h0, gates, w_hh)
-        _check_maps(h, gy, maps)
+        check_maps(h, gy, maps)
         self._run.gru_maps(h, h0, gates, w_hh, gy, maps)
 
     def gru_jacobians(self, h: Array, h0: Array, gates: Array, w_hh: Array, out: Array) -> None:
@@ -219,7 +219,7 @@ class RecurrentKernels(Family):
         self._run.gru_jacobians(h, h0, gates, w_hh, out)
 
 
-def _check_input(x: Array, h: Array, rows: int, w_ih: Array | None, b_ih: Array | None, b_hh: Array | None) -> None:
+def check_input(x: Array, h: Array, rows: int, w_ih: Array | None, b_ih: Array | None, b_hh: Array | None) -> None:
     """Check the projected input (T, B, rows), or the input with what projects it."""
     if w_ih is None:
         if b_ih is not None or b_hh is not None:
@@ -248,35 +248,39 @@ def _check_input(x: Array, h: Array, rows: int, w_ih: Array | None, b_ih: Array 
 
 
 def _check_gru_saved(h: Array, h0: Array, gates: Array, w_hh: Array) -> Sizes:
-    steps, batch, hidden = _check_sequence("h", h)
+    steps, batch, hidden = check_sequence("h", h)
     check_array("h0", h0, dtype=h.dtype, shape=(batch, hidden))
     check_array("gates", gates, dtype=h.dtype, shape=(steps, batch, 4 * hidden))
     check_array("w_hh", w_hh, dtype=h.dtype, shape=(3 * hidden, hidden))
     return steps, batch, hidden
 
 
-def _check_incoming(h: Array, gy: Array | None, grad_h_n: Array | None) -> None:
-    """Check the two gradients that may come in; None stands for zero."""
+def check_incoming(h: Array, gy: Array | None, **last: Array | None) -> None:
+    """Check the gradients that may come in: at every step's output, and at the last states; None stands for zero."""
     if gy is not None:
         check_array("gy", gy, dtype=h.dtype, shape=h.shape)
-    if grad_h_n is not None:
-        check_array("grad_h_n", grad_h_n, dtype=h.dtype, shape=h.shape[1:])
+    for name, array in given(**last).items():
+        check_array(name, array, dtype=h.dtype, shape=h.shape[1:])
 
 
-def _check_maps(h: Array, gy: Array | None, maps: Array) -> None:
-    """Check what reductions of chunks take and write."""
+def check_maps(h: Array, gy: Array | None, maps: Array, states: int = 1) -> None:
+    """Check what reductions of chunks take and write; a cell's state is so many arrays of H."""
     steps, batch, hidden = h.shape
-    _check_incoming(h, gy, None)
-    check_array("maps", maps, dtype=h.dtype, shape=(None, batch, hidden + 1, hidden), written=True)
-    _check_chunks(len(maps), steps)
+    check_incoming(h, gy)
+    check_array("maps", maps, dtype=h.dtype, shape=(None, batch, states * hidden + 1, states * hidden), written=True)
+    check_chunks(len(maps), steps)
 
 
-def _arrays_of(sums: WeightSums | None) -> dict[str, Array]:
+def arrays_of(sums: WeightSums | None) -> dict[str, Array]:
+    """Return the arrays of `sums` that are there, by name."""
     return {} if sums is None else given(**sums._asdict())
 
 
-def _check_outgoing(name: str, ga: Array | None, h: Array, columns: int, sums: WeightSums | None) -> None:
-    """Check what a backward leaves: ga (T, B, columns·H), which may be missing where there are sums, and those."""
+def check_outgoing(name: str, ga: Array | None, h: Array, gates: int, columns: int, sums: WeightSums | None) -> None:
+    """Check what a backward leaves: ga (T, B, columns·H), which may be missing where there are sums, and those.
+
+    The weights have gates·H rows.
+    """
     steps, batch, hidden = h.shape
     if ga is not None:
         check_array(name, ga, dtype=h.dtype, shape=(steps, batch, columns * hidden), written=True)
@@ -287,7 +291,7 @@ def _check_outgoing(name: str, ga: Array | None, h: Array, columns: int, sums: W
         )  # fmt: skip
     if sums is None:
         return
-    rows = min(columns, 3) * hidden
+    rows = gates * hidden
     check_array("weight_ih", sums.weight_ih, dtype=h.dtype, shape=(rows, None), written=True)
     check_array("weight_hh", sums.weight_hh, dtype=h.dtype, shape=(rows, hidden), written=True)
     check_array("x", sums.x, dtype=h.dtype, shape=(steps, batch, sums.weight_ih.shape[1]))
@@ -296,7 +300,7 @@ def _check_outgoing(name: str, ga: Array | None, h: Array, columns: int, sums: W
         check_array(bias, array, dtype=h.dtype, shape=(rows,), written=True)
 
 
-def _check_sequence(name: str, array: Array) -> Sizes:
+def check_sequence(name: str, array: Array) -> Sizes:
     """Check the array that gives a call its sizes: (T, B, H), float, contiguous, T >= 1, H >= 1."""
     if array.dtype not in FLOAT_DTYPES:
         raise DTypeError(
@@ -334,7 +338,8 @@ def _check_nonlinearity(nonlinearity: str) -> None:
         )
 
 
-def _check_chunks(chunks: int, steps: int) -> None:
+def check_chunks(chunks: int, steps: int) -> None:
+    """Check the number of chunks of a sequence."""
     if not 1 <= chunks <= steps:
         raise OptionError(
             "The number of chunks does not fit the number of steps",

@@ -23,6 +23,7 @@ from sparsebp.kernels.host.optim.product_update import (  # noqa: E402
 )
 from sparsebp.kernels.host.pointwise import PointwiseKernels  # noqa: E402
 from sparsebp.kernels.host.recurrent.gru import GruKernels  # noqa: E402
+from sparsebp.kernels.host.recurrent.lstm import LstmKernels  # noqa: E402
 from sparsebp.kernels.host.recurrent.rnn import RnnKernels  # noqa: E402
 from sparsebp.kernels.host.sparse.accumulate import AccumulateKernels  # noqa: E402
 from sparsebp.kernels.host.sparse.csr import CsrKernels  # noqa: E402
@@ -47,6 +48,7 @@ class HostKernels(
     DenseKernels,
     RnnKernels,
     GruKernels,
+    LstmKernels,
     OptimizerKernels,
     ValueKernels,
     ConvolutionKernels,

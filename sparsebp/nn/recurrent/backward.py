@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import ModuleType
 from typing import Any
 
@@ -19,7 +19,9 @@ from sparsebp import backend
 from sparsebp.core.arguments import check_choice, check_integer
 from sparsebp.core.errors import MemoryLimitError
 from sparsebp.core.types import BACKWARDS, Array, Backward, ScanAlgorithm
-from sparsebp.nn.recurrent.cell_math import CellMath, RunGradients, SummedGradients, Tape, Weights
+from sparsebp.nn.recurrent.cell_math import CellMath
+from sparsebp.nn.recurrent.tape import GivenState, RunGradients, SummedGradients, Tape, Weights, split
+from sparsebp.patterns import SparsityPattern
 
 FUSED = ("bp", "chunked")
 """Algorithms that are one kernel's, or a few."""
@@ -63,10 +65,13 @@ def choose(
 
 
 def run_backward_for_weights(
-    choice: Any, cell: CellMath, tape: Tape, weights: Weights, gy: Array | None, grad_h_n: Array | None
+    choice: Any, cell: CellMath, tape: Tape, weights: Weights, gy: Array | None, last: GivenState
 ) -> SummedGradients:
-    """Return the gradients of one run at its weights and h0, where the algorithm is fused and ``cell.sums_inside``."""
-    return cell.summed_backward(tape, weights, gy, grad_h_n, _chunks(choice))
+    """Return the gradients of one run at its weights and its initial state.
+
+    The algorithm is fused, and ``cell.sums_inside``.
+    """
+    return cell.summed_backward(tape, weights, gy, last, _chunks(choice))
 
 
 def _chunks(choice: Any) -> int:
@@ -74,46 +79,56 @@ def _chunks(choice: Any) -> int:
 
 
 def run_backward(
-    options: BackwardOptions, choice: Any, cell: CellMath, tape: Tape, w_hh: Array, gy: Array | None,
-    grad_h_n: Array | None,
+    options: BackwardOptions, choice: Any, cell: CellMath, tape: Tape, weights: Weights, gy: Array | None,
+    last: GivenState,
 ) -> RunGradients:  # fmt: skip
-    """Return the gradients of one run from gy (T, B, H) and grad_h_n (B, H), C-contiguous; not both are None."""
+    """Return the gradients of one run from gy (T, B, H) and `last` (B, H), C-contiguous; one is not None."""
+    return cell.around(tape, weights, gy, last, partial(_through_recursion, options, choice))
+
+
+def _through_recursion(
+    options: BackwardOptions, choice: Any, cell: CellMath, tape: Tape, w_hh: Array, gy: Array | None, last: GivenState
+) -> RunGradients:
     if choice.algorithm in FUSED:
-        return cell.backward(tape, w_hh, gy, grad_h_n, _chunks(choice))
+        return cell.backward(tape, w_hh, gy, last, _chunks(choice))
     xp = backend.namespace(tape.h)
     steps, batch, hidden = tape.h.shape
-    plan = _plan_within(options, choice.algorithm, tape.h.shape, tape.h.dtype, xp)
+    pattern = cell.pattern(hidden)
+    plan = _plan_within(options, choice.algorithm, pattern, tape.h.shape, tape.h.dtype, xp)
     data = cell.jacobians(tape, w_hh, reverse=True)  # the scan's first element is the last step's
-    seed = xp.zeros((hidden, batch), dtype=tape.h.dtype)
+    seed = xp.zeros((pattern.shape[0], batch), dtype=tape.h.dtype)
     injections = None
     if gy is not None:
-        seed += gy[-1].T
-        injections = xp.zeros((steps, hidden, batch), dtype=tape.h.dtype)
-        injections[:-1] = gy[-2::-1].transpose(0, 2, 1) if steps > 1 else 0
-    if grad_h_n is not None:
-        seed += grad_h_n.T
-    y = plan(seed, data.reshape(steps, hidden * hidden, batch), injections=injections)
-    grad_h = xp.empty((steps, batch, hidden), dtype=tape.h.dtype)
-    grad_h[-1] = seed.T
+        seed[:hidden] += gy[-1].T
+        injections = xp.zeros((steps, pattern.shape[0], batch), dtype=tape.h.dtype)
+        injections[:-1, :hidden] = gy[-2::-1].transpose(0, 2, 1) if steps > 1 else 0
+    for number, arriving in enumerate(last):
+        if arriving is not None:
+            seed[number * hidden : (number + 1) * hidden] += arriving.T
+    y = plan(seed, data, injections=injections)
+    at_states = xp.empty((steps, batch, pattern.shape[0]), dtype=tape.h.dtype)
+    at_states[-1] = seed.T
     for t in range(1, steps):
-        grad_h[steps - 1 - t] = y[t - 1].T
+        at_states[steps - 1 - t] = y[t - 1].T
     grads = cell.empty_gradients(tape)
-    grads.gh0[...] = y[steps - 1].T
-    cell.gate_gradients(tape, grad_h, grads.ga)
+    for initial, found in zip(grads.initial, split(y[steps - 1].T, len(last)), strict=True):
+        initial[...] = found
+    cell.gate_gradients(tape, split(at_states, len(last)), grads.ga)
     return grads
 
 
 def _plan_within(
-    options: BackwardOptions, algorithm: ScanAlgorithm, shape: tuple[int, int, int], dtype: np.dtype, xp: ModuleType
-) -> Any:
+    options: BackwardOptions, algorithm: ScanAlgorithm, pattern: SparsityPattern, shape: tuple[int, int, int],
+    dtype: np.dtype, xp: ModuleType,
+) -> Any:  # fmt: skip
     """Return the scan's plan if it and the Jacobians fit into the memory limit; refuse before anything is allocated."""
     steps, batch, hidden = shape
-    stored = steps * hidden * hidden * batch * dtype.itemsize
+    stored = steps * pattern.nnz * batch * dtype.itemsize
     limit = options.memory_limit
     rest = None if limit is None else max(limit - stored, 0)
     up_levels = options.up_levels if algorithm == "hybrid" else None
     try:
-        return _scan_plan(hidden, steps, algorithm, up_levels, options.workers, rest, batch, dtype, xp)
+        return _scan_plan(pattern, steps, algorithm, up_levels, options.workers, rest, batch, dtype, xp)
     except MemoryLimitError as error:
         raise MemoryLimitError(
             f"backward={algorithm!r} would need too much memory for T = {steps}, B = {batch}, H = {hidden}",
@@ -125,13 +140,12 @@ def _plan_within(
 
 @lru_cache(maxsize=4)  # a plan keeps its buffers, so a few
 def _scan_plan(
-    hidden: int, steps: int, algorithm: ScanAlgorithm, up_levels: int | None, workers: int | None,
+    pattern: SparsityPattern, steps: int, algorithm: ScanAlgorithm, up_levels: int | None, workers: int | None,
     memory_limit: int | None, batch: int, dtype: np.dtype, xp: ModuleType,
 ) -> Any:  # fmt: skip
-    from sparsebp.patterns import hidden_pattern
     from sparsebp.scan import plan_scan
 
     return plan_scan(
-        [hidden_pattern(hidden)] * steps, algorithm=algorithm, up_levels=up_levels, workers=workers,
+        [pattern] * steps, algorithm=algorithm, up_levels=up_levels, workers=workers,
         memory_limit=memory_limit, batch=batch, dtype=dtype, xp=xp,
     )  # fmt: skip

@@ -10,7 +10,8 @@ from sparsebp.core.types import Array
 from sparsebp.nn.gradients import Gradients, Shared
 from sparsebp.nn.layer import Layer, check_gy
 from sparsebp.nn.layers.linear import Linear
-from sparsebp.nn.recurrent.recurrent import Recurrent, RecurrentSaved
+from sparsebp.nn.recurrent.recurrent import Recurrent
+from sparsebp.nn.recurrent.tape import RecurrentSaved
 
 
 class ClassifierSaved(NamedTuple):
@@ -26,9 +27,9 @@ class SequenceClassifier(Layer):
     Parameters
     ----------
     rnn
-        An `RNN` or `GRU`.
+        An `RNN`, `GRU` or `LSTM`.
     head
-        A `Linear` from directions · hidden_size to the number of classes.
+        A `Linear` from directions · output_size to the number of classes.
 
     Notes
     -----
@@ -40,10 +41,11 @@ class SequenceClassifier(Layer):
     def __init__(self, rnn: Recurrent, head: Linear) -> None:
         super().__init__()
         if not isinstance(rnn, Recurrent) or not isinstance(head, Linear):
-            raise OptionError("A part of the classifier is of another kind", expected="an RNN or GRU, and a Linear",
+            raise OptionError("A part of the classifier is of another kind",
+                              expected="an RNN, GRU or LSTM, and a Linear",
                               got=f"{type(rnn).__name__}, {type(head).__name__}",
                               remedy="Pass SequenceClassifier(GRU(…), Linear(…))")  # fmt: skip
-        width = rnn.directions * rnn.hidden_size
+        width = rnn.directions * rnn.output_size
         if head.in_features != width:
             raise ShapeError("The head does not fit the recurrent layer", expected=f"in_features = {width}",
                              got=head.in_features, remedy=f"Pass Linear({width}, classes)")  # fmt: skip
@@ -64,9 +66,9 @@ class SequenceClassifier(Layer):
         head = self.head.gradients(gy, saved.head)
 
         def of_rnn() -> Gradients:
-            directions, hidden = self.rnn.directions, self.rnn.hidden_size
+            directions, size = self.rnn.directions, self.rnn.output_size
             grad_h_n = xp.zeros_like(saved.rnn.h_n)
-            grad_h_n[-directions:] = head.input_grad().reshape(-1, directions, hidden).transpose(1, 0, 2)
+            grad_h_n[-directions:] = head.input_grad().reshape(-1, directions, size).transpose(1, 0, 2)
             return self.rnn.gradients(None, saved.rnn, grad_h_n)
 
         rnn = Shared(of_rnn, xp)

@@ -11,11 +11,12 @@ from sparsebp.backend.memory import empty
 from sparsebp.core.types import Array, Seed
 from sparsebp.kernels.api import Kernels
 from sparsebp.kernels.operands import WeightSums
-from sparsebp.nn.recurrent.cell_math import CellMath, Tape, Weights
+from sparsebp.nn.recurrent.cell_math import CellMath
 from sparsebp.nn.recurrent.lengths import Lengths
 from sparsebp.nn.recurrent.lone import takes_lone
-from sparsebp.nn.recurrent.recurrent import BuildOptions, Recurrent
+from sparsebp.nn.recurrent.recurrent import Recurrent, RecurrentOptions
 from sparsebp.nn.recurrent.recurrent_cell import RecurrentCell
+from sparsebp.nn.recurrent.tape import GivenState, State, Tape, Weights, split
 
 
 class GRUMath(CellMath):
@@ -43,23 +44,26 @@ class GRUMath(CellMath):
         xp = backend.namespace(x)
         hidden = weights.weight_hh.shape[1]
         b_hn = xp.zeros(hidden, dtype=x.dtype) if weights.bias_hh is None else weights.bias_hh[2 * hidden :]
-        tape.gates = empty(xp, (*x.shape[:2], 4 * hidden), x.dtype)
+        if tape.gates is None:
+            tape.gates = empty(xp, (*x.shape[:2], 4 * hidden), x.dtype)
         k.gru_forward(x, weights.weight_hh, b_hn, tape.h0, tape.h, tape.gates, *projection)
 
     def run_back(
-        self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, grad_h_n: Array | None, chunks: int,
-        ga: Array | None, gh0: Array, sums: WeightSums | None = None,
+        self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, last: GivenState, chunks: int, ga: Array | None,
+        initial: State, sums: WeightSums | None = None,
     ) -> None:  # fmt: skip
-        """Write ga, gh0 and `sums`."""
-        k.gru_backward(tape.h, tape.h0, tape.gates, w_hh, gy, grad_h_n, ga, gh0, chunks, sums)
+        """Write ga, `initial` and `sums`."""
+        k.gru_backward(tape.h, tape.h0, tape.gates, w_hh, gy, last[0], ga, initial[0], chunks, sums)
 
     def run_jacobians(self, k: Kernels, tape: Tape, w_hh: Array, reverse: bool, out: Array) -> None:
         """Write Eq. 11 for every step. Reversed, the states before each step stand in for the states after the last."""
+        steps, batch, hidden = tape.h.shape
+        out = out.reshape(steps, hidden, hidden, batch)
         if not reverse:
             k.gru_jacobians(tape.h, tape.h0, tape.gates, w_hh, out)
             return
-        xp = backend.namespace(tape.states)
-        states = xp.zeros_like(tape.states)  # only states before a step are read: the last entry is unused
+        xp = backend.namespace(tape.h)
+        states = xp.zeros_like(tape.states[0])  # only states before a step are read: the last entry is unused
         states[:-1] = tape.h_prev[::-1]
         k.gru_jacobians(states[1:], states[0], xp.ascontiguousarray(tape.gates[::-1]), w_hh, out)  # type: ignore[index]
 
@@ -67,10 +71,11 @@ class GRUMath(CellMath):
         """Reduce chunks of the run."""
         k.gru_maps(tape.h, tape.h0, tape.gates, w_hh, gy, maps)
 
-    def gate_gradients(self, tape: Tape, grad_h: Array, ga: Array) -> None:
+    def gate_gradients(self, tape: Tape, grads: State, ga: Array) -> None:
         """Write the four gradients, in the notation of Eq. 11: j2 = r(1-r), j6 = 1-n², j7 = 1-z, j9 = z(1-z)."""
-        r, z, n, m = self._split(tape.gates)
-        d_n, d_r, d_z, d_m = self._split(ga)
+        (grad_h,) = grads
+        r, z, n, m = split(tape.gates, 4)
+        d_n, d_r, d_z, d_m = split(ga, 4)
         d_n[...] = grad_h * (1 - z) * (1 - n * n)
         d_m[...] = d_n * r
         d_r[...] = d_n * m * (r * (1 - r))
@@ -78,14 +83,8 @@ class GRUMath(CellMath):
 
     def close(self, tape: Tape, lengths: Lengths) -> None:
         """Set r = z = M = 0 and n = 1: every term of Eq. 11 vanishes."""
-        for gate, value in zip(self._split(tape.gates), (0, 0, 1, 0), strict=True):
+        for gate, value in zip(split(tape.gates, 4), (0, 0, 1, 0), strict=True):
             lengths.fill(gate, value)
-
-    @staticmethod
-    def _split(gates: Array) -> tuple[Array, Array, Array, Array]:
-        hidden = gates.shape[-1] // 4
-        a, b, c, d = (gates[..., i * hidden : (i + 1) * hidden] for i in range(4))
-        return a, b, c, d
 
 
 @takes_lone(2, 1)
@@ -106,7 +105,7 @@ class GRU(Recurrent):
 
     def __init__(
         self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
-        dropout: float = 0.0, bidirectional: bool = False, **options: Unpack[BuildOptions],
+        dropout: float = 0.0, bidirectional: bool = False, **options: Unpack[RecurrentOptions],
     ) -> None:  # fmt: skip
         super().__init__(
             GRUMath(), input_size, hidden_size, num_layers, bias=bias, batch_first=batch_first, dropout=dropout,

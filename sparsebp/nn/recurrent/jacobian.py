@@ -11,17 +11,17 @@ from sparsebp import backend
 from sparsebp.core.errors import MemoryLimitError
 from sparsebp.core.types import Array
 from sparsebp.jacobians.api import DEFAULT_MEMORY_LIMIT
-from sparsebp.nn.recurrent.cell_math import CellMath, Tape, Weights
+from sparsebp.nn.recurrent.cell_math import CellMath
 from sparsebp.nn.recurrent.lengths import Lengths
+from sparsebp.nn.recurrent.tape import Tape, Weights
+from sparsebp.patterns import SparsityPattern
 
 
 def hidden_jacobians_t(cell: CellMath, tape: Tape, weights: Weights) -> list[Any]:
-    """Return a dense (H, H) `TransposedJacobian` per sample for every step of `tape`, all views of one array."""
+    """Return a `TransposedJacobian` of the state, per sample, for every step of `tape`, all views of one array."""
     from sparsebp.jacobians import hidden_elements
 
-    data = cell.jacobians(tape, weights.weight_hh)
-    steps, hidden, _, batch = data.shape
-    return hidden_elements(data.reshape(steps, hidden * hidden, batch))
+    return hidden_elements(*cell.state_jacobians(tape, weights))
 
 
 def layer_jacobian_t(
@@ -43,9 +43,10 @@ def layer_jacobian_t(
 
     steps, batch, features = tapes[0].x.shape
     hidden, directions = tapes[0].h.shape[2], len(tapes)
+    states = sum(array.shape[2] for array in cell.core_of(tapes[0], weights[0])[1].states)
     xp = backend.namespace(tapes[0].x)
-    entries = batch * steps * features * steps * directions * hidden
-    need = 3 * entries * tapes[0].x.dtype.itemsize  # the blocks, a direction's, their copy in the pattern's order
+    entries = batch * steps * features * steps * (2 * directions * hidden + states)
+    need = entries * tapes[0].x.dtype.itemsize  # the blocks, their copy in the pattern's order, a direction's
     limit = DEFAULT_MEMORY_LIMIT if memory_limit is None else memory_limit
     if need > limit:
         raise MemoryLimitError(
@@ -67,17 +68,29 @@ def layer_jacobian_t(
 
 def _direction_blocks(cell: CellMath, tape: Tape, weights: Weights) -> Array:
     """Return (B, T, I, T, H): input step and feature, output step and unit, in the order of the run."""
+    core, tape, w_hh = cell.core_of(tape, weights)
     xp = backend.namespace(tape.h)
     steps, batch, hidden = tape.h.shape
-    hidden_t = xp.moveaxis(cell.jacobians(tape, weights.weight_hh), 3, 1)
-    input_t = xp.einsum("gi,tghb->tbih", weights.weight_ih, cell.input_factors(tape))
-    features = input_t.shape[2]
-    blocks = xp.zeros((batch, steps, features, steps, hidden), dtype=tape.h.dtype)
+    hidden_t = _dense(core.jacobians(tape, w_hh), core.pattern(hidden))
+    input_t = xp.einsum("gi,tgnb->tbin", weights.weight_ih, core.input_factors(tape))
+    features, size = input_t.shape[2:]
+    blocks = xp.zeros((batch, steps, features, steps, size), dtype=tape.h.dtype)
     for t in range(steps):
         if t > 0:
             blocks[:, :t, :, t] = blocks[:, :t, :, t - 1] @ hidden_t[t][:, None]
         blocks[:, t, :, t] = input_t[t]
-    return blocks
+    of_h = blocks[..., :hidden]
+    return of_h if weights.weight_hr is None else of_h @ weights.weight_hr.T
+
+
+def _dense(values: Array, pattern: SparsityPattern) -> Array:
+    """Return the values on a pattern (T, nnz, B) as matrices (T, B, n, n)."""
+    xp = backend.namespace(values)
+    steps, _, batch = values.shape
+    rows, columns = pattern.shape
+    out = xp.zeros((steps, batch, rows * columns), dtype=values.dtype)
+    out[:, :, xp.asarray(pattern.row_of_entry.astype(np.int64) * columns + pattern.indices)] = values.swapaxes(1, 2)
+    return out.reshape(steps, batch, rows, columns)
 
 
 def _reversed(blocks: Array, lengths: Lengths | None) -> Array:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, ClassVar, TypedDict
 
 import numpy as np
 
@@ -16,21 +15,22 @@ from sparsebp.nn.arrays import parameter_dtype
 from sparsebp.nn.layer import Layer, check_gy, check_input
 from sparsebp.nn.layers.identity import dropout_mask
 from sparsebp.nn.recurrent.backward import FUSED, BackwardOptions, choose, run_backward, run_backward_for_weights
-from sparsebp.nn.recurrent.cell_math import (
-    CellMath,
+from sparsebp.nn.recurrent.cell_math import CellMath, initial_weights
+from sparsebp.nn.recurrent.lengths import parse_lengths, reverse_time
+from sparsebp.nn.recurrent.runs_back import RunsBack
+from sparsebp.nn.recurrent.tape import (
+    GivenState,
+    RecurrentSaved,
     RunGradients,
+    State,
     StateGradients,
     SummedGradients,
-    Tape,
     Weights,
-    initial_weights,
 )
-from sparsebp.nn.recurrent.lengths import Lengths, parse_lengths, reverse_time
-from sparsebp.nn.recurrent.runs_back import RunsBack
 
 
-class BuildOptions(TypedDict, total=False):
-    """The arguments of recurrent layers that have no place among torch.nn's; see `Recurrent`."""
+class RecurrentOptions(TypedDict, total=False):
+    """The keyword arguments of `RNN`, `GRU` and `LSTM` that have no place among torch.nn's; see `Recurrent`."""
 
     backward: Backward
     up_levels: int | None
@@ -42,48 +42,8 @@ class BuildOptions(TypedDict, total=False):
     rng: Seed
 
 
-class RecurrentOptions(BuildOptions, total=False):
-    """The keyword arguments that `RNN` and `GRU` share; see `Recurrent`."""
-
-    bias: bool
-    batch_first: bool
-    dropout: float
-    bidirectional: bool
-
-
-@dataclass
-class RecurrentSaved:
-    """What `Recurrent.forward` keeps.
-
-    Attributes
-    ----------
-    h_n
-        Last hidden states (num_layers · directions, B, H); with lengths, each sample's last valid one.
-    backward_choice
-        The `scan.cost.Choice` of the backward algorithm; its ``reason`` says why.
-    lengths
-        The lengths, or None.
-    tapes
-        The runs, one a layer and direction.
-    masks
-        Dropout masks by layer: what its input was multiplied with, or None.
-    """
-
-    h_n: Array
-    backward_choice: Any
-    lengths: Lengths | None
-    tapes: list[Tape]
-    masks: list[Array | None]
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """(T, B, H)."""
-        steps, batch, hidden = self.tapes[0].h.shape
-        return steps, batch, hidden
-
-
 class Recurrent(Layer):
-    """Base of `RNN` and `GRU`: torch.nn's arguments, parameters and layouts, and a choice of backward algorithm.
+    """Base of `RNN`, `GRU` and `LSTM`: torch.nn's arguments, parameters and layouts, and a choice of the way back.
 
     Parameters
     ----------
@@ -118,16 +78,20 @@ class Recurrent(Layer):
     Notes
     -----
     Parameters as in torch.nn: ``weight_ih_l{k}`` (gH, input), ``weight_hh_l{k}`` (gH, H), ``bias_ih_l{k}``,
-    ``bias_hh_l{k}`` (gH,), with the suffix ``_reverse`` for the second direction; g is 1 (RNN) or 3 (GRU).
+    ``bias_hh_l{k}`` (gH,), with the suffix ``_reverse`` for the second direction; g is 1 (RNN), 3 (GRU) or 4 (LSTM).
+    With `proj_size` there is ``weight_hr_l{k}`` (proj_size, H), and h has that size.
     """
 
     generator: np.random.Generator
+    saved_class: ClassVar[type[RecurrentSaved]] = RecurrentSaved
+    gradients_class: ClassVar[type[StateGradients]] = StateGradients
 
     def __init__(
         self, cell: CellMath, input_size: int, hidden_size: int, num_layers: int = 1, *, bias: bool = True,
         batch_first: bool = False, dropout: float = 0.0, bidirectional: bool = False, backward: Backward = "auto",
         up_levels: int | None = None, chunks: int | None = None, workers: int | None = None,
         memory_limit: int | None = None, device: Any = None, dtype: Any = np.float32, rng: Seed = None,
+        proj_size: int = 0,
     ) -> None:  # fmt: skip
         super().__init__()
         input_size, hidden_size, num_layers = (
@@ -140,11 +104,11 @@ class Recurrent(Layer):
         self.bidirectional = check_flag("bidirectional", bidirectional)
         self.options = BackwardOptions(backward, up_levels, chunks, workers, memory_limit)
         self.generator = check_generator("rng", rng)
-        self.directions = 2 if bidirectional else 1
+        self.directions, self.output_size = 2 if bidirectional else 1, proj_size or hidden_size
         real = parameter_dtype(dtype, device)
         for run in range(num_layers * self.directions):
-            features = input_size if run < self.directions else self.directions * hidden_size
-            weights = initial_weights(cell, features, hidden_size, bias, real, self.generator)
+            features = input_size if run < self.directions else self.directions * self.output_size
+            weights = initial_weights(cell, features, hidden_size, bias, real, self.generator, proj_size)
             self.params.update(weights.named(self._suffix(run)))
 
     @property
@@ -180,15 +144,19 @@ class Recurrent(Layer):
         ShapeError, DTypeError, DeviceError, OptionError
             An argument does not fit, T is 0 or the batch is empty.
         """
-        y, saved = self.forward_time_major(x, h0, lengths)
+        return self._batch_second(*self.forward_time_major(x, None if h0 is None else (h0,), lengths))
+
+    def _batch_second(self, y: Array, saved: Any) -> tuple[Array, Any]:
+        """Return y as the layer's users have it."""
         return (backend.namespace(y).ascontiguousarray(y.transpose(1, 0, 2)) if self.batch_first else y), saved
 
     def forward_time_major(
-        self, x: Array, h0: Array | None = None, lengths: Any = None
+        self, x: Array, initial: GivenState | None = None, lengths: Any = None
     ) -> tuple[Array, RecurrentSaved]:
         """Run all layers as `forward` does, but return y (T, B, directions · H) also with ``batch_first``.
 
-        Who needs `saved.h_n` alone saves a copy.
+        `initial` has one array, or None, for each name of the cell's states. Who needs the last states alone saves a
+        copy.
         """
         weight = self.params["weight_ih_l0"]
         xp = check_input(x, dtype=weight.dtype, shape=(None, None, self.input_size), like=weight)
@@ -197,9 +165,10 @@ class Recurrent(Layer):
                              remedy="Skip empty batches and sequences")  # fmt: skip
         inputs = xp.ascontiguousarray(x.transpose(1, 0, 2) if self.batch_first else x)
         steps, batch, _ = inputs.shape
-        if h0 is not None:
-            shape = (self.num_layers * self.directions, batch, self.hidden_size)
-            check_input(h0, name="h0", dtype=weight.dtype, shape=shape, like=weight)
+        shapes = self.state_shapes(batch)
+        for name, shape, array in zip(self.cell.states, shapes, initial or (), strict=False):
+            if array is not None:
+                check_input(array, name=f"{name}0", dtype=weight.dtype, shape=shape, like=weight)
         valid = parse_lengths(lengths, steps, batch, xp)
         if valid is not None:
             inputs = valid.mask(inputs)  # so that NaN in the padding cannot spread
@@ -207,32 +176,32 @@ class Recurrent(Layer):
             self.options, self.cell, (steps, batch, self.hidden_size), weight.dtype, xp,
             input_size=self.input_size, layers=self.num_layers, directions=self.directions,
         )  # fmt: skip
-        saved = RecurrentSaved(
-            xp.empty((self.num_layers * self.directions, batch, self.hidden_size), dtype=weight.dtype),
-            choice, valid, [], [],
-        )  # fmt: skip
+        last = tuple(xp.empty(shape, dtype=weight.dtype) for shape in shapes)
+        saved = self.saved_class(last, choice, valid, [], [])
         for layer in range(self.num_layers):
             mask = None
             if layer > 0 and self.training and self.dropout > 0:
                 mask = dropout_mask(self.generator, inputs, self.dropout)
                 inputs = inputs * mask
             saved.masks.append(mask)
-            inputs = self._forward_layer(layer, inputs, h0, saved)
+            inputs = self._forward_layer(layer, inputs, initial, saved)
         return inputs, saved
 
-    def _forward_layer(self, layer: int, x: Array, h0: Array | None, saved: RecurrentSaved) -> Array:
+    def state_shapes(self, batch: int) -> list[tuple[int, int, int]]:
+        """Return the shapes of h0, and of an LSTM's c0, for a batch."""
+        return [(self.num_layers * self.directions, batch, width) for width in self.cell.widths(self._weights(0))]
+
+    def _forward_layer(self, layer: int, x: Array, initial: GivenState | None, saved: RecurrentSaved) -> Array:
         xp, lengths = backend.namespace(x), saved.lengths
         outputs: list[Array] = []
         for direction, run in enumerate(self._runs(layer)):
-            tape = self.cell.forward(
-                kernels.get(xp), reverse_time(x, lengths) if direction else x, None if h0 is None else h0[run],
-                self._weights(run),
-            )  # fmt: skip
+            of_run = None if initial is None else [None if array is None else array[run] for array in initial]
+            given = reverse_time(x, lengths) if direction else x
+            tape = self.cell.forward(kernels.get(xp), given, of_run, self._weights(run))
             y = tape.h
-            if lengths is None:
-                saved.h_n[run] = y[-1]
-            else:
-                saved.h_n[run] = tape.states[lengths.values, lengths.samples]
+            for last, states in zip(saved.last, tape.states, strict=True):
+                last[run] = states[-1] if lengths is None else states[lengths.values, lengths.samples]
+            if lengths is not None:
                 y = lengths.mask(y)
                 self.cell.close(tape, lengths)
             saved.tapes.append(tape)
@@ -252,8 +221,8 @@ class Recurrent(Layer):
     def gradients(self, gy: Array | None, saved: RecurrentSaved, grad_h_n: Array | None = None) -> StateGradients:
         """Return the gradients from `gy` (of y's shape) and `grad_h_n` (of h_n's shape); either may be None.
 
-        The inner scans run once for all of them: at x, at the parameters, and at h0. On a GPU, those of the first layer
-        run again where the parameters are asked for first and x later: see `RunsBack`.
+        The inner scans run once for all of them: at x, at the parameters, and at the initial state. On a GPU, those of
+        the first layer run again where the parameters are asked for first and x later: see `RunsBack`.
 
         Raises
         ------
@@ -262,11 +231,15 @@ class Recurrent(Layer):
         ShapeError, DTypeError, DeviceError
             A gradient does not fit.
         """
-        arriving = self._checked_gy(gy, saved, grad_h_n)
+        return self._gradients(gy, saved, {"grad_h_n": grad_h_n})
+
+    def _gradients(self, gy: Array | None, saved: RecurrentSaved, named: dict[str, Array | None]) -> Any:
+        """Return the gradients from gy and from those at the last state's arrays, by the names of these."""
+        arriving, last = self._checked_gy(gy, saved, named), tuple(named.values())
         xp = backend.namespace(saved.h_n)
         runs = RunsBack(
-            lambda for_weights: self._scan(arriving, saved, grad_h_n, for_weights),
-            lambda found: self._scan_first_again(arriving, saved, grad_h_n, found), xp,
+            lambda for_weights: self._scan(arriving, saved, last, for_weights),
+            lambda found: self._scan_first_again(arriving, saved, last, found), xp,
         )  # fmt: skip
         every = range(len(saved.tapes))
 
@@ -277,13 +250,16 @@ class Recurrent(Layer):
         def at_weights() -> dict[str, Array]:
             of_run = runs.sums()
             for run, grads in runs.with_ga([run for run in every if run not in of_run]).items():
-                of_run[run] = self.cell.weight_grad(grads.ga, saved.tapes[run], self._weights(run))
+                of_run[run] = self.cell.weight_grad(grads.ga, saved.tapes[run], self._weights(run), grads.at_h)
             return {name: grad for run in every for name, grad in of_run[run].named(self._suffix(run)).items()}
 
-        return StateGradients(self, gy, saved, at_input, at_weights, state=lambda: xp.stack(runs.at_h0(every)))
+        def at_initial() -> State:
+            return tuple(xp.stack(arrays) for arrays in zip(*runs.at_initial(every), strict=True))
+
+        return self.gradients_class(self, gy, saved, at_input, at_weights, state=at_initial)
 
     def _scan(
-        self, arriving: Array | None, saved: RecurrentSaved, grad_h_n: Array | None, for_weights: bool
+        self, arriving: Array | None, saved: RecurrentSaved, last: GivenState, for_weights: bool
     ) -> tuple[dict[int, RunGradients], dict[int, SummedGradients]]:
         """Take the gradients through all runs, from the last layer to the first.
 
@@ -295,46 +271,47 @@ class Recurrent(Layer):
                 return found, {
                     run: run_backward_for_weights(
                         saved.backward_choice, self.cell, saved.tapes[run], self._weights(run),
-                        *self._arriving_at(run, direction, arriving, saved, grad_h_n),
+                        *self._arriving_at(run, direction, arriving, saved, last),
                     )
                     for direction, run in enumerate(self._runs(0))
                 }  # fmt: skip
-            found |= self._scan_layer(layer, arriving, saved, grad_h_n)
+            found |= self._scan_layer(layer, arriving, saved, last)
             if layer > 0:
                 arriving = self._layer_input_grad(layer, found, saved)
         return found, {}
 
     def _scan_layer(
-        self, layer: int, arriving: Array | None, saved: RecurrentSaved, grad_h_n: Array | None
+        self, layer: int, arriving: Array | None, saved: RecurrentSaved, last: GivenState
     ) -> dict[int, RunGradients]:
         return {
             run: run_backward(
-                self.options, saved.backward_choice, self.cell, saved.tapes[run], self._weights(run).weight_hh,
-                *self._arriving_at(run, direction, arriving, saved, grad_h_n),
+                self.options, saved.backward_choice, self.cell, saved.tapes[run], self._weights(run),
+                *self._arriving_at(run, direction, arriving, saved, last),
             )
             for direction, run in enumerate(self._runs(layer))
         }  # fmt: skip
 
     def _scan_first_again(
-        self, arriving: Array | None, saved: RecurrentSaved, grad_h_n: Array | None, found: dict[int, RunGradients]
+        self, arriving: Array | None, saved: RecurrentSaved, last: GivenState, found: dict[int, RunGradients]
     ) -> dict[int, RunGradients]:
         """Take the gradients through the first layer, with ga; those of the layers above are found."""
         if self.num_layers > 1:
             arriving = self._layer_input_grad(1, found, saved)
-        return self._scan_layer(0, arriving, saved, grad_h_n)
+        return self._scan_layer(0, arriving, saved, last)
 
     def _sums_inside(self, run: int, saved: RecurrentSaved) -> bool:
         choice = saved.backward_choice
         return choice.algorithm in FUSED and self.cell.sums_inside(saved.tapes[run], choice.chunks)
 
-    def _checked_gy(self, gy: Array | None, saved: RecurrentSaved, grad_h_n: Array | None) -> Array | None:
+    def _checked_gy(self, gy: Array | None, saved: RecurrentSaved, named: dict[str, Array | None]) -> Array | None:
         """Return gy time-major and without what arrived behind the lengths."""
         steps, batch, hidden = saved.shape
-        if gy is None and grad_h_n is None:
-            raise OptionError("No gradient was given", expected="gy, grad_h_n or both", got="None and None",
+        if gy is None and all(array is None for array in named.values()):
+            raise OptionError("No gradient was given", expected=f"gy, {', '.join(named)} or more of them", got="None",
                               remedy="Pass the gradient of the loss with respect to y or to saved.h_n")  # fmt: skip
-        if grad_h_n is not None:
-            check_input(grad_h_n, name="grad_h_n", dtype=saved.h_n.dtype, shape=saved.h_n.shape, like=saved.h_n)
+        for (name, array), state in zip(named.items(), saved.last, strict=True):
+            if array is not None:
+                check_input(array, name=name, dtype=state.dtype, shape=state.shape, like=state)
         if gy is None:
             return None
         width = self.directions * hidden
@@ -344,20 +321,20 @@ class Recurrent(Layer):
         return gy if saved.lengths is None else saved.lengths.mask(gy)
 
     def _arriving_at(
-        self, run: int, direction: int, arriving: Array | None, saved: RecurrentSaved, grad_h_n: Array | None
-    ) -> tuple[Array | None, Array | None]:
-        """Return gy and grad_h_n of one run, in its direction."""
-        tape, lengths, hidden = saved.tapes[run], saved.lengths, self.hidden_size
+        self, run: int, direction: int, arriving: Array | None, saved: RecurrentSaved, last: GivenState
+    ) -> tuple[Array | None, GivenState]:
+        """Return gy and what arrives at the last state of one run, in its direction."""
+        tape, lengths, size = saved.tapes[run], saved.lengths, self.output_size
         xp = backend.namespace(tape.h)
-        gy = None if arriving is None else arriving[..., direction * hidden : (direction + 1) * hidden]
+        gy = None if arriving is None else arriving[..., direction * size : (direction + 1) * size]
         if gy is not None:
             gy = reverse_time(gy, lengths) if direction else xp.ascontiguousarray(gy)
-        last = None if grad_h_n is None else xp.ascontiguousarray(grad_h_n[run])
-        if lengths is not None and last is not None:  # the kernels' last step is not every sample's last step
+        at_h, *rest = (None if array is None else xp.ascontiguousarray(array[run]) for array in last)
+        if lengths is not None and at_h is not None:  # the kernels' last step is not every sample's last step
             gy = xp.zeros_like(tape.h) if gy is None else gy.copy()
-            gy[lengths.values - 1, lengths.samples] += last
-            last = None
-        return gy, last
+            gy[lengths.values - 1, lengths.samples] += at_h
+            at_h = None
+        return gy, (at_h, *rest)  # what arrives at c goes through the padding as it is, see `CellMath.close`
 
     def _layer_input_grad(self, layer: int, found: dict[int, RunGradients], saved: RecurrentSaved) -> Array:
         """Return the gradient at a layer's input, before its dropout: (T, B, features)."""
@@ -379,7 +356,8 @@ class Recurrent(Layer):
         """Return the T transposed Jacobians of h[t] with respect to h[t-1], per sample: the scan's elements.
 
         They are in the order in which the direction runs (the second one from the end of each sequence). With lengths,
-        elements behind a sample's end are zero.
+        elements behind a sample's end are zero. An LSTM's are of the state (h, c), on `sparsebp.patterns.lstm_pattern`
+        (with proj_size dense); behind a sample's end the part from c to c is the identity.
         """
         from sparsebp.nn.recurrent.jacobian import hidden_jacobians_t
 

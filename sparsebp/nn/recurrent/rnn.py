@@ -11,11 +11,12 @@ from sparsebp.core.arguments import check_choice
 from sparsebp.core.types import Array, Nonlinearity, Seed
 from sparsebp.kernels.api import Kernels
 from sparsebp.kernels.operands import WeightSums
-from sparsebp.nn.recurrent.cell_math import CellMath, Tape, Weights
+from sparsebp.nn.recurrent.cell_math import CellMath
 from sparsebp.nn.recurrent.lengths import Lengths
 from sparsebp.nn.recurrent.lone import takes_lone
-from sparsebp.nn.recurrent.recurrent import BuildOptions, Recurrent
+from sparsebp.nn.recurrent.recurrent import Recurrent, RecurrentOptions
 from sparsebp.nn.recurrent.recurrent_cell import RecurrentCell
+from sparsebp.nn.recurrent.tape import GivenState, State, Tape, Weights
 
 
 class RNNMath(CellMath):
@@ -37,26 +38,27 @@ class RNNMath(CellMath):
         k.rnn_forward(x, weights.weight_hh, tape.h0, self.nonlinearity, tape.h, *projection)
 
     def run_back(
-        self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, grad_h_n: Array | None, chunks: int,
-        ga: Array | None, gh0: Array, sums: WeightSums | None = None,
+        self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, last: GivenState, chunks: int, ga: Array | None,
+        initial: State, sums: WeightSums | None = None,
     ) -> None:  # fmt: skip
-        """Write ga, gh0 and `sums`."""
-        k.rnn_backward(tape.h, w_hh, gy, grad_h_n, self.nonlinearity, ga, gh0, chunks, sums)
+        """Write ga, `initial` and `sums`."""
+        k.rnn_backward(tape.h, w_hh, gy, last[0], self.nonlinearity, ga, initial[0], chunks, sums)
 
     def run_jacobians(self, k: Kernels, tape: Tape, w_hh: Array, reverse: bool, out: Array) -> None:
         """Write ``w_hhᵀ · diag(f'(h[t]))``; an element depends on its own step only, so order is free."""
         h = backend.namespace(tape.h).ascontiguousarray(tape.h[::-1]) if reverse else tape.h
-        k.rnn_jacobians(h, w_hh, self.nonlinearity, out)
+        steps, batch, hidden = h.shape
+        k.rnn_jacobians(h, w_hh, self.nonlinearity, out.reshape(steps, hidden, hidden, batch))
 
     def run_maps(self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, maps: Array) -> None:
         """Reduce chunks of the run."""
         k.rnn_maps(tape.h, w_hh, gy, self.nonlinearity, maps)
 
-    def gate_gradients(self, tape: Tape, grad_h: Array, ga: Array) -> None:
+    def gate_gradients(self, tape: Tape, grads: State, ga: Array) -> None:
         """``ga = grad_h · f'(h)``."""
         h = tape.h
         slope = 1 - h * h if self.nonlinearity == "tanh" else (h > 0).astype(h.dtype)
-        backend.namespace(ga).multiply(grad_h, slope, out=ga)
+        backend.namespace(ga).multiply(grads[0], slope, out=ga)
 
     def close(self, tape: Tape, lengths: Lengths) -> None:
         """Put the states where the slope is 0."""
@@ -91,7 +93,7 @@ class RNN(Recurrent):
         batch_first: bool = False,
         dropout: float = 0.0,
         bidirectional: bool = False,
-        **options: Unpack[BuildOptions],
+        **options: Unpack[RecurrentOptions],
     ) -> None:
         self.nonlinearity: Nonlinearity = nonlinearity
         super().__init__(

@@ -1,4 +1,4 @@
-"""The ways back through the runs of a recurrent layer, shared by its gradients at the input, the weights and h0."""
+"""The ways back through the runs of a recurrent layer, shared by its gradients at input, weights and initial state."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from sparsebp import backend
-from sparsebp.core.types import Array
-from sparsebp.nn.recurrent.cell_math import RunGradients, SummedGradients, Weights
+from sparsebp.nn.recurrent.tape import RunGradients, State, SummedGradients, Weights
 
 Found = dict[int, RunGradients]
 Summed = dict[int, SummedGradients]
@@ -61,11 +60,11 @@ class RunsBack:
             self._given |= new.keys()
             return new
 
-    def at_h0(self, runs: Iterable[int]) -> list[Array]:
+    def at_initial(self, runs: Iterable[int]) -> list[State]:
         """Return the gradients at the state before the first step."""
         with self._lock:
             self._take(for_weights=False)
-            return [(self._found.get(run) or self._summed[run]).gh0 for run in runs]
+            return [(self._found.get(run) or self._summed[run]).initial for run in runs]
 
     def _take(self, for_weights: bool) -> None:
         if self._done:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
 from types import ModuleType
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -23,18 +23,22 @@ from sparsebp.core.arguments import check_choice, check_integer
 from sparsebp.scan.algorithms import tree_levels
 from sparsebp.scan.algorithms.counts import level_counts
 
-GATES = {"rnn": 1, "gru": 3}
+Cell: TypeAlias = Literal["rnn", "gru", "lstm"]
+
+GATES = {"rnn": 1, "gru": 3, "lstm": 4}
 """Matrix–vector products of one step of the recursion."""
-STREAMS = {"rnn": 3, "gru": 10}
+STREAMS = {"rnn": 3, "gru": 10, "lstm": 11}
 """Values of a hidden unit and step that the recursion reads and writes: states, gates, gradients."""
-GRADIENTS = {"rnn": 1, "gru": 4}
+GRADIENTS = {"rnn": 1, "gru": 4, "lstm": 4}
 """Those of them that the gradients of the weights read again, see `CellMath.columns`."""
+STATES = {"rnn": 1, "gru": 1, "lstm": 2}
+"""Arrays of H values that the state consists of: a Jacobian has the square of all of them, as dense as it gets."""
 LANES = 32
 """Threads of a warp, and lanes of a scheduler, which starts a multiply-add in each of them every cycle."""
 LAUNCH = 2e-6
 """Seconds from one kernel to the next on a GPU, in a captured step; predicted."""
 SHARED_PRODUCT = 1_000_000_000
-"""FLOP from which the threads share a product over all steps, see `sparsebp.nn.recurrent.cell_math.LONG`."""
+"""FLOP from which the threads share a product over all steps, see `sparsebp.nn.recurrent.products.LONG`."""
 NEARLY = 1.03
 """Times of a GPU that differ by less are taken for equal: then fewer chunks are chosen, which need less memory."""
 MARGIN = 0.8
@@ -70,7 +74,7 @@ class Choice:
 
 
 def choose_recurrent_backward(
-    cell: Literal["rnn", "gru"],
+    cell: Cell,
     T: int,
     B: int,
     H: int,
@@ -92,7 +96,7 @@ def choose_recurrent_backward(
     Parameters
     ----------
     cell
-        ``"rnn"`` or ``"gru"``.
+        ``"rnn"``, ``"gru"`` or ``"lstm"``.
     T, B, H
         Length, batch and hidden size.
     dtype
@@ -136,7 +140,7 @@ class Stretch(NamedTuple):
 
 
 def estimate_stretch(
-    cell: Literal["rnn", "gru"], T: int, B: int, H: int, dtype: Any = np.float32, xp: ModuleType = np,
+    cell: Cell, T: int, B: int, H: int, dtype: Any = np.float32, xp: ModuleType = np,
     workers: int | None = None,
 ) -> Stretch:  # fmt: skip
     """Estimate what T steps cost a worker that holds no others; the arguments are `choose_recurrent_backward`'s."""
@@ -146,7 +150,7 @@ def estimate_stretch(
     chunks = 1 if m.workers == 1 else min(T, ceil(4 * m.workers / B))  # some a worker, so that none waits long
     run = min(_recursion(cell, T, B, H, itemsize, m), _best_chunks(cell, T, B, H, itemsize, m)[1])
     if m.prices is None:
-        work = 2.0 * T * B * H**3 / (m.workers * m.rate(itemsize))
+        work = 2.0 * T * B * STATES[cell] ** 2 * H**3 / (m.workers * m.rate(itemsize))
         return Stretch(run, max(work, 2.0 * T * B * H * H * itemsize / m.bandwidth), chunks)
     maps = ceil(T / chunks) * ceil(chunks * B / m.workers)
     return Stretch(run, m.call + spent(_map_units(cell, maps, H, itemsize), m.prices, itemsize), chunks)
@@ -164,14 +168,15 @@ def _choose(
     )
     chunks, chunked = _best_chunks(cell, T, B, H, itemsize, m)
     states = {
-        "bp": _recursion(cell, T, B, H, itemsize, m), "chunked": chunked, "blelloch": _stored(T, B, H, itemsize, m)
+        "bp": _recursion(cell, T, B, H, itemsize, m), "chunked": chunked,
+        "blelloch": _stored(T, B, STATES[cell] * H, itemsize, m),
     }  # fmt: skip
     seconds = {name: len(inputs) * t + weights for name, t in states.items()}
     memory = {
         "bp": 0,
         "chunked": chunks * B * _map_values(cell, B, H, itemsize, m) * itemsize,
-        "blelloch": sum(p.mm for p in level_counts("blelloch", T)) * B * H * H * itemsize
-        + T * B * H * (H + 1) * itemsize,
+        "blelloch": sum(p.mm for p in level_counts("blelloch", T)) * B * (STATES[cell] * H) ** 2 * itemsize
+        + T * B * STATES[cell] * H * (H + 1) * itemsize,
     }
     if memory_limit is None and m.is_device:
         memory_limit = m.memory // 2  # states, gates and gradients need the rest
@@ -246,12 +251,12 @@ def _chunked(cell: str, T: int, B: int, H: int, itemsize: int, m: Machine, chunk
     )
 
 
-def _stored(T: int, B: int, H: int, itemsize: int, m: Machine) -> float:
-    """Seconds of Algorithm 1 over stored Jacobians: it writes them, then a kernel call a level."""
-    block = float(H * H * B * itemsize)
+def _stored(T: int, B: int, n: int, itemsize: int, m: Machine) -> float:
+    """Seconds of Algorithm 1 over stored Jacobians, n × n: it writes them, then a kernel call a level."""
+    block = float(n * n * B * itemsize)
     seconds = T * block / m.bandwidth
     for level in level_counts("blelloch", T):
-        flops = 2.0 * (level.mm * H**3 + level.mv * H**2) * B / (m.workers * m.rate(itemsize))
+        flops = 2.0 * (level.mm * n**3 + level.mv * n**2) * B / (m.workers * m.rate(itemsize))
         seconds += m.call + max(flops, (3 * level.mm + level.mv) * block / m.bandwidth)
     return seconds + tree_levels(T) * m.step
 
@@ -302,11 +307,11 @@ def chunked_units(
     blocks, length, width = host.blocks_of(B), ceil(T / chunks), host.padded_width(H, f"f{itemsize}")
     maps = length * ceil((chunks - 2) * B / workers)
     steps = length * (ceil(blocks / workers) + ceil((chunks - 1) * blocks / workers))
-    reduced = _map_units(cell, maps, H, itemsize)[f"{cell}.map_multiply_add"]
+    reduced, size = _map_units(cell, maps, H, itemsize)[f"{cell}.map_multiply_add"], STATES[cell] * H
     passes = 2 - 2 / chunks
     return {
         **_vector_units(cell, steps, H, itemsize),
-        f"{cell}.map_multiply_add": reduced + chunks * B * H * width,
+        f"{cell}.map_multiply_add": reduced + chunks * B * size * STATES[cell] * width,
         "stream": passes * _streamed(cell, T, B, H, itemsize, p) / min(workers, p.sharing),
     }
 
@@ -332,8 +337,9 @@ def _map_units(cell: str, maps: int, H: int, itemsize: int) -> Units:
     """Count so many steps of affine maps, one after the other."""
     host = _host_kernels()
     width = host.padded_width(H, f"f{itemsize}")
-    formed = 3 * H * width if cell == "gru" else 0  # the step's Jacobian
-    return {f"{cell}.map_multiply_add": maps * (host.SAMPLES * host.blocks_of(H + 1) * H * width + formed)}
+    formed = 0 if cell == "rnn" else 3 * H * width  # the step's Jacobian, or the block of it that is multiplied by
+    rows = host.SAMPLES * host.blocks_of(STATES[cell] * H + 1)
+    return {f"{cell}.map_multiply_add": maps * (STATES[cell] * rows * H * width + formed)}
 
 
 def _vector_units(cell: str, steps: int, H: int, itemsize: int) -> dict[str, float]:
@@ -371,7 +377,8 @@ def _phase(cycles: float, size: float, m: Machine) -> float:
 
 def _map_values(cell: str, B: int, H: int, itemsize: int, m: Machine) -> int:
     """Return the values of a chunk's affine map for one sample."""
-    return H * (H + 1) if m.prices is not None else _cycles().map_values(_layer(cell, B, H, itemsize))
+    size = STATES[cell] * H
+    return size * (size + 1) if m.prices is not None else _cycles().map_values(_layer(cell, B, H, itemsize))
 
 
 def _layer(cell: str, B: int, H: int, itemsize: int) -> Any:

@@ -1,4 +1,4 @@
-"""Recurrent kernels of the GRU (BPPSA Eq. 10 and 11) on the host; see `recurrent` for layout and scan."""
+"""Recurrent kernels of the GRU (BPPSA Eq. 10 and 11) on the host; see `common` for the layout, `back` for the scan."""
 
 from __future__ import annotations
 
@@ -25,19 +25,22 @@ from sparsebp.kernels.host.engine.simd import (
     store_up_to,
 )
 from sparsebp.kernels.host.engine.team import in_parts
-from sparsebp.kernels.host.recurrent.common import (
-    SAMPLES,
+from sparsebp.kernels.host.recurrent.back import (
     back_part,
     back_propagate,
+    multiply_map,
+    reduce_all,
+    reduce_part,
+    write_jacobian,
+)
+from sparsebp.kernels.host.recurrent.common import (
+    SAMPLES,
     blocks_of,
     launch,
     load_rows,
     multiply_add,
     pack_columns,
     project,
-    reduce_all,
-    reduce_part,
-    write_jacobian,
 )
 from sparsebp.kernels.operands import WeightSums
 from sparsebp.kernels.weight_sums import multiply_sums
@@ -126,7 +129,7 @@ def _backward_part(
     task: int, h: Any, h0: Any, gates: Any, w: Any, gy: Any, first_chunk: int, bounds: Any, ga: Any
 ) -> None:
     saved = pointer(h), pointer(gates)
-    back_part(_step_back, 3, saved, pointer(h0), task, h.shape, w, gy, first_chunk, bounds, ga)
+    back_part(_step_back, 3, 1, saved, pointer(h0), task, h.shape, w, gy, first_chunk, bounds, ga)
 
 
 @numba.njit(**JIT)
@@ -135,12 +138,14 @@ def _backward(team: int, parts: int, *args: Any) -> None:
 
 
 @device
-def _form_jacobian(saved: Any, previous: Any, at: int, hidden: int, w: Any, width: int, out: Any, factors: Any) -> None:
-    """Form the row form of Eq. 11, ``Σ diag(factor) @ W + diag(z)``. 6·H² FLOP.
+def _step_map(
+    saved: Any, previous: Any, at: int, hidden: int, w: Any, width: int, rows: Any, out: Any, room: Any
+) -> None:
+    """Multiply by the row form of Eq. 11, ``Σ diag(factor) @ W + diag(z)``, formed with 6·H² FLOP.
 
     The factored form would cost three products a row of the map instead of one; forming it once serves H + 1 rows.
     """
-    count = lanes(w)
+    count, jacobian, factors = lanes(w), room, advance(room, hidden * width)
     for j in range(0, width, count):
         _, to_r, to_z, to_m, direct = _factors(saved, previous, at, hidden, j)
         store(factors, j, to_r)
@@ -154,9 +159,10 @@ def _form_jacobian(saved: Any, previous: Any, at: int, hidden: int, w: Any, widt
             i = k * width + j
             value = to_r * load(w, i)
             value = fma(to_z, load(w, gate + i), value)
-            store(out, i, fma(to_m, load(w, 2 * gate + i), value))
+            store(jacobian, i, fma(to_m, load(w, 2 * gate + i), value))
         i = k * width + k
-        store_n(out, i, load_n(out, i, 1) + broadcast(factors, 3 * width + k), 1)
+        store_n(jacobian, i, load_n(jacobian, i, 1) + broadcast(factors, 3 * width + k), 1)
+    multiply_map(rows, jacobian, hidden, width, out)
 
 
 @numba.njit(**INNER_JIT)
@@ -164,7 +170,7 @@ def _reduce_part(
     task: int, h: Any, h0: Any, gates: Any, w: Any, gy: Any, first_chunk: int, chunks: int, maps: Any
 ) -> None:
     saved = pointer(h), pointer(gates)
-    reduce_part(_form_jacobian, saved, pointer(h0), task, h.shape, w, gy, first_chunk, chunks, maps)
+    reduce_part(_step_map, 1, saved, pointer(h0), task, h.shape, w, gy, first_chunk, chunks, maps)
 
 
 @numba.njit(**JIT)
@@ -230,7 +236,7 @@ class GruKernels:
     ) -> None:
         """Parallel over blocks of samples, and over chunks."""
         ga = np.empty_like(gates) if ga is None else ga
-        back_propagate(_backward, _reduce, (h, h0, gates), w_hh, gy, grad_h_n, ga, gh0, chunks)
+        back_propagate(_backward, _reduce, (h, h0, gates), w_hh, gy, (grad_h_n,), ga, (gh0,), chunks)
         if sums is not None:
             multiply_sums(ga, sums)
 

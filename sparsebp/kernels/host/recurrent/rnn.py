@@ -1,4 +1,4 @@
-"""Recurrent kernels of the Elman RNN (BPPSA Eq. 9) on the host; see `recurrent` for layout and scan."""
+"""Recurrent kernels of the Elman RNN (BPPSA Eq. 9) on the host; see `common` for the layout, `back` for the scan."""
 
 from __future__ import annotations
 
@@ -28,19 +28,22 @@ from sparsebp.kernels.host.engine.simd import (
     zeros,
 )
 from sparsebp.kernels.host.engine.team import in_parts
-from sparsebp.kernels.host.recurrent.common import (
-    SAMPLES,
+from sparsebp.kernels.host.recurrent.back import (
     back_part,
     back_propagate,
+    multiply_map,
+    reduce_all,
+    reduce_part,
+    write_jacobian,
+)
+from sparsebp.kernels.host.recurrent.common import (
+    SAMPLES,
     blocks_of,
     launch,
     load_rows,
     multiply_add,
     pack_columns,
     project,
-    reduce_all,
-    reduce_part,
-    write_jacobian,
 )
 from sparsebp.kernels.operands import WeightSums
 from sparsebp.kernels.weight_sums import multiply_sums
@@ -96,7 +99,7 @@ def _step_back(saved: Any, previous: Any, at: int, hidden: int, j: int, g: Any, 
 
 @numba.njit(**INNER_JIT)
 def _backward_part(task: int, h: Any, relu: bool, w: Any, gy: Any, first_chunk: int, bounds: Any, gz: Any) -> None:
-    back_part(_step_back, 1, (pointer(h), relu), pointer(h), task, h.shape, w, gy, first_chunk, bounds, gz)
+    back_part(_step_back, 1, 1, (pointer(h), relu), pointer(h), task, h.shape, w, gy, first_chunk, bounds, gz)
 
 
 @numba.njit(**JIT)
@@ -105,18 +108,21 @@ def _backward(team: int, parts: int, *args: Any) -> None:
 
 
 @device
-def _form_jacobian(saved: Any, previous: Any, at: int, hidden: int, w: Any, width: int, out: Any, factors: Any) -> None:
-    """Form ``diag(f') @ w_hh``."""
+def _step_map(
+    saved: Any, previous: Any, at: int, hidden: int, w: Any, width: int, rows: Any, out: Any, room: Any
+) -> None:
+    """Multiply by ``diag(f') @ w_hh``."""
     h, relu = saved
     for k in range(hidden):
         value = broadcast(h, at + k)
         for j in range(0, width, lanes(out)):
-            store(out, k * width + j, _slope(value, relu, load(w, k * width + j)))
+            store(room, k * width + j, _slope(value, relu, load(w, k * width + j)))
+    multiply_map(rows, room, hidden, width, out)
 
 
 @numba.njit(**INNER_JIT)
 def _reduce_part(task: int, h: Any, relu: bool, w: Any, gy: Any, first_chunk: int, chunks: int, maps: Any) -> None:
-    reduce_part(_form_jacobian, (pointer(h), relu), pointer(h), task, h.shape, w, gy, first_chunk, chunks, maps)
+    reduce_part(_step_map, 1, (pointer(h), relu), pointer(h), task, h.shape, w, gy, first_chunk, chunks, maps)
 
 
 @numba.njit(**JIT)
@@ -178,7 +184,7 @@ class RnnKernels:
         """Parallel over blocks of samples, and over chunks."""
         gz = np.empty_like(h) if gz is None else gz
         saved = (h, nonlinearity == "relu")
-        back_propagate(_backward, _reduce, saved, w_hh, gy, grad_h_n, gz, gh0, chunks)
+        back_propagate(_backward, _reduce, saved, w_hh, gy, (grad_h_n,), gz, (gh0,), chunks)
         if sums is not None:
             multiply_sums(gz, sums)
 
