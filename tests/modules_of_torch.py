@@ -14,6 +14,7 @@ import torch
 from sparsebp import nn
 from sparsebp.core.errors import SparseBPError
 from sparsebp.nn.losses.loss import Loss
+from sparsebp.nn.recurrent.recurrent_cell import RecurrentCell
 from torch_cases import load
 
 CLOSE = {torch.float64: {"rtol": 1e-9, "atol": 1e-10}, torch.float32: {"rtol": 3e-4, "atol": 3e-5}}
@@ -148,9 +149,13 @@ def _compare_layer(twin: Any, layer: Any, case: Any, dtype: torch.dtype) -> None
     g = layer.gradients(_ours(gy), saved)
     if args[0].is_floating_point():
         _close(g.input, args[0].grad, dtype, "gradient at the input")
-    for arg, name in zip(args[1:], ("key", "value") if len(args) > 2 else ("h0",), strict=False):
-        state = name if hasattr(g, name) else "hidden"
-        _compare_more(getattr(g, state), tuple(a.grad for a in arg) if isinstance(arg, tuple) else arg.grad, dtype)
+    if len(args) > 2:
+        _compare_more((g.key, g.value), tuple(arg.grad for arg in args[1:]), dtype)
+    elif len(args) > 1:
+        state = args[1] if isinstance(args[1], tuple) else args[1:]
+        names = ("hidden", "cell") if isinstance(layer, RecurrentCell) else ("h0", "c0")
+        for arg, name in zip(state, names, strict=False):
+            _close(getattr(g, name), arg.grad, dtype, name)
     params = {name: param for name, param in twin.named_parameters() if param.grad is not None}
     assert layer.parameters().keys() >= params.keys(), list(params)
     for name, param in params.items():

@@ -15,7 +15,7 @@ from sparsebp.nn.layers.identity import dropout_mask
 from strategies import seeds
 
 ACTIVATIONS = (
-    "ReLU", "LeakyReLU", "ELU", "GELU", "SiLU", "Softplus", "Hardtanh", "Tanh", "Sigmoid", "Identity", "Mish", "PReLU",
+    "ReLU", "LeakyReLU", "ELU", "GELU", "SiLU", "Softplus", "Hardtanh", "Tanh", "Sigmoid", "Identity", "Mish",
 )  # fmt: skip
 ANYWHERE = (*ACTIVATIONS, "Softmax", "LayerNorm", "Linear", "Dropout")
 ON_IMAGES = ("Conv", "ConvTranspose", "MaxPool", "AvgPool", "AdaptiveAvgPool", "BatchNorm", "Flatten")

@@ -282,7 +282,7 @@ def test_gradients_by_frequency():
     lambda **o: nn.BatchNorm2d(2, **o), lambda **o: nn.LayerNorm(2, **o), lambda **o: nn.Embedding(2, 3, **o),
     lambda **o: nn.MultiheadAttention(2, 1, **o), lambda **o: nn.TransformerEncoderLayer(2, 1, **o),
     lambda **o: nn.RNN(2, 3, **o), lambda **o: nn.GRU(2, 3, **o), lambda **o: nn.RNNCell(2, 3, **o),
-    lambda **o: nn.GRUCell(2, 3, **o),
+    lambda **o: nn.GRUCell(2, 3, **o), lambda **o: nn.LSTM(2, 3, **o), lambda **o: nn.LSTMCell(2, 3, **o),
 ])  # fmt: skip
 def test_devices_and_dtypes(make):
     assert make(device="cpu", dtype=None).dtype == make(device=torch.device("cpu")).dtype == np.float32

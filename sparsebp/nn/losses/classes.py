@@ -6,7 +6,7 @@ import abc
 import math
 from math import prod
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,15 @@ from sparsebp.core.types import Array
 from sparsebp.nn.layer import check_input
 from sparsebp.nn.losses.loss import Loss, Reduction
 from sparsebp.patterns.copies import DeviceCopies, frozen
+
+
+class OfRows(NamedTuple):
+    """Losses of rows (M,) and their slopes (M, C), what each row counts (None: 1), and False for those ignored."""
+
+    losses: Array
+    slopes: Array
+    counts: Array | None
+    valid: Array | None
 
 
 class ClassLoss(Loss):
@@ -91,8 +100,9 @@ class ClassLoss(Loss):
         shape = self._shape_of(prediction)
         rows = _rows(xp, prediction)
         (weight,) = self._weight.on(xp) if self._weight is not None else (None,)
-        losses, slopes, found = self._of_target(xp, rows, target, weight)
-        counts: Any = found
+        losses, slopes, counts, valid = self._of_target(xp, rows, target, weight)
+        if valid is not None:
+            losses = xp.where(valid, losses, losses.dtype.type(0))
         value: Any = losses.reshape(shape)
         if self.reduction == "sum":
             value = losses.sum(dtype=np.float64)
@@ -100,33 +110,31 @@ class ClassLoss(Loss):
             value = losses.mean(dtype=np.float64)
             slopes *= slopes.dtype.type(1 / len(rows))
         elif self.reduction == "mean":
-            with np.errstate(divide="ignore", invalid="ignore"):
+            with np.errstate(divide="ignore", invalid="ignore"):  # where all is ignored, the loss is NaN
                 total = counts.sum(dtype=np.float64)
-                value, share = losses.sum(dtype=np.float64) / total, 1 / total
-            # Where all is ignored the loss is NaN, but every gradient 0.
-            slopes *= xp.where((target != self.ignore_index).any(), share, 0).astype(slopes.dtype)
+                value = losses.sum(dtype=np.float64) / total
+                slopes /= total
+        if valid is not None:
+            slopes = xp.where(valid[:, None], slopes, slopes.dtype.type(0))
         if prediction.ndim > 2:
             slopes = xp.moveaxis(slopes.reshape(len(prediction), *shape[1:], rows.shape[1]), -1, 1)
         return value, xp.ascontiguousarray(slopes).reshape(prediction.shape)
 
-    def _of_target(
-        self, xp: ModuleType, rows: Array, target: Array, weight: Array | None
-    ) -> tuple[Array, Array, Array | None]:
-        """Return the losses of rows (M, C), their slopes, and what each row counts; None: all 1."""
+    def _of_target(self, xp: ModuleType, rows: Array, target: Array, weight: Array | None) -> OfRows:
+        """Return the losses of rows (M, C)."""
         return self._of_classes(xp, rows, xp.ascontiguousarray(target, dtype=np.int64).reshape(len(rows)), weight)
 
-    def _of_classes(
-        self, xp: ModuleType, rows: Array, target: Array, weight: Array | None
-    ) -> tuple[Array, Array, Array | None]:
-        """Return what `_of_target` does, for classes (M,). A row whose class is not there is NaN."""
-        if weight is None and not self._may_ignore(xp, target):
-            return *self._of_rows(xp, rows, target, None), None
-        known, valid = (target >= 0) & (target < rows.shape[1]), target != self.ignore_index
+    def _of_classes(self, xp: ModuleType, rows: Array, target: Array, weight: Array | None) -> OfRows:
+        """Return the losses of rows against classes (M,). A row whose class is not there is NaN."""
+        valid = target != self.ignore_index if self._may_ignore(xp, target) else None
+        if weight is None:
+            return OfRows(*self._of_rows(xp, rows, target, None), valid, valid)
+        known = (target >= 0) & (target < rows.shape[1])
         at = xp.where(known, target, 0)
-        counts = xp.ones(len(rows), rows.dtype) if weight is None else weight[at]
-        counts = xp.where(valid, xp.where(known, counts, counts.dtype.type(np.nan)), counts.dtype.type(0))
-        losses, slopes = self._of_rows(xp, rows, at, counts)
-        return xp.where(valid, losses, losses.dtype.type(0)), slopes, counts
+        counts = xp.where(known, weight[at], weight.dtype.type(np.nan))
+        if valid is not None:
+            counts = xp.where(valid, counts, counts.dtype.type(0))
+        return OfRows(*self._of_rows(xp, rows, at, counts), counts, valid)
 
     @abc.abstractmethod
     def _of_rows(self, xp: ModuleType, rows: Array, target: Array, counts: Array | None) -> tuple[Array, Array]:
@@ -136,7 +144,7 @@ class ClassLoss(Loss):
         """
 
     def _may_ignore(self, xp: ModuleType, target: Array) -> bool:
-        """Whether a position may be ignored; the host looks at its own arrays only."""
+        """Whether a row may be ignored; the host looks at its own arrays only."""
         return bool((target == self.ignore_index).any()) if backend.is_host(xp) else True
 
     def _check_classes(self, target: Array, classes: int) -> None:
@@ -212,18 +220,14 @@ class CrossEntropyLoss(ClassLoss):
         super().__init__(weight, size_average, ignore_index, reduce, reduction)
         self.label_smoothing = check_number("label_smoothing", label_smoothing, 0, 1)
 
-    def _of_classes(
-        self, xp: ModuleType, rows: Array, target: Array, weight: Array | None
-    ) -> tuple[Array, Array, Array | None]:
+    def _of_classes(self, xp: ModuleType, rows: Array, target: Array, weight: Array | None) -> OfRows:
         if not self.label_smoothing:
             return super()._of_classes(xp, rows, target, weight)
         each = xp.ones(rows.shape[1], rows.dtype) if weight is None else weight
-        losses, slopes, counts = super()._of_classes(xp, rows, target, each)
-        real, smooth, valid = rows.dtype.type, self.label_smoothing, target != self.ignore_index
-        spread = xp.where(valid[:, None], each * real(smooth / len(each)), real(0))
-        spread_losses, spread_slopes = _against(xp, rows, spread)
-        losses = losses * real(1 - smooth) + xp.where(valid, spread_losses, real(0))
-        return losses, slopes * real(1 - smooth) + spread_slopes, counts
+        found = super()._of_classes(xp, rows, target, each)
+        share, rest = rows.dtype.type(self.label_smoothing / len(each)), rows.dtype.type(1 - self.label_smoothing)
+        losses, slopes = _against(xp, rows, (each * share)[None])
+        return found._replace(losses=found.losses * rest + losses, slopes=found.slopes * rest + slopes)
 
     def _of_rows(self, xp: ModuleType, rows: Array, target: Array, counts: Array | None) -> tuple[Array, Array]:
         losses, slopes = xp.empty(len(rows), dtype=rows.dtype), xp.empty(rows.shape, dtype=rows.dtype)
@@ -233,15 +237,13 @@ class CrossEntropyLoss(ClassLoss):
             slopes *= counts[:, None]
         return losses, slopes
 
-    def _of_target(
-        self, xp: ModuleType, rows: Array, target: Array, weight: Array | None
-    ) -> tuple[Array, Array, Array | None]:
+    def _of_target(self, xp: ModuleType, rows: Array, target: Array, weight: Array | None) -> OfRows:
         if target.dtype.kind != "f":
             return super()._of_target(xp, rows, target, weight)
         soft, real = _rows(xp, target), rows.dtype.type
         if self.label_smoothing:
             soft = soft * real(1 - self.label_smoothing) + real(self.label_smoothing / rows.shape[1])
-        return *_against(xp, rows, soft if weight is None else soft * weight), None
+        return OfRows(*_against(xp, rows, soft if weight is None else soft * weight), None, None)
 
     def _check_target(self, prediction: Array, target: Array) -> None:
         if target.dtype.kind != "f" or target.shape != prediction.shape:

@@ -14,7 +14,7 @@ from sparsebp.kernels.operands import WeightSums
 from sparsebp.nn.recurrent.cell_math import CellMath
 from sparsebp.nn.recurrent.lengths import Lengths
 from sparsebp.nn.recurrent.lone import takes_lone
-from sparsebp.nn.recurrent.recurrent import BuildOptions, Recurrent
+from sparsebp.nn.recurrent.recurrent import Recurrent, RecurrentOptions
 from sparsebp.nn.recurrent.recurrent_cell import RecurrentCell
 from sparsebp.nn.recurrent.tape import GivenState, State, Tape, Weights, split
 
@@ -105,7 +105,7 @@ class GRU(Recurrent):
 
     def __init__(
         self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
-        dropout: float = 0.0, bidirectional: bool = False, **options: Unpack[BuildOptions],
+        dropout: float = 0.0, bidirectional: bool = False, **options: Unpack[RecurrentOptions],
     ) -> None:  # fmt: skip
         super().__init__(
             GRUMath(), input_size, hidden_size, num_layers, bias=bias, batch_first=batch_first, dropout=dropout,

@@ -21,7 +21,7 @@ from sparsebp.kernels.operands import WeightSums
 from sparsebp.nn.recurrent.cell_math import CellMath
 from sparsebp.nn.recurrent.lengths import Lengths
 from sparsebp.nn.recurrent.lone import takes_lone
-from sparsebp.nn.recurrent.recurrent import BuildOptions, Recurrent
+from sparsebp.nn.recurrent.recurrent import Recurrent, RecurrentOptions
 from sparsebp.nn.recurrent.recurrent_cell import CellGradients, RecurrentCell
 from sparsebp.nn.recurrent.tape import GivenState, RecurrentSaved, State, StateGradients, Tape, Weights, split
 from sparsebp.patterns import SparsityPattern, lstm_pattern
@@ -153,7 +153,7 @@ class LSTM(Recurrent):
 
     def __init__(
         self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
-        dropout: float = 0.0, bidirectional: bool = False, proj_size: int = 0, **options: Unpack[BuildOptions],
+        dropout: float = 0.0, bidirectional: bool = False, proj_size: int = 0, **options: Unpack[RecurrentOptions],
     ) -> None:  # fmt: skip
         from sparsebp.nn.recurrent.projected import ProjectedLSTMMath
 

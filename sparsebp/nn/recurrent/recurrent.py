@@ -29,8 +29,8 @@ from sparsebp.nn.recurrent.tape import (
 )
 
 
-class BuildOptions(TypedDict, total=False):
-    """The arguments of recurrent layers that have no place among torch.nn's; see `Recurrent`."""
+class RecurrentOptions(TypedDict, total=False):
+    """The keyword arguments of `RNN`, `GRU` and `LSTM` that have no place among torch.nn's; see `Recurrent`."""
 
     backward: Backward
     up_levels: int | None
@@ -40,15 +40,6 @@ class BuildOptions(TypedDict, total=False):
     device: Any
     dtype: Any
     rng: Seed
-
-
-class RecurrentOptions(BuildOptions, total=False):
-    """The keyword arguments that `RNN`, `GRU` and `LSTM` share; see `Recurrent`."""
-
-    bias: bool
-    batch_first: bool
-    dropout: float
-    bidirectional: bool
 
 
 class Recurrent(Layer):

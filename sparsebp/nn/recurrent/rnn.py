@@ -14,7 +14,7 @@ from sparsebp.kernels.operands import WeightSums
 from sparsebp.nn.recurrent.cell_math import CellMath
 from sparsebp.nn.recurrent.lengths import Lengths
 from sparsebp.nn.recurrent.lone import takes_lone
-from sparsebp.nn.recurrent.recurrent import BuildOptions, Recurrent
+from sparsebp.nn.recurrent.recurrent import Recurrent, RecurrentOptions
 from sparsebp.nn.recurrent.recurrent_cell import RecurrentCell
 from sparsebp.nn.recurrent.tape import GivenState, State, Tape, Weights
 
@@ -93,7 +93,7 @@ class RNN(Recurrent):
         batch_first: bool = False,
         dropout: float = 0.0,
         bidirectional: bool = False,
-        **options: Unpack[BuildOptions],
+        **options: Unpack[RecurrentOptions],
     ) -> None:
         self.nonlinearity: Nonlinearity = nonlinearity
         super().__init__(

@@ -47,6 +47,7 @@ DEEP = RECURRENT | {
 POOL = {"kernel_size": SIZE, "stride": SIZE, "ceil_mode": FLAG}
 MODEL = {"in_channels": SIZE, "classes": SIZE, "dtype": DTYPE, "rng": SEED}
 NONE = {
+    "dim",
     "stride",
     "chunks",
     "workers",
@@ -100,6 +101,7 @@ TABLE: dict[str, tuple[Any, dict[str, Any]]] = {
     "GELU": (nn.GELU, {"approximate": ("none", "tanh")}),
     "Softplus": (nn.Softplus, {"beta": NUMBER, "threshold": NUMBER}),
     "Softmax": (nn.Softmax, {"dim": (-1, 1, 2)}),
+    "LogSoftmax": (nn.LogSoftmax, {"dim": (-1, 1, 2)}),
     "lenet5": (models.lenet5, MODEL | {"size": (28, 32)}),
     "vgg11": (lambda **options: models.vgg11(**{"width": 0.01} | options), MODEL | {"width": (0.02,)}),
     "mobilenetv2": (
