@@ -100,7 +100,8 @@ class ClassLoss(Loss):
         shape = self._shape_of(prediction)
         rows = _rows(xp, prediction)
         (weight,) = self._weight.on(xp) if self._weight is not None else (None,)
-        losses, slopes, counts, valid = self._of_target(xp, rows, target, weight)
+        losses, slopes, counted, valid = self._of_target(xp, rows, target, weight)
+        counts: Any = counted
         if valid is not None:
             losses = xp.where(valid, losses, losses.dtype.type(0))
         value: Any = losses.reshape(shape)
