@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import time
 
 import numpy as np
 import pytest
@@ -214,6 +215,17 @@ def test_times_are_those_of_events_that_have_been_waited_for(cp):
         cp.cuda.get_elapsed_time(start, stop)
     stop.synchronize()
     assert cp.cuda.get_elapsed_time(start, stop) > 0
+
+
+@gpu
+def test_an_idle_device_reaches_an_event_when_it_is_recorded(cp):
+    """So the host's own work between two events counts, as that of a peer that is timed with them."""
+    start, stop = cp.cuda.Event(), cp.cuda.Event()
+    start.record()
+    time.sleep(0.01)
+    stop.record()
+    stop.synchronize()
+    assert cp.cuda.get_elapsed_time(start, stop) > 5
 
 
 def test_nobody_imports_it_by_accident():

@@ -48,14 +48,18 @@ class CUDARuntimeError(RuntimeError):
 
 
 class Node:
-    """A piece of work; `before` has what comes first, `run` what it does, None when that is done."""
+    """A piece of work; `before` has what comes first, `run` what it does, None when that is done.
 
-    __slots__ = ("before", "run", "stamp")
+    `reached`: when an idle device comes to it, which is when it is asked for; None where it has work to do before.
+    """
+
+    __slots__ = ("before", "reached", "run", "stamp")
 
     def __init__(self, run: Callable[[], None] | None, before: Iterable[Node]) -> None:
         self.run = run
         self.before = [node for node in before if node.run is not None]
         self.stamp: float | None = None
+        self.reached: float | None = None
 
 
 class Capture:
@@ -160,7 +164,7 @@ class Device:
                 continue
             stack.pop()
             run, node.run, node.before = node.run, None, []
-            node.stamp = time.perf_counter()
+            node.stamp = time.perf_counter() if node.reached is None else node.reached
             run()
 
     def synchronize(self, stream: int | None = None) -> None:
@@ -286,6 +290,8 @@ class Event:
             self._marker = None
             if self._timing and self._capture is None:
                 self._marker = Node(lambda: None, self._nodes)
+                if all(node.reached is not None for node in self._marker.before):
+                    self._marker.reached = time.perf_counter()  # the host's own work between two events takes time too
                 DEVICE.tails[pointer] = self._nodes = [self._marker]
 
     def synchronize(self) -> None:
