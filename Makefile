@@ -13,6 +13,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -q $(PIP_FLAGS)
 
+# Compiled modules are kept, whatever the shell says: the tests start some hundred processes.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-fast lint format types imports docs wheel gpu-prepare gpu-check gpu-numbers gpu-grid gpu-graphs clean
 
@@ -32,14 +35,14 @@ $(VENV)/.demo: $(VENV)/.created pyproject.toml
 
 $(VENV)/.dev: $(VENV)/.created pyproject.toml
 	@echo "Installing sparsebp[dev] (PyTorch among it) …"
-	@$(PIP) -e '.[dev]'
+	@$(PIP) --no-compile -e '.[dev]'  # most of its modules are never imported
 	@touch $(VENV)/.demo $@
 
 demo: $(VENV)/.demo  ## train a GRU on pixel-by-pixel digits; leaves a loss curve and a checkpoint in runs/
 	$(BIN)/sparsebp demo --out $(RUNS)/demo
 
 test: $(VENV)/.dev  ## all tests
-	$(BIN)/python -m pytest -n $(WORKERS) -q $(TESTS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -q $(TESTS)
 
 lint: $(VENV)/.dev  ## ruff, check and format
 	$(BIN)/ruff check .
