@@ -35,7 +35,7 @@ def check(session: Session, benchmarks: Path, quick: bool) -> list[Stage]:
         return lambda limit: _module(name, *options, "--seconds", f"{max(limit - 5, 1):.0f}", *small)
 
     return [
-        VERSIONS,
+        versions(quick=False),
         Stage("compile", 80, module("compile_all"), _told),
         Stage("launches", 50, module("launches", "--out", str(out)), _told, leaves=("check-launches.jsonl",)),
         Stage("tests", 220, lambda limit: tests(out, "check", chosen, workers), tested(out, "check"),
@@ -49,7 +49,7 @@ def check(session: Session, benchmarks: Path, quick: bool) -> list[Stage]:
 def numbers(session: Session, benchmarks: Path, quick: bool) -> list[Stage]:
     """Return the stages of the second run: single kernels, and what a profiler says of them where one is permitted."""
     return [
-        VERSIONS,
+        versions(quick),
         Stage("gpu-numbers", 420, bench("gpu-numbers", benchmarks, quick), measured("gpu-numbers", benchmarks)),
         Stage("ncu", 50, lambda limit: profiled(session.out), lambda lines: _profiles(session.out), optional=True,
               leaves=("numbers-ncu.txt",)),
@@ -59,7 +59,7 @@ def numbers(session: Session, benchmarks: Path, quick: bool) -> list[Stage]:
 def grid(session: Session, benchmarks: Path, quick: bool) -> list[Stage]:
     """Return the stages of the third run: the paper's grid beside cuDNN."""
     return [
-        VERSIONS,
+        versions(quick),
         Stage("gpu-grid", 450, bench("gpu-grid", benchmarks, quick), measured("gpu-grid", benchmarks)),
     ]
 
@@ -69,7 +69,7 @@ def graphs(session: Session, benchmarks: Path, quick: bool) -> list[Stage]:
     out = session.out
     chosen = QUICK_TESTS if quick else [path for path in GRAPH_TESTS if (ROOT / path).exists()]
     return [
-        VERSIONS,
+        versions(quick),
         Stage("tests", 150, lambda limit: tests(out, "graphs", chosen, 0), tested(out, "graphs"),
               leaves=_leaves("graphs")),
         Stage("gpu-graphs", 300, bench("gpu-graphs", benchmarks, quick), measured("gpu-graphs", benchmarks)),
@@ -77,6 +77,11 @@ def graphs(session: Session, benchmarks: Path, quick: bool) -> list[Stage]:
 
 
 # ---- stages --------------------------------------------------------------------------------------------------------
+
+
+def versions(quick: bool) -> Stage:
+    """Return the first stage of every run; a quick one tries no package."""
+    return Stage("versions", 40, lambda limit: _module("versions", *(["--quick"] if quick else [])), needed=True)
 
 
 def bench(name: str, out: Path, quick: bool) -> Callable[[float], list[str]]:
@@ -190,6 +195,5 @@ def _told(lines: Sequence[str]) -> list[str]:
     return [line for line in lines if line and not line.startswith("[")][-LISTED:]
 
 
-VERSIONS = Stage("versions", 40, lambda limit: _module("versions"), needed=True)
 RUNS = {"check": check, "numbers": numbers, "grid": grid, "graphs": graphs}
 """What makes the stages of a run, given its session, the folder for results of benchmarks, and whether it is quick."""

@@ -34,8 +34,11 @@ SECONDS = 20
 """That such a package has; the whole stage has twice as many."""
 
 
-def main() -> int:
-    """Print what is here, each fact as soon as it is known; nothing but a missing GPU is a failure."""
+def main(quick: bool = False) -> int:
+    """Print what is here, each fact as soon as it is known; nothing but a missing GPU is a failure.
+
+    `quick`: packages are not tried.
+    """
     found: dict[str, Any] = {}
 
     def tell(name: str, fact: Callable[[], Any]) -> None:
@@ -54,7 +57,7 @@ def main() -> int:
     tell("environment", environment)
     tell("compute-sanitizer", lambda: str(sanitizer()))
     with ThreadPoolExecutor() as pool:  # the first imports on a machine take their time
-        tried = {pool.submit(_tried, code): name for name, code in TRIED.items()}
+        tried = {pool.submit(_tried, "" if quick else code): name for name, code in TRIED.items()}
         for done in as_completed(tried):
             tell(tried[done], done.result)
     if found["gpu"] is not True:
@@ -77,6 +80,8 @@ def _version(package: str) -> str | None:
 
 def _tried(code: str) -> str:
     """Return what some Python prints, or the end of what it complains about."""
+    if not code:
+        return "not tried"
     try:
         done = subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, timeout=SECONDS, check=False
@@ -88,4 +93,4 @@ def _tried(code: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main("--quick" in sys.argv[1:]))
