@@ -15,6 +15,7 @@ from sparsebp import kernels
 from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, OptionError, ShapeError
 from sparsebp.core.threads import get_threads, set_threads
 from sparsebp.kernels.api.optimizers import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS
+from sparsebp.kernels.momenta import momenta
 from strategies import normal, reals, seeds, tolerance
 from torch_cases import scalars_in_float64
 
@@ -354,3 +355,16 @@ def test_tables_hold_the_addresses_of_the_arrays():
         np.testing.assert_array_equal(addresses, want)
         np.testing.assert_array_equal(begins, np.cumsum([0] + [a.size for a in arrays]))
         np.testing.assert_array_equal(rows, [len(a) if a.ndim else 1 for a in arrays])
+
+
+@pytest.mark.parametrize("momentum_decay", [0.0, 1e-310, 1e-9, 4e-3, 0.3, 500.0])
+@pytest.mark.parametrize("beta1", [0.0, 0.9, 0.999])
+def test_the_product_of_nadams_momenta_is_that_of_each(beta1, momentum_decay):
+    product = 1.0
+    for step in range(1, 3001):
+        product *= beta1 * (1 - 0.5 * 0.96 ** (step * momentum_decay))
+        if step in (1, 2, 7, 100, 3000):
+            now, then, found = momenta(beta1, momentum_decay, step)
+            assert now == pytest.approx(beta1 * (1 - 0.5 * 0.96 ** (step * momentum_decay)), rel=1e-13)
+            assert then == pytest.approx(beta1 * (1 - 0.5 * 0.96 ** ((step + 1) * momentum_decay)), rel=1e-13)
+            assert found == pytest.approx(product, rel=1e-11, abs=1e-300)

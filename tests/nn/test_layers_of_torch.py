@@ -169,3 +169,16 @@ def test_bad_options_are_refused(make):
 def test_inputs_that_do_not_fit_are_refused(layer, shape):
     with pytest.raises(ShapeError):
         layer.forward(np.ones(shape))
+
+
+def test_a_gradient_of_another_shape_is_refused():
+    cases = [
+        (nn.BatchNorm1d(3, **F8), (2, 3)), (nn.GroupNorm(1, 3, **F8), (2, 3)), (nn.PReLU(**F8), (2, 3)),
+        (nn.RMSNorm(3, **F8), (2, 3)), (nn.ZeroPad2d(1), (1, 2, 2, 2)), (nn.Unflatten(1, (1, 3)), (2, 3)),
+        (nn.Dropout2d(), (1, 2, 2)), (nn.LogSoftmax(), (2, 3)),
+    ]  # fmt: skip
+    for layer, shape in cases:
+        y, saved = layer.forward(np.ones(shape))
+        for way in (layer.input_grad, layer.weight_grad) if layer.parameters() else (layer.input_grad,):
+            with pytest.raises(ShapeError, match="gy"):
+                way(np.ones((*y.shape, 1)), saved)

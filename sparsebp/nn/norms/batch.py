@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 from sparsebp.core.errors import ShapeError
 from sparsebp.core.types import Array
-from sparsebp.nn.layer import check_input
+from sparsebp.nn.layer import check_gy, check_input
 from sparsebp.nn.layers.norm import BatchNorm2d, BatchNormSaved
+
+
+class BatchNorm1dSaved(NamedTuple):
+    """What the forward of `BatchNorm1d` leaves: that of images of width 1, and the shape of x."""
+
+    image: BatchNormSaved
+    shape: tuple[int, ...]
 
 
 class BatchNorm1d(BatchNorm2d):
@@ -15,8 +24,8 @@ class BatchNorm1d(BatchNorm2d):
     batch's statistics couple the samples.
     """
 
-    def forward(self, x: Array) -> tuple[Array, BatchNormSaved]:
-        """Return the normalised x; `saved` is that of `BatchNorm2d`, for an image of width 1.
+    def forward(self, x: Array) -> tuple[Array, Any]:
+        """Return the normalised x; `saved` is that of `BatchNorm2d` for images of width 1, and the shape of x.
 
         Raises
         ------
@@ -28,20 +37,34 @@ class BatchNorm1d(BatchNorm2d):
             raise ShapeError("x has the wrong number of axes", expected=f"(B, {self.num_features}[, L])", got=x.shape,
                              remedy="Use BatchNorm2d for images")  # fmt: skip
         y, saved = super().forward(_image(x))
-        return y.reshape(x.shape), saved
+        return y.reshape(x.shape), BatchNorm1dSaved(saved, x.shape)
 
-    def input_grad(self, gy: Array, saved: BatchNormSaved) -> Array:
+    def input_grad(self, gy: Array, saved: Any) -> Array:
         """Return the input gradient, through the statistics where they are the batch's."""
-        return super().input_grad(self._like(gy, saved), saved).reshape(gy.shape)
+        return super().input_grad(self._image_of(gy, saved), saved.image).reshape(saved.shape)
 
-    def weight_grad(self, gy: Array, saved: BatchNormSaved) -> dict[str, Array]:
+    def weight_grad(self, gy: Array, saved: Any) -> dict[str, Array]:
         """Return ``{"weight": Σ gy x̂, "bias": Σ gy}`` of every channel."""
-        return super().weight_grad(self._like(gy, saved), saved)
+        return super().weight_grad(self._image_of(gy, saved), saved.image)
 
-    def _like(self, gy: Array, saved: BatchNormSaved) -> Array:
-        """Return gy as an image; one of another number of axes stays without them and is refused."""
-        check_input(gy, name="gy")
-        return _image(gy) if gy.ndim in (2, 3) else gy.reshape(-1)
+    def couples_samples(self, saved: Any) -> bool:
+        """Whether the statistics were the batch's."""
+        return super().couples_samples(saved.image)
+
+    def jacobian_t(self, saved: Any) -> Any:
+        """Return the diagonal of ``weight / sqrt(running_var + eps)``, shared by the batch.
+
+        Raises
+        ------
+        OptionError
+            The statistics were the batch's, so that every output depends on every sample.
+        """
+        return super().jacobian_t(saved.image)
+
+    def _image_of(self, gy: Array, saved: BatchNorm1dSaved) -> Array:
+        x = saved.image[0]
+        check_gy(gy, saved.shape, x.dtype, x)
+        return _image(gy)
 
 
 def _image(x: Array) -> Array:
