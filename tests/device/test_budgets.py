@@ -11,7 +11,14 @@ from sass.nvrtc import disassembler
 
 T, B, H, MULTIPROCESSORS = 1000, 16, 20, 132
 
-VALUES = {("rnn", 1): 3.2, ("rnn", 64): 13.0, ("gru", 1): 18.1, ("gru", 64): 31.7, ("lstm", 1): 20.1, ("lstm", 64): 41.4}
+VALUES = {
+    ("rnn", 1): 3.2,
+    ("rnn", 64): 13.0,
+    ("gru", 1): 18.1,
+    ("gru", 64): 31.7,
+    ("lstm", 1): 20.1,
+    ("lstm", 64): 41.4,
+}
 """By cell and chunks: values that the recurrent kernels of a training step read and write, over T·B·H.
 
 The RNN's weight gradients are among them: no product follows that would read states and gradients again. So many chunks
