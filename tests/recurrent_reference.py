@@ -73,9 +73,11 @@ def through_maps(maps: np.ndarray, last: np.ndarray | None) -> np.ndarray:
     return g[:, 0]
 
 
-def projections(data: st.DataObject, case: Case, gates: int) -> tuple[Any, ...]:
-    """Return x of one to eight features, w_ih, b_ih and b_hh; either bias may be None."""
-    features, rows = data.draw(st.sampled_from([1, 2, 4, 5, 8])), gates * case.hidden
+def projections(
+    data: st.DataObject, case: Case, gates: int, some: tuple[int, ...] = (1, 2, 4, 5, 8)
+) -> tuple[Any, ...]:
+    """Return x of one to eight features, `some` of them, w_ih, b_ih and b_hh; either bias may be None."""
+    features, rows = data.draw(st.sampled_from(some)), gates * case.hidden
     biases = (case.normal(rows, scale=scale) if data.draw(st.booleans()) else None for scale in (1.0, 0.5))
     return case.normal(case.steps, case.batch, features), case.normal(rows, features), *biases
 

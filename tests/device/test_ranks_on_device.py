@@ -11,13 +11,14 @@ import pytest
 
 from backends import Backend
 from device.test_layers_on_device import CELLS, both, device  # noqa: F401  # a fixture
+from sparsebp import nn
 from sparsebp.distributed.scans.time_parallel import TimeParallel, stretch
 from sparsebp.distributed.transport import Transport
 from sparsebp.distributed.transports.in_process import run_ranks
 from sparsebp.kernels.device import Launcher
 
 
-@pytest.mark.parametrize("cell", CELLS)
+@pytest.mark.parametrize("cell", [*CELLS, "lstm"])
 def test_stretches_on_ranks(device: Backend, cell: str, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     launch, alone = Launcher._launch, threading.Lock()  # the executor runs one launch at a time
 
@@ -33,7 +34,7 @@ def test_stretches_on_ranks(device: Backend, cell: str, monkeypatch: pytest.Monk
         x, gy = (rng.standard_normal((steps, batch, size)).astype(np.float32) for size in (features, hidden))
 
         def work(transport: Transport) -> dict[str, Any]:
-            layer = place(CELLS[cell](features, hidden, rng=1))
+            layer = place((CELLS | {"lstm": nn.LSTM})[cell](features, hidden, rng=1))
             own = stretch(steps, transport)
             y, back = TimeParallel(layer, transport, "maps").vjp(array(x[own]))
             g = back(array(gy[own]))

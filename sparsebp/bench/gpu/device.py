@@ -19,6 +19,8 @@ from sparsebp.scan.planning.recurrent import choose_recurrent_backward
 
 HIDDEN, BATCH = 20, 16
 """The paper's hidden size, and batch."""
+COLOURS = {"RNN": "#1e40af", "GRU": "#9a3412", "LSTM": "#166534"}
+"""Of the cells' curves."""
 SECONDS = 500.0
 """What a run takes at most, so that it ends well within ten minutes, and its last point with it."""
 

@@ -1,8 +1,8 @@
 """The paper's grid on a GPU: T = 10 … 30 000 at B = 16 and B = 2 … 256 at T = 1000, against ``torch.nn`` with cuDNN.
 
-``sparsebp bench gpu-grid`` (BPPSA §5.1, §5.2). RNN and GRU, float32 and float64; backward alone and whole step, timed
-with CUDA events; the step launched kernel by kernel, and captured into a CUDA graph as `Trainer` does. Beside them our
-two backward kernels alone, with their floors: operations over the rate of the unit that does them, and bytes over the
+``sparsebp bench gpu-grid`` (BPPSA §5.1, §5.2). RNN, GRU and LSTM, float32 and float64; backward alone and whole step,
+timed with CUDA events; the step launched kernel by kernel, and captured into a CUDA graph as `Trainer` does. Beside
+them our two backward kernels alone, with their floors: operations over the rate of the unit that does them, and bytes over the
 copy bandwidth that this GPU shows. Points are measured in order of interest until time is up.
 """
 
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sparsebp import backend, kernels
-from sparsebp.bench.gpu.device import HIDDEN, SECONDS, Rates, Recurrence, begin, device_rates
+from sparsebp.bench.gpu.device import COLOURS, HIDDEN, SECONDS, Rates, Recurrence, begin, device_rates
 from sparsebp.bench.gpu.graphs import Steps
 from sparsebp.bench.processes.points import measure_apart
 from sparsebp.bench.recurrent import measure_row
@@ -150,7 +150,7 @@ def picture(result: Result) -> Any:
     """Draw the speed-ups over T and over B, backward and step, one curve a model and dtype."""
     drawing, axes = pictures.figure(1, 2, width=10.0, height=4.0)
     for ax, key, held, value in ((axes[0, 0], "length", "batch", BATCH), (axes[0, 1], "batch", "length", LENGTH)):
-        for cell, color in (("RNN", "#1e40af"), ("GRU", "#9a3412")):
+        for cell, color in COLOURS.items():
             for dtype, line in (("float32", "-"), ("float64", "--")):
                 rows = sorted(
                     (r for r in result["rows"] if r["cell"] == cell and r["dtype"] == dtype and r[held] == value),

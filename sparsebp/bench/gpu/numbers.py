@@ -18,7 +18,7 @@ import numpy as np
 
 from sparsebp import backend, kernels
 from sparsebp.backend.graphs import GraphRecorder
-from sparsebp.bench.gpu.device import BATCH, HIDDEN, SECONDS, Recurrence, begin, chosen_chunks
+from sparsebp.bench.gpu.device import BATCH, COLOURS, HIDDEN, SECONDS, Recurrence, begin, chosen_chunks
 from sparsebp.bench.processes.points import measure_apart
 from sparsebp.bench.tools import pictures, report
 from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run
@@ -254,7 +254,7 @@ def picture(result: Result) -> Any:
     """Draw the scan over its number of chunks, and a step of the sequential kernels over the hidden size."""
     drawing, axes = pictures.figure(1, 2, width=10.0, height=4.0)
     rows, ax = result["rows"], axes[0, 0]
-    for cell, colour in (("RNN", "#1e40af"), ("GRU", "#9a3412")):
+    for cell, colour in COLOURS.items():
         for length, line in zip(result["settings"]["lengths"], ("-o", "--s"), strict=False):
             scans = [r for r in rows if (r["what"], r["cell"], r["length"]) == ("scan", cell, length)]
             ax.plot([r["chunks"] for r in scans], [1e6 * r["time"]["median"] for r in scans], line, color=colour,
@@ -262,7 +262,7 @@ def picture(result: Result) -> Any:
     ax.set_xlabel("chunks (B = 16, H = 20, float32)")
     ax.set_ylabel("backward, µs")
     for what, line in (("forward", "-o"), ("backward", "--s")):
-        for cell, colour in (("RNN", "#1e40af"), ("GRU", "#9a3412")):
+        for cell, colour in COLOURS.items():
             steps = sorted((r for r in rows if (r["what"], r["cell"], r["dtype"]) == (what, cell, "float32")),
                            key=lambda r: r["hidden"])  # fmt: skip
             axes[0, 1].plot([r["hidden"] for r in steps], [1e9 * r["a_step"] for r in steps], line, color=colour,

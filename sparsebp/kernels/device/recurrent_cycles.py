@@ -23,7 +23,7 @@ _ALL_WEIGHT_REGISTERS = 176
 """The same with the weights of the input."""
 _GROUP_AT_LEAST = 4
 """Lanes that share a chunk's matrix, unless it has fewer rows; so a warp has at most eight matrices."""
-ROW_REGISTERS = {"rnn": 128, "gru": 80, "lstm": 72}
+ROW_REGISTERS = {"rnn": 128, "gru": 80, "lstm": 66}
 """32-bit registers of a lane that may hold rows of a chunk's matrix: a GRU's step loads more beside them. Of an LSTM's
 they are those of the columns of h: the columns of c take as many, and so does what the next ones wait in."""
 _REDUCING, _RUNNING = 8, 16

@@ -18,7 +18,7 @@ constexpr int STAGES = (MATRICES * HIDDEN + WARP - 1) / WARP;  // values of all 
 // loads; the file that includes this one says so, after maps.cuh.
 constexpr int REAL_WORDS = sizeof(real) / 4, ROW_WORDS = HIDDEN * REAL_WORDS;
 constexpr int LOADS = REAL_WORDS == 1 ? 0 : STAGES * LOADED * REAL_WORDS;  // registers; those of floats are in the rest
-constexpr int FREE = (STATES > REAL_WORDS ? 176 : 200) - STATES * ROWS * ROW_WORDS - LOADS;  // of 255, beside P
+constexpr int FREE = (STATES > REAL_WORDS ? 160 : 200) - STATES * ROWS * ROW_WORDS - LOADS;  // of 255, beside P
 constexpr int ROOM = FREE >= ROWS * ROW_WORDS ? HIDDEN : FREE > 0 ? FREE / (ROWS * REAL_WORDS) : 0;
 constexpr int WAITING = 3 * ROOM >= HIDDEN ? ROOM : 0;
 constexpr int STORED = HIDDEN - WAITING;
