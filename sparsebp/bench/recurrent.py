@@ -11,7 +11,7 @@ from typing import Any
 from sparsebp.bench.tools import pictures, report
 from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run
 from sparsebp.bench.tools.report import Column
-from sparsebp.bench.tools.workload import CELLS, SequenceWorkload, TorchTwin
+from sparsebp.bench.tools.workload import SIZES, SequenceWorkload, TorchTwin
 from sparsebp.core import timing
 
 BATCH = 16
@@ -20,7 +20,7 @@ BATCH = 16
 def measure(run: Run) -> Iterator[Row]:
     """Measure every cell at every length."""
     for count in run.threads():
-        for cell in CELLS:
+        for cell in SIZES:
             for length in run.settings["lengths"]:
                 yield measure_row(SequenceWorkload(cell, length, BATCH), run.rounds) | {"threads": count}
 

@@ -31,7 +31,7 @@ PARTS = ("forward", "backward", "step")
 def measure(run: Run) -> Iterator[Row]:
     """Measure both cells by both ways."""
     settings = run.settings
-    for cell in ("RNN", "GRU"):
+    for cell in CELLS:
         for ranks in settings["ranks"]:
             if ranks > most_threads():
                 run.note(f"{ranks} ranks: left out, this machine has {most_threads()} cores")

@@ -111,7 +111,7 @@ def test_both_sides_of_the_workload_have_the_same_gradients(cell: str) -> None:
 
 def test_an_unknown_cell_is_refused() -> None:
     with pytest.raises(OptionError, match="'GRU' or 'LSTM'"):
-        SequenceWorkload("LSTM", 3, 2)
+        SequenceWorkload("MGU", 3, 2)
 
 
 def test_the_gpu_grid_is_the_papers() -> None:

@@ -26,7 +26,7 @@ def one_thread():
 @pytest.mark.parametrize(
     "options",
     [
-        {"model": "lstm"}, {"optimizer": "x"}, {"lr_schedule": "x"}, {"dtype": "float16"}, {"backward": "x"},
+        {"model": "mgu"}, {"optimizer": "x"}, {"lr_schedule": "x"}, {"dtype": "float16"}, {"backward": "x"},
         {"hidden": 0}, {"layers": 0}, {"batch_size": 0}, {"lr": 0.0}, {"lr": float("nan")}, {"seq_len": 0},
     ],
 )  # fmt: skip

@@ -14,7 +14,7 @@ from sparsebp.recipes.recurrent_config import SequenceModel
 
 def demo(
     out: Annotated[Path, out_option("Folder for checkpoint and picture.")] = Path("runs", "demo"),
-    model: Annotated[SequenceModel, choice_option("Recurrent layer.", get_args(SequenceModel))] = "gru",
+    model: Annotated[SequenceModel, choice_option("Recurrent layer", get_args(SequenceModel))] = "gru",
     epochs: Annotated[int | None, typer.Option(min=1, help="Epochs.", show_default="those of train seqmnist")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed.")] = 0,
     threads: ThreadsOption = None,
