@@ -352,5 +352,6 @@ def test_a_process_that_dies_while_compiling_costs_what_it_was_at_alone() -> Non
 
 def test_what_gpu_numbers_forces_and_sums_is_compiled() -> None:
     asked = sets()
-    for file, forced in {"rnn.cu": {1, 2, 3, 4, 5}, "gru.cu": {1, 2, 3, 4, 5}, "lstm.cu": {2, 3}}.items():
-        assert forced <= {defines["ROWS"] for name, defines in asked if name == file and "ROWS" in defines}
+    for file in ("rnn.cu", "gru.cu"):
+        rows = {defines["ROWS"] for name, defines in asked if name.startswith(file[:3]) and "ROWS" in defines}
+        assert {1, 2, 3, 4, 5} <= rows

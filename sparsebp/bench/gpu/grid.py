@@ -1,6 +1,6 @@
 """The paper's grid on a GPU: T = 10 … 30 000 at B = 16 and B = 2 … 256 at T = 1000, against ``torch.nn`` with cuDNN.
 
-``sparsebp bench gpu-grid`` (BPPSA §5.1, §5.2). RNN, GRU and LSTM, float32 and float64; backward alone and whole step,
+``sparsebp bench gpu-grid`` (BPPSA §5.1, §5.2). RNN and GRU, float32 and float64; backward alone and whole step,
 timed with CUDA events; the step launched kernel by kernel, and captured into a CUDA graph as `Trainer` does. Beside
 them our two backward kernels alone, with their floors: operations over the rate of the unit that does them, and bytes
 over the copy bandwidth that this GPU shows. Points are measured in order of interest until time is up.
