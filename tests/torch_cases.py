@@ -12,14 +12,17 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 
 def load(name: str) -> Any:
     """Return a module of ``torch.testing._internal``; skip where this PyTorch has none that can be used.
 
-    They derive their test cases from ``expecttest``, which is not part of PyTorch and which the lists do not need.
+    They derive their test cases from ``expecttest``, which is not part of PyTorch and which the lists do not need. And
+    they load a profile of hypothesis of their own, in the place of which ours is loaded again.
     """
     pytest.importorskip("torch")
+    ours = settings.default
     lacking = importlib.util.find_spec("expecttest") is None
     if lacking:
         expecttest: Any = types.ModuleType("expecttest")
@@ -28,8 +31,10 @@ def load(name: str) -> Any:
     try:
         return importlib.import_module(f"torch.testing._internal.{name}")
     except ImportError as error:
-        pytest.skip(f"torch.testing._internal.{name}: {error}")
+        pytest.skip(f"torch.testing._internal.{name}: {error}", allow_module_level=True)
     finally:
+        settings.register_profile("before-torch", parent=ours)
+        settings.load_profile("before-torch")
         if lacking:
             del sys.modules["expecttest"]
 
