@@ -92,7 +92,7 @@ rank, file = int(sys.argv[1]), sys.argv[2]
 torch.set_num_threads(1)
 dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
 torch.manual_seed(0)
-model = st.accelerate(torch.nn.GRU(3, 4, 2, bidirectional=True, dtype=torch.float64))
+model = st.accelerate(torch.nn.GRU(3, 4, dtype=torch.float64))
 x = torch.randn(5, 4, 3, dtype=torch.float64)
 ddp = torch.nn.parallel.DistributedDataParallel(model)
 ddp(x[:, 2 * rank : 2 * rank + 2])[0].square().mean().backward()
