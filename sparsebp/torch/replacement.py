@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 import torch
 from torch.nn import Module
@@ -12,6 +12,7 @@ from torch.nn import Module
 from sparsebp.core.errors import OptionError
 from sparsebp.torch.cells import GRUCell, LSTMCell, RNNCell
 from sparsebp.torch.checks import DEVICES, DTYPES
+from sparsebp.torch.choosing import Choosing, ChoosingGRU, ChoosingLSTM, ChoosingRNN
 from sparsebp.torch.layers import GRU, LSTM, RNN
 from sparsebp.torch.limits import obstacle_of_size
 
@@ -25,6 +26,12 @@ OURS: dict[type[Module], type[Module]] = {
     torch.nn.GRUCell: GRUCell,
     torch.nn.LSTMCell: LSTMCell,
 }
+CHOOSING: dict[type[Module], type[Module]] = {
+    torch.nn.RNN: ChoosingRNN,
+    torch.nn.GRU: ChoosingGRU,
+    torch.nn.LSTM: ChoosingLSTM,
+}
+"""What takes their place by default: it leaves calls to PyTorch that PyTorch is the faster at."""
 
 
 class Outcome(NamedTuple):
@@ -53,15 +60,17 @@ def accelerate(model: M, *, faster_only: bool = True) -> M:
 
     Each module stays the same object and changes its class alone, to the one of the same name in `sparsebp.torch`: so
     parameters, hooks, the mode, and whoever else refers to it stay as they are. What would not be computed rightly, or
-    not faster, is left alone, with one warning that says why; `explain` tells beforehand.
+    never faster, is left alone, with one warning that says why; `explain` tells beforehand. Of what is replaced, calls
+    that PyTorch was measured to be faster at still run PyTorch's forward: sequences of few steps, and those of one
+    length through an LSTM in float32.
 
     Parameters
     ----------
     model
         Changed in place.
     faster_only
-        Leave alone what was measured to be no faster, see `sparsebp.torch.limits`. False: replace it, too, for packed
-        sequences, second derivatives, `torch.func` or compiled graphs.
+        Leave modules and calls to PyTorch where the kernels were measured to be no faster, see `sparsebp.torch.limits`.
+        False: run every call by the kernels, for second derivatives, `torch.func` or compiled graphs.
 
     Returns
     -------
@@ -78,7 +87,10 @@ def accelerate(model: M, *, faster_only: bool = True) -> M:
         if reason:
             left.append(f"{name or 'the model'} ({type(module).__name__}): {reason}")
         elif type(module) in OURS:
-            module.__class__ = OURS[type(module)]
+            kind = type(module)
+            module.__class__ = CHOOSING.get(kind, OURS[kind]) if faster_only else OURS[kind]
+        elif not faster_only and type(module) in CHOOSING.values():
+            module.__class__ = OURS[cast(Choosing, module).plain]
     if left:
         warnings.warn("accelerate leaves alone " + "; ".join(left), stacklevel=2)
     return model
@@ -98,7 +110,7 @@ def explain(model: Module, *, faster_only: bool = True) -> list[Outcome]:
         It is no `torch.nn.Module`.
     """
     return [
-        Outcome(name, type(module).__name__, not reason, reason)
+        Outcome(name, module._get_name(), not reason, reason)
         for name, module, reason in _recurrent_modules(model, faster_only)
     ]
 

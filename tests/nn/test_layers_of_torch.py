@@ -165,7 +165,7 @@ def test_bad_options_are_refused(make):
     (nn.BatchNorm1d(3, **F8), (1, 3)), (nn.Unflatten(1, (2, 3)), (2, 5)), (nn.Unflatten(3, (2, 3)), (2, 6)),
     (nn.Unflatten(-1, (2, 3)), (6,)), (nn.ZeroPad2d(1), (2, 3)), (nn.ZeroPad2d(-3), (1, 1, 4, 9)),
     (nn.Dropout2d(), (2, 3)),
-], ids=str)  # fmt: skip
+], ids=lambda value: type(value).__name__)  # fmt: skip
 def test_inputs_that_do_not_fit_are_refused(layer, shape):
     with pytest.raises(ShapeError):
         layer.forward(np.ones(shape))
