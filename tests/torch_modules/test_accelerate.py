@@ -15,6 +15,7 @@ from torch.nn.utils import parametrizations, parametrize, prune, weight_norm  # 
 
 import sparsebp.torch as st  # noqa: E402
 from sparsebp.core.errors import OptionError  # noqa: E402
+from sparsebp.torch.choosing import ChoosingGRU, ChoosingLSTM, ChoosingRNN  # noqa: E402
 from torch_modules_reference import assert_same  # noqa: E402
 
 
@@ -48,7 +49,7 @@ def test_a_model_keeps_everything_but_the_classes() -> None:
     assert quietly(model) is model
     assert all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
     assert list(model.state_dict()) == keys
-    assert [type(m) for m in (model.first, model.inner["rnn"], model.last)] == [st.GRU, st.RNN, st.LSTM]
+    assert [type(m) for m in (model.first, model.inner["rnn"], model.last)] == [ChoosingGRU, ChoosingRNN, ChoosingLSTM]
     assert model.first is model.inner["again"] is model.aliases[0]
     assert not model.first.training
     assert not model.first.weight_hh_l0.requires_grad
@@ -64,7 +65,8 @@ def test_a_model_keeps_everything_but_the_classes() -> None:
 def test_a_layer_by_itself() -> None:
     layer = torch.nn.GRU(3, 4)
     assert quietly(layer) is layer
-    assert type(layer) is st.GRU
+    assert type(layer) is ChoosingGRU
+    assert repr(layer) == "GRU(3, 4)"
     assert quietly(torch.nn.Linear(1, 1))
     with pytest.raises(OptionError, match="nothing to accelerate"):
         st.accelerate([layer])  # type: ignore[type-var]
@@ -135,7 +137,7 @@ def test_what_is_left_alone_and_why() -> None:
         st.accelerate(model)
     assert len(caught) == 1
     assert caught[0].filename == __file__
-    assert [type(m) for m in model] == [*kinds[:4], st.GRU, torch.nn.GRUCell]
+    assert [type(m) for m in model] == [*kinds[:4], ChoosingGRU, torch.nn.GRUCell]
     assert [(o.name, o.module, o.replaced) for o in told] == [
         ("0", "Louder", False), ("1", "GRU", False), ("2", "RNN", False), ("3", "RNN", False), ("4", "GRU", True),
         ("5", "GRUCell", False),
@@ -148,13 +150,58 @@ def test_what_is_left_alone_and_why() -> None:
 
 
 def test_the_rule_of_size_knows_the_dtype() -> None:
-    assert type(quietly(torch.nn.LSTM(3, 4).double())) is st.LSTM
-    layer = torch.nn.LSTM(3, 4)
-    with pytest.warns(UserWarning, match="oneDNN"):
+    assert type(quietly(torch.nn.LSTM(3, 4).double())) is ChoosingLSTM
+    layer = torch.nn.LSTM(3, 129)
+    with pytest.warns(UserWarning, match="beyond 128"):
         st.accelerate(layer)
     assert type(layer) is torch.nn.LSTM
     st.accelerate(layer, faster_only=False)
     assert type(layer) is st.LSTM
+    assert type(st.accelerate(st.GRU(3, 4))) is st.GRU
+
+
+def packed(steps: int, dtype: Any) -> Any:
+    return torch.nn.utils.rnn.pack_sequence([torch.randn(n, 3, dtype=dtype) for n in (steps, 2)])
+
+
+@pytest.mark.parametrize("kind", ["RNN", "GRU", "LSTM"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_calls_that_pytorch_is_faster_at_run_its_forward(
+    kind: str, dtype: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    plain = getattr(torch.nn, kind)
+    theirs = plain(3, 4, num_layers=2, bidirectional=True, dtype=dtype)
+    ours, called = quietly(copy.deepcopy(theirs)), []
+    forward = plain.forward
+    monkeypatch.setattr(plain, "forward", lambda module, *inputs: called.append(module) or forward(module, *inputs))
+
+    def left(x: Any, **options: Any) -> bool:
+        called.clear()
+        found = ours(x, **options)[0]
+        was_left = bool(called)
+        want = theirs(x)[0]
+        pairs = ((found.data, want.data) if isinstance(x, torch.nn.utils.rnn.PackedSequence) else (found, want),)
+        for one, other in pairs:
+            torch.testing.assert_close(one, other)
+        return was_left
+
+    long_is_left = kind == "LSTM" and dtype == torch.float32
+    x = torch.randn(40, 2, 3, dtype=dtype)
+    assert left(x[:15]) and left(x[:3, 0]) and left(packed(15, dtype))
+    assert left(x) is left(x[:, 0]) is long_is_left
+    assert not left(packed(40, dtype))
+    assert not left(x[:5], lengths=[5, 5])
+    ours.batch_first = theirs.batch_first = True
+    assert left(x) and left(x.transpose(0, 1)) is long_is_left
+    called.clear()
+    torch.func.vmap(lambda v: ours(v)[0])(torch.randn(2, 2, 5, 3, dtype=dtype))
+    changed = {name: 2 * weight for name, weight in ours.named_parameters()}
+    found = torch.func.functional_call(ours, changed, (x,))[0]
+    with torch.autocast("cpu", enabled=dtype == torch.float32):
+        assert ours(x)[0].dtype == dtype
+    assert bool(called) is (dtype == torch.float64)  # the last call alone, without autocast
+    torch.testing.assert_close(found, torch.func.functional_call(theirs, changed, (x,))[0])
 
 
 def test_an_optimizer_made_before_trains_the_accelerated_model() -> None:
