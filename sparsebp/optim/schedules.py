@@ -6,9 +6,17 @@ import abc
 import bisect
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
-from sparsebp.core.arguments import check_integer, check_number, check_sequence, shown
+from sparsebp.core.arguments import (
+    check_choice,
+    check_default,
+    check_flag,
+    check_integer,
+    check_number,
+    check_sequence,
+    shown,
+)
 from sparsebp.core.errors import OptionError
 from sparsebp.optim.lr_scheduler import LRScheduler, check_optimizer, per_group
 from sparsebp.optim.optimizer import Optimizer
@@ -239,26 +247,68 @@ class CosineAnnealingWarmRestarts(LRScheduler):
 
 
 class OneCycleLR(LRScheduler):
-    """Rise by a cosine from ``max_lr / div_factor`` to `max_lr`, then fall to the start divided by `final_div_factor`.
+    """Rise from ``max_lr / div_factor`` to `max_lr`, then fall to the start divided by `final_div_factor`.
 
-    As torch.optim.lr_scheduler.OneCycleLR with cosine annealing and ``cycle_momentum=False`` (Smith & Topin 2018).
-    `max_lr` is one rate, or one for each group; the groups' own rates do not matter, nor what else changes them.
+    As torch.optim.lr_scheduler.OneCycleLR without cycled momentum (Smith & Topin 2018). The groups' own rates do not
+    matter, nor what else changes them; steps behind the last keep the last rate.
+
+    Parameters
+    ----------
+    optimizer
+        Its groups' rates are set.
+    max_lr
+        One rate, or one for each group.
+    total_steps
+        Steps of the cycle; None: ``epochs · steps_per_epoch``.
+    epochs, steps_per_epoch
+        Used where `total_steps` is None.
+    pct_start
+        Share of the steps in which the rate rises.
+    anneal_strategy
+        ``"cos"`` or ``"linear"``.
+    cycle_momentum, base_momentum, max_momentum
+        Only False; the others keep the places that PyTorch has them at, and mean nothing then.
+    div_factor, final_div_factor
+        See above.
+    three_phase
+        Whether it falls to the start in as many steps as it rose, and only then further.
+
+    Raises
+    ------
+    OptionError
+        A value is out of range, or the number of steps is missing.
     """
 
     reads_model = False
 
     def __init__(
-        self, optimizer: Optimizer, max_lr: float | Sequence[float], total_steps: int, pct_start: float = 0.3,
-        div_factor: float = 25.0, final_div_factor: float = 1e4,
+        self, optimizer: Optimizer, max_lr: float | Sequence[float], total_steps: int | None = None,
+        epochs: int | None = None, steps_per_epoch: int | None = None, pct_start: float = 0.3,
+        anneal_strategy: Literal["cos", "linear"] = "cos", cycle_momentum: bool = False,
+        base_momentum: float | Sequence[float] = 0.85, max_momentum: float | Sequence[float] = 0.95,
+        div_factor: float = 25.0, final_div_factor: float = 1e4, three_phase: bool = False,
     ) -> None:  # fmt: skip
+        check_default("cycle_momentum", cycle_momentum, False)
         pct_start = check_number("pct_start", pct_start, 0.0, 1.0)
+        if total_steps is None and (epochs is None or steps_per_epoch is None):
+            raise OptionError("The number of steps is missing", expected="total_steps, or epochs and steps_per_epoch",
+                              got=f"epochs={shown(epochs)}, steps_per_epoch={shown(steps_per_epoch)}",
+                              remedy="Pass total_steps")  # fmt: skip
+        if total_steps is None:
+            counts = [check_integer(name, n, 1) for name, n in
+                      (("epochs", epochs), ("steps_per_epoch", steps_per_epoch))]  # fmt: skip
+            total_steps = math.prod(counts)
         self.total_steps = check_integer("total_steps", total_steps, 1)
+        check_choice("anneal_strategy", anneal_strategy, ("cos", "linear"))
+        self._between = _cosine if anneal_strategy == "cos" else _line
         self.max_lrs = per_group("max_lr", max_lr, check_optimizer(optimizer))
         self.div_factor, self.final_div_factor = (
             _positive("div_factor", div_factor),
             _positive("final_div_factor", final_div_factor),
         )
-        self.peak = pct_start * total_steps - 1
+        peak = pct_start * total_steps
+        between = [2 * peak - 2] if check_flag("three_phase", three_phase) else []
+        self.ends = [peak - 1, *between, total_steps - 1]
         super().__init__(optimizer)
         self.base_lrs = [rate / self.div_factor for rate in self.max_lrs]
         for group, base in zip(optimizer.param_groups, self.base_lrs, strict=True):
@@ -267,15 +317,20 @@ class OneCycleLR(LRScheduler):
 
     def lr_at(self, step: int, base: float) -> float:
         """Return the rate of a group that starts at `base`; steps behind the last keep the last rate."""
-        step, largest = min(step, self.total_steps - 1), base * self.div_factor
-        if step <= self.peak:
-            return _cosine(base, largest, step / self.peak if self.peak > 0 else 1.0)
-        done = (step - self.peak) / (self.total_steps - 1 - self.peak)
-        return _cosine(largest, base / self.final_div_factor, done)
+        step, rates = min(step, self.total_steps - 1), [base, base * self.div_factor, base]
+        rates = [*rates[: len(self.ends)], base / self.final_div_factor]
+        phase = next(i for i, end in enumerate(self.ends) if step <= end or i == len(self.ends) - 1)
+        first, last = 0.0 if phase == 0 else self.ends[phase - 1], self.ends[phase]
+        done = (step - first) / (last - first) if last > first else 1.0
+        return self._between(rates[phase], rates[phase + 1], done)
 
 
 def _cosine(start: float, end: float, done: float) -> float:
     return end + (start - end) * (1 + math.cos(math.pi * done)) / 2
+
+
+def _line(start: float, end: float, done: float) -> float:
+    return start + (end - start) * done
 
 
 def _positive(name: str, value: float) -> float:

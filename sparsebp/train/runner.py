@@ -191,12 +191,19 @@ class Runner(Watch):
 
 
 def accuracy(prediction: Array, target: Array) -> float:
-    """Return the share of rows whose largest entry is at the target; NaN for targets that are not classes."""
+    """Return the share of places whose largest entry is at the target; NaN for targets that are not classes.
+
+    The classes are on axis 1, as losses have them, or last if only that fits. Ignored places count as wrong.
+    """
     right = _right(prediction, target)
     return math.nan if right is None else float(right)  # synchronize!
 
 
 def _right(prediction: Array, target: Array) -> Array | None:
-    if target.dtype.kind != "i" or prediction.ndim != target.ndim + 1:
+    if target.dtype.kind != "i":
         return None
-    return (prediction.argmax(axis=-1) == target).mean()
+    shape = prediction.shape
+    for axis, places in ((1, (*shape[:1], *shape[2:])), (-1, shape[:-1])):
+        if prediction.ndim == target.ndim + 1 and target.shape == places:
+            return (prediction.argmax(axis=axis) == target).mean()
+    return None

@@ -167,3 +167,29 @@ def test_lengths_reach_no_layer_that_mixes_steps():
     x = np.random.default_rng(0).standard_normal((2, 7, 5)).astype(np.float32)
     alone, _ = after.forward(x[1:, :3])
     np.testing.assert_allclose(after.forward(x, [7, 3])[0][1:], alone, rtol=1e-5)
+
+
+@pytest.mark.parametrize("backward", ["bp", "blelloch"])
+def test_lengths_go_past_all_that_works_on_each_step_by_itself(backward):
+    """Blocks that are residual, PReLU with one weight, softmax over features: as if the sequences were cut."""
+    real = {"dtype": np.float64}
+    block = nn.Residual(nn.Sequential(nn.RMSNorm(4, **real), nn.Linear(4, 4, **real, rng=0), nn.PReLU(**real)))
+    model = nn.Sequential(
+        block, nn.GRU(4, 4, batch_first=True, rng=1, **real), nn.LogSoftmax(-1), nn.MeanOverSteps(True),
+        backward=backward,
+    )  # fmt: skip
+    rng, lengths = np.random.default_rng(2), [2, 5, 3]
+    x, gy = rng.normal(size=(3, 5, 4)), rng.normal(size=(3, 4))
+    y, saved = model.forward(x, lengths=lengths)
+    g, total = model.gradients(gy, saved), {}
+    for i, length in enumerate(lengths):
+        alone, kept = model.forward(x[i : i + 1, :length])
+        own = model.gradients(gy[i : i + 1], kept)
+        np.testing.assert_allclose(y[i], alone[0], atol=1e-12)
+        np.testing.assert_allclose(g.input_grad()[i, :length], own.input_grad()[0], atol=1e-12)
+        total = {name: total.get(name, 0) + array for name, array in own.weight_grad().items()}
+    for name, array in g.weight_grad().items():
+        np.testing.assert_allclose(array, total[name], atol=1e-12)
+    for mixing in (nn.LogSoftmax(1), nn.PReLU(5, **real), nn.Residual(nn.Softmax(1)), nn.Concat(nn.Identity())):
+        with pytest.raises(OptionError, match="lengths"):
+            nn.Sequential(mixing, nn.MeanOverSteps(True)).forward(x, lengths=lengths)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsebp import nn
-from sparsebp.core.errors import DTypeError, ShapeError
+from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 from strategies import seeds, sizes
 
 CLOSE = {"rtol": 1e-11, "atol": 1e-13}
@@ -45,6 +45,16 @@ def test_mse(shape, seed):
 def test_a_nan_comes_through():
     value, _ = nn.CrossEntropyLoss().forward(np.array([[np.nan, 1.0], [0.0, 1.0]]), np.array([0, 1]))
     assert np.isnan(value)
+
+
+@pytest.mark.parametrize("weight", [None, np.ones(2)])
+def test_a_class_beyond_int64_is_not_taken_for_the_ignored_one(weight):
+    target = np.array([0, 2**64 - 100], np.uint64)
+    with pytest.raises(OptionError, match="target"):
+        nn.CrossEntropyLoss(weight=weight).forward(np.ones((2, 2)), target)
+    target[1] = 7
+    value, _ = nn.CrossEntropyLoss(weight=weight, ignore_index=7).forward(np.ones((2, 2)), target)
+    assert value == pytest.approx(np.log(2))
 
 
 def test_bad_input_is_refused():

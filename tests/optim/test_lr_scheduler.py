@@ -65,6 +65,23 @@ def test_schedules_are_torchs(name, groups):
             resumed.load_state_dict(state)
 
 
+@pytest.mark.parametrize("given", [
+    {"epochs": 3, "steps_per_epoch": 7}, {"total_steps": 20, "three_phase": True}, {"total_steps": 1},
+    {"total_steps": 20, "anneal_strategy": "linear"}, {"total_steps": 17, "pct_start": 0.7, "three_phase": True},
+    {"total_steps": 9, "pct_start": 0.0, "anneal_strategy": "linear", "cycle_momentum": False},
+])  # fmt: skip
+def test_one_cycle_has_torchs_arguments(given):
+    ours, theirs = optimizers([0.2, 0.03])
+    schedule = optim.OneCycleLR(ours, 0.5, **given)
+    twin = torch.optim.lr_scheduler.OneCycleLR(theirs, 0.5, **given | {"cycle_momentum": False})
+    check_course(ours, theirs, schedule, twin, schedule.total_steps - 1)
+    assert rates(ours) == pytest.approx(rates(theirs), rel=1e-12)
+    for wrong in ({}, {"epochs": 3}, {"epochs": 3, "steps_per_epoch": 0}, given | {"cycle_momentum": True},
+                  given | {"anneal_strategy": "exp"}, given | {"three_phase": 2}):  # fmt: skip
+        with pytest.raises(OptionError):
+            optim.OneCycleLR(ours, 0.5, **wrong)
+
+
 @given(
     names=st.lists(st.sampled_from(sorted(SCHEDULES)), min_size=2, max_size=4), sequence=st.booleans(),
     jumps=st.dictionaries(st.integers(0, 25), st.floats(0.01, 1.0), max_size=2), cut=st.integers(0, 25),

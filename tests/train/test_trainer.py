@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from sparsebp import nn, optim
 from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.train import Callback, Trainer
 
@@ -83,6 +84,18 @@ def test_zero_epochs(tiny):
     history = tiny.trainer().fit(tiny.dataset(), epochs=0, batch_size=3)
     assert history.steps == 0
     assert history.epochs == []
+
+
+@pytest.mark.parametrize("length", [3, 4])  # as many places as classes, or more
+def test_accuracy_of_classes_at_every_place(length):
+    rng = np.random.default_rng(0)
+    model = nn.Sequential(nn.Linear(5, 3 * length, rng=1), nn.Unflatten(1, (3, length)))
+    x, target = rng.normal(size=(10, 5)).astype(np.float32), rng.integers(0, 3, (10, length))
+    trainer = Trainer(model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), lr=0.1), accumulate=2, rng=0)
+    history = trainer.fit((x, target), epochs=1, batch_size=10, validation=(x, target))
+    found = float((trainer.predict(x).argmax(axis=1) == target).mean())
+    assert history.epochs[-1].validation_accuracy == pytest.approx(found)
+    assert trainer.evaluate((x, target))[1] == pytest.approx(found)
 
 
 def test_real_targets_have_no_accuracy(tiny):

@@ -62,3 +62,7 @@ class Container(Layer):
     def lone(self, saved: Any) -> bool:
         """Whether any of the layers inside had a lone sample."""
         return any(link.layer.lone(link.saved) for link in self._parts(saved))
+
+    def _all_stepwise(self) -> bool:
+        """Whether all of the layers inside work on each step of a sequence by itself."""
+        return all(getattr(child, "stepwise", False) for child in self.children.values())

@@ -29,6 +29,11 @@ class Residual(Container):
         super().__init__()
         self.children["body"] = check_layer("body", body)
 
+    @property
+    def stepwise(self) -> bool:
+        """Whether the body works on each step of a sequence by itself."""
+        return self._all_stepwise()
+
     def forward(self, x: Array) -> tuple[Array, tuple[Array, Any]]:
         """Return x + body(x); `saved` is x and what the body saved.
 

@@ -99,6 +99,11 @@ class Sequential(Container):
         self._backward = ChainBackward(BackwardOptions(backward, up_levels, chunks, workers, memory_limit))
 
     @property
+    def stepwise(self) -> bool:
+        """Whether all layers work on each step of a sequence by itself."""
+        return self._all_stepwise()
+
+    @property
     def backward(self) -> Backward:
         """The way of backward asked for."""
         return self._backward.options.algorithm
@@ -141,6 +146,7 @@ class Sequential(Container):
             The first layer's input.
         lengths
             Of sequences padded at the end, valid steps of each (B integers), for the layers that take them; or None.
+            What x holds behind an end must be finite where other layers meet it first: 0 · NaN is NaN.
 
         Raises
         ------

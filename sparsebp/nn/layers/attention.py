@@ -170,12 +170,13 @@ class MultiheadAttention(Layer):
             That `attn_mask` is causal; without a mask it is refused, as in PyTorch. It changes nothing.
         lengths
             Valid steps of each sample of the key (B integers in 1 … S), or None for all. No step looks at one behind
-            them.
+            them, whose numbers must be finite all the same.
 
         Returns
         -------
         y
-            Of the shape of the query. What it holds behind a sample's end means nothing.
+            Of the shape of the query. What it holds behind a sample's end means nothing. A step to which the masks
+            leave nothing looks at nothing: its weights are 0, as in PyTorch without ``need_weights``.
         saved
             What the way back needs, and `weights`.
 
@@ -246,7 +247,7 @@ class MultiheadAttention(Layer):
         queries *= weight.dtype.type(1 / math.sqrt(self.head_dim))
         attention = matmul_batches(xp, queries, keys.transpose(0, 2, 1))
         attention = pairs.masked(xp, attention, masks)
-        softmax(attention)
+        softmax(attention, masked=bool(masks))
         mask = dropout_mask(self.generator, attention, self.dropout) if self._drops else None
         looked = matmul_batches(xp, attention if mask is None else attention * mask, values)
         y, merged = self.children["out_proj"].forward(self._merge(xp, looked[None], inputs[0].shape))

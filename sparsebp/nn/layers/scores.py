@@ -68,15 +68,22 @@ class Pairs(NamedTuple):
         return shaped.reshape(products.shape)
 
 
-def softmax(scores: Array) -> None:
-    """Turn scores into weights that add up to 1 along the last axis, in place."""
+def softmax(scores: Array, masked: bool = False) -> None:
+    """Turn scores into weights that add up to 1 along the last axis, in place.
+
+    Where masks leave a step nothing to look at, its weights are 0, as in torch's scaled_dot_product_attention.
+    """
     if scores.size == 0:
         return
     xp = backend.namespace(scores)
+    most = scores.max(axis=-1, keepdims=True)
+    if masked:
+        most = xp.where(most == -math.inf, most.dtype.type(0), most)  # exp(-inf) = 0
     with np.errstate(invalid="ignore"):  # infinities give NaN
-        scores -= scores.max(axis=-1, keepdims=True)
+        scores -= most
         xp.exp(scores, out=scores)
-    scores /= scores.sum(axis=-1, keepdims=True)
+    total = scores.sum(axis=-1, keepdims=True)
+    scores /= xp.where(total == 0, total.dtype.type(1), total) if masked else total
 
 
 def softmax_grad(g: Array, y: Array) -> None:

@@ -36,6 +36,11 @@ class Softmax(Layer):
         super().__init__()
         self.dim = -1 if dim is None else check_integer("dim", dim, -64, 63)
 
+    @property
+    def stepwise(self) -> bool:
+        """Whether each step of a sequence is mapped by itself: the axis is the last one, of features."""
+        return self.dim == -1
+
     def forward(self, x: Array) -> tuple[Array, Array]:
         """Return the softmax of x, of its shape; `saved` is y.
 

@@ -129,6 +129,11 @@ class PReLU(Layer):
         self.num_parameters, self.init = check_integer("num_parameters", num_parameters, 1), check_number("init", init)
         self.params["weight"] = full((self.num_parameters,), self.init, parameter_dtype(dtype, device))
 
+    @property
+    def stepwise(self) -> bool:
+        """Whether each step of a sequence is mapped by itself: one weight serves all."""
+        return self.num_parameters == 1
+
     def forward(self, x: Array) -> tuple[Array, Array]:
         """Return the PReLU of x; `saved` is x.
 

@@ -123,7 +123,7 @@ class ClassLoss(Loss):
 
     def _of_target(self, xp: ModuleType, rows: Array, target: Array, weight: Array | None) -> OfRows:
         """Return the losses of rows (M, C)."""
-        return self._of_classes(xp, rows, xp.ascontiguousarray(target, dtype=np.int64).reshape(len(rows)), weight)
+        return self._of_classes(xp, rows, _signed(xp, target).reshape(len(rows)), weight)
 
     def _of_classes(self, xp: ModuleType, rows: Array, target: Array, weight: Array | None) -> OfRows:
         """Return the losses of rows against classes (M,). A row whose class is not there is NaN."""
@@ -149,7 +149,7 @@ class ClassLoss(Loss):
         return bool((target == self.ignore_index).any()) if backend.is_host(xp) else True
 
     def _check_classes(self, target: Array, classes: int) -> None:
-        kept = target.astype(np.int64)
+        kept = _signed(backend.namespace(target), target)
         kept = kept[kept != self.ignore_index]
         low, high = (int(kept.min()), int(kept.max())) if kept.size else (0, 0)  # synchronize!
         if low < 0 or high >= classes:
@@ -292,6 +292,13 @@ def _rows(xp: ModuleType, array: Array) -> Array:
     """Return (N, C, …) as contiguous (M, C), a row for each position."""
     turned = xp.moveaxis(array, 1, -1) if array.ndim > 2 else array
     return xp.ascontiguousarray(turned).reshape(prod(turned.shape[:-1]), turned.shape[-1])
+
+
+def _signed(xp: ModuleType, target: Array) -> Array:
+    """Return class numbers as contiguous int64; what is beyond that must not come out as `ignore_index`."""
+    if target.dtype == np.uint64:
+        target = xp.minimum(target, np.uint64(2**63 - 1))
+    return xp.ascontiguousarray(target, dtype=np.int64)
 
 
 def _against(xp: ModuleType, rows: Array, soft: Array) -> tuple[Array, Array]:
