@@ -223,7 +223,7 @@ class PipelineExecutor:
         return whole
 
     def _share(self, steps: Sequence[Step]) -> None:
-        """Make losses, scores and sums of squares known to all ranks, and that they had the same samples and options."""
+        """Make losses, scores and sums of squares known to all ranks, and that samples and options are the same."""
         last = self._transport.rank == self._owners[-1]
         numbers = [(step.values, step.scores) for step in steps] if last else None
         own = (numbers, [step.squares for step in steps], self._samples, mark_of(options_of(self._actions.optimizer)))
