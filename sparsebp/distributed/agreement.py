@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -100,6 +100,37 @@ def _shared(transport: Transport, what: str, value: Any) -> list[Any]:
                 got=shown(other), remedy="Let all ranks run the same program, with the same options",
             )  # fmt: skip
     return [own for _, own in everyone]
+
+
+def options_of(optimizer: Any) -> list[dict[str, Any]]:
+    """Return the options of every group of parameters."""
+    groups = getattr(optimizer, "param_groups", None)
+    if groups is None:
+        return [{"lr": float(optimizer.lr)}]
+    return [{key: value for key, value in group.items() if key != "params"} for group in groups]
+
+
+def mark_of(options: list[dict[str, Any]]) -> float:
+    """Return a number that is another one for other options of an optimizer, for a comparison at every step."""
+    return float(zlib.crc32(repr(options).encode()))
+
+
+def check_marks(marks: Sequence[float]) -> None:
+    """Compare the `mark_of` of every rank's options, in the order of the ranks.
+
+    Raises
+    ------
+    TransportError
+        They differ: something has changed them on some ranks alone.
+    """
+    for rank, mark in enumerate(marks):
+        if mark != marks[0]:
+            raise TransportError(
+                f"The optimizer of rank {rank} has other options than that of rank 0", expected="the same on all ranks",
+                got="another learning rate, or another option",
+                remedy="Change rates on all ranks alike: by the same learning-rate schedule, or by a callback that "
+                "reads the model",
+            )  # fmt: skip
 
 
 def checksum(array: Array) -> str:

@@ -31,6 +31,25 @@ def gradient_error(step: int, epoch: int, grads: Mapping[str, Array], last_good:
     )
 
 
+def check_counted(loss: Any, target: Array, step: int, epoch: int, last_good: str) -> None:
+    """Refuse a batch, micro-batch or rank's share whose mean loss is NaN because it is one of nothing.
+
+    Raises
+    ------
+    NonFiniteError
+        The loss ignores all of `target`.
+    """
+    ignored = getattr(loss, "ignore_index", None)
+    if ignored is None or target.dtype.kind not in "iu" or not bool((target == ignored).all()):  # synchronize!
+        return
+    raise NonFiniteError(
+        f"The loss ignores a whole batch, micro-batch or rank's share at step {step} (epoch {epoch + 1})",
+        expected="a position that counts", got=f"ignore_index={ignored} at all {target.size} positions",
+        remedy="Leave such samples out, or use larger batches, fewer micro-batches (accumulate=) or fewer ranks. "
+        f"{last_good}",
+    )  # fmt: skip
+
+
 def parameter_error(step: int, epoch: int, names: list[str], last_good: str) -> NonFiniteError:
     """Return the exception for parameters that are not finite, before step 0 or after an update."""
     when = "before training" if step == 0 else f"after step {step - 1} (epoch {epoch + 1})"

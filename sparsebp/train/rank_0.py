@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sparsebp.distributed.agreement import checksums
+from sparsebp.distributed.agreement import checksums, options_of
 from sparsebp.distributed.exchange import exchange
 from sparsebp.distributed.transport import Transport
 from sparsebp.train.history import History
@@ -24,14 +24,6 @@ def buffers_of_rank_0(transport: Transport, model: Any) -> None:
     for name, state in states.items():
         generators[name].bit_generator.state = state
     exchange(transport, {f"{name}.{key}": (0, array) for name, layer in layers for key, array in layer.buffers.items()})
-
-
-def options_of(optimizer: Any) -> list[dict[str, Any]]:
-    """Return the options of every group of parameters."""
-    groups = getattr(optimizer, "param_groups", None)
-    if groups is None:
-        return [{"lr": float(optimizer.lr)}]
-    return [{key: value for key, value in group.items() if key != "params"} for group in groups]
 
 
 def tell_on_rank_0(trainer: Any, event: str, tell: Callable[[], None]) -> None:

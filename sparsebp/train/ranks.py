@@ -11,18 +11,18 @@ import numpy as np
 
 from sparsebp.core.errors import OptionError
 from sparsebp.data import ArrayDataset, BitstreamDataset, Dataset, ImageDataset
-from sparsebp.distributed.agreement import check_same, checksums, together
+from sparsebp.distributed.agreement import check_same, checksums, options_of, together
 from sparsebp.distributed.data_parallel.executor import ReplicaExecutor
 from sparsebp.distributed.data_parallel.search import ReverseFirstKExecutor
 from sparsebp.distributed.pipeline.executor import PipelineExecutor
 from sparsebp.distributed.transport import Transport
+from sparsebp.patterns.copies import DeviceCopies
 from sparsebp.runtime.executor import Executor
 from sparsebp.runtime.stages import Stages, trained_parameters
 from sparsebp.runtime.step import Watch
 from sparsebp.schedule import Schedule
 from sparsebp.schedule.files.action_csv import to_csv
 from sparsebp.train.callbacks import Callback
-from sparsebp.train.rank_0 import options_of
 from sparsebp.train.training import FIRST_K, Training, schedule_of
 
 _COMPARED = 64
@@ -123,7 +123,7 @@ def _facts(trainer: Training, dataset: Dataset, validation: Dataset | None) -> d
         "the loss": _described(trainer.loss), "the predictor": _described(trainer.predictor),
         "the optimizer": type(optimizer).__name__, "the optimizer's options": options_of(optimizer),
         "the optimizer's numbers of updates": dict(getattr(optimizer, "steps", {})),
-        "the learning-rate schedule": _state_of(trainer.lr_scheduler),
+        "the learning-rate schedule": _rates_of(trainer.lr_scheduler),
         "the names of parameters": list(parameters),
         "the trained parameters": list(trained_parameters(trainer.model, optimizer)),
     }  # fmt: skip
@@ -136,11 +136,33 @@ def _facts(trainer: Training, dataset: Dataset, validation: Dataset | None) -> d
         facts |= checksums(state, "the optimizer's")
     for name, some in (("the data set's", dataset), ("the validation set's", validation)):
         facts |= checksums(_samples_of(some), name)
-    return facts | checksums(parameters | buffers)
+    return facts | checksums(_weights_of(trainer.loss), "the loss's") | checksums(parameters | buffers)
 
 
-def _state_of(scheduler: Any) -> Any:
-    return None if scheduler is None else (type(scheduler).__name__, scheduler.state_dict())
+def _rates_of(scheduler: Any) -> Any:
+    """Return what a learning-rate schedule says of itself; of functions of the user's own that is nothing.
+
+    Those are compared step by step, by the rates that they make.
+    """
+    if scheduler is None:
+        return None
+    own = vars(scheduler) if hasattr(scheduler, "__dict__") else {}
+    lists = {
+        name: value for name, value in own.items()
+        if isinstance(value, list) and all(isinstance(number, int | float) for number in value)
+    }  # fmt: skip
+    inner = [_rates_of(one) for one in getattr(scheduler, "schedulers", ())]
+    return _described(scheduler), lists, scheduler.state_dict(), inner
+
+
+def _weights_of(loss: Any) -> dict[str, Any]:
+    """Return the arrays that a loss weighs classes or elements by."""
+    found: dict[str, Any] = {}
+    for name, value in vars(loss).items() if hasattr(loss, "__dict__") else ():
+        for key, part in value.items() if isinstance(value, dict) else ((name, value),):
+            if isinstance(part, DeviceCopies):
+                found |= {str(key).strip("_"): array for array in part.on(np)}
+    return found
 
 
 def _order_of(schedule: Any) -> str:

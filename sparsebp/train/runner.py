@@ -181,6 +181,7 @@ class Runner(Watch):
             tag, (x, target) = step.tag, step.batches[m][:2]
             known = step.later is None and not isinstance(self.executor, PipelineExecutor)  # or other ranks' stages
             prediction = step.predictions[m] if known else None
+            finite.check_counted(self.trainer.loss, target, tag.number, tag.epoch, self.trainer._last_good())
             raise finite.loss_error(
                 tag.number, tag.epoch, value, self.trainer.model, x, target, prediction, self.trainer._last_good()
             )

@@ -3,8 +3,10 @@
 import numpy as np
 import pytest
 
+from sparsebp import nn, optim
 from sparsebp.core.errors import NonFiniteError
-from sparsebp.train import Callback, load_checkpoint
+from sparsebp.distributed.transports.in_process import run_ranks
+from sparsebp.train import Callback, Trainer, load_checkpoint
 from sparsebp.train.finite import loss_error, nonfinite
 
 
@@ -89,6 +91,22 @@ def test_where_a_loss_that_is_not_finite_comes_from(x, target, prediction, where
     arrays = [np.array([1, value], np.float32) for value in (x, target, prediction)]
     error = loss_error(7, 2, float("inf"), Model(), *arrays, "There is no checkpoint.")
     assert error.got == f"inf; {where}" and "step 7" in str(error)
+
+
+@pytest.mark.parametrize("schedule", [None, "1f1b", "data-parallel"])
+def test_a_part_that_the_loss_ignores_is_named(schedule):
+    """The mean over nothing is NaN: a rate that is too large is not to blame."""
+    targets = np.array([0, 1, 2, 2, 0, 1, 2, 2])
+
+    def run(transport):
+        layers = [nn.Linear(3, 4, rng=0), nn.Tanh(), nn.Linear(4, 3, rng=1)]
+        model, options = nn.Sequential(*layers), {} if schedule is None else {"schedule": schedule}
+        loss, optimizer = nn.CrossEntropyLoss(ignore_index=2), optim.SGD(model.parameters(), lr=0.1)
+        trainer = Trainer(model, loss, optimizer, accumulate=4, transport=transport, rng=0, **options)
+        trainer.fit((np.ones((8, 3), np.float32), targets), epochs=1, batch_size=8)
+
+    with pytest.raises(NonFiniteError, match=r"ignores a whole batch.*step 0 .*ignore_index=2 at all"):
+        run(None) if schedule is None else run_ranks(2, run)
 
 
 def test_a_model_that_starts_spoilt(tiny):

@@ -25,12 +25,13 @@ def train(transport: Transport | None, *, odd: dict[str, Any] | None = None, **o
     layers = [nn.Flatten(), nn.Linear(7, 6, dtype=np.float64, rng=0), given.pop("activation")()]
     model = nn.Sequential(*layers, *given.pop("more", lambda: ())(), nn.Linear(6, 3, dtype=np.float64, rng=1))
     optimizer = optim.SGD(model.parameters(), lr=given.pop("lr"), momentum=0.9)
+    loss = given.pop("loss", None) or nn.CrossEntropyLoss()
     scheduler, data, size = given.pop("lr_of"), given.pop("data"), given.pop("size", 8)
     fit = {name: given.pop(name) for name in ("epochs", "resume")}
     if transport is None:
         given.pop("schedule")
     trainer = Trainer(
-        model, nn.CrossEntropyLoss(), optimizer, transport=transport,
+        model, loss, optimizer, transport=transport,
         lr_scheduler=None if scheduler is None else scheduler(optimizer), **given,
     )  # fmt: skip
     history = trainer.fit(data, batch_size=size, **fit)
@@ -41,6 +42,7 @@ def train(transport: Transport | None, *, odd: dict[str, Any] | None = None, **o
 @pytest.mark.parametrize(("odd", "said"), [
     ({"lr": 0.5}, "the optimizer's options"), ({"activation": nn.Sigmoid}, "the layer 2"),
     ({"lr_of": lambda o: optim.StepLR(o, 1)}, "the learning-rate schedule|the optimizer's options"),
+    ({"loss": nn.CrossEntropyLoss(weight=np.array([1.0, 2.0, 3.0]))}, "the loss's weight"),
     ({"schedule": "gpipe"}, "the schedule"), ({"rng": None}, "rng"), ({"rng": 6}, "rng"),
     ({"data": ArrayDataset(np.ones((23, 7)), np.zeros(23, np.int64), dtype=np.float64, batch_first=True)}, "inputs"),
 ])  # fmt: skip
@@ -48,6 +50,52 @@ def test_ranks_that_differ_are_told_so(schedule: str, odd: dict[str, Any], said:
     same = ArrayDataset(np.zeros((23, 7)), np.zeros(23, np.int64), dtype=np.float64, batch_first=True)
     with pytest.raises(OptionError, match=f"Ranks differ in .*({said})"):
         run_ranks(2, lambda transport: train(transport, schedule=schedule, odd=odd, data=same))
+
+
+SCHEDULES_OF_RATES = [
+    lambda o, odd: optim.StepLR(o, 1 + odd), lambda o, odd: optim.StepLR(o, 1, 0.1 + 0.1 * odd),
+    lambda o, odd: optim.MultiStepLR(o, [1, 2 + odd]), lambda o, odd: optim.ReduceLROnPlateau(o, patience=1 + odd),
+    lambda o, odd: optim.ChainedScheduler([optim.StepLR(o, 3), optim.ExponentialLR(o, 0.9 + 0.01 * odd)]),
+    lambda o, odd: optim.SequentialLR(o, [optim.StepLR(o, 3), optim.StepLR(o, 4)], [2 + odd]),
+    lambda o, odd: optim.CosineAnnealingLR(o, 5 + odd),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", SCHEDULES_OF_RATES)
+def test_schedules_of_other_rates_are_told_apart(make: Any) -> None:
+    with pytest.raises(OptionError, match=r"Ranks differ in the (learning-rate schedule|optimizer's options)"):
+        run_ranks(2, lambda transport: train(transport, lr_of=lambda o: make(o, transport.rank)))
+    run_ranks(2, lambda transport: train(transport, lr_of=lambda o: make(o, 0)))
+
+
+class Own(Callback):
+    """Changes the rate on rank 0 alone, and says that it looks at nothing."""
+
+    reads_model = False
+
+    def __init__(self, optimizer: Any = None) -> None:
+        self.optimizer = optimizer
+
+    def on_step(self, history: Any) -> None:
+        self.optimizer.param_groups[0]["lr"] = 0.01
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "pipedream", "data-parallel", "reverse-first-k"])
+@pytest.mark.parametrize("way", ["function", "callback"])
+def test_rates_that_part_ways_are_noticed(schedule: str, way: str) -> None:
+    """What functions do nobody can compare before they do it."""
+
+    def run(transport: Transport) -> None:
+        model = p.mlp()
+        optimizer = optim.SGD(model.parameters(), lr=0.1)
+        at = optim.LambdaLR(optimizer, lambda step: 1.0 if step < 1 else 1.0 + transport.rank)
+        options: dict[str, Any] = {"lr_scheduler": at} if way == "function" else {"callbacks": [Own(optimizer)]}
+        Trainer(model, nn.CrossEntropyLoss(), optimizer, transport=transport, schedule=schedule, **options).fit(
+            images(), epochs=2, batch_size=8
+        )
+
+    with pytest.raises(TransportError, match="has other options than that of rank 0"):
+        run_ranks(2, run)
 
 
 def test_a_pipeline_of_other_samples_stops_before_it_learns() -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from sparsebp import backend
 from sparsebp.core.errors import OptionError
 from sparsebp.core.types import Array
+from sparsebp.distributed.agreement import check_marks, mark_of, options_of
 from sparsebp.distributed.data_parallel.buckets import Buckets
 from sparsebp.distributed.transport import Handle, Transport
 from sparsebp.runtime.actions import Actions, Run
@@ -27,10 +28,11 @@ class Totals:
         self._samples: tuple[list[int], np.ndarray, Handle] | None = None
         self._told: dict[int, tuple[Handle, Array, bool | None]] = {}  # by the identity of a step that is under way
 
-    def open(self, batches: Sequence[Batch]) -> None:
-        """Begin to count the samples of a step on all ranks."""
+    def open(self, batches: Sequence[Batch], optimizer: Any) -> None:
+        """Begin to count the samples of a step on all ranks, and to compare the options of the optimizer."""
         samples = [len(batch[1]) for batch in batches]
-        count = np.array([sum(samples)], np.float64)
+        count = np.zeros(1 + self.transport.size)
+        count[0], count[1 + self.transport.rank] = sum(samples), mark_of(options_of(optimizer))
         self._samples = samples, count, self._host.allreduce(count)
 
     def share(self, step: Step) -> None:
@@ -40,6 +42,7 @@ class Totals:
         samples, count, handle = self._samples
         handle.wait()
         self._samples = None
+        check_marks(count[1:].tolist())
         total = int(count[0])
         if total == 0:
             raise OptionError("A step has no samples", expected="at least one, on some rank", got="none on any",

@@ -86,7 +86,7 @@ class ReplicaExecutor(Executor):
         validate(schedule)
         self.transport = transport
         self._sent, self._blocking, compute = _apart(schedule)
-        self._totals = Totals(transport)
+        self._totals, self._optimizer = Totals(transport), optimizer
         self._failed: str | None = None
         self._pieces: PieceOptimizer | None = None
         facts = {"the schedule": (schedule.graph, [lane.cells for lane in schedule.lanes]), "clip_norm": clip_norm}
@@ -171,7 +171,7 @@ class ReplicaExecutor(Executor):
         OptionError
             As `Executor.step`; or no rank has a sample.
         TransportError
-            Another rank has failed, or this one has in an earlier step.
+            Another rank has failed, or this one has in an earlier step; or its optimizer has other options.
         Exception
             Whatever an action raises.
         """
@@ -181,7 +181,7 @@ class ReplicaExecutor(Executor):
         with self._failing():
             if self._pieces is not None:
                 self._pieces.take()
-            self._totals.open(batches)
+            self._totals.open(batches, self._optimizer)
             return super().step(batches, tag)
 
     def _step(self, batches: Sequence[Batch], tag: Any) -> list[Step]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from sparsebp import backend
 from sparsebp.core.errors import OptionError, TransportError
-from sparsebp.distributed.agreement import checksum
+from sparsebp.distributed.agreement import check_marks, checksum, mark_of, options_of
 from sparsebp.distributed.pipeline.actions import PipelineActions, RankStep
 from sparsebp.distributed.pipeline.checks import check_fits_ranks
 from sparsebp.distributed.pipeline.messages import Mail
@@ -162,7 +162,8 @@ class PipelineExecutor:
         Raises
         ------
         TransportError
-            Another rank has failed, or a step has failed before.
+            Another rank has failed, or a step has failed before; or ranks have other samples, or other options of the
+            optimizer.
         Exception
             Whatever an action raises. Some stages may have been updated then, and no further step is right.
         """
@@ -222,12 +223,13 @@ class PipelineExecutor:
         return whole
 
     def _share(self, steps: Sequence[Step]) -> None:
-        """Make losses, scores and sums of squares known to all ranks, and that they had the same samples."""
+        """Make losses, scores and sums of squares known to all ranks, and that samples and options are the same."""
         last = self._transport.rank == self._owners[-1]
         numbers = [(step.values, step.scores) for step in steps] if last else None
-        own = (numbers, [step.squares for step in steps], self._samples)
+        own = (numbers, [step.squares for step in steps], self._samples, mark_of(options_of(self._actions.optimizer)))
         shared = self._transport.share(own)
-        for rank, (_, _, samples) in enumerate(shared):
+        check_marks([mark for _, _, _, mark in shared])
+        for rank, (_, _, samples, _) in enumerate(shared):
             if samples != shared[0][2]:
                 raise TransportError(
                     f"Rank {rank} has other samples than rank 0", expected="the same batches on all ranks",
@@ -235,7 +237,7 @@ class PipelineExecutor:
                 )  # fmt: skip
         for number, step in enumerate(steps):
             step.values, step.scores = (list(part) for part in shared[self._owners[-1]][0][number])
-            step.squares = {name: value for _, squares, _ in shared for name, value in squares[number].items()}
+            step.squares = {name: value for _, squares, _, _ in shared for name, value in squares[number].items()}
 
     # ---- programs ----------------------------------------------------------------------------------------------------
 
