@@ -83,19 +83,23 @@ def picture(result: Result) -> Any:
     drawing, axes = pictures.figure(width=7.0, height=0.7 + 0.5 * max(1, len(result["rows"])) * 3)
     ax = axes[0, 0]
     labels, place = [], 0.0
+    step, alone, peer = "#93c5fd", "#1e40af", "#d1d5db"
     for row in result["rows"]:
         for name, heading in (*SCHEDULES.items(), ("torch", "PyTorch")):
             if row.get(name) is None:
                 continue
-            ax.barh(place, 1e3 * row[name]["median"], color="#93c5fd" if name != "torch" else "#d1d5db", height=0.8)
+            ax.barh(place, 1e3 * row[name]["median"], color=peer if name == "torch" else step, height=0.8)
             if f"{name}, alone" in row:
-                ax.barh(place, 1e3 * row[f"{name}, alone"]["median"], color="#1e40af", height=0.8)
+                ax.barh(place, 1e3 * row[f"{name}, alone"]["median"], color=alone, height=0.8)
             labels.append((place, f"{row['network']}, {row['batch']}: {heading}"))
             place += 1
         place += 0.6
     ax.set_yticks(*map(np.array, zip(*labels, strict=True)) if labels else ([],), fontsize=7)
     ax.invert_yaxis()
-    ax.set_xlabel("milliseconds a step (dark: computing alone)", fontsize=9)
+    ax.set_xlabel("milliseconds a step", fontsize=9)
+    for colour, label in ((step, "a step"), (alone, "of it, computing alone"), (peer, "a step of PyTorch's replicas")):
+        ax.barh(0, 0, color=colour, label=label)
+    drawing.legend(fontsize=7, loc="outside lower center", ncols=3)
     ax.spines[["top", "right"]].set_visible(False)
     return drawing
 

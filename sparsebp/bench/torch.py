@@ -128,7 +128,7 @@ def measure_row(task: Task, rounds: Mapping[str, Any]) -> Row:
     ours_runs = is_faster(task.cell, task.hidden, False, task.length, task.packed)
     row: Row = {
         "part": task.part, "model": task.name, "cell": task.cell, "hidden": task.hidden, "batch": task.batch,
-        "length": task.length, "packed": "packed" if task.packed else "padded", "gradient_difference": difference,
+        "length": task.length, "gradient_difference": difference,
         "accelerate": OURS if ours_runs else "torch.nn", "target": task.target,
     }  # fmt: skip
     row |= {name: timing_.to_dict() for name, timing_ in timings.items()}
@@ -262,7 +262,6 @@ BENCHMARK = Benchmark(
     columns=(
         Column("part", "part", number=False),
         Column("model", "model", number=False),
-        Column("input", "packed", number=False),
         Column("B", "batch"),
         Column("T", "length"),
         Column("threads", "threads"),
@@ -275,7 +274,7 @@ BENCHMARK = Benchmark(
     ),
     tables={
         "The times of a step": ("part", "model", "batch", "length", "threads", "ours", "torch", "ratio"),
-        "What it is to be": ("part", "model", "packed", "batch", "length", "threads", "accelerate", "target", "met"),
+        "What it is to be": ("part", "model", "batch", "length", "threads", "accelerate", "target", "met"),
     },
     short=("part", "model", "batch", "length", "threads", "ours", "torch", "ratio"),
     in_short=lambda row: row["part"] != "grid",

@@ -32,19 +32,26 @@ def test_a_hundred_steps_are_torchs(chosen, seed, dtype):
     params = arrays(rng, dtype)
     twins = {name: torch.nn.Parameter(torch.from_numpy(p.copy())) for name, p in params.items()}
     ours, theirs = make(chosen, params), getattr(torch.optim, chosen[0])(twins.values(), **chosen[1])
+    wide = {name: torch.nn.Parameter(torch.from_numpy(p.astype(np.float64))) for name, p in params.items()}
+    exact = getattr(torch.optim, chosen[0])(wide.values(), **chosen[1])
     largest = {name: np.ones(param.shape) for name, param in params.items()}
     for _ in range(100):
         grads = arrays(rng, dtype)
         for name, twin in twins.items():
             twin.grad = torch.from_numpy(grads[name])
+            wide[name].grad = torch.from_numpy(grads[name].astype(np.float64))
         ours.step(grads)
         with scalars_in_float64():
             theirs.step()
+            exact.step()
         largest = {name: np.maximum(size, np.abs(params[name])) for name, size in largest.items()}
     tolerance = 1e-12 if dtype == np.float64 else 1e-6
     for name, param in params.items():  # a step rounds by what a parameter is then, however near to 0 it ends
         difference = np.abs(param - twins[name].detach().numpy())
-        np.testing.assert_array_less(difference, 2 * tolerance * largest[name] + 1e-300, err_msg=name)
+        # and where a step is ill conditioned, as behind a difference that is near to 0, PyTorch's own rounding shows it
+        rounding = np.abs(wide[name].detach().numpy() - twins[name].detach().numpy()).max(initial=0)
+        bound = 2 * tolerance * largest[name] + 4 * rounding + 1e-300
+        np.testing.assert_array_less(difference, bound, err_msg=name)
 
 
 @given(chosen=optimizers(), seed=seeds)

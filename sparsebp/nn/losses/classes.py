@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import copy
 import math
 from math import prod
 from types import ModuleType
@@ -17,6 +18,8 @@ from sparsebp.core.types import Array
 from sparsebp.nn.layer import check_input
 from sparsebp.nn.losses.loss import Loss, Reduction
 from sparsebp.patterns.copies import DeviceCopies, frozen
+
+DEFAULT_IGNORED = -100
 
 
 class OfRows(NamedTuple):
@@ -52,11 +55,12 @@ class ClassLoss(Loss):
     """
 
     def __init__(
-        self, weight: Array | None = None, size_average: None = None, ignore_index: int = -100, reduce: None = None,
-        reduction: Reduction = "mean",
+        self, weight: Array | None = None, size_average: None = None, ignore_index: int = DEFAULT_IGNORED,
+        reduce: None = None, reduction: Reduction = "mean",
     ) -> None:  # fmt: skip
         super().__init__(size_average, reduce, reduction)
         self.ignore_index = check_integer("ignore_index", ignore_index, -(2**63), 2**63 - 1)
+        self._ignores_on_device = ignore_index != DEFAULT_IGNORED  # it takes launches, and hardly anybody has such rows
         self._weight: DeviceCopies | None = None
         if weight is not None:
             check_input(weight, name="weight", shape=(None,))
@@ -83,13 +87,18 @@ class ClassLoss(Loss):
         value, saved = super().forward(prediction, target)
         nan = math.isnan(value) if isinstance(value, float) else bool(backend.namespace(saved).isnan(value).any())
         if nan and target.dtype.kind != "f":  # as a class that is not there makes it
+            if not self._ignores_on_device and self._skips(target):
+                twin = copy.copy(self)
+                twin._ignores_on_device = True
+                return twin.forward(prediction, target)
             self._check_classes(target, saved.shape[_axis(saved)])
         return value, saved
 
     def on_device(self, prediction: Array, target: Array) -> tuple[Array, Array]:
         """Return what `forward` does, a reduced loss as a float64 array of shape (): the host reads nothing.
 
-        A class out of range is not refused: it makes the loss NaN.
+        A class out of range is not refused: it makes the loss NaN. So does -100 on a device, where the host does not
+        see it: name another `ignore_index` for what is to be ignored there, or call `forward`, which looks again.
 
         Raises
         ------
@@ -146,7 +155,11 @@ class ClassLoss(Loss):
 
     def _may_ignore(self, xp: ModuleType, target: Array) -> bool:
         """Whether a row may be ignored; the host looks at its own arrays only."""
-        return bool((target == self.ignore_index).any()) if backend.is_host(xp) else True
+        return bool((target == self.ignore_index).any()) if backend.is_host(xp) else self._ignores_on_device
+
+    def _skips(self, target: Array) -> bool:
+        """Say whether a target on a device is to be ignored."""
+        return not backend.is_host(backend.namespace(target)) and bool((target == self.ignore_index).any())
 
     def _check_classes(self, target: Array, classes: int) -> None:
         kept = _signed(backend.namespace(target), target)
@@ -215,8 +228,8 @@ class CrossEntropyLoss(ClassLoss):
     """
 
     def __init__(
-        self, weight: Array | None = None, size_average: None = None, ignore_index: int = -100, reduce: None = None,
-        reduction: Reduction = "mean", label_smoothing: float = 0.0,
+        self, weight: Array | None = None, size_average: None = None, ignore_index: int = DEFAULT_IGNORED,
+        reduce: None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0,
     ) -> None:  # fmt: skip
         super().__init__(weight, size_average, ignore_index, reduce, reduction)
         self.label_smoothing = check_number("label_smoothing", label_smoothing, 0, 1)

@@ -11,6 +11,7 @@ from sparsebp import nn
 from sparsebp.core.errors import OptionError
 from sparsebp.interop.torch import from_torch
 from sparsebp.torch import layers
+from sparsebp.torch.choosing import Choosing
 
 _CONV = "in_channels out_channels kernel_size stride padding"
 _RECURRENT = "input_size hidden_size num_layers bias batch_first dropout bidirectional dtype"
@@ -70,6 +71,7 @@ def layer_of(module: Any) -> nn.Layer:
     if not isinstance(module, torch.nn.Module):
         raise _no_layer(type(module).__name__, "a module of torch.nn, or a layer of sparsebp.nn")
     kind = type_before_parametrizations(module)
+    kind = kind.plain if issubclass(kind, Choosing) else kind
     if module._forward_hooks or module._forward_pre_hooks:
         raise _no_layer(f"{kind.__name__} with forward hooks", "a module without hooks, which may change what it does")
     if kind is torch.nn.Sequential:
