@@ -21,7 +21,8 @@ def from_dlpack(tensor: Any) -> Array:
     Raises
     ------
     DeviceError
-        It does not speak DLPack, or is on a device that is neither the host nor CUDA.
+        It does not speak DLPack, DLPack cannot describe it (a sparse tensor), or it is on a device that is neither the
+        host nor CUDA.
     """
     if not hasattr(tensor, "__dlpack_device__"):
         raise DeviceError(
@@ -30,11 +31,19 @@ def from_dlpack(tensor: Any) -> Array:
             got=type(tensor).__qualname__,
             remedy="Convert it to an array of NumPy or CuPy",
         )
-    kind = int(tensor.__dlpack_device__()[0])
-    if kind == _CPU:
-        return np.from_dlpack(tensor)
-    if kind == _CUDA:
-        return backend.cupy().from_dlpack(tensor)
+    try:
+        kind = int(tensor.__dlpack_device__()[0])
+        if kind == _CPU:
+            return np.from_dlpack(tensor)
+        if kind == _CUDA:
+            return backend.cupy().from_dlpack(tensor)
+    except (BufferError, ValueError) as error:  # in the words of the tensor's framework
+        raise DeviceError(
+            "DLPack cannot describe the tensor",
+            expected="a dense tensor on the host or CUDA",
+            got=str(error),
+            remedy="Make it dense, or move it to a device",
+        ) from error
     raise DeviceError(
         "The tensor is on an unknown device",
         expected="the host or CUDA",

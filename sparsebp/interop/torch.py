@@ -17,12 +17,14 @@ from sparsebp.jacobians import TransposedJacobian
 def from_torch(tensor: Any) -> Array:
     """Return a tensor as an array of NumPy or CuPy that shares its memory; the autograd graph is left behind.
 
+    A view whose sign is changed when it is read (``z.conj().imag``) is copied: DLPack cannot say that.
+
     Raises
     ------
     DeviceError
-        The tensor is on a device that is neither the host nor CUDA.
+        The tensor is on a device that is neither the host nor CUDA, or DLPack cannot describe it.
     """
-    return from_dlpack(tensor.detach())
+    return from_dlpack(tensor.detach().resolve_neg())
 
 
 def to_torch(array: Array) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sparsebp.core.errors import OptionError
 from sparsebp.torch.checks import autocasts, cast_input, check_tensors, without_autocast
 from sparsebp.torch.gradients import recurrent
 
@@ -34,6 +35,9 @@ class LSTMCell(torch.nn.LSTMCell):
 
     def forward(self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
         """Return the next state, a pair of (B, hidden_size), for the input (B, input_size) and the state."""
+        if hx is not None and not (isinstance(hx, (tuple, list)) and len(hx) == 2):
+            raise OptionError("hx is not the state of st.LSTMCell", expected="a pair (h, c)", got=type(hx).__name__,
+                              remedy="Pass what the cell returns, or None for zeros")  # fmt: skip
         h, c = _step(self, "lstm", input, (None, None) if hx is None else hx)
         return h, c
 

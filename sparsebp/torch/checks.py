@@ -66,7 +66,12 @@ def check_lengths(lengths: Tensor | list[int], steps: int, batch: int) -> Tensor
     DTypeError, OptionError
         They are no integers, not one a sample, or not all from 1 to the number of steps.
     """
-    values = torch.as_tensor(lengths).cpu()
+    try:
+        values = torch.as_tensor(lengths)
+    except (TypeError, ValueError, RuntimeError) as error:  # a string, or a ragged list
+        raise DTypeError("lengths are no numbers", expected="integers", got=type(lengths).__name__,
+                         remedy="Count valid steps a sample") from error  # fmt: skip
+    values = values.cpu()
     if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
         raise DTypeError("lengths has the wrong dtype", expected="integers", got=values.dtype,
                          remedy="Count valid steps a sample")  # fmt: skip

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from sparsebp.torch import operators, plain
+from sparsebp.torch.nesting import primals
 
 MAY_BE_NONE = tuple[Tensor | None, ...]
 
@@ -67,9 +68,10 @@ class Run(Function):
 
     @staticmethod
     def jvp(ctx: Any, *along: Tensor | None) -> MAY_BE_NONE:  # noqa: D102
-        batch_sizes, *inputs = ctx.saved_tensors[3:]
-        function, given = _of_given(_plain_run(ctx.kind, ctx.reverse, batch_sizes), inputs)
-        found = plain.tangents(function, given, _where_given(inputs, along[3:]))
+        batch_sizes, *saved = ctx.saved_tensors[3:]
+        with primals(saved) as inputs:
+            function, given = _of_given(_plain_run(ctx.kind, ctx.reverse, batch_sizes), inputs)
+            found = plain.tangents(function, given, _where_given(inputs, along[3:]))
         return (*found, *(None,) * (6 - len(found)))
 
     @staticmethod
@@ -100,15 +102,16 @@ class RunBack(Function):
 
     @staticmethod
     def backward(ctx: Any, *arriving: Tensor | None) -> MAY_BE_NONE:  # noqa: D102
-        function, inputs, given = _again(ctx)
+        function, inputs, given = _again(ctx, ctx.saved_tensors[1:])
         found = iter(plain.gradients(function, given, _where_true(ctx.returned, arriving)))
         grads = [None if tensor is None else next(found) for tensor in inputs]
         return (None, None, *grads[:3], *(None,) * 6, *grads[3:])
 
     @staticmethod
     def jvp(ctx: Any, *along: Tensor | None) -> MAY_BE_NONE:  # noqa: D102
-        function, inputs, given = _again(ctx)
-        found = iter(plain.tangents(function, given, _where_given(inputs, (*along[2:5], *along[11:]))))
+        with primals(ctx.saved_tensors[1:]) as saved:
+            function, inputs, given = _again(ctx, saved)
+            found = iter(plain.tangents(function, given, _where_given(inputs, (*along[2:5], *along[11:]))))
         return tuple(next(found) if there else None for there in ctx.returned)
 
     @staticmethod
@@ -140,9 +143,11 @@ def _plain_run(kind: str, reverse: bool, batch_sizes: Tensor | None) -> Callable
     return lambda *inputs: plain.run(kind, reverse, batch_sizes, *inputs)
 
 
-def _again(ctx: Any) -> tuple[Callable[..., tuple[Tensor, ...]], MAY_BE_NONE, tuple[Tensor, ...]]:
+def _again(
+    ctx: Any, inputs: Sequence[Tensor | None]
+) -> tuple[Callable[..., tuple[Tensor, ...]], MAY_BE_NONE, tuple[Tensor, ...]]:
     """Return the way back as a function of what may be differentiated of its inputs, all of them, and those given."""
-    batch_sizes, *inputs = ctx.saved_tensors
+    batch_sizes = ctx.saved_tensors[0]
 
     def way_back(*inputs: Tensor | None) -> tuple[Tensor, ...]:
         function, given = _of_given(_plain_run(ctx.kind, ctx.reverse, batch_sizes), inputs[3:])

@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 
 from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_sequence  # noqa: E402
 
+import sparsebp.torch as sparsebp_torch  # noqa: E402
 from sparsebp.core.errors import DTypeError, OptionError, ShapeError, SparseBPError  # noqa: E402
 from torch_modules_reference import assert_same  # noqa: E402
 
@@ -232,7 +233,14 @@ def test_packed_sequences_that_are_none(pair: Any, sizes: list[int]) -> None:
 
 @pytest.mark.parametrize(
     ("lengths", "error"),
-    [([4, 0], OptionError), ([5, 1], OptionError), ([4], OptionError), ([1.0, 2.0], DTypeError)],
+    [
+        ("ab", DTypeError),
+        ([[1], [2, 3]], DTypeError),
+        ([4, 0], OptionError),
+        ([5, 1], OptionError),
+        ([4], OptionError),
+        ([1.0, 2.0], DTypeError),
+    ],
 )
 def test_lengths_that_are_refused(pair: Any, lengths: list[Any], error: type[Exception]) -> None:
     _, ours = pair("GRU", 3, 5)
@@ -240,3 +248,9 @@ def test_lengths_that_are_refused(pair: Any, lengths: list[Any], error: type[Exc
         ours(torch.zeros(4, 2, 3, dtype=torch.float64), lengths=lengths)
     with pytest.raises(ShapeError, match="lengths"):
         ours(torch.zeros(4, 3, dtype=torch.float64), lengths=[4])
+
+
+@pytest.mark.parametrize("hx", [torch.zeros(2, 4), (torch.zeros(2, 4),)], ids=["tensor", "one"])
+def test_a_state_of_a_cell_that_is_no_pair(hx: Any) -> None:
+    with pytest.raises(OptionError, match="pair"):
+        sparsebp_torch.LSTMCell(3, 4)(torch.zeros(2, 3), hx)

@@ -101,6 +101,8 @@ def test_transforms():
     torch.testing.assert_close(jacobian @ x[0, 0], plan(x[0, 0], shared))  # it is linear
     hessian = torch.func.hessian(lambda v: (plan(v, shared) ** 2).sum())(x[0, 0])
     torch.testing.assert_close(hessian, 2 * jacobian.T @ jacobian)
+    twice = torch.func.jacfwd(torch.func.jacfwd(lambda v: (plan(v, shared) ** 2).sum()))(x[0, 0])
+    torch.testing.assert_close(twice, hessian)
 
 
 def test_compiled_graphs_and_copies():

@@ -9,7 +9,7 @@ from torch.nn import utils
 
 import sparsebp.torch as st
 from sparsebp import nn
-from sparsebp.core.errors import DTypeError, OptionError, ShapeError
+from sparsebp.core.errors import DeviceError, DTypeError, OptionError, ShapeError
 
 tn = torch.nn
 MODULES = {
@@ -106,6 +106,18 @@ def test_time_major_and_our_own_layers():
     torch.testing.assert_close(st.sparse_jacobian(own, x).to_dense(), by_autograd(twin, x))
 
 
+def test_a_view_that_changes_the_sign():
+    """PyTorch changes it when the view is read; an array of its memory would have the other one."""
+    x = torch.complex(torch.ones(2, 3), torch.full((2, 3), 2.0)).conj().imag
+    assert x.is_neg()
+    torch.testing.assert_close(st.sparse_jacobian(tn.Softplus(), x).to_dense(), by_autograd(tn.Softplus(), x))
+
+
+def test_statistics_without_weights():
+    norm, x = tn.BatchNorm1d(3, affine=False).double().eval(), torch.randn(2, 3, dtype=torch.float64)
+    torch.testing.assert_close(st.sparse_jacobian(norm, x).to_dense(), by_autograd(norm, x))
+
+
 def test_parametrized_weights_count():
     linear = utils.parametrizations.weight_norm(tn.Linear(4, 3).double())
     x = torch.randn(2, 4, dtype=torch.float64)
@@ -121,6 +133,8 @@ def test_refusals():
     x = torch.randn(2, 4)
     hooked = tn.Linear(4, 4)
     hooked.register_forward_hook(lambda *_: None)
+    replaced = tn.Linear(4, 4)
+    replaced.forward = lambda x: 0 * x
     pooled = torch.randn(2, 1, 4, 4)
     wrong = [
         (OptionError, Other(4, 4), x), (OptionError, hooked, x), (OptionError, tn.Dropout(0.5), x),
@@ -129,7 +143,9 @@ def test_refusals():
         (OptionError, tn.GRU(4, 2, 2, dropout=0.5), x[None]),
         (ShapeError, tn.Linear(3, 4), x), (ShapeError, tn.ReLU(), torch.tensor(1.0)),
         (DTypeError, tn.Linear(4, 4), x.double()), (DTypeError, tn.Linear(4, 4), x.numpy()),
-        (DTypeError, tn.ReLU(), x.half()),
+        (DTypeError, tn.ReLU(), x.half()), (OptionError, replaced, x),
+        (DeviceError, tn.ReLU(), x.to_sparse()), (DeviceError, tn.Linear(4, 4), x.to("meta")),
+        (DeviceError, tn.Linear(4, 4, device="meta"), x),
     ]  # fmt: skip
     for error, module, given in wrong:
         with pytest.raises(error, match="Expected"):

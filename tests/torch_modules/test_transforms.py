@@ -63,6 +63,10 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "jacrev": lambda m, x: jacrev(lambda x: m(x)[0])(x),
     "jacfwd": lambda m, x: jacfwd(lambda x: m(x)[1])(x),
     "hessian": lambda m, x: hessian(lambda x: m(x)[0].sin().sum())(x),
+    "forward in forward": lambda m, x: jacfwd(jacfwd(lambda x: m(x)[0].sin().sum()))(x),
+    "forward in forward in reverse": lambda m, x: jacfwd(jacfwd(grad(lambda s: m(s * x)[0].sin().sum())))(
+        torch.tensor(0.7).double()
+    ),
     "third": lambda m, x: jacfwd(jacrev(grad(lambda s: m(s * x)[0].sin().sum())))(torch.tensor(0.7).double()),
     "jvp": lambda m, x: jvp(m, (x,), (torch.cos(x),))[1],
     "of weights": lambda m, x: jacfwd(grad(lambda w: functional_call(m, {"weight_hh_l0": w}, (x,))[0].sin().sum()))(

@@ -61,8 +61,8 @@ def layer_of(module: Any) -> nn.Layer:
     Raises
     ------
     OptionError
-        There is no such layer: the module is of another class (a subclass may compute anything), has hooks, or draws
-        a mask of its own (dropout while training).
+        There is no such layer: the module is of another class (a subclass may compute anything), has hooks or a
+        forward of its own, or draws a mask of its own (dropout while training).
     NonFiniteError
         A weight is NaN or infinite.
     """
@@ -74,6 +74,8 @@ def layer_of(module: Any) -> nn.Layer:
     kind = kind.plain if issubclass(kind, Choosing) else kind
     if module._forward_hooks or module._forward_pre_hooks:
         raise _no_layer(f"{kind.__name__} with forward hooks", "a module without hooks, which may change what it does")
+    if "forward" in module.__dict__:
+        raise _no_layer(f"{kind.__name__} whose forward was replaced", "a module with the forward of its class")
     if kind is torch.nn.Sequential:
         return nn.Sequential(*(layer_of(child) for child in module.children())).train(module.training)
     name = kind.__name__
@@ -91,9 +93,9 @@ def _arguments(module: Any, name: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for argument in _ARGUMENTS[name].split():
         if argument == "dtype":
-            parameter = next(iter(module.parameters()), None)
-            if parameter is not None:
-                found["dtype"] = str(parameter.dtype).removeprefix("torch.")
+            weights = (*module.parameters(), *module.buffers())  # statistics without weights have a dtype, too
+            if weights:
+                found["dtype"] = str(weights[0].dtype).removeprefix("torch.")
         elif argument == "bias":
             found["bias"] = module.bias if isinstance(module.bias, bool) else module.bias is not None
         else:

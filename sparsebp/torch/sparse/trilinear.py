@@ -20,6 +20,7 @@ from sparsebp import products
 from sparsebp.core.errors import StaleError
 from sparsebp.core.types import Array
 from sparsebp.torch.arrays import on_its_stream, to_array, to_tensor
+from sparsebp.torch.nesting import primals
 
 Role = Literal["a", "b", "c"]
 OPERANDS: dict[str, tuple[Role, Role]] = {"c": ("a", "b"), "a": ("c", "b"), "b": ("a", "c")}
@@ -117,12 +118,12 @@ class Form(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> torch.Tensor:  # noqa: D102
-        x, y = ctx.saved_tensors
         _, _, dx, dy = tangents
-        terms = [(tangent, y) for tangent in (dx,) if tangent is not None]
-        terms += [(x, tangent) for tangent in (dy,) if tangent is not None]
-        parts = [Form.apply(ctx.number, ctx.role, *term) for term in terms]
-        return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+        with primals(ctx.saved_tensors) as (x, y):
+            terms = [(tangent, y) for tangent in (dx,) if tangent is not None]
+            terms += [(x, tangent) for tangent in (dy,) if tangent is not None]
+            parts = [Form.apply(ctx.number, ctx.role, *term) for term in terms]
+            return parts[0] if len(parts) == 1 else parts[0] + parts[1]
 
     @staticmethod
     def vmap(
