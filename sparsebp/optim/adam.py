@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sparsebp.core.errors import OptionError
+from sparsebp.kernels.api.optimizers import UPDATE_OPTIONS
 from sparsebp.optim.checks import check_fraction
 from sparsebp.optim.groups import Params
 from sparsebp.optim.optimizer import Optimizer
@@ -13,6 +14,9 @@ from sparsebp.optim.optimizer import Optimizer
 
 class _WithBetas(Optimizer):
     """The base of those with the option ``betas``."""
+
+    decoupled = False
+    """Whether weight decay shrinks the parameters, where no option says so."""
 
     def _check(self, group: Mapping[str, Any]) -> None:
         super()._check(group)
@@ -22,6 +26,12 @@ class _WithBetas(Optimizer):
                               remedy="Pass (0.9, 0.999), say")  # fmt: skip
         for name, beta in zip(("betas[0]", "betas[1]"), betas, strict=True):
             check_fraction(name, beta)
+
+    def _options(self, group: Mapping[str, Any]) -> tuple[float, ...]:
+        beta1, beta2 = group["betas"]
+        decoupled = group.get("decoupled_weight_decay", self.decoupled)
+        values = {**group, "beta1": beta1, "beta2": beta2, "decoupled": decoupled}
+        return tuple(values[name] for name in UPDATE_OPTIONS[self.rule])
 
 
 class Adam(_WithBetas):
@@ -43,7 +53,6 @@ class Adam(_WithBetas):
     """
 
     rule = "adam"
-    decoupled = False
 
     def __init__(
         self, params: Params, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
@@ -56,9 +65,6 @@ class Adam(_WithBetas):
 
     def _buffers_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:
         return ("exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if group["amsgrad"] else ()))
-
-    def _options(self, group: Mapping[str, Any]) -> tuple[float, ...]:
-        return (group["lr"], *group["betas"], group["eps"], group["weight_decay"], self.decoupled, group["maximize"])
 
 
 class AdamW(Adam):
@@ -109,12 +115,6 @@ class NAdam(_WithBetas):
             "decoupled_weight_decay": decoupled_weight_decay, "maximize": maximize,
         }, **run)  # fmt: skip
 
-    def _options(self, group: Mapping[str, Any]) -> tuple[float, ...]:
-        return (
-            group["lr"], *group["betas"], group["eps"], group["weight_decay"], group["decoupled_weight_decay"],
-            group["maximize"], group["momentum_decay"],
-        )  # fmt: skip
-
 
 class RAdam(_WithBetas):
     """torch.optim.RAdam's update, in place: Adam with a rectified step (Liu et al. 2020, Algorithm 2).
@@ -147,12 +147,6 @@ class RAdam(_WithBetas):
             "decoupled_weight_decay": decoupled_weight_decay, "maximize": maximize,
         }, **run)  # fmt: skip
 
-    def _options(self, group: Mapping[str, Any]) -> tuple[float, ...]:
-        return (
-            group["lr"], *group["betas"], group["eps"], group["weight_decay"], group["decoupled_weight_decay"],
-            group["maximize"],
-        )  # fmt: skip
-
 
 class Adamax(_WithBetas):
     """torch.optim.Adamax's update, in place: Adam with a running maximum of |g| (Kingma & Ba 2015, Algorithm 2).
@@ -181,6 +175,3 @@ class Adamax(_WithBetas):
         super().__init__(params, {
             "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize,
         }, **run)  # fmt: skip
-
-    def _options(self, group: Mapping[str, Any]) -> tuple[float, ...]:
-        return (group["lr"], *group["betas"], group["eps"], group["weight_decay"], group["maximize"])

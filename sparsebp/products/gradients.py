@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from types import ModuleType
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -20,21 +20,21 @@ from sparsebp.kernels.operands import Terms
 from sparsebp.patterns.copies import DeviceCopies, frozen
 from sparsebp.patterns.sparsity import SparsityPattern
 from sparsebp.patterns.validate import index_dtype
+from sparsebp.products.strategies.dense import Dense
 from sparsebp.products.symbolic import SymbolicProduct, parts_of_rows
-
-if TYPE_CHECKING:
-    from sparsebp.products.plan import ProductPlan
 
 Operand = Literal["a", "b"]
 
 
 class ProductGradients:
-    """The way back of one `ProductPlan`; its index is made at the first gradient of each operand.
+    """The way back of one product; its index is made at the first gradient of each operand.
 
     Parameters
     ----------
-    plan
-        The plan of C = A @ B.
+    a, b, c
+        The patterns of C = A @ B.
+    strategy
+        That of its plan.
 
     Raises
     ------
@@ -42,14 +42,14 @@ class ProductGradients:
         A or B is an identity: its values are ones by definition, and the product passes over them.
     """
 
-    def __init__(self, plan: ProductPlan) -> None:
-        if plan.strategy == "identity":
+    def __init__(self, a: SparsityPattern, b: SparsityPattern, c: SparsityPattern, strategy: str) -> None:
+        if strategy == "identity":
             raise OptionError(
                 "A product with an identity has no gradient at its values", expected="patterns whose values count",
-                got=f"{plan.a} @ {plan.b}", remedy="Use SparsityPattern.diagonal(n) for a diagonal with values",
+                got=f"{a} @ {b}", remedy="Use SparsityPattern.diagonal(n) for a diagonal with values",
             )  # fmt: skip
-        self._a, self._b, self._c = plan.a, plan.b, plan.pattern
-        self._dense = plan.strategy == "dense"
+        self._a, self._b, self._c = a, b, c
+        self._dense = strategy == Dense.name
 
     def at_a(self, c_data: Array, b_data: Array) -> Array:
         """Return the gradient at A's values, of the gradient at C's and of B's values.
@@ -69,26 +69,11 @@ class ProductGradients:
         ShapeError, DTypeError, LayoutError, DeviceError
             An array does not fit.
         """
-        if self._dense:
-            return self._by_transpose("a", c_data, b_data)
         return self._run("a", ("c_data", c_data, self._c), ("b_data", b_data, self._b), self._a)
 
     def at_b(self, a_data: Array, c_data: Array) -> Array:
         """Return the gradient at B's values, of A's values and of the gradient at C's; as `at_a`."""
-        if self._dense:
-            return self._by_transpose("b", a_data, c_data)
         return self._run("b", ("a_data", a_data, self._a), ("c_data", c_data, self._c), self._b)
-
-    def _by_transpose(self, operand: Operand, left: Array, right: Array) -> Array:
-        """Return ``gc @ Bᵀ`` or ``Aᵀ @ gc`` where everything is dense, so that no term is formed in vain."""
-        from sparsebp.products.product import plan_product
-
-        xp = backend.namespace(left, right)
-        if operand == "a":
-            plan, right = plan_product(self._c, self._b.T), _transposed(xp, self._b, right)
-        else:
-            plan, left = plan_product(self._a.T, self._c), _transposed(xp, self._a, left)
-        return plan(left, right)
 
     def _run(
         self, operand: Operand, left: tuple[str, Array, SparsityPattern], right: tuple[str, Array, SparsityPattern],
@@ -112,9 +97,26 @@ class ProductGradients:
         out = xp.empty((target.nnz, *batches), dtype=left_data.dtype)
         if out.size:
             wide = [data if data.ndim == 2 else data[:, None] for data in (left_data, right_data, out)]
-            terms = (self._terms_of_a if operand == "a" else self._terms_of_b).on(xp)
-            kernels.get(xp).spgemm_select_columns(Terms(*terms), *wide)
+            if self._dense:
+                self._multiply(xp, operand, *wide)
+            else:
+                terms = (self._terms_of_a if operand == "a" else self._terms_of_b).on(xp)
+                kernels.get(xp).spgemm_select_columns(Terms(*terms), *wide)
         return out
+
+    def _multiply(self, xp: ModuleType, operand: Operand, left: Array, right: Array, out: Array) -> None:
+        """Write ``gc @ Bᵀ`` or ``Aᵀ @ gc`` where everything is dense, so that no term is formed in vain."""
+        (m, k), n = self._a.shape, self._b.shape[1]
+        if operand == "a":
+            sizes, right = (m, n, k), _transposed(xp, self._b, right)
+        else:
+            sizes, left = (k, m, n), _transposed(xp, self._a, left)
+        Dense.run(kernels.get(xp), (*self._block.on(xp), *sizes), left, right, out)
+
+    @cached_property
+    def _block(self) -> DeviceCopies:
+        """The number of the one block."""
+        return DeviceCopies(frozen(np.zeros(1, np.int64)))
 
     # ---- the terms, listed by the rows of the operand that they are added to -----------------------------------------
 

@@ -160,7 +160,7 @@ class ProductPlan:
         OptionError
             A or B is an identity, whose values the product passes over.
         """
-        return ProductGradients(self)
+        return ProductGradients(self.a, self.b, self.pattern, self.strategy)
 
     def operands(self, xp: ModuleType) -> tuple[Any, ...]:
         """Return what the strategy's kernel reads beside values, as arrays of `xp`, copied to each device once."""

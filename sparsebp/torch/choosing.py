@@ -40,18 +40,23 @@ class Choosing(Recurrent):
         """Say whether the kernels run this call."""
         packed = isinstance(input, PackedSequence)
         x = input.data if packed else input
-        weights = self._flat_weights
-        current = [getattr(self, name) for names in self._all_weights for name in names]
-        if (
-            not isinstance(x, Tensor) or x.device.type != "cpu" or x.numel() == 0 or x.dim() not in (2, 3)
-            or torch._C._are_functorch_transforms_active() or autocasts(x)
-            or len(current) != len(weights) or any(a is not b for a, b in zip(current, weights, strict=True))
-            or any(weight.dtype != x.dtype or weight.device != x.device for weight in current)
-        ):  # fmt: skip
+        if not self._is_plain(x):
             return True
         time_axis = 1 if self.batch_first and x.dim() == 3 else 0
         steps = input.batch_sizes.numel() if packed else x.shape[time_axis]
         return is_faster(self.plain.__name__, self.hidden_size, x.dtype == torch.float64, steps, packed)
+
+    def _is_plain(self, x: Any) -> bool:
+        """Say whether PyTorch's forward computes the same: on a CPU, with parameters that nothing has replaced."""
+        if not isinstance(x, Tensor) or x.device.type != "cpu" or x.numel() == 0 or x.dim() not in (2, 3):
+            return False
+        if torch._C._are_functorch_transforms_active() or autocasts(x):
+            return False
+        weights = [getattr(self, name) for names in self._all_weights for name in names]
+        kept = self._flat_weights
+        if len(weights) != len(kept) or any(a is not b for a, b in zip(weights, kept, strict=True)):
+            return False
+        return all(weight.dtype == x.dtype and weight.device == x.device for weight in weights)
 
 
 class ChoosingRNN(Choosing, RNN):

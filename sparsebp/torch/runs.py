@@ -14,7 +14,7 @@ from sparsebp.core.types import Array
 from sparsebp.nn.recurrent.backward import BackwardOptions, choose
 from sparsebp.nn.recurrent.cell_math import CellMath
 from sparsebp.nn.recurrent.gru import GRUMath
-from sparsebp.nn.recurrent.lstm import LSTMMath
+from sparsebp.nn.recurrent.lstm_math import LSTMMath
 from sparsebp.nn.recurrent.rnn import RNNMath
 from sparsebp.nn.recurrent.tape import State, Tape, Weights
 from sparsebp.torch.packing import Stretch

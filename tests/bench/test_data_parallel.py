@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sparsebp.bench import data_parallel, load
+from sparsebp.bench import load
 from sparsebp.bench.processes.replicas import Network, mlp, waiting
+from sparsebp.bench.ranks import data_parallel
 from sparsebp.core.timing import Timing
 from sparsebp.distributed.transports.in_process import run_ranks
 from sparsebp.runtime.stages import Stages

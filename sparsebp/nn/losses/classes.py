@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-import copy
 import math
 from math import prod
 from types import ModuleType
@@ -29,6 +28,10 @@ class OfRows(NamedTuple):
     slopes: Array
     counts: Array | None
     valid: Array | None
+
+
+def _is_nan(value: Any) -> bool:
+    return math.isnan(value) if isinstance(value, float) else bool(backend.namespace(value).isnan(value).any())
 
 
 class ClassLoss(Loss):
@@ -60,7 +63,6 @@ class ClassLoss(Loss):
     ) -> None:  # fmt: skip
         super().__init__(size_average, reduce, reduction)
         self.ignore_index = check_integer("ignore_index", ignore_index, -(2**63), 2**63 - 1)
-        self._ignores_on_device = ignore_index != DEFAULT_IGNORED  # it takes launches, and hardly anybody has such rows
         self._weight: DeviceCopies | None = None
         if weight is not None:
             check_input(weight, name="weight", shape=(None,))
@@ -84,15 +86,13 @@ class ClassLoss(Loss):
         OptionError
             A class is out of range, or probabilities meet an `ignore_index` that is a class.
         """
-        value, saved = super().forward(prediction, target)
-        nan = math.isnan(value) if isinstance(value, float) else bool(backend.namespace(saved).isnan(value).any())
-        if nan and target.dtype.kind != "f":  # as a class that is not there makes it
-            if not self._ignores_on_device and self._skips(target):
-                twin = copy.copy(self)
-                twin._ignores_on_device = True
-                return twin.forward(prediction, target)
-            self._check_classes(target, saved.shape[_axis(saved)])
-        return value, saved
+        found = super().forward(prediction, target)
+        if _is_nan(found[0]) and target.dtype.kind != "f":  # as a class that is not there makes it
+            if self._may_ignore(target, seen=True) and not self._may_ignore(target):
+                found = self._read(*self._evaluate(prediction, target, True))
+            if _is_nan(found[0]):
+                self._check_classes(target, found[1].shape[_axis(found[1])])
+        return found
 
     def on_device(self, prediction: Array, target: Array) -> tuple[Array, Array]:
         """Return what `forward` does, a reduced loss as a float64 array of shape (): the host reads nothing.
@@ -105,11 +105,15 @@ class ClassLoss(Loss):
         ShapeError, DTypeError, DeviceError, OptionError
             As `forward`.
         """
-        xp = self._check(prediction, target)
-        shape = self._shape_of(prediction)
+        self._check(prediction, target)
+        return self._evaluate(prediction, target, self._may_ignore(target))
+
+    def _evaluate(self, prediction: Array, target: Array, ignoring: bool) -> tuple[Array, Array]:
+        """Return what `on_device` does; `ignoring`: whether a class may be the one to ignore."""
+        xp, shape = backend.namespace(prediction), self._shape_of(prediction)
         rows = _rows(xp, prediction)
         (weight,) = self._weight.on(xp) if self._weight is not None else (None,)
-        losses, slopes, counted, valid = self._of_target(xp, rows, target, weight)
+        losses, slopes, counted, valid = self._of_target(xp, rows, target, weight, ignoring)
         counts: Any = counted
         if valid is not None:
             losses = xp.where(valid, losses, losses.dtype.type(0))
@@ -130,13 +134,17 @@ class ClassLoss(Loss):
             slopes = xp.moveaxis(slopes.reshape(len(prediction), *shape[1:], rows.shape[1]), -1, 1)
         return value, xp.ascontiguousarray(slopes).reshape(prediction.shape)
 
-    def _of_target(self, xp: ModuleType, rows: Array, target: Array, weight: Array | None) -> OfRows:
+    def _of_target(
+        self, xp: ModuleType, rows: Array, target: Array, weight: Array | None, ignoring: bool
+    ) -> OfRows:  # fmt: skip
         """Return the losses of rows (M, C)."""
-        return self._of_classes(xp, rows, _signed(xp, target).reshape(len(rows)), weight)
+        return self._of_classes(xp, rows, _signed(xp, target).reshape(len(rows)), weight, ignoring)
 
-    def _of_classes(self, xp: ModuleType, rows: Array, target: Array, weight: Array | None) -> OfRows:
+    def _of_classes(
+        self, xp: ModuleType, rows: Array, target: Array, weight: Array | None, ignoring: bool
+    ) -> OfRows:  # fmt: skip
         """Return the losses of rows against classes (M,). A row whose class is not there is NaN."""
-        valid = target != self.ignore_index if self._may_ignore(xp, target) else None
+        valid = target != self.ignore_index if ignoring else None
         if weight is None:
             return OfRows(*self._of_rows(xp, rows, target, None), valid, valid)
         known = (target >= 0) & (target < rows.shape[1])
@@ -153,13 +161,16 @@ class ClassLoss(Loss):
         Without `counts` a class may be out of range: its row is NaN.
         """
 
-    def _may_ignore(self, xp: ModuleType, target: Array) -> bool:
-        """Whether a row may be ignored; the host looks at its own arrays only."""
-        return bool((target == self.ignore_index).any()) if backend.is_host(xp) else self._ignores_on_device
+    def _may_ignore(self, target: Array, seen: bool = False) -> bool:
+        """Whether a class may be the one to ignore; the host looks at its own arrays only, or at all if `seen`.
 
-    def _skips(self, target: Array) -> bool:
-        """Say whether a target on a device is to be ignored."""
-        return not backend.is_host(backend.namespace(target)) and bool((target == self.ignore_index).any())
+        On a device the default, which hardly anybody has there, is taken for absent: it would cost launches.
+        """
+        if target.dtype.kind == "f":
+            return False
+        if seen or backend.is_host(backend.namespace(target)):
+            return bool((target == self.ignore_index).any())  # synchronize!
+        return self.ignore_index != DEFAULT_IGNORED
 
     def _check_classes(self, target: Array, classes: int) -> None:
         kept = _signed(backend.namespace(target), target)
@@ -171,8 +182,8 @@ class ClassLoss(Loss):
                 got=f"classes from {low} to {high}", remedy="Number the classes from 0, or give the model more outputs",
             )  # fmt: skip
 
-    def _check(self, prediction: Array, target: Array) -> ModuleType:
-        xp = check_input(prediction, name="prediction")
+    def _check(self, prediction: Array, target: Array) -> None:
+        check_input(prediction, name="prediction")
         if prediction.ndim == 0 or prediction.shape[_axis(prediction)] == 0:
             raise ShapeError("prediction has no classes", expected="(N, C, …) or (C,), C of 1 or more",
                              got=prediction.shape, remedy="Pass a number for every class")  # fmt: skip
@@ -186,7 +197,6 @@ class ClassLoss(Loss):
                 "weight", weight, dtype=prediction.dtype, shape=(prediction.shape[_axis(prediction)],)
             )  # fmt: skip
         self._check_some(prediction)
-        return xp
 
     def _check_target(self, prediction: Array, target: Array) -> None:
         if target.dtype.kind not in "iu":
@@ -234,11 +244,13 @@ class CrossEntropyLoss(ClassLoss):
         super().__init__(weight, size_average, ignore_index, reduce, reduction)
         self.label_smoothing = check_number("label_smoothing", label_smoothing, 0, 1)
 
-    def _of_classes(self, xp: ModuleType, rows: Array, target: Array, weight: Array | None) -> OfRows:
+    def _of_classes(
+        self, xp: ModuleType, rows: Array, target: Array, weight: Array | None, ignoring: bool
+    ) -> OfRows:  # fmt: skip
         if not self.label_smoothing:
-            return super()._of_classes(xp, rows, target, weight)
+            return super()._of_classes(xp, rows, target, weight, ignoring)
         each = xp.ones(rows.shape[1], rows.dtype) if weight is None else weight
-        found = super()._of_classes(xp, rows, target, each)
+        found = super()._of_classes(xp, rows, target, each, ignoring)
         share, rest = rows.dtype.type(self.label_smoothing / len(each)), rows.dtype.type(1 - self.label_smoothing)
         losses, slopes = _against(xp, rows, (each * share)[None])
         return found._replace(losses=found.losses * rest + losses, slopes=found.slopes * rest + slopes)
@@ -251,9 +263,11 @@ class CrossEntropyLoss(ClassLoss):
             slopes *= counts[:, None]
         return losses, slopes
 
-    def _of_target(self, xp: ModuleType, rows: Array, target: Array, weight: Array | None) -> OfRows:
+    def _of_target(
+        self, xp: ModuleType, rows: Array, target: Array, weight: Array | None, ignoring: bool
+    ) -> OfRows:  # fmt: skip
         if target.dtype.kind != "f":
-            return super()._of_target(xp, rows, target, weight)
+            return super()._of_target(xp, rows, target, weight, ignoring)
         soft, real = _rows(xp, target), rows.dtype.type
         if self.label_smoothing:
             soft = soft * real(1 - self.label_smoothing) + real(self.label_smoothing / rows.shape[1])

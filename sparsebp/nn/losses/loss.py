@@ -47,7 +47,10 @@ class Loss(abc.ABC):
         ShapeError, DTypeError, DeviceError
             The arguments do not fit each other, or there is nothing to take the mean of.
         """
-        value, saved = self.on_device(prediction, target)
+        return self._read(*self.on_device(prediction, target))
+
+    def _read(self, value: Array, saved: Array) -> tuple[Any, Array]:
+        """Return what `on_device` did, a reduced loss as a float."""
         return (value if self.reduction == "none" else float(value)), saved  # synchronize!
 
     @abc.abstractmethod

@@ -1,8 +1,4 @@
-"""LSTM, gates in torch's order i, f, g, o; its state is (h, c), and its Jacobian has two dense and two diagonal blocks.
-
-``c' = f * c + i * g`` and ``h' = o * tanh(c')`` (Hochreiter and Schmidhuber, "Long Short-Term Memory", 1997; Gers et
-al., "Learning to forget", 2000).
-"""
+"""LSTM and LSTMCell, with torch.nn's arguments, parameters and results; see `lstm_math` for what they compute."""
 
 from __future__ import annotations
 
@@ -11,84 +7,17 @@ from typing import Any, ClassVar, Unpack
 
 import numpy as np
 
-from sparsebp import backend
-from sparsebp.backend.memory import empty
 from sparsebp.core.arguments import check_integer, forward_of
 from sparsebp.core.errors import OptionError
 from sparsebp.core.types import Array, Seed
-from sparsebp.kernels.api import Kernels
-from sparsebp.kernels.operands import WeightSums
-from sparsebp.nn.recurrent.cell_math import CellMath
-from sparsebp.nn.recurrent.lengths import Lengths
 from sparsebp.nn.recurrent.lone import takes_lone
+from sparsebp.nn.recurrent.lstm_math import LSTMMath, ProjectedLSTMMath
 from sparsebp.nn.recurrent.recurrent import Recurrent, RecurrentOptions
 from sparsebp.nn.recurrent.recurrent_cell import CellGradients, RecurrentCell
-from sparsebp.nn.recurrent.tape import GivenState, RecurrentSaved, State, StateGradients, Tape, Weights, split
-from sparsebp.patterns import SparsityPattern, lstm_pattern
+from sparsebp.nn.recurrent.tape import GivenState, RecurrentSaved, StateGradients, Tape
 
 StatePair = Sequence[Array]
 """(h0, c0), as torch.nn takes them."""
-
-
-class LSTMMath(CellMath):
-    """The specifics of the LSTM: ga (T, B, 4H) is the gradient at the pre-activations, in the order i, f, g, o."""
-
-    name = "lstm"
-    gates = 4
-    columns = 4
-    states = ("h", "c")
-
-    def input_bias(self, weights: Weights) -> Array | None:
-        """Return b_ih + b_hh."""
-        return None if weights.bias_ih is None else weights.bias_ih + weights.bias_hh
-
-    def run(self, k: Kernels, x: Array, weights: Weights, tape: Tape, *projection: Array | None) -> None:
-        """Run the recurrence, keeping every gate."""
-        if tape.gates is None:
-            tape.gates = empty(backend.namespace(x), (*x.shape[:2], len(weights.weight_hh)), x.dtype)
-        k.lstm_forward(x, weights.weight_hh, tape.h0, tape.c0, tape.h, tape.c, tape.gates, *projection)
-
-    def run_back(
-        self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, last: GivenState, chunks: int, ga: Array | None,
-        initial: State, sums: WeightSums | None = None,
-    ) -> None:  # fmt: skip
-        """Write ga, `initial` and `sums`."""
-        (at_h, at_c), (gh0, gc0) = last, initial
-        k.lstm_backward(tape.c, tape.c0, tape.gates, w_hh, gy, at_h, at_c, ga, gh0, gc0, chunks, sums)
-
-    def run_jacobians(self, k: Kernels, tape: Tape, w_hh: Array, reverse: bool, out: Array) -> None:
-        """Write every step's four blocks. A step reads c before and after it, so the order is turned afterwards."""
-        k.lstm_jacobians(tape.c, tape.c0, tape.gates, w_hh, out)
-        for t in range(len(out) // 2 if reverse else 0):  # in place: they may be most of the memory
-            first = out[t].copy()
-            out[t] = out[-1 - t]
-            out[-1 - t] = first
-
-    def run_maps(self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, maps: Array) -> None:
-        """Reduce chunks of the run."""
-        k.lstm_maps(tape.c, tape.c0, tape.gates, w_hh, gy, maps)
-
-    def pattern(self, hidden: int) -> SparsityPattern:
-        """Return the one whose blocks from c are diagonal."""
-        return lstm_pattern(hidden)
-
-    def gate_gradients(self, tape: Tape, grads: State, ga: Array) -> None:
-        """Write the four gradients: what comes to h goes through o, and through tanh(c) to what comes to c."""
-        at_h, at_c = grads
-        i, f, g, o = split(tape.gates, 4)
-        d_i, d_f, d_g, d_o = split(ga, 4)
-        seen = backend.namespace(ga).tanh(tape.c)
-        through = at_c + at_h * o * (1 - seen * seen)
-        d_i[...] = through * g * (i * (1 - i))
-        d_f[...] = through * tape.states[1][:-1] * (f * (1 - f))
-        d_g[...] = through * i * (1 - g * g)
-        d_o[...] = at_h * seen * (o * (1 - o))
-
-    def close(self, tape: Tape, lengths: Lengths) -> None:
-        """Set i = g = o = 0, f = 1 and c = 0: all blocks vanish but the one from c to c, which becomes the identity."""
-        lengths.fill(tape.c, 0)
-        for gate, value in zip(split(tape.gates, 4), (0, 1, 0, 0), strict=True):
-            lengths.fill(gate, value)
 
 
 class LSTMSaved(RecurrentSaved):
@@ -155,8 +84,6 @@ class LSTM(Recurrent):
         self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True, batch_first: bool = False,
         dropout: float = 0.0, bidirectional: bool = False, proj_size: int = 0, **options: Unpack[RecurrentOptions],
     ) -> None:  # fmt: skip
-        from sparsebp.nn.recurrent.projected import ProjectedLSTMMath
-
         self.proj_size = check_integer("proj_size", proj_size, 0)
         if self.proj_size and self.proj_size >= check_integer("hidden_size", hidden_size, 1):
             raise OptionError("A projection makes h smaller", expected=f"proj_size < hidden_size = {hidden_size}",

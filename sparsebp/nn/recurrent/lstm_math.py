@@ -1,9 +1,13 @@
-"""An LSTM whose h is a projection, ``h = W_hr m`` with ``m = o * tanh(c)``, as an LSTM without one around which it is.
+"""The specifics of the LSTM's cell: gates in torch's order i, f, g, o, the state (h, c); and of one with a projection.
 
-The pre-activations ``W_hh h = (W_hh W_hr) m`` follow from m, so the recursion itself is that of an LSTM with the state
-(m, c) and the weights ``W_hh W_hr``: every kernel and every scan is there. The first step is fed by h0, which is no
-projection of anything: its part goes into the projected input, and m begins with zero. h, and what comes to it from y,
-is then one product over all steps.
+``c' = f * c + i * g`` and ``h' = o * tanh(c')`` (Hochreiter and Schmidhuber, "Long Short-Term Memory", 1997; Gers et
+al., "Learning to forget", 2000). The Jacobian of a step has two dense and two diagonal blocks.
+
+A projection, ``h = W_hr m`` with ``m = o * tanh(c)``, goes around an LSTM without one: the pre-activations
+``W_hh h = (W_hh W_hr) m`` follow from m, so the recursion itself is that of an LSTM with the state (m, c) and the
+weights ``W_hh W_hr``, and every kernel and every scan is there. The first step is fed by h0, which is no projection of
+anything: its part goes into the projected input, and m begins with zero. h, and what comes to it from y, is then one
+product over all steps.
 """
 
 from __future__ import annotations
@@ -14,12 +18,73 @@ from sparsebp import backend
 from sparsebp.backend.memory import empty
 from sparsebp.core.types import Array
 from sparsebp.kernels.api import Kernels
+from sparsebp.kernels.operands import WeightSums
 from sparsebp.nn.recurrent.cell_math import CellMath
 from sparsebp.nn.recurrent.lengths import Lengths
-from sparsebp.nn.recurrent.lstm import LSTMMath
 from sparsebp.nn.recurrent.products import product, project, transposed_product
-from sparsebp.nn.recurrent.tape import GivenState, RunGradients, Tape, Weights, set_initial
-from sparsebp.patterns import SparsityPattern, hidden_pattern
+from sparsebp.nn.recurrent.tape import GivenState, RunGradients, State, Tape, Weights, set_initial, split
+from sparsebp.patterns import SparsityPattern, hidden_pattern, lstm_pattern
+
+
+class LSTMMath(CellMath):
+    """The specifics of the LSTM: ga (T, B, 4H) is the gradient at the pre-activations, in the order i, f, g, o."""
+
+    name = "lstm"
+    gates = 4
+    columns = 4
+    states = ("h", "c")
+
+    def input_bias(self, weights: Weights) -> Array | None:
+        """Return b_ih + b_hh."""
+        return None if weights.bias_ih is None else weights.bias_ih + weights.bias_hh
+
+    def run(self, k: Kernels, x: Array, weights: Weights, tape: Tape, *projection: Array | None) -> None:
+        """Run the recurrence, keeping every gate."""
+        if tape.gates is None:
+            tape.gates = empty(backend.namespace(x), (*x.shape[:2], len(weights.weight_hh)), x.dtype)
+        k.lstm_forward(x, weights.weight_hh, tape.h0, tape.c0, tape.h, tape.c, tape.gates, *projection)
+
+    def run_back(
+        self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, last: GivenState, chunks: int, ga: Array | None,
+        initial: State, sums: WeightSums | None = None,
+    ) -> None:  # fmt: skip
+        """Write ga, `initial` and `sums`."""
+        (at_h, at_c), (gh0, gc0) = last, initial
+        k.lstm_backward(tape.c, tape.c0, tape.gates, w_hh, gy, at_h, at_c, ga, gh0, gc0, chunks, sums)
+
+    def run_jacobians(self, k: Kernels, tape: Tape, w_hh: Array, reverse: bool, out: Array) -> None:
+        """Write every step's four blocks. A step reads c before and after it, so the order is turned afterwards."""
+        k.lstm_jacobians(tape.c, tape.c0, tape.gates, w_hh, out)
+        for t in range(len(out) // 2 if reverse else 0):  # in place: they may be most of the memory
+            first = out[t].copy()
+            out[t] = out[-1 - t]
+            out[-1 - t] = first
+
+    def run_maps(self, k: Kernels, tape: Tape, w_hh: Array, gy: Array | None, maps: Array) -> None:
+        """Reduce chunks of the run."""
+        k.lstm_maps(tape.c, tape.c0, tape.gates, w_hh, gy, maps)
+
+    def pattern(self, hidden: int) -> SparsityPattern:
+        """Return the one whose blocks from c are diagonal."""
+        return lstm_pattern(hidden)
+
+    def gate_gradients(self, tape: Tape, grads: State, ga: Array) -> None:
+        """Write the four gradients: what comes to h goes through o, and through tanh(c) to what comes to c."""
+        at_h, at_c = grads
+        i, f, g, o = split(tape.gates, 4)
+        d_i, d_f, d_g, d_o = split(ga, 4)
+        seen = backend.namespace(ga).tanh(tape.c)
+        through = at_c + at_h * o * (1 - seen * seen)
+        d_i[...] = through * g * (i * (1 - i))
+        d_f[...] = through * tape.states[1][:-1] * (f * (1 - f))
+        d_g[...] = through * i * (1 - g * g)
+        d_o[...] = at_h * seen * (o * (1 - o))
+
+    def close(self, tape: Tape, lengths: Lengths) -> None:
+        """Set i = g = o = 0, f = 1 and c = 0: all blocks vanish but the one from c to c, which becomes the identity."""
+        lengths.fill(tape.c, 0)
+        for gate, value in zip(split(tape.gates, 4), (0, 1, 0, 0), strict=True):
+            lengths.fill(gate, value)
 
 
 class ProjectedLSTMMath(LSTMMath):

@@ -1,0 +1,1 @@
+"""Benchmarks of what runs on several ranks."""
