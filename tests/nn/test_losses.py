@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp import nn
+from sparsebp import backend, nn
 from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 from strategies import seeds, sizes
 
@@ -73,3 +73,23 @@ def test_bad_input_is_refused():
         nn.MSELoss().forward(logits, np.ones((2, 3), np.float32))
     with pytest.raises(ShapeError, match="empty"):
         nn.MSELoss().forward(np.ones((0, 3)), np.ones((0, 3)))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not backend.has_gpu(), reason="needs CuPy and a GPU")
+@pytest.mark.parametrize("options", [{}, {"reduction": "sum"}, {"reduction": "none"}, {"ignore_index": -1}])
+def test_what_is_ignored_on_a_device(options):
+    cp = backend.cupy()
+    rng = np.random.default_rng(0)
+    loss, prediction = nn.CrossEntropyLoss(**options), rng.standard_normal((5, 3))
+    target = np.array([0, 2, loss.ignore_index, 1, loss.ignore_index])
+    twin = torch.from_numpy(prediction.copy()).requires_grad_()
+    want = torch.nn.CrossEntropyLoss(**options)(twin, torch.from_numpy(target))
+    want.sum().backward()
+    value, saved = loss.forward(cp.asarray(prediction), cp.asarray(target))
+    np.testing.assert_allclose(cp.asnumpy(cp.asarray(value)), want.detach().numpy(), rtol=1e-12)
+    np.testing.assert_allclose(cp.asnumpy(saved), twin.grad.numpy(), rtol=1e-12, atol=1e-15)
+    unread, _ = loss.on_device(cp.asarray(prediction), cp.asarray(target))
+    assert bool(cp.isnan(unread).any()) is (loss.ignore_index == -100)
+    with pytest.raises(OptionError, match="a class that is not there"):
+        loss.forward(cp.asarray(prediction), cp.asarray(np.array([0, 3, -100, 1, 1])))
