@@ -17,6 +17,7 @@ from sparsebp.kernels.host.engine.simd import (
     lanes,
     load,
     load_n,
+    load_up_to,
     pointer,
     store,
     store_n,
@@ -24,19 +25,18 @@ from sparsebp.kernels.host.engine.simd import (
 )
 from sparsebp.kernels.host.engine.team import in_parts
 from sparsebp.kernels.host.recurrent.back import (
-    back_part,
     back_propagate,
     multiply_map,
     reduce_all,
     reduce_part,
     write_jacobian,
 )
+from sparsebp.kernels.host.recurrent.backward import back_part
 from sparsebp.kernels.host.recurrent.common import (
     launch,
 )
 from sparsebp.kernels.host.recurrent.forward import forward_part, pack, padded, parts_of, set_bias, weights_of
 from sparsebp.kernels.operands import WeightSums
-from sparsebp.kernels.weight_sums import multiply_sums
 
 
 @device
@@ -80,37 +80,37 @@ def _factors(saved: Any, previous: Any, at: int, hidden: int, j: int) -> Any:
     j6 = 1 - n², j7 = 1 - z, j9 = z(1 - z), j10 = h[t-1] - n.
     """
     gate, n = advance(saved[1], 4 * at + j), hidden - j
-    reset, update = load_n(gate, 0, n), load_n(gate, hidden, n)
-    new, inner = load_n(gate, 2 * hidden, n), load_n(gate, 3 * hidden, n)
+    reset, update = load_up_to(gate, 0, n), load_up_to(gate, hidden, n)
+    new, inner = load_up_to(gate, 2 * hidden, n), load_up_to(gate, 3 * hidden, n)
     keep = 1.0 - update
     to_n = keep * fma(new, -1.0 * new, 1.0)
     to_m = to_n * reset
     to_r = to_m * (1.0 - reset) * inner
-    to_z = update * keep * (load_n(previous, j, n) - new)
+    to_z = update * keep * (load_up_to(previous, j, n) - new)
     return to_n, to_r, to_z, to_m, update
 
 
 @device
-def _step_back(saved: Any, previous: Any, at: int, hidden: int, j: int, g: Any, out: Any, x: Any, width: int) -> Any:
+def _step_back(
+    saved: Any, previous: Any, at: int, hidden: int, j: int, g: Any, out: Any, beside: Any, width: int
+) -> Any:
     to_n, to_r, to_z, to_m, direct = _factors(saved, previous, at, hidden, j)
-    g_r, g_z, g_m = to_r * g, to_z * g, to_m * g
-    place, n = advance(out, 4 * at + j), hidden - j
-    store_up_to(place, 0, to_n * g, n)
-    store_up_to(place, hidden, g_r, n)
-    store_up_to(place, 2 * hidden, g_z, n)
-    store_up_to(place, 3 * hidden, g_m, n)
-    store(x, 0, g_r)
-    store(x, width, g_z)
-    store(x, 2 * width, g_m)
+    store(out, 0, to_n * g)
+    store(out, width, to_r * g)
+    store(out, 2 * width, to_z * g)
+    store(out, 3 * width, to_m * g)
     return direct * g
 
 
 @numba.njit(**INNER_JIT)
 def _backward_part(
-    task: int, h: Any, h0: Any, gates: Any, w: Any, gy: Any, first_chunk: int, bounds: Any, ga: Any
-) -> None:
+    part: int, groups: int, h: Any, h0: Any, gates: Any, w: Any, gy: Any, first_chunk: int, bounds: Any, ga: Any,
+    x: Any, before: Any, sums: Any,
+) -> None:  # fmt: skip
     saved = pointer(h), pointer(gates)
-    back_part(_step_back, 3, 1, saved, pointer(h0), task, h.shape, w, gy, first_chunk, bounds, ga)
+    back_part(
+        _step_back, 3, 4, 1, saved, pointer(h0), part, groups, h.shape, w, gy, first_chunk, bounds, ga, x, before, sums
+    )
 
 
 @numba.njit(**JIT)
@@ -216,10 +216,8 @@ class GruKernels:
         sums: WeightSums | None,
     ) -> None:
         """Parallel over blocks of samples, and over chunks."""
-        ga = np.empty_like(gates) if ga is None else ga
-        back_propagate(_backward, _reduce, (h, h0, gates), w_hh, gy, (grad_h_n,), ga, (gh0,), chunks)
-        if sums is not None:
-            multiply_sums(ga, sums)
+        saved = (h, h0, gates)
+        back_propagate(_backward, _reduce, 4, saved, w_hh, gy, (grad_h_n,), ga, (gh0,), chunks, sums)
 
     def gru_maps(
         self,

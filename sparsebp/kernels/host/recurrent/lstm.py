@@ -26,7 +26,7 @@ from sparsebp.kernels.host.engine.simd import (
     fma,
     lanes,
     load,
-    load_n,
+    load_up_to,
     pointer,
     store,
     store_up_to,
@@ -34,13 +34,13 @@ from sparsebp.kernels.host.engine.simd import (
 )
 from sparsebp.kernels.host.engine.team import in_parts
 from sparsebp.kernels.host.recurrent.back import (
-    back_part,
     back_propagate,
     map_rows,
     reduce_all,
     reduce_part,
     write_row,
 )
+from sparsebp.kernels.host.recurrent.backward import back_part
 from sparsebp.kernels.host.recurrent.common import (
     SAMPLES,
     launch,
@@ -48,7 +48,6 @@ from sparsebp.kernels.host.recurrent.common import (
 )
 from sparsebp.kernels.host.recurrent.forward import forward_part, pack, parts_of, weights_of
 from sparsebp.kernels.operands import WeightSums
-from sparsebp.kernels.weight_sums import multiply_sums
 
 GATES = 4
 PLANES = 9
@@ -100,11 +99,11 @@ def _factors(saved: Any, previous: Any, at: int, hidden: int, j: int) -> Any:
     from c to the c before. saved: c and the gates; previous: c before the step.
     """
     gate, n = advance(saved[1], GATES * at + j), hidden - j
-    enter, keep = load_n(gate, 0, n), load_n(gate, hidden, n)
-    new, show = load_n(gate, 2 * hidden, n), load_n(gate, 3 * hidden, n)
-    seen = functions.tanh(load_n(saved[0], at + j, n))
+    enter, keep = load_up_to(gate, 0, n), load_up_to(gate, hidden, n)
+    new, show = load_up_to(gate, 2 * hidden, n), load_up_to(gate, 3 * hidden, n)
+    seen = functions.tanh(load_up_to(saved[0], at + j, n))
     to_i = new * enter * (1.0 - enter)
-    to_f = load_n(previous, j, n) * keep * (1.0 - keep)
+    to_f = load_up_to(previous, j, n) * keep * (1.0 - keep)
     to_g = enter * fma(new, -1.0 * new, 1.0)
     to_o = seen * show * (1.0 - show)
     to_c = show * fma(seen, -1.0 * seen, 1.0)
@@ -112,29 +111,29 @@ def _factors(saved: Any, previous: Any, at: int, hidden: int, j: int) -> Any:
 
 
 @device
-def _step_back(saved: Any, previous: Any, at: int, hidden: int, j: int, g: Any, out: Any, x: Any, width: int) -> Any:
+def _step_back(
+    saved: Any, previous: Any, at: int, hidden: int, j: int, g: Any, out: Any, beside: Any, width: int
+) -> Any:
     to_i, to_f, to_g, to_o, to_c, keep = _factors(saved, previous, at, hidden, j)
-    d = fma(g, to_c, load(x, GATES * width))
-    g_i, g_f, g_g, g_o = to_i * d, to_f * d, to_g * d, to_o * g
-    place, n = advance(out, GATES * at + j), hidden - j
-    store_up_to(place, 0, g_i, n)
-    store_up_to(place, hidden, g_f, n)
-    store_up_to(place, 2 * hidden, g_g, n)
-    store_up_to(place, 3 * hidden, g_o, n)
-    store(x, 0, g_i)
-    store(x, width, g_f)
-    store(x, 2 * width, g_g)
-    store(x, 3 * width, g_o)
-    store(x, GATES * width, d * keep)
-    return zeros(x)
+    d = fma(g, to_c, load(beside, 0))
+    store(out, 0, to_i * d)
+    store(out, width, to_f * d)
+    store(out, 2 * width, to_g * d)
+    store(out, 3 * width, to_o * g)
+    store(beside, 0, d * keep)
+    return zeros(out)
 
 
 @numba.njit(**INNER_JIT)
 def _backward_part(
-    task: int, c: Any, c0: Any, gates: Any, w: Any, gy: Any, first_chunk: int, bounds: Any, ga: Any
-) -> None:
+    part: int, groups: int, c: Any, c0: Any, gates: Any, w: Any, gy: Any, first_chunk: int, bounds: Any, ga: Any,
+    x: Any, before: Any, sums: Any,
+) -> None:  # fmt: skip
     saved = pointer(c), pointer(gates)
-    back_part(_step_back, GATES, 2, saved, pointer(c0), task, c.shape, w, gy, first_chunk, bounds, ga)
+    back_part(
+        _step_back, GATES, GATES, 2, saved, pointer(c0), part, groups, c.shape, w, gy, first_chunk, bounds, ga, x,
+        before, sums,
+    )  # fmt: skip
 
 
 @numba.njit(**JIT)
@@ -289,11 +288,8 @@ class LstmKernels:
         sums: WeightSums | None,
     ) -> None:
         """Parallel over blocks of samples, and over chunks."""
-        ga = np.empty_like(gates) if ga is None else ga
         last, initial = (grad_h_n, grad_c_n), (gh0, gc0)
-        back_propagate(_backward, _reduce, (c, c0, gates), w_hh, gy, last, ga, initial, chunks)
-        if sums is not None:
-            multiply_sums(ga, sums)
+        back_propagate(_backward, _reduce, GATES, (c, c0, gates), w_hh, gy, last, ga, initial, chunks, sums)
 
     def lstm_maps(
         self,

@@ -16,7 +16,7 @@ from sparsebp.kernels.host.engine.simd import (
     fma,
     lanes,
     load,
-    load_n,
+    load_up_to,
     maximum,
     pointer,
     store,
@@ -26,19 +26,25 @@ from sparsebp.kernels.host.engine.simd import (
 )
 from sparsebp.kernels.host.engine.team import in_parts
 from sparsebp.kernels.host.recurrent.back import (
-    back_part,
     back_propagate,
     multiply_map,
     reduce_all,
     reduce_part,
     write_jacobian,
 )
+from sparsebp.kernels.host.recurrent.backward import back_part
 from sparsebp.kernels.host.recurrent.common import (
+    SAMPLES,
     launch,
+    padded_width,
 )
 from sparsebp.kernels.host.recurrent.forward import forward_part, pack, parts_of, weights_of
 from sparsebp.kernels.operands import WeightSums
-from sparsebp.kernels.weight_sums import multiply_sums
+
+INPUT_WEIGHTS = 1 << 17
+"""Bytes of the input's weights up to which steps project the input as they go."""
+WIDE = 128
+"""Hidden size from which products over many steps at once are better, for the input and for weight gradients."""
 
 
 @device
@@ -70,17 +76,23 @@ def _slope(h: Any, relu: bool, g: Any) -> Any:
 
 
 @device
-def _step_back(saved: Any, previous: Any, at: int, hidden: int, j: int, g: Any, out: Any, x: Any, width: int) -> Any:
+def _step_back(
+    saved: Any, previous: Any, at: int, hidden: int, j: int, g: Any, out: Any, beside: Any, width: int
+) -> Any:
     h, relu = saved
-    v = _slope(load_n(h, at + j, hidden - j), relu, g)
-    store(x, 0, v)
-    store_up_to(out, at + j, v, hidden - j)
-    return zeros(x)
+    store(out, 0, _slope(load_up_to(h, at + j, hidden - j), relu, g))
+    return zeros(out)
 
 
 @numba.njit(**INNER_JIT)
-def _backward_part(task: int, h: Any, relu: bool, w: Any, gy: Any, first_chunk: int, bounds: Any, gz: Any) -> None:
-    back_part(_step_back, 1, 1, (pointer(h), relu), pointer(h), task, h.shape, w, gy, first_chunk, bounds, gz)
+def _backward_part(
+    part: int, groups: int, h: Any, relu: bool, w: Any, gy: Any, first_chunk: int, bounds: Any, gz: Any, x: Any,
+    before: Any, sums: Any,
+) -> None:  # fmt: skip
+    back_part(
+        _step_back, 1, 1, 1, (pointer(h), relu), pointer(h), part, groups, h.shape, w, gy, first_chunk, bounds, gz, x,
+        before, sums,
+    )  # fmt: skip
 
 
 @numba.njit(**JIT)
@@ -130,8 +142,15 @@ def _jacobians(team: int, parts: int, *args: Any) -> None:
 class RnnKernels:
     """The kernels ``rnn_*`` of `sparsebp.kernels.api.Kernels` in Numba."""
 
-    PROJECTED_INPUTS = 8
-    SUM_REGISTERS = 0
+    MOST_INPUTS = 1 << 31
+
+    def projected_inputs(self, gates: int, hidden: int, itemsize: int) -> int:
+        """As many as leave the weights in a core's second cache."""
+        return INPUT_WEIGHTS // (gates * padded_width(hidden, f"f{itemsize}") * itemsize) if hidden < WIDE else 0
+
+    def sums_for(self, gates: int, hidden: int, features: int, itemsize: int) -> tuple[int, int]:
+        """Sums are a block's."""
+        return (features if features <= self.projected_inputs(gates, hidden, itemsize) else 0), SAMPLES
 
     def rnn_forward(
         self,
@@ -163,11 +182,8 @@ class RnnKernels:
         sums: WeightSums | None,
     ) -> None:
         """Parallel over blocks of samples, and over chunks."""
-        gz = np.empty_like(h) if gz is None else gz
         saved = (h, nonlinearity == "relu")
-        back_propagate(_backward, _reduce, saved, w_hh, gy, (grad_h_n,), gz, (gh0,), chunks)
-        if sums is not None:
-            multiply_sums(gz, sums)
+        back_propagate(_backward, _reduce, 1, saved, w_hh, gy, (grad_h_n,), gz, (gh0,), chunks, sums)
 
     def rnn_maps(
         self, h: np.ndarray, w_hh: np.ndarray, gy: np.ndarray | None, nonlinearity: Nonlinearity, maps: np.ndarray
