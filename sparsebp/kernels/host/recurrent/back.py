@@ -99,6 +99,9 @@ def back_propagate(
     """
     steps, batch, hidden = saved[0].shape
     if not batch:
+        for array in () if sums is None else sums[2:]:
+            if array is not None:
+                array[...] = 0
         return
     none = np.empty((0, 0, 0), w_hh.dtype)  # one Numba specialisation serves both what is there and what is not
     incoming, out = none if gy is None else gy, none if out is None else out

@@ -34,7 +34,7 @@ from sparsebp.kernels.host.recurrent.common import SAMPLES
 from sparsebp.kernels.host.recurrent.forward import gate_at, padded
 from sparsebp.kernels.host.recurrent.tiles import add_outer, multiply, multiply_row
 
-SLICE = 1 << 16
+SLICE = 1 << 17
 """Bytes of gradients that a part keeps until it sums them."""
 
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp.core.threads import one_blas_thread_for
 from sparsebp.kernels.host.engine.simd import (
     VECTOR_BYTES,
     advance,
@@ -23,9 +22,7 @@ from sparsebp.kernels.host.engine.simd import (
     fma,
     lanes,
     load,
-    load_n,
     store,
-    store_up_to,
     zeros,
 )
 from sparsebp.kernels.host.engine.team import ALONE, team
@@ -64,21 +61,6 @@ def aligned_zeros(size: int, dtype: Any) -> np.ndarray:
     return raw[skip : skip + size]
 
 
-def project(
-    x: np.ndarray, w_ih: np.ndarray | None, b_ih: np.ndarray | None, b_hh: np.ndarray | None, both: int
-) -> np.ndarray:
-    """Return x, or with its weights the projection: b_ih in all rows of it, b_hh in the first `both`."""
-    if w_ih is None:
-        return x
-    with one_blas_thread_for(x.shape[0] * x.shape[1] * w_ih.size):
-        gx = np.matmul(x.reshape(-1, x.shape[2]), w_ih.T).reshape(*x.shape[:2], len(w_ih))
-    if b_ih is not None:
-        gx += b_ih
-    if b_hh is not None:
-        gx[..., :both] += b_hh[:both]
-    return gx
-
-
 def pack_rows(w: np.ndarray) -> np.ndarray:
     """Return w (K, H) with rows padded to whole vectors: (K, padded), for products ``x (K,) @ w``."""
     depth, hidden = w.shape
@@ -88,36 +70,7 @@ def pack_rows(w: np.ndarray) -> np.ndarray:
     return packed
 
 
-def pack_columns(w: np.ndarray, gates: int) -> np.ndarray:
-    """Return w (gates·H, H) transposed, each gate padded: (H, gates·padded), for products ``h (H,) @ wᵀ``."""
-    hidden = w.shape[1]
-    width = padded_width(hidden, w.dtype)
-    packed = aligned_zeros(hidden * gates * width, w.dtype).reshape(hidden, gates, width)
-    packed[:, :, :hidden] = w.reshape(gates, hidden, hidden).transpose(2, 0, 1)
-    return packed.reshape(hidden, gates * width)
-
-
 # ---- in Numba: blocks ----------------------------------------------------------------------------------------------
-
-
-@device
-def load_rows(source: Any, stride: int, first: int, batch: int, n: int, out: Any, out_stride: int) -> None:
-    """Copy n numbers of each of four samples' rows into padded scratch rows; padding becomes zero."""
-    count = lanes(source)
-    for s in range(SAMPLES):
-        row = min(first + s, batch - 1) * stride
-        for j in range(0, n, count):
-            store(out, s * out_stride + j, load_n(source, row + j, n - j))
-
-
-@device
-def store_rows(source: Any, source_stride: int, n: int, out: Any, stride: int, first: int, batch: int) -> None:
-    """Copy n numbers of each of four padded scratch rows into the samples' rows."""
-    count = lanes(source)
-    for s in range(SAMPLES):
-        row = min(first + s, batch - 1) * stride
-        for j in range(0, n, count):
-            store_up_to(out, row + j, load(source, s * source_stride + j), n - j)
 
 
 @device

@@ -152,23 +152,25 @@ def add_outer(
     out (features, width), of whole vectors. 2 · steps · rows · features · width FLOP. Where no four features are left
     the last is taken several times: the same sum, written again.
     """
+    x, a = advance(x, (steps - 1) * x_step), advance(a, (steps - 1) * a_step)
+    if rows == 1:  # then the steps are the inner loop
+        rows, steps, x_row, a_row = steps, 1, -x_step, -a_step
+    x_step, a_step = -x_step - rows * x_row, -a_step - rows * a_row  # from behind the rows of a step on
     count = lanes(x)
-    for i in range(0, features, 4):
-        i1, i2, i3 = min(i + 1, features - 1), min(i + 2, features - 1), min(i + 3, features - 1)
-        j = 0
-        while j < width:
-            left = (width - j) // count
-            values = advance(a, j)
+    j = 0
+    while j < width:  # outside: a panel of `a` stays in the first cache, whatever the features
+        left, values = (width - j) // count, advance(a, j)
+        wide = 3 if left >= 3 and left != 4 else min(left, 2)
+        for i in range(0, features, 4):
+            i1, i2, i3 = min(i + 1, features - 1), min(i + 2, features - 1), min(i + 3, features - 1)
             o0, o1, o2, o3 = i * width + j, i1 * width + j, i2 * width + j, i3 * width + j
-            if left >= 3 and left != 4:
+            if wide == 3:
                 _outer_3(x, x_step, x_row, i, i1, i2, i3, values, a_step, a_row, steps, rows, out, o0, o1, o2, o3)
-                j += 3 * count
-            elif left >= 2:
+            elif wide == 2:
                 _outer_2(x, x_step, x_row, i, i1, i2, i3, values, a_step, a_row, steps, rows, out, o0, o1, o2, o3)
-                j += 2 * count
             else:
                 _outer_1(x, x_step, x_row, i, i1, i2, i3, values, a_step, a_row, steps, rows, out, o0, o1, o2, o3)
-                j += count
+        j += wide * count
 
 
 @device
@@ -180,19 +182,21 @@ def _outer_3(
     a0, a1, a2, a3 = load(out, o0), load(out, o1), load(out, o2), load(out, o3)
     b0, b1, b2, b3 = load(out, o0 + n), load(out, o1 + n), load(out, o2 + n), load(out, o3 + n)
     c0, c1, c2, c3 = load(out, o0 + 2 * n), load(out, o1 + 2 * n), load(out, o2 + 2 * n), load(out, o3 + 2 * n)
-    for t in range(steps - 1, -1, -1):
-        of_x, of_a = advance(x, t * x_step), advance(a, t * a_step)
+    of_x, of_a = advance(x, i), a
+    d1, d2, d3 = i1 - i, i2 - i, i3 - i
+    for _ in range(steps):
         for _ in range(rows):
             wa, wb, wc = load(of_a, 0), load(of_a, n), load(of_a, 2 * n)
-            v = broadcast(of_x, i)
+            v = broadcast(of_x, 0)
             a0, b0, c0 = fma(v, wa, a0), fma(v, wb, b0), fma(v, wc, c0)
-            v = broadcast(of_x, i1)
+            v = broadcast(of_x, d1)
             a1, b1, c1 = fma(v, wa, a1), fma(v, wb, b1), fma(v, wc, c1)
-            v = broadcast(of_x, i2)
+            v = broadcast(of_x, d2)
             a2, b2, c2 = fma(v, wa, a2), fma(v, wb, b2), fma(v, wc, c2)
-            v = broadcast(of_x, i3)
+            v = broadcast(of_x, d3)
             a3, b3, c3 = fma(v, wa, a3), fma(v, wb, b3), fma(v, wc, c3)
             of_x, of_a = advance(of_x, x_row), advance(of_a, a_row)
+        of_x, of_a = advance(of_x, x_step), advance(of_a, a_step)
     _store_4(out, o0, o1, o2, o3, a0, a1, a2, a3)
     _store_4(out, o0 + n, o1 + n, o2 + n, o3 + n, b0, b1, b2, b3)
     _store_4(out, o0 + 2 * n, o1 + 2 * n, o2 + 2 * n, o3 + 2 * n, c0, c1, c2, c3)
@@ -206,14 +210,15 @@ def _outer_2(
     n = lanes(x)
     a0, a1, a2, a3 = load(out, o0), load(out, o1), load(out, o2), load(out, o3)
     b0, b1, b2, b3 = load(out, o0 + n), load(out, o1 + n), load(out, o2 + n), load(out, o3 + n)
-    for t in range(steps - 1, -1, -1):
-        of_x, of_a = advance(x, t * x_step), advance(a, t * a_step)
+    of_x, of_a = x, a
+    for _ in range(steps):
         for _ in range(rows):
             wa, wb = load(of_a, 0), load(of_a, n)
             v0, v1, v2, v3 = broadcast(of_x, i), broadcast(of_x, i1), broadcast(of_x, i2), broadcast(of_x, i3)
             a0, a1, a2, a3 = fma(v0, wa, a0), fma(v1, wa, a1), fma(v2, wa, a2), fma(v3, wa, a3)
             b0, b1, b2, b3 = fma(v0, wb, b0), fma(v1, wb, b1), fma(v2, wb, b2), fma(v3, wb, b3)
             of_x, of_a = advance(of_x, x_row), advance(of_a, a_row)
+        of_x, of_a = advance(of_x, x_step), advance(of_a, a_step)
     _store_4(out, o0, o1, o2, o3, a0, a1, a2, a3)
     _store_4(out, o0 + n, o1 + n, o2 + n, o3 + n, b0, b1, b2, b3)
 
@@ -224,13 +229,14 @@ def _outer_1(
     rows: int, out: Any, o0: int, o1: int, o2: int, o3: int,
 ) -> None:  # fmt: skip
     a0, a1, a2, a3 = load(out, o0), load(out, o1), load(out, o2), load(out, o3)
-    for t in range(steps - 1, -1, -1):
-        of_x, of_a = advance(x, t * x_step), advance(a, t * a_step)
+    of_x, of_a = x, a
+    for _ in range(steps):
         for _ in range(rows):
             wa = load(of_a, 0)
             a0, a1 = fma(broadcast(of_x, i), wa, a0), fma(broadcast(of_x, i1), wa, a1)
             a2, a3 = fma(broadcast(of_x, i2), wa, a2), fma(broadcast(of_x, i3), wa, a3)
             of_x, of_a = advance(of_x, x_row), advance(of_a, a_row)
+        of_x, of_a = advance(of_x, x_step), advance(of_a, a_step)
     _store_4(out, o0, o1, o2, o3, a0, a1, a2, a3)
 
 
