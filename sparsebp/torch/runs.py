@@ -6,6 +6,7 @@ sample (B, H), on the way a row a step and sample (N, H).
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import NamedTuple
 
 from sparsebp import backend, kernels
@@ -88,6 +89,8 @@ def forward(kind: str, x: Array, cuts: list[Stretch], start: State, weights: Wei
         return done
     projected, *projection = cell.inputs(k, x[:, None], weights)
     inputs = xp.reshape(projected, (len(x), -1))
+    if _belong_together(cell, xp, x, start, weights):
+        k, projection = kernels.unchecked(), projection or [None, None, None]
     for number, cut in enumerate(cuts):
         tape = _tape(x, cuts, number, start, states, gates)
         cell.run(k, _steps(inputs, cut), weights, tape, *projection)
@@ -103,6 +106,13 @@ def backward(
     """Take the gradients at the states h (N, H) and at the last state, any of them None, back through `forward`."""
     cell, xp, hidden = CELLS[kind], backend.namespace(x), weights.weight_hh.shape[1]
     k = kernels.get(xp)
+    if (
+        _belong_together(cell, xp, x, start, weights)
+        and all(g is None or g.shape == part.shape for g, part in zip(at_last, start, strict=True))
+        and _are_rows(x, hidden, *states, gy)
+        and (not KEPT[kind] or _are_rows(x, KEPT[kind] * hidden, gates))
+    ):
+        k = kernels.unchecked()
     ga = empty(xp, (len(x), cell.columns * hidden), x.dtype)
     arriving = tuple(
         xp.zeros_like(part) if g is None else xp.array(g) for g, part in zip(at_last, start, strict=True)
@@ -124,6 +134,30 @@ def backward(
         whole = PackedTape(x[:, None], start, (h[:, None],), gates, _states_before(cuts, start[0], h)[:, None])
         at_weights = cell.weight_grad(ga, whole, weights)
     return Backward(at_input, arriving, at_weights)
+
+
+def _belong_together(cell: CellMath, xp: ModuleType, x: Array, start: State, weights: Weights) -> bool:
+    """Say whether the shapes and dtypes of a run on the host are right, so that no stretch has to be looked at again.
+
+    Where they are not, the kernels' own checks say what is wrong.
+    """
+    (rows, hidden), features, batch = weights.weight_hh.shape, x.shape[1], start[0].shape[0]
+    return (
+        backend.is_host(xp)
+        and hidden > 0
+        and rows == cell.gates * hidden
+        and weights.weight_ih.shape == (rows, features)
+        and all(part.shape == (batch, hidden) and part.dtype == x.dtype for part in start)
+        and all(bias is None or bias.shape == (rows,) for bias in weights[2:4])
+        and all(weight is None or weight.dtype == x.dtype for weight in weights)
+        and x.dtype in backend.FLOAT_DTYPES
+    )
+
+
+def _are_rows(x: Array, columns: int, *arrays: Array | None) -> bool:
+    """Say whether arrays (N, columns) belong to the rows of x."""
+    wanted = len(x), columns
+    return all(array is None or (array.shape == wanted and array.dtype == x.dtype) for array in arrays)
 
 
 def _tape(x: Array, cuts: list[Stretch], number: int, start: State, states: State, gates: Array | None) -> PackedTape:
