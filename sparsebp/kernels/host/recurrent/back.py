@@ -26,6 +26,7 @@ from typing import Any
 import numba
 import numpy as np
 
+from sparsebp.kernels.host.dense.packed import product_of
 from sparsebp.kernels.host.engine.parts import JIT
 from sparsebp.kernels.host.engine.simd import (
     VECTOR_BYTES,
@@ -53,6 +54,7 @@ from sparsebp.kernels.host.recurrent.common import (
     pack_rows,
     store_rows,
 )
+from sparsebp.kernels.host.recurrent.wide import LEAST, pack_groups, wide_blocks_of
 
 MAP_ROOM = 16
 """Rows of scratch that `step_map` may use beside those of a Jacobian."""
@@ -63,6 +65,7 @@ MAP_ROOM = 16
 
 def back_propagate(
     backward: Any,
+    wide: Any,
     reduce: Any,
     saved: tuple[Any, ...],
     w_hh: np.ndarray,
@@ -78,10 +81,10 @@ def back_propagate(
 
     Parameters
     ----------
-    backward, reduce
-        The cell's kernels: parts of `back_part` and of `reduce_part`.
+    backward, wide, reduce
+        The cell's kernels: parts of `back_part`, of `wide_back` for large states, and of `reduce_part`.
     saved
-        What forward left, an array (T, B, H) first: the first arguments of both.
+        What forward left, an array (T, B, H) first: the first arguments of all.
     last
         The gradients (B, H) that come to the arrays of the last state; None stands for zero.
     out
@@ -93,18 +96,24 @@ def back_propagate(
     if not batch:
         return
     incoming = np.empty((0, 0, 0), out.dtype) if gy is None else gy  # one Numba specialisation serves both
-    args, size = (*saved, pack_rows(w_hh), incoming), len(last) * hidden
+    size = len(last) * hidden
     bounds = np.empty((chunks + 1, batch, size), out.dtype)  # what comes into chunk c is entry c + 1, what leaves it c
     for number, array in enumerate(last):
         bounds[chunks, :, number * hidden : (number + 1) * hidden] = 0 if array is None else array
-    blocks, work = blocks_of(batch), 2 * steps * batch * w_hh.size
-    launch(backward, blocks, work // chunks, *args, chunks - 1, bounds, out)
+    work = 2 * steps * batch * w_hh.size
+    if hidden >= LEAST:
+        blocks, weights = wide_blocks_of(batch), pack_groups(w_hh, len(w_hh) // hidden)
+        run, args = wide, (blocks, product_of(out.dtype), *saved, weights, incoming)
+    else:
+        blocks, run, args = blocks_of(batch), backward, (*saved, pack_rows(w_hh), incoming)
+    launch(run, blocks, work // chunks, *args, chunks - 1, bounds, out)
     if chunks > 2:
         maps = np.empty((chunks - 2, batch, size + 1, size), out.dtype)
-        launch(reduce, (chunks - 2) * batch, _reducing(steps, batch, size, hidden), *args, 1, chunks, maps)
+        given = (*saved, pack_rows(w_hh), incoming)
+        launch(reduce, (chunks - 2) * batch, _reducing(steps, batch, size, hidden), *given, 1, chunks, maps)
         _combine(maps, bounds)
     if chunks > 1:
-        launch(backward, (chunks - 1) * blocks, work, *args, 0, bounds, out)
+        launch(run, (chunks - 1) * blocks, work, *args, 0, bounds, out)
     for number, array in enumerate(initial):
         array[...] = bounds[0, :, number * hidden : (number + 1) * hidden]
 

@@ -7,6 +7,7 @@ from typing import Any
 import numba
 import numpy as np
 
+from sparsebp.kernels.host.dense.packed import product_of
 from sparsebp.kernels.host.engine import functions
 from sparsebp.kernels.host.engine.parts import INNER_JIT, JIT
 from sparsebp.kernels.host.engine.simd import (
@@ -42,8 +43,27 @@ from sparsebp.kernels.host.recurrent.common import (
     pack_columns,
     project,
 )
+from sparsebp.kernels.host.recurrent.wide import LEAST, pack_gates, wide_back, wide_blocks_of, wide_forward
 from sparsebp.kernels.operands import WeightSums
 from sparsebp.kernels.weight_sums import multiply_sums
+
+
+@device
+def _step(saved: Any, at: int, hidden: int, j: int, z: Any, state: Any, width: int, given: Any) -> None:
+    """See `wide`."""
+    out, gates = saved
+    n, place = hidden - j, advance(gates, 4 * at + j)
+    reset = functions.sigmoid(load(z, 0))
+    update = functions.sigmoid(load(z, width))
+    inner = load(z, 2 * width)
+    new = functions.tanh(fma(reset, inner, load_n(given, 2 * hidden, n)))
+    v = fma(update, load(state, 0) - new, new)
+    store(state, 0, v)
+    store_up_to(out, at + j, v, n)
+    store_up_to(place, 0, reset, n)
+    store_up_to(place, hidden, update, n)
+    store_up_to(place, 2 * hidden, new, n)
+    store_up_to(place, 3 * hidden, inner, n)
 
 
 @device
@@ -63,19 +83,9 @@ def _forward_block(gx: Any, w: Any, b_hn: Any, h0: Any, h: Any, gates: Any, firs
         for s in range(SAMPLES):
             row = min(first + s, batch - 1)
             for j in range(0, width, lanes(z)):
-                n = hidden - j
-                at = s * 3 * width + j
-                reset = functions.sigmoid(load(z, at))
-                update = functions.sigmoid(load(z, at + width))
-                inner = load(z, at + 2 * width)
-                new = functions.tanh(fma(reset, inner, load_n(projected, row * 3 * hidden + 2 * hidden + j, n)))
-                v = fma(update, load(state, s * width + j) - new, new)
-                store(state, s * width + j, v)
-                store_up_to(out, row * hidden + j, v, n)
-                store_up_to(saved, row * 4 * hidden + j, reset, n)
-                store_up_to(saved, row * 4 * hidden + hidden + j, update, n)
-                store_up_to(saved, row * 4 * hidden + 2 * hidden + j, new, n)
-                store_up_to(saved, row * 4 * hidden + 3 * hidden + j, inner, n)
+                source = advance(projected, row * 3 * hidden + j)
+                own = advance(state, s * width + j)
+                _step((out, saved), row * hidden, hidden, j, advance(z, s * 3 * width + j), own, width, source)
         projected, out = advance(projected, 3 * batch * hidden), advance(out, batch * hidden)
         saved = advance(saved, 4 * batch * hidden)
 
@@ -89,6 +99,19 @@ def _forward_part(block: int, gx: Any, w: Any, b_hn: Any, h0: Any, h: Any, gates
 @numba.njit(**JIT)
 def _forward(team: int, parts: int, *args: Any) -> None:
     in_parts(_forward_part, team, parts, args)
+
+
+@numba.njit(**INNER_JIT)
+def _forward_wide_part(
+    block: int, blocks: int, product: int, gx: Any, w: Any, b_hn: Any, h0: Any, h: Any, gates: Any
+) -> None:
+    saved = pointer(h), pointer(gates)
+    wide_forward(_step, 3, 1, block, blocks, product, gx, w, b_hn, (pointer(h0),), h.shape, saved)
+
+
+@numba.njit(**JIT)
+def _forward_wide(team: int, parts: int, *args: Any) -> None:
+    in_parts(_forward_wide_part, team, parts, args)
 
 
 @device
@@ -135,6 +158,22 @@ def _backward_part(
 @numba.njit(**JIT)
 def _backward(team: int, parts: int, *args: Any) -> None:
     in_parts(_backward_part, team, parts, args)
+
+
+@numba.njit(**INNER_JIT)
+def _backward_wide_part(
+    task: int, blocks: int, product: int, h: Any, h0: Any, gates: Any, w: Any, gy: Any, first_chunk: int, bounds: Any,
+    ga: Any,
+) -> None:  # fmt: skip
+    saved = pointer(h), pointer(gates)
+    wide_back(
+        _step_back, 3, 1, saved, pointer(h0), task, blocks, product, h.shape, w, gy, first_chunk, bounds, ga
+    )  # fmt: skip
+
+
+@numba.njit(**JIT)
+def _backward_wide(team: int, parts: int, *args: Any) -> None:
+    in_parts(_backward_wide_part, team, parts, args)
 
 
 @device
@@ -217,9 +256,14 @@ class GruKernels:
     ) -> None:
         """6·T·B·H² FLOP, sequential in T, parallel over blocks of samples."""
         _, batch, hidden = h.shape
-        if batch:
-            gx = project(x, w_ih, b_ih, b_hh, 2 * hidden)
-            launch(_forward, blocks_of(batch), 6 * h.size * hidden, gx, pack_columns(w_hh, 3), b_hn, h0, h, gates)
+        if not batch:
+            return
+        gx, work = project(x, w_ih, b_ih, b_hh, 2 * hidden), 6 * h.size * hidden
+        if hidden >= LEAST:
+            blocks, args = wide_blocks_of(batch), (gx, pack_gates(w_hh, 3), b_hn, h0, h, gates)
+            launch(_forward_wide, blocks, work, blocks, product_of(h.dtype), *args)
+        else:
+            launch(_forward, blocks_of(batch), work, gx, pack_columns(w_hh, 3), b_hn, h0, h, gates)
 
     def gru_backward(
         self,
@@ -236,7 +280,7 @@ class GruKernels:
     ) -> None:
         """Parallel over blocks of samples, and over chunks."""
         ga = np.empty_like(gates) if ga is None else ga
-        back_propagate(_backward, _reduce, (h, h0, gates), w_hh, gy, (grad_h_n,), ga, (gh0,), chunks)
+        back_propagate(_backward, _backward_wide, _reduce, (h, h0, gates), w_hh, gy, (grad_h_n,), ga, (gh0,), chunks)
         if sums is not None:
             multiply_sums(ga, sums)
 

@@ -14,6 +14,7 @@ from typing import Any
 import numba
 import numpy as np
 
+from sparsebp.kernels.host.dense.packed import product_of
 from sparsebp.kernels.host.engine import functions
 from sparsebp.kernels.host.engine.parts import INNER_JIT, JIT
 from sparsebp.kernels.host.engine.simd import (
@@ -50,6 +51,7 @@ from sparsebp.kernels.host.recurrent.common import (
     pack_columns,
     project,
 )
+from sparsebp.kernels.host.recurrent.wide import LEAST, pack_gates, wide_back, wide_blocks_of, wide_forward
 from sparsebp.kernels.operands import WeightSums
 from sparsebp.kernels.weight_sums import multiply_sums
 
@@ -59,40 +61,46 @@ PLANES = 9
 
 
 @device
+def _step(saved: Any, at: int, hidden: int, j: int, z: Any, state: Any, width: int, given: Any) -> None:
+    """See `wide`; `state` has h, and c after it."""
+    out, cells, gates = saved
+    n, place = hidden - j, advance(gates, GATES * at + j)
+    enter = functions.sigmoid(load(z, 0))
+    keep = functions.sigmoid(load(z, width))
+    new = functions.tanh(load(z, 2 * width))
+    show = functions.sigmoid(load(z, 3 * width))
+    value = fma(keep, load(state, width), enter * new)
+    seen = show * functions.tanh(value)
+    store(state, width, value)
+    store(state, 0, seen)
+    store_up_to(cells, at + j, value, n)
+    store_up_to(out, at + j, seen, n)
+    store_up_to(place, 0, enter, n)
+    store_up_to(place, hidden, keep, n)
+    store_up_to(place, 2 * hidden, new, n)
+    store_up_to(place, 3 * hidden, show, n)
+
+
+@device
 def _forward_block(gx: Any, w: Any, h0: Any, c0: Any, h: Any, c: Any, gates: Any, first: int, scratch: Any) -> None:
     """Run four samples through time. w (H, 4·padded): w_hhᵀ, gates i, f, g, o."""
     steps, batch, hidden = h.shape
     width = w.shape[1] // GATES
     projected, out, cells, saved, weights = pointer(gx), pointer(h), pointer(c), pointer(gates), pointer(w)
-    state = aligned_pointer(scratch)
-    cell = advance(state, SAMPLES * width)
-    z = advance(cell, SAMPLES * width)
-    load_rows(pointer(h0), hidden, first, batch, hidden, state, width)
-    load_rows(pointer(c0), hidden, first, batch, hidden, cell, width)
+    state = aligned_pointer(scratch)  # rows of h, and c after it
+    z = advance(state, 2 * SAMPLES * width)
+    load_rows(pointer(h0), hidden, first, batch, hidden, state, 2 * width)
+    load_rows(pointer(c0), hidden, first, batch, hidden, advance(state, width), 2 * width)
     for _ in range(steps):
         for gate in range(GATES):
             part = advance(projected, gate * hidden)
             load_rows(part, GATES * hidden, first, batch, hidden, advance(z, gate * width), GATES * width)
-        multiply_add(state, width, 1, 0, hidden, weights, GATES * width, GATES * width, z, GATES * width)
+        multiply_add(state, 2 * width, 1, 0, hidden, weights, GATES * width, GATES * width, z, GATES * width)
         for s in range(SAMPLES):
             row = min(first + s, batch - 1) * hidden
             for j in range(0, width, lanes(z)):
-                n, at, own = hidden - j, s * GATES * width + j, s * width + j
-                enter = functions.sigmoid(load(z, at))
-                keep = functions.sigmoid(load(z, at + width))
-                new = functions.tanh(load(z, at + 2 * width))
-                show = functions.sigmoid(load(z, at + 3 * width))
-                value = fma(keep, load(cell, own), enter * new)
-                seen = show * functions.tanh(value)
-                store(cell, own, value)
-                store(state, own, seen)
-                store_up_to(cells, row + j, value, n)
-                store_up_to(out, row + j, seen, n)
-                place = advance(saved, GATES * row + j)
-                store_up_to(place, 0, enter, n)
-                store_up_to(place, hidden, keep, n)
-                store_up_to(place, 2 * hidden, new, n)
-                store_up_to(place, 3 * hidden, show, n)
+                row_of_z, own = advance(z, s * GATES * width + j), advance(state, s * 2 * width + j)
+                _step((out, cells, saved), row, hidden, j, row_of_z, own, width, projected)
         step = batch * hidden
         projected, saved = advance(projected, GATES * step), advance(saved, GATES * step)
         out, cells = advance(out, step), advance(cells, step)
@@ -107,6 +115,19 @@ def _forward_part(block: int, gx: Any, w: Any, h0: Any, c0: Any, h: Any, c: Any,
 @numba.njit(**JIT)
 def _forward(team: int, parts: int, *args: Any) -> None:
     in_parts(_forward_part, team, parts, args)
+
+
+@numba.njit(**INNER_JIT)
+def _forward_wide_part(
+    block: int, blocks: int, product: int, gx: Any, w: Any, h0: Any, c0: Any, h: Any, c: Any, gates: Any, none: Any
+) -> None:
+    saved, initial = (pointer(h), pointer(c), pointer(gates)), (pointer(h0), pointer(c0))
+    wide_forward(_step, GATES, 2, block, blocks, product, gx, w, none, initial, h.shape, saved)
+
+
+@numba.njit(**JIT)
+def _forward_wide(team: int, parts: int, *args: Any) -> None:
+    in_parts(_forward_wide_part, team, parts, args)
 
 
 @device
@@ -157,6 +178,22 @@ def _backward_part(
 @numba.njit(**JIT)
 def _backward(team: int, parts: int, *args: Any) -> None:
     in_parts(_backward_part, team, parts, args)
+
+
+@numba.njit(**INNER_JIT)
+def _backward_wide_part(
+    task: int, blocks: int, product: int, c: Any, c0: Any, gates: Any, w: Any, gy: Any, first_chunk: int, bounds: Any,
+    ga: Any,
+) -> None:  # fmt: skip
+    saved = pointer(c), pointer(gates)
+    wide_back(
+        _step_back, GATES, 2, saved, pointer(c0), task, blocks, product, c.shape, w, gy, first_chunk, bounds, ga
+    )  # fmt: skip
+
+
+@numba.njit(**JIT)
+def _backward_wide(team: int, parts: int, *args: Any) -> None:
+    in_parts(_backward_wide_part, team, parts, args)
 
 
 @device
@@ -286,9 +323,14 @@ class LstmKernels:
     ) -> None:
         """8·T·B·H² FLOP, sequential in T, parallel over blocks of samples."""
         _, batch, hidden = h.shape
-        if batch:
-            gx, packed = project(x, w_ih, b_ih, b_hh, GATES * hidden), pack_columns(w_hh, GATES)
-            launch(_forward, blocks_of(batch), 2 * GATES * h.size * hidden, gx, packed, h0, c0, h, c, gates)
+        if not batch:
+            return
+        gx, work = project(x, w_ih, b_ih, b_hh, GATES * hidden), 2 * GATES * h.size * hidden
+        if hidden >= LEAST:
+            blocks, args = wide_blocks_of(batch), (gx, pack_gates(w_hh, GATES), h0, c0, h, c, gates)
+            launch(_forward_wide, blocks, work, blocks, product_of(h.dtype), *args, np.empty(0, h.dtype))
+        else:
+            launch(_forward, blocks_of(batch), work, gx, pack_columns(w_hh, GATES), h0, c0, h, c, gates)
 
     def lstm_backward(
         self,
@@ -308,7 +350,7 @@ class LstmKernels:
         """Parallel over blocks of samples, and over chunks."""
         ga = np.empty_like(gates) if ga is None else ga
         last, initial = (grad_h_n, grad_c_n), (gh0, gc0)
-        back_propagate(_backward, _reduce, (c, c0, gates), w_hh, gy, last, ga, initial, chunks)
+        back_propagate(_backward, _backward_wide, _reduce, (c, c0, gates), w_hh, gy, last, ga, initial, chunks)
         if sums is not None:
             multiply_sums(ga, sums)
 

@@ -8,6 +8,7 @@ import numba
 import numpy as np
 
 from sparsebp.core.types import Nonlinearity
+from sparsebp.kernels.host.dense.packed import product_of
 from sparsebp.kernels.host.engine import functions
 from sparsebp.kernels.host.engine.parts import INNER_JIT, JIT
 from sparsebp.kernels.host.engine.simd import (
@@ -45,8 +46,19 @@ from sparsebp.kernels.host.recurrent.common import (
     pack_columns,
     project,
 )
+from sparsebp.kernels.host.recurrent.wide import LEAST, pack_gates, wide_back, wide_blocks_of, wide_forward
 from sparsebp.kernels.operands import WeightSums
 from sparsebp.kernels.weight_sums import multiply_sums
+
+
+@device
+def _step(saved: Any, at: int, hidden: int, j: int, z: Any, state: Any, width: int, given: Any) -> None:
+    """See `wide`."""
+    out, relu = saved
+    v = load(z, 0)
+    v = maximum(zeros(z), v) if relu else functions.tanh(v)
+    store(state, 0, v)
+    store_up_to(out, at + j, v, hidden - j)
 
 
 @device
@@ -64,10 +76,8 @@ def _forward_block(gx: Any, w: Any, h0: Any, relu: bool, h: Any, first: int, scr
         for s in range(SAMPLES):
             row = min(first + s, batch - 1) * hidden
             for j in range(0, width, lanes(z)):
-                v = load(z, s * width + j)
-                v = maximum(zeros(z), v) if relu else functions.tanh(v)
-                store(state, s * width + j, v)
-                store_up_to(out, row + j, v, hidden - j)
+                own = advance(state, s * width + j)
+                _step((out, relu), row, hidden, j, advance(z, s * width + j), own, width, gates)
         gates, out = advance(gates, batch * hidden), advance(out, batch * hidden)
 
 
@@ -80,6 +90,19 @@ def _forward_part(block: int, gx: Any, w: Any, h0: Any, relu: bool, h: Any) -> N
 @numba.njit(**JIT)
 def _forward(team: int, parts: int, *args: Any) -> None:
     in_parts(_forward_part, team, parts, args)
+
+
+@numba.njit(**INNER_JIT)
+def _forward_wide_part(
+    block: int, blocks: int, product: int, gx: Any, w: Any, h0: Any, relu: bool, h: Any, none: Any
+) -> None:
+    saved = pointer(h), relu
+    wide_forward(_step, 1, 1, block, blocks, product, gx, w, none, (pointer(h0),), h.shape, saved)
+
+
+@numba.njit(**JIT)
+def _forward_wide(team: int, parts: int, *args: Any) -> None:
+    in_parts(_forward_wide_part, team, parts, args)
 
 
 @device
@@ -105,6 +128,19 @@ def _backward_part(task: int, h: Any, relu: bool, w: Any, gy: Any, first_chunk: 
 @numba.njit(**JIT)
 def _backward(team: int, parts: int, *args: Any) -> None:
     in_parts(_backward_part, team, parts, args)
+
+
+@numba.njit(**INNER_JIT)
+def _backward_wide_part(
+    task: int, blocks: int, product: int, h: Any, relu: bool, w: Any, gy: Any, first_chunk: int, bounds: Any, gz: Any
+) -> None:
+    saved = pointer(h), relu
+    wide_back(_step_back, 1, 1, saved, pointer(h), task, blocks, product, h.shape, w, gy, first_chunk, bounds, gz)
+
+
+@numba.njit(**JIT)
+def _backward_wide(team: int, parts: int, *args: Any) -> None:
+    in_parts(_backward_wide_part, team, parts, args)
 
 
 @device
@@ -165,9 +201,14 @@ class RnnKernels:
     ) -> None:
         """2·T·B·H² FLOP, sequential in T, parallel over blocks of samples."""
         _, batch, hidden = h.shape
-        if batch:
-            gx, packed = project(x, w_ih, b_ih, b_hh, hidden), pack_columns(w_hh, 1)
-            launch(_forward, blocks_of(batch), 2 * h.size * hidden, gx, packed, h0, nonlinearity == "relu", h)
+        if not batch:
+            return
+        gx, work, relu = project(x, w_ih, b_ih, b_hh, hidden), 2 * h.size * hidden, nonlinearity == "relu"
+        if hidden >= LEAST:
+            blocks, args = wide_blocks_of(batch), (gx, pack_gates(w_hh, 1), h0, relu, h, np.empty(0, h.dtype))
+            launch(_forward_wide, blocks, work, blocks, product_of(h.dtype), *args)
+        else:
+            launch(_forward, blocks_of(batch), work, gx, pack_columns(w_hh, 1), h0, relu, h)
 
     def rnn_backward(
         self,
@@ -184,7 +225,7 @@ class RnnKernels:
         """Parallel over blocks of samples, and over chunks."""
         gz = np.empty_like(h) if gz is None else gz
         saved = (h, nonlinearity == "relu")
-        back_propagate(_backward, _reduce, saved, w_hh, gy, (grad_h_n,), gz, (gh0,), chunks)
+        back_propagate(_backward, _backward_wide, _reduce, saved, w_hh, gy, (grad_h_n,), gz, (gh0,), chunks)
         if sums is not None:
             multiply_sums(gz, sums)
 
