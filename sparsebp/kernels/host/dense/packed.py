@@ -5,8 +5,8 @@ Multiplication", 2008), which few rows do not pay. Here w lies in panels of a fe
 that a tile of the result, `ROWS` × `VECTORS` vectors, stays in registers while a panel streams past from the caches,
 and the panel stays in the first or second one for all rows of x.
 
-Every number of the result is one chain of fused multiply-adds along k, beginning with what `out` holds: the same bits
-whatever the tile, and whatever rows are computed together.
+Every number of the result is one chain of fused multiply-adds along k, beginning with what `out` holds or with zero:
+the same bits whatever the tile, and whatever rows are computed together.
 """
 
 from __future__ import annotations
@@ -50,23 +50,26 @@ _compiled: list[Any] = []
 def _types(pointer: Any) -> tuple[Any, ...]:
     """Return the types of the product's arguments."""
     word = types.int64
-    return pointer, word, word, word, pointer, word, pointer, word
+    return pointer, word, word, word, word, word, pointer, word, pointer, word, types.boolean
 
 
 @intrinsic
 def multiply(
-    typingctx: Any, function: Any, x: Any, x_stride: Any, rows: Any, depth: Any, w: Any, vectors: Any, out: Any,
-    out_stride: Any,
+    typingctx: Any, function: Any, x: Any, x_tile: Any, x_row: Any, x_step: Any, rows: Any, depth: Any, w: Any,
+    vectors: Any, out: Any, out_stride: Any, apart: Any,
 ) -> Any:  # fmt: skip
-    """``out[r] += x[r] @ w`` for `rows` rows of `depth` numbers, the rows of x and out so many numbers apart.
+    """``out[r] += x[r] @ w`` for `rows` rows of `depth` numbers.
 
-    w is what `pack` returns, `vectors` how many vectors its rows are; rows of `out` have room for as many. `function`
-    is what `product_of` returns.
+    In x, `ROWS` rows are `x_tile` numbers from the next ones, a row is `x_row` from the next one, and its numbers are
+    `x_step` apart; rows of `out` are `out_stride` apart. w is what `pack` returns, `vectors` how many vectors its rows
+    are; rows of `out` have room for as many. `function` is what `product_of` returns. With `apart` the products are
+    summed by themselves, and then added to `out`: sums of very many are the more exact for it.
     """
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        kind = ir.FunctionType(ir.VoidType(), [arg.type for arg in args[1:]])
-        builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
+        given = [*args[1:-1], builder.zext(args[-1], ir.IntType(8))]  # a boolean, as functions for C take it
+        kind = ir.FunctionType(ir.VoidType(), [arg.type for arg in given])
+        builder.call(builder.inttoptr(args[0], kind.as_pointer()), given)
         return context.get_dummy_value()
 
     return types.void(types.int64, *_types(x)), codegen
@@ -95,11 +98,13 @@ def _tile(rows: int, vectors: int) -> Any:
     """Return the function for one tile: ``out[r] += Σ_k x[r, k] · w[k]``, of so many rows and vectors."""
 
     @intrinsic
-    def tile(typingctx: Any, x: Any, x_stride: Any, w: Any, depth: Any, out: Any, out_stride: Any) -> Any:
+    def tile(
+        typingctx: Any, x: Any, x_row: Any, x_step: Any, w: Any, depth: Any, out: Any, out_stride: Any, apart: Any
+    ) -> Any:
         ty = SimdType(x.dtype)
 
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            x_at, x_apart, w_at, count, out_at, out_apart = args
+            x_at, x_apart, x_step, w_at, count, out_at, out_apart, alone = args
             vector, align = _llvm_vector(ty), ty.dtype.bitwidth // 8
             places = [
                 builder.bitcast(
@@ -109,16 +114,18 @@ def _tile(rows: int, vectors: int) -> Any:
                 for r in range(rows)
                 for v in range(vectors)
             ]
-            starts = [builder.gep(x_at, [builder.mul(x_apart, WORD(r))]) for r in range(rows)]
-            before = [builder.load(place, align=align) for place in places]
+            row_of_x = [builder.mul(x_apart, WORD(r)) for r in range(rows)]
+            zero = ir.Constant(vector, None)
+            before = [builder.select(alone, zero, builder.load(place, align=align)) for place in places]
             entry = builder.block
             loop, end = builder.append_basic_block("along_k"), builder.append_basic_block("ready")
             builder.branch(loop)
             builder.position_at_end(loop)
             k = builder.phi(WORD)
             k.add_incoming(WORD(0), entry)
-            panel = builder.phi(w_at.type)
+            panel, source = builder.phi(w_at.type), builder.phi(x_at.type)
             panel.add_incoming(w_at, entry)
+            source.add_incoming(x_at, entry)
             sums = [builder.phi(vector) for _ in before]
             for total, first in zip(sums, before, strict=True):
                 total.add_incoming(first, entry)
@@ -126,7 +133,7 @@ def _tile(rows: int, vectors: int) -> Any:
             right = [builder.load(builder.bitcast(at, vector.as_pointer()), align=align) for at in columns]
             added = []
             for r in range(rows):
-                left = _splat(builder, ty, builder.load(builder.gep(starts[r], [k]), align=align))
+                left = _splat(builder, ty, builder.load(builder.gep(source, [row_of_x[r]]), align=align))
                 for v in range(vectors):
                     added.append(
                         _call(builder, f"llvm.fmuladd.v{ty.lanes}f{ty.dtype.bitwidth}", vector,
@@ -134,16 +141,19 @@ def _tile(rows: int, vectors: int) -> Any:
                     )  # fmt: skip
             following = builder.add(k, WORD(1))
             k.add_incoming(following, loop)
+            source.add_incoming(builder.gep(source, [x_step]), loop)
             panel.add_incoming(builder.gep(panel, [WORD(vectors * ty.lanes)]), loop)
             for total, value in zip(sums, added, strict=True):
                 total.add_incoming(value, loop)
             builder.cbranch(builder.icmp_signed("<", following, count), loop, end)
             builder.position_at_end(end)
             for place, value in zip(places, added, strict=True):
-                builder.store(value, place, align=align)
+                both = builder.fadd(builder.load(place, align=align), value)
+                builder.store(builder.select(alone, both, value), place, align=align)
             return context.get_dummy_value()
 
-        return types.void(x, types.int64, w, types.int64, out, types.int64), codegen
+        word = types.int64
+        return types.void(x, word, word, w, word, out, word, types.boolean), codegen
 
     return tile
 
@@ -158,44 +168,44 @@ _tile_13, _tile_23, _tile_33, _tile_43 = (_TILES[rows, 3] for rows in range(1, R
 
 
 @numba.njit(**INNER_JIT)
-def _panel(vectors):
+def panel_of(vectors):
     """Return how many vectors' columns the next panel has, of so many that are left."""
     return 3 if vectors == 3 or vectors > 4 else min(vectors, 2)
 
 
-def _multiply(x, x_stride, rows, depth, w, vectors, out, out_stride):
-    """``out[r] += x[r] @ w`` for so many rows; w is what `pack` returns of a matrix (depth, vectors' columns)."""
+def _multiply(x, x_tile, x_row, x_step, rows, depth, w, vectors, out, out_stride, apart):
+    """``out[r] += x[r] @ w`` for so many rows, see `multiply`."""
     count, at = lanes(x), 0
     while at < vectors:
-        width = _panel(vectors - at)
+        width = panel_of(vectors - at)
         panel, target, row = advance(w, at * count * depth), advance(out, at * count), 0
         while row < rows:
-            left, source, place = rows - row, advance(x, row * x_stride), advance(target, row * out_stride)
+            left, source, place = rows - row, advance(x, row // 4 * x_tile), advance(target, row * out_stride)
             if width == 3:
                 if left >= 4:
-                    _tile_43(source, x_stride, panel, depth, place, out_stride)
+                    _tile_43(source, x_row, x_step, panel, depth, place, out_stride, apart)
                 elif left == 3:
-                    _tile_33(source, x_stride, panel, depth, place, out_stride)
+                    _tile_33(source, x_row, x_step, panel, depth, place, out_stride, apart)
                 elif left == 2:
-                    _tile_23(source, x_stride, panel, depth, place, out_stride)
+                    _tile_23(source, x_row, x_step, panel, depth, place, out_stride, apart)
                 else:
-                    _tile_13(source, x_stride, panel, depth, place, out_stride)
+                    _tile_13(source, x_row, x_step, panel, depth, place, out_stride, apart)
             elif width == 2:
                 if left >= 4:
-                    _tile_42(source, x_stride, panel, depth, place, out_stride)
+                    _tile_42(source, x_row, x_step, panel, depth, place, out_stride, apart)
                 elif left == 3:
-                    _tile_32(source, x_stride, panel, depth, place, out_stride)
+                    _tile_32(source, x_row, x_step, panel, depth, place, out_stride, apart)
                 elif left == 2:
-                    _tile_22(source, x_stride, panel, depth, place, out_stride)
+                    _tile_22(source, x_row, x_step, panel, depth, place, out_stride, apart)
                 else:
-                    _tile_12(source, x_stride, panel, depth, place, out_stride)
+                    _tile_12(source, x_row, x_step, panel, depth, place, out_stride, apart)
             elif left >= 4:
-                _tile_41(source, x_stride, panel, depth, place, out_stride)
+                _tile_41(source, x_row, x_step, panel, depth, place, out_stride, apart)
             elif left == 3:
-                _tile_31(source, x_stride, panel, depth, place, out_stride)
+                _tile_31(source, x_row, x_step, panel, depth, place, out_stride, apart)
             elif left == 2:
-                _tile_21(source, x_stride, panel, depth, place, out_stride)
+                _tile_21(source, x_row, x_step, panel, depth, place, out_stride, apart)
             else:
-                _tile_11(source, x_stride, panel, depth, place, out_stride)
+                _tile_11(source, x_row, x_step, panel, depth, place, out_stride, apart)
             row += 4
         at += width

@@ -76,6 +76,12 @@ def _block_of(block: int, blocks: int, batch: int) -> Any:
 
 
 @device
+def _padded(hidden: int, like: Any) -> int:
+    count = lanes(like)
+    return (hidden + count - 1) // count * count
+
+
+@device
 def _load_rows(source: Any, stride: int, rows: int, n: int, out: Any, out_stride: int) -> None:
     for s in range(rows):
         for j in range(0, n, lanes(source)):
@@ -90,6 +96,13 @@ def _store_rows(source: Any, source_stride: int, rows: int, n: int, out: Any, st
 
 
 @device
+def _product(
+    product: int, x: Any, stride: int, rows: int, depth: int, w: Any, vectors: int, out: Any, out_stride: int
+) -> None:
+    multiply(product, x, ROWS * stride, stride, 1, rows, depth, w, vectors, out, out_stride, False)
+
+
+@device
 def wide_forward(
     step: Any, gates: int, states: int, block: int, blocks: int, product: int, gx: Any, w: Any, inner_bias: Any,
     initial: Any, shape: Any, saved: Any,
@@ -99,11 +112,19 @@ def wide_forward(
     gx (T, B, gates·H); w of `pack_gates`; inner_bias (H,), with which the last gate begins instead, or empty;
     initial: pointers to the arrays (B, H) of the first state.
     """
-    steps, batch, hidden = shape
-    first, rows = _block_of(block, blocks, batch)
-    count = lanes(pointer(gx))
-    width = (hidden + count - 1) // count * count
+    first, rows = _block_of(block, blocks, shape[1])
+    width = _padded(shape[2], pointer(gx))
     scratch = np.empty(rows * (states + gates) * width + VECTOR_BYTES, gx.dtype)
+    _forward_block(step, gates, states, first, rows, product, gx, w, inner_bias, initial, shape, saved, scratch)
+
+
+@device
+def _forward_block(
+    step: Any, gates: int, states: int, first: int, rows: int, product: int, gx: Any, w: Any, inner_bias: Any,
+    initial: Any, shape: Any, saved: Any, scratch: Any,
+) -> None:  # fmt: skip
+    steps, batch, hidden = shape
+    count, width = lanes(pointer(gx)), _padded(hidden, pointer(gx))
     state = aligned_pointer(scratch)
     z, weights = advance(state, rows * states * width), pointer(w)
     for k in range(states):
@@ -118,7 +139,7 @@ def wide_forward(
             _load_rows(advance(given, gate * hidden), gates * hidden, rows, hidden, place, gates * width)
         if fed < gates:
             _load_rows(pointer(inner_bias), 0, rows, hidden, advance(z, fed * width), gates * width)
-        multiply(product, state, states * width, rows, hidden, weights, gates * width // count, z, gates * width)
+        _product(product, state, states * width, rows, hidden, weights, gates * width // count, z, gates * width)
         for s in range(rows):
             row, own, projected = advance(z, s * gates * width), advance(state, s * states * width), s * gates * hidden
             for j in range(0, width, count):
@@ -135,13 +156,23 @@ def wide_back(
     w: Any, gy: Any, first_chunk: int, bounds: Any, out: Any,
 ) -> None:  # fmt: skip
     """Take a block of samples back through one of the chunks: as `back.back_part`, with weights of `pack_groups`."""
+    chunk = first_chunk + task // blocks
+    first, rows = _block_of(task % blocks, blocks, shape[1])
+    scratch = np.empty((gates + states) * rows * _padded(shape[2], pointer(gy)) + VECTOR_BYTES, gy.dtype)
+    _back_block(
+        step_back, gates, states, saved, initial, first, rows, product, shape, w, gy, chunk, first_chunk == chunk,
+        bounds, out, scratch,
+    )  # fmt: skip
+
+
+@device
+def _back_block(
+    step_back: Any, gates: int, states: int, saved: Any, initial: Any, first: int, rows: int, product: int, shape: Any,
+    w: Any, gy: Any, chunk: int, keep_edge: bool, bounds: Any, out: Any, scratch: Any,
+) -> None:  # fmt: skip
     steps, batch, hidden = shape
-    chunks, chunk = bounds.shape[0] - 1, first_chunk + task // blocks
+    chunks, count, width = bounds.shape[0] - 1, lanes(pointer(gy)), _padded(hidden, pointer(gy))
     start, stop = chunk * steps // chunks, (chunk + 1) * steps // chunks
-    first, rows = _block_of(task % blocks, blocks, batch)
-    count = lanes(pointer(gy))
-    width = (hidden + count - 1) // count * count
-    scratch = np.empty((gates + states) * rows * width + VECTOR_BYTES, gy.dtype)
     row_of_edge, row_of_x = states * hidden, (gates + states - 1) * width
     edge = advance(pointer(bounds), (chunk * batch + first) * row_of_edge)
     comes = advance(edge, batch * row_of_edge)
@@ -168,8 +199,8 @@ def wide_back(
                 store(g, s * width + j, step_back(saved, previous, at, hidden, j, total, target, fed, width))
         for group in range(groups):
             source, panels = advance(x, group * width), advance(weights, group * depth * width)
-            multiply(product, source, row_of_x, rows, depth, panels, vectors, g, width)
-    if first_chunk == chunk:  # the others' is there and is being read by neighbours
+            _product(product, source, row_of_x, rows, depth, panels, vectors, g, width)
+    if keep_edge:  # the others' is there and is being read by neighbours
         _store_rows(g, width, rows, hidden, edge, row_of_edge)
         if states > 1:
             _store_rows(beside, row_of_x, rows, hidden, advance(edge, hidden), row_of_edge)
