@@ -7,6 +7,7 @@ from typing import Any
 import numba
 import numpy as np
 
+from sparsebp.kernels.host.dense.packed import product_of
 from sparsebp.kernels.host.engine import functions
 from sparsebp.kernels.host.engine.parts import INNER_JIT, JIT
 from sparsebp.kernels.host.engine.simd import (
@@ -34,8 +35,10 @@ from sparsebp.kernels.host.recurrent.back import (
 from sparsebp.kernels.host.recurrent.backward import back_part
 from sparsebp.kernels.host.recurrent.common import (
     launch,
+    project,
 )
 from sparsebp.kernels.host.recurrent.forward import forward_part, pack, padded, parts_of, set_bias, weights_of
+from sparsebp.kernels.host.recurrent.wide import LEAST, pack_gates, wide_back, wide_blocks_of, wide_forward
 from sparsebp.kernels.operands import WeightSums
 
 
@@ -70,6 +73,19 @@ def _forward(
     start = (w_ih.shape[1] + w_hh.shape[1]) * 3 * padded(w_hh.shape[1], w_hh.itemsize)
     set_bias(w[start:], 3, b_hn)
     in_parts(_forward_part, team, parts, (parts, x, w_ih.shape[1], w, h0, h, gates))
+
+
+@numba.njit(**INNER_JIT)
+def _forward_wide_part(
+    block: int, blocks: int, product: int, gx: Any, w: Any, b_hn: Any, h0: Any, h: Any, gates: Any
+) -> None:
+    kept = pointer(h), pointer(gates)
+    wide_forward(_cell, 3, 4, None, block, blocks, product, gx, w, b_hn, (pointer(h0),), h.shape, kept)
+
+
+@numba.njit(**JIT)
+def _forward_wide(team: int, parts: int, *args: Any) -> None:
+    in_parts(_forward_wide_part, team, parts, args)
 
 
 @device
@@ -116,6 +132,20 @@ def _backward_part(
 @numba.njit(**JIT)
 def _backward(team: int, parts: int, *args: Any) -> None:
     in_parts(_backward_part, team, parts, args)
+
+
+@numba.njit(**INNER_JIT)
+def _backward_wide_part(
+    task: int, blocks: int, product: int, h: Any, h0: Any, gates: Any, w: Any, gy: Any, first_chunk: int, bounds: Any,
+    ga: Any,
+) -> None:  # fmt: skip
+    saved = pointer(h), pointer(gates)
+    wide_back(_step_back, 3, 4, 1, saved, pointer(h0), task, blocks, product, h.shape, w, gy, first_chunk, bounds, ga)
+
+
+@numba.njit(**JIT)
+def _backward_wide(team: int, parts: int, *args: Any) -> None:
+    in_parts(_backward_wide_part, team, parts, args)
 
 
 @device
@@ -198,9 +228,16 @@ class GruKernels:
     ) -> None:
         """6·T·B·H² FLOP, sequential in T, parallel over blocks of samples."""
         _, batch, hidden = h.shape
-        if batch:
+        if not batch:
+            return
+        work = 6 * h.size * hidden
+        if hidden >= LEAST:
+            gx, blocks = project(x, w_ih, b_ih, b_hh, 2 * hidden), wide_blocks_of(batch)
+            args = (gx, pack_gates(w_hh, 3), b_hn, h0, h, gates)
+            launch(_forward_wide, blocks, work, blocks, product_of(h.dtype), *args)
+        else:
             weights = weights_of(w_hh, w_ih, b_ih, b_hh)
-            _forward(*parts_of(batch, 6 * h.size * hidden), x, *weights, w_hh, b_hn, h0, h, gates)
+            _forward(*parts_of(batch, work), x, *weights, w_hh, b_hn, h0, h, gates)
 
     def gru_backward(
         self,
@@ -217,7 +254,7 @@ class GruKernels:
     ) -> None:
         """Parallel over blocks of samples, and over chunks."""
         saved = (h, h0, gates)
-        back_propagate(_backward, _reduce, 4, saved, w_hh, gy, (grad_h_n,), ga, (gh0,), chunks, sums)
+        back_propagate(_backward, _backward_wide, _reduce, 4, saved, w_hh, gy, (grad_h_n,), ga, (gh0,), chunks, sums)
 
     def gru_maps(
         self,
