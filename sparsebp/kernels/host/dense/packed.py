@@ -34,6 +34,8 @@ from sparsebp.kernels.host.engine.simd import (
 
 ROWS, VECTORS = 4, 3
 """Rows and vectors of a tile: 12 sums, 3 vectors of w and a number of x fill the 16 registers of AVX2."""
+GROUP = 16
+"""Rows of x that may lie together: whole vectors of every kind."""
 
 
 @cache
@@ -55,12 +57,12 @@ def _types(pointer: Any) -> tuple[Any, ...]:
 
 @intrinsic
 def multiply(
-    typingctx: Any, function: Any, x: Any, x_tile: Any, x_row: Any, x_step: Any, rows: Any, depth: Any, w: Any,
+    typingctx: Any, function: Any, x: Any, x_group: Any, x_row: Any, x_step: Any, rows: Any, depth: Any, w: Any,
     vectors: Any, out: Any, out_stride: Any, apart: Any,
 ) -> Any:  # fmt: skip
     """``out[r] += x[r] @ w`` for `rows` rows of `depth` numbers.
 
-    In x, `ROWS` rows are `x_tile` numbers from the next ones, a row is `x_row` from the next one, and its numbers are
+    In x, `GROUP` rows are `x_group` numbers from the next ones, a row is `x_row` from the next one, and its numbers are
     `x_step` apart; rows of `out` are `out_stride` apart. w is what `pack` returns, `vectors` how many vectors its rows
     are; rows of `out` have room for as many. `function` is what `product_of` returns. With `apart` the products are
     summed by themselves, and then added to `out`: sums of very many are the more exact for it.
@@ -173,14 +175,18 @@ def panel_of(vectors):
     return 3 if vectors == 3 or vectors > 4 else min(vectors, 2)
 
 
-def _multiply(x, x_tile, x_row, x_step, rows, depth, w, vectors, out, out_stride, apart):
+def _multiply(x, x_group, x_row, x_step, rows, depth, w, vectors, out, out_stride, apart):
     """``out[r] += x[r] @ w`` for so many rows, see `multiply`."""
     count, at = lanes(x), 0
     while at < vectors:
         width = panel_of(vectors - at)
         panel, target, row = advance(w, at * count * depth), advance(out, at * count), 0
         while row < rows:
-            left, source, place = rows - row, advance(x, row // 4 * x_tile), advance(target, row * out_stride)
+            left, source, place = (
+                rows - row,
+                advance(x, row // GROUP * x_group + row % GROUP * x_row),
+                advance(target, row * out_stride),
+            )
             if width == 3:
                 if left >= 4:
                     _tile_43(source, x_row, x_step, panel, depth, place, out_stride, apart)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from sparsebp.core import threads
-from sparsebp.kernels.host.dense.packed import ROWS, multiply, pack
+from sparsebp.kernels.host.dense.packed import GROUP, ROWS, multiply, pack
 from sparsebp.kernels.host.engine.parts import span
 from sparsebp.kernels.host.engine.simd import (
     VECTOR_BYTES,
@@ -99,7 +99,7 @@ def _store_rows(source: Any, source_stride: int, rows: int, n: int, out: Any, st
 def _product(
     product: int, x: Any, stride: int, rows: int, depth: int, w: Any, vectors: int, out: Any, out_stride: int
 ) -> None:
-    multiply(product, x, ROWS * stride, stride, 1, rows, depth, w, vectors, out, out_stride, False)
+    multiply(product, x, GROUP * stride, stride, 1, rows, depth, w, vectors, out, out_stride, False)
 
 
 @device
