@@ -55,7 +55,9 @@ class Recurrent(torch.nn.RNNBase):
             A dtype or device that there are no kernels for, mixed devices, a batch of lengths that does not fit.
         """
         for part in _parts(hx):
-            check_dense(self._get_name(), "hx", part, "a pair of tensors" if self.mode == "LSTM" else "a tensor")
+            check_dense(
+                self._get_name(), "hx", part, "a pair of dense tensors" if self.mode == "LSTM" else "a dense tensor"
+            )
         if isinstance(input, PackedSequence):
             if lengths is not None:
                 raise OptionError("A packed sequence has its lengths", expected="lengths=None", got="lengths too",

@@ -105,6 +105,10 @@ def backward(
 ) -> Backward:  # fmt: skip
     """Take the gradients at the states h (N, H) and at the last state, any of them None, back through `forward`."""
     cell, xp, hidden = CELLS[kind], backend.namespace(x), weights.weight_hh.shape[1]
+    if for_weights and not for_input and len(cuts) == 1:
+        summed = _summed_backward(cell, x, cuts, start, weights, states, gates, gy, at_last)
+        if summed is not None:
+            return summed
     k = kernels.get(xp)
     if (
         _belong_together(cell, xp, x, start, weights)
@@ -134,6 +138,22 @@ def backward(
         whole = PackedTape(x[:, None], start, (h[:, None],), gates, _states_before(cuts, start[0], h)[:, None])
         at_weights = cell.weight_grad(ga, whole, weights)
     return Backward(at_input, arriving, at_weights)
+
+
+def _summed_backward(
+    cell: CellMath, x: Array, cuts: list[Stretch], start: State, weights: Weights, states: State, gates: Array | None,
+    gy: Array | None, at_last: tuple[Array | None, ...],
+) -> Backward | None:  # fmt: skip
+    """Return the gradients of one stretch whose kernel sums those of the weights as it goes; None if it has none."""
+    tape = _tape(x, cuts, 0, start, states, gates)
+    chunks = choose(_AUTO, cell, tape.h.shape, x.dtype, backend.namespace(x)).chunks
+    if not cell.sums_inside(tape, chunks):
+        return None
+    before = _steps(_states_before(cuts, start[0], states[0]), cuts[0])
+    whole = PackedTape(tape.x, start, tape.states, tape.gates, before)
+    gy_here = None if gy is None else _steps(gy, cuts[0])
+    found = cell.summed_backward(whole, weights, gy_here, at_last, chunks)
+    return Backward(None, found.initial, found.weights)
 
 
 def _belong_together(cell: CellMath, xp: ModuleType, x: Array, start: State, weights: Weights) -> bool:
