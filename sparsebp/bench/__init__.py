@@ -18,6 +18,7 @@ MODULES = {
     "torch": "torch",
     "scan": "scan",
     "spgemm": "spgemm",
+    "spgemm-sweep": "spgemm_sweep",
     "jacobian": "jacobian",
     "convergence": "convergence",
     "pruned": "pruned",

@@ -95,6 +95,30 @@ class Runs(NamedTuple):
     row_cuts: Array
 
 
+class Blocks(NamedTuple):
+    """A consists of dense blocks (m, k), B of blocks (k, n), and so C of blocks (m, n), in grids.
+
+    Attributes
+    ----------
+    product_ptr
+        (rows of C / m + 1,) int64: products of blocks before each m rows of C.
+    positions
+        (n_block_products,) position: product p of a group of rows, in the order of Gustavson's algorithm, is added to
+        the block with that number of the group's blocks of C.
+    m, k, n
+        Sizes of the blocks, Python ints.
+    row_cuts
+        Groups of m rows of C in parts of about equal work.
+    """
+
+    product_ptr: Array
+    positions: Array
+    m: int
+    k: int
+    n: int
+    row_cuts: Array
+
+
 class Columns(NamedTuple):
     """The columns of B and C, where no place is kept.
 

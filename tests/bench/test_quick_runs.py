@@ -59,6 +59,7 @@ def one_thread() -> Iterator[None]:
         "torch",
         "scan",
         "spgemm",
+        "spgemm-sweep",
         "jacobian",
         "optim",
         "fusion",

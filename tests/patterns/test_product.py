@@ -38,6 +38,12 @@ def runs_pattern(rows, columns):
     return SparsityPattern.from_scipy(scipy.sparse.csr_array(present.astype(float)))
 
 
+def blocks_pattern(rows, columns, m, n, seed=0):
+    """Dense blocks (m, n) in place of every entry."""
+    present = np.random.default_rng(seed).random((rows, columns)) < 0.2
+    return SparsityPattern.from_scipy(scipy.sparse.csr_array(np.kron(present, np.ones((m, n)))))
+
+
 def disjoint_pattern(rows):
     """Two entries a row, each column in one row only: every product lands on an entry of its own."""
     return SparsityPattern(2 * np.arange(rows + 1), np.arange(2 * rows), (rows, 2 * rows))
@@ -114,6 +120,8 @@ def test_structure_picks_the_strategy():
     assert plan_product(selection, random_pattern(10, 20, 0.4)).strategy == "select_rows"
     assert plan_product(random_pattern(9, 40, 0.4), selection).strategy == "select_columns"
     assert plan_product(general, runs_pattern(40, 20)).strategy == "runs"
+    assert plan_product(blocks_pattern(30, 40, 3, 3), blocks_pattern(40, 50, 3, 2)).strategy == "blocks"
+    assert plan_product(blocks_pattern(9, 8, 3, 3), blocks_pattern(8, 7, 3, 2)).strategy != "blocks"  # too little work
     assert plan_product(general, disjoint_pattern(40)).strategy == "gather"
     assert plan_product(SparsityPattern.diagonal(5), SparsityPattern.diagonal(5)).pattern.kind == "diagonal"
     both = plan_product(SparsityPattern.identity(5), SparsityPattern.identity(5))
@@ -163,6 +171,7 @@ def cases():
         "select_columns": (general, selection),
         "gather": (general, disjoint_pattern(300)),
         "runs": (general, runs_pattern(300, 100)),
+        "blocks": (blocks_pattern(60, 70, 3, 3), blocks_pattern(70, 50, 3, 2)),
         "dense": (SparsityPattern.dense(60, 50), SparsityPattern.dense(50, 70)),
     }
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 STRATEGIES = (
-    "identity", "scale_rows", "scale_columns", "select_rows", "select_columns", "gather", "dense", "runs", "positions",
-    "accumulate", "matvec",
+    "identity", "scale_rows", "scale_columns", "select_rows", "select_columns", "gather", "dense", "runs", "blocks",
+    "positions", "accumulate", "matvec",
 )  # fmt: skip
 """What `Prices.products` has a price for: the strategies of `ProductPlan`, and a matrix times a vector."""
 

@@ -21,6 +21,7 @@ from sparsebp.backend.machine.price_file import now_and_here
 from sparsebp.backend.machine.prices import CELLS, STRATEGIES, CellPrices, Prices
 from sparsebp.bench.tools.environment import copy_bandwidth
 from sparsebp.bench.tools.matrices import convolution_t, max_pool_t
+from sparsebp.bench.tools.meshes import finite_elements
 from sparsebp.core.threads import most_threads, one_core
 from sparsebp.patterns import SparsityPattern
 from sparsebp.products import ProductPlan, plan_product
@@ -199,6 +200,7 @@ def _plans() -> Iterator[ProductPlan]:
     pairs = np.arange(2 * n).reshape(2, n).T.ravel()  # two columns a row, none of them twice
     yield plan_product(_scattered(rng, 60 * n, n, 8), SparsityPattern(np.arange(n + 1) * 2, pairs, (n, 2 * n)))
     yield plan_product(hwc, after)
+    yield plan_product(*[SparsityPattern.from_scipy(finite_elements(600, unknowns=3))] * 2)
     yield plan_product(SparsityPattern.dense(96, 96), SparsityPattern.dense(96, 96))
 
 

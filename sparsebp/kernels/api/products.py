@@ -17,7 +17,7 @@ from sparsebp.kernels.api.checks import (
     rows_of,
     written,
 )
-from sparsebp.kernels.operands import Columns, Places, Rows, Runs, Terms
+from sparsebp.kernels.operands import Blocks, Columns, Places, Rows, Runs, Terms
 
 
 class ProductKernels(Family):
@@ -76,6 +76,20 @@ class ProductKernels(Family):
         _check_positions("starts", runs.starts, rank("starts", runs.starts, 1))
         _check_cuts(runs.row_cuts)
         self._run.spgemm_runs(rows, runs, a_data, b_data, out)
+
+    def spgemm_blocks(self, rows: Rows, blocks: Blocks, a_data: Array, b_data: Array, out: Array) -> None:
+        """Gustavson's algorithm on dense blocks: one place stands for a product of two blocks."""
+        _check_rows(rows, a_data, b_data, out)
+        count, size = rows_of("a_indptr", rows.a_indptr), (blocks.m, blocks.k, blocks.n)
+        if min(size) < 1 or count % blocks.m:
+            raise ShapeError(
+                "The sizes of the blocks do not fit", expected=f"m, k, n >= 1, m a divisor of {count} rows",
+                got=str(size), remedy="Pass the sizes that the patterns consist of",
+            )  # fmt: skip
+        exact("product_ptr", blocks.product_ptr, INT64, (count // blocks.m + 1,))
+        _check_positions("positions", blocks.positions, rank("positions", blocks.positions, 1))
+        _check_cuts(blocks.row_cuts)
+        self._run.spgemm_blocks(rows, blocks, a_data, b_data, out)
 
     def spgemm_accumulate(self, rows: Rows, columns: Columns, a_data: Array, b_data: Array, out: Array) -> None:
         """Nothing is kept per product: a dense row of sums, from which the entries of C are read.

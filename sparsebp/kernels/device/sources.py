@@ -109,6 +109,7 @@ def _pool() -> list[Defines]:
 SOURCES: dict[str, list[Defines]] = {
     "csr.cu": _csr(),
     "spgemm.cu": _spgemm(),
+    "spgemm_blocks.cu": _spgemm(),
     "slopes.cu": _plain(),
     "pool.cu": _pool(),
     "spgemm_rows.cu": _csr(),

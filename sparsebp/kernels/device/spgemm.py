@@ -1,4 +1,4 @@
-"""Launchers of the numeric phase of fixed-pattern products (``cuda/spgemm.cu``, ``cuda/spgemm_rows.cu``)."""
+"""Launchers of the numeric phase of fixed-pattern products (``cuda/spgemm*.cu``)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sparsebp.kernels.device.base import (
     thread_block,
     types,
 )
-from sparsebp.kernels.operands import Columns, Places, Rows, Runs, Terms
+from sparsebp.kernels.operands import Blocks, Columns, Places, Rows, Runs, Terms
 
 _ROW_BYTES = 12 * 1024
 """Shared memory for the sums of one row of C: sixteen such warps fit on a multiprocessor; longer rows use `out`."""
@@ -47,6 +47,13 @@ class SpgemmKernels(Launcher):
         """A block a row of C and tile of the batch."""
         defines = types(a_data, rows.a_indptr) | position_define(runs.starts)
         self._rows("spgemm.cu", "spgemm_runs", defines, BLOCK, (*rows, *runs[:-1]), a_data, b_data, out)
+
+    def spgemm_blocks(self, rows: Rows, blocks: Blocks, a_data: Array, b_data: Array, out: Array) -> None:
+        """A warp a row of C and tile of the batch."""
+        defines = types(a_data, rows.a_indptr) | position_define(blocks.positions)
+        sizes = (np.int32(size) for size in (blocks.m, blocks.k, blocks.n))
+        arrays = (*rows, blocks.product_ptr, blocks.positions, *sizes)
+        self._rows("spgemm_blocks.cu", "spgemm_blocks", defines, WARP, arrays, a_data, b_data, out)
 
     def spgemm_accumulate(self, rows: Rows, columns: Columns, a_data: Array, b_data: Array, out: Array) -> None:
         """A warp a row of C and tile of the batch; places are searched in C's row."""

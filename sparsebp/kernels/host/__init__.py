@@ -26,6 +26,7 @@ from sparsebp.kernels.host.recurrent.gru import GruKernels  # noqa: E402
 from sparsebp.kernels.host.recurrent.lstm import LstmKernels  # noqa: E402
 from sparsebp.kernels.host.recurrent.rnn import RnnKernels  # noqa: E402
 from sparsebp.kernels.host.sparse.accumulate import AccumulateKernels  # noqa: E402
+from sparsebp.kernels.host.sparse.blocks import BlockKernels  # noqa: E402
 from sparsebp.kernels.host.sparse.csr import CsrKernels  # noqa: E402
 from sparsebp.kernels.host.sparse.positions import PositionKernels  # noqa: E402
 from sparsebp.kernels.host.sparse.runs import RunKernels  # noqa: E402
@@ -44,6 +45,7 @@ class HostKernels(
     PositionKernels,
     SelectionKernels,
     RunKernels,
+    BlockKernels,
     AccumulateKernels,
     DenseKernels,
     RnnKernels,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sparsebp.products.strategies.accumulate import Accumulate
+from sparsebp.products.strategies.blocks import AddBlocks
 from sparsebp.products.strategies.dense import Dense
 from sparsebp.products.strategies.gather import Gather
 from sparsebp.products.strategies.identity import Identity
@@ -17,7 +18,15 @@ from sparsebp.products.strategies.strategy import Strategy, StrategyOfKinds
 
 OF_KINDS: tuple[type[StrategyOfKinds], ...] = (Identity, ScaleRows, ScaleColumns, Dense)
 """Of these, the first that takes the kinds of A and B is the only one."""
-OF_STRUCTURE: tuple[type[Strategy], ...] = (SelectRows, SelectColumns, AddRuns, Gather, Positions, Accumulate)
+OF_STRUCTURE: tuple[type[Strategy], ...] = (
+    SelectRows,
+    SelectColumns,
+    AddRuns,
+    AddBlocks,
+    Gather,
+    Positions,
+    Accumulate,
+)
 """What is left to the others, when the structure of the product has been looked at; the last always fits."""
 
 
