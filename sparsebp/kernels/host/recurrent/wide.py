@@ -1,8 +1,7 @@
 """Large hidden states: recurrences whose weights are packed once for all steps, see `dense.packed`.
 
 Blocks are of any number of samples, so that a panel of the weights serves them all from the first cache, and a batch of
-one computes one row. Every number is the same chain of operations as in the kernels for blocks of four samples: which
-of the two runs, and how a batch is cut, changes no bit.
+one computes one row. How a batch is cut changes no bit: every number is the same chain of operations.
 
 Cells are those of `forward` and `backward`, and rows of what the weights feed are laid out as there.
 """
