@@ -53,7 +53,7 @@ class LstmKernels(Family):
         steps, batch, hidden = check_sequence("h", h)
         check_array("h", h, written=True)
         check_array("c", c, dtype=h.dtype, shape=h.shape, written=True)
-        check_input(x, h, 4 * hidden, w_ih, b_ih, b_hh)
+        check_input(x, h, 4 * hidden, w_ih, b_ih, b_hh, self._run.MOST_INPUTS)
         check_array("w_hh", w_hh, dtype=h.dtype, shape=(4 * hidden, hidden))
         for name, array in (("h0", h0), ("c0", c0)):
             check_array(name, array, dtype=h.dtype, shape=(batch, hidden))

@@ -13,7 +13,10 @@ HELD_INPUTS = (1, 4, 8)
 """Input sizes of kernels that hold the input's weights, or the sums of their gradients; a smaller input leaves room."""
 
 MOST_INPUTS = HELD_INPUTS[-1]
-"""Largest input size that a forward kernel projects itself."""
+"""Largest input size that a device's forward kernel projects itself."""
+
+SUMS_AT_MOST = 4
+"""Memory that sums of weight gradients may take over that of the gradients at the gates, which they replace."""
 
 Sizes = tuple[int, int, int]
 """``(T, B, H)``: steps, samples, hidden size."""
@@ -43,19 +46,24 @@ class RecurrentKernels(Family):
     gradient that arrives at every step's output, grad_h_n (B, H) or None the one that arrives at the last state. A
     batch of zero is legal; a sequence of zero steps and a hidden size of zero are not.
 
-    Forward takes the projected input, or the input x (T, B, I) with its weights: w_ih (H, I) or (3H, I), where I is at
-    most `MOST_INPUTS`, b_ih and b_hh (H,) or (3H,), each of which may be None.
+    Forward takes the projected input, or the input x (T, B, I) with its weights: w_ih (H, I) or (3H, I), where I on a
+    device is at most `MOST_INPUTS`, b_ih and b_hh (H,) or (3H,), each of which may be None.
     """
 
-    @property
-    def projected_inputs(self) -> int:
-        """The largest input size for which forward had better be given x and w_ih; 0 where a product is faster."""
-        return int(self._run.PROJECTED_INPUTS)
+    def projected_inputs(self, gates: int, hidden: int, itemsize: int) -> int:
+        """Return up to which input size forward had better be given x and w_ih; 0 where a product is faster."""
+        return int(self._run.projected_inputs(gates, hidden, itemsize))
 
-    @property
-    def sum_registers(self) -> int:
-        """Registers that a backward has for weights and the sums of their gradients; 0 where products are faster."""
-        return int(self._run.SUM_REGISTERS)
+    def sums_inside(self, gates: int, columns: int, sizes: Sizes, features: int, itemsize: int, chunks: int) -> bool:
+        """Whether backward sums the weight gradients as it goes where it is given `WeightSums`, and had better be.
+
+        ga has `columns` of the hidden size, of which the weights feed `gates`. Every chunk leaves its sums: where they
+        would take much more memory than ga, products are better.
+        """
+        steps, batch, hidden = sizes
+        room, samples = self._run.sums_for(gates, hidden, features, itemsize)
+        most = SUMS_AT_MOST * steps * columns * min(samples, batch)
+        return room > 0 and chunks * (gates * (hidden + room) + columns) <= most
 
     def rnn_forward(
         self,
@@ -77,7 +85,7 @@ class RecurrentKernels(Family):
         _check_nonlinearity(nonlinearity)
         _, batch, hidden = check_sequence("h", h)
         check_array("h", h, written=True)
-        check_input(x, h, hidden, w_ih, b_ih, b_hh)
+        check_input(x, h, hidden, w_ih, b_ih, b_hh, self._run.MOST_INPUTS)
         check_array("w_hh", w_hh, dtype=h.dtype, shape=(hidden, hidden))
         check_array("h0", h0, dtype=h.dtype, shape=(batch, hidden))
         self._run.rnn_forward(x, w_hh, h0, nonlinearity, h, w_ih, b_ih, b_hh)
@@ -164,7 +172,7 @@ class RecurrentKernels(Family):
         namespace(x=x, w_hh=w_hh, b_hn=b_hn, h0=h0, h=h, gates=gates)
         steps, batch, hidden = check_sequence("h", h)
         check_array("h", h, written=True)
-        check_input(x, h, 3 * hidden, w_ih, b_ih, b_hh)
+        check_input(x, h, 3 * hidden, w_ih, b_ih, b_hh, self._run.MOST_INPUTS)
         check_array("w_hh", w_hh, dtype=h.dtype, shape=(3 * hidden, hidden))
         check_array("b_hn", b_hn, dtype=h.dtype, shape=(hidden,))
         check_array("h0", h0, dtype=h.dtype, shape=(batch, hidden))
@@ -219,8 +227,10 @@ class RecurrentKernels(Family):
         self._run.gru_jacobians(h, h0, gates, w_hh, out)
 
 
-def check_input(x: Array, h: Array, rows: int, w_ih: Array | None, b_ih: Array | None, b_hh: Array | None) -> None:
-    """Check the projected input (T, B, rows), or the input with what projects it."""
+def check_input(
+    x: Array, h: Array, rows: int, w_ih: Array | None, b_ih: Array | None, b_hh: Array | None, most: int
+) -> None:
+    """Check the projected input (T, B, rows), or the input, of at most so many features, with what projects it."""
     if w_ih is None:
         if b_ih is not None or b_hh is not None:
             raise OptionError(
@@ -235,10 +245,10 @@ def check_input(x: Array, h: Array, rows: int, w_ih: Array | None, b_ih: Array |
     namespace(h=h, w_ih=w_ih, **biases)
     check_array("w_ih", w_ih, dtype=h.dtype, shape=(rows, None))
     features = w_ih.shape[1]
-    if not 1 <= features <= MOST_INPUTS:
+    if not 1 <= features <= most:
         raise ShapeError(
             "The input size is not one that forward projects",
-            expected=f"w_ih of shape ({rows}, 1 to {MOST_INPUTS})",
+            expected=f"w_ih of shape ({rows}, 1 to {most})",
             got=w_ih.shape,
             remedy="Pass the projection in place of x: x @ w_ih.T with its bias, and no w_ih",
         )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sparsebp.core.types import Array, Nonlinearity
-from sparsebp.kernels.api.recurrent import MOST_INPUTS
-from sparsebp.kernels.device.recurrent_launches import Cell, RecurrentLauncher, Saved
+from sparsebp.kernels.api.recurrent import MOST_INPUTS, room_for_sums
+from sparsebp.kernels.device.recurrent_launches import SUM_REGISTERS, Cell, RecurrentLauncher, Saved
 from sparsebp.kernels.operands import WeightSums
 
 _RNN: dict[Nonlinearity, Cell] = {
@@ -26,7 +26,15 @@ class RecurrentKernels(RecurrentLauncher):
         The hidden size exceeds the 1024 threads of a block, in a forward or a backward.
     """
 
-    PROJECTED_INPUTS = MOST_INPUTS
+    MOST_INPUTS = MOST_INPUTS
+
+    def projected_inputs(self, gates: int, hidden: int, itemsize: int) -> int:
+        """All that the kernels can."""
+        return MOST_INPUTS
+
+    def sums_for(self, gates: int, hidden: int, features: int, itemsize: int) -> tuple[int, int]:
+        """Sums are a sample's, in registers."""
+        return room_for_sums(SUM_REGISTERS, gates, hidden, features, itemsize), 1
 
     def rnn_forward(
         self,

@@ -79,8 +79,6 @@ class Saved(NamedTuple):
 class RecurrentLauncher(Launcher):
     """Launches the kernels of any cell."""
 
-    SUM_REGISTERS = SUM_REGISTERS
-
     def _forward(
         self, cell: Cell, inputs: tuple[Array | None, ...], w_hh: Array, initial: tuple[Array, ...], *written: Array
     ) -> None:
@@ -229,7 +227,7 @@ class RecurrentLauncher(Launcher):
         """
         hidden, itemsize = saved.shape[2], saved.dtype.itemsize
         features = 0 if sums is None else sums.x.shape[2]
-        room = room_for_sums(self.SUM_REGISTERS, cell.gates, hidden, features, itemsize) if features else 0
+        room = room_for_sums(SUM_REGISTERS, cell.gates, hidden, features, itemsize) if features else 0
         if sums is None or not room:
             return form, 0, (None, None, None, np.int32(0))
         beside = 2 * (form.threads + _padded(room, itemsize)) * itemsize

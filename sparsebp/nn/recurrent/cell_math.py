@@ -16,16 +16,12 @@ from sparsebp import backend, kernels
 from sparsebp.backend.memory import empty
 from sparsebp.core.types import Array
 from sparsebp.kernels.api import Kernels
-from sparsebp.kernels.api.recurrent import room_for_sums
 from sparsebp.kernels.operands import WeightSums
 from sparsebp.nn import arrays
 from sparsebp.nn.recurrent.lengths import Lengths
 from sparsebp.nn.recurrent.products import product, project, short_products, transposed_product
 from sparsebp.nn.recurrent.tape import GivenState, RunGradients, State, SummedGradients, Tape, Weights, set_initial
 from sparsebp.patterns import SparsityPattern, hidden_pattern
-
-SUMS_AT_MOST = 4
-"""Memory that sums of weight gradients may take over that of the gradients at the gates, which they replace."""
 
 
 class CellMath(abc.ABC):
@@ -116,7 +112,7 @@ class CellMath(abc.ABC):
 
     def inputs(self, k: Kernels, x: Array, weights: Weights) -> tuple[Array | None, ...]:
         """Return what `run` takes for x (T, B, I): its projection, or x and what the kernels project it with."""
-        if x.shape[2] > k.projected_inputs:
+        if x.shape[2] > k.projected_inputs(self.gates, weights.weight_hh.shape[1], x.dtype.itemsize):
             return (project(x, weights.weight_ih, self.input_bias(weights)),)
         return x, weights.weight_ih, weights.bias_ih, weights.bias_hh
 
@@ -148,16 +144,10 @@ class CellMath(abc.ABC):
         return grads
 
     def sums_inside(self, tape: Tape, chunks: int) -> bool:
-        """Whether the kernels sum the weight gradients of this run on the way back, see `summed_backward`.
-
-        Every chunk leaves its sums: where they would take much more memory than ga, products are better.
-        """
-        registers = kernels.get(backend.namespace(tape.h)).sum_registers
-        steps, _, hidden = tape.h.shape
-        room = room_for_sums(registers, self.gates, hidden, tape.x.shape[2], tape.h.dtype.itemsize)
-        return (
-            room > 0 and chunks * (self.gates * (hidden + room) + self.columns) <= SUMS_AT_MOST * steps * self.columns
-        )
+        """Whether the kernels sum the weight gradients of this run on the way back, see `summed_backward`."""
+        k = kernels.get(backend.namespace(tape.h))
+        features, itemsize = tape.x.shape[2], tape.h.dtype.itemsize
+        return k.sums_inside(self.gates, self.columns, tape.h.shape, features, itemsize, chunks)
 
     def summed_backward(
         self, tape: Tape, weights: Weights, gy: Array | None, last: GivenState, chunks: int = 1

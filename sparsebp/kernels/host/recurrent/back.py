@@ -10,10 +10,10 @@ A cell brings two functions. `saved` is a tuple of what they read, the pointer t
 `previous` points to the sample's row of that array before the step; `at` is where its row begins at the step, in an
 array (T, B, H). `states` is the number of arrays of H values that the cell's state consists of, 1 or 2.
 
-step_back(saved, previous, at, hidden, j, g, out, x, width)
-    For units j … and the gradient g at their h, write the gradients at what the weights feed to `out`, and those that
-    the weights bring back, a row of `width` each, to `x`; return what comes to the h before without weights. A second
-    array of the state has its gradient in the row of `x` behind these, which is read and replaced.
+step_back(saved, previous, at, hidden, j, g, out, beside, width)
+    For units j … and the gradient g at their h, write the gradients at what the weights feed to `out`, `width` apart,
+    the last ones those that the weights bring back; return what comes to the h before without weights. A second array
+    of the state has its gradient `beside`, which is read and replaced.
 step_map(saved, previous, at, hidden, w, width, rows, out, room)
     Take a map's rows, `states` parts of `width` each, one step into the past. There is room for
     ``states * hidden + MAP_ROOM`` rows of `width`.
@@ -44,17 +44,19 @@ from sparsebp.kernels.host.engine.simd import (
     store_n,
     store_up_to,
 )
+from sparsebp.kernels.host.recurrent.backward import chunk_start, finish_sums
 from sparsebp.kernels.host.recurrent.common import (
     SAMPLES,
     blocks_of,
     clear,
     launch,
-    load_rows,
     multiply_add,
     pack_rows,
-    store_rows,
+    padded_width,
 )
-from sparsebp.kernels.host.recurrent.wide import LEAST, pack_groups, wide_blocks_of
+from sparsebp.kernels.host.recurrent.forward import parts_of
+from sparsebp.kernels.host.recurrent.wide import LEAST, wide_blocks_of, wide_rows
+from sparsebp.kernels.operands import WeightSums
 
 MAP_ROOM = 16
 """Rows of scratch that `step_map` may use beside those of a Jacobian."""
@@ -67,13 +69,15 @@ def back_propagate(
     backward: Any,
     wide: Any,
     reduce: Any,
+    columns: int,
     saved: tuple[Any, ...],
     w_hh: np.ndarray,
     gy: np.ndarray | None,
     last: tuple[np.ndarray | None, ...],
-    out: np.ndarray,
+    out: np.ndarray | None,
     initial: tuple[np.ndarray, ...],
     chunks: int,
+    sums: WeightSums | None,
 ) -> None:
     """Back-propagate through a cell: the recursion, which is one chunk, or reduce-then-scan.
 
@@ -82,38 +86,54 @@ def back_propagate(
     Parameters
     ----------
     backward, wide, reduce
-        The cell's kernels: parts of `back_part`, of `wide_back` for large states, and of `reduce_part`.
+        The cell's kernels: parts of `back_part`, of `wide_back` and of `reduce_part`.
+    columns
+        Columns of `out`, in multiples of the hidden size.
     saved
-        What forward left, an array (T, B, H) first: the first arguments of all.
+        What forward left, an array (T, B, H) first: the first arguments of both.
     last
         The gradients (B, H) that come to the arrays of the last state; None stands for zero.
     out
-        The gradients at what the weights feed, written.
+        The gradients at what the weights feed, written, or None.
     initial
         The gradients (B, H) at the arrays of the state before the first step, written.
+    sums
+        What else is written, where it is not None.
     """
     steps, batch, hidden = saved[0].shape
     if not batch:
         return
-    incoming = np.empty((0, 0, 0), out.dtype) if gy is None else gy  # one Numba specialisation serves both
-    size = len(last) * hidden
-    bounds = np.empty((chunks + 1, batch, size), out.dtype)  # what comes into chunk c is entry c + 1, what leaves it c
+    none = np.empty((0, 0, 0), w_hh.dtype)  # one Numba specialisation serves both what is there and what is not
+    incoming, out = none if gy is None else gy, none if out is None else out
+    weights, size = pack_rows(w_hh), len(last) * hidden
+    bounds = np.empty((chunks + 1, batch, size), w_hh.dtype)  # what comes into chunk c is entry c + 1, what leaves it c
     for number, array in enumerate(last):
         bounds[chunks, :, number * hidden : (number + 1) * hidden] = 0 if array is None else array
-    work = 2 * steps * batch * w_hh.size
-    if hidden >= LEAST:
-        blocks, weights = wide_blocks_of(batch), pack_groups(w_hh, len(w_hh) // hidden)
-        run, args = wide, (blocks, product_of(out.dtype), *saved, weights, incoming)
+    blocks, work = blocks_of(batch), 2 * steps * batch * w_hh.size
+    x, before, room = none, none, np.empty((0, 0), w_hh.dtype)
+    if sums is not None:
+        gates, features = len(w_hh) // hidden, sums.x.shape[2]
+        numbers = ((features + hidden) * gates + columns) * padded_width(hidden, w_hh.dtype)
+        x, before, room = sums.x, sums.before, np.empty((chunks * blocks, numbers), w_hh.dtype)
+    args = (*saved, weights, incoming)
+    if is_wide := hidden >= LEAST and sums is None:
+        packed, blocks = wide_rows(w_hh, len(w_hh) // hidden), wide_blocks_of(batch)
+        of_wide = (blocks, product_of(w_hh.dtype), *saved, packed, incoming)
+        launch(wide, blocks, work // chunks, *of_wide, chunks - 1, bounds, out)
     else:
-        blocks, run, args = blocks_of(batch), backward, (*saved, pack_rows(w_hh), incoming)
-    launch(run, blocks, work // chunks, *args, chunks - 1, bounds, out)
+        team, groups = parts_of(batch, work // chunks)
+        backward(team, groups, groups, *args, chunks - 1, bounds, out, x, before, room)
     if chunks > 2:
-        maps = np.empty((chunks - 2, batch, size + 1, size), out.dtype)
-        given = (*saved, pack_rows(w_hh), incoming)
-        launch(reduce, (chunks - 2) * batch, _reducing(steps, batch, size, hidden), *given, 1, chunks, maps)
+        maps = np.empty((chunks - 2, batch, size + 1, size), w_hh.dtype)
+        launch(reduce, (chunks - 2) * batch, _reducing(steps, batch, size, hidden), *args, 1, chunks, maps)
         _combine(maps, bounds)
-    if chunks > 1:
-        launch(run, (chunks - 1) * blocks, work, *args, 0, bounds, out)
+    if chunks > 1 and is_wide:
+        launch(wide, (chunks - 1) * blocks, work, *of_wide, 0, bounds, out)
+    elif chunks > 1:
+        launch(backward, (chunks - 1) * blocks, work, blocks, *args, 0, bounds, out, x, before, room)
+    if sums is not None:
+        biases = (np.empty(0, w_hh.dtype) if bias is None else bias for bias in (sums.bias_ih, sums.bias_hh))
+        finish_sums(gates, columns, room, sums.weight_ih, sums.weight_hh, *biases)
     for number, array in enumerate(initial):
         array[...] = bounds[0, :, number * hidden : (number + 1) * hidden]
 
@@ -140,12 +160,6 @@ def _reducing(steps: int, batch: int, size: int, hidden: int) -> int:
 
 
 # ---- in Numba: affine maps of chunks -------------------------------------------------------------------------------
-
-
-@device
-def chunk_start(chunk: int, chunks: int, steps: int) -> int:
-    """Return the first step of a chunk; chunks differ by one step at most."""
-    return chunk * steps // chunks
 
 
 @device
@@ -208,62 +222,6 @@ def _combine(maps: Any, bounds: Any) -> None:
 
 
 # ---- in Numba: a chunk -----------------------------------------------------------------------------------------------
-
-
-@device
-def back_part(
-    step_back: Any, gates: int, states: int, saved: Any, initial: Any, task: int, shape: Any, w: Any, gy: Any,
-    first_chunk: int, bounds: Any, out: Any,
-) -> None:  # fmt: skip
-    """Take four samples back through one of the chunks from `first_chunk` on, from what `bounds` says comes in.
-
-    What leaves is stored for the first of these chunks only: the others' is there and is being read by neighbours.
-    """
-    blocks = (shape[1] + SAMPLES - 1) // SAMPLES
-    chunk, first = first_chunk + task // blocks, task % blocks * SAMPLES
-    scratch = np.empty((gates + states) * SAMPLES * w.shape[1] + VECTOR_BYTES, w.dtype)
-    _back_block(
-        step_back, gates, states, saved, initial, shape, w, gy, chunk, chunk == first_chunk, first, bounds, out, scratch
-    )
-
-
-@device
-def _back_block(
-    step_back: Any, gates: int, states: int, saved: Any, initial: Any, shape: Any, w: Any, gy: Any, chunk: int,
-    keep_edge: bool, first: int, bounds: Any, out: Any, scratch: Any,
-) -> None:  # fmt: skip
-    """Take four samples back through one chunk. w (gates·H, padded): w_hh."""
-    steps, batch, hidden = shape
-    width = w.shape[1]
-    chunks = bounds.shape[0] - 1
-    start, stop = chunk_start(chunk, chunks, steps), chunk_start(chunk + 1, chunks, steps)
-    weights, incoming, target, step = pointer(w), pointer(gy), pointer(out), batch * hidden
-    row_of_edge, row_of_x = states * hidden, (gates + states - 1) * width
-    edge = advance(pointer(bounds), chunk * states * step)
-    comes = advance(edge, states * step)
-    g = aligned_pointer(scratch)
-    x = advance(g, SAMPLES * width)
-    beside = advance(x, gates * width)  # where the second array's gradient is, in every row of x
-    load_rows(comes, row_of_edge, first, batch, hidden, g, width)
-    if states > 1:
-        load_rows(advance(comes, hidden), row_of_edge, first, batch, hidden, beside, row_of_x)
-    for t in range(stop - 1, start - 1, -1):
-        arrives = t < gy.shape[0]  # asked at every step, so that LLVM makes no second copy of the loop for no gy
-        before = advance(saved[0], (t - 1) * step) if t > 0 else initial
-        for s in range(SAMPLES):
-            row = min(first + s, batch - 1) * hidden
-            previous, at = advance(before, row), t * step + row
-            for j in range(0, width, lanes(g)):
-                total = load(g, s * width + j)
-                if arrives:
-                    total = total + load_n(incoming, at + j, hidden - j)
-                fed = advance(x, s * row_of_x + j)
-                store(g, s * width + j, step_back(saved, previous, at, hidden, j, total, target, fed, width))
-        multiply_add(x, row_of_x, gates, width, hidden, weights, width, width, g, width)
-    if keep_edge:
-        store_rows(g, width, hidden, edge, row_of_edge, first, batch)
-        if states > 1:
-            store_rows(beside, row_of_x, hidden, advance(edge, hidden), row_of_edge, first, batch)
 
 
 @device

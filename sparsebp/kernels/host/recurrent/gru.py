@@ -11,15 +11,14 @@ from sparsebp.kernels.host.dense.packed import product_of
 from sparsebp.kernels.host.engine import functions
 from sparsebp.kernels.host.engine.parts import INNER_JIT, JIT
 from sparsebp.kernels.host.engine.simd import (
-    VECTOR_BYTES,
     advance,
-    aligned_pointer,
     broadcast,
     device,
     fma,
     lanes,
     load,
     load_n,
+    load_up_to,
     pointer,
     store,
     store_n,
@@ -27,86 +26,60 @@ from sparsebp.kernels.host.engine.simd import (
 )
 from sparsebp.kernels.host.engine.team import in_parts
 from sparsebp.kernels.host.recurrent.back import (
-    back_part,
     back_propagate,
     multiply_map,
     reduce_all,
     reduce_part,
     write_jacobian,
 )
+from sparsebp.kernels.host.recurrent.backward import back_part
 from sparsebp.kernels.host.recurrent.common import (
-    SAMPLES,
-    blocks_of,
     launch,
-    load_rows,
-    multiply_add,
-    pack_columns,
-    project,
 )
-from sparsebp.kernels.host.recurrent.wide import LEAST, pack_gates, wide_back, wide_blocks_of, wide_forward
+from sparsebp.kernels.host.recurrent.forward import forward_part, pack, padded, parts_of, set_bias, weights_of
+from sparsebp.kernels.host.recurrent.wide import LEAST, wide_back, wide_blocks_of, wide_forward, wide_weights
 from sparsebp.kernels.operands import WeightSums
-from sparsebp.kernels.weight_sums import multiply_sums
 
 
 @device
-def _step(saved: Any, at: int, hidden: int, j: int, z: Any, state: Any, width: int, given: Any) -> None:
-    """See `wide`."""
-    out, gates = saved
-    n, place = hidden - j, advance(gates, 4 * at + j)
-    reset = functions.sigmoid(load(z, 0))
-    update = functions.sigmoid(load(z, width))
-    inner = load(z, 2 * width)
-    new = functions.tanh(fma(reset, inner, load_n(given, 2 * hidden, n)))
-    v = fma(update, load(state, 0) - new, new)
-    store(state, 0, v)
-    store_up_to(out, at + j, v, n)
-    store_up_to(place, 0, reset, n)
-    store_up_to(place, hidden, update, n)
-    store_up_to(place, 2 * hidden, new, n)
-    store_up_to(place, 3 * hidden, inner, n)
-
-
-@device
-def _forward_block(gx: Any, w: Any, b_hn: Any, h0: Any, h: Any, gates: Any, first: int, scratch: Any) -> None:
-    """Run four samples through time. w (H, 3·padded): w_hhᵀ, gates r, z, n."""
-    steps, batch, hidden = h.shape
-    width = w.shape[1] // 3
-    projected, out, saved, weights, bias = pointer(gx), pointer(h), pointer(gates), pointer(w), pointer(b_hn)
-    state = aligned_pointer(scratch)
-    z = advance(state, SAMPLES * width)
-    load_rows(pointer(h0), hidden, first, batch, hidden, state, width)
-    for _ in range(steps):
-        load_rows(projected, 3 * hidden, first, batch, hidden, z, 3 * width)
-        load_rows(advance(projected, hidden), 3 * hidden, first, batch, hidden, advance(z, width), 3 * width)
-        load_rows(bias, 0, first, batch, hidden, advance(z, 2 * width), 3 * width)
-        multiply_add(state, width, 1, 0, hidden, weights, 3 * width, 3 * width, z, 3 * width)
-        for s in range(SAMPLES):
-            row = min(first + s, batch - 1)
-            for j in range(0, width, lanes(z)):
-                source = advance(projected, row * 3 * hidden + j)
-                own = advance(state, s * width + j)
-                _step((out, saved), row * hidden, hidden, j, advance(z, s * 3 * width + j), own, width, source)
-        projected, out = advance(projected, 3 * batch * hidden), advance(out, batch * hidden)
-        saved = advance(saved, 4 * batch * hidden)
+def _cell(extra: None, z: Any, state: Any, width: int, j: int, hidden: int, at: int, kept: Any) -> None:
+    reset = functions.sigmoid(load(z, width + j))
+    update = functions.sigmoid(load(z, 2 * width + j))
+    inner = load(z, 3 * width + j)
+    new = functions.tanh(fma(reset, inner, load(z, j)))
+    v = fma(update, load(state, j) - new, new)
+    store(state, j, v)
+    n = hidden - j
+    store_up_to(kept[0], at + j, v, n)
+    saved = advance(kept[1], 4 * at + j)
+    store_up_to(saved, 0, reset, n)
+    store_up_to(saved, hidden, update, n)
+    store_up_to(saved, 2 * hidden, new, n)
+    store_up_to(saved, 3 * hidden, inner, n)
 
 
 @numba.njit(**INNER_JIT)
-def _forward_part(block: int, gx: Any, w: Any, b_hn: Any, h0: Any, h: Any, gates: Any) -> None:
-    scratch = np.empty(2 * SAMPLES * w.shape[1] + VECTOR_BYTES, h.dtype)
-    _forward_block(gx, w, b_hn, h0, h, gates, block * SAMPLES, scratch)
+def _forward_part(part: int, parts: int, x: Any, features: int, w: Any, h0: Any, h: Any, gates: Any) -> None:
+    kept = (pointer(h), pointer(gates))
+    forward_part(_cell, 3, 4, None, part, parts, h.shape, x, features, w, (pointer(h0),), kept)
 
 
 @numba.njit(**JIT)
-def _forward(team: int, parts: int, *args: Any) -> None:
-    in_parts(_forward_part, team, parts, args)
+def _forward(
+    team: int, parts: int, x: Any, w_ih: Any, b_ih: Any, b_hh: Any, w_hh: Any, b_hn: Any, h0: Any, h: Any, gates: Any
+) -> None:
+    w = pack(3, 4, w_ih, b_ih, b_hh, w_hh)
+    start = (w_ih.shape[1] + w_hh.shape[1]) * 3 * padded(w_hh.shape[1], w_hh.itemsize)
+    set_bias(w[start:], 3, b_hn)
+    in_parts(_forward_part, team, parts, (parts, x, w_ih.shape[1], w, h0, h, gates))
 
 
 @numba.njit(**INNER_JIT)
 def _forward_wide_part(
-    block: int, blocks: int, product: int, gx: Any, w: Any, b_hn: Any, h0: Any, h: Any, gates: Any
+    block: int, blocks: int, product: int, x: Any, w_ih: Any, w_hh: Any, bias: Any, h0: Any, h: Any, gates: Any
 ) -> None:
-    saved = pointer(h), pointer(gates)
-    wide_forward(_step, 3, 1, block, blocks, product, gx, w, b_hn, (pointer(h0),), h.shape, saved)
+    kept = (pointer(h), pointer(gates))
+    wide_forward(_cell, 3, 4, None, block, blocks, product, h.shape, x, w_ih, w_hh, bias, (pointer(h0),), kept)
 
 
 @numba.njit(**JIT)
@@ -122,37 +95,37 @@ def _factors(saved: Any, previous: Any, at: int, hidden: int, j: int) -> Any:
     j6 = 1 - n², j7 = 1 - z, j9 = z(1 - z), j10 = h[t-1] - n.
     """
     gate, n = advance(saved[1], 4 * at + j), hidden - j
-    reset, update = load_n(gate, 0, n), load_n(gate, hidden, n)
-    new, inner = load_n(gate, 2 * hidden, n), load_n(gate, 3 * hidden, n)
+    reset, update = load_up_to(gate, 0, n), load_up_to(gate, hidden, n)
+    new, inner = load_up_to(gate, 2 * hidden, n), load_up_to(gate, 3 * hidden, n)
     keep = 1.0 - update
     to_n = keep * fma(new, -1.0 * new, 1.0)
     to_m = to_n * reset
     to_r = to_m * (1.0 - reset) * inner
-    to_z = update * keep * (load_n(previous, j, n) - new)
+    to_z = update * keep * (load_up_to(previous, j, n) - new)
     return to_n, to_r, to_z, to_m, update
 
 
 @device
-def _step_back(saved: Any, previous: Any, at: int, hidden: int, j: int, g: Any, out: Any, x: Any, width: int) -> Any:
+def _step_back(
+    saved: Any, previous: Any, at: int, hidden: int, j: int, g: Any, out: Any, beside: Any, width: int
+) -> Any:
     to_n, to_r, to_z, to_m, direct = _factors(saved, previous, at, hidden, j)
-    g_r, g_z, g_m = to_r * g, to_z * g, to_m * g
-    place, n = advance(out, 4 * at + j), hidden - j
-    store_up_to(place, 0, to_n * g, n)
-    store_up_to(place, hidden, g_r, n)
-    store_up_to(place, 2 * hidden, g_z, n)
-    store_up_to(place, 3 * hidden, g_m, n)
-    store(x, 0, g_r)
-    store(x, width, g_z)
-    store(x, 2 * width, g_m)
+    store(out, 0, to_n * g)
+    store(out, width, to_r * g)
+    store(out, 2 * width, to_z * g)
+    store(out, 3 * width, to_m * g)
     return direct * g
 
 
 @numba.njit(**INNER_JIT)
 def _backward_part(
-    task: int, h: Any, h0: Any, gates: Any, w: Any, gy: Any, first_chunk: int, bounds: Any, ga: Any
-) -> None:
+    part: int, groups: int, h: Any, h0: Any, gates: Any, w: Any, gy: Any, first_chunk: int, bounds: Any, ga: Any,
+    x: Any, before: Any, sums: Any,
+) -> None:  # fmt: skip
     saved = pointer(h), pointer(gates)
-    back_part(_step_back, 3, 1, saved, pointer(h0), task, h.shape, w, gy, first_chunk, bounds, ga)
+    back_part(
+        _step_back, 3, 4, 1, saved, pointer(h0), part, groups, h.shape, w, gy, first_chunk, bounds, ga, x, before, sums
+    )
 
 
 @numba.njit(**JIT)
@@ -166,9 +139,7 @@ def _backward_wide_part(
     ga: Any,
 ) -> None:  # fmt: skip
     saved = pointer(h), pointer(gates)
-    wide_back(
-        _step_back, 3, 1, saved, pointer(h0), task, blocks, product, h.shape, w, gy, first_chunk, bounds, ga
-    )  # fmt: skip
+    wide_back(_step_back, 3, 4, saved, pointer(h0), task, blocks, product, h.shape, w, gy, first_chunk, bounds, ga)
 
 
 @numba.njit(**JIT)
@@ -256,14 +227,13 @@ class GruKernels:
     ) -> None:
         """6·T·B·H² FLOP, sequential in T, parallel over blocks of samples."""
         _, batch, hidden = h.shape
-        if not batch:
-            return
-        gx, work = project(x, w_ih, b_ih, b_hh, 2 * hidden), 6 * h.size * hidden
-        if hidden >= LEAST:
-            blocks, args = wide_blocks_of(batch), (gx, pack_gates(w_hh, 3), b_hn, h0, h, gates)
-            launch(_forward_wide, blocks, work, blocks, product_of(h.dtype), *args)
-        else:
-            launch(_forward, blocks_of(batch), work, gx, pack_columns(w_hh, 3), b_hn, h0, h, gates)
+        if batch and hidden >= LEAST:
+            blocks, weights = wide_blocks_of(batch), wide_weights(3, 4, w_ih, b_ih, b_hh, w_hh)
+            weights[2][3 * (len(weights[2]) // 4) :][:hidden] = b_hn
+            launch(_forward_wide, blocks, 6 * h.size * hidden, blocks, product_of(h.dtype), x, *weights, h0, h, gates)
+        elif batch:
+            weights = weights_of(w_hh, w_ih, b_ih, b_hh)
+            _forward(*parts_of(batch, 6 * h.size * hidden), x, *weights, w_hh, b_hn, h0, h, gates)
 
     def gru_backward(
         self,
@@ -279,10 +249,8 @@ class GruKernels:
         sums: WeightSums | None,
     ) -> None:
         """Parallel over blocks of samples, and over chunks."""
-        ga = np.empty_like(gates) if ga is None else ga
-        back_propagate(_backward, _backward_wide, _reduce, (h, h0, gates), w_hh, gy, (grad_h_n,), ga, (gh0,), chunks)
-        if sums is not None:
-            multiply_sums(ga, sums)
+        saved = (h, h0, gates)
+        back_propagate(_backward, _backward_wide, _reduce, 4, saved, w_hh, gy, (grad_h_n,), ga, (gh0,), chunks, sums)
 
     def gru_maps(
         self,

@@ -27,7 +27,7 @@ from sparsebp.kernels.host.engine.simd import (
     fma,
     lanes,
     load,
-    load_n,
+    load_up_to,
     pointer,
     store,
     store_up_to,
@@ -35,25 +35,21 @@ from sparsebp.kernels.host.engine.simd import (
 )
 from sparsebp.kernels.host.engine.team import in_parts
 from sparsebp.kernels.host.recurrent.back import (
-    back_part,
     back_propagate,
     map_rows,
     reduce_all,
     reduce_part,
     write_row,
 )
+from sparsebp.kernels.host.recurrent.backward import back_part
 from sparsebp.kernels.host.recurrent.common import (
     SAMPLES,
-    blocks_of,
     launch,
-    load_rows,
     multiply_add,
-    pack_columns,
-    project,
 )
-from sparsebp.kernels.host.recurrent.wide import LEAST, pack_gates, wide_back, wide_blocks_of, wide_forward
+from sparsebp.kernels.host.recurrent.forward import forward_part, pack, parts_of, weights_of
+from sparsebp.kernels.host.recurrent.wide import LEAST, wide_back, wide_blocks_of, wide_forward, wide_weights
 from sparsebp.kernels.operands import WeightSums
-from sparsebp.kernels.weight_sums import multiply_sums
 
 GATES = 4
 PLANES = 9
@@ -61,68 +57,49 @@ PLANES = 9
 
 
 @device
-def _step(saved: Any, at: int, hidden: int, j: int, z: Any, state: Any, width: int, given: Any) -> None:
-    """See `wide`; `state` has h, and c after it."""
-    out, cells, gates = saved
-    n, place = hidden - j, advance(gates, GATES * at + j)
-    enter = functions.sigmoid(load(z, 0))
-    keep = functions.sigmoid(load(z, width))
-    new = functions.tanh(load(z, 2 * width))
-    show = functions.sigmoid(load(z, 3 * width))
-    value = fma(keep, load(state, width), enter * new)
+def _cell(extra: None, z: Any, state: Any, width: int, j: int, hidden: int, at: int, kept: Any) -> None:
+    enter = functions.sigmoid(load(z, j))
+    keep = functions.sigmoid(load(z, width + j))
+    new = functions.tanh(load(z, 2 * width + j))
+    show = functions.sigmoid(load(z, 3 * width + j))
+    value = fma(keep, load(state, width + j), enter * new)
     seen = show * functions.tanh(value)
-    store(state, width, value)
-    store(state, 0, seen)
-    store_up_to(cells, at + j, value, n)
-    store_up_to(out, at + j, seen, n)
-    store_up_to(place, 0, enter, n)
-    store_up_to(place, hidden, keep, n)
-    store_up_to(place, 2 * hidden, new, n)
-    store_up_to(place, 3 * hidden, show, n)
-
-
-@device
-def _forward_block(gx: Any, w: Any, h0: Any, c0: Any, h: Any, c: Any, gates: Any, first: int, scratch: Any) -> None:
-    """Run four samples through time. w (H, 4·padded): w_hhᵀ, gates i, f, g, o."""
-    steps, batch, hidden = h.shape
-    width = w.shape[1] // GATES
-    projected, out, cells, saved, weights = pointer(gx), pointer(h), pointer(c), pointer(gates), pointer(w)
-    state = aligned_pointer(scratch)  # rows of h, and c after it
-    z = advance(state, 2 * SAMPLES * width)
-    load_rows(pointer(h0), hidden, first, batch, hidden, state, 2 * width)
-    load_rows(pointer(c0), hidden, first, batch, hidden, advance(state, width), 2 * width)
-    for _ in range(steps):
-        for gate in range(GATES):
-            part = advance(projected, gate * hidden)
-            load_rows(part, GATES * hidden, first, batch, hidden, advance(z, gate * width), GATES * width)
-        multiply_add(state, 2 * width, 1, 0, hidden, weights, GATES * width, GATES * width, z, GATES * width)
-        for s in range(SAMPLES):
-            row = min(first + s, batch - 1) * hidden
-            for j in range(0, width, lanes(z)):
-                row_of_z, own = advance(z, s * GATES * width + j), advance(state, s * 2 * width + j)
-                _step((out, cells, saved), row, hidden, j, row_of_z, own, width, projected)
-        step = batch * hidden
-        projected, saved = advance(projected, GATES * step), advance(saved, GATES * step)
-        out, cells = advance(out, step), advance(cells, step)
+    store(state, j, seen)
+    store(state, width + j, value)
+    n = hidden - j
+    store_up_to(kept[0], at + j, seen, n)
+    store_up_to(kept[1], at + j, value, n)
+    saved = advance(kept[2], GATES * at + j)
+    store_up_to(saved, 0, enter, n)
+    store_up_to(saved, hidden, keep, n)
+    store_up_to(saved, 2 * hidden, new, n)
+    store_up_to(saved, 3 * hidden, show, n)
 
 
 @numba.njit(**INNER_JIT)
-def _forward_part(block: int, gx: Any, w: Any, h0: Any, c0: Any, h: Any, c: Any, gates: Any) -> None:
-    scratch = np.empty((2 + GATES) * SAMPLES * (w.shape[1] // GATES) + VECTOR_BYTES, h.dtype)
-    _forward_block(gx, w, h0, c0, h, c, gates, block * SAMPLES, scratch)
+def _forward_part(
+    part: int, parts: int, x: Any, features: int, w: Any, h0: Any, c0: Any, h: Any, c: Any, gates: Any
+) -> None:
+    initial, kept = (pointer(h0), pointer(c0)), (pointer(h), pointer(c), pointer(gates))
+    forward_part(_cell, GATES, GATES, None, part, parts, h.shape, x, features, w, initial, kept)
 
 
 @numba.njit(**JIT)
-def _forward(team: int, parts: int, *args: Any) -> None:
-    in_parts(_forward_part, team, parts, args)
+def _forward(
+    team: int, parts: int, x: Any, w_ih: Any, b_ih: Any, b_hh: Any, w_hh: Any, h0: Any, c0: Any, h: Any, c: Any,
+    gates: Any,
+) -> None:  # fmt: skip
+    w = pack(GATES, GATES, w_ih, b_ih, b_hh, w_hh)
+    in_parts(_forward_part, team, parts, (parts, x, w_ih.shape[1], w, h0, c0, h, c, gates))
 
 
 @numba.njit(**INNER_JIT)
 def _forward_wide_part(
-    block: int, blocks: int, product: int, gx: Any, w: Any, h0: Any, c0: Any, h: Any, c: Any, gates: Any, none: Any
-) -> None:
-    saved, initial = (pointer(h), pointer(c), pointer(gates)), (pointer(h0), pointer(c0))
-    wide_forward(_step, GATES, 2, block, blocks, product, gx, w, none, initial, h.shape, saved)
+    block: int, blocks: int, product: int, x: Any, w_ih: Any, w_hh: Any, bias: Any, h0: Any, c0: Any, h: Any, c: Any,
+    gates: Any,
+) -> None:  # fmt: skip
+    initial, kept = (pointer(h0), pointer(c0)), (pointer(h), pointer(c), pointer(gates))
+    wide_forward(_cell, GATES, GATES, None, block, blocks, product, h.shape, x, w_ih, w_hh, bias, initial, kept)
 
 
 @numba.njit(**JIT)
@@ -138,11 +115,11 @@ def _factors(saved: Any, previous: Any, at: int, hidden: int, j: int) -> Any:
     from c to the c before. saved: c and the gates; previous: c before the step.
     """
     gate, n = advance(saved[1], GATES * at + j), hidden - j
-    enter, keep = load_n(gate, 0, n), load_n(gate, hidden, n)
-    new, show = load_n(gate, 2 * hidden, n), load_n(gate, 3 * hidden, n)
-    seen = functions.tanh(load_n(saved[0], at + j, n))
+    enter, keep = load_up_to(gate, 0, n), load_up_to(gate, hidden, n)
+    new, show = load_up_to(gate, 2 * hidden, n), load_up_to(gate, 3 * hidden, n)
+    seen = functions.tanh(load_up_to(saved[0], at + j, n))
     to_i = new * enter * (1.0 - enter)
-    to_f = load_n(previous, j, n) * keep * (1.0 - keep)
+    to_f = load_up_to(previous, j, n) * keep * (1.0 - keep)
     to_g = enter * fma(new, -1.0 * new, 1.0)
     to_o = seen * show * (1.0 - show)
     to_c = show * fma(seen, -1.0 * seen, 1.0)
@@ -150,29 +127,29 @@ def _factors(saved: Any, previous: Any, at: int, hidden: int, j: int) -> Any:
 
 
 @device
-def _step_back(saved: Any, previous: Any, at: int, hidden: int, j: int, g: Any, out: Any, x: Any, width: int) -> Any:
+def _step_back(
+    saved: Any, previous: Any, at: int, hidden: int, j: int, g: Any, out: Any, beside: Any, width: int
+) -> Any:
     to_i, to_f, to_g, to_o, to_c, keep = _factors(saved, previous, at, hidden, j)
-    d = fma(g, to_c, load(x, GATES * width))
-    g_i, g_f, g_g, g_o = to_i * d, to_f * d, to_g * d, to_o * g
-    place, n = advance(out, GATES * at + j), hidden - j
-    store_up_to(place, 0, g_i, n)
-    store_up_to(place, hidden, g_f, n)
-    store_up_to(place, 2 * hidden, g_g, n)
-    store_up_to(place, 3 * hidden, g_o, n)
-    store(x, 0, g_i)
-    store(x, width, g_f)
-    store(x, 2 * width, g_g)
-    store(x, 3 * width, g_o)
-    store(x, GATES * width, d * keep)
-    return zeros(x)
+    d = fma(g, to_c, load(beside, 0))
+    store(out, 0, to_i * d)
+    store(out, width, to_f * d)
+    store(out, 2 * width, to_g * d)
+    store(out, 3 * width, to_o * g)
+    store(beside, 0, d * keep)
+    return zeros(out)
 
 
 @numba.njit(**INNER_JIT)
 def _backward_part(
-    task: int, c: Any, c0: Any, gates: Any, w: Any, gy: Any, first_chunk: int, bounds: Any, ga: Any
-) -> None:
+    part: int, groups: int, c: Any, c0: Any, gates: Any, w: Any, gy: Any, first_chunk: int, bounds: Any, ga: Any,
+    x: Any, before: Any, sums: Any,
+) -> None:  # fmt: skip
     saved = pointer(c), pointer(gates)
-    back_part(_step_back, GATES, 2, saved, pointer(c0), task, c.shape, w, gy, first_chunk, bounds, ga)
+    back_part(
+        _step_back, GATES, GATES, 2, saved, pointer(c0), part, groups, c.shape, w, gy, first_chunk, bounds, ga, x,
+        before, sums,
+    )  # fmt: skip
 
 
 @numba.njit(**JIT)
@@ -185,10 +162,10 @@ def _backward_wide_part(
     task: int, blocks: int, product: int, c: Any, c0: Any, gates: Any, w: Any, gy: Any, first_chunk: int, bounds: Any,
     ga: Any,
 ) -> None:  # fmt: skip
-    saved = pointer(c), pointer(gates)
+    saved, shape = (pointer(c), pointer(gates)), c.shape
     wide_back(
-        _step_back, GATES, 2, saved, pointer(c0), task, blocks, product, c.shape, w, gy, first_chunk, bounds, ga
-    )  # fmt: skip
+        _step_back, GATES, GATES, saved, pointer(c0), task, blocks, product, shape, w, gy, first_chunk, bounds, ga
+    )
 
 
 @numba.njit(**JIT)
@@ -323,14 +300,13 @@ class LstmKernels:
     ) -> None:
         """8·T·B·H² FLOP, sequential in T, parallel over blocks of samples."""
         _, batch, hidden = h.shape
-        if not batch:
-            return
-        gx, work = project(x, w_ih, b_ih, b_hh, GATES * hidden), 2 * GATES * h.size * hidden
-        if hidden >= LEAST:
-            blocks, args = wide_blocks_of(batch), (gx, pack_gates(w_hh, GATES), h0, c0, h, c, gates)
-            launch(_forward_wide, blocks, work, blocks, product_of(h.dtype), *args, np.empty(0, h.dtype))
-        else:
-            launch(_forward, blocks_of(batch), work, gx, pack_columns(w_hh, GATES), h0, c0, h, c, gates)
+        work = 2 * GATES * h.size * hidden
+        if batch and hidden >= LEAST:
+            blocks, weights = wide_blocks_of(batch), wide_weights(GATES, GATES, w_ih, b_ih, b_hh, w_hh)
+            launch(_forward_wide, blocks, work, blocks, product_of(h.dtype), x, *weights, h0, c0, h, c, gates)
+        elif batch:
+            weights = weights_of(w_hh, w_ih, b_ih, b_hh)
+            _forward(*parts_of(batch, work), x, *weights, w_hh, h0, c0, h, c, gates)
 
     def lstm_backward(
         self,
@@ -348,11 +324,10 @@ class LstmKernels:
         sums: WeightSums | None,
     ) -> None:
         """Parallel over blocks of samples, and over chunks."""
-        ga = np.empty_like(gates) if ga is None else ga
         last, initial = (grad_h_n, grad_c_n), (gh0, gc0)
-        back_propagate(_backward, _backward_wide, _reduce, (c, c0, gates), w_hh, gy, last, ga, initial, chunks)
-        if sums is not None:
-            multiply_sums(ga, sums)
+        back_propagate(
+            _backward, _backward_wide, _reduce, GATES, (c, c0, gates), w_hh, gy, last, ga, initial, chunks, sums
+        )
 
     def lstm_maps(
         self,

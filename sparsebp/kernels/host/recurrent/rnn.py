@@ -12,15 +12,12 @@ from sparsebp.kernels.host.dense.packed import product_of
 from sparsebp.kernels.host.engine import functions
 from sparsebp.kernels.host.engine.parts import INNER_JIT, JIT
 from sparsebp.kernels.host.engine.simd import (
-    VECTOR_BYTES,
-    advance,
-    aligned_pointer,
     broadcast,
     device,
     fma,
     lanes,
     load,
-    load_n,
+    load_up_to,
     maximum,
     pointer,
     store,
@@ -30,74 +27,54 @@ from sparsebp.kernels.host.engine.simd import (
 )
 from sparsebp.kernels.host.engine.team import in_parts
 from sparsebp.kernels.host.recurrent.back import (
-    back_part,
     back_propagate,
     multiply_map,
     reduce_all,
     reduce_part,
     write_jacobian,
 )
+from sparsebp.kernels.host.recurrent.backward import back_part
 from sparsebp.kernels.host.recurrent.common import (
     SAMPLES,
-    blocks_of,
     launch,
-    load_rows,
-    multiply_add,
-    pack_columns,
-    project,
+    padded_width,
 )
-from sparsebp.kernels.host.recurrent.wide import LEAST, pack_gates, wide_back, wide_blocks_of, wide_forward
+from sparsebp.kernels.host.recurrent.forward import forward_part, pack, parts_of, weights_of
+from sparsebp.kernels.host.recurrent.wide import LEAST, wide_back, wide_blocks_of, wide_forward, wide_weights
 from sparsebp.kernels.operands import WeightSums
-from sparsebp.kernels.weight_sums import multiply_sums
+
+INPUT_WEIGHTS = 1 << 17
+"""Bytes of the input's weights up to which steps project the input as they go."""
 
 
 @device
-def _step(saved: Any, at: int, hidden: int, j: int, z: Any, state: Any, width: int, given: Any) -> None:
-    """See `wide`."""
-    out, relu = saved
-    v = load(z, 0)
+def _cell(relu: bool, z: Any, state: Any, width: int, j: int, hidden: int, at: int, kept: Any) -> None:
+    v = load(z, j)
     v = maximum(zeros(z), v) if relu else functions.tanh(v)
-    store(state, 0, v)
-    store_up_to(out, at + j, v, hidden - j)
-
-
-@device
-def _forward_block(gx: Any, w: Any, h0: Any, relu: bool, h: Any, first: int, scratch: Any) -> None:
-    """Run four samples through time. w (H, padded): w_hhᵀ."""
-    steps, batch, hidden = gx.shape
-    width = w.shape[1]
-    gates, out, weights = pointer(gx), pointer(h), pointer(w)
-    state = aligned_pointer(scratch)
-    z = advance(state, SAMPLES * width)
-    load_rows(pointer(h0), hidden, first, batch, hidden, state, width)
-    for _ in range(steps):
-        load_rows(gates, hidden, first, batch, hidden, z, width)
-        multiply_add(state, width, 1, 0, hidden, weights, width, width, z, width)
-        for s in range(SAMPLES):
-            row = min(first + s, batch - 1) * hidden
-            for j in range(0, width, lanes(z)):
-                own = advance(state, s * width + j)
-                _step((out, relu), row, hidden, j, advance(z, s * width + j), own, width, gates)
-        gates, out = advance(gates, batch * hidden), advance(out, batch * hidden)
+    store(state, j, v)
+    store_up_to(kept[0], at + j, v, hidden - j)
 
 
 @numba.njit(**INNER_JIT)
-def _forward_part(block: int, gx: Any, w: Any, h0: Any, relu: bool, h: Any) -> None:
-    scratch = np.empty(2 * SAMPLES * w.shape[1] + VECTOR_BYTES, gx.dtype)
-    _forward_block(gx, w, h0, relu, h, block * SAMPLES, scratch)
+def _forward_part(part: int, parts: int, x: Any, features: int, w: Any, h0: Any, relu: bool, h: Any) -> None:
+    kept = (pointer(h),)
+    forward_part(_cell, 1, 1, relu, part, parts, h.shape, x, features, w, (pointer(h0),), kept)
 
 
 @numba.njit(**JIT)
-def _forward(team: int, parts: int, *args: Any) -> None:
-    in_parts(_forward_part, team, parts, args)
+def _forward(
+    team: int, parts: int, x: Any, w_ih: Any, b_ih: Any, b_hh: Any, w_hh: Any, h0: Any, relu: bool, h: Any
+) -> None:
+    w = pack(1, 1, w_ih, b_ih, b_hh, w_hh)
+    in_parts(_forward_part, team, parts, (parts, x, w_ih.shape[1], w, h0, relu, h))
 
 
 @numba.njit(**INNER_JIT)
 def _forward_wide_part(
-    block: int, blocks: int, product: int, gx: Any, w: Any, h0: Any, relu: bool, h: Any, none: Any
+    block: int, blocks: int, product: int, x: Any, w_ih: Any, w_hh: Any, bias: Any, h0: Any, relu: bool, h: Any
 ) -> None:
-    saved = pointer(h), relu
-    wide_forward(_step, 1, 1, block, blocks, product, gx, w, none, (pointer(h0),), h.shape, saved)
+    kept = (pointer(h),)
+    wide_forward(_cell, 1, 1, relu, block, blocks, product, h.shape, x, w_ih, w_hh, bias, (pointer(h0),), kept)
 
 
 @numba.njit(**JIT)
@@ -112,17 +89,23 @@ def _slope(h: Any, relu: bool, g: Any) -> Any:
 
 
 @device
-def _step_back(saved: Any, previous: Any, at: int, hidden: int, j: int, g: Any, out: Any, x: Any, width: int) -> Any:
+def _step_back(
+    saved: Any, previous: Any, at: int, hidden: int, j: int, g: Any, out: Any, beside: Any, width: int
+) -> Any:
     h, relu = saved
-    v = _slope(load_n(h, at + j, hidden - j), relu, g)
-    store(x, 0, v)
-    store_up_to(out, at + j, v, hidden - j)
-    return zeros(x)
+    store(out, 0, _slope(load_up_to(h, at + j, hidden - j), relu, g))
+    return zeros(out)
 
 
 @numba.njit(**INNER_JIT)
-def _backward_part(task: int, h: Any, relu: bool, w: Any, gy: Any, first_chunk: int, bounds: Any, gz: Any) -> None:
-    back_part(_step_back, 1, 1, (pointer(h), relu), pointer(h), task, h.shape, w, gy, first_chunk, bounds, gz)
+def _backward_part(
+    part: int, groups: int, h: Any, relu: bool, w: Any, gy: Any, first_chunk: int, bounds: Any, gz: Any, x: Any,
+    before: Any, sums: Any,
+) -> None:  # fmt: skip
+    back_part(
+        _step_back, 1, 1, 1, (pointer(h), relu), pointer(h), part, groups, h.shape, w, gy, first_chunk, bounds, gz, x,
+        before, sums,
+    )  # fmt: skip
 
 
 @numba.njit(**JIT)
@@ -134,7 +117,7 @@ def _backward(team: int, parts: int, *args: Any) -> None:
 def _backward_wide_part(
     task: int, blocks: int, product: int, h: Any, relu: bool, w: Any, gy: Any, first_chunk: int, bounds: Any, gz: Any
 ) -> None:
-    saved = pointer(h), relu
+    saved = (pointer(h), relu)
     wide_back(_step_back, 1, 1, saved, pointer(h), task, blocks, product, h.shape, w, gy, first_chunk, bounds, gz)
 
 
@@ -185,8 +168,16 @@ def _jacobians(team: int, parts: int, *args: Any) -> None:
 class RnnKernels:
     """The kernels ``rnn_*`` of `sparsebp.kernels.api.Kernels` in Numba."""
 
-    PROJECTED_INPUTS = 0
-    SUM_REGISTERS = 0
+    MOST_INPUTS = 1 << 31
+
+    def projected_inputs(self, gates: int, hidden: int, itemsize: int) -> int:
+        """As many as leave the weights in a core's second cache; of large states, panels stay in the first one."""
+        return INPUT_WEIGHTS // (gates * padded_width(hidden, f"f{itemsize}") * itemsize) if hidden < LEAST else 1 << 31
+
+    def sums_for(self, gates: int, hidden: int, features: int, itemsize: int) -> tuple[int, int]:
+        """Sums are a block's."""
+        inside = hidden < LEAST and features <= self.projected_inputs(gates, hidden, itemsize)
+        return (features if inside else 0), SAMPLES
 
     def rnn_forward(
         self,
@@ -201,14 +192,13 @@ class RnnKernels:
     ) -> None:
         """2·T·B·H² FLOP, sequential in T, parallel over blocks of samples."""
         _, batch, hidden = h.shape
-        if not batch:
-            return
-        gx, work, relu = project(x, w_ih, b_ih, b_hh, hidden), 2 * h.size * hidden, nonlinearity == "relu"
-        if hidden >= LEAST:
-            blocks, args = wide_blocks_of(batch), (gx, pack_gates(w_hh, 1), h0, relu, h, np.empty(0, h.dtype))
-            launch(_forward_wide, blocks, work, blocks, product_of(h.dtype), *args)
-        else:
-            launch(_forward, blocks_of(batch), work, gx, pack_columns(w_hh, 1), h0, relu, h)
+        work, relu = 2 * h.size * hidden, nonlinearity == "relu"
+        if batch and hidden >= LEAST:
+            blocks, weights = wide_blocks_of(batch), wide_weights(1, 1, w_ih, b_ih, b_hh, w_hh)
+            launch(_forward_wide, blocks, work, blocks, product_of(h.dtype), x, *weights, h0, relu, h)
+        elif batch:
+            weights = weights_of(w_hh, w_ih, b_ih, b_hh)
+            _forward(*parts_of(batch, work), x, *weights, w_hh, h0, relu, h)
 
     def rnn_backward(
         self,
@@ -223,11 +213,8 @@ class RnnKernels:
         sums: WeightSums | None,
     ) -> None:
         """Parallel over blocks of samples, and over chunks."""
-        gz = np.empty_like(h) if gz is None else gz
         saved = (h, nonlinearity == "relu")
-        back_propagate(_backward, _backward_wide, _reduce, saved, w_hh, gy, (grad_h_n,), gz, (gh0,), chunks)
-        if sums is not None:
-            multiply_sums(gz, sums)
+        back_propagate(_backward, _backward_wide, _reduce, 1, saved, w_hh, gy, (grad_h_n,), gz, (gh0,), chunks, sums)
 
     def rnn_maps(
         self, h: np.ndarray, w_hh: np.ndarray, gy: np.ndarray | None, nonlinearity: Nonlinearity, maps: np.ndarray

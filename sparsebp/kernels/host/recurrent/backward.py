@@ -1,0 +1,180 @@
+"""A chunk of steps taken back through any recurrent cell on the host, the weight gradients summed on the way.
+
+All samples of a part go back in step, so memory is met in order. The gradients at what the weights feed are kept for a
+slice of steps, as many as stay in a core's second cache; then they are summed into the weight gradients, and what is
+read of inputs and states is there from the recursion. Only who asks for them has them written for all steps.
+
+Every block of samples, in every chunk, has sums of its own, over its steps from the last to the first: how steps are
+sliced and blocks shared among threads changes no result.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+
+from sparsebp.kernels.host.engine.parts import INNER_JIT, JIT
+from sparsebp.kernels.host.engine.simd import (
+    VECTOR_BYTES,
+    advance,
+    aligned_pointer,
+    clear,
+    device,
+    lanes,
+    load,
+    load_n,
+    load_up_to,
+    pointer,
+    store,
+    store_up_to,
+)
+from sparsebp.kernels.host.recurrent.common import SAMPLES
+from sparsebp.kernels.host.recurrent.forward import gate_at, padded
+from sparsebp.kernels.host.recurrent.tiles import add_outer, multiply, multiply_row
+
+SLICE = 1 << 16
+"""Bytes of gradients that a part keeps until it sums them."""
+
+
+@numba.njit(**INNER_JIT)
+def sums_size(gates: int, columns: int, features: int, hidden: int, itemsize: int) -> int:
+    """Return the numbers that the sums of a block take: of both weights, and of what the biases feed."""
+    return ((features + hidden) * gates + columns) * padded(hidden, itemsize)
+
+
+@numba.njit(**INNER_JIT)
+def chunk_start(chunk: int, chunks: int, steps: int) -> int:
+    """Return the first step of a chunk; chunks differ by one step at most."""
+    return chunk * steps // chunks
+
+
+@device
+def _add_sums(
+    gates: int, columns: int, x: Any, before: Any, at: int, batch: int, features: int, hidden: int, width: int, a: Any,
+    a_step: int, steps: int, rows: int, sums: Any,
+) -> None:  # fmt: skip
+    """Add a block's products over a slice to its sums. x and before begin at row `at` of (T·B, …)."""
+    row, stride = gates * width, columns * width
+    if features > 0:
+        inputs = advance(x, at * features)
+        add_outer(inputs, batch * features, features, features, a, a_step, stride, steps, rows, row, sums)
+    states, of_hidden = advance(before, at * hidden), advance(a, (columns - gates) * width)
+    target = advance(sums, features * row)
+    add_outer(states, batch * hidden, hidden, hidden, of_hidden, a_step, stride, steps, rows, row, target)
+    target = advance(target, hidden * row)
+    for j in range(0, stride, lanes(a)):
+        total = load(target, j)
+        for t in range(steps - 1, -1, -1):
+            for s in range(rows):
+                total = total + load(a, t * a_step + s * stride + j)
+        store(target, j, total)
+
+
+@device
+def back_part(
+    step_back: Any, gates: int, columns: int, states: int, saved: Any, initial: Any, part: int, groups: int, shape: Any,
+    w: Any, gy: Any, first_chunk: int, bounds: Any, ga: Any, x: Any, before: Any, sums: Any,
+) -> None:  # fmt: skip
+    """Take the samples of a group of blocks back through one of the chunks from `first_chunk` on.
+
+    What leaves is stored for the first of these chunks only: the others' is there and is being read by neighbours.
+    w (gates·H, padded): w_hh. ga (T, B, columns·H), or empty. sums (chunks·blocks, size), or empty.
+    """
+    steps, batch, hidden = shape
+    width, count = w.shape[1], lanes(pointer(w))
+    blocks, chunks = (batch + SAMPLES - 1) // SAMPLES, bounds.shape[0] - 1
+    chunk, group = first_chunk + part // groups, part % groups
+    begin, end = group * blocks // groups, (group + 1) * blocks // groups
+    start, stop = chunk_start(chunk, chunks, steps), chunk_start(chunk + 1, chunks, steps)
+    stride, step, samples = columns * width, batch * hidden, (end - begin) * SAMPLES
+    has_sums, has_ga, features = sums.size > 0, ga.size > 0, x.shape[2]
+    slots = max(1, min(stop - start, SLICE // (samples * stride * w.itemsize))) if has_sums else 1
+    scratch = np.empty(samples * (states * width + slots * stride) + VECTOR_BYTES, w.dtype)
+    g = aligned_pointer(scratch)  # of every sample, a row of `width` for each of the state's arrays
+    kept = advance(g, samples * states * width)
+    weights, incoming, target = pointer(w), pointer(gy), pointer(ga)
+    edge = advance(pointer(bounds), chunk * states * step)
+    comes = advance(edge, states * step)
+    for s in range(samples):
+        sample = min(begin * SAMPLES + s, batch - 1)
+        for i in range(states):
+            for j in range(0, width, count):
+                store(g, (s * states + i) * width + j, load_n(comes, (sample * states + i) * hidden + j, hidden - j))
+    size = sums.shape[1]
+    own_sums = advance(pointer(sums), (chunk * blocks + begin) * size)
+    if has_sums:
+        clear(own_sums, (end - begin) * size)
+    for slice_end in range(stop, start, -slots):
+        slice_start = max(slice_end - slots, start)
+        for t in range(slice_end - 1, slice_start - 1, -1):
+            arrives = t < gy.shape[0]
+            earlier = advance(saved[0], (t - 1) * step) if t > 0 else initial
+            now = advance(kept, (t - slice_start) * samples * stride)
+            for block in range(begin, end):
+                first, base = block * SAMPLES, (block - begin) * SAMPLES
+                rows, fed = min(batch - first, SAMPLES), advance(now, base * stride)
+                own = advance(g, base * states * width)
+                for s in range(rows):
+                    row = (first + s) * hidden
+                    previous, at = advance(earlier, row), t * step + row
+                    for j in range(0, width, count):
+                        place, to = s * states * width + j, advance(fed, s * stride + j)
+                        total = load(own, place)
+                        if arrives:
+                            total = total + load_up_to(incoming, at + j, hidden - j)
+                        beside = advance(own, place + width)
+                        store(own, place, step_back(saved, previous, at, hidden, j, total, to, beside, width))
+                        if has_ga:
+                            for q in range(columns):
+                                value = load(to, q * width)
+                                store_up_to(target, columns * at + q * hidden + j, value, hidden - j)
+                for q in range(gates):
+                    of_gate = advance(fed, (columns - gates + q) * width)
+                    of_w = advance(weights, q * hidden * width)
+                    if rows == 1:
+                        multiply_row(of_gate, hidden, of_w, width, width, own)
+                    else:
+                        r1, r2, r3 = stride, min(2, rows - 1) * stride, min(3, rows - 1) * stride
+                        multiply(of_gate, r1, r2, r3, hidden, of_w, width, width, own, states * width)
+        if has_sums:
+            for block in range(begin, end):
+                first = block * SAMPLES
+                _add_sums(
+                    gates, columns, pointer(x), pointer(before), slice_start * batch + first, batch, features, hidden,
+                    width, advance(kept, (block - begin) * SAMPLES * stride), samples * stride, slice_end - slice_start,
+                    min(batch - first, SAMPLES), advance(own_sums, (block - begin) * size),
+                )  # fmt: skip
+    if chunk == first_chunk:
+        for s in range(min(samples, batch - begin * SAMPLES)):
+            for i in range(states):
+                to = ((begin * SAMPLES + s) * states + i) * hidden
+                for j in range(0, width, count):
+                    store_up_to(edge, to + j, load(g, (s * states + i) * width + j), hidden - j)
+
+
+@numba.njit(**JIT)
+def finish_sums(
+    gates: int, columns: int, sums: Any, weight_ih: Any, weight_hh: Any, bias_ih: Any, bias_hh: Any
+) -> None:
+    """Add all blocks' sums, in their order, and write them as torch.nn has them."""
+    hidden, features = weight_hh.shape[1], weight_ih.shape[1]
+    width = padded(hidden, sums.itemsize)
+    row = gates * width
+    values, size, count = pointer(sums), sums.shape[1], VECTOR_BYTES // sums.itemsize
+    for block in range(1, len(sums)):
+        for j in range(0, size, count):
+            store(values, j, load(values, j) + load(values, block * size + j))
+    of_bias = (features + hidden) * row
+    for part in range(gates):
+        gate, of_hidden = gate_at(part, gates, columns), of_bias + (columns - gates + part) * width
+        for j in range(hidden):
+            for i in range(features):
+                weight_ih[gate * hidden + j, i] = sums[0, i * row + part * width + j]
+            for i in range(hidden):
+                weight_hh[part * hidden + j, i] = sums[0, (features + i) * row + part * width + j]
+            if bias_ih.size > 0:
+                bias_ih[gate * hidden + j] = sums[0, of_bias + part * width + j]
+            if bias_hh.size > 0:
+                bias_hh[part * hidden + j] = sums[0, of_hidden + j]
