@@ -55,9 +55,8 @@ from sparsebp.kernels.host.recurrent.common import (
     padded_width,
 )
 from sparsebp.kernels.host.recurrent.forward import parts_of
-from sparsebp.kernels.host.recurrent.wide import LEAST, pack_groups, wide_blocks_of
+from sparsebp.kernels.host.recurrent.wide import LEAST, wide_blocks_of, wide_rows
 from sparsebp.kernels.operands import WeightSums
-from sparsebp.kernels.weight_sums import multiply_sums
 
 MAP_ROOM = 16
 """Rows of scratch that `step_map` may use beside those of a Jacobian."""
@@ -87,7 +86,7 @@ def back_propagate(
     Parameters
     ----------
     backward, wide, reduce
-        The cell's kernels: parts of `backward.back_part`, of `wide.wide_back` for large states, and of `reduce_part`.
+        The cell's kernels: parts of `back_part`, of `wide_back` and of `reduce_part`.
     columns
         Columns of `out`, in multiples of the hidden size.
     saved
@@ -101,74 +100,42 @@ def back_propagate(
     sums
         What else is written, where it is not None.
     """
-    _, batch, hidden = saved[0].shape
+    steps, batch, hidden = saved[0].shape
     if not batch:
-        for array in () if sums is None else sums[2:]:
-            if array is not None:
-                array[...] = 0
         return
     none = np.empty((0, 0, 0), w_hh.dtype)  # one Numba specialisation serves both what is there and what is not
-    incoming, size = none if gy is None else gy, len(last) * hidden
+    incoming, out = none if gy is None else gy, none if out is None else out
+    weights, size = pack_rows(w_hh), len(last) * hidden
     bounds = np.empty((chunks + 1, batch, size), w_hh.dtype)  # what comes into chunk c is entry c + 1, what leaves it c
     for number, array in enumerate(last):
         bounds[chunks, :, number * hidden : (number + 1) * hidden] = 0 if array is None else array
-    run = _wide if hidden >= LEAST else _narrow
-    run(wide if hidden >= LEAST else backward, reduce, columns, saved, w_hh, incoming, bounds, out, sums)
-    for number, array in enumerate(initial):
-        array[...] = bounds[0, :, number * hidden : (number + 1) * hidden]
-
-
-def _narrow(
-    backward: Any, reduce: Any, columns: int, saved: tuple[Any, ...], w_hh: np.ndarray, incoming: np.ndarray,
-    bounds: np.ndarray, out: np.ndarray | None, sums: WeightSums | None,
-) -> None:  # fmt: skip
-    """Take all chunks back, weight gradients summed on the way."""
-    (steps, batch, hidden), chunks = saved[0].shape, len(bounds) - 1
-    blocks, work, gates = blocks_of(batch), 2 * steps * batch * w_hh.size, len(w_hh) // hidden
-    x = before = np.empty((0, 0, 0), w_hh.dtype)
-    out, room = x if out is None else out, np.empty((0, 0), w_hh.dtype)
+    blocks, work = blocks_of(batch), 2 * steps * batch * w_hh.size
+    x, before, room = none, none, np.empty((0, 0), w_hh.dtype)
     if sums is not None:
-        numbers = ((sums.x.shape[2] + hidden) * gates + columns) * padded_width(hidden, w_hh.dtype)
+        gates, features = len(w_hh) // hidden, sums.x.shape[2]
+        numbers = ((features + hidden) * gates + columns) * padded_width(hidden, w_hh.dtype)
         x, before, room = sums.x, sums.before, np.empty((chunks * blocks, numbers), w_hh.dtype)
-    team, groups = parts_of(batch, work // chunks)
-    args = (*saved, pack_rows(w_hh), incoming)
-    backward(team, groups, groups, *args, chunks - 1, bounds, out, x, before, room)
-    _reduce_inner(reduce, saved, w_hh, incoming, bounds)
-    if chunks > 1:
+    args = (*saved, weights, incoming)
+    if is_wide := hidden >= LEAST and sums is None:
+        packed, blocks = wide_rows(w_hh, len(w_hh) // hidden), wide_blocks_of(batch)
+        of_wide = (blocks, product_of(w_hh.dtype), *saved, packed, incoming)
+        launch(wide, blocks, work // chunks, *of_wide, chunks - 1, bounds, out)
+    else:
+        team, groups = parts_of(batch, work // chunks)
+        backward(team, groups, groups, *args, chunks - 1, bounds, out, x, before, room)
+    if chunks > 2:
+        maps = np.empty((chunks - 2, batch, size + 1, size), w_hh.dtype)
+        launch(reduce, (chunks - 2) * batch, _reducing(steps, batch, size, hidden), *args, 1, chunks, maps)
+        _combine(maps, bounds)
+    if chunks > 1 and is_wide:
+        launch(wide, (chunks - 1) * blocks, work, *of_wide, 0, bounds, out)
+    elif chunks > 1:
         launch(backward, (chunks - 1) * blocks, work, blocks, *args, 0, bounds, out, x, before, room)
     if sums is not None:
         biases = (np.empty(0, w_hh.dtype) if bias is None else bias for bias in (sums.bias_ih, sums.bias_hh))
         finish_sums(gates, columns, room, sums.weight_ih, sums.weight_hh, *biases)
-
-
-def _wide(
-    backward: Any, reduce: Any, columns: int, saved: tuple[Any, ...], w_hh: np.ndarray, incoming: np.ndarray,
-    bounds: np.ndarray, out: np.ndarray | None, sums: WeightSums | None,
-) -> None:  # fmt: skip
-    """Take all chunks back, then multiply the weight gradients over all steps."""
-    (steps, batch, hidden), chunks = saved[0].shape, len(bounds) - 1
-    blocks, work = wide_blocks_of(batch), 2 * steps * batch * w_hh.size
-    if out is None:
-        out = np.empty((0, 0, 0) if sums is None else (steps, batch, columns * hidden), w_hh.dtype)
-    args = (blocks, product_of(w_hh.dtype), *saved, pack_groups(w_hh, len(w_hh) // hidden), incoming)
-    launch(backward, blocks, work // chunks, *args, chunks - 1, bounds, out)
-    _reduce_inner(reduce, saved, w_hh, incoming, bounds)
-    if chunks > 1:
-        launch(backward, (chunks - 1) * blocks, work, *args, 0, bounds, out)
-    if sums is not None:
-        multiply_sums(out, sums)
-
-
-def _reduce_inner(
-    reduce: Any, saved: tuple[Any, ...], w_hh: np.ndarray, incoming: np.ndarray, bounds: np.ndarray
-) -> None:
-    """Find what comes into every chunk, by the maps of those between the first and the last."""
-    (steps, batch, hidden), (edges, _, size) = saved[0].shape, bounds.shape
-    if edges > 3:
-        maps = np.empty((edges - 3, batch, size + 1, size), w_hh.dtype)
-        work = _reducing(steps, batch, size, hidden)
-        launch(reduce, (edges - 3) * batch, work, *saved, pack_rows(w_hh), incoming, 1, edges - 1, maps)
-        _combine(maps, bounds)
+    for number, array in enumerate(initial):
+        array[...] = bounds[0, :, number * hidden : (number + 1) * hidden]
 
 
 def reduce_all(reduce: Any, saved: tuple[Any, ...], w_hh: np.ndarray, gy: np.ndarray | None, maps: np.ndarray) -> None:

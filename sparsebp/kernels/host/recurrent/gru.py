@@ -35,10 +35,9 @@ from sparsebp.kernels.host.recurrent.back import (
 from sparsebp.kernels.host.recurrent.backward import back_part
 from sparsebp.kernels.host.recurrent.common import (
     launch,
-    project,
 )
 from sparsebp.kernels.host.recurrent.forward import forward_part, pack, padded, parts_of, set_bias, weights_of
-from sparsebp.kernels.host.recurrent.wide import LEAST, pack_gates, wide_back, wide_blocks_of, wide_forward
+from sparsebp.kernels.host.recurrent.wide import LEAST, wide_back, wide_blocks_of, wide_forward, wide_weights
 from sparsebp.kernels.operands import WeightSums
 
 
@@ -77,10 +76,10 @@ def _forward(
 
 @numba.njit(**INNER_JIT)
 def _forward_wide_part(
-    block: int, blocks: int, product: int, gx: Any, w: Any, b_hn: Any, h0: Any, h: Any, gates: Any
+    block: int, blocks: int, product: int, x: Any, w_ih: Any, w_hh: Any, bias: Any, h0: Any, h: Any, gates: Any
 ) -> None:
-    kept = pointer(h), pointer(gates)
-    wide_forward(_cell, 3, 4, None, block, blocks, product, gx, w, b_hn, (pointer(h0),), h.shape, kept)
+    kept = (pointer(h), pointer(gates))
+    wide_forward(_cell, 3, 4, None, block, blocks, product, h.shape, x, w_ih, w_hh, bias, (pointer(h0),), kept)
 
 
 @numba.njit(**JIT)
@@ -140,7 +139,7 @@ def _backward_wide_part(
     ga: Any,
 ) -> None:  # fmt: skip
     saved = pointer(h), pointer(gates)
-    wide_back(_step_back, 3, 4, 1, saved, pointer(h0), task, blocks, product, h.shape, w, gy, first_chunk, bounds, ga)
+    wide_back(_step_back, 3, 4, saved, pointer(h0), task, blocks, product, h.shape, w, gy, first_chunk, bounds, ga)
 
 
 @numba.njit(**JIT)
@@ -228,16 +227,13 @@ class GruKernels:
     ) -> None:
         """6·T·B·H² FLOP, sequential in T, parallel over blocks of samples."""
         _, batch, hidden = h.shape
-        if not batch:
-            return
-        work = 6 * h.size * hidden
-        if hidden >= LEAST:
-            gx, blocks = project(x, w_ih, b_ih, b_hh, 2 * hidden), wide_blocks_of(batch)
-            args = (gx, pack_gates(w_hh, 3), b_hn, h0, h, gates)
-            launch(_forward_wide, blocks, work, blocks, product_of(h.dtype), *args)
-        else:
+        if batch and hidden >= LEAST:
+            blocks, weights = wide_blocks_of(batch), wide_weights(3, 4, w_ih, b_ih, b_hh, w_hh)
+            weights[2][3 * (len(weights[2]) // 4) :][:hidden] = b_hn
+            launch(_forward_wide, blocks, 6 * h.size * hidden, blocks, product_of(h.dtype), x, *weights, h0, h, gates)
+        elif batch:
             weights = weights_of(w_hh, w_ih, b_ih, b_hh)
-            _forward(*parts_of(batch, work), x, *weights, w_hh, b_hn, h0, h, gates)
+            _forward(*parts_of(batch, 6 * h.size * hidden), x, *weights, w_hh, b_hn, h0, h, gates)
 
     def gru_backward(
         self,

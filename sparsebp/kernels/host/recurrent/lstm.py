@@ -46,10 +46,9 @@ from sparsebp.kernels.host.recurrent.common import (
     SAMPLES,
     launch,
     multiply_add,
-    project,
 )
 from sparsebp.kernels.host.recurrent.forward import forward_part, pack, parts_of, weights_of
-from sparsebp.kernels.host.recurrent.wide import LEAST, pack_gates, wide_back, wide_blocks_of, wide_forward
+from sparsebp.kernels.host.recurrent.wide import LEAST, wide_back, wide_blocks_of, wide_forward, wide_weights
 from sparsebp.kernels.operands import WeightSums
 
 GATES = 4
@@ -96,10 +95,11 @@ def _forward(
 
 @numba.njit(**INNER_JIT)
 def _forward_wide_part(
-    block: int, blocks: int, product: int, gx: Any, w: Any, h0: Any, c0: Any, h: Any, c: Any, gates: Any
-) -> None:
-    kept, initial = (pointer(h), pointer(c), pointer(gates)), (pointer(h0), pointer(c0))
-    wide_forward(_cell, GATES, GATES, None, block, blocks, product, gx, w, h0, initial, h.shape, kept)
+    block: int, blocks: int, product: int, x: Any, w_ih: Any, w_hh: Any, bias: Any, h0: Any, c0: Any, h: Any, c: Any,
+    gates: Any,
+) -> None:  # fmt: skip
+    initial, kept = (pointer(h0), pointer(c0)), (pointer(h), pointer(c), pointer(gates))
+    wide_forward(_cell, GATES, GATES, None, block, blocks, product, h.shape, x, w_ih, w_hh, bias, initial, kept)
 
 
 @numba.njit(**JIT)
@@ -162,9 +162,9 @@ def _backward_wide_part(
     task: int, blocks: int, product: int, c: Any, c0: Any, gates: Any, w: Any, gy: Any, first_chunk: int, bounds: Any,
     ga: Any,
 ) -> None:  # fmt: skip
-    saved = pointer(c), pointer(gates)
+    saved, shape = (pointer(c), pointer(gates)), c.shape
     wide_back(
-        _step_back, GATES, GATES, 2, saved, pointer(c0), task, blocks, product, c.shape, w, gy, first_chunk, bounds, ga
+        _step_back, GATES, GATES, saved, pointer(c0), task, blocks, product, shape, w, gy, first_chunk, bounds, ga
     )
 
 
@@ -300,14 +300,11 @@ class LstmKernels:
     ) -> None:
         """8·T·B·H² FLOP, sequential in T, parallel over blocks of samples."""
         _, batch, hidden = h.shape
-        if not batch:
-            return
         work = 2 * GATES * h.size * hidden
-        if hidden >= LEAST:
-            gx, blocks = project(x, w_ih, b_ih, b_hh, GATES * hidden), wide_blocks_of(batch)
-            args = (gx, pack_gates(w_hh, GATES), h0, c0, h, c, gates)
-            launch(_forward_wide, blocks, work, blocks, product_of(h.dtype), *args)
-        else:
+        if batch and hidden >= LEAST:
+            blocks, weights = wide_blocks_of(batch), wide_weights(GATES, GATES, w_ih, b_ih, b_hh, w_hh)
+            launch(_forward_wide, blocks, work, blocks, product_of(h.dtype), x, *weights, h0, c0, h, c, gates)
+        elif batch:
             weights = weights_of(w_hh, w_ih, b_ih, b_hh)
             _forward(*parts_of(batch, work), x, *weights, w_hh, h0, c0, h, c, gates)
 

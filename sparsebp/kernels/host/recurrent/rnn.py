@@ -38,10 +38,9 @@ from sparsebp.kernels.host.recurrent.common import (
     SAMPLES,
     launch,
     padded_width,
-    project,
 )
 from sparsebp.kernels.host.recurrent.forward import forward_part, pack, parts_of, weights_of
-from sparsebp.kernels.host.recurrent.wide import LEAST, pack_gates, wide_back, wide_blocks_of, wide_forward
+from sparsebp.kernels.host.recurrent.wide import LEAST, wide_back, wide_blocks_of, wide_forward, wide_weights
 from sparsebp.kernels.operands import WeightSums
 
 INPUT_WEIGHTS = 1 << 17
@@ -71,9 +70,11 @@ def _forward(
 
 
 @numba.njit(**INNER_JIT)
-def _forward_wide_part(block: int, blocks: int, product: int, gx: Any, w: Any, h0: Any, relu: bool, h: Any) -> None:
+def _forward_wide_part(
+    block: int, blocks: int, product: int, x: Any, w_ih: Any, w_hh: Any, bias: Any, h0: Any, relu: bool, h: Any
+) -> None:
     kept = (pointer(h),)
-    wide_forward(_cell, 1, 1, relu, block, blocks, product, gx, w, h0, (pointer(h0),), h.shape, kept)
+    wide_forward(_cell, 1, 1, relu, block, blocks, product, h.shape, x, w_ih, w_hh, bias, (pointer(h0),), kept)
 
 
 @numba.njit(**JIT)
@@ -116,8 +117,8 @@ def _backward(team: int, parts: int, *args: Any) -> None:
 def _backward_wide_part(
     task: int, blocks: int, product: int, h: Any, relu: bool, w: Any, gy: Any, first_chunk: int, bounds: Any, gz: Any
 ) -> None:
-    saved = pointer(h), relu
-    wide_back(_step_back, 1, 1, 1, saved, pointer(h), task, blocks, product, h.shape, w, gy, first_chunk, bounds, gz)
+    saved = (pointer(h), relu)
+    wide_back(_step_back, 1, 1, saved, pointer(h), task, blocks, product, h.shape, w, gy, first_chunk, bounds, gz)
 
 
 @numba.njit(**JIT)
@@ -170,12 +171,13 @@ class RnnKernels:
     MOST_INPUTS = 1 << 31
 
     def projected_inputs(self, gates: int, hidden: int, itemsize: int) -> int:
-        """As many as leave the weights in a core's second cache."""
-        return INPUT_WEIGHTS // (gates * padded_width(hidden, f"f{itemsize}") * itemsize) if hidden < LEAST else 0
+        """As many as leave the weights in a core's second cache; of large states, panels stay in the first one."""
+        return INPUT_WEIGHTS // (gates * padded_width(hidden, f"f{itemsize}") * itemsize) if hidden < LEAST else 1 << 31
 
     def sums_for(self, gates: int, hidden: int, features: int, itemsize: int) -> tuple[int, int]:
         """Sums are a block's."""
-        return (features if features <= self.projected_inputs(gates, hidden, itemsize) else 0), SAMPLES
+        inside = hidden < LEAST and features <= self.projected_inputs(gates, hidden, itemsize)
+        return (features if inside else 0), SAMPLES
 
     def rnn_forward(
         self,
@@ -190,14 +192,13 @@ class RnnKernels:
     ) -> None:
         """2·T·B·H² FLOP, sequential in T, parallel over blocks of samples."""
         _, batch, hidden = h.shape
-        if not batch:
-            return
-        relu, work = nonlinearity == "relu", 2 * h.size * hidden
-        if hidden >= LEAST:
-            gx, blocks = project(x, w_ih, b_ih, b_hh, hidden), wide_blocks_of(batch)
-            launch(_forward_wide, blocks, work, blocks, product_of(h.dtype), gx, pack_gates(w_hh, 1), h0, relu, h)
-        else:
-            _forward(*parts_of(batch, work), x, *weights_of(w_hh, w_ih, b_ih, b_hh), w_hh, h0, relu, h)
+        work, relu = 2 * h.size * hidden, nonlinearity == "relu"
+        if batch and hidden >= LEAST:
+            blocks, weights = wide_blocks_of(batch), wide_weights(1, 1, w_ih, b_ih, b_hh, w_hh)
+            launch(_forward_wide, blocks, work, blocks, product_of(h.dtype), x, *weights, h0, relu, h)
+        elif batch:
+            weights = weights_of(w_hh, w_ih, b_ih, b_hh)
+            _forward(*parts_of(batch, work), x, *weights, w_hh, h0, relu, h)
 
     def rnn_backward(
         self,
