@@ -27,6 +27,8 @@ KEPT = {"rnn_tanh": 0, "rnn_relu": 0, "gru": 4, "lstm": 4}
 """Columns of the gates that a forward keeps, in multiples of the hidden size."""
 
 _AUTO = BackwardOptions()
+LONG = 64
+"""Steps from which one of several stretches may be worth being cut into chunks."""
 
 
 class Forward(NamedTuple):
@@ -125,7 +127,7 @@ def backward(
         cut, tape = cuts[number], _tape(x, cuts, number, start, states, gates)
         here = tuple(part[: cut.batch] for part in arriving)
         out = tuple(xp.empty_like(part) for part in here)
-        chunks = choose(_AUTO, cell, tape.h.shape, x.dtype, xp).chunks
+        chunks = 1 if len(cuts) > 1 and cut.steps < LONG else choose(_AUTO, cell, tape.h.shape, x.dtype, xp).chunks
         gy_here = None if gy is None else _steps(gy, cut)
         cell.run_back(k, tape, weights.weight_hh, gy_here, here, chunks, _steps(ga, cut), out)
         for part, before in zip(here, out, strict=True):
@@ -181,9 +183,8 @@ def _are_rows(x: Array, columns: int, *arrays: Array | None) -> bool:
 
 
 def _tape(x: Array, cuts: list[Stretch], number: int, start: State, states: State, gates: Array | None) -> PackedTape:
-    cut = cuts[number]
-    before = tuple(_before(cuts, number, *both) for both in zip(start, states, strict=True))
-    here = tuple(_steps(rows, cut) for rows in states)
+    cut, before = cuts[number], tuple(_before(cuts, number, *both) for both in zip(start, states, strict=True))
+    here = tuple([_steps(rows, cut) for rows in states])
     return PackedTape(_steps(x, cut), before, here, None if gates is None else _steps(gates, cut))
 
 
@@ -208,4 +209,5 @@ def _states_before(cuts: list[Stretch], start: Array, states: Array) -> Array:
 
 def _steps(rows: Array, cut: Stretch) -> Array:
     """Return the rows of a stretch as (steps, samples, features): a view."""
-    return rows[cut.rows].reshape(cut.steps, cut.batch, rows.shape[1])
+    first, steps, batch = cut
+    return rows[first : first + steps * batch].reshape(steps, batch, rows.shape[1])
