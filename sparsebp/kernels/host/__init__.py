@@ -22,7 +22,9 @@ from sparsebp.kernels.host.optim.product_update import (  # noqa: E402
     worth_update_by_product,
 )
 from sparsebp.kernels.host.pointwise import PointwiseKernels  # noqa: E402
+from sparsebp.kernels.host.recurrent import stream  # noqa: E402
 from sparsebp.kernels.host.recurrent.gru import GruKernels  # noqa: E402
+from sparsebp.kernels.host.recurrent.inference import infer  # noqa: E402
 from sparsebp.kernels.host.recurrent.lstm import LstmKernels  # noqa: E402
 from sparsebp.kernels.host.recurrent.rnn import RnnKernels  # noqa: E402
 from sparsebp.kernels.host.sparse.accumulate import AccumulateKernels  # noqa: E402
@@ -37,7 +39,16 @@ from sparsebp.kernels.host.windows.max_pool import MaxPoolKernels  # noqa: E402
 
 accept_read_only([module for name, module in sys.modules.items() if name.startswith(__name__ + ".")])
 
-__all__ = ["HostKernels", "bytes_at_once", "matmul", "matmul_batches", "update_by_product", "worth_update_by_product"]
+__all__ = [
+    "HostKernels",
+    "bytes_at_once",
+    "infer",
+    "matmul",
+    "matmul_batches",
+    "stream",
+    "update_by_product",
+    "worth_update_by_product",
+]
 
 
 class HostKernels(
