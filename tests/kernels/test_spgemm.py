@@ -65,6 +65,7 @@ KERNELS = {
     "select_rows": "spgemm_select_rows",
     "select_columns": "spgemm_select_columns",
     "runs": "spgemm_runs",
+    "pairs": "spgemm_pairs",
     "accumulate": "spgemm_accumulate",
 }
 
