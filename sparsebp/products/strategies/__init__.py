@@ -9,6 +9,7 @@ from sparsebp.products.strategies.blocks import AddBlocks
 from sparsebp.products.strategies.dense import Dense
 from sparsebp.products.strategies.gather import Gather
 from sparsebp.products.strategies.identity import Identity
+from sparsebp.products.strategies.pairs import SumPairs
 from sparsebp.products.strategies.positions import Positions
 from sparsebp.products.strategies.runs import AddRuns
 from sparsebp.products.strategies.scale import ScaleColumns, ScaleRows
@@ -24,6 +25,7 @@ OF_STRUCTURE: tuple[type[Strategy], ...] = (
     AddRuns,
     AddBlocks,
     Gather,
+    SumPairs,
     Positions,
     Accumulate,
 )
