@@ -16,6 +16,7 @@ MODULES = {
     "recurrent": "recurrent",
     "torch": "torch",
     "scan": "scan",
+    "chains": "chains",
     "spgemm": "spgemm",
     "jacobian": "jacobian",
     "convergence": "convergence",
