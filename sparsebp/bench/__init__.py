@@ -17,6 +17,7 @@ MODULES = {
     "long-sequences": "recurrent.long_sequences",
     "torch": "torch",
     "scan": "scan",
+    "chains": "chains",
     "spgemm": "spgemm",
     "spgemm-sweep": "spgemm_sweep",
     "jacobian": "jacobian",

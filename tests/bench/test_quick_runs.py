@@ -58,6 +58,7 @@ def one_thread() -> Iterator[None]:
         "long-sequences",
         "torch",
         "scan",
+        "chains",
         "spgemm",
         "spgemm-sweep",
         "jacobian",
