@@ -45,7 +45,20 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    "name", ["recurrent", "torch", "scan", "spgemm", "jacobian", "optim", "fusion", "schedule", "busy", "estimates"]
+    "name",
+    [
+        "recurrent",
+        "torch",
+        "scan",
+        "spgemm",
+        "jacobian",
+        "optim",
+        "fusion",
+        "convolution",
+        "schedule",
+        "busy",
+        "estimates",
+    ],
 )
 def test_quick_run(name: str, tmp_path: Path) -> None:
     lines: list[str] = []
