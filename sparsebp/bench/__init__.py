@@ -25,6 +25,7 @@ MODULES = {
     "pruned": "pruned",
     "optim": "optim",
     "fusion": "fusion",
+    "convolution": "convolution",
     "schedule": "schedule",
     "busy": "busy",
     "estimates": "estimates",

@@ -64,6 +64,7 @@ def one_thread() -> Iterator[None]:
         "jacobian",
         "optim",
         "fusion",
+        "convolution",
         "schedule",
         "busy",
         "estimates",

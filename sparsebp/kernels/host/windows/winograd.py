@@ -39,7 +39,7 @@ _LEAST_TILES = 24
 
 def fits(kernel: Axes, stride: Axes, dilation: Axes, groups: int, channels: tuple[int, int], outputs: tuple[int, ...],
          batch: int) -> bool:  # fmt: skip
-    """Whether a convolution is one of 3 by 3 with stride 1 that is worth mapping tiles; outputs (depth, height, width)."""
+    """Whether a convolution is one of 3 by 3 with stride 1 worth mapping tiles; outputs (depth, height, width)."""
     if (kernel, stride, dilation, groups) != ((1, 3, 3), (1, 1, 1), (1, 1, 1), 1) or outputs[0] != 1:
         return False
     (high, wide), (_, height, width) = _tiles(outputs), outputs
