@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp.analysis.steps import SteppedRun
+from sparsebp import backend
+from sparsebp.analysis.steps import SteppedRun, array_of
 from sparsebp.core.arguments import check_generator, check_integer
-from sparsebp.core.errors import NonFiniteError, OptionError, ShapeError
+from sparsebp.core.errors import DTypeError, NonFiniteError, OptionError, ShapeError
 from sparsebp.core.types import Seed
 
 _BLOCKS = 10
@@ -172,13 +173,20 @@ def lyapunov_of(jacobians: Any, k: int | None = None, *, warm_up: int = 0, rng: 
     ShapeError
         A Jacobian is not square, or has another shape than the first.
     OptionError
-        k is not from 1 to n, or no step is left to count.
+        There is nothing to go through, k is not from 1 to n, or no step is left to count.
+    DTypeError, DeviceError
+        A Jacobian has no real numbers, or is no array.
     NonFiniteError
         An entry is NaN or infinite.
     """
-    steps = iter(jacobians)
     try:
-        first = np.asarray(next(steps), dtype=np.float64)
+        steps = iter(jacobians)
+    except TypeError as error:
+        raise OptionError("There is no chain of Jacobians", got=type(jacobians).__name__,
+                          expected="an array (T, n, n) or (T, B, n, n), or an iterable of Jacobians",
+                          remedy="Pass the Jacobians of the steps in their order") from error  # fmt: skip
+    try:
+        first = _matrix(0, next(steps))
     except StopIteration:
         first = np.empty(0)
     if first.ndim not in (2, 3) or first.shape[-1] != first.shape[-2] or first.size == 0:
@@ -188,10 +196,29 @@ def lyapunov_of(jacobians: Any, k: int | None = None, *, warm_up: int = 0, rng: 
     return _spectrum(_checked(first, steps), batch, first.shape[-1], k, warm_up, check_generator("rng", rng))
 
 
+def _matrix(number: int, given: Any) -> np.ndarray:
+    """Return a step's Jacobian as an array of float64 on the host."""
+    found = given
+    if not isinstance(given, (list, tuple, np.generic, float, int)):
+        found = array_of(given)
+        backend.namespace(**{f"The Jacobian of step {number}": found})
+        found = backend.to_host(found)  # synchronize!
+    try:
+        found = np.asarray(found)
+    except ValueError:  # lists of different lengths
+        found = np.asarray(None)
+    if found.dtype.kind not in "biuf":
+        raise DTypeError(
+            f"The Jacobian of step {number} has no real numbers", expected="an array of floats", remedy="Pass real "
+            "arrays; of sparse matrices J.toarray()", got=f"{type(given).__name__} of {found.dtype}",
+        )  # fmt: skip
+    return found.astype(np.float64, copy=False)
+
+
 def _checked(first: np.ndarray, rest: Iterator[Any]) -> Iterator[np.ndarray]:
     """Yield the Jacobians as finite (B, n, n) arrays."""
     for number, given in enumerate(chain([first], rest)):
-        step = np.asarray(given, dtype=np.float64)
+        step = given if number == 0 else _matrix(number, given)
         if step.shape != first.shape:
             raise ShapeError(f"The Jacobian of step {number} has another shape", expected=first.shape, got=step.shape,
                              remedy="Pass Jacobians of one system")  # fmt: skip

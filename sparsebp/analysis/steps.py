@@ -107,9 +107,11 @@ class SteppedRun:
     def __init__(self, model: Any, x: Any, h0: Any, layer: int, direction: int) -> None:
         own = own_layer(model)
         with _evaluating(own):
-            recurrent, inputs = _recurrent_of(own, _array(x))
+            x = array_of(x)
+            backend.namespace(x=x)
+            recurrent, inputs = _recurrent_of(own, x)
             run = _number(recurrent, layer, direction)
-            inputs, h0 = _batched(recurrent, inputs, h0 if isinstance(h0, np.random.Generator) else _array(h0))
+            inputs, h0 = _batched(recurrent, inputs, h0 if isinstance(h0, np.random.Generator) else array_of(h0))
             states = _drawn(recurrent, inputs, h0) if isinstance(h0, np.random.Generator) else h0
             _, saved = recurrent.forward(inputs, states)
         self._cell: CellMath = recurrent.cell
@@ -169,11 +171,11 @@ def own_layer(model: Any) -> Layer:
     return model
 
 
-def _array(value: Any) -> Any:
+def array_of(value: Any) -> Any:
     """Return a tensor's array, or those of a pair; anything else as it is."""
     torch = sys.modules.get("torch")
     if isinstance(value, (tuple, list)):  # an LSTM's state
-        return tuple(map(_array, value))
+        return tuple(map(array_of, value))
     if torch is not None and isinstance(value, torch.Tensor):
         from sparsebp.interop.torch import from_torch
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from sparsebp import backend
+from sparsebp.core.errors import MemoryLimitError
 from sparsebp.core.types import Array
 
 SMALLEST = 1 << 18
@@ -56,18 +57,30 @@ class HostPool:
         self._lock = threading.RLock()  # a garbage collection inside may give a block back: reentrant
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-        """Return an uninitialised C-contiguous array, as numpy.empty."""
+        """Return an uninitialised C-contiguous array, as numpy.empty.
+
+        Raises
+        ------
+        MemoryLimitError
+            It is more than the system gives.
+        """
         dtype = np.dtype(dtype)
         size = math.prod(shape) * dtype.itemsize
-        if size < SMALLEST:
-            return np.empty(shape, dtype)
-        with self._lock:
-            same = self._free.get(size + ALIGNMENT)
-            memory = same.pop() if same else None
-            if memory is not None:
-                self.free_bytes -= memory.nbytes
-        if memory is None:
-            memory = np.empty(size + ALIGNMENT, np.uint8)
+        try:
+            if size < SMALLEST:
+                return np.empty(shape, dtype)
+            with self._lock:
+                same = self._free.get(size + ALIGNMENT)
+                memory = same.pop() if same else None
+                if memory is not None:
+                    self.free_bytes -= memory.nbytes
+            if memory is None:
+                memory = np.empty(size + ALIGNMENT, np.uint8)
+        except (MemoryError, ValueError, OverflowError) as error:  # the latter: more than NumPy counts
+            raise MemoryLimitError(
+                f"An array of shape {tuple(shape)} does not fit in memory", expected="memory for its elements",
+                got=f"{size} bytes of {dtype}", remedy="Use smaller batches, a smaller input or less padding",
+            ) from error  # fmt: skip
         return np.asarray(_Block(self, memory, tuple(shape), dtype))
 
     def release(self) -> int:

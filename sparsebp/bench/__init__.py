@@ -13,15 +13,19 @@ if TYPE_CHECKING:
     from sparsebp.bench.tools.benchmark import Benchmark
 
 MODULES = {
-    "recurrent": "recurrent",
+    "recurrent": "recurrent.training",
+    "long-sequences": "recurrent.long_sequences",
     "torch": "torch",
     "scan": "scan",
+    "chains": "chains",
     "spgemm": "spgemm",
+    "spgemm-sweep": "spgemm_sweep",
     "jacobian": "jacobian",
     "convergence": "convergence",
     "pruned": "pruned",
     "optim": "optim",
     "fusion": "fusion",
+    "convolution": "convolution",
     "schedule": "schedule",
     "busy": "busy",
     "estimates": "estimates",

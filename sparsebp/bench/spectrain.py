@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sparsebp import nn, optim
-from sparsebp.bench.staged import NETWORKS, STAGES
 from sparsebp.bench.tools import images, pictures
 from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run
 from sparsebp.bench.tools.report import Column
+from sparsebp.bench.tools.staged import NETWORKS, STAGES
 from sparsebp.core.errors import NonFiniteError
 from sparsebp.distributed.pipeline.executor import PipelineExecutor
 from sparsebp.distributed.pipeline.versions import Distance

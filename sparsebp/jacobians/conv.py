@@ -11,6 +11,7 @@ from sparsebp.core.errors import ShapeError
 from sparsebp.core.types import Array
 from sparsebp.jacobians.transposed import TransposedJacobian
 from sparsebp.patterns.conv import ConvPattern, Layout, conv_pattern, conv_transpose_pattern
+from sparsebp.patterns.pad import border_pattern
 from sparsebp.patterns.windows import Lengths, Padding
 
 
@@ -60,6 +61,25 @@ def conv_jacobian_t(
         memory_limit=memory_limit,
     )  # fmt: skip
     return _gathered(structure, weight)
+
+
+def border_jacobian_t(x: Array, mode: str, padding: tuple[tuple[int, int], ...]) -> TransposedJacobian:
+    """Return the transposed Jacobian of a border that repeats elements of x (B, C, …): ones, shared by the batch.
+
+    Parameters
+    ----------
+    x
+        The input, for its shape, dtype and namespace.
+    mode, padding
+        As in `sparsebp.patterns.border_pattern`.
+
+    Returns
+    -------
+    TransposedJacobian
+        Shape (elements of a sample, elements with the border).
+    """
+    pattern = border_pattern(x.shape[1], x.shape[2:], padding, mode)
+    return TransposedJacobian(pattern, backend.namespace(x).ones(pattern.nnz, dtype=x.dtype))
 
 
 def conv_transpose_jacobian_t(

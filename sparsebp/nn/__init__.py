@@ -5,6 +5,7 @@ from sparsebp.nn.chain.concat import Concat
 from sparsebp.nn.chain.residual import Residual
 from sparsebp.nn.chain.sequential import Sequential
 from sparsebp.nn.gradients import Back, Gradients, value_and_grad
+from sparsebp.nn.keeping import inference_mode
 from sparsebp.nn.layer import Layer
 from sparsebp.nn.layers.activations import (
     ELU,
@@ -110,6 +111,7 @@ __all__ = [
     "TransformerEncoderLayer",
     "Unflatten",
     "ZeroPad2d",
+    "inference_mode",
     "init",
     "prune",
     "value_and_grad",

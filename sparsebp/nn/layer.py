@@ -21,6 +21,7 @@ from sparsebp.core.errors import FileFormatError, OptionError
 from sparsebp.core.types import Array, ProductFactors
 from sparsebp.nn.arrays import NamedArrays, checked_like
 from sparsebp.nn.gradients import Back, Gradients, explain
+from sparsebp.nn.keeping import inference_mode
 from sparsebp.nn.work import Work
 
 
@@ -183,8 +184,9 @@ class Layer(abc.ABC):
         return None if self.replayable else "does not say that its work is the same for every batch (replayable)"
 
     def __call__(self, x: Array, /, *more: Any, **options: Any) -> Any:
-        """Return the output alone; further arguments go to `forward`."""
-        return forward_of(self, x, *more, **options)[0]
+        """Return the output alone, keeping nothing for a way back; further arguments go to `forward`."""
+        with inference_mode():
+            return forward_of(self, x, *more, **options)[0]
 
     # ---- parameters ----------------------------------------------------------------------------------------------
 

@@ -1,13 +1,17 @@
-"""The pattern of an image with a border: a selection."""
+"""The patterns of arrays with a border: of zeros, a selection; of what is inside, the transpose of one."""
 
 from __future__ import annotations
 
 from functools import lru_cache
+from math import prod
 
 import numpy as np
 
+from sparsebp.patterns.kron import Factor, kron
 from sparsebp.patterns.sparsity import KEPT, SparsityPattern
 from sparsebp.patterns.validate import check_allocatable, checked_shape, checked_sizes, index_dtype
+
+_OF_NUMPY = {"reflect": "reflect", "replicate": "edge", "circular": "wrap"}
 
 
 def pad_pattern(channels: int, size: tuple[int, int], padding: tuple[int, int, int, int]) -> SparsityPattern:
@@ -47,3 +51,40 @@ def _pad(channels: int, height: int, width: int, left: int, right: int, above: i
     first = np.arange(channels, dtype=entry)[:, None] * area
     indptr = np.concatenate([[0], np.cumsum(np.tile(kept.reshape(-1), channels))])
     return SparsityPattern._trusted(indptr, (first + places[kept]).reshape(-1).astype(entry), shape)
+
+
+@lru_cache(maxsize=KEPT)
+def border_pattern(
+    channels: int, sizes: tuple[int, ...], padding: tuple[tuple[int, int], ...], mode: str
+) -> SparsityPattern:
+    """Return the pattern of a border that repeats elements of the input: one entry a column, several in some rows.
+
+    Parameters
+    ----------
+    channels, sizes
+        Channels, and the lengths of the axes behind them.
+    padding
+        Elements (before, after) on each axis, as many as the mode has something to repeat for.
+    mode
+        ``"reflect"``, ``"replicate"`` or ``"circular"``, as `torch.nn.functional.pad` has them.
+
+    Returns
+    -------
+    SparsityPattern
+        A row for each element of the input, a column for each of the padded one.
+    """
+    nnz = channels * prod(n + sum(pair) for n, pair in zip(sizes, padding, strict=True))
+    shape = checked_shape((channels * prod(sizes), nnz))
+    check_allocatable(nnz, shape)
+    each = np.arange(channels + 1)
+    factors = [Factor(each, each[:-1], channels, np.zeros(channels, np.int8))]
+    factors += [_repeated(size, pair, mode) for size, pair in zip(sizes, padding, strict=True)]
+    entries = kron(factors, np.int8)
+    return SparsityPattern._trusted(entries.indptr, entries.columns, shape)
+
+
+def _repeated(size: int, pair: tuple[int, int], mode: str) -> Factor:
+    """Return one axis: where each element is found in the padded one."""
+    source = np.pad(np.arange(size), pair, _OF_NUMPY[mode])  # type: ignore[call-overload]
+    indptr = np.concatenate(([0], np.cumsum(np.bincount(source, minlength=size))))
+    return Factor(indptr, np.argsort(source, kind="stable"), len(source), np.zeros(len(source), np.int8))

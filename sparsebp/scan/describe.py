@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from sparsebp.scan.planning.cost import amount
 from sparsebp.scan.planning.planned import PlannedScan
 from sparsebp.scan.steps import ScanStep
 
 _NUMBERS = ("FLOP", "dense FLOP", "bytes", "est. µs")
 _COLUMNS = ("level", "phase", "left", "right", "target", "kind", *_NUMBERS, "critical")
-
-
-def amount(value: float, unit: str) -> str:
-    """Write a number with a metric prefix: ``1234567`` as ``1.23 M<unit>``."""
-    for prefix, scale in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if value >= scale:
-            return f"{value / scale:.3g} {prefix}{unit}"
-    return f"{value:.3g} {unit}"
 
 
 def describe(plan: PlannedScan, max_rows: int = 40) -> str:
@@ -41,10 +34,23 @@ def describe(plan: PlannedScan, max_rows: int = 40) -> str:
         f"memory         {amount(plan.memory, 'B')}: products {amount(sized.workspace, 'B')}, "
         f"results {amount(sized.results, 'B')}, product index {amount(sized.index, 'B')}",
     ]
+    if mm:
+        lines.insert(-1, f"fill-in        {_fill_in(plan)}")
     lines += [*estimates_line(plan.estimates), "", *_table(steps[:max_rows])]
     if len(steps) > max_rows:
         lines.append(f"… {len(steps) - max_rows} more steps; see .steps")
     return "\n".join(lines)
+
+
+def _fill_in(plan: PlannedScan) -> str:
+    """Return how full the products are, and their work beside that of the linear scan."""
+    entries = sum(p.nnz for p in plan.patterns)
+    linear = 2 * plan.batch * sum(p.nnz for p in plan.patterns if p.kind != "identity")
+    products = [p.nnz for span, p in plan.sized.patterns.items() if not span.is_element]
+    return (
+        f"{amount(sum(products), '')} entries in {len(products)} products, {amount(entries, '')} in all Jacobians; "
+        f"{plan.flops / max(linear, 1):.3g} times the work of the linear scan"
+    )
 
 
 def estimates_line(estimates: Mapping[str, float]) -> list[str]:

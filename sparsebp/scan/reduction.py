@@ -17,7 +17,7 @@ from sparsebp.patterns import SparsityPattern
 from sparsebp.scan.planning.check import check_plan
 from sparsebp.scan.planning.cost import sized_seconds
 from sparsebp.scan.planning.sizing import is_view, size_recipe
-from sparsebp.scan.running.run import Multiply
+from sparsebp.scan.running.multiply import Multiply
 from sparsebp.scan.steps import AbstractStep, Recipe, Span
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sparsebp.core.errors import OptionError
-from sparsebp.torch.checks import autocasts, cast_input, check_tensors, without_autocast
+from sparsebp.torch.checks import autocasts, cast_input, check_dense, check_tensors, without_autocast
 from sparsebp.torch.gradients import recurrent
 
 
@@ -47,6 +47,10 @@ def _step(
 ) -> tuple[Tensor, ...]:
     """Return the next state."""
     name = cell._get_name()
+    check_dense(name, "input", x)
+    for part in state:
+        if part is not None:
+            check_dense(name, "hx", part)
     if x.dim() not in (1, 2):
         raise ValueError(f"{name}: Expected input to be 1D or 2D, got {x.dim()}D instead")
     for number, part in enumerate(state):

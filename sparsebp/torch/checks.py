@@ -40,22 +40,42 @@ def check_tensors(name: str, tensors: dict[str, Tensor | None]) -> None:
     DTypeError, DeviceError
         One of them differs, or all are of another kind.
     """
-    given = {what: tensor for what, tensor in tensors.items() if tensor is not None}
-    first = next(iter(given.values()))
-    if first.dtype not in DTYPES:
-        raise DTypeError(f"st.{name} has no kernels for {first.dtype}", expected="float32 or float64", got=first.dtype,
-                         remedy=f"Convert the module with .float(), or use torch.nn.{name}")  # fmt: skip
-    if first.device.type not in DEVICES or first.layout != torch.strided:
-        raise DeviceError(f"st.{name} has no kernels for such tensors", expected="dense ones on a CPU or on CUDA",
-                          got=f"{first.layout} on {first.device}", remedy=f"Use torch.nn.{name}")  # fmt: skip
-    for what, tensor in given.items():
-        if tensor.dtype != first.dtype:
+    first: Tensor | None = None
+    for what, tensor in tensors.items():
+        if tensor is None:
+            continue
+        if first is None:
+            first = tensor
+            if first.dtype not in DTYPES:
+                raise DTypeError(
+                    f"st.{name} has no kernels for {first.dtype}", expected="float32 or float64", got=first.dtype,
+                    remedy=f"Convert the module with .float(), or use torch.nn.{name}",
+                )  # fmt: skip
+            if first.device.type not in DEVICES or first.layout != torch.strided:
+                raise DeviceError(f"st.{name} has no kernels for such tensors", got=f"{first.layout} on {first.device}",
+                                  expected="dense ones on a CPU or on CUDA", remedy=f"Use torch.nn.{name}")  # fmt: skip
+        elif tensor.dtype != first.dtype:
             raise DTypeError(f"{what} of st.{name} has another dtype", expected=first.dtype, got=tensor.dtype,
                              remedy="Convert one of the two; nothing is converted silently")  # fmt: skip
-        if tensor.device != first.device or tensor.layout != first.layout:
+        elif tensor.device != first.device or tensor.layout != first.layout:
             raise DeviceError(f"{what} of st.{name} is elsewhere", expected=f"a dense tensor on {first.device}",
-                              got=f"{tensor.layout} on {tensor.device}",
-                              remedy="Move it with .to(...)")  # fmt: skip
+                              got=f"{tensor.layout} on {tensor.device}", remedy="Move it with .to(...)")  # fmt: skip
+
+
+def check_dense(name: str, what: str, value: Any, expected: str = "a dense tensor") -> None:
+    """Check that an argument of the module `name` is a tensor, and a dense one.
+
+    Raises
+    ------
+    DTypeError, DeviceError
+        It is something else: an array of NumPy, a list, a text; or a sparse tensor.
+    """
+    if not isinstance(value, Tensor):
+        raise DTypeError(f"{what} of st.{name} is no tensor", expected=expected, got=type(value).__name__,
+                         remedy="Convert an array or a list with torch.as_tensor(...)")  # fmt: skip
+    if value.layout != torch.strided:
+        raise DeviceError(f"{what} of st.{name} is sparse", expected=expected, got=value.layout,
+                          remedy="Make it dense with .to_dense()")  # fmt: skip
 
 
 def check_lengths(lengths: Tensor | list[int], steps: int, batch: int) -> Tensor:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._functorch.utils import unwrap_dead_wrappers
 from torch.autograd import Function
 
 from sparsebp.torch import operators, plain
@@ -27,9 +28,15 @@ def recurrent(
     *weights: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return y (N, H), h_n (B, H) and c_n (B, H), empty but for an LSTM, of one run over packed rows x (N, I)."""
-    found = (operators.run if torch.compiler.is_compiling() else Run.apply)(
-        kind, reverse, batch_sizes, x, h0, c0, *weights
-    )
+    inputs = kind, reverse, batch_sizes, x, h0, c0, *weights
+    if torch.compiler.is_compiling():
+        found = operators.run(*inputs)
+    elif torch._C._are_functorch_transforms_active():
+        found = Run.apply(*inputs)
+    else:
+        inputs = unwrap_dead_wrappers(inputs)
+        # `Function.apply` binds the arguments to their names first, which takes longer than all else that it does
+        found = super(Function, Run).apply(*inputs) if _is_differentiated() else Run.forward(*inputs)
     return found[0], found[1], found[2]
 
 
@@ -41,6 +48,8 @@ class Run(Function):
 
     @staticmethod
     def forward(*inputs: Any) -> tuple[Tensor, ...]:  # noqa: D102
+        if operators.are_plain(inputs):
+            return operators.compute_run(*inputs)
         with torch._C._AutoDispatchBelowAutograd():
             return operators.run(*inputs)
 
@@ -84,6 +93,8 @@ class RunBack(Function):
 
     @staticmethod
     def forward(*inputs: Any) -> tuple[Tensor, ...]:  # noqa: D102
+        if operators.are_plain(inputs):
+            return operators.compute_run_back(*inputs)
         with torch._C._AutoDispatchBelowAutograd():
             return operators.run_back(*inputs)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from sparsebp.core.errors import OptionError, ShapeError
-from sparsebp.torch.checks import autocasts, cast_input, check_lengths, check_tensors, without_autocast
+from sparsebp.torch.checks import autocasts, cast_input, check_dense, check_lengths, check_tensors, without_autocast
 from sparsebp.torch.gradients import recurrent
 from sparsebp.torch.projection import run_projected
 
@@ -54,11 +54,16 @@ class Recurrent(torch.nn.RNNBase):
         DTypeError, DeviceError, ShapeError, OptionError
             A dtype or device that there are no kernels for, mixed devices, a batch of lengths that does not fit.
         """
+        for part in _parts(hx):
+            check_dense(
+                self._get_name(), "hx", part, "a pair of dense tensors" if self.mode == "LSTM" else "a dense tensor"
+            )
         if isinstance(input, PackedSequence):
             if lengths is not None:
                 raise OptionError("A packed sequence has its lengths", expected="lengths=None", got="lengths too",
                                   remedy="Pass the padded tensor, or no lengths")  # fmt: skip
             return self._forward_packed(input, hx)
+        check_dense(self._get_name(), "input", input, "a dense tensor or a PackedSequence")
         if lengths is not None:
             return self._forward_lengths(input, hx, lengths)
         return self._forward_padded(input, hx)
@@ -79,7 +84,7 @@ class Recurrent(torch.nn.RNNBase):
         steps, batch, features = x.shape
         if steps == 0:
             raise RuntimeError("Expected sequence length to be larger than 0 in RNN")
-        rows, hx = self._run(x.reshape(steps * batch, features), None, self._state(hx, batch, x))
+        rows, hx = self._run(x.reshape(steps * batch, features), None, batch, self._state(hx, batch, x))
         y = rows.view(steps, batch, rows.shape[1])
         if self.batch_first:
             y = y.transpose(0, 1)
@@ -97,7 +102,7 @@ class Recurrent(torch.nn.RNNBase):
         hx = self._state(hx, batch, x)
         if in_order is not None:
             hx = _map(hx, lambda part: part.index_select(1, in_order))
-        y, hx = self._run(x, batch_sizes, hx)
+        y, hx = self._run(x, batch_sizes, batch, hx)
         if back is not None:
             hx = _map(hx, lambda part: part.index_select(1, back))
         return PackedSequence(y, batch_sizes, in_order, back), hx
@@ -114,11 +119,12 @@ class Recurrent(torch.nn.RNNBase):
         y, hx = self._forward_packed(packed, hx)
         return pad_packed_sequence(y, self.batch_first, total_length=steps)[0], hx
 
-    def _run(self, x: Tensor, batch_sizes: Tensor | None, hx: State) -> tuple[Tensor, State]:
-        """Run all layers over rows x (N, I), from states (runs, B, H); rows of the output are as those of x."""
+    def _run(self, x: Tensor, batch_sizes: Tensor | None, batch: int, hx: State | None) -> tuple[Tensor, State]:
+        """Run all layers over rows x (N, I), from states (runs, B, H) or None; rows of the output are as those of x."""
         kind, directions = self.mode.lower(), 2 if self.bidirectional else 1
-        starts = _parts(hx)
-        lasts: list[list[Tensor]] = [[] for _ in starts]
+        # of zeros, those of all runs are the same
+        zeros = None if hx is not None else tuple(x.new_zeros(batch, size) for size in self._sizes())
+        lasts: list[list[Tensor]] = [[] for _ in self._sizes()]
         with without_autocast(x):
             for layer in range(self.num_layers):
                 if layer and self.dropout:
@@ -126,18 +132,19 @@ class Recurrent(torch.nn.RNNBase):
                 outputs = []
                 for direction in range(directions):
                     run = layer * directions + direction
-                    y, *last = self._run_once(kind, run, direction == 1, batch_sizes, x, [part[run] for part in starts])
+                    start = tuple(part[run] for part in _parts(hx)) if zeros is None else zeros
+                    y, *last = self._run_once(kind, run, direction == 1, batch_sizes, x, start)
                     outputs.append(y)
                     for part, found in zip(lasts, last, strict=True):
                         part.append(found)
                 x = torch.cat(outputs, 1) if self.bidirectional else outputs[0]
         if x.requires_grad and not self.bidirectional:
             x = x.clone()  # else whoever writes to the output writes to what the way back needs
-        states = [torch.stack(part) for part in lasts]
+        states = [torch.stack(part) if len(part) > 1 else part[0].unsqueeze(0) for part in lasts]
         return x, states[0] if len(states) == 1 else (states[0], states[1])
 
     def _run_once(
-        self, kind: str, run: int, reverse: bool, batch_sizes: Tensor | None, x: Tensor, start: list[Tensor]
+        self, kind: str, run: int, reverse: bool, batch_sizes: Tensor | None, x: Tensor, start: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
         """Return y and the last state of one run."""
         weights = [
@@ -156,15 +163,16 @@ class Recurrent(torch.nn.RNNBase):
         self.check_input(x, batch_sizes)
         return cast_input(self._get_name(), x, cast(Tensor, getattr(self, self._all_weights[0][0])))
 
-    def _state(self, hx: Any, batch: int, x: Tensor) -> State:
-        """Return the state before the first step, checked as torch.nn does; zeros in place of None."""
-        runs = self.num_layers * (2 if self.bidirectional else 1)
-        sizes = [self.proj_size or self.hidden_size]
-        if self.mode == "LSTM":
-            sizes.append(self.hidden_size)
+    def _sizes(self) -> tuple[int, ...]:
+        """Return the number of values of each array of the state."""
+        first = self.proj_size or self.hidden_size
+        return (first, self.hidden_size) if self.mode == "LSTM" else (first,)
+
+    def _state(self, hx: Any, batch: int, x: Tensor) -> State | None:
+        """Return the state before the first step, checked as torch.nn does; None stands for zeros."""
         if hx is None:
-            zeros = [x.new_zeros(runs, batch, size) for size in sizes]
-            return zeros[0] if len(zeros) == 1 else (zeros[0], zeros[1])
+            return None
+        runs, sizes = self.num_layers * (2 if self.bidirectional else 1), self._sizes()
         if len(_parts(hx)) != len(sizes):
             wanted = "a pair (h_0, c_0)" if len(sizes) == 2 else "a tensor"
             raise OptionError(f"hx is not the state of st.{self._get_name()}", expected=wanted,
@@ -175,7 +183,8 @@ class Recurrent(torch.nn.RNNBase):
         if autocasts(x):
             hx = _map(hx, lambda part: part.to(x.dtype))
         check_tensors(self._get_name(), {"input": x, **dict(zip(("hx", "cx"), _parts(hx), strict=False))})
-        return hx
+        checked: State = hx
+        return checked
 
 
 class RNN(Recurrent):

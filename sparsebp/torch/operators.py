@@ -6,7 +6,7 @@ they are. What a cell does not have, or what was not asked for, is an empty tens
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -33,8 +33,25 @@ run = torch.ops.sparsebp.run.default
 run_back = torch.ops.sparsebp.run_back.default
 
 
-@torch.library.impl("sparsebp::run", ("cpu", "cuda"))
-def _run(
+_PLAIN = {torch.Tensor, torch.nn.Parameter, str, bool, type(None)}
+
+
+def are_plain(inputs: Sequence[Any]) -> bool:
+    """Say whether an operator's inputs may be computed with right here, without PyTorch's dispatcher.
+
+    For an operator written in Python it takes longer than a short run itself. But subclasses of tensors, modes, traces
+    and transforms have to see the operator, and tensors on no device have no values.
+    """
+    return (
+        _PLAIN.issuperset(map(type, inputs))
+        and not torch._C._are_functorch_transforms_active()
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._get_tracing_state() is None
+        and not any(isinstance(tensor, Tensor) and tensor.is_meta for tensor in inputs)
+    )
+
+
+def compute_run(
     kind: str, reverse: bool, batch_sizes: Tensor | None, x: Tensor, h0: Tensor, c0: Tensor | None,
     *weights: Tensor | None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
@@ -50,6 +67,9 @@ def _run(
         return _tensors(x, (_ordered(h, order), h_n, c_n, h if reverse else None, c, done.gates))
 
 
+torch.library.impl("sparsebp::run", ("cpu", "cuda"), compute_run)
+
+
 @torch.library.register_fake("sparsebp::run")
 def _shapes_of_run(
     kind: str, reverse: bool, batch_sizes: Tensor | None, x: Tensor, h0: Tensor, c0: Tensor | None, w_ih: Tensor,
@@ -62,8 +82,7 @@ def _shapes_of_run(
     return tuple(x.new_empty(shape) for shape in (states, last, of_c[0], states if reverse else none, of_c[1], gates))
 
 
-@torch.library.impl("sparsebp::run_back", ("cpu", "cuda"))
-def _run_back(
+def compute_run_back(
     for_input: bool, for_weights: bool, gy: Tensor | None, grad_h_n: Tensor | None, grad_c_n: Tensor | None, h: Tensor,
     c: Tensor, gates: Tensor, kind: str, reverse: bool, batch_sizes: Tensor | None, x: Tensor, h0: Tensor,
     c0: Tensor | None, *weights: Tensor | None,
@@ -80,6 +99,9 @@ def _run_back(
         )  # fmt: skip
         at_x = found.x if found.x is None else _ordered(found.x, order)
         return _tensors(x, (at_x, *_pair(found.start), *(found.weights[:4] if found.weights else (None,) * 4)))
+
+
+torch.library.impl("sparsebp::run_back", ("cpu", "cuda"), compute_run_back)
 
 
 @torch.library.register_fake("sparsebp::run_back")

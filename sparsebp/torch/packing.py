@@ -40,19 +40,19 @@ def stretches(batch_sizes: np.ndarray | None, rows: int, batch: int) -> list[Str
     if batch_sizes.size == 0 and rows == batch == 0:
         return []
     last = batch_sizes[-1] if batch_sizes.size else 0
-    if last < 1 or batch_sizes[0] != batch or (np.diff(batch_sizes) > 0).any() or batch_sizes.sum() != rows:
+    falls = batch_sizes[:-1] - batch_sizes[1:]
+    if last < 1 or batch_sizes[0] != batch or (falls < 0).any() or batch_sizes.sum() != rows:
         raise OptionError(
             "The batch sizes of the packed sequence do not fit its data",
             expected=f"sizes that fall from {batch} to 1 or more, {rows} in all",
             got=np.array2string(batch_sizes, threshold=8),
             remedy="Make it with torch.nn.utils.rnn.pack_sequence or pack_padded_sequence",
         )
-    ends = np.flatnonzero(np.diff(batch_sizes, append=0))  # the last step of each stretch
-    steps = np.diff(ends, prepend=-1)
+    begins = [0, *(np.flatnonzero(falls) + 1).tolist()]  # the first step of each stretch
     found, first = [], 0
-    for end, count in zip(ends.tolist(), steps.tolist(), strict=True):
-        found.append(Stretch(first, count, int(batch_sizes[end])))
-        first += count * found[-1].batch
+    for begin, end, size in zip(begins, [*begins[1:], batch_sizes.size], batch_sizes[begins].tolist(), strict=True):
+        found.append(Stretch(first, end - begin, size))
+        first += (end - begin) * size
     return found
 
 

@@ -6,6 +6,7 @@ sample (B, H), on the way a row a step and sample (N, H).
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import NamedTuple
 
 from sparsebp import backend, kernels
@@ -26,6 +27,8 @@ KEPT = {"rnn_tanh": 0, "rnn_relu": 0, "gru": 4, "lstm": 4}
 """Columns of the gates that a forward keeps, in multiples of the hidden size."""
 
 _AUTO = BackwardOptions()
+LONG = 64
+"""Steps from which one of several stretches may be worth being cut into chunks."""
 
 
 class Forward(NamedTuple):
@@ -88,6 +91,8 @@ def forward(kind: str, x: Array, cuts: list[Stretch], start: State, weights: Wei
         return done
     projected, *projection = cell.inputs(k, x[:, None], weights)
     inputs = xp.reshape(projected, (len(x), -1))
+    if _belong_together(cell, xp, x, start, weights):
+        k, projection = kernels.unchecked(), projection or [None, None, None]
     for number, cut in enumerate(cuts):
         tape = _tape(x, cuts, number, start, states, gates)
         cell.run(k, _steps(inputs, cut), weights, tape, *projection)
@@ -102,7 +107,18 @@ def backward(
 ) -> Backward:  # fmt: skip
     """Take the gradients at the states h (N, H) and at the last state, any of them None, back through `forward`."""
     cell, xp, hidden = CELLS[kind], backend.namespace(x), weights.weight_hh.shape[1]
+    if for_weights and not for_input and len(cuts) == 1:
+        summed = _summed_backward(cell, x, cuts, start, weights, states, gates, gy, at_last)
+        if summed is not None:
+            return summed
     k = kernels.get(xp)
+    if (
+        _belong_together(cell, xp, x, start, weights)
+        and all(g is None or g.shape == part.shape for g, part in zip(at_last, start, strict=True))
+        and _are_rows(x, hidden, *states, gy)
+        and (not KEPT[kind] or _are_rows(x, KEPT[kind] * hidden, gates))
+    ):
+        k = kernels.unchecked()
     ga = empty(xp, (len(x), cell.columns * hidden), x.dtype)
     arriving = tuple(
         xp.zeros_like(part) if g is None else xp.array(g) for g, part in zip(at_last, start, strict=True)
@@ -111,7 +127,7 @@ def backward(
         cut, tape = cuts[number], _tape(x, cuts, number, start, states, gates)
         here = tuple(part[: cut.batch] for part in arriving)
         out = tuple(xp.empty_like(part) for part in here)
-        chunks = choose(_AUTO, cell, tape.h.shape, x.dtype, xp).chunks
+        chunks = 1 if len(cuts) > 1 and cut.steps < LONG else choose(_AUTO, cell, tape.h.shape, x.dtype, xp).chunks
         gy_here = None if gy is None else _steps(gy, cut)
         cell.run_back(k, tape, weights.weight_hh, gy_here, here, chunks, _steps(ga, cut), out)
         for part, before in zip(here, out, strict=True):
@@ -126,10 +142,49 @@ def backward(
     return Backward(at_input, arriving, at_weights)
 
 
+def _summed_backward(
+    cell: CellMath, x: Array, cuts: list[Stretch], start: State, weights: Weights, states: State, gates: Array | None,
+    gy: Array | None, at_last: tuple[Array | None, ...],
+) -> Backward | None:  # fmt: skip
+    """Return the gradients of one stretch whose kernel sums those of the weights as it goes; None if it has none."""
+    tape = _tape(x, cuts, 0, start, states, gates)
+    chunks = choose(_AUTO, cell, tape.h.shape, x.dtype, backend.namespace(x)).chunks
+    if not cell.sums_inside(tape, chunks):
+        return None
+    before = _steps(_states_before(cuts, start[0], states[0]), cuts[0])
+    whole = PackedTape(tape.x, start, tape.states, tape.gates, before)
+    gy_here = None if gy is None else _steps(gy, cuts[0])
+    found = cell.summed_backward(whole, weights, gy_here, at_last, chunks)
+    return Backward(None, found.initial, found.weights)
+
+
+def _belong_together(cell: CellMath, xp: ModuleType, x: Array, start: State, weights: Weights) -> bool:
+    """Say whether the shapes and dtypes of a run on the host are right, so that no stretch has to be looked at again.
+
+    Where they are not, the kernels' own checks say what is wrong.
+    """
+    (rows, hidden), features, batch = weights.weight_hh.shape, x.shape[1], start[0].shape[0]
+    return (
+        backend.is_host(xp)
+        and hidden > 0
+        and rows == cell.gates * hidden
+        and weights.weight_ih.shape == (rows, features)
+        and all(part.shape == (batch, hidden) and part.dtype == x.dtype for part in start)
+        and all(bias is None or bias.shape == (rows,) for bias in weights[2:4])
+        and all(weight is None or weight.dtype == x.dtype for weight in weights)
+        and x.dtype in backend.FLOAT_DTYPES
+    )
+
+
+def _are_rows(x: Array, columns: int, *arrays: Array | None) -> bool:
+    """Say whether arrays (N, columns) belong to the rows of x."""
+    wanted = len(x), columns
+    return all(array is None or (array.shape == wanted and array.dtype == x.dtype) for array in arrays)
+
+
 def _tape(x: Array, cuts: list[Stretch], number: int, start: State, states: State, gates: Array | None) -> PackedTape:
-    cut = cuts[number]
-    before = tuple(_before(cuts, number, *both) for both in zip(start, states, strict=True))
-    here = tuple(_steps(rows, cut) for rows in states)
+    cut, before = cuts[number], tuple(_before(cuts, number, *both) for both in zip(start, states, strict=True))
+    here = tuple([_steps(rows, cut) for rows in states])
     return PackedTape(_steps(x, cut), before, here, None if gates is None else _steps(gates, cut))
 
 
@@ -154,4 +209,5 @@ def _states_before(cuts: list[Stretch], start: Array, states: Array) -> Array:
 
 def _steps(rows: Array, cut: Stretch) -> Array:
     """Return the rows of a stretch as (steps, samples, features): a view."""
-    return rows[cut.rows].reshape(cut.steps, cut.batch, rows.shape[1])
+    first, steps, batch = cut
+    return rows[first : first + steps * batch].reshape(steps, batch, rows.shape[1])

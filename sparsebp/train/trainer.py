@@ -14,6 +14,7 @@ from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.core.types import Array
 from sparsebp.data.dataset import Dataset, epoch_order
 from sparsebp.distributed.agreement import together
+from sparsebp.nn.keeping import inference_mode
 from sparsebp.optim.combined import ChainedScheduler
 from sparsebp.optim.lr_scheduler import reads_model
 from sparsebp.runtime.stages import check_even, trained_parameters
@@ -324,7 +325,8 @@ class Trainer(Training):
             for start in range(first * batch_size, len(dataset), each * batch_size):
                 indices = np.arange(start, min(start + batch_size, len(dataset)))
                 batch = batch_of(dataset, indices, self.model)
-                prediction, _ = forward_of(self.model, batch[0], **options_of(batch))
+                with inference_mode():
+                    prediction, _ = forward_of(self.model, batch[0], **options_of(batch))
                 yield len(indices), prediction, batch[1]
 
     # ---- one epoch, one step -------------------------------------------------------------------------------------

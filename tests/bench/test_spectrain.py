@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from sparsebp import nn
-from sparsebp.bench import spectrain, staged
+from sparsebp.bench import spectrain
+from sparsebp.bench.tools import staged
 
 pytest.importorskip("mlxtend")
 SIDES = [side for side, (schedule, *_) in spectrain.SIDES.items() if schedule]

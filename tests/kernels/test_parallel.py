@@ -152,14 +152,25 @@ def selection(rows: int, columns: int, empty_rows: int) -> SparsityPattern:
 
 
 PRODUCTS = {
-    "positions": (lambda: pattern(2_003, 500, 6, empty_rows=301), lambda: pattern(500, 400, 9), 17),
+    "pairs": (lambda: pattern(2_003, 500, 6, empty_rows=301), lambda: pattern(500, 400, 9), 17),
+    "positions": (lambda: pattern(2_003, 500, 6, empty_rows=301), lambda: pattern(500, 400, 40), 17),
     "accumulate": (lambda: pattern(2_003, 500, 6, empty_rows=301), lambda: pattern(500, 400, 9), 17),
     "select_rows": (lambda: selection(9_001, 500, 801), lambda: pattern(500, 400, 9), 17),
     "select_columns": (lambda: pattern(9_001, 500, 6, empty_rows=801), lambda: selection(500, 40, 99), 17),
     "runs": (lambda: pattern(2_003, 500, 6, empty_rows=301), lambda: runs(500, 400, 20), 17),
+    "blocks": (lambda: of_blocks(901, 200, 3, 3), lambda: of_blocks(200, 150, 3, 2), 17),
     "gather": (lambda: pattern(9_001, 500, 6), lambda: SparsityPattern.from_scipy(spread(500)), 17),
     "dense": (lambda: SparsityPattern.dense(211, 53), lambda: SparsityPattern.dense(53, 47), 17),
 }
+
+
+def of_blocks(rows: int, columns: int, m: int, n: int) -> SparsityPattern:
+    """Dense blocks (m, n) in place of entries."""
+    one = pattern(rows, columns, 6, empty_rows=rows // 9)
+    entries = scipy.sparse.csr_array((np.ones(one.nnz), one.indices, one.indptr), shape=one.shape)
+    blocks = scipy.sparse.csr_array(scipy.sparse.kron(entries, np.ones((m, n))))
+    blocks.sum_duplicates()
+    return SparsityPattern.from_scipy(blocks)
 
 
 def spread(rows: int) -> scipy.sparse.csr_array:

@@ -346,8 +346,8 @@ def test_rnn_projections_are_checked(backend: Backend) -> None:
     args = arguments()["rnn_forward"] | {"x": np.zeros((4, 2, 2))}
     assert_arguments_are_checked(backend, "rnn_forward", args | projection)
     args = {k: backend.array(v) if isinstance(v, np.ndarray) else v for k, v in args.items()}
-    for features in (0, 9):
-        with pytest.raises(ShapeError, match=r"Expected w_ih of shape \(5, 1 to 8\)"):
+    for features in (0,) if backend.name == "host" else (0, 9):  # the host projects any number
+        with pytest.raises(ShapeError, match=r"Expected w_ih of shape \(5, 1 to \d+\)"):
             backend.kernels.rnn_forward(**args, w_ih=backend.array(np.zeros((5, features))))
     with pytest.raises(OptionError, match="without its weights"):
         backend.kernels.rnn_forward(**args, b_hh=backend.array(np.zeros(5)))

@@ -13,7 +13,7 @@ from sparsebp.core.errors import DTypeError, ShapeError
 from sparsebp.core.threads import get_threads, set_threads
 from sparsebp.kernels.operands import Places, Rows
 from sparsebp.products import product
-from sparsebp.products.strategies import runs
+from sparsebp.products.strategies import blocks, runs
 from sparsebp.products.symbolic import row_cuts
 from strategies import csr_patterns, index_dtypes, normal, reals, seeds, sizes, tolerance
 
@@ -65,6 +65,8 @@ KERNELS = {
     "select_rows": "spgemm_select_rows",
     "select_columns": "spgemm_select_columns",
     "runs": "spgemm_runs",
+    "blocks": "spgemm_blocks",
+    "pairs": "spgemm_pairs",
     "accumulate": "spgemm_accumulate",
 }
 
@@ -77,6 +79,14 @@ def selection(draw, rows, columns):
     return np.concatenate([[0], np.cumsum(present)]), rng.integers(0, max(columns, 1), present.sum()), (rows, columns)
 
 
+def of_blocks(pattern, m, n):
+    """The pattern with a dense block (m, n) in place of every entry."""
+    present = np.zeros(pattern[2])
+    present[np.repeat(np.arange(pattern[2][0]), np.diff(pattern[0])), pattern[1]] = 1
+    whole = SparsityPattern.from_scipy(scipy.sparse.csr_array(np.kron(present, np.ones((m, n)))))
+    return whole.indptr, whole.indices, whole.shape
+
+
 @given(
     draw=st.data(), inner=sizes(1, 40), batch=st.sampled_from([0, 1, 3, 16, 17]), a_shared=st.booleans(),
     b_shared=st.booleans(), strategy=st.sampled_from(list(KERNELS)), dtype=reals, index=index_dtypes, seed=seeds,
@@ -87,13 +97,19 @@ def test_kernels_of_other_strategies(backend, draw, inner, batch, a_shared, b_sh
         selection(draw.draw, 7, inner) if strategy == "select_rows" else draw.draw(csr_patterns(columns=st.just(inner)))
     )
     columns = draw.draw(sizes(0, 70))
-    if strategy == "select_columns":
+    size = draw.draw(st.sampled_from([(2, 2, 2), (3, 1, 4)]))  # a kernel is compiled for each
+    if strategy == "blocks":
+        left, right = (of_blocks(one, *of) for one, of in zip((left, draw.draw(csr_patterns(rows=st.just(inner)))),
+                                                              (size[:2], size[1:]), strict=True))  # fmt: skip
+    elif strategy == "select_columns":
         right = selection(draw.draw, inner, columns)
     else:
         right = draw.draw(csr_patterns(rows=st.just(inner), columns=st.just(columns)))
     a, b = SparsityPattern(*left), SparsityPattern(*right)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runs, "RUN_LENGTH", 0)
+        if strategy == "blocks":
+            patch.setattr(blocks.AddBlocks, "_size", size)
         candidate = {one.name: one for one in product.candidates_of_structure(a, b)}.get(strategy)
     if candidate is None:  # a selection that is full or empty can be of another kind
         return

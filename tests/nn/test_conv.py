@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from convolutions import configurations, torch_convolve
-from sparsebp import jacobian_t, nn
-from sparsebp.core.errors import DTypeError, OptionError, ShapeError
+from sparsebp import jacobian_t, nn, prune
+from sparsebp.core.errors import DTypeError, MemoryLimitError, OptionError, ShapeError
+from sparsebp.patterns import SparsityPattern
 from strategies import seeds
 
 CLOSE = {"rtol": 1e-11, "atol": 1e-12}
@@ -82,6 +83,61 @@ def test_padding_by_name(torch_jacobian_t, kernel, dilation, padding, seed):
     check(layer, twin, dict(twin.named_parameters()), rng.standard_normal((2, 2, 11)), rng, torch_jacobian_t)
 
 
+PADS = {1: st.integers(0, 3), 2: st.integers(0, 3) | st.just("same") | st.tuples(st.integers(0, 3), st.integers(0, 3))}
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+@given(
+    ndim=st.integers(1, 3), mode=st.sampled_from(["reflect", "replicate", "circular"]), data=st.data(), seed=seeds,
+    dilation=st.integers(1, 2), groups=st.sampled_from([1, 2]), pruned=st.booleans(),
+)  # fmt: skip
+def test_padding_modes(torch_jacobian_t, ndim, mode, data, dilation, groups, pruned, seed):
+    """Borders that repeat the input: an element that a window reads twice is one entry of the Jacobian, their sum."""
+    rng = np.random.default_rng(seed)
+    padding = data.draw(PADS[min(ndim, 2)] if ndim < 3 else st.sampled_from([1, "same", (2, 0, 1)]))
+    size = tuple(data.draw(st.integers(1, 5)) for _ in range(ndim))
+    stride = 1 if padding == "same" else data.draw(st.integers(1, 2))
+    options = (2, 2 * groups, data.draw(st.integers(1, 3)), stride, padding, dilation, groups, True, mode)
+    layer, twin = LAYERS[ndim](*options, dtype=np.float64, rng=rng), TWINS[ndim](*options).double()
+    assert layer.padding_mode == mode
+    if pruned:
+        prune(layer, amount=0.4)
+    state = {name: torch.from_numpy(a) for name, a in layer.state_dict().items() if not name.endswith("mask")}
+    twin.load_state_dict(state)
+    x = rng.standard_normal((2, 2, *size))
+    try:
+        twin(torch.from_numpy(x))
+    except RuntimeError:  # too small for the kernel, or for its border
+        with pytest.raises(ShapeError):
+            layer.forward(x)
+        return
+    if pruned:  # the gradients of pruned weights are zero, in PyTorch they are not
+        mask = torch.from_numpy(layer.buffers["weight_mask"])
+        twin.weight.register_hook(lambda grad: grad * mask)
+    jacobian = check(layer, twin, dict(twin.named_parameters()), x, rng, torch_jacobian_t)
+    SparsityPattern(jacobian.pattern.indptr, jacobian.pattern.indices, jacobian.shape)  # no entry is there twice
+    assert jacobian.batch is None
+    work = layer.input_grad_work(x.shape, layer.forward(x)[1])
+    assert work.entries >= jacobian.pattern.nnz
+
+
+@pytest.mark.parametrize(("mode", "smallest"), [("reflect", 3), ("circular", 2), ("replicate", 1)])
+def test_borders_that_are_larger_than_what_they_repeat(mode, smallest):
+    layer = nn.Conv1d(1, 1, 2, padding=2, padding_mode=mode, rng=0)
+    assert layer(np.ones((1, 1, smallest), np.float32)).shape == (1, 1, smallest + 3)
+    if smallest > 1:
+        with pytest.raises(ShapeError, match=rf"{mode} padding is larger.*at least \({smallest},\)"):
+            layer(np.ones((1, 1, smallest - 1), np.float32))
+
+
+def test_an_output_beyond_all_memory():
+    x = np.ones((1, 1, 2, 2), np.float32)
+    for layer in (nn.ZeroPad2d(2**30), nn.Conv2d(1, 1, 1, padding=2**40), nn.Conv2d(1, 1, 1, 1, 2**30, 1, 1, True,
+                                                                                      "replicate")):  # fmt: skip
+        with pytest.raises(MemoryLimitError, match="does not fit in memory"):
+            layer(x)
+
+
 @given(batch=st.integers(1, 3), seed=seeds)
 def test_in_a_sequential(torch_jacobian_t, batch, seed):
     rng = np.random.default_rng(seed)
@@ -131,7 +187,7 @@ def test_a_batch_of_none():
         (OptionError, "kernel_size does not fit 2 axes", lambda: nn.Conv2d(1, 1, (3,))),
         (OptionError, "stride does not fit 1 axes", lambda: nn.Conv1d(1, 1, 3, stride=0)),
         (OptionError, "needs stride 1", lambda: nn.Conv3d(1, 1, 3, stride=2, padding="same")),
-        (OptionError, "padding_mode", lambda: nn.Conv1d(1, 1, 3, padding_mode="circular")),
+        (OptionError, "Unknown padding_mode", lambda: nn.Conv1d(1, 1, 3, padding_mode="mirror")),
         (DTypeError, "float32 or float64", lambda: nn.Conv1d(1, 1, 3, dtype=np.float16)),
     ],
 )

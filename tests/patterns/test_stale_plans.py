@@ -64,13 +64,18 @@ def test_arguments_that_are_equal_but_not_the_same_are_kept_as_one():
 
 
 STRATEGIES = {
-    "positions": (matrix(0), matrix(1, (41, 23))),
+    "pairs": (matrix(0), matrix(1, (41, 23))),
+    "positions": (matrix(0), matrix(1, (41, 300))),
     "dense": (SparsityPattern.dense(3, 4), SparsityPattern.dense(4, 5)),
     "identity": (SparsityPattern.identity(6), SparsityPattern.dense(6, 2)),
     "scale_rows": (SparsityPattern.diagonal(6), SparsityPattern.dense(6, 2)),
     "scale_columns": (SparsityPattern.dense(2, 6), SparsityPattern.diagonal(6)),
     "select_rows": (SparsityPattern(np.arange(7), np.zeros(6, int), (6, 3)), SparsityPattern.dense(3, 4)),
     "select_columns": (matrix(0), SparsityPattern(np.arange(42), np.arange(41) // 4, (41, 11))),
+    "blocks": [
+        SparsityPattern.from_scipy(scipy.sparse.kron(matrix(0), np.ones((3, 3)), format="csr")),
+        SparsityPattern.from_scipy(scipy.sparse.kron(matrix(1, (41, 23)), np.ones((3, 2)), format="csr")),
+    ],
     "gather": (matrix(0), SparsityPattern(np.arange(42), np.arange(41), (41, 50))),
 }
 

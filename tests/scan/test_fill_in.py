@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import warnings
 from functools import cache
 
 import numpy as np
@@ -142,3 +144,38 @@ def test_dense_factors_need_no_sketch():
     assert longer.products == pytest.approx(10, abs=1) and longer.pattern.nnz == pytest.approx(10, abs=1)
     empty = SparsityPattern([0, 0, 0], [], (2, 4))
     assert fill_in(empty, b, None).pattern.nnz == 0
+
+
+def filling_chain(n: int = 20) -> list[SparsityPattern]:
+    """Random patterns whose products are full after two levels."""
+    rng = np.random.default_rng(5)
+    masks = [rng.random((60, 60)) < 0.1 for _ in range(n)]
+    return [SparsityPattern(np.concatenate(([0], np.cumsum(m.sum(axis=1)))), np.nonzero(m)[1], m.shape) for m in masks]
+
+
+def test_what_fill_in_costs_is_said_before_it_is_planned(monkeypatch):
+    patterns = filling_chain()
+    monkeypatch.setattr(choose, "MUCH", 50)
+    with monkeypatch.context() as planless:
+        planless.setattr(choose, "_planned", lambda *_: pytest.fail("it was planned first"))
+        planless.setattr(choose.warnings, "warn", lambda text, *_, **__: (_ for _ in ()).throw(RuntimeError(text)))
+        with pytest.raises(RuntimeError, match=r"blelloch scan fills in.* times the work of the linear scan"):
+            plan_scan(patterns, "blelloch")
+    with pytest.warns(RuntimeWarning, match="fills in") as caught:
+        plan = plan_scan(patterns, "blelloch")
+    assert caught[0].filename == __file__
+    said = float(re.search(r"take ([\d.e+]+) times the work", plan.reason)[1])
+    told = float(re.search(r"fill-in .*; ([\d.e+]+) times the work of the linear scan", plan.describe())[1])
+    assert told == pytest.approx(plan.flops / plan_scan(patterns, "linear").flops, rel=0.01)
+    assert said == pytest.approx(told, rel=0.2)
+
+
+def test_no_warning_where_products_stay_thin():
+    patterns = [SparsityPattern.diagonal(30), SparsityPattern.dense(30, 30)] * 6
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for algorithm in ("linear", "blelloch", "hybrid", "chunked", "auto"):
+            plan_scan(patterns, algorithm)
+        plan_scan(filling_chain(), "auto")
+        plan_scan(filling_chain(), "linear")
+    assert "fill-in" not in plan_scan(patterns, "linear").describe()

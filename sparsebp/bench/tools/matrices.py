@@ -1,23 +1,31 @@
-"""The sparse products that are measured: what a scan over a convolutional network meets, and random matrices."""
+"""The sparse products that are measured: what a scan over a convolutional network meets, multigrid, meshes, graphs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+
+from sparsebp.bench.tools.graphs import random_rows, rmat
+from sparsebp.bench.tools.meshes import finite_elements, poisson, prolongation, sorted_csr
 
 if TYPE_CHECKING:
     from sparsebp.patterns import SparsityPattern
 
 Targets = Mapping[str, float]
-"""How many times faster than a side two threads of ours are to be, by the side's name."""
+"""How many times faster than a side we are to be, by the side's name."""
+ONE_THREAD: Targets = {"scipy": 3, "mkl_numeric": 1.5}
+TWO_THREADS: Targets = {"scipy": 6, "mkl_numeric": 1.5}
+"""Of any product, whatever its structure."""
+SMALL_BLOCKS: Targets = {"scipy": 10, "mkl_numeric": 1.5}
+"""Of one whose patterns consist of small dense blocks, with two threads."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two sparse matrices that a scan would multiply, as SciPy CSR arrays of float32.
+    """Two sparse matrices to be multiplied, as SciPy CSR arrays of float32.
 
     Attributes
     ----------
@@ -26,11 +34,13 @@ class Pair:
     a, b
         The operands.
     targets
-        For values shared by the batch.
+        Of two threads, for values shared by the batch.
     batch_targets
-        For values of each sample; None: not measured.
+        Of two threads, for values of each sample; None: not measured.
     plan_targets
-        For planning and one run together; None: not measured.
+        Of two threads, for planning and one run together; None: not measured.
+    alone_targets
+        Of one thread, for values shared by the batch.
     """
 
     name: str
@@ -39,10 +49,17 @@ class Pair:
     targets: Targets
     batch_targets: Targets | None = None
     plan_targets: Targets | None = None
+    alone_targets: Targets = field(default_factory=dict)
 
 
 def pairs(quick: bool) -> Iterator[Pair]:
     """Yield the products; `quick` makes them small."""
+    yield from of_networks(quick)
+    yield from of_others(quick)
+
+
+def of_networks(quick: bool) -> Iterator[Pair]:
+    """Yield products that a scan over a convolutional network meets, and of random matrices with wide rows."""
     side, channels = (8, 4) if quick else (32, 64)
     first = convolution_t(3, channels, side)
     yield Pair("conv · ReLU", first, _diagonal(first.shape[1]), {"scipy": 25, "mkl_numeric": 6}, {})
@@ -64,8 +81,34 @@ def pairs(quick: bool) -> Iterator[Pair]:
 
     for n in (50, 60) if quick else (5000, 10_000):
         density = 0.2 if quick else 0.005
-        a, b = (_random(n, density, seed) for seed in (1, 2))
+        a, b = (random_rows(n, n, round(n * density), seed) for seed in (1, 2))
         yield Pair(f"random, n = {n}, {density:.1%}", a, b, {"scipy": 15, "mkl_numeric": 2.5})
+
+
+def of_others(quick: bool) -> Iterator[Pair]:
+    """Yield products of matrices that come from elsewhere: all are to reach the same."""
+
+    def pair(name: str, a: Any, b: Any, targets: Targets = TWO_THREADS) -> Pair:
+        return Pair(name, a, b, targets, plan_targets={"scipy": 1}, alone_targets=ONE_THREAD)
+
+    for shape in ((8, 9), (4, 4, 3)) if quick else ((300, 300), (40, 40, 40)):
+        fine = poisson(*shape)
+        coarse = prolongation(fine)
+        name = f"Poisson {' × '.join(map(str, shape))}"
+        yield pair(f"{name}, A·P", fine, coarse)
+        yield pair(f"{name}, R·(AP)", sorted_csr(coarse.T), sorted_csr(fine @ coarse))
+
+    mesh = finite_elements(30 if quick else 30_000)
+    yield pair("P1 finite elements, squared", mesh, mesh)
+    elasticity = finite_elements(10 if quick else 3000, unknowns=3)
+    yield pair("3 × 3 blocks, squared", elasticity, elasticity, SMALL_BLOCKS)
+    graph = rmat(5 if quick else 14)
+    yield pair("R-MAT graph, squared", graph, graph)
+    tall = random_rows(*((100, 20, 3) if quick else (100_000, 1000, 6)), seed=3)
+    yield pair("tall random, AᵀA", sorted_csr(tall.T), tall)
+    for n, entries in ((40, 5), (60, 3)) if quick else ((1000, 50), (3000, 12), (10_000, 8), (30_000, 3), (30_000, 20)):
+        a, b = (random_rows(n, n, entries, seed) for seed in (1, 2))
+        yield pair(f"random, n = {n}, {entries} a row", a, b)
 
 
 def convolution_t(
@@ -118,14 +161,3 @@ def _on(pattern: SparsityPattern, data: np.ndarray) -> Any:
     from sparsebp.jacobians import TransposedJacobian
 
     return TransposedJacobian(pattern, data).to_scipy()
-
-
-def _random(n: int, density: float, seed: int) -> Any:
-    """Return an n × n matrix with the same number of entries in every row."""
-    import scipy.sparse as sp
-
-    rng = np.random.default_rng(seed)
-    row = round(n * density)
-    indices = np.concatenate([np.sort(rng.choice(n, row, replace=False)) for _ in range(n)]).astype(np.int32)
-    data = rng.standard_normal(n * row, dtype=np.float32)
-    return sp.csr_array((data, indices, np.arange(n + 1, dtype=np.int32) * row), shape=(n, n))

@@ -26,7 +26,7 @@ def check_fits_ranks(schedule: Schedule, stages: Stages, transport: Transport, *
     check_of_model(
         schedule, stages,
         (ranks > len(stages), "has more ranks than stages", f"at most {len(stages)} ranks, one a stage", ranks,
-         "Start fewer ranks"),
+         "Start fewer ranks, or train data-parallel, where each rank has all stages"),
         (schedule.workers != ranks, "is for another number of ranks", ranks, schedule.workers,
          f"Build it with workers={ranks}, or start {schedule.workers} ranks"),
         (graph.first != "F", "does not begin with the forwards", "first='F'", repr(graph.first),

@@ -13,6 +13,7 @@ drop_stale(_PACKAGE / "kernels", _PACKAGE / "scan")  # before the imports below
 from sparsebp.kernels.host.dense.batches import matmul_batches  # noqa: E402
 from sparsebp.kernels.host.dense.dense import DenseKernels  # noqa: E402
 from sparsebp.kernels.host.dense.products import matmul  # noqa: E402
+from sparsebp.kernels.host.engine.lists import find  # noqa: E402
 from sparsebp.kernels.host.engine.read_only import accept_read_only  # noqa: E402
 from sparsebp.kernels.host.gelu import GeluKernels  # noqa: E402
 from sparsebp.kernels.host.optim.optimizers import OptimizerKernels  # noqa: E402
@@ -22,11 +23,16 @@ from sparsebp.kernels.host.optim.product_update import (  # noqa: E402
     worth_update_by_product,
 )
 from sparsebp.kernels.host.pointwise import PointwiseKernels  # noqa: E402
+from sparsebp.kernels.host.recurrent import stream  # noqa: E402
 from sparsebp.kernels.host.recurrent.gru import GruKernels  # noqa: E402
+from sparsebp.kernels.host.recurrent.inference import infer  # noqa: E402
 from sparsebp.kernels.host.recurrent.lstm import LstmKernels  # noqa: E402
 from sparsebp.kernels.host.recurrent.rnn import RnnKernels  # noqa: E402
+from sparsebp.kernels.host.sparse import chain  # noqa: E402
 from sparsebp.kernels.host.sparse.accumulate import AccumulateKernels  # noqa: E402
+from sparsebp.kernels.host.sparse.blocks import BlockKernels  # noqa: E402
 from sparsebp.kernels.host.sparse.csr import CsrKernels  # noqa: E402
+from sparsebp.kernels.host.sparse.pairs import PairKernels  # noqa: E402
 from sparsebp.kernels.host.sparse.positions import PositionKernels  # noqa: E402
 from sparsebp.kernels.host.sparse.runs import RunKernels  # noqa: E402
 from sparsebp.kernels.host.sparse.select import SelectionKernels  # noqa: E402
@@ -36,14 +42,27 @@ from sparsebp.kernels.host.windows.max_pool import MaxPoolKernels  # noqa: E402
 
 accept_read_only([module for name, module in sys.modules.items() if name.startswith(__name__ + ".")])
 
-__all__ = ["HostKernels", "bytes_at_once", "matmul", "matmul_batches", "update_by_product", "worth_update_by_product"]
+__all__ = [
+    "HostKernels",
+    "bytes_at_once",
+    "chain",
+    "find",
+    "infer",
+    "matmul",
+    "matmul_batches",
+    "stream",
+    "update_by_product",
+    "worth_update_by_product",
+]
 
 
 class HostKernels(
     CsrKernels,
     PositionKernels,
+    PairKernels,
     SelectionKernels,
     RunKernels,
+    BlockKernels,
     AccumulateKernels,
     DenseKernels,
     RnnKernels,

@@ -7,6 +7,7 @@ the same at every step, so they come from `backend.memory`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 from types import ModuleType
 from typing import Any, ClassVar
@@ -19,6 +20,7 @@ from sparsebp.core.arguments import check_choice
 from sparsebp.core.errors import ShapeError
 from sparsebp.core.types import Array, Seed
 from sparsebp.nn.layer import check_gy, check_input
+from sparsebp.nn.layers.borders import Borders
 from sparsebp.nn.layers.samples import SampleLayer
 from sparsebp.nn.pruning import Prunable
 from sparsebp.nn.work import Work
@@ -42,16 +44,20 @@ class ConvNd(SampleLayer, Prunable):
     ndim: ClassVar[int]
     transposed: ClassVar[bool] = False
     """Whether the windows slide over the output, and the weight is laid out with the input's channels first."""
+    padding_modes: ClassVar[tuple[str, ...]] = ("zeros",)
 
     def __init__(
         self, in_channels: int, out_channels: int, windows: Windows, groups: int, bias: bool, padding_mode: str,
         dtype: Any, rng: Seed, device: Any,
     ) -> None:  # fmt: skip
         super().__init__()
-        check_choice("padding_mode", padding_mode, ("zeros",))
+        self.padding_mode = check_choice("padding_mode", padding_mode, self.padding_modes)
         in_channels, out_channels, groups = check_channels(in_channels, out_channels, groups)
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
-        self.windows = windows
+        self.windows = self._inner = windows
+        self._borders = Borders.of(self.padding_mode, windows)
+        if self._borders is not None:  # the kernels then see an input that is padded already
+            self._inner = replace(windows, padding=((0, 0),) * self.ndim)
         first, second = (in_channels, out_channels) if self.transposed else (out_channels, in_channels)
         shape = (first, second // groups, *windows.kernel)
         self._draw(shape, out_channels, bias, dtype, rng, device)
@@ -73,25 +79,35 @@ class ConvNd(SampleLayer, Prunable):
 
     def _weight_grad(self, gy: Array, saved: Array) -> dict[str, Array]:
         xp = self._check_gy(gy, saved)
-        y, x = (saved, gy) if self.transposed else (gy, saved)
-        grads = {"weight": self._masked(correlate(xp, y, x, self.windows, self.groups))}
+        inner = self._padded(xp, saved)
+        y, x = (inner, gy) if self.transposed else (gy, inner)
+        grads = {"weight": self._masked(correlate(xp, y, x, self._inner, self.groups))}
         if "bias" in self.params:
             grads["bias"] = _channel_sums(xp, gy)
         return grads
 
     def _input_grad_work(self, shape: tuple[int, ...], saved: Array) -> Work:
         """Return the cost of one kernel: a matrix product and its windows, which are written and added up (or read)."""
-        sizes = self.output_size(shape[2:]) if self.transposed else shape[2:]  # what the windows slide over
+        sizes, windows = self._padded_sizes(shape[2:]), self._inner
+        sizes = self.output_size(sizes) if self.transposed else sizes  # what the windows slide over
         weight = self.params["weight"]
-        positions = shape[0] * prod(self.windows.output_size(sizes))
-        taps, channels = prod(self.windows.kernel), weight.shape[1] * self.groups
+        positions = shape[0] * prod(windows.output_size(sizes))
+        taps, channels = prod(windows.kernel), weight.shape[1] * self.groups
         inputs, outputs = shape[0] * channels * prod(sizes), positions * weight.shape[0]
         return Work(
             flops=2 * positions * weight.size,
             values=weight.size + 2 * positions * channels * taps + 2 * (inputs + outputs),
             calls=1,
-            entries=conv_entries(channels, weight.shape[0], sizes, self.windows, self.groups, self._host_mask()),
+            entries=conv_entries(channels, weight.shape[0], sizes, windows, self.groups, self._host_mask()),
         )
+
+    def _padded(self, xp: ModuleType, x: Array) -> Array:
+        """Return x as the kernels take it: they add zeros themselves."""
+        return x if self._borders is None else self._borders.padded(xp, x)
+
+    def _padded_sizes(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the lengths of the axes of what `_padded` returns."""
+        return sizes if self._borders is None else self.windows.padded_size(sizes)
 
     def _check_x(self, x: Array) -> ModuleType:
         weight = self.params["weight"]
@@ -125,14 +141,15 @@ class Conv(ConvNd):
     kernel_size, stride, dilation
         An integer for all axes, or one per axis.
     padding
-        Zeros at both ends: an integer, one per axis, ``"same"`` or ``"valid"``; past torch.nn, a pair (before, after)
-        per axis.
+        Elements at both ends: an integer, one per axis, ``"same"`` or ``"valid"``; past torch.nn, a pair (before,
+        after) per axis.
     groups
         Must divide both numbers of channels; ``groups=in_channels`` is a depthwise convolution.
     bias
         Whether to add a bias.
     padding_mode
-        Only ``"zeros"``.
+        What the padding is: ``"zeros"``; ``"reflect"``, a mirror image; ``"replicate"``, the outermost elements; or
+        ``"circular"``, the other end. A mirror image is smaller than the input, a circle at most as large.
     device
         None or ``"cpu"``: layers are built on the host, and moved by `to`.
     dtype
@@ -151,6 +168,8 @@ class Conv(ConvNd):
     Pruning (`sparsebp.prune`) adds the buffer ``weight_mask``. On a GPU, `forward` takes memory for one copy of the
     input per tap of the kernel, `weight_grad` and `input_grad` as well; on the host, of a few samples at a time.
     """
+
+    padding_modes = ("zeros", "reflect", "replicate", "circular")
 
     def __init__(
         self,
@@ -173,20 +192,26 @@ class Conv(ConvNd):
 
     def _forward(self, x: Array) -> tuple[Array, Array]:
         xp = self._check_x(x)
-        return self._add_bias(convolve(xp, self._weight(), x, self.windows, self.groups)), x
+        return self._add_bias(convolve(xp, self._weight(), self._padded(xp, x), self._inner, self.groups)), x
 
     def _input_grad(self, gy: Array, saved: Array) -> Array:
         xp = self._check_gy(gy, saved)
-        return convolve_t(xp, self.params["weight"], gy, self.windows, self.groups, saved.shape[2:])
+        sizes = self._padded_sizes(saved.shape[2:])
+        g = convolve_t(xp, self.params["weight"], gy, self._inner, self.groups, sizes)
+        return g if self._borders is None else self._borders.folded(xp, g, saved.shape[2:])
 
     def _jacobian_t(self, saved: Array) -> Any:
-        from sparsebp.jacobians.conv import conv_jacobian_t
+        from sparsebp.jacobians.conv import border_jacobian_t, conv_jacobian_t
 
-        w = self.windows
-        return conv_jacobian_t(
-            self.params["weight"], saved.shape[2:], w.stride, w.padding, w.dilation, self.groups,
-            layout="chw", mask=self._host_mask(),
+        sizes, w = self._padded_sizes(saved.shape[2:]), self._inner
+        jacobian = conv_jacobian_t(
+            self.params["weight"], sizes, w.stride, w.padding, w.dilation, self.groups, layout="chw",
+            mask=self._host_mask(),
         )  # fmt: skip
+        if self._borders is None:
+            return jacobian
+        # An element that is repeated is read at several places of a window: the product adds up the weights there.
+        return border_jacobian_t(saved, *self._borders) @ jacobian
 
 
 class Conv1d(Conv):

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from sparsebp import backend
+from sparsebp.backend import memory
 from sparsebp.core.arguments import check_flag, check_generator, check_integer, check_number, check_sequence, shown
 from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.core.types import Array, Seed
@@ -200,7 +201,8 @@ class ZeroPad2d(SampleLayer):
 
     def _forward(self, x: Array) -> tuple[Array, Array]:
         xp = check_input(x, shape=(None,) * 4)
-        y = xp.zeros(self._shape(x), x.dtype)
+        y = memory.empty(xp, self._shape(x), x.dtype)
+        y.fill(0)
         inner, outer = self._windows(x)
         y[outer] = x[inner]
         return y, x

@@ -34,6 +34,8 @@ class CellMath(abc.ABC):
     """Columns of ga, in multiples of the hidden size."""
     states: ClassVar[tuple[str, ...]] = ("h",)
     """Names of the arrays that the state consists of."""
+    kind: str | None = None
+    """What the host's kernels without a way back call the cell; None: they do not know it."""
 
     @abc.abstractmethod
     def input_bias(self, weights: Weights) -> Array | None:
@@ -93,6 +95,26 @@ class CellMath(abc.ABC):
         None for an array of it, stands for zeros.
         """
         return self.begin(k, x, weights)(initial)
+
+    def infer(
+        self, x: Array, initial: GivenState | None, weights: Weights, lengths: Lengths | None = None
+    ) -> tuple[Array, State]:
+        """Return h (T, B, H) and the last state, as `forward` has them, and keep nothing; x as there.
+
+        An LSTM's c is kept where samples end at different steps.
+        """
+        xp, (steps, batch, _) = backend.namespace(x), x.shape
+        if self.kind is None or not backend.is_host(xp) or (lengths is not None and len(self.states) > 1):
+            tape = self.forward(kernels.get(xp), x, initial, weights)
+            return tape.h, tape.ends(lengths)
+        shape = batch, weights.weight_hh.shape[1]
+        start = tuple(
+            xp.zeros(shape, x.dtype) if array is None else xp.ascontiguousarray(array)
+            for array in initial or (None,) * len(self.states)
+        )
+        h, ends = empty(xp, (steps, *shape), x.dtype), tuple(xp.empty(shape, x.dtype) for _ in start[1:])
+        kernels.on_host().infer(self.kind, x, *weights[:4], start, h, *ends)
+        return h, (h[-1] if lengths is None else h[lengths.values - 1, lengths.samples], *ends)
 
     def begin(self, k: Kernels, x: Array, weights: Weights) -> Callable[[GivenState | None], Tape]:
         """Do what of `forward` needs no initial state, and return what does the rest with it."""
@@ -209,7 +231,8 @@ class CellMath(abc.ABC):
     def _rolled(self, rows: Array, gates: int) -> Array:
         if self.columns == self.gates:
             return rows
-        return backend.namespace(rows).roll(rows, gates * (rows.shape[0] // self.gates), axis=0)
+        cut = -gates * (rows.shape[0] // self.gates)
+        return backend.namespace(rows).concatenate((rows[cut:], rows[:cut]))  # as `roll`, without its cost
 
     def input_factors(self, tape: Tape) -> Array:
         """Return (T, gH, n, B): transposed Jacobian of the state after a step with respect to ``W_ih x`` at it.

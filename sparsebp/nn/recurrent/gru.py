@@ -26,7 +26,7 @@ class GRUMath(CellMath):
     three to the hidden weights, and neither product copies.
     """
 
-    name = "gru"
+    name = kind = "gru"
     gates = 3
     columns = 4
 

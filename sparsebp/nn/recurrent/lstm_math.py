@@ -29,7 +29,7 @@ from sparsebp.patterns import SparsityPattern, hidden_pattern, lstm_pattern
 class LSTMMath(CellMath):
     """The specifics of the LSTM: ga (T, B, 4H) is the gradient at the pre-activations, in the order i, f, g, o."""
 
-    name = "lstm"
+    name = kind = "lstm"
     gates = 4
     columns = 4
     states = ("h", "c")
@@ -91,6 +91,7 @@ class ProjectedLSTMMath(LSTMMath):
     """The specifics of an LSTM with proj_size: ``tape.core`` is the run of its recursion."""
 
     core = LSTMMath()
+    kind = None
 
     def widths(self, weights: Weights) -> tuple[int, ...]:
         """Return the sizes of h and c."""

@@ -15,8 +15,8 @@ from sparsebp.kernels.matmul import matmul
 FEW_FEATURES = 8
 """Inputs up to this size carry the bias as one more feature; measured: beyond, the copy costs more than it saves."""
 
-LONG = 1_000_000_000
-"""FLOP from which a product is worth being cut into parts: some 10 ms of one core."""
+LONG = 100_000_000
+"""FLOP from which a product is worth being cut into parts: about a millisecond of one core."""
 
 
 def short_products(xp: ModuleType, work: int) -> contextlib.AbstractContextManager[None]:

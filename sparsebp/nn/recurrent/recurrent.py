@@ -12,12 +12,14 @@ from sparsebp.core.arguments import check_flag, check_generator, check_integer, 
 from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.core.types import Array, Backward, Seed
 from sparsebp.nn.arrays import parameter_dtype
+from sparsebp.nn.keeping import NothingKept, keeps
 from sparsebp.nn.layer import Layer, check_gy, check_input
 from sparsebp.nn.layers.identity import dropout_mask
 from sparsebp.nn.recurrent.backward import FUSED, BackwardOptions, choose, run_backward, run_backward_for_weights
 from sparsebp.nn.recurrent.cell_math import CellMath, initial_weights
 from sparsebp.nn.recurrent.lengths import parse_lengths, reverse_time
 from sparsebp.nn.recurrent.runs_back import RunsBack
+from sparsebp.nn.recurrent.stream import Stream
 from sparsebp.nn.recurrent.tape import (
     GivenState,
     RecurrentSaved,
@@ -172,12 +174,13 @@ class Recurrent(Layer):
         valid = parse_lengths(lengths, steps, batch, xp)
         if valid is not None:
             inputs = valid.mask(inputs)  # so that NaN in the padding cannot spread
+        kept = keeps()
         choice = choose(
             self.options, self.cell, (steps, batch, self.hidden_size), weight.dtype, xp,
             input_size=self.input_size, layers=self.num_layers, directions=self.directions,
-        )  # fmt: skip
+        ) if kept else None  # fmt: skip
         last = tuple(xp.empty(shape, dtype=weight.dtype) for shape in shapes)
-        saved = self.saved_class(last, choice, valid, [], [])
+        saved = self.saved_class(last, choice, valid, [] if kept else NothingKept(), [])
         for layer in range(self.num_layers):
             mask = None
             if layer > 0 and self.training and self.dropout > 0:
@@ -197,16 +200,46 @@ class Recurrent(Layer):
         for direction, run in enumerate(self._runs(layer)):
             of_run = None if initial is None else [None if array is None else array[run] for array in initial]
             given = reverse_time(x, lengths) if direction else x
-            tape = self.cell.forward(kernels.get(xp), given, of_run, self._weights(run))
-            y = tape.h
-            for last, states in zip(saved.last, tape.states, strict=True):
-                last[run] = states[-1] if lengths is None else states[lengths.values, lengths.samples]
+            if isinstance(saved.tapes, NothingKept):
+                y, ends = self.cell.infer(given, of_run, self._weights(run), lengths)
+            else:
+                tape = self.cell.forward(kernels.get(xp), given, of_run, self._weights(run))
+                y, ends = tape.h, tape.ends(lengths)
+                if lengths is not None:
+                    self.cell.close(tape, lengths)
+                saved.tapes.append(tape)
+            for last, end in zip(saved.last, ends, strict=True):
+                last[run] = end
             if lengths is not None:
                 y = lengths.mask(y)
-                self.cell.close(tape, lengths)
-            saved.tapes.append(tape)
             outputs.append(reverse_time(y, lengths) if direction else y)
         return outputs[0] if len(outputs) == 1 else xp.concatenate(outputs, axis=2)
+
+    def stream(self, batch: int | None = None, state: Any = None) -> Stream:
+        """Return a `Stream`: the state between steps, for a sequence that comes a step at a time.
+
+        Parameters
+        ----------
+        batch
+            Samples B of a step's input (B, input_size); None for one sample, without that axis.
+        state
+            The first state, as `Stream.h` has it (of an LSTM the pair of h and c); zeros if None.
+
+        Raises
+        ------
+        OptionError
+            The layer has two directions or a projection, or is not on the host.
+        ShapeError, DTypeError
+            The state does not fit.
+        """
+        if self.bidirectional:
+            raise OptionError("A stream has no end to come back from", expected="a layer of one direction",
+                              got="bidirectional=True", remedy="Build the layer with bidirectional=False")  # fmt: skip
+        return Stream(self, [self._suffix(run) for run in range(self.num_layers)], batch, state)
+
+    def step(self, x: Array, state: Stream) -> Array:
+        """Take a state of `stream` one step on: ``state.step(x)``, see there."""
+        return state.step(x)
 
     # ---- I and W -------------------------------------------------------------------------------------------------
 

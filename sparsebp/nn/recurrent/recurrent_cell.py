@@ -14,6 +14,7 @@ from sparsebp.nn.arrays import parameter_dtype
 from sparsebp.nn.gradients import Shared
 from sparsebp.nn.layer import Layer, check_gy, check_input
 from sparsebp.nn.recurrent.cell_math import CellMath, initial_weights
+from sparsebp.nn.recurrent.stream import Stream
 from sparsebp.nn.recurrent.tape import GivenState, StateGradients, Tape, Weights
 
 
@@ -66,6 +67,14 @@ class RecurrentCell(Layer):
             An argument does not fit, or the batch is empty.
         """
         return self._forward(x, None if h is None else (h,))
+
+    def stream(self, batch: int | None = None, state: Any = None) -> Stream:
+        """Return a `Stream`, as `Recurrent.stream` does: steps that allocate nothing; its state has no layers' axis."""
+        return Stream(self, None, batch, state)
+
+    def step(self, x: Array, state: Stream) -> Array:
+        """Take a state of `stream` one step on: ``state.step(x)``, see there."""
+        return state.step(x)
 
     def _forward(self, x: Array, state: GivenState | None) -> tuple[Array, Tape]:
         """Run one step from the state, an array for each name of the cell's."""

@@ -28,6 +28,7 @@ class RNNMath(CellMath):
 
     def __init__(self, nonlinearity: Nonlinearity) -> None:
         self.nonlinearity: Nonlinearity = check_choice("nonlinearity", nonlinearity, ("tanh", "relu"))
+        self.kind = self.nonlinearity
 
     def input_bias(self, weights: Weights) -> Array | None:
         """Return b_ih + b_hh."""

@@ -54,6 +54,12 @@ class Tape:
         """h before each step (T, B, H)."""
         return self.states[0][:-1]
 
+    def ends(self, lengths: Lengths | None) -> State:
+        """Return the last state, or that after each sample's last valid step."""
+        if lengths is None:
+            return tuple(states[-1] for states in self.states)
+        return tuple(states[lengths.values, lengths.samples] for states in self.states)
+
     @property
     def c0(self) -> Array:
         """An LSTM's initial c (B, H)."""

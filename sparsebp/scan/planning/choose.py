@@ -5,16 +5,19 @@ Where none does, the error names the nearest algorithm that would; nothing of th
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from sparsebp.core.errors import MemoryLimitError
 from sparsebp.scan.algorithms import tree_levels
 from sparsebp.scan.planning.candidates import Candidate
-from sparsebp.scan.planning.cost import profile_costs, seconds, sized_seconds
+from sparsebp.scan.planning.cost import amount, profile_costs, seconds, sized_seconds
 from sparsebp.scan.planning.fill_in import FillIn, Multiply
 from sparsebp.scan.planning.sizing import Chain, SizedRecipe, size_recipe
 
+MUCH = 100
+"""Times the work of the linear scan from which an algorithm that was asked for is warned of before it is planned."""
 DOUBT = 2.0
 """By how much an estimate of memory must pass the limit before it is believed without planning."""
 
@@ -38,7 +41,8 @@ def choose(options: Sequence[Candidate], chain: Chain, memory_limit: int) -> Dec
     fill_in = FillIn()
     if len(options) == 1:
         try:
-            return Decision(_planned(options[0], chain, fill_in, memory_limit), f"{options[0]} was asked for.", {})
+            reason = f"{options[0]} was asked for." + _said_before(options[0], chain, fill_in, memory_limit)
+            return Decision(_planned(options[0], chain, fill_in, memory_limit), reason, {})
         except MemoryLimitError as error:
             raise refusal(options[0], chain, memory_limit, error) from error
     times, dropped = estimate(options, chain, memory_limit)
@@ -109,6 +113,32 @@ def refusal(candidate: Candidate, chain: Chain, memory_limit: int, error: Memory
             "Raise memory_limit to that, or make the batch smaller"
         )
     return MemoryLimitError(error.problem, expected=f"at most {memory_limit} bytes", got=error.got, remedy=remedy)
+
+
+def _said_before(option: Candidate, chain: Chain, fill_in: FillIn, memory_limit: int) -> str:
+    """Say what an algorithm's fill-in costs beside the linear scan, before anything is planned; warn if it is much."""
+    if not option.multiplies or chain.is_stack:
+        return ""
+    sizes, m = chain.sizes, chain.machine
+    filled = _sized(option, chain, fill_in, round(DOUBT * memory_limit))
+    linear = _sized(Candidate("linear"), chain, fill_in, None)
+    times = filled.flops / max(linear.flops, 1)
+    if times < 1.5:
+        return ""
+    seconds, at_least = (sized_seconds(sized, m, sizes.itemsize) for sized in (filled, linear))
+    said = (
+        f" By an estimate its products take {times:.3g} times the work of the linear scan and "
+        f"{amount(filled.memory, 'B')} in place of {amount(linear.memory, 'B')}: about {1e6 * seconds:.3g} µs a call, "
+        f"where linear takes {1e6 * at_least:.3g} µs."
+    )
+    if times >= MUCH and seconds > at_least:
+        warnings.warn(
+            f"The {option.algorithm} scan fills in.{said} algorithm='auto' takes the least; "
+            "describe() of a plan shows every product.",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+    return said
 
 
 def _planned(candidate: Candidate, chain: Chain, fill_in: FillIn, memory_limit: int | None) -> SizedRecipe:

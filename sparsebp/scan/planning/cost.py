@@ -91,3 +91,11 @@ def profile_costs(candidate: Candidate, n: int, size: int, sizes: Sizes) -> list
             )
         )
     return costs
+
+
+def amount(value: float, unit: str) -> str:
+    """Write a number with a metric prefix: ``1234567`` as ``1.23 M<unit>``."""
+    for prefix, scale in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if value >= scale:
+            return f"{value / scale:.3g} {prefix}{unit}"
+    return f"{value:.3g} {unit}"

@@ -111,6 +111,23 @@ class PlannedScan:
         """Bytes that a call needs beyond its arguments."""
         return self.sized.memory
 
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """Of what a call is given, g, values and injections of all Jacobians: lengths of the first axis, int64."""
+        vectors = [p.shape[0] for p in self.patterns]
+        return np.array([self.patterns[0].shape[1], *(p.nnz for p in self.patterns), *vectors], np.int64)
+
+    @cached_property
+    def axes(self) -> np.ndarray:
+        """Of the same, with a batch: how many axes they have at least, int64. Values may be shared."""
+        n = len(self.patterns)
+        return np.array([2, *[1] * n, *[2] * n], np.int64)
+
+    @cached_property
+    def compiles(self) -> bool:
+        """Whether the host runs stretches of it in one call: all but patterns of 2**31 entries or more."""
+        return all(p.indices.dtype == np.int32 for p in self.sized.patterns.values())
+
     @property
     def stackable(self) -> bool:
         """Whether data may be one stacked array that runs on the dense kernels, a whole level a call."""

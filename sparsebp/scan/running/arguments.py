@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import prod
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparsebp import backend
+from sparsebp import backend, kernels
 from sparsebp.core.arguments import check_sequence
 from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.core.types import Array
@@ -18,8 +17,7 @@ from sparsebp.patterns import SparsityPattern
 from sparsebp.scan.planning.planned import PlannedScan
 
 
-@dataclass(frozen=True)
-class Arguments:
+class Arguments(NamedTuple):
     """Checked arguments of one call.
 
     Attributes
@@ -36,6 +34,10 @@ class Arguments:
         Whether data came as one array.
     batched
         Whether results keep their batch axis.
+    shared
+        Of each Jacobian, whether the batch shares its values: a byte that is 1 or 0.
+    found
+        On the host, where g, data and injections lie, if that is known: addresses, 0 for an injection that is None.
     """
 
     xp: ModuleType
@@ -44,13 +46,24 @@ class Arguments:
     injections: Any
     stacked: bool
     batched: bool
+    shared: bytes
+    found: Array | None = None
 
     @property
-    def shared(self) -> tuple[bool, ...]:
-        """Of each Jacobian, whether the batch shares its values."""
+    def arrays(self) -> list[Array]:
+        """Values of every Jacobian, (nnz,) or (nnz, B) each."""
         if self.stacked:
-            return (self.data.shape[2] == 1,) * self.data.shape[0]
-        return tuple(d.ndim == 1 for d in self.data)
+            return [d[:, 0] if self.data.shape[2] == 1 else d for d in self.data]
+        return list(self.data)
+
+    @property
+    def places(self) -> Array:
+        """What `found` says, of arrays on the host."""
+        if self.found is not None:
+            return self.found
+        injections = () if self.injections is None else self.injections
+        arrays = (self.g, *self.arrays, *injections)
+        return np.array([0 if array is None else array.ctypes.data for array in arrays], np.int64)
 
 
 def check_arguments(
@@ -63,9 +76,12 @@ def check_arguments(
     ShapeError, DTypeError, LayoutError, DeviceError
         See the message.
     """
+    at_once = _checked_at_once(plan, g, data, injections)
+    if at_once is not None:
+        return at_once
     patterns = plan.patterns
     stacked = hasattr(data, "ndim")
-    parts = [data] if stacked else _listed("data", data, "arrays")
+    parts: list[Any] = [data] if stacked else _listed("data", data, "arrays")
     added = {"injections": injections}
     if injections is not None and not getattr(injections, "ndim", 0):
         injections = _listed("injections", injections, "arrays or None")
@@ -79,14 +95,44 @@ def check_arguments(
     backend.check_array("g", g, dtype=dtype, shape=(patterns[0].shape[1], *batch))
     if batch == (0,):
         raise ShapeError("The batch is empty", expected="at least one sample", got=g.shape, remedy="Skip empty batches")
-    values = _checked_stack(parts[0], patterns, batch, dtype) if stacked else parts
+    values: Any = _checked_stack(parts[0], patterns, batch, dtype) if stacked else parts
     if not stacked:
         _check_count("data", len(parts), len(patterns))
         for i, (d, p) in enumerate(zip(parts, patterns, strict=True)):
             shape = (p.nnz,) if d.ndim == 1 else (p.nnz, *batch)
             backend.check_array(f"data[{i}]", d, dtype=dtype, shape=shape)
     vectors = None if injections is None else _checked_injections(xp, injections, patterns, batch, dtype, stacked)
-    return Arguments(xp, g.reshape(-1, prod(batch)), values, vectors, stacked, bool(batch))
+    one_for_all: Any = [values.shape[2] == 1] * len(patterns) if stacked else [d.ndim == 1 for d in parts]
+    shared = bytes(one_for_all)
+    return Arguments(xp, g.reshape(-1, prod(batch)), values, vectors, stacked, bool(batch), shared)
+
+
+_PLAIN, _PLAIN_OR_NONE = {np.ndarray}, {np.ndarray, type(None)}
+
+
+def _checked_at_once(plan: PlannedScan, g: Any, data: Any, injections: Any) -> Arguments | None:
+    """Check lists of plain arrays of the host in one compiled call; None where something is, or may be, wrong."""
+    if type(g) is not np.ndarray or g.ndim not in (1, 2) or g.dtype not in backend.FLOAT_DTYPES or 0 in g.shape[1:]:
+        return None
+    n = len(plan.patterns)
+    lists, batched = (data,) if injections is None else (data, injections), g.ndim == 2
+    if not all(type(given) in (list, tuple) and len(given) == n for given in lists):
+        return None
+    arrays = [g, *data]
+    if {*map(type, arrays)} != _PLAIN or not {*map(type, injections or ())} <= _PLAIN_OR_NONE:
+        return None
+    arrays += injections or ()
+    count, batch = len(arrays), g.shape[1] if batched else 1
+    found = kernels.on_host().find(arrays, plan.lengths[:count], plan.axes[:count], g.ndim, batch, g.dtype)
+    if found is None:
+        return None
+    places, vectors = found.places, None
+    if injections is not None:
+        vectors = [None if v is None else v.reshape(-1, batch) for v in injections]
+        if all(v is None for v in vectors):
+            places, vectors = places[: 1 + n], None
+    shared = (~found.wide[1 : 1 + n]).tobytes()
+    return Arguments(np, g.reshape(-1, batch), arrays[1 : 1 + n], vectors, False, batched, shared, places)
 
 
 def _listed(name: str, value: Any, of: str) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Run a planned scan on values, step by step, for any chain; `sparsebp.scan.running.stacked` is for dense blocks."""
+"""Run a planned scan on values: dense blocks by `stacked`, others by `compiled` on the host, by steps on a device."""
 
 from __future__ import annotations
 
@@ -9,19 +9,23 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from sparsebp import backend, kernels
+import numpy as np
+
+from sparsebp import backend
 from sparsebp.core.arguments import check_integer
 from sparsebp.core.errors import MemoryLimitError, ShapeError
 from sparsebp.core.types import Array
-from sparsebp.patterns import SparsityPattern
 from sparsebp.scan.planning.candidates import Candidate
 from sparsebp.scan.planning.choose import refusal
 from sparsebp.scan.planning.planned import PlannedScan
-from sparsebp.scan.planning.sizing import Sizes, assign_slots, is_view, shared_spans
+from sparsebp.scan.planning.sizing import Sizes, assign_slots, shared_spans
 from sparsebp.scan.running.arguments import Arguments, check_arguments
+from sparsebp.scan.running.compiled import Program, make_program, run_program
+from sparsebp.scan.running.multiply import Maps, Multiply
 from sparsebp.scan.running.stacked import StackBuffers, run_stacked
-from sparsebp.scan.steps import AbstractStep, Span
+from sparsebp.scan.steps import Span
 
+_HOST = "numpy", "cpu", None
 KEPT_WORKSPACES = 2
 """Workspaces that a plan keeps: enough for a batch size and its last, smaller batch."""
 
@@ -38,11 +42,14 @@ class Workspace:
         Array of every intermediate product that has one of its own; products that do not live together share memory.
     stack
         Buffers of the stacked run, else None.
+    program
+        What the host runs, made by its first call, else None.
     """
 
     key: tuple[Any, ...]
     products: dict[Span, Array]
     stack: StackBuffers | None = None
+    program: Program | None = None
 
 
 def execute(
@@ -55,13 +62,17 @@ def execute(
     arguments = check_arguments(plan, g, data, injections)
     with workspace_of(plan, arguments) as workspace:
         if workspace.stack is not None:
-            y = run_stacked(plan, arguments, workspace.stack)
+            y: Any = run_stacked(plan, arguments, workspace.stack)
+        elif arguments.xp is np and plan.compiles:
+            if workspace.program is None:
+                batch = arguments.g.shape[1]
+                workspace.program = make_program(plan.sized, plan.patterns, arguments.shared, batch, workspace.products)
+            y = run_program(plan, arguments, workspace.program, workspace.products)
         else:
-            y = run_steps(plan, arguments, workspace)
-    if arguments.stacked:
-        y = y if workspace.stack is not None else arguments.xp.stack(y)
+            y = [v if arguments.batched else v.reshape(-1) for v in run_steps(plan, arguments, workspace)]
+    if workspace.stack is not None:
         return y if arguments.batched else y.reshape(y.shape[:2])
-    return y if arguments.batched else [v.reshape(-1) for v in y]
+    return arguments.xp.stack(y) if arguments.stacked else y
 
 
 @contextmanager
@@ -83,7 +94,7 @@ def _take_workspace(plan: PlannedScan, arguments: Arguments) -> Workspace:
     xp, g = arguments.xp, arguments.g
     sized, batch, shared = plan.sized, g.shape[1], arguments.shared
     stack = sized.stack if arguments.stacked else None
-    device = xp.__name__, str(getattr(g, "device", "cpu")), backend.order_of(xp)
+    device = _HOST if xp is np else (xp.__name__, str(g.device), backend.order_of(xp))
     key = (*device, g.dtype, batch, shared, stack is not None)
     for kept in () if backend.is_recorded() else list(plan.workspaces):
         if kept.key == key:
@@ -96,7 +107,7 @@ def _take_workspace(plan: PlannedScan, arguments: Arguments) -> Workspace:
         size, width = plan.patterns[0].shape[0], 1 if shared[0] else batch
         _check_limit(plan, g, stack.values(size, width, batch) * g.dtype.itemsize)
         return Workspace(key, {}, StackBuffers.make(stack, size, width, xp, g.dtype))
-    is_shared = shared_spans(sized.recipe.steps, plan.patterns, shared)
+    is_shared = shared_spans(sized.recipe.steps, plan.patterns, [flag == 1 for flag in shared])
     slots, capacities = assign_slots(sized.recipe.steps, sized.plans, sized.patterns, is_shared, batch)
     _check_limit(plan, g, sum(capacities) * g.dtype.itemsize)
     memory = [xp.empty(c, dtype=g.dtype) for c in capacities]
@@ -133,59 +144,18 @@ def run_steps(
     `done` is called after every step.
     """
     sized, g = plan.sized, arguments.g
-    matrices = {Span(i + 1, i + 2): d for i, d in enumerate(arguments.data)}
-    if arguments.stacked and arguments.data.shape[2] == 1:
-        matrices = {span: d[:, 0] for span, d in matrices.items()}
-    offsets: dict[Span, Array | None] = {}
-    if arguments.injections is not None:
-        offsets = {Span(i + 1, i + 2): v for i, v in enumerate(arguments.injections)}
+    maps = Maps(arguments.arrays, arguments.injections, workspace.products, Multiply(g))
     vectors = {Span(0, 1): g}
-    multiply = Multiply(g)
     for step, product in zip(sized.recipe.steps, sized.plans, strict=True):
-        right, pattern = matrices[step.right], sized.patterns[step.right]
-        offset = offsets.get(step.right)
+        pattern = sized.patterns[step.right]
         if product is None:
-            vectors[step.target] = multiply(pattern, right, vectors[step.left], offset)
+            values, add = maps.matrices[step.right], maps.offsets.get(step.right)
+            vectors[step.target] = maps.multiply(pattern, values, vectors[step.left], add)
         else:
-            left = matrices[step.left]
-            if is_view(product):
-                matrices[step.target] = left if pattern.kind == "identity" else right
-            else:
-                matrices[step.target] = product(right, left, out=workspace.products[step.target])
-            offsets[step.target] = _join_offsets(multiply, step, pattern, right, offsets)
+            maps.join(step, product, pattern)
         if done is not None:
             done()
     return [vectors[Span(0, i + 2)] for i in range(len(plan.patterns))]
-
-
-def _join_offsets(
-    multiply: Multiply,
-    step: AbstractStep,
-    pattern: SparsityPattern,
-    right: Array,
-    offsets: dict[Span, Array | None],
-) -> Array | None:
-    """Return the vector of the joined affine map: ``A_right b_left + b_right``; None where both are."""
-    b_left, b_right = offsets.get(step.left), offsets.get(step.right)
-    return b_right if b_left is None else multiply(pattern, right, b_left, b_right)
-
-
-class Multiply:
-    """``A @ x + add`` into a new array; the identity is not multiplied with."""
-
-    def __init__(self, like: Array) -> None:
-        self.xp = backend.namespace(like)
-        self.kernels, self.batch, self.dtype = kernels.get(self.xp), like.shape[1], like.dtype
-
-    def __call__(self, pattern: SparsityPattern, data: Array, x: Array, add: Array | None) -> Array:
-        """Return the product with x (columns, B), of data (nnz,) or (nnz, B)."""
-        if pattern.kind == "identity":
-            return x.copy() if add is None else x + add
-        out = self.xp.empty((pattern.shape[0], self.batch), dtype=self.dtype)
-        indptr, indices = pattern.device_arrays(self.xp)
-        values = data.reshape(-1, 1) if data.ndim == 1 else data
-        self.kernels.csr_matvec(indptr, indices, values, x, out, add)
-        return out
 
 
 def step_times(

@@ -32,6 +32,7 @@ CONV = {
     "dtype": DTYPE,
     "rng": SEED,
 }
+BORDERS = ("zeros", "reflect", "replicate", "circular")
 RECURRENT = {"input_size": SIZE, "hidden_size": SIZE, "bias": FLAG, "dtype": DTYPE, "rng": SEED}
 DEEP = RECURRENT | {
     "num_layers": SIZE,
@@ -62,7 +63,7 @@ NONE = {
 
 TABLE: dict[str, tuple[Any, dict[str, Any]]] = {
     "Linear": (nn.Linear, {"in_features": SIZE, "out_features": SIZE, "bias": FLAG, "dtype": DTYPE, "rng": SEED}),
-    **{f"Conv{n}d": (getattr(nn, f"Conv{n}d"), CONV) for n in (1, 2, 3)},
+    **{f"Conv{n}d": (getattr(nn, f"Conv{n}d"), CONV | {"padding_mode": BORDERS}) for n in (1, 2, 3)},
     **{f"ConvTranspose{n}d": (getattr(nn, f"ConvTranspose{n}d"), CONV) for n in (1, 2, 3)},
     **{f"MaxPool{n}d": (getattr(nn, f"MaxPool{n}d"), POOL | {"dilation": SIZE}) for n in (1, 2)},
     **{f"AvgPool{n}d": (getattr(nn, f"AvgPool{n}d"), POOL | {"count_include_pad": FLAG}) for n in (1, 2)},

@@ -237,6 +237,8 @@ def _conv(rng: np.random.Generator, dtype: Any) -> tuple:
         options["output_padding"] = each(0, 1)
     elif chance(rng, 0.2):
         options["padding"] = one_of(rng, "same", "valid")
+    if not transposed and chance(rng, 0.3):
+        options["padding_mode"] = one_of(rng, "reflect", "replicate", "circular")
     name = f"Conv{'Transpose' if transposed else ''}{axes}d"
     try:
         layer: Any = getattr(nn, name)(*channels, **options, dtype=dtype, rng=int(rng.integers(99)))

@@ -147,11 +147,13 @@ def word_at(typingctx: Any, at: Any) -> Any:
 @intrinsic
 def address(typingctx: Any, at: Any, like: Any) -> Any:
     """Return the pointer to numbers of the type of `like` that stand at an address in memory."""
-    if not isinstance(like, types.Float):
+    if not isinstance(like, (types.Float, types.Integer)):
         return None
+    number: Any = like
+    element = _llvm_real(number) if isinstance(like, types.Float) else ir.IntType(number.bitwidth)
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return builder.inttoptr(args[0], _llvm_real(like).as_pointer())
+        return builder.inttoptr(args[0], element.as_pointer())
 
     return types.CPointer(like)(types.int64, like), codegen
 

@@ -26,6 +26,7 @@ from typing import Any
 import numba
 import numpy as np
 
+from sparsebp.kernels.host.dense.packed import product_of
 from sparsebp.kernels.host.engine.parts import JIT
 from sparsebp.kernels.host.engine.simd import (
     VECTOR_BYTES,
@@ -54,6 +55,7 @@ from sparsebp.kernels.host.recurrent.common import (
     padded_width,
 )
 from sparsebp.kernels.host.recurrent.forward import parts_of
+from sparsebp.kernels.host.recurrent.wide import LEAST, wide_blocks_of, wide_rows
 from sparsebp.kernels.operands import WeightSums
 
 MAP_ROOM = 16
@@ -65,6 +67,7 @@ MAP_ROOM = 16
 
 def back_propagate(
     backward: Any,
+    wide: Any,
     reduce: Any,
     columns: int,
     saved: tuple[Any, ...],
@@ -82,8 +85,8 @@ def back_propagate(
 
     Parameters
     ----------
-    backward, reduce
-        The cell's kernels: parts of `back_part` and of `reduce_part`.
+    backward, wide, reduce
+        The cell's kernels: parts of `back_part`, of `wide_back` and of `reduce_part`.
     columns
         Columns of `out`, in multiples of the hidden size.
     saved
@@ -115,14 +118,21 @@ def back_propagate(
         gates, features = len(w_hh) // hidden, sums.x.shape[2]
         numbers = ((features + hidden) * gates + columns) * padded_width(hidden, w_hh.dtype)
         x, before, room = sums.x, sums.before, np.empty((chunks * blocks, numbers), w_hh.dtype)
-    team, groups = parts_of(batch, work // chunks)
     args = (*saved, weights, incoming)
-    backward(team, groups, groups, *args, chunks - 1, bounds, out, x, before, room)
+    if is_wide := hidden >= LEAST and sums is None:
+        packed, blocks = wide_rows(w_hh, len(w_hh) // hidden), wide_blocks_of(batch)
+        of_wide = (blocks, product_of(w_hh.dtype), *saved, packed, incoming)
+        launch(wide, blocks, work // chunks, *of_wide, chunks - 1, bounds, out)
+    else:
+        team, groups = parts_of(batch, work // chunks)
+        backward(team, groups, groups, *args, chunks - 1, bounds, out, x, before, room)
     if chunks > 2:
         maps = np.empty((chunks - 2, batch, size + 1, size), w_hh.dtype)
         launch(reduce, (chunks - 2) * batch, _reducing(steps, batch, size, hidden), *args, 1, chunks, maps)
         _combine(maps, bounds)
-    if chunks > 1:
+    if chunks > 1 and is_wide:
+        launch(wide, (chunks - 1) * blocks, work, *of_wide, 0, bounds, out)
+    elif chunks > 1:
         launch(backward, (chunks - 1) * blocks, work, blocks, *args, 0, bounds, out, x, before, room)
     if sums is not None:
         biases = (np.empty(0, w_hh.dtype) if bias is None else bias for bias in (sums.bias_ih, sums.bias_hh))

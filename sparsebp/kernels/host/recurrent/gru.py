@@ -7,6 +7,7 @@ from typing import Any
 import numba
 import numpy as np
 
+from sparsebp.kernels.host.dense.packed import product_of
 from sparsebp.kernels.host.engine import functions
 from sparsebp.kernels.host.engine.parts import INNER_JIT, JIT
 from sparsebp.kernels.host.engine.simd import (
@@ -36,6 +37,7 @@ from sparsebp.kernels.host.recurrent.common import (
     launch,
 )
 from sparsebp.kernels.host.recurrent.forward import forward_part, pack, padded, parts_of, set_bias, weights_of
+from sparsebp.kernels.host.recurrent.wide import LEAST, wide_back, wide_blocks_of, wide_forward, wide_weights
 from sparsebp.kernels.operands import WeightSums
 
 
@@ -70,6 +72,19 @@ def _forward(
     start = (w_ih.shape[1] + w_hh.shape[1]) * 3 * padded(w_hh.shape[1], w_hh.itemsize)
     set_bias(w[start:], 3, b_hn)
     in_parts(_forward_part, team, parts, (parts, x, w_ih.shape[1], w, h0, h, gates))
+
+
+@numba.njit(**INNER_JIT)
+def _forward_wide_part(
+    block: int, blocks: int, product: int, x: Any, w_ih: Any, w_hh: Any, bias: Any, h0: Any, h: Any, gates: Any
+) -> None:
+    kept = (pointer(h), pointer(gates))
+    wide_forward(_cell, 3, 4, None, block, blocks, product, h.shape, x, w_ih, w_hh, bias, (pointer(h0),), kept)
+
+
+@numba.njit(**JIT)
+def _forward_wide(team: int, parts: int, *args: Any) -> None:
+    in_parts(_forward_wide_part, team, parts, args)
 
 
 @device
@@ -116,6 +131,20 @@ def _backward_part(
 @numba.njit(**JIT)
 def _backward(team: int, parts: int, *args: Any) -> None:
     in_parts(_backward_part, team, parts, args)
+
+
+@numba.njit(**INNER_JIT)
+def _backward_wide_part(
+    task: int, blocks: int, product: int, h: Any, h0: Any, gates: Any, w: Any, gy: Any, first_chunk: int, bounds: Any,
+    ga: Any,
+) -> None:  # fmt: skip
+    saved = pointer(h), pointer(gates)
+    wide_back(_step_back, 3, 4, saved, pointer(h0), task, blocks, product, h.shape, w, gy, first_chunk, bounds, ga)
+
+
+@numba.njit(**JIT)
+def _backward_wide(team: int, parts: int, *args: Any) -> None:
+    in_parts(_backward_wide_part, team, parts, args)
 
 
 @device
@@ -198,7 +227,11 @@ class GruKernels:
     ) -> None:
         """6·T·B·H² FLOP, sequential in T, parallel over blocks of samples."""
         _, batch, hidden = h.shape
-        if batch:
+        if batch and hidden >= LEAST:
+            blocks, weights = wide_blocks_of(batch), wide_weights(3, 4, w_ih, b_ih, b_hh, w_hh)
+            weights[2][3 * (len(weights[2]) // 4) :][:hidden] = b_hn
+            launch(_forward_wide, blocks, 6 * h.size * hidden, blocks, product_of(h.dtype), x, *weights, h0, h, gates)
+        elif batch:
             weights = weights_of(w_hh, w_ih, b_ih, b_hh)
             _forward(*parts_of(batch, 6 * h.size * hidden), x, *weights, w_hh, b_hn, h0, h, gates)
 
@@ -217,7 +250,7 @@ class GruKernels:
     ) -> None:
         """Parallel over blocks of samples, and over chunks."""
         saved = (h, h0, gates)
-        back_propagate(_backward, _reduce, 4, saved, w_hh, gy, (grad_h_n,), ga, (gh0,), chunks, sums)
+        back_propagate(_backward, _backward_wide, _reduce, 4, saved, w_hh, gy, (grad_h_n,), ga, (gh0,), chunks, sums)
 
     def gru_maps(
         self,

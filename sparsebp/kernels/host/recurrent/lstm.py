@@ -14,6 +14,7 @@ from typing import Any
 import numba
 import numpy as np
 
+from sparsebp.kernels.host.dense.packed import product_of
 from sparsebp.kernels.host.engine import functions
 from sparsebp.kernels.host.engine.parts import INNER_JIT, JIT
 from sparsebp.kernels.host.engine.simd import (
@@ -47,6 +48,7 @@ from sparsebp.kernels.host.recurrent.common import (
     multiply_add,
 )
 from sparsebp.kernels.host.recurrent.forward import forward_part, pack, parts_of, weights_of
+from sparsebp.kernels.host.recurrent.wide import LEAST, wide_back, wide_blocks_of, wide_forward, wide_weights
 from sparsebp.kernels.operands import WeightSums
 
 GATES = 4
@@ -89,6 +91,20 @@ def _forward(
 ) -> None:  # fmt: skip
     w = pack(GATES, GATES, w_ih, b_ih, b_hh, w_hh)
     in_parts(_forward_part, team, parts, (parts, x, w_ih.shape[1], w, h0, c0, h, c, gates))
+
+
+@numba.njit(**INNER_JIT)
+def _forward_wide_part(
+    block: int, blocks: int, product: int, x: Any, w_ih: Any, w_hh: Any, bias: Any, h0: Any, c0: Any, h: Any, c: Any,
+    gates: Any,
+) -> None:  # fmt: skip
+    initial, kept = (pointer(h0), pointer(c0)), (pointer(h), pointer(c), pointer(gates))
+    wide_forward(_cell, GATES, GATES, None, block, blocks, product, h.shape, x, w_ih, w_hh, bias, initial, kept)
+
+
+@numba.njit(**JIT)
+def _forward_wide(team: int, parts: int, *args: Any) -> None:
+    in_parts(_forward_wide_part, team, parts, args)
 
 
 @device
@@ -139,6 +155,22 @@ def _backward_part(
 @numba.njit(**JIT)
 def _backward(team: int, parts: int, *args: Any) -> None:
     in_parts(_backward_part, team, parts, args)
+
+
+@numba.njit(**INNER_JIT)
+def _backward_wide_part(
+    task: int, blocks: int, product: int, c: Any, c0: Any, gates: Any, w: Any, gy: Any, first_chunk: int, bounds: Any,
+    ga: Any,
+) -> None:  # fmt: skip
+    saved, shape = (pointer(c), pointer(gates)), c.shape
+    wide_back(
+        _step_back, GATES, GATES, saved, pointer(c0), task, blocks, product, shape, w, gy, first_chunk, bounds, ga
+    )
+
+
+@numba.njit(**JIT)
+def _backward_wide(team: int, parts: int, *args: Any) -> None:
+    in_parts(_backward_wide_part, team, parts, args)
 
 
 @device
@@ -268,9 +300,13 @@ class LstmKernels:
     ) -> None:
         """8·T·B·H² FLOP, sequential in T, parallel over blocks of samples."""
         _, batch, hidden = h.shape
-        if batch:
+        work = 2 * GATES * h.size * hidden
+        if batch and hidden >= LEAST:
+            blocks, weights = wide_blocks_of(batch), wide_weights(GATES, GATES, w_ih, b_ih, b_hh, w_hh)
+            launch(_forward_wide, blocks, work, blocks, product_of(h.dtype), x, *weights, h0, c0, h, c, gates)
+        elif batch:
             weights = weights_of(w_hh, w_ih, b_ih, b_hh)
-            _forward(*parts_of(batch, 2 * GATES * h.size * hidden), x, *weights, w_hh, h0, c0, h, c, gates)
+            _forward(*parts_of(batch, work), x, *weights, w_hh, h0, c0, h, c, gates)
 
     def lstm_backward(
         self,
@@ -289,7 +325,9 @@ class LstmKernels:
     ) -> None:
         """Parallel over blocks of samples, and over chunks."""
         last, initial = (grad_h_n, grad_c_n), (gh0, gc0)
-        back_propagate(_backward, _reduce, GATES, (c, c0, gates), w_hh, gy, last, ga, initial, chunks, sums)
+        back_propagate(
+            _backward, _backward_wide, _reduce, GATES, (c, c0, gates), w_hh, gy, last, ga, initial, chunks, sums
+        )
 
     def lstm_maps(
         self,

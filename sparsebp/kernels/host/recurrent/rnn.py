@@ -8,6 +8,7 @@ import numba
 import numpy as np
 
 from sparsebp.core.types import Nonlinearity
+from sparsebp.kernels.host.dense.packed import product_of
 from sparsebp.kernels.host.engine import functions
 from sparsebp.kernels.host.engine.parts import INNER_JIT, JIT
 from sparsebp.kernels.host.engine.simd import (
@@ -39,12 +40,11 @@ from sparsebp.kernels.host.recurrent.common import (
     padded_width,
 )
 from sparsebp.kernels.host.recurrent.forward import forward_part, pack, parts_of, weights_of
+from sparsebp.kernels.host.recurrent.wide import LEAST, wide_back, wide_blocks_of, wide_forward, wide_weights
 from sparsebp.kernels.operands import WeightSums
 
 INPUT_WEIGHTS = 1 << 17
 """Bytes of the input's weights up to which steps project the input as they go."""
-WIDE = 128
-"""Hidden size from which products over many steps at once are better, for the input and for weight gradients."""
 
 
 @device
@@ -67,6 +67,19 @@ def _forward(
 ) -> None:
     w = pack(1, 1, w_ih, b_ih, b_hh, w_hh)
     in_parts(_forward_part, team, parts, (parts, x, w_ih.shape[1], w, h0, relu, h))
+
+
+@numba.njit(**INNER_JIT)
+def _forward_wide_part(
+    block: int, blocks: int, product: int, x: Any, w_ih: Any, w_hh: Any, bias: Any, h0: Any, relu: bool, h: Any
+) -> None:
+    kept = (pointer(h),)
+    wide_forward(_cell, 1, 1, relu, block, blocks, product, h.shape, x, w_ih, w_hh, bias, (pointer(h0),), kept)
+
+
+@numba.njit(**JIT)
+def _forward_wide(team: int, parts: int, *args: Any) -> None:
+    in_parts(_forward_wide_part, team, parts, args)
 
 
 @device
@@ -98,6 +111,19 @@ def _backward_part(
 @numba.njit(**JIT)
 def _backward(team: int, parts: int, *args: Any) -> None:
     in_parts(_backward_part, team, parts, args)
+
+
+@numba.njit(**INNER_JIT)
+def _backward_wide_part(
+    task: int, blocks: int, product: int, h: Any, relu: bool, w: Any, gy: Any, first_chunk: int, bounds: Any, gz: Any
+) -> None:
+    saved = (pointer(h), relu)
+    wide_back(_step_back, 1, 1, saved, pointer(h), task, blocks, product, h.shape, w, gy, first_chunk, bounds, gz)
+
+
+@numba.njit(**JIT)
+def _backward_wide(team: int, parts: int, *args: Any) -> None:
+    in_parts(_backward_wide_part, team, parts, args)
 
 
 @device
@@ -145,12 +171,13 @@ class RnnKernels:
     MOST_INPUTS = 1 << 31
 
     def projected_inputs(self, gates: int, hidden: int, itemsize: int) -> int:
-        """As many as leave the weights in a core's second cache."""
-        return INPUT_WEIGHTS // (gates * padded_width(hidden, f"f{itemsize}") * itemsize) if hidden < WIDE else 0
+        """As many as leave the weights in a core's second cache; of large states, panels stay in the first one."""
+        return INPUT_WEIGHTS // (gates * padded_width(hidden, f"f{itemsize}") * itemsize) if hidden < LEAST else 1 << 31
 
     def sums_for(self, gates: int, hidden: int, features: int, itemsize: int) -> tuple[int, int]:
         """Sums are a block's."""
-        return (features if features <= self.projected_inputs(gates, hidden, itemsize) else 0), SAMPLES
+        inside = hidden < LEAST and features <= self.projected_inputs(gates, hidden, itemsize)
+        return (features if inside else 0), SAMPLES
 
     def rnn_forward(
         self,
@@ -165,9 +192,13 @@ class RnnKernels:
     ) -> None:
         """2·T·B·H² FLOP, sequential in T, parallel over blocks of samples."""
         _, batch, hidden = h.shape
-        if batch:
+        work, relu = 2 * h.size * hidden, nonlinearity == "relu"
+        if batch and hidden >= LEAST:
+            blocks, weights = wide_blocks_of(batch), wide_weights(1, 1, w_ih, b_ih, b_hh, w_hh)
+            launch(_forward_wide, blocks, work, blocks, product_of(h.dtype), x, *weights, h0, relu, h)
+        elif batch:
             weights = weights_of(w_hh, w_ih, b_ih, b_hh)
-            _forward(*parts_of(batch, 2 * h.size * hidden), x, *weights, w_hh, h0, nonlinearity == "relu", h)
+            _forward(*parts_of(batch, work), x, *weights, w_hh, h0, relu, h)
 
     def rnn_backward(
         self,
@@ -183,7 +214,7 @@ class RnnKernels:
     ) -> None:
         """Parallel over blocks of samples, and over chunks."""
         saved = (h, nonlinearity == "relu")
-        back_propagate(_backward, _reduce, 1, saved, w_hh, gy, (grad_h_n,), gz, (gh0,), chunks, sums)
+        back_propagate(_backward, _backward_wide, _reduce, 1, saved, w_hh, gy, (grad_h_n,), gz, (gh0,), chunks, sums)
 
     def rnn_maps(
         self, h: np.ndarray, w_hh: np.ndarray, gy: np.ndarray | None, nonlinearity: Nonlinearity, maps: np.ndarray

@@ -92,13 +92,14 @@ def _csr_matvec_part(part, indptr, indices, values, start, has_start, parts):
                 total += v.a[k] * v.b[columns[k]]
             v.out[r] = total
     elif v.a_batched:
-        _csr_rows(row_ptr, columns, v, initial, has_start, True, low, high)
+        csr_rows(row_ptr, columns, v, initial, has_start, True, low, high)
     else:
-        _csr_rows(row_ptr, columns, v, initial, has_start, False, low, high)
+        csr_rows(row_ptr, columns, v, initial, has_start, False, low, high)
 
 
 @simd.device
-def _csr_rows(row_ptr, columns, v, initial, has_start, batched, low, high):
+def csr_rows(row_ptr, columns, v, initial, has_start, batched, low, high):
+    """Rows low … high of ``out = initial + a @ b`` for a batch; `initial` counts if `has_start` says so."""
     values, vector, result, batch = v.a, v.b, v.out, v.batch
     width = simd.lanes(values)
     for r in range(low, high):
@@ -121,7 +122,19 @@ def _csr_rows(row_ptr, columns, v, initial, has_start, batched, low, high):
             put(result, r, batch, s2, width, True, t2)
             put(result, r, batch, s3, width, True, t3)
             s += 4 * width
-        while s + width <= batch:
+        if s + 2 * width <= batch:  # the commonest rest is worth one pass over the columns as well
+            t0 = t1 = simd.zeros(values)
+            s1 = s + width
+            if has_start:
+                t0, t1 = whole(initial, r, batch, s), whole(initial, r, batch, s1)
+            for k in range(begin, end):
+                m = columns[k]
+                t0 = simd.fma(take(values, k, batch, s, width, batched, True), whole(vector, m, batch, s), t0)
+                t1 = simd.fma(take(values, k, batch, s1, width, batched, True), whole(vector, m, batch, s1), t1)
+            put(result, r, batch, s, width, True, t0)
+            put(result, r, batch, s1, width, True, t1)
+            s += 2 * width
+        if s + width <= batch:
             _csr_row(columns, v, initial, has_start, batched, r, begin, end, s, True)
             s += width
         if s < batch:

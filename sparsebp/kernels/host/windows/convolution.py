@@ -18,7 +18,7 @@ from sparsebp.kernels.host.dense.blas import blas_of, product
 from sparsebp.kernels.host.engine.parts import INNER_SERIAL, SERIAL, span
 from sparsebp.kernels.host.engine.simd import advance, number, pointer
 from sparsebp.kernels.host.engine.team import parallel, team_for
-from sparsebp.kernels.host.windows import depthwise
+from sparsebp.kernels.host.windows import depthwise, winograd
 from sparsebp.kernels.host.windows.unfold import INPUTS, OUTPUTS, SINGLE, add_rows, copy_rows, fold, geometry_of, unfold
 
 _POSITIONS = 256
@@ -43,6 +43,10 @@ class ConvolutionKernels:
         """Every window's products with the weights, by parts of the batch; of the output channels if it is small."""
         if out.size == 0:
             return
+        if _in_tiles(weight, stride, before, dilation, groups, x, out) and winograd.convolve(
+            weight, x, before, False, out
+        ):
+            return
         turned = _turned_padding(weight, stride, before, dilation, groups)
         if turned is not None:
             self.convolve_t(_turned(weight, groups), x, stride, turned, dilation, groups, out)
@@ -62,6 +66,11 @@ class ConvolutionKernels:
     ) -> None:
         """The transpose of `convolve`, by parts of the batch; sums over parts of the output channels if it is small."""
         if out.size == 0:
+            return
+        around = _padding_of_transpose(weight, before, dilation)
+        if _in_tiles(weight, stride, around, dilation, groups, y, out) and winograd.convolve(
+            weight, y, around, True, out
+        ):
             return
         turned = _turned_padding(weight, stride, before, dilation, groups)
         if turned is not None:
@@ -86,6 +95,8 @@ class ConvolutionKernels:
         """The gradient at the weights, by parts of the input channels, and of the batch where these are few."""
         if y.size == 0:
             out[...] = 0
+            return
+        if _in_tiles(out, stride, before, dilation, groups, x, y) and winograd.correlate(y, x, before, out):
             return
         turned = _turned_padding(out, stride, before, dilation, groups)
         if turned is not None:
@@ -115,9 +126,21 @@ def _turned_padding(weight: Array, stride: Axes, before: Axes, dilation: Axes, g
     What is laid out as columns, or added up from them, are then the output channels, which are fewer.
     """
     kernel, rows = weight.shape[2:], len(weight) // groups
-    turned = tuple((k - 1) * d - b for k, d, b in zip(kernel, dilation, before, strict=True))
+    turned = _padding_of_transpose(weight, before, dilation)
     gains = rows < weight.shape[1] and prod(kernel) > 1 and stride == (1, 1, 1) and min(turned) >= 0
     return turned if gains else None
+
+
+def _padding_of_transpose(weight: Array, before: Axes, dilation: Axes) -> Axes:
+    """Return the padding with which the transpose of turned weights is the same map; below 0, it would cut off."""
+    return tuple((k - 1) * d - b for k, d, b in zip(weight.shape[2:], dilation, before, strict=True))
+
+
+def _in_tiles(weight: Array, stride: Axes, before: Axes, dilation: Axes, groups: int, x: Array, y: Array) -> bool:
+    """Whether `winograd` maps x to y in less time; where a sum is not finite, it leaves that to others."""
+    if x.shape[2] != 1 or before[0] != 0 or min(before) < 0:
+        return False
+    return winograd.fits(weight.shape[2:], stride, dilation, groups, weight.shape[:2], y.shape[2:], len(y))
 
 
 def _turned(weight: Array, groups: int) -> Array:

@@ -1,0 +1,179 @@
+"""Weights in panels: the columns of up to three vectors, row after row, so that a product reads them in one stream.
+
+With rows as long as all gates, the pieces of a panel are thousands of bytes apart, fall into a few sets of the caches
+and drive each other out; a third of the time of a step of 128 units went there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba.core import types
+
+from sparsebp.kernels.host.engine.parts import INNER_JIT
+from sparsebp.kernels.host.engine.simd import (
+    VECTOR_BYTES,
+    WORD,
+    advance,
+    broadcast,
+    device,
+    fma,
+    intrinsic,
+    lanes,
+    load,
+    store,
+    zeros,
+)
+from sparsebp.kernels.host.recurrent.common import SAMPLES
+from sparsebp.kernels.host.recurrent.forward import gate_at, padded
+from sparsebp.kernels.host.recurrent.tiles import _multiply_1, _multiply_2, _multiply_3
+
+__all__ = ["multiply_panels", "multiply_panels_by_row", "pack", "padded"]
+
+
+@intrinsic
+def _unknown(typingctx: Any, value: Any) -> Any:
+    """Return a number of which the compiler does not know that it is a constant.
+
+    With a constant step between rows LLVM does several turns of a tile's loop at once, for which there are not enough
+    registers.
+    """
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.asm(ir.FunctionType(WORD, [WORD]), "", "=r,0", [args[0]], False)
+
+    return types.int64(types.int64), codegen
+
+
+@device
+def _panel(left: int) -> int:
+    """Return how many vectors wide the next panel is, of so many that are left."""
+    return 3 if left >= 3 and left != 4 else min(left, 2)
+
+
+@numba.njit(**INNER_JIT)
+def _pack_matrix(w: Any, gates: int, columns: int, hidden: int, of_input: bool, out: Any) -> None:
+    """Write w (gates·H, K) in panels."""
+    depth, width = w.shape[1], padded(hidden, w.itemsize)
+    count = VECTOR_BYTES // w.itemsize
+    vectors, at = gates * width // count, 0
+    while at < vectors:
+        panel = _panel(vectors - at) * count
+        for i in range(panel):
+            column = at * count + i
+            part, j = column // width, column % width
+            if j < hidden:
+                source = w[(gate_at(part, gates, columns) if of_input else part) * hidden + j]
+                for k in range(depth):
+                    out[at * count * depth + k * panel + i] = source[k]
+        at += panel // count
+
+
+@numba.njit(**INNER_JIT)
+def pack(gates: int, columns: int, w_ih: Any, b_ih: Any, b_hh: Any, w_hh: Any) -> Any:
+    """Return panels of the input's weights, of the state's, and the biases, `columns` parts padded to whole vectors."""
+    hidden, features = w_hh.shape[1], w_ih.shape[1]
+    width = padded(hidden, w_hh.itemsize)
+    row = gates * width
+    room = np.zeros((features + hidden) * row + columns * width + VECTOR_BYTES, w_hh.dtype)
+    skip = (-room.ctypes.data) % VECTOR_BYTES // w_hh.itemsize
+    out = room[skip:]
+    _pack_matrix(w_ih, gates, columns, hidden, True, out)
+    _pack_matrix(w_hh, gates, columns, hidden, False, out[features * row :])
+    bias = out[(features + hidden) * row :]
+    if b_ih.size > 0:
+        for part in range(gates):
+            for j in range(hidden):
+                bias[part * width + j] = b_ih[gate_at(part, gates, columns) * hidden + j]
+    if b_hh.size > 0:
+        for part in range(gates):
+            for j in range(hidden):
+                bias[(columns - gates + part) * width + j] += b_hh[part * hidden + j]
+    return out
+
+
+@device
+def multiply_panels(
+    x: Any, x_stride: int, rows: int, depth: int, w: Any, width: int, out: Any, out_stride: int
+) -> None:
+    """``out[s] += Σ_k x[s, k] · w[k]`` for so many rows; `width` numbers of each, w in panels.
+
+    Rows of `out` are there up to a multiple of four: where there are fewer, the last one is computed again.
+    """
+    count = lanes(x)
+    vectors, at = width // count, 0
+    while at < vectors:
+        panel = _panel(vectors - at)
+        weights, step = advance(w, at * count * depth), _unknown(panel * count)
+        for s in range(0, rows, SAMPLES):
+            last, source = rows - 1 - s, advance(x, s * x_stride)
+            r1, r2, r3 = min(1, last) * x_stride, min(2, last) * x_stride, min(3, last) * x_stride
+            target = advance(out, s * out_stride + at * count)
+            if panel == 3:
+                _multiply_3(source, r1, r2, r3, depth, weights, step, target, out_stride)
+            elif panel == 2:
+                _multiply_2(source, r1, r2, r3, depth, weights, step, target, out_stride)
+            else:
+                _multiply_1(source, r1, r2, r3, depth, weights, step, target, out_stride)
+        at += panel
+
+
+@device
+def multiply_panels_by_row(x: Any, depth: int, w: Any, width: int, out: Any) -> None:
+    """The same of one row; two panels of three vectors at a time, so six chains of multiply-adds."""
+    count = lanes(x)
+    vectors, at = width // count, 0
+    while at < vectors:
+        left, weights, target = vectors - at, advance(w, at * count * depth), advance(out, at * count)
+        if left >= 6 and left != 7:
+            _row_of_two_panels(x, depth, weights, target)
+            at += 6
+        else:
+            _row_of_panel(x, depth, weights, _panel(left), target)
+            at += _panel(left)
+
+
+@device
+def _row_of_two_panels(x: Any, depth: int, w: Any, out: Any) -> None:
+    count = lanes(x)
+    a, b, c = zeros(x), zeros(x), zeros(x)
+    d, e, f = zeros(x), zeros(x), zeros(x)
+    other = advance(w, 3 * count * depth)
+    for k in range(depth):
+        v, i = broadcast(x, k), 3 * k * count
+        a, b, c = fma(v, load(w, i), a), fma(v, load(w, i + count), b), fma(v, load(w, i + 2 * count), c)
+        d, e = fma(v, load(other, i), d), fma(v, load(other, i + count), e)
+        f = fma(v, load(other, i + 2 * count), f)
+    _add(out, 0, a)
+    _add(out, count, b)
+    _add(out, 2 * count, c)
+    _add(out, 3 * count, d)
+    _add(out, 4 * count, e)
+    _add(out, 5 * count, f)
+
+
+@device
+def _row_of_panel(x: Any, depth: int, w: Any, panel: int, out: Any) -> None:
+    count = lanes(x)
+    if panel == 3:
+        a, b, c = zeros(x), zeros(x), zeros(x)
+        for k in range(depth):
+            v, i = broadcast(x, k), 3 * k * count
+            a, b, c = fma(v, load(w, i), a), fma(v, load(w, i + count), b), fma(v, load(w, i + 2 * count), c)
+        _add(out, 0, a)
+        _add(out, count, b)
+        _add(out, 2 * count, c)
+        return
+    for part in range(panel):
+        a = zeros(x)
+        for k in range(depth):
+            a = fma(broadcast(x, k), load(w, (k * panel + part) * count), a)
+        _add(out, part * count, a)
+
+
+@device
+def _add(out: Any, at: int, value: Any) -> None:
+    store(out, at, load(out, at) + value)

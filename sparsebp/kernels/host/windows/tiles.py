@@ -1,0 +1,327 @@
+"""The maps of `winograd`, compiled: tiles of images and weights to 16 matrices, their products, and back."""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+from sparsebp.kernels.host.dense.blas import gemm
+from sparsebp.kernels.host.engine.parts import INNER_SERIAL, SERIAL
+from sparsebp.kernels.host.engine.simd import advance, clear, device, lanes, load, number, pointer, store, zeros
+from sparsebp.kernels.host.engine.team import parallel
+
+CHUNK = 16
+"""Channels that one part maps together: a cache line of float32."""
+
+# The functions below are compiled: their arguments are arrays, pointers and sizes.
+# mypy: disable-error-code="no-untyped-def"
+
+
+@numba.njit(**INNER_SERIAL)
+def _channels_last(x, plane, count, height, width, before_h, before_w, rows, columns, out):
+    """Copy images of `count` channels, with zeros around, to out (rows, columns, CHUNK)."""
+    clear(out, rows * columns * CHUNK)
+    last_h, last_w = min(height, rows - before_h), min(width, columns - before_w)
+    for h in range(last_h):
+        line = advance(out, ((h + before_h) * columns + before_w) * CHUNK)
+        for c in range(count):
+            source = advance(x, c * plane + h * width)
+            for w in range(last_w):
+                line[w * CHUNK + c] = source[w]
+
+
+@device
+def _store_row(out, at, apart, a, b, c, d):
+    """Store a row of four, mapped by Bᵀ."""
+    store(out, at, a - c)
+    store(out, at + apart, b + c)
+    store(out, at + 2 * apart, c - b)
+    store(out, at + 3 * apart, b - d)
+
+
+@numba.njit(**INNER_SERIAL)
+def _map_tile(tile, row, count, apart, out):
+    """Write Bᵀ x B of the tile of all channels."""
+    for at in range(0, count, lanes(tile)):
+        second, third, fourth = at + row, at + 2 * row, at + 3 * row
+        a, b, c, d = (
+            load(tile, at) - load(tile, third),
+            load(tile, at + CHUNK) - load(tile, third + CHUNK),
+            load(tile, at + 2 * CHUNK) - load(tile, third + 2 * CHUNK),
+            load(tile, at + 3 * CHUNK) - load(tile, third + 3 * CHUNK),
+        )
+        _store_row(out, at, apart, a, b, c, d)
+        a, b, c, d = (
+            load(tile, second) + load(tile, third),
+            load(tile, second + CHUNK) + load(tile, third + CHUNK),
+            load(tile, second + 2 * CHUNK) + load(tile, third + 2 * CHUNK),
+            load(tile, second + 3 * CHUNK) + load(tile, third + 3 * CHUNK),
+        )
+        _store_row(out, at + 4 * apart, apart, a, b, c, d)
+        a, b, c, d = (
+            load(tile, third) - load(tile, second),
+            load(tile, third + CHUNK) - load(tile, second + CHUNK),
+            load(tile, third + 2 * CHUNK) - load(tile, second + 2 * CHUNK),
+            load(tile, third + 3 * CHUNK) - load(tile, second + 3 * CHUNK),
+        )
+        _store_row(out, at + 8 * apart, apart, a, b, c, d)
+        a, b, c, d = (
+            load(tile, second) - load(tile, fourth),
+            load(tile, second + CHUNK) - load(tile, fourth + CHUNK),
+            load(tile, second + 2 * CHUNK) - load(tile, fourth + 2 * CHUNK),
+            load(tile, second + 3 * CHUNK) - load(tile, fourth + 3 * CHUNK),
+        )
+        _store_row(out, at + 12 * apart, apart, a, b, c, d)
+
+
+@parallel(**SERIAL)
+def map_inputs(part, parts, x, before_h, before_w, high, wide, length, out):
+    """Write Bᵀ x B of the tiles of a chunk of one sample's channels to 16 matrices (tiles, length)."""
+    samples, channels, height, width = x.shape
+    chunks = parts // samples
+    sample, first = part // chunks, part % chunks * CHUNK
+    count, rows, columns = min(CHUNK, channels - first), 2 * high + 2, 2 * wide + 2
+    image = np.empty(rows * columns * CHUNK, x.dtype)
+    source = advance(pointer(x), (sample * channels + first) * height * width)
+    at = sample * high * wide * length + first
+    _map_image(source, count, height, width, before_h, before_w, high, wide, image, out, at, length)
+
+
+@numba.njit(**INNER_SERIAL)
+def _map_image(source, count, height, width, before_h, before_w, high, wide, image, out, at, length):
+    columns, target = 2 * wide + 2, advance(pointer(out), at)
+    _channels_last(
+        source, height * width, count, height, width, before_h, before_w, 2 * high + 2, columns, pointer(image)
+    )
+    for i in range(high):
+        for j in range(wide):
+            tile = advance(pointer(image), (2 * i * columns + 2 * j) * CHUNK)
+            _map_tile(tile, columns * CHUNK, count, out.shape[1], target)
+            target = advance(target, length)
+
+
+@parallel(**SERIAL)
+def map_gradients(part, parts, y, high, wide, length, out):
+    """Write A y Aᵀ of the tiles of a chunk of one sample's channels to 16 matrices (tiles, length)."""
+    samples, channels, height, width = y.shape
+    chunks = parts // samples
+    sample, first = part // chunks, part % chunks * CHUNK
+    count = min(CHUNK, channels - first)
+    image = np.empty(4 * high * wide * CHUNK, y.dtype)
+    source = advance(pointer(y), (sample * channels + first) * height * width)
+    at = sample * high * wide * length + first
+    _map_gradient(source, count, height, width, high, wide, image, out, at, length)
+
+
+@device
+def _store_four(out, at, apart, a, b):
+    """Store a row of two, mapped by A."""
+    store(out, at, a)
+    store(out, at + apart, a + b)
+    store(out, at + 2 * apart, a - b)
+    store(out, at + 3 * apart, zeros(out) - b)
+
+
+@numba.njit(**INNER_SERIAL)
+def _map_gradient(source, count, height, width, high, wide, image, out, place, length):
+    columns = 2 * wide
+    _channels_last(source, height * width, count, height, width, 0, 0, 2 * high, columns, pointer(image))
+    target, apart, row = advance(pointer(out), place), out.shape[1], 2 * wide
+    for i in range(high):
+        for j in range(wide):
+            tile = advance(pointer(image), (2 * i * columns + 2 * j) * CHUNK)
+            for at in range(0, count, lanes(tile)):
+                none = zeros(tile)
+                a, b = load(tile, at), load(tile, at + CHUNK)
+                c, d = load(tile, at + row * CHUNK), load(tile, at + (row + 1) * CHUNK)
+                _store_four(target, at, apart, a, b)
+                _store_four(target, at + 4 * apart, apart, a + c, b + d)
+                _store_four(target, at + 8 * apart, apart, a - c, b - d)
+                _store_four(target, at + 12 * apart, apart, none - c, none - d)
+            target = advance(target, length)
+
+
+@parallel(**SERIAL)
+def map_weight(part, parts, weight, length, out):
+    """Write G w Gᵀ of one row of the weights to 16 matrices (rows, length); zeros where it has no such row."""
+    room = np.empty(9 * CHUNK, weight.dtype)
+    _map_row(weight, part, length, room, out)
+
+
+@device
+def _store_taps(out, at, apart, a, b, c):
+    """Store a row of three, mapped by G; the halves are powers of two, and exact."""
+    ends = a + c
+    store(out, at, a)
+    store(out, at + apart, (ends + b) * 0.5)
+    store(out, at + 2 * apart, (ends - b) * 0.5)
+    store(out, at + 3 * apart, c)
+
+
+@numba.njit(**INNER_SERIAL)
+def _map_row(weight, row, length, room, out):
+    rows, channels, _ = weight.shape
+    apart, taps = out.shape[1], pointer(room)
+    for first in range(0, channels, CHUNK):
+        count = min(CHUNK, channels - first) if row < rows else 0
+        clear(taps, 9 * CHUNK)
+        source = advance(pointer(weight), (row * channels + first) * 9)
+        for c in range(count):
+            for t in range(9):
+                taps[t * CHUNK + c] = source[c * 9 + t]
+        target = advance(pointer(out), row * length + first)
+        for at in range(0, min(CHUNK, length - first), lanes(taps)):
+            a, b, c = load(taps, at), load(taps, at + CHUNK), load(taps, at + 2 * CHUNK)
+            d, e, f = load(taps, at + 3 * CHUNK), load(taps, at + 4 * CHUNK), load(taps, at + 5 * CHUNK)
+            g, h, i = load(taps, at + 6 * CHUNK), load(taps, at + 7 * CHUNK), load(taps, at + 8 * CHUNK)
+            _store_taps(target, at, apart, a, b, c)
+            p, q, r = (a + g), (b + h), (c + i)
+            _store_taps(target, at + 4 * apart, apart, (p + d) * 0.5, (q + e) * 0.5, (r + f) * 0.5)
+            _store_taps(target, at + 8 * apart, apart, (p - d) * 0.5, (q - e) * 0.5, (r - f) * 0.5)
+            _store_taps(target, at + 12 * apart, apart, g, h, i)
+
+
+@parallel(**SERIAL)
+def multiply(part, parts, blas, rows, channels, weight, inputs, products, tiles, turned):
+    """Multiply the mapped inputs with the mapped weights at one of 16 places."""
+    _multiply_place(part, blas, rows, channels, weight, inputs, products, tiles, turned)
+
+
+@numba.njit(**INNER_SERIAL)
+def _multiply_place(place, blas, rows, channels, weight, inputs, products, tiles, turned):
+    length, width, which = channels, rows, place
+    if turned:
+        length, width, i, j = rows, channels, place // 4, place % 4
+        which = 4 * (3 - i if i % 3 == 0 else i) + (3 - j if j % 3 == 0 else j)
+    left = number(advance(pointer(inputs), place * inputs.shape[1]))
+    right = number(advance(pointer(weight), which * weight.shape[1]))
+    result = number(advance(pointer(products), place * products.shape[1]))
+    gemm(blas, tiles, width, length, left, False, length, right, not turned, channels, False, result, width)
+
+
+@parallel(**SERIAL)
+def accumulate(part, parts, blas, rows, channels, gradients, inputs, tiles, added, sums):
+    """Multiply the mapped gradients with the mapped inputs at one of 16 places."""
+    _accumulate_place(part, blas, rows, channels, gradients, inputs, tiles, added, sums)
+
+
+@numba.njit(**INNER_SERIAL)
+def _accumulate_place(place, blas, rows, channels, gradients, inputs, tiles, added, sums):
+    left = number(advance(pointer(gradients), place * gradients.shape[1]))
+    right = number(advance(pointer(inputs), place * inputs.shape[1]))
+    result = number(advance(pointer(sums), place * sums.shape[1]))
+    gemm(blas, rows, channels, tiles, left, True, rows, right, False, channels, added, result, channels)
+
+
+@parallel(**SERIAL)
+def map_products(part, parts, products, high, wide, length, out, checks):
+    """Write Aᵀ m A of the tiles of a chunk of one sample's channels to images."""
+    samples, channels, height, width = out.shape
+    chunks = parts // samples
+    sample, first = part // chunks, part % chunks * CHUNK
+    count = min(CHUNK, channels - first)
+    image = np.empty(4 * high * wide * CHUNK, out.dtype)
+    target = advance(pointer(out), (sample * channels + first) * height * width)
+    check = advance(pointer(checks), part * CHUNK)
+    at = sample * high * wide * length + first
+    _image_of(products, at, length, count, high, wide, image, height, width, target, check)
+
+
+@numba.njit(**INNER_SERIAL)
+def _image_of(products, place, length, count, high, wide, image, height, width, out, check):
+    columns, source, apart = 2 * wide, advance(pointer(products), place), products.shape[1]
+    clear(check, CHUNK)
+    wrong = zeros(out)
+    for i in range(high):
+        for j in range(wide):
+            tile = advance(pointer(image), (2 * i * columns + 2 * j) * CHUNK)
+            for at in range(0, count, lanes(out)):
+                a, b, c, d = _sums_of_rows(source, at, apart)
+                e, f, g, h = _differences_of_rows(source, at, apart)
+                left, right, lower_left, lower_right = a + b + c, b - c - d, e + f + g, f - g - h
+                store(tile, at, left)
+                store(tile, at + CHUNK, right)
+                store(tile, at + columns * CHUNK, lower_left)
+                store(tile, at + (columns + 1) * CHUNK, lower_right)
+                both, other = left + right, lower_left + lower_right
+                total = both + other
+                wrong = wrong + (total - total)
+            source = advance(source, length)
+    store(check, 0, wrong)
+    for h in range(height):
+        line = advance(pointer(image), h * columns * CHUNK)
+        for c in range(count):
+            target = advance(out, (c * height + h) * width)
+            for w in range(width):
+                target[w] = line[w * CHUNK + c]
+
+
+@device
+def _sums_of_rows(m, at, apart):
+    """Return the first row of Aᵀ m."""
+    return (
+        load(m, at) + load(m, at + 4 * apart) + load(m, at + 8 * apart),
+        load(m, at + apart) + load(m, at + 5 * apart) + load(m, at + 9 * apart),
+        load(m, at + 2 * apart) + load(m, at + 6 * apart) + load(m, at + 10 * apart),
+        load(m, at + 3 * apart) + load(m, at + 7 * apart) + load(m, at + 11 * apart),
+    )
+
+
+@device
+def _differences_of_rows(m, at, apart):
+    """Return the second row of Aᵀ m."""
+    return (
+        load(m, at + 4 * apart) - load(m, at + 8 * apart) - load(m, at + 12 * apart),
+        load(m, at + 5 * apart) - load(m, at + 9 * apart) - load(m, at + 13 * apart),
+        load(m, at + 6 * apart) - load(m, at + 10 * apart) - load(m, at + 14 * apart),
+        load(m, at + 7 * apart) - load(m, at + 11 * apart) - load(m, at + 15 * apart),
+    )
+
+
+@parallel(**SERIAL)
+def collect(part, parts, length, sums, out, checks):
+    """Write Gᵀ s G of one row to out (rows, channels, 9)."""
+    room = np.empty(9 * CHUNK, out.dtype)
+    _collect_row(sums, part, length, room, out, checks)
+
+
+@device
+def _column(s, at, apart):
+    """Return one column of Gᵀ s."""
+    b, c = load(s, at + 4 * apart), load(s, at + 8 * apart)
+    both = (b + c) * 0.5
+    return load(s, at) + both, (b - c) * 0.5, both + load(s, at + 12 * apart)
+
+
+@device
+def _store_three(taps, at, a, b, c, d):
+    """Store a row of four, mapped by G's transpose; return the sum of what is stored."""
+    both = (b + c) * 0.5
+    first, second, third = a + both, (b - c) * 0.5, both + d
+    store(taps, at, first)
+    store(taps, at + CHUNK, second)
+    store(taps, at + 2 * CHUNK, third)
+    return first + second + third
+
+
+@numba.njit(**INNER_SERIAL)
+def _collect_row(sums, row, length, room, out, checks):
+    channels, apart, taps, check = out.shape[1], sums.shape[1], pointer(room), advance(pointer(checks), row * CHUNK)
+    clear(check, CHUNK)
+    wrong = zeros(taps)
+    for first in range(0, channels, CHUNK):
+        count = min(CHUNK, channels - first)
+        source = advance(pointer(sums), row * length + first)
+        for at in range(0, count, lanes(taps)):
+            a, e, i = _column(source, at, apart)
+            b, f, j = _column(source, at + apart, apart)
+            c, g, k = _column(source, at + 2 * apart, apart)
+            d, h, m = _column(source, at + 3 * apart, apart)
+            total = _store_three(taps, at, a, b, c, d) + _store_three(taps, at + 3 * CHUNK, e, f, g, h)
+            total = total + _store_three(taps, at + 6 * CHUNK, i, j, k, m)
+            wrong = wrong + (total - total)
+        target = advance(pointer(out), (row * channels + first) * 9)
+        for c in range(count):
+            for t in range(9):
+                target[c * 9 + t] = taps[t * CHUNK + c]
+    store(check, 0, wrong)

@@ -1,0 +1,177 @@
+"""Sequences that come a step at a time: a recurrent layer or cell, and its state in between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from sparsebp import kernels
+from sparsebp.core.arguments import check_integer
+from sparsebp.core.errors import OptionError
+from sparsebp.core.types import Array
+from sparsebp.nn.layer import Layer, check_input
+from sparsebp.nn.recurrent.tape import GivenState, Weights
+
+
+class Stream:
+    """The state of a recurrent layer or cell between the steps of a sequence; `step` takes it one step on.
+
+    Made by ``layer.stream()``. A step allocates nothing, keeps nothing for a way back, and costs a few microseconds.
+    Dropout does not act. What is written into the parameters, or put in their place, counts from the next step on.
+
+    Examples
+    --------
+    >>> import numpy as np, sparsebp as sb
+    >>> gru = sb.nn.GRU(3, 5, rng=0)
+    >>> stream, x = gru.stream(), np.ones((7, 3), np.float32)
+    >>> y = [stream.step(x_t).copy() for x_t in x]
+    >>> bool(np.allclose(y, gru(x), atol=1e-6))
+    True
+
+    Notes
+    -----
+    One thread at a time may use a stream. A copy of a stream (`copy.deepcopy`, `pickle`) goes on by itself.
+    """
+
+    __slots__ = ("_batch", "_bound", "_c", "_dtype", "_h", "_layer", "_out", "_room", "_run", "_shape", "_suffixes",
+                 "_table", "_zeros")  # fmt: skip
+
+    def __init__(self, layer: Any, suffixes: Sequence[str] | None, batch: int | None, state: Any = None) -> None:
+        if layer.cell.kind is None:
+            raise _refused(layer, "no projection (proj_size=0)")
+        if layer.device != "cpu":
+            raise _refused(layer, "a layer on the host")
+        host = kernels.on_host().stream
+        rows = 1 if batch is None else check_integer("batch", batch, 1)
+        self._layer, self._batch, self._suffixes = layer, batch, suffixes
+        hidden, runs = layer.hidden_size, list(suffixes or ("",))
+        self._dtype = layer.params["weight_ih" + runs[0]].dtype
+        self._shape = (layer.input_size,) if batch is None else (rows, layer.input_size)
+        lead = () if suffixes is None else (len(runs),)
+        shape = (*lead, hidden) if batch is None else (*lead, rows, hidden)
+        self._h = np.zeros(shape, self._dtype)
+        self._c = np.zeros(shape, self._dtype) if len(layer.cell.states) > 1 else None
+        self._out = self._h[...] if suffixes is None else self._h[-1]
+        self._out.flags.writeable = False
+        self._room = np.zeros(host.room_of(layer.cell.kind, rows, hidden), self._dtype)
+        self._zeros = np.zeros(layer.cell.gates * hidden, self._dtype)  # where there are no biases
+        self._table = np.zeros(host.WEIGHTS + host.TABLE_OF_LAYER * len(runs), np.int64)
+        self._table[: host.WEIGHTS] = (
+            host.KINDS.index(layer.cell.kind), len(runs), rows, hidden, _address(self._h), _address(self._c),
+            _address(self._room),
+        )  # fmt: skip
+        self._run = host.step_of_stream
+        self._bind()
+        self.reset(state)
+
+    @property
+    def h(self) -> np.ndarray:
+        """The hidden states (num_layers, B, H), or (num_layers, H) without a batch; a cell's without the first axis.
+
+        They may be read, copied and written to between steps; the next step writes over them.
+        """
+        return self._h
+
+    @property
+    def c(self) -> np.ndarray | None:
+        """An LSTM's cell states, laid out as `h`; None of another layer."""
+        return self._c
+
+    def reset(self, state: GivenState | None = None) -> None:
+        """Set the state: to an array for `h` (of an LSTM the pair for `h` and `c`), or to zeros.
+
+        Raises
+        ------
+        OptionError
+            An LSTM's is no pair.
+        ShapeError, DTypeError, DeviceError
+            An array does not fit.
+        """
+        given = self._parts(state)
+        for own, array in zip((self._h, self._c), given, strict=False):
+            if array is not None:
+                check_input(array, name="state", dtype=self._dtype, shape=own.shape, like=own)  # type: ignore[union-attr]
+        for own, array in zip((self._h, self._c), given, strict=False):
+            own[...] = 0 if array is None else array  # type: ignore[index]
+
+    def _parts(self, state: Any) -> GivenState:
+        if self._c is None:
+            return (state,)
+        if state is None:
+            return None, None
+        if isinstance(state, (tuple, list)) and len(state) == 2:
+            return state
+        raise OptionError("The state is not that of an LSTM", expected="a pair of arrays (h, c)",
+                          got=type(state).__name__, remedy="Pass (h, c), or None for zeros")  # fmt: skip
+
+    def step(self, x: np.ndarray) -> np.ndarray:
+        """Take all layers one step on, and return the last one's h.
+
+        Parameters
+        ----------
+        x
+            The step's input, (B, input_size), or (input_size,) without a batch.
+
+        Returns
+        -------
+        ndarray
+            (B, H), or (H,): a view of the stream's own state, read-only, which the next step writes over. Copy what is
+            to stay.
+
+        Raises
+        ------
+        ShapeError, DTypeError, DeviceError
+            `x` does not fit.
+        """
+        if (
+            type(x) is not np.ndarray or x.dtype is not self._dtype or x.shape != self._shape
+            or not x.flags.c_contiguous
+        ):  # fmt: skip
+            x = np.ascontiguousarray(self._checked(x))
+        for params, name, array in self._bound:
+            if params[name] is not array:
+                self._bind()
+                break
+        self._run(x, self._table)
+        return self._out
+
+    def _checked(self, x: Any) -> Array:
+        check_input(x, dtype=self._dtype, shape=self._shape, like=self._h)
+        return x
+
+    def _bind(self) -> None:
+        """Look up where the parameters are."""
+        host, params = kernels.on_host().stream, self._layer.params
+        bound, addresses = [], []
+        for suffix in self._suffixes or ("",):
+            weights = Weights.of(params, suffix)
+            if weights.weight_ih.dtype != self._dtype or not isinstance(weights.weight_ih, np.ndarray):
+                raise OptionError(
+                    "The layer was converted after this stream was made", expected=f"{self._dtype} on the host",
+                    got=f"{weights.weight_ih.dtype} on {self._layer.device}", remedy="Make a new one: layer.stream()",
+                )  # fmt: skip
+            bound += [(params, name, array) for name, array in weights.named(suffix).items()]
+            addresses += [_address(self._zeros if array is None else array) for array in weights[:4]]
+        self._table[host.WEIGHTS :] = addresses
+        self._bound = bound  # keeps the arrays
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        state = self._h if self._c is None else (self._h, self._c)
+        return _again, (self._layer, self._suffixes, self._batch, state)
+
+
+def _again(layer: Any, suffixes: Sequence[str] | None, batch: int | None, state: Any) -> Stream:
+    return Stream(layer, suffixes, batch, state)
+
+
+def _address(array: np.ndarray | None) -> int:
+    return 0 if array is None else int(array.ctypes.data)
+
+
+def _refused(layer: Layer, expected: str) -> OptionError:
+    return OptionError(
+        f"{type(layer).__name__} cannot go step by step", expected=expected, got="another layer",
+        remedy="Run forward(x, h0) on what has come so far",
+    )  # fmt: skip
