@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 MODULES = {
     "recurrent": "recurrent.training",
     "long-sequences": "recurrent.long_sequences",
+    "inference": "recurrent.inference",
     "torch": "torch",
     "scan": "scan",
     "chains": "chains",

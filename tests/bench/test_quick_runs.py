@@ -41,6 +41,8 @@ OPTIONAL = {
     "gemm_rate",
     "share",
     "peer_share",
+    "onnx",
+    "onnx_ratio",
 }
 
 
@@ -56,6 +58,7 @@ def one_thread() -> Iterator[None]:
     [
         "recurrent",
         "long-sequences",
+        "inference",
         "torch",
         "scan",
         "chains",
