@@ -21,7 +21,12 @@ from sparsebp.kernels.device import DeviceKernels
 
 OPTIONAL_FIELDS = ("a_index", "bias_ih", "bias_hh")
 """Fields of operands that may be None."""
-NAMES = [name for name, _ in inspect.getmembers(Kernels, inspect.isfunction) if not name.startswith("_")]
+QUESTIONS = {"projected_inputs", "sums_inside"}  # of sizes, not of arrays
+NAMES = [
+    name
+    for name, _ in inspect.getmembers(Kernels, inspect.isfunction)
+    if not name.startswith("_") and name not in QUESTIONS
+]
 
 
 class NothingRuns:

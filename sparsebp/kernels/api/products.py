@@ -39,8 +39,8 @@ class ProductKernels(Family):
     def spgemm_pairs(self, pairs: Pairs, a_data: Array, b_data: Array, out: Array) -> None:
         """Every entry of C is summed from the list of its products, in one order."""
         words, order, starts, lengths, tiles, shift, tile_cuts = pairs
-        dtype, batch = real_dtype("a_data", a_data), batch_of(a_data=a_data, b_data=b_data)
         (nnz_a, _), (nnz_b, _), (nnz_c, _) = rank("a_data", a_data, 2), rank("b_data", b_data, 2), rank("out", out, 2)
+        dtype, batch = real_dtype("a_data", a_data), batch_of(a_data=a_data, b_data=b_data)
         batched("a_data", a_data, dtype, (nnz_a,), batch)
         batched("b_data", b_data, dtype, (nnz_b,), batch)
         exact("words", words, word_dtype("words", words), rank("words", words, 1))
