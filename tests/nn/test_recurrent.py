@@ -146,7 +146,7 @@ def test_i_and_w_share_the_scans(monkeypatch):
     assert np.abs(first.weights["weight_hh_l0"]).max() > 0 and first.input.shape == x.shape and len(first.h0) == 4
     assert len(calls) == 4
     assert np.abs(layer.gradients(other, saved).weights["weight_hh_l0"]).max() == 0
-    assert len(calls) == 8
+    assert len(calls) == 6  # the weights of the first layer alone: its sums are made on the way
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
