@@ -15,20 +15,18 @@ from sparsebp.kernels.host.recurrent.wide import wide_blocks_of, wide_rows, wide
 
 
 @numba.njit
-def _multiply(product, x, w, vectors, out, apart):
+def _multiply(product, x, w, vectors, out):
     rows, depth = x.shape
     stride = out.shape[1]
-    multiply(
-        product, pointer(x), GROUP * depth, depth, 1, rows, depth, pointer(w), vectors, pointer(out), stride, apart
-    )
+    multiply(product, pointer(x), GROUP * depth, depth, 1, rows, depth, pointer(w), vectors, pointer(out), stride)
 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    rows=st.integers(1, 21), depth=st.integers(1, 40), columns=st.integers(1, 70), apart=st.booleans(),
+    rows=st.integers(1, 21), depth=st.integers(1, 40), columns=st.integers(1, 70),
     seed=st.integers(0, 99),
 )  # fmt: skip
-def test_packed_products_against_numpy(rows, depth, columns, apart, seed):
+def test_packed_products_against_numpy(rows, depth, columns, seed):
     rng = np.random.default_rng(seed)
     x, w = rng.standard_normal((rows, depth)), rng.standard_normal((depth, columns))
     lanes = pack(np.ones((1, 1))).size
@@ -36,7 +34,7 @@ def test_packed_products_against_numpy(rows, depth, columns, apart, seed):
     out = rng.standard_normal((rows, vectors * lanes))
     wanted = out[:, :columns] + x @ w
     rest = out[:, columns:].copy()
-    _multiply(product_of(out.dtype), x, pack(w), vectors, out, apart)
+    _multiply(product_of(out.dtype), x, pack(w), vectors, out)
     np.testing.assert_allclose(out[:, :columns], wanted, rtol=1e-12, atol=1e-12)
     assert np.array_equal(out[:, columns:], rest)  # padded with zeros
 
@@ -47,10 +45,10 @@ def test_a_row_has_the_same_bits_whatever_rows_are_computed_with_it():
     lanes = pack(np.ones((1, 1), np.float32)).size
     vectors = -(-61 // lanes)
     together = np.ones((11, vectors * lanes), np.float32)
-    _multiply(product_of(x.dtype), x, pack(w), vectors, together, False)
+    _multiply(product_of(x.dtype), x, pack(w), vectors, together)
     for row in range(11):
         alone = np.ones((1, vectors * lanes), np.float32)
-        _multiply(product_of(x.dtype), x[row : row + 1], pack(w), vectors, alone, False)
+        _multiply(product_of(x.dtype), x[row : row + 1], pack(w), vectors, alone)
         assert np.array_equal(alone[0], together[row])
 
 

@@ -5,8 +5,8 @@ Multiplication", 2008), which few rows do not pay. Here w lies in panels of a fe
 that a tile of the result, `ROWS` × `VECTORS` vectors, stays in registers while a panel streams past from the caches,
 and the panel stays in the first or second one for all rows of x.
 
-Every number of the result is one chain of fused multiply-adds along k, beginning with what `out` holds or with zero:
-the same bits whatever the tile, and whatever rows are computed together.
+Every number is one chain of fused multiply-adds along k, added to what `out` holds: the same bits whatever the tile,
+and whatever rows are computed together.
 """
 
 from __future__ import annotations
@@ -52,26 +52,24 @@ _compiled: list[Any] = []
 def _types(pointer: Any) -> tuple[Any, ...]:
     """Return the types of the product's arguments."""
     word = types.int64
-    return pointer, word, word, word, word, word, pointer, word, pointer, word, types.boolean
+    return pointer, word, word, word, word, word, pointer, word, pointer, word
 
 
 @intrinsic
 def multiply(
     typingctx: Any, function: Any, x: Any, x_group: Any, x_row: Any, x_step: Any, rows: Any, depth: Any, w: Any,
-    vectors: Any, out: Any, out_stride: Any, apart: Any,
+    vectors: Any, out: Any, out_stride: Any,
 ) -> Any:  # fmt: skip
     """``out[r] += x[r] @ w`` for `rows` rows of `depth` numbers.
 
     In x, `GROUP` rows are `x_group` numbers from the next ones, a row is `x_row` from the next one, and its numbers are
     `x_step` apart; rows of `out` are `out_stride` apart. w is what `pack` returns, `vectors` how many vectors its rows
-    are; rows of `out` have room for as many. `function` is what `product_of` returns. With `apart` the products are
-    summed by themselves, and then added to `out`: sums of very many are the more exact for it.
+    are; rows of `out` have room for as many. `function` is what `product_of` returns.
     """
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        given = [*args[1:-1], builder.zext(args[-1], ir.IntType(8))]  # a boolean, as functions for C take it
-        kind = ir.FunctionType(ir.VoidType(), [arg.type for arg in given])
-        builder.call(builder.inttoptr(args[0], kind.as_pointer()), given)
+        kind = ir.FunctionType(ir.VoidType(), [arg.type for arg in args[1:]])
+        builder.call(builder.inttoptr(args[0], kind.as_pointer()), args[1:])
         return context.get_dummy_value()
 
     return types.void(types.int64, *_types(x)), codegen
@@ -100,13 +98,11 @@ def _tile(rows: int, vectors: int) -> Any:
     """Return the function for one tile: ``out[r] += Σ_k x[r, k] · w[k]``, of so many rows and vectors."""
 
     @intrinsic
-    def tile(
-        typingctx: Any, x: Any, x_row: Any, x_step: Any, w: Any, depth: Any, out: Any, out_stride: Any, apart: Any
-    ) -> Any:
+    def tile(typingctx: Any, x: Any, x_row: Any, x_step: Any, w: Any, depth: Any, out: Any, out_stride: Any) -> Any:
         ty = SimdType(x.dtype)
 
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-            x_at, x_apart, x_step, w_at, count, out_at, out_apart, alone = args
+            x_at, x_apart, x_step, w_at, count, out_at, out_apart = args
             vector, align = _llvm_vector(ty), ty.dtype.bitwidth // 8
             places = [
                 builder.bitcast(
@@ -117,8 +113,6 @@ def _tile(rows: int, vectors: int) -> Any:
                 for v in range(vectors)
             ]
             row_of_x = [builder.mul(x_apart, WORD(r)) for r in range(rows)]
-            zero = ir.Constant(vector, None)
-            before = [builder.select(alone, zero, builder.load(place, align=align)) for place in places]
             entry = builder.block
             loop, end = builder.append_basic_block("along_k"), builder.append_basic_block("ready")
             builder.branch(loop)
@@ -128,9 +122,9 @@ def _tile(rows: int, vectors: int) -> Any:
             panel, source = builder.phi(w_at.type), builder.phi(x_at.type)
             panel.add_incoming(w_at, entry)
             source.add_incoming(x_at, entry)
-            sums = [builder.phi(vector) for _ in before]
-            for total, first in zip(sums, before, strict=True):
-                total.add_incoming(first, entry)
+            sums = [builder.phi(vector) for _ in places]
+            for total in sums:
+                total.add_incoming(ir.Constant(vector, None), entry)
             columns = [builder.gep(panel, [WORD(v * ty.lanes)]) for v in range(vectors)]
             right = [builder.load(builder.bitcast(at, vector.as_pointer()), align=align) for at in columns]
             added = []
@@ -150,12 +144,11 @@ def _tile(rows: int, vectors: int) -> Any:
             builder.cbranch(builder.icmp_signed("<", following, count), loop, end)
             builder.position_at_end(end)
             for place, value in zip(places, added, strict=True):
-                both = builder.fadd(builder.load(place, align=align), value)
-                builder.store(builder.select(alone, both, value), place, align=align)
+                builder.store(builder.fadd(builder.load(place, align=align), value), place, align=align)
             return context.get_dummy_value()
 
         word = types.int64
-        return types.void(x, word, word, w, word, out, word, types.boolean), codegen
+        return types.void(x, word, word, w, word, out, word), codegen
 
     return tile
 
@@ -175,7 +168,7 @@ def panel_of(vectors):
     return 3 if vectors == 3 or vectors > 4 else min(vectors, 2)
 
 
-def _multiply(x, x_group, x_row, x_step, rows, depth, w, vectors, out, out_stride, apart):
+def _multiply(x, x_group, x_row, x_step, rows, depth, w, vectors, out, out_stride):
     """``out[r] += x[r] @ w`` for so many rows, see `multiply`."""
     count, at = lanes(x), 0
     while at < vectors:
@@ -189,29 +182,29 @@ def _multiply(x, x_group, x_row, x_step, rows, depth, w, vectors, out, out_strid
             )
             if width == 3:
                 if left >= 4:
-                    _tile_43(source, x_row, x_step, panel, depth, place, out_stride, apart)
+                    _tile_43(source, x_row, x_step, panel, depth, place, out_stride)
                 elif left == 3:
-                    _tile_33(source, x_row, x_step, panel, depth, place, out_stride, apart)
+                    _tile_33(source, x_row, x_step, panel, depth, place, out_stride)
                 elif left == 2:
-                    _tile_23(source, x_row, x_step, panel, depth, place, out_stride, apart)
+                    _tile_23(source, x_row, x_step, panel, depth, place, out_stride)
                 else:
-                    _tile_13(source, x_row, x_step, panel, depth, place, out_stride, apart)
+                    _tile_13(source, x_row, x_step, panel, depth, place, out_stride)
             elif width == 2:
                 if left >= 4:
-                    _tile_42(source, x_row, x_step, panel, depth, place, out_stride, apart)
+                    _tile_42(source, x_row, x_step, panel, depth, place, out_stride)
                 elif left == 3:
-                    _tile_32(source, x_row, x_step, panel, depth, place, out_stride, apart)
+                    _tile_32(source, x_row, x_step, panel, depth, place, out_stride)
                 elif left == 2:
-                    _tile_22(source, x_row, x_step, panel, depth, place, out_stride, apart)
+                    _tile_22(source, x_row, x_step, panel, depth, place, out_stride)
                 else:
-                    _tile_12(source, x_row, x_step, panel, depth, place, out_stride, apart)
+                    _tile_12(source, x_row, x_step, panel, depth, place, out_stride)
             elif left >= 4:
-                _tile_41(source, x_row, x_step, panel, depth, place, out_stride, apart)
+                _tile_41(source, x_row, x_step, panel, depth, place, out_stride)
             elif left == 3:
-                _tile_31(source, x_row, x_step, panel, depth, place, out_stride, apart)
+                _tile_31(source, x_row, x_step, panel, depth, place, out_stride)
             elif left == 2:
-                _tile_21(source, x_row, x_step, panel, depth, place, out_stride, apart)
+                _tile_21(source, x_row, x_step, panel, depth, place, out_stride)
             else:
-                _tile_11(source, x_row, x_step, panel, depth, place, out_stride, apart)
+                _tile_11(source, x_row, x_step, panel, depth, place, out_stride)
             row += 4
         at += width

@@ -97,7 +97,7 @@ def _product(
     product: int, x: Any, stride: int, rows: int, depth: int, w: Any, width: int, out: Any, out_stride: int
 ) -> None:
     """``out[r] += x[r] @ w`` for rows so far apart; w has padded rows of `width`."""
-    multiply(product, x, GROUP * stride, stride, 1, rows, depth, w, width // lanes(x), out, out_stride, True)
+    multiply(product, x, GROUP * stride, stride, 1, rows, depth, w, width // lanes(x), out, out_stride)
 
 
 @device
