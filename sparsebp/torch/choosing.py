@@ -44,7 +44,8 @@ class Choosing(Recurrent):
             return True
         time_axis = 1 if self.batch_first and x.dim() == 3 else 0
         steps = input.batch_sizes.numel() if packed else x.shape[time_axis]
-        return is_faster(self.plain.__name__, self.hidden_size, x.dtype == torch.float64, steps, packed)
+        in_float64, trains = x.dtype == torch.float64, torch.is_grad_enabled()
+        return is_faster(self.plain.__name__, self.hidden_size, in_float64, steps, packed, trains)
 
     def _is_plain(self, x: Any) -> bool:
         """Say whether PyTorch's forward computes the same: on a CPU, with parameters that nothing has replaced."""

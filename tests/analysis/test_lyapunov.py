@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import scipy.sparse
 import torch
 from scipy.special import digamma
 
 import sparsebp as sb
 from sparsebp.analysis import lyapunov, lyapunov_of
-from sparsebp.core.errors import NonFiniteError, OptionError, ShapeError
+from sparsebp.core.errors import DeviceError, DTypeError, NonFiniteError, OptionError, ShapeError
 
 
 def rnn(weight, bias=None, kind="tanh"):
@@ -177,3 +178,15 @@ def test_refusals():
             lyapunov_of(chain)
     with pytest.raises(NonFiniteError, match="step 1"):
         lyapunov_of([np.eye(2), np.full((2, 2), np.nan)])
+    for chain in (None, 3, np.float64(3)):
+        with pytest.raises(OptionError, match="no chain"):
+            lyapunov_of(chain)
+    for chain in ("abc", {"a": np.eye(2)}, [None], [sb.nn.Linear(2, 2)], scipy.sparse.eye(2, format="csr")):
+        with pytest.raises(DeviceError, match="step 0 is not an array"):
+            lyapunov_of(chain)
+    for chain in (1j * np.eye(2)[None], [[["a"]]], [[[1, 2], [3]]]):  # an imaginary part would be dropped
+        with pytest.raises(DTypeError, match="step 0 has no real numbers"):
+            lyapunov_of(chain)
+    for x in ("abc", [1, 2], None, scipy.sparse.eye(2, format="csr")):
+        with pytest.raises(DeviceError, match="x is not an array"):
+            lyapunov(model, x)

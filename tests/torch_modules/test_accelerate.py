@@ -188,7 +188,13 @@ def test_calls_that_pytorch_is_faster_at_run_its_forward(
 
     long_is_left = kind == "LSTM" and dtype == torch.float32
     x = torch.randn(40, 2, 3, dtype=dtype)
-    assert left(x[:15]) and left(x[:3, 0]) and left(packed(15, dtype))
+    few = 7 if kind == "GRU" else 15
+    assert left(x[:few]) and left(x[:3, 0]) and left(packed(15, dtype))
+    if not long_is_left:
+        assert not left(x[: few + 1])
+        with torch.no_grad():
+            assert left(x[:15]) and not left(x[:32])
+    assert not left(torch.randn(256, 1, 3, dtype=dtype))
     assert left(x) is left(x[:, 0]) is long_is_left
     assert not left(packed(40, dtype))
     assert not left(x[:5], lengths=[5, 5])

@@ -6,6 +6,7 @@ import copy
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -254,3 +255,49 @@ def test_lengths_that_are_refused(pair: Any, lengths: list[Any], error: type[Exc
 def test_a_state_of_a_cell_that_is_no_pair(hx: Any) -> None:
     with pytest.raises(OptionError, match="pair"):
         sparsebp_torch.LSTMCell(3, 4)(torch.zeros(2, 3), hx)
+
+
+NO_TENSORS = [
+    ("no tensor", np.zeros((2, 3))),
+    ("no tensor", "abc"),
+    ("no tensor", [1.0, 2.0]),
+    ("sparse", torch.eye(3).to_sparse_csr()),
+    ("sparse", torch.zeros(2, 3).to_sparse()),
+]
+
+
+@pytest.mark.parametrize(("words", "given"), NO_TENSORS, ids=["array", "text", "list", "csr", "coo"])
+@pytest.mark.parametrize("name", LAYERS + CELLS)
+def test_inputs_and_states_that_are_no_dense_tensors(name: str, words: str, given: Any) -> None:
+    """An input, a state, and a state of a packed sequence; an LSTM's state is a pair of them."""
+    module = getattr(sparsebp_torch, name)(3, 4)
+    x = torch.zeros(2, 3)
+    hx = (given, given) if name.startswith("LSTM") else given
+    calls = [lambda: module(given), lambda: module(x, hx)]
+    if name in LAYERS:
+        packed = pack_sequence([torch.zeros(3, 3), torch.zeros(1, 3)])
+        calls += [lambda: module(packed, hx), lambda: module(given, lengths=[2])]
+    for call in calls:
+        with pytest.raises(SparseBPError, match=rf"(input|hx) of st\.{name} is {words}.*Expected a"):
+            call()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", LAYERS)
+def test_modes_that_look_at_operators_see_them(name: str) -> None:
+    """Plain calls go past PyTorch's dispatcher; a mode on it, and a trace, are told all the same."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            names.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    names: list[str] = []
+    module, x = getattr(sparsebp_torch, name)(3, 4), torch.randn(5, 2, 3)
+    with Seen():
+        module(x)[0].sum().backward()
+    assert "sparsebp.run.default" in names and "sparsebp.run_back.default" in names
+    module.requires_grad_(False)
+    traced, other = torch.jit.trace(lambda given: module(given)[0], x, check_trace=False), torch.randn(5, 2, 3)
+    torch.testing.assert_close(traced(other), module(other)[0])
