@@ -23,8 +23,9 @@ class ScanPlan(PlannedScan):
     """A planned scan over a chain of transposed Jacobians. Made by `plan_scan`; call it with values.
 
     The buffers for intermediate products are kept after a call and used again by the next one with the same batch,
-    dtype, device and sharing; the result vectors are new at every call. Calls from several threads are safe: a second
-    call that runs at the same time gets buffers of its own.
+    dtype, device and sharing; the result vectors are new at every call, on the host as parts of one allocation where
+    they are small (4 MiB together): keep a copy of one to let the others go. Calls from several threads are safe: a
+    second call that runs at the same time gets buffers of its own.
 
     Attributes
     ----------
@@ -211,6 +212,12 @@ def plan_scan(
     MemoryLimitError
         The algorithm, or one of its steps, needs more than `memory_limit`; the message names an algorithm that does
         not. Fill-in is estimated first, so that a hopeless product is not even planned.
+
+    Warns
+    -----
+    RuntimeWarning
+        The algorithm was asked for, and by the estimate its products take a hundred times the work of the linear scan
+        or more: before they are planned. `ScanPlan.reason` says what fill-in costs in any case.
     """
     chain, options, limit = check_plan(
         patterns, algorithm, workers, up_levels, chunks, memory_limit, fold, batch, dtype, shared, xp
