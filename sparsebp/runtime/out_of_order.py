@@ -35,8 +35,9 @@ class OutOfOrderExecutor:
 
     Offers what `Executor` does. The first steps run on one stream, each action measured; then on two, to measure how
     they slow each other down. With these costs schedules are built, see `candidates`, then steps run by each of them in
-    turn; the fastest by the clock is kept, which is the conventional one where nothing gains. All of that changes no
-    result: every one computes the same. Batches of another size than the first one are run and not measured.
+    turn; the fastest by the clock is kept, the conventional one unless another is faster beyond the spread of their
+    rounds. All of that changes no result: every one computes the same. Batches of another size than the first one are
+    run and not measured.
 
     Parameters
     ----------
@@ -100,8 +101,7 @@ class OutOfOrderExecutor:
                 if trial.seconds > HOPELESS * fastest:
                     continue
                 seconds = yield self._plain(trial.schedule), -(-self._wanted // ROUNDS)
-                # What else runs on the machine makes a round slower, never faster.
-                trials[number] = replace(trial, seconds=min(trial.seconds, fmean(seconds)))
+                trials[number] = trial.measured(fmean(seconds))
         self.found = FoundSchedule(tuple(trials), self.costs, self._ratio)
         yield self._plain(self.found.schedule), 0
 
