@@ -15,7 +15,7 @@ from sparsebp.kernels.host.engine.bits import count, lowest, take_64
 from sparsebp.kernels.host.engine.parts import INNER_SERIAL, SERIAL
 from sparsebp.kernels.host.engine.team import in_parts
 
-SPARSE = 256
+SPARSE = 512
 """Columns per entry of a row above which its few columns are sorted, rather than looked for between first and last."""
 
 # The functions below are compiled: their arguments are index arrays, sizes and flags. `cuts`: rows where parts begin.
