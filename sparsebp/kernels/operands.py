@@ -2,8 +2,8 @@
 
 `WeightSums` is of a recurrence. The others are index arrays, from a product's plan: of C = A @ B with A (m, k) and
 B (k, n). ``index`` is int32 or int64, the same in all tuples of a call; ``position`` is uint16 or uint32. Every one of
-them but `Rows` ends with what the host shares its work by: `row_cuts` (n_parts + 1,) int64 splits the rows of C into
-parts of about equal work, fixed by the plan.
+them but `Rows` ends with what the host shares its work by: `row_cuts` (n_parts + 1,) int64 splits the rows of C (of
+`Pairs`, tiles) into parts of about equal work, fixed by the plan.
 """
 
 from __future__ import annotations
@@ -117,6 +117,39 @@ class Blocks(NamedTuple):
     k: int
     n: int
     row_cuts: Array
+
+
+class Pairs(NamedTuple):
+    """For every entry of C the pairs of entries of A and B whose products it is the sum of, in Gustavson's order.
+
+    Entries of C are cut into tiles of neighbours, whose entries of A lie near each other. Within a tile, the lists
+    stand in the order of their lengths, the shortest first.
+
+    Attributes
+    ----------
+    words
+        (n_products,) uint32 or uint64: the low `shift` bits are an entry of A, counted from the tile's first one, the
+        others an entry of B.
+    order
+        (nnz_c,) uint16: whose list comes next, counted from the tile's first entry of C.
+    starts, lengths
+        (nnz_c,) uint16: where in the words of its tile the list of each entry of C begins, and how many words it has.
+    tiles
+        (n_tiles + 1, 11) int64, for every tile, and behind the last: its first entry of C, its first entry of A, its
+        first word, and how many of its lists have 1, 2, … 8 words.
+    shift
+        A Python int.
+    tile_cuts
+        (n_parts + 1,) int64: tiles in parts of about equal work.
+    """
+
+    words: Array
+    order: Array
+    starts: Array
+    lengths: Array
+    tiles: Array
+    shift: int
+    tile_cuts: Array
 
 
 class Columns(NamedTuple):

@@ -32,8 +32,9 @@ class ProductPlan:
         ``identity`` (the other operand's values), ``scale_rows`` (A diagonal), ``scale_columns`` (B diagonal),
         ``select_rows`` and ``select_columns`` (A or B a selection, at most one entry a row), ``dense`` (A and B full),
         ``runs`` (rows of B consist of runs of neighbouring columns), ``blocks`` (A and B consist of small dense
-        blocks), ``gather`` (every entry of C is one product), ``positions`` (Gustavson's algorithm with each product's
-        place in its row kept), or ``accumulate`` (the same through a dense row of sums, with nothing kept per product).
+        blocks), ``gather`` (every entry of C is one product), ``pairs`` (every entry of C is summed from the list of
+        its products; where rows of B are short), ``positions`` (Gustavson's algorithm with each product's place in its
+        row kept), or ``accumulate`` (the same through a dense row of sums, with nothing kept per product).
     products : int
         Multiplications a sample.
     how : type

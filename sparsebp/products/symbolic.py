@@ -153,6 +153,30 @@ class SymbolicProduct:
         structure.write_pairs(*self._parts, *self._operands, c.indptr, c.indices, self._cuts, scratch, a_index, b_index)
         return a_index, b_index
 
+    @cached_property
+    def terms(self) -> np.ndarray:
+        """How many products every entry of C is the sum of, uint16, shape (nnz,); for rows of A that are no longer."""
+        from sparsebp.kernels.host.sparse import pair_lists
+
+        c = self.pattern
+        counts, scratch = np.empty(c.nnz, np.uint16), self._scratch(c.indptr.dtype)
+        pair_lists.count_pairs(*self._parts, *self._operands, c.indptr, c.indices, self._cuts, scratch, counts)
+        return counts
+
+    def words(self, first: np.ndarray, begins: np.ndarray, shift: int, dtype: np.dtype) -> np.ndarray:
+        """Return the words of `sparsebp.kernels.operands.Pairs`.
+
+        Entries of A in row r are counted from ``first[r]``; `begins`, where every list begins, is overwritten.
+        """
+        from sparsebp.kernels.host.sparse import pair_lists
+
+        words, c = np.empty(self.products, dtype), self.pattern
+        scratch = self._scratch(c.indptr.dtype)
+        pair_lists.write_words(
+            *self._parts, *self._operands, c.indptr, c.indices, self._cuts, scratch, first, shift, begins, words
+        )
+        return words
+
     @property
     def _operands(self) -> tuple[np.ndarray, ...]:
         return self.a.indptr, self.a.indices, self.b.indptr, self.b.indices

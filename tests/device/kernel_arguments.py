@@ -10,7 +10,7 @@ import numpy as np
 from cuda_on_cpu.memory import uninitialised
 from sparsebp.core.types import UpdateRule
 from sparsebp.kernels.api.optimizers import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS
-from sparsebp.kernels.operands import Blocks, Columns, Places, Rows, Runs, Terms, WeightSums
+from sparsebp.kernels.operands import Blocks, Columns, Pairs, Places, Rows, Runs, Terms, WeightSums
 
 Arguments = dict[str, Any]
 
@@ -153,6 +153,20 @@ class Maker:
         return {
             "rows": Rows(a_indptr, np.array(a_indices, np.int32), b_indptr, c_indptr), "blocks": blocks,
             "a_data": self.real(12, self.values), "b_data": self.real(24, self.batch), "out": self.out(24, self.batch),
+        }  # fmt: skip
+
+    def spgemm_pairs(self) -> Arguments:
+        """Two tiles: lists of 2 words and 1, and one of 9; three bits name an entry of A."""
+        words = np.array([8 * 1 + 2, 8 * 0 + 1, 8 * 2 + 0, *(8 * (n % 3) + n % 2 for n in range(9))], np.uint32)
+        tiles = np.zeros((3, 11), np.int64)
+        tiles[:, :5] = [[0, 0, 0, 1, 1], [2, 3, 3, 0, 0], [3, 5, 12, 0, 0]]
+        pairs = Pairs(
+            words=words, order=np.array([1, 0, 0], np.uint16), starts=np.array([1, 0, 0], np.uint16),
+            lengths=np.array([2, 1, 9], np.uint16), tiles=tiles, shift=3, tile_cuts=np.array([0, 1, 2], np.int64),
+        )  # fmt: skip
+        return {
+            "pairs": pairs, "a_data": self.real(5, self.values), "b_data": self.real(3, self.batch),
+            "out": self.out(3, self.batch),
         }  # fmt: skip
 
     def spgemm_accumulate(self) -> Arguments:

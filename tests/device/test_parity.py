@@ -192,6 +192,7 @@ def _length_is_free(kernel: str, argument: str) -> bool:
         "spgemm_positions": {"b_indptr", "b_data", "out", "positions", "row_cuts"},
         "spgemm_select_rows": {"b_indptr", "b_data", "out"},
         "spgemm_select_columns": {"a_data", "b_data", "row_cuts", "out"},
+        "spgemm_pairs": {"words", "tiles", "tile_cuts", "a_data", "b_data"},
         "spgemm_runs": {"b_data", "run_ptr", "run_lengths", "starts", "row_cuts", "out"},
         "spgemm_blocks": {"b_indptr", "b_data", "out", "positions", "row_cuts"},
         "spgemm_accumulate": {"b_indptr", "row_cuts"},

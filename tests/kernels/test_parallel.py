@@ -152,7 +152,8 @@ def selection(rows: int, columns: int, empty_rows: int) -> SparsityPattern:
 
 
 PRODUCTS = {
-    "positions": (lambda: pattern(2_003, 500, 6, empty_rows=301), lambda: pattern(500, 400, 9), 17),
+    "pairs": (lambda: pattern(2_003, 500, 6, empty_rows=301), lambda: pattern(500, 400, 9), 17),
+    "positions": (lambda: pattern(2_003, 500, 6, empty_rows=301), lambda: pattern(500, 400, 40), 17),
     "accumulate": (lambda: pattern(2_003, 500, 6, empty_rows=301), lambda: pattern(500, 400, 9), 17),
     "select_rows": (lambda: selection(9_001, 500, 801), lambda: pattern(500, 400, 9), 17),
     "select_columns": (lambda: pattern(9_001, 500, 6, empty_rows=801), lambda: selection(500, 40, 99), 17),

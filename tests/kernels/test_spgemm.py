@@ -66,6 +66,7 @@ KERNELS = {
     "select_columns": "spgemm_select_columns",
     "runs": "spgemm_runs",
     "blocks": "spgemm_blocks",
+    "pairs": "spgemm_pairs",
     "accumulate": "spgemm_accumulate",
 }
 

@@ -13,7 +13,7 @@ from sparsebp import SparsityPattern, kernels, plan_product
 from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, MemoryLimitError, ShapeError
 from sparsebp.core.threads import get_threads, set_threads
 from sparsebp.products import product
-from sparsebp.products.strategies import positions, runs
+from sparsebp.products.strategies import pairs, positions, runs
 from strategies import csr_patterns, normal, reals, seeds, sizes, tolerance
 
 
@@ -111,7 +111,8 @@ def test_structure_agrees_with_scipy(pair):
 def test_structure_picks_the_strategy():
     general, other = random_pattern(30, 40, 0.2), random_pattern(40, 20, 0.2, 1)
     selection = SparsityPattern(np.arange(41), np.arange(40) // 4, (40, 10))
-    assert plan_product(general, other).strategy == "positions"
+    assert plan_product(general, other).strategy == "pairs"
+    assert plan_product(general, random_pattern(40, 90, 0.5, 1)).strategy == "positions"  # rows of B are long
     assert plan_product(general, SparsityPattern.diagonal(40)).strategy == "scale_columns"
     assert plan_product(SparsityPattern.diagonal(30), general).strategy == "scale_rows"
     assert plan_product(SparsityPattern.identity(30), general).strategy == "identity"
@@ -140,15 +141,34 @@ def test_positions_are_as_narrow_as_they_can_be(longest):
     np.testing.assert_array_equal(plan(np.ones(2), values), values[:longest] + values[longest:])
 
 
-def test_index_types_may_differ():
+@pytest.mark.parametrize("entries", [2**15, 2**15 + 1])
+def test_pairs_are_as_narrow_as_they_can_be(entries):
+    """An entry of B takes 16 bits of 32, or 17, and that of a row of A 15, or 16; every list is longer than a tile."""
+    rng = np.random.default_rng(0)
+    a = SparsityPattern([0, entries, entries, entries + 3], [*range(entries), 0, 5, 9], (3, entries))
+    columns = np.sort(rng.random((entries, 3)).argsort(axis=1)[:, :2], axis=1)
+    b = SparsityPattern(np.arange(entries + 1) * 2, columns.ravel(), (entries, 3))
+    plan = plan_product(a, b)
+    assert plan.strategy == "pairs"
+    assert plan.arrays["words"].dtype == (np.uint32 if b.nnz <= 2**16 else np.uint64)
+    a_data, b_data = rng.standard_normal(a.nnz), rng.standard_normal(b.nnz)
+    expected = matrix(a, a_data) @ matrix(b, b_data)
+    np.testing.assert_allclose(matrix(plan.pattern, plan(a_data, b_data)).toarray(), expected.toarray(), atol=1e-9)
+
+
+def test_index_types_may_differ(monkeypatch):
     """int64 index arrays beside int32 ones: the plan keeps int64 copies for the kernel."""
     a, b = SparsityPattern([0, 2, 3], [0, 1, 1], (2, 2)), SparsityPattern([0, 2, 4], [0, 1, 0, 2], (2, 3))
     wide = SparsityPattern(a.indptr, a.indices, a.shape)  # as if it had 2**31 columns, which would not fit here
     wide.__dict__.update(indptr=a.indptr.astype(np.int64), indices=a.indices.astype(np.int64))
-    plan, mixed = plan_product(a, b), product._make_plan(wide, b, None)
+    listed = product._make_plan(wide, b, None)
+    monkeypatch.setattr(pairs, "ROW_LENGTH", 0)
+    plan, mixed = product._make_plan(a, b, None), product._make_plan(wide, b, None)
+    assert (listed.strategy, mixed.strategy) == ("pairs", "positions")
     assert mixed.arrays["a_indptr"].dtype == mixed.arrays["c_indptr"].dtype == np.int64
     data = np.arange(3.0), np.arange(4.0)
     np.testing.assert_array_equal(mixed(*data), plan(*data))
+    np.testing.assert_array_equal(listed(*data), plan(*data))
 
 
 def test_plans_are_cached_by_content():
@@ -163,7 +183,8 @@ def cases():
     general, other = random_pattern(200, 300, 0.05), random_pattern(300, 250, 0.05, 1)
     selection = SparsityPattern(np.arange(301), np.arange(300) // 4, (300, 75))
     return {
-        "positions": (general, other),
+        "pairs": (general, other),
+        "positions": (general, random_pattern(300, 250, 0.3, 1)),
         "scale_rows": (SparsityPattern.diagonal(200), general),
         "scale_columns": (general, SparsityPattern.diagonal(300)),
         "identity": (general, SparsityPattern.identity(300)),
@@ -282,7 +303,7 @@ def test_memory_limit_is_said_before_anything_is_allocated():
     finally:
         tracemalloc.stop()
     assert peak < 50_000_000  # the positions alone would take 400 MB
-    a, b = random_pattern(30, 40, 0.2), random_pattern(40, 20, 0.2, 1)
+    a, b = random_pattern(30, 40, 0.2), random_pattern(40, 90, 0.5, 1)
     needed = plan_product(a, b).index_bytes
     assert plan_product(a, b, memory_limit=needed) is plan_product(a, b)
     smaller = plan_product(a, b, memory_limit=needed - 1)  # the cached plan is measured, too
@@ -290,6 +311,8 @@ def test_memory_limit_is_said_before_anything_is_allocated():
     assert plan_product(a, b).strategy == "positions"  # the smaller one takes nobody's place
     with pytest.raises(MemoryLimitError):
         plan_product(a, b, memory_limit=smaller.index_bytes - 1)
+    a, b = cases()["pairs"]
+    assert plan_product(a, b, memory_limit=plan_product(a, b).index_bytes - 1).strategy == "positions"
 
 
 def candidates(a, b):

@@ -64,7 +64,8 @@ def test_arguments_that_are_equal_but_not_the_same_are_kept_as_one():
 
 
 STRATEGIES = {
-    "positions": (matrix(0), matrix(1, (41, 23))),
+    "pairs": (matrix(0), matrix(1, (41, 23))),
+    "positions": (matrix(0), matrix(1, (41, 300))),
     "dense": (SparsityPattern.dense(3, 4), SparsityPattern.dense(4, 5)),
     "identity": (SparsityPattern.identity(6), SparsityPattern.dense(6, 2)),
     "scale_rows": (SparsityPattern.diagonal(6), SparsityPattern.dense(6, 2)),

@@ -25,6 +25,7 @@ from sparsebp.bench.tools.meshes import finite_elements
 from sparsebp.core.threads import most_threads, one_core
 from sparsebp.patterns import SparsityPattern
 from sparsebp.products import ProductPlan, plan_product
+from sparsebp.products.product import candidates_of_structure, plan_by
 from sparsebp.scan import plan_scan
 from sparsebp.scan.planning.recurrent import chunked_units, recursion_units, spent, weights_units
 
@@ -189,9 +190,9 @@ def _plans() -> Iterator[ProductPlan]:
             convolution_t(4, 16, 8, layout="hwc"), convolution_t(16, 16, 8, layout="hwc"),
         )
     )  # fmt: skip
-    positions = plan_product(_scattered(rng, 2000, 2000, 16), _scattered(rng, 2000, 2000, 16))
-    yield positions
-    yield plan_product(positions.a, positions.b, memory_limit=positions.index_bytes - 1)
+    a, b = _scattered(rng, 2000, 2000, 16), _scattered(rng, 2000, 2000, 16)
+    for strategy in candidates_of_structure(a, b):  # pairs, positions and the last resort
+        yield plan_by(strategy)
     yield plan_product(SparsityPattern.diagonal(convolution.shape[0]), convolution)
     yield plan_product(convolution, SparsityPattern.diagonal(convolution.shape[1]))
     yield plan_product(_selection(rng, 2000, convolution.shape[0]), convolution)

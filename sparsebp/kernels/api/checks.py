@@ -15,7 +15,8 @@ from sparsebp.core.errors import DTypeError, ShapeError
 from sparsebp.core.types import Array
 
 INT64 = np.dtype(np.int64)
-POSITION_DTYPES = (np.dtype(np.uint16), np.dtype(np.uint32))
+UINT16, UINT32, UINT64 = (np.dtype(kind) for kind in (np.uint16, np.uint32, np.uint64))
+POSITION_DTYPES = (UINT16, UINT32)
 
 
 class Family:
@@ -83,6 +84,13 @@ def position_dtype(name: str, array: Array) -> np.dtype:
     """Return the dtype of an array of output positions, after checking that it is uint16 or uint32."""
     if getattr(array, "dtype", bool) not in POSITION_DTYPES:
         _wrong_dtype(name, array, "uint16 or uint32")
+    return array.dtype
+
+
+def word_dtype(name: str, array: Array) -> np.dtype:
+    """Return the dtype of an array of words that name two entries, after checking that it is uint32 or uint64."""
+    if getattr(array, "dtype", bool) not in (UINT32, UINT64):
+        _wrong_dtype(name, array, "uint32 or uint64")
     return array.dtype
 
 

@@ -6,6 +6,7 @@ from sparsebp.core.errors import ShapeError
 from sparsebp.core.types import Array
 from sparsebp.kernels.api.checks import (
     INT64,
+    UINT16,
     Family,
     batch_of,
     batched,
@@ -15,9 +16,10 @@ from sparsebp.kernels.api.checks import (
     rank,
     real_dtype,
     rows_of,
+    word_dtype,
     written,
 )
-from sparsebp.kernels.operands import Blocks, Columns, Places, Rows, Runs, Terms
+from sparsebp.kernels.operands import Blocks, Columns, Pairs, Places, Rows, Runs, Terms
 
 
 class ProductKernels(Family):
@@ -31,8 +33,30 @@ class ProductKernels(Family):
         _check_rows(rows, a_data, b_data, out)
         exact("product_ptr", places.product_ptr, INT64, (rows_of("a_indptr", rows.a_indptr) + 1,))
         _check_positions("positions", places.positions, rank("positions", places.positions, 1))
-        _check_cuts(places.row_cuts)
+        _check_cuts("row_cuts", places.row_cuts)
         self._run.spgemm_positions(rows, places, a_data, b_data, out)
+
+    def spgemm_pairs(self, pairs: Pairs, a_data: Array, b_data: Array, out: Array) -> None:
+        """Every entry of C is summed from the list of its products, in one order."""
+        words, order, starts, lengths, tiles, shift, tile_cuts = pairs
+        dtype, batch = real_dtype("a_data", a_data), batch_of(a_data=a_data, b_data=b_data)
+        (nnz_a, _), (nnz_b, _), (nnz_c, _) = rank("a_data", a_data, 2), rank("b_data", b_data, 2), rank("out", out, 2)
+        batched("a_data", a_data, dtype, (nnz_a,), batch)
+        batched("b_data", b_data, dtype, (nnz_b,), batch)
+        exact("words", words, word_dtype("words", words), rank("words", words, 1))
+        for name, array in (("order", order), ("starts", starts), ("lengths", lengths)):
+            exact(name, array, UINT16, (nnz_c,))
+        exact("tiles", tiles, INT64, (rank("tiles", tiles, 2)[0], 11))
+        if not 0 <= shift <= 32:
+            raise ShapeError(
+                "The entry of B begins outside of a word",
+                expected="a shift from 0 to 32",
+                got=str(shift),
+                remedy="Pass the number of bits that an entry of A has",
+            )
+        _check_cuts("tile_cuts", tile_cuts)
+        written("out", out, dtype, (nnz_c, batch))
+        self._run.spgemm_pairs(pairs, a_data, b_data, out)
 
     def spgemm_select_rows(self, rows: Rows, a_data: Array, b_data: Array, out: Array) -> None:
         """No row of A has more than one entry: rows of B, picked and scaled.
@@ -62,7 +86,7 @@ class ProductKernels(Family):
         batched("b_data", b_data, dtype, (nnz_b,), batch)
         exact("c_indptr", c_indptr, kind, (m + 1,))
         _check_positions("positions", positions, (products,))
-        _check_cuts(row_cuts)
+        _check_cuts("row_cuts", row_cuts)
         written("out", out, dtype, (rank("out", out, 2)[0], batch))
         self._run.spgemm_select_columns(terms, a_data, b_data, out)
 
@@ -74,7 +98,7 @@ class ProductKernels(Family):
         exact("run_lengths", runs.run_lengths, kind, rank("run_lengths", runs.run_lengths, 1))
         exact("start_ptr", runs.start_ptr, INT64, (rows_of("a_indptr", rows.a_indptr) + 1,))
         _check_positions("starts", runs.starts, rank("starts", runs.starts, 1))
-        _check_cuts(runs.row_cuts)
+        _check_cuts("row_cuts", runs.row_cuts)
         self._run.spgemm_runs(rows, runs, a_data, b_data, out)
 
     def spgemm_blocks(self, rows: Rows, blocks: Blocks, a_data: Array, b_data: Array, out: Array) -> None:
@@ -88,7 +112,7 @@ class ProductKernels(Family):
             )  # fmt: skip
         exact("product_ptr", blocks.product_ptr, INT64, (count // blocks.m + 1,))
         _check_positions("positions", blocks.positions, rank("positions", blocks.positions, 1))
-        _check_cuts(blocks.row_cuts)
+        _check_cuts("row_cuts", blocks.row_cuts)
         self._run.spgemm_blocks(rows, blocks, a_data, b_data, out)
 
     def spgemm_accumulate(self, rows: Rows, columns: Columns, a_data: Array, b_data: Array, out: Array) -> None:
@@ -106,7 +130,7 @@ class ProductKernels(Family):
                 got=str(columns.n),
                 remedy="Pass the number of columns of B",
             )
-        _check_cuts(columns.row_cuts)
+        _check_cuts("row_cuts", columns.row_cuts)
         self._run.spgemm_accumulate(rows, columns, a_data, b_data, out)
 
 
@@ -131,5 +155,5 @@ def _check_positions(name: str, positions: Array, shape: tuple[int, ...]) -> Non
     exact(name, positions, position_dtype(name, positions), shape)
 
 
-def _check_cuts(row_cuts: Array) -> None:
-    exact("row_cuts", row_cuts, INT64, (rows_of("row_cuts", row_cuts) + 1,))
+def _check_cuts(name: str, cuts: Array) -> None:
+    exact(name, cuts, INT64, (rows_of(name, cuts) + 1,))

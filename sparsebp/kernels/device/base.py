@@ -27,6 +27,7 @@ DEFAULT_SHARED_LIMIT = 99 * 1024
 
 _REAL = {np.dtype(np.float32): "float", np.dtype(np.float64): "double"}
 _INDEX = {np.dtype(np.int32): "int", np.dtype(np.int64): "long long"}
+_WORD = {np.dtype(np.uint32): "unsigned int", np.dtype(np.uint64): "unsigned long long"}
 _POSITION = {np.dtype(np.uint16): "unsigned short", np.dtype(np.uint32): "unsigned int"}
 _WINNER = {np.dtype(np.uint8): "unsigned char", np.dtype(np.int32): "int"}
 
@@ -181,6 +182,11 @@ def types(array: Array, index: Array) -> Defines:
 def position_define(positions: Array) -> Defines:
     """Return the define that names the C type of output positions."""
     return {"POSITION": _POSITION[positions.dtype]}
+
+
+def word_define(words: Array) -> Defines:
+    """Return the define that names the C type of words that name two entries."""
+    return {"WORD": _WORD[words.dtype]}
 
 
 def winner_define(winner: Array) -> Defines:

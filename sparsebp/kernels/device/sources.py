@@ -112,6 +112,7 @@ SOURCES: dict[str, list[Defines]] = {
     "spgemm_blocks.cu": _spgemm(),
     "slopes.cu": _plain(),
     "pool.cu": _pool(),
+    "spgemm_pairs.cu": [one | {"WORD": word} for one in _plain() for word in ("unsigned int", "unsigned long long")],
     "spgemm_rows.cu": _csr(),
     "windows.cu": _windows(),
     "channels.cu": _plain(),

@@ -14,11 +14,13 @@ from sparsebp.kernels.device.base import (
     Launcher,
     ceil_div,
     position_define,
+    real_define,
     step,
     thread_block,
     types,
+    word_define,
 )
-from sparsebp.kernels.operands import Blocks, Columns, Places, Rows, Runs, Terms
+from sparsebp.kernels.operands import Blocks, Columns, Pairs, Places, Rows, Runs, Terms
 
 _ROW_BYTES = 12 * 1024
 """Shared memory for the sums of one row of C: sixteen such warps fit on a multiprocessor; longer rows use `out`."""
@@ -32,6 +34,17 @@ class SpgemmKernels(Launcher):
         defines = types(a_data, rows.a_indptr) | position_define(places.positions)
         capacity = (np.int32(_ROW_BYTES // out.dtype.itemsize),)
         self._rows("spgemm.cu", "spgemm_positions", defines, WARP, (*rows, *places[:-1]), a_data, b_data, out, capacity)
+
+    def spgemm_pairs(self, pairs: Pairs, a_data: Array, b_data: Array, out: Array) -> None:
+        """A block a tile of C and tile of the batch; the order of the entries is for the host."""
+        batch = out.shape[1]
+        block = thread_block(batch, BLOCK)
+        tiles = ceil_div(batch, block[0])
+        values = (a_data, step(a_data, batch), b_data, step(b_data, batch), out)
+        args = (pairs.words, pairs.starts, pairs.lengths, pairs.tiles, np.int32(pairs.shift), *values)
+        defines = real_define(a_data) | word_define(pairs.words)
+        grid = (len(pairs.tiles) - 1) * tiles
+        self._launch("spgemm_pairs.cu", "spgemm_pairs", defines, grid, block, (*args, np.int32(batch), np.int32(tiles)))
 
     def spgemm_select_rows(self, rows: Rows, a_data: Array, b_data: Array, out: Array) -> None:
         """A warp a row of C and tile of the batch."""

@@ -28,6 +28,7 @@ from sparsebp.kernels.host.recurrent.rnn import RnnKernels  # noqa: E402
 from sparsebp.kernels.host.sparse.accumulate import AccumulateKernels  # noqa: E402
 from sparsebp.kernels.host.sparse.blocks import BlockKernels  # noqa: E402
 from sparsebp.kernels.host.sparse.csr import CsrKernels  # noqa: E402
+from sparsebp.kernels.host.sparse.pairs import PairKernels  # noqa: E402
 from sparsebp.kernels.host.sparse.positions import PositionKernels  # noqa: E402
 from sparsebp.kernels.host.sparse.runs import RunKernels  # noqa: E402
 from sparsebp.kernels.host.sparse.select import SelectionKernels  # noqa: E402
@@ -43,6 +44,7 @@ __all__ = ["HostKernels", "bytes_at_once", "matmul", "matmul_batches", "update_b
 class HostKernels(
     CsrKernels,
     PositionKernels,
+    PairKernels,
     SelectionKernels,
     RunKernels,
     BlockKernels,

@@ -9,6 +9,7 @@ from sparsebp.products.strategies.blocks import AddBlocks
 from sparsebp.products.strategies.dense import Dense
 from sparsebp.products.strategies.gather import Gather
 from sparsebp.products.strategies.identity import Identity
+from sparsebp.products.strategies.pairs import SumPairs
 from sparsebp.products.strategies.positions import Positions
 from sparsebp.products.strategies.runs import AddRuns
 from sparsebp.products.strategies.scale import ScaleColumns, ScaleRows
@@ -19,14 +20,8 @@ from sparsebp.products.strategies.strategy import Strategy, StrategyOfKinds
 OF_KINDS: tuple[type[StrategyOfKinds], ...] = (Identity, ScaleRows, ScaleColumns, Dense)
 """Of these, the first that takes the kinds of A and B is the only one."""
 OF_STRUCTURE: tuple[type[Strategy], ...] = (
-    SelectRows,
-    SelectColumns,
-    AddRuns,
-    AddBlocks,
-    Gather,
-    Positions,
-    Accumulate,
-)
+    SelectRows, SelectColumns, AddRuns, AddBlocks, Gather, SumPairs, Positions, Accumulate,
+)  # fmt: skip
 """What is left to the others, when the structure of the product has been looked at; the last always fits."""
 
 

@@ -32,7 +32,7 @@ def count_entries(team, parts, *args):
 def _count_entries(part, a_indptr, a_indices, b_indptr, b_indices, cuts, stamps, counts):
     a_ptr, a_columns = simd.pointer(a_indptr), simd.pointer(a_indices)
     b_ptr, b_columns, written = simd.pointer(b_indptr), simd.pointer(b_indices), simd.pointer(counts)
-    stamp_of = _own(stamps, part)
+    stamp_of = own_scratch(stamps, part)
     stamp = np.uint16(0)
     for r in range(cuts[part], cuts[part + 1]):
         stamp = np.uint16(stamp + 1)
@@ -51,7 +51,7 @@ def _count_entries(part, a_indptr, a_indices, b_indptr, b_indices, cuts, stamps,
 
 
 @simd.device
-def _own(scratch, part):
+def own_scratch(scratch, part):
     """Return the part's own row of scratch."""
     return simd.advance(simd.pointer(scratch), part * scratch.shape[1])
 
@@ -65,7 +65,7 @@ def write_columns(team, parts, *args):
 @numba.njit(**INNER_SERIAL)
 def _write_columns(part, a_indptr, a_indices, b_indptr, b_indices, c_indptr, c_indices, cuts, marks):
     a_ptr, a_columns = simd.pointer(a_indptr), simd.pointer(a_indices)
-    b_ptr, b_columns, marked = simd.pointer(b_indptr), simd.pointer(b_indices), _own(marks, part)
+    b_ptr, b_columns, marked = simd.pointer(b_indptr), simd.pointer(b_indices), own_scratch(marks, part)
     c_ptr, c_columns = simd.pointer(c_indptr), simd.pointer(c_indices)
     for r in range(cuts[part], cuts[part + 1]):
         begin, end = c_ptr[r], c_ptr[r + 1]
@@ -145,9 +145,9 @@ def _write_positions(
 ):
     a_ptr, a_columns = simd.pointer(a_indptr), simd.pointer(a_indices)
     b_ptr, b_columns = simd.pointer(b_indptr), simd.pointer(b_indices)
-    place, first_product = _own(places, part), simd.pointer(product_ptr)
+    place, first_product = own_scratch(places, part), simd.pointer(product_ptr)
     for r in range(cuts[part], cuts[part + 1]):
-        _place(c_indptr, c_indices, r, place)
+        place_columns(c_indptr, c_indices, r, place)
         p = first_product[r]
         for k in range(a_ptr[r], a_ptr[r + 1]):
             m = a_columns[k]
@@ -160,7 +160,7 @@ def _write_positions(
 
 
 @simd.device
-def _place(c_indptr, c_indices, r, place):
+def place_columns(c_indptr, c_indices, r, place):
     """Note for every column of row r of C where in the row it stands."""
     c_ptr = simd.pointer(c_indptr)
     begin = c_ptr[r]
@@ -184,12 +184,12 @@ def _write_pairs(part, a_indptr, a_indices, b_indptr, b_indices, c_indptr, c_ind
     b_ptr, b_columns = simd.pointer(b_indptr), simd.pointer(b_indices)
     c_ptr, place, a_entry, b_entry = (
         simd.pointer(c_indptr),
-        _own(places, part),
+        own_scratch(places, part),
         simd.pointer(a_index),
         simd.pointer(b_index),
     )
     for r in range(cuts[part], cuts[part + 1]):
-        _place(c_indptr, c_indices, r, place)
+        place_columns(c_indptr, c_indices, r, place)
         for k in range(a_ptr[r], a_ptr[r + 1]):
             m = a_columns[k]
             for q in range(b_ptr[m], b_ptr[m + 1]):
