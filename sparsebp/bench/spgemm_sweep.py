@@ -60,7 +60,10 @@ def _ratio(pair: Pair, plan: Any, run: Run) -> float:
     """Return how many times faster than SciPy's product a call of the plan is."""
     a_data, b_data = spgemm.values(pair, None)
     out = np.empty(plan.pattern.nnz, np.float32)
-    sides = {"ours": partial(plan, a_data, b_data, out=out), "scipy": lambda: pair.a @ pair.b}
+    sides: dict[str, Callable[[], object]] = {
+        "ours": partial(plan, a_data, b_data, out=out),
+        "scipy": lambda: pair.a @ pair.b,
+    }
     times = timing.measure(sides, **run.rounds)
     return timing.ratio(times["scipy"], times["ours"])["median"]
 
@@ -111,19 +114,19 @@ def _of_lengths(rng: np.random.Generator, lengths: np.ndarray, columns: int) -> 
 
 def _even(rng: np.random.Generator, largest: int) -> tuple[Any, Any]:
     m, k, n = _sizes_of(rng, largest)
-    return tuple(_of_lengths(rng, np.full(r, _size(rng, 1, 60)), c) for r, c in ((m, k), (k, n)))  # type: ignore[return-value]
+    return tuple(_of_lengths(rng, np.full(r, _size(rng, 1, 60)), c) for r, c in ((m, k), (k, n)))
 
 
 def _uneven(rng: np.random.Generator, largest: int) -> tuple[Any, Any]:
     """Geometric lengths, many rows empty."""
     m, k, n = _sizes_of(rng, largest)
-    return tuple(_of_lengths(rng, rng.geometric(1 / _size(rng, 1, 30), r) - 1, c) for r, c in ((m, k), (k, n)))  # type: ignore[return-value]
+    return tuple(_of_lengths(rng, rng.geometric(1 / _size(rng, 1, 30), r) - 1, c) for r, c in ((m, k), (k, n)))
 
 
 def _power_law(rng: np.random.Generator, largest: int) -> tuple[Any, Any]:
     m, k, n = _sizes_of(rng, largest)
     exponent = rng.uniform(1.6, 3)
-    return tuple(_of_lengths(rng, np.minimum(rng.zipf(exponent, r), c), c) for r, c in ((m, k), (k, n)))  # type: ignore[return-value]
+    return tuple(_of_lengths(rng, np.minimum(rng.zipf(exponent, r), c), c) for r, c in ((m, k), (k, n)))
 
 
 def _band(rng: np.random.Generator, largest: int) -> tuple[Any, Any]:
@@ -144,7 +147,7 @@ def _stencil(rng: np.random.Generator, largest: int) -> tuple[Any, Any]:
     import scipy.sparse as sp
 
     shape = rng.integers(3, int(largest ** (1 / (dimensions := int(rng.integers(1, 4))))) + 4, dimensions)
-    points = np.indices(shape).reshape(dimensions, -1)
+    points = np.indices(tuple(shape.tolist())).reshape(dimensions, -1)
     rows, columns = [], []
     for step in np.unique(rng.integers(-2, 3, (_size(rng, 2, 20), dimensions)), axis=0):
         moved = points + step[:, None]

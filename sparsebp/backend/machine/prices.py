@@ -15,8 +15,7 @@ from typing import Any
 
 STRATEGIES = (
     "identity", "scale_rows", "scale_columns", "select_rows", "select_columns", "gather", "dense", "runs", "blocks",
-    "pairs",
-    "positions", "accumulate", "matvec",
+    "pairs", "positions", "accumulate", "matvec",
 )  # fmt: skip
 """What `Prices.products` has a price for: the strategies of `ProductPlan`, and a matrix times a vector."""
 

@@ -20,15 +20,8 @@ from sparsebp.products.strategies.strategy import Strategy, StrategyOfKinds
 OF_KINDS: tuple[type[StrategyOfKinds], ...] = (Identity, ScaleRows, ScaleColumns, Dense)
 """Of these, the first that takes the kinds of A and B is the only one."""
 OF_STRUCTURE: tuple[type[Strategy], ...] = (
-    SelectRows,
-    SelectColumns,
-    AddRuns,
-    AddBlocks,
-    Gather,
-    SumPairs,
-    Positions,
-    Accumulate,
-)
+    SelectRows, SelectColumns, AddRuns, AddBlocks, Gather, SumPairs, Positions, Accumulate,
+)  # fmt: skip
 """What is left to the others, when the structure of the product has been looked at; the last always fits."""
 
 

@@ -29,7 +29,12 @@ class AddRuns(Strategy):
     def fits(self) -> bool:
         """The runs are long enough, on average over all products."""
         product = self.product
-        return product.products == 0 or (_has_runs(product.b) and product.products >= RUN_LENGTH * self._starts[1])
+        lengths = np.diff(product.b.indptr)
+        rows = product.a.nnz if lengths.all() else np.count_nonzero(lengths[product.a.indices])  # a run each at least
+        enough = product.products >= RUN_LENGTH * int(rows)
+        return product.products == 0 or (
+            enough and _has_runs(product.b) and product.products >= RUN_LENGTH * self._starts[1]
+        )
 
     @property
     def index_bytes(self) -> int:
