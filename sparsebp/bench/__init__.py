@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from sparsebp.bench.tools.benchmark import Benchmark
 
 MODULES = {
-    "recurrent": "recurrent",
+    "recurrent": "recurrent.training",
+    "long-sequences": "recurrent.long_sequences",
     "torch": "torch",
     "scan": "scan",
     "spgemm": "spgemm",

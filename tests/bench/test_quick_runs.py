@@ -12,6 +12,7 @@ import pytest
 from sparsebp import backend, nn
 from sparsebp.bench import fusion, load, pruned, scan
 from sparsebp.bench.gpu import device, graphs, grid, numbers
+from sparsebp.bench.recurrent import jax_twin, training
 from sparsebp.bench.tools import benchmark, peers
 from sparsebp.bench.tools.workload import SequenceWorkload, TorchTwin
 from sparsebp.core import timing
@@ -34,6 +35,12 @@ OPTIONAL = {
     "met",
     "fused",
     "fused_ratio",
+    "step_jax",
+    "jax_ratio",
+    "jax_unroll",
+    "gemm_rate",
+    "share",
+    "peer_share",
 }
 
 
@@ -45,7 +52,20 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    "name", ["recurrent", "torch", "scan", "spgemm", "jacobian", "optim", "fusion", "schedule", "busy", "estimates"]
+    "name",
+    [
+        "recurrent",
+        "long-sequences",
+        "torch",
+        "scan",
+        "spgemm",
+        "jacobian",
+        "optim",
+        "fusion",
+        "schedule",
+        "busy",
+        "estimates",
+    ],
 )
 def test_quick_run(name: str, tmp_path: Path) -> None:
     lines: list[str] = []
@@ -107,6 +127,43 @@ def test_what_does_not_fit_into_memory_is_left_out_with_a_reason(monkeypatch: py
 def test_both_sides_of_the_workload_have_the_same_gradients(cell: str) -> None:
     workload = SequenceWorkload(cell, 13, 5, dtype=np.float64)
     assert workload.agreement(TorchTwin(workload)) < 1e-12
+
+
+@pytest.mark.parametrize("cell", ["RNN", "GRU", "LSTM"])
+def test_jax_has_the_same_gradients_on_any_machine_that_has_it(cell: str) -> None:
+    pytest.importorskip("jax")
+    workload = SequenceWorkload(cell, 5, 3, dtype=np.float64, input_size=2, hidden=4)
+    found, gradients = jax_twin.sides(cell, workload.state, *workload.host_batch, 1e-3)
+    assert found.keys() == gradients.keys() == {f"jax{unroll}" for unroll in jax_twin.UNROLLED}
+    for grads in gradients.values():
+        assert grads.keys() == workload.state.keys()
+        assert workload.difference(grads) < 1e-12
+
+
+def test_without_jax_pytorch_is_the_best_peer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(training.importlib.util, "find_spec", lambda name: None)
+    result = load("recurrent").run(tmp_path, quick=True, threads=(1,), echo=lambda line: None)
+    assert result["notes"] == [training.NO_JAX]
+    assert all(row["best"] == "torch.nn" and row["best_ratio"] == row["step_ratio"] for row in result["rows"])
+
+
+@pytest.mark.parametrize(
+    ("hidden", "times", "share", "peer", "missed"),
+    [
+        (20, 3.1, None, None, None),
+        (20, 2.9, None, None, "2.9×"),
+        (64, 2.1, None, None, None),
+        (128, 1.1, 0.9, 0.8, None),
+        (128, 1.1, 0.9, 0.6, "1.1×"),
+        (512, 1.3, 0.8, 0.6, "80% of GEMM"),
+        (512, 0.9, 0.8, 0.75, "80% of GEMM, 0.9×"),
+    ],
+)
+def test_what_a_training_step_is_to_be(
+    hidden: int, times: float, share: float | None, peer: float | None, missed: str | None
+) -> None:
+    row = {"hidden": hidden, "best_ratio": {"median": times}, "share": share, "peer_share": peer}
+    assert training.judge(row)["met"] == (f"missed: {missed}" if missed else "met")
 
 
 def test_an_unknown_cell_is_refused() -> None:

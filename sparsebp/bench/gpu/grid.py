@@ -18,7 +18,7 @@ from sparsebp import backend, kernels
 from sparsebp.bench.gpu.device import COLOURS, HIDDEN, SECONDS, Rates, Recurrence, begin, device_rates
 from sparsebp.bench.gpu.graphs import Steps
 from sparsebp.bench.processes.points import measure_apart
-from sparsebp.bench.recurrent import measure_row
+from sparsebp.bench.recurrent.training import measure_row
 from sparsebp.bench.tools import peers, pictures, report
 from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run
 from sparsebp.bench.tools.report import Column

@@ -2,11 +2,16 @@
 
 Libraries keep threads that go on spinning after their work. In one process PyTorch's, BLAS's and Numba's would wait for
 each other's cores, which happens to nobody who uses one of them.
+
+A library that takes its threads from the cores that a process may use, as JAX does, is given fewer cores while it
+starts: see `Apart`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -22,10 +27,16 @@ class Apart(Spawned):
     """A process that builds sides and times them.
 
     As a context manager it ends the process. Sides are built with `build`, those before are dropped.
+
+    Parameters
+    ----------
+    cores
+        On how many cores sides are built, so that libraries start so many threads; those may then run on any core, as
+        ours do. None: on all.
     """
 
-    def __init__(self) -> None:
-        super().__init__(_serve, patience=5)
+    def __init__(self, cores: int | None = None) -> None:
+        super().__init__(_serve, cores, patience=5)
 
     def build(self, sides: Sides, *args: Any) -> tuple[dict[str, Callable[[], float]], Any]:
         """Build sides there; return a timer for each, as `timing.timer` does, and what else `sides` returned.
@@ -51,7 +62,7 @@ class Apart(Spawned):
         return answer
 
 
-def _serve(connection: Any) -> None:
+def _serve(connection: Any, cores: int | None) -> None:
     timers: dict[str, Callable[[], float]] = {}
     while True:
         try:
@@ -64,8 +75,27 @@ def _serve(connection: Any) -> None:
                 continue
             timers.clear()
             sides, args = what
-            found, more = sides(*args)
+            with _on_cores(cores):
+                found, more = sides(*args)
             timers.update({name: timing.timer(side) for name, side in found.items()})
             connection.send(((list(timers), more), None))
         except Exception as error:  # it goes to the other process
             connection.send((None, f"{type(error).__name__}: {error}"))
+
+
+@contextmanager
+def _on_cores(cores: int | None) -> Iterator[None]:
+    """Run what is inside the ``with`` block on so many cores; threads that it has started may use all afterwards."""
+    if cores is None or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(before)[:cores])
+    try:
+        yield
+    finally:
+        for thread in os.listdir("/proc/self/task"):
+            try:
+                os.sched_setaffinity(int(thread), before)
+            except ProcessLookupError:  # it has ended
+                continue

@@ -19,7 +19,7 @@ from sparsebp import backend
 from sparsebp.backend.machine.price_file import cpu_model
 
 _PACKAGES = (
-    "numpy", "scipy", "numba", "torch", "cupy-cuda12x", "cupy-cuda13x", "python-graphblas", "mkl",
+    "numpy", "scipy", "numba", "torch", "cupy-cuda12x", "cupy-cuda13x", "python-graphblas", "mkl", "jax", "onnxruntime",
 )  # fmt: skip
 
 _COPIED = 1 << 27

@@ -180,7 +180,7 @@ def where(result: Mapping[str, Any]) -> str:
     )
 
 
-_NAMED = ("numpy", "numba", "torch", "scipy", "cupy-cuda12x", "cupy-cuda13x")
+_NAMED = ("numpy", "numba", "torch", "jax", "onnxruntime", "scipy", "cupy-cuda12x", "cupy-cuda13x")
 
 
 def save(result: Mapping[str, Any], folder: Path | None, stem: str | None = None) -> Path:

@@ -89,18 +89,27 @@ class SequenceWorkload:
         """Run one whole training step of ours."""
         self.optimizer.step(self.backward(self.forward()))
 
+    @property
+    def flops(self) -> int:
+        """Operations of the step's matrix products, but for those of the classes: forward, and back to all weights."""
+        rows = {"RNN": 1, "GRU": 3, "LSTM": 4}[self.cell] * self.hidden
+        return 2 * self.length * self.batch * rows * (2 * self.input_size + 3 * self.hidden)
+
     def choice(self) -> Any:
         """Return what the recurrent layer's ``auto`` chose for this workload, and why."""
         saved, _ = self.forward()
         return saved.rnn.backward_choice
 
-    # ---- PyTorch -----------------------------------------------------------------------------------------------------
+    # ---- and others --------------------------------------------------------------------------------------------------
 
     def agreement(self, twin: TorchTwin) -> float:
-        """Return the largest ``‖ours − torch‖ / ‖torch‖`` over all parameters' gradients, from the same weights."""
+        """Return `difference` from PyTorch's gradients, from the same weights."""
+        return self.difference(twin.gradients(self.state))
+
+    def difference(self, theirs: dict[str, np.ndarray]) -> float:
+        """Return the largest ``‖ours − theirs‖ / ‖theirs‖`` over all parameters' gradients, at the first weights."""
         self.model.load_state_dict(self.state)
         ours = {name: backend.to_host(grad) for name, grad in self.backward(self.forward()).items()}
-        theirs = twin.gradients(self.state)
         return max(
             float(np.linalg.norm(ours[name] - grad) / max(np.linalg.norm(grad), np.finfo(self.dtype).tiny))
             for name, grad in theirs.items()

@@ -10,9 +10,7 @@ import numpy as np
 from sparsebp.kernels.host.engine import functions
 from sparsebp.kernels.host.engine.parts import INNER_JIT, JIT
 from sparsebp.kernels.host.engine.simd import (
-    VECTOR_BYTES,
     advance,
-    aligned_pointer,
     broadcast,
     device,
     fma,
@@ -34,61 +32,44 @@ from sparsebp.kernels.host.recurrent.back import (
     write_jacobian,
 )
 from sparsebp.kernels.host.recurrent.common import (
-    SAMPLES,
-    blocks_of,
     launch,
-    load_rows,
-    multiply_add,
-    pack_columns,
-    project,
 )
+from sparsebp.kernels.host.recurrent.forward import forward_part, pack, padded, parts_of, set_bias, weights_of
 from sparsebp.kernels.operands import WeightSums
 from sparsebp.kernels.weight_sums import multiply_sums
 
 
 @device
-def _forward_block(gx: Any, w: Any, b_hn: Any, h0: Any, h: Any, gates: Any, first: int, scratch: Any) -> None:
-    """Run four samples through time. w (H, 3·padded): w_hhᵀ, gates r, z, n."""
-    steps, batch, hidden = h.shape
-    width = w.shape[1] // 3
-    projected, out, saved, weights, bias = pointer(gx), pointer(h), pointer(gates), pointer(w), pointer(b_hn)
-    state = aligned_pointer(scratch)
-    z = advance(state, SAMPLES * width)
-    load_rows(pointer(h0), hidden, first, batch, hidden, state, width)
-    for _ in range(steps):
-        load_rows(projected, 3 * hidden, first, batch, hidden, z, 3 * width)
-        load_rows(advance(projected, hidden), 3 * hidden, first, batch, hidden, advance(z, width), 3 * width)
-        load_rows(bias, 0, first, batch, hidden, advance(z, 2 * width), 3 * width)
-        multiply_add(state, width, 1, 0, hidden, weights, 3 * width, 3 * width, z, 3 * width)
-        for s in range(SAMPLES):
-            row = min(first + s, batch - 1)
-            for j in range(0, width, lanes(z)):
-                n = hidden - j
-                at = s * 3 * width + j
-                reset = functions.sigmoid(load(z, at))
-                update = functions.sigmoid(load(z, at + width))
-                inner = load(z, at + 2 * width)
-                new = functions.tanh(fma(reset, inner, load_n(projected, row * 3 * hidden + 2 * hidden + j, n)))
-                v = fma(update, load(state, s * width + j) - new, new)
-                store(state, s * width + j, v)
-                store_up_to(out, row * hidden + j, v, n)
-                store_up_to(saved, row * 4 * hidden + j, reset, n)
-                store_up_to(saved, row * 4 * hidden + hidden + j, update, n)
-                store_up_to(saved, row * 4 * hidden + 2 * hidden + j, new, n)
-                store_up_to(saved, row * 4 * hidden + 3 * hidden + j, inner, n)
-        projected, out = advance(projected, 3 * batch * hidden), advance(out, batch * hidden)
-        saved = advance(saved, 4 * batch * hidden)
+def _cell(extra: None, z: Any, state: Any, width: int, j: int, hidden: int, at: int, kept: Any) -> None:
+    reset = functions.sigmoid(load(z, width + j))
+    update = functions.sigmoid(load(z, 2 * width + j))
+    inner = load(z, 3 * width + j)
+    new = functions.tanh(fma(reset, inner, load(z, j)))
+    v = fma(update, load(state, j) - new, new)
+    store(state, j, v)
+    n = hidden - j
+    store_up_to(kept[0], at + j, v, n)
+    saved = advance(kept[1], 4 * at + j)
+    store_up_to(saved, 0, reset, n)
+    store_up_to(saved, hidden, update, n)
+    store_up_to(saved, 2 * hidden, new, n)
+    store_up_to(saved, 3 * hidden, inner, n)
 
 
 @numba.njit(**INNER_JIT)
-def _forward_part(block: int, gx: Any, w: Any, b_hn: Any, h0: Any, h: Any, gates: Any) -> None:
-    scratch = np.empty(2 * SAMPLES * w.shape[1] + VECTOR_BYTES, h.dtype)
-    _forward_block(gx, w, b_hn, h0, h, gates, block * SAMPLES, scratch)
+def _forward_part(part: int, parts: int, x: Any, features: int, w: Any, h0: Any, h: Any, gates: Any) -> None:
+    kept = (pointer(h), pointer(gates))
+    forward_part(_cell, 3, 4, None, part, parts, h.shape, x, features, w, (pointer(h0),), kept)
 
 
 @numba.njit(**JIT)
-def _forward(team: int, parts: int, *args: Any) -> None:
-    in_parts(_forward_part, team, parts, args)
+def _forward(
+    team: int, parts: int, x: Any, w_ih: Any, b_ih: Any, b_hh: Any, w_hh: Any, b_hn: Any, h0: Any, h: Any, gates: Any
+) -> None:
+    w = pack(3, 4, w_ih, b_ih, b_hh, w_hh)
+    start = (w_ih.shape[1] + w_hh.shape[1]) * 3 * padded(w_hh.shape[1], w_hh.itemsize)
+    set_bias(w[start:], 3, b_hn)
+    in_parts(_forward_part, team, parts, (parts, x, w_ih.shape[1], w, h0, h, gates))
 
 
 @device
@@ -218,8 +199,8 @@ class GruKernels:
         """6·T·B·H² FLOP, sequential in T, parallel over blocks of samples."""
         _, batch, hidden = h.shape
         if batch:
-            gx = project(x, w_ih, b_ih, b_hh, 2 * hidden)
-            launch(_forward, blocks_of(batch), 6 * h.size * hidden, gx, pack_columns(w_hh, 3), b_hn, h0, h, gates)
+            weights = weights_of(w_hh, w_ih, b_ih, b_hh)
+            _forward(*parts_of(batch, 6 * h.size * hidden), x, *weights, w_hh, b_hn, h0, h, gates)
 
     def gru_backward(
         self,

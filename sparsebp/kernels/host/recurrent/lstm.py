@@ -43,13 +43,10 @@ from sparsebp.kernels.host.recurrent.back import (
 )
 from sparsebp.kernels.host.recurrent.common import (
     SAMPLES,
-    blocks_of,
     launch,
-    load_rows,
     multiply_add,
-    pack_columns,
-    project,
 )
+from sparsebp.kernels.host.recurrent.forward import forward_part, pack, parts_of, weights_of
 from sparsebp.kernels.operands import WeightSums
 from sparsebp.kernels.weight_sums import multiply_sums
 
@@ -59,54 +56,40 @@ PLANES = 9
 
 
 @device
-def _forward_block(gx: Any, w: Any, h0: Any, c0: Any, h: Any, c: Any, gates: Any, first: int, scratch: Any) -> None:
-    """Run four samples through time. w (H, 4·padded): w_hhᵀ, gates i, f, g, o."""
-    steps, batch, hidden = h.shape
-    width = w.shape[1] // GATES
-    projected, out, cells, saved, weights = pointer(gx), pointer(h), pointer(c), pointer(gates), pointer(w)
-    state = aligned_pointer(scratch)
-    cell = advance(state, SAMPLES * width)
-    z = advance(cell, SAMPLES * width)
-    load_rows(pointer(h0), hidden, first, batch, hidden, state, width)
-    load_rows(pointer(c0), hidden, first, batch, hidden, cell, width)
-    for _ in range(steps):
-        for gate in range(GATES):
-            part = advance(projected, gate * hidden)
-            load_rows(part, GATES * hidden, first, batch, hidden, advance(z, gate * width), GATES * width)
-        multiply_add(state, width, 1, 0, hidden, weights, GATES * width, GATES * width, z, GATES * width)
-        for s in range(SAMPLES):
-            row = min(first + s, batch - 1) * hidden
-            for j in range(0, width, lanes(z)):
-                n, at, own = hidden - j, s * GATES * width + j, s * width + j
-                enter = functions.sigmoid(load(z, at))
-                keep = functions.sigmoid(load(z, at + width))
-                new = functions.tanh(load(z, at + 2 * width))
-                show = functions.sigmoid(load(z, at + 3 * width))
-                value = fma(keep, load(cell, own), enter * new)
-                seen = show * functions.tanh(value)
-                store(cell, own, value)
-                store(state, own, seen)
-                store_up_to(cells, row + j, value, n)
-                store_up_to(out, row + j, seen, n)
-                place = advance(saved, GATES * row + j)
-                store_up_to(place, 0, enter, n)
-                store_up_to(place, hidden, keep, n)
-                store_up_to(place, 2 * hidden, new, n)
-                store_up_to(place, 3 * hidden, show, n)
-        step = batch * hidden
-        projected, saved = advance(projected, GATES * step), advance(saved, GATES * step)
-        out, cells = advance(out, step), advance(cells, step)
+def _cell(extra: None, z: Any, state: Any, width: int, j: int, hidden: int, at: int, kept: Any) -> None:
+    enter = functions.sigmoid(load(z, j))
+    keep = functions.sigmoid(load(z, width + j))
+    new = functions.tanh(load(z, 2 * width + j))
+    show = functions.sigmoid(load(z, 3 * width + j))
+    value = fma(keep, load(state, width + j), enter * new)
+    seen = show * functions.tanh(value)
+    store(state, j, seen)
+    store(state, width + j, value)
+    n = hidden - j
+    store_up_to(kept[0], at + j, seen, n)
+    store_up_to(kept[1], at + j, value, n)
+    saved = advance(kept[2], GATES * at + j)
+    store_up_to(saved, 0, enter, n)
+    store_up_to(saved, hidden, keep, n)
+    store_up_to(saved, 2 * hidden, new, n)
+    store_up_to(saved, 3 * hidden, show, n)
 
 
 @numba.njit(**INNER_JIT)
-def _forward_part(block: int, gx: Any, w: Any, h0: Any, c0: Any, h: Any, c: Any, gates: Any) -> None:
-    scratch = np.empty((2 + GATES) * SAMPLES * (w.shape[1] // GATES) + VECTOR_BYTES, h.dtype)
-    _forward_block(gx, w, h0, c0, h, c, gates, block * SAMPLES, scratch)
+def _forward_part(
+    part: int, parts: int, x: Any, features: int, w: Any, h0: Any, c0: Any, h: Any, c: Any, gates: Any
+) -> None:
+    initial, kept = (pointer(h0), pointer(c0)), (pointer(h), pointer(c), pointer(gates))
+    forward_part(_cell, GATES, GATES, None, part, parts, h.shape, x, features, w, initial, kept)
 
 
 @numba.njit(**JIT)
-def _forward(team: int, parts: int, *args: Any) -> None:
-    in_parts(_forward_part, team, parts, args)
+def _forward(
+    team: int, parts: int, x: Any, w_ih: Any, b_ih: Any, b_hh: Any, w_hh: Any, h0: Any, c0: Any, h: Any, c: Any,
+    gates: Any,
+) -> None:  # fmt: skip
+    w = pack(GATES, GATES, w_ih, b_ih, b_hh, w_hh)
+    in_parts(_forward_part, team, parts, (parts, x, w_ih.shape[1], w, h0, c0, h, c, gates))
 
 
 @device
@@ -287,8 +270,8 @@ class LstmKernels:
         """8·T·B·H² FLOP, sequential in T, parallel over blocks of samples."""
         _, batch, hidden = h.shape
         if batch:
-            gx, packed = project(x, w_ih, b_ih, b_hh, GATES * hidden), pack_columns(w_hh, GATES)
-            launch(_forward, blocks_of(batch), 2 * GATES * h.size * hidden, gx, packed, h0, c0, h, c, gates)
+            weights = weights_of(w_hh, w_ih, b_ih, b_hh)
+            _forward(*parts_of(batch, 2 * GATES * h.size * hidden), x, *weights, w_hh, h0, c0, h, c, gates)
 
     def lstm_backward(
         self,

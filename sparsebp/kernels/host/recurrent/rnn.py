@@ -11,9 +11,6 @@ from sparsebp.core.types import Nonlinearity
 from sparsebp.kernels.host.engine import functions
 from sparsebp.kernels.host.engine.parts import INNER_JIT, JIT
 from sparsebp.kernels.host.engine.simd import (
-    VECTOR_BYTES,
-    advance,
-    aligned_pointer,
     broadcast,
     device,
     fma,
@@ -37,49 +34,33 @@ from sparsebp.kernels.host.recurrent.back import (
     write_jacobian,
 )
 from sparsebp.kernels.host.recurrent.common import (
-    SAMPLES,
-    blocks_of,
     launch,
-    load_rows,
-    multiply_add,
-    pack_columns,
-    project,
 )
+from sparsebp.kernels.host.recurrent.forward import forward_part, pack, parts_of, weights_of
 from sparsebp.kernels.operands import WeightSums
 from sparsebp.kernels.weight_sums import multiply_sums
 
 
 @device
-def _forward_block(gx: Any, w: Any, h0: Any, relu: bool, h: Any, first: int, scratch: Any) -> None:
-    """Run four samples through time. w (H, padded): w_hhᵀ."""
-    steps, batch, hidden = gx.shape
-    width = w.shape[1]
-    gates, out, weights = pointer(gx), pointer(h), pointer(w)
-    state = aligned_pointer(scratch)
-    z = advance(state, SAMPLES * width)
-    load_rows(pointer(h0), hidden, first, batch, hidden, state, width)
-    for _ in range(steps):
-        load_rows(gates, hidden, first, batch, hidden, z, width)
-        multiply_add(state, width, 1, 0, hidden, weights, width, width, z, width)
-        for s in range(SAMPLES):
-            row = min(first + s, batch - 1) * hidden
-            for j in range(0, width, lanes(z)):
-                v = load(z, s * width + j)
-                v = maximum(zeros(z), v) if relu else functions.tanh(v)
-                store(state, s * width + j, v)
-                store_up_to(out, row + j, v, hidden - j)
-        gates, out = advance(gates, batch * hidden), advance(out, batch * hidden)
+def _cell(relu: bool, z: Any, state: Any, width: int, j: int, hidden: int, at: int, kept: Any) -> None:
+    v = load(z, j)
+    v = maximum(zeros(z), v) if relu else functions.tanh(v)
+    store(state, j, v)
+    store_up_to(kept[0], at + j, v, hidden - j)
 
 
 @numba.njit(**INNER_JIT)
-def _forward_part(block: int, gx: Any, w: Any, h0: Any, relu: bool, h: Any) -> None:
-    scratch = np.empty(2 * SAMPLES * w.shape[1] + VECTOR_BYTES, gx.dtype)
-    _forward_block(gx, w, h0, relu, h, block * SAMPLES, scratch)
+def _forward_part(part: int, parts: int, x: Any, features: int, w: Any, h0: Any, relu: bool, h: Any) -> None:
+    kept = (pointer(h),)
+    forward_part(_cell, 1, 1, relu, part, parts, h.shape, x, features, w, (pointer(h0),), kept)
 
 
 @numba.njit(**JIT)
-def _forward(team: int, parts: int, *args: Any) -> None:
-    in_parts(_forward_part, team, parts, args)
+def _forward(
+    team: int, parts: int, x: Any, w_ih: Any, b_ih: Any, b_hh: Any, w_hh: Any, h0: Any, relu: bool, h: Any
+) -> None:
+    w = pack(1, 1, w_ih, b_ih, b_hh, w_hh)
+    in_parts(_forward_part, team, parts, (parts, x, w_ih.shape[1], w, h0, relu, h))
 
 
 @device
@@ -149,7 +130,7 @@ def _jacobians(team: int, parts: int, *args: Any) -> None:
 class RnnKernels:
     """The kernels ``rnn_*`` of `sparsebp.kernels.api.Kernels` in Numba."""
 
-    PROJECTED_INPUTS = 0
+    PROJECTED_INPUTS = 8
     SUM_REGISTERS = 0
 
     def rnn_forward(
@@ -166,8 +147,8 @@ class RnnKernels:
         """2·T·B·H² FLOP, sequential in T, parallel over blocks of samples."""
         _, batch, hidden = h.shape
         if batch:
-            gx, packed = project(x, w_ih, b_ih, b_hh, hidden), pack_columns(w_hh, 1)
-            launch(_forward, blocks_of(batch), 2 * h.size * hidden, gx, packed, h0, nonlinearity == "relu", h)
+            weights = weights_of(w_hh, w_ih, b_ih, b_hh)
+            _forward(*parts_of(batch, 2 * h.size * hidden), x, *weights, w_hh, h0, nonlinearity == "relu", h)
 
     def rnn_backward(
         self,
