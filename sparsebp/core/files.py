@@ -55,6 +55,22 @@ def prepare_folder(folder: str | os.PathLike[str]) -> Path:
     return folder
 
 
+def cache_folder() -> Path | None:
+    """Return the user's folder for what can be computed again, which may not exist; None where there is no home.
+
+    ``$XDG_CACHE_HOME/sparsebp`` or ``~/.cache/sparsebp``, on Windows ``%LOCALAPPDATA%\\sparsebp``.
+    """
+    windows = os.name == "nt"
+    folder = os.environ.get("LOCALAPPDATA" if windows else "XDG_CACHE_HOME", "")
+    if os.path.isabs(folder):  # the standard: a relative one is void
+        return Path(folder) / "sparsebp"
+    try:
+        home = Path.home()
+    except RuntimeError:  # a user whom the system does not know
+        return None
+    return home / ("AppData/Local" if windows else ".cache") / "sparsebp"
+
+
 def write_atomically(path: str | os.PathLike[str], content: bytes) -> None:
     """Write `content` to `path` by way of a temporary file of its own beside it.
 

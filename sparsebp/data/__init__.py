@@ -5,6 +5,7 @@ from sparsebp.data.cifar10 import load_cifar10
 from sparsebp.data.dataset import ArrayDataset, Dataset, epoch_order
 from sparsebp.data.digits import load_digits
 from sparsebp.data.images import ImageDataset, load_digit_images, load_mnist_images
+from sparsebp.data.instruments import load_instruments, synthetic_instruments
 
 __all__ = [
     "ArrayDataset",
@@ -15,5 +16,7 @@ __all__ = [
     "load_cifar10",
     "load_digit_images",
     "load_digits",
+    "load_instruments",
     "load_mnist_images",
+    "synthetic_instruments",
 ]

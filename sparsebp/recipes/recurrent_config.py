@@ -18,15 +18,51 @@ _CHRONO_FROM = 100  # steps: shorter sequences need no help to be remembered
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RecurrentConfig(TrainConfig):
+class SequenceConfig(TrainConfig):
+    """What all recurrent networks are configured by.
+
+    Attributes
+    ----------
+    model, hidden, layers
+        ``"rnn"``, ``"gru"`` or ``"lstm"``, hidden size, number of layers.
+    """
+
+    model: SequenceModel
+    hidden: Annotated[int, Option("Sequences: hidden size.", least=1)]
+    layers: Annotated[int, Option("Sequences: recurrent layers.", shown="1", least=1)]
+
+    def classifier(self, features: int, classes: int, spread: int) -> Any:
+        """Return a recurrent layer and a linear head on its last hidden state, initialised from the seed.
+
+        Gates are spread over time scales up to `spread` (see `RecurrentConfig.chrono`), unless that is below 100.
+        """
+        from sparsebp import nn
+
+        rng = np.random.default_rng(self.seed)
+        cells: dict[str, Any] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
+        chrono = {"gru": nn.init.chrono_update_gate, "lstm": nn.init.chrono_forget_gate}.get(self.model)
+        recurrent = cells[self.model](
+            features, self.hidden, num_layers=self.layers, backward=self.backward, dtype=self.dtype, rng=rng
+        )
+        if chrono is not None and spread >= _CHRONO_FROM:
+            chrono(recurrent.parameters(), self.hidden, spread, rng)
+        head = nn.Linear(self.hidden, classes, dtype=self.dtype, rng=rng)
+        return nn.SequenceClassifier(recurrent, head).to(self.device)
+
+    def backward_of(self, model: Any, x: Any) -> dict[str, str]:
+        """Return what the recurrent layer chooses."""
+        choice = model.forward(x)[1].rnn.backward_choice
+        return {"algorithm": choice.algorithm, "reason": choice.reason}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RecurrentConfig(SequenceConfig):
     """A recurrent layer and a linear head on its last hidden state.
 
     Attributes
     ----------
     task
         ``"seqmnist"`` (pixel-by-pixel digits, 4 000 for training) or ``"bitstream"`` (BPPSA Eq. 8; 32 000).
-    model, hidden, layers
-        ``"rnn"``, ``"gru"`` or ``"lstm"``, hidden size, number of layers.
     seq_len
         T. For seqmnist a divisor of 784: 784 / T consecutive pixels make up a step.
     chrono
@@ -35,9 +71,6 @@ class RecurrentConfig(TrainConfig):
     """
 
     task: SequenceTask
-    model: SequenceModel
-    hidden: Annotated[int, Option("Sequences: hidden size.", least=1)]
-    layers: Annotated[int, Option("Sequences: recurrent layers.", shown="1", least=1)]
     seq_len: Annotated[int, Option("Sequences: time steps.", shown="784; bitstream 1000", least=1)]
     chrono: bool = True
 
@@ -74,21 +107,5 @@ class RecurrentConfig(TrainConfig):
 
     def build_model(self) -> Any:
         """Return the classifier, for batches (T, B, I)."""
-        from sparsebp import nn
-
-        rng = np.random.default_rng(self.seed)
-        cells: dict[str, Any] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
-        chrono = {"gru": nn.init.chrono_update_gate, "lstm": nn.init.chrono_forget_gate}.get(self.model)
         features = PIXELS // self.seq_len if self.task == "seqmnist" else 1
-        recurrent = cells[self.model](
-            features, self.hidden, num_layers=self.layers, backward=self.backward, dtype=self.dtype, rng=rng
-        )
-        if self.chrono and chrono is not None and self.seq_len >= _CHRONO_FROM:
-            chrono(recurrent.parameters(), self.hidden, self.seq_len, rng)
-        head = nn.Linear(self.hidden, CLASSES, dtype=self.dtype, rng=rng)
-        return nn.SequenceClassifier(recurrent, head).to(self.device)
-
-    def backward_of(self, model: Any, x: Any) -> dict[str, str]:
-        """Return what the recurrent layer chooses."""
-        choice = model.forward(x)[1].rnn.backward_choice
-        return {"algorithm": choice.algorithm, "reason": choice.reason}
+        return self.classifier(features, CLASSES, self.seq_len if self.chrono else 0)

@@ -54,7 +54,9 @@ def one_message(result, code=1):
     return result.stderr
 
 
-@pytest.mark.parametrize("command", ["train", "tune", "prune", "demo", "bench", "verify", "warm-up", "info"])
+@pytest.mark.parametrize(
+    "command", ["train", "tune", "prune", "demo", "bench", "reproduce", "verify", "warm-up", "info"]
+)
 def test_help_has_examples(command):
     result = invoke(command, "--help")
     assert result.exit_code == 0

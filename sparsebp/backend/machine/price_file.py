@@ -19,7 +19,7 @@ from typing import Any
 
 from sparsebp.backend.machine.prices import Prices, parse
 from sparsebp.core.errors import FileFormatError
-from sparsebp.core.files import parse_json, prepare_folder, read_file, write_atomically
+from sparsebp.core.files import cache_folder, parse_json, prepare_folder, read_file, write_atomically
 
 VARIABLE = "SPARSEBP_PRICES"
 SHIPPED = Path(__file__).with_name("shipped.json")
@@ -33,15 +33,8 @@ def price_path() -> Path | None:
     named = os.environ.get(VARIABLE)
     if named is not None:
         return Path(named) if named else None
-    windows = os.name == "nt"
-    folder = os.environ.get("LOCALAPPDATA" if windows else "XDG_CACHE_HOME", "")
-    if os.path.isabs(folder):  # the standard: a relative one is void
-        return Path(folder) / "sparsebp" / "prices.json"
-    try:
-        home = Path.home()
-    except RuntimeError:  # a user whom the system does not know
-        return None
-    return home / ("AppData/Local" if windows else ".cache") / "sparsebp" / "prices.json"
+    folder = cache_folder()
+    return None if folder is None else folder / "prices.json"
 
 
 @cache

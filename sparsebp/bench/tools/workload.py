@@ -43,11 +43,13 @@ class SequenceWorkload:
         The algorithm of our recurrent layer.
     input_size, hidden
         Other sizes than the paper's.
+    classes
+        Number of classes.
     """
 
     def __init__(
         self, cell: str, length: int, batch: int, *, dtype: Any = np.float32, device: str = "cpu",
-        backward: str = "auto", input_size: int | None = None, hidden: int | None = None,
+        backward: str = "auto", input_size: int | None = None, hidden: int | None = None, classes: int = CLASSES,
     ) -> None:  # fmt: skip
         if cell not in SIZES:
             raise OptionError(
@@ -56,16 +58,17 @@ class SequenceWorkload:
         paper_input, paper_hidden = SIZES[cell]
         input_size = input_size or paper_input
         self.cell, self.length, self.batch, self.device = cell, length, batch, device
+        self.classes = classes
         self.dtype, self.input_size, self.hidden = backend.float_dtype(dtype), input_size, hidden or paper_hidden
         rng = np.random.default_rng(0)
         layer: Any = getattr(nn, cell)
         self.model: Any = nn.SequenceClassifier(
             layer(input_size, self.hidden, backward=backward, dtype=dtype, rng=rng),
-            nn.Linear(self.hidden, CLASSES, dtype=dtype, rng=rng),
+            nn.Linear(self.hidden, classes, dtype=dtype, rng=rng),
         )
         self.state = {name: backend.to_host(array).copy() for name, array in self.model.state_dict().items()}
         x = rng.standard_normal((length, batch, input_size)).astype(self.dtype)
-        target = rng.integers(0, CLASSES, batch)
+        target = rng.integers(0, classes, batch)
         self.host_batch = (x, target)
         self.model.to(device)
         self.x, self.target = backend.to_device(x, device), backend.to_device(target, device)
@@ -130,7 +133,7 @@ class TorchTwin:
         dtype = torch.float32 if workload.dtype == np.float32 else torch.float64
         layer = getattr(torch.nn, workload.cell)
         self.rnn = layer(workload.input_size, workload.hidden, device=device, dtype=dtype)
-        self.head = torch.nn.Linear(workload.hidden, CLASSES, device=device, dtype=dtype)
+        self.head = torch.nn.Linear(workload.hidden, workload.classes, device=device, dtype=dtype)
         self.model = torch.nn.ModuleDict({"rnn": self.rnn, "head": self.head})
         self._load(workload.state)
         x, target = workload.host_batch

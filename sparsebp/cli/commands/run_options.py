@@ -11,11 +11,12 @@ import typer
 from sparsebp.cli.commands.common import choice_option
 from sparsebp.recipes.config import Option, kind_of
 from sparsebp.recipes.image_config import ImageConfig, ImageModel, ImageTask
+from sparsebp.recipes.instrument_config import InstrumentConfig, InstrumentTask
 from sparsebp.recipes.recurrent_config import RecurrentConfig, SequenceModel, SequenceTask
 
-Task: TypeAlias = Literal[SequenceTask, ImageTask]
+Task: TypeAlias = Literal[SequenceTask, InstrumentTask, ImageTask]
 Model: TypeAlias = Literal[SequenceModel, ImageModel]
-_OPTIONS = RecurrentConfig.options() | ImageConfig.options()
+_OPTIONS = RecurrentConfig.options() | ImageConfig.options() | InstrumentConfig.options()
 _OPTIONS["model"] = (
     Model,
     Option(

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from sparsebp.recipes.config import TrainConfig
 
 _run_options = run_options(
-    "model", "hidden", "layers", "seq_len", "width", "data", "samples", "batch_size", "epochs", "lr", "optimizer",
-    "lr_schedule", "clip_norm", "backward", "fusion", "accumulate", "schedule", "graph", "prune", "prune_method",
-    "retrain_epochs", "retrain_lr", "device", "dtype", "seed",
+    "model", "hidden", "layers", "seq_len", "features", "width", "data", "samples", "batch_size", "epochs", "lr",
+    "optimizer", "lr_schedule", "clip_norm", "backward", "fusion", "accumulate", "schedule", "graph", "prune",
+    "prune_method", "retrain_epochs", "retrain_lr", "device", "dtype", "seed",
 )  # fmt: skip
 
 
@@ -30,7 +30,7 @@ def train(
     task: Annotated[
         Task | None,
         typer.Argument(
-            help="Sequences: seqmnist (digits, pixel by pixel), bitstream (BPPSA Eq. 8). "
+            help="Sequences: seqmnist (digits, pixel by pixel), bitstream (BPPSA Eq. 8), instruments (by their sound). "
             "Images: mnist, digits (scikit-learn's), cifar10.",
             show_default="that of --config",
         ),
@@ -73,6 +73,7 @@ def train(
     Examples:
       sparsebp train seqmnist --epochs 10
       sparsebp train bitstream --seq-len 3000 --backward chunked --compare
+      sparsebp train instruments --features S --compare
       sparsebp train bitstream --device cuda --out runs/gpu
       sparsebp train seqmnist --resume
       sparsebp train digits --model lenet5 --fusion backward

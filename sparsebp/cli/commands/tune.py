@@ -37,8 +37,8 @@ _BACKWARDS = enumeration("Backward", BACKWARDS)
 
 
 _run_options = run_options(
-    "model", "hidden", "layers", "seq_len", "width", "data", "samples", "batch_size", "optimizer", "clip_norm",
-    "accumulate", "dtype",
+    "model", "hidden", "layers", "seq_len", "features", "width", "data", "samples", "batch_size", "optimizer",
+    "clip_norm", "accumulate", "dtype",
 )  # fmt: skip
 
 

@@ -1,0 +1,101 @@
+"""``sparsebp reproduce``: every figure and table of the four papers, one command each."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sparsebp.bench.tools import report
+from sparsebp.cli.commands.common import JsonOption, out_option, print_line, print_table, write_json
+from sparsebp.core.errors import OptionError, SparseBPError
+
+if TYPE_CHECKING:
+    from sparsebp.reproduce.figure import Context, Figure
+
+_PACKAGES = {"torch": "torch", "audio": "librosa", "data": "mlxtend", "mpi": "mpi4py"}
+_COLUMNS = (
+    report.Column("name", "name", number=False), report.Column("paper", "paper", number=False),
+    report.Column("source", "source", number=False), report.Column("what it states", "states", number=False),
+    report.Column("ours is", "kind", number=False), report.Column("s here", "seconds"),
+    report.Column("GPU", "gpu", lambda gpu: "in the paper" if gpu else "no", number=False),
+)  # fmt: skip
+
+
+def reproduce(
+    names: Annotated[list[str], typer.Argument(help="Figures by name, list, or all.", show_default=False)],
+    out: Annotated[Path | None, out_option("Folder for JSON and pictures.", show_default="runs/papers")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Small sizes: a smoke test.")] = False,
+    measured: Annotated[
+        Path | None,
+        typer.Option(help="Take results of sparsebp bench from this folder where they are.", show_default="measure"),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Reproduce figures and tables of the papers: what each states, and what comes out here.
+
+    Each leaves a JSON file and, where there is something to draw, a picture with
+    the paper's axes. "all" leaves out what needs a package or a machine that
+    is not there, and says so. Exits with 1 if one could not be run.
+
+    \b
+    Examples:
+      sparsebp reproduce list
+      sparsebp reproduce ooo-fig12 bppsa-fig7
+      sparsebp reproduce all --quick
+      sparsebp reproduce all --measured docs/benchmarks --out docs/papers
+    """
+    from sparsebp.reproduce import FIGURES, find
+    from sparsebp.reproduce.figure import Context
+    from sparsebp.reproduce.page import listing
+
+    if names == ["list"]:
+        if json:
+            write_json({"event": "result", "figures": listing()})
+        else:
+            print_table(_COLUMNS, listing())
+        return
+    whole = names == ["all"]
+    chosen = list(FIGURES.values()) if whole else [find(name) for name in names]
+    folder = Path("runs", "papers") if out is None else out
+    if measured is not None and not measured.is_dir():
+        raise OptionError("The folder of results is not there", expected="a folder with results of sparsebp bench",
+                          got=str(measured), remedy="Leave --measured out to measure")  # fmt: skip
+    context = Context(quick, folder / "benchmarks", measured, lambda line: None)
+    failed = [figure.name for figure in chosen if not _one(figure, context, folder, json, whole)]
+    if failed:
+        raise typer.Exit(1)
+
+
+def _one(figure: Figure, context: Context, folder: Path, json: bool, whole: bool) -> bool:
+    """Run a figure and print what came out; return whether it could be run, or may be left out."""
+    missing = [need for need in figure.needs if importlib.util.find_spec(_PACKAGES[need]) is None]
+    if missing and whole:
+        print_line(figure.name, f"left out, it needs pip install 'sparsebp[{','.join(missing)}]'", 20)
+        return True
+    begin = time.monotonic()
+    try:
+        result = figure.reproduce(context, folder)
+    except SparseBPError as error:
+        if not whole:
+            raise
+        print_line(figure.name, f"not run: {error}", 20)
+        return False
+    if json:
+        write_json({"event": "result", **result})
+        return True
+    _print(figure, result, time.monotonic() - begin)
+    return True
+
+
+def _print(figure: Figure, result: dict[str, Any], seconds: float) -> None:
+    counts = [sum(claim["met"] is met for claim in result["claims"]) for met in (True, False, None)]
+    said = f"{figure.states}: {counts[0]} met, {counts[1]} missed, {counts[2]} not comparable here; {seconds:.1f} s"
+    print_line(figure.name, said, 20)
+    for claim in result["claims"]:
+        if claim["met"] is not True:
+            why = f". {claim['why']}" if claim["why"] else ""
+            print_line("", f"{claim['what']}: {claim['ours']}, the paper {claim['paper']}{why}", 20)

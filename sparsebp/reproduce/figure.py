@@ -1,0 +1,212 @@
+"""What a figure of a paper is, how it is run, and what a run leaves: JSON, and a picture with the paper's axes."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from sparsebp import bench
+from sparsebp.bench.tools.benchmark import Result
+from sparsebp.bench.tools.environment import environment
+from sparsebp.bench.tools.report import load as load_result
+from sparsebp.core.errors import FileFormatError, MissingDependencyError
+from sparsebp.core.files import json_line, prepare_folder, write_atomically, write_figure
+
+Kind: TypeAlias = Literal["exact", "executed", "measured", "simulated", "elsewhere"]
+"""How a number is obtained: computed without rounding or choice; run, whatever the time it takes; timed here; simulated
+for the paper's machines; or not here at all, for want of a GPU or a cluster."""
+PAPERS = {
+    "BPPSA": "Wang, Bai and Pekhimenko, 2020",
+    "OOO": "Oh et al., 2022",
+    "SpecTrain": "Chen, Yang and Cheng, 2018",
+    "Fusion": "Jiang et al., 2021",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """One statement of a figure, and what comes out here.
+
+    Attributes
+    ----------
+    what
+        What is stated.
+    paper, ours
+        The paper's number and ours, as texts.
+    met
+        Whether ours is as good; None: it cannot be compared, and `why` says so.
+    why
+        Why it is missed or cannot be compared.
+    """
+
+    what: str
+    paper: str
+    ours: str
+    met: bool | None
+    why: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What a figure's run returns: its claims, and what its picture shows."""
+
+    claims: tuple[Claim, ...]
+    data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """What a figure is run with.
+
+    Attributes
+    ----------
+    quick
+        Small sizes and few rounds: that it runs, not what it measures.
+    folder
+        Where results of benchmarks go.
+    measured
+        A folder with results of ``sparsebp bench`` that are taken instead of measuring again.
+    echo
+        Takes every line that is printed.
+    """
+
+    quick: bool
+    folder: Path
+    measured: Path | None
+    echo: Callable[[str], None]
+    results: dict[str, Result] = dataclasses.field(default_factory=dict)
+    """What benchmarks have left already: several figures may rest on one."""
+
+    def benchmark(self, name: str) -> Result:
+        """Return the result of a benchmark: that in `measured` if it is there, else of a run now."""
+        if name not in self.results:
+            path = None if self.measured is None else self.measured / f"{name}.json"
+            if path is not None and path.exists():
+                self.results[name] = load_result(path)
+            else:
+                self.results[name] = bench.load(name).run(self.folder, quick=self.quick, echo=self.echo)
+        return self.results[name]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Figure:
+    """A figure, a table or a numbered statement of a paper.
+
+    Attributes
+    ----------
+    name
+        What ``sparsebp reproduce`` calls it.
+    paper
+        A key of `PAPERS`.
+    source
+        Its place in the paper.
+    states
+        What it states, in a line.
+    kind
+        How ours is obtained.
+    seconds
+        What a whole run takes here; 0: less than one.
+    rests_on
+        The benchmark whose result it shows, if any.
+    run
+        Returns what comes out; None: it is not run here, and `why` says what it would take.
+    draw
+        Draws the data into a Matplotlib figure, with the paper's axes; None: there is nothing to draw.
+    needs
+        What a run needs beside the package: ``"torch"``, ``"audio"``, ``"data"``, ``"mpi"``.
+    gpu
+        Whether the paper's own form needs a GPU.
+    why
+        Why it is not run here.
+    """
+
+    name: str
+    paper: str
+    source: str
+    states: str
+    kind: Kind
+    seconds: int = 0
+    rests_on: str | None = None
+    run: Callable[[Context], Found] | None = None
+    draw: Callable[[Mapping[str, Any]], Any] | None = None
+    needs: tuple[str, ...] = ()
+    gpu: bool = False
+    why: str = ""
+
+    @property
+    def command(self) -> str:
+        """What runs it."""
+        return f"sparsebp reproduce {self.name}"
+
+    def reproduce(self, context: Context, out: Path) -> dict[str, Any]:
+        """Run the figure, write ``<name>.json`` and ``<name>.png`` into `out`, and return what the JSON holds.
+
+        Raises
+        ------
+        MissingDependencyError
+            A package that it needs is not installed.
+        OutputError
+            A file cannot be written.
+        """
+        begin = time.monotonic()
+        found = Found((Claim(self.states, "see there", "not run here", None, self.why),))
+        if self.run is not None:
+            found = self.run(context)
+        result = {
+            "figure": self.name, "quick": context.quick,
+            "environment": context.results[self.rests_on]["environment"] if self.rests_on else environment(),
+"seconds": round(time.monotonic() - begin, 2),
+            "claims": [dataclasses.asdict(claim) for claim in found.claims], "data": dict(found.data),
+        }  # fmt: skip
+        prepare_folder(out)
+        write_atomically(out / f"{self.name}.json", json_line(result, indent=1).encode())
+        if self.draw is not None:
+            try:
+                drawing = self.draw(found.data)
+            except MissingDependencyError as error:
+                context.echo(f"No picture: {error}")
+            else:
+                drawing.suptitle(f"{self.paper}, {self.source}: {self.states}", fontsize=9, wrap=True)
+                write_figure(drawing, out / f"{self.name}.png", dpi=110)
+        return result
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return what `Figure.reproduce` has written.
+
+    Raises
+    ------
+    FileFormatError
+        It is something else.
+    """
+    from sparsebp.core.files import parse_json, read_file
+
+    remedy = "Run sparsebp reproduce again"
+    content = read_file(path, f"{path} cannot be read", expected="a result of sparsebp reproduce", remedy=remedy)
+    try:
+        found = parse_json(content)
+    except ValueError as error:
+        found = str(error)
+    if not isinstance(found, dict) or not {"figure", "claims", "seconds", "environment"} <= found.keys():
+        raise FileFormatError(f"{path} is no result of sparsebp reproduce", expected="figure, claims, seconds, …",
+                              got=found if isinstance(found, str) else "other fields", remedy=remedy)  # fmt: skip
+    return found
+
+
+def claim(what: str, paper: Any, ours: Any, *, why: str = "") -> Claim:
+    """Return a claim that holds if both are equal."""
+    return Claim(what, str(paper), str(ours), ours == paper, why)
+
+
+def at_least(what: str, paper: float, ours: float, *, why: str = "", form: str = "{:.3g}×") -> Claim:
+    """Return a claim that holds if ours is not below the paper's; `why` is said if it is missed."""
+    met = ours >= paper
+    return Claim(what, form.format(paper), form.format(ours), met, "" if met else why)
+
+
+def median(row: Mapping[str, Any], key: str) -> float:
+    """Return the median of what a benchmark measured."""
+    return float(row[key]["median"])

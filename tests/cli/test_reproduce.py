@@ -1,0 +1,49 @@
+"""``sparsebp reproduce`` from the command line."""
+
+import json
+
+import pytest
+
+pytest.importorskip("typer", exc_type=ImportError)
+pytest.importorskip("rich", exc_type=ImportError)
+
+from typer.testing import CliRunner
+
+from sparsebp.cli.commands import app
+from sparsebp.reproduce import FIGURES
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
+
+
+def test_the_list_names_every_figure():
+    result = invoke("reproduce", "list")
+    assert result.exit_code == 0
+    assert all(name in result.stdout for name in FIGURES)
+
+
+def test_the_list_as_json():
+    found = json.loads(invoke("reproduce", "list", "--json").stdout)["figures"]
+    assert [figure["name"] for figure in found] == list(FIGURES)
+
+
+def test_figures_leave_files_and_say_what_came_out(tmp_path):
+    result = invoke("reproduce", "ooo-fig12", "ooo-fig1", "--quick", "--out", tmp_path)
+    assert result.exit_code == 0
+    assert "5 met, 0 missed" in " ".join(result.stdout.split())
+    assert {path.name for path in tmp_path.iterdir()} == {"ooo-fig12.json", "ooo-fig12.png", "ooo-fig1.json"}
+
+
+def test_json_on_standard_output(tmp_path):
+    result = json.loads(invoke("reproduce", "ooo-fig5", "--json", "--out", tmp_path).stdout)
+    assert result["figure"] == "ooo-fig5" and len(result["claims"]) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"), [(["nothing"], "bppsa-fig1"), (["ooo-fig5", "--measured", "absent"], "Leave --measured out")]
+)
+def test_wrong_usage_is_one_message(arguments, said):
+    result = invoke("reproduce", *arguments)
+    assert result.exit_code == 2
+    assert said in result.stderr and "Traceback" not in result.stderr

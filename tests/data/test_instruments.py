@@ -1,0 +1,169 @@
+"""Instruments by their sound: features by librosa, IRMAS-like folders that the test writes, and synthetic clips."""
+
+import os
+
+import numpy as np
+import pytest
+
+from sparsebp.core.errors import FileFormatError, OptionError, ShapeError
+from sparsebp.data import load_instruments, synthetic_instruments
+from sparsebp.data.instruments import CLASSES, folder, mfcc, read_clip, synthesise, synthetic_set
+from sparsebp.recipes.recipe import build, config_for
+
+librosa = pytest.importorskip("librosa")
+soundfile = pytest.importorskip("soundfile")
+SHAPES = {"S": (259, 38), "M": (517, 24), "L": (1034, 12)}
+
+
+def write(path, clip=None, rate=44_100, **options):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    clip = synthesise("pia", rng=3) if clip is None else clip
+    soundfile.write(path, clip, rate, **options)
+    return path
+
+
+@pytest.fixture(scope="module")
+def recordings(tmp_path_factory):
+    """Two classes: one of three recordings, two clips of one of them, one of two."""
+    root = tmp_path_factory.mktemp("irmas")
+    for number, name in enumerate(("cel/0001__1", "cel/0001__2", "cel/0002__1", "cel/0003__1", "pia/7__1", "pia/8__1")):
+        write(root / f"{name}.wav", synthesise(name[:3], rng=number))
+    (root / "README.txt").write_text("not audio")
+    return root
+
+
+@pytest.mark.parametrize("features", SHAPES)
+def test_bppsa_table_3_shapes_and_normalised_coefficients(features):
+    table = mfcc(synthesise("vio", rng=1), features)
+    assert table.shape == SHAPES[features] and table.dtype == np.float32
+    assert np.abs(table.mean(0)).max() < 1e-4 and np.abs(table.std(0) - 1).max() < 1e-3
+
+
+def test_features_are_librosas_channel_by_channel_without_the_level():
+    clip = synthesise("tru", rng=2)
+    whole = librosa.feature.mfcc(y=clip[:, 1].copy(), sr=44_100, n_mfcc=13, n_fft=2048, hop_length=256)[1:].T
+    expected = (whole - whole.mean(0)) / whole.std(0)
+    assert np.allclose(mfcc(clip, "M")[:, 12:], expected, atol=1e-3)
+
+
+def test_silence_has_features_of_zero_and_other_lengths_are_refused():
+    assert not mfcc(np.zeros((132_300, 2)), "S").any()
+    with pytest.raises(ShapeError, match="132300"):
+        mfcc(np.zeros((132_300,)), "S")
+    with pytest.raises(OptionError, match="features"):
+        mfcc(np.zeros((132_300, 2)), "XL")
+
+
+@pytest.mark.parametrize("instrument", CLASSES)
+def test_a_synthetic_clip_is_a_function_of_the_seed(instrument):
+    clip = synthesise(instrument, rng=5)
+    assert clip.shape == (132_300, 2) and clip.dtype == np.float32
+    assert 0 < np.abs(clip).max() < 1
+    assert np.array_equal(clip, synthesise(instrument, rng=5))
+    assert not np.array_equal(clip, synthesise(instrument, rng=6))
+
+
+def test_an_unknown_instrument_is_refused():
+    with pytest.raises(OptionError, match="cel, cla"):
+        synthesise("kazoo")
+
+
+def test_a_folder_becomes_two_sets_with_recordings_kept_together(recordings):
+    train, test = load_instruments(recordings, "S")
+    assert len(train) + len(test) == 6
+    for part in (train, test):
+        assert set(part.targets.tolist()) == {0, 1}
+    first, second = (mfcc(read_clip(recordings / "cel" / f"0001__{n}.wav"), "S") for n in (1, 2))
+
+    def holds(part, table):
+        return any(np.array_equal(row, table) for row in part.inputs)
+
+    assert holds(train, first) == holds(train, second) != holds(test, first) == holds(test, second)
+    x, y = train.batch(np.arange(2))
+    assert x.shape == (259, 2, 38) and y.dtype == np.int64
+
+
+def test_features_are_kept_and_a_changed_file_is_read_anew(recordings, monkeypatch):
+    load_instruments(recordings, "L")
+    read = []
+    monkeypatch.setattr(folder, "read_clip", lambda path: read.append(path.name) or read_clip(path))
+    before = load_instruments(recordings, "L")
+    assert not read
+    changed = recordings / "pia" / "8__1.wav"
+    old = changed.stat()
+    write(changed, synthesise("pia", rng=99))
+    os.utime(changed, ns=(old.st_atime_ns, old.st_mtime_ns))  # the same size, the same time
+    after = load_instruments(recordings, "L")
+    assert read == ["8__1.wav"]
+    assert any(not np.array_equal(a.inputs, b.inputs) for a, b in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("garbage", [b"", b"PK\x03\x04 no archive", b"\x93NUMPY\x01\x00"])
+def test_a_damaged_cache_is_computed_again(recordings, garbage):
+    expected = load_instruments(recordings, "L")
+    (recordings / ".sparsebp-mfcc-L.npz").write_bytes(garbage)
+    for a, b in zip(expected, load_instruments(recordings, "L"), strict=True):
+        assert np.array_equal(a.inputs, b.inputs)
+
+
+@pytest.mark.parametrize(
+    ("clip", "rate", "got"),
+    [
+        (np.zeros((132_300, 1)), 44_100, "1 channels"),
+        (np.zeros((132_300, 2)), 48_000, "48000 Hz"),
+        (np.zeros((66_150, 2)), 44_100, "1.500 s"),
+        (np.zeros((0, 2)), 44_100, "0.000 s"),
+    ],
+)
+def test_another_kind_of_clip_is_refused(tmp_path, clip, rate, got):
+    with pytest.raises(FileFormatError, match=got):
+        read_clip(write(tmp_path / "x.wav", clip, rate))
+
+
+def test_a_clip_that_lacks_a_sample_is_filled_up(tmp_path):
+    clip = read_clip(write(tmp_path / "x.wav", synthesise("org")[:-1]))
+    assert clip.shape == (132_300, 2) and not clip[-1].any()
+
+
+def test_what_is_no_audio_is_refused(tmp_path):
+    (tmp_path / "x.wav").write_bytes(b"RIFF garbage")
+    with pytest.raises(FileFormatError, match="cannot be read"):
+        read_clip(tmp_path / "x.wav")
+    with pytest.raises(FileFormatError, match="cannot be read"):
+        read_clip(tmp_path / "absent.wav")
+    write(tmp_path / "nan.wav", np.full((132_300, 2), np.nan), subtype="FLOAT")
+    with pytest.raises(FileFormatError, match="NaN"):
+        read_clip(tmp_path / "nan.wav")
+
+
+def test_folders_that_cannot_be_used_are_refused(tmp_path):
+    with pytest.raises(FileFormatError, match="no such folder"):
+        load_instruments(tmp_path / "absent")
+    write(tmp_path / "cel" / "1__1.wav")
+    with pytest.raises(FileFormatError, match="1 such folders"):
+        load_instruments(tmp_path)
+    write(tmp_path / "pia" / "1__1.wav")
+    with pytest.raises(FileFormatError, match="cannot be split"):
+        load_instruments(tmp_path)
+    with pytest.raises(OptionError, match="test"):
+        load_instruments(tmp_path, test=2)
+
+
+def test_synthetic_sets_are_kept_under_a_name_that_says_all(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    train, test = synthetic_instruments("L", each=2, seed=4)
+    assert len(train) == len(test) == 11 and sorted(train.targets) == list(range(11))
+    monkeypatch.setattr(synthetic_set, "synthesise", lambda *a, **o: pytest.fail("computed again"))
+    again, _ = synthetic_instruments("L", each=2, seed=4)
+    assert np.array_equal(train.inputs, again.inputs)
+    with pytest.raises(BaseException, match="computed again"):
+        synthetic_instruments("L", each=2, seed=5)
+
+
+def test_a_recipe_trains_and_says_that_it_is_synthetic(tmp_path, monkeypatch, recordings):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    config = config_for("instruments", features="L", epochs=1, data=str(recordings))
+    assert config.title == "instruments: GRU(12, 20), T = 1034"
+    history = build(config).fit()
+    assert np.isfinite(history.loss).all()
+    assert "synthetic" in config_for("instruments").title

@@ -1,0 +1,131 @@
+"""Figures of the papers: what they claim, their files, the command, the documentation's page."""
+
+import dataclasses
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from sparsebp import bench
+from sparsebp.core.errors import FileFormatError, OptionError
+from sparsebp.reproduce import FIGURES, find
+from sparsebp.reproduce.figure import PAPERS, Claim, Context, Figure, Found, at_least, read
+from sparsebp.reproduce.page import main, page
+
+COUNTED = [
+    "bppsa-fig1", "bppsa-fig3", "bppsa-table1", "bppsa-eq6", "ooo-fig4", "ooo-fig5", "ooo-fig12", "spectrain-fig6",
+    "spectrain-fig8", "spectrain-eq5", "fusion-depth", "fusion-table1",
+]  # fmt: skip
+ON_BENCHMARKS = [name for name, figure in FIGURES.items() if figure.rests_on]
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def context(tmp_path, **options):
+    return Context(**{"quick": True, "folder": tmp_path / "b", "measured": None, "echo": lambda line: None} | options)
+
+
+def installed(figure):
+    packages = {"torch": "torch", "audio": "librosa", "data": "mlxtend", "mpi": "mpi4py"}
+    return all(importlib.util.find_spec(packages[need]) for need in figure.needs)
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_what_is_counted_comes_out_as_the_paper_states(name, tmp_path):
+    result = FIGURES[name].reproduce(context(tmp_path), tmp_path)
+    assert result["claims"] and all(claim["met"] for claim in result["claims"])
+    assert read(tmp_path / f"{name}.json")["claims"] == result["claims"]
+    assert (tmp_path / f"{name}.png").exists() == (FIGURES[name].draw is not None)
+
+
+@pytest.mark.parametrize("name", ["bppsa-fig5", "bppsa-eq8", "bppsa-eq11", "bppsa-table3", "bppsa-fig7"])
+def test_what_is_run_comes_out(name, tmp_path):
+    if not installed(FIGURES[name]):
+        pytest.skip("needs a package that is not installed")
+    result = FIGURES[name].reproduce(context(tmp_path), tmp_path)
+    assert all(claim["met"] for claim in result["claims"] if "time" not in claim["what"])
+
+
+@pytest.mark.parametrize("name", ON_BENCHMARKS)
+def test_figures_read_the_results_that_benchmarks_leave(name, tmp_path):
+    figure = FIGURES[name]
+    assert figure.rests_on in bench.NAMES
+    measured = DOCS / "benchmarks"
+    result = figure.reproduce(context(tmp_path, measured=measured), tmp_path)
+    assert result["claims"] and all(claim["paper"] and claim["ours"] for claim in result["claims"])
+    assert result["environment"] == json.loads((measured / f"{figure.rests_on}.json").read_text())["environment"]
+    assert not (tmp_path / "b").exists()  # nothing was measured
+
+
+def test_a_benchmark_is_run_once_for_all_figures_that_rest_on_it(tmp_path, monkeypatch):
+    runs = []
+
+    class Fake:
+        def run(self, out, *, quick, echo):
+            runs.append((out, quick))
+            return {"rows": [], "environment": {}}
+
+    monkeypatch.setattr(bench, "load", lambda name: Fake())
+    shared = context(tmp_path)
+    assert shared.benchmark("fusion") is shared.benchmark("fusion")
+    assert runs == [(tmp_path / "b", True)]
+
+
+def test_every_figure_says_what_it_is():
+    for name, figure in FIGURES.items():
+        assert figure.name == name and figure.paper in PAPERS and figure.states and figure.source
+        assert (figure.run is None) == (figure.kind == "elsewhere") == bool(figure.why)
+        assert "TODO" not in figure.states
+
+
+def test_a_missed_claim_says_why_and_a_met_one_does_not():
+    assert at_least("x", 2.0, 1.5, why="slow") == Claim("x", "2×", "1.5×", False, "slow")
+    assert at_least("x", 2.0, 2.0, why="slow") == Claim("x", "2×", "2×", True, "")
+
+
+def test_an_unknown_figure_is_refused():
+    with pytest.raises(OptionError, match="ooo-fig5"):
+        find("ooo-fig99")
+
+
+def test_the_page_shows_misses_and_what_was_not_run(tmp_path):
+    shown = "bppsa-fig1"
+    missed = dataclasses.replace(
+        FIGURES[shown], draw=None, run=lambda given: Found((Claim("a | b", "2", "1", False, "why not"),))
+    )
+    missed.reproduce(context(tmp_path, quick=False), tmp_path)
+    text = page(tmp_path)
+    assert r"| a \| b | 2 | 1 | **missed** | why not |" in text
+    assert "| BPPSA |" in text and "Not run yet." in text
+    for figure in FIGURES.values():
+        assert figure.states in text
+        assert figure.run is not None or figure.why in text
+
+
+def test_quick_results_are_not_on_the_page(tmp_path):
+    FIGURES["ooo-fig4"].reproduce(context(tmp_path), tmp_path)
+    assert "units saved" not in page(tmp_path)
+
+
+def test_the_documentations_page_is_that_of_the_results():
+    assert main([str(DOCS / "papers"), "--check"]) == 0
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"figure": 1}', b"\xff"])
+def test_what_is_no_result_is_refused(content, tmp_path):
+    (tmp_path / "x.json").write_bytes(content)
+    with pytest.raises(FileFormatError, match="no result of sparsebp reproduce"):
+        read(tmp_path / "x.json")
+
+
+def test_without_matplotlib_there_is_a_result_and_no_picture(tmp_path):
+    from sparsebp.core.errors import MissingDependencyError
+
+    def no_matplotlib(data):
+        raise MissingDependencyError("none", remedy="install it")
+
+    said = []
+    figure = Figure(name="x", paper="OOO", source="Fig. 0", states="s", kind="exact", draw=no_matplotlib,
+                    run=lambda given: Found(()))  # fmt: skip
+    figure.reproduce(context(tmp_path, echo=said.append), tmp_path)
+    assert (tmp_path / "x.json").exists() and "No picture" in said[0]
