@@ -43,7 +43,7 @@ def product_of(dtype: np.dtype) -> int:
     """Return the address of the product for compiled code, see `multiply`: compiled once, and not into each kernel."""
     kept = numba.cfunc(types.void(*_types(types.CPointer(numba.from_dtype(dtype)))), **JIT)(_multiply)
     _compiled.append(kept)
-    return int(kept.address)
+    return int(kept.address or 0)
 
 
 _compiled: list[Any] = []
