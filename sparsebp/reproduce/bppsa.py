@@ -135,7 +135,7 @@ def complexity(context: Context) -> Found:
     """Eq. 6 and 7: steps and work of every algorithm, counted, for n operators on p workers."""
     from sparsebp.scan.algorithms.counts import level_counts
 
-    rows = []
+    rows: list[dict[str, Any]] = []
     for n in [2, 10, 100, 1000, 10_000, 100_000, 1_000_000]:
         for name in ("linear", "blelloch"):
             found = level_counts(name, n)
@@ -211,7 +211,7 @@ def instruments(context: Context) -> Found:
     from sparsebp.reproduce.curves import race
 
     data, _ = synthetic_instruments("L" if context.quick else "S", each=2 if context.quick else 120)
-    x, _ = data.batch(np.arange(1))
+    x = data.batch(np.arange(1))[0]
     workload = SequenceWorkload("GRU", x.shape[0], 16, input_size=x.shape[2], classes=11)
     return _race(race(workload, data, 3 if context.quick else 600), 2.36, workload)
 

@@ -11,14 +11,14 @@ from sparsebp.reproduce.simulated import draw_ranges, drawn_timelines, speed_ups
 from sparsebp.schedule import Costs, simulate
 from sparsebp.schedule.builders import fast_forward, gpipe, modulo, reverse_first_k
 
-_UNITS = Costs({"F": 1, "I": 1, "W": 1, "U": 0})
+_UNITS = Costs(lambda action: 0 if action.kind == "U" else 1)
 
 
 def first_k(context: Context) -> Found:
     """Fig. 4 and §5.1: five layers, sums over a network."""
     network = [4, 1, 4, 4, 4]  # the text gives no durations; with these all of its statements hold
     costs = Costs(lambda action: network[action.stage] if action.kind == "S" else {"F": 2, "I": 1, "W": 2}[action.kind])
-    settings = [(0, "first-ready"), (0, "first-stage"), (3, "first-stage")]
+    settings: list[tuple[int, Any]] = [(0, "first-ready"), (0, "first-stage"), (3, "first-stage")]
     a, b, c = [
         simulate(reverse_first_k(stages=5, k=k, costs=costs, priority=priority), costs).makespan
         for k, priority in settings
@@ -31,8 +31,8 @@ def first_k(context: Context) -> Found:
     ))  # fmt: skip
 
 
-_FIG_5 = {"workers": 2, "stages": 8}
-_FIG_12 = {"workers": 4, "stages": 16, "microbatches": 4}
+_FIG_5: dict[str, Any] = {"workers": 2, "stages": 8}
+_FIG_12: dict[str, Any] = {"workers": 4, "stages": 16, "microbatches": 4}
 
 
 def eight_layers(context: Context) -> Found:
