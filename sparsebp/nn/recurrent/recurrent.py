@@ -254,8 +254,9 @@ class Recurrent(Layer):
     def gradients(self, gy: Array | None, saved: RecurrentSaved, grad_h_n: Array | None = None) -> StateGradients:
         """Return the gradients from `gy` (of y's shape) and `grad_h_n` (of h_n's shape); either may be None.
 
-        The inner scans run once for all of them: at x, at the parameters, and at the initial state. On a GPU, those of
-        the first layer run again where the parameters are asked for first and x later: see `RunsBack`.
+        The inner scans run once for all of them: at x, at the parameters, and at the initial state. Those of the first
+        layer, where kernels sum its weights' gradients on the way, run again where the parameters are asked for first
+        and x later: see `RunsBack`.
 
         Raises
         ------
