@@ -41,7 +41,7 @@ GROUP = 16
 @cache
 def product_of(dtype: np.dtype) -> int:
     """Return the address of the product for compiled code, see `multiply`: compiled once, and not into each kernel."""
-    kept = numba.cfunc(types.void(*_types(types.CPointer(numba.from_dtype(dtype)))), **JIT)(_multiply)
+    kept: Any = numba.cfunc(types.void(*_types(types.CPointer(numba.from_dtype(dtype)))), **JIT)(_multiply)
     _compiled.append(kept)
     return int(kept.address or 0)
 
