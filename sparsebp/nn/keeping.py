@@ -60,4 +60,4 @@ class NothingKept(list[Any]):
             got="what it saves inside", remedy="Run forward(x), or vjp(x), outside of inference_mode",
         )  # fmt: skip
 
-    __getitem__ = __iter__ = __len__ = __bool__ = append = _refused  # type: ignore[assignment]
+    __getitem__ = __iter__ = __len__ = __bool__ = append = _refused

@@ -27,10 +27,30 @@ def recurrent(
     *weights: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return y (N, H), h_n (B, H) and c_n (B, H), empty but for an LSTM, of one run over packed rows x (N, I)."""
-    found = (operators.run if torch.compiler.is_compiling() else Run.apply)(
-        kind, reverse, batch_sizes, x, h0, c0, *weights
-    )
+    if _is_nobody_watching(x, h0, c0, *weights):
+        found = operators.infer(kind, reverse, batch_sizes, x, h0, c0, *weights)
+    else:
+        found = (operators.run if torch.compiler.is_compiling() else Run.apply)(
+            kind, reverse, batch_sizes, x, h0, c0, *weights
+        )
     return found[0], found[1], found[2]
+
+
+def _is_nobody_watching(*tensors: Tensor | None) -> bool:
+    """Whether this is a plain call on the CPU without gradients: no transform, mode, tangent or graph."""
+    return (
+        not torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+        and not torch.jit.is_tracing()
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._len_torch_function_stack() == 0
+        and torch.autograd.forward_ad._current_level < 0
+        and all(
+            tensor is None or (type(tensor) in (Tensor, torch.nn.Parameter) and tensor.device.type == "cpu")
+            for tensor in tensors
+        )
+    )
 
 
 # ---- the way back ---------------------------------------------------------------------------------------------------

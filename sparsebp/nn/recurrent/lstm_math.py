@@ -29,7 +29,8 @@ from sparsebp.patterns import SparsityPattern, hidden_pattern, lstm_pattern
 class LSTMMath(CellMath):
     """The specifics of the LSTM: ga (T, B, 4H) is the gradient at the pre-activations, in the order i, f, g, o."""
 
-    name = kind = "lstm"
+    name = "lstm"
+    kind: str | None = "lstm"
     gates = 4
     columns = 4
     states = ("h", "c")
