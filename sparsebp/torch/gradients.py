@@ -29,7 +29,9 @@ def recurrent(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return y (N, H), h_n (B, H) and c_n (B, H), empty but for an LSTM, of one run over packed rows x (N, I)."""
     inputs = kind, reverse, batch_sizes, x, h0, c0, *weights
-    if torch.compiler.is_compiling():
+    if _is_nobody_watching(x, h0, c0, *weights):
+        found = operators.infer(*inputs)
+    elif torch.compiler.is_compiling():
         found = operators.run(*inputs)
     elif torch._C._are_functorch_transforms_active():
         found = Run.apply(*inputs)
@@ -38,6 +40,23 @@ def recurrent(
         # `Function.apply` binds the arguments to their names first, which takes longer than all else that it does
         found = super(Function, Run).apply(*inputs) if _is_differentiated() else Run.forward(*inputs)
     return found[0], found[1], found[2]
+
+
+def _is_nobody_watching(*tensors: Tensor | None) -> bool:
+    """Whether this is a plain call on the CPU without gradients: no transform, mode, tangent or graph."""
+    return (
+        not torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+        and not torch.jit.is_tracing()
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._len_torch_function_stack() == 0
+        and torch.autograd.forward_ad._current_level < 0
+        and all(
+            tensor is None or (type(tensor) in (Tensor, torch.nn.Parameter) and tensor.device.type == "cpu")
+            for tensor in tensors
+        )
+    )
 
 
 # ---- the way back ---------------------------------------------------------------------------------------------------

@@ -70,6 +70,17 @@ def compute_run(
 torch.library.impl("sparsebp::run", ("cpu", "cuda"), compute_run)
 
 
+def infer(
+    kind: str, reverse: bool, batch_sizes: Tensor | None, x: Tensor, h0: Tensor, c0: Tensor | None,
+    *weights: Tensor | None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Return y, h_n and c_n as ``sparsebp::run`` does, for tensors of the CPU that nothing is differentiated by."""
+    rows = to_array(x)
+    cuts, order = _cuts(reverse, batch_sizes, rows, h0.shape[0])
+    h, last = runs.infer(kind, _ordered(rows, order), cuts, _state(h0, c0), Weights(*map(_array, weights)))
+    return _tensors(x, (_ordered(h, order), *_pair(last)))
+
+
 @torch.library.register_fake("sparsebp::run")
 def _shapes_of_run(
     kind: str, reverse: bool, batch_sizes: Tensor | None, x: Tensor, h0: Tensor, c0: Tensor | None, w_ih: Tensor,

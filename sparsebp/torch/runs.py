@@ -9,6 +9,8 @@ from __future__ import annotations
 from types import ModuleType
 from typing import NamedTuple
 
+import numpy as np
+
 from sparsebp import backend, kernels
 from sparsebp.backend.memory import empty
 from sparsebp.core.types import Array
@@ -99,6 +101,21 @@ def forward(kind: str, x: Array, cuts: list[Stretch], start: State, weights: Wei
         for part, rows in zip(done.last, states, strict=True):
             part[: cut.batch] = rows[cut.rows.stop - cut.batch : cut.rows.stop]
     return done
+
+
+def infer(kind: str, x: Array, cuts: list[Stretch], start: State, weights: Weights) -> tuple[Array, State]:
+    """Return h (N, H) and each sample's last state, as `forward` does, and keep nothing; all on the host."""
+    cell, last = CELLS[kind], tuple(part.copy() for part in start)
+    if len(cuts) == 1:
+        states, ends = cell.infer(_steps(x, cuts[0]), last, weights)
+        return states.reshape(len(x), -1), tuple(end.copy() for end in ends)
+    h = empty(np, (len(x), weights.weight_hh.shape[1]), x.dtype)
+    for cut in cuts:
+        states, ends = cell.infer(_steps(x, cut), [part[: cut.batch] for part in last], weights)
+        _steps(h, cut)[...] = states
+        for part, end in zip(last, ends, strict=True):
+            part[: cut.batch] = end
+    return h, last
 
 
 def backward(
