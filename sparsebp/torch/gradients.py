@@ -28,7 +28,7 @@ def recurrent(
     *weights: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Return y (N, H), h_n (B, H) and c_n (B, H), empty but for an LSTM, of one run over packed rows x (N, I)."""
-    inputs = kind, reverse, batch_sizes, x, h0, c0, *weights
+    inputs: Any = kind, reverse, batch_sizes, x, h0, c0, *weights
     if _is_nobody_watching(x, h0, c0, *weights):
         found = operators.infer(*inputs)
     elif torch.compiler.is_compiling():
