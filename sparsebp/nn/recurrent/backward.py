@@ -65,13 +65,13 @@ def choose(
 
 
 def run_backward_for_weights(
-    choice: Any, cell: CellMath, tape: Tape, weights: Weights, gy: Array | None, last: GivenState
+    choice: Any, cell: CellMath, tape: Tape, weights: Weights, gy: Array | None, last: GivenState, *, keep: bool
 ) -> SummedGradients:
-    """Return the gradients of one run at its weights and its initial state.
+    """Return the gradients of one run at its weights and its initial state, and to `keep` it, ga.
 
     The algorithm is fused, and ``cell.sums_inside``.
     """
-    return cell.summed_backward(tape, weights, gy, last, _chunks(choice))
+    return cell.summed_backward(tape, weights, gy, last, _chunks(choice), keep=keep)
 
 
 def _chunks(choice: Any) -> int:

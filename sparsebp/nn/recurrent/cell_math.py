@@ -172,14 +172,17 @@ class CellMath(abc.ABC):
         return k.sums_inside(self.gates, self.columns, tape.h.shape, features, itemsize, chunks)
 
     def summed_backward(
-        self, tape: Tape, weights: Weights, gy: Array | None, last: GivenState, chunks: int = 1
+        self, tape: Tape, weights: Weights, gy: Array | None, last: GivenState, chunks: int = 1, *, keep: bool = False
     ) -> SummedGradients:
-        """Return the gradients at the weights and the initial state, as `backward` does; no ga is stored."""
+        """Return the gradients at the weights and the initial state, as `backward` does; ga is stored to `keep` it."""
         xp = backend.namespace(tape.h)
         grads = Weights(*(None if a is None else xp.empty(a.shape, dtype=a.dtype) for a in weights))
-        found = SummedGradients(grads, tuple(xp.empty_like(tape.h0) for _ in self.states))
+        ga, initial = (
+            self.empty_gradients(tape)[:2] if keep else (None, tuple(xp.empty_like(tape.h0) for _ in self.states))
+        )
+        found = SummedGradients(grads, initial, ga)
         sums = WeightSums(tape.x, tape.h_prev, *grads[:4])
-        self.run_back(kernels.get(xp), tape, weights.weight_hh, gy, last, chunks, None, found.initial, sums)
+        self.run_back(kernels.get(xp), tape, weights.weight_hh, gy, last, chunks, ga, initial, sums)
         return found
 
     def reduced(self, tape: Tape, w_hh: Array, gy: Array | None, chunks: int = 1) -> Array:

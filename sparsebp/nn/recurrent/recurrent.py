@@ -297,18 +297,22 @@ class Recurrent(Layer):
     ) -> tuple[dict[int, RunGradients], dict[int, SummedGradients]]:
         """Take the gradients through all runs, from the last layer to the first.
 
-        What arrives below a layer needs ga of its runs; those of the first one may leave sums alone, `for_weights`.
+        What arrives below a layer needs ga of its runs; those of the first one may leave sums alone, `for_weights`. On
+        the host they leave the same sums, to the bit, where the input is asked for first.
         """
         found: dict[int, RunGradients] = {}
+        summing = for_weights or backend.is_host(backend.namespace(saved.h_n))
         for layer in reversed(range(self.num_layers)):
-            if layer == 0 and for_weights and all(self._sums_inside(run, saved) for run in self._runs(0)):
-                return found, {
+            if layer == 0 and summing and all(self._sums_inside(run, saved) for run in self._runs(0)):
+                sums = {
                     run: run_backward_for_weights(
                         saved.backward_choice, self.cell, saved.tapes[run], self._weights(run),
-                        *self._arriving_at(run, direction, arriving, saved, last),
+                        *self._arriving_at(run, direction, arriving, saved, last), keep=not for_weights,
                     )
                     for direction, run in enumerate(self._runs(0))
                 }  # fmt: skip
+                kept = {run: RunGradients(of.ga, of.initial) for run, of in sums.items() if of.ga is not None}
+                return found | kept, sums
             found |= self._scan_layer(layer, arriving, saved, last)
             if layer > 0:
                 arriving = self._layer_input_grad(layer, found, saved)

@@ -153,10 +153,11 @@ class RunGradients(NamedTuple):
 
 
 class SummedGradients(NamedTuple):
-    """The gradients of a run whose way back summed those of the weights as it went, and kept no ga."""
+    """The gradients of a run whose way back summed those of the weights as it went; ga only where it was asked for."""
 
     weights: Weights
     initial: State
+    ga: Array | None = None
 
 
 class StateGradients(Gradients):
