@@ -11,7 +11,7 @@ from sparsebp.reproduce.simulated import draw_ranges, drawn_timelines, speed_ups
 from sparsebp.schedule import Costs, simulate
 from sparsebp.schedule.builders import fast_forward, gpipe, modulo, reverse_first_k
 
-_UNITS = Costs(lambda action: 0 if action.kind == "U" else 1)
+_UNITS = Costs(dict[Kind, float](F=1, I=1, W=1, U=0))
 
 
 def first_k(context: Context) -> Found:

@@ -244,6 +244,6 @@ BENCHMARK = Benchmark(
         "Beside the rate of matrix products": (*WHO, "gemm_rate", "share", "peer_share"),
         "Backward alone": (*WHO, "backward_ours", "backward_torch", "backward_ratio", "algorithm"),
     },
-    short=(*WHO, "step_ours", "best_ratio", "best", "jax_ratio", "step_ratio", "share", "target", "met"),
+    short=(*WHO, "step_ours", "best_ratio", "best", "met"),
     picture=picture,
 )  # fmt: skip
