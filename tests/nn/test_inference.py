@@ -81,6 +81,22 @@ def test_double_precision_and_two_threads() -> None:
     np.testing.assert_allclose(found[0], layer.forward(x)[0], **tolerance(np.float64))
 
 
+def test_a_projection_has_the_same_bits_on_two_threads() -> None:
+    layer = nn.LSTM(3, 129, proj_size=72, rng=0, dtype=np.float64)
+    x, state = data(layer, 6, 7), (np.full((1, 7, 72), 0.3), np.full((1, 7, 129), 0.2))
+    before, found = sb.threads.get_threads(), []
+    try:
+        for count in (1, min(2, sb.threads.most_threads())):
+            sb.threads.set_threads(count)
+            y, saved = layer.forward(x, state)
+            grads = layer.gradients(y, saved, saved.h_n)
+            found.append([y, grads.input, grads.h0, *grads.weights.values()])
+    finally:
+        sb.threads.set_threads(before)
+    for one, two in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
 def test_a_lone_sequence_a_projection_and_models_around() -> None:
     gru, lstm = nn.GRU(3, 5, rng=0), nn.LSTM(3, 5, proj_size=2, rng=0)
     x = data(gru, 6, None)
