@@ -182,7 +182,7 @@ def test_weights_that_change_count_from_the_next_step_on() -> None:
     layer.params["weight_hh_l0"] = np.zeros_like(layer.params["weight_hh_l0"])  # another array in its place
     np.testing.assert_allclose(stream.step(x[2]), layer.forward(x[2:], h)[0][0], atol=1e-6)
     h = stream.h.copy()
-    layer.params = {name: 2 * array for name, array in layer.params.items()}  # type: ignore[assignment]  # all of them
+    layer.params = {name: 2 * array for name, array in layer.params.items()}  # all of them
     np.testing.assert_allclose(stream.step(x[2]), layer.forward(x[2:], h)[0][0], atol=1e-6)
     layer.to(dtype=np.float64)
     with pytest.raises(OptionError, match="converted"):
@@ -202,6 +202,7 @@ def test_a_stream_is_read_written_reset_and_copied() -> None:
         np.testing.assert_array_equal(twin.step(x[1]), after)
     stream.reset()
     np.testing.assert_array_equal(stream.step(x[0]), layer.stream(2).step(x[0]))
+    assert stream.c is not None
     h, c = stream.h.copy(), stream.c.copy()
     stream.reset((stream.c, stream.h))  # each other's
     np.testing.assert_array_equal((stream.h, stream.c), (c, h))

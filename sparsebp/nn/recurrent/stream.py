@@ -92,10 +92,10 @@ class Stream:
         given = self._parts(state)
         for own, array in zip((self._h, self._c), given, strict=False):
             if array is not None:
-                check_input(array, name="state", dtype=self._dtype, shape=own.shape, like=own)  # type: ignore[union-attr]
+                check_input(array, name="state", dtype=self._dtype, shape=own.shape, like=own)
         values = [0 if array is None else np.array(array) for array in given]  # copies: one may be the other's state
         for own, value in zip((self._h, self._c), values, strict=False):
-            own[...] = value  # type: ignore[index]
+            own[...] = value
 
     def _parts(self, state: Any) -> GivenState:
         if self._c is None:
