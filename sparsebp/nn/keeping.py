@@ -61,3 +61,6 @@ class NothingKept(list[Any]):
         )  # fmt: skip
 
     __getitem__ = __iter__ = __len__ = __bool__ = append = _refused
+
+    def __reduce_ex__(self, _: Any) -> tuple[Any, ...]:
+        return NothingKept, ()

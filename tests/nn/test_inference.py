@@ -81,6 +81,22 @@ def test_double_precision_and_two_threads() -> None:
     np.testing.assert_allclose(found[0], layer.forward(x)[0], **tolerance(np.float64))
 
 
+def test_a_projection_has_the_same_bits_on_two_threads() -> None:
+    layer = nn.LSTM(3, 129, proj_size=72, rng=0, dtype=np.float64)
+    x, state = data(layer, 6, 7), (np.full((1, 7, 72), 0.3), np.full((1, 7, 129), 0.2))
+    before, found = sb.threads.get_threads(), []
+    try:
+        for count in (1, min(2, sb.threads.most_threads())):
+            sb.threads.set_threads(count)
+            y, saved = layer.forward(x, state)
+            grads = layer.gradients(y, saved, saved.h_n)
+            found.append([y, grads.input, grads.h0, *grads.weights.values()])
+    finally:
+        sb.threads.set_threads(before)
+    for one, two in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
 def test_a_lone_sequence_a_projection_and_models_around() -> None:
     gru, lstm = nn.GRU(3, 5, rng=0), nn.LSTM(3, 5, proj_size=2, rng=0)
     x = data(gru, 6, None)
@@ -102,11 +118,15 @@ def test_what_was_not_kept_is_missed_in_words_and_other_threads_keep() -> None:
         thread = threading.Thread(target=lambda: kept.append(gru.forward(x)[1]))
         thread.start()
         thread.join()
+        with pytest.raises(OptionError, match="kept nothing"):
+            gru.explain(x)
+    np.testing.assert_array_equal(copy.deepcopy(saved).h_n, saved.h_n)
     for use in (
         lambda: gru.weight_grad(y, saved),
         lambda: gru.gradients(y, saved).input,
         lambda: saved.tapes[0],
         lambda: saved.shape,
+        lambda: copy.deepcopy(saved).shape,
     ):
         with pytest.raises(OptionError, match="kept nothing"):
             use()
@@ -161,6 +181,9 @@ def test_weights_that_change_count_from_the_next_step_on() -> None:
     h = stream.h.copy()
     layer.params["weight_hh_l0"] = np.zeros_like(layer.params["weight_hh_l0"])  # another array in its place
     np.testing.assert_allclose(stream.step(x[2]), layer.forward(x[2:], h)[0][0], atol=1e-6)
+    h = stream.h.copy()
+    layer.params = {name: 2 * array for name, array in layer.params.items()}  # all of them
+    np.testing.assert_allclose(stream.step(x[2]), layer.forward(x[2:], h)[0][0], atol=1e-6)
     layer.to(dtype=np.float64)
     with pytest.raises(OptionError, match="converted"):
         stream.step(x[0])
@@ -179,6 +202,12 @@ def test_a_stream_is_read_written_reset_and_copied() -> None:
         np.testing.assert_array_equal(twin.step(x[1]), after)
     stream.reset()
     np.testing.assert_array_equal(stream.step(x[0]), layer.stream(2).step(x[0]))
+    assert stream.c is not None
+    h, c = stream.h.copy(), stream.c.copy()
+    stream.reset((stream.c, stream.h))  # each other's
+    np.testing.assert_array_equal((stream.h, stream.c), (c, h))
+    with pytest.raises(ValueError, match="resize"):
+        stream.c.resize((1000, 1000))  # its memory would go where the next step writes
     fed = layer.stream(2, (stream.h, stream.c))
     expected = fed.step(stream.h[-1].copy()).copy()
     np.testing.assert_array_equal(stream.step(stream.h[-1]), expected)  # the state itself as the input

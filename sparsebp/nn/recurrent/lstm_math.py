@@ -21,7 +21,7 @@ from sparsebp.kernels.api import Kernels
 from sparsebp.kernels.operands import WeightSums
 from sparsebp.nn.recurrent.cell_math import CellMath
 from sparsebp.nn.recurrent.lengths import Lengths
-from sparsebp.nn.recurrent.products import product, project, transposed_product
+from sparsebp.nn.recurrent.products import product, project, short_products, transposed_product
 from sparsebp.nn.recurrent.tape import GivenState, RunGradients, State, Tape, Weights, set_initial, split
 from sparsebp.patterns import SparsityPattern, hidden_pattern, lstm_pattern
 
@@ -107,7 +107,7 @@ class ProjectedLSTMMath(LSTMMath):
             h0, c0 = initial or (None, None)
             set_initial(core, (None, c0))
             if h0 is not None:
-                gx[0] += backend.matmul(h0, weights.weight_hh.T)
+                gx[0] += product(h0, weights.weight_hh.T)
             self.core.run(k, gx, folded, core)
             h = empty(backend.namespace(x), (len(x) + 1, *x.shape[1:2], weights.weight_hh.shape[1]), x.dtype)
             h[0] = 0 if h0 is None else h0
@@ -127,7 +127,7 @@ class ProjectedLSTMMath(LSTMMath):
         """Take what comes to h to m, and back through the recursion; then find what comes to every h."""
         w_hr = _projection(weights)
         at_m = None if gy is None else product(gy, w_hr)
-        last_m = None if last[0] is None else backend.matmul(last[0], w_hr)
+        last_m = None if last[0] is None else product(last[0], w_hr)
         found = back(*self.core_of(tape, weights), at_m, (last_m, *last[1:]))
         at_h = empty(backend.namespace(tape.h), tape.states[0].shape, tape.h.dtype)  # from behind: what a step feeds
         at_h[:-1] = product(found.ga, weights.weight_hh)
@@ -145,7 +145,9 @@ class ProjectedLSTMMath(LSTMMath):
         grads = super().weight_grad(ga, tape, weights)
         m = _core(tape).h
         rows = m.shape[0] * m.shape[1]
-        w_hr = transposed_product(at_h.reshape(rows, at_h.shape[2]), m.reshape(rows, m.shape[2]))  # type: ignore[union-attr]  # `around` leaves it
+        at = at_h.reshape(rows, at_h.shape[2])  # type: ignore[union-attr]  # `around` leaves it
+        with short_products(backend.namespace(ga), at.size * m.shape[2]):
+            w_hr = transposed_product(at, m.reshape(rows, m.shape[2]))
         return grads._replace(weight_hr=backend.namespace(ga).ascontiguousarray(w_hr))
 
     def state_jacobians(self, tape: Tape, weights: Weights) -> tuple[Array, SparsityPattern]:
@@ -178,7 +180,7 @@ def _projection(weights: Weights) -> Array:
 
 def _folded(weights: Weights) -> Array:
     """Return ``W_hh W_hr`` (4H, H)."""
-    return backend.matmul(weights.weight_hh, _projection(weights))
+    return product(weights.weight_hh, _projection(weights))
 
 
 def _core(tape: Tape) -> Tape:

@@ -386,6 +386,7 @@ class Recurrent(Layer):
 
     def choices(self, saved: RecurrentSaved, prefix: str = "") -> Iterator[tuple[str, str, str]]:
         """Yield what `backward` came to."""
+        _ = saved.tapes[0]  # refused where nothing was kept
         yield prefix, saved.backward_choice.algorithm, saved.backward_choice.reason
 
     # ---- Jacobians -----------------------------------------------------------------------------------------------

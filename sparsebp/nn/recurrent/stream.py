@@ -35,8 +35,8 @@ class Stream:
     One thread at a time may use a stream. A copy of a stream (`copy.deepcopy`, `pickle`) goes on by itself.
     """
 
-    __slots__ = ("_batch", "_bound", "_c", "_dtype", "_h", "_layer", "_out", "_room", "_run", "_shape", "_suffixes",
-                 "_table", "_zeros")  # fmt: skip
+    __slots__ = ("_batch", "_bound", "_c", "_dtype", "_h", "_layer", "_out", "_params", "_room", "_run", "_shape",
+                 "_suffixes", "_table", "_zeros")  # fmt: skip
 
     def __init__(self, layer: Any, suffixes: Sequence[str] | None, batch: int | None, state: Any = None) -> None:
         if layer.cell.kind is None:
@@ -51,8 +51,8 @@ class Stream:
         self._shape = (layer.input_size,) if batch is None else (rows, layer.input_size)
         lead = () if suffixes is None else (len(runs),)
         shape = (*lead, hidden) if batch is None else (*lead, rows, hidden)
-        self._h = np.zeros(shape, self._dtype)
-        self._c = np.zeros(shape, self._dtype) if len(layer.cell.states) > 1 else None
+        state_of = np.zeros((len(layer.cell.states), *shape), self._dtype)  # parts of one: nobody can resize a view
+        self._h, self._c = state_of[0], state_of[1] if len(state_of) > 1 else None
         self._out = self._h[...] if suffixes is None else self._h[-1]
         self._out.flags.writeable = False
         self._room = np.zeros(host.room_of(layer.cell.kind, rows, hidden), self._dtype)
@@ -92,9 +92,10 @@ class Stream:
         given = self._parts(state)
         for own, array in zip((self._h, self._c), given, strict=False):
             if array is not None:
-                check_input(array, name="state", dtype=self._dtype, shape=own.shape, like=own)  # type: ignore[union-attr]
-        for own, array in zip((self._h, self._c), given, strict=False):
-            own[...] = 0 if array is None else array  # type: ignore[index]
+                check_input(array, name="state", dtype=self._dtype, shape=own.shape, like=own)
+        values = [0 if array is None else np.array(array) for array in given]  # copies: one may be the other's state
+        for own, value in zip((self._h, self._c), values, strict=False):
+            own[...] = value
 
     def _parts(self, state: Any) -> GivenState:
         if self._c is None:
@@ -130,7 +131,10 @@ class Stream:
             or not x.flags.c_contiguous
         ):  # fmt: skip
             x = np.ascontiguousarray(self._checked(x))
-        for params, name, array in self._bound:
+        params = self._layer.params
+        if params is not self._params:  # all of them were replaced at once
+            self._bind()
+        for name, array in self._bound:
             if params[name] is not array:
                 self._bind()
                 break
@@ -152,10 +156,10 @@ class Stream:
                     "The layer was converted after this stream was made", expected=f"{self._dtype} on the host",
                     got=f"{weights.weight_ih.dtype} on {self._layer.device}", remedy="Make a new one: layer.stream()",
                 )  # fmt: skip
-            bound += [(params, name, array) for name, array in weights.named(suffix).items()]
+            bound += [(name, array) for name, array in weights.named(suffix).items()]
             addresses += [_address(self._zeros if array is None else array) for array in weights[:4]]
         self._table[host.WEIGHTS :] = addresses
-        self._bound = bound  # keeps the arrays
+        self._bound, self._params = bound, params  # keeps the arrays
 
     def __reduce__(self) -> tuple[Any, ...]:
         state = self._h if self._c is None else (self._h, self._c)

@@ -89,7 +89,7 @@ class RecurrentSaved:
     last
         The last state, its arrays one by one: h_n, and an LSTM's c_n.
     backward_choice
-        The `scan.cost.Choice` of the backward algorithm; its ``reason`` says why.
+        The `scan.cost.Choice` of the backward algorithm; its ``reason`` says why. None where nothing was kept.
     lengths
         The lengths, or None.
     tapes
