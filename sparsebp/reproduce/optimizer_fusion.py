@@ -10,9 +10,10 @@ from sparsebp.core.errors import OptionError, SparseBPError
 from sparsebp.reproduce.figure import Claim, Context, Figure, Found, claim, median
 from sparsebp.reproduce.simulated import drawn_timelines
 from sparsebp.schedule import Costs, simulate
+from sparsebp.schedule.actions import Kind
 from sparsebp.schedule.builders import conventional, place_updates
 
-_COSTS = Costs(lambda action: 0.5 if action.kind in ("I", "W") else 1)
+_COSTS = Costs(dict[Kind, float](F=1, I=0.5, W=0.5, U=1))
 _SMALL_SHARE = "The update's share of a step is {:.1%} here: so much can be hidden at most"
 
 

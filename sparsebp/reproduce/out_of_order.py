@@ -9,6 +9,7 @@ from sparsebp.bench.tools import pictures
 from sparsebp.reproduce.figure import Claim, Context, Figure, Found, claim, median
 from sparsebp.reproduce.simulated import draw_ranges, drawn_timelines, speed_ups
 from sparsebp.schedule import Costs, simulate
+from sparsebp.schedule.actions import Kind
 from sparsebp.schedule.builders import fast_forward, gpipe, modulo, reverse_first_k
 
 _UNITS = Costs(dict[Kind, float](F=1, I=1, W=1, U=0))

@@ -15,7 +15,7 @@ from sparsebp.patterns.windows import Windows
 class Borders(NamedTuple):
     """The padding of an input (B, C, …), as that of `torch.nn.functional.pad`.
 
-    Parameters
+    Attributes
     ----------
     mode
         ``"reflect"``: mirrored at the outermost elements, which are not repeated; ``"replicate"``: the outermost
