@@ -134,3 +134,9 @@ def test_the_arrays_of_a_copied_plan_are_read_only(copied):
         with pytest.raises(ValueError, match="WRITEABLE"):
             array.flags.writeable = True
     np.testing.assert_array_equal(made(a.data, b.data), values)
+    sums = plan_addition(plan.pattern, plan.pattern)
+    made = copied(sums)
+    for array in made.indices:
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            array.flags.writeable = True
+    np.testing.assert_array_equal(made(values, values), 2 * values)
