@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -85,6 +86,10 @@ class AssemblyPlan:
             else:
                 out[index] += wide
         return out
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Make copies from what defines the plan, so that their arrays are read-only again."""
+        return AssemblyPlan, (self.parts, self.pattern, self.indices)
 
     @cached_property
     def _copies(self) -> DeviceCopies:

@@ -163,6 +163,10 @@ class ProductPlan:
         """
         return ProductGradients(self.a, self.b, self.pattern, self.strategy)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Make copies from what defines the plan: their arrays are read-only again, and no device's copies go along."""
+        return ProductPlan, (self.a, self.b, self.pattern, self.how, self.products, self.arrays)
+
     def operands(self, xp: ModuleType) -> tuple[Any, ...]:
         """Return what the strategy's kernel reads beside values, as arrays of `xp`, copied to each device once."""
         key = (xp.__name__, backend.device_number(xp))

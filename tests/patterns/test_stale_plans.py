@@ -1,5 +1,8 @@
 """Plans and patterns own what they rest on: nothing that happens to a caller's arrays later changes a result."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 import scipy.sparse
@@ -116,3 +119,24 @@ def test_read_only_operands_are_read(strategy):
     ones = np.ones(patterns[0].nnz)
     ones.flags.writeable = False
     np.testing.assert_array_equal(plan_addition(patterns[0], patterns[0])(data[0], ones), data[0] + 1)
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda plan: pickle.loads(pickle.dumps(plan))], ids=["deep", "pickle"]
+)
+def test_the_arrays_of_a_copied_plan_are_read_only(copied):
+    a, b = matrix(0), matrix(1, (41, 23))
+    plan = plan_product(SparsityPattern.from_scipy(a), SparsityPattern.from_scipy(b))
+    values = plan(a.data, b.data)
+    made = copied(plan)
+    assert made.strategy == plan.strategy and made.arrays.keys() == plan.arrays.keys()
+    for array in (*made.arrays.values(), made.pattern.indices):
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            array.flags.writeable = True
+    np.testing.assert_array_equal(made(a.data, b.data), values)
+    sums = plan_addition(plan.pattern, plan.pattern)
+    made = copied(sums)
+    for array in made.indices:
+        with pytest.raises(ValueError, match="WRITEABLE"):
+            array.flags.writeable = True
+    np.testing.assert_array_equal(made(values, values), 2 * values)

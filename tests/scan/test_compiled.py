@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from unittest import mock
 
 import numpy as np
@@ -199,3 +201,33 @@ def test_fours_hold_every_row_among_its_neighbours(rows, seed):
     np.testing.assert_array_equal(np.column_stack((lines[:, 0], lines[:, 9:])), lengths[numbers])
     assert (np.diff(lengths[numbers], axis=1) >= 0).all()
     assert (numbers // NEIGHBOURS == numbers[:, :1] // NEIGHBOURS).all()
+
+
+@pytest.mark.parametrize("algorithm", ["linear", "blelloch"])
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda plan: pickle.loads(pickle.dumps(plan))], ids=["deep", "pickle"]
+)
+def test_a_copy_of_a_used_plan_has_places_of_its_own(copied, algorithm):
+    matrices = random_chain(6, 20, 3)
+    plan = plan_scan([SparsityPattern.from_scipy(m) for m in matrices], algorithm)
+    g = np.random.default_rng(1).standard_normal(20)
+    plan(g, [m.data for m in matrices])
+    made = copied(plan)
+    assert made.workspaces == []
+    for matrix in matrices:
+        matrix.data *= -0.5
+    assert_all_close(made(g, [m.data for m in matrices]), by_scipy(matrices, g), np.float64)
+    assert_all_close(plan(g, [m.data for m in matrices]), by_scipy(matrices, g), np.float64)
+
+
+def test_a_program_keeps_the_arrays_that_its_table_names():
+    matrices = random_chain(3, 20, 3)
+    plan = plan_scan([SparsityPattern.from_scipy(m) for m in matrices], "linear")
+    g = np.ones(20)
+    plan(g, [m.data for m in matrices])
+    names = plan.workspaces[0].program.table[:, kernels.on_host().chain.INDEX]
+    for pattern in plan.patterns:
+        del pattern.__dict__["fours"]  # as when another thread made them at the same time
+    kept = {array.ctypes.data for array in plan.workspaces[0].program.indices}
+    assert set(names.tolist()) <= kept
+    assert_all_close(plan(g, [m.data for m in matrices]), by_scipy(matrices, g), np.float64)

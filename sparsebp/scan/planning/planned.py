@@ -28,6 +28,10 @@ class PlannedScan:
         self.chain, self.memory_limit = chain, memory_limit
         self.workspaces: list[Any] = []
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the workspaces out of copies and pickles: they know by address where this plan's arrays lie."""
+        return self.__dict__ | {"workspaces": []}
+
     @property
     def patterns(self) -> tuple[SparsityPattern, ...]:
         """One a Jacobian, in the order of back-propagation."""

@@ -44,6 +44,8 @@ class Program(NamedTuple):
         Into how many parts a step is split at most.
     added
         Of each intermediate product that a vector step reads: its span, and its place among the added vectors.
+    indices
+        The index arrays whose addresses the table holds: another thread may make a pattern's `fours` anew.
     """
 
     table: Array
@@ -53,6 +55,7 @@ class Program(NamedTuple):
     slices: list[slice]
     most_parts: int
     added: list[tuple[Span, int]]
+    indices: list[Array]
 
 
 def make_program(sized: SizedRecipe, patterns: tuple[SparsityPattern, ...], shared: bytes, batch: int,
@@ -70,6 +73,7 @@ def make_program(sized: SizedRecipe, patterns: tuple[SparsityPattern, ...], shar
     joined = [step.target for step in sized.recipe.steps if step.kind == "mm"]
     add |= {span: 2 + 3 * n + known + number for number, span in enumerate(joined)}
     rows: list[tuple[int, ...]] = []
+    indices: list[Array] = []
     stretches: list[tuple[list[int], int, int]] = []
     before: list[int] = []
     first = 0
@@ -84,18 +88,23 @@ def make_program(sized: SizedRecipe, patterns: tuple[SparsityPattern, ...], shar
                 data[step.target] = data[step.left if right.kind == "identity" else step.right]
             continue
         names = (data[step.right], vectors[step.left], vectors[step.target], add[step.right])
-        rows.append((*_of_matrix(chain, right, is_shared[step.right], batch), *names))
+        matrix, arrays = _of_matrix(chain, right, is_shared[step.right], batch)
+        rows.append((*matrix, *names))
+        indices += arrays
     stretches.append((before, first, len(rows)))
     ends = np.concatenate(([0], np.cumsum([p.shape[0] for p in patterns])))
     slices = [slice(int(low), int(high)) for low, high in pairwise(ends)]
     table = np.array(rows, np.int64).reshape(len(rows), len(chain.FIELDS))
     addresses = np.array([*places, *[0] * len(joined)], np.int64)
     most_parts = int(table[:, chain.PARTS].max(initial=1))
-    return Program(table, addresses, stretches, ends, slices, most_parts, [(span, add[span]) for span in joined])
+    added = [(span, add[span]) for span in joined]
+    return Program(table, addresses, stretches, ends, slices, most_parts, added, indices)
 
 
-def _of_matrix(chain: Any, pattern: SparsityPattern, shared: bool, batch: int) -> tuple[int, ...]:
-    """Return the columns of a table that a matrix fills."""
+def _of_matrix(
+    chain: Any, pattern: SparsityPattern, shared: bool, batch: int
+) -> tuple[tuple[int, ...], tuple[Array, Array]]:
+    """Return the columns of a table that a matrix fills, and the arrays whose addresses they hold."""
     (rows, columns), kind, index = pattern.shape, chain.ROWS, pattern.indptr
     if pattern.kind == "identity":
         kind = chain.IDENTITY
@@ -105,7 +114,7 @@ def _of_matrix(chain: Any, pattern: SparsityPattern, shared: bool, batch: int) -
         kind, index = chain.FOURS, pattern.fours
     where = index.ctypes.data, pattern.indices.ctypes.data
     parts = chain.parts_of_step(kind, pattern.nnz, rows, batch)
-    return kind, rows, columns, pattern.nnz, *where, not shared and batch > 1, parts
+    return (kind, rows, columns, pattern.nnz, *where, not shared and batch > 1, parts), (index, pattern.indices)
 
 
 def run_program(plan: PlannedScan, arguments: Arguments, program: Program, products: dict[Span, Array]) -> list[Array]:
