@@ -81,11 +81,24 @@ class Context:
     """What benchmarks have left already: several figures may rest on one."""
 
     def benchmark(self, name: str) -> Result:
-        """Return the result of a benchmark: that in `measured` if it is there, else of a run now."""
+        """Return the result of a benchmark: that in `measured` if it is there, else of a run now.
+
+        Raises
+        ------
+        FileFormatError
+            What is there is no whole result of that benchmark.
+        """
         if name not in self.results:
             path = None if self.measured is None else self.measured / f"{name}.json"
             if path is not None and path.exists():
-                self.results[name] = load_result(path)
+                found = load_result(path)
+                if found["benchmark"] != name or not found.get("complete", True):
+                    raise FileFormatError(
+                        f"{path} is no whole result", expected=f"what sparsebp bench {name} leaves at its end",
+                        got=found["benchmark"] if found["benchmark"] != name else "a run that was stopped",
+                        remedy="Run the benchmark again, or remove the file to have it run",
+                    )  # fmt: skip
+                self.results[name] = found
             else:
                 self.results[name] = bench.load(name).run(self.folder, quick=self.quick, echo=self.echo)
         return self.results[name]
@@ -148,16 +161,16 @@ class Figure:
         ------
         MissingDependencyError
             A package that it needs is not installed.
+        FileFormatError
+            The result of the benchmark that it rests on lacks what it shows.
         OutputError
             A file cannot be written.
         """
         begin = time.monotonic()
-        found = Found((Claim(self.states, "see there", "not run here", None, self.why),))
-        if self.run is not None:
-            found = self.run(context)
+        found = self._found(context)
+        shown = context.results[self.rests_on] if self.rests_on else {"quick": context.quick}
         result = {
-            "figure": self.name, "quick": context.quick,
-            "environment": context.results[self.rests_on]["environment"] if self.rests_on else environment(),
+            "figure": self.name, "quick": shown["quick"], "environment": shown.get("environment") or environment(),
 "seconds": round(time.monotonic() - begin, 2),
             "claims": [dataclasses.asdict(claim) for claim in found.claims], "data": dict(found.data),
         }  # fmt: skip
@@ -172,6 +185,22 @@ class Figure:
                 drawing.suptitle(f"{self.paper}, {self.source}: {self.states}", fontsize=9, wrap=True)
                 write_figure(drawing, out / f"{self.name}.png", dpi=110)
         return result
+
+    def _found(self, context: Context) -> Found:
+        """Run it; what a benchmark's result lacks is said in a sentence, for it may come from a file."""
+        if self.run is None:
+            return Found((Claim(self.states, "see there", "not run here", None, self.why),))
+        if self.rests_on is None:
+            return self.run(context)
+        context.benchmark(self.rests_on)  # whose own errors are not the file's
+        try:
+            return self.run(context)
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise FileFormatError(
+                f"The result of sparsebp bench {self.rests_on} lacks what {self.name} shows",
+                expected="the fields and rows of a whole run of this version", got=f"{type(error).__name__}: {error}",
+                remedy=f"Run sparsebp bench {self.rests_on} again",
+            ) from error  # fmt: skip
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -8,11 +8,12 @@ from typing import Any
 from sparsebp.bench.tools import pictures
 from sparsebp.reproduce.figure import Claim, Context, Figure, Found, claim, median
 from sparsebp.reproduce.simulated import draw_ranges, drawn_timelines, speed_ups
-from sparsebp.schedule import Costs, simulate
-from sparsebp.schedule.actions import Kind
+from sparsebp.schedule import Costs, Kind, simulate
 from sparsebp.schedule.builders import fast_forward, gpipe, modulo, reverse_first_k
 
-_UNITS = Costs(dict[Kind, float](F=1, I=1, W=1, U=0))
+_DURATIONS: dict[Kind, float] = {"F": 1, "I": 1, "W": 1, "U": 0}
+_UNITS = Costs(_DURATIONS)
+"""By kind, so that a backward in one takes what its two parts do."""
 
 
 def first_k(context: Context) -> Found:
@@ -25,13 +26,14 @@ def first_k(context: Context) -> Found:
         for k, priority in settings
     ]
     return Found((
-        claim("units saved by prioritised sums", 1, round(a - b)),
-        claim("and by reversing three layers", 3, round(b - c)),
-        claim("conventional over reverse first-k", 1.16, round(a / c, 2)),
-        claim("prioritised over reverse first-k", 1.12, round(b / c, 2)),
+        claim("units saved by prioritised sums", 1, round(a - b, 9), why=_CHOSEN),
+        claim("and by reversing three layers", 3, round(b - c, 9), why=_CHOSEN),
+        claim("conventional over reverse first-k", 1.16, round(a / c, 2), why=_CHOSEN),
+        claim("prioritised over reverse first-k", 1.12, round(b / c, 2), why=_CHOSEN),
     ))  # fmt: skip
 
 
+_CHOSEN = "The paper gives no durations: these were chosen so that its statements hold together"
 _FIG_5: dict[str, Any] = {"workers": 2, "stages": 8}
 _FIG_12: dict[str, Any] = {"workers": 4, "stages": 16, "microbatches": 4}
 
@@ -92,7 +94,8 @@ def data_parallel(context: Context) -> Found:
 def data_parallel_here(context: Context) -> Found:
     """§8.3 executed: two ranks of this machine with a stated network."""
     claims = [
-        Claim(f"{row['network']}, {row['batch']} samples: share of the sums hidden by reverse first-k", "at least 60 %",
+        Claim(f"{row['network']}, {row['batch']} samples: share of the sums hidden by reverse first-k",
+              "not stated; our target is 60 %",
               f"{hidden:.0%}", hidden >= 0.6, "" if hidden >= 0.6 else "The cores that compute also move the bytes")
         for row in context.benchmark("data-parallel")["rows"]
         for hidden in [_number(row["reverse_hidden"])]
@@ -112,7 +115,8 @@ def pipelines(context: Context) -> Found:
 def executed_pipelines(context: Context) -> Found:
     """§8.4 executed on two ranks, beside what is simulated with the same durations."""
     return Found(tuple(
-        Claim(f"{row['schedule']} on {row['ranks']} ranks: step simulated beside measured", "within 15 %",
+        Claim(f"{row['schedule']} on {row['ranks']} ranks: step simulated beside measured",
+              "not stated; our target is 15 %",
               f"{row['difference']:+.0%}", abs(row["difference"]) <= 0.15,
               "" if abs(row["difference"]) <= 0.15 else "Two virtual cores slow each other down while both compute")
         for row in context.benchmark("scaling-measured")["rows"] if "difference" in row
@@ -156,6 +160,15 @@ FIGURES = (
         run=eight_layers,
         draw=lambda data: drawn_timelines(_eight_layers(), _UNITS),
         states="8 layers, 2 devices: 23, 19 and 16 units",
+    ),
+    Figure(
+        name="ooo-table1",
+        paper="OOO",
+        source="Table 1 and 2",
+        kind="elsewhere",
+        gpu=True,
+        why="Titan XP, P100 and V100 in four clusters; ooo-fig10 and ooo-fig11 simulate them from their data sheets",
+        states="the paper's networks, data and clusters",
     ),
     Figure(
         name="ooo-fig7",

@@ -1,6 +1,7 @@
 """``sparsebp reproduce`` from the command line."""
 
 import json
+import sys
 
 import pytest
 
@@ -38,6 +39,17 @@ def test_figures_leave_files_and_say_what_came_out(tmp_path):
 def test_json_on_standard_output(tmp_path):
     result = json.loads(invoke("reproduce", "ooo-fig5", "--json", "--out", tmp_path).stdout)
     assert result["figure"] == "ooo-fig5" and len(result["claims"]) == 3
+
+
+def test_json_of_all_is_json_where_figures_are_left_out(tmp_path, monkeypatch):
+    from sparsebp import reproduce
+
+    command = sys.modules["sparsebp.cli.commands.reproduce"]
+    monkeypatch.setattr(reproduce, "FIGURES", {name: FIGURES[name] for name in ("ooo-fig4", "bppsa-fig13")})
+    monkeypatch.setattr(command, "_PACKAGES", {"torch": "torch", "audio": "no_such_package"})
+    result = invoke("reproduce", "all", "--quick", "--json", "--out", tmp_path)
+    found = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [entry["event"] for entry in found] == ["result", "left out"] and "audio" in found[1]["why"]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 
-from sparsebp.core.errors import FileFormatError, OptionError, ShapeError
+from sparsebp.core.errors import FileFormatError, OptionError, ShapeError, SparseBPError
 from sparsebp.data import load_instruments, synthetic_instruments
 from sparsebp.data.instruments import CLASSES, folder, mfcc, read_clip, synthesise, synthetic_set
 from sparsebp.recipes.recipe import build, config_for
@@ -40,8 +40,9 @@ def test_bppsa_table_3_shapes_and_normalised_coefficients(features):
 
 
 def test_features_are_librosas_channel_by_channel_without_the_level():
+    """What is 80 dB below the louder channel is cut in both, as librosa does for several channels at once."""
     clip = synthesise("tru", rng=2)
-    whole = librosa.feature.mfcc(y=clip[:, 1].copy(), sr=44_100, n_mfcc=13, n_fft=2048, hop_length=256)[1:].T
+    whole = librosa.feature.mfcc(y=clip.T.copy(), sr=44_100, n_mfcc=13, n_fft=2048, hop_length=256)[1, 1:].T
     expected = (whole - whole.mean(0)) / whole.std(0)
     assert np.allclose(
         mfcc(clip, "M")[:, 12:], expected, atol=5e-3
@@ -169,3 +170,46 @@ def test_a_recipe_trains_and_says_that_it_is_synthetic(tmp_path, monkeypatch, re
     history = build(config).fit()
     assert np.isfinite(history.loss).all()
     assert "synthetic" in config_for("instruments").title
+
+
+def small(root):
+    """Two classes of two recordings."""
+    for name in ("a/1", "a/2", "b/1", "b/2"):
+        write(root / f"{name}.wav")
+    return root
+
+
+@pytest.mark.parametrize("kind", ["link to nothing", "pipe", "folder", "too loud"])
+def test_what_cannot_be_heard_is_refused(kind, tmp_path):
+    path = small(tmp_path) / "a" / "x.WAV"
+    if kind == "link to nothing":
+        path.symlink_to(tmp_path / "absent.wav")
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        write(path, np.full((132_300, 2), 1e30), format="WAV", subtype="FLOAT")
+    with pytest.raises(FileFormatError, match=r"x\.WAV"), np.errstate(all="ignore"):
+        load_instruments(tmp_path, "L")
+
+
+@pytest.mark.parametrize("field", ["values", "names", "version"])
+def test_a_cache_with_other_contents_is_left_aside(field, tmp_path):
+    small(tmp_path)
+    first = load_instruments(tmp_path, "L")[0].batch(np.arange(2))[0]
+    cache = tmp_path / ".sparsebp-mfcc-L.npz"
+    with np.load(cache) as kept:
+        fields = dict(kept)
+    other = {"values": fields["values"] * np.float32(np.nan), "names": np.array("x"), "version": np.array(["a", "b"])}
+    np.savez(cache, **(fields | {field: other[field]}))
+    np.testing.assert_array_equal(load_instruments(tmp_path, "L")[0].batch(np.arange(2))[0], first)
+    with cache.open("wb") as file:
+        np.save(file, first)
+    np.testing.assert_array_equal(load_instruments(tmp_path, "L")[0].batch(np.arange(2))[0], first)
+
+
+@pytest.mark.parametrize("clip", [np.full((132_300, 2), np.nan), np.full((132_300, 2), 1j), ["a"], [[1], [1, 2]]])
+def test_what_is_no_clip_is_refused(clip):
+    with pytest.raises(SparseBPError):
+        mfcc(clip, "L")

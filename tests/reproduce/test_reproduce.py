@@ -71,6 +71,27 @@ def test_a_benchmark_is_run_once_for_all_figures_that_rest_on_it(tmp_path, monke
     assert runs == [(tmp_path / "b", True)]
 
 
+def changed_benchmark(tmp_path, name, **changes):
+    result = json.loads((DOCS / "benchmarks" / f"{name}.json").read_text()) | changes
+    (tmp_path / f"{name}.json").write_text(json.dumps(result))
+    return context(tmp_path, quick=False, measured=tmp_path)
+
+
+def test_a_figure_of_a_quick_benchmark_is_quick(tmp_path):
+    given = changed_benchmark(tmp_path, "schedule", quick=True)
+    assert FIGURES["ooo-fig9"].reproduce(given, tmp_path / "out")["quick"]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"complete": False}, {"benchmark": "fusion"}, {"rows": [{"error": "none"}]}, {"rows": [1]}]
+)
+def test_what_a_benchmark_left_unfinished_is_no_figure(changes, tmp_path):
+    given = changed_benchmark(tmp_path, "schedule", **changes)
+    with pytest.raises(FileFormatError, match="schedule"):
+        FIGURES["ooo-fig9"].reproduce(given, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_every_figure_says_what_it_is():
     for name, figure in FIGURES.items():
         assert figure.name == name and figure.paper in PAPERS and figure.states and figure.source

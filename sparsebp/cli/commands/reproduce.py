@@ -74,7 +74,7 @@ def _one(figure: Figure, context: Context, folder: Path, json: bool, whole: bool
     """Run a figure and print what came out; return whether it could be run, or may be left out."""
     missing = [need for need in figure.needs if importlib.util.find_spec(_PACKAGES[need]) is None]
     if missing and whole:
-        print_line(figure.name, f"left out, it needs pip install 'sparsebp[{','.join(missing)}]'", 20)
+        _say(figure.name, "left out", f"it needs pip install 'sparsebp[{','.join(missing)}]'", json)
         return True
     begin = time.monotonic()
     try:
@@ -82,13 +82,21 @@ def _one(figure: Figure, context: Context, folder: Path, json: bool, whole: bool
     except SparseBPError as error:
         if not whole:
             raise
-        print_line(figure.name, f"not run: {error}", 20)
+        _say(figure.name, "not run", str(error), json)
         return False
     if json:
         write_json({"event": "result", **result})
         return True
     _print(figure, result, time.monotonic() - begin)
     return True
+
+
+def _say(name: str, event: str, why: str, json: bool) -> None:
+    """Say of a figure that it leaves no result."""
+    if json:
+        write_json({"event": event, "figure": name, "why": why})
+    else:
+        print_line(name, f"{event}: {why}", 20)
 
 
 def _print(figure: Figure, result: dict[str, Any], seconds: float) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from sparsebp.core.arguments import check_choice
-from sparsebp.core.errors import MissingDependencyError, ShapeError
+from sparsebp.core.errors import DTypeError, MissingDependencyError, NonFiniteError, ShapeError
 from sparsebp.data.instruments.synthetic import FRAMES, RATE
 
 FeatureSet: TypeAlias = Literal["S", "M", "L"]
@@ -52,21 +52,40 @@ def mfcc(clip: np.ndarray, features: FeatureSet) -> np.ndarray:
     ------
     ShapeError
         The clip has another shape.
+    DTypeError
+        It holds no real numbers.
+    NonFiniteError
+        A sample is not finite, or so large that the coefficients are not.
     OptionError
         There is no such set.
     MissingDependencyError
         librosa is not installed.
     """
     setting = SETTINGS[check_choice("features", features, SETTINGS)]
-    clip = np.asarray(clip, np.float32)
+    try:
+        clip = np.asarray(clip)
+    except ValueError as error:  # rows of several lengths
+        raise DTypeError("The clip is no array", expected="an array of real numbers", got=str(error),
+                         remedy="Pass both channels as columns") from error  # fmt: skip
+    if clip.dtype.kind not in "fiu":
+        raise DTypeError("The clip holds no real numbers", expected="float32", got=clip.dtype,
+                         remedy="Convert with .astype(np.float32)")  # fmt: skip
     if clip.shape != (FRAMES, 2):
         raise ShapeError("The clip has the wrong shape", expected=f"({FRAMES}, 2): 3 s at 44.1 kHz, stereo",
                          got=clip.shape, remedy="Cut or resample it")  # fmt: skip
+    clip = clip.astype(np.float32)
+    if not np.isfinite(clip).all():
+        raise NonFiniteError("The clip holds values that are not finite", expected="audio, below 1 in size",
+                             got="NaN or infinity", remedy="Leave it out")  # fmt: skip
     found = import_librosa().feature.mfcc(
         y=np.ascontiguousarray(clip.T), sr=RATE, n_mfcc=setting.coefficients, n_fft=setting.window,
         hop_length=setting.hop,
     )  # fmt: skip
     table = found[:, 1:].reshape(-1, found.shape[-1]).T  # channel by channel
+    if not np.isfinite(table).all():
+        most = np.abs(clip).max()
+        raise NonFiniteError("The clip is too loud for float32", expected="audio, below 1 in size",
+                             got=f"up to {most:.3g}", remedy="Divide it by its largest sample")  # fmt: skip
     table = table - table.mean(0)
     spread = table.std(0)
     return np.ascontiguousarray(table / np.where(spread > 1e-6, spread, 1), np.float32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from sparsebp.core.arguments import check_choice, check_number
-from sparsebp.core.errors import FileFormatError, OutputError
+from sparsebp.core.errors import FileFormatError, NonFiniteError, OutputError
 from sparsebp.core.files import check_path, write_atomically
 from sparsebp.data.dataset import ArrayDataset
 from sparsebp.data.instruments.features import SETTINGS, FeatureSet, import_librosa, mfcc
@@ -132,26 +133,37 @@ def _features(folder: Path, files: Sequence[Path], features: FeatureSet) -> np.n
         else:
             missing.append(number)
     for number in missing:
-        out[number] = mfcc(read_clip(files[number]), features)
+        try:
+            out[number] = mfcc(read_clip(files[number]), features)
+        except NonFiniteError as error:
+            raise FileFormatError(f"{files[number]} has no features", expected="audio, below 1 in size", got=str(error),
+                                  remedy="Take it out of the folder") from error  # fmt: skip
     if missing:
         _write_cache(cache, names, stamps, out)
     return out
 
 
 def _stamp(file: Path) -> tuple[int, int, int]:
-    status = file.stat()
+    try:
+        status = file.stat()
+    except OSError as error:  # a link to nothing
+        raise FileFormatError(f"{file} cannot be read", expected="a WAV file", got=str(error),
+                              remedy="Take it out of the folder") from error  # fmt: skip
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _read_cache(cache: Path, shape: tuple[int, int]) -> dict[str, tuple[tuple[int, ...], np.ndarray]]:
     """Return stamp and features by name; nothing where the cache is missing, damaged or of another version."""
     try:
-        with np.load(cache, allow_pickle=False) as kept:
+        kept = np.load(cache, allow_pickle=False)
+        if not isinstance(kept, np.lib.npyio.NpzFile):
+            return {}
+        with kept:
             names, stamps, values, version = (kept[key] for key in ("names", "stamps", "values", "version"))
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError):
         return {}
-    whole = values.shape == (len(names), *shape) and values.dtype == np.float32 and stamps.shape == (len(names), 3)
-    if not whole or version != _versions():
+    whole = values.shape == (names.size, *shape) and values.dtype == np.float32 and stamps.shape == (names.size, 3)
+    if names.ndim != 1 or not whole or version.shape != () or version != _versions() or not np.isfinite(values).all():
         return {}
     return {str(name): (tuple(stamp.tolist()), row) for name, stamp, row in zip(names, stamps, values, strict=True)}
 
@@ -184,8 +196,11 @@ def read_clip(path: str | os.PathLike[str]) -> np.ndarray:
 
     path = check_path("path", path)
     try:
-        clip, rate = soundfile.read(path, dtype="float32", always_2d=True)
-    except (OSError, RuntimeError, TypeError) as error:  # soundfile's errors are RuntimeErrors
+        if path.exists() and not path.is_file():  # to open a pipe would wait for somebody to write
+            raise OSError("no regular file")
+        with path.open("rb") as file:  # soundfile opens no name that is no text
+            clip, rate = soundfile.read(file, dtype="float32", always_2d=True)
+    except (OSError, RuntimeError, TypeError, ValueError) as error:  # soundfile's errors are RuntimeErrors
         raise FileFormatError(f"{path} cannot be read", expected="a WAV file", got=str(error),
                               remedy="Convert it, or take it out of the folder") from error  # fmt: skip
     if rate != RATE or clip.shape[1] != 2 or abs(len(clip) - FRAMES) > _TOLERANCE:
