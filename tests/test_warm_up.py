@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import subprocess
 import sys
@@ -11,22 +10,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from device.kernel_arguments import KERNELS
 from sparsebp import kernels
-from sparsebp.kernels.api import Kernels
 from sparsebp.kernels.host.engine import inner
 from sparsebp.recipes import warm_up
-
-NAMES = {name for name, _ in inspect.getmembers(Kernels, inspect.isfunction) if not name.startswith("_")}
 
 
 def test_every_kernel_is_called_in_both_precisions(monkeypatch):
     host = type(kernels.get(np))
     called: set[tuple[str, str]] = set()
-    for name in NAMES:
+    for name in KERNELS:
         monkeypatch.setattr(host, name, _recorded(name, getattr(host, name), called))
     for _, job in warm_up.jobs():
         job()
-    assert called >= {(name, dtype) for name in NAMES for dtype in ("float32", "float64")}
+    assert called >= {(name, dtype) for name in KERNELS for dtype in ("float32", "float64")}
 
 
 def _recorded(name, kernel, called):
@@ -79,6 +76,7 @@ def test_it_is_told_when_something_is_compiled_and_not_when_all_is_there(tmp_pat
     """With a pseudo-terminal as standard error and a cache of its own, twice."""
     code = """
 import numpy as np
+from device.kernel_arguments import KERNELS
 from sparsebp import kernels
 x = np.ones(3, np.float32)
 kernels.get(np).clamp(x, 0.0, 0.5, np.empty_like(x))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -9,10 +10,24 @@ import numpy as np
 
 from cuda_on_cpu.memory import uninitialised
 from sparsebp.core.types import UpdateRule
+from sparsebp.kernels.api import Kernels
 from sparsebp.kernels.api.optimizers import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS
 from sparsebp.kernels.operands import Blocks, Columns, Pairs, Places, Rows, Runs, Terms, WeightSums
 
 Arguments = dict[str, Any]
+
+
+def public(cls: type, *, kernels: bool = True) -> dict[str, Callable[..., Any]]:
+    """Return the kernels of a class by name, or its questions about sizes: a kernel returns nothing."""
+    members = inspect.getmembers(cls, inspect.isfunction)
+    return {
+        name: member
+        for name, member in members
+        if not name.startswith("_") and (member.__annotations__.get("return") == "None") == kernels
+    }
+
+
+KERNELS = public(Kernels)
 
 
 class Maker:

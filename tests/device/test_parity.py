@@ -14,7 +14,7 @@ import pytest
 
 from cuda_on_cpu.loader import ExecutorLoader
 from cuda_on_cpu.memory import CheckedNumpy
-from device.kernel_arguments import Maker, arrays_of, copies, flat, replaced
+from device.kernel_arguments import KERNELS, Maker, arrays_of, copies, flat, public, replaced
 from sparsebp import kernels
 from sparsebp.core.errors import DTypeError, LayoutError, ShapeError, SparseBPError
 from sparsebp.core.types import UpdateRule
@@ -24,12 +24,6 @@ from sparsebp.kernels.device import SOURCES, DeviceKernels, source
 from sparsebp.kernels.host import HostKernels
 from strategies import tolerance
 
-
-def public(cls: type) -> dict[str, Any]:
-    return {name: member for name, member in inspect.getmembers(cls, inspect.isfunction) if not name.startswith("_")}
-
-
-API = public(Kernels)
 IMPLEMENTATIONS = (HostKernels, DeviceKernels)
 
 
@@ -40,26 +34,59 @@ class NothingRuns:
         raise AssertionError(f"{file} was about to be launched with arguments that are wrong")
 
 
+@pytest.fixture(scope="module")
+def device() -> Kernels:
+    return Kernels(DeviceKernels(CheckedNumpy(), ExecutorLoader()))
+
+
 # ---- names and signatures ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cls", IMPLEMENTATIONS)
 def test_same_names(cls: type) -> None:
-    assert set(public(cls)) == set(API)
+    assert set(public(cls)) == set(KERNELS)
 
 
-@pytest.mark.parametrize("name", API)
+@pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("cls", IMPLEMENTATIONS)
 def test_same_signature(cls: type, name: str) -> None:
     """Names, kinds and their order; optimizers are given what checks all arrays, too."""
     own = list(inspect.signature(getattr(cls, name)).parameters)
-    assert own in (parameters := list(inspect.signature(API[name]).parameters), [*parameters, "check"])
+    assert own in (parameters := list(inspect.signature(KERNELS[name]).parameters), [*parameters, "check"])
 
 
-@pytest.mark.parametrize("name", API)
+@pytest.mark.parametrize("name", KERNELS)
 def test_arguments_below_are_the_interfaces(name: str) -> None:
-    parameters = list(inspect.signature(API[name]).parameters)[1:]
+    parameters = list(inspect.signature(KERNELS[name]).parameters)[1:]
     assert list(Maker(np.float32).arguments(name)) == parameters
+
+
+def test_same_questions() -> None:
+    """What the interface asks an implementation about sizes, host and device answer, with the same arguments."""
+    host, device = (
+        {name: list(inspect.signature(member).parameters) for name, member in public(cls, kernels=False).items()}
+        for cls in IMPLEMENTATIONS
+    )
+    assert host == device
+    assert {"projected_inputs", "sums_for"} == set(host)
+
+
+@pytest.mark.parametrize("itemsize", [4, 8])
+@pytest.mark.parametrize("gates", [1, 3, 4])
+def test_answers_are_of_one_kind(gates: int, itemsize: int, device: Kernels) -> None:
+    """A backward sums weight gradients only where the forward projects the input, and rather in fewer chunks."""
+    for implementation in (kernels.get(np), device):
+        for hidden in (1, 5, 37, 2000):
+            most = implementation.projected_inputs(gates, hidden, itemsize)
+            assert isinstance(most, int) and most >= 0
+            for features in (1, 8, 9, 500):
+                inside = [
+                    implementation.sums_inside(gates, gates, (steps, 3, hidden), features, itemsize, chunks)
+                    for steps, chunks in ((1000, 1), (1000, 1000))
+                ]
+                assert all(isinstance(answer, bool) for answer in inside)
+                assert inside[0] >= inside[1]  # every chunk leaves its sums
+                assert features <= most or not inside[0]
 
 
 # ---- results -------------------------------------------------------------------------------------------------------
@@ -72,16 +99,11 @@ VARIANTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def device() -> Kernels:
-    return Kernels(DeviceKernels(CheckedNumpy(), ExecutorLoader()))
-
-
 @pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=["float32", "float64"])
-@pytest.mark.parametrize("name", API)
+@pytest.mark.parametrize("name", KERNELS)
 def test_same_results(name: str, dtype: type, device: Kernels) -> None:
     """Every kernel, in every variant of a launch, agrees with the host."""
-    in_one = "chunks" in inspect.signature(API[name]).parameters
+    in_one = "chunks" in inspect.signature(KERNELS[name]).parameters
     for variant in [*VARIANTS, *({**variant, "chunks": 1} for variant in VARIANTS if in_one)]:
         on_host = Maker(dtype, **variant).arguments(name)
         on_device = copies(on_host)
@@ -110,7 +132,7 @@ def test_every_cuda_kernel_is_executed() -> None:
     """No kernel of the sources is left out by the launchers."""
     loader = ExecutorLoader()
     device = Kernels(DeviceKernels(CheckedNumpy(), loader))
-    for name in API:
+    for name in KERNELS:
         for variant in VARIANTS:
             getattr(device, name)(*Maker(np.float32, **variant).arguments(name).values())
     for rule in UPDATE_OPTIONS:
@@ -127,7 +149,7 @@ def _kernels_of(file: str) -> str:
     return "\n".join(re.findall(r"__global__[^{]*", source(file).split(f'#line 1 "{file}"')[1]))
 
 
-@pytest.mark.parametrize("name", API)
+@pytest.mark.parametrize("name", KERNELS)
 def test_every_kernel_has_a_test_on_all_backends(name: str) -> None:
     """Some test in ``tests/kernels`` that takes the fixture ``backend`` calls it, itself or through a helper."""
     folder = Path(__file__).parents[1] / "kernels"
@@ -163,7 +185,7 @@ def errors_of(implementation: Any, name: str, arguments: dict[str, Any]) -> str:
     return f"{type(caught.value).__name__}: {caught.value}"
 
 
-@pytest.mark.parametrize("name", API)
+@pytest.mark.parametrize("name", KERNELS)
 def test_same_errors(name: str) -> None:
     """Wrong dtype, rank, length or layout of any argument: a domain error, the same words on both sides."""
     device, host = Kernels(DeviceKernels(CheckedNumpy(), NothingRuns())), kernels.get(np)
@@ -206,7 +228,7 @@ def _length_is_free(kernel: str, argument: str) -> bool:
     return argument in free.get(kernel, set())
 
 
-@pytest.mark.parametrize("name", [name for name in API if name.startswith("rnn")])
+@pytest.mark.parametrize("name", [name for name in KERNELS if name.startswith("rnn")])
 def test_same_error_for_an_unknown_nonlinearity(name: str) -> None:
     arguments = Maker(np.float32).arguments(name) | {"nonlinearity": "sigmoid"}
     device = errors_of(Kernels(DeviceKernels(CheckedNumpy(), NothingRuns())), name, arguments)

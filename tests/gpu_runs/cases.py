@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from device.kernel_arguments import Arguments, Maker, flat
-from sparsebp.kernels.api import Kernels
+from device.kernel_arguments import KERNELS, Arguments, Maker, flat
 from sparsebp.kernels.api.optimizers import UPDATE_OPTIONS
 from sparsebp.kernels.device import loader
 
@@ -53,13 +52,7 @@ class Case(NamedTuple):
 
 def kernels() -> list[str]:
     """Return the names of all kernels, the recurrences first."""
-    names = [name for name in vars_of(Kernels) if not name.startswith("_")]
-    return sorted(names, key=lambda name: (not name.startswith(RECURRENCES), name))
-
-
-def vars_of(cls: type) -> list[str]:
-    """Return the names of the functions of a class and its bases."""
-    return sorted({name for base in cls.__mro__ for name, value in vars(base).items() if callable(value)})
+    return sorted(KERNELS, key=lambda name: (not name.startswith(RECURRENCES), name))
 
 
 def every(*, small: bool = False) -> Iterator[Case]:

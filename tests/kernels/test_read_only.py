@@ -13,7 +13,7 @@ from numba.core import types
 from numba.core.dispatcher import Dispatcher
 
 from cuda_on_cpu.memory import CheckedNumpy
-from device.kernel_arguments import Maker, arrays_of, copies, flat, replaced
+from device.kernel_arguments import KERNELS, Maker, arrays_of, copies, flat, replaced
 from sparsebp import kernels
 from sparsebp.core.errors import DeviceError, LayoutError
 from sparsebp.kernels.api import Kernels
@@ -21,12 +21,7 @@ from sparsebp.kernels.device import DeviceKernels
 
 OPTIONAL_FIELDS = ("a_index", "bias_ih", "bias_hh")
 """Fields of operands that may be None."""
-QUESTIONS = {"projected_inputs", "sums_inside"}  # of sizes, not of arrays
-NAMES = [
-    name
-    for name, _ in inspect.getmembers(Kernels, inspect.isfunction)
-    if not name.startswith("_") and name not in QUESTIONS
-]
+NAMES = list(KERNELS)
 
 
 class NothingRuns:

@@ -9,6 +9,7 @@ Conventions
   ``(n, B)``. Values shared by the batch have a last axis of length 1: ``(nnz, 1)``; wherever ``B*`` is written the
   length may be 1 or B, and ``out`` has B if any operand has.
 - Recurrent layers are time-major as in torch.nn: ``(T, B, ...)``.
+- A kernel writes its results and returns nothing. A method that returns something asks about sizes: it runs nothing.
 - No atomics: the same input gives bitwise the same output on every run and for every number of threads.
 - Sizes of zero are legal wherever they make sense (no rows, no nonzeros, no batch).
 - A wrong dtype, shape or layout raises (see `sparsebp.backend.check_array`); nothing falls through.
