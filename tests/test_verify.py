@@ -89,7 +89,7 @@ def test_a_wrong_scan_is_caught_and_named(monkeypatch, fault):
     def faulty(self, k, tape, w_hh, gy, grad_h_n, chunks, ga, gh0, sums=None):
         real(self, k, tape, w_hh, gy, grad_h_n, chunks, ga, gh0, sums)
         if chunks > 1:
-            ga[0] *= 1 + fault
+            (ga[0] if sums is None else sums.weight_hh)[:] *= 1 + fault
 
     monkeypatch.setattr(RNNMath, "run_back", faulty)
     model = classifier(nn.RNN(2, 3, dtype=np.float64, rng=0))

@@ -7,10 +7,11 @@ import pytest
 import scipy.sparse as sp
 from numpy.testing import assert_allclose
 
-from sparsebp import SparsityPattern, plan_product
+from sparsebp import SparsityPattern
 from sparsebp.bench import spgemm
 from sparsebp.bench.tools import environment, mkl, peers, sparse_peers
 from sparsebp.core.errors import MissingDependencyError
+from sparsebp.products.product import candidates_of_structure, plan_by
 
 
 def matrix(m: int, n: int, seed: int) -> sp.csr_array:
@@ -34,11 +35,13 @@ def test_targets_are_judged_by_the_median(
     assert spgemm.judge(row, targets)["met"] == outcome
 
 
-def test_every_array_of_a_call_is_counted_once() -> None:
+@pytest.mark.parametrize("strategy", ["positions", "pairs"])
+def test_every_array_of_a_call_is_counted_once(strategy: str) -> None:
     a, b = matrix(30, 40, 0), matrix(40, 20, 1)
-    plan = plan_product(SparsityPattern.from_scipy(a), SparsityPattern.from_scipy(b))
+    ways = candidates_of_structure(SparsityPattern.from_scipy(a), SparsityPattern.from_scipy(b))
+    plan = plan_by(next(way for way in ways if way.name == strategy))
     out = plan(a.data, b.data)
-    indices = 4 * (31 + a.nnz + 41 + 31)
+    indices = 4 * (31 + a.nnz + 41 + 31) if strategy == "positions" else 0  # pairs tell where, without the patterns
     arrays = sum(array.nbytes for array in plan.arrays.values())
     assert spgemm.bytes_moved(plan, a.data, b.data, out) == 4 * (a.nnz + b.nnz + len(out)) + indices + arrays
 

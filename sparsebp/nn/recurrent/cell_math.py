@@ -234,8 +234,10 @@ class CellMath(abc.ABC):
     def _rolled(self, rows: Array, gates: int) -> Array:
         if self.columns == self.gates:
             return rows
-        cut = -gates * (rows.shape[0] // self.gates)
-        return backend.namespace(rows).concatenate((rows[cut:], rows[:cut]))  # as `roll`, without its cost
+        xp, by = backend.namespace(rows), gates * (rows.shape[0] // self.gates)
+        if backend.is_host(xp):
+            return xp.concatenate((rows[-by:], rows[:-by]))  # as `roll`, without its cost
+        return xp.roll(rows, by, axis=0)  # in one launch, the parts in two
 
     def input_factors(self, tape: Tape) -> Array:
         """Return (T, gH, n, B): transposed Jacobian of the state after a step with respect to ``W_ih x`` at it.

@@ -37,7 +37,7 @@ LANES = 32
 """Threads of a warp, and lanes of a scheduler, which starts a multiply-add in each of them every cycle."""
 LAUNCH = 2e-6
 """Seconds from one kernel to the next on a GPU, in a captured step; predicted."""
-SHARED_PRODUCT = 1_000_000_000
+SHARED_PRODUCT = 100_000_000
 """FLOP from which the threads share a product over all steps, see `sparsebp.nn.recurrent.products.LONG`."""
 NEARLY = 1.03
 """Times of a GPU that differ by less are taken for equal: then fewer chunks are chosen, which need less memory."""
