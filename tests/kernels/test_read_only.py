@@ -22,6 +22,8 @@ from sparsebp.kernels.device import DeviceKernels
 OPTIONAL_FIELDS = ("a_index", "bias_ih", "bias_hh")
 """Fields of operands that may be None."""
 NAMES = list(KERNELS)
+OF_PATTERNS = ("structure", "union", "block_structure", "pair_lists")
+"""Modules of functions that plans are made with."""
 
 
 class NothingRuns:
@@ -84,7 +86,7 @@ def test_nothing_is_compiled_a_second_time_for_read_only_arrays():
     for module in [m for key, m in sys.modules.items() if key.startswith("sparsebp.kernels.host.")]:
         for function in vars(module).values():
             if isinstance(function, Dispatcher) and function.py_func.__module__ == module.__name__:
-                if Path(module.__file__).stem in ("structure", "union"):  # of patterns' arrays alone, all read-only
+                if Path(module.__file__).stem in OF_PATTERNS:  # of patterns' arrays alone, all read-only
                     continue
                 found += len(function.signatures)
                 for signature in function.signatures:
