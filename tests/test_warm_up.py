@@ -76,7 +76,6 @@ def test_it_is_told_when_something_is_compiled_and_not_when_all_is_there(tmp_pat
     """With a pseudo-terminal as standard error and a cache of its own, twice."""
     code = """
 import numpy as np
-from device.kernel_arguments import KERNELS
 from sparsebp import kernels
 x = np.ones(3, np.float32)
 kernels.get(np).clamp(x, 0.0, 0.5, np.empty_like(x))
