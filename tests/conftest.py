@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,13 @@ def threads_as_before() -> Iterator[None]:
     yield
     if threads.get_threads() != before:
         threads.set_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def torch_draws_alike() -> None:
+    """What a test draws from PyTorch's generator does not depend on the tests that ran before it in the process."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 @pytest.hookimpl(wrapper=True)
