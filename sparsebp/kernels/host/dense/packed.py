@@ -24,13 +24,11 @@ from sparsebp.kernels.host.engine.simd import (
     VECTOR_BYTES,
     WORD,
     SimdType,
-    _call,
-    _llvm_vector,
-    _splat,
     advance,
     intrinsic,
     lanes,
 )
+from sparsebp.kernels.host.engine.simd.types import call_llvm, llvm_vector, splat, vector_name
 
 ROWS, VECTORS = 4, 3
 """Rows and vectors of a tile: 12 sums, 3 vectors of w and a number of x fill the 16 registers of AVX2."""
@@ -103,7 +101,7 @@ def _tile(rows: int, vectors: int) -> Any:
 
         def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
             x_at, x_apart, x_step, w_at, count, out_at, out_apart = args
-            vector, align = _llvm_vector(ty), ty.dtype.bitwidth // 8
+            vector, align = llvm_vector(ty), ty.dtype.bitwidth // 8
             places = [
                 builder.bitcast(
                     builder.gep(out_at, [builder.add(builder.mul(out_apart, WORD(r)), WORD(v * ty.lanes))]),
@@ -129,10 +127,10 @@ def _tile(rows: int, vectors: int) -> Any:
             right = [builder.load(builder.bitcast(at, vector.as_pointer()), align=align) for at in columns]
             added = []
             for r in range(rows):
-                left = _splat(builder, ty, builder.load(builder.gep(source, [row_of_x[r]]), align=align))
+                left = splat(builder, ty, builder.load(builder.gep(source, [row_of_x[r]]), align=align))
                 for v in range(vectors):
                     added.append(
-                        _call(builder, f"llvm.fmuladd.v{ty.lanes}f{ty.dtype.bitwidth}", vector,
+                        call_llvm(builder, f"llvm.fmuladd.{vector_name(ty)}", vector,
                               [left, right[v], sums[r * vectors + v]])
                     )  # fmt: skip
             following = builder.add(k, WORD(1))
