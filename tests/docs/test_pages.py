@@ -39,7 +39,11 @@ def test_tables_fit_a_page(document: Path) -> None:
 
 def test_every_page_is_in_the_navigation() -> None:
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    pages = [page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")]
+    pages = [
+        page.relative_to(ROOT / "docs").as_posix()
+        for kind in ("md", "ipynb")
+        for page in (ROOT / "docs").rglob(f"*.{kind}")
+    ]
     assert [page for page in pages if page not in navigation] == []
 
 

@@ -1,0 +1,53 @@
+"""An MkDocs hook: notebooks become pages of the site, with what they printed and drew, and to be downloaded."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import PurePosixPath
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+
+class NotebookPage(File):
+    """A page whose source is a notebook: other pages and the navigation link to that."""
+
+    def is_documentation_page(self) -> bool:
+        """Return True: MkDocs takes files of its own suffixes alone."""
+        return True
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Replace every notebook by its page, its pictures and a file to download."""
+    for file in [file for file in files if file.src_uri.endswith(".ipynb")]:
+        files.remove(file)
+        folder = file.src_uri.removesuffix(".ipynb")
+        text, pictures = as_markdown(json.loads(file.content_string), PurePosixPath(folder).name)
+        files.append(NotebookPage.generated(config, file.src_uri, content=text))
+        files.append(File.generated(config, f"{folder}/notebook.ipynb", content=file.content_bytes))
+        for name, content in pictures.items():
+            files.append(File.generated(config, f"{folder}/{name}", content=content))
+    return files
+
+
+def as_markdown(notebook: dict[str, Any], folder: str) -> tuple[str, dict[str, bytes]]:
+    """Return a notebook's page, and its pictures by name; both lie under `folder`, which the page is beside."""
+    parts: list[str] = []
+    pictures: dict[str, bytes] = {}
+    for cell in notebook["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+            continue
+        parts.append(f"```python\n{source}\n```")
+        for output in cell["outputs"]:
+            if output["output_type"] == "stream":
+                parts.append(f"```text\n{''.join(output['text']).rstrip()}\n```")
+            else:
+                name = f"{len(pictures) + 1}.png"
+                pictures[name] = base64.b64decode("".join(output["data"]["image/png"]))
+                parts.append(f"![What the cell above draws]({folder}/{name})")
+    parts.insert(1, f"<small>This page is a notebook: [download it]({folder}/notebook.ipynb), and run it.</small>")
+    return "\n\n".join(parts) + "\n", pictures
