@@ -17,7 +17,7 @@ import numpy as np
 
 from sparsebp import nn
 from sparsebp.backend.machine.price_file import prices
-from sparsebp.bench import spgemm
+from sparsebp.bench.spgemm import products
 from sparsebp.bench.tools import pictures, report
 from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run
 from sparsebp.bench.tools.calibrate import backward_seconds, call_seconds
@@ -57,9 +57,9 @@ def rows(run: Run, threads: int) -> Iterator[Row]:
                     if 4 * length * batch * size * VALUES[cell] <= MOST:
                         yield _recurrent_row(cell, layer, length, batch, budget)
     for pair in pairs(run.quick):
-        plan, _ = spgemm.plan_pair(pair)
+        plan, _ = products.plan_pair(pair)
         for samples in (None, max(BATCHES)) if pair.batch_targets is not None else (None,):
-            yield _product_row(pair.name, plan, spgemm.values(pair, samples), samples or 1, threads, budget)
+            yield _product_row(pair.name, plan, products.values(pair, samples), samples or 1, threads, budget)
 
 
 def judge(row: Mapping[str, Any]) -> Row:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from sparsebp.bench.tools import pictures
+from sparsebp.bench.tools.benchmark import Result
 from sparsebp.reproduce.figure import Claim, Context, Figure, Found, claim
 from sparsebp.reproduce.simulated import draw_ranges, drawn_timelines, speed_ups
 from sparsebp.schedule import Action, Costs, simulate
@@ -57,9 +58,9 @@ def timelines(context: Context) -> Found:
     ))  # fmt: skip
 
 
-def prediction(context: Context) -> Found:
+def prediction(result: Result) -> Found:
     """Fig. 9 and Eq. 1, 4: the error of predicted weights beside that of stale ones."""
-    rows = [row for row in context.benchmark("spectrain")["rows"]
+    rows = [row for row in result["rows"]
             if row["side"] == "SpecTrain" and "predicted_forward" in row]  # fmt: skip
     claims = tuple(
         Claim(f"{row['network']}, {row['level']} rate: RMSE of predicted over stale weights, forward", "below 1",
@@ -86,9 +87,9 @@ def draw_prediction(data: Mapping[str, Any]) -> Any:
     return drawing
 
 
-def accuracy(context: Context) -> Found:
+def accuracy(result: Result) -> Found:
     """Table 1: SpecTrain's accuracy beside training without staleness, and that of stale weights."""
-    rows = context.benchmark("spectrain")["rows"]
+    rows = result["rows"]
     claims = []
     for row in rows:
         if row["side"] in ("vanilla", "stashing", "SpecTrain"):
@@ -103,9 +104,9 @@ def accuracy(context: Context) -> Found:
     return Found(tuple(claims))
 
 
-def learning_curves(context: Context) -> Found:
+def learning_curves(result: Result) -> Found:
     """Fig. 5 and 12: learning curves of the Transformer."""
-    rows = [row for row in context.benchmark("spectrain")["rows"]
+    rows = [row for row in result["rows"]
             if row["network"] == "Transformer" and row.get("loss") is not None]  # fmt: skip
     kept = {f"{row['side']}, {row['level']}": np.asarray(row["loss"], float).tolist() for row in rows}
     last = {name: float(np.mean(loss[-10:])) for name, loss in kept.items() if np.ndim(loss) == 1 and loss}
@@ -130,9 +131,9 @@ def draw_curves(data: Mapping[str, Any]) -> Any:
     return drawing
 
 
-def throughput(context: Context) -> Found:
+def throughput(result: Result) -> Found:
     """Fig. 10, 11 and 13: over data-parallel and over PipeDream, simulated."""
-    return speed_ups(context, lambda row: row["source"].startswith("Chen"))
+    return speed_ups(result, lambda row: row["source"].startswith("Chen"))
 
 
 _LINKS = (
@@ -191,7 +192,7 @@ FIGURES = (
         source="Fig. 9, Eq. 1 and 4",
         kind="executed",
         seconds=1500,
-        run=prediction,
+        shows=prediction,
         draw=draw_prediction,
         needs=("data",),
         states="RMSE of predicted weights is below that of stale ones",
@@ -203,7 +204,7 @@ FIGURES = (
         source="Table 1",
         kind="executed",
         seconds=1500,
-        run=accuracy,
+        shows=accuracy,
         needs=("data",),
         states="SpecTrain keeps the accuracy that staleness costs",
     ),
@@ -214,7 +215,7 @@ FIGURES = (
         source="Fig. 5 and 12",
         kind="executed",
         seconds=1500,
-        run=learning_curves,
+        shows=learning_curves,
         draw=draw_curves,
         needs=("data",),
         states="learning curves of the Transformer",
@@ -226,7 +227,7 @@ FIGURES = (
         source="Fig. 10, 11 and 13",
         kind="simulated",
         seconds=30,
-        run=throughput,
+        shows=throughput,
         draw=draw_ranges,
         gpu=True,
         states="throughput: 2.64× data-parallel, 1.68× PipeDream",

@@ -122,10 +122,11 @@ class Figure:
         How ours is obtained.
     seconds
         What a whole run takes here; 0: less than one.
-    rests_on
-        The benchmark whose result it shows, if any.
     run
-        Returns what comes out; None: it is not run here, and `why` says what it would take.
+        Returns what comes out.
+    rests_on, shows
+        Instead of `run`: the benchmark that it rests on, and what returns what its result shows. Without either it is
+        not run here, and `why` says what it would take.
     draw
         Draws the data into a Matplotlib figure, with the paper's axes; None: there is nothing to draw.
     needs
@@ -142,12 +143,18 @@ class Figure:
     states: str
     kind: Kind
     seconds: int = 0
-    rests_on: str | None = None
     run: Callable[[Context], Found] | None = None
+    rests_on: str | None = None
+    shows: Callable[[Result], Found] | None = None
     draw: Callable[[Mapping[str, Any]], Any] | None = None
     needs: tuple[str, ...] = ()
     gpu: bool = False
     why: str = ""
+
+    @property
+    def here(self) -> bool:
+        """Whether it is run here."""
+        return self.run is not None or self.shows is not None
 
     @property
     def command(self) -> str:
@@ -188,13 +195,13 @@ class Figure:
 
     def _found(self, context: Context) -> Found:
         """Run it; what a benchmark's result lacks is said in a sentence, for it may come from a file."""
-        if self.run is None:
+        if self.run is not None:
+            return self.run(context)
+        if self.rests_on is None or self.shows is None:
             return Found((Claim(self.states, "see there", "not run here", None, self.why),))
-        if self.rests_on is None:
-            return self.run(context)
-        context.benchmark(self.rests_on)  # whose own errors are not the file's
+        result = context.benchmark(self.rests_on)  # whose own errors are not the file's
         try:
-            return self.run(context)
+            return self.shows(result)
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise FileFormatError(
                 f"The result of sparsebp bench {self.rests_on} lacks what {self.name} shows",

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sparsebp.bench.tools import pictures
+from sparsebp.bench.tools.benchmark import Result
 from sparsebp.core.errors import OptionError, SparseBPError
 from sparsebp.reproduce.figure import Claim, Context, Figure, Found, claim, median
 from sparsebp.reproduce.simulated import drawn_timelines
@@ -59,18 +60,18 @@ def _claims(rows: list[Mapping[str, Any]], least: Mapping[str, float], paper: Ma
     )  # fmt: skip
 
 
-def speed(context: Context) -> Found:
+def speed(result: Result) -> Found:
     """Fig. 3, Table 2: MobileNetV2, batch 32."""
-    rows = [row for row in context.benchmark("fusion")["rows"]
+    rows = [row for row in result["rows"]
             if row["network"].startswith("MobileNet") and row["batch"] == 32]  # fmt: skip
     return Found(
         _claims(rows, {"forward": 1.12, "backward": 1.16}, {"forward": "1.12–1.17×", "backward": "1.16–1.26×"})
     )
 
 
-def batches(context: Context) -> Found:
+def batches(result: Result) -> Found:
     """Fig. 4 and 5: speed-up over the batch size."""
-    rows = [row for row in context.benchmark("fusion")["rows"] if row["optimizer"] == "Adam"]
+    rows = [row for row in result["rows"] if row["optimizer"] == "Adam"]
     paper = dict.fromkeys(("forward", "backward"), "above 1, less with larger batches")
     return Found(_claims(rows, dict.fromkeys(paper, 1.0), paper), {"rows": [
         {"network": row["network"], "batch": row["batch"], "forward": median(row, "forward_ratio"),
@@ -91,23 +92,23 @@ def draw_batches(data: Mapping[str, Any]) -> Any:
     return drawing
 
 
-def models(context: Context) -> Found:
+def models(result: Result) -> Found:
     """Fig. 6: fewer parameters a layer, higher speed-up."""
-    rows = [row for row in context.benchmark("fusion")["rows"] if row["batch"] == 32 and row["optimizer"] == "Adam"]
+    rows = [row for row in result["rows"] if row["batch"] == 32 and row["optimizer"] == "Adam"]
     paper = dict.fromkeys(("forward", "backward"), "1 to 1.2 (drawn), on other networks")
     return Found(_claims(rows, dict.fromkeys(paper, 1.0), paper))
 
 
-def optimizers(context: Context) -> Found:
+def optimizers(result: Result) -> Found:
     """Fig. 7: by optimizer."""
-    rows = [row for row in context.benchmark("fusion")["rows"] if row["network"] == "LeNet-5" and row["batch"] == 32]
+    rows = [row for row in result["rows"] if row["network"] == "LeNet-5" and row["batch"] == 32]
     paper = dict.fromkeys(("forward", "backward"), "above 1, on MobileNetV2")
     return Found(_claims(rows, dict.fromkeys(paper, 1.0), paper))
 
 
-def gradient_memory(context: Context) -> Found:
+def gradient_memory(result: Result) -> Found:
     """Beyond the paper: what backward-fusion holds of gradients."""
-    rows = {row["network"]: row for row in context.benchmark("fusion")["rows"] if row["batch"] <= 32}
+    rows = {row["network"]: row for row in result["rows"] if row["batch"] <= 32}
     return Found(tuple(
         Claim(f"{name}: peak of the gradients held, baseline over backward-fusion", "not stated",
               f"{row['none_peak'] / row['backward_peak']:.1f}×", None, "The paper speaks of time alone")
@@ -140,7 +141,7 @@ FIGURES = (
         source="Fig. 3 and Table 2",
         kind="measured",
         seconds=420,
-        run=speed,
+        shows=speed,
         needs=("torch",),
         gpu=True,
         states="MobileNetV2, batch 32: 1.12–1.17× and 1.16–1.26×",
@@ -152,7 +153,7 @@ FIGURES = (
         source="Fig. 4 and 5",
         kind="measured",
         seconds=420,
-        run=batches,
+        shows=batches,
         draw=draw_batches,
         needs=("torch",),
         gpu=True,
@@ -165,7 +166,7 @@ FIGURES = (
         source="Fig. 6",
         kind="measured",
         seconds=420,
-        run=models,
+        shows=models,
         needs=("torch",),
         gpu=True,
         states="speed-up by model",
@@ -177,7 +178,7 @@ FIGURES = (
         source="Fig. 7",
         kind="measured",
         seconds=420,
-        run=optimizers,
+        shows=optimizers,
         needs=("torch",),
         gpu=True,
         states="speed-up by optimizer",
@@ -189,7 +190,7 @@ FIGURES = (
         source="§3",
         kind="executed",
         seconds=420,
-        run=gradient_memory,
+        shows=gradient_memory,
         needs=("torch",),
         states="memory of gradients",
     ),

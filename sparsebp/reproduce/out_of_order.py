@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sparsebp.bench.tools import pictures
+from sparsebp.bench.tools.benchmark import Result
 from sparsebp.reproduce.figure import Claim, Context, Figure, Found, claim, median
 from sparsebp.reproduce.simulated import draw_ranges, drawn_timelines, speed_ups
 from sparsebp.schedule import Costs, Kind, simulate
@@ -65,10 +66,10 @@ def _sixteen_layers() -> list[Any]:
     return [gpipe(**_FIG_12, input_gradient=False), fast_forward(**_FIG_12), modulo(**_FIG_12)]
 
 
-def single_device(context: Context) -> Found:
+def single_device(result: Result) -> Found:
     """Fig. 7 on the CPU: the order that is kept, over one stream in the conventional order."""
     rows = [{"network": row["network"], "keeps": row["keeps"], "kept": median(row, "kept_ratio")}
-            for row in context.benchmark("schedule")["rows"]]  # fmt: skip
+            for row in result["rows"]]  # fmt: skip
     claims = [
         Claim(f"{row['network']}: the order that is kept ({row['keeps']}) over one stream", "1.03–1.58×",
               f"{row['kept']:.2f}×", row["kept"] >= 1.03)
@@ -77,27 +78,27 @@ def single_device(context: Context) -> Found:
     return Found(tuple(claims), {"rows": rows})
 
 
-def memory(context: Context) -> Found:
+def memory(result: Result) -> Found:
     """Fig. 9 and §8.2: the cap of 1.1 on the peak."""
     return Found(tuple(
         Claim(f"{row['network']}: peak of the kept order over the conventional one's", "at most 1.1",
               f"{row['memory']:.2f}", row["memory"] <= 1.1)
-        for row in context.benchmark("schedule")["rows"]
+        for row in result["rows"]
     ))  # fmt: skip
 
 
-def data_parallel(context: Context) -> Found:
+def data_parallel(result: Result) -> Found:
     """Fig. 10: over BytePS on clusters, simulated."""
-    return speed_ups(context, lambda row: row["source"].startswith("Oh") and row["compared"].startswith("reverse"))
+    return speed_ups(result, lambda row: row["source"].startswith("Oh") and row["compared"].startswith("reverse"))
 
 
-def data_parallel_here(context: Context) -> Found:
+def data_parallel_here(result: Result) -> Found:
     """§8.3 executed: two ranks of this machine with a stated network."""
     claims = [
         Claim(f"{row['network']}, {row['batch']} samples: share of the sums hidden by reverse first-k",
               "not stated; our target is 60 %",
               f"{hidden:.0%}", hidden >= 0.6, "" if hidden >= 0.6 else "The cores that compute also move the bytes")
-        for row in context.benchmark("data-parallel")["rows"]
+        for row in result["rows"]
         for hidden in [_number(row["reverse_hidden"])]
     ]  # fmt: skip
     return Found(tuple(claims))
@@ -107,19 +108,19 @@ def _number(value: Any) -> float:
     return float(value["median"] if isinstance(value, Mapping) else value)
 
 
-def pipelines(context: Context) -> Found:
+def pipelines(result: Result) -> Found:
     """Fig. 11 and 13: over GPipe, simulated."""
-    return speed_ups(context, lambda row: row["source"].startswith("Oh") and not row["compared"].startswith("reverse"))
+    return speed_ups(result, lambda row: row["source"].startswith("Oh") and not row["compared"].startswith("reverse"))
 
 
-def executed_pipelines(context: Context) -> Found:
+def executed_pipelines(result: Result) -> Found:
     """§8.4 executed on two ranks, beside what is simulated with the same durations."""
     return Found(tuple(
         Claim(f"{row['schedule']} on {row['ranks']} ranks: step simulated beside measured",
               "not stated; our target is 15 %",
               f"{row['difference']:+.0%}", abs(row["difference"]) <= 0.15,
               "" if abs(row["difference"]) <= 0.15 else "Two virtual cores slow each other down while both compute")
-        for row in context.benchmark("scaling-measured")["rows"] if "difference" in row
+        for row in result["rows"] if "difference" in row
     ))  # fmt: skip
 
 
@@ -177,7 +178,7 @@ FIGURES = (
         source="Fig. 7",
         kind="measured",
         seconds=240,
-        run=single_device,
+        shows=single_device,
         draw=draw_kept,
         gpu=True,
         needs=("torch", "data"),
@@ -190,7 +191,7 @@ FIGURES = (
         source="Fig. 9",
         kind="executed",
         seconds=240,
-        run=memory,
+        shows=memory,
         needs=("torch", "data"),
         states="memory of the reordered step: at most 1.1 times the conventional peak",
     ),
@@ -201,7 +202,7 @@ FIGURES = (
         source="Fig. 10",
         kind="simulated",
         seconds=30,
-        run=data_parallel,
+        shows=data_parallel,
         draw=draw_ranges,
         gpu=True,
         states="data-parallel over BytePS: 1.10–1.27×",
@@ -213,7 +214,7 @@ FIGURES = (
         source="Fig. 10",
         kind="measured",
         seconds=120,
-        run=data_parallel_here,
+        shows=data_parallel_here,
         needs=("torch", "mpi"),
         states="reverse first-k on two ranks of this machine",
     ),
@@ -224,7 +225,7 @@ FIGURES = (
         source="Fig. 11 and 13",
         kind="simulated",
         seconds=30,
-        run=pipelines,
+        shows=pipelines,
         draw=draw_ranges,
         gpu=True,
         states="pipelines over GPipe: 1.41–1.99×",
@@ -236,7 +237,7 @@ FIGURES = (
         source="Fig. 11",
         kind="executed",
         seconds=120,
-        run=executed_pipelines,
+        shows=executed_pipelines,
         needs=("mpi",),
         states="pipelines on two ranks of this machine, simulated beside measured",
     ),

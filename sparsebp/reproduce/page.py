@@ -31,7 +31,7 @@ def listing() -> list[dict[str, Any]]:
     return [
         {"name": figure.name, "paper": figure.paper, "source": figure.source, "states": figure.states,
          "kind": figure.kind, "seconds": figure.seconds, "needs": list(figure.needs), "gpu": figure.gpu,
-         "runs": figure.run is not None, "command": figure.command}
+         "runs": figure.here, "command": figure.command}
         for figure in FIGURES.values()
     ]  # fmt: skip
 
@@ -75,7 +75,7 @@ def _summary(results: Mapping[str, Mapping[str, Any]]) -> str:
 def _section(figure: Figure, result: Mapping[str, Any] | None, folder: Path) -> Iterator[str]:
     yield f"### {figure.source}: {figure.states}"
     gpu = "; the paper's own form needs a GPU" if figure.gpu else ""
-    if figure.run is None:
+    if not figure.here:
         yield f"*Elsewhere* ({_KINDS['elsewhere']}{gpu}). {figure.why}."
         return
     yield f"*{figure.kind.capitalize()}* ({_KINDS[figure.kind]}{gpu}). `{figure.command}`, {_time(figure.seconds)}."

@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sparsebp.bench.tools import pictures
-from sparsebp.reproduce.figure import Claim, Context, Found
+from sparsebp.bench.tools.benchmark import Result
+from sparsebp.reproduce.figure import Claim, Found
 from sparsebp.schedule import Costs, Schedule, simulate
 
 _WHY = {
@@ -15,9 +16,9 @@ _WHY = {
 }  # fmt: skip
 
 
-def speed_ups(context: Context, chosen: Callable[[Mapping[str, Any]], bool]) -> Found:
+def speed_ups(result: Result, chosen: Callable[[Mapping[str, Any]], bool]) -> Found:
     """Return the rows of ``bench scaling-papers`` that are chosen as claims."""
-    rows = [row for row in context.benchmark("scaling-papers")["rows"] if chosen(row)]
+    rows = [row for row in result["rows"] if chosen(row)]
     claims = tuple(
         Claim(f"{row['compared']}; {row['setting']}, {row['workers']} workers", str(row.get("paper") or "–"),
               f"{row['ours']:.2f}×", None if row["outcome"] == "not in the paper" else row["outcome"] != "below",

@@ -8,7 +8,7 @@ import scipy.sparse as sp
 from numpy.testing import assert_allclose
 
 from sparsebp import SparsityPattern
-from sparsebp.bench import spgemm
+from sparsebp.bench.spgemm import products
 from sparsebp.bench.tools import environment, mkl, peers, sparse_peers
 from sparsebp.core.errors import MissingDependencyError
 from sparsebp.products.product import candidates_of_structure, plan_by
@@ -32,7 +32,7 @@ def test_targets_are_judged_by_the_median(
     measured: dict[str, float], targets: dict[str, float], outcome: str | None
 ) -> None:
     row = {f"{side}_ratio": {"median": times} for side, times in measured.items()}
-    assert spgemm.judge(row, targets)["met"] == outcome
+    assert products.judge(row, targets)["met"] == outcome
 
 
 @pytest.mark.parametrize("strategy", ["positions", "pairs"])
@@ -43,7 +43,7 @@ def test_every_array_of_a_call_is_counted_once(strategy: str) -> None:
     out = plan(a.data, b.data)
     indices = 4 * (31 + a.nnz + 41 + 31) if strategy == "positions" else 0  # pairs tell where, without the patterns
     arrays = sum(array.nbytes for array in plan.arrays.values())
-    assert spgemm.bytes_moved(plan, a.data, b.data, out) == 4 * (a.nnz + b.nnz + len(out)) + indices + arrays
+    assert products.bytes_moved(plan, a.data, b.data, out) == 4 * (a.nnz + b.nnz + len(out)) + indices + arrays
 
 
 def test_the_copy_rate_is_a_rate() -> None:

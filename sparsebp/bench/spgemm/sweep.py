@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp.bench import spgemm
+from sparsebp.bench.spgemm import products
 from sparsebp.bench.tools import pictures, report
 from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run, with_threads
 from sparsebp.bench.tools.matrices import Pair
@@ -29,9 +29,9 @@ def measure(run: Run) -> Iterator[Row]:
     ratios: dict[int, list[tuple[float, str]]] = {}
     for number, (family, draw) in enumerate(FAMILIES.items()):
         drawn = [_drawn(family, draw, (number, i), run.settings["largest"]) for i in range(run.settings["each"])]
-        plans = [spgemm.plan_pair(pair)[0] for pair in drawn]
+        plans = [products.plan_pair(pair)[0] for pair in drawn]
         for pair, plan in zip(drawn, plans, strict=True):
-            spgemm.check(pair, plan)
+            products.check(pair, plan)
         for count in run.threads():
             found = [(_ratio(pair, plan, run), pair, plan) for pair, plan in zip(drawn, plans, strict=True)]
             found.sort(key=lambda one: one[0])
@@ -58,7 +58,7 @@ def _summary(threads: int, ratios: list[tuple[float, str]]) -> str:
 
 def _ratio(pair: Pair, plan: Any, run: Run) -> float:
     """Return how many times faster than SciPy's product a call of the plan is."""
-    a_data, b_data = spgemm.values(pair, None)
+    a_data, b_data = products.values(pair, None)
     out = np.empty(plan.pattern.nnz, np.float32)
     sides: dict[str, Callable[[], object]] = {
         "ours": partial(plan, a_data, b_data, out=out),
