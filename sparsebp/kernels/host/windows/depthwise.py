@@ -1,9 +1,11 @@
 """Convolutions with one input channel a group, on the host: every tap is a multiple of the plane, moved.
 
 A plane is first copied with its padding, so that the taps of all windows lie as far from each other as the windows do:
-the loops over a plane are then one run of consecutive elements, without conditions, and the elements between two rows
-of windows are computed for nothing. With a stride s, what the windows skip is put aside: the plane is stored as s
-planes (on each axis), each with every s-th element.
+the loops over a plane have no conditions. With a stride s, what the windows skip is put aside: the plane is stored as s
+planes (on each axis), its phases, each with every s-th element.
+
+All loops are over whole vectors. Rows are written in ascending order, with zeros or garbage up to a whole vector behind
+each, over which the next one is written; phases have `_SLACK` elements behind them for the last one.
 """
 
 from __future__ import annotations
@@ -17,11 +19,28 @@ import numba
 import numpy as np
 
 from sparsebp.core.types import Array
-from sparsebp.kernels.host.engine.parts import INNER_APART, INNER_SERIAL, INNER_SUMS, SERIAL, parts_for, span
-from sparsebp.kernels.host.engine.simd import advance, clear, pointer
+from sparsebp.kernels.host.engine.parts import INNER_APART, INNER_JIT, JIT, parts_for, span
+from sparsebp.kernels.host.engine.shuffles import evens, high_in_turn, low_in_turn, odds
+from sparsebp.kernels.host.engine.simd import (
+    VECTOR_BYTES,
+    advance,
+    broadcast,
+    clear,
+    fma,
+    lanes,
+    load,
+    load_up_to,
+    pointer,
+    store,
+    store_up_to,
+    zeros,
+)
 from sparsebp.kernels.host.engine.team import parallel, team
 
 Axes = tuple[int, ...]
+
+_SLACK = 64
+"""Numbers: four vectors of the widest kind, the block that all loops over a run go by."""
 
 
 class _Layout(NamedTuple):
@@ -35,46 +54,66 @@ class _Layout(NamedTuple):
         Of the first `stride` elements of a row, how far behind its beginning they lie.
     lines
         Beginning of every row of windows in a run over them.
+    vectors
+        (n, 3), n a multiple of 4: of every vector of windows, where window 0's element lies in the padded plane, where
+        the vector lies in the output, and how many windows of its row it has; 0 of those that only fill up.
     taps
         Where each tap of window 0 lies.
-    padded, run
-        Elements of the padded planes, and of a run over all windows.
+    order, ends
+        The taps by the phase that they lie in, and how many of them lie in each phase or one before it.
+    size, run
+        Elements of a phase, and of a run over all windows.
     """
 
     rows: Array
     phases: Array
     lines: Array
+    vectors: Array
     taps: Array
-    padded: int
+    order: Array
+    ends: Array
+    size: int
     run: int
 
 
 def convolve(weight: Array, x: Array, windows: Sequence[Axes], out: Array) -> None:
     """Write `Kernels.convolve` for weights (out_channels, 1, *kernel)."""
-    layout, planes = _layout(*windows), x.shape[0] * x.shape[1]
-    parts = _parts(out, layout, planes)
-    _convolve(team(parts), parts, weight.reshape(len(weight), -1), x.reshape(planes, -1), *layout, out)
+    layout, planes = _layout(*windows, VECTOR_BYTES // x.itemsize), x.shape[0] * x.shape[1]
+    parts, factors = _parts(out, layout, planes), weight.reshape(len(weight), -1)
+    args = layout.rows, layout.phases, layout.vectors, layout.taps, len(layout.ends) * layout.size
+    _convolve(team(parts), parts, factors, x.reshape(planes, -1), *args, out.reshape(out.shape[0] * out.shape[1], -1))
 
 
 def convolve_t(weight: Array, y: Array, windows: Sequence[Axes], out: Array) -> None:
     """Write `Kernels.convolve_t` for weights (out_channels, 1, *kernel)."""
-    layout, planes = _layout(*windows), out.shape[0] * out.shape[1]
-    parts = _parts(y, layout, planes)
-    _convolve_t(team(parts), parts, weight.reshape(len(weight), -1), y, *layout, out.reshape(planes, -1))
+    kernel, stride, before, dilation, inputs, outputs = windows
+    turned = tuple((k - 1) * d - b for k, d, b in zip(kernel, dilation, before, strict=True))
+    if stride == (1, 1, 1) and len(weight) == out.shape[1] and min(turned) >= 0:
+        flipped = np.ascontiguousarray(weight[..., ::-1, ::-1, ::-1])
+        convolve(flipped, y, (kernel, stride, turned, dilation, outputs, inputs), out)
+        return
+    layout, planes = _layout(*windows, VECTOR_BYTES // y.itemsize), out.shape[0] * out.shape[1]
+    parts, factors = _parts(y, layout, planes), np.take(weight.reshape(len(weight), -1), layout.order, axis=1)
+    within = layout.taps[layout.order] % layout.size
+    args = layout.rows, layout.phases, layout.lines, within, layout.ends, layout.size, layout.run
+    _convolve_t(team(parts), parts, factors, y, *args, out.reshape(planes, -1))
 
 
 def correlate(y: Array, x: Array, windows: Sequence[Axes], out: Array) -> None:
     """Write `Kernels.correlate` for weights (out_channels, 1, *kernel)."""
-    layout, (batch, channels) = _layout(*windows), x.shape[:2]
-    parts = _parts(y, layout, channels)
-    _correlate(team(parts), parts, y, x.reshape(batch, channels, -1), *layout, out.reshape(len(out), -1))
+    layout, (batch, channels) = _layout(*windows, VECTOR_BYTES // x.itemsize), x.shape[:2]
+    parts, gradients = _parts(y, layout, channels), y.reshape(batch, len(out), -1)
+    args = layout.rows, layout.phases, layout.vectors, layout.taps, len(layout.ends) * layout.size
+    _correlate(team(parts), parts, gradients, x.reshape(batch, channels, -1), *args, out.reshape(len(out), -1))
 
 
 @lru_cache(maxsize=256)  # small, and it takes as long as a small convolution
-def _layout(kernel: Axes, stride: Axes, before: Axes, dilation: Axes, inputs: Axes, outputs: Axes) -> _Layout:
+def _layout(
+    kernel: Axes, stride: Axes, before: Axes, dilation: Axes, inputs: Axes, outputs: Axes, lanes: int
+) -> _Layout:
     axes = zip(inputs, kernel, stride, before, dilation, outputs, strict=True)
     rooms = tuple(max(-(-(b + n) // s), o + (k - 1) * d // s) for n, k, s, b, d, o in axes)
-    size, steps = prod(rooms), np.array(stride)[:, None]
+    size, steps = prod(rooms) + _SLACK, np.array(stride)[:, None]
 
     def at(places: Array) -> Array:
         """Return where elements (3, n) of the padded plane lie in its planes."""
@@ -84,11 +123,19 @@ def _layout(kernel: Axes, stride: Axes, before: Axes, dilation: Axes, inputs: Ax
 
     rows = np.indices((*inputs[:2], 1)).reshape(3, -1) + np.array(before)[:, None]
     first = np.array(before)[:, None] + np.array([[0], [0], [1]]) * np.arange(min(stride[2], inputs[2]))
-    lines = np.indices((*outputs[:2], 1)).reshape(3, -1)
-    taps = np.indices(kernel).reshape(3, -1) * np.array(dilation)[:, None]
-    lines_at = np.asarray(np.ravel_multi_index(tuple(lines), rooms))
-    run, phases = int(lines_at[-1]) + outputs[2], at(first)
-    return _Layout(at(rows), phases - phases[0], lines_at, at(taps), prod(stride) * size, run)
+    lines = np.ravel_multi_index(tuple(np.indices((*outputs[:2], 1)).reshape(3, -1)), rooms)
+    taps, phases = at(np.indices(kernel).reshape(3, -1) * np.array(dilation)[:, None]), at(first)
+    which = taps // size
+    ends = np.searchsorted(np.sort(which), np.arange(prod(stride)), side="right")
+    starts, width = np.arange(0, outputs[2], lanes), outputs[2]
+    places, targets = lines[:, None] + starts, np.arange(len(lines))[:, None] * width + starts
+    counts = np.broadcast_to(np.minimum(width - starts, lanes), places.shape)
+    vectors = np.stack([places, targets, counts], axis=-1).reshape(-1, 3)
+    filling = np.tile(vectors[-1] * (1, 1, 0), (-len(vectors) % 4, 1))
+    return _Layout(
+        at(rows), phases - phases[0], lines, np.concatenate([vectors, filling]), taps,
+        np.argsort(which, kind="stable"), ends, size, int(lines[-1]) + width,
+    )  # fmt: skip
 
 
 def _parts(y: Array, layout: _Layout, most: int) -> int:
@@ -99,7 +146,7 @@ def _parts(y: Array, layout: _Layout, most: int) -> int:
 # mypy: disable-error-code="no-untyped-def"
 
 
-@numba.njit(**INNER_SERIAL)
+@numba.njit(**INNER_JIT)
 def _cleared(numbers):
     """Write zeros to an array: `np.zeros` would be compiled anew for each size's type."""
     clear(pointer(numbers), len(numbers))
@@ -107,12 +154,19 @@ def _cleared(numbers):
 
 @numba.njit(**INNER_APART)
 def _spread(plane, width, rows, phases, stride, padded):
-    """Copy the rows of a plane to their places in `padded`; the padding has been cleared, and stays so."""
+    """Copy the rows of a plane to their places, with zeros behind; all other places have been cleared, and stay so."""
+    first, step = pointer(rows), lanes(plane)
     for row in range(len(rows)):
-        source, target = advance(plane, row * width), advance(pointer(padded), pointer(rows)[row])
+        source, target = advance(plane, row * width), advance(padded, first[row])
         if stride == 1:
-            for w in range(width):
-                target[w] = source[w]
+            for w in range(0, width, step):
+                store(target, w, load_up_to(source, w, width - w))
+        elif stride == 2:
+            other = advance(target, pointer(phases)[1])
+            for w in range(0, width, 2 * step):
+                a, b = load_up_to(source, w, width - w), load_up_to(source, w + step, width - w - step)
+                store(target, w // 2, evens(a, b))
+                store(other, w // 2, odds(a, b))
         else:
             for phase in range(stride):
                 at = pointer(phases)[phase]
@@ -122,126 +176,167 @@ def _spread(plane, width, rows, phases, stride, padded):
 
 @numba.njit(**INNER_APART)
 def _collect(padded, width, rows, phases, stride, plane):
-    """Copy the rows of a plane from their places in `padded`: the inverse of `_spread`."""
+    """Copy the rows of a plane from their places: the inverse of `_spread`."""
+    first, step, left = pointer(rows), lanes(plane), len(rows) * width
     for row in range(len(rows)):
-        source, target = advance(pointer(padded), pointer(rows)[row]), advance(plane, row * width)
+        source = advance(padded, first[row])
         if stride == 1:
-            for w in range(width):
-                target[w] = source[w]
+            for w in range(0, width, step):
+                store_up_to(plane, w, load(source, w), left - w)
+        elif stride == 2:
+            other = advance(source, pointer(phases)[1])
+            for w in range(0, width, 2 * step):
+                a, b = load(source, w // 2), load(other, w // 2)
+                store_up_to(plane, w, low_in_turn(a, b), left - w)
+                store_up_to(plane, w + step, high_in_turn(a, b), left - w - step)
         else:
             for phase in range(stride):
                 at = pointer(phases)[phase]
                 for w in range((width - phase + stride - 1) // stride):
-                    target[phase + w * stride] = source[at + w]
+                    plane[phase + w * stride] = source[at + w]
+        plane, left = advance(plane, width), left - width
 
 
-@numba.njit(**INNER_SERIAL)
-def _add_taps(factors, padded, taps, run):
-    """Write to `run` the sum of the multiples of `padded` that the taps meet.
+@numba.njit(**INNER_JIT)
+def _add_taps(factors, source, taps, sign, low, high, fresh, n, out):
+    """Write to `n` numbers, and up to a block behind, the sum of the multiples of `source` that the taps meet.
 
-    Three at a time share what is read and written.
+    They are the taps from `low` to `high`, `sign` times as far away; unless `fresh`, the sum is added.
     """
-    whole, n, out = len(taps) // 3 * 3, len(run), pointer(run)
-    clear(out, n)
-    for tap in range(0, whole, 3):
-        first, second, third = factors[tap], factors[tap + 1], factors[tap + 2]
-        a, b = advance(pointer(padded), taps[tap]), advance(pointer(padded), taps[tap + 1])
-        c = advance(pointer(padded), taps[tap + 2])
-        for i in range(n):
-            sum_of_two = first * a[i] + second * b[i]
-            out[i] += sum_of_two + third * c[i]
-    for tap in range(whole, len(taps)):
-        factor, a = factors[tap], advance(pointer(padded), taps[tap])
-        for i in range(n):
-            out[i] += factor * a[i]
+    step = lanes(source)
+    for i in range(0, n, 4 * step):
+        here, target = advance(source, i), advance(out, i)
+        if fresh:
+            a = b = c = d = zeros(source)
+        else:
+            a, b, c, d = load(target, 0), load(target, step), load(target, 2 * step), load(target, 3 * step)
+        for tap in range(low, high):
+            factor, met = broadcast(factors, tap), advance(here, sign * taps[tap])
+            a, b = fma(factor, load(met, 0), a), fma(factor, load(met, step), b)
+            c, d = fma(factor, load(met, 2 * step), c), fma(factor, load(met, 3 * step), d)
+        store(target, 0, a)
+        store(target, step, b)
+        store(target, 2 * step, c)
+        store(target, 3 * step, d)
 
 
-@parallel(**SERIAL)
-def _convolve(part, parts, weight, x, rows, phases, lines, taps, length, longest, out):
+@parallel(**JIT)
+def _convolve(part, parts, weight, x, rows, phases, vectors, taps, length, out):
+    """Run a part of the planes."""
+    low, high = span(part, parts, len(x))
+    padded = np.empty(length + _SLACK, x.dtype)
+    _cleared(padded)
+    _convolve_planes(low, high, weight, x, rows, phases, vectors, taps, padded, out)
+
+
+@numba.njit(**INNER_JIT)
+def _convolve_planes(low, high, weight, x, rows, phases, vectors, taps, padded, out):
     planes, size = x.shape
-    low, high = span(part, parts, planes)
-    padded, run = np.empty(length, x.dtype), np.empty(longest, x.dtype)
-    _cleared(padded)
-    each, out_size = len(out) * len(weight) // planes, out.shape[2] * out.shape[3] * out.shape[4]
+    each, out_size, count = len(out) // planes, out.shape[1], len(vectors)
     for plane in range(low, high):
-        _spread(advance(pointer(x), plane * size), size // len(rows), rows, phases, len(phases), padded)
+        source = advance(pointer(x), plane * size)
+        _spread(source, size // len(rows), rows, phases, len(phases), pointer(padded))
         for o in range(plane * each, (plane + 1) * each):
-            _add_taps(advance(pointer(weight), o % len(weight) * len(taps)), padded, taps, run)
-            _collect(run, out.shape[4], lines, phases, 1, advance(pointer(out), o * out_size))
+            factors, target = advance(pointer(weight), o % len(weight) * len(taps)), advance(pointer(out), o * out_size)
+            _sum_taps(factors, pointer(padded), pointer(taps), len(taps), pointer(vectors), count, target, out_size)
 
 
-@numba.njit(**INNER_SERIAL)
-def _add_run(factors, run, taps, padded):
-    """Add the multiples of `run` to the places in `padded` that the taps meet: the transpose of `_add_taps`."""
-    for tap in range(len(taps)):
-        factor, target, source = factors[tap], advance(pointer(padded), taps[tap]), pointer(run)
-        for i in range(len(run)):
-            target[i] += factor * source[i]
+@numba.njit(**INNER_JIT)
+def _sum_taps(factors, source, taps, count, vectors, n, out, size):
+    """Write to a plane the sums of the multiples of `source` that the taps meet, four vectors at a time."""
+    for i in range(0, 3 * n, 12):
+        w, x = advance(source, vectors[i]), advance(source, vectors[i + 3])
+        y, z = advance(source, vectors[i + 6]), advance(source, vectors[i + 9])
+        a = b = c = d = zeros(source)
+        for tap in range(count):
+            factor, at = broadcast(factors, tap), taps[tap]
+            a, b = fma(factor, load(w, at), a), fma(factor, load(x, at), b)
+            c, d = fma(factor, load(y, at), c), fma(factor, load(z, at), d)
+        store_up_to(out, vectors[i + 1], a, size - vectors[i + 1])
+        store_up_to(out, vectors[i + 4], b, size - vectors[i + 4])
+        store_up_to(out, vectors[i + 7], c, size - vectors[i + 7])
+        store_up_to(out, vectors[i + 10], d, size - vectors[i + 10])
 
 
-@parallel(**SERIAL)
-def _convolve_t(part, parts, weight, y, rows, phases, lines, taps, length, longest, out):
-    planes, size = out.shape
-    low, high = span(part, parts, planes)
-    padded, run = np.empty(length, y.dtype), np.empty(longest, y.dtype)
-    _cleared(run)  # between the rows it stays zero
+@parallel(**JIT)
+def _convolve_t(part, parts, weight, y, rows, phases, lines, taps, ends, size, longest, out):
+    """Run a part of the planes: an element of a phase is the sum of what its taps meet, backwards, in a run."""
+    low, high = span(part, parts, len(out))
+    run, padded = np.empty(longest + 2 * (size + _SLACK), y.dtype), np.empty(len(ends) * size + _SLACK, y.dtype)
+    _cleared(run)  # before, behind and between the rows it stays zero
+    _convolve_t_planes(low, high, weight, y, rows, phases, lines, taps, ends, size, run, padded, out)
+
+
+@numba.njit(**INNER_JIT)
+def _convolve_t_planes(low, high, weight, y, rows, phases, lines, taps, ends, size, run, padded, out):
+    planes, length = out.shape
     each, y_size = len(y) * len(weight) // planes, y.shape[2] * y.shape[3] * y.shape[4]
+    inner = advance(pointer(run), size)
     for plane in range(low, high):
-        _cleared(padded)
         for o in range(plane * each, (plane + 1) * each):
-            _spread(advance(pointer(y), o * y_size), y.shape[4], lines, phases, 1, run)
-            _add_run(advance(pointer(weight), o % len(weight) * len(taps)), run, taps, padded)
-        _collect(padded, size // len(rows), rows, phases, len(phases), advance(pointer(out), plane * size))
+            _spread(advance(pointer(y), o * y_size), y.shape[4], lines, phases, 1, inner)
+            factors, first = advance(pointer(weight), o % len(weight) * len(taps)), 0
+            for phase in range(len(ends)):
+                target, last = advance(pointer(padded), phase * size), pointer(ends)[phase]
+                _add_taps(factors, inner, pointer(taps), -1, first, last, o == plane * each, size - _SLACK, target)
+                first = last
+        target = advance(pointer(out), plane * length)
+        _collect(pointer(padded), length // len(rows), rows, phases, len(phases), target)
 
 
-@numba.njit(**INNER_SUMS)
-def _inner(run, padded, at, total):
-    """Add the inner product with what a tap meets to a zero."""
-    left, right = pointer(run), advance(pointer(padded), at)
-    for i in range(len(run)):
-        total += left[i] * right[i]
-    return total
+@numba.njit(**INNER_JIT)
+def _add_products(y, padded, vectors, n, taps, count, sums):
+    """Add to a vector for every tap the inner product, lane by lane, of a plane and what the tap meets.
 
-
-@numba.njit(**INNER_SUMS)
-def _inner_three(run, padded, a, b, c, zero):
-    first = second = third = zero
-    left, at = pointer(run), pointer(padded)
-    right_a, right_b, right_c = advance(at, a), advance(at, b), advance(at, c)
-    for i in range(len(run)):
-        value = left[i]
-        first += value * right_a[i]
-        second += value * right_b[i]
-        third += value * right_c[i]
-    return first, second, third
-
-
-@numba.njit(**INNER_SERIAL)
-def _add_inner(run, padded, taps, sums, zero):
-    """Add the inner products of `run` and what the taps meet to `sums`."""
-    whole = len(taps) // 3 * 3
+    Three taps at a time share what is read.
+    """
+    step, whole = lanes(y), count // 3 * 3
     for tap in range(0, whole, 3):
-        first, second, third = _inner_three(run, padded, taps[tap], taps[tap + 1], taps[tap + 2], zero)
-        sums[tap] += first
-        sums[tap + 1] += second
-        sums[tap + 2] += third
-    for tap in range(whole, len(taps)):
-        sums[tap] += _inner(run, padded, taps[tap], zero)
+        p, q, r = advance(padded, taps[tap]), advance(padded, taps[tap + 1]), advance(padded, taps[tap + 2])
+        a = b = c = d = e = f = zeros(y)
+        for i in range(0, 3 * n, 6):
+            at, to = vectors[i], vectors[i + 3]
+            left, right = load_up_to(y, vectors[i + 1], vectors[i + 2]), load_up_to(y, vectors[i + 4], vectors[i + 5])
+            a, d = fma(left, load(p, at), a), fma(right, load(p, to), d)
+            b, e = fma(left, load(q, at), b), fma(right, load(q, to), e)
+            c, f = fma(left, load(r, at), c), fma(right, load(r, to), f)
+        store(sums, tap * step, load(sums, tap * step) + (a + d))
+        store(sums, (tap + 1) * step, load(sums, (tap + 1) * step) + (b + e))
+        store(sums, (tap + 2) * step, load(sums, (tap + 2) * step) + (c + f))
+    for tap in range(whole, count):
+        p, a = advance(padded, taps[tap]), zeros(y)
+        for i in range(0, 3 * n, 3):
+            a = fma(load_up_to(y, vectors[i + 1], vectors[i + 2]), load(p, vectors[i]), a)
+        store(sums, tap * step, load(sums, tap * step) + a)
 
 
-@parallel(**SERIAL)
-def _correlate(part, parts, y, x, rows, phases, lines, taps, length, longest, out):
-    batch, channels, size = x.shape
-    low, high = span(part, parts, channels)
-    padded, run = np.empty(length, x.dtype), np.empty(longest, x.dtype)
+@parallel(**JIT)
+def _correlate(part, parts, y, x, rows, phases, vectors, taps, length, out):
+    """Run a part of the channels."""
+    low, high = span(part, parts, x.shape[1])
+    padded = np.empty(length + _SLACK, x.dtype)
     _cleared(padded)
-    _cleared(run)
-    each, y_size, zero = len(out) // channels, y.shape[2] * y.shape[3] * y.shape[4], x.dtype.type(0)
-    clear(advance(pointer(out), low * each * len(taps)), (high - low) * each * len(taps))
+    sums = np.empty(len(out) // x.shape[1] * len(taps) * lanes(pointer(x)), x.dtype)
+    _correlate_channels(low, high, y, x, rows, phases, vectors, taps, padded, sums, out)
+
+
+@numba.njit(**INNER_JIT)
+def _correlate_channels(low, high, y, x, rows, phases, vectors, taps, padded, sums, out):
+    batch, channels, size = x.shape
+    each, step = len(out) // channels, lanes(pointer(x))
+    room = len(taps) * step
     for c in range(low, high):
+        _cleared(sums)
         for b in range(batch):
             plane = advance(pointer(x), (b * channels + c) * size)
-            _spread(plane, size // len(rows), rows, phases, len(phases), padded)
-            for o in range(c * each, (c + 1) * each):
-                _spread(advance(pointer(y), (b * len(out) + o) * y_size), y.shape[4], lines, phases, 1, run)
-                _add_inner(run, padded, taps, advance(pointer(out), o * len(taps)), zero)
+            _spread(plane, size // len(rows), rows, phases, len(phases), pointer(padded))
+            for o in range(each):
+                source = advance(pointer(y), (b * len(out) + c * each + o) * y.shape[2])
+                target = advance(pointer(sums), o * room)
+                _add_products(source, pointer(padded), pointer(vectors), len(vectors), pointer(taps), len(taps), target)
+        target = advance(pointer(out), c * each * len(taps))
+        for i in range(each * len(taps)):
+            total = sums[i * step]
+            for lane in range(1, step):
+                total += sums[i * step + lane]
+            target[i] = total
