@@ -99,7 +99,7 @@ def stored_bytes(algorithm: str, length: int, batch: int, hidden: int, itemsize:
 
 def _forget_plans() -> None:
     # The layers keep the plans of their last lengths, and a plan keeps its workspace: gigabytes at T = 30 000.
-    from sparsebp.nn.recurrent.backward import _scan_plan
+    from sparsebp.nn.recurrent.back.backward import _scan_plan
 
     _scan_plan.cache_clear()
 

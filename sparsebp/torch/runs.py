@@ -14,7 +14,7 @@ import numpy as np
 from sparsebp import backend, kernels
 from sparsebp.backend.memory import empty
 from sparsebp.core.types import Array
-from sparsebp.nn.recurrent.backward import BackwardOptions, choose
+from sparsebp.nn.recurrent.back.backward import BackwardOptions, choose
 from sparsebp.nn.recurrent.cell_math import CellMath
 from sparsebp.nn.recurrent.gru import GRUMath
 from sparsebp.nn.recurrent.lstm_math import LSTMMath

@@ -19,7 +19,7 @@ from sparsebp.nn.chain import backward
 from sparsebp.nn.chain.backward import KEPT, ChainBackward
 from sparsebp.nn.chain.choice import choose_chain_backward
 from sparsebp.nn.chain.container import Link
-from sparsebp.nn.recurrent.backward import BackwardOptions
+from sparsebp.nn.recurrent.back.backward import BackwardOptions
 from sparsebp.nn.work import Work
 from sparsebp.patterns import SparsityPattern
 from sparsebp.scan.layerwise import MARGIN, layerwise_seconds, least_scan_seconds, values_seconds

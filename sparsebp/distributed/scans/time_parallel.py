@@ -24,7 +24,7 @@ from sparsebp.distributed.scans.stretches import WAYS, StretchSaved, Way, way_se
 from sparsebp.distributed.transport import Handle, Transport
 from sparsebp.nn.gradients import Back, Shared
 from sparsebp.nn.layer import check_gy, check_input
-from sparsebp.nn.recurrent.backward import choose, run_backward
+from sparsebp.nn.recurrent.back.backward import choose, run_backward
 from sparsebp.nn.recurrent.lstm import pair
 from sparsebp.nn.recurrent.recurrent import Recurrent
 from sparsebp.nn.recurrent.tape import RunGradients, State, StateGradients, Tape, Weights, joined, split

@@ -23,7 +23,7 @@ from sparsebp.nn.chain.choice import ChainChoice, choose_chain_backward
 from sparsebp.nn.chain.container import Link
 from sparsebp.nn.gradients import Gradients
 from sparsebp.nn.pruning import MASK
-from sparsebp.nn.recurrent.backward import BackwardOptions
+from sparsebp.nn.recurrent.back.backward import BackwardOptions
 
 KEPT = 8
 """Choices that a chain keeps: of a stretch for each batch size, and as long as no mask changes."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sparsebp.core.errors import MemoryLimitError
-from sparsebp.nn.recurrent.backward import BackwardOptions
+from sparsebp.nn.recurrent.back.backward import BackwardOptions
 from sparsebp.nn.work import Work
 
 

@@ -17,7 +17,7 @@ from sparsebp.nn.chain.container import Container, Link
 from sparsebp.nn.chain.lengths import taking_lengths
 from sparsebp.nn.gradients import Gradients, Shared
 from sparsebp.nn.layer import Layer, check_gy, check_layer, dotted
-from sparsebp.nn.recurrent.backward import BackwardOptions
+from sparsebp.nn.recurrent.back.backward import BackwardOptions
 from sparsebp.nn.work import Work, total_work
 
 

@@ -1,1 +1,1 @@
-"""RNN, GRU and their cells."""
+"""RNN, GRU and LSTM, and their cells."""

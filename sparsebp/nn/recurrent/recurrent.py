@@ -15,10 +15,10 @@ from sparsebp.nn.arrays import parameter_dtype
 from sparsebp.nn.keeping import NothingKept, keeps
 from sparsebp.nn.layer import Layer, check_gy, check_input
 from sparsebp.nn.layers.identity import dropout_mask
-from sparsebp.nn.recurrent.backward import FUSED, BackwardOptions, choose, run_backward, run_backward_for_weights
+from sparsebp.nn.recurrent.back.backward import FUSED, BackwardOptions, choose, run_backward, run_backward_for_weights
+from sparsebp.nn.recurrent.back.runs import RunsBack
 from sparsebp.nn.recurrent.cell_math import CellMath, initial_weights
 from sparsebp.nn.recurrent.lengths import parse_lengths, reverse_time
-from sparsebp.nn.recurrent.runs_back import RunsBack
 from sparsebp.nn.recurrent.stream import Stream
 from sparsebp.nn.recurrent.tape import (
     GivenState,
@@ -398,7 +398,7 @@ class Recurrent(Layer):
         elements behind a sample's end are zero. An LSTM's are of the state (h, c), on `sparsebp.patterns.lstm_pattern`
         (with proj_size dense); behind a sample's end the part from c to c is the identity.
         """
-        from sparsebp.nn.recurrent.jacobian import hidden_jacobians_t
+        from sparsebp.nn.recurrent.back.jacobian import hidden_jacobians_t
 
         run = self._runs(layer)[direction]
         return hidden_jacobians_t(self.cell, saved.tapes[run], self._weights(run))
@@ -414,7 +414,7 @@ class Recurrent(Layer):
         MemoryLimitError
             It would need more than `memory_limit` bytes (default: the layer's, else 2 GiB).
         """
-        from sparsebp.nn.recurrent.jacobian import layer_jacobian_t
+        from sparsebp.nn.recurrent.back.jacobian import layer_jacobian_t
 
         limit = memory_limit or self.options.memory_limit
         product = None

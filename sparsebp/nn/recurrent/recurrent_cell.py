@@ -121,6 +121,6 @@ class RecurrentCell(Layer):
 
         It is (H, H); of an LSTM, whose state is (h, c), (2H, 2H).
         """
-        from sparsebp.nn.recurrent.jacobian import hidden_jacobians_t
+        from sparsebp.nn.recurrent.back.jacobian import hidden_jacobians_t
 
         return hidden_jacobians_t(self.cell, saved, Weights.of(self.params))[0]

@@ -73,6 +73,12 @@ def multiply(
     return types.void(types.int64, *_types(x)), codegen
 
 
+@numba.njit(**INNER_JIT)
+def panel_of(vectors: int) -> int:
+    """Return how many vectors' columns the next panel has, of so many that are left."""
+    return 3 if vectors == 3 or vectors > 4 else min(vectors, 2)
+
+
 def pack(w: np.ndarray) -> np.ndarray:
     """Return w (K, N) in panels, its columns padded with zeros to whole vectors: a flat array, aligned to vectors."""
     depth, columns = w.shape
@@ -83,7 +89,7 @@ def pack(w: np.ndarray) -> np.ndarray:
     packed = raw[skip : skip + depth * vectors * count]
     at = 0
     while at < vectors:
-        width = 3 if vectors - at == 3 or vectors - at > 4 else min(vectors - at, 2)
+        width = panel_of.py_func(vectors - at)
         panel = packed[at * depth * count : (at + width) * depth * count].reshape(depth, width * count)
         source = w[:, at * count : (at + width) * count]
         panel[:, : source.shape[1]] = source
@@ -158,12 +164,6 @@ _tile_13, _tile_23, _tile_33, _tile_43 = (_TILES[rows, 3] for rows in range(1, R
 
 # The functions below are compiled: their arguments are pointers and sizes.
 # mypy: disable-error-code="no-untyped-def"
-
-
-@numba.njit(**INNER_JIT)
-def panel_of(vectors):
-    """Return how many vectors' columns the next panel has, of so many that are left."""
-    return 3 if vectors == 3 or vectors > 4 else min(vectors, 2)
 
 
 def _multiply(x, x_group, x_row, x_step, rows, depth, w, vectors, out, out_stride):

@@ -84,9 +84,7 @@ def pack(gates: int, columns: int, w_ih: Any, b_ih: Any, b_hh: Any, w_hh: Any) -
     hidden, features = w_hh.shape[1], w_ih.shape[1]
     width = padded(hidden, w_hh.itemsize)
     row = gates * width
-    room = np.zeros((features + hidden) * row + columns * width + VECTOR_BYTES, w_hh.dtype)
-    skip = (-room.ctypes.data) % VECTOR_BYTES // w_hh.itemsize
-    out = room[skip:]
+    out = room_for_weights(features + hidden, row, columns * width, w_hh)
     for part in range(gates):
         gate = gate_at(part, gates, columns)
         for j in range(hidden):
@@ -94,18 +92,31 @@ def pack(gates: int, columns: int, w_ih: Any, b_ih: Any, b_hh: Any, w_hh: Any) -
                 out[k * row + part * width + j] = w_ih[gate * hidden + j, k]
             for k in range(hidden):
                 out[(features + k) * row + part * width + j] = w_hh[part * hidden + j, k]
-    bias = (features + hidden) * row
+    pack_biases(gates, columns, b_ih, b_hh, hidden, out[(features + hidden) * row :])
+    return out
+
+
+@numba.njit(**INNER_JIT)
+def room_for_weights(depth: int, row: int, biases: int, like: Any) -> Any:
+    """Return zeros for so many rows of weights and one of biases, aligned to vectors, of the dtype of `like`."""
+    room = np.zeros(depth * row + biases + VECTOR_BYTES, like.dtype)
+    return room[(-room.ctypes.data) % VECTOR_BYTES // like.itemsize :]
+
+
+@numba.njit(**INNER_JIT)
+def pack_biases(gates: int, columns: int, b_ih: Any, b_hh: Any, hidden: int, out: Any) -> None:
+    """Add both biases, empty where there are none, to the zeros of their row."""
+    width = padded(hidden, out.itemsize)
     if b_ih.size > 0:
         for part in range(gates):
             gate = gate_at(part, gates, columns)
             for j in range(hidden):
-                out[bias + part * width + j] = b_ih[gate * hidden + j]
+                out[part * width + j] = b_ih[gate * hidden + j]
     if b_hh.size > 0:
         for part in range(gates):
-            at = bias + (columns - gates + part) * width
+            at = (columns - gates + part) * width
             for j in range(hidden):
                 out[at + j] += b_hh[part * hidden + j]
-    return out
 
 
 @numba.njit(**INNER_JIT)

@@ -8,7 +8,6 @@ import numba
 import numpy as np
 
 from sparsebp.kernels.host.dense.packed import product_of
-from sparsebp.kernels.host.engine import functions
 from sparsebp.kernels.host.engine.parts import INNER_JIT, JIT
 from sparsebp.kernels.host.engine.simd import (
     advance,
@@ -25,6 +24,7 @@ from sparsebp.kernels.host.engine.simd import (
     store_up_to,
 )
 from sparsebp.kernels.host.engine.team import in_parts
+from sparsebp.kernels.host.recurrent import cells
 from sparsebp.kernels.host.recurrent.back import (
     back_propagate,
     multiply_map,
@@ -33,9 +33,7 @@ from sparsebp.kernels.host.recurrent.back import (
     write_jacobian,
 )
 from sparsebp.kernels.host.recurrent.backward import back_part
-from sparsebp.kernels.host.recurrent.common import (
-    launch,
-)
+from sparsebp.kernels.host.recurrent.common import launch
 from sparsebp.kernels.host.recurrent.forward import forward_part, pack, padded, parts_of, set_bias, weights_of
 from sparsebp.kernels.host.recurrent.wide import LEAST, wide_back, wide_blocks_of, wide_forward, wide_weights
 from sparsebp.kernels.operands import WeightSums
@@ -43,11 +41,8 @@ from sparsebp.kernels.operands import WeightSums
 
 @device
 def _cell(extra: None, z: Any, state: Any, width: int, j: int, hidden: int, at: int, kept: Any) -> None:
-    reset = functions.sigmoid(load(z, width + j))
-    update = functions.sigmoid(load(z, 2 * width + j))
     inner = load(z, 3 * width + j)
-    new = functions.tanh(fma(reset, inner, load(z, j)))
-    v = fma(update, load(state, j) - new, new)
+    v, reset, update, new = cells.gru(load(z, j), load(z, width + j), load(z, 2 * width + j), inner, load(state, j))
     store(state, j, v)
     n = hidden - j
     store_up_to(kept[0], at + j, v, n)

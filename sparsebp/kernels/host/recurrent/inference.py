@@ -17,7 +17,6 @@ import numba
 import numpy as np
 
 from sparsebp.core.types import Array
-from sparsebp.kernels.host.engine import functions
 from sparsebp.kernels.host.engine.parts import INNER_JIT, JIT
 from sparsebp.kernels.host.engine.simd import (
     VECTOR_BYTES,
@@ -25,20 +24,19 @@ from sparsebp.kernels.host.engine.simd import (
     aligned_pointer,
     copy,
     device,
-    fma,
     lanes,
     load,
     load_n,
-    maximum,
     pointer,
     store,
     store_up_to,
     zeros,
 )
 from sparsebp.kernels.host.engine.team import in_parts
+from sparsebp.kernels.host.recurrent import cells
 from sparsebp.kernels.host.recurrent.common import SAMPLES
-from sparsebp.kernels.host.recurrent.forward import parts_of, weights_of
-from sparsebp.kernels.host.recurrent.panels import multiply_panels, multiply_panels_by_row, pack, padded
+from sparsebp.kernels.host.recurrent.forward import padded, parts_of, weights_of
+from sparsebp.kernels.host.recurrent.panels import multiply_panels, multiply_panels_by_row, pack
 
 ROWS_AHEAD = 16
 """Rows of the input that are projected together, of several steps where there are few samples."""
@@ -46,27 +44,24 @@ ROWS_AHEAD = 16
 
 @device
 def _rnn(relu: bool, z: Any, state: Any, width: int, j: int, hidden: int, at: int, kept: Any) -> None:
-    v = load(z, j)
-    v = maximum(zeros(z), v) if relu else functions.tanh(v)
+    v = cells.rnn(relu, zeros(z), load(z, j))
     store(state, j, v)
     store_up_to(kept, at + j, v, hidden - j)
 
 
 @device
 def _gru(extra: None, z: Any, state: Any, width: int, j: int, hidden: int, at: int, kept: Any) -> None:
-    reset, update = functions.sigmoid(load(z, width + j)), functions.sigmoid(load(z, 2 * width + j))
-    new = functions.tanh(fma(reset, load(z, 3 * width + j), load(z, j)))
-    v = fma(update, load(state, j) - new, new)
+    inner = load(z, 3 * width + j)
+    v, _, _, _ = cells.gru(load(z, j), load(z, width + j), load(z, 2 * width + j), inner, load(state, j))
     store(state, j, v)
     store_up_to(kept, at + j, v, hidden - j)
 
 
 @device
 def _lstm(step: int, z: Any, state: Any, width: int, j: int, hidden: int, at: int, kept: Any) -> None:
-    enter, keep = functions.sigmoid(load(z, j)), functions.sigmoid(load(z, width + j))
-    new, show = functions.tanh(load(z, 2 * width + j)), functions.sigmoid(load(z, 3 * width + j))
-    value = fma(keep, load(state, width + j), enter * new)
-    seen = show * functions.tanh(value)
+    seen, value, _, _, _, _ = cells.lstm(
+        load(z, j), load(z, width + j), load(z, 2 * width + j), load(z, 3 * width + j), load(state, width + j)
+    )
     store(state, j, seen)
     store(state, width + j, value)
     store_up_to(kept[0], at + j, seen, hidden - j)

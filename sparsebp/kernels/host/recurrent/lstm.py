@@ -34,6 +34,7 @@ from sparsebp.kernels.host.engine.simd import (
     zeros,
 )
 from sparsebp.kernels.host.engine.team import in_parts
+from sparsebp.kernels.host.recurrent import cells
 from sparsebp.kernels.host.recurrent.back import (
     back_propagate,
     map_rows,
@@ -58,12 +59,9 @@ PLANES = 9
 
 @device
 def _cell(extra: None, z: Any, state: Any, width: int, j: int, hidden: int, at: int, kept: Any) -> None:
-    enter = functions.sigmoid(load(z, j))
-    keep = functions.sigmoid(load(z, width + j))
-    new = functions.tanh(load(z, 2 * width + j))
-    show = functions.sigmoid(load(z, 3 * width + j))
-    value = fma(keep, load(state, width + j), enter * new)
-    seen = show * functions.tanh(value)
+    seen, value, enter, keep, new, show = cells.lstm(
+        load(z, j), load(z, width + j), load(z, 2 * width + j), load(z, 3 * width + j), load(state, width + j)
+    )
     store(state, j, seen)
     store(state, width + j, value)
     n = hidden - j

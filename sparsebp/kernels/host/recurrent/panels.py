@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import numba
-import numpy as np
 from llvmlite import ir
 from numba.core import types
 
+from sparsebp.kernels.host.dense.packed import panel_of
 from sparsebp.kernels.host.engine.parts import INNER_JIT
 from sparsebp.kernels.host.engine.simd import (
     VECTOR_BYTES,
@@ -28,10 +28,8 @@ from sparsebp.kernels.host.engine.simd import (
     zeros,
 )
 from sparsebp.kernels.host.recurrent.common import SAMPLES
-from sparsebp.kernels.host.recurrent.forward import gate_at, padded
-from sparsebp.kernels.host.recurrent.tiles import _multiply_1, _multiply_2, _multiply_3
-
-__all__ = ["multiply_panels", "multiply_panels_by_row", "pack", "padded"]
+from sparsebp.kernels.host.recurrent.forward import gate_at, pack_biases, padded, room_for_weights
+from sparsebp.kernels.host.recurrent.tiles import multiply_1, multiply_2, multiply_3
 
 
 @intrinsic
@@ -48,12 +46,6 @@ def _unknown(typingctx: Any, value: Any) -> Any:
     return types.int64(types.int64), codegen
 
 
-@device
-def _panel(left: int) -> int:
-    """Return how many vectors wide the next panel is, of so many that are left."""
-    return 3 if left >= 3 and left != 4 else min(left, 2)
-
-
 @numba.njit(**INNER_JIT)
 def _pack_matrix(w: Any, gates: int, columns: int, hidden: int, of_input: bool, out: Any) -> None:
     """Write w (gates·H, K) in panels."""
@@ -61,7 +53,7 @@ def _pack_matrix(w: Any, gates: int, columns: int, hidden: int, of_input: bool, 
     count = VECTOR_BYTES // w.itemsize
     vectors, at = gates * width // count, 0
     while at < vectors:
-        panel = _panel(vectors - at) * count
+        panel = panel_of(vectors - at) * count
         for i in range(panel):
             column = at * count + i
             part, j = column // width, column % width
@@ -78,20 +70,10 @@ def pack(gates: int, columns: int, w_ih: Any, b_ih: Any, b_hh: Any, w_hh: Any) -
     hidden, features = w_hh.shape[1], w_ih.shape[1]
     width = padded(hidden, w_hh.itemsize)
     row = gates * width
-    room = np.zeros((features + hidden) * row + columns * width + VECTOR_BYTES, w_hh.dtype)
-    skip = (-room.ctypes.data) % VECTOR_BYTES // w_hh.itemsize
-    out = room[skip:]
+    out = room_for_weights(features + hidden, row, columns * width, w_hh)
     _pack_matrix(w_ih, gates, columns, hidden, True, out)
     _pack_matrix(w_hh, gates, columns, hidden, False, out[features * row :])
-    bias = out[(features + hidden) * row :]
-    if b_ih.size > 0:
-        for part in range(gates):
-            for j in range(hidden):
-                bias[part * width + j] = b_ih[gate_at(part, gates, columns) * hidden + j]
-    if b_hh.size > 0:
-        for part in range(gates):
-            for j in range(hidden):
-                bias[(columns - gates + part) * width + j] += b_hh[part * hidden + j]
+    pack_biases(gates, columns, b_ih, b_hh, hidden, out[(features + hidden) * row :])
     return out
 
 
@@ -106,18 +88,18 @@ def multiply_panels(
     count = lanes(x)
     vectors, at = width // count, 0
     while at < vectors:
-        panel = _panel(vectors - at)
+        panel = panel_of(vectors - at)
         weights, step = advance(w, at * count * depth), _unknown(panel * count)
         for s in range(0, rows, SAMPLES):
             last, source = rows - 1 - s, advance(x, s * x_stride)
             r1, r2, r3 = min(1, last) * x_stride, min(2, last) * x_stride, min(3, last) * x_stride
             target = advance(out, s * out_stride + at * count)
             if panel == 3:
-                _multiply_3(source, r1, r2, r3, depth, weights, step, target, out_stride)
+                multiply_3(source, r1, r2, r3, depth, weights, step, target, out_stride)
             elif panel == 2:
-                _multiply_2(source, r1, r2, r3, depth, weights, step, target, out_stride)
+                multiply_2(source, r1, r2, r3, depth, weights, step, target, out_stride)
             else:
-                _multiply_1(source, r1, r2, r3, depth, weights, step, target, out_stride)
+                multiply_1(source, r1, r2, r3, depth, weights, step, target, out_stride)
         at += panel
 
 
@@ -132,8 +114,9 @@ def multiply_panels_by_row(x: Any, depth: int, w: Any, width: int, out: Any) -> 
             _row_of_two_panels(x, depth, weights, target)
             at += 6
         else:
-            _row_of_panel(x, depth, weights, _panel(left), target)
-            at += _panel(left)
+            panel = panel_of(left)
+            _row_of_panel(x, depth, weights, panel, target)
+            at += panel
 
 
 @device

@@ -9,7 +9,6 @@ import numpy as np
 
 from sparsebp.core.types import Nonlinearity
 from sparsebp.kernels.host.dense.packed import product_of
-from sparsebp.kernels.host.engine import functions
 from sparsebp.kernels.host.engine.parts import INNER_JIT, JIT
 from sparsebp.kernels.host.engine.simd import (
     broadcast,
@@ -18,7 +17,6 @@ from sparsebp.kernels.host.engine.simd import (
     lanes,
     load,
     load_up_to,
-    maximum,
     pointer,
     store,
     store_up_to,
@@ -26,6 +24,7 @@ from sparsebp.kernels.host.engine.simd import (
     zeros,
 )
 from sparsebp.kernels.host.engine.team import in_parts
+from sparsebp.kernels.host.recurrent import cells
 from sparsebp.kernels.host.recurrent.back import (
     back_propagate,
     multiply_map,
@@ -49,8 +48,7 @@ INPUT_WEIGHTS = 1 << 17
 
 @device
 def _cell(relu: bool, z: Any, state: Any, width: int, j: int, hidden: int, at: int, kept: Any) -> None:
-    v = load(z, j)
-    v = maximum(zeros(z), v) if relu else functions.tanh(v)
+    v = cells.rnn(relu, zeros(z), load(z, j))
     store(state, j, v)
     store_up_to(kept[0], at + j, v, hidden - j)
 

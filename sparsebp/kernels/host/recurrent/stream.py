@@ -13,7 +13,6 @@ import numba
 from llvmlite import ir
 from numba.core import types
 
-from sparsebp.kernels.host.engine import functions
 from sparsebp.kernels.host.engine.parts import INNER_JIT, JIT
 from sparsebp.kernels.host.engine.simd import (
     address,
@@ -24,11 +23,11 @@ from sparsebp.kernels.host.engine.simd import (
     lanes,
     load,
     load_n,
-    maximum,
     pointer,
     store_n,
     zeros,
 )
+from sparsebp.kernels.host.recurrent import cells
 
 KINDS = ("tanh", "relu", "gru", "lstm")
 KIND, LAYERS, BATCH, HIDDEN, STATE, CELLS, ROOM, WEIGHTS = range(8)
@@ -99,22 +98,18 @@ def _apply(kind: int, a: Any, b: Any, b_ih: Any, b_hh: Any, hidden: int, h: Any,
         n = hidden - j
         if kind == 2:
             at = 2 * hidden + j
-            reset = functions.sigmoid(_sum(a, b, b_ih, b_hh, j, n))
-            update = functions.sigmoid(_sum(a, b, b_ih, b_hh, hidden + j, n))
-            inner = load_n(b, at, n) + load_n(b_hh, at, n)
-            new = functions.tanh(fma(reset, inner, load_n(a, at, n) + load_n(b_ih, at, n)))
-            store_n(h, j, fma(update, load_n(h, j, n) - new, new), n)
+            of_reset, of_update = _sum(a, b, b_ih, b_hh, j, n), _sum(a, b, b_ih, b_hh, hidden + j, n)
+            of_new, inner = load_n(a, at, n) + load_n(b_ih, at, n), load_n(b, at, n) + load_n(b_hh, at, n)
+            v, _, _, _ = cells.gru(of_new, of_reset, of_update, inner, load_n(h, j, n))
+            store_n(h, j, v, n)
         elif kind == 3:
-            enter = functions.sigmoid(_sum(a, b, b_ih, b_hh, j, n))
-            keep = functions.sigmoid(_sum(a, b, b_ih, b_hh, hidden + j, n))
-            new = functions.tanh(_sum(a, b, b_ih, b_hh, 2 * hidden + j, n))
-            show = functions.sigmoid(_sum(a, b, b_ih, b_hh, 3 * hidden + j, n))
-            value = fma(keep, load_n(c, j, n), enter * new)
+            of_enter, of_keep = _sum(a, b, b_ih, b_hh, j, n), _sum(a, b, b_ih, b_hh, hidden + j, n)
+            of_new, of_show = _sum(a, b, b_ih, b_hh, 2 * hidden + j, n), _sum(a, b, b_ih, b_hh, 3 * hidden + j, n)
+            v, value, _, _, _, _ = cells.lstm(of_enter, of_keep, of_new, of_show, load_n(c, j, n))
             store_n(c, j, value, n)
-            store_n(h, j, show * functions.tanh(value), n)
+            store_n(h, j, v, n)
         else:
-            v = _sum(a, b, b_ih, b_hh, j, n)
-            store_n(h, j, maximum(zeros(h), v) if kind == 1 else functions.tanh(v), n)
+            store_n(h, j, cells.rnn(kind == 1, zeros(h), _sum(a, b, b_ih, b_hh, j, n)), n)
 
 
 @numba.njit(**INNER_JIT)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sparsebp.kernels.host.dense.packed import panel_of
 from sparsebp.kernels.host.engine.simd import advance, broadcast, device, fma, lanes, load, store, zeros
 
 
@@ -23,21 +24,20 @@ def multiply(
     count = lanes(x)
     j = 0
     while j < width:
-        left = (width - j) // count
+        panel = panel_of((width - j) // count)
         target, weights = advance(out, j), advance(w, j)
-        if left >= 3 and left != 4:
-            _multiply_3(x, r1, r2, r3, depth, weights, w_stride, target, out_stride)
-            j += 3 * count
-        elif left >= 2:
-            _multiply_2(x, r1, r2, r3, depth, weights, w_stride, target, out_stride)
-            j += 2 * count
+        if panel == 3:
+            multiply_3(x, r1, r2, r3, depth, weights, w_stride, target, out_stride)
+        elif panel == 2:
+            multiply_2(x, r1, r2, r3, depth, weights, w_stride, target, out_stride)
         else:
-            _multiply_1(x, r1, r2, r3, depth, weights, w_stride, target, out_stride)
-            j += count
+            multiply_1(x, r1, r2, r3, depth, weights, w_stride, target, out_stride)
+        j += panel * count
 
 
 @device
-def _multiply_3(x: Any, r1: int, r2: int, r3: int, depth: int, w: Any, w_stride: int, out: Any, stride: int) -> None:
+def multiply_3(x: Any, r1: int, r2: int, r3: int, depth: int, w: Any, w_stride: int, out: Any, stride: int) -> None:
+    """`multiply`, for a tile of three vectors."""
     count = lanes(x)
     a0, a1, a2, a3 = zeros(x), zeros(x), zeros(x), zeros(x)
     b0, b1, b2, b3 = zeros(x), zeros(x), zeros(x), zeros(x)
@@ -60,7 +60,8 @@ def _multiply_3(x: Any, r1: int, r2: int, r3: int, depth: int, w: Any, w_stride:
 
 
 @device
-def _multiply_2(x: Any, r1: int, r2: int, r3: int, depth: int, w: Any, w_stride: int, out: Any, stride: int) -> None:
+def multiply_2(x: Any, r1: int, r2: int, r3: int, depth: int, w: Any, w_stride: int, out: Any, stride: int) -> None:
+    """`multiply`, for a tile of two vectors."""
     count = lanes(x)
     a0, a1, a2, a3 = zeros(x), zeros(x), zeros(x), zeros(x)
     b0, b1, b2, b3 = zeros(x), zeros(x), zeros(x), zeros(x)
@@ -76,7 +77,8 @@ def _multiply_2(x: Any, r1: int, r2: int, r3: int, depth: int, w: Any, w_stride:
 
 
 @device
-def _multiply_1(x: Any, r1: int, r2: int, r3: int, depth: int, w: Any, w_stride: int, out: Any, stride: int) -> None:
+def multiply_1(x: Any, r1: int, r2: int, r3: int, depth: int, w: Any, w_stride: int, out: Any, stride: int) -> None:
+    """`multiply`, for a tile of one vector."""
     a0, a1, a2, a3 = zeros(x), zeros(x), zeros(x), zeros(x)
     row = w
     for k in range(depth):
@@ -159,8 +161,7 @@ def add_outer(
     count = lanes(x)
     j = 0
     while j < width:  # outside: a panel of `a` stays in the first cache, whatever the features
-        left, values = (width - j) // count, advance(a, j)
-        wide = 3 if left >= 3 and left != 4 else min(left, 2)
+        wide, values = panel_of((width - j) // count), advance(a, j)
         for i in range(0, features, 4):
             i1, i2, i3 = min(i + 1, features - 1), min(i + 2, features - 1), min(i + 3, features - 1)
             o0, o1, o2, o3 = i * width + j, i1 * width + j, i2 * width + j, i3 * width + j
