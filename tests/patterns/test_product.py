@@ -233,6 +233,21 @@ def test_results_are_bitwise_equal_over_runs_and_thread_counts(strategy, batch):
         np.testing.assert_array_equal(other, results[0])
 
 
+@pytest.mark.parametrize("strategy", [name for name in cases() if name != "dense"] + ["pairs of long lists"])
+def test_a_sample_alone_has_the_same_bits_as_in_a_batch(strategy):
+    """But for dense blocks, which a library multiplies."""
+    long_lists = random_pattern(60, 300, 0.3), random_pattern(300, 50, 0.3, 1)
+    a, b = (cases() | {"pairs of long lists": long_lists})[strategy]
+    plan, rng = plan_product(a, b), np.random.default_rng(0)
+    a_data, b_data = (draw_values(rng, p, 17, False, np.float32) for p in (a, b))
+    if a.kind != "identity":
+        a_data[::5] = -0.0
+    together = plan(a_data, b_data)
+    for sample in (0, 16):
+        alone = plan(*(np.ascontiguousarray(data[:, sample]) for data in (a_data, b_data)))
+        np.testing.assert_array_equal(alone.view(np.uint32), together[:, sample].copy().view(np.uint32))
+
+
 def test_possible_zeros_stay_and_nan_and_infinity_are_kept():
     a, b = SparsityPattern([0, 2, 3], [0, 1, 1], (2, 2)), SparsityPattern.dense(2, 2)
     a_data, b_data = np.array([0.0, 1.0, 2.0]), np.array([np.inf, 1.0, 1.0, np.nan])

@@ -401,16 +401,25 @@ for _function, _instruction in (
 
 @intrinsic
 def fma(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
-    """Return ``a * b + c``, fused where the machine can; operands may be numbers, at least one is a vector."""
+    """Return ``a * b + c``, fused where the machine can; of numbers of one type, or of vectors and numbers."""
     ty = _vector_of((a, b, c))
     if ty is None:
-        return None
+        return _fma_of_numbers(a) if a == b == c and isinstance(a, types.Float) else None
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         operands = [_as_vector(context, builder, ty, v, t) for v, t in zip(args, sig.args, strict=True)]
         return _call(builder, f"llvm.fmuladd.{_vector_name(ty)}", _llvm_vector(ty), operands)
 
     return ty(a, b, c), codegen
+
+
+def _fma_of_numbers(dtype: types.Float) -> Any:
+    real = _llvm_real(dtype)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return _call(builder, f"llvm.fmuladd.f{dtype.bitwidth}", real, list(args))
+
+    return dtype(dtype, dtype, dtype), codegen
 
 
 @intrinsic
