@@ -12,8 +12,8 @@ from backends import needs_numba
 from sparsebp import SparsityPattern, kernels, plan_product
 from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, MemoryLimitError, ShapeError
 from sparsebp.core.threads import get_threads, set_threads
-from sparsebp.products import product
-from sparsebp.products.strategies import pairs, positions, runs
+from sparsebp.products import product, symbolic
+from sparsebp.products.strategies import positions, runs
 from strategies import csr_patterns, normal, reals, seeds, sizes, tolerance
 
 
@@ -162,7 +162,7 @@ def test_index_types_may_differ(monkeypatch):
     wide = SparsityPattern(a.indptr, a.indices, a.shape)  # as if it had 2**31 columns, which would not fit here
     wide.__dict__.update(indptr=a.indptr.astype(np.int64), indices=a.indices.astype(np.int64))
     listed = product._make_plan(wide, b, None)
-    monkeypatch.setattr(pairs, "ROW_LENGTH", 0)
+    monkeypatch.setattr(symbolic, "ROW_LENGTH", 0)
     plan, mixed = product._make_plan(a, b, None), product._make_plan(wide, b, None)
     assert (listed.strategy, mixed.strategy) == ("pairs", "positions")
     assert mixed.arrays["a_indptr"].dtype == mixed.arrays["c_indptr"].dtype == np.int64
