@@ -70,18 +70,20 @@ _cache: OrderedDict[tuple[SparsityPattern, SparsityPattern, int | None], Product
 _lock = threading.Lock()
 
 
-def candidates(a: SparsityPattern, b: SparsityPattern) -> Iterator[Strategy]:
+def candidates(a: SparsityPattern, b: SparsityPattern, memory_limit: int | None) -> Iterator[Strategy]:
     """Yield the strategies to choose from, the quickest first."""
     told = by_kinds(a, b)
     if told is not None:
         yield told(SymbolicProduct(a, b))
     else:
-        yield from candidates_of_structure(a, b)
+        yield from candidates_of_structure(a, b, memory_limit)
 
 
-def candidates_of_structure(a: SparsityPattern, b: SparsityPattern) -> Iterator[Strategy]:
+def candidates_of_structure(
+    a: SparsityPattern, b: SparsityPattern, memory_limit: int | None = None
+) -> Iterator[Strategy]:
     """Yield those that fit whatever the kinds tell; the last keeps nothing per product and always fits."""
-    product = SymbolicProduct(a, b)
+    product = SymbolicProduct(a, b, memory_limit)
     yield from (found for found in (strategy(product) for strategy in OF_STRUCTURE) if found.fits)
 
 
@@ -92,7 +94,7 @@ def plan_by(strategy: Strategy) -> ProductPlan:
 
 
 def _make_plan(a: SparsityPattern, b: SparsityPattern, memory_limit: int | None) -> ProductPlan:
-    for strategy in candidates(a, b):
+    for strategy in candidates(a, b, memory_limit):
         needed = strategy.pattern_bytes
         if memory_limit is not None and needed > memory_limit:
             break

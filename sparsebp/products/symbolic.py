@@ -16,6 +16,13 @@ from sparsebp.patterns.validate import index_bytes, index_dtype
 _MAX_PARTS = 32
 _PART_WORK = 1 << 15
 """Products of one part at least; in addition four for each column of B, for which a part keeps a few bytes."""
+MOST_ROOM = 1 << 30
+"""Bytes of room for rows of C whose lengths are not known yet, beyond which entries are counted first."""
+ROW_LENGTH = 32
+"""Mean length of B's rows, over all products, up to which lists of products are worth thinking of; beyond, they gain
+little if anything, and an index of places is half as large or less."""
+_SCATTERED = 16
+"""Columns an entry of B beyond which only those that have entries are numbered."""
 _MOST_CUTS = 64
 _CUT_WORK = 2048
 """Products in one part of the numeric phase at least; with a batch of 64 that is one grain of the kernels."""
@@ -59,6 +66,8 @@ class SymbolicProduct:
     ----------
     a, b
         Patterns of shapes (m, k) and (k, n).
+    memory_limit
+        Beyond it, entries of C are counted before any of them is written down; None for no limit.
 
     Attributes
     ----------
@@ -66,17 +75,20 @@ class SymbolicProduct:
         Index type that holds the number of any entry of A or B.
     """
 
-    def __init__(self, a: SparsityPattern, b: SparsityPattern) -> None:
+    def __init__(self, a: SparsityPattern, b: SparsityPattern, memory_limit: int | None = None) -> None:
         self.a, self.b = a, b
+        self._most_room = MOST_ROOM if memory_limit is None else min(MOST_ROOM, memory_limit)
         self.shape = (a.shape[0], b.shape[1])
         self.pair_dtype = index_dtype(max(a.nnz, b.nnz), (0, 0))
 
     @cached_property
     def product_ptr(self) -> np.ndarray:
         """Products before every row of C, int64, shape (m + 1,)."""
-        before = np.zeros(self.a.nnz + 1, np.int64)
-        np.cumsum(np.diff(self.b.indptr)[self.a.indices], out=before[1:])
-        return before[self.a.indptr]
+        from sparsebp.kernels.host.sparse import structure
+
+        product_ptr = np.empty(self.shape[0] + 1, np.int64)
+        structure.count_products(self.a.indptr, self.a.indices, self.b.indptr, product_ptr)
+        return product_ptr
 
     @property
     def products(self) -> int:
@@ -84,13 +96,27 @@ class SymbolicProduct:
         return int(self.product_ptr[-1])
 
     @cached_property
+    def longest_row_of_a(self) -> int:
+        """Entries of A's longest row; no entry of C is the sum of more products."""
+        return int(np.diff(self.a.indptr).max(initial=0))
+
+    @cached_property
+    def has_short_rows(self) -> bool:
+        """Whether rows of B are so short that lists of products are worth thinking of."""
+        return self.products <= ROW_LENGTH * self.a.nnz and self.longest_row_of_a < 2**16
+
+    @cached_property
     def c_indptr(self) -> np.ndarray:
         """Where every row of C begins, int64, shape (m + 1,)."""
         from sparsebp.kernels.host.sparse import structure
 
         indptr = np.zeros(self.shape[0] + 1, np.int64)
-        structure.count_entries(*self._parts, *self._operands, self._cuts, self._scratch(np.uint16), indptr[1:])
-        return np.cumsum(indptr, out=indptr)
+        if (self._columns.dtype.itemsize + 2) * int(self._room[-1]) <= self._most_room:
+            np.cumsum(self._found[0], out=indptr[1:])
+        else:
+            structure.count_entries(*self._parts, *self._operands, self._cuts, self._scratch(np.uint16), indptr[1:])
+            np.cumsum(indptr, out=indptr)
+        return indptr
 
     @property
     def nnz(self) -> int:
@@ -106,13 +132,51 @@ class SymbolicProduct:
     @cached_property
     def pattern(self) -> SparsityPattern:
         """C's pattern; an operand's object where it is the same, so that nothing is kept twice."""
-        from sparsebp.kernels.host.sparse import structure
-
-        indices = np.empty(self.nnz, index_dtype(self.nnz, self.shape))
-        scratch = self._scratch(np.uint8, extra=64)
-        structure.write_columns(*self._parts, *self._operands, self.c_indptr, indices, self._cuts, scratch)
+        indices = self._joined[0] if self._present is None else self._present[self._joined[0]]
         made = SparsityPattern._trusted(self.c_indptr, indices, self.shape)
         return next((operand for operand in (self.a, self.b) if operand == made), made)
+
+    @property
+    def terms(self) -> np.ndarray:
+        """How many products every entry of C is the sum of, uint16, shape (nnz,); if `has_short_rows`."""
+        return self._joined[1]
+
+    @cached_property
+    def _joined(self) -> tuple[np.ndarray, np.ndarray]:
+        """Columns of all rows of C, by the numbers of `_columns`, and `terms`."""
+        from sparsebp.kernels.host.sparse import structure
+
+        ends = self.c_indptr[self._cuts]
+        _, begins, *found = self._found
+        joined = [np.empty(self.nnz if len(array) else 0, array.dtype) for array in found]
+        structure.join_rows(*self._parts, begins, ends, *found, *joined)
+        del self._found
+        columns, terms = joined
+        return columns, terms
+
+    @cached_property
+    def _found(self) -> tuple[np.ndarray, ...]:
+        """How many entries every row of C has; where those of each part begin in what follows: columns and terms."""
+        from sparsebp.kernels.host.sparse import structure
+
+        room, parts, short = self.__dict__.get("c_indptr", self._room), len(self._cuts) - 1, self.has_short_rows
+        begins = room[self._cuts[:-1]] + structure.SLACK * np.arange(parts)
+        size = int(room[-1]) + structure.SLACK * parts
+        columns, terms = np.empty(size, self._columns.dtype), np.empty(size if short else 0, np.uint16)
+        counts = np.empty(self.shape[0], np.int64)
+        marks = self._scratch(np.uint16 if short and self.longest_row_of_a > 255 else np.uint8, extra=64)
+        groups = np.zeros((parts, self._width // 64 + 65), np.uint8)
+        structure.find_rows(
+            *self._parts, *self._operands, self.product_ptr, self._cuts, begins, marks, groups, counts, columns, terms
+        )
+        return counts, begins, columns, terms
+
+    @cached_property
+    def _room(self) -> np.ndarray:
+        """Entries before every row of C at most, int64, shape (m + 1,)."""
+        room = np.zeros(self.shape[0] + 1, np.int64)
+        np.cumsum(np.minimum(np.diff(self.product_ptr), self._width), out=room[1:])
+        return room
 
     @cached_property
     def position_dtype(self) -> np.dtype:
@@ -136,54 +200,82 @@ class SymbolicProduct:
         """
         from sparsebp.kernels.host.sparse import structure
 
-        positions, c = np.empty(self.products, dtype), self.pattern
+        positions = np.empty(self.products, dtype)
         structure.write_positions(
-            *self._parts, *self._operands, c.indptr, c.indices, self.product_ptr, self._cuts, self._scratch(dtype),
-            positions,
-        )  # fmt: skip
+            *self._parts, *self._operands, *self._of_c, self.product_ptr, self._cuts, self._scratch(dtype), positions
+        )
         return positions
 
     def pairs(self) -> tuple[np.ndarray, np.ndarray]:
         """Return which entries of A and B every entry of C multiplies; for products with one term an entry."""
         from sparsebp.kernels.host.sparse import structure
 
-        c = self.pattern
-        a_index, b_index = (np.empty(c.nnz, self.pair_dtype) for _ in range(2))
-        scratch = self._scratch(c.indptr.dtype)
-        structure.write_pairs(*self._parts, *self._operands, c.indptr, c.indices, self._cuts, scratch, a_index, b_index)
+        a_index, b_index = (np.empty(self.nnz, self.pair_dtype) for _ in range(2))
+        scratch = self._scratch(self.c_indptr.dtype)
+        structure.write_pairs(*self._parts, *self._operands, *self._of_c, self._cuts, scratch, a_index, b_index)
         return a_index, b_index
 
-    @cached_property
-    def terms(self) -> np.ndarray:
-        """How many products every entry of C is the sum of, uint16, shape (nnz,); for rows of A that are no longer."""
-        from sparsebp.kernels.host.sparse import pair_lists
+    def lists(
+        self, tiles: np.ndarray, rows: np.ndarray, shift: int, dtype: np.dtype
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return order, starts and words of `sparsebp.kernels.operands.Pairs`, and write its numbers of lists to tiles.
 
-        c = self.pattern
-        counts, scratch = np.empty(c.nnz, np.uint16), self._scratch(c.indptr.dtype)
-        pair_lists.count_pairs(*self._parts, *self._operands, c.indptr, c.indices, self._cuts, scratch, counts)
-        return counts
-
-    def words(self, first: np.ndarray, begins: np.ndarray, shift: int, dtype: np.dtype) -> np.ndarray:
-        """Return the words of `sparsebp.kernels.operands.Pairs`.
-
-        Entries of A in row r are counted from ``first[r]``; `begins`, where every list begins, is overwritten.
+        `rows`: the first row of every tile.
         """
         from sparsebp.kernels.host.sparse import pair_lists
 
-        words, c = np.empty(self.products, dtype), self.pattern
-        scratch = self._scratch(c.indptr.dtype)
-        pair_lists.write_words(
-            *self._parts, *self._operands, c.indptr, c.indices, self._cuts, scratch, first, shift, begins, words
+        team, parts = self._parts
+        order, starts, words = (
+            np.empty(self.nnz, np.uint16),
+            np.empty(self.nnz, np.uint16),
+            np.empty(self.products, dtype),
         )
-        return words
+        cuts = row_cuts(tiles[:, 2] + tiles[:, 0], parts)
+        pair_lists.write_lists(
+            team, len(cuts) - 1, *self._operands, *self._of_c, self.terms, tiles, rows, cuts,
+            (self._width, self.longest_row_of_a), shift, order, starts, words,
+        )  # fmt: skip
+        return order, starts, words
+
+    def starts_of_runs(self, shapes: tuple[np.ndarray, ...], start_ptr: np.ndarray) -> np.ndarray:
+        """Return `starts` of `sparsebp.kernels.operands.Runs`."""
+        from sparsebp.kernels.host.engine.team import team
+        from sparsebp.kernels.host.sparse import structure
+
+        starts, cuts = np.empty(int(start_ptr[-1]), self.position_dtype), self.row_cuts
+        others = (*shapes, start_ptr, self._width, cuts, starts)
+        structure.write_starts(team(), len(cuts) - 1, *self._operands, *self._of_c, *others)
+        return starts
 
     @property
     def _operands(self) -> tuple[np.ndarray, ...]:
-        return self.a.indptr, self.a.indices, self.b.indptr, self.b.indices
+        return self.a.indptr, self.a.indices, self.b.indptr, self._columns
+
+    @property
+    def _of_c(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.c_indptr, self._joined[0]
+
+    @cached_property
+    def _present(self) -> np.ndarray | None:
+        """The columns that are numbered, None for all: scratch has one place for each."""
+        scattered = self.shape[1] > _SCATTERED * max(self.b.nnz, _PART_WORK)
+        return np.unique(self.b.indices) if scattered else None
+
+    @cached_property
+    def _columns(self) -> np.ndarray:
+        """The number of each entry's column of B."""
+        if self._present is None:
+            return self.b.indices
+        return np.searchsorted(self._present, self.b.indices).astype(np.int32)
+
+    @property
+    def _width(self) -> int:
+        """How many columns are numbered."""
+        return self.shape[1] if self._present is None else len(self._present)
 
     @cached_property
     def _cuts(self) -> np.ndarray:
-        parts = min(_MAX_PARTS, 1 + self.products // (4 * self.shape[1] + _PART_WORK))
+        parts = min(_MAX_PARTS, 1 + self.products // (4 * self._width + _PART_WORK))
         return row_cuts(self.product_ptr, parts)
 
     @property
@@ -194,4 +286,4 @@ class SymbolicProduct:
         return team(), len(self._cuts) - 1
 
     def _scratch(self, dtype: np.dtype | type, extra: int = 0) -> np.ndarray:
-        return np.zeros((len(self._cuts) - 1, self.shape[1] + extra), dtype)
+        return np.zeros((len(self._cuts) - 1, self._width + extra), dtype)

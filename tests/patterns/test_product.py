@@ -12,8 +12,8 @@ from backends import needs_numba
 from sparsebp import SparsityPattern, kernels, plan_product
 from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, MemoryLimitError, ShapeError
 from sparsebp.core.threads import get_threads, set_threads
-from sparsebp.products import product
-from sparsebp.products.strategies import pairs, positions, runs
+from sparsebp.products import product, symbolic
+from sparsebp.products.strategies import positions, runs
 from strategies import csr_patterns, normal, reals, seeds, sizes, tolerance
 
 
@@ -162,7 +162,7 @@ def test_index_types_may_differ(monkeypatch):
     wide = SparsityPattern(a.indptr, a.indices, a.shape)  # as if it had 2**31 columns, which would not fit here
     wide.__dict__.update(indptr=a.indptr.astype(np.int64), indices=a.indices.astype(np.int64))
     listed = product._make_plan(wide, b, None)
-    monkeypatch.setattr(pairs, "ROW_LENGTH", 0)
+    monkeypatch.setattr(symbolic, "ROW_LENGTH", 0)
     plan, mixed = product._make_plan(a, b, None), product._make_plan(wide, b, None)
     assert (listed.strategy, mixed.strategy) == ("pairs", "positions")
     assert mixed.arrays["a_indptr"].dtype == mixed.arrays["c_indptr"].dtype == np.int64
@@ -231,6 +231,21 @@ def test_results_are_bitwise_equal_over_runs_and_thread_counts(strategy, batch):
         set_threads(before)
     for other in results[1:]:
         np.testing.assert_array_equal(other, results[0])
+
+
+@pytest.mark.parametrize("strategy", [name for name in cases() if name != "dense"] + ["pairs of long lists"])
+def test_a_sample_alone_has_the_same_bits_as_in_a_batch(strategy):
+    """But for dense blocks, which a library multiplies."""
+    long_lists = random_pattern(60, 300, 0.3), random_pattern(300, 50, 0.3, 1)
+    a, b = (cases() | {"pairs of long lists": long_lists})[strategy]
+    plan, rng = plan_product(a, b), np.random.default_rng(0)
+    a_data, b_data = (draw_values(rng, p, 17, False, np.float32) for p in (a, b))
+    if a.kind != "identity":
+        a_data[::5] = -0.0
+    together = plan(a_data, b_data)
+    for sample in (0, 16):
+        alone = plan(*(np.ascontiguousarray(data[:, sample]) for data in (a_data, b_data)))
+        np.testing.assert_array_equal(alone.view(np.uint32), together[:, sample].copy().view(np.uint32))
 
 
 def test_possible_zeros_stay_and_nan_and_infinity_are_kept():

@@ -14,9 +14,6 @@ from sparsebp.products.strategies import positions
 from sparsebp.products.strategies.strategy import Strategy
 from sparsebp.products.symbolic import row_cuts
 
-ROW_LENGTH = 32
-"""Mean length of B's rows, over all products, up to which lists are quicker than loops over the rows; beyond, they
-gain little if anything, and an index of places is half as large or less."""
 _MOST_CUTS = 64
 _CUT_WORK = 2048
 
@@ -32,15 +29,12 @@ class SumPairs(Strategy):
     def fits(self) -> bool:
         """Some entry is a sum, rows of B are short, and the index is not too large."""
         product = self.product
-        terms = int(np.diff(product.a.indptr).max(initial=0))  # no entry is the sum of more
-        short = product.products <= ROW_LENGTH * product.a.nnz
-        return short and product.products != product.nnz and self._list_bytes <= positions.INDEX_LIMIT and terms < 2**16
+        return product.has_short_rows and product.products != product.nnz and self._list_bytes <= positions.INDEX_LIMIT
 
     @cached_property
     def word_dtype(self) -> np.dtype:
         """Of words: 32 bits where what an entry of B leaves of them is enough for any row of A."""
-        a, b = self.product.a, self.product.b
-        narrow = int(np.diff(a.indptr).max(initial=0)) <= 1 << _shift(b, np.uint32)
+        narrow = self.product.longest_row_of_a <= 1 << _shift(self.product.b, np.uint32)
         return np.dtype(np.uint32 if narrow else np.uint64)
 
     @property
@@ -56,17 +50,16 @@ class SumPairs(Strategy):
 
     @cached_property
     def _tiles(self) -> tuple[np.ndarray, np.ndarray]:
-        """The field of `Pairs`, yet without numbers of lists, and from where entries of A are counted, by rows."""
+        """The field of `Pairs`, yet without numbers of lists, and the first row of every tile."""
         from sparsebp.kernels.host.sparse import pair_lists
 
         product = self.product
-        a, c = product.a, product.pattern
-        begins = np.zeros(c.nnz + 1, np.uint32)
-        np.cumsum(product.terms, out=begins[1:])
-        most = 2 + a.shape[0] + 2 * product.products // pair_lists.MOST_PRODUCTS
-        room, first = np.zeros((most, 3 + pair_lists.WRITTEN_OUT), np.int64), np.empty(a.shape[0], np.int64)
+        a, most = product.a, 2 + product.shape[0] + 2 * product.products // pair_lists.MOST_PRODUCTS
+        tiles, rows = np.zeros((most, 3 + pair_lists.WRITTEN_OUT), np.int64), np.empty(most, np.int64)
         widest = 1 << _shift(product.b, self.word_dtype)
-        return room[: 1 + pair_lists.cut_tiles(a.indptr, c.indptr, begins, widest, room, first)].copy(), first
+        structure = a.indptr, product.c_indptr, product.product_ptr, product.terms
+        count = pair_lists.cut_tiles(*structure, widest, tiles, rows)
+        return tiles[:count].copy(), rows[:count].copy()
 
     @cached_property
     def _cuts(self) -> np.ndarray:
@@ -76,14 +69,9 @@ class SumPairs(Strategy):
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The fields of `Pairs`."""
-        from sparsebp.kernels.host.engine.team import team
-        from sparsebp.kernels.host.sparse import pair_lists
-
-        product, (tiles, first), lengths = self.product, self._tiles, self.product.terms
-        order, starts, begins = (np.empty(product.nnz, kind) for kind in (np.uint16, np.uint16, np.uint32))
-        pair_lists.order_lists(team(), len(self._cuts) - 1, lengths, tiles, self._cuts, order, starts, begins)
-        words = product.words(first, begins, _shift(product.b, self.word_dtype), self.word_dtype)
-        own = {"words": words, "order": order, "starts": starts, "lengths": lengths}
+        product, (tiles, rows) = self.product, self._tiles
+        order, starts, words = product.lists(tiles, rows, _shift(product.b, self.word_dtype), self.word_dtype)
+        own = {"words": words, "order": order, "starts": starts, "lengths": product.terms}
         return own | {"tiles": tiles, "tile_cuts": self._cuts}
 
     @classmethod

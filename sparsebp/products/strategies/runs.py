@@ -69,15 +69,8 @@ class AddRuns(Strategy):
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The fields of `Runs`."""
-        from sparsebp.kernels.host.engine.team import team
-        from sparsebp.kernels.host.sparse import structure
-
         product, shapes, (start_ptr, _) = self.product, self._shapes, self._starts
-        a, b, c, cuts = product.a, product.b, product.pattern, product.row_cuts
-        starts = np.empty(int(start_ptr[-1]), product.position_dtype)
-        patterns = (a.indptr, a.indices, b.indptr, b.indices, c.indptr, c.indices)
-        others = (*shapes.values(), start_ptr, c.shape[1], cuts, starts)
-        structure.write_starts(team(), len(cuts) - 1, *patterns, *others)
+        starts, cuts = product.starts_of_runs(tuple(shapes.values()), start_ptr), product.row_cuts
         own = {"start_ptr": start_ptr, "starts": starts, "row_cuts": cuts}
         return shapes | rows_of_one_type(product, **shapes) | own
 

@@ -18,6 +18,10 @@ from sparsebp.kernels.host.engine.samples import Values, flat, pointers, put, ta
 from sparsebp.kernels.host.engine.team import in_parts, team
 from sparsebp.kernels.operands import Pairs
 
+IN_ONE_SUM = 8
+"""Products up to which an entry's are added one after the other; of more, product t goes to lane t % 4, those that are
+left over to the first. The same for a sample alone and for one of a batch: results depend on values only."""
+
 
 class PairKernels:
     """Host side of `spgemm_pairs`."""
@@ -26,7 +30,7 @@ class PairKernels:
         """Sum every entry of C from its pairs."""
         batch = out.shape[1]
         parts = parts_for((pairs.words.size + out.shape[0]) * batch, vectors=batch > 1)
-        _pairs(team(parts), len(pairs.tile_cuts) - 1, *pairs, *flat(a_data, b_data, out))
+        _pairs(team(parts), len(pairs.tile_cuts) - 1, *pairs, *flat(a_data, b_data, out), out.dtype.type(0))
 
 
 # The functions below are compiled: their arguments are tuples of flat arrays or pointers, sizes and flags.
@@ -35,11 +39,11 @@ class PairKernels:
 
 @numba.njit(**SERIAL)
 def _pairs(team, parts, *args):
-    in_parts(_part, team, parts, (Pairs(*args[:7]), Values(*args[7:])))
+    in_parts(_part, team, parts, (Pairs(*args[:7]), Values(*args[7:13]), args[13]))
 
 
 @numba.njit(**INNER_SERIAL)
-def _part(part, pairs, values):
+def _part(part, pairs, values, zero):
     v, words, shift, tiles = (
         pointers(values),
         simd.pointer(pairs.words),
@@ -56,7 +60,7 @@ def _part(part, pairs, values):
         here = Values(a, v.b, out, v.batch, v.a_batched, v.b_batched)
         own, n = simd.advance(words, tile[2]), simd.advance(lengths, begin)
         if v.batch == 1:
-            _tile_of_one(own, simd.advance(order, begin), n, simd.advance(tile, 3), shift, here, entries)
+            _tile_of_one(own, simd.advance(order, begin), n, simd.advance(tile, 3), shift, here, entries, zero)
             continue
         at = simd.advance(starts, begin)
         _fetch(words, tile[width + 2], tile[2 * width + 2] if t + 1 < last else tile[width + 2], line)
@@ -76,81 +80,70 @@ def _fetch(words, begin, end, line):
 
 
 @simd.device
-def _term(words, p, shift, mask, a, b):
-    """Return product p."""
+def _add(total, words, p, shift, mask, a, b):
+    """Return `total` and product p."""
     word = np.uint64(words[p])
-    return a[word & mask] * b[word >> shift]
+    return simd.fma(a[word & mask], b[word >> shift], total)
 
 
 @simd.device
-def _tile_of_one(p, order, lengths, counts, shift, v, entries):
-    """One tile: entries with 1 to 4 products, with 5 to 8, and with more, summed in two and four lanes."""
+def _tile_of_one(p, order, lengths, counts, shift, v, entries, zero):
+    """One tile: entries with up to `IN_ONE_SUM` products, written out, and those with more."""
     mask = (np.uint64(1) << shift) - np.uint64(1)
-    a, b, out, e = v.a, v.b, v.out, 0
-    for _ in range(counts[0]):
-        out[order[e]] = _term(p, 0, shift, mask, a, b)
-        p = simd.advance(p, 1)
-        e += 1
-    for _ in range(counts[1]):
-        s = _term(p, 0, shift, mask, a, b)
-        s += _term(p, 1, shift, mask, a, b)
-        out[order[e]] = s
-        p = simd.advance(p, 2)
-        e += 1
-    for _ in range(counts[2]):
-        s = _term(p, 0, shift, mask, a, b)
-        s += _term(p, 1, shift, mask, a, b)
-        s += _term(p, 2, shift, mask, a, b)
-        out[order[e]] = s
-        p = simd.advance(p, 3)
-        e += 1
-    for _ in range(counts[3]):
-        s = _term(p, 0, shift, mask, a, b)
-        s += _term(p, 1, shift, mask, a, b)
-        s += _term(p, 2, shift, mask, a, b)
-        s += _term(p, 3, shift, mask, a, b)
-        out[order[e]] = s
-        p = simd.advance(p, 4)
-        e += 1
-    for more in range(4):
-        for _ in range(counts[4 + more]):
-            s = _term(p, 0, shift, mask, a, b)
-            r = _term(p, 1, shift, mask, a, b)
-            s += _term(p, 2, shift, mask, a, b)
-            r += _term(p, 3, shift, mask, a, b)
-            s += _term(p, 4, shift, mask, a, b)
-            if more > 0:
-                r += _term(p, 5, shift, mask, a, b)
-            if more > 1:
-                s += _term(p, 6, shift, mask, a, b)
-            if more > 2:
-                r += _term(p, 7, shift, mask, a, b)
-            out[order[e]] = s + r
-            p = simd.advance(p, 5 + more)
-            e += 1
+    a, b, out = v.a, v.b, v.out
+    p, e = _lists_of(1, counts, p, order, 0, shift, mask, a, b, out, zero)
+    p, e = _lists_of(2, counts, p, order, e, shift, mask, a, b, out, zero)
+    p, e = _lists_of(3, counts, p, order, e, shift, mask, a, b, out, zero)
+    p, e = _lists_of(4, counts, p, order, e, shift, mask, a, b, out, zero)
+    p, e = _lists_of(5, counts, p, order, e, shift, mask, a, b, out, zero)
+    p, e = _lists_of(6, counts, p, order, e, shift, mask, a, b, out, zero)
+    p, e = _lists_of(7, counts, p, order, e, shift, mask, a, b, out, zero)
+    p, e = _lists_of(8, counts, p, order, e, shift, mask, a, b, out, zero)
     while e < entries:
         c = order[e]
         n = np.int64(lengths[c])
-        out[c] = _long_sum(p, n, shift, mask, a, b)
+        out[c] = _long_sum(p, n, shift, mask, a, b, zero)
         p = simd.advance(p, n)
         e += 1
 
 
 @simd.device
-def _long_sum(p, n, shift, mask, a, b):
-    """Return the sum of eight products or more in four lanes: one would wait for each addition."""
-    s0 = _term(p, 0, shift, mask, a, b)
-    s1 = _term(p, 1, shift, mask, a, b)
-    s2 = _term(p, 2, shift, mask, a, b)
-    s3 = _term(p, 3, shift, mask, a, b)
+def _lists_of(n, counts, p, order, e, shift, mask, a, b, out, zero):
+    """Sum the lists of n words, a constant; return what comes next."""
+    for _ in range(counts[n - 1]):
+        s = _add(zero, p, 0, shift, mask, a, b)
+        if n > 1:
+            s = _add(s, p, 1, shift, mask, a, b)
+        if n > 2:
+            s = _add(s, p, 2, shift, mask, a, b)
+        if n > 3:
+            s = _add(s, p, 3, shift, mask, a, b)
+        if n > 4:
+            s = _add(s, p, 4, shift, mask, a, b)
+        if n > 5:
+            s = _add(s, p, 5, shift, mask, a, b)
+        if n > 6:
+            s = _add(s, p, 6, shift, mask, a, b)
+        if n > 7:
+            s = _add(s, p, 7, shift, mask, a, b)
+        out[order[e]] = s
+        p = simd.advance(p, n)
+        e += 1
+    return p, e
+
+
+@simd.device
+def _long_sum(p, n, shift, mask, a, b, zero):
+    """Return the sum of more products in four lanes: one would wait for each addition."""
+    s0 = s1 = s2 = s3 = zero
     whole = n - n % 4
-    for t in range(4, whole, 4):
-        s0 += _term(p, t, shift, mask, a, b)
-        s1 += _term(p, t + 1, shift, mask, a, b)
-        s2 += _term(p, t + 2, shift, mask, a, b)
-        s3 += _term(p, t + 3, shift, mask, a, b)
+    for t in range(0, whole, 4):
+        s0 = _add(s0, p, t, shift, mask, a, b)
+        s1 = _add(s1, p, t + 1, shift, mask, a, b)
+        s2 = _add(s2, p, t + 2, shift, mask, a, b)
+        s3 = _add(s3, p, t + 3, shift, mask, a, b)
     for t in range(whole, n):
-        s0 += _term(p, t, shift, mask, a, b)
+        s0 = _add(s0, p, t, shift, mask, a, b)
     return (s0 + s1) + (s2 + s3)
 
 
@@ -170,18 +163,41 @@ def _tile(words, starts, lengths, shift, v, entries, a_batched, b_batched):
 
 @simd.device
 def _block(words, starts, lengths, shift, v, entries, a_batched, b_batched, s, full, two):
-    mask, width = (np.uint64(1) << shift) - np.uint64(1), simd.lanes(v.out)
-    a, b, batch, n = v.a, v.b, v.batch, v.batch - s
-    further = s + width
+    """One or two vectors of samples, the products of every entry in the same lanes as without a batch."""
+    zero, further, n = simd.zeros(v.out), s + simd.lanes(v.out), v.batch - s
     for c in range(entries):
-        p, one, other = simd.advance(words, starts[c]), simd.zeros(v.out), simd.zeros(v.out)
-        for t in range(lengths[c]):
-            word = np.uint64(p[t])
-            k, q = np.int64(word & mask), np.int64(word >> shift)
-            one = simd.fma(take(a, k, batch, s, n, a_batched, full), take(b, q, batch, s, n, b_batched, full), one)
+        p, terms, one, other = simd.advance(words, starts[c]), np.int64(lengths[c]), zero, zero
+        if terms <= IN_ONE_SUM:
+            for t in range(terms):
+                one = _add_samples(one, p, t, shift, v, a_batched, b_batched, s, full)
+                if two:
+                    other = _add_samples(other, p, t, shift, v, a_batched, b_batched, further, True)
+        else:
+            one = _long_sum_of_samples(p, terms, shift, v, a_batched, b_batched, s, full)
             if two:
-                x = take(a, k, batch, further, n, a_batched, True)
-                other = simd.fma(x, take(b, q, batch, further, n, b_batched, True), other)
-        put(v.out, c, batch, s, n, full, one)
+                other = _long_sum_of_samples(p, terms, shift, v, a_batched, b_batched, further, True)
+        put(v.out, c, v.batch, s, n, full, one)
         if two:
-            put(v.out, c, batch, further, n, True, other)
+            put(v.out, c, v.batch, further, n, True, other)
+
+
+@simd.device
+def _long_sum_of_samples(p, terms, shift, v, a_batched, b_batched, s, full):
+    s0 = s1 = s2 = s3 = simd.zeros(v.out)
+    whole = terms - terms % 4
+    for t in range(0, whole, 4):
+        s0 = _add_samples(s0, p, t, shift, v, a_batched, b_batched, s, full)
+        s1 = _add_samples(s1, p, t + 1, shift, v, a_batched, b_batched, s, full)
+        s2 = _add_samples(s2, p, t + 2, shift, v, a_batched, b_batched, s, full)
+        s3 = _add_samples(s3, p, t + 3, shift, v, a_batched, b_batched, s, full)
+    for t in range(whole, terms):
+        s0 = _add_samples(s0, p, t, shift, v, a_batched, b_batched, s, full)
+    return (s0 + s1) + (s2 + s3)
+
+
+@simd.device
+def _add_samples(total, words, p, shift, v, a_batched, b_batched, s, full):
+    """Return `total` and product p of the samples from s on."""
+    mask, n, word = (np.uint64(1) << shift) - np.uint64(1), v.batch - s, np.uint64(words[p])
+    left = take(v.a, np.int64(word & mask), v.batch, s, n, a_batched, full)
+    return simd.fma(left, take(v.b, np.int64(word >> shift), v.batch, s, n, b_batched, full), total)

@@ -11,12 +11,17 @@ import numba
 import numpy as np
 
 from sparsebp.kernels.host.engine import simd
-from sparsebp.kernels.host.engine.bits import count, lowest, take_64
+from sparsebp.kernels.host.engine.bits import count, look_64, lowest, take_64
 from sparsebp.kernels.host.engine.parts import INNER_SERIAL, SERIAL
 from sparsebp.kernels.host.engine.team import in_parts
 
-SPARSE = 512
-"""Columns per entry of a row above which its few columns are sorted, rather than looked for between first and last."""
+NEAR = 128
+"""Columns a product of a row up to which its columns are looked for, 64 at a time, between the first and the last one;
+beyond, only in those groups of 64 that were met."""
+FAR = 1 << 15
+"""The same above which they are sorted."""
+SLACK = 128
+"""Entries behind the last one of a part that `find_rows` may write to."""
 
 # The functions below are compiled: their arguments are index arrays, sizes and flags. `cuts`: rows where parts begin.
 # mypy: disable-error-code="no-untyped-def"
@@ -57,47 +62,68 @@ def own_scratch(scratch, part):
 
 
 @numba.njit(**SERIAL)
-def write_columns(team, parts, *args):
-    """Write the sorted columns of every row of C to `c_indices` (nnz,). `marks`: zeros, uint8 (parts, columns + 64)."""
-    in_parts(_write_columns, team, parts, args)
+def find_rows(team, parts, *args):
+    """Write the sorted columns of the rows of C, those of a part one after the other from ``begins[part]`` on.
+
+    `counts`: how many entries every row has, (m,) int64. `terms`: how many products every entry has, uint16, where the
+    columns are, or empty. `marks`: zeros, (parts, columns + 64), of a type that holds these numbers. `groups`: zeros,
+    uint8 (parts, columns / 64 + 65).
+    """
+    in_parts(_find_rows, team, parts, args)
 
 
 @numba.njit(**INNER_SERIAL)
-def _write_columns(part, a_indptr, a_indices, b_indptr, b_indices, c_indptr, c_indices, cuts, marks):
+def _find_rows(
+    part, a_indptr, a_indices, b_indptr, b_indices, product_ptr, cuts, begins, marks, groups, counts, columns, terms
+):
     a_ptr, a_columns = simd.pointer(a_indptr), simd.pointer(a_indices)
-    b_ptr, b_columns, marked = simd.pointer(b_indptr), simd.pointer(b_indices), own_scratch(marks, part)
-    c_ptr, c_columns = simd.pointer(c_indptr), simd.pointer(c_indices)
+    b_ptr, b_columns, found = simd.pointer(b_indptr), simd.pointer(b_indices), simd.pointer(columns)
+    marked, grouped, of_row = own_scratch(marks, part), own_scratch(groups, part), simd.pointer(counts)
+    times, counted = simd.pointer(terms), len(terms) > 0
+    keep, at = -1 if counted else 0, begins[part]
     for r in range(cuts[part], cuts[part + 1]):
-        begin, end = c_ptr[r], c_ptr[r + 1]
-        if begin == end:
-            continue
-        first, last = marks.shape[1], 0
+        begin, products = at, product_ptr[r + 1] - product_ptr[r]
+        first, last = np.int64(marks.shape[1]), np.int64(-1)
         for k in range(a_ptr[r], a_ptr[r + 1]):
             left, right = b_ptr[a_columns[k]], b_ptr[a_columns[k] + 1]
             if left < right:
-                first = b_columns[left] if b_columns[left] < first else first
-                last = b_columns[right - 1] if b_columns[right - 1] > last else last
-        at = begin
-        dense = last - first < SPARSE * (end - begin)
-        for k in range(a_ptr[r], a_ptr[r + 1]):
-            m = a_columns[k]
-            if dense:
+                first, last = min(first, np.int64(b_columns[left])), max(last, np.int64(b_columns[right - 1]))
+        if last - first < NEAR * products:
+            for k in range(a_ptr[r], a_ptr[r + 1]):
+                m = a_columns[k]
                 for q in range(b_ptr[m], b_ptr[m + 1]):
-                    marked[b_columns[q]] = 1
-            else:
+                    marked[b_columns[q]] = (marked[b_columns[q]] & keep) + 1
+            for base in range(first & -64, last + 1, 64):
+                at = _list(look_64(marked, base) if counted else take_64(marked, base), base, found, at)
+        elif last - first < FAR * products:
+            for k in range(a_ptr[r], a_ptr[r + 1]):
+                m = a_columns[k]
+                for q in range(b_ptr[m], b_ptr[m + 1]):
+                    j = b_columns[q]
+                    marked[j] = (marked[j] & keep) + 1
+                    grouped[j >> 6] = 1
+            for group in range(first >> 6, (last >> 6) + 1, 64):
+                met = take_64(grouped, group)
+                while met != 0:
+                    base = (group + lowest(met)) << 6
+                    met &= met - np.uint64(1)
+                    at = _list(look_64(marked, base) if counted else take_64(marked, base), base, found, at)
+        else:
+            for k in range(a_ptr[r], a_ptr[r + 1]):
+                m = a_columns[k]
                 for q in range(b_ptr[m], b_ptr[m + 1]):
                     j = b_columns[q]
                     if marked[j] == 0:
-                        marked[j] = 1
-                        c_columns[at] = j
+                        found[at] = j
                         at += 1
-        if dense:
-            for base in range(first, last + 1, 64):
-                at = _list(take_64(marked, base), base, c_columns, at, end)
-        else:
-            _sort(c_columns, begin, end)
-            for i in range(begin, end):
-                marked[c_columns[i]] = 0
+                    marked[j] = (marked[j] & keep) + 1
+            _sort(found, begin, at)
+            for i in range(begin, at if not counted else begin):
+                marked[found[i]] = 0
+        for i in range(begin, at if counted else begin):
+            times[i] = marked[found[i]]
+            marked[found[i]] = 0
+        of_row[r] = at - begin
 
 
 @numba.njit(**INNER_SERIAL)
@@ -115,19 +141,46 @@ def _sort(values, begin, end):
 
 
 @simd.device
-def _list(found, base, columns, at, end):
-    """Write ``base + i`` for every bit i of `found` from ``columns[at]`` on; return where the next one goes."""
+def _list(found, base, columns, at):
+    """Write ``base + i`` for every bit i of `found` from ``columns[at]`` on; return where the next one goes.
+
+    Several at a time, known or not: a branch for each would often be guessed wrong.
+    """
     n = count(found)
-    if at + 64 > end:  # what is written too much below would reach into the next row, maybe another part's
-        for i in range(n):
-            columns[at + i] = base + lowest(found)
+    for u in range(4):
+        columns[at + u] = base + lowest(found)
+        found &= found - np.uint64(1)
+    for i in range(4, n, 8):
+        for u in range(8):
+            columns[at + i + u] = base + lowest(found)
             found &= found - np.uint64(1)
-    else:
-        for i in range(0, n, 8):  # eight at a time, known or not: a branch for each would often be guessed wrong
-            for u in range(8):
-                columns[at + i + u] = base + lowest(found)
-                found &= found - np.uint64(1)
     return at + n
+
+
+@numba.njit(**SERIAL)
+def join_rows(team, parts, *args):
+    """Copy what a part has written from ``begins[part]`` on to where it belongs: ``ends[part]`` to ``ends[part + 1]``."""
+    in_parts(_join_rows, team, parts, args)
+
+
+@numba.njit(**INNER_SERIAL)
+def _join_rows(part, begins, ends, columns, terms, joined, joined_terms):
+    begin, target, n = begins[part], ends[part], ends[part + 1] - ends[part]
+    simd.copy(simd.advance(simd.pointer(joined), target), simd.advance(simd.pointer(columns), begin), n)
+    if len(terms) > 0:
+        simd.copy(simd.advance(simd.pointer(joined_terms), target), simd.advance(simd.pointer(terms), begin), n)
+
+
+@numba.njit(**SERIAL)
+def count_products(a_indptr, a_indices, b_indptr, product_ptr):
+    """Write the number of products before every row of C, (m + 1,) int64."""
+    a_ptr, a_columns, b_ptr = simd.pointer(a_indptr), simd.pointer(a_indices), simd.pointer(b_indptr)
+    total = np.int64(0)
+    for r in range(len(a_indptr) - 1):
+        product_ptr[r] = total
+        for k in range(a_ptr[r], a_ptr[r + 1]):
+            total += b_ptr[a_columns[k] + 1] - b_ptr[a_columns[k]]
+    product_ptr[len(a_indptr) - 1] = total
 
 
 @numba.njit(**SERIAL)

@@ -11,7 +11,15 @@ from numba.core import types
 from numba.core.typing.templates import AbstractTemplate, infer_global, signature
 from numba.extending import lower_builtin
 
-from sparsebp.kernels.host.engine.simd.types import SimdType, as_vector, call_llvm, intrinsic, llvm_vector, vector_name
+from sparsebp.kernels.host.engine.simd.types import (
+    SimdType,
+    as_vector,
+    call_llvm,
+    intrinsic,
+    llvm_real,
+    llvm_vector,
+    vector_name,
+)
 
 
 def _vector_of(args: tuple[Any, ...]) -> SimdType | None:
@@ -50,16 +58,25 @@ for _function, _instruction in (
 
 @intrinsic
 def fma(typingctx: Any, a: Any, b: Any, c: Any) -> Any:
-    """Return ``a * b + c``, fused where the machine can; operands may be numbers, at least one is a vector."""
+    """Return ``a * b + c``, fused where the machine can; of numbers of one type, or of vectors and numbers."""
     ty = _vector_of((a, b, c))
     if ty is None:
-        return None
+        return _fma_of_numbers(a) if a == b == c and isinstance(a, types.Float) else None
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         operands = [as_vector(context, builder, ty, v, t) for v, t in zip(args, sig.args, strict=True)]
         return call_llvm(builder, f"llvm.fmuladd.{vector_name(ty)}", llvm_vector(ty), operands)
 
     return ty(a, b, c), codegen
+
+
+def _fma_of_numbers(dtype: types.Float) -> Any:
+    real = llvm_real(dtype)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return call_llvm(builder, f"llvm.fmuladd.f{dtype.bitwidth}", real, list(args))
+
+    return dtype(dtype, dtype, dtype), codegen
 
 
 @intrinsic
