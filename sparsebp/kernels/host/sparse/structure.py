@@ -159,7 +159,7 @@ def _list(found, base, columns, at):
 
 @numba.njit(**SERIAL)
 def join_rows(team, parts, *args):
-    """Copy what a part has written from ``begins[part]`` on to where it belongs: ``ends[part]`` to ``ends[part + 1]``."""
+    """Copy what a part wrote from ``begins[part]`` on to where it belongs: ``ends[part]`` to ``ends[part + 1]``."""
     in_parts(_join_rows, team, parts, args)
 
 
