@@ -54,7 +54,7 @@ def vgg11(density: float = 0.03) -> tuple[list[sb.SparsityPattern], list[bool], 
 
 def main() -> None:
     """Draw every picture."""
-    drawing, axes = pictures.figure(1, 2, width=10.5, height=5.2)
+    drawing, axes = pictures.figure(1, 2, width=8.4, height=4.8)
     for ax, algorithm, title in (
         (axes[0, 0], "linear", "Back-propagation: a chain"),
         (axes[0, 1], "blelloch", "The same gradients by a scan: a tree"),

@@ -208,36 +208,39 @@ def curve(losses: Sequence[float], steps: int) -> list[float]:
 
 
 def picture(result: Result) -> Any:
-    """Draw the losses, one column a network and one row a rate, and below the accuracies with their intervals."""
+    """Draw the losses, one row a network and one column a rate, and beside them the accuracies with their intervals."""
     rows = result["rows"]
     networks = list(dict.fromkeys(row["network"] for row in rows))
-    drawing, axes = pictures.figure(3, len(networks), width=3.6 * len(networks), height=9.0)
-    for column, network in enumerate(networks):
-        bars = axes[2, column]
+    drawing, axes = pictures.figure(len(networks), 3, width=8.5, height=2.4 * len(networks) + 0.5)
+    for line, network in enumerate(networks):
+        bars = axes[line, 2]
         for number, level in enumerate(LEVELS):
-            ax = axes[number, column]
+            ax = axes[line, number]
             of_level = [row for row in rows if (row["network"], row["level"]) == (network, level)]
             for row in of_level:
                 values = [math.nan if value is None else value for value in row["loss"]]
                 at = (np.arange(len(values)) + 0.5) * row["steps"] / len(values)
                 ax.plot(at, values, color=SIDES[row["side"]].colour, linewidth=1.3, label=row["side"])
             if of_level:
-                ax.set_title(f"{network}, rate {of_level[0]['rate']:g} ({level})", fontsize=9)
+                ax.set_title(f"{network}, rate {of_level[0]['rate']:g}", fontsize=9)
                 ax.set_ylim(0, 1.4 * max(value for value in of_level[0]["loss"] if value is not None))
-            ax.set_xlabel("batch")
             for place, row in enumerate(of_level):
                 bars.bar(
                     number * (len(SIDES) + 1) + place, row["accuracy"]["mean"], color=SIDES[row["side"]].colour,
                     yerr=row["accuracy"]["interval"], capsize=2,
                 )  # fmt: skip
-        bars.set_xticks([len(SIDES) / 2 - 0.5 + number * (len(SIDES) + 1) for number in range(len(LEVELS))], LEVELS)
+        ticks = [f"{level} rate" for level in LEVELS]
+        bars.set_xticks([len(SIDES) / 2 - 0.5 + number * (len(SIDES) + 1) for number in range(len(LEVELS))], ticks)
         bars.set_ylim(0, 1)
-    for ax, label in zip(axes[:, 0], ("training loss", "training loss", "accuracy, 95 % intervals"), strict=True):
-        ax.set_ylabel(label)
+        bars.set_title(f"{network}, accuracy", fontsize=9)
+        axes[line, 0].set_ylabel("training loss")
+    for ax in axes[-1, :2]:
+        ax.set_xlabel("batch")
     for ax in axes.flat:
         ax.spines[["top", "right"]].set_visible(False)
         ax.grid(alpha=0.3)
-    axes[0, 0].legend(fontsize=7)
+    handles, names = axes[0, 0].get_legend_handles_labels()
+    drawing.legend(handles, names, loc="outside lower center", ncols=len(SIDES), fontsize=8)
     return drawing
 
 

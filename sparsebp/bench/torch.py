@@ -214,10 +214,10 @@ class Side:
 
 
 def picture(result: Result) -> Any:
-    """Draw how many times faster over the number of units, and beside it the scripts."""
+    """Draw how many times faster over the number of units, and below it the scripts."""
     _, rows = with_threads(result, max)
-    drawing, axes = pictures.figure(1, 2, width=11.0, height=4.2)
-    curves, bars = axes[0]
+    drawing, axes = pictures.figure(2, 1, width=8.0, height=8.5)
+    curves, bars = axes[:, 0]
     grid = [row for row in rows if row["part"] == "grid"]
     shapes = dict.fromkeys((row["cell"], row["batch"], row["length"]) for row in grid)
     styles = {"RNN": "-", "GRU": "--", "LSTM": ":"}
@@ -233,11 +233,11 @@ def picture(result: Result) -> Any:
     curves.set_yscale("log", base=2)
     curves.set_xlabel("hidden size")
     curves.set_ylabel("times faster than torch.nn")
-    curves.legend(fontsize=6, ncols=2)
+    curves.legend(fontsize=8, ncols=2)
     others = [row for row in rows if row["part"] != "grid"]
     bars.barh(range(len(others)), [row["ratio"]["median"] for row in others], color="#1e40af")
     bars.set_yticks(range(len(others)), [f"{row['part']}: {row['model']}\nB = {row['batch']}, T = {row['length']}"
-                                         for row in others], fontsize=7)  # fmt: skip
+                                         for row in others], fontsize=8)  # fmt: skip
     bars.invert_yaxis()
     bars.set_xlabel("times faster than torch.nn")
     return drawing
