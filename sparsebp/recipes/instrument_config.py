@@ -60,7 +60,7 @@ class InstrumentConfig(SequenceConfig):
         return self.classifier(inputs, len(classes), steps)
 
     def same_on_resume(self) -> dict[str, Any]:
-        """Leave the folder's place out: it may move; but not whether there is one."""
+        """Leave the folder's place out: it may move; but neither its classes nor whether there is one."""
         described = super().same_on_resume()
-        described["data"] = None if self.data is None else ""
+        described["data"] = None if self.data is None else f"classes {', '.join(class_names(self.data))}"
         return described

@@ -478,6 +478,31 @@ def test_bench_forwards_its_options(tmp_path, monkeypatch):
     assert (result["name"], result["out"], result["quick"]) == ("spgemm", str(tmp_path), True)
 
 
+def test_bench_of_several(tmp_path, monkeypatch):
+    from sparsebp import backend
+    from sparsebp.bench import NAMES
+    from sparsebp.bench.processes import series
+
+    asked = []
+
+    def fake(names, out, *, quick, json, told):
+        asked.append((list(names), out, quick, json))
+        for number in range(len(names)):
+            told(number, 90.0)
+        return [series.Outcome(names[0], "done", 61, 3, ("a row",)), series.Outcome(names[-1], "failed", 1)]
+
+    monkeypatch.setattr(series, "run", fake)
+    monkeypatch.setattr(backend, "has_gpu", lambda: False)
+    result = invoke("bench", "all", "--out", tmp_path, "--quick")
+    assert result.exit_code == 1 and asked == [([n for n in NAMES if not n.startswith("gpu")], tmp_path, True, False)]
+    assert "left out: gpu-numbers, gpu-grid, gpu-graphs" in result.stdout and "a row" in result.stdout
+    assert f"1 of {len(asked[0][0])}: recurrent (0 s so far, 90 s the last time)" in result.stdout
+    result = invoke("bench", "scan", "scan", "torch", "--json")
+    assert asked[-1] == (["scan", "torch"], None, False, True) and result.exit_code == 1
+    assert [json.loads(line)["event"] for line in result.stdout.splitlines()] == ["begin", "begin", "summary"]
+    assert "--threads" in one_message(invoke("bench", "scan", "torch", "--threads", 1), code=2)
+
+
 def test_a_schedule_that_was_found_is_shown_with_its_memory(tmp_path):
     pytest.importorskip("sklearn")
     options = ["digits", "--model", "lenet5", "--samples", 60, "--batch-size", 4, "--epochs", 5, "--schedule", "ooo"]

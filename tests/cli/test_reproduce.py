@@ -53,6 +53,37 @@ def test_json_of_all_is_json_where_figures_are_left_out(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("hidden", "extra", "figure"), [("torch", "torch", "bppsa-fig7"), ("librosa", "audio", "bppsa-table3")]
+)
+def test_all_leaves_out_what_is_not_installed(hidden, extra, figure, tmp_path, monkeypatch):
+    from sparsebp import reproduce
+
+    monkeypatch.setitem(sys.modules, hidden, None)  # as find_spec and import see it
+    monkeypatch.setattr(reproduce, "FIGURES", {name: FIGURES[name] for name in ("ooo-fig4", figure)})
+    result = invoke("reproduce", "all", "--quick", "--out", tmp_path)
+    assert result.exit_code == 0 and f"left out: it needs pip install 'sparsebp[{extra}]'" in result.stdout
+    assert {path.name for path in tmp_path.iterdir()} == {"ooo-fig4.json"}
+    by_name = invoke("reproduce", figure, "--quick", "--out", tmp_path)
+    assert by_name.exit_code == 1 and f"sparsebp[{extra}]" in by_name.stderr
+
+
+def test_an_interruption_says_at_which_figure(tmp_path, monkeypatch):
+    from sparsebp.reproduce.figure import Figure
+
+    reproduce = Figure.reproduce
+
+    def interrupted(figure, context, out):
+        if figure.name == "ooo-fig5":
+            raise KeyboardInterrupt
+        return reproduce(figure, context, out)
+
+    monkeypatch.setattr(Figure, "reproduce", interrupted)
+    result = invoke("reproduce", "ooo-fig4", "ooo-fig5", "ooo-fig12", "--out", tmp_path)
+    assert result.exit_code == 130 and "at figure 2 of 3, ooo-fig5" in result.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"ooo-fig4.json"}
+
+
+@pytest.mark.parametrize(
     ("arguments", "said"), [(["nothing"], "bppsa-fig1"), (["ooo-fig5", "--measured", "absent"], "Leave --measured out")]
 )
 def test_wrong_usage_is_one_message(arguments, said):

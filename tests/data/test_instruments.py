@@ -1,11 +1,12 @@
 """Instruments by their sound: features by librosa, IRMAS-like folders that the test writes, and synthetic clips."""
 
 import os
+import sys
 
 import numpy as np
 import pytest
 
-from sparsebp.core.errors import FileFormatError, OptionError, ShapeError, SparseBPError
+from sparsebp.core.errors import FileFormatError, MissingDependencyError, OptionError, ShapeError, SparseBPError
 from sparsebp.data import load_instruments, synthetic_instruments
 from sparsebp.data.instruments import CLASSES, folder, mfcc, read_clip, synthesise, synthetic_set
 from sparsebp.recipes.recipe import build, config_for
@@ -170,6 +171,44 @@ def test_a_recipe_trains_and_says_that_it_is_synthetic(tmp_path, monkeypatch, re
     history = build(config).fit()
     assert np.isfinite(history.loss).all()
     assert "synthetic" in config_for("instruments").title
+
+
+@pytest.mark.parametrize("source", ["recordings", "synthetic"])
+def test_features_that_were_broken_off_leave_no_cache(source, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    small(tmp_path / "clips")
+    calls = []
+
+    def broken_off(clip, features):
+        calls.append(features)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return np.zeros((1034, 12), np.float32)
+
+    monkeypatch.setattr(folder, "mfcc", broken_off)
+    monkeypatch.setattr(synthetic_set, "mfcc", broken_off)
+    with pytest.raises(KeyboardInterrupt):
+        load_instruments(tmp_path / "clips", "L") if source == "recordings" else synthetic_instruments("L", each=2)
+    assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} == {".wav"}
+
+
+@pytest.mark.parametrize("name", ["librosa", "soundfile"])
+def test_what_is_not_installed_is_named_with_its_extra(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    small(tmp_path / "clips")
+    monkeypatch.setitem(sys.modules, name, None)
+    for load in (lambda: load_instruments(tmp_path / "clips", "L"), lambda: synthetic_instruments("L", each=2)):
+        with pytest.raises(MissingDependencyError, match=r"sparsebp\[audio\]"):
+            load()
+
+
+def test_a_run_is_not_resumed_with_other_classes(tmp_path):
+    small(tmp_path / "clips")
+    options = {"features": "L", "epochs": 1, "data": str(tmp_path / "clips")}
+    build(config_for("instruments", **options), checkpoint_dir=tmp_path / "run").fit()
+    (tmp_path / "clips" / "b").rename(tmp_path / "clips" / "A")  # as many classes, in another order
+    with pytest.raises(FileFormatError, match=r"data differs.*classes A, a.*classes a, b"):
+        build(config_for("instruments", **options), checkpoint_dir=tmp_path / "run").fit(resume=True)
 
 
 def small(root):

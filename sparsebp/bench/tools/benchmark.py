@@ -195,9 +195,7 @@ class Benchmark:
         for row in self.measure(run):
             result["rows"].append(row)
             report.save(result, out, run.stem + PARTIAL)
-            shown = [column for column in self.named(self.short) if "error" not in row or column.key in row]
-            said = "; ".join(f"{column.heading} {column.cell(row)}" for column in shown)
-            said = f"{said}: {row['error']}" if "error" in row else said
+            said = self.said(row)
             said = said if run.seconds is None else f"[{run.elapsed:4.0f} s] {said}"
             echo(textwrap.fill(said, report.letters() or len(said) + 1, subsequent_indent="  "))
         self._finish(run, out)
@@ -208,6 +206,12 @@ class Benchmark:
         by_key = {column.key: column for column in self.columns}
         return [by_key[key] for key in keys]
 
+    def said(self, row: Mapping[str, Any]) -> str:
+        """Return what is printed of a row as soon as it is there."""
+        shown = [column for column in self.named(self.short) if "error" not in row or column.key in row]
+        said = "; ".join(f"{column.heading} {column.cell(row)}" for column in shown)
+        return f"{said}: {row['error']}" if "error" in row else said
+
     def draw(self, result: Result) -> Any:
         """Return the picture of a result, under its title; of rows that could not be measured it shows nothing."""
         drawing = self.picture({**result, "rows": report.measured(result)})
@@ -217,7 +221,7 @@ class Benchmark:
     def _finish(self, run: Run, folder: Path | None) -> None:
         """Write JSON and picture, then print what was left out, where the files are, and the table last."""
         result = run.result
-        result["complete"] = True
+        result["complete"], result["seconds"] = True, round(run.elapsed, 1)
         path = report.save(result, folder, run.stem)
         path.with_name(f"{run.stem}{PARTIAL}.json").unlink(missing_ok=True)
         written = [str(path)]

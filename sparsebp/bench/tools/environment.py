@@ -50,7 +50,7 @@ def environment() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """Return the source tree's commit, short, with ``+`` if files differ from it.
+    """Return the source tree's commit, short, with ``+`` if files of the package differ from it.
 
     In a copy without its history: the environment variable ``SPARSEBP_COMMIT``, else ``unknown``.
     """
@@ -59,7 +59,10 @@ def commit() -> str:
         git = ["git", "-C", str(root)]
         head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
         changed = subprocess.run(
-            [*git, "status", "--porcelain", "--untracked-files=no"], capture_output=True, text=True, check=True
+            [*git, "status", "--porcelain", "--untracked-files=no", "--", "."],
+            capture_output=True,
+            text=True,
+            check=True,
         )
     except (OSError, subprocess.CalledProcessError):
         return os.environ.get("SPARSEBP_COMMIT", "unknown")

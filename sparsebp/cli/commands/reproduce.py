@@ -11,6 +11,7 @@ import typer
 
 from sparsebp.bench.tools import report
 from sparsebp.cli.commands.common import JsonOption, out_option, print_line, print_table, write_json
+from sparsebp.cli.commands.interrupted import Interrupted
 from sparsebp.core.errors import OptionError, SparseBPError
 
 if TYPE_CHECKING:
@@ -65,7 +66,13 @@ def reproduce(
         raise OptionError("The folder of results is not there", expected="a folder with results of sparsebp bench",
                           got=str(measured), remedy="Leave --measured out to measure")  # fmt: skip
     context = Context(quick, folder / "benchmarks", measured, lambda line: None)
-    failed = [figure.name for figure in chosen if not _one(figure, context, folder, json, whole)]
+    failed = False
+    for number, figure in enumerate(chosen, 1):
+        try:
+            failed |= not _one(figure, context, folder, json, whole)
+        except KeyboardInterrupt as error:
+            where = f"at figure {number} of {len(chosen)}, {figure.name}; those before it are in {folder}"
+            raise Interrupted(where) from error
     if failed:
         raise typer.Exit(1)
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from sparsebp.core.arguments import check_choice
 from sparsebp.core.errors import DTypeError, MissingDependencyError, NonFiniteError, ShapeError
+from sparsebp.core.threads import one_blas_thread
 from sparsebp.data.instruments.synthetic import FRAMES, RATE
 
 FeatureSet: TypeAlias = Literal["S", "M", "L"]
@@ -77,10 +78,12 @@ def mfcc(clip: np.ndarray, features: FeatureSet) -> np.ndarray:
     if not np.isfinite(clip).all():
         raise NonFiniteError("The clip holds values that are not finite", expected="audio, below 1 in size",
                              got="NaN or infinity", remedy="Leave it out")  # fmt: skip
-    found = import_librosa().feature.mfcc(
-        y=np.ascontiguousarray(clip.T), sr=RATE, n_mfcc=setting.coefficients, n_fft=setting.window,
-        hop_length=setting.hop,
-    )  # fmt: skip
+    librosa = import_librosa()
+    with one_blas_thread():  # with several, its products round otherwise
+        found = librosa.feature.mfcc(
+            y=np.ascontiguousarray(clip.T), sr=RATE, n_mfcc=setting.coefficients, n_fft=setting.window,
+            hop_length=setting.hop,
+        )  # fmt: skip
     table = found[:, 1:].reshape(-1, found.shape[-1]).T  # channel by channel
     if not np.isfinite(table).all():
         most = np.abs(clip).max()
@@ -92,18 +95,19 @@ def mfcc(clip: np.ndarray, features: FeatureSet) -> np.ndarray:
 
 
 def import_librosa() -> Any:
-    """Import and return librosa.
+    """Import and return librosa, with soundfile, which reads its files.
 
     Raises
     ------
     MissingDependencyError
-        It is not installed.
+        One of them is not installed.
     """
     try:
         import librosa
-    except ImportError as error:
+        import soundfile  # noqa: F401
+    except (ImportError, OSError) as error:  # soundfile lacks its library
         raise MissingDependencyError(
-            "Features of audio are computed by librosa, which is not installed",
+            "Features of audio are computed by librosa with soundfile, which are not both installed",
             remedy="Install the extra `audio`: pip install 'sparsebp[audio]'",
         ) from error
     return librosa

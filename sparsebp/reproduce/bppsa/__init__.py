@@ -159,6 +159,16 @@ FIGURES = (
         states="pruned VGG-11: FLOPs of each scan step and BP operator",
     ),
     Figure(
+        name="bppsa-instruments",
+        paper="BPPSA",
+        source="§5.2",
+        kind="executed",
+        seconds=150,
+        run=counted.told_apart,
+        needs=("audio",),
+        states="GRU tells instruments by their sound; here synthetic clips",
+    ),
+    Figure(
         name="bppsa-fig13",
         paper="BPPSA",
         source="Fig. 13",

@@ -90,13 +90,18 @@ def _measured(context: Context, cell: str, points: list[tuple[int, int, int | No
     from sparsebp.bench.tools import peers
     from sparsebp.bench.tools.workload import SequenceWorkload
 
-    rounds = {"rounds": 2, "least_rounds": 2, "warmup": 1} if context.quick else {"rounds": 7, "budget": 3.0}
+    rounds = (
+        {"rounds": 2, "least_rounds": 2, "warmup": 1}
+        if context.quick
+        else {"rounds": 7, "least_rounds": 3, "budget": 2.0}
+    )
     rows = []
     with peers.threads(threads.most_threads()):
         for length, batch, features in points:
             found = measure_row(SequenceWorkload(cell, length, batch, input_size=features), rounds)
             rows.append({"length": length, "batch": batch, "step": median(found, "step_ratio"),
-                         "backward": median(found, "backward_ratio"), "features": features})  # fmt: skip
+                         "backward": median(found, "backward_ratio"), "features": features,
+                         "rounds": found["step_ours"]["rounds"]})  # fmt: skip
             context.echo(f"{cell}, T = {length}, B = {batch}: step {rows[-1]['step']:.1f}×, "
                          f"backward {rows[-1]['backward']:.1f}×")  # fmt: skip
     return rows
