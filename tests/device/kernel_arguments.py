@@ -221,8 +221,11 @@ class Maker:
 
     # ---- channels ----
 
-    def channel_moments(self) -> Arguments:
-        return {"x": self.real(self.batch, self.hidden, 7), "mean": self.out(self.hidden), "var": self.out(self.hidden)}
+    def channel_normalise(self) -> Arguments:
+        shape, weighted = (self.batch, self.hidden, 7), not self.shared
+        numbers = {name: self.real(self.hidden) if weighted else None for name in ("weight", "bias")}
+        written = {name: self.out(self.hidden) for name in ("mean", "var", "scale")}
+        return {"x": self.real(*shape)} | numbers | {"eps": 1e-3} | written | {"out": self.out(*shape)}
 
     def channel_scale(self) -> Arguments:
         numbers = {name: self.real(self.hidden) for name in ("mean", "factor", "offset")}
@@ -237,10 +240,13 @@ class Maker:
             "products": self.out(self.hidden),
         }
 
-    def channel_centre(self) -> Arguments:
+    def channel_back(self) -> Arguments:
         shape = self.batch, self.hidden, 7
-        numbers = {name: self.real(self.hidden) for name in ("mean", "offset", "slope", "factor")}
-        return {name: self.real(*shape) for name in ("gy", "x")} | numbers | {"out": self.out(*shape)}
+        numbers = {name: self.real(self.hidden) for name in ("mean", "scale")}
+        weight = None if self.shared else self.real(self.hidden)
+        sums = {name: self.out(self.hidden) for name in ("sums", "products")}
+        arrays = {name: self.real(*shape) for name in ("gy", "x")}
+        return arrays | numbers | {"weight": weight} | sums | {"out": self.out(*shape)}
 
     def channel_track(self) -> Arguments:
         arrays = {name: self.gate(self.hidden) for name in ("mean", "var")}
@@ -251,10 +257,6 @@ class Maker:
         weight = None if self.shared else self.real(self.hidden)
         written = {"scale": self.out(self.hidden), "factor": self.out(self.hidden)}
         return {"var": self.gate(self.hidden), "eps": 1e-3, "weight": weight} | written
-
-    def channel_slopes(self) -> Arguments:
-        arrays = {name: self.real(self.hidden) for name in ("sums", "products", "scale")}
-        return arrays | {"count": 7, "offset": self.out(self.hidden), "slope": self.out(self.hidden)}
 
     # ---- cutting off ----
 

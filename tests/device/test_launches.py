@@ -204,7 +204,8 @@ def test_defines_of_one_value_are_told_apart(cupy):
 def test_what_is_counted_in_32_bits_fits(cupy):
     k, channel = kernels.get(cupy), Placed(1)
     with pytest.raises(OptionError, match="elements of a channel"):
-        k.channel_moments(Placed((2**16, 1, 2**15)), channel, channel)
+        x = Placed((2**16, 1, 2**15))
+        k.channel_products(x, x, channel, channel, channel)
     columns = {"stride": (1, 1, 1), "before": (0, 0, 0), "dilation": (1, 1, 1), "groups": 1}
     for shape, what in (((2**16, 2**15, 1, 1, 1), "planes"), ((1, 1, 2**11, 2**10, 2**10), "elements of a plane")):
         x, weight = Placed(shape), Placed((1, shape[1], 1, 1, 1))

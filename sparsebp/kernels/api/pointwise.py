@@ -11,13 +11,19 @@ from sparsebp.kernels.api.checks import INT64, Family, exact, rank, real_dtype, 
 class PointwiseKernels(Family):
     """Kernels on channels, arrays (B, C, n) with numbers (C,); on arrays cut off at two values; and the loss."""
 
-    def channel_moments(self, x: Array, mean: Array, var: Array) -> None:
-        """The mean of every channel of x over batch and positions, and the variance (divided by their number).
+    def channel_normalise(
+        self, x: Array, weight: Array | None, bias: Array | None, eps: float, mean: Array, var: Array, scale: Array,
+        out: Array,
+    ) -> None:  # fmt: skip
+        """Normalise every channel by its mean and variance (divided by the number) over batch and positions.
 
-        x (B, C, n); mean, var (C,), written.
+        ``scale = 1 / sqrt(var + eps)`` and ``out = (x - mean) * scale * weight + bias``, without what is None.
+
+        x, out (B, C, n); weight, bias (C,); mean, var, scale (C,), written.
         """
-        _check_channels(arrays={"x": x}, channels={"mean": mean, "var": var}, out=("mean", "var"))
-        self._run.channel_moments(x, mean, var)
+        channels = {**given(weight=weight, bias=bias), "mean": mean, "var": var, "scale": scale}
+        _check_channels(arrays={"x": x, "out": out}, channels=channels, out=("mean", "var", "scale", "out"))
+        self._run.channel_normalise(x, weight, bias, eps, mean, var, scale, out)
 
     def channel_scale(self, x: Array, mean: Array, factor: Array, offset: Array, out: Array) -> None:
         """``out = (x - mean) * factor + offset``, with the numbers of the channel.
@@ -37,16 +43,20 @@ class PointwiseKernels(Family):
         _check_channels(arrays={"gy": gy, "x": x}, channels=channels, out=("sums", "products"))
         self._run.channel_products(gy, x, mean, sums, products)
 
-    def channel_centre(
-        self, gy: Array, x: Array, mean: Array, offset: Array, slope: Array, factor: Array, out: Array
-    ) -> None:
-        """``out = (gy - offset - (x - mean) * slope) * factor``, with the numbers of the channel.
+    def channel_back(
+        self, gy: Array, x: Array, mean: Array, scale: Array, weight: Array | None, sums: Array, products: Array,
+        out: Array,
+    ) -> None:  # fmt: skip
+        """The transpose of `channel_normalise` at x, for its mean and scale, and the sums of `channel_products`.
 
-        gy, x, out (B, C, n); mean, offset, slope, factor (C,).
+        ``out = (gy - sums / N - (x - mean) * products * scale**2 / N) * scale * weight``, N elements a channel.
+
+        gy, x, out (B, C, n); mean, scale, weight (C,); sums, products (C,), written.
         """
-        channels = {"mean": mean, "offset": offset, "slope": slope, "factor": factor}
-        _check_channels(arrays={"gy": gy, "x": x, "out": out}, channels=channels)
-        self._run.channel_centre(gy, x, mean, offset, slope, factor, out)
+        channels = {"mean": mean, "scale": scale, **given(weight=weight), "sums": sums, "products": products}
+        arrays, out_names = {"gy": gy, "x": x, "out": out}, ("sums", "products", "out")
+        _check_channels(arrays=arrays, channels=channels, out=out_names)
+        self._run.channel_back(gy, x, mean, scale, weight, sums, products, out)
 
     def channel_track(
         self, mean: Array, var: Array, momentum: float, correction: float, running_mean: Array, running_var: Array
@@ -59,13 +69,6 @@ class PointwiseKernels(Family):
         """``scale = 1 / sqrt(var + eps)`` and ``factor = scale * weight``, `scale` without a weight. All (C,)."""
         _check_numbers({"var": var, **given(weight=weight)}, {"scale": scale, "factor": factor})
         self._run.channel_factors(var, eps, weight, scale, factor)
-
-    def channel_slopes(
-        self, sums: Array, products: Array, scale: Array, count: int, offset: Array, slope: Array
-    ) -> None:
-        """``offset = sums / count`` and ``slope = products * scale**2 / count``. All (C,)."""
-        _check_numbers({"sums": sums, "products": products, "scale": scale}, {"offset": offset, "slope": slope})
-        self._run.channel_slopes(sums, products, scale, count, offset, slope)
 
     def clamp(self, x: Array, low: float, high: float, out: Array) -> None:
         """``out = min(max(x, low), high)``; a NaN stays a NaN. x, out (n,); low < high, which may be infinite."""

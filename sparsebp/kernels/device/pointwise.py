@@ -13,9 +13,27 @@ from sparsebp.kernels.device.base import BLOCK, WARP, Launcher, ceil_div, check_
 class PointwiseKernels(Launcher):
     """Device side of these kernels in `sparsebp.kernels.api.Kernels`; shapes and dtypes are stated there."""
 
-    def channel_moments(self, x: Array, mean: Array, var: Array) -> None:
-        """Mean and variance of every channel; a block a channel."""
+    def channel_normalise(
+        self, x: Array, weight: Array | None, bias: Array | None, eps: float, mean: Array, var: Array, scale: Array,
+        out: Array,
+    ) -> None:  # fmt: skip
+        """Mean and variance, a block a channel; what follows from them; a linear map, a thread an element."""
         self._channels("channel_moments", x, len(mean), x, mean, var)
+        factor = self.xp.empty(mean.shape, mean.dtype)
+        self.channel_factors(var, eps, weight, scale, factor)
+        self.channel_scale(x, mean, factor, self.xp.zeros(mean.shape, mean.dtype) if bias is None else bias, out)
+
+    def channel_back(
+        self, gy: Array, x: Array, mean: Array, scale: Array, weight: Array | None, sums: Array, products: Array,
+        out: Array,
+    ) -> None:  # fmt: skip
+        """Two sums, a block a channel; what follows from them; what it takes off, a thread an element."""
+        self.channel_products(gy, x, mean, sums, products)
+        offset, slope = self.xp.empty(mean.shape, mean.dtype), self.xp.empty(mean.shape, mean.dtype)
+        count = mean.dtype.type(x.shape[0] * x.shape[2])
+        self._numbers("channel_slopes", sums, sums, products, scale, count, offset, slope)
+        factor, blocks = scale if weight is None else scale * weight, ceil_div(x.size, BLOCK)
+        self._channels("channel_centre", x, blocks, gy, x, mean, offset, slope, factor, out)
 
     def channel_scale(self, x: Array, mean: Array, factor: Array, offset: Array, out: Array) -> None:
         """A linear map for every channel; a thread an element."""
@@ -24,13 +42,6 @@ class PointwiseKernels(Launcher):
     def channel_products(self, gy: Array, x: Array, mean: Array, sums: Array, products: Array) -> None:
         """Two sums over every channel in one pass; a block a channel."""
         self._channels("channel_products", x, len(mean), gy, x, mean, sums, products)
-
-    def channel_centre(
-        self, gy: Array, x: Array, mean: Array, offset: Array, slope: Array, factor: Array, out: Array
-    ) -> None:
-        """What the statistics take off a gradient; a thread an element."""
-        blocks = ceil_div(x.size, BLOCK)
-        self._channels("channel_centre", x, blocks, gy, x, mean, offset, slope, factor, out)
 
     def _channels(self, name: str, x: Array, blocks: int, *arrays: Array) -> None:
         check_int32(name, {"the elements of a channel": x.shape[0] * x.shape[2]})
@@ -48,12 +59,6 @@ class PointwiseKernels(Launcher):
     def channel_factors(self, var: Array, eps: float, weight: Array | None, scale: Array, factor: Array) -> None:
         """What a channel is divided by, inverted, and what it is multiplied with; a thread a channel."""
         self._numbers("channel_factors", var, var, var.dtype.type(eps), weight, scale, factor)
-
-    def channel_slopes(
-        self, sums: Array, products: Array, scale: Array, count: int, offset: Array, slope: Array
-    ) -> None:
-        """Two sums as what `channel_centre` takes; a thread a channel."""
-        self._numbers("channel_slopes", sums, sums, products, scale, sums.dtype.type(count), offset, slope)
 
     def _numbers(self, name: str, like: Array, *args: Any) -> None:
         grid = ceil_div(len(like), BLOCK)

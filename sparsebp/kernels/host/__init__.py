@@ -10,6 +10,7 @@ from sparsebp.kernels.host.engine.cache import drop_stale
 _PACKAGE = Path(__file__).parents[2]
 drop_stale(_PACKAGE / "kernels", _PACKAGE / "scan")  # before the imports below
 
+from sparsebp.kernels.host.channels import ChannelKernels  # noqa: E402
 from sparsebp.kernels.host.dense.batches import matmul_batches  # noqa: E402
 from sparsebp.kernels.host.dense.dense import DenseKernels  # noqa: E402
 from sparsebp.kernels.host.dense.products import matmul  # noqa: E402
@@ -72,6 +73,7 @@ class HostKernels(
     ValueKernels,
     ConvolutionKernels,
     MaxPoolKernels,
+    ChannelKernels,
     PointwiseKernels,
     GeluKernels,
 ):

@@ -15,6 +15,7 @@ from sparsebp.core.arguments import check_flag, check_integer, check_number
 from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.core.types import Array
 from sparsebp.nn.arrays import full, parameter_dtype
+from sparsebp.nn.gradients import Gradients
 from sparsebp.nn.layer import Layer, check_gy, check_input
 
 BatchNormSaved = tuple[Array, Array, Array, bool]
@@ -98,10 +99,13 @@ class BatchNorm2d(Layer):
                     "The batch has too few values for statistics of its own", expected="2 or more a channel",
                     got=x.shape, remedy="Pass a larger batch, or call eval()",
                 )  # fmt: skip
-            mean, var = xp.empty(self.num_features, x.dtype), xp.empty(self.num_features, x.dtype)
-            kernels.get(xp).channel_moments(_flat(xp, x), mean, var)
+            mean, var, scale = (xp.empty(self.num_features, x.dtype) for _ in range(3))
+            y = memory.empty(xp, x.shape, x.dtype)
+            weight, bias = self.params.get("weight"), self.params.get("bias")
+            kernels.get(xp).channel_normalise(_flat(xp, x), weight, bias, self.eps, mean, var, scale, _flat(xp, y))
             if self.training and self.buffers:
                 self._track(xp, mean, var, count / (count - 1))
+            return y, (x, mean, scale, True)
         else:
             mean, var = self.buffers["running_mean"].copy(), self.buffers["running_var"]  # a later forward changes them
         scale, factor = xp.empty_like(mean), xp.empty_like(mean)
@@ -111,30 +115,54 @@ class BatchNorm2d(Layer):
         kernels.get(xp).channel_scale(_flat(xp, x), mean, factor, offset, _flat(xp, y))
         return y, (x, mean, scale, batch)
 
+    def gradients(self, gy: Array, saved: BatchNormSaved) -> Gradients:
+        """Return the gradients; the sums that both need, W finds where I has been before."""
+        xp, kept = backend.namespace(gy), list[tuple[Array, Array, Any]]()
+
+        def input_grad() -> Array:
+            gx, sums = self._input_grad(gy, saved)
+            if sums is not None:
+                kept.append((*sums, backend.record(xp)))
+            return gx
+
+        def weight_grad() -> dict[str, Array]:
+            if not kept:
+                return self.weight_grad(gy, saved)
+            sums, products, mark = kept[0]
+            backend.wait(xp, mark)
+            return self._weight_grads(saved, sums, products)
+
+        return Gradients(self, gy, saved, input_grad, weight_grad)
+
     def input_grad(self, gy: Array, saved: BatchNormSaved) -> Array:
         """Return the input gradient, through the statistics where they are the batch's."""
+        return self._input_grad(gy, saved)[0]
+
+    def _input_grad(self, gy: Array, saved: BatchNormSaved) -> tuple[Array, tuple[Array, Array] | None]:
+        """Return the input gradient, and the sums of `channel_products` where they were needed."""
         x, mean, scale, batch = saved
         xp = check_gy(gy, x.shape, x.dtype, x)
-        gx = memory.empty(xp, x.shape, x.dtype)
-        k, factor = kernels.get(xp), self._factor(scale)
+        gx, k, weight = memory.empty(xp, x.shape, x.dtype), kernels.get(xp), self.params.get("weight")
         if batch:
-            sums, products = self._sums(xp, gy, saved)
-            offset, slope = xp.empty_like(mean), xp.empty_like(mean)
-            k.channel_slopes(sums, products, scale, x.size // self.num_features, offset, slope)
-            k.channel_centre(_flat(xp, gy), _flat(xp, x), mean, offset, slope, factor, _flat(xp, gx))
-        else:
-            zeros = xp.zeros_like(mean)
-            k.channel_scale(_flat(xp, gy), zeros, factor, zeros, _flat(xp, gx))
-        return gx
+            sums, products = xp.empty_like(mean), xp.empty_like(mean)
+            k.channel_back(_flat(xp, gy), _flat(xp, x), mean, scale, weight, sums, products, _flat(xp, gx))
+            return gx, (sums, products)
+        zeros = xp.zeros_like(mean)
+        k.channel_scale(_flat(xp, gy), zeros, self._factor(scale), zeros, _flat(xp, gx))
+        return gx, None
 
     def weight_grad(self, gy: Array, saved: BatchNormSaved) -> dict[str, Array]:
         """Return ``{"weight": Σ gy x̂, "bias": Σ gy}`` of every channel."""
-        x, _, scale, _ = saved
+        x, mean, _, _ = saved
         xp = check_gy(gy, x.shape, x.dtype, x)
         if not self.params:
             return {}
-        sums, products = self._sums(xp, gy, saved)
-        grads = {"weight": products * scale, "bias": sums}
+        sums, products = xp.empty_like(mean), xp.empty_like(mean)
+        kernels.get(xp).channel_products(_flat(xp, gy), _flat(xp, x), mean, sums, products)
+        return self._weight_grads(saved, sums, products)
+
+    def _weight_grads(self, saved: BatchNormSaved, sums: Array, products: Array) -> dict[str, Array]:
+        grads = {"weight": products * saved[2], "bias": sums}
         return {name: grads[name] for name in self.params}
 
     def capture_obstacle(self) -> str | None:
@@ -170,13 +198,6 @@ class BatchNorm2d(Layer):
     def _factor(self, scale: Array) -> Array:
         """Return what the forward multiplies with."""
         return scale * self.params["weight"] if self.params else scale
-
-    def _sums(self, xp: ModuleType, gy: Array, saved: BatchNormSaved) -> tuple[Array, Array]:
-        """Return Σ gy and Σ gy (x - mean) of every channel."""
-        x, mean, _, _ = saved
-        sums, products = xp.empty_like(mean), xp.empty_like(mean)
-        kernels.get(xp).channel_products(_flat(xp, gy), _flat(xp, x), mean, sums, products)
-        return sums, products
 
     def _track(self, xp: ModuleType, mean: Array, var: Array, correction: float) -> None:
         count = self.buffers["num_batches_tracked"]

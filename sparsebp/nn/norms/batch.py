@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from sparsebp.core.errors import ShapeError
 from sparsebp.core.types import Array
+from sparsebp.nn.gradients import Gradients
 from sparsebp.nn.layer import check_gy, check_input
 from sparsebp.nn.layers.norm import BatchNorm2d, BatchNormSaved
 
@@ -38,6 +39,11 @@ class BatchNorm1d(BatchNorm2d):
                              remedy="Use BatchNorm2d for images")  # fmt: skip
         y, saved = super().forward(_image(x))
         return y.reshape(x.shape), BatchNorm1dSaved(saved, x.shape)
+
+    def gradients(self, gy: Array, saved: Any) -> Gradients:
+        """Return the gradients, those of images of width 1."""
+        inner = super().gradients(self._image_of(gy, saved), saved.image)
+        return Gradients(self, gy, saved, lambda: inner.input_grad().reshape(saved.shape), inner.weight_grad)
 
     def input_grad(self, gy: Array, saved: Any) -> Array:
         """Return the input gradient, through the statistics where they are the batch's."""

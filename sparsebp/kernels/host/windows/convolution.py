@@ -18,7 +18,7 @@ from sparsebp.kernels.host.dense.blas import blas_of, product
 from sparsebp.kernels.host.engine.parts import INNER_SERIAL, SERIAL, span
 from sparsebp.kernels.host.engine.simd import advance, number, pointer
 from sparsebp.kernels.host.engine.team import parallel, team_for
-from sparsebp.kernels.host.windows import depthwise, winograd
+from sparsebp.kernels.host.windows import depthwise, single, winograd
 from sparsebp.kernels.host.windows.unfold import INPUTS, OUTPUTS, SINGLE, add_rows, copy_rows, fold, geometry_of, unfold
 
 _POSITIONS = 256
@@ -47,6 +47,9 @@ class ConvolutionKernels:
             weight, x, before, False, out
         ):
             return
+        if single.fits(weight, stride, before, groups, x, out):
+            single.convolve(weight, x, out)
+            return
         turned = _turned_padding(weight, stride, before, dilation, groups)
         if turned is not None:
             self.convolve_t(_turned(weight, groups), x, stride, turned, dilation, groups, out)
@@ -71,6 +74,9 @@ class ConvolutionKernels:
         if _in_tiles(weight, stride, around, dilation, groups, y, out) and winograd.convolve(
             weight, y, around, True, out
         ):
+            return
+        if single.fits(weight, stride, before, groups, y, out):
+            single.convolve(np.ascontiguousarray(weight.swapaxes(0, 1)), y, out)
             return
         turned = _turned_padding(weight, stride, before, dilation, groups)
         if turned is not None:

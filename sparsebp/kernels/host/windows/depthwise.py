@@ -123,7 +123,7 @@ def _layout(
 
     rows = np.indices((*inputs[:2], 1)).reshape(3, -1) + np.array(before)[:, None]
     first = np.array(before)[:, None] + np.array([[0], [0], [1]]) * np.arange(min(stride[2], inputs[2]))
-    lines = np.ravel_multi_index(tuple(np.indices((*outputs[:2], 1)).reshape(3, -1)), rooms)
+    lines = np.asarray(np.ravel_multi_index(tuple(np.indices((*outputs[:2], 1)).reshape(3, -1)), rooms))
     taps, phases = at(np.indices(kernel).reshape(3, -1) * np.array(dilation)[:, None]), at(first)
     which = taps // size
     ends = np.searchsorted(np.sort(which), np.arange(prod(stride)), side="right")

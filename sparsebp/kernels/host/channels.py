@@ -1,0 +1,268 @@
+"""Kernels over the channels of arrays on the host: what batch normalisation is made of.
+
+Bound by memory: a part has channels of its own, whose numbers stay in its core's cache from the sums that are taken
+first to the pass that needs them, so that an array is read from memory once in either direction. Sums are in the
+arrays' dtype and in several lanes over at least `_FLUSH` numbers, and over those in double precision.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+from sparsebp.core.types import Array
+from sparsebp.kernels.host.engine.parts import INNER_APART, INNER_JIT, JIT, parts_for, span
+from sparsebp.kernels.host.engine.simd import advance, fma, lanes, load, pointer, store, zeros
+from sparsebp.kernels.host.engine.team import parallel, team
+
+_FLUSH = 1024
+
+
+class ChannelKernels:
+    """Host side of these kernels in `sparsebp.kernels.api.Kernels`; shapes and dtypes are stated there."""
+
+    def channel_normalise(
+        self, x: Array, weight: Array | None, bias: Array | None, eps: float, mean: Array, var: Array, scale: Array,
+        out: Array,
+    ) -> None:  # fmt: skip
+        """Statistics of every channel, and the channel normalised by them; parts are of channels."""
+        parts = min(parts_for(4 * x.size), max(len(mean), 1))
+        args = mean if weight is None else weight, mean if bias is None else bias, weight is not None, bias is not None
+        _normalise(team(parts), parts, x, *args, x.dtype.type(eps), mean, var, scale, out)
+
+    def channel_back(
+        self, gy: Array, x: Array, mean: Array, scale: Array, weight: Array | None, sums: Array, products: Array,
+        out: Array,
+    ) -> None:  # fmt: skip
+        """Two sums over every channel, and what they take off a gradient; parts are of channels."""
+        parts = min(parts_for(4 * x.size), max(len(mean), 1))
+        args = scale if weight is None else weight, weight is not None
+        _back(team(parts), parts, gy, x, mean, scale, *args, sums, products, out)
+
+    def channel_products(self, gy: Array, x: Array, mean: Array, sums: Array, products: Array) -> None:
+        """Two sums over every channel in one pass; parts are of channels."""
+        parts = min(parts_for(2 * x.size), max(len(mean), 1))
+        _products(team(parts), parts, gy, x, mean, sums, products)
+
+    def channel_scale(self, x: Array, mean: Array, factor: Array, offset: Array, out: Array) -> None:
+        """A linear map for every channel; parts are of planes."""
+        planes = x.shape[0] * x.shape[1]
+        parts = min(parts_for(x.size), max(planes, 1))
+        _scale(team(parts), parts, x, mean, factor, offset, out)
+
+    def channel_track(
+        self, mean: Array, var: Array, momentum: float, correction: float, running_mean: Array, running_var: Array
+    ) -> None:
+        """Running statistics, one step on."""
+        number = mean.dtype.type
+        _track(mean, var, number(momentum), number(1 - momentum), number(correction), running_mean, running_var)
+
+    def channel_factors(self, var: Array, eps: float, weight: Array | None, scale: Array, factor: Array) -> None:
+        """What a channel is divided by, inverted, and what it is multiplied with."""
+        _factors(var, var.dtype.type(eps), scale if weight is None else weight, weight is not None, scale, factor)
+
+
+# The functions below are compiled: their arguments are arrays, pointers and bounds.
+# mypy: disable-error-code="no-untyped-def"
+
+
+@numba.njit(**INNER_JIT)
+def _total(vector, room):
+    """Return the sum of a vector's lanes in double precision, by way of memory for one vector."""
+    store(room, 0, vector)
+    total = 0.0
+    for lane in range(lanes(room)):
+        total += np.float64(room[lane])
+    return total
+
+
+@numba.njit(**INNER_APART)
+def _sum(x, apart, batch, size, room):
+    """Return the sum of `batch` planes of `size` numbers, `apart` from each other."""
+    step, total, met = lanes(x), 0.0, 0
+    fours, whole = size // (4 * step) * 4 * step, size // step * step
+    a = b = c = d = zeros(x)
+    for sample in range(batch):
+        plane = advance(x, sample * apart)
+        for i in range(0, fours, 4 * step):
+            a, b = a + load(plane, i), b + load(plane, i + step)
+            c, d = c + load(plane, i + 2 * step), d + load(plane, i + 3 * step)
+        for i in range(fours, whole, step):
+            a = a + load(plane, i)
+        for i in range(whole, size):
+            total += np.float64(plane[i])
+        met += size
+        if met >= _FLUSH or sample == batch - 1:
+            total += _total((a + b) + (c + d), room)
+            a = b = c = d = zeros(x)
+            met = 0
+    return total
+
+
+@numba.njit(**INNER_APART)
+def _squares(x, mean, apart, batch, size, room):
+    """Return the sum of the squares of the differences from the mean."""
+    step, total, met = lanes(x), 0.0, 0
+    twos, whole = size // (2 * step) * 2 * step, size // step * step
+    a = b = zeros(x)
+    for sample in range(batch):
+        plane = advance(x, sample * apart)
+        for i in range(0, twos, 2 * step):
+            v, w = load(plane, i) - mean, load(plane, i + step) - mean
+            a, b = fma(v, v, a), fma(w, w, b)
+        for i in range(twos, whole, step):
+            v = load(plane, i) - mean
+            a = fma(v, v, a)
+        for i in range(whole, size):
+            value = plane[i] - mean
+            total += np.float64(value * value)
+        met += size
+        if met >= _FLUSH or sample == batch - 1:
+            total += _total(a + b, room)
+            a = b = zeros(x)
+            met = 0
+    return total
+
+
+@numba.njit(**INNER_APART)
+def _both(gy, x, mean, apart, batch, size, room):
+    """Return the sum of gy and that of its products with the differences from the mean."""
+    step, total, product, met = lanes(x), 0.0, 0.0, 0
+    twos, whole = size // (2 * step) * 2 * step, size // step * step
+    a = b = c = d = zeros(x)
+    for sample in range(batch):
+        left, right = advance(gy, sample * apart), advance(x, sample * apart)
+        for i in range(0, twos, 2 * step):
+            v, w = load(left, i), load(left, i + step)
+            a, b = a + v, b + w
+            c, d = fma(v, load(right, i) - mean, c), fma(w, load(right, i + step) - mean, d)
+        for i in range(twos, whole, step):
+            v = load(left, i)
+            a, c = a + v, fma(v, load(right, i) - mean, c)
+        for i in range(whole, size):
+            total += np.float64(left[i])
+            product += np.float64(left[i] * (right[i] - mean))
+        met += size
+        if met >= _FLUSH or sample == batch - 1:
+            total += _total(a + b, room)
+            product += _total(c + d, room)
+            a = b = c = d = zeros(x)
+            met = 0
+    return total, product
+
+
+@numba.njit(**INNER_JIT)
+def _scale_plane(x, mean, factor, offset, size, out):
+    """Write ``(x - mean) * factor + offset``, rounded once at the end in whole vectors, and twice behind them."""
+    step = lanes(x)
+    whole = size // step * step
+    for i in range(0, whole, step):
+        store(out, i, fma(load(x, i) - mean, factor, offset))
+    for i in range(whole, size):
+        out[i] = (x[i] - mean) * factor + offset
+
+
+@numba.njit(**INNER_JIT)
+def _centre_plane(gy, x, mean, offset, slope, factor, size, out):
+    """Write ``(gy - offset - (x - mean) * slope) * factor``."""
+    step = lanes(x)
+    whole = size // step * step
+    for i in range(0, whole, step):
+        store(out, i, fma(mean - load(x, i), slope, load(gy, i) - offset) * factor)
+    for i in range(whole, size):
+        out[i] = ((gy[i] - offset) - (x[i] - mean) * slope) * factor
+
+
+@parallel(**JIT)
+def _normalise(part, parts, x, weight, bias, weighted, shifted, eps, mean, var, scale, out):
+    """Run a part of the channels."""
+    low, high = span(part, parts, x.shape[1])
+    room = np.empty(lanes(pointer(x)), x.dtype)
+    _normalise_channels(low, high, x, weight, bias, weighted, shifted, eps, mean, var, scale, room, out)
+
+
+@numba.njit(**INNER_JIT)
+def _normalise_channels(low, high, x, weight, bias, weighted, shifted, eps, mean, var, scale, room, out):
+    batch, channels, size = x.shape
+    one, zero, count, apart = x.dtype.type(1), x.dtype.type(0), np.float64(batch * size), channels * size
+    for c in range(low, high):
+        source, target = advance(pointer(x), c * size), advance(pointer(out), c * size)
+        mean[c] = _sum(source, apart, batch, size, pointer(room)) / count
+        var[c] = _squares(source, mean[c], apart, batch, size, pointer(room)) / count
+        found = one / np.sqrt(var[c] + eps)
+        scale[c] = found
+        m, factor, offset = mean[c], found * weight[c] if weighted else found, bias[c] if shifted else zero
+        for _ in range(batch):
+            _scale_plane(source, m, factor, offset, size, target)
+            source, target = advance(source, apart), advance(target, apart)
+
+
+@parallel(**JIT)
+def _back(part, parts, gy, x, mean, scale, weight, weighted, sums, products, out):
+    """Run a part of the channels."""
+    low, high = span(part, parts, x.shape[1])
+    room = np.empty(lanes(pointer(x)), x.dtype)
+    _back_channels(low, high, gy, x, mean, scale, weight, weighted, sums, products, room, out)
+
+
+@numba.njit(**INNER_JIT)
+def _back_channels(low, high, gy, x, mean, scale, weight, weighted, sums, products, room, out):
+    batch, channels, size = x.shape
+    count, apart = x.dtype.type(batch * size), channels * size
+    for c in range(low, high):
+        left, right, target = (
+            advance(pointer(gy), c * size),
+            advance(pointer(x), c * size),
+            advance(pointer(out), c * size),
+        )
+        m, found = mean[c], scale[c]
+        sums[c], products[c] = _both(left, right, m, apart, batch, size, pointer(room))
+        offset, slope = sums[c] / count, products[c] * found * found / count
+        factor = found * weight[c] if weighted else found
+        for _ in range(batch):
+            _centre_plane(left, right, m, offset, slope, factor, size, target)
+            left, right, target = advance(left, apart), advance(right, apart), advance(target, apart)
+
+
+@parallel(**JIT)
+def _products(part, parts, gy, x, mean, sums, products):
+    """Run a part of the channels."""
+    low, high = span(part, parts, x.shape[1])
+    room = np.empty(lanes(pointer(x)), x.dtype)
+    _products_of(low, high, gy, x, mean, sums, products, room)
+
+
+@numba.njit(**INNER_JIT)
+def _products_of(low, high, gy, x, mean, sums, products, room):
+    batch, channels, size = x.shape
+    for c in range(low, high):
+        left, right = advance(pointer(gy), c * size), advance(pointer(x), c * size)
+        sums[c], products[c] = _both(left, right, mean[c], channels * size, batch, size, pointer(room))
+
+
+@parallel(**JIT)
+def _scale(part, parts, x, mean, factor, offset, out):
+    """Run a part of the planes."""
+    batch, channels, size = x.shape
+    low, high = span(part, parts, batch * channels)
+    for plane in range(low, high):
+        c = plane % channels
+        source, target = advance(pointer(x), plane * size), advance(pointer(out), plane * size)
+        _scale_plane(source, mean[c], factor[c], offset[c], size, target)
+
+
+# Without fused multiply-adds, as NumPy would compute it: what a training run arrives at rests on these numbers.
+@numba.njit(**JIT)
+def _track(mean, var, momentum, keep, correction, running_mean, running_var):
+    for c in range(len(mean)):
+        running_mean[c] = running_mean[c] * keep + momentum * mean[c]
+        running_var[c] = running_var[c] * keep + momentum * (var[c] * correction)
+
+
+@numba.njit(**JIT)
+def _factors(var, eps, weight, weighted, scale, factor):
+    one = var.dtype.type(1)
+    for c in range(len(var)):
+        found = one / np.sqrt(var[c] + eps)
+        scale[c] = found
+        factor[c] = found * weight[c] if weighted else found
