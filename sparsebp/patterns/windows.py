@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal, TypeAlias, TypeGuard
 
 from sparsebp.core.arguments import check_flag, check_integer
@@ -110,16 +111,7 @@ class Windows:
         ShapeError
             A window is larger than the padded input.
         """
-        padded = self.padded_size(input_size)
-        if any(r > n for r, n in zip(self.reach, padded, strict=True)):
-            raise ShapeError(
-                "The kernel is larger than the padded input",
-                expected=f"at least {self.reach} elements with padding, for kernel {self.kernel} and "
-                f"dilation {self.dilation}",
-                got=f"{padded}: input {tuple(input_size)} with padding {self.padding}",
-                remedy="Use a smaller kernel or dilation, more padding, or a larger input",
-            )
-        return tuple((n - r) // s + 1 for n, r, s in zip(padded, self.reach, self.stride, strict=True))
+        return _output_size(self, tuple(input_size))
 
     def input_size(self, output_size: tuple[int, ...]) -> tuple[int, ...]:
         """Return the input on which so many windows fit exactly: the output of a transposed convolution.
@@ -294,3 +286,17 @@ def _pairs(
 
 def _is_sequence(value: Any) -> TypeGuard[Sequence[Any]]:
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray))
+
+
+@lru_cache(maxsize=1024)  # asked for at every call of a layer, and it takes as long as a small kernel
+def _output_size(windows: Windows, input_size: tuple[int, ...]) -> tuple[int, ...]:
+    padded = windows.padded_size(input_size)
+    if any(r > n for r, n in zip(windows.reach, padded, strict=True)):
+        raise ShapeError(
+            "The kernel is larger than the padded input",
+            expected=f"at least {windows.reach} elements with padding, for kernel {windows.kernel} and "
+            f"dilation {windows.dilation}",
+            got=f"{padded}: input {input_size} with padding {windows.padding}",
+            remedy="Use a smaller kernel or dilation, more padding, or a larger input",
+        )
+    return tuple((n - r) // s + 1 for n, r, s in zip(padded, windows.reach, windows.stride, strict=True))

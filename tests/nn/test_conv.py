@@ -130,6 +130,33 @@ def test_borders_that_are_larger_than_what_they_repeat(mode, smallest):
             layer(np.ones((1, 1, smallest - 1), np.float32))
 
 
+@pytest.mark.parametrize(
+    ("channels", "rows", "groups", "kernel", "stride", "padding"),
+    [
+        (3, 6, 3, 3, 2, 1),
+        (3, 3, 3, (3, 5), 1, (1, 2)),
+        (2, 4, 2, 2, 3, 0),
+        (5, 7, 1, 1, 1, 0),
+        (3, 6, 1, (3, 5), (2, 1), 0),
+    ],
+)
+def test_rows_of_more_than_a_vector(channels, rows, groups, kernel, stride, padding):
+    """Whole vectors, and what is left of a row; every plane ends in memory that is another one's."""
+    rng = np.random.default_rng(0)
+    layer = nn.Conv2d(channels, rows, kernel, stride, padding, groups=groups, rng=0)
+    x = rng.standard_normal((3, channels, 11, 37), np.float32)
+    y, saved = layer.forward(x)
+    gy = rng.standard_normal(y.shape, np.float32)
+    inputs = torch.from_numpy(x).requires_grad_()
+    weight, bias = (torch.from_numpy(layer.params[name]).requires_grad_() for name in ("weight", "bias"))
+    want = torch.nn.functional.conv2d(inputs, weight, bias, stride, padding, groups=groups)
+    want.backward(torch.from_numpy(gy))
+    np.testing.assert_allclose(y, want.detach().numpy(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(layer.input_grad(gy, saved), inputs.grad.numpy(), rtol=1e-4, atol=1e-5)
+    grads = layer.weight_grad(gy, saved)
+    np.testing.assert_allclose(grads["weight"], weight.grad.numpy(), rtol=1e-4, atol=1e-4)
+
+
 def test_an_output_beyond_all_memory():
     x = np.ones((1, 1, 2, 2), np.float32)
     for layer in (nn.ZeroPad2d(2**30), nn.Conv2d(1, 1, 1, padding=2**40), nn.Conv2d(1, 1, 1, 1, 2**30, 1, 1, True,

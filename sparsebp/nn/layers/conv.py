@@ -8,6 +8,7 @@ the same at every step, so they come from `backend.memory`.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from math import prod
 from types import ModuleType
 from typing import Any, ClassVar
@@ -350,6 +351,7 @@ def _channel_sums(xp: ModuleType, y: Array) -> Array:
     return xp.einsum("bcp->c", flat) if backend.is_host(xp) else flat.sum(axis=(0, 2))
 
 
+@lru_cache(maxsize=256)
 def _options(windows: Windows) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
     """Return stride, padding before and dilation on three axes, as the kernels take them."""
     ones, zeros = (1,) * (3 - len(windows.kernel)), (0,) * (3 - len(windows.kernel))

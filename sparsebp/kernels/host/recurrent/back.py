@@ -21,6 +21,7 @@ step_map(saved, previous, at, hidden, w, width, rows, out, room)
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numba
@@ -112,33 +113,58 @@ def back_propagate(
     bounds = np.empty((chunks + 1, batch, size), w_hh.dtype)  # what comes into chunk c is entry c + 1, what leaves it c
     for number, array in enumerate(last):
         bounds[chunks, :, number * hidden : (number + 1) * hidden] = 0 if array is None else array
-    blocks, work = blocks_of(batch), 2 * steps * batch * w_hh.size
-    x, before, room = none, none, np.empty((0, 0), w_hh.dtype)
-    if sums is not None:
-        gates, features = len(w_hh) // hidden, sums.x.shape[2]
-        numbers = ((features + hidden) * gates + columns) * padded_width(hidden, w_hh.dtype)
-        x, before, room = sums.x, sums.before, np.empty((chunks * blocks, numbers), w_hh.dtype)
-    args = (*saved, weights, incoming)
-    if is_wide := hidden >= LEAST and sums is None:
-        packed, blocks = wide_rows(w_hh, len(w_hh) // hidden), wide_blocks_of(batch)
-        of_wide = (blocks, product_of(w_hh.dtype), *saved, packed, incoming)
-        launch(wide, blocks, work // chunks, *of_wide, chunks - 1, bounds, out)
+    work = 2 * steps * batch * w_hh.size
+
+    def scan() -> None:
+        """Compute from what comes into the last chunk but one, `bounds[chunks - 1]`, what comes into the others."""
+        if chunks > 2:
+            maps = np.empty((chunks - 2, batch, size + 1, size), w_hh.dtype)
+            args = (*saved, weights, incoming, 1, chunks, maps)
+            launch(reduce, (chunks - 2) * batch, _reducing(steps, batch, size, hidden), *args)
+            _combine(maps, bounds)
+
+    if hidden >= LEAST and sums is None:
+        _recur_wide(wide, saved, w_hh, incoming, bounds, work, scan, out)
     else:
-        team, groups = parts_of(batch, work // chunks)
-        backward(team, groups, groups, *args, chunks - 1, bounds, out, x, before, room)
-    if chunks > 2:
-        maps = np.empty((chunks - 2, batch, size + 1, size), w_hh.dtype)
-        launch(reduce, (chunks - 2) * batch, _reducing(steps, batch, size, hidden), *args, 1, chunks, maps)
-        _combine(maps, bounds)
-    if chunks > 1 and is_wide:
-        launch(wide, (chunks - 1) * blocks, work, *of_wide, 0, bounds, out)
-    elif chunks > 1:
-        launch(backward, (chunks - 1) * blocks, work, blocks, *args, 0, bounds, out, x, before, room)
+        x, before, room = none, none, np.empty((0, 0), w_hh.dtype)
+        if sums is not None:
+            gates, features = len(w_hh) // hidden, sums.x.shape[2]
+            numbers = ((features + hidden) * gates + columns) * padded_width(hidden, w_hh.dtype)
+            x, before, room = sums.x, sums.before, np.empty((chunks * blocks_of(batch), numbers), w_hh.dtype)
+        _recur(backward, (*saved, weights, incoming), bounds, work, scan, (out, x, before, room))
     if sums is not None:
         biases = (np.empty(0, w_hh.dtype) if bias is None else bias for bias in (sums.bias_ih, sums.bias_hh))
         finish_sums(gates, columns, room, sums.weight_ih, sums.weight_hh, *biases)
     for number, array in enumerate(initial):
         array[...] = bounds[0, :, number * hidden : (number + 1) * hidden]
+
+
+def _recur(
+    backward: Any, args: tuple[Any, ...], bounds: np.ndarray, work: int, scan: Callable[[], None],
+    written: tuple[np.ndarray, ...],
+) -> None:  # fmt: skip
+    """Run the recursion in the last chunk, then, after the scan, in those before it."""
+    chunks, batch = len(bounds) - 1, bounds.shape[1]
+    team, groups = parts_of(batch, work // chunks)
+    backward(team, groups, groups, *args, chunks - 1, bounds, *written)
+    scan()
+    if chunks > 1:
+        blocks = blocks_of(batch)
+        launch(backward, (chunks - 1) * blocks, work, blocks, *args, 0, bounds, *written)
+
+
+def _recur_wide(
+    wide: Any, saved: tuple[Any, ...], w_hh: np.ndarray, incoming: np.ndarray, bounds: np.ndarray, work: int,
+    scan: Callable[[], None], out: np.ndarray,
+) -> None:  # fmt: skip
+    """The same for large hidden sizes, by products with packed weights."""
+    chunks, batch, hidden = len(bounds) - 1, bounds.shape[1], w_hh.shape[1]
+    packed, blocks = wide_rows(w_hh, len(w_hh) // hidden), wide_blocks_of(batch)
+    args = blocks, product_of(w_hh.dtype), *saved, packed, incoming
+    launch(wide, blocks, work // chunks, *args, chunks - 1, bounds, out)
+    scan()
+    if chunks > 1:
+        launch(wide, (chunks - 1) * blocks, work, *args, 0, bounds, out)
 
 
 def reduce_all(reduce: Any, saved: tuple[Any, ...], w_hh: np.ndarray, gy: np.ndarray | None, maps: np.ndarray) -> None:

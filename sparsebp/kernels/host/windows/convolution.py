@@ -18,7 +18,7 @@ from sparsebp.kernels.host.dense.blas import blas_of, product
 from sparsebp.kernels.host.engine.parts import INNER_SERIAL, SERIAL, span
 from sparsebp.kernels.host.engine.simd import advance, number, pointer
 from sparsebp.kernels.host.engine.team import parallel, team_for
-from sparsebp.kernels.host.windows import depthwise, single, winograd
+from sparsebp.kernels.host.windows import depthwise, direct, winograd
 from sparsebp.kernels.host.windows.unfold import INPUTS, OUTPUTS, SINGLE, add_rows, copy_rows, fold, geometry_of, unfold
 
 _POSITIONS = 256
@@ -47,8 +47,8 @@ class ConvolutionKernels:
             weight, x, before, False, out
         ):
             return
-        if single.fits(weight, stride, before, groups, x, out):
-            single.convolve(weight, x, out)
+        if weight.shape[1] > 1 and direct.fits(weight, stride, before, dilation, groups, x, out):
+            direct.convolve(weight, x, stride, dilation, out)
             return
         turned = _turned_padding(weight, stride, before, dilation, groups)
         if turned is not None:
@@ -75,8 +75,8 @@ class ConvolutionKernels:
             weight, y, around, True, out
         ):
             return
-        if single.fits(weight, stride, before, groups, y, out):
-            single.convolve(np.ascontiguousarray(weight.swapaxes(0, 1)), y, out)
+        if y.shape[2:] == out.shape[2:] and direct.fits(weight, stride, before, dilation, groups, y, out):
+            direct.convolve(np.ascontiguousarray(weight.swapaxes(0, 1)), y, stride, dilation, out)
             return
         turned = _turned_padding(weight, stride, before, dilation, groups)
         if turned is not None:
