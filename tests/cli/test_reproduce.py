@@ -67,6 +67,20 @@ def test_all_leaves_out_what_is_not_installed(hidden, extra, figure, tmp_path, m
     assert by_name.exit_code == 1 and f"sparsebp[{extra}]" in by_name.stderr
 
 
+def test_all_in_a_small_form(tmp_path, monkeypatch):
+    """One figure of every kind that takes a second or so; ``reproduce all --quick`` takes minutes."""
+    from sparsebp import reproduce
+
+    for package in ("librosa", "matplotlib"):
+        pytest.importorskip(package)
+    names = ("bppsa-fig1", "bppsa-table2", "bppsa-instruments", "ooo-fig12", "fusion-depth")
+    monkeypatch.setattr(reproduce, "FIGURES", {name: FIGURES[name] for name in names})
+    result = invoke("reproduce", "all", "--quick", "--out", tmp_path)
+    assert result.exit_code == 0 and all(name in result.stdout for name in names)
+    assert {path.stem for path in tmp_path.glob("*.json")} == set(names)
+    assert {path.stem for path in tmp_path.glob("*.png")} == {name for name in names if FIGURES[name].draw}
+
+
 def test_an_interruption_says_at_which_figure(tmp_path, monkeypatch):
     from sparsebp.reproduce.figure import Figure
 
