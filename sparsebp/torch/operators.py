@@ -124,7 +124,7 @@ def _shapes_of_run_back(
     return tuple(x.new_empty((0,) if like is None else like.shape) for like in wanted)
 
 
-def _cuts(reverse: bool, batch_sizes: Tensor | None, rows: Array, batch: int) -> tuple[list[Stretch], Array | None]:
+def _cuts(reverse: bool, batch_sizes: Tensor | None, rows: Array, batch: int) -> tuple[Sequence[Stretch], Array | None]:
     """Return the stretches of the rows, and the rows' order in a reversed run."""
     sizes = None if batch_sizes is None else batch_sizes.numpy()
     cuts = stretches(sizes, len(rows), batch)

@@ -7,6 +7,8 @@ falling length. Between two ends of sequences, steps have the same samples, so t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +29,7 @@ class Stretch(NamedTuple):
         return slice(self.first, self.first + self.steps * self.batch)
 
 
-def stretches(batch_sizes: np.ndarray | None, rows: int, batch: int) -> list[Stretch]:
+def stretches(batch_sizes: np.ndarray | None, rows: int, batch: int) -> Sequence[Stretch]:
     """Cut the rows of a batch into stretches; `batch_sizes` (T,) int64 as a PackedSequence has them, or None.
 
     Raises
@@ -36,9 +38,15 @@ def stretches(batch_sizes: np.ndarray | None, rows: int, batch: int) -> list[Str
         The sizes are no falling sequence from `batch` down to 1 at least, or are not of so many rows in all.
     """
     if batch_sizes is None:
-        return [Stretch(0, rows // batch, batch)] if rows else []
+        return (Stretch(0, rows // batch, batch),) if rows else ()
+    return _cut(batch_sizes.astype(np.int64, copy=False).tobytes(), rows, batch)
+
+
+@lru_cache(maxsize=32)  # of one step, forward and back ask for the same
+def _cut(sizes: bytes, rows: int, batch: int) -> tuple[Stretch, ...]:
+    batch_sizes = np.frombuffer(sizes, np.int64)
     if batch_sizes.size == 0 and rows == batch == 0:
-        return []
+        return ()
     last = batch_sizes[-1] if batch_sizes.size else 0
     falls = batch_sizes[:-1] - batch_sizes[1:]
     if last < 1 or batch_sizes[0] != batch or (falls < 0).any() or batch_sizes.sum() != rows:
@@ -53,7 +61,7 @@ def stretches(batch_sizes: np.ndarray | None, rows: int, batch: int) -> list[Str
     for begin, end, size in zip(begins, [*begins[1:], batch_sizes.size], batch_sizes[begins].tolist(), strict=True):
         found.append(Stretch(first, end - begin, size))
         first += (end - begin) * size
-    return found
+    return tuple(found)
 
 
 def reversed_rows(batch_sizes: np.ndarray | None, rows: int, batch: int) -> np.ndarray:

@@ -6,6 +6,7 @@ sample (B, H), on the way a row a step and sample (N, H).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import ModuleType
 from typing import NamedTuple
 
@@ -82,7 +83,7 @@ class PackedTape(Tape):
         return self.states[1]
 
 
-def forward(kind: str, x: Array, cuts: list[Stretch], start: State, weights: Weights) -> Forward:
+def forward(kind: str, x: Array, cuts: Sequence[Stretch], start: State, weights: Weights) -> Forward:
     """Run over x (N, I), whose rows are cut into stretches, in their order."""
     cell, xp, hidden = CELLS[kind], backend.namespace(x), weights.weight_hh.shape[1]
     k = kernels.get(xp)
@@ -106,7 +107,7 @@ def forward(kind: str, x: Array, cuts: list[Stretch], start: State, weights: Wei
     return done
 
 
-def infer(kind: str, x: Array, cuts: list[Stretch], start: State, weights: Weights) -> tuple[Array, State]:
+def infer(kind: str, x: Array, cuts: Sequence[Stretch], start: State, weights: Weights) -> tuple[Array, State]:
     """Return h (N, H) and each sample's last state, as `forward` does, and keep nothing; all on the host."""
     cell, last = CELLS[kind], tuple(part.copy() for part in start)
     if len(cuts) == 1:
@@ -122,7 +123,7 @@ def infer(kind: str, x: Array, cuts: list[Stretch], start: State, weights: Weigh
 
 
 def backward(
-    kind: str, x: Array, cuts: list[Stretch], start: State, weights: Weights, states: State, gates: Array | None,
+    kind: str, x: Array, cuts: Sequence[Stretch], start: State, weights: Weights, states: State, gates: Array | None,
     gy: Array | None, at_last: tuple[Array | None, ...], for_input: bool, for_weights: bool,
 ) -> Backward:  # fmt: skip
     """Take the gradients at the states h (N, H) and at the last state, any of them None, back through `forward`."""
@@ -168,8 +169,8 @@ def backward(
 
 
 def _summed_backward(
-    cell: CellMath, x: Array, cuts: list[Stretch], start: State, weights: Weights, states: State, gates: Array | None,
-    gy: Array | None, at_last: tuple[Array | None, ...],
+    cell: CellMath, x: Array, cuts: Sequence[Stretch], start: State, weights: Weights, states: State,
+    gates: Array | None, gy: Array | None, at_last: tuple[Array | None, ...],
 ) -> Backward | None:  # fmt: skip
     """Return the gradients of one stretch whose kernel sums those of the weights as it goes; None if it has none."""
     tape = _tape(x, cuts, 0, start, states, gates)
@@ -208,13 +209,15 @@ def _are_rows(x: Array, columns: int, *arrays: Array | None) -> bool:
     return all(array is None or (array.shape == wanted and array.dtype == x.dtype) for array in arrays)
 
 
-def _tape(x: Array, cuts: list[Stretch], number: int, start: State, states: State, gates: Array | None) -> PackedTape:
+def _tape(
+    x: Array, cuts: Sequence[Stretch], number: int, start: State, states: State, gates: Array | None
+) -> PackedTape:
     cut, before = cuts[number], tuple(_before(cuts, number, *both) for both in zip(start, states, strict=True))
     here = tuple([_steps(rows, cut) for rows in states])
     return PackedTape(_steps(x, cut), before, here, None if gates is None else _steps(gates, cut))
 
 
-def _before(cuts: list[Stretch], number: int, start: Array, states: Array) -> Array:
+def _before(cuts: Sequence[Stretch], number: int, start: Array, states: Array) -> Array:
     """Return the states before the first step of a stretch: rows of `start`, or of the last step of the one before."""
     batch = cuts[number].batch
     if number == 0:
@@ -223,7 +226,7 @@ def _before(cuts: list[Stretch], number: int, start: Array, states: Array) -> Ar
     return states[first : first + batch]
 
 
-def _write_before(cuts: list[Stretch], start: Array, states: Array, before: Array) -> None:
+def _write_before(cuts: Sequence[Stretch], start: Array, states: Array, before: Array) -> None:
     """Write the state before each row's step (N, H)."""
     for number, cut in enumerate(cuts):
         second = cut.first + cut.batch
