@@ -248,6 +248,19 @@ def test_a_sample_alone_has_the_same_bits_as_in_a_batch(strategy):
         np.testing.assert_array_equal(alone.view(np.uint32), together[:, sample].copy().view(np.uint32))
 
 
+@pytest.mark.parametrize("strategy", ["pairs", "positions", "select_columns", "gather"])
+def test_columns_far_apart_are_as_quick_to_plan_as_near_ones(strategy):
+    """No array is as long as there are columns."""
+    a, b = cases()[strategy]
+    step = 2**30 // b.shape[1]
+    far = product._make_plan(a, SparsityPattern(b.indptr, step * b.indices, (b.shape[0], 2**30)), None)
+    near, rng = plan_product(a, b), np.random.default_rng(0)
+    assert far.strategy == strategy
+    np.testing.assert_array_equal(far.pattern.indices, step * near.pattern.indices)
+    data = [draw_values(rng, p, 1, True, np.float32) for p in (a, b)]
+    np.testing.assert_array_equal(far(*data), near(*data))
+
+
 def test_possible_zeros_stay_and_nan_and_infinity_are_kept():
     a, b = SparsityPattern([0, 2, 3], [0, 1, 1], (2, 2)), SparsityPattern.dense(2, 2)
     a_data, b_data = np.array([0.0, 1.0, 2.0]), np.array([np.inf, 1.0, 1.0, np.nan])

@@ -42,6 +42,8 @@ def check(a, b):
     c = found.pattern
     np.testing.assert_array_equal(c.indices, expected.indices)
     assert found.products == expected.sum() == found.product_ptr[-1]
+    if found.has_short_rows:
+        np.testing.assert_array_equal(found.terms, expected.data)
     # the column that every product lands in, in Gustavson's order
     rows = np.repeat(a.row_of_entry, np.diff(b.indptr)[a.indices])
     columns = np.concatenate([b.indices[b.indptr[k] : b.indptr[k + 1]] for k in a.indices] or [np.empty(0, int)])
@@ -64,7 +66,9 @@ def test_structure_and_positions(data, inner, is_wide):
     check(*map(wide, (a, b)) if is_wide else (a, b))
 
 
-@given(m=sizes(0, 33), columns=st.sampled_from([63, 64, 65, 300, 5000, 100_000]), per_row=sizes(1, 7), seed=seeds)
+@given(
+    m=sizes(0, 33), columns=st.sampled_from([63, 64, 65, 300, 5000, 100_000, 500_000]), per_row=sizes(1, 7), seed=seeds
+)
 def test_rows_that_are_searched_and_rows_that_are_sorted(m, columns, per_row, seed):
     check(random_pattern(m, 20, 3, seed), random_pattern(20, columns, per_row, seed + 1))
 
@@ -75,7 +79,22 @@ def test_products_without_elements(shape):
     check(SparsityPattern.dense(m, inner), SparsityPattern.dense(inner, n))
 
 
+def test_entries_of_more_products_than_a_byte_counts():
+    b = random_pattern(300, 40, 3, 0)
+    columns = np.stack((np.zeros(300, int), 1 + b.indices[b.indptr[:-1]]), axis=1)
+    check(SparsityPattern.dense(3, 300), SparsityPattern(2 * np.arange(301), columns.reshape(-1), (300, 41)))
+
+
+def test_entries_that_are_counted_first():
+    a, b = random_pattern(300, 200, 9, 0), random_pattern(200, 500, 40, 1)
+    first, direct = SymbolicProduct(a, b, 1000), SymbolicProduct(a, b)
+    np.testing.assert_array_equal(first.c_indptr, direct.c_indptr)
+    assert "_found" in direct.__dict__ and "_found" not in first.__dict__
+    assert first.pattern == direct.pattern
+
+
 def test_more_rows_than_there_are_stamps(monkeypatch):
+    monkeypatch.setattr(symbolic, "MOST_ROOM", 0)  # entries are counted first
     monkeypatch.setattr(symbolic, "_MAX_PARTS", 1)
     a = SparsityPattern(np.arange(2**17 + 4) // 2, np.zeros(2**16 + 1, int), (2**17 + 3, 2))
     assert len(SymbolicProduct(a, SparsityPattern.dense(2, 3))._cuts) == 2

@@ -115,6 +115,13 @@ def test_memory_is_what_is_allocated(monkeypatch):
         assert allocated >= 0.5 * (plan.sized.workspace + plan.sized.results)
 
 
+def test_memory_has_the_fours_of_rows_by_which_one_vector_is_run():
+    chain = make_chain(np.random.default_rng(2), 15, 1)
+    plan = plan_scan(chain.patterns, "linear")
+    own = {id(p): p for p in plan.patterns if p.kind not in ("identity", "diagonal", "dense")}.values()
+    assert own and plan.sized.index == sum(p.fours.nbytes for p in own)
+
+
 def limited(patterns, algorithm, limit, **options):
     with pytest.raises(MemoryLimitError) as caught:
         plan_scan(patterns, algorithm, memory_limit=limit, **options)

@@ -118,7 +118,7 @@ class SizedRecipe:
     results
         Bytes of the n result vectors.
     index
-        Bytes of the index arrays that the product plans keep.
+        Bytes of the index arrays that the product plans keep, and of the fours of rows by which one vector is run.
     stack
         The kernel calls for one stacked array of data, where all patterns are the same square dense one, else None.
     """
@@ -141,6 +141,11 @@ class SizedRecipe:
     def flops(self) -> int:
         """Of all steps."""
         return sum(count.flops for count in self.counts)
+
+
+def fours_bytes(pattern: Pattern) -> int:
+    """Return the bytes of `SparsityPattern.fours`, 0 for kinds that need none."""
+    return 0 if pattern.kind in ("identity", "diagonal", "dense") else 12 * 4 * -(-pattern.shape[0] // 4)
 
 
 def size_recipe(
@@ -181,6 +186,9 @@ def size_recipe(
         width = 1 if shared[step.right] else batch
         if step.kind == "mv":
             plans.append(None)
+            if not chain.machine.is_device:  # a call with one vector makes them, and the patterns keep them
+                index += 0 if id(right) in known else fours_bytes(right)
+                known.add(id(right))
             flops = 0 if right.kind == "identity" else 2 * right.nnz * batch
             if watch is not None:
                 watch(flops)
