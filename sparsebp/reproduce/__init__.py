@@ -6,7 +6,10 @@ results.
 
 from __future__ import annotations
 
-from sparsebp.core.arguments import check_choice
+import difflib
+
+from sparsebp.core.arguments import shown
+from sparsebp.core.errors import OptionError
 from sparsebp.reproduce import bppsa, dualpipe, optimizer_fusion, out_of_order
 from sparsebp.reproduce.figure import Figure
 
@@ -26,4 +29,8 @@ def find(name: str) -> Figure:
     OptionError
         There is none of that name.
     """
-    return FIGURES[check_choice("figure", name, FIGURES)]
+    if name not in FIGURES:
+        near = difflib.get_close_matches(str(name).lower(), FIGURES, 3) or [next(iter(FIGURES))]
+        raise OptionError("There is no such figure", expected=f"one of {len(FIGURES)} names, such as {', '.join(near)}",
+                          got=shown(name), remedy="sparsebp reproduce list prints them")  # fmt: skip
+    return FIGURES[name]

@@ -25,6 +25,9 @@ PAPERS = {
     "Fusion": "Jiang et al., 2021",
 }
 
+_LACKING = (KeyError, TypeError, ValueError, IndexError, AttributeError, ArithmeticError)
+"""What a benchmark's result raises that is not as a figure reads it; it may come from a file."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
@@ -178,19 +181,14 @@ class Figure:
         shown = context.results[self.rests_on] if self.rests_on else {"quick": context.quick}
         result = {
             "figure": self.name, "quick": shown["quick"], "environment": shown.get("environment") or environment(),
-"seconds": round(time.monotonic() - begin, 2),
+            "seconds": round(time.monotonic() - begin, 2),
             "claims": [dataclasses.asdict(claim) for claim in found.claims], "data": dict(found.data),
         }  # fmt: skip
+        drawing = self._drawing(context, found)
         prepare_folder(out)
         write_atomically(out / f"{self.name}.json", json_line(result, indent=1).encode())
-        if self.draw is not None:
-            try:
-                drawing = self.draw(found.data)
-            except MissingDependencyError as error:
-                context.echo(f"No picture: {error}")
-            else:
-                drawing.suptitle(f"{self.paper}, {self.source}: {self.states}", fontsize=9, wrap=True)
-                write_figure(drawing, out / f"{self.name}.png", dpi=110)
+        if drawing is not None:
+            write_figure(drawing, out / f"{self.name}.png", dpi=110)
         return result
 
     def _found(self, context: Context) -> Found:
@@ -202,12 +200,32 @@ class Figure:
         result = context.benchmark(self.rests_on)  # whose own errors are not the file's
         try:
             return self.shows(result)
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise FileFormatError(
-                f"The result of sparsebp bench {self.rests_on} lacks what {self.name} shows",
-                expected="the fields and rows of a whole run of this version", got=f"{type(error).__name__}: {error}",
-                remedy=f"Run sparsebp bench {self.rests_on} again",
-            ) from error  # fmt: skip
+        except _LACKING as error:
+            raise self._lacks(error) from error
+
+    def _drawing(self, context: Context, found: Found) -> Any:
+        """Return the picture; None if there is nothing to draw, or nothing to draw it with."""
+        if self.draw is None:
+            return None
+        try:
+            drawing = self.draw(found.data)
+        except MissingDependencyError as error:
+            context.echo(f"No picture: {error}")
+            return None
+        except _LACKING as error:
+            if self.rests_on is None:
+                raise
+            raise self._lacks(error) from error
+        drawing.suptitle(f"{self.paper}, {self.source}: {self.states}", fontsize=9, wrap=True)
+        return drawing
+
+    def _lacks(self, error: Exception) -> FileFormatError:
+        """Return what to say of a benchmark's result that is not as it has to be."""
+        return FileFormatError(
+            f"The result of sparsebp bench {self.rests_on} lacks what {self.name} shows",
+            expected="the fields and rows of a whole run of this version", got=f"{type(error).__name__}: {error}",
+            remedy=f"Run sparsebp bench {self.rests_on} again",
+        )  # fmt: skip
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sparsebp.bench.tools import environment as environment_module
 from sparsebp.bench.tools import pictures, report
 from sparsebp.bench.tools.benchmark import Benchmark, Run
 from sparsebp.bench.tools.environment import available_memory, environment, total_memory
@@ -196,3 +199,21 @@ def test_the_environment_names_what_was_measured_on() -> None:
     json.dumps(record)
     total, free = total_memory(), available_memory()
     assert total is None or free is None or 0 < free <= total
+
+
+def test_an_installed_copy_does_not_take_the_commit_of_the_repository_around_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=n@example.org"]
+    if shutil.which("git") is None:
+        pytest.skip("needs git")
+    subprocess.run([*git, "init", "--quiet"], check=True)
+    subprocess.run([*git, "commit", "--quiet", "--allow-empty", "-m", "other"], check=True)
+    package = tmp_path / "lib" / "sparsebp"
+    (package / "bench" / "tools").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    monkeypatch.delenv("SPARSEBP_COMMIT", raising=False)
+    monkeypatch.setattr(environment_module, "__file__", str(package / "bench" / "tools" / "environment.py"))
+    assert environment_module.commit() == "unknown"
+    subprocess.run([*git, "add", "."], check=True)
+    assert environment_module.commit() != "unknown"

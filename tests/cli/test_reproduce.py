@@ -98,9 +98,23 @@ def test_an_interruption_says_at_which_figure(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"), [(["nothing"], "bppsa-fig1"), (["ooo-fig5", "--measured", "absent"], "Leave --measured out")]
-)
+    ("arguments", "said"),
+    [
+        (["nothing"], "sparsebp reproduce list prints them"), (["ooo-fig55"], "ooo-fig5"),
+        (["ooo-fig5", "--measured", "absent"], "Leave --measured out"), (["all", "ooo-fig5"], "stand alone"),
+        (["ooo-fig5", "list"], "stand alone"),
+    ],
+)  # fmt: skip
 def test_wrong_usage_is_one_message(arguments, said):
     result = invoke("reproduce", *arguments)
     assert result.exit_code == 2
     assert said in result.stderr and "Traceback" not in result.stderr
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_run(tmp_path, monkeypatch):
+    from sparsebp.reproduce.figure import Figure
+
+    monkeypatch.setattr(Figure, "_found", lambda *_: pytest.fail("it was run"))
+    (tmp_path / "file").touch()
+    result = invoke("reproduce", "ooo-fig5", "--out", tmp_path / "file")
+    assert result.exit_code == 1 and "cannot be written" in result.stderr

@@ -92,6 +92,22 @@ def test_what_a_benchmark_left_unfinished_is_no_figure(changes, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(("name", "row"), [("bppsa-table1-time", 1), ("fusion-fig3", {"network": None})])
+def test_rows_of_another_kind_are_said(name, row, tmp_path):
+    given = changed_benchmark(tmp_path, FIGURES[name].rests_on, rows=[row])
+    with pytest.raises(FileFormatError, match=name):
+        FIGURES[name].reproduce(given, tmp_path / "out")
+
+
+def test_what_cannot_be_drawn_is_said_and_leaves_no_result(tmp_path):
+    pytest.importorskip("matplotlib")
+    ragged = dataclasses.replace(FIGURES["spectrain-fig10"], shows=lambda result: Found((), {"rows": [{}]}))
+    given = Context(True, tmp_path / "b", DOCS / "benchmarks", lambda line: None)
+    with pytest.raises(FileFormatError, match="spectrain-fig10"):
+        ragged.reproduce(given, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_every_figure_says_what_it_is():
     for name, figure in FIGURES.items():
         assert figure.name == name and figure.paper in PAPERS and figure.states and figure.source
@@ -105,8 +121,11 @@ def test_a_missed_claim_says_why_and_a_met_one_does_not():
 
 
 def test_an_unknown_figure_is_refused():
-    with pytest.raises(OptionError, match="ooo-fig5"):
+    with pytest.raises(OptionError, match="ooo-fig9") as refused:
         find("ooo-fig99")
+    assert len(str(refused.value)) < 250
+    with pytest.raises(OptionError, match="no such figure"):
+        find(3)
 
 
 def test_the_page_shows_misses_and_what_was_not_run(tmp_path):

@@ -52,11 +52,13 @@ def environment() -> dict[str, Any]:
 def commit() -> str:
     """Return the source tree's commit, short, with ``+`` if files of the package differ from it.
 
-    In a copy without its history: the environment variable ``SPARSEBP_COMMIT``, else ``unknown``.
+    In a copy without its history, an installed one among them, even if it lies inside another repository: the
+    environment variable ``SPARSEBP_COMMIT``, else ``unknown``.
     """
     root = Path(__file__).resolve().parents[2]
     try:
         git = ["git", "-C", str(root)]
+        subprocess.run([*git, "ls-files", "--error-unmatch", "__init__.py"], capture_output=True, check=True)
         head = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
         changed = subprocess.run(
             [*git, "status", "--porcelain", "--untracked-files=no", "--", "."],

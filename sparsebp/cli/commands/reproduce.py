@@ -13,6 +13,7 @@ from sparsebp.bench.tools import report
 from sparsebp.cli.commands.common import JsonOption, out_option, print_line, print_table, write_json
 from sparsebp.cli.commands.interrupted import Interrupted
 from sparsebp.core.errors import OptionError, SparseBPError
+from sparsebp.core.files import prepare_folder
 
 if TYPE_CHECKING:
     from sparsebp.reproduce.figure import Context, Figure
@@ -60,11 +61,15 @@ def reproduce(
             print_table(_COLUMNS, listing())
         return
     whole = names == ["all"]
+    if len(names) > 1 and {"list", "all"} & set(names):
+        raise OptionError("list and all stand alone", expected="list, or all, or figures by name",
+                          got=", ".join(names), remedy="Leave the others out")  # fmt: skip
     chosen = list(FIGURES.values()) if whole else [find(name) for name in names]
     folder = Path("runs", "papers") if out is None else out
     if measured is not None and not measured.is_dir():
         raise OptionError("The folder of results is not there", expected="a folder with results of sparsebp bench",
                           got=str(measured), remedy="Leave --measured out to measure")  # fmt: skip
+    prepare_folder(folder)  # before what may take an hour
     context = Context(quick, folder / "benchmarks", measured, lambda line: None)
     failed = False
     for number, figure in enumerate(chosen, 1):
