@@ -110,9 +110,9 @@ def checked_arrays(indptr: Array, indices: Array, shape: tuple[int, int]) -> tup
         raise PatternError(
             "indptr does not start at 0", expected="indptr[0] == 0", got=indptr[0], remedy="Subtract indptr[0]"
         )
-    falls = np.flatnonzero(indptr[1:] < indptr[:-1])
-    if len(falls):
-        row = int(falls[0])
+    falls = indptr[1:] < indptr[:-1]
+    if falls.any():
+        row = int(np.argmax(falls))
         raise PatternError(
             "indptr is not monotone",
             expected="every row to end where it begins or later",
@@ -126,15 +126,14 @@ def checked_arrays(indptr: Array, indices: Array, shape: tuple[int, int]) -> tup
             got=indptr[-1],
             remedy="Pass the arrays of one matrix; of a SciPy matrix A, A.prune() removes spare room at their end",
         )
-    if len(indices):
-        outside = np.flatnonzero((indices < 0) | (indices >= columns))
-        if len(outside):
-            raise PatternError(
-                "A column index is out of range",
-                expected=f"0 <= index < {columns}",
-                got=f"{indices[outside[0]]} at position {outside[0]}",
-                remedy="Pass the shape that belongs to the indices, or correct them",
-            )
+    if len(indices) and not 0 <= indices.min() <= indices.max() < columns:
+        at = int(np.argmax((indices < 0) | (indices >= columns)))
+        raise PatternError(
+            "A column index is out of range",
+            expected=f"0 <= index < {columns}",
+            got=f"{indices[at]} at position {at}",
+            remedy="Pass the shape that belongs to the indices, or correct them",
+        )
     return indptr, indices
 
 
@@ -146,13 +145,12 @@ def check_canonical(indptr: np.ndarray, indices: np.ndarray) -> None:
     PatternError
         They are not; the remedy is one that moves the values along.
     """
-    bad = indices[1:] <= indices[:-1]
-    starts = indptr[1:-1]
-    bad[starts[(starts > 0) & (starts < len(indices))] - 1] = False  # where a new row begins, the column may fall
-    where = np.flatnonzero(bad)
-    if len(where) == 0:
+    bad = np.empty(len(indices) + 1, bool)
+    np.less_equal(indices[1:], indices[:-1], out=bad[1:-1])
+    bad[indptr] = False  # where a new row begins, the column may fall
+    if not bad.any():
         return
-    at = int(where[0])
+    at = int(np.argmax(bad)) - 1
     row = int(np.searchsorted(indptr, at, side="right")) - 1
     twice = indices[at] == indices[at + 1]
     raise PatternError(

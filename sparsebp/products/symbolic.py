@@ -81,14 +81,19 @@ class SymbolicProduct:
         self.shape = (a.shape[0], b.shape[1])
         self.pair_dtype = index_dtype(max(a.nnz, b.nnz), (0, 0))
 
-    @cached_property
+    @property
     def product_ptr(self) -> np.ndarray:
         """Products before every row of C, int64, shape (m + 1,)."""
+        return self._before[0]
+
+    @cached_property
+    def _before(self) -> tuple[np.ndarray, np.ndarray]:
+        """`product_ptr`, and in the same way how many entries C has at most."""
         from sparsebp.kernels.host.sparse import structure
 
-        product_ptr = np.empty(self.shape[0] + 1, np.int64)
-        structure.count_products(self.a.indptr, self.a.indices, self.b.indptr, product_ptr)
-        return product_ptr
+        product_ptr, room = np.empty((2, self.shape[0] + 1), np.int64)
+        structure.count_products(self.a.indptr, self.a.indices, self.b.indptr, self._width, product_ptr, room)
+        return product_ptr, room
 
     @property
     def products(self) -> int:
@@ -111,7 +116,7 @@ class SymbolicProduct:
         from sparsebp.kernels.host.sparse import structure
 
         indptr = np.zeros(self.shape[0] + 1, np.int64)
-        if (self._columns.dtype.itemsize + 2) * int(self._room[-1]) <= self._most_room:
+        if (self._columns.dtype.itemsize + 2) * int(self._before[1][-1]) <= self._most_room:
             np.cumsum(self._found[0], out=indptr[1:])
         else:
             structure.count_entries(*self._parts, *self._operands, self._cuts, self._scratch(np.uint16), indptr[1:])
@@ -159,7 +164,7 @@ class SymbolicProduct:
         """How many entries every row of C has; where those of each part begin in what follows: columns and terms."""
         from sparsebp.kernels.host.sparse import structure
 
-        room, parts, short = self.__dict__.get("c_indptr", self._room), len(self._cuts) - 1, self.has_short_rows
+        room, parts, short = self.__dict__.get("c_indptr", self._before[1]), len(self._cuts) - 1, self.has_short_rows
         begins = room[self._cuts[:-1]] + structure.SLACK * np.arange(parts)
         size = int(room[-1]) + structure.SLACK * parts
         columns, terms = np.empty(size, self._columns.dtype), np.empty(size if short else 0, np.uint16)
@@ -170,13 +175,6 @@ class SymbolicProduct:
             *self._parts, *self._operands, self.product_ptr, self._cuts, begins, marks, groups, counts, columns, terms
         )
         return counts, begins, columns, terms
-
-    @cached_property
-    def _room(self) -> np.ndarray:
-        """Entries before every row of C at most, int64, shape (m + 1,)."""
-        room = np.zeros(self.shape[0] + 1, np.int64)
-        np.cumsum(np.minimum(np.diff(self.product_ptr), self._width), out=room[1:])
-        return room
 
     @cached_property
     def position_dtype(self) -> np.dtype:

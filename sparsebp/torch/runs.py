@@ -94,7 +94,10 @@ def forward(kind: str, x: Array, cuts: list[Stretch], start: State, weights: Wei
     projected, *projection = cell.inputs(k, x[:, None], weights)
     inputs = xp.reshape(projected, (len(x), -1))
     if _belong_together(cell, xp, x, start, weights):
-        k, projection = kernels.unchecked(), projection or [None, None, None]
+        k = kernels.unchecked()
+        if len(cuts) > 1 and (compiled := kernels.on_host().stretches).takes(hidden):
+            compiled.forward(kind, cuts, inputs, weights.weight_hh, projection, states, gates, done.last)
+            return done
     for number, cut in enumerate(cuts):
         tape = _tape(x, cuts, number, start, states, gates)
         cell.run(k, _steps(inputs, cut), weights, tape, *projection)
@@ -128,33 +131,38 @@ def backward(
         summed = _summed_backward(cell, x, cuts, start, weights, states, gates, gy, at_last)
         if summed is not None:
             return summed
-    k = kernels.get(xp)
+    k, compiled = kernels.get(xp), None
     if (
         _belong_together(cell, xp, x, start, weights)
         and all(g is None or g.shape == part.shape for g, part in zip(at_last, start, strict=True))
         and _are_rows(x, hidden, *states, gy)
         and (not KEPT[kind] or _are_rows(x, KEPT[kind] * hidden, gates))
     ):
-        k = kernels.unchecked()
+        k, compiled = kernels.unchecked(), kernels.on_host().stretches
     ga = empty(xp, (len(x), cell.columns * hidden), x.dtype)
     arriving = tuple(
         xp.zeros_like(part) if g is None else xp.array(g) for g, part in zip(at_last, start, strict=True)
     )  # fmt: skip
-    for number in reversed(range(len(cuts))):
-        cut, tape = cuts[number], _tape(x, cuts, number, start, states, gates)
-        here = tuple(part[: cut.batch] for part in arriving)
-        out = tuple(xp.empty_like(part) for part in here)
-        chunks = 1 if len(cuts) > 1 and cut.steps < LONG else choose(_AUTO, cell, tape.h.shape, x.dtype, xp).chunks
-        gy_here = None if gy is None else _steps(gy, cut)
-        cell.run_back(k, tape, weights.weight_hh, gy_here, here, chunks, _steps(ga, cut), out)
-        for part, before in zip(here, out, strict=True):
-            part[...] = before
+    chunks = [_chunks(cell, cut, hidden, len(cuts), x.dtype, xp) for cut in cuts]
+    before = empty(xp, states[0].shape, x.dtype) if for_weights else None
+    if len(cuts) > 1 and max(chunks) == 1 and compiled is not None and compiled.takes(hidden):
+        compiled.backward(kind, cuts, weights.weight_hh, start, states, gates, gy, ga, arriving, before)
+    else:
+        for number in reversed(range(len(cuts))):
+            cut, tape = cuts[number], _tape(x, cuts, number, start, states, gates)
+            here = tuple(part[: cut.batch] for part in arriving)
+            out = tuple(xp.empty_like(part) for part in here)
+            gy_here = None if gy is None else _steps(gy, cut)
+            cell.run_back(k, tape, weights.weight_hh, gy_here, here, chunks[number], _steps(ga, cut), out)
+            for part, found in zip(here, out, strict=True):
+                part[...] = found
+        if before is not None:
+            _write_before(cuts, start[0], states[0], before)
     ga = ga[:, None]
     at_input = cell.input_grad(ga, weights)[:, 0] if for_input else None
     at_weights = None
-    if for_weights:
-        h = states[0]
-        whole = PackedTape(x[:, None], start, (h[:, None],), gates, _states_before(cuts, start[0], h)[:, None])
+    if before is not None:
+        whole = PackedTape(x[:, None], start, (states[0][:, None],), gates, before[:, None])
         at_weights = cell.weight_grad(ga, whole, weights)
     return Backward(at_input, arriving, at_weights)
 
@@ -168,8 +176,9 @@ def _summed_backward(
     chunks = choose(_AUTO, cell, tape.h.shape, x.dtype, backend.namespace(x)).chunks
     if not cell.sums_inside(tape, chunks):
         return None
-    before = _steps(_states_before(cuts, start[0], states[0]), cuts[0])
-    whole = PackedTape(tape.x, start, tape.states, tape.gates, before)
+    before = empty(backend.namespace(x), states[0].shape, x.dtype)
+    _write_before(cuts, start[0], states[0], before)
+    whole = PackedTape(tape.x, start, tape.states, tape.gates, _steps(before, cuts[0]))
     gy_here = None if gy is None else _steps(gy, cuts[0])
     found = cell.summed_backward(whole, weights, gy_here, at_last, chunks)
     return Backward(None, found.initial, found.weights)
@@ -214,14 +223,19 @@ def _before(cuts: list[Stretch], number: int, start: Array, states: Array) -> Ar
     return states[first : first + batch]
 
 
-def _states_before(cuts: list[Stretch], start: Array, states: Array) -> Array:
-    """Return the state before each row's step (N, H): a copy."""
-    before = empty(backend.namespace(states), states.shape, states.dtype)
+def _write_before(cuts: list[Stretch], start: Array, states: Array, before: Array) -> None:
+    """Write the state before each row's step (N, H)."""
     for number, cut in enumerate(cuts):
         second = cut.first + cut.batch
         before[cut.first : second] = _before(cuts, number, start, states)
         before[second : cut.rows.stop] = states[cut.first : cut.rows.stop - cut.batch]
-    return before
+
+
+def _chunks(cell: CellMath, cut: Stretch, hidden: int, stretches: int, dtype: np.dtype, xp: ModuleType) -> int:
+    """Return in how many chunks a stretch goes back."""
+    if stretches > 1 and cut.steps < LONG:
+        return 1
+    return int(choose(_AUTO, cell, (cut.steps, cut.batch, hidden), dtype, xp).chunks)
 
 
 def _steps(rows: Array, cut: Stretch) -> Array:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import sparsebp as sb
 from sparsebp import nn
-from sparsebp.core.errors import DTypeError, OptionError, ShapeError
+from sparsebp.core.errors import DTypeError, MemoryLimitError, OptionError, ShapeError
 from strategies import tolerance
 
 KINDS: dict[str, Any] = {
@@ -223,6 +223,8 @@ def test_streams_refuse_what_does_not_fit() -> None:
         nn.LSTM(3, 5, proj_size=2, rng=0).stream()
     with pytest.raises(OptionError, match="batch"):
         nn.GRU(3, 5, rng=0).stream(0)
+    with pytest.raises(MemoryLimitError, match="memory"):
+        nn.GRU(3, 5, rng=0).stream(2**50)
     with pytest.raises(OptionError, match="pair"):
         nn.LSTM(3, 5, rng=0).stream(state=np.zeros((1, 5), np.float32))
     stream = nn.GRU(3, 5, rng=0).stream()

@@ -24,7 +24,7 @@ from sparsebp.kernels.host.optim.product_update import (  # noqa: E402
     worth_update_by_product,
 )
 from sparsebp.kernels.host.pointwise import PointwiseKernels  # noqa: E402
-from sparsebp.kernels.host.recurrent import stream  # noqa: E402
+from sparsebp.kernels.host.recurrent import stream, stretches  # noqa: E402
 from sparsebp.kernels.host.recurrent.gru import GruKernels  # noqa: E402
 from sparsebp.kernels.host.recurrent.inference import infer  # noqa: E402
 from sparsebp.kernels.host.recurrent.lstm import LstmKernels  # noqa: E402
@@ -52,6 +52,7 @@ __all__ = [
     "matmul",
     "matmul_batches",
     "stream",
+    "stretches",
     "update_by_product",
     "worth_update_by_product",
 ]

@@ -116,6 +116,23 @@ class CellMath(abc.ABC):
         kernels.on_host().infer(self.kind, x, *weights[:4], start, h, *ends)
         return h, (h[-1] if lengths is None else h[lengths.values - 1, lengths.samples], *ends)
 
+    def kernels_for(self, x: Array, weights: Weights, hidden: int) -> Any:
+        """Return the kernels; on the host without their checks, where one look says that the weights fit.
+
+        What else a layer gives them it has made itself. Where something does not fit, the checks say what.
+        """
+        xp, (rows, width) = backend.namespace(x), (self.gates * hidden, x.shape[-1])
+        if backend.is_host(xp) and x.dtype in backend.FLOAT_DTYPES and hidden > 0:
+            shapes = (rows, width), (rows, hidden), (rows,), (rows,)
+            if all(
+                array is None
+                or (type(array) is np.ndarray and array.shape == shape and array.dtype == x.dtype
+                    and array.flags.c_contiguous)
+                for array, shape in zip(weights[:4], shapes, strict=True)
+            ):  # fmt: skip
+                return kernels.unchecked()
+        return kernels.get(xp)
+
     def begin(self, k: Kernels, x: Array, weights: Weights) -> Callable[[GivenState | None], Tape]:
         """Do what of `forward` needs no initial state, and return what does the rest with it."""
         tape, inputs = self.blank(x, weights), self.inputs(k, x, weights)
@@ -135,7 +152,7 @@ class CellMath(abc.ABC):
     def inputs(self, k: Kernels, x: Array, weights: Weights) -> tuple[Array | None, ...]:
         """Return what `run` takes for x (T, B, I): its projection, or x and what the kernels project it with."""
         if x.shape[2] > k.projected_inputs(self.gates, weights.weight_hh.shape[1], x.dtype.itemsize):
-            return (project(x, weights.weight_ih, self.input_bias(weights)),)
+            return project(x, weights.weight_ih, self.input_bias(weights)), None, None, None
         return x, weights.weight_ih, weights.bias_ih, weights.bias_hh
 
     def empty_gradients(self, tape: Tape) -> RunGradients:
@@ -182,7 +199,8 @@ class CellMath(abc.ABC):
         )
         found = SummedGradients(grads, initial, ga)
         sums = WeightSums(tape.x, tape.h_prev, *grads[:4])
-        self.run_back(kernels.get(xp), tape, weights.weight_hh, gy, last, chunks, ga, initial, sums)
+        k = self.kernels_for(tape.x, weights, tape.h.shape[2])
+        self.run_back(k, tape, weights.weight_hh, gy, last, chunks, ga, initial, sums)
         return found
 
     def reduced(self, tape: Tape, w_hh: Array, gy: Array | None, chunks: int = 1) -> Array:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, TypedDict
 
 import numpy as np
 
-from sparsebp import backend, kernels
+from sparsebp import backend
 from sparsebp.core.arguments import check_flag, check_generator, check_integer, check_number
 from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.core.types import Array, Backward, Seed
@@ -199,11 +199,12 @@ class Recurrent(Layer):
         outputs: list[Array] = []
         for direction, run in enumerate(self._runs(layer)):
             of_run = None if initial is None else [None if array is None else array[run] for array in initial]
-            given = reverse_time(x, lengths) if direction else x
+            given, weights = reverse_time(x, lengths) if direction else x, self._weights(run)
             if isinstance(saved.tapes, NothingKept):
-                y, ends = self.cell.infer(given, of_run, self._weights(run), lengths)
+                y, ends = self.cell.infer(given, of_run, weights, lengths)
             else:
-                tape = self.cell.forward(kernels.get(xp), given, of_run, self._weights(run))
+                k = self.cell.kernels_for(given, weights, self.hidden_size)
+                tape = self.cell.forward(k, given, of_run, weights)
                 y, ends = tape.h, tape.ends(lengths)
                 if lengths is not None:
                     self.cell.close(tape, lengths)
@@ -231,6 +232,8 @@ class Recurrent(Layer):
             The layer has two directions or a projection, or is not on the host.
         ShapeError, DTypeError
             The state does not fit.
+        MemoryLimitError
+            So many samples' states do not fit in memory.
         """
         if self.bidirectional:
             raise OptionError("A stream has no end to come back from", expected="a layer of one direction",

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from sparsebp import kernels
+from sparsebp.backend.memory import empty
 from sparsebp.core.arguments import check_integer
 from sparsebp.core.errors import OptionError
 from sparsebp.core.types import Array
@@ -51,11 +52,11 @@ class Stream:
         self._shape = (layer.input_size,) if batch is None else (rows, layer.input_size)
         lead = () if suffixes is None else (len(runs),)
         shape = (*lead, hidden) if batch is None else (*lead, rows, hidden)
-        state_of = np.zeros((len(layer.cell.states), *shape), self._dtype)  # parts of one: nobody can resize a view
+        state_of = empty(np, (len(layer.cell.states), *shape), self._dtype)  # parts of one: nobody can resize a view
         self._h, self._c = state_of[0], state_of[1] if len(state_of) > 1 else None
         self._out = self._h[...] if suffixes is None else self._h[-1]
         self._out.flags.writeable = False
-        self._room = np.zeros(host.room_of(layer.cell.kind, rows, hidden), self._dtype)
+        self._room = empty(np, (host.room_of(layer.cell.kind, rows, hidden),), self._dtype)
         self._zeros = np.zeros(layer.cell.gates * hidden, self._dtype)  # where there are no biases
         self._table = np.zeros(host.WEIGHTS + host.TABLE_OF_LAYER * len(runs), np.int64)
         self._table[: host.WEIGHTS] = (

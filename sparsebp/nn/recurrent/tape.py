@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from sparsebp import backend
@@ -128,12 +129,17 @@ class Weights(NamedTuple):
     @classmethod
     def of(cls, params: dict[str, Array], suffix: str = "") -> Weights:
         """Take the parameters whose names end in `suffix`."""
-        optional = (params.get(name + suffix) for name in cls._fields[2:])
-        return cls(params["weight_ih" + suffix], params["weight_hh" + suffix], *optional)
+        w_ih, w_hh, b_ih, b_hh, w_hr = _names(suffix)
+        return cls(params[w_ih], params[w_hh], params.get(b_ih), params.get(b_hh), params.get(w_hr))
 
     def named(self, suffix: str = "") -> dict[str, Array]:
         """Return the parameters under their names and `suffix`; what is None is left out."""
-        return {name + suffix: array for name, array in self._asdict().items() if array is not None}
+        return {name: array for name, array in zip(_names(suffix), self, strict=True) if array is not None}
+
+
+@lru_cache(maxsize=64)  # asked for some times a step
+def _names(suffix: str) -> tuple[str, ...]:
+    return tuple(name + suffix for name in Weights._fields)
 
 
 class RunGradients(NamedTuple):

@@ -54,7 +54,8 @@ def _cell(extra: None, z: Any, state: Any, width: int, j: int, hidden: int, at: 
 
 
 @numba.njit(**INNER_JIT)
-def _forward_part(part: int, parts: int, x: Any, features: int, w: Any, h0: Any, h: Any, gates: Any) -> None:
+def run_part(part: int, parts: int, x: Any, features: int, w: Any, h0: Any, h: Any, gates: Any) -> None:
+    """Run a part's samples forward, see `forward_part`."""
     kept = (pointer(h), pointer(gates))
     forward_part(_cell, 3, 4, None, part, parts, h.shape, x, features, w, (pointer(h0),), kept)
 
@@ -66,7 +67,7 @@ def _forward(
     w = pack(3, 4, w_ih, b_ih, b_hh, w_hh)
     start = (w_ih.shape[1] + w_hh.shape[1]) * 3 * padded(w_hh.shape[1], w_hh.itemsize)
     set_bias(w[start:], 3, b_hn)
-    in_parts(_forward_part, team, parts, (parts, x, w_ih.shape[1], w, h0, h, gates))
+    in_parts(run_part, team, parts, (parts, x, w_ih.shape[1], w, h0, h, gates))
 
 
 @numba.njit(**INNER_JIT)
@@ -113,10 +114,11 @@ def _step_back(
 
 
 @numba.njit(**INNER_JIT)
-def _backward_part(
+def back_part_of(
     part: int, groups: int, h: Any, h0: Any, gates: Any, w: Any, gy: Any, first_chunk: int, bounds: Any, ga: Any,
     x: Any, before: Any, sums: Any,
 ) -> None:  # fmt: skip
+    """Take a part's samples back, see `back_part`."""
     saved = pointer(h), pointer(gates)
     back_part(
         _step_back, 3, 4, 1, saved, pointer(h0), part, groups, h.shape, w, gy, first_chunk, bounds, ga, x, before, sums
@@ -125,7 +127,7 @@ def _backward_part(
 
 @numba.njit(**JIT)
 def _backward(team: int, parts: int, *args: Any) -> None:
-    in_parts(_backward_part, team, parts, args)
+    in_parts(back_part_of, team, parts, args)
 
 
 @numba.njit(**INNER_JIT)

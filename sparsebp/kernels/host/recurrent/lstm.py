@@ -75,9 +75,10 @@ def _cell(extra: None, z: Any, state: Any, width: int, j: int, hidden: int, at: 
 
 
 @numba.njit(**INNER_JIT)
-def _forward_part(
+def run_part(
     part: int, parts: int, x: Any, features: int, w: Any, h0: Any, c0: Any, h: Any, c: Any, gates: Any
 ) -> None:
+    """Run a part's samples forward, see `forward_part`."""
     initial, kept = (pointer(h0), pointer(c0)), (pointer(h), pointer(c), pointer(gates))
     forward_part(_cell, GATES, GATES, None, part, parts, h.shape, x, features, w, initial, kept)
 
@@ -88,7 +89,7 @@ def _forward(
     gates: Any,
 ) -> None:  # fmt: skip
     w = pack(GATES, GATES, w_ih, b_ih, b_hh, w_hh)
-    in_parts(_forward_part, team, parts, (parts, x, w_ih.shape[1], w, h0, c0, h, c, gates))
+    in_parts(run_part, team, parts, (parts, x, w_ih.shape[1], w, h0, c0, h, c, gates))
 
 
 @numba.njit(**INNER_JIT)
@@ -139,10 +140,11 @@ def _step_back(
 
 
 @numba.njit(**INNER_JIT)
-def _backward_part(
+def back_part_of(
     part: int, groups: int, c: Any, c0: Any, gates: Any, w: Any, gy: Any, first_chunk: int, bounds: Any, ga: Any,
     x: Any, before: Any, sums: Any,
 ) -> None:  # fmt: skip
+    """Take a part's samples back, see `back_part`."""
     saved = pointer(c), pointer(gates)
     back_part(
         _step_back, GATES, GATES, 2, saved, pointer(c0), part, groups, c.shape, w, gy, first_chunk, bounds, ga, x,
@@ -152,7 +154,7 @@ def _backward_part(
 
 @numba.njit(**JIT)
 def _backward(team: int, parts: int, *args: Any) -> None:
-    in_parts(_backward_part, team, parts, args)
+    in_parts(back_part_of, team, parts, args)
 
 
 @numba.njit(**INNER_JIT)

@@ -54,7 +54,8 @@ def _cell(relu: bool, z: Any, state: Any, width: int, j: int, hidden: int, at: i
 
 
 @numba.njit(**INNER_JIT)
-def _forward_part(part: int, parts: int, x: Any, features: int, w: Any, h0: Any, relu: bool, h: Any) -> None:
+def run_part(part: int, parts: int, x: Any, features: int, w: Any, h0: Any, relu: bool, h: Any) -> None:
+    """Run a part's samples forward, see `forward_part`."""
     kept = (pointer(h),)
     forward_part(_cell, 1, 1, relu, part, parts, h.shape, x, features, w, (pointer(h0),), kept)
 
@@ -64,7 +65,7 @@ def _forward(
     team: int, parts: int, x: Any, w_ih: Any, b_ih: Any, b_hh: Any, w_hh: Any, h0: Any, relu: bool, h: Any
 ) -> None:
     w = pack(1, 1, w_ih, b_ih, b_hh, w_hh)
-    in_parts(_forward_part, team, parts, (parts, x, w_ih.shape[1], w, h0, relu, h))
+    in_parts(run_part, team, parts, (parts, x, w_ih.shape[1], w, h0, relu, h))
 
 
 @numba.njit(**INNER_JIT)
@@ -96,10 +97,11 @@ def _step_back(
 
 
 @numba.njit(**INNER_JIT)
-def _backward_part(
+def back_part_of(
     part: int, groups: int, h: Any, relu: bool, w: Any, gy: Any, first_chunk: int, bounds: Any, gz: Any, x: Any,
     before: Any, sums: Any,
 ) -> None:  # fmt: skip
+    """Take a part's samples back, see `back_part`."""
     back_part(
         _step_back, 1, 1, 1, (pointer(h), relu), pointer(h), part, groups, h.shape, w, gy, first_chunk, bounds, gz, x,
         before, sums,
@@ -108,7 +110,7 @@ def _backward_part(
 
 @numba.njit(**JIT)
 def _backward(team: int, parts: int, *args: Any) -> None:
-    in_parts(_backward_part, team, parts, args)
+    in_parts(back_part_of, team, parts, args)
 
 
 @numba.njit(**INNER_JIT)

@@ -105,20 +105,20 @@ def _order_lists(lengths, tiles, t, before, order, starts):
         simd.advance(simd.pointer(order), begin),
         simd.advance(simd.pointer(starts), begin),
     )
-    count, longest = simd.pointer(before), 0
+    count, longest = simd.pointer(before), np.int64(0)
     for c in range(end - begin):
-        longest = max(longest, np.int64(n_of[c]))
-    for n in range(longest + 1):
-        count[n] = 0
+        longest = np.int64(max(longest, np.int64(n_of[c])))
+    for length in range(longest + 1):
+        count[length] = 0
     for c in range(end - begin):
         count[n_of[c]] += 1
     total = np.int64(0)
-    for n in range(1, longest + 1):
-        lists = count[n]
-        if n <= WRITTEN_OUT:
-            tiles[t, 2 + n] = lists
-        count[n] = total
-        total += lists + ((lists * n) << 32)
+    for length in range(1, longest + 1):
+        lists = count[length]
+        if length <= WRITTEN_OUT:
+            tiles[t, 2 + length] = lists
+        count[length] = total
+        total += lists + ((lists * length) << 32)
     for c in range(end - begin):
         n = np.int64(n_of[c])
         now = count[n]

@@ -159,7 +159,7 @@ def _list(found, base, columns, at):
 
 @numba.njit(**SERIAL)
 def join_rows(team, parts, *args):
-    """Copy what a part wrote from ``begins[part]`` on to where it belongs: ``ends[part]`` to ``ends[part + 1]``."""
+    """Copy what a part has written from ``begins[part]`` on to its place, ``ends[part]`` to ``ends[part + 1]``."""
     in_parts(_join_rows, team, parts, args)
 
 
@@ -172,15 +172,16 @@ def _join_rows(part, begins, ends, columns, terms, joined, joined_terms):
 
 
 @numba.njit(**SERIAL)
-def count_products(a_indptr, a_indices, b_indptr, product_ptr):
-    """Write the number of products before every row of C, (m + 1,) int64."""
+def count_products(a_indptr, a_indices, b_indptr, columns, product_ptr, room):
+    """Write how many products there are before every row of C, and how many entries at most, (m + 1,) int64 each."""
     a_ptr, a_columns, b_ptr = simd.pointer(a_indptr), simd.pointer(a_indices), simd.pointer(b_indptr)
-    total = np.int64(0)
+    total, most = np.int64(0), np.int64(0)
     for r in range(len(a_indptr) - 1):
-        product_ptr[r] = total
+        product_ptr[r], room[r], before = total, most, total
         for k in range(a_ptr[r], a_ptr[r + 1]):
             total += b_ptr[a_columns[k] + 1] - b_ptr[a_columns[k]]
-    product_ptr[len(a_indptr) - 1] = total
+        most += min(total - before, columns)
+    product_ptr[len(a_indptr) - 1], room[len(a_indptr) - 1] = total, most
 
 
 @numba.njit(**SERIAL)

@@ -1,0 +1,46 @@
+"""Packed rows whose stretches run in one compiled call: the same bits as one call for each."""
+
+import numpy as np
+import pytest
+
+from sparsebp import kernels
+from sparsebp.nn.recurrent.tape import Weights
+from sparsebp.torch import runs
+from sparsebp.torch.packing import stretches
+
+GATES = {"rnn_tanh": 1, "rnn_relu": 1, "gru": 3, "lstm": 4}
+
+
+def run(kind, dtype, batch_sizes, features, hidden, arrives, bias):
+    """Return all that forward and backward leave."""
+    rng, rows, batch = np.random.default_rng(0), sum(batch_sizes), batch_sizes[0]
+
+    def draw(*shape):
+        return rng.uniform(-1, 1, shape).astype(dtype)
+
+    cuts = stretches(np.array(batch_sizes), rows, batch)
+    biases = (draw(GATES[kind] * hidden), draw(GATES[kind] * hidden)) if bias else (None, None)
+    weights = Weights(draw(GATES[kind] * hidden, features), draw(GATES[kind] * hidden, hidden), *biases)
+    start = tuple(draw(batch, hidden) for _ in range(2 if kind == "lstm" else 1))
+    x, gy, last = draw(rows, features), draw(rows, hidden), tuple(draw(batch, hidden) for _ in start)
+    done = runs.forward(kind, x, cuts, start, weights)
+    back = runs.backward(
+        kind, x, cuts, start, weights, done.states, done.gates, gy if arrives else None,
+        last if bias else (None,) * len(start), True, True,
+    )  # fmt: skip
+    arrays = (*done.states, *done.last, done.gates, back.x, *back.start, *back.weights)
+    return [array for array in arrays if array is not None]
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("rnn_relu", "f4"), ("rnn_tanh", "f8"), ("gru", "f4"), ("lstm", "f4")])
+def test_one_call_is_as_one_for_each(kind, dtype, monkeypatch):
+    cases = [
+        ([7, 7, 7, 5, 5, 2, 1, 1], 3, 11, True, True),
+        ([5, 4, 3, 2, 1], 1, 1, False, True),
+        ([130] * 3 + [9] * 70, 4, 20, True, False),
+    ]
+    together = [run(kind, dtype, *case) for case in cases]
+    monkeypatch.setattr(kernels.on_host().stretches, "takes", lambda hidden: False)
+    for case, found in zip(cases, together, strict=True):
+        for one, other in zip(found, run(kind, dtype, *case), strict=True):
+            np.testing.assert_array_equal(one, other)
