@@ -81,6 +81,39 @@ def test_moments_of_values_far_from_zero():
     np.testing.assert_allclose(var, x.astype(np.float64).var((0, 2)), rtol=1e-4)
 
 
+@pytest.mark.parametrize("shape", [(8, 2, 16), (1, 2, 300_000)])
+def test_a_channel_of_equal_numbers(shape):
+    """Its mean is that number, and its variance 0, however many there are and however far from zero."""
+    x = np.full(shape, 10000.123, np.float32)
+    (mean, var, scale), out = (np.empty(2, np.float32) for _ in range(3)), np.empty_like(x)
+    kernels.get(np).channel_normalise(x, None, None, 1e-5, mean, var, scale, out)
+    np.testing.assert_array_equal(mean, x[0, :, 0])
+    np.testing.assert_array_equal(var, 0)
+    np.testing.assert_array_equal(out, 0)
+
+
+def test_long_planes_are_summed_in_pieces():
+    """Sums of 300 000 numbers in single precision, all of about the same size, are right to a few of its digits."""
+    rng, k = np.random.default_rng(0), kernels.get(np)
+    x = (np.sign(rng.standard_normal((1, 1, 300_000))) * 0.3 + 1).astype(np.float32)
+    gy = (rng.random(x.shape) + 3).astype(np.float32)
+    mean, var, scale, sums, products = (np.empty(1, np.float32) for _ in range(5))
+    k.channel_normalise(x, None, None, 1e-5, mean, var, scale, np.empty_like(x))
+    k.channel_products(gy, x, np.zeros(1, np.float32), sums, products)
+    x64, gy64 = x.astype(np.float64), gy.astype(np.float64)
+    for found, want in ((mean, x64.mean()), (var, x64.var()), (sums, gy64.sum()), (products, (gy64 * x64).sum())):
+        np.testing.assert_allclose(found, want, rtol=1e-6)
+
+
+def test_an_infinite_number_has_an_infinite_mean():
+    x = np.zeros((1, 2, 40), np.float32)
+    x[0, 0, 0] = x[0, 1, 9] = np.inf
+    mean, var, scale = (np.empty(2, np.float32) for _ in range(3))
+    kernels.get(np).channel_normalise(x, None, None, 1e-5, mean, var, scale, np.empty_like(x))
+    np.testing.assert_array_equal(mean, np.inf)
+    np.testing.assert_array_equal(var, np.nan)
+
+
 def test_wrong_arguments_are_refused(backend):
     x, mean = backend.array(np.ones((2, 3, 4))), backend.array(np.ones(3))
     with pytest.raises(ShapeError, match="var"):

@@ -2,7 +2,9 @@
 
 Bound by memory: a part has channels of its own, whose numbers stay in its core's cache from the sums that are taken
 first to the pass that needs them, so that an array is read from memory once in either direction. Sums are in the
-arrays' dtype and in several lanes over at least `_FLUSH` numbers, and over those in double precision.
+arrays' dtype and in several lanes over `_FLUSH` to `_FLUSH` + `_PIECE` numbers, and over those in double precision. A
+mean is found from the differences from one of the numbers: no digits are lost where all are far from zero, and that of
+equal numbers is that number.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from sparsebp.kernels.host.engine.parts import INNER_APART, INNER_JIT, JIT, part
 from sparsebp.kernels.host.engine.simd import advance, fma, lanes, load, pointer, store, zeros
 from sparsebp.kernels.host.engine.team import parallel, team
 
-_FLUSH = 1024
+_FLUSH, _PIECE = 1024, 4096
 
 
 class ChannelKernels:
@@ -77,25 +79,27 @@ def _total(vector, room):
 
 
 @numba.njit(**INNER_APART)
-def _sum(x, apart, batch, size, room):
-    """Return the sum of `batch` planes of `size` numbers, `apart` from each other."""
+def _sum(x, origin, apart, batch, size, room):
+    """Return the sum of the differences from `origin` of `batch` planes of `size` numbers, `apart` from each other."""
     step, total, met = lanes(x), 0.0, 0
-    fours, whole = size // (4 * step) * 4 * step, size // step * step
     a = b = c = d = zeros(x)
-    for sample in range(batch):
-        plane = advance(x, sample * apart)
-        for i in range(0, fours, 4 * step):
-            a, b = a + load(plane, i), b + load(plane, i + step)
-            c, d = c + load(plane, i + 2 * step), d + load(plane, i + 3 * step)
-        for i in range(fours, whole, step):
-            a = a + load(plane, i)
-        for i in range(whole, size):
-            total += np.float64(plane[i])
-        met += size
-        if met >= _FLUSH or sample == batch - 1:
-            total += _total((a + b) + (c + d), room)
-            a = b = c = d = zeros(x)
-            met = 0
+    for begin in range(0, size, _PIECE):
+        n = min(size - begin, _PIECE)
+        fours, whole = n // (4 * step) * 4 * step, n // step * step
+        for sample in range(batch):
+            plane = advance(x, sample * apart + begin)
+            for i in range(0, fours, 4 * step):
+                a, b = a + (load(plane, i) - origin), b + (load(plane, i + step) - origin)
+                c, d = c + (load(plane, i + 2 * step) - origin), d + (load(plane, i + 3 * step) - origin)
+            for i in range(fours, whole, step):
+                a = a + (load(plane, i) - origin)
+            for i in range(whole, n):
+                total += np.float64(plane[i] - origin)
+            met += n
+            if met >= _FLUSH or sample == batch - 1:
+                total += _total((a + b) + (c + d), room)
+                a = b = c = d = zeros(x)
+                met = 0
     return total
 
 
@@ -103,24 +107,26 @@ def _sum(x, apart, batch, size, room):
 def _squares(x, mean, apart, batch, size, room):
     """Return the sum of the squares of the differences from the mean."""
     step, total, met = lanes(x), 0.0, 0
-    twos, whole = size // (2 * step) * 2 * step, size // step * step
     a = b = zeros(x)
-    for sample in range(batch):
-        plane = advance(x, sample * apart)
-        for i in range(0, twos, 2 * step):
-            v, w = load(plane, i) - mean, load(plane, i + step) - mean
-            a, b = fma(v, v, a), fma(w, w, b)
-        for i in range(twos, whole, step):
-            v = load(plane, i) - mean
-            a = fma(v, v, a)
-        for i in range(whole, size):
-            value = plane[i] - mean
-            total += np.float64(value * value)
-        met += size
-        if met >= _FLUSH or sample == batch - 1:
-            total += _total(a + b, room)
-            a = b = zeros(x)
-            met = 0
+    for begin in range(0, size, _PIECE):
+        n = min(size - begin, _PIECE)
+        twos, whole = n // (2 * step) * 2 * step, n // step * step
+        for sample in range(batch):
+            plane = advance(x, sample * apart + begin)
+            for i in range(0, twos, 2 * step):
+                v, w = load(plane, i) - mean, load(plane, i + step) - mean
+                a, b = fma(v, v, a), fma(w, w, b)
+            for i in range(twos, whole, step):
+                v = load(plane, i) - mean
+                a = fma(v, v, a)
+            for i in range(whole, n):
+                value = plane[i] - mean
+                total += np.float64(value * value)
+            met += n
+            if met >= _FLUSH or sample == batch - 1:
+                total += _total(a + b, room)
+                a = b = zeros(x)
+                met = 0
     return total
 
 
@@ -128,26 +134,28 @@ def _squares(x, mean, apart, batch, size, room):
 def _both(gy, x, mean, apart, batch, size, room):
     """Return the sum of gy and that of its products with the differences from the mean."""
     step, total, product, met = lanes(x), 0.0, 0.0, 0
-    twos, whole = size // (2 * step) * 2 * step, size // step * step
     a = b = c = d = zeros(x)
-    for sample in range(batch):
-        left, right = advance(gy, sample * apart), advance(x, sample * apart)
-        for i in range(0, twos, 2 * step):
-            v, w = load(left, i), load(left, i + step)
-            a, b = a + v, b + w
-            c, d = fma(v, load(right, i) - mean, c), fma(w, load(right, i + step) - mean, d)
-        for i in range(twos, whole, step):
-            v = load(left, i)
-            a, c = a + v, fma(v, load(right, i) - mean, c)
-        for i in range(whole, size):
-            total += np.float64(left[i])
-            product += np.float64(left[i] * (right[i] - mean))
-        met += size
-        if met >= _FLUSH or sample == batch - 1:
-            total += _total(a + b, room)
-            product += _total(c + d, room)
-            a = b = c = d = zeros(x)
-            met = 0
+    for begin in range(0, size, _PIECE):
+        n = min(size - begin, _PIECE)
+        twos, whole = n // (2 * step) * 2 * step, n // step * step
+        for sample in range(batch):
+            left, right = advance(gy, sample * apart + begin), advance(x, sample * apart + begin)
+            for i in range(0, twos, 2 * step):
+                v, w = load(left, i), load(left, i + step)
+                a, b = a + v, b + w
+                c, d = fma(v, load(right, i) - mean, c), fma(w, load(right, i + step) - mean, d)
+            for i in range(twos, whole, step):
+                v = load(left, i)
+                a, c = a + v, fma(v, load(right, i) - mean, c)
+            for i in range(whole, n):
+                total += np.float64(left[i])
+                product += np.float64(left[i] * (right[i] - mean))
+            met += n
+            if met >= _FLUSH or sample == batch - 1:
+                total += _total(a + b, room)
+                product += _total(c + d, room)
+                a = b = c = d = zeros(x)
+                met = 0
     return total, product
 
 
@@ -187,7 +195,8 @@ def _normalise_channels(low, high, x, weight, bias, weighted, shifted, eps, mean
     one, zero, count, apart = x.dtype.type(1), x.dtype.type(0), np.float64(batch * size), channels * size
     for c in range(low, high):
         source, target = advance(pointer(x), c * size), advance(pointer(out), c * size)
-        mean[c] = _sum(source, apart, batch, size, pointer(room)) / count
+        origin = source[0] if np.isfinite(source[0]) else zero
+        mean[c] = origin + _sum(source, origin, apart, batch, size, pointer(room)) / count
         var[c] = _squares(source, mean[c], apart, batch, size, pointer(room)) / count
         found = one / np.sqrt(var[c] + eps)
         scale[c] = found

@@ -339,4 +339,22 @@ def _correlate_channels(low, high, y, x, rows, phases, vectors, taps, padded, su
             total = sums[i * step]
             for lane in range(1, step):
                 total += sums[i * step + lane]
+            if not np.isfinite(total):  # zeros behind a row may have met what is not finite
+                total = _lone_tap(
+                    y, x, rows, phases, vectors, taps[i % len(taps)], c, c * each + i // len(taps), padded
+                )
             target[i] = total
+
+
+@numba.njit(**INNER_APART)
+def _lone_tap(y, x, rows, phases, vectors, tap, c, o, padded):
+    """Return the inner product of an output channel and what a tap meets, of windows alone."""
+    batch, channels, size = x.shape
+    total = x.dtype.type(0)
+    for b in range(batch):
+        plane = advance(pointer(x), (b * channels + c) * size)
+        _spread(plane, size // len(rows), rows, phases, len(phases), pointer(padded))
+        for i in range(len(vectors)):
+            for lane in range(vectors[i, 2]):
+                total += y[b, o, vectors[i, 1] + lane] * padded[vectors[i, 0] + tap + lane]
+    return total
