@@ -89,3 +89,14 @@ def test_two_benchmarks_from_the_command_line(tmp_path):
     assert "1 of 2: scaling-papers" in found.stdout and "2 of 2: scaling" in found.stdout
     assert "failed: none" in found.stdout.splitlines()[-1]
     assert {path.name for path in tmp_path.glob("*.json")} == {"scaling-papers.json", "scaling.json"}
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_run(tmp_path, monkeypatch):
+    from typer.testing import CliRunner
+
+    from sparsebp.cli.commands import app
+
+    monkeypatch.setattr(series, "run", lambda *_, **options: pytest.fail("it was run"))
+    (tmp_path / "file").touch()
+    result = CliRunner().invoke(app, ["bench", "scan", "schedule", "--quick", "--out", str(tmp_path / "file")])
+    assert result.exit_code == 1 and "cannot be written" in result.stderr

@@ -15,6 +15,7 @@ from sparsebp.bench.tools import report
 from sparsebp.cli.commands.common import JsonOption, enumeration, out_option, print_line, print_table, write_json
 from sparsebp.cli.commands.interrupted import Interrupted
 from sparsebp.core.errors import OptionError
+from sparsebp.core.files import prepare_folder
 
 if TYPE_CHECKING:
     from sparsebp.bench.processes.series import Outcome
@@ -76,6 +77,7 @@ def _series(names: Sequence[str], out: Path | None, quick: bool, json: bool) -> 
     """Run several benchmarks and print what came of them."""
     from sparsebp.bench.processes import series
 
+    prepare_folder(report.DEFAULT_FOLDER if out is None else out)  # before the first of a night's runs
     chosen = list(NAMES) if ALL in names else list(names)
     if ALL in names and not backend.has_gpu():
         left = [name for name in chosen if name.startswith("gpu")]
