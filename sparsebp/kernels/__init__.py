@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from functools import cache
 from types import ModuleType
-from typing import Any
 
 from sparsebp import backend
 from sparsebp.kernels.api import Kernels
@@ -23,17 +22,6 @@ def get(xp: ModuleType) -> Kernels:
     from sparsebp.kernels.device import DeviceKernels, RawModuleLoader
 
     return Kernels(DeviceKernels(xp, RawModuleLoader(xp)))
-
-
-@cache
-def unchecked() -> Any:
-    """Return the host's kernels without their checks: for calls by the hundred with arrays that a caller made itself.
-
-    Every argument has to be given; None stands for what `Kernels` has as its default.
-    """
-    from sparsebp.kernels.host import HostKernels
-
-    return HostKernels()
 
 
 @cache

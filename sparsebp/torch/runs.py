@@ -95,7 +95,7 @@ def forward(kind: str, x: Array, cuts: Sequence[Stretch], start: State, weights:
     projected, *projection = cell.inputs(k, x[:, None], weights)
     inputs = xp.reshape(projected, (len(x), -1))
     if _belong_together(cell, xp, x, start, weights):
-        k = kernels.unchecked()
+        k = k.unchecked
         if len(cuts) > 1 and (compiled := kernels.on_host().stretches).takes(hidden):
             compiled.forward(kind, cuts, inputs, weights.weight_hh, projection, states, gates, done.last)
             return done
@@ -139,7 +139,7 @@ def backward(
         and _are_rows(x, hidden, *states, gy)
         and (not KEPT[kind] or _are_rows(x, KEPT[kind] * hidden, gates))
     ):
-        k, compiled = kernels.unchecked(), kernels.on_host().stretches
+        k, compiled = k.unchecked, kernels.on_host().stretches
     ga = empty(xp, (len(x), cell.columns * hidden), x.dtype)
     arriving = tuple(
         xp.zeros_like(part) if g is None else xp.array(g) for g, part in zip(at_last, start, strict=True)

@@ -79,3 +79,5 @@ class HostKernels(
     GeluKernels,
 ):
     """What `sparsebp.kernels.api.Kernels` calls for NumPy arrays: one mixin per family of kernels."""
+
+    unchecked = True  # may be called past the checks: what is left out costs more than many of the kernels

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -19,6 +20,8 @@ from sparsebp.nn.gradients import Gradients
 from sparsebp.nn.layer import Layer, check_gy, check_input
 
 BatchNormSaved = tuple[Array, Array, Array, bool]
+Sums = list[tuple[Array, Array, Any]]
+"""Σ gy and Σ gy (x - mean) of every channel, and an event of the stream that computed them; none yet, or one."""
 
 
 class BatchNorm2d(Layer):
@@ -117,52 +120,38 @@ class BatchNorm2d(Layer):
 
     def gradients(self, gy: Array, saved: BatchNormSaved) -> Gradients:
         """Return the gradients; the sums that both need, W finds where I has been before."""
-        xp, kept = backend.namespace(gy), list[tuple[Array, Array, Any]]()
+        kept: Sums = []
+        return Gradients(self, gy, saved, partial(self.input_grad, gy, saved, kept),
+                         partial(self.weight_grad, gy, saved, kept))  # fmt: skip
 
-        def input_grad() -> Array:
-            gx, sums = self._input_grad(gy, saved)
-            if sums is not None:
-                kept.append((*sums, backend.record(xp)))
-            return gx
-
-        def weight_grad() -> dict[str, Array]:
-            if not kept:
-                return self.weight_grad(gy, saved)
-            sums, products, mark = kept[0]
-            backend.wait(xp, mark)
-            return self._weight_grads(saved, sums, products)
-
-        return Gradients(self, gy, saved, input_grad, weight_grad)
-
-    def input_grad(self, gy: Array, saved: BatchNormSaved) -> Array:
-        """Return the input gradient, through the statistics where they are the batch's."""
-        return self._input_grad(gy, saved)[0]
-
-    def _input_grad(self, gy: Array, saved: BatchNormSaved) -> tuple[Array, tuple[Array, Array] | None]:
-        """Return the input gradient, and the sums of `channel_products` where they were needed."""
+    def input_grad(self, gy: Array, saved: BatchNormSaved, kept: Sums | None = None) -> Array:
+        """Return the input gradient, through the statistics where they are the batch's; add their sums to `kept`."""
         x, mean, scale, batch = saved
         xp = check_gy(gy, x.shape, x.dtype, x)
-        gx, k, weight = memory.empty(xp, x.shape, x.dtype), kernels.get(xp), self.params.get("weight")
+        gx, k = memory.empty(xp, x.shape, x.dtype), kernels.get(xp)
         if batch:
-            sums, products = xp.empty_like(mean), xp.empty_like(mean)
+            weight, sums, products = self.params.get("weight"), xp.empty_like(mean), xp.empty_like(mean)
             k.channel_back(_flat(xp, gy), _flat(xp, x), mean, scale, weight, sums, products, _flat(xp, gx))
-            return gx, (sums, products)
+            if kept is not None:
+                kept.append((sums, products, backend.record(xp)))
+            return gx
         zeros = xp.zeros_like(mean)
         k.channel_scale(_flat(xp, gy), zeros, self._factor(scale), zeros, _flat(xp, gx))
-        return gx, None
+        return gx
 
-    def weight_grad(self, gy: Array, saved: BatchNormSaved) -> dict[str, Array]:
-        """Return ``{"weight": Σ gy x̂, "bias": Σ gy}`` of every channel."""
-        x, mean, _, _ = saved
+    def weight_grad(self, gy: Array, saved: BatchNormSaved, kept: Sums | None = None) -> dict[str, Array]:
+        """Return ``{"weight": Σ gy x̂, "bias": Σ gy}`` of every channel, from the sums in `kept` if they are there."""
+        x, mean, scale, _ = saved
         xp = check_gy(gy, x.shape, x.dtype, x)
         if not self.params:
             return {}
-        sums, products = xp.empty_like(mean), xp.empty_like(mean)
-        kernels.get(xp).channel_products(_flat(xp, gy), _flat(xp, x), mean, sums, products)
-        return self._weight_grads(saved, sums, products)
-
-    def _weight_grads(self, saved: BatchNormSaved, sums: Array, products: Array) -> dict[str, Array]:
-        grads = {"weight": products * saved[2], "bias": sums}
+        if kept:
+            sums, products, mark = kept[0]
+            backend.wait(xp, mark)
+        else:
+            sums, products = xp.empty_like(mean), xp.empty_like(mean)
+            kernels.get(xp).channel_products(_flat(xp, gy), _flat(xp, x), mean, sums, products)
+        grads = {"weight": products * scale, "bias": sums}
         return {name: grads[name] for name in self.params}
 
     def capture_obstacle(self) -> str | None:

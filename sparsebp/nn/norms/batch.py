@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 
 from sparsebp.core.errors import ShapeError
 from sparsebp.core.types import Array
-from sparsebp.nn.gradients import Gradients
 from sparsebp.nn.layer import check_gy, check_input
-from sparsebp.nn.layers.norm import BatchNorm2d, BatchNormSaved
+from sparsebp.nn.layers.norm import BatchNorm2d, BatchNormSaved, Sums
 
 
 class BatchNorm1dSaved(NamedTuple):
@@ -40,18 +39,13 @@ class BatchNorm1d(BatchNorm2d):
         y, saved = super().forward(_image(x))
         return y.reshape(x.shape), BatchNorm1dSaved(saved, x.shape)
 
-    def gradients(self, gy: Array, saved: Any) -> Gradients:
-        """Return the gradients, those of images of width 1."""
-        inner = super().gradients(self._image_of(gy, saved), saved.image)
-        return Gradients(self, gy, saved, lambda: inner.input_grad().reshape(saved.shape), inner.weight_grad)
+    def input_grad(self, gy: Array, saved: Any, kept: Sums | None = None) -> Array:
+        """Return the input gradient, through the statistics where they are the batch's; add their sums to `kept`."""
+        return super().input_grad(self._image_of(gy, saved), saved.image, kept).reshape(saved.shape)
 
-    def input_grad(self, gy: Array, saved: Any) -> Array:
-        """Return the input gradient, through the statistics where they are the batch's."""
-        return super().input_grad(self._image_of(gy, saved), saved.image).reshape(saved.shape)
-
-    def weight_grad(self, gy: Array, saved: Any) -> dict[str, Array]:
-        """Return ``{"weight": Σ gy x̂, "bias": Σ gy}`` of every channel."""
-        return super().weight_grad(self._image_of(gy, saved), saved.image)
+    def weight_grad(self, gy: Array, saved: Any, kept: Sums | None = None) -> dict[str, Array]:
+        """Return ``{"weight": Σ gy x̂, "bias": Σ gy}`` of every channel, from the sums in `kept` if they are there."""
+        return super().weight_grad(self._image_of(gy, saved), saved.image, kept)
 
     def couples_samples(self, saved: Any) -> bool:
         """Whether the statistics were the batch's."""

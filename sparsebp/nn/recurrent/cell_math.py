@@ -122,6 +122,7 @@ class CellMath(abc.ABC):
         What else a layer gives them it has made itself. Where something does not fit, the checks say what.
         """
         xp, (rows, width) = backend.namespace(x), (self.gates * hidden, x.shape[-1])
+        k = kernels.get(xp)
         if backend.is_host(xp) and x.dtype in backend.FLOAT_DTYPES and hidden > 0:
             shapes = (rows, width), (rows, hidden), (rows,), (rows,)
             if all(
@@ -130,8 +131,8 @@ class CellMath(abc.ABC):
                     and array.flags.c_contiguous)
                 for array, shape in zip(weights[:4], shapes, strict=True)
             ):  # fmt: skip
-                return kernels.unchecked()
-        return kernels.get(xp)
+                return k.unchecked
+        return k
 
     def begin(self, k: Kernels, x: Array, weights: Weights) -> Callable[[GivenState | None], Tape]:
         """Do what of `forward` needs no initial state, and return what does the rest with it."""
