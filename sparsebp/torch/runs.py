@@ -97,7 +97,9 @@ def forward(kind: str, x: Array, cuts: Sequence[Stretch], start: State, weights:
     if _belong_together(cell, xp, x, start, weights):
         k = k.unchecked
         if len(cuts) > 1 and (compiled := kernels.on_host().stretches).takes(hidden):
-            compiled.forward(kind, cuts, inputs, weights.weight_hh, projection, states, gates, done.last)
+            compiled.forward(
+                kind, cuts, inputs, weights.weight_hh, weights.bias_hh, projection, states, gates, done.last
+            )
             return done
     for number, cut in enumerate(cuts):
         tape = _tape(x, cuts, number, start, states, gates)

@@ -38,6 +38,7 @@ def test_one_call_is_as_one_for_each(kind, dtype, monkeypatch):
         ([7, 7, 7, 5, 5, 2, 1, 1], 3, 11, True, True),
         ([5, 4, 3, 2, 1], 1, 1, False, True),
         ([130] * 3 + [9] * 70, 4, 20, True, False),
+        ([6, 6, 5, 2], 129, 9, True, True),  # so many features are projected before
     ]
     together = [run(kind, dtype, *case) for case in cases]
     monkeypatch.setattr(kernels.on_host().stretches, "takes", lambda hidden: False)

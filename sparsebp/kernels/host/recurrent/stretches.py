@@ -31,8 +31,8 @@ def takes(hidden: int) -> bool:
 
 
 def forward(
-    kind: str, cuts: Cuts, x: Array, w_hh: Array, projection: Sequence[Array | None], states: tuple[Array, ...],
-    gates: Array | None, last: tuple[Array, ...],
+    kind: str, cuts: Cuts, x: Array, w_hh: Array, b_hh: Array | None, projection: Sequence[Array | None],
+    states: tuple[Array, ...], gates: Array | None, last: tuple[Array, ...],
 ) -> None:  # fmt: skip
     """Run a cell over x (N, I), or its projection (N, gates·H); all arrays C-contiguous and of one dtype.
 
@@ -40,6 +40,8 @@ def forward(
     ----------
     kind
         ``"rnn_tanh"``, ``"rnn_relu"``, ``"gru"`` or ``"lstm"``.
+    b_hh
+        Bias of the recursion (gates·H,) or None; of it a GRU adds b_hn in every step, however x is projected.
     projection
         weight_ih and both biases, as the kernels of one run take them; None for an x that is projected.
     states, gates
@@ -47,8 +49,7 @@ def forward(
     last
         The state before each sample's first step (B, H), which becomes that after its last one.
     """
-    w_ih, b_ih, b_hh = projection
-    weights = (*weights_of(w_hh, w_ih, b_ih, b_hh), w_hh)
+    weights = (*weights_of(w_hh, *projection), w_hh)
     helpers, table = _team_and_table(cuts, w_hh)
     if kind == "gru":
         hidden = w_hh.shape[1]
