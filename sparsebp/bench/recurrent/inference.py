@@ -90,10 +90,15 @@ def picture(result: Result) -> Any:
     key, peer = (
         ("onnx_ratio", "ONNX Runtime") if any("onnx_ratio" in row for row in rows) else ("torch_ratio", "torch.nn")
     )
-    labels = [f"{row['model']}, B = {row['batch']}, {report.in_threads(row['threads'])}" for row in rows]
-    values = [("sparsebp", "#1e40af", [row[key]["median"] for row in rows])]
-    drawing, ax = pictures.bar_chart(labels, values, f"times faster than {peer} (median)", each=0.25)
-    ax.axvline(1, color="black", linewidth=0.8)
+    counts = dict.fromkeys(row["threads"] for row in rows)
+    groups = [
+        (report.in_threads(count), f"C{n}", [row[key]["median"] for row in rows if row["threads"] == count])
+        for n, count in enumerate(counts)
+    ]
+    labels = [f"{row['model']}, B = {row['batch']}" for row in rows if row["threads"] == next(iter(counts))]
+    drawing, ax = pictures.bar_chart(labels, groups, f"times faster than {peer} (median)", each=0.4)
+    ax.axvline(1, color="black", linewidth=0.8, label=peer)
+    drawing.legend(fontsize=8, loc="outside lower center", ncols=3)
     return drawing
 
 
