@@ -26,6 +26,11 @@ WARM = 3
 """Untimed runs between the rest and the clock, for runs shorter than `SHORT`; longer ones get one."""
 
 
+_WINDOW, _ASLEEP, _MOST_REST = 4e-3, 0.1, 0.5
+"""Seconds for which other threads are watched, the share of them that sleeping threads may take, and the seconds after
+which a side is timed although they do not sleep."""
+
+
 class Clock(Protocol):
     """Times one call."""
 
@@ -40,7 +45,7 @@ class Clock(Protocol):
 class HostClock:
     """`time.perf_counter` around the call."""
 
-    rest = 30e-3  # the worker threads of the side before spin on for a while
+    rest = 30e-3
 
     def __call__(self, run: Callable[[], object]) -> float:
         """Run it and return the seconds it took."""
@@ -213,11 +218,22 @@ def _time(call: Call, runs: int, clock: Clock) -> float:
 
 
 def _rest(seconds: float) -> None:
-    """Wait until the threads of other pools sleep, without sleeping as well.
+    """Wait so long, and then until the threads of other pools sleep, without sleeping as well.
 
-    A worker thread that is woken by one that has just slept itself may be put on the same core, and waits there for
-    some 8 ms: in a training loop, which does not sleep, that does not happen.
+    Those that worked for the side before spin on, PyTorch's for some 10 ms and OpenBLAS's for 100 ms; a training loop
+    that is all of one side does not meet them. A worker thread that is woken by one that has just slept itself may be
+    put on the same core, and waits there for some 8 ms: in a training loop, which does not sleep, that does not happen.
     """
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        pass
+    now = time.perf_counter()
+    end, latest = now + seconds, now + seconds + _MOST_REST
+    while now < latest:
+        others, begin = _of_other_threads(), now
+        while now < begin + _WINDOW:
+            now = time.perf_counter()
+        if now >= end and _of_other_threads() - others < _ASLEEP * (now - begin):
+            return
+
+
+def _of_other_threads() -> float:
+    """Return the seconds for which threads of this process but the calling one have had a core."""
+    return time.process_time() - time.thread_time()
