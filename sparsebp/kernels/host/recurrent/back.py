@@ -55,7 +55,7 @@ from sparsebp.kernels.host.recurrent.common import (
     pack_rows,
     padded_width,
 )
-from sparsebp.kernels.host.recurrent.forward import parts_of
+from sparsebp.kernels.host.recurrent.forward import numbers_of_row, parts_of
 from sparsebp.kernels.host.recurrent.wide import LEAST, wide_blocks_of, wide_rows
 from sparsebp.kernels.operands import WeightSums
 
@@ -129,7 +129,8 @@ def back_propagate(
         x, before, room = none, none, np.empty((0, 0), w_hh.dtype)
         if sums is not None:
             gates, features = len(w_hh) // hidden, sums.x.shape[2]
-            numbers = ((features + hidden) * gates + columns) * padded_width(hidden, w_hh.dtype)
+            numbers = (features + hidden) * padded_width(len(w_hh), w_hh.dtype)
+            numbers += numbers_of_row(gates, columns, hidden, w_hh.itemsize)
             x, before, room = sums.x, sums.before, np.empty((chunks * blocks_of(batch), numbers), w_hh.dtype)
         _recur(backward, (*saved, weights, incoming), bounds, work, scan, (out, x, before, room))
     if sums is not None:

@@ -31,17 +31,11 @@ from sparsebp.kernels.host.engine.simd import (
     store_up_to,
 )
 from sparsebp.kernels.host.recurrent.common import SAMPLES
-from sparsebp.kernels.host.recurrent.forward import gate_at, padded
+from sparsebp.kernels.host.recurrent.forward import gate_at, item_of, padded, part_at, row_of_columns
 from sparsebp.kernels.host.recurrent.tiles import add_outer, multiply, multiply_row
 
 SLICE = 1 << 17
 """Bytes of gradients that a part keeps until it sums them."""
-
-
-@numba.njit(**INNER_JIT)
-def sums_size(gates: int, columns: int, features: int, hidden: int, itemsize: int) -> int:
-    """Return the numbers that the sums of a block take: of both weights, and of what the biases feed."""
-    return ((features + hidden) * gates + columns) * padded(hidden, itemsize)
 
 
 @numba.njit(**INNER_JIT)
@@ -52,15 +46,14 @@ def chunk_start(chunk: int, chunks: int, steps: int) -> int:
 
 @device
 def _add_sums(
-    gates: int, columns: int, x: Any, before: Any, at: int, batch: int, features: int, hidden: int, width: int, a: Any,
-    a_step: int, steps: int, rows: int, sums: Any,
+    gates: int, columns: int, x: Any, before: Any, at: int, batch: int, features: int, hidden: int, row: int,
+    stride: int, a: Any, a_step: int, steps: int, rows: int, sums: Any,
 ) -> None:  # fmt: skip
     """Add a block's products over a slice to its sums. x and before begin at row `at` of (T·B, …)."""
-    row, stride = gates * width, columns * width
     if features > 0:
         inputs = advance(x, at * features)
         add_outer(inputs, batch * features, features, features, a, a_step, stride, steps, rows, row, sums)
-    states, of_hidden = advance(before, at * hidden), advance(a, (columns - gates) * width)
+    states, of_hidden = advance(before, at * hidden), advance(a, part_at(columns - gates, gates, hidden, item_of(a)))
     target = advance(sums, features * row)
     add_outer(states, batch * hidden, hidden, hidden, of_hidden, a_step, stride, steps, rows, row, target)
     target = advance(target, hidden * row)
@@ -83,14 +76,15 @@ def back_part(
     w (gates·H, padded): w_hh. ga (T, B, columns·H), or empty. sums (chunks·blocks, size), or empty.
     """
     steps, batch, hidden = shape
-    width, count = w.shape[1], lanes(pointer(w))
+    width, count, item = w.shape[1], lanes(pointer(w)), w.itemsize
     blocks, chunks = (batch + SAMPLES - 1) // SAMPLES, bounds.shape[0] - 1
     chunk, group = first_chunk + part // groups, part % groups
     begin, end = group * blocks // groups, (group + 1) * blocks // groups
     start, stop = chunk_start(chunk, chunks, steps), chunk_start(chunk + 1, chunks, steps)
-    stride, step, samples = columns * width, batch * hidden, (end - begin) * SAMPLES
+    row, stride = padded(gates * hidden, item), row_of_columns(gates, columns, hidden, item)
+    step, samples = batch * hidden, (end - begin) * SAMPLES
     has_sums, has_ga, features = sums.size > 0, ga.size > 0, x.shape[2]
-    slots = max(1, min(stop - start, SLICE // (samples * stride * w.itemsize))) if has_sums else 1
+    slots = max(1, min(stop - start, SLICE // (samples * stride * item))) if has_sums else 1
     scratch = np.empty(samples * (states * width + slots * stride) + VECTOR_BYTES, w.dtype)
     g = aligned_pointer(scratch)  # of every sample, a row of `width` for each of the state's arrays
     kept = advance(g, samples * states * width)
@@ -117,21 +111,21 @@ def back_part(
                 rows, fed = min(batch - first, SAMPLES), advance(now, base * stride)
                 own = advance(g, base * states * width)
                 for s in range(rows):
-                    row = (first + s) * hidden
-                    previous, at = advance(earlier, row), t * step + row
-                    for j in range(0, width, count):
+                    of_sample = (first + s) * hidden
+                    previous, at = advance(earlier, of_sample), t * step + of_sample
+                    for j in range(width - count, -1, -count):  # so a part's last vector ends in numbers yet to come
                         place, to = s * states * width + j, advance(fed, s * stride + j)
                         total = load(own, place)
                         if arrives:
                             total = total + load_up_to(incoming, at + j, hidden - j)
                         beside = advance(own, place + width)
-                        store(own, place, step_back(saved, previous, at, hidden, j, total, to, beside, width))
+                        store(own, place, step_back(saved, previous, at, hidden, j, total, to, beside, hidden))
                         if has_ga:
                             for q in range(columns):
-                                value = load(to, q * width)
+                                value = load(to, part_at(q, gates, hidden, item))
                                 store_up_to(target, columns * at + q * hidden + j, value, hidden - j)
                 for q in range(gates):
-                    of_gate = advance(fed, (columns - gates + q) * width)
+                    of_gate = advance(fed, part_at(columns - gates + q, gates, hidden, item))
                     of_w = advance(weights, q * hidden * width)
                     if rows == 1:
                         multiply_row(of_gate, hidden, of_w, width, width, own)
@@ -143,8 +137,8 @@ def back_part(
                 first = block * SAMPLES
                 _add_sums(
                     gates, columns, pointer(x), pointer(before), slice_start * batch + first, batch, features, hidden,
-                    width, advance(kept, (block - begin) * SAMPLES * stride), samples * stride, slice_end - slice_start,
-                    min(batch - first, SAMPLES), advance(own_sums, (block - begin) * size),
+                    row, stride, advance(kept, (block - begin) * SAMPLES * stride), samples * stride,
+                    slice_end - slice_start, min(batch - first, SAMPLES), advance(own_sums, (block - begin) * size),
                 )  # fmt: skip
     if chunk == first_chunk:
         for s in range(min(samples, batch - begin * SAMPLES)):
@@ -160,21 +154,21 @@ def finish_sums(
 ) -> None:
     """Add all blocks' sums, in their order, and write them as torch.nn has them."""
     hidden, features = weight_hh.shape[1], weight_ih.shape[1]
-    width = padded(hidden, sums.itemsize)
-    row = gates * width
+    item = sums.itemsize
+    row, first = padded(gates * hidden, item), part_at(columns - gates, gates, hidden, item)
     values, size, count = pointer(sums), sums.shape[1], VECTOR_BYTES // sums.itemsize
     for block in range(1, len(sums)):
         for j in range(0, size, count):
             store(values, j, load(values, j) + load(values, block * size + j))
     of_bias = (features + hidden) * row
     for part in range(gates):
-        gate, of_hidden = gate_at(part, gates, columns), of_bias + (columns - gates + part) * width
+        gate, of_state = gate_at(part, gates, columns), part_at(columns - gates + part, gates, hidden, item)
         for j in range(hidden):
             for i in range(features):
-                weight_ih[gate * hidden + j, i] = sums[0, i * row + part * width + j]
+                weight_ih[gate * hidden + j, i] = sums[0, i * row + part * hidden + j]
             for i in range(hidden):
-                weight_hh[part * hidden + j, i] = sums[0, (features + i) * row + part * width + j]
+                weight_hh[part * hidden + j, i] = sums[0, (features + i) * row + of_state - first + j]
             if bias_ih.size > 0:
-                bias_ih[gate * hidden + j] = sums[0, of_bias + part * width + j]
+                bias_ih[gate * hidden + j] = sums[0, of_bias + part * hidden + j]
             if bias_hh.size > 0:
-                bias_hh[part * hidden + j] = sums[0, of_hidden + j]
+                bias_hh[part * hidden + j] = sums[0, of_bias + of_state + j]

@@ -5,12 +5,13 @@ cell's functions on what they add up to. Nothing is written but what the cell ke
 blocks of a part, so memory is met in order, whatever the length. A sample that is left alone in the last block, or in
 the whole batch, is not computed four times: its input is projected four steps at a time instead.
 
-What the weights feed is a row of `columns` padded parts: the first `gates` of them get the input's products, the last
-`gates` the state's, with every weight's gates in torch's order but for a GRU's input, see `gate_at`.
+What the weights feed is a row of `columns` parts: the first `gates` of them get the input's products, the last `gates`
+the state's, with every weight's gates in torch's order but for a GRU's input, see `gate_at`. Gates lie one behind the
+other, and only their row is padded to whole vectors, see `part_at`: four gates of 20 units are five vectors of sixteen.
 
-A cell brings ``cell(extra, z, state, width, j, hidden, at, kept)``: for units j … of a sample's row z, update its row
-of the state, `width` for each of its arrays, and write what is kept: `at` is where the sample's row begins in an array
-(T, B, H), `kept` are pointers to all of those.
+A cell brings ``cell(extra, z, apart, state, width, j, hidden, at, kept)``: for units j … of a sample's row z, whose
+gates begin `apart` from each other, update its row of the state, `width` for each of its arrays, and write what is
+kept: `at` is where the sample's row begins in an array (T, B, H), `kept` are pointers to all of those.
 """
 
 from __future__ import annotations
@@ -69,29 +70,55 @@ def gate_at(part: int, gates: int, columns: int) -> int:
 
 
 @numba.njit(**INNER_JIT)
-def padded(hidden: int, itemsize: int) -> int:
-    """Return `hidden` rounded up to whole vectors."""
+def padded(numbers: int, itemsize: int) -> int:
+    """Return so many numbers rounded up to whole vectors."""
     count = VECTOR_BYTES // itemsize
-    return (hidden + count - 1) // count * count
+    return (numbers + count - 1) // count * count
+
+
+@numba.njit(**INNER_JIT)
+def part_at(part: int, gates: int, apart: int, itemsize: int) -> int:
+    """Return where a part begins in a row of columns: `apart` from the one before, those beyond the gates after a pad.
+
+    The state's products, as long as the input's, begin at part ``columns - gates`` and pass over that pad. What is an
+    input's infinity times the zeros of a pad, NaN, so stays in it.
+    """
+    return part * apart if part < gates else padded(gates * apart, itemsize) + (part - gates) * apart
+
+
+def numbers_of_row(gates: int, columns: int, hidden: int, itemsize: int) -> int:
+    """Return the numbers of a row of columns, in whole vectors: a part's last vector ends in its own row."""
+    count = VECTOR_BYTES // itemsize
+    before = (gates - 1) * hidden if columns == gates else gates * hidden
+    return -(-before // count) * count + -(-hidden // count) * count
+
+
+row_of_columns = numba.njit(**INNER_JIT)(numbers_of_row)
+
+
+@device
+def item_of(ptr: Any) -> int:
+    """Return the bytes of a number that a pointer points to."""
+    return VECTOR_BYTES // lanes(ptr)
 
 
 @numba.njit(**INNER_JIT)
 def pack(gates: int, columns: int, w_ih: Any, b_ih: Any, b_hh: Any, w_hh: Any) -> Any:
-    """Return the weights transposed, with padded gates: rows of the input's, of the state's, and of the biases.
+    """Return the weights transposed: rows of the input's, of the state's, and of the biases.
 
-    Rows are ``gates · padded`` long, that of the biases ``columns · padded``.
+    Rows are ``padded(gates · H)`` long, that of the biases `row_of_columns`.
     """
     hidden, features = w_hh.shape[1], w_ih.shape[1]
-    width = padded(hidden, w_hh.itemsize)
-    row = gates * width
-    out = room_for_weights(features + hidden, row, columns * width, w_hh)
+    row = padded(gates * hidden, w_hh.itemsize)
+    first = part_at(columns - gates, gates, hidden, w_hh.itemsize)
+    out = room_for_weights(features + hidden, row, row_of_columns(gates, columns, hidden, w_hh.itemsize), w_hh)
     for part in range(gates):
-        gate = gate_at(part, gates, columns)
+        gate, of_state = gate_at(part, gates, columns), part_at(columns - gates + part, gates, hidden, w_hh.itemsize)
         for j in range(hidden):
             for k in range(features):
-                out[k * row + part * width + j] = w_ih[gate * hidden + j, k]
+                out[k * row + part * hidden + j] = w_ih[gate * hidden + j, k]
             for k in range(hidden):
-                out[(features + k) * row + part * width + j] = w_hh[part * hidden + j, k]
+                out[(features + k) * row + of_state - first + j] = w_hh[part * hidden + j, k]
     pack_biases(gates, columns, b_ih, b_hh, hidden, out[(features + hidden) * row :])
     return out
 
@@ -106,26 +133,25 @@ def room_for_weights(depth: int, row: int, biases: int, like: Any) -> Any:
 @numba.njit(**INNER_JIT)
 def pack_biases(gates: int, columns: int, b_ih: Any, b_hh: Any, hidden: int, out: Any) -> None:
     """Add both biases, empty where there are none, to the zeros of their row."""
-    width = padded(hidden, out.itemsize)
     if b_ih.size > 0:
         for part in range(gates):
             gate = gate_at(part, gates, columns)
             for j in range(hidden):
-                out[part * width + j] = b_ih[gate * hidden + j]
+                out[part * hidden + j] = b_ih[gate * hidden + j]
     if b_hh.size > 0:
         for part in range(gates):
-            at = (columns - gates + part) * width
+            at = part_at(columns - gates + part, gates, hidden, out.itemsize)
             for j in range(hidden):
                 out[at + j] += b_hh[part * hidden + j]
 
 
 @numba.njit(**INNER_JIT)
-def set_bias(row: Any, part: int, values: Any) -> None:
-    """Set one part of the packed biases."""
+def set_bias(w: Any, features: int, part: int, gates: int, values: Any) -> None:
+    """Set one part of the biases of packed weights."""
     hidden = len(values)
-    width = padded(hidden, values.itemsize)
+    at = (features + hidden) * padded(gates * hidden, w.itemsize) + part_at(part, gates, hidden, w.itemsize)
     for j in range(hidden):
-        row[part * width + j] = values[j]
+        w[at + j] = values[j]
 
 
 # ---- in Numba: steps -----------------------------------------------------------------------------------------------
@@ -133,23 +159,22 @@ def set_bias(row: Any, part: int, values: Any) -> None:
 
 @device
 def _start(
-    x: Any, rows: Any, gates: int, columns: int, features: int, hidden: int, width: int, weights: Any, bias: Any, z: Any
-) -> None:
+    x: Any, rows: Any, gates: int, columns: int, features: int, hidden: int, stride: int, row: int, weights: Any,
+    bias: Any, z: Any,
+) -> None:  # fmt: skip
     """Set four rows of z to the biases and the input's products; `rows` are where the input's rows begin in x."""
-    stride = columns * width
     if features > 0:
         r0, r1, r2, r3 = rows
         for s in range(SAMPLES):
             copy(advance(z, s * stride), bias, stride)
-        multiply(advance(x, r0), r1 - r0, r2 - r0, r3 - r0, features, weights, gates * width, gates * width, z, stride)
+        multiply(advance(x, r0), r1 - r0, r2 - r0, r3 - r0, features, weights, row, row, z, stride)
         return
     for s in range(SAMPLES):
-        row = rows[s]
         for part in range(gates):
-            source = row + gate_at(part, gates, columns) * hidden
-            for j in range(0, width, lanes(x)):
-                store(z, s * stride + part * width + j, load_n(x, source + j, hidden - j))
-        copy(advance(z, s * stride + gates * width), advance(bias, gates * width), (columns - gates) * width)
+            source = rows[s] + gate_at(part, gates, columns) * hidden
+            for j in range(0, hidden, lanes(x)):  # the last vector ends in numbers yet to come
+                store(z, s * stride + part * hidden + j, load_n(x, source + j, hidden - j))
+        copy(advance(z, s * stride + row), advance(bias, row), stride - row)
 
 
 @device
@@ -161,14 +186,15 @@ def forward_part(
     steps, batch, hidden = shape
     states, blocks = len(initial), (batch + SAMPLES - 1) // SAMPLES
     begin, end = part * blocks // parts, (part + 1) * blocks // parts
-    width, inputs = padded(hidden, w.itemsize), x.shape[2]
-    row, stride, room = gates * width, columns * width, states * SAMPLES * width
+    width, inputs, item = padded(hidden, w.itemsize), x.shape[2], w.itemsize
+    row, stride = padded(gates * hidden, item), row_of_columns(gates, columns, hidden, item)
+    room = states * SAMPLES * width
     scratch = np.empty(2 * SAMPLES * stride + (end - begin) * room + VECTOR_BYTES, w.dtype)
     both = aligned_pointer(scratch)
     of_one, state = advance(both, SAMPLES * stride), advance(both, 2 * SAMPLES * stride)
     source, of_input = pointer(x), pointer(w)
     weights = advance(of_input, features * row)
-    bias, into = advance(weights, hidden * row), (columns - gates) * width
+    bias, into = advance(weights, hidden * row), part_at(columns - gates, gates, hidden, item)
     for block in range(begin, end):
         for s in range(SAMPLES):
             sample = min(block * SAMPLES + s, batch - 1)
@@ -187,16 +213,17 @@ def forward_part(
                     r0, r1 = at * inputs, min(at + batch, (steps - 1) * batch + first) * inputs
                     r2 = min(at + 2 * batch, (steps - 1) * batch + first) * inputs
                     r3 = min(at + 3 * batch, (steps - 1) * batch + first) * inputs
-                    _start(source, (r0, r1, r2, r3), gates, columns, features, hidden, width, of_input, bias, z)
+                    _start(source, (r0, r1, r2, r3), gates, columns, features, hidden, stride, row, of_input, bias, z)
                 multiply_row(own, hidden, weights, row, row, advance(z, into))
             else:
                 z, at, last = both, t * batch + first, t * batch + batch - 1
                 r0, r1 = at * inputs, min(at + 1, last) * inputs
                 r2, r3 = min(at + 2, last) * inputs, min(at + 3, last) * inputs
-                _start(source, (r0, r1, r2, r3), gates, columns, features, hidden, width, of_input, bias, z)
+                _start(source, (r0, r1, r2, r3), gates, columns, features, hidden, stride, row, of_input, bias, z)
                 apart = states * width
                 multiply(own, apart, 2 * apart, 3 * apart, hidden, weights, row, row, advance(z, into), stride)
             for s in range(rows):
                 place = (t * batch + first + s) * hidden
+                of_sample, z_row = advance(own, s * states * width), advance(z, s * stride)
                 for j in range(0, width, lanes(state)):
-                    cell(extra, advance(z, s * stride), advance(own, s * states * width), width, j, hidden, place, kept)
+                    cell(extra, z_row, hidden, of_sample, width, j, hidden, place, kept)

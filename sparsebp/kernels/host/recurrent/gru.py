@@ -34,15 +34,23 @@ from sparsebp.kernels.host.recurrent.back import (
 )
 from sparsebp.kernels.host.recurrent.backward import back_part
 from sparsebp.kernels.host.recurrent.common import launch
-from sparsebp.kernels.host.recurrent.forward import forward_part, pack, padded, parts_of, set_bias, weights_of
+from sparsebp.kernels.host.recurrent.forward import (
+    forward_part,
+    item_of,
+    pack,
+    part_at,
+    parts_of,
+    set_bias,
+    weights_of,
+)
 from sparsebp.kernels.host.recurrent.wide import LEAST, wide_back, wide_blocks_of, wide_forward, wide_weights
 from sparsebp.kernels.operands import WeightSums
 
 
 @device
-def _cell(extra: None, z: Any, state: Any, width: int, j: int, hidden: int, at: int, kept: Any) -> None:
-    inner = load(z, 3 * width + j)
-    v, reset, update, new = cells.gru(load(z, j), load(z, width + j), load(z, 2 * width + j), inner, load(state, j))
+def _cell(extra: None, z: Any, apart: int, state: Any, width: int, j: int, hidden: int, at: int, kept: Any) -> None:
+    inner = load(z, part_at(3, 3, apart, item_of(z)) + j)
+    v, reset, update, new = cells.gru(load(z, j), load(z, apart + j), load(z, 2 * apart + j), inner, load(state, j))
     store(state, j, v)
     n = hidden - j
     store_up_to(kept[0], at + j, v, n)
@@ -65,8 +73,7 @@ def _forward(
     team: int, parts: int, x: Any, w_ih: Any, b_ih: Any, b_hh: Any, w_hh: Any, b_hn: Any, h0: Any, h: Any, gates: Any
 ) -> None:
     w = pack(3, 4, w_ih, b_ih, b_hh, w_hh)
-    start = (w_ih.shape[1] + w_hh.shape[1]) * 3 * padded(w_hh.shape[1], w_hh.itemsize)
-    set_bias(w[start:], 3, b_hn)
+    set_bias(w, w_ih.shape[1], 3, 3, b_hn)
     in_parts(run_part, team, parts, (parts, x, w_ih.shape[1], w, h0, h, gates))
 
 
@@ -103,13 +110,13 @@ def _factors(saved: Any, previous: Any, at: int, hidden: int, j: int) -> Any:
 
 @device
 def _step_back(
-    saved: Any, previous: Any, at: int, hidden: int, j: int, g: Any, out: Any, beside: Any, width: int
+    saved: Any, previous: Any, at: int, hidden: int, j: int, g: Any, out: Any, beside: Any, apart: int
 ) -> Any:
     to_n, to_r, to_z, to_m, direct = _factors(saved, previous, at, hidden, j)
     store(out, 0, to_n * g)
-    store(out, width, to_r * g)
-    store(out, 2 * width, to_z * g)
-    store(out, 3 * width, to_m * g)
+    store(out, apart, to_r * g)
+    store(out, 2 * apart, to_z * g)
+    store(out, part_at(3, 3, apart, item_of(out)), to_m * g)
     return direct * g
 
 

@@ -35,7 +35,14 @@ from sparsebp.kernels.host.engine.simd import (
 from sparsebp.kernels.host.engine.team import in_parts
 from sparsebp.kernels.host.recurrent import cells
 from sparsebp.kernels.host.recurrent.common import SAMPLES
-from sparsebp.kernels.host.recurrent.forward import padded, parts_of, weights_of
+from sparsebp.kernels.host.recurrent.forward import (
+    item_of,
+    padded,
+    part_at,
+    parts_of,
+    row_of_columns,
+    weights_of,
+)
 from sparsebp.kernels.host.recurrent.panels import multiply_panels, multiply_panels_by_row, pack
 
 ROWS_AHEAD = 16
@@ -43,24 +50,24 @@ ROWS_AHEAD = 16
 
 
 @device
-def _rnn(relu: bool, z: Any, state: Any, width: int, j: int, hidden: int, at: int, kept: Any) -> None:
+def _rnn(relu: bool, z: Any, apart: int, state: Any, width: int, j: int, hidden: int, at: int, kept: Any) -> None:
     v = cells.rnn(relu, zeros(z), load(z, j))
     store(state, j, v)
     store_up_to(kept, at + j, v, hidden - j)
 
 
 @device
-def _gru(extra: None, z: Any, state: Any, width: int, j: int, hidden: int, at: int, kept: Any) -> None:
-    inner = load(z, 3 * width + j)
-    v, _, _, _ = cells.gru(load(z, j), load(z, width + j), load(z, 2 * width + j), inner, load(state, j))
+def _gru(extra: None, z: Any, apart: int, state: Any, width: int, j: int, hidden: int, at: int, kept: Any) -> None:
+    inner = load(z, part_at(3, 3, apart, item_of(z)) + j)
+    v, _, _, _ = cells.gru(load(z, j), load(z, apart + j), load(z, 2 * apart + j), inner, load(state, j))
     store(state, j, v)
     store_up_to(kept, at + j, v, hidden - j)
 
 
 @device
-def _lstm(step: int, z: Any, state: Any, width: int, j: int, hidden: int, at: int, kept: Any) -> None:
+def _lstm(step: int, z: Any, apart: int, state: Any, width: int, j: int, hidden: int, at: int, kept: Any) -> None:
     seen, value, _, _, _, _ = cells.lstm(
-        load(z, j), load(z, width + j), load(z, 2 * width + j), load(z, 3 * width + j), load(state, width + j)
+        load(z, j), load(z, apart + j), load(z, 2 * apart + j), load(z, 3 * apart + j), load(state, width + j)
     )
     store(state, j, seen)
     store(state, width + j, value)
@@ -78,8 +85,8 @@ def _infer_part(
     states, blocks, features = len(initial), (batch + SAMPLES - 1) // SAMPLES, x.shape[2]
     begin, end = part * blocks // parts, (part + 1) * blocks // parts
     first, rows = begin * SAMPLES, min(end * SAMPLES, batch) - begin * SAMPLES
-    width = padded(hidden, w.itemsize)
-    row, stride, room = gates * width, columns * width, states * width
+    width, item = padded(hidden, w.itemsize), w.itemsize
+    row, stride, room = padded(gates * hidden, item), row_of_columns(gates, columns, hidden, item), states * width
     padded_rows = (end - begin) * SAMPLES
     even = rows == 1 or (rows == batch and rows % SAMPLES == 0)  # rows of x are as far apart in time as in the batch
     ahead = max(1, ROWS_AHEAD // rows) if even else 1
@@ -89,7 +96,7 @@ def _infer_part(
     state = advance(before, max(padded_rows, ahead * rows) * stride)
     source, of_input = pointer(x), pointer(w)
     weights = advance(of_input, features * row)
-    bias, into = advance(weights, hidden * row), (columns - gates) * width
+    bias, into = advance(weights, hidden * row), part_at(columns - gates, gates, hidden, item)
     for s in range(padded_rows):
         for i in range(states):
             at = min(first + s, batch - 1) * hidden
@@ -109,7 +116,7 @@ def _infer_part(
         for s in range(rows):
             place = (t * batch + first + s) * hidden
             for j in range(0, width, lanes(state)):
-                cell(extra, advance(z, s * stride), advance(state, s * room), width, j, hidden, place, kept)
+                cell(extra, advance(z, s * stride), hidden, advance(state, s * room), width, j, hidden, place, kept)
 
 
 @numba.njit(**INNER_JIT)

@@ -58,9 +58,9 @@ PLANES = 9
 
 
 @device
-def _cell(extra: None, z: Any, state: Any, width: int, j: int, hidden: int, at: int, kept: Any) -> None:
+def _cell(extra: None, z: Any, apart: int, state: Any, width: int, j: int, hidden: int, at: int, kept: Any) -> None:
     seen, value, enter, keep, new, show = cells.lstm(
-        load(z, j), load(z, width + j), load(z, 2 * width + j), load(z, 3 * width + j), load(state, width + j)
+        load(z, j), load(z, apart + j), load(z, 2 * apart + j), load(z, 3 * apart + j), load(state, width + j)
     )
     store(state, j, seen)
     store(state, width + j, value)
@@ -127,14 +127,14 @@ def _factors(saved: Any, previous: Any, at: int, hidden: int, j: int) -> Any:
 
 @device
 def _step_back(
-    saved: Any, previous: Any, at: int, hidden: int, j: int, g: Any, out: Any, beside: Any, width: int
+    saved: Any, previous: Any, at: int, hidden: int, j: int, g: Any, out: Any, beside: Any, apart: int
 ) -> Any:
     to_i, to_f, to_g, to_o, to_c, keep = _factors(saved, previous, at, hidden, j)
     d = fma(g, to_c, load(beside, 0))
     store(out, 0, to_i * d)
-    store(out, width, to_f * d)
-    store(out, 2 * width, to_g * d)
-    store(out, 3 * width, to_o * g)
+    store(out, apart, to_f * d)
+    store(out, 2 * apart, to_g * d)
+    store(out, 3 * apart, to_o * g)
     store(beside, 0, d * keep)
     return zeros(out)
 

@@ -28,7 +28,14 @@ from sparsebp.kernels.host.engine.simd import (
     zeros,
 )
 from sparsebp.kernels.host.recurrent.common import SAMPLES
-from sparsebp.kernels.host.recurrent.forward import gate_at, pack_biases, padded, room_for_weights
+from sparsebp.kernels.host.recurrent.forward import (
+    gate_at,
+    pack_biases,
+    padded,
+    part_at,
+    room_for_weights,
+    row_of_columns,
+)
 from sparsebp.kernels.host.recurrent.tiles import multiply_1, multiply_2, multiply_3
 
 
@@ -49,28 +56,28 @@ def _unknown(typingctx: Any, value: Any) -> Any:
 @numba.njit(**INNER_JIT)
 def _pack_matrix(w: Any, gates: int, columns: int, hidden: int, of_input: bool, out: Any) -> None:
     """Write w (gates·H, K) in panels."""
-    depth, width = w.shape[1], padded(hidden, w.itemsize)
-    count = VECTOR_BYTES // w.itemsize
-    vectors, at = gates * width // count, 0
+    depth, count = w.shape[1], VECTOR_BYTES // w.itemsize
+    vectors = padded(gates * hidden, w.itemsize) // count
+    before = 0 if of_input else part_at(columns - gates, gates, hidden, w.itemsize)
+    at = 0
     while at < vectors:
-        panel = panel_of(vectors - at) * count
-        for i in range(panel):
-            column = at * count + i
-            part, j = column // width, column % width
-            if j < hidden:
-                source = w[(gate_at(part, gates, columns) if of_input else part) * hidden + j]
+        low, panel = at * count, panel_of(vectors - at) * count
+        for part in range(gates):
+            gate = gate_at(part, gates, columns) if of_input else part
+            begin = part_at(part if of_input else columns - gates + part, gates, hidden, w.itemsize) - before - low
+            for j in range(max(0, -begin), min(hidden, panel - begin)):
+                source = w[gate * hidden + j]
                 for k in range(depth):
-                    out[at * count * depth + k * panel + i] = source[k]
+                    out[low * depth + k * panel + begin + j] = source[k]
         at += panel // count
 
 
 @numba.njit(**INNER_JIT)
 def pack(gates: int, columns: int, w_ih: Any, b_ih: Any, b_hh: Any, w_hh: Any) -> Any:
-    """Return panels of the input's weights, of the state's, and the biases, `columns` parts padded to whole vectors."""
+    """Return panels of the input's weights, of the state's, and the row of biases; parts are where `part_at` says."""
     hidden, features = w_hh.shape[1], w_ih.shape[1]
-    width = padded(hidden, w_hh.itemsize)
-    row = gates * width
-    out = room_for_weights(features + hidden, row, columns * width, w_hh)
+    row = padded(gates * hidden, w_hh.itemsize)
+    out = room_for_weights(features + hidden, row, row_of_columns(gates, columns, hidden, w_hh.itemsize), w_hh)
     _pack_matrix(w_ih, gates, columns, hidden, True, out)
     _pack_matrix(w_hh, gates, columns, hidden, False, out[features * row :])
     pack_biases(gates, columns, b_ih, b_hh, hidden, out[(features + hidden) * row :])

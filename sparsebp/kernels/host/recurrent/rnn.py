@@ -47,7 +47,7 @@ INPUT_WEIGHTS = 1 << 17
 
 
 @device
-def _cell(relu: bool, z: Any, state: Any, width: int, j: int, hidden: int, at: int, kept: Any) -> None:
+def _cell(relu: bool, z: Any, apart: int, state: Any, width: int, j: int, hidden: int, at: int, kept: Any) -> None:
     v = cells.rnn(relu, zeros(z), load(z, j))
     store(state, j, v)
     store_up_to(kept[0], at + j, v, hidden - j)
@@ -89,7 +89,7 @@ def _slope(h: Any, relu: bool, g: Any) -> Any:
 
 @device
 def _step_back(
-    saved: Any, previous: Any, at: int, hidden: int, j: int, g: Any, out: Any, beside: Any, width: int
+    saved: Any, previous: Any, at: int, hidden: int, j: int, g: Any, out: Any, beside: Any, apart: int
 ) -> Any:
     h, relu = saved
     store(out, 0, _slope(load_up_to(h, at + j, hidden - j), relu, g))

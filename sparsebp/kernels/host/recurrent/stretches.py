@@ -18,7 +18,7 @@ from sparsebp.kernels.host.engine.parts import INNER_JIT, JIT
 from sparsebp.kernels.host.engine.team import ALONE, in_parts, team
 from sparsebp.kernels.host.recurrent import gru, lstm, rnn
 from sparsebp.kernels.host.recurrent.common import WORTH_THREADS, blocks_of, pack_rows
-from sparsebp.kernels.host.recurrent.forward import pack, padded, set_bias, weights_of
+from sparsebp.kernels.host.recurrent.forward import pack, set_bias, weights_of
 from sparsebp.kernels.host.recurrent.wide import LEAST
 
 Cuts = Sequence[tuple[int, int, int]]
@@ -157,7 +157,7 @@ def _run_gru(
     team: int, cuts: Any, x: Any, w_ih: Any, b_ih: Any, b_hh: Any, w_hh: Any, b_hn: Any, h: Any, gates: Any, last: Any
 ) -> None:
     w = pack(3, 4, w_ih, b_ih, b_hh, w_hh)
-    set_bias(w[(w_ih.shape[1] + w_hh.shape[1]) * 3 * padded(w_hh.shape[1], w_hh.itemsize) :], 3, b_hn)
+    set_bias(w, w_ih.shape[1], 3, 3, b_hn)
     for n in range(len(cuts)):
         cut, parts = cuts[n], cuts[n, 3]
         args = (parts, _steps(x, cut), w_ih.shape[1], w, last, _steps(h, cut), _steps(gates, cut))

@@ -172,7 +172,7 @@ def _forward_block(
         for s in range(rows):
             at = (t * batch + first + s) * hidden
             for j in range(0, width, lanes(state)):
-                cell(extra, advance(now, s * stride), advance(state, s * own), width, j, hidden, at, kept)
+                cell(extra, advance(now, s * stride), width, advance(state, s * own), width, j, hidden, at, kept)
 
 
 @device
