@@ -87,10 +87,13 @@ def part_at(part: int, gates: int, apart: int, itemsize: int) -> int:
 
 
 def numbers_of_row(gates: int, columns: int, hidden: int, itemsize: int) -> int:
-    """Return the numbers of a row of columns, in whole vectors: a part's last vector ends in its own row."""
+    """Return the numbers of a row of columns, in whole vectors: a part's last vector ends in its own row.
+
+    They are an odd number of vectors: rows that are a power of two apart fall into the same sets of a cache.
+    """
     count = VECTOR_BYTES // itemsize
     before = (gates - 1) * hidden if columns == gates else gates * hidden
-    return -(-before // count) * count + -(-hidden // count) * count
+    return (-(-before // count) + -(-hidden // count) | 1) * count
 
 
 row_of_columns = numba.njit(**INNER_JIT)(numbers_of_row)
