@@ -45,17 +45,31 @@ def chunk_start(chunk: int, chunks: int, steps: int) -> int:
 
 
 @device
+def _gather(rows_of: Any, batch: int, length: int, steps: int, rows: int, out: Any) -> None:
+    """Write the rows of a block's samples in so many steps one behind the other.
+
+    Where they lie, steps may be a power of two apart, and then a few of them fill the sets of the first cache that
+    they fall into: a third of the way back of 64 units went there, or did not, as arrays happened to lie.
+    """
+    for t in range(steps):
+        for s in range(rows):
+            source, to = advance(rows_of, (t * batch + s) * length), (t * rows + s) * length
+            for j in range(0, length, lanes(out)):  # the last vector ends in a row that is yet to come
+                store(out, to + j, load_up_to(source, j, length - j))
+
+
+@device
 def _add_sums(
     gates: int, columns: int, x: Any, before: Any, at: int, batch: int, features: int, hidden: int, row: int,
-    stride: int, a: Any, a_step: int, steps: int, rows: int, sums: Any,
+    stride: int, a: Any, a_step: int, steps: int, rows: int, room: Any, sums: Any,
 ) -> None:  # fmt: skip
     """Add a block's products over a slice to its sums. x and before begin at row `at` of (T·B, …)."""
     if features > 0:
-        inputs = advance(x, at * features)
-        add_outer(inputs, batch * features, features, features, a, a_step, stride, steps, rows, row, sums)
-    states, of_hidden = advance(before, at * hidden), advance(a, part_at(columns - gates, gates, hidden, item_of(a)))
-    target = advance(sums, features * row)
-    add_outer(states, batch * hidden, hidden, hidden, of_hidden, a_step, stride, steps, rows, row, target)
+        _gather(advance(x, at * features), batch, features, steps, rows, room)
+        add_outer(room, rows * features, features, features, a, a_step, stride, steps, rows, row, sums)
+    of_hidden, target = advance(a, part_at(columns - gates, gates, hidden, item_of(a))), advance(sums, features * row)
+    _gather(advance(before, at * hidden), batch, hidden, steps, rows, room)
+    add_outer(room, rows * hidden, hidden, hidden, of_hidden, a_step, stride, steps, rows, row, target)
     target = advance(target, hidden * row)
     for j in range(0, stride, lanes(a)):
         total = load(target, j)
@@ -85,9 +99,11 @@ def back_part(
     step, samples = batch * hidden, (end - begin) * SAMPLES
     has_sums, has_ga, features = sums.size > 0, ga.size > 0, x.shape[2]
     slots = max(1, min(stop - start, SLICE // (samples * stride * item))) if has_sums else 1
-    scratch = np.empty(samples * (states * width + slots * stride) + VECTOR_BYTES, w.dtype)
+    gathered = slots * SAMPLES * max(features, hidden) + count if has_sums else 0
+    scratch = np.empty(samples * (states * width + slots * stride) + gathered + VECTOR_BYTES, w.dtype)
     g = aligned_pointer(scratch)  # of every sample, a row of `width` for each of the state's arrays
     kept = advance(g, samples * states * width)
+    room = advance(kept, samples * slots * stride)
     weights, incoming, target = pointer(w), pointer(gy), pointer(ga)
     edge = advance(pointer(bounds), chunk * states * step)
     comes = advance(edge, states * step)
@@ -138,7 +154,7 @@ def back_part(
                 _add_sums(
                     gates, columns, pointer(x), pointer(before), slice_start * batch + first, batch, features, hidden,
                     row, stride, advance(kept, (block - begin) * SAMPLES * stride), samples * stride,
-                    slice_end - slice_start, min(batch - first, SAMPLES), advance(own_sums, (block - begin) * size),
+                    slice_end - slice_start, min(batch - first, SAMPLES), room, advance(own_sums, (block - begin) * size),
                 )  # fmt: skip
     if chunk == first_chunk:
         for s in range(min(samples, batch - begin * SAMPLES)):
