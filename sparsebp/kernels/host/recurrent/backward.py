@@ -15,6 +15,7 @@ from typing import Any
 import numba
 import numpy as np
 
+from sparsebp.kernels.host.dense.packed import panel_of
 from sparsebp.kernels.host.engine.parts import INNER_JIT, JIT
 from sparsebp.kernels.host.engine.simd import (
     VECTOR_BYTES,
@@ -46,14 +47,14 @@ def chunk_start(chunk: int, chunks: int, steps: int) -> int:
 
 @device
 def _gather(rows_of: Any, batch: int, length: int, steps: int, rows: int, out: Any) -> None:
-    """Write the rows of a block's samples in so many steps one behind the other.
+    """Write the rows of a block's samples in so many steps one behind the other, from the last step to the first.
 
-    Where they lie, steps may be a power of two apart, and then a few of them fill the sets of the first cache that
-    they fall into: a third of the way back of 64 units went there, or did not, as arrays happened to lie.
+    Where they lie, steps may be a power of two apart, and a few of them then fill the sets of the first cache that they
+    fall into. A sum over a single run of rows is also one loop, not one of four turns in another.
     """
     for t in range(steps):
         for s in range(rows):
-            source, to = advance(rows_of, (t * batch + s) * length), (t * rows + s) * length
+            source, to = advance(rows_of, ((steps - 1 - t) * batch + s) * length), (t * rows + s) * length
             for j in range(0, length, lanes(out)):  # the last vector ends in a row that is yet to come
                 store(out, to + j, load_up_to(source, j, length - j))
 
@@ -61,22 +62,53 @@ def _gather(rows_of: Any, batch: int, length: int, steps: int, rows: int, out: A
 @device
 def _add_sums(
     gates: int, columns: int, x: Any, before: Any, at: int, batch: int, features: int, hidden: int, row: int,
-    stride: int, a: Any, a_step: int, steps: int, rows: int, room: Any, sums: Any,
+    stride: int, a: Any, steps: int, rows: int, room: Any, sums: Any,
 ) -> None:  # fmt: skip
-    """Add a block's products over a slice to its sums. x and before begin at row `at` of (T·B, …)."""
+    """Add a block's products over a slice to its sums.
+
+    x and before begin at row `at` of (T·B, …). a: rows of columns as `_gather` orders them. room: for what it writes.
+    """
     if features > 0:
         _gather(advance(x, at * features), batch, features, steps, rows, room)
-        add_outer(room, rows * features, features, features, a, a_step, stride, steps, rows, row, sums)
+        add_outer(room, features, features, a, stride, steps * rows, row, sums)
     of_hidden, target = advance(a, part_at(columns - gates, gates, hidden, item_of(a))), advance(sums, features * row)
     _gather(advance(before, at * hidden), batch, hidden, steps, rows, room)
-    add_outer(room, rows * hidden, hidden, hidden, of_hidden, a_step, stride, steps, rows, row, target)
+    add_outer(room, hidden, hidden, of_hidden, stride, steps * rows, row, target)
     target = advance(target, hidden * row)
     for j in range(0, stride, lanes(a)):
         total = load(target, j)
-        for t in range(steps - 1, -1, -1):
-            for s in range(rows):
-                total = total + load(a, t * a_step + s * stride + j)
+        for r in range(steps * rows):
+            total = total + load(a, r * stride + j)
         store(target, j, total)
+
+
+@device
+def _bring_back(
+    gates: int, columns: int, hidden: int, begin: int, end: int, batch: int, w: Any, width: int, kept: Any, slot: int,
+    stride: int, of_block: int, g: Any, apart: int,
+) -> None:  # fmt: skip
+    """Add to the blocks' gradients at h what comes to the step before through the state's weights, panel by panel.
+
+    kept: of every block the rows of columns of each slot, `of_block` before the next one's. g: rows of gradients,
+    `apart` from each other.
+    """
+    alone = batch % SAMPLES == 1 and end * SAMPLES > batch
+    for q in range(gates):
+        first, of_w = part_at(columns - gates + q, gates, hidden, item_of(w)), advance(w, q * hidden * width)
+        j = 0
+        while j < width:
+            panel = panel_of((width - j) // lanes(w)) * lanes(w)
+            for block in range(begin, end - 1 if alone else end):
+                last = min(batch - block * SAMPLES, SAMPLES) - 1
+                of_gate = advance(kept, (block - begin) * of_block + slot * (last + 1) * stride + first)
+                own = advance(g, (block - begin) * SAMPLES * apart + j)
+                r2, r3 = min(2, last) * stride, min(3, last) * stride
+                multiply(of_gate, stride, r2, r3, hidden, advance(of_w, j), width, panel, own, apart)
+            j += panel
+        if alone:
+            block = end - 1 - begin
+            of_gate = advance(kept, block * of_block + slot * stride + first)
+            multiply_row(of_gate, hidden, of_w, width, width, advance(g, block * SAMPLES * apart))
 
 
 @device
@@ -103,7 +135,7 @@ def back_part(
     scratch = np.empty(samples * (states * width + slots * stride) + gathered + VECTOR_BYTES, w.dtype)
     g = aligned_pointer(scratch)  # of every sample, a row of `width` for each of the state's arrays
     kept = advance(g, samples * states * width)
-    room = advance(kept, samples * slots * stride)
+    room, of_block = advance(kept, samples * slots * stride), slots * SAMPLES * stride
     weights, incoming, target = pointer(w), pointer(gy), pointer(ga)
     edge = advance(pointer(bounds), chunk * states * step)
     comes = advance(edge, states * step)
@@ -121,10 +153,11 @@ def back_part(
         for t in range(slice_end - 1, slice_start - 1, -1):
             arrives = t < gy.shape[0]
             earlier = advance(saved[0], (t - 1) * step) if t > 0 else initial
-            now = advance(kept, (t - slice_start) * samples * stride)
+            slot = slice_end - 1 - t
             for block in range(begin, end):
                 first, base = block * SAMPLES, (block - begin) * SAMPLES
-                rows, fed = min(batch - first, SAMPLES), advance(now, base * stride)
+                rows = min(batch - first, SAMPLES)
+                fed = advance(kept, (block - begin) * of_block + slot * rows * stride)
                 own = advance(g, base * states * width)
                 for s in range(rows):
                     of_sample = (first + s) * hidden
@@ -140,21 +173,17 @@ def back_part(
                             for q in range(columns):
                                 value = load(to, part_at(q, gates, hidden, item))
                                 store_up_to(target, columns * at + q * hidden + j, value, hidden - j)
-                for q in range(gates):
-                    of_gate = advance(fed, part_at(columns - gates + q, gates, hidden, item))
-                    of_w = advance(weights, q * hidden * width)
-                    if rows == 1:
-                        multiply_row(of_gate, hidden, of_w, width, width, own)
-                    else:
-                        r1, r2, r3 = stride, min(2, rows - 1) * stride, min(3, rows - 1) * stride
-                        multiply(of_gate, r1, r2, r3, hidden, of_w, width, width, own, states * width)
+            _bring_back(
+                gates, columns, hidden, begin, end, batch, weights, width, kept, slot, stride, of_block, g,
+                states * width,
+            )  # fmt: skip
         if has_sums:
             for block in range(begin, end):
                 first = block * SAMPLES
                 _add_sums(
                     gates, columns, pointer(x), pointer(before), slice_start * batch + first, batch, features, hidden,
-                    row, stride, advance(kept, (block - begin) * SAMPLES * stride), samples * stride,
-                    slice_end - slice_start, min(batch - first, SAMPLES), room, advance(own_sums, (block - begin) * size),
+                    row, stride, advance(kept, (block - begin) * of_block), slice_end - slice_start,
+                    min(batch - first, SAMPLES), room, advance(own_sums, (block - begin) * size),
                 )  # fmt: skip
     if chunk == first_chunk:
         for s in range(min(samples, batch - begin * SAMPLES)):

@@ -145,19 +145,12 @@ def multiply_row(x: Any, depth: int, w: Any, w_stride: int, width: int, out: Any
 
 
 @device
-def add_outer(
-    x: Any, x_step: int, x_row: int, features: int, a: Any, a_step: int, a_row: int, steps: int, rows: int, width: int,
-    out: Any,
-) -> None:  # fmt: skip
-    """``out[i] += Σ_t Σ_s x[t·x_step + s·x_row + i] · a[t·a_step + s·a_row …]``, over t from the last to the first.
+def add_outer(x: Any, x_row: int, features: int, a: Any, a_row: int, rows: int, width: int, out: Any) -> None:
+    """``out[i] += Σ_r x[r·x_row + i] · a[r·a_row …]``.
 
-    out (features, width), of whole vectors. 2 · steps · rows · features · width FLOP. Where no four features are left
-    the last is taken several times: the same sum, written again.
+    out (features, width), of whole vectors. 2 · rows · features · width FLOP. Where no four features are left the last
+    is taken several times: the same sum, written again.
     """
-    x, a = advance(x, (steps - 1) * x_step), advance(a, (steps - 1) * a_step)
-    if rows == 1:  # then the steps are the inner loop
-        rows, steps, x_row, a_row = steps, 1, -x_step, -a_step
-    x_step, a_step = -x_step - rows * x_row, -a_step - rows * a_row  # from behind the rows of a step on
     count = lanes(x)
     j = 0
     while j < width:  # outside: a panel of `a` stays in the first cache, whatever the features
@@ -165,39 +158,36 @@ def add_outer(
         for i in range(0, features, 4):
             i1, i2, i3 = min(i + 1, features - 1), min(i + 2, features - 1), min(i + 3, features - 1)
             o0, o1, o2, o3 = i * width + j, i1 * width + j, i2 * width + j, i3 * width + j
+            d1, d2, d3, of_x = i1 - i, i2 - i, i3 - i, advance(x, i)
             if wide == 3:
-                _outer_3(x, x_step, x_row, i, i1, i2, i3, values, a_step, a_row, steps, rows, out, o0, o1, o2, o3)
+                _outer_3(of_x, x_row, d1, d2, d3, values, a_row, rows, out, o0, o1, o2, o3)
             elif wide == 2:
-                _outer_2(x, x_step, x_row, i, i1, i2, i3, values, a_step, a_row, steps, rows, out, o0, o1, o2, o3)
+                _outer_2(of_x, x_row, d1, d2, d3, values, a_row, rows, out, o0, o1, o2, o3)
             else:
-                _outer_1(x, x_step, x_row, i, i1, i2, i3, values, a_step, a_row, steps, rows, out, o0, o1, o2, o3)
+                _outer_1(of_x, x_row, d1, d2, d3, values, a_row, rows, out, o0, o1, o2, o3)
         j += wide * count
 
 
 @device
 def _outer_3(
-    x: Any, x_step: int, x_row: int, i: int, i1: int, i2: int, i3: int, a: Any, a_step: int, a_row: int, steps: int,
-    rows: int, out: Any, o0: int, o1: int, o2: int, o3: int,
+    x: Any, x_row: int, d1: int, d2: int, d3: int, a: Any, a_row: int, rows: int, out: Any, o0: int, o1: int, o2: int,
+    o3: int,
 ) -> None:  # fmt: skip
     n = lanes(x)
     a0, a1, a2, a3 = load(out, o0), load(out, o1), load(out, o2), load(out, o3)
     b0, b1, b2, b3 = load(out, o0 + n), load(out, o1 + n), load(out, o2 + n), load(out, o3 + n)
     c0, c1, c2, c3 = load(out, o0 + 2 * n), load(out, o1 + 2 * n), load(out, o2 + 2 * n), load(out, o3 + 2 * n)
-    of_x, of_a = advance(x, i), a
-    d1, d2, d3 = i1 - i, i2 - i, i3 - i
-    for _ in range(steps):
-        for _ in range(rows):
-            wa, wb, wc = load(of_a, 0), load(of_a, n), load(of_a, 2 * n)
-            v = broadcast(of_x, 0)
-            a0, b0, c0 = fma(v, wa, a0), fma(v, wb, b0), fma(v, wc, c0)
-            v = broadcast(of_x, d1)
-            a1, b1, c1 = fma(v, wa, a1), fma(v, wb, b1), fma(v, wc, c1)
-            v = broadcast(of_x, d2)
-            a2, b2, c2 = fma(v, wa, a2), fma(v, wb, b2), fma(v, wc, c2)
-            v = broadcast(of_x, d3)
-            a3, b3, c3 = fma(v, wa, a3), fma(v, wb, b3), fma(v, wc, c3)
-            of_x, of_a = advance(of_x, x_row), advance(of_a, a_row)
-        of_x, of_a = advance(of_x, x_step), advance(of_a, a_step)
+    for _ in range(rows):
+        wa, wb, wc = load(a, 0), load(a, n), load(a, 2 * n)
+        v = broadcast(x, 0)
+        a0, b0, c0 = fma(v, wa, a0), fma(v, wb, b0), fma(v, wc, c0)
+        v = broadcast(x, d1)
+        a1, b1, c1 = fma(v, wa, a1), fma(v, wb, b1), fma(v, wc, c1)
+        v = broadcast(x, d2)
+        a2, b2, c2 = fma(v, wa, a2), fma(v, wb, b2), fma(v, wc, c2)
+        v = broadcast(x, d3)
+        a3, b3, c3 = fma(v, wa, a3), fma(v, wb, b3), fma(v, wc, c3)
+        x, a = advance(x, x_row), advance(a, a_row)
     _store_4(out, o0, o1, o2, o3, a0, a1, a2, a3)
     _store_4(out, o0 + n, o1 + n, o2 + n, o3 + n, b0, b1, b2, b3)
     _store_4(out, o0 + 2 * n, o1 + 2 * n, o2 + 2 * n, o3 + 2 * n, c0, c1, c2, c3)
@@ -205,39 +195,33 @@ def _outer_3(
 
 @device
 def _outer_2(
-    x: Any, x_step: int, x_row: int, i: int, i1: int, i2: int, i3: int, a: Any, a_step: int, a_row: int, steps: int,
-    rows: int, out: Any, o0: int, o1: int, o2: int, o3: int,
+    x: Any, x_row: int, d1: int, d2: int, d3: int, a: Any, a_row: int, rows: int, out: Any, o0: int, o1: int, o2: int,
+    o3: int,
 ) -> None:  # fmt: skip
     n = lanes(x)
     a0, a1, a2, a3 = load(out, o0), load(out, o1), load(out, o2), load(out, o3)
     b0, b1, b2, b3 = load(out, o0 + n), load(out, o1 + n), load(out, o2 + n), load(out, o3 + n)
-    of_x, of_a = x, a
-    for _ in range(steps):
-        for _ in range(rows):
-            wa, wb = load(of_a, 0), load(of_a, n)
-            v0, v1, v2, v3 = broadcast(of_x, i), broadcast(of_x, i1), broadcast(of_x, i2), broadcast(of_x, i3)
-            a0, a1, a2, a3 = fma(v0, wa, a0), fma(v1, wa, a1), fma(v2, wa, a2), fma(v3, wa, a3)
-            b0, b1, b2, b3 = fma(v0, wb, b0), fma(v1, wb, b1), fma(v2, wb, b2), fma(v3, wb, b3)
-            of_x, of_a = advance(of_x, x_row), advance(of_a, a_row)
-        of_x, of_a = advance(of_x, x_step), advance(of_a, a_step)
+    for _ in range(rows):
+        wa, wb = load(a, 0), load(a, n)
+        v0, v1, v2, v3 = broadcast(x, 0), broadcast(x, d1), broadcast(x, d2), broadcast(x, d3)
+        a0, a1, a2, a3 = fma(v0, wa, a0), fma(v1, wa, a1), fma(v2, wa, a2), fma(v3, wa, a3)
+        b0, b1, b2, b3 = fma(v0, wb, b0), fma(v1, wb, b1), fma(v2, wb, b2), fma(v3, wb, b3)
+        x, a = advance(x, x_row), advance(a, a_row)
     _store_4(out, o0, o1, o2, o3, a0, a1, a2, a3)
     _store_4(out, o0 + n, o1 + n, o2 + n, o3 + n, b0, b1, b2, b3)
 
 
 @device
 def _outer_1(
-    x: Any, x_step: int, x_row: int, i: int, i1: int, i2: int, i3: int, a: Any, a_step: int, a_row: int, steps: int,
-    rows: int, out: Any, o0: int, o1: int, o2: int, o3: int,
+    x: Any, x_row: int, d1: int, d2: int, d3: int, a: Any, a_row: int, rows: int, out: Any, o0: int, o1: int, o2: int,
+    o3: int,
 ) -> None:  # fmt: skip
     a0, a1, a2, a3 = load(out, o0), load(out, o1), load(out, o2), load(out, o3)
-    of_x, of_a = x, a
-    for _ in range(steps):
-        for _ in range(rows):
-            wa = load(of_a, 0)
-            a0, a1 = fma(broadcast(of_x, i), wa, a0), fma(broadcast(of_x, i1), wa, a1)
-            a2, a3 = fma(broadcast(of_x, i2), wa, a2), fma(broadcast(of_x, i3), wa, a3)
-            of_x, of_a = advance(of_x, x_row), advance(of_a, a_row)
-        of_x, of_a = advance(of_x, x_step), advance(of_a, a_step)
+    for _ in range(rows):
+        wa = load(a, 0)
+        a0, a1 = fma(broadcast(x, 0), wa, a0), fma(broadcast(x, d1), wa, a1)
+        a2, a3 = fma(broadcast(x, d2), wa, a2), fma(broadcast(x, d3), wa, a3)
+        x, a = advance(x, x_row), advance(a, a_row)
     _store_4(out, o0, o1, o2, o3, a0, a1, a2, a3)
 
 
