@@ -127,8 +127,8 @@ def peak_of_ours(executor: Any, batches: Any) -> int:
     def watch(layer: Any) -> Callable[..., Any]:
         compute = layer.weight_grad
 
-        def weight_grad(gy: Any, saved: Any) -> Any:
-            grads = compute(gy, saved)
+        def weight_grad(gy: Any, saved: Any, *shared: Any) -> Any:
+            grads = compute(gy, saved, *shared)
             alive.extend(weakref.ref(grad) for grad in grads.values())
             most[0] = max(most[0], sum(grad.nbytes for grad in (ref() for ref in alive) if grad is not None))
             return grads
