@@ -51,10 +51,10 @@ def networks(quick: bool = False) -> dict[str, tuple[Callable[[], Any], tuple[in
 
     width = 16 if quick else 2048
     found: dict[str, Any] = {
-        f"SNN, 32 × {width}": (partial(snn, width), (width,), {1: FEW[1:]} if quick
+        f"SNN, 32 × {width}": (partial(snn, width), (width,), {32: FEW[1:]} if quick
                                else dict.fromkeys((1, 32, 128), FEW)),
         "LeNet-5": (partial(models.lenet5, rng=0), (1, 28, 28),
-                    {1: FEW[:1]} if quick else {1: ALL, 8: FEW, 32: ALL, 128: FEW}),
+                    {32: FEW[:1]} if quick else {1: ALL, 8: FEW, 32: ALL, 128: FEW}),
     }  # fmt: skip
     if not quick:
         found |= {
