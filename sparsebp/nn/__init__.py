@@ -23,7 +23,6 @@ from sparsebp.nn.layers.conv import Conv1d, Conv2d, Conv3d, ConvTranspose1d, Con
 from sparsebp.nn.layers.embedding import Embedding
 from sparsebp.nn.layers.identity import Dropout, Dropout2d, Flatten, Identity, Unflatten, ZeroPad2d
 from sparsebp.nn.layers.linear import Linear
-from sparsebp.nn.layers.norm import BatchNorm2d, LayerNorm
 from sparsebp.nn.layers.pool import (
     AdaptiveAvgPool1d,
     AdaptiveAvgPool2d,
@@ -37,8 +36,9 @@ from sparsebp.nn.layers.steps import MeanOverSteps, PositionalEmbedding
 from sparsebp.nn.layers.transformer import TransformerEncoderLayer
 from sparsebp.nn.layers.units import SELU, Mish, PReLU, ReLU6
 from sparsebp.nn.losses import BCEWithLogitsLoss, CrossEntropyLoss, L1Loss, MSELoss, NLLLoss, SmoothL1Loss
-from sparsebp.nn.norms.batch import BatchNorm1d
+from sparsebp.nn.norms.batch import BatchNorm1d, BatchNorm2d
 from sparsebp.nn.norms.group import GroupNorm
+from sparsebp.nn.norms.layer import LayerNorm
 from sparsebp.nn.norms.rms import RMSNorm
 from sparsebp.nn.pruning import PruneReport, prune
 from sparsebp.nn.recurrent.classifier import SequenceClassifier

@@ -127,7 +127,8 @@ def draw_curves(data: Mapping[str, Any]) -> Any:
         if name.endswith("moderate") and np.ndim(loss) == 1:
             axes[0, 0].plot(loss, linewidth=1, label=name.split(",")[0])
     axes[0, 0].set(xlabel="step", ylabel="training loss")
-    axes[0, 0].legend(fontsize=8)
+    if axes[0, 0].lines:  # every run may have diverged
+        axes[0, 0].legend(fontsize=8)
     return drawing
 
 

@@ -94,7 +94,7 @@ def forward(kind: str, x: Array, cuts: Sequence[Stretch], start: State, weights:
         return done
     projected, *projection = cell.inputs(k, x[:, None], weights)
     inputs = xp.reshape(projected, (len(x), -1))
-    if _belong_together(cell, xp, x, start, weights):
+    if cell.fits(x, weights, hidden, start):
         k = k.unchecked
         if len(cuts) > 1 and (compiled := kernels.on_host().stretches).takes(hidden):
             compiled.forward(
@@ -136,7 +136,7 @@ def backward(
             return summed
     k, compiled = kernels.get(xp), None
     if (
-        _belong_together(cell, xp, x, start, weights)
+        cell.fits(x, weights, hidden, start)
         and all(g is None or g.shape == part.shape for g, part in zip(at_last, start, strict=True))
         and _are_rows(x, hidden, *states, gy)
         and (not KEPT[kind] or _are_rows(x, KEPT[kind] * hidden, gates))
@@ -147,9 +147,8 @@ def backward(
         xp.zeros_like(part) if g is None else xp.array(g) for g, part in zip(at_last, start, strict=True)
     )  # fmt: skip
     chunks = [_chunks(cell, cut, hidden, len(cuts), x.dtype, xp) for cut in cuts]
-    before = empty(xp, states[0].shape, x.dtype) if for_weights else None
     if len(cuts) > 1 and max(chunks) == 1 and compiled is not None and compiled.takes(hidden):
-        compiled.backward(kind, cuts, weights.weight_hh, start, states, gates, gy, ga, arriving, before)
+        compiled.backward(kind, cuts, weights.weight_hh, start, states, gates, gy, ga, arriving)
     else:
         for number in reversed(range(len(cuts))):
             cut, tape = cuts[number], _tape(x, cuts, number, start, states, gates)
@@ -159,12 +158,12 @@ def backward(
             cell.run_back(k, tape, weights.weight_hh, gy_here, here, chunks[number], _steps(ga, cut), out)
             for part, found in zip(here, out, strict=True):
                 part[...] = found
-        if before is not None:
-            _write_before(cuts, start[0], states[0], before)
     ga = ga[:, None]
     at_input = cell.input_grad(ga, weights)[:, 0] if for_input else None
     at_weights = None
-    if before is not None:
+    if for_weights:
+        before = empty(xp, states[0].shape, x.dtype)
+        _write_before(cuts, start[0], states[0], before)
         whole = PackedTape(x[:, None], start, (states[0][:, None],), gates, before[:, None])
         at_weights = cell.weight_grad(ga, whole, weights)
     return Backward(at_input, arriving, at_weights)
@@ -185,24 +184,6 @@ def _summed_backward(
     gy_here = None if gy is None else _steps(gy, cuts[0])
     found = cell.summed_backward(whole, weights, gy_here, at_last, chunks)
     return Backward(None, found.initial, found.weights)
-
-
-def _belong_together(cell: CellMath, xp: ModuleType, x: Array, start: State, weights: Weights) -> bool:
-    """Say whether the shapes and dtypes of a run on the host are right, so that no stretch has to be looked at again.
-
-    Where they are not, the kernels' own checks say what is wrong.
-    """
-    (rows, hidden), features, batch = weights.weight_hh.shape, x.shape[1], start[0].shape[0]
-    return (
-        backend.is_host(xp)
-        and hidden > 0
-        and rows == cell.gates * hidden
-        and weights.weight_ih.shape == (rows, features)
-        and all(part.shape == (batch, hidden) and part.dtype == x.dtype for part in start)
-        and all(bias is None or bias.shape == (rows,) for bias in weights[2:4])
-        and all(weight is None or weight.dtype == x.dtype for weight in weights)
-        and x.dtype in backend.FLOAT_DTYPES
-    )
 
 
 def _are_rows(x: Array, columns: int, *arrays: Array | None) -> bool:

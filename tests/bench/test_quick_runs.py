@@ -101,6 +101,15 @@ def test_quick_training_run(name: str, tmp_path: Path) -> None:
         assert len(result["notes"]) == 1 + len(result["settings"]["batches"])
 
 
+@pytest.mark.parametrize("how", ["none", "backward"])
+def test_gradients_of_layers_whose_parts_share_sums_are_watched(how: str) -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 3, rng=0), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 3, rng=0))
+    sizes = {name: value.nbytes for name, value in model.parameters().items()}
+    executors, _ = fusion.ours(model, "Adam")
+    peak = fusion.peak_of_ours(executors[how], [(np.ones((2, 1, 4, 4), np.float32), np.zeros(2, np.int64))])
+    assert peak == sum(sizes.values()) if how == "none" else peak < sum(sizes.values())
+
+
 def test_retraining_never_sees_the_test_set(monkeypatch: pytest.MonkeyPatch) -> None:
     trained: list[str] = []
     monkeypatch.setattr(pruned, "train", lambda model, data, options, seed: trained.append(data) or [])

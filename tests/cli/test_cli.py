@@ -139,6 +139,13 @@ def test_train_json_lines(tmp_path):
     assert lines[-1]["comparison"]["max_loss_difference"] < 1e-10
 
 
+@pytest.mark.parametrize(("options", "got"), [((), "takes bp here"), (("--backward", "bp"), "Got --backward bp.")])
+def test_bp_is_not_compared_with_itself(tmp_path, options, got):
+    message = one_message(invoke("train", *TINY, "--compare", *options, "--out", tmp_path), code=2)
+    assert got in message and "--backward chunked" in message
+    assert not (tmp_path / "checkpoint.safetensors").exists()
+
+
 @pytest.mark.parametrize("backward", ["linear", "blelloch", "hybrid", "chunked"])
 def test_every_backward_trains_alike(tmp_path, backward):
     losses = []

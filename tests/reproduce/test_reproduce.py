@@ -99,6 +99,22 @@ def test_rows_of_another_kind_are_said(name, row, tmp_path):
         FIGURES[name].reproduce(given, tmp_path / "out")
 
 
+def test_a_quick_result_without_its_rows_says_so_and_a_whole_one_is_refused(tmp_path):
+    rows = [row for row in json.loads((DOCS / "benchmarks" / "fusion.json").read_text())["rows"] if row["batch"] == 1]
+    figure = FIGURES["fusion-fig3"]
+    given = changed_benchmark(tmp_path, "fusion", quick=True, rows=rows)
+    (said,) = figure.reproduce(given, tmp_path / "out")["claims"]
+    assert said["ours"] == "not measured" and said["met"] is None and "quick" in said["why"]
+    with pytest.raises(FileFormatError, match="no row"):
+        figure.reproduce(changed_benchmark(tmp_path, "fusion", rows=rows), tmp_path / "whole")
+
+
+@pytest.mark.filterwarnings("error")
+def test_learning_curves_are_drawn_where_every_run_diverged():
+    pytest.importorskip("matplotlib")
+    assert FIGURES["spectrain-fig12"].draw({"curves": {"vanilla, moderate": [[1.0]]}})
+
+
 def test_what_cannot_be_drawn_is_said_and_leaves_no_result(tmp_path):
     pytest.importorskip("matplotlib")
     ragged = dataclasses.replace(FIGURES["spectrain-fig10"], shows=lambda result: Found((), {"rows": [{}]}))

@@ -223,6 +223,14 @@ def test_buffers_are_taken_again_before_new_ones_are_made():
     assert slots.capacities == [20, 5, 1]
 
 
+def test_auto_says_which_take_as_long():
+    step, scaling = SparsityPattern.dense(8, 8), SparsityPattern.diagonal(8)
+    reason = plan_scan([scaling, step] * 2 + [scaling], workers=2).reason  # folded together, they are two matrices
+    assert "Just as long: " in reason and "blelloch" in reason and "of equals the simplest is taken" in reason
+    assert reason.count(" µs") == 1 and "The others" not in reason
+    assert "Just as long" not in plan_scan([step] * 512, workers=1).reason
+
+
 def test_auto_says_why():
     patterns = [SparsityPattern.dense(8, 8)] * 512
     few = plan_scan(patterns, workers=1)

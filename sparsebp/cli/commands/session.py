@@ -76,7 +76,8 @@ def run(
     Raises
     ------
     OptionError
-        Both `weights` and `resume` are given; or several ranks are to compare, or to prune.
+        Both `weights` and `resume` are given; several ranks are to compare, or to prune; or plain back-propagation
+        would be compared with itself.
     FileFormatError
         There is nothing to resume in `folder`.
     OutputError
@@ -102,6 +103,8 @@ def run(
         if transport is not None:
             weights = transport.broadcast(weights)
         session = dense = build(config, weights=weights, transport=transport, **files)
+        if compare:
+            _check_comparison(session, config)
         if not leads:
             session.fit(resume=resume)
             _timeline(session, transport)
@@ -164,6 +167,22 @@ def _check_on_ranks(config: TrainConfig, compare: bool) -> None:
     ):
         if wrong:
             raise OptionError(problem, expected="one process", got="several ranks", remedy=f"Leave {name} out")
+
+
+def _check_comparison(session: Run, config: TrainConfig) -> None:
+    """Refuse, before anything is trained, to compare plain back-propagation with itself."""
+    got = "--backward bp"
+    if config.backward == "auto" and not prunes(config):
+        model = session.trainer.model.eval()  # so that no dropout is drawn
+        choice = config.backward_of(model, _batch(session, config.batch_size)[0])
+        model.train()
+        if choice["algorithm"] != "bp":
+            return
+        got = "--backward auto, which takes bp here"
+    elif config.backward != "bp":
+        return
+    raise OptionError("Plain back-propagation would be compared with itself", expected="a scan to compare with it",
+                      got=got, remedy="Add --backward chunked, or leave --compare out")  # fmt: skip
 
 
 def _remove(path: Path) -> None:

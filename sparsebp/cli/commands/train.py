@@ -58,7 +58,7 @@ def train(
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in the folder.")] = False,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Train again with plain back-propagation and compare.")
+        bool, typer.Option("--compare", help="Train again by bp, and compare a scan with it.")
     ] = False,
     json: JsonOption = False,
 ) -> None:
@@ -73,7 +73,7 @@ def train(
     Examples:
       sparsebp train seqmnist --epochs 10
       sparsebp train bitstream --seq-len 3000 --backward chunked --compare
-      sparsebp train instruments --features S --compare
+      sparsebp train instruments --features S --backward chunked --compare
       sparsebp train bitstream --device cuda --out runs/gpu
       sparsebp train seqmnist --resume
       sparsebp train digits --model lenet5 --fusion backward

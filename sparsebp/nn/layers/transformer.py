@@ -17,7 +17,7 @@ from sparsebp.nn.layers.activations import GELU, ReLU
 from sparsebp.nn.layers.attention import MultiheadAttention, own_generator
 from sparsebp.nn.layers.identity import Dropout
 from sparsebp.nn.layers.linear import Linear
-from sparsebp.nn.layers.norm import LayerNorm
+from sparsebp.nn.norms.layer import LayerNorm
 from sparsebp.nn.work import Work, total_work
 
 _ATTENTION = ("self_attn", "dropout1")

@@ -1,1 +1,1 @@
-"""Normalisations beside those of `sparsebp.nn.layers.norm`: of sequences, of groups of channels, without a mean."""
+"""Normalisations: of channels over the batch, of groups of channels, of the trailing axes with a mean and without."""

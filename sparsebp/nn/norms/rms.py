@@ -9,7 +9,7 @@ import numpy as np
 
 from sparsebp.core.types import Array
 from sparsebp.nn.layer import check_gy
-from sparsebp.nn.layers.norm import LayerNorm
+from sparsebp.nn.norms.layer import LayerNorm
 
 
 class RMSNorm(LayerNorm):

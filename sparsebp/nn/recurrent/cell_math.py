@@ -116,23 +116,27 @@ class CellMath(abc.ABC):
         kernels.on_host().infer(self.kind, x, *weights[:4], start, h, *ends)
         return h, (h[-1] if lengths is None else h[lengths.values - 1, lengths.samples], *ends)
 
-    def kernels_for(self, x: Array, weights: Weights, hidden: int) -> Any:
-        """Return the kernels; on the host without their checks, where one look says that the weights fit.
+    def fits(self, x: Array, weights: Weights, hidden: int, state: State = ()) -> bool:
+        """Say whether one look shows that the weights of a run on the host, and a `state` (B, hidden), belong to x.
 
-        What else a layer gives them it has made itself. Where something does not fit, the checks say what.
+        What else a caller gives the kernels it has made itself, so that these need not look at anything again. Where
+        something does not fit, the kernels' own checks say what.
         """
-        xp, (rows, width) = backend.namespace(x), (self.gates * hidden, x.shape[-1])
-        k = kernels.get(xp)
-        if backend.is_host(xp) and x.dtype in backend.FLOAT_DTYPES and hidden > 0:
-            shapes = (rows, width), (rows, hidden), (rows,), (rows,)
-            if all(
-                array is None
-                or (type(array) is np.ndarray and array.shape == shape and array.dtype == x.dtype
-                    and array.flags.c_contiguous)
-                for array, shape in zip(weights[:4], shapes, strict=True)
-            ):  # fmt: skip
-                return k.unchecked
-        return k
+        if not (backend.is_host(backend.namespace(x)) and x.dtype in backend.FLOAT_DTYPES and hidden > 0):
+            return False
+        rows, of_state = self.gates * hidden, [(len(part), hidden) for part in state[:1]] * len(state)
+        shapes = (rows, x.shape[-1]), (rows, hidden), (rows,), (rows,), *of_state
+        return all(
+            array is None
+            or (type(array) is np.ndarray and array.shape == shape and array.dtype == x.dtype
+                and array.flags.c_contiguous)
+            for array, shape in zip((*weights[:4], *state), shapes, strict=True)
+        )  # fmt: skip
+
+    def kernels_for(self, x: Array, weights: Weights, hidden: int) -> Any:
+        """Return the kernels; without their checks where the weights are known to fit."""
+        k = kernels.get(backend.namespace(x))
+        return k.unchecked if self.fits(x, weights, hidden) else k
 
     def begin(self, k: Kernels, x: Array, weights: Weights) -> Callable[[GivenState | None], Tape]:
         """Do what of `forward` needs no initial state, and return what does the rest with it."""

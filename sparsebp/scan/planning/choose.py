@@ -53,7 +53,7 @@ def choose(options: Sequence[Candidate], chain: Chain, memory_limit: int) -> Dec
             dropped.append(str(option))
             continue
         estimates = {str(o): t for o, t in times.items() if str(o) not in dropped}
-        return Decision(best, _reason(best, estimates, dropped, chain, memory_limit), estimates)
+        return Decision(best, _reason(best, estimates, len(options), dropped, chain, memory_limit), estimates)
     raise refusal(
         options[0], chain, memory_limit, MemoryLimitError(f"Of {', '.join(dropped)}, none keeps to memory_limit")
     )
@@ -159,17 +159,23 @@ def _sized(
     return size_recipe(recipe, chain, multiply, memory_limit, watch)
 
 
-def _reason(best: SizedRecipe, estimates: Mapping[str, float], dropped: Sequence[str], chain: Chain, limit: int) -> str:
-    """Say in one or two sentences why `best` was taken."""
+def _reason(
+    best: SizedRecipe, estimates: Mapping[str, float], options: int, dropped: Sequence[str], chain: Chain, limit: int
+) -> str:
+    """Say in a few sentences why `best` was taken of so many options."""
     m, name = chain.machine, best.recipe.algorithm
-    order = sorted(estimates.items(), key=lambda pair: pair[1])
+    (_, least), *others = order = sorted(estimates.items(), key=lambda pair: pair[1])
+    equal = [key for key, value in others if value == least]
+    order = [pair for pair in order if pair[0] not in equal]
     shown = ", ".join(f"{key} {1e6 * value:.4g} µs" for key, value in order[:4])
     reason = (
         f"{name} has the least estimated time of a call on a {m.name} "
         f"({m.workers} worker{'s' if m.workers != 1 else ''}) "
         f"for {len(chain.patterns)} Jacobians and batch {chain.sizes.batch}: {shown}."
     )
-    if name == "linear":
+    if equal:
+        reason += f" Just as long: {', '.join(equal[:3])}; of equals the simplest is taken."
+    if name == "linear" and options > 1 + len(equal) + len(dropped):
         reason += " The others multiply matrices, which is more work than these workers save time."
     if dropped:
         reason += f" Left out, beyond {limit} bytes: {', '.join(dropped)}."

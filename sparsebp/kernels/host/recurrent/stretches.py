@@ -63,7 +63,7 @@ def forward(
 
 def backward(
     kind: str, cuts: Cuts, w_hh: Array, start: tuple[Array, ...], states: tuple[Array, ...], gates: Array | None,
-    gy: Array | None, ga: Array, arriving: tuple[Array, ...], before: Array | None,
+    gy: Array | None, ga: Array, arriving: tuple[Array, ...],
 ) -> None:  # fmt: skip
     """Take gradients back through `forward`, each stretch by the recursion.
 
@@ -77,14 +77,10 @@ def backward(
         The gradients at what the weights feed (N, columns·H), written.
     arriving
         The gradients at the state after each sample's last step (B, H), which become those at `start`.
-    before
-        Where it is not None, h before each row's step (N, H), written.
     """
     none = np.empty((0, w_hh.shape[1]), w_hh.dtype)
     helpers, table = _team_and_table(cuts, w_hh)
     args = pack_rows(w_hh), none if gy is None else gy, ga
-    if before is not None:
-        _write_before(table, start[0], states[0], before)
     if kind == "gru":
         _back_gru(helpers, table, *states, *start, gates, *args, *arriving)
     elif kind == "lstm":
@@ -130,14 +126,6 @@ def _keep_last(rows: Any, cut: Any, last: Any) -> None:
     """Write the state after the last step of a stretch to its samples' rows."""
     end, batch = cut[0] + cut[1] * cut[2], cut[2]
     last[:batch] = rows[end - batch : end]
-
-
-@numba.njit(**JIT)
-def _write_before(cuts: Any, start: Any, h: Any, before: Any) -> None:
-    for n in range(len(cuts)):
-        first, end, batch = cuts[n, 0], cuts[n, 0] + cuts[n, 1] * cuts[n, 2], cuts[n, 2]
-        before[first : first + batch] = _before(cuts, n, start, h)
-        before[first + batch : end] = h[first : end - batch]
 
 
 @numba.njit(**JIT)
