@@ -12,6 +12,7 @@ from math import prod
 import numba
 import numpy as np
 
+from sparsebp.backend import memory
 from sparsebp.core.threads import one_blas_thread
 from sparsebp.core.types import Array
 from sparsebp.kernels.host.dense.blas import blas_of, product
@@ -88,7 +89,7 @@ class ConvolutionKernels:
             return
         block, blocks = _blocks(len(y), y)
         splits = _splits(weight, groups, blocks, y)
-        sums = np.empty((splits, *out.shape), out.dtype) if splits > 1 else out[None]
+        sums = memory.empty(np, (splits, *out.shape), out.dtype) if splits > 1 else out[None]
         args, parts = (_grouped(weight, groups), y, geometry_of(*windows), block), blocks * splits
         with one_blas_thread():
             _convolve_t(team_for(parts, _work(weight, y)), parts, blas_of(y.dtype), *args, sums)
@@ -122,7 +123,7 @@ class ConvolutionKernels:
         chunk = max(1, _ROWS // prod(out.shape[2:]))
         chunks = groups * -(-out.shape[1] // chunk)
         splits = max(1, min(len(y), _LEAST_PARTS // chunks))
-        sums = np.empty((splits, *weight.shape), weight.dtype) if splits > 1 else weight[None]
+        sums = memory.empty(np, (splits, *weight.shape), weight.dtype) if splits > 1 else weight[None]
         args, parts = (y, x, geometry_of(*windows), block, chunk), chunks * splits
         with one_blas_thread():
             _correlate(team_for(parts, _work(out, y)), parts, blas_of(y.dtype), *args, sums)

@@ -2,8 +2,8 @@
 
 Both arrays have the elements that a sum goes over side by side, so whole vectors are multiplied as they lie in memory:
 a BLAS would pack them first, and several samples of small planes had to be gathered before. Tiles are of four by four
-planes, over so many samples that what lies in the lanes is seldom added up; a part has planes of the larger array, those
-of the smaller one pass by from the second cache.
+planes, over so many samples that what lies in the lanes is seldom added up. A part has planes of the larger array;
+those of the smaller one pass by from the second cache.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _TERMS = 512
 """Of each inner product, before its lanes are added up: four planes of them fill a quarter of a first cache."""
 _PARTS = 8
 _LEAST_SIZE = 64
-"""Of a plane: smaller ones of several samples, far apart, share sets of the first cache; a BLAS that packs them wins."""
+"""Of a plane: smaller ones, far apart from sample to sample, share sets of the first cache, and are better packed."""
 
 
 def fits(y: Array, x: Array) -> bool:
