@@ -98,7 +98,7 @@ def correlate(y: Array, x: Array, windows: Sequence[Axes], out: Array) -> None:
     parts = min(parts_for(y.size * taps), groups)
     sums = np.empty((groups, taps, step), x.dtype)
     planes = y.reshape(batch, channels, -1), x.reshape(batch, channels, -1)
-    _correlate(team(parts), parts, *planes, *places, _contiguous(prod(windows[-1]), step), sums)
+    _correlate(team(parts), parts, *planes, *places, contiguous(prod(windows[-1]), step), sums)
     out[...] = sums.swapaxes(1, 2).reshape(groups * step, taps)[:channels].reshape(out.shape)
 
 
@@ -123,7 +123,7 @@ def _places(
 
 
 @lru_cache(maxsize=256)
-def _contiguous(count: int, step: int) -> Array:
+def contiguous(count: int, step: int) -> Array:
     """Return the places of elements one after the other, up to whole vectors."""
     return np.arange(-(-count // step) * step, dtype=np.int64) * step
 
@@ -140,7 +140,7 @@ def _four(a, b, c, d):
 
 
 @numba.njit(**INNER_APART)
-def _turn_in(planes, apart, channels, n, places, room, out):
+def turn_in(planes, apart, channels, n, places, room, out):
     """Write the numbers of planes, `apart` from each other, to their places: a channel a lane; the last repeats."""
     step = lanes(planes)
     quarter, last = step // 4, channels - 1
@@ -183,7 +183,7 @@ def _store_plane(planes, channel, channels, apart, value, left):
 
 @numba.njit(**INNER_APART)
 def _turn_out(rows, n, room, planes, apart, channels):
-    """Write `n` rows, a channel a lane, to planes: the inverse of `_turn_in`."""
+    """Write `n` rows, a channel a lane, to planes: the inverse of `turn_in`."""
     step = lanes(planes)
     quarter = step // 4
     for first in range(0, n, step):
@@ -252,7 +252,7 @@ def _convolve_groups(low, high, factors, x, inputs, windows, taps, size, padded,
         sample, first = number // groups, number % groups * step
         some = min(channels - first, step)
         source = advance(pointer(x), (sample * channels + first) * n)
-        _turn_in(source, n, some, n, pointer(inputs), place, plane)
+        turn_in(source, n, some, n, pointer(inputs), place, plane)
         weights = advance(pointer(factors), number % groups * count * step)
         _sum_taps(weights, plane, pointer(taps), count, pointer(windows), len(windows), rows)
         _turn_out(rows, outputs, place, advance(pointer(out), (sample * channels + first) * outputs), outputs, some)
@@ -305,6 +305,6 @@ def _correlate_groups(low, high, y, x, inputs, windows, taps, size, rows, padded
         clear(target, count * step)
         for sample in range(batch):
             at = sample * channels + first
-            _turn_in(advance(pointer(x), at * n), n, some, n, pointer(inputs), place, plane)
-            _turn_in(advance(pointer(y), at * outputs), outputs, some, outputs, pointer(rows), place, slopes)
+            turn_in(advance(pointer(x), at * n), n, some, n, pointer(inputs), place, plane)
+            turn_in(advance(pointer(y), at * outputs), outputs, some, outputs, pointer(rows), place, slopes)
             _add_products(slopes, plane, pointer(windows), outputs, pointer(taps), count, target)

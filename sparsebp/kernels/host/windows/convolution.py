@@ -19,7 +19,7 @@ from sparsebp.kernels.host.dense.blas import blas_of, product
 from sparsebp.kernels.host.engine.parts import INNER_SERIAL, SERIAL, span
 from sparsebp.kernels.host.engine.simd import advance, number, pointer
 from sparsebp.kernels.host.engine.team import parallel, team_for
-from sparsebp.kernels.host.windows import depthwise, direct, planes, winograd
+from sparsebp.kernels.host.windows import depthwise, direct, planes, rows, winograd
 from sparsebp.kernels.host.windows.unfold import INPUTS, OUTPUTS, SINGLE, add_rows, copy_rows, fold, geometry_of, unfold
 
 _POSITIONS = 256
@@ -118,6 +118,9 @@ class ConvolutionKernels:
         single = prod(out.shape[2:]) == prod(stride) == groups == 1 and x.shape[2:] == y.shape[2:] and not any(before)
         if single and planes.fits(y, x):
             planes.correlate(y, x, out)
+            return
+        if rows.fits(out, before, groups, x, y):
+            rows.correlate(y, x, stride, dilation, out)
             return
         weight, block = _grouped(out, groups), min(-(-_POSITIONS // prod(y.shape[2:])), len(y))
         chunk = max(1, _ROWS // prod(out.shape[2:]))
