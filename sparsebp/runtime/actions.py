@@ -4,17 +4,34 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from sparsebp.core.arguments import forward_of
 from sparsebp.core.types import Array
 from sparsebp.nn.gradients import Gradients, gradients_of
 from sparsebp.nn.losses.loss import check_mean
+from sparsebp.nn.norms import clamped
 from sparsebp.optim.clip import clip_grad_norm, clip_on_device, square_sums, squared_norms
 from sparsebp.runtime.stages import Stages
 from sparsebp.runtime.step import Step, Watch
 
 Run: TypeAlias = Callable[[Step], None]
+
+
+class _Ahead(NamedTuple):
+    """What flows from a stage to the next one where both have run: the next one's output."""
+
+    y: Array
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of the output of either."""
+        return tuple(self.y.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """The same."""
+        return int(self.y.nbytes)
 
 
 class Actions:
@@ -41,12 +58,18 @@ class Actions:
         """F. The last stage's computes the loss and its gradient, and the last micro-batch's opens the update."""
         layer, wanted = self.stages[number].layer, number >= self.stages.first
         scans, last = self.stages.scans, number == len(self.stages) - 1
-        stages = self.stages
+        stages, behind = self.stages, self._behind(number)
         finish = self._loss(m, count) if last else None
 
         def run(step: Step) -> None:
             x, options = step.flow[m], step.options[m]
-            y, saved = forward_of(layer, x, **(options if options and number in stages.taking_lengths else {}))
+            found = None if behind is None else clamped.forward(layer, behind, x)
+            if isinstance(x, _Ahead):
+                y = saved = x.y
+            elif found is not None:
+                y, saved = _Ahead(found[0]), found[1]
+            else:
+                y, saved = forward_of(layer, x, **(options if options and number in stages.taking_lengths else {}))
             step.flow[m] = y
             if wanted:
                 step.saved[m][number] = saved
@@ -57,6 +80,13 @@ class Actions:
                 finish(step)
 
         return run
+
+    def _behind(self, number: int) -> Any:
+        """Return the layer of the next stage if it runs here, in one pass over memory with this one; else None."""
+        if number + 1 >= len(self.stages):
+            return None
+        layer, behind = self.stages[number].layer, self.stages[number + 1].layer
+        return behind if clamped.together(layer, behind) else None
 
     def _loss(self, m: int, count: int) -> Run:
         loss, place = self.loss, self._place
@@ -97,13 +127,19 @@ class Actions:
 
     def input_grad(self, number: int, m: int) -> Run:
         """I, of a stage behind the first one with parameters."""
-        place = self._place
+        place, layer = self._place, self.stages[number - 1].layer
+        behind = self._behind(number - 1)
 
         def run(step: Step) -> None:
             gradients = step.for_input[m][number]
             if gradients is None and step.resumed:  # done before an interruption
                 return
-            place(step, m, number - 1, gradients.input_grad())
+            at = (gradients.gy, step.saved[m][number - 1], gradients.saved) if behind is not None else None
+            through = None if at is None else clamped.gradients(layer, behind, *at)
+            if through is None:
+                place(step, m, number - 1, gradients.input_grad())
+            else:
+                self._offer(step, m, number - 1, through)
             _hold(step, gradients)
             step.for_input[m][number] = None
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsebp import kernels
-from sparsebp.core.errors import DTypeError, ShapeError
+from sparsebp.core.errors import DTypeError, OptionError, ShapeError
 from sparsebp.core.threads import get_threads, most_threads, serial_kernels, set_threads
 from strategies import normal, reals, seeds, sizes, tolerance
 
@@ -47,6 +47,38 @@ def test_channels(backend, batch, channels, size, weighted, shifted, dtype, seed
     k.channel_products(on[id(gy)], on[id(x)], on[id(mean)], *apart)
     for found, same in zip(apart, (one, other), strict=True):
         np.testing.assert_array_equal(backend.numpy(found), backend.numpy(same))
+
+
+@given(batch=sizes(1, 3), channels=sizes(1, 4), size=sizes(1, 70), top=st.sampled_from([1.0, np.inf]), dtype=reals,
+       seed=seeds)  # fmt: skip
+def test_channels_that_are_cut_off(backend, batch, channels, size, top, dtype, seed):
+    """Bit for bit as with `clamp` behind and `clamp_grad` in front, NaN, infinities and both limits included."""
+    rng, k, shape = np.random.default_rng(seed), backend.kernels, (batch, channels, size)
+    (x, gy), (weight, bias) = ([backend.array(normal(rng, s, dtype)) for _ in range(2)] for s in (shape, (channels,)))
+    numbers = [[backend.empty(channels, dtype) for _ in range(5)] for _ in range(2)]
+    arrays = [[backend.empty(shape, dtype) for _ in range(2)] for _ in range(2)]
+    (whole, y), (masked, gx) = arrays[0], [backend.empty(shape, dtype) for _ in range(2)]
+    k.channel_normalise(x, weight, bias, 1e-5, *numbers[0][:3], whole)
+    k.clamp(whole.reshape(-1), 0.0, top, y.reshape(-1))
+    k.channel_normalise(x, weight, bias, 1e-5, *numbers[1][:3], arrays[1][0], (0.0, top))
+    np.testing.assert_array_equal(backend.numpy(arrays[1][0]), backend.numpy(y))
+
+    values = backend.numpy(y).copy()
+    places = rng.random(shape) < 0.2
+    values[places] = rng.choice([np.nan, np.inf, -np.inf, 0.0, -0.0, 1.0], places.sum())
+    y, limits = backend.array(values), (0.0, np.nextafter(dtype.type(top), dtype.type(0)) if top == 1 else top)
+    k.clamp_grad(gy.reshape(-1), y.reshape(-1), *limits, masked.reshape(-1))
+    mean, scale = numbers[0][0], numbers[0][2]
+    k.channel_back(masked, x, mean, scale, weight, *numbers[0][3:], gx)
+    k.channel_products(gy, x, mean, *numbers[1][3:], y, limits)
+    k.channel_back(gy, x, mean, scale, weight, *numbers[1][3:], arrays[1][1], True, y, limits)
+    again, other = [backend.empty(channels, dtype) for _ in range(2)], backend.empty(shape, dtype)
+    k.channel_back(gy, x, mean, scale, weight, *again, other, False, y, limits)
+    for found in (arrays[1][1], other):
+        np.testing.assert_array_equal(backend.numpy(found), backend.numpy(gx))
+    for found in (numbers[1][3:], again):
+        for one, same in zip(found, numbers[0][3:], strict=True):
+            np.testing.assert_array_equal(backend.numpy(one), backend.numpy(same))
 
 
 @given(channels=sizes(0, 300), weighted=st.booleans(), dtype=reals, seed=seeds)
@@ -122,6 +154,10 @@ def test_wrong_arguments_are_refused(backend):
         backend.kernels.channel_scale(x, mean, backend.array(np.ones(3, np.float32)), mean, x)
     with pytest.raises(ShapeError, match="x has"):
         backend.kernels.channel_products(x, backend.array(np.ones((2, 3, 5))), mean, mean, mean)
+    with pytest.raises(OptionError, match="limits alone"):
+        backend.kernels.channel_products(x, x, mean, mean, mean, None, (0.0, 1.0))
+    with pytest.raises(OptionError, match="wrong order"):
+        backend.kernels.channel_normalise(x, None, None, 1e-5, mean, mean, mean, x, (1.0, 0.0))
 
 
 def test_the_same_for_any_number_of_threads():

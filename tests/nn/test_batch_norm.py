@@ -8,8 +8,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp import nn
+from sparsebp import kernels, nn, optim
 from sparsebp.core.errors import OptionError, ShapeError
+from sparsebp.runtime.executor import Executor
+from sparsebp.runtime.stages import Stages
+from sparsebp.train.training import schedule_of
 from strategies import seeds, sizes
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-11}
@@ -63,3 +66,88 @@ def test_buffers_keep_their_kind_and_one_value_is_refused():
 def test_bad_options_are_refused(options):
     with pytest.raises(OptionError, match=r"num_features|momentum"):
         nn.BatchNorm2d(**options)
+
+
+@pytest.mark.parametrize("behind", [nn.ReLU(), nn.ReLU6(), nn.Hardtanh(-0.5, 0.25)])
+@pytest.mark.parametrize("training", [True, False])
+def test_a_layer_behind_that_cuts_off_is_computed_in_the_same_pass(behind, training):
+    """In a chain every number is bit for bit that of the two layers by themselves, and what is saved as well."""
+    rng = np.random.default_rng(0)
+    layers = nn.Conv2d(2, 5, 3, rng=0), nn.BatchNorm2d(5), behind, nn.Conv2d(5, 3, 1, rng=1)
+    first = nn.BatchNorm2d(5)
+    x = rng.standard_normal((4, 2, 9, 11), dtype=np.float32)
+    for apart, chain in ((layers, nn.Sequential(*layers)), ((first, behind), nn.Sequential(first, behind))):
+        chain.train(training)
+        given = x if apart is layers else np.tile(x, (1, 3, 1, 1))[:, :5]
+        kept, y = [], given
+        state = chain.state_dict()
+        for layer in apart:
+            y, saved = layer.forward(y)
+            kept.append(saved)
+        after = chain.state_dict()
+        chain.load_state_dict(state)
+        found, all_saved = chain.forward(given)
+        np.testing.assert_array_equal(found, y)
+        for name, value in chain.state_dict().items():
+            np.testing.assert_array_equal(value, after[name])
+        assert all_saved.shapes == [given.shape, *(s.shape for s in _outputs(apart, given)[:-1])]
+        gy = rng.standard_normal(y.shape, dtype=np.float32)
+        gradients, at, want = chain.gradients(gy, all_saved), gy, {}
+        for number, (layer, saved) in reversed(list(enumerate(zip(apart, kept, strict=True)))):
+            want |= {f"{number}.{name}": grad for name, grad in layer.weight_grad(at, saved).items()}
+            at = layer.input_grad(at, saved)
+        np.testing.assert_array_equal(gradients.input_grad(), at)
+        weights = gradients.weight_grad()
+        assert weights.keys() == want.keys()
+        for name, grad in weights.items():
+            np.testing.assert_array_equal(grad, want[name])
+
+
+def _outputs(layers, x):
+    found = []
+    for layer in layers:
+        x, _ = layer.forward(x)
+        found.append(x)
+    return found
+
+
+@pytest.mark.parametrize("weights_first", [True, False])
+def test_sums_are_taken_once_whichever_comes_first(monkeypatch, weights_first):
+    rng, layer = np.random.default_rng(0), nn.BatchNorm2d(3)
+    x, gy = rng.standard_normal((2, 2, 3, 4, 5), dtype=np.float32)
+    _, saved = layer.forward(x)
+    want = layer.input_grad(gy, saved), layer.weight_grad(gy, saved)
+    gradients, run, known = layer.gradients(gy, saved), kernels.get(np), []
+    products, back = run.channel_products, run.channel_back
+    monkeypatch.setattr(run, "channel_products", lambda *a: (known.append("products"), products(*a)))
+    monkeypatch.setattr(run, "channel_back", lambda *a: (known.append(a[8]), back(*a)))
+    if weights_first:
+        weights, at_input = gradients.weight_grad(), gradients.input_grad()
+    else:
+        at_input, weights = gradients.input_grad(), gradients.weight_grad()
+    assert known == (["products", True] if weights_first else [False])
+    np.testing.assert_array_equal(at_input, want[0])
+    for name, grad in weights.items():
+        np.testing.assert_array_equal(grad, want[1][name])
+
+
+def test_a_chain_of_stages_computes_what_the_layers_compute_by_themselves():
+    """An executor runs both stages in one pass, forward and backward: the same parameters, bit for bit, as without."""
+    rng = np.random.default_rng(0)
+    batch = rng.standard_normal((4, 2, 6, 6), dtype=np.float32), rng.integers(0, 3, 4)
+
+    def trained(fused):
+        norm = nn.BatchNorm2d(5) if fused else type("Norm", (nn.BatchNorm2d,), {})(5)
+        layers = nn.Conv2d(2, 5, 3, rng=0), norm, nn.ReLU6(), nn.Flatten(), nn.Linear(80, 3, rng=1)
+        model = nn.Sequential(*layers)
+        optimizer = optim.SGD(model.parameters(), 0.1)
+        executor = Executor(
+            model, nn.CrossEntropyLoss(), optimizer, schedule_of(Stages(model), "none", 1, "conventional")
+        )
+        for _ in range(3):
+            executor.step([batch])
+        return model.state_dict()
+
+    want = trained(False)
+    for name, value in trained(True).items():
+        np.testing.assert_array_equal(value, want[name])

@@ -67,6 +67,9 @@ class PipelineActions(Actions):
 
         return run
 
+    def _behind(self, number: int) -> Any:
+        return super()._behind(number) if {number, number + 1} <= self.own else None
+
     def _loss(self, m: int, count: int) -> Run:
         loss = super()._loss(m, count)
 

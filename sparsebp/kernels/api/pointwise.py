@@ -13,17 +13,19 @@ class PointwiseKernels(Family):
 
     def channel_normalise(
         self, x: Array, weight: Array | None, bias: Array | None, eps: float, mean: Array, var: Array, scale: Array,
-        out: Array,
+        out: Array, limits: tuple[float, float] | None = None,
     ) -> None:  # fmt: skip
         """Normalise every channel by its mean and variance (divided by the number) over batch and positions.
 
-        ``scale = 1 / sqrt(var + eps)`` and ``out = (x - mean) * scale * weight + bias``, without what is None.
+        ``scale = 1 / sqrt(var + eps)`` and ``out = (x - mean) * scale * weight + bias``, without what is None. With
+        `limits` (low, high), `out` is what `clamp` makes of that.
 
         x, out (B, C, n); weight, bias (C,); mean, var, scale (C,), written.
         """
         channels = {**given(weight=weight, bias=bias), "mean": mean, "var": var, "scale": scale}
         _check_channels(arrays={"x": x, "out": out}, channels=channels, out=("mean", "var", "scale", "out"))
-        self._run.channel_normalise(x, weight, bias, eps, mean, var, scale, out)
+        _check_limits(limits)
+        self._run.channel_normalise(x, weight, bias, eps, mean, var, scale, out, limits)
 
     def channel_scale(self, x: Array, mean: Array, factor: Array, offset: Array, out: Array) -> None:
         """``out = (x - mean) * factor + offset``, with the numbers of the channel.
@@ -34,29 +36,37 @@ class PointwiseKernels(Family):
         _check_channels(arrays={"x": x, "out": out}, channels=channels)
         self._run.channel_scale(x, mean, factor, offset, out)
 
-    def channel_products(self, gy: Array, x: Array, mean: Array, sums: Array, products: Array) -> None:
+    def channel_products(
+        self, gy: Array, x: Array, mean: Array, sums: Array, products: Array, y: Array | None = None,
+        limits: tuple[float, float] | None = None,
+    ) -> None:  # fmt: skip
         """``sums = Σ gy`` and ``products = Σ gy * (x - mean)`` of every channel, over batch and positions.
 
-        gy, x (B, C, n); mean (C,); sums, products (C,), written.
+        With `y` and `limits` (low, high), gy is what `clamp_grad` makes of it.
+
+        gy, x, y (B, C, n); mean (C,); sums, products (C,), written.
         """
         channels = {"mean": mean, "sums": sums, "products": products}
-        _check_channels(arrays={"gy": gy, "x": x}, channels=channels, out=("sums", "products"))
-        self._run.channel_products(gy, x, mean, sums, products)
+        _check_channels(arrays={"gy": gy, "x": x, **given(y=y)}, channels=channels, out=("sums", "products"))
+        _check_limits(limits, y)
+        self._run.channel_products(gy, x, mean, sums, products, y, limits)
 
     def channel_back(
         self, gy: Array, x: Array, mean: Array, scale: Array, weight: Array | None, sums: Array, products: Array,
-        out: Array,
+        out: Array, known: bool = False, y: Array | None = None, limits: tuple[float, float] | None = None,
     ) -> None:  # fmt: skip
         """The transpose of `channel_normalise` at x, for its mean and scale, and the sums of `channel_products`.
 
-        ``out = (gy - sums / N - (x - mean) * products * scale**2 / N) * scale * weight``, N elements a channel.
+        ``out = (gy - sums / N - (x - mean) * products * scale**2 / N) * scale * weight``, N elements a channel. With
+        `y` and `limits` (low, high), gy is what `clamp_grad` makes of it.
 
-        gy, x, out (B, C, n); mean, scale, weight (C,); sums, products (C,), written.
+        gy, x, y, out (B, C, n); mean, scale, weight (C,); sums, products (C,), written, or read if they are `known`.
         """
         channels = {"mean": mean, "scale": scale, **given(weight=weight), "sums": sums, "products": products}
-        arrays, out_names = {"gy": gy, "x": x, "out": out}, ("sums", "products", "out")
+        arrays, out_names = {"gy": gy, "x": x, **given(y=y), "out": out}, ("sums", "products", "out")
         _check_channels(arrays=arrays, channels=channels, out=out_names)
-        self._run.channel_back(gy, x, mean, scale, weight, sums, products, out)
+        _check_limits(limits, y)
+        self._run.channel_back(gy, x, mean, scale, weight, sums, products, out, known, y, limits)
 
     def channel_track(
         self, mean: Array, var: Array, momentum: float, correction: float, running_mean: Array, running_var: Array
@@ -131,6 +141,21 @@ def _check_numbers(read: dict[str, Array], written_to: dict[str, Array]) -> None
 def _check_clamp(x: Array, low: float, high: float, out: Array, **others: Array) -> None:
     """Check the arguments of `clamp` and, with `others` of the same length, of `clamp_grad`."""
     _check_elements(out, **{"gy" if others else "x": x}, **others)
+    _check_order(low, high)
+
+
+def _check_limits(limits: tuple[float, float] | None, *y: Array | None) -> None:
+    """Check the limits of kernels that clamp as well; a mask `y` goes with limits, and with none of them is None."""
+    if any((array is None) != (limits is None) for array in y):
+        raise OptionError(
+            "What is between the limits is not said", expected="both y and limits, or neither",
+            got="limits alone" if limits is not None else "y alone", remedy="Pass the other one as well",
+        )  # fmt: skip
+    if limits is not None:
+        _check_order(*limits)
+
+
+def _check_order(low: float, high: float) -> None:
     if not low < high:
         raise OptionError(
             "The limits are in the wrong order", expected="low < high", got=f"low={low}, high={high}",

@@ -15,20 +15,24 @@ class PointwiseKernels(Launcher):
 
     def channel_normalise(
         self, x: Array, weight: Array | None, bias: Array | None, eps: float, mean: Array, var: Array, scale: Array,
-        out: Array,
+        out: Array, limits: tuple[float, float] | None = None,
     ) -> None:  # fmt: skip
         """Mean and variance, a block a channel; what follows from them; a linear map, a thread an element."""
         self._channels("channel_moments", x, len(mean), x, mean, var)
         factor = self.xp.empty(mean.shape, mean.dtype)
         self.channel_factors(var, eps, weight, scale, factor)
         self.channel_scale(x, mean, factor, self.xp.zeros(mean.shape, mean.dtype) if bias is None else bias, out)
+        if limits is not None:
+            self.clamp(out.reshape(-1), *limits, out.reshape(-1))
 
     def channel_back(
         self, gy: Array, x: Array, mean: Array, scale: Array, weight: Array | None, sums: Array, products: Array,
-        out: Array,
+        out: Array, known: bool = False, y: Array | None = None, limits: tuple[float, float] | None = None,
     ) -> None:  # fmt: skip
         """Two sums, a block a channel; what follows from them; what it takes off, a thread an element."""
-        self.channel_products(gy, x, mean, sums, products)
+        gy = self._counted(gy, y, limits)
+        if not known:
+            self.channel_products(gy, x, mean, sums, products)
         offset, slope = self.xp.empty(mean.shape, mean.dtype), self.xp.empty(mean.shape, mean.dtype)
         count = mean.dtype.type(x.shape[0] * x.shape[2])
         self._numbers("channel_slopes", sums, sums, products, scale, count, offset, slope)
@@ -39,9 +43,20 @@ class PointwiseKernels(Launcher):
         """A linear map for every channel; a thread an element."""
         self._channels("channel_scale", x, ceil_div(x.size, BLOCK), x, mean, factor, offset, out)
 
-    def channel_products(self, gy: Array, x: Array, mean: Array, sums: Array, products: Array) -> None:
+    def channel_products(
+        self, gy: Array, x: Array, mean: Array, sums: Array, products: Array, y: Array | None = None,
+        limits: tuple[float, float] | None = None,
+    ) -> None:  # fmt: skip
         """Two sums over every channel in one pass; a block a channel."""
-        self._channels("channel_products", x, len(mean), gy, x, mean, sums, products)
+        self._channels("channel_products", x, len(mean), self._counted(gy, y, limits), x, mean, sums, products)
+
+    def _counted(self, gy: Array, y: Array | None, limits: tuple[float, float] | None) -> Array:
+        """Return a gradient with zeros where y is not within the limits."""
+        if y is None or limits is None:
+            return gy
+        out = self.xp.empty(gy.shape, gy.dtype)
+        self.clamp_grad(gy.reshape(-1), y.reshape(-1), *limits, out.reshape(-1))
+        return out
 
     def _channels(self, name: str, x: Array, blocks: int, *arrays: Array) -> None:
         check_int32(name, {"the elements of a channel": x.shape[0] * x.shape[2]})

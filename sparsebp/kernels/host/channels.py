@@ -9,15 +9,32 @@ equal numbers is that number.
 
 from __future__ import annotations
 
+import math
+
 import numba
 import numpy as np
 
 from sparsebp.core.types import Array
 from sparsebp.kernels.host.engine.parts import INNER_APART, INNER_JIT, JIT, parts_for, span
-from sparsebp.kernels.host.engine.simd import advance, fma, lanes, load, pointer, store, zeros
+from sparsebp.kernels.host.engine.simd import (
+    advance,
+    device,
+    fma,
+    lanes,
+    load,
+    maximum,
+    minimum,
+    pointer,
+    store,
+    where_within,
+    zeros,
+)
 from sparsebp.kernels.host.engine.team import parallel, team
 
+Limits = tuple[float, float] | None
+
 _FLUSH, _PIECE = 1024, 4096
+_NO_LIMITS = (-math.inf, math.inf)
 
 
 class ChannelKernels:
@@ -25,26 +42,30 @@ class ChannelKernels:
 
     def channel_normalise(
         self, x: Array, weight: Array | None, bias: Array | None, eps: float, mean: Array, var: Array, scale: Array,
-        out: Array,
+        out: Array, limits: Limits = None,
     ) -> None:  # fmt: skip
         """Statistics of every channel, and the channel normalised by them; parts are of channels."""
-        parts = min(parts_for(4 * x.size), max(len(mean), 1))
+        parts, number = min(parts_for(4 * x.size), max(len(mean), 1)), x.dtype.type
         args = mean if weight is None else weight, mean if bias is None else bias, weight is not None, bias is not None
-        _normalise(team(parts), parts, x, *args, x.dtype.type(eps), mean, var, scale, out)
+        low, high = _NO_LIMITS if limits is None else limits
+        _normalise(team(parts), parts, x, *args, number(eps), number(low), number(high), mean, var, scale, out)
 
     def channel_back(
         self, gy: Array, x: Array, mean: Array, scale: Array, weight: Array | None, sums: Array, products: Array,
-        out: Array,
+        out: Array, known: bool = False, y: Array | None = None, limits: Limits = None,
     ) -> None:  # fmt: skip
-        """Two sums over every channel, and what they take off a gradient; parts are of channels."""
+        """Two sums over every channel, unless they are known, and what they take off a gradient; parts of channels."""
         parts = min(parts_for(4 * x.size), max(len(mean), 1))
         args = scale if weight is None else weight, weight is not None
-        _back(team(parts), parts, gy, x, mean, scale, *args, sums, products, out)
+        _back(team(parts), parts, gy, x, *_mask(gy, y, limits), mean, scale, *args, known, sums, products, out)
 
-    def channel_products(self, gy: Array, x: Array, mean: Array, sums: Array, products: Array) -> None:
+    def channel_products(
+        self, gy: Array, x: Array, mean: Array, sums: Array, products: Array, y: Array | None = None,
+        limits: Limits = None,
+    ) -> None:  # fmt: skip
         """Two sums over every channel in one pass; parts are of channels."""
         parts = min(parts_for(2 * x.size), max(len(mean), 1))
-        _products(team(parts), parts, gy, x, mean, sums, products)
+        _products(team(parts), parts, gy, x, *_mask(gy, y, limits), mean, sums, products)
 
     def channel_scale(self, x: Array, mean: Array, factor: Array, offset: Array, out: Array) -> None:
         """A linear map for every channel; parts are of planes."""
@@ -62,6 +83,13 @@ class ChannelKernels:
     def channel_factors(self, var: Array, eps: float, weight: Array | None, scale: Array, factor: Array) -> None:
         """What a channel is divided by, inverted, and what it is multiplied with."""
         _factors(var, var.dtype.type(eps), scale if weight is None else weight, weight is not None, scale, factor)
+
+
+def _mask(gy: Array, y: Array | None, limits: Limits) -> tuple[Array, float, float, bool]:
+    """Return what says where a gradient counts, between which limits, and whether anything says so."""
+    low, high = _NO_LIMITS if limits is None else limits
+    number = gy.dtype.type
+    return gy if y is None else y, number(low), number(high), y is not None
 
 
 # The functions below are compiled: their arguments are arrays, pointers and bounds.
@@ -130,26 +158,34 @@ def _squares(x, mean, apart, batch, size, room):
     return total
 
 
+@device
+def _counted(gy, y, i, low, high, masked):
+    """Return a vector of gradients, with zeros where y is not within the limits."""
+    return where_within(load(y, i), low, high, load(gy, i)) if masked else load(gy, i)
+
+
 @numba.njit(**INNER_APART)
-def _both(gy, x, mean, apart, batch, size, room):
-    """Return the sum of gy and that of its products with the differences from the mean."""
+def _both(gy, x, y, low, high, masked, mean, zero, apart, batch, size, room):
+    """Return the sum of what counts of gy, and that of its products with the differences from the mean."""
     step, total, product, met = lanes(x), 0.0, 0.0, 0
     a = b = c = d = zeros(x)
     for begin in range(0, size, _PIECE):
         n = min(size - begin, _PIECE)
         twos, whole = n // (2 * step) * 2 * step, n // step * step
         for sample in range(batch):
-            left, right = advance(gy, sample * apart + begin), advance(x, sample * apart + begin)
+            at = sample * apart + begin
+            left, right, mask = advance(gy, at), advance(x, at), advance(y, at)
             for i in range(0, twos, 2 * step):
-                v, w = load(left, i), load(left, i + step)
+                v, w = _counted(left, mask, i, low, high, masked), _counted(left, mask, i + step, low, high, masked)
                 a, b = a + v, b + w
                 c, d = fma(v, load(right, i) - mean, c), fma(w, load(right, i + step) - mean, d)
             for i in range(twos, whole, step):
-                v = load(left, i)
+                v = _counted(left, mask, i, low, high, masked)
                 a, c = a + v, fma(v, load(right, i) - mean, c)
             for i in range(whole, n):
-                total += np.float64(left[i])
-                product += np.float64(left[i] * (right[i] - mean))
+                value = left[i] if not masked or ((mask[i] > low) & (mask[i] <= high)) else zero
+                total += np.float64(value)
+                product += np.float64(value * (right[i] - mean))
             met += n
             if met >= _FLUSH or sample == batch - 1:
                 total += _total(a + b, room)
@@ -160,40 +196,49 @@ def _both(gy, x, mean, apart, batch, size, room):
 
 
 @numba.njit(**INNER_JIT)
-def _scale_plane(x, mean, factor, offset, size, out):
-    """Write ``(x - mean) * factor + offset``, rounded once at the end in whole vectors, and twice behind them."""
+def _scale_plane(x, mean, factor, offset, low, high, size, out):
+    """Write ``(x - mean) * factor + offset`` between the limits.
+
+    It is rounded once at the end in whole vectors, and twice behind them; a NaN stays.
+    """
     step = lanes(x)
     whole = size // step * step
     for i in range(0, whole, step):
-        store(out, i, fma(load(x, i) - mean, factor, offset))
+        store(out, i, minimum(high, maximum(low, fma(load(x, i) - mean, factor, offset))))
     for i in range(whole, size):
-        out[i] = (x[i] - mean) * factor + offset
+        value = (x[i] - mean) * factor + offset
+        value = low if value < low else value
+        out[i] = high if value > high else value
 
 
 @numba.njit(**INNER_JIT)
-def _centre_plane(gy, x, mean, offset, slope, factor, size, out):
-    """Write ``(gy - offset - (x - mean) * slope) * factor``."""
+def _centre_plane(gy, x, y, low, high, masked, mean, zero, offset, slope, factor, size, out):
+    """Write ``(gy - offset - (x - mean) * slope) * factor``, with what counts of gy."""
     step = lanes(x)
     whole = size // step * step
     for i in range(0, whole, step):
-        store(out, i, fma(mean - load(x, i), slope, load(gy, i) - offset) * factor)
+        value = _counted(gy, y, i, low, high, masked)
+        store(out, i, fma(mean - load(x, i), slope, value - offset) * factor)
     for i in range(whole, size):
-        out[i] = ((gy[i] - offset) - (x[i] - mean) * slope) * factor
+        value = gy[i] if not masked or ((y[i] > low) & (y[i] <= high)) else zero
+        out[i] = ((value - offset) - (x[i] - mean) * slope) * factor
 
 
 @parallel(**JIT)
-def _normalise(part, parts, x, weight, bias, weighted, shifted, eps, mean, var, scale, out):
+def _normalise(part, parts, x, weight, bias, weighted, shifted, eps, low, high, mean, var, scale, out):
     """Run a part of the channels."""
-    low, high = span(part, parts, x.shape[1])
+    first, last = span(part, parts, x.shape[1])
     room = np.empty(lanes(pointer(x)), x.dtype)
-    _normalise_channels(low, high, x, weight, bias, weighted, shifted, eps, mean, var, scale, room, out)
+    _normalise_channels(first, last, x, weight, bias, weighted, shifted, eps, low, high, mean, var, scale, room, out)
 
 
 @numba.njit(**INNER_JIT)
-def _normalise_channels(low, high, x, weight, bias, weighted, shifted, eps, mean, var, scale, room, out):
+def _normalise_channels(
+    first, last, x, weight, bias, weighted, shifted, eps, low, high, mean, var, scale, room, out
+):  # fmt: skip
     batch, channels, size = x.shape
     one, zero, count, apart = x.dtype.type(1), x.dtype.type(0), np.float64(batch * size), channels * size
-    for c in range(low, high):
+    for c in range(first, last):
         source, target = advance(pointer(x), c * size), advance(pointer(out), c * size)
         origin = source[0] if np.isfinite(source[0]) else zero
         mean[c] = origin + _sum(source, origin, apart, batch, size, pointer(room)) / count
@@ -202,51 +247,63 @@ def _normalise_channels(low, high, x, weight, bias, weighted, shifted, eps, mean
         scale[c] = found
         m, factor, offset = mean[c], found * weight[c] if weighted else found, bias[c] if shifted else zero
         for _ in range(batch):
-            _scale_plane(source, m, factor, offset, size, target)
+            _scale_plane(source, m, factor, offset, low, high, size, target)
             source, target = advance(source, apart), advance(target, apart)
 
 
 @parallel(**JIT)
-def _back(part, parts, gy, x, mean, scale, weight, weighted, sums, products, out):
+def _back(part, parts, gy, x, y, low, high, masked, mean, scale, weight, weighted, known, sums, products, out):
     """Run a part of the channels."""
-    low, high = span(part, parts, x.shape[1])
+    first, last = span(part, parts, x.shape[1])
     room = np.empty(lanes(pointer(x)), x.dtype)
-    _back_channels(low, high, gy, x, mean, scale, weight, weighted, sums, products, room, out)
+    _back_channels(
+        first, last, gy, x, y, low, high, masked, mean, scale, weight, weighted, known, sums, products, room, out
+    )
 
 
 @numba.njit(**INNER_JIT)
-def _back_channels(low, high, gy, x, mean, scale, weight, weighted, sums, products, room, out):
+def _back_channels(
+    first, last, gy, x, y, low, high, masked, mean, scale, weight, weighted, known, sums, products, room, out
+):  # fmt: skip
     batch, channels, size = x.shape
-    count, apart = x.dtype.type(batch * size), channels * size
-    for c in range(low, high):
-        left, right, target = (
+    count, zero, apart = x.dtype.type(batch * size), x.dtype.type(0), channels * size
+    for c in range(first, last):
+        left, right, mask, target = (
             advance(pointer(gy), c * size),
             advance(pointer(x), c * size),
+            advance(pointer(y), c * size),
             advance(pointer(out), c * size),
         )
         m, found = mean[c], scale[c]
-        sums[c], products[c] = _both(left, right, m, apart, batch, size, pointer(room))
+        if not known:
+            sums[c], products[c] = _both(
+                left, right, mask, low, high, masked, m, zero, apart, batch, size, pointer(room)
+            )
         offset, slope = sums[c] / count, products[c] * found * found / count
         factor = found * weight[c] if weighted else found
         for _ in range(batch):
-            _centre_plane(left, right, m, offset, slope, factor, size, target)
+            _centre_plane(left, right, mask, low, high, masked, m, zero, offset, slope, factor, size, target)
             left, right, target = advance(left, apart), advance(right, apart), advance(target, apart)
+            mask = advance(mask, apart)
 
 
 @parallel(**JIT)
-def _products(part, parts, gy, x, mean, sums, products):
+def _products(part, parts, gy, x, y, low, high, masked, mean, sums, products):
     """Run a part of the channels."""
-    low, high = span(part, parts, x.shape[1])
+    first, last = span(part, parts, x.shape[1])
     room = np.empty(lanes(pointer(x)), x.dtype)
-    _products_of(low, high, gy, x, mean, sums, products, room)
+    _products_of(first, last, gy, x, y, low, high, masked, mean, sums, products, room)
 
 
 @numba.njit(**INNER_JIT)
-def _products_of(low, high, gy, x, mean, sums, products, room):
+def _products_of(first, last, gy, x, y, low, high, masked, mean, sums, products, room):
     batch, channels, size = x.shape
-    for c in range(low, high):
-        left, right = advance(pointer(gy), c * size), advance(pointer(x), c * size)
-        sums[c], products[c] = _both(left, right, mean[c], channels * size, batch, size, pointer(room))
+    zero, apart = x.dtype.type(0), channels * size
+    for c in range(first, last):
+        left, right, mask = advance(pointer(gy), c * size), advance(pointer(x), c * size), advance(pointer(y), c * size)
+        sums[c], products[c] = _both(
+            left, right, mask, low, high, masked, mean[c], zero, apart, batch, size, pointer(room)
+        )
 
 
 @parallel(**JIT)
@@ -254,10 +311,11 @@ def _scale(part, parts, x, mean, factor, offset, out):
     """Run a part of the planes."""
     batch, channels, size = x.shape
     low, high = span(part, parts, batch * channels)
+    least, most = x.dtype.type(-np.inf), x.dtype.type(np.inf)
     for plane in range(low, high):
         c = plane % channels
         source, target = advance(pointer(x), plane * size), advance(pointer(out), plane * size)
-        _scale_plane(source, mean[c], factor[c], offset[c], size, target)
+        _scale_plane(source, mean[c], factor[c], offset[c], least, most, size, target)
 
 
 # Without fused multiply-adds, as NumPy would compute it: what a training run arrives at rests on these numbers.

@@ -22,6 +22,7 @@ from sparsebp.core.types import Array, ScanAlgorithm
 from sparsebp.nn.chain.choice import ChainChoice, choose_chain_backward
 from sparsebp.nn.chain.container import Link
 from sparsebp.nn.gradients import Gradients
+from sparsebp.nn.norms import clamped
 from sparsebp.nn.pruning import MASK
 from sparsebp.nn.recurrent.back.backward import BackwardOptions
 
@@ -66,9 +67,16 @@ class ChainBackward:
                 for link, at_input in zip(stretch, self._scan(stretch, gy), strict=True):
                     met(link)
                     gy = at_input
-            else:
-                for link in stretch:
-                    gy = met(link).input_grad()
+                continue
+            ahead: Gradients | None = None  # of the next link, from the gradient at this one's output
+            for link, before in zip(stretch, (*stretch[1:], None), strict=True):
+                if ahead is None:
+                    at = met(link)
+                else:
+                    found.append(at := ahead)
+                ahead = _through(before, link, gy)
+                if ahead is None:
+                    gy = at.input_grad()
         return gy, found[::-1]
 
     def plans(self, links: Sequence[Link], like: Array) -> list[Any]:
@@ -150,6 +158,13 @@ class ChainBackward:
                 got=f"{stored} bytes of Jacobians, and for the scan {error.got}",
                 remedy=f"{error.remedy} (memory_limit less the Jacobians), or use backward='bp', which stores none",
             ) from error
+
+
+def _through(link: Link | None, behind: Link, gy: Array) -> Gradients | None:
+    """Return the gradients of a link for `gy` at the output of the one behind it, where they go in one pass."""
+    if link is None or not clamped.together(link.layer, behind.layer):
+        return None
+    return clamped.gradients(link.layer, behind.layer, gy, link.saved, behind.saved)
 
 
 def _stands_alone(link: Link) -> bool:

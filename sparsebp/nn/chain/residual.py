@@ -7,6 +7,7 @@ from math import prod
 from typing import Any
 
 from sparsebp import backend
+from sparsebp.backend import memory
 from sparsebp.core.arguments import forward_of
 from sparsebp.core.errors import ShapeError
 from sparsebp.core.types import Array
@@ -49,14 +50,14 @@ class Residual(Container):
                 "The body of Residual changes the shape", expected=f"an output of the input's shape {x.shape}",
                 got=y.shape, remedy="Choose a body that keeps the shape",
             )  # fmt: skip
-        return x + y, (x, saved)
+        return _sum(x, y), (x, saved)
 
     def gradients(self, gy: Array, saved: tuple[Array, Any]) -> Gradients:
         """Return the gradients: at the input gy plus the body's."""
         x, body_saved = saved
         check_gy(gy, x.shape, x.dtype, x)
         body = self.children["body"].gradients(gy, body_saved)
-        return Gradients(self, gy, saved, lambda: gy + body.input_grad(), lambda: {"body": body})
+        return Gradients(self, gy, saved, lambda: _sum(gy, body.input_grad()), lambda: {"body": body})
 
     def input_grad_work(self, shape: tuple[int, ...], saved: tuple[Array, Any]) -> Work:
         """Return the body's cost and that of a sum."""
@@ -83,3 +84,9 @@ class Residual(Container):
     def _parts(self, saved: tuple[Array, Any]) -> Iterator[Link]:
         x, body_saved = saved
         yield Link(self.children["body"], body_saved, x.shape, x.shape)
+
+
+def _sum(a: Array, b: Array) -> Array:
+    """Return the sum of two large arrays of one shape and dtype, whose memory is used again by the next step."""
+    xp = backend.namespace(a, b)
+    return xp.add(a, b, out=memory.empty(xp, a.shape, a.dtype))

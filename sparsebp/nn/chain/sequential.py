@@ -17,6 +17,7 @@ from sparsebp.nn.chain.container import Container, Link
 from sparsebp.nn.chain.lengths import taking_lengths
 from sparsebp.nn.gradients import Gradients, Shared
 from sparsebp.nn.layer import Layer, check_gy, check_layer, dotted
+from sparsebp.nn.norms import clamped
 from sparsebp.nn.recurrent.back.backward import BackwardOptions
 from sparsebp.nn.work import Work, total_work
 
@@ -159,10 +160,15 @@ class Sequential(Container):
         shapes: list[tuple[int, ...]] = []
         saved: list[Any] = []
         options = self._lengths_of(lengths)
-        for name, layer in self.children.items():
+        children = list(self.children.items())
+        for number, (name, layer) in enumerate(children):
+            if len(saved) > number:  # it has run with the one before
+                continue
             shapes.append(x.shape)
+            behind = children[number + 1][1] if number + 1 < len(children) else None
             try:
-                x, layer_saved = forward_of(layer, x, **options.get(name, {}))
+                found = clamped.forward(layer, behind, x) if clamped.together(layer, behind) else None
+                x, layer_saved = forward_of(layer, x, **options.get(name, {})) if found is None else found
             except ShapeError as error:
                 if not saved:  # x itself, of which the layer speaks
                     raise
@@ -172,6 +178,9 @@ class Sequential(Container):
                     remedy="Pass x of the size that the model is made for, or make the layers fit",
                 ) from error  # fmt: skip
             saved.append(layer_saved)
+            if found is not None:
+                shapes.append(x.shape)
+                saved.append(x)
         return x, SequentialSaved(saved, shapes, x.shape, backend.namespace(x).empty(0, x.dtype))
 
     def _lengths_of(self, lengths: Any) -> dict[str, dict[str, Any]]:

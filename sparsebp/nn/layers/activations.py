@@ -108,15 +108,15 @@ class Clamped(InPlace):
         xp = check_gy(gy, saved.shape, saved.dtype, saved)
         gx = memory.empty(xp, gy.shape, gy.dtype)
         flat = xp.ascontiguousarray(gy).reshape(-1)
-        kernels.get(xp).clamp_grad(flat, saved.reshape(-1), *self._inside(saved.dtype), gx.reshape(-1))
+        kernels.get(xp).clamp_grad(flat, saved.reshape(-1), *self.inside(saved.dtype), gx.reshape(-1))
         return gx
 
     def slope(self, saved: Array) -> Array:
         """Return 1 strictly between the limits, else 0."""
-        low, last = self._inside(saved.dtype)
+        low, last = self.inside(saved.dtype)
         return ((saved > low) & (saved <= last)).astype(saved.dtype)
 
-    def _inside(self, dtype: np.dtype) -> tuple[Any, Any]:
+    def inside(self, dtype: np.dtype) -> tuple[Any, Any]:
         """Return the lower limit, as it rounds in this dtype, and the largest y whose slope is 1."""
         low, high = (dtype.type(limit) for limit in self.limits())
         return low, high if np.isinf(high) else np.nextafter(high, low)

@@ -20,6 +20,8 @@ from sparsebp.nn.layer import Layer, check_gy, check_input
 BatchNormSaved = tuple[Array, Array, Array, bool]
 Sums = list[tuple[Array, Array, Any]]
 """Σ gy and Σ gy (x - mean) of every channel, and an event of the stream that computed them; none yet, or one."""
+Cut = tuple[Array, tuple[float, float]]
+"""What a layer behind has cut off, and above which value and up to which one its slope is 1."""
 
 
 class BatchNorm2d(Layer):
@@ -85,6 +87,16 @@ class BatchNorm2d(Layer):
         ShapeError
             The batch's statistics are asked of one value a channel.
         """
+        return self.forward_between(x, None)
+
+    def forward_between(self, x: Array, limits: tuple[float, float] | None) -> tuple[Array, BatchNormSaved]:
+        """Return the normalised x between `limits`, in the same pass over memory, and what `forward` saves.
+
+        Raises
+        ------
+        ShapeError
+            As `forward`.
+        """
         like = self.params.get("weight", self.buffers.get("running_mean"))
         dtype = None if like is None else like.dtype
         xp = check_input(x, dtype=dtype, shape=(None, self.num_features, None, None), like=like)
@@ -103,7 +115,8 @@ class BatchNorm2d(Layer):
             mean, var, scale = (xp.empty(self.num_features, x.dtype) for _ in range(3))
             y = memory.empty(xp, x.shape, x.dtype)
             weight, bias = self.params.get("weight"), self.params.get("bias")
-            kernels.get(xp).channel_normalise(_flat(xp, x), weight, bias, self.eps, mean, var, scale, _flat(xp, y))
+            numbers = self.eps, mean, var, scale
+            kernels.get(xp).channel_normalise(_flat(xp, x), weight, bias, *numbers, _flat(xp, y), limits)
             if self.training and self.buffers:
                 self._track(xp, mean, var, count / (count - 1))
             return y, (x, mean, scale, True)
@@ -114,23 +127,43 @@ class BatchNorm2d(Layer):
         offset = self.params["bias"] if "bias" in self.params else xp.zeros_like(mean)
         y = memory.empty(xp, x.shape, x.dtype)
         kernels.get(xp).channel_scale(_flat(xp, x), mean, factor, offset, _flat(xp, y))
+        if limits is not None:
+            kernels.get(xp).clamp(y.reshape(-1), *limits, y.reshape(-1))
         return y, (x, mean, scale, batch)
 
     def gradients(self, gy: Array, saved: BatchNormSaved) -> Gradients:
-        """Return the gradients; the sums that both need, W finds where I has been before."""
+        """Return the gradients; the sums that both need are taken by the one that comes first."""
         kept: Sums = []
         return Gradients(self, gy, saved, partial(self.input_grad, gy, saved, kept),
                          partial(self.weight_grad, gy, saved, kept))  # fmt: skip
 
+    def gradients_between(self, gy: Array, saved: BatchNormSaved, cut: Cut) -> Gradients:
+        """Return the gradients for `gy` at the output of a layer behind that cuts off: `cut` is its output, and where.
+
+        The statistics were the batch's. Numbers are those of `gradients` for that layer's input gradient, which is not
+        written to memory.
+        """
+        kept: Sums = []
+        return Gradients(self, gy, saved, partial(self._input_grad, gy, saved, kept, cut),
+                         partial(self._weight_grad, gy, saved, kept, cut))  # fmt: skip
+
     def input_grad(self, gy: Array, saved: BatchNormSaved, kept: Sums | None = None) -> Array:
-        """Return the input gradient, through the statistics where they are the batch's; add their sums to `kept`."""
+        """Return the input gradient, through the statistics where they are the batch's.
+
+        The sums that this takes come from `kept` if they are there, and are added to it if not.
+        """
+        return self._input_grad(gy, saved, kept, None)
+
+    def _input_grad(self, gy: Array, saved: BatchNormSaved, kept: Sums | None, cut: Cut | None) -> Array:
         x, mean, scale, batch = saved
         xp = check_gy(gy, x.shape, x.dtype, x)
         gx, k = memory.empty(xp, x.shape, x.dtype), kernels.get(xp)
         if batch:
-            weight, sums, products = self.params.get("weight"), xp.empty_like(mean), xp.empty_like(mean)
-            k.channel_back(_flat(xp, gy), _flat(xp, x), mean, scale, weight, sums, products, _flat(xp, gx))
-            if kept is not None:
+            known = bool(kept)
+            sums, products = self._sums(xp, mean, kept)
+            arrays = _flat(xp, gy), _flat(xp, x), mean, scale, self.params.get("weight"), sums, products, _flat(xp, gx)
+            k.channel_back(*arrays, known, *_mask(xp, cut))
+            if kept is not None and not known:
                 kept.append((sums, products, backend.record(xp)))
             return gx
         zeros = xp.zeros_like(mean)
@@ -138,19 +171,35 @@ class BatchNorm2d(Layer):
         return gx
 
     def weight_grad(self, gy: Array, saved: BatchNormSaved, kept: Sums | None = None) -> dict[str, Array]:
-        """Return ``{"weight": Σ gy x̂, "bias": Σ gy}`` of every channel, from the sums in `kept` if they are there."""
+        """Return ``{"weight": Σ gy x̂, "bias": Σ gy}`` of every channel.
+
+        The sums come from `kept` if they are there, and are added to it if not.
+        """
+        return self._weight_grad(gy, saved, kept, None)
+
+    def _weight_grad(
+        self, gy: Array, saved: BatchNormSaved, kept: Sums | None, cut: Cut | None
+    ) -> dict[str, Array]:  # fmt: skip
         x, mean, scale, _ = saved
         xp = check_gy(gy, x.shape, x.dtype, x)
         if not self.params:
             return {}
-        if kept:
-            sums, products, mark = kept[0]
-            backend.wait(xp, mark)
-        else:
-            sums, products = xp.empty_like(mean), xp.empty_like(mean)
-            kernels.get(xp).channel_products(_flat(xp, gy), _flat(xp, x), mean, sums, products)
+        known = bool(kept)
+        sums, products = self._sums(xp, mean, kept)
+        if not known:
+            kernels.get(xp).channel_products(_flat(xp, gy), _flat(xp, x), mean, sums, products, *_mask(xp, cut))
+            if kept is not None:
+                kept.append((sums, products, backend.record(xp)))
         grads = {"weight": products * scale, "bias": sums}
         return {name: grads[name] for name in self.params}
+
+    def _sums(self, xp: ModuleType, mean: Array, kept: Sums | None) -> tuple[Array, Array]:
+        """Return the sums that are kept, or room for them."""
+        if not kept:
+            return xp.empty_like(mean), xp.empty_like(mean)
+        sums, products, mark = kept[0]
+        backend.wait(xp, mark)
+        return sums, products
 
     def capture_obstacle(self) -> str | None:
         """The average over all batches (``momentum=None``) divides by a count that the host reads."""

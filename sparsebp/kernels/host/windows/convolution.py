@@ -12,13 +12,14 @@ from math import prod
 import numba
 import numpy as np
 
+from sparsebp.backend import memory
 from sparsebp.core.threads import one_blas_thread
 from sparsebp.core.types import Array
 from sparsebp.kernels.host.dense.blas import blas_of, product
 from sparsebp.kernels.host.engine.parts import INNER_SERIAL, SERIAL, span
 from sparsebp.kernels.host.engine.simd import advance, number, pointer
 from sparsebp.kernels.host.engine.team import parallel, team_for
-from sparsebp.kernels.host.windows import depthwise, direct, winograd
+from sparsebp.kernels.host.windows import depthwise, direct, planes, rows, winograd
 from sparsebp.kernels.host.windows.unfold import INPUTS, OUTPUTS, SINGLE, add_rows, copy_rows, fold, geometry_of, unfold
 
 _POSITIONS = 256
@@ -88,7 +89,7 @@ class ConvolutionKernels:
             return
         block, blocks = _blocks(len(y), y)
         splits = _splits(weight, groups, blocks, y)
-        sums = np.empty((splits, *out.shape), out.dtype) if splits > 1 else out[None]
+        sums = memory.empty(np, (splits, *out.shape), out.dtype) if splits > 1 else out[None]
         args, parts = (_grouped(weight, groups), y, geometry_of(*windows), block), blocks * splits
         with one_blas_thread():
             _convolve_t(team_for(parts, _work(weight, y)), parts, blas_of(y.dtype), *args, sums)
@@ -114,11 +115,18 @@ class ConvolutionKernels:
         if out.shape[1] == 1:
             depthwise.correlate(y, x, windows, out)
             return
+        single = prod(out.shape[2:]) == prod(stride) == groups == 1 and x.shape[2:] == y.shape[2:] and not any(before)
+        if single and planes.fits(y, x):
+            planes.correlate(y, x, out)
+            return
+        if rows.fits(out, before, groups, x, y):
+            rows.correlate(y, x, stride, dilation, out)
+            return
         weight, block = _grouped(out, groups), min(-(-_POSITIONS // prod(y.shape[2:])), len(y))
         chunk = max(1, _ROWS // prod(out.shape[2:]))
         chunks = groups * -(-out.shape[1] // chunk)
         splits = max(1, min(len(y), _LEAST_PARTS // chunks))
-        sums = np.empty((splits, *weight.shape), weight.dtype) if splits > 1 else weight[None]
+        sums = memory.empty(np, (splits, *weight.shape), weight.dtype) if splits > 1 else weight[None]
         args, parts = (y, x, geometry_of(*windows), block, chunk), chunks * splits
         with one_blas_thread():
             _correlate(team_for(parts, _work(out, y)), parts, blas_of(y.dtype), *args, sums)

@@ -36,6 +36,7 @@ from sparsebp.kernels.host.engine.simd import (
     zeros,
 )
 from sparsebp.kernels.host.engine.team import parallel, team
+from sparsebp.kernels.host.windows import abreast
 
 Axes = tuple[int, ...]
 
@@ -78,6 +79,10 @@ class _Layout(NamedTuple):
 
 def convolve(weight: Array, x: Array, windows: Sequence[Axes], out: Array) -> None:
     """Write `Kernels.convolve` for weights (out_channels, 1, *kernel)."""
+    narrow = windows[-1][2] * x.itemsize < VECTOR_BYTES
+    if narrow and x.size > 0 and len(weight) == x.shape[1] and abreast.fits(weight, windows):
+        abreast.convolve(weight, x, windows, out)
+        return
     layout, planes = _layout(*windows, VECTOR_BYTES // x.itemsize), x.shape[0] * x.shape[1]
     parts, factors = _parts(out, layout, planes), weight.reshape(len(weight), -1)
     args = layout.rows, layout.phases, layout.vectors, layout.taps, len(layout.ends) * layout.size
@@ -101,6 +106,9 @@ def convolve_t(weight: Array, y: Array, windows: Sequence[Axes], out: Array) -> 
 
 def correlate(y: Array, x: Array, windows: Sequence[Axes], out: Array) -> None:
     """Write `Kernels.correlate` for weights (out_channels, 1, *kernel)."""
+    if x.size > 0 and len(out) == x.shape[1] and abreast.fits(out, windows):
+        abreast.correlate(y, x, windows, out)
+        return
     layout, (batch, channels) = _layout(*windows, VECTOR_BYTES // x.itemsize), x.shape[:2]
     parts, gradients = _parts(y, layout, channels), y.reshape(batch, len(out), -1)
     args = layout.rows, layout.phases, layout.vectors, layout.taps, len(layout.ends) * layout.size

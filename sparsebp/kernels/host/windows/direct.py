@@ -53,7 +53,7 @@ def fits(weight: Array, stride: Axes, before: Axes, dilation: Axes, groups: int,
 def convolve(weight: Array, x: Array, stride: Axes, dilation: Axes, out: Array) -> None:
     """Write the sums of every window's products: weights (out_channels, channels, *kernel), all on three axes."""
     rows, batch = len(weight), len(x)
-    starts, steps, width = _places(x.shape[1], x.shape[2:], weight.shape[2:], stride, dilation, out.shape[2:])
+    starts, steps, width = places_of(x.shape[1], x.shape[2:], weight.shape[2:], stride, dilation, out.shape[2:])
     panels = -(-batch * len(starts) * -(-width // (VECTOR_BYTES // x.itemsize)) // _VECTORS)
     splits = max(1, min(-(-_LEAST_PARTS // panels), rows // _LEAST_ROWS))
     parts = panels * splits
@@ -62,7 +62,7 @@ def convolve(weight: Array, x: Array, stride: Axes, dilation: Axes, out: Array) 
 
 
 @lru_cache(maxsize=256)
-def _places(
+def places_of(
     channels: int, inputs: Axes, kernel: Axes, stride: Axes, dilation: Axes, outputs: Axes
 ) -> tuple[Array, Array, int]:
     """Return where rows of windows begin in a sample, how far behind each channel and tap lies, and a row's length."""

@@ -28,6 +28,7 @@ from sparsebp.kernels.host.engine.simd.arithmetic import (
     power_of_two,
     square_root,
     where_positive,
+    where_within,
 )
 from sparsebp.kernels.host.engine.simd.memory import (
     address,
@@ -88,6 +89,7 @@ __all__ = [
     "store_pieces",
     "store_up_to",
     "where_positive",
+    "where_within",
     "word_at",
     "zeros",
 ]

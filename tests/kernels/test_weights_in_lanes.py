@@ -1,0 +1,63 @@
+"""The gradient at the weights of unpadded convolutions with few output channels, against PyTorch in more digits."""
+
+import numpy as np
+import pytest
+import torch
+
+from sparsebp import kernels
+from sparsebp.core.threads import get_threads, most_threads, serial_kernels, set_threads
+from strategies import normal
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("rows", [5, 6, 8, 11, 12, 16, 17])
+@pytest.mark.parametrize(
+    "batch, channels, size, kernel, stride, dilation",
+    [(3, 6, (14, 14), (5, 5), 1, 1), (2, 3, (9, 11), (3, 2), 2, 1), (1, 1, (7, 8), (2, 3), 1, 2)],
+)
+def test_the_gradient_at_weights(dtype, rows, batch, channels, size, kernel, stride, dilation):
+    rng = np.random.default_rng(0)
+    x = normal(rng, (batch, channels, *size), np.dtype(dtype))
+    options = stride, 0, dilation
+    reach = [(n - (k - 1) * dilation - 1) // stride + 1 for n, k in zip(size, kernel, strict=True)]
+    gy = normal(rng, (batch, rows, *reach), np.dtype(dtype))
+    want, terms = (_gradient(kernel, *map(torch.from_numpy, pair), options)
+                   for pair in ((gy, x), (np.abs(gy), np.abs(x))))  # fmt: skip
+    out = np.empty((rows, channels, 1, *kernel), dtype)
+    options = (1, stride, stride), (0, 0, 0), (1, dilation, dilation), 1
+    kernels.get(np).correlate(gy[:, :, None], x[:, :, None], *options, out)
+    assert (np.abs(out[:, :, 0] - want) <= 8 * np.finfo(dtype).eps * terms).all()
+
+
+def _gradient(kernel, gy, x, options):
+    weight = torch.zeros((gy.shape[1], x.shape[1], *kernel), dtype=torch.float64, requires_grad=True)
+    torch.nn.functional.conv2d(x.double(), weight, None, *options).backward(gy.double())
+    return weight.grad.numpy()
+
+
+def test_sums_over_many_samples_keep_their_digits():
+    """Each sample has a sum of its own: 20 000 equal terms are added up to a few roundings."""
+    x, y = np.full((200, 1, 1, 12, 12), 0.1, np.float32), np.full((200, 16, 1, 10, 10), 0.7, np.float32)
+    out = np.empty((16, 1, 1, 3, 3), np.float32)
+    kernels.get(np).correlate(y, x, (1, 1, 1), (0, 0, 0), (1, 1, 1), 1, out)
+    np.testing.assert_allclose(out, 20_000 * np.float64(x.flat[0]) * np.float64(y.flat[0]), rtol=1e-5)
+
+
+def test_the_same_for_any_number_of_threads():
+    rng, k, before, found = np.random.default_rng(0), kernels.get(np), get_threads(), []
+    y, x = normal(rng, (64, 16, 1, 10, 10), np.float32), normal(rng, (64, 6, 1, 14, 14), np.float32)
+
+    def run():
+        found.append(np.empty((16, 6, 1, 5, 5), np.float32))
+        k.correlate(y, x, (1, 1, 1), (0, 0, 0), (1, 1, 1), 1, found[-1])
+
+    try:
+        for threads in {1, most_threads()}:
+            set_threads(threads)
+            run()
+    finally:
+        set_threads(before)
+    with serial_kernels():
+        run()
+    for results in found[1:]:
+        np.testing.assert_array_equal(found[0], results)
