@@ -31,6 +31,7 @@ class ProductPlan:
     strategy : str
         ``identity`` (the other operand's values), ``scale_rows`` (A diagonal), ``scale_columns`` (B diagonal),
         ``select_rows`` and ``select_columns`` (A or B a selection, at most one entry a row), ``dense`` (A and B full),
+        ``filled`` (nearly full ones, written out as dense matrices),
         ``runs`` (rows of B consist of runs of neighbouring columns), ``blocks`` (A and B consist of small dense
         blocks), ``gather`` (every entry of C is one product), ``pairs`` (every entry of C is summed from the list of
         its products; where rows of B are short), ``positions`` (Gustavson's algorithm with each product's place in its

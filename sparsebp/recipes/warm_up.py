@@ -101,6 +101,8 @@ def _sparse_products(dtype: np.dtype) -> None:
                 _multiply(plan_by(strategy), dtype)
     blocks = _pattern(np.ones((26, 26), bool))  # are of 2 by 2
     _multiply(plan_by(next(way for way in candidates_of_structure(blocks, blocks) if way.name == "blocks")), dtype)
+    full = _pattern(np.indices((64, 64)).sum(axis=0) % 9 > 0)
+    _multiply(plan_product(full, full), dtype)
     diagonal, square = SparsityPattern.diagonal(12), _pattern(scattered[:, :12])
     for plan in (plan_product(diagonal, square), plan_product(square, diagonal)):
         _multiply(plan, dtype)

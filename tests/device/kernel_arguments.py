@@ -189,6 +189,9 @@ class Maker:
         columns = Columns(np.array([0, 3, 1, 2, 3], np.int32), c_indices, 4, given.pop("places").row_cuts)
         return {"rows": given.pop("rows"), "columns": columns} | given
 
+    def spgemm_filled(self) -> Arguments:
+        return self.spgemm_accumulate()
+
     # ---- sliding windows ----
 
     def _convolution(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:

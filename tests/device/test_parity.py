@@ -218,6 +218,7 @@ def _length_is_free(kernel: str, argument: str) -> bool:
         "spgemm_runs": {"b_data", "run_ptr", "run_lengths", "starts", "row_cuts", "out"},
         "spgemm_blocks": {"b_indptr", "b_data", "out", "positions", "row_cuts"},
         "spgemm_accumulate": {"b_indptr", "row_cuts"},
+        "spgemm_filled": {"b_indptr", "row_cuts"},
         "rnn_maps": {"maps"},
         "gru_maps": {"maps"},
         "lstm_maps": {"maps"},

@@ -13,7 +13,7 @@ from sparsebp.core.errors import DTypeError, ShapeError
 from sparsebp.core.threads import get_threads, set_threads
 from sparsebp.kernels.operands import Places, Rows
 from sparsebp.products import product
-from sparsebp.products.strategies import blocks, runs
+from sparsebp.products.strategies import blocks, filled, runs
 from sparsebp.products.symbolic import row_cuts
 from strategies import csr_patterns, index_dtypes, normal, reals, seeds, sizes, tolerance
 
@@ -68,6 +68,7 @@ KERNELS = {
     "blocks": "spgemm_blocks",
     "pairs": "spgemm_pairs",
     "accumulate": "spgemm_accumulate",
+    "filled": "spgemm_filled",
 }
 
 
@@ -108,6 +109,7 @@ def test_kernels_of_other_strategies(backend, draw, inner, batch, a_shared, b_sh
     a, b = SparsityPattern(*left), SparsityPattern(*right)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runs, "RUN_LENGTH", 0)
+        patch.setattr(filled, "worth", lambda *sizes: True)
         if strategy == "blocks":
             patch.setattr(blocks.AddBlocks, "_size", size)
         candidate = {one.name: one for one in product.candidates_of_structure(a, b)}.get(strategy)

@@ -13,7 +13,7 @@ from sparsebp import SparsityPattern, kernels, plan_product
 from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, MemoryLimitError, ShapeError
 from sparsebp.core.threads import get_threads, set_threads
 from sparsebp.products import product, symbolic
-from sparsebp.products.strategies import positions, runs
+from sparsebp.products.strategies import filled, positions, runs
 from strategies import csr_patterns, normal, reals, seeds, sizes, tolerance
 
 
@@ -193,6 +193,7 @@ def cases():
         "gather": (general, disjoint_pattern(300)),
         "runs": (general, runs_pattern(300, 100)),
         "blocks": (blocks_pattern(60, 70, 3, 3), blocks_pattern(70, 50, 3, 2)),
+        "filled": (random_pattern(270, 280, 0.4), random_pattern(280, 290, 0.4, 1)),
         "dense": (SparsityPattern.dense(60, 50), SparsityPattern.dense(50, 70)),
     }
 
@@ -347,6 +348,7 @@ def candidates(a, b):
     """A plan for every strategy that fits, runs of any length among them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runs, "RUN_LENGTH", 0)
+        patch.setattr(filled, "worth", lambda *sizes: True)
         return [(one, product.plan_by(one)) for one in product.candidates_of_structure(a, b)]
 
 
@@ -367,6 +369,31 @@ def test_every_strategy_that_fits_gives_the_product(backend, pair, batch, a_shar
         assert plan.index_bytes in (own + candidate.index_bytes, candidate.index_bytes), candidate.name
         got = dense(plan.pattern, backend.numpy(product_on(backend, plan, a_data, b_data, None)), many)
         np.testing.assert_allclose(got, expected, **tolerance(dtype), err_msg=plan.strategy)
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("of_a", [True, False])
+def test_values_that_are_not_finite_meet_entries_alone(value, of_a):
+    a, b = cases()["filled"]
+    plan, rng = plan_product(a, b), np.random.default_rng(5)
+    assert plan.strategy == "filled"
+    a_data, b_data = (draw_values(rng, p, 1, True, np.float64) for p in (a, b))
+    (a_data if of_a else b_data)[1234] = value
+    ones = matrix(a, np.ones(a.nnz)) @ matrix(b, np.ones(b.nnz))
+    expected = (matrix(a, a_data) @ matrix(b, b_data)).toarray()[ones.toarray() > 0]
+    got = plan(a_data, b_data)
+    assert 0 < np.count_nonzero(~np.isfinite(got)) < 300
+    np.testing.assert_allclose(got, expected)
+
+
+def test_nearly_full_matrices_give_the_bits_of_sums_by_entries():
+    a, b = cases()["filled"]
+    filled_plan, *_, summed = (product.plan_by(one) for one in product.candidates_of_structure(a, b))
+    assert (filled_plan.strategy, summed.strategy) == ("filled", "accumulate")
+    a_data, b_data = (draw_values(np.random.default_rng(6), p, 3, False, np.float32) for p in (a, b))
+    alone = filled_plan(np.ascontiguousarray(a_data[:, 1]), np.ascontiguousarray(b_data[:, 1]))
+    np.testing.assert_array_equal(alone, filled_plan(a_data, b_data)[:, 1])
+    np.testing.assert_array_equal(filled_plan(a_data, b_data), summed(a_data, b_data))
 
 
 def test_selections_with_empty_rows_list_their_products():

@@ -15,7 +15,7 @@ from typing import Any
 
 STRATEGIES = (
     "identity", "scale_rows", "scale_columns", "select_rows", "select_columns", "gather", "dense", "runs", "blocks",
-    "pairs", "positions", "accumulate", "matvec",
+    "filled", "pairs", "positions", "accumulate", "matvec",
 )  # fmt: skip
 """What `Prices.products` has a price for: the strategies of `ProductPlan`, and a matrix times a vector."""
 
@@ -161,8 +161,8 @@ def parse(found: Any, *, calibrated: bool, measured: Mapping[str, Any]) -> Price
     """
     found = _named("prices", found, (*_NUMBERS, "products", "recurrent"))
     products = found["products"]
-    if isinstance(products, dict) and "positions" in products:  # a list from before there were lists of pairs
-        products = {"pairs": products["positions"]} | products
+    if isinstance(products, dict) and "positions" in products:  # a list from before there were other ways for these
+        products = {"pairs": products["positions"], "filled": products["positions"]} | products
     products = _named("prices.products", products, STRATEGIES)
     recurrent = found["recurrent"]
     if isinstance(recurrent, dict) and "gru" in recurrent:  # a list from before there was an LSTM has its like

@@ -203,6 +203,7 @@ def _plans() -> Iterator[ProductPlan]:
     yield plan_product(hwc, after)
     yield plan_product(*[SparsityPattern.from_scipy(finite_elements(600, unknowns=3))] * 2)
     yield plan_product(SparsityPattern.dense(96, 96), SparsityPattern.dense(96, 96))
+    yield plan_product(*[_scattered(rng, 128, 128, 80)] * 2)
 
 
 def _scattered(rng: np.random.Generator, rows: int, columns: int, each: int) -> SparsityPattern:

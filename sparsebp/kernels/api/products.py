@@ -120,18 +120,31 @@ class ProductKernels(Family):
 
         Scratch: n sums (times a vector, if there is a batch) for every part or block that runs.
         """
-        kind = _check_rows(rows, a_data, b_data, out)
-        exact("b_indices", columns.b_indices, kind, (len(b_data),))
-        exact("c_indices", columns.c_indices, kind, (len(out),))
-        if columns.n < 0:
-            raise ShapeError(
-                "The number of columns is negative",
-                expected="columns >= 0",
-                got=str(columns.n),
-                remedy="Pass the number of columns of B",
-            )
-        _check_cuts("row_cuts", columns.row_cuts)
+        _check_columns(rows, columns, a_data, b_data, out)
         self._run.spgemm_accumulate(rows, columns, a_data, b_data, out)
+
+    def spgemm_filled(self, rows: Rows, columns: Columns, a_data: Array, b_data: Array, out: Array) -> None:
+        """A, B and C are nearly full: the same through dense matrices, where that is the quicker.
+
+        Values that are not finite meet entries alone, never what is not there. Scratch: the three matrices.
+        """
+        _check_columns(rows, columns, a_data, b_data, out)
+        self._run.spgemm_filled(rows, columns, a_data, b_data, out)
+
+
+def _check_columns(rows: Rows, columns: Columns, a_data: Array, b_data: Array, out: Array) -> None:
+    """Check what products without an index have."""
+    kind = _check_rows(rows, a_data, b_data, out)
+    exact("b_indices", columns.b_indices, kind, (len(b_data),))
+    exact("c_indices", columns.c_indices, kind, (len(out),))
+    if columns.n < 0:
+        raise ShapeError(
+            "The number of columns is negative",
+            expected="columns >= 0",
+            got=str(columns.n),
+            remedy="Pass the number of columns of B",
+        )
+    _check_cuts("row_cuts", columns.row_cuts)
 
 
 def _check_rows(rows: Rows, a_data: Array, b_data: Array, out: Array) -> object:

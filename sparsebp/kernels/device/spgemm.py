@@ -74,6 +74,10 @@ class SpgemmKernels(Launcher):
         defines = types(a_data, rows.a_indptr)
         self._rows("spgemm_rows.cu", "spgemm_accumulate", defines, WARP, arrays, a_data, b_data, out)
 
+    def spgemm_filled(self, rows: Rows, columns: Columns, a_data: Array, b_data: Array, out: Array) -> None:
+        """The same: who looks at the values first, whether all are finite, would have to wait for the device."""
+        self.spgemm_accumulate(rows, columns, a_data, b_data, out)
+
     def _rows(
         self,
         file: str,

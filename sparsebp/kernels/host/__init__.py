@@ -30,9 +30,9 @@ from sparsebp.kernels.host.recurrent.inference import infer  # noqa: E402
 from sparsebp.kernels.host.recurrent.lstm import LstmKernels  # noqa: E402
 from sparsebp.kernels.host.recurrent.rnn import RnnKernels  # noqa: E402
 from sparsebp.kernels.host.sparse import chain  # noqa: E402
-from sparsebp.kernels.host.sparse.accumulate import AccumulateKernels  # noqa: E402
 from sparsebp.kernels.host.sparse.blocks import BlockKernels  # noqa: E402
 from sparsebp.kernels.host.sparse.csr import CsrKernels  # noqa: E402
+from sparsebp.kernels.host.sparse.filled import FilledKernels  # noqa: E402
 from sparsebp.kernels.host.sparse.pairs import PairKernels  # noqa: E402
 from sparsebp.kernels.host.sparse.positions import PositionKernels  # noqa: E402
 from sparsebp.kernels.host.sparse.runs import RunKernels  # noqa: E402
@@ -65,7 +65,7 @@ class HostKernels(
     SelectionKernels,
     RunKernels,
     BlockKernels,
-    AccumulateKernels,
+    FilledKernels,
     DenseKernels,
     RnnKernels,
     GruKernels,

@@ -7,6 +7,7 @@ from typing import Any
 from sparsebp.products.strategies.accumulate import Accumulate
 from sparsebp.products.strategies.blocks import AddBlocks
 from sparsebp.products.strategies.dense import Dense
+from sparsebp.products.strategies.filled import Filled
 from sparsebp.products.strategies.gather import Gather
 from sparsebp.products.strategies.identity import Identity
 from sparsebp.products.strategies.pairs import SumPairs
@@ -20,7 +21,7 @@ from sparsebp.products.strategies.strategy import Strategy, StrategyOfKinds
 OF_KINDS: tuple[type[StrategyOfKinds], ...] = (Identity, ScaleRows, ScaleColumns, Dense)
 """Of these, the first that takes the kinds of A and B is the only one."""
 OF_STRUCTURE: tuple[type[Strategy], ...] = (
-    SelectRows, SelectColumns, AddRuns, AddBlocks, Gather, SumPairs, Positions, Accumulate,
+    SelectRows, SelectColumns, Filled, AddRuns, AddBlocks, Gather, SumPairs, Positions, Accumulate,
 )  # fmt: skip
 """What is left to the others, when the structure of the product has been looked at; the last always fits."""
 
@@ -30,4 +31,14 @@ def by_kinds(a: Any, b: Any) -> type[StrategyOfKinds] | None:
     return next((strategy for strategy in OF_KINDS if strategy.takes(a, b)), None)
 
 
-__all__ = ["OF_KINDS", "OF_STRUCTURE", "Gather", "Identity", "Positions", "Strategy", "StrategyOfKinds", "by_kinds"]
+__all__ = [
+    "OF_KINDS",
+    "OF_STRUCTURE",
+    "Filled",
+    "Gather",
+    "Identity",
+    "Positions",
+    "Strategy",
+    "StrategyOfKinds",
+    "by_kinds",
+]

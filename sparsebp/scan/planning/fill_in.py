@@ -20,7 +20,8 @@ from sparsebp.core.types import PatternKind
 from sparsebp.patterns import SparsityPattern
 from sparsebp.patterns.validate import index_bytes
 from sparsebp.products import ProductPlan
-from sparsebp.products.strategies import Gather, Positions, Strategy, by_kinds
+from sparsebp.products.strategies import Filled, Gather, Positions, Strategy, by_kinds
+from sparsebp.products.strategies.filled import worth
 
 KEYS = 32
 """Keys of a row. A count's standard error is ``1 / sqrt(KEYS - 2)``, 18 %, and that of a sum over rows less."""
@@ -107,9 +108,13 @@ class FillIn:
             pattern = EstimatedPattern(shape, "dense", before + after, self)
             return EstimatedProduct(pattern, told, told.count(right, left))
         kind: PatternKind = "selection" if right.kind == left.kind == "selection" else "general"
-        how = Gather if right.kind == "selection" else Positions  # one multiplication an entry
-        products = float(self.counts(after, rows=False) @ self.counts(before, rows=True))
-        return EstimatedProduct(EstimatedPattern(shape, kind, before + after, self), how, round(products))
+        products = round(float(self.counts(after, rows=False) @ self.counts(before, rows=True)))
+        how: type[Strategy] = Positions
+        if right.kind == "selection":  # one multiplication an entry
+            how = Gather
+        elif left.kind != "selection" and worth(shape[0], right.shape[1], shape[1], products):
+            how = Filled
+        return EstimatedProduct(EstimatedPattern(shape, kind, before + after, self), how, products)
 
     def counts(self, members: Members, *, rows: bool) -> np.ndarray:
         """Return the entries of every row, or column, of a product, exact for one member."""

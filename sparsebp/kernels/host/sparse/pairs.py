@@ -112,20 +112,8 @@ def _lists_of(n, counts, p, order, e, shift, mask, a, b, out, zero):
     """Sum the lists of n words, a constant; return what comes next."""
     for _ in range(counts[n - 1]):
         s = _add(zero, p, 0, shift, mask, a, b)
-        if n > 1:
-            s = _add(s, p, 1, shift, mask, a, b)
-        if n > 2:
-            s = _add(s, p, 2, shift, mask, a, b)
-        if n > 3:
-            s = _add(s, p, 3, shift, mask, a, b)
-        if n > 4:
-            s = _add(s, p, 4, shift, mask, a, b)
-        if n > 5:
-            s = _add(s, p, 5, shift, mask, a, b)
-        if n > 6:
-            s = _add(s, p, 6, shift, mask, a, b)
-        if n > 7:
-            s = _add(s, p, 7, shift, mask, a, b)
+        for q in range(1, n):  # written out, as n is known where this is called
+            s = _add(s, p, q, shift, mask, a, b)
         out[order[e]] = s
         p = simd.advance(p, n)
         e += 1
