@@ -248,6 +248,11 @@ def _flat(xp: ModuleType, x: Array) -> Array:
     return xp.ascontiguousarray(x).reshape(*x.shape[:2], x.shape[2] * x.shape[3])
 
 
+def _mask(xp: ModuleType, cut: Cut | None) -> tuple[Array | None, tuple[float, float] | None]:
+    """Return what kernels take to cut off a gradient."""
+    return (None, None) if cut is None else (_flat(xp, cut[0]), cut[1])
+
+
 class BatchNorm1dSaved(NamedTuple):
     """What the forward of `BatchNorm1d` leaves: that of images of width 1, and the shape of x."""
 

@@ -14,8 +14,8 @@ from sparsebp.core.types import Array
 from sparsebp.nn.gradients import Gradients
 from sparsebp.nn.layer import Layer
 from sparsebp.nn.layers.activations import Clamped, Hardtanh, ReLU
-from sparsebp.nn.norms.batch import BatchNorm2d
 from sparsebp.nn.layers.units import ReLU6
+from sparsebp.nn.norms.batch import BatchNorm2d
 
 
 def together(layer: Any, behind: Any) -> bool:
