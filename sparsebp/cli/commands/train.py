@@ -57,9 +57,7 @@ def train(
         ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in the folder.")] = False,
-    compare: Annotated[
-        bool, typer.Option("--compare", help="Train again by bp, and compare a scan with it.")
-    ] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="Train again by bp, and compare a scan with it.")] = False,
     json: JsonOption = False,
 ) -> None:
     """Train a network by scanning transposed Jacobians.
