@@ -8,8 +8,8 @@ import scipy.sparse as sp
 from numpy.testing import assert_allclose
 
 from sparsebp import SparsityPattern
-from sparsebp.bench.spgemm import products
-from sparsebp.bench.tools import environment, mkl, peers, sparse_peers
+from sparsebp.bench.spgemm import mkl, products, sparse_peers
+from sparsebp.bench.tools import environment, peers
 from sparsebp.core.errors import MissingDependencyError
 from sparsebp.products.product import candidates_of_structure, plan_by
 

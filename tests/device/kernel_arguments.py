@@ -228,7 +228,15 @@ class Maker:
         shape, weighted = (self.batch, self.hidden, 7), not self.shared
         numbers = {name: self.real(self.hidden) if weighted else None for name in ("weight", "bias")}
         written = {name: self.out(self.hidden) for name in ("mean", "var", "scale")}
-        return {"x": self.real(*shape)} | numbers | {"eps": 1e-3} | written | {"out": self.out(*shape)}
+        return (
+            {"x": self.real(*shape)} | numbers | {"eps": 1e-3} | written | {"out": self.out(*shape), "limits": limits}
+        )
+
+    def _cut(self) -> Arguments:
+        """What cuts a gradient off, or does not."""
+        if self.shared:
+            return {"y": None, "limits": None}
+        return {"y": self.real(self.batch, self.hidden, 7), "limits": (-0.5, 0.3)}
 
     def channel_scale(self) -> Arguments:
         numbers = {name: self.real(self.hidden) for name in ("mean", "factor", "offset")}
@@ -241,6 +249,7 @@ class Maker:
             "mean": self.real(self.hidden),
             "sums": self.out(self.hidden),
             "products": self.out(self.hidden),
+            **self._cut(),
         }
 
     def channel_back(self) -> Arguments:
@@ -249,7 +258,7 @@ class Maker:
         weight = None if self.shared else self.real(self.hidden)
         sums = {name: self.out(self.hidden) for name in ("sums", "products")}
         arrays = {name: self.real(*shape) for name in ("gy", "x")}
-        return arrays | numbers | {"weight": weight} | sums | {"out": self.out(*shape)}
+        return arrays | numbers | {"weight": weight} | sums | {"out": self.out(*shape), "known": False} | self._cut()
 
     def channel_track(self) -> Arguments:
         arrays = {name: self.gate(self.hidden) for name in ("mean", "var")}

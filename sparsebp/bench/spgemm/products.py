@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp.bench.tools import pictures, report, sparse_peers
+from sparsebp.bench.spgemm import sparse_peers
+from sparsebp.bench.tools import pictures, report
 from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run, refuse_difference, with_threads
 from sparsebp.bench.tools.environment import copy_bandwidth
 from sparsebp.bench.tools.matrices import Pair, Targets, pairs

@@ -167,7 +167,9 @@ class Sequential(Container):
             shapes.append(x.shape)
             behind = children[number + 1][1] if number + 1 < len(children) else None
             try:
-                found = clamped.forward(layer, behind, x) if clamped.together(layer, behind) else None
+                found = None
+                if behind is not None and clamped.together(layer, behind):
+                    found = clamped.forward(layer, behind, x)
                 x, layer_saved = forward_of(layer, x, **options.get(name, {})) if found is None else found
             except ShapeError as error:
                 if not saved:  # x itself, of which the layer speaks

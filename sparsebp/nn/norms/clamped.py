@@ -17,10 +17,17 @@ from sparsebp.nn.layers.activations import Clamped, Hardtanh, ReLU
 from sparsebp.nn.layers.units import ReLU6
 from sparsebp.nn.norms.batch import BatchNorm2d
 
+_REPLACEABLE = frozenset({"forward", "gradients", "input_grad", "weight_grad"})
+
 
 def together(layer: Any, behind: Any) -> bool:
-    """Whether `layer` is batch normalisation of images and `behind` cuts off; subclasses may do other things."""
-    return type(layer) is BatchNorm2d and type(behind) in (ReLU, ReLU6, Hardtanh)
+    """Whether `layer` is batch normalisation of images and `behind` cuts off.
+
+    Subclasses, and objects whose methods a program has replaced, may do other things.
+    """
+    if type(layer) is not BatchNorm2d or type(behind) not in (ReLU, ReLU6, Hardtanh):
+        return False
+    return _REPLACEABLE.isdisjoint(vars(layer)) and _REPLACEABLE.isdisjoint(vars(behind))
 
 
 def forward(layer: Layer, behind: Layer, x: Array) -> tuple[Array, Any] | None:

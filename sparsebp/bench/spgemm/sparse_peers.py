@@ -6,7 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
-from sparsebp.bench.tools import mkl, peers
+from sparsebp.bench.spgemm import mkl
+from sparsebp.bench.tools import peers
 
 Prepare: TypeAlias = Callable[[Any, Any], dict[str, Callable[[], object]]]
 """Takes two SciPy CSR arrays of float32 and returns what is timed, by the name of the side."""
