@@ -228,9 +228,8 @@ class Maker:
         shape, weighted = (self.batch, self.hidden, 7), not self.shared
         numbers = {name: self.real(self.hidden) if weighted else None for name in ("weight", "bias")}
         written = {name: self.out(self.hidden) for name in ("mean", "var", "scale")}
-        return (
-            {"x": self.real(*shape)} | numbers | {"eps": 1e-3} | written | {"out": self.out(*shape), "limits": limits}
-        )
+        out = {"out": self.out(*shape), "limits": (-0.5, 0.3) if weighted else None}
+        return {"x": self.real(*shape)} | numbers | {"eps": 1e-3} | written | out
 
     def _cut(self) -> Arguments:
         """What cuts a gradient off, or does not."""
