@@ -131,6 +131,39 @@ def test_sums_are_taken_once_whichever_comes_first(monkeypatch, weights_first):
         np.testing.assert_array_equal(grad, want[1][name])
 
 
+@pytest.mark.parametrize("weights_first", [True, False])
+@pytest.mark.parametrize("layers", [(nn.BatchNorm2d(3),), (nn.BatchNorm1d(3),), (nn.BatchNorm2d(3), nn.ReLU())])
+def test_gradients_may_be_written_to_before_the_others_are_asked_for(layers, weights_first):
+    layer = layers[0] if len(layers) == 1 else nn.Sequential(*layers)
+    shape = (4, 3, 5) if isinstance(layer, nn.BatchNorm1d) else (2, 3, 4, 5)
+    x, gy = np.random.default_rng(0).standard_normal((2, *shape), dtype=np.float32)
+    _, saved = layer.forward(x)
+    want = layer.gradients(gy, saved)
+    at_input, weights = want.input_grad(), want.weight_grad()
+    got = layer.gradients(gy, saved)
+    for _ in range(2):
+        if weights_first:
+            for name, grad in got.weight_grad().items():
+                np.testing.assert_array_equal(grad, weights[name])
+                grad[...] = np.nan
+        found = got.input_grad()
+        np.testing.assert_array_equal(found, at_input)
+        found[...] = np.nan
+        if not weights_first:
+            for name, grad in got.weight_grad().items():
+                np.testing.assert_array_equal(grad, weights[name])
+                grad[...] = np.nan
+
+
+@pytest.mark.filterwarnings("error")
+def test_limits_beyond_the_dtype():
+    model = nn.Sequential(nn.BatchNorm2d(2), nn.Hardtanh(-1, 1e39))
+    x = np.random.default_rng(0).standard_normal((2, 2, 3, 3), dtype=np.float32)
+    y, saved = model.forward(x)
+    np.testing.assert_array_equal(y, np.maximum(model[0].forward(x)[0], -1))
+    assert np.isfinite(model.gradients(np.ones_like(y), saved).input_grad()).all()
+
+
 def test_a_chain_of_stages_computes_what_the_layers_compute_by_themselves():
     """An executor runs both stages in one pass, forward and backward: the same parameters, bit for bit, as without."""
     rng = np.random.default_rng(0)

@@ -10,6 +10,7 @@ equal numbers is that number.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numba
 import numpy as np
@@ -47,8 +48,7 @@ class ChannelKernels:
         """Statistics of every channel, and the channel normalised by them; parts are of channels."""
         parts, number = min(parts_for(4 * x.size), max(len(mean), 1)), x.dtype.type
         args = mean if weight is None else weight, mean if bias is None else bias, weight is not None, bias is not None
-        low, high = _NO_LIMITS if limits is None else limits
-        _normalise(team(parts), parts, x, *args, number(eps), number(low), number(high), mean, var, scale, out)
+        _normalise(team(parts), parts, x, *args, number(eps), *_rounded(limits, number), mean, var, scale, out)
 
     def channel_back(
         self, gy: Array, x: Array, mean: Array, scale: Array, weight: Array | None, sums: Array, products: Array,
@@ -85,11 +85,16 @@ class ChannelKernels:
         _factors(var, var.dtype.type(eps), scale if weight is None else weight, weight is not None, scale, factor)
 
 
-def _mask(gy: Array, y: Array | None, limits: Limits) -> tuple[Array, float, float, bool]:
+def _mask(gy: Array, y: Array | None, limits: Limits) -> tuple[Array, Any, Any, bool]:
     """Return what says where a gradient counts, between which limits, and whether anything says so."""
+    return gy if y is None else y, *_rounded(limits, gy.dtype.type), y is not None
+
+
+def _rounded(limits: Limits, number: Any) -> tuple[Any, Any]:
+    """Return limits in a dtype; one beyond its range is infinite, and limits nothing."""
     low, high = _NO_LIMITS if limits is None else limits
-    number = gy.dtype.type
-    return gy if y is None else y, number(low), number(high), y is not None
+    with np.errstate(over="ignore"):
+        return number(low), number(high)
 
 
 # The functions below are compiled: their arguments are arrays, pointers and bounds.

@@ -118,7 +118,8 @@ class Clamped(InPlace):
 
     def inside(self, dtype: np.dtype) -> tuple[Any, Any]:
         """Return the lower limit, as it rounds in this dtype, and the largest y whose slope is 1."""
-        low, high = (dtype.type(limit) for limit in self.limits())
+        with np.errstate(over="ignore"):  # one beyond the dtype's range is infinite
+            low, high = (dtype.type(limit) for limit in self.limits())
         return low, high if np.isinf(high) else np.nextafter(high, low)
 
 

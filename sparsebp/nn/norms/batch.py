@@ -190,7 +190,8 @@ class BatchNorm2d(Layer):
             kernels.get(xp).channel_products(_flat(xp, gy), _flat(xp, x), mean, sums, products, *_mask(xp, cut))
             if kept is not None:
                 kept.append((sums, products, backend.record(xp)))
-        grads = {"weight": products * scale, "bias": sums}
+        own = sums if kept is None else sums.copy()  # I may still read them when a caller has written to the gradients
+        grads = {"weight": products * scale, "bias": own}
         return {name: grads[name] for name in self.params}
 
     def _sums(self, xp: ModuleType, mean: Array, kept: Sums | None) -> tuple[Array, Array]:
