@@ -101,8 +101,7 @@ def team(crew: teams._Team) -> Iterator[int]:
 def cores_apart() -> Iterator[None]:
     """Keep the calling thread on one core, and all helpers on the others.
 
-    A helper that is woken on the caller's own core goes back to sleep. While others keep the second core of two busy,
-    a scheduler may wake it there every time.
+    A helper that is woken on the caller's own core moves to another one, where others may compute as well.
     """
     cores = os.sched_getaffinity(0)
     if len(cores) < 2:
@@ -148,6 +147,31 @@ def test_every_part_runs_once(team: int, parts: int) -> None:
 
 def test_helpers_come(crew: teams._Team, team: int) -> None:
     assert 2 <= met(crew) <= crew.helpers + 1
+
+
+def test_a_helper_leaves_the_callers_core(crew: teams._Team, team: int) -> None:
+    cores = os.sched_getaffinity(0)
+    if len(cores) < 2:
+        pytest.skip("needs two cores")
+    own = {min(cores)}
+    helpers = [thread.native_id or 0 for thread in threading.enumerate() if thread.name == "sparsebp helper"]
+    came = 0
+    try:
+        os.sched_setaffinity(0, own)
+        for _ in range(300):
+            for helper in helpers:
+                os.sched_setaffinity(helper, own)
+            crew._room[RESUME // 8] = 0
+            parts, here = crew.helpers + 1, np.zeros(1, np.int64)
+            runs, who = record(parts)
+            meet(crew.address, parts, runs, who, here.ctypes.data, 2, myself(), 0)
+            assert (runs == 1).all()
+            if came := len(set(who)) - 1:
+                break
+        assert came and any(not os.sched_getaffinity(helper) & own for helper in helpers)
+    finally:
+        for thread in (0, *helpers):
+            os.sched_setaffinity(thread, cores)
 
 
 @pytest.mark.parametrize("bad", [0, 31, 63])

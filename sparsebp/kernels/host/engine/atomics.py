@@ -27,7 +27,15 @@ usleep: Any = types.ExternalFunction("usleep", types.int32(types.uint32))
 
 if sys.platform == "linux":
     sched_getcpu: Any = types.ExternalFunction("sched_getcpu", types.int32())
+    sched_setaffinity: Any = types.ExternalFunction(
+        "sched_setaffinity", types.int32(types.int32, types.intp, types.intp)
+    )
 else:
+
+    @numba.njit(**JIT)
+    def sched_setaffinity(thread, size, cores):  # type: ignore[no-untyped-def]
+        """Return -1: nobody may choose cores."""
+        return np.int32(-1)
 
     @numba.njit(**JIT)
     def sched_getcpu():  # type: ignore[no-untyped-def]

@@ -7,7 +7,8 @@ given a core at once when it is woken, also by a scheduler that has other proces
 
 - Every thread has a range of the parts of its own, and takes of another's, from the end, when it is done: the same
   rows meet the same core again in the next kernel, as with a fixed schedule.
-- A helper that is woken on the caller's own core, as no other is free, goes back to sleep.
+- A helper that is woken on the caller's own core, as no other is free, moves to another one, and shares it with who
+  computes there. A scheduler would leave it where it is until the caller is done.
 - Where other processes made the team lose time nevertheless, the caller works alone for `PATIENCE` times that long:
   so much at most is lost. A loss counts for `MOST_LOST` at most: longer ones are those of a process that was stopped.
 - One caller has the team at a time. Another one that comes meanwhile, in another thread, works alone.
@@ -46,6 +47,7 @@ from sparsebp.kernels.host.engine.atomics import (
     usleep,
     wall_clock,
 )
+from sparsebp.kernels.host.engine.cores import leave, own_cores
 from sparsebp.kernels.host.engine.parts import INNER_JIT, JIT, WORTH
 from sparsebp.kernels.host.engine.simd import intrinsic
 
@@ -118,11 +120,12 @@ class _Team:
             No file can be opened now to load compiled code from.
         """
         threads.prepare()
-        _help.compile((types.int64,))
+        _help.compile((types.int64, types.int64))
         self._room[_TOGETHER // 8] = _together_compiled().address
         try:
             while self._rings and self._hired < helpers:
-                threading.Thread(target=_helper, args=(self.address,), name="sparsebp helper", daemon=True).start()
+                args = self.address, _core_sets()
+                threading.Thread(target=_helper, args=args, name="sparsebp helper", daemon=True).start()
                 self._hired += 1
         except RuntimeError:  # no more threads, or the interpreter is about to end: fewer will do
             pass
@@ -131,7 +134,7 @@ class _Team:
 
 
 _rooms: list[np.ndarray] = []
-"""The memory of all teams: never freed, as helpers may sleep in it until the process ends."""
+"""The memory of all teams and helpers: never freed, as these may sleep in it until the process ends."""
 ALONE = 0
 """The team of nobody but the caller."""
 _team: _Team | None = None
@@ -173,9 +176,16 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _helper(team: int) -> None:
+def _core_sets() -> int:
+    """Return the address of what a helper takes for `leave`."""
+    sets = own_cores()
+    _rooms.append(sets)
+    return int(sets.ctypes.data)
+
+
+def _helper(team: int, cores: int) -> None:
     threads.one_blas_thread_here()
-    _help(team)
+    _help(team, cores)
 
 
 # The functions below are compiled: their arguments are addresses and numbers.
@@ -248,7 +258,7 @@ def _apart(team, until):
 
 
 @numba.njit(**JIT)
-def _help(team):
+def _help(team, cores):
     """What a helper does: sleep, and when it is woken, work on the open job if there is still room."""
     while True:
         atomic_add(team + SLEEPERS, 1)
@@ -260,7 +270,7 @@ def _help(team):
             if gate & _OPEN == 0 or gate // _NUMBER == seen:
                 if wall_clock() >= end:
                     break
-            elif sched_getcpu() == atomic_load(team + _CORE):
+            elif sched_getcpu() == atomic_load(team + _CORE) and not leave(atomic_load(team + _CORE), cores):
                 _apart(team, wall_clock() + _SAME_CORE)
                 break
             elif atomic_exchange(team + GATE, gate, gate + _CAME + _HERE):
