@@ -168,7 +168,7 @@ def picture(result: Result) -> Any:
     """Draw the speed-up over SciPy, one bar a product and kind of values, for the largest number of threads."""
     threads, rows = with_threads(result, max)
     labels = [f"{row['name']}, {row['values']}" for row in rows]
-    xlabel = f"times faster than SciPy (one thread; ours: {threads}), median and quartiles"
+    xlabel = f"times faster than SciPy on one thread (ours: {threads})"
     drawing, ax = pictures.bar_chart(labels, [], xlabel, each=0.4)
     middle, low, high = (np.array([row["scipy_ratio"][key] for row in rows]) for key in ("median", "low", "high"))
     shared, each = "#93c5fd", "#1e40af"
