@@ -23,7 +23,7 @@ from sparsebp.kernels.host.optim.product_update import (  # noqa: E402
     update_by_product,
     worth_update_by_product,
 )
-from sparsebp.kernels.host.pointwise import PointwiseKernels  # noqa: E402
+from sparsebp.kernels.host.pointwise import PointwiseKernels, add_between  # noqa: E402
 from sparsebp.kernels.host.recurrent import stream, stretches  # noqa: E402
 from sparsebp.kernels.host.recurrent.gru import GruKernels  # noqa: E402
 from sparsebp.kernels.host.recurrent.inference import infer  # noqa: E402
@@ -45,6 +45,7 @@ accept_read_only([module for name, module in sys.modules.items() if name.startsw
 
 __all__ = [
     "HostKernels",
+    "add_between",
     "bytes_at_once",
     "chain",
     "find",

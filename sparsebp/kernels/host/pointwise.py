@@ -9,6 +9,22 @@ from sparsebp.kernels.host.engine.parts import SERIAL, parts_for, span
 from sparsebp.kernels.host.engine.simd import advance, pointer
 from sparsebp.kernels.host.engine.team import parallel, team
 
+def add_between(rows: Array, bias: Array, low: float, high: float) -> None:
+    """Add `bias` to every row, in place, and leave what comes of it between the limits; a NaN stays a NaN.
+
+    Parameters
+    ----------
+    rows
+        (R, n), real, C-contiguous.
+    bias
+        (n,), of that dtype.
+    low, high
+        The limits; `high` may be infinite.
+    """
+    parts = parts_for(rows.size)
+    _add_between(team(parts), parts, rows, bias, rows.dtype.type(low), rows.dtype.type(high))
+
+
 _EXP_WEIGHT = 8  # an exponential costs about as much as this many multiply-adds
 
 
@@ -43,6 +59,17 @@ def _clamp(part, parts, x, low, high, out):
         value = source[i]
         value = low if value < low else value  # a NaN stays
         target[i] = high if value > high else value
+
+
+@parallel(**SERIAL)
+def _add_between(part, parts, rows, bias, low, high):
+    start, stop = span(part, parts, len(rows))
+    for row in range(start, stop):
+        target, added = advance(pointer(rows), row * len(bias)), pointer(bias)
+        for i in range(len(bias)):
+            value = target[i] + added[i]
+            value = low if value < low else value  # a NaN stays
+            target[i] = high if value > high else value
 
 
 @parallel(**SERIAL)
