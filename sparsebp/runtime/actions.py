@@ -6,16 +6,18 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+from sparsebp import backend, kernels
 from sparsebp.core.arguments import forward_of
-from sparsebp.core.types import Array
+from sparsebp.core.types import Array, ProductFactors
 from sparsebp.nn.gradients import Gradients, gradients_of
 from sparsebp.nn.losses.loss import check_mean
 from sparsebp.nn.norms import clamped
 from sparsebp.optim.clip import clip_grad_norm, clip_on_device, square_sums, squared_norms
-from sparsebp.runtime.stages import Stages
+from sparsebp.runtime.stages import Stages, is_ours
 from sparsebp.runtime.step import Step, Watch
 
 Run: TypeAlias = Callable[[Step], None]
+_REPLACEABLE = frozenset({"gradients", "weight_grad"})
 
 
 class _Ahead(NamedTuple):
@@ -186,6 +188,35 @@ class Actions:
                     step.grads[name] = grad
 
         return run
+
+    def are_products(self, number: int) -> bool:
+        """Whether W of a stage is one matrix product a parameter, as far as its class says, of arrays on the host."""
+        layer = self.stages[number].layer
+        if not (is_ours(layer) and hasattr(layer, "weight_grad_products") and _REPLACEABLE.isdisjoint(vars(layer))):
+            return False
+        return backend.is_host(backend.namespace(*layer.parameters().values()))
+
+    def weight_grads(self, step: Step, numbers: Sequence[int]) -> bool:
+        """W of several stages of which `are_products` holds, in one call; False, and nothing done, where one differs.
+
+        Of one micro-batch, and of parameters that are no other stage's.
+        """
+        products: dict[str, tuple[ProductFactors, tuple[int, ...]]] = {}
+        for number in numbers:
+            stage, at = self.stages[number], step.for_weights[0][number]
+            found = None if at is None else stage.layer.weight_grad_products(at.gy, at.saved)
+            if found is None:
+                return False
+            for key, name in stage.parameters.items():
+                products[name] = found[key], stage.layer.params[key].shape
+        grads = kernels.on_host().matmul_many([factors for factors, _ in products.values()])
+        if grads is None:
+            return False
+        for number in numbers:
+            step.for_weights[0][number] = None
+        for (name, (_, shape)), grad in zip(products.items(), grads, strict=True):
+            step.grads[name] = grad.reshape(shape)
+        return True
 
     def weight_grad_and_update(self, number: int, m: int, names: Sequence[str]) -> Run:
         """W and U of a stage that nothing comes between: large gradients are used as they are made, row by row."""

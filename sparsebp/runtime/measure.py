@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from sparsebp import backend
 from sparsebp.runtime.actions import Run
 from sparsebp.runtime.executor import Executor
-from sparsebp.runtime.program import Program, Task
+from sparsebp.runtime.program import Program, Task, Together
 from sparsebp.runtime.stages import Stages
 from sparsebp.runtime.step import Batch, Step
 from sparsebp.schedule import Action, Costs, Schedule, StageBytes, StepGraph
@@ -75,8 +75,22 @@ class TimedExecutor(Executor):
         if count not in self._programs:
             program = super()._program(count)
             streams = tuple(tuple(map(self._timed, stream)) for stream in program.streams)
-            self._programs[count] = replace(program, streams=streams)
+            together = {"weigh": self._timed_together(program.weigh), "use": self._timed_together(program.use)}
+            self._programs[count] = replace(program, streams=streams, **together)
         return self._programs[count]
+
+    def _timed_together(self, inner: Together) -> Together:
+        """Return a function that notes each of several actions, one after the other, in equal parts of the time."""
+
+        def run(step: Step, tasks: Sequence[Task]) -> bool:
+            start = self._stamp()
+            done = inner(step, tasks)
+            part = (self._stamp() - start) / len(tasks)
+            if done and self.counts:
+                self._marks += [(task.action, start + i * part, start + (i + 1) * part) for i, task in enumerate(tasks)]
+            return done
+
+        return run
 
     def _timed(self, task: Task) -> Task:
         action, inner = task.action, task.run

@@ -13,6 +13,7 @@ drop_stale(_PACKAGE / "kernels", _PACKAGE / "scan")  # before the imports below
 from sparsebp.kernels.host.channels import ChannelKernels  # noqa: E402
 from sparsebp.kernels.host.dense.batches import matmul_batches  # noqa: E402
 from sparsebp.kernels.host.dense.dense import DenseKernels  # noqa: E402
+from sparsebp.kernels.host.dense.many import matmul_many  # noqa: E402
 from sparsebp.kernels.host.dense.products import matmul  # noqa: E402
 from sparsebp.kernels.host.engine.lists import find  # noqa: E402
 from sparsebp.kernels.host.engine.read_only import accept_read_only  # noqa: E402
@@ -52,6 +53,7 @@ __all__ = [
     "infer",
     "matmul",
     "matmul_batches",
+    "matmul_many",
     "stream",
     "stretches",
     "update_by_product",

@@ -115,6 +115,14 @@ class Linear(Prunable):
         gy, x = self._flat(gy, saved)
         return {"weight": (gy.T, x)}, self._bias_grad(xp, gy)
 
+    def weight_grad_products(self, gy: Array, saved: Array) -> dict[str, ProductFactors] | None:
+        """Return two matrices a parameter, whose product has its gradient's numbers; None if a weight is pruned."""
+        if MASK in self.buffers:
+            return None
+        xp = self._check(gy, saved)
+        gy, x = self._flat(gy, saved)
+        return {"weight": (gy.T, x)} | ({"bias": (_row_of_ones(xp, gy), gy)} if "bias" in self.params else {})
+
     def _flat(self, gy: Array, saved: Array) -> tuple[Array, Array]:
         rows = prod(saved.shape[:-1])
         return gy.reshape(rows, self.out_features), saved.reshape(rows, self.in_features)
@@ -153,12 +161,19 @@ def column_sums(xp: ModuleType, rows: Array) -> Array:
     if not backend.is_host(xp):
         return rows.sum(axis=0)
     # A GEMV: several times faster than a sum.
-    count = rows.shape[0]
-    return matmul(xp, (_ones if count <= _KEPT else _new_ones)(count, rows.dtype), rows)[0]
+    return matmul(xp, _row_of_ones(xp, rows), rows)[0]
 
 
 _KEPT = 1 << 14
 """Numbers of a row of ones that is kept for the next sums."""
+
+
+def _row_of_ones(xp: ModuleType, rows: Array) -> Array:
+    """Return a matrix (1, number of rows) that sums them; nobody writes into it."""
+    count = rows.shape[0]
+    if not backend.is_host(xp):
+        return xp.ones((1, count), rows.dtype)
+    return (_ones if count <= _KEPT else _new_ones)(count, rows.dtype)
 
 
 def _new_ones(count: int, dtype: np.dtype) -> np.ndarray:
