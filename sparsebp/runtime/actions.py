@@ -222,14 +222,21 @@ class Actions:
         """W and U of a stage that nothing comes between: large gradients are used as they are made, row by row."""
         stage, separately = self.stages[number], (self.weight_grad(number, m), self.update(names, gathered=False))
         name_of = stage.parameters
+        refused: set[tuple[int, ...]] = set()  # shapes of gradients at the output for which the optimizer does not
 
         def run(step: Step) -> None:
             at = step.for_weights[m][number]
+            if at is None or at.gy.shape in refused:
+                for part in separately:
+                    part(step)
+                return
             takes: Any = getattr(step.update, "takes_product", None)  # an optimizer of the user's own may not know it
             factored = step.later is None and takes is not None and hasattr(stage.layer, "weight_grad_factors")
             found = stage.layer.weight_grad_factors(at.gy, at.saved) if factored else None
             products = {} if found is None else {key: pair for key, pair in found[0].items() if key in name_of}
             if found is None or not all(takes(name_of[key], factors) for key, factors in products.items()):
+                if found is not None:
+                    refused.add(at.gy.shape)
                 for part in separately:
                     part(step)
                 return
