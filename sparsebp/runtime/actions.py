@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from sparsebp import backend, kernels
+from sparsebp import kernels
 from sparsebp.core.arguments import forward_of
 from sparsebp.core.types import Array, ProductFactors
 from sparsebp.nn.gradients import Gradients, gradients_of
@@ -190,16 +190,14 @@ class Actions:
         return run
 
     def are_products(self, number: int) -> bool:
-        """Whether W of a stage is one matrix product a parameter, as far as its class says, of arrays on the host."""
+        """Whether W of a stage is one matrix product a parameter, as far as its class says."""
         layer = self.stages[number].layer
-        if not (is_ours(layer) and hasattr(layer, "weight_grad_products") and _REPLACEABLE.isdisjoint(vars(layer))):
-            return False
-        return backend.is_host(backend.namespace(*layer.parameters().values()))
+        return is_ours(layer) and hasattr(layer, "weight_grad_products") and _REPLACEABLE.isdisjoint(vars(layer))
 
     def weight_grads(self, step: Step, numbers: Sequence[int]) -> bool:
         """W of several stages of which `are_products` holds, in one call; False, and nothing done, where one differs.
 
-        Of one micro-batch, and of parameters that are no other stage's.
+        On the host, of one micro-batch, and of parameters that are no other stage's.
         """
         products: dict[str, tuple[ProductFactors, tuple[int, ...]]] = {}
         for number in numbers:

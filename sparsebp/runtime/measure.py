@@ -201,6 +201,19 @@ def _needs(schedule: Schedule, action: Action) -> Iterator[Action]:
     yield from schedule.graph.carried(action)
 
 
+def costs_alone(executor: TimedExecutor) -> Costs:
+    """Return what every action takes by itself, from steps in the order of `alone_schedule` since the last call."""
+    return measured_costs(with_handing(executor.spans(), executor.schedule), executor.bytes)
+
+
+def costs_beside(executor: TimedExecutor, alone: Costs) -> Costs:
+    """Return `alone` with how actions slow each other down, from steps on two streams since the last call."""
+    stages, schedule = executor.stages.all, executor.schedule
+    joined = {number for number, stage in enumerate(stages) if getattr(stage.layer, "children", None)}
+    spans = with_handing(executor.spans(), schedule, joined)
+    return replace(alone, slowdown=measured_slowdowns(spans, schedule, alone))
+
+
 def measured_costs(spans: Iterable[Span], stages: tuple[StageBytes, ...]) -> Costs:
     """Return the median of every action's durations, of steps on one stream."""
     found: dict[str, list[float]] = defaultdict(list)

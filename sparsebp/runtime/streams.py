@@ -146,7 +146,7 @@ class TwoStreams:
         at = 0
         while at < len(tasks):
             task, count = tasks[at], 1
-            if task.joins is not None:
+            if task.joins is not None and backend.is_host(self._xp):
                 count = self._able(tasks, at, step)
             if count > 1 and not step.aborted:
                 self._together(program, tasks[at : at + count], step)
