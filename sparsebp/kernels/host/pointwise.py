@@ -9,22 +9,6 @@ from sparsebp.kernels.host.engine.parts import SERIAL, parts_for, span
 from sparsebp.kernels.host.engine.simd import advance, pointer
 from sparsebp.kernels.host.engine.team import parallel, team
 
-def add_between(rows: Array, bias: Array, low: float, high: float) -> None:
-    """Add `bias` to every row, in place, and leave what comes of it between the limits; a NaN stays a NaN.
-
-    Parameters
-    ----------
-    rows
-        (R, n), real, C-contiguous.
-    bias
-        (n,), of that dtype.
-    low, high
-        The limits; `high` may be infinite.
-    """
-    parts = parts_for(rows.size)
-    _add_between(team(parts), parts, rows, bias, rows.dtype.type(low), rows.dtype.type(high))
-
-
 _EXP_WEIGHT = 8  # an exponential costs about as much as this many multiply-adds
 
 
@@ -45,6 +29,22 @@ class PointwiseKernels:
         """Loss and gradient of every row. A target outside [0, C) makes its row NaN instead of reading elsewhere."""
         parts = parts_for(logits.size * _EXP_WEIGHT)
         _softmax_cross_entropy(team(parts), parts, logits, target, losses, grad)
+
+
+def add_between(rows: Array, bias: Array, low: float, high: float) -> None:
+    """Add `bias` to every row, in place, and leave what comes of it between the limits; a NaN stays a NaN.
+
+    Parameters
+    ----------
+    rows
+        (R, n), real, C-contiguous.
+    bias
+        (n,), of that dtype.
+    low, high
+        The limits; `high` may be infinite.
+    """
+    parts = parts_for(rows.size)
+    _add_between(team(parts), parts, rows, bias, rows.dtype.type(low), rows.dtype.type(high))
 
 
 # The functions below are compiled: their arguments are arrays and bounds.

@@ -66,7 +66,7 @@ class Linear(Prunable):
         ShapeError, DTypeError, DeviceError
             x has no axes or another number of features, or its dtype is not the weights'.
         """
-        xp, y = self._product(x)
+        y = self._product(x)
         if "bias" in self.params:
             y += self.params["bias"]
         return y, x
@@ -81,12 +81,12 @@ class Linear(Prunable):
         """
         if "bias" not in self.params or self.out_features == 0:
             return None
-        _, y = self._product(x)
+        y = self._product(x)
         kernels.on_host().add_between(y.reshape(-1, self.out_features), self.params["bias"], *limits)
         return y, x
 
-    def _product(self, x: Array) -> tuple[ModuleType, Array]:
-        """Return the namespace of x, and x Wᵀ as a new array."""
+    def _product(self, x: Array) -> Array:
+        """Return x Wᵀ, a new array, after checking x."""
         weight = self._weight()
         xp = check_input(x, dtype=weight.dtype, like=weight)
         if x.ndim == 0 or x.shape[-1] != self.in_features:
@@ -94,7 +94,7 @@ class Linear(Prunable):
                 "x has the wrong shape", expected=f"(…, {self.in_features})", got=x.shape,
                 remedy="Pass an array whose last axis are the features",
             )  # fmt: skip
-        return xp, matmul(xp, x, weight.T)
+        return matmul(xp, x, weight.T)
 
     def input_grad(self, gy: Array, saved: Array) -> Array:
         """Return gy W, of the shape of x."""
