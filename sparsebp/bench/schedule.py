@@ -95,7 +95,7 @@ def measure_row(make: Callable[[], Any], shape: tuple[int, ...], rounds: Mapping
     batch = rng.standard_normal(shape, np.float32), rng.integers(10, size=shape[0])
     found = find(make, batch)
     graph = found.schedule.graph
-    size = {"stages": graph.stages, "unweighted": graph.unweighted}
+    size: dict[str, Any] = {"stages": graph.stages, "unweighted": graph.unweighted}
     # An order above the memory ratio is none that is kept; its time is shown all the same.
     orders = all_schedules(size, found.costs) | {trial.name: trial.schedule for trial in found.trials}
     check_gradients(make, batch, orders)

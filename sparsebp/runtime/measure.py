@@ -75,8 +75,8 @@ class TimedExecutor(Executor):
         if count not in self._programs:
             program = super()._program(count)
             streams = tuple(tuple(map(self._timed, stream)) for stream in program.streams)
-            together = {"weigh": self._timed_together(program.weigh), "use": self._timed_together(program.use)}
-            self._programs[count] = replace(program, streams=streams, **together)
+            weigh, use = self._timed_together(program.weigh), self._timed_together(program.use)
+            self._programs[count] = replace(program, streams=streams, weigh=weigh, use=use)
         return self._programs[count]
 
     def _timed_together(self, inner: Together) -> Together:
@@ -87,7 +87,8 @@ class TimedExecutor(Executor):
             done = inner(step, tasks)
             part = (self._stamp() - start) / len(tasks)
             if done and self.counts:
-                self._marks += [(task.action, start + i * part, start + (i + 1) * part) for i, task in enumerate(tasks)]
+                actions = [task.action for task in tasks if task.action is not None]
+                self._marks += [(action, start + i * part, start + (i + 1) * part) for i, action in enumerate(actions)]
             return done
 
         return run
