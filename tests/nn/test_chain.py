@@ -220,6 +220,7 @@ def test_time_major_layers_are_no_part_of_a_scan(scan, steps, batch, batch_first
         np.testing.assert_allclose(got[name], grad, rtol=1e-12, atol=1e-12, err_msg=name)
 
 
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(("shape", "out", "bias", "together"), [
     ((5, 4), 7, True, True), ((2, 3, 4), 7, True, True), ((4,), 7, True, True), ((0, 4), 7, True, True),
