@@ -6,8 +6,8 @@ core; with kernels and BLAS that use all cores by themselves; the same with the 
 in that of joint scheduling (Oh et al., 2022, Algorithm 1), and in that of list scheduling. ``schedule="ooo"`` measures
 them in its first steps and keeps one: the column "kept" says which, and its time is measured again with all others.
 All but ``"conventional"`` update each parameter right after its gradient. Gradients of all orders on streams of one
-core must be the same, bit for bit. The simulator is told the measured costs and predicts the orders of one core a
-stream.
+core must be the same, bit for bit. The simulator is told the costs of every action, measured in turn with the steps
+that it predicts, those of one core a stream: an hour's or a minute's old costs are those of another machine.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ from sparsebp.core import timing
 from sparsebp.core.errors import SparseBPError
 from sparsebp.runtime.candidates import FoundSchedule, all_schedules, steady
 from sparsebp.runtime.executor import Executor
+from sparsebp.runtime.measure import TimedExecutor, alone_schedule, costs_alone, costs_beside
 from sparsebp.runtime.out_of_order import OutOfOrderExecutor
+from sparsebp.runtime.stages import Stages
 from sparsebp.schedule import Schedule
+from sparsebp.schedule.builders import two_stream_list
 
 TARGETS = {"speedup": 1.1, "error": 0.15}
 """Two streams over one for nets of many small layers; the simulator's relative error."""
@@ -92,27 +95,33 @@ def measure_row(make: Callable[[], Any], shape: tuple[int, ...], rounds: Mapping
     batch = rng.standard_normal(shape, np.float32), rng.integers(10, size=shape[0])
     found = find(make, batch)
     graph = found.schedule.graph
-    size = {"stages": graph.stages, "unweighted": graph.unweighted}
+    size: dict[str, Any] = {"stages": graph.stages, "unweighted": graph.unweighted}
     # An order above the memory ratio is none that is kept; its time is shown all the same.
     orders = all_schedules(size, found.costs) | {trial.name: trial.schedule for trial in found.trials}
     check_gradients(make, batch, orders)
     orders["one"] = orders["fused"]
     steps = int(np.clip(SECONDS / found.trials[0].seconds, 2, 20))
     calls = {name: timing.Call(_steps(make, batch, order, steps, name)) for name, order in orders.items()}
+    timed = {
+        "costs alone": _timed(make, alone_schedule(Stages(make()))),
+        "costs beside": _timed(make, two_stream_list(**size, costs=found.costs)),
+    }
+    calls |= {name: timing.Call(_in_a_row(executor, batch, steps, True)) for name, executor in timed.items()}
     timings = {
         name: timing.Timing(tuple(seconds / steps for seconds in measured.seconds))
         for name, measured in timing.measure(calls, **rounds).items()
     }
+    costs = costs_beside(timed["costs beside"], costs_alone(timed["costs alone"]))
     timings["kept"] = timings[found.fastest.name]
     row: Row = {
         "batch": shape[0], "stages": graph.stages, "steps": steps, "keeps": found.fastest.name,
         "memory": found.memory, "memory_ratio": found.memory_ratio,
     }  # fmt: skip
-    row |= {name: measured.to_dict() for name, measured in timings.items()}
+    row |= {name: measured.to_dict() for name, measured in timings.items() if name not in timed}
     row |= {f"{name}_ratio": timing.ratio(timings["one"], timings[name]) for name in (*SIDES, "kept")}
     row["kept_conventional_ratio"] = timing.ratio(timings["conventional"], timings["kept"])
     for name in SIMULATED:
-        simulated = steady(orders[name], found.costs, steps)
+        simulated = steady(orders[name], costs, steps)
         row |= {f"{name}_simulated": simulated, f"{name}_error": simulated / timings[name].median - 1}
     return row
 
@@ -199,9 +208,20 @@ def _steps(
 
     model = make()
     executor = Executor(model, nn.CrossEntropyLoss(), optimizer_of(model), order)
+    return _in_a_row(executor, batch, steps, name not in ("conventional", "fused"))
 
+
+def _timed(make: Callable[[], Any], order: Schedule) -> TimedExecutor:
+    """Return who measures what every action costs in an order."""
+    from sparsebp import nn
+
+    model = make()
+    return TimedExecutor(model, nn.CrossEntropyLoss(), optimizer_of(model), order)
+
+
+def _in_a_row(executor: Executor, batch: tuple[Any, Any], steps: int, one_core: bool) -> Callable[[object], None]:
     def run_steps(_: object) -> None:
-        with contextlib.nullcontext() if name in ("conventional", "fused") else thread_pools.one_core():
+        with thread_pools.one_core() if one_core else contextlib.nullcontext():
             for _step in range(steps):
                 executor.step([batch])
             executor.flush()

@@ -252,8 +252,19 @@ _NOTHING = contextlib.nullcontext()
 
 
 def one_blas_thread_for(work: int) -> contextlib.AbstractContextManager[None]:
-    """Return `one_blas_thread` for a product of so many multiply-adds, or nothing where a BLAS wakes no second one."""
-    return _OneThread() if work > _ALONE else _NOTHING
+    """Return `one_blas_thread` for a product of so many multiply-adds.
+
+    Nothing where a BLAS wakes no second one, or the calling thread is inside such a block: to begin and end another one
+    takes longer than to look.
+    """
+    return _NOTHING if work <= _ALONE or _held() else _OneThread()
+
+
+def _held() -> bool:
+    """Say whether the calling thread is inside `one_blas_thread`, and what that asks for has been done."""
+    here = threading.get_ident()
+    blocks = (reference() for reference in tuple(_process.inside))
+    return _process.one is True and any(block is not None and block.thread == here for block in blocks)
 
 
 class _OneThread:

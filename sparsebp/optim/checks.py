@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 from sparsebp import backend
 from sparsebp.core.arguments import check_flag, check_number
 from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, OptionError
@@ -21,6 +23,8 @@ def check_named(what: str, arrays: Any) -> None:
 
 def check_is_array(what: str, array: Any) -> ModuleType:
     """Return the module of an array, NumPy or CuPy; raise `DeviceError` if it is something else."""
+    if type(array) is np.ndarray:  # as nearly always
+        return np
     if array is not None:
         with contextlib.suppress(DeviceError):
             return backend.namespace(array)

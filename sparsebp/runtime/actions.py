@@ -6,16 +6,18 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+from sparsebp import kernels
 from sparsebp.core.arguments import forward_of
-from sparsebp.core.types import Array
+from sparsebp.core.types import Array, ProductFactors
 from sparsebp.nn.gradients import Gradients, gradients_of
 from sparsebp.nn.losses.loss import check_mean
 from sparsebp.nn.norms import clamped
 from sparsebp.optim.clip import clip_grad_norm, clip_on_device, square_sums, squared_norms
-from sparsebp.runtime.stages import Stages
+from sparsebp.runtime.stages import Stages, is_ours
 from sparsebp.runtime.step import Step, Watch
 
 Run: TypeAlias = Callable[[Step], None]
+_REPLACEABLE = frozenset({"gradients", "weight_grad"})
 
 
 class _Ahead(NamedTuple):
@@ -187,18 +189,52 @@ class Actions:
 
         return run
 
+    def are_products(self, number: int) -> bool:
+        """Whether W of a stage is one matrix product a parameter, as far as its class says."""
+        layer = self.stages[number].layer
+        return is_ours(layer) and hasattr(layer, "weight_grad_products") and _REPLACEABLE.isdisjoint(vars(layer))
+
+    def weight_grads(self, step: Step, numbers: Sequence[int]) -> bool:
+        """W of several stages of which `are_products` holds, in one call; False, and nothing done, where one differs.
+
+        On the host, of one micro-batch, and of parameters that are no other stage's.
+        """
+        products: dict[str, tuple[ProductFactors, tuple[int, ...]]] = {}
+        for number in numbers:
+            stage, at = self.stages[number], step.for_weights[0][number]
+            found = None if at is None else stage.layer.weight_grad_products(at.gy, at.saved)
+            if found is None:
+                return False
+            for key, name in stage.parameters.items():
+                products[name] = found[key], stage.layer.params[key].shape
+        grads = kernels.on_host().matmul_many([factors for factors, _ in products.values()])
+        if grads is None:
+            return False
+        for number in numbers:
+            step.for_weights[0][number] = None
+        for (name, (_, shape)), grad in zip(products.items(), grads, strict=True):
+            step.grads[name] = grad.reshape(shape)
+        return True
+
     def weight_grad_and_update(self, number: int, m: int, names: Sequence[str]) -> Run:
         """W and U of a stage that nothing comes between: large gradients are used as they are made, row by row."""
         stage, separately = self.stages[number], (self.weight_grad(number, m), self.update(names, gathered=False))
         name_of = stage.parameters
+        refused: set[tuple[int, ...]] = set()  # shapes of gradients at the output for which the optimizer does not
 
         def run(step: Step) -> None:
             at = step.for_weights[m][number]
+            if at is None or at.gy.shape in refused:
+                for part in separately:
+                    part(step)
+                return
             takes: Any = getattr(step.update, "takes_product", None)  # an optimizer of the user's own may not know it
             factored = step.later is None and takes is not None and hasattr(stage.layer, "weight_grad_factors")
             found = stage.layer.weight_grad_factors(at.gy, at.saved) if factored else None
             products = {} if found is None else {key: pair for key, pair in found[0].items() if key in name_of}
             if found is None or not all(takes(name_of[key], factors) for key, factors in products.items()):
+                if found is not None:
+                    refused.add(at.gy.shape)
                 for part in separately:
                     part(step)
                 return

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from sparsebp import backend
+from sparsebp.core import threads
 from sparsebp.core.errors import OptionError
 from sparsebp.runtime.actions import Actions
 from sparsebp.runtime.graphs import Graphs
 from sparsebp.runtime.late import LateSteps
 from sparsebp.runtime.program import Program, Task, check_fits, compile_program, fewer, without_frozen
-from sparsebp.runtime.stages import Stages, check_even, trained_parameters
+from sparsebp.runtime.stages import Stages, check_even, is_ours, trained_parameters
 from sparsebp.runtime.step import Batch, Later, Step, Watch
 from sparsebp.runtime.streams import TwoStreams
 from sparsebp.schedule import Schedule
@@ -90,6 +92,9 @@ class Executor:
         xp = backend.namespace(next(iter(model.parameters().values())))
         self._two = TwoStreams(xp) if len(program.streams) > 1 else None
         on_device = not backend.is_host(xp)
+        # Each product of the package's own asks for this; once for the whole step, that costs a sixth of the time.
+        own = not on_device and self.stages.ours and all(map(is_ours, (loss, optimizer)))
+        self._around = threads.one_blas_thread if own else contextlib.nullcontext
         self._graphs = Graphs(self._actions) if graph or (graph is None and on_device) else None
         self._reads_late = on_device and hasattr(loss, "on_device")
         self._given = LateSteps(xp, loss, watch)
@@ -161,7 +166,8 @@ class Executor:
         if self._reads_late:
             step.later = Later()
         if self._two is None or len(program.streams) == 1:  # of fewer micro-batches one stream may have nothing
-            self._run(program.streams[0], step, before)
+            with self._around():
+                self._run(program.streams[0], step, before)
         else:
             self._two.run(program, step, before)
             if program.gathered:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from sparsebp import backend
 from sparsebp.runtime.actions import Run
 from sparsebp.runtime.executor import Executor
-from sparsebp.runtime.program import Program, Task
+from sparsebp.runtime.program import Program, Task, Together
 from sparsebp.runtime.stages import Stages
 from sparsebp.runtime.step import Batch, Step
 from sparsebp.schedule import Action, Costs, Schedule, StageBytes, StepGraph
@@ -75,8 +75,23 @@ class TimedExecutor(Executor):
         if count not in self._programs:
             program = super()._program(count)
             streams = tuple(tuple(map(self._timed, stream)) for stream in program.streams)
-            self._programs[count] = replace(program, streams=streams)
+            weigh, use = self._timed_together(program.weigh), self._timed_together(program.use)
+            self._programs[count] = replace(program, streams=streams, weigh=weigh, use=use)
         return self._programs[count]
+
+    def _timed_together(self, inner: Together) -> Together:
+        """Return a function that notes each of several actions, one after the other, in equal parts of the time."""
+
+        def run(step: Step, tasks: Sequence[Task]) -> bool:
+            start = self._stamp()
+            done = inner(step, tasks)
+            part = (self._stamp() - start) / len(tasks)
+            if done and self.counts:
+                actions = [task.action for task in tasks if task.action is not None]
+                self._marks += [(action, start + i * part, start + (i + 1) * part) for i, action in enumerate(actions)]
+            return done
+
+        return run
 
     def _timed(self, task: Task) -> Task:
         action, inner = task.action, task.run
@@ -185,6 +200,19 @@ def with_handing(spans: Iterable[Span], schedule: Schedule, joined: Container[in
 def _needs(schedule: Schedule, action: Action) -> Iterator[Action]:
     yield from schedule.graph.predecessors(action)
     yield from schedule.graph.carried(action)
+
+
+def costs_alone(executor: TimedExecutor) -> Costs:
+    """Return what every action takes by itself, from steps in the order of `alone_schedule` since the last call."""
+    return measured_costs(with_handing(executor.spans(), executor.schedule), executor.bytes)
+
+
+def costs_beside(executor: TimedExecutor, alone: Costs) -> Costs:
+    """Return `alone` with how actions slow each other down, from steps on two streams since the last call."""
+    stages, schedule = executor.stages.all, executor.schedule
+    joined = {number for number, stage in enumerate(stages) if getattr(stage.layer, "children", None)}
+    spans = with_handing(executor.spans(), schedule, joined)
+    return replace(alone, slowdown=measured_slowdowns(spans, schedule, alone))
 
 
 def measured_costs(spans: Iterable[Span], stages: tuple[StageBytes, ...]) -> Costs:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -13,7 +12,7 @@ from sparsebp import backend
 from sparsebp.core import threads
 from sparsebp.runtime.candidates import FoundSchedule, candidates
 from sparsebp.runtime.executor import Executor
-from sparsebp.runtime.measure import TimedExecutor, alone_schedule, measured_costs, measured_slowdowns, with_handing
+from sparsebp.runtime.measure import TimedExecutor, alone_schedule, costs_alone, costs_beside
 from sparsebp.runtime.stages import Stages, trained_parameters
 from sparsebp.runtime.step import Batch, Step, Watch
 from sparsebp.schedule import Costs, Schedule
@@ -24,7 +23,8 @@ MEASURED = 5
 ROUNDS = 3
 """How often every candidate is measured, in turn."""
 HOPELESS = 1.25
-"""Candidates that take so much longer than the fastest are not measured again."""
+"""Candidates that take so much longer than the fastest are not measured again, but for the conventional schedule: one
+round of it in which the machine paused would let another one seem faster beyond the spread."""
 MEMORY_RATIO = 1.1
 """Peak of memory as a multiple of the conventional schedule's (Oh et al. 2022, §8.2)."""
 _Search = Generator[tuple[Executor, int], list[float], None]
@@ -86,19 +86,17 @@ class OutOfOrderExecutor:
 
     def _searching(self) -> _Search:
         """Yield who runs the next steps, and how many of them count; be sent their seconds."""
-        joined = {number for number, stage in enumerate(self.stages.all) if getattr(stage.layer, "children", None)}
         alone = self._timed(alone_schedule(self.stages))
         yield alone, self._wanted
-        self.costs = measured_costs(with_handing(alone.spans(), alone.schedule), alone.bytes)
+        self.costs = costs_alone(alone)
         beside = self._timed(two_stream_list(**self._size, costs=self.costs))
         yield beside, self._wanted
-        spans = with_handing(beside.spans(), beside.schedule, joined)
-        self.costs = replace(self.costs, slowdown=measured_slowdowns(spans, beside.schedule, self.costs))
+        self.costs = costs_beside(beside, self.costs)
         trials = candidates(self._size, self.costs, self._ratio)
         for _ in range(ROUNDS):
             fastest = min(trial.seconds for trial in trials)
             for number, trial in enumerate(trials):
-                if trial.seconds > HOPELESS * fastest:
+                if number > 0 and trial.seconds > HOPELESS * fastest:  # the first is what others have to beat
                     continue
                 seconds = yield self._plain(trial.schedule), -(-self._wanted // ROUNDS)
                 trials[number] = trial.measured(fmean(seconds))

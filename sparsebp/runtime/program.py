@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from sparsebp.core.errors import OptionError
 from sparsebp.runtime.actions import Actions, Run
 from sparsebp.runtime.stages import Stages
+from sparsebp.runtime.step import Step
 from sparsebp.schedule import Action, Cell, Lane, Schedule, StepGraph, parts_of, validate
 
 
@@ -29,6 +30,11 @@ class Task:
         What must have come to its end on another stream: ``(number of the event, whether it is the step before's)``.
     signal
         The event that others wait for, or None.
+    names
+        The parameters that an update takes.
+    joins
+        Bytes of the gradients that it makes, where it may run in one call with those beside it: small matters on two
+        streams, which wait for each other at every call. None: it runs by itself.
     """
 
     run: Run
@@ -36,11 +42,16 @@ class Task:
     old: bool = False
     waits: tuple[tuple[int, bool], ...] = ()
     signal: int | None = None
+    names: tuple[str, ...] = ()
+    joins: int | None = None
 
     @property
     def updates(self) -> bool:
         """Whether it is an update."""
         return self.action is not None and self.action.kind == "U"
+
+
+Together: TypeAlias = Callable[[Step, Sequence[Task]], bool]
 
 
 @dataclass(frozen=True)
@@ -60,6 +71,8 @@ class Program:
     gathered
         Whether all gradients are there before the first of them is used. Of one stream, a task looks at them; of two,
         that is to be done after the step.
+    weigh, use
+        Run several W, or several U, that have `Task.joins`; `weigh` says whether it could.
     """
 
     streams: tuple[tuple[Task, ...], ...]
@@ -67,6 +80,8 @@ class Program:
     lasting: bool
     late: bool
     gathered: bool
+    weigh: Together
+    use: Together
 
 
 def check_fits(schedule: Schedule, stages: Stages, plain: str = "conventional") -> None:
@@ -190,7 +205,14 @@ class _Compiler:
             tuple(replace(task, signal=self.events.get(task.action)) if task.action else task for task in stream)
             for stream in planned
         )
-        return Program(streams, len(self.events), lasting, late, self.gathered)
+        return Program(streams, len(self.events), lasting, late, self.gathered, self._weigh, self._use)
+
+    def _weigh(self, step: Step, tasks: Sequence[Task]) -> bool:
+        return self.actions.weight_grads(step, [task.action.stage for task in tasks if task.action is not None])
+
+    def _use(self, step: Step, tasks: Sequence[Task]) -> bool:
+        self.actions.use(step, [name for task in tasks for name in task.names], gathered=self.gathered)
+        return True
 
     def _turn(self, parts: list[Action], first: str) -> list[_Entry]:
         """Return the actions of a stream in the order of a step."""
@@ -255,8 +277,20 @@ class _Compiler:
             # A forward waits for an update of the step before, everything else for its own step.
             before = entry.action.kind == "F"
             waits = tuple((self.events.setdefault(need, len(self.events)), before) for need in beside)
-            out.append(Task(self._run(entry.action), entry.action, entry.old, waits))
+            names = tuple(self.names[entry.action.stage]) if entry.action.kind == "U" else ()
+            task = Task(self._run(entry.action), entry.action, entry.old, waits, names=names)
+            out.append(replace(task, joins=self._joins(entry)))
         return out
+
+    def _joins(self, entry: _Entry) -> int | None:
+        """Return the task's `joins`: of updates nothing, of a weight gradient that is one product a parameter all."""
+        stage = entry.action.stage
+        if entry.old or self.schedule.graph.microbatches > 1 or not self.actions.are_products(stage):
+            return None
+        if entry.action.kind == "U":
+            return None if self.gathered else 0
+        parameters = self.stages[stage].layer.parameters().values()
+        return sum(array.nbytes for array in parameters) if entry.action.kind == "W" else None
 
     def _needs(self, part: Action) -> Iterator[Action]:
         """Yield what an action needs; the loss, at the end of a step for its schedule, is the last stage's forward."""

@@ -81,6 +81,12 @@ class Stages:
         """Whether the gradients between the stages come from a scan, all at once."""
         return len(self.all) > 1 and getattr(self.model, "backward", "bp") != "bp"
 
+    @property
+    def ours(self) -> bool:
+        """Whether all layers of the model are this package's, none of the user's own."""
+        modules = getattr(self.model, "modules", None)
+        return modules is not None and is_ours(self.model) and all(is_ours(layer) for _, layer in modules())
+
     @cached_property
     def taking_lengths(self) -> frozenset[int]:
         """The stages whose forward takes the lengths of padded sequences; a model of one stage is taken at its word.
@@ -143,6 +149,11 @@ def trained_parameters(model: Any, optimizer: Any) -> dict[str, Array]:
         return dict(live)
     check_live(model, params)
     return {name: array for name, array in live.items() if name in params}
+
+
+def is_ours(part: Any) -> bool:
+    """Return whether a layer, loss or optimizer is of a class of this package."""
+    return type(part).__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
 def check_live(model: Any, params: Mapping[str, Array]) -> None:

@@ -13,7 +13,8 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Iterable
+from collections.abc import Sequence
+from itertools import islice
 from types import ModuleType
 from typing import Any
 
@@ -26,6 +27,10 @@ from sparsebp.runtime.step import Step
 
 SHORTEST, LONGEST = 2e-5, 2e-4
 """Seconds between two looks at whether the other stream is done with something."""
+
+
+BYTES_TOGETHER, MOST_TOGETHER = 1 << 21, 64
+"""Gradients that are computed in one call, with their updates: of the size of a core's second cache; and tasks."""
 
 
 class _Aborted(Exception):
@@ -66,7 +71,7 @@ class TwoStreams:
         self._jobs.put((program, step, before))
         try:
             with self._streams[0]:
-                self._run(program.streams[0], step, before)
+                self._run(program, program.streams[0], step, before)
                 if not program.late:
                     self._wait(step, -1, step)
                     step.held = None
@@ -87,7 +92,8 @@ class TwoStreams:
         """
         try:
             with self._streams[0]:
-                self._run((task for task in program.streams[0] if task.old and not task.updates), step, step)
+                left = [task for task in program.streams[0] if task.old and not task.updates]
+                self._run(program, left, step, step)
                 self._wait(step, -1, step)
                 step.held = None
             self._leave()
@@ -127,7 +133,7 @@ class TwoStreams:
         """Run the second stream's part of a step; what it raises is kept for the first."""
         try:
             with self._streams[1]:
-                self._run(program.streams[1], step, before)
+                self._run(program, program.streams[1], step, before)
                 step.marks[-1] = backend.record(self._xp)
         except _Aborted:
             pass
@@ -136,12 +142,45 @@ class TwoStreams:
             _release(step)
         step.events[-1] = True
 
-    def _run(self, tasks: Iterable[Task], step: Step, before: Step | None) -> None:
-        for task in tasks:
-            if not task.old:
+    def _run(self, program: Program, tasks: Sequence[Task], step: Step, before: Step | None) -> None:
+        at = 0
+        while at < len(tasks):
+            task, count = tasks[at], 1
+            if task.joins is not None and backend.is_host(self._xp):
+                count = self._able(tasks, at, step)
+            if count > 1 and not step.aborted:
+                self._together(program, tasks[at : at + count], step)
+            elif not task.old:
+                count = 1
                 self._do(task, step, before, step)
             elif before is not None:
                 self._do(task, before, before, step)
+            at += count
+
+    def _able(self, tasks: Sequence[Task], at: int, step: Step) -> int:
+        """Return how many tasks from `at` on can run in one call by now; 1 if it is not several weight gradients."""
+        weights = made = count = 0
+        for task in islice(tasks, at, at + MOST_TOGETHER):
+            if task.joins is None or not all(step.events[event] for event, _ in task.waits):
+                break
+            made += task.joins
+            if weights and made > BYTES_TOGETHER:
+                break
+            count += 1
+            weights += not task.updates
+        return count if weights > 1 else 1
+
+    def _together(self, program: Program, tasks: Sequence[Task], step: Step) -> None:
+        """Do tasks that can all run by now: weight gradients first, which no update of another stage changes."""
+        updates = [task for task in tasks if task.updates]
+        if not program.weigh(step, [task for task in tasks if not task.updates]):
+            for task in tasks:
+                task.run(step)
+        elif updates:
+            program.use(step, updates)
+        for task in tasks:
+            if task.signal is not None:
+                step.events[task.signal] = True
 
     def _do(self, task: Task, step: Step, before: Step | None, current: Step) -> None:
         """Do a task of `step`: of `current`, by which the other stream says that it has failed, or of that before."""

@@ -13,8 +13,8 @@ from sparsebp import kernels
 from sparsebp.core import threads
 from sparsebp.core.threads import get_threads, set_threads
 from sparsebp.kernels.api.optimizers import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS
-from sparsebp.kernels.host import matmul, matmul_batches, update_by_product, worth_update_by_product
-from sparsebp.kernels.host.dense import products
+from sparsebp.kernels.host import matmul, matmul_batches, matmul_many, update_by_product, worth_update_by_product
+from sparsebp.kernels.host.dense import blas, many, products
 from sparsebp.kernels.host.dense.products import SMALL
 from strategies import normal, reals, seeds, sizes, tolerance
 
@@ -175,3 +175,36 @@ def test_rows_that_are_not_finite_are_not_used():
 def test_products_that_are_small_thick_or_wide_are_not_worth_it(m, n, k):
     assert not worth_update_by_product(np.ones((m, k)), np.ones((k, n)))
     assert m * n * k <= SMALL or k > 64 or n > 1 << 14
+
+
+LENGTHS = st.one_of(sizes(1, 20), st.sampled_from([64, 127, 200, 300]))
+
+
+@given(shapes=st.lists(st.tuples(LENGTHS, LENGTHS, LENGTHS, st.booleans(), st.booleans()), min_size=1, max_size=4),
+       dtype=reals, seed=seeds, small=st.booleans())  # fmt: skip
+def test_many_products_are_those_of_single_calls(shapes, dtype, seed, small):
+    """Bit for bit, or None where NumPy computes in another way than the library: dot products and outer ones."""
+    rng = np.random.default_rng(seed)
+    layouts = {False: "rows", True: "columns"}
+    pairs = [(matrix(rng, m, k, dtype, layouts[left]), matrix(rng, k, n, dtype, layouts[right]))
+             for m, k, n, left, right in shapes]  # fmt: skip
+    with cut_for(small), threads.one_core():
+        found = matmul_many(pairs)
+        wanted = [matmul(a, b, np.empty((len(a), b.shape[1]), dtype)) for a, b in pairs]
+    if found is None:
+        assert not blas.is_numpys() or any(
+            1 in (k, m * n) or products.describe(a, b)[0].outer == products.K
+            for (m, k, n, *_), (a, b) in zip(shapes, pairs, strict=True)
+        )
+        return
+    for one, other in zip(found, wanted, strict=True):
+        assert one.tobytes() == other.tobytes()
+
+
+def test_many_products_of_other_layouts_dtypes_or_libraries_are_left_alone(monkeypatch):
+    a, b = np.ones((4, 4), np.float32), np.ones((4, 8), np.float32)
+    assert (matmul_many([(a, b)]) is None) == (not blas.is_numpys())
+    assert matmul_many([(a, b), (a.astype(np.float64), b.astype(np.float64))]) is None
+    assert matmul_many([(a[:, ::2], b[:2])]) is None
+    monkeypatch.setattr(many, "is_numpys", lambda: False)
+    assert matmul_many([(a, b)]) is None

@@ -218,3 +218,38 @@ def test_time_major_layers_are_no_part_of_a_scan(scan, steps, batch, batch_first
     got = gradients(model, gy.copy(), saved)
     for name, grad in expected.items():
         np.testing.assert_allclose(got[name], grad, rtol=1e-12, atol=1e-12, err_msg=name)
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("shape", "out", "bias", "together"), [
+    ((5, 4), 7, True, True), ((2, 3, 4), 7, True, True), ((4,), 7, True, True), ((0, 4), 7, True, True),
+    ((5, 4), 7, False, False), ((5, 4), 0, True, False),
+])  # fmt: skip
+def test_a_linear_layer_adds_its_bias_in_the_pass_of_the_relu_behind(monkeypatch, shape, out, bias, together, dtype):
+    """Every number is bit for bit that of the two by themselves; NaN and infinity included."""
+    linear, relu = nn.Linear(4, out, bias, dtype=dtype, rng=0), nn.ReLU()
+    x = np.random.default_rng(0).standard_normal(shape).astype(dtype)
+    if x.size > 4:
+        x[0, ..., 0], x[-1, ..., 1] = np.nan, np.inf
+    y = relu.forward(linear.forward(x)[0])[0]
+    found, between = [], nn.Linear.forward_between
+
+    def spy(self, *args):
+        found.append(between(self, *args))
+        return found[-1]
+
+    monkeypatch.setattr(nn.Linear, "forward_between", spy)
+    got, saved = nn.Sequential(linear, relu).forward(x)
+    assert got.tobytes() == y.tobytes() and got.shape == y.shape
+    assert (found[0] is not None) == together and saved.layers[0] is x and saved.layers[1] is got
+
+
+def test_a_linear_layer_of_ones_own_runs_by_itself():
+    class Twice(nn.Linear):
+        def forward(self, x):
+            y, saved = super().forward(x)
+            return 2 * y, saved
+
+    layer, x = Twice(3, 2, rng=0), np.ones((4, 3), np.float32)
+    np.testing.assert_array_equal(nn.Sequential(layer, nn.ReLU())(x), np.maximum(layer.forward(x)[0], 0))

@@ -164,6 +164,34 @@ def test_the_conventional_order_stays_unless_another_is_faster_beyond_the_spread
     assert found.fastest.name == kept and found.speedup >= 1
 
 
+@pytest.mark.parametrize("paused", range(3))
+def test_a_pause_in_one_round_of_the_conventional_order_lets_no_other_one_win(monkeypatch, paused):
+    """All take one second, but for a round of the conventional order, in which the machine did something else."""
+    make, data = MODELS["mlp"]
+    model = make()
+    now, run, rounds = [0.0], Executor.step, [0]
+    executor = OutOfOrderExecutor(
+        model, nn.CrossEntropyLoss(), optim.SGD(model.parameters(), 0.1), steps=ROUNDS, clock=lambda: now[0]
+    )
+
+    def step(self, batches, tag=None):
+        now[0] += 1.0
+        if self.schedule.name == "conventional" and executor.costs is not None:
+            now[0] += 9.0 * (rounds[0] // 2 == paused)  # of the two steps of a round one is counted
+            rounds[0] += 1
+        return run(self, batches, tag)
+
+    monkeypatch.setattr(Executor, "step", step)
+    batch = data().batch(range(4))
+    while executor.found is None:
+        executor.step([batch])
+    executor.close()
+    assert rounds[0] == 2 * ROUNDS
+    assert {trial.seconds for trial in executor.found.trials} == {1.0}
+    assert executor.found.trials[0].slowest == 10.0
+    assert executor.found.fastest.name == "conventional"
+
+
 def seconds_of(schedule: Schedule, told: dict[str, float]) -> float:
     if schedule.name == "out-of-order, list scheduling, backward-fusion":
         return told["list"]

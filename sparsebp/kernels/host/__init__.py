@@ -13,6 +13,7 @@ drop_stale(_PACKAGE / "kernels", _PACKAGE / "scan")  # before the imports below
 from sparsebp.kernels.host.channels import ChannelKernels  # noqa: E402
 from sparsebp.kernels.host.dense.batches import matmul_batches  # noqa: E402
 from sparsebp.kernels.host.dense.dense import DenseKernels  # noqa: E402
+from sparsebp.kernels.host.dense.many import matmul_many  # noqa: E402
 from sparsebp.kernels.host.dense.products import matmul  # noqa: E402
 from sparsebp.kernels.host.engine.lists import find  # noqa: E402
 from sparsebp.kernels.host.engine.read_only import accept_read_only  # noqa: E402
@@ -23,7 +24,7 @@ from sparsebp.kernels.host.optim.product_update import (  # noqa: E402
     update_by_product,
     worth_update_by_product,
 )
-from sparsebp.kernels.host.pointwise import PointwiseKernels  # noqa: E402
+from sparsebp.kernels.host.pointwise import PointwiseKernels, add_between  # noqa: E402
 from sparsebp.kernels.host.recurrent import stream, stretches  # noqa: E402
 from sparsebp.kernels.host.recurrent.gru import GruKernels  # noqa: E402
 from sparsebp.kernels.host.recurrent.inference import infer  # noqa: E402
@@ -45,12 +46,14 @@ accept_read_only([module for name, module in sys.modules.items() if name.startsw
 
 __all__ = [
     "HostKernels",
+    "add_between",
     "bytes_at_once",
     "chain",
     "find",
     "infer",
     "matmul",
     "matmul_batches",
+    "matmul_many",
     "stream",
     "stretches",
     "update_by_product",

@@ -31,6 +31,22 @@ class PointwiseKernels:
         _softmax_cross_entropy(team(parts), parts, logits, target, losses, grad)
 
 
+def add_between(rows: Array, bias: Array, low: float, high: float) -> None:
+    """Add `bias` to every row, in place, and leave what comes of it between the limits; a NaN stays a NaN.
+
+    Parameters
+    ----------
+    rows
+        (R, n), real, C-contiguous.
+    bias
+        (n,), of that dtype.
+    low, high
+        The limits; `high` may be infinite.
+    """
+    parts = parts_for(rows.size)
+    _add_between(team(parts), parts, rows, bias, rows.dtype.type(low), rows.dtype.type(high))
+
+
 # The functions below are compiled: their arguments are arrays and bounds.
 # mypy: disable-error-code="no-untyped-def"
 
@@ -43,6 +59,17 @@ def _clamp(part, parts, x, low, high, out):
         value = source[i]
         value = low if value < low else value  # a NaN stays
         target[i] = high if value > high else value
+
+
+@parallel(**SERIAL)
+def _add_between(part, parts, rows, bias, low, high):
+    start, stop = span(part, parts, len(rows))
+    for row in range(start, stop):
+        target, added = advance(pointer(rows), row * len(bias)), pointer(bias)
+        for i in range(len(bias)):
+            value = target[i] + added[i]
+            value = low if value < low else value  # a NaN stays
+            target[i] = high if value > high else value
 
 
 @parallel(**SERIAL)

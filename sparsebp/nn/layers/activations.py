@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import math
+from functools import lru_cache
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -107,8 +108,8 @@ class Clamped(InPlace):
         """Return gy between the limits, else 0."""
         xp = check_gy(gy, saved.shape, saved.dtype, saved)
         gx = memory.empty(xp, gy.shape, gy.dtype)
-        flat = xp.ascontiguousarray(gy).reshape(-1)
-        kernels.get(xp).clamp_grad(flat, saved.reshape(-1), *self.inside(saved.dtype), gx.reshape(-1))
+        flat, inside = xp.ascontiguousarray(gy).reshape(-1), self.inside(saved.dtype)
+        kernels.get(xp).unchecked.clamp_grad(flat, saved.reshape(-1), *inside, gx.reshape(-1))
         return gx
 
     def slope(self, saved: Array) -> Array:
@@ -118,9 +119,15 @@ class Clamped(InPlace):
 
     def inside(self, dtype: np.dtype) -> tuple[Any, Any]:
         """Return the lower limit, as it rounds in this dtype, and the largest y whose slope is 1."""
-        with np.errstate(over="ignore"):  # one beyond the dtype's range is infinite
-            low, high = (dtype.type(limit) for limit in self.limits())
-        return low, high if np.isinf(high) else np.nextafter(high, low)
+        return _inside(*self.limits(), dtype)
+
+
+@lru_cache(maxsize=256)
+def _inside(lowest: float, highest: float, dtype: np.dtype) -> tuple[Any, Any]:
+    """Return what `Clamped.inside` does; the sign of a zero, which the cache does not see, changes no comparison."""
+    with np.errstate(over="ignore"):  # one beyond the dtype's range is infinite
+        low, high = dtype.type(lowest), dtype.type(highest)
+    return low, high if np.isinf(high) else np.nextafter(high, low)
 
 
 class ReLU(Clamped):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import prod
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from sparsebp import backend
+from sparsebp import backend, kernels
 from sparsebp.core.arguments import check_integer
 from sparsebp.core.errors import ShapeError
 from sparsebp.core.types import Array, ProductFactors, Seed
@@ -65,6 +66,27 @@ class Linear(Prunable):
         ShapeError, DTypeError, DeviceError
             x has no axes or another number of features, or its dtype is not the weights'.
         """
+        y = self._product(x)
+        if "bias" in self.params:
+            y += self.params["bias"]
+        return y, x
+
+    def forward_between(self, x: Array, limits: tuple[float, float]) -> tuple[Array, Array] | None:
+        """Return the output between `limits`, and what `forward` saves; on the host. None without a bias to add.
+
+        Raises
+        ------
+        ShapeError, DTypeError, DeviceError
+            As `forward`.
+        """
+        if "bias" not in self.params or self.out_features == 0:
+            return None
+        y = self._product(x)
+        kernels.on_host().add_between(y.reshape(-1, self.out_features), self.params["bias"], *limits)
+        return y, x
+
+    def _product(self, x: Array) -> Array:
+        """Return x Wᵀ, a new array, after checking x."""
         weight = self._weight()
         xp = check_input(x, dtype=weight.dtype, like=weight)
         if x.ndim == 0 or x.shape[-1] != self.in_features:
@@ -72,10 +94,7 @@ class Linear(Prunable):
                 "x has the wrong shape", expected=f"(…, {self.in_features})", got=x.shape,
                 remedy="Pass an array whose last axis are the features",
             )  # fmt: skip
-        y = matmul(xp, x, weight.T)
-        if "bias" in self.params:
-            y += self.params["bias"]
-        return y, x
+        return matmul(xp, x, weight.T)
 
     def input_grad(self, gy: Array, saved: Array) -> Array:
         """Return gy W, of the shape of x."""
@@ -95,6 +114,14 @@ class Linear(Prunable):
         xp = self._check(gy, saved)
         gy, x = self._flat(gy, saved)
         return {"weight": (gy.T, x)}, self._bias_grad(xp, gy)
+
+    def weight_grad_products(self, gy: Array, saved: Array) -> dict[str, ProductFactors] | None:
+        """Return two matrices a parameter, whose product has its gradient's numbers; None if a weight is pruned."""
+        if MASK in self.buffers:
+            return None
+        xp = self._check(gy, saved)
+        gy, x = self._flat(gy, saved)
+        return {"weight": (gy.T, x)} | ({"bias": (_row_of_ones(xp, gy), gy)} if "bias" in self.params else {})
 
     def _flat(self, gy: Array, saved: Array) -> tuple[Array, Array]:
         rows = prod(saved.shape[:-1])
@@ -134,4 +161,23 @@ def column_sums(xp: ModuleType, rows: Array) -> Array:
     if not backend.is_host(xp):
         return rows.sum(axis=0)
     # A GEMV: several times faster than a sum.
-    return matmul(xp, xp.ones((1, rows.shape[0]), dtype=rows.dtype), rows)[0]
+    return matmul(xp, _row_of_ones(xp, rows), rows)[0]
+
+
+_KEPT = 1 << 14
+"""Numbers of a row of ones that is kept for the next sums."""
+
+
+def _row_of_ones(xp: ModuleType, rows: Array) -> Array:
+    """Return a matrix (1, number of rows) that sums them; nobody writes into it."""
+    count = rows.shape[0]
+    if not backend.is_host(xp):
+        return xp.ones((1, count), rows.dtype)
+    return (_ones if count <= _KEPT else _new_ones)(count, rows.dtype)
+
+
+def _new_ones(count: int, dtype: np.dtype) -> np.ndarray:
+    return np.ones((1, count), dtype)
+
+
+_ones = lru_cache(maxsize=16)(_new_ones)

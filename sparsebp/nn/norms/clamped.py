@@ -1,4 +1,6 @@
-"""Batch normalisation and the layer behind it that cuts off, in one pass over memory instead of two.
+"""A layer and the one behind it that cuts off, in one pass over memory instead of two.
+
+Batch normalisation of images goes so both ways; a `Linear` adds its bias in the pass of the ReLU behind it.
 
 What the two save is the same as apart, and so is every number: whoever runs a chain may do either, and either way back
 fits either forward. The array between them, and the gradient at it, are never written.
@@ -14,18 +16,20 @@ from sparsebp.core.types import Array
 from sparsebp.nn.gradients import Gradients
 from sparsebp.nn.layer import Layer
 from sparsebp.nn.layers.activations import Clamped, Hardtanh, ReLU
+from sparsebp.nn.layers.linear import Linear
 from sparsebp.nn.layers.units import ReLU6
 from sparsebp.nn.norms.batch import BatchNorm2d
 
+_BEHIND: dict[type, tuple[type, ...]] = {BatchNorm2d: (ReLU, ReLU6, Hardtanh), Linear: (ReLU,)}
 _REPLACEABLE = frozenset({"forward", "gradients", "input_grad", "weight_grad"})
 
 
 def together(layer: Any, behind: Any) -> bool:
-    """Whether `layer` is batch normalisation of images and `behind` cuts off.
+    """Whether `layer` is batch normalisation of images and `behind` cuts off, or `layer` a `Linear` and that a ReLU.
 
     Subclasses, and objects whose methods a program has replaced, may do other things.
     """
-    if type(layer) is not BatchNorm2d or type(behind) not in (ReLU, ReLU6, Hardtanh):
+    if type(behind) not in _BEHIND.get(type(layer), ()):
         return False
     return _REPLACEABLE.isdisjoint(vars(layer)) and _REPLACEABLE.isdisjoint(vars(behind))
 
@@ -45,7 +49,7 @@ def forward(layer: Layer, behind: Layer, x: Array) -> tuple[Array, Any] | None:
     ShapeError, DTypeError
         As ``layer.forward(x)``.
     """
-    if not isinstance(layer, BatchNorm2d) or not isinstance(behind, Clamped) or type(x) is not np.ndarray:
+    if not isinstance(layer, BatchNorm2d | Linear) or not isinstance(behind, Clamped) or type(x) is not np.ndarray:
         return None
     return layer.forward_between(x, behind.limits())
 

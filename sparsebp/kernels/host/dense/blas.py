@@ -41,10 +41,16 @@ def _address(name: str) -> int:
     """Return the address of a function of the newer library."""
     of_scipy = int(get_cython_function_address("scipy.linalg.cython_blas", name))
     library = _library()
-    if Path(library["filepath"]).name.startswith(_OF_NUMPY):
+    if is_numpys():
         function = getattr(ctypes.CDLL(library["filepath"]), f"scipy_{name}_64_", None)
         return of_scipy if function is None else ctypes.cast(function, ctypes.c_void_p).value or of_scipy
     return of_scipy
+
+
+@cache
+def is_numpys() -> bool:
+    """Return whether the BLAS is the one that NumPy brings along and computes with itself."""
+    return Path(_library()["filepath"]).name.startswith(_OF_NUMPY)
 
 
 @cache
