@@ -109,4 +109,5 @@ class ScaleRuns(Strategy):
     @classmethod
     def run(cls, k: Kernels, operands: Any, left: Array, right: Array, out: Array) -> None:
         """Scale columns of A."""
-        k.scale_runs(*operands, left, right, out)
+        indices, shapes = operands
+        k.scale_runs(indices, shapes, left, right, out)

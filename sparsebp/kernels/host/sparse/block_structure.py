@@ -130,12 +130,13 @@ def write_runs(indptr, indices, examples, run_ptr, whole, columns, ends):
                 columns[u] = indices[begin + k] - indices[begin]
                 u += 1
             ends[u - 1] = k + 1
-        whole[s], k, width = run_ptr[s], 0, indices[begin + n - 1] - indices[begin] + 1 if n > 0 else 0
+        whole[s], done = run_ptr[s], np.int64(0)
+        width = indices[begin + n - 1] - indices[begin] + 1 if n > 0 else 0
         for v in range(run_ptr[s], u):
-            fours = (np.int64(ends[v]) - k + 3) // 4 * 4
-            if k + fours > n or columns[v] + fours > width:
+            fours = (np.int64(ends[v]) - done + 3) // 4 * 4
+            if done + fours > n or columns[v] + fours > width:
                 break
-            whole[s], k = v + 1, np.int64(ends[v])
+            whole[s], done = v + 1, np.int64(ends[v])
     run_ptr[len(examples)] = u
     return u
 

@@ -41,7 +41,7 @@ class CsrKernels:
 
     def scale_runs(self, indices: Array, shapes: RowShapes, data: Array, scale: Array, out: Array) -> None:
         """As `scale_columns`, and so it is done for a batch, whose samples fill vectors; else only values are read."""
-        if out.shape[1] > 1:
+        if out.shape[1] != 1:
             self.scale_columns(indices, data, scale, out)
             return
         parts, factors = parts_for(out.size), scale.reshape(-1)
