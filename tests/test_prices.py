@@ -19,7 +19,7 @@ from sparsebp.backend.machine.prices import CELLS, STRATEGIES, parse
 from sparsebp.core.errors import FileFormatError, OutputError
 from sparsebp.nn.recurrent.products import LONG
 from sparsebp.products import estimate
-from sparsebp.products.strategies import OF_KINDS, OF_STRUCTURE
+from sparsebp.products.strategies import OF_KINDS, OF_KINDS_AND_STRUCTURE, OF_STRUCTURE
 from sparsebp.scan.planning.recurrent import GATES, SHARED_PRODUCT, choose_recurrent_backward
 
 
@@ -125,7 +125,7 @@ def test_what_is_in_the_way_of_the_file_is_said(tmp_path):
 
 def test_the_list_has_a_price_for_all_that_is_estimated():
     assert (
-        {strategy.name for strategy in (*OF_KINDS, *OF_STRUCTURE)} | {"matvec"}
+        {strategy.name for strategy in (*OF_KINDS, *OF_KINDS_AND_STRUCTURE, *OF_STRUCTURE)} | {"matvec"}
         == set(STRATEGIES)
         == set(shipped().products)
     )

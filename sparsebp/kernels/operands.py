@@ -2,8 +2,8 @@
 
 `WeightSums` is of a recurrence. The others are index arrays, from a product's plan: of C = A @ B with A (m, k) and
 B (k, n). ``index`` is int32 or int64, the same in all tuples of a call; ``position`` is uint16 or uint32. Every one of
-them but `Rows` ends with what the host shares its work by: `row_cuts` (n_parts + 1,) int64 splits the rows of C (of
-`Pairs`, tiles) into parts of about equal work, fixed by the plan.
+them but `Rows` and `RowShapes` ends with what the host shares its work by: `row_cuts` (n_parts + 1,) int64 splits the
+rows of C (of `Pairs`, tiles) into parts of about equal work, fixed by the plan.
 """
 
 from __future__ import annotations
@@ -26,6 +26,41 @@ class Rows(NamedTuple):
     a_indices: Array
     b_indptr: Array
     c_indptr: Array
+
+
+PAGE = 1024
+"""Columns behind which `RowShapes` may leave a gap."""
+
+
+class RowShapes(NamedTuple):
+    """Rows of A that share few shapes, each of which is runs of neighbouring columns, counted from the row's first.
+
+    Attributes
+    ----------
+    indptr
+        (m + 1,) index: A's.
+    shape, first
+        (m,) int32, (m,) index: number of every row's shape, and its first column (0 where it has no entries).
+    run_ptr, whole
+        (n_shapes + 1,), (n_shapes,) int64: shape s has the runs u from ``run_ptr[s]`` to ``run_ptr[s + 1] - 1``. Those
+        before ``whole[s]`` can be gone through four entries at a time: what is beyond the run's end is of the same row
+        of A, and there are as many columns up to the row's last one.
+    run_columns, run_ends
+        (n_runs,) int32: the column where the run begins, and how many entries the row has up to the run's end.
+    gap
+        Where it is not 0, `first` and `run_columns` are of columns that are numbered with so many left out behind every
+        `PAGE`: the values of B are copied to such places first. Channels of as many bytes as a page of memory, or
+        several, would all compete for the same few places of the innermost cache.
+    """
+
+    indptr: Array
+    shape: Array
+    first: Array
+    run_ptr: Array
+    whole: Array
+    run_columns: Array
+    run_ends: Array
+    gap: int
 
 
 class Places(NamedTuple):

@@ -30,6 +30,7 @@ class ProductPlan:
         Patterns of the operands and of the product.
     strategy : str
         ``identity`` (the other operand's values), ``scale_rows`` (A diagonal), ``scale_columns`` (B diagonal),
+        ``scale_runs`` (B diagonal, rows of A that share few shapes made of runs of columns: a convolution),
         ``select_rows`` and ``select_columns`` (A or B a selection, at most one entry a row), ``dense`` (A and B full),
         ``filled`` (nearly full ones, written out as dense matrices),
         ``runs`` (rows of B consist of runs of neighbouring columns), ``blocks`` (A and B consist of small dense
@@ -91,7 +92,8 @@ class ProductPlan:
         if self.how is Identity:
             return 0.0
         values = (self.a.nnz + self.b.nnz + self.pattern.nnz) * batch * itemsize
-        patterns = self.a.indices.nbytes + self.b.indptr.nbytes
+        columns = self.a.indices.nbytes if self.how.reads_columns or batch > 1 else 0
+        patterns = columns + self.b.indptr.nbytes
         own = sum(array.nbytes for array in self.arrays.values())
         return estimate.seconds(self.strategy, self.products, values + patterns + own, batch, threads)
 

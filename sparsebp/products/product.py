@@ -74,7 +74,9 @@ def candidates(a: SparsityPattern, b: SparsityPattern, memory_limit: int | None)
     """Yield the strategies to choose from, the quickest first."""
     told = by_kinds(a, b)
     if told is not None:
-        yield told(SymbolicProduct(a, b))
+        product = SymbolicProduct(a, b)
+        yield from (found for found in (strategy(product) for strategy in told.quicker) if found.fits)
+        yield told(product)
     else:
         yield from candidates_of_structure(a, b, memory_limit)
 

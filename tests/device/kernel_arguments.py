@@ -12,7 +12,7 @@ from cuda_on_cpu.memory import uninitialised
 from sparsebp.core.types import UpdateRule
 from sparsebp.kernels.api import Kernels
 from sparsebp.kernels.api.optimizers import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS
-from sparsebp.kernels.operands import Blocks, Columns, Pairs, Places, Rows, Runs, Terms, WeightSums
+from sparsebp.kernels.operands import Blocks, Columns, Pairs, Places, Rows, RowShapes, Runs, Terms, WeightSums
 
 Arguments = dict[str, Any]
 
@@ -77,6 +77,17 @@ class Maker:
     def scale_columns(self) -> Arguments:
         data, scale = self.real(5, self.values), self.real(3, self.batch)
         return {"indices": self.csr()[1], "data": data, "scale": scale, "out": self.out(5, self.batch)}
+
+    def scale_runs(self) -> Arguments:
+        """Rows of the shapes 0 2, none, and 0 alone; the last but one begins in column 1."""
+        shapes = RowShapes(
+            indptr=self.csr()[0], shape=np.array([0, 1, 2, 3], np.int32), first=np.array([0, 0, 1, 0], np.int32),
+            run_ptr=np.array([0, 2, 2, 3, 4], np.int64), whole=np.array([0, 2, 2, 3], np.int64),
+            run_columns=np.array([0, 2, 0, 0], np.int32), run_ends=np.array([1, 2, 1, 2], np.int32), gap=0,
+        )  # fmt: skip
+        return {"indices": self.csr()[1], "shapes": shapes} | {
+            name: array for name, array in self.scale_columns().items() if name != "indices"
+        }
 
     def gather(self) -> Arguments:
         index = np.array([4, 0, 0], np.int32)

@@ -209,6 +209,7 @@ def _length_is_free(kernel: str, argument: str) -> bool:
     free = {
         "csr_matvec": {"x"},
         "scale_columns": {"scale"},
+        "scale_runs": {"scale", "run_columns"},
         "gather": {"data"},
         "gather_multiply": {"a_data", "b_data"},
         "spgemm_positions": {"b_indptr", "b_data", "out", "positions", "row_cuts"},

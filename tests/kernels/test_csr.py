@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from sparsebp import kernels
 from sparsebp.core.errors import DTypeError, LayoutError, ShapeError
 from sparsebp.core.threads import get_threads, most_threads, set_threads
+from sparsebp.kernels.host.sparse import block_structure
+from sparsebp.kernels.operands import RowShapes
 from strategies import csr_patterns, index_dtypes, normal, reals, seeds, sizes, tolerance
 
 batches = sizes(0, 33)
@@ -60,6 +62,31 @@ def test_scale_rows_and_columns(backend, pattern, batch, data_shared, scale_shar
     out = backend.empty(shape, dtype)
     backend.kernels.scale_columns(backend.array(indices, index), backend.array(data), backend.array(columns), out)
     np.testing.assert_array_equal(backend.numpy(out), data * columns[indices])
+
+
+def row_shapes_of(indptr, indices, index):
+    """Return `RowShapes` whose every row has a shape of its own."""
+    rows, room = len(indptr) - 1, np.empty((2, len(indices)), np.int32)
+    run_ptr, whole = np.zeros(rows + 1, np.int64), np.empty(rows, np.int64)
+    runs = block_structure.write_runs(indptr, indices, np.arange(rows), run_ptr, whole, *room)
+    first = np.append(indices, 0)[np.minimum(indptr[:-1], len(indices))] * (np.diff(indptr) > 0)
+    shape = np.arange(rows, dtype=np.int32)
+    return RowShapes(indptr.astype(index), shape, first.astype(index), run_ptr, whole, *room[:, :runs].copy(), gap=0)
+
+
+@given(
+    pattern=csr_patterns(), batch=batches, data_shared=st.booleans(), scale_shared=st.booleans(), dtype=reals,
+    index=index_dtypes, seed=seeds,
+)  # fmt: skip
+def test_scale_runs(backend, pattern, batch, data_shared, scale_shared, dtype, index, seed):
+    indptr, indices, (_, n) = pattern
+    rng = np.random.default_rng(seed)
+    data, scale = values(rng, len(indices), batch, data_shared, dtype), values(rng, n, batch, scale_shared, dtype)
+    shapes = [backend.array(x) if isinstance(x, np.ndarray) else x for x in row_shapes_of(indptr, indices, index)]
+    out = backend.empty((len(indices), wide_batch(batch, data_shared, scale_shared)), dtype)
+    arrays = backend.array(data), backend.array(scale), out
+    backend.kernels.scale_runs(backend.array(indices, index), RowShapes(*shapes), *arrays)
+    np.testing.assert_array_equal(backend.numpy(out), data * scale[indices])
 
 
 @given(

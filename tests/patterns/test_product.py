@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from backends import needs_numba
 from sparsebp import SparsityPattern, kernels, plan_product
+from sparsebp.bench.tools.matrices import convolution_t
 from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, MemoryLimitError, ShapeError
 from sparsebp.core.threads import get_threads, set_threads
 from sparsebp.products import product, symbolic
@@ -187,6 +188,7 @@ def cases():
         "positions": (general, random_pattern(300, 250, 0.3, 1)),
         "scale_rows": (SparsityPattern.diagonal(200), general),
         "scale_columns": (general, SparsityPattern.diagonal(300)),
+        "scale_runs": (SparsityPattern.from_scipy(convolution_t(3, 8, 16)), SparsityPattern.diagonal(8 * 16 * 16)),
         "identity": (general, SparsityPattern.identity(300)),
         "select_rows": (selection, random_pattern(75, 300, 0.2)),
         "select_columns": (general, selection),

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsebp import SparsityPattern, TransposedJacobian, plan_product
+from sparsebp.bench.tools.matrices import convolution_t
 from sparsebp.core.errors import LayoutError
 from sparsebp.interop import scipy as scipy_bridge
 from sparsebp.patterns import linear_pattern
@@ -73,6 +74,7 @@ STRATEGIES = {
     "identity": (SparsityPattern.identity(6), SparsityPattern.dense(6, 2)),
     "scale_rows": (SparsityPattern.diagonal(6), SparsityPattern.dense(6, 2)),
     "scale_columns": (SparsityPattern.dense(2, 6), SparsityPattern.diagonal(6)),
+    "scale_runs": [convolution_t(3, 8, 16), scipy.sparse.diags_array(np.ones(8 * 16 * 16)).tocsr()],
     "select_rows": (SparsityPattern(np.arange(7), np.zeros(6, int), (6, 3)), SparsityPattern.dense(3, 4)),
     "select_columns": (matrix(0), SparsityPattern(np.arange(42), np.arange(41) // 4, (41, 11))),
     "blocks": [

@@ -14,8 +14,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 STRATEGIES = (
-    "identity", "scale_rows", "scale_columns", "select_rows", "select_columns", "gather", "dense", "runs", "blocks",
-    "filled", "pairs", "positions", "accumulate", "matvec",
+    "identity", "scale_rows", "scale_columns", "scale_runs", "select_rows", "select_columns", "gather", "dense", "runs",
+    "blocks", "filled", "pairs", "positions", "accumulate", "matvec",
 )  # fmt: skip
 """What `Prices.products` has a price for: the strategies of `ProductPlan`, and a matrix times a vector."""
 
@@ -163,6 +163,8 @@ def parse(found: Any, *, calibrated: bool, measured: Mapping[str, Any]) -> Price
     products = found["products"]
     if isinstance(products, dict) and "positions" in products:  # a list from before there were other ways for these
         products = {"pairs": products["positions"], "filled": products["positions"]} | products
+    if isinstance(products, dict) and "scale_columns" in products:
+        products = {"scale_runs": products["scale_columns"]} | products
     products = _named("prices.products", products, STRATEGIES)
     recurrent = found["recurrent"]
     if isinstance(recurrent, dict) and "gru" in recurrent:  # a list from before there was an LSTM has its like

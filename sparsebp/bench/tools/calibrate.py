@@ -25,7 +25,7 @@ from sparsebp.bench.tools.meshes import finite_elements
 from sparsebp.core.threads import most_threads, one_core
 from sparsebp.patterns import SparsityPattern
 from sparsebp.products import ProductPlan, plan_product
-from sparsebp.products.product import candidates_of_structure, plan_by
+from sparsebp.products.product import candidates, candidates_of_structure, plan_by
 from sparsebp.scan import plan_scan
 from sparsebp.scan.planning.recurrent import chunked_units, recursion_units, spent, weights_units
 
@@ -172,7 +172,8 @@ def _products(known: Prices) -> dict[str, tuple[float, float]]:
             a, b = (np.ones((p.nnz, batch), np.float32) for p in (plan.a, plan.b))
             out = np.empty((plan.pattern.nnz, batch), np.float32)
             own = sum(array.nbytes for array in plan.arrays.values())
-            moved = a.nbytes + b.nbytes + out.nbytes + plan.a.indices.nbytes + plan.b.indptr.nbytes + own
+            columns = plan.a.indices.nbytes if plan.how.reads_columns or batch > 1 else 0
+            moved = a.nbytes + b.nbytes + out.nbytes + columns + plan.b.indptr.nbytes + own
             rest = fastest(partial(plan, a, b, out=out)) - known.call - known.plan_call - known.moved(moved)
             prices.append(max(LEAST, rest / (plan.products * batch)))
         found[plan.strategy] = (prices[0], prices[1])
@@ -194,7 +195,7 @@ def _plans() -> Iterator[ProductPlan]:
     for strategy in candidates_of_structure(a, b):  # pairs, positions and the last resort
         yield plan_by(strategy)
     yield plan_product(SparsityPattern.diagonal(convolution.shape[0]), convolution)
-    yield plan_product(convolution, SparsityPattern.diagonal(convolution.shape[1]))
+    yield from map(plan_by, candidates(convolution, SparsityPattern.diagonal(convolution.shape[1]), None))
     yield plan_product(_selection(rng, 2000, convolution.shape[0]), convolution)
     yield plan_product(convolution, pool)
     n = 400

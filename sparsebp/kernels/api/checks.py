@@ -14,7 +14,7 @@ from sparsebp.backend import FLOAT_DTYPES, INDEX_DTYPES, check_array, namespace
 from sparsebp.core.errors import DTypeError, ShapeError
 from sparsebp.core.types import Array
 
-INT64 = np.dtype(np.int64)
+INT32, INT64 = np.dtype(np.int32), np.dtype(np.int64)
 UINT16, UINT32, UINT64 = (np.dtype(kind) for kind in (np.uint16, np.uint32, np.uint64))
 POSITION_DTYPES = (UINT16, UINT32)
 

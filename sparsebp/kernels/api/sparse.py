@@ -6,6 +6,8 @@ from sparsebp.backend import namespace
 from sparsebp.core.errors import DTypeError, OptionError
 from sparsebp.core.types import SLOPES, Array, SlopeFunction
 from sparsebp.kernels.api.checks import (
+    INT32,
+    INT64,
     Family,
     batch_of,
     batched,
@@ -16,6 +18,7 @@ from sparsebp.kernels.api.checks import (
     rows_of,
     written,
 )
+from sparsebp.kernels.operands import RowShapes
 
 _WINNERS = ("uint8", "int32")
 
@@ -74,6 +77,28 @@ class SparseKernels(Family):
         batched("scale", scale, dtype, (n_cols,), batch)
         written("out", out, dtype, (nnz, batch))
         self._run.scale_columns(indices, data, scale, out)
+
+    def scale_runs(self, indices: Array, shapes: RowShapes, data: Array, scale: Array, out: Array) -> None:
+        """As `scale_columns`, with what is known of A's rows besides; no column is read where values have no batch.
+
+        indices, data, scale, out as there; `shapes` describes the same pattern.
+        """
+        kind, dtype = index_dtype("indices", indices), real_dtype("data", data)
+        (nnz,), n_cols = rank("indices", indices, 1), rank("scale", scale, 2)[0]
+        rank("data", data, 2)
+        batch, m = batch_of(data=data, scale=scale), rows_of("indptr", shapes.indptr)
+        exact("indices", indices, kind, (nnz,))
+        exact("indptr", shapes.indptr, kind, (m + 1,))
+        exact("shape", shapes.shape, INT32, (m,))
+        exact("first", shapes.first, kind, (m,))
+        exact("run_ptr", shapes.run_ptr, INT64, (rows_of("run_ptr", shapes.run_ptr) + 1,))
+        exact("whole", shapes.whole, INT64, (rows_of("run_ptr", shapes.run_ptr),))
+        exact("run_columns", shapes.run_columns, INT32, rank("run_columns", shapes.run_columns, 1))
+        exact("run_ends", shapes.run_ends, INT32, rank("run_columns", shapes.run_columns, 1))
+        batched("data", data, dtype, (nnz,), batch)
+        batched("scale", scale, dtype, (n_cols,), batch)
+        written("out", out, dtype, (nnz, batch))
+        self._run.scale_runs(indices, shapes, data, scale, out)
 
     def gather(self, data: Array, index: Array, out: Array) -> None:
         """``out[k] = data[index[k]]``. data (n, B); index (m,) index, all in range; out (m, B)."""

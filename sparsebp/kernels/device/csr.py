@@ -8,6 +8,7 @@ import numpy as np
 
 from sparsebp.core.types import Array
 from sparsebp.kernels.device.base import BLOCK, WARP, Launcher, ceil_div, step, thread_block, types
+from sparsebp.kernels.operands import RowShapes
 
 _WARP_A_ROW = (WARP, BLOCK // WARP)
 
@@ -40,6 +41,10 @@ class CsrKernels(Launcher):
         batch = out.shape[1]
         arrays = (indices, data, step(data, batch), scale, step(scale, batch), out)
         self._batched("scale_columns", data, indices, len(indices), batch, *arrays)
+
+    def scale_runs(self, indices: Array, shapes: RowShapes, data: Array, scale: Array, out: Array) -> None:
+        """As `scale_columns`: neighbouring threads read neighbouring columns anyway."""
+        self.scale_columns(indices, data, scale, out)
 
     def gather(self, data: Array, index: Array, out: Array) -> None:
         """``out[k] = data[index[k]]``."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from sparsebp.core.types import Array
 from sparsebp.kernels.api import Kernels
+from sparsebp.products.strategies.scale_runs import ScaleRuns
 from sparsebp.products.strategies.strategy import StrategyOfKinds
 
 
@@ -44,6 +45,7 @@ class ScaleColumns(StrategyOfKinds):
     name = "scale_columns"
     reads = ("a_indices",)
     own_pattern = False
+    quicker = (ScaleRuns,)
 
     @staticmethod
     def takes(a: Any, b: Any) -> bool:

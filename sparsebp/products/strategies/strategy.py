@@ -34,12 +34,15 @@ class Strategy:
         What the kernel takes beside values: tuples of `sparsebp.kernels.operands`, or names of single arrays.
     own_pattern : bool
         Whether C's pattern is not that of an operand.
+    reads_columns : bool
+        Whether a call without a batch reads the columns of A.
     """
 
     name: ClassVar[str]
     kernel: ClassVar[str]
     reads: ClassVar[tuple[Any, ...]] = ()
     own_pattern: ClassVar[bool] = True
+    reads_columns: ClassVar[bool] = True
 
     def __init__(self, product: SymbolicProduct) -> None:
         self.product = product
@@ -98,7 +101,15 @@ class Strategy:
 
 
 class StrategyOfKinds(Strategy):
-    """A strategy that is told by the kinds of A and B alone, with nothing worked out."""
+    """A strategy that is told by the kinds of A and B alone, with nothing worked out.
+
+    Attributes
+    ----------
+    quicker : tuple
+        Strategies for such kinds that depend on the structure besides, and are preferred where they fit.
+    """
+
+    quicker: ClassVar[tuple[type[Strategy], ...]] = ()
 
     @staticmethod
     def takes(a: Any, b: Any) -> bool:

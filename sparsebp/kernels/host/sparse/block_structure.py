@@ -1,8 +1,9 @@
-"""Small dense blocks in a pattern, on the host: of which size they are, and which entries consist of them."""
+"""What repeats in a pattern, on the host: dense blocks, and rows that are equal but for a shift."""
 
 from __future__ import annotations
 
 import numba
+import numpy as np
 
 from sparsebp.kernels.host.engine import simd
 from sparsebp.kernels.host.engine.parts import SERIAL
@@ -67,3 +68,90 @@ def write_blocks(block_ptr, block_columns, m, n, indptr, indices):
                     columns[at] = first + j
                     at += 1
             indptr[g * m + r + 1] = at
+
+
+# ---- rows that are equal but for a shift, and their runs: see `RowShapes` of `sparsebp.kernels.operands` ------------
+
+
+@numba.njit(**SERIAL)
+def find_row_shapes(indptr, indices, shape, first, examples):
+    """Write the number of every row's shape to `shape` and its first column to `first`, (m,) each.
+
+    Writes a row of each shape to `examples` (most,); returns how many shapes there are, `most` + 1 if more than that.
+    """
+    ptr, columns, count, last = simd.pointer(indptr), simd.pointer(indices), 0, 0
+    for r in range(len(indptr) - 1):
+        begin = np.int64(ptr[r])
+        n = np.int64(ptr[r + 1]) - begin
+        first[r] = columns[begin] if n > 0 else 0
+        row, found = simd.advance(columns, begin), -1
+        for i in range(count):
+            s = last + i if last + i < count else last + i - count  # most probably the last one's
+            other = np.int64(ptr[examples[s]])
+            if np.int64(ptr[examples[s] + 1]) - other == n and _same(row, simd.advance(columns, other), n):
+                found = s
+                break
+        if found < 0:
+            if count == len(examples):
+                return count + 1
+            examples[count] = r
+            found, count = count, count + 1
+        shape[r] = last = found
+    return count
+
+
+@simd.device
+def _same(a, b, n):
+    """Return whether two rows of `n` columns are equal but for a shift."""
+    if n == 0:
+        return True
+    shift = a[0] - b[0]
+    for begin in range(0, n, 64):
+        other = shift ^ shift
+        for i in range(begin, min(begin + 64, n)):
+            other |= (a[i] - b[i]) ^ shift
+        if other != 0:
+            return False
+    return True
+
+
+@numba.njit(**SERIAL)
+def write_runs(indptr, indices, examples, run_ptr, whole, columns, ends):
+    """Write the runs of the rows `examples` as `RowShapes` has them; returns how many there are.
+
+    `columns`, `ends`: room for as many as these rows have entries.
+    """
+    u = np.int64(0)
+    for s in range(len(examples)):
+        begin, n = np.int64(indptr[examples[s]]), np.int64(indptr[examples[s] + 1]) - np.int64(indptr[examples[s]])
+        run_ptr[s] = u
+        for k in range(n):
+            if k == 0 or indices[begin + k] != indices[begin + k - 1] + 1:
+                columns[u] = indices[begin + k] - indices[begin]
+                u += 1
+            ends[u - 1] = k + 1
+        whole[s], done = run_ptr[s], np.int64(0)
+        width = indices[begin + n - 1] - indices[begin] + 1 if n > 0 else 0
+        for v in range(run_ptr[s], u):
+            fours = (np.int64(ends[v]) - done + 3) // 4 * 4
+            if done + fours > n or columns[v] + fours > width:
+                break
+            whole[s], done = v + 1, np.int64(ends[v])
+    run_ptr[len(examples)] = u
+    return u
+
+
+@numba.njit(**SERIAL)
+def cross_pages(shape, first, run_ptr, columns, ends, page):
+    """Say whether a page ends within any run, or a run of two rows of one shape lies in pages of different distance."""
+    furthest = np.zeros(len(run_ptr) - 1, np.int64)  # where in its page a row of every shape begins at most
+    for r in range(len(shape)):
+        furthest[shape[r]] = max(furthest[shape[r]], np.int64(first[r]) % page)
+    for s in range(len(run_ptr) - 1):
+        begin = np.int64(0)
+        for u in range(run_ptr[s], run_ptr[s + 1]):
+            last = np.int64(columns[u]) % page + ends[u] - begin - 1
+            if furthest[s] + last >= page:
+                return True
+            begin = np.int64(ends[u])
+    return False

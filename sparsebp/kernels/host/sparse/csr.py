@@ -7,13 +7,14 @@ has loops of its own, because there the entries are what lies side by side.
 from __future__ import annotations
 
 import numba
+import numpy as np
 
 from sparsebp.core.types import Array
 from sparsebp.kernels.host.engine import simd
 from sparsebp.kernels.host.engine.parts import INNER_SERIAL, SERIAL, parts_for, row_at, share
 from sparsebp.kernels.host.engine.samples import Values, flat, pointers, put, take
 from sparsebp.kernels.host.engine.team import in_parts, team
-from sparsebp.kernels.operands import Rows
+from sparsebp.kernels.operands import PAGE, Rows, RowShapes
 
 
 class CsrKernels:
@@ -37,6 +38,15 @@ class CsrKernels:
     def scale_columns(self, indices: Array, data: Array, scale: Array, out: Array) -> None:
         """CSR times diagonal: ``out[k] = data[k] * scale[indices[k]]``."""
         self._multiply(data, None, scale, indices, out)
+
+    def scale_runs(self, indices: Array, shapes: RowShapes, data: Array, scale: Array, out: Array) -> None:
+        """As `scale_columns`, and so it is done for a batch, whose samples fill vectors; else only values are read."""
+        if out.shape[1] != 1:
+            self.scale_columns(indices, data, scale, out)
+            return
+        parts, factors = parts_for(out.size), scale.reshape(-1)
+        room = np.empty(len(factors) + len(factors) // PAGE * shapes.gap if shapes.gap else 0, factors.dtype)
+        _scale_runs(team(parts), parts, *shapes, data.reshape(-1), factors, room, out.reshape(-1), parts)
 
     def gather(self, data: Array, index: Array, out: Array) -> None:
         """``out[k] = data[index[k]]``."""
@@ -206,6 +216,57 @@ def _product(v, i, j, s, full):
     if v.a_batched:
         return take(a, i, batch, s, n, True, full) * take(b, j, batch, s, n, False, full)
     return take(a, i, batch, s, n, False, full) * take(b, j, batch, s, n, True, full)
+
+
+@numba.njit(**SERIAL)
+def _scale_runs(team, parts, *args):
+    shapes, (data, scale, room, out) = RowShapes(*args[:8]), args[8:12]
+    if shapes.gap > 0:
+        in_parts(_leave_gaps, team, parts, (scale, room, shapes.gap, parts))
+        in_parts(_scale_runs_part, team, parts, (shapes, data, room, out, parts))
+    else:
+        in_parts(_scale_runs_part, team, parts, (shapes, data, scale, out, parts))
+
+
+@numba.njit(**INNER_SERIAL)
+def _leave_gaps(part, scale, room, gap, parts):
+    """Copy page after page."""
+    source, target, pages = simd.pointer(scale), simd.pointer(room), (len(scale) + PAGE - 1) // PAGE
+    for page in range(share(part, parts, pages), share(part + 1, parts, pages)):
+        begin = page * PAGE
+        size = min(PAGE, len(scale) - begin)
+        simd.copy(simd.advance(target, begin + page * gap), simd.advance(source, begin), size)
+
+
+@numba.njit(**INNER_SERIAL)
+def _scale_runs_part(part, shapes, data, scale, out, parts):
+    """Go through each run four entries at a time; what is written beyond its end belongs to the row's next run.
+
+    A gather of sixteen numbers from the cache takes 20 to 30 cycles on the machines that were measured.
+    """
+    low, high = row_at(shapes.indptr, share(part, parts, len(out))), len(shapes.shape)
+    if part + 1 < parts:
+        high = row_at(shapes.indptr, share(part + 1, parts, len(out)))
+    row_ptr, shape_of, first = simd.pointer(shapes.indptr), simd.pointer(shapes.shape), simd.pointer(shapes.first)
+    run_ptr, whole = simd.pointer(shapes.run_ptr), simd.pointer(shapes.whole)
+    columns, ends = simd.pointer(shapes.run_columns), simd.pointer(shapes.run_ends)
+    values, factors, result = simd.pointer(data), simd.pointer(scale), simd.pointer(out)
+    for r in range(low, high):
+        s, begin = shape_of[r], row_ptr[r]
+        x, y, f = simd.advance(values, begin), simd.advance(result, begin), simd.advance(factors, first[r])
+        k = np.int64(0)
+        for u in range(run_ptr[s], whole[s]):
+            ahead, end = np.int64(columns[u]) - k, np.int64(ends[u])
+            simd.multiply_four(y, k, x, k, f, ahead + k)
+            while k + 4 < end:
+                k += 4
+                simd.multiply_four(y, k, x, k, f, ahead + k)
+            k = end
+        for u in range(whole[s], run_ptr[s + 1]):
+            ahead, end = np.int64(columns[u]) - k, np.int64(ends[u])
+            while k < end:
+                y[k] = x[k] * f[ahead + k]
+                k += 1
 
 
 @numba.njit(**SERIAL)

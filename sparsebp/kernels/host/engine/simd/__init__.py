@@ -30,6 +30,7 @@ from sparsebp.kernels.host.engine.simd.arithmetic import (
     where_positive,
     where_within,
 )
+from sparsebp.kernels.host.engine.simd.fours import multiply_four
 from sparsebp.kernels.host.engine.simd.memory import (
     address,
     advance,
@@ -79,6 +80,7 @@ __all__ = [
     "load_up_to",
     "maximum",
     "minimum",
+    "multiply_four",
     "number",
     "pointer",
     "power_of_two",
