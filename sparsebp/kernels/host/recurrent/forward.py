@@ -35,16 +35,16 @@ from sparsebp.kernels.host.engine.simd import (
     store,
 )
 from sparsebp.kernels.host.engine.team import ALONE, team
-from sparsebp.kernels.host.recurrent.common import SAMPLES, WORTH_THREADS, blocks_of
+from sparsebp.kernels.host.recurrent.common import SAMPLES, WORTH_THREADS
 from sparsebp.kernels.host.recurrent.tiles import multiply, multiply_row
 
 
-def parts_of(batch: int, work: int) -> tuple[int, int]:
-    """Return the team for so many operations on a batch, and in how many parts of whole blocks they are cut.
+def parts_of(groups: int, work: int) -> tuple[int, int]:
+    """Return the team for so many operations on groups of samples, and in how many parts of whole groups they are cut.
 
     A part keeps all its samples in step, so there are no more of them than threads. No result depends on it.
     """
-    parts = min(blocks_of(batch), threads.count()) if work >= WORTH_THREADS else 1
+    parts = min(groups, threads.count()) if work >= WORTH_THREADS else 1
     return (team(parts), parts) if parts > 1 else (ALONE, 1)
 
 
