@@ -29,6 +29,7 @@ from sparsebp.kernels.host.engine.simd import (
     aligned_pointer,
     copy,
     device,
+    keep_alive,
     lanes,
     load_n,
     pointer,
@@ -230,3 +231,4 @@ def forward_part(
                 of_sample, z_row = advance(own, s * states * width), advance(z, s * stride)
                 for j in range(0, width, lanes(state)):
                     cell(extra, z_row, hidden, of_sample, width, j, hidden, place, kept)
+    keep_alive(scratch)

@@ -24,6 +24,7 @@ from sparsebp.kernels.host.engine.simd import (
     aligned_pointer,
     copy,
     device,
+    keep_alive,
     lanes,
     load,
     load_n,
@@ -145,6 +146,7 @@ def _infer_part(
             place = (t * batch + first + s) * hidden
             for j in range(0, width, lanes(state)):
                 cell(extra, advance(z, s * stride), hidden, advance(state, s * room), width, j, hidden, place, kept)
+    keep_alive(scratch)
 
 
 @numba.njit(**INNER_JIT)
