@@ -92,12 +92,18 @@ class _Numbers:
         Threads of each library when nobody is inside.
     one
         Whether the libraries have been set to one thread; None if that is not known.
+    told
+        How often `want` was called, and with what.
+    obeys
+        Of a thread's own numbers: how often the process had been told when they last followed.
     """
 
     def __init__(self) -> None:
         self.inside: set[weakref.ref[_Block]] = set()
         self.wanted: list[int] = []
         self.one: bool | None = False
+        self.told = (0, 0)
+        self.obeys = 0
 
     def look(self, libraries: tuple[_Library, ...]) -> None:
         """Let what the libraries have now be what is wanted, unless it may come from here."""
@@ -106,7 +112,8 @@ class _Numbers:
 
     def want(self, libraries: tuple[_Library, ...], threads: int) -> None:
         """Let `threads` be what is wanted from now on."""
-        self.wanted, self.one = [threads] * len(libraries), None
+        wanted, told = [threads] * len(libraries), (self.told[0] + 1, threads)
+        self.wanted, self.one, self.told = wanted, None, told  # no call in this line: no interrupt comes between
         self.settle(libraries)
 
     def settle(self, libraries: tuple[_Library, ...]) -> None:
@@ -134,7 +141,8 @@ def set_threads(threads: int) -> dict[str, int]:
     """Let kernels and NumPy's BLAS use at most `threads` threads from now on, in the whole process.
 
     Results of this library do not depend on it. Products that a program computes with NumPy itself may round
-    differently for another number of BLAS threads.
+    differently for another number of BLAS threads. Where a BLAS has a number for each thread (MKL, OpenBLAS with
+    OpenMP), another thread than the calling one follows with its next call of this library.
 
     Parameters
     ----------
@@ -170,7 +178,7 @@ def set_threads(threads: int) -> dict[str, int]:
             if library.filepath not in ours:
                 _set(library, _count)
         _process.want(everywhere, _count)
-        _local.numbers.want(here, _count)
+        _own_numbers(here)
     return thread_counts()
 
 
@@ -282,7 +290,7 @@ class _OneThread:
                 self._block = _Block(_process.inside)
                 _process.settle(everywhere)
                 if here:
-                    own = _local.numbers
+                    own = _own_numbers(here)
                     own.look(here)
                     self._own_block = _Block(own.inside)
                     own.settle(here)
@@ -313,7 +321,16 @@ def _settle() -> None:
     with lock:
         _process.settle(everywhere)
         if here:
-            _local.numbers.settle(here)
+            _own_numbers(here).settle(here)
+
+
+def _own_numbers(libraries: tuple[_Library, ...]) -> _Numbers:
+    """Return the calling thread's numbers, after what `set_threads` was told last, maybe by another thread."""
+    own, (calls, count) = _local.numbers, _process.told
+    if own.obeys != calls:
+        own.want(libraries, count)
+        own.obeys = calls
+    return own
 
 
 def _after_fork() -> None:

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 import sparsebp as sb
 from sparsebp import nn
 from sparsebp.core.errors import DTypeError, MemoryLimitError, OptionError, ShapeError
+from sparsebp.kernels.host.engine.team import ALONE
+from sparsebp.kernels.host.recurrent import inference
 from strategies import tolerance
 
 KINDS: dict[str, Any] = {
@@ -40,7 +42,7 @@ def first_state(layer: Any, batch: int) -> Any:
 @settings(max_examples=60, deadline=None)
 @given(
     kind=st.sampled_from(list(KINDS)), sizes=st.tuples(*[st.sampled_from([1, 2, 7, 8, 20, 33])] * 2),
-    batch=st.sampled_from([1, 2, 4, 5, 8, 9, 16, 17]), steps=st.sampled_from([1, 3, 4, 17, 18]),
+    batch=st.sampled_from([1, 2, 3, 4, 5, 6, 7, 8, 9, 16, 17]), steps=st.sampled_from([1, 3, 4, 17, 18]),
     layers=st.integers(1, 2), bidirectional=st.booleans(), bias=st.booleans(), with_state=st.booleans(),
     with_lengths=st.booleans(), batch_first=st.booleans(),
 )  # fmt: skip
@@ -79,6 +81,24 @@ def test_double_precision_and_two_threads() -> None:
         sb.threads.set_threads(before)
     np.testing.assert_array_equal(*found)
     np.testing.assert_allclose(found[0], layer.forward(x)[0], **tolerance(np.float64))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    kind=st.sampled_from(list(KINDS)), sizes=st.tuples(*[st.sampled_from([1, 3, 16, 20, 37, 70])] * 2),
+    batch=st.integers(1, 9), steps=st.sampled_from([1, 2, 5, 9, 18]), parts=st.integers(1, 9),
+    dtype=st.sampled_from([np.float32, np.float64]),
+)  # fmt: skip
+def test_however_samples_are_shared_out_they_have_the_same_bits(
+    kind: str, sizes: tuple[int, int], batch: int, steps: int, parts: int, dtype: Any
+) -> None:
+    layer = KINDS[kind](*sizes, rng=0, dtype=dtype)
+    x = data(layer, steps, batch)
+    expected = np.concatenate([layer(x[:, s : s + 1]) for s in range(batch)], axis=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inference, "parts_of", lambda groups, work: (ALONE, min(groups, parts)))
+        np.testing.assert_array_equal(layer(x), expected)
+    np.testing.assert_array_equal(layer(x), expected)
 
 
 def test_a_projection_has_the_same_bits_on_two_threads() -> None:

@@ -146,7 +146,7 @@ def _recur(
 ) -> None:  # fmt: skip
     """Run the recursion in the last chunk, then, after the scan, in those before it."""
     chunks, batch = len(bounds) - 1, bounds.shape[1]
-    team, groups = parts_of(batch, work // chunks)
+    team, groups = parts_of(blocks_of(batch), work // chunks)
     backward(team, groups, groups, *args, chunks - 1, bounds, *written)
     scan()
     if chunks > 1:

@@ -23,6 +23,7 @@ from sparsebp.kernels.host.engine.simd import (
     aligned_pointer,
     clear,
     device,
+    keep_alive,
     lanes,
     load,
     load_n,
@@ -191,6 +192,7 @@ def back_part(
                 to = ((begin * SAMPLES + s) * states + i) * hidden
                 for j in range(0, width, count):
                     store_up_to(edge, to + j, load(g, (s * states + i) * width + j), hidden - j)
+    keep_alive(scratch)
 
 
 @numba.njit(**JIT)

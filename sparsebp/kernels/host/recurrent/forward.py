@@ -29,22 +29,23 @@ from sparsebp.kernels.host.engine.simd import (
     aligned_pointer,
     copy,
     device,
+    keep_alive,
     lanes,
     load_n,
     pointer,
     store,
 )
 from sparsebp.kernels.host.engine.team import ALONE, team
-from sparsebp.kernels.host.recurrent.common import SAMPLES, WORTH_THREADS, blocks_of
+from sparsebp.kernels.host.recurrent.common import SAMPLES, WORTH_THREADS
 from sparsebp.kernels.host.recurrent.tiles import multiply, multiply_row
 
 
-def parts_of(batch: int, work: int) -> tuple[int, int]:
-    """Return the team for so many operations on a batch, and in how many parts of whole blocks they are cut.
+def parts_of(groups: int, work: int) -> tuple[int, int]:
+    """Return the team for so many operations on groups of samples, and in how many parts of whole groups they are cut.
 
     A part keeps all its samples in step, so there are no more of them than threads. No result depends on it.
     """
-    parts = min(blocks_of(batch), threads.count()) if work >= WORTH_THREADS else 1
+    parts = min(groups, threads.count()) if work >= WORTH_THREADS else 1
     return (team(parts), parts) if parts > 1 else (ALONE, 1)
 
 
@@ -230,3 +231,4 @@ def forward_part(
                 of_sample, z_row = advance(own, s * states * width), advance(z, s * stride)
                 for j in range(0, width, lanes(state)):
                     cell(extra, z_row, hidden, of_sample, width, j, hidden, place, kept)
+    keep_alive(scratch)

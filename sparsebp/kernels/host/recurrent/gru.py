@@ -33,7 +33,7 @@ from sparsebp.kernels.host.recurrent.back import (
     write_jacobian,
 )
 from sparsebp.kernels.host.recurrent.backward import back_part
-from sparsebp.kernels.host.recurrent.common import launch
+from sparsebp.kernels.host.recurrent.common import blocks_of, launch
 from sparsebp.kernels.host.recurrent.forward import (
     forward_part,
     item_of,
@@ -237,7 +237,7 @@ class GruKernels:
             launch(_forward_wide, blocks, 6 * h.size * hidden, blocks, product_of(h.dtype), x, *weights, h0, h, gates)
         elif batch:
             weights = weights_of(w_hh, w_ih, b_ih, b_hh)
-            _forward(*parts_of(batch, 6 * h.size * hidden), x, *weights, w_hh, b_hn, h0, h, gates)
+            _forward(*parts_of(blocks_of(batch), 6 * h.size * hidden), x, *weights, w_hh, b_hn, h0, h, gates)
 
     def gru_backward(
         self,

@@ -3,7 +3,7 @@
 A step adds the products of the input's and of the state's weights to the biases, and applies the cell. The weights lie
 in panels of three vectors' columns, row after row, so each panel streams past once a step and serves all of a part's
 samples from the first cache. The input is projected on the way too, that of few samples some steps ahead: nothing
-of its size is written.
+of its size is written. Where threads outnumber the blocks of four samples, parts are pairs of samples or single ones.
 
 Each number is one chain of multiply-adds for the input and one for the state, whatever rows are computed together. An
 LSTM's c has room for one step, which the next one writes over.
@@ -24,6 +24,7 @@ from sparsebp.kernels.host.engine.simd import (
     aligned_pointer,
     copy,
     device,
+    keep_alive,
     lanes,
     load,
     load_n,
@@ -43,7 +44,12 @@ from sparsebp.kernels.host.recurrent.forward import (
     row_of_columns,
     weights_of,
 )
-from sparsebp.kernels.host.recurrent.panels import multiply_panels, multiply_panels_by_row, pack
+from sparsebp.kernels.host.recurrent.panels import (
+    multiply_panels,
+    multiply_panels_by_pair,
+    multiply_panels_by_row,
+    pack,
+)
 
 ROWS_AHEAD = 16
 """Rows of the input that are projected together, of several steps where there are few samples."""
@@ -76,24 +82,40 @@ def _lstm(step: int, z: Any, apart: int, state: Any, width: int, j: int, hidden:
 
 
 @device
+def _grain(batch: int, parts: int) -> int:
+    """Return of how many samples, four, two or one, a batch has at least as many groups as there are parts."""
+    grain = SAMPLES
+    while grain > 1 and (batch + grain - 1) // grain < parts:
+        grain //= 2
+    return grain
+
+
+@device
 def _infer_part(
     cell: Any, gates: int, columns: int, extra: Any, part: int, parts: int, shape: Any, x: Any, w: Any, initial: Any,
     kept: Any,
 ) -> None:  # fmt: skip
     """Run a part's samples through time; arguments as `forward.forward_part`'s, w from `panels.pack`."""
     steps, batch, hidden = shape
-    states, blocks, features = len(initial), (batch + SAMPLES - 1) // SAMPLES, x.shape[2]
-    begin, end = part * blocks // parts, (part + 1) * blocks // parts
-    first, rows = begin * SAMPLES, min(end * SAMPLES, batch) - begin * SAMPLES
+    states, features = len(initial), x.shape[2]
+    grain = _grain(batch, parts)
+    units = (batch + grain - 1) // grain
+    first = part * units // parts * grain
+    rows = min((part + 1) * units // parts * grain, batch) - first
     width, item = padded(hidden, w.itemsize), w.itemsize
     row, stride, room = padded(gates * hidden, item), row_of_columns(gates, columns, hidden, item), states * width
-    padded_rows = (end - begin) * SAMPLES
-    even = rows == 1 or (rows == batch and rows % SAMPLES == 0)  # rows of x are as far apart in time as in the batch
-    ahead = max(1, ROWS_AHEAD // rows) if even else 1
-    apart = batch * features if rows == 1 else features
-    scratch = np.empty((max(padded_rows, ahead * rows) * stride + padded_rows * room) + VECTOR_BYTES, w.dtype)
+    padded_rows = (rows + SAMPLES - 1) // SAMPLES * SAMPLES
+    each = rows if rows <= 2 else padded_rows  # a step's rows: the product of four rows writes to the fourth, too
+    if rows < SAMPLES:
+        ahead = ROWS_AHEAD // SAMPLES // rows * SAMPLES
+    elif rows == batch and rows % SAMPLES == 0:  # rows of x are as far apart in time as in the batch
+        ahead = max(1, ROWS_AHEAD // rows)
+    else:
+        ahead = 1
+    room_ahead = max(padded_rows, ahead * each)
+    scratch = np.empty(room_ahead * stride + padded_rows * room + VECTOR_BYTES, w.dtype)
     before = aligned_pointer(scratch)
-    state = advance(before, max(padded_rows, ahead * rows) * stride)
+    state = advance(before, room_ahead * stride)
     source, of_input = pointer(x), pointer(w)
     weights = advance(of_input, features * row)
     bias, into = advance(weights, hidden * row), part_at(columns - gates, gates, hidden, item)
@@ -104,19 +126,27 @@ def _infer_part(
                 store(state, s * room + i * width + j, load_n(initial[i], at + j, hidden - j))
     for t in range(steps):
         if t % ahead == 0:
-            for s in range(max(padded_rows, ahead * rows)):
+            for s in range(room_ahead):
                 copy(advance(before, s * stride), bias, stride)
-            here, now = advance(source, (t * batch + first) * features), min(ahead, steps - t) * rows
-            multiply_panels(here, apart, now, features, of_input, row, before, stride)
-        z = advance(before, t % ahead * rows * stride)
+            here, now = advance(source, (t * batch + first) * features), min(ahead, steps - t)
+            if rows < SAMPLES:  # each sample's steps by themselves
+                for s in range(rows):
+                    own, into_own = advance(here, s * features), advance(before, s * stride)
+                    multiply_panels(own, batch * features, now, features, of_input, row, into_own, each * stride)
+            else:
+                multiply_panels(here, features, now * rows, features, of_input, row, before, stride)
+        z = advance(before, t % ahead * each * stride)
         if rows == 1:
             multiply_panels_by_row(state, hidden, weights, row, advance(z, into))
+        elif rows == 2:
+            multiply_panels_by_pair(state, room, hidden, weights, row, advance(z, into), stride)
         else:
             multiply_panels(state, room, rows, hidden, weights, row, advance(z, into), stride)
         for s in range(rows):
             place = (t * batch + first + s) * hidden
             for j in range(0, width, lanes(state)):
                 cell(extra, advance(z, s * stride), hidden, advance(state, s * room), width, j, hidden, place, kept)
+    keep_alive(scratch)
 
 
 @numba.njit(**INNER_JIT)

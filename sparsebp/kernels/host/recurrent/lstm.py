@@ -45,6 +45,7 @@ from sparsebp.kernels.host.recurrent.back import (
 from sparsebp.kernels.host.recurrent.backward import back_part
 from sparsebp.kernels.host.recurrent.common import (
     SAMPLES,
+    blocks_of,
     launch,
     multiply_add,
 )
@@ -306,7 +307,7 @@ class LstmKernels:
             launch(_forward_wide, blocks, work, blocks, product_of(h.dtype), x, *weights, h0, c0, h, c, gates)
         elif batch:
             weights = weights_of(w_hh, w_ih, b_ih, b_hh)
-            _forward(*parts_of(batch, work), x, *weights, w_hh, h0, c0, h, c, gates)
+            _forward(*parts_of(blocks_of(batch), work), x, *weights, w_hh, h0, c0, h, c, gates)
 
     def lstm_backward(
         self,

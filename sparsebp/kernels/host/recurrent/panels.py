@@ -127,6 +127,47 @@ def multiply_panels_by_row(x: Any, depth: int, w: Any, width: int, out: Any) -> 
 
 
 @device
+def multiply_panels_by_pair(x: Any, x_stride: int, depth: int, w: Any, width: int, out: Any, out_stride: int) -> None:
+    """The same of two rows; two panels of three vectors at a time, so twelve chains."""
+    count = lanes(x)
+    vectors, at = width // count, 0
+    while at < vectors:
+        left, weights, target = vectors - at, advance(w, at * count * depth), advance(out, at * count)
+        if left >= 6 and left != 7:
+            _pair_of_two_panels(x, x_stride, depth, weights, target, out_stride)
+            at += 6
+        else:
+            panel = panel_of(left)
+            _row_of_panel(x, depth, weights, panel, target)
+            _row_of_panel(advance(x, x_stride), depth, weights, panel, advance(target, out_stride))
+            at += panel
+
+
+@device
+def _pair_of_two_panels(x: Any, x_stride: int, depth: int, w: Any, out: Any, out_stride: int) -> None:
+    count = lanes(x)
+    a0, b0, c0, d0, e0, f0 = zeros(x), zeros(x), zeros(x), zeros(x), zeros(x), zeros(x)
+    a1, b1, c1, d1, e1, f1 = zeros(x), zeros(x), zeros(x), zeros(x), zeros(x), zeros(x)
+    other = advance(w, 3 * count * depth)
+    for k in range(depth):
+        v0, v1, i = broadcast(x, k), broadcast(x, x_stride + k), 3 * k * count
+        row = load(w, i)
+        a0, a1 = fma(v0, row, a0), fma(v1, row, a1)
+        row = load(w, i + count)
+        b0, b1 = fma(v0, row, b0), fma(v1, row, b1)
+        row = load(w, i + 2 * count)
+        c0, c1 = fma(v0, row, c0), fma(v1, row, c1)
+        row = load(other, i)
+        d0, d1 = fma(v0, row, d0), fma(v1, row, d1)
+        row = load(other, i + count)
+        e0, e1 = fma(v0, row, e0), fma(v1, row, e1)
+        row = load(other, i + 2 * count)
+        f0, f1 = fma(v0, row, f0), fma(v1, row, f1)
+    _add_6(out, count, a0, b0, c0, d0, e0, f0)
+    _add_6(advance(out, out_stride), count, a1, b1, c1, d1, e1, f1)
+
+
+@device
 def _row_of_two_panels(x: Any, depth: int, w: Any, out: Any) -> None:
     count = lanes(x)
     a, b, c = zeros(x), zeros(x), zeros(x)
@@ -137,12 +178,7 @@ def _row_of_two_panels(x: Any, depth: int, w: Any, out: Any) -> None:
         a, b, c = fma(v, load(w, i), a), fma(v, load(w, i + count), b), fma(v, load(w, i + 2 * count), c)
         d, e = fma(v, load(other, i), d), fma(v, load(other, i + count), e)
         f = fma(v, load(other, i + 2 * count), f)
-    _add(out, 0, a)
-    _add(out, count, b)
-    _add(out, 2 * count, c)
-    _add(out, 3 * count, d)
-    _add(out, 4 * count, e)
-    _add(out, 5 * count, f)
+    _add_6(out, count, a, b, c, d, e, f)
 
 
 @device
@@ -162,6 +198,16 @@ def _row_of_panel(x: Any, depth: int, w: Any, panel: int, out: Any) -> None:
         for k in range(depth):
             a = fma(broadcast(x, k), load(w, (k * panel + part) * count), a)
         _add(out, part * count, a)
+
+
+@device
+def _add_6(out: Any, count: int, a: Any, b: Any, c: Any, d: Any, e: Any, f: Any) -> None:
+    _add(out, 0, a)
+    _add(out, count, b)
+    _add(out, 2 * count, c)
+    _add(out, 3 * count, d)
+    _add(out, 4 * count, e)
+    _add(out, 5 * count, f)
 
 
 @device

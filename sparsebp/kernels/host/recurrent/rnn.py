@@ -35,6 +35,7 @@ from sparsebp.kernels.host.recurrent.back import (
 from sparsebp.kernels.host.recurrent.backward import back_part
 from sparsebp.kernels.host.recurrent.common import (
     SAMPLES,
+    blocks_of,
     launch,
     padded_width,
 )
@@ -198,7 +199,7 @@ class RnnKernels:
             launch(_forward_wide, blocks, work, blocks, product_of(h.dtype), x, *weights, h0, relu, h)
         elif batch:
             weights = weights_of(w_hh, w_ih, b_ih, b_hh)
-            _forward(*parts_of(batch, work), x, *weights, w_hh, h0, relu, h)
+            _forward(*parts_of(blocks_of(batch), work), x, *weights, w_hh, h0, relu, h)
 
     def rnn_backward(
         self,

@@ -94,6 +94,7 @@ def _write_lists(
                     next_word[j] = at + 1
                     written[at] = low | (np.uint64(q) << bits)
         t = after
+    simd.keep_alive(place)
 
 
 @simd.device

@@ -8,7 +8,8 @@ Rules for those who use it
 --------------------------
 - The functions below exist inside ``@njit`` code only. Vector functions are compiled with `device` so that LLVM inlines
   them and no vector goes through memory.
-- A pointer does not keep its array alive: take pointers only of arrays that are *arguments* of the function.
+- A pointer does not keep its array alive: take pointers of arrays that are *arguments* of the function, or end it with
+  `keep_alive` of those that it has made. (A test reads all of the host's kernels for that.)
 - Nothing is checked. ``load_n`` and ``store_n`` touch exactly `n` numbers, which is how the ends of rows are handled.
 - Operations are IEEE, NaN and infinity included; ``fma`` rounds once, or twice where the machine cannot fuse.
 - Write ``fma``, and leave ``fastmath={"contract"}`` off: LLVM may make several copies of a loop and contract each as it
@@ -39,6 +40,7 @@ from sparsebp.kernels.host.engine.simd.memory import (
     clear,
     copy,
     filled,
+    keep_alive,
     lanes,
     load,
     load_at,
@@ -73,6 +75,7 @@ __all__ = [
     "fma",
     "intrinsic",
     "is_double",
+    "keep_alive",
     "lanes",
     "load",
     "load_at",

@@ -50,6 +50,21 @@ def aligned_pointer(typingctx: Any, array: Any) -> Any:
 
 
 @intrinsic
+def keep_alive(typingctx: Any, array: Any) -> Any:
+    """Let an array live until here: Numba frees one after its last use, and does not count what pointers do.
+
+    The last line of every function that takes a pointer of an array it has made.
+    """
+    if not isinstance(array, types.Array):
+        return None
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return context.get_dummy_value()
+
+    return types.void(array), codegen
+
+
+@intrinsic
 def word_at(typingctx: Any, at: Any) -> Any:
     """Return the 64-bit integer that stands at an address in memory."""
 
