@@ -52,7 +52,7 @@ def _clamp_grad(part, parts, gy, y, low, high, out):
     zero = gy.dtype.type(0)
     for i in range(start, stop):
         value, gradient = values[i], gradients[i]
-        target[i] = zero if (value <= low) | (value > high) else gradient  # a NaN lets it through
+        target[i] = gradient if (not value <= low) & (not value > high) else zero  # a NaN lets it through
 
 
 @parallel(**SERIAL)
