@@ -109,7 +109,7 @@ def rnn_forward(gx: np.ndarray, w_hh: np.ndarray, h0: np.ndarray, nonlinearity: 
 def rnn_slopes(h: np.ndarray, nonlinearity: str) -> np.ndarray:
     """Return f' (T, B, H) in float64."""
     h = h.astype(np.float64)
-    return 1 - h * h if nonlinearity == "tanh" else (h > 0).astype(np.float64)
+    return 1 - h * h if nonlinearity == "tanh" else np.where(h <= 0, 0.0, 1.0)
 
 
 def rnn_backward(

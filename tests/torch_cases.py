@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
+import re
 import sys
 import types
 import unittest
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,6 +39,20 @@ def load(name: str) -> Any:
         settings.load_profile("before-torch")
         if lacking:
             del sys.modules["expecttest"]
+
+
+def version_of_lists(page: Path) -> str:
+    """Return the version of PyTorch ("2.13") whose lists the tables of `page` count."""
+    found = re.search(r"the lists are PyTorch (\d+\.\d+)'s", page.read_text())
+    assert found, f"{page.name} does not say whose lists it counts"
+    return found[1]
+
+
+def lists_are_counted(page: Path) -> bool:
+    """Whether the lists of this PyTorch are those that the tables of `page` count; each version has its own."""
+    import torch
+
+    return re.match(r"\d+\.\d+", torch.__version__)[0] == version_of_lists(page)
 
 
 @contextlib.contextmanager

@@ -54,8 +54,10 @@ def restore(trainer: Training, checkpoint: Checkpoint, shape: Mapping[str, int],
     history = _checked_history(path, checkpoint)
     state = checkpoint.state
     position = state["position"]
-    for name in sorted(set(state["config"]) | set(trainer.config), key=lambda name: (name != "task", name)):
-        _check_same(path, name, state["config"].get(name), trainer.config.get(name))  # another task explains the rest
+    saved, now = state["config"], trainer.config
+    # Another task explains the rest, and another value of an option why one side lacks a name ("constant": epochs).
+    for name in sorted(saved | now, key=lambda name: (name != "task", (name in saved) != (name in now), name)):
+        _check_same(path, name, saved.get(name), now.get(name))
     for name, value in shape.items():
         _check_same(path, name, position[name], value)
     if trainer._seed_given:

@@ -171,6 +171,10 @@ def test_resume_of_another_run_is_refused(tmp_path):
     assert invoke("train", *TINY, "--out", tmp_path).exit_code == 0
     message = one_message(invoke("train", *TINY, "--hidden", 5, "--resume", "--out", tmp_path))
     assert "hidden differs" in message
+    cosine = tmp_path / "cosine"
+    assert invoke("train", *TINY, "--lr-schedule", "cosine", "--out", cosine).exit_code == 0
+    constant = "train", *TINY, "--lr-schedule", "constant", "--resume", "--out", cosine
+    assert "lr_schedule differs. Expected constant. Got cosine" in one_message(invoke(*constant))  # epochs is a result
     (tmp_path / "checkpoint.safetensors").write_bytes(b"not a checkpoint")
     assert "damaged" in one_message(invoke("train", *TINY, "--resume", "--out", tmp_path))
 

@@ -16,6 +16,7 @@ from strategies import seeds, sizes
 
 CLOSE = {"rtol": 1e-11, "atol": 1e-13}
 CONFIGURATIONS = [
+    ("ReLU", {}),
     ("LeakyReLU", {}), ("LeakyReLU", {"negative_slope": -0.5}), ("LeakyReLU", {"negative_slope": 0.0}),
     ("ELU", {}), ("ELU", {"alpha": 2.5}), ("SELU", {}), ("GELU", {}), ("GELU", {"approximate": "tanh"}), ("SiLU", {}),
     ("Softplus", {}), ("Softplus", {"beta": 3.0, "threshold": 1.5}), ("Hardtanh", {}),
@@ -69,6 +70,21 @@ def test_edges_are_torchs_and_silent(configuration, dtype):
     # torch's slopes of these at NaN depend on whether its vector code or the loop for the rest computes them
     first = 1 if configuration[0] in ("ELU", "SELU", "Hardtanh", "ReLU6") else 0
     np.testing.assert_allclose(got[:, first:], slope[:, first:], rtol=2e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", ["ReLU", "ReLU6", "Hardtanh", "LeakyReLU"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_nan_lets_the_gradient_through_as_in_torch(name, dtype):
+    """Of one element, which torch's vector code does not touch; here every element of any array is computed so."""
+    layer, twin = pair((name, {}))
+    _, slope = torch_slope(twin, np.full((1, 1), np.nan, dtype))
+    for shape in ((1, 1), (1, 67), (3, 67)):  # whole vectors and a rest; of one sample and of several
+        y, saved = layer.forward(np.full(shape, np.nan, dtype))
+        assert np.isnan(y).all()
+        want = np.full(shape, slope[0, 0])
+        np.testing.assert_array_equal(layer.input_grad(np.ones(shape, dtype), saved), want)
+        np.testing.assert_array_equal(layer.slope(saved), want)
+        np.testing.assert_array_equal(np.diag(layer.jacobian_t(saved).to_dense(len(y) - 1)), want[0])
 
 
 @pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=str)

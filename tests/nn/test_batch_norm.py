@@ -164,6 +164,30 @@ def test_limits_beyond_the_dtype():
     assert np.isfinite(model.gradients(np.ones_like(y), saved).input_grad()).all()
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_what_is_not_finite_passes_a_relu_behind_as_in_torch(value, dtype):
+    """In one pass or apart: a channel becomes NaN, and the gradient of its bias is what comes, not 0."""
+    rng = np.random.default_rng(0)
+    x, gy = (rng.standard_normal((2, 3, 5, 5)).astype(dtype) for _ in range(2))
+    x[1, 2, 3, 4] = value
+    twin = torch.nn.Sequential(torch.nn.BatchNorm2d(3), torch.nn.ReLU()).to(getattr(torch, np.dtype(dtype).name))
+    tx = torch.from_numpy(x).requires_grad_()
+    ty = twin(tx)
+    ty.backward(torch.from_numpy(gy))
+    for norm in (nn.BatchNorm2d, type("Apart", (nn.BatchNorm2d,), {})):
+        model = nn.Sequential(norm(3, dtype=dtype), nn.ReLU())
+        with np.errstate(invalid="ignore"):
+            y, saved = model.forward(x)
+            found = model.gradients(gy, saved)
+            gx, weights = found.input_grad(), found.weight_grad()
+        close = {"rtol": 1e-4, "atol": 1e-5}
+        np.testing.assert_allclose(y, ty.detach(), **close)
+        np.testing.assert_allclose(gx, tx.grad, **close)
+        np.testing.assert_allclose(weights["0.weight"], twin[0].weight.grad, **close)
+        np.testing.assert_allclose(weights["0.bias"], twin[0].bias.grad, **close)
+
+
 def test_a_chain_of_stages_computes_what_the_layers_compute_by_themselves():
     """An executor runs both stages in one pass, forward and backward: the same parameters, bit for bit, as without."""
     rng = np.random.default_rng(0)

@@ -345,3 +345,24 @@ def test_a_memory_limit_is_said_before_allocation(algorithm):
     y, saved = layer.forward(np.ones((100, 2, 1), np.float32))
     with pytest.raises(MemoryLimitError):
         layer.weight_grad(y, saved)
+
+
+@pytest.mark.parametrize("hidden", [3, 20])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_relu_lets_gradients_through_at_a_nan_as_torchs_does(value, dtype, hidden):
+    rng = np.random.default_rng(0)
+    layer = nn.RNN(2, hidden, nonlinearity="relu", dtype=dtype, rng=rng, backward="bp")
+    twin = torch.nn.RNN(2, hidden, nonlinearity="relu", dtype=getattr(torch, np.dtype(dtype).name))
+    twin.load_state_dict({name: torch.from_numpy(array.copy()) for name, array in layer.state_dict().items()})
+    x, gy = (rng.standard_normal((4, 3, n)).astype(dtype) for n in (2, hidden))
+    x[1, 1, 0] = value
+    tx = torch.from_numpy(x).requires_grad_()
+    ty, _ = twin(tx)
+    ty.backward(torch.from_numpy(gy))
+    with np.errstate(invalid="ignore"):
+        y, saved = layer.forward(x)
+        gx = layer.gradients(gy, saved).input_grad()
+    np.testing.assert_allclose(y, ty.detach(), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(gx, tx.grad, rtol=1e-4, atol=1e-5)
+    assert np.isfinite(gx).all()

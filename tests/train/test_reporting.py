@@ -101,6 +101,9 @@ def test_comparison_of_two_runs():
     assert result.final_losses == (3.5, 3.25)
     assert result.seconds == (0.5, 2.0)
     assert result.time_ratio == 4.0
+    short = {name: history_of([1.0, 2.0]) for name in runs}
+    short["chunked"].seconds, short["bp"].seconds = [9.0, 0.25], [7.0, 0.5]  # the first steps compile
+    assert compare_histories(short["chunked"], short["bp"], "chunked", "bp").seconds == (0.25, 0.5)
     assert json.loads(json.dumps(result.to_json()))["time_ratio"] == 4.0
     assert "chunked against bp" in result.describe()
     late = [1.0] * 100 + [2.0]

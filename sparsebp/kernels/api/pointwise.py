@@ -86,7 +86,7 @@ class PointwiseKernels(Family):
         self._run.clamp(x, low, high, out)
 
     def clamp_grad(self, gy: Array, y: Array, low: float, high: float, out: Array) -> None:
-        """``out = gy where low < y <= high, else 0``: with `high` the last y of slope 1. gy, y, out (n,)."""
+        """``out = gy where low < y <= high or y is NaN, else 0``: `high` is the last y of slope 1. gy, y, out (n,)."""
         _check_clamp(gy, low, high, out, y=y)
         self._run.clamp_grad(gy, y, low, high, out)
 

@@ -165,7 +165,7 @@ def _squares(x, mean, apart, batch, size, room):
 
 @device
 def _counted(gy, y, i, low, high, masked):
-    """Return a vector of gradients, with zeros where y is not within the limits."""
+    """Return a vector of gradients, with zeros where y is outside the limits; a NaN is not."""
     return where_within(load(y, i), low, high, load(gy, i)) if masked else load(gy, i)
 
 
@@ -188,7 +188,7 @@ def _both(gy, x, y, low, high, masked, mean, zero, apart, batch, size, room):
                 v = _counted(left, mask, i, low, high, masked)
                 a, c = a + v, fma(v, load(right, i) - mean, c)
             for i in range(whole, n):
-                value = left[i] if not masked or ((mask[i] > low) & (mask[i] <= high)) else zero
+                value = zero if masked and ((mask[i] <= low) | (mask[i] > high)) else left[i]
                 total += np.float64(value)
                 product += np.float64(value * (right[i] - mean))
             met += n
@@ -225,7 +225,7 @@ def _centre_plane(gy, x, y, low, high, masked, mean, zero, offset, slope, factor
         value = _counted(gy, y, i, low, high, masked)
         store(out, i, fma(mean - load(x, i), slope, value - offset) * factor)
     for i in range(whole, size):
-        value = gy[i] if not masked or ((y[i] > low) & (y[i] <= high)) else zero
+        value = zero if masked and ((y[i] <= low) | (y[i] > high)) else gy[i]
         out[i] = ((value - offset) - (x[i] - mean) * slope) * factor
 
 

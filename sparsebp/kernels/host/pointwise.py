@@ -21,7 +21,7 @@ class PointwiseKernels:
         _clamp(team(parts), parts, x, x.dtype.type(low), x.dtype.type(high), out)
 
     def clamp_grad(self, gy: Array, y: Array, low: float, high: float, out: Array) -> None:
-        """The gradient where y lies above the lower limit and not above the upper one."""
+        """The gradient where y lies above the lower limit and not above the upper one, or is NaN."""
         parts = parts_for(y.size)
         _clamp_grad(team(parts), parts, gy, y, y.dtype.type(low), y.dtype.type(high), out)
 
@@ -79,7 +79,7 @@ def _clamp_grad(part, parts, gy, y, low, high, out):
     zero = gy.dtype.type(0)
     for i in range(start, stop):
         value, gradient = values[i], gradients[i]
-        target[i] = gradient if (value > low) & (value <= high) else zero
+        target[i] = gradient if (not value <= low) & (not value > high) else zero  # a NaN lets it through
 
 
 @parallel(**SERIAL)

@@ -91,7 +91,7 @@ class InPlace(Pointwise):
 
 
 class Clamped(InPlace):
-    """``min(max(x, low), high)``; the slope at both limits is 0, but 1 at an infinite y. A NaN stays a NaN."""
+    """``min(max(x, low), high)``; the slope at both limits is 0, but 1 at an infinite y. A NaN stays, slope 1."""
 
     @abc.abstractmethod
     def limits(self) -> tuple[float, float]:
@@ -105,7 +105,7 @@ class Clamped(InPlace):
         return y
 
     def input_grad(self, gy: Array, saved: Array) -> Array:
-        """Return gy between the limits, else 0."""
+        """Return gy between the limits and at a NaN, else 0."""
         xp = check_gy(gy, saved.shape, saved.dtype, saved)
         gx = memory.empty(xp, gy.shape, gy.dtype)
         flat, inside = xp.ascontiguousarray(gy).reshape(-1), self.inside(saved.dtype)
@@ -113,9 +113,9 @@ class Clamped(InPlace):
         return gx
 
     def slope(self, saved: Array) -> Array:
-        """Return 1 strictly between the limits, else 0."""
+        """Return 1 strictly between the limits and at a NaN, else 0."""
         low, last = self.inside(saved.dtype)
-        return ((saved > low) & (saved <= last)).astype(saved.dtype)
+        return (~((saved <= low) | (saved > last))).astype(saved.dtype)
 
     def inside(self, dtype: np.dtype) -> tuple[Any, Any]:
         """Return the lower limit, as it rounds in this dtype, and the largest y whose slope is 1."""
@@ -131,7 +131,7 @@ def _inside(lowest: float, highest: float, dtype: np.dtype) -> tuple[Any, Any]:
 
 
 class ReLU(Clamped):
-    """``max(x, 0)``, as `torch.nn.ReLU`; the slope at 0 is 0. A NaN stays a NaN.
+    """``max(x, 0)``, as `torch.nn.ReLU`; the slope at 0 is 0. A NaN stays one, and its slope is 1.
 
     Parameters
     ----------
@@ -147,7 +147,7 @@ class ReLU(Clamped):
 
 
 class Hardtanh(Clamped):
-    """x limited to [min_val, max_val], as `torch.nn.Hardtanh`; the slope at both limits is 0. A NaN stays a NaN.
+    """x limited to [min_val, max_val], as `torch.nn.Hardtanh`; the slope at both limits is 0, at a NaN 1.
 
     Parameters
     ----------

@@ -46,7 +46,7 @@ class SELU(ELU):
 
 
 class ReLU6(Hardtanh):
-    """``min(max(x, 0), 6)``, as `torch.nn.ReLU6`; the slope at 0 and 6 is 0. A NaN stays a NaN.
+    """``min(max(x, 0), 6)``, as `torch.nn.ReLU6`; the slope at 0 and 6 is 0, at a NaN 1.
 
     Parameters
     ----------

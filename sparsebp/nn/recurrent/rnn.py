@@ -58,7 +58,7 @@ class RNNMath(CellMath):
     def gate_gradients(self, tape: Tape, grads: State, ga: Array) -> None:
         """``ga = grad_h · f'(h)``."""
         h = tape.h
-        slope = 1 - h * h if self.nonlinearity == "tanh" else (h > 0).astype(h.dtype)
+        slope = 1 - h * h if self.nonlinearity == "tanh" else (~(h <= 0)).astype(h.dtype)  # 1 at a NaN, as in PyTorch
         backend.namespace(ga).multiply(grads[0], slope, out=ga)
 
     def close(self, tape: Tape, lengths: Lengths) -> None:

@@ -13,5 +13,5 @@ extern "C" __global__ void __launch_bounds__(256) clamp(
 extern "C" __global__ void __launch_bounds__(256) clamp_grad(
     const real* __restrict__ gy, const real* __restrict__ y, real low, real high, real* __restrict__ out, int64 size) {
     const int64 i = int64(blockIdx.x) * blockDim.x + threadIdx.x;
-    if (i < size) out[i] = y[i] > low && y[i] <= high ? gy[i] : real(0);
+    if (i < size) out[i] = y[i] <= low || y[i] > high ? real(0) : gy[i];  // a NaN lets it through
 }

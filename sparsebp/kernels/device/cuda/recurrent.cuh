@@ -145,7 +145,7 @@ __device__ __forceinline__ void in_turn(int64 first, int64 stop, const Step& ste
 // f' of an Elman step, from the output of f. RELU picks f: 0 is tanh, 1 is relu.
 __device__ __forceinline__ real slope(real h) {
 #if RELU
-    return h > 0 ? real(1) : real(0);
+    return h <= 0 ? real(0) : real(1);  // 1 at a NaN
 #else
     return 1 - h * h;
 #endif

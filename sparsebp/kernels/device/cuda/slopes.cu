@@ -7,7 +7,7 @@ constexpr int TILE = 32;
 
 // 0: the slope itself was kept; 1: relu, 2: tanh, 3: sigmoid, from y.
 __device__ __forceinline__ real slope_of(int function, real y) {
-    if (function == 1) return y > real(0) ? real(1) : real(0);
+    if (function == 1) return y <= real(0) ? real(0) : real(1);  // 1 at a NaN
     if (function == 2) return real(1) - y * y;
     return function == 3 ? y * (real(1) - y) : y;
 }

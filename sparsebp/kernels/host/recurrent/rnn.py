@@ -20,7 +20,7 @@ from sparsebp.kernels.host.engine.simd import (
     pointer,
     store,
     store_up_to,
-    where_positive,
+    where_within,
     zeros,
 )
 from sparsebp.kernels.host.engine.team import in_parts
@@ -84,8 +84,8 @@ def _forward_wide(team: int, parts: int, *args: Any) -> None:
 
 @device
 def _slope(h: Any, relu: bool, g: Any) -> Any:
-    """Return g · f' at the output h: relu ``h > 0``, tanh ``1 - h²``."""
-    return where_positive(h, g) if relu else g * fma(h, -1.0 * h, 1.0)
+    """Return g · f' at the output h: relu ``h > 0``, or NaN; tanh ``1 - h²``."""
+    return where_within(h, 0.0, np.inf, g) if relu else g * fma(h, -1.0 * h, 1.0)
 
 
 @device
@@ -157,7 +157,7 @@ def _jacobians_part(t: int, h: Any, w_hh: Any, relu: bool, out: Any) -> None:
     for b in range(batch):
         for j in range(hidden):
             value = h[t, b, j]
-            slopes[0, j, b] = (1.0 if value > 0.0 else 0.0) if relu else 1.0 - value * value
+            slopes[0, j, b] = (0.0 if value <= 0.0 else 1.0) if relu else 1.0 - value * value
     write_jacobian(1, slopes, w_hh, t, out)
 
 

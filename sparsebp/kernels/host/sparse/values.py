@@ -41,7 +41,7 @@ def _slopes_part(part, kept, function, out, batch, size, parts):
         y, slope = kept[low:high], out[low:high]
         if function == _RELU:
             for i in range(len(y)):
-                slope[i] = y[i] > 0
+                slope[i] = not y[i] <= 0  # 1 at a NaN
         elif function == _TANH:
             for i in range(len(y)):
                 slope[i] = one - y[i] * y[i]
@@ -56,7 +56,7 @@ def _slopes_part(part, kept, function, out, batch, size, parts):
         slope = out[i * batch : (i + 1) * batch]
         if function == _RELU:
             for b in range(len(slope)):
-                slope[b] = kept[b * size + i] > 0
+                slope[b] = not kept[b * size + i] <= 0
         elif function == _TANH:
             for b in range(len(slope)):
                 y = kept[b * size + i]

@@ -116,11 +116,11 @@ def where_positive(typingctx: Any, x: Any, value: Any) -> Any:
 
 @intrinsic
 def where_within(typingctx: Any, x: Any, low: Any, high: Any, value: Any) -> Any:
-    """Return `value` in the lanes where ``low < x <= high``, else 0: 0 where `x` is NaN. The limits are numbers."""
+    """Return `value` in the lanes where ``low < x <= high`` or `x` is NaN, else 0. The limits are numbers."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         least, most = (as_vector(context, builder, x, v, t) for v, t in zip(args[1:3], sig.args[1:3], strict=True))
-        above, below = builder.fcmp_ordered(">", args[0], least), builder.fcmp_ordered("<=", args[0], most)
+        above, below = builder.fcmp_unordered(">", args[0], least), builder.fcmp_unordered("<=", args[0], most)
         return builder.select(builder.and_(above, below), args[3], ir.Constant(llvm_vector(x), None))
 
     return x(x, low, high, value), codegen
