@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import os
 import platform
+import signal
 import sys
 from typing import Any, NoReturn
 
@@ -189,7 +190,10 @@ class _Ending:
         return status or 1
 
     def failed(self, error: BaseException) -> bool:
-        """Tell the others, and return whether it is for this rank to print its error."""
+        """Tell the others, and return whether it is for this rank to print its error; the process is about to end."""
+        with contextlib.suppress(ValueError):  # not the main thread
+            # A Ctrl-C reaches every rank: of this one perhaps only now, after another's failure.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._transport.abort(error)
         self._failed = True
         self._told = self._transport.peers.settle()

@@ -104,7 +104,12 @@ def _sparse_products(dtype: np.dtype) -> None:
     full = _pattern(np.indices((64, 64)).sum(axis=0) % 9 > 0)
     _multiply(plan_product(full, full), dtype)
     diagonal, square = SparsityPattern.diagonal(12), _pattern(scattered[:, :12])
-    for plan in (plan_product(diagonal, square), plan_product(square, diagonal)):
+    moved = -np.subtract(*np.indices((256, 330)))  # 65 a row, one further than in the row before
+    band = _pattern((moved >= 0) & (moved < 65))
+    for plan in (
+        plan_product(diagonal, square), plan_product(square, diagonal),
+        plan_product(band, SparsityPattern.diagonal(band.shape[1])),
+    ):  # fmt: skip
         _multiply(plan, dtype)
     plan_addition(square, diagonal)
 
@@ -121,6 +126,8 @@ def _pattern(mask: np.ndarray) -> SparsityPattern:
 def _dense_products(dtype: np.dtype) -> None:
     host, thin, large = kernels.on_host(), np.ones((16, 1024), dtype), np.ones((1024, 1024), dtype)
     host.matmul(thin, large, np.empty((16, 1024), dtype))
+    host.matmul_many([(thin[:, :16], thin[:, 16:32])])
+    _train(nn.Sequential(nn.Linear(5, 4, dtype=dtype, rng=0), nn.ReLU()), (_SAMPLES, 5), dtype)
     sgd = np.ones((1, len(UPDATE_OPTIONS["sgd"])))
     host.update_by_product("sgd", large, thin.T, thin, [None], sgd, np.ones(1, np.int64))
 

@@ -1,5 +1,7 @@
 """CSR kernels on every backend, against dense arithmetic in float64."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,7 +10,6 @@ from hypothesis import strategies as st
 from sparsebp import kernels
 from sparsebp.core.errors import DTypeError, LayoutError, ShapeError
 from sparsebp.core.threads import get_threads, most_threads, set_threads
-from sparsebp.kernels.host.sparse import block_structure
 from sparsebp.kernels.operands import RowShapes
 from strategies import csr_patterns, index_dtypes, normal, reals, seeds, sizes, tolerance
 
@@ -65,13 +66,25 @@ def test_scale_rows_and_columns(backend, pattern, batch, data_shared, scale_shar
 
 
 def row_shapes_of(indptr, indices, index):
-    """Return `RowShapes` whose every row has a shape of its own."""
-    rows, room = len(indptr) - 1, np.empty((2, len(indices)), np.int32)
-    run_ptr, whole = np.zeros(rows + 1, np.int64), np.empty(rows, np.int64)
-    runs = block_structure.write_runs(indptr, indices, np.arange(rows), run_ptr, whole, *room)
+    """Return `RowShapes` whose every row has a shape of its own. In plain Python: a device may have no Numba beside."""
+    run_ptr, whole, columns, ends = [0], [], [], []
+    for begin, end in itertools.pairwise(indptr.tolist()):
+        row = indices[begin:end].tolist()
+        starts = [k for k, column in enumerate(row) if k == 0 or column != row[k - 1] + 1]
+        stops = [*starts[1:], len(row)][: len(starts)]
+        far = [start + -(-(stop - start) // 4) * 4 for start, stop in zip(starts, stops, strict=True)]
+        can = [
+            there <= len(row) and row[start] + there - start <= row[-1] + 1
+            for start, there in zip(starts, far, strict=True)
+        ]
+        whole.append(run_ptr[-1] + (can.index(False) if False in can else len(can)))
+        columns += [row[start] - row[0] for start in starts]
+        ends += stops
+        run_ptr.append(len(columns))
     first = np.append(indices, 0)[np.minimum(indptr[:-1], len(indices))] * (np.diff(indptr) > 0)
-    shape = np.arange(rows, dtype=np.int32)
-    return RowShapes(indptr.astype(index), shape, first.astype(index), run_ptr, whole, *room[:, :runs].copy(), gap=0)
+    runs = np.array(columns, np.int32), np.array(ends, np.int32)
+    counted = np.arange(len(whole), dtype=np.int32), first.astype(index)
+    return RowShapes(indptr.astype(index), *counted, np.array(run_ptr), np.array(whole, np.int64), *runs, gap=0)
 
 
 @given(

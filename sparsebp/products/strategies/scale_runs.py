@@ -70,10 +70,12 @@ class ScaleRuns(Strategy):
     @cached_property
     def _shapes(self) -> dict[str, np.ndarray] | None:
         """As `arrays`, None where they are not worth it."""
-        from sparsebp.kernels.host.sparse import block_structure
-
         a = self.product.a
         if a.nnz < LEAST or a.shape[1] > MOST_COLUMNS:
+            return None
+        try:
+            from sparsebp.kernels.host.sparse import block_structure
+        except ImportError:  # no Numba for this NumPy: a device's kernel, which reads A's columns, needs none
             return None
         shape, first = np.empty(a.shape[0], np.int32), np.empty(a.shape[0], a.indices.dtype)
         examples = np.empty(MOST_SHAPES, np.int64)
