@@ -1,4 +1,4 @@
-"""Measures the price list of this machine (`sparsebp.backend.machine.prices`), in some 20 seconds.
+"""Measures the price list of this machine (`sparsebp.backend.machine.prices`), in about half a minute.
 
 What is measured is what is estimated: kernels, products and whole backwards of recurrent layers, on one thread, by that
 thread's own clock, so that a process that takes the core meanwhile does not count. Rates come from single calls; the

@@ -49,8 +49,8 @@ def info(
     """Show devices, versions, threads and BLAS, and which backward `auto` would choose for a few shapes.
 
     `auto` and all estimates count with a list of prices: the one that
-    comes with sparsebp, until --calibrate measures this machine's (some
-    20 seconds; let it be idle meanwhile).
+    comes with sparsebp, until --calibrate measures this machine's (half
+    a minute; let it be idle meanwhile).
 
     \b
     Examples:
