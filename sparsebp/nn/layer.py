@@ -154,7 +154,7 @@ class Layer(abc.ABC):
         """W, left undone: return gradients that are matrix products as their factors, and the other gradients.
 
         An optimizer may then compute a few rows of a product, use them, and go on (`sparsebp.optim.Update`). None
-        where there is no such product.
+        where there is no such product. Not called where `weight_grad` or `gradients` is overridden later than this.
         """
         return None
 

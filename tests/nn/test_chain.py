@@ -253,3 +253,20 @@ def test_a_linear_layer_of_ones_own_runs_by_itself():
 
     layer, x = Twice(3, 2, rng=0), np.ones((4, 3), np.float32)
     np.testing.assert_array_equal(nn.Sequential(layer, nn.ReLU())(x), np.maximum(layer.forward(x)[0], 0))
+
+
+@pytest.mark.parametrize(("first", "replaced"), [("Linear", "Linear"), ("Linear", "ReLU"), ("BatchNorm2d", "ReLU")])
+def test_methods_replaced_in_a_class_are_called(monkeypatch, first, replaced):
+    """As those of an object: by a profiler, say, or a mock."""
+    layer = nn.Linear(4, 5, rng=0) if first == "Linear" else nn.BatchNorm2d(2)
+    shape, calls, forward = (3, 4) if first == "Linear" else (3, 2, 4, 4), [], getattr(nn, replaced).forward
+    model, x = nn.Sequential(layer, nn.ReLU()), np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    expected = model.forward(x)[0]
+
+    def noting(self, x):
+        calls.append(type(self).__name__)
+        return forward(self, x)
+
+    monkeypatch.setattr(getattr(nn, replaced), "forward", noting)
+    np.testing.assert_array_equal(model.forward(x)[0], expected)
+    assert calls == [replaced]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import orders
 from sparsebp import nn, optim
 from sparsebp.core.errors import NonFiniteError, OptionError
+from sparsebp.nn.gradients import Gradients
 from sparsebp.train import Callback, Trainer, load_checkpoint
 
 FUSIONS = ("none", "forward", "backward")
@@ -231,8 +232,9 @@ def test_large_products_are_used_row_by_row(monkeypatch):
     model = orders.wide()
     large = model[3]
     optimizer = optim.Adam(model.parameters())
-    before = large.params["weight"].copy()
+    before, factors = large.params["weight"].copy(), large.weight_grad_factors
     monkeypatch.setattr(large, "weight_grad", lambda gy, saved: pytest.fail("the whole gradient was computed"))
+    monkeypatch.setattr(large, "weight_grad_factors", factors)  # it stands for that one
     fit(model, orders.images(), optimizer, epochs=1, batch_size=11, fusion="backward")
     assert (large.params["weight"] != before).mean() > 0.9
 
@@ -250,3 +252,37 @@ def test_a_large_product_that_is_not_finite_is_refused_by_name(monkeypatch):
     with pytest.raises(NonFiniteError, match=r"3\.weight"):
         fit(model, orders.images(), optim.SGD(model.parameters(), lr=1.0), batch_size=11, fusion="backward")
     np.testing.assert_array_equal(model[3].params["weight"], before)
+
+
+def zero(grads):
+    return {name: 0 * grad for name, grad in grads.items()}
+
+
+class Still(nn.Linear):
+    """Learns nothing."""
+
+    def weight_grad(self, gy, saved):
+        return zero(super().weight_grad(gy, saved))
+
+
+class Handed(nn.Linear):
+    """Learns nothing, by gradients of its own."""
+
+    def gradients(self, gy, saved):
+        return Gradients(self, gy, saved, weights=lambda: zero(self.weight_grad(gy, saved)))
+
+
+@pytest.mark.parametrize("how", ["object", "class", Still, Handed])
+def test_a_large_gradient_of_ones_own_is_used(monkeypatch, how):
+    """Backward-fusion took the factors that the layer of the package has, and trained by another gradient."""
+    model = orders.wide()
+    large, inner = model[3], nn.Linear.weight_grad
+    if how == "object":
+        monkeypatch.setattr(large, "weight_grad", lambda gy, saved: zero(inner(large, gy, saved)))
+    elif how == "class":
+        monkeypatch.setattr(nn.Linear, "weight_grad", lambda self, gy, saved: zero(inner(self, gy, saved)))
+    else:
+        large.__class__ = how
+    before = large.params["weight"].copy()
+    fit(model, orders.images(), optim.SGD(model.parameters(), lr=1.0), epochs=1, batch_size=11, fusion="backward")
+    np.testing.assert_array_equal(large.params["weight"], before)

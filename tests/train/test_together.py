@@ -47,10 +47,19 @@ def trained(model, order, timed=False):
 
 @pytest.mark.parametrize(("what", "together"), [
     ("as it is", True), ("pruned", False), ("too large", None), ("one's own", None), ("replaced", None),
+    ("replaced in the class", None),
 ])  # fmt: skip
 @pytest.mark.parametrize("timed", [False, True])
 def test_weight_gradients_that_can_begin_run_in_one_call(monkeypatch, what, together, timed):
     """And their updates: the same numbers, bit for bit, as one after the other on one stream."""
+
+    if what == "replaced in the class":
+        inner = nn.Linear.weight_grad
+
+        def weight_grad(self, gy, saved):
+            return inner(self, gy, saved)
+
+        monkeypatch.setattr(nn.Linear, "weight_grad", weight_grad)
 
     def made():
         model = chain()

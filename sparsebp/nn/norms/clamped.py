@@ -8,6 +8,8 @@ fits either forward. The array between them, and the gradient at it, are never w
 
 from __future__ import annotations
 
+from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -22,16 +24,23 @@ from sparsebp.nn.norms.batch import BatchNorm2d
 
 _BEHIND: dict[type, tuple[type, ...]] = {BatchNorm2d: (ReLU, ReLU6, Hardtanh), Linear: (ReLU,)}
 _REPLACEABLE = frozenset({"forward", "gradients", "input_grad", "weight_grad"})
+_methods = attrgetter(*sorted(_REPLACEABLE))
+_WRITTEN = {kind: _methods(kind) for kind in {*_BEHIND, *chain.from_iterable(_BEHIND.values())}}
 
 
 def together(layer: Any, behind: Any) -> bool:
     """Whether `layer` is batch normalisation of images and `behind` cuts off, or `layer` a `Linear` and that a ReLU.
 
-    Subclasses, and objects whose methods a program has replaced, may do other things.
+    Subclasses, and objects or classes whose methods a program has replaced, may do other things.
     """
     if type(behind) not in _BEHIND.get(type(layer), ()):
         return False
-    return _REPLACEABLE.isdisjoint(vars(layer)) and _REPLACEABLE.isdisjoint(vars(behind))
+    return _as_written(layer) and _as_written(behind)
+
+
+def _as_written(layer: Any) -> bool:
+    kind = type(layer)
+    return _REPLACEABLE.isdisjoint(vars(layer)) and bool(_methods(kind) == _WRITTEN[kind])
 
 
 def forward(layer: Layer, behind: Layer, x: Array) -> tuple[Array, Any] | None:
