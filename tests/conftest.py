@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +40,9 @@ def backend(request: pytest.FixtureRequest) -> Backend:
     return make_backend(request.param)
 
 
+# What a shell starts by "&" ignores Ctrl-C, and so would all processes that the tests start and interrupt.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["SPARSEBP_PRICES"] = ""  # tests count with the shipped prices, whatever was calibrated here
 
 
