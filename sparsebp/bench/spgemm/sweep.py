@@ -228,8 +228,13 @@ def picture(result: Result) -> Any:
         [row["family"] for row in rows], [], f"times faster than SciPy ({threads})", each=0.4
     )
     low, middle, high = (np.array([row[key] for row in rows]) for key in ("slowest", "median", "fastest"))
-    ax.barh(range(len(rows)), middle, color="#1e40af", xerr=[middle - low, high - middle], error_kw={"elinewidth": 1})
-    ax.axvline(1, color="black", linewidth=0.8)
+    ax.barh(range(len(rows)), middle, color="#1e40af", label="median")
+    spread = [middle - low, high - middle]
+    ax.errorbar(
+        middle, range(len(rows)), xerr=spread, fmt="none", ecolor="black", elinewidth=1, label="slowest to fastest"
+    )
+    ax.axvline(1, color="#b91c1c", linewidth=1, label="SciPy")
+    ax.legend(loc="lower right", fontsize=8)
     return drawing
 
 
