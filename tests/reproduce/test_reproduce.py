@@ -136,6 +136,12 @@ def test_a_missed_claim_says_why_and_a_met_one_does_not():
     assert at_least("x", 2.0, 2.0, why="slow") == Claim("x", "2×", "2×", True, "")
 
 
+@pytest.mark.parametrize("path", sorted((DOCS / "papers").glob("*.json")), ids=lambda path: path.stem)
+def test_what_the_page_calls_missed_says_why(path):
+    claims = json.loads(path.read_text(encoding="utf-8"))["claims"]
+    assert claims and all(claim["met"] or claim["why"] for claim in claims)
+
+
 def test_an_unknown_figure_is_refused():
     with pytest.raises(OptionError, match="ooo-fig9") as refused:
         find("ooo-fig99")

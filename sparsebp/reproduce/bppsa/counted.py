@@ -158,16 +158,14 @@ def draw_complexity(data: Mapping[str, Any]) -> Any:
     return drawing
 
 
-_APART = "Rounding, which Adam divides by a gradient's own size, grows over the steps; the paper trains with SGD"
-
-
 def convergence(result: Result) -> Found:
     """Fig. 6: LeNet-5's losses by scan and by back-propagation lie on each other."""
     rows = result["rows"]
     claims = [
         Claim(f"LeNet-5, {row['optimizer']}, {row['dtype']}: largest difference of the losses",
               "on each other", f"{row['difference']:.2g} (at most {row['target']:g})", bool(row["met"]),
-              "" if row["met"] else f"{_APART}: PyTorch's losses differ from those of our BP by {row['torch_difference']:.2g}")
+              "" if row["met"] else "Rounding grows over the steps, most if divided by the gradient's size; "
+              f"the losses of PyTorch's BP and of ours come to differ by {row['torch_difference']:.2g}")
         for row in rows
     ]  # fmt: skip
     return Found(tuple(claims), {"rows": [dict(row) for row in rows if "losses_bp" in row][:1]})
