@@ -84,7 +84,7 @@ def picture(result: Result) -> Any:
             for side, colour, words in (("one", "#9a3412", "one thread"), ("more", "#1e40af", more))]  # fmt: skip
     labels = [_label(row, counts) for row in rows]
     drawing, _ = pictures.bar_chart(labels, bars, "milliseconds that nine steps in ten stay below", each=0.45)
-    drawing.legend(fontsize=8, loc="outside lower center", ncols=2)
+    pictures.legend_below(drawing)
     return drawing
 
 

@@ -80,7 +80,7 @@ def picture(result: Result) -> Any:
     names = [f"{row['matrix']}, {row['vectors']}" for row in rows]
     ax.barh(names, [row["scipy_ratio"]["median"] for row in rows], color="#1e40af", label="measured")
     ax.axvline(TARGET, color="black", linewidth=1, label=f"target, {TARGET:g}×")
-    drawing.legend(fontsize=8, loc="outside lower center", ncols=2)
+    pictures.legend_below(drawing)
     ax.set_xlabel(f"SciPy's time over ours, {threads}")
     return drawing
 

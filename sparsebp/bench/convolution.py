@@ -104,7 +104,7 @@ def picture(result: Result) -> Any:
     labels = [f"{row['network']}, batch {row['batch']}" for row in rows]
     drawing, ax = pictures.bar_chart(labels, bars, f"times faster, {threads}", each=0.45)
     ax.axvline(1.0, color="#6b7280", linewidth=0.8, linestyle="--")
-    drawing.legend(fontsize=8, loc="outside lower center", ncols=2)
+    pictures.legend_below(drawing)
     return drawing
 
 

@@ -291,7 +291,7 @@ def picture(result: Result) -> Any:
     drawing, ax = pictures.bar_chart([row["name"] for row in rows], bars, f"times faster (median, {threads})", each=0.5)
     ax.set_xscale("log")
     ax.axvline(1, color="black", linewidth=0.8)
-    drawing.legend(fontsize=8, loc="outside lower center", ncols=2)
+    pictures.legend_below(drawing)
     return drawing
 
 

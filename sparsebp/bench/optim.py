@@ -139,7 +139,7 @@ def picture(result: Result) -> Any:
     drawing, ax = pictures.bar_chart(labels, bars, f"times faster, {threads} (dashed: targets)", each=0.28)
     for side, colour in colours.items():
         ax.axvline(TARGETS[side], color=colour, linewidth=0.8, linestyle="--")
-    drawing.legend(fontsize=8, loc="outside lower center", ncols=2)
+    pictures.legend_below(drawing)
     return drawing
 
 

@@ -214,7 +214,7 @@ def picture(result: Result) -> Any:
             ax.set_title(f"batch {batch}", fontsize=10)
             ax.grid(alpha=0.3)
             ax.spines[["top", "right"]].set_visible(False)
-    drawing.legend(*axes[0, 0].get_legend_handles_labels(), fontsize=8, loc="outside lower center", ncols=3)
+    pictures.legend_below(drawing, *axes[0, 0].get_legend_handles_labels(), columns=3)
     return drawing
 
 

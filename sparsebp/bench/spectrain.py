@@ -240,7 +240,7 @@ def picture(result: Result) -> Any:
         ax.spines[["top", "right"]].set_visible(False)
         ax.grid(alpha=0.3)
     handles, names = axes[0, 0].get_legend_handles_labels()
-    drawing.legend(handles, names, loc="outside lower center", ncols=len(SIDES), fontsize=8)
+    pictures.legend_below(drawing, handles, names, columns=len(SIDES))
     return drawing
 
 

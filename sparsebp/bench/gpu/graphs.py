@@ -186,7 +186,7 @@ def picture(result: Result) -> Any:
             for name, colour in colours.items()]  # fmt: skip
     labels = [f"{row['network']}\n{row['order']}" for row in rows]
     drawing, ax = pictures.bar_chart(labels, bars, "milliseconds a step (median)", each=0.6)
-    drawing.legend(fontsize=8, loc="outside lower center", ncols=2)
+    pictures.legend_below(drawing)
     ax.grid(axis="x", alpha=0.3)
     return drawing
 

@@ -99,7 +99,7 @@ def picture(result: Result) -> Any:
     ax.set_xlabel("milliseconds a step", fontsize=9)
     for colour, label in ((step, "a step"), (alone, "of it, computing alone"), (peer, "a step of PyTorch's replicas")):
         ax.barh(0, 0, color=colour, label=label)
-    drawing.legend(fontsize=7, loc="outside lower center", ncols=3)
+    pictures.legend_below(drawing, columns=3)
     ax.spines[["top", "right"]].set_visible(False)
     return drawing
 

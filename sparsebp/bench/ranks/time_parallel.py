@@ -155,7 +155,7 @@ def picture(result: Result) -> Any:
         for part, colour in zip(("forward", "backward"), colours, strict=True)
     ]
     drawing, ax = pictures.bar_chart(labels, bars, "milliseconds (median)", each=0.7)
-    drawing.legend(fontsize=8, loc="outside lower center", ncols=2)
+    pictures.legend_below(drawing)
     ax.grid(axis="x", alpha=0.3)
     return drawing
 

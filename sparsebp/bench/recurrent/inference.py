@@ -98,7 +98,7 @@ def picture(result: Result) -> Any:
     labels = [f"{row['model']}, B = {row['batch']}" for row in rows if row["threads"] == next(iter(counts))]
     drawing, ax = pictures.bar_chart(labels, groups, f"times faster than {peer} (median)", each=0.4)
     ax.axvline(1, color="black", linewidth=0.8, label=peer)
-    drawing.legend(fontsize=8, loc="outside lower center", ncols=3)
+    pictures.legend_below(drawing, columns=3)
     return drawing
 
 

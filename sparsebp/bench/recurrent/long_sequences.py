@@ -62,7 +62,7 @@ def picture(result: Result) -> Any:
     times = [(key.replace("_", ", "), colour, [row[key]["median"] * 1e6 for row in rows])
              for key, colour in colours.items()]  # fmt: skip
     drawing, ax = pictures.bar_chart(labels, times, "microseconds a step of time (median)", each=0.7)
-    drawing.legend(fontsize=8, loc="outside lower center", ncols=2)
+    pictures.legend_below(drawing)
     ax.grid(axis="x", alpha=0.3)
     return drawing
 

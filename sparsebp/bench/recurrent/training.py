@@ -194,7 +194,7 @@ def picture(result: Result) -> Any:
     ax.set_xscale("log")
     ratios = [f" {row['best_ratio']['median']:.1f}×" for row in rows]
     ax.bar_label(ax.containers[-1], ratios, fontsize=7, color="#1e40af")
-    drawing.legend(fontsize=8, loc="outside lower center", ncols=3)
+    pictures.legend_below(drawing, columns=3)
     ax.grid(axis="x", alpha=0.3)
     return drawing
 

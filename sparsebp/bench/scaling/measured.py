@@ -97,7 +97,7 @@ def picture(result: Result) -> Any:
     bars = [(key, colour, [1e3 * row[key] for row in rows]) for key, colour in colours.items()]
     labels = [f"{row['schedule']}, {row['ranks']} ranks" for row in rows]
     drawing, _ = pictures.bar_chart(labels, bars, "milliseconds a step", each=0.45)
-    drawing.legend(fontsize=8, loc="outside lower center", ncols=2)
+    pictures.legend_below(drawing)
     return drawing
 
 

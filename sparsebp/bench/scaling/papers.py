@@ -200,7 +200,7 @@ def picture(result: Result) -> Any:
     drawing, ax = pictures.bar_chart(labels, bars, "times as fast", each=0.34)
     ax.set_xscale("log", base=2)
     ax.axvline(1.0, color="#6b7280", linewidth=0.8, linestyle="--")
-    drawing.legend(fontsize=8, loc="outside lower center", ncols=2)
+    pictures.legend_below(drawing)
     return drawing
 
 

@@ -134,7 +134,7 @@ def picture(result: Result) -> Any:
             ax.grid(alpha=0.3)
             ax.spines[["top", "right"]].set_visible(False)
     handles, labels = axes[0, 0].get_legend_handles_labels()
-    drawing.legend(handles, labels, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
+    pictures.legend_below(drawing, handles, labels, columns=4)
     return drawing
 
 

@@ -177,7 +177,7 @@ def picture(result: Result) -> Any:
     ax.axvline(1, color="black", linewidth=0.8)
     for colour, label in ((shared, "values shared"), (each, "values of each of 16 samples, time of one")):
         ax.barh([0], [0], color=colour, label=label)
-    drawing.legend(fontsize=8, loc="outside lower center", ncols=2)
+    pictures.legend_below(drawing)
     return drawing
 
 

@@ -234,7 +234,7 @@ def picture(result: Result) -> Any:
         middle, range(len(rows)), xerr=spread, fmt="none", ecolor="black", elinewidth=1, label="slowest to fastest"
     )
     ax.axvline(1, color="#b91c1c", linewidth=1, label="SciPy")
-    drawing.legend(fontsize=8, loc="outside lower center", ncols=3)
+    pictures.legend_below(drawing, columns=3)
     return drawing
 
 

@@ -61,6 +61,11 @@ def bar_chart(
     return drawing, ax
 
 
+def legend_below(drawing: Any, *entries: Any, columns: int = 2) -> None:
+    """Put the legend below the axes, where no bar reaches: handles and names, or all that have a label."""
+    drawing.legend(*entries, fontsize=8, loc="outside lower center", ncols=columns)
+
+
 def save(drawing: Any, path: Path) -> Path:
     """Write a figure as PNG in one atomic step, without a date in it, and return the path."""
     return write_figure(drawing, path, dpi=144, metadata={"Software": None})
