@@ -20,6 +20,7 @@ Kind: TypeAlias = Literal["exact", "executed", "measured", "simulated", "elsewhe
 for the paper's machines; or not here at all, for want of a GPU or a cluster."""
 PAPERS = {
     "BPPSA": "Wang, Bai and Pekhimenko, 2020",
+    "Preprint": "Wang, Bai and Pekhimenko, BPPSA's preprint of 2019",
     "OOO": "Oh et al., 2022",
     "SpecTrain": "Chen, Yang and Cheng, 2018",
     "Fusion": "Jiang et al., 2021",
@@ -44,6 +45,9 @@ class Claim:
         Whether ours is as good; None: it cannot be compared, and `why` says so.
     why
         Why it is missed or cannot be compared.
+    ran
+        What ran, where that is a choice: the way back (``bp``, ``blelloch``, …), the order, the schedule, the
+        optimizer. Every claim of a measured figure says it.
     """
 
     what: str
@@ -51,6 +55,7 @@ class Claim:
     ours: str
     met: bool | None
     why: str = ""
+    ran: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -256,15 +261,15 @@ def read(path: Path) -> dict[str, Any]:
     return found
 
 
-def claim(what: str, paper: Any, ours: Any, *, why: str = "") -> Claim:
+def claim(what: str, paper: Any, ours: Any, *, why: str = "", ran: str = "") -> Claim:
     """Return a claim that holds if both are equal."""
-    return Claim(what, str(paper), str(ours), ours == paper, why)
+    return Claim(what, str(paper), str(ours), ours == paper, why, ran)
 
 
-def at_least(what: str, paper: float, ours: float, *, why: str = "", form: str = "{:.3g}×") -> Claim:
+def at_least(what: str, paper: float, ours: float, *, why: str = "", form: str = "{:.3g}×", ran: str = "") -> Claim:
     """Return a claim that holds if ours is not below the paper's; `why` is said if it is missed."""
     met = ours >= paper
-    return Claim(what, form.format(paper), form.format(ours), met, "" if met else why)
+    return Claim(what, form.format(paper), form.format(ours), met, "" if met else why, ran)
 
 
 def median(row: Mapping[str, Any], key: str) -> float:

@@ -83,12 +83,13 @@ def _section(figure: Figure, result: Mapping[str, Any] | None, folder: Path) -> 
         yield "Not run yet."
         return
     claims = result["claims"]
-    rows = ["| statement | paper | ours | | why |", "| --- | ---: | ---: | --- | --- |"]
-    rows += [
-        f"| {_cell(c['what'])} | {_cell(c['paper'])} | {_cell(c['ours'])} | {_MARKS[c['met']]} | {_cell(c['why'])} |"
-        for c in claims[:_SHOWN]
-    ]
-    yield "\n".join(rows)
+    columns = ["statement", "paper", "ours", "what ran", "", "why"]
+    cells = [[c["what"], c["paper"], c["ours"], c.get("ran", ""), _MARKS[c["met"]], c["why"]] for c in claims[:_SHOWN]]
+    if not any(row[3] for row in cells):
+        for row in (columns, *cells):
+            del row[3]
+    rules = ["---:" if column in ("paper", "ours") else "---" for column in columns]
+    yield "\n".join(f"| {' | '.join(map(_cell, row))} |" for row in (columns, rules, *cells))
     if len(claims) > _SHOWN:
         yield f"And {len(claims) - _SHOWN} more, in `{figure.name}.json`."
     if (folder / f"{figure.name}.png").exists():
