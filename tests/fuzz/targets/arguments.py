@@ -174,6 +174,8 @@ def _good(kind: Any, key: str, junk: Any) -> bool:
         return junk >= 0 and (kind == EPS or junk <= 1)
     if key == "width":
         return junk > 0
+    if key == "dim":  # which axes there are, the input says
+        return isinstance(junk, (int, np.integer)) and -64 <= junk < 64
     return (kind == NUMBER and not (junk == 0 and key == "beta")) or (
         isinstance(kind, tuple) and isinstance(junk, (int, np.integer)) and junk >= -1
     )
