@@ -19,6 +19,7 @@ import numpy as np
 from sparsebp import backend
 from sparsebp.core.arguments import forward_of
 from sparsebp.core.errors import OptionError, StaleError
+from sparsebp.core.shortcuts import belongs
 from sparsebp.core.types import Array
 
 T = TypeVar("T")
@@ -166,11 +167,28 @@ def checked_grads(layer: Any, grads: Any) -> dict[str, Array]:
     return dict(grads)
 
 
-def gradients_of(layer: Any, gy: Array, saved: Any) -> Gradients:
-    """Return ``layer.gradients(gy, saved)``; also for an object that has `input_grad` and `weight_grad` alone."""
-    make = getattr(layer, "gradients", None)
-    found: Gradients = Gradients(layer, gy, saved) if make is None else make(gy, saved)
-    return found
+def gradients_of(layer: Any, gy: Array | None, saved: Any, **options: Any) -> Gradients:
+    """Return ``layer.gradients(gy, saved, **options)``.
+
+    Those of `input_grad` and `weight_grad` of an object that has these alone, or of a layer that overrides one of them
+    and inherits `gradients`.
+
+    Raises
+    ------
+    OptionError
+        There are options, which `gradients` alone takes.
+    """
+    if belongs(layer, "gradients"):
+        found: Gradients = layer.gradients(gy, saved, **options)
+        return found
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        raise OptionError(
+            f"{type(layer).__name__} overrides input_grad or weight_grad, which take no more than gy and saved",
+            expected="gradients(gy, saved, …) overridden as well", got=f"gradients at {', '.join(given)}",
+            remedy="Override gradients; see the how-to guide 'Write a layer'",
+        )  # fmt: skip
+    return Gradients(layer, gy, saved)
 
 
 class Back:
@@ -206,7 +224,7 @@ class Back:
         """
         self._check()
         own = {name: _copied(value) for name, value in options.items()}
-        found: Gradients = self.layer.gradients(_copied(gy), self.saved, **own)
+        found: Gradients = gradients_of(self.layer, _copied(gy), self.saved, **own)
         found.check = self._check
         return found
 

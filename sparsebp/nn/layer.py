@@ -18,6 +18,7 @@ import numpy as np
 from sparsebp import backend
 from sparsebp.core.arguments import check_flag, forward_of
 from sparsebp.core.errors import FileFormatError, OptionError
+from sparsebp.core.shortcuts import belongs, record
 from sparsebp.core.types import Array, ProductFactors
 from sparsebp.nn.arrays import NamedArrays, checked_like
 from sparsebp.nn.gradients import Back, Gradients, explain
@@ -49,6 +50,12 @@ class Layer(abc.ABC):
     """Whether all batches of one shape are the same work for a GPU, of which the host reads and draws nothing."""
     batch_axes: tuple[int, int] = (0, 0)
     """Where the batch is among the axes of the input and of the output."""
+    sample_axes: int = 1
+    """How many axes a lone sample has, see `lone`."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        record(cls)
 
     def __init__(self) -> None:
         self.params: dict[str, Array] = NamedArrays()
@@ -110,17 +117,20 @@ class Layer(abc.ABC):
 
     def input_grad(self, gy: Array, saved: Any) -> Array:
         """I: return the gradient with respect to the input, from the gradient `gy` with respect to the output."""
-        if type(self).gradients is Layer.gradients:
+        if self._has_default_gradients():
             raise self._no_way_back("input_grad(gy, saved)")
         return self.gradients(gy, saved).input_grad()
 
     def weight_grad(self, gy: Array, saved: Any) -> dict[str, Array]:
         """W: return the gradients with respect to the parameters, keyed like `parameters`, in new arrays."""
-        if type(self).gradients is not Layer.gradients:
+        if not self._has_default_gradients():
             return self.gradients(gy, saved).weight_grad()
         if self.parameters():
             raise self._no_way_back("weight_grad(gy, saved)")
         return {}
+
+    def _has_default_gradients(self) -> bool:
+        return getattr(self.gradients, "__func__", None) is Layer.gradients
 
     def _no_way_back(self, missing: str) -> OptionError:
         return OptionError(
@@ -154,14 +164,15 @@ class Layer(abc.ABC):
         """W, left undone: return gradients that are matrix products as their factors, and the other gradients.
 
         An optimizer may then compute a few rows of a product, use them, and go on (`sparsebp.optim.Update`). None
-        where there is no such product. Not called where `weight_grad` or `gradients` is overridden later than this.
+        where there is no such product.
         """
         return None
 
     jacobian_t: Any = None
     """``jacobian_t(saved)`` returns the `TransposedJacobian` (inputs × outputs of one sample, flattened in C order).
 
-    A layer without one has the dense one, column by column from its input gradient (`sparsebp.jacobian_t`).
+    A layer without one has the dense one, column by column from its input gradient (`sparsebp.jacobian_t`). So has one
+    that inherits it, and overrides `input_grad` or `gradients`.
     """
 
     def input_grad_work(self, shape: tuple[int, ...], saved: Any) -> Work:
@@ -371,6 +382,16 @@ class Layer(abc.ABC):
     def input_dtype(self) -> np.dtype | None:
         """The dtype that `forward` takes: the parameters', or None for any; int64 where an `Embedding` comes first."""
         return self.dtype
+
+
+record(Layer, is_base=True)
+
+
+def input_grad_work(layer: Layer, shape: tuple[int, ...], saved: Any) -> Work:
+    """Return what a layer's `input_grad` costs: as it says, or if it has another one now, as any layer's."""
+    if belongs(layer, "input_grad_work"):
+        return layer.input_grad_work(shape, saved)
+    return Layer.input_grad_work(layer, shape, saved)
 
 
 def dotted(prefix: str, name: str) -> str:
