@@ -11,7 +11,7 @@ restates what it inherits (``jacobian_t = nn.Linear.jacobian_t``) says that it s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -96,7 +96,8 @@ def _found(layer: Any, kind: type, shortcut: str, given: Sequence[str] | None) -
     if shortcut in own:  # put there after everything else
         return own[shortcut] is not None
     if not own.keys().isdisjoint(methods):
-        return False
+        return any(written.is_base and getattr(kind, shortcut, None) is written.methods[shortcut]
+                   for written in _records(kind))  # fmt: skip
     names = (shortcut, *methods)
     found = getattr(kind, shortcut, None) is not None and _belongs(kind, shortcut, methods)
     written = kind.__dict__.get("_written")  # none: not of this package's base, it may change without a trace
@@ -104,6 +105,11 @@ def _found(layer: Any, kind: type, shortcut: str, given: Sequence[str] | None) -
         methods_of = attrgetter(*names)
         written.answers[shortcut, given] = names, methods_of, methods_of(kind), found
     return found
+
+
+def _records(kind: type) -> Iterator[_Written]:
+    """Yield what is known of a class and of its bases."""
+    return (vars(cls)["_written"] for cls in kind.__mro__ if "_written" in vars(cls))
 
 
 def _belongs(kind: type, shortcut: str, methods: Sequence[str]) -> bool:

@@ -141,7 +141,9 @@ class Gradients:
 
 
 def checked_grads(layer: Any, grads: Any) -> dict[str, Array]:
-    """Return the gradients of a layer's own parameters, after making sure that they are those.
+    """Return the gradients of a layer's parameters, after making sure that they are those.
+
+    Of a layer with children they are by dotted names; one that is there more than once may have a gradient a use.
 
     Raises
     ------
@@ -151,12 +153,16 @@ def checked_grads(layer: Any, grads: Any) -> dict[str, Array]:
         A gradient is not like its parameter.
     """
     params = layer.params
+    if getattr(layer, "children", None):
+        params = layer.parameters()
+        if isinstance(grads, Mapping) and params.keys() < grads.keys() <= layer.shared_names().keys():
+            grads = layer.summed(grads)
     if not (isinstance(grads, (dict, Mapping)) and grads.keys() == params.keys()):
         names = ", ".join(map(str, grads)) or "none" if isinstance(grads, Mapping) else type(grads).__name__
         raise OptionError(
             f"{type(layer).__name__} does not give the gradients of its parameters",
             expected=", ".join(params) or "none", got=names,
-            remedy="Let weight_grad return one array a parameter, by the parameters' names",
+            remedy="Let weight_grad return one array a parameter, named as in parameters()",
         )  # fmt: skip
     for name, grad in grads.items():
         param = params[name]
