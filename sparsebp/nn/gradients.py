@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from sparsebp import backend
+from sparsebp.backend import masks as masking
 from sparsebp.core.arguments import forward_of
 from sparsebp.core.errors import OptionError, StaleError
 from sparsebp.core.shortcuts import belongs
@@ -119,6 +120,10 @@ class Gradients:
         OptionError
             The names are not those of the layer's parameters.
         """
+        grads = self._weight_grad()
+        return _without_pruned(self.layer, grads) if masking.some() else grads
+
+    def _weight_grad(self) -> dict[str, Array]:
         if self._weights is None:
             grads: dict[str, Array] = self.layer.weight_grad(self.gy, self.saved)
             return checked_grads(self.layer, grads) if hasattr(self.layer, "params") else grads
@@ -138,6 +143,13 @@ class Gradients:
                 self._kept[name] = compute()
             value: T = self._kept[name]
             return value
+
+
+def _without_pruned(layer: Any, grads: dict[str, Array]) -> dict[str, Array]:
+    """Return gradients with 0 for what is pruned."""
+    params = layer.parameters() if hasattr(layer, "parameters") else {}
+    masks = {name: masking.mask_of(params[name]) for name in grads if name in params}
+    return grads | {name: masking.kept(grads[name], mask) for name, mask in masks.items() if mask is not None}
 
 
 def checked_grads(layer: Any, grads: Any) -> dict[str, Array]:

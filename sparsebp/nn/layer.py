@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from sparsebp import backend
+from sparsebp.backend import masks as masking
 from sparsebp.core.arguments import check_flag, forward_of
 from sparsebp.core.errors import FileFormatError, OptionError
 from sparsebp.core.shortcuts import belongs, record
@@ -157,8 +158,9 @@ class Layer(abc.ABC):
         return [array for _, layer in self.modules() for array in (*layer.params.values(), *layer.masks())]
 
     def masks(self) -> list[Array]:
-        """Return the masks of pruned parameters of this layer itself."""
-        return []
+        """Return the masks of pruned parameters of this layer itself; a mask is that of all layers that share one."""
+        found = map(masking.mask_of, self.params.values()) if masking.some() else ()
+        return [mask for mask in found if mask is not None]
 
     def weight_grad_factors(self, gy: Array, saved: Any) -> tuple[dict[str, ProductFactors], dict[str, Array]] | None:
         """W, left undone: return gradients that are matrix products as their factors, and the other gradients.
@@ -263,8 +265,12 @@ class Layer(abc.ABC):
         return {name: layer.generator for name, layer in self.modules() if layer.generator is not None}
 
     def state_dict(self) -> dict[str, Array]:
-        """Return copies of all parameters and buffers by dotted name, on the layer's device."""
-        return {name: array.copy() for name, array in self._state().items()}
+        """Return copies of all parameters and buffers by dotted name, on the layer's device; pruned weights are 0."""
+        masks = {name: masking.mask_of(array) for name, array in self._state().items()}
+        return {
+            name: array.copy() if masks[name] is None else masking.kept(array, masks[name])
+            for name, array in self._state().items()
+        }
 
     def _state(self) -> dict[str, Array]:
         return {
@@ -318,6 +324,10 @@ class Layer(abc.ABC):
             param[...] = loaded[name]
         for name, (layer, array) in new.items():
             layer.buffers[name.rpartition(".")[2]] = array
+        for _, layer in self.modules():
+            layer._arrays_replaced()
+        for param in self.parameters().values():
+            masking.clear(param)
 
     def _new_buffers(self, state: Mapping[str, Any]) -> dict[str, tuple[Layer, Array]]:
         """Return the layer and the room for every buffer of `state` that is not there yet but may be."""
@@ -371,7 +381,16 @@ class Layer(abc.ABC):
                 NamedArrays.convert(layer.buffers, name, moved.astype(wanted, copy=False) if floating else moved)
             if device is not None:
                 layer.device = device
+        for _, layer in self.modules():
+            layer._arrays_replaced()
         return self
+
+    def _arrays_replaced(self) -> None:
+        """Take note of other arrays in the place of parameters or buffers."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._arrays_replaced()
 
     @property
     def dtype(self) -> np.dtype | None:

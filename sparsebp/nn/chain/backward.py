@@ -23,7 +23,6 @@ from sparsebp.nn.chain.choice import ChainChoice, choose_chain_backward
 from sparsebp.nn.chain.container import Link
 from sparsebp.nn.gradients import Gradients, gradients_of
 from sparsebp.nn.norms import clamped
-from sparsebp.nn.pruning import MASK
 from sparsebp.nn.recurrent.back.backward import BackwardOptions
 
 KEPT = 8
@@ -174,8 +173,8 @@ def _stands_alone(link: Link) -> bool:
 
 def _masks(stretch: Sequence[Link]) -> tuple[bytes, ...]:
     """Return the masks of pruned weights, packed: with the layers, they say what the patterns are."""
-    buffers = (layer.buffers for link in stretch for _, layer in link.layer.modules())
-    return tuple(np.packbits(backend.to_host(b[MASK])).tobytes() for b in buffers if MASK in b)  # synchronize!
+    masks = (mask for link in stretch for _, layer in link.layer.modules() for mask in layer.masks())
+    return tuple(np.packbits(backend.to_host(mask)).tobytes() for mask in masks)  # synchronize!
 
 
 def _jacobians(stretch: Sequence[Link], like: Array) -> list[Any]:
