@@ -204,10 +204,27 @@ class Layer(abc.ABC):
     # ---- parameters ----------------------------------------------------------------------------------------------
 
     def modules(self, prefix: str = "") -> Iterator[tuple[str, Layer]]:
-        """Yield ``(dotted name, layer)`` for this layer (under the name `prefix`) and every layer inside it."""
+        """Yield ``(dotted name, layer)`` for this layer (under the name `prefix`) and every layer inside it.
+
+        Raises
+        ------
+        OptionError
+            A layer is inside itself.
+        """
+        return iter(list(self._modules(prefix, ())))  # all of them, before anything is done to the first
+
+    def _modules(self, prefix: str, above: tuple[Layer, ...]) -> Iterator[tuple[str, Layer]]:
         yield prefix, self
+        if not self.children:
+            return
+        above = (*above, self)
         for name, child in self.children.items():
-            yield from child.modules(f"{prefix}.{name}" if prefix else name)
+            path = f"{prefix}.{name}" if prefix else name
+            if any(child is layer for layer in above):
+                raise OptionError("A layer is inside itself", expected="children that do not hold their parents",
+                                  got=f"{type(child).__name__} again as {path!r}",
+                                  remedy="Take it out of the children")  # fmt: skip
+            yield from child._modules(path, above)
 
     def stages(self, prefix: str = "") -> list[tuple[str, Layer]]:
         """Return ``(dotted name, layer)`` of the parts that run one after the other: of a `Sequential` its links.

@@ -135,7 +135,9 @@ def test_overridden_layers_have_their_own_gradients_whatever_runs(name, override
 
 
 @pytest.mark.parametrize("override", [scaled, by_gradients])
-@pytest.mark.parametrize("name", [name for name in LAYERS if name not in ("BatchNorm2d", "LogSoftmax", "Residual", "Sequential")])
+@pytest.mark.parametrize(
+    "name", [name for name in LAYERS if name not in ("BatchNorm2d", "LogSoftmax", "Residual", "Sequential")]
+)
 def test_jacobians_of_overridden_layers(name, override):
     base, args, options, shape = LAYERS[name]
     x = np.random.default_rng(2).standard_normal(shape)

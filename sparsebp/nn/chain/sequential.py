@@ -114,7 +114,13 @@ class Sequential(Container):
         """Return the links with their dotted names: the layers, with those of Sequentials inside in their place.
 
         A subclass with a forward or a way back of its own is one stage: whoever ran its layers would go past these.
+
+        Raises
+        ------
+        OptionError
+            A layer is inside itself.
         """
+        self.modules()
         return self._named(prefix) if belongs(self, "stages") else [(prefix, self)]
 
     def _named(self, prefix: str = "") -> list[tuple[str, Layer]]:
