@@ -25,7 +25,7 @@ def jacobian_t(layer: Any, x: Array) -> TransposedJacobian:
     ----------
     layer
         A layer or model of `sparsebp.nn`, or any object with `forward` and one of `jacobian_t`, `input_grad` and
-        `gradients`. Without `jacobian_t`, or with an inherited one beside an `input_grad` or `gradients` of its own, the
+        `gradients`. Without `jacobian_t`, or where it was inherited and `input_grad` or `gradients` overridden, the
         Jacobian is dense, of one backward pass an output.
     x
         Input, batch first as in torch.nn (recurrent layers: as their `batch_first` says).

@@ -402,7 +402,7 @@ class Layer(abc.ABC):
             layer._arrays_replaced()
         return self
 
-    def _arrays_replaced(self) -> None:
+    def _arrays_replaced(self) -> None:  # noqa: B027 - most layers have nothing to note
         """Take note of other arrays in the place of parameters or buffers."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -182,9 +182,9 @@ def prune(model: Layer, amount: float, method: PruneMethod = "class_blind", *, o
     check_layer("model", model)
     layers: dict[str, Prunable] = {}
     for name, layer in model.modules():
-        if isinstance(layer, Prunable):
-            if not any(layer.params["weight"] is other.params["weight"] for other in layers.values()):
-                layers[name] = layer
+        shared = any(layer.params.get("weight") is other.params["weight"] for other in layers.values())
+        if isinstance(layer, Prunable) and not shared:
+            layers[name] = layer
     sizes = {name: layer.params["weight"].size for name, layer in layers.items()}
     if sum(sizes.values()) == 0:
         raise OptionError("There is nothing to prune", expected="a model with convolutions or linear layers",

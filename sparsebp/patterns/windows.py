@@ -212,8 +212,8 @@ class PoolWindows(Windows):
         return tuple(out)
 
 
-LONGEST = 2**31 - 1
-"""The largest number of steps along an axis: kernels count them in 64 bits, and multiply."""
+LONGEST = 2**48
+"""The largest number of steps along an axis: kernels count them in 64 bits, and add and multiply."""
 
 
 def lengths(name: str, value: Lengths, ndim: int, least: int) -> tuple[int, ...]:

@@ -118,8 +118,7 @@ def test_overridden_layers_have_their_own_gradients_whatever_runs(name, override
         expected = differences(model("bp"), x, gy)
         weights = None
         for way in WAYS:
-            y, back = model(way).vjp(x)
-            g = back(gy)
+            g = model(way).vjp(x)[1](gy)
             np.testing.assert_allclose(g.input, expected, atol=1e-7)
             weights = weights or g.weights
             for key, grad in g.weights.items():
@@ -135,9 +134,7 @@ def test_overridden_layers_have_their_own_gradients_whatever_runs(name, override
 
 
 @pytest.mark.parametrize("override", [scaled, by_gradients])
-@pytest.mark.parametrize(
-    "name", [name for name in LAYERS if name not in ("BatchNorm2d", "LogSoftmax", "Residual", "Sequential")]
-)
+@pytest.mark.parametrize("name", sorted(LAYERS.keys() - {"BatchNorm2d", "LogSoftmax", "Residual", "Sequential"}))
 def test_jacobians_of_overridden_layers(name, override):
     base, args, options, shape = LAYERS[name]
     x = np.random.default_rng(2).standard_normal(shape)

@@ -12,8 +12,8 @@ import torch
 import pipelines
 import replicas
 import sparsebp as sb
-from sparsebp import nn, optim
 from orders import Rows
+from sparsebp import nn, optim
 from sparsebp.train import Trainer, load_checkpoint
 
 REAL = {"dtype": np.float64}

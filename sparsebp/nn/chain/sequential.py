@@ -299,8 +299,8 @@ class Sequential(Container):
     def _links(self, saved: SequentialSaved) -> list[Link]:
         links: list[Link] = []
         for link in self._parts(saved):
-            inner = isinstance(link.layer, Sequential) and belongs(link.layer, "stages")
-            links += link.layer._links(link.saved) if inner else [link]
+            whole = not isinstance(link.layer, Sequential) or not belongs(link.layer, "stages")
+            links += [link] if whole else link.layer._links(link.saved)  # type: ignore[attr-defined]
         return links
 
     def _behind_first_weights(self, links: Sequence[Link]) -> int:

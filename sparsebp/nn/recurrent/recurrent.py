@@ -75,7 +75,8 @@ class Recurrent(Layer):
     Raises
     ------
     OptionError
-        A size is no integer from 1 on, there are more than 65 536 layers, a flag no truth value, `dropout` outside 0 … 1, or an option is unknown.
+        A size is no integer from 1 on, there are more than 65 536 layers, a flag is no truth value, `dropout` is
+        outside 0 … 1, or an option is unknown.
 
     Notes
     -----
