@@ -142,9 +142,14 @@ def forward_of(layer: Any, x: Any, *more: Any, **options: Any) -> tuple[Any, Any
     Raises
     ------
     OptionError
-        It is something else: a layer of one's own may have forgotten one of the two.
+        It is something else: a layer of one's own may have forgotten one of the two. Or the layer is inside itself.
     """
-    found = layer.forward(x, *more, **options)
+    try:
+        found = layer.forward(x, *more, **options)
+    except RecursionError:
+        if hasattr(layer, "modules"):
+            list(layer.modules())  # says so if the layer is inside itself
+        raise
     if not isinstance(found, tuple) or len(found) != 2 or not hasattr(found[0], "dtype"):
         raise OptionError(
             f"{type(layer).__name__}.forward does not return what it should", expected="(output, saved): an array, and "

@@ -9,6 +9,7 @@ from typing import Any
 from sparsebp import backend
 from sparsebp.core.arguments import forward_of
 from sparsebp.core.errors import MemoryLimitError, OptionError, ShapeError
+from sparsebp.core.shortcuts import belongs, is_lone
 from sparsebp.core.types import Array
 from sparsebp.jacobians.transposed import TransposedJacobian, with_batch
 from sparsebp.patterns import SparsityPattern
@@ -24,7 +25,8 @@ def jacobian_t(layer: Any, x: Array) -> TransposedJacobian:
     ----------
     layer
         A layer or model of `sparsebp.nn`, or any object with `forward` and one of `jacobian_t`, `input_grad` and
-        `gradients`. Without `jacobian_t` the Jacobian is dense, of one backward pass an output.
+        `gradients`. Without `jacobian_t`, or where it was inherited and `input_grad` or `gradients` overridden, the
+        Jacobian is dense, of one backward pass an output.
     x
         Input, batch first as in torch.nn (recurrent layers: as their `batch_first` says).
 
@@ -37,7 +39,7 @@ def jacobian_t(layer: Any, x: Array) -> TransposedJacobian:
     Raises
     ------
     OptionError
-        `layer` is not such an object, or its samples depend on each other.
+        `layer` is not such an object, or its samples depend on each other, or may do so.
     ShapeError, DTypeError, DeviceError
         `x` has no batch axis, or does not fit the layer.
     MemoryLimitError
@@ -58,9 +60,8 @@ def jacobian_t(layer: Any, x: Array) -> TransposedJacobian:
     axes = getattr(layer, "batch_axes", (0, 0))
     batch, *input_shape = _moved(x, axes[0])
     out_batch, *output_shape = _moved(y, axes[1])
-    own = _has(layer, "jacobian_t")
-    lone = _has(layer, "lone") and layer.lone(saved)
-    if lone or out_batch != batch or (x.ndim == 1 and not own):
+    own = belongs(layer, "jacobian_t")
+    if is_lone(layer, saved, x.shape) or out_batch != batch or (x.ndim == 1 and not own):
         raise _no_batch_axis(x)
     samples: dict[str, Any] = {
         "input_shape": tuple(input_shape), "output_shape": tuple(output_shape), "batch_axes": axes,
@@ -82,15 +83,21 @@ def jacobian_t(layer: Any, x: Array) -> TransposedJacobian:
 
 def _input_grad(layer: Any, saved: Any) -> Callable[[Array], Array]:
     """Return the layer's input gradient as a function of gy alone."""
+    if _has(layer, "couples_samples") and not belongs(layer, "couples_samples"):
+        raise OptionError(
+            f"{type(layer).__qualname__} overrides the way back, and does not say whether samples depend on each other",
+            expected="couples_samples(saved) beside it", got="an inherited couples_samples",
+            remedy="Define it, or restate the inherited one in the class",
+        )  # fmt: skip
     if _has(layer, "couples_samples") and layer.couples_samples(saved):
         raise OptionError(
             "The samples of this layer depend on each other, so no sample has a Jacobian of its own",
             expected="a layer that maps each sample by itself", got=type(layer).__qualname__,
             remedy="Use its input gradient",
         )  # fmt: skip
-    if _has(layer, "input_grad"):
-        return lambda gy: layer.input_grad(gy, saved)
-    return lambda gy: layer.gradients(gy, saved).input
+    if belongs(layer, "gradients"):
+        return lambda gy: layer.gradients(gy, saved).input
+    return lambda gy: layer.input_grad(gy, saved)
 
 
 def _no_batch_axis(x: Array) -> ShapeError:

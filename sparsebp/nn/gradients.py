@@ -17,8 +17,10 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from sparsebp import backend
+from sparsebp.backend import masks as masking
 from sparsebp.core.arguments import forward_of
 from sparsebp.core.errors import OptionError, StaleError
+from sparsebp.core.shortcuts import belongs
 from sparsebp.core.types import Array
 
 T = TypeVar("T")
@@ -118,6 +120,10 @@ class Gradients:
         OptionError
             The names are not those of the layer's parameters.
         """
+        grads = self._weight_grad()
+        return _without_pruned(self.layer, grads) if masking.some() else grads
+
+    def _weight_grad(self) -> dict[str, Array]:
         if self._weights is None:
             grads: dict[str, Array] = self.layer.weight_grad(self.gy, self.saved)
             return checked_grads(self.layer, grads) if hasattr(self.layer, "params") else grads
@@ -139,8 +145,17 @@ class Gradients:
             return value
 
 
+def _without_pruned(layer: Any, grads: dict[str, Array]) -> dict[str, Array]:
+    """Return gradients with 0 for what is pruned."""
+    params = layer.parameters() if hasattr(layer, "parameters") else {}
+    masks = {name: masking.mask_of(params[name]) for name in grads if name in params}
+    return grads | {name: masking.kept(grads[name], mask) for name, mask in masks.items() if mask is not None}
+
+
 def checked_grads(layer: Any, grads: Any) -> dict[str, Array]:
-    """Return the gradients of a layer's own parameters, after making sure that they are those.
+    """Return the gradients of a layer's parameters, after making sure that they are those.
+
+    Of a layer with children they are by dotted names; one that is there more than once may have a gradient a use.
 
     Raises
     ------
@@ -150,12 +165,16 @@ def checked_grads(layer: Any, grads: Any) -> dict[str, Array]:
         A gradient is not like its parameter.
     """
     params = layer.params
+    if getattr(layer, "children", None):
+        params = layer.parameters()
+        if isinstance(grads, Mapping) and params.keys() < grads.keys() <= layer.shared_names().keys():
+            grads = layer.summed(grads)
     if not (isinstance(grads, (dict, Mapping)) and grads.keys() == params.keys()):
         names = ", ".join(map(str, grads)) or "none" if isinstance(grads, Mapping) else type(grads).__name__
         raise OptionError(
             f"{type(layer).__name__} does not give the gradients of its parameters",
             expected=", ".join(params) or "none", got=names,
-            remedy="Let weight_grad return one array a parameter, by the parameters' names",
+            remedy="Let weight_grad return one array a parameter, named as in parameters()",
         )  # fmt: skip
     for name, grad in grads.items():
         param = params[name]
@@ -166,11 +185,28 @@ def checked_grads(layer: Any, grads: Any) -> dict[str, Array]:
     return dict(grads)
 
 
-def gradients_of(layer: Any, gy: Array, saved: Any) -> Gradients:
-    """Return ``layer.gradients(gy, saved)``; also for an object that has `input_grad` and `weight_grad` alone."""
-    make = getattr(layer, "gradients", None)
-    found: Gradients = Gradients(layer, gy, saved) if make is None else make(gy, saved)
-    return found
+def gradients_of(layer: Any, gy: Array | None, saved: Any, **options: Any) -> Gradients:
+    """Return ``layer.gradients(gy, saved, **options)``.
+
+    Those of `input_grad` and `weight_grad` of an object that has these alone, or of a layer that overrides one of them
+    and inherits `gradients`.
+
+    Raises
+    ------
+    OptionError
+        There are options, which `gradients` alone takes.
+    """
+    if belongs(layer, "gradients"):
+        found: Gradients = layer.gradients(gy, saved, **options)
+        return found
+    given = [name for name, value in options.items() if value is not None]
+    if given:
+        raise OptionError(
+            f"{type(layer).__name__} overrides input_grad or weight_grad, which take no more than gy and saved",
+            expected="gradients(gy, saved, …) overridden as well", got=f"gradients at {', '.join(given)}",
+            remedy="Override gradients; see the how-to guide 'Write a layer'",
+        )  # fmt: skip
+    return Gradients(layer, gy, saved)
 
 
 class Back:
@@ -206,7 +242,7 @@ class Back:
         """
         self._check()
         own = {name: _copied(value) for name, value in options.items()}
-        found: Gradients = self.layer.gradients(_copied(gy), self.saved, **own)
+        found: Gradients = gradients_of(self.layer, _copied(gy), self.saved, **own)
         found.check = self._check
         return found
 

@@ -16,8 +16,10 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from sparsebp import backend
+from sparsebp.backend import masks as masking
 from sparsebp.core.arguments import check_flag, forward_of
 from sparsebp.core.errors import FileFormatError, OptionError
+from sparsebp.core.shortcuts import belongs, record
 from sparsebp.core.types import Array, ProductFactors
 from sparsebp.nn.arrays import NamedArrays, checked_like
 from sparsebp.nn.gradients import Back, Gradients, explain
@@ -49,6 +51,12 @@ class Layer(abc.ABC):
     """Whether all batches of one shape are the same work for a GPU, of which the host reads and draws nothing."""
     batch_axes: tuple[int, int] = (0, 0)
     """Where the batch is among the axes of the input and of the output."""
+    sample_axes: int = 1
+    """How many axes a lone sample has, see `lone`."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        record(cls)
 
     def __init__(self) -> None:
         self.params: dict[str, Array] = NamedArrays()
@@ -110,17 +118,20 @@ class Layer(abc.ABC):
 
     def input_grad(self, gy: Array, saved: Any) -> Array:
         """I: return the gradient with respect to the input, from the gradient `gy` with respect to the output."""
-        if type(self).gradients is Layer.gradients:
+        if self._has_default_gradients():
             raise self._no_way_back("input_grad(gy, saved)")
         return self.gradients(gy, saved).input_grad()
 
     def weight_grad(self, gy: Array, saved: Any) -> dict[str, Array]:
         """W: return the gradients with respect to the parameters, keyed like `parameters`, in new arrays."""
-        if type(self).gradients is not Layer.gradients:
+        if not self._has_default_gradients():
             return self.gradients(gy, saved).weight_grad()
         if self.parameters():
             raise self._no_way_back("weight_grad(gy, saved)")
         return {}
+
+    def _has_default_gradients(self) -> bool:
+        return getattr(self.gradients, "__func__", None) is Layer.gradients
 
     def _no_way_back(self, missing: str) -> OptionError:
         return OptionError(
@@ -147,21 +158,23 @@ class Layer(abc.ABC):
         return [array for _, layer in self.modules() for array in (*layer.params.values(), *layer.masks())]
 
     def masks(self) -> list[Array]:
-        """Return the masks of pruned parameters of this layer itself."""
-        return []
+        """Return the masks of pruned parameters of this layer itself; a mask is that of all layers that share one."""
+        found = map(masking.mask_of, self.params.values()) if masking.some() else ()
+        return [mask for mask in found if mask is not None]
 
     def weight_grad_factors(self, gy: Array, saved: Any) -> tuple[dict[str, ProductFactors], dict[str, Array]] | None:
         """W, left undone: return gradients that are matrix products as their factors, and the other gradients.
 
         An optimizer may then compute a few rows of a product, use them, and go on (`sparsebp.optim.Update`). None
-        where there is no such product. Not called where `weight_grad` or `gradients` is overridden later than this.
+        where there is no such product.
         """
         return None
 
     jacobian_t: Any = None
     """``jacobian_t(saved)`` returns the `TransposedJacobian` (inputs × outputs of one sample, flattened in C order).
 
-    A layer without one has the dense one, column by column from its input gradient (`sparsebp.jacobian_t`).
+    A layer without one has the dense one, column by column from its input gradient (`sparsebp.jacobian_t`). So has one
+    that inherits it, and overrides `input_grad` or `gradients`.
     """
 
     def input_grad_work(self, shape: tuple[int, ...], saved: Any) -> Work:
@@ -191,10 +204,27 @@ class Layer(abc.ABC):
     # ---- parameters ----------------------------------------------------------------------------------------------
 
     def modules(self, prefix: str = "") -> Iterator[tuple[str, Layer]]:
-        """Yield ``(dotted name, layer)`` for this layer (under the name `prefix`) and every layer inside it."""
+        """Yield ``(dotted name, layer)`` for this layer (under the name `prefix`) and every layer inside it.
+
+        Raises
+        ------
+        OptionError
+            A layer is inside itself.
+        """
+        return iter(list(self._modules(prefix, ())))  # all of them, before anything is done to the first
+
+    def _modules(self, prefix: str, above: tuple[Layer, ...]) -> Iterator[tuple[str, Layer]]:
         yield prefix, self
+        if not self.children:
+            return
+        above = (*above, self)
         for name, child in self.children.items():
-            yield from child.modules(f"{prefix}.{name}" if prefix else name)
+            path = f"{prefix}.{name}" if prefix else name
+            if any(child is layer for layer in above):
+                raise OptionError("A layer is inside itself", expected="children that do not hold their parents",
+                                  got=f"{type(child).__name__} again as {path!r}",
+                                  remedy="Take it out of the children")  # fmt: skip
+            yield from child._modules(path, above)
 
     def stages(self, prefix: str = "") -> list[tuple[str, Layer]]:
         """Return ``(dotted name, layer)`` of the parts that run one after the other: of a `Sequential` its links.
@@ -252,8 +282,12 @@ class Layer(abc.ABC):
         return {name: layer.generator for name, layer in self.modules() if layer.generator is not None}
 
     def state_dict(self) -> dict[str, Array]:
-        """Return copies of all parameters and buffers by dotted name, on the layer's device."""
-        return {name: array.copy() for name, array in self._state().items()}
+        """Return copies of all parameters and buffers by dotted name, on the layer's device; pruned weights are 0."""
+        masks = {name: masking.mask_of(array) for name, array in self._state().items()}
+        return {
+            name: array.copy() if masks[name] is None else masking.kept(array, masks[name])
+            for name, array in self._state().items()
+        }
 
     def _state(self) -> dict[str, Array]:
         return {
@@ -307,6 +341,10 @@ class Layer(abc.ABC):
             param[...] = loaded[name]
         for name, (layer, array) in new.items():
             layer.buffers[name.rpartition(".")[2]] = array
+        for _, layer in self.modules():
+            layer._arrays_replaced()
+        for param in self.parameters().values():
+            masking.clear(param)
 
     def _new_buffers(self, state: Mapping[str, Any]) -> dict[str, tuple[Layer, Array]]:
         """Return the layer and the room for every buffer of `state` that is not there yet but may be."""
@@ -360,7 +398,16 @@ class Layer(abc.ABC):
                 NamedArrays.convert(layer.buffers, name, moved.astype(wanted, copy=False) if floating else moved)
             if device is not None:
                 layer.device = device
+        for _, layer in self.modules():
+            layer._arrays_replaced()
         return self
+
+    def _arrays_replaced(self) -> None:  # noqa: B027 - most layers have nothing to note
+        """Take note of other arrays in the place of parameters or buffers."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._arrays_replaced()
 
     @property
     def dtype(self) -> np.dtype | None:
@@ -371,6 +418,16 @@ class Layer(abc.ABC):
     def input_dtype(self) -> np.dtype | None:
         """The dtype that `forward` takes: the parameters', or None for any; int64 where an `Embedding` comes first."""
         return self.dtype
+
+
+record(Layer, is_base=True)
+
+
+def input_grad_work(layer: Layer, shape: tuple[int, ...], saved: Any) -> Work:
+    """Return what a layer's `input_grad` costs: as it says, or if it has another one now, as any layer's."""
+    if belongs(layer, "input_grad_work"):
+        return layer.input_grad_work(shape, saved)
+    return Layer.input_grad_work(layer, shape, saved)
 
 
 def dotted(prefix: str, name: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from sparsebp import backend
+from sparsebp.backend import masks as masking
 from sparsebp.core.arguments import check_choice, check_flag, check_generator, check_number
 from sparsebp.core.errors import DTypeError, NonFiniteError, OptionError, ShapeError
 from sparsebp.core.types import Array, Seed
@@ -24,8 +25,9 @@ class Prunable(Layer):
     """What `Linear`, convolutions and transposed ones share: a parameter ``weight`` of which a mask keeps a part.
 
     The mask is the buffer ``weight_mask``, bool, of the weight's shape; it is there once something has been pruned. The
-    other weights are 0 whenever the layer runs, their gradients are 0, and the transposed Jacobian has no entries for
-    them.
+    layer computes with 0 for the other weights, whatever the array holds there; their gradients are 0, and the
+    transposed Jacobian has no entries for them. So it is in every layer that shares the array, and if several of them
+    have a mask, weights are kept where all of them say so.
     """
 
     def keep_weights(self, mask: Array) -> None:
@@ -51,7 +53,16 @@ class Prunable(Layer):
                 remedy="Pass one truth value for every weight",
             )  # fmt: skip
         self.buffers[MASK] = backend.as_namespace(mask, backend.namespace(weight)).copy()
-        weight *= self.buffers[MASK]
+        self._arrays_replaced()
+        masking.clear(weight)
+
+    def mask_for(self, array: Array) -> Array | None:
+        """Return the mask if `array` is the weight, None for another one."""
+        return self.buffers.get(MASK) if self.params.get("weight") is array else None
+
+    def _arrays_replaced(self) -> None:
+        if MASK in self.buffers:
+            masking.attach(self, self.params["weight"])
 
     def _draw(
         self, shape: tuple[int, ...], outputs: int, bias: bool, dtype: Any, rng: Seed, device: Any = None
@@ -68,26 +79,25 @@ class Prunable(Layer):
         weight = self.params["weight"]
         return backend.namespace(weight).ones(weight.shape, dtype=bool) if name == MASK else None
 
-    def masks(self) -> list[Array]:
-        """Return the mask, if there is one."""
-        return [self.buffers[MASK]] if MASK in self.buffers else []
+    def _mask(self) -> Array | None:
+        """Return which weights are kept, None: all are."""
+        self._arrays_replaced()  # the weight may be another array since
+        return masking.mask_of(self.params["weight"])
 
     def _weight(self) -> Array:
-        """Return the weight, with 0 for what is pruned: an optimizer's old momentum may have moved it."""
-        weight = self.params["weight"]
-        if MASK in self.buffers:
-            weight *= self.buffers[MASK]
-        return weight
+        """Return the weight, with 0 for what is pruned; it is not to be written to."""
+        weight, mask = self.params["weight"], self._mask()
+        return weight if mask is None else masking.kept(weight, mask)
 
     def _masked(self, gradient: Array) -> Array:
-        """Return the weight's gradient, a new array, with 0 for what is pruned."""
-        if MASK in self.buffers:
-            gradient *= self.buffers[MASK]
-        return gradient
+        """Return the weight's gradient with 0 for what is pruned."""
+        mask = self._mask()
+        return gradient if mask is None else masking.kept(gradient, mask)
 
     def _host_mask(self) -> np.ndarray | None:
-        """Return the mask on the host, None without one."""
-        return backend.to_host(self.buffers[MASK]) if MASK in self.buffers else None  # synchronize!
+        """Return which weights are kept, on the host; None: all are."""
+        mask = self._mask()
+        return None if mask is None else backend.to_host(mask)  # synchronize!
 
 
 PruneMethod = Literal["class_blind", "class_uniform", "class_distribution"]
@@ -130,9 +140,9 @@ class PruneReport:
 def prune(model: Layer, amount: float, method: PruneMethod = "class_blind", *, optimizer: Any = None) -> PruneReport:
     """Prune the weights of the convolutions and `Linear` layers of `model` by magnitude, in place.
 
-    Every such layer gets the buffer ``weight_mask``, which travels with `state_dict`. What is pruned stays 0 in further
-    training, whatever the optimizer does; what was pruned before stays pruned and counts, so that a second call with a
-    larger `amount` prunes further.
+    Every such layer gets the buffer ``weight_mask``, which travels with `state_dict`; of layers that share a weight the
+    first one has it, for all. What is pruned stays 0 in further training, whatever the optimizer does; what was pruned
+    before stays pruned and counts, so that a second call with a larger `amount` prunes further.
 
     Parameters
     ----------
@@ -146,7 +156,7 @@ def prune(model: Layer, amount: float, method: PruneMethod = "class_blind", *, o
         for all layers that meets `amount`. The classes of the paper are the layers here.
     optimizer
         An optimizer of `model` with which training goes on: what it has stored for pruned weights (momentum) is set to
-        0. Without it an old momentum would move pruned weights after a step, to be set back to 0 by the next forward.
+        0. Without it, an old momentum is still there, and has no effect.
 
     Returns
     -------
@@ -172,7 +182,8 @@ def prune(model: Layer, amount: float, method: PruneMethod = "class_blind", *, o
     check_layer("model", model)
     layers: dict[str, Prunable] = {}
     for name, layer in model.modules():
-        if isinstance(layer, Prunable) and not any(layer is other for other in layers.values()):
+        shared = any(layer.params.get("weight") is other.params["weight"] for other in layers.values())
+        if isinstance(layer, Prunable) and not shared:
             layers[name] = layer
     sizes = {name: layer.params["weight"].size for name, layer in layers.items()}
     if sum(sizes.values()) == 0:
@@ -213,7 +224,8 @@ def _magnitudes(layer: Prunable, in_deviations: bool) -> np.ndarray:
             got=f"{int((~np.isfinite(magnitudes)).sum())} of {magnitudes.size} values not finite",
             remedy="Load the last good checkpoint",
         )  # fmt: skip
-    mask = backend.to_host(layer.buffers[MASK]).reshape(-1) if MASK in layer.buffers else np.ones(len(weight), bool)
+    known = layer._host_mask()
+    mask = np.ones(len(weight), bool) if known is None else known.reshape(-1)
     if in_deviations:
         deviation = weight[mask].std() if mask.any() else 0.0
         # All weights alike: above λ times their deviation of 0 for every λ, so they stay.
@@ -254,8 +266,10 @@ def _check_optimizer(optimizer: Any, layers: dict[str, Prunable]) -> None:
 
 def _forget(optimizer: Any, layers: dict[str, Prunable]) -> None:
     """Set what `optimizer` has stored for pruned weights to 0."""
-    for name, layer in layers.items():
+    names = {id(array): name for name, array in optimizer.params.items()}
+    for layer in layers.values():
+        name, mask = names.get(id(layer.params["weight"])), layer._mask()
         for buffers in optimizer.buffers.values():
-            array = buffers.get(dotted(name, "weight"))
+            array = None if name is None else buffers.get(name)
             if array is not None:
-                array *= layer.buffers[MASK]
+                array[...] = masking.kept(array, mask)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sparsebp import backend, kernels
+from sparsebp.backend import masks
 from sparsebp.core.arguments import check_flag, check_number
 from sparsebp.core.errors import OptionError
 from sparsebp.core.types import Array, ProductFactors, UpdateRule
@@ -146,6 +147,9 @@ class ParameterGroups:
             if not isinstance(at, slice):  # a copy
                 steps[at] = count
             k.optimizer_update(self.rule, params, grads, columns, options[at], count)
+        if masks.some():  # an old momentum, or its decay, moves pruned weights too
+            for param in params:
+                masks.clear(param)
 
     def _takes_product(self, name: str, factors: ProductFactors) -> bool:
         param, (a, b) = self.params.get(name), factors

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
+from sparsebp.backend import masks
 from sparsebp.core.errors import OptionError
 from sparsebp.core.types import Array
 from sparsebp.optim.groups import ParameterGroups
@@ -67,6 +68,13 @@ class PieceOptimizer:
         given = [{"params": p, **o} for p, o in zip(params, options, strict=True)]
         ParameterGroups.__init__(part, given, options[0])
         return part
+
+    def clear(self, name: str) -> None:
+        """Write 0 into the piece of a parameter where it is pruned."""
+        mask = masks.mask_of(self.optimizer.params[name])
+        if mask is not None:
+            piece = self._part.params[name]  # type: ignore[union-attr]
+            piece[...] = masks.kept(piece, _flat(mask, *self.pieces[name]))
 
     def take(self) -> None:
         """Move the state here from where it is whole; nothing to do where it is not."""
@@ -131,6 +139,8 @@ class PieceUpdate:
         """
         if grads:
             self._update.apply(grads)
+            for name in grads if masks.some() else ():
+                self._owner.clear(name)
         rows = [self._owner.optimizer._rows[name] for name in names]
         self._owner.optimizer._steps[rows] += 1
         for name in names:

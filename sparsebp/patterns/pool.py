@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp.core.errors import OptionError
+from sparsebp.core.errors import MemoryLimitError, OptionError
 from sparsebp.core.types import Array
 from sparsebp.patterns.copies import DeviceCopies, frozen
 from sparsebp.patterns.kron import Factor, kron, window_factors
@@ -128,9 +128,18 @@ def adaptive_pool_pattern(
     ------
     OptionError
         A size is not a positive integer, or the layout is unknown.
+    MemoryLimitError
+        There are more windows than the memory holds.
     """
     size = _checked_size(channels, size, layout)
-    return _adaptive_pattern(channels, size, lengths("output_size", out_size, len(size), 1), layout)
+    out_size = lengths("output_size", out_size, len(size), 1)
+    try:
+        return _adaptive_pattern(channels, size, out_size, layout)
+    except MemoryError as error:
+        raise MemoryLimitError(
+            "The windows do not fit in memory", expected="memory for the index of each",
+            got=f"output_size {out_size}", remedy="Pass a smaller output_size",
+        ) from error  # fmt: skip
 
 
 @lru_cache(maxsize=KEPT)

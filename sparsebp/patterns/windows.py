@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias, TypeGuard
 
-from sparsebp.core.arguments import check_flag, check_integer
+from sparsebp.core.arguments import check_flag, check_integer, shown
 from sparsebp.core.errors import OptionError, ShapeError
 
 Lengths: TypeAlias = int | Sequence[int]
@@ -212,8 +212,12 @@ class PoolWindows(Windows):
         return tuple(out)
 
 
+LONGEST = 2**48
+"""The largest number of steps along an axis: kernels count them in 64 bits, and add and multiply."""
+
+
 def lengths(name: str, value: Lengths, ndim: int, least: int) -> tuple[int, ...]:
-    """Return `value` as `ndim` integers, each at least `least`.
+    """Return `value` as `ndim` integers, each at least `least` and at most `LONGEST`.
 
     Raises
     ------
@@ -222,14 +226,14 @@ def lengths(name: str, value: Lengths, ndim: int, least: int) -> tuple[int, ...]
     """
     try:
         given = list(value) if _is_sequence(value) else [value] * ndim
-        result = tuple(check_integer(name, n, least) for n in given)
+        result = tuple(check_integer(name, n, least, LONGEST) for n in given)
     except OptionError:
         result = ()
     if len(result) != ndim:
         raise OptionError(
             f"{name} does not fit {ndim} axes",
-            expected=f"an integer or {ndim} integers, at least {least}",
-            got=repr(value),
+            expected=f"an integer or {ndim} integers, from {least} to {LONGEST}",
+            got=shown(value),
             remedy=f"Pass one {name} for all axes, or one per axis",
         )
     return result

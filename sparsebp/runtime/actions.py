@@ -8,11 +8,11 @@ from typing import Any, NamedTuple, TypeAlias
 
 from sparsebp import kernels
 from sparsebp.core.arguments import forward_of
+from sparsebp.core.shortcuts import belongs
 from sparsebp.core.types import Array, ProductFactors
 from sparsebp.nn.gradients import Gradients, gradients_of
 from sparsebp.nn.losses.loss import check_mean
 from sparsebp.nn.norms import clamped
-from sparsebp.nn.shortcuts import stands_for
 from sparsebp.optim.clip import clip_grad_norm, clip_on_device, square_sums, squared_norms
 from sparsebp.runtime.stages import Stages, is_ours
 from sparsebp.runtime.step import Step, Watch
@@ -192,7 +192,7 @@ class Actions:
     def are_products(self, number: int) -> bool:
         """Whether W of a stage is one matrix product a parameter, as far as its class says."""
         layer = self.stages[number].layer
-        return is_ours(layer) and stands_for(layer, "weight_grad_products")
+        return is_ours(layer) and belongs(layer, "weight_grad_products")
 
     def weight_grads(self, step: Step, numbers: Sequence[int]) -> bool:
         """W of several stages of which `are_products` holds, in one call; False, and nothing done, where one differs.
@@ -202,7 +202,9 @@ class Actions:
         products: dict[str, tuple[ProductFactors, tuple[int, ...]]] = {}
         for number in numbers:
             stage, at = self.stages[number], step.for_weights[0][number]
-            found = None if at is None else stage.layer.weight_grad_products(at.gy, at.saved)
+            found = None
+            if at is not None and belongs(stage.layer, "weight_grad_products"):  # methods may have been replaced since
+                found = stage.layer.weight_grad_products(at.gy, at.saved)
             if found is None:
                 return False
             for key, name in stage.parameters.items():
@@ -229,7 +231,7 @@ class Actions:
                     part(step)
                 return
             takes: Any = getattr(step.update, "takes_product", None)  # an optimizer of the user's own may not know it
-            factored = step.later is None and takes is not None and stands_for(stage.layer, "weight_grad_factors")
+            factored = step.later is None and takes is not None and belongs(stage.layer, "weight_grad_factors")
             found = stage.layer.weight_grad_factors(at.gy, at.saved) if factored else None
             products = {} if found is None else {key: pair for key, pair in found[0].items() if key in name_of}
             if found is None or not all(takes(name_of[key], factors) for key, factors in products.items()):

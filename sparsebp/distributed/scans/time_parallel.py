@@ -18,6 +18,7 @@ from typing import Any
 from sparsebp import backend, kernels
 from sparsebp.core.arguments import check_choice, check_integer
 from sparsebp.core.errors import OptionError, ShapeError
+from sparsebp.core.shortcuts import METHODS, belongs
 from sparsebp.core.types import Array
 from sparsebp.distributed.agreement import check_same, checksums
 from sparsebp.distributed.scans.stretches import WAYS, StretchSaved, Way, way_seconds
@@ -82,6 +83,10 @@ class TimeParallel:
         if not isinstance(layer, Recurrent):
             raise OptionError("Only recurrent layers run over time", expected="an RNN, a GRU or an LSTM",
                               got=type(layer).__name__, remedy="Pass the recurrent layer of the model")  # fmt: skip
+        if not belongs(layer, "forward_time_major", METHODS):
+            raise OptionError("The layer has methods of its own, which would not be called",
+                              expected="forward and gradients of an RNN, a GRU or an LSTM", got=type(layer).__name__,
+                              remedy="Pass a layer that overrides none of them")  # fmt: skip
         if layer.bidirectional:
             raise OptionError("The second direction begins where the first one ends", expected="bidirectional=False",
                               got="bidirectional=True", remedy="Use a layer of one direction")  # fmt: skip

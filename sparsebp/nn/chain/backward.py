@@ -21,9 +21,8 @@ from sparsebp.core.errors import MemoryLimitError
 from sparsebp.core.types import Array, ScanAlgorithm
 from sparsebp.nn.chain.choice import ChainChoice, choose_chain_backward
 from sparsebp.nn.chain.container import Link
-from sparsebp.nn.gradients import Gradients
+from sparsebp.nn.gradients import Gradients, gradients_of
 from sparsebp.nn.norms import clamped
-from sparsebp.nn.pruning import MASK
 from sparsebp.nn.recurrent.back.backward import BackwardOptions
 
 KEPT = 8
@@ -59,7 +58,7 @@ class ChainBackward:
         gy, found = last.gy, list[Gradients]()  # from the last link to the first
 
         def met(link: Link) -> Gradients:
-            found.append(link.layer.gradients(gy, link.saved) if found else last)
+            found.append(gradients_of(link.layer, gy, link.saved) if found else last)
             return found[-1]
 
         for scannable, stretch in self._stretches(links):
@@ -169,14 +168,13 @@ def _through(link: Link | None, behind: Link, gy: Array) -> Gradients | None:
 
 def _stands_alone(link: Link) -> bool:
     """Whether a layer has no Jacobian a sample that a scan could chain: its samples meet, or are not on axis 0."""
-    layer, saved = link.layer, link.saved
-    return layer.couples_samples(saved) or layer.batch_axes != (0, 0) or layer.lone(saved)
+    return link.couples_samples() or link.layer.batch_axes != (0, 0) or link.lone()
 
 
 def _masks(stretch: Sequence[Link]) -> tuple[bytes, ...]:
     """Return the masks of pruned weights, packed: with the layers, they say what the patterns are."""
-    buffers = (layer.buffers for link in stretch for _, layer in link.layer.modules())
-    return tuple(np.packbits(backend.to_host(b[MASK])).tobytes() for b in buffers if MASK in b)  # synchronize!
+    masks = (mask for link in stretch for _, layer in link.layer.modules() for mask in layer.masks())
+    return tuple(np.packbits(backend.to_host(mask)).tobytes() for mask in masks)  # synchronize!
 
 
 def _jacobians(stretch: Sequence[Link], like: Array) -> list[Any]:

@@ -12,10 +12,11 @@ import numpy as np
 from sparsebp import backend
 from sparsebp.core.arguments import forward_of
 from sparsebp.core.errors import OptionError, ShapeError
+from sparsebp.core.shortcuts import is_lone
 from sparsebp.core.types import Array
 from sparsebp.nn.chain.container import Container, Link
-from sparsebp.nn.gradients import Gradients, Shared
-from sparsebp.nn.layer import Layer, check_gy, check_input, check_layer
+from sparsebp.nn.gradients import Gradients, Shared, gradients_of
+from sparsebp.nn.layer import Layer, check_gy, check_input, check_layer, input_grad_work
 from sparsebp.nn.work import Work, total_work
 
 
@@ -59,7 +60,7 @@ class Concat(Container):
         """
         xp = check_input(x)
         outputs, saved = zip(*(forward_of(branch, x) for branch in self.children.values()), strict=True)
-        if any(branch.lone(each) for branch, each in zip(self.children.values(), saved, strict=True)):
+        if any(is_lone(branch, each, x.shape) for branch, each in zip(self.children.values(), saved, strict=True)):
             raise ShapeError("x is a lone sample, of which the channels are not the second axis",
                              expected="(B, channels, …)", got=x.shape, remedy="Pass x[None]")  # fmt: skip
         if outputs[0].ndim < 2 or len({(y.shape[0], *y.shape[2:]) for y in outputs}) > 1:
@@ -80,7 +81,7 @@ class Concat(Container):
             found, first = {}, 0
             for (name, branch), branch_saved, shape in zip(self.children.items(), saved.branches, shapes, strict=True):
                 part = xp.ascontiguousarray(gy[:, first : first + shape[1]])
-                found[name] = branch.gradients(part, branch_saved)
+                found[name] = gradients_of(branch, part, branch_saved)
                 first += shape[1]
             return found
 
@@ -96,7 +97,7 @@ class Concat(Container):
 
     def input_grad_work(self, shape: tuple[int, ...], saved: ConcatSaved) -> Work:
         """Return the branches' costs, of parts of the gradient, and those of a sum."""
-        parts = (link.layer.input_grad_work(shape, link.saved) for link in self._parts(saved))
+        parts = (input_grad_work(link.layer, shape, link.saved) for link in self._parts(saved))
         copies = [Work(prod(shape), 3 * prod(shape) + 2 * prod(out), 2) for out in saved.shapes]
         return total_work((*parts, *copies))._replace(entries=0)
 

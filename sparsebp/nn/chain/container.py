@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from math import prod
 from typing import Any, NamedTuple
 
+from sparsebp.core.shortcuts import belongs, is_lone
 from sparsebp.core.types import Array
-from sparsebp.nn.layer import Layer, dotted
+from sparsebp.nn.gradients import gradients_of
+from sparsebp.nn.layer import Layer, dotted, input_grad_work
 from sparsebp.nn.work import Work
 
 
@@ -21,22 +23,36 @@ class Link(NamedTuple):
     out_shape: tuple[int, ...]
 
     def work(self) -> Work:
-        """Return what the layer's `input_grad` costs; a layer without a Jacobian of its own has a dense one."""
-        work = self.layer.input_grad_work(self.shape, self.saved)
-        dense = self.layer.jacobian_t is None
-        return work._replace(entries=prod(self.shape) * prod(self.out_shape[1:])) if dense else work
+        """Return what the layer's `input_grad` costs, and the entries of its Jacobian, which may be a dense one."""
+        work = input_grad_work(self.layer, self.shape, self.saved)
+        if belongs(self.layer, "jacobian_t"):
+            return work
+        return work._replace(entries=prod(self.shape) * prod(self.out_shape[1:]))
+
+    def couples_samples(self) -> bool:
+        """Whether the layer couples the samples, or may do so."""
+        return not belongs(self.layer, "couples_samples") or self.layer.couples_samples(self.saved)
+
+    def lone(self) -> bool:
+        """Whether the layer's forward had a lone sample."""
+        return is_lone(self.layer, self.saved, self.shape)
+
+    def choices(self, prefix: str) -> Iterator[tuple[str, str, str]]:
+        """Yield the layer's choices under that name."""
+        if belongs(self.layer, "choices"):
+            yield from self.layer.choices(self.saved, prefix)
 
     def jacobian_t(self, like: Array) -> Any:
         """Return the layer's `TransposedJacobian`: its own, or the dense one from its input gradient.
 
         `like` is an array of the dtype of input and output, on their device.
         """
-        if self.layer.jacobian_t is not None:
+        if belongs(self.layer, "jacobian_t"):
             return self.layer.jacobian_t(self.saved)
         from sparsebp.jacobians import dense_jacobian_t
 
         return dense_jacobian_t(
-            lambda gy: self.layer.gradients(gy, self.saved).input_grad(), self.shape[1:], self.out_shape[1:],
+            lambda gy: gradients_of(self.layer, gy, self.saved).input_grad(), self.shape[1:], self.out_shape[1:],
             self.shape[0], like,
         )  # fmt: skip
 
@@ -53,15 +69,15 @@ class Container(Layer):
     def choices(self, saved: Any, prefix: str = "") -> Iterator[tuple[str, str, str]]:
         """Yield those of the layers inside."""
         for name, link in zip(self.children, self._parts(saved), strict=True):
-            yield from link.layer.choices(link.saved, dotted(prefix, name))
+            yield from link.choices(dotted(prefix, name))
 
     def couples_samples(self, saved: Any) -> bool:
         """Whether any of the layers inside does."""
-        return any(link.layer.couples_samples(link.saved) for link in self._parts(saved))
+        return any(link.couples_samples() for link in self._parts(saved))
 
     def lone(self, saved: Any) -> bool:
         """Whether any of the layers inside had a lone sample."""
-        return any(link.layer.lone(link.saved) for link in self._parts(saved))
+        return any(link.lone() for link in self._parts(saved))
 
     def _all_stepwise(self) -> bool:
         """Whether all of the layers inside work on each step of a sequence by itself."""

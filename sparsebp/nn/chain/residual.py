@@ -12,8 +12,8 @@ from sparsebp.core.arguments import forward_of
 from sparsebp.core.errors import ShapeError
 from sparsebp.core.types import Array
 from sparsebp.nn.chain.container import Container, Link
-from sparsebp.nn.gradients import Gradients
-from sparsebp.nn.layer import Layer, check_gy, check_input, check_layer
+from sparsebp.nn.gradients import Gradients, gradients_of
+from sparsebp.nn.layer import Layer, check_gy, check_input, check_layer, input_grad_work
 from sparsebp.nn.work import Work, total_work
 
 
@@ -56,12 +56,12 @@ class Residual(Container):
         """Return the gradients: at the input gy plus the body's."""
         x, body_saved = saved
         check_gy(gy, x.shape, x.dtype, x)
-        body = self.children["body"].gradients(gy, body_saved)
+        body = gradients_of(self.children["body"], gy, body_saved)
         return Gradients(self, gy, saved, lambda: _sum(gy, body.input_grad()), lambda: {"body": body})
 
     def input_grad_work(self, shape: tuple[int, ...], saved: tuple[Array, Any]) -> Work:
         """Return the body's cost and that of a sum."""
-        body = self.children["body"].input_grad_work(shape, saved[1])
+        body = input_grad_work(self.children["body"], shape, saved[1])
         return total_work((body._replace(entries=0), Work(prod(shape), 3 * prod(shape), 1)))
 
     def jacobian_t(self, saved: tuple[Array, Any]) -> Any:

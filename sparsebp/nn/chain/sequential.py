@@ -11,12 +11,13 @@ import numpy as np
 from sparsebp import backend
 from sparsebp.core.arguments import forward_of
 from sparsebp.core.errors import OptionError, ShapeError
+from sparsebp.core.shortcuts import belongs
 from sparsebp.core.types import Array, Backward
 from sparsebp.nn.chain.backward import ChainBackward
 from sparsebp.nn.chain.container import Container, Link
 from sparsebp.nn.chain.lengths import taking_lengths
-from sparsebp.nn.gradients import Gradients, Shared
-from sparsebp.nn.layer import Layer, check_gy, check_layer, dotted
+from sparsebp.nn.gradients import Gradients, Shared, gradients_of
+from sparsebp.nn.layer import Layer, check_gy, check_layer, dotted, input_grad_work
 from sparsebp.nn.norms import clamped
 from sparsebp.nn.recurrent.back.backward import BackwardOptions
 from sparsebp.nn.work import Work, total_work
@@ -110,7 +111,19 @@ class Sequential(Container):
         return self._backward.options.algorithm
 
     def stages(self, prefix: str = "") -> list[tuple[str, Layer]]:
-        """Return the links with their dotted names: the layers, with those of Sequentials inside in their place."""
+        """Return the links with their dotted names: the layers, with those of Sequentials inside in their place.
+
+        A subclass with a forward or a way back of its own is one stage: whoever ran its layers would go past these.
+
+        Raises
+        ------
+        OptionError
+            A layer is inside itself.
+        """
+        self.modules()
+        return self._named(prefix) if belongs(self, "stages") else [(prefix, self)]
+
+    def _named(self, prefix: str = "") -> list[tuple[str, Layer]]:
         return [stage for name, layer in self.children.items() for stage in layer.stages(dotted(prefix, name))]
 
     def stage_gradients(
@@ -189,7 +202,7 @@ class Sequential(Container):
         """Return what children get beside x, by name: lengths where they, or layers inside them, take some."""
         if lengths is None:
             return {}
-        taking, _ = taking_lengths(self.stages())
+        taking, _ = taking_lengths(self._named())
         found, number = {}, 0
         for name, layer in self.children.items():
             own = range(number, number + len(layer.stages()))
@@ -201,9 +214,9 @@ class Sequential(Container):
     def gradients(self, gy: Array, saved: SequentialSaved) -> Gradients:
         """Return the gradients: through the chain of I, or the scan in its place."""
         xp = check_gy(gy, saved.output_shape, saved.like.dtype, saved.like)
-        links, names = self._links(saved), [name for name, _ in self.stages()]
+        links, names = self._links(saved), [name for name, _ in self._named()]
         behind = self._behind_first_weights(links)
-        last = links[-1].layer.gradients(gy, links[-1].saved)
+        last = gradients_of(links[-1].layer, gy, links[-1].saved)
 
         def of_tail() -> list[Gradients]:
             """From the first layer with parameters on; what comes before has no part in the gradients of weights."""
@@ -211,7 +224,7 @@ class Sequential(Container):
                 return [last]
             at, found = self._backward.gradients(links[behind:], last)
             before = links[behind - 1]
-            return [before.layer.gradients(at, before.saved), *found]
+            return [gradients_of(before.layer, at, before.saved), *found]
 
         tail = Shared(of_tail, xp)
         return Gradients(
@@ -237,12 +250,12 @@ class Sequential(Container):
         """Yield how every stretch that could be scanned runs, from the output on, and what the layers choose."""
         for plan in self.scan_plans(saved):
             yield prefix, plan.algorithm, plan.reason
-        for (name, layer), link in zip(self.stages(prefix), self._links(saved), strict=True):
-            yield from layer.choices(link.saved, name)
+        for (name, _), link in zip(self._named(prefix), self._links(saved), strict=True):
+            yield from link.choices(name)
 
     def input_grad_work(self, shape: tuple[int, ...], saved: SequentialSaved) -> Work:
         """Return the sum of the layers' costs."""
-        return total_work(link.layer.input_grad_work(link.shape, link.saved) for link in self._parts(saved))
+        return total_work(input_grad_work(link.layer, link.shape, link.saved) for link in self._parts(saved))
 
     def jacobian_t(self, saved: SequentialSaved) -> Any:
         """Return J₁ J₂ … J_L, the product of the layers' transposed Jacobians (its plans are cached by pattern)."""
@@ -286,7 +299,8 @@ class Sequential(Container):
     def _links(self, saved: SequentialSaved) -> list[Link]:
         links: list[Link] = []
         for link in self._parts(saved):
-            links += link.layer._links(link.saved) if isinstance(link.layer, Sequential) else [link]
+            whole = not isinstance(link.layer, Sequential) or not belongs(link.layer, "stages")
+            links += [link] if whole else link.layer._links(link.saved)  # type: ignore[attr-defined]
         return links
 
     def _behind_first_weights(self, links: Sequence[Link]) -> int:

@@ -13,6 +13,7 @@ from sparsebp import backend, kernels
 from sparsebp.backend import memory
 from sparsebp.core.arguments import check_choice, check_flag, check_number
 from sparsebp.core.errors import OptionError
+from sparsebp.core.shortcuts import belongs
 from sparsebp.core.types import Array, SlopeFunction
 from sparsebp.nn.layer import Layer, check_gy, check_input
 
@@ -62,7 +63,7 @@ class Pointwise(Layer):
         """Return diag(f'), per sample; the batch is the first axis."""
         from sparsebp.jacobians import pointwise_jacobian_t
 
-        if self.kernel_slope is not None:
+        if self.kernel_slope is not None and belongs(self, "kernel_slope"):
             return pointwise_jacobian_t(saved, self.kernel_slope)
         return pointwise_jacobian_t(self._slope(saved))
 
@@ -106,6 +107,8 @@ class Clamped(InPlace):
 
     def input_grad(self, gy: Array, saved: Array) -> Array:
         """Return gy between the limits and at a NaN, else 0."""
+        if not belongs(self, "inside", ("slope",)):
+            return super().input_grad(gy, saved)
         xp = check_gy(gy, saved.shape, saved.dtype, saved)
         gx = memory.empty(xp, gy.shape, gy.dtype)
         flat, inside = xp.ascontiguousarray(gy).reshape(-1), self.inside(saved.dtype)

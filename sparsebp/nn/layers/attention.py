@@ -16,7 +16,7 @@ from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.core.types import Array, Seed
 from sparsebp.kernels.matmul import matmul, matmul_batches
 from sparsebp.nn.arrays import full, normal, parameter_dtype, uniform
-from sparsebp.nn.gradients import Gradients, Shared
+from sparsebp.nn.gradients import Gradients, Shared, gradients_of
 from sparsebp.nn.layer import Layer, check_gy, check_input
 from sparsebp.nn.layers.identity import dropout_mask
 from sparsebp.nn.layers.linear import Linear, column_sums
@@ -114,6 +114,7 @@ class MultiheadAttention(Layer):
 
     replayable = True
     generator: np.random.Generator
+    sample_axes = 2
 
     def __init__(
         self, embed_dim: int, num_heads: int, dropout: float = 0.0, bias: bool = True, add_bias_kv: bool = False,
@@ -264,7 +265,7 @@ class MultiheadAttention(Layer):
             )  # fmt: skip
         x, weight, width = saved.inputs[0], self.params["in_proj_weight"], self.embed_dim
         xp = check_gy(gy, x.shape, x.dtype, x)
-        out = self.children["out_proj"].gradients(gy, saved.merged)
+        out = gradients_of(self.children["out_proj"], gy, saved.merged)
         projected = Shared(lambda: self._core(xp, out.input_grad(), saved), xp)
 
         def at_input() -> Array:

@@ -198,7 +198,7 @@ class Conv(ConvNd):
     def _input_grad(self, gy: Array, saved: Array) -> Array:
         xp = self._check_gy(gy, saved)
         sizes = self._padded_sizes(saved.shape[2:])
-        g = convolve_t(xp, self.params["weight"], gy, self._inner, self.groups, sizes)
+        g = convolve_t(xp, self._weight(), gy, self._inner, self.groups, sizes)
         return g if self._borders is None else self._borders.folded(xp, g, saved.shape[2:])
 
     def _jacobian_t(self, saved: Array) -> Any:
@@ -206,7 +206,7 @@ class Conv(ConvNd):
 
         sizes, w = self._padded_sizes(saved.shape[2:]), self._inner
         jacobian = conv_jacobian_t(
-            self.params["weight"], sizes, w.stride, w.padding, w.dilation, self.groups, layout="chw",
+            self._weight(), sizes, w.stride, w.padding, w.dilation, self.groups, layout="chw",
             mask=self._host_mask(),
         )  # fmt: skip
         if self._borders is None:
@@ -292,14 +292,14 @@ class ConvTranspose(ConvNd):
 
     def _input_grad(self, gy: Array, saved: Array) -> Array:
         xp = self._check_gy(gy, saved)
-        return convolve(xp, self.params["weight"], gy, self.windows, self.groups)
+        return convolve(xp, self._weight(), gy, self.windows, self.groups)
 
     def _jacobian_t(self, saved: Array) -> Any:
         from sparsebp.jacobians import conv_transpose_jacobian_t
 
         w = self.windows
         return conv_transpose_jacobian_t(
-            self.params["weight"], saved.shape[2:], w.stride, self.padding, self.output_padding, self.groups,
+            self._weight(), saved.shape[2:], w.stride, self.padding, self.output_padding, self.groups,
             w.dilation, mask=self._host_mask(),
         )  # fmt: skip
 

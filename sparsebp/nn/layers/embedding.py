@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from sparsebp import backend, kernels
+from sparsebp.backend import masks as masking
 from sparsebp.core.arguments import check_default, check_flag, check_generator, check_integer
 from sparsebp.core.errors import DTypeError, OptionError
 from sparsebp.core.types import Array, Seed
@@ -91,12 +92,12 @@ class Embedding(Layer):
         if backend.is_host(xp):
             self._check_range(x)
             ids = x.astype(np.int64)
-            return weight.take(ids, axis=0), ids
+            return self._rows(ids), ids
         if self.num_embeddings == 0:
             self._check_range(x)
         wrong = (x < 0) | (x >= self.num_embeddings)
         ids = xp.where(wrong, 0, x).astype(np.int64)
-        return xp.where(wrong[..., None], weight.dtype.type(np.nan), weight.take(ids, axis=0)), ids
+        return xp.where(wrong[..., None], weight.dtype.type(np.nan), self._rows(ids)), ids
 
     def input_grad(self, gy: Array, saved: Array) -> Array:
         """Raise `OptionError`: the input are integers."""
@@ -121,7 +122,14 @@ class Embedding(Layer):
             grad /= xp.maximum(xp.diff(indptr), 1).astype(grad.dtype)[:, None]
         if self.padding_idx is not None:
             grad[self.padding_idx] = 0
-        return {"weight": grad}
+        mask = masking.mask_of(weight)
+        return {"weight": grad if mask is None else masking.kept(grad, mask)}
+
+    def _rows(self, ids: Array) -> Array:
+        """Return rows of the table, with 0 for what a layer that shares it has pruned."""
+        weight = self.params["weight"]
+        rows, mask = weight.take(ids, axis=0), masking.mask_of(weight)
+        return rows if mask is None else masking.kept(rows, mask.take(ids, axis=0))
 
     def capture_obstacle(self) -> str | None:
         """The numbers are sorted on the way back: CuPy's sort waits for the device."""

@@ -18,10 +18,19 @@ from sparsebp.nn.layers.samples import SampleLayer
 
 
 class Identity(Layer):
-    """Return the input unchanged, as `torch.nn.Identity`."""
+    """Return the input unchanged, as `torch.nn.Identity`.
+
+    Parameters
+    ----------
+    *args, **options
+        Anything; they have no effect.
+    """
 
     replayable = True
     stepwise = True
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__()
 
     def forward(self, x: Array) -> tuple[Array, Array]:
         """Return x itself."""

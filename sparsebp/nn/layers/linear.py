@@ -15,7 +15,7 @@ from sparsebp.core.errors import ShapeError
 from sparsebp.core.types import Array, ProductFactors, Seed
 from sparsebp.kernels.matmul import matmul
 from sparsebp.nn.layer import check_gy, check_input
-from sparsebp.nn.pruning import MASK, Prunable
+from sparsebp.nn.pruning import Prunable
 from sparsebp.nn.work import Work
 
 
@@ -99,7 +99,7 @@ class Linear(Prunable):
     def input_grad(self, gy: Array, saved: Array) -> Array:
         """Return gy W, of the shape of x."""
         xp = self._check(gy, saved)
-        return matmul(xp, gy, self.params["weight"])
+        return matmul(xp, gy, self._weight())
 
     def weight_grad(self, gy: Array, saved: Array) -> dict[str, Array]:
         """Return ``{"weight": gyᵀ x, "bias": Σ gy}``, summed over all leading axes."""
@@ -109,7 +109,7 @@ class Linear(Prunable):
 
     def weight_grad_factors(self, gy: Array, saved: Array) -> tuple[dict[str, ProductFactors], dict[str, Array]] | None:
         """Return ``{"weight": (gyᵀ, x)}, {"bias": Σ gy}``; None if a part of the weight is pruned."""
-        if MASK in self.buffers:
+        if self._mask() is not None:
             return None
         xp = self._check(gy, saved)
         gy, x = self._flat(gy, saved)
@@ -117,7 +117,7 @@ class Linear(Prunable):
 
     def weight_grad_products(self, gy: Array, saved: Array) -> dict[str, ProductFactors] | None:
         """Return two matrices a parameter, whose product has its gradient's numbers; None if a weight is pruned."""
-        if MASK in self.buffers:
+        if self._mask() is not None:
             return None
         xp = self._check(gy, saved)
         gy, x = self._flat(gy, saved)
@@ -149,7 +149,7 @@ class Linear(Prunable):
         """Return Wᵀ, shared by the batch; a diagonal block for each position between batch and features."""
         from sparsebp.jacobians import linear_jacobian_t
 
-        return linear_jacobian_t(self.params["weight"], prod(saved.shape[1:-1]), mask=self._host_mask())
+        return linear_jacobian_t(self._weight(), prod(saved.shape[1:-1]), mask=self._host_mask())
 
     def _check(self, gy: Array, saved: Array) -> Any:
         weight = self.params["weight"]

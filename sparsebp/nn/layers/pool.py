@@ -24,7 +24,7 @@ from sparsebp.patterns import PoolPattern, adaptive_pool_pattern
 from sparsebp.patterns.copies import DeviceCopies, frozen
 from sparsebp.patterns.pool import window_pattern
 from sparsebp.patterns.sparsity import KEPT
-from sparsebp.patterns.windows import PoolWindows
+from sparsebp.patterns.windows import LONGEST, PoolWindows
 
 
 @dataclass(frozen=True)
@@ -325,7 +325,7 @@ class AdaptiveAvgPool(Pool):
     Raises
     ------
     OptionError
-        A size is not positive.
+        A size is not positive, or too large.
     """
 
     def __init__(self, output_size: Any) -> None:
@@ -338,7 +338,7 @@ class AdaptiveAvgPool(Pool):
                 got=repr(output_size),
                 remedy="Pass the sizes as torch.nn takes them, None to keep an axis",
             )
-        self.output_size = tuple(None if n is None else check_integer("output_size", n, 1) for n in sizes)
+        self.output_size = tuple(None if n is None else check_integer("output_size", n, 1, LONGEST) for n in sizes)
 
     def _forward(self, x: Array) -> tuple[Array, AdaptiveSaved]:
         xp = self._check_x(x)

@@ -24,8 +24,6 @@ class SampleLayer(Layer):
     layer runs its `input_grad`.
     """
 
-    sample_axes: int
-
     def forward(self, x: Array) -> tuple[Array, Any]:
         """Return the output for x (B, …) or a lone sample (…), and what the way back needs.
 

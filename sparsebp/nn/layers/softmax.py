@@ -131,6 +131,8 @@ class LogSoftmax(Softmax):
         g, y = xp.atleast_1d(gy), xp.atleast_1d(saved)
         return (g - xp.exp(y) * g.sum(axis=self.dim, keepdims=True)).reshape(saved.shape)
 
+    couples_samples, jacobian_t, lone = Softmax.couples_samples, Softmax.jacobian_t, Softmax.lone
+
     def _blocks(self, y: Array, eye: Array) -> Array:
         """Return ``I - p 1ᵀ`` with the probabilities p down the rows, so that each row is an input's."""
         return eye - backend.namespace(y).exp(y)[:, :, :, None]

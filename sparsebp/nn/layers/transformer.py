@@ -11,8 +11,8 @@ from sparsebp import backend
 from sparsebp.core.arguments import check_choice, check_flag, check_generator, check_integer
 from sparsebp.core.types import Array, Seed
 from sparsebp.nn.arrays import parameter_dtype
-from sparsebp.nn.gradients import Gradients, Shared
-from sparsebp.nn.layer import Layer, check_gy
+from sparsebp.nn.gradients import Gradients, Shared, gradients_of
+from sparsebp.nn.layer import Layer, check_gy, input_grad_work
 from sparsebp.nn.layers.activations import GELU, ReLU
 from sparsebp.nn.layers.attention import MultiheadAttention, own_generator
 from sparsebp.nn.layers.identity import Dropout
@@ -76,6 +76,7 @@ class TransformerEncoderLayer(Layer):
     """
 
     replayable = True
+    sample_axes = 2
 
     def __init__(
         self, d_model: int, nhead: int, dim_feedforward: int = 2048, dropout: float = 0.1,
@@ -160,7 +161,7 @@ class TransformerEncoderLayer(Layer):
 
             def back(names: Sequence[str], at: Array) -> Array:
                 for name in reversed(names):
-                    found[name] = self.children[name].gradients(at, saved.parts[name])
+                    found[name] = gradients_of(self.children[name], at, saved.parts[name])
                     if name == first:  # its input gradient is I's alone
                         break
                     at = found[name].input_grad()
@@ -196,7 +197,7 @@ class TransformerEncoderLayer(Layer):
         between = (*shape[:-1], saved.parts["linear2"].shape[-1])
         wide = ("activation", "dropout", "linear2")
         works = [
-            layer.input_grad_work(between if name in wide else shape, saved.parts[name])
+            input_grad_work(layer, between if name in wide else shape, saved.parts[name])
             for name, layer in self.children.items()
         ]
         size = int(np.prod(shape))

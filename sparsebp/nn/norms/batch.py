@@ -291,6 +291,8 @@ class BatchNorm1d(BatchNorm2d):
         """Return ``{"weight": Σ gy x̂, "bias": Σ gy}`` of every channel, from the sums in `kept` if they are there."""
         return super().weight_grad(self._image_of(gy, saved), saved.image, kept)
 
+    gradients = BatchNorm2d.gradients
+
     def couples_samples(self, saved: Any) -> bool:
         """Whether the statistics were the batch's."""
         return super().couples_samples(saved.image)

@@ -8,12 +8,11 @@ fits either forward. The array between them, and the gradient at it, are never w
 
 from __future__ import annotations
 
-from itertools import chain
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
+from sparsebp.core.shortcuts import belongs
 from sparsebp.core.types import Array
 from sparsebp.nn.gradients import Gradients
 from sparsebp.nn.layer import Layer
@@ -23,24 +22,11 @@ from sparsebp.nn.layers.units import ReLU6
 from sparsebp.nn.norms.batch import BatchNorm2d
 
 _BEHIND: dict[type, tuple[type, ...]] = {BatchNorm2d: (ReLU, ReLU6, Hardtanh), Linear: (ReLU,)}
-_REPLACEABLE = frozenset({"forward", "gradients", "input_grad", "weight_grad"})
-_methods = attrgetter(*sorted(_REPLACEABLE))
-_WRITTEN = {kind: _methods(kind) for kind in {*_BEHIND, *chain.from_iterable(_BEHIND.values())}}
 
 
 def together(layer: Any, behind: Any) -> bool:
-    """Whether `layer` is batch normalisation of images and `behind` cuts off, or `layer` a `Linear` and that a ReLU.
-
-    Subclasses, and objects or classes whose methods a program has replaced, may do other things.
-    """
-    if type(behind) not in _BEHIND.get(type(layer), ()):
-        return False
-    return _as_written(layer) and _as_written(behind)
-
-
-def _as_written(layer: Any) -> bool:
-    kind = type(layer)
-    return _REPLACEABLE.isdisjoint(vars(layer)) and bool(_methods(kind) == _WRITTEN[kind])
+    """Whether `layer` is batch normalisation of images and `behind` cuts off, or `layer` a `Linear` and that a ReLU."""
+    return type(behind) in _BEHIND.get(type(layer), ())
 
 
 def forward(layer: Layer, behind: Layer, x: Array) -> tuple[Array, Any] | None:
@@ -60,6 +46,8 @@ def forward(layer: Layer, behind: Layer, x: Array) -> tuple[Array, Any] | None:
     """
     if not isinstance(layer, BatchNorm2d | Linear) or not isinstance(behind, Clamped) or type(x) is not np.ndarray:
         return None
+    if not (belongs(layer, "forward_between") and belongs(behind, "limits")):
+        return None
     return layer.forward_between(x, behind.limits())
 
 
@@ -78,5 +66,7 @@ def gradients(layer: Layer, behind: Layer, gy: Array, saved: Any, y: Array) -> G
     if not isinstance(layer, BatchNorm2d) or not isinstance(behind, Clamped):
         return None
     if type(gy) is not np.ndarray or gy.shape != y.shape or not layer.couples_samples(saved):
+        return None
+    if not (belongs(layer, "gradients_between") and belongs(behind, "inside")):
         return None
     return layer.gradients_between(gy, saved, (y, behind.inside(y.dtype)))

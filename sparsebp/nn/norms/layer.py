@@ -120,6 +120,11 @@ class LayerNorm(Layer):
         blocks = scale * self._block(unit, eye)
         return block_jacobian_t(blocks * self.params["weight"].reshape(-1) if "weight" in self.params else blocks)
 
+    @property
+    def sample_axes(self) -> int:  # type: ignore[override]
+        """The normalised ones."""
+        return len(self.normalized_shape)
+
     def lone(self, saved: tuple[Array, Array]) -> bool:
         """Whether x had no axis beside the normalised ones."""
         return saved[0].ndim == len(self.normalized_shape)

@@ -67,5 +67,7 @@ class RMSNorm(LayerNorm):
         g = gy * self.params["weight"] if self.params else gy
         return scale * (g - unit * (g * unit).mean(axis=self._axes(), keepdims=True))
 
+    jacobian_t, lone = LayerNorm.jacobian_t, LayerNorm.lone
+
     def _block(self, unit: Array, eye: Array) -> Array:
         return eye - unit[..., :, None] * unit[..., None, :] / eye.shape[0]

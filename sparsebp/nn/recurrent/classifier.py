@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from sparsebp.core.arguments import forward_of
 from sparsebp.core.errors import OptionError, ShapeError
+from sparsebp.core.shortcuts import belongs
 from sparsebp.core.types import Array
-from sparsebp.nn.gradients import Gradients, Shared
+from sparsebp.nn.gradients import Gradients, Shared, gradients_of
 from sparsebp.nn.layer import Layer, check_gy
 from sparsebp.nn.layers.linear import Linear
 from sparsebp.nn.recurrent.recurrent import Recurrent
@@ -55,28 +57,33 @@ class SequenceClassifier(Layer):
 
     def forward(self, x: Array, lengths: Any = None) -> tuple[Array, ClassifierSaved]:
         """Return logits (B, classes) for x (T, B, input_size), or batch first if the recurrent layer is."""
-        _, rnn_saved = self.rnn.forward_time_major(x, lengths=lengths)
+        if belongs(self.rnn, "forward_time_major"):
+            _, rnn_saved = self.rnn.forward_time_major(x, lengths=lengths)
+        else:
+            _, rnn_saved = forward_of(self.rnn, x, **({} if lengths is None else {"lengths": lengths}))
         states = rnn_saved.h_n[-self.rnn.directions :]
         features = states.transpose(1, 0, 2).reshape(states.shape[1], -1)
-        logits, head_saved = self.head.forward(features)
+        logits, head_saved = forward_of(self.head, features)
         return logits, ClassifierSaved(rnn_saved, head_saved)
 
     def gradients(self, gy: Array, saved: ClassifierSaved) -> Gradients:
         """Return the gradients: through the head, the last states, and back through time."""
         xp = check_gy(gy, (saved.head.shape[0], self.head.out_features), saved.head.dtype, saved.head)
-        head = self.head.gradients(gy, saved.head)
+        head = gradients_of(self.head, gy, saved.head)
 
         def of_rnn() -> Gradients:
             directions, size = self.rnn.directions, self.rnn.output_size
             grad_h_n = xp.zeros_like(saved.rnn.h_n)
             grad_h_n[-directions:] = head.input_grad().reshape(-1, directions, size).transpose(1, 0, 2)
-            return self.rnn.gradients(None, saved.rnn, grad_h_n)
+            return gradients_of(self.rnn, None, saved.rnn, grad_h_n=grad_h_n)
 
         rnn = Shared(of_rnn, xp)
         return Gradients(self, gy, saved, lambda: rnn().input_grad(), lambda: {"rnn": rnn(), "head": head})
 
     def choices(self, saved: ClassifierSaved, prefix: str = "") -> Iterator[tuple[str, str, str]]:
         """Yield the recurrent layer's."""
+        if not belongs(self.rnn, "choices"):
+            return iter(())
         return self.rnn.choices(saved.rnn, f"{prefix}.rnn" if prefix else "rnn")
 
     @property

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, TypeVar
 
 from sparsebp import backend
+from sparsebp.core.shortcuts import record
 from sparsebp.core.types import Array
 from sparsebp.nn.gradients import Gradients
 from sparsebp.nn.layer import Layer
@@ -114,10 +115,14 @@ def takes_lone(sample_axes: int, state_axis: int) -> Callable[[L], L]:
 
         found: Any = cls
         found.forward, found.gradients = lone_forward, lone_gradients
-        found.lone = lambda self, saved: isinstance(saved, LoneSaved)
+        found.lone, found.sample_axes = lambda self, saved: isinstance(saved, LoneSaved), sample_axes
+        for name in ("forward_time_major", "stream"):  # the same for these two methods
+            if hasattr(cls, name):
+                setattr(cls, name, getattr(cls, name))
         for name in ("hidden_jacobians_t", "hidden_jacobian_t", "jacobian_t", "choices"):
             if callable(getattr(cls, name, None)):
                 setattr(cls, name, _of_batch(getattr(cls, name)))
+        record(cls)
         return cls
 
     return within

@@ -75,7 +75,8 @@ class Recurrent(Layer):
     Raises
     ------
     OptionError
-        A size is no integer from 1 on, a flag no truth value, `dropout` outside 0 … 1, or an option is unknown.
+        A size is no integer from 1 on, there are more than 65 536 layers, a flag is no truth value, `dropout` is
+        outside 0 … 1, or an option is unknown.
 
     Notes
     -----
@@ -97,9 +98,11 @@ class Recurrent(Layer):
     ) -> None:  # fmt: skip
         super().__init__()
         input_size, hidden_size, num_layers = (
-            check_integer(name, size, 1)
-            for name, size in (("input_size", input_size), ("hidden_size", hidden_size), ("num_layers", num_layers))
-        )
+            check_integer(name, size, 1, most)
+            for name, size, most in (
+                ("input_size", input_size, None), ("hidden_size", hidden_size, None), ("num_layers", num_layers, 2**16),
+            )
+        )  # fmt: skip
         bias, self.dropout = check_flag("bias", bias), check_number("dropout", dropout, 0, 1)
         self.cell, self.input_size, self.hidden_size, self.num_layers = cell, input_size, hidden_size, num_layers
         self.batch_first = check_flag("batch_first", batch_first)

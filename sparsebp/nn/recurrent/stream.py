@@ -11,6 +11,7 @@ from sparsebp import kernels
 from sparsebp.backend.memory import empty
 from sparsebp.core.arguments import check_integer
 from sparsebp.core.errors import OptionError
+from sparsebp.core.shortcuts import belongs
 from sparsebp.core.types import Array
 from sparsebp.nn.layer import Layer, check_input
 from sparsebp.nn.recurrent.tape import GivenState, Weights
@@ -40,6 +41,8 @@ class Stream:
                  "_suffixes", "_table", "_zeros")  # fmt: skip
 
     def __init__(self, layer: Any, suffixes: Sequence[str] | None, batch: int | None, state: Any = None) -> None:
+        if not belongs(layer, "stream"):
+            raise _refused(layer, "a forward of this package, which a stream's steps are those of")
         if layer.cell.kind is None:
             raise _refused(layer, "no projection (proj_size=0)")
         if layer.device != "cpu":
