@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 
 from sparsebp.core.arguments import check_integer
-from sparsebp.core.errors import MemoryLimitError, ShapeError
+from sparsebp.core.errors import MemoryLimitError, OptionError, ShapeError
 from sparsebp.patterns.sparsity import SparsityPattern, check_patterns
 from sparsebp.products.plan import ProductPlan
 from sparsebp.products.strategies import OF_STRUCTURE, Strategy, by_kinds
@@ -90,7 +90,25 @@ def candidates_of_structure(
 
 
 def plan_by(strategy: Strategy) -> ProductPlan:
-    """Make C's pattern, what the strategy keeps, and the plan."""
+    """Plan a product by this strategy and no other.
+
+    Raises
+    ------
+    OptionError
+        The strategy does not fit the product: its kernel would read and write past its arrays.
+    """
+    if not strategy.fits:
+        a, b = strategy.product.a, strategy.product.b
+        raise OptionError(
+            f"The strategy {strategy.name!r} cannot compute this product", expected="one that fits",
+            got=f"A {a.shape} of kind {a.kind} with {a.nnz} entries, B {b.shape} of kind {b.kind} with {b.nnz}",
+            remedy="Use plan_product, which chooses one that fits",
+        )  # fmt: skip
+    return _plan(strategy)
+
+
+def _plan(strategy: Strategy) -> ProductPlan:
+    """Make C's pattern, the arrays that the strategy keeps, and the plan. The strategy fits."""
     product, pattern = strategy.product, strategy.pattern
     return ProductPlan(product.a, product.b, pattern, type(strategy), strategy.products, strategy.arrays())
 
@@ -102,7 +120,7 @@ def _make_plan(a: SparsityPattern, b: SparsityPattern, memory_limit: int | None)
             break
         needed += strategy.index_bytes
         if memory_limit is None or needed <= memory_limit:
-            return plan_by(strategy)
+            return _plan(strategy)
     raise MemoryLimitError(  # the last strategy takes least
         "The product's plan needs more memory than allowed",
         expected=f"at most {memory_limit} bytes",

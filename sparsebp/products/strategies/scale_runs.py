@@ -40,8 +40,9 @@ class ScaleRuns(Strategy):
 
     @property
     def fits(self) -> bool:
-        """There are enough entries, few shapes, and long enough runs."""
-        return self._shapes is not None
+        """B is diagonal, and A has enough entries, few shapes, and long enough runs."""
+        b = self.product.b
+        return b == SparsityPattern.diagonal(b.shape[1]) and self._shapes is not None
 
     @property
     def pattern(self) -> SparsityPattern:
