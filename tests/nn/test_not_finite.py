@@ -128,8 +128,8 @@ def test_an_infinite_weight_stays_with_the_places_that_meet_it(stride, groups):
 LAYERS = [
     ("ReLU", (), {}), ("LeakyReLU", (), {}), ("LeakyReLU", (-0.5,), {}), ("ELU", (), {}), ("ELU", (0.5,), {}),
     ("SELU", (), {}), ("Tanh", (), {}), ("Sigmoid", (), {}), ("SiLU", (), {}), ("GELU", (), {}),
-    ("GELU", ("tanh",), {}), ("Softplus", (), {}), ("Hardtanh", (), {}), ("ReLU6", (), {}), ("Mish", (), {}), ("Softmax", (1,), {}),
-    ("LogSoftmax", (1,), {}), ("MaxPool2d", (3, 2, 1), {}), ("MaxPool2d", (2,), {"dilation": 2}),
+    ("GELU", ("tanh",), {}), ("Softplus", (), {}), ("Hardtanh", (), {}), ("ReLU6", (), {}), ("Mish", (), {}),
+    ("Softmax", (1,), {}), ("LogSoftmax", (1,), {}), ("MaxPool2d", (3, 2, 1), {}), ("MaxPool2d", (2,), {"dilation": 2}),
     ("AvgPool2d", (3, 2, 1), {}), ("AvgPool2d", (2,), {"ceil_mode": True}), ("AdaptiveAvgPool2d", (2,), {}),
 ]  # fmt: skip
 NORMS = [("BatchNorm2d", (4,), {}), ("GroupNorm", (2, 4), {}), ("LayerNorm", ((4, 6, 5),), {}),
