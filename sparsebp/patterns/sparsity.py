@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from functools import cached_property
 from types import ModuleType
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 
 from sparsebp import backend
 from sparsebp.core.errors import PatternError, ShapeError
+from sparsebp.core.locks import cached_property
 from sparsebp.core.types import Array, PatternKind
 from sparsebp.patterns.copies import DeviceCopies, frozen
 from sparsebp.patterns.validate import (

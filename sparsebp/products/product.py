@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 
 from sparsebp.core.arguments import check_integer
 from sparsebp.core.errors import MemoryLimitError, OptionError, ShapeError
+from sparsebp.core.locks import forkable_lock
 from sparsebp.patterns.sparsity import SparsityPattern, check_patterns
 from sparsebp.products.plan import ProductPlan
 from sparsebp.products.strategies import OF_STRUCTURE, Strategy, by_kinds
@@ -67,7 +67,7 @@ def plan_product(a: SparsityPattern, b: SparsityPattern, *, memory_limit: int | 
 
 
 _cache: OrderedDict[tuple[SparsityPattern, SparsityPattern, int | None], ProductPlan] = OrderedDict()
-_lock = threading.Lock()
+_lock = forkable_lock(drop=_cache.clear)
 
 
 def candidates(a: SparsityPattern, b: SparsityPattern, memory_limit: int | None) -> Iterator[Strategy]:
