@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sparsebp import backend, kernels
-from sparsebp.core.errors import OptionError, ShapeError
+from sparsebp.core.errors import OptionError, ShapeError, within_memory
 from sparsebp.core.types import Array
 from sparsebp.patterns import SparsityPattern
 from sparsebp.patterns.sparsity import check_patterns
@@ -122,7 +122,8 @@ class TransposedJacobian:
             There is no such sample, or there are several and `sample` is None.
         """
         xp = backend.namespace(self.data)
-        dense = xp.zeros(self.shape, dtype=self.dtype)
+        with within_memory(f"A dense matrix of shape {self.shape} does not fit in memory", "Use to_scipy(sample)"):
+            dense = xp.zeros(self.shape, dtype=self.dtype)
         rows = xp.asarray(self.pattern.row_of_entry)
         dense[rows, self.pattern.device_arrays(xp)[1]] = self.values_of(sample)
         return dense
@@ -197,7 +198,8 @@ class TransposedJacobian:
         columns = g if g.ndim == 2 else g[:, None]
         if self.batch is not None and columns.shape[1] != self.batch:  # one gradient for all samples
             columns = xp.ascontiguousarray(xp.broadcast_to(columns, (n_out, self.batch)))
-        out = xp.empty((n_in, columns.shape[1]), dtype=self.dtype)
+        with within_memory(f"A gradient of {n_in} elements does not fit in memory", "Use a smaller batch"):
+            out = xp.empty((n_in, columns.shape[1]), dtype=self.dtype)
         if self.pattern.kind == "identity":
             out[...] = columns
         else:

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 
 from sparsebp.core.arguments import check_integer
-from sparsebp.core.errors import MemoryLimitError, OptionError, ShapeError
+from sparsebp.core.errors import MemoryLimitError, OptionError, ShapeError, within_memory
 from sparsebp.core.locks import forkable_lock
 from sparsebp.patterns.sparsity import SparsityPattern, check_patterns
 from sparsebp.products.plan import ProductPlan
@@ -39,7 +39,8 @@ def plan_product(a: SparsityPattern, b: SparsityPattern, *, memory_limit: int | 
     OptionError
         `memory_limit` is no integer, or negative.
     MemoryLimitError
-        The plan would take more than `memory_limit` even so; entries are counted before anything is allocated.
+        The plan would take more than `memory_limit` even so, for which entries are counted before anything is
+        allocated; or there is no memory for it.
     """
     check_patterns(a=a, b=b)
     if memory_limit is not None:
@@ -58,7 +59,11 @@ def plan_product(a: SparsityPattern, b: SparsityPattern, *, memory_limit: int | 
             if plan is not None and (memory_limit is None or plan.index_bytes <= memory_limit):
                 _cache.move_to_end(key)
                 return plan
-    plan = _make_plan(a, b, memory_limit)
+    with within_memory(
+        f"The plan of a product of shapes {a.shape} and {b.shape} does not fit in memory",
+        "Pass memory_limit=, which makes a plan that keeps less, or multiply smaller parts",
+    ):
+        plan = _make_plan(a, b, memory_limit)
     with _lock:
         _cache[key] = plan
         while len(_cache) > _CACHE_SIZE:
