@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -20,6 +19,7 @@ from sparsebp import backend
 from sparsebp.analysis.steps import SteppedRun, array_of
 from sparsebp.core.arguments import check_generator, check_integer
 from sparsebp.core.errors import DTypeError, NonFiniteError, OptionError, ShapeError
+from sparsebp.core.locks import cached_property
 from sparsebp.core.types import Seed
 
 _BLOCKS = 10

@@ -9,7 +9,6 @@ its own and allocates as always.
 from __future__ import annotations
 
 import math
-import threading
 from types import ModuleType
 from typing import Any
 
@@ -17,6 +16,7 @@ import numpy as np
 
 from sparsebp import backend
 from sparsebp.core.errors import MemoryLimitError
+from sparsebp.core.locks import forkable_lock
 from sparsebp.core.types import Array
 
 SMALLEST = 1 << 18
@@ -54,7 +54,7 @@ class HostPool:
         self.kept = kept
         self.free_bytes = 0
         self._free: dict[int, list[np.ndarray]] = {}
-        self._lock = threading.RLock()  # a garbage collection inside may give a block back: reentrant
+        self._lock = forkable_lock(self._forget)  # a garbage collection inside may give a block back: it is reentrant
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
         """Return an uninitialised C-contiguous array, as numpy.empty.
@@ -89,6 +89,10 @@ class HostPool:
             freed, self.free_bytes = self.free_bytes, 0
             self._free.clear()
         return freed
+
+    def _forget(self) -> None:
+        """Begin anew in a child process that another thread of its parent left half a change."""
+        self.free_bytes, self._free = 0, {}
 
     def give_back(self, memory: np.ndarray) -> None:
         """Take memory back; if that is too much in all, memory of the size that was met first makes room."""

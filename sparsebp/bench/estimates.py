@@ -1,9 +1,9 @@
 """What the cost model says, against what is measured.
 
 ``sparsebp bench estimates``. The backward of one recurrent layer, RNN and GRU, over hidden sizes, lengths and batches:
-what ``layer.explain(x)`` prints for the way that ``auto`` takes, against the median of that backward right after its
-forward, as in training. And the products of ``sparsebp bench spgemm``: ``plan.estimated_seconds(…)`` against a call of
-the plan. Prices are those of this process, shipped or calibrated (``sparsebp info --calibrate``), as the result says.
+what `choose_recurrent_backward` expects of ``bp``, against the median of that backward right after its forward, as in
+training. And the products of ``sparsebp bench spgemm``: ``plan.estimated_seconds(…)`` against a call of the plan.
+Prices are those of this process, shipped or calibrated (``sparsebp info --calibrate``), as the result says.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from sparsebp import nn
+from sparsebp.backend.machine import machine
 from sparsebp.backend.machine.price_file import prices
 from sparsebp.bench.spgemm import products
 from sparsebp.bench.tools import pictures, report
@@ -24,6 +25,7 @@ from sparsebp.bench.tools.calibrate import backward_seconds, call_seconds
 from sparsebp.bench.tools.matrices import pairs
 from sparsebp.bench.tools.report import Column
 from sparsebp.core import timing
+from sparsebp.scan import choose_recurrent_backward
 
 WITHIN = 1.5
 """Ratio of said and measured, either way, within which an estimate is right."""
@@ -81,12 +83,15 @@ def _of(calibrated: bool, measured: Mapping[str, Any]) -> str:
 
 def _recurrent_row(cell: str, layer: nn.RNN | nn.GRU, length: int, batch: int, budget: float) -> Row:
     x = np.random.default_rng(0).standard_normal((length, batch, layer.input_size), dtype=np.float32)
-    choice = layer.forward(x)[1].backward_choice
+    workers = machine(np).workers
+    estimates = choose_recurrent_backward(
+        layer.cell.name, length, batch, layer.hidden_size, workers=workers, input_size=layer.input_size
+    ).estimates
     return {
         "name": f"{cell}, H = {layer.hidden_size}, B = {batch}",
         "size": f"T = {length}",
-        "way": choice.algorithm,
-        "said": choice.estimates[choice.algorithm],
+        "way": "bp",
+        "said": estimates["bp"],
         "measured": _timed(partial(backward_seconds, layer, x, np.ascontiguousarray(x[::-1])), budget),
     }
 

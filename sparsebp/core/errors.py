@@ -6,7 +6,8 @@ so ``except ValueError`` keeps working.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 
 
 class SparseBPError(Exception):
@@ -90,7 +91,29 @@ class StaleError(SparseBPError, RuntimeError):
 
 
 class MemoryLimitError(SparseBPError, MemoryError):
-    """A plan would need more memory than ``memory_limit``; raised before anything is allocated."""
+    """More memory is needed than ``memory_limit`` allows, said before anything is allocated, or than there is."""
+
+
+@contextlib.contextmanager
+def within_memory(problem: str, remedy: str) -> Iterator[None]:
+    """Let a `MemoryLimitError` say what is too large where NumPy, or CuPy, finds no memory inside the ``with`` block.
+
+    Raises
+    ------
+    MemoryLimitError
+        There is not enough memory, or an array would have more elements than can be counted.
+    """
+    try:
+        yield
+    except (MemoryError, ValueError) as error:
+        too_large = (
+            isinstance(error, MemoryError) or "array is too big" in str(error) or "Maximum allowed" in str(error)
+        )
+        if isinstance(error, SparseBPError) or not too_large:
+            raise
+        raise MemoryLimitError(
+            problem, expected="memory for its arrays", got=str(error) or "no memory left", remedy=remedy
+        ) from error
 
 
 class NonFiniteError(SparseBPError, ArithmeticError):

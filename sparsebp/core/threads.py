@@ -29,6 +29,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from sparsebp.core.errors import OptionError
+from sparsebp.core.locks import forkable_lock
 
 __all__ = [
     "get_threads",
@@ -238,7 +239,7 @@ def one_core() -> Iterator[None]:
 
 # ---- threads of the BLAS -------------------------------------------------------------------------------------------
 
-lock = threading.RLock()
+lock = forkable_lock()
 """Held while threads are hired or numbers of threads change, and over a fork. The handler of a signal that comes
 meanwhile may take it again."""
 _process = _Numbers()

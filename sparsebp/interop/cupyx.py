@@ -27,7 +27,7 @@ def from_cupyx(matrix: Any) -> TransposedJacobian:
     return TransposedJacobian(SparsityPattern.from_scipy(matrix), matrix.data)  # synchronize!
 
 
-def to_cupyx(jacobian: TransposedJacobian, sample: int = 0) -> Any:
+def to_cupyx(jacobian: TransposedJacobian, sample: int | None = None) -> Any:
     """Return one sample as a `cupyx.scipy.sparse.csr_matrix`; index arrays are copied, and host values to the device.
 
     Raises
@@ -35,7 +35,7 @@ def to_cupyx(jacobian: TransposedJacobian, sample: int = 0) -> Any:
     MissingDependencyError, DeviceError
         CuPy is not installed or sees no GPU.
     OptionError
-        There is no such sample.
+        There is no such sample, or there are several and `sample` is None.
     """
     cp = backend.cupy()
     from cupyx.scipy.sparse import csr_matrix

@@ -32,6 +32,6 @@ def from_scipy(matrix: Any, *, copy: bool = False) -> TransposedJacobian:
     return TransposedJacobian(pattern, np.array(matrix.data, copy=copy or None))
 
 
-def to_scipy(jacobian: TransposedJacobian, sample: int = 0, *, copy: bool = False) -> Any:
+def to_scipy(jacobian: TransposedJacobian, sample: int | None = None, *, copy: bool = False) -> Any:
     """Return one sample as a `scipy.sparse.csr_array`; the same as ``jacobian.to_scipy(sample, copy=copy)``."""
     return jacobian.to_scipy(sample, copy=copy)

@@ -41,7 +41,7 @@ def to_torch(array: Array) -> Any:
     return torch.from_dlpack(array)
 
 
-def jacobian_to_torch(jacobian: TransposedJacobian, sample: int = 0) -> Any:
+def jacobian_to_torch(jacobian: TransposedJacobian, sample: int | None = None) -> Any:
     """Return one sample as a `torch.sparse_csr_tensor`, on the device of the values.
 
     Raises
@@ -49,7 +49,7 @@ def jacobian_to_torch(jacobian: TransposedJacobian, sample: int = 0) -> Any:
     MissingDependencyError
         PyTorch is not installed.
     OptionError
-        There is no such sample.
+        There is no such sample, or there are several and `sample` is None.
     """
     torch, xp = _torch(), backend.namespace(jacobian.data)
     parts = [*dlpack_arrays(jacobian)[:2], jacobian.values_of(sample)]

@@ -8,8 +8,12 @@ from typing import Any
 
 from sparsebp import backend
 from sparsebp.core.arguments import forward_of
+<<<<<<< HEAD
 from sparsebp.core.errors import MemoryLimitError, OptionError, ShapeError
 from sparsebp.core.shortcuts import belongs, is_lone
+=======
+from sparsebp.core.errors import MemoryLimitError, OptionError, ShapeError, within_memory
+>>>>>>> h_kernels
 from sparsebp.core.types import Array
 from sparsebp.jacobians.transposed import TransposedJacobian, with_batch
 from sparsebp.patterns import SparsityPattern
@@ -43,7 +47,7 @@ def jacobian_t(layer: Any, x: Array) -> TransposedJacobian:
     ShapeError, DTypeError, DeviceError
         `x` has no batch axis, or does not fit the layer.
     MemoryLimitError
-        A dense Jacobian would take more than 2 GiB.
+        A dense Jacobian would take more than 2 GiB, or there is no memory for one.
     """
     ways = ("jacobian_t", "input_grad", "gradients")
     if not _has(layer, "forward") or not any(_has(layer, way) for way in ways):
@@ -54,6 +58,14 @@ def jacobian_t(layer: Any, x: Array) -> TransposedJacobian:
             remedy="Pass a layer of sparsebp.nn",
         )
     backend.namespace(x=x)
+    with within_memory(
+        f"The transposed Jacobian of {type(layer).__qualname__} does not fit in memory",
+        "Use input_grad, which multiplies with it without building it, or pass fewer or smaller samples",
+    ):
+        return _jacobian_t(layer, x)
+
+
+def _jacobian_t(layer: Any, x: Array) -> TransposedJacobian:
     if x.ndim == 0:
         raise _no_batch_axis(x)
     y, saved = forward_of(layer, x)

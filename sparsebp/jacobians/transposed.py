@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sparsebp import backend, kernels
-from sparsebp.core.errors import OptionError, ShapeError
+from sparsebp.core.errors import OptionError, ShapeError, within_memory
 from sparsebp.core.types import Array
 from sparsebp.patterns import SparsityPattern
 from sparsebp.patterns.sparsity import check_patterns
@@ -95,13 +95,13 @@ class TransposedJacobian:
             batch_axes=self.batch_axes[::-1],
         )  # fmt: skip
 
-    def to_scipy(self, sample: int = 0, *, copy: bool = False) -> Any:
+    def to_scipy(self, sample: int | None = None, *, copy: bool = False) -> Any:
         """Return one sample as a `scipy.sparse.csr_array`. Device values are copied to the host, which synchronises.
 
         Parameters
         ----------
         sample
-            Number of the sample; values that the batch shares are those of every sample.
+            Number of the sample; None: the only one. Values that the batch shares are those of every sample.
         copy
             False: index arrays are those of the pattern, read-only, which SciPy's methods that work in place refuse,
             and host values are a view of `data`. True: the matrix owns all of its arrays, and they may be written to.
@@ -109,40 +109,46 @@ class TransposedJacobian:
         Raises
         ------
         OptionError
-            There is no such sample.
+            There is no such sample, or there are several and `sample` is None.
         """
         return self.pattern.to_scipy(backend.to_host(self.values_of(sample)), copy=copy)  # synchronize!
 
-    def to_dense(self, sample: int = 0) -> Array:
+    def to_dense(self, sample: int | None = None) -> Array:
         """Return one sample as a dense (n_in, n_out) array of the same namespace.
 
         Raises
         ------
         OptionError
-            There is no such sample.
+            There is no such sample, or there are several and `sample` is None.
         """
         xp = backend.namespace(self.data)
-        dense = xp.zeros(self.shape, dtype=self.dtype)
+        with within_memory(f"A dense matrix of shape {self.shape} does not fit in memory", "Use to_scipy(sample)"):
+            dense = xp.zeros(self.shape, dtype=self.dtype)
         rows = xp.asarray(self.pattern.row_of_entry)
         dense[rows, self.pattern.device_arrays(xp)[1]] = self.values_of(sample)
         return dense
 
-    def values_of(self, sample: int) -> Array:
-        """Return the (nnz,) values of one sample, a view; shared values are those of every sample.
+    def values_of(self, sample: int | None = None) -> Array:
+        """Return the (nnz,) values of one sample, a view; None: the only one. Shared values are those of every sample.
 
         Raises
         ------
         OptionError
-            There is no such sample.
+            There is no such sample, or there are several and `sample` is None.
         """
         batch = self.batch
         if batch is None:
             return self.data
-        if not 0 <= sample < batch:
+        if sample is None and batch > 1:
+            raise OptionError(
+                "Every sample has a Jacobian of its own", expected=f"sample=0 to sample={batch - 1}",
+                got=f"no sample=, of a batch of {batch}", remedy="Say which one with sample=",
+            )  # fmt: skip
+        if not 0 <= (sample or 0) < batch:
             raise OptionError(
                 "There is no such sample", expected=f"0 <= sample < {batch}", got=sample, remedy="Count samples from 0"
             )
-        return self.data[:, sample]
+        return self.data[:, sample or 0]
 
     def __matmul__(self, other: TransposedJacobian | Array) -> TransposedJacobian | Array:
         """Multiply by another transposed Jacobian, or by a gradient.
@@ -192,7 +198,8 @@ class TransposedJacobian:
         columns = g if g.ndim == 2 else g[:, None]
         if self.batch is not None and columns.shape[1] != self.batch:  # one gradient for all samples
             columns = xp.ascontiguousarray(xp.broadcast_to(columns, (n_out, self.batch)))
-        out = xp.empty((n_in, columns.shape[1]), dtype=self.dtype)
+        with within_memory(f"A gradient of {n_in} elements does not fit in memory", "Use a smaller batch"):
+            out = xp.empty((n_in, columns.shape[1]), dtype=self.dtype)
         if self.pattern.kind == "identity":
             out[...] = columns
         else:

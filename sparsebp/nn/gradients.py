@@ -8,7 +8,6 @@ the identity of an array, so a caller may write into its arrays between two call
 from __future__ import annotations
 
 import contextlib
-import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import ModuleType
@@ -20,7 +19,11 @@ from sparsebp import backend
 from sparsebp.backend import masks as masking
 from sparsebp.core.arguments import forward_of
 from sparsebp.core.errors import OptionError, StaleError
+<<<<<<< HEAD
 from sparsebp.core.shortcuts import belongs
+=======
+from sparsebp.core.locks import forkable_lock
+>>>>>>> h_kernels
 from sparsebp.core.types import Array
 
 T = TypeVar("T")
@@ -41,7 +44,7 @@ class Shared(Generic[T]):
 
     def __init__(self, compute: Callable[[], T], xp: ModuleType) -> None:
         self._compute: Callable[[], T] | None = compute
-        self._xp, self._lock = xp, threading.Lock()
+        self._xp, self._lock = xp, forkable_lock()
         self._mark: Any = None
         self._value: Any = None
 
@@ -89,7 +92,7 @@ class Gradients:
         self.layer, self.gy, self.saved = layer, gy, saved
         self._input, self._weights = input, weights
         self._kept: dict[str, Any] = {}
-        self._lock = threading.RLock()
+        self._lock = forkable_lock()
         self.check: Callable[[], None] | None = None
 
     @property

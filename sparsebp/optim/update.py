@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from sparsebp import backend
 from sparsebp.core.errors import OptionError, SparseBPError
+from sparsebp.core.locks import forkable_lock
 from sparsebp.core.types import Array, ProductFactors
 from sparsebp.optim.checks import check_is_array, check_named, check_parameter
 from sparsebp.optim.groups import ParameterGroups
@@ -26,7 +26,7 @@ class Update:
         self._options = options
         self._steps: Array | None = None
         self._open = set(optimizer.params)
-        self._lock = threading.Lock()
+        self._lock = forkable_lock()
 
     @property
     def remaining(self) -> tuple[str, ...]:

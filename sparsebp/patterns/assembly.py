@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from sparsebp import backend
 from sparsebp.core.errors import DTypeError, ShapeError
+from sparsebp.core.locks import cached_property
 from sparsebp.core.types import Array
 from sparsebp.patterns.copies import DeviceCopies, frozen
 from sparsebp.patterns.sparsity import KEPT, SparsityPattern, check_patterns

@@ -8,7 +8,7 @@ entries that random weights fill (BPPSA §3.3; for 3 → 64 channels, 3×3, padd
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from math import prod
 from types import ModuleType
 from typing import NamedTuple
@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sparsebp.core.errors import MemoryLimitError, OptionError
+from sparsebp.core.locks import cached_property
 from sparsebp.core.types import Array
 from sparsebp.patterns.copies import DeviceCopies, frozen
 from sparsebp.patterns.kron import Factor, kron, window_factors

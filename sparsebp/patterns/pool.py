@@ -7,7 +7,7 @@ The matrix is a Kronecker product: one small factor for each spatial axis, and t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property, lru_cache, reduce
+from functools import lru_cache, reduce
 from math import prod
 from types import ModuleType
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from sparsebp.core.errors import MemoryLimitError, OptionError
+from sparsebp.core.locks import cached_property
 from sparsebp.core.types import Array
 from sparsebp.patterns.copies import DeviceCopies, frozen
 from sparsebp.patterns.kron import Factor, kron, window_factors

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import zlib
-from functools import cached_property
+from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from sparsebp import backend
-from sparsebp.core.errors import PatternError, ShapeError
+from sparsebp.core.errors import PatternError, ShapeError, within_memory
+from sparsebp.core.locks import cached_property
 from sparsebp.core.types import Array, PatternKind
 from sparsebp.patterns.copies import DeviceCopies, frozen
 from sparsebp.patterns.validate import (
@@ -259,19 +260,34 @@ class SparsityPattern:
         """Order that transposes values: ``data[p.transpose_permutation]`` belongs to ``p.T``. Shape (nnz,)."""
         from scipy.sparse import csr_array
 
-        numbered = csr_array((np.arange(self.nnz, dtype=self.indices.dtype), self.indices, self.indptr), self.shape)
-        return frozen(numbered.tocsc().data)
+        with self._transposing():
+            numbered = csr_array((np.arange(self.nnz, dtype=self.indices.dtype), self.indices, self.indptr), self.shape)
+            return frozen(numbered.tocsc().data)
 
     @cached_property
     def T(self) -> SparsityPattern:
-        """The transposed pattern."""
+        """The transposed pattern, which has as many rows as this one has columns.
+
+        Raises
+        ------
+        MemoryLimitError
+            There is no memory for a number a row.
+        """
         if self.kind in ("identity", "diagonal"):
             return self
-        counts = np.bincount(self.indices, minlength=self.shape[1])
-        indptr = np.concatenate(([0], np.cumsum(counts)))
-        transposed = SparsityPattern._trusted(indptr, self.row_of_entry[self.transpose_permutation], self.shape[::-1])
+        with self._transposing():
+            counts = np.bincount(self.indices, minlength=self.shape[1])
+            indptr = np.concatenate(([0], np.cumsum(counts)))
+            rows = self.row_of_entry[self.transpose_permutation]
+            transposed = SparsityPattern._trusted(indptr, rows, self.shape[::-1])
         transposed.__dict__["T"] = self
         return transposed
+
+    def _transposing(self) -> AbstractContextManager[None]:
+        return within_memory(
+            f"The transpose of a pattern of shape {self.shape} does not fit in memory",
+            "Number only the columns that have entries, or do without the transpose",
+        )
 
     # ---- equality and transfer -------------------------------------------------------------------------------------
 

@@ -7,7 +7,6 @@ The gradient at A's values is the sum over the same terms of ``gc[c] * b``, that
 
 from __future__ import annotations
 
-from functools import cached_property
 from types import ModuleType
 from typing import Literal
 
@@ -15,6 +14,7 @@ import numpy as np
 
 from sparsebp import backend, kernels
 from sparsebp.core.errors import DTypeError, OptionError, ShapeError
+from sparsebp.core.locks import cached_property
 from sparsebp.core.types import Array
 from sparsebp.kernels.operands import Terms
 from sparsebp.patterns.copies import DeviceCopies, frozen

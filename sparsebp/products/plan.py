@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 from types import ModuleType
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy as np
 from sparsebp import backend, kernels
 from sparsebp.core.arguments import check_integer
 from sparsebp.core.errors import DTypeError, LayoutError, ShapeError
+from sparsebp.core.locks import cached_property
 from sparsebp.core.types import Array
 from sparsebp.patterns.copies import DeviceCopies, frozen
 from sparsebp.patterns.sparsity import SparsityPattern

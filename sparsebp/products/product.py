@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 
 from sparsebp.core.arguments import check_integer
-from sparsebp.core.errors import MemoryLimitError, ShapeError
+from sparsebp.core.errors import MemoryLimitError, OptionError, ShapeError, within_memory
+from sparsebp.core.locks import forkable_lock
 from sparsebp.patterns.sparsity import SparsityPattern, check_patterns
 from sparsebp.products.plan import ProductPlan
 from sparsebp.products.strategies import OF_STRUCTURE, Strategy, by_kinds
@@ -39,7 +39,8 @@ def plan_product(a: SparsityPattern, b: SparsityPattern, *, memory_limit: int | 
     OptionError
         `memory_limit` is no integer, or negative.
     MemoryLimitError
-        The plan would take more than `memory_limit` even so; entries are counted before anything is allocated.
+        The plan would take more than `memory_limit` even so, for which entries are counted before anything is
+        allocated; or there is no memory for it.
     """
     check_patterns(a=a, b=b)
     if memory_limit is not None:
@@ -58,7 +59,11 @@ def plan_product(a: SparsityPattern, b: SparsityPattern, *, memory_limit: int | 
             if plan is not None and (memory_limit is None or plan.index_bytes <= memory_limit):
                 _cache.move_to_end(key)
                 return plan
-    plan = _make_plan(a, b, memory_limit)
+    with within_memory(
+        f"The plan of a product of shapes {a.shape} and {b.shape} does not fit in memory",
+        "Pass memory_limit=, which makes a plan that keeps less, or multiply smaller parts",
+    ):
+        plan = _make_plan(a, b, memory_limit)
     with _lock:
         _cache[key] = plan
         while len(_cache) > _CACHE_SIZE:
@@ -67,7 +72,7 @@ def plan_product(a: SparsityPattern, b: SparsityPattern, *, memory_limit: int | 
 
 
 _cache: OrderedDict[tuple[SparsityPattern, SparsityPattern, int | None], ProductPlan] = OrderedDict()
-_lock = threading.Lock()
+_lock = forkable_lock(drop=_cache.clear)
 
 
 def candidates(a: SparsityPattern, b: SparsityPattern, memory_limit: int | None) -> Iterator[Strategy]:
@@ -90,7 +95,25 @@ def candidates_of_structure(
 
 
 def plan_by(strategy: Strategy) -> ProductPlan:
-    """Make C's pattern, what the strategy keeps, and the plan."""
+    """Plan a product by this strategy and no other.
+
+    Raises
+    ------
+    OptionError
+        The strategy does not fit the product: its kernel would read and write past its arrays.
+    """
+    if not strategy.fits:
+        a, b = strategy.product.a, strategy.product.b
+        raise OptionError(
+            f"The strategy {strategy.name!r} cannot compute this product", expected="one that fits",
+            got=f"A {a.shape} of kind {a.kind} with {a.nnz} entries, B {b.shape} of kind {b.kind} with {b.nnz}",
+            remedy="Use plan_product, which chooses one that fits",
+        )  # fmt: skip
+    return _plan(strategy)
+
+
+def _plan(strategy: Strategy) -> ProductPlan:
+    """Make C's pattern, the arrays that the strategy keeps, and the plan. The strategy fits."""
     product, pattern = strategy.product, strategy.pattern
     return ProductPlan(product.a, product.b, pattern, type(strategy), strategy.products, strategy.arrays())
 
@@ -102,7 +125,7 @@ def _make_plan(a: SparsityPattern, b: SparsityPattern, memory_limit: int | None)
             break
         needed += strategy.index_bytes
         if memory_limit is None or needed <= memory_limit:
-            return plan_by(strategy)
+            return _plan(strategy)
     raise MemoryLimitError(  # the last strategy takes least
         "The product's plan needs more memory than allowed",
         expected=f"at most {memory_limit} bytes",

@@ -6,10 +6,9 @@ made.
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import numpy as np
 
+from sparsebp.core.locks import cached_property
 from sparsebp.patterns.sparsity import SparsityPattern
 from sparsebp.patterns.validate import index_bytes, index_dtype
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from sparsebp.core.errors import MemoryLimitError
+from sparsebp.core.locks import cached_property
 from sparsebp.schedule import Costs, Schedule, simulate, write_costs, write_csv
 from sparsebp.schedule.builders import conventional, out_of_order, two_stream_list
 

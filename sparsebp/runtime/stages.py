@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from sparsebp.core.errors import OptionError
+from sparsebp.core.locks import cached_property
 from sparsebp.core.types import Array
 from sparsebp.nn.chain.lengths import taking_lengths
 

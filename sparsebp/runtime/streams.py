@@ -22,6 +22,7 @@ import numpy as np
 
 from sparsebp import backend
 from sparsebp.core import threads
+from sparsebp.core.errors import StaleError
 from sparsebp.runtime.program import Program, Task
 from sparsebp.runtime.step import Step
 
@@ -62,7 +63,10 @@ class TwoStreams:
         ------
         BaseException
             The first one that a stream has raised; both have ended then.
+        StaleError
+            The process has forked, and its parent's second stream was at work on the step before.
         """
+        self._check_thread(before)
         self._start()
         step.events = [False] * (program.events + 1)  # the last one: the second stream is done
         step.marks = [None] * len(step.events)
@@ -90,6 +94,7 @@ class TwoStreams:
         BaseException
             As `run`.
         """
+        self._check_thread(step)
         try:
             with self._streams[0]:
                 left = [task for task in program.streams[0] if task.old and not task.updates]
@@ -111,6 +116,17 @@ class TwoStreams:
             self._thread.join()
             self._thread = None
         self._leave()
+
+    def _check_thread(self, step: Step | None) -> None:
+        """Refuse to wait for a second thread that a fork has left behind in the parent."""
+        if self._thread is None or self._thread.is_alive():
+            return
+        self._thread, self._jobs = None, queue.SimpleQueue()
+        if step is not None and not step.events[-1]:
+            raise StaleError(
+                "The process has forked while the second stream was at work on a step", expected="the parent's thread",
+                got="a child process without it", remedy="Fork before the first step, or behind finish()",
+            )  # fmt: skip
 
     def _start(self) -> None:
         if self._thread is None:

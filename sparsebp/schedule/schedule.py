@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 from sparsebp.core.errors import ScheduleError
+from sparsebp.core.locks import cached_property
 from sparsebp.schedule.actions import Action, Cell, Lane, actions_of, parts_of
 from sparsebp.schedule.cells import CellGraph, carried, cell_graph
 from sparsebp.schedule.graph import StepGraph

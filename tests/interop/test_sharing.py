@@ -34,6 +34,8 @@ def test_every_bridge_takes_the_sample_that_was_asked_for(dtype, sample):
         np.testing.assert_array_equal(there, dense)
         assert there.dtype == dtype and tuple(found.shape) == (3, 5)
     for bridge in (scipy_bridge.to_scipy, torch_bridge.jacobian_to_torch):
+        with pytest.raises(OptionError, match="sample="):
+            bridge(j)
         for wrong in (3, -4):
             with pytest.raises(OptionError):
                 bridge(j, wrong)
@@ -106,7 +108,7 @@ def test_a_pattern_is_not_changed_through_what_a_bridge_gave_away():
     indptr, indices, data = dlpack.dlpack_arrays(j)
     torch.from_dlpack(indptr).fill_(0)
     torch.from_dlpack(indices).fill_(0)
-    sparse = torch_bridge.jacobian_to_torch(j)
+    sparse = torch_bridge.jacobian_to_torch(j, 0)
     sparse.crow_indices().fill_(0)
     sparse.col_indices().fill_(0)
     torch_bridge.to_torch(j.pattern.indices).fill_(0)

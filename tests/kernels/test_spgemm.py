@@ -113,9 +113,9 @@ def test_kernels_of_other_strategies(backend, draw, inner, batch, a_shared, b_sh
         if strategy == "blocks":
             patch.setattr(blocks.AddBlocks, "_size", size)
         candidate = {one.name: one for one in product.candidates_of_structure(a, b)}.get(strategy)
-    if candidate is None:  # a selection that is full or empty can be of another kind
-        return
-    plan = product.plan_by(candidate)
+        if candidate is None:  # a selection that is full or empty can be of another kind
+            return
+        plan = product.plan_by(candidate)
     c = plan.pattern
     rng = np.random.default_rng(seed)
     a_data = normal(rng, (a.nnz, 1 if a_shared else batch), dtype)

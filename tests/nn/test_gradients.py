@@ -381,7 +381,7 @@ def test_explain_says_what_was_chosen_and_leaves_no_trace():
     assert model.explain(x).startswith("Sequential: blelloch. ")
     assert nn.Linear(3, 2).explain(np.ones((1, 3), np.float32)) == "Linear has one way back: plain back-propagation."
     sequence = np.ones((9, 2, 3), np.float32)
-    assert gru.explain(sequence).startswith("GRU: bp. bp is expected to do best")
+    assert gru.explain(sequence).startswith("GRU: bp. On a host auto takes plain back-propagation")
     classifier = nn.SequenceClassifier(nn.RNN(3, 2, backward="chunked", rng=0), nn.Linear(2, 2))
     assert classifier.explain(sequence, lengths=[1, 9]).startswith("rnn: chunked. ")
     nested = nn.Concat(nn.Identity(), nn.Residual(nn.Sequential(nn.GRU(3, 3, batch_first=True, rng=0))))

@@ -11,10 +11,20 @@ from hypothesis import strategies as st
 from backends import needs_numba
 from sparsebp import SparsityPattern, kernels, plan_product
 from sparsebp.bench.tools.matrices import convolution_t
-from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, MemoryLimitError, ShapeError
+from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, MemoryLimitError, OptionError, ShapeError
 from sparsebp.core.threads import get_threads, set_threads
 from sparsebp.products import product, symbolic
-from sparsebp.products.strategies import filled, positions, runs
+from sparsebp.products.strategies import (
+    OF_KINDS,
+    OF_KINDS_AND_STRUCTURE,
+    OF_STRUCTURE,
+    Gather,
+    blocks,
+    filled,
+    positions,
+    runs,
+)
+from sparsebp.products.symbolic import SymbolicProduct
 from strategies import csr_patterns, normal, reals, seeds, sizes, tolerance
 
 
@@ -371,6 +381,33 @@ def test_every_strategy_that_fits_gives_the_product(backend, pair, batch, a_shar
         assert plan.index_bytes in (own + candidate.index_bytes, candidate.index_bytes), candidate.name
         got = dense(plan.pattern, backend.numpy(product_on(backend, plan, a_data, b_data, None)), many)
         np.testing.assert_allclose(got, expected, **tolerance(dtype), err_msg=plan.strategy)
+
+
+@pytest.mark.parametrize("how", [*OF_KINDS, *OF_KINDS_AND_STRUCTURE, *OF_STRUCTURE], ids=lambda how: how.name)
+@given(pair=operands(), seed=seeds)
+def test_a_strategy_is_refused_where_it_does_not_fit(how, pair, seed):
+    """Forced past that, a kernel writes past its arrays."""
+    (a, b), rng = pair, np.random.default_rng(seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "RUN_LENGTH", 0)
+        patch.setattr(blocks, "WORTH", 0)
+        patch.setattr(filled, "worth", lambda *sizes: True)
+        strategy = how(SymbolicProduct(a, b))
+        if not strategy.fits:
+            with pytest.raises(OptionError, match=f"'{how.name}' cannot compute this product"):
+                product.plan_by(strategy)
+            return
+        plan = product.plan_by(strategy)
+    a_data, b_data = (draw_values(rng, pattern, 1, True, np.float64) for pattern in (a, b))
+    expected = (matrix(a, a_data) @ matrix(b, b_data)).toarray()
+    np.testing.assert_allclose(matrix(plan.pattern, plan(a_data, b_data)).toarray(), expected, atol=1e-12)
+
+
+def test_a_product_of_sums_is_not_gathered():
+    full = random_pattern(5, 5, 1)
+    for how in (Gather, OF_KINDS[1]):
+        with pytest.raises(OptionError, match="Use plan_product"):
+            product.plan_by(how(SymbolicProduct(full, full)))
 
 
 @pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])

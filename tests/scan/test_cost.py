@@ -30,8 +30,21 @@ def test_few_cores_run_the_recursion(cell, T, B, dtype):
     choice = choose_recurrent_backward(cell, T, B, 20, dtype, np, workers=2)
     assert (choice.algorithm, choice.chunks) == ("bp", 1)
     assert "about 20 times the work" in choice.reason and f"T={T}" in choice.reason
-    assert set(choice.estimates) == {"bp", "chunked", "blelloch"}
+    assert set(choice.estimates) == {"bp", "chunked"}
     assert choice.memory["bp"] == 0
+
+
+@pytest.mark.parametrize("cell", ["rnn", "gru", "lstm"])
+@pytest.mark.parametrize("H", [1, 2, 4, 20, 256])
+@pytest.mark.parametrize("T", [1, 30_000, 1_500_000])
+def test_a_host_runs_the_recursion(monkeypatch, cell, H, T):
+    """The rule, without an estimate: a scan over stored Jacobians was taken for H = 1 and 2, ten times as slow."""
+    asked = choose_recurrent_backward(cell, T, 1, H, np.float32, np, workers=1)
+    assert "blelloch" not in asked.estimates
+    monkeypatch.setattr("sparsebp.scan.planning.recurrent._choose", None)  # nothing is estimated
+    choice = choose_recurrent_backward(cell, T, 1, H)
+    assert (choice.algorithm, choice.chunks) == ("bp", 1)
+    assert choice.reason.startswith("On a host auto takes plain back-propagation")
 
 
 def test_many_cores_and_one_sample_run_the_scan():

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from sparsebp import backend
 from sparsebp.core.arguments import check_integer
 from sparsebp.core.errors import TransportError
+from sparsebp.core.locks import forkable_lock
 from sparsebp.core.types import Array
 from sparsebp.distributed.transport import Handle, Transport
 
@@ -54,7 +55,7 @@ class _World:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.changed = threading.Condition()
+        self.changed = threading.Condition(forkable_lock())
         self.sent: dict[tuple[int, int, int], deque[_Operation]] = defaultdict(deque)
         self.posted: dict[tuple[int, int, int], deque[_Operation]] = defaultdict(deque)
         self.given: dict[int, dict[int, Any]] = {}  # collective call -> what each rank gave

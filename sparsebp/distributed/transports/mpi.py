@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from sparsebp import backend
 from sparsebp.core.errors import MissingDependencyError, TransportError
+from sparsebp.core.locks import forkable_lock
 from sparsebp.core.types import Array
 from sparsebp.distributed.transport import DTYPES, Handle, Transport
 from sparsebp.distributed.transports.processes.calls import Call, Message
@@ -82,7 +82,7 @@ class MPITransport(Transport):
         self.largest_tag = (self._most_tag + 1) // len(_CODES) - 1
         self._calls: list[Call] = []
         self._made = 0
-        self._lock = threading.RLock()
+        self._lock = forkable_lock()
         self._buffers: list[np.ndarray] = []  # bytes
         self._everyone = range(self.size)
         self._progress = Progress(self._go_on) if progress else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, Protocol
@@ -11,6 +10,7 @@ import numpy as np
 
 from sparsebp import backend
 from sparsebp.core.errors import DeviceError, OptionError
+from sparsebp.core.locks import forkable_lock
 from sparsebp.core.types import Array
 
 _NULL = np.uint64(0)
@@ -82,7 +82,7 @@ class Launcher:
         self.xp = xp
         self.loader = loader
         self._kernels: dict[tuple[Any, ...], _Kernel] = {}
-        self._lock = threading.Lock()
+        self._lock = forkable_lock()
 
     @property
     def shared_limit(self) -> int:

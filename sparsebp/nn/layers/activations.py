@@ -238,7 +238,7 @@ class ELU(InPlace):
     def function(self, x: Array) -> Array:
         """Return the ELU of x."""
         xp = backend.namespace(x)
-        return xp.where(x > 0, x, self.alpha * xp.expm1(xp.minimum(x, 0)))
+        return xp.where(x < 0, self.alpha * xp.expm1(xp.minimum(x, 0)), x)  # -0.0 stays as it is
 
     def slope(self, saved: Array) -> Array:
         """Return 1 where x > 0, else ``alpha · exp(x)``."""

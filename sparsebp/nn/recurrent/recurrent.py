@@ -57,8 +57,8 @@ class Recurrent(Layer):
         As in torch.nn. Dropout acts between layers while training.
     backward
         ``"bp"``: plain back-propagation, the recursion in one kernel. ``"chunked"``: fused reduce-then-scan.
-        ``"linear"``, ``"blelloch"``, ``"hybrid"``: the general scan over materialised Jacobians. ``"auto"``: the cost
-        model chooses at every forward.
+        ``"linear"``, ``"blelloch"``, ``"hybrid"``: the general scan over materialised Jacobians. ``"auto"``: on a
+        host ``"bp"``, or with `workers` what is estimated to take least; on a GPU always the latter.
     up_levels
         Levels of the hybrid's up-sweep.
     chunks

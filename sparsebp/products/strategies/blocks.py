@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
 from math import gcd
 from typing import Any
 
 import numpy as np
 
+from sparsebp.core.locks import cached_property
 from sparsebp.kernels.operands import Blocks, Rows
 from sparsebp.patterns import SparsityPattern
 from sparsebp.patterns.validate import index_bytes, index_dtype

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from sparsebp.core.locks import cached_property
 from sparsebp.kernels.operands import Pairs
 from sparsebp.patterns import SparsityPattern
 from sparsebp.products.strategies import positions

@@ -6,10 +6,9 @@ of its first column stands for all of them.
 
 from __future__ import annotations
 
-from functools import cached_property
-
 import numpy as np
 
+from sparsebp.core.locks import cached_property
 from sparsebp.kernels.operands import Rows, Runs
 from sparsebp.patterns import SparsityPattern
 from sparsebp.products.strategies.strategy import Strategy, rows_of_one_type

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from sparsebp.core.locks import cached_property
 from sparsebp.core.types import Array
 from sparsebp.kernels.api import Kernels
 from sparsebp.kernels.operands import PAGE, RowShapes
@@ -40,8 +40,9 @@ class ScaleRuns(Strategy):
 
     @property
     def fits(self) -> bool:
-        """There are enough entries, few shapes, and long enough runs."""
-        return self._shapes is not None
+        """B is diagonal, and A has enough entries, few shapes, and long enough runs."""
+        b = self.product.b
+        return b == SparsityPattern.diagonal(b.shape[1]) and self._shapes is not None
 
     @property
     def pattern(self) -> SparsityPattern:

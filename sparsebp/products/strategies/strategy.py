@@ -49,7 +49,7 @@ class Strategy:
 
     @property
     def fits(self) -> bool:
-        """Whether the kernel can compute this product."""
+        """Whether the kernel can compute this product, and is worth it; where not, it may write past its arrays."""
         return True
 
     @property
@@ -125,6 +125,11 @@ class StrategyOfKinds(Strategy):
     def count(a: Any, b: Any) -> int:
         """Return the number of multiplications a sample."""
         return 0
+
+    @property
+    def fits(self) -> bool:
+        """As `takes`."""
+        return self.takes(self.product.a, self.product.b)
 
     @property
     def pattern(self) -> SparsityPattern:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from sparsebp.core.errors import MemoryLimitError
+from sparsebp.core.locks import cached_property
 from sparsebp.core.types import PatternKind
 from sparsebp.patterns import SparsityPattern
 from sparsebp.patterns.validate import index_bytes

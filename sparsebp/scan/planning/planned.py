@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from sparsebp.core.locks import cached_property
 from sparsebp.patterns import SparsityPattern
 from sparsebp.scan.planning.choose import Decision
 from sparsebp.scan.planning.cost import step_seconds

@@ -1,8 +1,10 @@
 """Which backward a recurrent layer should run: sequential, fused chunked scan, or a scan over stored Jacobians.
 
 With hidden size H a scan multiplies matrices where the recursion multiplies vectors, so it does about H times the
-work. It pays where workers stand idle: a GPU with a small batch and a long sequence. On a CPU with a few cores the
-batch alone keeps all of them busy, and the recursion wins.
+work. It pays where workers stand idle: a GPU with a small batch and a long sequence. On a host the choice is a rule
+and no estimate: the recursion. Who passes a number of workers has it weighed against the chunked scan. A scan over
+stored Jacobians is not considered there: for T = 30 000, B = 1 and H = 1 it took 17 ms where the recursion took 1.7 ms,
+and its plan took seconds more.
 """
 
 from __future__ import annotations
@@ -54,14 +56,14 @@ class Choice:
     Attributes
     ----------
     algorithm
-        ``"bp"``, ``"chunked"`` or ``"blelloch"``.
+        ``"bp"``, ``"chunked"`` or, on a GPU, ``"blelloch"``.
     chunks
         Chunks of time for ``"chunked"``, else 1.
     reason
         One sentence.
     estimates
         Seconds that the model expects of each algorithm: of the layer's whole backward, gradients of the states and of
-        the weights. Those beyond the memory limit are left out.
+        the weights. Those beyond the memory limit are left out; none where nothing was estimated.
     memory
         Bytes of scratch memory of each algorithm.
     """
@@ -87,7 +89,7 @@ def choose_recurrent_backward(
     layers: int = 1,
     directions: int = 1,
 ) -> Choice:
-    """Choose the backward of a recurrent layer by the estimated time of the whole of it.
+    """Choose the backward of a recurrent layer: on a host ``bp``, else by the estimated time of the whole of it.
 
     That is the gradients of all states, by the algorithm, and those of the weights, the same for each; of stacked
     layers those of the inputs in between as well, and not that of the layer's own input. A gradient arrives at every
@@ -104,7 +106,8 @@ def choose_recurrent_backward(
     xp
         ``numpy`` or ``cupy``: where the layer runs.
     workers
-        Threads (or warp schedulers) to count with; by default what the machine has.
+        Threads (or warp schedulers) to count with. None: on a GPU what it has; on a host ``bp`` is taken, and nothing
+        is estimated.
     memory_limit
         Bytes of scratch memory that may be used.
     input_size
@@ -123,9 +126,18 @@ def choose_recurrent_backward(
     memory_limit = None if memory_limit is None else check_integer("memory_limit", memory_limit, 0)
     input_size = H if input_size is None else check_integer("input_size", input_size, 1)
     layers, directions = check_integer("layers", layers, 1), check_integer("directions", directions, 1)
+    if backend.is_host(backend.check_module(xp)) and workers is None:
+        backend.float_dtype(dtype)
+        return _ON_A_HOST
     inputs = (input_size,) * directions + (directions * H,) * (directions * (layers - 1))
     m = machine(backend.check_module(xp), workers)
     return _choose(cell, T, B, H, backend.float_dtype(dtype).itemsize, m, memory_limit, inputs, directions)
+
+
+_ON_A_HOST = Choice(
+    "bp", 1, "On a host auto takes plain back-propagation, unless workers= asks to weigh it against a chunked scan",
+    {}, {"bp": 0},
+)  # fmt: skip
 
 
 class Stretch(NamedTuple):
@@ -167,17 +179,19 @@ def _choose(
         _weights(cell, T, B, H, itemsize, m, features, number >= first) for number, features in enumerate(inputs)
     )
     chunks, chunked = _best_chunks(cell, T, B, H, itemsize, m)
-    states = {
-        "bp": _recursion(cell, T, B, H, itemsize, m), "chunked": chunked,
-        "blelloch": _stored(T, B, STATES[cell] * H, itemsize, m),
-    }  # fmt: skip
+    states = {"bp": _recursion(cell, T, B, H, itemsize, m), "chunked": chunked}
+    if m.is_device:
+        states["blelloch"] = _stored(T, B, STATES[cell] * H, itemsize, m)
     seconds = {name: len(inputs) * t + weights for name, t in states.items()}
     memory = {
         "bp": 0,
         "chunked": chunks * B * _map_values(cell, B, H, itemsize, m) * itemsize,
-        "blelloch": sum(p.mm for p in level_counts("blelloch", T)) * B * (STATES[cell] * H) ** 2 * itemsize
-        + T * B * STATES[cell] * H * (H + 1) * itemsize,
     }
+    if m.is_device:
+        memory["blelloch"] = (
+            sum(p.mm for p in level_counts("blelloch", T)) * B * (STATES[cell] * H) ** 2 * itemsize
+            + T * B * STATES[cell] * H * (H + 1) * itemsize
+        )
     if memory_limit is None and m.is_device:
         memory_limit = m.memory // 2  # states, gates and gradients need the rest
     fits = {name: t for name, t in seconds.items() if memory_limit is None or memory[name] <= memory_limit}

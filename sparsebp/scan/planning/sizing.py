@@ -8,13 +8,13 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sparsebp.backend.machine import Machine
 from sparsebp.core.errors import MemoryLimitError
+from sparsebp.core.locks import cached_property
 from sparsebp.patterns import SparsityPattern
 from sparsebp.patterns.validate import index_bytes
 from sparsebp.products import ProductPlan, plan_product

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import NamedTuple
 
 from sparsebp.core.arguments import check_integer
 from sparsebp.core.errors import OptionError
+from sparsebp.core.locks import cached_property
 from sparsebp.schedule.actions import KINDS, Action, Cell, parts_of
 from sparsebp.schedule.costs import Costs
 from sparsebp.schedule.graph import StepGraph

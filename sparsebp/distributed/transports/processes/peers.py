@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pickle
-import threading
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from sparsebp.core.errors import TransportError
+from sparsebp.core.locks import forkable_lock
 
 LEFT_SECONDS = 1.0  # what a rank that has ended had sent is here long before
 SETTLE_SECONDS = 3.0
@@ -42,7 +42,7 @@ class Peers:
         self.ends: dict[int, End] = {}
         self._seen: dict[int, float] = {}
         self._told: list[Any] = []  # requests and what they send
-        self._lock = threading.RLock()  # a handler of signals may come here again
+        self._lock = forkable_lock()  # a handler of signals may come here again
 
     def poll(self) -> None:
         """Take in what has come. Lets MPI go on meanwhile, with everything that is under way."""

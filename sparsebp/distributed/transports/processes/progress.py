@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from sparsebp.core.locks import forkable_event
+
 PAUSE_SECONDS = 2e-4  # a look costs 4 microseconds, a sleep and the interpreter's lock some 30: a twelfth of a core
 
 
@@ -18,7 +20,7 @@ class Progress:
 
     def __init__(self, go_on: Callable[[], bool]) -> None:
         self._go_on = go_on
-        self._work = threading.Event()
+        self._work = forkable_event()
         self._ended = False
         self._thread = threading.Thread(target=self._run, name="progress of MPI", daemon=True)
         self._thread.start()

@@ -3,6 +3,10 @@
 The columns of a part stay in the cache until the product has read them, and the memory for them does not grow with the
 batch. The parts run side by side, each product on its own thread, so that the threads of Numba and of the BLAS do not
 wait for each other. Convolutions with one input channel a group have no product worth that: see `depthwise`.
+
+Zeros of padding take part in `convolve` and `correlate`, as in PyTorch: an infinite weight times one of them is NaN.
+Some of the faster ways put zeros around another operand than x, where 0 · ∞ would give a NaN to sums that never meet
+the infinity. They are for finite numbers: weights are looked at before, gradients at the weights afterwards.
 """
 
 from __future__ import annotations
@@ -52,7 +56,7 @@ class ConvolutionKernels:
             direct.convolve(weight, x, stride, dilation, out)
             return
         turned = _turned_padding(weight, stride, before, dilation, groups)
-        if turned is not None:
+        if turned is not None and _finite(weight):
             self.convolve_t(_turned(weight, groups), x, stride, turned, dilation, groups, out)
             return
         windows = weight.shape[2:], stride, before, dilation, x.shape[2:], out.shape[2:]
@@ -80,12 +84,12 @@ class ConvolutionKernels:
             direct.convolve(np.ascontiguousarray(weight.swapaxes(0, 1)), y, stride, dilation, out)
             return
         turned = _turned_padding(weight, stride, before, dilation, groups)
-        if turned is not None:
-            self.convolve(_turned(weight, groups), y, stride, turned, dilation, groups, out)
-            return
         windows = weight.shape[2:], stride, before, dilation, out.shape[2:], y.shape[2:]
-        if weight.shape[1] == 1:
-            depthwise.convolve_t(weight, y, windows, out)
+        if (turned is not None or weight.shape[1] == 1) and _finite(weight):  # both put zeros around y
+            if turned is not None:
+                self.convolve(_turned(weight, groups), y, stride, turned, dilation, groups, out)
+            else:
+                depthwise.convolve_t(weight, y, windows, out)
             return
         block, blocks = _blocks(len(y), y)
         splits = _splits(weight, groups, blocks, y)
@@ -108,9 +112,10 @@ class ConvolutionKernels:
         turned = _turned_padding(out, stride, before, dilation, groups)
         if turned is not None:
             weight = np.empty((x.shape[1], len(out) // groups, *out.shape[2:]), out.dtype)
-            self.correlate(x, y, stride, turned, dilation, groups, weight)
-            out[...] = _turned(weight, groups)
-            return
+            self.correlate(x, y, stride, turned, dilation, groups, weight)  # with zeros around y
+            if _finite(weight):
+                out[...] = _turned(weight, groups)
+                return
         windows = out.shape[2:], stride, before, dilation, x.shape[2:], y.shape[2:]
         if out.shape[1] == 1:
             depthwise.correlate(y, x, windows, out)
@@ -155,6 +160,10 @@ def _in_tiles(weight: Array, stride: Axes, before: Axes, dilation: Axes, groups:
     if x.shape[2] != 1 or before[0] != 0 or min(before) < 0:
         return False
     return winograd.fits(weight.shape[2:], stride, dilation, groups, weight.shape[:2], y.shape[2:], len(y))
+
+
+def _finite(array: Array) -> bool:
+    return bool(np.isfinite(array).all())
 
 
 def _turned(weight: Array, groups: int) -> Array:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable
 from types import ModuleType
 from typing import Any
 
 from sparsebp import backend
+from sparsebp.core.locks import forkable_lock
 from sparsebp.nn.recurrent.tape import RunGradients, State, SummedGradients, Weights
 
 Found = dict[int, RunGradients]
@@ -35,7 +35,7 @@ class RunsBack:
         self, every: Callable[[bool], tuple[Found, Summed]], again: Callable[[Found], Found], xp: ModuleType
     ) -> None:
         self._every, self._again, self._xp = every, again, xp
-        self._lock = threading.Lock()
+        self._lock = forkable_lock()
         self._done = False
         self._found: Found = {}
         self._summed: Summed = {}
