@@ -58,7 +58,7 @@ def networks(quick: bool = False) -> dict[str, tuple[Callable[[], Any], tuple[in
     }  # fmt: skip
     if not quick:
         found |= {
-            "MobileNetV2-style": (partial(models.mobilenetv2, rng=0), (3, 32, 32), dict.fromkeys((1, 8, 32), FEW)),
+            "MobileNetV2-style": (partial(models.mobilenetv2, rng=0), (3, 32, 32), {1: FEW, 8: FEW, 32: ALL}),
             "VGG-11": (partial(models.vgg11, rng=0), (3, 32, 32), dict.fromkeys((1, 8, 32), FEW)),
         }
     return found
