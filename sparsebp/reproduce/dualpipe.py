@@ -347,7 +347,7 @@ FIGURES = (
         states="an SNN: RMSE of predicted and of stale weights by version difference",
     ),
     Figure(
-        name="spectrain-fig9-networks",
+        name="spectrain-fig9-nets",
         rests_on="spectrain",
         paper="SpecTrain",
         source="Fig. 9, footnote 3",
@@ -370,7 +370,7 @@ FIGURES = (
         "networks, digits, and 250 to 400 steps in place of 5000",
     ),
     Figure(
-        name="spectrain-table1-high",
+        name="spectrain-hard",
         rests_on="spectrain",
         paper="SpecTrain",
         source="Table 1",

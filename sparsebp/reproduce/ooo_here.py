@@ -16,7 +16,7 @@ from sparsebp.reproduce.figure import Claim, Context, Found, faster
 from sparsebp.runtime.candidates import all_schedules
 from sparsebp.runtime.out_of_order import MEMORY_RATIO
 from sparsebp.runtime.stages import Stages
-from sparsebp.schedule import simulate
+from sparsebp.schedule import actions_of, simulate
 
 Case = tuple[Callable[[], Any], tuple[int, ...], int]
 """What makes a network, the shape of a batch, and its samples."""
@@ -132,7 +132,8 @@ def memory(context: Context) -> Found:
                                 "Joint scheduling finds none below the cap", orders.SIDES["joint"]))  # fmt: skip
             continue
         joint, usual = (simulate(every[order], found.costs) for order in ("joint", "fused"))
-        weights = sorted((event.start, event.action.stage) for event in joint.events if event.action.kind == "W")
+        done = ((event.start, action) for event in joint.events for action in actions_of(event.cell))
+        weights = sorted((start, action.stage) for start, action in done if action.kind == "W")
         order = [stage for _, stage in weights]
         more, moved = joint.peak / usual.peak, sum(a < b for a, b in pairwise(order))
         ran = f"{orders.SIDES['joint']} (“{every['joint'].name}”), {moved} of {len(order)} W behind one that is earlier"

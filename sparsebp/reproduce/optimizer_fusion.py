@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from statistics import fmean
+from functools import partial
 from typing import Any
 
-from sparsebp.bench.fusion import networks
 from sparsebp.bench.tools import peers, pictures
 from sparsebp.bench.tools.benchmark import Result
 from sparsebp.core import threads
 from sparsebp.core.errors import OptionError, SparseBPError
 from sparsebp.reproduce.figure import Claim, Context, Figure, Found, claim, faster, gained, median
 from sparsebp.reproduce.simulated import drawn_timelines
-from sparsebp.runtime.stages import Stages
 from sparsebp.schedule import Costs, Kind, simulate
 from sparsebp.schedule.builders import conventional, place_updates
 
@@ -108,7 +106,8 @@ def saved(result: Result) -> Found:
         for way in _WAYS:
             times = [median(row, "none") - median(row, way) for row in rows]
             noise = max(row[side]["high"] - row[side]["low"] for row in rows for side in ("none", way))
-            met, why = max(times) - min(times) <= 0.25 * update, "It shrinks with the batch, or is lost"
+            met: bool | None = max(times) - min(times) <= 0.25 * update
+            why = "It shrinks with the batch, or is lost"
             if noise > update:
                 met, why = None, "Not decided: the steps' quartiles lie wider apart than a whole update takes"
             claims.append(Claim(
@@ -185,11 +184,9 @@ def hooks(result: Result) -> Found:
 def models(result: Result) -> Found:
     """Fig. 6: speed-ups at batch 32, and whether fewer parameters a layer go with a higher one."""
     chosen = [row for rows in _by_network(result).values() for row in rows if row["batch"] == 32]
-    made = networks()
-    sizes = {row["network"]: _parameters(made[row["network"]][0]) for row in chosen if row["network"] in made}
-    known = [row for row in chosen if row["network"] in sizes]
+    known = [row for row in chosen if "layer_parameters" in row]
     claims = [_gain(row, way, "1–1.2× (drawn), on other networks", 1.0) for row in chosen for way in _WAYS]
-    data = [{"network": row["network"], "parameters": sizes[row["network"]],
+    data = [{"network": row["network"], "parameters": row["layer_parameters"],
              **{way: median(row, f"{way}_ratio") for way in _WAYS}} for row in known]  # fmt: skip
     for way in _WAYS if len(known) > 2 else ():
         claims.append(_trend(f"parameters a layer against the gain of {way}-fusion, rank correlation", "negative",
@@ -197,12 +194,6 @@ def models(result: Result) -> Found:
                              "Here large layers gain: their update is bound by memory, and much of a step",
                              f"{way}-fusion, Adam, B = 32, {len(data)} networks"))  # fmt: skip
     return Found(tuple(claims), {"rows": data})
-
-
-def _parameters(make: Callable[[], Any]) -> float:
-    """Return the mean number of parameters of the layers that have some."""
-    layers = [stage.layer.parameters().values() for stage in Stages(make()).all]
-    return fmean(sum(array.size for array in arrays) for arrays in layers if arrays)
 
 
 _CLEAR = 0.6
@@ -252,8 +243,9 @@ def transformer(context: Context) -> Found:
         model = built.transformer_classifier(**size, rng=0)  # type: ignore[arg-type]
         given = batch_of(model, (size["steps"], size["inputs"]), batch)
         executors, update = ours(model, "Adam")
-        calls = {name: (lambda executor=executor: executor.step([given])) for name, executor in executors.items()}
-        times = {name: one.to_dict() for name, one in timing.measure({**calls, "update": update}, **rounds).items()}
+        calls: dict[str, Callable[[], object]] = {"update": update}
+        calls |= {name: partial(executor.step, [given]) for name, executor in executors.items()}
+        times = {name: one.to_dict() for name, one in timing.measure(calls, **rounds).items()}
     share = times["update"]["median"] / times["none"]["median"]
     what = f"Transformer, {size['layers']} × {size['width']}, {size['steps']} steps, B = {batch}, Adam"
     return Found(tuple(

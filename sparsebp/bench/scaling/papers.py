@@ -65,8 +65,8 @@ NOTES = (
     "DualPipe: Inception v4 is left out; images have 224 pixels a side, to which CIFAR's must have been enlarged "
     "(Inception v4 takes none of 32); the length of the LSTM's sentences, which the paper does not say, is 100. "
     "Forward and backward take as long side by side as one after the other; means are geometric. “With a barrier”: "
-    "every unit of time ends for all workers at once, as in the paper's Algorithm 1, and a unit of PipeDream is a forward or a "
-    "backward; from the durations alone, without transfers.",
+    "every unit of time ends for all workers at once, as in the paper's Algorithm 1, and a unit of PipeDream is a "
+    "forward or a backward; from the durations alone, without transfers.",
 )
 
 
