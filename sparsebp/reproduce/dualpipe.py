@@ -100,7 +100,7 @@ def draw_prediction(data: Mapping[str, Any]) -> Any:
 
 
 def accuracy(result: Result) -> Found:
-    """Table 1 at rates at which staleness hurts: accuracy minus that of training without staleness."""
+    """Table 1 after few steps, where staleness hurts: accuracy minus that of training without staleness."""
     claims = []
     for row in result["rows"]:
         if row["side"] not in RAN:
@@ -123,12 +123,17 @@ def learning_curves(result: Result) -> Found:
     last = {name: float(np.mean(loss[-10:])) for name, loss in kept.items() if np.ndim(loss) == 1 and loss}
     claims = []
     for level in dict.fromkeys(row["level"] for row in rows):
-        vanilla, predicted = last.get(f"vanilla, {level}"), last.get(f"SpecTrain, {level}")
-        if vanilla is not None and predicted is not None:
-            claims.append(Claim(f"Transformer, {level} rate: last losses of SpecTrain and of stale weights",
-                                "SpecTrain's is lower", f"{predicted:.3f} and {vanilla:.3f}", predicted < vanilla,
-                                "" if predicted < vanilla else "The prediction overshoots at this rate",
-                                RAN["SpecTrain"]))  # fmt: skip
+        alone, vanilla, predicted = (last.get(f"{side}, {level}") for side in ("synchronous", "vanilla", "SpecTrain"))
+        if alone is None or vanilla is None or predicted is None:
+            continue
+        for other, loss, paper, met, why in (
+            ("stale weights", vanilla, "SpecTrain's is lower", predicted < vanilla, "The prediction overshoots"),
+            ("synchronous training", alone, "similar (here: within 5 %)", abs(predicted - alone) <= 0.05 * alone,
+             "Stale weights are far off at this rate, which is not the paper's"),
+        ):  # fmt: skip
+            what = f"Transformer, {level} rate: last losses of SpecTrain and of {other}"
+            ours = f"{predicted:.3f} and {loss:.3f}"
+            claims.append(Claim(what, paper, ours, met, "" if met else why, RAN["SpecTrain"]))
     return Found(tuple(claims), {"curves": kept})
 
 
@@ -378,7 +383,7 @@ FIGURES = (
         seconds=1500,
         shows=accuracy,
         needs=("data",),
-        states="the same within few steps at rates so high that staleness hurts, which the paper's are not",
+        states="the same within 60 to 250 steps of batch 32, where staleness hurts",
     ),
     Figure(
         name="spectrain-fig13",
