@@ -12,6 +12,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,7 @@ def networks(quick: bool = False) -> dict[str, tuple[Callable[[], Any], tuple[in
     }  # fmt: skip
     if not quick:
         found |= {
-            "MobileNetV2-style": (partial(models.mobilenetv2, rng=0), (3, 32, 32), dict.fromkeys((1, 8, 32), FEW)),
+            "MobileNetV2-style": (partial(models.mobilenetv2, rng=0), (3, 32, 32), {1: FEW, 8: FEW, 32: ALL}),
             "VGG-11": (partial(models.vgg11, rng=0), (3, 32, 32), dict.fromkeys((1, 8, 32), FEW)),
         }
     return found
@@ -89,10 +90,11 @@ def measure_row(
     theirs, peaks["hooks_peak"] = apart.build(steps_in_torch, make, shape, batch, optimizer, threads)
     timings = timing.in_turn(timers | theirs, **rounds)
     share = timings["update"].median / timings["none"].median
-    largest = max(sum(p.nbytes for p in layer.parameters().values()) for _, layer in model.stages())
+    weighted = [list(layer.parameters().values()) for _, layer in model.stages() if layer.parameters()]
+    largest = max(sum(array.nbytes for array in arrays) for arrays in weighted)
     row: Row = {
         "network": network, "batch": batch, "optimizer": optimizer, "threads": threads, "share": share,
-        "largest": largest, **peaks,
+        "largest": largest, "layer_parameters": fmean(sum(a.size for a in arrays) for arrays in weighted), **peaks,
     }  # fmt: skip
     row |= {name: measured.to_dict() for name, measured in timings.items()}
     row |= {f"{name}_ratio": timing.ratio(timings["none"], timings[name]) for name in ("forward", "backward")}

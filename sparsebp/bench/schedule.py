@@ -89,10 +89,12 @@ def narrow(layers: int, width: int) -> Any:
     return nn.Sequential(*links, nn.Linear(width, 10, rng=rng))
 
 
-def measure_row(make: Callable[[], Any], shape: tuple[int, ...], rounds: Mapping[str, Any]) -> Row:
-    """Find a schedule, compare gradients, time all sides in turn."""
+def measure_row(
+    make: Callable[[], Any], shape: tuple[int, ...], rounds: Mapping[str, Any], *, samples: int | None = None
+) -> Row:
+    """Find a schedule, compare gradients, time all sides in turn; `samples` are the first axis unless said."""
     rng = np.random.default_rng(0)
-    batch = rng.standard_normal(shape, np.float32), rng.integers(10, size=shape[0])
+    batch = rng.standard_normal(shape, np.float32), rng.integers(10, size=shape[0] if samples is None else samples)
     found = find(make, batch)
     graph = found.schedule.graph
     size: dict[str, Any] = {"stages": graph.stages, "unweighted": graph.unweighted}
@@ -114,7 +116,7 @@ def measure_row(make: Callable[[], Any], shape: tuple[int, ...], rounds: Mapping
     costs = costs_beside(timed["costs beside"], costs_alone(timed["costs alone"]))
     timings["kept"] = timings[found.fastest.name]
     row: Row = {
-        "batch": shape[0], "stages": graph.stages, "steps": steps, "keeps": found.fastest.name,
+        "batch": len(batch[1]), "stages": graph.stages, "steps": steps, "keeps": found.fastest.name,
         "memory": found.memory, "memory_ratio": found.memory_ratio,
     }  # fmt: skip
     row |= {name: measured.to_dict() for name, measured in timings.items() if name not in timed}

@@ -42,9 +42,9 @@ class Claim:
     paper, ours
         The paper's number and ours, as texts.
     met
-        Whether ours is as good; None: it cannot be compared, and `why` says so.
+        Whether ours is as good; None: it is not decided, or cannot be compared.
     why
-        Why it is missed or cannot be compared.
+        Why it is missed, not decided or cannot be compared.
     ran
         What ran, where that is a choice: the way back (``bp``, ``blelloch``, …), the order, the schedule, the
         optimizer. Every claim of a measured figure says it.
@@ -270,6 +270,26 @@ def at_least(what: str, paper: float, ours: float, *, why: str = "", form: str =
     """Return a claim that holds if ours is not below the paper's; `why` is said if it is missed."""
     met = ours >= paper
     return Claim(what, form.format(paper), form.format(ours), met, "" if met else why, ran)
+
+
+def gained(what: str, paper: str, least: float, ratio: Mapping[str, float], *, ran: str, why: str) -> Claim:
+    """Return a claim that a measured ratio of times is at least so much; a gain within its quartiles is not decided."""
+    met: bool | None = ratio["median"] >= least
+    if met and ratio["low"] < 1:
+        met, why = None, "Not decided: the quartiles reach below 1"
+    return Claim(what, paper, f"{ratio['median']:.2f}×", met, "" if met else why, ran)
+
+
+def faster(what: str, paper: str, least: float, base: Mapping[str, float], ours: Mapping[str, float], *, ran: str,
+           why: str) -> Claim:  # fmt: skip
+    """Return a claim that `base` takes at least so many times longer than `ours`; timings as benchmarks keep them."""
+    ratio = {"median": base["median"] / ours["median"], "low": base["low"] / ours["high"]}
+    return gained(what, paper, least, ratio, ran=ran, why=why)
+
+
+def elsewhere(what: str, paper: str, why: str) -> Claim:
+    """Return a claim that nothing was run for here."""
+    return Claim(what, paper, "not run here", None, why, "nothing")
 
 
 def median(row: Mapping[str, Any], key: str) -> float:

@@ -62,7 +62,7 @@ here."""
 
 
 def _summary(results: Mapping[str, Mapping[str, Any]]) -> str:
-    rows = ["| paper | figures and tables | statements | met | missed | not comparable here |",
+    rows = ["| paper | figures and tables | statements | met | missed | not decided, or not comparable here |",
             "| --- | ---: | ---: | ---: | ---: | ---: |"]  # fmt: skip
     for paper in PAPERS:
         figures = [figure for figure in FIGURES.values() if figure.paper == paper]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from sparsebp.bench.scaling.papers import WITHIN, judge
 from sparsebp.bench.tools import pictures
 from sparsebp.bench.tools.benchmark import Result
 from sparsebp.reproduce.figure import Claim, Found
@@ -14,6 +15,19 @@ _WHY = {
     "below": "Simulated from data sheets and one fitted number; what the paper's baseline loses elsewhere is not there",
     "above": "", "within": "", "not in the paper": "The paper states no number",
 }  # fmt: skip
+
+
+def near(what: str, paper: float, ours: float, why: str, form: str = "{:.3g}") -> Claim:
+    """Return a simulated claim that holds if ours is not more than 10 % from the paper's number."""
+    met = abs(ours - paper) <= WITHIN * paper
+    return Claim(what, form.format(paper), form.format(ours), met, "" if met else why)
+
+
+def gain(what: str, low: float, high: float, ours: float, why: str = "") -> Claim:
+    """Return a simulated claim on a speed-up, judged as those of ``bench scaling-papers``."""
+    outcome = judge(ours, low, high)
+    paper = f"{low:g}×" if low == high else f"{low:g}–{high:g}×"
+    return Claim(what, paper, f"{ours:.2f}×", outcome != "below", (why or _WHY[outcome]) if outcome == "below" else "")
 
 
 def speed_ups(result: Result, chosen: Callable[[Mapping[str, Any]], bool]) -> Found:

@@ -184,8 +184,16 @@ def test_pipelines_run_beside_their_simulation(tmp_path: Path) -> None:
 
 def test_judging() -> None:
     assert papers.judge(1.2, None, None) == "not in the paper"
-    assert [papers.judge(value, 1.1, 1.3) for value in (0.9, 1.01, 1.2, 1.42, 1.5)] == [
-        "below", "within", "within", "within", "above"]  # fmt: skip
+    assert [papers.judge(value, 1.1, 1.3) for value in (0.9, 1.01, 1.091, 1.2, 1.32, 1.42)] == [
+        "below", "below", "within", "within", "within", "above"]  # fmt: skip
+    assert papers.judge(1.0, 1.01, 1.05) == "below"  # no gain is not within a tenth of a small one
+
+
+def test_means_of_the_dualpipe_paper_are_geometric() -> None:
+    rows = {(row["compared"], row["setting"]): row["ours"] for row in papers.dualpipe_rows()}
+    for compared in papers.COMPARED:
+        cnn, other = (rows[compared, f"{group}, mean"] for group in ("CNN", "FCN/RNN"))
+        assert rows[compared, "all, mean"] == pytest.approx((cnn**2 * other**3) ** 0.2)  # of two networks and three
 
 
 @pytest.mark.parametrize("name", ["scaling", "scaling-papers"])
