@@ -8,12 +8,8 @@ from typing import Any
 
 from sparsebp import backend
 from sparsebp.core.arguments import forward_of
-<<<<<<< HEAD
-from sparsebp.core.errors import MemoryLimitError, OptionError, ShapeError
-from sparsebp.core.shortcuts import belongs, is_lone
-=======
 from sparsebp.core.errors import MemoryLimitError, OptionError, ShapeError, within_memory
->>>>>>> h_kernels
+from sparsebp.core.shortcuts import belongs, is_lone
 from sparsebp.core.types import Array
 from sparsebp.jacobians.transposed import TransposedJacobian, with_batch
 from sparsebp.patterns import SparsityPattern

@@ -19,11 +19,8 @@ from sparsebp import backend
 from sparsebp.backend import masks as masking
 from sparsebp.core.arguments import forward_of
 from sparsebp.core.errors import OptionError, StaleError
-<<<<<<< HEAD
-from sparsebp.core.shortcuts import belongs
-=======
 from sparsebp.core.locks import forkable_lock
->>>>>>> h_kernels
+from sparsebp.core.shortcuts import belongs
 from sparsebp.core.types import Array
 
 T = TypeVar("T")
