@@ -1,4 +1,4 @@
-"""REPRODUCE: every figure and table of the four papers, one command each; ``sparsebp reproduce``.
+"""REPRODUCE: every figure and table of the five papers, one command each; ``sparsebp reproduce``.
 
 `figure` says what a figure is and runs it, one module a paper lists them, `page` makes the documentation's page of the
 results.

@@ -16,7 +16,7 @@ from sparsebp.reproduce.optimizer_fusion import _course, _trend
 from sparsebp.reproduce.out_of_order import data_parallel, data_parallel_here, executed_pipelines, single_device
 
 DOCS = Path(__file__).parents[2] / "docs"
-SAID = ("OOO", "SpecTrain", "Fusion")
+SAID = ("BPPSA", "Preprint", "OOO", "SpecTrain", "Fusion")
 """Papers of which every measured row says what ran."""
 RUN_BY_THEMSELVES = [
     "ooo-fig7-here", "ooo-fig9", "spectrain-fig7", "spectrain-fig9", "spectrain-table1", "spectrain-fig13",

@@ -1,4 +1,4 @@
-"""``sparsebp reproduce``: every figure and table of the four papers, one command each."""
+"""``sparsebp reproduce``: every figure and table of the five papers, one command each."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _say(name: str, event: str, why: str, json: bool) -> None:
 
 def _print(figure: Figure, result: dict[str, Any], seconds: float) -> None:
     counts = [sum(claim["met"] is met for claim in result["claims"]) for met in (True, False, None)]
-    said = f"{figure.states}: {counts[0]} met, {counts[1]} missed, {counts[2]} not comparable here; {seconds:.1f} s"
+    said = f"{figure.states}: {counts[0]} met, {counts[1]} missed, {counts[2]} not decided; {seconds:.1f} s"
     print_line(figure.name, said, 20)
     for claim in result["claims"]:
         if claim["met"] is not True:
