@@ -83,7 +83,8 @@ class Trainer(Training):
     callbacks
         See `sparsebp.train.callbacks`.
     checkpoint_dir
-        Folder for checkpoints, created if need be; None writes none. A run that starts anew keeps the checkpoint of
+        Folder for checkpoints, created if need be; None writes none. A relative path is one of the folder that is the
+        current one now, also if another one is later. A run that starts anew keeps the checkpoint of
         an earlier run beside its own as ``checkpoint.previous.safetensors``.
     checkpoint_every
         Steps between checkpoints within an epoch; one is written before the first step and after every epoch anyway.

@@ -13,7 +13,7 @@ import numpy as np
 
 from sparsebp.core.arguments import check_choice, check_flag, check_integer, check_number, check_sequence, shown
 from sparsebp.core.errors import OptionError
-from sparsebp.core.files import check_path
+from sparsebp.core.files import kept_path
 from sparsebp.core.types import Seed
 from sparsebp.data.dataset import Dataset
 from sparsebp.distributed.pipeline.versions import Note
@@ -41,6 +41,8 @@ ON_RANKS = (
     *(name for name, make in BUILDERS.items() if "workers" in inspect.signature(make).parameters),
 )
 """Names of schedules for several ranks."""
+SCHEDULES = ("conventional", "ooo", *ON_RANKS)
+"""Names of schedules; any other text is a path."""
 
 
 def asynchronous(schedule: Any) -> bool:
@@ -89,7 +91,9 @@ class Training:
         self.lr_scheduler = scheduler_of(lr_scheduler, optimizer)
         check_schedule(fusion, accumulate, schedule, clip_norm)
         check_ranks(schedule, transport)
-        self.fusion, self.accumulate, self.schedule = fusion, int(accumulate), schedule
+        self.fusion, self.accumulate = fusion, int(accumulate)
+        named = isinstance(schedule, Schedule) or schedule in SCHEDULES
+        self.schedule = schedule if named else kept_path("schedule", schedule)
         self.memory_ratio, self.graph = memory_ratio, None if graph is None else check_flag("graph", graph)
         self.current_schedule: Schedule | None = None
         self.found_schedule: FoundSchedule | None = None
@@ -108,7 +112,7 @@ class Training:
         self._seen: frozenset[str] | None = None  # with ranks: the events at which callbacks of rank 0 see the model
         self.clip_norm, self.checkpoint_every = clip_norm, checkpoint_every
         self.callbacks = tuple(callbacks)
-        self.checkpoint_dir = None if checkpoint_dir is None else check_path("checkpoint_dir", checkpoint_dir)
+        self.checkpoint_dir = None if checkpoint_dir is None else kept_path("checkpoint_dir", checkpoint_dir)
         self.config = checked_config(config or {})
         self.history = History()
         drawn = rng is None or isinstance(rng, np.random.Generator)
@@ -253,14 +257,13 @@ def check_ranks(schedule: Any, transport: Transport | None) -> None:
 
 def _check_known(schedule: Any) -> None:
     """Refuse a text that is neither a schedule's name nor a file; what is a path for sure need not be there yet."""
-    known = ("conventional", "ooo", *ON_RANKS)
-    if not isinstance(schedule, str) or schedule in known or os.path.exists(schedule):
+    if not isinstance(schedule, str) or schedule in SCHEDULES or os.path.exists(schedule):
         return
     if os.path.dirname(schedule) or schedule.lower().endswith(".csv"):  # whoever reads it says that it is missing
         return
-    near = difflib.get_close_matches(schedule.lower(), known, 1)
+    near = difflib.get_close_matches(schedule.lower(), SCHEDULES, 1)
     raise OptionError(
-        "Unknown schedule", expected=f"{', '.join(known)}, or the path of an action CSV", got=repr(schedule),
+        "Unknown schedule", expected=f"{', '.join(SCHEDULES)}, or the path of an action CSV", got=repr(schedule),
         remedy=f"Perhaps {near[0]!r} is meant" if near else "Pass one of the names, or a file that is there",
     )  # fmt: skip
 
