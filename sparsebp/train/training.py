@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import os
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -27,7 +28,7 @@ from sparsebp.runtime.stages import Stages, trained_parameters
 from sparsebp.schedule import Action, Schedule
 from sparsebp.schedule.builders import BUILDERS, Fusion, conventional, data_parallel
 from sparsebp.schedule.by_name import build
-from sparsebp.schedule.files.action_csv import read_csv
+from sparsebp.schedule.files.action_csv import read_csv, to_csv
 from sparsebp.train.arrays import as_dataset
 from sparsebp.train.callbacks import Callback
 from sparsebp.train.checkpoint import FILE_NAME, checked_config
@@ -49,7 +50,28 @@ def asynchronous(schedule: Any) -> bool:
     """Return whether a schedule's name is one whose updates come between micro-batches: its losses are others."""
     if not isinstance(schedule, str) or schedule not in ON_RANKS or schedule in (REPLICAS, FIRST_K):
         return False
-    return build(schedule, workers=2, stages=2, microbatches=2).graph.updates == "microbatch"
+    return build(schedule).graph.updates == "microbatch"
+
+
+def staleness(schedule: str | os.PathLike[str] | Schedule, accumulate: int, transport: Transport | None) -> str | None:
+    """Return what the losses of an asynchronous schedule depend on, in words; None for schedules of one update a step.
+
+    Raises
+    ------
+    FileFormatError, ScheduleError
+        A file holds no schedule.
+    """
+    if isinstance(schedule, str):
+        if not asynchronous(schedule):
+            return None
+        name = f"schedule={schedule}"
+    else:
+        given = schedule if isinstance(schedule, Schedule) else read_csv(schedule)
+        if given.graph.updates != "microbatch":
+            return None
+        name = f"a schedule of checksum {zlib.crc32(to_csv(given).encode()):08x}"
+    ranks = 1 if transport is None else transport.size
+    return f"{name}, accumulate={accumulate}, {ranks} {'rank' if ranks == 1 else 'ranks'}"
 
 
 class Training:
@@ -99,6 +121,7 @@ class Training:
         self.found_schedule: FoundSchedule | None = None
         self.times: dict[Action, tuple[float, float]] = {}
         self._runner: Any = None
+        self._stale: str | None = None
         if transport is None and (sharded or predictor is not None or note is not None):
             raise OptionError("sharded, predictor and note are for several ranks", expected="transport= beside them",
                               got="transport=None", remedy="Leave them out")  # fmt: skip

@@ -88,6 +88,9 @@ def test_before_the_first_step(tmp_path, stop):
 
     stop(Runner, "__init__", 1)
     told, command = interrupted(*command)
+    assert told == "Interrupted before the first step; no checkpoint was written yet. Begin again"
+    stop(Runner, "captures", 1)
+    told, command = interrupted(*command)
     assert told.startswith("Interrupted before the first step of training; the last checkpoint is of step 0. Go on")
     stop(session, "build", 1)
     told, again = interrupted(*command)
