@@ -112,6 +112,9 @@ class Trainer(Training):
         The schedule that steps run by now, or ran by last; None before `fit`.
     found_schedule
         With ``schedule="ooo"``: what was found, and what was measured; None until then.
+    saved
+        How many steps had been taken when the last checkpoint was written, or the one that `fit` went on from; on all
+        ranks. None until then.
     times
         After `fit` by a pipeline's schedule: when the actions of this rank ran, in the last whole step; for
         `sparsebp.distributed.timeline.measured`.
@@ -379,7 +382,9 @@ class Trainer(Training):
         if found is None or folder is None:
             return None
         self.history = History()
-        return together(self.transport, lambda: restore(self, found, shape, folder / FILE_NAME))
+        at: tuple[int, int] = together(self.transport, lambda: restore(self, found, shape, folder / FILE_NAME))
+        self.saved = self.history.steps
+        return at
 
     def _begin(self, shape: dict[str, int]) -> None:
         """Write the first checkpoint of a run that starts anew."""
@@ -392,8 +397,9 @@ class Trainer(Training):
             return
         self._check_parameters(epoch)
         path = self.checkpoint_dir / FILE_NAME
-        if self._leads:
+        if self._leads:  # the others come past here as well: on each it is known which step the checkpoint is of
             save_checkpoint(path, pack(self, shape | {"epoch": epoch, "batch": batch}))
+        self.saved = self.history.steps
         self._tell("checkpoint", path)
 
     def _check_parameters(self, epoch: int) -> None:

@@ -122,6 +122,7 @@ class Training:
         self.times: dict[Action, tuple[float, float]] = {}
         self._runner: Any = None
         self._stale: str | None = None
+        self.saved: int | None = None
         if transport is None and (sharded or predictor is not None or note is not None):
             raise OptionError("sharded, predictor and note are for several ranks", expected="transport= beside them",
                               got="transport=None", remedy="Leave them out")  # fmt: skip

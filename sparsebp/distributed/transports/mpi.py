@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from sparsebp import backend
-from sparsebp.core.errors import MissingDependencyError, TransportError
+from sparsebp.core.arguments import check_flag, check_number
+from sparsebp.core.errors import MissingDependencyError, OptionError, TransportError
 from sparsebp.core.types import Array
 from sparsebp.distributed.transport import DTYPES, Handle, Transport
 from sparsebp.distributed.transports.processes.calls import Call, Message
-from sparsebp.distributed.transports.processes.peers import End, Peers
+from sparsebp.distributed.transports.processes.peers import TIMEOUT_SECONDS, End, Patience, Peers
 from sparsebp.distributed.transports.processes.progress import Progress
 from sparsebp.distributed.transports.processes.waiting import until
 from sparsebp.distributed.transports.sums import parts_of, sum_in_order
@@ -59,16 +60,25 @@ class MPITransport(Transport):
     on_device
         Whether MPI was built for the device's memory: messages and `allgather` then take CuPy's arrays as they are.
         Without, and for sums in any case, they are copied through the host.
+    timeout
+        Seconds after which a rank gives up to wait for others, by a `TransportError`. After 10 s it prints which ranks
+        do not answer, and again whenever it has waited twice as long.
 
     Raises
     ------
+    OptionError
+        `timeout` is no positive number.
     MissingDependencyError
         mpi4py, or an MPI library, is not installed.
     TransportError
         MPI does not let several threads call it, and `progress` needs that.
     """
 
-    def __init__(self, comm: Any = None, *, progress: bool = False, on_device: bool = False) -> None:
+    def __init__(
+        self, comm: Any = None, *, progress: bool = False, on_device: bool = False, timeout: float = TIMEOUT_SECONDS
+    ) -> None:
+        check_flag("progress", progress)
+        self.timeout = check_timeout(timeout)
         MPI = mpi()
         comm = MPI.COMM_WORLD if comm is None else comm
         if progress and MPI.Query_thread() < MPI.THREAD_MULTIPLE:
@@ -234,7 +244,7 @@ class MPITransport(Transport):
 
     def wait(self, ready: Callable[[], bool], needs: Sequence[int], suspect: Callable[[], None] | None = None) -> None:
         """Return when `ready`, as handles do it; `needs` are the ranks that this depends on."""
-        look = _SUSPICIOUS_SECONDS
+        look, patience = _SUSPICIOUS_SECONDS, Patience(self.peers, self.timeout)
 
         def meanwhile(waited: float) -> None:
             nonlocal look
@@ -243,8 +253,9 @@ class MPITransport(Transport):
             if suspect is not None and waited > look:
                 look = 2 * waited
                 suspect()
+            patience.look(waited)
 
-        until(ready, meanwhile)
+        patience.end(until(ready, meanwhile))
 
     def advance(self) -> None:
         """Let collective calls go on from their first exchange to the second."""
@@ -326,6 +337,20 @@ class MPITransport(Transport):
             array[...] = backend.as_namespace(host, xp)
 
         return host, finish if write else None
+
+
+def check_timeout(timeout: float) -> float:
+    """Return the seconds that a rank waits for others.
+
+    Raises
+    ------
+    OptionError
+        They are no positive number.
+    """
+    if check_number("timeout", timeout) <= 0:
+        raise OptionError("timeout is not positive", expected="seconds, more than 0", got=timeout,
+                          remedy="Leave it out for half an hour")  # fmt: skip
+    return timeout
 
 
 def _tag(tag: int, array: Array) -> int:
