@@ -11,6 +11,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn, TextIO, cast
 
+from sparsebp.cli.letters import write_nearest
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line on `arguments` (``sys.argv`` if None) and exit.
@@ -114,10 +116,14 @@ def _said() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _streams() -> Iterator[None]:
-    """Let streams that are closed lead nowhere, and exit with one message if standard output cannot be written."""
+    """Let streams that are closed lead nowhere, and exit with one message if standard output cannot be written.
+
+    What the encoding of a stream lacks is written by the nearest letters.
+    """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # opened at once, so that no file of a run gets the stream's descriptor
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (until the end)
+        write_nearest(getattr(sys, name))
     stream = sys.stdout
     sys.stdout = cast(TextIO, _Output(stream))
     try:
