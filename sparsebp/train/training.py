@@ -18,7 +18,7 @@ from sparsebp.core.files import kept_path
 from sparsebp.core.types import Seed
 from sparsebp.data.dataset import Dataset
 from sparsebp.distributed.pipeline.versions import Note
-from sparsebp.distributed.transport import Transport
+from sparsebp.distributed.transport import Transport, check_callable, check_transport
 from sparsebp.nn.losses.loss import check_mean
 from sparsebp.optim import Predictor
 from sparsebp.optim.combined import ChainedScheduler
@@ -126,7 +126,12 @@ class Training:
         if transport is None and (sharded or predictor is not None or note is not None):
             raise OptionError("sharded, predictor and note are for several ranks", expected="transport= beside them",
                               got="transport=None", remedy="Leave them out")  # fmt: skip
-        if predictor is not None and getattr(predictor, "optimizer", optimizer) is not optimizer:
+        if predictor is not None and not isinstance(predictor, Predictor):
+            raise OptionError("Not a predictor", expected="a sparsebp.optim.Predictor", got=shown(predictor),
+                              remedy="Build one: MomentumPredictor(optimizer)")  # fmt: skip
+        if note is not None:
+            check_callable("note", note)
+        if predictor is not None and predictor.optimizer is not optimizer:
             raise OptionError("The predictor is of another optimizer", expected="the trainer's optimizer",
                               got=f"another {type(predictor.optimizer).__name__}",
                               remedy="Build it on this one")  # fmt: skip
@@ -264,9 +269,8 @@ def check_ranks(schedule: Any, transport: Transport | None) -> None:
         There is neither such a name nor such a file; it is of several workers and there is no transport, or of one and
         there are several ranks; or the transport is none.
     """
-    if transport is not None and not isinstance(transport, Transport):
-        raise OptionError("Not a transport", expected="a sparsebp.distributed Transport, or None",
-                          got=type(transport).__name__, remedy="Pass what connect() or run_ranks gives")  # fmt: skip
+    if transport is not None:
+        check_transport(transport)
     _check_known(schedule)
     if transport is None and isinstance(schedule, str) and schedule in ON_RANKS:
         raise OptionError(

@@ -90,9 +90,11 @@ class ReplicaExecutor(Executor):
         self._totals, self._optimizer = Totals(transport), optimizer
         self._failed: str | None = None
         self._pieces: PieceOptimizer | None = None
-        facts = {"the schedule": (schedule.graph, [lane.cells for lane in schedule.lanes]), "clip_norm": clip_norm}
         generators = model.generators() if hasattr(model, "generators") else {}
-        facts["the layers that draw random numbers"] = sorted(generators)
+        facts = {
+            "the schedule": (schedule.graph, [lane.cells for lane in schedule.lanes]), "clip_norm": clip_norm,
+            "the layers that draw random numbers": sorted(generators),
+        }  # fmt: skip
         states = {name: generator.bit_generator.state for name, generator in generators.items()}
         first, *_ = check_same(transport, facts | checksums(trained_parameters(model, optimizer)), states)
         for name, generator in generators.items():

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from sparsebp import backend
-from sparsebp.core.arguments import check_flag, check_number
+from sparsebp.core.arguments import check_flag, check_integer, check_number, shown
 from sparsebp.core.errors import MissingDependencyError, OptionError, TransportError
 from sparsebp.core.types import Array
-from sparsebp.distributed.transport import DTYPES, Handle, Transport
+from sparsebp.distributed.transport import DTYPES, Handle, Transport, check_callable, packed
 from sparsebp.distributed.transports.processes.calls import Call, Message
 from sparsebp.distributed.transports.processes.peers import TIMEOUT_SECONDS, End, Patience, Peers
 from sparsebp.distributed.transports.processes.progress import Progress
@@ -67,7 +67,7 @@ class MPITransport(Transport):
     Raises
     ------
     OptionError
-        `timeout` is no positive number.
+        `comm` is no communicator, a flag no truth value, or `timeout` no positive number.
     MissingDependencyError
         mpi4py, or an MPI library, is not installed.
     TransportError
@@ -78,9 +78,13 @@ class MPITransport(Transport):
         self, comm: Any = None, *, progress: bool = False, on_device: bool = False, timeout: float = TIMEOUT_SECONDS
     ) -> None:
         check_flag("progress", progress)
+        check_flag("on_device", on_device)
         self.timeout = check_timeout(timeout)
         MPI = mpi()
         comm = MPI.COMM_WORLD if comm is None else comm
+        if not isinstance(comm, MPI.Intracomm):
+            raise OptionError("Not a communicator", expected="one of mpi4py's, or None for all processes",
+                              got=shown(comm), remedy="Pass MPI.COMM_WORLD, say")  # fmt: skip
         if progress and MPI.Query_thread() < MPI.THREAD_MULTIPLE:
             raise TransportError("MPI cannot be called by several threads", expected="MPI_THREAD_MULTIPLE",
                                  got=MPI.Query_thread(), remedy="Leave progress out")  # fmt: skip
@@ -170,6 +174,7 @@ class MPITransport(Transport):
         """Return what the ranks before this one combine to."""
         MPI = mpi()
         self.check_call(array)
+        check_callable("combine", combine)
         buffer, _ = self._buffer(array, read=True, summed=True)
         result = np.empty_like(buffer)
         errors: list[BaseException] = []
@@ -199,7 +204,7 @@ class MPITransport(Transport):
 
     def share(self, value: Any) -> list[Any]:
         """Return the objects of all ranks."""
-        data = np.frombuffer(pickle.dumps(value), np.uint8)
+        data = np.frombuffer(packed(value), np.uint8)
         sizes = self._call("share", data, [], None, None, None, same=False)
         sizes.wait()
         rows = [np.empty(size, np.uint8) for size in sizes.headers[:, 1]]
@@ -210,6 +215,7 @@ class MPITransport(Transport):
 
     def broadcast(self, value: Any, root: int = 0) -> Any:
         """Return the object of one rank."""
+        check_integer("root", root, 0, self.size - 1)
         return self.share(value if self.rank == root else None)[root]
 
     def barrier(self) -> None:
