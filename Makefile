@@ -16,6 +16,12 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check -q $(PIP_FLAGS)
 # Compiled modules are kept, whatever the shell says: the tests start some hundred processes.
 unexport PYTHONDONTWRITEBYTECODE
 
+# With several workers pytest says of a file that is not there no more than "no tests ran".
+MISSING := $(strip $(foreach test,$(filter tests%,$(TESTS)),$(if $(wildcard $(firstword $(subst ::, ,$(test)))),,$(test))))
+ifneq ($(MISSING),)
+$(error There is no $(MISSING). Expected files or folders under tests/, as in make test TESTS="tests/scan tests/nn/test_gru.py")
+endif
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-fast lint format types imports docs wheel gpu-prepare gpu-check gpu-numbers gpu-grid gpu-graphs clean
 

@@ -5,23 +5,27 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
-from typing import Any, TextIO, cast
+from typing import Any, NoReturn, TextIO, cast
+
+from sparsebp.cli.letters import write_nearest
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line on `arguments` (``sys.argv`` if None) and exit.
 
     Exit codes: 0 done; 1 an error of sparsebp's own, or of the standard output, printed as one message; 2 wrong usage,
-    an unknown or impossible value of an option among it; 130 interrupted.
+    an unknown or impossible value of an option among it; 130 interrupted, 143 ended by SIGTERM.
     """
     from sparsebp.distributed.transports.processes.launcher import launched, quiet_others
 
     quiet_others()
     try:
         try:
-            with _streams():
+            with _terminable(), _streams():
                 _run(arguments)
         except SystemExit as leaving:
             if launched() is not None:
@@ -29,9 +33,37 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
                 take_leave(leaving.code)
             raise
-    except KeyboardInterrupt:  # also while modules are imported
+    except KeyboardInterrupt as error:  # also while modules are imported
         print("Interrupted.", file=sys.stderr)
-        raise SystemExit(130) from None
+        raise SystemExit(status_of(error)) from None
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, from a batch system, say: told as Ctrl-C is, so that the step and the way to go on are printed."""
+
+
+def status_of(error: KeyboardInterrupt) -> int:
+    """Return the exit code of an interruption, as shells have it."""
+    return 143 if Terminated in (type(error), type(error.__cause__)) else 130
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Raise `Terminated` at the first SIGTERM; the second one ends the process at once."""
+
+    def terminate(number: int, frame: object) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        raise Terminated
+
+    here = threading.current_thread() is threading.main_thread()
+    own = here and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # else somebody has a use for it
+    if own:
+        signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        if own and signal.getsignal(signal.SIGTERM) is terminate:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _run(arguments: Sequence[str] | None) -> None:
@@ -84,10 +116,14 @@ def _said() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _streams() -> Iterator[None]:
-    """Let streams that are closed lead nowhere, and exit with one message if standard output cannot be written."""
+    """Let streams that are closed lead nowhere, and exit with one message if standard output cannot be written.
+
+    What the encoding of a stream lacks is written by the nearest letters.
+    """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # opened at once, so that no file of a run gets the stream's descriptor
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (until the end)
+        write_nearest(getattr(sys, name))
     stream = sys.stdout
     sys.stdout = cast(TextIO, _Output(stream))
     try:

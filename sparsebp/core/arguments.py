@@ -35,7 +35,7 @@ def check_integer(name: str, value: Any, least: int, most: int | None = None) ->
     raise OptionError(
         f"{name} is not an integer" if number is None else f"{name} is too {'small' if number < least else 'large'}",
         expected=f"an integer, {least} or more" if most is None else f"an integer from {least} to {most}",
-        got=shown(value), remedy=f"Pass another {name}",
+        got=shown(value), remedy=f"Pass another {name.removeprefix('The ')}",
     )  # fmt: skip
 
 

@@ -332,6 +332,24 @@ def check_path(name: str, value: Any) -> Path:
                           remedy="Pass the name of a file or folder") from error  # fmt: skip
 
 
+def kept_path(name: str, value: Any) -> Path:
+    """Return an argument that is a path as an absolute one: it is used later, and the current folder may be another.
+
+    Raises
+    ------
+    OptionError
+        It is no path; see `check_path`.
+    FileFormatError
+        It is relative, and the current folder has been removed.
+    """
+    path = check_path(name, value)
+    try:
+        return path.absolute()  # links and .. are left to the system
+    except OSError as error:
+        raise FileFormatError(f"{name} is relative to a folder that is gone", expected="an absolute path",
+                              got=_shown(path), remedy="Change to a folder that is there") from error  # fmt: skip
+
+
 def reason(error: OSError | ValueError) -> str:
     """Return what an error of the system says, without path and number."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -12,17 +12,17 @@ from typing import Any, NoReturn
 
 from sparsebp import backend
 from sparsebp.core import threads
-from sparsebp.core.arguments import check_choice
+from sparsebp.core.arguments import check_choice, check_flag
 from sparsebp.core.errors import DeviceError, MissingDependencyError, TransportError
 from sparsebp.distributed.transport import Transport
-from sparsebp.distributed.transports.mpi import MPITransport, mpi
+from sparsebp.distributed.transports.mpi import MPITransport, check_timeout, mpi
 from sparsebp.distributed.transports.processes.launcher import last_words, launched, speak
-from sparsebp.distributed.transports.processes.peers import End
+from sparsebp.distributed.transports.processes.peers import TIMEOUT_SECONDS, End
 
 ALIKE_SECONDS = 0.5  # between the ends of ranks that leave together; less than others wait for one that has left
 
 
-def connect(*, device: str = "cpu", progress: bool = False) -> Transport:
+def connect(*, device: str = "cpu", progress: bool = False, timeout: float = TIMEOUT_SECONDS) -> Transport:
     """Return the transport between the processes that ``mpiexec`` has started, of which this is one.
 
     From then on they end together. An error that nobody catches is told to the other ranks, whose calls raise
@@ -38,11 +38,13 @@ def connect(*, device: str = "cpu", progress: bool = False) -> Transport:
     ----------
     device
         ``"cpu"``: `MPITransport`. ``"cuda"``: `NCCLTransport`, a GPU for each rank.
-    progress
-        As `MPITransport` takes it.
+    progress, timeout
+        As `MPITransport` takes them.
 
     Raises
     ------
+    OptionError
+        `device` is another one, `progress` no truth value, or `timeout` no positive number.
     MissingDependencyError
         mpi4py, an MPI library, or on ``"cuda"`` CuPy is not installed.
     TransportError
@@ -51,6 +53,8 @@ def connect(*, device: str = "cpu", progress: bool = False) -> Transport:
         There are fewer GPUs than ranks on a machine.
     """
     check_choice("device", device, ("cpu", "cuda"))
+    check_flag("progress", progress)
+    check_timeout(timeout)
     ranks = launched()
     MPI = mpi()
     if ranks is None:
@@ -65,7 +69,7 @@ def connect(*, device: str = "cpu", progress: bool = False) -> Transport:
         if text is not None:
             raise TransportError(f"Rank {rank} has ended before the start", expected="all ranks to start", got=text,
                                  remedy="Start all ranks with the same command")  # fmt: skip
-    transport = MPITransport(progress=progress)
+    transport = MPITransport(progress=progress, timeout=timeout)
     _Ending(transport).install()
     _share_cores(transport)
     if device == "cpu":
@@ -192,8 +196,9 @@ class _Ending:
     def failed(self, error: BaseException) -> bool:
         """Tell the others, and return whether it is for this rank to print its error; the process is about to end."""
         with contextlib.suppress(ValueError):  # not the main thread
-            # A Ctrl-C reaches every rank: of this one perhaps only now, after another's failure.
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            # A Ctrl-C, or a scheduler's SIGTERM, reaches every rank: of this one perhaps only now, after another's end.
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_IGN)
         self._transport.abort(error)
         self._failed = True
         self._told = self._transport.peers.settle()

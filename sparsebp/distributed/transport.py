@@ -6,14 +6,15 @@ Workers are *ranks*, numbered from 0; all of them run the same program on their 
 from __future__ import annotations
 
 import abc
+import pickle
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
 
 from sparsebp import backend
-from sparsebp.core.arguments import check_integer
-from sparsebp.core.errors import DTypeError, ShapeError, TransportError
+from sparsebp.core.arguments import check_integer, shown
+from sparsebp.core.errors import DTypeError, OptionError, ShapeError, TransportError
 from sparsebp.core.types import Array
 
 DTYPES = tuple(map(np.dtype, (np.float32, np.float64, np.int32, np.int64)))
@@ -109,11 +110,23 @@ class Transport(abc.ABC):
 
     @abc.abstractmethod
     def share(self, value: Any) -> list[Any]:
-        """Return the `value` of every rank, in their order: small Python objects, for set-up and reports."""
+        """Return the `value` of every rank, in their order: small Python objects, for set-up and reports.
+
+        Raises
+        ------
+        OptionError
+            It cannot be pickled.
+        """
 
     @abc.abstractmethod
     def broadcast(self, value: Any, root: int = 0) -> Any:
-        """Return the `value` of rank `root`."""
+        """Return the `value` of rank `root`.
+
+        Raises
+        ------
+        OptionError
+            There is no such rank, or the value cannot be pickled.
+        """
 
     @abc.abstractmethod
     def barrier(self) -> None:
@@ -180,6 +193,48 @@ class Transport(abc.ABC):
             raise ShapeError("The arrays of a collective call do not go together",
                              expected=f"{parts} times as many values in one as in the other",
                              got=f"{array.size} and {part.size}", remedy="Pad the larger one")  # fmt: skip
+
+
+def check_transport(transport: Any) -> Transport:
+    """Return an argument that is a transport.
+
+    Raises
+    ------
+    OptionError
+        It is something else.
+    """
+    if isinstance(transport, Transport):
+        return transport
+    raise OptionError("Not a transport", expected="a sparsebp.distributed Transport", got=shown(transport),
+                      remedy="Pass what connect() or run_ranks gives")  # fmt: skip
+
+
+def packed(value: Any) -> bytes:
+    """Return an object as bytes that another rank makes it of again.
+
+    Raises
+    ------
+    OptionError
+        It cannot be pickled.
+    """
+    try:
+        return pickle.dumps(value)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise OptionError("The object cannot be sent to other ranks", expected="what pickle takes", got=error,
+                          remedy="Share numbers, texts, arrays, lists and dicts") from error  # fmt: skip
+
+
+def check_callable(name: str, value: Any) -> None:
+    """Refuse an argument that is no function.
+
+    Raises
+    ------
+    OptionError
+        That is so.
+    """
+    if not callable(value):
+        raise OptionError(f"{name} is no function", expected="a function", got=shown(value),
+                          remedy="Pass the function itself")  # fmt: skip
 
 
 def _check_array(array: Array, written: bool) -> None:

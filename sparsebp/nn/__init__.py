@@ -4,6 +4,7 @@ from sparsebp.nn import init
 from sparsebp.nn.chain.concat import Concat
 from sparsebp.nn.chain.residual import Residual
 from sparsebp.nn.chain.sequential import Sequential
+from sparsebp.nn.draws import draw_rows
 from sparsebp.nn.gradients import Back, Gradients, value_and_grad
 from sparsebp.nn.keeping import inference_mode
 from sparsebp.nn.layer import Layer
@@ -111,6 +112,7 @@ __all__ = [
     "TransformerEncoderLayer",
     "Unflatten",
     "ZeroPad2d",
+    "draw_rows",
     "inference_mode",
     "init",
     "prune",

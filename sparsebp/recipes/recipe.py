@@ -108,6 +108,11 @@ class Run:
     test_set: Dataset
     epochs: int
 
+    @property
+    def steps(self) -> int:
+        """Steps of the whole training."""
+        return self.epochs * -(-len(self.train_set) // self.config.batch_size)
+
     def fit(self, *, resume: bool = False) -> Any:
         """Train; see `Trainer.fit`."""
         return self.trainer.fit(

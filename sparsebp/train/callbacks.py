@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 from pathlib import Path
 from typing import Any, TextIO
 
-from sparsebp.core.errors import MissingDependencyError
+from sparsebp.core.arguments import shown
+from sparsebp.core.errors import MissingDependencyError, OptionError
 from sparsebp.core.files import json_line
 from sparsebp.optim.lr_scheduler import reads_model
 from sparsebp.train.history import EpochRecord, History
@@ -132,11 +134,31 @@ class ProgressBar(Callback):
 
 
 class JsonLines(Callback):
-    """One JSON object a line: ``start``, one ``epoch`` each, ``end``. Values that are not finite become null."""
+    """One JSON object a line: ``start``, one ``epoch`` each, ``end``. Values that are not finite become null.
+
+    Parameters
+    ----------
+    stream
+        A stream of text, such as ``sys.stdout`` or a file that is open for writing; it stays open.
+
+    Raises
+    ------
+    OptionError
+        It is something else: the name of a file, say.
+    """
 
     reads_model = False
 
     def __init__(self, stream: TextIO) -> None:
+        writes = all(callable(getattr(stream, name, None)) for name in ("write", "flush"))
+        if not writes or isinstance(stream, type):
+            raise OptionError(
+                "Not a stream", expected="a stream of text, with write and flush", got=shown(stream),
+                remedy='Pass a file that is open for writing: JsonLines(open("log.jsonl", "a"))',
+            )  # fmt: skip
+        if isinstance(stream, io.RawIOBase | io.BufferedIOBase):
+            raise OptionError("The stream takes bytes", expected="a stream of text", got=type(stream).__name__,
+                              remedy='Open the file for text: open("log.jsonl", "a")')  # fmt: skip
         self.stream = stream
 
     def on_start(self, info: RunInfo) -> None:

@@ -13,21 +13,15 @@ from sparsebp.train.modes import generators_of
 
 
 def buffers_of_rank_0(transport: Transport, model: Any) -> None:
-    """Give all replicas the running statistics of rank 0, which are those that count; all ranks call this.
-
-    And the states of its random generators: a rank whose share of a batch was empty has not drawn, and a checkpoint,
-    from which all ranks go on, has those of rank 0.
-    """
+    """Give all replicas the running statistics of rank 0, which are those that count; all ranks call this."""
     layers = list(model.modules()) if hasattr(model, "modules") else []
-    generators = generators_of(model)
-    states = transport.broadcast({name: made.bit_generator.state for name, made in generators.items()})
-    for name, state in states.items():
-        generators[name].bit_generator.state = state
     exchange(transport, {f"{name}.{key}": (0, array) for name, layer in layers for key, array in layer.buffers.items()})
 
 
 def tell_on_rank_0(trainer: Any, event: str, tell: Callable[[], None]) -> None:
-    """Tell callbacks of an event, on rank 0, and give all ranks what these have changed of parameters and options.
+    """Tell callbacks of an event, on rank 0, and give all ranks what these have changed.
+
+    Of parameters, of the optimizer's options, and of random generators, from which a callback may draw.
 
     Where a callback sees the model at the event, all ranks call this together.
     """
@@ -36,14 +30,18 @@ def tell_on_rank_0(trainer: Any, event: str, tell: Callable[[], None]) -> None:
         tell()
         return
     parameters = trainer.model.parameters()
+    generators = generators_of(trainer.model)
     before = (checksums(parameters), options_of(trainer.optimizer)) if transport.rank == 0 else ({}, [])
     tell()
-    changed: tuple[list[str], Any] = [], None
+    changed: tuple[list[str], Any, dict[str, Any]] = [], None, {}
     if transport.rank == 0:
         now, options = checksums(parameters), options_of(trainer.optimizer)
         names = [name for name, fact in zip(parameters, now, strict=True) if before[0][fact] != now[fact]]
-        changed = names, None if options == before[1] else options
-    names, options = transport.broadcast(changed)
+        states = {name: generator.bit_generator.state for name, generator in generators.items()}
+        changed = names, None if options == before[1] else options, states
+    names, options, states = transport.broadcast(changed)
+    for name, state in states.items():
+        generators[name].bit_generator.state = state
     exchange(transport, {name: (0, parameters[name]) for name in names})
     if options is not None:
         for group, values in zip(getattr(trainer.optimizer, "param_groups", ()), options, strict=False):

@@ -32,6 +32,7 @@ def pack(trainer: Training, position: Mapping[str, int]) -> Checkpoint:
         "seed": trainer.seed,
         "position": dict(position),
         "config": trainer.config,
+        "asynchronous": trainer._stale,
         "optimizer": optimizer_scalars,
         "lr_scheduler": None if trainer.lr_scheduler is None else trainer.lr_scheduler.state_dict(),
         "generators": {name: g.bit_generator.state for name, g in generators_of(trainer.model).items()},
@@ -54,6 +55,7 @@ def restore(trainer: Training, checkpoint: Checkpoint, shape: Mapping[str, int],
     history = _checked_history(path, checkpoint)
     state = checkpoint.state
     position = state["position"]
+    _check_order(path, state, trainer._stale)
     saved, now = state["config"], trainer.config
     # Another task explains the rest, and another value of an option why one side lacks a name ("constant": epochs).
     for name in sorted(saved | now, key=lambda name: (name != "task", (name in saved) != (name in now), name)):
@@ -201,6 +203,20 @@ def _check_same(path: Path, name: str, saved: Any, now: Any) -> None:
             got=f"{saved} in the file",
             remedy="Resume with the options of the first call, or start anew in another folder",
         )
+
+
+def _check_order(path: Path, state: Mapping[str, Any], now: str | None) -> None:
+    """Refuse to go on in another order of updates: the same weights would be read later, or earlier."""
+    saved = state.get("asynchronous", now)  # older checkpoints do not say
+    if saved == now:
+        return
+    one = "a schedule with one update a step"
+    raise FileFormatError(
+        f"The checkpoint {path} is of a run in which updates came in another order", expected=now or one,
+        got=f"{saved or one} in the file",
+        remedy=f"Resume with {saved or 'another schedule'} (mpiexec -n, --schedule, --accumulate), or start anew in "
+        "another folder",
+    )  # fmt: skip
 
 
 def _check_weights(path: Path, weights: Mapping[str, np.ndarray], current: Mapping[str, Any], remedy: str) -> None:

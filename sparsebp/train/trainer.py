@@ -30,7 +30,7 @@ from sparsebp.train.ranks import agree, telling
 from sparsebp.train.run_folder import run_folder, set_aside
 from sparsebp.train.runner import Runner, accuracy
 from sparsebp.train.state import pack, restore
-from sparsebp.train.training import Training
+from sparsebp.train.training import Training, staleness
 
 Arrays: TypeAlias = tuple[Any, Any] | tuple[Any, Any, Any]
 """Inputs and targets, or inputs, targets and lengths, with the sample first."""
@@ -83,7 +83,8 @@ class Trainer(Training):
     callbacks
         See `sparsebp.train.callbacks`.
     checkpoint_dir
-        Folder for checkpoints, created if need be; None writes none. A run that starts anew keeps the checkpoint of
+        Folder for checkpoints, created if need be; None writes none. A relative path is one of the folder that is the
+        current one now, also if another one is later. A run that starts anew keeps the checkpoint of
         an earlier run beside its own as ``checkpoint.previous.safetensors``.
     checkpoint_every
         Steps between checkpoints within an epoch; one is written before the first step and after every epoch anyway.
@@ -111,6 +112,9 @@ class Trainer(Training):
         The schedule that steps run by now, or ran by last; None before `fit`.
     found_schedule
         With ``schedule="ooo"``: what was found, and what was measured; None until then.
+    saved
+        How many steps had been taken when the last checkpoint was written, or the one that `fit` went on from; on all
+        ranks. None until then.
     times
         After `fit` by a pipeline's schedule: when the actions of this rank ran, in the last whole step; for
         `sparsebp.distributed.timeline.measured`.
@@ -211,11 +215,19 @@ class Trainer(Training):
     def _fit(
         self, dataset: Dataset, validation: Dataset | None, epochs: int, shape: dict[str, int], resume: bool
     ) -> History:  # fmt: skip
-        epoch, batch = self._start(shape, resume=resume)
+        self._stale = together(self.transport, lambda: staleness(self.schedule, self.accumulate, self.transport))
+        found = self._resumed(shape) if resume else None
+        if found is None:
+            check_even(self.optimizer, trained_parameters(self.model, self.optimizer))
+            self.history = History()
+            self._check_parameters(0)
+        epoch, batch = (0, 0) if found is None else found
         steps = -(-shape["samples"] // shape["batch_size"])
         runner = self._runner = together(self.transport, lambda: Runner(self))
         failed = True
         try:
+            if found is None:  # now that nothing is refused any more: an earlier run's checkpoint makes room
+                self._begin(shape)
             first = self.history.steps
             self._tell("start", RunInfo(epochs, steps, first, resumed=first > 0, graph=runner.captures(dataset)))
             for e in range(epoch, epochs):
@@ -360,31 +372,34 @@ class Trainer(Training):
 
     # ---- checkpoints ---------------------------------------------------------------------------------------------
 
-    def _start(self, shape: dict[str, int], *, resume: bool) -> tuple[int, int]:
-        """Prepare folder and state; return the epoch and the batch to begin with."""
+    def _resumed(self, shape: dict[str, int]) -> tuple[int, int] | None:
+        """Take the state of the folder's checkpoint; return the epoch and the batch to go on with, None without one."""
         folder = self.checkpoint_dir
-        path = None if folder is None or not resume or not self._leads else folder / FILE_NAME
+        path = None if folder is None or not self._leads else folder / FILE_NAME
         found = together(self.transport, lambda: load_checkpoint(path) if path is not None and path.exists() else None)
         if self.transport is not None:
             found = self.transport.broadcast(found)
-        if found is not None and folder is not None:
-            self.history = History()
-            return together(self.transport, lambda: restore(self, found, shape, folder / FILE_NAME))
-        check_even(self.optimizer, trained_parameters(self.model, self.optimizer))
+        if found is None or folder is None:
+            return None
         self.history = History()
-        self._check_parameters(0)
-        if folder is not None and self._leads:
-            set_aside(folder)
+        at: tuple[int, int] = together(self.transport, lambda: restore(self, found, shape, folder / FILE_NAME))
+        self.saved = self.history.steps
+        return at
+
+    def _begin(self, shape: dict[str, int]) -> None:
+        """Write the first checkpoint of a run that starts anew."""
+        if self.checkpoint_dir is not None and self._leads:
+            set_aside(self.checkpoint_dir)
         self._save(0, 0, shape)
-        return 0, 0
 
     def _save(self, epoch: int, batch: int, shape: dict[str, int]) -> None:
         if self.checkpoint_dir is None:
             return
         self._check_parameters(epoch)
         path = self.checkpoint_dir / FILE_NAME
-        if self._leads:
+        if self._leads:  # the others come past here as well: on each it is known which step the checkpoint is of
             save_checkpoint(path, pack(self, shape | {"epoch": epoch, "batch": batch}))
+        self.saved = self.history.steps
         self._tell("checkpoint", path)
 
     def _check_parameters(self, epoch: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import os
+import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -13,11 +14,11 @@ import numpy as np
 
 from sparsebp.core.arguments import check_choice, check_flag, check_integer, check_number, check_sequence, shown
 from sparsebp.core.errors import OptionError
-from sparsebp.core.files import check_path
+from sparsebp.core.files import kept_path
 from sparsebp.core.types import Seed
 from sparsebp.data.dataset import Dataset
 from sparsebp.distributed.pipeline.versions import Note
-from sparsebp.distributed.transport import Transport
+from sparsebp.distributed.transport import Transport, check_callable, check_transport
 from sparsebp.nn.losses.loss import check_mean
 from sparsebp.optim import Predictor
 from sparsebp.optim.combined import ChainedScheduler
@@ -27,7 +28,7 @@ from sparsebp.runtime.stages import Stages, trained_parameters
 from sparsebp.schedule import Action, Schedule
 from sparsebp.schedule.builders import BUILDERS, Fusion, conventional, data_parallel
 from sparsebp.schedule.by_name import build
-from sparsebp.schedule.files.action_csv import read_csv
+from sparsebp.schedule.files.action_csv import read_csv, to_csv
 from sparsebp.train.arrays import as_dataset
 from sparsebp.train.callbacks import Callback
 from sparsebp.train.checkpoint import FILE_NAME, checked_config
@@ -41,13 +42,36 @@ ON_RANKS = (
     *(name for name, make in BUILDERS.items() if "workers" in inspect.signature(make).parameters),
 )
 """Names of schedules for several ranks."""
+SCHEDULES = ("conventional", "ooo", *ON_RANKS)
+"""Names of schedules; any other text is a path."""
 
 
 def asynchronous(schedule: Any) -> bool:
     """Return whether a schedule's name is one whose updates come between micro-batches: its losses are others."""
     if not isinstance(schedule, str) or schedule not in ON_RANKS or schedule in (REPLICAS, FIRST_K):
         return False
-    return build(schedule, workers=2, stages=2, microbatches=2).graph.updates == "microbatch"
+    return build(schedule).graph.updates == "microbatch"
+
+
+def staleness(schedule: str | os.PathLike[str] | Schedule, accumulate: int, transport: Transport | None) -> str | None:
+    """Return what the losses of an asynchronous schedule depend on, in words; None for schedules of one update a step.
+
+    Raises
+    ------
+    FileFormatError, ScheduleError
+        A file holds no schedule.
+    """
+    if isinstance(schedule, str):
+        if not asynchronous(schedule):
+            return None
+        name = f"schedule={schedule}"
+    else:
+        given = schedule if isinstance(schedule, Schedule) else read_csv(schedule)
+        if given.graph.updates != "microbatch":
+            return None
+        name = f"a schedule of checksum {zlib.crc32(to_csv(given).encode()):08x}"
+    ranks = 1 if transport is None else transport.size
+    return f"{name}, accumulate={accumulate}, {ranks} {'rank' if ranks == 1 else 'ranks'}"
 
 
 class Training:
@@ -89,16 +113,25 @@ class Training:
         self.lr_scheduler = scheduler_of(lr_scheduler, optimizer)
         check_schedule(fusion, accumulate, schedule, clip_norm)
         check_ranks(schedule, transport)
-        self.fusion, self.accumulate, self.schedule = fusion, int(accumulate), schedule
+        self.fusion, self.accumulate = fusion, int(accumulate)
+        named = isinstance(schedule, Schedule) or schedule in SCHEDULES
+        self.schedule = schedule if named else kept_path("schedule", schedule)
         self.memory_ratio, self.graph = memory_ratio, None if graph is None else check_flag("graph", graph)
         self.current_schedule: Schedule | None = None
         self.found_schedule: FoundSchedule | None = None
         self.times: dict[Action, tuple[float, float]] = {}
         self._runner: Any = None
+        self._stale: str | None = None
+        self.saved: int | None = None
         if transport is None and (sharded or predictor is not None or note is not None):
             raise OptionError("sharded, predictor and note are for several ranks", expected="transport= beside them",
                               got="transport=None", remedy="Leave them out")  # fmt: skip
-        if predictor is not None and getattr(predictor, "optimizer", optimizer) is not optimizer:
+        if predictor is not None and not isinstance(predictor, Predictor):
+            raise OptionError("Not a predictor", expected="a sparsebp.optim.Predictor", got=shown(predictor),
+                              remedy="Build one: MomentumPredictor(optimizer)")  # fmt: skip
+        if note is not None:
+            check_callable("note", note)
+        if predictor is not None and predictor.optimizer is not optimizer:
             raise OptionError("The predictor is of another optimizer", expected="the trainer's optimizer",
                               got=f"another {type(predictor.optimizer).__name__}",
                               remedy="Build it on this one")  # fmt: skip
@@ -108,7 +141,7 @@ class Training:
         self._seen: frozenset[str] | None = None  # with ranks: the events at which callbacks of rank 0 see the model
         self.clip_norm, self.checkpoint_every = clip_norm, checkpoint_every
         self.callbacks = tuple(callbacks)
-        self.checkpoint_dir = None if checkpoint_dir is None else check_path("checkpoint_dir", checkpoint_dir)
+        self.checkpoint_dir = None if checkpoint_dir is None else kept_path("checkpoint_dir", checkpoint_dir)
         self.config = checked_config(config or {})
         self.history = History()
         drawn = rng is None or isinstance(rng, np.random.Generator)
@@ -236,9 +269,8 @@ def check_ranks(schedule: Any, transport: Transport | None) -> None:
         There is neither such a name nor such a file; it is of several workers and there is no transport, or of one and
         there are several ranks; or the transport is none.
     """
-    if transport is not None and not isinstance(transport, Transport):
-        raise OptionError("Not a transport", expected="a sparsebp.distributed Transport, or None",
-                          got=type(transport).__name__, remedy="Pass what connect() or run_ranks gives")  # fmt: skip
+    if transport is not None:
+        check_transport(transport)
     _check_known(schedule)
     if transport is None and isinstance(schedule, str) and schedule in ON_RANKS:
         raise OptionError(
@@ -253,14 +285,13 @@ def check_ranks(schedule: Any, transport: Transport | None) -> None:
 
 def _check_known(schedule: Any) -> None:
     """Refuse a text that is neither a schedule's name nor a file; what is a path for sure need not be there yet."""
-    known = ("conventional", "ooo", *ON_RANKS)
-    if not isinstance(schedule, str) or schedule in known or os.path.exists(schedule):
+    if not isinstance(schedule, str) or schedule in SCHEDULES or os.path.exists(schedule):
         return
     if os.path.dirname(schedule) or schedule.lower().endswith(".csv"):  # whoever reads it says that it is missing
         return
-    near = difflib.get_close_matches(schedule.lower(), known, 1)
+    near = difflib.get_close_matches(schedule.lower(), SCHEDULES, 1)
     raise OptionError(
-        "Unknown schedule", expected=f"{', '.join(known)}, or the path of an action CSV", got=repr(schedule),
+        "Unknown schedule", expected=f"{', '.join(SCHEDULES)}, or the path of an action CSV", got=repr(schedule),
         remedy=f"Perhaps {near[0]!r} is meant" if near else "Pass one of the names, or a file that is there",
     )  # fmt: skip
 

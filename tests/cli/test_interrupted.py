@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import signal
 import sys
 
 import pytest
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 
 from sparsebp.cli.commands import app
 from sparsebp.cli.commands.interrupted import Interrupted
+from sparsebp.cli.main import main
 from sparsebp.train import load_checkpoint
 from sparsebp.train.runner import Runner
 
@@ -68,6 +70,24 @@ def test_the_step_and_the_command_to_go_on_with(tmp_path, stop, call, saved):
     assert invoke(*command).exit_code == 0 and steps_in(folder) == 10
 
 
+def test_sigterm_tells_it_too(tmp_path, monkeypatch, capsys):
+    """With the status that shells have for it; how the signal was handled before is put back."""
+    step, calls = Runner.step, iter(range(1, 10_000))
+
+    def terminated(*arguments):
+        if next(calls) == 5:
+            signal.raise_signal(signal.SIGTERM)
+        return step(*arguments)
+
+    monkeypatch.setattr(Runner, "step", terminated)
+    with pytest.raises(SystemExit) as left:
+        main([*TRAIN, "--out", str(tmp_path)])
+    assert left.value.code == 143 and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    told, command = capsys.readouterr().err.rsplit(": sparsebp ", 1)
+    assert told == "Interrupted at step 5 of 10 of training; the last checkpoint is of step 3. Go on from it"
+    assert shlex.split(command) == [*TRAIN, "--out", str(tmp_path), "--resume"]
+
+
 def test_a_run_that_resumes_is_interrupted(tmp_path, stop):
     assert invoke(*TRAIN, "--epochs", 1, "--lr-schedule", "constant", "--out", tmp_path).exit_code == 0
     stop(Runner, "step", 2)
@@ -88,7 +108,10 @@ def test_before_the_first_step(tmp_path, stop):
 
     stop(Runner, "__init__", 1)
     told, command = interrupted(*command)
-    assert told.startswith("Interrupted before the first step of training; the last checkpoint is of step 0. Go on")
+    assert told == "Interrupted before the first step; no checkpoint was written yet. Begin again"
+    stop(Runner, "captures", 1)
+    told, command = interrupted(*command)
+    assert told.startswith("Interrupted at step 1 of 10 of training; the last checkpoint is of step 0. Go on")
     stop(session, "build", 1)
     told, again = interrupted(*command)
     assert "the checkpoint is as it was. Go on" in told and again == command

@@ -1,6 +1,7 @@
 """On a terminal: bars are drawn, and no line that is left on it is longer than the terminal is wide."""
 
 import fcntl
+import io
 import os
 import re
 import struct
@@ -12,6 +13,8 @@ import pytest
 
 pytest.importorskip("typer", exc_type=ImportError)
 pytest.importorskip("rich", exc_type=ImportError)
+
+from sparsebp.cli.letters import write_nearest
 
 TINY = ["bitstream", "--hidden", "4", "--seq-len", "12", "--samples", "16", "--batch-size", "8"]
 TRAIN = ["train", *TINY, "--epochs", "2", "--threads", "1", "--out", "run"]
@@ -91,3 +94,27 @@ def test_the_table_of_tune(tmp_path):
     assert max(map(len, lines)) <= 80
     assert any(line.startswith("none ") and "×" in line for line in lines)
     assert lines[-1] == "written  t.toml: sparsebp train --config t.toml"
+
+
+def test_letters_that_the_terminal_lacks(tmp_path):
+    """Every command writes the nearest letters in their place."""
+    environment = os.environ | {"PYTHONPATH": os.getcwd(), "PYTHONIOENCODING": "ascii", "LC_ALL": "C"}
+    written = {}
+    for command in ("schedule compare", "train --help", "info"):
+        done = subprocess.run([sys.executable, "-m", "sparsebp", *command.split()], cwd=tmp_path, env=environment,
+                              capture_output=True, check=False)  # fmt: skip
+        written[command] = done.stdout.decode("ascii")
+        assert (done.returncode, done.stderr) == (0, b""), done.stderr.decode()
+    assert re.search(r"^pipedream .* 2\.91x", written["schedule compare"], re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "left"), [("ascii", "1.2 us x 3-4... S ?"), ("latin-1", "1.2 µs × 3-4... § ?"), ("utf-8", None)]
+)
+def test_as_many_letters_of_what_an_encoding_lacks(encoding, left):
+    text, stream = "1.2 µs × 3–4... § ᚠ", io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    write_nearest(stream)
+    stream.write(text)
+    stream.flush()
+    assert stream.buffer.getvalue().decode(encoding) == (text if left is None else left)
+    write_nearest(io.StringIO())  # has no encoding

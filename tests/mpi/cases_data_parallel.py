@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import replicas as rep
+from distributed.test_random_layers import assert_like, train
 from mpi import on_ranks
 from sparsebp import nn
 from sparsebp.core.errors import NonFiniteError
@@ -45,6 +46,14 @@ def unequal_shares_and_micro_batches(transport: Transport) -> None:
 @on_ranks(2, 3)
 def clipped(transport: Transport) -> None:
     compare(transport, "first-ready", clip_norm=0.05, epochs=1)
+
+
+@on_ranks(2, 3)
+def random_layers_draw_as_in_one_worker(transport: Transport) -> None:
+    """The last step has one sample, and so only one rank."""
+    for name in ("GRU", "encoder"):
+        options = {"samples": 9, "accumulate": 2}
+        assert_like([train(transport, name, **options)], train(None, name, **options))
 
 
 @on_ranks(2, 4)

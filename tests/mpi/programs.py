@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import subprocess
 import sys
 import time
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 
 from sparsebp.distributed.start import connect
 from sparsebp.distributed.transport import Transport
+from sparsebp.distributed.transports.processes import peers
 
 
 def fine(transport: Transport) -> None:
@@ -108,6 +110,29 @@ def interrupted(transport: Transport) -> None:
     transport.barrier()
 
 
+def one_is_stopped(transport: Transport) -> None:
+    """Rank 1 of 3 stands still for a while; rank 2 waits for rank 0, which waits for rank 1."""
+    peers.SILENT_SECONDS = 1.5
+    if transport.rank == 1:
+        subprocess.Popen(["sh", "-c", f"sleep 4; kill -CONT {os.getpid()}"])
+        os.kill(os.getpid(), signal.SIGSTOP)
+        transport.isend(np.ones(3), 0, 0).wait()
+    elif transport.rank == 0:
+        transport.irecv(np.ones(3), 1, 0).wait()
+        transport.isend(np.ones(3), 2, 0).wait()
+    else:
+        transport.irecv(np.ones(3), 0, 0).wait()
+    transport.barrier()
+
+
+def one_stands_still(transport: Transport) -> None:
+    """Rank 1 answers no more."""
+    peers.SILENT_SECONDS = 1.5
+    if transport.rank == 1:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    transport.barrier()
+
+
 def no_gpu(transport: Transport) -> None:
     connect(device="cuda")
 
@@ -117,6 +142,22 @@ def command_line(transport: Transport | None) -> None:
     from sparsebp.cli.main import main
 
     main(sys.argv[2:])
+
+
+def signalled(transport: Transport | None) -> None:
+    """What ``sparsebp`` does; the third step of one rank gets a signal. The next arguments: its name, the rank."""
+    from sparsebp.cli.main import main
+    from sparsebp.train.runner import Runner
+
+    step, calls = Runner.step, itertools.count(1)
+
+    def signals(self: Runner, *given: Any) -> None:
+        if next(calls) == 3 and self.trainer.transport.rank == int(sys.argv[3]):
+            signal.raise_signal(getattr(signal, sys.argv[2]))
+        step(self, *given)
+
+    Runner.step = signals  # type: ignore[method-assign]
+    main(sys.argv[4:])
 
 
 def fails_in_training(transport: Transport) -> None:
@@ -136,7 +177,7 @@ def fails_in_training(transport: Transport) -> None:
     run.fit()
 
 
-if __name__ == "__main__" and sys.argv[1] == "command_line":
-    command_line(None)
+if __name__ == "__main__" and sys.argv[1] in ("command_line", "signalled"):
+    globals()[sys.argv[1]](None)
 elif __name__ == "__main__":
-    globals()[sys.argv[1]](connect())
+    globals()[sys.argv[1]](connect(**({"timeout": 2.0} if sys.argv[1] == "one_stands_still" else {})))

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import re
 import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
 import pytest
 
 from mpi.launch import command, environment, mpiexec, run
-from sparsebp.core.errors import MissingDependencyError, TransportError
+from sparsebp.core.errors import MissingDependencyError, OptionError, TransportError
 from sparsebp.distributed.start import connect
 from sparsebp.distributed.transports.processes.launcher import LAUNCHERS
 
@@ -104,6 +106,29 @@ def test_ctrl_c_ends_all() -> None:
         assert time.monotonic() - began < SOON
     assert process.returncode != 0
     assert err.count("KeyboardInterrupt") <= 1, out + err
+
+
+def test_a_rank_that_does_not_answer_is_named_once() -> None:
+    """By the lowest of those that wait, whomever that one waits for."""
+    done = ended("one_is_stopped")
+    assert done.returncode == 0, done.stderr
+    said = done.stderr.splitlines()
+    assert "Warning: Rank 1 did not answer for 2 s" in said[0]
+    assert all("Rank 1 did not answer" in line for line in said[:-1])
+    assert re.fullmatch(r"Rank 0 goes on after \d s\.", said[-1])
+
+
+def test_a_rank_that_never_answers_ends_the_run() -> None:
+    done = ended("one_stands_still", 2)
+    assert done.returncode != 0
+    (line,) = tracebacks(done)
+    assert re.search(r"TransportError: Rank 1 did not answer for \d s\. Expected an answer within 2 s", line)
+
+
+@pytest.mark.parametrize("options", [{"timeout": 0}, {"timeout": "1"}, {"timeout": math.nan}, {"progress": "yes"}])
+def test_options_of_connect(options: dict[str, Any]) -> None:
+    with pytest.raises(OptionError):
+        connect(**options)
 
 
 def test_a_process_alone_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

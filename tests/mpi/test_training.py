@@ -67,3 +67,15 @@ def test_a_failure_keeps_the_last_checkpoint(tmp_path: Path) -> None:
     assert done.returncode != 0
     assert tracebacks(done) == ["ValueError: out of paper"], done.stderr
     assert len(load_checkpoint(tmp_path / FILE_NAME).state["epochs"]) == 1
+
+
+@pytest.mark.parametrize(("name", "rank"), [("SIGINT", 1), ("SIGTERM", 0)])
+def test_a_signal_to_one_rank_tells_how_to_go_on(name: str, rank: int, tmp_path: Path) -> None:
+    train = [*TRAIN[3:], "--batch-size", "16", "--schedule", "gpipe", "--accumulate", "2", "--checkpoint-every", "1",
+             "--out", str(tmp_path)]  # fmt: skip
+    done = run(2, "-m", "mpi.programs", "signalled", name, str(rank), *train, seconds=SECONDS)
+    assert done.returncode != 0  # of mpiexec, which joins the ranks' own
+    told = "Interrupted at step 3 of 4 of training; the last checkpoint is of step 2. Go on from it: "
+    said = [line for line in done.stderr.splitlines() if "Interrupted" in line]
+    assert said == [f"{told}mpiexec -n 2 sparsebp {' '.join(train)} --resume"], done.stderr
+    assert load_checkpoint(tmp_path / FILE_NAME).state["position"]["batch"] == 2

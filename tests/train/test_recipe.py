@@ -8,8 +8,10 @@ import pytest
 from sparsebp import nn
 from sparsebp.core.errors import OptionError
 from sparsebp.core.threads import set_threads, thread_counts
+from sparsebp.distributed.transports.in_process import run_ranks
 from sparsebp.recipes.compare import gradient_agreement
 from sparsebp.recipes.recipe import build, config_for
+from sparsebp.train.training import ON_RANKS, asynchronous
 
 SMALL = {"hidden": 6, "seq_len": 15, "samples": 24, "batch_size": 8, "epochs": 2}
 
@@ -125,3 +127,21 @@ def test_scans_agree_with_sequential_back_propagation(model):
     choice = run.trainer.model.forward(batch[0])[1].rnn.backward_choice
     assert choice.algorithm in ("bp", "chunked", "blelloch", "hybrid")
     assert choice.reason
+
+
+@pytest.mark.parametrize(("size", "accumulate"), [(2, 4), (3, 2)])
+@pytest.mark.parametrize("schedule", ON_RANKS)
+def test_every_schedule_of_the_command_line_trains(schedule, size, accumulate):
+    pytest.importorskip("sklearn")
+    if schedule == "reverse-first-k":
+        accumulate = 1
+    options = {"model": "lenet5", "samples": 12, "batch_size": 8, "epochs": 1, "accumulate": accumulate, "seed": 1}
+
+    def train(transport, **more):
+        run = build(config_for("digits", **options, **more), transport=transport)
+        return run.fit().loss
+
+    found = run_ranks(size, lambda transport: train(transport, schedule=schedule))
+    assert found == [found[0]] * size
+    if not asynchronous(schedule):
+        np.testing.assert_allclose(found[0], train(None), rtol=1e-5)

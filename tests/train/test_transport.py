@@ -313,10 +313,27 @@ def test_asynchronous_schedules_go_on_bit_for_bit(schedule, tmp_path):
     again = run(resume=True, checkpoint_dir=tmp_path)
     assert rows(again[0]) == rows(found[0]) and epochs_of(again[0]) == epochs_of(found[0])
     assert p.digest(again[1]) == p.digest(found[1])
-    other = run_ranks(
-        2, lambda t: fit(t, schedule=schedule, epochs=2, resume=True, checkpoint_dir=tmp_path, validation=True)
-    )
-    assert rows(other[0][0]) == rows(found[0])  # nothing was left to do
+    again = {"resume": True, "checkpoint_dir": tmp_path, "validation": True}
+    before = (tmp_path / "checkpoint.safetensors").read_bytes()
+    for size, options, got in (
+        (2, {"schedule": schedule}, "accumulate=3, 2 ranks"), (3, {}, "a schedule with one update a step"),
+        (3, {"schedule": schedule, "accumulate": 4}, "accumulate=4, 3 ranks"),
+    ):  # fmt: skip
+        with pytest.raises(FileFormatError, match=rf"{got}.*Got schedule={schedule}, accumulate=3, 3 ranks in the"):
+            run_ranks(size, lambda t, options=options: fit(t, **again, **options))
+    with pytest.raises(FileFormatError, match="updates came in another order"):
+        fit(None, **again)
+    assert (tmp_path / "checkpoint.safetensors").read_bytes() == before
+
+
+def test_what_is_refused_leaves_an_earlier_runs_checkpoint(tmp_path):
+    """The model has 8 stages: five ranks with two parts each are too many."""
+    fit(None, epochs=1, checkpoint_dir=tmp_path)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    options = {"schedule": "interleaved-1f1b", "checkpoint_dir": tmp_path}
+    with pytest.raises(OptionError, match="too few stages"):
+        run_ranks(5, lambda transport: fit(transport, **options))
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
 
 
 @pytest.mark.parametrize(

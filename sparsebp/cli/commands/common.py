@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 from sparsebp import __version__
 from sparsebp.bench.tools import report
 from sparsebp.cli.commands.interrupted import Interrupted
+from sparsebp.cli.main import status_of
 from sparsebp.core.errors import OptionError, OutputError, SparseBPError
 from sparsebp.core.files import check_path, json_line
 
@@ -33,7 +34,7 @@ ThreadsOption = Annotated[
 class Group(TyperGroup):
     """A group of commands in which an error of sparsebp's own is one message, without a traceback.
 
-    The exit code is 2 for an option that cannot be had (wrong usage), 130 for Ctrl-C, and 1 for everything else.
+    The exit code is 2 for an option that cannot be had (wrong usage), 130 for Ctrl-C, 143 for SIGTERM, else 1.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -55,7 +56,7 @@ class Group(TyperGroup):
             told = error.describe(ctx.meta[_ARGUMENTS]) if isinstance(error, Interrupted) else "Interrupted."
             if _speaks(error):
                 typer.echo(told, err=True)
-            raise typer.Exit(130) from error
+            raise typer.Exit(status_of(error)) from error
 
 
 def _speaks(error: BaseException) -> bool:

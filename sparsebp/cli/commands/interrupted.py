@@ -1,15 +1,16 @@
-"""What Ctrl-C leaves to be said: where the command was, and which command goes on from there."""
+"""What Ctrl-C, or SIGTERM, leaves to be said: where the command was, and which command goes on from there."""
 
 from __future__ import annotations
 
 import contextlib
 import shlex
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sparsebp.distributed.transports.processes.launcher import launching
-from sparsebp.train.callbacks import Callback, RunInfo
-from sparsebp.train.history import History
+
+if TYPE_CHECKING:
+    from sparsebp.recipes.recipe import Run
 
 
 class Interrupted(KeyboardInterrupt):
@@ -46,34 +47,22 @@ def _resumed(arguments: Sequence[str]) -> list[str]:
     return [*left, "--resume"]
 
 
-class Position(Callback):
-    """Notes how far training is, and which step the last checkpoint is of; `resumed`: whether a run goes on."""
+class Position:
+    """Knows how far training is, and which step the last checkpoint is of, on any rank.
 
-    reads_model = False
+    Parameters
+    ----------
+    resumed
+        Whether a run goes on.
+    """
 
     def __init__(self, *, resumed: bool) -> None:
         self._resumed = resumed
-        self._history: History | None = None
-        self._total: int | None = None
-        self._saved: int | None = None
-        self._done = self._fits = 0
+        self._runs: list[Run] = []
 
-    def on_start(self, info: RunInfo) -> None:
-        """Take the place that this run begins at: that of a checkpoint."""
-        self._history, self._done, self._total = None, info.first_step, info.epochs * info.steps_per_epoch
-        self._saved = info.first_step
-        self._fits += 1
-
-    def on_step(self, history: History) -> None:
-        """Take the place; its numbers are read when they are asked for, with the step that an end still completes."""
-        self._history = history
-
-    def on_checkpoint(self, path: Path) -> None:
-        """Take the place of the checkpoint."""
-        self._saved = self._steps()
-
-    def _steps(self) -> int:
-        return self._done if self._history is None else self._history.steps
+    def follow(self, run: Run) -> None:
+        """Look at `run` from here on: the training, and then the retraining."""
+        self._runs.append(run)
 
     @contextlib.contextmanager
     def told(self) -> Iterator[None]:
@@ -85,12 +74,11 @@ class Position(Callback):
 
     def interrupted(self) -> Interrupted:
         """Return what to say of an interruption now."""
-        if self._saved is None:
+        begun = [run for run in self._runs if run.trainer.saved is not None]
+        if not begun:
             checkpoint = "the checkpoint is as it was" if self._resumed else "no checkpoint was written yet"
             return Interrupted(f"before the first step; {checkpoint}", resume=self._resumed)
-        done, run = self._steps(), "retraining" if self._fits > 1 else "training"
-        if self._total is None:
-            where = "before the first step"
-        else:
-            where = f"at step {done + 1} of {self._total}" if done < self._total else f"after all {self._total} steps"
-        return Interrupted(f"{where} of {run}; the last checkpoint is of step {self._saved}", resume=True)
+        run, name = begun[-1], "retraining" if len(begun) > 1 else "training"
+        done, total = run.trainer.history.steps, run.steps
+        where = f"at step {done + 1} of {total}" if done < total else f"after all {total} steps"
+        return Interrupted(f"{where} of {name}; the last checkpoint is of step {run.trainer.saved}", resume=True)

@@ -95,7 +95,7 @@ def run(
         _check_on_ranks(config, compare)
     position = Position(resumed=resume)
     with position.told(), run_folder(folder if leads else None, resume=resume):
-        callbacks = [position, JsonLines(sys.stdout) if as_json else ProgressBar()]
+        callbacks = [JsonLines(sys.stdout) if as_json else ProgressBar()]
         files: dict[str, Any] = {"callbacks": callbacks, "checkpoint_dir": folder, "checkpoint_every": every}
         start = folder / START_NAME
         if resume and leads and start.exists():
@@ -103,6 +103,7 @@ def run(
         if transport is not None:
             weights = transport.broadcast(weights)
         session = dense = build(config, weights=weights, transport=transport, **files)
+        position.follow(session)
         if compare:
             _check_comparison(session, config)
         if not leads:
@@ -123,6 +124,7 @@ def run(
         if prunes(config):
             folder = inner
             session, report = build_retraining(config, dense, **(files | {"checkpoint_dir": folder}))
+            position.follow(session)
             pruning = _pruned(dense, session, report, as_json)
             session.fit(resume=resume and (inner / FILE_NAME).exists())
         x = _batch(session, min(config.batch_size, len(session.train_set)))[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -14,8 +15,9 @@ from sparsebp.core.types import Array
 from sparsebp.distributed.agreement import check_marks, mark_of, options_of
 from sparsebp.distributed.data_parallel.buckets import Buckets
 from sparsebp.distributed.transport import Handle, Transport
+from sparsebp.nn.draws import Rows, rows_of
 from sparsebp.runtime.actions import Actions, Run
-from sparsebp.runtime.stages import Stages
+from sparsebp.runtime.stages import Stages, is_ours
 from sparsebp.runtime.step import Batch, Step, Watch
 
 
@@ -24,30 +26,39 @@ class Totals:
 
     def __init__(self, transport: Transport) -> None:
         self.transport = transport
-        self._host: Transport = getattr(transport, "host", transport)  # NCCL's carries no arrays of the host
-        self._samples: tuple[list[int], np.ndarray, Handle] | None = None
+        self.host: Transport = getattr(transport, "host", transport)  # NCCL's carries no arrays of the host
+        self._counts = np.empty((0, transport.size))  # samples of every micro-batch on every rank, below the marks
+        self._under_way: Handle | None = None  # until they are known
         self._told: dict[int, tuple[Handle, Array, bool | None]] = {}  # by the identity of a step that is under way
 
     def open(self, batches: Sequence[Batch], optimizer: Any) -> None:
         """Begin to count the samples of a step on all ranks, and to compare the options of the optimizer."""
-        samples = [len(batch[1]) for batch in batches]
-        count = np.zeros(1 + self.transport.size)
-        count[0], count[1 + self.transport.rank] = sum(samples), mark_of(options_of(optimizer))
-        self._samples = samples, count, self._host.allreduce(count)
+        self._counts = np.zeros((1 + len(batches), self.transport.size))
+        own = [len(batch[1]) for batch in batches]
+        self._counts[:, self.transport.rank] = [mark_of(options_of(optimizer)), *own]
+        self._under_way = self.host.allreduce(self._counts)
+
+    def samples(self, m: int) -> list[int]:
+        """Return how many samples of a micro-batch of this step each rank has."""
+        if self._under_way is not None:
+            self._under_way.wait()
+            self._under_way = None
+            check_marks(self._counts[0].tolist())
+            if not self._counts[1:].any():
+                raise OptionError("A step has no samples", expected="at least one, on some rank", got="none on any",
+                                  remedy="Leave the step out")  # fmt: skip
+        return [int(count) for count in self._counts[1 + m]]
 
     def share(self, step: Step) -> None:
         """Make the step's shares those in the samples of all ranks."""
-        if self._samples is None:
-            return
-        samples, count, handle = self._samples
-        handle.wait()
-        self._samples = None
-        check_marks(count[1:].tolist())
-        total = int(count[0])
-        if total == 0:
-            raise OptionError("A step has no samples", expected="at least one, on some rank", got="none on any",
-                              remedy="Leave the step out")  # fmt: skip
-        step.shares = [n / total for n in samples]
+        ranks = [self.samples(m) for m in range(len(step.batches))]
+        total = sum(map(sum, ranks))
+        step.shares = [samples[self.transport.rank] / total for samples in ranks]
+
+    def rows(self, m: int) -> Rows:
+        """Return which samples of a micro-batch of all ranks this one has."""
+        samples, rank = self.samples(m), self.transport.rank
+        return Rows(sum(samples[:rank]), samples[rank], sum(samples))
 
     def tell(self, step: Step) -> None:
         """Begin to sum loss and score over all ranks, when this one has all of its own."""
@@ -62,7 +73,7 @@ class Totals:
         for m in scored:
             sums[1] += step.shares[m] * scores[m]
         sums[2] = len(scored)
-        transport = self._host if step.later is None else self.transport
+        transport = self.host if step.later is None else self.transport
         self._told[id(step)] = transport.allreduce(sums), sums, bool(scored) if there else None
 
     def close(self, step: Step) -> None:
@@ -85,7 +96,7 @@ class Totals:
 
     def forget(self) -> None:
         """Give up what is under way."""
-        self._samples = None
+        self._under_way = None
         self._told.clear()
 
 
@@ -114,7 +125,7 @@ class ReplicaActions(Actions):
 
     def forward(self, number: int, m: int, count: int) -> Run:
         """F; the last stage's tells the others of the loss."""
-        run = _unless_empty(super().forward(number, m, count), m)
+        run = self._drawing(number, m, _unless_empty(super().forward(number, m, count), m))
         if number < len(self.stages) - 1:
             return run
 
@@ -132,6 +143,30 @@ class ReplicaActions(Actions):
                 self.totals.tell(step)
 
         return last
+
+    def _drawing(self, number: int, m: int, run: Run) -> Run:
+        """Return `run`, an F, in which layers draw this rank's rows of what one worker draws for all samples."""
+        layer = self.stages[number].layer
+        generators = layer.generators() if hasattr(layer, "generators") else {}
+        if not generators:
+            return run
+        foreign = {name: part.generator for name, part in layer.modules() if name in generators and not is_ours(part)}
+
+        def draw(step: Step) -> None:
+            before = {name: pickle.dumps(generator.bit_generator.state) for name, generator in foreign.items()}
+            with rows_of(lambda: self.totals.rows(m)) as drawn:
+                run(step)
+            for name, generator in foreign.items():
+                if id(generator) not in drawn and pickle.dumps(generator.bit_generator.state) != before[name]:
+                    raise _draws_alone(f"{self.stages[number].name}.{name}".strip("."))
+            samples = self.totals.samples(m)
+            if 0 in samples and any(samples):  # a rank without samples has not drawn
+                states = {name: generator.bit_generator.state for name, generator in generators.items()}
+                first = next(rank for rank, count in enumerate(samples) if count)
+                for name, state in self.totals.host.broadcast(states, first).items():
+                    generators[name].bit_generator.state = state
+
+        return draw
 
     def input_grad(self, number: int, m: int) -> Run:
         """I."""
@@ -179,6 +214,14 @@ class ReplicaActions(Actions):
         """Update some parameters, those first whose gradients are there first."""
         for some in self.buckets.arriving(names):
             super().use(step, some, gathered=gathered and self.clip_norm is not None)
+
+
+def _draws_alone(name: str) -> OptionError:
+    return OptionError(
+        f"The layer {name} draws random numbers by itself: the same for the samples of every replica",
+        expected="numbers that sparsebp.nn.draw_rows has drawn", got="others",
+        remedy="Draw by sparsebp.nn.draw_rows(self.generator, x.shape, make); see the how-to guide 'Write a layer'",
+    )  # fmt: skip
 
 
 def _unless_empty(run: Run, m: int) -> Run:

@@ -37,7 +37,8 @@ class ReplicaExecutor(Executor):
     with all samples, to rounding. All ranks then make the same update, so that their parameters stay the same, bit for
     bit, as they are from run to run. The `Step`\\ s returned have the loss of all samples, and the norm of the averaged
     gradient, by which they are clipped. Layers see the samples of their own rank alone: batch normalisation has its own
-    statistics on each, of which those of rank 0 count, and dropout draws by the layer's own generator.
+    statistics on each, of which those of rank 0 count. Dropout draws its rows of one worker's mask
+    (`sparsebp.nn.draw_rows`): the random generators begin with rank 0's states, and go on as those of one worker.
 
     Parameters
     ----------
@@ -89,8 +90,15 @@ class ReplicaExecutor(Executor):
         self._totals, self._optimizer = Totals(transport), optimizer
         self._failed: str | None = None
         self._pieces: PieceOptimizer | None = None
-        facts = {"the schedule": (schedule.graph, [lane.cells for lane in schedule.lanes]), "clip_norm": clip_norm}
-        check_same(transport, facts | checksums(trained_parameters(model, optimizer)))
+        generators = model.generators() if hasattr(model, "generators") else {}
+        facts = {
+            "the schedule": (schedule.graph, [lane.cells for lane in schedule.lanes]), "clip_norm": clip_norm,
+            "the layers that draw random numbers": sorted(generators),
+        }  # fmt: skip
+        states = {name: generator.bit_generator.state for name, generator in generators.items()}
+        first, *_ = check_same(transport, facts | checksums(trained_parameters(model, optimizer)), states)
+        for name, generator in generators.items():
+            generator.bit_generator.state = first[name]
         super().__init__(model, loss, optimizer, compute, clip_norm=clip_norm, watch=watch)
         self.schedule = schedule
         if schedule.graph.first == "U" and clip_norm is None:

@@ -8,7 +8,7 @@ from sparsebp.core.errors import OptionError
 from sparsebp.distributed.transport import Transport
 from sparsebp.runtime.program import check_of_model
 from sparsebp.runtime.stages import Stages
-from sparsebp.schedule import Schedule, validate
+from sparsebp.schedule import Schedule, parts_of, validate
 
 
 def check_fits_ranks(schedule: Schedule, stages: Stages, transport: Transport, *, predicts: bool) -> None:
@@ -48,7 +48,7 @@ def check_fits_ranks(schedule: Schedule, stages: Stages, transport: Transport, *
 def _check_apart(schedule: Schedule, stages: Stages) -> None:
     """Refuse what stages on different ranks share."""
     parameters: defaultdict[str, set[int]] = defaultdict(set)
-    generators: defaultdict[int, set[int]] = defaultdict(set)
+    generators: defaultdict[int, set[int]] = defaultdict(set)  # the stages that draw from one
     layers: dict[int, list[str]] = {}
     counting: defaultdict[int, set[int]] = defaultdict(set)  # layers with running statistics
     named: dict[int, str] = {}
@@ -62,7 +62,7 @@ def _check_apart(schedule: Schedule, stages: Stages) -> None:
                 named.setdefault(id(layer), prefix)
         drawn = stage.layer.generators() if hasattr(stage.layer, "generators") else {}
         for name, generator in drawn.items():
-            generators[id(generator)].add(rank)
+            generators[id(generator)].add(number)
             layers.setdefault(id(generator), []).append(f"{stage.name}.{name}".strip("."))
     shared = [name for name, ranks in parameters.items() if len(ranks) > 1]
     if shared:
@@ -72,9 +72,18 @@ def _check_apart(schedule: Schedule, stages: Stages) -> None:
     if counted:
         raise OptionError("A layer with running statistics is in stages on several ranks", got=", ".join(counted),
                           expected="all of its stages on one", remedy="Use a layer of its own in each")  # fmt: skip
-    drawn_by = [", ".join(layers[key]) for key, ranks in generators.items() if len(ranks) > 1]
+    drawn_by = [", ".join(layers[key]) for key, drawing in generators.items() if not _draw_in_turn(schedule, drawing)]
     if drawn_by:
         raise OptionError(
-            "Layers on several ranks draw from one random generator", expected="a generator for each of them",
-            got="; ".join(drawn_by), remedy="Build each with a seed of its own: rng=1, rng=2, …",
+            "Layers on several ranks, or in another order than in one worker, draw from one random generator",
+            expected="a generator for each of them", got="; ".join(drawn_by),
+            remedy="Build each with a seed of its own: rng=1, rng=2, …",
         )  # fmt: skip
+
+
+def _draw_in_turn(schedule: Schedule, stages: set[int]) -> bool:
+    """Return whether one rank runs these stages forward in the order of one worker: a micro-batch after another."""
+    ranks = {schedule.allocation[number] for number in stages}
+    cells = [part for lane in schedule.lanes if lane.worker in ranks for cell in lane.cells for part in parts_of(cell)]
+    order = [(part.microbatch, part.stage) for part in cells if part.kind == "F" and part.stage in stages]
+    return len(ranks) == 1 and order == sorted(order)

@@ -29,7 +29,7 @@ from sparsebp.core.arguments import check_choice, check_sequence
 from sparsebp.core.errors import OptionError, PatternError, ShapeError
 from sparsebp.core.types import Array
 from sparsebp.distributed.agreement import check_same
-from sparsebp.distributed.transport import Transport
+from sparsebp.distributed.transport import Transport, check_transport
 from sparsebp.patterns import SparsityPattern
 from sparsebp.scan import plan_scan
 from sparsebp.scan.planning.cost import sized_seconds
@@ -92,7 +92,7 @@ class ChainParallel:
         memory_limit: int | None = None, batch: int = 1, dtype: Any = np.float32, shared: Sequence[bool] | None = None,
         xp: ModuleType = np,
     ) -> None:  # fmt: skip
-        self.transport = transport
+        self.transport = check_transport(transport)
         self._last = transport.size - 1
         check_choice("way", way, WAYS)
         patterns = check_sequence("patterns", patterns, "SparsityPattern")

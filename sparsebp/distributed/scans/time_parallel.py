@@ -22,7 +22,7 @@ from sparsebp.core.shortcuts import METHODS, belongs
 from sparsebp.core.types import Array
 from sparsebp.distributed.agreement import check_same, checksums
 from sparsebp.distributed.scans.stretches import WAYS, StretchSaved, Way, way_seconds
-from sparsebp.distributed.transport import Handle, Transport
+from sparsebp.distributed.transport import Handle, Transport, check_transport
 from sparsebp.nn.gradients import Back, Shared
 from sparsebp.nn.layer import check_gy, check_input
 from sparsebp.nn.recurrent.back.backward import choose, run_backward
@@ -93,7 +93,7 @@ class TimeParallel:
         if layer.output_size != layer.hidden_size:
             raise OptionError("States that are projections are not handed on", expected="proj_size=0",
                               got=layer.output_size, remedy="Use an LSTM without proj_size")  # fmt: skip
-        self.layer, self.transport, self.way = layer, transport, check_choice("way", way, WAYS)
+        self.layer, self.transport, self.way = layer, check_transport(transport), check_choice("way", way, WAYS)
         self._last = transport.size - 1
         kind = {"cell": layer.cell.name, "nonlinearity": getattr(layer, "nonlinearity", None), "way": way}
         check_same(transport, kind | checksums(layer.params))

@@ -14,7 +14,7 @@ from sparsebp.core.arguments import check_integer
 from sparsebp.core.errors import TransportError
 from sparsebp.core.locks import forkable_lock
 from sparsebp.core.types import Array
-from sparsebp.distributed.transport import Handle, Transport
+from sparsebp.distributed.transport import Handle, Transport, check_callable, packed
 
 T = TypeVar("T")
 
@@ -27,8 +27,9 @@ def run_ranks(size: int, work: Callable[[Transport], T]) -> list[T]:
     Exception
         Of the first rank that failed; the others have been ended by then.
     OptionError
-        `size` is below 1.
+        `size` is below 1, or `work` no function.
     """
+    check_callable("work", work)
     world = _World(check_integer("size", size, 1))
     results: list[Any] = [None] * size
 
@@ -221,15 +222,17 @@ class InProcess(Transport):
     def exscan(self, array: Array, combine: Callable[[Array, Array], Array]) -> Array | None:
         """Return what the ranks before this one combine to."""
         self.check_call(array)
+        check_callable("combine", combine)
         arrays = self._collect(self._give("exscan", array.copy()))
         return reduce(combine, arrays[: self.rank]) if self.rank else None
 
     def share(self, value: Any) -> list[Any]:
         """Return the objects of all ranks."""
-        return list(map(pickle.loads, self._collect(self._give("share", pickle.dumps(value)))))
+        return list(map(pickle.loads, self._collect(self._give("share", packed(value)))))
 
     def broadcast(self, value: Any, root: int = 0) -> Any:
         """Return the object of one rank."""
+        check_integer("root", root, 0, self.size - 1)
         return self.share(value if self.rank == root else None)[root]
 
     def barrier(self) -> None:

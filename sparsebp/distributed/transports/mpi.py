@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from sparsebp import backend
-from sparsebp.core.errors import MissingDependencyError, TransportError
+from sparsebp.core.arguments import check_flag, check_integer, check_number, shown
+from sparsebp.core.errors import MissingDependencyError, OptionError, TransportError
 from sparsebp.core.locks import forkable_lock
 from sparsebp.core.types import Array
-from sparsebp.distributed.transport import DTYPES, Handle, Transport
+from sparsebp.distributed.transport import DTYPES, Handle, Transport, check_callable, packed
 from sparsebp.distributed.transports.processes.calls import Call, Message
-from sparsebp.distributed.transports.processes.peers import End, Peers
+from sparsebp.distributed.transports.processes.peers import TIMEOUT_SECONDS, End, Patience, Peers
 from sparsebp.distributed.transports.processes.progress import Progress
 from sparsebp.distributed.transports.processes.waiting import until
 from sparsebp.distributed.transports.sums import parts_of, sum_in_order
@@ -59,18 +60,31 @@ class MPITransport(Transport):
     on_device
         Whether MPI was built for the device's memory: messages and `allgather` then take CuPy's arrays as they are.
         Without, and for sums in any case, they are copied through the host.
+    timeout
+        Seconds after which a rank gives up to wait for others, by a `TransportError`. After 10 s it prints which ranks
+        do not answer, and again whenever it has waited twice as long.
 
     Raises
     ------
+    OptionError
+        `comm` is no communicator, a flag no truth value, or `timeout` no positive number.
     MissingDependencyError
         mpi4py, or an MPI library, is not installed.
     TransportError
         MPI does not let several threads call it, and `progress` needs that.
     """
 
-    def __init__(self, comm: Any = None, *, progress: bool = False, on_device: bool = False) -> None:
+    def __init__(
+        self, comm: Any = None, *, progress: bool = False, on_device: bool = False, timeout: float = TIMEOUT_SECONDS
+    ) -> None:
+        check_flag("progress", progress)
+        check_flag("on_device", on_device)
+        self.timeout = check_timeout(timeout)
         MPI = mpi()
         comm = MPI.COMM_WORLD if comm is None else comm
+        if not isinstance(comm, MPI.Intracomm):
+            raise OptionError("Not a communicator", expected="one of mpi4py's, or None for all processes",
+                              got=shown(comm), remedy="Pass MPI.COMM_WORLD, say")  # fmt: skip
         if progress and MPI.Query_thread() < MPI.THREAD_MULTIPLE:
             raise TransportError("MPI cannot be called by several threads", expected="MPI_THREAD_MULTIPLE",
                                  got=MPI.Query_thread(), remedy="Leave progress out")  # fmt: skip
@@ -160,6 +174,7 @@ class MPITransport(Transport):
         """Return what the ranks before this one combine to."""
         MPI = mpi()
         self.check_call(array)
+        check_callable("combine", combine)
         buffer, _ = self._buffer(array, read=True, summed=True)
         result = np.empty_like(buffer)
         errors: list[BaseException] = []
@@ -189,7 +204,7 @@ class MPITransport(Transport):
 
     def share(self, value: Any) -> list[Any]:
         """Return the objects of all ranks."""
-        data = np.frombuffer(pickle.dumps(value), np.uint8)
+        data = np.frombuffer(packed(value), np.uint8)
         sizes = self._call("share", data, [], None, None, None, same=False)
         sizes.wait()
         rows = [np.empty(size, np.uint8) for size in sizes.headers[:, 1]]
@@ -200,6 +215,7 @@ class MPITransport(Transport):
 
     def broadcast(self, value: Any, root: int = 0) -> Any:
         """Return the object of one rank."""
+        check_integer("root", root, 0, self.size - 1)
         return self.share(value if self.rank == root else None)[root]
 
     def barrier(self) -> None:
@@ -234,7 +250,7 @@ class MPITransport(Transport):
 
     def wait(self, ready: Callable[[], bool], needs: Sequence[int], suspect: Callable[[], None] | None = None) -> None:
         """Return when `ready`, as handles do it; `needs` are the ranks that this depends on."""
-        look = _SUSPICIOUS_SECONDS
+        look, patience = _SUSPICIOUS_SECONDS, Patience(self.peers, self.timeout)
 
         def meanwhile(waited: float) -> None:
             nonlocal look
@@ -243,8 +259,9 @@ class MPITransport(Transport):
             if suspect is not None and waited > look:
                 look = 2 * waited
                 suspect()
+            patience.look(waited)
 
-        until(ready, meanwhile)
+        patience.end(until(ready, meanwhile))
 
     def advance(self) -> None:
         """Let collective calls go on from their first exchange to the second."""
@@ -326,6 +343,20 @@ class MPITransport(Transport):
             array[...] = backend.as_namespace(host, xp)
 
         return host, finish if write else None
+
+
+def check_timeout(timeout: float) -> float:
+    """Return the seconds that a rank waits for others.
+
+    Raises
+    ------
+    OptionError
+        They are no positive number.
+    """
+    if check_number("timeout", timeout) <= 0:
+        raise OptionError("timeout is not positive", expected="seconds, more than 0", got=timeout,
+                          remedy="Leave it out for half an hour")  # fmt: skip
+    return timeout
 
 
 def _tag(tag: int, array: Array) -> int:

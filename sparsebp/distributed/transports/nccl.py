@@ -18,7 +18,7 @@ import numpy as np
 from sparsebp import backend
 from sparsebp.core.errors import DeviceError, MissingDependencyError, TransportError
 from sparsebp.core.types import Array
-from sparsebp.distributed.transport import DTYPES, Handle, Transport
+from sparsebp.distributed.transport import DTYPES, Handle, Transport, check_callable
 from sparsebp.distributed.transports.sums import parts_of, sum_in_order
 
 _KINDS = ("allreduce", "reduce_scatter", "allgather", "exscan")
@@ -172,6 +172,7 @@ class NCCLTransport(Transport):
     def exscan(self, array: Array, combine: Callable[[Array, Array], Array]) -> Array | None:
         """Return what the ranks before this one combine to; their arrays are gathered, and combined here."""
         self.check_call(array)
+        check_callable("combine", combine)
         rows = [self._xp.empty(array.shape, array.dtype) for _ in range(self.size)]
         rows[self.rank] = array
         self._call("exscan", array, lambda: self._exchange([array] * self.size, rows), rows).wait()

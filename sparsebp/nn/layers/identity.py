@@ -13,6 +13,7 @@ from sparsebp.backend import memory
 from sparsebp.core.arguments import check_flag, check_generator, check_integer, check_number, check_sequence, shown
 from sparsebp.core.errors import OptionError, ShapeError
 from sparsebp.core.types import Array, Seed
+from sparsebp.nn.draws import draw_rows
 from sparsebp.nn.layer import Layer, check_gy, check_input
 from sparsebp.nn.layers.samples import SampleLayer
 
@@ -305,7 +306,7 @@ class Dropout(Layer):
 
     def _mask(self, x: Array) -> Array:
         """Draw what x is multiplied with."""
-        return dropout_mask(self.generator, x, self.p)
+        return dropout_mask(self.generator, x, self.p, self.batch_axes[0])
 
 
 class Dropout2d(Dropout):
@@ -338,16 +339,19 @@ class Dropout2d(Dropout):
         return xp.ascontiguousarray(xp.broadcast_to(channels, x.shape))
 
 
-def dropout_mask(rng: np.random.Generator, like: Array, p: float) -> Array:
-    """Draw a mask of zeros and 1/(1-p) in the shape, dtype and namespace of `like`.
+def dropout_mask(rng: np.random.Generator, like: Array, p: float, batch_axis: int = 0) -> Array:
+    """Draw a mask of zeros and 1/(1-p) in the shape, dtype and namespace of `like`, which has samples on `batch_axis`.
 
     One integer is drawn from `rng` and seeds the draw on the array's own device, so that no mask is transferred.
     """
     xp = backend.namespace(like)
     if p == 1:
         return xp.zeros_like(like)
-    local = xp.random.default_rng(int(rng.integers(2**31)))
-    mask = (local.random(like.shape, dtype=like.dtype) >= p).astype(like.dtype)
+
+    def uniform(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
+        return xp.random.default_rng(int(rng.integers(2**31))).random(shape, dtype=like.dtype)
+
+    mask = (draw_rows(rng, like.shape, uniform, batch_axis) >= p).astype(like.dtype)
     mask *= like.dtype.type(1 / (1 - p))
     return mask
 

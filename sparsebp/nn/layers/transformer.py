@@ -104,6 +104,9 @@ class TransformerEncoderLayer(Layer):
             "dropout1": Dropout(dropout, rng=own_generator(rng)),
             "dropout2": Dropout(dropout, rng=own_generator(rng)),
         }
+        for layer in self.children.values():
+            if isinstance(layer, Dropout):
+                layer.batch_axes = self.batch_axes
 
     def forward(
         self, x: Array, src_mask: Array | None = None, src_key_padding_mask: Array | None = None,

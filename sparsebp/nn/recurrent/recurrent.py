@@ -187,7 +187,7 @@ class Recurrent(Layer):
         for layer in range(self.num_layers):
             mask = None
             if layer > 0 and self.training and self.dropout > 0:
-                mask = dropout_mask(self.generator, inputs, self.dropout)
+                mask = dropout_mask(self.generator, inputs, self.dropout, batch_axis=1)
                 inputs = inputs * mask
             saved.masks.append(mask)
             inputs = self._forward_layer(layer, inputs, initial, saved)

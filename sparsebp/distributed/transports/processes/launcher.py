@@ -70,3 +70,8 @@ def speak() -> None:
     """Let this rank print on standard error again: it has an error to tell."""
     if _stderr is not None:
         sys.stderr = _stderr
+
+
+def say(text: str) -> None:
+    """Print a line on standard error, also on a rank that `quiet_others` has silenced."""
+    print(text, file=_stderr or sys.stderr, flush=True)

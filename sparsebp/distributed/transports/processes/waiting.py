@@ -10,8 +10,8 @@ SPIN_SECONDS = 1e-4  # a message of a neighbour's that is nearly here; shorter t
 MOST_SECONDS = 1e-3
 
 
-def until(ready: Callable[[], bool], meanwhile: Callable[[float], None]) -> None:
-    """Return when `ready`; between two questions call ``meanwhile(seconds waited so far)``, and sleep.
+def until(ready: Callable[[], bool], meanwhile: Callable[[float], None]) -> float:
+    """Return, when `ready`, how many seconds that took; between two questions call ``meanwhile(seconds)``, and sleep.
 
     The sleep grows with what has been waited, so that it adds an eighth at most.
     """
@@ -23,3 +23,4 @@ def until(ready: Callable[[], bool], meanwhile: Callable[[float], None]) -> None
             os.sched_yield()  # to another rank on this core
         else:
             time.sleep(min(waited / 8, MOST_SECONDS))
+    return time.perf_counter() - began
