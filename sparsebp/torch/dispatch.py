@@ -85,22 +85,20 @@ def way_of(module: Any, input: Any, always: bool = False) -> Way:
         return Way(False, f"there are no kernels for {dtype}")
     if always:
         return _ALWAYS
-    if not x.is_cpu:
-        return _ELSEWHERE
-    shape = x.shape
-    dims = len(shape)
-    if 0 in shape or not (dims == 2 or (dims == 3 and not packed)):
-        return _MALFORMED
     if torch._C._are_functorch_transforms_active() and _is_mapped():
         return _NO_BATCHING
     if forward_ad._current_level >= 0:
         return _NO_TANGENTS if module.mode == "LSTM" and dtype is torch.float32 else _TANGENTS
+    shape = x.shape
+    dims = len(shape)
+    if dims not in (2, 3):
+        return _MALFORMED
     steps = len(input.batch_sizes) if packed else shape[1 if dims == 3 and module.batch_first else 0]
     trains, hidden = torch.is_grad_enabled(), module.hidden_size
     way = _by_size(module.mode, dtype, packed, trains, hidden, steps)
     if way.ours and packed and steps * int(input.batch_sizes[0]) == shape[0]:  # of one length: PyTorch's LSTM sees that
         way = _by_size(module.mode, dtype, False, trains, hidden, steps)
-    return (_obstacle(module, x) or way) if way.ours else way
+    return (_obstacle(module, x, packed) or way) if way.ours else way
 
 
 @functools.lru_cache(maxsize=4096)
@@ -113,8 +111,12 @@ def _by_size(mode: str, dtype: torch.dtype, packed: bool, trains: bool, hidden: 
     return Way(steps >= fewest, f"{case}, T = {steps} {'≥' if steps >= fewest else '<'} {fewest}")
 
 
-def _obstacle(module: Any, x: Tensor) -> Way | None:
+def _obstacle(module: Any, x: Tensor, packed: bool) -> Way | None:
     """Say what speaks against the kernels, where they are the faster ones; None: nothing does."""
+    if not x.is_cpu:
+        return _ELSEWHERE
+    if x.numel() == 0 or (packed and x.dim() != 2):
+        return _MALFORMED
     if torch._C._is_any_autocast_enabled():
         return _AUTOCAST
     if torch._C._get_tracing_state() is not None:
@@ -192,7 +194,7 @@ def _reduce(module: Module) -> Any:
 
     A shallow copy would share it otherwise, and with it the options of the module that it was made from.
     """
-    reduced = object.__reduce_ex__(module, 2)
+    reduced: Any = object.__reduce_ex__(module, 2)
     forward = dispatch_of(module)
     if forward is None:
         return reduced

@@ -160,7 +160,12 @@ def _way(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any], faster_o
     input, lengths, dispatch = args[0] if args else kwargs["input"], kwargs.get("lengths"), dispatch_of(module)
     if lengths is not None:  # the forward gets these packed
         packed: list[Any] = []
-        with_lengths(cast(RNNBase, module), lambda *call: packed.append(call[0]) or call, input, None, lengths)
+
+        def keep(*call: Any) -> Any:
+            packed.append(call[0])
+            return call
+
+        with_lengths(cast(RNNBase, module), keep, input, None, lengths)
         input = packed[0]
     return way_of(module, input, not faster_only if dispatch is None else dispatch.always)
 
