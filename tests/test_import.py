@@ -43,6 +43,19 @@ def test_import_of_the_package_alone_does_not_bring_numpy():
     assert result.stdout.strip() == "False"
 
 
+def test_namespaces_list_their_public_names_alone():
+    code = """
+import types
+import sparsebp
+for name in sparsebp.__all__:
+    namespace = getattr(sparsebp, name)
+    if isinstance(namespace, types.ModuleType) and hasattr(namespace, "__all__"):
+        assert dir(namespace) == sorted(namespace.__all__), name
+"""
+    result = run(code)
+    assert result.returncode == 0, result.stderr
+
+
 def test_every_public_name_can_be_had_without_the_optional_packages():
     code = f"""
 import sys

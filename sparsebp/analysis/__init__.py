@@ -7,3 +7,7 @@ from sparsebp.analysis.flow import GradientFlow, gradient_flow
 from sparsebp.analysis.steps import hidden_jacobians
 
 __all__ = ["GradientFlow", "LyapunovSpectrum", "gradient_flow", "hidden_jacobians", "lyapunov", "lyapunov_of"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -384,3 +384,7 @@ def _library(found: Any) -> _Library:
         own = [found._get_symbol(f"openblas_{name}_num_threads") for name in ("get", "set")]
         getting, setting = (mine or theirs for mine, theirs in zip(own, (getting, setting), strict=True))
     return _Library(found.filepath, kind == "mkl" or (kind == "openblas" and layer == "openmp"), getting, setting)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -20,3 +20,7 @@ __all__ = [
     "load_mnist_images",
     "synthetic_instruments",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

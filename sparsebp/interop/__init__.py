@@ -5,3 +5,7 @@ from __future__ import annotations
 from sparsebp.interop import cupyx, dlpack, scipy, torch
 
 __all__ = ["cupyx", "dlpack", "scipy", "torch"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

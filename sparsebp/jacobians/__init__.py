@@ -31,3 +31,7 @@ __all__ = [
     "pointwise_jacobian_t",
     "rnn_hidden_jacobians",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -118,3 +118,7 @@ __all__ = [
     "prune",
     "value_and_grad",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

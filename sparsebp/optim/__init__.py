@@ -67,3 +67,7 @@ __all__ = [
     "global_norm",
     "make_predictor",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -36,3 +36,7 @@ __all__ = [
     "sequence_pattern",
     "step_sum_pattern",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -8,3 +8,7 @@ from sparsebp.products.plan import ProductPlan
 from sparsebp.products.product import plan_product
 
 __all__ = ["ProductGradients", "ProductPlan", "plan_addition", "plan_product"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

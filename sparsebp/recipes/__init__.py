@@ -7,3 +7,7 @@ from sparsebp.recipes.compare import Comparison, compare_histories
 from sparsebp.recipes.prune_checkpoint import prune_checkpoint
 
 __all__ = ["Comparison", "compare_histories", "prune_checkpoint", "verify"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

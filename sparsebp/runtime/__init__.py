@@ -7,3 +7,7 @@ from sparsebp.runtime.executor import Executor
 from sparsebp.runtime.out_of_order import OutOfOrderExecutor
 
 __all__ = ["Executor", "FoundSchedule", "OutOfOrderExecutor"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

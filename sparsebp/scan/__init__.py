@@ -8,3 +8,7 @@ from sparsebp.scan.planning.recurrent import Choice, choose_recurrent_backward
 from sparsebp.scan.steps import ScanStep, Span
 
 __all__ = ["Choice", "LayerByLayer", "ScanPlan", "ScanStep", "Span", "choose_recurrent_backward", "plan_scan"]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

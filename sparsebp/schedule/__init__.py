@@ -72,3 +72,7 @@ __all__ = [
     "write_programs",
     "write_trace",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -22,7 +22,7 @@ except ImportError as error:
 
 from sparsebp.torch.cells import GRUCell, LSTMCell, RNNCell
 from sparsebp.torch.layers import GRU, LSTM, RNN
-from sparsebp.torch.replacement import Outcome, accelerate, explain
+from sparsebp.torch.replacement import Outcome, accelerate, explain, restore
 from sparsebp.torch.sparse import BatchedCSR, ProductPlan, plan_product, sparse_jacobian
 
 __all__ = [
@@ -38,5 +38,10 @@ __all__ = [
     "accelerate",
     "explain",
     "plan_product",
+    "restore",
     "sparse_jacobian",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,73 +1,72 @@
-"""The one rule of size: where `sparsebp.torch.accelerate` lets this library's kernels run a module of PyTorch.
+"""The one rule of size: from how many steps on a call of an accelerated module is run by this library's kernels.
 
-In float32, on a CPU, batches of 1 to 256. The kernels gain where a step is small and there are many of them: PyTorch
-calls several operations a step, each of which costs more than its arithmetic, while a call of ours costs what PyTorch
-takes for some eight steps. The larger H is, the more both spend on the same products. An LSTM in float32 is another
-matter: PyTorch has one call of oneDNN for all steps of sequences of one length, which the kernels beat at small H and
-many steps. A cell is one step a call.
+The kernels gain where there are many steps: PyTorch calls several operations a step, each of which costs more than its
+arithmetic, while a call of ours costs what PyTorch takes for some eight steps. The larger H is, the more both spend on
+the same products. An LSTM in float32 is another matter: PyTorch has one call of oneDNN for all steps of sequences of
+one length, packed or not. `FEWEST_STEPS` was measured on a CPU, ours and PyTorch's calls in turn, with 1, 16 and 128
+samples: from the steps that it names, none of them was slower. A cell is one step a call.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-
-class Largest(NamedTuple):
-    """The hidden size up to which training steps were measured to be no slower than PyTorch's.
-
-    Attributes
-    ----------
-    padded
-        With sequences of one length.
-    packed
-        With packed sequences.
-    """
-
-    padded: int
-    packed: int
-
-
-LARGEST: dict[str, Largest] = {
-    "RNN": Largest(256, 256),
-    "GRU": Largest(128, 128),
-    "LSTM": Largest(64, 128),
-    "RNNCell": Largest(0, 0),
-    "GRUCell": Largest(0, 0),
-    "LSTMCell": Largest(0, 0),
+FEWEST_STEPS: dict[tuple[str, bool, bool, bool], tuple[tuple[int, int], ...]] = {
+    # cell, float64, packed, trains: (hidden size up to which, steps from which), …
+    ("RNN", False, False, True): ((64, 32), (512, 64)),
+    ("RNN", False, False, False): ((128, 16), (512, 32)),
+    ("RNN", False, True, True): ((64, 32), (256, 64), (512, 128)),
+    ("RNN", False, True, False): ((20, 32), (128, 64), (512, 128)),
+    ("RNN", True, False, True): ((64, 32), (512, 64)),
+    ("RNN", True, False, False): ((128, 16), (512, 32)),
+    ("RNN", True, True, True): ((64, 32), (128, 64), (512, 128)),
+    ("RNN", True, True, False): ((20, 32), (128, 64), (512, 128)),
+    ("GRU", False, False, True): ((32, 8), (128, 16), (512, 32)),
+    ("GRU", False, False, False): ((64, 8), (128, 16), (512, 32)),
+    ("GRU", False, True, True): ((64, 16), (128, 32), (512, 64)),
+    ("GRU", False, True, False): ((64, 32), (128, 64), (256, 128)),
+    ("GRU", True, False, True): ((32, 8), (128, 16), (512, 32)),
+    ("GRU", True, False, False): ((64, 8), (128, 16), (256, 32), (512, 128)),
+    ("GRU", True, True, True): ((64, 16), (128, 32), (512, 64)),
+    ("GRU", True, True, False): ((64, 32), (128, 64), (256, 128)),
+    ("LSTM", False, False, True): ((64, 100), (128, 512)),
+    ("LSTM", False, False, False): ((20, 16), (64, 256)),
+    ("LSTM", False, True, True): ((64, 16), (128, 64), (256, 128)),
+    ("LSTM", False, True, False): ((20, 16), (64, 32), (128, 128)),
+    ("LSTM", True, False, True): ((64, 16), (128, 32), (512, 64)),
+    ("LSTM", True, False, False): ((64, 16), (128, 32), (256, 64), (512, 128)),
+    ("LSTM", True, True, True): ((64, 16), (128, 64), (256, 128)),
+    ("LSTM", True, True, False): ((20, 16), (64, 32), (128, 64), (256, 128)),
 }
-"""By the class of torch.nn."""
+"""By the cell, float64 or not, packed sequences or one length, gradients recorded or not: pairs of a hidden size, up to
+which, and the number of steps from which calls are run by the kernels. Beyond the last hidden size none is."""
 
-LARGEST_IN_FLOAT64 = {"LSTM": Largest(128, 128)}
-"""The same in float64, where it is another: oneDNN has none."""
-
-_OF_CELLS = "a cell runs one step a call, which was measured to be slower here"
+OF_CELLS = "a cell runs one step a call, which was measured to be slower here"
 
 
-def largest_of(kind: str, in_float64: bool) -> Largest:
-    """Return the sizes up to which a class of torch.nn is no slower here."""
-    return LARGEST_IN_FLOAT64.get(kind, LARGEST[kind]) if in_float64 else LARGEST[kind]
+class Case(NamedTuple):
+    """What the rule tells apart, besides the hidden size and the number of steps."""
 
+    cell: str
+    in_float64: bool
+    packed: bool
+    trains: bool
 
-def fewest_steps(kind: str, hidden: int, in_float64: bool, packed: bool, trains: bool) -> int:
-    """Return the steps from which a call is worth its fixed cost; `trains`: with the way back."""
-    if kind == "LSTM" and not in_float64 and not packed:
-        return 256
-    if kind == "RNN":
-        return 16 if trains and hidden <= 64 else 32
-    return 8 if kind == "GRU" and trains and hidden <= 32 and not packed else 16
+    def __str__(self) -> str:
+        packed, trains = ", packed" if self.packed else "", "" if self.trains else ", no gradients"
+        return f"{'float64' if self.in_float64 else 'float32'} {self.cell}{packed}{trains}"
+
+    @property
+    def largest(self) -> int:
+        """The hidden size beyond which no call is run by the kernels."""
+        return FEWEST_STEPS[self][-1][0]
+
+    def fewest_steps(self, hidden: int) -> int | None:
+        """Return the steps from which a call is run by the kernels; None: it never is."""
+        return next((steps for largest, steps in FEWEST_STEPS[self] if hidden <= largest), None)
 
 
 def is_faster(kind: str, hidden: int, in_float64: bool, steps: int, packed: bool, trains: bool = True) -> bool:
-    """Say whether a call of so many steps is to be run by this library's kernels."""
-    largest = largest_of(kind, in_float64)
-    enough = steps >= fewest_steps(kind, hidden, in_float64, packed, trains)
-    return enough and hidden <= (largest.packed if packed else largest.padded)
-
-
-def obstacle_of_size(kind: str, hidden: int, in_float64: bool) -> str:
-    """Say why a module of a class and hidden size is to stay PyTorch's altogether; empty if it is not."""
-    largest = max(largest_of(kind, in_float64))
-    if hidden <= largest:
-        return ""
-    reason = f"hidden_size {hidden} is beyond {largest}, up to which it was measured to be no slower"
-    return f"{reason if largest else _OF_CELLS} (faster_only=False replaces it)"
+    """Say whether a call of so many steps is run by the kernels."""
+    fewest = Case(kind, in_float64, packed, trains).fewest_steps(hidden)
+    return fewest is not None and steps >= fewest

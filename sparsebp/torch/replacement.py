@@ -1,41 +1,26 @@
-"""Putting this library's modules in the place of PyTorch's inside a model."""
+"""Letting this library's kernels run the recurrent modules inside a model of PyTorch, and saying what they run."""
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Iterator
-from typing import NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
-from torch.nn import Module
+from torch.nn import Module, RNNBase
+from torch.nn.utils.parametrize import type_before_parametrizations
 
 from sparsebp.core.errors import OptionError
-from sparsebp.torch.cells import GRUCell, LSTMCell, RNNCell
-from sparsebp.torch.checks import DEVICES, DTYPES
-from sparsebp.torch.choosing import Choosing, ChoosingGRU, ChoosingLSTM, ChoosingRNN
-from sparsebp.torch.layers import GRU, LSTM, RNN
-from sparsebp.torch.limits import obstacle_of_size
+from sparsebp.torch.calls import with_lengths
+from sparsebp.torch.dispatch import OURS, Way, attach, detach, dispatch_of, way_of
+from sparsebp.torch.limits import OF_CELLS
 
 M = TypeVar("M", bound=Module)
 
-OURS: dict[type[Module], type[Module]] = {
-    torch.nn.RNN: RNN,
-    torch.nn.GRU: GRU,
-    torch.nn.LSTM: LSTM,
-    torch.nn.RNNCell: RNNCell,
-    torch.nn.GRUCell: GRUCell,
-    torch.nn.LSTMCell: LSTMCell,
-}
-CHOOSING: dict[type[Module], type[Module]] = {
-    torch.nn.RNN: ChoosingRNN,
-    torch.nn.GRU: ChoosingGRU,
-    torch.nn.LSTM: ChoosingLSTM,
-}
-"""What takes their place by default: it leaves calls to PyTorch that PyTorch is the faster at."""
-
 
 class Outcome(NamedTuple):
-    """What `accelerate` does with one recurrent module of a model.
+    """What `accelerate` does with one recurrent module of a model, or with one call of it.
 
     Attributes
     ----------
@@ -44,9 +29,9 @@ class Outcome(NamedTuple):
     module
         What it is: ``"GRU"``.
     replaced
-        Whether it is run by this library's kernels.
+        Whether its calls may be run by this library's kernels. With an input: whether they run this call.
     reason
-        Why not; empty if it is.
+        Why, or why not: ``"PyTorch's forward: float32 LSTM, T = 200 < 256"``.
     """
 
     name: str
@@ -56,21 +41,20 @@ class Outcome(NamedTuple):
 
 
 def accelerate(model: M, *, faster_only: bool = True) -> M:
-    """Let this library's kernels run every torch.nn.RNN, GRU and LSTM, and cell, inside a model, or the model itself.
+    """Let this library's kernels run every torch.nn.RNN, GRU and LSTM inside a model, or the model itself.
 
-    Each module stays the same object and changes its class alone, to the one of the same name in `sparsebp.torch`: so
-    parameters, hooks, the mode, and whoever else refers to it stay as they are. What would not be computed rightly, or
-    never faster, is left alone, with one warning that says why; `explain` tells beforehand. Of what is replaced, calls
-    that PyTorch was measured to be faster at still run PyTorch's forward: sequences of few steps, and those of one
-    length through an LSTM in float32.
+    Each module stays the same object of the same class, with another ``forward``: so parameters, hooks, the mode, and
+    whoever else refers to it stay as they are, and `torch.nn.Module.apply` and `quantize_dynamic` know it. Every call
+    goes the way that was measured to be the faster one for its shapes and dtype, by the kernels or by PyTorch's own
+    forward; `explain` tells which, and `restore` undoes it. What would not be computed rightly is left alone, with one
+    warning that says why.
 
     Parameters
     ----------
     model
         Changed in place.
     faster_only
-        Leave modules and calls to PyTorch where the kernels were measured to be no faster, see `sparsebp.torch.limits`.
-        False: run every call by the kernels, for second derivatives, `torch.func` or compiled graphs.
+        False: run every call by the kernels that they can run, also where they are slower, and those of cells.
 
     Returns
     -------
@@ -83,63 +67,143 @@ def accelerate(model: M, *, faster_only: bool = True) -> M:
         It is no `torch.nn.Module`.
     """
     left = []
-    for name, module, reason in _recurrent_modules(model, faster_only):
+    for name, module in _recurrent_modules(model, "accelerate"):
+        reason = _obstacle(module, faster_only)
         if reason:
             left.append(f"{name or 'the model'} ({type(module).__name__}): {reason}")
-        elif type(module) in OURS:
-            kind = type(module)
-            module.__class__ = CHOOSING.get(kind, OURS[kind]) if faster_only else OURS[kind]
-        elif not faster_only and type(module) in CHOOSING.values():
-            module.__class__ = OURS[cast(Choosing, module).plain]
+        elif not isinstance(module, _ALL_OURS) and (dispatch_of(module) is None or not faster_only):
+            attach(module, not faster_only)
     if left:
         warnings.warn("accelerate leaves alone " + "; ".join(left), stacklevel=2)
     return model
 
 
-def explain(model: Module, *, faster_only: bool = True) -> list[Outcome]:
-    """Return what `accelerate` does, or did, with each recurrent module of a model; nothing is changed.
+def restore(model: M) -> M:
+    """Undo `accelerate`: every accelerated module inside a model, or the model itself, has PyTorch's forward again.
 
     Parameters
     ----------
-    model, faster_only
-        As for `accelerate`.
+    model
+        Changed in place.
+
+    Returns
+    -------
+    torch.nn.Module
+        `model`.
 
     Raises
     ------
     OptionError
         It is no `torch.nn.Module`.
     """
-    return [
-        Outcome(name, module._get_name(), not reason, reason)
-        for name, module, reason in _recurrent_modules(model, faster_only)
-    ]
+    for _, module in _recurrent_modules(model, "restore"):
+        detach(module)
+    return model
 
 
-def _recurrent_modules(model: Module, faster_only: bool) -> Iterator[tuple[str, Module, str]]:
-    """Yield each recurrent module once, with its name and what speaks against its replacement."""
+def explain(model: Module, *inputs: Any, faster_only: bool = True, **named: Any) -> list[Outcome]:
+    """Say what `accelerate` does, or did, with each recurrent module of a model; with an input, with each call of it.
+
+    Parameters
+    ----------
+    model
+        A model, accelerated or not. It is not changed.
+    *inputs, **named
+        What to call the model with. It is called once, in its mode and with gradients or without as they are now; what
+        that changes in its buffers and in PyTorch's random numbers is put back. Left out: nothing is called.
+    faster_only
+        As for `accelerate`, for modules that are not accelerated.
+
+    Returns
+    -------
+    list of Outcome
+        One a module, in the order of ``model.named_modules()``; with an input one a call, in the order of the calls.
+
+    Raises
+    ------
+    OptionError
+        It is no `torch.nn.Module`.
+    """
+    modules = {
+        module: Outcome(name, module._get_name(), not reason, reason or _WITHOUT_INPUT)
+        for name, module in _recurrent_modules(model, "explain")
+        for reason in (_obstacle(module, faster_only),)
+    }
+    if not inputs and not named:
+        return list(modules.values())
+    calls: list[Outcome] = []
+
+    def note(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        outcome = modules[module]
+        if outcome.replaced:
+            way = _way(module, args, kwargs, faster_only)
+            outcome = outcome._replace(replaced=way.ours, reason=str(way))
+        calls.append(outcome)
+
+    with contextlib.ExitStack() as stack:
+        for module in modules:
+            hook = module.register_forward_pre_hook(note, with_kwargs=True)
+            stack.callback(hook.remove)
+        stack.enter_context(_left_as_it_is(model))
+        model(*inputs, **named)
+    return calls
+
+
+_ALL_OURS = tuple(OURS.values())
+_WITHOUT_INPUT = "each call goes the faster way; explain(model, input) says which"
+
+
+def _way(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any], faster_only: bool) -> Way:
+    """Return the way of a call, as the module's forward decides."""
+    if isinstance(module, _ALL_OURS):
+        return Way(True, f"the module is a sparsebp.torch.{module._get_name()}")
+    input, lengths, dispatch = args[0] if args else kwargs["input"], kwargs.get("lengths"), dispatch_of(module)
+    if lengths is not None:  # the forward gets these packed
+        packed: list[Any] = []
+
+        def keep(*call: Any) -> Any:
+            packed.append(call[0])
+            return call
+
+        with_lengths(cast(RNNBase, module), keep, input, None, lengths)
+        input = packed[0]
+    return way_of(module, input, not faster_only if dispatch is None else dispatch.always)
+
+
+@contextlib.contextmanager
+def _left_as_it_is(model: Module) -> Iterator[None]:
+    """Put back what a call of the model changes in its buffers and in PyTorch's random numbers."""
+    before = {buffer: buffer.detach().clone() for buffer in model.buffers()}
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, values in before.items():
+                buffer.copy_(values)
+
+
+def _recurrent_modules(model: Module, action: str) -> Iterator[tuple[str, Module]]:
+    """Yield each recurrent module once, with its name; `action` is what there is nothing to do for otherwise."""
     if not isinstance(model, Module):
-        raise OptionError("There is nothing to accelerate", expected="a torch.nn.Module", got=type(model).__name__,
+        raise OptionError(f"There is nothing to {action}", expected="a torch.nn.Module", got=type(model).__name__,
                           remedy="Pass the model")  # fmt: skip
     for name, module in model.named_modules():
         if isinstance(module, torch.jit.ScriptModule):
             continue
         if isinstance(module, (torch.nn.RNNBase, torch.nn.RNNCellBase)):
-            yield name, module, _obstacle(module, faster_only)
+            yield name, module
 
 
 def _obstacle(module: Module, faster_only: bool) -> str:
     """Say why a recurrent module has to stay as it is; empty if it need not, or is one of ours."""
-    kind = type(module)
-    if isinstance(module, tuple(OURS.values())):
+    kind = type_before_parametrizations(module)
+    if dispatch_of(module) is not None or isinstance(module, _ALL_OURS):
         return ""
     if kind not in OURS:
-        return "a class of its own, whose forward may be another; parametrize or derive from sparsebp.torch's instead"
+        return "a class of its own, whose forward may be another; derive it from sparsebp.torch's instead"
     if "forward" in module.__dict__:
         return "its forward was replaced"
-    parameter = next(module.parameters(), None)
-    if parameter is not None and (parameter.dtype not in DTYPES or parameter.device.type not in DEVICES):
-        return f"no kernels for {parameter.dtype} on {parameter.device}"
-    if not faster_only:
-        return ""
-    in_float64 = parameter is not None and parameter.dtype == torch.float64
-    return obstacle_of_size(kind.__name__, int(module.hidden_size), in_float64)  # type: ignore[arg-type]
+    if faster_only and issubclass(kind, torch.nn.RNNCellBase):
+        return f"{OF_CELLS} (faster_only=False replaces it)"
+    return ""

@@ -19,3 +19,7 @@ __all__ = [
     "save_checkpoint",
     "save_loss_curve",
 ]
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

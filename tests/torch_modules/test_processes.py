@@ -13,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import sparsebp.torch as st  # noqa: E402
+from sparsebp.torch import calls  # noqa: E402
 
 
 def test_two_threads_at_the_same_time() -> None:
@@ -49,7 +50,7 @@ def test_a_kernel_lets_other_threads_run() -> None:
     def work() -> None:
         try:
             with torch.no_grad():
-                module._run(x.reshape(-1, 1), None, 4, None)
+                calls._run(module, x.reshape(-1, 1), None, 4, None)
         finally:
             done.set()
 

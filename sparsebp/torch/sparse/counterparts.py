@@ -11,7 +11,7 @@ from sparsebp import nn
 from sparsebp.core.errors import OptionError
 from sparsebp.interop.torch import from_torch
 from sparsebp.torch import layers
-from sparsebp.torch.choosing import Choosing
+from sparsebp.torch.dispatch import dispatch_of
 
 _CONV = "in_channels out_channels kernel_size stride padding"
 _RECURRENT = "input_size hidden_size num_layers bias batch_first dropout bidirectional dtype"
@@ -71,10 +71,9 @@ def layer_of(module: Any) -> nn.Layer:
     if not isinstance(module, torch.nn.Module):
         raise _no_layer(type(module).__name__, "a module of torch.nn, or a layer of sparsebp.nn")
     kind = type_before_parametrizations(module)
-    kind = kind.plain if issubclass(kind, Choosing) else kind
     if module._forward_hooks or module._forward_pre_hooks:
         raise _no_layer(f"{kind.__name__} with forward hooks", "a module without hooks, which may change what it does")
-    if "forward" in module.__dict__:
+    if "forward" in module.__dict__ and dispatch_of(module) is None:
         raise _no_layer(f"{kind.__name__} whose forward was replaced", "a module with the forward of its class")
     if kind is torch.nn.Sequential:
         return nn.Sequential(*(layer_of(child) for child in module.children())).train(module.training)

@@ -1,0 +1,182 @@
+"""A call of a recurrent module, run by this library's kernels: checked as torch.nn does, layer by layer.
+
+The functions take any `torch.nn.RNNBase`, ours and PyTorch's own: they read its options and weights alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn import RNNBase
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
+
+from sparsebp.core.errors import OptionError, ShapeError
+from sparsebp.torch.checks import autocasts, cast_input, check_dense, check_lengths, check_tensors, without_autocast
+from sparsebp.torch.gradients import recurrent
+from sparsebp.torch.projection import run_projected
+
+State = Tensor | tuple[Tensor, Tensor]
+
+
+def by_kernels(module: RNNBase, input: Any, hx: Any = None) -> tuple[Any, Any]:
+    """Return what the module's forward returns for a padded or packed input."""
+    for part in _parts(hx):
+        expected = "a pair of dense tensors" if module.mode == "LSTM" else "a dense tensor"
+        check_dense(module._get_name(), "hx", part, expected)
+    if isinstance(input, PackedSequence):
+        return _forward_packed(module, input, hx)
+    check_dense(module._get_name(), "input", input, "a dense tensor or a PackedSequence")
+    return _forward_padded(module, input, hx)
+
+
+def with_lengths(
+    module: RNNBase, forward: Callable[[Any, Any], Any], x: Any, hx: Any, lengths: Tensor | list[int]
+) -> tuple[Tensor, State]:
+    """Return what `forward` makes of a padded batch of sequences of these lengths, by packing it."""
+    if isinstance(x, PackedSequence):
+        raise OptionError("A packed sequence has its lengths", expected="lengths=None", got="lengths too",
+                          remedy="Pass the padded tensor, or no lengths")  # fmt: skip
+    check_dense(module._get_name(), "input", x, "a dense tensor or a PackedSequence")
+    if x.dim() != 3:
+        raise ShapeError("lengths is for a batch", expected="input of three dimensions", got=tuple(x.shape),
+                         remedy="Cut a single sequence to its length")  # fmt: skip
+    batch, steps = x.shape[:2] if module.batch_first else x.shape[1::-1]
+    values = check_lengths(lengths, steps, batch)
+    if batch == 0:
+        return forward(x, hx)
+    packed = pack_padded_sequence(x, values, module.batch_first, enforce_sorted=False)
+    y, hx = forward(packed, hx)
+    return pad_packed_sequence(y, module.batch_first, total_length=steps)[0], hx
+
+
+def _parts(hx: Any) -> tuple[Tensor, ...]:
+    """Return the tensors of a state: one, an LSTM's two, or none of None."""
+    return () if hx is None else tuple(hx) if isinstance(hx, (tuple, list)) else (hx,)
+
+
+def _map(hx: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    if hx is None or isinstance(hx, Tensor):
+        return hx if hx is None else function(hx)
+    return tuple(function(part) for part in hx)
+
+
+def _forward_padded(module: RNNBase, x: Tensor, hx: Any) -> tuple[Tensor, State]:
+    if x.dim() not in (2, 3):
+        raise ValueError(f"{module._get_name()}: Expected input to be 2D or 3D, got {x.dim()}D tensor instead")
+    batched = x.dim() == 3
+    for part in _parts(hx):
+        if part.dim() != x.dim():
+            kind = "batched 3-D" if batched else "unbatched 2-D"
+            raise RuntimeError(f"For {kind} input, hx should also be {x.dim()}-D but got {part.dim()}-D tensor")
+    if not batched:
+        x, hx = x.unsqueeze(0 if module.batch_first else 1), _map(hx, lambda part: part.unsqueeze(1))
+    x = _checked(module, x, None)
+    if module.batch_first:
+        x = x.transpose(0, 1)
+    steps, batch, features = x.shape
+    if steps == 0:
+        raise RuntimeError("Expected sequence length to be larger than 0 in RNN")
+    rows, hx = _run(module, x.reshape(steps * batch, features), None, batch, _state(module, hx, batch, x))
+    y = rows.view(steps, batch, rows.shape[1])
+    if module.batch_first:
+        y = y.transpose(0, 1)
+    if not batched:
+        return y.squeeze(0 if module.batch_first else 1), _map(hx, lambda part: part.squeeze(1))
+    return y, hx
+
+
+def _forward_packed(module: RNNBase, packed: PackedSequence, hx: Any) -> tuple[PackedSequence, State]:
+    x, batch_sizes, in_order, back = packed
+    if batch_sizes.numel() == 0:
+        raise OptionError("The packed sequence is empty", expected="at least one step", got="no batch sizes",
+                          remedy="Skip empty batches")  # fmt: skip
+    x = _checked(module, x, batch_sizes)
+    batch = int(batch_sizes[0]) if in_order is None else in_order.shape[0]
+    hx = _state(module, hx, batch, x)
+    if in_order is not None:
+        hx = _map(hx, lambda part: part.index_select(1, in_order))
+    y, hx = _run(module, x, batch_sizes, batch, hx)
+    if back is not None:
+        hx = _map(hx, lambda part: part.index_select(1, back))
+    return PackedSequence(y, batch_sizes, in_order, back), hx
+
+
+def _run(module: RNNBase, x: Tensor, batch_sizes: Tensor | None, batch: int, hx: State | None) -> tuple[Tensor, State]:
+    """Run all layers over rows x (N, I), from states (runs, B, H) or None; rows of the output are as those of x."""
+    kind, directions = module.mode.lower(), 2 if module.bidirectional else 1
+    # of zeros, those of all runs are the same
+    zeros = None if hx is not None else tuple(x.new_zeros(batch, size) for size in _sizes(module))
+    lasts: list[list[Tensor]] = [[] for _ in _sizes(module)]
+    with without_autocast(x):
+        for layer in range(module.num_layers):
+            if layer and module.dropout:
+                x = torch.nn.functional.dropout(x, module.dropout, module.training)
+            outputs = []
+            for direction in range(directions):
+                run = layer * directions + direction
+                start = tuple(part[run] for part in _parts(hx)) if zeros is None else zeros
+                y, *last = _run_once(module, kind, run, direction == 1, batch_sizes, x, start)
+                outputs.append(y)
+                for part, found in zip(lasts, last, strict=True):
+                    part.append(found)
+            x = torch.cat(outputs, 1) if module.bidirectional else outputs[0]
+    if x.requires_grad and not module.bidirectional:
+        x = x.clone()  # else whoever writes to the output writes to what the way back needs
+    states = [torch.stack(part) if len(part) > 1 else part[0].unsqueeze(0) for part in lasts]
+    return x, states[0] if len(states) == 1 else (states[0], states[1])
+
+
+def _run_once(
+    module: RNNBase,
+    kind: str,
+    run: int,
+    reverse: bool,
+    batch_sizes: Tensor | None,
+    x: Tensor,
+    start: tuple[Tensor, ...],
+) -> tuple[Tensor, ...]:
+    """Return y and the last state of one run."""
+    weights = [
+        cast(Tensor, getattr(module, name)) for name in module._all_weights[run]
+    ]  # also what replaces a Parameter
+    w_ih, w_hh, *rest = weights
+    b_ih, b_hh = rest[:2] if module.bias else (None, None)
+    check_tensors(module._get_name(), {"input": x, **dict(zip(module._all_weights[run], weights, strict=True))})
+    if module.proj_size:
+        return run_projected(reverse, batch_sizes, x, start[0], start[1], w_ih, w_hh, b_ih, b_hh, rest[-1])
+    c0 = start[1] if len(start) == 2 else None
+    found = recurrent(kind, reverse, batch_sizes, x, start[0], c0, w_ih, w_hh, b_ih, b_hh)
+    return found[: 1 + len(start)]
+
+
+def _checked(module: RNNBase, x: Tensor, batch_sizes: Tensor | None) -> Tensor:
+    module.check_input(x, batch_sizes)
+    return cast_input(module._get_name(), x, cast(Tensor, getattr(module, module._all_weights[0][0])))
+
+
+def _sizes(module: RNNBase) -> tuple[int, ...]:
+    """Return the number of values of each array of the state."""
+    first = module.proj_size or module.hidden_size
+    return (first, module.hidden_size) if module.mode == "LSTM" else (first,)
+
+
+def _state(module: RNNBase, hx: Any, batch: int, x: Tensor) -> State | None:
+    """Return the state before the first step, checked as torch.nn does; None stands for zeros."""
+    if hx is None:
+        return None
+    runs, sizes = module.num_layers * (2 if module.bidirectional else 1), _sizes(module)
+    if len(_parts(hx)) != len(sizes):
+        wanted = "a pair (h_0, c_0)" if len(sizes) == 2 else "a tensor"
+        raise OptionError(f"hx is not the state of st.{module._get_name()}", expected=wanted,
+                          got=f"{len(_parts(hx))} tensors", remedy="Pass what the module returns")  # fmt: skip
+    names = ("hidden",) if len(sizes) == 1 else ("hidden[0]", "hidden[1]")
+    for part, size, name in zip(_parts(hx), sizes, names, strict=True):
+        module.check_hidden_size(part, (runs, batch, size), f"Expected {name} size {{}}, got {{}}")
+    if autocasts(x):
+        hx = _map(hx, lambda part: part.to(x.dtype))
+    check_tensors(module._get_name(), {"input": x, **dict(zip(("hx", "cx"), _parts(hx), strict=False))})
+    checked: State = hx
+    return checked
