@@ -27,7 +27,7 @@ def _walked(context: Context, name: str, *, timed: bool) -> dict[str, Any]:
     """Return the rows of a network's scan and of autograd's operators; several figures rest on one walk."""
     for key in (f"{name}, timed", *(() if timed else (name,))):
         if key in context.results:
-            return context.results[key]
+            return context.results[key]  # type: ignore[return-value]
     model, x = _network(context, name)
     rows = steps.walk(steps.elements(model, x), timed=timed, note=context.echo)
     found: dict[str, Any] = {"rows": rows, "operators": [], "rate": 0.0}

@@ -114,7 +114,8 @@ def train(given: Sequence[tuple[np.ndarray, np.ndarray]], share: float, width: i
             saved.append((kept, gate))
         value, kept_loss = loss.forward(h, target)
         found.append(float(value))
-        gy, grads, weights = loss.input_grad(kept_loss), {}, {}
+        gy, weights = loss.input_grad(kept_loss), dict[int, np.ndarray]()
+        grads: dict[str, np.ndarray] = {}
         if share < 1:
             for inner in (4, 2):  # unit of W_inner+1ᵀ · D · W_innerᵀ: column of the one, row of the other
                 a, b = (layer.params["weight"] for layer in (linear[inner - 1], linear[inner]))

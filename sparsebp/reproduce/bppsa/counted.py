@@ -185,7 +185,8 @@ def convergence(result: Result) -> Found:
                 f"{panel} loss, {row['optimizer']}, {row['dtype']}: largest relative difference",
                 "on each other" if figured else "agnostic to the optimizer (§2.2); not in the figure",
                 f"{row[key]:.2g} (at most {row['target']:g})", met,
-                "" if met else _ROUNDING.format(row["torch_difference"]), f"{result['settings']['algorithm']} beside bp",
+                "" if met else _ROUNDING.format(row["torch_difference"]),
+                f"{result['settings']['algorithm']} beside bp",
             ))  # fmt: skip
     return Found(tuple(claims), {"rows": [dict(row) for row in result["rows"] if "losses_bp" in row][:1]})
 
@@ -209,7 +210,7 @@ def draw_convergence(data: Mapping[str, Any]) -> Any:
 
 
 def pruned(result: Result) -> Found:
-    """Fig. 10 and §4.3: FLOPs of every scan step beside those of the BP operators, and what pruning costs in accuracy."""
+    """Fig. 10 and §4.3: FLOPs of every scan step beside those of the BP operators, and accuracies."""
     claims, training = [], result["training"]
     hybrid = f"hybrid scan, {result['settings']['up_levels']} level of up-sweep over blocks of layers"
     for batch in sorted({row["batch"] for row in result["rows"]}):
@@ -231,7 +232,8 @@ def pruned(result: Result) -> Found:
         after = training[f"retrained by {side}"]["accuracy"]
         met = before - after <= 0.012
         claims.append(Claim(f"§4.3: accuracy before pruning 97 %, and retrained by {side}", "90.1 %, 88.9 %",
-                            f"{before:.1%}, {after:.1%}", met, _DIGITS if met else f"{_DIGITS}; few steps", ran))  # fmt: skip
+                            f"{before:.1%}, {after:.1%}", met, _DIGITS if met else f"{_DIGITS}; few steps",
+                            ran))  # fmt: skip
     shown = {"settings": {"batches": sorted({row["batch"] for row in result["rows"]})},
              "rows": [dict(row) for row in result["rows"] if "kind" in row]}  # fmt: skip
     return Found(tuple(claims), shown)
@@ -241,7 +243,7 @@ def draw_pruned(data: Mapping[str, Any]) -> Any:
     """Draw FLOPs and seconds of steps and operators over their dense complexity."""
     from sparsebp.bench.pruned import picture
 
-    return picture(data)  # type: ignore[arg-type]
+    return picture(data)
 
 
 def features(context: Context) -> Found:
@@ -262,7 +264,7 @@ def told_apart(context: Context) -> Found:
     features, each = ("L", 2) if context.quick else ("S", 120)
     sets = synthetic_instruments(features, each=each)  # type: ignore[arg-type]
     run = build(config_for("instruments", features=features, epochs=1 if context.quick else None), data=sets)
-    way = run.model.forward(sets[0].batch(np.arange(16))[0])[1].rnn.backward_choice.algorithm
+    way = run.trainer.model.forward(sets[0].batch(np.arange(16))[0])[1].rnn.backward_choice.algorithm
     last = run.fit().epochs[-1]
     linear, found = _least_squares(*sets), float(last.validation_accuracy)
     clips = f"{len(sets[1])} clips held out of {len(sets[0]) + len(sets[1])}"

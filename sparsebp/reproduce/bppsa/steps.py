@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -80,16 +81,16 @@ def walk(
             size = right.pattern.shape
             row |= {"flops": 2 * right.pattern.nnz, "dense": math.prod(size)}
             if timed:
-                seconds, y = _time(lambda m=right, x=vectors[step.left]: multiply(*m, x, None))  # type: ignore[misc]
+                seconds, y = _time(partial(multiply, *right, vectors[step.left], None))
                 vectors[step.target] = y
                 wanted = exact[step.target.stop - 1][1]
                 row |= {"seconds": seconds, "difference": _difference(y, wanted)}
         else:
             left = spans[step.left]
-            plan, spans[step.target], seconds = _product(right, left, timed)
+            plan, spans[step.target], taken = _product(right, left, timed)
             row |= _row(str(step.target), "mm", spans[step.target]) | {
                 "flops": plan.flops, "dense": right.pattern.shape[0] * math.prod(left.pattern.shape),
-                "left": left.pattern.nnz, "right": right.pattern.nnz, "strategy": plan.strategy, "seconds": seconds,
+                "left": left.pattern.nnz, "right": right.pattern.nnz, "strategy": plan.strategy, "seconds": taken,
             }  # fmt: skip
             note(f"{row['step']}: {row['flops']:.3g} FLOP, {row['nnz']} entries")
         products.append(row)
@@ -127,7 +128,7 @@ def _linear(
     found: dict[int, tuple[float, np.ndarray]] = {}
     y = g
     for number, element in enumerate(chain if timed else (), 1):
-        seconds, y = _time(lambda m=element, x=y: multiply(*m, x, None))  # type: ignore[misc]
+        seconds, y = _time(partial(multiply, *element, y, None))
         found[number] = seconds, y
     return found
 

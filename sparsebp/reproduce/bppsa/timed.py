@@ -23,11 +23,7 @@ WAYS = ("auto", "chunked", "blelloch")
 """Ways back that are measured; what ``auto`` chose, its row says."""
 _NAMES = {"bp": "plain back-propagation (bp)", "chunked": "chunked scan", "blelloch": "Blelloch's scan"}
 _COLOURS = {"torch.nn": "#dc2626", "auto": "#1e40af", "chunked": "#059669", "blelloch": "#a21caf"}
-_PARTS = (
-    ("forward", "FP: forward", "#1e40af"),
-    ("prepare", "FO: Jacobians", "#d97706"),
-    ("backward", "backward", "#93c5fd"),
-)
+_PARTS = (("FP: forward", "#1e40af"), ("FO: Jacobians", "#d97706"), ("backward", "#93c5fd"))
 
 
 def generation(result: Result) -> Found:
@@ -40,7 +36,7 @@ def generation(result: Result) -> Found:
     ))  # fmt: skip
 
 
-# ---- losses over time: Fig. 7 and 13 ----------------------------------------------------------------------------------
+# ---- losses over time: Fig. 7 and 13 ---------------------------------------------------------------------------------
 
 
 def wall_clock(context: Context) -> Found:
@@ -69,7 +65,8 @@ def _races(runs: Mapping[str, tuple[str, int, int, int, Any, float, int]]) -> Fo
     from sparsebp.bench.tools.workload import SequenceWorkload
     from sparsebp.reproduce.curves import race
 
-    claims, curves = [], {}
+    claims: list[Claim] = []
+    curves: dict[str, dict[str, Any]] = {}
     for name, (cell, length, features, classes, data, paper, steps) in runs.items():
         for way in ("auto", "blelloch"):
             workload = SequenceWorkload(cell, length, 16, input_size=features, classes=classes, backward=way)
@@ -93,14 +90,15 @@ def draw_races(data: Mapping[str, Any]) -> Any:
     drawing, axes = pictures.figure(1, len(data), width=11.6, height=4.2)
     for ax, (what, sides) in zip(axes[0], data.items(), strict=True):
         for (name, side), colour in zip(sides.items(), ("#dc2626", "#1e40af", "#a21caf"), strict=False):
-            ax.plot(side["seconds"], side["loss"], color=colour, linewidth=1.2, label=name)
+            ax.plot(side["seconds"], side["loss"], color=colour, linewidth=1.2, marker=".", markersize=3,
+                    label=name)  # fmt: skip
         ax.set(xlabel="wall-clock time, s", ylabel="training loss")
         ax.set_title(what, fontsize=9)
         ax.legend(fontsize=8)
     return drawing
 
 
-# ---- the tables: Fig. 8 and 9 -----------------------------------------------------------------------------------------
+# ---- the tables: Fig. 8 and 9 ----------------------------------------------------------------------------------------
 
 
 def lengths(context: Context) -> Found:
@@ -132,8 +130,9 @@ def gru(context: Context) -> Found:
     for row in rows:
         if row["way"] == "blelloch":
             wanted, ours = paper[row["length"], row["batch"]].overhead, row["prepare"] / row["torch"]["step"]
-            shares.append(Claim(f"{_named(row)}: the Jacobians' share of torch.nn's step (FO)", f"{wanted:.0%}", f"{ours:.0%}",
-                                ours <= wanted, "" if ours <= wanted else _WORK, _NAMES["blelloch"]))  # fmt: skip
+            shares.append(Claim(f"{_named(row)}: the Jacobians' share of torch.nn's step (FO)", f"{wanted:.0%}",
+                                f"{ours:.0%}", ours <= wanted, "" if ours <= wanted else _WORK,
+                                _NAMES["blelloch"]))  # fmt: skip
     return Found((*_largest("GRU", 2.36, 13.4, rows), *_table(rows, paper), *shares), {"rows": rows})
 
 
@@ -199,10 +198,11 @@ def _largest(cell: str, step: float, backward: float, rows: Sequence[Mapping[str
         best = max(of_way, key=lambda row: row["backward"])
         theirs = 1e6 * best["torch"]["backward"] / best["length"]
         if way == "auto" and cell == "RNN":
-            why = (f"{_NO_CUDNN}: cuDNN's backward takes {1e6 * TABLE_4[1000].step_seconds(1000):.1f} µs a step on a V100 "
-                   f"(from Table 4, T = 1000), torch.nn's {theirs:.3g} µs here")  # fmt: skip
-        claims.append(at_least(f"{cell}: the largest speed-up of the backward over torch.nn", backward, best["backward"],
-                               why=why, ran=ran))  # fmt: skip
+            cudnn = 1e6 * TABLE_4[1000].step_seconds(1000)
+            why = (f"{_NO_CUDNN}: cuDNN's backward takes {cudnn:.1f} µs a step on a V100 (from Table 4, T = 1000), "
+                   f"torch.nn's {theirs:.3g} µs here")  # fmt: skip
+        claims.append(at_least(f"{cell}: the largest speed-up of the backward over torch.nn", backward,
+                               best["backward"], why=why, ran=ran))  # fmt: skip
     return claims
 
 
@@ -224,11 +224,10 @@ def _table(rows: Sequence[Mapping[str, Any]], paper: Mapping[tuple[int, int], Si
     claims = []
     for row in sorted(rows, key=lambda row: WAYS.index(row["way"])):
         theirs = paper[row["length"], row["batch"]]
-        missed = [part for part, ours, wanted in (("step", row["step"], theirs.overall),
-                                                  ("backward", row["backward"], theirs.backward)) if ours < wanted]  # fmt: skip
-        why = (
-            "" if not missed else f"{' and '.join(missed).capitalize()}: {_WORK if row['way'] != 'auto' else _NO_CUDNN}"
-        )
+        pairs = {"step": theirs.overall, "backward": theirs.backward}
+        missed = [part for part, wanted in pairs.items() if row[part] < wanted]
+        cause = _NO_CUDNN if row["way"] == "auto" else _WORK
+        why = f"{' and '.join(missed).capitalize()}: {cause}" if missed else ""
         claims.append(Claim(
             f"{_named(row)}: step, and backward alone", f"{theirs.overall:.2f}×, {theirs.backward:.1f}×{theirs.doubt}",
             f"{row['step']:.3g}×, {row['backward']:.3g}×", not missed, why, _NAMES[row["ran"]],
@@ -240,7 +239,7 @@ def draw_table(data: Mapping[str, Any]) -> Any:
     """Draw latency and speed-up of the backward, and the parts of a step, over T or over 1 / B, as Fig. 8."""
     rows = data["rows"]
     key = "length" if len({row["length"] for row in rows}) > 1 else "batch"
-    drawing, axes = pictures.figure(1, 3, width=11.6, height=5.4)
+    drawing, axes = pictures.figure(1, 3, width=11.6, height=6.2)
     latency, faster, parts = axes[0]
     named = "sequence length T (B = 16)" if key == "length" else f"1 / B (T = {rows[0]['length']})"
     place = (lambda row: row["length"]) if key == "length" else (lambda row: 1 / row["batch"])
@@ -264,29 +263,30 @@ def draw_table(data: Mapping[str, Any]) -> Any:
 
 def draw_gru(data: Mapping[str, Any]) -> Any:
     """Draw the parts of a step for every set and batch size, as Fig. 9."""
-    drawing, axes = pictures.figure(width=11.6, height=1.6 + 0.22 * (len(data["rows"]) * 4 / 3))
+    drawing, axes = pictures.figure(width=11.6, height=1.6 + 0.24 * len(data["rows"]))
     _draw_parts(axes[0, 0], data["rows"])
     return drawing
 
 
 def _draw_parts(ax: Any, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Draw forward, preparation of the Jacobians and backward as shares of torch.nn's step."""
+    """Draw forward, preparation of the Jacobians and backward as shares of torch.nn's step; the sums are written."""
     names, shares = [], []
     for row in rows:
+        if row["way"] == "chunked":  # makes no Jacobians
+            continue
         sides = [("torch.nn", row["torch"], 0.0)] if row["way"] == "auto" else []
         for side, seconds, prepare in (*sides, (row["ran"], row["ours"], row["prepare"])):
-            whole = row["torch"]["step"]
-            back = seconds["backward"] - prepare
+            parts = (seconds["step"] - seconds["backward"], prepare, seconds["backward"] - prepare)
             names.append(f"{_named(row)}, {side}")
-            shares.append(
-                [max(seconds["step"] - seconds["backward"], 0) / whole, prepare / whole, max(back, 0) / whole]
-            )
+            shares.append([max(part, 0.0) / row["torch"]["step"] for part in parts])
     begin = np.zeros(len(names))
-    for (_, label, colour), part in zip(_PARTS, np.array(shares).T, strict=True):
+    for (label, colour), part in zip(_PARTS, np.array(shares).T, strict=True):
         ax.barh(range(len(names)), part, 0.8, left=begin, color=colour, label=label)
         begin += part
-    ax.set_yticks(range(len(names)), names, fontsize=6)
+    for number, whole in enumerate(begin):
+        ax.text(whole, number, f" {whole:.2g}", va="center", fontsize=7)
+    ax.set_yticks(range(len(names)), names, fontsize=7)
     ax.invert_yaxis()
-    ax.set_xscale("symlog", linthresh=1)
-    ax.set(xlabel="time, in steps of torch.nn (linear up to 1)")
-    ax.legend(fontsize=7)
+    ax.margins(x=0.12)
+    ax.set(xlabel="time, in steps of torch.nn")
+    ax.legend(fontsize=7, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
