@@ -147,7 +147,9 @@ def draw_trade_off(data: Mapping[str, Any]) -> Any:
     left.loglog(shares, [row["gradient"] for row in data["rows"]], "s-", color="#059669", label="gradient behind it")
     left.loglog(shares, [row["expected"] for row in data["rows"]], "--", color="black", label="product, expected")
     left.set(xlabel="share of the exact product's operations", ylabel="relative error (root mean square)")
-    left.grid(alpha=0.3, which="both")
+    left.set_xticks(shares, [f"1/{round(1 / share)}" for share in shares])
+    left.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
+    left.grid(alpha=0.3)
     left.legend(fontsize=8)
     for share, curve in data["curves"].items():
         means = np.convolve(curve, np.ones(10) / 10, mode="valid") if len(curve) > 10 else curve

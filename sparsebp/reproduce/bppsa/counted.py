@@ -264,7 +264,8 @@ def told_apart(context: Context) -> Found:
     features, each = ("L", 2) if context.quick else ("S", 120)
     sets = synthetic_instruments(features, each=each)  # type: ignore[arg-type]
     run = build(config_for("instruments", features=features, epochs=1 if context.quick else None), data=sets)
-    way = run.trainer.model.forward(sets[0].batch(np.arange(16))[0])[1].rnn.backward_choice.algorithm
+    x = sets[0].batch(np.arange(min(run.config.batch_size, len(sets[0]))))[0]
+    way = run.trainer.model.forward(x)[1].rnn.backward_choice.algorithm
     last = run.fit().epochs[-1]
     linear, found = _least_squares(*sets), float(last.validation_accuracy)
     clips = f"{len(sets[1])} clips held out of {len(sets[0]) + len(sets[1])}"

@@ -168,5 +168,5 @@ def draw_filling(data: Mapping[str, Any]) -> Any:
     ax.invert_yaxis()
     ax.axvline(devices, color="black", linestyle="--", linewidth=1, label=f"full: {devices} micro-batches inside")
     ax.set(xlabel="time, forwards of a stage", xlim=(0, 3 * devices - 1))
-    ax.legend(fontsize=8, loc="lower right")
+    ax.legend(fontsize=8, loc="lower left")
     return drawing
