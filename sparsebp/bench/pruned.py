@@ -65,10 +65,7 @@ def retrained(
         found[name] = {"accuracy": accuracy(model, data[1]), "step": float(np.median(seconds)) if seconds else None}
         echo(f"{name}: accuracy {found[name]['accuracy']:.1%}, {found[name]['step'] or 0:.3g} s a step")
 
-    record("trained", train(model, data[0], first, SEED))
-    for number, (amount, options) in enumerate(stages, 1):
-        nn.prune(model, amount, METHOD)
-        record(f"{amount:.0%} pruned, trained on", train(model, data[0], options, SEED + number))
+    train_in_stages(model, data[0], first, stages, record)
     found["sparsity"] = nn.prune(model, AMOUNT, METHOD).sparsity
     record("pruned", [])
     start, seed = copy.deepcopy(model), SEED + len(stages) + 1
@@ -77,6 +74,17 @@ def retrained(
     model.set_backward("hybrid", up_levels=UP_LEVELS)
     record("retrained by scan", train(model, data[0], last, seed))
     return model, found
+
+
+def train_in_stages(
+    model: nn.Sequential, data: ImageDataset, first: Mapping[str, Any],
+    stages: Sequence[tuple[float, Mapping[str, Any]]], record: Callable[[str, list[float]], None],
+) -> None:  # fmt: skip
+    """Train, then prune and train on by `stages`, in place; `record` is given a name and the seconds of every step."""
+    record("trained", train(model, data, first, SEED))
+    for number, (amount, options) in enumerate(stages, 1):
+        nn.prune(model, amount, METHOD)
+        record(f"{amount:.0%} pruned, trained on", train(model, data, options, SEED + number))
 
 
 def train(model: nn.Sequential, data: ImageDataset, options: Mapping[str, Any], seed: int) -> list[float]:

@@ -1,4 +1,4 @@
-"""REPRODUCE: every figure and table of the five papers, one command each; ``sparsebp reproduce``.
+"""REPRODUCE: every figure and table of the papers, one command each; ``sparsebp reproduce``.
 
 `figure` says what a figure is and runs it, one module a paper lists them, `page` makes the documentation's page of the
 results.
@@ -10,12 +10,12 @@ import difflib
 
 from sparsebp.core.arguments import shown
 from sparsebp.core.errors import OptionError
-from sparsebp.reproduce import bppsa, dualpipe, optimizer_fusion, out_of_order
+from sparsebp.reproduce import bppsa, dualpipe, optimizer_fusion, out_of_order, preprint
 from sparsebp.reproduce.figure import Figure
 
 FIGURES: dict[str, Figure] = {
     figure.name: figure
-    for paper in (bppsa, out_of_order, dualpipe, optimizer_fusion)
+    for paper in (bppsa, preprint, out_of_order, dualpipe, optimizer_fusion)
     for figure in paper.FIGURES
 }  # fmt: skip
 """By name, in the order of the papers."""
