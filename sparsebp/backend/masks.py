@@ -19,30 +19,46 @@ class Owner(Protocol):
     def mask_for(self, array: Array) -> Array | None:
         """Return its mask, None if it has none or uses another array by now."""
 
+    def _arrays_replaced(self) -> None:
+        """Call `attach` with the array that it uses by now."""
+
 
 _owners: dict[int, tuple[weakref.ref[Owner], ...]] = {}
 """Who has a mask, by the identity of the array. An array that is gone is nobody's, even if another has its number."""
-_places: weakref.WeakKeyDictionary[Owner, int] = weakref.WeakKeyDictionary()
+_places: dict[int, tuple[weakref.ref[Owner], int]] = {}
+"""Of every owner, by its identity: layers may have an equality of their own."""
 
 
 def attach(owner: Owner, array: Array) -> None:
     """Say that `owner` has a mask for `array`, and for no other any more."""
-    number, before = id(array), _places.get(owner)
-    if before == number:
-        return
+    number, place = id(array), id(owner)
+    before = _places.get(place)
     if before is not None:
-        _keep(before, lambda ref: ref() is not owner)
-    _places[owner] = number
-    one = weakref.ref(owner, lambda gone: _keep(number, lambda ref: ref is not gone))
+        if before[1] == number:
+            return
+        _detach(place, before[0])
+    one = weakref.ref(owner, lambda gone: _detach(place, gone))
+    _places[place] = one, number
     _owners[number] = (*_owners.get(number, ()), one)
 
 
-def _keep(number: int, condition: object) -> None:
-    left = tuple(filter(condition, _owners.get(number, ())))  # type: ignore[call-overload]
+def _detach(place: int, one: weakref.ref[Owner]) -> None:
+    if _places.get(place, (None,))[0] is not one:
+        return
+    number = _places.pop(place)[1]
+    left = tuple(ref for ref in _owners.get(number, ()) if ref is not one)
     if left:
         _owners[number] = left
     else:
         _owners.pop(number, None)
+
+
+def arrays_replaced() -> None:
+    """Let every owner look again which array it uses: one of some layer has been replaced."""
+    for ref, _ in list(_places.values()):
+        owner = ref()
+        if owner is not None:
+            owner._arrays_replaced()
 
 
 def some() -> bool:

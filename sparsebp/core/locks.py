@@ -34,7 +34,9 @@ def forkable_lock(drop: Callable[[], None] | None = None) -> Any:
         forked: it drops what the lock guards. A method keeps its object alive no longer.
     """
     lock = threading.RLock()
-    if inspect.ismethod(drop):
+    if drop is None:  # nearly all, some a step
+        _known[weakref.ref(lock, _forget)] = None
+    elif inspect.ismethod(drop):
         _known[weakref.ref(lock, _forget)] = drop.__func__, weakref.ref(drop.__self__)
     else:
         _known[weakref.ref(lock, _forget)] = drop

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from sparsebp import backend
+from sparsebp.backend import masks
 from sparsebp.core.arguments import shown
 from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, NonFiniteError, OptionError, ShapeError
 from sparsebp.core.types import Array
@@ -44,6 +45,8 @@ class NamedArrays(dict[str, Array]):
                 raise LayoutError(f"{name} is read-only", expected="an array that can be written to",
                                   got="one that cannot", remedy=f"Pass {name}.copy()")  # fmt: skip
         super().__setitem__(name, array)
+        if array is not old and old is not None and masks.some():
+            masks.arrays_replaced()
 
     @classmethod
     def instead(cls, old: Mapping[str, Array], new: Mapping[str, Array]) -> NamedArrays:

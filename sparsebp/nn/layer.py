@@ -67,8 +67,12 @@ class Layer(abc.ABC):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("params", "buffers"):
-            value = NamedArrays.instead(self.__dict__.get(name, {}), value)
-        super().__setattr__(name, value)
+            before = self.__dict__.get(name, {})
+            super().__setattr__(name, NamedArrays.instead(before, value))
+            if before and masking.some():
+                masking.arrays_replaced()
+        else:
+            super().__setattr__(name, value)
 
     # ---- the action graph ----------------------------------------------------------------------------------------
 
@@ -124,11 +128,12 @@ class Layer(abc.ABC):
 
     def weight_grad(self, gy: Array, saved: Any) -> dict[str, Array]:
         """W: return the gradients with respect to the parameters, keyed like `parameters`, in new arrays."""
-        if not self._has_default_gradients():
-            return self.gradients(gy, saved).weight_grad()
-        if self.parameters():
+        # Whatever `gradients` does: an override that calls this one's would come back here.
+        if not self.params and (not self.children or not self.parameters()):
+            return {}
+        if self._has_default_gradients():
             raise self._no_way_back("weight_grad(gy, saved)")
-        return {}
+        return self.gradients(gy, saved).weight_grad()
 
     def _has_default_gradients(self) -> bool:
         return getattr(self.gradients, "__func__", None) is Layer.gradients
@@ -211,15 +216,18 @@ class Layer(abc.ABC):
         OptionError
             A layer is inside itself.
         """
+        if not self.children:
+            return iter(((prefix, self),))
         return iter(list(self._modules(prefix, ())))  # all of them, before anything is done to the first
 
     def _modules(self, prefix: str, above: tuple[Layer, ...]) -> Iterator[tuple[str, Layer]]:
         yield prefix, self
-        if not self.children:
-            return
         above = (*above, self)
         for name, child in self.children.items():
             path = f"{prefix}.{name}" if prefix else name
+            if not child.children:
+                yield path, child
+                continue
             if any(child is layer for layer in above):
                 raise OptionError("A layer is inside itself", expected="children that do not hold their parents",
                                   got=f"{type(child).__name__} again as {path!r}",

@@ -81,7 +81,10 @@ class Prunable(Layer):
 
     def _mask(self) -> Array | None:
         """Return which weights are kept, None: all are."""
-        self._arrays_replaced()  # the weight may be another array since
+        if MASK in self.buffers:
+            self._arrays_replaced()  # a buffer that nobody has spoken of
+        elif not masking.some():
+            return None
         return masking.mask_of(self.params["weight"])
 
     def _weight(self) -> Array:

@@ -404,3 +404,27 @@ def test_gradients_by_wrong_names_or_shapes_are_refused():
     layer.weight_grad = lambda gy, saved: right | {"a.bias": np.ones(4)}
     with pytest.raises(sb.errors.ShapeError, match=r"a\.bias"):
         gradients_of(layer, y, saved).weight_grad()
+
+
+@pytest.mark.parametrize("kind", [nn.ReLU, nn.Flatten, nn.Linear])
+def test_gradients_that_call_those_of_the_parent(kind):
+    class Scaled(kind):
+        def forward(self, x):
+            y, saved = super().forward(x)
+            return 2 * y, saved
+
+        def gradients(self, gy, saved):
+            return super().gradients(2 * gy, saved)
+
+    layer = Scaled(4, 4, **REAL) if kind is nn.Linear else Scaled()
+    model = nn.Sequential(nn.Linear(3, 4, **REAL), layer)
+    plain = nn.Sequential(model[0], kind(4, 4, **REAL) if kind is nn.Linear else kind())
+    plain.load_state_dict(model.state_dict())
+    x = np.random.default_rng(0).standard_normal((2, 3))
+    (y, back), (half, plain_back) = model.vjp(x), plain.vjp(x)
+    np.testing.assert_array_equal(y, 2 * half)
+    found, wanted = back(y), plain_back(2 * y)
+    np.testing.assert_array_equal(found.input, wanted.input)
+    assert found.weights.keys() == wanted.weights.keys()
+    for name in wanted.weights:
+        np.testing.assert_array_equal(found.weights[name], wanted.weights[name])

@@ -217,3 +217,34 @@ def test_pipelines_of_a_pruned_model(schedule):
     pipelines.assert_close(found, wanted, rtol=1e-8, atol=1e-12)
     for model in models:
         assert_zero(model)
+
+
+@pytest.mark.parametrize("how", ["one", "all"])
+def test_an_array_in_the_place_of_a_pruned_one_is_pruned_at_once(how):
+    model = tied()
+    sb.prune(model, 0.5)
+    mask = model[3].buffers["weight_mask"]
+    new = np.random.default_rng(1).standard_normal(mask.shape)
+    for layer in (model[3], model[0]):
+        if how == "one":
+            layer.params["weight"] = new
+        else:
+            layer.params = dict(layer.params) | {"weight": new}
+    state = model.state_dict()
+    assert not state["0.weight"][~mask].any() and not state["3.weight"][~mask].any()
+    ids = np.arange(6)
+    assert not model[0](ids)[~mask].any()  # before the layer that has the mask runs
+    first, second = model(ids), model(ids)
+    np.testing.assert_array_equal(first, second)
+
+
+def test_layers_with_an_equality_of_their_own_can_be_pruned():
+    class Same(nn.Linear):  # noqa: PLW1641 - it has none
+        def __eq__(self, other):
+            return isinstance(other, Same)
+
+    model = nn.Sequential(Same(4, 4, rng=0, **REAL), Same(4, 4, rng=1, **REAL))
+    sb.prune(model, 0.5)
+    for layer in model.children.values():
+        layer.params["weight"] += 1
+    assert_zero(model, live=False)
