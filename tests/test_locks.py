@@ -121,6 +121,26 @@ def test_a_lock_of_another_thread_is_free_in_a_child_and_what_it_guards_is_dropp
     in_child(lambda: lock.acquire(timeout=1) and other.acquire(timeout=1) and not dropped)
 
 
+def test_a_fork_waits_for_what_another_thread_imports(tmp_path, monkeypatch):
+    begun = threading.Event()
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "slow_import_begun", begun, raising=False)
+    (tmp_path / "slow_import.py").write_text(
+        "import sys, time\nsys.slow_import_begun.set()\ntime.sleep(0.3)\nvalue = 1\n"
+    )
+    thread = threading.Thread(target=__import__, args=("slow_import",))
+    thread.start()
+    begun.wait()
+    in_child(lambda: __import__("slow_import").value == 1)
+    thread.join()
+
+
+def test_a_module_may_fork_while_it_is_imported(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "forks.py").write_text("import os\nif not os.fork():\n    os._exit(0)\nstatus = os.wait()[1]\n")
+    assert __import__("forks").status == 0
+
+
 def test_a_lock_of_the_forking_thread_stays_held():
     lock = forkable_lock()
 

@@ -2,17 +2,19 @@
 
 A fork copies one thread. A lock that another thread held stays locked in the child for good, and what it guards may be
 half changed. So every lock of this library is made here: in a child, those in the hands of threads that are gone are
-made new, and what they guard is dropped where it may be half changed. The compiler's locks cannot be made new, as half
-a compilation cannot be dropped: a fork waits until it is done.
+made new, and what they guard is dropped where it may be half changed. Half a compilation, or half an import, cannot be
+dropped: a fork waits until those of other threads are done.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import inspect
 import os
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -67,8 +69,10 @@ def _after_fork() -> None:
             drop()
 
 
-# ---- the compiler ----------------------------------------------------------------------------------------------------
+# ---- the compiler, and imports ---------------------------------------------------------------------------------------
 
+_IMPORT_SECONDS = 60.0
+"""For which a fork waits for the imports of other threads at most: one of them may wait for the thread that forks."""
 _held = threading.local()
 
 
@@ -82,7 +86,21 @@ def _compiler_locks() -> list[Any]:
     return [lock for lock in locks if lock is not None]
 
 
+def _importing() -> set[int]:
+    """Return the threads that are importing a module: Python renews no module's lock in a child."""
+    known = getattr(getattr(importlib, "_bootstrap", None), "_module_locks", {})
+    locks = [reference() for reference in list(known.values())]
+    return {lock.owner for lock in locks if lock is not None} - {None}
+
+
+def _let_imports_end() -> None:
+    until = time.monotonic() + _IMPORT_SECONDS
+    while (importing := _importing()) and threading.get_ident() not in importing and time.monotonic() < until:
+        time.sleep(0.001)
+
+
 def _hold_compiler() -> None:
+    _let_imports_end()
     _held.locks = _compiler_locks()
     for lock in _held.locks:
         lock.acquire()
