@@ -27,15 +27,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
         try:
             with _terminable(), _streams():
                 _run(arguments)
-        except SystemExit as leaving:
-            if launched() is not None:
-                from sparsebp.distributed.start import take_leave
+        except KeyboardInterrupt as error:  # also while modules are imported
+            print("Interrupted.", file=sys.stderr)
+            raise SystemExit(status_of(error)) from None
+    except SystemExit as leaving:
+        if launched() is not None:
+            _take_leave(leaving.code)
+        raise
 
-                take_leave(leaving.code)
-            raise
-    except KeyboardInterrupt as error:  # also while modules are imported
-        print("Interrupted.", file=sys.stderr)
-        raise SystemExit(status_of(error)) from None
+
+def _take_leave(status: object) -> None:
+    """Tell the other ranks of this one's end; where modules are broken off half-way, let the launcher tell them."""
+    try:
+        from sparsebp.distributed.start import take_leave
+
+        take_leave(status)
+    except BaseException:  # NumPy, say, cannot be imported twice; a launcher ends all ranks when one dies by a signal
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 class Terminated(KeyboardInterrupt):

@@ -97,12 +97,14 @@ def meet(ending: str | None) -> list[str | None]:
 
 
 def take_leave(status: object) -> None:
-    """Tell ranks that wait in `connect` that this process ends without having come there."""
+    """Tell ranks that wait in `connect` that this process ends without having come there; note the status."""
+    if _Ending.current is not None and isinstance(status, int):
+        _Ending.current.status = status or 1
     ranks = launched()
     if ranks is None or ranks[1] == 1 or _met:
         return
     with contextlib.suppress(MissingDependencyError):  # then no rank waits
-        meet(f"exit status {status}. {last_words()}".strip())
+        meet(f"exit status {status}. {last_words()}".strip(" ."))
 
 
 def _share_cores(transport: MPITransport) -> None:
@@ -152,6 +154,7 @@ class _Ending:
         self._transport = transport
         self._failed = False
         self._told = True
+        self.status = 1  # with which this process ends the others, should one of them not hear of a failure
 
     def install(self) -> None:
         _Ending.current = self
@@ -217,7 +220,7 @@ class _Ending:
         if not self._told:
             sys.stdout.flush()
             sys.stderr.flush()
-            mpi().COMM_WORLD.Abort(1)
+            mpi().COMM_WORLD.Abort(self.status)
 
 
 def speaks(error: BaseException) -> bool:

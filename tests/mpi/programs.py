@@ -160,6 +160,21 @@ def signalled(transport: Transport | None) -> None:
     main(sys.argv[4:])
 
 
+def interrupted_unheard(transport: Transport) -> None:
+    """Rank 0 ends by a status of its own, as ``sparsebp`` does, while rank 1 hears nothing for a minute."""
+    from sparsebp.distributed.start import speaks, take_leave
+
+    transport.barrier()
+    if transport.rank:
+        time.sleep(60)
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt as error:
+        speaks(error)
+        take_leave(143)
+        raise SystemExit(143) from None
+
+
 def fails_in_training(transport: Transport) -> None:
     """The rank of the loss fails in the second epoch; the folder is the next argument."""
     from sparsebp.recipes.recipe import build, config_for

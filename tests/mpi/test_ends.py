@@ -86,6 +86,46 @@ def test_a_rank_whose_command_is_refused_does_not_leave_the_others_waiting() -> 
     assert done.stderr.count("Error: ") == 1
 
 
+@pytest.mark.parametrize("module", ["sparsebp.cli.commands", "numpy.linalg", "sparsebp.train"])
+def test_a_signal_while_modules_are_imported_does_not_leave_the_others_waiting(module: str) -> None:
+    interrupted = f"""
+import os, signal, sys
+from sparsebp.cli.main import main
+class Finder:
+    def find_spec(name, *rest):
+        if name == {module!r}:
+            sys.meta_path.remove(Finder)
+            os.kill(os.getpid(), signal.SIGTERM)
+sys.meta_path.insert(0, Finder)
+main(sys.argv[1:])
+"""
+    python, train = [sys.executable], ["train", "digits", "--model", "lenet5", "--schedule", "1f1b"]
+    several = [
+        mpiexec(),
+        "-n",
+        "1",
+        *python,
+        "-m",
+        "sparsebp",
+        *train,
+        ":",
+        "-n",
+        "1",
+        *python,
+        "-c",
+        interrupted,
+        *train,
+    ]
+    done = subprocess.run(several, env=environment(), capture_output=True, text=True, timeout=SOON, check=False)
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    assert "Got exit status 143. Interrupted. " in done.stderr or "Terminated" in done.stdout + done.stderr
+
+
+def test_the_status_is_that_of_the_interruption_where_another_rank_does_not_hear_of_it() -> None:
+    assert ended("interrupted_unheard", 2).returncode == 143
+
+
 def test_no_gpu_is_said_once() -> None:
     done = ended("no_gpu", 2)
     assert done.returncode != 0
