@@ -84,7 +84,7 @@ def way_of(module: Any, input: Any, always: bool = False) -> Way:
     if dtype not in _DTYPES:
         return Way(False, f"there are no kernels for {dtype}")
     if always:
-        return _ALWAYS
+        return _ALWAYS if torch._C._get_tracing_state() is None else _TRACED
     if torch._C._are_functorch_transforms_active() and _is_mapped():
         return _NO_BATCHING
     if forward_ad._current_level >= 0:

@@ -397,6 +397,18 @@ def test_torchscript() -> None:
     torch.testing.assert_close(torch.jit.script(st.restore(holder))(x), plain(x)[0])
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("kind", [*KINDS, "RNNCell", "GRUCell", "LSTMCell"])
+def test_a_trace_holds_pytorchs_operations_whatever_runs_other_calls(kind: str) -> None:
+    plain = getattr(nn, kind)(FEATURES, HIDDEN)
+    ours = st.accelerate(copy.deepcopy(plain), faster_only=False)
+    x = torch.randn(2, FEATURES) if kind.endswith("Cell") else torch.randn(5, 2, FEATURES)
+    traced = torch.jit.trace(ours, x)
+    assert "sparsebp" not in str(traced.graph)
+    for found, wanted in zip(traced(x), plain(x), strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
 def test_compiled_models_break_where_pytorchs_do() -> None:
     """The call is not cut into small graphs, which cost more than it does."""
     from torch._dynamo.utils import counters
@@ -455,6 +467,39 @@ def test_explain_of_a_plain_model_and_of_our_own() -> None:
     assert "float32 LSTM, packed, T = 40" in told_.reason
     with pytest.raises(OptionError, match="nothing to explain"):
         st.explain(3)  # type: ignore[arg-type]
+
+
+def test_explain_puts_back_buffers_of_every_kind() -> None:
+    """Those that the call assigns, writes to, or reads alone, whether or not they can be written to."""
+
+    class Streaming(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rnn = nn.GRU(FEATURES, HIDDEN)
+            self.register_buffer("last", None)
+            self.register_buffer("calls", torch.zeros(1))
+            self.register_buffer("scale", torch.ones(FEATURES))
+            self.register_buffer("expanded", torch.ones(1).expand(FEATURES))
+            with torch.inference_mode():
+                self.register_buffer("of_inference", torch.ones(1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y, self.last = self.rnn(x * self.scale * self.expanded, self.last)
+            self.calls += 1
+            return y
+
+    model = st.accelerate(Streaming())
+    x = torch.randn(3, 2, FEATURES, requires_grad=True)
+    y = model(x)
+    calls, count = model.calls, int(model.calls)
+    for before in (torch.ones(1, 2, HIDDEN), None):
+        model.last = before
+        st.explain(model, x)
+        assert model.last is before
+    assert model.calls is calls
+    assert int(calls) == count
+    y.sum().backward()  # what the graph holds was not written to
+    assert x.grad is not None
 
 
 class Holder(nn.Module):
