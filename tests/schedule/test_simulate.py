@@ -239,6 +239,14 @@ def test_costs_that_do_not_fit(costs, problem):
         simulate(pipeline(2, 1), costs)
 
 
+def test_times_beyond_all_numbers_are_refused():
+    graph = StepGraph(1, 2)
+    overlapped = Schedule.of(graph, [[parse(cell) for cell in ("0F0", "(0F1;0B0)OVERLAP_F_B", "0B1")]], "overlapped")
+    for costs in (Costs(slowdown=1e308), Costs(lambda action: 1e308), Costs(slowdown=1e308, link=Link(1e308))):
+        with pytest.raises(OptionError, match="longer than numbers go"):
+            simulate(overlapped, costs, steps=3)
+
+
 @pytest.mark.parametrize("steps", [0, -1, 1.5])
 def test_no_steps(steps):
     with pytest.raises(OptionError, match="steps"):

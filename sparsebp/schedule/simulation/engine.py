@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from heapq import heappop, heappush
+from math import isfinite
 from operator import itemgetter
 from typing import Any, NamedTuple
 
+from sparsebp.core.errors import OptionError
 from sparsebp.schedule.actions import Action, Kind, Overlap, actions_of
 from sparsebp.schedule.cells import Send
 from sparsebp.schedule.costs import Costs, Route
@@ -150,6 +152,9 @@ class Run:
             if not heap:
                 return
             now = heap[0][0]
+            if not isfinite(now):  # of times that are no numbers none is the next
+                raise OptionError("The step takes longer than numbers go", expected="costs whose times add up",
+                                  got=f"a time of {now}", remedy="Look at the largest duration, slowdown and latency")  # fmt: skip
             ready = []
             while heap and heap[0][0] == now:
                 entry = heappop(heap)[1]
