@@ -153,8 +153,10 @@ class Run:
                 return
             now = heap[0][0]
             if not isfinite(now):  # of times that are no numbers none is the next
-                raise OptionError("The step takes longer than numbers go", expected="costs whose times add up",
-                                  got=f"a time of {now}", remedy="Look at the largest duration, slowdown and latency")  # fmt: skip
+                raise OptionError(
+                    "The step takes longer than numbers go", expected="costs whose times add up",
+                    got=f"a time of {now}", remedy="Look at the largest duration, slowdown and latency",
+                )  # fmt: skip
             ready = []
             while heap and heap[0][0] == now:
                 entry = heappop(heap)[1]

@@ -221,7 +221,8 @@ def simulate(schedule: Schedule, costs: Costs | None = None, *, steps: int = 1) 
     ScheduleError
         The schedule cannot run.
     OptionError
-        A duration is missing or negative; the costs are of another number of stages; there are no steps; times overflow.
+        A duration is missing or negative; the costs are of another number of stages; there are no steps; or times
+        overflow.
     """
     steps = check_integer("steps", steps, 1, MOST_STEPS)
     if costs is not None and not isinstance(costs, Costs):
