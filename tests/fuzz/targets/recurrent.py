@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from fuzz.case import accepted, refused, same
-from fuzz.draw import JUNK, chance, laid_out, normal, one_of, real, size
+from fuzz.draw import NO_ARRAYS, chance, laid_out, normal, one_of, real, size
 from sparsebp import nn
 from sparsebp.core.errors import MemoryLimitError
 
@@ -116,7 +116,7 @@ def _compare(
 
 
 def _bad(rng: np.random.Generator, layer: Any, x: np.ndarray, h0: Any, steps: int, batch: int) -> None:
-    junk = one_of(rng, *(j for j in JUNK if j is not None))
+    junk = one_of(rng, *NO_ARRAYS)
     way = int(rng.integers(5))
     if way == 0:
         refused(f"x {junk!r}", layer.forward, junk)
@@ -158,6 +158,6 @@ def _cell(rng: np.random.Generator, dtype: Any) -> None:
         same("gh", g.hidden, scale * state.grad.numpy(), dtype, 8)
         for name, parameter in twin.named_parameters():
             same(name, g.weights[name], scale * parameter.grad.numpy(), dtype, 8)
-    junk = one_of(rng, *(j for j in JUNK if j is not None))
+    junk = one_of(rng, *NO_ARRAYS)
     refused(f"x {junk!r}", cell.forward, junk, h)
     refused(f"h {junk!r}", cell.forward, x, junk)
