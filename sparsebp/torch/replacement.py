@@ -174,25 +174,28 @@ def _way(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any], faster_o
 def _left_as_it_is(model: Module) -> Iterator[None]:
     """Put back what a call of the model changes in its buffers and in PyTorch's random numbers.
 
-    Only what did change is written to: a graph of the user's may hold the others, and not all of them can be written.
+    Only what did change is written to, past the count of versions: a graph of the user's may hold the buffers, batch
+    normalisation does not count either, and not all of them can be written.
     """
     named = [(module, dict(module._buffers)) for module in model.modules()]  # a call may assign another tensor
-    before = [(buffer, _version(buffer), buffer.detach().clone()) for buffer in model.buffers()]
+    before = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     try:
         with torch.random.fork_rng():
             yield
     finally:
         for module, buffers in named:
             module._buffers.update(buffers)
-        for buffer, version, values in before:
-            if version is None or version != _version(buffer):
-                with torch.inference_mode(buffer.is_inference()), torch.no_grad():
-                    buffer.copy_(values)
+        for buffer, values in before:
+            with torch.inference_mode(buffer.is_inference()), torch.no_grad():
+                if not _equal(buffer, values):
+                    buffer.data.copy_(values)
 
 
-def _version(buffer: torch.Tensor) -> int | None:
-    """Return how often a tensor was written to; None: PyTorch doesn't count that of tensors of inference mode."""
-    return None if buffer.is_inference() else buffer._version
+def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Say whether two tensors hold the same; NaN is the same as NaN."""
+    if a.layout is not torch.strided:
+        return False
+    return torch.equal(a, b) or bool(((a == b) | (a.isnan() & b.isnan())).all())
 
 
 def _recurrent_modules(model: Module, action: str) -> Iterator[tuple[str, Module]]:
