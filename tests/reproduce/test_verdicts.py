@@ -41,6 +41,12 @@ def timing(median, spread=0.01):
 
 
 @pytest.mark.parametrize("path", sorted((DOCS / "papers").glob("*.json")), ids=lambda path: path.stem)
+def test_what_no_paper_states_is_not_met(path):
+    for claim in json.loads(path.read_text(encoding="utf-8"))["claims"]:
+        assert claim["met"] is None or not claim["paper"].startswith("not stated"), claim["what"]
+
+
+@pytest.mark.parametrize("path", sorted((DOCS / "papers").glob("*.json")), ids=lambda path: path.stem)
 def test_what_was_measured_says_what_ran(path):
     figure = FIGURES[path.stem]
     if figure.paper not in SAID or figure.kind not in ("measured", "executed"):

@@ -270,11 +270,14 @@ def told_apart(context: Context) -> Found:
     linear, found = _least_squares(*sets), float(last.validation_accuracy)
     clips = f"{len(sets[1])} clips held out of {len(sets[0]) + len(sets[1])}"
     return Found((
-        Claim(f"a linear model on all features, by least squares: {clips}", "not stated (IRMAS); here: below 60 %",
-              f"{linear:.1%}", linear < 0.6, "", "ridge regression"),
-        Claim(f"GRU(20), {run.epochs} epochs: {clips}", "not stated (IRMAS); here: clearly above 60 %",
-              f"{found:.1%}", found >= 0.7, "" if found >= 0.7 else "Few clips", f"backward={way}"),
+        Claim(f"a linear model on all features, by least squares: {clips}", "not stated",
+              f"{linear:.1%}", None, _CLIPS, "ridge regression"),
+        Claim(f"GRU(20), {run.epochs} epochs: {clips}", "not stated",
+              f"{found:.1%}", None, _CLIPS, f"backward={way}"),
     ))  # fmt: skip
+
+
+_CLIPS = "The paper's clips are IRMAS's; these are synthetic, and meant to be hard for a linear model alone"
 
 
 def _least_squares(train: Any, test: Any) -> float:
