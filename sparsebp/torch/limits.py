@@ -3,8 +3,9 @@
 The kernels gain where there are many steps: PyTorch calls several operations a step, each of which costs more than its
 arithmetic, while a call of ours costs what PyTorch takes for some eight steps. The larger H is, the more both spend on
 the same products. An LSTM in float32 is another matter: PyTorch has one call of oneDNN for all steps of sequences of
-one length, packed or not. `FEWEST_STEPS` was measured on a CPU, ours and PyTorch's calls in turn, with 1, 16 and 128
-samples: from the steps that it names, none of them was slower. A cell is one step a call.
+one length, packed or not. `FEWEST_STEPS` was measured on a CPU with one thread, ours and PyTorch's calls in turn, with
+1 and 16 samples (float32: 128, too), while the machine did other work; it is rounded up to where none was slower. A
+cell is one step a call.
 """
 
 from __future__ import annotations
