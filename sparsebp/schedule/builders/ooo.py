@@ -74,7 +74,7 @@ def out_of_order(*, stages: int, regions: int | Sequence[Iterable[int]] = 8,
     plain = StepGraph(stages, unweighted=frozenset(unweighted), first="I")
     cut = make_regions(stages, regions)
     times = times or RegionTimes.from_costs(costs, input_gradient)
-    reference = conventional(stages=stages, fusion=fusion or "none", unweighted=plain.unweighted,
+    reference = conventional(stages=stages, fusion="none" if fusion is None else fusion, unweighted=plain.unweighted,
                              input_gradient=input_gradient)  # fmt: skip
     allowed = simulate(reference, costs).peak
 
