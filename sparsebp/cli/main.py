@@ -7,11 +7,11 @@ import importlib.util
 import os
 import signal
 import sys
-import threading
 from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn, TextIO, cast
+from typing import Any, TextIO, cast
 
 from sparsebp.cli.letters import write_nearest
+from sparsebp.cli.signals import status_of, terminable
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     quiet_others()
     try:
         try:
-            with _terminable(), _streams():
+            with terminable(), _streams():
                 _run(arguments)
         except KeyboardInterrupt as error:  # also while modules are imported
             print("Interrupted.", file=sys.stderr)
@@ -45,34 +45,6 @@ def _take_leave(status: object) -> None:
     except BaseException:  # NumPy, say, cannot be imported twice; a launcher ends all ranks when one dies by a signal
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM, from a batch system, say: told as Ctrl-C is, so that the step and the way to go on are printed."""
-
-
-def status_of(error: KeyboardInterrupt) -> int:
-    """Return the exit code of an interruption, as shells have it."""
-    return 143 if Terminated in (type(error), type(error.__cause__)) else 130
-
-
-@contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """Raise `Terminated` at the first SIGTERM; the second one ends the process at once."""
-
-    def terminate(number: int, frame: object) -> NoReturn:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        raise Terminated
-
-    here = threading.current_thread() is threading.main_thread()
-    own = here and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL  # else somebody has a use for it
-    if own:
-        signal.signal(signal.SIGTERM, terminate)
-    try:
-        yield
-    finally:
-        if own and signal.getsignal(signal.SIGTERM) is terminate:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _run(arguments: Sequence[str] | None) -> None:

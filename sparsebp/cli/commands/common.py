@@ -19,7 +19,7 @@ from typer.core import TyperGroup
 from sparsebp import __version__
 from sparsebp.bench.tools import report
 from sparsebp.cli.commands.interrupted import Interrupted
-from sparsebp.cli.main import status_of
+from sparsebp.cli.signals import status_of
 from sparsebp.core.errors import OptionError, OutputError, SparseBPError
 from sparsebp.core.files import check_path, json_line
 
