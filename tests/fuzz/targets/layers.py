@@ -122,7 +122,9 @@ def _bad(rng: np.random.Generator, layer: nn.Layer, x: np.ndarray, saved: Any, y
         wrong = np.zeros((*like.shape, 1) if chance(rng, 0.5) else (like.shape[0] + 1, *like.shape[1:]), like.dtype)
     else:
         wrong = np.zeros((), like.dtype)
-        if not layer.parameters() and not isinstance(layer, nn.Flatten):
+        inside = layer[len(layer) - 1] if isinstance(layer, nn.Sequential) else layer
+        of_any_shape = isinstance(inside, nn.PReLU) and inside.num_parameters == 1  # as PyTorch's
+        if of_any_shape or (not layer.parameters() and not isinstance(layer, nn.Flatten)):
             return
     if call == "forward":
         refused(f"x {wrong!r}", layer.forward, wrong)
