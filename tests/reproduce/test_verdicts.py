@@ -86,9 +86,13 @@ def test_the_order_that_is_kept_is_no_gain_by_reordering():
     assert claim.met is False and claim.ours == "0.70×" and "conventional" in claim.ran
 
 
-def test_one_of_six_networks_gains_by_reordering_as_measured():
-    ours = [float(claim.ours[:-1]) for claim in single_device(benchmark("schedule")).claims]
-    assert ours == [0.57, 0.94, 0.83, 1.06, 0.90, 0.84]
+def test_a_network_gains_by_reordering_only_where_the_best_such_order_is_faster():
+    rows = benchmark("schedule")["rows"]
+    for row, claim in zip(rows, single_device({"rows": rows}).claims, strict=True):
+        best = min((row[name] for name in ("joint", "list")), key=lambda time: time["median"])
+        assert claim.ours == f"{row['conventional']['median'] / best['median']:.2f}×"
+        assert claim.met is not True or best["high"] < row["conventional"]["low"]
+        assert claim.met is not False or best["median"] > row["conventional"]["median"] / 1.03
 
 
 def test_what_the_paper_does_not_state_is_not_met():
