@@ -19,11 +19,12 @@ import numpy as np
 import pytest
 
 from cuda_on_cpu.memory import CheckedNumpy, uninitialised
-from sparsebp import backend as seam
+from sparsebp.core import backend as seam
 from sparsebp import kernels
-from sparsebp.core.errors import DeviceError, MissingDependencyError
-from sparsebp.core.types import Array
-from sparsebp.kernels.api import Kernels
+from sparsebp.core.errors import DeviceError
+from sparsebp.core.errors import MissingDependencyError
+from sparsebp.core.check import Array
+from sparsebp.kernels.spec import Kernels
 
 BACKENDS: dict[str, Any] = {
     "host": (),

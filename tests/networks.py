@@ -11,7 +11,7 @@ import torch
 from hypothesis import strategies as st
 
 from sparsebp import nn
-from sparsebp.nn.layers.identity import dropout_mask
+from sparsebp.nn.basic import dropout_mask
 from strategies import seeds
 
 ACTIVATIONS = (

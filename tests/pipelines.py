@@ -9,15 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp import models, nn, optim
-from sparsebp.distributed.pipeline.executor import PipelineExecutor
-from sparsebp.distributed.transport import Transport
-from sparsebp.distributed.transports.in_process import run_ranks
+from sparsebp import models
+from sparsebp import nn
+from sparsebp import optim
+from sparsebp.runtime.pipeline import PipelineExecutor
+from sparsebp.comm.transport import Transport
+from sparsebp.comm.threads import run_ranks
 from sparsebp.runtime.executor import Executor
-from sparsebp.runtime.stages import Stages, trained_parameters
+from sparsebp.runtime.actions import Stages
+from sparsebp.runtime.actions import trained_parameters
 from sparsebp.schedule import Schedule
 from sparsebp.schedule.builders import conventional
-from sparsebp.schedule.by_name import build
+from sparsebp.schedule.builders import build
 
 SYNCHRONOUS = ("gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-h2", "fast-forward", "modulo")
 

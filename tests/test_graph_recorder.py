@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from sparsebp import backend
-from sparsebp.backend import cublas
-from sparsebp.backend.graphs import GraphRecorder
+from sparsebp.core import backend
+from sparsebp.core import backend
+from sparsebp.core.cuda_graphs import GraphRecorder
 from sparsebp.core.errors import DeviceError
 
 

@@ -65,7 +65,7 @@ import sparsebp
 for name in sparsebp.__all__:
     getattr(sparsebp, name)
 assert dir(sparsebp) == sorted(sparsebp.__all__)
-assert not sparsebp.backend.has_gpu()
+assert not sparsebp.core.backend.has_gpu()
 """
     result = run(code)
     assert result.returncode == 0, result.stderr
@@ -104,7 +104,8 @@ def test_a_progress_bar_without_rich_names_the_extra(monkeypatch):
 
 def test_a_picture_without_matplotlib_names_the_extra(monkeypatch, tmp_path):
     from sparsebp.core.errors import MissingDependencyError
-    from sparsebp.train import History, save_loss_curve
+    from sparsebp.train import History
+    from sparsebp.train import save_loss_curve
 
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingDependencyError, match=r"sparsebp\[plot\]"):

@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 
 import sparsebp
-from sparsebp.backend.memory import SMALLEST, HostPool
+from sparsebp.core.backend import SMALLEST
+from sparsebp.core.backend import HostPool
 from sparsebp.core import locks
 from sparsebp.core.errors import StaleError
-from sparsebp.core.locks import forkable_event, forkable_lock
+from sparsebp.core.locks import forkable_event
+from sparsebp.core.locks import forkable_lock
 from sparsebp.runtime.streams import TwoStreams
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -238,7 +240,7 @@ def train(steps=1):
         adam.step(value_and_grad(x, target)[1])
 
 def take(rng):
-    from sparsebp.backend import memory
+    from sparsebp.core.backend import memory
     for size in rng.integers(1 << 18, 1 << 20, 20):
         memory.empty(np, (int(size),), np.uint8)
 

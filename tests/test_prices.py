@@ -13,14 +13,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp.backend.machine import machine, price_file
-from sparsebp.backend.machine.price_file import SHIPPED, load, now_and_here, price_path, prices, save, shipped
-from sparsebp.backend.machine.prices import CELLS, STRATEGIES, parse
-from sparsebp.core.errors import FileFormatError, OutputError
-from sparsebp.nn.recurrent.products import LONG
-from sparsebp.products import estimate
-from sparsebp.products.strategies import OF_KINDS, OF_KINDS_AND_STRUCTURE, OF_STRUCTURE
-from sparsebp.scan.planning.recurrent import GATES, SHARED_PRODUCT, choose_recurrent_backward
+from sparsebp.core.machine import machine
+from sparsebp.core import machine
+from sparsebp.core.machine import SHIPPED
+from sparsebp.core.machine import load
+from sparsebp.core.machine import now_and_here
+from sparsebp.core.machine import price_path
+from sparsebp.core.machine import prices
+from sparsebp.core.machine import save
+from sparsebp.core.machine import shipped
+from sparsebp.core.machine import CELLS
+from sparsebp.core.machine import STRATEGIES
+from sparsebp.core.machine import parse
+from sparsebp.core.errors import FileFormatError
+from sparsebp.core.errors import OutputError
+from sparsebp.nn.cells import LONG
+from sparsebp.products import product
+from sparsebp.products.strategies import OF_KINDS
+from sparsebp.products.strategies import OF_KINDS_AND_STRUCTURE
+from sparsebp.products.strategies import OF_STRUCTURE
+from sparsebp.scan.recurrent import GATES
+from sparsebp.scan.recurrent import SHARED_PRODUCT
+from sparsebp.scan.recurrent import choose_recurrent_backward
 
 
 @pytest.fixture
@@ -132,7 +146,7 @@ def test_the_list_has_a_price_for_all_that_is_estimated():
     assert set(GATES) == set(CELLS) == set(shipped().recurrent)
     assert parse(json.loads(SHIPPED.read_text())["prices"], calibrated=False, measured={}).to_json()
     assert {"cpu", "threads", "vector_bytes", "package", "date"} <= shipped().measured.keys()
-    assert price_file.this_machine()["vector_bytes"] in (32, 64)
+    assert machine.this_machine()["vector_bytes"] in (32, 64)
 
 
 @given(
@@ -154,11 +168,11 @@ def test_estimates_of_a_backward_grow_with_every_size(cell, T, B, H, more, items
 
 @given(strategy=st.sampled_from(STRATEGIES), products=st.integers(1, 10**9), moved=st.integers(1, 10**9))
 def test_estimates_of_a_product_grow_with_the_work(strategy, products, moved):
-    one = estimate.seconds(strategy, products, moved)
-    assert 0 < one < estimate.seconds(strategy, products, 2 * moved)
-    assert one <= estimate.seconds(strategy, 2 * products, moved)
-    assert estimate.seconds(strategy, products, moved, threads=2) < one
-    assert estimate.seconds(strategy, products, moved, batch=2) <= estimate.seconds(strategy, products, moved, batch=64)
+    one = product.seconds(strategy, products, moved)
+    assert 0 < one < product.seconds(strategy, products, 2 * moved)
+    assert one <= product.seconds(strategy, 2 * products, moved)
+    assert product.seconds(strategy, products, moved, threads=2) < one
+    assert product.seconds(strategy, products, moved, batch=2) <= product.seconds(strategy, products, moved, batch=64)
 
 
 def test_what_is_said_is_the_whole_backward():

@@ -19,7 +19,10 @@ import threadpoolctl
 import sparsebp as sb
 from sparsebp.core import threads
 from sparsebp.core.errors import OptionError
-from sparsebp.nn import GRU, CrossEntropyLoss, Linear, SequenceClassifier
+from sparsebp.nn import GRU
+from sparsebp.nn import CrossEntropyLoss
+from sparsebp.nn import Linear
+from sparsebp.nn import SequenceClassifier
 
 needs_two = pytest.mark.skipif(threads.most_threads() < 2, reason="needs two threads")
 

@@ -9,8 +9,10 @@ import pytest
 
 import sparsebp as sb
 from sparsebp import nn
-from sparsebp.core.errors import DeviceError, MemoryLimitError, OptionError
-from sparsebp.nn.recurrent.rnn import RNNMath
+from sparsebp.core.errors import DeviceError
+from sparsebp.core.errors import MemoryLimitError
+from sparsebp.core.errors import OptionError
+from sparsebp.nn.recurrent import RNNMath
 
 
 def data(steps=9, batch=3, features=2, dtype=np.float64):

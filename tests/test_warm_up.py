@@ -1,4 +1,4 @@
-"""Compiling beforehand: `sparsebp.recipes.warm_up`, and the one line that says that kernels are compiled."""
+"""Compiling beforehand: `sparsebp.train.warm_up`, and the one line that says that kernels are compiled."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 from device.kernel_arguments import KERNELS
 from sparsebp import kernels
-from sparsebp.kernels.host.engine import inner
-from sparsebp.recipes import warm_up
+from sparsebp.kernels.host.engine import compile
+from sparsebp.train import warm_up
 
 
 def test_every_kernel_is_called_in_both_precisions(monkeypatch):
@@ -66,9 +66,9 @@ class Terminal:
 def test_a_terminal_is_told_once(monkeypatch, terminal):
     stream = Terminal(terminal)
     monkeypatch.setattr(sys, "stderr", stream)
-    inner.say_once.cache_clear()
-    inner.say_once()
-    inner.say_once()
+    compile.say_once.cache_clear()
+    compile.say_once()
+    compile.say_once()
     assert stream.text.count("Compiling kernels") == terminal
 
 

@@ -13,11 +13,19 @@ import tracemalloc
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from sparsebp.backend import memory
-from sparsebp.bench.tools import pictures, report
-from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run, fits, with_threads
+from sparsebp.core import backend
+from sparsebp.bench.tools import pictures
+from sparsebp.bench.tools import report
+from sparsebp.bench.tools.benchmark import Benchmark
+from sparsebp.bench.tools.benchmark import Result
+from sparsebp.bench.tools.benchmark import Row
+from sparsebp.bench.tools.benchmark import Run
+from sparsebp.bench.tools.benchmark import fits
+from sparsebp.bench.tools.benchmark import with_threads
 from sparsebp.bench.tools.report import Column
-from sparsebp.bench.tools.workload import SequenceWorkload, TorchTwin, chunk_count
+from sparsebp.bench.tools.workload import SequenceWorkload
+from sparsebp.bench.tools.workload import TorchTwin
+from sparsebp.bench.tools.workload import chunk_count
 from sparsebp.core import timing
 
 BATCH = 16
@@ -68,7 +76,7 @@ def peak_memory(workload: SequenceWorkload) -> int:
     kept = workload.forward()
     _forget_plans()
     gc.collect()
-    memory.release()  # memory that the pool still holds would not be counted
+    backend.release()  # memory that the pool still holds would not be counted
     tracemalloc.start()
     try:
         before = tracemalloc.get_traced_memory()[0]
@@ -83,7 +91,7 @@ def flops(algorithm: str, length: int, batch: int, hidden: int) -> int:
     """Return the FLOPs of the products that `algorithm` does for a chain of dense hidden × hidden Jacobians."""
     from sparsebp.patterns import SparsityPattern
     from sparsebp.scan import plan_scan
-    from sparsebp.scan.algorithms.counts import level_counts
+    from sparsebp.scan.algorithms import level_counts
 
     if algorithm == "hybrid":  # the plan chooses the levels of its up-sweep
         return int(plan_scan([SparsityPattern.dense(hidden, hidden)] * length, "hybrid", batch=batch).flops)
@@ -99,7 +107,7 @@ def stored_bytes(algorithm: str, length: int, batch: int, hidden: int, itemsize:
 
 def _forget_plans() -> None:
     # The layers keep the plans of their last lengths, and a plan keeps its workspace: gigabytes at T = 30 000.
-    from sparsebp.nn.recurrent.back.backward import _scan_plan
+    from sparsebp.nn.bptt import _scan_plan
 
     _scan_plan.cache_clear()
 

@@ -15,19 +15,27 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparsebp import nn, optim
-from sparsebp.bench.tools import images, pictures
-from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run
+from sparsebp import nn
+from sparsebp import optim
+from sparsebp.bench.tools import images
+from sparsebp.bench.tools import pictures
+from sparsebp.bench.tools.benchmark import Benchmark
+from sparsebp.bench.tools.benchmark import Result
+from sparsebp.bench.tools.benchmark import Row
+from sparsebp.bench.tools.benchmark import Run
 from sparsebp.bench.tools.report import Column
-from sparsebp.bench.tools.staged import NETWORKS, STAGES
+from sparsebp.bench.tools.staged import NETWORKS
+from sparsebp.bench.tools.staged import STAGES
 from sparsebp.core.errors import NonFiniteError
-from sparsebp.distributed.pipeline.executor import PipelineExecutor
-from sparsebp.distributed.pipeline.versions import Distance
-from sparsebp.distributed.transport import Transport
-from sparsebp.distributed.transports.in_process import run_ranks
-from sparsebp.runtime.step import Step, Watch
+from sparsebp.runtime.pipeline import PipelineExecutor
+from sparsebp.runtime.pipeline import Distance
+from sparsebp.comm.transport import Transport
+from sparsebp.comm.threads import run_ranks
+from sparsebp.runtime.actions import Step
+from sparsebp.runtime.actions import Watch
 from sparsebp.schedule import Schedule
-from sparsebp.schedule.builders import dualpipe2018, pipedream
+from sparsebp.schedule.builders import dualpipe2018
+from sparsebp.schedule.builders import pipedream
 
 MOMENTUM, POINTS = 0.9, 50
 LEVELS = ("moderate", "high")

@@ -19,8 +19,14 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp.bench.tools import pictures, report
-from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run, refuse_difference, with_threads
+from sparsebp.bench.tools import pictures
+from sparsebp.bench.tools import report
+from sparsebp.bench.tools.benchmark import Benchmark
+from sparsebp.bench.tools.benchmark import Result
+from sparsebp.bench.tools.benchmark import Row
+from sparsebp.bench.tools.benchmark import Run
+from sparsebp.bench.tools.benchmark import refuse_difference
+from sparsebp.bench.tools.benchmark import with_threads
 from sparsebp.bench.tools.peers import import_torch
 from sparsebp.bench.tools.report import Column
 from sparsebp.core import timing
@@ -113,7 +119,7 @@ def advice(slower: Mapping[str, set[str]]) -> str:
 
 def measure_row(task: Task, rounds: Mapping[str, Any]) -> Row:
     """Time a step of the model as it is and of its accelerated copy, in turn, after comparing their gradients."""
-    from sparsebp.torch.limits import is_faster
+    from sparsebp.torch.modules import is_faster
 
     plain = Side(task)
     ours = plain.accelerated()
@@ -175,7 +181,7 @@ class Side:
 
     def accelerated(self) -> Side:
         """Return a copy whose recurrent layer is ours, whatever `accelerate` would do."""
-        from sparsebp.torch.replacement import OURS
+        from sparsebp.torch.modules import OURS
 
         side = copy.deepcopy(self)
         side.model["rnn"].__class__ = OURS[type(side.model["rnn"])]

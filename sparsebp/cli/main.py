@@ -1,4 +1,4 @@
-"""The command line: makes sure that typer and rich are there and hands over to `sparsebp.cli.commands`."""
+"""The command line: makes sure that typer and rich are there and hands over to `sparsebp.cli.app`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, TextIO, cast
 
-from sparsebp.cli.letters import write_nearest
-from sparsebp.cli.signals import status_of, terminable
+from sparsebp.cli.terminal import write_nearest
+from sparsebp.cli.terminal import status_of
+from sparsebp.cli.terminal import terminable
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -20,7 +21,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     Exit codes: 0 done; 1 an error of sparsebp's own, or of the standard output, printed as one message; 2 wrong usage,
     an unknown or impossible value of an option among it; 130 interrupted, 143 ended by SIGTERM.
     """
-    from sparsebp.distributed.transports.processes.launcher import launched, quiet_others
+    from sparsebp.comm.mpi import launched
+    from sparsebp.comm.mpi import quiet_others
 
     quiet_others()
     try:
@@ -39,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _take_leave(status: object) -> None:
     """Tell the other ranks of this one's end; where modules are broken off half-way, let the launcher tell them."""
     try:
-        from sparsebp.distributed.start import take_leave
+        from sparsebp.runtime.launch import take_leave
 
         take_leave(status)
     except BaseException:  # NumPy, say, cannot be imported twice; a launcher ends all ranks when one dies by a signal
@@ -56,7 +58,7 @@ def _run(arguments: Sequence[str] | None) -> None:
             file=sys.stderr,
         )
         raise SystemExit(1)
-    from sparsebp.cli.commands import app
+    from sparsebp.cli.app import app
 
     app(args=None if arguments is None else list(arguments), prog_name="sparsebp")
 

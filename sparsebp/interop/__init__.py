@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from sparsebp.interop import cupyx, dlpack, scipy, torch
+from sparsebp.interop import cupyx
+from sparsebp.interop import dlpack
+from sparsebp.interop import scipy
+from sparsebp.interop import torch
 
 __all__ = ["cupyx", "dlpack", "scipy", "torch"]
 

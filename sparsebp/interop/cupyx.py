@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparsebp import backend
+from sparsebp.core import backend
 from sparsebp.jacobians import TransposedJacobian
 from sparsebp.patterns import SparsityPattern
 

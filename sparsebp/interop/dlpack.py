@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp import backend
+from sparsebp.core import backend
 from sparsebp.core.errors import DeviceError
-from sparsebp.core.types import Array
+from sparsebp.core.check import Array
 from sparsebp.jacobians import TransposedJacobian
 from sparsebp.patterns import SparsityPattern
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from sparsebp.jacobians.api import dense_jacobian_t, jacobian_t
-from sparsebp.jacobians.conv import conv_jacobian_t, conv_transpose_jacobian_t
-from sparsebp.jacobians.layers import axis_jacobian_t, block_jacobian_t, linear_jacobian_t, pointwise_jacobian_t
-from sparsebp.jacobians.pool import avg_pool_jacobian_t, max_pool_jacobian_t
-from sparsebp.jacobians.recurrent import (
-    gru_hidden_jacobians,
-    hidden_elements,
-    lstm_hidden_jacobians,
-    rnn_hidden_jacobians,
-)
-from sparsebp.jacobians.transposed import TransposedJacobian
+from sparsebp.jacobians.jacobian import dense_jacobian_t
+from sparsebp.jacobians.jacobian import jacobian_t
+from sparsebp.jacobians.operators import conv_jacobian_t
+from sparsebp.jacobians.operators import conv_transpose_jacobian_t
+from sparsebp.jacobians.operators import axis_jacobian_t
+from sparsebp.jacobians.operators import block_jacobian_t
+from sparsebp.jacobians.operators import linear_jacobian_t
+from sparsebp.jacobians.operators import pointwise_jacobian_t
+from sparsebp.jacobians.operators import avg_pool_jacobian_t
+from sparsebp.jacobians.operators import max_pool_jacobian_t
+from sparsebp.jacobians.operators import gru_hidden_jacobians
+from sparsebp.jacobians.operators import hidden_elements
+from sparsebp.jacobians.operators import lstm_hidden_jacobians
+from sparsebp.jacobians.operators import rnn_hidden_jacobians
+from sparsebp.jacobians.jacobian import TransposedJacobian
 
 __all__ = [
     "TransposedJacobian",

@@ -8,8 +8,8 @@ from __future__ import annotations
 from functools import cache
 from types import ModuleType
 
-from sparsebp import backend
-from sparsebp.kernels.api import Kernels
+from sparsebp.core import backend
+from sparsebp.kernels.spec import Kernels
 
 
 @cache
@@ -19,7 +19,8 @@ def get(xp: ModuleType) -> Kernels:
         from sparsebp.kernels.host import HostKernels
 
         return Kernels(HostKernels())
-    from sparsebp.kernels.device import DeviceKernels, RawModuleLoader
+    from sparsebp.kernels.device import DeviceKernels
+    from sparsebp.kernels.device import RawModuleLoader
 
     return Kernels(DeviceKernels(xp, RawModuleLoader(xp)))
 

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparsebp import backend
+from sparsebp.core import backend
 from sparsebp.core.errors import ShapeError
-from sparsebp.core.types import Array
+from sparsebp.core.check import Array
 
 __all__ = ["Rows", "draw_rows", "rows_of"]
 

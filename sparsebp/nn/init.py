@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp import backend
-from sparsebp.core.arguments import check_generator, check_integer
+from sparsebp.core import backend
+from sparsebp.core.check import check_generator
+from sparsebp.core.check import check_integer
 from sparsebp.core.errors import OptionError
-from sparsebp.core.types import Array, Seed
-from sparsebp.nn.layers.conv import Conv
-from sparsebp.nn.layers.linear import Linear
+from sparsebp.core.check import Array
+from sparsebp.core.check import Seed
+from sparsebp.nn.conv import Conv
+from sparsebp.nn.linear import Linear
 
 
 def he_convolutions(model: Any, rng: Seed = None) -> None:

@@ -1,17 +1,605 @@
-"""The base of optimizers: what users call. Groups, buffers and launches are in `sparsebp.optim.groups`."""
+"""The base of optimizers: what users call. Groups, buffers and launches are in `sparsebp.optim.optimizer`."""
 
 from __future__ import annotations
 
+from __future__ import annotations
+import contextlib
+from collections.abc import Iterable
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
+import numpy as np
+from sparsebp.core import backend
+from sparsebp.core.check import check_flag
+from sparsebp.core.check import check_number
+from sparsebp.core.errors import DeviceError
+from sparsebp.core.errors import DTypeError
+from sparsebp.core.errors import LayoutError
+from sparsebp.core.errors import OptionError
+import math
+from collections.abc import Iterator
+from sparsebp import kernels
+from sparsebp.core.errors import NonFiniteError
+from sparsebp.core.check import Array
+from collections.abc import Sequence
+from typing import ClassVar
+from sparsebp.core import masks
+from sparsebp.core.check import ProductFactors
+from sparsebp.core.check import UpdateRule
+from sparsebp.kernels.spec import UPDATE_BUFFERS
+from sparsebp.kernels.spec import UPDATE_OPTIONS
+from sparsebp.core.errors import SparseBPError
+from sparsebp.core.locks import forkable_lock
+from sparsebp.core.check import check_integer
+from sparsebp.core.errors import FileFormatError
+from sparsebp.core.errors import ShapeError
+from collections.abc import Callable
+from typing import NamedTuple
+from sparsebp.kernels.operands import momenta
 
-from sparsebp import backend
-from sparsebp.core.arguments import check_flag, check_integer, check_number
-from sparsebp.core.errors import DTypeError, FileFormatError, OptionError, ShapeError
-from sparsebp.core.types import Array
-from sparsebp.optim.checks import check_named
-from sparsebp.optim.groups import ParameterGroups
-from sparsebp.optim.update import DeviceUpdate, Update, launch
+
+# Checks of what optimizers, schedules and clipping are given: arrays by name, shares.
+
+def check_named(what: str, arrays: Any) -> None:
+    """Raise `OptionError` unless `arrays` is a mapping."""
+    if not isinstance(arrays, Mapping):
+        raise OptionError(f"{what} are not a mapping", expected="arrays by name", got=type(arrays).__name__,
+                          remedy="Pass a dict with the names of the parameters")  # fmt: skip
+
+
+def check_is_array(what: str, array: Any) -> ModuleType:
+    """Return the module of an array, NumPy or CuPy; raise `DeviceError` if it is something else."""
+    if type(array) is np.ndarray:  # as nearly always
+        return np
+    if array is not None:
+        with contextlib.suppress(DeviceError):
+            return backend.namespace(array)
+    raise DeviceError(f"{what} is not an array", expected="a NumPy or CuPy array", got=type(array).__name__,
+                      remedy="Convert it with numpy.asarray(...)")  # fmt: skip
+
+
+def check_parameter(name: Any, param: Any) -> None:
+    """Raise an error that names it unless this is a parameter that can be updated in place."""
+    if not isinstance(name, str):
+        raise OptionError("The name of a parameter is not a text", expected="str", got=repr(name),
+                          remedy="Pass model.parameters(), or a part of it")  # fmt: skip
+    check_is_array(f"The parameter {name}", param)
+    if param.dtype not in backend.FLOAT_DTYPES:
+        raise DTypeError(f"The parameter {name} has the wrong dtype", expected="float32 or float64", got=param.dtype,
+                         remedy="Convert the model with .to(dtype=...) first")  # fmt: skip
+    if not getattr(param.flags, "writeable", True):
+        raise LayoutError(f"The parameter {name} is read-only", expected="an array that can be updated in place",
+                          got="writeable=False", remedy="Give the model a copy of it, or leave it out")  # fmt: skip
+    backend.check_array(name, param)
+
+
+def check_fraction(name: str, value: float) -> None:
+    """Raise `OptionError` unless ``0 <= value < 1``."""
+    if not 0 <= check_number(name, value) < 1:
+        raise OptionError(f"Invalid {name}", expected="a number in [0, 1)", got=value, remedy=f"Pass another {name}")
+
+
+def check_run(kind: str, run: Mapping[str, Any], options: Iterable[str]) -> None:
+    """Raise `OptionError` unless `run` holds what torch.optim's optimizers take besides an update's `options`.
+
+    None of it changes an update; ``differentiable=True`` would, and is refused.
+    """
+    unknown = sorted(run.keys() - _RUN.keys())
+    if unknown:
+        raise OptionError(f"{kind} does not know an argument", expected=f"any of {', '.join(options)}",
+                          got=", ".join(unknown), remedy="Leave it out")  # fmt: skip
+    for name, value in run.items():
+        if value is not None or not _RUN[name]:
+            check_flag(name, value)
+    if run.get("fused") and run.get("foreach"):
+        raise OptionError("fused and foreach exclude each other", expected="one of them", got="both",
+                          remedy="Leave both out: every update is fused")  # fmt: skip
+    if run.get("differentiable"):
+        raise OptionError("An update cannot be differentiated", expected="differentiable=False", got=True,
+                          remedy="Leave it out: parameters are updated in place")  # fmt: skip
+
+
+_RUN = {"foreach": True, "fused": True, "capturable": False, "differentiable": False}
+"""Whether the argument may be None."""
+
+
+# Clipping by value and by the global norm, each in one pass over all gradients; the check that they are finite.
+
+def global_norm(grads: Mapping[str, Array]) -> float:
+    """Return the Euclidean norm of all gradients together, accumulated in float64."""
+    return total_norm(squared_norms(grads).values())
+
+
+def squared_norms(grads: Mapping[str, Array]) -> dict[str, float]:
+    """Return the sum of squares of each gradient, accumulated in float64; it does not depend on the others.
+
+    One pass over all gradients. The order of the additions depends on an array's size alone: with any number of threads
+    the bits are the same.
+    """
+    check_named("The gradients", grads)
+    squares = dict.fromkeys(grads, 0.0)
+    for names, sums in square_sums(grads):
+        squares.update(zip(names, backend.to_host(sums).tolist(), strict=True))  # synchronize!
+    return squares
+
+
+def square_sums(grads: Mapping[str, Array]) -> Iterator[tuple[list[str], Array]]:
+    """Yield what `squared_norms` returns, as float64 arrays beside the gradients, with the names they are of."""
+    for xp, names in _kinds(grads):
+        sums = xp.empty(len(names), np.float64)
+        kernels.get(xp).square_sums([grads[name] for name in names], sums)
+        yield names, sums
+
+
+def total_norm(squares: Iterable[float]) -> float:
+    """Return the norm of all gradients together from each one's sum of squares, added in that order."""
+    total = 0.0
+    for square in squares:  # not sum(): it compensates from Python 3.12 on
+        total += square
+    return math.sqrt(total)
+
+
+def check_finite(grads: Mapping[str, Array]) -> None:
+    """Raise if a gradient is not finite.
+
+    Raises
+    ------
+    NonFiniteError
+        The message names the parameters concerned.
+    """
+    check_named("The gradients", grads)
+    spaces = {name: check_is_array(f"The gradient of {name}", grad) for name, grad in grads.items()}
+    bad = [name for name, xp in spaces.items() if not bool(xp.isfinite(grads[name]).all())]
+    if bad:
+        raise NonFiniteError(
+            "A gradient is not finite", expected="finite numbers", got=f"NaN or infinity in {', '.join(bad)}",
+            remedy="Lower the learning rate, or clip with clip_grad_norm from the start",
+        )  # fmt: skip
+
+
+def clip_grad_norm(grads: Mapping[str, Array], max_norm: float, *, norm: float | None = None) -> float:
+    """Scale the gradients in place so that their global norm is at most `max_norm`; return the norm before.
+
+    The rule is that of ``torch.nn.utils.clip_grad_norm_``: the factor is ``max_norm / (norm + 1e-6)``, at most 1.
+    `norm` is their norm where it is known already.
+
+    Raises
+    ------
+    NonFiniteError
+        A gradient is not finite; nothing was scaled.
+    OptionError
+        `max_norm` is negative or not finite, or the gradients have no names.
+    DeviceError
+        A gradient is no array.
+    """
+    max_norm = check_number("max_norm", max_norm, 0.0)
+    norm = global_norm(grads) if norm is None else norm
+    if not math.isfinite(norm):
+        check_finite(grads)
+    factor = max_norm / (norm + 1e-6)
+    if factor < 1:
+        for xp, names in _kinds(grads):
+            kernels.get(xp).scale_arrays([grads[name] for name in names], factor)
+    return norm
+
+
+def clip_on_device(grads: Mapping[str, Array], max_norm: float, sums: Iterable[Array]) -> None:
+    """Scale the gradients in place as `clip_grad_norm` does, without a number that the host reads.
+
+    Nothing is scaled where the norm is not finite.
+
+    Parameters
+    ----------
+    grads
+        Gradients by name, on one device.
+    max_norm
+        The largest norm.
+    sums
+        Their sums of squares, as `square_sums` yields them.
+    """
+    first, *others = (part.sum() for part in sums)
+    total = sum(others, first)
+    for xp, names in _kinds(grads):
+        factor = max_norm / (xp.sqrt(total) + 1e-6)
+        factor = xp.where(xp.isfinite(total) & (factor < 1), factor, 1.0)
+        kernels.get(xp).scale_arrays([grads[name] for name in names], factor)
+
+
+def clip_grad_value(grads: Mapping[str, Array], clip_value: float) -> None:
+    """Bring every number of the gradients into [-clip_value, clip_value], in place; NaN stays NaN.
+
+    Raises
+    ------
+    OptionError
+        `clip_value` is negative or not finite, or the gradients have no names.
+    DeviceError
+        A gradient is no array.
+    """
+    clip_value = check_number("clip_value", clip_value, 0.0)
+    for xp, names in _kinds(grads):
+        kernels.get(xp).clamp_arrays([grads[name] for name in names], clip_value)
+
+
+def _kinds(grads: Mapping[str, Array]) -> Iterator[tuple[ModuleType, list[str]]]:
+    """Yield the names of the gradients of each namespace and dtype: nearly always there is one."""
+    kinds: dict[tuple[ModuleType, Any], list[str]] = {}
+    check_named("The gradients", grads)
+    for name, grad in grads.items():
+        kinds.setdefault((check_is_array(f"The gradient of {name}", grad), grad.dtype), []).append(name)
+    for (xp, _), names in kinds.items():
+        yield xp, names
+
+
+# Parameters in groups, each with its options and buffers, and the kernel launches that update them.
+
+Params = Mapping[str, Array] | Sequence[Mapping[str, Any]]
+"""Parameters by name, or groups: mappings with ``"params"`` (parameters by name) and options of their own."""
+
+_FLAGS = {"amsgrad", "centered", "decoupled_weight_decay", "maximize", "nesterov"}
+
+
+class ParameterGroups:
+    """What an optimizer knows of its parameters; `Optimizer` states its arguments, attributes and errors."""
+
+    rule: ClassVar[UpdateRule]
+    """The kernel's rule."""
+
+    least: ClassVar[Mapping[str, float]] = {}
+    most: ClassVar[Mapping[str, float]] = {}
+    """Bounds of the options that are numbers, where they are not any from 0 on."""
+
+    def __init__(self, params: Params, defaults: Mapping[str, Any], **run: Any) -> None:
+        check_run(type(self).__name__, run, defaults)
+        self._numbers = [
+            (name, self.least.get(name, 0.0), self.most.get(name, math.inf))
+            for name in defaults if name not in (*_FLAGS, "betas")
+        ]  # fmt: skip
+        self._flags = [name for name in defaults if name in _FLAGS]
+        self.param_groups = [_group(group, defaults) for group in _listed(params)]
+        self.params: dict[str, Array] = {}
+        self.buffers: dict[str, dict[str, Array]] = {}
+        for group in self.param_groups:
+            self._check(group)
+            self._adopt(group)
+        if not self.params:
+            raise OptionError("There is nothing to optimize", expected="at least one parameter", got="none",
+                              remedy="Pass model.parameters()")  # fmt: skip
+        if len({id(array) for array in self.params.values()}) < len(self.params):
+            raise OptionError("An array comes twice", expected="every parameter once", got="one array by two names",
+                              remedy="Leave all names but one out: a shared parameter has one gradient")  # fmt: skip
+        self._group_buffers = [self._buffers_of(group) for group in self.param_groups]
+        self._arrays = list(self.params.values())
+        self._columns = self._columns_of(self.buffers)
+        self._names = list(self.params)
+        self._kinds = [(backend.namespace(array), array.dtype) for array in self._arrays]
+        self._uniform = len(set(self._kinds)) == 1
+        self._rows = {name: row for row, name in enumerate(self.params)}
+        self._group_of = np.repeat(np.arange(len(self.param_groups)), [len(g["params"]) for g in self.param_groups])
+        self._steps = np.zeros(len(self.params), np.int64)
+        self._seen: list[tuple[Any, ...]] = []
+        self._expanded = np.empty(0)
+
+    def _columns_of(self, buffers: Mapping[str, Mapping[str, Array]]) -> list[list[Any]]:
+        return [[buffers.get(buffer, {}).get(name) for name in self.params] for buffer in UPDATE_BUFFERS[self.rule]]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_kinds"}  # modules cannot be copied
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._kinds = [(backend.namespace(array), array.dtype) for array in self._arrays]
+
+    # ---- options and steps -----------------------------------------------------------------------------------------
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the first group; setting it sets that of all."""
+        return float(self.param_groups[0]["lr"])
+
+    @lr.setter
+    def lr(self, value: float) -> None:
+        value = check_number("lr", value, 0.0)
+        for group in self.param_groups:
+            group["lr"] = value
+
+    @property
+    def steps(self) -> dict[str, int]:
+        """How many times each parameter has been updated."""
+        return dict(zip(self.params, self._steps.tolist(), strict=True))
+
+    def _options_now(self) -> np.ndarray:
+        """Return the options as they are now, a row for each parameter; checked if they have changed."""
+        values = [tuple(group.values()) for group in self.param_groups]
+        try:
+            changed = values != self._seen
+        except ValueError:  # an array in place of a number, which `_check` refuses
+            changed = True
+        if changed:
+            for group, buffers in zip(self.param_groups, self._group_buffers, strict=True):
+                self._check(group)
+                if self._buffers_of(group) != buffers:
+                    raise OptionError(
+                        "An option cannot be switched on or off after the optimizer has been built", expected=buffers,
+                        got=self._buffers_of(group), remedy="Build a new optimizer",
+                    )  # fmt: skip
+            options = np.array([self._options(group) for group in self.param_groups], np.float64)
+            self._expanded, self._seen = options[self._group_of], values
+        return self._expanded
+
+    def _check(self, group: Mapping[str, Any]) -> None:
+        """Raise `OptionError` if an option of `group` is out of range."""
+        for name, least, most in self._numbers:
+            check_number(name, group[name], least, most)
+        for name in self._flags:
+            check_flag(name, group[name])
+
+    def _options(self, group: Mapping[str, Any]) -> tuple[float, ...]:
+        """Return the options of `group` as the kernel takes them."""
+        return tuple(map(group.__getitem__, UPDATE_OPTIONS[self.rule]))
+
+    def _run(self, rows: Sequence[int], grads: list[Array], options: Array, steps: Array | None) -> None:
+        """Update the parameters of these rows, rising and of one dtype and namespace, in one call.
+
+        grads: one for each of the rows. options: one row for each of all parameters. steps: the numbers of their last
+        updates on the device, which are counted on there; None counts on the host's.
+        """
+        first, end = rows[0], rows[-1] + 1
+        if len(rows) == end - first:  # one or all, mostly: views, no copies
+            at: Any = slice(first, end)
+            params, columns = self._arrays[at], [column[at] for column in self._columns]
+        else:
+            at = list(rows)
+            params, *columns = ([column[row] for row in rows] for column in (self._arrays, *self._columns))
+        xp = self._kinds[first][0]
+        k = kernels.get(xp)
+        if steps is None:
+            count = self._steps[at] + 1
+            k.optimizer_update(self.rule, params, grads, columns, options[at], count)
+            self._steps[at] = count
+        else:
+            at = at if isinstance(at, slice) else backend.constant(xp, np.array(at))
+            count = steps[at]
+            count += 1
+            if not isinstance(at, slice):  # a copy
+                steps[at] = count
+            k.optimizer_update(self.rule, params, grads, columns, options[at], count)
+        if masks.some():  # an old momentum, or its decay, moves pruned weights too
+            for param in params:
+                masks.clear(param)
+
+    def _takes_product(self, name: str, factors: ProductFactors) -> bool:
+        param, (a, b) = self.params.get(name), factors
+        if param is None or not backend.is_host(backend.namespace(param, a, b)) or param.dtype != a.dtype:
+            return False
+        return param.shape == (a.shape[0], b.shape[1]) and kernels.on_host().worth_update_by_product(a, b)
+
+    def _run_product(self, name: str, factors: ProductFactors, options: Array) -> float:
+        """Update one parameter by the gradient that is the product of `factors`; return the sum of its squares."""
+        row = self._rows[name]
+        at = slice(row, row + 1)
+        buffers, count = [column[row] for column in self._columns], self._steps[at] + 1
+        squares: float = kernels.on_host().update_by_product(
+            self.rule, self._arrays[row], *factors, buffers, options[at], count
+        )
+        self._steps[at] = count
+        return squares
+
+    def _buffers_of(self, group: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return which buffers the parameters of `group` have; all of the rule's, unless options say otherwise."""
+        return UPDATE_BUFFERS[self.rule]
+
+    def _new_buffer(self, name: str, param: Array, group: Mapping[str, Any]) -> Array:
+        """Return the buffer called `name` as it is before the first update."""
+        return backend.namespace(param).zeros_like(param)
+
+    def _adopt(self, group: Mapping[str, Any]) -> None:
+        for name, param in group["params"].items():
+            if name in self.params:
+                raise OptionError(f"The parameter {name} is in two groups", expected="every parameter once", got=name,
+                                  remedy="Leave it out of one of them")  # fmt: skip
+            check_parameter(name, param)
+            self.params[name] = param
+            for buffer in self._buffers_of(group):
+                self.buffers.setdefault(buffer, {})[name] = self._new_buffer(buffer, param, group)
+
+
+def _listed(params: Params) -> Sequence[Mapping[str, Any]]:
+    if isinstance(params, Mapping):
+        return [{"params": params}]
+    groups = list(params) if isinstance(params, Iterable) and not isinstance(params, str) else [params]
+    for group in groups:
+        if not isinstance(group, Mapping):
+            raise OptionError(
+                "The parameters have no names", expected="arrays by name, or a list of groups of them",
+                got=type(group).__name__ if params is group else f"{type(params).__name__} of {type(group).__name__}",
+                remedy="Pass model.parameters(), or a part of it",
+            )  # fmt: skip
+    return groups
+
+
+def _group(given: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a group with all its options."""
+    unknown = sorted(given.keys() - defaults.keys() - {"params"})
+    if unknown or "params" not in given:
+        raise OptionError(
+            "A parameter group is not understood", expected=f"params, and any of {', '.join(defaults)}",
+            got=", ".join(map(str, given)) or "an empty group", remedy="Use the names of the optimizer's arguments",
+        )  # fmt: skip
+    if not isinstance(given["params"], Mapping):
+        raise OptionError(
+            "A group's params are not a mapping", expected="arrays by name", got=type(given["params"]).__name__,
+            remedy="Pass model.parameters(), or a part of it",
+        )  # fmt: skip
+    chosen = {key: given.get(key, value) for key, value in defaults.items()}
+    return {"params": dict(given["params"])} | {
+        key: tuple(value) if isinstance(value, list) else value for key, value in chosen.items()
+    }
+
+
+# One update of all parameters, which may be applied piece by piece, in any order.
+
+class Update:
+    """An update that has begun: `Optimizer.begin` returns it. Every parameter is updated once at most.
+
+    The result does not depend on the pieces: applying names one by one gives, bit for bit, what one call with all of
+    them gives. Threads may apply different names at the same time.
+    """
+
+    def __init__(self, optimizer: ParameterGroups, options: Array) -> None:
+        self._optimizer = optimizer
+        self._options = options
+        self._steps: Array | None = None
+        self._open = set(optimizer.params)
+        self._lock = forkable_lock()
+
+    @property
+    def remaining(self) -> tuple[str, ...]:
+        """Names of the parameters that have not been updated yet, in the optimizer's order."""
+        return tuple(name for name in self._optimizer.params if name in self._open)
+
+    def apply(self, grads: Mapping[str, Array]) -> None:
+        """Update the parameters that `grads` names, and no others.
+
+        Parameters
+        ----------
+        grads
+            Gradients with the shapes, dtypes and namespace of their parameters.
+
+        Raises
+        ------
+        OptionError
+            A name is not the optimizer's, or has been applied before.
+        ShapeError, DTypeError, LayoutError, DeviceError
+            A gradient does not fit. Nothing has been updated then.
+        """
+        check_named("The gradients", grads)
+        if not grads:
+            return
+        with self._lock:  # a name is taken before it is worked on, so that no other thread can take it
+            self._check_open(grads)
+            self._open.difference_update(grads)
+        try:
+            launch(self._optimizer, grads, self._options, self._steps)
+        except SparseBPError:
+            with self._lock:
+                self._open.update(grads)
+            raise
+
+    def takes_product(self, name: str, factors: ProductFactors) -> bool:
+        """Say whether `apply_product` takes this gradient: on the host, a large product of thin factors."""
+        return self._optimizer._takes_product(name, factors)
+
+    def apply_product(self, name: str, factors: ProductFactors) -> float:
+        """Update one parameter by a gradient that is a matrix product; the gradient is never there as a whole.
+
+        Some of its rows are computed and used at a time, while the processor has them in its cache. The parameter is
+        bit for bit what `apply` makes of it, unless some of those rows' squares are not finite: they are left out.
+
+        Parameters
+        ----------
+        name
+            The parameter's name.
+        factors
+            Two matrices; the gradient is their product. `takes_product` has been asked.
+
+        Returns
+        -------
+        float
+            The sum of the gradient's squares, as `squared_norms` returns it.
+
+        Raises
+        ------
+        OptionError
+            The name is not the optimizer's, or has been applied before.
+        """
+        with self._lock:
+            self._check_open([name])
+            self._open.remove(name)
+        return self._optimizer._run_product(name, factors, self._options)
+
+    def _check_open(self, names: Iterable[str]) -> None:
+        if self._open.issuperset(names):
+            return
+        wrong = [name for name in names if name not in self._open]
+        known = [name for name in wrong if name in self._optimizer.params]
+        raise OptionError(
+            "A parameter has been updated already" if known else "A gradient belongs to no parameter",
+            expected=", ".join(self.remaining) or "no more names", got=", ".join(known or wrong),
+            remedy="Apply each parameter's gradient once; begin() opens the next update",
+        )  # fmt: skip
+
+
+class DeviceUpdate(Update):
+    """An update whose options and step numbers are read on the device when its kernels run, so that it can be replayed.
+
+    `write` begins each replay; `apply` is called once, while the kernels are recorded: they count the steps on.
+    """
+
+    def __init__(self, optimizer: ParameterGroups, options: np.ndarray) -> None:
+        self._xp, self._written = optimizer._kinds[0][0], options
+        super().__init__(optimizer, self._xp.array(options))
+        self._steps: Array = self._xp.array(optimizer._steps)
+        self._counted = optimizer._steps.copy()
+
+    def write(self) -> None:
+        """Count one more update of every parameter; send options and numbers where the device has others.
+
+        Raises
+        ------
+        OptionError
+            As `Optimizer.begin`.
+        """
+        optimizer = self._optimizer
+        options = optimizer._options_now()
+        if not np.array_equal(self._counted, optimizer._steps):  # steps of another graph, or of none, or a loaded state
+            self._steps[...] = self._xp.asarray(optimizer._steps)
+        optimizer._steps += 1
+        self._counted = optimizer._steps.copy()
+        if options is not self._written:
+            self._options[...] = self._xp.asarray(options)
+            self._written = options
+
+    def take_back(self) -> None:
+        """Count the parameters that have not been updated as they were before `write`: the step was broken off."""
+        rows = [self._optimizer._rows[name] for name in self._open]
+        self._optimizer._steps[rows] -= 1
+
+
+def launch(optimizer: ParameterGroups, grads: Mapping[str, Array], options: Array, steps: Array | None = None) -> None:
+    """Update the parameters that `grads` names; `options` has a row for each of all parameters.
+
+    So has `steps`, see `ParameterGroups._run`.
+
+    Raises
+    ------
+    ShapeError, DTypeError, LayoutError, DeviceError
+        A gradient does not fit; the message names it. Nothing has been updated then.
+    """
+    names, kinds = optimizer._names, optimizer._kinds
+    whole = len(grads) == len(names)
+    rows = range(len(names)) if whole else sorted(map(optimizer._rows.__getitem__, grads))
+    if not optimizer._uniform:
+        _check_arrays(optimizer, grads)  # all of them before the first launch
+        for kind in dict.fromkeys(kinds[row] for row in rows):
+            part = [row for row in rows if kinds[row] == kind]
+            optimizer._run(part, [grads[names[row]] for row in part], options, steps)
+        return
+    chosen = names if whole else [names[row] for row in rows]
+    try:
+        optimizer._run(rows, list(map(grads.__getitem__, chosen)), options, steps)
+    except (SparseBPError, AttributeError, TypeError):
+        _check_arrays(optimizer, grads)  # knows the name of what the kernel has refused, or of what is no array
+        raise
+
+
+def _check_arrays(optimizer: ParameterGroups, grads: Mapping[str, Array]) -> None:
+    for name, grad in grads.items():
+        param = optimizer.params[name]
+        check_parameter(name, param)  # it may have become read-only
+        check_is_array(f"The gradient of {name}", grad)
+        backend.namespace(param, grad)
+        backend.check_array(f"gradient of {name}", grad, dtype=param.dtype, shape=param.shape)
+
 
 VERSION = 1
 _MARK = ".version"
@@ -198,3 +786,146 @@ def _restored(state: Mapping[str, Any], prefix: str, group: Mapping[str, Any]) -
             check = check_flag if isinstance(value, bool) else check_number
             restored[key] = check(prefix + key, state[prefix + key])
     return restored
+
+
+# The step that each rule makes of the state that its last update has left: formulae, in place on a copy.
+#
+# They are those of `kernels`' updates without what an update does to the buffers. A test compares them with real
+# updates.
+
+class State(NamedTuple):
+    """What a step depends on.
+
+    Attributes
+    ----------
+    grad
+        The gradient in the direction of descent, weight decay included; None where the rule does not read one.
+    group
+        The options.
+    buffers
+        The parameter's own, by name.
+    updates
+        How many there have been, 1 or more.
+    """
+
+    grad: Any
+    group: Mapping[str, Any]
+    buffers: Mapping[str, Array]
+    updates: int
+
+
+def reads_gradient(rule: UpdateRule, group: Mapping[str, Any]) -> bool:
+    """Return whether a rule's step cannot be told from its buffers alone."""
+    if rule == "sgd":
+        return not group["momentum"] or bool(group["nesterov"])
+    return rule in ("nadam", "adagrad", "adadelta") or (rule == "rmsprop" and not group["momentum"])
+
+
+def displace(
+    optimizer: Optimizer, group: Mapping[str, Any], name: str, s: float, out: Array, grad: Array | None
+) -> None:
+    """Subtract s steps of the optimizer's rule from `out`, in place.
+
+    Parameters
+    ----------
+    optimizer
+        Of the parameter; before its first update nothing is subtracted.
+    group, name
+        The parameter, and its group's options.
+    s
+        How many steps.
+    out
+        Like the parameter.
+    grad
+        The gradient that the rule is to read, if it reads one; None: there has been none, nothing is subtracted then.
+    """
+    needs, count = reads_gradient(optimizer.rule, group), int(optimizer._steps[optimizer._rows[name]])
+    if count == 0 or (needs and grad is None):
+        return
+    weights = optimizer.params[name]
+    decoupled = group.get("decoupled_weight_decay", getattr(optimizer, "decoupled", False))
+    if needs and grad is not None:
+        grad = -grad if group["maximize"] else grad
+        grad = grad + weights * group["weight_decay"] if group["weight_decay"] and not decoupled else grad
+    buffers = {key: arrays[name] for key, arrays in optimizer.buffers.items() if name in arrays}
+    state = State(grad, group, buffers, count)
+    rate, step = _STEPS[optimizer.rule](state)
+    out -= step * (s * rate)
+    if decoupled and group["weight_decay"]:
+        out -= weights * (s * group["lr"] * group["weight_decay"])
+
+
+def _sgd(state: State) -> tuple[float, Any]:
+    group = state.group
+    if not group["momentum"]:
+        return group["lr"], state.grad
+    buffer = state.buffers["momentum_buffer"]
+    return group["lr"], state.grad + buffer * group["momentum"] if group["nesterov"] else buffer
+
+
+def _adam(state: State) -> tuple[float, Any]:
+    beta1, beta2 = state.group["betas"]
+    squares = state.buffers["max_exp_avg_sq" if state.group["amsgrad"] else "exp_avg_sq"]
+    root = backend.namespace(squares).sqrt(squares)
+    root *= 1 / math.sqrt(1 - beta2**state.updates)
+    root += state.group["eps"]
+    return state.group["lr"] / (1 - beta1**state.updates), state.buffers["exp_avg"] / root
+
+
+def _nadam(state: State) -> tuple[float, Any]:
+    (beta1, beta2), squares = state.group["betas"], state.buffers["exp_avg_sq"]
+    now, then, product = momenta(beta1, state.group["momentum_decay"], state.updates)
+    root = backend.namespace(squares).sqrt(squares * (1 / (1 - beta2**state.updates))) + state.group["eps"]
+    moved = state.grad * ((1 - now) / (1 - product)) + state.buffers["exp_avg"] * (then / (1 - product * then))
+    return state.group["lr"], moved / root
+
+
+def _radam(state: State) -> tuple[float, Any]:
+    (beta1, beta2), squares, mean = state.group["betas"], state.buffers["exp_avg_sq"], state.buffers["exp_avg"]
+    rate, left = state.group["lr"] / (1 - beta1**state.updates), beta2**state.updates
+    longest = 2 / (1 - beta2) - 1
+    length = longest - 2 * state.updates * left / (1 - left)
+    if length <= 5:
+        return rate, mean
+    rate *= math.sqrt((length - 4) * (length - 2) * longest / ((longest - 4) * (longest - 2) * length) * (1 - left))
+    return rate, mean / (backend.namespace(squares).sqrt(squares) + state.group["eps"])
+
+
+def _adamax(state: State) -> tuple[float, Any]:
+    rate = state.group["lr"] / (1 - state.group["betas"][0] ** state.updates)
+    return rate, state.buffers["exp_avg"] / state.buffers["exp_inf"]
+
+
+def _adagrad(state: State) -> tuple[float, Any]:
+    total, group = state.buffers["sum"], state.group
+    rate = group["lr"] / (1 + (state.updates - 1) * group["lr_decay"])
+    return rate, state.grad / (backend.namespace(total).sqrt(total) + group["eps"])
+
+
+def _adadelta(state: State) -> tuple[float, Any]:
+    """The mean of the squared steps is the one that the last update has left, which has its own step in it."""
+    squares, steps, eps = state.buffers["square_avg"], state.buffers["acc_delta"], state.group["eps"]
+    xp = backend.namespace(squares)
+    return state.group["lr"], state.grad * (xp.sqrt(steps + eps) / xp.sqrt(squares + eps))
+
+
+def _rmsprop(state: State) -> tuple[float, Any]:
+    group = state.group
+    if group["momentum"]:
+        return group["lr"], state.buffers["momentum_buffer"]
+    squares = state.buffers["square_avg"]
+    xp = backend.namespace(squares)
+    variance = squares - state.buffers["grad_avg"] ** 2 if group["centered"] else squares
+    return group["lr"], state.grad / (xp.sqrt(variance) + group["eps"])
+
+
+_STEPS: dict[UpdateRule, Callable[[State], tuple[float, Any]]] = {
+    "sgd": _sgd,
+    "adam": _adam,
+    "nadam": _nadam,
+    "radam": _radam,
+    "adamax": _adamax,
+    "adagrad": _adagrad,
+    "adadelta": _adadelta,
+    "rmsprop": _rmsprop,
+}

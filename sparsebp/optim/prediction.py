@@ -9,14 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Literal, TypeAlias
 
-from sparsebp import backend
-from sparsebp.core.arguments import check_number
-from sparsebp.core.errors import FileFormatError, OptionError
-from sparsebp.core.types import Array
-from sparsebp.optim.checks import check_fraction, check_named
+from sparsebp.core import backend
+from sparsebp.core.check import check_number
+from sparsebp.core.errors import FileFormatError
+from sparsebp.core.errors import OptionError
+from sparsebp.core.check import Array
+from sparsebp.optim.optimizer import check_fraction
+from sparsebp.optim.optimizer import check_named
 from sparsebp.optim.optimizer import Optimizer
-from sparsebp.optim.optimizers import SGD
-from sparsebp.optim.steps import displace, reads_gradient
+from sparsebp.optim.rules import SGD
+from sparsebp.optim.optimizer import displace
+from sparsebp.optim.optimizer import reads_gradient
 
 Horizon: TypeAlias = Literal["round trip", "update"]
 VERSION = 1

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sparsebp.products.addition import plan_addition
-from sparsebp.products.gradients import ProductGradients
-from sparsebp.products.plan import ProductPlan
+from sparsebp.products.product import plan_addition
+from sparsebp.products.product import ProductGradients
+from sparsebp.products.product import ProductPlan
 from sparsebp.products.product import plan_product
 
 __all__ = ["ProductGradients", "ProductPlan", "plan_addition", "plan_product"]

@@ -2,16 +2,468 @@
 
 from __future__ import annotations
 
+from __future__ import annotations
+from functools import lru_cache
+import numpy as np
+from sparsebp.core.errors import ShapeError
+from sparsebp.patterns.builders import AssemblyPlan
+from sparsebp.patterns.pattern import KEPT
+from sparsebp.patterns.pattern import SparsityPattern
+from sparsebp.patterns.pattern import check_patterns
+from sparsebp.patterns.pattern import index_dtype
+from sparsebp.core.machine import prices
+from types import ModuleType
+from typing import Literal
+from sparsebp.core import backend
+from sparsebp import kernels
+from sparsebp.core.errors import DTypeError
+from sparsebp.core.errors import OptionError
+from sparsebp.core.locks import cached_property
+from sparsebp.core.check import Array
+from sparsebp.kernels.operands import Terms
+from sparsebp.patterns.pattern import DeviceCopies
+from sparsebp.patterns.pattern import frozen
+from sparsebp.products.strategies import Dense
+from sparsebp.products.symbolic import SymbolicProduct
+from sparsebp.products.symbolic import parts_of_rows
+from dataclasses import dataclass
+from dataclasses import field
+from typing import Any
+from sparsebp.core.check import check_integer
+from sparsebp.core.errors import LayoutError
+from sparsebp.products.strategies import Identity
+from sparsebp.products.strategies import Strategy
 from collections import OrderedDict
 from collections.abc import Iterator
-
-from sparsebp.core.arguments import check_integer
-from sparsebp.core.errors import MemoryLimitError, OptionError, ShapeError, within_memory
+from sparsebp.core.errors import MemoryLimitError
+from sparsebp.core.errors import within_memory
 from sparsebp.core.locks import forkable_lock
-from sparsebp.patterns.sparsity import SparsityPattern, check_patterns
-from sparsebp.products.plan import ProductPlan
-from sparsebp.products.strategies import OF_STRUCTURE, Strategy, by_kinds
-from sparsebp.products.symbolic import SymbolicProduct
+from sparsebp.products.strategies import OF_STRUCTURE
+from sparsebp.products.strategies import by_kinds
+
+
+# Symbolic work of sums on fixed patterns: where the entries of both operands lie in their union.
+
+def plan_addition(a: SparsityPattern, b: SparsityPattern) -> AssemblyPlan:
+    """Do the symbolic work of C = A + B once; entries that cancel stay entries.
+
+    Parameters
+    ----------
+    a, b
+        Patterns of one shape.
+
+    Returns
+    -------
+    AssemblyPlan
+        The same object again for equal patterns, as long as it is among the last that were asked for.
+
+    Raises
+    ------
+    PatternError, ShapeError
+        An operand is no pattern, or the shapes differ.
+    """
+    check_patterns(a=a, b=b)
+    if a.shape != b.shape:
+        raise ShapeError(
+            "The shapes of a sum differ", expected=f"two matrices of shape {a.shape}", got=b.shape,
+            remedy="Pass patterns of one shape",
+        )  # fmt: skip
+    return _addition_plan(a, b)
+
+
+@lru_cache(maxsize=KEPT)
+def _addition_plan(a: SparsityPattern, b: SparsityPattern) -> AssemblyPlan:
+    from sparsebp.kernels.host.engine.threads import team
+    from sparsebp.kernels.host import symbolic
+    from sparsebp.products.symbolic import parts_for
+    from sparsebp.products.symbolic import row_cuts
+
+    operands = (a.indptr, a.indices, b.indptr, b.indices)
+    cuts = row_cuts(np.add(a.indptr, b.indptr, dtype=np.int64), parts_for(a.nnz + b.nnz))
+    indptr = np.zeros(a.shape[0] + 1, np.int64)
+    symbolic.count_union(team(), len(cuts) - 1, *operands, cuts, indptr[1:])
+    np.cumsum(indptr, out=indptr)
+    nnz = int(indptr[-1])
+    columns = np.empty(nnz, index_dtype(nnz, a.shape))
+    a_index, b_index = (np.empty(p.nnz, np.int64) for p in (a, b))  # what NumPy indexes with
+    symbolic.write_union(team(), len(cuts) - 1, *operands, cuts, indptr, columns, a_index, b_index)
+    return AssemblyPlan((a, b), SparsityPattern._trusted(indptr, columns, a.shape), (a_index, b_index))
+
+
+# How long a planned product takes on the host, by the price list; nothing is measured at run time.
+#
+# A call's price, the bytes that it reads or writes, each counted once, and its products, each at the strategy's price
+# (`sparsebp.core.machine`). Threads share bytes and products where the kernels let them.
+
+def seconds(strategy: str, products: int, moved: int, batch: int = 1, threads: int = 1) -> float:
+    """Return the estimated seconds of one call on the host.
+
+    Parameters
+    ----------
+    strategy
+        A strategy of `ProductPlan`.
+    products
+        Multiplications a sample.
+    moved
+        Bytes that the call reads or writes.
+    batch, threads
+        Number of samples, and of threads that share the work.
+    """
+    p, work = prices(), products * batch
+    return p.call + p.plan_call + p.moved(moved, threads) + work * p.product(strategy, batch) / threads
+
+
+# The gradients of a product on a fixed pattern: the same terms as forward, added up at A's entries or at B's.
+#
+# With C = A @ B every term of the forward multiplies one entry a of A with one entry b of B and adds to one entry c of
+# C. The gradient at A's values is the sum over the same terms of ``gc[c] * b``, that at B's of ``a * gc[c]``: products
+# of ``gc @ Bᵀ`` outside of A's pattern, which a general product would compute as well, are never formed.
+
+Operand = Literal["a", "b"]
+
+
+class ProductGradients:
+    """The way back of one product; its index is made at the first gradient of each operand.
+
+    Parameters
+    ----------
+    a, b, c
+        The patterns of C = A @ B.
+    strategy
+        That of its plan.
+
+    Raises
+    ------
+    OptionError
+        A or B is an identity: its values are ones by definition, and the product passes over them.
+    """
+
+    def __init__(self, a: SparsityPattern, b: SparsityPattern, c: SparsityPattern, strategy: str) -> None:
+        if strategy == "identity":
+            raise OptionError(
+                "A product with an identity has no gradient at its values", expected="patterns whose values count",
+                got=f"{a} @ {b}", remedy="Use SparsityPattern.diagonal(n) for a diagonal with values",
+            )  # fmt: skip
+        self._a, self._b, self._c = a, b, c
+        self._dense = strategy == Dense.name
+
+    def at_a(self, c_data: Array, b_data: Array) -> Array:
+        """Return the gradient at A's values, of the gradient at C's and of B's values.
+
+        Parameters
+        ----------
+        c_data, b_data
+            Values on C's and on B's pattern: (nnz,) or (nnz, B) each, of one dtype, C-contiguous, of one library.
+
+        Returns
+        -------
+        Array
+            (nnz of A,) if neither has a batch, else (nnz of A, B): of every sample, also where A's values are shared.
+
+        Raises
+        ------
+        ShapeError, DTypeError, LayoutError, DeviceError
+            An array does not fit.
+        """
+        return self._run("a", ("c_data", c_data, self._c), ("b_data", b_data, self._b), self._a)
+
+    def at_b(self, a_data: Array, c_data: Array) -> Array:
+        """Return the gradient at B's values, of A's values and of the gradient at C's; as `at_a`."""
+        return self._run("b", ("a_data", a_data, self._a), ("c_data", c_data, self._c), self._b)
+
+    def _run(
+        self, operand: Operand, left: tuple[str, Array, SparsityPattern], right: tuple[str, Array, SparsityPattern],
+        target: SparsityPattern,
+    ) -> Array:  # fmt: skip
+        (left_name, left_data, _), (right_name, right_data, _) = left, right
+        xp = backend.namespace(**{left_name: left_data, right_name: right_data})
+        for name, data, pattern in (left, right):
+            backend.float_dtype(data.dtype)
+            if data.ndim not in (1, 2) or data.shape[0] != pattern.nnz:
+                raise ShapeError(f"{name} does not fit its pattern", expected=f"({pattern.nnz},) or ({pattern.nnz}, B)",
+                                 got=data.shape, remedy="Pass one value per entry, the batch last")  # fmt: skip
+            backend.check_array(name, data)
+        batches = {data.shape[1] for data in (left_data, right_data) if data.ndim == 2}
+        if len(batches) > 1 or left_data.dtype != right_data.dtype:
+            error = ShapeError if len(batches) > 1 else DTypeError
+            raise error("The values do not go together", expected="one dtype and one batch size",
+                        got=f"{left_name} {left_data.shape} {left_data.dtype}, "
+                            f"{right_name} {right_data.shape} {right_data.dtype}",
+                        remedy="Pass values of the same samples, of one dtype")  # fmt: skip
+        out = xp.empty((target.nnz, *batches), dtype=left_data.dtype)
+        if out.size:
+            wide = [data if data.ndim == 2 else data[:, None] for data in (left_data, right_data, out)]
+            if self._dense:
+                self._multiply(xp, operand, *wide)
+            else:
+                terms = (self._terms_of_a if operand == "a" else self._terms_of_b).on(xp)
+                kernels.get(xp).spgemm_select_columns(Terms(*terms), *wide)
+        return out
+
+    def _multiply(self, xp: ModuleType, operand: Operand, left: Array, right: Array, out: Array) -> None:
+        """Write ``gc @ Bᵀ`` or ``Aᵀ @ gc`` where everything is dense, so that no term is formed in vain."""
+        (m, k), n = self._a.shape, self._b.shape[1]
+        if operand == "a":
+            sizes, right = (m, n, k), _transposed(xp, self._b, right)
+        else:
+            sizes, left = (k, m, n), _transposed(xp, self._a, left)
+        Dense.run(kernels.get(xp), (*self._block.on(xp), *sizes), left, right, out)
+
+    @cached_property
+    def _block(self) -> DeviceCopies:
+        """The number of the one block."""
+        return DeviceCopies(frozen(np.zeros(1, np.int64)))
+
+    # ---- the terms, listed by the rows of the operand that they are added to -----------------------------------------
+
+    @cached_property
+    def _terms_of_a(self) -> DeviceCopies:
+        """Entry c of C times entry b of B, in the order of the forward."""
+        a, b = self._a, self._b
+        counts, before = self._counts
+        a_of, within = _spread(counts)
+        return self._listed(a, before[a.indptr], _at(self._c_of, before[:-1], a_of, within),
+                            b.indptr[a.indices[a_of]] + within, a_of - a.indptr[a.row_of_entry[a_of]])  # fmt: skip
+
+    @cached_property
+    def _terms_of_b(self) -> DeviceCopies:
+        """Entry a of A times entry c of C; row k of B takes part through the entries of A's column k."""
+        a, b = self._a, self._b
+        counts, before = self._counts
+        by_column = a.transpose_permutation  # A's entries column by column: by the rows of B
+        entry, within = _spread(counts[by_column])
+        a_of = by_column[entry]
+        ends = np.concatenate(([0], np.cumsum(counts[by_column])))
+        return self._listed(b, ends[a.T.indptr], a_of, _at(self._c_of, before[:-1], a_of, within), within)
+
+    def _listed(
+        self, target: SparsityPattern, product_ptr: np.ndarray, first: np.ndarray, second: np.ndarray,
+        positions: np.ndarray,
+    ) -> DeviceCopies:  # fmt: skip
+        """Return the fields of `Terms`."""
+        dtype = index_dtype(max(len(first), self._a.nnz, self._b.nnz, self._c.nnz), (0, 0))
+        longest = int(np.diff(target.indptr).max(initial=0))
+        narrow = np.uint16 if longest <= 2**16 else np.uint32
+        arrays = (product_ptr.astype(dtype), first.astype(dtype), second.astype(dtype), target.indptr.astype(dtype),
+                  positions.astype(narrow), parts_of_rows(product_ptr + target.indptr.astype(np.int64)))  # fmt: skip
+        return DeviceCopies(*map(frozen, arrays))
+
+    @cached_property
+    def _counts(self) -> tuple[np.ndarray, np.ndarray]:
+        """Terms of every entry of A, and of those before it, (nnz of A + 1,)."""
+        counts = np.diff(self._b.indptr).astype(np.int64)[self._a.indices]
+        return counts, np.concatenate(([0], np.cumsum(counts)))
+
+    @cached_property
+    def _c_of(self) -> np.ndarray:
+        """Entry of C that every term is added to, in the order of the forward."""
+        product = SymbolicProduct(self._a, self._b)
+        positions = product.positions(product.position_dtype)
+        return np.repeat(self._c.indptr[:-1].astype(np.int64), np.diff(product.product_ptr)) + positions
+
+
+def _spread(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return for every one of ``counts[i]`` terms of i its i, and its number among them."""
+    owner = np.repeat(np.arange(len(counts)), counts)
+    return owner, np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
+def _at(c_of: np.ndarray, before: np.ndarray, a_of: np.ndarray, within: np.ndarray) -> np.ndarray:
+    """Return the entry of C of the terms number `within` of the entries `a_of`."""
+    return c_of[before[a_of] + within]
+
+
+def _transposed(xp: ModuleType, pattern: SparsityPattern, data: Array) -> Array:
+    """Return values on `pattern` in the order of its transpose."""
+    return data[backend.constant(xp, pattern.transpose_permutation)]
+
+
+# The plan of a product on a fixed pattern: which kernel runs, and the arrays that it reads.
+
+@dataclass(frozen=True, eq=False)
+class ProductPlan:
+    """How C = A @ B is computed for two patterns, any number of times. Made by `plan_product`.
+
+    Attributes
+    ----------
+    a, b, pattern : SparsityPattern
+        Patterns of the operands and of the product.
+    strategy : str
+        ``identity`` (the other operand's values), ``scale_rows`` (A diagonal), ``scale_columns`` (B diagonal),
+        ``scale_runs`` (B diagonal, rows of A that share few shapes made of runs of columns: a convolution),
+        ``select_rows`` and ``select_columns`` (A or B a selection, at most one entry a row), ``dense`` (A and B full),
+        ``filled`` (nearly full ones, written out as dense matrices),
+        ``runs`` (rows of B consist of runs of neighbouring columns), ``blocks`` (A and B consist of small dense
+        blocks), ``gather`` (every entry of C is one product), ``pairs`` (every entry of C is summed from the list of
+        its products; where rows of B are short), ``positions`` (Gustavson's algorithm with each product's place in its
+        row kept), or ``accumulate`` (the same through a dense row of sums, with nothing kept per product).
+    products : int
+        Multiplications a sample.
+    how : type
+        The strategy of that name, see `sparsebp.products.strategies`.
+    arrays : dict of numpy.ndarray
+        What the strategy's kernel reads beside the patterns, on the host; read-only.
+    """
+
+    a: SparsityPattern
+    b: SparsityPattern
+    pattern: SparsityPattern
+    how: type[Strategy] = field(repr=False)
+    products: int
+    arrays: dict[str, np.ndarray] = field(repr=False)
+    strategy: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "strategy", self.how.name)
+        object.__setattr__(self, "arrays", {name: frozen(array) for name, array in self.arrays.items()})
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations a sample: 2 per product (a multiplication and an addition)."""
+        return 2 * self.products
+
+    @property
+    def index_bytes(self) -> int:
+        """Bytes that the plan holds beside the operands' patterns: C's pattern and the kernel's arrays."""
+        own = 0 if self.pattern in (self.a, self.b) else self.pattern.indptr.nbytes + self.pattern.indices.nbytes
+        return own + sum(array.nbytes for array in self.arrays.values())
+
+    def estimated_seconds(self, batch: int = 1, threads: int = 1, itemsize: int = 4) -> float:
+        """Estimate one call's time on the host: the call, its bytes and its products, each at its price.
+
+        The model is stated in `sparsebp.products.product`; nothing is measured at that.
+
+        Parameters
+        ----------
+        batch
+            Number of samples; every operand has values of its own for each.
+        threads
+            How many threads share the work.
+        itemsize
+            Bytes of a value, 4 or 8.
+
+        Raises
+        ------
+        OptionError
+            One of them is no integer, or too small.
+        """
+        batch, threads = check_integer("batch", batch, 0), check_integer("threads", threads, 1)
+        itemsize = check_integer("itemsize", itemsize, 1)
+        if self.how is Identity:
+            return 0.0
+        values = (self.a.nnz + self.b.nnz + self.pattern.nnz) * batch * itemsize
+        columns = self.a.indices.nbytes if self.how.reads_columns or batch > 1 else 0
+        patterns = columns + self.b.indptr.nbytes
+        own = sum(array.nbytes for array in self.arrays.values())
+        return seconds(self.strategy, self.products, values + patterns + own, batch, threads)
+
+    def __call__(self, a_data: Array, b_data: Array, out: Array | None = None) -> Array:
+        """Compute the values of C.
+
+        Parameters
+        ----------
+        a_data, b_data
+            Values on the patterns `a` and `b`: (nnz,) shared by the batch or (nnz, B) per sample, of one dtype
+            (float32 or float64), C-contiguous, both of NumPy or both of CuPy.
+        out
+            Array for the result, else a new one is made. It must be writeable and not overlap the operands.
+
+        Returns
+        -------
+        Array
+            (nnz,) if both operands are shared, else (nnz, B).
+
+        Raises
+        ------
+        ShapeError, DTypeError, LayoutError, DeviceError
+            An array does not fit.
+        """
+        xp = backend.namespace(a_data=a_data, b_data=b_data, **backend.given(out=out))
+        left, right = _values("a_data", a_data, self.a.nnz), _values("b_data", b_data, self.b.nnz)
+        if a_data.dtype != b_data.dtype:
+            raise DTypeError(
+                "The operands have different dtypes",
+                expected="one dtype for both",
+                got=f"a_data {a_data.dtype}, b_data {b_data.dtype}",
+                remedy="Convert one with .astype(...); nothing is converted silently",
+            )
+        shape = self._result_shape(a_data, b_data)
+        if out is None:
+            out = xp.empty(shape, dtype=a_data.dtype)
+        else:
+            backend.check_array("out", out, dtype=a_data.dtype, shape=shape, written=True)
+            for name, array in (("a_data", a_data), ("b_data", b_data)):
+                if xp.may_share_memory(out, array):
+                    raise LayoutError(
+                        f"out overlaps {name}",
+                        expected="an array of its own",
+                        got="shared memory",
+                        remedy="Pass another",
+                    )
+        if out.size:
+            self.how.run(kernels.get(xp), self.operands(xp), left, right, _as_columns(out))
+        return out
+
+    def _result_shape(self, a_data: Array, b_data: Array) -> tuple[int, ...]:
+        batches = {array.shape[1] for array in (a_data, b_data) if array.ndim == 2}
+        if len(batches) > 1:
+            raise ShapeError(
+                "The operands have different batch sizes",
+                expected="one batch size, or shared values of shape (nnz,)",
+                got=f"a_data {a_data.shape}, b_data {b_data.shape}",
+                remedy="Pass values of the same samples",
+            )
+        return (self.pattern.nnz, *batches)
+
+    @cached_property
+    def gradients(self) -> ProductGradients:
+        """The way back: gradients at A's and at B's values, with an index that is made when one is first asked for.
+
+        Raises
+        ------
+        OptionError
+            A or B is an identity, whose values the product passes over.
+        """
+        return ProductGradients(self.a, self.b, self.pattern, self.strategy)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Make copies from what defines the plan: their arrays are read-only again, and no device's copies go along."""
+        return ProductPlan, (self.a, self.b, self.pattern, self.how, self.products, self.arrays)
+
+    def operands(self, xp: ModuleType) -> tuple[Any, ...]:
+        """Return what the strategy's kernel reads beside values, as arrays of `xp`, copied to each device once."""
+        key = (xp.__name__, backend.device_number(xp))
+        found = self._operands.get(key)
+        if found is None:
+            a, b, c = (pattern.device_arrays(xp) for pattern in (self.a, self.b, self.pattern))
+            names = ("a_indptr", "a_indices", "b_indptr", "b_indices", "c_indptr", "c_indices")
+            own = dict(zip(self.arrays, DeviceCopies(*self.arrays.values()).on(xp), strict=True))
+            arrays = dict(zip(names, (*a, *b, *c), strict=True)) | own  # it may have its own in place of the patterns'
+            found = self._operands[key] = self.how.operands(self.a, self.b, arrays)
+        return found
+
+    @cached_property
+    def _operands(self) -> dict[tuple[str, int | None], tuple[Any, ...]]:
+        return {}
+
+
+def _values(name: str, array: Array, nnz: int) -> Array:
+    """Return checked values as (nnz, B*)."""
+    backend.float_dtype(array.dtype)
+    if array.ndim not in (1, 2) or array.shape[0] != nnz:
+        raise ShapeError(
+            f"{name} does not fit its pattern",
+            expected=f"({nnz},) shared by the batch, or ({nnz}, B)",
+            got=array.shape,
+            remedy="Pass one value per entry of the pattern, the batch last",
+        )
+    backend.check_array(name, array)
+    return _as_columns(array)
+
+
+def _as_columns(array: Array) -> Array:
+    return array[:, None] if array.ndim == 1 else array
+
 
 _CACHE_SIZE = 64
 

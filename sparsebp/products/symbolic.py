@@ -1,6 +1,6 @@
 """Symbolic phase of sparse products: the pattern of C = A @ B and where every product lands in it.
 
-`sparsebp.kernels.host.sparse.structure` does the work, on all threads; here it is split into parts, and its arrays are
+`sparsebp.kernels.host.symbolic` does the work, on all threads; here it is split into parts, and its arrays are
 made.
 """
 
@@ -9,8 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from sparsebp.core.locks import cached_property
-from sparsebp.patterns.sparsity import SparsityPattern
-from sparsebp.patterns.validate import index_bytes, index_dtype
+from sparsebp.patterns.pattern import SparsityPattern
+from sparsebp.patterns.pattern import index_bytes
+from sparsebp.patterns.pattern import index_dtype
 
 _MAX_PARTS = 32
 _PART_WORK = 1 << 15
@@ -88,10 +89,10 @@ class SymbolicProduct:
     @cached_property
     def _before(self) -> tuple[np.ndarray, np.ndarray]:
         """`product_ptr`, and in the same way how many entries C has at most."""
-        from sparsebp.kernels.host.sparse import structure
+        from sparsebp.kernels.host import symbolic
 
         product_ptr, room = np.empty((2, self.shape[0] + 1), np.int64)
-        structure.count_products(self.a.indptr, self.a.indices, self.b.indptr, self._width, product_ptr, room)
+        symbolic.count_products(self.a.indptr, self.a.indices, self.b.indptr, self._width, product_ptr, room)
         return product_ptr, room
 
     @property
@@ -112,13 +113,13 @@ class SymbolicProduct:
     @cached_property
     def c_indptr(self) -> np.ndarray:
         """Where every row of C begins, int64, shape (m + 1,)."""
-        from sparsebp.kernels.host.sparse import structure
+        from sparsebp.kernels.host import symbolic
 
         indptr = np.zeros(self.shape[0] + 1, np.int64)
         if (self._columns.dtype.itemsize + 2) * int(self._before[1][-1]) <= self._most_room:
             np.cumsum(self._found[0], out=indptr[1:])
         else:
-            structure.count_entries(*self._parts, *self._operands, self._cuts, self._scratch(np.uint16), indptr[1:])
+            symbolic.count_entries(*self._parts, *self._operands, self._cuts, self._scratch(np.uint16), indptr[1:])
             np.cumsum(indptr, out=indptr)
         return indptr
 
@@ -148,12 +149,12 @@ class SymbolicProduct:
     @cached_property
     def _joined(self) -> tuple[np.ndarray, np.ndarray]:
         """Columns of all rows of C, by the numbers of `_columns`, and `terms`."""
-        from sparsebp.kernels.host.sparse import structure
+        from sparsebp.kernels.host import symbolic
 
         ends = self.c_indptr[self._cuts]
         _, begins, *found = self._found
         joined = [np.empty(self.nnz if len(array) else 0, array.dtype) for array in found]
-        structure.join_rows(*self._parts, begins, ends, *found, *joined)
+        symbolic.join_rows(*self._parts, begins, ends, *found, *joined)
         del self._found
         columns, terms = joined
         return columns, terms
@@ -161,16 +162,16 @@ class SymbolicProduct:
     @cached_property
     def _found(self) -> tuple[np.ndarray, ...]:
         """How many entries every row of C has; where those of each part begin in what follows: columns and terms."""
-        from sparsebp.kernels.host.sparse import structure
+        from sparsebp.kernels.host import symbolic
 
         room, parts, short = self.__dict__.get("c_indptr", self._before[1]), len(self._cuts) - 1, self.has_short_rows
-        begins = room[self._cuts[:-1]] + structure.SLACK * np.arange(parts)
-        size = int(room[-1]) + structure.SLACK * parts
+        begins = room[self._cuts[:-1]] + symbolic.SLACK * np.arange(parts)
+        size = int(room[-1]) + symbolic.SLACK * parts
         columns, terms = np.empty(size, self._columns.dtype), np.empty(size if short else 0, np.uint16)
         counts = np.empty(self.shape[0], np.int64)
         marks = self._scratch(np.uint16 if short and self.longest_row_of_a > 255 else np.uint8, extra=64)
         groups = np.zeros((parts, self._width // 64 + 65), np.uint8)
-        structure.find_rows(
+        symbolic.find_rows(
             *self._parts, *self._operands, self.product_ptr, self._cuts, begins, marks, groups, counts, columns, terms
         )
         return counts, begins, columns, terms
@@ -195,21 +196,21 @@ class SymbolicProduct:
 
         `dtype` must hold the entries of the longest row.
         """
-        from sparsebp.kernels.host.sparse import structure
+        from sparsebp.kernels.host import symbolic
 
         positions = np.empty(self.products, dtype)
-        structure.write_positions(
+        symbolic.write_positions(
             *self._parts, *self._operands, *self._of_c, self.product_ptr, self._cuts, self._scratch(dtype), positions
         )
         return positions
 
     def pairs(self) -> tuple[np.ndarray, np.ndarray]:
         """Return which entries of A and B every entry of C multiplies; for products with one term an entry."""
-        from sparsebp.kernels.host.sparse import structure
+        from sparsebp.kernels.host import symbolic
 
         a_index, b_index = (np.empty(self.nnz, self.pair_dtype) for _ in range(2))
         scratch = self._scratch(self.c_indptr.dtype)
-        structure.write_pairs(*self._parts, *self._operands, *self._of_c, self._cuts, scratch, a_index, b_index)
+        symbolic.write_pairs(*self._parts, *self._operands, *self._of_c, self._cuts, scratch, a_index, b_index)
         return a_index, b_index
 
     def lists(
@@ -219,7 +220,7 @@ class SymbolicProduct:
 
         `rows`: the first row of every tile.
         """
-        from sparsebp.kernels.host.sparse import pair_lists
+        from sparsebp.kernels.host import symbolic
 
         team, parts = self._parts
         order, starts, words = (
@@ -228,7 +229,7 @@ class SymbolicProduct:
             np.empty(self.products, dtype),
         )
         cuts = row_cuts(tiles[:, 2] + tiles[:, 0], parts)
-        pair_lists.write_lists(
+        symbolic.write_lists(
             team, len(cuts) - 1, *self._operands, *self._of_c, self.terms, tiles, rows, cuts,
             (self._width, self.longest_row_of_a), shift, order, starts, words,
         )  # fmt: skip
@@ -236,12 +237,12 @@ class SymbolicProduct:
 
     def starts_of_runs(self, shapes: tuple[np.ndarray, ...], start_ptr: np.ndarray) -> np.ndarray:
         """Return `starts` of `sparsebp.kernels.operands.Runs`."""
-        from sparsebp.kernels.host.engine.team import team
-        from sparsebp.kernels.host.sparse import structure
+        from sparsebp.kernels.host.engine.threads import team
+        from sparsebp.kernels.host import symbolic
 
         starts, cuts = np.empty(int(start_ptr[-1]), self.position_dtype), self.row_cuts
         others = (*shapes, start_ptr, self._width, cuts, starts)
-        structure.write_starts(team(), len(cuts) - 1, *self._operands, *self._of_c, *others)
+        symbolic.write_starts(team(), len(cuts) - 1, *self._operands, *self._of_c, *others)
         return starts
 
     @property
@@ -278,7 +279,7 @@ class SymbolicProduct:
     @property
     def _parts(self) -> tuple[int, int]:
         """Who works, and in how many parts."""
-        from sparsebp.kernels.host.engine.team import team
+        from sparsebp.kernels.host.engine.threads import team
 
         return team(), len(self._cuts) - 1
 

@@ -11,8 +11,12 @@ import numpy as np
 
 from sparsebp.bench.tools import pictures
 from sparsebp.core import timing
-from sparsebp.reproduce.figure import Claim, Context, Figure, Found, at_least
-from sparsebp.scan.algorithms.counts import level_counts
+from sparsebp.reproduce.figure import Claim
+from sparsebp.reproduce.figure import Context
+from sparsebp.reproduce.figure import Figure
+from sparsebp.reproduce.figure import Found
+from sparsebp.reproduce.figure import at_least
+from sparsebp.scan.algorithms import level_counts
 
 _SIZE = 4
 _WAYS = ("linear", "chunked", "blelloch")
@@ -81,7 +85,8 @@ class Skeleton:
 
 @lru_cache(maxsize=8)
 def _plan(way: Any, joints: int) -> Any:
-    from sparsebp import SparsityPattern, plan_scan
+    from sparsebp import SparsityPattern
+    from sparsebp import plan_scan
 
     return plan_scan([SparsityPattern.dense(_SIZE, _SIZE)] * joints, way, dtype=np.float64, shared=[True] * joints)
 

@@ -10,9 +10,14 @@ from typing import Any
 import numpy as np
 
 from sparsebp.bench.tools import pictures
-from sparsebp.reproduce import kinematics, sampled
+from sparsebp.reproduce import kinematics
+from sparsebp.reproduce import sampled
 from sparsebp.reproduce.bppsa import steps
-from sparsebp.reproduce.figure import Claim, Context, Figure, Found, claim
+from sparsebp.reproduce.figure import Claim
+from sparsebp.reproduce.figure import Context
+from sparsebp.reproduce.figure import Figure
+from sparsebp.reproduce.figure import Found
+from sparsebp.reproduce.figure import claim
 
 _RAN = "Blelloch's scan, every level, one image, float32; max-pooling stored as in Alg. 8–10"
 _FULL, _PRUNED = "VGG-11", "97 % pruned VGG-11"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from sparsebp.runtime.candidates import FoundSchedule
+from sparsebp.runtime.search import FoundSchedule
 from sparsebp.runtime.executor import Executor
-from sparsebp.runtime.out_of_order import OutOfOrderExecutor
+from sparsebp.runtime.search import OutOfOrderExecutor
 
 __all__ = ["Executor", "FoundSchedule", "OutOfOrderExecutor"]
 

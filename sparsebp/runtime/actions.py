@@ -2,20 +2,380 @@
 
 from __future__ import annotations
 
+from __future__ import annotations
+from collections import Counter
+from collections.abc import Iterable
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from sparsebp.core.errors import OptionError
+from sparsebp.core.locks import cached_property
+from sparsebp.core.check import Array
+from sparsebp.nn.sequential import taking_lengths
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
-
+from collections.abc import Sequence
+from dataclasses import field
+from types import ModuleType
+from typing import TypeAlias
+import numpy as np
+from sparsebp.optim.optimizer import total_norm
+from collections.abc import Callable
+from typing import NamedTuple
 from sparsebp import kernels
-from sparsebp.core.arguments import forward_of
+from sparsebp.core.check import forward_of
 from sparsebp.core.shortcuts import belongs
-from sparsebp.core.types import Array, ProductFactors
-from sparsebp.nn.gradients import Gradients, gradients_of
-from sparsebp.nn.losses.loss import check_mean
-from sparsebp.nn.norms import clamped
-from sparsebp.optim.clip import clip_grad_norm, clip_on_device, square_sums, squared_norms
-from sparsebp.runtime.stages import Stages, is_ours
-from sparsebp.runtime.step import Step, Watch
+from sparsebp.core.check import ProductFactors
+from sparsebp.nn.gradients import Gradients
+from sparsebp.nn.gradients import gradients_of
+from sparsebp.nn.loss import check_mean
+from sparsebp.nn import norm
+from sparsebp.optim.optimizer import clip_grad_norm
+from sparsebp.optim.optimizer import clip_on_device
+from sparsebp.optim.optimizer import square_sums
+from sparsebp.optim.optimizer import squared_norms
+
+
+# The stages of a model, as an executor sees them, and which of its parameters an optimizer trains.
+
+@dataclass(frozen=True)
+class Stage:
+    """A part of a model that runs by itself.
+
+    Attributes
+    ----------
+    name, layer
+        As `Layer.stages` gives them.
+    parameters
+        The model's name of every parameter that is trained by the name that the layer's `weight_grad` uses. Two of them
+        are one where the layer, or the model, shares it.
+    frozen
+        Whether it has parameters and none of them is trained.
+    """
+
+    name: str
+    layer: Any
+    parameters: dict[str, str]
+    frozen: bool = False
+
+
+class Stages:
+    """All stages of a model, in the order of forward.
+
+    Parameters
+    ----------
+    model
+        A `Layer`, or anything with ``forward``, ``weight_grad`` and ``parameters``: that is one stage.
+    trained
+        The names of the parameters that are trained, in the model's order; None: all. The others are as good as none.
+
+    Attributes
+    ----------
+    names
+        The names of all parameters that are trained.
+    first
+        The number of the first stage with such parameters: no gradient is needed at its input, nor before it.
+    """
+
+    def __init__(self, model: Any, trained: Iterable[str] | None = None) -> None:
+        self.model = model
+        self.names = tuple(model.parameters() if trained is None else trained)
+        parts = model.stages() if hasattr(model, "stages") else [("", model)]
+        shared = model.shared_names() if hasattr(model, "shared_names") else {name: name for name in self.names}
+        self.all = [_stage(name, layer, shared, frozenset(self.names)) for name, layer in parts]
+        self.first = min((number for number, stage in enumerate(self.all) if stage.parameters), default=len(self.all))
+
+    def __len__(self) -> int:
+        return len(self.all)
+
+    def __getitem__(self, number: int) -> Stage:
+        return self.all[number]
+
+    @property
+    def unweighted(self) -> frozenset[int]:
+        """The stages without parameters that are trained."""
+        return frozenset(number for number, stage in enumerate(self.all) if not stage.parameters)
+
+    @property
+    def frozen(self) -> frozenset[int]:
+        """The stages with parameters none of which is trained."""
+        return frozenset(number for number, stage in enumerate(self.all) if stage.frozen)
+
+    @property
+    def scans(self) -> bool:
+        """Whether the gradients between the stages come from a scan, all at once."""
+        return len(self.all) > 1 and getattr(self.model, "backward", "bp") != "bp"
+
+    @property
+    def ours(self) -> bool:
+        """Whether all layers of the model are this package's, none of the user's own."""
+        modules = getattr(self.model, "modules", None)
+        return modules is not None and is_ours(self.model) and all(is_ours(layer) for _, layer in modules())
+
+    @cached_property
+    def taking_lengths(self) -> frozenset[int]:
+        """The stages whose forward takes the lengths of padded sequences; a model of one stage is taken at its word.
+
+        Raises
+        ------
+        OptionError
+            A stage neither does, nor works on each step by itself.
+        """
+        if len(self.all) == 1:
+            return frozenset({0})
+        return frozenset(taking_lengths([(stage.name, stage.layer) for stage in self.all])[0])
+
+    def shared(self) -> list[str]:
+        """Return the parameters that several stages hold."""
+        held = Counter(name for stage in self.all for name in set(stage.parameters.values()))
+        return [name for name in self.names if held[name] > 1]
+
+    def updated_at(self, order: Iterable[int], *, last: bool) -> dict[int, list[str]]:
+        """Return which parameters each stage's update takes, if stages are updated in this order.
+
+        What several stages hold is updated with the last of them, or else with the first. What none of them holds is
+        left out.
+        """
+        place: dict[str, int] = {}
+        for number in order:
+            for name in self.all[number].parameters.values():
+                if last or name not in place:
+                    place[name] = number
+        taken: dict[int, list[str]] = {}
+        for name in self.names:
+            if name in place:
+                taken.setdefault(place[name], []).append(name)
+        return taken
+
+
+def _stage(prefix: str, layer: Any, shared: dict[str, str], trained: frozenset[str]) -> Stage:
+    own = layer.shared_names() if hasattr(layer, "shared_names") else layer.parameters()
+    parameters = {name: shared[f"{prefix}.{name}" if prefix else name] for name in own}
+    mine = {key: name for key, name in parameters.items() if name in trained}
+    return Stage(prefix, layer, mine, frozen=bool(parameters) and not mine)
+
+
+def trained_parameters(model: Any, optimizer: Any) -> dict[str, Array]:
+    """Return the parameters that `optimizer` trains, by name, in the model's order.
+
+    Its ``params`` say so, arrays by name; an optimizer of the user's own that has none trains all.
+
+    Raises
+    ------
+    OptionError
+        The model has none, or some of the optimizer's are not the model's: they would be updated, and nothing learnt.
+    """
+    live = model.parameters()
+    if not live:
+        raise OptionError("The model has no parameters", expected="at least one", got="none",
+                          remedy="There is nothing to train")  # fmt: skip
+    params = getattr(optimizer, "params", None)
+    if not isinstance(params, Mapping):
+        return dict(live)
+    check_live(model, params)
+    return {name: array for name, array in live.items() if name in params}
+
+
+def is_ours(part: Any) -> bool:
+    """Return whether a layer, loss or optimizer is of a class of this package."""
+    return type(part).__module__.partition(".")[0] == __name__.partition(".")[0]
+
+
+def check_live(model: Any, params: Mapping[str, Array]) -> None:
+    """Raise `OptionError` unless all `params` are the arrays that `model` computes with."""
+    live = model.parameters()
+    wrong = [name for name, array in params.items() if live.get(name) is not array]
+    if not wrong:
+        return
+    replaced = [name for name in wrong if name in live]
+    unknown = [name for name in wrong if name not in live]
+    raise OptionError(
+        "The optimizer would train arrays that the model does not use",
+        expected="the arrays of model.parameters(), by those names, or some of them",
+        got="; ".join(
+            f"{what}: {_shown(names)}"
+            for what, names in (("other arrays than the model's", replaced), ("not in the model", unknown))
+            if names
+        ),
+        remedy="Build the optimizer on model.parameters() once the model is what it is to be: to(...) and a new array "
+        "in layer.params replace parameters; assign into them (param[...] = values) to keep them",
+    )
+
+
+def check_even(optimizer: Any, names: Iterable[str]) -> None:
+    """Raise `OptionError` unless all parameters have been updated equally often, as far as `optimizer` says."""
+    steps = getattr(optimizer, "steps", None)
+    counts = {name: steps[name] for name in names if name in steps} if isinstance(steps, Mapping) else {}
+    if len(set(counts.values())) < 2:
+        return
+    most = max(counts.values())
+    behind = [name for name, count in counts.items() if count < most]
+    raise OptionError(
+        "An update was broken off half-way: some parameters are a step behind the others",
+        expected=f"{most} updates of every parameter", got=f"fewer of {_shown(behind)}",
+        remedy="Load model and optimizer as they were before it (fit(resume=True) takes the last checkpoint), or build "
+        "a new optimizer to go on from the parameters as they are",
+    )  # fmt: skip
+
+
+def _shown(names: list[str]) -> str:
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+# What one training step holds between its actions, and what is told of it.
+#
+# Everything that one action leaves for others has a place of its own for each reader, who empties it: an array is freed
+# as soon as its last reader is done, in whichever order and on whichever thread they run.
+
+Batch: TypeAlias = tuple[Array, ...]
+"""Input, target and, of sequences padded at the end, their lengths."""
+
+
+@dataclass
+class Later:
+    """What a step leaves on the device for the host to read when it has given the next one to the device.
+
+    Attributes
+    ----------
+    losses, scores
+        The loss of every micro-batch and, where the `Watch` has one, its score, of shape ().
+    sums
+        Names of gradients, and the sums of their squares.
+    """
+
+    losses: dict[int, Array] = field(default_factory=dict)
+    scores: dict[int, Array] = field(default_factory=dict)
+    sums: list[tuple[list[str], Array]] = field(default_factory=list)
+
+    def packed(self, xp: ModuleType) -> Array:
+        """Return all of these numbers in one float64 array."""
+        parts = [*self.losses.values(), *self.scores.values(), *(sums for _, sums in self.sums)]
+        packed, at = xp.empty(sum(part.size for part in parts), np.float64), 0
+        for part in parts:
+            packed[at : at + part.size] = part
+            at += part.size
+        return packed
+
+    def unpack(self, packed: np.ndarray, step: Step) -> None:
+        """Write the numbers of `packed` to where `step` has them."""
+        numbers = iter(packed.tolist())
+        for m in self.losses:
+            step.values[m] = next(numbers)
+        for m in self.scores:
+            step.scores[m] = next(numbers)
+        for names, _ in self.sums:
+            step.squares.update((name, next(numbers)) for name in names)
+
+
+class Step:
+    """The state of one training step: activations, gradients, the update, and what is reported of it.
+
+    Attributes
+    ----------
+    batches
+        Input and target of every micro-batch.
+    tag
+        The caller's, to know the step by.
+    shares
+        The share of the step's samples that each micro-batch has.
+    options
+        What forwards take beside the input of every micro-batch: lengths, or nothing.
+    saved, shapes
+        What the forward of each stage saved, and the shape of its input, until the gradient at its output is there.
+    for_input, for_weights
+        From then on the stage's `Gradients`, for I and for W.
+    values, predictions
+        Loss and output of every micro-batch. The output of a step that was replayed is not kept.
+    scores
+        What the `Watch` says of every micro-batch; None where it has said nothing yet.
+    grads, own
+        Gradients by the name of the parameter, until they are used; and which of them are sums that this step made, so
+        that it may add to them in place.
+    squares
+        The sum of squares of each gradient that has been looked at.
+    update
+        The optimizer's update, from the last loss on.
+    events, aborted
+        What streams tell each other: what is done, and that nothing more is to be done.
+    marks
+        On a GPU, the device's events beside them.
+    held
+        On a GPU with two streams, arrays that a stream has been given work on: their memory must not be used again by
+        the stream that they came from before the other is done with them.
+    later
+        On a GPU, what the host reads after the step; None: it reads as it goes.
+    packed
+        The numbers of `later` once they are there, where a graph writes them.
+    resumed
+        Whether what is left over is done apart from a further step; an interrupted one may have done part of it.
+    """
+
+    __slots__ = ("aborted", "batches", "events", "flow", "for_input", "for_weights", "grads", "held", "later", "marks",
+                 "options", "own", "packed", "predictions", "resumed", "saved", "scores", "shapes", "shares", "squares",
+                 "tag", "update", "values")  # fmt: skip
+
+    def __init__(self, batches: Sequence[Batch], stages: int, tag: Any) -> None:
+        count = len(batches)
+        samples = [len(batch[1]) for batch in batches]
+        self.batches, self.tag = batches, tag
+        self.shares = [n / max(1, sum(samples)) for n in samples]
+        self.flow: list[Any] = [batch[0] for batch in batches]
+        self.options = [options_of(batch) for batch in batches]
+        self.values = [math.nan] * count
+        self.scores: list[float | None] = [None] * count
+        self.predictions: list[Any] = [None] * count
+        self.saved, self.shapes, self.for_input, self.for_weights = (_table(count, stages) for _ in range(4))
+        self.grads: dict[str, Array] = {}
+        self.own: set[str] = set()
+        self.squares: dict[str, float] = {}
+        self.update: Any = None
+        self.events: list[bool] = []
+        self.aborted = self.resumed = False
+        self.marks: list[Any] = []
+        self.held: list[Any] | None = None
+        self.later: Later | None = None
+        self.packed: Array = None
+
+    @property
+    def loss(self) -> float:
+        """The mean loss over all samples of the step."""
+        if len(self.values) == 1:
+            return self.values[0]
+        return sum(share * value for share, value in zip(self.shares, self.values, strict=True))
+
+    def norm(self, names: Sequence[str]) -> float:
+        """Return the Euclidean norm of all gradients, before clipping; `names` says the order of summation."""
+        return total_norm(self.squares[name] for name in names)
+
+
+class Watch:
+    """Looks at what an executor computes, and raises where training must stop. This one raises nothing.
+
+    On a GPU it is told when the next step has been given to the device, see `sparsebp.runtime.executor`.
+    """
+
+    def score(self, prediction: Array, target: Array) -> Array | None:
+        """Return one more number of a micro-batch as an array of shape (), without reading it; None for none.
+
+        It is asked for on a GPU alone, within the step, and becomes the step's ``scores[m]``.
+        """
+        return None
+
+    def loss(self, step: Step, m: int, value: float) -> None:
+        """The loss of micro-batch `m` is there."""
+
+    def gradients(self, step: Step, grads: dict[str, Array]) -> None:
+        """The sum of squares of one of these gradients is not finite."""
+
+
+def options_of(batch: Batch) -> dict[str, Any]:
+    """Return what the model's forward takes beside the input of a batch."""
+    return {"lengths": batch[2]} if len(batch) > 2 else {}
+
+
+def _table(count: int, stages: int) -> list[list[Any]]:
+    """Return a place for every micro-batch and stage."""
+    return [[None] * stages for _ in range(count)]
+
 
 Run: TypeAlias = Callable[[Step], None]
 
@@ -65,7 +425,7 @@ class Actions:
 
         def run(step: Step) -> None:
             x, options = step.flow[m], step.options[m]
-            found = None if behind is None else clamped.forward(layer, behind, x)
+            found = None if behind is None else norm.forward(layer, behind, x)
             if isinstance(x, _Ahead):
                 y = saved = x.y
             elif found is not None:
@@ -88,7 +448,7 @@ class Actions:
         if number + 1 >= len(self.stages):
             return None
         layer, behind = self.stages[number].layer, self.stages[number + 1].layer
-        return behind if clamped.together(layer, behind) else None
+        return behind if norm.together(layer, behind) else None
 
     def _loss(self, m: int, count: int) -> Run:
         loss, place = self.loss, self._place
@@ -137,7 +497,7 @@ class Actions:
             if gradients is None and step.resumed:  # done before an interruption
                 return
             at = (gradients.gy, step.saved[m][number - 1], gradients.saved) if behind is not None else None
-            through = None if at is None else clamped.gradients(layer, behind, *at)
+            through = None if at is None else norm.gradients(layer, behind, *at)
             if through is None:
                 place(step, m, number - 1, gradients.input_grad())
             else:

@@ -14,12 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp import backend
-from sparsebp.backend.graphs import GraphRecorder
+from sparsebp.core import backend
+from sparsebp.core.cuda_graphs import GraphRecorder
 from sparsebp.core.errors import SparseBPError
 from sparsebp.runtime.actions import Actions
-from sparsebp.runtime.program import Program, Task
-from sparsebp.runtime.step import Batch, Later, Step
+from sparsebp.runtime.program import Program
+from sparsebp.runtime.program import Task
+from sparsebp.runtime.actions import Batch
+from sparsebp.runtime.actions import Later
+from sparsebp.runtime.actions import Step
 
 PLAIN = 1
 """Steps of one shape, in a row, that run as ever; so a last, smaller batch of an epoch does."""

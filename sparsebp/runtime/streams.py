@@ -20,11 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp import backend
+from sparsebp.core import backend
 from sparsebp.core import threads
 from sparsebp.core.errors import StaleError
-from sparsebp.runtime.program import Program, Task
-from sparsebp.runtime.step import Step
+from sparsebp.runtime.program import Program
+from sparsebp.runtime.program import Task
+from sparsebp.runtime.actions import Step
 
 SHORTEST, LONGEST = 2e-5, 2e-4
 """Seconds between two looks at whether the other stream is done with something."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from sparsebp.scan.layerwise import LayerByLayer
-from sparsebp.scan.plan import ScanPlan, plan_scan
-from sparsebp.scan.planning.recurrent import Choice, choose_recurrent_backward
-from sparsebp.scan.steps import ScanStep, Span
+from sparsebp.scan.report import LayerByLayer
+from sparsebp.scan.plan import ScanPlan
+from sparsebp.scan.plan import plan_scan
+from sparsebp.scan.recurrent import Choice
+from sparsebp.scan.recurrent import choose_recurrent_backward
+from sparsebp.scan.algorithms import ScanStep
+from sparsebp.scan.algorithms import Span
 
 __all__ = ["Choice", "LayerByLayer", "ScanPlan", "ScanStep", "Span", "choose_recurrent_backward", "plan_scan"]
 

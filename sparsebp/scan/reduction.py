@@ -12,13 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp.core.types import Array
+from sparsebp.core.check import Array
 from sparsebp.patterns import SparsityPattern
-from sparsebp.scan.planning.check import check_plan
-from sparsebp.scan.planning.cost import sized_seconds
-from sparsebp.scan.planning.sizing import is_view, size_recipe
-from sparsebp.scan.running.multiply import Multiply
-from sparsebp.scan.steps import AbstractStep, Recipe, Span
+from sparsebp.scan.plan import check_plan
+from sparsebp.scan.cost import sized_seconds
+from sparsebp.scan.cost import is_view
+from sparsebp.scan.cost import size_recipe
+from sparsebp.scan.run import Multiply
+from sparsebp.scan.algorithms import AbstractStep
+from sparsebp.scan.algorithms import Recipe
+from sparsebp.scan.algorithms import Span
 
 
 class Reduction:

@@ -5,26 +5,50 @@ of one device as its executor runs it (`sparsebp.runtime`), or of one rank of se
 (`lower`); *fusion* is where a schedule has its updates; an *order* is a plain sequence, of stages or samples.
 """
 
-from sparsebp.schedule.actions import KINDS, Action, Cell, Kind, Overlap, actions_of, parse, parts_of
-from sparsebp.schedule.costs import Costs, Link, StageBytes
-from sparsebp.schedule.files.action_csv import read_csv, to_csv, write_csv
-from sparsebp.schedule.files.cost_file import Durations, read_costs, write_costs
-from sparsebp.schedule.files.for_torch import for_torch
-from sparsebp.schedule.files.program_csv import programs_to_csv, read_programs, write_programs
-from sparsebp.schedule.graph import StepGraph
-from sparsebp.schedule.lowering.lower import lower
-from sparsebp.schedule.lowering.programs import Message, RankProgram
-from sparsebp.schedule.lowering.rendezvous import check_rendezvous
-from sparsebp.schedule.network import Network
-from sparsebp.schedule.pictures.gantt import gantt
-from sparsebp.schedule.pictures.summary import summary
-from sparsebp.schedule.pictures.text_chart import text_chart
-from sparsebp.schedule.pictures.trace import chrome_trace, write_trace
-from sparsebp.schedule.schedule import Lane, Schedule
-from sparsebp.schedule.simulation.compare import Errors, compare, fit_link
-from sparsebp.schedule.simulation.memory import MemoryCurve
-from sparsebp.schedule.simulation.simulate import Event, Simulation, Transfer, depth, simulate
-from sparsebp.schedule.validate import validate
+from sparsebp.schedule.actions import KINDS
+from sparsebp.schedule.actions import Action
+from sparsebp.schedule.actions import Cell
+from sparsebp.schedule.actions import Kind
+from sparsebp.schedule.actions import Overlap
+from sparsebp.schedule.actions import actions_of
+from sparsebp.schedule.actions import parse
+from sparsebp.schedule.actions import parts_of
+from sparsebp.schedule.costs import Costs
+from sparsebp.schedule.costs import Link
+from sparsebp.schedule.costs import StageBytes
+from sparsebp.schedule.files import read_csv
+from sparsebp.schedule.files import to_csv
+from sparsebp.schedule.files import write_csv
+from sparsebp.schedule.files import Durations
+from sparsebp.schedule.files import read_costs
+from sparsebp.schedule.files import write_costs
+from sparsebp.schedule.files import for_torch
+from sparsebp.schedule.files import programs_to_csv
+from sparsebp.schedule.files import read_programs
+from sparsebp.schedule.files import write_programs
+from sparsebp.schedule.actions import StepGraph
+from sparsebp.schedule.lower import lower
+from sparsebp.schedule.lower import Message
+from sparsebp.schedule.lower import RankProgram
+from sparsebp.schedule.lower import check_rendezvous
+from sparsebp.schedule.costs import Network
+from sparsebp.schedule.plot import gantt
+from sparsebp.schedule.plot import summary
+from sparsebp.schedule.plot import text_chart
+from sparsebp.schedule.plot import chrome_trace
+from sparsebp.schedule.plot import write_trace
+from sparsebp.schedule.actions import Lane
+from sparsebp.schedule.schedule import Schedule
+from sparsebp.schedule.simulate import Errors
+from sparsebp.schedule.simulate import compare
+from sparsebp.schedule.simulate import fit_link
+from sparsebp.schedule.simulate import MemoryCurve
+from sparsebp.schedule.simulate import Event
+from sparsebp.schedule.simulate import Simulation
+from sparsebp.schedule.simulate import Transfer
+from sparsebp.schedule.simulate import depth
+from sparsebp.schedule.simulate import simulate
+from sparsebp.schedule.schedule import validate
 
 __all__ = [
     "KINDS",

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from __future__ import annotations
 import re
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal
+from typing import NamedTuple
+from typing import TypeAlias
+from sparsebp.core.check import check_integer
+from sparsebp.core.check import shown
+from sparsebp.core.errors import FileFormatError
+from sparsebp.core.errors import OptionError
+from collections.abc import Iterator
+from typing import get_args
+from sparsebp.core.check import check_choice
+from sparsebp.core.check import check_flag
+from sparsebp.core.check import check_sequence
+from collections import deque
+from collections.abc import Collection
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from itertools import accumulate
 
-from sparsebp.core.arguments import check_integer, shown
-from sparsebp.core.errors import FileFormatError, OptionError
 
 Kind: TypeAlias = Literal["F", "I", "W", "B", "S", "U"]
 KINDS: dict[Kind, str] = {
@@ -161,3 +177,326 @@ def _parse_action(text: str) -> Action:
         )  # fmt: skip
     kind: Kind = match[2]  # type: ignore[assignment]
     return Action(int(match[1]), kind, int(match[3]) if match[3] else None)
+
+
+# The graph of one training step: which actions there are, and what each needs (the table of actions in the docs).
+
+First: TypeAlias = Literal["F", "I", "U"]
+Updates: TypeAlias = Literal["none", "step", "microbatch"]
+Weights: TypeAlias = Literal["current", "stashed", "latest"]
+MOST = 10_000_000
+"""Forwards of a step: more would take minutes and gigabytes."""
+
+
+@dataclass(frozen=True)
+class StepGraph:
+    """What one training step of a chain of stages consists of; a schedule says where and in which order.
+
+    Training repeats F, I, W, S, U for ever, and a step may be cut out of that anywhere. `first` says where it begins:
+
+    - ``"F"``: forward, backward, update.
+    - ``"I"``: the backward of one batch, then the forward of the next with the new weights: F needs U (without U: S;
+      without both: W). This is how the out-of-order paper states the problem (§2).
+    - ``"U"``: the update from the gradients of the batch before, then forward and backward: F needs U.
+
+    Parameters
+    ----------
+    stages, microbatches
+        Their numbers, 1 or more.
+    unweighted
+        Stages without parameters: they have no W, S, U.
+    updates
+        ``"none"``: the step ends with the gradients. ``"step"``: one U a stage, from all micro-batches.
+        ``"microbatch"``: one U after every micro-batch (asynchronous pipelines: PipeDream, the 2018 DualPipe).
+    synchronised
+        Whether the gradients of every stage are synchronised (one S each) before its U.
+    first
+        See above. Only ``"F"`` goes with updates after every micro-batch.
+    weights
+        Which version of its stage's weights a backward reads. ``"current"``: that of its forward, and there is just
+        one in memory: an update waits for every I that reads the old one. ``"stashed"``: that of its forward, kept
+        beside newer ones. ``"latest"``: whatever is there. The last two only with updates after every micro-batch.
+
+    Raises
+    ------
+    OptionError
+        A number is below 1, a stage is unknown, or the options exclude each other.
+    """
+
+    stages: int
+    microbatches: int = 1
+    unweighted: frozenset[int] = frozenset()
+    updates: Updates = "none"
+    synchronised: bool = False
+    first: First = "F"
+    weights: Weights = "current"
+
+    def __post_init__(self) -> None:
+        for name in ("stages", "microbatches"):
+            object.__setattr__(self, name, check_integer(name, getattr(self, name), 1))
+        if self.stages * self.microbatches > MOST:
+            raise OptionError("A step has too many forwards", expected=f"{MOST} stages times micro-batches at most",
+                              got=self.stages * self.microbatches, remedy="Join stages or micro-batches")  # fmt: skip
+        for name, choices in (("first", First), ("updates", Updates), ("weights", Weights)):
+            check_choice(name, getattr(self, name), get_args(choices))
+        check_flag("synchronised", self.synchronised)
+        stages = check_sequence("unweighted", self.unweighted, "numbers of stages")
+        numbers = frozenset(check_integer("a stage of unweighted", stage, -1) for stage in stages)
+        object.__setattr__(self, "unweighted", numbers)
+        unknown = sorted(self.unweighted.difference(range(self.stages)))
+        if unknown:
+            raise OptionError("Unknown stages are unweighted", expected=f"0 to {self.stages - 1}", got=unknown,
+                              remedy="Leave them out")  # fmt: skip
+        asynchronous = self.updates == "microbatch"
+        if asynchronous == (self.weights == "current") or (asynchronous and self.first != "F"):
+            raise OptionError(
+                "updates, weights and first exclude each other",
+                expected='updates="microbatch", weights "stashed" or "latest" and first="F", or others with "current"',
+                got=f"updates={self.updates!r}, weights={self.weights!r}, first={self.first!r}",
+                remedy="Change one of them",
+            )  # fmt: skip
+        if self.first == "U" and self.updates != "step":
+            raise OptionError("A step that begins with updates has none", expected='updates="step"',
+                              got=repr(self.updates), remedy='Pass updates="step"')  # fmt: skip
+
+    def weighted(self, stage: int) -> bool:
+        """Whether the stage has parameters."""
+        return stage not in self.unweighted
+
+    def required(self) -> Iterator[Action]:
+        """Yield the actions that every schedule must have, B as I and W. I of stage 0 may be left out."""
+        for stage in range(self.stages):
+            for m in range(self.microbatches):
+                yield trusted(stage, "F", m)
+                if stage > 0:
+                    yield trusted(stage, "I", m)
+                if self.weighted(stage):
+                    yield trusted(stage, "W", m)
+            if self.weighted(stage):
+                if self.synchronised:
+                    yield from self._at_ends(stage, "S")
+                if self.updates != "none":
+                    yield from self._at_ends(stage, "U")
+
+    def optional(self) -> Iterator[Action]:
+        """Yield the actions that a schedule may have: the gradients with respect to the input of the model."""
+        for m in range(self.microbatches):
+            yield trusted(0, "I", m)
+
+    def predecessors(self, action: Action) -> Iterator[Action]:
+        """Yield what `action` (not B) needs of the same step; an optional action among them counts if it is there."""
+        yield from self.inputs(action)
+        if action.kind == "F" and self.first != "F":
+            yield from self.newest_weights(action.stage)
+
+    def inputs(self, action: Action) -> Iterator[Action]:
+        """Yield the predecessors of `action` except for, of F, what makes the stage's weights."""
+        stage, m = action.stage, action.microbatch
+        if action.kind == "F":
+            if stage > 0:
+                yield trusted(stage - 1, "F", m)
+        elif action.kind in "IW":
+            if stage + 1 < self.stages:
+                yield trusted(stage + 1, "I", m)
+            if self.first != "I":
+                yield trusted(stage, "F", m)
+        elif action.kind == "S":
+            yield from self._of(stage, "W", m)
+        elif self.first != "U":
+            if self.synchronised:
+                yield trusted(stage, "S", m)
+            yield from self._of(stage, "W", m)
+            if self.weights == "current":
+                yield from self._of(stage, "I", m)
+
+    def newest_weights(self, stage: int) -> Iterator[Action]:
+        """Yield what a forward of the stage waits for to read the newest weights, in this step or the one before."""
+        if not self.weighted(stage) or self.updates == "microbatch":
+            return
+        if self.updates == "step":
+            yield trusted(stage, "U")
+        elif self.synchronised:
+            yield trusted(stage, "S")
+        else:
+            yield from self._of(stage, "W", None)
+
+    def carried(self, action: Action) -> Iterator[Action]:
+        """Yield what `action` (not B) needs of the step before, where steps follow each other.
+
+        Weights that are updated after every micro-batch are read as they are: nothing is waited for.
+        """
+        stage, m = action.stage, action.microbatch
+        if action.kind == "F" and self.first == "F":
+            yield from self.newest_weights(stage)
+        elif action.kind in "IW" and self.first == "I":
+            yield trusted(stage, "F", m)
+        elif action.kind == "U" and self.first == "U":
+            if self.synchronised:
+                yield trusted(stage, "S")
+            yield from self._of(stage, "W", None)
+            yield from self._of(stage, "I", None)
+
+    def _at_ends(self, stage: int, kind: Literal["S", "U"]) -> Iterator[Action]:
+        """Yield one action a stage, or one a micro-batch."""
+        if self.updates == "microbatch":
+            for m in range(self.microbatches):
+                yield trusted(stage, kind, m)
+        else:
+            yield trusted(stage, kind)
+
+    def _of(self, stage: int, kind: Literal["I", "W"], microbatch: int | None) -> Iterator[Action]:
+        """Yield the gradients of one micro-batch, or of all if it is None."""
+        for m in range(self.microbatches) if microbatch is None else (microbatch,):
+            yield trusted(stage, kind, m)
+
+
+# The cells of a schedule as a graph of numbers: what waits for what, by lane order, data and transfers.
+
+class Send(NamedTuple):
+    """Data that one worker sends to another.
+
+    Attributes
+    ----------
+    source
+        The action that makes it: F sends its output, I the gradient with respect to its input.
+    receiver
+        The other worker.
+    readers
+        The numbers of the cells that wait for it.
+    """
+
+    source: Action
+    receiver: int
+    readers: list[int]
+
+    @property
+    def boundary(self) -> int:
+        """The stage whose output, or whose output's gradient, is sent."""
+        return self.source.stage if self.source.kind == "F" else self.source.stage - 1
+
+
+@dataclass(frozen=True)
+class CellGraph:
+    """All cells of a schedule, numbered lane after lane.
+
+    Attributes
+    ----------
+    cells
+        The cells.
+    lanes
+        The number of the lane of every cell.
+    numbers
+        The cell of every action; I and W are found within a B.
+    first
+        The number of the first cell of every lane.
+    followers
+        For every cell, those on the same worker that wait for it: the next in its lane, and the readers of its results.
+    sends
+        For cells that other workers wait for, what is sent.
+    waits
+        For every cell, how many `followers` and `sends` entries name it.
+    """
+
+    cells: tuple[Cell, ...]
+    lanes: list[int]
+    numbers: dict[Action, int]
+    first: list[int]
+    followers: list[list[int]]
+    sends: dict[int, list[Send]]
+    waits: list[int]
+
+    def after(self, number: int) -> Iterator[int]:
+        """Yield all cells of the step that wait for a cell."""
+        yield from self.followers[number]
+        for send in self.sends.get(number, ()):
+            yield from send.readers
+
+    def in_turn(self, ignored: Collection[tuple[int, int]] = ()) -> Iterator[int]:
+        """Yield cells, each after all that it waits for: a cycle, and what waits for it, is never reached.
+
+        Of the edges, pairs of cells, those in `ignored` are not waited for.
+        """
+        waits = list(self.waits)
+        for _, reader in ignored:
+            waits[reader] -= 1
+        ready = deque(number for number, count in enumerate(waits) if count == 0)
+        while ready:
+            number = ready.popleft()
+            yield number
+            for reader in self.after(number):
+                if ignored and (number, reader) in ignored:
+                    continue
+                waits[reader] -= 1
+                if waits[reader] == 0:
+                    ready.append(reader)
+
+
+def cell_graph(step: StepGraph, schedule: Sequence[Lane], places: Mapping[Action, tuple[int, int]]) -> CellGraph:
+    """Return the graph of the cells of some lanes; `places` has every action's lane and its place there."""
+    cells = tuple(cell for lane in schedule for cell in lane.cells)
+    lanes = [number for number, lane in enumerate(schedule) for _ in lane.cells]
+    first = list(accumulate((len(lane.cells) for lane in schedule), initial=0))[:-1]
+    numbers = {action: first[lane] + position for action, (lane, position) in places.items()}
+    graph = CellGraph(cells, lanes, numbers, first, [[] for _ in cells], {}, [0] * len(cells))
+    weights = _weights(step, graph) if step.first != "F" else [[]] * step.stages
+    workers = [schedule[lane].worker for lane in lanes]
+    sent: dict[Action, Send] = {}  # all readers are on one worker, as those of a stage are
+    inputs, late = step.inputs, step.first != "F"
+    for number, cell in enumerate(cells):
+        worker = workers[number]
+        local = {number - 1} if number > first[lanes[number]] else set()
+        for part in parts_of(cell):
+            for needed in inputs(part):
+                source = numbers.get(needed, number)
+                if workers[source] == worker:
+                    local.add(source)
+                    continue
+                send = sent.get(needed)
+                if send is None:
+                    send = sent[needed] = Send(needed, worker, [])
+                    graph.sends.setdefault(source, []).append(send)
+                if not send.readers or send.readers[-1] != number:
+                    send.readers.append(number)
+                    graph.waits[number] += 1
+            if late and part.kind == "F":
+                local.update(weights[part.stage])
+        local.discard(number)
+        for source in local:
+            graph.followers[source].append(number)
+        graph.waits[number] += len(local)
+    return graph
+
+
+def carried(step: StepGraph, lanes: Sequence[Lane], cells: CellGraph) -> tuple[list[list[int]], list[int]]:
+    """Return what waits for the step before when a schedule is repeated.
+
+    Returns
+    -------
+    For every cell, those of the next step that wait for it; for every cell, for how many of the step before it waits.
+    """
+    weights = _weights(step, cells) if step.first == "F" else [[]] * step.stages
+    followers: list[list[int]] = [[] for _ in cells.cells]
+    waits = []
+    for number, cell in enumerate(cells.cells):
+        before = set()
+        if number == cells.first[cells.lanes[number]]:  # the lane's last cell of the step before
+            before.add(number + len(lanes[cells.lanes[number]].cells) - 1)
+        for part in parts_of(cell):
+            before.update(weights[part.stage] if part.kind == "F" else _last(cells, step.carried(part)))
+        for source in before:
+            followers[source].append(number)
+        waits.append(len(before))
+    return followers, waits
+
+
+def _weights(step: StepGraph, graph: CellGraph) -> list[list[int]]:
+    """Return, for every stage, after which cells its newest weights are there."""
+    return [_last(graph, step.newest_weights(stage)) for stage in range(step.stages)]
+
+
+def _last(graph: CellGraph, actions: Iterable[Action]) -> list[int]:
+    """Return the last cell of each lane that does one of some actions: the others end before it."""
+    last: dict[int, int] = {}
+    for number in (graph.numbers[action] for action in actions if action in graph.numbers):
+        last[graph.lanes[number]] = max(number, last.get(graph.lanes[number], 0))
+    return list(last.values())

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-
+from __future__ import annotations
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from dataclasses import dataclass
+from dataclasses import field
 from sparsebp.core.errors import ScheduleError
 from sparsebp.core.locks import cached_property
-from sparsebp.schedule.actions import Action, Cell, Lane, actions_of, parts_of
-from sparsebp.schedule.cells import CellGraph, carried, cell_graph
-from sparsebp.schedule.graph import StepGraph
+from sparsebp.schedule.actions import Action
+from sparsebp.schedule.actions import Cell
+from sparsebp.schedule.actions import Lane
+from sparsebp.schedule.actions import actions_of
+from sparsebp.schedule.actions import parts_of
+from sparsebp.schedule.actions import CellGraph
+from sparsebp.schedule.actions import carried
+from sparsebp.schedule.actions import cell_graph
+from sparsebp.schedule.actions import StepGraph
+from bisect import bisect_left
+from collections.abc import Collection
+from itertools import pairwise
+from sparsebp.schedule.actions import Kind
 
 
 @dataclass(frozen=True)
@@ -139,3 +153,141 @@ def _check_workers(schedule: Schedule) -> None:
                 got=f"{action} on worker {worker}", remedy="Move it: a stage's weights live on one worker",
                 actions=[action],
             )  # fmt: skip
+
+
+# Whether a schedule can come to its end, and every action reads the weights that it should.
+
+def validate(schedule: Schedule) -> None:
+    """Refuse a schedule that cannot run.
+
+    That all actions are there, once each, and every worker has some, `Schedule` has made sure of. This checks the
+    order: lanes and data needs together must have no cycle, and settle which version of the weights each action reads.
+
+    Parameters
+    ----------
+    schedule
+        The schedule.
+
+    Raises
+    ------
+    ScheduleError
+        Workers or streams wait for each other for ever (the message has the cycle), or an update overwrites weights
+        that a backward has yet to read, or runs beside an action that reads them.
+    """
+    stuck = _stuck(schedule, frozenset())
+    if not stuck:
+        _check_races(schedule)
+        return
+    cycle = _cycle(schedule, stuck)
+    hazards = _hazards(schedule)
+    if not _stuck(schedule, hazards):  # nothing else is wrong: the order would run, with the wrong weights
+        update, reader = next(pair for pair in pairwise(cycle) if (pair[1], pair[0]) in hazards)
+        raise ScheduleError(
+            "Weights are overwritten before they are read",
+            expected=f"{_action(schedule, reader, 'I')} before {_action(schedule, update, 'U')}: it is the backward of "
+            "a forward with the old weights",
+            got=f"{_describe(schedule, update)} earlier than {_describe(schedule, reader)}",
+            remedy="Move the update behind it, or keep old versions: weights='stashed'",
+            actions=(_action(schedule, update, "U"), _action(schedule, reader, "I")),
+        )  # fmt: skip
+    waits = " waits for ".join(_describe(schedule, number) for number in cycle)
+    raise ScheduleError("The schedule is deadlocked", expected="an order without a cycle", got=waits,
+                        remedy="Reorder one of these lanes",
+                        actions=(actions_of(schedule.cells.cells[number])[0] for number in cycle[:-1]))  # fmt: skip
+
+
+def _check_races(schedule: Schedule) -> None:
+    race = find_race(schedule)
+    if race is not None:
+        update, reader = (_describe(schedule, schedule.cells.numbers[action]) for action in race)
+        raise ScheduleError(
+            "Weights are updated while they may be read", expected="one of the two to wait for the other",
+            got=f"{update} beside {reader}", remedy="Put both into one lane", actions=race,
+        )  # fmt: skip
+
+
+def _stuck(schedule: Schedule, ignored: Collection[tuple[int, int]]) -> set[int]:
+    """Return the cells that are never reached, if the edges `ignored` are not waited for."""
+    return set(range(len(schedule.cells.cells))).difference(schedule.cells.in_turn(ignored))
+
+
+def _cycle(schedule: Schedule, stuck: Collection[int]) -> list[int]:
+    """Return cells each of which waits for the next; the last is the first again."""
+    source = {reader: number for number in sorted(stuck) for reader in schedule.cells.after(number) if reader in stuck}
+    path, seen = [min(stuck)], {min(stuck): 0}
+    while True:
+        number = source[path[-1]]
+        path.append(number)
+        if number in seen:
+            return path[seen[number] :]
+        seen[number] = len(path) - 1
+
+
+def _hazards(schedule: Schedule) -> set[tuple[int, int]]:
+    """Return the edges (backward, update) that only keep the update from overwriting what the backward reads."""
+    graph, cells = schedule.graph, schedule.cells
+    if graph.updates != "step" or graph.first == "U":
+        return set()
+    edges = set()
+    for stage in filter(graph.weighted, range(graph.stages)):
+        update = cells.numbers[Action(stage, "U")]
+        for m in range(graph.microbatches):
+            reader, gradient = cells.numbers.get(Action(stage, "I", m)), cells.numbers[Action(stage, "W", m)]
+            follows = reader == update - 1 and cells.lanes[reader] == cells.lanes[update]
+            if reader is not None and reader != gradient and not follows:
+                edges.add((reader, update))
+    return edges
+
+
+def _action(schedule: Schedule, number: int, kind: Kind) -> Action:
+    """Return the part of a cell that is of one kind."""
+    cell = schedule.cells.cells[number]
+    return next(part for part in parts_of(cell) if part.kind == kind)
+
+
+def _describe(schedule: Schedule, number: int) -> str:
+    lane = schedule.cells.lanes[number]
+    position = number - schedule.cells.first[lane] + 1
+    ending = "th" if position % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(position % 10, "th")
+    return f"{schedule.cells.cells[number]} ({schedule.lanes[lane]}, {position}{ending})"
+
+
+def find_race(schedule: Schedule) -> tuple[Action, Action] | None:
+    """Return an update and an action that may read the weights before, after or while they are updated.
+
+    Only graphs with updates after every micro-batch leave that open; it is settled where both are in one lane, or where
+    lanes and data make one wait for the other. The schedule must be free of deadlocks.
+    """
+    graph, cells = schedule.graph, schedule.cells
+    if graph.updates != "microbatch":
+        return None
+    clocks: list[list[int]] = []
+    for stage in filter(graph.weighted, range(graph.stages)):
+        readers: dict[int, dict[int, Action]] = {}  # lane -> cell -> action
+        for action in (Action(stage, kind, m) for kind in ("F", "I") for m in range(graph.microbatches)):
+            if action in cells.numbers and (action.kind == "F" or graph.weights == "latest"):
+                readers.setdefault(cells.lanes[cells.numbers[action]], {})[cells.numbers[action]] = action
+        for update in (Action(stage, "U", m) for m in range(graph.microbatches)):
+            own = cells.lanes[cells.numbers[update]]
+            for lane in readers.keys() - {own}:
+                clocks = clocks or _clocks(schedule)
+                later = sorted(readers[lane])
+                later = later[bisect_left(later, cells.first[lane] + clocks[cells.numbers[update]][lane]) :]
+                if later and clocks[later[0]][own] <= cells.numbers[update] - cells.first[own]:
+                    return update, readers[lane][later[0]]
+    return None
+
+
+def _clocks(schedule: Schedule) -> list[list[int]]:
+    """Return, for every cell, how many cells of each lane end before it starts, whatever the durations (vector clocks).
+
+    Of its own lane, the cell itself is counted too.
+    """
+    cells = schedule.cells
+    clocks = [[0] * len(schedule.lanes) for _ in cells.cells]
+    for number in cells.in_turn():
+        lane, clock = cells.lanes[number], clocks[number]
+        clock[lane] = number - cells.first[lane] + 1
+        for reader in cells.after(number):
+            clocks[reader] = [max(pair) for pair in zip(clocks[reader], clock, strict=True)]
+    return clocks

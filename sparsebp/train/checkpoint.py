@@ -7,6 +7,7 @@ safetensors reader can open the file: weights are the tensors ``model.*``, the s
 
 from __future__ import annotations
 
+from __future__ import annotations
 import dataclasses
 import hashlib
 import json
@@ -14,12 +15,24 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
 import numpy as np
+from sparsebp.core.check import shown
+from sparsebp.core.errors import FileFormatError
+from sparsebp.core.errors import OptionError
+from sparsebp.core.files import check_path
+from sparsebp.core.files import parse_json
+from sparsebp.core.files import read_file
+from sparsebp.core.files import write_atomically
+import contextlib
+from collections.abc import Iterator
+from sparsebp.core.files import LOCK_NAME
+from sparsebp.core.files import check_regular
+from sparsebp.core.files import hold_folder
+from sparsebp.core.files import keep_copy
+from sparsebp.core.files import output_error
+from sparsebp.core.files import prepare_folder
+from sparsebp.core.files import remove_temporaries
 
-from sparsebp.core.arguments import shown
-from sparsebp.core.errors import FileFormatError, OptionError
-from sparsebp.core.files import check_path, parse_json, read_file, write_atomically
 
 FORMAT = "sparsebp-checkpoint"
 VERSION = 1
@@ -183,3 +196,112 @@ def checked_config(config: Mapping[str, Any]) -> dict[str, Any]:
                           got=type(config).__name__, remedy="Pass a dict")  # fmt: skip
     described: dict[str, Any] = json.loads(json_text("config", dict(config), finite=True))
     return described
+
+
+# Training and evaluation, with every layer's own mode as it was afterwards.
+
+@contextlib.contextmanager
+def training(model: Any) -> Iterator[None]:
+    """Train: a model in evaluation is switched as a whole, one in training keeps layers that are in evaluation."""
+    with _restored(model):
+        if not getattr(model, "training", False):
+            _switch(model, "train")
+        yield
+
+
+@contextlib.contextmanager
+def evaluation(model: Any) -> Iterator[None]:
+    """Switch all layers to evaluation. What a layer draws nevertheless is not missing afterwards."""
+    drawn = [(generator, generator.bit_generator.state) for generator in generators_of(model).values()]
+    with _restored(model):
+        _switch(model, "eval")
+        try:
+            yield
+        finally:
+            for generator, state in drawn:
+                generator.bit_generator.state = state
+
+
+def generators_of(model: Any) -> dict[str, np.random.Generator]:
+    """Return the random generators that layers draw from while training (dropout), sorted by name."""
+    return dict(sorted(model.generators().items())) if hasattr(model, "generators") else {}
+
+
+@contextlib.contextmanager
+def _restored(model: Any) -> Iterator[None]:
+    layers = [layer for _, layer in model.modules()] if hasattr(model, "modules") else [model]
+    modes = [(layer, layer.training) for layer in layers if hasattr(layer, "training")]
+    try:
+        yield
+    finally:
+        if not modes:  # it does not say
+            _switch(model, "train")
+        for layer, mode in modes:
+            layer.training = mode
+
+
+def _switch(model: Any, mode: str) -> None:
+    switch = getattr(model, mode, None)
+    if switch is not None:
+        switch()
+
+
+# The folder of a run: held by one run at a time, and never taken for another one's by a slip of the keyboard.
+
+@contextlib.contextmanager
+def run_folder(folder: Path | None, *, resume: bool) -> Iterator[None]:
+    """Create the folder of a run if need be and hold it meanwhile; None is no folder.
+
+    Raises
+    ------
+    FileFormatError
+        `resume`, and no run has ever begun there: a run that was killed before its first checkpoint has left its lock
+        file, and begins anew; a folder by another name is not created.
+    OutputError
+        Another run holds the folder, it cannot be written, or a folder or a link has the name of a checkpoint.
+    """
+    if folder is None:
+        yield
+        return
+    if resume and not any(os.path.lexists(folder / name) for name in (FILE_NAME, LOCK_NAME)):
+        raise FileFormatError(
+            f"There is no run to resume in the folder {folder}", expected=f"{FILE_NAME} of an earlier run",
+            got="no such file" if os.path.isdir(folder) else "no such folder",
+            remedy="Name the folder of the run, or start a new one without resume",
+        )  # fmt: skip
+    prepare_folder(folder)
+    with hold_folder(folder):
+        for name in (FILE_NAME, PREVIOUS_NAME):  # said now, and not by the first checkpoint after an epoch's work
+            try:
+                check_regular(folder / name)
+            except OSError as error:
+                raise output_error(folder / name, error) from error
+        remove_temporaries(folder / FILE_NAME)
+        yield
+
+
+@contextlib.contextmanager
+def held_if_run(folder: Path) -> Iterator[None]:
+    """Hold a folder meanwhile if runs have ever written there; any other is left without a lock file.
+
+    Raises
+    ------
+    OutputError
+        A run holds the folder.
+    """
+    with hold_folder(folder) if os.path.lexists(folder / LOCK_NAME) else contextlib.nullcontext():
+        yield
+
+
+def set_aside(folder: Path) -> None:
+    """Let the checkpoint of an earlier run, if there is one, have the name `PREVIOUS_NAME` as well.
+
+    Its own name stays until the new run's first checkpoint takes it: at any moment the folder holds a checkpoint.
+
+    Raises
+    ------
+    OutputError
+        The folder cannot be written, or something else than a regular file has one of the names.
+    """
+    if os.path.lexists(folder / FILE_NAME):
+        keep_copy(folder / FILE_NAME, PREVIOUS_NAME)

@@ -12,14 +12,16 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp import backend
-from sparsebp.core.arguments import shown
-from sparsebp.core.errors import FileFormatError, SparseBPError
-from sparsebp.nn.pruning import MASK
-from sparsebp.train.checkpoint import Checkpoint, load_checkpoint
-from sparsebp.train.history import History
-from sparsebp.train.modes import generators_of
-from sparsebp.train.training import Training
+from sparsebp.core import backend
+from sparsebp.core.check import shown
+from sparsebp.core.errors import FileFormatError
+from sparsebp.core.errors import SparseBPError
+from sparsebp.nn.prune import MASK
+from sparsebp.train.checkpoint import Checkpoint
+from sparsebp.train.checkpoint import load_checkpoint
+from sparsebp.train.callbacks import History
+from sparsebp.train.checkpoint import generators_of
+from sparsebp.train.ranks import Training
 
 
 def pack(trainer: Training, position: Mapping[str, int]) -> Checkpoint:

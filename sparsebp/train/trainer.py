@@ -2,35 +2,378 @@
 
 from __future__ import annotations
 
+from __future__ import annotations
+from collections.abc import Mapping
+from typing import Any
+from sparsebp.core import backend
+from sparsebp.core.errors import NonFiniteError
+from sparsebp.core.check import Array
+import contextlib
 import math
-from collections.abc import Iterable, Iterator
-from typing import Any, TypeAlias
-
+import time
+from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import dataclass
 import numpy as np
-
-from sparsebp import backend
-from sparsebp.core.arguments import check_integer, forward_of
-from sparsebp.core.errors import OptionError, ShapeError
-from sparsebp.core.types import Array
-from sparsebp.data.dataset import Dataset, epoch_order
-from sparsebp.distributed.agreement import together
-from sparsebp.nn.keeping import inference_mode
-from sparsebp.optim.combined import ChainedScheduler
-from sparsebp.optim.lr_scheduler import reads_model
-from sparsebp.runtime.stages import check_even, trained_parameters
-from sparsebp.runtime.step import options_of
-from sparsebp.train import finite
-from sparsebp.train.arrays import as_dataset, batch_of, share_of
+from sparsebp.runtime.replicas import ReplicaExecutor
+from sparsebp.runtime.replicas import ReverseFirstKExecutor
+from sparsebp.runtime.pipeline import PipelineExecutor
+from sparsebp.optim.lr_schedules import reads_model
+from sparsebp.runtime.search import SCHEDULE_NAME
+from sparsebp.runtime.executor import Executor
+from sparsebp.runtime.graphs import LENGTHS
+from sparsebp.runtime.search import OutOfOrderExecutor
+from sparsebp.runtime.actions import Stages
+from sparsebp.runtime.actions import check_live
+from sparsebp.runtime.actions import trained_parameters
+from sparsebp.runtime.actions import Batch
+from sparsebp.runtime.actions import Step
+from sparsebp.runtime.actions import Watch
+from sparsebp.train.ranks import buffers_of_rank_0
+from sparsebp.train.ranks import executor_of
+from sparsebp.train.ranks import Training
+from sparsebp.train.ranks import earlier_schedule
+from collections.abc import Iterator
+from typing import TypeAlias
+from sparsebp.core.check import check_integer
+from sparsebp.core.check import forward_of
+from sparsebp.core.errors import OptionError
+from sparsebp.core.errors import ShapeError
+from sparsebp.data.dataset import Dataset
+from sparsebp.data.dataset import epoch_order
+from sparsebp.runtime.launch import together
+from sparsebp.nn.layer import inference_mode
+from sparsebp.optim.lr_schedules import ChainedScheduler
+from sparsebp.runtime.actions import check_even
+from sparsebp.runtime.actions import options_of
+from sparsebp.train.data import as_dataset
+from sparsebp.train.data import batch_of
+from sparsebp.train.data import share_of
 from sparsebp.train.callbacks import RunInfo
-from sparsebp.train.checkpoint import FILE_NAME, load_checkpoint, save_checkpoint
-from sparsebp.train.history import EpochRecord, History
-from sparsebp.train.modes import evaluation, training
-from sparsebp.train.rank_0 import seconds_of_rank_0
-from sparsebp.train.ranks import agree, telling
-from sparsebp.train.run_folder import run_folder, set_aside
-from sparsebp.train.runner import Runner, accuracy
-from sparsebp.train.state import pack, restore
-from sparsebp.train.training import Training, staleness
+from sparsebp.train.checkpoint import FILE_NAME
+from sparsebp.train.checkpoint import load_checkpoint
+from sparsebp.train.checkpoint import save_checkpoint
+from sparsebp.train.callbacks import EpochRecord
+from sparsebp.train.callbacks import History
+from sparsebp.train.checkpoint import evaluation
+from sparsebp.train.checkpoint import training
+from sparsebp.train.ranks import seconds_of_rank_0
+from sparsebp.train.ranks import agree
+from sparsebp.train.ranks import telling
+from sparsebp.train.checkpoint import run_folder
+from sparsebp.train.checkpoint import set_aside
+from sparsebp.train.state import pack
+from sparsebp.train.state import restore
+from sparsebp.train.ranks import staleness
+
+
+# Finding what is not finite, and saying where: the step, and the parameter or layer.
+
+def nonfinite(arrays: Mapping[str, Array]) -> list[str]:
+    """Return the names of the arrays that hold a NaN or an infinity."""
+    found = []
+    for name, array in arrays.items():
+        xp = backend.namespace(array)
+        if not bool(xp.isfinite(array).all()):  # synchronize!
+            found.append(name)
+    return found
+
+
+def gradient_error(step: int, epoch: int, grads: Mapping[str, Array], last_good: str) -> NonFiniteError:
+    """Return the exception for a gradient that is not finite."""
+    names = nonfinite(grads)
+    return NonFiniteError(
+        f"The gradient is not finite at step {step} (epoch {epoch + 1})",
+        expected="finite gradients",
+        got=f"NaN or infinity in {', '.join(names)}",
+        remedy=f"Lower the learning rate, clip the gradient's norm, or use float64. {last_good}",
+    )
+
+
+def check_counted(loss: Any, target: Array, step: int, epoch: int, last_good: str) -> None:
+    """Refuse a batch, micro-batch or rank's share whose mean loss is NaN because it is one of nothing.
+
+    Raises
+    ------
+    NonFiniteError
+        The loss ignores all of `target`.
+    """
+    ignored = getattr(loss, "ignore_index", None)
+    if ignored is None or target.dtype.kind not in "iu" or not bool((target == ignored).all()):  # synchronize!
+        return
+    raise NonFiniteError(
+        f"The loss ignores a whole batch, micro-batch or rank's share at step {step} (epoch {epoch + 1})",
+        expected="a position that counts", got=f"ignore_index={ignored} at all {target.size} positions",
+        remedy="Leave such samples out, or use larger batches, fewer micro-batches (accumulate=) or fewer ranks. "
+        f"{last_good}",
+    )  # fmt: skip
+
+
+def parameter_error(step: int, epoch: int, names: list[str], last_good: str) -> NonFiniteError:
+    """Return the exception for parameters that are not finite, before step 0 or after an update."""
+    when = "before training" if step == 0 else f"after step {step - 1} (epoch {epoch + 1})"
+    return NonFiniteError(
+        f"Parameters are not finite {when}",
+        expected="finite parameters",
+        got=f"NaN or infinity in {', '.join(names)}",
+        remedy=f"Initialise or load the model again, or lower the learning rate. {last_good}",
+    )
+
+
+def loss_error(
+    step: int, epoch: int, value: float, model: Any, x: Array, target: Array, prediction: Array | None, last_good: str
+) -> NonFiniteError:
+    """Return the exception for a loss that is not finite, naming the first place where finiteness is lost.
+
+    The order of the search is that of the computation: parameters, the batch, the model's layers, the loss itself. No
+    `prediction` means that parameters have been updated since: what they were is not known any more.
+    """
+    return NonFiniteError(
+        f"The loss is not finite at step {step} (epoch {epoch + 1})",
+        expected="a finite loss",
+        got=f"{value}; {_where(model, x, target, prediction)}",
+        remedy=f"Lower the learning rate, clip the gradient's norm, or use float64. {last_good}",
+    )
+
+
+def _where(model: Any, x: Array, target: Array, prediction: Array | None) -> str:
+    if prediction is None:
+        return _where_by_now(model, x, target)
+    names = nonfinite(model.parameters())
+    if names:
+        return f"NaN or infinity in the parameters {', '.join(names)}"
+    if nonfinite({"x": x}):
+        return "NaN or infinity in the batch's input"
+    if nonfinite({"prediction": prediction}):
+        return f"NaN or infinity in the output of {_first_layer(model, x)}, with finite parameters"
+    if target.dtype.kind == "f" and nonfinite({"target": target}):
+        return "NaN or infinity in the batch's target"
+    return f"the model's output is finite, the loss overflows (largest output {float(abs(prediction).max()):g})"
+
+
+def _where_by_now(model: Any, x: Array, target: Array) -> str:
+    if nonfinite({"x": x}):
+        return "NaN or infinity in the batch's input"
+    if target.dtype.kind == "f" and nonfinite({"target": target}):
+        return "NaN or infinity in the batch's target"
+    names = nonfinite(model.parameters())
+    since = f"; since then it has come to the parameters {', '.join(names)}" if names else ""
+    return f"the batch is finite, so that the model or the loss overflows{since}"
+
+
+def _first_layer(model: Any, x: Array) -> str:
+    """Return the name of the innermost layer whose output is the first that is not finite, in the order of a forward.
+
+    Layers are watched while the batch runs once more, in whatever way the model calls them.
+    """
+    if not hasattr(model, "modules"):
+        return "the model"
+    found: list[str] = []
+    watched: list[Any] = []
+    for name, layer in model.modules():
+        if any(layer is other for other in watched):
+            continue  # a shared layer has its first name
+        watched.append(layer)
+        layer.forward = _watch(layer.forward, name or "the model", found)
+    try:
+        model.forward(x)
+    finally:
+        for layer in watched:
+            del layer.forward  # the instance attribute goes, the class's method is seen again
+    return found[0] if found else "the model"
+
+
+def _watch(forward: Any, name: str, found: list[str]) -> Any:
+    def watched(*args: Any, **options: Any) -> Any:
+        y, saved = forward(*args, **options)
+        if nonfinite({name: y}):
+            found.append(name)
+        return y, saved
+
+    return watched
+
+
+# Binds an executor to a trainer: batches in, history and callbacks out, errors that say where.
+
+@dataclass(frozen=True)
+class _Tag:
+    """Which step it is: its number, epoch, learning rate and samples, and when it began."""
+
+    number: int
+    epoch: int
+    lr: float
+    started: float
+    samples: int
+
+
+class Runner(Watch):
+    """Runs the steps of one `Trainer.fit`.
+
+    Attributes
+    ----------
+    begun
+        Number of steps begun; the history may be one behind.
+    """
+
+    def __init__(self, trainer: Training) -> None:
+        self.trainer = trainer
+        self.begun = trainer.history.steps
+        self._recorded = 0.0
+        self._trained = trained_parameters(trainer.model, trainer.optimizer)
+        self._on_host = backend.is_host(backend.namespace(next(iter(self._trained.values()))))
+        stages, parts = Stages(trainer.model, self._trained), (trainer.model, trainer.loss, trainer.optimizer)
+        folder = trainer.checkpoint_dir
+        found = None if trainer.found_schedule is None else trainer.found_schedule.schedule
+        if trainer.schedule == "ooo" and found is None and folder is not None:
+            found = earlier_schedule(folder / SCHEDULE_NAME, stages)
+        self.executor: Executor | OutOfOrderExecutor | PipelineExecutor | ReverseFirstKExecutor
+        if trainer.schedule == "ooo" and found is None:
+            self.executor = OutOfOrderExecutor(
+                *parts, watch=self, memory_ratio=trainer.memory_ratio, graph=trainer.graph
+            )
+        else:
+            self.executor = executor_of(trainer, stages, self, found)
+        trainer.current_schedule = self.executor.schedule
+
+    def own(self, indices: Any) -> Any:
+        """Return which samples of a micro-batch are computed here: on a rank of replicas its share."""
+        return self.executor.own(indices)
+
+    def step(self, batches: Sequence[Batch], epoch: int, samples: int | None = None) -> None:
+        """Run one step, and record and tell what is known by then.
+
+        `samples` is their number on all ranks together, where that is not the batches'.
+
+        Raises
+        ------
+        OptionError
+            Somebody has replaced a parameter that the optimizer trains.
+        """
+        trainer = self.trainer
+        check_live(trainer.model, self._trained)
+        samples = sum(len(batch[1]) for batch in batches) if samples is None else samples
+        tag = _Tag(self.begun, epoch, float(trainer.optimizer.lr), time.perf_counter(), samples)
+        self.begun += 1
+        with np.errstate(over="ignore", invalid="ignore"):  # found by the checks, which say where
+            finished = self.executor.step(batches, tag)
+            scheduler = trainer.lr_scheduler
+            if scheduler is not None and not getattr(scheduler, "needs_metric", False):
+                if reads_model(scheduler):
+                    finished += self.executor.flush(wait=False)
+                scheduler.step()
+            if trainer._sees("step"):
+                finished += self.executor.flush()
+        self._record(finished)
+        trainer.current_schedule = self.executor.schedule
+        if isinstance(self.executor, OutOfOrderExecutor) and trainer.found_schedule is not self.executor.found:
+            self._keep(self.executor)
+
+    def captures(self, dataset: Any) -> str | None:
+        """Say whether steps are captured into CUDA graphs, and if not, why; None where that is not to be."""
+        if self.trainer.graph is False or (self.trainer.graph is None and self._on_host):
+            return None
+        why = self.executor.uncaptured
+        if getattr(dataset, "lengths", None) is not None:
+            why = (*why, LENGTHS)
+        if why:
+            return f"Steps are not captured into a CUDA graph: {'; '.join(why)}"
+        return "Steps are captured into a CUDA graph"
+
+    def _keep(self, executor: OutOfOrderExecutor) -> None:
+        """Keep the schedule that was found."""
+        trainer = self.trainer
+        trainer.found_schedule, trainer.current_schedule = executor.found, executor.schedule
+        if executor.found is not None and trainer.checkpoint_dir is not None:
+            executor.found.save(trainer.checkpoint_dir)
+
+    def flush(self, *, wait: bool = True) -> None:
+        """Do what is left over, and record and tell it; without `wait` what is known by then."""
+        if self.executor.pending:
+            with np.errstate(over="ignore", invalid="ignore"):
+                finished = self.executor.flush(wait=wait)
+            self._record(finished)
+
+    def whole(self, *, everywhere: bool = False) -> None:
+        """Bring the model up to date on all ranks, and the optimizer's state on rank 0, or everywhere."""
+        self.flush()
+        if isinstance(self.executor, ReplicaExecutor | ReverseFirstKExecutor):
+            buffers_of_rank_0(self.executor.transport, self.trainer.model)
+            self.executor.gather_state(everywhere=everywhere)
+
+    def close(self, *, failed: bool = False) -> None:
+        """Do what is left over, and end the threads.
+
+        After an error what is left over may fail as well: the first error is the one to tell. Other ranks are not
+        there to do it together.
+        """
+        try:
+            if failed and self.trainer.transport is not None:
+                return
+            quiet = contextlib.suppress(Exception if failed else NonFiniteError)
+            with quiet, np.errstate(over="ignore", invalid="ignore"):
+                self._record(self.executor.flush(), tell=False)
+                self.whole(everywhere=True)
+        finally:
+            self.trainer.times = dict(getattr(self.executor, "times", {}))
+            self.executor.close()
+
+    def _record(self, steps: Iterable[Step], *, tell: bool = True) -> None:
+        for step in steps:
+            tag, targets = step.tag, [batch[1] for batch in step.batches]
+            right = [
+                (math.nan if p is None else accuracy(p, t)) if score is None else score  # None: no samples here
+                for p, t, score in zip(step.predictions, targets, step.scores, strict=True)
+            ]
+            whole = right[0] if len(right) == 1 else sum(s * r for s, r in zip(step.shares, right, strict=True))
+            now = time.perf_counter()
+            self.trainer.history.add_step(
+                loss=step.loss, accuracy=whole, grad_norm=step.norm(self.executor.stages.names), lr=tag.lr,
+                seconds=now - max(tag.started, self._recorded), samples=tag.samples,
+            )  # fmt: skip
+            self._recorded = now
+            if tell:
+                self.trainer._tell("step", self.trainer.history)
+
+    def score(self, prediction: Array, target: Array) -> Array | None:
+        """Return the share of rows whose largest entry is at the target."""
+        return _right(prediction, target)
+
+    # ---- what must not go on -----------------------------------------------------------------------------------------
+
+    def loss(self, step: Step, m: int, value: float) -> None:
+        """Stop if the loss is not finite."""
+        if not math.isfinite(value):
+            tag, (x, target) = step.tag, step.batches[m][:2]
+            known = step.later is None and not isinstance(self.executor, PipelineExecutor)  # or other ranks' stages
+            prediction = step.predictions[m] if known else None
+            check_counted(self.trainer.loss, target, tag.number, tag.epoch, self.trainer._last_good())
+            raise loss_error(
+                tag.number, tag.epoch, value, self.trainer.model, x, target, prediction, self.trainer._last_good()
+            )
+
+    def gradients(self, step: Step, grads: dict[str, Array]) -> None:
+        """Stop: a gradient is not finite."""
+        raise gradient_error(step.tag.number, step.tag.epoch, grads, self.trainer._last_good())
+
+
+def accuracy(prediction: Array, target: Array) -> float:
+    """Return the share of places whose largest entry is at the target; NaN for targets that are not classes.
+
+    The classes are on axis 1, as losses have them, or last if only that fits. Ignored places count as wrong.
+    """
+    right = _right(prediction, target)
+    return math.nan if right is None else float(right)  # synchronize!
+
+
+def _right(prediction: Array, target: Array) -> Array | None:
+    if target.dtype.kind != "i":
+        return None
+    shape = prediction.shape
+    for axis, places in ((1, (*shape[:1], *shape[2:])), (-1, shape[:-1])):
+        if prediction.ndim == target.ndim + 1 and target.shape == places:
+            return (prediction.argmax(axis=axis) == target).mean()
+    return None
+
 
 Arrays: TypeAlias = tuple[Any, Any] | tuple[Any, Any, Any]
 """Inputs and targets, or inputs, targets and lengths, with the sample first."""
@@ -104,7 +447,7 @@ class Trainer(Training):
         alone.
     predictor, note
         With an asynchronous schedule: whose weights are read, and who is told how far they were from those that came;
-        see `sparsebp.distributed.pipeline.executor.PipelineExecutor`. The predictor's state is part of checkpoints.
+        see `sparsebp.runtime.pipeline.PipelineExecutor`. The predictor's state is part of checkpoints.
 
     Attributes
     ----------
@@ -117,7 +460,7 @@ class Trainer(Training):
         ranks. None until then.
     times
         After `fit` by a pipeline's schedule: when the actions of this rank ran, in the last whole step; for
-        `sparsebp.distributed.timeline.measured`.
+        `sparsebp.runtime.launch.measured`.
 
     Raises
     ------
@@ -405,6 +748,6 @@ class Trainer(Training):
     def _check_parameters(self, epoch: int) -> None:
         if self._runner is not None:
             self._runner.whole()
-        names = finite.nonfinite(self.model.parameters())
+        names = nonfinite(self.model.parameters())
         if names:
-            raise finite.parameter_error(self.history.steps, epoch, names, self._last_good())
+            raise parameter_error(self.history.steps, epoch, names, self._last_good())

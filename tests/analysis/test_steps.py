@@ -7,8 +7,12 @@ import pytest
 import torch
 
 import sparsebp as sb
-from sparsebp.analysis import hidden_jacobians, steps
-from sparsebp.core.errors import MemoryLimitError, NonFiniteError, OptionError, ShapeError
+from sparsebp.analysis import hidden_jacobians
+from sparsebp import analysis
+from sparsebp.core.errors import MemoryLimitError
+from sparsebp.core.errors import NonFiniteError
+from sparsebp.core.errors import OptionError
+from sparsebp.core.errors import ShapeError
 
 T, B, I, H = 7, 3, 2, 4
 
@@ -66,9 +70,9 @@ def test_an_lstm_has_states_of_two_kinds(projection):
     found = hidden_jacobians(ours, x.numpy(), tuple(part.numpy() for part in state))
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-11)
     np.testing.assert_array_equal(hidden_jacobians(theirs, x, state), found)
-    parts = steps.SteppedRun(ours, x.numpy(), tuple(part.numpy() for part in state), 0, 0)
+    parts = analysis.SteppedRun(ours, x.numpy(), tuple(part.numpy() for part in state), 0, 0)
     values, pattern = parts.values(2, 4)
-    np.testing.assert_array_equal(steps._stacked(values, pattern), found[2:4])
+    np.testing.assert_array_equal(analysis._stacked(values, pattern), found[2:4])
     elements = hidden_jacobians(ours, x.numpy(), tuple(part.numpy() for part in state), format="csr")
     assert (elements[0].pattern.nnz == 2 * H * (H + 1)) == (projection == 0)
     np.testing.assert_array_equal(elements[5].to_dense(1).T, found[5, 1])
@@ -107,8 +111,8 @@ def test_parts_are_the_whole(monkeypatch):
     _, ours = models("GRU")
     x = np.random.default_rng(0).standard_normal((T, B, I))
     whole = hidden_jacobians(ours, x)
-    monkeypatch.setattr(steps, "PART", 3 * 8 * B * H * H)
-    run = steps.SteppedRun(ours, x, None, 0, 0)
+    monkeypatch.setattr(analysis, "PART", 3 * 8 * B * H * H)
+    run = analysis.SteppedRun(ours, x, None, 0, 0)
     parts = [*run.parts()]
     assert [len(part) for part in parts] == [3, 3, 1]
     np.testing.assert_array_equal(np.concatenate(parts), whole)
@@ -137,4 +141,4 @@ def test_refusals():
     hidden_jacobians(ours, x, memory_limit=T * B * H * H * 8 * 3)
     x[2, 1] = np.inf
     with np.errstate(invalid="ignore"), pytest.raises(NonFiniteError, match="steps 0 and 7"):
-        [*steps.SteppedRun(ours, x, None, 0, 0).parts()]
+        [*analysis.SteppedRun(ours, x, None, 0, 0).parts()]

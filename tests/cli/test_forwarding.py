@@ -11,8 +11,8 @@ pytest.importorskip("rich", exc_type=ImportError)
 
 from typer.testing import CliRunner
 
-from sparsebp.cli.commands import app
-from sparsebp.recipes.recipe import config_for
+from sparsebp.cli.app import app
+from sparsebp.train.config import config_for
 
 
 def invoke(*arguments, **options):
@@ -35,12 +35,12 @@ class Calls(list):
 
 @pytest.fixture
 def ran(monkeypatch):
-    from sparsebp.cli.commands import session
+    from sparsebp.cli import train
 
     calls, threads = Calls(), Calls()
-    monkeypatch.setattr(session, "run", calls)
+    monkeypatch.setattr(train, "run_session", calls)
     for command in ("train", "demo"):
-        monkeypatch.setattr(sys.modules[f"sparsebp.cli.commands.{command}"], "use_threads", threads)
+        monkeypatch.setattr(sys.modules[f"sparsebp.cli.app.{command}"], "use_threads", threads)
     calls.threads = threads
     return calls
 
@@ -112,7 +112,7 @@ class Pruned:
 @pytest.mark.parametrize("out", [[], ["--out", "there"]])
 def test_prune(monkeypatch, tmp_path, out):
     calls = Calls(Pruned())
-    monkeypatch.setattr(sys.modules["sparsebp.recipes.prune_checkpoint"], "prune_checkpoint", calls)
+    monkeypatch.setattr(sys.modules["sparsebp.train.recipes"], "prune_checkpoint", calls)
     invoke("prune", tmp_path, "--amount", 0.25, "--method", "class_distribution", *out, "--json")
     invoke("prune", tmp_path / "a.safetensors", "--amount", 0.5, *out)
     targets = [Path("there") if out else tmp_path / "pruned.safetensors"] * 2
@@ -124,8 +124,8 @@ def test_prune(monkeypatch, tmp_path, out):
 
 def test_verify(monkeypatch):
     calls, threads = Calls({}), Calls()
-    monkeypatch.setattr("sparsebp.recipes.verify.self_check", calls)
-    from sparsebp.cli.commands import verify
+    monkeypatch.setattr("sparsebp.train.verify.self_check", calls)
+    from sparsebp.cli.info import verify
 
     monkeypatch.setitem(verify.__globals__, "use_threads", threads)
     invoke("verify", "--seed", 9, "--threads", 1, "--device", "cuda")
@@ -154,11 +154,11 @@ TUNED = {key: IMAGES[key] for key in ("model", "width", "samples", "batch_size",
 
 def test_tune(monkeypatch, tmp_path):
     from sparsebp.core.timing import Timing
-    from sparsebp.recipes import tune
+    from sparsebp.train import recipes
 
     best = {"fusion": "backward", "schedule": "conventional", "backward": "bp", "threads": 1}
-    calls = Calls([tune.Trial(best, Timing((1.0, 2.0)))])
-    monkeypatch.setattr(tune, "tune", calls)
+    calls = Calls([recipes.Trial(best, Timing((1.0, 2.0)))])
+    monkeypatch.setattr(recipes, "tune", calls)
     out = tmp_path / "t.json"
     choices = ["--fusion", "backward", "--schedule", "conventional", "--backward", "bp", "--backward", "hybrid",
                "--threads", 1]  # fmt: skip
@@ -183,11 +183,11 @@ def as_costs(costs):
 
 
 def test_schedule_build(monkeypatch):
-    from sparsebp.cli.commands import schedule
+    from sparsebp.cli import schedule
     from sparsebp.schedule.builders import conventional
 
     calls = Calls(conventional(stages=2))
-    monkeypatch.setattr(schedule, "build_schedule", calls)
+    monkeypatch.setattr(schedule, "build", calls)
     invoke(
         "schedule", "build", "gpipe", *as_options(BUILT), "--streams", 2, "--regions", 8, "--memory-ratio", 1.25,
         "--memory-limit", 9, "--priority", "first-ready", "--unweighted", "1,3", "--recomputed", "0", "--fusion",
@@ -207,7 +207,7 @@ def test_schedule_build(monkeypatch):
 
 
 def test_schedule_files(monkeypatch, tmp_path):
-    from sparsebp.cli.commands import schedule
+    from sparsebp.cli import schedule
     from sparsebp.schedule import simulate
 
     path, runs, charts = tmp_path / "s.csv", [], Calls("chart")

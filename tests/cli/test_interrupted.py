@@ -12,11 +12,11 @@ pytest.importorskip("rich", exc_type=ImportError)
 
 from typer.testing import CliRunner
 
-from sparsebp.cli.commands import app
-from sparsebp.cli.commands.interrupted import Interrupted
+from sparsebp.cli.app import app
+from sparsebp.cli.common import Interrupted
 from sparsebp.cli.main import main
 from sparsebp.train import load_checkpoint
-from sparsebp.train.runner import Runner
+from sparsebp.train.trainer import Runner
 
 TRAIN = ["train", "bitstream", "--hidden", "4", "--seq-len", "12", "--samples", "40", "--batch-size", "8",
          "--epochs", "2", "--threads", "1", "--checkpoint-every", "3"]  # fmt: skip
@@ -99,9 +99,9 @@ def test_a_run_that_resumes_is_interrupted(tmp_path, stop):
 
 
 def test_before_the_first_step(tmp_path, stop):
-    from sparsebp.cli.commands import session
+    from sparsebp.cli import train
 
-    stop(session, "build", 1)
+    stop(train, "build", 1)
     told, command = interrupted(*TRAIN, "--out", tmp_path)
     assert told == "Interrupted before the first step; no checkpoint was written yet. Begin again"
     assert command == [*TRAIN, "--out", str(tmp_path)]
@@ -112,7 +112,7 @@ def test_before_the_first_step(tmp_path, stop):
     stop(Runner, "captures", 1)
     told, command = interrupted(*command)
     assert told.startswith("Interrupted at step 1 of 10 of training; the last checkpoint is of step 0. Go on")
-    stop(session, "build", 1)
+    stop(train, "build", 1)
     told, again = interrupted(*command)
     assert "the checkpoint is as it was. Go on" in told and again == command
     assert invoke(*command).exit_code == 0
@@ -129,12 +129,12 @@ def test_weights_are_not_given_again(tmp_path, stop, form):
 
 def test_retraining_and_the_time_after_training(tmp_path, stop):
     pytest.importorskip("sklearn")
-    from sparsebp.cli.commands import session
+    from sparsebp.cli import train
 
     stop(Runner, "step", 4)
     told, command = interrupted(*DIGITS, "--prune", 0.8, "--out", tmp_path)
     assert "at step 2 of 2 of retraining; the last checkpoint is of step 0" in told
-    stop(session, "_print", 1)
+    stop(train, "_session_print", 1)
     told, command = interrupted(*command)
     assert "after all 2 steps of retraining; the last checkpoint is of step 2" in told
     assert invoke(*command).exit_code == 0
@@ -142,12 +142,13 @@ def test_retraining_and_the_time_after_training(tmp_path, stop):
 
 def test_tune_and_verify(tmp_path, stop):
     from sparsebp.core import timing
-    from sparsebp.recipes import tune, verify
+    from sparsebp.train import recipes
+    from sparsebp.train import verify
 
     few = ["tune", "bitstream", "--hidden", "4", "--seq-len", "12", "--samples", "16", "--steps", "1", "--rounds",
            "1", "--backward", "bp", "--schedule", "conventional", "--threads", "1", "--out",
            str(tmp_path / "t.toml")]  # fmt: skip
-    stop(tune, "_config", 2)
+    stop(recipes, "_config", 2)
     told, command = interrupted(*few)
     assert told == ("Interrupted at combination 2 of 3, fusion=forward, schedule=conventional, backward=bp, threads=1; "
                     "nothing was written. Begin again")  # fmt: skip
@@ -163,7 +164,7 @@ def test_tune_and_verify(tmp_path, stop):
 
 def test_prune(tmp_path, stop):
     pytest.importorskip("sklearn")
-    module = sys.modules["sparsebp.recipes.prune_checkpoint"]
+    module = sys.modules["sparsebp.train.recipes"]
     assert invoke(*DIGITS, "--out", tmp_path).exit_code == 0
     stop(module, "save_checkpoint", 1)
     told, command = interrupted("prune", tmp_path, "--amount", 0.5)

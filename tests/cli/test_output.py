@@ -47,7 +47,7 @@ def test_a_reader_that_has_had_enough(tmp_path):
     assert result.stderr == ""
 
 
-@pytest.mark.parametrize("module", ["typer", "rich.console", "numpy", "sparsebp.cli.commands.train", "sparsebp.train"])
+@pytest.mark.parametrize("module", ["typer", "rich.console", "numpy", "sparsebp.cli.train", "sparsebp.train"])
 def test_an_interruption_while_modules_are_imported(tmp_path, module):
     (tmp_path / "interrupted.py").write_text(f"""
 import builtins, sys

@@ -10,9 +10,11 @@ pytest.importorskip("rich", exc_type=ImportError)
 
 from typer.testing import CliRunner
 
-from sparsebp.backend.machine.price_file import now_and_here, prices, shipped
+from sparsebp.core.machine import now_and_here
+from sparsebp.core.machine import prices
+from sparsebp.core.machine import shipped
 from sparsebp.bench.tools import calibrate
-from sparsebp.cli.commands import app
+from sparsebp.cli.app import app
 
 
 @pytest.fixture

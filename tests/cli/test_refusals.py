@@ -15,12 +15,15 @@ pytest.importorskip("rich", exc_type=ImportError)
 
 from typer.testing import CliRunner
 
-from sparsebp.cli.commands import app
+from sparsebp.cli.app import app
 from sparsebp.core.errors import OptionError
 from sparsebp.core.files import hold_folder
-from sparsebp.core.threads import set_threads, thread_counts
-from sparsebp.recipes.config_file import read_config, write_config
-from sparsebp.train import load_checkpoint, save_checkpoint
+from sparsebp.core.threads import set_threads
+from sparsebp.core.threads import thread_counts
+from sparsebp.train.config import read_config
+from sparsebp.train.config import write_config
+from sparsebp.train import load_checkpoint
+from sparsebp.train import save_checkpoint
 
 TINY = ["train", "bitstream", "--hidden", "4", "--seq-len", "12", "--samples", "16", "--batch-size", "8",
         "--epochs", "1"]  # fmt: skip
@@ -205,9 +208,9 @@ def test_a_new_run_that_fails_at_once_leaves_the_last_checkpoint(tmp_path, monke
 
 
 def test_results_that_are_not_finite_are_null(tmp_path, monkeypatch):
-    from sparsebp.cli.commands import session
+    from sparsebp.cli import train
 
-    monkeypatch.setattr(session, "_measured", lambda run: {
+    monkeypatch.setattr(train, "_measured", lambda run: {
         "steps": 2, "training_seconds": 1.0, "test_loss": np.inf, "test_accuracy": 0.5})  # fmt: skip
     result = invoke(*TINY, "--out", tmp_path, "--json")
     assert result.exit_code == 0
@@ -234,7 +237,7 @@ def test_the_picture_is_drawn_last(tmp_path, monkeypatch):
     def killed(*arguments, **options):
         raise KilledError
 
-    monkeypatch.setattr("sparsebp.cli.commands.session.save_loss_curve", killed)
+    monkeypatch.setattr("sparsebp.train.callbacks.save_loss_curve", killed)
     with pytest.raises(KilledError):
         invoke(*TINY, "--out", tmp_path)
     assert json.loads((tmp_path / "result.json").read_text())["steps"] == 2
@@ -356,7 +359,7 @@ def test_killed_in_the_retraining_and_resumed(tmp_path, monkeypatch, step, optio
 def test_killed_between_pruning_and_retraining(tmp_path, monkeypatch):
     """There is no folder of the retraining yet: its first part is done, and the second one begins."""
     pytest.importorskip("sklearn")
-    from sparsebp.cli.commands import session
+    from sparsebp.cli import train
 
     class KilledError(Exception):
         pass
@@ -367,7 +370,7 @@ def test_killed_between_pruning_and_retraining(tmp_path, monkeypatch):
     run = ["train", "digits", "--samples", "20", "--batch-size", "10", "--epochs", "1", "--prune", "0.8"]
     assert invoke(*run, "--out", tmp_path / "whole").exit_code == 0
     with monkeypatch.context() as patch:
-        patch.setattr(session, "_pruned", killed)
+        patch.setattr(train, "_pruned", killed)
         with pytest.raises(KilledError):
             invoke(*run, "--out", tmp_path / "parts")
     assert invoke(*run, "--resume", "--out", tmp_path / "parts").exit_code == 0

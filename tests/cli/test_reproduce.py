@@ -10,7 +10,7 @@ pytest.importorskip("rich", exc_type=ImportError)
 
 from typer.testing import CliRunner
 
-from sparsebp.cli.commands import app
+from sparsebp.cli.app import app
 from sparsebp.reproduce import FIGURES
 
 
@@ -44,7 +44,7 @@ def test_json_on_standard_output(tmp_path):
 def test_json_of_all_is_json_where_figures_are_left_out(tmp_path, monkeypatch):
     from sparsebp import reproduce
 
-    command = sys.modules["sparsebp.cli.commands.reproduce"]
+    command = sys.modules["sparsebp.cli.reproduce"]
     monkeypatch.setattr(reproduce, "FIGURES", {name: FIGURES[name] for name in ("ooo-fig4", "bppsa-fig13")})
     monkeypatch.setattr(command, "_PACKAGES", {"torch": "torch", "audio": "no_such_package"})
     result = invoke("reproduce", "all", "--quick", "--json", "--out", tmp_path)

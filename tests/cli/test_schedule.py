@@ -11,7 +11,7 @@ pytest.importorskip("rich", exc_type=ImportError)
 
 from typer.testing import CliRunner
 
-from sparsebp.cli.commands import app
+from sparsebp.cli.app import app
 from sparsebp.schedule.builders import BUILDERS
 
 COMMANDS = ["build", "validate", "simulate", "plot", "lower", "compare"]
@@ -120,7 +120,7 @@ def test_plot_as_text_from_a_pipe():
 
 
 def test_colours_of_a_terminal():
-    from sparsebp.cli.commands.schedule.tables import coloured
+    from sparsebp.cli.schedule import coloured
 
     text = coloured("GPipe: makespan F2\nworker 0  F0─F1·X──B0──\nmemory 0  ▁▁ 3")
     assert [text.plain[span.start : span.end] for span in text.spans] == ["F0─", "F1", "B0──"]

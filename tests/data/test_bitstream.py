@@ -5,7 +5,8 @@ import inspect
 import numpy as np
 import pytest
 
-from sparsebp.core.errors import DTypeError, OptionError
+from sparsebp.core.errors import DTypeError
+from sparsebp.core.errors import OptionError
 from sparsebp.data import BitstreamDataset
 
 
@@ -62,7 +63,7 @@ def test_a_function_of_the_seed():
 
 def test_the_way_it_is_generated_does_not_show(monkeypatch):
     whole = BitstreamDataset(11, 100, rng=3)
-    monkeypatch.setattr("sparsebp.data.bitstream._BITS_AT_ONCE", 23)
+    monkeypatch.setattr("sparsebp.data.dataset._BITS_AT_ONCE", 23)
     np.testing.assert_array_equal(BitstreamDataset(11, 100, rng=3).packed, whole.packed)
 
 

@@ -7,17 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp.core.errors import DTypeError, FileFormatError, MemoryLimitError, OptionError, ShapeError
-from sparsebp.data import (
-    ArrayDataset,
-    BitstreamDataset,
-    ImageDataset,
-    epoch_order,
-    load_cifar10,
-    load_digit_images,
-    load_digits,
-    load_mnist_images,
-)
+from sparsebp.core.errors import DTypeError
+from sparsebp.core.errors import FileFormatError
+from sparsebp.core.errors import MemoryLimitError
+from sparsebp.core.errors import OptionError
+from sparsebp.core.errors import ShapeError
+from sparsebp.data import ArrayDataset
+from sparsebp.data import BitstreamDataset
+from sparsebp.data import ImageDataset
+from sparsebp.data import epoch_order
+from sparsebp.data import load_cifar10
+from sparsebp.data import load_digit_images
+from sparsebp.data import load_digits
+from sparsebp.data import load_mnist_images
 
 
 @given(samples=st.integers(0, 50), seed=st.integers(0, 2**40), epoch=st.integers(0, 1000))
@@ -167,20 +169,20 @@ def test_no_images_have_no_mean():
 
 
 def test_a_damaged_file_of_digits(tmp_path):
-    from sparsebp.data import digits
+    from sparsebp.data import dataset
 
     row = ",".join(["7"] * 784)
     path = tmp_path / "mnist.csv.gz"
     whole = gzip.compress(f"{row},9\n{row},0\n".encode())
     path.write_bytes(whole)
-    assert digits._read_table(path)[1].tolist() == [9, 0]
+    assert dataset._read_table(path)[1].tolist() == [9, 0]
     broken = [gzip.compress(text.encode()) for text in (f"{row}\n", f"{row},10\n", f"{row},x\n", "", f"{row},300\n")]
     for content in (b"", b"x", whole[:-9], whole[:20] + b"\xff" + whole[21:], *broken):
         path.write_bytes(content)
         with pytest.raises(FileFormatError, match="damaged"):
-            digits._read_table(path)
+            dataset._read_table(path)
     with pytest.raises(FileFormatError, match="damaged"):
-        digits._read_table(tmp_path / "missing")
+        dataset._read_table(tmp_path / "missing")
 
 
 SETS = {

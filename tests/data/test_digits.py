@@ -5,7 +5,8 @@ import sys
 import numpy as np
 import pytest
 
-from sparsebp.core.errors import MissingDependencyError, OptionError
+from sparsebp.core.errors import MissingDependencyError
+from sparsebp.core.errors import OptionError
 from sparsebp.data import load_digits
 
 

@@ -8,8 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from sparsebp.core.errors import DTypeError, FileFormatError, MissingDependencyError, OptionError, ShapeError
-from sparsebp.data import ImageDataset, cifar10, images, load_cifar10, load_digit_images, load_digits, load_mnist_images
+from sparsebp.core.errors import DTypeError
+from sparsebp.core.errors import FileFormatError
+from sparsebp.core.errors import MissingDependencyError
+from sparsebp.core.errors import OptionError
+from sparsebp.core.errors import ShapeError
+from sparsebp.data import ImageDataset
+from sparsebp.data import dataset
+from sparsebp.data import load_cifar10
+from sparsebp.data import load_digit_images
+from sparsebp.data import load_digits
+from sparsebp.data import load_mnist_images
 
 
 def some(n=6, channels=3, size=5, seed=0):
@@ -63,7 +72,7 @@ def test_bad_arrays_are_refused(error, change):
 @pytest.mark.parametrize("size", [8, 13, 28, 32])
 def test_scaling_is_torchs(scaling, mode, size):
     pixels = np.random.default_rng(0).random((3, 8, 8))
-    weights = images._interpolation(8, size, scaling)
+    weights = dataset._interpolation(8, size, scaling)
     theirs = torch.nn.functional.interpolate(torch.from_numpy(pixels)[None], size=(size, size), mode=mode)[0].numpy()
     np.testing.assert_allclose(weights @ pixels @ weights.T, theirs, atol=1e-12)
 
@@ -114,10 +123,10 @@ def test_mnist_images_are_those_of_the_sequences():
 @pytest.fixture
 def cifar(tmp_path, monkeypatch):
     """Files in the format of the binary version, with 20 records each."""
-    monkeypatch.setattr(cifar10, "RECORDS", 20)
-    folder = tmp_path / cifar10.FOLDER
+    monkeypatch.setattr(dataset, "RECORDS", 20)
+    folder = tmp_path / dataset.FOLDER
     folder.mkdir()
-    for number, name in enumerate((*cifar10.TRAINING_FILES, cifar10.TEST_FILE)):
+    for number, name in enumerate((*dataset.TRAINING_FILES, dataset.TEST_FILE)):
         pixels, labels = some(20, 3, 32, number)
         (folder / name).write_bytes(b"".join(bytes([c]) + p.tobytes() for c, p in zip(labels, pixels, strict=True)))
     return folder

@@ -6,10 +6,20 @@ import sys
 import numpy as np
 import pytest
 
-from sparsebp.core.errors import FileFormatError, MissingDependencyError, OptionError, ShapeError, SparseBPError
-from sparsebp.data import load_instruments, synthetic_instruments
-from sparsebp.data.instruments import CLASSES, folder, mfcc, read_clip, synthesise, synthetic_set
-from sparsebp.recipes.recipe import build, config_for
+from sparsebp.core.errors import FileFormatError
+from sparsebp.core.errors import MissingDependencyError
+from sparsebp.core.errors import OptionError
+from sparsebp.core.errors import ShapeError
+from sparsebp.core.errors import SparseBPError
+from sparsebp.data import load_instruments
+from sparsebp.data import synthetic_instruments
+from sparsebp.data.instruments import CLASSES
+from sparsebp.data import instruments
+from sparsebp.data.instruments import mfcc
+from sparsebp.data.instruments import read_clip
+from sparsebp.data.instruments import synthesise
+from sparsebp.train.config import build
+from sparsebp.train.config import config_for
 
 librosa = pytest.importorskip("librosa")
 soundfile = pytest.importorskip("soundfile")
@@ -90,7 +100,7 @@ def test_a_folder_becomes_two_sets_with_recordings_kept_together(recordings):
 def test_features_are_kept_and_a_changed_file_is_read_anew(recordings, monkeypatch):
     load_instruments(recordings, "L")
     read = []
-    monkeypatch.setattr(folder, "read_clip", lambda path: read.append(path.name) or read_clip(path))
+    monkeypatch.setattr(instruments, "read_clip", lambda path: read.append(path.name) or read_clip(path))
     before = load_instruments(recordings, "L")
     assert not read
     changed = recordings / "pia" / "8__1.wav"
@@ -157,7 +167,7 @@ def test_synthetic_sets_are_kept_under_a_name_that_says_all(tmp_path, monkeypatc
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     train, test = synthetic_instruments("L", each=2, seed=4)
     assert len(train) == len(test) == 11 and sorted(train.targets) == list(range(11))
-    monkeypatch.setattr(synthetic_set, "synthesise", lambda *a, **o: pytest.fail("computed again"))
+    monkeypatch.setattr(instruments, "synthesise", lambda *a, **o: pytest.fail("computed again"))
     again, _ = synthetic_instruments("L", each=2, seed=4)
     assert np.array_equal(train.inputs, again.inputs)
     with pytest.raises(BaseException, match="computed again"):
@@ -185,8 +195,8 @@ def test_features_that_were_broken_off_leave_no_cache(source, tmp_path, monkeypa
             raise KeyboardInterrupt
         return np.zeros((1034, 12), np.float32)
 
-    monkeypatch.setattr(folder, "mfcc", broken_off)
-    monkeypatch.setattr(synthetic_set, "mfcc", broken_off)
+    monkeypatch.setattr(instruments, "mfcc", broken_off)
+    monkeypatch.setattr(instruments, "mfcc", broken_off)
     with pytest.raises(KeyboardInterrupt):
         load_instruments(tmp_path / "clips", "L") if source == "recordings" else synthetic_instruments("L", each=2)
     assert {path.suffix for path in tmp_path.rglob("*") if path.is_file()} == {".wav"}

@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 
 from backends import needs_numba
-from sparsebp import backend, kernels
-from sparsebp.core.errors import DeviceError, LayoutError, MissingDependencyError
+from sparsebp.core import backend
+from sparsebp import kernels
+from sparsebp.core.errors import DeviceError
+from sparsebp.core.errors import LayoutError
+from sparsebp.core.errors import MissingDependencyError
 
 pytestmark = pytest.mark.gpu
 

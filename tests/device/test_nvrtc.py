@@ -17,8 +17,10 @@ import numpy as np
 import pytest
 
 from sass.nvrtc import kept_usage, log_of, usage, usage_key, usage_of
-from sparsebp.kernels.device import SOURCES, DeviceKernels, source
-from sparsebp.kernels.device.base import Defines
+from sparsebp.kernels.device import SOURCES
+from sparsebp.kernels.device import DeviceKernels
+from sparsebp.kernels.device import source
+from sparsebp.kernels.device.launch import Defines
 from sparsebp.kernels.operands import WeightSums
 
 ARCHITECTURE = "sm_90"

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sparsebp import backend, nn
+from sparsebp.core import backend
+from sparsebp import nn
 
 pytestmark = pytest.mark.gpu
 STEPS, BATCH, HIDDEN = 40, 16, 20

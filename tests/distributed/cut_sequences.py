@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 import sparsebp as sb
-from sparsebp.core.types import Array
-from sparsebp.distributed.scans.time_parallel import TimeParallel
-from sparsebp.distributed.transport import Transport
-from sparsebp.nn.recurrent.recurrent import Recurrent
+from sparsebp.core.check import Array
+from sparsebp.runtime.time_parallel import TimeParallel
+from sparsebp.comm.transport import Transport
+from sparsebp.nn.recurrent import Recurrent
 
 KINDS: dict[str, Callable[..., Recurrent]] = {
     "tanh": lambda *sizes, **options: sb.nn.RNN(*sizes, nonlinearity="tanh", **options),

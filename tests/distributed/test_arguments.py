@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 import pipelines as p
-from sparsebp import nn, optim
+from sparsebp import nn
+from sparsebp import optim
 from sparsebp.core.errors import OptionError
-from sparsebp.distributed.scans.chain_parallel import ChainParallel
-from sparsebp.distributed.scans.time_parallel import TimeParallel
-from sparsebp.distributed.transports.in_process import run_ranks
+from sparsebp.runtime.time_parallel import ChainParallel
+from sparsebp.runtime.time_parallel import TimeParallel
+from sparsebp.comm.threads import run_ranks
 from sparsebp.train import Trainer
 
 
@@ -42,7 +43,7 @@ def test_options_of_a_trainer(options):
 @pytest.mark.parametrize("options", [{"comm": "world"}, {"comm": 3}, {"on_device": "yes"}, {"timeout": -1}])
 def test_options_of_mpi(options):
     pytest.importorskip("mpi4py.MPI", exc_type=(ImportError, RuntimeError))
-    from sparsebp.distributed.transports.mpi import MPITransport
+    from sparsebp.comm.mpi import MPITransport
 
     with pytest.raises(OptionError):
         MPITransport(**options)

@@ -13,11 +13,16 @@ import sparsebp as sb
 from scan.chains import Chain, dense, make_chain
 from sparsebp import SparsityPattern
 from sparsebp.bench.processes.counted import Counted
-from sparsebp.core.errors import OptionError, PatternError, ShapeError, SparseBPError
-from sparsebp.core.types import Array
-from sparsebp.distributed.scans.chain_parallel import ChainParallel, Piece, way_seconds
-from sparsebp.distributed.transport import Transport
-from sparsebp.distributed.transports.in_process import run_ranks
+from sparsebp.core.errors import OptionError
+from sparsebp.core.errors import PatternError
+from sparsebp.core.errors import ShapeError
+from sparsebp.core.errors import SparseBPError
+from sparsebp.core.check import Array
+from sparsebp.runtime.time_parallel import ChainParallel
+from sparsebp.runtime.time_parallel import Piece
+from sparsebp.runtime.time_parallel import chain_way_seconds
+from sparsebp.comm.transport import Transport
+from sparsebp.comm.threads import run_ranks
 from sparsebp.scan import plan_scan
 from sparsebp.scan.reduction import plan_reduction
 from strategies import seeds, tolerance
@@ -174,7 +179,7 @@ def test_auto_takes_products_where_ranks_outweigh_their_work() -> None:
     def pieces(ranks: int, reduce: float) -> list[Piece]:
         return [Piece(3, 3, 1.0, reduce, 0.01)] * ranks
 
-    assert way_seconds(pieces(2, 9.0)) == {"vectors": 2.0, "products": 2.0}
+    assert chain_way_seconds(pieces(2, 9.0)) == {"vectors": 2.0, "products": 2.0}
     for ranks, reduce, way in ((3, 3.0, "vectors"), (5, 3.0, "products"), (8, 20.0, "vectors")):
-        seconds = way_seconds(pieces(ranks, reduce))
+        seconds = chain_way_seconds(pieces(ranks, reduce))
         assert min(seconds, key=lambda name: seconds[name]) == way

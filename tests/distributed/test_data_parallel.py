@@ -12,15 +12,23 @@ from hypothesis import strategies as st
 import orders
 import replicas as rep
 from backends import needs_numba
-from sparsebp import backend, nn
-from sparsebp.core.errors import NonFiniteError, OptionError, ScheduleError, TransportError
-from sparsebp.distributed.data_parallel.buckets import parted
-from sparsebp.distributed.data_parallel.executor import ReplicaExecutor
-from sparsebp.distributed.transports.in_process import run_ranks
-from sparsebp.runtime.stages import Stages
-from sparsebp.runtime.step import Watch
-from sparsebp.schedule import Lane, StepGraph
-from sparsebp.schedule.builders import conventional, gpipe, place_updates, synchronise
+from sparsebp.core import backend
+from sparsebp import nn
+from sparsebp.core.errors import NonFiniteError
+from sparsebp.core.errors import OptionError
+from sparsebp.core.errors import ScheduleError
+from sparsebp.core.errors import TransportError
+from sparsebp.runtime.replicas import parted
+from sparsebp.runtime.replicas import ReplicaExecutor
+from sparsebp.comm.threads import run_ranks
+from sparsebp.runtime.actions import Stages
+from sparsebp.runtime.actions import Watch
+from sparsebp.schedule import Lane
+from sparsebp.schedule import StepGraph
+from sparsebp.schedule.builders import conventional
+from sparsebp.schedule.builders import gpipe
+from sparsebp.schedule.builders import place_updates
+from sparsebp.schedule.builders import synchronise
 
 NAMES = list(rep.schedules(Stages(rep.mlp())))
 

@@ -10,9 +10,10 @@ import pytest
 import replicas as rep
 from sparsebp import nn
 from sparsebp.core.errors import OptionError
-from sparsebp.distributed.data_parallel.search import ReverseFirstKExecutor, TimedReplica
-from sparsebp.distributed.transports.in_process import run_ranks
-from sparsebp.runtime.stages import Stages
+from sparsebp.runtime.replicas import ReverseFirstKExecutor
+from sparsebp.runtime.replicas import TimedReplica
+from sparsebp.comm.threads import run_ranks
+from sparsebp.runtime.actions import Stages
 from sparsebp.schedule import Action
 
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 import replicas as rep
 from sparsebp import nn
 from sparsebp.core.errors import OptionError
-from sparsebp.distributed.data_parallel.executor import ReplicaExecutor
-from sparsebp.distributed.transports.in_process import run_ranks
-from sparsebp.runtime.stages import Stages
+from sparsebp.runtime.replicas import ReplicaExecutor
+from sparsebp.comm.threads import run_ranks
+from sparsebp.runtime.actions import Stages
 
 NAMES = list(rep.schedules(Stages(rep.mlp())))
 

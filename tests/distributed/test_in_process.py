@@ -7,9 +7,10 @@ import threading
 import numpy as np
 import pytest
 
-from sparsebp.core.errors import OptionError, TransportError
-from sparsebp.distributed.transport import Transport
-from sparsebp.distributed.transports.in_process import run_ranks
+from sparsebp.core.errors import OptionError
+from sparsebp.core.errors import TransportError
+from sparsebp.comm.transport import Transport
+from sparsebp.comm.threads import run_ranks
 
 
 def test_results_come_in_the_order_of_ranks() -> None:

@@ -8,11 +8,13 @@ import sys
 
 import pytest
 
-from sparsebp.distributed.transports.processes.launcher import LAUNCHERS, launched, launching
+from sparsebp.comm.mpi import LAUNCHERS
+from sparsebp.comm.mpi import launched
+from sparsebp.comm.mpi import launching
 
 PROGRAM = """
 import sys
-from sparsebp.distributed.transports.processes.launcher import quiet_others, speak
+from sparsebp.comm.mpi import quiet_others, speak
 quiet_others()
 print("out")
 print("err", file=sys.stderr)

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.gpu
 def test_arrays_of_a_device_are_complete_when_mpi_reads_them(on_device: bool) -> None:
     """One rank that sends to itself; `on_device` is not for MPI libraries that cannot read the device's memory."""
     MPI = pytest.importorskip("mpi4py.MPI")
-    from sparsebp.distributed.transports.mpi import MPITransport
+    from sparsebp.comm.mpi import MPITransport
 
     cp: Any = make_backend("gpu").xp
     transport = MPITransport(MPI.COMM_SELF, on_device=on_device)

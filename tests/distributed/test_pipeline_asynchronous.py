@@ -12,14 +12,19 @@ from hypothesis import strategies as st
 
 import pipelines as p
 import schedules
-from sparsebp import nn, optim
+from sparsebp import nn
+from sparsebp import optim
 from sparsebp.core.errors import OptionError
-from sparsebp.distributed.pipeline.executor import PipelineExecutor
-from sparsebp.distributed.pipeline.versions import Versions, units
-from sparsebp.distributed.transports.in_process import run_ranks
+from sparsebp.runtime.pipeline import PipelineExecutor
+from sparsebp.runtime.pipeline import Versions
+from sparsebp.runtime.pipeline import units
+from sparsebp.comm.threads import run_ranks
 from sparsebp.nn.gradients import gradients_of
-from sparsebp.runtime.stages import Stages
-from sparsebp.schedule import Action, StepGraph, parts_of, simulate
+from sparsebp.runtime.actions import Stages
+from sparsebp.schedule import Action
+from sparsebp.schedule import StepGraph
+from sparsebp.schedule import parts_of
+from sparsebp.schedule import simulate
 
 PREDICTORS = {
     "none": None, "momentum": optim.MomentumPredictor, "rule": optim.OptimizerRulePredictor,

@@ -7,9 +7,11 @@ import pytest
 
 import pipelines as p
 from backends import needs_numba
-from sparsebp import backend, nn, optim
-from sparsebp.distributed.pipeline.executor import PipelineExecutor
-from sparsebp.distributed.transports.in_process import run_ranks
+from sparsebp.core import backend
+from sparsebp import nn
+from sparsebp import optim
+from sparsebp.runtime.pipeline import PipelineExecutor
+from sparsebp.comm.threads import run_ranks
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not backend.has_gpu(), reason="needs CuPy and a GPU")]
 

@@ -14,14 +14,18 @@ from hypothesis import strategies as st
 import sparsebp as sb
 from distributed.cut_sequences import KINDS, Problem
 from sparsebp.bench.processes.counted import Counted
-from sparsebp.core.errors import OptionError, ShapeError, StaleError
-from sparsebp.core.types import Array
-from sparsebp.distributed.scans.stretches import way_seconds
-from sparsebp.distributed.scans.time_parallel import TimeParallel, stretch
-from sparsebp.distributed.transport import Transport
-from sparsebp.distributed.transports.in_process import run_ranks
-from sparsebp.nn.recurrent.recurrent import Recurrent
-from sparsebp.scan.planning.recurrent import Stretch, estimate_stretch
+from sparsebp.core.errors import OptionError
+from sparsebp.core.errors import ShapeError
+from sparsebp.core.errors import StaleError
+from sparsebp.core.check import Array
+from sparsebp.runtime.time_parallel import stretch_way_seconds
+from sparsebp.runtime.time_parallel import TimeParallel
+from sparsebp.runtime.time_parallel import stretch
+from sparsebp.comm.transport import Transport
+from sparsebp.comm.threads import run_ranks
+from sparsebp.nn.recurrent import Recurrent
+from sparsebp.scan.recurrent import Stretch
+from sparsebp.scan.recurrent import estimate_stretch
 from strategies import seeds
 
 
@@ -192,10 +196,10 @@ def test_auto_takes_maps_where_ranks_outweigh_their_work() -> None:
         (5, 1, "maps"),
         (5, 9, "vectors"),
     ):
-        seconds = way_seconds([one] * ranks, layers)
+        seconds = stretch_way_seconds([one] * ranks, layers)
         assert min(seconds, key=lambda name: seconds[name]) == way, (ranks, layers)  # type: ignore[index]
-    assert way_seconds([one])["vectors"] == 1
-    assert way_seconds([one] * 4, 2) == {"vectors": 5, "maps": 8}
+    assert stretch_way_seconds([one])["vectors"] == 1
+    assert stretch_way_seconds([one] * 4, 2) == {"vectors": 5, "maps": 8}
 
 
 def test_a_reduction_is_estimated_as_more_work_than_the_recursion_and_less_than_its_operations() -> None:

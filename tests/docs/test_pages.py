@@ -53,7 +53,7 @@ def test_options_in_the_pages_exist() -> None:
     pytest.importorskip("typer")
     import typer.main
 
-    from sparsebp.cli.commands import app
+    from sparsebp.cli.app import app
 
     commands = dict(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
     for group, command in list(commands.items()):

@@ -11,7 +11,8 @@ import pytest
 from fuzz.case import BAD, Wrong, run_case, same, target_of
 from fuzz.harness import run_cases, summary
 from fuzz.targets import TARGETS
-from sparsebp.core.errors import OptionError, SparseBPError
+from sparsebp.core.errors import OptionError
+from sparsebp.core.errors import SparseBPError
 
 CASES = 40
 

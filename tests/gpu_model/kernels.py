@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from sass import nvrtc
 from sass.report import Report, report
-from sparsebp.kernels.device.base import Defines
+from sparsebp.kernels.device.launch import Defines
 
 ARCHITECTURE = "sm_90"
 COMPILER = (13, 5)

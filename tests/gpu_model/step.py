@@ -53,7 +53,7 @@ def _chunks(cell: str, length: str) -> int:
 
     cupy = strict_cupy.install()
     from sparsebp.bench.tools.workload import CELLS
-    from sparsebp.scan.planning.recurrent import choose_recurrent_backward
+    from sparsebp.scan.recurrent import choose_recurrent_backward
 
     features, hidden = CELLS[cell.upper()]
     return choose_recurrent_backward(cell, int(length), BATCH, hidden, xp=cupy, input_size=features).chunks
@@ -65,8 +65,8 @@ def _count(cell: str, backward: str) -> Counts:
     strict_cupy.install()
     from sparsebp.bench.tools.workload import SequenceWorkload
     from sparsebp.runtime.executor import Executor
-    from sparsebp.runtime.stages import Stages
-    from sparsebp.train.training import schedule_of
+    from sparsebp.runtime.actions import Stages
+    from sparsebp.train.ranks import schedule_of
     from strict_cupy import counted
 
     found = {}

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from device.kernel_arguments import KERNELS, Arguments, Maker, flat
-from sparsebp.kernels.api.optimizers import UPDATE_OPTIONS
-from sparsebp.kernels.device import loader
+from sparsebp.kernels.spec import UPDATE_OPTIONS
+from sparsebp.kernels.device import launch
 
 VARIANTS: tuple[dict[str, Any], ...] = (
     {"batch": 3, "hidden": 5}, {"batch": 2, "hidden": 37}, {"batch": 1, "hidden": 20},
@@ -82,12 +82,12 @@ def run(kernels: Any, case: Case, place: Callable[[np.ndarray], Any] = lambda ar
 @contextlib.contextmanager
 def line_numbers() -> Iterator[None]:
     """Let sources be compiled with the numbers of their lines, for compute-sanitizer to name."""
-    before = loader._OPTIONS
-    loader._OPTIONS = (*before, "-lineinfo")
+    before = launch._OPTIONS
+    launch._OPTIONS = (*before, "-lineinfo")
     try:
         yield
     finally:
-        loader._OPTIONS = before
+        launch._OPTIONS = before
 
 
 def _placed(value: Any, place: Callable[[np.ndarray], Any]) -> Any:

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
 from gpu_runs.carried import CACHE, sanitizer, unpack
-from sparsebp import backend
+from sparsebp.core import backend
 from sparsebp.bench.tools.environment import environment
 
 PACKAGES = (

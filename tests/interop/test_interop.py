@@ -8,8 +8,15 @@ import pytest
 import scipy.sparse
 import torch
 
-from sparsebp import SparsityPattern, TransposedJacobian, nn
-from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, OptionError, PatternError, ShapeError
+from sparsebp import SparsityPattern
+from sparsebp import TransposedJacobian
+from sparsebp import nn
+from sparsebp.core.errors import DeviceError
+from sparsebp.core.errors import DTypeError
+from sparsebp.core.errors import LayoutError
+from sparsebp.core.errors import OptionError
+from sparsebp.core.errors import PatternError
+from sparsebp.core.errors import ShapeError
 from sparsebp.interop import cupyx as to_cupyx_module
 from sparsebp.interop import dlpack
 from sparsebp.interop import scipy as scipy_bridge
@@ -154,7 +161,7 @@ def test_the_bridges_import_nothing_until_they_are_used():
 
 @pytest.mark.gpu
 def test_cupyx_both_ways():
-    from sparsebp import backend
+    from sparsebp.core import backend
 
     try:
         cp = backend.cupy()

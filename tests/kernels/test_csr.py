@@ -8,8 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsebp import kernels
-from sparsebp.core.errors import DTypeError, LayoutError, ShapeError
-from sparsebp.core.threads import get_threads, most_threads, set_threads
+from sparsebp.core.errors import DTypeError
+from sparsebp.core.errors import LayoutError
+from sparsebp.core.errors import ShapeError
+from sparsebp.core.threads import get_threads
+from sparsebp.core.threads import most_threads
+from sparsebp.core.threads import set_threads
 from sparsebp.kernels.operands import RowShapes
 from strategies import csr_patterns, index_dtypes, normal, reals, seeds, sizes, tolerance
 
@@ -209,7 +213,7 @@ def test_rows_without_entries_at_either_end_are_written_in_parallel(dtype, batch
     data = normal(rng, (len(indices), 1 if shared else batch), dtype)
     x = normal(rng, (per_row, batch), dtype)
     rows = before + full + after
-    from sparsebp.kernels.host.engine.parts import parts_for
+    from sparsebp.kernels.host.engine.compile import parts_for
 
     assert parts_for((indices.size + rows) * batch, vectors=batch > 1) > 1, "the case does not run in parallel"
     add = normal(rng, (rows, batch), dtype)

@@ -6,9 +6,12 @@ import torch
 from hypothesis import given
 
 from sparsebp import kernels
-from sparsebp.core.threads import get_threads, most_threads, serial_kernels, set_threads
+from sparsebp.core.threads import get_threads
+from sparsebp.core.threads import most_threads
+from sparsebp.core.threads import serial_kernels
+from sparsebp.core.threads import set_threads
 from sparsebp.kernels.host.engine.simd import VECTOR_BYTES
-from sparsebp.kernels.host.windows import abreast
+from sparsebp.kernels.host import depthwise
 from strategies import normal, reals, seeds, sizes, tolerance
 
 
@@ -51,10 +54,10 @@ def test_planes_narrower_than_a_vector_go_abreast_where_vectors_are_long():
     """The rule that decides: few channels, and planes that would leave the second cache, do not."""
     windows = (1, 3, 3), (1, 1, 1), (0, 1, 1), (1, 1, 1), (1, 8, 8), (1, 8, 8)
     long = VECTOR_BYTES >= 32
-    assert abreast.fits(np.empty((32, 1, 1, 3, 3), np.float32), windows) == long
-    assert not abreast.fits(np.empty((2, 1, 1, 3, 3), np.float32), windows)
+    assert depthwise.fits(np.empty((32, 1, 1, 3, 3), np.float32), windows) == long
+    assert not depthwise.fits(np.empty((2, 1, 1, 3, 3), np.float32), windows)
     large = *windows[:4], (1, 200, 200), (1, 200, 200)
-    assert not abreast.fits(np.empty((32, 1, 1, 3, 3), np.float32), large)
+    assert not depthwise.fits(np.empty((32, 1, 1, 3, 3), np.float32), large)
 
 
 @pytest.mark.parametrize("width", [4, 8, 16])

@@ -12,8 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp.kernels.host.engine import functions
-from sparsebp.kernels.host.engine.simd import lanes, load_n, pointer, store_n
+from sparsebp.kernels.host.engine import math
+from sparsebp.kernels.host.engine.simd import lanes
+from sparsebp.kernels.host.engine.simd import load_n
+from sparsebp.kernels.host.engine.simd import pointer
+from sparsebp.kernels.host.engine.simd import store_n
 from strategies import seeds
 
 REFERENCES: dict[str, Callable[[Any], Any]] = {
@@ -36,7 +39,7 @@ dtypes = pytest.mark.parametrize("dtype", [np.float32, np.float64])
 
 @cache
 def compiled(name: str) -> Callable[[np.ndarray, np.ndarray], None]:
-    function = getattr(functions, name)
+    function = getattr(math, name)
 
     @numba.njit(error_model="numpy")
     def run(x: np.ndarray, out: np.ndarray) -> None:

@@ -10,12 +10,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp import backend as seam
+from sparsebp.core import backend as seam
 from sparsebp import kernels
-from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, OptionError, ShapeError
-from sparsebp.core.threads import get_threads, set_threads
-from sparsebp.kernels.api.optimizers import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS
-from sparsebp.kernels.momenta import momenta
+from sparsebp.core.errors import DeviceError
+from sparsebp.core.errors import DTypeError
+from sparsebp.core.errors import LayoutError
+from sparsebp.core.errors import OptionError
+from sparsebp.core.errors import ShapeError
+from sparsebp.core.threads import get_threads
+from sparsebp.core.threads import set_threads
+from sparsebp.kernels.spec import OPTIONAL_BUFFERS
+from sparsebp.kernels.spec import UPDATE_BUFFERS
+from sparsebp.kernels.spec import UPDATE_OPTIONS
+from sparsebp.kernels.operands import momenta
 from strategies import normal, reals, seeds, tolerance
 from torch_cases import scalars_in_float64
 
@@ -345,7 +352,7 @@ def test_python_threads_update_at_the_same_time():
 
 def test_tables_hold_the_addresses_of_the_arrays():
     """What is read from the structures of lists and arrays is what CPython and NumPy say."""
-    from sparsebp.kernels.host.optim.tensors import table_of
+    from sparsebp.kernels.host.optim import table_of
 
     arrays = [np.ones(shape) for shape in SHAPES]
     others = [None if i == 2 else np.ones(array.shape) for i, array in enumerate(arrays)]

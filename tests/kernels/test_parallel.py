@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import scipy.sparse
 
-from sparsebp import SparsityPattern, kernels, plan_product
+from sparsebp import SparsityPattern
+from sparsebp import kernels
+from sparsebp import plan_product
 from sparsebp.core.threads import serial_kernels
-from sparsebp.core.types import SLOPES
+from sparsebp.core.check import SLOPES
 from sparsebp.products import product
-from sparsebp.products.strategies import positions
+from sparsebp.products import strategies
 
 Array = np.ndarray
 BIG = 1_100_003
@@ -184,7 +186,7 @@ def test_a_product_on_any_number_of_threads(strategy, monkeypatch):
     make_a, make_b, batch = PRODUCTS[strategy]
     a, b = make_a(), make_b()
     if strategy == "accumulate":
-        monkeypatch.setattr(positions, "INDEX_LIMIT", 0)
+        monkeypatch.setattr(strategies, "INDEX_LIMIT", 0)
     plan = product._make_plan(a, b, None) if strategy == "accumulate" else plan_product(a, b)
     assert plan.strategy == strategy
     a_data, b_data = normal(a.nnz, batch), normal(b.nnz, batch)

@@ -11,11 +11,18 @@ from hypothesis import strategies as st
 
 from sparsebp import kernels
 from sparsebp.core import threads
-from sparsebp.core.threads import get_threads, set_threads
-from sparsebp.kernels.api.optimizers import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS
-from sparsebp.kernels.host import matmul, matmul_batches, matmul_many, update_by_product, worth_update_by_product
-from sparsebp.kernels.host.dense import blas, many, products
-from sparsebp.kernels.host.dense.products import SMALL
+from sparsebp.core.threads import get_threads
+from sparsebp.core.threads import set_threads
+from sparsebp.kernels.spec import OPTIONAL_BUFFERS
+from sparsebp.kernels.spec import UPDATE_BUFFERS
+from sparsebp.kernels.spec import UPDATE_OPTIONS
+from sparsebp.kernels.host import matmul
+from sparsebp.kernels.host import matmul_batches
+from sparsebp.kernels.host import matmul_many
+from sparsebp.kernels.host import update_by_product
+from sparsebp.kernels.host import worth_update_by_product
+from sparsebp.kernels.host import dense
+from sparsebp.kernels.host.dense import SMALL
 from strategies import normal, reals, seeds, sizes, tolerance
 
 LARGE = st.sampled_from([509, 1024, 2048, 3001])
@@ -42,7 +49,7 @@ def matrix(rng, rows, columns, dtype, layout):
 def cut_for(small):
     """Cut products as for a BLAS with, or without, kernels for small ones: this machine's has one of the two."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(products, "has_small_kernels", lambda: small)
+        patch.setattr(dense, "has_small_kernels", lambda: small)
         yield
 
 
@@ -192,8 +199,8 @@ def test_many_products_are_those_of_single_calls(shapes, dtype, seed, small):
         found = matmul_many(pairs)
         wanted = [matmul(a, b, np.empty((len(a), b.shape[1]), dtype)) for a, b in pairs]
     if found is None:
-        assert not blas.is_numpys() or any(
-            1 in (k, m * n) or products.describe(a, b)[0].outer == products.K
+        assert not dense.is_numpys() or any(
+            1 in (k, m * n) or dense.describe(a, b)[0].outer == dense.K
             for (m, k, n, *_), (a, b) in zip(shapes, pairs, strict=True)
         )
         return
@@ -203,8 +210,8 @@ def test_many_products_are_those_of_single_calls(shapes, dtype, seed, small):
 
 def test_many_products_of_other_layouts_dtypes_or_libraries_are_left_alone(monkeypatch):
     a, b = np.ones((4, 4), np.float32), np.ones((4, 8), np.float32)
-    assert (matmul_many([(a, b)]) is None) == (not blas.is_numpys())
+    assert (matmul_many([(a, b)]) is None) == (not dense.is_numpys())
     assert matmul_many([(a, b), (a.astype(np.float64), b.astype(np.float64))]) is None
     assert matmul_many([(a[:, ::2], b[:2])]) is None
-    monkeypatch.setattr(many, "is_numpys", lambda: False)
+    monkeypatch.setattr(dense, "is_numpys", lambda: False)
     assert matmul_many([(a, b)]) is None

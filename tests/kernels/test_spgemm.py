@@ -8,12 +8,16 @@ from hypothesis import strategies as st
 
 from backends import needs_numba
 from device.kernel_arguments import flat, replaced
-from sparsebp import SparsityPattern, kernels
-from sparsebp.core.errors import DTypeError, ShapeError
-from sparsebp.core.threads import get_threads, set_threads
-from sparsebp.kernels.operands import Places, Rows
+from sparsebp import SparsityPattern
+from sparsebp import kernels
+from sparsebp.core.errors import DTypeError
+from sparsebp.core.errors import ShapeError
+from sparsebp.core.threads import get_threads
+from sparsebp.core.threads import set_threads
+from sparsebp.kernels.operands import Places
+from sparsebp.kernels.operands import Rows
 from sparsebp.products import product
-from sparsebp.products.strategies import blocks, filled, runs
+from sparsebp.products import strategies
 from sparsebp.products.symbolic import row_cuts
 from strategies import csr_patterns, index_dtypes, normal, reals, seeds, sizes, tolerance
 
@@ -108,10 +112,10 @@ def test_kernels_of_other_strategies(backend, draw, inner, batch, a_shared, b_sh
         right = draw.draw(csr_patterns(rows=st.just(inner), columns=st.just(columns)))
     a, b = SparsityPattern(*left), SparsityPattern(*right)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runs, "RUN_LENGTH", 0)
-        patch.setattr(filled, "worth", lambda *sizes: True)
+        patch.setattr(strategies, "RUN_LENGTH", 0)
+        patch.setattr(strategies, "worth", lambda *sizes: True)
         if strategy == "blocks":
-            patch.setattr(blocks.AddBlocks, "_size", size)
+            patch.setattr(strategies.AddBlocks, "_size", size)
         candidate = {one.name: one for one in product.candidates_of_structure(a, b)}.get(strategy)
         if candidate is None:  # a selection that is full or empty can be of another kind
             return

@@ -8,10 +8,16 @@ from hypothesis import strategies as st
 
 from sparsebp import nn
 from sparsebp.core import threads
-from sparsebp.kernels.host.dense.packed import GROUP, multiply, pack, product_of
+from sparsebp.kernels.host.dense import GROUP
+from sparsebp.kernels.host.dense import multiply
+from sparsebp.kernels.host.dense import pack
+from sparsebp.kernels.host.dense import product_of
 from sparsebp.kernels.host.engine.simd import pointer
-from sparsebp.kernels.host.recurrent import back, gru, lstm, rnn
-from sparsebp.kernels.host.recurrent.wide import wide_blocks_of, wide_rows, wide_weights
+from sparsebp.kernels.host import backward
+from sparsebp.kernels.host import cells
+from sparsebp.kernels.host.backward import wide_blocks_of
+from sparsebp.kernels.host.backward import wide_rows
+from sparsebp.kernels.host.backward import wide_weights
 
 
 @numba.njit
@@ -92,7 +98,7 @@ def test_kernels_for_large_and_small_states_give_the_same_bits(kind, dtype, size
     layer = getattr(nn, kind)(3, size, dtype=dtype, rng=0, **options)
     x, gy = rng.standard_normal((5, batch, 3)).astype(dtype), rng.standard_normal((5, batch, size)).astype(dtype)
     large = _everything(layer, x, gy)
-    for module in (back, rnn, gru, lstm):
+    for module in (backward, cells, cells, cells):
         monkeypatch.setattr(module, "LEAST", size + 1)
     for name, ours, theirs in zip(("y", "gx", "h0", *"wwww"), large, _everything(layer, x, gy), strict=False):
         assert np.array_equal(ours, theirs), name

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from sparsebp import kernels
 from sparsebp.core import threads
-from sparsebp.kernels.host.windows import winograd
+from sparsebp.kernels.host import winograd
 
 STRIDE = DILATION = (1, 1, 1)
 

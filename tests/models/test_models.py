@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from sparsebp import models, nn
-from sparsebp.core.errors import DTypeError, OptionError, ShapeError
+from sparsebp import models
+from sparsebp import nn
+from sparsebp.core.errors import DTypeError
+from sparsebp.core.errors import OptionError
+from sparsebp.core.errors import ShapeError
 
 
 class TorchResidual(torch.nn.Module):

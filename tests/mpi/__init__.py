@@ -2,7 +2,7 @@
 
 A *case* is a function ``case(transport)`` in a file ``cases_*.py`` of this folder, decorated with `on_ranks`. It runs
 on every rank, asserts what it wants, and may compare with what one rank alone computes. ``test_cases.py`` runs each
-case in this process (`sparsebp.distributed.transports.in_process.run_ranks`), and all cases of a number of ranks in one
+case in this process (`sparsebp.comm.threads.run_ranks`), and all cases of a number of ranks in one
 ``mpiexec``, since processes take a second to begin. By hand, with names of files or of cases::
 
     PYTHONPATH=.:tests mpiexec -n 2 python -m mpi transport
@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from sparsebp.distributed.transport import Transport
+from sparsebp.comm.transport import Transport
 
 FOLDER = Path(__file__).parent
 Body = Callable[[Transport], None]

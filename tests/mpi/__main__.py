@@ -12,8 +12,8 @@ import traceback
 from pathlib import Path
 
 from mpi import cases
-from sparsebp.distributed.transports.mpi import MPITransport
-from sparsebp.distributed.transports.processes.peers import End
+from sparsebp.comm.mpi import MPITransport
+from sparsebp.comm.mpi import End
 
 
 def wrong(errors: dict[int, str], fails: str) -> dict[int, str]:

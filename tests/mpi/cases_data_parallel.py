@@ -9,12 +9,12 @@ from distributed.test_random_layers import assert_like, train
 from mpi import on_ranks
 from sparsebp import nn
 from sparsebp.core.errors import NonFiniteError
-from sparsebp.distributed.data_parallel.executor import ReplicaExecutor
-from sparsebp.distributed.data_parallel.search import ReverseFirstKExecutor
-from sparsebp.distributed.transport import Transport
-from sparsebp.distributed.transports.mpi import MPITransport
-from sparsebp.runtime.stages import Stages
-from sparsebp.runtime.step import Watch
+from sparsebp.runtime.replicas import ReplicaExecutor
+from sparsebp.runtime.replicas import ReverseFirstKExecutor
+from sparsebp.comm.transport import Transport
+from sparsebp.comm.mpi import MPITransport
+from sparsebp.runtime.actions import Stages
+from sparsebp.runtime.actions import Watch
 
 
 def compare(transport: Transport, name: str, **options: object) -> None:

@@ -8,10 +8,11 @@ from itertools import pairwise
 import pytest
 
 from mpi import on_ranks
-from sparsebp.distributed.timeline import clock_offset, measured
-from sparsebp.distributed.transport import Transport
+from sparsebp.runtime.launch import clock_offset
+from sparsebp.runtime.launch import measured
+from sparsebp.comm.transport import Transport
 from sparsebp.schedule import Action
-from sparsebp.schedule.by_name import build
+from sparsebp.schedule.builders import build
 
 
 @on_ranks(1, 2, 3)

@@ -9,9 +9,13 @@ import numpy as np
 import pytest
 
 from mpi import on_ranks
-from sparsebp.core.errors import DTypeError, LayoutError, OptionError, ShapeError, TransportError
-from sparsebp.core.types import Array
-from sparsebp.distributed.transport import Transport
+from sparsebp.core.errors import DTypeError
+from sparsebp.core.errors import LayoutError
+from sparsebp.core.errors import OptionError
+from sparsebp.core.errors import ShapeError
+from sparsebp.core.errors import TransportError
+from sparsebp.core.check import Array
+from sparsebp.comm.transport import Transport
 
 SIZES = (0, 1, 2, 7, 1000, 4099, 70001)
 DTYPES = (np.float32, np.float64)
@@ -243,7 +247,7 @@ def a_rank_that_ends_early_sums_nothing(transport: Transport) -> None:
 @on_ranks(2, in_process=False)
 def a_thread_lets_sums_go_on(transport: Transport) -> None:
     """No call is made meanwhile; without the thread the sum would stay at its first exchange."""
-    from sparsebp.distributed.transports.mpi import MPITransport
+    from sparsebp.comm.mpi import MPITransport
 
     progressing = MPITransport(progress=True)
     array = values(transport.rank, 100_001)

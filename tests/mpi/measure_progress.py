@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numba
 import numpy as np
 
-from sparsebp.distributed.transports.mpi import MPITransport
+from sparsebp.comm.mpi import MPITransport
 
 SECONDS = 0.03
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp.distributed.start import connect
-from sparsebp.distributed.transport import Transport
-from sparsebp.distributed.transports.processes import peers
+from sparsebp.runtime.launch import connect
+from sparsebp.comm.transport import Transport
+from sparsebp.comm import mpi
 
 
 def fine(transport: Transport) -> None:
@@ -112,7 +112,7 @@ def interrupted(transport: Transport) -> None:
 
 def one_is_stopped(transport: Transport) -> None:
     """Rank 1 of 3 stands still for a while; rank 2 waits for rank 0, which waits for rank 1."""
-    peers.SILENT_SECONDS = 1.5
+    mpi.SILENT_SECONDS = 1.5
     if transport.rank == 1:
         subprocess.Popen(["sh", "-c", f"sleep 4; kill -CONT {os.getpid()}"])
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -127,7 +127,7 @@ def one_is_stopped(transport: Transport) -> None:
 
 def one_stands_still(transport: Transport) -> None:
     """Rank 1 answers no more."""
-    peers.SILENT_SECONDS = 1.5
+    mpi.SILENT_SECONDS = 1.5
     if transport.rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
     transport.barrier()
@@ -147,7 +147,7 @@ def command_line(transport: Transport | None) -> None:
 def signalled(transport: Transport | None) -> None:
     """What ``sparsebp`` does; the third step of one rank gets a signal. The next arguments: its name, the rank."""
     from sparsebp.cli.main import main
-    from sparsebp.train.runner import Runner
+    from sparsebp.train.trainer import Runner
 
     step, calls = Runner.step, itertools.count(1)
 
@@ -162,7 +162,8 @@ def signalled(transport: Transport | None) -> None:
 
 def interrupted_unheard(transport: Transport) -> None:
     """Rank 0 ends by a status of its own, as ``sparsebp`` does, while rank 1 hears nothing for a minute."""
-    from sparsebp.distributed.start import speaks, take_leave
+    from sparsebp.runtime.launch import speaks
+    from sparsebp.runtime.launch import take_leave
 
     transport.barrier()
     if transport.rank:
@@ -177,7 +178,8 @@ def interrupted_unheard(transport: Transport) -> None:
 
 def fails_in_training(transport: Transport) -> None:
     """The rank of the loss fails in the second epoch; the folder is the next argument."""
-    from sparsebp.recipes.recipe import build, config_for
+    from sparsebp.train.config import build
+    from sparsebp.train.config import config_for
 
     config = config_for("digits", samples=64, epochs=3, schedule="gpipe", accumulate=2)
     run = build(config, transport=transport, checkpoint_dir=sys.argv[2])

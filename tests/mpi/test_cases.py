@@ -10,7 +10,7 @@ import pytest
 
 from mpi import Case, cases
 from mpi.launch import run
-from sparsebp.distributed.transports.in_process import run_ranks
+from sparsebp.comm.threads import run_ranks
 
 SIZES = (1, 2, 3, 4)
 SECONDS = 300.0  # of all cases of a number of ranks; for one that hangs

@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from mpi.launch import command, environment, mpiexec, run
-from sparsebp.core.errors import MissingDependencyError, OptionError, TransportError
-from sparsebp.distributed.start import connect
-from sparsebp.distributed.transports.processes.launcher import LAUNCHERS
+from sparsebp.core.errors import MissingDependencyError
+from sparsebp.core.errors import OptionError
+from sparsebp.core.errors import TransportError
+from sparsebp.runtime.launch import connect
+from sparsebp.comm.mpi import LAUNCHERS
 
 SOON = 30.0  # seconds that a busy machine may take for what takes two; the programs would wait for minutes
 
@@ -86,7 +88,7 @@ def test_a_rank_whose_command_is_refused_does_not_leave_the_others_waiting() -> 
     assert done.stderr.count("Error: ") == 1
 
 
-@pytest.mark.parametrize("module", ["sparsebp.cli.commands", "numpy.linalg", "sparsebp.train"])
+@pytest.mark.parametrize("module", ["sparsebp.cli.app", "numpy.linalg", "sparsebp.train"])
 def test_a_signal_while_modules_are_imported_does_not_leave_the_others_waiting(module: str) -> None:
     interrupted = f"""
 import os, signal, sys

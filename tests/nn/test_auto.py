@@ -12,17 +12,21 @@ from hypothesis import strategies as st
 from convolutions import configurations
 from networks import networks
 from sparsebp import nn
-from sparsebp.backend.machine import machine
+from sparsebp.core.machine import machine
 from sparsebp.core.errors import MemoryLimitError
 from sparsebp.models import vgg11
-from sparsebp.nn.chain import backward
-from sparsebp.nn.chain.backward import KEPT, ChainBackward
-from sparsebp.nn.chain.choice import choose_chain_backward
-from sparsebp.nn.chain.container import Link
-from sparsebp.nn.recurrent.back.backward import BackwardOptions
-from sparsebp.nn.work import Work
+from sparsebp.nn import sequential
+from sparsebp.nn.sequential import KEPT
+from sparsebp.nn.sequential import ChainBackward
+from sparsebp.nn.sequential import choose_chain_backward
+from sparsebp.nn.sequential import Link
+from sparsebp.nn.bptt import BackwardOptions
+from sparsebp.nn.layer import Work
 from sparsebp.patterns import SparsityPattern
-from sparsebp.scan.layerwise import MARGIN, layerwise_seconds, least_scan_seconds, values_seconds
+from sparsebp.scan.report import MARGIN
+from sparsebp.scan.report import layerwise_seconds
+from sparsebp.scan.report import least_scan_seconds
+from sparsebp.scan.report import values_seconds
 from strategies import reals, seeds
 
 CONVOLUTIONS = {1: nn.Conv1d, 2: nn.Conv2d, 3: nn.Conv3d}
@@ -229,7 +233,7 @@ def test_gradients_are_those_of_what_was_taken(net, seed, workers):
 def test_choices_are_kept_and_follow_the_masks(monkeypatch):
     asked = []
     original = choose_chain_backward
-    monkeypatch.setattr(backward, "choose_chain_backward", lambda *a: asked.append(a[1]) or original(*a))
+    monkeypatch.setattr(sequential, "choose_chain_backward", lambda *a: asked.append(a[1]) or original(*a))
     model = small(backward="auto")
 
     def step(batch):

@@ -6,17 +6,19 @@ import numpy as np
 import pytest
 
 import sparsebp as sb
-from sparsebp import nn, optim
+from sparsebp import nn
+from sparsebp import optim
 from sparsebp.core.errors import OptionError
-from sparsebp.core.shortcuts import STANDS_FOR, belongs
+from sparsebp.core.shortcuts import STANDS_FOR
+from sparsebp.core.shortcuts import belongs
 from sparsebp.data import ArrayDataset
-from sparsebp.distributed.scans.time_parallel import TimeParallel
-from sparsebp.distributed.transports.in_process import run_ranks
+from sparsebp.runtime.time_parallel import TimeParallel
+from sparsebp.comm.threads import run_ranks
 from sparsebp.nn.gradients import gradients_of
 from sparsebp.runtime import Executor
-from sparsebp.runtime.stages import Stages
+from sparsebp.runtime.actions import Stages
 from sparsebp.train import Trainer
-from sparsebp.train.training import schedule_of
+from sparsebp.train.ranks import schedule_of
 
 REAL = {"dtype": np.float64, "rng": 0}
 

@@ -9,9 +9,12 @@ from hypothesis import strategies as st
 
 from networks import networks
 from sparsebp import nn
-from sparsebp.core.errors import DTypeError, MemoryLimitError, OptionError, ShapeError
-from sparsebp.nn.chain import backward as chain
-from sparsebp.nn.chain.backward import ChainBackward
+from sparsebp.core.errors import DTypeError
+from sparsebp.core.errors import MemoryLimitError
+from sparsebp.core.errors import OptionError
+from sparsebp.core.errors import ShapeError
+from sparsebp.nn import sequential as chain
+from sparsebp.nn.sequential import ChainBackward
 from strategies import reals, seeds
 
 SCANS = [

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparsebp import optim
-from sparsebp.core.errors import FileFormatError, OptionError
+from sparsebp.core.errors import FileFormatError
+from sparsebp.core.errors import OptionError
 
 SCHEDULES = {
     "StepLR": {"step_size": 3, "gamma": 0.5},

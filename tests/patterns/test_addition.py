@@ -11,9 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparsebp import SparsityPattern
-from sparsebp.core.errors import DTypeError, PatternError, ShapeError
+from sparsebp.core.errors import DTypeError
+from sparsebp.core.errors import PatternError
+from sparsebp.core.errors import ShapeError
 from sparsebp.patterns import plan_concatenation
-from sparsebp.products import addition, plan_addition
+from sparsebp.products import product
+from sparsebp.products import plan_addition
 from strategies import csr_patterns, seeds, sizes
 
 
@@ -27,7 +30,7 @@ def test_index_types_may_differ_and_index_arrays_are_copied_to_a_device_once():
     a, b = SparsityPattern([0, 2], [0, 3], (1, 5)), SparsityPattern([0, 2], [1, 3], (1, 5))
     wide = SparsityPattern(b.indptr, b.indices, b.shape)
     wide.__dict__.update(indptr=b.indptr.astype(np.int64), indices=b.indices.astype(np.int64))
-    plan, mixed = plan_addition(a, b), addition._plan.__wrapped__(a, wide)
+    plan, mixed = plan_addition(a, b), product._addition_plan.__wrapped__(a, wide)
     assert mixed.pattern == plan.pattern
     np.testing.assert_array_equal(mixed(np.ones(2), np.ones(2)), [1, 1, 2])
     stream = SimpleNamespace(null=contextlib.nullcontext(SimpleNamespace(synchronize=lambda: None)))

@@ -9,21 +9,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backends import needs_numba
-from sparsebp import SparsityPattern, kernels, plan_product
+from sparsebp import SparsityPattern
+from sparsebp import kernels
+from sparsebp import plan_product
 from sparsebp.bench.tools.matrices import convolution_t
-from sparsebp.core.errors import DeviceError, DTypeError, LayoutError, MemoryLimitError, OptionError, ShapeError
-from sparsebp.core.threads import get_threads, set_threads
-from sparsebp.products import product, symbolic
-from sparsebp.products.strategies import (
-    OF_KINDS,
-    OF_KINDS_AND_STRUCTURE,
-    OF_STRUCTURE,
-    Gather,
-    blocks,
-    filled,
-    positions,
-    runs,
-)
+from sparsebp.core.errors import DeviceError
+from sparsebp.core.errors import DTypeError
+from sparsebp.core.errors import LayoutError
+from sparsebp.core.errors import MemoryLimitError
+from sparsebp.core.errors import OptionError
+from sparsebp.core.errors import ShapeError
+from sparsebp.core.threads import get_threads
+from sparsebp.core.threads import set_threads
+from sparsebp.products import product
+from sparsebp.products import symbolic
+from sparsebp.products.strategies import OF_KINDS
+from sparsebp.products.strategies import OF_KINDS_AND_STRUCTURE
+from sparsebp.products.strategies import OF_STRUCTURE
+from sparsebp.products.strategies import Gather
+from sparsebp.products import strategies
 from sparsebp.products.symbolic import SymbolicProduct
 from strategies import csr_patterns, normal, reals, seeds, sizes, tolerance
 
@@ -359,8 +363,8 @@ def test_memory_limit_is_said_before_anything_is_allocated():
 def candidates(a, b):
     """A plan for every strategy that fits, runs of any length among them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runs, "RUN_LENGTH", 0)
-        patch.setattr(filled, "worth", lambda *sizes: True)
+        patch.setattr(strategies, "RUN_LENGTH", 0)
+        patch.setattr(strategies, "worth", lambda *sizes: True)
         return [(one, product.plan_by(one)) for one in product.candidates_of_structure(a, b)]
 
 
@@ -389,9 +393,9 @@ def test_a_strategy_is_refused_where_it_does_not_fit(how, pair, seed):
     """Forced past that, a kernel writes past its arrays."""
     (a, b), rng = pair, np.random.default_rng(seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runs, "RUN_LENGTH", 0)
-        patch.setattr(blocks, "WORTH", 0)
-        patch.setattr(filled, "worth", lambda *sizes: True)
+        patch.setattr(strategies, "RUN_LENGTH", 0)
+        patch.setattr(strategies, "WORTH", 0)
+        patch.setattr(strategies, "worth", lambda *sizes: True)
         strategy = how(SymbolicProduct(a, b))
         if not strategy.fits:
             with pytest.raises(OptionError, match=f"'{how.name}' cannot compute this product"):
@@ -446,7 +450,7 @@ def test_selections_with_empty_rows_list_their_products():
 
 def test_products_too_many_to_index_are_summed_in_a_dense_row(monkeypatch):
     a, b = random_pattern(30, 41, 0.2), random_pattern(41, 20, 0.2, 1)
-    monkeypatch.setattr(positions, "INDEX_LIMIT", 10)
+    monkeypatch.setattr(strategies, "INDEX_LIMIT", 10)
     assert plan_product(a, b).strategy == "accumulate"
 
 

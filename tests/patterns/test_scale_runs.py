@@ -9,13 +9,15 @@ import scipy.sparse as sp
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp import SparsityPattern, plan_product
+from sparsebp import SparsityPattern
+from sparsebp import plan_product
 from sparsebp.bench.tools.matrices import convolution_t
-from sparsebp.core.threads import get_threads, set_threads
+from sparsebp.core.threads import get_threads
+from sparsebp.core.threads import set_threads
 from sparsebp.products.product import plan_by
-from sparsebp.products.strategies import scale_runs
-from sparsebp.products.strategies.scale import ScaleColumns
-from sparsebp.products.strategies.scale_runs import ScaleRuns
+from sparsebp.products import strategies
+from sparsebp.products.strategies import ScaleColumns
+from sparsebp.products.strategies import ScaleRuns
 from sparsebp.products.symbolic import SymbolicProduct
 from strategies import reals, seeds
 
@@ -27,7 +29,7 @@ def strategy_of(kind, pattern):
 def forced(pattern, gaps):
     """Return the plan that scales runs however small the matrix is, with or without gaps where those are possible."""
     limits = {"LEAST": 0, "LENGTH": 1, "SHARE": 1, "PER_COLUMN": 0 if gaps else 2**40}
-    with mock.patch.multiple(scale_runs, **limits):
+    with mock.patch.multiple(strategies, **limits):
         strategy = strategy_of(ScaleRuns, pattern)
         assert strategy.fits
         return plan_by(strategy)

@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cuda_on_cpu.compiler import cache_folder, cached
-from sparsebp.kernels.device import options, source
-from sparsebp.kernels.device.base import Defines
+from sparsebp.kernels.device import options
+from sparsebp.kernels.device import source
+from sparsebp.kernels.device.launch import Defines
 
 CUPY_OPTIONS = ("-ftz=true", "--device-as-default-execution-space")
 """What CuPy 14.2 appends to our options (``_compile_with_cache_cuda`` and ``_compile_using_nvrtc`` in its

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from sass import machine, nvrtc
 from sass.decode import Instruction, functions
 from sass.loops import Loop, busiest, loops
-from sparsebp.kernels.device.base import Defines
+from sparsebp.kernels.device.launch import Defines
 
 Steps = tuple[str, int] | int
 """How the time steps of an unrolled round are told, see `report`."""

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp.scan import affine
+from sparsebp.scan import algorithms
 from strategies import seeds
 
 
@@ -23,9 +23,9 @@ def test_joined_maps_do_what_they_do_one_after_the_other(seed: int, count: int, 
     rng = np.random.default_rng(seed)
     maps, g = rng.standard_normal((count, batch, size + 1, size)), rng.standard_normal((batch, size))
     kept = maps.copy()
-    np.testing.assert_allclose(through(affine.join_all(maps)[None], g), through(maps, g), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(through(algorithms.join_all(maps)[None], g), through(maps, g), rtol=1e-9, atol=1e-9)
     if count == 3:
-        left, right = affine.join(affine.join(*maps[:2]), maps[2]), affine.join(maps[0], affine.join(*maps[1:]))
+        left, right = algorithms.join(algorithms.join(*maps[:2]), maps[2]), algorithms.join(maps[0], algorithms.join(*maps[1:]))
         np.testing.assert_allclose(left, right, rtol=1e-9, atol=1e-9)
     np.testing.assert_array_equal(maps, kept)
 
@@ -34,9 +34,9 @@ def test_joined_maps_do_what_they_do_one_after_the_other(seed: int, count: int, 
 def test_identity_and_constant(dtype: type) -> None:
     rng = np.random.default_rng(0)
     one, vectors = rng.standard_normal((2, 4, 3)).astype(dtype), rng.standard_normal((2, 3)).astype(dtype)
-    same, fixed = affine.identity(one), affine.constant(vectors)
+    same, fixed = algorithms.identity(one), algorithms.constant(vectors)
     assert same.dtype == fixed.dtype == dtype
-    np.testing.assert_array_equal(affine.join(one, same), one)
-    np.testing.assert_array_equal(affine.join(same, one), one)
-    np.testing.assert_array_equal(affine.join(one, fixed), fixed)
+    np.testing.assert_array_equal(algorithms.join(one, same), one)
+    np.testing.assert_array_equal(algorithms.join(same, one), one)
+    np.testing.assert_array_equal(algorithms.join(one, fixed), fixed)
     np.testing.assert_array_equal(through(fixed[None], rng.standard_normal((2, 3))), vectors)

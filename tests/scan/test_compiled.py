@@ -13,11 +13,15 @@ from hypothesis import strategies as st
 
 from backends import needs_numba
 from scan.chains import Chain, chains, make_chain
-from sparsebp import SparsityPattern, kernels, plan_scan
+from sparsebp import SparsityPattern
+from sparsebp import kernels
+from sparsebp import plan_scan
 from sparsebp.core import threads
-from sparsebp.core.errors import DTypeError, LayoutError, SparseBPError
-from sparsebp.patterns.sparsity import NEIGHBOURS
-from sparsebp.scan.running import compiled
+from sparsebp.core.errors import DTypeError
+from sparsebp.core.errors import LayoutError
+from sparsebp.core.errors import SparseBPError
+from sparsebp.patterns.pattern import NEIGHBOURS
+from sparsebp.scan import run
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +103,7 @@ def test_large_results_are_arrays_of_their_own():
     chain = make_chain(np.random.default_rng(3), 9, 4)
     plan = plan_scan(chain.patterns, "linear")
     together = plan(chain.g, chain.data, chain.injections)
-    with mock.patch.object(compiled, "TOGETHER", 0):
+    with mock.patch.object(run, "TOGETHER", 0):
         apart = plan(chain.g, chain.data, chain.injections)
     assert all(y.base is None for y in apart)
     assert all(np.array_equal(a, b) for a, b in zip(together, apart, strict=True))

@@ -7,15 +7,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp import SparsityPattern, plan_scan
-from sparsebp.backend.machine import Machine, machine
+from sparsebp import SparsityPattern
+from sparsebp import plan_scan
+from sparsebp.core.machine import Machine
+from sparsebp.core.machine import machine
 from sparsebp.core.errors import OptionError
-from sparsebp.kernels.device import recurrent_cycles
+from sparsebp.kernels.device import recurrent
 from sparsebp.scan import choose_recurrent_backward
-from sparsebp.scan.planning.candidates import Candidate, candidates
-from sparsebp.scan.planning.cost import profile_costs, seconds
-from sparsebp.scan.planning.recurrent import _best_chunks, _choose, _chunked, _gpu, _recursion
-from sparsebp.scan.planning.sizing import Sizes
+from sparsebp.scan.cost import Candidate
+from sparsebp.scan.cost import candidates
+from sparsebp.scan.cost import profile_costs
+from sparsebp.scan.cost import seconds
+from sparsebp.scan.recurrent import _best_chunks
+from sparsebp.scan.recurrent import _choose
+from sparsebp.scan.recurrent import _chunked
+from sparsebp.scan.recurrent import _gpu
+from sparsebp.scan.recurrent import _recursion
+from sparsebp.scan.cost import Sizes
 
 GPU = Machine("GPU", 528, 56e9, 0.5, 3.8e12, 0, 8e-6, 0.1e-6, True, "a data sheet")
 SMALL_GPU = Machine("GPU", 80, 54e9, 1 / 64, 0.2e12, 0, 8e-6, 0.1e-6, True, "a data sheet")
@@ -41,7 +49,7 @@ def test_a_host_runs_the_recursion(monkeypatch, cell, H, T):
     """The rule, without an estimate: a scan over stored Jacobians was taken for H = 1 and 2, ten times as slow."""
     asked = choose_recurrent_backward(cell, T, 1, H, np.float32, np, workers=1)
     assert "blelloch" not in asked.estimates
-    monkeypatch.setattr("sparsebp.scan.planning.recurrent._choose", None)  # nothing is estimated
+    monkeypatch.setattr("sparsebp.scan.recurrent._choose", None)  # nothing is estimated
     choice = choose_recurrent_backward(cell, T, 1, H)
     assert (choice.algorithm, choice.chunks) == ("bp", 1)
     assert choice.reason.startswith("On a host auto takes plain back-propagation")
@@ -79,10 +87,10 @@ def test_chunks_on_a_gpu_have_no_better_neighbour(gpu, cell, B, itemsize):
 @pytest.mark.parametrize(("T", "around"), [(1000, 64), (30_000, 258)])
 def test_a_gpu_gets_as_many_chunks_as_have_a_warp_scheduler_each(T, around):
     """B + (C - 2) * groups warps in the first phase: one more on any scheduler doubles its time."""
-    layer, gpu = recurrent_cycles.Layer("rnn", 16, 20, 4), _gpu(GPU)
+    layer, gpu = recurrent.Layer("rnn", 16, 20, 4), _gpu(GPU)
     chunks = _choose("rnn", T, 16, 20, 4, GPU, None).chunks
     assert around * 0.9 <= chunks <= around * 1.1
-    rows = recurrent_cycles.rows_a_lane(layer, chunks - 2, gpu)
+    rows = recurrent.rows_a_lane(layer, chunks - 2, gpu)
     groups = -(-16 // (32 // -(-20 // rows)))
     assert 16 + (chunks - 2) * groups <= 4 * gpu.multiprocessors
 
@@ -94,8 +102,8 @@ def test_a_larger_problem_never_takes_less_on_a_gpu(T, B, H, itemsize):
         assert time <= _recursion(cell, T + 1, B, H, itemsize, GPU)
         assert time <= _recursion(cell, T, B + 1, H, itemsize, GPU)
         assert time <= _recursion(cell, T, B, H, itemsize, SMALL_GPU)
-        layer = recurrent_cycles.Layer(cell, B, H, itemsize)
-        counts = recurrent_cycles.chunk_counts(layer, T, _gpu(GPU))
+        layer = recurrent.Layer(cell, B, H, itemsize)
+        counts = recurrent.chunk_counts(layer, T, _gpu(GPU))
         assert counts == sorted(set(counts)) and counts[0] >= 3 and counts[-1] <= T
         assert [-(-T // c) for c in counts] == sorted({-(-T // c) for c in counts}, reverse=True)
 

@@ -13,12 +13,14 @@ from hypothesis import strategies as st
 
 from scan.chains import make_chain
 from scan.convolutional import vgg_like
-from sparsebp import SparsityPattern, plan_scan
+from sparsebp import SparsityPattern
+from sparsebp import plan_scan
 from sparsebp.core.errors import MemoryLimitError
 from sparsebp.products import plan_product
-from sparsebp.scan.planning import choose, sizing
-from sparsebp.scan.planning.candidates import Candidate
-from sparsebp.scan.planning.fill_in import EstimatedPattern, FillIn
+from sparsebp.scan import cost
+from sparsebp.scan.cost import Candidate
+from sparsebp.scan.cost import EstimatedPattern
+from sparsebp.scan.cost import FillIn
 
 MANY = 10_000
 
@@ -36,9 +38,9 @@ def plan_by_estimates(monkeypatch) -> list[Candidate]:
 
     def estimated(candidate, chain, *_):
         planned.append(candidate)
-        return sizing.size_recipe(candidate.recipe(chain.ends), chain, FillIn())
+        return cost.size_recipe(candidate.recipe(chain.ends), chain, FillIn())
 
-    monkeypatch.setattr(choose, "_planned", estimated)
+    monkeypatch.setattr(cost, "_planned", estimated)
     return planned
 
 
@@ -46,7 +48,7 @@ def plan_by_estimates(monkeypatch) -> list[Candidate]:
 def test_estimates_are_near_what_planning_finds(fold):
     patterns, shared = pruned(16)
     plan = plan_scan(patterns, "blelloch", shared=shared, fold=fold, batch=2)
-    estimated = sizing.size_recipe(Candidate("blelloch").recipe(plan.chain.ends), plan.chain, FillIn())
+    estimated = cost.size_recipe(Candidate("blelloch").recipe(plan.chain.ends), plan.chain, FillIn())
     for guess, real in zip(estimated.plans, plan.sized.plans, strict=True):
         if real is not None:
             assert guess.products == pytest.approx(real.products, rel=0.3, abs=2)
@@ -74,7 +76,7 @@ def test_estimates_are_the_same_every_time():
     patterns, shared = pruned(8)
     plan = plan_scan(patterns, "linear", shared=shared)
     recipe = Candidate("blelloch").recipe(plan.chain.ends)
-    memory = {sizing.size_recipe(recipe, plan.chain, FillIn()).memory for _ in range(2)}
+    memory = {cost.size_recipe(recipe, plan.chain, FillIn()).memory for _ in range(2)}
     assert len(memory) == 1
 
 
@@ -118,7 +120,7 @@ def test_a_step_beyond_memory_is_refused_before_anything_is_planned(monkeypatch)
     patterns, shared = pruned(8)
     linear = plan_scan(patterns, "linear", shared=shared).memory
     planned = []
-    monkeypatch.setattr(sizing, "plan_product", lambda *a, **k: planned.append(a) or plan_product(*a, **k))
+    monkeypatch.setattr(cost, "plan_product", lambda *a, **k: planned.append(a) or plan_product(*a, **k))
     with pytest.raises(
         MemoryLimitError, match=r"step of the scan's (up-sweep|fold), J\d+:\d+ = .*Use algorithm="
     ) as caught:
@@ -127,7 +129,7 @@ def test_a_step_beyond_memory_is_refused_before_anything_is_planned(monkeypatch)
 
 
 def test_without_a_limit_the_machine_is_the_limit(monkeypatch):
-    from sparsebp.backend import machine as machines
+    from sparsebp.core import machine as machines
 
     patterns, shared = pruned(8)
     monkeypatch.setattr(machines, "host_memory", lambda: 2**20)
@@ -155,9 +157,9 @@ def filling_chain(n: int = 20) -> list[SparsityPattern]:
 
 def test_what_fill_in_costs_is_said_before_it_is_planned(monkeypatch):
     patterns = filling_chain()
-    monkeypatch.setattr(choose, "MUCH", 50)
+    monkeypatch.setattr(cost, "MUCH", 50)
     with monkeypatch.context() as planless:
-        planless.setattr(choose, "_planned", lambda *_: pytest.fail("it was planned first"))
+        planless.setattr(cost, "_planned", lambda *_: pytest.fail("it was planned first"))
         planless.setattr(choose.warnings, "warn", lambda text, *_, **__: (_ for _ in ()).throw(RuntimeError(text)))
         with pytest.raises(RuntimeError, match=r"blelloch scan fills in.* times the work of the linear scan"):
             plan_scan(patterns, "blelloch")

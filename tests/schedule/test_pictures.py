@@ -10,23 +10,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparsebp.core.errors import MissingDependencyError, OptionError, OutputError
-from sparsebp.schedule import (
-    Costs,
-    Link,
-    Schedule,
-    StageBytes,
-    StepGraph,
-    chrome_trace,
-    gantt,
-    parse,
-    simulate,
-    text_chart,
-    write_trace,
-)  # fmt: skip
+from sparsebp.core.errors import MissingDependencyError
+from sparsebp.core.errors import OptionError
+from sparsebp.core.errors import OutputError
+from sparsebp.schedule import Costs  # fmt: skip
+from sparsebp.schedule import Link  # fmt: skip
+from sparsebp.schedule import Schedule  # fmt: skip
+from sparsebp.schedule import StageBytes  # fmt: skip
+from sparsebp.schedule import StepGraph  # fmt: skip
+from sparsebp.schedule import chrome_trace  # fmt: skip
+from sparsebp.schedule import gantt  # fmt: skip
+from sparsebp.schedule import parse  # fmt: skip
+from sparsebp.schedule import simulate  # fmt: skip
+from sparsebp.schedule import text_chart  # fmt: skip
+from sparsebp.schedule import write_trace  # fmt: skip
 from sparsebp.schedule.actions import actions_of
-from sparsebp.schedule.by_name import build
-from sparsebp.schedule.pictures.labels import numbers, row
+from sparsebp.schedule.builders import build
+from sparsebp.schedule.plot import numbers
+from sparsebp.schedule.plot import row
 
 
 def lane(text: str):

@@ -10,14 +10,23 @@ from pathlib import Path
 import pytest
 
 from sparsebp.core.errors import ScheduleError
-from sparsebp.schedule import Overlap, Schedule, StepGraph, parse, read_csv, write_csv
+from sparsebp.schedule import Overlap
+from sparsebp.schedule import Schedule
+from sparsebp.schedule import StepGraph
+from sparsebp.schedule import parse
+from sparsebp.schedule import read_csv
+from sparsebp.schedule import write_csv
 from sparsebp.schedule.builders import BUILDERS
-from sparsebp.schedule.by_name import build
-from sparsebp.schedule.files.for_torch import for_torch
-from sparsebp.schedule.files.program_csv import read_programs, write_programs
-from sparsebp.schedule.lowering.lower import lower
-from sparsebp.schedule.lowering.programs import Compute, Post, Reduce, Send
-from sparsebp.schedule.lowering.rendezvous import check_rendezvous
+from sparsebp.schedule.builders import build
+from sparsebp.schedule.files import for_torch
+from sparsebp.schedule.files import read_programs
+from sparsebp.schedule.files import write_programs
+from sparsebp.schedule.lower import lower
+from sparsebp.schedule.lower import Compute
+from sparsebp.schedule.lower import Post
+from sparsebp.schedule.lower import Reduce
+from sparsebp.schedule.lower import Send
+from sparsebp.schedule.lower import check_rendezvous
 
 pytest.importorskip("torch")
 pipelining = pytest.importorskip("torch.distributed.pipelining.schedules")

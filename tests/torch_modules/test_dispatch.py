@@ -21,8 +21,10 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 import sparsebp.torch as st  # noqa: E402
 from sparsebp.core.errors import OptionError  # noqa: E402
-from sparsebp.torch import limits  # noqa: E402
-from sparsebp.torch.dispatch import ATTRIBUTES, dispatch_of, way_of  # noqa: E402
+from sparsebp.torch import modules  # noqa: E402
+from sparsebp.torch.modules import ATTRIBUTES  # noqa: E402
+from sparsebp.torch.modules import dispatch_of  # noqa: E402
+from sparsebp.torch.modules import way_of  # noqa: E402
 from torch_modules_reference import assert_same, tensors  # noqa: E402
 
 KINDS = ["RNN", "GRU", "LSTM"]
@@ -80,12 +82,12 @@ def sequences(steps: int, packed: bool, dtype: Any, uniform: bool = False) -> An
     )
 
 
-@pytest.mark.parametrize("case", limits.FEWEST_STEPS)
+@pytest.mark.parametrize("case", modules.FEWEST_STEPS)
 def test_the_table_decides_and_explain_says_so(case: Any, called: list[str]) -> None:
     """One step fewer runs PyTorch's forward, and so does one unit more than the largest."""
     cell, in_float64, packed, trains = case
     dtype = torch.float64 if in_float64 else torch.float32
-    for hidden, fewest in limits.FEWEST_STEPS[case]:
+    for hidden, fewest in modules.FEWEST_STEPS[case]:
         module = st.accelerate(getattr(nn, cell)(FEATURES, hidden, dtype=dtype))
         for steps in (fewest - 1, fewest):
             x = sequences(steps, packed, dtype)
@@ -100,7 +102,7 @@ def test_the_table_decides_and_explain_says_so(case: Any, called: list[str]) -> 
                 continue
             assert bool(called) is (steps < fewest)
             assert told.replaced is (steps == fewest)
-            assert f"{limits.Case(*case)}, T = {steps} {'≥' if told.replaced else '<'} {fewest}" in told.reason
+            assert f"{modules.Case(*case)}, T = {steps} {'≥' if told.replaced else '<'} {fewest}" in told.reason
             assert told.reason.startswith("the kernels: " if told.replaced else "PyTorch's forward: ")
     large = getattr(nn, cell)(FEATURES, hidden + 1, dtype=dtype)
     with torch.set_grad_enabled(trains):

@@ -9,14 +9,14 @@ torch = pytest.importorskip("torch")
 from torch.nn.utils.rnn import pack_padded_sequence  # noqa: E402
 
 import sparsebp.torch as sparsebp_torch  # noqa: E402
-from sparsebp.torch import operators  # noqa: E402
+from sparsebp.torch import ops  # noqa: E402
 
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
-    whole = operators.infer
-    monkeypatch.setattr(operators, "infer", lambda kind, *rest: found.append(kind) or whole(kind, *rest))
+    whole = ops.infer_op
+    monkeypatch.setattr(ops, "infer_op", lambda kind, *rest: found.append(kind) or whole(kind, *rest))
     return found
 
 

@@ -14,9 +14,13 @@ from hypothesis import strategies as hs
 
 import sparsebp.torch as st
 from sparsebp import SparsityPattern
-from sparsebp.core.errors import DTypeError, OptionError, PatternError, ShapeError, StaleError
+from sparsebp.core.errors import DTypeError
+from sparsebp.core.errors import OptionError
+from sparsebp.core.errors import PatternError
+from sparsebp.core.errors import ShapeError
+from sparsebp.core.errors import StaleError
 from sparsebp.products import plan_product
-from sparsebp.torch.sparse.trilinear import columns
+from sparsebp.torch.sparse import columns
 from strategies import csr_patterns, seeds, sizes
 
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from sparsebp import kernels
-from sparsebp.nn.recurrent.tape import Weights
-from sparsebp.torch import runs
-from sparsebp.torch.packing import stretches
+from sparsebp.nn.cells import Weights
+from sparsebp.torch import ops
+from sparsebp.torch.ops import stretches
 
 GATES = {"rnn_tanh": 1, "rnn_relu": 1, "gru": 3, "lstm": 4}
 
@@ -23,8 +23,8 @@ def run(kind, dtype, batch_sizes, features, hidden, arrives, bias):
     weights = Weights(draw(GATES[kind] * hidden, features), draw(GATES[kind] * hidden, hidden), *biases)
     start = tuple(draw(batch, hidden) for _ in range(2 if kind == "lstm" else 1))
     x, gy, last = draw(rows, features), draw(rows, hidden), tuple(draw(batch, hidden) for _ in start)
-    done = runs.forward(kind, x, cuts, start, weights)
-    back = runs.backward(
+    done = ops.forward(kind, x, cuts, start, weights)
+    back = ops.backward(
         kind, x, cuts, start, weights, done.states, done.gates, gy if arrives else None,
         last if bias else (None,) * len(start), True, True,
     )  # fmt: skip

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap  # noqa: E402
 from torch.nn.utils.rnn import pack_sequence  # noqa: E402
 
-from sparsebp.torch import operators  # noqa: E402
+from sparsebp.torch import ops  # noqa: E402
 from torch_modules_reference import tensors  # noqa: E402
 
 LAYERS = ["RNN", "GRU", "LSTM"]
@@ -137,10 +137,10 @@ def test_vmap_of_packed_sequences(pair: Any) -> None:
 def test_the_operators_are_what_they_say() -> None:
     """PyTorch's own checks of schemas, shapes, autograd, and of graphs with free sizes."""
     x, h0, w_ih, w_hh, bias = (torch.randn(s, requires_grad=True) for s in ((6, 2), (2, 3), (9, 2), (9, 3), (9,)))
-    torch.library.opcheck(operators.run, ("gru", True, None, x, h0, None, w_ih, w_hh, bias, bias))
-    y, _, _, h, c, gates = (t.detach() for t in operators.run("gru", True, None, x, h0, None, w_ih, w_hh, bias, bias))
+    torch.library.opcheck(ops.run_op, ("gru", True, None, x, h0, None, w_ih, w_hh, bias, bias))
+    y, _, _, h, c, gates = (t.detach() for t in ops.run_op("gru", True, None, x, h0, None, w_ih, w_hh, bias, bias))
     arguments = (True, True, y, None, None, h, c, gates, "gru", True, None, x, h0, None, w_ih, w_hh, bias, bias)
-    torch.library.opcheck(operators.run_back, arguments, test_utils=("test_schema", "test_faketensor"))
+    torch.library.opcheck(ops.run_back, arguments, test_utils=("test_schema", "test_faketensor"))
 
 
 def test_a_compiled_model_is_one_graph(pair: Any) -> None:
@@ -180,4 +180,4 @@ def test_a_compiled_transform_loses_no_tangent(pair: Any) -> None:
     with pytest.raises(NotImplementedError):
         arguments = "gru", False, None, x.reshape(8, 2), torch.zeros(2, 3).double(), None
         weights = [p.detach() for p in ours.parameters()]
-        jvp(lambda x: operators.run(*arguments[:3], x, *arguments[4:], *weights)[0], (arguments[3],), (arguments[3],))
+        jvp(lambda x: ops.run_op(*arguments[:3], x, *arguments[4:], *weights)[0], (arguments[3],), (arguments[3],))

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from sparsebp import nn, optim
+from sparsebp import nn
+from sparsebp import optim
 from sparsebp.train import Trainer
 
 

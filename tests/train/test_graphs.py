@@ -12,18 +12,27 @@ import numpy as np
 import pytest
 
 import orders
-from sparsebp import backend, nn, optim
-from sparsebp.backend.cublas import Cublas, operand
-from sparsebp.backend.graphs import GraphRecorder
-from sparsebp.core.errors import DeviceError, NonFiniteError, OptionError
+from sparsebp.core import backend
+from sparsebp import nn
+from sparsebp import optim
+from sparsebp.core.backend import Cublas
+from sparsebp.core.backend import operand
+from sparsebp.core.cuda_graphs import GraphRecorder
+from sparsebp.core.errors import DeviceError
+from sparsebp.core.errors import NonFiniteError
+from sparsebp.core.errors import OptionError
 from sparsebp.runtime import graphs
 from sparsebp.runtime.executor import Executor
-from sparsebp.runtime.graphs import Graphs, in_turn
-from sparsebp.runtime.stages import Stages
-from sparsebp.runtime.step import Watch
-from sparsebp.schedule.builders import conventional, out_of_order
-from sparsebp.train import Callback, ProgressBar, Trainer
-from sparsebp.train.training import schedule_of
+from sparsebp.runtime.graphs import Graphs
+from sparsebp.runtime.graphs import in_turn
+from sparsebp.runtime.actions import Stages
+from sparsebp.runtime.actions import Watch
+from sparsebp.schedule.builders import conventional
+from sparsebp.schedule.builders import out_of_order
+from sparsebp.train import Callback
+from sparsebp.train import ProgressBar
+from sparsebp.train import Trainer
+from sparsebp.train.ranks import schedule_of
 
 BATCH = (orders.IMAGES, orders.CLASSES)
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sparsebp.backend.reading import Reading
+from sparsebp.core.backend import Reading
 from sparsebp.core.errors import NonFiniteError
-from sparsebp.optim.clip import clip_grad_norm, clip_on_device, square_sums
-from sparsebp.runtime.late import LateSteps
-from sparsebp.runtime.step import Later, Step, Watch
+from sparsebp.optim.optimizer import clip_grad_norm
+from sparsebp.optim.optimizer import clip_on_device
+from sparsebp.optim.optimizer import square_sums
+from sparsebp.runtime.executor import LateSteps
+from sparsebp.runtime.actions import Later
+from sparsebp.runtime.actions import Step
+from sparsebp.runtime.actions import Watch
 
 
 class Spy(Watch):

@@ -3,11 +3,15 @@
 import numpy as np
 import pytest
 
-from sparsebp import nn, optim
+from sparsebp import nn
+from sparsebp import optim
 from sparsebp.core.errors import NonFiniteError
-from sparsebp.distributed.transports.in_process import run_ranks
-from sparsebp.train import Callback, Trainer, load_checkpoint
-from sparsebp.train.finite import loss_error, nonfinite
+from sparsebp.comm.threads import run_ranks
+from sparsebp.train import Callback
+from sparsebp.train import Trainer
+from sparsebp.train import load_checkpoint
+from sparsebp.train.trainer import loss_error
+from sparsebp.train.trainer import nonfinite
 
 
 class Spoil(Callback):

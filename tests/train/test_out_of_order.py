@@ -9,21 +9,34 @@ from hypothesis import strategies as st
 
 import orders
 from schedules import costs as any_costs
-from sparsebp import models, nn, optim
-from sparsebp.core.errors import MemoryLimitError, OptionError
+from sparsebp import models
+from sparsebp import nn
+from sparsebp import optim
+from sparsebp.core.errors import MemoryLimitError
+from sparsebp.core.errors import OptionError
 from sparsebp.runtime import Executor
-from sparsebp.runtime.candidates import (
-    COSTS_NAME,
-    SCHEDULE_NAME,
-    FoundSchedule,
-    Trial,
-    all_schedules,
-    candidates,
-)
-from sparsebp.runtime.measure import Span, _arrays, measured_costs, measured_slowdowns, with_handing
-from sparsebp.runtime.out_of_order import MEASURED, ROUNDS, OutOfOrderExecutor
-from sparsebp.schedule import Action, Schedule, StepGraph, read_costs, read_csv, simulate
-from sparsebp.schedule.costs import Costs, StageBytes
+from sparsebp.runtime.search import COSTS_NAME
+from sparsebp.runtime.search import SCHEDULE_NAME
+from sparsebp.runtime.search import FoundSchedule
+from sparsebp.runtime.search import Trial
+from sparsebp.runtime.search import all_schedules
+from sparsebp.runtime.search import candidates
+from sparsebp.runtime.search import Span
+from sparsebp.runtime.search import _arrays
+from sparsebp.runtime.search import measured_costs
+from sparsebp.runtime.search import measured_slowdowns
+from sparsebp.runtime.search import with_handing
+from sparsebp.runtime.search import MEASURED
+from sparsebp.runtime.search import ROUNDS
+from sparsebp.runtime.search import OutOfOrderExecutor
+from sparsebp.schedule import Action
+from sparsebp.schedule import Schedule
+from sparsebp.schedule import StepGraph
+from sparsebp.schedule import read_costs
+from sparsebp.schedule import read_csv
+from sparsebp.schedule import simulate
+from sparsebp.schedule.costs import Costs
+from sparsebp.schedule.costs import StageBytes
 from sparsebp.train import Trainer
 
 IMAGES = np.random.default_rng(0).standard_normal((60, 3, 8, 8)).astype(np.float32)

@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 
 import orders
-from sparsebp import nn, optim
+from sparsebp import nn
+from sparsebp import optim
 from sparsebp.data import ArrayDataset
-from sparsebp.train import Callback, ProgressBar, Trainer
+from sparsebp.train import Callback
+from sparsebp.train import ProgressBar
+from sparsebp.train import Trainer
 
 
 def fit(fusion, data, scheduler=None, callbacks=()):
@@ -113,8 +116,9 @@ def test_updates_wait_where_nobody_looks(data, scheduler, steps):
 
 
 def test_our_own_data_sets_do_not_look():
-    from sparsebp.data import BitstreamDataset, ImageDataset
-    from sparsebp.optim.lr_scheduler import reads_model
+    from sparsebp.data import BitstreamDataset
+    from sparsebp.data import ImageDataset
+    from sparsebp.optim.lr_schedules import reads_model
 
     assert not any(reads_model(thing) for thing in (
         ArrayDataset(orders.SEQUENCES, orders.CLASSES), BitstreamDataset(5, 3),

@@ -8,7 +8,8 @@ import pickle
 import numpy as np
 import pytest
 
-from sparsebp import nn, optim
+from sparsebp import nn
+from sparsebp import optim
 from sparsebp.train import Trainer
 
 X = np.random.default_rng(0).standard_normal((18, 5))

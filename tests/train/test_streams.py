@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 
 import orders
-from sparsebp import backend, nn, optim
+from sparsebp.core import backend
+from sparsebp import nn
+from sparsebp import optim
 from sparsebp.core import threads
 from sparsebp.runtime.executor import Executor
-from sparsebp.runtime.stages import Stages
+from sparsebp.runtime.actions import Stages
 from sparsebp.runtime.streams import TwoStreams
-from sparsebp.schedule.builders import conventional, out_of_order
+from sparsebp.schedule.builders import conventional
+from sparsebp.schedule.builders import out_of_order
 
 
 class FakeDevice:
@@ -114,7 +117,7 @@ def test_a_forgotten_executor_ends_its_thread():
 
 @pytest.mark.skipif(threads.most_threads() < 2, reason="needs two threads")
 def test_kernels_of_threads_side_by_side_enter_no_parallel_region():
-    from sparsebp.kernels.host.engine.parts import parts_for
+    from sparsebp.kernels.host.engine.compile import parts_for
 
     many = parts_for(10**9)
     with threads.serial_kernels():

@@ -6,15 +6,19 @@ import numpy as np
 import pytest
 
 import orders
-from sparsebp import nn, optim, prune
+from sparsebp import nn
+from sparsebp import optim
+from sparsebp import prune
 from sparsebp.core import threads
-from sparsebp.kernels.host.dense import blas
+from sparsebp.kernels.host import dense
 from sparsebp.runtime import streams
 from sparsebp.runtime.actions import Actions
 from sparsebp.runtime.executor import Executor
-from sparsebp.runtime.measure import TimedExecutor
-from sparsebp.runtime.stages import Stages
-from sparsebp.schedule import Action, Schedule, StepGraph
+from sparsebp.runtime.search import TimedExecutor
+from sparsebp.runtime.actions import Stages
+from sparsebp.schedule import Action
+from sparsebp.schedule import Schedule
+from sparsebp.schedule import StepGraph
 from sparsebp.schedule.builders import conventional
 
 
@@ -81,7 +85,7 @@ def test_weight_gradients_that_can_begin_run_in_one_call(monkeypatch, what, toge
     monkeypatch.setattr(streams, "BYTES_TOGETHER", 0 if what == "too large" else 1 << 21)
     order = side_by_side(made())
     state, norm, spans = trained(made(), order, timed)
-    assert found == ([] if together is None else [((1, 3), together and blas.is_numpys())] * 3)
+    assert found == ([] if together is None else [((1, 3), together and dense.is_numpys())] * 3)
     stages = Stages(made())
     wanted, wanted_norm, _ = trained(made(), conventional(stages=len(stages), unweighted=stages.unweighted))
     orders.assert_same(state, wanted)

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparsebp import backend
+from sparsebp.core import backend
 from sparsebp.bench.tools.benchmark import Run
 from sparsebp.bench.tools.workload import chunk_count
 from sparsebp.core import timing
-from sparsebp.core.types import Array
+from sparsebp.core.check import Array
 from sparsebp.kernels.operands import WeightSums
-from sparsebp.scan.planning.recurrent import choose_recurrent_backward
+from sparsebp.scan.recurrent import choose_recurrent_backward
 
 HIDDEN, BATCH = 20, 16
 """The paper's hidden size, and batch."""
@@ -75,7 +75,7 @@ class Recurrence:
     Parameters
     ----------
     kernels
-        `sparsebp.kernels.api.Kernels` of the arrays.
+        `sparsebp.kernels.spec.Kernels` of the arrays.
     xp
         The namespace of the arrays.
     cell

@@ -13,20 +13,27 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from sparsebp import backend
-from sparsebp.bench.gpu.device import SECONDS, begin
+from sparsebp.core import backend
+from sparsebp.bench.gpu.device import SECONDS
+from sparsebp.bench.gpu.device import begin
 from sparsebp.bench.processes.points import measure_apart
-from sparsebp.bench.schedule import find, optimizer_of
-from sparsebp.bench.tools import pictures, report
-from sparsebp.bench.tools.benchmark import Benchmark, Result, Row, Run
+from sparsebp.bench.schedule import find
+from sparsebp.bench.schedule import optimizer_of
+from sparsebp.bench.tools import pictures
+from sparsebp.bench.tools import report
+from sparsebp.bench.tools.benchmark import Benchmark
+from sparsebp.bench.tools.benchmark import Result
+from sparsebp.bench.tools.benchmark import Row
+from sparsebp.bench.tools.benchmark import Run
 from sparsebp.bench.tools.report import Column
-from sparsebp.bench.tools.workload import CELLS, SequenceWorkload
+from sparsebp.bench.tools.workload import CELLS
+from sparsebp.bench.tools.workload import SequenceWorkload
 from sparsebp.core import timing
-from sparsebp.runtime.candidates import all_schedules
+from sparsebp.runtime.search import all_schedules
 from sparsebp.runtime.executor import Executor
-from sparsebp.runtime.stages import Stages
+from sparsebp.runtime.actions import Stages
 from sparsebp.schedule import Schedule
-from sparsebp.train.training import schedule_of
+from sparsebp.train.ranks import schedule_of
 
 TARGETS = {"capture": 1.3, "streams": 1.1}
 """A captured step over a launched one, on one stream; captured ones on two streams over one."""
@@ -146,7 +153,8 @@ def _sequence(xp: ModuleType, sizes: tuple[str, int, int]) -> Callable[[], Parts
 
 
 def _densenet(xp: ModuleType, sizes: Mapping[str, Any]) -> Callable[[], Parts]:
-    from sparsebp import models, nn
+    from sparsebp import models
+    from sparsebp import nn
 
     size, samples, side = sizes["densenet"]
     device = "cpu" if backend.is_host(xp) else "cuda"

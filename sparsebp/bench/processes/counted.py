@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from sparsebp.core.types import Array
-from sparsebp.distributed.transport import Handle, Transport
+from sparsebp.core.check import Array
+from sparsebp.comm.transport import Handle
+from sparsebp.comm.transport import Transport
 
 
 class Counted(Transport):

@@ -8,17 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp import nn, optim
-from sparsebp.bench.processes.replicas import SGD, mlp
+from sparsebp import nn
+from sparsebp import optim
+from sparsebp.bench.processes.replicas import SGD
+from sparsebp.bench.processes.replicas import mlp
 from sparsebp.core.threads import set_threads
-from sparsebp.distributed.pipeline.executor import PipelineExecutor
-from sparsebp.distributed.transport import Transport
+from sparsebp.runtime.pipeline import PipelineExecutor
+from sparsebp.comm.transport import Transport
 from sparsebp.runtime.actions import Run
-from sparsebp.runtime.stages import Stages
-from sparsebp.runtime.step import Step
-from sparsebp.schedule import Action, Schedule
+from sparsebp.runtime.actions import Stages
+from sparsebp.runtime.actions import Step
+from sparsebp.schedule import Action
+from sparsebp.schedule import Schedule
 from sparsebp.schedule.builders import place_updates
-from sparsebp.schedule.by_name import build
+from sparsebp.schedule.builders import build
 
 TRANSFERS = 20
 """Round trips of each size."""

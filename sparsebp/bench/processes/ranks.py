@@ -16,7 +16,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from sparsebp.core.errors import MissingDependencyError, SparseBPError
+from sparsebp.core.errors import MissingDependencyError
+from sparsebp.core.errors import SparseBPError
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
 
@@ -75,7 +76,7 @@ def on_ranks(
 
 
 def _main(module: str, progress: str, arguments: str, file: str) -> None:
-    from sparsebp.distributed.start import connect
+    from sparsebp.runtime.launch import connect
 
     transport = connect(progress=bool(int(progress)))
     found = import_module(module).work(transport, **json.loads(arguments))

@@ -1,4 +1,4 @@
-"""Measures the price list of this machine (`sparsebp.backend.machine.prices`), in about half a minute.
+"""Measures the price list of this machine (`sparsebp.core.machine`), in about half a minute.
 
 What is measured is what is estimated: kernels, products and whole backwards of recurrent layers, on one thread, by that
 thread's own clock, so that a process that takes the core meanwhile does not count. Rates come from single calls; the
@@ -16,18 +16,30 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp import kernels, nn
-from sparsebp.backend.machine.price_file import now_and_here
-from sparsebp.backend.machine.prices import CELLS, STRATEGIES, CellPrices, Prices
+from sparsebp import kernels
+from sparsebp import nn
+from sparsebp.core.machine import now_and_here
+from sparsebp.core.machine import CELLS
+from sparsebp.core.machine import STRATEGIES
+from sparsebp.core.machine import CellPrices
+from sparsebp.core.machine import Prices
 from sparsebp.bench.tools.environment import copy_bandwidth
-from sparsebp.bench.tools.matrices import convolution_t, max_pool_t
+from sparsebp.bench.tools.matrices import convolution_t
+from sparsebp.bench.tools.matrices import max_pool_t
 from sparsebp.bench.tools.meshes import finite_elements
-from sparsebp.core.threads import most_threads, one_core
+from sparsebp.core.threads import most_threads
+from sparsebp.core.threads import one_core
 from sparsebp.patterns import SparsityPattern
-from sparsebp.products import ProductPlan, plan_product
-from sparsebp.products.product import candidates, candidates_of_structure, plan_by
+from sparsebp.products import ProductPlan
+from sparsebp.products import plan_product
+from sparsebp.products.product import candidates
+from sparsebp.products.product import candidates_of_structure
+from sparsebp.products.product import plan_by
 from sparsebp.scan import plan_scan
-from sparsebp.scan.planning.recurrent import chunked_units, recursion_units, spent, weights_units
+from sparsebp.scan.recurrent import chunked_units
+from sparsebp.scan.recurrent import recursion_units
+from sparsebp.scan.recurrent import spent
+from sparsebp.scan.recurrent import weights_units
 
 BATCH = 16
 LEAST = 1e-13

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp import backend
-from sparsebp.backend.machine.price_file import cpu_model
+from sparsebp.core import backend
+from sparsebp.core.machine import cpu_model
 
 _PACKAGES = (
     "numpy", "scipy", "numba", "torch", "cupy-cuda12x", "cupy-cuda13x", "python-graphblas", "mkl", "jax", "onnxruntime",

@@ -1,22 +1,24 @@
 """Kernels on a GPU: CUDA C++ sources in ``cuda/``, and the launchers that choose grids.
 
-`sparsebp.kernels.api` has checked dtypes, shapes and layouts; a launch checks the device. It is on the current stream,
+`sparsebp.kernels.spec` has checked dtypes, shapes and layouts; a launch checks the device. It is on the current stream,
 allocates scratch only, and never waits for the device.
 """
 
 from __future__ import annotations
 
-from sparsebp.kernels.device.base import Launcher
-from sparsebp.kernels.device.csr import CsrKernels
+from sparsebp.kernels.device.launch import Launcher
+from sparsebp.kernels.device.spgemm import CsrKernels
 from sparsebp.kernels.device.dense import DenseKernels
-from sparsebp.kernels.device.loader import RawModuleLoader, options, source
+from sparsebp.kernels.device.launch import RawModuleLoader
+from sparsebp.kernels.device.launch import options
+from sparsebp.kernels.device.launch import source
 from sparsebp.kernels.device.optimizers import OptimizerKernels
-from sparsebp.kernels.device.pointwise import PointwiseKernels
+from sparsebp.kernels.device.optimizers import PointwiseKernels
 from sparsebp.kernels.device.recurrent import RecurrentKernels
-from sparsebp.kernels.device.sources import SOURCES
+from sparsebp.kernels.device.recurrent import SOURCES
 from sparsebp.kernels.device.spgemm import SpgemmKernels
-from sparsebp.kernels.device.values import ValueKernels
-from sparsebp.kernels.device.windows import WindowKernels
+from sparsebp.kernels.device.spgemm import ValueKernels
+from sparsebp.kernels.device.optimizers import WindowKernels
 
 __all__ = ["SOURCES", "DeviceKernels", "Launcher", "RawModuleLoader", "options", "source"]
 
@@ -31,7 +33,7 @@ class DeviceKernels(
     WindowKernels,
     PointwiseKernels,
 ):
-    """The device side of `sparsebp.kernels.api.Kernels`.
+    """The device side of `sparsebp.kernels.spec.Kernels`.
 
     Parameters
     ----------

@@ -6,15 +6,21 @@ from typing import Any
 
 import numpy as np
 
-from sparsebp.core.types import Array
-from sparsebp.kernels.device.base import BLOCK, WARP, Launcher, ceil_div, real_define, step, thread_block
+from sparsebp.core.check import Array
+from sparsebp.kernels.device.launch import BLOCK
+from sparsebp.kernels.device.launch import WARP
+from sparsebp.kernels.device.launch import Launcher
+from sparsebp.kernels.device.launch import ceil_div
+from sparsebp.kernels.device.launch import real_define
+from sparsebp.kernels.device.launch import step
+from sparsebp.kernels.device.launch import thread_block
 
 _TILE = 4  # as TILE in dense.cu
 _MATMUL_BLOCK = 128
 
 
 class DenseKernels(Launcher):
-    """Device side of the dense part of `sparsebp.kernels.api.Kernels`; shapes and dtypes are stated there."""
+    """Device side of the dense part of `sparsebp.kernels.spec.Kernels`; shapes and dtypes are stated there."""
 
     def dense_matmul(self, a: Array, a_index: Array, b: Array, b_index: Array, out: Array, out_index: Array) -> None:
         """A level of products; a thread a tile of entries and sample."""

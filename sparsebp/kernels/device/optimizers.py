@@ -5,15 +5,31 @@ A launch's arguments hold the addresses, sizes, steps and options of its arrays,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
-
+from __future__ import annotations
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+from typing import NamedTuple
 import numpy as np
+from sparsebp.core import backend
+from sparsebp.core.check import Array
+from sparsebp.core.check import UpdateRule
+from sparsebp.kernels.spec import OPTIONAL_BUFFERS
+from sparsebp.kernels.spec import UPDATE_BUFFERS
+from sparsebp.kernels.spec import UPDATE_OPTIONS
+from sparsebp.kernels.device.launch import BLOCK
+from sparsebp.kernels.device.launch import WARP
+from sparsebp.kernels.device.launch import ByValue
+from sparsebp.kernels.device.launch import Defines
+from sparsebp.kernels.device.launch import Launcher
+from sparsebp.kernels.device.launch import by_value
+from sparsebp.kernels.device.launch import ceil_div
+from sparsebp.kernels.device.launch import real_define
+from sparsebp.kernels.device.launch import check_int32
+from math import prod
+from sparsebp.kernels.device.launch import winner_define
 
-from sparsebp import backend
-from sparsebp.core.types import Array, UpdateRule
-from sparsebp.kernels.api.optimizers import OPTIONAL_BUFFERS, UPDATE_BUFFERS, UPDATE_OPTIONS
-from sparsebp.kernels.device.base import BLOCK, WARP, ByValue, Defines, Launcher, by_value, ceil_div, real_define
 
 Check = Callable[[], None]
 _FILE = "optimizers.cu"
@@ -36,7 +52,7 @@ class _Part(NamedTuple):
 
 
 class OptimizerKernels(Launcher):
-    """Optimizers' part of `sparsebp.kernels.api.Kernels` on a device; shapes and dtypes are stated there."""
+    """Optimizers' part of `sparsebp.kernels.spec.Kernels` on a device; shapes and dtypes are stated there."""
 
     def optimizer_update(
         self,
@@ -148,3 +164,198 @@ class OptimizerKernels(Launcher):
 
 def _rows_a_launch(columns: int, options: int) -> int:
     return _ROOM // (8 * (columns + _LAYOUT + options))
+
+
+# Launchers of kernels of one pass over memory: ``channels.cu``, ``clamp.cu``, ``gelu.cu`` and ``training.cu``.
+
+class PointwiseKernels(Launcher):
+    """Device side of these kernels in `sparsebp.kernels.spec.Kernels`; shapes and dtypes are stated there."""
+
+    def channel_normalise(
+        self, x: Array, weight: Array | None, bias: Array | None, eps: float, mean: Array, var: Array, scale: Array,
+        out: Array, limits: tuple[float, float] | None = None,
+    ) -> None:  # fmt: skip
+        """Mean and variance, a block a channel; what follows from them; a linear map, a thread an element."""
+        self._channels("channel_moments", x, len(mean), x, mean, var)
+        factor = self.xp.empty(mean.shape, mean.dtype)
+        self.channel_factors(var, eps, weight, scale, factor)
+        self.channel_scale(x, mean, factor, self.xp.zeros(mean.shape, mean.dtype) if bias is None else bias, out)
+        if limits is not None:
+            self.clamp(out.reshape(-1), *limits, out.reshape(-1))
+
+    def channel_back(
+        self, gy: Array, x: Array, mean: Array, scale: Array, weight: Array | None, sums: Array, products: Array,
+        out: Array, known: bool = False, y: Array | None = None, limits: tuple[float, float] | None = None,
+    ) -> None:  # fmt: skip
+        """Two sums, a block a channel; what follows from them; what it takes off, a thread an element."""
+        gy = self._counted(gy, y, limits)
+        if not known:
+            self.channel_products(gy, x, mean, sums, products)
+        offset, slope = self.xp.empty(mean.shape, mean.dtype), self.xp.empty(mean.shape, mean.dtype)
+        count = mean.dtype.type(x.shape[0] * x.shape[2])
+        self._numbers("channel_slopes", sums, sums, products, scale, count, offset, slope)
+        factor, blocks = scale if weight is None else scale * weight, ceil_div(x.size, BLOCK)
+        self._channels("channel_centre", x, blocks, gy, x, mean, offset, slope, factor, out)
+
+    def channel_scale(self, x: Array, mean: Array, factor: Array, offset: Array, out: Array) -> None:
+        """A linear map for every channel; a thread an element."""
+        self._channels("channel_scale", x, ceil_div(x.size, BLOCK), x, mean, factor, offset, out)
+
+    def channel_products(
+        self, gy: Array, x: Array, mean: Array, sums: Array, products: Array, y: Array | None = None,
+        limits: tuple[float, float] | None = None,
+    ) -> None:  # fmt: skip
+        """Two sums over every channel in one pass; a block a channel."""
+        self._channels("channel_products", x, len(mean), self._counted(gy, y, limits), x, mean, sums, products)
+
+    def _counted(self, gy: Array, y: Array | None, limits: tuple[float, float] | None) -> Array:
+        """Return a gradient with zeros where y is not within the limits."""
+        if y is None or limits is None:
+            return gy
+        out = self.xp.empty(gy.shape, gy.dtype)
+        self.clamp_grad(gy.reshape(-1), y.reshape(-1), *limits, out.reshape(-1))
+        return out
+
+    def _channels(self, name: str, x: Array, blocks: int, *arrays: Array) -> None:
+        check_int32(name, {"the elements of a channel": x.shape[0] * x.shape[2]})
+        args = (*arrays, *map(np.int32, x.shape))
+        self._launch("channels.cu", name, real_define(x), blocks, (BLOCK,), args)
+
+    def channel_track(
+        self, mean: Array, var: Array, momentum: float, correction: float, running_mean: Array, running_var: Array
+    ) -> None:
+        """Running statistics, one step on; a thread a channel."""
+        number = mean.dtype.type
+        factors = (number(momentum), number(1 - momentum), number(correction))
+        self._numbers("channel_track", mean, mean, var, *factors, running_mean, running_var)
+
+    def channel_factors(self, var: Array, eps: float, weight: Array | None, scale: Array, factor: Array) -> None:
+        """What a channel is divided by, inverted, and what it is multiplied with; a thread a channel."""
+        self._numbers("channel_factors", var, var, var.dtype.type(eps), weight, scale, factor)
+
+    def _numbers(self, name: str, like: Array, *args: Any) -> None:
+        grid = ceil_div(len(like), BLOCK)
+        self._launch("channels.cu", name, real_define(like), grid, (BLOCK,), (*args, np.int32(len(like))))
+
+    def clamp(self, x: Array, low: float, high: float, out: Array) -> None:
+        """Every element between the limits; a thread an element."""
+        self._elements("clamp", low, high, out, x)
+
+    def clamp_grad(self, gy: Array, y: Array, low: float, high: float, out: Array) -> None:
+        """The gradient where y lies above the lower limit and not above the upper one."""
+        self._elements("clamp_grad", low, high, out, gy, y)
+
+    def _elements(self, name: str, low: float, high: float, out: Array, *arrays: Array) -> None:
+        limit = out.dtype.type
+        args = (*arrays, limit(low), limit(high), out, np.int64(out.size))
+        self._launch("clamp.cu", name, real_define(out), ceil_div(out.size, BLOCK), (BLOCK,), args)
+
+    def gelu(self, x: Array, approximate: bool, out: Array) -> None:
+        """Every element times its probability; a thread an element."""
+        self._activation("gelu", approximate, out, x)
+
+    def gelu_grad(self, gy: Array, x: Array, approximate: bool, out: Array) -> None:
+        """The gradient times the slope; a thread an element."""
+        self._activation("gelu_grad", approximate, out, gy, x)
+
+    def _activation(self, name: str, approximate: bool, out: Array, *arrays: Array) -> None:
+        args = (*arrays, np.int32(approximate), out, np.int64(out.size))
+        self._launch("gelu.cu", name, real_define(out), ceil_div(out.size, BLOCK), (BLOCK,), args)
+
+    def softmax_cross_entropy(self, logits: Array, target: Array, losses: Array, grad: Array) -> None:
+        """Loss and gradient of every row; a warp a row. A target outside [0, C) makes its row NaN."""
+        rows, classes = logits.shape
+        block = (WARP, BLOCK // WARP)
+        self._launch(
+            "training.cu",
+            "softmax_cross_entropy",
+            real_define(logits),
+            ceil_div(rows, block[1]),
+            block,
+            (logits, target, losses, grad, np.int64(rows), np.int64(classes)),
+        )
+
+
+# Launchers of the kernels over sliding windows (``cuda/windows.cu``): a thread an element that is written.
+#
+# A convolution is the product of its weights with its windows, laid side by side by a kernel: the library's products.
+
+Axes = tuple[int, ...]
+
+
+class WindowKernels(Launcher):
+    """Device side of convolutions and max pooling in `sparsebp.kernels.spec.Kernels`, which states the shapes."""
+
+    def convolve(
+        self, weight: Array, x: Array, stride: Axes, before: Axes, dilation: Axes, groups: int, out: Array
+    ) -> None:
+        """All windows as columns, and one product a group with the weights."""
+        columns = self._unfolded(x, weight.shape[2:], out.shape[2:], groups, (stride, before, dilation))
+        y = backend.matmul(_grouped(weight, groups), columns)
+        out[...] = self.xp.moveaxis(y.reshape(out.shape[1], out.shape[0], *out.shape[2:]), 0, 1)
+
+    def convolve_t(
+        self, weight: Array, y: Array, stride: Axes, before: Axes, dilation: Axes, groups: int, out: Array
+    ) -> None:
+        """The transpose of `convolve`; every element gathers what is added to it."""
+        columns = backend.matmul(_grouped(weight, groups).swapaxes(1, 2), self._outputs(y, groups))
+        shape = (out.shape[1], *weight.shape[2:], out.shape[0], *y.shape[2:])
+        columns = self.xp.ascontiguousarray(columns).reshape(shape)
+        self._columns("fold", columns, out, out, columns, (stride, before, dilation))
+
+    def correlate(
+        self, y: Array, x: Array, stride: Axes, before: Axes, dilation: Axes, groups: int, out: Array
+    ) -> None:
+        """One product a group of gradients and columns."""
+        columns = self._unfolded(x, out.shape[2:], y.shape[2:], groups, (stride, before, dilation))
+        out[...] = backend.matmul(self._outputs(y, groups), columns.swapaxes(1, 2)).reshape(out.shape)
+
+    def _unfolded(self, x: Array, kernel: Axes, outputs: Axes, groups: int, options: tuple[Axes, ...]) -> Array:
+        """Return every window of x as a column: (groups, in_channels / groups * taps, B * outputs)."""
+        batch, channels = x.shape[:2]
+        columns = self.xp.empty((channels, *kernel, batch, *outputs), dtype=x.dtype)
+        self._columns("unfold", x, columns, x, columns, options)
+        return columns.reshape(groups, channels // groups * prod(kernel), batch * prod(outputs))
+
+    def _outputs(self, y: Array, groups: int) -> Array:
+        """Return y as (groups, out_channels / groups, B * outputs)."""
+        shape = (groups, y.shape[1] // groups, y.shape[0] * prod(y.shape[2:]))
+        return self.xp.ascontiguousarray(self.xp.moveaxis(y, 1, 0)).reshape(shape)
+
+    def _columns(
+        self, name: str, source: Array, out: Array, x: Array, columns: Array, options: tuple[Axes, ...]
+    ) -> None:
+        check_int32(name, {"the planes of x": prod(x.shape[:2]), "the elements of a plane": prod(x.shape[2:])})
+        sizes = map(np.int32, (*x.shape, *columns.shape[1:4], *columns.shape[5:]))
+        args = (source, out, np.int64(out.size), *sizes, *(np.int32(n) for option in options for n in option))
+        self._launch("windows.cu", name, real_define(x) | {"WINNER": "int"}, ceil_div(out.size, BLOCK), (BLOCK,), args)
+
+    def max_pool(
+        self, x: Array, kernel: Axes, stride: Axes, before: Axes,
+        dilation: Axes, y: Array, winner: Array,
+    ) -> None:  # fmt: skip
+        """The maximum of every window and its place."""
+        self._pool("max_pool", (x, y, winner), winner, y.size, x, y, (kernel, stride, before, dilation))
+
+    def max_pool_grad(
+        self, gy: Array, winner: Array, kernel: Axes, stride: Axes, before: Axes,
+        dilation: Axes, out: Array,
+    ) -> None:  # fmt: skip
+        """Every window's gradient goes to its maximum; every input gathers them in the order of the windows."""
+        self._pool("max_pool_grad", (gy, winner, out), winner, out.size, out, gy, (kernel, stride, before, dilation))
+
+    def _pool(
+        self, name: str, arrays: tuple[Array, ...], winner: Array, size: int, x: Array, y: Array,
+        options: tuple[Axes, ...],
+    ) -> None:  # fmt: skip
+        args: tuple[Any, ...] = (
+            *arrays, np.int64(size), *map(np.int32, (*x.shape[1:], *y.shape[1:])),
+            *(np.int32(n) for option in options for n in option),
+        )  # fmt: skip
+        defines = real_define(x) | winner_define(winner)
+        self._launch("windows.cu", name, defines, ceil_div(size, BLOCK), (BLOCK,), args)
+
+
+def _grouped(weight: Array, groups: int) -> Array:
+    """Return the weights as (groups, out_channels / groups, in_channels / groups * taps)."""
+    return weight.reshape(groups, weight.shape[0] // groups, prod(weight.shape[1:]))

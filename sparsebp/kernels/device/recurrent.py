@@ -2,10 +2,582 @@
 
 from __future__ import annotations
 
-from sparsebp.core.types import Array, Nonlinearity
-from sparsebp.kernels.api.recurrent import MOST_INPUTS, room_for_sums
-from sparsebp.kernels.device.recurrent_launches import SUM_REGISTERS, Cell, RecurrentLauncher, Saved
+from __future__ import annotations
+import math
+from functools import cache
+from functools import lru_cache
+from typing import NamedTuple
+from sparsebp.kernels.device.launch import MAX_THREADS
+from sparsebp.kernels.device.launch import WARP
+from sparsebp.kernels.device.launch import ceil_div
+from dataclasses import dataclass
+from dataclasses import replace
+from typing import Any
+import numpy as np
+from sparsebp.core.errors import OptionError
+from sparsebp.core.check import Array
+from sparsebp.kernels.spec import MOST_INPUTS
+from sparsebp.kernels.spec import room_for
+from sparsebp.kernels.spec import room_for_sums
+from sparsebp.kernels.device.launch import Defines
+from sparsebp.kernels.device.launch import Launcher
+from sparsebp.kernels.device.launch import real_define
+from sparsebp.kernels.device.launch import thread_block
 from sparsebp.kernels.operands import WeightSums
+from sparsebp.kernels.operands import multiply_sums
+from sparsebp.core.check import Nonlinearity
+from itertools import product
+from sparsebp.kernels.spec import HELD_INPUTS
+
+
+# Cycles that the recurrent backward takes on a GPU: rows a lane and numbers of chunks are chosen by them, here alone.
+#
+# The launchers (`sparsebp.kernels.device.recurrent`) and the planner (`sparsebp.scan.recurrent`) ask the same
+# functions. Figures are counted, not measured: from the machine code for compute capability 9.0, every instruction with
+# the latencies published for it and global loads answered by the L2 cache. A multiprocessor starts an instruction a
+# cycle on each of four schedulers and reads one word a lane and cycle from shared memory; a warp alone waits for its
+# own results. Which of the three a step waits for depends on how many warps share the multiprocessor.
+
+SCHEDULERS = 4
+"""Of a multiprocessor; each can start an instruction a cycle."""
+WEIGHT_REGISTERS = 144
+"""32-bit registers of a thread that may hold weights; of 255, the rest is for sums and values loaded ahead."""
+_ALL_WEIGHT_REGISTERS = 176
+"""The same with the weights of the input."""
+_GROUP_AT_LEAST = 4
+"""Lanes that share a chunk's matrix, unless it has fewer rows; so a warp has at most eight matrices."""
+ROW_REGISTERS = {"rnn": 128, "gru": 80, "lstm": 66}
+"""32-bit registers of a lane that may hold rows of a chunk's matrix: a GRU's step loads more beside them. Of an LSTM's
+they are those of the columns of h: the columns of c take as many, and so does what the next ones wait in."""
+_REDUCING, _RUNNING = 8, 16
+"""Warps of a multiprocessor that its registers are enough for, in the first phase and in the others."""
+_L2 = 350
+"""Cycles until a value that is loaded a step ahead is there."""
+
+
+class Gpu(NamedTuple):
+    """What the choice depends on: multiprocessors, and cycles of a multiply-add in float64 over those in float32."""
+
+    multiprocessors: int
+    double: float = 2.0
+
+
+class Layer(NamedTuple):
+    """Sizes of one run over time."""
+
+    cell: str
+    batch: int
+    hidden: int
+    itemsize: int
+
+    @property
+    def fold(self) -> int:
+        """Vectors that the transposed weights multiply at a step."""
+        return {"rnn": 1, "gru": 3, "lstm": 4}[self.cell]
+
+    @property
+    def side(self) -> int:
+        """Values of a sample's state, rows of a chunk's matrix: an LSTM's state is h and c."""
+        return self.hidden * (2 if self.cell == "lstm" else 1)
+
+    @property
+    def words(self) -> int:
+        """Words of a value."""
+        return self.itemsize // 4
+
+
+class Phases(NamedTuple):
+    """Cycles of the three phases of reduce-then-scan."""
+
+    reduce: float
+    combine: float
+    apply: float
+
+
+class _Step(NamedTuple):
+    """Cycles and instructions of a step: some, and so many more a hidden unit."""
+
+    cycles: float
+    cycles_a_unit: float
+    issued: float
+    issued_a_unit: float
+
+
+_RECURSION = {
+    ("rnn", 4): _Step(57, 1.4, 17, 1.25),
+    ("rnn", 8): _Step(65, 2.9, 17, 1.5),
+    ("gru", 4): _Step(110, 3.8, 53, 3.6),
+    ("gru", 8): _Step(130, 7.9, 53, 4.3),
+    ("lstm", 4): _Step(115, 6.0, 67, 5.2),
+    ("lstm", 8): _Step(389, 16.9, 122, 6.5),
+}
+"""The recursion with weights in registers: ``rnn_backward``, ``gru_backward``, ``lstm_backward``. At H = 20 84, 137,
+190, 288 and 236 cycles; the last works out a tanh, which makes it 659 at H = 16 in float64."""
+_COMBINE = {4: (72, 2.5), 8: (92, 4.0)}
+"""A chunk of ``scan_combine``: cycles, and so many more a row, for every row of a lane. At 20 rows 118 and 185, at an
+LSTM's 40 280."""
+_REDUCE_WAITS = {"rnn": (100, 1.06), "gru": (120, 1.5), "lstm": (210, 1.24)}
+"""A step of ``rnn_reduce``, ``gru_reduce`` and ``lstm_reduce`` by a warp alone: cycles, and cycles an instruction.
+At H = 20 in float32 with 1, 2 and 5 rows a lane 660, 1200, 2660 and 1620, 2570, 5280 cycles; with 2 and 3 of an LSTM's
+40 rows 3020 and 4380."""
+_BEGIN = Phases(1500, 700, 800)
+"""Cycles until the first step of a phase: the weights and the first values from memory."""
+
+
+def in_registers(weights: int, hidden: int, itemsize: int, of_input: int = 0) -> bool:
+    """Return whether a thread keeps its unit's `weights` in registers, and those `of_input` with them."""
+    words = itemsize // 4
+    held = weights * words <= WEIGHT_REGISTERS and (weights + of_input) * words <= _ALL_WEIGHT_REGISTERS
+    return held and hidden <= 4 * WARP
+
+
+def in_warps(layer: Layer) -> bool:
+    """Return whether the first phase is the form in which a warp holds whole matrices."""
+    return layer.hidden <= WARP and in_registers(layer.fold * layer.hidden, layer.hidden, layer.itemsize)
+
+
+def map_values(layer: Layer) -> int:
+    """Return the values that the affine map of a chunk and sample takes; see ``maps.cuh``."""
+    side = layer.side
+    if not in_warps(layer):
+        return side * (side + 1)
+    width = 16 // layer.itemsize
+    pieces = ceil_div(side + 1, width)
+    return side * (pieces + 1 - pieces % 2) * width
+
+
+def recursion(layer: Layer, steps: int, gpu: Gpu) -> float:
+    """Return the cycles of the sequential kernel."""
+    return _BEGIN.apply + steps * _step(layer, layer.batch, gpu)
+
+
+def chunked(layer: Layer, steps: int, chunks: int, gpu: Gpu) -> Phases:
+    """Return the cycles of reduce-then-scan with at least three chunks."""
+    length, maps = ceil_div(steps, chunks), chunks - 2
+    last = _BEGIN.apply + length * _step(layer, layer.batch, gpu)
+    if in_warps(layer):
+        rows = rows_a_lane(layer, maps, gpu)
+        reduce = _begun(_BEGIN.reduce + length * _reduce_step(layer, rows, maps, gpu), last)
+        base, a_unit = _COMBINE[layer.itemsize]
+        a_chunk = base + a_unit * layer.side * ceil_div(layer.side, WARP)
+    else:
+        reduce = last + _BEGIN.reduce + length * _block_step(layer, maps, gpu)
+        a_chunk = (
+            40.0 * layer.side * ceil_div(layer.side, MAX_THREADS)
+        )  # a column of the map in batches of eight loads, each as long as L2 takes
+    combine = _BEGIN.combine + maps * a_chunk * ceil_div(layer.batch, 4 * gpu.multiprocessors)
+    return Phases(reduce, combine, _BEGIN.apply + length * _step(layer, (chunks - 1) * layer.batch, gpu))
+
+
+def _begun(reduce: float, last: float) -> float:
+    """Return the time of the first phase: the last chunk's recursion runs beside the maps, in warps of its own."""
+    return max(reduce, last)
+
+
+def chunk_counts(layer: Layer, steps: int, gpu: Gpu) -> list[int]:
+    """Return the numbers of chunks worth a look, three at least: each the smallest with its length of chunks.
+
+    They grow by a tenth, up to as many as find room at the same time, and those which just fill the multiprocessors are
+    among them.
+    """
+    if steps < 3:
+        return [steps]
+    most = min(steps, 3 + _REDUCING * gpu.multiprocessors)
+    tried = {3, most}
+    count = 3.0
+    while count < most:
+        tried.add(int(count))
+        count *= 1.1
+    if in_warps(layer):
+        for rows in _rows(layer):
+            groups = ceil_div(layer.batch, WARP // ceil_div(layer.side, rows))
+            for warps in (1, 2, 3, SCHEDULERS, _REDUCING):
+                tried.add(2 + (warps * gpu.multiprocessors - layer.batch) // groups)
+    lengths = {ceil_div(steps, c) for c in tried if 3 <= c <= most}
+    return sorted({max(3, ceil_div(steps, length)) for length in lengths})
+
+
+def rows_a_lane(layer: Layer, maps: int, gpu: Gpu) -> int:
+    """Return how many rows of a chunk's matrix a lane holds, where so many maps a sample are reduced in warps."""
+    return min(_rows(layer), key=lambda rows: _reduce_step(layer, rows, maps, gpu))
+
+
+@cache
+def _rows(layer: Layer) -> tuple[int, ...]:
+    """Return the rows that a lane can hold: more make more of every word loaded, fewer are sooner done with a step."""
+    least, most = ceil_div(layer.side, WARP), max(1, ceil_div(layer.side, _GROUP_AT_LEAST))
+    fits = ROW_REGISTERS[layer.cell] // (layer.hidden * layer.words)
+    return tuple(range(least, max(least, min(most, fits)) + 1))
+
+
+@lru_cache(maxsize=4096)
+def _reduce_step(layer: Layer, rows: int, maps: int, gpu: Gpu) -> float:
+    """Return the cycles of a step of the first phase in warps, of all maps."""
+    cell, batch, hidden, _ = layer
+    words, pipe = layer.words, 1.0 if layer.itemsize == 4 else gpu.double
+    matrices = WARP // ceil_div(layer.side, rows)
+    stages = ceil_div(matrices * hidden, WARP)
+    kept = 0
+    if cell == "rnn":  # rows of W in registers, as in reduction.cuh
+        kept = min(hidden, max(0, (176 - 2 * rows * hidden * words) // (hidden * words)))
+    products = layer.side // hidden  # with the dense blocks of the Jacobian
+    loaded = products * (hidden - kept) * hidden
+    issued = products * pipe * (rows * hidden * hidden + 2 * rows * hidden) + loaded * words / 4 + 12 * stages + 30
+    shared = words * (loaded + 2 * products * hidden + 4 * stages)
+    if cell != "rnn":  # the Jacobians of all samples are put together first
+        turns = ceil_div(hidden * hidden, WARP)
+        issued += turns * (12 + 10 * matrices) + words * rows * hidden
+        shared += turns * words * (3 + 5 * matrices)
+    base, an_instruction = _REDUCE_WAITS[cell]
+    alone = max(_L2, base + an_instruction * issued)
+
+    def of(warps: int) -> float:
+        return max(alone, ceil_div(warps, SCHEDULERS) * issued, warps * shared) if warps else 0.0
+
+    warps = ceil_div(batch + maps * ceil_div(batch, matrices), gpu.multiprocessors)
+    return warps // _REDUCING * of(_REDUCING) + of(warps % _REDUCING)
+
+
+def _block_step(layer: Layer, maps: int, gpu: Gpu) -> float:
+    """Return the cycles of a step of the first phase in blocks of eight warps with four rows each, of all maps."""
+    _, batch, hidden, _ = layer
+    terms, words, pipe = layer.fold, layer.words, 1.0 if layer.itemsize == 4 else gpu.double
+    columns, warps, rows = ceil_div(hidden, WARP), 8, 4
+    blocks = ceil_div(maps * batch * ceil_div(layer.side, warps * rows), gpu.multiprocessors)
+    shared = warps * columns * hidden * (rows + terms) * words
+    issued = warps / SCHEDULERS * columns * hidden * terms * (rows * pipe + 1 + rows / 4 * words)
+    alone = 2 * _L2 + columns * hidden / 4 * 60
+    return max(ceil_div(blocks, 4) * alone, blocks * shared, blocks * issued)
+
+
+def _step(layer: Layer, vectors: int, gpu: Gpu) -> float:
+    """Return the cycles of a step of the recursion, of so many vectors at once: a block each."""
+    cell, _, hidden, itemsize = layer
+    fold, words, pipe = layer.fold, layer.words, 1.0 if itemsize == 4 else gpu.double
+    warps = ceil_div(min(hidden, MAX_THREADS), WARP)
+    if in_registers(fold * hidden, hidden, itemsize):
+        step = _RECURSION[cell, itemsize]
+        alone = step.cycles + step.cycles_a_unit * hidden
+        issued = max(step.issued + step.issued_a_unit * hidden, pipe * fold * hidden)
+        shared = float(fold * hidden * words * warps)
+    else:  # weights from shared memory, one multiply-add after the other; or from L2, at half of its rate
+        alone, issued = 60 + 8.0 * fold * hidden, (2 + pipe) * fold * hidden
+        shared = 2.0 * fold * hidden * words * warps
+        if fold * hidden * hidden * itemsize > 200 * 1024:
+            shared *= 2
+    blocks = ceil_div(vectors, gpu.multiprocessors)
+    waves = math.ceil(blocks * warps / max(_RUNNING, warps))
+    return max(waves * alone, ceil_div(blocks * warps, SCHEDULERS) * issued, blocks * shared)
+
+
+# How recurrences are launched, whatever the cell: forms of the kernels, chunks of time, sums of weight gradients.
+
+_INPUT_STEPS = 16
+"""Steps of the input that forward keeps in shared memory at most: two rounds, see ``cuda/forward.cuh``."""
+SUM_REGISTERS = 132
+"""32-bit registers of a thread that may hold weights and the sums of their gradients."""
+_SUM_BLOCK = 8, 64
+"""Entries and rows of threads of a block of ``sum_weights``, as ENTRIES and ROWS in weight_sums.cu."""
+
+
+@dataclass(frozen=True)
+class UnitForm:
+    """How a sequential kernel runs: defines, threads, bytes of shared memory; `streamed` wants weights by unit."""
+
+    defines: Defines
+    threads: int
+    shared: int
+    streamed: bool
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What the launches of the cells differ in.
+
+    Attributes
+    ----------
+    name
+        Begins the names of files and kernels.
+    gates, columns
+        H rows of weights, and of ga, which the backward writes.
+    states
+        Arrays (B, H) that the state consists of.
+    factors
+        Values of a unit and step that a block's reduction keeps beside its rows.
+    """
+
+    name: str
+    gates: int
+    columns: int
+    states: int
+    factors: int
+    defines: Defines
+
+
+class Saved(NamedTuple):
+    """What a way back starts from: the forward's arrays, (T, B, H) first, the weights, and the gradient at every h."""
+
+    arrays: tuple[Array, ...]
+    w_hh: Array
+    gy: Array | None
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """T, B and H."""
+        steps, batch, hidden = self.arrays[0].shape
+        return steps, batch, hidden
+
+    @property
+    def dtype(self) -> Any:
+        """Of everything."""
+        return self.w_hh.dtype
+
+
+class RecurrentLauncher(Launcher):
+    """Launches the kernels of any cell."""
+
+    def _forward(
+        self, cell: Cell, inputs: tuple[Array | None, ...], w_hh: Array, initial: tuple[Array, ...], *written: Array
+    ) -> None:
+        """Launch a kernel of ``cuda/*_forward.cu``; `inputs` are x, w_ih (or None), b_ih and b_hh."""
+        steps, batch, hidden = written[0].shape
+        features = 0 if inputs[1] is None else inputs[1].shape[1]
+        inputs_held = room_for(features) if features else 0
+        form = self._unit_form(w_hh, 1, cell.gates, _INPUT_STEPS * MOST_INPUTS if features else 0, inputs_held)
+        defines, block = form.defines | cell.defines, (form.threads,)
+        if features:
+            defines |= {"INPUTS": MOST_INPUTS if form.streamed else inputs_held}
+        weights = self.xp.ascontiguousarray(w_hh.T) if form.streamed else w_hh
+        sizes = (np.int64(steps), np.int32(batch), np.int32(hidden))
+        args = (*inputs, np.int32(features), weights, *initial, *written, *sizes)
+        name = f"{cell.name}_forward"
+        self._launch(f"{name}.cu", name, defines, batch, block, args, form.shared)
+
+    def _jacobians(self, cell: Cell, saved: tuple[Array, ...], w_hh: Array, out: Array) -> None:
+        steps, batch, hidden = saved[0].shape
+        args = (*saved, w_hh, out, np.int32(batch), np.int32(hidden))
+        defines, grid = real_define(out) | {"HIDDEN": 1} | cell.defines, steps * hidden if batch else 0
+        self._launch(f"{cell.name}.cu", f"{cell.name}_jacobians", defines, grid, thread_block(batch), args)
+
+    # ---- the way back ------------------------------------------------------------------------------------------------
+
+    def _back_propagate(
+        self,
+        cell: Cell,
+        saved: Saved,
+        last: tuple[Array | None, ...],
+        written: Array | None,
+        initial: tuple[Array, ...],
+        chunks: int,
+        sums: WeightSums | None,
+    ) -> None:
+        """Run the recursion, or reduce-then-scan: reduce the chunks, combine their maps, run each with its vector.
+
+        `last` and `initial` are the gradients at the arrays of the last state, and of the one before the first step.
+        The last chunk knows its incoming gradient and is run in the first phase; the first one's map is not needed.
+        """
+        steps, batch, hidden = saved.shape
+        form, room, to_sum = self._summing(cell, saved, self._unit_form(saved.w_hh, cell.gates, 1), chunks, sums)
+        if not room and written is None:
+            written = self.xp.empty((steps, batch, cell.columns * hidden), saved.dtype)
+        behind = (*to_sum, np.int64(steps), np.int32(batch), np.int32(hidden))
+        incoming, outgoing = _apart(last, hidden), _apart(initial, hidden)
+
+        def run_chunks(first: int, end: int, carry: tuple[Any, ...], carry_out: tuple[Any, ...]) -> None:
+            """Run chunks with the gradients `carry` (one a chunk) from later steps; see ``rnn_backward`` in rnn.cu."""
+            args = (*saved.arrays, *saved[1:], *carry, written, *carry_out, *behind, np.int64(first), np.int64(chunks))
+            defines, block = form.defines | cell.defines, (form.threads,)
+            name = f"{cell.name}_backward"
+            self._launch(f"{cell.name}.cu", name, defines, (end - first) * batch, block, args, form.shared)
+
+        if chunks == 1 or batch == 0:
+            run_chunks(0, chunks, incoming, outgoing)
+        else:
+            carry = self.xp.empty((chunks - 1, batch, cell.states * hidden), saved.dtype)
+            passed = _packed(carry[-1], hidden)
+            if in_warps(Layer(cell.name, batch, hidden, saved.dtype.itemsize)):
+                run = (*incoming, written, *passed, *behind)
+                maps: tuple[Array | None, ...] = (self._maps_of_warps(cell, saved, chunks, 1, form, run),)
+            else:
+                run_chunks(chunks - 1, chunks, incoming, passed)
+                maps = self._maps_of_blocks(cell, saved, chunks, 1)
+            self._combine_chunks(maps, carry)
+            run_chunks(0, chunks - 1, _packed(carry, hidden), outgoing)
+        if sums is not None and room:
+            self._sum_parts(cell, to_sum[2], room, sums)
+        elif sums is not None:
+            multiply_sums(written, sums)
+
+    def _reduce_all(self, cell: Cell, saved: Saved, maps: Array) -> None:
+        """Reduce all chunks to `maps` (C, B, n + 1, n), which takes as much scratch as these have values."""
+        chunks, batch, _, side = maps.shape
+        if batch == 0:
+            return
+        steps, _, hidden = saved.shape
+        if in_warps(Layer(cell.name, batch, hidden, saved.dtype.itemsize)):
+            none: tuple[None, ...] = (None,) * cell.states
+            sizes = np.int64(steps), np.int32(batch), np.int32(hidden)
+            run = (*_apart(none, hidden), None, *_apart(none, hidden), None, None, None, np.int32(0), *sizes)
+            form = self._unit_form(saved.w_hh, cell.gates, 1)
+            rows = self._maps_of_warps(cell, saved, chunks, 0, form, run).reshape(chunks, batch, side, -1)
+            maps[:, :, :side] = rows[..., :side].transpose(0, 1, 3, 2)
+            maps[:, :, side] = rows[..., side]
+        else:
+            matrices, vectors = self._maps_of_blocks(cell, saved, chunks, 0)
+            maps[:, :, :side] = matrices
+            maps[:, :, side] = 0 if vectors is None else vectors
+
+    def _maps_of_warps(
+        self, cell: Cell, saved: Saved, chunks: int, first: int, form: UnitForm, run: tuple[Any, ...]
+    ) -> Array:
+        """Launch the first phase where a warp holds whole matrices, see ``rnn_reduce`` in rnn.cu; return the maps.
+
+        Of all chunks where `first` is 0. Where it is 1, of all but the first and the last; the last is run with the
+        arguments `run`, in warps of the form `form`.
+        """
+        _, batch, hidden = saved.shape
+        layer = Layer(cell.name, batch, hidden, saved.dtype.itemsize)
+        count = chunks - 2 * first
+        maps = self.xp.empty((count, batch, map_values(layer)), saved.dtype)
+        rows = self._rows_a_lane(layer, count)
+        groups = ceil_div(batch, WARP // ceil_div(layer.side, rows))
+        shared = max(form.shared, _warp_bytes(cell, hidden, rows, layer.itemsize))
+        args = (*saved.arrays, *saved[1:], maps, *run, np.int64(first), np.int64(chunks), np.int32(groups))
+        self._reduce(cell, form.defines | {"ROWS": rows}, first * batch + count * groups, WARP, args, shared)
+        return maps
+
+    def _maps_of_blocks(self, cell: Cell, saved: Saved, chunks: int, first: int) -> tuple[Array, Array | None]:
+        """Launch the first phase for any hidden size, see ``rnn_reduce``; return matrices and vectors of the maps."""
+        (steps, batch, hidden), xp = saved.shape, self.xp
+        side, count = cell.states * hidden, chunks - 2 * first
+        matrices = xp.empty((count, batch, side, side), saved.dtype)
+        vectors = None if saved.gy is None else xp.empty((count, batch, side), saved.dtype)
+        warps, rows, shared = self._block_rows(cell, hidden, saved.dtype.itemsize)
+        groups = ceil_div(side, warps * rows)
+        sizes = np.int64(steps), np.int32(batch), np.int32(hidden), np.int64(first), np.int64(chunks), np.int32(groups)
+        args = (*saved.arrays, xp.ascontiguousarray(saved.w_hh.T), saved.gy, matrices, vectors, *sizes)
+        self._reduce(cell, {"ROWS": rows}, count * batch * groups, warps * WARP, args, shared)
+        return matrices, vectors
+
+    def _reduce(self, cell: Cell, form: Defines, grid: int, threads: int, args: tuple[Any, ...], shared: int) -> None:
+        defines = real_define(args[0]) | cell.defines | form
+        self._launch(f"{cell.name}.cu", f"{cell.name}_reduce", defines, grid, (threads,), args, shared)
+
+    def _combine_chunks(self, maps: tuple[Array | None, ...], carry: Array) -> None:
+        """Launch the second phase: fill `carry` (chunks - 1, B, n) downwards from its last entry."""
+        waiting, batch, side = carry.shape
+        args = (*maps, carry, np.int32(batch), np.int32(side), np.int64(waiting + 1))
+        defines, threads, shared = real_define(carry) | {"HIDDEN": side}, 8 * WARP, 0
+        if len(maps) == 2:  # matrices and vectors
+            defines, threads = real_define(carry), min(ceil_div(side, WARP) * WARP, MAX_THREADS)
+            shared = 2 * side * carry.dtype.itemsize
+        self._launch("scan.cu", "scan_combine", defines, batch if waiting > 1 else 0, (threads,), args, shared)
+
+    # ---- weight gradients --------------------------------------------------------------------------------------------
+
+    def _summing(
+        self, cell: Cell, saved: Saved, form: UnitForm, chunks: int, sums: WeightSums | None
+    ) -> tuple[UnitForm, int, tuple[Any, ...]]:
+        """Return the form of kernels that sum weight gradients, for how many inputs, and their arguments.
+
+        Where nothing is summed, or there is no room, the form as it is, 0, and null pointers.
+        """
+        hidden, itemsize = saved.shape[2], saved.dtype.itemsize
+        features = 0 if sums is None else sums.x.shape[2]
+        room = room_for_sums(SUM_REGISTERS, cell.gates, hidden, features, itemsize) if features else 0
+        if sums is None or not room:
+            return form, 0, (None, None, None, np.int32(0))
+        beside = 2 * (form.threads + _padded(room, itemsize)) * itemsize
+        form = replace(form, defines=form.defines | {"INPUTS": room}, shared=form.shared + beside)
+        values = cell.gates * (hidden + room) + cell.columns
+        parts = self.xp.empty((chunks * saved.shape[1], values, hidden), saved.dtype)
+        return form, room, (sums.x, sums.before, parts, np.int32(features))
+
+    def _sum_parts(self, cell: Cell, parts: Array, room: int, sums: WeightSums) -> None:
+        """Sum over the parts (count, values, H) that the chunks left; see ``sum_weights`` in weight_sums.cu."""
+        count, values, hidden = parts.shape
+        entries, rows = _SUM_BLOCK
+        sizes = (hidden, sums.x.shape[2], room, cell.gates, cell.columns)
+        args = (parts, *sums[2:], np.int64(count), *map(np.int32, sizes))
+        grid = ceil_div(values * hidden, entries)
+        self._launch("weight_sums.cu", "sum_weights", real_define(parts), grid, (entries, rows), args)
+
+    # ---- forms -------------------------------------------------------------------------------------------------------
+
+    def _unit_form(self, w_hh: Array, fold: int, outputs: int, beside: int = 0, inputs: int = 0) -> UnitForm:
+        """Return the form for a step that makes `outputs` results a unit from `fold` * H values of state.
+
+        `beside` are values that lie in shared memory besides, at its beginning; `inputs` those of a step that a unit
+        has weights for too.
+
+        Raises
+        ------
+        OptionError
+            The hidden size exceeds the threads of a block.
+        """
+        hidden, itemsize = w_hh.shape[-1], w_hh.dtype.itemsize
+        defines = real_define(w_hh)
+        weights = fold * outputs * hidden
+        threads = ceil_div(hidden, WARP) * WARP
+        state = (2 * fold * threads + beside) * itemsize
+        if threads > MAX_THREADS:
+            raise OptionError(
+                "The hidden size is too large for the device kernels",
+                expected=f"at most {MAX_THREADS}",
+                got=hidden,
+                remedy="Use a smaller hidden size or the host kernels",
+            )
+        if in_registers(weights, hidden, itemsize, outputs * inputs):
+            return UnitForm(defines | {"HIDDEN": hidden}, threads, state, False)
+        staged = _padded(weights * hidden, itemsize) * itemsize + state
+        fits = staged <= self.shared_limit
+        return UnitForm(defines | {"STAGED": int(fits)}, threads, staged if fits else state, True)
+
+    def _rows_a_lane(self, layer: Layer, maps: int) -> int:
+        return rows_a_lane(layer, maps, Gpu(self.multiprocessors, self.double_cost))
+
+    def _block_rows(self, cell: Cell, hidden: int, itemsize: int) -> tuple[int, int, int]:
+        """Return warps a block, rows a warp and bytes of shared memory for the reduction at any hidden size."""
+        for warps, rows in ((8, 4), (8, 2), (8, 1), (4, 1), (2, 1), (1, 1)):
+            held = (1 + cell.states) * warps * rows * _padded(hidden, itemsize)
+            shared = (held + cell.factors * hidden) * itemsize
+            if shared <= self.shared_limit:
+                break
+        return warps, rows, shared
+
+
+def _apart(arrays: tuple[Array | None, ...], hidden: int) -> tuple[Any, ...]:
+    """Return the arguments of a kernel for gradients at a state whose arrays lie apart, (B, H) each or None."""
+    return arrays if len(arrays) == 1 else (*arrays, np.int32(hidden))
+
+
+def _packed(gradients: Array, hidden: int) -> tuple[Any, ...]:
+    """Return the same for gradients (…, n) in which the arrays of a state lie side by side."""
+    side = gradients.shape[-1]
+    if side == hidden:
+        return (gradients,)
+    flat = gradients.reshape(-1)
+    return (*(flat[begin:] for begin in range(0, side, hidden)), np.int32(side))
+
+
+def _padded(count: int, itemsize: int) -> int:
+    width = 16 // itemsize
+    return ceil_div(count, width) * width
+
+
+def _warp_bytes(cell: Cell, hidden: int, rows: int, itemsize: int) -> int:
+    """Return the shared memory of the warp form of a reduction, laid out as in the cell's source."""
+    matrices = WARP // ceil_div(cell.states * hidden, rows)
+    values = ceil_div(matrices * hidden, WARP) * WARP  # of all samples at one step, whole warps
+    square, exchange = hidden * _padded(hidden, itemsize), rows * hidden * WARP
+    if cell.name == "rnn":
+        return (square + 2 * values + exchange) * itemsize
+    width = 16 // itemsize
+    apart = matrices * (square + (0 if square // width % 2 else width))
+    if cell.name == "gru":
+        return (apart + exchange + 11 * values + 3 * hidden * hidden) * itemsize
+    return (apart + square + exchange + 16 * values + 3 * hidden * hidden) * itemsize
+
 
 _RNN: dict[Nonlinearity, Cell] = {
     "tanh": Cell("rnn", 1, 1, states=1, factors=2, defines={"RELU": 0}),
@@ -16,7 +588,7 @@ _LSTM = Cell("lstm", 4, 4, states=2, factors=7, defines={})
 
 
 class RecurrentKernels(RecurrentLauncher):
-    """Device side of `sparsebp.kernels.api.RecurrentKernels` and `LstmKernels`; shapes and dtypes are stated there.
+    """Device side of `sparsebp.kernels.spec.RecurrentKernels` and `LstmKernels`; shapes and dtypes are stated there.
 
     Forward runs a block a sample, backward one a sample and chunk, Jacobians one a step and unit.
 
@@ -154,3 +726,136 @@ class RecurrentKernels(RecurrentLauncher):
     def lstm_jacobians(self, c: Array, c0: Array, gates: Array, w_hh: Array, out: Array) -> None:
         """See ``lstm.cu``."""
         self._jacobians(_LSTM, (c, c0, gates), w_hh, out)
+
+
+# Every source file with representative sets of defines: what a test compiles to be sure that all of it compiles.
+
+_REALS = ("float", "double")
+_INDICES = ("int", "long long")
+_HIDDEN = (1, 7, 20, 32)
+
+
+def _csr() -> list[Defines]:
+    return [{"REAL": real, "INDEX": index} for real, index in product(_REALS, _INDICES)]
+
+
+def _spgemm() -> list[Defines]:
+    return [one | {"POSITION": position} for one in _csr() for position in ("unsigned short", "unsigned int")]
+
+
+def _plain() -> list[Defines]:
+    return [{"REAL": real} for real in _REALS]
+
+
+def _units(largest: dict[str, int]) -> list[Defines]:
+    """Sizes of one warp, the largest with weights in registers, and the streamed form."""
+    sets: list[Defines] = []
+    for real in _REALS:
+        sets += [{"REAL": real, "HIDDEN": hidden} for hidden in (*_HIDDEN, largest[real]) if hidden <= largest[real]]
+        sets += [{"REAL": real, "STAGED": staged} for staged in (0, 1)]
+    return sets
+
+
+def _sums(gates: int) -> list[Defines]:
+    """Backward with sums of weight gradients: for each room for inputs the largest size, and size 20."""
+    sets: list[Defines] = []
+    for inputs in HELD_INPUTS:
+        fits = [h for h in range(1, 129) if room_for_sums(SUM_REGISTERS, gates, h, inputs, itemsize=4)]
+        for hidden in sorted({min(20, fits[-1]), fits[-1]}):
+            form: Defines = {"REAL": "float", "HIDDEN": hidden, "INPUTS": inputs}
+            sets += [form, form | {"ROWS": 2}] if hidden <= WARP else [form]
+    return sets
+
+
+def _reductions(largest: dict[str, int], registers: int) -> list[Defines]:
+    """The warp form with few and many rows a lane, and the block form."""
+    rows = {
+        "float": {1: (1,), 7: (1, 2), 20: (1, 2, 4, 5), 32: (1, 3, 4)},
+        "double": {1: (1,), 7: (2,), 20: (1, 2, 3), 32: (2,)},
+    }
+    sets: list[Defines] = []
+    for real in _REALS:
+        for hidden in _HIDDEN:
+            for count in rows[real][hidden]:
+                size = min(hidden, largest[real])
+                if count * size * (2 if real == "double" else 1) <= registers:
+                    sets.append({"REAL": real, "HIDDEN": size, "ROWS": count})
+    return sets + _block_reductions()
+
+
+def _block_reductions() -> list[Defines]:
+    return [{"REAL": real, "ROWS": count} for real in _REALS for count in (1, 2, 4)]
+
+
+def _lstm_reductions() -> list[Defines]:
+    """As `_reductions`, of twice as many rows: they take two lanes a unit, or two rows a lane."""
+    rows: dict[str, dict[int, tuple[int, ...]]] = {
+        "float": {1: (1,), 7: (1, 4), 16: (1,), 20: (2, 3), 32: (2,)},
+        "double": {1: (1,), 7: (2,), 16: (1,), 18: (2,)},
+    }
+    sets: list[Defines] = []
+    for real in _REALS:
+        for hidden, counts in rows[real].items():
+            sets += [{"REAL": real, "HIDDEN": hidden, "ROWS": count} for count in counts]
+    return sets + _block_reductions()
+
+
+def _combinations() -> list[Defines]:
+    """Sizes of a state: hidden sizes, and twice as much, an LSTM's."""
+    sizes = {"float": (*_HIDDEN, 40, 64), "double": (*_HIDDEN, 36)}
+    sets: list[Defines] = [{"REAL": real, "HIDDEN": size} for real in _REALS for size in sizes[real]]
+    return sets + _plain()
+
+
+def _elman(sets: list[Defines]) -> list[Defines]:
+    """tanh for all, relu for one size and one block form: it differs in a line."""
+    relu = [one for one in sets if one.get("HIDDEN") == 20 or one.get("ROWS", one.get("STAGED")) == 1]
+    return [one | {"RELU": 0} for one in sets] + [one | {"RELU": 1} for one in relu if one["REAL"] == "float"]
+
+
+def _forward(sets: list[Defines], left_out: Defines | None = None) -> list[Defines]:
+    """The projected input for all; the input itself in three sizes, in the largest alone where weights are streamed."""
+    sized = [one | {"INPUTS": inputs} for one in sets for inputs in (1, 4, 8) if inputs == 8 or one.get("HIDDEN") == 20]
+    return sets + [one for one in sized if one != left_out]
+
+
+def _windows() -> list[Defines]:
+    return [one | {"WINNER": winner} for one in _plain() for winner in ("unsigned char", "int")]
+
+
+def _pool() -> list[Defines]:
+    return [one | {"WINNER": winner} for one in _csr() for winner in ("unsigned char", "int")]
+
+
+SOURCES: dict[str, list[Defines]] = {
+    "csr.cu": _csr(),
+    "spgemm.cu": _spgemm(),
+    "spgemm_blocks.cu": _spgemm(),
+    "slopes.cu": _plain(),
+    "pool.cu": _pool(),
+    "spgemm_pairs.cu": [one | {"WORD": word} for one in _plain() for word in ("unsigned int", "unsigned long long")],
+    "spgemm_rows.cu": _csr(),
+    "windows.cu": _windows(),
+    "channels.cu": _plain(),
+    "clamp.cu": _plain(),
+    "gelu.cu": _plain(),
+    "dense.cu": _plain(),
+    "training.cu": _plain(),
+    "optimizers.cu": _plain(),
+    "rnn_forward.cu": _elman(_forward(_units({"float": 128, "double": 72}))),
+    "gru_forward.cu": _forward(_units({"float": 48, "double": 24}), {"REAL": "double", "HIDDEN": 24, "INPUTS": 8}),
+    "rnn.cu": _elman(
+        _units({"float": 128, "double": 72}) + _reductions({"float": 32, "double": 32}, ROW_REGISTERS["rnn"]) + _sums(1)
+    ),
+    "gru.cu": _units({"float": 48, "double": 24})
+    + _reductions({"float": 32, "double": 24}, ROW_REGISTERS["gru"])
+    + _sums(3),
+    "lstm_forward.cu": [
+        *_forward(_units({"float": 36, "double": 18}), {"REAL": "double", "HIDDEN": 18, "INPUTS": 8}),
+        {"REAL": "double", "HIDDEN": 18, "INPUTS": 4},
+    ],
+    "lstm.cu": _units({"float": 36, "double": 18}) + _lstm_reductions() + _sums(4),
+    "scan.cu": _combinations(),
+    "weight_sums.cu": _plain(),
+}
+"""File name to the list of define sets, each ``{name: value}``."""

@@ -2,25 +2,93 @@
 
 from __future__ import annotations
 
+from __future__ import annotations
 from typing import Any
-
 import numpy as np
+from sparsebp.core.check import Array
+from sparsebp.kernels.device.launch import BLOCK
+from sparsebp.kernels.device.launch import WARP
+from sparsebp.kernels.device.launch import Launcher
+from sparsebp.kernels.device.launch import ceil_div
+from sparsebp.kernels.device.launch import step
+from sparsebp.kernels.device.launch import thread_block
+from sparsebp.kernels.device.launch import types
+from sparsebp.kernels.operands import RowShapes
+from sparsebp.kernels.device.launch import Defines
+from sparsebp.kernels.device.launch import position_define
+from sparsebp.kernels.device.launch import real_define
+from sparsebp.kernels.device.launch import word_define
+from sparsebp.kernels.operands import Blocks
+from sparsebp.kernels.operands import Columns
+from sparsebp.kernels.operands import Pairs
+from sparsebp.kernels.operands import Places
+from sparsebp.kernels.operands import Rows
+from sparsebp.kernels.operands import Runs
+from sparsebp.kernels.operands import Terms
+from sparsebp.core.check import SLOPES
+from sparsebp.kernels.device.launch import winner_define
 
-from sparsebp.core.types import Array
-from sparsebp.kernels.device.base import (
-    BLOCK,
-    WARP,
-    Defines,
-    Launcher,
-    ceil_div,
-    position_define,
-    real_define,
-    step,
-    thread_block,
-    types,
-    word_define,
-)
-from sparsebp.kernels.operands import Blocks, Columns, Pairs, Places, Rows, Runs, Terms
+
+# Launchers of the CSR kernels (``cuda/csr.cu``).
+
+_WARP_A_ROW = (WARP, BLOCK // WARP)
+
+
+class CsrKernels(Launcher):
+    """Device side of the kernels on one sparse matrix: a thread a row or entry and sample, or a warp a row for one."""
+
+    def csr_matvec(
+        self, indptr: Array, indices: Array, data: Array, x: Array, out: Array, add: Array | None = None
+    ) -> None:
+        """Batched SpMV."""
+        batch = out.shape[1]
+        if batch == 1:
+            self._of_one("csr_matvec_single", indptr, data, indptr, indices, data, x, add, out)
+        else:
+            arrays = (indptr, indices, data, step(data, batch), x, add, out)
+            self._batched("csr_matvec", data, indptr, len(indptr) - 1, batch, *arrays)
+
+    def scale_rows(self, indptr: Array, data: Array, scale: Array, out: Array) -> None:
+        """Diagonal times CSR on the same pattern."""
+        batch = out.shape[1]
+        if batch == 1:
+            self._of_one("scale_rows_single", indptr, data, indptr, data, scale, out)
+        else:
+            arrays = (indptr, data, step(data, batch), scale, step(scale, batch), out)
+            self._batched("scale_rows", data, indptr, len(indptr) - 1, batch, *arrays)
+
+    def scale_columns(self, indices: Array, data: Array, scale: Array, out: Array) -> None:
+        """CSR times diagonal on the same pattern."""
+        batch = out.shape[1]
+        arrays = (indices, data, step(data, batch), scale, step(scale, batch), out)
+        self._batched("scale_columns", data, indices, len(indices), batch, *arrays)
+
+    def scale_runs(self, indices: Array, shapes: RowShapes, data: Array, scale: Array, out: Array) -> None:
+        """As `scale_columns`: neighbouring threads read neighbouring columns anyway."""
+        self.scale_columns(indices, data, scale, out)
+
+    def gather(self, data: Array, index: Array, out: Array) -> None:
+        """``out[k] = data[index[k]]``."""
+        self._batched("gather", data, index, len(index), out.shape[1], data, index, out)
+
+    def gather_multiply(self, a_data: Array, a_index: Array, b_data: Array, b_index: Array, out: Array) -> None:
+        """``out[k] = a_data[a_index[k]] * b_data[b_index[k]]``."""
+        batch = out.shape[1]
+        arrays = (a_data, step(a_data, batch), a_index, b_data, step(b_data, batch), b_index, out)
+        self._batched("gather_multiply", a_data, a_index, len(a_index), batch, *arrays)
+
+    def _of_one(self, name: str, indptr: Array, data: Array, *arrays: Array | None) -> None:
+        """Launch a warp a row, for one sample."""
+        rows = len(indptr) - 1
+        grid = ceil_div(rows, _WARP_A_ROW[1])
+        self._launch("csr.cu", name, types(data, indptr), grid, _WARP_A_ROW, (*arrays, np.int64(rows)))
+
+    def _batched(self, name: str, data: Array, index: Array, count: int, batch: int, *args: Any) -> None:
+        """Launch a thread a row or entry (there are `count`) and sample."""
+        block = thread_block(batch)
+        grid = ceil_div(count, block[1]) if batch else 0
+        self._launch("csr.cu", name, types(data, index), grid, block, (*args, np.int64(count), np.int32(batch)))
+
 
 _ROW_BYTES = 12 * 1024
 """Shared memory for the sums of one row of C: sixteen such warps fit on a multiprocessor; longer rows use `out`."""
@@ -101,3 +169,36 @@ class SpgemmKernels(Launcher):
         args = (*arrays, *values, np.int32(batch), np.int32(tiles), *capacity)
         grid = (len(arrays[0]) - 1) * tiles
         self._launch(file, name, defines, grid, block, args, _ROW_BYTES if capacity else 0)
+
+
+# Launchers of the kernels that make values of transposed Jacobians (``cuda/slopes.cu``, ``cuda/pool.cu``).
+
+class ValueKernels(Launcher):
+    """Device side of the values part of `sparsebp.kernels.spec.Kernels`; shapes and dtypes are stated there."""
+
+    def pointwise_slopes(self, kept: Array, function: str, out: Array) -> None:
+        """Slopes from what a forward kept, turned to batch last; in tiles, or element by element for one sample."""
+        batch = out.shape[-1]
+        size, code = out.shape[0], np.int32(SLOPES.index(function))
+        if batch == 1:
+            args: tuple[object, ...] = (kept, code, out, np.int64(size))
+            self._launch(
+                "slopes.cu", "pointwise_slopes_single", real_define(out), ceil_div(size, BLOCK), (BLOCK,), args
+            )
+        else:
+            tiles = ceil_div(size, WARP)
+            args = (kept, code, out, np.int64(size), np.int64(batch), np.int64(tiles))
+            grid, block = tiles * ceil_div(batch, WARP), (WARP, BLOCK // WARP)
+            self._launch("slopes.cu", "pointwise_slopes", real_define(out), grid, block, args)
+
+    def max_pool_values(self, winner: Array, window: Array, offset: Array, windows: int, taps: int, out: Array) -> None:
+        """One where an entry's place in its window is the winner's, else zero."""
+        batch = out.shape[-1]
+        block, entries = thread_block(batch), out.shape[0]
+        args = (
+            winner, np.int64(winner.shape[1]), window, offset, np.int64(windows), np.int64(taps), out,
+            np.int64(entries), np.int32(batch),
+        )  # fmt: skip
+        grid = ceil_div(entries, block[1]) if batch else 0
+        defines = types(out, window) | winner_define(winner)
+        self._launch("pool.cu", "max_pool_values", defines, grid, block, args)

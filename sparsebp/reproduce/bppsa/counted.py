@@ -10,7 +10,10 @@ import numpy as np
 
 from sparsebp.bench.tools import pictures
 from sparsebp.bench.tools.benchmark import Result
-from sparsebp.reproduce.figure import Claim, Context, Found, claim
+from sparsebp.reproduce.figure import Claim
+from sparsebp.reproduce.figure import Context
+from sparsebp.reproduce.figure import Found
+from sparsebp.reproduce.figure import claim
 
 
 def levels(context: Context) -> Found:
@@ -33,7 +36,8 @@ def levels(context: Context) -> Found:
 
 def draw_tree(data: Mapping[str, Any]) -> Any:
     """Draw the scan of eight operators."""
-    from sparsebp import SparsityPattern, plan_scan
+    from sparsebp import SparsityPattern
+    from sparsebp import plan_scan
 
     plan = plan_scan([SparsityPattern.dense(2, 2)] * 8, "blelloch")
     drawing, axes = pictures.figure(height=5)
@@ -57,7 +61,9 @@ def hybrid(context: Context) -> Found:
 
 def sparsity(context: Context) -> Found:
     """Table 1 and §3.3: guaranteed zeros of VGG-11's first operators on 32×32."""
-    from sparsebp.patterns import SparsityPattern, conv_pattern, pool_pattern
+    from sparsebp.patterns import SparsityPattern
+    from sparsebp.patterns import conv_pattern
+    from sparsebp.patterns import pool_pattern
 
     conv = conv_pattern(3, 64, input_size=(32, 32), kernel_size=3, padding=1).pattern
     found = {
@@ -129,7 +135,7 @@ def draw_jacobians(data: Mapping[str, Any]) -> Any:
 
 def complexity(context: Context) -> Found:
     """Eq. 6 and 7: steps and work of every algorithm, counted, for n operators on p workers."""
-    from sparsebp.scan.algorithms.counts import level_counts
+    from sparsebp.scan.algorithms import level_counts
 
     rows: list[dict[str, Any]] = []
     for n in [2, 10, 100, 1000, 10_000, 100_000, 1_000_000]:
@@ -248,7 +254,8 @@ def draw_pruned(data: Mapping[str, Any]) -> Any:
 
 def features(context: Context) -> Found:
     """Table 3: the features of 3 s of audio."""
-    from sparsebp.data.instruments import mfcc, synthesise
+    from sparsebp.data.instruments import mfcc
+    from sparsebp.data.instruments import synthesise
 
     clip = synthesise("cel")
     wanted = {"S": (259, 38), "M": (517, 24), "L": (1034, 12)}
@@ -259,7 +266,8 @@ def features(context: Context) -> Found:
 def told_apart(context: Context) -> Found:
     """§5.2: GRU(20) on **synthetic** instruments, beside a linear model on all features; L in a quick run, else S."""
     from sparsebp.data import synthetic_instruments
-    from sparsebp.recipes.recipe import build, config_for
+    from sparsebp.train.config import build
+    from sparsebp.train.config import config_for
 
     features, each = ("L", 2) if context.quick else ("S", 120)
     sets = synthetic_instruments(features, each=each)  # type: ignore[arg-type]
@@ -304,7 +312,8 @@ def bitstream(context: Context) -> Found:
 
 def gru_jacobian(context: Context) -> Found:
     """Eq. 11: the transposed Jacobian of a GRU's step."""
-    from sparsebp import hidden_jacobians, nn
+    from sparsebp import hidden_jacobians
+    from sparsebp import nn
 
     rng = np.random.default_rng(0)
     layer = nn.GRU(3, 5, dtype="float64", rng=rng)

@@ -11,7 +11,9 @@ from scipy import sparse
 
 from fuzz.case import accepted, expect, refused, same
 from fuzz.draw import JUNK, chance, normal, of_mask, one_of, pattern, real, size
-from sparsebp import SparsityPattern, TransposedJacobian, interop
+from sparsebp import SparsityPattern
+from sparsebp import TransposedJacobian
+from sparsebp import interop
 
 
 def case(rng: np.random.Generator) -> None:

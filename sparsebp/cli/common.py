@@ -1,0 +1,304 @@
+"""What the commands share: the application, how errors end it, options, consoles."""
+
+from __future__ import annotations
+
+from __future__ import annotations
+import contextlib
+import shlex
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+from sparsebp.comm.mpi import launching
+import enum
+import functools
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+from typing import Any
+import typer
+from rich.console import Console
+from typer.core import TyperGroup
+from sparsebp import __version__
+from sparsebp.bench.tools import report
+from sparsebp.cli.terminal import status_of
+from sparsebp.core.errors import OptionError
+from sparsebp.core.errors import OutputError
+from sparsebp.core.errors import SparseBPError
+from sparsebp.core.files import check_path
+from sparsebp.core.files import json_line
+
+if TYPE_CHECKING:
+    from sparsebp.train.config import Run
+
+
+# What Ctrl-C, or SIGTERM, leaves to be said: where the command was, and which command goes on from there.
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C in a command that knows where it was.
+
+    Parameters
+    ----------
+    where
+        ``"at step 38 of 400"``, say, and what there is of it.
+    resume
+        Whether there is a checkpoint to go on from; else the command begins again.
+    """
+
+    def __init__(self, where: str, *, resume: bool = False) -> None:
+        super().__init__(where)
+        self.where, self.resume = where, resume
+
+    def describe(self, arguments: Sequence[str]) -> str:
+        """Return the message, with the command to go on with; `arguments` are those of the command that was stopped."""
+        left = _resumed(arguments) if self.resume else arguments
+        command = shlex.join([*launching(), "sparsebp", *left])
+        return f"Interrupted {self.where}. {'Go on from it' if self.resume else 'Begin again'}: {command}"
+
+
+def _resumed(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments that resume a run: without ``--weights``, which the folder's checkpoint has replaced."""
+    left: list[str] = []
+    values = iter(arguments)
+    for argument in values:
+        if argument == "--weights":
+            next(values, None)
+        elif not argument.startswith("--weights=") and argument != "--resume":
+            left.append(argument)
+    return [*left, "--resume"]
+
+
+class Position:
+    """Knows how far training is, and which step the last checkpoint is of, on any rank.
+
+    Parameters
+    ----------
+    resumed
+        Whether a run goes on.
+    """
+
+    def __init__(self, *, resumed: bool) -> None:
+        self._resumed = resumed
+        self._runs: list[Run] = []
+
+    def follow(self, run: Run) -> None:
+        """Look at `run` from here on: the training, and then the retraining."""
+        self._runs.append(run)
+
+    @contextlib.contextmanager
+    def told(self) -> Iterator[None]:
+        """Turn Ctrl-C inside the ``with`` block into what there is to say of it."""
+        try:
+            yield
+        except KeyboardInterrupt as error:
+            raise self.interrupted() from error
+
+    def interrupted(self) -> Interrupted:
+        """Return what to say of an interruption now."""
+        begun = [run for run in self._runs if run.trainer.saved is not None]
+        if not begun:
+            checkpoint = "the checkpoint is as it was" if self._resumed else "no checkpoint was written yet"
+            return Interrupted(f"before the first step; {checkpoint}", resume=self._resumed)
+        run, name = begun[-1], "retraining" if len(begun) > 1 else "training"
+        done, total = run.trainer.history.steps, run.steps
+        where = f"at step {done + 1} of {total}" if done < total else f"after all {total} steps"
+        return Interrupted(f"{where} of {name}; the last checkpoint is of step {run.trainer.saved}", resume=True)
+
+
+_ARGUMENTS = "sparsebp.core.check"
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON lines on standard output, nothing else.")]
+ThreadsOption = Annotated[
+    int | None, typer.Option("--threads", min=1, help="Threads of the kernels and of NumPy's BLAS.", show_default="all")
+]
+
+
+class Group(TyperGroup):
+    """A group of commands in which an error of sparsebp's own is one message, without a traceback.
+
+    The exit code is 2 for an option that cannot be had (wrong usage), 130 for Ctrl-C, 143 for SIGTERM, else 1.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Keep the command's arguments as they are, for the message of an interruption."""
+        ctx.meta.setdefault(_ARGUMENTS, tuple(args))
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command that was asked for."""
+        try:
+            return super().invoke(ctx)
+        except (SparseBPError, MemoryError) as error:
+            own = isinstance(error, SparseBPError)
+            if _speaks(error):
+                typer.secho("Error: ", fg="red", bold=True, nl=False, err=True)
+                typer.echo(error if own else f"Out of memory: {error}. Use --backward bp or a smaller model.", err=True)
+            raise typer.Exit(2 if isinstance(error, OptionError) else 1) from error
+        except KeyboardInterrupt as error:
+            told = error.describe(ctx.meta[_ARGUMENTS]) if isinstance(error, Interrupted) else "Interrupted."
+            if _speaks(error):
+                typer.echo(told, err=True)
+            raise typer.Exit(status_of(error)) from error
+
+
+def _speaks(error: BaseException) -> bool:
+    """Say whether this process prints an error that ends it: of several ranks, one does."""
+    from sparsebp.comm.mpi import launched
+
+    if launched() is None:
+        return True
+    from sparsebp.runtime.launch import speaks
+
+    return speaks(error)
+
+
+def enumeration(name: str, values: Iterable[str]) -> Any:
+    """Return an enumeration of texts: of these typer takes lists, unlike of literal types."""
+    return enum.StrEnum(name, [(value, value) for value in values])
+
+
+def choice_option(text: str, names: Iterable[str], *, show_default: bool | str = True) -> Any:
+    """Return an option that takes one of some names. Its help lists them: narrow types are broken anywhere."""
+    return typer.Option(metavar="<name>", help=f"{text}: {', '.join(names)}.", show_default=show_default)
+
+
+def out_option(text: str, *, show_default: bool | str = True) -> Any:
+    """Return the option ``--out`` with a text for its help. An empty path is refused."""
+    return typer.Option(parser=_out_path, metavar="<path>", help=text, show_default=show_default)
+
+
+def _out_path(text: str) -> Path:
+    try:
+        return check_path("--out", text)
+    except OptionError as error:  # a ValueError would be taken for the parser's own, and lose its message
+        raise OutputError(error.problem, expected=error.expected, got=error.got, remedy=error.remedy) from error
+
+
+def taking(place: str, make: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Let a command take the options of `make` where its parameter `place` stands, which gets what `make` returns."""
+    options = inspect.signature(make, eval_str=True).parameters
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = inspect.signature(command, eval_str=True).parameters
+        parameters = [
+            option.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for name, parameter in own.items()
+            for option in (options.values() if name == place else (parameter,))
+        ]
+
+        @functools.wraps(command)
+        def run(**values: Any) -> None:
+            made = make(**{name: values.pop(name) for name in options})
+            command(**values, **{place: made})
+
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return run
+
+    return decorate
+
+
+def make_app(commands: Iterable[Callable[..., None]], groups: Mapping[str, typer.Typer]) -> typer.Typer:
+    """Return the application with `commands` and `groups` of further ones by name.
+
+    A command's examples stand in its docstring after a line of ``\\b``.
+    """
+    application = typer.Typer(
+        cls=Group,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+        help="Back-propagation as sparse linear algebra: train networks by scanning transposed Jacobians.",
+        epilog="Each command has examples: sparsebp train --help",
+    )
+    for command in commands:
+        application.command(command.__name__.replace("_", "-"), help=inspect.getdoc(command))(command)
+    for name, group in groups.items():
+        application.add_typer(group, name=name)
+    application.callback()(_root)
+    return application
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        typer.echo(f"sparsebp {__version__}")
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def console() -> Console:
+    """Return a console on standard output that leaves text as it is: no wrapping, no guessed colours."""
+    terminal = sys.stdout.isatty()
+    return Console(file=sys.stdout, highlight=False, soft_wrap=True, no_color=None if terminal else True)
+
+
+def print_line(label: str, text: str, margin: int) -> None:
+    """Print a text after a label that takes `margin` letters: one line, which a narrower terminal gets in several.
+
+    Lines end at spaces alone, so that paths stay whole; a no-break space, printed as a space, ends none.
+    """
+    line, width = f"{label:<{margin}}{text}", report.letters()
+    if width is not None:
+        line = textwrap.fill(line, width, subsequent_indent=" " * margin, break_long_words=False,
+                             break_on_hyphens=False)  # fmt: skip
+    console().print(line.replace("\xa0", " "), markup=False)
+
+
+def print_table(columns: Sequence[report.Column], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Print a table that fits the terminal."""
+    console().print(report.text_table(columns, rows, report.letters()), markup=False)
+
+
+@contextlib.contextmanager
+def progress_bar(what: str, left: str = "") -> Iterator[Callable[[str, int, int], None]]:
+    """Draw a bar on standard error meanwhile, on a terminal only.
+
+    Yields what to call before each part, `what` it is, with its name, its number from 0, and how many there are. Ctrl-C
+    becomes `Interrupted` at that part; `left` says what there is of the whole then.
+    """
+    from rich.markup import escape
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.table import Column
+
+    shown = Console(stderr=True)
+    text = TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True))
+    place = f"before the first {what}"
+    with Progress(text, BarColumn(16), MofNCompleteColumn(), console=shown, transient=True, expand=True,
+                  disable=not shown.is_terminal) as bar:  # fmt: skip
+        task = bar.add_task("", total=None)
+
+        def told(name: str, number: int, count: int) -> None:
+            nonlocal place
+            place = f"at {what} {number + 1} of {count}, {name}" if number < count else f"after {count} {what}s, {name}"
+            bar.update(task, description=escape(name), completed=number, total=count)
+
+        try:
+            yield told
+        except KeyboardInterrupt as error:
+            raise Interrupted(place + left) from error
+
+
+def write_json(entry: dict[str, Any]) -> None:
+    """Write one JSON object as a line on standard output; see `json_line`."""
+    sys.stdout.write(json_line(entry) + "\n")
+    sys.stdout.flush()
+
+
+def use_threads(threads: int | None) -> None:
+    """Set the number of threads if one was asked for."""
+    if threads is not None:
+        from sparsebp.core.threads import set_threads
+
+        set_threads(threads)

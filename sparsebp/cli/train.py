@@ -1,0 +1,700 @@
+"""One training session: train with progress, report, leave files. Shared by ``train`` and ``demo``."""
+
+from __future__ import annotations
+
+from __future__ import annotations
+import dataclasses
+import importlib.util
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+from typing import Any
+import numpy as np
+import typer
+from sparsebp.cli.common import console
+from sparsebp.cli.common import print_line
+from sparsebp.cli.common import write_json
+from sparsebp.cli.common import Position
+from sparsebp.core.errors import OptionError
+from sparsebp.core.files import json_line
+from sparsebp.core.files import output_error
+from sparsebp.core.files import write_atomically
+from sparsebp.train.recipes import Comparison
+from sparsebp.train.recipes import Agreement
+from sparsebp.train.recipes import compare_histories
+from sparsebp.train.recipes import gradient_agreement
+from sparsebp.train.config import TrainConfig
+from sparsebp.train.config import Run
+from sparsebp.train.config import build
+from sparsebp.train.config import build_retraining
+from sparsebp.train.config import prunes
+from sparsebp.train import JsonLines
+from sparsebp.train import ProgressBar
+from sparsebp.train import save_loss_curve
+from sparsebp.train.data import batch_of
+from sparsebp.train.checkpoint import FILE_NAME
+from sparsebp.train.checkpoint import load_checkpoint
+from sparsebp.train.checkpoint import save_checkpoint
+from sparsebp.train.checkpoint import run_folder
+from sparsebp.train.checkpoint import set_aside
+from typing import Annotated
+from typing import get_args
+from sparsebp.cli.common import JsonOption
+from sparsebp.cli.common import ThreadsOption
+from sparsebp.cli.common import choice_option
+from sparsebp.cli.common import out_option
+from sparsebp.cli.common import use_threads
+from sparsebp.train.config import SequenceModel
+import os
+from sparsebp.cli.common import Interrupted
+from sparsebp.nn.prune import PruneMethod
+import inspect
+from collections.abc import Callable
+from typing import Literal
+from typing import TypeAlias
+from sparsebp.train.config import Option
+from sparsebp.train.config import kind_of
+from sparsebp.train.config import ImageConfig
+from sparsebp.train.config import ImageModel
+from sparsebp.train.config import ImageTask
+from sparsebp.train.config import InstrumentConfig
+from sparsebp.train.config import InstrumentTask
+from sparsebp.train.config import RecurrentConfig
+from sparsebp.train.config import SequenceTask
+from sparsebp.cli.common import taking
+from sparsebp.core.check import check_integer
+from sparsebp.comm.mpi import launched
+from sparsebp.bench.tools import report
+from sparsebp.cli.common import enumeration
+from sparsebp.cli.common import print_table
+from sparsebp.cli.common import progress_bar
+from sparsebp.core.check import BACKWARDS
+from sparsebp.schedule.builders import Fusion
+
+if TYPE_CHECKING:
+    from sparsebp.runtime.launch import Timeline
+    from sparsebp.comm.transport import Transport
+    from sparsebp.nn import PruneReport
+
+
+START_NAME = "start.safetensors"
+STEP_NAME = "step.png"
+_AGREEMENT_BATCH = 8  # samples: the stored Jacobians of `blelloch` stay below some hundred MB
+
+
+def run_session(
+    config: TrainConfig,
+    folder: Path,
+    *,
+    weights: Path | None = None,
+    resume: bool = False,
+    compare: bool = False,
+    agreement: bool = False,
+    every: int | None = None,
+    as_json: bool = False,
+    transport: Transport | None = None,
+) -> dict[str, Any]:
+    """Train `config`, print what came out, and return it.
+
+    Parameters
+    ----------
+    config
+        The run.
+    folder
+        Takes ``checkpoint.safetensors``, ``result.json`` and, last and where matplotlib is installed, ``loss.png``; if
+        that cannot be written, there is a warning. A pipeline on several ranks leaves ``step.png`` besides: when the
+        actions of its last whole step ran, measured and simulated. A run that
+        prunes keeps the training before that there, and writes the pruned network into the folder ``pruned`` inside.
+    weights
+        A checkpoint, or its folder, whose weights and pruning masks to start from; copied to ``start.safetensors``.
+    resume
+        Go on from the folder's checkpoint.
+    compare
+        Train a second time with plain back-propagation; of a run that prunes, retrain a second time.
+    agreement
+        Compare the scans' gradients with plain back-propagation on a test batch.
+    every
+        Steps between checkpoints within an epoch.
+    as_json
+        JSON lines on standard output instead of text.
+    transport
+        Between several ranks, all of which call this. Rank 0 prints, writes and returns the result; on the others it is
+        empty.
+
+    Raises
+    ------
+    OptionError
+        Both `weights` and `resume` are given; several ranks are to compare, or to prune; or plain back-propagation
+        would be compared with itself.
+    FileFormatError
+        There is nothing to resume in `folder`.
+    OutputError
+        Another run holds `folder`, or it cannot be written.
+    Interrupted
+        Ctrl-C, with the step, and whether there is a checkpoint to go on from.
+    """
+    if weights is not None and resume:
+        raise OptionError(
+            "A run that resumes has weights already", expected="--weights or --resume", got="both",
+            remedy="Leave --weights out: the folder's checkpoint holds what the run has made of them",
+        )  # fmt: skip
+    leads = transport is None or transport.rank == 0
+    if transport is not None:
+        _check_on_ranks(config, compare)
+    position = Position(resumed=resume)
+    with position.told(), run_folder(folder if leads else None, resume=resume):
+        callbacks = [JsonLines(sys.stdout) if as_json else ProgressBar()]
+        files: dict[str, Any] = {"callbacks": callbacks, "checkpoint_dir": folder, "checkpoint_every": every}
+        start = folder / START_NAME
+        if resume and leads and start.exists():
+            weights = start
+        if transport is not None:
+            weights = transport.broadcast(weights)
+        session = dense = build(config, weights=weights, transport=transport, **files)
+        position.follow(session)
+        if compare:
+            _check_comparison(session, config)
+        if not leads:
+            session.fit(resume=resume)
+            _timeline(session, transport)
+            return {}
+        if weights is None:
+            _remove(start)
+        elif weights != start:  # a copy: what was given may be the checkpoint that this run is about to replace
+            save_checkpoint(start, load_checkpoint(weights))
+        inner = folder / "pruned"
+        if prunes(config) and not resume:  # of another run: never go on from it
+            set_aside(inner)
+            _remove(inner / FILE_NAME)
+        session.fit(resume=resume)
+        timeline = _timeline(session, transport)
+        pruning: dict[str, Any] = {}
+        if prunes(config):
+            folder = inner
+            session, report = build_retraining(config, dense, **(files | {"checkpoint_dir": folder}))
+            position.follow(session)
+            pruning = _pruned(dense, session, report, as_json)
+            session.fit(resume=resume and (inner / FILE_NAME).exists())
+        x = _batch(session, min(config.batch_size, len(session.train_set)))[0]
+        choice = config.backward_of(session.trainer.model, x)
+        result: dict[str, Any] = {
+            "config": dataclasses.asdict(config),
+            **({} if transport is None else {"ranks": transport.size}),
+            **_measured(session),
+            "backward": choice,
+            **_schedule(session),
+            **pruning,
+            "checkpoint": str(folder / FILE_NAME),
+            "picture": str(folder / "loss.png") if _draws(session) else None,
+        }
+        if timeline is not None:
+            result["step"] = _step(timeline, folder if _draws(session) else None)
+        if agreement:
+            batch = _batch(session, min(_AGREEMENT_BATCH, len(session.test_set)))
+            result["agreement"] = [
+                a.to_json() for a in gradient_agreement(config, session.trainer.model, session.trainer.loss, batch)
+            ]
+        if compare:
+            comparison, sequential = _compare(session, dense, choice["algorithm"], start if start.exists() else None)
+            result["comparison"] = comparison.to_json()
+            result["sequential_test_accuracy"] = sequential.trainer.evaluate(sequential.test_set)[1]
+        write_atomically(folder / "result.json", (json_line(result, indent=2) + "\n").encode())
+        if as_json:
+            write_json({"event": "result", **result})
+        else:
+            _session_print(result)
+        if result["picture"] is not None:
+            _draw(session, Path(result["picture"]))
+        if timeline is not None and result["step"]["picture"] is not None:
+            _draw_timeline(timeline, Path(result["step"]["picture"]))
+        return result
+
+
+def _check_on_ranks(config: TrainConfig, compare: bool) -> None:
+    for wrong, problem, name in (
+        (compare, "A comparison trains once more, in one process", "--compare"),
+        (prunes(config), "Pruning and retraining is for one process", "--prune"),
+    ):
+        if wrong:
+            raise OptionError(problem, expected="one process", got="several ranks", remedy=f"Leave {name} out")
+
+
+def _check_comparison(session: Run, config: TrainConfig) -> None:
+    """Refuse, before anything is trained, to compare plain back-propagation with itself."""
+    got = "--backward bp"
+    if config.backward == "auto" and not prunes(config):
+        model = session.trainer.model.eval()  # so that no dropout is drawn
+        choice = config.backward_of(model, _batch(session, config.batch_size)[0])
+        model.train()
+        if choice["algorithm"] != "bp":
+            return
+        got = "--backward auto, which takes bp here"
+    elif config.backward != "bp":
+        return
+    raise OptionError("Plain back-propagation would be compared with itself", expected="a scan to compare with it",
+                      got=got, remedy="Add --backward chunked, or leave --compare out")  # fmt: skip
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise output_error(path, error) from error
+
+
+def _batch(session: Run, size: int) -> tuple[Any, Any]:
+    return batch_of(session.test_set, np.arange(min(size, len(session.test_set))), session.trainer.model)
+
+
+def _measured(session: Run) -> dict[str, Any]:
+    loss, accuracy = session.trainer.evaluate(session.test_set)
+    history = session.trainer.history
+    return {
+        "steps": history.steps,
+        "training_seconds": sum(history.seconds),
+        "test_loss": loss,
+        "test_accuracy": accuracy,
+    }
+
+
+def _pruned(dense: Run, session: Run, report: PruneReport, as_json: bool) -> dict[str, Any]:
+    """Report a pruning that has not been retrained yet, and return what the result says of it."""
+    if as_json:
+        write_json({"event": "pruned", **report.to_json()})
+    else:
+        console().print(str(report), markup=False)
+    return {
+        "before_pruning": _measured(dense),
+        "pruning": report.to_json(),
+        "test_accuracy_at_once": session.trainer.evaluate(session.test_set)[1],
+    }
+
+
+def _compare(session: Run, dense: Run, chosen: str, weights: Path | None) -> tuple[Comparison, Run]:
+    """Train once more by plain back-propagation, without callbacks and files, on the same data."""
+    config = dataclasses.replace(session.config, backward="bp")
+    if prunes(config):
+        second, _ = build_retraining(config, dense)
+    else:
+        second = build(config, data=(session.train_set, session.test_set), weights=weights)
+    name = session.config.backward if session.config.backward != "auto" else f"auto ({chosen})"
+    return compare_histories(session.trainer.history, second.fit(), name, "bp"), second
+
+
+def _draws(session: Run) -> bool:
+    """Say whether there is a loss curve to draw, and matplotlib: training needs no more than its extra ``cli``."""
+    return importlib.util.find_spec("matplotlib") is not None and session.trainer.history.steps > 0
+
+
+def _draw(session: Run, path: Path) -> None:
+    """Draw the loss curve, or warn that it cannot be: what was trained and written is as good without it."""
+    try:
+        save_loss_curve(session.trainer.history, path, title=session.config.title)
+    except Exception as error:  # Matplotlib writes caches of its own: errors of any kind
+        typer.echo(f"Warning: The loss curve was not drawn. {error}", err=True)
+
+
+def _timeline(session: Run, transport: Transport | None) -> Timeline | None:
+    """Return when the last whole step's actions ran on all ranks; None where no pipeline has run on the CPUs."""
+    schedule = session.trainer.current_schedule
+    if transport is None or schedule is None or schedule.workers != transport.size or session.config.device != "cpu":
+        return None
+    from sparsebp.runtime.launch import measured
+
+    return measured(transport, schedule, session.trainer.times)
+
+
+def _step(timeline: Timeline, folder: Path | None) -> dict[str, Any]:
+    simulated = timeline.simulated()
+    return {
+        "seconds": timeline.makespan, "idle": timeline.bubble, "simulated_seconds": simulated.makespan,
+        "simulated_idle": simulated.bubble, "clock_uncertainty": timeline.uncertainty,
+        "picture": None if folder is None else str(folder / STEP_NAME),
+    }  # fmt: skip
+
+
+def _draw_timeline(timeline: Timeline, path: Path) -> None:
+    from sparsebp.runtime.launch import save_timeline
+
+    try:
+        save_timeline(timeline, path)
+    except Exception as error:
+        typer.echo(f"Warning: The picture of a step was not drawn. {error}", err=True)
+
+
+def _schedule(session: Run) -> dict[str, Any]:
+    """Return what is to be said of a schedule that was found in the first steps."""
+    found = session.trainer.found_schedule
+    if found is None:
+        return {}
+    told = {"speedup": found.speedup, "memory": found.memory, "memory_ratio": found.memory_ratio}
+    return {"schedule": told | {"name": found.schedule.name, "reason": found.describe()}}
+
+
+def _scores(measured: dict[str, Any]) -> str:
+    return (
+        f"{measured['test_accuracy']:.4f}   (loss {measured['test_loss']:.4f}; {measured['steps']} steps, "
+        f"{measured['training_seconds']:.1f} s of training)"
+    )
+
+
+def _session_print(result: dict[str, Any]) -> None:
+    def line(label: str, text: str) -> None:
+        print_line(label, text, 15)
+
+    if "pruning" in result:
+        line("before pruning", _scores(result["before_pruning"]))
+        line(
+            "pruned",
+            f"{result['pruning']['sparsity']:.2%} of the weights; test accuracy at once "
+            f"{result['test_accuracy_at_once']:.4f}",
+        )
+    line("test accuracy", _scores(result))
+    line("backward plan", result["backward"]["reason"])
+    if "schedule" in result:
+        line("schedule", result["schedule"]["reason"])
+    if "step" in result:
+        step = result["step"]
+        drawn = "" if step["picture"] is None else f": {step['picture']}"
+        line(
+            "last step",
+            f"{1e3 * step['seconds']:.3g} ms on {result['ranks']} ranks, idle {step['idle']:.0%}; simulated with the "
+            f"same durations {1e3 * step['simulated_seconds']:.3g} ms, idle {step['simulated_idle']:.0%}{drawn}",
+        )
+    for entry in result.get("agreement", ()):
+        agreed = Agreement(**entry)
+        line(
+            "agreement",
+            f"{agreed.algorithm} against plain back-propagation: relative difference of the "
+            f"gradients {agreed.relative_difference:.2e}, largest {agreed.largest_difference:.2e} ({agreed.parameter})",
+        )
+    if "comparison" in result:
+        entry = {name: value for name, value in result["comparison"].items() if name != "time_ratio"}
+        line("comparison", Comparison(**entry).describe())
+        line("sequential", f"test accuracy {result['sequential_test_accuracy']:.4f}")
+    if result["steps"] == 0:
+        line("loss curve", "not drawn: no step was taken")
+    elif result["picture"] is None:
+        line("loss curve", "not drawn: matplotlib is not installed (extra: plot)")
+    else:
+        line("loss curve", result["picture"])
+    line("checkpoint", result["checkpoint"])
+
+
+# ``sparsebp demo``: the tour of ``make demo``.
+
+def demo(
+    out: Annotated[Path, out_option("Folder for checkpoint and picture.")] = Path("runs", "demo"),
+    model: Annotated[SequenceModel, choice_option("Recurrent layer", get_args(SequenceModel))] = "gru",
+    epochs: Annotated[int | None, typer.Option(min=1, help="Epochs.", show_default="those of train seqmnist")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed.")] = 0,
+    threads: ThreadsOption = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in the folder.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Train a GRU, or another recurrent layer, on digits, pixel by pixel, and show what the scans do with it.
+
+    5 000 real MNIST images, 784 time steps each. Prints the test accuracy, what
+    the backward plan chose and why, and how far the scans' gradients lie from
+    plain back-propagation; leaves a loss curve and a checkpoint. Takes less
+    than a minute.
+
+    \b
+    Examples:
+      sparsebp demo
+      sparsebp demo --epochs 2 --out runs/short
+      sparsebp demo --model lstm
+    """
+    from sparsebp.train.config import config_for
+
+    config = config_for("seqmnist", model=model, epochs=epochs, seed=seed)
+    use_threads(threads)
+    run_session(config, out, resume=resume, agreement=True, as_json=json)
+
+
+# ``sparsebp prune``: a checkpoint in, a pruned one out.
+
+def prune(
+    checkpoint: Annotated[Path, typer.Argument(help="A checkpoint of sparsebp train, or its folder.")],
+    amount: Annotated[float, typer.Option(help="Share of the weights that is pruned afterwards.")],
+    method: Annotated[
+        PruneMethod, choice_option("How to share that out over the layers", get_args(PruneMethod))
+    ] = "class_blind",
+    out: Annotated[
+        Path | None,
+        out_option("The file to write.", show_default="pruned.safetensors beside the checkpoint"),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Prune the network of a checkpoint by magnitude (See et al. 2016).
+
+    The checkpoint itself is left alone. Masks are part of the new one: whoever
+    loads it trains on without the pruned weights.
+
+    \b
+    Examples:
+      sparsebp prune runs/digits-vgg11 --amount 0.97
+      sparsebp prune checkpoint.safetensors --amount 0.5 --method class_uniform
+    """
+    from sparsebp.train.recipes import prune_checkpoint
+
+    folder = checkpoint if os.path.isdir(checkpoint) else checkpoint.parent
+    target = folder / "pruned.safetensors" if out is None else out
+    try:
+        report = prune_checkpoint(checkpoint, target, amount, method)
+    except KeyboardInterrupt as error:
+        raise Interrupted(f"while {target} was made; the checkpoint is as it was") from error
+    if json:
+        write_json({"event": "result", "checkpoint": str(target), **report.to_json()})
+        return
+    console().print(str(report), markup=False)
+    console().print(f"checkpoint  {target}", markup=False)
+
+
+# The options that describe a training run, derived from the fields of its configurations.
+
+Task: TypeAlias = Literal[SequenceTask, InstrumentTask, ImageTask]
+Model: TypeAlias = Literal[SequenceModel, ImageModel]
+_OPTIONS = RecurrentConfig.options() | ImageConfig.options() | InstrumentConfig.options()
+_OPTIONS["model"] = (
+    Model,
+    Option(
+        f"{', '.join(get_args(SequenceModel))} for sequences; {', '.join(get_args(ImageModel))} for images.",
+        shown="gru; bitstream rnn; images lenet5; cifar10 vgg11",
+    ),
+)
+
+
+def _parameter(name: str) -> inspect.Parameter:
+    """Return the parameter of a command that typer makes an option of."""
+    hint, about = _OPTIONS[name]
+    kind = kind_of(hint)
+    called = about.called or name
+    more: dict[str, Any] = {"min": about.least} if kind is int else {}
+    if len(get_args(kind)) > 2 and name != "model":
+        declared = choice_option(about.text, get_args(kind), show_default=about.shown)
+    else:
+        flag = f"--{called.replace('_', '-')}"
+        metavar = {"model": "<name>", "data": "<path>"}.get(name)
+        declared = typer.Option(f"{flag}/--no-{called}" if kind is bool else flag, help=about.text, metavar=metavar,
+                                show_default=about.shown, **more)  # fmt: skip
+    annotation = Annotated[kind | None, declared]  # type: ignore[valid-type]
+    return inspect.Parameter(called, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+def run_options(*names: str) -> Callable[..., dict[str, Any]]:
+    """Return what takes the options `names` and returns them by name, None for those left out; for `taking`."""
+    parameters = {name: _parameter(name) for name in names}
+
+    def given(**values: Any) -> dict[str, Any]:
+        return {name: values[parameter.name] for name, parameter in parameters.items()}
+
+    given.__signature__ = inspect.Signature(list(parameters.values()))  # type: ignore[attr-defined]
+    return given
+
+
+# ``sparsebp train``: train a recurrent network on sequences, or a convolutional one on images.
+
+_run_options = run_options(
+    "model", "hidden", "layers", "seq_len", "features", "width", "data", "samples", "batch_size", "epochs", "lr",
+    "optimizer", "lr_schedule", "clip_norm", "backward", "fusion", "accumulate", "schedule", "graph", "prune",
+    "prune_method", "retrain_epochs", "retrain_lr", "device", "dtype", "seed",
+)  # fmt: skip
+
+
+@taking("given", _run_options)
+def train(
+    task: Annotated[
+        Task | None,
+        typer.Argument(
+            help="Sequences: seqmnist (digits, pixel by pixel), bitstream (BPPSA Eq. 8), instruments (by their sound). "
+            "Images: mnist, digits (scikit-learn's), cifar10.",
+            show_default="that of --config",
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="Options from this file, of sparsebp tune; those given here win.", show_default="none"),
+    ] = None,
+    *,
+    given: dict[str, Any],
+    threads: ThreadsOption = None,
+    out: Annotated[
+        Path | None, out_option("Folder for checkpoint and picture.", show_default="runs/TASK-MODEL")
+    ] = None,
+    checkpoint_every: Annotated[
+        int | None, typer.Option(min=1, help="Steps between checkpoints within an epoch.", show_default="end of epoch")
+    ] = None,
+    weights: Annotated[
+        Path | None,
+        typer.Option(
+            help="Start from the weights and pruning masks of this checkpoint, or its folder; optimizer and schedule "
+            "begin anew.",
+            show_default="drawn from the seed",
+        ),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in the folder.")] = False,
+    compare: Annotated[bool, typer.Option("--compare", help="Train again by bp, and compare a scan with it.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Train a network by scanning transposed Jacobians.
+
+    A checkpoint is written before the first step and after every epoch. A run
+    that was killed goes on with --resume and the same options, on a CPU with
+    bit-identical losses (without --weights: the folder knows them). With --prune the training before it runs by bp, the
+    retraining by --backward; its files are in the folder "pruned" inside.
+
+    \b
+    Examples:
+      sparsebp train seqmnist --epochs 10
+      sparsebp train bitstream --seq-len 3000 --backward chunked --compare
+      sparsebp train instruments --features S --backward chunked --compare
+      sparsebp train bitstream --device cuda --out runs/gpu
+      sparsebp train seqmnist --resume
+      sparsebp train digits --model lenet5 --fusion backward
+      sparsebp train --config runs/tuned.toml --epochs 3
+      sparsebp train digits --model vgg11 --prune 0.97 --backward hybrid --compare
+      sparsebp train digits --weights runs/digits-lenet5/pruned.safetensors
+      sparsebp train cifar10 --data cifar-10-batches-bin --model mobilenetv2
+      mpiexec -n 4 sparsebp train digits --schedule 1f1b --accumulate 8
+    """
+    from sparsebp.train.config import config_for
+
+    options = _options(given | {"task": task, "threads": threads}, config)
+    count = options.pop("threads", None)
+    run = config_for(**options)
+    transport = _transport(run)
+    use_threads(count)
+    folder = Path("runs", f"{run.task}-{run.model}") if out is None else out
+    run_session(
+        run, folder, weights=weights, resume=resume, compare=compare, every=checkpoint_every, as_json=json,
+        transport=transport,
+    )  # fmt: skip
+
+
+def _transport(run: TrainConfig) -> Transport | None:
+    """Return what connects this process with the others that mpiexec has started; None if none has."""
+    if launched() is None:
+        return None
+    from sparsebp.runtime.launch import connect
+    from sparsebp.train.ranks import FIRST_K
+    from sparsebp.train.ranks import REPLICAS
+
+    return connect(device=run.device, progress=run.schedule in (REPLICAS, FIRST_K))
+
+
+def _options(given: dict[str, Any], path: Path | None) -> dict[str, Any]:
+    """Return the options given, those of a file beneath."""
+    from sparsebp.train.config import read_config
+
+    options = {} if path is None else read_config(path)
+    task = given["task"]
+    if task is not None and options.get("task", task) != task:
+        raise OptionError("The file is of another task", expected=options["task"], got=task,
+                          remedy="Leave the task or --config out")  # fmt: skip
+    options |= {name: value for name, value in given.items() if value is not None}
+    if "task" not in options and path is not None:
+        raise OptionError("There is no task", expected="a task, or a file that names one", got="none",
+                          remedy="Name a task: sparsebp train digits")  # fmt: skip
+    if "task" not in options:
+        raise typer.BadParameter("There is none, and no --config names one: sparsebp train digits", param_hint="TASK")
+    if "threads" in options:
+        options["threads"] = check_integer("threads", options["threads"], 1)
+    return options
+
+
+# ``sparsebp tune``: which order of a step, backward and threads are the fastest for a model on this machine.
+
+_COLUMNS = (
+    *(report.Column(name, name, number=False) for name in ("fusion", "schedule", "backward")),
+    report.Column("threads", "threads"),
+    report.Column("step", "step", report.seconds),
+    report.Column("quartiles", "quartiles", lambda found: " – ".join(map(report.seconds, found))),
+    report.Column("over the fastest", "over", lambda ratio: f"{ratio:.2f}×"),
+)
+
+_FUSIONS = enumeration("Fusion", get_args(Fusion))
+_BACKWARDS = enumeration("Backward", BACKWARDS)
+
+
+_tune_run_options = run_options(
+    "model", "hidden", "layers", "seq_len", "features", "width", "data", "samples", "batch_size", "optimizer",
+    "clip_norm", "accumulate", "dtype",
+)  # fmt: skip
+
+
+@taking("given", _tune_run_options)
+def tune(
+    task: Annotated[Task, typer.Argument(help="The task, see sparsebp train.")],
+    *,
+    given: dict[str, Any],
+    fusion: Annotated[
+        list[_FUSIONS] | None,  # type: ignore[valid-type]
+        choice_option("Try this one; once for each", _FUSIONS, show_default="all"),
+    ] = None,
+    schedule: Annotated[
+        list[str] | None, typer.Option(help="Try this one; once for each.", show_default="conventional, ooo")
+    ] = None,
+    backward: Annotated[
+        list[_BACKWARDS] | None,  # type: ignore[valid-type]
+        choice_option("Try this one; once for each", _BACKWARDS, show_default="bp, auto"),
+    ] = None,
+    threads: Annotated[
+        list[int] | None, typer.Option(min=1, help="Try so many; once for each.", show_default="1, all")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps in a row.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each combination runs.")] = 5,
+    out: Annotated[Path, out_option("The file for sparsebp train --config, .toml or .json.")] = Path("runs/tuned.toml"),
+    json: JsonOption = False,
+) -> None:
+    """Try combinations of --fusion, --schedule, --backward and threads on a model, a few steps each, in turn.
+
+    Prints a table, the fastest first, and what cannot be combined with the
+    reason. The fastest is written into a file for sparsebp train.
+
+    \b
+    Examples:
+      sparsebp tune digits --model lenet5
+      sparsebp tune digits --model densenet --out runs/densenet.toml
+      sparsebp train --config runs/densenet.toml --epochs 2
+      sparsebp tune bitstream --backward bp --backward chunked --threads 2 --json
+    """
+    from sparsebp.core.files import prepare_folder
+    from sparsebp.train import recipes as tuning
+    from sparsebp.train.config import write_config
+    from sparsebp.train.config import config_for
+
+    given = {"task": task, **given}
+    config = config_for(**given)
+    tried = tuning.combinations(config, map(str, fusion or ()), schedule or (), map(str, backward or ()), threads or ())
+    if out.suffix not in (".toml", ".json"):  # before any time is spent
+        raise OptionError("The format of the file is unknown", expected=".toml or .json", got=out.suffix or "none",
+                          remedy="Give --out one of these suffixes")  # fmt: skip
+    prepare_folder(out.parent)
+    with progress_bar("combination", "; nothing was written") as told:
+        trials = tuning.tune(given, tried, steps=steps, rounds=rounds, progress=told)
+    best = trials[0]
+    write_config(given | {"model": config.model} | dict(best.options), out)
+    if json:
+        for trial in trials:
+            write_json({"event": "trial", **trial.to_json()})
+        write_json({"event": "result", "best": dict(best.options), "config": str(out)})
+        return
+    _tune_print(trials, out)
+
+
+def _tune_print(trials: list[Any], path: Path) -> None:
+    fastest = trials[0].seconds.median
+    print_table(_COLUMNS, [
+        {**trial.options, "step": trial.seconds.median, "quartiles": trial.seconds.quartiles,
+         "over": trial.seconds.median / fastest}
+        for trial in trials if trial.seconds is not None
+    ])  # fmt: skip
+    reasons: dict[str, list[str]] = {}
+    for trial in trials:
+        if trial.refused is not None:
+            reasons.setdefault(trial.refused, []).append("/".join(map(str, trial.options.values())))
+    for reason, combined in reasons.items():
+        print_line("refused", ", ".join(combined), 9)
+        print_line("", reason, 9)
+    print_line("written", f"{path}: sparsebp train --config {path}", 9)

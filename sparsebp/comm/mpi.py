@@ -1,0 +1,902 @@
+"""Ranks that are processes of MPI."""
+
+from __future__ import annotations
+
+from __future__ import annotations
+from collections.abc import Callable
+from collections.abc import Sequence
+from typing import Any
+from typing import Protocol
+import numpy as np
+from sparsebp.core.errors import TransportError
+from sparsebp.core.check import Array
+import io
+import os
+import sys
+from typing import TextIO
+import pickle
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from sparsebp.core.locks import forkable_lock
+import threading
+from sparsebp.core.locks import forkable_event
+from sparsebp.core import backend
+from sparsebp.core.check import check_flag
+from sparsebp.core.check import check_integer
+from sparsebp.core.check import check_number
+from sparsebp.core.check import shown
+from sparsebp.core.errors import MissingDependencyError
+from sparsebp.core.errors import OptionError
+from sparsebp.comm.transport import DTYPES
+from sparsebp.comm.transport import Handle
+from sparsebp.comm.transport import Transport
+from sparsebp.comm.transport import check_callable
+from sparsebp.comm.transport import packed
+from sparsebp.comm.transport import parts_of
+from sparsebp.comm.transport import sum_in_order
+
+
+# What is under way over MPI: messages between two ranks, and collective calls of one or two exchanges.
+
+KINDS = ("allreduce", "reduce_scatter", "allgather", "exscan", "share", "barrier")
+
+
+class CallWaits(Protocol):
+    """What a call asks of the transport that it is one of."""
+
+    rank: int
+
+    def wait(self, ready: Callable[[], bool], needs: Sequence[int], suspect: Callable[[], None] | None = None) -> None:
+        """Return when `ready`."""
+
+    def advance(self) -> None:
+        """Let calls go on."""
+
+    def ended(self, buffer: np.ndarray | None = None) -> None:
+        """Note that a call was waited for."""
+
+
+class Message:
+    """A send, a receive, or any requests that only have to come to their end.
+
+    Parameters
+    ----------
+    transport
+        Whose it is.
+    requests
+        Of MPI: sends and receives, whose arrays mpi4py keeps alive until then.
+    needs
+        Ranks that the end depends on.
+    out
+        The array to receive, whose size is compared with what came; None for other requests.
+    finish
+        What to do with what has come.
+    suspect
+        What to look for when it takes long.
+    """
+
+    def __init__(
+        self, transport: CallWaits, requests: list[Any], needs: Sequence[int], *, out: Array | None = None,
+        finish: Callable[[], None] | None = None, suspect: Callable[[], None] | None = None,
+    ) -> None:  # fmt: skip
+        self._transport, self._requests, self._needs = transport, requests, needs
+        self._out, self._finish, self._suspect = out, finish, suspect
+        self._taken = False
+        self._error: TransportError | None = None
+
+    def done(self) -> bool:
+        """Say whether it has come to its end; MPI goes on meanwhile."""
+        if self._requests:
+            self._requests = [request for request in self._requests if not self._test(request)]
+            self._transport.advance()
+        return not self._requests
+
+    def wait(self) -> None:
+        """Return when it has come to its end."""
+        if self._taken:
+            return
+        self._transport.wait(self.done, self._needs, self._suspect)
+        self._taken = True
+        self._transport.ended()
+        if self._error is not None:
+            raise self._error
+        if self._finish is not None:
+            self._finish()
+
+    def _test(self, request: Any) -> bool:
+        from mpi4py import MPI
+
+        status = MPI.Status()
+        try:
+            if not request.Test(status):
+                return False
+        except MPI.Exception as error:
+            longer = error.Get_error_class() == MPI.ERR_TRUNCATE
+            self._error = self._other("more" if longer else error.Get_error_string(), error)
+            return True
+        if self._out is not None and status.Get_count(MPI.BYTE) != self._out.nbytes:
+            self._error = self._other(f"{status.Get_count(MPI.BYTE)} bytes")
+        return True
+
+    def _other(self, got: str, cause: Exception | None = None) -> TransportError:
+        if self._out is None:
+            error = TransportError("A message could not be carried", got=got)
+        else:
+            error = TransportError(
+                f"Rank {self._transport.rank} expected other data of rank {self._needs[0]}",
+                expected=f"{self._out.dtype} {self._out.shape}, {self._out.nbytes} bytes", got=got,
+                remedy="Give all ranks the same model, batches and schedule",
+            )  # fmt: skip
+        error.__cause__ = cause
+        return error
+
+
+class Call:
+    """A collective call: what all ranks say that it is, a first exchange, and perhaps a second one.
+
+    Parameters
+    ----------
+    transport
+        Whose it is.
+    number
+        How many this rank had made before.
+    heading, headers
+        The request that brings what the ranks say, and where to.
+    first
+        Requests of the first exchange.
+    between
+        What to do when they have ended; returns the requests of the second exchange, or None.
+    finish
+        What the thread that waits does at the end.
+    work
+        Memory that is used meanwhile.
+    needs
+        Ranks that the end depends on.
+    same
+        Whether all ranks must give arrays of one size.
+    """
+
+    def __init__(
+        self, transport: CallWaits, number: int, heading: Any, headers: np.ndarray, first: list[Any],
+        between: Callable[[], list[Any] | None] | None, finish: Callable[[], None] | None, work: np.ndarray | None,
+        needs: Sequence[int], same: bool,
+    ) -> None:  # fmt: skip
+        self._transport, self.number, self._heading, self.headers = transport, number, heading, headers
+        self._requests, self._between, self._finish, self._work = first, between, finish, work
+        self._needs, self._same = needs, same
+        self.ended = self._taken = False
+        self._error: TransportError | None = None
+
+    @staticmethod
+    def header(kind: str, array: Array, number: int) -> np.ndarray:
+        """Return what a rank says of a call: its kind, bytes and dtype, and its number."""
+        return np.array([KINDS.index(kind), array.nbytes, ord(array.dtype.char), number], np.int64)
+
+    def done(self) -> bool:
+        """Say whether it has come to its end; MPI goes on meanwhile."""
+        if not self.ended:
+            self._transport.advance()
+        return self.ended
+
+    def wait(self) -> None:
+        """Return when it has come to its end."""
+        if self._taken:
+            return
+        self._transport.wait(self.done, self._needs)
+        self._taken = True
+        self._transport.ended(self._work)
+        self._work = None
+        if self._error is not None:
+            raise self._error
+        if self._finish is not None:
+            self._finish()
+
+    def advance(self) -> None:
+        """Go on if MPI has. The caller holds the lock."""
+        from mpi4py import MPI
+
+        try:
+            self._requests = [request for request in self._requests if not request.Test()]
+            if not self._requests and self._between is not None:
+                between, self._between = self._between, None
+                self._requests = between() or []
+        except MPI.Exception as error:  # the headers may say why
+            self._requests, self._between = [], None
+            self._error = TransportError("A collective call could not be carried", got=error.Get_error_string())
+        if self._heading is not None and self._heading.Test():
+            self._heading = None
+            self._error = self._difference() or self._error
+        ended = not self._requests and self._between is None
+        self.ended = self._heading is None and (ended or self._error is not None)
+
+    def _difference(self) -> TransportError | None:
+        """Return what to say of a call that is another one on another rank."""
+        own = self.headers[self._transport.rank]
+        for rank, other in enumerate(self.headers):
+            if list(own[:3] if self._same else own[:1]) != list(other[:3] if self._same else other[:1]):
+                return TransportError(
+                    f"Rank {rank} makes another collective call than rank {self._transport.rank}",
+                    expected=_described(own), got=_described(other),
+                    remedy="Give all ranks the same model, batches and schedule",
+                )  # fmt: skip
+        return None
+
+
+def _described(header: np.ndarray) -> str:
+    kind, size, char, number = map(int, header)
+    return f"{KINDS[kind]} of {size} bytes of {np.dtype(chr(char))}, after {number} other calls"
+
+
+# What the program that started this process tells it: which rank it is. Nothing else is imported here.
+
+# Rank and number of processes, as MPICH and Intel MPI, Open MPI, and Slurm's srun tell their children.
+LAUNCHERS = (("PMI_RANK", "PMI_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+             ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"))  # fmt: skip
+_KEPT = 1000  # characters
+_stderr: TextIO | None = None
+
+
+def launched() -> tuple[int, int] | None:
+    """Return this process's rank and the number of ranks as the launcher tells them; None if there was none.
+
+    MPI need not be installed.
+    """
+    for rank, size in LAUNCHERS:
+        try:
+            return int(os.environ[rank]), int(os.environ[size])
+        except (KeyError, ValueError):
+            continue
+    return None
+
+
+def launching() -> list[str]:
+    """Return what stands before a command that starts it on as many ranks; nothing where no launcher was used."""
+    ranks = launched()
+    if ranks is None:
+        return []
+    size = str(ranks[1])
+    by_srun = os.environ.get(LAUNCHERS[-1][1]) == size  # whichever interface it tells the ranks by
+    return ["srun" if by_srun else "mpiexec", "-n", size]
+
+
+def quiet_others() -> None:
+    """Let all ranks but 0 print nothing from here on, but for an error that `speak` was called for."""
+    global _stderr  # noqa: PLW0603 (there is one standard error)
+    ranks = launched()
+    if ranks is not None and ranks[0] > 0 and _stderr is None:
+        _stderr = sys.stderr
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (until the end)
+        sys.stderr = _Unheard()
+
+
+class _Unheard(io.StringIO):
+    """Keeps the end of what was written."""
+
+    def write(self, text: str) -> int:
+        """Write a text."""
+        if self.tell() > _KEPT:
+            end = self.getvalue()[-_KEPT:]
+            self.seek(0)
+            self.truncate()
+            super().write(end)
+        return super().write(text)
+
+
+def last_words() -> str:
+    """Return the end of what this rank has written to a standard error that nobody sees, in one line."""
+    text = sys.stderr.getvalue()[-_KEPT:] if isinstance(sys.stderr, _Unheard) else ""
+    return " ".join(text.translate(dict.fromkeys(map(ord, "╭─╮│╰╯"))).split())
+
+
+def speak() -> None:
+    """Let this rank print on standard error again: it has an error to tell."""
+    if _stderr is not None:
+        sys.stderr = _stderr
+
+
+def say(text: str) -> None:
+    """Print a line on standard error, also on a rank that `quiet_others` has silenced."""
+    print(text, file=_stderr or sys.stderr, flush=True)
+
+
+# What a rank knows of the others while it waits for them: who has failed, who has come to its end, who waits too.
+
+SILENT_SECONDS = 10.0
+"""After which a rank says whom it waits for, and again whenever it has waited twice as long."""
+TIMEOUT_SECONDS = 1800.0
+"""After which it gives up: as long as PyTorch's Gloo waits."""
+LEFT_SECONDS = 1.0  # what a rank that has ended had sent is here long before
+SETTLE_SECONDS = 3.0
+
+
+@dataclass(frozen=True)
+class End:
+    """How a rank has ended.
+
+    Attributes
+    ----------
+    error
+        What it failed with, None if it did not.
+    own
+        Whether that was its own error; else it only heard of another rank's.
+    left
+        What it ended by, if that was no error and not the end of its program: ``sys.exit(0)``, say.
+    """
+
+    error: str | None = None
+    own: bool = False
+    left: str | None = None
+
+
+@dataclass(frozen=True)
+class PeerWaits:
+    """A rank says that it has waited for long, or that it goes on."""
+
+    still: bool
+
+
+class Peers:
+    """The ends of all ranks, told over a communicator of their own, which this takes; any thread may ask."""
+
+    def __init__(self, comm: Any) -> None:
+        self.comm, self.rank, self.size = comm, comm.rank, comm.size
+        self.ends: dict[int, End] = {}
+        self.waiting: set[int] = set()  # those that have waited for long
+        self._seen: dict[int, float] = {}
+        self._told: list[Any] = []  # requests and what they send
+        self._lock = forkable_lock()  # a handler of signals may come here again
+
+    def poll(self) -> None:
+        """Take in what has come. Lets MPI go on meanwhile, with everything that is under way."""
+        from mpi4py import MPI
+
+        with self._lock:
+            status = MPI.Status()
+            while self.comm.Iprobe(source=MPI.ANY_SOURCE, status=status):
+                buffer = bytearray(status.Get_count(MPI.BYTE))
+                source = status.Get_source()
+                self.comm.Recv([buffer, MPI.BYTE], source=source)
+                told = pickle.loads(buffer)
+                if isinstance(told, PeerWaits):
+                    (self.waiting.add if told.still else self.waiting.discard)(source)
+                else:
+                    self.ends[source] = told
+                    self._seen[source] = time.monotonic()
+
+    def check(self, needs: Iterable[int]) -> None:
+        """Refuse to wait any longer for ranks of which one has failed, or is gone.
+
+        Raises
+        ------
+        TransportError
+            That is so.
+        """
+        if not self.ends:
+            return
+        for rank, end in self.ends.items():
+            if end.error is not None and end.own:
+                raise TransportError(
+                    f"Rank {rank} has failed", expected="all ranks to go on", got=end.error,
+                    remedy="See that rank's own error",
+                )  # fmt: skip
+        for rank in needs:
+            if rank in self.ends and time.monotonic() - self._seen[rank] > LEFT_SECONDS:
+                end = self.ends[rank]
+                raise TransportError(
+                    f"Rank {rank} has ended, and rank {self.rank} waits for it",
+                    expected="the same program on all ranks", got=end.error or end.left or "the end of its program",
+                    remedy="Let all ranks take the same number of steps",
+                )  # fmt: skip
+
+    def tell(self, end: End) -> None:
+        """Tell all others how this rank ends; only the first time counts."""
+        if self.rank in self.ends:
+            return
+        self.ends[self.rank], self._seen[self.rank] = end, time.monotonic()
+        self._send(end)
+
+    def _send(self, told: End | PeerWaits) -> None:
+        from mpi4py import MPI
+
+        data = pickle.dumps(told)
+        with self._lock:
+            for rank in range(self.size):
+                if rank != self.rank:
+                    self._told += [self.comm.Isend([data, MPI.BYTE], dest=rank), data]
+
+    def waits(self, *, still: bool) -> None:
+        """Tell all others that this rank has waited for long, or that it goes on."""
+        with self._lock:
+            (self.waiting.add if still else self.waiting.discard)(self.rank)
+        self._send(PeerWaits(still))
+
+    def silent(self) -> list[int]:
+        """Return the ranks that neither wait nor have ended: those that the others wait for."""
+        with self._lock:
+            return [rank for rank in range(self.size) if rank not in self.waiting and rank not in self.ends]
+
+    def settle(self, seconds: float | None = SETTLE_SECONDS) -> bool:
+        """Wait until all ranks have told how they end, and return whether they have.
+
+        At most for `seconds`; if that is None, for ever, or until one has failed.
+        """
+        began = time.monotonic()
+        while True:
+            self.poll()
+            if len(self.ends) == self.size:
+                return True
+            waited = time.monotonic() - began
+            failed = any(end.error is not None for end in self.ends.values())
+            if (waited > seconds) if seconds is not None else failed:
+                return False
+            time.sleep(min(waited / 8, 1e-2) + 1e-5)
+
+    def speaks_of_waiting(self) -> bool:
+        """Say whether it is for this rank to speak of those that do not answer: the lowest of those that wait."""
+        with self._lock:
+            return self.rank == min(self.waiting, default=self.rank)
+
+    def speaker(self) -> int | None:
+        """Return the rank whose error is to be shown: the lowest that failed by itself. None if none has failed."""
+        failed = {rank: end for rank, end in self.ends.items() if end.error is not None}
+        return min((rank for rank, end in failed.items() if end.own), default=min(failed, default=None))
+
+
+class Patience:
+    """One wait of a rank for others: it tells of it when it takes long, and gives up in the end.
+
+    Parameters
+    ----------
+    peers
+        What the rank knows of the others.
+    timeout
+        Seconds after which it gives up.
+    """
+
+    def __init__(self, peers: Peers, timeout: float) -> None:
+        self._peers, self._timeout = peers, timeout
+        self._next, self._told, self._said = min(SILENT_SECONDS, timeout) / 2, False, False
+
+    def look(self, waited: float) -> None:
+        """Do what is to be done after so many seconds.
+
+        Raises
+        ------
+        TransportError
+            They are too many.
+        """
+        if waited < self._next:
+            return
+        if not self._told:  # the others tell so too: who does not is the one that all wait for
+            self._told, self._next = True, 2 * self._next
+            self._peers.waits(still=True)
+            return
+        if waited >= self._timeout:
+            raise TransportError(
+                f"{self._who()} for {waited:.0f} s", expected=f"an answer within {self._timeout:.0f} s", got="none",
+                remedy="See what that rank does, and whether its machine is there; connect(timeout=) waits longer",
+            )  # fmt: skip
+        self._next = min(2 * self._next, self._timeout)
+        if self._peers.speaks_of_waiting():
+            self._said = True
+            say(f"Warning: {self._who()} for {waited:.0f} s. It may compute, be stopped, or be gone; the run ends with "
+                f"an error after {self._timeout:.0f} s.")  # fmt: skip
+
+    def end(self, waited: float) -> None:
+        """Tell that the wait is over, if it took long."""
+        if self._told:
+            self._peers.waits(still=False)
+        if self._said:
+            say(f"Rank {self._peers.rank} goes on after {waited:.0f} s.")
+
+    def _who(self) -> str:
+        silent = self._peers.silent()
+        if not silent:
+            return "All ranks have waited for each other"
+        return f"Rank{'s' * (len(silent) > 1)} {', '.join(map(str, silent))} did not answer"
+
+
+# A thread that lets MPI go on with what is under way while the rank computes.
+
+PAUSE_SECONDS = 2e-4  # a look costs 4 microseconds, a sleep and the interpreter's lock some 30: a twelfth of a core
+
+
+class Progress:
+    """Calls ``go_on()`` again and again as long as it returns True, in a thread; `wake` begins anew.
+
+    It needs the interpreter's lock for a moment at each call: kernels that release it are what this runs beside.
+    An error ends the thread; whoever waits for an operation then meets it.
+    """
+
+    def __init__(self, go_on: Callable[[], bool]) -> None:
+        self._go_on = go_on
+        self._work = forkable_event()
+        self._ended = False
+        self._thread = threading.Thread(target=self._run, name="progress of MPI", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Note that something is under way."""
+        self._work.set()
+
+    def stop(self) -> None:
+        """End the thread, and return when it has."""
+        self._ended = True
+        self._work.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            self._work.wait()
+            if self._ended:
+                return
+            self._work.clear()
+            while not self._ended and self._go_on():
+                time.sleep(PAUSE_SECONDS)
+
+
+# Waiting without a busy core: MPI's own waiting calls would take one a rank, which the other ranks may need.
+
+SPIN_SECONDS = 1e-4  # a message of a neighbour's that is nearly here; shorter than the shortest sleep pays
+MOST_SECONDS = 1e-3
+
+
+def until(ready: Callable[[], bool], meanwhile: Callable[[float], None]) -> float:
+    """Return, when `ready`, how many seconds that took; between two questions call ``meanwhile(seconds)``, and sleep.
+
+    The sleep grows with what has been waited, so that it adds an eighth at most.
+    """
+    began = time.perf_counter()
+    while not ready():
+        waited = time.perf_counter() - began
+        meanwhile(waited)
+        if waited < SPIN_SECONDS:
+            os.sched_yield()  # to another rank on this core
+        else:
+            time.sleep(min(waited / 8, MOST_SECONDS))
+    return time.perf_counter() - began
+
+
+_CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
+_SUSPICIOUS_SECONDS = 0.5
+_SMALL_BYTES = 16384  # of all ranks' arrays together: one exchange of all is then faster than two of parts
+_KEPT_BUFFERS = 16
+
+
+def mpi() -> Any:
+    """Import and return ``mpi4py.MPI``.
+
+    Raises
+    ------
+    MissingDependencyError
+        It, or an MPI library, is not installed.
+    """
+    try:
+        from mpi4py import MPI
+    except (ImportError, RuntimeError) as error:  # the second: no MPI library
+        raise MissingDependencyError(
+            "mpi4py is not installed, or finds no MPI library", got=str(error).splitlines()[0],
+            remedy="Install the extra `mpi`: pip install 'sparsebp[mpi]'",
+        ) from error  # fmt: skip
+    return MPI
+
+
+class MPITransport(Transport):
+    """Carries arrays between processes that ``mpiexec`` has started. All ranks make one at the same time.
+
+    Sums are made in the order of the ranks, on each a part, which all then get: MPI's own all-reduce does not promise
+    the same bits on other machines, or with the ranks placed otherwise. Every collective call says to the others which
+    it is, so that ranks whose programs differ get an error and no wrong sums. All calls are one thread's.
+
+    Parameters
+    ----------
+    comm
+        A communicator of mpi4py's, which is copied; None takes all processes.
+    progress
+        Whether a thread of its own lets operations go on between the calls, as MPI does not by itself.
+    on_device
+        Whether MPI was built for the device's memory: messages and `allgather` then take CuPy's arrays as they are.
+        Without, and for sums in any case, they are copied through the host.
+    timeout
+        Seconds after which a rank gives up to wait for others, by a `TransportError`. After 10 s it prints which ranks
+        do not answer, and again whenever it has waited twice as long.
+
+    Raises
+    ------
+    OptionError
+        `comm` is no communicator, a flag no truth value, or `timeout` no positive number.
+    MissingDependencyError
+        mpi4py, or an MPI library, is not installed.
+    TransportError
+        MPI does not let several threads call it, and `progress` needs that.
+    """
+
+    def __init__(
+        self, comm: Any = None, *, progress: bool = False, on_device: bool = False, timeout: float = TIMEOUT_SECONDS
+    ) -> None:
+        check_flag("progress", progress)
+        check_flag("on_device", on_device)
+        self.timeout = check_timeout(timeout)
+        MPI = mpi()
+        comm = MPI.COMM_WORLD if comm is None else comm
+        if not isinstance(comm, MPI.Intracomm):
+            raise OptionError("Not a communicator", expected="one of mpi4py's, or None for all processes",
+                              got=shown(comm), remedy="Pass MPI.COMM_WORLD, say")  # fmt: skip
+        if progress and MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+            raise TransportError("MPI cannot be called by several threads", expected="MPI_THREAD_MULTIPLE",
+                                 got=MPI.Query_thread(), remedy="Leave progress out")  # fmt: skip
+        self._comms = [comm.Dup() for _ in range(4)]
+        self._messages, self._calls_comm, self._parts, ends = self._comms
+        self.peers = Peers(ends)
+        self.rank, self.size, self.on_device = comm.rank, comm.size, on_device
+        self._most_tag = comm.Get_attr(MPI.TAG_UB)
+        self.largest_tag = (self._most_tag + 1) // len(_CODES) - 1
+        self._calls: list[Call] = []
+        self._made = 0
+        self._lock = forkable_lock()
+        self._buffers: list[np.ndarray] = []  # bytes
+        self._everyone = range(self.size)
+        self._progress = Progress(self._go_on) if progress else None
+        self._under_way = 0
+
+    # ---- two ranks ---------------------------------------------------------------------------------------------------
+
+    def isend(self, array: Array, to: int, tag: int) -> Handle:
+        """Begin to send."""
+        self.check_message(array, to, tag)
+        buffer, _ = self._buffer(array, read=True)
+        request = self._messages.Isend(buffer, dest=to, tag=_tag(tag, array))
+        return self._begun(Message(self, [request], (to,)))
+
+    def irecv(self, out: Array, source: int, tag: int) -> Handle:
+        """Begin to receive."""
+        self.check_message(out, source, tag, written=True)
+        buffer, finish = self._buffer(out, write=True)
+        full = _tag(tag, out)
+        others = [full - _CODES[out.dtype] + code for code in _CODES.values() if code != _CODES[out.dtype]]
+
+        def suspect() -> None:
+            if any(self._messages.Iprobe(source=source, tag=other) for other in others):
+                raise TransportError(
+                    f"Rank {self.rank} expected other data of rank {source}", expected=f"{out.dtype} {out.shape}",
+                    got="another dtype", remedy="Give all ranks the same model, batches and schedule",
+                )  # fmt: skip
+
+        request = self._messages.Irecv(buffer, source=source, tag=full)
+        return self._begun(Message(self, [request], (source,), out=out, finish=finish, suspect=suspect))
+
+    # ---- all ranks ---------------------------------------------------------------------------------------------------
+
+    def allreduce(self, array: Array) -> Handle:
+        """Begin to sum over all ranks, in their order."""
+        self.check_call(array, written=True)
+        buffer, finish = self._buffer(array, read=True, write=True, summed=True)
+        flat = buffer.reshape(-1)
+        if flat.nbytes * self.size <= _SMALL_BYTES:  # every rank sums everything
+            rows, work = self._rows(flat)
+            first = self._exchange([flat] * self.size, rows, 0)
+            return self._call("allreduce", array, first, lambda: sum_in_order(rows, flat), finish, work)
+        parts = parts_of(flat, self.size)
+        own = parts[self.rank]
+        rows, work = self._rows(own)
+        call = self._made
+
+        def between() -> list[Any]:
+            sum_in_order(rows, own)
+            return self._exchange([own] * self.size, parts, 1, call)
+
+        return self._call("allreduce", array, self._exchange(parts, rows, 0), between, finish, work)
+
+    def reduce_scatter(self, array: Array, out: Array) -> Handle:
+        """Begin to sum, and to keep this rank's part."""
+        self.check_call(array, out, parts=self.size)
+        buffer, _ = self._buffer(array, read=True, summed=True)
+        own, finish = self._buffer(out, write=True, summed=True)
+        parts = list(buffer.reshape(self.size, own.size))
+        rows, work = self._rows(parts[self.rank])
+        first = self._exchange(parts, rows, 0)
+        return self._call("reduce_scatter", array, first, lambda: sum_in_order(rows, own.reshape(-1)), finish, work)
+
+    def allgather(self, array: Array, out: Array) -> Handle:
+        """Begin to gather the arrays of all ranks."""
+        self.check_call(out, array, parts=self.size, written=True)
+        buffer, _ = self._buffer(array, read=True)
+        whole, finish = self._buffer(out, write=True)
+        rows = list(whole.reshape(self.size, buffer.size))
+        rows[self.rank][...] = buffer.reshape(-1)
+        first = self._exchange([buffer] * self.size, rows, 0)
+        return self._call("allgather", array, first, None, finish, None)
+
+    def exscan(self, array: Array, combine: Callable[[Array, Array], Array]) -> Array | None:
+        """Return what the ranks before this one combine to."""
+        MPI = mpi()
+        self.check_call(array)
+        check_callable("combine", combine)
+        buffer, _ = self._buffer(array, read=True, summed=True)
+        result = np.empty_like(buffer)
+        errors: list[BaseException] = []
+
+        def operation(earlier: Any, both: Any, datatype: Any) -> None:
+            try:
+                a, b = (np.frombuffer(memory, buffer.dtype).reshape(buffer.shape) for memory in (earlier, both))
+                xp = backend.namespace(array)
+                b[...] = backend.to_host(combine(backend.as_namespace(a, xp), backend.as_namespace(b, xp)))
+            except BaseException as error:  # raised below: MPI would end all processes
+                errors.append(error)
+
+        # One value of a type that is the whole vector: MPI cannot combine it in pieces, which only the sum of numbers
+        # would survive.
+        vector = MPI.Datatype.fromcode(buffer.dtype.char).Create_contiguous(buffer.size).Commit()
+        ordered = MPI.Op.Create(operation, commute=False)
+        try:
+            whole = ([buffer, 1, vector], [result, 1, vector])
+            first = [self._calls_comm.Iexscan(*whole, ordered)] if buffer.size else []
+            self._call("exscan", array, first, None, None, None, needs=range(self.rank)).wait()
+        finally:
+            ordered.Free()
+            vector.Free()
+        if errors:
+            raise errors[0]
+        return backend.as_namespace(result, backend.namespace(array)) if self.rank else None
+
+    def share(self, value: Any) -> list[Any]:
+        """Return the objects of all ranks."""
+        data = np.frombuffer(packed(value), np.uint8)
+        sizes = self._call("share", data, [], None, None, None, same=False)
+        sizes.wait()
+        rows = [np.empty(size, np.uint8) for size in sizes.headers[:, 1]]
+        rows[self.rank] = data
+        # Of the same number as the sizes were told with.
+        self._begun(Message(self, self._exchange([data] * self.size, rows, 1, sizes.number), self._everyone)).wait()
+        return [pickle.loads(row.tobytes()) for row in rows]
+
+    def broadcast(self, value: Any, root: int = 0) -> Any:
+        """Return the object of one rank."""
+        check_integer("root", root, 0, self.size - 1)
+        return self.share(value if self.rank == root else None)[root]
+
+    def barrier(self) -> None:
+        """Return when all ranks have come here."""
+        self._call("barrier", np.empty(0, np.uint8), [], None, None, None).wait()
+
+    # ---- the end -----------------------------------------------------------------------------------------------------
+
+    def abort(self, error: BaseException) -> None:
+        """Tell the other ranks that this one has failed, by itself or because another one had.
+
+        ``sys.exit`` is no failure: the others go on until they wait for this rank, or come to the same place.
+        """
+        if isinstance(error, SystemExit):
+            self.peers.tell(End(left=f"sys.exit({error.code!r})"))
+            return
+        self.peers.poll()  # has another one failed before?
+        own = self.peers.speaker() is None
+        self.peers.tell(End(f"{type(error).__name__}: {error}", own))
+
+    def close(self) -> None:
+        """End the thread of progress, and free the communicators where nothing is under way."""
+        self.closed = True
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+        if not self.peers.ends and not self._under_way:
+            while len(self._comms) > 1:  # by the last one this process tells the others how it ends
+                self._comms.pop(0).Free()
+
+    # ---- inside ------------------------------------------------------------------------------------------------------
+
+    def wait(self, ready: Callable[[], bool], needs: Sequence[int], suspect: Callable[[], None] | None = None) -> None:
+        """Return when `ready`, as handles do it; `needs` are the ranks that this depends on."""
+        look, patience = _SUSPICIOUS_SECONDS, Patience(self.peers, self.timeout)
+
+        def meanwhile(waited: float) -> None:
+            nonlocal look
+            self.peers.poll()
+            self.peers.check(needs)
+            if suspect is not None and waited > look:
+                look = 2 * waited
+                suspect()
+            patience.look(waited)
+
+        patience.end(until(ready, meanwhile))
+
+    def advance(self) -> None:
+        """Let collective calls go on from their first exchange to the second."""
+        with self._lock:
+            for call in self._calls:
+                call.advance()
+            self._calls = [call for call in self._calls if not call.ended]
+
+    def ended(self, buffer: np.ndarray | None = None) -> None:
+        """Note that an operation was waited for; `buffer` may be used again."""
+        self._under_way -= 1
+        if buffer is not None and buffer.base is not None and len(self._buffers) < _KEPT_BUFFERS:
+            self._buffers.append(buffer.base)
+
+    def _begun(self, operation: Any) -> Any:
+        self._under_way += 1
+        if self._progress is not None:
+            self._progress.wake()
+        return operation
+
+    def _go_on(self) -> bool:
+        """Do what the progress thread does, and return whether there is more of it."""
+        self.peers.poll()
+        self.advance()
+        return self._under_way > 0
+
+    def _call(self, kind: str, array: Array, first: list[Any], between: Callable[[], list[Any] | None] | None,
+              finish: Callable[[], None] | None, work: Any, needs: Sequence[int] | None = None,
+              same: bool = True) -> Call:  # fmt: skip
+        self.check_open()
+        header = Call.header(kind, array, self._made)
+        headers = np.empty((self.size, header.size), np.int64)
+        heading = self._calls_comm.Iallgather(header, headers)
+        call = Call(self, self._made, heading, headers, first, between, finish, work,
+                    self._everyone if needs is None else needs, same)  # fmt: skip
+        self._made += 1
+        with self._lock:
+            self._calls.append(call)
+        return self._begun(call)
+
+    def _exchange(self, sent: Sequence[Array], received: Sequence[Array], part: int, call: int | None = None) -> list:
+        """Begin to send and to receive an array for each other rank, in one of the two parts of a collective call.
+
+        By messages, which MPICH copies in one piece: its own collective calls, where nobody waits for them, take one
+        look of the rank for every 16 KiB. The number of the `call`, None for the next one, keeps them apart.
+        """
+        tag = (2 * (self._made if call is None else call) + part) % (self._most_tag + 1)
+        others = [(self.rank + step) % self.size for step in range(1, self.size)]
+        requests = [self._parts.Irecv(received[other], source=other, tag=tag) for other in reversed(others)]
+        return requests + [self._parts.Isend(sent[other], dest=other, tag=tag) for other in others]
+
+    def _rows(self, own: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
+        """Return an array for every rank's values to sum, this rank's own among them, and the memory of the others."""
+        work = self._take(own.dtype, (self.size - 1) * own.size)
+        rows = list(work.reshape(self.size - 1, own.size))
+        rows.insert(self.rank, own)
+        return rows, work
+
+    def _take(self, dtype: np.dtype, count: int) -> np.ndarray:
+        """Return memory to work in, kept from earlier calls if it fits: fresh pages cost as much as the sum itself."""
+        size = count * dtype.itemsize
+        fitting = [number for number, one in enumerate(self._buffers) if size <= one.size <= 2 * size]
+        base = self._buffers.pop(fitting[0]) if fitting else np.empty(size, np.uint8)
+        return base[:size].view(dtype)
+
+    def _buffer(
+        self, array: Array, *, read: bool = False, write: bool = False, summed: bool = False
+    ) -> tuple[Any, Callable[[], None] | None]:
+        """Return what MPI is given for an array, and what is to be done when it has written to that."""
+        xp = backend.namespace(array)
+        if backend.is_host(xp):
+            return array, None
+        if self.on_device and not summed:
+            backend.synchronize(xp)  # synchronize! MPI knows no streams
+            return array, None
+        host = backend.to_host(array) if read else np.empty(array.shape, array.dtype)  # synchronize!
+
+        def finish() -> None:
+            array[...] = backend.as_namespace(host, xp)
+
+        return host, finish if write else None
+
+
+def check_timeout(timeout: float) -> float:
+    """Return the seconds that a rank waits for others.
+
+    Raises
+    ------
+    OptionError
+        They are no positive number.
+    """
+    if check_number("timeout", timeout) <= 0:
+        raise OptionError("timeout is not positive", expected="seconds, more than 0", got=timeout,
+                          remedy="Leave it out for half an hour")  # fmt: skip
+    return timeout
+
+
+def _tag(tag: int, array: Array) -> int:
+    """Return MPI's tag: the dtype is in it, since MPI compares sizes at most."""
+    return tag * len(_CODES) + _CODES[array.dtype]

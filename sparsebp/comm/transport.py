@@ -1,0 +1,269 @@
+"""What carries arrays between the workers of a schedule: one interface, whatever does it.
+
+Workers are *ranks*, numbered from 0; all of them run the same program on their own part of the work.
+"""
+
+from __future__ import annotations
+
+from __future__ import annotations
+import abc
+import pickle
+from collections.abc import Callable
+from typing import Any
+from typing import Protocol
+import numpy as np
+from sparsebp.core import backend
+from sparsebp.core.check import check_integer
+from sparsebp.core.check import shown
+from sparsebp.core.errors import DTypeError
+from sparsebp.core.errors import OptionError
+from sparsebp.core.errors import ShapeError
+from sparsebp.core.errors import TransportError
+from sparsebp.core.check import Array
+from collections.abc import Sequence
+
+
+DTYPES = tuple(map(np.dtype, (np.float32, np.float64, np.int32, np.int64)))
+
+
+class Handle(Protocol):
+    """An operation that has begun. Its arrays are the transport's until `wait` has returned."""
+
+    def wait(self) -> None:
+        """Return when the operation has come to its end.
+
+        Raises
+        ------
+        TransportError
+            It will never do so: another rank has failed, or is gone.
+        """
+
+    def done(self) -> bool:
+        """Say whether `wait` would return at once; lets the operation go on meanwhile."""
+
+
+class Transport(abc.ABC):
+    """Carries arrays between ranks.
+
+    Collective calls (`allreduce`, `reduce_scatter`, `allgather`, `exscan`, `share`, `broadcast`, `barrier`) are made by
+    all ranks in the same order. Arrays are C-contiguous, of float32 or float64 (or of int32 or int64), NumPy's or
+    CuPy's. All calls of a rank are made by one thread.
+
+    Attributes
+    ----------
+    rank, size
+        Number of this worker, from 0, and of all.
+    on_device
+        Whether it carries CuPy's arrays without a copy on the host.
+    largest_tag
+        Tags are from 0 to this.
+    closed
+        Whether `close` was called: no other call is possible any more.
+    """
+
+    rank: int
+    size: int
+    on_device: bool = False
+    largest_tag: int = 2**31 - 1
+    closed: bool = False
+
+    # ---- two ranks ---------------------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def isend(self, array: Array, to: int, tag: int) -> Handle:
+        """Begin to send `array` to rank `to`. It must not be written to before the handle has been waited for.
+
+        Nothing is buffered on behalf of the caller: the operation may not end before the receive has been posted
+        (rendezvous). Messages of one pair of ranks and one tag arrive in the order in which they were sent.
+        """
+
+    @abc.abstractmethod
+    def irecv(self, out: Array, source: int, tag: int) -> Handle:
+        """Begin to receive into `out`, of the shape and dtype of what is sent; written when the handle was waited for.
+
+        Raises
+        ------
+        TransportError
+            From `Handle.wait`: what came has another size.
+        """
+
+    # ---- all ranks ---------------------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def allreduce(self, array: Array) -> Handle:
+        """Begin to replace `array` by its sum over all ranks. It is bit for bit the same on all, and every time."""
+
+    @abc.abstractmethod
+    def reduce_scatter(self, array: Array, out: Array) -> Handle:
+        """Begin to write to `out` this rank's part of the sum of `array`, which has ``size`` times as many values."""
+
+    @abc.abstractmethod
+    def allgather(self, array: Array, out: Array) -> Handle:
+        """Begin to write the `array` of every rank, one after the other, to `out`, of ``size`` times as many values."""
+
+    @abc.abstractmethod
+    def exscan(self, array: Array, combine: Callable[[Array, Array], Array]) -> Array | None:
+        """Return ``combine`` of the arrays of all ranks before this one, from rank 0 on; None on rank 0.
+
+        Parameters
+        ----------
+        array
+            One-dimensional, of the same size on all ranks.
+        combine
+            ``combine(earlier, later)``: associative, not necessarily commutative; returns an array of the same size,
+            and leaves its arguments as they are.
+        """
+
+    @abc.abstractmethod
+    def share(self, value: Any) -> list[Any]:
+        """Return the `value` of every rank, in their order: small Python objects, for set-up and reports.
+
+        Raises
+        ------
+        OptionError
+            It cannot be pickled.
+        """
+
+    @abc.abstractmethod
+    def broadcast(self, value: Any, root: int = 0) -> Any:
+        """Return the `value` of rank `root`.
+
+        Raises
+        ------
+        OptionError
+            There is no such rank, or the value cannot be pickled.
+        """
+
+    @abc.abstractmethod
+    def barrier(self) -> None:
+        """Return when all ranks have come here."""
+
+    # ---- the end -----------------------------------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    def abort(self, error: BaseException) -> None:
+        """Tell all other ranks that this one has failed: whatever they wait for raises `TransportError`, soon."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Give up what is still under way, and end threads of the transport's own; further calls are refused."""
+
+    # ---- for those that carry ----------------------------------------------------------------------------------------
+
+    def check_open(self) -> None:
+        """Refuse a call after `close`.
+
+        Raises
+        ------
+        TransportError
+            That is so.
+        """
+        if self.closed:
+            raise TransportError("The transport is closed", expected="calls before close()", got="one after it",
+                                 remedy="Close it at the end, or make another one on all ranks")  # fmt: skip
+
+    def check_message(self, array: Array, peer: int, tag: int, *, written: bool = False) -> None:
+        """Refuse what cannot be sent or received.
+
+        Raises
+        ------
+        OptionError
+            There is no such rank, or the tag is too large.
+        DeviceError, DTypeError, LayoutError
+            The array cannot be carried, or, if it is to be `written`, not be written to.
+        """
+        self.check_open()
+        check_integer("The rank", peer, 0, self.size - 1)
+        check_integer("The tag", tag, 0, self.largest_tag)
+        _check_array(array, written)
+
+    def check_call(self, array: Array, part: Array | None = None, *, parts: int = 1, written: bool = False) -> None:
+        """Refuse what a collective call cannot take: `part` must have one of `parts` equal shares of `array`'s values.
+
+        `written` says which of the two is written to: `array`, else `part`.
+
+        Raises
+        ------
+        DeviceError, DTypeError, LayoutError, ShapeError
+            That is so.
+        """
+        self.check_open()
+        _check_array(array, written)
+        if part is None:
+            return
+        _check_array(part, not written)
+        if part.dtype != array.dtype:
+            raise DTypeError("The arrays of a collective call differ", expected=array.dtype, got=part.dtype,
+                             remedy="Convert one of them")  # fmt: skip
+        if part.size * parts != array.size:
+            raise ShapeError("The arrays of a collective call do not go together",
+                             expected=f"{parts} times as many values in one as in the other",
+                             got=f"{array.size} and {part.size}", remedy="Pad the larger one")  # fmt: skip
+
+
+def check_transport(transport: Any) -> Transport:
+    """Return an argument that is a transport.
+
+    Raises
+    ------
+    OptionError
+        It is something else.
+    """
+    if isinstance(transport, Transport):
+        return transport
+    raise OptionError("Not a transport", expected="a sparsebp.distributed Transport", got=shown(transport),
+                      remedy="Pass what connect() or run_ranks gives")  # fmt: skip
+
+
+def packed(value: Any) -> bytes:
+    """Return an object as bytes that another rank makes it of again.
+
+    Raises
+    ------
+    OptionError
+        It cannot be pickled.
+    """
+    try:
+        return pickle.dumps(value)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise OptionError("The object cannot be sent to other ranks", expected="what pickle takes", got=error,
+                          remedy="Share numbers, texts, arrays, lists and dicts") from error  # fmt: skip
+
+
+def check_callable(name: str, value: Any) -> None:
+    """Refuse an argument that is no function.
+
+    Raises
+    ------
+    OptionError
+        That is so.
+    """
+    if not callable(value):
+        raise OptionError(f"{name} is no function", expected="a function", got=shown(value),
+                          remedy="Pass the function itself")  # fmt: skip
+
+
+def _check_array(array: Array, written: bool) -> None:
+    backend.check_array("The array", array, written=written)
+    if array.dtype not in DTYPES:
+        raise DTypeError("The array cannot be carried", expected=" or ".join(map(str, DTYPES)), got=array.dtype,
+                         remedy="Convert it")  # fmt: skip
+
+
+# Sums over ranks: who sums which part, and in which order.
+
+def parts_of(flat: Array, ranks: int) -> list[Array]:
+    """Return the part of an array that each rank sums: as equal as can be, in the order of the ranks."""
+    return [flat[rank * flat.size // ranks : (rank + 1) * flat.size // ranks] for rank in range(ranks)]
+
+
+def sum_in_order(arrays: Sequence[Array], out: Array, add: Callable[..., Any] = np.add) -> None:
+    """Write the sum of `arrays`, added in their order, to `out`; if that is one of them, the first may be lost."""
+    if len(arrays) == 1:
+        if arrays[0] is not out:
+            out[...] = arrays[0]
+        return
+    total = arrays[0] if any(one is out for one in arrays[2:]) else out
+    add(arrays[0], arrays[1], out=out if len(arrays) == 2 else total)
+    for number, one in enumerate(arrays[2:], 3):
+        add(total, one, out=out if number == len(arrays) else total)

@@ -1,0 +1,692 @@
+"""The one seam between NumPy and CuPy: namespace, device, dtype, transfer, synchronisation.
+
+No other file asks which of the two an array belongs to. CuPy is imported when a CuPy array or a GPU is first asked for,
+so the package works without it.
+"""
+
+from __future__ import annotations
+
+from __future__ import annotations
+import contextlib
+import sys
+import threading
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+from typing import Protocol
+import numpy as np
+from sparsebp.core.errors import DeviceError
+from sparsebp.core.errors import DTypeError
+from sparsebp.core.errors import LayoutError
+from sparsebp.core.errors import MissingDependencyError
+from sparsebp.core.errors import ShapeError
+from sparsebp.core.check import Array
+import ctypes
+from collections.abc import Sequence
+from math import prod
+from typing import NamedTuple
+import math
+from sparsebp.core.errors import MemoryLimitError
+from sparsebp.core.locks import forkable_lock
+
+
+FLOAT_DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
+INDEX_DTYPES = (np.dtype(np.int32), np.dtype(np.int64))
+
+
+_PLAIN = {np.ndarray}
+
+
+def namespace(*arrays: Array, **named: Array) -> ModuleType:
+    """Return ``numpy`` or ``cupy``, the module that all arrays belong to.
+
+    Parameters
+    ----------
+    *arrays
+        Arrays; None is none.
+    **named
+        Arrays by the names that the message shall have; those that may be missing through `given`.
+
+    Raises
+    ------
+    DeviceError
+        NumPy and CuPy arrays are mixed, or an argument is neither, masked, or a ``numpy.matrix``.
+    """
+    kinds = {*map(type, arrays), *map(type, named.values())}
+    if kinds == _PLAIN:  # as nearly always: several times as fast
+        return np
+    cupy = sys.modules.get("cupy")
+    if cupy is not None and len(kinds) == 1 and cupy.ndarray in kinds:  # nearly always on a device
+        return cupy
+    found = {_namespace_of(array) for array in arrays}
+    found.update(_namespace_of(array, name) for name, array in named.items())
+    if len(found) > 1:
+        raise DeviceError(
+            "Arrays on the host and on a device are mixed",
+            expected="all arrays from NumPy or all from CuPy",
+            got=", ".join(type(array).__module__.split(".")[0] for array in (*arrays, *named.values())),
+            remedy="Move them with sparsebp.core.backend.to_device(...) or sparsebp.core.backend.to_host(...)",
+        )
+    return found.pop() if found else np
+
+
+def given(**named: Array | None) -> dict[str, Array]:
+    """Return the arrays that are not None."""
+    return {name: array for name, array in named.items() if array is not None}
+
+
+def _namespace_of(array: Array, name: str = "An argument") -> ModuleType:
+    if isinstance(array, (np.ndarray, np.generic)):
+        _check_plain(array, name)
+        return np
+    cupy = sys.modules.get("cupy")  # an array of CuPy's can only exist once CuPy has been imported
+    if cupy is not None and isinstance(array, cupy.ndarray):
+        return cupy
+    raise DeviceError(
+        f"{name} is not an array",
+        expected="a NumPy or CuPy array",
+        got=f"{type(array).__module__}.{type(array).__qualname__}",
+        remedy="Convert it with numpy.asarray(...), or cupy.from_dlpack(...) for another framework's device tensor",
+    )
+
+
+def _check_plain(array: Array, name: str) -> None:
+    """Refuse arrays that mean something else by the same operations: the kernels would drop masks without a word."""
+    if isinstance(array, np.ma.MaskedArray):
+        remedy = "Pass array.filled(value), with a value for what is masked"
+    elif isinstance(array, np.matrix):
+        remedy = "Convert it with numpy.asarray(...)"
+    else:
+        return
+    raise DeviceError(f"{name} is not a plain array", expected="a NumPy or CuPy array",
+                      got=f"{type(array).__module__}.{type(array).__qualname__}", remedy=remedy)  # fmt: skip
+
+
+def cupy() -> ModuleType:
+    """Import and return CuPy, after making sure that a GPU answers.
+
+    Raises
+    ------
+    MissingDependencyError
+        CuPy is not installed.
+    DeviceError
+        CuPy is installed but sees no GPU.
+    """
+    try:
+        import cupy as cp
+    except ImportError as error:
+        raise MissingDependencyError(
+            "CuPy is not installed, and the device kernels need it",
+            remedy="Install the extra of your CUDA version: pip install 'sparsebp[cuda13]' or 'sparsebp[cuda12]'",
+        ) from error
+    try:
+        count = cp.cuda.runtime.getDeviceCount()
+    except cp.cuda.runtime.CUDARuntimeError as error:
+        raise DeviceError(
+            "No GPU can be used", expected="a CUDA device", got=str(error), remedy="Use device='cpu'"
+        ) from error
+    if count == 0:
+        raise DeviceError("No GPU can be used", expected="a CUDA device", got="none", remedy="Use device='cpu'")
+    return cp
+
+
+def has_gpu() -> bool:
+    """Say whether CuPy is installed and sees a GPU."""
+    try:
+        cupy()
+    except (MissingDependencyError, DeviceError):
+        return False
+    return True
+
+
+def device_namespace(device: str) -> ModuleType:
+    """Return the array module for ``device``: ``"cpu"`` or ``"cuda"``."""
+    if isinstance(device, str) and device == "cpu":
+        return np
+    if isinstance(device, str) and device == "cuda":
+        return cupy()
+    raise DeviceError("Unknown device", expected="'cpu' or 'cuda'", got=repr(device), remedy="Pass one of the two")
+
+
+def check_module(xp: ModuleType) -> ModuleType:
+    """Return an argument that is ``numpy`` or ``cupy``.
+
+    Raises
+    ------
+    DeviceError
+        It is something else.
+    """
+    if xp is not np and (xp is None or xp is not sys.modules.get("cupy")):
+        raise DeviceError("xp is no module of arrays", expected="numpy or cupy", got=repr(xp)[:80],
+                          remedy="Pass xp=numpy")  # fmt: skip
+    return xp
+
+
+def device_of(array: Array) -> str:
+    """Return ``"cpu"`` or ``"cuda"``: where `array` lives."""
+    return "cpu" if namespace(array) is np else "cuda"
+
+
+def is_host(xp: ModuleType) -> bool:
+    """Say whether the arrays of `xp` live in the host's memory."""
+    return xp is np
+
+
+def device_number(xp: ModuleType) -> int | None:
+    """Return the number of the current device of `xp`; None on the host, which has no other."""
+    return None if xp is np else int(xp.cuda.Device().id)
+
+
+def device_attributes(xp: ModuleType) -> dict[str, int]:
+    """Return what the driver says of the current device of `xp`: nothing on the host."""
+    return {} if xp is np else dict(xp.cuda.Device().attributes)
+
+
+def device_memory(xp: ModuleType) -> int:
+    """Return the bytes of memory of the current device of `xp`, which is not NumPy."""
+    return int(xp.cuda.runtime.memGetInfo()[1])
+
+
+def as_namespace(array: Array, xp: ModuleType) -> Array:
+    """Return `array` as an array of `xp` on its current device, copied only if it is elsewhere."""
+    return to_host(array) if xp is np else xp.asarray(array)
+
+
+def to_host(array: Array) -> np.ndarray:
+    """Return `array` as a NumPy array; a device array is copied, and that synchronises."""
+    xp = namespace(array)
+    return array if xp is np else xp.asnumpy(array)  # synchronize!
+
+
+def to_device(array: Array, device: str) -> Array:
+    """Return `array` on ``device`` (``"cpu"`` or ``"cuda"``), copied only if it is elsewhere."""
+    return as_namespace(array, device_namespace(device))
+
+
+def synchronize(xp: ModuleType) -> None:
+    """Wait until the current stream of `xp`'s device is done (nothing to do for NumPy)."""
+    if xp is not np:
+        xp.cuda.get_current_stream().synchronize()
+
+
+def streams(xp: ModuleType, count: int) -> list[contextlib.AbstractContextManager[Any]]:
+    """Return contexts in which work runs on streams of their own, the first of the highest priority; no-ops for NumPy.
+
+    They wait for the default stream, and it for them, so that only work in different contexts runs side by side.
+    """
+    if xp is np:
+        return [contextlib.nullcontext() for _ in range(count)]
+    greatest = 1 - count
+    return [xp.cuda.Stream(priority=greatest + number) for number in range(count)]
+
+
+def record(xp: ModuleType) -> Any:
+    """Return an event of what the current stream has been given so far; None for NumPy, where that is done."""
+    if xp is np:
+        return None
+    event = xp.cuda.Event(disable_timing=True)
+    event.record()
+    return event
+
+
+def wait(xp: ModuleType, event: Any) -> None:
+    """Let the current stream wait for an event of another one; the host does not wait."""
+    if event is not None:
+        xp.cuda.get_current_stream().wait_event(event)
+
+
+class Recorder(Protocol):
+    """What gives work to a stream that may be captured into a graph, as `sparsebp.core.cuda_graphs.GraphRecorder`."""
+
+    def constant(self, host: np.ndarray) -> Array:
+        """Return the values of a host array on the device."""
+
+    def matmul(self, a: Array, b: Array) -> Array:
+        """Return the matrix product."""
+
+
+_recording = threading.local()
+
+
+@contextlib.contextmanager
+def recording(recorder: Recorder) -> Iterator[None]:
+    """Let `constant` and `matmul` of this thread ask `recorder`."""
+    before, _recording.recorder = getattr(_recording, "recorder", None), recorder
+    try:
+        yield
+    finally:
+        _recording.recorder = before
+
+
+def constant(xp: ModuleType, host: np.ndarray) -> Array:
+    """Return a host array's values on the current device of `xp`; `host` is not to be changed later.
+
+    While work is recorded they are sent once; ``xp.asarray`` would send them anew whenever the work is replayed.
+    """
+    recorder = getattr(_recording, "recorder", None)
+    return xp.asarray(host) if recorder is None or xp is np else recorder.constant(host)
+
+
+def kept(xp: ModuleType, host: np.ndarray) -> Array:
+    """Return a host array's values on the current device of `xp`, for an array that is kept and used on any stream.
+
+    The host waits until they are there, so that no later work needs to, on whatever stream and from whatever thread.
+    They are sent on the legacy stream: memory that was freed while others still read it is not overwritten early.
+    """
+    recorder = getattr(_recording, "recorder", None)
+    if xp is np:
+        return host
+    if recorder is not None:  # the same, past the stream and the memory of a graph
+        return recorder.constant(host)
+    with xp.cuda.Stream.null as stream:
+        array = xp.asarray(host)
+        stream.synchronize()  # synchronize!
+    return array
+
+
+def order_of(xp: ModuleType) -> int | None:
+    """Return what stands for the current stream, whose work runs in order; None on the host, where nothing is queued.
+
+    Memory that is used again belongs to one of them: another one's work may come before what has been queued.
+    """
+    return None if xp is np else int(xp.cuda.get_current_stream().ptr)
+
+
+def is_recorded() -> bool:
+    """Say whether the work of this thread may be captured, to be replayed whenever and with all memory that it uses."""
+    return getattr(_recording, "recorder", None) is not None
+
+
+def matmul(a: Array, b: Array) -> Array:
+    """Return ``a @ b``: on a GPU by cuBLAS, as the arrays lie, also while work is recorded."""
+    recorder = getattr(_recording, "recorder", None)
+    if recorder is not None:
+        return recorder.matmul(a, b)
+    xp = namespace(a, b)
+    if xp is np:
+        return a @ b
+
+    return products(xp).matmul(a, b)
+
+
+def float_dtype(dtype: Any) -> np.dtype:
+    """Return `dtype` as float32 or float64, the two that the kernels take.
+
+    Raises
+    ------
+    DTypeError
+        It is another dtype.
+    """
+    try:
+        resolved: Any = np.dtype(dtype)
+    except TypeError:  # no dtype at all
+        resolved = repr(dtype)
+    if resolved not in FLOAT_DTYPES:
+        raise DTypeError(
+            "Unsupported dtype", expected="float32 or float64", got=resolved, remedy="Convert with .astype(...)"
+        )
+    return resolved
+
+
+def _fits(shape: tuple[int, ...], wanted: tuple[int | None, ...]) -> bool:
+    return len(shape) == len(wanted) and all(
+        want is None or have == want for have, want in zip(shape, wanted, strict=True)
+    )
+
+
+def check_array(
+    name: str,
+    array: Array,
+    *,
+    dtype: Any = None,
+    shape: tuple[int | None, ...] | None = None,
+    contiguous: bool = True,
+    written: bool = False,
+) -> None:
+    """Check one array argument; ``None`` in `shape` stands for any length. `written`: it must not be read-only.
+
+    Raises
+    ------
+    DeviceError, DTypeError, ShapeError, LayoutError
+        It is no array, or differs; the message names it, what was expected and what came.
+    """
+    if type(array) is not np.ndarray:
+        _namespace_of(array, name)
+    if dtype is not None and array.dtype != dtype:
+        raise DTypeError(
+            f"{name} has the wrong dtype",
+            expected=np.dtype(dtype),
+            got=array.dtype,
+            remedy=f"Convert it with {name}.astype({np.dtype(dtype).name!r}); nothing is converted silently",
+        )
+    if shape is not None and array.shape != shape and not _fits(array.shape, shape):
+        wanted = "(" + ", ".join("any" if n is None else str(n) for n in shape) + ("," if len(shape) == 1 else "") + ")"
+        raise ShapeError(
+            f"{name} has the wrong shape", expected=wanted, got=array.shape, remedy="Pass an array of that shape"
+        )
+    if contiguous and not array.flags.c_contiguous:
+        raise LayoutError(
+            f"{name} is not C-contiguous",
+            expected="a C-contiguous array",
+            got=f"strides {array.strides} for shape {array.shape}",
+            remedy=f"Pass numpy.ascontiguousarray({name})",
+        )
+    if written and not getattr(array.flags, "writeable", True):  # CuPy's arrays always are
+        raise LayoutError(
+            f"{name} is read-only, and it is written",
+            expected="a writeable array",
+            got="flags.writeable = False",
+            remedy="Pass a copy, or a fresh array",
+        )
+
+
+# Matrix products on a GPU, by cuBLAS's own entry points.
+#
+# CuPy refuses cuBLAS while a stream is captured, copies what cuBLAS could read as it lies, and takes longer on the
+# host.
+
+_WORKSPACE = 32 << 20
+"""Bytes for cuBLAS on every stream that is captured, what its documentation asks for on the largest GPUs."""
+_N, _T = 0, 1  # cublasOperation_t
+_TYPES = {
+    np.dtype(np.float32): (0, 68, ctypes.c_float(1), ctypes.c_float(0)),
+    np.dtype(np.float64): (1, 70, ctypes.c_double(1), ctypes.c_double(0)),
+}  # cudaDataType, cublasComputeType_t (no TF32), alpha and beta
+_DEFAULT_ALGORITHM = -1
+
+
+class Operand(NamedTuple):
+    """A row-major matrix, or a batch of them, as cuBLAS (column-major) takes it: the operation, both strides."""
+
+    operation: int
+    leading: int
+    stride: int
+
+
+def operand(shape: Sequence[int], strides: Sequence[int], itemsize: int) -> Operand | None:
+    """Return how cuBLAS reads a (rows, columns) or (batch, rows, columns) array; None if only a copy can be read."""
+    rows, columns = shape[-2:]
+    down, across = strides[-2] // itemsize, strides[-1] // itemsize
+    batch = strides[0] // itemsize if len(shape) == 3 else 0
+    if (across == 1 or columns == 1) and (down >= columns or rows == 1):
+        return Operand(_N, max(down, columns) if rows > 1 else columns, batch)
+    if (down == 1 or rows == 1) and (across >= rows or columns == 1):
+        return Operand(_T, max(across, rows) if columns > 1 else rows, batch)
+    return None
+
+
+class Cublas:
+    """A handle of cuBLAS, for one thread at a time.
+
+    Parameters
+    ----------
+    xp
+        CuPy.
+    workspaces
+        Whether every stream has a workspace from here, as those must that are captured: else cuBLAS has one of its own.
+
+    Raises
+    ------
+    DeviceError
+        The library cannot be loaded, or refuses.
+    """
+
+    def __init__(self, xp: ModuleType, *, workspaces: bool = False) -> None:
+        self._xp = xp
+        self._workspaces: dict[int, Array] | None = {} if workspaces else None
+        self._stream: int | None = None
+        xp.cuda.Device().cublas_handle  # noqa: B018  (CuPy loads the library)
+        major = xp.cuda.runtime.runtimeGetVersion() // 1000
+        name = f"cublas64_{major}.dll" if sys.platform == "win32" else f"libcublas.so.{major}"
+        try:
+            self._library = ctypes.CDLL(name)
+        except OSError as error:
+            raise DeviceError(
+                "cuBLAS cannot be loaded", expected=name, got=str(error), remedy="Install CuPy with its CUDA libraries"
+            ) from error
+        self._handle = ctypes.c_void_p()
+        self._call("cublasCreate_v2", ctypes.byref(self._handle), handle=False)
+
+    def __del__(self) -> None:
+        """Give the handle back."""
+        if getattr(self, "_handle", None) and not sys.is_finalizing():
+            self._library.cublasDestroy_v2(self._handle)
+
+    def matmul(self, a: Array, b: Array) -> Array:
+        """Return ``a @ b`` for vectors, matrices, two batches of matrices, and batches times one matrix.
+
+        Raises
+        ------
+        ShapeError
+            The inner lengths differ, or the batches do, or have several axes.
+        DTypeError
+            They are not of one real dtype.
+        """
+        xp = self._xp
+        if a.dtype != b.dtype or a.dtype not in _TYPES:
+            raise DTypeError("These arrays have no product", expected="float32 twice, or float64 twice",
+                             got=f"{a.dtype} @ {b.dtype}", remedy="Convert them with .astype(...)")  # fmt: skip
+        if a.ndim == 1 or b.ndim == 1:
+            left, right = a[None] if a.ndim == 1 else a, b[:, None] if b.ndim == 1 else b
+            shape = (*(() if a.ndim == 1 else a.shape[:-1]), *(() if b.ndim == 1 else b.shape[-1:]))
+            return self.matmul(left, right).reshape(shape)
+        if a.ndim > 2 and b.ndim == 2:
+            return self.matmul(a.reshape(-1, a.shape[-1]), b).reshape(*a.shape[:-1], b.shape[-1])
+        if a.ndim > 3 or a.shape[:-2] != b.shape[:-2] or a.shape[-1] != b.shape[-2]:
+            raise ShapeError("These arrays have no product", expected="(…, m, k) @ (k, n), or (b, m, k) @ (b, k, n)",
+                             got=f"{a.shape} @ {b.shape}", remedy="Bring the batch to one axis")  # fmt: skip
+        out = xp.empty((*a.shape[:-1], b.shape[-1]), a.dtype)
+        if out.size == 0 or a.shape[-1] == 0:
+            out.fill(0)
+            return out
+        (a, first), (b, second) = self._readable(a), self._readable(b)
+        kind, compute, one, zero = _TYPES[out.dtype]
+        rows, columns, inner = out.shape[-2], out.shape[-1], a.shape[-1]
+        self._use_stream()
+        # Column-major, out is its own transpose: outᵀ = bᵀ aᵀ, and both factors are read as they lie.
+        sizes = (second.operation, first.operation, columns, rows, inner, ctypes.byref(one))
+        pointers = tuple(ctypes.c_void_p(array.data.ptr) for array in (b, a, out))
+        if out.ndim == 2:
+            self._call(
+                "cublasGemmEx", *sizes, pointers[0], kind, second.leading, pointers[1], kind, first.leading,
+                ctypes.byref(zero), pointers[2], kind, columns, compute, _DEFAULT_ALGORITHM,
+            )  # fmt: skip
+        else:
+            long = ctypes.c_longlong
+            self._call(
+                "cublasGemmStridedBatchedEx", *sizes, pointers[0], kind, second.leading, long(second.stride),
+                pointers[1], kind, first.leading, long(first.stride), ctypes.byref(zero), pointers[2], kind, columns,
+                long(prod(out.shape[1:])), out.shape[0], compute, _DEFAULT_ALGORITHM,
+            )  # fmt: skip
+        return out
+
+    def _readable(self, array: Array) -> tuple[Array, Operand]:
+        found = operand(array.shape, array.strides, array.itemsize)
+        if found is None:
+            array = self._xp.ascontiguousarray(array)
+            found = Operand(_N, array.shape[-1], array.shape[-2] * array.shape[-1])
+        return array, found
+
+    def _use_stream(self) -> None:
+        """Set the current stream, unless it is the last one; and its own workspace, since that forgets the old one."""
+        xp = self._xp
+        pointer = xp.cuda.get_current_stream().ptr
+        if pointer == self._stream:
+            return
+        if self._workspaces is not None and pointer not in self._workspaces:
+            with xp.cuda.using_allocator(xp.get_default_memory_pool().malloc):
+                self._workspaces[pointer] = xp.empty(_WORKSPACE, np.uint8)
+        self._stream = None
+        self._call("cublasSetStream_v2", ctypes.c_void_p(pointer))
+        if self._workspaces is not None:
+            workspace = ctypes.c_void_p(self._workspaces[pointer].data.ptr)
+            self._call("cublasSetWorkspace_v2", workspace, ctypes.c_size_t(_WORKSPACE))
+        self._stream = pointer
+
+    def _call(self, name: str, *args: Any, handle: bool = True) -> None:
+        status = getattr(self._library, name)(*((self._handle,) if handle else ()), *args)
+        if status != 0:
+            raise DeviceError(f"{name} failed", expected="status 0", got=status,
+                              remedy="Look the status up in cuBLAS's documentation")  # fmt: skip
+
+
+_own = threading.local()
+
+
+def products(xp: ModuleType) -> Cublas:
+    """Return the handle of the calling thread for the current device."""
+    handles = _own.__dict__.setdefault("handles", {})
+    number = xp.cuda.runtime.getDevice()
+    found: Cublas | None = handles.get(number)
+    if found is None:
+        found = handles[number] = Cublas(xp)
+    return found
+
+
+# Large arrays whose memory is used again by the next step, as device pools do it.
+#
+# A training step allocates the same large arrays every time. The C library gives memory of that size back to the system
+# when it is freed, and the next step pays for thousands of page faults: as much time as the arithmetic, in a GRU of
+# hidden size 20. NumPy arrays from here return their memory to a pool when the last view of them dies. CuPy has a pool
+# of its own and allocates as always.
+
+SMALLEST = 1 << 18
+"""Bytes below which the C library keeps memory anyway."""
+KEPT = 1 << 28
+"""Bytes of unused memory that the pool keeps at most."""
+ALIGNMENT = 64
+"""A cache line, and the widest vector."""
+
+
+class _Block:
+    """Memory on loan: the base of a NumPy array and of all its views. Its death gives the memory back."""
+
+    __slots__ = ("__array_interface__", "_memory", "_pool")
+
+    def __init__(self, pool: HostPool, memory: np.ndarray, shape: tuple[int, ...], dtype: np.dtype) -> None:
+        self._pool, self._memory = pool, memory
+        address = -(-memory.ctypes.data // ALIGNMENT) * ALIGNMENT
+        self.__array_interface__ = {"shape": shape, "typestr": dtype.str, "data": (address, False), "version": 3}
+
+    def __del__(self) -> None:
+        self._pool.give_back(self._memory)
+
+
+class HostPool:
+    """Free memory by size. Safe for several threads.
+
+    Parameters
+    ----------
+    kept
+        Bytes of free memory beyond which memory is given back to the system.
+    """
+
+    def __init__(self, kept: int = KEPT) -> None:
+        self.kept = kept
+        self.free_bytes = 0
+        self._free: dict[int, list[np.ndarray]] = {}
+        self._lock = forkable_lock(self._forget)  # a garbage collection inside may give a block back: it is reentrant
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        """Return an uninitialised C-contiguous array, as numpy.empty.
+
+        Raises
+        ------
+        MemoryLimitError
+            It is more than the system gives.
+        """
+        dtype = np.dtype(dtype)
+        size = math.prod(shape) * dtype.itemsize
+        try:
+            if size < SMALLEST:
+                return np.empty(shape, dtype)
+            with self._lock:
+                same = self._free.get(size + ALIGNMENT)
+                memory = same.pop() if same else None
+                if memory is not None:
+                    self.free_bytes -= memory.nbytes
+            if memory is None:
+                memory = np.empty(size + ALIGNMENT, np.uint8)
+        except (MemoryError, ValueError, OverflowError) as error:  # the latter: more than NumPy counts
+            raise MemoryLimitError(
+                f"An array of shape {tuple(shape)} does not fit in memory", expected="memory for its elements",
+                got=f"{size} bytes of {dtype}", remedy="Use smaller batches, a smaller input or less padding",
+            ) from error  # fmt: skip
+        return np.asarray(_Block(self, memory, tuple(shape), dtype))
+
+    def release(self) -> int:
+        """Drop all free memory; return its bytes."""
+        with self._lock:
+            freed, self.free_bytes = self.free_bytes, 0
+            self._free.clear()
+        return freed
+
+    def _forget(self) -> None:
+        """Begin anew in a child process that another thread of its parent left half a change."""
+        self.free_bytes, self._free = 0, {}
+
+    def give_back(self, memory: np.ndarray) -> None:
+        """Take memory back; if that is too much in all, memory of the size that was met first makes room."""
+        if memory.nbytes > self.kept:
+            return
+        with self._lock:
+            self._free.setdefault(memory.nbytes, []).append(memory)
+            self.free_bytes += memory.nbytes
+            while self.free_bytes > self.kept:
+                oldest = next(iter(self._free))
+                if self._free[oldest]:
+                    self.free_bytes -= self._free[oldest].pop().nbytes
+                if not self._free[oldest]:
+                    del self._free[oldest]
+
+
+_HOST = HostPool()
+
+
+def release() -> int:
+    """Give the pool's unused memory back to the system; return its bytes."""
+    return _HOST.release()
+
+
+def empty(xp: ModuleType, shape: tuple[int, ...], dtype: Any) -> Array:
+    """Return an uninitialised array of `xp`, from the pool if it is a large one of NumPy's."""
+    return _HOST.empty(shape, dtype) if is_host(xp) else xp.empty(shape, dtype)
+
+
+# Reading from a device without waiting for what it has been given since.
+
+class Reading:
+    """The values of an array on their way to the host, as the array is when the current stream comes to it.
+
+    Work that the device is given afterwards does not delay them: they go to memory that the driver writes to by itself.
+
+    Parameters
+    ----------
+    array
+        C-contiguous.
+    """
+
+    def __init__(self, array: Array) -> None:
+        xp = namespace(array)
+        self._array: Array = array
+        self._event: Any = None
+        if is_host(xp):
+            self._host = array.copy()
+            return
+        memory = xp.cuda.alloc_pinned_memory(array.nbytes)
+        self._host = np.frombuffer(memory, array.dtype, array.size).reshape(array.shape)
+        array.get(out=self._host, blocking=False)
+        self._event = record(xp)
+
+    def __call__(self) -> np.ndarray:
+        """Return the values; the host waits until they are there."""
+        if self._event is not None:
+            self._event.synchronize()  # synchronize!
+            self._array = self._event = None
+        return self._host
+
+    def __del__(self) -> None:
+        """Wait as well: the memory goes to others."""
+        if getattr(self, "_event", None) is not None and not sys.is_finalizing():
+            with contextlib.suppress(RuntimeError):  # the device has failed
+                self()

@@ -1,1 +1,0 @@
-"""Schedules that span workers: what carries arrays between ranks, and what each rank runs."""

@@ -1,1 +1,0 @@
-"""Replicas of a model, each with a share of the samples, whose gradients are averaged."""

@@ -1,1 +1,0 @@
-"""Models whose stages are on several ranks."""

@@ -1,1 +1,0 @@
-"""Processes of MPI: what is under way between them, how they wait, and how they begin and end together."""

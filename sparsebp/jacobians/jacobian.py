@@ -1,0 +1,490 @@
+"""The transposed Jacobian of an operator: a sparsity pattern and its values, shared by the batch or per sample."""
+
+from __future__ import annotations
+
+from __future__ import annotations
+from math import prod
+from operator import index
+from typing import Any
+import numpy as np
+from sparsebp.core import backend
+from sparsebp import kernels
+from sparsebp.core.errors import OptionError
+from sparsebp.core.errors import ShapeError
+from sparsebp.core.errors import within_memory
+from sparsebp.core.check import Array
+from sparsebp.patterns import SparsityPattern
+from sparsebp.patterns.pattern import check_patterns
+from sparsebp.products import plan_product
+from collections.abc import Callable
+from sparsebp.core.check import forward_of
+from sparsebp.core.errors import MemoryLimitError
+from sparsebp.core.shortcuts import belongs
+from sparsebp.core.shortcuts import is_lone
+
+
+class TransposedJacobian:
+    """The matrix (∂y/∂x)ᵀ of an operator y = f(x), of shape (n_in, n_out): it maps ∇y to ∇x (BPPSA Eq. 3).
+
+    Parameters
+    ----------
+    pattern
+        Where the entries are, of shape (n_in, n_out).
+    data
+        Their values: (nnz,) if the batch shares them (a linear layer: they depend on the weights only), or (nnz, B) if
+        every sample has its own. float32 or float64, C-contiguous, of NumPy or CuPy; kept, not copied.
+    input_shape, output_shape
+        Shapes of one sample of x and of y, which `vjp` and `jvp` take and return. None: flat, (n_in,) and (n_out,).
+    batch_axes
+        Where the batch is in x and in y: 0 for (B, *shape), 1 for the time-major (T, B, …) of recurrent layers.
+
+    Raises
+    ------
+    PatternError
+        `pattern` is none.
+    ShapeError, DTypeError, LayoutError, DeviceError
+        `data` does not fit the pattern, or a shape does not.
+    OptionError
+        A batch axis is not one of its array.
+    """
+
+    __array_ufunc__ = None  # so that array @ J is refused instead of being taken for an array of objects
+
+    def __init__(
+        self, pattern: SparsityPattern, data: Array, *, input_shape: tuple[int, ...] | None = None,
+        output_shape: tuple[int, ...] | None = None, batch_axes: tuple[int, int] = (0, 0),
+    ) -> None:  # fmt: skip
+        check_patterns(pattern=pattern)
+        backend.namespace(data=data)
+        backend.float_dtype(data.dtype)
+        if data.ndim not in (1, 2) or data.shape[0] != pattern.nnz:
+            raise ShapeError(
+                "data does not fit the pattern",
+                expected=f"({pattern.nnz},) shared by the batch, or ({pattern.nnz}, B)",
+                got=data.shape,
+                remedy="Pass one value per entry of the pattern, the batch last",
+            )
+        backend.check_array("data", data)
+        self.pattern, self.data = pattern, data
+        n_in, n_out = pattern.shape
+        self.input_shape = _sample_shape("input_shape", input_shape, n_in)
+        self.output_shape = _sample_shape("output_shape", output_shape, n_out)
+        ends = [range(1 + len(shape)) for shape in (self.input_shape, self.output_shape)]
+        if not isinstance(batch_axes, tuple) or len(batch_axes) != 2 or any(map(_outside, batch_axes, ends)):
+            raise OptionError("batch_axes does not fit the samples", got=repr(batch_axes),
+                              expected=f"an axis of x, 0 to {ends[0][-1]}, and one of y, 0 to {ends[1][-1]}",
+                              remedy="Pass (0, 0) where the batch is first")  # fmt: skip
+        self.batch_axes = batch_axes
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n_in, n_out)."""
+        return self.pattern.shape
+
+    @property
+    def batch(self) -> int | None:
+        """Number of samples, None if the values are shared by all."""
+        return self.data.shape[1] if self.data.ndim == 2 else None
+
+    @property
+    def dtype(self) -> np.dtype:
+        """float32 or float64."""
+        return self.data.dtype
+
+    @property
+    def T(self) -> TransposedJacobian:
+        """The transpose: the Jacobian ∂y/∂x itself. The values are copied into the order of the transposed pattern."""
+        data = self.data
+        if self.pattern.T is not self.pattern:
+            data = data[backend.constant(backend.namespace(data), self.pattern.transpose_permutation)]
+        return TransposedJacobian(
+            self.pattern.T, data, input_shape=self.output_shape, output_shape=self.input_shape,
+            batch_axes=self.batch_axes[::-1],
+        )  # fmt: skip
+
+    def to_scipy(self, sample: int | None = None, *, copy: bool = False) -> Any:
+        """Return one sample as a `scipy.sparse.csr_array`. Device values are copied to the host, which synchronises.
+
+        Parameters
+        ----------
+        sample
+            Number of the sample; None: the only one. Values that the batch shares are those of every sample.
+        copy
+            False: index arrays are those of the pattern, read-only, which SciPy's methods that work in place refuse,
+            and host values are a view of `data`. True: the matrix owns all of its arrays, and they may be written to.
+
+        Raises
+        ------
+        OptionError
+            There is no such sample, or there are several and `sample` is None.
+        """
+        return self.pattern.to_scipy(backend.to_host(self.values_of(sample)), copy=copy)  # synchronize!
+
+    def to_dense(self, sample: int | None = None) -> Array:
+        """Return one sample as a dense (n_in, n_out) array of the same namespace.
+
+        Raises
+        ------
+        OptionError
+            There is no such sample, or there are several and `sample` is None.
+        """
+        xp = backend.namespace(self.data)
+        with within_memory(f"A dense matrix of shape {self.shape} does not fit in memory", "Use to_scipy(sample)"):
+            dense = xp.zeros(self.shape, dtype=self.dtype)
+        rows = xp.asarray(self.pattern.row_of_entry)
+        dense[rows, self.pattern.device_arrays(xp)[1]] = self.values_of(sample)
+        return dense
+
+    def values_of(self, sample: int | None = None) -> Array:
+        """Return the (nnz,) values of one sample, a view; None: the only one. Shared values are those of every sample.
+
+        Raises
+        ------
+        OptionError
+            There is no such sample, or there are several and `sample` is None.
+        """
+        batch = self.batch
+        if batch is None:
+            return self.data
+        if sample is None and batch > 1:
+            raise OptionError(
+                "Every sample has a Jacobian of its own", expected=f"sample=0 to sample={batch - 1}",
+                got=f"no sample=, of a batch of {batch}", remedy="Say which one with sample=",
+            )  # fmt: skip
+        if not 0 <= (sample or 0) < batch:
+            raise OptionError(
+                "There is no such sample", expected=f"0 <= sample < {batch}", got=sample, remedy="Count samples from 0"
+            )
+        return self.data[:, sample or 0]
+
+    def __matmul__(self, other: TransposedJacobian | Array) -> TransposedJacobian | Array:
+        """Multiply by another transposed Jacobian, or by a gradient.
+
+        Parameters
+        ----------
+        other
+            A `TransposedJacobian` of shape (n_out, p), through the cached plan of both patterns; or a gradient (n_out,)
+            or (n_out, B) of the same dtype, C-contiguous.
+
+        Returns
+        -------
+        TransposedJacobian or Array
+            Shape (n_in, p); or (n_in,) if both are without batch, else (n_in, B).
+
+        Raises
+        ------
+        ShapeError, DTypeError, LayoutError, DeviceError
+            Shapes do not chain, batch sizes differ, dtypes differ, or the arrays are of different libraries.
+        """
+        if isinstance(other, TransposedJacobian):
+            plan = plan_product(self.pattern, other.pattern)
+            return TransposedJacobian(
+                plan.pattern, plan(self.data, other.data), input_shape=self.input_shape,
+                output_shape=other.output_shape, batch_axes=(self.batch_axes[0], other.batch_axes[1]),
+            )  # fmt: skip
+        return self._apply(other)
+
+    def _apply(self, g: Array) -> Array:
+        xp = backend.namespace(self.data, g=g)
+        n_in, n_out = self.shape
+        if g.ndim not in (1, 2) or g.shape[0] != n_out:
+            raise ShapeError(
+                "The gradient does not fit the Jacobian",
+                expected=f"({n_out},) or ({n_out}, B)",
+                got=g.shape,
+                remedy="Pass the gradient with respect to the operator's output, the batch last",
+            )
+        if self.batch is not None and g.ndim == 2 and g.shape[1] != self.batch:
+            raise ShapeError(
+                "The gradient has another batch size than the Jacobian",
+                expected=f"({n_out}, {self.batch})",
+                got=g.shape,
+                remedy="Pass the gradients of the same samples",
+            )
+        backend.check_array("g", g, dtype=self.dtype)
+        columns = g if g.ndim == 2 else g[:, None]
+        if self.batch is not None and columns.shape[1] != self.batch:  # one gradient for all samples
+            columns = xp.ascontiguousarray(xp.broadcast_to(columns, (n_out, self.batch)))
+        with within_memory(f"A gradient of {n_in} elements does not fit in memory", "Use a smaller batch"):
+            out = xp.empty((n_in, columns.shape[1]), dtype=self.dtype)
+        if self.pattern.kind == "identity":
+            out[...] = columns
+        else:
+            values = self.data if self.data.ndim == 2 else self.data[:, None]
+            kernels.get(xp).csr_matvec(*self.pattern.device_arrays(xp), values, columns, out)
+        return out if self.batch is not None or g.ndim == 2 else out[:, 0]
+
+    # ---- in the shapes of the layer --------------------------------------------------------------------------------
+
+    def vjp(self, g: Array) -> Array:
+        """Map the gradient at y to the gradient at x, as the layer's backward pass does.
+
+        Parameters
+        ----------
+        g
+            (B, *output_shape), the batch where `batch_axes` says, or flat, (B, n_out); of the values' dtype, of any
+            strides. B is the Jacobian's batch size, or any if its values are shared.
+
+        Returns
+        -------
+        Array
+            (B, *input_shape), the batch where `batch_axes` says; a new C-contiguous array.
+
+        Raises
+        ------
+        ShapeError, DTypeError, DeviceError
+            `g` does not fit.
+        """
+        return self._mapped("g", g)
+
+    def jvp(self, v: Array) -> Array:
+        """Map a direction at x to the change of y, forward-mode differentiation.
+
+        Parameters
+        ----------
+        v
+            (B, *input_shape), the batch where `batch_axes` says, or flat, (B, n_in); of the values' dtype, of any
+            strides. B is the Jacobian's batch size, or any if its values are shared.
+
+        Returns
+        -------
+        Array
+            (B, *output_shape), the batch where `batch_axes` says; a new C-contiguous array.
+
+        Raises
+        ------
+        ShapeError, DTypeError, DeviceError
+            `v` does not fit.
+        """
+        return self.T._mapped("v", v)
+
+    def _mapped(self, name: str, array: Array) -> Array:
+        """Return this matrix times every sample, from and to the layer's layout."""
+        xp = backend.namespace(self.data, **{name: array})
+        shape, axis = self.output_shape, self.batch_axes[1]
+        if array.ndim == len(shape) + 1:
+            rows = xp.moveaxis(array, axis, 0)
+            fits = rows.shape[1:] == shape
+        else:
+            rows = array
+            fits = array.shape[1:] == (prod(shape),)
+        if not fits or self.batch not in (None, rows.shape[0]):
+            batch = "B" if self.batch is None else self.batch
+            layouts = [with_batch(shape, batch, axis)] + [(batch, prod(shape))] * (len(shape) != 1)
+            raise ShapeError(
+                f"{name} does not fit the Jacobian",
+                expected=" or ".join("(" + ", ".join(map(str, layout)) + ")" for layout in layouts),
+                got=array.shape,
+                remedy="Pass one array for every sample, in the layer's layout",
+            )
+        backend.check_array(name, array, dtype=self.dtype, contiguous=False)
+        columns = xp.ascontiguousarray(rows.reshape(len(rows), prod(shape)).T)
+        mapped = (self @ columns).T.reshape(len(rows), *self.input_shape)
+        return xp.ascontiguousarray(xp.moveaxis(mapped, 0, self.batch_axes[0]))
+
+    def __repr__(self) -> str:
+        batch = "shared" if self.batch is None else f"batch={self.batch}"
+        return f"TransposedJacobian({self.pattern!r}, {self.dtype}, {batch})"
+
+
+def with_batch(shape: tuple[Any, ...], batch: Any, axis: int) -> tuple[Any, ...]:
+    """Return the shape of a batch of samples of `shape`, the batch at `axis`."""
+    return (*shape[:axis], batch, *shape[axis:])
+
+
+def _outside(axis: int, places: range) -> bool:
+    return axis not in places
+
+
+def _sample_shape(name: str, shape: tuple[int, ...] | None, size: int) -> tuple[int, ...]:
+    """Return `shape` as integers, after checking that it has `size` elements; None: flat."""
+    if shape is None:
+        return (size,)
+    try:
+        lengths = tuple(map(index, shape))
+    except TypeError:
+        lengths = (-1,)
+    if min(lengths, default=0) < 0 or prod(lengths) != size:
+        raise ShapeError(f"{name} does not fit the pattern", expected=f"lengths whose product is {size}", got=shape,
+                         remedy="Pass the shape of one sample, without the batch")  # fmt: skip
+    return lengths
+
+
+# The transposed Jacobian of a layer or a whole model at an input: its own, or a dense one from its input gradient.
+
+DEFAULT_MEMORY_LIMIT = 2 << 30
+"""Bytes that a materialised Jacobian may take when nobody said otherwise."""
+
+
+def jacobian_t(layer: Any, x: Array) -> TransposedJacobian:
+    """Run `layer` forward on `x` and return its transposed Jacobian there.
+
+    Parameters
+    ----------
+    layer
+        A layer or model of `sparsebp.nn`, or any object with `forward` and one of `jacobian_t`, `input_grad` and
+        `gradients`. Without `jacobian_t`, or where it was inherited and `input_grad` or `gradients` overridden, the
+        Jacobian is dense, of one backward pass an output.
+    x
+        Input, batch first as in torch.nn (recurrent layers: as their `batch_first` says).
+
+    Returns
+    -------
+    TransposedJacobian
+        Shape (n_in, n_out), the sizes of one flattened sample of `x` and of the output; its `vjp` and `jvp` take and
+        return the layer's own shapes.
+
+    Raises
+    ------
+    OptionError
+        `layer` is not such an object, or its samples depend on each other, or may do so.
+    ShapeError, DTypeError, DeviceError
+        `x` has no batch axis, or does not fit the layer.
+    MemoryLimitError
+        A dense Jacobian would take more than 2 GiB, or there is no memory for one.
+    """
+    ways = ("jacobian_t", "input_grad", "gradients")
+    if not _has(layer, "forward") or not any(_has(layer, way) for way in ways):
+        raise OptionError(
+            "There is no transposed Jacobian of this object",
+            expected="a layer or model with forward and one of " + ", ".join(ways),
+            got=type(layer).__qualname__,
+            remedy="Pass a layer of sparsebp.nn",
+        )
+    backend.namespace(x=x)
+    with within_memory(
+        f"The transposed Jacobian of {type(layer).__qualname__} does not fit in memory",
+        "Use input_grad, which multiplies with it without building it, or pass fewer or smaller samples",
+    ):
+        return _jacobian_t(layer, x)
+
+
+def _jacobian_t(layer: Any, x: Array) -> TransposedJacobian:
+    if x.ndim == 0:
+        raise _no_batch_axis(x)
+    y, saved = forward_of(layer, x)
+    axes = getattr(layer, "batch_axes", (0, 0))
+    batch, *input_shape = _moved(x, axes[0])
+    out_batch, *output_shape = _moved(y, axes[1])
+    own = belongs(layer, "jacobian_t")
+    if is_lone(layer, saved, x.shape) or out_batch != batch or (x.ndim == 1 and not own):
+        raise _no_batch_axis(x)
+    samples: dict[str, Any] = {
+        "input_shape": tuple(input_shape), "output_shape": tuple(output_shape), "batch_axes": axes,
+    }  # fmt: skip
+    if not own:
+        return dense_jacobian_t(_input_grad(layer, saved), batch=batch, like=y, **samples)
+    try:
+        jacobian = layer.jacobian_t(saved)
+    except ShapeError as error:
+        raise _no_batch_axis(x) if x.ndim == 1 else error from error
+    sizes = (prod(input_shape), prod(output_shape))
+    if jacobian.shape == sizes and jacobian.batch in (None, batch):
+        return TransposedJacobian(jacobian.pattern, jacobian.data, **samples)
+    raise _no_batch_axis(x) if x.ndim == 1 else ShapeError(
+        "The layer's Jacobian does not fit x", expected=f"shape {sizes}, {batch} samples or shared values",
+        got=repr(jacobian), remedy="Let jacobian_t return the Jacobian of y with respect to x, a sample by itself",
+    )  # fmt: skip
+
+
+def _input_grad(layer: Any, saved: Any) -> Callable[[Array], Array]:
+    """Return the layer's input gradient as a function of gy alone."""
+    if _has(layer, "couples_samples") and not belongs(layer, "couples_samples"):
+        raise OptionError(
+            f"{type(layer).__qualname__} overrides the way back, and does not say whether samples depend on each other",
+            expected="couples_samples(saved) beside it", got="an inherited couples_samples",
+            remedy="Define it, or restate the inherited one in the class",
+        )  # fmt: skip
+    if _has(layer, "couples_samples") and layer.couples_samples(saved):
+        raise OptionError(
+            "The samples of this layer depend on each other, so no sample has a Jacobian of its own",
+            expected="a layer that maps each sample by itself", got=type(layer).__qualname__,
+            remedy="Use its input gradient",
+        )  # fmt: skip
+    if belongs(layer, "gradients"):
+        return lambda gy: layer.gradients(gy, saved).input
+    return lambda gy: layer.input_grad(gy, saved)
+
+
+def _no_batch_axis(x: Array) -> ShapeError:
+    return ShapeError(
+        "x has no batch axis that the layer keeps", expected="a batch of samples, (B, …)", got=x.shape,
+        remedy="Pass x[None] for a single sample, x[:, None] for samples of one number each",
+    )  # fmt: skip
+
+
+def _has(layer: Any, method: str) -> bool:
+    return callable(getattr(layer, method, None))
+
+
+def _moved(array: Array, axis: int) -> tuple[int, ...]:
+    """Return the lengths of the axes, the batch's first."""
+    return (array.shape[axis], *array.shape[:axis], *array.shape[axis + 1 :])
+
+
+def dense_jacobian_t(
+    input_grad: Callable[[Array], Array],
+    input_shape: tuple[int, ...],
+    output_shape: tuple[int, ...],
+    batch: int,
+    like: Array,
+    *,
+    batch_axes: tuple[int, int] = (0, 0),
+    memory_limit: int | None = None,
+) -> TransposedJacobian:
+    """Return the transposed Jacobian of an operator that gives nothing but its input gradient.
+
+    Parameters
+    ----------
+    input_grad
+        Maps the gradient at the output to the one at the input, a sample by itself (not as batch statistics do).
+    input_shape, output_shape
+        Shapes of one sample of the input and of the output.
+    batch
+        Number of samples B.
+    like
+        An array of the gradients' dtype (float32 or float64) and library.
+    batch_axes
+        Where the batch is in the gradients at the input and at the output: 0 for (B, *shape), 1 for time-major ones.
+    memory_limit
+        Most bytes that the result may take; None: 2 GiB.
+
+    Returns
+    -------
+    TransposedJacobian
+        Every entry, per sample, with the shapes of a sample.
+
+    Raises
+    ------
+    MemoryLimitError
+        The result would take more than `memory_limit`; said before anything is allocated.
+    ShapeError
+        `input_grad` gives another shape.
+    """
+    xp, dtype = backend.namespace(like=like), backend.float_dtype(like.dtype)
+    n_in, n_out = prod(input_shape), prod(output_shape)
+    need = n_in * n_out * (batch * dtype.itemsize + 4) + 4 * n_in
+    limit = DEFAULT_MEMORY_LIMIT if memory_limit is None else memory_limit
+    if need > limit:
+        raise MemoryLimitError(
+            "The dense Jacobian would need too much memory", expected=f"at most {limit} bytes",
+            got=f"{need} bytes for {batch} samples of {n_in} x {n_out}",
+            remedy="Use input_grad, which multiplies with it without building it, or pass fewer samples",
+        )  # fmt: skip
+    in_axis, out_axis = batch_axes
+    expected = with_batch(input_shape, batch, in_axis)
+    data = xp.empty((n_in, n_out, batch), dtype=dtype)
+    for output in range(n_out):
+        gy = xp.zeros((batch, n_out), dtype=dtype)
+        gy[:, output] = 1
+        gx = input_grad(xp.moveaxis(gy.reshape(batch, *output_shape), 0, out_axis))
+        if gx.shape != expected:
+            raise ShapeError(
+                "input_grad returns another shape than the input's", expected=expected, got=gx.shape,
+                remedy="Return the gradient with respect to the input, in its shape",
+            )  # fmt: skip
+        data[:, output] = xp.moveaxis(gx, in_axis, 0).reshape(batch, n_in).T
+    return TransposedJacobian(
+        SparsityPattern.dense(n_in, n_out), data.reshape(n_in * n_out, batch),
+        input_shape=input_shape, output_shape=output_shape, batch_axes=batch_axes,
+    )  # fmt: skip

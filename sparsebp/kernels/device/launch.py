@@ -1,0 +1,327 @@
+"""What the launchers share: compile-time types, grids, argument passing and device checks."""
+
+from __future__ import annotations
+
+from __future__ import annotations
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+from typing import Protocol
+import numpy as np
+from sparsebp.core import backend
+from sparsebp.core.errors import DeviceError
+from sparsebp.core.errors import OptionError
+from sparsebp.core.locks import forkable_lock
+from sparsebp.core.check import Array
+import re
+from functools import cache
+from importlib import resources
+from importlib.resources.abc import Traversable
+
+
+_NULL = np.uint64(0)
+WARP = 32
+BLOCK = 256
+MAX_THREADS = 1024
+MAX_GRID = 2**31 - 1
+MAX_INT32 = 2**31 - 1025
+"""The largest number that a kernel may count to in 32 bits: a block's threads may step past the end."""
+STATIC_SHARED_LIMIT = 48 * 1024
+"""Bytes of dynamic shared memory that a kernel may have without asking for more."""
+DEFAULT_SHARED_LIMIT = 99 * 1024
+"""Opt-in limit in bytes that every GPU since compute capability 8.0 has, taken when the loader names none."""
+
+_REAL = {np.dtype(np.float32): "float", np.dtype(np.float64): "double"}
+_INDEX = {np.dtype(np.int32): "int", np.dtype(np.int64): "long long"}
+_WORD = {np.dtype(np.uint32): "unsigned int", np.dtype(np.uint64): "unsigned long long"}
+_POSITION = {np.dtype(np.uint16): "unsigned short", np.dtype(np.uint32): "unsigned int"}
+_WINNER = {np.dtype(np.uint8): "unsigned char", np.dtype(np.int32): "int"}
+
+Defines = dict[str, str | int]
+
+
+class Loader(Protocol):
+    """Compiles a file of `cuda/` with defines; `sparsebp.kernels.device.RawModuleLoader` is the one for a GPU.
+
+    A loader may have the attributes ``max_shared_memory`` (bytes a block can opt in to), ``multiprocessors``,
+    ``double_cost`` (time of float64 arithmetic over that of float32) and ``device`` (the number of the current one,
+    which alone its kernels can run on).
+    """
+
+    def get(self, file: str, defines: Defines) -> Any:
+        """Return the module of `file` compiled with `defines`; it has CuPy's ``get_function(name)``."""
+
+    def addresses(self, arrays: Sequence[Array | None], count: int) -> ByValue:
+        """Return `count` int64: where these arrays begin on the device, 0 for None and from their number on."""
+
+
+class ByValue(np.ndarray):
+    """Numbers of the host that a kernel gets in a struct: a launch copies them. One item, as CuPy asks for."""
+
+
+def by_value(numbers: np.ndarray) -> ByValue:
+    """Return a C-contiguous array as one item that is passed by value."""
+    return ByValue(1, f"V{numbers.nbytes}", numbers.data)
+
+
+class _Kernel:
+    """A kernel of one device, and the bytes of dynamic shared memory that it may have."""
+
+    __slots__ = ("run", "shared")
+
+    def __init__(self, run: Any) -> None:
+        self.run, self.shared = run, STATIC_SHARED_LIMIT
+
+
+class Launcher:
+    """Base of the kernel families: an array namespace and a loader.
+
+    Parameters
+    ----------
+    xp
+        The namespace of the arrays that are passed in; also allocates scratch.
+    loader
+        Compiles and keeps the modules.
+    """
+
+    def __init__(self, xp: ModuleType, loader: Loader) -> None:
+        self.xp = xp
+        self.loader = loader
+        self._kernels: dict[tuple[Any, ...], _Kernel] = {}
+        self._lock = forkable_lock()
+
+    @property
+    def shared_limit(self) -> int:
+        """Bytes of shared memory that one block can have."""
+        return int(getattr(self.loader, "max_shared_memory", DEFAULT_SHARED_LIMIT))
+
+    @property
+    def multiprocessors(self) -> int:
+        """Number of multiprocessors, by which launches are sized."""
+        return int(getattr(self.loader, "multiprocessors", 1))
+
+    @property
+    def double_cost(self) -> float:
+        """What arithmetic in float64 costs over float32, by which launches are sized."""
+        return float(getattr(self.loader, "double_cost", 2))
+
+    def _launch(
+        self,
+        file: str,
+        name: str,
+        defines: Defines,
+        grid: int,
+        block: tuple[int, ...],
+        args: tuple[Any, ...],
+        shared: int = 0,
+    ) -> None:
+        """Run kernel `name` of `file` on the current stream; a launch of no blocks is left out.
+
+        Arguments are arrays, None (a null pointer), or NumPy scalars of exactly the width that the kernel declares:
+        nothing behind this line checks them. `shared` is in bytes.
+        """
+        if grid == 0:
+            return
+        device = self._check_device(args)
+        key = (device, file, name, *defines.items())
+        kernel = self._kernels.get(key)
+        if kernel is None:
+            found = _Kernel(self.loader.get(file, defines).get_function(name))
+            kernel = self._kernels.setdefault(key, found)  # another thread may have been faster
+        if shared > kernel.shared or grid > MAX_GRID:
+            self._allow(kernel, name, grid, shared)
+        kernel.run((grid,), block, [_NULL if a is None else a for a in args], shared_mem=shared)
+
+    def _allow(self, kernel: _Kernel, name: str, grid: int, shared: int) -> None:
+        """Check sizes that few launches have, and ask the driver for so much shared memory, once a kernel."""
+        if shared > self.shared_limit or grid > MAX_GRID:
+            raise OptionError(
+                f"The sizes are too large for {name} on this device",
+                expected=f"at most {self.shared_limit} bytes of shared memory and {MAX_GRID} blocks",
+                got=f"{shared} bytes and {grid} blocks",
+                remedy="Use smaller sizes, or the host kernels",
+            )
+        with self._lock:  # another thread may ask for more
+            if shared > kernel.shared:
+                kernel.run.max_dynamic_shared_size_bytes = kernel.shared = shared
+
+    def _check_device(self, args: Sequence[Any]) -> int | None:
+        """Check that all arrays belong to this namespace and live on the current device; return its number.
+
+        A launch costs a few microseconds, so what is right must pass in less: one comparison an array.
+        """
+        array_type, current = self.xp.ndarray, getattr(self.loader, "device", None)
+        for value in args:
+            if type(value) is array_type:
+                if current is None or value.data.device_id == current:
+                    continue
+            elif value is None or isinstance(value, (np.generic, ByValue)):
+                continue
+            elif not isinstance(value, array_type):
+                backend.namespace(*(a for a in args if not (a is None or isinstance(a, (np.generic, ByValue)))))
+                raise DeviceError(
+                    "An array belongs to another namespace than these kernels",
+                    expected=f"{self.xp.__name__}.ndarray",
+                    got=type(value).__name__,
+                    remedy="Take the kernels with sparsebp.kernels.get(sparsebp.core.backend.namespace(array))",
+                )
+            if current is not None and value.data.device_id != current:
+                raise DeviceError(
+                    "An array does not live on the current device",
+                    expected=f"device {current}",
+                    got=f"device {value.data.device_id}",
+                    remedy="Move it, or call inside `with array.device:`",
+                )
+        return current
+
+
+def real_define(array: Array) -> Defines:
+    """Return the define that names the array's C type."""
+    return {"REAL": _REAL[array.dtype]}
+
+
+def types(array: Array, index: Array) -> Defines:
+    """Return the defines of a kernel with real and index arrays."""
+    return {"REAL": _REAL[array.dtype], "INDEX": _INDEX[index.dtype]}
+
+
+def position_define(positions: Array) -> Defines:
+    """Return the define that names the C type of output positions."""
+    return {"POSITION": _POSITION[positions.dtype]}
+
+
+def word_define(words: Array) -> Defines:
+    """Return the define that names the C type of words that name two entries."""
+    return {"WORD": _WORD[words.dtype]}
+
+
+def winner_define(winner: Array) -> Defines:
+    """Return the define that names the C type of a pool's winners."""
+    return {"WINNER": _WINNER[winner.dtype]}
+
+
+def ceil_div(a: int, b: int) -> int:
+    """Return ``a / b`` rounded up."""
+    return -(-a // b)
+
+
+def check_int32(name: str, numbers: dict[str, int]) -> None:
+    """Check numbers that a kernel counts with in 32 bits; each has a name.
+
+    Raises
+    ------
+    OptionError
+        One of them is too large.
+    """
+    for what, number in numbers.items():
+        if number > MAX_INT32:
+            raise OptionError(
+                f"The sizes are too large for {name} on a device",
+                expected=f"{what}: at most {MAX_INT32}",
+                got=number,
+                remedy="Use smaller batches, or the host kernels",
+            )
+
+
+def thread_block(batch: int, threads: int = BLOCK) -> tuple[int, int]:
+    """Return the shape of a block of threads: x along the batch (a power of two up to a warp), y along entries."""
+    x = min(WARP, 1 << max(batch - 1, 0).bit_length())
+    return x, threads // x
+
+
+def step(array: Array, batch: int) -> np.int32:
+    """Return 1 for values per sample, 0 for values shared by the batch (last axis of length 1)."""
+    return np.int32(array.shape[-1] == batch and batch != 1)
+
+
+# Compiles the CUDA sources at first use and keeps the modules.
+
+_INCLUDE = re.compile(r'#include "(\w+\.cuh)"')
+_OPTIONS = ("-std=c++17",)
+"""No --use_fast_math: division, square root and functions keep float32's accuracy. Contraction to fused multiply-adds
+is the compiler's default and stays. CuPy appends ``-ftz=true``, and of two contradicting options NVRTC takes the last:
+in float32, and only there, numbers below 1.2e-38 count as zero on a GPU. That saves two multiplications in each
+exponential on the chain of a recurrent step, and nothing here needs such numbers."""
+
+
+@cache
+def source(file: str) -> str:
+    """Return the text of a file of ``cuda/`` with its ``#include "…"`` lines resolved: the compiler's input."""
+    folder = resources.files("sparsebp.kernels.device") / "cuda"
+    return _expand(folder, file)
+
+
+def _expand(folder: Traversable, file: str) -> str:
+    lines = [f'#line 1 "{file}"']
+    for number, line in enumerate((folder / file).read_text(encoding="utf-8").splitlines(), start=1):
+        header = _INCLUDE.fullmatch(line)
+        lines.append(f'{_expand(folder, header[1])}\n#line {number + 1} "{file}"' if header else line)
+    return "\n".join(lines) + "\n"
+
+
+def options(defines: Defines) -> tuple[str, ...]:
+    """Return the compiler options for these defines, in a fixed order."""
+    return (*_OPTIONS, *(f"-D{name}={value}" for name, value in sorted(defines.items())))
+
+
+class RawModuleLoader:
+    """Loads `cupy.RawModule` objects, one per file, set of defines and device; CuPy keeps the binaries on disk too.
+
+    Parameters
+    ----------
+    cupy
+        The CuPy module.
+    """
+
+    def __init__(self, cupy: ModuleType) -> None:
+        self._cupy = cupy
+        self._modules: dict[tuple[Any, ...], Any] = {}
+        self._attributes: dict[int, dict[str, int]] = {}
+
+    @property
+    def device(self) -> int:
+        """The number of the current device, on which launches run."""
+        return int(self._cupy.cuda.runtime.getDevice())
+
+    @property
+    def max_shared_memory(self) -> int:
+        """Bytes of shared memory that a block can opt in to on the current device."""
+        return self._attribute("MaxSharedMemoryPerBlockOptin")
+
+    @property
+    def multiprocessors(self) -> int:
+        """Multiprocessors of the current device."""
+        return self._attribute("MultiProcessorCount")
+
+    @property
+    def double_cost(self) -> int:
+        """What arithmetic in float64 costs over float32 on the current device."""
+        return self._attribute("SingleToDoublePrecisionPerfRatio", 2)
+
+    def get(self, file: str, defines: Defines) -> Any:
+        """Return the module of `file` compiled with `defines` for the current device; it has ``get_function(name)``.
+
+        Raises
+        ------
+        cupy.cuda.compiler.CompileException
+            The source does not compile; nothing is passed over.
+        """
+        key = (file, options(defines), self.device)
+        module = self._modules.get(key)
+        if module is None:
+            module = self._cupy.RawModule(code=source(file), options=options(defines), backend="nvrtc")
+            self._modules[key] = module
+        return module
+
+    def addresses(self, arrays: Sequence[Array | None], count: int) -> ByValue:
+        """Return `count` int64: where these arrays begin on the device, 0 for None and from their number on."""
+        table = np.zeros(count, np.int64)
+        table[: len(arrays)] = [0 if array is None else array.data.ptr for array in arrays]
+        return by_value(table)
+
+    def _attribute(self, name: str, otherwise: int | None = None) -> int:
+        number = self.device
+        if number not in self._attributes:
+            self._attributes[number] = self._cupy.cuda.Device(number).attributes
+        found = self._attributes[number]
+        return int(found[name] if otherwise is None else found.get(name, otherwise))

@@ -1,0 +1,840 @@
+"""Convolutions on the host: a few samples' windows at a time as columns, and one matrix product with the weights.
+
+The columns of a part stay in the cache until the product has read them, and the memory for them does not grow with the
+batch. The parts run side by side, each product on its own thread, so that the threads of Numba and of the BLAS do not
+wait for each other. Convolutions with one input channel a group have no product worth that: see `depthwise`.
+
+Zeros of padding take part in `convolve` and `correlate`, as in PyTorch: an infinite weight times one of them is NaN.
+Some of the faster ways put zeros around another operand than x, where 0 · ∞ would give a NaN to sums that never meet
+the infinity. They are for finite numbers: weights are looked at before, gradients at the weights afterwards.
+"""
+
+from __future__ import annotations
+
+from __future__ import annotations
+from functools import lru_cache
+from math import prod
+import numba
+import numpy as np
+from sparsebp.core.check import Array
+from sparsebp.kernels.host.engine.compile import INNER_APART
+from sparsebp.kernels.host.engine.compile import INNER_JIT
+from sparsebp.kernels.host.engine.compile import JIT
+from sparsebp.kernels.host.engine.compile import span
+from sparsebp.kernels.host.engine.simd import VECTOR_BYTES
+from sparsebp.kernels.host.engine.simd import advance
+from sparsebp.kernels.host.engine.simd import aligned_pointer
+from sparsebp.kernels.host.engine.simd import broadcast
+from sparsebp.kernels.host.engine.simd import fma
+from sparsebp.kernels.host.engine.simd import lanes
+from sparsebp.kernels.host.engine.simd import load
+from sparsebp.kernels.host.engine.simd import load_up_to
+from sparsebp.kernels.host.engine.simd import pointer
+from sparsebp.kernels.host.engine.simd import store
+from sparsebp.kernels.host.engine.simd import store_up_to
+from sparsebp.kernels.host.engine.simd import zeros
+from sparsebp.kernels.host.engine.threads import parallel
+from sparsebp.kernels.host.engine.threads import team_for
+from sparsebp.kernels.host.engine.simd import high_in_turn
+from sparsebp.kernels.host.engine.simd import low_in_turn
+from sparsebp.kernels.host.engine.simd import device
+from sparsebp.kernels.host.engine.simd import clear
+from sparsebp.kernels.host.depthwise import contiguous
+from sparsebp.kernels.host.depthwise import turn_in
+from itertools import chain
+from itertools import product as itertools_product
+from itertools import starmap
+from sparsebp.kernels.host.engine.compile import INNER_SERIAL
+from sparsebp.kernels.host.engine.simd import copy
+from sparsebp.core import backend
+from sparsebp.core.threads import one_blas_thread
+from sparsebp.kernels.host.dense import blas_of
+from sparsebp.kernels.host.dense import product
+from sparsebp.kernels.host.engine.compile import SERIAL
+from sparsebp.kernels.host.engine.simd import number
+from sparsebp.kernels.host import depthwise
+from sparsebp.kernels.host import winograd
+
+Axes = tuple[int, ...]
+
+
+# Convolutions without padding and with stride 1 on the last axis: products of matrices, and no columns.
+#
+# A BLAS packs both of its operands at every call, which a plane of few elements, or few channels, does not pay. Here
+# only the windows are packed, straight from the input, in panels of three vectors, each of a row of windows of any
+# sample: a panel stays in the first or second cache while all rows of the weights go past, and a tile of four rows is
+# computed in registers and written to the output at once. Every number is one chain of fused multiply-adds along
+# channels and taps, wherever its vector lies.
+
+_VECTORS = 3
+_DIRECT_MOST_BYTES = 1 << 18
+"""Of a panel: half of a second cache."""
+_DIRECT_LEAST_PARTS, _LEAST_ROWS = 8, 32
+"""Parts that are wanted, and rows of one: the panels of few elements are packed for several parts."""
+
+
+
+def direct_fits(weight: Array, stride: Axes, before: Axes, dilation: Axes, groups: int, x: Array, y: Array) -> bool:
+    """Whether `convolve` maps x to y: every window lies in the input, and a panel in a cache."""
+    sizes = zip(weight.shape[2:], stride, dilation, x.shape[2:], y.shape[2:], strict=True)
+    inside = all((k - 1) * d + (o - 1) * s < n for k, s, d, n, o in sizes)
+    small = prod(weight.shape[1:]) * _VECTORS * VECTOR_BYTES <= _DIRECT_MOST_BYTES
+    return groups == 1 and stride[2] == 1 and before == (0, 0, 0) and inside and small
+
+
+def convolve(weight: Array, x: Array, stride: Axes, dilation: Axes, out: Array) -> None:
+    """Write the sums of every window's products: weights (out_channels, channels, *kernel), all on three axes."""
+    rows, batch = len(weight), len(x)
+    starts, steps, width = places_of(x.shape[1], x.shape[2:], weight.shape[2:], stride, dilation, out.shape[2:])
+    panels = -(-batch * len(starts) * -(-width // (VECTOR_BYTES // x.itemsize)) // _VECTORS)
+    splits = max(1, min(-(-_DIRECT_LEAST_PARTS // panels), rows // _LEAST_ROWS))
+    parts = panels * splits
+    args = weight.reshape(rows, -1), x.reshape(batch, -1), starts, steps, width, splits, out.reshape(batch, rows, -1)
+    _direct_convolve(team_for(parts, out.size * len(steps) // 8), parts, *args)
+
+
+@lru_cache(maxsize=256)
+def places_of(
+    channels: int, inputs: Axes, kernel: Axes, stride: Axes, dilation: Axes, outputs: Axes
+) -> tuple[Array, Array, int]:
+    """Return where rows of windows begin in a sample, how far behind each channel and tap lies, and a row's length."""
+    if inputs == outputs:  # one row, whatever the axes
+        return np.zeros(1, np.int64), np.arange(channels) * prod(inputs), prod(outputs)
+    apart = np.array([inputs[1] * inputs[2], inputs[2], 1])[:, None]
+    starts = (np.indices((*outputs[:2], 1)).reshape(3, -1) * np.array(stride)[:, None] * apart).sum(0)
+    taps = (np.indices(kernel).reshape(3, -1) * np.array(dilation)[:, None] * apart).sum(0)
+    return starts, (np.arange(channels)[:, None] * prod(inputs) + taps).reshape(-1), outputs[2]
+
+
+# The functions below are compiled: their arguments are arrays, pointers and bounds.
+# mypy: disable-error-code="no-untyped-def"
+
+
+@parallel(**JIT)
+def _direct_convolve(part, parts, weight, x, starts, steps, width, splits, out):
+    """Run a part: of a panel, one of `splits` parts of the rows."""
+    room = np.empty((len(steps) + 1) * 3 * lanes(pointer(x)), x.dtype)
+    _convolve_panel(part // splits, part % splits, splits, weight, x, starts, steps, width, room, out)
+
+
+@numba.njit(**INNER_JIT)
+def _place(vector, width, step, x, starts, out):
+    """Return where a vector's windows begin, where it goes, and how many they are: none behind the last one."""
+    each = (width + step - 1) // step
+    there = min(vector, len(x) * len(starts) * each - 1)
+    row, at = there // each, there % each * step
+    sample, line = row // len(starts), row % len(starts)
+    source = sample * x.shape[1] + starts[line] + at
+    target = sample * out.shape[1] * out.shape[2] + line * width + at
+    return source, target, min(width - at, step) if there == vector else 0
+
+
+@numba.njit(**INNER_JIT)
+def _convolve_panel(number, split, splits, weight, x, starts, steps, width, room, out):
+    rows, depth, size, step = len(weight), len(steps), out.shape[2], lanes(pointer(x))
+    low, high = span(split, splits, rows)
+    panel, origin, target = aligned_pointer(room), pointer(x), advance(pointer(out), low * size)
+    p, a, i = _place(number * 3, width, step, x, starts, out)
+    q, b, j = _place(number * 3 + 1, width, step, x, starts, out)
+    r, c, k = _place(number * 3 + 2, width, step, x, starts, out)
+    _pack(advance(origin, p), i, advance(origin, q), j, advance(origin, r), k, pointer(steps), depth, panel)
+    _multiply(
+        advance(pointer(weight), low * depth), high - low, depth, panel, advance(target, a), i, advance(target, b), j,
+        advance(target, c), k, size,
+    )  # fmt: skip
+
+
+@numba.njit(**INNER_APART)
+def _pack(a, i, b, j, c, k, steps, depth, panel):
+    """Write three columns of vectors, with so many numbers each, side by side."""
+    step = lanes(panel)
+    if min(i, j, k) == step:
+        for at in range(depth):
+            place = steps[at]
+            store(panel, 0, load(a, place))
+            store(panel, step, load(b, place))
+            store(panel, 2 * step, load(c, place))
+            panel = advance(panel, 3 * step)
+        return
+    for at in range(depth):
+        place = steps[at]
+        store(panel, 0, load_up_to(a, place, i))
+        store(panel, step, load_up_to(b, place, j))
+        store(panel, 2 * step, load_up_to(c, place, k))
+        panel = advance(panel, 3 * step)
+
+
+@numba.njit(**INNER_APART)
+def _multiply(weight, rows, depth, panel, a, i, b, j, c, k, apart):
+    """Write the products of the rows with the panel to three columns of vectors, with so many numbers each."""
+    step, row = lanes(panel), 0
+    while row + 4 <= rows:
+        w0 = advance(weight, row * depth)
+        w1, w2, w3 = advance(w0, depth), advance(w0, 2 * depth), advance(w0, 3 * depth)
+        a0 = b0 = c0 = a1 = b1 = c1 = a2 = b2 = c2 = a3 = b3 = c3 = zeros(panel)
+        for at in range(depth):
+            place = 3 * step * at
+            x, y, z = load(panel, place), load(panel, place + step), load(panel, place + 2 * step)
+            w = broadcast(w0, at)
+            a0, b0, c0 = fma(w, x, a0), fma(w, y, b0), fma(w, z, c0)
+            w = broadcast(w1, at)
+            a1, b1, c1 = fma(w, x, a1), fma(w, y, b1), fma(w, z, c1)
+            w = broadcast(w2, at)
+            a2, b2, c2 = fma(w, x, a2), fma(w, y, b2), fma(w, z, c2)
+            w = broadcast(w3, at)
+            a3, b3, c3 = fma(w, x, a3), fma(w, y, b3), fma(w, z, c3)
+        place = row * apart
+        _store_row(a, i, b, j, c, k, place, a0, b0, c0)
+        _store_row(a, i, b, j, c, k, place + apart, a1, b1, c1)
+        _store_row(a, i, b, j, c, k, place + 2 * apart, a2, b2, c2)
+        _store_row(a, i, b, j, c, k, place + 3 * apart, a3, b3, c3)
+        row += 4
+    while row < rows:
+        w0 = advance(weight, row * depth)
+        a0 = b0 = c0 = zeros(panel)
+        for at in range(depth):
+            w, place = broadcast(w0, at), 3 * step * at
+            a0, b0 = fma(w, load(panel, place), a0), fma(w, load(panel, place + step), b0)
+            c0 = fma(w, load(panel, place + 2 * step), c0)
+        _store_row(a, i, b, j, c, k, row * apart, a0, b0, c0)
+        row += 1
+
+
+@numba.njit(**INNER_JIT)
+def _store_row(a, i, b, j, c, k, place, x, y, z):
+    """Store three vectors, with so many numbers each."""
+    store_up_to(a, place, x, i)
+    store_up_to(b, place, y, j)
+    store_up_to(c, place, z, k)
+
+
+# The gradient at the weights of 1×1 convolutions: the inner products of the planes of two arrays.
+#
+# Both arrays have the elements that a sum goes over side by side, so whole vectors are multiplied as they lie in
+# memory: a BLAS would pack them first, and several samples of small planes had to be gathered before. Tiles are of four
+# by four planes, over so many samples that what lies in the lanes is seldom added up. A part has planes of the larger
+# array; those of the smaller one pass by from the second cache.
+
+_PLANES_TILE, _LANES = 4, 16
+_TERMS = 512
+"""Of each inner product, before its lanes are added up: four planes of them fill a quarter of a first cache."""
+_PLANES_PARTS = 8
+_LEAST_SIZE = 64
+"""Of a plane: smaller ones, far apart from sample to sample, share sets of the first cache, and are better packed."""
+
+
+def planes_fits(y: Array, x: Array) -> bool:
+    """Whether planes are whole vectors of 16 numbers, and several: a tile stays in the 32 registers that such have."""
+    size = prod(x.shape[2:])
+    return VECTOR_BYTES // x.itemsize == _LANES and size >= _LEAST_SIZE and size % _LANES == 0
+
+
+def planes_correlate(y: Array, x: Array, out: Array) -> None:
+    """Write ``out[r, c] = Σ y[b, r] · x[b, c]`` over samples and the elements of planes; out (rows, channels, …)."""
+    batch, rows, channels = len(x), y.shape[1], x.shape[1]
+    left, right = y.reshape(batch, rows, -1), x.reshape(batch, channels, -1)
+    apart = channels, 1
+    if rows < channels:
+        left, right, apart = right, left, (1, channels)
+    parts = min(_PLANES_PARTS, -(-left.shape[1] // _PLANES_TILE))
+    _planes_correlate(team_for(parts, y.size * channels // 8), parts, left, right, *apart, out.reshape(-1))
+
+
+# The functions below are compiled: their arguments are arrays, pointers and bounds.
+# mypy: disable-error-code="no-untyped-def"
+
+
+@parallel(**JIT)
+def _planes_correlate(part, parts, left, right, down, across, out):
+    """Run a part of the planes of `left`."""
+    low, high = span(part, parts, (left.shape[1] + 3) // 4)
+    room = np.empty(2 * lanes(pointer(left)), left.dtype)
+    _correlate_planes(low * 4, min(high * 4, left.shape[1]), left, right, down, across, room, out)
+
+
+@numba.njit(**INNER_JIT)
+def _correlate_planes(low, high, left, right, down, across, room, out):
+    batch, rows, size = left.shape
+    columns, block, place = right.shape[1], max(1, _TERMS // size), aligned_pointer(room)
+    for first in range(0, batch, block):
+        samples = min(block, batch - first)
+        for row in range(low, high, 4):
+            a = advance(pointer(left), (first * rows + row) * size)
+            for column in range(0, columns, 4):
+                b = advance(pointer(right), (first * columns + column) * size)
+                high_row, wide = min(high - row, 4), min(columns - column, 4)
+                _multiply_tile(a, high_row, rows * size, b, wide, columns * size, samples, size, place)
+                target = advance(pointer(out), row * down + column * across)
+                _planes_add_tile(place, high_row, wide, down, across, first == 0, target)
+
+
+@device
+def _halved(a, b):
+    """Return a vector with sums of two lanes each of `a` and of `b` in turn."""
+    return low_in_turn(a, b) + high_in_turn(a, b)
+
+
+@numba.njit(**INNER_APART)
+def _multiply_tile(a, rows, a_apart, b, columns, b_apart, samples, size, out):
+    """Write the 16 inner products of four planes and four planes of so many samples; those missing are the last one's.
+
+    In the end each vector is added to another one, half by half, until all lanes of 16 are one number each.
+    """
+    step = lanes(a)
+    a1, a2, a3 = min(1, rows - 1) * size, min(2, rows - 1) * size, min(3, rows - 1) * size
+    b1, b2, b3 = min(1, columns - 1) * size, min(2, columns - 1) * size, min(3, columns - 1) * size
+    c0 = c1 = c2 = c3 = c4 = c5 = c6 = c7 = zeros(a)
+    d0 = d1 = d2 = d3 = d4 = d5 = d6 = d7 = zeros(a)
+    for sample in range(samples):
+        left, right = advance(a, sample * a_apart), advance(b, sample * b_apart)
+        for i in range(0, size, step):
+            w, x, y, z = load(right, i), load(right, b1 + i), load(right, b2 + i), load(right, b3 + i)
+            v = load(left, i)
+            c0, c1, c2, c3 = fma(v, w, c0), fma(v, x, c1), fma(v, y, c2), fma(v, z, c3)
+            v = load(left, a1 + i)
+            c4, c5, c6, c7 = fma(v, w, c4), fma(v, x, c5), fma(v, y, c6), fma(v, z, c7)
+            v = load(left, a2 + i)
+            d0, d1, d2, d3 = fma(v, w, d0), fma(v, x, d1), fma(v, y, d2), fma(v, z, d3)
+            v = load(left, a3 + i)
+            d4, d5, d6, d7 = fma(v, w, d4), fma(v, x, d5), fma(v, y, d6), fma(v, z, d7)
+    c0, c1, c2, c3 = _halved(c0, d0), _halved(c1, d1), _halved(c2, d2), _halved(c3, d3)
+    c4, c5, c6, c7 = _halved(c4, d4), _halved(c5, d5), _halved(c6, d6), _halved(c7, d7)
+    c0, c1, c2, c3 = _halved(c0, c4), _halved(c1, c5), _halved(c2, c6), _halved(c3, c7)
+    store(out, 0, _halved(_halved(c0, c2), _halved(c1, c3)))
+
+
+@numba.njit(**INNER_APART)
+def _planes_add_tile(tile, rows, columns, down, across, fresh, out):
+    """Write the numbers of a tile, or add them."""
+    for row in range(rows):
+        for column in range(columns):
+            at = row * down + column * across
+            out[at] = tile[4 * row + column] if fresh else out[at] + tile[4 * row + column]
+
+
+# The gradient at the weights of convolutions with few output channels and no padding: these in the lanes of a vector.
+#
+# The gradient at the output of a sample is turned, so that the channels at one place stand side by side. Every weight's
+# numbers for all of them are then one vector of sums, and every element of the input is read as often as a window meets
+# it: there are neither columns nor packed matrices, which thin products do not pay. Samples have sums of their own
+# first.
+
+_ROWS_TILE = 12
+"""Weights whose sums stay in registers."""
+_ROWS_PARTS = 4
+_ROWS_MOST_BYTES = 1 << 17
+"""Of a sample of either array: they are read once for every tile."""
+
+
+def rows_fits(weight: Array, before: Axes, groups: int, x: Array, y: Array) -> bool:
+    """Whether the output channels fill most of one vector, there is no padding, and a sample stays in a cache."""
+    step, rows, taps = VECTOR_BYTES // x.itemsize, len(weight), prod(weight.shape[2:])
+    filled = step in (8, 16) and 3 * step <= 4 * rows <= 4 * step
+    small = max(x[:1].nbytes, y[:1].nbytes * step // max(rows, 1)) <= _ROWS_MOST_BYTES
+    return filled and small and groups == 1 and taps > 1 and before == (0, 0, 0)
+
+
+def rows_correlate(y: Array, x: Array, stride: Axes, dilation: Axes, out: Array) -> None:
+    """Write the gradient at the weights (rows, channels, *kernel), all on three axes."""
+    batch, rows, outputs, step = len(x), len(out), prod(y.shape[2:]), VECTOR_BYTES // x.itemsize
+    starts, steps, width = places_of(x.shape[1], x.shape[2:], out.shape[2:], stride, dilation, y.shape[2:])
+    along = np.arange(width) * stride[2]
+    windows, tiles = (starts[:, None] + along).reshape(-1), -(-len(steps) // _ROWS_TILE)
+    behind = np.concatenate([steps, np.full(tiles * _ROWS_TILE - len(steps), steps[-1])])
+    sums = np.empty((len(behind), step), x.dtype)
+    parts = min(_ROWS_PARTS, tiles)
+    args = y.reshape(batch, rows, outputs), x.reshape(batch, -1), windows, behind, contiguous(outputs, step), sums
+    _rows_correlate(team_for(parts, y.size * len(steps) // 8), parts, *args)
+    out.reshape(rows, -1)[...] = sums[: len(steps), :rows].T
+
+
+# The functions below are compiled: their arguments are arrays, pointers and bounds.
+# mypy: disable-error-code="no-untyped-def"
+
+
+@parallel(**JIT)
+def _rows_correlate(part, parts, y, x, windows, steps, rows, sums):
+    """Run a part of the tiles."""
+    low, high = span(part, parts, len(steps) // 12)
+    step = lanes(pointer(x))
+    turned, room = np.empty((len(rows) + 1) * step, x.dtype), np.empty((step + 1) * step, x.dtype)
+    _correlate_tiles(low * 12, high * 12, y, x, windows, steps, rows, turned, room, sums)
+
+
+@numba.njit(**INNER_JIT)
+def _correlate_tiles(low, high, y, x, windows, steps, rows, turned, room, sums):
+    batch, channels, outputs = y.shape
+    step, slopes, place = sums.shape[1], aligned_pointer(turned), aligned_pointer(room)
+    clear(advance(pointer(sums), low * step), (high - low) * step)
+    for sample in range(batch):
+        source = advance(pointer(y), sample * channels * outputs)
+        turn_in(source, outputs, channels, outputs, pointer(rows), place, slopes)
+        image = advance(pointer(x), sample * x.shape[1])
+        for at in range(low, high, 12):
+            target = advance(pointer(sums), at * step)
+            _rows_add_tile(slopes, image, pointer(windows), outputs, advance(pointer(steps), at), target)
+
+
+@numba.njit(**INNER_APART)
+def _rows_add_tile(y, x, windows, n, steps, sums):
+    """Add to 12 vectors the products of `n` vectors with the numbers that each of 12 weights meets."""
+    count = lanes(y)
+    p0, p1, p2, p3, p4, p5 = steps[0], steps[1], steps[2], steps[3], steps[4], steps[5]
+    p6, p7, p8, p9, p10, p11 = steps[6], steps[7], steps[8], steps[9], steps[10], steps[11]
+    a = b = c = d = e = f = g = h = i = j = k = m = zeros(y)
+    for window in range(n):
+        v, met = load(y, window * count), advance(x, windows[window])
+        a, b, c = fma(broadcast(met, p0), v, a), fma(broadcast(met, p1), v, b), fma(broadcast(met, p2), v, c)
+        d, e, f = fma(broadcast(met, p3), v, d), fma(broadcast(met, p4), v, e), fma(broadcast(met, p5), v, f)
+        g, h, i = fma(broadcast(met, p6), v, g), fma(broadcast(met, p7), v, h), fma(broadcast(met, p8), v, i)
+        j, k, m = fma(broadcast(met, p9), v, j), fma(broadcast(met, p10), v, k), fma(broadcast(met, p11), v, m)
+    store(sums, 0, load(sums, 0) + a)
+    store(sums, count, load(sums, count) + b)
+    store(sums, 2 * count, load(sums, 2 * count) + c)
+    store(sums, 3 * count, load(sums, 3 * count) + d)
+    store(sums, 4 * count, load(sums, 4 * count) + e)
+    store(sums, 5 * count, load(sums, 5 * count) + f)
+    store(sums, 6 * count, load(sums, 6 * count) + g)
+    store(sums, 7 * count, load(sums, 7 * count) + h)
+    store(sums, 8 * count, load(sums, 8 * count) + i)
+    store(sums, 9 * count, load(sums, 9 * count) + j)
+    store(sums, 10 * count, load(sums, 10 * count) + k)
+    store(sums, 11 * count, load(sums, 11 * count) + m)
+
+
+# Windows laid side by side as columns, and added up again: what the products of convolutions read and write.
+#
+# Where the windows of a tap meet the input is found before, once for each geometry, so that the loops over elements
+# have no condition.
+
+TAPS, SINGLE, INPUTS, OUTPUTS, _WIDTH, _DEPTH, _PLANE, _OUT_D, _OUT_W, _STRIDE_D, _STRIDE_H, _STRIDE_W = range(12)
+"""What a geometry says at which place: the number of taps; whether the windows are the elements of the input, one by
+one; how many elements an input and an output have on all axes together; the input's width, depth and elements of a
+plane; the sizes of outputs, and strides. A row for each tap comes behind."""
+_HEAD = 12
+_FIRST_D, _LOW_H, _HIGH_H, _LOW_W, _HIGH_W, _SHIFT, _ROW = range(7)
+"""What a tap's row says: the depth at which it meets window 0; the rows and columns of outputs for which it lies in the
+input; where it meets window 0 in a plane."""
+
+
+@lru_cache(maxsize=256)  # small, and it takes as long as a small convolution
+def geometry_of(kernel: Axes, stride: Axes, before: Axes, dilation: Axes, inputs: Axes, outputs: Axes) -> Array:
+    """Return what the compiled functions want to know of windows: int64, a head and a row for each tap."""
+    plane, taps = inputs[1] * inputs[2], []
+    for tap in itertools_product(*map(range, kernel)):
+        first = [t * d - b for t, d, b in zip(tap, dilation, before, strict=True)]
+        met = starmap(_met, zip(outputs[1:], inputs[1:], stride[1:], first[1:], strict=True))
+        taps.append([first[0], *next(met), *next(met), first[1] * inputs[2] + first[2]])
+    ones, nothing = (1, 1, 1), (0, 0, 0)
+    single = (kernel, stride, before, outputs) == (ones, ones, nothing, inputs)
+    head = len(taps), single, prod(inputs), prod(outputs), inputs[2], inputs[0], plane, outputs[0], outputs[2], *stride
+    return np.array([*head, *chain.from_iterable(taps)], np.int64)
+
+
+def _met(outputs: int, length: int, stride: int, shift: int) -> tuple[int, int]:
+    """Return from where, and to where, output o meets an input: ``0 <= o * stride + shift < length``."""
+    low = min(max(0, -(shift // stride)), outputs)
+    return low, max(low, min(outputs, (length - 1 - shift) // stride + 1))
+
+
+# The functions below are compiled: their arguments are pointers and sizes.
+# mypy: disable-error-code="no-untyped-def"
+
+
+@numba.njit(**INNER_APART)
+def copy_rows(out, out_row, source, row, stride, rows, n):
+    """Copy rows of `n` numbers, ``out_row`` and ``row`` apart; those of `source` are `stride` apart."""
+    for _ in range(rows):
+        if stride == 1:
+            for i in range(n):
+                out[i] = source[i]
+        else:
+            for i in range(n):
+                out[i] = source[i * stride]
+        out, source = advance(out, out_row), advance(source, row)
+
+
+@numba.njit(**INNER_APART)
+def add_rows(out, out_row, stride, source, row, rows, n):
+    """Add rows of `n` numbers, ``out_row`` and ``row`` apart, to others; those of `out` are `stride` apart."""
+    for _ in range(rows):
+        if stride == 1:
+            for i in range(n):
+                out[i] += source[i]
+        else:
+            for i in range(n):
+                out[i * stride] += source[i]
+        out, source = advance(out, out_row), advance(source, row)
+
+
+@numba.njit(**INNER_SERIAL)
+def _clear_outside(plane, size, g, tap):
+    """Clear what lies outside the rows and columns that meet the input, of which there are some."""
+    low_w, high_w, width = tap[_LOW_W], tap[_HIGH_W], g[_OUT_W]
+    at = tap[_LOW_H] * width + low_w
+    clear(plane, at)
+    gap = width - high_w + low_w
+    for _ in range(tap[_LOW_H] + 1, tap[_HIGH_H]):
+        if gap > 0:
+            clear(advance(plane, at + high_w - low_w), gap)
+        at += width
+    at += high_w - low_w
+    clear(advance(plane, at), size - at)
+
+
+@numba.njit(**INNER_SERIAL)
+def unfold(x, sample, samples, channels, g, columns):
+    """Write the windows of samples to columns (channels * taps, samples * outputs).
+
+    Samples are `sample` numbers apart. Where windows are as many as inputs on the last axis, the rows of a tap lie one
+    after the other in both: they are copied as one, over the elements in between that are cleared afterwards.
+    """
+    whole = g[_STRIDE_H] == 1 and g[_STRIDE_W] == 1 and g[_OUT_W] == g[_WIDTH]
+    size, stride = g[OUTPUTS] // g[_OUT_D], g[_STRIDE_W]
+    for c in range(channels):
+        for t in range(g[TAPS]):
+            tap = advance(g, _HEAD + t * _ROW)
+            low_h, high_h, low_w, n = tap[_LOW_H], tap[_HIGH_H], tap[_LOW_W], tap[_HIGH_W] - tap[_LOW_W]
+            for b in range(samples):
+                for od in range(g[_OUT_D]):
+                    d = od * g[_STRIDE_D] + tap[_FIRST_D]
+                    if d < 0 or d >= g[_DEPTH] or low_h == high_h or n == 0:
+                        clear(columns, size)
+                    else:
+                        plane = advance(x, b * sample + (c * g[_DEPTH] + d) * g[_PLANE] + tap[_SHIFT])
+                        at = low_h * g[_OUT_W] + low_w
+                        if whole:
+                            copy(advance(columns, at), advance(plane, at), (high_h - 1 - low_h) * g[_OUT_W] + n)
+                        else:
+                            apart = g[_STRIDE_H] * g[_WIDTH]
+                            source = advance(plane, low_h * apart + low_w * stride)
+                            copy_rows(advance(columns, at), g[_OUT_W], source, apart, stride, high_h - low_h, n)
+                        _clear_outside(columns, size, g, tap)
+                    columns = advance(columns, size)
+
+
+@numba.njit(**INNER_SERIAL)
+def fold(columns, sample, samples, channels, g, x):
+    """Write to samples, `sample` numbers apart, the sums of what `unfold` copies; taps come in their order.
+
+    The columns that stand for padding are cleared where rows are added as one.
+    """
+    whole = g[_STRIDE_H] == 1 and g[_STRIDE_W] == 1 and g[_OUT_W] == g[_WIDTH]
+    size, stride = g[OUTPUTS] // g[_OUT_D], g[_STRIDE_W]
+    for c in range(channels):
+        for b in range(samples):
+            clear(advance(x, b * sample + c * g[INPUTS]), g[INPUTS])
+        for t in range(g[TAPS]):
+            tap = advance(g, _HEAD + t * _ROW)
+            low_h, high_h, low_w, n = tap[_LOW_H], tap[_HIGH_H], tap[_LOW_W], tap[_HIGH_W] - tap[_LOW_W]
+            for b in range(samples):
+                for od in range(g[_OUT_D]):
+                    d = od * g[_STRIDE_D] + tap[_FIRST_D]
+                    if d >= 0 and d < g[_DEPTH] and low_h < high_h and n > 0:
+                        plane = advance(x, b * sample + (c * g[_DEPTH] + d) * g[_PLANE] + tap[_SHIFT])
+                        at = low_h * g[_OUT_W] + low_w
+                        source = advance(columns, at)
+                        if whole:
+                            _clear_outside(columns, size, g, tap)
+                            add_rows(advance(plane, at), 0, 1, source, 0, 1, (high_h - 1 - low_h) * g[_OUT_W] + n)
+                        else:
+                            apart = g[_STRIDE_H] * g[_WIDTH]
+                            target = advance(plane, low_h * apart + low_w * stride)
+                            add_rows(target, apart, stride, source, g[_OUT_W], high_h - low_h, n)
+                    columns = advance(columns, size)
+
+
+_POSITIONS = 256
+"""Columns of one product that are enough for the BLAS: more only take memory."""
+_ROWS = 288
+"""Rows of columns of one product for the weights' gradient."""
+_CONVOLUTION_LEAST_PARTS = 4
+_SPLITS = 2
+"""Parts of a single product: every further one lays out the columns once more, for thinner products."""
+_LEAST_WORK = 1 << 20
+"""Multiply-adds of a part: below, its product is not worth what it takes to lay out the columns."""
+
+
+
+class ConvolutionKernels:
+    """Host side of the convolutions in `sparsebp.kernels.spec.Kernels`; shapes and dtypes are stated there."""
+
+    def convolve(
+        self, weight: Array, x: Array, stride: Axes, before: Axes, dilation: Axes, groups: int, out: Array
+    ) -> None:
+        """Every window's products with the weights, by parts of the batch; of the output channels if it is small."""
+        if out.size == 0:
+            return
+        if _in_tiles(weight, stride, before, dilation, groups, x, out) and winograd.convolve(
+            weight, x, before, False, out
+        ):
+            return
+        if weight.shape[1] > 1 and direct_fits(weight, stride, before, dilation, groups, x, out):
+            convolve(weight, x, stride, dilation, out)
+            return
+        turned = _turned_padding(weight, stride, before, dilation, groups)
+        if turned is not None and _finite(weight):
+            self.convolve_t(_turned(weight, groups), x, stride, turned, dilation, groups, out)
+            return
+        windows = weight.shape[2:], stride, before, dilation, x.shape[2:], out.shape[2:]
+        if weight.shape[1] == 1:
+            depthwise.convolve(weight, x, windows, out)
+            return
+        block, blocks = _blocks(len(x), out)
+        splits = _splits(weight, groups, blocks, out)
+        args, parts = (_grouped(weight, groups), x, geometry_of(*windows), block, splits), blocks * splits
+        with one_blas_thread():
+            _convolution_convolve(team_for(parts, _work(weight, out)), parts, blas_of(x.dtype), *args, out)
+
+    def convolve_t(
+        self, weight: Array, y: Array, stride: Axes, before: Axes, dilation: Axes, groups: int, out: Array
+    ) -> None:
+        """The transpose of `convolve`, by parts of the batch; sums over parts of the output channels if it is small."""
+        if out.size == 0:
+            return
+        around = _padding_of_transpose(weight, before, dilation)
+        if _in_tiles(weight, stride, around, dilation, groups, y, out) and winograd.convolve(
+            weight, y, around, True, out
+        ):
+            return
+        if y.shape[2:] == out.shape[2:] and direct_fits(weight, stride, before, dilation, groups, y, out):
+            convolve(np.ascontiguousarray(weight.swapaxes(0, 1)), y, stride, dilation, out)
+            return
+        turned = _turned_padding(weight, stride, before, dilation, groups)
+        windows = weight.shape[2:], stride, before, dilation, out.shape[2:], y.shape[2:]
+        if (turned is not None or weight.shape[1] == 1) and _finite(weight):  # both put zeros around y
+            if turned is not None:
+                self.convolve(_turned(weight, groups), y, stride, turned, dilation, groups, out)
+            else:
+                depthwise.convolve_t(weight, y, windows, out)
+            return
+        block, blocks = _blocks(len(y), y)
+        splits = _splits(weight, groups, blocks, y)
+        sums = backend.empty(np, (splits, *out.shape), out.dtype) if splits > 1 else out[None]
+        args, parts = (_grouped(weight, groups), y, geometry_of(*windows), block), blocks * splits
+        with one_blas_thread():
+            _convolve_t(team_for(parts, _work(weight, y)), parts, blas_of(y.dtype), *args, sums)
+        if splits > 1:
+            np.sum(sums, axis=0, out=out)
+
+    def correlate(
+        self, y: Array, x: Array, stride: Axes, before: Axes, dilation: Axes, groups: int, out: Array
+    ) -> None:
+        """The gradient at the weights, by parts of the input channels, and of the batch where these are few."""
+        if y.size == 0:
+            out[...] = 0
+            return
+        if _in_tiles(out, stride, before, dilation, groups, x, y) and winograd.correlate(y, x, before, out):
+            return
+        turned = _turned_padding(out, stride, before, dilation, groups)
+        if turned is not None:
+            weight = np.empty((x.shape[1], len(out) // groups, *out.shape[2:]), out.dtype)
+            self.correlate(x, y, stride, turned, dilation, groups, weight)  # with zeros around y
+            if _finite(weight):
+                out[...] = _turned(weight, groups)
+                return
+        windows = out.shape[2:], stride, before, dilation, x.shape[2:], y.shape[2:]
+        if out.shape[1] == 1:
+            depthwise.correlate(y, x, windows, out)
+            return
+        single = prod(out.shape[2:]) == prod(stride) == groups == 1 and x.shape[2:] == y.shape[2:] and not any(before)
+        if single and planes_fits(y, x):
+            planes_correlate(y, x, out)
+            return
+        if rows_fits(out, before, groups, x, y):
+            rows_correlate(y, x, stride, dilation, out)
+            return
+        weight, block = _grouped(out, groups), min(-(-_POSITIONS // prod(y.shape[2:])), len(y))
+        chunk = max(1, _ROWS // prod(out.shape[2:]))
+        chunks = groups * -(-out.shape[1] // chunk)
+        splits = max(1, min(len(y), _CONVOLUTION_LEAST_PARTS // chunks))
+        sums = backend.empty(np, (splits, *weight.shape), weight.dtype) if splits > 1 else weight[None]
+        args, parts = (y, x, geometry_of(*windows), block, chunk), chunks * splits
+        with one_blas_thread():
+            _convolution_correlate(team_for(parts, _work(out, y)), parts, blas_of(y.dtype), *args, sums)
+        if splits > 1:
+            np.sum(sums, axis=0, out=weight)
+
+
+def _turned_padding(weight: Array, stride: Axes, before: Axes, dilation: Axes, groups: int) -> Axes | None:
+    """Return the padding with which the transpose of turned weights is the same map; None where that is no gain.
+
+    What is laid out as columns, or added up from them, are then the output channels, which are fewer.
+    """
+    kernel, rows = weight.shape[2:], len(weight) // groups
+    turned = _padding_of_transpose(weight, before, dilation)
+    gains = rows < weight.shape[1] and prod(kernel) > 1 and stride == (1, 1, 1) and min(turned) >= 0
+    return turned if gains else None
+
+
+def _padding_of_transpose(weight: Array, before: Axes, dilation: Axes) -> Axes:
+    """Return the padding with which the transpose of turned weights is the same map; below 0, it would cut off."""
+    return tuple((k - 1) * d - b for k, d, b in zip(weight.shape[2:], dilation, before, strict=True))
+
+
+def _in_tiles(weight: Array, stride: Axes, before: Axes, dilation: Axes, groups: int, x: Array, y: Array) -> bool:
+    """Whether `winograd` maps x to y in less time; where a sum is not finite, it leaves that to others."""
+    if x.shape[2] != 1 or before[0] != 0 or min(before) < 0:
+        return False
+    return winograd.fits(weight.shape[2:], stride, dilation, groups, weight.shape[:2], y.shape[2:], len(y))
+
+
+def _finite(array: Array) -> bool:
+    return bool(np.isfinite(array).all())
+
+
+def _turned(weight: Array, groups: int) -> Array:
+    """Return weights with rows and channels exchanged in every group, and taps from the last to the first."""
+    rows, channels, kernel = len(weight) // groups, weight.shape[1], weight.shape[2:]
+    turned = weight.reshape(groups, rows, channels, *kernel).swapaxes(1, 2)[..., ::-1, ::-1, ::-1]
+    return np.ascontiguousarray(turned).reshape(groups * channels, rows, *kernel)
+
+
+def _work(weight: Array, y: Array) -> int:
+    """Return the multiply-adds of a convolution."""
+    return int(y.size) * prod(weight.shape[1:])
+
+
+def _grouped(weight: Array, groups: int) -> Array:
+    """Return the weights as (groups, out_channels / groups, in_channels / groups * taps)."""
+    return weight.reshape(groups, weight.shape[0] // groups, prod(weight.shape[1:]))
+
+
+def _blocks(batch: int, y: Array) -> tuple[int, int]:
+    """Return how many samples share a product, and how many products that makes."""
+    block = max(1, min(-(-_POSITIONS // prod(y.shape[2:])), batch // _CONVOLUTION_LEAST_PARTS))
+    return block, -(-batch // block)
+
+
+def _splits(weight: Array, groups: int, blocks: int, y: Array) -> int:
+    """Return into how many parts the output channels of a group are split where there is one block of the batch."""
+    work = _work(weight, y) // groups
+    return max(1, min(_SPLITS // blocks, len(weight) // groups, work // _LEAST_WORK))
+
+
+# The functions below are compiled: their arguments are arrays, geometries and bounds.
+# mypy: disable-error-code="no-untyped-def"
+
+
+@parallel(**SERIAL)
+def _convolution_convolve(part, parts, blas, weight, x, g, block, splits, out):
+    """Run a part: a block of the batch, and one of `splits` parts of the output channels."""
+    low, samples, first, last = _bounds(part, block, splits, len(x), weight.shape[1])
+    length = weight.shape[2]
+    alone = samples == 1
+    columns = np.empty(0 if alone and g[SINGLE] else length * samples * g[OUTPUTS], x.dtype)
+    products = np.empty(0 if alone else (last - first) * samples * g[OUTPUTS], x.dtype)
+    _convolve_block(blas, weight, x, pointer(g), low, samples, first, last, columns, products, out)
+
+
+@numba.njit(**INNER_SERIAL)
+def _bounds(part, block, splits, batch, rows):
+    """Return the first sample of a part, the number of samples, and between which output channels of a group it is."""
+    low, split = part // splits * block, part % splits
+    return low, min(block, batch - low), split * rows // splits, (split + 1) * rows // splits
+
+
+@numba.njit(**INNER_SERIAL)
+def _convolve_block(blas, weight, x, g, low, samples, first, last, columns, products, out):
+    groups, rows, length = weight.shape
+    each, width, alone = x.shape[1] // groups, samples * g[OUTPUTS], samples == 1
+    for group in range(groups):
+        source = advance(pointer(x), (low * groups + group) * each * g[INPUTS])
+        target = advance(pointer(out), ((low * groups + group) * rows + first) * g[OUTPUTS])
+        if len(columns) > 0:
+            unfold(source, x.shape[1] * g[INPUTS], samples, each, g, pointer(columns))
+            source = pointer(columns)
+        result = target if alone else pointer(products)
+        left = number(advance(pointer(weight), (group * rows + first) * length))
+        product(
+            blas, last - first, width, length, left, False, length, number(source), False, width, number(result), width
+        )
+        if not alone:
+            for row in range(last - first):
+                to, source = advance(target, row * g[OUTPUTS]), advance(result, row * width)
+                copy_rows(to, groups * rows * g[OUTPUTS], source, g[OUTPUTS], 1, samples, g[OUTPUTS])
+
+
+@numba.njit(**INNER_SERIAL)
+def _gather(y, apart, samples, channels, size, rows):
+    """Write samples, `apart` from each other, to rows (channels, samples * size)."""
+    for c in range(channels):
+        copy_rows(advance(rows, c * samples * size), size, advance(y, c * size), apart, 1, samples, size)
+
+
+@parallel(**SERIAL)
+def _convolve_t(part, parts, blas, weight, y, g, block, sums):
+    """Run a part: of a block of the batch, the sum over one part of the output channels."""
+    splits = len(sums)
+    low, samples, first, last = _bounds(part, block, splits, len(y), weight.shape[1])
+    alone = samples == 1
+    columns = np.empty(0 if alone and g[SINGLE] else weight.shape[2] * samples * g[OUTPUTS], y.dtype)
+    gathered = np.empty(0 if alone else (last - first) * samples * g[OUTPUTS], y.dtype)
+    _convolve_t_block(blas, weight, y, pointer(g), low, samples, first, last, columns, gathered, sums, part % splits)
+
+
+@numba.njit(**INNER_SERIAL)
+def _convolve_t_block(blas, weight, y, g, low, samples, first, last, columns, gathered, sums, split):
+    groups, rows, length = weight.shape
+    _, batch, channels, _, _, _ = sums.shape
+    each, width = channels // groups, samples * g[OUTPUTS]
+    for group in range(groups):
+        target = advance(pointer(sums), (((split * batch) + low) * channels + group * each) * g[INPUTS])
+        right = advance(pointer(y), ((low * groups + group) * rows + first) * g[OUTPUTS])
+        if len(gathered) > 0:
+            _gather(right, groups * rows * g[OUTPUTS], samples, last - first, g[OUTPUTS], pointer(gathered))
+            right = pointer(gathered)
+        result = pointer(columns) if len(columns) > 0 else target
+        left = number(advance(pointer(weight), (group * rows + first) * length))
+        product(
+            blas, length, width, last - first, left, True, length, number(right), False, width, number(result), width
+        )
+        if len(columns) > 0:
+            fold(result, channels * g[INPUTS], samples, each, g, target)
+
+
+@parallel(**SERIAL)
+def _convolution_correlate(part, parts, blas, y, x, g, block, chunk, sums):
+    """Run a part: of one part of the batch, a chunk of one group's input channels."""
+    splits, groups, rows, length = sums.shape
+    each, batch = x.shape[1] // groups, len(x)
+    chunks = -(-each // chunk)
+    which, c = part // chunks, part % chunks
+    split, group = which // groups, which % groups
+    low, high = span(split, splits, batch)
+    first, channels = c * chunk, min(chunk, each - c * chunk)
+    samples = min(block, high - low)
+    width = channels * (length // each)
+    columns = np.empty(0 if samples == 1 and g[SINGLE] else width * samples * g[OUTPUTS], x.dtype)
+    gathered = np.empty(0 if samples == 1 else rows * samples * g[OUTPUTS], x.dtype)
+    products = np.empty(rows * width, x.dtype)
+    at = which * rows * length + first * (length // each)
+    _correlate_block(
+        blas, y, x, pointer(g), low, high, block, group, groups, first, channels, columns, gathered, products, sums, at
+    )
+
+
+@numba.njit(**INNER_SERIAL)
+def _correlate_block(
+    blas, y, x, g, start, high, block, group, groups, first, channels, columns, gathered, products, sums, at
+):
+    rows, length = sums.shape[2:]
+    width, each = len(products) // rows, x.shape[1] // groups
+    for low in range(start, high, block):
+        samples = min(block, high - low)
+        size = samples * g[OUTPUTS]
+        right = advance(pointer(x), ((low * groups + group) * each + first) * g[INPUTS])
+        left = advance(pointer(y), (low * groups + group) * rows * g[OUTPUTS])
+        if samples > 1 or not g[SINGLE]:
+            unfold(right, x.shape[1] * g[INPUTS], samples, channels, g, pointer(columns))
+            right = pointer(columns)
+        if samples > 1:
+            _gather(left, groups * rows * g[OUTPUTS], samples, rows, g[OUTPUTS], pointer(gathered))
+            left = pointer(gathered)
+        result = pointer(products)
+        product(blas, rows, width, size, number(left), False, size, number(right), True, size, number(result), width)
+        out = advance(pointer(sums), at)
+        if low == start:
+            copy_rows(out, length, result, width, 1, rows, width)
+        else:
+            add_rows(out, length, 1, result, width, rows, width)

@@ -1,1 +1,0 @@
-"""Dense matrices: stacks of small ones, chains of them, and large ones through the machine's BLAS."""

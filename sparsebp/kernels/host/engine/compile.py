@@ -1,0 +1,285 @@
+"""Inner functions: compiled code that only other compiled functions call.
+
+Numba optimises every function by itself, translates it to machine code, and wraps it twice so that Python and C can
+call it; then it does so once more with each function that calls it, into which it is copied. For a kernel's helpers all
+but the last is in vain, and was most of the time. So an inner function ends as LLVM's intermediate code. What Python
+calls, or an address, is compiled with the other options of `parts`.
+"""
+
+from __future__ import annotations
+
+from __future__ import annotations
+from collections.abc import Iterator
+from pathlib import Path
+from numba import config
+from numba.core.caching import _CacheLocator
+from numba.misc.appdirs import AppDirs
+import sys
+from functools import cache
+from typing import Any
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import CompilerBase
+from numba.core.compiler_machinery import PassManager
+from numba.core.typed_passes import AnnotateTypes
+from numba.core.typed_passes import IRLegalization
+from numba.core.typed_passes import NativeLowering
+from numba.core.typed_passes import NoPythonBackend
+from numba.core.typed_passes import NopythonTypeInference
+from numba.core.typed_passes import PreLowerStripPhis
+from numba.core.untyped_passes import FixupArgs
+from numba.core.untyped_passes import GenericRewrites
+from numba.core.untyped_passes import IRProcessing
+from numba.core.untyped_passes import ReconstructSSA
+from numba.core.untyped_passes import TranslateByteCode
+import numba
+import numpy as np
+from sparsebp.core import threads
+from sparsebp.core.check import Array
+from collections.abc import Iterable
+from types import ModuleType
+from numba.core import types
+from numba.core.dispatcher import Dispatcher
+
+
+# Keeps Numba's cache on disk honest.
+#
+# A cached function is compiled again when the file that it stands in changes, but not when a file changes whose
+# functions it inlines, or whose tuples it takes apart (`simd`, `functions`, `sparsebp.kernels.operands`, …). After an
+# update of the sources, old machine code would run unnoticed.
+
+def drop_stale(sources: Path, *others: Path) -> int:
+    """Delete every index of functions below these folders that is older than the newest source below the first.
+
+    Numba then compiles those functions anew at their next call. An index that cannot be deleted belongs to somebody
+    who may write there, and stays.
+
+    Parameters
+    ----------
+    sources
+        Folder of the functions that others inline.
+    others
+        Folders of more functions that do.
+
+    Returns
+    -------
+    int
+        How many indices were deleted.
+    """
+    newest = max(source.stat().st_mtime_ns for source in sources.rglob("*.py"))
+    below = {source.parent for folder in (sources, *others) for source in folder.rglob("*.py")}
+    dropped = 0
+    for index in (index for folder in below for cache in caches(folder) for index in cache.glob("*.nbi")):
+        try:
+            if index.stat().st_mtime_ns < newest:
+                index.unlink()
+                dropped += 1
+        except OSError:  # another process was faster, or a read-only installation
+            continue
+    return dropped
+
+
+def caches(folder: Path) -> Iterator[Path]:
+    """Yield where Numba may keep the functions of a folder: beside it, for the user, or where the environment says."""
+    name = _CacheLocator.get_suitable_cache_subpath(str(folder / "any.py"))
+    yield folder / "__pycache__"
+    yield Path(AppDirs(appname="numba", appauthor=False).user_cache_dir) / name
+    if config.CACHE_DIR:  # type: ignore[attr-defined]
+        yield Path(config.CACHE_DIR) / name  # type: ignore[attr-defined]
+
+
+_PASSES = (
+    TranslateByteCode,
+    FixupArgs,
+    IRProcessing,
+    GenericRewrites,
+    ReconstructSSA,
+    NopythonTypeInference,
+    PreLowerStripPhis,
+    IRLegalization,
+    AnnotateTypes,
+    NativeLowering,
+    NoPythonBackend,
+)
+"""Numba's passes without those for what kernels have not: closures, objects, whole arrays as operands."""
+
+
+class KernelCompiler(CompilerBase):
+    """Numba's compiler with the passes that kernels need."""
+
+    def define_pipelines(self) -> list[PassManager]:
+        """Return the passes; a name that Numba asks for."""
+        passes = PassManager("kernel")
+        for one in _PASSES:
+            passes.add_pass(one, one.__name__)
+        passes.finalize()
+        return [passes]
+
+
+class _Code(JITCodeLibrary):
+    """Code to be linked into that of others and optimised there."""
+
+    def _optimize_functions(self, ll_module: Any) -> None:
+        if not hasattr(self._codegen, "_pass_builder"):  # an older Numba, whose passes are built once a module
+            super()._optimize_functions(ll_module)
+            return
+        ll_module.data_layout = self._codegen._data_layout
+        passes, builder = self._codegen._function_pass_manager()
+        for function in ll_module.functions:
+            if not function.is_declaration:  # of which Numba builds passes too
+                passes.run(function, builder)
+
+    def _optimize_final_module(self) -> None:
+        pass
+
+    def _finalize_final_module(self) -> None:
+        self._finalized = True
+
+
+class _ApartCode(_Code):
+    """The same of functions that are called, not copied."""
+
+    def add_ir_module(self, ir_module: Any) -> None:
+        """Mark what it defines; a name that Numba calls."""
+        for function in ir_module.functions:
+            if not function.is_declaration:
+                function.attributes.add("noinline")
+        super().add_ir_module(ir_module)
+
+
+class _InnerCompiler(KernelCompiler):
+    """Numba's compiler, stopped before the machine code."""
+
+    library: type[_Code] = _Code
+
+    def _compile_core(self) -> Any:
+        say_once()
+        state = self.state
+        state.library = self.library(state.targetctx.codegen(), state.func_id.func_qualname)
+        state.flags.no_compile = True
+        result = super()._compile_core()
+        nobody: Any = [].append  # Numba keeps results by what Python calls: any built-in function of its own
+        state.targetctx.insert_user_function(nobody, result.fndesc, [result.library])
+        return result._replace(entry_point=nobody)
+
+
+class _ApartCompiler(_InnerCompiler):
+    """The same for functions that are called, not copied."""
+
+    library = _ApartCode
+
+
+@cache
+def say_once() -> None:
+    """Say on a terminal why nothing seems to happen. Every kernel has inner functions, which are kept nowhere."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        print("Compiling kernels for this machine, once …", file=sys.stderr, flush=True)
+
+
+OPTIONS: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "pipeline_class": _InnerCompiler}
+"""Options of `numba.njit` that make a function an inner one."""
+APART: dict[str, Any] = {**OPTIONS, "pipeline_class": _ApartCompiler}
+"""The same of a function with loops that many call: a copy for each would be optimised for each."""
+
+
+# How host kernels split their work: by a rule that looks at the problem alone, never at the number of threads.
+#
+# So the answer is bitwise the same for every number of threads. Little work runs on the calling thread: waking another
+# one costs several microseconds, and it comes some thirty later.
+
+SCALAR_GRAIN = 1 << 15
+"""Multiply-adds that one part should at least hold where they run one by one, some 20 microseconds."""
+VECTOR_GRAIN = 1 << 17
+"""Multiply-adds or moved values that one part should at least hold where they run in vectors, some 10 microseconds."""
+MAX_PARTS = 64
+WORTH = 6 * VECTOR_GRAIN
+"""The same of a kernel that is worth waking other threads for, some 60 microseconds; measured: two of them need 50."""
+
+_ANY: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+JIT: dict[str, Any] = {**_ANY, "cache": True, "no_cfunc_wrapper": True, "pipeline_class": KernelCompiler}
+"""Options of functions that Python calls and that spell out their fused multiply-adds, see `simd`."""
+SERIAL: dict[str, Any] = {**JIT, "fastmath": {"contract"}}  # keeps NaN, infinity and the order of sums
+INNER_JIT: dict[str, Any] = {**_ANY, **OPTIONS}
+"""The same of functions that only compiled ones call, see `inner`."""
+INNER_SERIAL: dict[str, Any] = {**INNER_JIT, "fastmath": {"contract"}}
+INNER_APART: dict[str, Any] = {**INNER_SERIAL, **APART}
+INNER_SUMS: dict[str, Any] = {**INNER_JIT, "fastmath": {"contract", "reassoc"}}
+"""Sums in several lanes: in another order than that of their terms, but always in the same."""
+
+
+def parts_for(work: int, vectors: bool = True) -> int:
+    """Return into how many parts `work` elementary operations are split; 1 stands for the calling thread alone.
+
+    Parts are of independent results, so their number does not change any.
+    """
+    return parts_of(work, vectors) if threads.count() > 1 else 1
+
+
+def parts_of(work: int, vectors: bool = True) -> int:
+    """Return the same however many threads there are: for what is laid out once and run with any number of them."""
+    grain = VECTOR_GRAIN if vectors else SCALAR_GRAIN
+    return 1 if work * (VECTOR_GRAIN // grain) < WORTH else min(MAX_PARTS, work // grain)
+
+
+@numba.njit(**INNER_SERIAL)
+def share(part: int, parts: int, total: int) -> int:
+    """Return where part number `part` begins when `total` items are split into `parts` equal parts."""
+    return part * total // parts
+
+
+@numba.njit(**INNER_SERIAL)
+def span(part: int, parts: int, total: int) -> tuple[int, int]:
+    """Return where part number `part` of `total` items begins and ends."""
+    return part * total // parts, (part + 1) * total // parts
+
+
+@numba.njit(**INNER_SERIAL)
+def row_at(indptr: Array, entry: int) -> int:
+    """Return the first row that starts at `entry` or later, by bisection: parts then hold about as many entries."""
+    low, high = 0, len(indptr) - 1
+    while low < high:
+        middle = (low + high) // 2
+        if np.int64(indptr[np.uint64(middle)]) < entry:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+# Read-only arrays run the code that was compiled for all others.
+#
+# To Numba they are another type, so every kernel would be compiled a second time for them, for seconds each. But the
+# code is the same, and that a kernel writes to no read-only array is what `sparsebp.kernels.spec` look after. So the
+# first call with one enters the compiled function under the other type too; no call pays for it. Constants, each a type
+# of its own to Numba, are treated alike: LLVM sees their values when it inlines.
+
+def accept_read_only(modules: Iterable[ModuleType]) -> None:
+    """Let every compiled function of `modules` take read-only arrays without being compiled for them."""
+    for module in modules:
+        for function in vars(module).values():
+            if isinstance(function, Dispatcher) and "compile" not in vars(function):
+                _accept(function)
+
+
+def _accept(function: Any) -> None:
+    compile_for = function.compile
+
+    def compile_writeable(signature: Any) -> Any:
+        given = signature if isinstance(signature, tuple) else signature.args
+        writeable = tuple(map(_writeable, given))
+        if writeable == tuple(given):
+            return compile_for(signature)
+        entry = compile_for(writeable)
+        function._insert([t._code for t in given], entry, False)
+        return entry
+
+    function.compile = compile_writeable
+
+
+def _writeable(kind: Any) -> Any:
+    """Return a type with the arrays in it writeable and constants any numbers; arguments behind a star are a tuple."""
+    if isinstance(kind, types.Array):
+        return kind.copy(readonly=False)
+    if isinstance(kind, types.BaseTuple):
+        inside: Any = kind  # of which Numba's hints do not say that it has members
+        return types.BaseTuple.from_types([_writeable(t) for t in inside.types], getattr(kind, "instance_class", None))
+    return types.unliteral(kind)

@@ -1,0 +1,338 @@
+"""Recurrent layers without a way back: states are written, gates are not, and nothing else is kept.
+
+A step adds the products of the input's and of the state's weights to the biases, and applies the cell. The weights lie
+in panels of three vectors' columns, row after row, so each panel streams past once a step and serves all of a part's
+samples from the first cache. The input is projected on the way too, that of few samples some steps ahead: nothing
+of its size is written. Where threads outnumber the blocks of four samples, parts are pairs of samples or single ones.
+
+Each number is one chain of multiply-adds for the input and one for the state, whatever rows are computed together. An
+LSTM's c has room for one step, which the next one writes over.
+"""
+
+from __future__ import annotations
+
+from __future__ import annotations
+from typing import Any
+import numba
+import numpy as np
+from sparsebp.core.check import Array
+from sparsebp.kernels.host.engine.compile import INNER_JIT
+from sparsebp.kernels.host.engine.compile import JIT
+from sparsebp.kernels.host.engine.simd import VECTOR_BYTES
+from sparsebp.kernels.host.engine.simd import advance
+from sparsebp.kernels.host.engine.simd import aligned_pointer
+from sparsebp.kernels.host.engine.simd import copy
+from sparsebp.kernels.host.engine.simd import device
+from sparsebp.kernels.host.engine.simd import keep_alive
+from sparsebp.kernels.host.engine.simd import lanes
+from sparsebp.kernels.host.engine.simd import load
+from sparsebp.kernels.host.engine.simd import load_n
+from sparsebp.kernels.host.engine.simd import pointer
+from sparsebp.kernels.host.engine.simd import store
+from sparsebp.kernels.host.engine.simd import store_up_to
+from sparsebp.kernels.host.engine.simd import zeros
+from sparsebp.kernels.host.engine.threads import in_parts
+from sparsebp.kernels.host import forward
+from sparsebp.kernels.host.forward import SAMPLES
+from sparsebp.kernels.host.forward import item_of
+from sparsebp.kernels.host.forward import padded
+from sparsebp.kernels.host.forward import part_at
+from sparsebp.kernels.host.forward import parts_of
+from sparsebp.kernels.host.forward import row_of_columns
+from sparsebp.kernels.host.forward import weights_of
+from sparsebp.kernels.host.forward import multiply_panels
+from sparsebp.kernels.host.forward import multiply_panels_by_pair
+from sparsebp.kernels.host.forward import multiply_panels_by_row
+from sparsebp.kernels.host.forward import pack_panels
+from llvmlite import ir
+from numba.core import types
+from sparsebp.kernels.host.engine.simd import address
+from sparsebp.kernels.host.engine.simd import fma
+from sparsebp.kernels.host.engine.simd import intrinsic
+from sparsebp.kernels.host.engine.simd import store_n
+
+
+ROWS_AHEAD = 16
+"""Rows of the input that are projected together, of several steps where there are few samples."""
+
+
+@device
+def _rnn(relu: bool, z: Any, apart: int, state: Any, width: int, j: int, hidden: int, at: int, kept: Any) -> None:
+    v = forward.rnn(relu, zeros(z), load(z, j))
+    store(state, j, v)
+    store_up_to(kept, at + j, v, hidden - j)
+
+
+@device
+def _gru(extra: None, z: Any, apart: int, state: Any, width: int, j: int, hidden: int, at: int, kept: Any) -> None:
+    inner = load(z, part_at(3, 3, apart, item_of(z)) + j)
+    v, _, _, _ = forward.gru(load(z, j), load(z, apart + j), load(z, 2 * apart + j), inner, load(state, j))
+    store(state, j, v)
+    store_up_to(kept, at + j, v, hidden - j)
+
+
+@device
+def _lstm(step: int, z: Any, apart: int, state: Any, width: int, j: int, hidden: int, at: int, kept: Any) -> None:
+    seen, value, _, _, _, _ = forward.lstm(
+        load(z, j), load(z, apart + j), load(z, 2 * apart + j), load(z, 3 * apart + j), load(state, width + j)
+    )
+    store(state, j, seen)
+    store(state, width + j, value)
+    store_up_to(kept[0], at + j, seen, hidden - j)
+    store_up_to(advance(kept[1], at % step), j, value, hidden - j)
+
+
+@device
+def _grain(batch: int, parts: int) -> int:
+    """Return of how many samples, four, two or one, a batch has at least as many groups as there are parts."""
+    grain = SAMPLES
+    while grain > 1 and (batch + grain - 1) // grain < parts:
+        grain //= 2
+    return grain
+
+
+@device
+def _infer_part(
+    cell: Any, gates: int, columns: int, extra: Any, part: int, parts: int, shape: Any, x: Any, w: Any, initial: Any,
+    kept: Any,
+) -> None:  # fmt: skip
+    """Run a part's samples through time; arguments as `forward.forward_part`'s, w from `panels.pack`."""
+    steps, batch, hidden = shape
+    states, features = len(initial), x.shape[2]
+    grain = _grain(batch, parts)
+    units = (batch + grain - 1) // grain
+    first = part * units // parts * grain
+    rows = min((part + 1) * units // parts * grain, batch) - first
+    width, item = padded(hidden, w.itemsize), w.itemsize
+    row, stride, room = padded(gates * hidden, item), row_of_columns(gates, columns, hidden, item), states * width
+    padded_rows = (rows + SAMPLES - 1) // SAMPLES * SAMPLES
+    each = rows if rows <= 2 else padded_rows  # a step's rows: the product of four rows writes to the fourth, too
+    if rows < SAMPLES:
+        ahead = ROWS_AHEAD // SAMPLES // rows * SAMPLES
+    elif rows == batch and rows % SAMPLES == 0:  # rows of x are as far apart in time as in the batch
+        ahead = max(1, ROWS_AHEAD // rows)
+    else:
+        ahead = 1
+    room_ahead = max(padded_rows, ahead * each)
+    scratch = np.empty(room_ahead * stride + padded_rows * room + VECTOR_BYTES, w.dtype)
+    before = aligned_pointer(scratch)
+    state = advance(before, room_ahead * stride)
+    source, of_input = pointer(x), pointer(w)
+    weights = advance(of_input, features * row)
+    bias, into = advance(weights, hidden * row), part_at(columns - gates, gates, hidden, item)
+    for s in range(padded_rows):
+        for i in range(states):
+            at = min(first + s, batch - 1) * hidden
+            for j in range(0, width, lanes(state)):
+                store(state, s * room + i * width + j, load_n(initial[i], at + j, hidden - j))
+    for t in range(steps):
+        if t % ahead == 0:
+            for s in range(room_ahead):
+                copy(advance(before, s * stride), bias, stride)
+            here, now = advance(source, (t * batch + first) * features), min(ahead, steps - t)
+            if rows < SAMPLES:  # each sample's steps by themselves
+                for s in range(rows):
+                    own, into_own = advance(here, s * features), advance(before, s * stride)
+                    multiply_panels(own, batch * features, now, features, of_input, row, into_own, each * stride)
+            else:
+                multiply_panels(here, features, now * rows, features, of_input, row, before, stride)
+        z = advance(before, t % ahead * each * stride)
+        if rows == 1:
+            multiply_panels_by_row(state, hidden, weights, row, advance(z, into))
+        elif rows == 2:
+            multiply_panels_by_pair(state, room, hidden, weights, row, advance(z, into), stride)
+        else:
+            multiply_panels(state, room, rows, hidden, weights, row, advance(z, into), stride)
+        for s in range(rows):
+            place = (t * batch + first + s) * hidden
+            for j in range(0, width, lanes(state)):
+                cell(extra, advance(z, s * stride), hidden, advance(state, s * room), width, j, hidden, place, kept)
+    keep_alive(scratch)
+
+
+@numba.njit(**INNER_JIT)
+def _rnn_part(part: int, parts: int, x: Any, w: Any, h0: Any, relu: bool, h: Any) -> None:
+    initial = (pointer(h0),)
+    _infer_part(_rnn, 1, 1, relu, part, parts, h.shape, x, w, initial, pointer(h))
+
+
+@numba.njit(**JIT)
+def _run_rnn(team: int, parts: int, x: Any, w_ih: Any, b_ih: Any, b_hh: Any, w_hh: Any, h0: Any, relu: bool,
+             h: Any) -> None:  # fmt: skip
+    w = pack_panels(1, 1, w_ih, b_ih, b_hh, w_hh)
+    in_parts(_rnn_part, team, parts, (parts, x, w, h0, relu, h))
+
+
+@numba.njit(**INNER_JIT)
+def _gru_part(part: int, parts: int, x: Any, w: Any, h0: Any, h: Any) -> None:
+    initial = (pointer(h0),)
+    _infer_part(_gru, 3, 4, None, part, parts, h.shape, x, w, initial, pointer(h))
+
+
+@numba.njit(**JIT)
+def _run_gru(team: int, parts: int, x: Any, w_ih: Any, b_ih: Any, b_hh: Any, w_hh: Any, h0: Any, h: Any) -> None:
+    w = pack_panels(3, 4, w_ih, b_ih, b_hh, w_hh)
+    in_parts(_gru_part, team, parts, (parts, x, w, h0, h))
+
+
+@numba.njit(**INNER_JIT)
+def _lstm_part(part: int, parts: int, x: Any, w: Any, h0: Any, c0: Any, h: Any, c: Any) -> None:
+    initial, kept = (pointer(h0), pointer(c0)), (pointer(h), pointer(c))
+    _infer_part(_lstm, 4, 4, c.size, part, parts, h.shape, x, w, initial, kept)
+
+
+@numba.njit(**JIT)
+def _run_lstm(
+    team: int, parts: int, x: Any, w_ih: Any, b_ih: Any, b_hh: Any, w_hh: Any, h0: Any, c0: Any, h: Any, c: Any
+) -> None:
+    w = pack_panels(4, 4, w_ih, b_ih, b_hh, w_hh)
+    in_parts(_lstm_part, team, parts, (parts, x, w, h0, c0, h, c))
+
+
+def infer(
+    kind: str, x: Array, w_ih: Array, w_hh: Array, b_ih: Array | None, b_hh: Array | None, initial: tuple[Array, ...],
+    h: Array, c: Array | None = None,
+) -> None:  # fmt: skip
+    """Run a cell over x (T, B, I), C-contiguous as all arrays, and of one dtype; parameters as torch.nn has them.
+
+    Parameters
+    ----------
+    kind
+        ``"tanh"``, ``"relu"``, ``"gru"`` or ``"lstm"``.
+    initial
+        The state before the first step, (B, H) each.
+    h
+        States (T, B, H), written.
+    c
+        An LSTM's last c (B, H), written.
+    """
+    steps, batch, _ = h.shape
+    if not batch or not steps:
+        return
+    args = (x, *weights_of(w_hh, w_ih, b_ih, b_hh), w_hh, *initial)
+    team = parts_of(batch, 2 * steps * batch * (w_ih.size + w_hh.size))
+    if kind == "gru":
+        _run_gru(*team, *args, h)
+    elif kind == "lstm":
+        _run_lstm(*team, *args, h, c)
+    else:
+        _run_rnn(*team, *args, kind == "relu", h)
+
+
+# One step of stacked recurrent layers, for sequences that come a step at a time.
+#
+# The call is what costs: a step of 20 units takes a fraction of a microsecond, and every array that Numba takes from
+# Python some tenths of one. So all but x is in a table of addresses. The weights are used where they lie, row by row:
+# what is written into them counts from the next step on.
+
+KINDS = ("tanh", "relu", "gru", "lstm")
+KIND, LAYERS, BATCH, HIDDEN, STATE, CELLS, ROOM, WEIGHTS = range(8)
+"""Places in a stream's table: a number of `KINDS`; sizes; addresses of h (L, B, H), of an LSTM's c, and of room for
+`room_of` numbers. From WEIGHTS on, for each layer the addresses of its two weights and two biases."""
+TABLE_OF_LAYER = 4
+
+
+def room_of(kind: str, batch: int, hidden: int) -> int:
+    """Return how many numbers of scratch a step needs: what the input and the state bring to every gate."""
+    return batch * 2 * {"gru": 3, "lstm": 4}.get(kind, 1) * hidden
+
+
+@intrinsic
+def _put_sum(typingctx: Any, ptr: Any, offset: Any, value: Any) -> Any:
+    """Store the sum of a vector's lanes, added in pairs, as one number."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        total, left = args[2], value.lanes
+        while left > 1:
+            left //= 2
+            kind, none = ir.VectorType(ir.IntType(32), left), ir.Constant(total.type, ir.Undefined)
+            low, high = ir.Constant(kind, list(range(left))), ir.Constant(kind, list(range(left, 2 * left)))
+            halves = builder.shuffle_vector(total, none, low), builder.shuffle_vector(total, none, high)
+            total = builder.fadd(*halves)
+        number = builder.extract_element(total, ir.IntType(32)(0))
+        at = builder.gep(args[0], [context.cast(builder, args[1], offset, types.intp)])
+        builder.store(number, at, align=value.dtype.bitwidth // 8)
+        return context.get_dummy_value()
+
+    return types.void(ptr, offset, value), codegen
+
+
+@device
+def _products(w: Any, x: Any, depth: int, rows: int, out: Any) -> None:
+    """``out[r] = w[r] · x`` for rows of `depth` numbers; four at a time, the last one again where there are fewer."""
+    count = lanes(x)
+    whole = depth - depth % count
+    for r in range(0, rows, 4):
+        r1, r2, r3 = min(r + 1, rows - 1), min(r + 2, rows - 1), min(r + 3, rows - 1)
+        w0, w1, w2, w3 = advance(w, r * depth), advance(w, r1 * depth), advance(w, r2 * depth), advance(w, r3 * depth)
+        s0, s1, s2, s3 = zeros(x), zeros(x), zeros(x), zeros(x)
+        for k in range(0, whole, count):
+            v = load(x, k)
+            s0, s1 = fma(v, load(w0, k), s0), fma(v, load(w1, k), s1)
+            s2, s3 = fma(v, load(w2, k), s2), fma(v, load(w3, k), s3)
+        if whole < depth:
+            n = depth - whole
+            v = load_n(x, whole, n)
+            s0, s1 = fma(v, load_n(w0, whole, n), s0), fma(v, load_n(w1, whole, n), s1)
+            s2, s3 = fma(v, load_n(w2, whole, n), s2), fma(v, load_n(w3, whole, n), s3)
+        _put_sum(out, r, s0)
+        _put_sum(out, r1, s1)
+        _put_sum(out, r2, s2)
+        _put_sum(out, r3, s3)
+
+
+@device
+def _sum(a: Any, b: Any, b_ih: Any, b_hh: Any, at: int, n: int) -> Any:
+    """Return what a gate's parts add up to."""
+    return (load_n(a, at, n) + load_n(b_ih, at, n)) + (load_n(b, at, n) + load_n(b_hh, at, n))
+
+
+@device
+def _apply(kind: int, a: Any, b: Any, b_ih: Any, b_hh: Any, hidden: int, h: Any, c: Any) -> None:
+    """Replace a sample's state by the next one; a and b are what input and state bring."""
+    for j in range(0, hidden, lanes(h)):
+        n = hidden - j
+        if kind == 2:
+            at = 2 * hidden + j
+            of_reset, of_update = _sum(a, b, b_ih, b_hh, j, n), _sum(a, b, b_ih, b_hh, hidden + j, n)
+            of_new, inner = load_n(a, at, n) + load_n(b_ih, at, n), load_n(b, at, n) + load_n(b_hh, at, n)
+            v, _, _, _ = forward.gru(of_new, of_reset, of_update, inner, load_n(h, j, n))
+            store_n(h, j, v, n)
+        elif kind == 3:
+            of_enter, of_keep = _sum(a, b, b_ih, b_hh, j, n), _sum(a, b, b_ih, b_hh, hidden + j, n)
+            of_new, of_show = _sum(a, b, b_ih, b_hh, 2 * hidden + j, n), _sum(a, b, b_ih, b_hh, 3 * hidden + j, n)
+            v, value, _, _, _, _ = forward.lstm(of_enter, of_keep, of_new, of_show, load_n(c, j, n))
+            store_n(c, j, value, n)
+            store_n(h, j, v, n)
+        else:
+            store_n(h, j, forward.rnn(kind == 1, zeros(h), _sum(a, b, b_ih, b_hh, j, n)), n)
+
+
+@numba.njit(**INNER_JIT)
+def _layer(x: Any, features: int, layer: int, table: Any, like: Any) -> None:
+    kind, batch, hidden = table[KIND], table[BATCH], table[HIDDEN]
+    gates = 3 if kind == 2 else (4 if kind == 3 else 1)
+    rows, own = gates * hidden, WEIGHTS + layer * TABLE_OF_LAYER
+    w_ih, w_hh = address(table[own], like), address(table[own + 1], like)
+    b_ih, b_hh = address(table[own + 2], like), address(table[own + 3], like)
+    h, c = address(table[STATE], like), address(table[CELLS], like)
+    h, c = advance(h, layer * batch * hidden), advance(c, layer * batch * hidden)
+    room = address(table[ROOM], like)
+    for s in range(batch):  # before any state changes: x may be one
+        out = advance(room, s * 2 * rows)
+        _products(w_ih, advance(x, s * features), features, rows, out)
+        _products(w_hh, advance(h, s * hidden), hidden, rows, advance(out, rows))
+    for s in range(batch):
+        a, at = advance(room, s * 2 * rows), s * hidden
+        _apply(kind, a, advance(a, rows), b_ih, b_hh, hidden, advance(h, at), advance(c, at))
+
+
+@numba.njit(**JIT)
+def step_of_stream(x: Any, table: Any) -> None:
+    """Take all layers one step on: x (I,) or (B, I), C-contiguous, of the dtype of all that the table points to."""
+    like = x.dtype.type(0)
+    batch, hidden = table[BATCH], table[HIDDEN]
+    _layer(pointer(x), x.size // batch, 0, table, like)
+    below = address(table[STATE], like)
+    for layer in range(1, table[LAYERS]):
+        _layer(advance(below, (layer - 1) * batch * hidden), hidden, layer, table, like)

@@ -1,1 +1,0 @@
-"""Update rules of optimizers, of many parameters at once and behind a product."""

@@ -1,1 +1,0 @@
-"""Recurrent cells: the sequential and the chunked kernels."""

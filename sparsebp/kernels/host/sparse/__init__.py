@@ -1,1 +1,0 @@
-"""CSR: products with vectors and matrices, their symbolic phase, sums of patterns, values of Jacobians."""

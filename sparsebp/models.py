@@ -1,0 +1,403 @@
+"""LeNet-5 for digits; VGG-11, MobileNetV2 and DenseNet for images of 32×32."""
+
+from __future__ import annotations
+
+from __future__ import annotations
+from typing import Any
+import numpy as np
+from sparsebp import nn
+from sparsebp.core.check import check_generator
+from sparsebp.core.check import check_integer
+from sparsebp.core.check import check_number
+from sparsebp.core.errors import OptionError
+from sparsebp.core.check import Seed
+from sparsebp.core.check import check_flag
+
+__all__ = [
+    "densenet",
+    "lenet5",
+    "mobilenetv2",
+    "transformer_classifier",
+    "vgg11",
+]
+
+
+_LENET_PADDING = {28: 2, 32: 0}
+# channels of a 3×3 convolution with its ReLU, or P for a 2×2 max-pooling (configuration A of the paper)
+_VGG_LAYERS = (64, "P", 128, "P", 256, 256, "P", 512, 512, "P", 512, 512, "P")
+# expansion, channels, blocks, stride of the first (Table 2 of the paper; the strides are those for small images)
+_MOBILENET_STAGES = (
+    (1, 16, 1, 1),
+    (6, 24, 2, 1),
+    (6, 32, 3, 2),
+    (6, 64, 4, 2),
+    (6, 96, 3, 1),
+    (6, 160, 3, 2),
+    (6, 320, 1, 1),
+)
+_MOBILENET_FIRST, _MOBILENET_LAST = 32, 1280
+_DENSENET_FIRST = 16  # channels of the first convolution (§4.2 of the paper)
+
+
+def lenet5(
+    in_channels: int = 1, classes: int = 10, *, size: int = 28, dtype: Any = np.float32, rng: Seed = None
+) -> nn.Sequential:
+    """Return LeNet-5 with ReLU and max-pooling: two 5×5 convolutions (6 and 16 channels), three linear layers.
+
+    Parameters
+    ----------
+    in_channels
+        Channels of the images.
+    classes
+        Number of classes.
+    size
+        Height and width of the images: 32 as in the paper, or 28, which the first convolution pads by 2.
+    dtype
+        float32 or float64.
+    rng
+        Generator or seed of the initial values, torch.nn's default ones.
+
+    Returns
+    -------
+    Sequential
+        Images (B, in_channels, size, size) to logits (B, classes).
+
+    Raises
+    ------
+    OptionError
+        `size` is neither 28 nor 32, or a number is below 1.
+
+    Notes
+    -----
+    Source: LeCun et al., "Gradient-Based Learning Applied to Document Recognition", 1998, Fig. 2; the activations are
+    those that BPPSA §3.5 trains with.
+    """
+    size, classes = check_integer("size", size, 1), check_integer("classes", classes, 1)
+    if size not in _LENET_PADDING:
+        raise OptionError("LeNet-5 does not fit the images", expected="size 28 or 32", got=size,
+                          remedy="Scale or pad the images")  # fmt: skip
+    options: dict[str, Any] = {"dtype": dtype, "rng": check_generator("rng", rng)}
+    return nn.Sequential(
+        nn.Conv2d(in_channels, 6, 5, padding=_LENET_PADDING[size], **options), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(6, 16, 5, **options), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(400, 120, **options), nn.ReLU(),
+        nn.Linear(120, 84, **options), nn.ReLU(),
+        nn.Linear(84, classes, **options),
+    )  # fmt: skip
+
+
+def vgg11(
+    in_channels: int = 3, classes: int = 10, *, width: float = 1.0, dtype: Any = np.float32, rng: Seed = None
+) -> nn.Sequential:
+    """Return VGG-11 as it is used on CIFAR-10: 8 convolutions, 5 poolings and one linear layer.
+
+    Parameters
+    ----------
+    in_channels
+        Channels of the images.
+    classes
+        Number of classes.
+    width
+        Factor on all numbers of channels; they are rounded, to 1 at least.
+    dtype
+        float32 or float64.
+    rng
+        Generator or seed of the initial values: He's for the convolutions, torch.nn's default for the linear layer.
+
+    Returns
+    -------
+    Sequential
+        Images (B, in_channels, 32, 32) to logits (B, classes).
+
+    Raises
+    ------
+    OptionError
+        `width` is not positive, or a number is below 1.
+
+    Notes
+    -----
+    Source: Simonyan & Zisserman, "Very Deep Convolutional Networks for Large-Scale Image Recognition", 2015, Table 1,
+    column A; with one linear layer, as BPPSA §4.3 counts it: 21 operators in front of it.
+    """
+    in_channels, classes = check_integer("in_channels", in_channels, 1), check_integer("classes", classes, 1)
+    options: dict[str, Any] = {"dtype": dtype, "rng": check_generator("rng", rng)}
+    layers: list[nn.Layer] = []
+    channels = in_channels
+    for entry in _VGG_LAYERS:
+        if isinstance(entry, str):
+            layers.append(nn.MaxPool2d(2))
+        else:
+            wanted = _scaled(entry, width)
+            layers += [nn.Conv2d(channels, wanted, 3, padding=1, **options), nn.ReLU()]
+            channels = wanted
+    return _classifier(layers, channels, classes, options)
+
+
+def mobilenetv2(
+    in_channels: int = 3,
+    classes: int = 10,
+    *,
+    width: float = 1.0,
+    stages: int = len(_MOBILENET_STAGES),
+    dtype: Any = np.float32,
+    rng: Seed = None,
+) -> nn.Sequential:
+    """Return MobileNetV2 with the strides that are usual for CIFAR-10: it halves 32×32 three times.
+
+    Every block expands the channels by a 1×1 convolution, filters each by a depthwise 3×3 one and projects them by a
+    1×1 one, with batch normalisation behind each and ReLU6 behind the first two; blocks that keep the shape are
+    residual.
+
+    Parameters
+    ----------
+    in_channels
+        Channels of the images.
+    classes
+        Number of classes.
+    width
+        Factor on all numbers of channels; they are rounded to multiples of 8.
+    stages
+        How many of the seven stages are built, for smaller networks.
+    dtype
+        float32 or float64.
+    rng
+        Generator or seed of the initial values: He's for the convolutions, torch.nn's default for the linear layer.
+
+    Returns
+    -------
+    Sequential
+        Images (B, in_channels, H, W) to logits (B, classes). Call ``eval()`` for a network whose samples do not depend
+        on each other, as `jacobian_t` needs it.
+
+    Raises
+    ------
+    OptionError
+        `width` is not positive, `stages` is not in 1 … 7, or a number is below 1.
+
+    Notes
+    -----
+    Source: Sandler et al., "MobileNetV2: Inverted Residuals and Linear Bottlenecks", 2018, Tables 1 and 2.
+    """
+    stages, classes = check_integer("stages", stages, 1, len(_MOBILENET_STAGES)), check_integer("classes", classes, 1)
+    in_channels = check_integer("in_channels", in_channels, 1)
+    options: dict[str, Any] = {"dtype": dtype, "rng": check_generator("rng", rng)}
+    channels = _scaled(_MOBILENET_FIRST, width, 8)
+    layers = _conv_norm_relu6(in_channels, channels, 3, options)
+    for expansion, base, blocks, first_stride in _MOBILENET_STAGES[:stages]:
+        wanted = _scaled(base, width, 8)
+        for stride in (first_stride, *(1 for _ in range(blocks - 1))):
+            block = _inverted_residual(channels, wanted, expansion, stride, options)
+            layers.append(nn.Residual(block) if stride == 1 and channels == wanted else block)
+            channels = wanted
+    last = _scaled(_MOBILENET_LAST, max(width, 1.0), 8) if stages == len(_MOBILENET_STAGES) else channels * 4
+    layers += _conv_norm_relu6(channels, last, 1, options)
+    return _classifier([*layers, nn.AdaptiveAvgPool2d(1)], last, classes, options)
+
+
+def _conv_norm_relu6(
+    channels: int, wanted: int, kernel: int, options: dict[str, Any], stride: int = 1, groups: int = 1
+) -> list[nn.Layer]:
+    """Return a convolution without bias, batch normalisation and ReLU6."""
+    convolution = nn.Conv2d(channels, wanted, kernel, stride, padding=kernel // 2, groups=groups, bias=False, **options)
+    return [convolution, nn.BatchNorm2d(wanted, dtype=options["dtype"]), nn.Hardtanh(0.0, 6.0)]
+
+
+def _inverted_residual(
+    channels: int, wanted: int, expansion: int, stride: int, options: dict[str, Any]
+) -> nn.Sequential:
+    """Return an inverted residual block without its shortcut."""
+    hidden = channels * expansion
+    layers = _conv_norm_relu6(channels, hidden, 1, options) if expansion > 1 else []
+    layers += _conv_norm_relu6(hidden, hidden, 3, options, stride, groups=hidden)
+    return nn.Sequential(*layers, *_conv_norm_relu6(hidden, wanted, 1, options)[:2])
+
+
+def densenet(
+    in_channels: int = 3,
+    classes: int = 10,
+    *,
+    depth: int = 40,
+    growth: int = 12,
+    blocks: int = 3,
+    width: float = 1.0,
+    dtype: Any = np.float32,
+    rng: Seed = None,
+) -> nn.Sequential:
+    """Return DenseNet (L = `depth`, k = `growth`) as it is used on CIFAR-10, without bottlenecks and compression.
+
+    In a dense block every layer adds k channels to those it reads: ``Concat(Identity, Sequential(BN, ReLU, Conv))``.
+    Between the blocks a 1×1 convolution and an average pooling halve the image.
+
+    Parameters
+    ----------
+    in_channels
+        Channels of the images.
+    classes
+        Number of classes.
+    depth
+        Convolutions and the linear layer: every block has ``(depth - 1 - blocks) / blocks`` layers.
+    growth
+        Channels that every layer adds, k.
+    blocks
+        Number of dense blocks, of equal length.
+    width
+        Factor on k and on the channels of the first convolution; they are rounded, to 1 at least.
+    dtype
+        float32 or float64.
+    rng
+        Generator or seed of the initial values: He's for the convolutions, torch.nn's default for the linear layer.
+
+    Returns
+    -------
+    Sequential
+        Images (B, in_channels, H, W) to logits (B, classes). Every layer of a dense block is one stage of it.
+
+    Raises
+    ------
+    OptionError
+        The blocks cannot be of equal length, 1 or more; `width` is not positive; or a number is below 1.
+
+    Notes
+    -----
+    Source: Huang et al., "Densely Connected Convolutional Networks", 2017, §3 and §4.2. In front of the convolutions
+    between the blocks there is a ReLU, as in the authors' code.
+    """
+    depth, growth, blocks = (
+        check_integer(name, value, 1) for name, value in (("depth", depth), ("growth", growth), ("blocks", blocks))
+    )
+    in_channels, classes = check_integer("in_channels", in_channels, 1), check_integer("classes", classes, 1)
+    if depth < 1 + 2 * blocks or (depth - 1 - blocks) % blocks:
+        raise OptionError(
+            "The layers of this depth cannot be shared out over the blocks",
+            expected="depth = blocks · n + blocks + 1, n ≥ 1", got=f"depth={depth}, blocks={blocks}",
+            remedy="Pass depth=40 and blocks=3, say",
+        )  # fmt: skip
+    options: dict[str, Any] = {"dtype": dtype, "rng": check_generator("rng", rng)}
+    channels, added = _scaled(_DENSENET_FIRST, width), _scaled(growth, width)
+    layers: list[nn.Layer] = [nn.Conv2d(in_channels, channels, 3, padding=1, bias=False, **options)]
+    for block in range(blocks):
+        if block > 0:
+            layers += [*_norm_relu_conv(channels, channels, 1, options), nn.AvgPool2d(2)]
+        for _ in range((depth - 1 - blocks) // blocks):
+            branch = nn.Sequential(*_norm_relu_conv(channels, added, 3, options))
+            layers.append(nn.Concat(nn.Identity(), branch))
+            channels += added
+    layers += [nn.BatchNorm2d(channels, dtype=dtype), nn.ReLU(), nn.AdaptiveAvgPool2d(1)]
+    return _classifier(layers, channels, classes, options)
+
+
+def _norm_relu_conv(channels: int, wanted: int, kernel: int, options: dict[str, Any]) -> list[nn.Layer]:
+    """Return batch normalisation, ReLU and a convolution without bias."""
+    convolution = nn.Conv2d(channels, wanted, kernel, padding=kernel // 2, bias=False, **options)
+    return [nn.BatchNorm2d(channels, dtype=options["dtype"]), nn.ReLU(), convolution]
+
+
+def _classifier(layers: list[nn.Layer], features: int, classes: int, options: dict[str, Any]) -> nn.Sequential:
+    """Return `layers` and a linear layer behind them, with He's initial values in the convolutions."""
+    model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(features, classes, **options))
+    nn.init.he_convolutions(model, options["rng"])
+    return model
+
+
+def _scaled(channels: int, width: float, multiple: int = 1) -> int:
+    """Return ``channels * width`` rounded to a multiple, at least one of it.
+
+    Rounding down by more than a tenth is avoided, as in the reference code of MobileNetV2.
+
+    Raises
+    ------
+    OptionError
+        `width` is not positive.
+    """
+    width = check_number("width", width)
+    if width <= 0:
+        raise OptionError("Invalid width", expected="a finite number above 0", got=width, remedy="Pass width=1")
+    wanted = channels * width
+    rounded = max(multiple, int(wanted + multiple / 2) // multiple * multiple)
+    return rounded + multiple if rounded < 0.9 * wanted else rounded
+
+
+# A small Transformer that classifies sequences, of vectors or of numbers of words.
+
+def transformer_classifier(
+    inputs: int,
+    classes: int = 10,
+    *,
+    steps: int,
+    tokens: bool = False,
+    width: int = 64,
+    heads: int = 4,
+    layers: int = 4,
+    dropout: float = 0.0,
+    dtype: Any = np.float32,
+    rng: Seed = None,
+) -> nn.Sequential:
+    """Return a Transformer's encoder with the mean over the steps and a linear layer behind it.
+
+    Parameters
+    ----------
+    inputs
+        Features of a step; with `tokens`, how many different numbers a step can be.
+    classes
+        Number of classes.
+    steps
+        Most steps of a sequence.
+    tokens
+        Whether a step is a number, which an `Embedding` takes, and not a vector, which a `Linear` takes.
+    width
+        Length of a step's vector between the layers, a multiple of `heads`.
+    heads
+        Heads of each attention.
+    layers
+        Encoder layers; each has 4 · width features between its two linear layers.
+    dropout
+        Probability of a zero in the encoder layers while training.
+    dtype
+        float32 or float64.
+    rng
+        Generator or seed of the initial values, torch.nn's default ones, and of dropout.
+
+    Returns
+    -------
+    Sequential
+        Sequences (B, T, inputs), with `tokens` integers (B, T), to logits (B, classes). Its stages: embedding,
+        positions, every encoder layer, normalisation, mean, linear layer.
+        Of sequences padded at the end it takes ``lengths=``: they are classified as if they were cut.
+
+    Raises
+    ------
+    OptionError
+        A number is out of range, `width` no multiple of `heads`, or `tokens` no truth value.
+
+    Notes
+    -----
+    Sources: Vaswani et al., "Attention Is All You Need", 2017, §3. Normalisations that come first need no warm-up of
+    the learning rate (Xiong et al., "On Layer Normalization in the Transformer Architecture", 2020); GELU, learned
+    positions and four times the width between the linear layers are those of Devlin et al., "BERT", 2019.
+    """
+    inputs, classes, width = (
+        check_integer(name, value, 1) for name, value in (("inputs", inputs), ("classes", classes), ("width", width))
+    )
+    layers = check_integer("layers", layers, 1)
+    options: dict[str, Any] = {"dtype": dtype, "rng": check_generator("rng", rng)}
+    first = nn.Embedding if check_flag("tokens", tokens) else nn.Linear
+    return nn.Sequential(
+        first(inputs, width, **options),
+        nn.PositionalEmbedding(steps, width, batch_first=True, **options),
+        *(
+            nn.TransformerEncoderLayer(
+                width, heads, 4 * width, dropout, "gelu", batch_first=True, norm_first=True, **options
+            )
+            for _ in range(layers)
+        ),
+        nn.LayerNorm(width, dtype=dtype),
+        nn.MeanOverSteps(batch_first=True),
+        nn.Linear(width, classes, **options),
+    )
+
+
+# MODELS: the convolutional networks of the papers, and a small Transformer, as chains of layers.
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,687 @@
+"""Layers that work on each element by itself."""
+
+from __future__ import annotations
+
+from __future__ import annotations
+import abc
+import math
+from functools import lru_cache
+from typing import Any
+from typing import ClassVar
+from typing import Literal
+import numpy as np
+from sparsebp.core import backend
+from sparsebp import kernels
+from sparsebp.core.check import check_choice
+from sparsebp.core.check import check_flag
+from sparsebp.core.check import check_number
+from sparsebp.core.errors import OptionError
+from sparsebp.core.shortcuts import belongs
+from sparsebp.core.check import Array
+from sparsebp.core.check import SlopeFunction
+from sparsebp.nn.layer import Layer
+from sparsebp.nn.layer import check_gy
+from sparsebp.nn.layer import check_input
+from math import prod
+from types import ModuleType
+from sparsebp.core.check import check_integer
+from sparsebp.core.errors import ShapeError
+from sparsebp.nn.layer import full
+from sparsebp.nn.layer import parameter_dtype
+
+
+class Pointwise(Layer):
+    """``y = f(x)`` element by element; `saved` is y, or x where a subclass says that its slope needs x.
+
+    Attributes
+    ----------
+    saves
+        ``"y"`` or ``"x"``: what is saved for `slope`. An f that is monotone tells f' from y.
+    kernel_slope
+        The kernels' name of f where they know its slope, else None.
+
+    Notes
+    -----
+    Infinite and huge elements follow IEEE arithmetic without a warning: ``∞ · 0`` gives NaN, as in PyTorch.
+    """
+
+    replayable = True
+    stepwise = True
+
+    saves: ClassVar[Literal["x", "y"]] = "y"
+    kernel_slope: ClassVar[SlopeFunction | None] = None
+
+    @abc.abstractmethod
+    def function(self, x: Array) -> Array:
+        """Return f(x) as a new array."""
+
+    @abc.abstractmethod
+    def slope(self, saved: Array) -> Array:
+        """Return f'(x) from what is saved: y = f(x), or x."""
+
+    def forward(self, x: Array) -> tuple[Array, Array]:
+        """Return f(x), of the shape and dtype of x."""
+        xp = check_input(x)
+        with np.errstate(over="ignore", invalid="ignore"):
+            y = xp.asarray(self.function(x))  # of an array without axes, NumPy makes numbers
+        return y, x if self.saves == "x" else y
+
+    def input_grad(self, gy: Array, saved: Array) -> Array:
+        """Return ``gy · f'``."""
+        xp = check_gy(gy, saved.shape, saved.dtype, saved)
+        return xp.asarray(gy * self._slope(saved))
+
+    def jacobian_t(self, saved: Array) -> Any:
+        """Return diag(f'), per sample; the batch is the first axis."""
+        from sparsebp.jacobians import pointwise_jacobian_t
+
+        if self.kernel_slope is not None and belongs(self, "kernel_slope"):
+            return pointwise_jacobian_t(saved, self.kernel_slope)
+        return pointwise_jacobian_t(self._slope(saved))
+
+    def _slope(self, saved: Array) -> Array:
+        with np.errstate(over="ignore", invalid="ignore"):
+            return self.slope(saved)
+
+
+class InPlace(Pointwise):
+    """A `Pointwise` that torch.nn can run in place.
+
+    Parameters
+    ----------
+    inplace
+        Has no effect: the input is never written to, as the way back may need it.
+
+    Raises
+    ------
+    OptionError
+        It is no truth value.
+    """
+
+    def __init__(self, inplace: bool = False) -> None:
+        super().__init__()
+        self.inplace = check_flag("inplace", inplace)
+
+
+class Clamped(InPlace):
+    """``min(max(x, low), high)``; the slope at both limits is 0, but 1 at an infinite y. A NaN stays, slope 1."""
+
+    @abc.abstractmethod
+    def limits(self) -> tuple[float, float]:
+        """Return the two values; the upper one may be infinite."""
+
+    def function(self, x: Array) -> Array:
+        """Return x between the limits."""
+        xp = backend.namespace(x)
+        y = backend.empty(xp, x.shape, x.dtype)
+        kernels.get(xp).clamp(xp.ascontiguousarray(x).reshape(-1), *self.limits(), y.reshape(-1))
+        return y
+
+    def input_grad(self, gy: Array, saved: Array) -> Array:
+        """Return gy between the limits and at a NaN, else 0."""
+        if not belongs(self, "inside", ("slope",)):
+            return super().input_grad(gy, saved)
+        xp = check_gy(gy, saved.shape, saved.dtype, saved)
+        gx = backend.empty(xp, gy.shape, gy.dtype)
+        flat, inside = xp.ascontiguousarray(gy).reshape(-1), self.inside(saved.dtype)
+        kernels.get(xp).unchecked.clamp_grad(flat, saved.reshape(-1), *inside, gx.reshape(-1))
+        return gx
+
+    def slope(self, saved: Array) -> Array:
+        """Return 1 strictly between the limits and at a NaN, else 0."""
+        low, last = self.inside(saved.dtype)
+        return (~((saved <= low) | (saved > last))).astype(saved.dtype)
+
+    def inside(self, dtype: np.dtype) -> tuple[Any, Any]:
+        """Return the lower limit, as it rounds in this dtype, and the largest y whose slope is 1."""
+        return _inside(*self.limits(), dtype)
+
+
+@lru_cache(maxsize=256)
+def _inside(lowest: float, highest: float, dtype: np.dtype) -> tuple[Any, Any]:
+    """Return what `Clamped.inside` does; the sign of a zero, which the cache does not see, changes no comparison."""
+    with np.errstate(over="ignore"):  # one beyond the dtype's range is infinite
+        low, high = dtype.type(lowest), dtype.type(highest)
+    return low, high if np.isinf(high) else np.nextafter(high, low)
+
+
+class ReLU(Clamped):
+    """``max(x, 0)``, as `torch.nn.ReLU`; the slope at 0 is 0. A NaN stays one, and its slope is 1.
+
+    Parameters
+    ----------
+    inplace
+        Has no effect: the input is never written to.
+    """
+
+    kernel_slope = "relu"
+
+    def limits(self) -> tuple[float, float]:
+        """Return zero and infinity."""
+        return 0.0, math.inf
+
+
+class Hardtanh(Clamped):
+    """x limited to [min_val, max_val], as `torch.nn.Hardtanh`; the slope at both limits is 0, at a NaN 1.
+
+    Parameters
+    ----------
+    min_val, max_val
+        The limits.
+    inplace
+        Has no effect: the input is never written to.
+
+    Raises
+    ------
+    OptionError
+        `max_val` is not above `min_val`, or one of them is no number.
+    """
+
+    def __init__(self, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> None:
+        super().__init__(inplace)
+        min_val, max_val = (
+            check_number(name, value, finite=False) for name, value in (("min_val", min_val), ("max_val", max_val))
+        )
+        if not max_val > min_val:
+            raise OptionError(
+                "The limits of Hardtanh are in the wrong order", expected="max_val > min_val",
+                got=f"min_val={min_val}, max_val={max_val}", remedy="Swap them",
+            )  # fmt: skip
+        self.min_val, self.max_val = min_val, max_val
+
+    def limits(self) -> tuple[float, float]:
+        """Return `min_val` and `max_val`."""
+        return self.min_val, self.max_val
+
+
+class LeakyReLU(InPlace):
+    """``x`` where x > 0, else ``negative_slope · x``, as `torch.nn.LeakyReLU`; the slope at 0 is `negative_slope`.
+
+    Parameters
+    ----------
+    negative_slope
+        Slope below zero, of any sign.
+    inplace
+        Has no effect: the input is never written to.
+
+    Raises
+    ------
+    OptionError
+        It is not a finite number.
+    """
+
+    saves = "x"  # with a slope of 0 or below, y does not tell the sign of x
+
+    def __init__(self, negative_slope: float = 0.01, inplace: bool = False) -> None:
+        super().__init__(inplace)
+        self.negative_slope = check_number("negative_slope", negative_slope)
+
+    def function(self, x: Array) -> Array:
+        """Return x or ``negative_slope · x``."""
+        return backend.namespace(x).where(x > 0, x, x * self.negative_slope)
+
+    def slope(self, saved: Array) -> Array:
+        """Return 1 where x > 0, else `negative_slope`; a NaN counts as not above 0."""
+        return backend.namespace(saved).where(saved > 0, 1.0, self.negative_slope).astype(saved.dtype)
+
+
+class ELU(InPlace):
+    """``x`` where x > 0, else ``alpha (exp(x) - 1)``, as `torch.nn.ELU`; the slope at 0 is `alpha`.
+
+    Parameters
+    ----------
+    alpha
+        -alpha is the limit at -∞.
+    inplace
+        Has no effect: the input is never written to.
+
+    Raises
+    ------
+    OptionError
+        It is not a finite number.
+    """
+
+    saves = "x"  # near -∞, y + alpha loses the digits of the slope
+
+    def __init__(self, alpha: float = 1.0, inplace: bool = False) -> None:
+        super().__init__(inplace)
+        self.alpha = check_number("alpha", alpha)
+
+    def function(self, x: Array) -> Array:
+        """Return the ELU of x."""
+        xp = backend.namespace(x)
+        return xp.where(x < 0, self.alpha * xp.expm1(xp.minimum(x, 0)), x)  # -0.0 stays as it is
+
+    def slope(self, saved: Array) -> Array:
+        """Return 1 where x > 0, else ``alpha · exp(x)``."""
+        xp = backend.namespace(saved)
+        return xp.where(saved > 0, 1.0, self.alpha * xp.exp(xp.minimum(saved, 0)))
+
+
+class Tanh(Pointwise):
+    """The hyperbolic tangent, as `torch.nn.Tanh`."""
+
+    kernel_slope = "tanh"
+
+    def function(self, x: Array) -> Array:
+        """Return tanh(x)."""
+        return backend.namespace(x).tanh(x)
+
+    def slope(self, y: Array) -> Array:
+        """Return 1 - y²."""
+        return 1 - y * y
+
+
+class Sigmoid(Pointwise):
+    """``1 / (1 + exp(-x))``, as `torch.nn.Sigmoid`."""
+
+    kernel_slope = "sigmoid"
+
+    def function(self, x: Array) -> Array:
+        """Return the sigmoid as ``(1 + tanh(x / 2)) / 2``, which overflows nowhere."""
+        y = backend.namespace(x).tanh(x * 0.5)
+        y *= 0.5
+        y += 0.5
+        return y
+
+    def slope(self, y: Array) -> Array:
+        """Return y (1 - y)."""
+        return y * (1 - y)
+
+
+class SiLU(InPlace):
+    """``x / (1 + exp(-x))``, as `torch.nn.SiLU`.
+
+    Parameters
+    ----------
+    inplace
+        Has no effect: the input is never written to.
+    """
+
+    saves = "x"  # not monotone
+
+    def function(self, x: Array) -> Array:
+        """Return ``x · sigmoid(x)``."""
+        return x * _sigmoid(x)
+
+    def slope(self, saved: Array) -> Array:
+        """Return ``s (1 + x (1 - s))`` with s = sigmoid(x)."""
+        s = _sigmoid(saved)
+        return s * (1 + saved * (1 - s))
+
+
+def _sigmoid(x: Array) -> Array:
+    """Return ``1 / (1 + exp(-x))`` to the last digits on both sides, without overflow."""
+    xp = backend.namespace(x)
+    z = xp.exp(-xp.abs(x))
+    return xp.where(x > 0, 1.0, z) / (1 + z)
+
+
+class GELU(Pointwise):
+    """``x Φ(x)``, as `torch.nn.GELU` (Hendrycks & Gimpel, "Gaussian Error Linear Units", 2016, §2).
+
+    Parameters
+    ----------
+    approximate
+        ``"none"``: Φ from the error function; ``"tanh"``: ``x/2 (1 + tanh(√(2/π) (x + 0.044715 x³)))``.
+
+    Raises
+    ------
+    OptionError
+        `approximate` is neither.
+
+    Notes
+    -----
+    The tanh form's slope has its limit, 0 or 1, where PyTorch's overflows to NaN (|x| above 1e154 in float64).
+    """
+
+    saves = "x"  # not monotone
+
+    def __init__(self, approximate: str = "none") -> None:
+        super().__init__()
+        self.approximate = check_choice("approximation of GELU", approximate, ("none", "tanh"))
+
+    def function(self, x: Array) -> Array:
+        """Return the GELU of x."""
+        xp = backend.namespace(x)
+        y = backend.empty(xp, x.shape, x.dtype)
+        kernels.get(xp).gelu(xp.ascontiguousarray(x).reshape(-1), self.approximate == "tanh", y.reshape(-1))
+        return y
+
+    def input_grad(self, gy: Array, saved: Array) -> Array:
+        """Return ``gy · f'``."""
+        xp = check_gy(gy, saved.shape, saved.dtype, saved)
+        gx = backend.empty(xp, gy.shape, gy.dtype)
+        flat_gy, flat_x = (xp.ascontiguousarray(array).reshape(-1) for array in (gy, saved))
+        kernels.get(xp).gelu_grad(flat_gy, flat_x, self.approximate == "tanh", gx.reshape(-1))
+        return gx
+
+    def slope(self, saved: Array) -> Array:
+        """Return ``Φ(x) + x Φ'(x)``."""
+        return self.input_grad(backend.namespace(saved).ones_like(saved), saved)
+
+
+class Softplus(Pointwise):
+    """``log(1 + exp(beta x)) / beta``, and x itself where ``beta x > threshold``, as `torch.nn.Softplus`.
+
+    Parameters
+    ----------
+    beta
+        The larger, the nearer to ReLU.
+    threshold
+        Above it the function is the identity, and its slope 1.
+
+    Raises
+    ------
+    OptionError
+        One of them is not a finite number, or `beta` is 0.
+    """
+
+    saves = "x"
+
+    def __init__(self, beta: float = 1.0, threshold: float = 20.0) -> None:
+        super().__init__()
+        self.beta, self.threshold = check_number("beta", beta), check_number("threshold", threshold)
+        if self.beta == 0:
+            raise OptionError("beta is zero", expected="another number", got=beta, remedy="Pass beta=1, say")
+
+    def function(self, x: Array) -> Array:
+        """Return the softplus of x."""
+        xp, scaled = backend.namespace(x), x * self.beta
+        # log(1 + exp(s)) = max(s, 0) + log(1 + exp(-|s|)), which overflows nowhere
+        smooth = (xp.maximum(scaled, 0) + xp.log1p(xp.exp(-xp.abs(scaled)))) / self.beta
+        return xp.where(scaled > self.threshold, x, smooth)
+
+    def slope(self, saved: Array) -> Array:
+        """Return sigmoid(beta x), and 1 above the threshold."""
+        scaled = saved * self.beta
+        return backend.namespace(saved).where(scaled > self.threshold, 1.0, _sigmoid(scaled))
+
+
+# Softmax over one axis, and its logarithm.
+
+class Softmax(Layer):
+    """``exp(x) / Σ exp(x)`` over one axis, as `torch.nn.Softmax`.
+
+    Parameters
+    ----------
+    dim
+        Number of the axis, from the end where negative; None: the last one. (In PyTorch None is deprecated, and not
+        always the last one.)
+
+    Raises
+    ------
+    OptionError
+        It is no integer.
+    """
+
+    replayable = True
+
+    def __init__(self, dim: int | None = None) -> None:
+        super().__init__()
+        self.dim = -1 if dim is None else check_integer("dim", dim, -64, 63)
+
+    @property
+    def stepwise(self) -> bool:
+        """Whether each step of a sequence is mapped by itself: the axis is the last one, of features."""
+        return self.dim == -1
+
+    def forward(self, x: Array) -> tuple[Array, Array]:
+        """Return the softmax of x, of its shape; `saved` is y.
+
+        Raises
+        ------
+        OptionError
+            x has no axis `dim`.
+        """
+        xp = check_input(x)
+        if not -max(x.ndim, 1) <= self.dim < max(x.ndim, 1):
+            raise OptionError("x has no such axis", expected=f"dim from {-x.ndim} to {x.ndim - 1}", got=self.dim,
+                              remedy="Pass the number of an axis of x")  # fmt: skip
+        y = self._of(xp, xp.atleast_1d(x)).reshape(x.shape)
+        return y, y
+
+    def _of(self, xp: ModuleType, x: Array) -> Array:
+        if x.size == 0:
+            return x.copy()
+        with np.errstate(invalid="ignore"):  # infinities give NaN
+            y = xp.exp(x - x.max(axis=self.dim, keepdims=True))
+        y /= y.sum(axis=self.dim, keepdims=True)
+        return y
+
+    def input_grad(self, gy: Array, saved: Array) -> Array:
+        """Return ``y (gy - Σ gy y)``."""
+        xp = check_gy(gy, saved.shape, saved.dtype, saved)
+        g, y = xp.atleast_1d(gy), xp.atleast_1d(saved)
+        return (y * (g - (g * y).sum(axis=self.dim, keepdims=True))).reshape(saved.shape)
+
+    def lone(self, saved: Array) -> bool:
+        """Whether x was one vector."""
+        return saved.ndim < 2
+
+    def couples_samples(self, saved: Array) -> bool:
+        """Whether the axis is that of the batch."""
+        return saved.ndim > 1 and self.dim in (0, -saved.ndim)
+
+    def jacobian_t(self, saved: Array) -> Any:
+        """Return a dense block ``diag(y) - y yᵀ`` for each place on a sample's other axes, per sample.
+
+        Raises
+        ------
+        OptionError
+            The axis is that of the batch.
+        """
+        from sparsebp.jacobians import axis_jacobian_t
+
+        if self.couples_samples(saved):
+            raise OptionError(
+                f"{type(self).__name__} over the batch couples the samples, so no sample has a Jacobian of its own",
+                expected="dim of another axis than the first", got=self.dim, remedy="Use input_grad",
+            )  # fmt: skip
+        axis, shape = self.dim % max(saved.ndim, 1), saved.shape
+        n = shape[axis]
+        y = saved.reshape(shape[0], prod(shape[1:axis]), n, prod(shape[axis + 1 :]))
+        eye = backend.namespace(saved).eye(n, dtype=saved.dtype)
+        return axis_jacobian_t(self._blocks(y, eye[:, :, None]))
+
+    def _blocks(self, y: Array, eye: Array) -> Array:
+        return y[:, :, :, None] * (eye - y[:, :, None])
+
+
+class LogSoftmax(Softmax):
+    """``x - log Σ exp(x)`` over one axis, as `torch.nn.LogSoftmax`: the logarithm of `Softmax`, without its rounding.
+
+    Parameters
+    ----------
+    dim
+        As for `Softmax`.
+
+    Raises
+    ------
+    OptionError
+        It is no integer.
+    """
+
+    def _of(self, xp: ModuleType, x: Array) -> Array:
+        if x.size == 0:
+            return x.copy()
+        with np.errstate(invalid="ignore", divide="ignore"):  # infinities give NaN
+            y = x - x.max(axis=self.dim, keepdims=True)
+            y -= xp.log(xp.exp(y).sum(axis=self.dim, keepdims=True))
+        return y
+
+    def input_grad(self, gy: Array, saved: Array) -> Array:
+        """Return ``gy - exp(y) Σ gy``."""
+        xp = check_gy(gy, saved.shape, saved.dtype, saved)
+        g, y = xp.atleast_1d(gy), xp.atleast_1d(saved)
+        return (g - xp.exp(y) * g.sum(axis=self.dim, keepdims=True)).reshape(saved.shape)
+
+    couples_samples, jacobian_t, lone = Softmax.couples_samples, Softmax.jacobian_t, Softmax.lone
+
+    def _blocks(self, y: Array, eye: Array) -> Array:
+        """Return ``I - p 1ᵀ`` with the probabilities p down the rows, so that each row is an input's."""
+        return eye - backend.namespace(y).exp(y)[:, :, :, None]
+
+
+# Activations of newer networks: SELU, ReLU6 and Mish, and PReLU, whose slope is learned.
+
+_ALPHA, _SCALE = 1.6732632423543772, 1.0507009873554805
+
+
+class SELU(ELU):
+    """``1.0507 x`` where x > 0, else ``1.0507 · 1.6733 (exp(x) - 1)``, as `torch.nn.SELU`.
+
+    With weights of variance 1 / fan_in (`init.lecun_linear`) activations stay near mean 0 and variance 1 through many
+    layers.
+
+    Parameters
+    ----------
+    inplace
+        Has no effect: the input is never written to.
+
+    Notes
+    -----
+    Source: Klambauer et al., "Self-normalizing neural networks", 2017, Eq. 2 and 14.
+    """
+
+    def __init__(self, inplace: bool = False) -> None:
+        super().__init__(_ALPHA, inplace)
+
+    def function(self, x: Array) -> Array:
+        """Return the SELU of x."""
+        return super().function(x) * _SCALE
+
+    def slope(self, saved: Array) -> Array:
+        """Return 1.0507 where x > 0, else ``1.0507 · 1.6733 exp(x)``."""
+        return super().slope(saved) * _SCALE
+
+
+class ReLU6(Hardtanh):
+    """``min(max(x, 0), 6)``, as `torch.nn.ReLU6`; the slope at 0 and 6 is 0, at a NaN 1.
+
+    Parameters
+    ----------
+    inplace
+        Has no effect: the input is never written to.
+    """
+
+    def __init__(self, inplace: bool = False) -> None:
+        super().__init__(0.0, 6.0, inplace)
+
+
+class Mish(InPlace):
+    """``x tanh(log(1 + exp(x)))``, as `torch.nn.Mish`.
+
+    Parameters
+    ----------
+    inplace
+        Has no effect: the input is never written to.
+
+    Notes
+    -----
+    Source: Misra, "Mish: a self regularized non-monotonic activation function", 2020, Eq. 1. With z = exp(-|x|) the
+    tanh is a ratio of polynomials in z, so nothing overflows and no digits are lost far from 0.
+    """
+
+    saves = "x"  # not monotone
+
+    def function(self, x: Array) -> Array:
+        """Return the Mish of x."""
+        gate, _ = _gate(x)
+        return x * gate
+
+    def slope(self, saved: Array) -> Array:
+        """Return ``t + x (1 - t²) sigmoid(x)`` with t the tanh."""
+        gate, slope = _gate(saved)
+        return gate + saved * slope
+
+
+def _gate(x: Array) -> tuple[Array, Array]:
+    """Return tanh(log(1 + exp(x))) and its slope."""
+    xp = backend.namespace(x)
+    z = xp.exp(-xp.abs(x))
+    above = x > 0
+    # w = exp(x), or 1/w = z where x > 0: t = (w² + 2w) / (w² + 2w + 2), t' = 4 w (1 + w) / (w² + 2w + 2)²
+    top = xp.where(above, 1 + 2 * z, z * (z + 2))
+    bottom = top + 2 * xp.where(above, z * z, 1)
+    return top / bottom, 4 * z * (1 + z) * xp.where(above, z, 1) / (bottom * bottom)
+
+
+class PReLU(Layer):
+    """``x`` where x > 0, else ``weight · x``, as `torch.nn.PReLU`; the slope at 0 is the weight.
+
+    Parameters
+    ----------
+    num_parameters
+        1, or the number of channels: x is (B, num_parameters, …) then.
+    init
+        The weight at the start.
+    device
+        None or ``"cpu"``: layers are built on the host, and moved by `to`.
+    dtype
+        float32 or float64, of the weight.
+
+    Raises
+    ------
+    OptionError
+        `num_parameters` is below 1, or `init` is not a finite number.
+
+    Notes
+    -----
+    Parameter: ``weight`` (num_parameters,). Source: He et al., "Delving deep into rectifiers", 2015, Eq. 1.
+    """
+
+    replayable = True
+
+    def __init__(
+        self, num_parameters: int = 1, init: float = 0.25, device: Any = None, dtype: Any = np.float32
+    ) -> None:
+        super().__init__()
+        self.num_parameters, self.init = check_integer("num_parameters", num_parameters, 1), check_number("init", init)
+        self.params["weight"] = full((self.num_parameters,), self.init, parameter_dtype(dtype, device))
+
+    @property
+    def stepwise(self) -> bool:
+        """Whether each step of a sequence is mapped by itself: one weight serves all."""
+        return self.num_parameters == 1
+
+    def forward(self, x: Array) -> tuple[Array, Array]:
+        """Return the PReLU of x; `saved` is x.
+
+        Raises
+        ------
+        ShapeError, DTypeError, DeviceError
+            x has another number of channels than weights, or another dtype.
+        """
+        weight = self.params["weight"]
+        xp = check_input(x, dtype=weight.dtype, like=weight)
+        if self.num_parameters > 1 and (x.ndim < 2 or x.shape[1] != self.num_parameters):
+            raise ShapeError(
+                "x has another number of channels than the layer", expected=f"(B, {self.num_parameters}, …)",
+                got=x.shape, remedy="Pass num_parameters=1, or the number of channels",
+            )  # fmt: skip
+        return xp.asarray(xp.where(x > 0, x, x * self._weight(x))), x
+
+    def input_grad(self, gy: Array, saved: Array) -> Array:
+        """Return gy where x > 0, else ``weight · gy``."""
+        xp = check_gy(gy, saved.shape, saved.dtype, saved)
+        return xp.asarray(xp.where(saved > 0, gy, gy * self._weight(saved)))
+
+    def weight_grad(self, gy: Array, saved: Array) -> dict[str, Array]:
+        """Return ``{"weight": Σ gy x}``, over where x <= 0."""
+        xp = check_gy(gy, saved.shape, saved.dtype, saved)
+        below = xp.where(saved > 0, saved.dtype.type(0), gy * saved)
+        axes = tuple(axis for axis in range(saved.ndim) if axis != 1 or self.num_parameters == 1)
+        return {"weight": below.sum(axis=axes).reshape(self.num_parameters)}
+
+    def jacobian_t(self, saved: Array) -> Any:
+        """Return the diagonal of ones and weights, per sample."""
+        from sparsebp.jacobians import pointwise_jacobian_t
+
+        xp = backend.namespace(saved)
+        return pointwise_jacobian_t(xp.where(saved > 0, saved.dtype.type(1), self._weight(saved)))
+
+    def _weight(self, x: Array) -> Array:
+        """Return the weights so that they fit the channels of x."""
+        shape = (1,) * x.ndim if self.num_parameters == 1 else (-1, *[1] * (x.ndim - 2))
+        return self.params["weight"].reshape(shape)

@@ -1,0 +1,324 @@
+"""Running one direction of one recurrent layer backward through time, by any of the algorithms.
+
+``bp`` (plain back-propagation, the recursion) and ``chunked`` are fused kernels that store no Jacobian. The other scans
+materialise every step's transposed Jacobian and run the general scan over them (BPPSA §3.1 and Algorithm 1); the
+gradients at the gates then follow from the gradient at every state without a recurrence.
+"""
+
+from __future__ import annotations
+
+from __future__ import annotations
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from functools import partial
+from types import ModuleType
+from typing import Any
+import numpy as np
+from sparsebp.core import backend
+from sparsebp.core.check import check_choice
+from sparsebp.core.check import check_integer
+from sparsebp.core.errors import MemoryLimitError
+from sparsebp.core.check import BACKWARDS
+from sparsebp.core.check import Array
+from sparsebp.core.check import Backward
+from sparsebp.core.check import ScanAlgorithm
+from sparsebp.nn.cells import CellMath
+from sparsebp.nn.cells import GivenState
+from sparsebp.nn.cells import RunGradients
+from sparsebp.nn.cells import SummedGradients
+from sparsebp.nn.cells import Tape
+from sparsebp.nn.cells import Weights
+from sparsebp.nn.cells import split
+from sparsebp.patterns import SparsityPattern
+from collections.abc import Sequence
+from sparsebp.jacobians.jacobian import DEFAULT_MEMORY_LIMIT
+from sparsebp.nn.cells import Lengths
+from collections.abc import Callable
+from collections.abc import Iterable
+from sparsebp.core.locks import forkable_lock
+from sparsebp.nn.cells import State
+
+
+FUSED = ("bp", "chunked")
+"""Algorithms that are one kernel's, or a few."""
+
+
+@dataclass(frozen=True)
+class BackwardOptions:
+    """How to run backward: the algorithm, and what each algorithm takes (None: it chooses)."""
+
+    algorithm: Backward = "auto"
+    up_levels: int | None = None
+    chunks: int | None = None
+    workers: int | None = None
+    memory_limit: int | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("backward algorithm", self.algorithm, BACKWARDS)
+        least = {"chunks": 1, "workers": 1, "up_levels": 0, "memory_limit": 0}
+        for name, low in least.items():
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, check_integer(name, value, low))
+
+
+def choose(
+    options: BackwardOptions, cell: CellMath, shape: tuple[int, int, int], dtype: np.dtype, xp: ModuleType,
+    **stack: int,
+) -> Any:  # fmt: skip
+    """Return the `scan.cost.Choice` for states of `shape` (T, B, H): for ``auto`` the cost model's.
+
+    `stack` are ``input_size``, ``layers`` and ``directions``.
+    """
+    from sparsebp.scan.recurrent import Choice
+    from sparsebp.scan.recurrent import choose_recurrent_backward
+
+    if options.algorithm == "auto":
+        return choose_recurrent_backward(cell.name, *shape, dtype, xp, options.workers, options.memory_limit, **stack)
+    steps = shape[0]
+    # The square root balances the sequential part inside the chunks with the one over the chunks.
+    chunks = min(options.chunks or math.isqrt(steps), steps) if options.algorithm == "chunked" else 1
+    return Choice(options.algorithm, chunks, f"backward={options.algorithm!r} was asked for", {}, {})
+
+
+def run_backward_for_weights(
+    choice: Any, cell: CellMath, tape: Tape, weights: Weights, gy: Array | None, last: GivenState, *, keep: bool
+) -> SummedGradients:
+    """Return the gradients of one run at its weights and its initial state, and to `keep` it, ga.
+
+    The algorithm is fused, and ``cell.sums_inside``.
+    """
+    return cell.summed_backward(tape, weights, gy, last, _chunks(choice), keep=keep)
+
+
+def _chunks(choice: Any) -> int:
+    return choice.chunks if choice.algorithm == "chunked" else 1
+
+
+def run_backward(
+    options: BackwardOptions, choice: Any, cell: CellMath, tape: Tape, weights: Weights, gy: Array | None,
+    last: GivenState,
+) -> RunGradients:  # fmt: skip
+    """Return the gradients of one run from gy (T, B, H) and `last` (B, H), C-contiguous; one is not None."""
+    return cell.around(tape, weights, gy, last, partial(_through_recursion, options, choice))
+
+
+def _through_recursion(
+    options: BackwardOptions, choice: Any, cell: CellMath, tape: Tape, w_hh: Array, gy: Array | None, last: GivenState
+) -> RunGradients:
+    if choice.algorithm in FUSED:
+        return cell.backward(tape, w_hh, gy, last, _chunks(choice))
+    xp = backend.namespace(tape.h)
+    steps, batch, hidden = tape.h.shape
+    pattern = cell.pattern(hidden)
+    plan = _plan_within(options, choice.algorithm, pattern, tape.h.shape, tape.h.dtype, xp)
+    data = cell.jacobians(tape, w_hh, reverse=True)  # the scan's first element is the last step's
+    seed = xp.zeros((pattern.shape[0], batch), dtype=tape.h.dtype)
+    injections = None
+    if gy is not None:
+        seed[:hidden] += gy[-1].T
+        injections = xp.zeros((steps, pattern.shape[0], batch), dtype=tape.h.dtype)
+        injections[:-1, :hidden] = gy[-2::-1].transpose(0, 2, 1) if steps > 1 else 0
+    for number, arriving in enumerate(last):
+        if arriving is not None:
+            seed[number * hidden : (number + 1) * hidden] += arriving.T
+    y = plan(seed, data, injections=injections)
+    at_states = xp.empty((steps, batch, pattern.shape[0]), dtype=tape.h.dtype)
+    at_states[-1] = seed.T
+    for t in range(1, steps):
+        at_states[steps - 1 - t] = y[t - 1].T
+    grads = cell.empty_gradients(tape)
+    for initial, found in zip(grads.initial, split(y[steps - 1].T, len(last)), strict=True):
+        initial[...] = found
+    cell.gate_gradients(tape, split(at_states, len(last)), grads.ga)
+    return grads
+
+
+def _plan_within(
+    options: BackwardOptions, algorithm: ScanAlgorithm, pattern: SparsityPattern, shape: tuple[int, int, int],
+    dtype: np.dtype, xp: ModuleType,
+) -> Any:  # fmt: skip
+    """Return the scan's plan if it and the Jacobians fit into the memory limit; refuse before anything is allocated."""
+    steps, batch, hidden = shape
+    stored = steps * pattern.nnz * batch * dtype.itemsize
+    limit = options.memory_limit
+    rest = None if limit is None else max(limit - stored, 0)
+    up_levels = options.up_levels if algorithm == "hybrid" else None
+    try:
+        return _scan_plan(pattern, steps, algorithm, up_levels, options.workers, rest, batch, dtype, xp)
+    except MemoryLimitError as error:
+        raise MemoryLimitError(
+            f"backward={algorithm!r} would need too much memory for T = {steps}, B = {batch}, H = {hidden}",
+            expected=f"at most {limit} bytes (memory_limit)",
+            got=f"{stored} bytes of Jacobians, and the scan's own",
+            remedy="Use backward='bp' or 'chunked', which store no Jacobian, or raise memory_limit",
+        ) from error
+
+
+@lru_cache(maxsize=4)  # a plan keeps its buffers, so a few
+def _scan_plan(
+    pattern: SparsityPattern, steps: int, algorithm: ScanAlgorithm, up_levels: int | None, workers: int | None,
+    memory_limit: int | None, batch: int, dtype: np.dtype, xp: ModuleType,
+) -> Any:  # fmt: skip
+    from sparsebp.scan import plan_scan
+
+    return plan_scan(
+        [pattern] * steps, algorithm=algorithm, up_levels=up_levels, workers=workers,
+        memory_limit=memory_limit, batch=batch, dtype=dtype, xp=xp,
+    )  # fmt: skip
+
+
+# Transposed Jacobians of recurrent layers, materialised: for inspection, tests and the general scan engine.
+
+def hidden_jacobians_t(cell: CellMath, tape: Tape, weights: Weights) -> list[Any]:
+    """Return a `TransposedJacobian` of the state, per sample, for every step of `tape`, all views of one array."""
+    from sparsebp.jacobians import hidden_elements
+
+    return hidden_elements(*cell.state_jacobians(tape, weights))
+
+
+def layer_jacobian_t(
+    cell: CellMath, tapes: Sequence[Tape], weights: Sequence[Weights], lengths: Lengths | None, mask: Array | None,
+    memory_limit: int | None,
+) -> Any:  # fmt: skip
+    """Return the transposed Jacobian of one layer's output with respect to its input, all steps and directions.
+
+    The block of input step s and output step t is ``A_s J_{s+1} … J_t`` with A_s the transposed Jacobian of h[s] with
+    respect to x[s], and J the hidden ones.
+
+    Raises
+    ------
+    MemoryLimitError
+        The need is beyond `memory_limit` bytes (None: `DEFAULT_MEMORY_LIMIT`); said before anything is allocated.
+    """
+    from sparsebp.jacobians import TransposedJacobian
+    from sparsebp.patterns import sequence_pattern
+
+    steps, batch, features = tapes[0].x.shape
+    hidden, directions = tapes[0].h.shape[2], len(tapes)
+    states = sum(array.shape[2] for array in cell.core_of(tapes[0], weights[0])[1].states)
+    xp = backend.namespace(tapes[0].x)
+    entries = batch * steps * features * steps * (2 * directions * hidden + states)
+    need = entries * tapes[0].x.dtype.itemsize  # the blocks, their copy in the pattern's order, a direction's
+    limit = DEFAULT_MEMORY_LIMIT if memory_limit is None else memory_limit
+    if need > limit:
+        raise MemoryLimitError(
+            "The whole layer's Jacobian would need too much memory",
+            expected=f"at most {limit} bytes",
+            got=f"{need} bytes for T = {steps}, B = {batch}",
+            remedy="Use input_grad, which multiplies with it without building it, or raise memory_limit",
+        )
+    blocks = xp.empty((batch, steps, features, steps, directions, hidden), dtype=tapes[0].x.dtype)
+    for direction, (tape, w) in enumerate(zip(tapes, weights, strict=True)):
+        run = _direction_blocks(cell, tape, w)
+        blocks[:, :, :, :, direction] = _reversed(run, lengths) if direction else run
+    if mask is not None:
+        blocks *= xp.moveaxis(mask, 1, 0)[:, :, :, None, None, None]
+    pattern = sequence_pattern(steps, features, hidden, bidirectional=directions == 2)
+    entry = xp.asarray(pattern.row_of_entry.astype(np.int64) * pattern.shape[1] + pattern.indices)
+    return TransposedJacobian(pattern, xp.ascontiguousarray(blocks.reshape(batch, -1)[:, entry].T))
+
+
+def _direction_blocks(cell: CellMath, tape: Tape, weights: Weights) -> Array:
+    """Return (B, T, I, T, H): input step and feature, output step and unit, in the order of the run."""
+    core, tape, w_hh = cell.core_of(tape, weights)
+    xp = backend.namespace(tape.h)
+    steps, batch, hidden = tape.h.shape
+    hidden_t = _dense(core.jacobians(tape, w_hh), core.pattern(hidden))
+    input_t = xp.einsum("gi,tgnb->tbin", weights.weight_ih, core.input_factors(tape))
+    features, size = input_t.shape[2:]
+    blocks = xp.zeros((batch, steps, features, steps, size), dtype=tape.h.dtype)
+    for t in range(steps):
+        if t > 0:
+            blocks[:, :t, :, t] = blocks[:, :t, :, t - 1] @ hidden_t[t][:, None]
+        blocks[:, t, :, t] = input_t[t]
+    of_h = blocks[..., :hidden]
+    return of_h if weights.weight_hr is None else of_h @ weights.weight_hr.T
+
+
+def _dense(values: Array, pattern: SparsityPattern) -> Array:
+    """Return the values on a pattern (T, nnz, B) as matrices (T, B, n, n)."""
+    xp = backend.namespace(values)
+    steps, _, batch = values.shape
+    rows, columns = pattern.shape
+    out = xp.zeros((steps, batch, rows * columns), dtype=values.dtype)
+    out[:, :, xp.asarray(pattern.row_of_entry.astype(np.int64) * columns + pattern.indices)] = values.swapaxes(1, 2)
+    return out.reshape(steps, batch, rows, columns)
+
+
+def _reversed(blocks: Array, lengths: Lengths | None) -> Array:
+    """Bring blocks from the order of a reverse run to that of time, on both time axes."""
+    if lengths is None:
+        return blocks[:, ::-1, :, ::-1]
+    xp = backend.namespace(blocks)
+    order = lengths.reversed.T
+    samples = lengths.samples[:, None]
+    blocks = blocks[samples, order]
+    return xp.moveaxis(xp.moveaxis(blocks, 3, 1)[samples, order], 1, 3)
+
+
+# The ways back through the runs of a recurrent layer, shared by its gradients at input, weights and initial state.
+
+Found = dict[int, RunGradients]
+Summed = dict[int, SummedGradients]
+
+
+class RunsBack:
+    """Takes the ways back when they are first needed, once, whichever thread asks. All is by the number of the run.
+
+    Who asks for the weights first gets the first layer's from kernels that sum them as they go, where there are such;
+    what the gradient at the input needs is not stored then. Should that be asked for after all, those runs go back
+    again.
+
+    Parameters
+    ----------
+    every
+        ``every(for_weights)`` takes all runs back: with ga, or summed, which only `for_weights` allows.
+    again
+        ``again(found)`` does those anew that were summed, with ga.
+    xp
+        On a GPU, another stream waits for what was computed.
+    """
+
+    def __init__(
+        self, every: Callable[[bool], tuple[Found, Summed]], again: Callable[[Found], Found], xp: ModuleType
+    ) -> None:
+        self._every, self._again, self._xp = every, again, xp
+        self._lock = forkable_lock()
+        self._done = False
+        self._found: Found = {}
+        self._summed: Summed = {}
+        self._given: set[int] = set()
+        self._mark: Any = None
+
+    def with_ga(self, runs: Iterable[int]) -> Found:
+        """Return the gradients of these runs at everything that a weight feeds."""
+        wanted = list(runs)
+        with self._lock:
+            self._take(for_weights=False)
+            if any(run not in self._found for run in wanted):
+                self._found = self._found | self._again(self._found)
+                self._mark = backend.record(self._xp)
+            return {run: self._found[run] for run in wanted}
+
+    def sums(self) -> dict[int, Weights]:
+        """Return the weight gradients that were summed on the way, once: whoever has them may write to them."""
+        with self._lock:
+            self._take(for_weights=True)
+            new = {run: grads.weights for run, grads in self._summed.items() if run not in self._given}
+            self._given |= new.keys()
+            return new
+
+    def at_initial(self, runs: Iterable[int]) -> list[State]:
+        """Return the gradients at the state before the first step."""
+        with self._lock:
+            self._take(for_weights=False)
+            return [(self._found.get(run) or self._summed[run]).initial for run in runs]
+
+    def _take(self, for_weights: bool) -> None:
+        if self._done:
+            backend.wait(self._xp, self._mark)
+            return
+        self._found, self._summed = self._every(for_weights)
+        self._mark, self._done = backend.record(self._xp), True

@@ -1,0 +1,460 @@
+"""Convolutions and transposed ones over one, two and three axes.
+
+A convolution with weights w maps x to y. `convolve` is that map, `convolve_t` its transpose, from y's space to x's, and
+`correlate` the gradient at w. A transposed convolution is the same three with x and y exchanged. Their large arrays are
+the same at every step, so they come from `backend.memory`.
+"""
+
+from __future__ import annotations
+
+from __future__ import annotations
+from collections.abc import Iterator
+from types import ModuleType
+from typing import NamedTuple
+from sparsebp.core import backend
+from sparsebp.core.errors import ShapeError
+from sparsebp.core.check import Array
+from sparsebp.patterns.windows import Windows
+from dataclasses import replace
+from functools import lru_cache
+from math import prod
+from typing import Any
+from typing import ClassVar
+import numpy as np
+from sparsebp import kernels
+from sparsebp.core.check import check_choice
+from sparsebp.core.check import Seed
+from sparsebp.nn.layer import check_gy
+from sparsebp.nn.layer import check_input
+from sparsebp.nn.pool import SampleLayer
+from sparsebp.nn.prune import Prunable
+from sparsebp.nn.layer import Work
+from sparsebp.patterns.builders import conv_entries
+from sparsebp.patterns.windows import Lengths
+from sparsebp.patterns.windows import Padding
+from sparsebp.patterns.windows import check_channels
+from sparsebp.patterns.windows import lengths
+
+
+# Borders of a convolution's input that repeat what is inside it: padding modes beside zeros.
+
+class Borders(NamedTuple):
+    """The padding of an input (B, C, …), as that of `torch.nn.functional.pad`.
+
+    Attributes
+    ----------
+    mode
+        ``"reflect"``: mirrored at the outermost elements, which are not repeated; ``"replicate"``: the outermost
+        elements again; ``"circular"``: the elements of the other end.
+    padding
+        Elements (before, after) on each axis behind the channels.
+    """
+
+    mode: str
+    padding: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, mode: str, windows: Windows) -> Borders | None:
+        """Return the borders of a convolution's input; None if they are zeros, or if there are none."""
+        return None if mode == "zeros" or not any(map(any, windows.padding)) else cls(mode, windows.padding)
+
+    def check(self, sizes: tuple[int, ...]) -> None:
+        """Check that an input with axes of such lengths has enough to repeat.
+
+        Raises
+        ------
+        ShapeError
+            It has not: a reflection needs more elements than it has padding, a circle as many.
+        """
+        spare = {"reflect": 1, "circular": 0}.get(self.mode)
+        if spare is not None and any(max(pair) + spare > n for n, pair in zip(sizes, self.padding, strict=True)):
+            raise ShapeError(
+                f"The {self.mode} padding is larger than what it repeats",
+                expected=f"axes of at least {tuple(max(pair) + spare for pair in self.padding)} elements",
+                got=f"{sizes}, with padding {self.padding}", remedy="Use less padding, or a larger input",
+            )  # fmt: skip
+
+    def padded(self, xp: ModuleType, x: Array) -> Array:
+        """Return x with its borders, a new array: axis by axis, so that corners repeat corners."""
+        sizes = x.shape[2:]
+        self.check(sizes)
+        ends = [n + before + after for n, (before, after) in zip(sizes, self.padding, strict=True)]
+        y = backend.empty(xp, (*x.shape[:2], *ends), x.dtype)
+        y[self._inside(sizes)] = x
+        for border, inner in self._repeats(sizes):
+            y[border] = y[inner]
+        return y
+
+    def folded(self, xp: ModuleType, g: Array, sizes: tuple[int, ...]) -> Array:
+        """Return the gradient at x from that at the padded one, which is written to: what repeats is added up."""
+        for border, inner in reversed(list(self._repeats(sizes))):
+            axes = tuple(axis for axis in range(2, g.ndim) if g[inner].shape[axis] != g[border].shape[axis])
+            g[inner] += g[border].sum(axis=axes, keepdims=True) if axes else g[border]
+        gx = backend.empty(xp, (*g.shape[:2], *sizes), g.dtype)
+        gx[...] = g[self._inside(sizes)]
+        return gx
+
+    def _inside(self, sizes: tuple[int, ...]) -> tuple[slice, ...]:
+        """Return where the input lies in the padded one."""
+        axes = zip(sizes, self.padding, strict=True)
+        return (slice(None), slice(None), *(slice(before, before + n) for n, (before, _) in axes))
+
+    def _repeats(self, sizes: tuple[int, ...]) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...]]]:
+        """Yield a border in the padded input and what it repeats, in the order in which they are filled."""
+        inside = self._inside(sizes)
+        for axis, (n, (before, after)) in enumerate(zip(sizes, self.padding, strict=True), 2):
+            last = before + n
+            borders = [(slice(0, before), _source(self.mode, before, n, first=True))] if before else []
+            if after:
+                borders.append((slice(last, last + after), _source(self.mode, before, n, after, first=False)))
+            for border, source in borders:
+                place = ((slice(None),) * axis, inside[axis + 1 :])
+                yield (*place[0], border, *place[1]), (*place[0], source, *place[1])
+
+
+def _source(mode: str, before: int, n: int, after: int = 0, *, first: bool) -> slice:
+    """Return what the border at the first end of an axis repeats, or that at its last end."""
+    last = before + n
+    if mode == "circular":
+        return slice(n, last) if first else slice(before, before + after)
+    if mode == "replicate":
+        return slice(before, before + 1) if first else slice(last - 1, last)
+    if first:
+        return slice(2 * before, before, -1)
+    stop = last - 2 - after
+    return slice(last - 2, stop if stop >= 0 else None, -1)
+
+
+class ConvNd(SampleLayer, Prunable):
+    """The base of `Conv` and `ConvTranspose`, over `ndim` axes.
+
+    Parameters
+    ----------
+    in_channels, out_channels, groups, bias, padding_mode, dtype, rng, device
+        As the subclasses state.
+    windows
+        Those of the convolution; of a transposed one, they slide over the output.
+    """
+
+    replayable = True
+
+    ndim: ClassVar[int]
+    transposed: ClassVar[bool] = False
+    """Whether the windows slide over the output, and the weight is laid out with the input's channels first."""
+    padding_modes: ClassVar[tuple[str, ...]] = ("zeros",)
+
+    def __init__(
+        self, in_channels: int, out_channels: int, windows: Windows, groups: int, bias: bool, padding_mode: str,
+        dtype: Any, rng: Seed, device: Any,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.padding_mode = check_choice("padding_mode", padding_mode, self.padding_modes)
+        in_channels, out_channels, groups = check_channels(in_channels, out_channels, groups)
+        self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
+        self.windows = self._inner = windows
+        self._borders = Borders.of(self.padding_mode, windows)
+        if self._borders is not None:  # the kernels then see an input that is padded already
+            self._inner = replace(windows, padding=((0, 0),) * self.ndim)
+        first, second = (in_channels, out_channels) if self.transposed else (out_channels, in_channels)
+        shape = (first, second // groups, *windows.kernel)
+        self._draw(shape, out_channels, bias, dtype, rng, device)
+
+    def output_size(self, input_size: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the lengths of the output's axes after the channels.
+
+        Raises
+        ------
+        ShapeError
+            There is no output: the input is smaller than a window, or all of a transposed convolution's is cut off.
+        """
+        return self.windows.input_size(input_size) if self.transposed else self.windows.output_size(input_size)
+
+    @property
+    def sample_axes(self) -> int:  # type: ignore[override]
+        """The channels, and what the windows slide over."""
+        return self.ndim + 1
+
+    def _weight_grad(self, gy: Array, saved: Array) -> dict[str, Array]:
+        xp = self._check_gy(gy, saved)
+        inner = self._padded(xp, saved)
+        y, x = (inner, gy) if self.transposed else (gy, inner)
+        grads = {"weight": self._masked(correlate(xp, y, x, self._inner, self.groups))}
+        if "bias" in self.params:
+            grads["bias"] = _channel_sums(xp, gy)
+        return grads
+
+    def _input_grad_work(self, shape: tuple[int, ...], saved: Array) -> Work:
+        """Return the cost of one kernel: a matrix product and its windows, which are written and added up (or read)."""
+        sizes, windows = self._padded_sizes(shape[2:]), self._inner
+        sizes = self.output_size(sizes) if self.transposed else sizes  # what the windows slide over
+        weight = self.params["weight"]
+        positions = shape[0] * prod(windows.output_size(sizes))
+        taps, channels = prod(windows.kernel), weight.shape[1] * self.groups
+        inputs, outputs = shape[0] * channels * prod(sizes), positions * weight.shape[0]
+        return Work(
+            flops=2 * positions * weight.size,
+            values=weight.size + 2 * positions * channels * taps + 2 * (inputs + outputs),
+            calls=1,
+            entries=conv_entries(channels, weight.shape[0], sizes, windows, self.groups, self._host_mask()),
+        )
+
+    def _padded(self, xp: ModuleType, x: Array) -> Array:
+        """Return x as the kernels take it: they add zeros themselves."""
+        return x if self._borders is None else self._borders.padded(xp, x)
+
+    def _padded_sizes(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the lengths of the axes of what `_padded` returns."""
+        return sizes if self._borders is None else self.windows.padded_size(sizes)
+
+    def _check_x(self, x: Array) -> ModuleType:
+        weight = self.params["weight"]
+        shape = (None, self.in_channels, *(None for _ in range(self.ndim)))
+        xp = check_input(x, dtype=weight.dtype, shape=shape, like=weight)
+        if 0 in x.shape[2:]:
+            raise ShapeError("An axis of x behind the channels is empty", expected="at least one element on each",
+                             got=x.shape, remedy="Skip empty images")  # fmt: skip
+        return xp
+
+    def _check_gy(self, gy: Array, saved: Array) -> ModuleType:
+        weight = self.params["weight"]
+        return check_gy(
+            gy, (saved.shape[0], self.out_channels, *self.output_size(saved.shape[2:])), weight.dtype, weight
+        )
+
+    def _add_bias(self, y: Array) -> Array:
+        """Add the bias to y, in place, and return it."""
+        if "bias" in self.params:
+            y += self.params["bias"].reshape(-1, *(1 for _ in y.shape[2:]))
+        return y
+
+
+class Conv(ConvNd):
+    """The base of `Conv1d`, `Conv2d` and `Conv3d`, with torch.nn's arguments; (in_channels, …) is a lone sample.
+
+    Parameters
+    ----------
+    in_channels, out_channels
+        Channels of the input and the output.
+    kernel_size, stride, dilation
+        An integer for all axes, or one per axis.
+    padding
+        Elements at both ends: an integer, one per axis, ``"same"`` or ``"valid"``; past torch.nn, a pair (before,
+        after) per axis.
+    groups
+        Must divide both numbers of channels; ``groups=in_channels`` is a depthwise convolution.
+    bias
+        Whether to add a bias.
+    padding_mode
+        What the padding is: ``"zeros"``; ``"reflect"``, a mirror image; ``"replicate"``, the outermost elements; or
+        ``"circular"``, the other end. A mirror image is smaller than the input, a circle at most as large.
+    device
+        None or ``"cpu"``: layers are built on the host, and moved by `to`.
+    dtype
+        float32 or float64.
+    rng
+        Generator or seed of the initial values, U(±1/√(in_channels / groups · taps)).
+
+    Raises
+    ------
+    OptionError
+        An option is out of range.
+
+    Notes
+    -----
+    Parameters: ``weight`` (out_channels, in_channels / groups, *kernel_size), ``bias`` (out_channels,).
+    Pruning (`sparsebp.prune`) adds the buffer ``weight_mask``. On a GPU, `forward` takes memory for one copy of the
+    input per tap of the kernel, `weight_grad` and `input_grad` as well; on the host, of a few samples at a time.
+    """
+
+    padding_modes = ("zeros", "reflect", "replicate", "circular")
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Lengths,
+        stride: Lengths = 1,
+        padding: Padding = 0,
+        dilation: Lengths = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: str = "zeros",
+        device: Any = None,
+        dtype: Any = np.float32,
+        *,
+        rng: Seed = None,
+    ) -> None:
+        windows = Windows.of(self.ndim, kernel_size, stride, padding, dilation)
+        super().__init__(in_channels, out_channels, windows, groups, bias, padding_mode, dtype, rng, device)
+
+    def _forward(self, x: Array) -> tuple[Array, Array]:
+        xp = self._check_x(x)
+        return self._add_bias(convolve(xp, self._weight(), self._padded(xp, x), self._inner, self.groups)), x
+
+    def _input_grad(self, gy: Array, saved: Array) -> Array:
+        xp = self._check_gy(gy, saved)
+        sizes = self._padded_sizes(saved.shape[2:])
+        g = convolve_t(xp, self._weight(), gy, self._inner, self.groups, sizes)
+        return g if self._borders is None else self._borders.folded(xp, g, saved.shape[2:])
+
+    def _jacobian_t(self, saved: Array) -> Any:
+        from sparsebp.jacobians.operators import border_jacobian_t
+        from sparsebp.jacobians.operators import conv_jacobian_t
+
+        sizes, w = self._padded_sizes(saved.shape[2:]), self._inner
+        jacobian = conv_jacobian_t(
+            self._weight(), sizes, w.stride, w.padding, w.dilation, self.groups, layout="chw",
+            mask=self._host_mask(),
+        )  # fmt: skip
+        if self._borders is None:
+            return jacobian
+        # An element that is repeated is read at several places of a window: the product adds up the weights there.
+        return border_jacobian_t(saved, *self._borders) @ jacobian
+
+
+class Conv1d(Conv):
+    """A convolution of (B, in_channels, L), as `torch.nn.Conv1d`; see `Conv`."""
+
+    ndim = 1
+
+
+class Conv2d(Conv):
+    """A convolution of (B, in_channels, H, W), as `torch.nn.Conv2d`; see `Conv`."""
+
+    ndim = 2
+
+
+class Conv3d(Conv):
+    """A convolution of (B, in_channels, D, H, W), as `torch.nn.Conv3d`; see `Conv`."""
+
+    ndim = 3
+
+
+class ConvTranspose(ConvNd):
+    """The base of `ConvTranspose1d`, `ConvTranspose2d` and `ConvTranspose3d`, with torch.nn's arguments.
+
+    It takes batches (B, in_channels, …) and lone samples (in_channels, …).
+
+    Parameters
+    ----------
+    in_channels, out_channels, kernel_size, stride, dilation, groups, bias, device, dtype
+        As for `Conv`.
+    padding_mode
+        Only ``"zeros"``, as in PyTorch.
+    padding
+        What is cut off at both ends of the output: an integer, one per axis; past torch.nn, a pair (before, after) per
+        axis.
+    output_padding
+        Elements added at the end of the output, less than the stride or the dilation.
+    rng
+        Generator or seed of the initial values, U(±1/√(out_channels / groups · taps)).
+
+    Raises
+    ------
+    OptionError
+        An option is out of range.
+
+    Notes
+    -----
+    Parameters: ``weight`` (in_channels, out_channels / groups, *kernel_size), ``bias`` (out_channels,).
+    """
+
+    transposed = True
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Lengths,
+        stride: Lengths = 1,
+        padding: Padding = 0,
+        output_padding: Lengths = 0,
+        groups: int = 1,
+        bias: bool = True,
+        dilation: Lengths = 1,
+        padding_mode: str = "zeros",
+        device: Any = None,
+        dtype: Any = np.float32,
+        *,
+        rng: Seed = None,
+    ) -> None:
+        windows = Windows.transposed(self.ndim, kernel_size, stride, padding, output_padding, dilation)
+        super().__init__(in_channels, out_channels, windows, groups, bias, padding_mode, dtype, rng, device)
+        self.padding, self.output_padding = padding, lengths("output_padding", output_padding, self.ndim, 0)
+
+    def _forward(self, x: Array) -> tuple[Array, Array]:
+        xp = self._check_x(x)
+        outputs = self.output_size(x.shape[2:])
+        return self._add_bias(convolve_t(xp, self._weight(), x, self.windows, self.groups, outputs)), x
+
+    def _input_grad(self, gy: Array, saved: Array) -> Array:
+        xp = self._check_gy(gy, saved)
+        return convolve(xp, self._weight(), gy, self.windows, self.groups)
+
+    def _jacobian_t(self, saved: Array) -> Any:
+        from sparsebp.jacobians import conv_transpose_jacobian_t
+
+        w = self.windows
+        return conv_transpose_jacobian_t(
+            self._weight(), saved.shape[2:], w.stride, self.padding, self.output_padding, self.groups,
+            w.dilation, mask=self._host_mask(),
+        )  # fmt: skip
+
+
+class ConvTranspose1d(ConvTranspose):
+    """A transposed convolution of (B, in_channels, L), as `torch.nn.ConvTranspose1d`; see `ConvTranspose`."""
+
+    ndim = 1
+
+
+class ConvTranspose2d(ConvTranspose):
+    """A transposed convolution of (B, in_channels, H, W), as `torch.nn.ConvTranspose2d`; see `ConvTranspose`."""
+
+    ndim = 2
+
+
+class ConvTranspose3d(ConvTranspose):
+    """A transposed convolution of (B, in_channels, D, H, W), as `torch.nn.ConvTranspose3d`; see `ConvTranspose`."""
+
+    ndim = 3
+
+
+def convolve(xp: ModuleType, weight: Array, x: Array, windows: Windows, groups: int) -> Array:
+    """Return y (B, out_channels, *outputs) for x (B, in_channels, *inputs); weight (out, in / groups, *kernel)."""
+    y = backend.empty(xp, (len(x), len(weight), *windows.output_size(x.shape[2:])), x.dtype)
+    kernels.get(xp).convolve(_three(xp, weight), _three(xp, x), *_options(windows), groups, _three(xp, y))
+    return y
+
+
+def convolve_t(
+    xp: ModuleType, weight: Array, y: Array, windows: Windows, groups: int, input_size: tuple[int, ...]
+) -> Array:
+    """Return (B, in_channels, *input_size) for y (B, out_channels, *outputs): added up where windows overlap."""
+    x = backend.empty(xp, (len(y), weight.shape[1] * groups, *input_size), y.dtype)
+    kernels.get(xp).convolve_t(_three(xp, weight), _three(xp, y), *_options(windows), groups, _three(xp, x))
+    return x
+
+
+def correlate(xp: ModuleType, y: Array, x: Array, windows: Windows, groups: int) -> Array:
+    """Return the gradient at the weights, (out_channels, in_channels / groups, *kernel), for y the gradient at y."""
+    weight = backend.empty(xp, (y.shape[1], x.shape[1] // groups, *windows.kernel), x.dtype)
+    kernels.get(xp).correlate(_three(xp, y), _three(xp, x), *_options(windows), groups, _three(xp, weight))
+    return weight
+
+
+def _channel_sums(xp: ModuleType, y: Array) -> Array:
+    """Return the sums of y (B, channels, …) over batch and positions: the gradient at a bias."""
+    flat = y.reshape(*y.shape[:2], prod(y.shape[2:]))
+    return xp.einsum("bcp->c", flat) if backend.is_host(xp) else flat.sum(axis=(0, 2))
+
+
+@lru_cache(maxsize=256)
+def _options(windows: Windows) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Return stride, padding before and dilation on three axes, as the kernels take them."""
+    ones, zeros = (1,) * (3 - len(windows.kernel)), (0,) * (3 - len(windows.kernel))
+    return ones + windows.stride, zeros + windows.before, ones + windows.dilation
+
+
+def _three(xp: ModuleType, array: Array) -> Array:
+    """Return a contiguous array with three axes behind the first two: those missing are of length 1, in front."""
+    return xp.ascontiguousarray(array).reshape(*array.shape[:2], *(1,) * (5 - array.ndim), *array.shape[2:])

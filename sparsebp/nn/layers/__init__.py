@@ -1,1 +1,0 @@
-"""Layers with windows, weights or statistics."""

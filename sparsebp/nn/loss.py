@@ -1,0 +1,634 @@
+"""Losses of predicted classes: cross-entropy of logits, and what is left of it behind a log-softmax."""
+
+from __future__ import annotations
+
+from __future__ import annotations
+import abc
+from typing import Any
+from typing import Literal
+import numpy as np
+from sparsebp.core.check import check_choice
+from sparsebp.core.check import check_number
+from sparsebp.core.errors import OptionError
+from sparsebp.core.errors import ShapeError
+from sparsebp.core.check import Array
+from sparsebp.nn.layer import check_gy
+from sparsebp.nn.layer import check_input
+from types import ModuleType
+from sparsebp.core import backend
+from sparsebp.patterns.pattern import DeviceCopies
+from sparsebp.patterns.pattern import frozen
+import math
+from math import prod
+from typing import NamedTuple
+from sparsebp import kernels
+from sparsebp.core.check import check_integer
+from sparsebp.core.errors import DTypeError
+
+__all__ = [
+    "BCEWithLogitsLoss",
+    "CrossEntropyLoss",
+    "L1Loss",
+    "MSELoss",
+    "NLLLoss",
+    "SmoothL1Loss",
+]
+
+
+# What all losses share: how the losses of elements or samples become one number, and the gradient behind it.
+
+Reduction = Literal["mean", "sum", "none"]
+
+
+class Loss(abc.ABC):
+    """Base of the losses, with torch.nn's `reduction`.
+
+    Parameters
+    ----------
+    size_average, reduce
+        Only None: they keep the other arguments where PyTorch has them, which says the same by `reduction`.
+    reduction
+        ``"mean"`` or ``"sum"``: the loss is one number. ``"none"``: it is an array with the loss of every element or
+        position, and the gradient at it goes to `input_grad`.
+
+    Raises
+    ------
+    OptionError
+        An argument is another one.
+    """
+
+    def __init__(self, size_average: None = None, reduce: None = None, reduction: Reduction = "mean") -> None:
+        for name, value in (("size_average", size_average), ("reduce", reduce)):
+            if value is not None:
+                raise OptionError(f"{name} is no longer used", expected="None", got=value,
+                                  remedy="Pass reduction='mean', 'sum' or 'none'")  # fmt: skip
+        self.reduction: Reduction = check_choice("reduction", reduction, ("mean", "sum", "none"))
+
+    def forward(self, prediction: Array, target: Array) -> tuple[Any, Array]:
+        """Return the loss, a float (an array for ``reduction="none"``), and what `input_grad` needs.
+
+        Raises
+        ------
+        ShapeError, DTypeError, DeviceError
+            The arguments do not fit each other, or there is nothing to take the mean of.
+        """
+        return self._read(*self.on_device(prediction, target))
+
+    def _read(self, value: Array, saved: Array) -> tuple[Any, Array]:
+        """Return what `on_device` did, a reduced loss as a float."""
+        return (value if self.reduction == "none" else float(value)), saved  # synchronize!
+
+    @abc.abstractmethod
+    def on_device(self, prediction: Array, target: Array) -> tuple[Array, Array]:
+        """Return what `forward` does, a reduced loss as a float64 array of shape (): the host reads nothing.
+
+        Raises
+        ------
+        ShapeError, DTypeError, DeviceError
+            As `forward`.
+        """
+
+    def input_grad(self, saved: Array, gy: Any = None) -> Array:
+        """Return the gradient with respect to the prediction, of its shape.
+
+        Parameters
+        ----------
+        saved
+            As `forward` returned it.
+        gy
+            The gradient at the loss: a number, 1 if it is None. With ``reduction="none"`` an array of the loss's shape
+            and the prediction's dtype.
+
+        Raises
+        ------
+        OptionError
+            `gy` is None where the loss is an array, or no number where it is one.
+        ShapeError, DTypeError, DeviceError
+            `gy` is another array.
+        """
+        if self.reduction != "none":
+            return saved if gy is None else saved * saved.dtype.type(check_number("gy", gy, finite=False))
+        shape = self._loss_shape(saved)
+        if gy is None:
+            raise OptionError(
+                "The gradient at a loss with reduction='none' is missing", expected=f"gy, an array {shape}", got=None,
+                remedy="Pass input_grad(saved, gy), or use reduction='mean' or 'sum'",
+            )  # fmt: skip
+        check_gy(gy, shape, saved.dtype, saved)
+        return saved * self._spread(gy, saved)
+
+    def _loss_shape(self, saved: Array) -> tuple[int, ...]:
+        """Return the shape of the losses before they are reduced."""
+        return saved.shape
+
+    def _spread(self, gy: Array, saved: Array) -> Array:
+        """Return gradients at the losses so that they meet the elements that each loss is made of."""
+        return gy
+
+    def _check_some(self, prediction: Array) -> None:
+        """Refuse the mean of nothing."""
+        if self.reduction == "mean" and prediction.size == 0:
+            raise ShapeError(
+                "The batch is empty", expected="at least one element", got=prediction.shape, remedy="Skip empty batches"
+            )
+
+
+def check_mean(loss: Any) -> None:
+    """Refuse a loss whose value over a batch is not the mean over its parts, which training takes it for.
+
+    Raises
+    ------
+    OptionError
+        Its `reduction` is another one.
+    """
+    reduction = getattr(loss, "reduction", "mean")
+    if reduction != "mean":
+        raise OptionError(
+            "Training takes the mean over samples, micro-batches and ranks", expected="a loss with reduction='mean'",
+            got=f"reduction={reduction!r}", remedy="Build the loss anew, or use value_and_grad and an optimizer",
+        )  # fmt: skip
+
+
+class ElementwiseLoss(Loss):
+    """Base of the losses of every element by itself: prediction and target have one shape."""
+
+    @abc.abstractmethod
+    def element(self, prediction: Array, target: Array) -> tuple[Array, Array]:
+        """Return the losses of the elements and their slopes at the prediction, new arrays of its shape."""
+
+    def on_device(self, prediction: Array, target: Array) -> tuple[Array, Array]:
+        """Return what `forward` does, a reduced loss as a float64 array of shape (): the host reads nothing.
+
+        Raises
+        ------
+        ShapeError, DTypeError, DeviceError
+            As `forward`.
+        """
+        check_input(prediction, name="prediction")
+        check_input(target, name="target", dtype=prediction.dtype, shape=prediction.shape, like=prediction)
+        self._check_some(prediction)
+        # An axis in front: of arrays without any, NumPy would make numbers.
+        losses, slopes = self.element(prediction[None], target[None])
+        losses, slopes = losses.reshape(prediction.shape), slopes.reshape(prediction.shape)
+        if self.reduction == "none":
+            return losses, slopes
+        if self.reduction == "sum":
+            return losses.sum(dtype=np.float64), slopes
+        slopes *= slopes.dtype.type(1 / losses.size)
+        return losses.mean(dtype=np.float64), slopes
+
+
+# The loss of answers that are yes or no.
+
+class BCEWithLogitsLoss(ElementwiseLoss):
+    """Cross-entropy of ``sigmoid(prediction)`` against probabilities, as `torch.nn.BCEWithLogitsLoss`.
+
+    ``-w (p t log σ(x) + (1 - t) log σ(-x))`` of every element, of the logits x and the targets t, w being `weight` and
+    p `pos_weight`. Nothing overflows.
+
+    Parameters
+    ----------
+    weight
+        What each element counts, an array that broadcasts to the prediction; it is copied. None: all 1.
+    size_average, reduce, reduction
+        As for `Loss`. The mean divides by the number of elements, whatever they count.
+    pos_weight
+        What the part of the target counts, as `weight`; above 1 it raises recall.
+
+    Raises
+    ------
+    OptionError, DTypeError, DeviceError
+        An argument is another one.
+    """
+
+    def __init__(
+        self, weight: Array | None = None, size_average: None = None, reduce: None = None,
+        reduction: Reduction = "mean", pos_weight: Array | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(size_average, reduce, reduction)
+        self._weights: dict[str, DeviceCopies] = {}
+        for name, value in (("weight", weight), ("pos_weight", pos_weight)):
+            if value is not None:
+                check_input(value, name=name)
+                self._weights[name] = DeviceCopies(frozen(backend.to_host(value).copy()))
+
+    def element(self, prediction: Array, target: Array) -> tuple[Array, Array]:
+        """Return the losses, and ``w ((1 - t) - (1 + (p - 1) t) σ(-x))``.
+
+        Raises
+        ------
+        ShapeError, DTypeError
+            A weight does not broadcast to the prediction, or has another dtype.
+        """
+        xp = backend.namespace(prediction)
+        z, rest = xp.exp(-xp.abs(prediction)), 1 - target
+        softplus = xp.maximum(-prediction, 0) + xp.log1p(z)  # -log σ(x)
+        sigmoid = xp.where(prediction > 0, z, 1) / (1 + z)  # σ(-x)
+        if "pos_weight" in self._weights:
+            counts = 1 + (self._on(xp, "pos_weight", prediction) - 1) * target
+            softplus, sigmoid = softplus * counts, sigmoid * counts
+        losses, slopes = rest * prediction + softplus, rest - sigmoid
+        if "weight" in self._weights:
+            weight = self._on(xp, "weight", prediction)
+            losses, slopes = losses * weight, slopes * weight
+        return losses, slopes
+
+    def _on(self, xp: ModuleType, name: str, prediction: Array) -> Any:
+        (weight,) = self._weights[name].on(xp)
+        shape = prediction.shape[1:]  # behind the axis in front that `element` gets
+        try:
+            fits = np.broadcast_shapes(weight.shape, shape) == shape
+        except ValueError:
+            fits = False
+        if not fits:
+            raise ShapeError(f"{name} does not fit the prediction", expected=f"a shape that broadcasts to {shape}",
+                             got=weight.shape, remedy="Build the loss with another one")  # fmt: skip
+        backend.check_array(name, weight, dtype=prediction.dtype)
+        return weight
+
+
+DEFAULT_IGNORED = -100
+
+
+class OfRows(NamedTuple):
+    """Losses of rows (M,) and their slopes (M, C), what each row counts (None: 1), and False for those ignored."""
+
+    losses: Array
+    slopes: Array
+    counts: Array | None
+    valid: Array | None
+
+
+def _is_nan(value: Any) -> bool:
+    return math.isnan(value) if isinstance(value, float) else bool(backend.namespace(value).isnan(value).any())
+
+
+class ClassLoss(Loss):
+    """Base of the losses of a prediction (N, C, …) against classes (N, …); (C,) against () is a lone sample.
+
+    Parameters
+    ----------
+    weight
+        (C,): what each class counts, an array of the prediction's dtype; it is copied. None: all the same.
+    size_average, reduce, reduction
+        As for `Loss`. The mean divides by what the positions count together.
+    ignore_index
+        Positions of this class count nothing; their gradient is 0.
+
+    Raises
+    ------
+    OptionError, ShapeError, DTypeError
+        An argument is another one.
+
+    Notes
+    -----
+    With `weight` or `ignore_index`, the mean over micro-batches or ranks is the mean of theirs by samples, as in
+    PyTorch, whatever their positions count.
+    """
+
+    def __init__(
+        self, weight: Array | None = None, size_average: None = None, ignore_index: int = DEFAULT_IGNORED,
+        reduce: None = None, reduction: Reduction = "mean",
+    ) -> None:  # fmt: skip
+        super().__init__(size_average, reduce, reduction)
+        self.ignore_index = check_integer("ignore_index", ignore_index, -(2**63), 2**63 - 1)
+        self._weight: DeviceCopies | None = None
+        if weight is not None:
+            check_input(weight, name="weight", shape=(None,))
+            self._weight = DeviceCopies(frozen(backend.to_host(weight).copy()))
+
+    def forward(self, prediction: Array, target: Array) -> tuple[Any, Array]:
+        """Return the loss, a float (an array (N, …) for ``reduction="none"``), and what `input_grad` needs.
+
+        Parameters
+        ----------
+        prediction
+            (N, C, …) or (C,), float32 or float64.
+        target
+            (N, …) or (), any integer dtype, in [0, C) or `ignore_index`. For `CrossEntropyLoss` also probabilities, an
+            array like the prediction.
+
+        Raises
+        ------
+        ShapeError, DTypeError, DeviceError
+            The arguments do not fit each other, or there is nothing to take the mean of.
+        OptionError
+            A class is out of range, or probabilities meet an `ignore_index` that is a class.
+        """
+        found = super().forward(prediction, target)
+        if _is_nan(found[0]) and target.dtype.kind != "f":  # as a class that is not there makes it
+            if self._may_ignore(target, seen=True) and not self._may_ignore(target):
+                found = self._read(*self._evaluate(prediction, target, True))
+            if _is_nan(found[0]):
+                self._check_classes(target, found[1].shape[_axis(found[1])])
+        return found
+
+    def on_device(self, prediction: Array, target: Array) -> tuple[Array, Array]:
+        """Return what `forward` does, a reduced loss as a float64 array of shape (): the host reads nothing.
+
+        A class out of range is not refused: it makes the loss NaN. So does -100 on a device, where the host does not
+        see it: name another `ignore_index` for what is to be ignored there, or call `forward`, which looks again.
+
+        Raises
+        ------
+        ShapeError, DTypeError, DeviceError, OptionError
+            As `forward`.
+        """
+        self._check(prediction, target)
+        return self._evaluate(prediction, target, self._may_ignore(target))
+
+    def _evaluate(self, prediction: Array, target: Array, ignoring: bool) -> tuple[Array, Array]:
+        """Return what `on_device` does; `ignoring`: whether a class may be the one to ignore."""
+        xp, shape = backend.namespace(prediction), self._shape_of(prediction)
+        rows = _rows(xp, prediction)
+        (weight,) = self._weight.on(xp) if self._weight is not None else (None,)
+        losses, slopes, counted, valid = self._of_target(xp, rows, target, weight, ignoring)
+        counts: Any = counted
+        if valid is not None:
+            losses = xp.where(valid, losses, losses.dtype.type(0))
+        value: Any = losses.reshape(shape)
+        if self.reduction == "sum":
+            value = losses.sum(dtype=np.float64)
+        elif self.reduction == "mean" and counts is None:
+            value = losses.mean(dtype=np.float64)
+            slopes *= slopes.dtype.type(1 / len(rows))
+        elif self.reduction == "mean":
+            with np.errstate(divide="ignore", invalid="ignore"):  # where all is ignored, the loss is NaN
+                total = counts.sum(dtype=np.float64)
+                value = losses.sum(dtype=np.float64) / total
+                slopes /= total
+        if valid is not None:
+            slopes = xp.where(valid[:, None], slopes, slopes.dtype.type(0))
+        if prediction.ndim > 2:
+            slopes = xp.moveaxis(slopes.reshape(len(prediction), *shape[1:], rows.shape[1]), -1, 1)
+        return value, xp.ascontiguousarray(slopes).reshape(prediction.shape)
+
+    def _of_target(
+        self, xp: ModuleType, rows: Array, target: Array, weight: Array | None, ignoring: bool
+    ) -> OfRows:  # fmt: skip
+        """Return the losses of rows (M, C)."""
+        return self._of_classes(xp, rows, _signed(xp, target).reshape(len(rows)), weight, ignoring)
+
+    def _of_classes(
+        self, xp: ModuleType, rows: Array, target: Array, weight: Array | None, ignoring: bool
+    ) -> OfRows:  # fmt: skip
+        """Return the losses of rows against classes (M,). A row whose class is not there is NaN."""
+        valid = target != self.ignore_index if ignoring else None
+        if weight is None:
+            return OfRows(*self._of_rows(xp, rows, target, None), valid, valid)
+        known = (target >= 0) & (target < rows.shape[1])
+        at = xp.where(known, target, 0)
+        counts = xp.where(known, weight[at], weight.dtype.type(np.nan))
+        if valid is not None:
+            counts = xp.where(valid, counts, counts.dtype.type(0))
+        return OfRows(*self._of_rows(xp, rows, at, counts), counts, valid)
+
+    @abc.abstractmethod
+    def _of_rows(self, xp: ModuleType, rows: Array, target: Array, counts: Array | None) -> tuple[Array, Array]:
+        """Return the losses of rows (M, C), multiplied with what each counts, and their slopes.
+
+        Without `counts` a class may be out of range: its row is NaN.
+        """
+
+    def _may_ignore(self, target: Array, seen: bool = False) -> bool:
+        """Whether a class may be the one to ignore; the host looks at its own arrays only, or at all if `seen`.
+
+        On a device the default, which hardly anybody has there, is taken for absent: it would cost launches.
+        """
+        if target.dtype.kind == "f":
+            return False
+        if seen or backend.is_host(backend.namespace(target)):
+            return bool((target == self.ignore_index).any())  # synchronize!
+        return self.ignore_index != DEFAULT_IGNORED
+
+    def _check_classes(self, target: Array, classes: int) -> None:
+        kept = _signed(backend.namespace(target), target)
+        kept = kept[kept != self.ignore_index]
+        low, high = (int(kept.min()), int(kept.max())) if kept.size else (0, 0)  # synchronize!
+        if low < 0 or high >= classes:
+            raise OptionError(
+                "target names a class that is not there", expected=f"classes from 0 to {classes - 1}",
+                got=f"classes from {low} to {high}", remedy="Number the classes from 0, or give the model more outputs",
+            )  # fmt: skip
+
+    def _check(self, prediction: Array, target: Array) -> None:
+        check_input(prediction, name="prediction")
+        if prediction.ndim == 0 or prediction.shape[_axis(prediction)] == 0:
+            raise ShapeError("prediction has no classes", expected="(N, C, …) or (C,), C of 1 or more",
+                             got=prediction.shape, remedy="Pass a number for every class")  # fmt: skip
+        if target is None:
+            raise DTypeError("target is missing", expected="an array of class numbers", got=None, remedy="Pass target")
+        backend.namespace(prediction, target)
+        self._check_target(prediction, target)
+        if self._weight is not None:
+            (weight,) = self._weight.on(np)
+            backend.check_array(
+                "weight", weight, dtype=prediction.dtype, shape=(prediction.shape[_axis(prediction)],)
+            )  # fmt: skip
+        self._check_some(prediction)
+
+    def _check_target(self, prediction: Array, target: Array) -> None:
+        if target.dtype.kind not in "iu":
+            raise DTypeError(
+                "target has the wrong dtype", expected="integers (class numbers)", got=target.dtype,
+                remedy="Pass class numbers",
+            )  # fmt: skip
+        backend.check_array("target", target, shape=self._shape_of(prediction), contiguous=False)
+
+    @staticmethod
+    def _shape_of(prediction: Array) -> tuple[int, ...]:
+        """Return the shape of the prediction without the classes."""
+        axis = _axis(prediction)
+        return (*prediction.shape[:axis], *prediction.shape[axis + 1 :])
+
+    def _loss_shape(self, saved: Array) -> tuple[int, ...]:
+        return self._shape_of(saved)
+
+    def _spread(self, gy: Array, saved: Array) -> Array:
+        return backend.namespace(saved).expand_dims(gy, _axis(saved))
+
+
+class CrossEntropyLoss(ClassLoss):
+    """Softmax cross-entropy of logits against classes or probabilities, as `torch.nn.CrossEntropyLoss`.
+
+    Parameters
+    ----------
+    weight, size_average, ignore_index, reduce, reduction
+        As for `ClassLoss`. With probabilities the mean divides by the number of positions, and there is nothing to
+        ignore.
+    label_smoothing
+        Share of the target, 0 … 1, that all classes get in equal parts (Szegedy et al., "Rethinking the Inception
+        Architecture for Computer Vision", 2016, §7).
+
+    Raises
+    ------
+    OptionError, ShapeError, DTypeError
+        An argument is another one.
+    """
+
+    def __init__(
+        self, weight: Array | None = None, size_average: None = None, ignore_index: int = DEFAULT_IGNORED,
+        reduce: None = None, reduction: Reduction = "mean", label_smoothing: float = 0.0,
+    ) -> None:  # fmt: skip
+        super().__init__(weight, size_average, ignore_index, reduce, reduction)
+        self.label_smoothing = check_number("label_smoothing", label_smoothing, 0, 1)
+
+    def _of_classes(
+        self, xp: ModuleType, rows: Array, target: Array, weight: Array | None, ignoring: bool
+    ) -> OfRows:  # fmt: skip
+        if not self.label_smoothing:
+            return super()._of_classes(xp, rows, target, weight, ignoring)
+        each = xp.ones(rows.shape[1], rows.dtype) if weight is None else weight
+        found = super()._of_classes(xp, rows, target, each, ignoring)
+        share, rest = rows.dtype.type(self.label_smoothing / len(each)), rows.dtype.type(1 - self.label_smoothing)
+        losses, slopes = _against(xp, rows, (each * share)[None])
+        return found._replace(losses=found.losses * rest + losses, slopes=found.slopes * rest + slopes)
+
+    def _of_rows(self, xp: ModuleType, rows: Array, target: Array, counts: Array | None) -> tuple[Array, Array]:
+        losses, slopes = xp.empty(len(rows), dtype=rows.dtype), xp.empty(rows.shape, dtype=rows.dtype)
+        kernels.get(xp).softmax_cross_entropy(rows, target, losses, slopes)
+        if counts is not None:
+            losses *= counts
+            slopes *= counts[:, None]
+        return losses, slopes
+
+    def _of_target(
+        self, xp: ModuleType, rows: Array, target: Array, weight: Array | None, ignoring: bool
+    ) -> OfRows:  # fmt: skip
+        if target.dtype.kind != "f":
+            return super()._of_target(xp, rows, target, weight, ignoring)
+        soft, real = _rows(xp, target), rows.dtype.type
+        if self.label_smoothing:
+            soft = soft * real(1 - self.label_smoothing) + real(self.label_smoothing / rows.shape[1])
+        return OfRows(*_against(xp, rows, soft if weight is None else soft * weight), None, None)
+
+    def _check_target(self, prediction: Array, target: Array) -> None:
+        if target.dtype.kind != "f" or target.shape != prediction.shape:
+            if target.dtype.kind not in "iu":
+                raise DTypeError(
+                    "target has the wrong dtype", got=f"{target.dtype} of shape {target.shape}",
+                    expected=f"integers (class numbers) {self._shape_of(prediction)}, or probabilities "
+                    f"{prediction.shape}", remedy="Pass class numbers, or probabilities in the prediction's shape",
+                )  # fmt: skip
+            super()._check_target(prediction, target)
+            return
+        backend.check_array("target", target, dtype=prediction.dtype, contiguous=False)
+        if self.ignore_index >= 0:
+            raise OptionError(
+                "Probabilities name no class that could be ignored", expected="a negative ignore_index",
+                got=self.ignore_index, remedy="Leave ignore_index out, or pass class numbers",
+            )  # fmt: skip
+
+
+class NLLLoss(ClassLoss):
+    """``-prediction[class]``, of logarithms of probabilities against classes, as `torch.nn.NLLLoss`.
+
+    Parameters
+    ----------
+    weight, size_average, ignore_index, reduce, reduction
+        As for `ClassLoss`.
+    """
+
+    def _of_rows(self, xp: ModuleType, rows: Array, target: Array, counts: Array | None) -> tuple[Array, Array]:
+        classes, nan = rows.shape[1], rows.dtype.type(np.nan)
+        at = target
+        if counts is None:
+            known = (target >= 0) & (target < classes)
+            at, counts = xp.where(known, target, 0), xp.where(known, rows.dtype.type(1), nan)
+        losses = -xp.take_along_axis(rows, at[:, None], axis=1)[:, 0] * counts
+        return losses, xp.where(at[:, None] == xp.arange(classes), -counts[:, None], rows.dtype.type(0))
+
+
+def _axis(prediction: Array) -> int:
+    """Return the axis of the classes."""
+    return 0 if prediction.ndim < 2 else 1
+
+
+def _rows(xp: ModuleType, array: Array) -> Array:
+    """Return (N, C, …) as contiguous (M, C), a row for each position."""
+    turned = xp.moveaxis(array, 1, -1) if array.ndim > 2 else array
+    return xp.ascontiguousarray(turned).reshape(prod(turned.shape[:-1]), turned.shape[-1])
+
+
+def _signed(xp: ModuleType, target: Array) -> Array:
+    """Return class numbers as contiguous int64; what is beyond that must not come out as `ignore_index`."""
+    if target.dtype == np.uint64:
+        target = xp.minimum(target, np.uint64(2**63 - 1))
+    return xp.ascontiguousarray(target, dtype=np.int64)
+
+
+def _against(xp: ModuleType, rows: Array, soft: Array) -> tuple[Array, Array]:
+    """Return ``-Σ soft · log softmax(rows)`` of every row, and the slopes, ``softmax(rows) · Σ soft - soft``."""
+    with np.errstate(invalid="ignore", divide="ignore"):  # infinities give NaN
+        logs = rows - rows.max(axis=1, keepdims=True)
+        logs -= xp.log(xp.exp(logs).sum(axis=1, keepdims=True))
+        return -(soft * logs).sum(axis=1), xp.exp(logs) * soft.sum(axis=1, keepdims=True) - soft
+
+
+# Losses of predicted numbers.
+
+class MSELoss(ElementwiseLoss):
+    """``(prediction - target)²`` of every element, as `torch.nn.MSELoss`; shapes and dtypes must be equal.
+
+    Parameters
+    ----------
+    size_average, reduce, reduction
+        As for `Loss`.
+    """
+
+    def element(self, prediction: Array, target: Array) -> tuple[Array, Array]:
+        """Return the squares, and twice the differences."""
+        difference = prediction - target
+        return difference * difference, difference + difference
+
+
+class L1Loss(ElementwiseLoss):
+    """``|prediction - target|`` of every element, as `torch.nn.L1Loss`; the slope at 0 is 0.
+
+    Parameters
+    ----------
+    size_average, reduce, reduction
+        As for `Loss`.
+    """
+
+    def element(self, prediction: Array, target: Array) -> tuple[Array, Array]:
+        """Return the sizes and the signs of the differences."""
+        xp, difference = backend.namespace(prediction), prediction - target
+        return xp.abs(difference), xp.sign(difference)
+
+
+class SmoothL1Loss(ElementwiseLoss):
+    """``d² / (2 beta)`` where ``d = |prediction - target| < beta``, else ``d - beta / 2``, as `torch.nn.SmoothL1Loss`.
+
+    Parameters
+    ----------
+    size_average, reduce, reduction
+        As for `Loss`.
+    beta
+        Where the parabola ends, 0 or more; with 0 it is `L1Loss`.
+
+    Raises
+    ------
+    OptionError
+        An argument is another one.
+
+    Notes
+    -----
+    Source: Girshick, "Fast R-CNN", 2015, Eq. 3.
+    """
+
+    def __init__(
+        self, size_average: None = None, reduce: None = None, reduction: Reduction = "mean", beta: float = 1.0
+    ) -> None:
+        super().__init__(size_average, reduce, reduction)
+        self.beta = check_number("beta", beta, 0)
+
+    def element(self, prediction: Array, target: Array) -> tuple[Array, Array]:
+        """Return the losses, and ``d / beta`` between -1 and 1."""
+        xp, difference = backend.namespace(prediction), prediction - target
+        size = xp.abs(difference)
+        if self.beta == 0:
+            return size, xp.sign(difference)
+        near = size < self.beta
+        losses = xp.where(near, 0.5 * size * size / self.beta, size - 0.5 * self.beta)
+        return losses, xp.where(near, difference / self.beta, xp.sign(difference))

@@ -1,0 +1,699 @@
+"""Normalisation of channels over the batch: of images, and of vectors and sequences."""
+
+from __future__ import annotations
+
+from __future__ import annotations
+from functools import partial
+from types import ModuleType
+from typing import Any
+from typing import NamedTuple
+import numpy as np
+from sparsebp.core import backend
+from sparsebp import kernels
+from sparsebp.core.check import check_flag
+from sparsebp.core.check import check_integer
+from sparsebp.core.check import check_number
+from sparsebp.core.errors import OptionError
+from sparsebp.core.errors import ShapeError
+from sparsebp.core.check import Array
+from sparsebp.nn.layer import full
+from sparsebp.nn.layer import parameter_dtype
+from sparsebp.nn.gradients import Gradients
+from sparsebp.nn.layer import Layer
+from sparsebp.nn.layer import check_gy
+from sparsebp.nn.layer import check_input
+from sparsebp.core.shortcuts import belongs
+from sparsebp.nn.activation import Clamped
+from sparsebp.nn.activation import Hardtanh
+from sparsebp.nn.activation import ReLU
+from sparsebp.nn.linear import Linear
+from sparsebp.nn.activation import ReLU6
+import math
+from collections.abc import Sequence
+
+
+BatchNormSaved = tuple[Array, Array, Array, bool]
+Sums = list[tuple[Array, Array, Any]]
+"""Σ gy and Σ gy (x - mean) of every channel, and an event of the stream that computed them; none yet, or one."""
+Cut = tuple[Array, tuple[float, float]]
+"""What a layer behind has cut off, and above which value and up to which one its slope is 1."""
+
+
+class BatchNorm2d(Layer):
+    """Normalise the channels of x (B, C, H, W), as `torch.nn.BatchNorm2d`.
+
+    Parameters
+    ----------
+    num_features
+        C.
+    eps
+        Added to the variance.
+    momentum
+        Weight of the new batch in the running statistics; None for the average over all batches.
+    affine
+        Whether there are a weight and a bias.
+    track_running_stats
+        Whether running statistics are kept; without them the batch's are used in evaluation as well.
+    device
+        None or ``"cpu"``: layers are built on the host, and moved by `to`.
+    dtype
+        float32 or float64.
+    bias
+        Whether there is a bias beside the weight.
+
+    Raises
+    ------
+    OptionError
+        `num_features` is below 1, `eps` not positive, `momentum` outside 0 … 1, or a flag no truth value.
+
+    Notes
+    -----
+    Parameters: ``weight``, ``bias`` (C,). Buffers: ``running_mean``, ``running_var`` (C,), ``num_batches_tracked`` ().
+    Source: Ioffe & Szegedy, "Batch Normalization", 2015, Algorithms 1 and 2.
+    """
+
+    replayable = True
+
+    def __init__(
+        self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
+        track_running_stats: bool = True, device: Any = None, dtype: Any = np.float32, *, bias: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.num_features, self.eps = check_integer("num_features", num_features, 1), check_number("eps", eps, 0)
+        if self.eps == 0:
+            raise OptionError("eps is zero", expected="a positive number", got=eps, remedy="Leave it out")
+        self.momentum = None if momentum is None else check_number("momentum", momentum, 0, 1)
+        shape, dtype, bias = (self.num_features,), parameter_dtype(dtype, device), check_flag("bias", bias)
+        if check_flag("affine", affine):
+            self.params["weight"] = full(shape, 1, dtype)
+            if bias:
+                self.params["bias"] = full(shape, 0, dtype)
+        if check_flag("track_running_stats", track_running_stats):
+            self.buffers = {
+                "running_mean": full(shape, 0, dtype), "running_var": full(shape, 1, dtype),
+                "num_batches_tracked": np.zeros((), np.int64),
+            }  # fmt: skip
+
+    def forward(self, x: Array) -> tuple[Array, BatchNormSaved]:
+        """Return the normalised x; `saved` is x, the mean, 1/sqrt(var + eps), and whether the batch gave them.
+
+        Raises
+        ------
+        ShapeError
+            The batch's statistics are asked of one value a channel.
+        """
+        return self.forward_between(x, None)
+
+    def forward_between(self, x: Array, limits: tuple[float, float] | None) -> tuple[Array, BatchNormSaved]:
+        """Return the normalised x between `limits`, in the same pass over memory, and what `forward` saves.
+
+        Raises
+        ------
+        ShapeError
+            As `forward`.
+        """
+        like = self.params.get("weight", self.buffers.get("running_mean"))
+        dtype = None if like is None else like.dtype
+        xp = check_input(x, dtype=dtype, shape=(None, self.num_features, None, None), like=like)
+        batch = self.training or not self.buffers
+        if batch and x.size == 0:  # as in PyTorch: it is counted, and has no statistics
+            if self.training and self.buffers:
+                self.buffers["num_batches_tracked"] += 1
+            batch, mean, var = False, xp.zeros(self.num_features, x.dtype), xp.ones(self.num_features, x.dtype)
+        elif batch:
+            count = x.shape[0] * x.shape[2] * x.shape[3]
+            if count < (2 if self.training else 1):
+                raise ShapeError(
+                    "The batch has too few values for statistics of its own", expected="2 or more a channel",
+                    got=x.shape, remedy="Pass a larger batch, or call eval()",
+                )  # fmt: skip
+            mean, var, scale = (xp.empty(self.num_features, x.dtype) for _ in range(3))
+            y = backend.empty(xp, x.shape, x.dtype)
+            weight, bias = self.params.get("weight"), self.params.get("bias")
+            numbers = self.eps, mean, var, scale
+            kernels.get(xp).channel_normalise(_flat(xp, x), weight, bias, *numbers, _flat(xp, y), limits)
+            if self.training and self.buffers:
+                self._track(xp, mean, var, count / (count - 1))
+            return y, (x, mean, scale, True)
+        else:
+            mean, var = self.buffers["running_mean"].copy(), self.buffers["running_var"]  # a later forward changes them
+        scale, factor = xp.empty_like(mean), xp.empty_like(mean)
+        kernels.get(xp).channel_factors(var, self.eps, self.params.get("weight"), scale, factor)
+        offset = self.params["bias"] if "bias" in self.params else xp.zeros_like(mean)
+        y = backend.empty(xp, x.shape, x.dtype)
+        kernels.get(xp).channel_scale(_flat(xp, x), mean, factor, offset, _flat(xp, y))
+        if limits is not None:
+            kernels.get(xp).clamp(y.reshape(-1), *limits, y.reshape(-1))
+        return y, (x, mean, scale, batch)
+
+    def gradients(self, gy: Array, saved: BatchNormSaved) -> Gradients:
+        """Return the gradients; the sums that both need are taken by the one that comes first."""
+        kept: Sums = []
+        return Gradients(self, gy, saved, partial(self.input_grad, gy, saved, kept),
+                         partial(self.weight_grad, gy, saved, kept))  # fmt: skip
+
+    def gradients_between(self, gy: Array, saved: BatchNormSaved, cut: Cut) -> Gradients:
+        """Return the gradients for `gy` at the output of a layer behind that cuts off: `cut` is its output, and where.
+
+        The statistics were the batch's. Numbers are those of `gradients` for that layer's input gradient, which is not
+        written to memory.
+        """
+        kept: Sums = []
+        return Gradients(self, gy, saved, partial(self._input_grad, gy, saved, kept, cut),
+                         partial(self._weight_grad, gy, saved, kept, cut))  # fmt: skip
+
+    def input_grad(self, gy: Array, saved: BatchNormSaved, kept: Sums | None = None) -> Array:
+        """Return the input gradient, through the statistics where they are the batch's.
+
+        The sums that this takes come from `kept` if they are there, and are added to it if not.
+        """
+        return self._input_grad(gy, saved, kept, None)
+
+    def _input_grad(self, gy: Array, saved: BatchNormSaved, kept: Sums | None, cut: Cut | None) -> Array:
+        x, mean, scale, batch = saved
+        xp = check_gy(gy, x.shape, x.dtype, x)
+        gx, k = backend.empty(xp, x.shape, x.dtype), kernels.get(xp)
+        if batch:
+            known = bool(kept)
+            sums, products = self._sums(xp, mean, kept)
+            arrays = _flat(xp, gy), _flat(xp, x), mean, scale, self.params.get("weight"), sums, products, _flat(xp, gx)
+            k.channel_back(*arrays, known, *_mask(xp, cut))
+            if kept is not None and not known:
+                kept.append((sums, products, backend.record(xp)))
+            return gx
+        zeros = xp.zeros_like(mean)
+        k.channel_scale(_flat(xp, gy), zeros, self._factor(scale), zeros, _flat(xp, gx))
+        return gx
+
+    def weight_grad(self, gy: Array, saved: BatchNormSaved, kept: Sums | None = None) -> dict[str, Array]:
+        """Return ``{"weight": Σ gy x̂, "bias": Σ gy}`` of every channel.
+
+        The sums come from `kept` if they are there, and are added to it if not.
+        """
+        return self._weight_grad(gy, saved, kept, None)
+
+    def _weight_grad(
+        self, gy: Array, saved: BatchNormSaved, kept: Sums | None, cut: Cut | None
+    ) -> dict[str, Array]:  # fmt: skip
+        x, mean, scale, _ = saved
+        xp = check_gy(gy, x.shape, x.dtype, x)
+        if not self.params:
+            return {}
+        known = bool(kept)
+        sums, products = self._sums(xp, mean, kept)
+        if not known:
+            kernels.get(xp).channel_products(_flat(xp, gy), _flat(xp, x), mean, sums, products, *_mask(xp, cut))
+            if kept is not None:
+                kept.append((sums, products, backend.record(xp)))
+        own = sums if kept is None else sums.copy()  # I may still read them when a caller has written to the gradients
+        grads = {"weight": products * scale, "bias": own}
+        return {name: grads[name] for name in self.params}
+
+    def _sums(self, xp: ModuleType, mean: Array, kept: Sums | None) -> tuple[Array, Array]:
+        """Return the sums that are kept, or room for them."""
+        if not kept:
+            return xp.empty_like(mean), xp.empty_like(mean)
+        sums, products, mark = kept[0]
+        backend.wait(xp, mark)
+        return sums, products
+
+    def capture_obstacle(self) -> str | None:
+        """The average over all batches (``momentum=None``) divides by a count that the host reads."""
+        reads = self.training and self.buffers and self.momentum is None
+        return "reads the number of batches on the host (momentum=None)" if reads else None
+
+    def couples_samples(self, saved: BatchNormSaved) -> bool:
+        """Whether the statistics were the batch's."""
+        return saved[3]
+
+    def jacobian_t(self, saved: BatchNormSaved) -> Any:
+        """Return the diagonal of ``weight / sqrt(running_var + eps)``, shared by the batch.
+
+        Raises
+        ------
+        OptionError
+            The statistics were the batch's, so that every output depends on every sample.
+        """
+        x, _, scale, batch = saved
+        if batch:
+            raise OptionError(
+                "Batch statistics couple the samples, so no sample has a Jacobian of its own",
+                expected="a forward with running statistics", got="a forward that normalised by the batch",
+                remedy="Call eval() before the forward (with track_running_stats=True), or use input_grad",
+            )  # fmt: skip
+        from sparsebp.jacobians import TransposedJacobian
+        from sparsebp.patterns import pointwise_pattern
+
+        values = backend.namespace(x).repeat(self._factor(scale), x.shape[2] * x.shape[3])
+        return TransposedJacobian(pointwise_pattern(len(values)), values)
+
+    def _factor(self, scale: Array) -> Array:
+        """Return what the forward multiplies with."""
+        return scale * self.params["weight"] if self.params else scale
+
+    def _track(self, xp: ModuleType, mean: Array, var: Array, correction: float) -> None:
+        count = self.buffers["num_batches_tracked"]
+        count += 1
+        factor = 1 / float(count) if self.momentum is None else self.momentum  # synchronize! (for momentum=None)
+        running = self.buffers["running_mean"], self.buffers["running_var"]
+        kernels.get(xp).channel_track(mean, var, factor, correction, *running)
+
+
+def _flat(xp: ModuleType, x: Array) -> Array:
+    """Return x (B, C, H, W) as a contiguous (B, C, H * W)."""
+    return xp.ascontiguousarray(x).reshape(*x.shape[:2], x.shape[2] * x.shape[3])
+
+
+def _mask(xp: ModuleType, cut: Cut | None) -> tuple[Array | None, tuple[float, float] | None]:
+    """Return what kernels take to cut off a gradient."""
+    return (None, None) if cut is None else (_flat(xp, cut[0]), cut[1])
+
+
+class BatchNorm1dSaved(NamedTuple):
+    """What the forward of `BatchNorm1d` leaves: that of images of width 1, and the shape of x."""
+
+    image: BatchNormSaved
+    shape: tuple[int, ...]
+
+
+class BatchNorm1d(BatchNorm2d):
+    """Normalise the channels of x (B, C) or (B, C, L), as `torch.nn.BatchNorm1d`.
+
+    Options, parameters, buffers and errors are those of `BatchNorm2d`. In evaluation its Jacobian is diagonal; the
+    batch's statistics couple the samples.
+    """
+
+    def forward(self, x: Array) -> tuple[Array, Any]:
+        """Return the normalised x; `saved` is that of `BatchNorm2d` for images of width 1, and the shape of x.
+
+        Raises
+        ------
+        ShapeError
+            x has another number of axes or channels, or the batch's statistics are asked of one value a channel.
+        """
+        check_input(x)
+        if x.ndim not in (2, 3):
+            raise ShapeError("x has the wrong number of axes", expected=f"(B, {self.num_features}[, L])", got=x.shape,
+                             remedy="Use BatchNorm2d for images")  # fmt: skip
+        y, saved = super().forward(_image(x))
+        return y.reshape(x.shape), BatchNorm1dSaved(saved, x.shape)
+
+    def input_grad(self, gy: Array, saved: Any, kept: Sums | None = None) -> Array:
+        """Return the input gradient, through the statistics where they are the batch's; add their sums to `kept`."""
+        return super().input_grad(self._image_of(gy, saved), saved.image, kept).reshape(saved.shape)
+
+    def weight_grad(self, gy: Array, saved: Any, kept: Sums | None = None) -> dict[str, Array]:
+        """Return ``{"weight": Σ gy x̂, "bias": Σ gy}`` of every channel, from the sums in `kept` if they are there."""
+        return super().weight_grad(self._image_of(gy, saved), saved.image, kept)
+
+    gradients = BatchNorm2d.gradients
+
+    def couples_samples(self, saved: Any) -> bool:
+        """Whether the statistics were the batch's."""
+        return super().couples_samples(saved.image)
+
+    def jacobian_t(self, saved: Any) -> Any:
+        """Return the diagonal of ``weight / sqrt(running_var + eps)``, shared by the batch.
+
+        Raises
+        ------
+        OptionError
+            The statistics were the batch's, so that every output depends on every sample.
+        """
+        return super().jacobian_t(saved.image)
+
+    def _image_of(self, gy: Array, saved: BatchNorm1dSaved) -> Array:
+        x = saved.image[0]
+        check_gy(gy, saved.shape, x.dtype, x)
+        return _image(gy)
+
+
+def _image(x: Array) -> Array:
+    return x.reshape(*x.shape, *[1] * (4 - x.ndim))
+
+
+# A layer and the one behind it that cuts off, in one pass over memory instead of two.
+#
+# Batch normalisation of images goes so both ways; a `Linear` adds its bias in the pass of the ReLU behind it.
+#
+# What the two save is the same as apart, and so is every number: whoever runs a chain may do either, and either way
+# back fits either forward. The array between them, and the gradient at it, are never written.
+
+_BEHIND: dict[type, tuple[type, ...]] = {BatchNorm2d: (ReLU, ReLU6, Hardtanh), Linear: (ReLU,)}
+
+
+def together(layer: Any, behind: Any) -> bool:
+    """Whether `layer` is batch normalisation of images and `behind` cuts off, or `layer` a `Linear` and that a ReLU."""
+    return type(behind) in _BEHIND.get(type(layer), ())
+
+
+def forward(layer: Layer, behind: Layer, x: Array) -> tuple[Array, Any] | None:
+    """Return the output of both and what `layer` saves; the output is what `behind` saves. None: they run apart.
+
+    Parameters
+    ----------
+    layer, behind
+        Two of which `together` holds.
+    x
+        What comes to the first one.
+
+    Raises
+    ------
+    ShapeError, DTypeError
+        As ``layer.forward(x)``.
+    """
+    if not isinstance(layer, BatchNorm2d | Linear) or not isinstance(behind, Clamped) or type(x) is not np.ndarray:
+        return None
+    if not (belongs(layer, "forward_between") and belongs(behind, "limits")):
+        return None
+    return layer.forward_between(x, behind.limits())
+
+
+def gradients(layer: Layer, behind: Layer, gy: Array, saved: Any, y: Array) -> Gradients | None:
+    """Return the `Gradients` of `layer` for `gy` at the output of `behind`. None: they run apart.
+
+    Parameters
+    ----------
+    layer, behind
+        Two of which `together` holds.
+    gy
+        The gradient at the output of `behind`.
+    saved, y
+        What either has saved.
+    """
+    if not isinstance(layer, BatchNorm2d) or not isinstance(behind, Clamped):
+        return None
+    if type(gy) is not np.ndarray or gy.shape != y.shape or not layer.couples_samples(saved):
+        return None
+    if not (belongs(layer, "gradients_between") and belongs(behind, "inside")):
+        return None
+    return layer.gradients_between(gy, saved, (y, behind.inside(y.dtype)))
+
+
+# Normalisation of groups of channels, each sample by itself.
+
+class GroupNorm(Layer):
+    """Normalise groups of channels of x (B, C, …), each sample by itself, as `torch.nn.GroupNorm`.
+
+    Parameters
+    ----------
+    num_groups
+        Into how many groups the channels are split.
+    num_channels
+        C, a multiple of `num_groups`.
+    eps
+        Added to the (biased) variance.
+    affine
+        Whether every channel has a weight.
+    device
+        None or ``"cpu"``: layers are built on the host, and moved by `to`.
+    dtype
+        float32 or float64, of the parameters.
+    bias
+        Whether it has a bias beside the weight.
+
+    Raises
+    ------
+    OptionError
+        A number is below 1, `num_groups` does not divide `num_channels`, `eps` is negative, or a flag is no truth
+        value.
+
+    Notes
+    -----
+    Parameters: ``weight`` (ones) and ``bias`` (zeros), (C,). Source: Wu & He, "Group Normalization", 2018, Eq. 1 and 7.
+    """
+
+    replayable = True
+
+    def __init__(
+        self, num_groups: int, num_channels: int, eps: float = 1e-5, affine: bool = True, device: Any = None,
+        dtype: Any = np.float32, *, bias: bool = True,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.num_groups = check_integer("num_groups", num_groups, 1)
+        self.num_channels = check_integer("num_channels", num_channels, 1)
+        if num_channels % num_groups:
+            raise OptionError("The groups do not divide the channels", expected=f"a multiple of {num_groups} channels",
+                              got=num_channels, remedy="Pass another num_groups")  # fmt: skip
+        self.eps, dtype, bias = check_number("eps", eps, 0), parameter_dtype(dtype, device), check_flag("bias", bias)
+        if check_flag("affine", affine):
+            self.params["weight"] = full((self.num_channels,), 1, dtype)
+            if bias:
+                self.params["bias"] = full((self.num_channels,), 0, dtype)
+
+    def forward(self, x: Array) -> tuple[Array, tuple[Array, Array]]:
+        """Return the normalised x; `saved` is it before the affine map, and 1/sqrt(var + eps) of the groups.
+
+        Raises
+        ------
+        ShapeError, DTypeError, DeviceError
+            x is not (B, C, …) with at least one number in each group, or its dtype is not the weight's.
+        """
+        weight = self.params.get("weight")
+        xp = check_input(x, dtype=None if weight is None else weight.dtype, like=weight)
+        if x.ndim < 2 or x.shape[1] != self.num_channels or 0 in x.shape[2:]:
+            raise ShapeError("x has the wrong shape", expected=f"(B, {self.num_channels}, …), none of them empty",
+                             got=x.shape, remedy="Pass channels behind the batch")  # fmt: skip
+        grouped = self._grouped(x)
+        centred = grouped - grouped.mean(axis=2, keepdims=True)
+        scale = 1 / xp.sqrt((centred * centred).mean(axis=2, keepdims=True) + self.eps)
+        centred *= scale
+        unit = centred.reshape(x.shape)
+        y = unit if weight is None else unit * self._each(weight, x.ndim)
+        return y + self._each(self.params["bias"], x.ndim) if "bias" in self.params else y, (unit, scale)
+
+    def input_grad(self, gy: Array, saved: tuple[Array, Array]) -> Array:
+        """Return ``(g - mean(g) - x̂ mean(g x̂)) / sqrt(var + eps)`` of each group, with g = gy · weight."""
+        unit, scale = saved
+        check_gy(gy, unit.shape, unit.dtype, unit)
+        g = self._grouped(gy * self._each(self.params["weight"], gy.ndim) if self.params else gy)
+        u = self._grouped(unit)
+        gx = scale * (g - g.mean(axis=2, keepdims=True) - u * (g * u).mean(axis=2, keepdims=True))
+        return gx.reshape(unit.shape)
+
+    def weight_grad(self, gy: Array, saved: tuple[Array, Array]) -> dict[str, Array]:
+        """Return ``{"weight": Σ gy x̂, "bias": Σ gy}`` of every channel."""
+        unit, _ = saved
+        check_gy(gy, unit.shape, unit.dtype, unit)
+        axes = (0, *range(2, gy.ndim))
+        sums = {"weight": gy * unit, "bias": gy}
+        return {name: sums[name].sum(axis=axes) for name in self.params}
+
+    def jacobian_t(self, saved: tuple[Array, Array]) -> Any:
+        """Return a dense block for each group of a sample, per sample."""
+        from sparsebp.jacobians import block_jacobian_t
+
+        unit, scale = self._grouped(saved[0]), saved[1][..., None]
+        n = unit.shape[2]
+        eye = backend.namespace(unit).eye(n, dtype=unit.dtype)
+        blocks = scale * (eye - (1 + unit[..., :, None] * unit[..., None, :]) / n)
+        if self.params:
+            each = n * self.num_groups // self.num_channels
+            weight = backend.namespace(unit).repeat(self.params["weight"], each)
+            blocks = blocks * weight.reshape(self.num_groups, 1, n)
+        return block_jacobian_t(blocks)
+
+    def _grouped(self, x: Array) -> Array:
+        """Return x as (B, groups, numbers of a group)."""
+        return x.reshape(x.shape[0], self.num_groups, math.prod(x.shape[1:]) // self.num_groups)
+
+    def _each(self, values: Array, ndim: int) -> Array:
+        return values.reshape(-1, *[1] * (ndim - 2))
+
+
+# Normalisation of the vectors of the trailing axes to mean 0 and variance 1.
+
+class LayerNorm(Layer):
+    """``(x - mean) / sqrt(var + eps) · weight + bias`` over the trailing axes, as `torch.nn.LayerNorm`.
+
+    Parameters
+    ----------
+    normalized_shape
+        Lengths of the trailing axes that are normalised together; an integer stands for one axis.
+    eps
+        Added to the (biased) variance.
+    elementwise_affine
+        Whether there is a weight.
+    bias
+        Whether there is a bias as well; without a weight there is none.
+    device
+        None or ``"cpu"``: layers are built on the host, and moved by `to`.
+    dtype
+        float32 or float64, of the parameters.
+
+    Raises
+    ------
+    OptionError
+        `normalized_shape` is empty or holds a length below 1, `eps` is negative, or a flag is no truth value.
+
+    Notes
+    -----
+    Parameters: ``weight`` (ones) and ``bias`` (zeros), of shape `normalized_shape`. Source: Ba et al., "Layer
+    Normalization", 2016, Eq. 4.
+    """
+
+    replayable = True
+
+    def __init__(
+        self, normalized_shape: int | Sequence[int], eps: float = 1e-5, elementwise_affine: bool = True,
+        bias: bool = True, device: Any = None, dtype: Any = np.float32,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        given = normalized_shape if isinstance(normalized_shape, (tuple, list)) else (normalized_shape,)
+        shape = tuple(check_integer("a length of normalized_shape", n, 1) for n in given)
+        if not shape:
+            raise OptionError(
+                "Invalid normalized_shape", expected="at least one length, each 1 or more", got=shape,
+                remedy="Pass the lengths of the trailing axes",
+            )  # fmt: skip
+        self.normalized_shape, self.eps = shape, check_number("eps", eps, 0)
+        dtype, bias = parameter_dtype(dtype, device), check_flag("bias", bias)
+        if check_flag("elementwise_affine", elementwise_affine):
+            self.params["weight"] = full(shape, 1, dtype)
+            if bias:
+                self.params["bias"] = full(shape, 0, dtype)
+
+    @property
+    def stepwise(self) -> bool:
+        """Whether each step of a sequence is normalised by itself."""
+        return len(self.normalized_shape) == 1
+
+    def forward(self, x: Array) -> tuple[Array, tuple[Array, Array]]:
+        """Return the normalised x; `saved` is it before the affine map, and 1/sqrt(var + eps).
+
+        Raises
+        ------
+        ShapeError, DTypeError, DeviceError
+            x does not end in `normalized_shape`, or its dtype is not the weight's.
+        """
+        xp, weight = self._check(x), self.params.get("weight")
+        axes = self._axes()
+        centred = x - x.mean(axis=axes, keepdims=True)
+        scale = 1 / xp.sqrt((centred * centred).mean(axis=axes, keepdims=True) + self.eps)
+        centred *= scale
+        y = centred if weight is None else centred * weight
+        return y + self.params["bias"] if "bias" in self.params else y, (centred, scale)
+
+    def input_grad(self, gy: Array, saved: tuple[Array, Array]) -> Array:
+        """Return ``(g - mean(g) - x̂ mean(g x̂)) / sqrt(var + eps)`` with g = gy · weight."""
+        unit, scale = saved
+        check_gy(gy, unit.shape, unit.dtype, unit)
+        axes = self._axes()
+        g = gy * self.params["weight"] if "weight" in self.params else gy
+        return scale * (g - g.mean(axis=axes, keepdims=True) - unit * (g * unit).mean(axis=axes, keepdims=True))
+
+    def weight_grad(self, gy: Array, saved: tuple[Array, Array]) -> dict[str, Array]:
+        """Return ``{"weight": Σ gy x̂, "bias": Σ gy}``, summed over all leading axes."""
+        unit, _ = saved
+        check_gy(gy, unit.shape, unit.dtype, unit)
+        leading = tuple(range(gy.ndim - len(self.normalized_shape)))
+        sums = {"weight": gy * unit, "bias": gy}
+        return {name: sums[name].sum(axis=leading) for name in self.params}
+
+    def jacobian_t(self, saved: tuple[Array, Array]) -> Any:
+        """Return a dense block for each normalised vector of a sample, per sample; the batch is the first axis."""
+        from sparsebp.jacobians import block_jacobian_t
+
+        unit, scale = saved
+        if unit.ndim == len(self.normalized_shape):
+            raise ShapeError(
+                "x has no batch axis", expected="(B, …)", got=unit.shape, remedy="Add an axis in front"
+            )  # fmt: skip
+        n = math.prod(self.normalized_shape)
+        positions = math.prod(unit.shape[1 : unit.ndim - len(self.normalized_shape)])
+        unit, scale = unit.reshape(-1, positions, n), scale.reshape(-1, positions, 1, 1)
+        eye = backend.namespace(unit).eye(n, dtype=unit.dtype)
+        blocks = scale * self._block(unit, eye)
+        return block_jacobian_t(blocks * self.params["weight"].reshape(-1) if "weight" in self.params else blocks)
+
+    @property
+    def sample_axes(self) -> int:  # type: ignore[override]
+        """The normalised ones."""
+        return len(self.normalized_shape)
+
+    def lone(self, saved: tuple[Array, Array]) -> bool:
+        """Whether x had no axis beside the normalised ones."""
+        return saved[0].ndim == len(self.normalized_shape)
+
+    def _block(self, unit: Array, eye: Array) -> Array:
+        """Return the blocks but for the scale."""
+        return eye - (1 + unit[..., :, None] * unit[..., None, :]) / eye.shape[0]
+
+    def _check(self, x: Array) -> ModuleType:
+        """Return the namespace of x; raise if it does not fit."""
+        check_input(x)
+        leading = x.ndim - len(self.normalized_shape)
+        if leading < 0:
+            raise ShapeError(
+                "x has too few axes", expected=f"(…, {', '.join(map(str, self.normalized_shape))})", got=x.shape,
+                remedy="Pass an array that ends in normalized_shape",
+            )  # fmt: skip
+        weight = self.params.get("weight")
+        shape = (*(None for _ in range(leading)), *self.normalized_shape)
+        return check_input(x, dtype=None if weight is None else weight.dtype, shape=shape, like=weight)
+
+    def _axes(self) -> tuple[int, ...]:
+        return tuple(range(-len(self.normalized_shape), 0))
+
+
+# Normalisation by the mean square of the trailing axes.
+
+class RMSNorm(LayerNorm):
+    """``x / sqrt(mean(x²) + eps) · weight`` over the trailing axes, as `torch.nn.RMSNorm`.
+
+    Parameters
+    ----------
+    normalized_shape
+        Lengths of the trailing axes that are normalised together; an integer stands for one axis.
+    eps
+        Added to the mean square; None: the spacing of x's dtype at 1.
+    elementwise_affine
+        Whether there is a weight.
+    device
+        None or ``"cpu"``: layers are built on the host, and moved by `to`.
+    dtype
+        float32 or float64, of the weight.
+
+    Raises
+    ------
+    OptionError
+        `normalized_shape` is empty or holds a length below 1, `eps` is negative, or the flag is no truth value.
+
+    Notes
+    -----
+    Parameter: ``weight`` (ones), of shape `normalized_shape`. Source: Zhang & Sennrich, "Root Mean Square Layer
+    Normalization", 2019, Eq. 4.
+    """
+
+    def __init__(
+        self, normalized_shape: int | Sequence[int], eps: float | None = None, elementwise_affine: bool = True,
+        device: Any = None, dtype: Any = np.float32,
+    ) -> None:  # fmt: skip
+        super().__init__(normalized_shape, 0.0 if eps is None else eps, elementwise_affine, False, device, dtype)
+        self._eps_of_dtype = eps is None
+
+    def forward(self, x: Array) -> tuple[Array, tuple[Array, Array]]:
+        """Return the normalised x; `saved` is it before the weight, and 1/sqrt(mean(x²) + eps).
+
+        Raises
+        ------
+        ShapeError, DTypeError, DeviceError
+            x does not end in `normalized_shape`, or its dtype is not the weight's.
+        """
+        xp = self._check(x)
+        eps = np.finfo(x.dtype).eps if self._eps_of_dtype else self.eps
+        scale = 1 / xp.sqrt((x * x).mean(axis=self._axes(), keepdims=True) + x.dtype.type(eps))
+        unit = x * scale
+        return unit * self.params["weight"] if self.params else unit, (unit, scale)
+
+    def input_grad(self, gy: Array, saved: tuple[Array, Array]) -> Array:
+        """Return ``(g - x̂ mean(g x̂)) / sqrt(mean(x²) + eps)`` with g = gy · weight."""
+        unit, scale = saved
+        check_gy(gy, unit.shape, unit.dtype, unit)
+        g = gy * self.params["weight"] if self.params else gy
+        return scale * (g - unit * (g * unit).mean(axis=self._axes(), keepdims=True))
+
+    jacobian_t, lone = LayerNorm.jacobian_t, LayerNorm.lone
+
+    def _block(self, unit: Array, eye: Array) -> Array:
+        return eye - unit[..., :, None] * unit[..., None, :] / eye.shape[0]

@@ -1,1 +1,0 @@
-"""The way back through runs of a cell: by any algorithm, when it is asked for, and its Jacobians."""

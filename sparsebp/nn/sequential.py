@@ -1,0 +1,892 @@
+"""Sequential: a chain of layers."""
+
+from __future__ import annotations
+
+from __future__ import annotations
+from collections.abc import Callable
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+from typing import NamedTuple
+import numpy as np
+from sparsebp.core.errors import MemoryLimitError
+from sparsebp.nn.bptt import BackwardOptions
+from sparsebp.nn.layer import Work
+import abc
+from collections.abc import Iterator
+from math import prod
+from sparsebp.core.shortcuts import belongs
+from sparsebp.core.shortcuts import is_lone
+from sparsebp.core.check import Array
+from sparsebp.nn.gradients import gradients_of
+from sparsebp.nn.layer import Layer
+from sparsebp.nn.layer import dotted
+from sparsebp.nn.layer import input_grad_work
+from copy import copy
+from functools import lru_cache
+from itertools import groupby
+from typing import cast
+from sparsebp.core import backend
+from sparsebp.core.check import ScanAlgorithm
+from sparsebp.nn.gradients import Gradients
+from sparsebp.nn import norm
+from sparsebp.core.check import forward_of
+from sparsebp.core.errors import OptionError
+from sparsebp.core.errors import ShapeError
+from sparsebp.nn.gradients import Shared
+from sparsebp.nn.layer import check_gy
+from sparsebp.nn.layer import check_input
+from sparsebp.nn.layer import check_layer
+from sparsebp.nn.layer import total_work
+import inspect
+from itertools import pairwise
+from sparsebp.core.check import Backward
+
+
+# ``backward="auto"`` of a chain: layer by layer, or a scan, by estimates that depend on shapes and masks alone.
+
+class ChainChoice(NamedTuple):
+    """Whether a stretch is scanned, why, and the estimated seconds of ``"bp"`` and of scans with their values."""
+
+    scans: bool
+    reason: str
+    estimates: dict[str, float]
+
+
+def choose_chain_backward(
+    works: Sequence[Work], batch: int, dtype: np.dtype, xp: ModuleType, options: BackwardOptions,
+    jacobians: Callable[[], list[Any]], plan: Callable[[list[Any]], Any],
+) -> ChainChoice:  # fmt: skip
+    """Compare estimates of the same machine model: layer by layer, the least that any scan takes, the scans themselves.
+
+    Parameters
+    ----------
+    works
+        Costs of the layers' `input_grad`.
+    batch, dtype, xp, options
+        What they are for; `options` give the workers and the memory limit.
+    jacobians
+        Returns the transposed Jacobians that are not the identity. Called only where `works` do not tell already that
+        no scan can be as fast: their patterns may be large.
+    plan
+        Plans the scan over them; called only if a scan is taken.
+    """
+    from sparsebp.core.machine import machine
+    from sparsebp.scan.report import MARGIN
+    from sparsebp.scan.report import layerwise_seconds
+    from sparsebp.scan.report import least_scan_seconds
+    from sparsebp.scan.report import values_seconds
+    from sparsebp.scan.plan import estimate_scans
+
+    m, itemsize, limit = machine(xp, options.workers), np.dtype(dtype).itemsize, options.memory_limit
+    layerwise = layerwise_seconds(((w.flops, w.values, w.calls) for w in works), m, itemsize)
+    entries = sum(work.entries for work in works)
+    workers = f"{m.workers} worker{'s' if m.workers != 1 else ''}"
+    size = f"the gradients at {len(works)} layers' inputs, batch {batch} ({m.name}, {workers})"
+
+    def layer_by_layer(why: str) -> ChainChoice:
+        return ChainChoice(False, f"Layer by layer: {_time(layerwise)} estimated for {size}; {why}.", {"bp": layerwise})
+
+    beyond = layer_by_layer(f"no scan keeps to memory_limit, {limit} bytes")
+    least = least_scan_seconds(entries, batch, m, itemsize)
+    if least > MARGIN * layerwise:
+        return layer_by_layer(f"no scan takes less than {_time(least)}, over {entries} entries of Jacobians")
+    if limit is not None and entries * itemsize > limit:
+        return beyond
+    moving = jacobians()
+    if not moving:
+        return layer_by_layer("no layer changes a gradient, there is nothing to scan")
+    rest = None if limit is None else limit - sum(j.data.nbytes for j in moving)
+    if rest is not None and rest < 0:
+        return beyond
+    values = values_seconds((j.data.size for j in moving), m, itemsize)
+    shared = [j.batch is None for j in moving]
+    try:
+        times = estimate_scans(
+            [j.pattern for j in moving], options.workers, rest, batch=batch, dtype=dtype, shared=shared, xp=xp
+        )
+        if times and min(times.values()) + values <= MARGIN * layerwise:
+            times = plan(moving).estimates or times  # what planning left, estimates of memory are rough
+    except MemoryLimitError:
+        times = {}
+    if not times:
+        return beyond
+    scan = min(times, key=lambda name: times[name])
+    estimates = {"bp": layerwise} | {name: values + t for name, t in times.items()}
+    found = f"{_time(times[scan])} and {_time(values)} for the Jacobians' values"
+    if estimates[scan] <= MARGIN * layerwise:
+        reason = f"By scan: {found} estimated for {size}; layer by layer {_time(layerwise)}."
+        return ChainChoice(True, reason, estimates)
+    refused = f"the fastest scan, {scan}, takes {found}, more than {MARGIN:.0%} of that"
+    return layer_by_layer(refused)._replace(estimates=estimates)
+
+
+def _time(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms" if seconds >= 1e-3 else f"{1e6 * seconds:.3g} µs"
+
+
+# Layers that consist of others, and what they know of each of them.
+
+class Link(NamedTuple):
+    """A layer inside another, what it saved, and the shapes of its input and output, batch first."""
+
+    layer: Layer
+    saved: Any
+    shape: tuple[int, ...]
+    out_shape: tuple[int, ...]
+
+    def work(self) -> Work:
+        """Return what the layer's `input_grad` costs, and the entries of its Jacobian, which may be a dense one."""
+        work = input_grad_work(self.layer, self.shape, self.saved)
+        if belongs(self.layer, "jacobian_t"):
+            return work
+        return work._replace(entries=prod(self.shape) * prod(self.out_shape[1:]))
+
+    def couples_samples(self) -> bool:
+        """Whether the layer couples the samples, or may do so."""
+        return not belongs(self.layer, "couples_samples") or self.layer.couples_samples(self.saved)
+
+    def lone(self) -> bool:
+        """Whether the layer's forward had a lone sample."""
+        return is_lone(self.layer, self.saved, self.shape)
+
+    def choices(self, prefix: str) -> Iterator[tuple[str, str, str]]:
+        """Yield the layer's choices under that name."""
+        if belongs(self.layer, "choices"):
+            yield from self.layer.choices(self.saved, prefix)
+
+    def jacobian_t(self, like: Array) -> Any:
+        """Return the layer's `TransposedJacobian`: its own, or the dense one from its input gradient.
+
+        `like` is an array of the dtype of input and output, on their device.
+        """
+        if belongs(self.layer, "jacobian_t"):
+            return self.layer.jacobian_t(self.saved)
+        from sparsebp.jacobians import dense_jacobian_t
+
+        return dense_jacobian_t(
+            lambda gy: gradients_of(self.layer, gy, self.saved).input_grad(), self.shape[1:], self.out_shape[1:],
+            self.shape[0], like,
+        )  # fmt: skip
+
+
+class Container(Layer):
+    """The base of `Sequential`, `Residual` and `Concat`: what is so if it is so of a layer inside."""
+
+    replayable = True
+
+    @abc.abstractmethod
+    def _parts(self, saved: Any) -> Iterator[Link]:
+        """Yield a link for each of the children, in their order."""
+
+    def choices(self, saved: Any, prefix: str = "") -> Iterator[tuple[str, str, str]]:
+        """Yield those of the layers inside."""
+        for name, link in zip(self.children, self._parts(saved), strict=True):
+            yield from link.choices(dotted(prefix, name))
+
+    def couples_samples(self, saved: Any) -> bool:
+        """Whether any of the layers inside does."""
+        return any(link.couples_samples() for link in self._parts(saved))
+
+    def lone(self, saved: Any) -> bool:
+        """Whether any of the layers inside had a lone sample."""
+        return any(link.lone() for link in self._parts(saved))
+
+    def _all_stepwise(self) -> bool:
+        """Whether all of the layers inside work on each step of a sequence by itself."""
+        return all(getattr(child, "stepwise", False) for child in self.children.values())
+
+
+# Back-propagation through a chain of layers: one input gradient after the other, or a scan over Jacobians.
+#
+# The scan takes the place of the chain of I (BPPSA §3.1): the layers' transposed Jacobians are its elements, their
+# values new at every step, while patterns and plans are made once. The rest of the package has the batch first, a scan
+# has it last; gradients are turned around here and nowhere else.
+
+KEPT = 8
+"""Choices that a chain keeps: of a stretch for each batch size, and as long as no mask changes."""
+
+
+class ChainBackward:
+    """How one chain runs backward: by its options, and by what ``"auto"`` has chosen for its stretches.
+
+    Stretches of layers are scanned each by itself; a layer between them that couples the samples has no Jacobian and
+    runs its `input_grad`, and so does one that stands alone, for which there is nothing to scan.
+    """
+
+    def __init__(self, options: BackwardOptions) -> None:
+        self.options = options
+        self._chosen: dict[Any, ChainChoice] = {}
+
+    def gradients(self, links: Sequence[Link], last: Gradients) -> tuple[Array, list[Gradients]]:
+        """Return the gradient at the input of the first link, and the `Gradients` of every link.
+
+        Parameters
+        ----------
+        links
+            In the order of forward.
+        last
+            The gradients of the last one.
+
+        Raises
+        ------
+        MemoryLimitError
+            Jacobians and scan of a stretch need more than the options' limit.
+        """
+        gy, found = last.gy, list[Gradients]()  # from the last link to the first
+
+        def met(link: Link) -> Gradients:
+            found.append(gradients_of(link.layer, gy, link.saved) if found else last)
+            return found[-1]
+
+        for scannable, stretch in self._stretches(links):
+            if scannable and self._choice(stretch, gy).scans:
+                for link, at_input in zip(stretch, self._scan(stretch, gy), strict=True):
+                    met(link)
+                    gy = at_input
+                continue
+            ahead: Gradients | None = None  # of the next link, from the gradient at this one's output
+            for link, before in zip(stretch, (*stretch[1:], None), strict=True):
+                if ahead is None:
+                    at = met(link)
+                else:
+                    found.append(at := ahead)
+                ahead = _through(before, link, gy)
+                if ahead is None:
+                    gy = at.input_grad()
+        return gy, found[::-1]
+
+    def plans(self, links: Sequence[Link], like: Array) -> list[Any]:
+        """Return a `ScanPlan` or `LayerByLayer` for every stretch that could be scanned, from the last to the first.
+
+        `like` is an array of the gradient's dtype, on its device. There is nothing to return for ``"bp"``.
+        """
+        from sparsebp.scan.report import LayerByLayer
+
+        plans: list[Any] = []
+        for scannable, stretch in self._stretches(links):
+            if not scannable:
+                continue
+            choice = self._choice(stretch, like)
+            if not choice.scans:
+                plans.append(LayerByLayer(choice.reason, choice.estimates))
+            elif moving := _moving(_jacobians(stretch, like)):
+                plan = self._plan_within(moving, stretch[0].shape[0])
+                if self.options.algorithm == "auto":  # the plan may serve another chain, for another reason
+                    plan = copy(plan)
+                    plan.reason, plan.estimates = f"{choice.reason} {plan.reason}", choice.estimates
+                plans.append(plan)
+        return plans
+
+    def _stretches(self, links: Sequence[Link]) -> Iterator[tuple[bool, Sequence[Link]]]:
+        """Yield ``(whether it can be scanned, links from last to first)`` from the last stretch to the first."""
+        if self.options.algorithm == "bp":
+            yield False, links[::-1]
+            return
+        for alone, group in groupby(reversed(links), _stands_alone):
+            stretch = list(group)
+            yield not alone and len(stretch) > 1 and stretch[0].shape[0] > 0, stretch
+
+    def _choice(self, stretch: Sequence[Link], like: Array) -> ChainChoice:
+        """Return what ``"auto"`` takes for a stretch, from the last layer to the first; all other options are scans."""
+        if self.options.algorithm != "auto":
+            return ChainChoice(True, f"backward={self.options.algorithm!r} was asked for.", {})
+        xp, batch = backend.namespace(like), stretch[0].shape[0]
+        layers = tuple((link.layer, link.shape, link.layer.training) for link in stretch)
+        key = (layers, _masks(stretch), like.dtype, xp.__name__)  # modules cannot be copied
+        if key not in self._chosen:
+            choice = choose_chain_backward(
+                [link.work() for link in stretch], batch, like.dtype, xp, self.options,
+                lambda: _moving(_jacobians(stretch, like)), lambda moving: self._plan_within(moving, batch),
+            )  # fmt: skip
+            while len(self._chosen) >= KEPT:
+                del self._chosen[next(iter(self._chosen))]
+            self._chosen[key] = choice
+        return self._chosen[key]
+
+    def _scan(self, stretch: Sequence[Link], gy: Array) -> list[Array]:
+        """Return the gradients at the inputs of `stretch`, which goes from the last layer to the first."""
+        batch = gy.shape[0]
+        y = backend.namespace(gy).ascontiguousarray(gy.reshape(batch, -1).T)
+        jacobians = _jacobians(stretch, gy)
+        moving = _moving(jacobians)
+        results = iter(self._plan_within(moving, batch)(y, [j.data for j in moving]) if moving else [])
+        gradients = []
+        for link, jacobian in zip(stretch, jacobians, strict=True):
+            if not _is_identity(jacobian):
+                y = next(results)
+            gradients.append(y.T.reshape(link.shape))
+        return gradients
+
+    def _plan_within(self, moving: Sequence[Any], batch: int) -> Any:
+        """Return the plan for these Jacobians, none an identity, if they and the scan fit into the memory limit."""
+        first = moving[0].data
+        stored = sum(j.data.nbytes for j in moving)
+        limit = self.options.memory_limit
+        try:
+            return _plan(
+                tuple(j.pattern for j in moving), tuple(j.batch is None for j in moving), batch, first.dtype,
+                backend.namespace(first), self.options, None if limit is None else max(limit - stored, 0),
+            )  # fmt: skip
+        except MemoryLimitError as error:
+            raise MemoryLimitError(
+                f"backward={self.options.algorithm!r} needs too much memory for {len(moving)} layers and B = {batch}",
+                expected=f"at most {limit} bytes (memory_limit)",
+                got=f"{stored} bytes of Jacobians, and for the scan {error.got}",
+                remedy=f"{error.remedy} (memory_limit less the Jacobians), or use backward='bp', which stores none",
+            ) from error
+
+
+def _through(link: Link | None, behind: Link, gy: Array) -> Gradients | None:
+    """Return the gradients of a link for `gy` at the output of the one behind it, where they go in one pass."""
+    if link is None or not norm.together(link.layer, behind.layer):
+        return None
+    return norm.gradients(link.layer, behind.layer, gy, link.saved, behind.saved)
+
+
+def _stands_alone(link: Link) -> bool:
+    """Whether a layer has no Jacobian a sample that a scan could chain: its samples meet, or are not on axis 0."""
+    return link.couples_samples() or link.layer.batch_axes != (0, 0) or link.lone()
+
+
+def _masks(stretch: Sequence[Link]) -> tuple[bytes, ...]:
+    """Return the masks of pruned weights, packed: with the layers, they say what the patterns are."""
+    masks = (mask for link in stretch for _, layer in link.layer.modules() for mask in layer.masks())
+    return tuple(np.packbits(backend.to_host(mask)).tobytes() for mask in masks)  # synchronize!
+
+
+def _jacobians(stretch: Sequence[Link], like: Array) -> list[Any]:
+    return [link.jacobian_t(like) for link in stretch]
+
+
+def _moving(jacobians: Sequence[Any]) -> list[Any]:
+    """Return the Jacobians that change a gradient."""
+    return [j for j in jacobians if not _is_identity(j)]
+
+
+def _is_identity(jacobian: Any) -> bool:
+    return jacobian.pattern.kind == "identity"
+
+
+@lru_cache(maxsize=8)  # a plan keeps its buffers, gigabytes for large nets; one for each stretch and batch size
+def _plan(
+    patterns: tuple[Any, ...], shared: tuple[bool, ...], batch: int, dtype: np.dtype, xp: ModuleType,
+    options: BackwardOptions, memory_limit: int | None,
+) -> Any:  # fmt: skip
+    from sparsebp.scan import plan_scan
+
+    chunks = options.chunks if options.algorithm == "chunked" else None
+    up_levels = options.up_levels if options.algorithm == "hybrid" else None
+    return plan_scan(
+        patterns, algorithm=cast(ScanAlgorithm, options.algorithm), workers=options.workers,
+        up_levels=up_levels, chunks=chunks, memory_limit=memory_limit, batch=batch, dtype=dtype, shared=shared, xp=xp,
+    )  # fmt: skip
+
+
+# Concat: parallel branches on one input, their outputs side by side.
+
+class ConcatSaved(NamedTuple):
+    """The input, the shapes of the branches' outputs, and what each branch saved."""
+
+    x: Array
+    shapes: list[tuple[int, ...]]
+    branches: list[Any]
+
+
+class Concat(Container):
+    """``y = [branch₀(x), branch₁(x), …]`` along the channels, the axis after the batch, as in Inception modules.
+
+    Parameters
+    ----------
+    branches
+        Layers whose outputs differ in the channels alone. Children are named ``"0"``, ``"1"``, …
+
+    Raises
+    ------
+    OptionError
+        There is no branch.
+    """
+
+    def __init__(self, *branches: Layer) -> None:
+        super().__init__()
+        if not branches:
+            raise OptionError(
+                "Concat has no branches", expected="at least one", got="none", remedy="Use Identity() for no change"
+            )
+        self.children = {str(i): check_layer(f"branch {i}", branch) for i, branch in enumerate(branches)}
+
+    def forward(self, x: Array) -> tuple[Array, ConcatSaved]:
+        """Return the branches' outputs side by side; `saved` is what each one saved, and more.
+
+        Raises
+        ------
+        ShapeError
+            The outputs differ in more than the channels.
+        """
+        xp = check_input(x)
+        outputs, saved = zip(*(forward_of(branch, x) for branch in self.children.values()), strict=True)
+        if any(is_lone(branch, each, x.shape) for branch, each in zip(self.children.values(), saved, strict=True)):
+            raise ShapeError("x is a lone sample, of which the channels are not the second axis",
+                             expected="(B, channels, …)", got=x.shape, remedy="Pass x[None]")  # fmt: skip
+        if outputs[0].ndim < 2 or len({(y.shape[0], *y.shape[2:]) for y in outputs}) > 1:
+            raise ShapeError(
+                "The outputs of the branches do not stand side by side",
+                expected="(B, channels, …) that differ in the channels alone",
+                got=", ".join(str(y.shape) for y in outputs),
+                remedy="Choose strides and paddings that give every branch the same positions",
+            )
+        return _side_by_side(xp, outputs), ConcatSaved(x, [out.shape for out in outputs], list(saved))
+
+    def gradients(self, gy: Array, saved: ConcatSaved) -> Gradients:
+        """Return the gradients: each branch's of its part of gy, those at the input added up."""
+        shapes = saved.shapes
+        xp = check_gy(gy, (shapes[0][0], sum(shape[1] for shape in shapes), *shapes[0][2:]), None)
+
+        def of_branches() -> dict[str, Gradients]:
+            found, first = {}, 0
+            for (name, branch), branch_saved, shape in zip(self.children.items(), saved.branches, shapes, strict=True):
+                part = xp.ascontiguousarray(gy[:, first : first + shape[1]])
+                found[name] = gradients_of(branch, part, branch_saved)
+                first += shape[1]
+            return found
+
+        branches = Shared(of_branches, xp)
+
+        def at_input() -> Array:
+            total, *others = (branch.input_grad() for branch in branches().values())
+            for grad in others:
+                total = total + grad  # a new array: a branch may have returned gy itself
+            return total
+
+        return Gradients(self, gy, saved, at_input, branches)
+
+    def input_grad_work(self, shape: tuple[int, ...], saved: ConcatSaved) -> Work:
+        """Return the branches' costs, of parts of the gradient, and those of a sum."""
+        parts = (input_grad_work(link.layer, shape, link.saved) for link in self._parts(saved))
+        copies = [Work(prod(shape), 3 * prod(shape) + 2 * prod(out), 2) for out in saved.shapes]
+        return total_work((*parts, *copies))._replace(entries=0)
+
+    def jacobian_t(self, saved: ConcatSaved) -> Any:
+        """Return the branches' transposed Jacobians side by side."""
+        from sparsebp.jacobians import TransposedJacobian
+        from sparsebp.patterns import plan_concatenation
+
+        jacobians = [link.jacobian_t(saved.x) for link in self._parts(saved)]
+        plan = plan_concatenation(*(jacobian.pattern for jacobian in jacobians))
+        return TransposedJacobian(plan.pattern, plan(*(jacobian.data for jacobian in jacobians)))
+
+    def _parts(self, saved: ConcatSaved) -> Iterator[Link]:
+        for branch, branch_saved, shape in zip(self.children.values(), saved.branches, saved.shapes, strict=True):
+            yield Link(branch, branch_saved, saved.x.shape, shape)
+
+
+def _side_by_side(xp: ModuleType, arrays: Sequence[Array]) -> Array:
+    """Return arrays (B, channels, …) along the channels."""
+    if backend.is_host(xp):
+        return xp.concatenate(arrays, axis=1)
+    # CuPy's concatenate sends the addresses of more than eight arrays from the host: that cannot be captured.
+    shape = arrays[0].shape
+    y, first = (
+        xp.empty((shape[0], sum(a.shape[1] for a in arrays), *shape[2:]), np.result_type(*(a.dtype for a in arrays))),
+        0,
+    )
+    for array in arrays:
+        y[:, first : first + array.shape[1]] = array
+        first += array.shape[1]
+    return y
+
+
+# Which layers of a chain get the lengths of sequences that are padded at the end.
+
+def taking_lengths(stages: Sequence[tuple[str, Any]]) -> tuple[list[int], bool]:
+    """Return the numbers of the layers whose forward takes lengths, and whether one of them leaves no steps behind it.
+
+    From the one on that makes one vector of all steps (``joins_steps = True``, as `MeanOverSteps`) there are none any
+    more. Before it, a layer either takes lengths or works on each step by itself (``stepwise = True``, as `Linear`).
+
+    Parameters
+    ----------
+    stages
+        Names and layers, as `Layer.stages` returns them.
+
+    Raises
+    ------
+    OptionError
+        A layer may mix valid steps with those behind a sample's end.
+    """
+    found = []
+    for number, (name, layer) in enumerate(stages):
+        if "lengths" in inspect.signature(layer.forward).parameters:
+            found.append(number)
+            if getattr(layer, "joins_steps", False):
+                return found, True
+        elif not getattr(layer, "stepwise", False):
+            raise OptionError(
+                f"Layer {name or 'of the model'} does not take lengths, and may mix steps with padding",
+                expected="forward(x, lengths=...), or stepwise = True in the class, up to a MeanOverSteps",
+                got=f"{type(layer).__name__}.forward({', '.join(inspect.signature(layer.forward).parameters)})",
+                remedy="Leave lengths out, or use layers that take them",
+            )  # fmt: skip
+    return found, False
+
+
+# Residual: the input added to what a body makes of it.
+
+class Residual(Container):
+    """``y = x + body(x)`` (He et al., "Deep Residual Learning for Image Recognition", 2016, Eq. 1).
+
+    Parameters
+    ----------
+    body
+        A layer whose output has the shape of its input. Its parameters appear under ``"body."``.
+    """
+
+    def __init__(self, body: Layer) -> None:
+        super().__init__()
+        self.children["body"] = check_layer("body", body)
+
+    @property
+    def stepwise(self) -> bool:
+        """Whether the body works on each step of a sequence by itself."""
+        return self._all_stepwise()
+
+    def forward(self, x: Array) -> tuple[Array, tuple[Array, Any]]:
+        """Return x + body(x); `saved` is x and what the body saved.
+
+        Raises
+        ------
+        ShapeError
+            The body changes the shape.
+        """
+        check_input(x)
+        y, saved = forward_of(self.children["body"], x)
+        if y.shape != x.shape:
+            raise ShapeError(
+                "The body of Residual changes the shape", expected=f"an output of the input's shape {x.shape}",
+                got=y.shape, remedy="Choose a body that keeps the shape",
+            )  # fmt: skip
+        return _sum(x, y), (x, saved)
+
+    def gradients(self, gy: Array, saved: tuple[Array, Any]) -> Gradients:
+        """Return the gradients: at the input gy plus the body's."""
+        x, body_saved = saved
+        check_gy(gy, x.shape, x.dtype, x)
+        body = gradients_of(self.children["body"], gy, body_saved)
+        return Gradients(self, gy, saved, lambda: _sum(gy, body.input_grad()), lambda: {"body": body})
+
+    def input_grad_work(self, shape: tuple[int, ...], saved: tuple[Array, Any]) -> Work:
+        """Return the body's cost and that of a sum."""
+        body = input_grad_work(self.children["body"], shape, saved[1])
+        return total_work((body._replace(entries=0), Work(prod(shape), 3 * prod(shape), 1)))
+
+    def jacobian_t(self, saved: tuple[Array, Any]) -> Any:
+        """Return I + J of the body, on the union of their patterns."""
+        from sparsebp.jacobians import TransposedJacobian
+        from sparsebp.patterns import pointwise_pattern
+        from sparsebp.products import plan_addition
+
+        (jacobian,) = (body.jacobian_t(saved[0]) for body in self._parts(saved))
+        size = jacobian.shape[0]
+        ones = backend.namespace(jacobian.data).ones(size, dtype=jacobian.dtype)
+        plan = plan_addition(jacobian.pattern, pointwise_pattern(size))
+        return TransposedJacobian(plan.pattern, plan(jacobian.data, ones))
+
+    @property
+    def batch_axes(self) -> tuple[int, int]:  # type: ignore[override]
+        """As the body has it."""
+        return self.children["body"].batch_axes
+
+    def _parts(self, saved: tuple[Array, Any]) -> Iterator[Link]:
+        x, body_saved = saved
+        yield Link(self.children["body"], body_saved, x.shape, x.shape)
+
+
+def _sum(a: Array, b: Array) -> Array:
+    """Return the sum of two large arrays of one shape and dtype, whose memory is used again by the next step."""
+    xp = backend.namespace(a, b)
+    return xp.add(a, b, out=backend.empty(xp, a.shape, a.dtype))
+
+
+class SequentialSaved(NamedTuple):
+    """What the layers saved, the shapes of their inputs, and what the output is like.
+
+    Attributes
+    ----------
+    layers, shapes
+        One each layer.
+    output_shape
+        Shape of the output.
+    like
+        An empty array of the output's dtype, on its device.
+    """
+
+    layers: list[Any]
+    shapes: list[tuple[int, ...]]
+    output_shape: tuple[int, ...]
+    like: Array
+
+
+class Sequential(Container):
+    """Layers one after the other, as `torch.nn.Sequential`; children are named ``"0"``, ``"1"``, …
+
+    The gradients between the layers are computed once for all of `gradients`. Those of the weights alone do without the
+    input gradient of the first layer that has parameters, and without its Jacobian.
+
+    Parameters
+    ----------
+    *layers
+        The chain. The layers of Sequentials inside are links of the same chain; it is the outermost that says how
+        backward runs.
+    backward
+        ``"bp"``: the layers' `input_grad`, one after the other. Else a scan over the layers' transposed Jacobians
+        (BPPSA §3.1), by the algorithm of that name of `sparsebp.plan_scan`. ``"auto"``: a cost model compares layer by
+        layer with all scans, the values of their Jacobians included, by shapes, pruned weights, workers and memory
+        limit; `scan_plans` says what it took and why. Patterns and plans are made at the first step with a batch size,
+        values at every step.
+    up_levels, chunks, workers, memory_limit
+        Levels of the up-sweep of ``"hybrid"``, number of chunks of ``"chunked"``, workers of the cost model, and most
+        bytes that the Jacobians and the scan of a stretch may take (beyond it, ``"auto"`` runs layer by layer); None:
+        the algorithm chooses, and no limit.
+
+    Raises
+    ------
+    OptionError
+        There are no layers, or `backward` or an option of it is not one of those above.
+
+    Notes
+    -----
+    A layer that couples the samples, `BatchNorm2d` while training, has no Jacobian of one sample. It splits the chain:
+    the stretches before and behind it are scanned, and it runs its `input_grad`. So does a `Residual` around one.
+    """
+
+    def __init__(
+        self, *layers: Layer, backward: Backward = "bp", up_levels: int | None = None, chunks: int | None = None,
+        workers: int | None = None, memory_limit: int | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        if not layers:
+            raise OptionError(
+                "Sequential has no layers", expected="at least one", got="none", remedy="Use Identity() for no change"
+            )
+        self.children = {str(i): check_layer(f"layer {i}", layer) for i, layer in enumerate(layers)}
+        self.set_backward(backward, up_levels, chunks, workers, memory_limit)
+
+    def set_backward(
+        self, backward: Backward, up_levels: int | None = None, chunks: int | None = None,
+        workers: int | None = None, memory_limit: int | None = None,
+    ) -> None:  # fmt: skip
+        """Choose how backward runs from now on; the arguments are those of the class.
+
+        Raises
+        ------
+        OptionError
+            One of them is invalid.
+        """
+        self._backward = ChainBackward(BackwardOptions(backward, up_levels, chunks, workers, memory_limit))
+
+    @property
+    def stepwise(self) -> bool:
+        """Whether all layers work on each step of a sequence by itself."""
+        return self._all_stepwise()
+
+    @property
+    def backward(self) -> Backward:
+        """The way of backward asked for."""
+        return self._backward.options.algorithm
+
+    def stages(self, prefix: str = "") -> list[tuple[str, Layer]]:
+        """Return the links with their dotted names: the layers, with those of Sequentials inside in their place.
+
+        A subclass with a forward or a way back of its own is one stage: whoever ran its layers would go past these.
+
+        Raises
+        ------
+        OptionError
+            A layer is inside itself.
+        """
+        self.modules()
+        return self._named(prefix) if belongs(self, "stages") else [(prefix, self)]
+
+    def _named(self, prefix: str = "") -> list[tuple[str, Layer]]:
+        return [stage for name, layer in self.children.items() for stage in layer.stages(dotted(prefix, name))]
+
+    def stage_gradients(
+        self, first: int, saved: Sequence[Any], shapes: Sequence[tuple[int, ...]], last: Gradients
+    ) -> tuple[Array, list[Gradients]]:
+        """Return the gradient at the input of stage number `first`, and the `Gradients` of the stages from there on.
+
+        Parameters
+        ----------
+        first
+            Number of the first stage, see `stages`.
+        saved, shapes
+            What each of the stages from `first` on saved, and the shape of its input.
+        last
+            The gradients of the last stage.
+        """
+        stages = self.stages()[first:]
+        ends = [*shapes[1:], last.gy.shape]
+        links = [Link(layer, *rest) for (_, layer), *rest in zip(stages, saved, shapes, ends, strict=True)]
+        return self._backward.gradients(links, last)
+
+    def __len__(self) -> int:
+        return len(self.children)
+
+    def __getitem__(self, index: int) -> Layer:
+        return list(self.children.values())[index]
+
+    def forward(self, x: Array, lengths: Any = None) -> tuple[Array, SequentialSaved]:
+        """Run the chain.
+
+        Parameters
+        ----------
+        x
+            The first layer's input.
+        lengths
+            Of sequences padded at the end, valid steps of each (B integers), for the layers that take them; or None.
+            What x holds behind an end must be finite where other layers meet it first: 0 · NaN is NaN.
+
+        Raises
+        ------
+        OptionError
+            There are lengths, and a layer neither takes them nor works on each step by itself.
+        ShapeError
+            A layer does not take the shape that comes to it; the message names the layer and the shape of x.
+        """
+        backend.namespace(x)
+        shapes: list[tuple[int, ...]] = []
+        saved: list[Any] = []
+        options = self._lengths_of(lengths)
+        children = list(self.children.items())
+        for number, (name, layer) in enumerate(children):
+            if len(saved) > number:  # it has run with the one before
+                continue
+            shapes.append(x.shape)
+            behind = children[number + 1][1] if number + 1 < len(children) else None
+            try:
+                found = None
+                if behind is not None and norm.together(layer, behind):
+                    found = norm.forward(layer, behind, x)
+                x, layer_saved = forward_of(layer, x, **options.get(name, {})) if found is None else found
+            except ShapeError as error:
+                if not saved:  # x itself, of which the layer speaks
+                    raise
+                raise ShapeError(
+                    f"x of shape {shapes[0]} does not fit the chain at layer {name} ({type(layer).__name__}): "
+                    f"{error.problem}", expected=error.expected, got=error.got,
+                    remedy="Pass x of the size that the model is made for, or make the layers fit",
+                ) from error  # fmt: skip
+            saved.append(layer_saved)
+            if found is not None:
+                shapes.append(x.shape)
+                saved.append(x)
+        return x, SequentialSaved(saved, shapes, x.shape, backend.namespace(x).empty(0, x.dtype))
+
+    def _lengths_of(self, lengths: Any) -> dict[str, dict[str, Any]]:
+        """Return what children get beside x, by name: lengths where they, or layers inside them, take some."""
+        if lengths is None:
+            return {}
+        taking, _ = taking_lengths(self._named())
+        found, number = {}, 0
+        for name, layer in self.children.items():
+            own = range(number, number + len(layer.stages()))
+            if any(one in own for one in taking):
+                found[name] = {"lengths": lengths}
+            number = own.stop
+        return found
+
+    def gradients(self, gy: Array, saved: SequentialSaved) -> Gradients:
+        """Return the gradients: through the chain of I, or the scan in its place."""
+        xp = check_gy(gy, saved.output_shape, saved.like.dtype, saved.like)
+        links, names = self._links(saved), [name for name, _ in self._named()]
+        behind = self._behind_first_weights(links)
+        last = gradients_of(links[-1].layer, gy, links[-1].saved)
+
+        def of_tail() -> list[Gradients]:
+            """From the first layer with parameters on; what comes before has no part in the gradients of weights."""
+            if behind == len(links):
+                return [last]
+            at, found = self._backward.gradients(links[behind:], last)
+            before = links[behind - 1]
+            return [gradients_of(before.layer, at, before.saved), *found]
+
+        tail = Shared(of_tail, xp)
+        return Gradients(
+            self, gy, saved, lambda: self._backward.gradients(links[:behind], tail()[0])[0],
+            lambda: dict(zip(names[behind - 1 :], tail(), strict=True)),
+        )  # fmt: skip
+
+    def scan_plans(self, saved: SequentialSaved) -> list[Any]:
+        """Return how the gradients of weights run each stretch that could be scanned, from the output on; not ``"bp"``.
+
+        Each is a `ScanPlan`, or a `LayerByLayer` where ``"auto"`` takes no scan, and says what it does and why:
+        ``algorithm``, ``reason``, ``estimates``, ``describe()``.
+
+        Raises
+        ------
+        MemoryLimitError
+            A stretch needs more than `memory_limit`; not with ``"auto"``.
+        """
+        links = self._links(saved)
+        return self._backward.plans(links[self._behind_first_weights(links) :], saved.like)
+
+    def choices(self, saved: SequentialSaved, prefix: str = "") -> Iterator[tuple[str, str, str]]:
+        """Yield how every stretch that could be scanned runs, from the output on, and what the layers choose."""
+        for plan in self.scan_plans(saved):
+            yield prefix, plan.algorithm, plan.reason
+        for (name, _), link in zip(self._named(prefix), self._links(saved), strict=True):
+            yield from link.choices(name)
+
+    def input_grad_work(self, shape: tuple[int, ...], saved: SequentialSaved) -> Work:
+        """Return the sum of the layers' costs."""
+        return total_work(input_grad_work(link.layer, link.shape, link.saved) for link in self._parts(saved))
+
+    def jacobian_t(self, saved: SequentialSaved) -> Any:
+        """Return J₁ J₂ … J_L, the product of the layers' transposed Jacobians (its plans are cached by pattern)."""
+        jacobians = [link.jacobian_t(saved.like) for link in self._links(saved)]
+        product = jacobians[-1]
+        for jacobian in reversed(jacobians[:-1]):  # outputs are usually fewer than inputs, so start at the output
+            product = jacobian @ product
+        return product
+
+    @property
+    def batch_axes(self) -> tuple[int, int]:  # type: ignore[override]
+        """The first layer's in the input, the last one's in the output.
+
+        Raises
+        ------
+        OptionError
+            A layer takes the batch on another axis than the one before it returns it on.
+        """
+        axes = [layer.batch_axes for layer in self.children.values()]
+        for (_, given), (taken, _) in pairwise(axes):
+            if given != taken:
+                raise OptionError(
+                    "The layers put the batch on different axes", expected="one axis from layer to layer",
+                    got=f"an output with the batch on axis {given}, then an input with it on axis {taken}",
+                    remedy="Build recurrent layers with batch_first=True",
+                )  # fmt: skip
+        return axes[0][0], axes[-1][1]
+
+    @property
+    def input_dtype(self) -> np.dtype | None:
+        """The parameters' dtype, unless the first layer takes integers."""
+        first = self[0].input_dtype
+        return first if first is not None and first.kind == "i" else self.dtype
+
+    def _parts(self, saved: SequentialSaved) -> Iterator[Link]:
+        ends = [*saved.shapes[1:], saved.output_shape]
+        return map(Link, self.children.values(), saved.layers, saved.shapes, ends)
+
+    # ---- links: the layers, with those of inner Sequentials in their place -------------------------------------------
+
+    def _links(self, saved: SequentialSaved) -> list[Link]:
+        links: list[Link] = []
+        for link in self._parts(saved):
+            whole = not isinstance(link.layer, Sequential) or not belongs(link.layer, "stages")
+            links += [link] if whole else link.layer._links(link.saved)  # type: ignore[attr-defined]
+        return links
+
+    def _behind_first_weights(self, links: Sequence[Link]) -> int:
+        """Return the number of the first link whose input gradient some weights need."""
+        return next((i + 1 for i, link in enumerate(links) if link.layer.parameters()), len(links))

@@ -1,0 +1,309 @@
+"""Sequences that come a step at a time: a recurrent layer or cell, and its state in between."""
+
+from __future__ import annotations
+
+from __future__ import annotations
+from collections.abc import Sequence
+from typing import Any
+import numpy as np
+from sparsebp import kernels
+from sparsebp.core.backend import empty
+from sparsebp.core.check import check_integer
+from sparsebp.core.errors import OptionError
+from sparsebp.core.shortcuts import belongs
+from sparsebp.core.check import Array
+from sparsebp.nn.layer import Layer
+from sparsebp.nn.layer import check_input
+from sparsebp.nn.cells import GivenState
+from sparsebp.nn.cells import Weights
+from typing import ClassVar
+from sparsebp.core import backend
+from sparsebp.core.check import check_flag
+from sparsebp.core.check import check_generator
+from sparsebp.core.errors import ShapeError
+from sparsebp.core.check import Seed
+from sparsebp.nn.layer import parameter_dtype
+from sparsebp.nn.gradients import Shared
+from sparsebp.nn.layer import check_gy
+from sparsebp.nn.cells import CellMath
+from sparsebp.nn.cells import initial_weights
+from sparsebp.nn.cells import StateGradients
+from sparsebp.nn.cells import Tape
+
+
+class Stream:
+    """The state of a recurrent layer or cell between the steps of a sequence; `step` takes it one step on.
+
+    Made by ``layer.stream()``. A step allocates nothing, keeps nothing for a way back, and costs a few microseconds.
+    Dropout does not act. What is written into the parameters, or put in their place, counts from the next step on.
+
+    Examples
+    --------
+    >>> import numpy as np, sparsebp as sb
+    >>> gru = sb.nn.GRU(3, 5, rng=0)
+    >>> stream, x = gru.stream(), np.ones((7, 3), np.float32)
+    >>> y = [stream.step(x_t).copy() for x_t in x]
+    >>> bool(np.allclose(y, gru(x), atol=1e-6))
+    True
+
+    Notes
+    -----
+    One thread at a time may use a stream. A copy of a stream (`copy.deepcopy`, `pickle`) goes on by itself.
+    """
+
+    __slots__ = ("_batch", "_bound", "_c", "_dtype", "_h", "_layer", "_out", "_params", "_room", "_run", "_shape",
+                 "_suffixes", "_table", "_zeros")  # fmt: skip
+
+    def __init__(self, layer: Any, suffixes: Sequence[str] | None, batch: int | None, state: Any = None) -> None:
+        if not belongs(layer, "stream"):
+            raise _refused(layer, "a forward of this package, which a stream's steps are those of")
+        if layer.cell.kind is None:
+            raise _refused(layer, "no projection (proj_size=0)")
+        if layer.device != "cpu":
+            raise _refused(layer, "a layer on the host")
+        host = kernels.on_host().stream
+        rows = 1 if batch is None else check_integer("batch", batch, 1)
+        self._layer, self._batch, self._suffixes = layer, batch, suffixes
+        hidden, runs = layer.hidden_size, list(suffixes or ("",))
+        self._dtype = layer.params["weight_ih" + runs[0]].dtype
+        self._shape = (layer.input_size,) if batch is None else (rows, layer.input_size)
+        lead = () if suffixes is None else (len(runs),)
+        shape = (*lead, hidden) if batch is None else (*lead, rows, hidden)
+        state_of = empty(np, (len(layer.cell.states), *shape), self._dtype)  # parts of one: nobody can resize a view
+        self._h, self._c = state_of[0], state_of[1] if len(state_of) > 1 else None
+        self._out = self._h[...] if suffixes is None else self._h[-1]
+        self._out.flags.writeable = False
+        self._room = empty(np, (host.room_of(layer.cell.kind, rows, hidden),), self._dtype)
+        self._zeros = np.zeros(layer.cell.gates * hidden, self._dtype)  # where there are no biases
+        self._table = np.zeros(host.WEIGHTS + host.TABLE_OF_LAYER * len(runs), np.int64)
+        self._table[: host.WEIGHTS] = (
+            host.KINDS.index(layer.cell.kind), len(runs), rows, hidden, _address(self._h), _address(self._c),
+            _address(self._room),
+        )  # fmt: skip
+        self._run = host.step_of_stream
+        self._bind()
+        self.reset(state)
+
+    @property
+    def h(self) -> np.ndarray:
+        """The hidden states (num_layers, B, H), or (num_layers, H) without a batch; a cell's without the first axis.
+
+        They may be read, copied and written to between steps; the next step writes over them.
+        """
+        return self._h
+
+    @property
+    def c(self) -> np.ndarray | None:
+        """An LSTM's cell states, laid out as `h`; None of another layer."""
+        return self._c
+
+    def reset(self, state: GivenState | None = None) -> None:
+        """Set the state: to an array for `h` (of an LSTM the pair for `h` and `c`), or to zeros.
+
+        Raises
+        ------
+        OptionError
+            An LSTM's is no pair.
+        ShapeError, DTypeError, DeviceError
+            An array does not fit.
+        """
+        given = self._parts(state)
+        for own, array in zip((self._h, self._c), given, strict=False):
+            if array is not None:
+                check_input(array, name="state", dtype=self._dtype, shape=own.shape, like=own)
+        values = [0 if array is None else np.array(array) for array in given]  # copies: one may be the other's state
+        for own, value in zip((self._h, self._c), values, strict=False):
+            own[...] = value
+
+    def _parts(self, state: Any) -> GivenState:
+        if self._c is None:
+            return (state,)
+        if state is None:
+            return None, None
+        if isinstance(state, (tuple, list)) and len(state) == 2:
+            return state
+        raise OptionError("The state is not that of an LSTM", expected="a pair of arrays (h, c)",
+                          got=type(state).__name__, remedy="Pass (h, c), or None for zeros")  # fmt: skip
+
+    def step(self, x: np.ndarray) -> np.ndarray:
+        """Take all layers one step on, and return the last one's h.
+
+        Parameters
+        ----------
+        x
+            The step's input, (B, input_size), or (input_size,) without a batch.
+
+        Returns
+        -------
+        ndarray
+            (B, H), or (H,): a view of the stream's own state, read-only, which the next step writes over. Copy what is
+            to stay.
+
+        Raises
+        ------
+        ShapeError, DTypeError, DeviceError
+            `x` does not fit.
+        """
+        if (
+            type(x) is not np.ndarray or x.dtype is not self._dtype or x.shape != self._shape
+            or not x.flags.c_contiguous
+        ):  # fmt: skip
+            x = np.ascontiguousarray(self._checked(x))
+        params = self._layer.params
+        if params is not self._params:  # all of them were replaced at once
+            self._bind()
+        for name, array in self._bound:
+            if params[name] is not array:
+                self._bind()
+                break
+        self._run(x, self._table)
+        return self._out
+
+    def _checked(self, x: Any) -> Array:
+        check_input(x, dtype=self._dtype, shape=self._shape, like=self._h)
+        return x
+
+    def _bind(self) -> None:
+        """Look up where the parameters are."""
+        host, params = kernels.on_host().stream, self._layer.params
+        bound, addresses = [], []
+        for suffix in self._suffixes or ("",):
+            weights = Weights.of(params, suffix)
+            if weights.weight_ih.dtype != self._dtype or not isinstance(weights.weight_ih, np.ndarray):
+                raise OptionError(
+                    "The layer was converted after this stream was made", expected=f"{self._dtype} on the host",
+                    got=f"{weights.weight_ih.dtype} on {self._layer.device}", remedy="Make a new one: layer.stream()",
+                )  # fmt: skip
+            bound += [(name, array) for name, array in weights.named(suffix).items()]
+            addresses += [_address(self._zeros if array is None else array) for array in weights[:4]]
+        self._table[host.WEIGHTS :] = addresses
+        self._bound, self._params = bound, params  # keeps the arrays
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        state = self._h if self._c is None else (self._h, self._c)
+        return _again, (self._layer, self._suffixes, self._batch, state)
+
+
+def _again(layer: Any, suffixes: Sequence[str] | None, batch: int | None, state: Any) -> Stream:
+    return Stream(layer, suffixes, batch, state)
+
+
+def _address(array: np.ndarray | None) -> int:
+    return 0 if array is None else int(array.ctypes.data)
+
+
+def _refused(layer: Layer, expected: str) -> OptionError:
+    return OptionError(
+        f"{type(layer).__name__} cannot go step by step", expected=expected, got="another layer",
+        remedy="Run forward(x, h0) on what has come so far",
+    )  # fmt: skip
+
+
+# The base of RNNCell, GRUCell and LSTMCell: one step of a recurrent layer, differentiated by its state too.
+
+class CellGradients(StateGradients):
+    """`Gradients` of a cell, those with respect to the state before the step among them."""
+
+    __slots__ = ()
+    hidden = StateGradients.h0  # (B, hidden_size), by the name that a cell's state has
+
+
+class RecurrentCell(Layer):
+    """One step: ``h' = cell(x, h)``, with torch.nn's parameters ``weight_ih``, ``weight_hh``, ``bias_ih``, ``bias_hh``.
+
+    Parameters
+    ----------
+    cell
+        The cell's specifics (given by the subclass).
+    input_size, hidden_size, bias
+        As in torch.nn.
+    device
+        None or ``"cpu"``: layers are built on the host, and moved by `to`.
+    dtype
+        float32 or float64.
+    rng
+        Generator or seed of the initial values.
+    """
+
+    replayable = True
+    gradients_class: ClassVar[type[CellGradients]] = CellGradients
+
+    def __init__(
+        self, cell: CellMath, input_size: int, hidden_size: int, bias: bool = True, *, device: Any = None,
+        dtype: Any = np.float32, rng: Seed = None,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        input_size = check_integer("input_size", input_size, 1)
+        hidden_size = check_integer("hidden_size", hidden_size, 1)
+        bias = check_flag("bias", bias)
+        self.cell, self.input_size, self.hidden_size = cell, input_size, hidden_size
+        real = parameter_dtype(dtype, device)
+        weights = initial_weights(cell, input_size, hidden_size, bias, real, check_generator("rng", rng))
+        self.params.update(weights.named())
+
+    def forward(self, x: Array, h: Array | None = None) -> tuple[Array, Tape]:
+        """Return the next state (B, hidden_size) for x (B, input_size) and h (B, hidden_size) or None for zeros.
+
+        Raises
+        ------
+        ShapeError, DTypeError, DeviceError
+            An argument does not fit, or the batch is empty.
+        """
+        return self._forward(x, None if h is None else (h,))
+
+    def stream(self, batch: int | None = None, state: Any = None) -> Stream:
+        """Return a `Stream`, as `Recurrent.stream` does: steps that allocate nothing; its state has no layers' axis."""
+        return Stream(self, None, batch, state)
+
+    def step(self, x: Array, state: Stream) -> Array:
+        """Take a state of `stream` one step on: ``state.step(x)``, see there."""
+        return state.step(x)
+
+    def _forward(self, x: Array, state: GivenState | None) -> tuple[Array, Tape]:
+        """Run one step from the state, an array for each name of the cell's."""
+        weights = Weights.of(self.params)
+        xp = check_input(x, dtype=weights.weight_ih.dtype, shape=(None, self.input_size), like=weights.weight_ih)
+        if x.shape[0] == 0:
+            raise ShapeError("The batch is empty", expected="at least one sample", got=x.shape,
+                             remedy="Skip empty batches")  # fmt: skip
+        shape = (x.shape[0], self.hidden_size)
+        for name, array in zip(self.cell.states, state or (), strict=False):
+            if array is not None:
+                check_input(array, name=name, dtype=weights.weight_ih.dtype, shape=shape, like=weights.weight_ih)
+        tape = self.cell.forward(kernels.get(xp), xp.ascontiguousarray(x)[None], state, weights)
+        return tape.h[0], tape
+
+    def gradients(self, gy: Array | None, saved: Tape) -> CellGradients:
+        """Return the gradients at x (B, input_size), at h (B, hidden_size), and at the parameters."""
+        return self._gradients(gy, saved, {"gy": gy})
+
+    def _gradients(self, gy: Array | None, saved: Tape, last: dict[str, Array | None]) -> Any:
+        """Return the gradients from those at the state's arrays, by the names that messages have for them."""
+        weights, xp = Weights.of(self.params), backend.namespace(saved.h)
+        if all(array is None for array in last.values()):
+            raise OptionError("No gradient was given", expected=" or ".join(last), got="None",
+                              remedy="Pass the gradient of the loss with respect to the next state")  # fmt: skip
+        arriving = [self._checked(name, array, saved) for name, array in last.items()]
+        step = Shared(lambda: self.cell.backward(saved, weights.weight_hh, None, arriving), xp)
+        return self.gradients_class(
+            self, gy, saved, lambda: self.cell.input_grad(step().ga, weights)[0],
+            lambda: self.cell.weight_grad(step().ga, saved, weights).named(), state=lambda: step().initial,
+        )  # fmt: skip
+
+    def _checked(self, name: str, grad: Array | None, saved: Tape) -> Array | None:
+        """Return the gradient at an array of the state, C-contiguous."""
+        if grad is None:
+            return None
+        if name == "gy":
+            return check_gy(grad, saved.h[0].shape, saved.h.dtype, saved.h).ascontiguousarray(grad)
+        xp = check_input(grad, name=name, dtype=saved.h.dtype, shape=saved.h[0].shape, like=saved.h)
+        return xp.ascontiguousarray(grad)
+
+    def hidden_jacobian_t(self, saved: Tape) -> Any:
+        """Return the transposed Jacobian of the new state with respect to the old one, per sample (BPPSA Eq. 11).
+
+        It is (H, H); of an LSTM, whose state is (h, c), (2H, 2H).
+        """
+        from sparsebp.nn.bptt import hidden_jacobians_t
+
+        return hidden_jacobians_t(self.cell, saved, Weights.of(self.params))[0]

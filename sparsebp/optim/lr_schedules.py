@@ -1,0 +1,747 @@
+"""Learning-rate schedules by a formula of the step; names and arguments as in torch.optim.lr_scheduler."""
+
+from __future__ import annotations
+
+from __future__ import annotations
+import abc
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+from typing import TypeVar
+from sparsebp.core.check import check_integer
+from sparsebp.core.check import check_number
+from sparsebp.core.errors import FileFormatError
+from sparsebp.core.errors import OptionError
+from sparsebp.optim.optimizer import Optimizer
+import bisect
+from sparsebp.core.check import check_sequence
+import math
+from functools import partial
+from typing import Literal
+from sparsebp.core.check import check_choice
+from sparsebp.optim.optimizer import check_fraction
+from sparsebp.core.check import check_default
+from sparsebp.core.check import check_flag
+from sparsebp.core.check import shown
+
+
+# The base of learning-rate schedules: each in closed form, and as a factor on what else has changed the rate.
+
+T = TypeVar("T")
+
+
+class LRScheduler(abc.ABC):
+    """Changes every group's ``"lr"``: at once to the rate of step 0, and with every `step` to the next.
+
+    A step is whatever the caller steps after, an update or an epoch. Each group's rate at construction is its base; it
+    is noted as the group's ``"initial_lr"``, which schedules built later on the same optimizer take as theirs.
+
+    Several schedules on one optimizer chain as those of torch.optim do: each goes on from the rate that it finds. As
+    long as that is its own it is `lr_at`, free of accumulated rounding; else `lr_after`.
+
+    Attributes
+    ----------
+    optimizer, base_lrs, steps
+        Whose rates, the base of each of its groups, and the number of steps so far.
+
+    Raises
+    ------
+    OptionError
+        It is no optimizer, or a value is of another type or out of range.
+    """
+
+    needs_metric = False
+    """Whether `step` takes what is observed, a loss: such a schedule is advanced after every epoch."""
+
+    chains = False
+    """Whether the rate that it finds matters; if not, it sets the rate, whatever else has changed it."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = check_optimizer(optimizer)
+        self.base_lrs = [float(group.setdefault("initial_lr", group["lr"])) for group in optimizer.param_groups]
+        self.steps = 0
+        self._advance(0)
+
+    @abc.abstractmethod
+    def lr_at(self, step: int, base: float) -> float:
+        """Return the learning rate after `step` steps of a group with the base rate `base`, by this schedule alone."""
+
+    def lr_after(self, step: int, base: float, lr: float) -> float:
+        """Return the learning rate after `step` steps where something else has changed it to `lr` since the last one.
+
+        Unless overridden that is `lr_at`.
+        """
+        return self.lr_at(step, base)
+
+    def step(self) -> None:
+        """Go on by one step."""
+        self.steps += 1
+        self._advance(self.steps)
+
+    def _advance(self, step: int) -> None:
+        """Set every group's rate of `step`, from that of the step before."""
+        for group, base in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
+            lr = group["lr"]
+            alone = lr == (base if step == 0 else self.lr_at(step - 1, base))
+            group["lr"] = self.lr_at(step, base) if alone else self.lr_after(step, base, lr)
+        self._note()
+
+    def _note(self) -> None:
+        self._last_lr = rates_of(self.optimizer)
+
+    def get_last_lr(self) -> list[float]:
+        """Return the rate of each group as this schedule has left it."""
+        return list(self._last_lr)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return ``base_lrs``, ``steps`` and the optimizer's ``rates`` by now, in JSON types."""
+        return {"base_lrs": list(self.base_lrs), "steps": self.steps, "rates": rates_of(self.optimizer)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned, and the optimizer's rates.
+
+        Raises
+        ------
+        FileFormatError
+            Other names, another number of groups, or values that are none of a schedule.
+        """
+        for group, rate in zip(self.optimizer.param_groups, self._restore(state), strict=True):
+            group["lr"] = rate
+        self._note()
+
+    def _restore(self, state: Mapping[str, Any]) -> list[float]:
+        """Restore all but the optimizer's rates; return them."""
+        if isinstance(state, Mapping):  # states of version 0.1 have no rates: those of the optimizer's state hold
+            state = {"rates": self.state_dict()["rates"]} | dict(state)
+        check_state(self, state)
+        lists = {name: _numbers(name, state[name], len(self.base_lrs)) for name in ("base_lrs", "rates")}
+        self.steps = in_state(check_integer, "steps", state["steps"], 0, 2**62)
+        self.base_lrs = lists["base_lrs"]
+        return lists["rates"]
+
+
+def reads_model(thing: Any) -> bool:
+    """Whether something that is run during training may look at the model's parameters or at the optimizer.
+
+    Its class, or the object itself, says that it does not: ``reads_model = False``. A subclass says so anew, for what
+    it overrides may look.
+    """
+    own = getattr(thing, "__dict__", {})
+    return bool(own.get("reads_model", vars(type(thing)).get("reads_model", True)))
+
+
+def check_state(scheduler: Any, state: Mapping[str, Any]) -> None:
+    """Raise `FileFormatError` unless `state` has the names of this schedule's state."""
+    expected = scheduler.state_dict().keys()
+    if not isinstance(state, Mapping) or state.keys() != expected:
+        raise FileFormatError(
+            f"The state does not fit {type(scheduler).__name__}", expected=", ".join(sorted(expected)),
+            got=", ".join(sorted(map(str, state))) or "nothing" if isinstance(state, Mapping) else type(state).__name__,
+            remedy="Pass what state_dict of such a schedule returned",
+        )  # fmt: skip
+
+
+def check_optimizer(optimizer: Any) -> Any:
+    """Return what has ``param_groups``, the optimizer of a schedule; raise `OptionError` if it has none."""
+    if not hasattr(optimizer, "param_groups"):
+        raise OptionError("A schedule needs an optimizer", expected="an optimizer of sparsebp.optim",
+                          got=type(optimizer).__name__, remedy="Build the optimizer first")  # fmt: skip
+    return optimizer
+
+
+def rates_of(optimizer: Optimizer) -> list[float]:
+    """Return the rate of each of an optimizer's groups as it is now."""
+    return [float(group["lr"]) for group in optimizer.param_groups]
+
+
+def per_group(name: str, value: float | Sequence[float], optimizer: Optimizer) -> list[float]:
+    """Return one number for each group of the optimizer."""
+    groups = len(optimizer.param_groups)
+    many = isinstance(value, Iterable) and not isinstance(value, str)
+    values = [check_number(name, v, 0.0) for v in (value if many else [value])]  # type: ignore[union-attr]
+    values = values if many else values * groups
+    if len(values) != groups:
+        raise OptionError(f"{name} does not fit the groups", expected=f"one number, or {groups}", got=len(values),
+                          remedy="Pass a number for each group")  # fmt: skip
+    return values
+
+
+def _numbers(name: str, values: Any, count: int) -> list[float]:
+    if not isinstance(values, list) or len(values) != count:
+        raise FileFormatError(
+            "The state does not fit the optimizer's groups", expected=f"{count} {name}",
+            got=len(values) if isinstance(values, list) else type(values).__name__,
+            remedy="Use the groups that the state was made with",
+        )  # fmt: skip
+    return [in_state(check_number, name, value, 0.0) for value in values]
+
+
+def in_state(check: Callable[..., T], name: str, value: Any, *bounds: float) -> T:
+    """Return what `check` makes of an entry of a state; what it refuses is a `FileFormatError`."""
+    try:
+        return check(name, value, *bounds)
+    except OptionError as error:
+        raise FileFormatError(f"An entry of the state is wrong: {error.problem}", expected=error.expected,
+                              got=error.got, remedy="Pass what state_dict returned") from error  # fmt: skip
+
+
+# Several learning-rate schedules on one optimizer, at the same time or one after the other, as in torch.optim.
+
+class ChainedScheduler:
+    """Advances schedules one after the other; each goes on from the rate that those before it have left.
+
+    Parameters
+    ----------
+    schedulers
+        Schedules of one optimizer, as they were built. `ReduceLROnPlateau` may be among them.
+    optimizer
+        The optimizer, to make sure of it; None: that of the first schedule.
+
+    Raises
+    ------
+    OptionError
+        There are none, one comes twice, they are of several optimizers, or one behind another sets the rate whatever
+        that has made of it, as `OneCycleLR`, `LambdaLR`, `CosineAnnealingWarmRestarts` and `SequentialLR` do.
+    """
+
+    def __init__(self, schedulers: Sequence[Any], optimizer: Optimizer | None = None) -> None:
+        self.schedulers = check_sequence("schedulers", schedulers, "schedules")
+        for scheduler in self.schedulers:
+            if not hasattr(scheduler, "step") or not hasattr(scheduler, "state_dict"):
+                raise OptionError("Not a schedule", expected="step, state_dict and load_state_dict",
+                                  got=type(scheduler).__name__, remedy="Pass schedules of sparsebp.optim")  # fmt: skip
+        if len({id(scheduler) for scheduler in self.schedulers}) != max(len(self.schedulers), 1):
+            raise OptionError("The schedules to chain are none, or one comes twice", expected="one or more schedules",
+                              got=f"{len(self.schedulers)}", remedy="Pass each once")  # fmt: skip
+        optimizers = [] if optimizer is None else [check_optimizer(optimizer)]
+        optimizers += [scheduler.optimizer for scheduler in self.schedulers if hasattr(scheduler, "optimizer")]
+        if any(other is not optimizers[0] for other in optimizers):
+            raise OptionError("The schedules are of several optimizers", expected="one optimizer",
+                              got=f"{len({id(o) for o in optimizers})}", remedy="Build all on one")  # fmt: skip
+        lone = [type(s).__name__ for s in self.schedulers[1:] if not getattr(s, "chains", True)]
+        if lone:
+            raise OptionError(
+                "A schedule would undo what those before it make of the rate", expected="schedules that chain",
+                got=f"{', '.join(lone)} behind {type(self.schedulers[0]).__name__}",
+                remedy="Put it first, or use one schedule after the other with SequentialLR",
+            )  # fmt: skip
+        self.optimizer = optimizers[0] if optimizers else None
+        self.needs_metric = all(getattr(s, "needs_metric", False) for s in self.schedulers)
+        self.reads_model = any(reads_model(s) for s in self.schedulers)
+
+    def step(self, metric: float | None = None) -> None:
+        """Advance the schedules that go by steps, or, with a metric, those that follow it."""
+        for scheduler in self.schedulers:
+            if getattr(scheduler, "needs_metric", False) != (metric is None):
+                scheduler.step(*(() if metric is None else (metric,)))
+
+    def get_last_lr(self) -> list[float]:
+        """Return the rate of each of the optimizer's groups as the last schedule has left it."""
+        rates: list[float] = self.schedulers[-1].get_last_lr()
+        return rates
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of all, in JSON types."""
+        return {"schedulers": [scheduler.state_dict() for scheduler in self.schedulers]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned.
+
+        Raises
+        ------
+        FileFormatError
+            It is the state of something else.
+        """
+        check_state(self, state)
+        parts = _parts(state["schedulers"], self.schedulers, "chain", "Chain the schedules")
+        for scheduler, part in zip(self.schedulers, parts, strict=True):
+            scheduler.load_state_dict(part)
+
+
+class SequentialLR(LRScheduler):
+    """One schedule after the other: number i goes on from ``milestones[i - 1]``, counting its own steps from 0 there.
+
+    Each begins with its own rate of step 0, whatever has changed the rate before. A sequence may be part of another; in
+    torch.optim the inner one is a step ahead then.
+
+    Parameters
+    ----------
+    optimizer
+        The optimizer of all `schedulers`.
+    schedulers
+        Two or more of this module's schedules. Do not step them yourself.
+    milestones
+        The steps at which the next takes over, rising; one fewer than schedules.
+    """
+
+    def __init__(self, optimizer: Optimizer, schedulers: Sequence[LRScheduler], milestones: Sequence[int]) -> None:
+        schedulers = check_sequence("schedulers", schedulers, "schedules")
+        milestones = [check_integer("a milestone", m, 1) for m in check_sequence("milestones", milestones, "integers")]
+        if not schedulers or len(milestones) != len(schedulers) - 1:
+            raise OptionError(
+                "Schedules and milestones do not go together", expected="one milestone fewer than schedules",
+                got=f"{len(schedulers)} schedules, {len(milestones)} milestones", remedy="Pass n and n - 1",
+            )  # fmt: skip
+        if any(not isinstance(s, LRScheduler) or s.optimizer is not optimizer for s in schedulers):
+            raise OptionError(
+                "A schedule cannot be part of a sequence", expected="schedules of this optimizer that go by steps",
+                got=", ".join(type(s).__name__ for s in schedulers), remedy="Build all on one optimizer",
+            )  # fmt: skip
+        if any(late <= early for early, late in zip([0, *milestones], milestones, strict=False)):
+            raise OptionError("Milestones do not rise", expected="rising steps from 1 on", got=list(milestones),
+                              remedy="Sort them")  # fmt: skip
+        self.schedulers, self.milestones = schedulers, milestones
+        if type(self) is SequentialLR:
+            self.reads_model = any(reads_model(scheduler) for scheduler in schedulers)
+        super().__init__(optimizer)
+
+    def lr_at(self, step: int, base: float) -> float:
+        """Return what the schedule in force gives a group with this base rate."""
+        scheduler, own = self._current(step)
+        return scheduler.lr_at(own, base)
+
+    def _current(self, step: int) -> tuple[LRScheduler, int]:
+        """Return the schedule in force, and its own step."""
+        current = bisect.bisect_right(self.milestones, step)
+        return self.schedulers[current], step - (self.milestones[current - 1] if current else 0)
+
+    def _advance(self, step: int) -> None:
+        scheduler, own = self._current(step)
+        if own == 0:  # whatever the parts have made of the rates as they were built, or those in force before
+            for group, base in zip(self.optimizer.param_groups, scheduler.base_lrs, strict=True):
+                group["lr"] = base if step else group["initial_lr"]  # OneCycleLR has set it, to where it begins
+        scheduler._advance(own)
+        self._note()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return ``base_lrs``, ``steps`` and the states of the parts."""
+        return super().state_dict() | {"schedulers": [scheduler.state_dict() for scheduler in self.schedulers]}
+
+    def _restore(self, state: Mapping[str, Any]) -> list[float]:
+        given = state.get("schedulers", []) if isinstance(state, Mapping) else []
+        parts = _parts(given, self.schedulers, "sequence", "Build the sequence")
+        for scheduler, part in zip(self.schedulers, parts, strict=True):
+            scheduler._restore(part)
+        return super()._restore(state)
+
+
+def _parts(states: Any, schedulers: Sequence[Any], what: str, advice: str) -> list[Any]:
+    """Return the states of the parts of a chain or sequence after checking that there is one for each."""
+    if not isinstance(states, list) or len(states) != len(schedulers):
+        raise FileFormatError(f"The state does not fit the {what}", expected=f"{len(schedulers)} schedules",
+                              got=len(states) if isinstance(states, list) else type(states).__name__,
+                              remedy=f"{advice} that the state was made with")  # fmt: skip
+    return states
+
+
+# The learning-rate schedule that follows a loss, as torch.optim.lr_scheduler.ReduceLROnPlateau.
+
+class ReduceLROnPlateau:
+    """Multiply the rates by `factor` when a metric has not improved for more than `patience` steps.
+
+    Parameters
+    ----------
+    optimizer
+        Its groups' rates are reduced.
+    mode
+        ``"min"``: less is better, as of a loss; ``"max"``: more, as of an accuracy.
+    factor, patience, threshold, threshold_mode, cooldown, min_lr, eps
+        As in torch.optim; `min_lr` is one rate, or one for each group.
+
+    Raises
+    ------
+    OptionError
+        A value is out of range.
+    """
+
+    needs_metric, chains, reads_model = True, True, False
+
+    def __init__(
+        self, optimizer: Optimizer, mode: Literal["min", "max"] = "min", factor: float = 0.1, patience: int = 10,
+        threshold: float = 1e-4, threshold_mode: Literal["rel", "abs"] = "rel", cooldown: int = 0,
+        min_lr: float | Sequence[float] = 0.0, eps: float = 1e-8,
+    ) -> None:  # fmt: skip
+        check_fraction("factor", factor)
+        check_choice("mode", mode, ("min", "max"))
+        check_choice("threshold_mode", threshold_mode, ("rel", "abs"))
+        self.optimizer, self.factor = check_optimizer(optimizer), float(factor)
+        self.patience, self.cooldown = check_integer("patience", patience, 0), check_integer("cooldown", cooldown, 0)
+        self.eps, self.threshold = check_number("eps", eps, 0.0), check_number("threshold", threshold, 0.0)
+        self.mode, self.threshold_mode = mode, threshold_mode
+        self.min_lrs = per_group("min_lr", min_lr, optimizer)
+        self.best = math.inf if mode == "min" else -math.inf
+        self.num_bad, self.cooling = 0, 0
+        self._last_lr = rates_of(optimizer)
+
+    def step(self, metric: float) -> None:
+        """Take what has been observed, and reduce the rates if it is time.
+
+        Raises
+        ------
+        OptionError
+            It is no number. Infinity and NaN are: they improve nothing.
+        """
+        metric = metric if isinstance(metric, float) else check_number("metric", metric, finite=False)
+        if self._is_better(metric):
+            self.best, self.num_bad = metric, 0
+        else:
+            self.num_bad += 1
+        if self.cooling > 0:
+            self.cooling, self.num_bad = self.cooling - 1, 0
+        if self.num_bad > self.patience:
+            self._reduce()
+            self.cooling, self.num_bad = self.cooldown, 0
+        self._last_lr = rates_of(self.optimizer)
+
+    def get_last_lr(self) -> list[float]:
+        """Return the rate of each group as this schedule has left it."""
+        return list(self._last_lr)
+
+    def _is_better(self, metric: float) -> bool:
+        sign = 1.0 if self.mode == "min" else -1.0
+        if self.threshold_mode == "rel":
+            return sign * metric < sign * self.best * (1.0 - sign * self.threshold)
+        return sign * metric < sign * self.best - self.threshold
+
+    def _reduce(self) -> None:
+        for group, least in zip(self.optimizer.param_groups, self.min_lrs, strict=True):
+            reduced = max(group["lr"] * self.factor, least)
+            if group["lr"] - reduced > self.eps:
+                group["lr"] = reduced
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return ``best``, ``num_bad`` and ``cooling``; the rates themselves are part of the optimizer's state."""
+        return {"best": self.best, "num_bad": self.num_bad, "cooling": self.cooling}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned.
+
+        Raises
+        ------
+        FileFormatError
+            Other names, or values that are none of a schedule.
+        """
+        check_state(self, state)
+        best = in_state(partial(check_number, finite=False), "best", state["best"])
+        counts = [in_state(check_integer, name, state[name], 0, 2**62) for name in ("num_bad", "cooling")]
+        self.best, (self.num_bad, self.cooling) = best, counts
+        self._last_lr = rates_of(self.optimizer)
+
+
+class _GeometricLR(LRScheduler):
+    """The base of those that multiply by `gamma`: at which steps is the subclass's."""
+
+    chains = True
+    gamma: float
+
+    @abc.abstractmethod
+    def _count(self, step: int) -> int:
+        """Return how many times the rate has been multiplied after `step` steps."""
+
+    def lr_at(self, step: int, base: float) -> float:
+        """Return ``base · gamma^n`` after n multiplications."""
+        return base * self.gamma ** self._count(step)
+
+    def lr_after(self, step: int, base: float, lr: float) -> float:
+        """Return ``lr · gamma^n`` where this step multiplies n times."""
+        return lr * self.gamma ** (self._count(step) - (self._count(step - 1) if step > 0 else 0))
+
+
+class StepLR(_GeometricLR):
+    """Multiply by `gamma` every `step_size` steps."""
+
+    reads_model = False
+
+    def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1) -> None:
+        self.step_size, self.gamma = check_integer("step_size", step_size, 1), check_number("gamma", gamma, 0.0)
+        super().__init__(optimizer)
+
+    def _count(self, step: int) -> int:
+        return step // self.step_size
+
+
+class MultiStepLR(_GeometricLR):
+    """Multiply by `gamma` at each of the steps `milestones`; a step that is there twice counts twice."""
+
+    reads_model = False
+
+    def __init__(self, optimizer: Optimizer, milestones: Sequence[int], gamma: float = 0.1) -> None:
+        given = check_sequence("milestones", milestones, "integers")
+        self.milestones = sorted(check_integer("a milestone", milestone, 0) for milestone in given)
+        self.gamma = check_number("gamma", gamma, 0.0)
+        super().__init__(optimizer)
+
+    def _count(self, step: int) -> int:
+        return bisect.bisect_right(self.milestones, step)
+
+
+class ExponentialLR(_GeometricLR):
+    """Multiply by `gamma` every step."""
+
+    reads_model = False
+
+    def __init__(self, optimizer: Optimizer, gamma: float) -> None:
+        self.gamma = check_number("gamma", gamma, 0.0)
+        super().__init__(optimizer)
+
+    def _count(self, step: int) -> int:
+        return step
+
+
+class LinearLR(LRScheduler):
+    """Go from ``base · start_factor`` to ``base · end_factor`` in `total_iters` steps, then stay: a warm-up."""
+
+    chains, reads_model = True, False
+
+    def __init__(
+        self, optimizer: Optimizer, start_factor: float = 1 / 3, end_factor: float = 1.0, total_iters: int = 5
+    ) -> None:
+        start_factor, end_factor = check_number("start_factor", start_factor), check_number("end_factor", end_factor)
+        if not (0 < start_factor <= 1 and 0 <= end_factor <= 1):
+            raise OptionError("Invalid factors", expected="0 < start_factor <= 1 and 0 <= end_factor <= 1",
+                              got=f"{start_factor} and {end_factor}", remedy="Pass others")  # fmt: skip
+        self.start_factor, self.end_factor = start_factor, end_factor
+        self.total_iters = check_integer("total_iters", total_iters, 1)
+        super().__init__(optimizer)
+
+    def lr_at(self, step: int, base: float) -> float:
+        """Return the interpolated rate."""
+        return base * self._factor(step)
+
+    def lr_after(self, step: int, base: float, lr: float) -> float:
+        """Return `lr` times what the interpolated factor changes by."""
+        before = self._factor(step - 1) if step > 0 else 1.0
+        return lr * (self._factor(step) / before) if step <= self.total_iters else lr
+
+    def _factor(self, step: int) -> float:
+        done = min(step, self.total_iters) / self.total_iters
+        return self.start_factor + (self.end_factor - self.start_factor) * done
+
+
+class ConstantLR(LRScheduler):
+    """Multiply by `factor` until step `total_iters`, which divides by it again."""
+
+    chains, reads_model = True, False
+
+    def __init__(self, optimizer: Optimizer, factor: float = 1 / 3, total_iters: int = 5) -> None:
+        if not 0 < check_number("factor", factor) <= 1:
+            raise OptionError("Invalid factor", expected="0 < factor <= 1", got=factor, remedy="Pass another")
+        self.factor, self.total_iters = float(factor), check_integer("total_iters", total_iters, 1)
+        super().__init__(optimizer)
+
+    def lr_at(self, step: int, base: float) -> float:
+        """Return ``base · factor``, or `base` from step `total_iters` on."""
+        return base * self.factor if step < self.total_iters else base
+
+    def lr_after(self, step: int, base: float, lr: float) -> float:
+        """Return `lr` multiplied at the first step, divided at the last, and as it is at all others."""
+        if step == 0:
+            return lr * self.factor
+        return lr / self.factor if step == self.total_iters else lr
+
+
+class PolynomialLR(LRScheduler):
+    """Go from the base rate to 0 in `total_iters` steps, as the power `power` of what is left of them; then stay."""
+
+    chains, reads_model = True, False
+
+    def __init__(self, optimizer: Optimizer, total_iters: int = 5, power: float = 1.0) -> None:
+        self.total_iters, self.power = check_integer("total_iters", total_iters, 1), check_number("power", power, 0.0)
+        super().__init__(optimizer)
+
+    def lr_at(self, step: int, base: float) -> float:
+        """Return ``base (1 - step / total_iters)^power``, with no step behind the last."""
+        return base * self._left(step) ** self.power
+
+    def lr_after(self, step: int, base: float, lr: float) -> float:
+        """Return `lr` times what the power changes by."""
+        if step == 0 or step > self.total_iters:
+            return lr
+        return lr * (self._left(step) / self._left(step - 1)) ** self.power
+
+    def _left(self, step: int) -> float:
+        return 1 - min(step, self.total_iters) / self.total_iters
+
+
+class LambdaLR(LRScheduler):
+    """Multiply the base rates by a function of the step.
+
+    Parameters
+    ----------
+    optimizer
+        Its groups' rates are set.
+    lr_lambda
+        Takes the number of steps and returns the factor, 0 or more; or a list with a function for each group. No
+        function is part of the state: build the schedule with the same ones before a state is loaded.
+
+    Raises
+    ------
+    OptionError
+        It cannot be called, there are more or fewer of them than groups, or what one returns is no such number.
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, lr_lambda: Callable[[int], float] | Sequence[Callable[[int], float]]
+    ) -> None:
+        groups = len(check_optimizer(optimizer).param_groups)
+        given: Any = lr_lambda
+        self.lr_lambdas: list[Callable[[int], float]] = (
+            list(given) if isinstance(given, list | tuple) else [given] * groups
+        )
+        if len(self.lr_lambdas) != groups or not all(map(callable, self.lr_lambdas)):
+            raise OptionError("lr_lambda does not fit the groups", expected=f"a function, or a list of {groups}",
+                              got=shown(lr_lambda), remedy="Pass a function for each group")  # fmt: skip
+        super().__init__(optimizer)
+
+    def lr_at(self, step: int, base: float) -> float:
+        """Return the rate of the first group."""
+        return self._of_group(0, step, base)
+
+    def _of_group(self, number: int, step: int, base: float) -> float:
+        return base * check_number("What lr_lambda returns", self.lr_lambdas[number](step), 0.0)
+
+    def _advance(self, step: int) -> None:
+        for number, (group, base) in enumerate(zip(self.optimizer.param_groups, self.base_lrs, strict=True)):
+            group["lr"] = self._of_group(number, step, base)
+        self._note()
+
+
+class CosineAnnealingLR(LRScheduler):
+    """Follow half a cosine from the base rate to `eta_min` in `T_max` steps (Loshchilov & Hutter 2017, Eq. 5)."""
+
+    chains, reads_model = True, False
+
+    def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0) -> None:
+        self.T_max, self.eta_min = check_integer("T_max", T_max, 1), check_number("eta_min", eta_min, 0.0)
+        super().__init__(optimizer)
+
+    def lr_at(self, step: int, base: float) -> float:
+        """Return ``eta_min + (base - eta_min) (1 + cos(π step / T_max)) / 2``."""
+        return self.eta_min + (base - self.eta_min) * self._height(step) / 2
+
+    def lr_after(self, step: int, base: float, lr: float) -> float:
+        """Return the rate whose distance from `eta_min` changes as that of the cosine; at its foot it rises anew."""
+        if step == 0:
+            return lr
+        if (step - 1) % (2 * self.T_max) == self.T_max:
+            return lr + (base - self.eta_min) * (1 - math.cos(math.pi / self.T_max)) / 2
+        return self.eta_min + (lr - self.eta_min) * self._height(step) / self._height(step - 1)
+
+    def _height(self, step: int) -> float:
+        return 1 + math.cos(math.pi * step / self.T_max)
+
+
+class CosineAnnealingWarmRestarts(LRScheduler):
+    """Follow half a cosine from the base rate to `eta_min` again and again (Loshchilov & Hutter 2017, Eq. 5).
+
+    The first takes `T_0` steps, each of the others `T_mult` times as many as the one before.
+    """
+
+    reads_model = False
+
+    def __init__(self, optimizer: Optimizer, T_0: int, T_mult: int = 1, eta_min: float = 0.0) -> None:
+        self.T_0, self.T_mult = check_integer("T_0", T_0, 1), check_integer("T_mult", T_mult, 1)
+        self.eta_min = check_number("eta_min", eta_min, 0.0)
+        super().__init__(optimizer)
+
+    def lr_at(self, step: int, base: float) -> float:
+        """Return ``eta_min + (base - eta_min) (1 + cos(π t / T)) / 2`` at step t of the T since the last restart."""
+        length, step = self.T_0, step % self.T_0 if self.T_mult == 1 else step
+        while step >= length:
+            step, length = step - length, length * self.T_mult
+        return _cosine(base, self.eta_min, step / length)
+
+
+class OneCycleLR(LRScheduler):
+    """Rise from ``max_lr / div_factor`` to `max_lr`, then fall to the start divided by `final_div_factor`.
+
+    As torch.optim.lr_scheduler.OneCycleLR without cycled momentum (Smith & Topin 2018). The groups' own rates do not
+    matter, nor what else changes them; steps behind the last keep the last rate.
+
+    Parameters
+    ----------
+    optimizer
+        Its groups' rates are set.
+    max_lr
+        One rate, or one for each group.
+    total_steps
+        Steps of the cycle; None: ``epochs · steps_per_epoch``.
+    epochs, steps_per_epoch
+        Used where `total_steps` is None.
+    pct_start
+        Share of the steps in which the rate rises.
+    anneal_strategy
+        ``"cos"`` or ``"linear"``.
+    cycle_momentum, base_momentum, max_momentum
+        Only False; the others keep the places that PyTorch has them at, and mean nothing then.
+    div_factor, final_div_factor
+        See above.
+    three_phase
+        Whether it falls to the start in as many steps as it rose, and only then further.
+
+    Raises
+    ------
+    OptionError
+        A value is out of range, or the number of steps is missing.
+    """
+
+    reads_model = False
+
+    def __init__(
+        self, optimizer: Optimizer, max_lr: float | Sequence[float], total_steps: int | None = None,
+        epochs: int | None = None, steps_per_epoch: int | None = None, pct_start: float = 0.3,
+        anneal_strategy: Literal["cos", "linear"] = "cos", cycle_momentum: bool = False,
+        base_momentum: float | Sequence[float] = 0.85, max_momentum: float | Sequence[float] = 0.95,
+        div_factor: float = 25.0, final_div_factor: float = 1e4, three_phase: bool = False,
+    ) -> None:  # fmt: skip
+        check_default("cycle_momentum", cycle_momentum, False)
+        pct_start = check_number("pct_start", pct_start, 0.0, 1.0)
+        if total_steps is None and (epochs is None or steps_per_epoch is None):
+            raise OptionError("The number of steps is missing", expected="total_steps, or epochs and steps_per_epoch",
+                              got=f"epochs={shown(epochs)}, steps_per_epoch={shown(steps_per_epoch)}",
+                              remedy="Pass total_steps")  # fmt: skip
+        if total_steps is None:
+            counts = [check_integer(name, n, 1) for name, n in
+                      (("epochs", epochs), ("steps_per_epoch", steps_per_epoch))]  # fmt: skip
+            total_steps = math.prod(counts)
+        self.total_steps = check_integer("total_steps", total_steps, 1)
+        check_choice("anneal_strategy", anneal_strategy, ("cos", "linear"))
+        self._between = _cosine if anneal_strategy == "cos" else _line
+        self.max_lrs = per_group("max_lr", max_lr, check_optimizer(optimizer))
+        self.div_factor, self.final_div_factor = (
+            _positive("div_factor", div_factor),
+            _positive("final_div_factor", final_div_factor),
+        )
+        peak = pct_start * total_steps
+        between = [2 * peak - 2] if check_flag("three_phase", three_phase) else []
+        self.ends = [peak - 1, *between, total_steps - 1]
+        super().__init__(optimizer)
+        self.base_lrs = [rate / self.div_factor for rate in self.max_lrs]
+        for group, base in zip(optimizer.param_groups, self.base_lrs, strict=True):
+            group["initial_lr"] = base
+        self._advance(0)
+
+    def lr_at(self, step: int, base: float) -> float:
+        """Return the rate of a group that starts at `base`; steps behind the last keep the last rate."""
+        step, rates = min(step, self.total_steps - 1), [base, base * self.div_factor, base]
+        rates = [*rates[: len(self.ends)], base / self.final_div_factor]
+        phase = next(i for i, end in enumerate(self.ends) if step <= end or i == len(self.ends) - 1)
+        first, last = 0.0 if phase == 0 else self.ends[phase - 1], self.ends[phase]
+        done = (step - first) / (last - first) if last > first else 1.0
+        return self._between(rates[phase], rates[phase + 1], done)
+
+
+def _cosine(start: float, end: float, done: float) -> float:
+    return end + (start - end) * (1 + math.cos(math.pi * done)) / 2
+
+
+def _line(start: float, end: float, done: float) -> float:
+    return start + (end - start) * done
+
+
+def _positive(name: str, value: float) -> float:
+    if check_number(name, value, 0.0) == 0:
+        raise OptionError(f"{name} is zero", expected="more than 0", got=value, remedy=f"Pass another {name}")
+    return float(value)

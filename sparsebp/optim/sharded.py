@@ -1,0 +1,175 @@
+"""An optimizer that updates pieces of its parameters, and has the state of those pieces alone."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+from sparsebp.core import masks
+from sparsebp.core.errors import OptionError
+from sparsebp.core.check import Array
+from sparsebp.optim.optimizer import ParameterGroups
+from sparsebp.optim.optimizer import Optimizer
+
+
+class PieceOptimizer:
+    """The part of an optimizer that updates one piece of each of some parameters; all rules go element by element.
+
+    The state moves here: until `restore`, `optimizer` has options and numbers of updates, and no buffers.
+
+    Parameters
+    ----------
+    optimizer
+        Its options hold here, as they are when an update begins.
+    pieces
+        Begin and end of the piece of every parameter that has one, in its elements.
+
+    Attributes
+    ----------
+    buffers
+        Of every kind, the pieces' parts by the name of the parameter, one-dimensional.
+    kinds
+        Of every kind of buffer, the parameters that have one.
+
+    Raises
+    ------
+    OptionError
+        The optimizer is not one of `sparsebp.optim`, or its state has moved to other pieces.
+    """
+
+    def __init__(self, optimizer: Optimizer, pieces: Mapping[str, tuple[int, int]]) -> None:
+        if not isinstance(optimizer, Optimizer):
+            raise OptionError("The optimizer cannot be parted", expected="one of sparsebp.optim",
+                              got=type(optimizer).__name__, remedy="Use one of them, or leave sharded out")  # fmt: skip
+        self.optimizer, self.pieces = optimizer, dict(pieces)
+        self._part = self._parted()
+        self.kinds: Mapping[str, Sequence[str]]
+        moved = optimizer.buffers
+        if isinstance(moved, Moved):
+            if moved.owner.pieces != self.pieces:
+                moved.refuse()
+            self.kinds = moved.owner.kinds
+            self._part, optimizer.buffers = moved.owner._part, Moved(self)
+        else:
+            self.kinds = {kind: list(arrays) for kind, arrays in moved.items()}
+            self.take()
+
+    def _parted(self) -> ParameterGroups | None:
+        groups = self.optimizer.param_groups
+        options = [{key: value for key, value in group.items() if key not in _OTHER} for group in groups]
+        params = [
+            {name: _flat(array, *self.pieces[name]) for name, array in group["params"].items() if name in self.pieces}
+            for group in groups
+        ]
+        if not any(params):
+            return None
+        part = copy.copy(self.optimizer)
+        given = [{"params": p, **o} for p, o in zip(params, options, strict=True)]
+        ParameterGroups.__init__(part, given, options[0])
+        return part
+
+    def clear(self, name: str) -> None:
+        """Write 0 into the piece of a parameter where it is pruned."""
+        mask = masks.mask_of(self.optimizer.params[name])
+        if mask is not None:
+            piece = self._part.params[name]  # type: ignore[union-attr]
+            piece[...] = masks.kept(piece, _flat(mask, *self.pieces[name]))
+
+    def take(self) -> None:
+        """Move the state here from where it is whole; nothing to do where it is not."""
+        optimizer = self.optimizer
+        if isinstance(optimizer.buffers, Moved):
+            return
+        for kind, arrays in self.buffers.items():
+            for name, array in arrays.items():
+                array[...] = _flat(optimizer.buffers[kind][name], *self.pieces[name])
+        if self._part is not None:
+            self._part._steps[:] = [optimizer.steps[name] for name in self._part.params]
+        optimizer.buffers = Moved(self)
+        optimizer._columns = Moved(self)  # type: ignore[assignment]
+
+    def restore(self, buffers: Mapping[str, Mapping[str, Array]]) -> None:
+        """Give the optimizer its whole state back; `take` moves it here again."""
+        optimizer = self.optimizer
+        optimizer.buffers = {kind: dict(arrays) for kind, arrays in buffers.items()}
+        optimizer._columns = optimizer._columns_of(optimizer.buffers)
+
+    @property
+    def buffers(self) -> dict[str, dict[str, Array]]:
+        """The state of the pieces."""
+        return {} if self._part is None else self._part.buffers
+
+    @property
+    def steps(self) -> dict[str, int]:
+        """How many times each parameter has been updated."""
+        return self.optimizer.steps
+
+    def begin(self) -> PieceUpdate:
+        """Open one update with the optimizer's options as they are now; see `Optimizer.begin`."""
+        self.optimizer._options_now()  # checked
+        if self._part is not None:
+            for mine, group in zip(self._part.param_groups, self.optimizer.param_groups, strict=True):
+                mine.update((key, value) for key, value in group.items() if key not in _OTHER)
+        return PieceUpdate(self)
+
+
+class PieceUpdate:
+    """An update of pieces that has begun."""
+
+    def __init__(self, owner: PieceOptimizer) -> None:
+        self._owner = owner
+        self._update: Any = None if owner._part is None else owner._part.begin()  # type: ignore[attr-defined]
+        self._open = dict.fromkeys(owner.optimizer.params)
+
+    @property
+    def remaining(self) -> tuple[str, ...]:
+        """Names of the parameters that have not been updated yet, in the optimizer's order."""
+        return tuple(self._open)
+
+    def apply(self, names: Sequence[str], grads: Mapping[str, Array]) -> None:
+        """Update the pieces of the parameters `names`, as `Update.apply` does.
+
+        Parameters
+        ----------
+        names
+            All that are updated, those without a piece as well.
+        grads
+            The gradients of the pieces, one-dimensional.
+        """
+        if grads:
+            self._update.apply(grads)
+            for name in grads if masks.some() else ():
+                self._owner.clear(name)
+        rows = [self._owner.optimizer._rows[name] for name in names]
+        self._owner.optimizer._steps[rows] += 1
+        for name in names:
+            del self._open[name]
+
+
+class Moved(dict[str, Any]):
+    """Stands where an optimizer's buffers were; whoever asks for one is told where they are."""
+
+    def __init__(self, owner: PieceOptimizer) -> None:
+        super().__init__()
+        self.owner = owner
+
+    def refuse(self, *_: Any) -> NoReturn:
+        """Raise `OptionError`."""
+        raise OptionError("The optimizer's state is in pieces on several ranks", expected="its whole state",
+                          got=f"pieces of {len(self.owner.pieces)} parameters on this one",
+                          remedy="Call gather_state of the executor that parted it, on all ranks; after an error "
+                          "build a new optimizer")  # fmt: skip
+
+    def __iter__(self) -> Iterator[str]:
+        self.refuse()
+
+    __getitem__ = get = items = keys = values = setdefault = refuse
+
+
+_OTHER = ("params", "initial_lr")
+"""Of a group, what is no option."""
+
+
+def _flat(array: Array, begin: int, end: int) -> Array:
+    return array.reshape(-1)[begin:end]

@@ -1,0 +1,775 @@
+"""Pattern of a convolution's transposed Jacobian, and which weight each entry holds.
+
+An input and an output element are joined if a tap of the kernel lies between them, on every axis by itself. So the
+pattern is a Kronecker product of small ones: channels × (input × output positions of axis 1) × … It has exactly the
+entries that random weights fill (BPPSA §3.3; for 3 → 64 channels, 3×3, padding 1 on 32×32: 3·64·94·94).
+"""
+
+from __future__ import annotations
+
+from __future__ import annotations
+from dataclasses import dataclass
+from dataclasses import field
+from functools import lru_cache
+from typing import Any
+import numpy as np
+from sparsebp.core import backend
+from sparsebp.core.errors import DTypeError
+from sparsebp.core.errors import ShapeError
+from sparsebp.core.locks import cached_property
+from sparsebp.core.check import Array
+from sparsebp.patterns.pattern import DeviceCopies
+from sparsebp.patterns.pattern import frozen
+from sparsebp.patterns.pattern import KEPT
+from sparsebp.patterns.pattern import SparsityPattern
+from sparsebp.patterns.pattern import check_patterns
+from sparsebp.patterns.pattern import check_allocatable
+from sparsebp.patterns.pattern import checked_shape
+from sparsebp.patterns.pattern import checked_sizes
+from sparsebp.patterns.pattern import index_dtype
+from math import prod
+from types import ModuleType
+from typing import NamedTuple
+from sparsebp.core.errors import MemoryLimitError
+from sparsebp.core.errors import OptionError
+from sparsebp.patterns.windows import Factor
+from sparsebp.patterns.windows import kron
+from sparsebp.patterns.windows import window_factors
+from sparsebp.patterns.windows import count_masked
+from sparsebp.patterns.windows import masked_entries
+from sparsebp.patterns.windows import packed_mask
+from sparsebp.patterns.windows import unpacked_mask
+from sparsebp.patterns.pattern import index_bytes
+from sparsebp.patterns.windows import Layout
+from sparsebp.patterns.windows import Lengths
+from sparsebp.patterns.windows import Padding
+from sparsebp.patterns.windows import Windows
+from sparsebp.patterns.windows import check_channels
+from sparsebp.patterns.windows import lengths
+from functools import reduce
+from sparsebp.patterns.windows import PoolWindows
+
+
+# Matrices put together of others on a fixed pattern: sums, and matrices side by side.
+
+@dataclass(frozen=True, eq=False)
+class AssemblyPlan:
+    """How C is put together of other matrices, any number of times; entries that meet are added.
+
+    Made by `plan_addition` and `plan_concatenation`.
+
+    Attributes
+    ----------
+    parts : tuple of SparsityPattern
+        Patterns of the matrices.
+    pattern : SparsityPattern
+        Pattern of C.
+    indices : tuple of numpy.ndarray
+        Place of every entry of each part among the entries of C, shapes (nnz,), read-only. No place is twice in one of
+        them, and every place is in at least one.
+    """
+
+    parts: tuple[SparsityPattern, ...]
+    pattern: SparsityPattern
+    indices: tuple[np.ndarray, ...] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "indices", tuple(map(frozen, self.indices)))
+
+    def __call__(self, *data: Array) -> Array:
+        """Return the values of C.
+
+        Parameters
+        ----------
+        data
+            Values on the parts: (nnz,) shared by the batch or (nnz, B) per sample, of one dtype, all of NumPy or all of
+            CuPy.
+
+        Returns
+        -------
+        Array
+            (nnz,) if all parts are shared, else (nnz, B).
+
+        Raises
+        ------
+        ShapeError, DTypeError, DeviceError
+            An array does not fit.
+        """
+        xp = backend.namespace(*data)
+        wanted = [pattern.nnz for pattern in self.parts]
+        if [a.shape[:1] for a in data] != [(n,) for n in wanted] or any(a.ndim > 2 for a in data):
+            raise ShapeError(
+                "The values do not fit the parts", expected=f"(nnz,) or (nnz, B) each, with nnz {wanted}",
+                got=[a.shape for a in data], remedy="Pass one value per entry of every part, the batch last",
+            )  # fmt: skip
+        if len({a.dtype for a in data}) > 1:
+            raise DTypeError(
+                "The parts have different dtypes", expected="one dtype for all", got=[str(a.dtype) for a in data],
+                remedy="Convert them with .astype(...); nothing is converted silently",
+            )  # fmt: skip
+        batches = {a.shape[1:] for a in data if a.ndim == 2}
+        if len(batches) > 1:
+            raise ShapeError(
+                "The parts have different batch sizes", expected="one batch size, or shared values of shape (nnz,)",
+                got=[a.shape for a in data], remedy="Pass values of the same samples",
+            )  # fmt: skip
+        shape = (self.pattern.nnz, *(batches.pop() if batches else ()))
+        apart = sum(wanted) == self.pattern.nnz  # no entries meet
+        out = (xp.empty if apart else xp.zeros)(shape, dtype=data[0].dtype)
+        for part, (values, index) in enumerate(zip(data, self._copies.on(xp), strict=True)):
+            wide = values if values.ndim == out.ndim else values[:, None]
+            if apart or part == 0:
+                out[index] = wide
+            else:
+                out[index] += wide
+        return out
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Make copies from what defines the plan, so that their arrays are read-only again."""
+        return AssemblyPlan, (self.parts, self.pattern, self.indices)
+
+    @cached_property
+    def _copies(self) -> DeviceCopies:
+        return DeviceCopies(*self.indices)
+
+
+def plan_concatenation(*parts: SparsityPattern) -> AssemblyPlan:
+    """Do the symbolic work of C = [A₁ A₂ …] once.
+
+    Parameters
+    ----------
+    parts
+        One pattern or more, with one number of rows.
+
+    Returns
+    -------
+    AssemblyPlan
+        The same object again for equal patterns, as long as it is among the last that were asked for.
+
+    Raises
+    ------
+    PatternError, ShapeError
+        A part is no pattern, there is none, or the numbers of rows differ.
+    """
+    check_patterns(**{f"parts[{i}]": part for i, part in enumerate(parts)})
+    if len({part.shape[0] for part in parts}) != 1:
+        raise ShapeError(
+            "Only matrices with one number of rows stand side by side", expected="one number of rows, one part or more",
+            got=[part.shape for part in parts], remedy="Pass patterns of operators on one input",
+        )  # fmt: skip
+    return _plan(parts)
+
+
+@lru_cache(maxsize=KEPT)
+def _plan(parts: tuple[SparsityPattern, ...]) -> AssemblyPlan:
+    rows = parts[0].shape[0]
+    lengths = np.array([np.diff(part.indptr) for part in parts], dtype=np.int64)  # (parts, rows)
+    ends = np.cumsum(lengths.T.reshape(-1))  # of every row's stretch of every part, in the order of C
+    starts = (ends - lengths.T.reshape(-1)).reshape(rows, len(parts))
+    n_columns = np.cumsum([0, *(part.shape[1] for part in parts)])
+    columns = np.empty(sum(part.nnz for part in parts), dtype=np.int64)
+    indices = []
+    for part, start, first in zip(parts, starts.T, n_columns[:-1], strict=True):
+        index = np.arange(part.nnz) + np.repeat(start - part.indptr[:-1], np.diff(part.indptr))
+        columns[index] = part.indices + first
+        indices.append(index)
+    indptr = np.concatenate(([0], np.cumsum(lengths.sum(axis=0))))
+    pattern = SparsityPattern._trusted(indptr, columns, (rows, int(n_columns[-1])))
+    return AssemblyPlan(parts, pattern, tuple(indices))
+
+
+# Patterns of blocks: diagonals (pointwise operators, linear layers), dense ones and triangles (recurrent layers).
+
+def pointwise_pattern(size: int) -> SparsityPattern:
+    """Return the diagonal of an operator on `size` elements.
+
+    What is zero for one input only, a ReLU that is off, stays an entry (BPPSA §3.3 and Table 1: sparsity 1 - 1/size).
+
+    Raises
+    ------
+    PatternError
+        `size` is no integer, or negative.
+    """
+    return _diagonal(*checked_sizes(size=size))
+
+
+_diagonal = lru_cache(maxsize=KEPT)(SparsityPattern.diagonal)
+
+
+def linear_pattern(in_features: int, out_features: int, positions: int = 1) -> SparsityPattern:
+    """Return the pattern of the transposed Jacobian of ``y = x @ W.T + b``: dense, or a block diagonal of dense blocks.
+
+    Parameters
+    ----------
+    in_features, out_features
+        Sizes of an input and an output vector.
+    positions
+        How many vectors a sample holds (time steps, tokens); each is mapped by itself, by the same weights.
+
+    Returns
+    -------
+    SparsityPattern
+        Shape (positions * in_features, positions * out_features).
+
+    Raises
+    ------
+    PatternError
+        A size is no integer, or negative.
+    """
+    return _linear(*checked_sizes(in_features=in_features, out_features=out_features, positions=positions))
+
+
+@lru_cache(maxsize=KEPT)
+def _linear(in_features: int, out_features: int, positions: int) -> SparsityPattern:
+    if positions == 1:
+        return SparsityPattern.dense(in_features, out_features)
+    shape = checked_shape((positions * in_features, positions * out_features))
+    nnz = shape[0] * out_features
+    check_allocatable(nnz, shape)
+    indptr = np.arange(shape[0] + 1, dtype=np.int64) * out_features
+    block = np.arange(out_features, dtype=index_dtype(nnz, shape))
+    first = np.arange(positions, dtype=block.dtype) * out_features
+    indices = np.broadcast_to((first[:, None] + block)[:, None, :], (positions, in_features, out_features))
+    return SparsityPattern._trusted(indptr, indices.reshape(-1), shape)
+
+
+def axis_pattern(outer: int, length: int, inner: int) -> SparsityPattern:
+    """Return the pattern of what maps the vectors along one axis by themselves: dense along it, diagonal elsewhere.
+
+    Parameters
+    ----------
+    outer, length, inner
+        Elements of a sample before, on, and behind the axis.
+
+    Returns
+    -------
+    SparsityPattern
+        Square, of outer * length * inner rows with `length` entries each.
+
+    Raises
+    ------
+    PatternError
+        A size is no integer, or negative.
+    """
+    outer, length, inner = checked_sizes(outer=outer, length=length, inner=inner)
+    return _linear(length, length, outer) if inner == 1 else _axis(outer, length, inner)
+
+
+@lru_cache(maxsize=KEPT)
+def _axis(outer: int, length: int, inner: int) -> SparsityPattern:
+    size = outer * length * inner
+    shape = checked_shape((size, size))
+    check_allocatable(size * length, shape)
+    entry = index_dtype(size * length, shape)
+    first = np.arange(outer, dtype=entry)[:, None, None, None] * (length * inner)
+    columns = first + np.arange(inner, dtype=entry)[:, None] + np.arange(length, dtype=entry) * inner
+    indices = np.broadcast_to(columns, (outer, length, inner, length)).reshape(-1)
+    return SparsityPattern._trusted(np.arange(size + 1, dtype=np.int64) * length, indices, shape)
+
+
+def hidden_pattern(size: int) -> SparsityPattern:
+    """Return the pattern of one step's transposed Jacobian, of h[t] with respect to h[t-1]: dense (BPPSA Eq. 9, 11).
+
+    Raises
+    ------
+    PatternError
+        `size` is no integer, or negative.
+    """
+    return _square(*checked_sizes(size=size))
+
+
+@lru_cache(maxsize=KEPT)
+def _square(size: int) -> SparsityPattern:
+    return SparsityPattern.dense(size, size)
+
+
+def lstm_pattern(size: int) -> SparsityPattern:
+    """Return the pattern of an LSTM's step, of (h, c)[t] with respect to (h, c)[t-1]: two blocks of four are diagonal.
+
+    Shape (2 * size, 2 * size). Row i is dense, as every unit of h reaches all of the next h and c; row ``size + i``
+    holds unit i of both alone, as c reaches them unit by unit.
+
+    Raises
+    ------
+    PatternError
+        `size` is no integer, or negative.
+    """
+    return _lstm(*checked_sizes(size=size))
+
+
+@lru_cache(maxsize=KEPT)
+def _lstm(size: int) -> SparsityPattern:
+    shape = checked_shape((2 * size, 2 * size))
+    nnz = 2 * size * (size + 1)
+    check_allocatable(nnz, shape)
+    lengths = np.repeat(np.array([2 * size, 2], dtype=np.int64), size)
+    columns = np.arange(2 * size, dtype=index_dtype(nnz, shape))
+    indices = np.concatenate([np.tile(columns, size), columns.reshape(2, size).T.reshape(-1)])
+    return SparsityPattern._trusted(np.concatenate(([0], np.cumsum(lengths))), indices, shape)
+
+
+def step_sum_pattern(steps: int, features: int) -> SparsityPattern:
+    """Return the pattern of a sum over steps, each feature by itself: one entry a row, (steps * features, features).
+
+    Raises
+    ------
+    PatternError
+        A size is no integer, or negative.
+    """
+    return _step_sum(*checked_sizes(steps=steps, features=features))
+
+
+@lru_cache(maxsize=KEPT)
+def _step_sum(steps: int, features: int) -> SparsityPattern:
+    shape = checked_shape((steps * features, features))
+    check_allocatable(shape[0], shape)
+    columns = np.tile(np.arange(features, dtype=index_dtype(shape[0], shape)), steps)
+    return SparsityPattern._trusted(np.arange(shape[0] + 1), columns, shape)
+
+
+def sequence_pattern(
+    steps: int, input_size: int, hidden_size: int, *, reverse: bool = False, bidirectional: bool = False
+) -> SparsityPattern:
+    """Return the pattern of a whole sequence: block-triangular, because an input reaches only what comes after it.
+
+    Parameters
+    ----------
+    steps, input_size, hidden_size
+        T, I and H. Elements are in time order: row ``t * I + i`` is input i of step t.
+    reverse
+        The layer runs backward in time; then input t reaches the outputs s <= t.
+    bidirectional
+        Both: every step has 2H outputs, those of the forward direction first.
+
+    Returns
+    -------
+    SparsityPattern
+        Shape (T·I, T·H), or (T·I, T·2H): input t reaches the outputs s >= t (backward in time: s <= t).
+
+    Raises
+    ------
+    PatternError
+        A size is no integer, or negative.
+    """
+    sizes = checked_sizes(steps=steps, input_size=input_size, hidden_size=hidden_size)
+    return _sequence(*sizes, bool(reverse), bool(bidirectional))
+
+
+@lru_cache(maxsize=KEPT)
+def _sequence(steps: int, input_size: int, hidden_size: int, reverse: bool, bidirectional: bool) -> SparsityPattern:
+    directions = 1 + bidirectional
+    shape = checked_shape((steps * input_size, steps * directions * hidden_size))
+    check_allocatable(steps * (steps + 1) // 2 * directions * max(input_size, 1) * hidden_size, shape)
+    later = np.arange(steps)[:, None] <= np.arange(steps)  # (t, s): input t reaches output s
+    reached = [later, later.T] if bidirectional else [later.T if reverse else later]
+    of_step = np.repeat(np.stack(reached, axis=-1).reshape(steps, steps * directions), hidden_size, axis=1)
+    lengths = np.repeat(of_step.sum(axis=1, dtype=np.int64), input_size)
+    indptr = np.concatenate(([0], np.cumsum(lengths)))
+    rows = [np.tile(np.flatnonzero(columns), input_size) for columns in of_step]
+    indices = np.concatenate(rows) if rows else np.zeros(0, np.int64)
+    return SparsityPattern._trusted(indptr, indices.astype(index_dtype(len(indices), shape)), shape)
+
+
+@dataclass(frozen=True, eq=False)
+class ConvPattern:
+    """The structure of the transposed Jacobian of a convolution or a transposed convolution.
+
+    Attributes
+    ----------
+    pattern
+        Shape (in_channels * inputs, out_channels * outputs), the elements of a flattened sample.
+    weight_index
+        Position in ``weight.ravel()`` of every entry's value. Read-only int32 (int64 for 2**31 weights), shape (nnz,).
+    weight_shape
+        (out_channels, in_channels // groups, *kernel), as torch.nn has it; of a transposed convolution the channels are
+        exchanged.
+    output_size
+        Lengths of the output's axes.
+    layout
+        ``"chw"`` or ``"hwc"``.
+    """
+
+    pattern: SparsityPattern
+    weight_index: np.ndarray
+    weight_shape: tuple[int, ...]
+    output_size: tuple[int, ...]
+    layout: Layout
+
+    def device_index(self, xp: ModuleType) -> Array:
+        """Return `weight_index` as an array of `xp`, copied to the current device once."""
+        return self._copies.on(xp)[0]
+
+    @cached_property
+    def _copies(self) -> DeviceCopies:
+        return DeviceCopies(self.weight_index)
+
+
+def conv_pattern(
+    in_channels: int,
+    out_channels: int,
+    input_size: Lengths,
+    kernel_size: Lengths,
+    stride: Lengths = 1,
+    padding: Padding = 0,
+    dilation: Lengths = 1,
+    groups: int = 1,
+    *,
+    layout: Layout = "chw",
+    mask: np.ndarray | None = None,
+    memory_limit: int | None = None,
+) -> ConvPattern:
+    """Return the pattern of a convolution over as many axes as `input_size` has; made once for its arguments.
+
+    Parameters
+    ----------
+    in_channels, out_channels
+        Channels of the input and the output.
+    input_size
+        Lengths of the axes: (L,), (H, W), (D, H, W), …; an integer for one axis.
+    kernel_size, stride, dilation
+        An integer for all axes, or one per axis.
+    padding
+        Zeros at both ends: an integer, one per axis, a pair (before, after) per axis, ``"same"`` or ``"valid"``.
+    groups
+        Channels are joined within their group only; ``groups=in_channels`` is a depthwise convolution.
+    layout
+        ``"chw"``: rows and columns count channels first; ``"hwc"``: channels last, which gives contiguous runs.
+    mask
+        Which weights are kept, bool in the shape of the weights: the entries of the others are left out, and the
+        pattern of all is never built. None: all are.
+    memory_limit
+        Most bytes that the pattern and the index of weights may take; None: any.
+
+    Returns
+    -------
+    ConvPattern
+        Index arrays are int32 until the entries or a dimension reach 2**31, then int64.
+
+    Raises
+    ------
+    OptionError
+        An option is out of range, or `groups` does not divide the channels.
+    ShapeError
+        The kernel is larger than the padded input, or `mask` has another shape than the weights.
+    DTypeError
+        `mask` is not bool.
+    MemoryLimitError
+        The result would take more than `memory_limit`; nothing has been allocated.
+    """
+    ndim = 1 if np.ndim(input_size) == 0 else np.size(input_size)
+    sizes = lengths("input_size", input_size, ndim, 0)
+    windows = Windows.of(ndim, kernel_size, stride, padding, dilation)
+    convolution = _Convolution(in_channels, out_channels, sizes, windows, groups, layout)
+    return _checked(convolution, mask, memory_limit)
+
+
+def conv_transpose_pattern(
+    in_channels: int,
+    out_channels: int,
+    input_size: Lengths,
+    kernel_size: Lengths,
+    stride: Lengths = 1,
+    padding: Padding = 0,
+    output_padding: Lengths = 0,
+    groups: int = 1,
+    dilation: Lengths = 1,
+    *,
+    layout: Layout = "chw",
+    mask: np.ndarray | None = None,
+    memory_limit: int | None = None,
+) -> ConvPattern:
+    """Return the pattern of a transposed convolution: the transpose of a convolution's, from the output to the input.
+
+    Parameters
+    ----------
+    in_channels, out_channels, input_size, kernel_size, stride, groups, dilation, layout, mask, memory_limit
+        As for `conv_pattern`, in the order of `torch.nn.ConvTranspose2d`.
+    padding
+        What is cut off at both ends of the output, in every form that `conv_pattern` takes.
+    output_padding
+        Elements added at the end of the output, less than the stride or the dilation.
+
+    Returns
+    -------
+    ConvPattern
+        Shape (in_channels * inputs, out_channels * outputs), `weight_shape` (in_channels, out_channels // groups,
+        *kernel), as torch.nn has it.
+
+    Raises
+    ------
+    OptionError, ShapeError, DTypeError, MemoryLimitError
+        As for `conv_pattern`; ShapeError also where there is no output.
+    """
+    ndim = 1 if np.ndim(input_size) == 0 else np.size(input_size)
+    windows = Windows.transposed(ndim, kernel_size, stride, padding, output_padding, dilation)
+    sizes = windows.input_size(lengths("input_size", input_size, ndim, 0))
+    convolution = _Convolution(out_channels, in_channels, sizes, windows, groups, layout, transposed=True)
+    return _checked(convolution, mask, memory_limit)
+
+
+class _Convolution(NamedTuple):
+    """The options of both builders; all is said of the convolution, also where the pattern is transposed."""
+
+    in_channels: int
+    out_channels: int
+    sizes: tuple[int, ...]
+    windows: Windows
+    groups: int
+    layout: Layout
+    transposed: bool = False
+
+    @property
+    def weight_shape(self) -> tuple[int, ...]:
+        return (self.out_channels, self.in_channels // self.groups, *self.windows.kernel)
+
+    @property
+    def weight_type(self) -> np.dtype:
+        return index_dtype(prod(self.weight_shape), (0, 0))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of the pattern."""
+        outputs = self.windows.output_size(self.sizes)
+        shape = self.in_channels * prod(self.sizes), self.out_channels * prod(outputs)
+        return shape[::-1] if self.transposed else shape
+
+
+def _checked(c: _Convolution, mask: np.ndarray | None, memory_limit: int | None) -> ConvPattern:
+    """Check what both builders take, then build."""
+    if c.layout not in ("chw", "hwc"):
+        raise OptionError("Unknown layout", expected="'chw' or 'hwc'", got=repr(c.layout), remedy="Pass one of the two")
+    check_channels(c.in_channels, c.out_channels, c.groups)
+    packed = None if mask is None else packed_mask(mask, c.weight_shape)
+    if memory_limit is not None:
+        nnz = conv_entries(c.in_channels, c.out_channels, c.sizes, c.windows, c.groups, mask)
+        needed = index_bytes(nnz, c.shape) + nnz * c.weight_type.itemsize
+        if needed > memory_limit:
+            raise MemoryLimitError(
+                "The pattern of the convolution exceeds the memory limit",
+                expected=f"at most {memory_limit} bytes",
+                got=f"{needed} bytes for {nnz} entries",
+                remedy="Use a smaller input, fewer channels or more groups, or raise memory_limit",
+            )
+    return _built(c, packed)
+
+
+@lru_cache(maxsize=KEPT)
+def _built(c: _Convolution, packed: bytes | None) -> ConvPattern:
+    axes, channels_last = window_factors(c.sizes, c.windows), c.layout == "hwc"
+    if packed is None:
+        channels = _channels(c)
+        factors = [*axes, channels] if channels_last else [channels, *axes]
+        if c.transposed:  # the transpose of a Kronecker product is that of the transposes
+            factors = [factor.transposed() for factor in factors]
+        entries = kron(factors, c.weight_type)
+    else:
+        entries = masked_entries(unpacked_mask(packed, c.weight_shape), axes, c.in_channels, channels_last)
+        entries = entries.transposed() if c.transposed else entries
+    index = frozen(entries.offset.astype(c.weight_type, copy=False))
+    pattern = SparsityPattern._trusted(entries.indptr, entries.columns, c.shape)
+    output_size = c.sizes if c.transposed else c.windows.output_size(c.sizes)
+    return ConvPattern(pattern, index, c.weight_shape, output_size, c.layout)
+
+
+def _channels(c: _Convolution) -> Factor:
+    """Every input channel meets the output channels of its group."""
+    of_group, from_group = c.out_channels // c.groups, c.in_channels // c.groups
+    inputs = np.arange(c.in_channels)[:, None]
+    columns = inputs // from_group * of_group + np.arange(of_group)
+    offset = (columns * from_group + inputs % from_group) * prod(c.windows.kernel)
+    return Factor(np.arange(c.in_channels + 1) * of_group, columns.reshape(-1), c.out_channels, offset.reshape(-1))
+
+
+def conv_entries(
+    in_channels: int, out_channels: int, sizes: tuple[int, ...], windows: Windows, groups: int, mask: np.ndarray | None
+) -> int:
+    """Return the entries that `conv_pattern` would have for these checked arguments, without building it.
+
+    Those of a transposed convolution are as many, with `sizes` the lengths of its output and the channels exchanged.
+    """
+    axes = window_factors(sizes, windows)
+    if mask is not None:
+        return count_masked(mask, axes)
+    return in_channels * out_channels // groups * prod(len(f.columns) for f in axes)
+
+
+# Pattern of max and average pooling: which inputs every window can take from, in any number of dimensions.
+#
+# The matrix is a Kronecker product: one small factor for each spatial axis, and the identity over the channels (BPPSA
+# §3.3; a max-pool's values move within this pattern, the pattern stays).
+
+@dataclass(frozen=True, eq=False)
+class PoolPattern:
+    """The pattern of a pooling layer and what its values are made of.
+
+    Attributes
+    ----------
+    pattern
+        Rows: the inputs of one sample; columns: its windows. An entry's window is its column, ``pattern.indices``.
+    offset
+        Place of every entry's input inside its window, counted in C order over the kernel. int32, shape (nnz,).
+    inputs
+        How many inputs a window holds, padding not counted. int64, shape (n_out,).
+    extent
+        How many elements a window holds within the padded input. int64, shape (n_out,).
+    out_size
+        Windows along each spatial axis.
+    line
+        (windows, taps): entries come in lines of so many windows beside each other, of each so many places beside each
+        other. (1, 1) where windows overlap or leave out elements along the last axis.
+    """
+
+    pattern: SparsityPattern
+    offset: np.ndarray
+    inputs: np.ndarray
+    extent: np.ndarray
+    out_size: tuple[int, ...]
+    line: tuple[int, int]
+
+    def lines_on(self, xp: ModuleType) -> tuple[Array, Array]:
+        """Return the window and the offset of every line's first entry, as arrays of `xp`, copied there once."""
+        window, offset = self._lines.on(xp)
+        return window, offset
+
+    @cached_property
+    def _lines(self) -> DeviceCopies:
+        step = self.line[0] * self.line[1]
+        return DeviceCopies(*(np.ascontiguousarray(array[::step]) for array in (self.pattern.indices, self.offset)))
+
+
+def pool_pattern(
+    channels: int,
+    size: int | tuple[int, ...],
+    kernel: int | tuple[int, ...],
+    stride: int | tuple[int, ...] | None = None,
+    padding: int | tuple[int, ...] = 0,
+    dilation: int | tuple[int, ...] = 1,
+    ceil_mode: bool = False,
+    *,
+    layout: Layout = "chw",
+) -> PoolPattern:
+    """Return the pattern of the transposed Jacobian of max or average pooling: every input that a window can take from.
+
+    Which of them a max-pool takes depends on the input; the pattern does not (BPPSA Table 1: sparsity
+    ``1 - h_f w_f / (c h w)`` where windows do not overlap).
+
+    Parameters
+    ----------
+    channels
+        Number of channels; each is pooled by itself.
+    size
+        Spatial size of the input; its length is the number of dimensions.
+    kernel, stride, padding, dilation, ceil_mode
+        As in `torch.nn.MaxPool2d`.
+    layout
+        ``"chw"``: a sample's elements are ordered (channel, spatial axes); ``"hwc"``: (spatial axes, channel).
+
+    Returns
+    -------
+    PoolPattern
+        Its pattern has shape (channels * inputs, channels * windows). Made once for a configuration.
+
+    Raises
+    ------
+    OptionError
+        A size is not a positive integer, the padding is more than half of the kernel, or the layout is unknown.
+    ShapeError
+        The kernel is larger than the padded input.
+    """
+    size = _checked_size(channels, size, layout)
+    windows = PoolWindows.of(len(size), kernel, stride, padding, dilation, ceil_mode)
+    return window_pattern(channels, size, windows, layout)
+
+
+def adaptive_pool_pattern(
+    channels: int, size: int | tuple[int, ...], out_size: int | tuple[int, ...], *, layout: Layout = "chw"
+) -> PoolPattern:
+    """Return the pattern of the transposed Jacobian of adaptive average pooling.
+
+    Window i of n over a length L holds the inputs from ``floor(i L / n)`` up to, without, ``ceil((i + 1) L / n)``.
+
+    Parameters
+    ----------
+    channels, size, layout
+        As in `pool_pattern`.
+    out_size
+        Windows along each axis.
+
+    Returns
+    -------
+    PoolPattern
+        Its pattern has shape (channels * inputs, channels * windows). Made once for a configuration.
+
+    Raises
+    ------
+    OptionError
+        A size is not a positive integer, or the layout is unknown.
+    MemoryLimitError
+        There are more windows than the memory holds.
+    """
+    size = _checked_size(channels, size, layout)
+    out_size = lengths("output_size", out_size, len(size), 1)
+    try:
+        return _adaptive_pattern(channels, size, out_size, layout)
+    except MemoryError as error:
+        raise MemoryLimitError(
+            "The windows do not fit in memory", expected="memory for the index of each",
+            got=f"output_size {out_size}", remedy="Pass a smaller output_size",
+        ) from error  # fmt: skip
+
+
+@lru_cache(maxsize=KEPT)
+def window_pattern(channels: int, size: tuple[int, ...], windows: PoolWindows, layout: Layout = "chw") -> PoolPattern:
+    """Return `pool_pattern` for arguments that are known to be right."""
+    extents = []
+    for a, (length, count) in enumerate(zip(size, windows.output_size(size), strict=True)):
+        start = np.arange(count) * windows.stride[a] - windows.before[a]
+        # how AvgPool counts the padding (it has no dilation): up to the end of the padded input, not past it
+        extents.append(np.minimum(start + windows.kernel[a], length + windows.before[a]) - start)
+    return _assembled(channels, window_factors(size, windows), extents, windows.kernel[-1], layout)
+
+
+@lru_cache(maxsize=KEPT)
+def _adaptive_pattern(channels: int, size: tuple[int, ...], out_size: tuple[int, ...], layout: Layout) -> PoolPattern:
+    starts = [np.arange(n) * length // n for length, n in zip(size, out_size, strict=True)]
+    ends = [-(-(np.arange(n) + 1) * length // n) for length, n in zip(size, out_size, strict=True)]
+    taps = [end - start for start, end in zip(starts, ends, strict=True)]
+    longest = [int(t.max()) for t in taps]
+    axes = []
+    for axis, length in enumerate(size):
+        indptr = np.concatenate(([0], np.cumsum(taps[axis])))
+        tap = np.arange(indptr[-1]) - np.repeat(indptr[:-1], taps[axis])
+        inputs = np.repeat(starts[axis], taps[axis]) + tap
+        axes.append(Factor(indptr, inputs, length, tap * prod(longest[axis + 1 :])).transposed())
+    return _assembled(channels, axes, taps, longest[-1], layout)
+
+
+def _assembled(channels: int, axes: list[Factor], extents: list[np.ndarray], taps: int, layout: Layout) -> PoolPattern:
+    """Put a pattern together of its axes, of which the last one's windows have so many taps at most."""
+    every = np.arange(channels + 1)
+    each = Factor(every, every[:-1], channels, np.zeros(channels, np.int64))
+    whole = kron([each, *axes] if layout == "chw" else [*axes, each], np.int32)
+    pattern = SparsityPattern._trusted(whole.indptr, whole.columns, (whole.n_rows, whole.n_columns))
+    inputs = frozen(np.bincount(pattern.indices, minlength=pattern.shape[1]))
+    ones = [np.ones(channels, np.int64)]
+    extent = frozen(reduce(np.multiply.outer, ones + extents if layout == "chw" else extents + ones).reshape(-1))
+    line = _line(axes[-1], taps) if layout == "chw" else (channels, 1)
+    if np.diff(whole.indptr).max(initial=0) > 1:  # the entries of a row come between those of a line
+        line = (1, 1)
+    return PoolPattern(pattern, frozen(whole.offset), inputs, extent, tuple(f.n_columns for f in axes), line)
+
+
+def _line(axis: Factor, taps: int) -> tuple[int, int]:
+    """How the entries lie where the windows stand side by side and leave out nothing, else (1, 1)."""
+    every = np.arange(axis.n_columns * taps)
+    tiled = np.array_equal(axis.columns, every // taps) and np.array_equal(axis.offset, every % taps)
+    return (axis.n_columns, taps) if tiled else (1, 1)
+
+
+def _checked_size(channels: Any, size: Any, layout: str) -> tuple[int, ...]:
+    if layout not in ("chw", "hwc"):
+        raise OptionError(
+            "Unknown layout", expected="'chw' or 'hwc'", got=repr(layout), remedy="Say where the channels stand"
+        )
+    lengths("channels", channels, 1, 1)
+    return lengths("size", size, len(size) if isinstance(size, (tuple, list)) else 1, 1)

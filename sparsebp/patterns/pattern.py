@@ -1,0 +1,581 @@
+"""The sparsity pattern: where the guaranteed nonzeros of a matrix are, without their values.
+
+A pattern depends on the architecture and never on the input: what may be zero (a ReLU that is off) stays an entry. So
+all symbolic work is done once per pattern (BPPSA §3.3: "the sparsity patterns are deterministic").
+"""
+
+from __future__ import annotations
+
+from __future__ import annotations
+from types import ModuleType
+import numpy as np
+from sparsebp.core import backend
+from sparsebp.core.check import Array
+from operator import index
+from typing import Any
+from sparsebp.core.errors import MemoryLimitError
+from sparsebp.core.errors import PatternError
+import hashlib
+import zlib
+from contextlib import AbstractContextManager
+from sparsebp.core.errors import ShapeError
+from sparsebp.core.errors import within_memory
+from sparsebp.core.locks import cached_property
+from sparsebp.core.check import PatternKind
+
+
+# Host arrays that kernels read: nobody writes to them any more, and they are copied to each device once.
+
+def frozen(array: np.ndarray) -> np.ndarray:
+    """Return a view that can neither be written to nor be made writeable, of an array that nobody else writes to."""
+    for owner in (array.base, array):  # a view can be made writeable while the array that it is of can be written to
+        if isinstance(owner, np.ndarray):
+            owner.flags.writeable = False
+    return array.view()
+
+
+class DeviceCopies:
+    """Arrays of the host and their copies on the devices that asked for them.
+
+    Parameters
+    ----------
+    arrays
+        Arrays that nobody writes to afterwards.
+    """
+
+    def __init__(self, *arrays: np.ndarray) -> None:
+        self._host = arrays
+        self._copies: dict[tuple[str, int], tuple[Array, ...]] = {}
+
+    def on(self, xp: ModuleType) -> tuple[Array, ...]:
+        """Return the arrays as arrays of `xp`, on its current device; any stream may use them."""
+        number = backend.device_number(xp)
+        if number is None:
+            return self._host
+        key = (xp.__name__, number)
+        found = self._copies.get(key)
+        if found is None:  # of two threads at once, both get the first one's
+            found = self._copies.setdefault(key, tuple(backend.kept(xp, array) for array in self._host))
+        return found
+
+
+# What makes index arrays a canonical CSR pattern, and the errors for those that are not.
+
+_INT32_END, _INT64_END = 2**31, 2**63
+_LAST = _INT64_END - 1
+
+
+def index_dtype(nnz: int, shape: tuple[int, int]) -> np.dtype:
+    """Return the index type of a pattern: int32 until the entries or a dimension reach 2**31, then int64."""
+    return np.dtype(np.int64 if max(nnz, *shape) >= _INT32_END else np.int32)
+
+
+def index_bytes(nnz: int, shape: tuple[int, int]) -> int:
+    """Return the bytes of a pattern's two index arrays."""
+    return (nnz + shape[0] + 1) * index_dtype(nnz, shape).itemsize
+
+
+def checked_shape(shape: Any) -> tuple[int, int]:
+    """Return `shape` as two Python integers.
+
+    Raises
+    ------
+    PatternError
+        It is not a pair of integers from 0 to 2**63 - 1, what an index can say.
+    """
+    try:
+        rows, columns = map(index, shape)
+        valid = 0 <= rows < _INT64_END and 0 <= columns < _INT64_END
+    except (TypeError, ValueError):
+        valid = False
+    if not valid:
+        raise PatternError(
+            "The shape of a pattern is wrong",
+            expected="two integers (rows, columns), 0 or more and less than 2**63",
+            got=repr(shape),
+            remedy="Pass shape=(n_rows, n_columns)",
+        )
+    return rows, columns
+
+
+def checked_sizes(**sizes: Any) -> tuple[int, ...]:
+    """Return sizes as Python integers.
+
+    Raises
+    ------
+    PatternError
+        One is no integer from 0 on.
+    """
+    try:
+        found = tuple(map(index, sizes.values()))
+    except TypeError:
+        found = (-1,)
+    if min(found) < 0:
+        raise PatternError(
+            "A size is no integer, or negative",
+            expected="integers of 0 or more",
+            got=", ".join(f"{name}={size!r}" for name, size in sizes.items()),
+            remedy="Pass the layer's sizes",
+        )
+    return found
+
+
+def check_allocatable(nnz: int, shape: tuple[int, int]) -> None:
+    """Check that a structure of so many entries can be in this process's memory at all.
+
+    Raises
+    ------
+    MemoryLimitError
+        Its arrays would take more than the process can address.
+    """
+    need = index_bytes(nnz, shape)
+    try:
+        np.empty(need, np.uint8)
+    except (MemoryError, ValueError) as error:  # ValueError: more than NumPy counts
+        raise MemoryLimitError(
+            f"A pattern of shape {shape} does not fit in memory", expected="memory for its indices",
+            got=f"{need} bytes for {nnz} entries", remedy="Use a smaller matrix",
+        ) from error  # fmt: skip
+
+
+def checked_arrays(indptr: Array, indices: Array, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Return both arrays as host integer arrays whose rows and columns exist; order and duplicates are not looked at.
+
+    Raises
+    ------
+    PatternError
+        `indptr` has the wrong length, does not start at 0, decreases or does not end at ``len(indices)``; an index is
+        outside the columns; an array is not one-dimensional or not of integers.
+    """
+    indptr, indices = _integers("indptr", indptr), _integers("indices", indices)
+    rows, columns = shape
+    if len(indptr) != rows + 1:
+        raise PatternError(
+            "indptr has the wrong length",
+            expected=f"{rows + 1} entries, one more than the {rows} rows",
+            got=len(indptr),
+            remedy="Pass the shape that belongs to the arrays, or complete indptr",
+        )
+    if indptr[0] != 0:
+        raise PatternError(
+            "indptr does not start at 0", expected="indptr[0] == 0", got=indptr[0], remedy="Subtract indptr[0]"
+        )
+    falls = indptr[1:] < indptr[:-1]
+    if falls.any():
+        row = int(np.argmax(falls))
+        raise PatternError(
+            "indptr is not monotone",
+            expected="every row to end where it begins or later",
+            got=f"row {row} from {indptr[row]} to {indptr[row + 1]}",
+            remedy="Build indptr as the running sum of the rows' lengths",
+        )
+    if indptr[-1] != len(indices):
+        raise PatternError(
+            "indptr and indices do not belong together",
+            expected=f"indptr[-1] == len(indices) == {len(indices)}",
+            got=indptr[-1],
+            remedy="Pass the arrays of one matrix; of a SciPy matrix A, A.prune() removes spare room at their end",
+        )
+    if len(indices) and not 0 <= indices.min() <= indices.max() < columns:
+        at = int(np.argmax((indices < 0) | (indices >= columns)))
+        raise PatternError(
+            "A column index is out of range",
+            expected=f"0 <= index < {columns}",
+            got=f"{indices[at]} at position {at}",
+            remedy="Pass the shape that belongs to the indices, or correct them",
+        )
+    return indptr, indices
+
+
+def check_canonical(indptr: np.ndarray, indices: np.ndarray) -> None:
+    """Check that the columns of every row are strictly increasing.
+
+    Raises
+    ------
+    PatternError
+        They are not; the remedy is one that moves the values along.
+    """
+    bad = np.empty(len(indices) + 1, bool)
+    np.less_equal(indices[1:], indices[:-1], out=bad[1:-1])
+    bad[indptr] = False  # where a new row begins, the column may fall
+    if not bad.any():
+        return
+    at = int(np.argmax(bad)) - 1
+    row = int(np.searchsorted(indptr, at, side="right")) - 1
+    twice = indices[at] == indices[at + 1]
+    raise PatternError(
+        f"The columns of a row are {'duplicated' if twice else 'unsorted'}",
+        expected="strictly increasing columns in every row",
+        got=f"{indices[at]}, {indices[at + 1]} in row {row}",
+        remedy="For a SciPy matrix A call A.sum_duplicates() first, which sorts and merges its columns and its values; "
+        "SparsityPattern.canonical(...) does so for a structure that has no values yet",
+    )
+
+
+def _integers(name: str, array: Array) -> np.ndarray:
+    """Return a one-dimensional host array of int32 or int64."""
+    if isinstance(array, (list, tuple, range)):
+        try:
+            array = np.asarray(array)
+        except (ValueError, OverflowError):  # lists of different lengths
+            array = np.asarray(None)
+        if array.size == 0 and array.dtype == np.float64:  # what NumPy makes of an empty list
+            array = array.astype(np.int32)
+    else:
+        backend.namespace(**{name: array})
+        array = backend.to_host(array)
+    if array.ndim != 1 or array.dtype.kind not in "iu" or (array.dtype.kind == "u" and array.max(initial=0) > _LAST):
+        raise PatternError(
+            f"{name} is not an index array",
+            expected="a one-dimensional array of integers, less than 2**63",
+            got=f"shape {array.shape} of {array.dtype}",
+            remedy="Convert it with .astype(numpy.int32)",
+        )
+    return array if array.dtype in backend.INDEX_DTYPES else array.astype(np.int64)
+
+
+KEPT = 64
+"""Patterns that each builder keeps, by its arguments: an operator's pattern is made once, its values many times."""
+NEIGHBOURS = 128
+"""Rows that are sorted by length together, see `SparsityPattern.fours`; a multiple of four."""
+_SAMPLED = 1024
+"""Indices of either array that take part in the hash one by one."""
+
+
+class SparsityPattern:
+    """Where the entries of a sparse matrix are: an immutable, canonical CSR structure.
+
+    Parameters
+    ----------
+    indptr
+        Row r holds the entries ``indptr[r] … indptr[r + 1] - 1``. Integers, shape (n_rows + 1,).
+    indices
+        Columns of the entries, strictly increasing within a row. Integers, shape (nnz,).
+    shape
+        (n_rows, n_columns).
+
+    Attributes
+    ----------
+    indptr, indices
+        Copies of its own, read-only, int32 unless `nnz` or a dimension reaches 2**31, then int64.
+    shape
+        (n_rows, n_columns).
+
+    Raises
+    ------
+    PatternError
+        The arrays do not describe such a structure.
+
+    Notes
+    -----
+    Two patterns are equal when their structure is. An identity differs from a diagonal of the same size: its values are
+    ones by definition, and products pass over it.
+    """
+
+    indptr: np.ndarray
+    indices: np.ndarray
+    shape: tuple[int, int]
+    _identity: bool
+
+    def __init__(self, indptr: Array, indices: Array, shape: tuple[int, int]) -> None:
+        shape = checked_shape(shape)
+        indptr, indices = checked_arrays(indptr, indices, shape)
+        check_canonical(indptr, indices)
+        self._set(indptr, indices, shape)
+
+    def _set(
+        self, indptr: np.ndarray, indices: np.ndarray, shape: tuple[int, int], identity: bool = False, copy: bool = True
+    ) -> None:
+        dtype = index_dtype(len(indices), shape)
+        fields: dict[str, Any] = {"shape": shape, "_identity": identity}
+        for name, array in (("indptr", indptr), ("indices", indices)):
+            fields[name] = frozen(np.array(array, dtype=dtype, copy=copy or None, order="C"))
+        self.__dict__.update(fields)
+
+    @classmethod
+    def _trusted(
+        cls, indptr: np.ndarray, indices: np.ndarray, shape: tuple[int, int], identity: bool = False
+    ) -> SparsityPattern:
+        """Make a pattern of arrays that are known to be canonical and that nobody else writes to."""
+        pattern = cls.__new__(cls)
+        pattern._set(indptr, indices, shape, identity, copy=False)
+        return pattern
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"SparsityPattern is immutable; make a new pattern instead of setting {name!r}")
+
+    # ---- other ways to make one ------------------------------------------------------------------------------------
+
+    @classmethod
+    def canonical(cls, indptr: Array, indices: Array, shape: tuple[int, int]) -> SparsityPattern:
+        """Make a pattern of rows whose columns may be unsorted or repeated; they are sorted and merged.
+
+        For structures that have no values yet: values that belong to the columns as they were given are **not** in the
+        order of the pattern's entries. Of a SciPy matrix, ``A.sum_duplicates()`` sorts and merges both.
+
+        Raises
+        ------
+        PatternError
+            The arrays are wrong in another way.
+        """
+        shape = checked_shape(shape)
+        indptr, indices = checked_arrays(indptr, indices, shape)
+        rows = np.repeat(np.arange(shape[0]), np.diff(indptr))
+        order = np.lexsort((indices, rows))
+        rows, columns = rows[order], indices[order]
+        keep = np.ones(len(columns), bool)
+        keep[1:] = (rows[1:] != rows[:-1]) | (columns[1:] != columns[:-1])
+        counts = np.bincount(rows[keep], minlength=shape[0])
+        return cls._trusted(np.concatenate(([0], np.cumsum(counts))), columns[keep], shape)
+
+    @classmethod
+    def from_scipy(cls, matrix: Any) -> SparsityPattern:
+        """Take the structure of a `csr_array` or `csr_matrix` of SciPy or CuPy; stored zeros are entries.
+
+        The index arrays are copied: what becomes of the matrix later is of no consequence.
+
+        Parameters
+        ----------
+        matrix
+            A CSR matrix with sorted columns and without duplicates, as ``matrix.sum_duplicates()`` leaves it.
+
+        Raises
+        ------
+        PatternError
+            It is of another format, or not canonical.
+        """
+        if getattr(matrix, "format", None) != "csr":
+            raise PatternError(
+                "A pattern is made of a CSR matrix",
+                expected="csr_array or csr_matrix",
+                got=f"{type(matrix).__name__} in format {getattr(matrix, 'format', None)!r}",
+                remedy="Convert it with .tocsr()",
+            )
+        return cls(matrix.indptr, matrix.indices, matrix.shape)
+
+    def to_scipy(self, values: np.ndarray | None = None, *, copy: bool = False) -> Any:
+        """Return a `scipy.sparse.csr_array` of this structure.
+
+        Parameters
+        ----------
+        values
+            (nnz,) values, shared unless `copy`; float32 ones if None. Ones keep the whole structure in SciPy's
+            products, which drop sums that are exactly zero.
+        copy
+            Whether the result owns all of its arrays, so that they may be written to, by SciPy's methods too.
+
+        Raises
+        ------
+        ShapeError
+            There is not one value per entry.
+        """
+        from scipy.sparse import csr_array
+
+        if values is None:
+            values = np.ones(self.nnz, np.float32)
+        if values.shape != (self.nnz,):
+            raise ShapeError(
+                "values do not fit the pattern",
+                expected=f"({self.nnz},)",
+                got=values.shape,
+                remedy="Pass the values of one sample, data[:, sample]",
+            )
+        matrix = csr_array((values, self.indices, self.indptr), shape=self.shape, copy=copy)
+        matrix.has_canonical_format = True  # a pattern is sorted and without duplicates; SciPy need not look again
+        return matrix
+
+    @classmethod
+    def dense(cls, m: int, n: int) -> SparsityPattern:
+        """Make the full pattern of m rows and n columns."""
+        m, n = checked_shape((m, n))
+        check_allocatable(m * n, (m, n))
+        dtype = index_dtype(m * n, (m, n))
+        indptr = np.arange(m + 1, dtype=np.int64) * n
+        return cls._trusted(indptr, np.tile(np.arange(n if m else 0, dtype=dtype), m), (m, n))
+
+    @classmethod
+    def diagonal(cls, n: int) -> SparsityPattern:
+        """Make the pattern of an n x n diagonal matrix."""
+        return cls._diagonal(n, identity=False)
+
+    @classmethod
+    def identity(cls, n: int) -> SparsityPattern:
+        """Make the pattern of the n x n identity: a diagonal whose values are ones by definition."""
+        return cls._diagonal(n, identity=True)
+
+    @classmethod
+    def _diagonal(cls, n: int, identity: bool) -> SparsityPattern:
+        n, _ = checked_shape((n, n))
+        check_allocatable(n, (n, n))
+        return cls._trusted(np.arange(n + 1), np.arange(n), (n, n), identity)
+
+    # ---- what it is ------------------------------------------------------------------------------------------------
+
+    @property
+    def nnz(self) -> int:
+        """Number of entries."""
+        return len(self.indices)
+
+    @property
+    def sparsity(self) -> float:
+        """Fraction of the matrix that is guaranteed to be zero (BPPSA Table 1); 0 for a matrix without elements."""
+        size = self.shape[0] * self.shape[1]
+        return 1.0 - self.nnz / size if size else 0.0
+
+    @cached_property
+    def kind(self) -> PatternKind:
+        """The structure that picks the kernels.
+
+        identity (made by `identity`), else dense (every element is an entry), diagonal (square, the diagonal full),
+        selection (at most one entry a row), or general. A 1 x 1 diagonal is dense as well and is called dense.
+        """
+        m, n = self.shape
+        if self._identity:
+            return "identity"
+        if self.nnz == m * n:
+            return "dense"
+        lengths = np.diff(self.indptr)
+        if lengths.max(initial=0) > 1:
+            return "general"
+        if m == n == self.nnz and np.array_equal(self.indices, np.arange(n)):
+            return "diagonal"
+        return "selection"
+
+    @cached_property
+    def row_of_entry(self) -> np.ndarray:
+        """Row of every entry, shape (nnz,), the index type of the pattern."""
+        return frozen(np.repeat(np.arange(self.shape[0], dtype=self.indices.dtype), np.diff(self.indptr)))
+
+    @cached_property
+    def fours(self) -> np.ndarray:
+        """Rows by fours of about the same length, for kernels that sum four side by side: (ceil(rows / 4), 12) int32.
+
+        Each line: the length of the shortest, where the entries of the four begin, their rows, the lengths of the three
+        others, in ascending order. Fours are made among `NEIGHBOURS` rows, whose entries are still close to each other.
+        The last row stands several times in a line that would be short.
+        """
+        lengths, rows = np.diff(self.indptr), np.arange(self.shape[0])
+        order = np.lexsort((lengths, rows // NEIGHBOURS))
+        order = np.concatenate((order, np.repeat(order[-1:], -len(order) % 4))).reshape(-1, 4)
+        lines = (lengths[order[:, :1]], self.indptr[order], order, lengths[order[:, 1:]])
+        return frozen(np.concatenate(lines, axis=1).astype(np.int32))
+
+    # ---- transpose -------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def transpose_permutation(self) -> np.ndarray:
+        """Order that transposes values: ``data[p.transpose_permutation]`` belongs to ``p.T``. Shape (nnz,)."""
+        from scipy.sparse import csr_array
+
+        with self._transposing():
+            numbered = csr_array((np.arange(self.nnz, dtype=self.indices.dtype), self.indices, self.indptr), self.shape)
+            return frozen(numbered.tocsc().data)
+
+    @cached_property
+    def T(self) -> SparsityPattern:
+        """The transposed pattern, which has as many rows as this one has columns.
+
+        Raises
+        ------
+        MemoryLimitError
+            There is no memory for a number a row.
+        """
+        if self.kind in ("identity", "diagonal"):
+            return self
+        with self._transposing():
+            counts = np.bincount(self.indices, minlength=self.shape[1])
+            indptr = np.concatenate(([0], np.cumsum(counts)))
+            rows = self.row_of_entry[self.transpose_permutation]
+            transposed = SparsityPattern._trusted(indptr, rows, self.shape[::-1])
+        transposed.__dict__["T"] = self
+        return transposed
+
+    def _transposing(self) -> AbstractContextManager[None]:
+        return within_memory(
+            f"The transpose of a pattern of shape {self.shape} does not fit in memory",
+            "Number only the columns that have entries, or do without the transpose",
+        )
+
+    # ---- equality and transfer -------------------------------------------------------------------------------------
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of the content (BLAKE2b, 32 hexadecimal digits): the same in every process and on every machine."""
+        content = hashlib.blake2b(digest_size=16)
+        content.update(np.array([*self.shape, self._identity], dtype="<i8").tobytes())
+        for array in (self.indptr, self.indices):
+            content.update(np.ascontiguousarray(array, dtype=array.dtype.newbyteorder("<")).data)
+        return content.hexdigest()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, SparsityPattern):
+            return NotImplemented
+        if self is other:
+            return True
+        return (
+            self.shape == other.shape
+            and self.nnz == other.nnz
+            and self._identity == other._identity
+            and np.array_equal(self.indptr, other.indptr)
+            and np.array_equal(self.indices, other.indices)
+        )
+
+    def __hash__(self) -> int:
+        return self._checksum
+
+    @cached_property
+    def _checksum(self) -> int:
+        """A hash of the content for dictionaries, which look for equality besides: many times as quick as `digest`.
+
+        The sum of all indices, and some of them as they stand.
+        """
+        checksum = zlib.crc32(repr((self.shape, self._identity, self.nnz)).encode())
+        for array in (self.indptr, self.indices):
+            some = np.ascontiguousarray(array[:: 1 + len(array) // _SAMPLED])
+            checksum = zlib.crc32(some.data, zlib.crc32(_sum(array), checksum))
+        return checksum
+
+    def device_arrays(self, xp: ModuleType) -> tuple[Array, Array]:
+        """Return (indptr, indices) as arrays of `xp`, copied to the current device once.
+
+        Raises
+        ------
+        DeviceError
+            `xp` is neither ``numpy`` nor ``cupy``.
+        """
+        indptr, indices = self._copies.on(backend.check_module(xp))
+        return indptr, indices
+
+    @cached_property
+    def _copies(self) -> DeviceCopies:
+        return DeviceCopies(self.indptr, self.indices)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SparsityPattern._trusted, (self.indptr, self.indices, self.shape, self._identity)
+
+    def __repr__(self) -> str:
+        m, n = self.shape
+        return f"SparsityPattern({m} x {n}, nnz={self.nnz}, {self.kind})"
+
+
+def _sum(array: np.ndarray) -> bytes:
+    """Return the sum of an index array, two 4-byte indices at a time."""
+    even = len(array) * array.itemsize // 8 * 8
+    words = array.view(np.uint8)[:even].view(np.uint64)
+    return np.add.reduce(words, dtype=np.uint64).tobytes()
+
+
+def check_patterns(**patterns: object) -> None:
+    """Check that arguments are patterns; the message has their names.
+
+    Raises
+    ------
+    PatternError
+        One is not.
+    """
+    for name, pattern in patterns.items():
+        if not isinstance(pattern, SparsityPattern):
+            raise PatternError(
+                f"{name} is not a pattern", expected="a SparsityPattern", got=type(pattern).__name__,
+                remedy="Pass jacobian.pattern, conv_pattern(...).pattern, or SparsityPattern.from_scipy(matrix)",
+            )  # fmt: skip

@@ -1,0 +1,559 @@
+"""How processes find each other at the start, and how they end together, with one error message."""
+
+from __future__ import annotations
+
+from __future__ import annotations
+import zlib
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+from typing import TypeVar
+import numpy as np
+from sparsebp.core import backend
+from sparsebp.core import errors
+from sparsebp.core.check import shown
+from sparsebp.core.errors import OptionError
+from sparsebp.core.errors import SparseBPError
+from sparsebp.core.errors import TransportError
+from sparsebp.core.check import Array
+from sparsebp.comm.transport import Transport
+import atexit
+import contextlib
+import os
+import platform
+import signal
+import sys
+from typing import NoReturn
+from sparsebp.core import threads
+from sparsebp.core.check import check_choice
+from sparsebp.core.check import check_flag
+from sparsebp.core.errors import DeviceError
+from sparsebp.core.errors import MissingDependencyError
+from sparsebp.comm.mpi import MPITransport
+from sparsebp.comm.mpi import check_timeout
+from sparsebp.comm.mpi import mpi
+from sparsebp.comm.mpi import last_words
+from sparsebp.comm.mpi import launched
+from sparsebp.comm.mpi import speak
+from sparsebp.comm.mpi import TIMEOUT_SECONDS
+from sparsebp.comm.mpi import End
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import cast
+from sparsebp.core.files import write_figure
+from sparsebp.schedule import Action
+from sparsebp.schedule import Costs
+from sparsebp.schedule import Schedule
+from sparsebp.schedule import simulate
+from sparsebp.schedule.plot import gantt
+from sparsebp.schedule.simulate import Event
+from sparsebp.schedule.simulate import Simulation
+
+_TAG = 0  # messages of one pair and tag arrive in their order, and all of a step's have been waited for
+
+
+# What ranks must have in common, compared before they work on it.
+
+T = TypeVar("T")
+
+
+def check_same(transport: Transport, facts: Mapping[str, Any], own: Any = None) -> list[Any]:
+    """Compare `facts` with those of all ranks, and return what each has as `own`, in their order: a collective call.
+
+    Raises
+    ------
+    OptionError
+        They differ: on all ranks, with the name of the first one that does, and a rank that has it otherwise.
+    """
+    everyone = _shared(transport, "a comparison", (dict(facts), own))
+    first = everyone[0][0]
+    for rank, (other, _) in enumerate(everyone):
+        for name in {**first, **other}:
+            if first.get(name) != other.get(name):
+                error = OptionError(
+                    f"Ranks differ in {name}", expected=f"{shown(first.get(name))}, as on rank 0",
+                    got=f"{shown(other.get(name))} on rank {rank}",
+                    remedy="Start all ranks with the same options, seeds and data",
+                )  # fmt: skip
+                error.alike = True
+                raise error
+    return [value for _, value in everyone]
+
+
+def together(transport: Transport | None, prepare: Callable[[], T]) -> T:
+    """Return ``prepare()`` once no rank has refused: a collective call, after which none waits for one that has.
+
+    What `prepare` refuses by an error of sparsebp is raised on all ranks, and they can go on with something else, on
+    the same transport. It talks to other ranks by `check_same` at most; without a transport it is called, no more.
+
+    Raises
+    ------
+    SparseBPError
+        What this rank has refused; if it has not, what another one has, with its number.
+    TransportError
+        A rank has failed.
+    """
+    if transport is None:
+        return prepare()
+    found: Any = None
+    refusal: SparseBPError | None = None
+    try:
+        found = prepare()
+    except TransportError:
+        raise
+    except SparseBPError as error:
+        if error.alike:
+            raise
+        refusal = error
+    said = None if refusal is None else (type(refusal).__name__, *map(_text, _parts(refusal)))
+    everyone = _shared(transport, "a refusal, or none", said)
+    if refusal is not None:
+        refusal.alike = True
+        raise refusal
+    for rank, other in enumerate(everyone):
+        if other is not None:
+            kind, problem, expected, got, remedy = other
+            make: type[SparseBPError] = getattr(errors, kind, SparseBPError)
+            told = make(f"Rank {rank}: {problem}", expected=expected, got=got, remedy=remedy)
+            told.alike = True
+            raise told
+    result: T = found
+    return result
+
+
+def _parts(error: SparseBPError) -> tuple[object, ...]:
+    return error.problem, error.expected, error.got, error.remedy
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def _shared(transport: Transport, what: str, value: Any) -> list[Any]:
+    """Return what all ranks share here; a rank that shares something else is at another place of the program."""
+    everyone = transport.share((what, value))
+    for rank, other in enumerate(everyone):
+        if not isinstance(other, tuple) or other[:1] != (what,):
+            raise TransportError(
+                f"Rank {rank} is at another place of the program than rank {transport.rank}", expected=what,
+                got=shown(other), remedy="Let all ranks run the same program, with the same options",
+            )  # fmt: skip
+    return [own for _, own in everyone]
+
+
+def options_of(optimizer: Any) -> list[dict[str, Any]]:
+    """Return the options of every group of parameters."""
+    groups = getattr(optimizer, "param_groups", None)
+    if groups is None:
+        return [{"lr": float(optimizer.lr)}]
+    return [{key: value for key, value in group.items() if key != "params"} for group in groups]
+
+
+def mark_of(options: list[dict[str, Any]]) -> float:
+    """Return a number that is another one for other options of an optimizer, for a comparison at every step."""
+    return float(zlib.crc32(repr(options).encode()))
+
+
+def check_marks(marks: Sequence[float]) -> None:
+    """Compare the `mark_of` of every rank's options, in the order of the ranks.
+
+    Raises
+    ------
+    TransportError
+        They differ: something has changed them on some ranks alone.
+    """
+    for rank, mark in enumerate(marks):
+        if mark != marks[0]:
+            raise TransportError(
+                f"The optimizer of rank {rank} has other options than that of rank 0", expected="the same on all ranks",
+                got="another learning rate, or another option",
+                remedy="Change rates on all ranks alike: by the same learning-rate schedule, or by a callback that "
+                "reads the model",
+            )  # fmt: skip
+
+
+def checksum(array: Array) -> str:
+    """Return dtype, shape and a checksum of the values of an array, in words."""
+    values = np.ascontiguousarray(backend.to_host(array))
+    return f"{values.dtype} {values.shape}, checksum {zlib.crc32(values.tobytes()):08x}"
+
+
+def checksums(arrays: Mapping[str, Array], what: str = "the parameter") -> dict[str, str]:
+    """Return the `checksum` of every array, by `what` it is and its name."""
+    return {f"{what} {name}": checksum(array) for name, array in arrays.items()}
+
+
+# Arrays that one rank has the right values of, for all others.
+
+def exchange(transport: Transport, arrays: Mapping[str, tuple[int, Array]]) -> None:
+    """Write to every array the values that its owner, the rank that comes with it, has for it.
+
+    All ranks call it together, with arrays of the same names, in the same order, of the same shapes and dtypes.
+    """
+    rank, size = transport.rank, transport.size
+    under_way = []
+    others: dict[str, Array] = {}
+    for name, (owner, array) in arrays.items():
+        xp = backend.namespace(array)
+        between = getattr(transport, "host", transport) if backend.is_host(xp) else transport  # NCCL's are devices
+        if array.dtype.kind != "f" or array.size == 0:
+            others[name] = array
+            continue
+        carrier = xp if between.on_device else np
+        if owner == rank:
+            given = carrier.ascontiguousarray(backend.as_namespace(array, carrier))
+            under_way += [(between.isend(given, to, _TAG), given, None) for to in range(size) if to != rank]
+        else:
+            room = carrier.empty(array.shape, array.dtype)
+            under_way.append((between.irecv(room, owner, _TAG), room, array))
+    for handle, carried, target in under_way:
+        handle.wait()
+        if target is not None:
+            target[...] = backend.as_namespace(carried, backend.namespace(target))
+    mine = {name: backend.to_host(array).copy() for name, array in others.items() if arrays[name][0] == rank}
+    for values in transport.share(mine):
+        for name, value in values.items():
+            others[name][...] = backend.as_namespace(value, backend.namespace(others[name]))
+
+
+ALIKE_SECONDS = 0.5  # between the ends of ranks that leave together; less than others wait for one that has left
+
+
+def connect(*, device: str = "cpu", progress: bool = False, timeout: float = TIMEOUT_SECONDS) -> Transport:
+    """Return the transport between the processes that ``mpiexec`` has started, of which this is one.
+
+    From then on they end together. An error that nobody catches is told to the other ranks, whose calls raise
+    `TransportError`; it is printed once, by the rank that has failed, and all processes exit, within seconds, with a
+    status other than 0. What a rank had written by then, checkpoints among it, stays. So does a rank end the run that
+    leaves early, by ``sys.exit`` or ``os._exit``, once another one waits for it; ranks that leave together have their
+    own status.
+
+    Ranks that run on the same cores share them: the threads of the kernels and of the BLAS are lowered to as many as
+    there are for each (`sparsebp.threads.set_threads` sets another number).
+
+    Parameters
+    ----------
+    device
+        ``"cpu"``: `MPITransport`. ``"cuda"``: `NCCLTransport`, a GPU for each rank.
+    progress, timeout
+        As `MPITransport` takes them.
+
+    Raises
+    ------
+    OptionError
+        `device` is another one, `progress` no truth value, or `timeout` no positive number.
+    MissingDependencyError
+        mpi4py, an MPI library, or on ``"cuda"`` CuPy is not installed.
+    TransportError
+        This process was not started by ``mpiexec``, or by one of another MPI library.
+    DeviceError
+        There are fewer GPUs than ranks on a machine.
+    """
+    check_choice("device", device, ("cpu", "cuda"))
+    check_flag("progress", progress)
+    check_timeout(timeout)
+    ranks = launched()
+    MPI = mpi()
+    if ranks is None:
+        raise TransportError("This process is alone", expected="several, started together", got="no mpiexec",
+                             remedy="Start it by mpiexec -n 4, say")  # fmt: skip
+    if MPI.COMM_WORLD.size != ranks[1]:
+        raise TransportError(
+            "MPI knows other processes than the launcher has started", expected=f"{ranks[1]} ranks",
+            got=MPI.COMM_WORLD.size, remedy=f"Use the mpiexec of {MPI.Get_library_version().split()[0]}",
+        )  # fmt: skip
+    for rank, text in enumerate(meet(None)):
+        if text is not None:
+            raise TransportError(f"Rank {rank} has ended before the start", expected="all ranks to start", got=text,
+                                 remedy="Start all ranks with the same command")  # fmt: skip
+    transport = MPITransport(progress=progress, timeout=timeout)
+    _Ending(transport).install()
+    _share_cores(transport)
+    if device == "cpu":
+        return transport
+    from sparsebp.comm.nccl import NCCLTransport
+
+    number = own_device(transport)
+
+    backend.cupy().cuda.Device(number).use()
+    return NCCLTransport(transport)
+
+
+_met = False
+
+
+def meet(ending: str | None) -> list[str | None]:
+    """Wait for all ranks, each of which says why it is about to end, or None: it goes on.
+
+    MPI's own start waits for all processes, for ever: one that never comes there would leave the others behind.
+    """
+    global _met  # noqa: PLW0603 (processes start once)
+    _met = True
+    said: list[str | None] = mpi().COMM_WORLD.allgather(ending)
+    return said
+
+
+def take_leave(status: object) -> None:
+    """Tell ranks that wait in `connect` that this process ends without having come there; note the status."""
+    if _Ending.current is not None and isinstance(status, int):
+        _Ending.current.status = status or 1
+    ranks = launched()
+    if ranks is None or ranks[1] == 1 or _met:
+        return
+    with contextlib.suppress(MissingDependencyError):  # then no rank waits
+        meet(f"exit status {status}. {last_words()}".strip(" ."))
+
+
+def _share_cores(transport: MPITransport) -> None:
+    """Set the number of threads to this rank's share of its cores: more would wait for those of other ranks."""
+    own = set(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else set(range(threads.most_threads()))
+    everywhere = transport.share((platform.node(), own))
+    sharing = sum(node == platform.node() and bool(own & cores) for node, cores in everywhere)
+    threads.set_threads(min(threads.get_threads(), max(1, len(own) // sharing)))
+
+
+def own_device(transport: MPITransport) -> int:
+    """Return the number of the GPU that is this rank's: ranks of one machine take one each.
+
+    Raises
+    ------
+    DeviceError
+        There are too few, on the machine of some rank.
+    MissingDependencyError
+        CuPy is not installed there.
+    """
+
+    MPI = mpi()
+    local = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
+    try:
+        problem, count = None, backend.cupy().cuda.runtime.getDeviceCount()
+    except Exception as error:  # told below to all
+        problem, count = error, 0
+    rank, size = local.rank, local.size
+    local.Free()
+    for other, (text, found, wanted) in enumerate(transport.share((problem and str(problem), count, size))):
+        if text is not None:
+            raise problem or DeviceError(f"Rank {other} has no GPU", got=text)
+        if found < wanted:
+            raise DeviceError(
+                "There is no GPU for every rank", expected=f"{wanted} GPUs on the machine of rank {other}", got=found,
+                remedy="Start fewer ranks on it, or train on the CPUs",
+            )  # fmt: skip
+    return rank
+
+
+class _Ending:
+    """Lets the processes of a run end together."""
+
+    current: _Ending | None = None
+
+    def __init__(self, transport: MPITransport) -> None:
+        self._transport = transport
+        self._failed = False
+        self._told = True
+        self.status = 1  # with which this process ends the others, should one of them not hear of a failure
+
+    def install(self) -> None:
+        _Ending.current = self
+        before = sys.excepthook
+
+        def hook(kind: Any, error: BaseException, trace: Any) -> None:
+            if not self.failed(error):
+                return
+            ends = self._transport.peers.ends.values()
+            if isinstance(error, TransportError) and any(end.left for end in ends):  # where it waited tells nothing
+                error, trace = error.with_traceback(None), None
+                error.__suppress_context__ = True
+            before(kind, error, trace)
+
+        at_once, own = os._exit, os.getpid()
+
+        def leave_at_once(status: int) -> NoReturn:
+            at_once(self.at_once(status) if os.getpid() == own else status)  # children do as they like
+
+        sys.excepthook, os._exit = hook, leave_at_once
+        atexit.register(self.leave)  # before MPI's own end, which waits for all, for ever
+
+    def at_once(self, status: int) -> int:
+        """Return the status for ``os._exit``, of which neither `leave` nor MPI would hear: not 0 if others still work.
+
+        ``mpiexec`` ends those at once, and reports that status.
+        """
+        peers = self._transport.peers
+        if len(peers.ends) == peers.size:  # all have told their end
+            return status
+        peers.tell(End(left=f"os._exit({status})"))
+        if peers.settle(ALIKE_SECONDS):
+            return status
+        error = TransportError(
+            f"Rank {peers.rank} has left by os._exit({status}) while others work", expected="the end of all ranks",
+            got=f"that of {len(peers.ends)} of {peers.size}", remedy="Let all come to their end, or raise an error",
+        )  # fmt: skip
+        speak()
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        return status or 1
+
+    def failed(self, error: BaseException) -> bool:
+        """Tell the others, and return whether it is for this rank to print its error; the process is about to end."""
+        with contextlib.suppress(ValueError):  # not the main thread
+            # A Ctrl-C, or a scheduler's SIGTERM, reaches every rank: of this one perhaps only now, after another's end.
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_IGN)
+        self._transport.abort(error)
+        self._failed = True
+        self._told = self._transport.peers.settle()
+        speaks = self._transport.peers.speaker() == self._transport.rank
+        if speaks:
+            speak()
+        return speaks
+
+    def leave(self) -> None:
+        """Tell the others, and wait for them; ends them if one of them cannot hear of a failure."""
+        peers = self._transport.peers
+        if not self._failed:
+            peers.tell(End())
+            self._told = peers.settle(None) or peers.settle()
+        self._transport.close()
+        if not self._told:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            mpi().COMM_WORLD.Abort(self.status)
+
+
+def speaks(error: BaseException) -> bool:
+    """Tell the other ranks of an error that ends this process, and return whether it is for this one to print it.
+
+    It is for the lowest rank that failed by itself; before `connect`, where all ranks fail alike, for rank 0; and of
+    course for a process that is alone.
+    """
+    if _Ending.current is not None:
+        return _Ending.current.failed(error)
+    ranks = launched()
+    return ranks is None or ranks[0] == 0
+
+
+# When the actions of a step really ran, on all ranks, beside what the simulation says of the same durations.
+
+Times = Mapping[Action, tuple[float, float]]
+"""When actions began and ended, in seconds of ``time.perf_counter()`` of the rank that ran them."""
+_ROUNDS = 20
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """A step that ran: what `sparsebp.schedule.plot` draws of a simulation, measured.
+
+    Attributes
+    ----------
+    schedule
+        What ran.
+    events
+        All actions, sorted by start; the first begins at 0. Seconds.
+    uncertainty
+        By how many seconds the clock of a rank may differ from that of rank 0 beyond what was corrected.
+    """
+
+    schedule: Schedule
+    events: tuple[Event, ...]
+    uncertainty: float
+    steps: int = 1
+    transfers: tuple[Any, ...] = ()
+
+    @property
+    def makespan(self) -> float:
+        """The time from the start of the first action to the end of the last."""
+        return max((event.end for event in self.events), default=0.0)
+
+    @property
+    def bubble(self) -> float:
+        """The share of the time in which ranks compute nothing, from 0 to 1."""
+        busy = sum(event.end - event.start for event in self.events)
+        return max(0.0, 1 - busy / (self.schedule.workers * self.makespan)) if self.makespan > 0 else 0.0
+
+    def simulated(self) -> Simulation:
+        """Return the simulation of the schedule with these durations and no time for messages.
+
+        Each action takes the mean of its kind and stage over the micro-batches.
+        """
+        found: dict[tuple[str, int], list[float]] = defaultdict(list)
+        for event in self.events:
+            action = cast(Action, event.cell)
+            found[action.kind, action.stage].append(event.end - event.start)
+        means = {key: fmean(times) for key, times in found.items()}
+        return simulate(self.schedule, Costs(lambda action: means.get((action.kind, action.stage), 0.0)))
+
+
+def clock_offset(transport: Transport) -> tuple[float, float]:
+    """Return what to add to this rank's ``time.perf_counter()`` for that of rank 0, and how far that may be wrong.
+
+    All ranks call this. Each asks rank 0 for the time, and takes the answer that came soonest: it was written somewhere
+    between question and answer.
+    """
+    question, answer = np.zeros(1), np.zeros(1)
+    best = (0.0, 0.0 if transport.rank == 0 else np.inf)
+    for rank in range(1, transport.size):
+        for _ in range(_ROUNDS):
+            if transport.rank == 0:
+                transport.irecv(question, rank, _TAG).wait()
+                transport.isend(np.array([time.perf_counter()]), rank, _TAG).wait()
+            elif transport.rank == rank:
+                begun = time.perf_counter()
+                transport.isend(question, 0, _TAG).wait()
+                transport.irecv(answer, 0, _TAG).wait()
+                ended = time.perf_counter()
+                best = min(best, (float(answer[0]) - (begun + ended) / 2, (ended - begun) / 2), key=lambda one: one[1])
+    return best
+
+
+def measured(transport: Transport, schedule: Schedule, times: Times) -> Timeline | None:
+    """Return the timeline of a step on all ranks, of what each says of its actions; all of them call this.
+
+    None where no rank has run a step.
+    """
+    transport = getattr(transport, "host", transport)  # messages of a few bytes go from host to host
+    offset, uncertainty = clock_offset(transport)
+    own = [(*action, begin + offset, end + offset) for action, (begin, end) in times.items()]
+    events, worst = [], 0.0
+    lanes = {lane.worker: number for number, lane in reversed(list(enumerate(schedule.lanes)))}
+    for rank, (rows, error) in enumerate(transport.share((own, uncertainty))):
+        worst = max(worst, error)
+        for stage, kind, microbatch, begin, end in rows:
+            events.append(Event(Action(stage, kind, microbatch), lanes[rank], begin, end, (None,), 0))
+    if not events:
+        return None
+    first = min(event.start for event in events)
+    events = [event._replace(start=event.start - first, end=event.end - first) for event in events]
+    return Timeline(schedule, tuple(sorted(events, key=lambda event: event.start)), worst)
+
+
+def save_timeline(timeline: Timeline, path: Path) -> None:
+    """Write a picture of a timeline, and of the simulation of the same durations below it, on one scale of seconds.
+
+    Raises
+    ------
+    MissingDependencyError
+        matplotlib is not installed.
+    OutputError
+        The file cannot be written.
+    """
+    simulated = timeline.simulated()
+    height = 1.6 + 0.5 * timeline.schedule.workers
+    ax = gantt(cast(Simulation, timeline), memory=False)
+    figure = ax.figure
+    figure.set_size_inches(figure.get_size_inches()[0], 2 * height)
+    figure.delaxes(ax)
+    above, below = figure.subplots(2, 1, sharex=True, gridspec_kw={"hspace": 0.55})
+    gantt(cast(Simulation, timeline), above, memory=False)
+    gantt(simulated, below, memory=False)
+    for name, one, run in (("measured", above, timeline), ("simulated, messages at once", below, simulated)):
+        title = f"{timeline.schedule.name}: ".removeprefix(": ")
+        one.set_title(f"{title}{name}, {1e3 * run.makespan:.3g} ms, idle {run.bubble:.1%}", loc="left", fontsize=10,
+                      pad=18)  # fmt: skip
+    below.set_xlim(0, max(timeline.makespan, simulated.makespan))
+    above.set_xlabel("")
+    below.set_xlabel("seconds")
+    write_figure(figure, path)

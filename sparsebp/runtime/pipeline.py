@@ -1,0 +1,987 @@
+"""Runs the training steps of a model whose stages are on several ranks, in the order that a schedule says."""
+
+from __future__ import annotations
+
+from __future__ import annotations
+import math
+from collections.abc import Callable
+from collections.abc import Collection
+from collections.abc import Sequence
+from typing import Any
+from typing import TypeAlias
+from sparsebp.core.check import Array
+from sparsebp.optim.optimizer import clip_grad_norm
+from sparsebp.runtime.actions import Actions
+from sparsebp.runtime.actions import Run
+from sparsebp.runtime.actions import Stages
+from sparsebp.runtime.actions import Batch
+from sparsebp.runtime.actions import Step
+from sparsebp.runtime.actions import Watch
+from sparsebp.schedule import Kind
+from collections import defaultdict
+from sparsebp.core.errors import OptionError
+from sparsebp.comm.transport import Transport
+from sparsebp.runtime.program import check_of_model
+from sparsebp.schedule import Schedule
+from sparsebp.schedule import parts_of
+from sparsebp.schedule import validate
+from collections import deque
+from collections.abc import Hashable
+from types import ModuleType
+from typing import NamedTuple
+import numpy as np
+from sparsebp.core import backend
+from sparsebp.core.errors import ShapeError
+from sparsebp.comm.transport import Handle
+from sparsebp.schedule.lower import Message
+import contextlib
+from collections.abc import Iterator
+from collections.abc import Mapping
+from sparsebp.optim import Predictor
+from sparsebp.schedule import Action
+from sparsebp.schedule import Costs
+from sparsebp.schedule import Overlap
+from sparsebp.schedule import Simulation
+from sparsebp.schedule import simulate
+from sparsebp.runtime.launch import exchange
+from sparsebp.nn.layer import dotted
+import time
+from sparsebp.core.errors import TransportError
+from sparsebp.runtime.launch import check_marks
+from sparsebp.runtime.launch import checksum
+from sparsebp.runtime.launch import mark_of
+from sparsebp.runtime.launch import options_of
+from sparsebp.runtime.program import fewer
+from sparsebp.runtime.program import without_frozen
+from sparsebp.runtime.actions import check_even
+from sparsebp.runtime.actions import trained_parameters
+from sparsebp.schedule import actions_of
+from sparsebp.schedule.builders import place_updates
+from sparsebp.schedule.lower import lower
+from sparsebp.schedule.lower import Await
+from sparsebp.schedule.lower import Compute
+from sparsebp.schedule.lower import Post
+from sparsebp.schedule.lower import RankProgram
+from sparsebp.schedule.lower import Send
+from sparsebp.schedule.lower import Sent
+
+
+# What a rank of a pipeline does for each action: as on one device, but for what comes from others and goes to them.
+
+Shared: TypeAlias = Callable[[Step], None]
+
+
+class RankStep(Step):
+    """A step, or one micro-batch of an asynchronous one, as a rank of a pipeline has it.
+
+    Attributes
+    ----------
+    outbox
+        What is to be sent: the output of F, or the gradient of I, of a stage and micro-batch.
+    """
+
+    __slots__ = ("outbox",)
+
+    def __init__(self, batches: Sequence[Batch], stages: int, tag: Any) -> None:
+        super().__init__(batches, stages, tag)
+        self.outbox: dict[tuple[Kind, int, int], Array] = {}
+
+
+class PipelineActions(Actions):
+    """The actions of some of the stages.
+
+    Parameters
+    ----------
+    stages, loss, optimizer, clip_norm, watch
+        As for `Actions`.
+    own
+        The numbers of the stages that this rank has.
+    share
+        Makes the numbers of a step known to all ranks; before the first update, where all gradients are there by then.
+    """
+
+    def __init__(
+        self, stages: Stages, loss: Any, optimizer: Any, clip_norm: float | None, watch: Watch, own: Collection[int],
+        share: Shared,
+    ) -> None:  # fmt: skip
+        super().__init__(stages, loss, optimizer, clip_norm, watch)
+        self.own, self._share = frozenset(own), share
+        held = {name for number in own for name in stages[number].parameters.values()}
+        self.names = tuple(name for name in stages.names if name in held)
+
+    def forward(self, number: int, m: int, count: int) -> Run:
+        """F; an output that another rank needs goes to the outbox."""
+        forward, last = super().forward(number, m, count), number == len(self.stages) - 1
+        if number + 1 in self.own or last:
+            return forward
+
+        def run(step: Step) -> None:
+            forward(step)
+            step.outbox["F", number, m] = step.flow[m]  # type: ignore[attr-defined]
+            step.flow[m] = None
+
+        return run
+
+    def _behind(self, number: int) -> Any:
+        return super()._behind(number) if {number, number + 1} <= self.own else None
+
+    def _loss(self, m: int, count: int) -> Run:
+        loss = super()._loss(m, count)
+
+        def run(step: Step) -> None:
+            loss(step)
+            score = self.watch.score(step.predictions[m], step.batches[m][1])
+            step.scores[m] = math.nan if score is None else float(score)  # synchronize!
+
+        return run
+
+    def _place(self, step: Step, m: int, number: int, gy: Array) -> None:
+        if number in self.own:
+            super()._place(step, m, number, gy)
+        else:
+            step.outbox["I", number + 1, m] = gy  # type: ignore[attr-defined]
+
+    def receive(self, step: Step, kind: Kind, number: int, m: int, array: Array) -> None:
+        """Take the output of the stage before an own one, or the gradient at an own one's output."""
+        if kind == "F":
+            step.flow[m] = array
+        else:
+            self._place(step, m, number - 1, array)
+
+    def gather(self, step: Step) -> None:
+        """Look at all gradients together, here and on the other ranks, before any of them is used; clip them."""
+        grads = step.grads = {name: step.grads[name] for name in self.names}
+        if grads:
+            self._look(step, grads)
+        self._share(step)
+        if self.clip_norm is not None and grads:
+            clip_grad_norm(grads, self.clip_norm, norm=step.norm(self.stages.names))
+
+
+# Whether the stages of a model can be dealt out to ranks as a schedule says.
+
+def check_fits_ranks(schedule: Schedule, stages: Stages, transport: Transport, *, predicts: bool) -> None:
+    """Refuse a schedule that is not one of this model on these ranks.
+
+    Raises
+    ------
+    OptionError
+        It is for other stages or another number of ranks, asks for what ranks do not do, or deals out stages that have
+        something in common.
+    ScheduleError
+        It cannot run.
+    """
+    graph, ranks = schedule.graph, transport.size
+    check_of_model(
+        schedule, stages,
+        (ranks > len(stages), "has more ranks than stages", f"at most {len(stages)} ranks, one a stage", ranks,
+         "Start fewer ranks, or train data-parallel, where each rank has all stages"),
+        (schedule.workers != ranks, "is for another number of ranks", ranks, schedule.workers,
+         f"Build it with workers={ranks}, or start {schedule.workers} ranks"),
+        (graph.first != "F", "does not begin with the forwards", "first='F'", repr(graph.first),
+         "Use fusion='none' or fusion='backward'"),
+        (predicts and graph.weights != "latest", "reads no weights that a predictor could predict",
+         "weights='latest', as in dualpipe-2018", repr(graph.weights), "Leave the predictor out"),
+        (graph.synchronised, "synchronises gradients between replicas", "no S", "S", "Leave the S out"),
+    )  # fmt: skip
+    validate(schedule)
+    if stages.scans:
+        raise OptionError("A scan computes the gradients of all stages at once", expected="backward='bp'",
+                          got="stages on several ranks", remedy="Call model.set_backward('bp')")  # fmt: skip
+    if graph.updates == "microbatch" and stages.shared():
+        raise OptionError("Stages share a parameter that each would update by itself", expected="none",
+                          got=", ".join(stages.shared()), remedy="Use a synchronous schedule")  # fmt: skip
+    _check_apart(schedule, stages)
+
+
+def _check_apart(schedule: Schedule, stages: Stages) -> None:
+    """Refuse what stages on different ranks share."""
+    parameters: defaultdict[str, set[int]] = defaultdict(set)
+    generators: defaultdict[int, set[int]] = defaultdict(set)  # the stages that draw from one
+    layers: dict[int, list[str]] = {}
+    counting: defaultdict[int, set[int]] = defaultdict(set)  # layers with running statistics
+    named: dict[int, str] = {}
+    for number, rank in enumerate(schedule.allocation):
+        stage = stages[number]
+        for name in stage.parameters.values():
+            parameters[name].add(rank)
+        for prefix, layer in stage.layer.modules(stage.name) if hasattr(stage.layer, "modules") else ():
+            if layer.buffers:
+                counting[id(layer)].add(rank)
+                named.setdefault(id(layer), prefix)
+        drawn = stage.layer.generators() if hasattr(stage.layer, "generators") else {}
+        for name, generator in drawn.items():
+            generators[id(generator)].add(number)
+            layers.setdefault(id(generator), []).append(f"{stage.name}.{name}".strip("."))
+    shared = [name for name, ranks in parameters.items() if len(ranks) > 1]
+    if shared:
+        raise OptionError("A parameter is shared by stages on several ranks", expected="all of its stages on one",
+                          got=", ".join(shared), remedy="Deal the stages out otherwise, or untie them")  # fmt: skip
+    counted = [named[key] for key, ranks in counting.items() if len(ranks) > 1]
+    if counted:
+        raise OptionError("A layer with running statistics is in stages on several ranks", got=", ".join(counted),
+                          expected="all of its stages on one", remedy="Use a layer of its own in each")  # fmt: skip
+    drawn_by = [", ".join(layers[key]) for key, drawing in generators.items() if not _draw_in_turn(schedule, drawing)]
+    if drawn_by:
+        raise OptionError(
+            "Layers on several ranks, or in another order than in one worker, draw from one random generator",
+            expected="a generator for each of them", got="; ".join(drawn_by),
+            remedy="Build each with a seed of its own: rng=1, rng=2, …",
+        )  # fmt: skip
+
+
+def _draw_in_turn(schedule: Schedule, stages: set[int]) -> bool:
+    """Return whether one rank runs these stages forward in the order of one worker: a micro-batch after another."""
+    ranks = {schedule.allocation[number] for number in stages}
+    cells = [part for lane in schedule.lanes if lane.worker in ranks for cell in lane.cells for part in parts_of(cell)]
+    order = [(part.microbatch, part.stage) for part in cells if part.kind == "F" and part.stage in stages]
+    return len(ranks) == 1 and order == sorted(order)
+
+
+# The arrays that ranks send each other in one step: activations with the data, gradients against it.
+#
+# A receiver must know how large an array will be. What a stage returns for a micro-batch follows from the input of the
+# model alone, which every rank has: so both ends of a message know whether such an input has been there before. If not,
+# the array's shape goes ahead of it, and is kept.
+
+_MOST_AXES = 32
+_DTYPES = (np.dtype(np.float32), np.dtype(np.float64))
+
+
+class _Form(NamedTuple):
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+
+class Mail:
+    """Sends and receives the messages of a rank's steps.
+
+    Parameters
+    ----------
+    transport
+        Carries them.
+    xp
+        The namespace of the model's arrays.
+
+    Notes
+    -----
+    In a step with an input of a new shape, a receive begins when an array is waited for, behind all that its sender has
+    sent before, and no send is waited for before the step's end. The order of the computations alone then keeps the
+    ranks from waiting for each other for ever, and `sparsebp.schedule.schedule` has seen to that.
+    """
+
+    def __init__(self, transport: Transport, xp: ModuleType) -> None:
+        self._transport, self._xp = transport, xp
+        self._carrier = xp if transport.on_device else np
+        self._forms: dict[tuple[int, Hashable], _Form] = {}
+        self._known: set[Hashable] = set()
+        self._inputs: Sequence[Hashable] = ()
+        self._posted: dict[Message, tuple[Handle, Array]] = {}
+        self._due: defaultdict[int, deque[Message]] = defaultdict(deque)  # by sender, in their order: not begun yet
+        self._sent: dict[Message, list[tuple[Handle, Array]]] = {}
+        self._defers = False
+
+    def begin(self, inputs: Sequence[Hashable]) -> None:
+        """Begin a step.
+
+        Parameters
+        ----------
+        inputs
+            What tells the shapes of each micro-batch's input: equal where they are.
+        """
+        self._inputs = inputs
+        self._defers = not self._known.issuperset(inputs)
+        self._posted.clear()
+        self._due.clear()
+        self._sent.clear()
+
+    def post(self, message: Message) -> None:
+        """Begin to receive, if it is known how much."""
+        if self._defers:
+            self._due[message.sender].append(message)
+        else:
+            self._receive(message, self._forms[self._key(message)])
+
+    def take(self, message: Message) -> Array:
+        """Return the array of a message when it is there.
+
+        Raises
+        ------
+        TransportError
+            It will never be, or is another one than was expected.
+        """
+        while message not in self._posted:
+            first = self._due[message.sender].popleft()
+            key = self._key(first)
+            if first.source.kind == "F" and key[1] not in self._known:
+                self._forms[key] = self._header(first)
+            self._receive(first, self._forms[key])  # of a gradient: that of the output that this rank has sent
+        handle, array = self._posted.pop(message)
+        handle.wait()
+        return backend.as_namespace(array, self._xp)
+
+    def send(self, message: Message, array: Array) -> None:
+        """Begin to send.
+
+        Raises
+        ------
+        ShapeError
+            The array has another shape or dtype than before for an input of the same shape, or one that cannot be sent.
+        """
+        key, form = self._key(message), _Form(array.shape, array.dtype)
+        sends = self._sent.setdefault(message, [])
+        if message.source.kind == "F" and key[1] not in self._known:
+            self._forms[key] = form
+            header = _written(form)
+            sends.append((self._transport.isend(self._carried(header), message.receiver, message.tag), header))
+        elif self._forms[key] != form:
+            raise ShapeError(
+                f"What {message.source} returns has another shape than before, or than what it is a gradient of",
+                expected=_shown(self._forms[key]), got=_shown(form), remedy="Let shapes follow from the input's alone",
+            )  # fmt: skip
+        carried = self._carried(array)
+        sends.append((self._transport.isend(carried, message.receiver, message.tag), carried))
+
+    def sent(self, message: Message) -> None:
+        """Wait until a message has left, and give its array up."""
+        if not self._defers:
+            self._leave(message)
+
+    def end(self) -> None:
+        """Wait until all messages have left: the end of a step."""
+        for message in list(self._sent):
+            self._leave(message)
+        self._known.update(self._inputs)
+
+    def _leave(self, message: Message) -> None:
+        for handle, _ in self._sent.pop(message, ()):
+            handle.wait()
+
+    def _key(self, message: Message) -> tuple[int, Hashable]:
+        return message.boundary, self._inputs[message.source.microbatch or 0]
+
+    def _receive(self, message: Message, form: _Form) -> None:
+        out = self._carrier.empty(form.shape, form.dtype)
+        self._posted[message] = self._transport.irecv(out, message.sender, message.tag), out
+
+    def _header(self, message: Message) -> _Form:
+        header = self._carrier.empty(2 + _MOST_AXES, np.float64)
+        self._transport.irecv(header, message.sender, message.tag).wait()
+        kind, axes, *shape = map(int, backend.to_host(header))  # synchronize!
+        return _Form(tuple(shape[:axes]), _DTYPES[kind])
+
+    def _carried(self, array: Array) -> Array:
+        """Return an array as the transport takes it."""
+        return self._carrier.ascontiguousarray(backend.as_namespace(array, self._carrier))
+
+
+def _written(form: _Form) -> np.ndarray:
+    if form.dtype not in _DTYPES or len(form.shape) > _MOST_AXES:
+        raise ShapeError("What a stage returns cannot be sent to another rank", got=_shown(form),
+                         expected=f"float32 or float64, at most {_MOST_AXES} axes",
+                         remedy="Keep this stage and the next one on one rank")  # fmt: skip
+    header = np.zeros(2 + _MOST_AXES)
+    header[:2] = _DTYPES.index(form.dtype), len(form.shape)
+    header[2 : 2 + len(form.shape)] = form.shape
+    return header
+
+
+def _shown(form: _Form) -> str:
+    return f"{form.dtype} {form.shape}"
+
+
+# The weights that asynchronous schedules read: older ones that are kept (stashed), the newest, or predicted ones.
+#
+# The optimizer updates one set of weights in place, the masters. What else an action reads is written into their place
+# while it runs, and the masters come back afterwards, bit for bit.
+
+class Distance(NamedTuple):
+    """How far the weights that an action read, and the newest ones by then, were from those that they stood for.
+
+    Attributes
+    ----------
+    action
+        A forward or backward of a micro-batch of the step.
+    ahead
+        The number of updates between the version that it read, or predicted from, and W_true.
+    predicted, stale
+        Root mean squares over the stage's weights: of Ŵ − W_true, and of W_stale − W_true.
+    """
+
+    action: Action
+    ahead: int
+    predicted: float
+    stale: float
+
+
+Note: TypeAlias = Callable[[Distance], None]
+
+
+class Versions:
+    """The versions of the weights of some stages, in the steps of an asynchronous schedule.
+
+    Parameters
+    ----------
+    names
+        For every stage the names of its parameters that are trained.
+    live
+        Those parameters, as the optimizer updates them.
+    stashed
+        Whether a backward reads the version that its forward read, or the newest one.
+    predictor
+        Whose weights F and I read, as its ``kinds`` say; None: those of the schedule.
+    note
+        Is told how far weights were from those that they stood for, as soon as these are there. That takes a copy of
+        what each action reads until then.
+
+    Attributes
+    ----------
+    reads
+        For every forward and backward of the last step, how often its stage had been updated in the step when what it
+        read, or what that was predicted from, was there.
+    """
+
+    def __init__(
+        self, names: Mapping[int, Sequence[str]], live: Mapping[str, Array], *, stashed: bool,
+        predictor: Predictor | None, note: Note | None,
+    ) -> None:  # fmt: skip
+        self._names, self._live, self._stashed = {k: tuple(some) for k, some in names.items() if some}, live, stashed
+        self._predictor, self._note = predictor, note
+        self.begin({})
+
+    def ahead(self, schedule: Schedule) -> dict[Action, int]:
+        """Return how many updates ahead the weights are that each F and I stands for, read off the simulated schedule.
+
+        Until its micro-batch's round trip is over, see `Simulation.version_difference`, or as the predictor's
+        ``horizon`` says. Nothing, if nobody asks for it.
+        """
+        if self._predictor is None and self._note is None:
+            return {}
+        found = simulate(schedule, units(schedule))
+        of = Simulation.version_difference
+        if self._predictor is not None and self._predictor.horizon == "update":
+            of = Simulation.staleness
+        return {
+            action: of(found, action) for stage in self._names for m in range(schedule.graph.microbatches)
+            for action in (Action(stage, "F", m), Action(stage, "I", m)) if action in schedule
+        }  # fmt: skip
+
+    def begin(self, ahead: Mapping[Action, int]) -> None:
+        """Begin a step: no update has been made, nothing is kept."""
+        self._ahead = ahead
+        self.reads: dict[Action, int] = {}
+        self._count = dict.fromkeys(self._names, 0)
+        self._stash: dict[tuple[int, int], dict[str, Array]] = {}
+        self._open: defaultdict[tuple[int, int], set[int | None]] = defaultdict(
+            set
+        )  # (stage, version) -> micro-batches
+        self._waiting: defaultdict[tuple[int, int], list[tuple[Action, int, dict[str, Array], dict[str, Array]]]]
+        self._waiting = defaultdict(list)
+
+    @contextlib.contextmanager
+    def reading(self, stage: int, kind: str, m: int) -> Iterator[None]:
+        """Let an action, F, I, W or B, read the weights that it should; W by itself those that an I would read then."""
+        if stage not in self._names:
+            yield
+            return
+        action, newest = Action(stage, "F" if kind == "F" else "I", m), self._count[stage]
+        version, weights = newest, None
+        if self._stashed and action.kind == "F":
+            self._open[stage, version].add(m)
+        elif self._stashed:
+            version = self.reads[Action(stage, "F", m)]
+            weights = self._stash.get((stage, version))
+        if kind != "W":  # by itself it is told of nothing
+            self.reads[action] = version
+        if self._predictor is not None and action.kind in self._predictor.kinds:
+            s = self._ahead.get(action, 0)
+            if s > 0:
+                weights = self._predictor.predict(self._names[stage], s)
+        if kind != "W" and self._note is not None and action in self._ahead:
+            self._expect(action, version, weights)
+        if weights is None:
+            yield
+        else:
+            with self._swapped(weights):
+                yield
+
+    def release(self, stage: int, m: int) -> None:
+        """The backward of a micro-batch is over: its version is kept no longer, unless another one needs it."""
+        if self._stashed and stage in self._names:
+            key = stage, self.reads[Action(stage, "F", m)]
+            self._open[key].discard(m)
+            if not self._open[key]:
+                self._stash.pop(key, None)
+
+    def updating(self, stage: int) -> None:
+        """Keep what an update is about to overwrite, if a backward is still to read it."""
+        key = stage, self._count[stage]
+        if self._open[key]:
+            self._stash[key] = {name: self._live[name].copy() for name in self._names[stage]}
+
+    def updated(self, stage: int, grads: Mapping[str, Array]) -> None:
+        """An update has been made, of these gradients."""
+        if self._predictor is not None:
+            self._predictor.observe(grads, grads)
+        self._count[stage] += 1
+        for action, ahead, read, stale in self._waiting.pop((stage, self._count[stage]), ()):
+            self._measure(action, ahead, read, stale)
+
+    @contextlib.contextmanager
+    def _swapped(self, weights: Mapping[str, Array]) -> Iterator[None]:
+        masters = {name: self._live[name].copy() for name in weights}
+        try:
+            for name, values in weights.items():
+                self._live[name][...] = values
+            yield
+        finally:
+            for name, values in masters.items():
+                self._live[name][...] = values
+
+    def _expect(self, action: Action, version: int, weights: Mapping[str, Array] | None) -> None:
+        ahead, stage = self._ahead[action], action.stage
+        stale = {name: self._live[name].copy() for name in self._names[stage]}
+        read = stale if weights is None else dict(weights)
+        if version + ahead <= self._count[stage]:
+            self._measure(action, ahead, read, stale)
+        else:
+            self._waiting[stage, version + ahead].append((action, ahead, read, stale))
+
+    def _measure(self, action: Action, ahead: int, read: Mapping[str, Array], stale: Mapping[str, Array]) -> None:
+        if self._note is not None:
+            self._note(Distance(action, ahead, self._rms(read), self._rms(stale)))
+
+    def _rms(self, weights: Mapping[str, Array]) -> float:
+        """Return the root mean square of the difference to the masters."""
+        total = 0.0
+        for name, array in weights.items():
+            difference = array - self._live[name]
+            total += float((difference * difference).sum(dtype=np.float64))  # synchronize!
+        return math.sqrt(total / max(1, sum(array.size for array in weights.values())))
+
+
+def units(schedule: Schedule) -> Costs:
+    """Return costs by which the time unit of every worker is as long: a forward and a backward of all of its stages.
+
+    A worker that overlaps them has the whole unit for each; one that runs them in sequence, half of it.
+    """
+    overlaps = {lane.worker for lane in schedule.lanes if any(isinstance(cell, Overlap) for cell in lane.cells)}
+    home = schedule.allocation
+
+    def duration(action: Action) -> float:
+        if action.kind in "US":
+            return 0.0
+        worker = home[action.stage]
+        share = 1 / home.count(worker) if worker in overlaps else 0.5 / home.count(worker)
+        apart = action.kind in "IW" and Action(action.stage, "W" if action.kind == "I" else "I", action.microbatch)
+        return share / 2 if apart and apart in schedule else share
+
+    return Costs(duration)
+
+
+# Brings what each rank has of a model and its optimizer together, so that every rank has all of it.
+
+def make_whole(
+    transport: Transport, stages: Stages, optimizer: Any, owners: Sequence[int], predictor: Any = None
+) -> None:
+    """Give every rank the parameters, buffers, random generators and optimizer state of all stages.
+
+    Parameters
+    ----------
+    transport
+        All ranks call this together.
+    stages
+        Of the model.
+    optimizer
+        ``state_dict`` and ``load_state_dict`` as `sparsebp.optim.Optimizer` has them: what belongs to one parameter has
+        a name that ends with the parameter's.
+    owners
+        The rank of every stage: that whose values count.
+    predictor
+        Has state like the optimizer's, of the parameters that it has seen updates of; None is none.
+    """
+    arrays: dict[str, tuple[int, Array]] = {}
+    generators: dict[str, tuple[int, np.random.Generator]] = {}
+    live = stages.model.parameters()
+    for number, owner in enumerate(owners):
+        stage = stages[number]
+        arrays |= {name: (owner, live[name]) for name in stage.parameters.values()}
+        if hasattr(stage.layer, "modules"):
+            for prefix, layer in stage.layer.modules(stage.name):
+                arrays |= {f"buffer {dotted(prefix, key)}": (owner, array) for key, array in layer.buffers.items()}
+                if layer.generator is not None:
+                    generators[prefix] = owner, layer.generator
+    state = optimizer.state_dict()
+    home = {name: arrays[name][0] for name in stages.names}
+    numbers: dict[str, int] = {}
+    for key, value in state.items():
+        name = _parameter(key, home)
+        if name is not None and isinstance(value, np.ndarray | type(live[name])):
+            arrays[f"optimizer {key}"] = home[name], value
+        elif name is not None:
+            numbers[key] = home[name]
+    exchange(transport, arrays)
+    rank = transport.rank
+    drawn = {key: made.bit_generator.state for key, (owner, made) in generators.items() if owner == rank}
+    shared = transport.share((drawn, {key: state[key] for key, owner in numbers.items() if owner == rank}))
+    for states, values in shared:
+        state |= values
+        for key, drawn_state in states.items():
+            generators[key][1].bit_generator.state = drawn_state
+    optimizer.load_state_dict(state)
+    if predictor is not None:
+        kept: dict[str, Any] = {}
+        for key, value in predictor.state_dict().items():
+            name = _parameter(key, home)
+            if name is None or home[name] == rank:
+                kept[key] = backend.to_host(value) if hasattr(value, "ndim") else value
+        predictor.load_state_dict({key: value for part in transport.share(kept) for key, value in part.items()})
+
+
+def _parameter(key: str, names: Mapping[str, Any]) -> str | None:
+    """Return the parameter that an entry of an optimizer's state belongs to: the longest name that it ends with."""
+    for at in range(len(key) + 1):
+        if (at == 0 or key[at - 1] == ".") and key[at:] in names:
+            return key[at:]
+    return None
+
+
+Task: TypeAlias = Callable[[list[RankStep]], None]
+"""Does something for the steps under way: one, or one a micro-batch."""
+
+
+class _Program(NamedTuple):
+    """What a rank does in a step, and how many updates ahead the weights are that its actions stand for."""
+
+    tasks: list[Task]
+    ahead: dict[Action, int]
+
+
+class PipelineExecutor:
+    """One rank's part of the steps of a model whose stages are on several ranks.
+
+    Every rank has the whole model, and computes and updates its own stages alone: `flush` brings the others' up to
+    date. The gradients are those of one worker, up to the rounding of their sums; bit for bit, if micro-batches come
+    to every stage in their order.
+
+    Parameters
+    ----------
+    model, loss, optimizer
+        As for `sparsebp.runtime.executor.Executor`; the same on all ranks, from the same seed.
+    schedule
+        For the model's stages and as many workers as there are ranks; worker and rank have the same number. Without
+        updates it gets them at its end.
+    transport
+        Between the ranks.
+    clip_norm
+        Largest Euclidean norm of the gradients of all stages together; None does not clip.
+    watch
+        Is told of losses, on the last stage's rank, and of gradients that are not finite, on their stage's.
+    predictor
+        Predicts the weights that forwards and backwards read, in an asynchronous schedule with ``weights="latest"``;
+        None: they read the newest ones. Built on `optimizer`.
+    note
+        Is told of each `Distance` of an asynchronous schedule's own stages as soon as it is known; None measures none.
+
+    Raises
+    ------
+    OptionError
+        The schedule is not one of this model on these ranks, stages on several ranks share a parameter or a random
+        generator, there is no norm to clip by before the first update, or nothing to predict.
+    ScheduleError
+        The schedule cannot run.
+
+    Notes
+    -----
+    In `times` is when each action of this rank began and ended, of the last step with all micro-batches, by
+    ``time.perf_counter()``; see `sparsebp.runtime.launch`.
+
+    In an asynchronous schedule (``updates="microbatch"``) every micro-batch is a batch of its own: the gradient is that
+    of its own mean, and every stage is updated by it. A step is the stream of the schedule's micro-batches; the
+    pipeline fills at its beginning and drains at its end. Its loss is the mean over the samples, its squared norm the
+    mean of the micro-batches'. The learning rate is that of the step's beginning. Which version an action reads is that
+    of the schedule (`Simulation.version`), whatever the ranks' speeds: results are the same on every run.
+
+    The numbers of a step (losses, scores, sums of squares) become known to all ranks once a step, before the first
+    update where the schedule has all gradients by then: a number that is not finite then stops all ranks before any
+    parameter has changed.
+    """
+
+    uncaptured = ("ranks wait for each other on the host",)
+
+    def __init__(
+        self, model: Any, loss: Any, optimizer: Any, schedule: Schedule, transport: Transport, *,
+        clip_norm: float | None = None, watch: Watch | None = None, predictor: Predictor | None = None,
+        note: Note | None = None,
+    ) -> None:  # fmt: skip
+        self.stages = Stages(model, trained_parameters(model, optimizer))
+        schedule = without_frozen(schedule, self.stages)
+        if schedule.graph.updates == "none":
+            schedule = place_updates(schedule)
+        check_fits_ranks(schedule, self.stages, transport, predicts=predictor is not None)
+        self.schedule, self._transport = schedule, transport
+        self._owners = schedule.allocation
+        self._own = [stage for stage, rank in enumerate(self._owners) if rank == transport.rank]
+        self._actions = PipelineActions(
+            self.stages, loss, optimizer, clip_norm, watch or Watch(), self._own, lambda step: self._share([step])
+        )
+        xp = backend.namespace(next(iter(model.parameters().values())))
+        self._mail = Mail(transport, xp)
+        names = {number: tuple(dict.fromkeys(self.stages[number].parameters.values())) for number in self._own}
+        stashed = schedule.graph.weights == "stashed"
+        live = model.parameters()
+        self._predictor = predictor
+        self._versions = Versions(names, live, stashed=stashed, predictor=predictor, note=note)
+        self._asynchronous = schedule.graph.updates == "microbatch"
+        self._programs: dict[int, _Program] = {}
+        self.times: dict[Action, tuple[float, float]] = {}
+        programs = lower(schedule)
+        self._gathered = all(_gathers(program) for program in programs)
+        if clip_norm is not None and not self._gathered:
+            raise OptionError(
+                "The norm of all gradients is not known before the first update",
+                expected="all gradients before the first U, on every rank", remedy="Do not clip by the norm",
+                got=f"clip_norm={clip_norm} and the schedule {schedule.name or 'given'!r}",
+            )  # fmt: skip
+        self._compiled(schedule.graph.microbatches)
+        self._failed = False
+        self._apart = False  # whether other ranks have updated their stages since these were brought up to date
+        self._begun = False
+        self._samples: list[str] = []
+
+    @property
+    def pending(self) -> bool:
+        """Whether the parameters of other ranks' stages have changed since they were last brought up to date here."""
+        return self._apart
+
+    @property
+    def reads(self) -> dict[Action, int]:
+        """Which version of its stage's weights each own F and I of the last asynchronous step has read, from 0."""
+        return self._versions.reads
+
+    def own(self, indices: Any) -> Any:
+        """Return which samples of a micro-batch this rank computes: all."""
+        return indices
+
+    def step(self, batches: Sequence[Batch], tag: Any = None) -> list[Step]:
+        """Run one step, on all ranks with the same batches.
+
+        Parameters
+        ----------
+        batches
+            Input and target of every micro-batch; the last step of an epoch may have fewer than the schedule.
+        tag
+            Whatever the caller wants to find in the `Step`.
+
+        Returns
+        -------
+        list of Step
+            This one, with its numbers; the predictions are there on the rank of the last stage.
+
+        Raises
+        ------
+        TransportError
+            Another rank has failed, or a step has failed before; or ranks have other samples, or other options of the
+            optimizer.
+        Exception
+            Whatever an action raises. Some stages may have been updated then, and no further step is right.
+        """
+        if self._failed:
+            raise TransportError("A step has failed on this rank", expected="no step after it", got="a further step",
+                                 remedy="Start all ranks again, from a checkpoint")  # fmt: skip
+        if not self._begun:
+            check_even(self._actions.optimizer, self.stages.names)
+            self._begun = True
+        self._failed = True
+        steps = self._new(batches, tag)
+        self._mail.begin([_form(batch) for batch in batches])
+        self._samples = _checksums(batches)
+        program = self._compiled(len(batches))
+        self._versions.begin(program.ahead)
+        self._apart = True
+        for task in program.tasks:
+            task(steps)
+        self._mail.end()
+        if not self._gathered:
+            self._share(steps)
+        self._failed = False
+        return [self._joined(steps, batches, tag)]
+
+    def flush(self, *, wait: bool = True) -> list[Step]:
+        """Bring the parameters, buffers and optimizer state of all stages up to date on this rank.
+
+        All ranks call it together. Nothing is left over of a step, so there is none to return.
+        """
+        if self._apart:
+            make_whole(self._transport, self.stages, self._actions.optimizer, self._owners, self._predictor)
+            self._apart = False
+        return []
+
+    def close(self) -> None:
+        """Nothing is left over."""
+
+    # ---- one step ----------------------------------------------------------------------------------------------------
+
+    def _new(self, batches: Sequence[Batch], tag: Any) -> list[RankStep]:
+        parts = [[batch] for batch in batches] if self._asynchronous else [batches]
+        steps = [RankStep(part, len(self.stages), tag) for part in parts]
+        for step in steps:
+            step.update = self._actions.optimizer.begin()
+            if 0 not in self._actions.own:
+                step.flow = [None] * len(step.flow)
+        return steps
+
+    def _joined(self, steps: list[RankStep], batches: Sequence[Batch], tag: Any) -> Step:
+        if not self._asynchronous:
+            return steps[0]
+        whole = Step(batches, len(self.stages), tag)
+        for m, step in enumerate(steps):
+            whole.values[m], whole.scores[m], whole.predictions[m] = step.values[0], step.scores[0], step.predictions[0]
+            for name, square in step.squares.items():
+                whole.squares[name] = whole.squares.get(name, 0.0) + square / len(steps)
+        return whole
+
+    def _share(self, steps: Sequence[Step]) -> None:
+        """Make losses, scores and sums of squares known to all ranks, and that samples and options are the same."""
+        last = self._transport.rank == self._owners[-1]
+        numbers = [(step.values, step.scores) for step in steps] if last else None
+        own = (numbers, [step.squares for step in steps], self._samples, mark_of(options_of(self._actions.optimizer)))
+        shared = self._transport.share(own)
+        check_marks([mark for _, _, _, mark in shared])
+        for rank, (_, _, samples, _) in enumerate(shared):
+            if samples != shared[0][2]:
+                raise TransportError(
+                    f"Rank {rank} has other samples than rank 0", expected="the same batches on all ranks",
+                    got="inputs or targets of another checksum", remedy="Give all ranks the same data, in one order",
+                )  # fmt: skip
+        for number, step in enumerate(steps):
+            step.values, step.scores = (list(part) for part in shared[self._owners[-1]][0][number])
+            step.squares = {name: value for _, squares, _, _ in shared for name, value in squares[number].items()}
+
+    # ---- programs ----------------------------------------------------------------------------------------------------
+
+    def _compiled(self, count: int) -> _Program:
+        if count not in self._programs:
+            whole = self.schedule
+            schedule = whole if count == whole.graph.microbatches else fewer(whole, count)
+            program = lower(schedule)[self._transport.rank]
+            ahead = self._versions.ahead(schedule) if self._asynchronous else {}
+            self._programs[count] = _Program(self._tasks(program, count), ahead)
+        return self._programs[count]
+
+    def _tasks(self, program: RankProgram, count: int) -> list[Task]:
+        tasks: list[Task] = []
+        ends = {
+            (part.stage, part.microbatch): part
+            for one in program.instructions
+            if isinstance(one, Compute)
+            for part in parts_of(one.cell)
+            if part.kind in "IW"
+        }  # the last part of each backward
+        parts = [part for one in program.instructions if isinstance(one, Compute) for part in parts_of(one.cell)]
+        names = self.stages.updated_at([part.stage for part in parts if part.kind == "U"], last=True)
+        gathers, whole = self._gathered, count == self.schedule.graph.microbatches
+        for one in program.instructions:
+            match one:
+                case Compute(cell):
+                    for action in actions_of(cell):
+                        if action.kind == "U" and gathers:
+                            tasks.append(self._gather)
+                            gathers = False
+                        runs = [run for part in parts_of(action) for run in self._runs(part, count, names)]
+                        last = ends.get((action.stage, action.microbatch)) in parts_of(action)
+                        task = self._versioned(action, runs, last) if self._asynchronous else _each(runs)
+                        tasks.append(self._timed(action, task) if whole else task)
+                case Post(message) | Await(message) | Send(message) | Sent(message):
+                    if message.source.kind == "F" or message.source.stage > self.stages.first:
+                        tasks.append(self._carries(one, message))
+                case _:
+                    raise OptionError("A pipeline has no replicas", expected="no S", got=str(one), remedy="Leave S out")
+        if gathers:
+            tasks.append(self._gather)
+        return tasks
+
+    def _gather(self, steps: list[RankStep]) -> None:
+        self._actions.gather(steps[0])
+
+    def _runs(self, part: Action, count: int, names: dict[int, list[str]]) -> list[Run]:
+        """Return what a part of a cell runs: one function, or none."""
+        number, m, actions = part.stage, part.microbatch or 0, self._actions
+        if self._asynchronous:  # each micro-batch is a step of its own
+            m, count = 0, 1
+        if part.kind == "F":
+            return [actions.forward(number, m, count)]
+        if part.kind == "I":
+            return [actions.input_grad(number, m)] if number > self.stages.first else []
+        if not self.stages[number].parameters:
+            return []
+        if part.kind == "W":
+            return [actions.weight_grad(number, m)]
+        # The update of a shared parameter is with another stage's.
+        return [actions.update(names[number], gathered=self._gathered)] if number in names else []
+
+    def _timed(self, action: Action, task: Task) -> Task:
+        def timed(steps: list[RankStep]) -> None:
+            begin = time.perf_counter()
+            task(steps)
+            self.times[action] = begin, time.perf_counter()
+
+        return timed
+
+    def _versioned(self, action: Action, runs: Sequence[Run], last: bool) -> Task:
+        """Return a task of an asynchronous schedule; with `last` a micro-batch's backward is over behind it."""
+        versions, number, kind, m = self._versions, action.stage, action.kind, action.microbatch or 0
+
+        def compute(steps: list[RankStep]) -> None:
+            with versions.reading(number, kind, m):
+                for run in runs:
+                    run(steps[m])
+            if last:
+                versions.release(number, m)
+
+        def update(steps: list[RankStep]) -> None:
+            grads = {name: steps[m].grads[name] for name in self.stages[number].parameters.values()}
+            versions.updating(number)
+            for run in runs:
+                run(steps[m])
+            versions.updated(number, grads)
+
+        return update if kind == "U" else compute
+
+    def _carries(self, one: Post | Await | Send | Sent, message: Message) -> Task:
+        mail, actions, (number, kind, m) = self._mail, self._actions, message.source
+        which, place = (m or 0, 0) if self._asynchronous else (0, m or 0)
+        match one:
+            case Post():
+                return lambda steps: mail.post(message)
+            case Await():
+                own = number + 1 if kind == "F" else number
+                return lambda steps: actions.receive(steps[which], kind, own, place, mail.take(message))
+            case Send():
+                return lambda steps: mail.send(message, steps[which].outbox.pop((kind, number, place)))
+            case Sent():
+                return lambda steps: mail.sent(message)
+
+
+def _each(runs: Sequence[Run]) -> Task:
+    def task(steps: list[RankStep]) -> None:
+        for run in runs:
+            run(steps[0])
+
+    return task
+
+
+def _gathers(program: RankProgram) -> bool:
+    """Whether a rank has all its gradients, and has sent what others need of it, before its first update."""
+    kinds = [part.kind for one in program.instructions if isinstance(one, Compute) for part in parts_of(one.cell)]
+    return "U" not in kinds or set(kinds[kinds.index("U") :]) == {"U"}
+
+
+def _form(batch: Batch) -> tuple[Any, ...]:
+    """Return what the shapes that a micro-batch has inside the model follow from."""
+    return tuple((part.shape, part.dtype.str) for part in (batch[0], *batch[2:]))
+
+
+def _checksums(batches: Sequence[Batch]) -> list[str]:
+    """Return the checksum of every array of samples on the host; what is on a device is not read."""
+    return [checksum(part) for batch in batches for part in batch if isinstance(part, np.ndarray)]

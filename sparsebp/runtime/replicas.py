@@ -1,0 +1,1048 @@
+"""Data-parallel training: each rank has the whole model and computes a share of the samples; gradients are averaged."""
+
+from __future__ import annotations
+
+from __future__ import annotations
+import time
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from typing import Any
+from typing import ClassVar
+from sparsebp.core import backend
+from sparsebp.core.errors import ScheduleError
+from sparsebp.core.check import Array
+from sparsebp.comm.transport import Handle
+from sparsebp.comm.transport import Transport
+import pickle
+from collections import Counter
+from collections.abc import Sequence
+import numpy as np
+from sparsebp.core.errors import OptionError
+from sparsebp.runtime.launch import check_marks
+from sparsebp.runtime.launch import mark_of
+from sparsebp.runtime.launch import options_of
+from sparsebp.nn.draws import Rows
+from sparsebp.nn.draws import rows_of
+from sparsebp.runtime.actions import Actions
+from sparsebp.runtime.actions import Run
+from sparsebp.runtime.actions import Stages
+from sparsebp.runtime.actions import is_ours
+from sparsebp.runtime.actions import Batch
+from sparsebp.runtime.actions import Step
+from sparsebp.runtime.actions import Watch
+import math
+from sparsebp.optim.optimizer import clip_grad_norm
+from sparsebp.optim.optimizer import clip_on_device
+from sparsebp.optim.optimizer import square_sums
+from sparsebp.optim.sharded import PieceOptimizer
+import contextlib
+from dataclasses import replace
+from typing import TypeVar
+from sparsebp.core.check import check_flag
+from sparsebp.core.errors import TransportError
+from sparsebp.runtime.launch import check_same
+from sparsebp.runtime.launch import checksums
+from sparsebp.runtime.executor import Executor
+from sparsebp.runtime.actions import trained_parameters
+from sparsebp.schedule import Action
+from sparsebp.schedule import Schedule
+from sparsebp.schedule import parts_of
+from sparsebp.schedule import validate
+from statistics import median
+from sparsebp.runtime.search import REPEATED
+from sparsebp.runtime.search import TimedExecutor
+from sparsebp.runtime.search import measured_costs
+from sparsebp.schedule import Costs
+from sparsebp.schedule import Kind
+from sparsebp.schedule import StageBytes
+from sparsebp.schedule import simulate
+from sparsebp.schedule.builders import place_updates
+from sparsebp.schedule.builders import reverse_first_k
+from sparsebp.schedule.builders import search_k
+from sparsebp.schedule.files import Durations
+
+
+# Gradients of many parameters in a few flat arrays, which are summed over all ranks as soon as they are full.
+
+BUCKET_BYTES = 1 << 20
+"""A bucket is full from this size on: large enough that what a message costs by itself (some 10 us) is little beside
+its bytes, small enough that the last one, beside which nothing is computed any more, is short."""
+
+
+class Bucket:
+    """The gradients of some parameters, one after the other in one array that is kept from step to step.
+
+    Attributes
+    ----------
+    names, sizes
+        The parameters, and how many elements each has.
+    flat
+        Their gradients: those of this rank, then, once they have been waited for, the sums over all ranks. Zeros at the
+        end make it as many equal parts as there are ranks.
+    views
+        The gradient of each parameter within `flat`, of the parameter's shape.
+    """
+
+    flat: Array
+
+    def __init__(self, params: Mapping[str, Array], ranks: int) -> None:
+        self.names, self.sizes = tuple(params), {name: param.size for name, param in params.items()}
+        self.missing = len(params)
+        self.summed = False
+        self.handle: Handle | None = None
+        self.lay_out(params, ranks)
+
+    def lay_out(self, params: Mapping[str, Array], ranks: int) -> None:
+        """Make the array, and say where each parameter is in it."""
+        first = next(iter(params.values()))
+        length = -(-sum(self.sizes.values()) // ranks) * ranks
+        self.flat = backend.namespace(first).zeros(length, first.dtype)
+        self.views: dict[str, Array] = {}
+        begin = 0
+        for name, param in params.items():
+            self.views[name] = self.flat[begin : begin + param.size].reshape(param.shape)
+            begin += param.size
+
+    def put(self, name: str, grad: Array | int) -> Array:
+        """Write this rank's gradient of a parameter, or 0, and return the array that it is in from then on."""
+        view = self.views[name]
+        view[...] = grad
+        return view
+
+
+class Buckets:
+    """Sums gradients over all ranks, bucket by bucket.
+
+    The buckets are begun in their order, whatever the order in which they are filled: it is the same on all ranks.
+
+    Parameters
+    ----------
+    params
+        The parameters.
+    parts
+        Their names, bucket by bucket, in the order in which their gradients are to be sent: see `parted`.
+    transport
+        Sums them.
+    blocking
+        Whether to wait for each sum as soon as it has begun.
+
+    Attributes
+    ----------
+    all : list of Bucket
+        In the order of their sums.
+    waited
+        Seconds that this rank has waited for sums, in all.
+    """
+
+    kind: ClassVar[type[Bucket]] = Bucket
+
+    def __init__(
+        self, params: Mapping[str, Array], parts: Iterable[Iterable[str]], transport: Transport, *,
+        blocking: bool = False,
+    ) -> None:  # fmt: skip
+        self.transport, self.blocking, self.waited = transport, blocking, 0.0
+        self.all = [self.kind({name: params[name] for name in names}, transport.size) for names in parts]
+        self._of = {name: bucket for bucket in self.all for name in bucket.names}
+        self._next = 0
+
+    def put(self, grads: dict[str, Array], name: str) -> None:
+        """Take over this rank's gradient of a parameter, zero if it has none; `grads` then has its place here."""
+        bucket = self._of[name]
+        grads[name] = bucket.put(name, grads.get(name, 0))
+        bucket.missing -= 1
+        bucket.summed = False
+        while self._next < len(self.all) and self.all[self._next].missing == 0:
+            bucket = self.all[self._next]
+            self._next += 1
+            self.begin(bucket)
+            if self.blocking:
+                self.wait(bucket)
+        if self._next == len(self.all):
+            self._next = 0
+            for bucket in self.all:
+                bucket.missing = len(bucket.names)
+
+    def begin(self, bucket: Bucket) -> None:
+        """Begin to sum a full bucket."""
+        bucket.handle = self.transport.allreduce(bucket.flat)
+
+    def wait(self, bucket: Bucket) -> None:
+        """Return when the sums of a bucket are there.
+
+        Raises
+        ------
+        ScheduleError
+            They are not begun.
+        """
+        if bucket.summed:
+            return
+        if bucket.handle is None:
+            raise ScheduleError("Gradients are used before they are all there", expected="every W before the U",
+                                got=", ".join(bucket.names), remedy="Validate the schedule")  # fmt: skip
+        self.timed(bucket.handle)
+        bucket.handle, bucket.summed = None, True
+
+    def timed(self, handle: Handle) -> None:
+        """Wait, and note for how long."""
+        began = time.perf_counter()
+        handle.wait()
+        self.waited += time.perf_counter() - began
+
+    def wait_all(self) -> None:
+        """Return when all sums are there."""
+        for bucket in self.all:
+            self.wait(bucket)
+
+    def arriving(self, names: Iterable[str]) -> Iterator[list[str]]:
+        """Yield some of `names` whenever their sums are there, bucket after bucket."""
+        wanted = set(names)
+        for bucket in self.all:
+            here = [name for name in bucket.names if name in wanted]
+            if here:
+                self.wait(bucket)
+                yield here
+
+
+def parted(
+    params: Mapping[str, Array], complete: Mapping[str, int], used: Mapping[str, int], limit: int
+) -> list[list[str]]:
+    """Return the names of the parameters of each bucket: those that follow each other and have one dtype.
+
+    Parameters
+    ----------
+    params
+        The parameters in the order in which their gradients are to be sent.
+    complete, used
+        When each one's gradient is complete, and when it is used: of one bucket all are complete before any is used.
+    limit
+        Bytes from which on a bucket is full.
+    """
+    out: list[list[str]] = []
+    dtype: Any = None
+    size, last, first = limit, 0, 0
+    for name, param in params.items():
+        last, first = max(last, complete[name]), min(first, used[name])
+        if size >= limit or param.dtype != dtype or last > first:
+            out.append([])
+            dtype, size, last, first = param.dtype, 0, complete[name], used[name]
+        out[-1].append(name)
+        size += param.nbytes
+    return out
+
+
+# What a replica does for each action of its schedule, beside what one worker does: it shares, sends and waits.
+
+class Totals:
+    """What a step has in common on all ranks: how many samples, then the mean loss and score over all of them."""
+
+    def __init__(self, transport: Transport) -> None:
+        self.transport = transport
+        self.host: Transport = getattr(transport, "host", transport)  # NCCL's carries no arrays of the host
+        self._counts = np.empty((0, transport.size))  # samples of every micro-batch on every rank, below the marks
+        self._under_way: Handle | None = None  # until they are known
+        self._told: dict[int, tuple[Handle, Array, bool | None]] = {}  # by the identity of a step that is under way
+
+    def open(self, batches: Sequence[Batch], optimizer: Any) -> None:
+        """Begin to count the samples of a step on all ranks, and to compare the options of the optimizer."""
+        self._counts = np.zeros((1 + len(batches), self.transport.size))
+        own = [len(batch[1]) for batch in batches]
+        self._counts[:, self.transport.rank] = [mark_of(options_of(optimizer)), *own]
+        self._under_way = self.host.allreduce(self._counts)
+
+    def samples(self, m: int) -> list[int]:
+        """Return how many samples of a micro-batch of this step each rank has."""
+        if self._under_way is not None:
+            self._under_way.wait()
+            self._under_way = None
+            check_marks(self._counts[0].tolist())
+            if not self._counts[1:].any():
+                raise OptionError("A step has no samples", expected="at least one, on some rank", got="none on any",
+                                  remedy="Leave the step out")  # fmt: skip
+        return [int(count) for count in self._counts[1 + m]]
+
+    def share(self, step: Step) -> None:
+        """Make the step's shares those in the samples of all ranks."""
+        ranks = [self.samples(m) for m in range(len(step.batches))]
+        total = sum(map(sum, ranks))
+        step.shares = [samples[self.transport.rank] / total for samples in ranks]
+
+    def rows(self, m: int) -> Rows:
+        """Return which samples of a micro-batch of all ranks this one has."""
+        samples, rank = self.samples(m), self.transport.rank
+        return Rows(sum(samples[:rank]), samples[rank], sum(samples))
+
+    def tell(self, step: Step) -> None:
+        """Begin to sum loss and score over all ranks, when this one has all of its own."""
+        there = [m for m, share in enumerate(step.shares) if share]
+        values: Any = step.values if step.later is None else step.later.losses
+        scores: Any = step.scores if step.later is None else step.later.scores
+        scored = [m for m in there if (m in scores if step.later is not None else scores[m] is not None)]
+        xp = np if step.later is None else backend.namespace(step.batches[0][1])
+        sums = xp.zeros(3, np.float64)
+        for m in there:
+            sums[0] += step.shares[m] * values[m]
+        for m in scored:
+            sums[1] += step.shares[m] * scores[m]
+        sums[2] = len(scored)
+        transport = self.host if step.later is None else self.transport
+        self._told[id(step)] = transport.allreduce(sums), sums, bool(scored) if there else None
+
+    def close(self, step: Step) -> None:
+        """Write the sums over all ranks to the step: each micro-batch then has the loss and score of all together."""
+        told = self._told.pop(id(step), None)
+        if told is None:
+            return
+        handle, sums, scored = told
+        handle.wait()
+        count = len(step.batches)
+        step.shares = [1.0] + [0.0] * (count - 1)  # of equal numbers
+        if step.later is not None:
+            step.later.losses = dict.fromkeys(range(count), sums[0])
+            if scored is None:  # no samples here: the others know whether there are scores; without, it is 0 / 0
+                scored, sums[1] = True, sums[1] / sums[2].clip(0, 1)
+            step.later.scores = dict.fromkeys(range(count), sums[1]) if scored else {}
+            return
+        loss, score, number = sums.tolist()
+        step.values, step.scores = [loss] * count, [score if number else None] * count
+
+    def forget(self) -> None:
+        """Give up what is under way."""
+        self._under_way = None
+        self._told.clear()
+
+
+class ReplicaActions(Actions):
+    """`Actions` of one of several replicas; micro-batches of which this rank has no samples are passed over.
+
+    Parameters
+    ----------
+    stages, loss, optimizer, clip_norm, watch
+        As `Actions` takes them.
+    buckets
+        Where gradients are summed.
+    totals
+        The samples and the loss of all ranks.
+    """
+
+    def __init__(
+        self, stages: Stages, loss: Any, optimizer: Any, clip_norm: float | None, watch: Watch, *,
+        buckets: Buckets, totals: Totals,
+    ) -> None:  # fmt: skip
+        super().__init__(stages, loss, optimizer, clip_norm, watch)
+        self.buckets, self.totals = buckets, totals
+        self._holders = Counter(name for stage in stages.all for name in set(stage.parameters.values()))
+        self._ended = 0  # micro-batches whose loss is there
+        self._left: dict[str, int] = {}  # of each parameter, how many W its gradient still lacks
+
+    def forward(self, number: int, m: int, count: int) -> Run:
+        """F; the last stage's tells the others of the loss."""
+        run = self._drawing(number, m, _unless_empty(super().forward(number, m, count), m))
+        if number < len(self.stages) - 1:
+            return run
+
+        def last(step: Step) -> None:
+            self.totals.share(step)
+            run(step)
+            if len(step.batches[m][1]) and step.later is None:
+                score = self.watch.score(step.predictions[m], step.batches[m][1])
+                step.scores[m] = None if score is None else float(score)
+            if m == count - 1 and step.update is None:  # the last micro-batch is empty
+                step.update = self.optimizer.begin()
+            self._ended += 1
+            if self._ended == len(step.batches):
+                self._ended = 0
+                self.totals.tell(step)
+
+        return last
+
+    def _drawing(self, number: int, m: int, run: Run) -> Run:
+        """Return `run`, an F, in which layers draw this rank's rows of what one worker draws for all samples."""
+        layer = self.stages[number].layer
+        generators = layer.generators() if hasattr(layer, "generators") else {}
+        if not generators:
+            return run
+        foreign = {name: part.generator for name, part in layer.modules() if name in generators and not is_ours(part)}
+
+        def draw(step: Step) -> None:
+            before = {name: pickle.dumps(generator.bit_generator.state) for name, generator in foreign.items()}
+            with rows_of(lambda: self.totals.rows(m)) as drawn:
+                run(step)
+            for name, generator in foreign.items():
+                if id(generator) not in drawn and pickle.dumps(generator.bit_generator.state) != before[name]:
+                    raise _draws_alone(f"{self.stages[number].name}.{name}".strip("."))
+            samples = self.totals.samples(m)
+            if 0 in samples and any(samples):  # a rank without samples has not drawn
+                states = {name: generator.bit_generator.state for name, generator in generators.items()}
+                first = next(rank for rank, count in enumerate(samples) if count)
+                for name, state in self.totals.host.broadcast(states, first).items():
+                    generators[name].bit_generator.state = state
+
+        return draw
+
+    def input_grad(self, number: int, m: int) -> Run:
+        """I."""
+        return _unless_empty(super().input_grad(number, m), m)
+
+    def scan(self, m: int) -> Run:
+        """All I of a micro-batch at once."""
+        return _unless_empty(super().scan(m), m)
+
+    def weight_grad(self, number: int, m: int) -> Run:
+        """W; gradients that are complete with it go to their buckets."""
+        run = _unless_empty(super().weight_grad(number, m), m)
+        names = dict.fromkeys(self.stages[number].parameters.values())
+
+        def replica(step: Step) -> None:
+            run(step)
+            left = self._left
+            if not left:
+                left.update({name: uses * len(step.batches) for name, uses in self._holders.items()})
+            for name in names:
+                left[name] -= 1
+                if left[name] == 0:
+                    del left[name]
+                    self.buckets.put(step.grads, name)
+
+        return replica
+
+    def weight_grad_and_update(self, number: int, m: int, names: Sequence[str]) -> Run:
+        """W and U, one after the other: the update is made with the gradient of all ranks."""
+        parts = self.weight_grad(number, m), self.update(names, gathered=False)
+
+        def run(step: Step) -> None:
+            for part in parts:
+                part(step)
+
+        return run
+
+    def gather(self, step: Step) -> None:
+        """Clip: wait for all gradients, and look at them together. Else nothing waits before the updates do."""
+        if self.clip_norm is not None:
+            self.buckets.wait_all()
+            super().gather(step)
+
+    def use(self, step: Step, names: Sequence[str], *, gathered: bool) -> None:
+        """Update some parameters, those first whose gradients are there first."""
+        for some in self.buckets.arriving(names):
+            super().use(step, some, gathered=gathered and self.clip_norm is not None)
+
+
+def _draws_alone(name: str) -> OptionError:
+    return OptionError(
+        f"The layer {name} draws random numbers by itself: the same for the samples of every replica",
+        expected="numbers that sparsebp.nn.draw_rows has drawn", got="others",
+        remedy="Draw by sparsebp.nn.draw_rows(self.generator, x.shape, make); see the how-to guide 'Write a layer'",
+    )  # fmt: skip
+
+
+def _unless_empty(run: Run, m: int) -> Run:
+    """Return `run` for steps with samples of a micro-batch on this rank."""
+
+    def replica(step: Step) -> None:
+        if len(step.batches[m][1]):
+            run(step)
+
+    return replica
+
+
+# Optimizer states in pieces: each rank has those of a part of every bucket, updates it, and gets the others' parts.
+
+class DealtBucket(Bucket):
+    """A `Bucket` of which every rank has a stretch of each parameter: one after the other, in a row of its own.
+
+    So which elements a rank has depends on the parameter's size alone, not on what else is in the bucket, and with it
+    on the order of the sums: sums of squares are of the same stretches in every schedule, and have the same bits.
+
+    Attributes
+    ----------
+    slots
+        Where every parameter begins in each row, and how many elements a row has of it; the last ones may have fewer.
+    """
+
+    def lay_out(self, params: Mapping[str, Array], ranks: int) -> None:
+        """Make the array: a row a rank, with zeros where a parameter has no elements left."""
+        first = next(iter(params.values()))
+        self.slots: dict[str, tuple[int, int]] = {}
+        width = 0
+        for name, size in self.sizes.items():
+            self.slots[name] = width, -(-size // ranks)
+            width += self.slots[name][1]
+        self._rows = ranks, width
+        self.flat = backend.namespace(first).zeros(ranks * width, first.dtype)
+
+    def put(self, name: str, grad: Array | int) -> Array:
+        """Write this rank's gradient of a parameter, or 0, and return the array that it is in from then on."""
+        if isinstance(grad, int):
+            begin, length = self.slots[name]
+            self.flat.reshape(self._rows)[:, begin : begin + length] = grad
+        else:
+            for room, part in self._pairs(name, self.flat, grad.reshape(-1)):
+                room[...] = part
+        return self.flat
+
+    def read(self, name: str, flat: Array, out: Array) -> None:
+        """Write a parameter of `flat`, an array like the bucket's, to `out`, C-contiguous."""
+        for room, part in self._pairs(name, flat, out.reshape(-1)):
+            part[...] = room
+
+    def _pairs(self, name: str, flat: Array, values: Array) -> Iterator[tuple[Array, Array]]:
+        """Yield the places of a parameter in `flat` and what belongs there of its `values`: all full rows, the rest."""
+        begin, length = self.slots[name]
+        if length == 0:
+            return
+        full, rest = divmod(values.size, length)
+        room = flat.reshape(self._rows)[:, begin : begin + length]
+        yield room[:full], values[: full * length].reshape(full, length)
+        if rest:
+            yield room[full, :rest], values[full * length :]
+
+
+class Shard:
+    """This rank's part of a bucket.
+
+    Attributes
+    ----------
+    flat
+        As long on all ranks: first the sums of this part of the gradients, then, updated, of the parameters.
+    places
+        Where each parameter has its piece in `flat`, as slices.
+    pieces
+        Begin and end of each one's piece in the parameter's own elements.
+    """
+
+    def __init__(self, bucket: DealtBucket, rank: int, size: int) -> None:
+        self.flat: Array = backend.namespace(bucket.flat).zeros(bucket.flat.size // size, bucket.flat.dtype)
+        self.places: dict[str, slice] = {}
+        self.pieces: dict[str, tuple[int, int]] = {}
+        for name, (begin, length) in bucket.slots.items():
+            first, last = rank * length, min(bucket.sizes[name], (rank + 1) * length)
+            if first < last:
+                self.places[name] = slice(begin, begin + last - first)
+                self.pieces[name] = first, last
+
+    def piece(self, name: str) -> Array:
+        """Return the piece of a parameter."""
+        return self.flat[self.places[name]]
+
+
+class ShardedBuckets(Buckets):
+    """`Buckets` of which each rank has the sums of its own part alone.
+
+    Attributes
+    ----------
+    shards
+        This rank's part of every bucket.
+    """
+
+    kind = DealtBucket
+    all: list[DealtBucket]  # type: ignore[assignment]
+
+    def __init__(
+        self, params: Mapping[str, Array], parts: Iterable[Iterable[str]], transport: Any, *, blocking: bool = False
+    ) -> None:
+        super().__init__(params, parts, transport, blocking=blocking)
+        self.params = params
+        self.shards = {id(bucket): Shard(bucket, transport.rank, transport.size) for bucket in self.all}
+
+    def begin(self, bucket: Bucket) -> None:
+        """Begin to sum this rank's part of a full bucket."""
+        bucket.handle = self.transport.reduce_scatter(bucket.flat, self.shards[id(bucket)].flat)
+
+    def holding(self, names: Iterable[str]) -> list[DealtBucket]:
+        """Return the buckets with any of `names`, in the order of their sums."""
+        wanted = set(names)
+        return [bucket for bucket in self.all if not wanted.isdisjoint(bucket.names)]
+
+    def summed(self, buckets: Sequence[DealtBucket]) -> dict[str, Array]:
+        """Return the sums of this rank's pieces, by the parameters' names, when they are there."""
+        grads: dict[str, Array] = {}
+        for bucket in buckets:
+            self.wait(bucket)
+            shard = self.shards[id(bucket)]
+            grads |= {name: shard.piece(name) for name in shard.places}
+        return grads
+
+    def spread(self, bucket: Bucket) -> Handle:
+        """Begin to give the others this rank's part of the parameters, once it is updated."""
+        shard = self.shards[id(bucket)]
+        for name, (begin, end) in shard.pieces.items():
+            shard.piece(name)[...] = self.params[name].reshape(-1)[begin:end]
+        return self.transport.allgather(shard.flat, bucket.flat)
+
+    def take(self, bucket: DealtBucket, handle: Handle) -> None:
+        """Write the others' parts to the parameters."""
+        self.timed(handle)
+        for name in bucket.names:
+            bucket.read(name, bucket.flat, self.params[name])
+
+
+class ShardedActions(ReplicaActions):
+    """`ReplicaActions` that update this rank's pieces. A bucket is updated as a whole, when the first of it is."""
+
+    buckets: ShardedBuckets
+    optimizer: PieceOptimizer
+
+    def gather(self, step: Step) -> None:
+        """Clip: wait for all gradients, and look at them together."""
+        if self.clip_norm is None:
+            return
+        grads = self.buckets.summed(self.buckets.all)
+        self._look_at(step, self.stages.names, grads)
+        if step.later is None:
+            clip_grad_norm(grads, self.clip_norm, norm=step.norm(self.stages.names))
+        elif grads:
+            clip_on_device(grads, self.clip_norm, [sums for _, sums in step.later.sums])
+
+    def use(self, step: Step, names: Sequence[str], *, gathered: bool) -> None:
+        """Update the buckets of some parameters, unless they are updated already."""
+        buckets = self.buckets.holding(name for name in names if name in step.grads)
+        grads = self.buckets.summed(buckets)
+        if not gathered or self.clip_norm is None:
+            self._look_at(step, [name for bucket in buckets for name in bucket.names], grads)
+        under_way = []
+        for bucket in buckets:
+            own = {name: grads[name] for name in bucket.names if name in grads}
+            step.update.apply(bucket.names, own)
+            under_way.append((bucket, self.buckets.spread(bucket)))
+        for bucket, handle in under_way:
+            self.buckets.take(bucket, handle)
+            for name in bucket.names:
+                del step.grads[name]
+
+    def _look_at(self, step: Step, names: Sequence[str], grads: Mapping[str, Array]) -> None:
+        """Make the sums of squares of whole gradients from those of the pieces on all ranks."""
+        if not names:
+            return
+        rows = {name: row for row, name in enumerate(names)}
+        squares = backend.namespace(self.buckets.all[0].flat).zeros(len(names), np.float64)
+        for some, sums in square_sums(grads):
+            squares[[rows[name] for name in some]] = sums
+        self.buckets.timed(self.buckets.transport.allreduce(squares))
+        if step.later is not None:
+            step.later.sums.append((list(names), squares))
+            return
+        found = dict(zip(names, squares.tolist(), strict=True))
+        step.squares.update(found)
+        wrong = {name: np.float64(square) for name, square in found.items() if not math.isfinite(square)}
+        if wrong:
+            self.watch.gradients(step, wrong)
+
+
+def gathered(optimizer: PieceOptimizer, buckets: ShardedBuckets, *, keep: bool) -> None:
+    """Put the state of all ranks together, where `keep` says so; all ranks call this."""
+    transport = buckets.transport
+    whole: dict[str, dict[str, Array]] = {}
+    for kind, names in optimizer.kinds.items():
+        arrays: dict[str, Array] = {}
+        for bucket in buckets.all:
+            shard = buckets.shards[id(bucket)]
+            xp = backend.namespace(shard.flat)
+            own, out = xp.zeros_like(shard.flat), xp.empty_like(bucket.flat)
+            for name, piece in optimizer.buffers.get(kind, {}).items():
+                if name in shard.places:
+                    own[shard.places[name]] = piece
+            transport.allgather(own, out).wait()
+            for name in bucket.names if keep else ():
+                if name in names:
+                    arrays[name] = xp.empty_like(buckets.params[name])
+                    bucket.read(name, out, arrays[name])
+        whole[kind] = {name: arrays[name] for name in names if name in arrays}
+    if keep:
+        optimizer.restore(whole)
+
+
+Indices = TypeVar("Indices", bound=Sequence[Any])
+
+
+class ReplicaExecutor(Executor):
+    """An `Executor` of one of several replicas, which all run the same schedule on their own share of the samples.
+
+    Each S of the schedule sums the gradients of its stage over all ranks; neighbours share a bucket. A sum begins as
+    soon as the gradients of its bucket, and of those before it in the schedule, are complete, and an update waits for
+    its own. So the S of a stream of their own, as `synchronise` places them, go on beside what is computed; S among
+    what is computed are waited for at once. With updates before the next forwards (`place_updates` with
+    ``fusion="forward"``, or after `reverse_first_k`) what is left of the sums goes on beside those, too.
+
+    The gradient is the mean over the samples of all ranks, whatever the size of each one's share: equal to one worker's
+    with all samples, to rounding. All ranks then make the same update, so that their parameters stay the same, bit for
+    bit, as they are from run to run. The `Step`\\ s returned have the loss of all samples, and the norm of the averaged
+    gradient, by which they are clipped. Layers see the samples of their own rank alone: batch normalisation has its own
+    statistics on each, of which those of rank 0 count. Dropout draws its rows of one worker's mask
+    (`sparsebp.nn.draw_rows`): the random generators begin with rank 0's states, and go on as those of one worker.
+
+    Parameters
+    ----------
+    model, loss, optimizer, clip_norm, watch
+        As `Executor` takes them; the same on all ranks, except for `watch`.
+    schedule
+        Of one worker and one stream, with one S a stage, on that stream or on one of its own, and one update a step.
+    transport
+        Between the ranks.
+    sharded
+        Whether each rank has the optimizer's state of its own part of the parameters alone, updates that, and gets the
+        others' parts; `gather_state` makes it whole (Rajbhandari et al., "ZeRO", SC 2020, stage 1). For the rules of
+        `sparsebp.optim`, which all go element by element.
+
+    Attributes
+    ----------
+    bucket_bytes
+        Bytes from which on a bucket is full.
+    buckets
+        Where gradients are summed; ``buckets.waited`` has the seconds that this rank has waited for that.
+
+    Raises
+    ------
+    OptionError
+        As `Executor`; or the schedule has no S; or ranks differ in their parameters or schedules.
+    ScheduleError
+        The schedule cannot run.
+
+    Notes
+    -----
+    After an error a rank's sums are not those that the others wait for: it takes no further steps, and `flush` does
+    nothing. Let the others know by `Transport.abort`.
+
+    Sums beside the backward pass: Zhang et al., "Poseidon", USENIX ATC 2017; in buckets: Li et al., "PyTorch
+    Distributed", VLDB 2020, §3.2; which go first: Oh et al., "Out-of-order backprop", EuroSys 2022, §5.1.
+    """
+
+    bucket_bytes: ClassVar[int] = BUCKET_BYTES
+    plain: ClassVar[str] = "data-parallel"
+
+    def __init__(
+        self, model: Any, loss: Any, optimizer: Any, schedule: Schedule, transport: Transport, *,
+        clip_norm: float | None = None, watch: Watch | None = None, sharded: bool = False,
+    ) -> None:  # fmt: skip
+        self.sharded = check_flag("sharded", sharded)
+        validate(schedule)
+        self.transport = transport
+        self._sent, self._blocking, compute = _apart(schedule)
+        self._totals, self._optimizer = Totals(transport), optimizer
+        self._failed: str | None = None
+        self._pieces: PieceOptimizer | None = None
+        generators = model.generators() if hasattr(model, "generators") else {}
+        facts = {
+            "the schedule": (schedule.graph, [lane.cells for lane in schedule.lanes]), "clip_norm": clip_norm,
+            "the layers that draw random numbers": sorted(generators),
+        }  # fmt: skip
+        states = {name: generator.bit_generator.state for name, generator in generators.items()}
+        first, *_ = check_same(transport, facts | checksums(trained_parameters(model, optimizer)), states)
+        for name, generator in generators.items():
+            generator.bit_generator.state = first[name]
+        super().__init__(model, loss, optimizer, compute, clip_norm=clip_norm, watch=watch)
+        self.schedule = schedule
+        if schedule.graph.first == "U" and clip_norm is None:
+            self._late = True  # the sums of a step are there, and looked at, within the next one
+
+    def _make_actions(self, loss: Any, optimizer: Any, clip_norm: float | None, watch: Watch) -> Actions:
+        params = trained_parameters(self.stages.model, optimizer)
+        parts = parted({name: params[name] for name in self._names_of(self._sent)}, *self._times(), self.bucket_bytes)
+        kind = ShardedBuckets if self.sharded else Buckets
+        self.buckets = kind(params, parts, self.transport, blocking=self._blocking)
+        rest: Any = {"buckets": self.buckets, "totals": self._totals}
+        if not isinstance(self.buckets, ShardedBuckets):
+            return ReplicaActions(self.stages, loss, optimizer, clip_norm, watch, **rest)
+        pieces = {name: piece for shard in self.buckets.shards.values() for name, piece in shard.pieces.items()}
+        self._pieces = PieceOptimizer(optimizer, pieces)
+        return ShardedActions(self.stages, loss, self._pieces, clip_norm, watch, **rest)
+
+    def gather_state(self, *, everywhere: bool = False) -> None:
+        """Make the optimizer's state whole on rank 0, or everywhere, until the next step; all ranks call this.
+
+        Call `flush` first. Where optimizer states are not sharded they are whole anyway.
+        """
+        if self._pieces is not None and isinstance(self.buckets, ShardedBuckets):
+            keep = everywhere or self.transport.rank == 0
+            with self._failing():
+                gathered(self._pieces, self.buckets, keep=keep)
+
+    @property
+    def state_bytes(self) -> int:
+        """The bytes of optimizer state that this rank needs for its steps."""
+        buffers = getattr(self._actions.optimizer, "buffers", {})
+        return sum(array.nbytes for arrays in buffers.values() for array in arrays.values())
+
+    def _names_of(self, stages: Sequence[int]) -> list[str]:
+        """Return the parameters of `stages` in this order; what several hold comes with the last of them."""
+        names = self.stages.updated_at(stages, last=True)
+        return [name for stage in stages for name in names.get(stage, ())]
+
+    def _times(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Return the places in the schedule where the gradient of each parameter is complete, and where it is used."""
+        first, parts = self._order.graph.first, _parts([cell for lane in self._order.lanes for cell in lane.cells])
+        ended = {part.stage: place for place, part in enumerate(parts) if part.kind == "W"}
+        if self.sharded:  # a bucket is updated as a whole: nothing may read the old values any more
+            ended |= {
+                part.stage: place for place, part in enumerate(parts) if part.kind in "IW" and part.stage in ended
+            }
+        later = len(parts) if first == "U" else 0  # they are those of the step before
+        updates = {part.stage: place + later for place, part in enumerate(parts) if part.kind == "U"}
+        complete: dict[str, int] = {}
+        for stage in sorted(ended, key=ended.__getitem__):
+            complete |= dict.fromkeys(self.stages[stage].parameters.values(), ended[stage])
+        names = self.stages.updated_at(updates, last=first != "U")
+        return complete, {name: updates[stage] for stage, some in names.items() for name in some}
+
+    def own(self, indices: Indices) -> Indices:
+        """Return which of a micro-batch's samples this rank computes: a stretch of them, as long as the others'."""
+        size, rank = self.transport.size, self.transport.rank
+        least, more = divmod(len(indices), size)
+        begin = rank * least + min(rank, more)
+        own: Indices = indices[begin : begin + least + (rank < more)]  # type: ignore[assignment]
+        return own
+
+    def step(self, batches: Sequence[Batch], tag: Any = None) -> list[Step]:
+        """Run one step; all ranks do, with as many micro-batches.
+
+        Parameters
+        ----------
+        batches, tag
+            As `Executor.step` takes them; any of this rank's micro-batches may be empty, though not all on all ranks.
+
+        Returns
+        -------
+        list of Step
+            As `Executor.step` returns them; of a schedule that begins with updates, the step before.
+
+        Raises
+        ------
+        OptionError
+            As `Executor.step`; or no rank has a sample.
+        TransportError
+            Another rank has failed, or this one has in an earlier step; or its optimizer has other options.
+        Exception
+            Whatever an action raises.
+        """
+        if self._failed is not None:
+            raise TransportError("A step of this rank has failed before", expected="the same steps on all ranks",
+                                 got=self._failed, remedy="Make a new executor on every rank")  # fmt: skip
+        with self._failing():
+            if self._pieces is not None:
+                self._pieces.take()
+            self._totals.open(batches, self._optimizer)
+            return super().step(batches, tag)
+
+    def _step(self, batches: Sequence[Batch], tag: Any) -> list[Step]:
+        return self._told(super()._step(batches, tag))
+
+    def _finish(self) -> list[Step]:
+        return self._told(super()._finish())
+
+    def _told(self, steps: list[Step]) -> list[Step]:
+        for step in steps:
+            self._totals.close(step)
+        return steps
+
+    def flush(self, *, wait: bool = True) -> list[Step]:
+        """Do what the last step has left over, as `Executor.flush`; nothing once one of its calls has failed."""
+        if self._failed is not None:
+            return []
+        with self._failing():
+            return super().flush(wait=wait)
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Remember an error: from then on this rank is not where the others are."""
+        try:
+            yield
+        except BaseException as error:
+            self._failed = f"{type(error).__name__}: {error}"
+            raise
+
+    def close(self) -> None:
+        """Give up what `flush` has not done; see `Executor.close`."""
+        super().close()
+        self._totals.forget()
+
+
+def _apart(schedule: Schedule) -> tuple[list[int], bool, Schedule]:
+    """Return the stages in the order of their S, whether S wait for their end, and the schedule without them.
+
+    Raises
+    ------
+    OptionError
+        It has none, or they stand on more than one stream.
+    """
+    lanes = [lane for lane in schedule.lanes if any(part.kind == "S" for part in _parts(lane.cells))]
+    if not schedule.graph.synchronised or len(lanes) > 1:
+        raise OptionError(
+            "The schedule does not say in which order gradients are synchronised",
+            expected="one S a stage, on one stream", got=f"{schedule.name or 'one'} with S on {len(lanes)} streams",
+            remedy="Pass synchronise(schedule) on, with place_updates after it",
+        )  # fmt: skip
+    sent = [part.stage for lane in lanes for part in _parts(lane.cells) if part.kind == "S"]
+    blocking = any(part.kind != "S" for lane in lanes for part in _parts(lane.cells))
+    kept = (replace(lane, cells=tuple(p for p in _parts(lane.cells) if p.kind != "S")) for lane in schedule.lanes)
+    compute = tuple(lane for lane in kept if lane.cells)
+    if len(compute) > 1:
+        raise OptionError("A replica computes on one stream", expected="one stream beside that of the S",
+                          got=", ".join(lane.stream for lane in compute), remedy="Join them")  # fmt: skip
+    graph = replace(schedule.graph, synchronised=False)
+    return sent, blocking, replace(schedule, graph=graph, lanes=compute)
+
+
+def _parts(cells: Sequence[Any]) -> list[Action]:
+    return [part for cell in cells for part in parts_of(cell)]
+
+
+# Reverse first-k scheduling whose k is searched with costs measured while training.
+
+MEASURED = 5
+"""Steps that are measured; one before them is not."""
+
+
+class TimedReplica(TimedExecutor, ReplicaExecutor):
+    """A `ReplicaExecutor` that notes when every action ran, on a clock that stands still while it waits for sums."""
+
+    def _stamp(self) -> Any:
+        stamp = super()._stamp()
+        return stamp - self.buckets.waited if isinstance(stamp, float) else stamp
+
+    def _bytes_of(self, action: Action, step: Step) -> StageBytes:
+        if len(step.batches[action.microbatch or 0][1]):
+            return super()._bytes_of(action, step)
+        return StageBytes(0, 0, 0)  # another rank has the samples, and rank 0 decides
+
+    def costs(self, sums: Mapping[int, float]) -> Costs:
+        """Return the costs of all actions noted, and of sums of every stage that take so many seconds."""
+        noted = measured_costs(self.spans(), self.bytes)
+        kinds: tuple[Kind, ...] = ("F", "I", "W", "U")
+        if not backend.is_host(self._xp):  # whose clock does not stand still; no k changes what updates take
+            kinds = kinds[:3]
+        entries = {f"{stage}S": seconds for stage, seconds in sums.items()}
+        for kind in kinds:
+            entries |= {f"{stage}{kind}": noted.duration(Action(stage, kind, 0)) for stage in sums}
+        return replace(noted, durations=Durations(entries))
+
+    def sum_seconds(self, repeated: int = 3) -> dict[int, float]:
+        """Return how long the sums of every stage take while nothing else is done; all ranks call this."""
+        transport = self.transport
+        found = dict.fromkeys(range(len(self.stages)), 0.0)
+        stage_of = {name: number for number, stage in enumerate(self.stages.all) for name in stage.parameters.values()}
+        for bucket in self.buckets.all:
+            scratch, seconds = backend.namespace(bucket.flat).zeros_like(bucket.flat), []
+            for _ in range(repeated):
+                transport.barrier()
+                began = time.perf_counter()
+                transport.allreduce(scratch).wait()
+                backend.synchronize(backend.namespace(scratch))  # synchronize!
+                seconds.append(time.perf_counter() - began)
+            for name, size in bucket.sizes.items():
+                found[stage_of[name]] += median(seconds) * size / max(1, bucket.flat.size)
+        return found
+
+
+class ReverseFirstKExecutor:
+    """Replicas that measure their first steps, search the k of reverse first-k scheduling, and go on with that.
+
+    Offers what `ReplicaExecutor` does. Rank 0 decides, from the durations of its own actions and of the sums, and tells
+    the others; the results are those of any other schedule. Updates come right before the next forwards.
+
+    Parameters
+    ----------
+    model, loss, optimizer, transport, clip_norm, watch, sharded
+        As `ReplicaExecutor` takes them.
+    steps
+        How many are measured.
+
+    Attributes
+    ----------
+    k
+        How many stages' weight gradients come last, in the order of the next forwards; None until it is known.
+    costs
+        The measured ones, on all ranks those of rank 0; None until then.
+
+    Notes
+    -----
+    Oh et al., "Out-of-order backprop", EuroSys 2022, §5.1 and Algorithm 2; `sparsebp.schedule.builders.search_k`.
+    """
+
+    def __init__(
+        self, model: Any, loss: Any, optimizer: Any, transport: Transport, *, clip_norm: float | None = None,
+        watch: Watch | None = None, sharded: bool = False, steps: int = MEASURED,
+    ) -> None:  # fmt: skip
+        self._parts = model, loss, optimizer
+        self._options: dict[str, Any] = {
+            "transport": transport, "clip_norm": clip_norm, "watch": watch, "sharded": sharded,
+        }  # fmt: skip
+        self.transport, self._wanted, self._left = transport, steps, steps + 1
+        self.k: int | None = None
+        self.costs: Costs | None = None
+        self.stages = Stages(model, trained_parameters(model, optimizer))
+        self._executor: ReplicaExecutor = TimedReplica(*self._parts, self._schedule(0), **self._options)
+
+    def _schedule(self, k: int) -> Schedule:
+        size: dict[str, Any] = {"stages": len(self.stages), "unweighted": self.stages.unweighted}
+        return place_updates(reverse_first_k(**size, k=k, costs=self.costs), "forward")
+
+    def step(self, batches: Sequence[Batch], tag: Any = None) -> list[Step]:
+        """Run one step; see `ReplicaExecutor.step`.
+
+        Raises
+        ------
+        OptionError
+            It has several micro-batches.
+        """
+        if len(batches) != 1:
+            raise OptionError("Reverse first-k scheduling is for one micro-batch a step", expected="accumulate=1",
+                              got=len(batches), remedy="Use another schedule, or a smaller batch")  # fmt: skip
+        timed = self._executor if isinstance(self._executor, TimedReplica) else None
+        if timed is not None:
+            timed.counts = self._left <= self._wanted
+        done = self._executor.step(batches, tag)
+        if timed is not None:
+            self._left -= 1
+            if self._left == 0:
+                done += timed.flush()
+                self._search(timed)
+        return done
+
+    def _search(self, timed: TimedReplica) -> None:
+        sums, found = timed.sum_seconds(), None
+        if self.transport.rank == 0:
+            self.costs = timed.costs(sums)
+            found = self._best(), self.costs
+        self.k, self.costs = self.transport.broadcast(found)
+        timed.close()
+        self._executor = ReplicaExecutor(*self._parts, self._schedule(self.k), **self._options)
+
+    def _best(self) -> int:
+        """Return the k of the shortest simulated steps; of several, since sums go on into the next one."""
+        return search_k(lambda k: -simulate(self._schedule(k), self.costs, steps=REPEATED).makespan, len(self.stages))
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule of the steps by now."""
+        return self._executor.schedule
+
+    @property
+    def pending(self) -> bool:
+        """Whether parameters are still to be updated."""
+        return self._executor.pending
+
+    @property
+    def uncaptured(self) -> tuple[str, ...]:
+        """As `Executor` has it."""
+        return self._executor.uncaptured
+
+    @property
+    def state_bytes(self) -> int:
+        """The bytes of optimizer state that this rank needs for its steps."""
+        return self._executor.state_bytes
+
+    def own(self, indices: Indices) -> Indices:
+        """Return which of a micro-batch's samples this rank computes; see `ReplicaExecutor.own`."""
+        return self._executor.own(indices)
+
+    def gather_state(self, *, everywhere: bool = False) -> None:
+        """Make the optimizer's state whole; see `ReplicaExecutor.gather_state`."""
+        self._executor.gather_state(everywhere=everywhere)
+
+    def flush(self, *, wait: bool = True) -> list[Step]:
+        """Do what the last step has left over; see `ReplicaExecutor.flush`."""
+        return self._executor.flush(wait=wait)
+
+    def close(self) -> None:
+        """Give up what `flush` has not done; see `ReplicaExecutor.close`."""
+        self._executor.close()

@@ -1,0 +1,680 @@
+"""Time-parallel back-propagation: a sequence that one worker cannot hold, a stretch of its steps on every rank.
+
+Forward is sequential in time, and stays so: a rank begins a layer with the state that the stretch before it ended with.
+Backward, the gradient at a stretch's beginning is an affine function of the one at its end. So every rank reduces its
+stretch to one map without waiting for another, the ranks' maps are combined by an exclusive scan, and every rank then
+knows what comes to its end and runs its steps with vectors: reduce-then-scan (BPPSA §3) with a rank a chunk.
+
+The scan runs in the order of back-propagation, and ranks are numbered in that order: **rank 0 keeps the end of the
+sequence**. Its gradient is known, so its map is a constant, and what the scan gives to the others are vectors.
+"""
+
+from __future__ import annotations
+
+from __future__ import annotations
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+from typing import NamedTuple
+import numpy as np
+from sparsebp.core import backend
+from sparsebp.core.check import check_choice
+from sparsebp.core.check import check_sequence
+from sparsebp.core.errors import OptionError
+from sparsebp.core.errors import PatternError
+from sparsebp.core.errors import ShapeError
+from sparsebp.core.check import Array
+from sparsebp.runtime.launch import check_same
+from sparsebp.comm.transport import Transport
+from sparsebp.comm.transport import check_transport
+from sparsebp.patterns import SparsityPattern
+from sparsebp.scan import plan_scan
+from sparsebp.scan.cost import sized_seconds
+from sparsebp.scan.reduction import plan_reduction
+from sparsebp.scan.run import check_arguments
+from sparsebp.scan.run import Multiply
+from dataclasses import dataclass
+from typing import Literal
+from typing import TypeAlias
+from sparsebp.nn.cells import Tape
+from sparsebp.scan.recurrent import Stretch
+from collections.abc import Callable
+from sparsebp import kernels
+from sparsebp.core.check import check_integer
+from sparsebp.core.shortcuts import METHODS
+from sparsebp.core.shortcuts import belongs
+from sparsebp.runtime.launch import checksums
+from sparsebp.comm.transport import Handle
+from sparsebp.nn.gradients import Back
+from sparsebp.nn.gradients import Shared
+from sparsebp.nn.layer import check_gy
+from sparsebp.nn.layer import check_input
+from sparsebp.nn.bptt import choose
+from sparsebp.nn.bptt import run_backward
+from sparsebp.nn.recurrent import pair
+from sparsebp.nn.recurrent import Recurrent
+from sparsebp.nn.cells import RunGradients
+from sparsebp.nn.cells import State
+from sparsebp.nn.cells import StateGradients
+from sparsebp.nn.cells import Weights
+from sparsebp.nn.cells import joined
+from sparsebp.nn.cells import split
+from sparsebp.scan import algorithms
+from sparsebp.scan.recurrent import estimate_stretch
+
+
+# A chain of transposed Jacobians in pieces on several ranks: layers across workers, back-propagated in parallel.
+#
+# Reduce-then-scan with a rank a chunk: every rank multiplies its Jacobians to one product without waiting for another;
+# then vectors go from rank to rank through those products; then every rank runs its own Jacobians with the vector that
+# came to it. Rank 0 holds the first piece in the order of back-propagation, the last layers, and knows the gradient.
+#
+# The products of different ranks have different shapes and patterns, and what an exclusive scan over them yields are
+# vectors, since the gradient is its first element. So no product ever leaves its rank, and none is multiplied with
+# another rank's, which would fill in further: B numbers a row of the product are sent, once a rank. What the ranks wait
+# for one another is a product with a vector each.
+#
+# `Transport.exscan`, by which `sparsebp.runtime.time_parallel` combines its maps in log2(ranks) turns, is no
+# way to do that: it combines arrays of one size (as ``MPI_Exscan`` does, elements of one type), and all maps of a
+# recurrent layer are H × H. Here each would have to be padded to the largest, and become dense: for layers of n values,
+# n² numbers a turn in place of n · B, and n³ operations in place of the entries of a sparse product times B. That pays
+# where there are more ranks than n / B, and so does no chain of layers.
+
+CHAIN_WAYS = ("auto", "products", "vectors")
+
+
+class Piece(NamedTuple):
+    """What a rank says of its Jacobians: columns of the first and rows of the last (None: it has none), and seconds.
+
+    Seconds are of going through them with vectors, of their reduction, and of the product with a vector.
+    """
+
+    columns: int | None
+    rows: int | None
+    run: float = 0.0
+    reduce: float = 0.0
+    apply: float = 0.0
+
+
+class ChainParallel:
+    """A scan over a chain of transposed Jacobians whose pieces are on several ranks. All ranks make it together.
+
+    Parameters
+    ----------
+    patterns
+        The rank's own piece, in the order of back-propagation; it may be empty. Rank 0's piece comes first.
+    transport
+        Carries vectors between the ranks.
+    way
+        ``"products"``: every rank reduces its piece before the vector comes. ``"vectors"``: the ranks take turns, as
+        back-propagation layer by layer does. ``"auto"``: by their estimated times.
+    memory_limit
+        Bytes that the rank's own part may need beyond its arguments, as in `plan_scan`.
+    batch, dtype, shared, xp
+        What the choice is based on, as in `plan_scan`; calls may differ.
+
+    Attributes
+    ----------
+    way : str
+        The one that runs; ``"auto"`` is resolved, and the same on all ranks.
+    estimates : dict of str to float
+        Seconds that were compared, without what is sent.
+
+    Raises
+    ------
+    ShapeError, PatternError
+        Pieces do not chain, or there is no Jacobian on any rank.
+    OptionError, MemoryLimitError
+        As `plan_scan`; the ranks disagree on `way`.
+    TransportError
+        A rank has failed.
+    """
+
+    def __init__(
+        self, patterns: Sequence[SparsityPattern], transport: Transport, way: str = "auto", *,
+        memory_limit: int | None = None, batch: int = 1, dtype: Any = np.float32, shared: Sequence[bool] | None = None,
+        xp: ModuleType = np,
+    ) -> None:  # fmt: skip
+        self.transport = check_transport(transport)
+        self._last = transport.size - 1
+        check_choice("way", way, CHAIN_WAYS)
+        patterns = check_sequence("patterns", patterns, "SparsityPattern")
+        options: dict[str, Any] = {"batch": batch, "dtype": dtype, "shared": shared, "xp": xp}
+        self._plan = plan_scan(patterns, "linear", memory_limit=memory_limit, **options) if patterns else None
+        self._reduction = None
+        if self._plan is not None and 0 < transport.rank < self._last and way != "vectors":
+            self._reduction = plan_reduction(patterns, memory_limit, **options)
+        pieces = check_same(transport, {"way": way}, self._piece())
+        self._columns, self._rows = _chained(pieces)[transport.rank]
+        self.estimates = chain_way_seconds(pieces)
+        self.way = min(self.estimates, key=lambda name: self.estimates[name]) if way == "auto" else way
+
+    def _piece(self) -> Piece:
+        """Return what the other ranks have to know of this one."""
+        plan, reduction = self._plan, self._reduction
+        if plan is None:
+            return Piece(None, None)
+        chain, m = plan.chain, plan.chain.machine
+        ends = plan.patterns[0].shape[1], plan.patterns[-1].shape[0]
+        run = sized_seconds(plan.sized, m, chain.sizes.itemsize)
+        if reduction is None:
+            return Piece(*ends, run)
+        apply = m.call + m.products(
+            reduction.pattern.nnz * chain.sizes.batch, "matvec", chain.sizes.batch, chain.sizes.itemsize
+        )
+        return Piece(*ends, run, reduction.seconds, apply)
+
+    def __call__(
+        self, g: Array | None, data: Sequence[Array], injections: Sequence[Array | None] | None = None
+    ) -> list[Array]:
+        """Run the scan over all pieces, a collective call: ``y[i] = J_i @ y[i-1] (+ injections[i])``.
+
+        Parameters
+        ----------
+        g
+            On rank 0 the gradient (n_out, B), or (n_out,) without a batch; None on all others.
+        data, injections
+            Of the rank's own Jacobians, as `ScanPlan` takes them in lists.
+
+        Returns
+        -------
+        list of Array
+            y of the rank's own Jacobians, (rows, B); without a batch (rows,).
+
+        Raises
+        ------
+        ShapeError, DTypeError, LayoutError, DeviceError
+            An argument does not fit.
+        OptionError
+            `g` is missing on rank 0, or given on another.
+        """
+        transport, rank = self.transport, self.transport.rank
+        if (g is None) == (rank == 0):
+            raise OptionError("The gradient belongs to rank 0", expected="g on rank 0, None on the others",
+                              got=f"{'None' if g is None else 'g'} on rank {rank}", remedy="Pass it there")  # fmt: skip
+        batch, dtype, device = transport.broadcast(None if g is None else _kind(g, self._columns))
+        width, xp = (batch[0] if batch else 1), backend.device_namespace(device)
+        incoming = xp.empty((self._columns, width), dtype=dtype) if g is None else g.reshape(-1, width)
+        own, added = self._checked(incoming, data, injections, bool(batch))
+        received = transport.irecv(incoming, rank - 1, 0) if rank else None
+        reduction = self._reduction if self.way == "products" else None
+        reduced = None if reduction is None else reduction(own, added, incoming)
+        if received is not None:
+            received.wait()
+        sent = None
+        if reduction is not None and reduced is not None:
+            matrix, vector = reduced
+            sent = transport.isend(Multiply(incoming)(reduction.pattern, matrix, incoming, vector), rank + 1, 0)
+        y = [] if self._plan is None else list(self._plan(incoming, own, added))
+        if sent is None and rank != self._last:
+            sent = transport.isend(y[-1] if y else incoming, rank + 1, 0)
+        if sent is not None:
+            sent.wait()
+        return y if batch else [found.reshape(-1) for found in y]
+
+    def _checked(
+        self, incoming: Array, data: Sequence[Array], injections: Sequence[Array | None] | None, batched: bool
+    ) -> tuple[list[Array], list[Array | None] | None]:
+        """Return data and injections (rows, B) in lists, after checking them before anything is sent."""
+        own = check_sequence("data", data, "arrays")
+        added = None if injections is None else check_sequence("injections", injections, "arrays or None")
+        if self._plan is None:
+            for name, values in (("data", own), ("injections", added or [])):
+                if values:
+                    raise ShapeError(f"{name} has the wrong length", expected=0, got=len(values),
+                                     remedy="Pass what belongs to the rank's own Jacobians")  # fmt: skip
+            return own, added
+        check_arguments(self._plan, incoming if batched else incoming.reshape(-1), own, added)
+        if not batched and added is not None:
+            added = [None if vector is None else vector.reshape(-1, 1) for vector in added]
+        return own, added
+
+
+def _kind(g: Array, rows: int) -> tuple[tuple[int, ...], str, str]:
+    """Return the batch axes, the dtype and the device of a gradient of so many rows."""
+    device = backend.device_of(g)
+    backend.float_dtype(g.dtype)
+    backend.check_array("g", g, shape=(rows, *g.shape[1:2]))
+    return g.shape[1:], g.dtype.str, device
+
+
+def _chained(pieces: Sequence[Piece]) -> list[tuple[int, int]]:
+    """Return what comes into and what leaves every rank, an empty one too; refuse pieces that do not chain."""
+    first = next((piece.columns for piece in pieces if piece.columns is not None), None)
+    if first is None:
+        raise PatternError("A scan needs at least one Jacobian", expected="patterns on some rank", got="none",
+                           remedy="Pass each rank its piece of the chain")  # fmt: skip
+    size, sizes = first, []
+    for rank, piece in enumerate(pieces):
+        if piece.columns is not None and piece.columns != size:
+            raise ShapeError(
+                f"The piece of rank {rank} does not chain with the one before", expected=f"{size} columns",
+                got=f"{piece.columns} columns",
+                remedy="Rank 0 has the last layers: the pieces are in the order of back-propagation",
+            )  # fmt: skip
+        before, size = size, size if piece.rows is None else piece.rows
+        sizes.append((before, size))
+    return sizes
+
+
+def chain_way_seconds(pieces: Sequence[Piece]) -> dict[str, float]:
+    """Return about how long either way takes, without what is sent.
+
+    With products the ranks between the first and the last reduce while the first runs; then their products are applied
+    one after the other, and the slowest rank runs its Jacobians.
+    """
+    reduce = max((piece.reduce for piece in pieces[1:-1]), default=0.0)
+    apply = sum(piece.apply for piece in pieces[1:-1])
+    rest = max((piece.run for piece in pieces[1:]), default=0.0)
+    return {
+        "vectors": sum(piece.run for piece in pieces),
+        "products": max(pieces[0].run, reduce) + apply + rest,
+    }
+
+
+# A rank's stretch of a sequence: what its forward keeps, and what the ways back through all stretches cost.
+
+Way: TypeAlias = Literal["auto", "maps", "vectors"]
+STRETCH_WAYS: tuple[Way, ...] = ("auto", "maps", "vectors")
+
+
+@dataclass
+class StretchSaved:
+    """What `TimeParallel.forward` keeps.
+
+    Attributes
+    ----------
+    last
+        The states (num_layers, B, n) at the end of the rank's stretch: on rank 0 the sequence's last. n is H; of an
+        LSTM 2H, h before c.
+    way
+        ``"maps"`` or ``"vectors"``: how gradients get from rank to rank.
+    reason
+        Why.
+    inner
+        The `scan.planning.recurrent.Choice` of how the rank goes back through its own steps.
+    chunks
+        Into how many chunks it cuts them to reduce them.
+    tapes
+        The runs, one a layer; of no steps where the stretch is empty.
+    """
+
+    last: Array
+    way: Way
+    reason: str
+    inner: Any
+    chunks: int
+    tapes: list[Tape]
+
+    @property
+    def h_n(self) -> Array:
+        """The h (num_layers, B, H) at the end of the rank's stretch."""
+        return self.last[..., : self.tapes[0].h.shape[2]]
+
+    @property
+    def c_n(self) -> Array:
+        """An LSTM's c there."""
+        return self.last[..., self.tapes[0].h.shape[2] :]
+
+
+def stretch_way_seconds(estimates: list[Stretch], layers: int = 1) -> dict[Way, float]:
+    """Return about how long the gradients of the states take by either way, without what is sent.
+
+    By vectors a rank goes on with the next layer while the others have this one: the ranks' turns and one more a
+    further layer. By maps a layer is finished when the slowest rank has its map, or rank 0 its vector, and the slowest
+    has gone back through its steps.
+    """
+    run = max(estimate.run for estimate in estimates)
+    reduce = max((estimate.reduce for estimate in estimates[1:-1]), default=0.0)
+    return {
+        "vectors": sum(estimate.run for estimate in estimates) + (layers - 1) * run,
+        "maps": layers * (max(estimates[0].run, reduce) + max((e.run for e in estimates[1:]), default=0.0)),
+    }
+
+
+def stretch(steps: int, transport: Transport) -> slice:
+    """Return this rank's share of so many steps: equal but for one step, the last ones rank 0's; it may be empty.
+
+    Raises
+    ------
+    OptionError
+        `steps` is no integer from 0 on.
+    """
+    steps, place = check_integer("steps", steps, 0), transport.size - 1 - transport.rank
+    return slice(place * steps // transport.size, (place + 1) * steps // transport.size)
+
+
+class TimeParallel:
+    """Runs a recurrent layer over a sequence whose steps are on several ranks; all of them hold all weights.
+
+    Parameters
+    ----------
+    layer
+        An `RNN`, `GRU` or `LSTM` of one direction and without proj_size, with the same weights on all ranks; how a
+        rank goes back through its own steps is the layer's choice (``backward=``).
+    transport
+        Carries states and gradients between the ranks. Rank 0 keeps the end of the sequence, see `stretch`.
+    way
+        ``"maps"``: every rank reduces its stretch to one affine map, and an exclusive scan combines them.
+        ``"vectors"``: the gradient is handed from rank to rank, each of which waits for the one before. ``"auto"``: by
+        their estimated times.
+
+    Raises
+    ------
+    OptionError
+        `layer` is another, has two directions, or a projection; `way` is unknown; the ranks' layers differ.
+
+    Notes
+    -----
+    All ranks make the same calls in the same order, this one among them, and all or none ask for ``weights``: the first
+    gradient that is asked for, and the weights', are collective. Gradients equal those of one worker that holds the
+    whole sequence, to rounding.
+
+    A map takes B·n·(n + 1) values for states of n (H, or an LSTM's 2H), and one a layer and rank is sent, however long
+    the sequence is; as many states and weight gradients as there are besides. To reduce a stretch takes about n + 1
+    times the operations of going back through it, and less time than that, as they wait less for one another. So with
+    two ranks maps win nothing (the end needs none, and nobody that of the beginning), and with more where the ranks
+    outweigh that work. ``"vectors"`` does no work twice, but the ranks take turns: it holds longer sequences and is not
+    faster, except that the gradients of the weights, and of other layers, go on at the same time.
+    """
+
+    def __init__(self, layer: Recurrent, transport: Transport, way: Way = "auto") -> None:
+        if not isinstance(layer, Recurrent):
+            raise OptionError("Only recurrent layers run over time", expected="an RNN, a GRU or an LSTM",
+                              got=type(layer).__name__, remedy="Pass the recurrent layer of the model")  # fmt: skip
+        if not belongs(layer, "forward_time_major", METHODS):
+            raise OptionError("The layer has methods of its own, which would not be called",
+                              expected="forward and gradients of an RNN, a GRU or an LSTM", got=type(layer).__name__,
+                              remedy="Pass a layer that overrides none of them")  # fmt: skip
+        if layer.bidirectional:
+            raise OptionError("The second direction begins where the first one ends", expected="bidirectional=False",
+                              got="bidirectional=True", remedy="Use a layer of one direction")  # fmt: skip
+        if layer.output_size != layer.hidden_size:
+            raise OptionError("States that are projections are not handed on", expected="proj_size=0",
+                              got=layer.output_size, remedy="Use an LSTM without proj_size")  # fmt: skip
+        self.layer, self.transport, self.way = layer, check_transport(transport), check_choice("way", way, STRETCH_WAYS)
+        self._last = transport.size - 1
+        kind = {"cell": layer.cell.name, "nonlinearity": getattr(layer, "nonlinearity", None), "way": way}
+        check_same(transport, kind | checksums(layer.params))
+
+    # ---- forward -------------------------------------------------------------------------------------------------
+
+    def vjp(self, x: Array, h0: Any = None) -> tuple[Array, Back]:
+        """Run forward, and return the output of the rank's steps and the way back, as `Layer.vjp`.
+
+        ``g = back(gy)``, or ``back(gy, grad_h_n=…)`` on rank 0; then ``g.input`` (the rank's steps), ``g.weights`` (of
+        the whole sequence, on all ranks) and ``g.h0``. `x` is copied, and `forward` says what it takes.
+        """
+        backend.namespace(x)
+        y, saved = self.forward(x.copy(), h0)
+        return y.copy(), Back(self, saved)
+
+    def forward(self, x: Array, h0: Any = None, lengths: None = None) -> tuple[Array, StretchSaved]:
+        """Run all layers over the rank's steps.
+
+        Parameters
+        ----------
+        x
+            The rank's steps (T, B, input_size), or (B, T, input_size) with ``batch_first``. T may be 0, and differ
+            between ranks; B may not.
+        h0
+            The states before the whole sequence (num_layers, B, H), of an LSTM a pair, on the last rank; None there is
+            zeros. None on all others.
+        lengths
+            Not supported: None.
+
+        Returns
+        -------
+        y
+            The last layer's states (T, B, H), batch first if asked for. It may be a view of what is saved.
+        saved
+            What `gradients` needs.
+
+        Raises
+        ------
+        ShapeError, DTypeError, DeviceError
+            An argument does not fit; the batch, or on all ranks the stretch, is empty.
+        OptionError
+            Lengths are given, or h0 on another rank than the last; dropout between layers is on; the batch, dtype or
+            device differs between ranks.
+        TransportError
+            A rank has failed.
+        """
+        layer, weight = self.layer, self.layer.params["weight_ih_l0"]
+        if lengths is not None:
+            raise OptionError("Lengths are not supported here", expected="sequences of one length", got="lengths",
+                              remedy="Group sequences by length, or mask the gradients that arrive")  # fmt: skip
+        if layer.training and layer.dropout > 0 and layer.num_layers > 1:
+            raise OptionError("Dropout between layers draws on each rank by itself", expected="dropout=0",
+                              got=layer.dropout, remedy="Turn it off, or call layer.eval()")  # fmt: skip
+        xp = check_input(x, dtype=weight.dtype, shape=(None, None, layer.input_size), like=weight)
+        inputs = xp.ascontiguousarray(x.transpose(1, 0, 2) if layer.batch_first else x)
+        steps, batch, _ = inputs.shape
+        if batch == 0:
+            raise ShapeError("x is empty", expected="at least one sample", got=x.shape, remedy="Skip empty batches")
+        states = self._initial(h0, batch, xp)
+        saved = self._plan(steps, batch, xp)
+        received = [
+            None if self.transport.rank == self._last
+            else self.transport.irecv(states[number], self.transport.rank + 1, number)
+            for number in range(layer.num_layers)
+        ]  # fmt: skip
+        sent: list[Handle] = []
+        for number, handle in enumerate(received):
+            finish = self._begin(inputs, self._weights(number))  # the projection, which waits for no state
+            if handle is not None:
+                handle.wait()
+            tape = finish(states[number])
+            saved.tapes.append(tape)
+            saved.last[number] = joined(tape.last)
+            if self.transport.rank:
+                sent.append(self.transport.isend(saved.last[number], self.transport.rank - 1, number))
+            inputs = tape.h
+        for handle in sent:
+            handle.wait()
+        return (xp.ascontiguousarray(inputs.transpose(1, 0, 2)) if layer.batch_first else inputs), saved
+
+    def _initial(self, h0: Any, batch: int, xp: ModuleType) -> Array:
+        """Return the states before the rank's stretch as far as they are known: on the last rank."""
+        weight, names = self.layer.params["weight_ih_l0"], self.layer.cell.states
+        if h0 is None:
+            return xp.zeros((self.layer.num_layers, batch, self._size), dtype=weight.dtype)
+        if self.transport.rank != self._last:
+            raise OptionError("The sequence begins on the last rank", expected=f"h0 on rank {self._last} alone",
+                              got=f"h0 on rank {self.transport.rank}", remedy="Pass None here")  # fmt: skip
+        given = (h0,) if len(names) == 1 else pair("h0", h0) or ()
+        for name, array, shape in zip(names, given, self.layer.state_shapes(batch), strict=True):
+            check_input(array, name=f"{name}0", dtype=weight.dtype, shape=shape, like=weight)
+        return joined(given).copy()
+
+    @property
+    def _size(self) -> int:
+        """Values of a state."""
+        return len(self.layer.cell.states) * self.layer.hidden_size
+
+    def _begin(self, x: Array, weights: Weights) -> Callable[[Array], Tape]:
+        parts = len(self.layer.cell.states)
+        if len(x) == 0:
+            return lambda state: Tape(x, tuple(part[None].copy() for part in split(state, parts)))
+        finish = self.layer.cell.begin(kernels.get(backend.namespace(x)), x, weights)
+        return lambda state: finish(split(state, parts))
+
+    def _plan(self, steps: int, batch: int, xp: ModuleType) -> StretchSaved:
+        """Agree with the other ranks on the way, and choose how to go back through the rank's own steps."""
+        layer, dtype = self.layer, self.layer.params["weight_ih_l0"].dtype
+        shape, workers = (max(steps, 1), batch, layer.hidden_size), layer.options.workers
+        own = estimate_stretch(layer.cell.name, steps, batch, layer.hidden_size, dtype, xp, workers)
+        facts = {"batch": batch, "dtype": str(dtype), "device": "cpu" if backend.is_host(xp) else "cuda"}
+        found = check_same(self.transport, facts, (steps, own))
+        if not any(length for length, _ in found):
+            raise ShapeError("The sequence is empty", expected="at least one step", got="none on any rank",
+                             remedy="Skip empty sequences")  # fmt: skip
+        way, reason = self._choose([estimate for _, estimate in found])
+        inner = choose(layer.options, layer.cell, shape, dtype, xp, input_size=layer.input_size,
+                       layers=layer.num_layers, directions=1)  # fmt: skip
+        return StretchSaved(
+            xp.empty((layer.num_layers, batch, self._size), dtype=dtype), way, reason, inner, own.chunks, []
+        )
+
+    def _choose(self, estimates: list[Stretch]) -> tuple[Way, str]:
+        if self.way != "auto":
+            return self.way, f"way={self.way!r} was asked for"
+        seconds = stretch_way_seconds(estimates, self.layer.num_layers)
+        way: Way = "maps" if seconds["maps"] < seconds["vectors"] else "vectors"
+        shown = ", ".join(f"{name} {1e3 * value:.3g} ms" for name, value in seconds.items())
+        return way, f"expected of the states' gradients on {len(estimates)} ranks, without what they send: {shown}"
+
+    # ---- backward ------------------------------------------------------------------------------------------------
+
+    def gradients(
+        self, gy: Array | None, saved: StretchSaved, grad_h_n: Array | None = None, grad_c_n: Array | None = None
+    ) -> StateGradients:
+        """Return the gradients from `gy`, of y's shape, and on rank 0 `grad_h_n`, of h_n's; None stands for zero.
+
+        ``weights`` are summed over all ranks; ``input`` are the rank's own steps'; ``h0`` is the gradient at the state
+        before the rank's stretch, on the last rank that of the whole sequence. An LSTM takes `grad_c_n` as well, and
+        there is ``c0``.
+
+        Raises
+        ------
+        ShapeError, DTypeError, DeviceError
+            A gradient does not fit.
+        OptionError
+            `grad_h_n` or `grad_c_n` is given on another rank than 0, or `grad_c_n` without there being a c.
+        """
+        layer, like = self.layer, saved.last
+        xp = backend.namespace(like)
+        arriving = gy
+        if gy is not None:
+            steps, batch, width = saved.tapes[0].h.shape
+            check_gy(gy, (batch, steps, width) if layer.batch_first else (steps, batch, width), like.dtype, like)
+            arriving = xp.ascontiguousarray(gy.transpose(1, 0, 2) if layer.batch_first else gy)
+        last = self._checked_last({"grad_h_n": grad_h_n, "grad_c_n": grad_c_n}, saved)
+        runs = Shared(lambda: self._back(arriving, last, saved), xp)
+
+        def at_input() -> Array:
+            gx = self._input_grad(0, runs()[0].ga)
+            return xp.ascontiguousarray(gx.transpose(1, 0, 2)) if layer.batch_first else gx
+
+        def at_weights() -> dict[str, Array]:
+            return self._summed(runs(), saved.tapes)
+
+        def at_initial() -> State:
+            return tuple(xp.stack(arrays) for arrays in zip(*(run.initial for run in runs()), strict=True))
+
+        return layer.gradients_class(layer, gy, saved, at_input, at_weights, state=at_initial)
+
+    def _checked_last(self, named: dict[str, Array | None], saved: StretchSaved) -> Array | None:
+        """Return what comes to the states at the sequence's end, (num_layers, B, n), as far as it is known."""
+        if not any(array is not None for array in named.values()):
+            return None
+        xp, found = backend.namespace(saved.last), backend.namespace(saved.last).zeros_like(saved.last)
+        parts = split(found, len(self.layer.cell.states))
+        for number, (name, array) in enumerate(named.items()):
+            if array is None:
+                continue
+            if self.transport.rank:
+                raise OptionError("The sequence ends on rank 0", expected=f"{name} on rank 0 alone",
+                                  got=f"{name} on rank {self.transport.rank}", remedy="Pass None here")  # fmt: skip
+            if number >= len(parts):
+                raise OptionError(f"{type(self.layer).__name__} has no c", expected=f"{name}=None", got="a gradient",
+                                  remedy=f"Leave {name} out, or use an LSTM")  # fmt: skip
+            check_input(array, name=name, dtype=found.dtype, shape=parts[number].shape, like=found)
+            parts[number][...] = xp.asarray(array)
+        return found
+
+    def _back(self, arriving: Array | None, last: Array | None, saved: StretchSaved) -> list[RunGradients]:
+        """Take the gradients through all layers, from the last to the first."""
+        found: list[RunGradients] = []
+        sent: list[Handle] = []
+        for number in reversed(range(self.layer.num_layers)):
+            tape, known = saved.tapes[number], None if last is None else last[number]
+            if saved.way == "maps":
+                found.append(self._by_maps(number, tape, arriving, known, saved))
+            else:
+                found.append(self._by_vectors(number, tape, arriving, known, saved, sent))
+            if number:
+                arriving = self._input_grad(number, found[-1].ga)
+        for handle in sent:
+            handle.wait()
+        return found[::-1]
+
+    def _by_vectors(
+        self, number: int, tape: Tape, gy: Array | None, known: Array | None, saved: StretchSaved, sent: list[Handle]
+    ) -> RunGradients:
+        """Go back when what comes to the stretch's end is there, and hand on what leaves its beginning."""
+        rank, incoming = self.transport.rank, known
+        if rank:
+            incoming = backend.namespace(tape.h).empty((len(tape.h0), self._size), dtype=tape.h.dtype)
+            self.transport.irecv(incoming, rank - 1, self.layer.num_layers + number).wait()
+        run = self._run_back(number, tape, gy, incoming, saved)
+        if rank != self._last:
+            sent.append(self.transport.isend(joined(run.initial), rank + 1, self.layer.num_layers + number))
+        return run
+
+    def _by_maps(
+        self, number: int, tape: Tape, gy: Array | None, known: Array | None, saved: StretchSaved
+    ) -> RunGradients:
+        """Reduce the stretch, and go back through it with what the maps of all before it in the scan come to."""
+        rank, xp = self.transport.rank, backend.namespace(tape.h)
+        if rank == 0:
+            run = self._run_back(number, tape, gy, known, saved)
+            self._scan(algorithms.constant(joined(run.initial)))
+            return run
+        size = self._size
+        own = xp.zeros((len(tape.h0), size + 1, size), dtype=tape.h.dtype)  # of the last rank: nobody needs it
+        if rank != self._last:
+            w_hh = self._weights(number).weight_hh
+            own = self.layer.cell.reduced(tape, w_hh, gy, saved.chunks) if len(tape.x) else algorithms.identity(own)
+        return self._run_back(number, tape, gy, xp.ascontiguousarray(self._scan(own)[:, size]), saved)
+
+    def _scan(self, own: Array) -> Array:
+        """Return the map of all ranks before this one: a constant, as rank 0's is."""
+        shape = own.shape
+
+        def combine(earlier: Array, later: Array) -> Array:
+            return algorithms.join(earlier.reshape(shape), later.reshape(shape)).reshape(-1)
+
+        found = self.transport.exscan(own.reshape(-1), combine)
+        return own if found is None else found.reshape(shape)
+
+    def _run_back(
+        self, number: int, tape: Tape, gy: Array | None, incoming: Array | None, saved: StretchSaved
+    ) -> RunGradients:
+        layer, xp = self.layer, backend.namespace(tape.h)
+        if incoming is None:
+            incoming = xp.zeros((len(tape.h0), self._size), dtype=tape.h.dtype)
+        last = tuple(xp.ascontiguousarray(part) for part in split(incoming, len(tape.states)))
+        if len(tape.x) == 0:
+            return RunGradients(
+                xp.empty((0, len(tape.h0), layer.cell.columns * layer.hidden_size), incoming.dtype), last
+            )
+        return run_backward(layer.options, saved.inner, layer.cell, tape, self._weights(number), gy, last)
+
+    def _input_grad(self, number: int, ga: Array) -> Array:
+        return self.layer.cell.input_grad(ga, self._weights(number))
+
+    def _summed(self, runs: list[RunGradients], tapes: list[Tape]) -> dict[str, Array]:
+        """Return the gradients of all weights, summed over the ranks in one call."""
+        params, grads = self.layer.params, dict[str, Array]()
+        for number, (run, tape) in enumerate(zip(runs, tapes, strict=True)):
+            grads |= self.layer.cell.weight_grad(run.ga, tape, self._weights(number)).named(f"_l{number}")
+        xp = backend.namespace(*grads.values())
+        flat = xp.concatenate([grads[name].reshape(-1) for name in params])
+        self.transport.allreduce(flat).wait()
+        ends = [0]
+        for array in params.values():
+            ends.append(ends[-1] + array.size)
+        return {
+            name: flat[begin:end].reshape(array.shape)
+            for (name, array), begin, end in zip(params.items(), ends, ends[1:], strict=False)
+        }
+
+    # ---- the rest ------------------------------------------------------------------------------------------------
+
+    def backward_arrays(self) -> list[Array]:
+        """Return the arrays that the way back reads beside what forward saved: the layer's parameters."""
+        return self.layer.backward_arrays()
+
+    def _weights(self, number: int) -> Weights:
+        return Weights.of(self.layer.params, f"_l{number}")

@@ -1,1 +1,0 @@
-"""Before the first value: which algorithm, which products, how much memory and time."""

@@ -1,0 +1,817 @@
+"""Checks of what a planned scan is called with, and the one shape that the runners work on: vectors (n, B)."""
+
+from __future__ import annotations
+
+from __future__ import annotations
+from typing import Any
+import numpy as np
+from sparsebp.core.locks import cached_property
+from sparsebp.patterns import SparsityPattern
+from sparsebp.scan.cost import Decision
+from sparsebp.scan.cost import step_seconds
+from sparsebp.scan.cost import Chain
+from sparsebp.scan.algorithms import ScanStep
+from sparsebp.scan.algorithms import Span
+from sparsebp.scan.algorithms import critical_path
+from collections.abc import Sequence
+from math import prod
+from types import ModuleType
+from typing import NamedTuple
+from sparsebp.core import backend
+from sparsebp import kernels
+from sparsebp.core.check import check_sequence
+from sparsebp.core.errors import OptionError
+from sparsebp.core.errors import ShapeError
+from sparsebp.core.check import Array
+from collections.abc import Mapping
+from sparsebp.products import ProductPlan
+from sparsebp.scan.cost import is_view
+from sparsebp.scan.algorithms import AbstractStep
+from itertools import pairwise
+from sparsebp.scan.cost import SizedRecipe
+from sparsebp.scan.cost import shared_spans
+from sparsebp.scan.algorithms import Linear
+from sparsebp.scan.algorithms import Matmul
+from sparsebp.scan.algorithms import Matvec
+from sparsebp.scan.algorithms import Operation
+from sparsebp.scan.algorithms import Reduce
+from sparsebp.scan.algorithms import StackProgram
+import time
+from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from dataclasses import replace
+from sparsebp.core.check import check_integer
+from sparsebp.core.errors import MemoryLimitError
+from sparsebp.scan.cost import Candidate
+from sparsebp.scan.cost import refusal
+from sparsebp.scan.cost import Sizes
+from sparsebp.scan.cost import assign_slots
+
+
+# What has been planned of a scan: steps, costs, memory. Those who draw, describe, measure or run it need no more.
+
+class PlannedScan:
+    """The plan of a scan over a chain of transposed Jacobians. Its attributes are stated in `sparsebp.ScanPlan`.
+
+    Attributes
+    ----------
+    workspaces : list
+        Buffers that calls leave to later ones.
+    """
+
+    def __init__(self, decision: Decision, chain: Chain, memory_limit: int | None) -> None:
+        self.sized, self.reason, self.estimates = decision.sized, decision.reason, dict(decision.estimates)
+        self.chain, self.memory_limit = chain, memory_limit
+        self.workspaces: list[Any] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the workspaces out of copies and pickles: they know by address where this plan's arrays lie."""
+        return self.__dict__ | {"workspaces": []}
+
+    @property
+    def patterns(self) -> tuple[SparsityPattern, ...]:
+        """One a Jacobian, in the order of back-propagation."""
+        return self.chain.patterns
+
+    @property
+    def elements(self) -> tuple[Span, ...]:
+        """What the algorithm runs over: the Jacobians, or the pieces that they are folded into."""
+        ends = self.chain.ends if {"fold", "unfold"} & set(self.levels) else range(1, len(self.patterns) + 1)
+        return tuple(Span(first + 1, end + 1) for first, end in zip((0, *ends), ends, strict=False))
+
+    @property
+    def algorithm(self) -> str:
+        """The algorithm that runs."""
+        return self.sized.recipe.algorithm
+
+    @property
+    def up_levels(self) -> int | None:
+        """Levels of the up-sweep of a hybrid scan, else None."""
+        return self.sized.recipe.up_levels
+
+    @property
+    def chunks(self) -> int | None:
+        """Number of chunks of a chunked scan, else None."""
+        cuts = self.sized.recipe.cuts
+        return None if cuts is None else len(cuts) - 1
+
+    @property
+    def levels(self) -> dict[str, int]:
+        """Number of levels by phase."""
+        return dict(self.sized.recipe.levels)
+
+    @property
+    def batch(self) -> int:
+        """Batch that the numbers are stated for."""
+        return self.chain.sizes.batch
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Dtype that the numbers are stated for."""
+        return self.chain.sizes.dtype
+
+    @cached_property
+    def steps(self) -> tuple[ScanStep, ...]:
+        """Every product, in the order of execution."""
+        steps, counts = self.sized.recipe.steps, self.sized.counts
+        path = set(critical_path(steps, [count.flops for count in counts]))
+        itemsize = self.chain.sizes.itemsize
+        return tuple(
+            ScanStep(
+                *(s.level, s.phase, s.left, s.right, s.target, s.kind, c.flops, c.dense_flops, c.bytes),
+                step_seconds(c, self.chain.machine, itemsize),
+                number in path,
+            )
+            for number, (s, c) in enumerate(zip(steps, counts, strict=True))
+        )
+
+    @cached_property
+    def critical_path(self) -> tuple[ScanStep, ...]:
+        """The dependent steps that cost most FLOPs together."""
+        return tuple(step for step in self.steps if step.critical)
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of a call without injections."""
+        return self.sized.flops
+
+    @property
+    def injection_flops(self) -> int:
+        """Operations that injections at every step add: a matrix–vector product to each product of matrices."""
+        total = 0
+        for step in self.sized.recipe.steps:
+            right = self.sized.patterns[step.right]
+            total += right.shape[0]
+            if step.kind == "mm" and right.kind != "identity":
+                total += 2 * right.nnz
+        return total * self.batch
+
+    @property
+    def memory(self) -> int:
+        """Bytes that a call needs beyond its arguments."""
+        return self.sized.memory
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """Of what a call is given, g, values and injections of all Jacobians: lengths of the first axis, int64."""
+        vectors = [p.shape[0] for p in self.patterns]
+        return np.array([self.patterns[0].shape[1], *(p.nnz for p in self.patterns), *vectors], np.int64)
+
+    @cached_property
+    def axes(self) -> np.ndarray:
+        """Of the same, with a batch: how many axes they have at least, int64. Values may be shared."""
+        n = len(self.patterns)
+        return np.array([2, *[1] * n, *[2] * n], np.int64)
+
+    @cached_property
+    def compiles(self) -> bool:
+        """Whether the host runs stretches of it in one call: all but patterns of 2**31 entries or more."""
+        return all(p.indices.dtype == np.int32 for p in self.sized.patterns.values())
+
+    @property
+    def stackable(self) -> bool:
+        """Whether data may be one stacked array that runs on the dense kernels, a whole level a call."""
+        return self.sized.stack is not None
+
+
+class Arguments(NamedTuple):
+    """Checked arguments of one call.
+
+    Attributes
+    ----------
+    xp
+        The module that all arrays belong to.
+    g
+        (n_out, B).
+    data
+        A list with one array a Jacobian, (nnz,) or (nnz, B); or, stacked, one array (n, nnz, B) or (n, nnz, 1).
+    injections
+        None, or a list with None or (rows, B) a Jacobian; stacked, None or one array (n, rows, B).
+    stacked
+        Whether data came as one array.
+    batched
+        Whether results keep their batch axis.
+    shared
+        Of each Jacobian, whether the batch shares its values: a byte that is 1 or 0.
+    found
+        On the host, where g, data and injections lie, if that is known: addresses, 0 for an injection that is None.
+    """
+
+    xp: ModuleType
+    g: Array
+    data: Any
+    injections: Any
+    stacked: bool
+    batched: bool
+    shared: bytes
+    found: Array | None = None
+
+    @property
+    def arrays(self) -> list[Array]:
+        """Values of every Jacobian, (nnz,) or (nnz, B) each."""
+        if self.stacked:
+            return [d[:, 0] if self.data.shape[2] == 1 else d for d in self.data]
+        return list(self.data)
+
+    @property
+    def places(self) -> Array:
+        """What `found` says, of arrays on the host."""
+        if self.found is not None:
+            return self.found
+        injections = () if self.injections is None else self.injections
+        arrays = (self.g, *self.arrays, *injections)
+        return np.array([0 if array is None else array.ctypes.data for array in arrays], np.int64)
+
+
+def check_arguments(
+    plan: PlannedScan, g: Array, data: Sequence[Array] | Array, injections: Sequence[Array | None] | Array | None
+) -> Arguments:
+    """Check the arguments of ``plan(g, data, injections)`` against the plan and against each other.
+
+    Raises
+    ------
+    ShapeError, DTypeError, LayoutError, DeviceError
+        See the message.
+    """
+    at_once = _checked_at_once(plan, g, data, injections)
+    if at_once is not None:
+        return at_once
+    patterns = plan.patterns
+    stacked = hasattr(data, "ndim")
+    parts: list[Any] = [data] if stacked else _listed("data", data, "arrays")
+    added = {"injections": injections}
+    if injections is not None and not getattr(injections, "ndim", 0):
+        injections = _listed("injections", injections, "arrays or None")
+        added = {f"injections[{i}]": injection for i, injection in enumerate(injections)}
+    named = {f"data[{i}]": part for i, part in enumerate(parts)}
+    xp = backend.namespace(g=g, **named, **backend.given(**added))
+    dtype = backend.float_dtype(g.dtype)
+    if g.ndim not in (1, 2):
+        raise ShapeError("g has the wrong shape", expected="(n,) or (n, B)", got=g.shape, remedy="Put the batch last")
+    batch = g.shape[1:]  # () without one
+    backend.check_array("g", g, dtype=dtype, shape=(patterns[0].shape[1], *batch))
+    if batch == (0,):
+        raise ShapeError("The batch is empty", expected="at least one sample", got=g.shape, remedy="Skip empty batches")
+    values: Any = _checked_stack(parts[0], patterns, batch, dtype) if stacked else parts
+    if not stacked:
+        _check_count("data", len(parts), len(patterns))
+        for i, (d, p) in enumerate(zip(parts, patterns, strict=True)):
+            shape = (p.nnz,) if d.ndim == 1 else (p.nnz, *batch)
+            backend.check_array(f"data[{i}]", d, dtype=dtype, shape=shape)
+    vectors = None if injections is None else _checked_injections(xp, injections, patterns, batch, dtype, stacked)
+    one_for_all: Any = [values.shape[2] == 1] * len(patterns) if stacked else [d.ndim == 1 for d in parts]
+    shared = bytes(one_for_all)
+    return Arguments(xp, g.reshape(-1, prod(batch)), values, vectors, stacked, bool(batch), shared)
+
+
+_PLAIN, _PLAIN_OR_NONE = {np.ndarray}, {np.ndarray, type(None)}
+
+
+def _checked_at_once(plan: PlannedScan, g: Any, data: Any, injections: Any) -> Arguments | None:
+    """Check lists of plain arrays of the host in one compiled call; None where something is, or may be, wrong."""
+    if type(g) is not np.ndarray or g.ndim not in (1, 2) or g.dtype not in backend.FLOAT_DTYPES or 0 in g.shape[1:]:
+        return None
+    n = len(plan.patterns)
+    lists, batched = (data,) if injections is None else (data, injections), g.ndim == 2
+    if not all(type(given) in (list, tuple) and len(given) == n for given in lists):
+        return None
+    arrays = [g, *data]
+    if {*map(type, arrays)} != _PLAIN or not {*map(type, injections or ())} <= _PLAIN_OR_NONE:
+        return None
+    arrays += injections or ()
+    count, batch = len(arrays), g.shape[1] if batched else 1
+    found = kernels.on_host().find(arrays, plan.lengths[:count], plan.axes[:count], g.ndim, batch, g.dtype)
+    if found is None:
+        return None
+    places, vectors = found.places, None
+    if injections is not None:
+        vectors = [None if v is None else v.reshape(-1, batch) for v in injections]
+        if all(v is None for v in vectors):
+            places, vectors = places[: 1 + n], None
+    shared = (~found.wide[1 : 1 + n]).tobytes()
+    return Arguments(np, g.reshape(-1, batch), arrays[1 : 1 + n], vectors, False, batched, shared, places)
+
+
+def _listed(name: str, value: Any, of: str) -> list[Any]:
+    try:
+        return check_sequence(name, value, of)
+    except OptionError as error:
+        raise ShapeError(error.problem, expected=error.expected, got=error.got, remedy=error.remedy) from error
+
+
+def _checked_stack(data: Array, patterns: Sequence[SparsityPattern], batch: tuple[int, ...], dtype: np.dtype) -> Array:
+    """Return one stacked array of data as (n, nnz, B), or (n, nnz, 1) where the batch shares it."""
+    n, first = len(patterns), patterns[0]
+    if first.shape[0] != first.shape[1] or any(p is not first for p in patterns):
+        raise ShapeError(
+            "One stacked data array needs Jacobians that all have the same square pattern",
+            expected="a list with one array a Jacobian",
+            got=f"an array of shape {data.shape}",
+            remedy="Pass a list of arrays, (nnz,) or (nnz, B)",
+        )
+    shape = (n, first.nnz) if data.ndim == 2 else (n, first.nnz, *batch)
+    backend.check_array("data", data, dtype=dtype, shape=shape)
+    return data.reshape(n, first.nnz, 1 if data.ndim == 2 else prod(batch))
+
+
+def _checked_injections(
+    xp: ModuleType, injections: Any, patterns: Sequence[SparsityPattern], batch: tuple[int, ...], dtype: np.dtype,
+    stacked: bool,
+) -> Any:  # fmt: skip
+    """Return what is added, with a batch axis: a list, or stacked one array; None if nothing is."""
+    n, width = len(patterns), prod(batch)
+    if stacked and hasattr(injections, "ndim"):
+        size = patterns[0].shape[0]
+        backend.check_array("injections", injections, dtype=dtype, shape=(n, size, *batch))
+        return injections.reshape(n, size, width)
+    _check_count("injections", len(injections), n)
+    for i, (v, p) in enumerate(zip(injections, patterns, strict=True)):
+        if v is not None:
+            backend.check_array(f"injections[{i}]", v, dtype=dtype, shape=(p.shape[0], *batch))
+    vectors = [None if v is None else v.reshape(-1, width) for v in injections]
+    if all(v is None for v in vectors):
+        return None
+    if not stacked:
+        return vectors
+    whole = xp.zeros((n, patterns[0].shape[0], width), dtype=dtype)
+    for at, v in zip(whole, vectors, strict=True):
+        if v is not None:
+            at[...] = v
+    return whole
+
+
+def _check_count(name: str, got: int, expected: int) -> None:
+    if got != expected:
+        raise ShapeError(
+            f"{name} has the wrong length",
+            expected=f"{expected} entries, one a Jacobian of the plan",
+            got=got,
+            remedy="Pass None for a step without injection" if name == "injections" else "Pass one array a Jacobian",
+        )
+
+
+# The products of a scan one by one: a matrix with a vector, and two affine maps joined.
+
+class Multiply:
+    """``A @ x + add`` into a new array; the identity is not multiplied with."""
+
+    def __init__(self, like: Array) -> None:
+        self.xp = backend.namespace(like)
+        self.kernels, self.batch, self.dtype = kernels.get(self.xp), like.shape[1], like.dtype
+
+    def __call__(self, pattern: SparsityPattern, data: Array, x: Array, add: Array | None) -> Array:
+        """Return the product with x (columns, B), of data (nnz,) or (nnz, B)."""
+        if pattern.kind == "identity":
+            return x.copy() if add is None else x + add
+        out = self.xp.empty((pattern.shape[0], self.batch), dtype=self.dtype)
+        indptr, indices = pattern.device_arrays(self.xp)
+        values = data.reshape(-1, 1) if data.ndim == 1 else data
+        self.kernels.csr_matvec(indptr, indices, values, x, out, add)
+        return out
+
+
+class Maps:
+    """The affine maps of a call by their spans: values of matrices, and the vectors that they add.
+
+    Parameters
+    ----------
+    data, injections
+        Of every Jacobian.
+    products
+        Where intermediate products go.
+    multiply
+        For the added vectors.
+    """
+
+    def __init__(
+        self, data: list[Array], injections: list[Array | None] | None, products: Mapping[Span, Array],
+        multiply: Multiply,
+    ) -> None:  # fmt: skip
+        self.matrices = {Span(i + 1, i + 2): d for i, d in enumerate(data)}
+        self.offsets: dict[Span, Array | None] = {}
+        if injections is not None:
+            self.offsets = {Span(i + 1, i + 2): v for i, v in enumerate(injections)}
+        self.products, self.multiply = products, multiply
+
+    def join(self, step: AbstractStep, product: ProductPlan, pattern: SparsityPattern) -> None:
+        """Do what `step` says, ``A_right A_left`` and ``A_right b_left + b_right``; `pattern` is that of A_right."""
+        left, right = self.matrices[step.left], self.matrices[step.right]
+        if is_view(product):
+            self.matrices[step.target] = left if pattern.kind == "identity" else right
+        else:
+            self.matrices[step.target] = product(right, left, out=self.products[step.target])
+        b_left, b_right = self.offsets.get(step.left), self.offsets.get(step.right)
+        added = b_right if b_left is None else self.multiply(pattern, right, b_left, b_right)
+        self.offsets[step.target] = added
+
+
+# A scan on the host: every stretch of matrix–vector products in one compiled call.
+#
+# A step of the linear scan may take a microsecond, and a kernel call from Python some six. So the steps are laid out as
+# a table once for each shape of call, see `sparsebp.kernels.host.csr`, and a call fills in where its arrays
+# lie.
+
+TOGETHER = 1 << 22
+"""Bytes of results up to which they are parts of one allocation. Page by page, fresh memory costs more than a step."""
+
+
+class Program(NamedTuple):
+    """What a scan does for one shape of call. Belongs to a workspace, so that one call at a time writes to it.
+
+    Attributes
+    ----------
+    table
+        (vector steps, fields) int64: a row for each, in the order of execution.
+    places
+        int64: where arrays lie, in this order: nothing, g, values of the Jacobians, injections, results, intermediate
+        products, and the vectors that these add.
+    stretches
+        Vector steps that follow each other, as (first, last + 1), and the matrix steps before them by their numbers.
+    ends
+        Rows of the results up to each, (n + 1,).
+    slices
+        The rows of each.
+    most_parts
+        Into how many parts a step is split at most.
+    added
+        Of each intermediate product that a vector step reads: its span, and its place among the added vectors.
+    indices
+        The index arrays whose addresses the table holds: another thread may make a pattern's `fours` anew.
+    """
+
+    table: Array
+    places: Array
+    stretches: list[tuple[list[int], int, int]]
+    ends: Array
+    slices: list[slice]
+    most_parts: int
+    added: list[tuple[Span, int]]
+    indices: list[Array]
+
+
+def make_program(sized: SizedRecipe, patterns: tuple[SparsityPattern, ...], shared: bytes, batch: int,
+                 products: dict[Span, Array]) -> Program:  # fmt: skip
+    """Lay a recipe out for a batch and a sharing, with the buffers of its intermediate products."""
+    chain, n = kernels.on_host().chain, len(patterns)
+    is_shared = shared_spans(sized.recipe.steps, patterns, [flag == 1 for flag in shared])
+    data = {Span(i + 1, i + 2): 2 + i for i in range(n)}
+    add = {Span(i + 1, i + 2): 2 + n + i for i in range(n)}
+    vectors = {Span(0, i + 2): 2 + 2 * n + i for i in range(n)} | {Span(0, 1): 1}
+    places, known = [0] * (2 + 3 * n), len(products)
+    for number, (span, array) in enumerate(products.items()):
+        data[span] = 2 + 3 * n + number
+        places.append(array.ctypes.data)
+    joined = [step.target for step in sized.recipe.steps if step.kind == "mm"]
+    add |= {span: 2 + 3 * n + known + number for number, span in enumerate(joined)}
+    rows: list[tuple[int, ...]] = []
+    indices: list[Array] = []
+    stretches: list[tuple[list[int], int, int]] = []
+    before: list[int] = []
+    first = 0
+    for number, (step, product) in enumerate(zip(sized.recipe.steps, sized.plans, strict=True)):
+        right = sized.patterns[step.right]
+        if step.kind == "mm":
+            if len(rows) > first:
+                stretches.append((before, first, len(rows)))
+                before, first = [], len(rows)
+            before.append(number)
+            if is_view(product):
+                data[step.target] = data[step.left if right.kind == "identity" else step.right]
+            continue
+        names = (data[step.right], vectors[step.left], vectors[step.target], add[step.right])
+        matrix, arrays = _of_matrix(chain, right, is_shared[step.right], batch)
+        rows.append((*matrix, *names))
+        indices += arrays
+    stretches.append((before, first, len(rows)))
+    ends = np.concatenate(([0], np.cumsum([p.shape[0] for p in patterns])))
+    slices = [slice(int(low), int(high)) for low, high in pairwise(ends)]
+    table = np.array(rows, np.int64).reshape(len(rows), len(chain.FIELDS))
+    addresses = np.array([*places, *[0] * len(joined)], np.int64)
+    most_parts = int(table[:, chain.PARTS].max(initial=1))
+    added = [(span, add[span]) for span in joined]
+    return Program(table, addresses, stretches, ends, slices, most_parts, added, indices)
+
+
+def _of_matrix(
+    chain: Any, pattern: SparsityPattern, shared: bool, batch: int
+) -> tuple[tuple[int, ...], tuple[Array, Array]]:
+    """Return the columns of a table that a matrix fills, and the arrays whose addresses they hold."""
+    (rows, columns), kind, index = pattern.shape, chain.ROWS, pattern.indptr
+    if pattern.kind == "identity":
+        kind = chain.IDENTITY
+    elif batch == 1 and pattern.kind in ("dense", "diagonal"):
+        kind = chain.DENSE if pattern.kind == "dense" else chain.DIAGONAL
+    elif batch == 1:
+        kind, index = chain.FOURS, pattern.fours
+    where = index.ctypes.data, pattern.indices.ctypes.data
+    parts = chain.parts_of_step(kind, pattern.nnz, rows, batch)
+    return (kind, rows, columns, pattern.nnz, *where, not shared and batch > 1, parts), (index, pattern.indices)
+
+
+def run_program(plan: PlannedScan, arguments: Arguments, program: Program, products: dict[Span, Array]) -> list[Array]:
+    """Run every step; return the results, with a batch axis if g was given one."""
+    sized, g, n, maps = plan.sized, arguments.g, len(plan.patterns), None
+    places, given, run_chain = program.places, arguments.places, kernels.on_host().chain.run_chain
+    places[1 : 1 + len(given)] = given
+    places[1 + len(given) : 2 + 2 * n] = 0  # no injections
+    results = _results(program, arguments)
+    for matrix_steps, first, last in program.stretches:
+        if matrix_steps:
+            maps = maps or Maps(arguments.arrays, arguments.injections, products, Multiply(g))
+            for number in matrix_steps:
+                step = sized.recipe.steps[number]
+                maps.join(step, sized.plans[number], sized.patterns[step.right])
+            for span, place in program.added:
+                vector = maps.offsets.get(span)
+                places[place] = 0 if vector is None else vector.ctypes.data
+        run_chain(program.table[first:last], program.most_parts, places, g.shape[1], g.dtype)
+    return results
+
+
+def _results(program: Program, arguments: Arguments) -> list[Array]:
+    """Allocate the results, and write down where they lie. Small ones are parts of one array of whole cache lines."""
+    g, n = arguments.g, len(program.slices)
+    total, batch = program.slices[-1].stop, g.shape[1]
+    shape = (batch,) if arguments.batched else ()
+    where = program.places[2 + 2 * n : 2 + 3 * n]
+    if total * batch * g.dtype.itemsize <= TOGETHER:
+        chain = kernels.on_host().chain
+        whole = np.empty(total * batch + chain.SPARE, g.dtype)
+        skipped = chain.lay_out(whole, program.ends, batch, where)
+        whole = whole[skipped : skipped + total * batch].reshape(total, *shape)
+        return [whole[rows] for rows in program.slices]
+    results = [np.empty((rows.stop - rows.start, *shape), g.dtype) for rows in program.slices]
+    where[:] = [array.ctypes.data for array in results]
+    return results
+
+
+# Run a scan over one stack of equal dense blocks (recurrent Jacobians): a kernel call a level or chain.
+
+class StackBuffers(NamedTuple):
+    """Buffers of the stacked run for one shape of call.
+
+    Attributes
+    ----------
+    operations
+        The program's operations with index arrays where the data is.
+    stacks
+        Products by level, (count, size, size, width) each; width is 1 where the batch shares them.
+    """
+
+    operations: list[Operation]
+    stacks: list[Array]
+
+    @classmethod
+    def make(cls, program: StackProgram, size: int, width: int, xp: ModuleType, dtype: np.dtype) -> StackBuffers:
+        """Allocate the stacks and move the index arrays to where `xp` keeps its data."""
+        stacks = [xp.empty((count, size, size, width), dtype=dtype) for count in program.stacks]
+        return cls([_with_arrays(o, xp) for o in program.operations], stacks)
+
+
+def _with_arrays(operation: Operation, xp: ModuleType) -> Operation:
+    """Replace the index tuples of an operation by int64 arrays of `xp`."""
+    fields: list[Any] = [v if isinstance(v, int) else backend.kept(xp, np.asarray(v, np.int64)) for v in operation]
+    return type(operation)(*fields)
+
+
+def run_stacked(plan: PlannedScan, arguments: Arguments, buffers: StackBuffers) -> Array:
+    """Run the program on checked arguments; return y, shape (n, size, B)."""
+    xp, n, size = arguments.xp, len(plan.patterns), plan.patterns[0].shape[0]
+    batch, dtype = arguments.g.shape[1], arguments.g.dtype
+    data = arguments.data
+    y = xp.empty((n + 1, size, batch), dtype=dtype)
+    y[0] = arguments.g
+    run = _Run(xp, [data.reshape(n, size, size, data.shape[2]), *buffers.stacks], y, arguments.injections)
+    for operation in buffers.operations:
+        run(operation)
+    return y[1:]
+
+
+class _Run:
+    """State of one run: stacks of matrices, of the vectors that belong to them, and the results so far.
+
+    The vectors (``add``) are the b of the affine maps (A, b); without injections there are none.
+    """
+
+    def __init__(self, xp: ModuleType, stacks: list[Array], y: Array, injections: Array | None) -> None:
+        self.xp, self.kernels = xp, kernels.get(xp)
+        self.stacks, self.y = stacks, y
+        self.adds: list[Array | None] = [injections, *[None] * (len(stacks) - 1)]
+
+    def __call__(self, operation: Operation) -> None:
+        if isinstance(operation, Matmul):
+            self.matmul(operation)
+        elif isinstance(operation, Matvec):
+            self.matvec(operation)
+        elif isinstance(operation, Linear):
+            self.linear(operation)
+        elif isinstance(operation, Reduce):
+            self.reduce(operation)
+
+    def vectors(self, count: int) -> Array:
+        """Return a new array of `count` vectors."""
+        return self.xp.empty((count, *self.y.shape[1:]), dtype=self.y.dtype)
+
+    def matmul(self, o: Matmul) -> None:
+        """Join two affine maps each: ``A = A_right A_left`` and ``b = A_right b_left + b_right``."""
+        right, left, out = self.stacks[o.right], self.stacks[o.left], self.stacks[o.out]
+        index = self.xp.arange(len(out), dtype=np.int64)
+        self.kernels.dense_matmul(right, o.right_index, left, o.left_index, out, index)
+        b_right, b_left = self.adds[o.right], self.adds[o.left]
+        if b_right is not None and b_left is not None:
+            b = self.adds[o.out] = self.vectors(len(out))
+            self.kernels.dense_matvec(right, o.right_index, b_left, o.left_index, b_right, o.right_index, b, index)
+
+    def matvec(self, o: Matvec) -> None:
+        """Apply the maps of a level."""
+        add = self.adds[o.a]
+        add_index = None if add is None else o.a_index
+        self.kernels.dense_matvec(self.stacks[o.a], o.a_index, self.y, o.x_index, add, add_index, self.y, o.out_index)
+
+    def linear(self, o: Linear) -> None:
+        """Apply one map after the other along every chunk."""
+        a, add = self.stacks[o.a][o.first : o.last], self.adds[o.a]
+        add = None if add is None else add[o.first : o.last]
+        x = self.y[o.x_index]  # a copy: the chains write over their own beginnings
+        if isinstance(o.out, int):
+            self.kernels.dense_chain(a, o.chunk_ptr, x, add, self.y[o.out : o.out + len(a)])
+        else:
+            out = self.vectors(len(a))
+            self.kernels.dense_chain(a, o.chunk_ptr, x, add, out)
+            self.y[o.out] = out
+
+    def reduce(self, o: Reduce) -> None:
+        """Reduce chunks of the data to one map each."""
+        add = self.adds[0]
+        vectors = None
+        if add is not None:
+            add, vectors = add[o.first : o.last], self.vectors(len(self.stacks[1]))
+        self.kernels.dense_reduce(self.stacks[0][o.first : o.last], o.chunk_ptr, add, self.stacks[1], vectors)
+        self.adds[1] = vectors
+
+
+# Run a planned scan on values: dense blocks by `stacked`, others by `compiled` on the host, by steps on a device.
+
+_HOST = "numpy", "cpu", None
+KEPT_WORKSPACES = 2
+"""Workspaces that a plan keeps: enough for a batch size and its last, smaller batch."""
+
+
+@dataclass
+class Workspace:
+    """Buffers of one call's shape, kept by the plan between calls.
+
+    Attributes
+    ----------
+    key
+        Array module, device, dtype, batch, sharing, stacked or not.
+    products
+        Array of every intermediate product that has one of its own; products that do not live together share memory.
+    stack
+        Buffers of the stacked run, else None.
+    program
+        What the host runs, made by its first call, else None.
+    """
+
+    key: tuple[Any, ...]
+    products: dict[Span, Array]
+    stack: StackBuffers | None = None
+    program: Program | None = None
+
+
+def execute(
+    plan: PlannedScan,
+    g: Array,
+    data: Sequence[Array] | Array,
+    injections: Sequence[Array | None] | Array | None,
+) -> list[Array] | Array:
+    """Run `plan`; see `ScanPlan.__call__`."""
+    arguments = check_arguments(plan, g, data, injections)
+    with workspace_of(plan, arguments) as workspace:
+        if workspace.stack is not None:
+            y: Any = run_stacked(plan, arguments, workspace.stack)
+        elif arguments.xp is np and plan.compiles:
+            if workspace.program is None:
+                batch = arguments.g.shape[1]
+                workspace.program = make_program(plan.sized, plan.patterns, arguments.shared, batch, workspace.products)
+            y = run_program(plan, arguments, workspace.program, workspace.products)
+        else:
+            y = [v if arguments.batched else v.reshape(-1) for v in run_steps(plan, arguments, workspace)]
+    if workspace.stack is not None:
+        return y if arguments.batched else y.reshape(y.shape[:2])
+    return arguments.xp.stack(y) if arguments.stacked else y
+
+
+@contextmanager
+def workspace_of(plan: PlannedScan, arguments: Arguments) -> Iterator[Workspace]:
+    """Lend a workspace that fits the call, and keep it for the next one; after an error it is forgotten.
+
+    What is captured has one of its own, in the graph's memory.
+    """
+    workspace = _take_workspace(plan, arguments)
+    yield workspace
+    if backend.is_recorded():
+        return
+    plan.workspaces.append(workspace)
+    del plan.workspaces[:-KEPT_WORKSPACES]
+
+
+def _take_workspace(plan: PlannedScan, arguments: Arguments) -> Workspace:
+    """Take a fitting workspace out of the plan, or make one; while it is out, no other call can write to it."""
+    xp, g = arguments.xp, arguments.g
+    sized, batch, shared = plan.sized, g.shape[1], arguments.shared
+    stack = sized.stack if arguments.stacked else None
+    device = _HOST if xp is np else (xp.__name__, str(g.device), backend.order_of(xp))
+    key = (*device, g.dtype, batch, shared, stack is not None)
+    for kept in () if backend.is_recorded() else list(plan.workspaces):
+        if kept.key == key:
+            try:
+                plan.workspaces.remove(kept)
+            except ValueError:  # another thread was faster
+                continue
+            return kept
+    if stack is not None:
+        size, width = plan.patterns[0].shape[0], 1 if shared[0] else batch
+        _check_limit(plan, g, stack.values(size, width, batch) * g.dtype.itemsize)
+        return Workspace(key, {}, StackBuffers.make(stack, size, width, xp, g.dtype))
+    is_shared = shared_spans(sized.recipe.steps, plan.patterns, [flag == 1 for flag in shared])
+    slots, capacities = assign_slots(sized.recipe.steps, sized.plans, sized.patterns, is_shared, batch)
+    _check_limit(plan, g, sum(capacities) * g.dtype.itemsize)
+    memory = [xp.empty(c, dtype=g.dtype) for c in capacities]
+    products = {}
+    for span, slot in slots.items():
+        nnz = sized.patterns[span].nnz
+        shape = (nnz,) if is_shared[span] else (nnz, batch)
+        products[span] = memory[slot][: prod(shape)].reshape(shape)
+    return Workspace(key, products)
+
+
+def _check_limit(plan: PlannedScan, g: Array, workspace: int) -> None:
+    """Refuse a call whose batch takes the plan beyond its limit, before its buffers are allocated."""
+    if plan.memory_limit is None:
+        return
+    results = sum(p.shape[0] for p in plan.patterns) * g.shape[1] * g.dtype.itemsize
+    need = workspace + results + plan.sized.index
+    if need > plan.memory_limit:
+        recipe = plan.sized.recipe
+        candidate = Candidate(recipe.algorithm, recipe.up_levels, plan.chunks)
+        chain = replace(plan.chain, sizes=Sizes(g.shape[1], g.dtype, plan.chain.sizes.shared))
+        problem = MemoryLimitError(
+            f"The {recipe.algorithm} scan needs more memory than memory_limit for a batch of {g.shape[1]}",
+            got=f"{need} bytes",
+        )
+        raise refusal(candidate, chain, plan.memory_limit, problem)
+
+
+def run_steps(
+    plan: PlannedScan, arguments: Arguments, workspace: Workspace, done: Callable[[], None] | None = None
+) -> list[Array]:
+    """Run every step by its own kernel call: products on their plans, vectors with batched SpMV.
+
+    `done` is called after every step.
+    """
+    sized, g = plan.sized, arguments.g
+    maps = Maps(arguments.arrays, arguments.injections, workspace.products, Multiply(g))
+    vectors = {Span(0, 1): g}
+    for step, product in zip(sized.recipe.steps, sized.plans, strict=True):
+        pattern = sized.patterns[step.right]
+        if product is None:
+            values, add = maps.matrices[step.right], maps.offsets.get(step.right)
+            vectors[step.target] = maps.multiply(pattern, values, vectors[step.left], add)
+        else:
+            maps.join(step, product, pattern)
+        if done is not None:
+            done()
+    return [vectors[Span(0, i + 2)] for i in range(len(plan.patterns))]
+
+
+def step_times(
+    plan: PlannedScan, g: Array, data: Sequence[Array], injections: Sequence[Array | None] | None, repeats: int
+) -> list[float]:
+    """Return the least time of every step in `repeats` runs; see `ScanPlan.profile`."""
+    repeats = check_integer("repeats", repeats, 1)
+    arguments = check_arguments(plan, g, data, injections)
+    if arguments.stacked:
+        raise ShapeError(
+            "Stacked data has no steps of its own: its levels run in one kernel call each",
+            expected="a list with one array a Jacobian",
+            got=f"an array of shape {arguments.data.shape}",
+            remedy="Pass list(data)",
+        )
+    stamps: list[float] = []
+
+    def stamp() -> None:
+        backend.synchronize(arguments.xp)  # synchronize!
+        stamps.append(time.perf_counter())
+
+    least = [float("inf")] * len(plan.steps)
+    with workspace_of(plan, arguments) as workspace:
+        for run in range(repeats + 1):
+            stamps.clear()
+            stamp()
+            run_steps(plan, arguments, workspace, stamp)
+            if run:  # the first one compiles and warms up
+                least = [min(pair) for pair in zip(least, map(float.__sub__, stamps[1:], stamps), strict=True)]
+    return least

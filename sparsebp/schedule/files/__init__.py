@@ -1,1 +1,0 @@
-"""Schedules and costs as files: CSV, as torch.distributed.pipelining has it, and TOML."""

@@ -1,1 +1,0 @@
-"""Schedules as pictures, text and traces."""

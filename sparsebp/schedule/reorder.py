@@ -1,0 +1,883 @@
+"""Data-parallel training: when the weight gradients are synchronised, and reverse first-k scheduling that helps it."""
+
+from __future__ import annotations
+
+from __future__ import annotations
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+from sparsebp.core.errors import OptionError
+from sparsebp.schedule.actions import Action
+from sparsebp.schedule.costs import Costs
+from sparsebp.schedule.actions import StepGraph
+import functools
+import inspect
+from typing import Any
+from typing import ParamSpec
+from typing import TypeVar
+from sparsebp.core.check import check_choice
+from sparsebp.core.check import check_flag
+from sparsebp.core.check import check_integer
+from sparsebp.core.check import check_number
+from sparsebp.core.check import check_sequence
+import heapq
+from collections import defaultdict
+from sparsebp.schedule.placement import Partition
+from sparsebp.schedule.schedule import Schedule
+from sparsebp.schedule.placement import Fusion
+from sparsebp.schedule.placement import place_updates
+import math
+from dataclasses import replace
+from typing import TypeAlias
+from typing import get_args
+from sparsebp.core.errors import MemoryLimitError
+from sparsebp.schedule.placement import without_updates
+from sparsebp.schedule.actions import Lane
+from sparsebp.schedule.simulate import simulate
+from sparsebp.schedule.simulate import Simulation
+
+
+# Algorithm 1 of the out-of-order paper: which weight gradient runs beside which region of the main stream.
+
+@dataclass(frozen=True)
+class Region:
+    """Consecutive stages of the backward (kind ``"I"``) or forward (``"F"``) on the main stream, in running order."""
+
+    kind: Literal["F", "I"]
+    stages: tuple[int, ...]
+
+    def actions(self) -> list[Action]:
+        """Return the actions of the main stream. (A step that leaves I of stage 0 out skips it.)"""
+        return [Action(stage, self.kind, 0) for stage in self.stages]
+
+
+@dataclass(frozen=True)
+class RegionTimes:
+    """What Algorithm 1 knows of regions and kernels; measured, or `from_costs`.
+
+    Attributes
+    ----------
+    main
+        Time of a region's kernels on the main stream: ``T_main(R)``.
+    sub
+        Time of stage k's weight gradient (and update) beside a region: ``T_sub(k, R)``.
+    speedup
+        Of running the two at the same time instead of one after the other.
+    """
+
+    main: Callable[[Region], float]
+    sub: Callable[[int, Region], float]
+    speedup: Callable[[int, Region], float]
+
+    @classmethod
+    def from_costs(cls, costs: Costs, input_gradient: bool = False) -> RegionTimes:
+        """Return what costs of single actions say: sums of what they take beside the other stream.
+
+        Two streams that are slowed down by s and s' get ``1/s + 1/s'`` times as much done as one.
+        """
+
+        def times(actions: Iterable[Action]) -> tuple[float, float]:
+            """Return the time by themselves, and beside the other stream."""
+            known = [(costs.duration(action), costs.slowdown_of(action)) for action in actions]
+            return sum(duration for duration, _ in known), sum(duration * slowdown for duration, slowdown in known)
+
+        @cache
+        def of_region(region: Region) -> tuple[float, float]:
+            skipped = Action(0, "I", 0)
+            return times(action for action in region.actions() if input_gradient or action != skipped)
+
+        @cache
+        def of_stage(stage: int) -> tuple[float, float]:
+            return times((Action(stage, "W", 0), Action(stage, "U")))
+
+        def speedup(stage: int, region: Region) -> float:
+            return sum(alone / beside if beside > 0 else 1.0 for alone, beside in (of_region(region), of_stage(stage)))
+
+        return cls(lambda region: of_region(region)[1], lambda stage, region: of_stage(stage)[1], speedup)
+
+
+def make_regions(stages: int, forward: int | Sequence[Iterable[int]]) -> list[Region]:
+    """Return the regions of a step: those of the backward, which are those of the forward reversed, and these.
+
+    `forward` has the stages of each, or is how many there are, as equal as can be.
+
+    Raises
+    ------
+    OptionError
+        Regions do not list every stage once, from the first to the last.
+    """
+    if isinstance(forward, int):
+        count = min(forward, stages)
+        forward = [range(i * stages // count, (i + 1) * stages // count) for i in range(count)]
+    regions = [tuple(region) for region in forward]
+    if [stage for region in regions for stage in region] != list(range(stages)):
+        raise OptionError(
+            "The regions of the forward do not list every stage once and in order", got=regions,
+            expected=f"0 to {stages - 1}", remedy="List consecutive stages, region by region",
+        )  # fmt: skip
+    return [Region("I", region[::-1]) for region in regions[::-1]] + [Region("F", region) for region in regions]
+
+
+class Timeline:
+    """The main stream of a step by itself: backward, the first k stages' weight gradients, forward.
+
+    In the first `conventional` of its regions, weight gradients are on the main stream too, each before its I.
+
+    Attributes
+    ----------
+    main
+        The actions of the main stream.
+    begin, length
+        Of every region.
+    ready, deadline
+        When a stage's weight gradient can start, and when its next forward does.
+    beside
+        Stages whose weight gradients go to the other stream.
+    """
+
+    def __init__(self, graph: StepGraph, regions: list[Region], times: RegionTimes, costs: Costs, *, k: int,
+                 input_gradient: bool, conventional: int = 0) -> None:  # fmt: skip
+        self.regions, self.times, self._costs = regions, times, costs
+        self.main: list[Action] = []
+        self.begin: list[float] = []
+        self.length: list[float] = []
+        self.ready = {graph.stages - 1: 0.0}
+        self.deadline: dict[int, float] = {}
+        self._now = 0.0
+        self.beside = [stage for stage in range(k, graph.stages) if graph.weighted(stage)]
+        first = [stage for stage in range(k) if graph.weighted(stage)]
+        for i, region in enumerate(regions):
+            if region.kind == "F":
+                self._run_weight_gradients(first)
+                first = []
+            self.begin.append(self._now)
+            stages = [stage for stage in region.stages if stage > 0 or region.kind == "F" or input_gradient]
+            known = sum(costs.duration(Action(stage, region.kind, 0)) for stage in stages)
+            scale = times.main(region) / known if known > 0 else 0.0  # a measured total may be another one
+            for stage in region.stages:
+                if i < conventional and stage in self.beside:
+                    self._run_weight_gradients([stage])
+                    self.beside.remove(stage)
+                if stage in stages:
+                    self._run(Action(stage, region.kind, 0), scale)
+            self.length.append(self._now - self.begin[-1])
+
+    def _run(self, action: Action, scale: float) -> None:
+        if action.kind == "F":
+            self.deadline[action.stage] = self._now
+        self._now += scale * self._costs.duration(action)
+        if action.kind == "I":
+            self.ready[action.stage - 1] = self._now
+        self.main.append(action)
+
+    def _run_weight_gradients(self, stages: list[int]) -> None:
+        for stage in stages:
+            self._now += self._costs.duration(Action(stage, "W", 0))
+            self.main.append(Action(stage, "W", 0))
+
+
+def joint_schedule(timeline: Timeline, early: int = 0) -> list[int]:
+    """Return the stages in the order of their weight gradients on the second stream.
+
+    Of pairs of a weight gradient and a region that promise the same speed-up, the earlier region wins, then the stage
+    whose forward comes first. In the first `early` regions, weight gradients run as soon as they are ready.
+
+    Notes
+    -----
+    Oh et al., "Out-of-order backprop", EuroSys 2022, Algorithm 1. What the paper leaves open: a region in which nothing
+    is ready yet moves on to when something is; a weight gradient that must end before its stage's next forward is no
+    candidate beside later regions; what no region has room for goes before the region of that forward.
+    """
+    regions, ready, deadline = timeline.regions, timeline.ready, timeline.deadline
+    lasts = [{stage: timeline.times.sub(stage, region) for stage in timeline.beside} for region in regions]
+    speedup = [{stage: timeline.times.speedup(stage, region) for stage in timeline.beside} for region in regions]
+    chosen: list[list[int]] = [[] for _ in regions]
+    left = set(timeline.beside)
+    for i in range(early):
+        end = timeline.begin[i] + timeline.length[i]
+        chosen[i] = sorted((stage for stage in left if ready[stage] <= end), reverse=True)
+        left -= set(chosen[i])
+    now = [0.0] * len(regions)
+    open_regions = set(range(early, len(regions)))
+
+    def best(i: int) -> tuple[float, int, int] | None:
+        """Return the best (speed-up, -region, -stage) of a region; move its time on where nothing is ready yet."""
+        usable = [
+            stage for stage in left
+            if max(ready[stage], timeline.begin[i] + now[i]) + lasts[i][stage] <= deadline[stage]
+        ]  # fmt: skip
+        if not usable:
+            return None
+        earliest = min(ready[stage] for stage in usable)
+        now[i] = max(now[i], earliest - timeline.begin[i])
+        if now[i] >= timeline.length[i]:
+            return None
+        at = max(timeline.begin[i] + now[i], earliest)  # the sum may round to less
+        return max((speedup[i][stage], -i, -stage) for stage in usable if ready[stage] <= at)
+
+    found: dict[int, tuple[float, int, int]] = {}  # the best of every region, found anew where it has changed
+    while left:
+        for i in sorted(open_regions - found.keys()):
+            pair = best(i)
+            if pair is None:
+                open_regions.remove(i)
+            else:
+                found[i] = pair
+        if not found:
+            break
+        _, i, stage = max(found.values())
+        i, stage = -i, -stage
+        chosen[i].append(stage)
+        left.remove(stage)
+        now[i] += lasts[i][stage]
+        changed = {i}
+        while now[i] >= timeline.length[i]:
+            open_regions.discard(i)
+            if i + 1 == len(regions):
+                break
+            end = timeline.begin[i] + now[i]
+            now[i] = timeline.length[i]
+            now[i + 1] += max(0.0, end - timeline.begin[i + 1])
+            i += 1
+            changed.add(i)
+        found = {other: pair for other, pair in found.items() if other not in changed and pair[2] != -stage}
+    for stage in sorted(left):
+        forward = next(i for i, region in enumerate(regions) if region.kind == "F" and stage in region.stages)
+        chosen[forward - 1].append(stage)
+    return [stage for stage_list in chosen for stage in stage_list]
+
+
+# What options of builders may be: they have the same names everywhere, so they are checked by name, in one place.
+
+P = ParamSpec("P")
+S = TypeVar("S")
+
+_INTEGERS = {"stages": 1, "microbatches": 1, "workers": 1, "chunks": 1, "group": 1, "streams": 1, "k": None}
+_NUMBERS = ("memory_ratio", "memory_limit")
+
+
+def builder(build: Callable[P, S]) -> Callable[P, S]:
+    """Check the options of a builder before it runs; None stays where it is the default."""
+    parameters = inspect.signature(build).parameters
+
+    @functools.wraps(build)
+    def checked(*args: P.args, **options: P.kwargs) -> S:
+        given: dict[str, Any] = options
+        for name in given.keys() & parameters.keys():
+            if given[name] is not None or "None" not in str(parameters[name].annotation):
+                given[name] = _checked(name, given[name])
+        if given.get("k") is not None and not 0 <= given["k"] <= given["stages"]:
+            searches = ", or None to search" * ("None" in str(parameters["k"].annotation))
+            raise OptionError("There are not that many first stages", expected=f"k in 0…{given['stages']}",
+                              got=given["k"], remedy=f"Pass another k{searches}")  # fmt: skip
+        return build(*args, **options)
+
+    return checked
+
+
+def _checked(name: str, value: Any) -> Any:
+    if name in _INTEGERS:
+        least = _INTEGERS[name]
+        return check_integer(name, value, -(2**31) if least is None else least)
+    if name in ("unweighted", "recomputed"):
+        stages = check_sequence(name, value, "numbers of stages")
+        return tuple(check_integer(f"a stage of {name}", stage, 0) for stage in stages)
+    if name == "regions" and not isinstance(value, (list, tuple)):
+        return check_integer(name, value, 1)
+    if name == "regions":
+        regions = (check_sequence("a region", region, "stages") for region in check_sequence(name, value, "regions"))
+        return [[check_integer("a stage of a region", stage, 0) for stage in region] for region in regions]
+    if name == "priority":
+        return check_choice(name, value, ("first-ready", "first-stage"))
+    if name == "input_gradient":
+        return check_flag(name, value)
+    if name in _NUMBERS:
+        return check_number(name, value, finite=False)
+    kind: Any = {"costs": Costs, "times": RegionTimes, "throughput": Callable}.get(name, object)
+    if not isinstance(value, kind):
+        raise OptionError(f"{name} is of another kind", expected=kind.__name__, got=type(value).__name__,
+                          remedy="Leave it out")  # fmt: skip
+    return value
+
+
+# List scheduling: whenever a worker is free, it starts the most urgent of the actions that are ready.
+#
+# Gradient fast-forwarding, with modulo allocation or without: what another worker waits for comes first, W fills gaps.
+
+def list_schedule(graph: StepGraph, actions: Iterable[Action], allocation: Sequence[int],
+                  urgency: Callable[[Action], Any], costs: Costs) -> list[list[Action]]:  # fmt: skip
+    """Return the order in which each worker runs its actions, if none ever waits while one of them is ready.
+
+    Parameters
+    ----------
+    graph
+        Says what an action needs.
+    actions
+        What is to be done: F, I, W, S, U, no B. What they need besides is taken to be there.
+    allocation
+        The worker of every stage.
+    urgency
+        A sort key: the smallest goes first. Actions must not compare equal.
+    costs
+        Durations. Transfers are taken to be free.
+
+    Returns
+    -------
+    list of list of Action
+        One order a worker.
+
+    Notes
+    -----
+    Coffman and Graham, "Optimal scheduling for two-processor systems", Acta Informatica 1972; the out-of-order paper's
+    §2 and §4.1.
+    """
+    waiting: dict[Action, int] = {}
+    followers: defaultdict[Action, list[Action]] = defaultdict(list)
+    todo = set(actions)
+    for action in todo:
+        needed = [needs for needs in graph.predecessors(action) if needs in todo]
+        waiting[action] = len(needed)
+        for needs in needed:
+            followers[needs].append(action)
+    workers = max(allocation) + 1
+    orders: list[list[Action]] = [[] for _ in range(workers)]
+    ready: list[list[tuple[Any, Action]]] = [[] for _ in range(workers)]
+    idle = [True] * workers
+    running: list[tuple[float, int, Action]] = []  # when it ends, on which worker
+
+    def release(action: Action) -> None:
+        heapq.heappush(ready[allocation[action.stage]], (urgency(action), action))
+
+    for action, count in waiting.items():
+        if not count:
+            release(action)
+    now = 0.0
+    while True:
+        for worker in range(workers):
+            if idle[worker] and ready[worker]:
+                _, action = heapq.heappop(ready[worker])
+                orders[worker].append(action)
+                heapq.heappush(running, (now + costs.duration(action), worker, action))
+                idle[worker] = False
+        if not running:
+            return orders
+        now = running[0][0]
+        while running and running[0][0] == now:
+            _, worker, ended = heapq.heappop(running)
+            idle[worker] = True
+            for follower in followers[ended]:
+                waiting[follower] -= 1
+                if not waiting[follower]:
+                    release(follower)
+
+
+@builder
+def fast_forward(*, workers: int, stages: int, microbatches: int = 1, k: int = 0, costs: Costs | None = None,
+                 unweighted: Iterable[int] = (), input_gradient: bool = False,
+                 recomputed: Iterable[int] = ()) -> Schedule:  # fmt: skip
+    """Return the schedule of gradient fast-forwarding: input gradients before weight gradients.
+
+    Every worker has one contiguous part of the stages. It runs, of what is ready, first the F or I whose result another
+    worker needs, then other F, then other I; weight gradients fill the gaps.
+
+    Parameters
+    ----------
+    workers, stages, microbatches, unweighted
+        As for `gpipe`.
+    k
+        Combines it with reverse first-k scheduling (§6): the weight gradients of the first k stages come last, first
+        stage first, so that their synchronisation between data-parallel replicas starts with the most urgent one.
+    costs
+        Durations, to know what is ready when. Default: 1 for F, I and W.
+    input_gradient
+        Whether stage 0 has an I.
+    recomputed
+        Stages that keep only their input and compute the rest again.
+
+    Raises
+    ------
+    OptionError
+        There are fewer stages than workers, a number is below 1, or k is not in 0…stages.
+
+    Notes
+    -----
+    Oh et al., "Out-of-order backprop", EuroSys 2022, §5.2, Fig. 5b and 12b.
+    """
+    graph = StepGraph(stages, microbatches, frozenset(unweighted))
+    allocation = Partition(graph, workers, workers).allocation()
+    return _list_scheduled("fast-forward", graph, allocation, k, costs or Costs(), input_gradient, recomputed)
+
+
+@builder
+def modulo(*, workers: int, stages: int, microbatches: int = 1, group: int = 1, k: int = 0, costs: Costs | None = None,
+           unweighted: Iterable[int] = (), input_gradient: bool = False,
+           recomputed: Iterable[int] = ()) -> Schedule:  # fmt: skip
+    """Return gradient fast-forwarding with modulo allocation: stage s is on worker ``s // group % workers``.
+
+    Parameters
+    ----------
+    workers, stages, microbatches, k, costs, unweighted, input_gradient, recomputed
+        As for `fast_forward`.
+    group
+        How many neighbouring stages are dealt out together: more of them need fewer transfers, and leave larger gaps.
+
+    Raises
+    ------
+    OptionError
+        There are fewer groups than workers, a number is below 1, or k is not in 0…stages.
+
+    Notes
+    -----
+    Oh et al., "Out-of-order backprop", EuroSys 2022, §5.2.1 and §8.4.1, Fig. 5c and 12c.
+    """
+    graph = StepGraph(stages, microbatches, frozenset(unweighted))
+    if stages <= (workers - 1) * group:
+        raise OptionError(
+            "There are fewer groups of stages than workers", got=f"{stages} stages in groups of {group}",
+            expected=f"groups of 1 stage or more, one for each of {workers} workers",
+            remedy="Use fewer workers or smaller groups",
+        )  # fmt: skip
+    allocation = [stage // group % workers for stage in range(stages)]
+    name = "fast-forward, modulo" + (f" in groups of {group}" if group > 1 else "")
+    return _list_scheduled(name, graph, allocation, k, costs or Costs(), input_gradient, recomputed)
+
+
+def _list_scheduled(name: str, graph: StepGraph, allocation: Sequence[int], k: int, costs: Costs,
+                    input_gradient: bool, recomputed: Iterable[int]) -> Schedule:  # fmt: skip
+    def leaves(action: Action) -> bool:
+        """Whether another worker needs the result."""
+        to = action.stage + 1 if action.kind == "F" else action.stage - 1
+        return 0 <= to < graph.stages and allocation[to] != allocation[action.stage]
+
+    def urgency(action: Action) -> tuple[int, ...]:
+        stage, m = action.stage, action.microbatch or 0
+        if action.kind == "W":
+            return (2, 1, stage, m) if stage < k else (2, 0, m, -stage)
+        if action.kind == "I":
+            return 1 - leaves(action), 1, m, -stage
+        return 1 - leaves(action), 0, m, stage
+
+    actions = [*graph.required(), *(graph.optional() if input_gradient else ())]
+    orders = list_schedule(graph, actions, allocation, urgency, costs)
+    return Schedule.of(graph, orders, name + (f", reverse first {k}" if k else ""), recomputed)
+
+
+# One worker: the conventional order, and list scheduling on the two streams of one device.
+
+@builder
+def conventional(*, stages: int, microbatches: int = 1, fusion: Fusion = "none", streams: int = 1,
+                 unweighted: Iterable[int] = (), input_gradient: bool = False) -> Schedule:  # fmt: skip
+    """Return the conventional schedule of one worker: F of all stages, then W and I of each from the last to the first.
+
+    Several micro-batches accumulate their gradients: each runs forward and backward, one after the other.
+
+    Parameters
+    ----------
+    stages
+        Number of stages.
+    microbatches
+        Number of micro-batches.
+    fusion
+        Where the updates go: see `place_updates`.
+    streams
+        1, or 2: weight gradients on a second stream, in the same order.
+    unweighted
+        Stages without parameters.
+    input_gradient
+        Whether stage 0 has an I, the gradient with respect to the input of the model.
+
+    Raises
+    ------
+    OptionError
+        A number is out of its range, or `fusion` is unknown.
+    """
+    if streams not in (1, 2):
+        raise OptionError("Unknown number of streams", expected="1 or 2", got=streams, remedy="Pass one of them")
+    graph = StepGraph(stages, microbatches, frozenset(unweighted))
+    main: list[Action] = []
+    weights: list[Action] = []
+    for m in range(microbatches):
+        main += [Action(stage, "F", m) for stage in range(stages)]
+        for stage in reversed(range(stages)):
+            if graph.weighted(stage):
+                (main if streams == 1 else weights).append(Action(stage, "W", m))
+            if stage > 0 or input_gradient:
+                main.append(Action(stage, "I", m))
+    lanes = {"main": main, "sub": weights} if weights else {"main": main}
+    name = "conventional" if streams == 1 else "conventional, two streams"
+    return place_updates(Schedule.of(graph, [lanes], name), fusion)
+
+
+@builder
+def two_stream_list(*, stages: int, costs: Costs | None = None, fusion: Fusion | None = "backward",
+                    unweighted: Iterable[int] = (), input_gradient: bool = False) -> Schedule:  # fmt: skip
+    """Return a schedule of one worker's two streams: I, F and what would be late on "main", other W and U on "sub".
+
+    The step begins with the backward and ends with the forward that follows it. The second stream takes weight
+    gradients as they become ready, so that what they read is still in the cache and is soon given back. When the main
+    stream comes to a forward whose weights the second one has not begun with, or has to wait for them long enough to
+    compute others, it takes weight gradients itself, those of the next forwards first: the streams meet in the middle.
+    Updates are planned right after their weight gradients.
+
+    Parameters
+    ----------
+    stages
+        Number of stages.
+    costs
+        Durations and slowdowns: times are those beside the other stream.
+    fusion
+        Where the updates go, see `place_updates`; None leaves them out (`synchronise` comes before updates).
+    unweighted
+        Stages without parameters.
+    input_gradient
+        Whether stage 0 has an I.
+
+    Notes
+    -----
+    Graham, "Bounds on multiprocessing timing anomalies", SIAM J. Appl. Math. 1969; the graph is that of Oh et al.,
+    "Out-of-order backprop", EuroSys 2022, §4.1, where the streams are not equals.
+    """
+    costs = costs or Costs()
+    graph = StepGraph(stages, unweighted=frozenset(unweighted), first="I")
+    main: list[Action] = []
+    sub: list[Action] = []
+    ready = {stages - 1: 0.0}
+    """When the gradient at a stage's output is there."""
+    updated: dict[int, float] = {}
+    waiting = [stage for stage in range(stages) if graph.weighted(stage)]
+    now = beside = 0.0
+
+    def time(*actions: Action) -> float:
+        return sum(costs.duration(action) * costs.slowdown_of(action) for action in actions)
+
+    def weigh(stage: int) -> float:
+        return time(Action(stage, "W", 0), Action(stage, "U"))
+
+    def run_beside(until: float) -> float:
+        """Let the second stream take weight gradients, the last stage's first, that it can begin before `until`."""
+        end = beside
+        while waiting and max(end, ready[waiting[-1]]) < until:
+            stage = waiting.pop()
+            end = updated[stage] = max(end, ready[stage]) + weigh(stage)
+            sub.append(Action(stage, "W", 0))
+        return end
+
+    for stage in reversed(range(stages)):
+        if stage > 0 or input_gradient:
+            now += time(Action(stage, "I", 0))
+            main.append(Action(stage, "I", 0))
+        if stage > 0:
+            ready[stage - 1] = now
+    for stage in range(stages):
+        beside = run_beside(now)
+        while waiting and (waiting[0] == stage or now + weigh(waiting[0]) <= updated.get(stage, now)):
+            own = waiting.pop(0)
+            main.append(Action(own, "W", 0))
+            now += weigh(own)
+            updated[own] = now
+            beside = run_beside(now)
+        now = max(now, updated.get(stage, 0.0)) + time(Action(stage, "F", 0))
+        main.append(Action(stage, "F", 0))
+    lanes = {"main": main, "sub": sub} if sub else {"main": main}
+    schedule = Schedule.of(graph, [lanes], "out-of-order, list scheduling")
+    return schedule if fusion is None else place_updates(schedule, fusion)
+
+
+Priority: TypeAlias = Literal["first-ready", "first-stage"]
+
+
+def synchronise(schedule: Schedule, *, priority: Priority = "first-stage", costs: Costs | None = None) -> Schedule:
+    """Return `schedule` with one S a stage, on the stream ``"link"`` of its worker.
+
+    All data-parallel replicas run the same schedule, so one of them is described.
+
+    Parameters
+    ----------
+    schedule
+        Any without updates; `place_updates` comes afterwards.
+    priority
+        Which gradient goes next when the network is free and several wait: ``"first-ready"`` is wait-free
+        back-propagation (Zhang et al., "Poseidon", USENIX ATC 2017), ``"first-stage"`` sends that first which the next
+        forward needs first (Peng et al., "ByteScheduler", SOSP 2019). What is under way is not interrupted.
+    costs
+        Durations, to know what is ready when; that of S is the one that matters.
+
+    Raises
+    ------
+    OptionError
+        `priority` is unknown, or the schedule has S or U already.
+    """
+    check_choice("priority", priority, get_args(Priority))
+    graph = schedule.graph
+    if graph.synchronised or graph.updates != "none":
+        raise OptionError("The schedule has synchronisations or updates already", expected="neither S nor U",
+                          got=schedule.name, remedy="Synchronise first, then place the updates")  # fmt: skip
+    costs = costs or Costs()
+    simulation = simulate(schedule, costs)
+    ready: dict[int, list[tuple[float, int]]] = {}
+    for stage in range(graph.stages):
+        if graph.weighted(stage):
+            end = max(simulation.end(Action(stage, "W", m)) for m in range(graph.microbatches))
+            ready.setdefault(schedule.allocation[stage], []).append((end, stage))
+    links = [
+        Lane(worker, "link", tuple(Action(stage, "S") for stage in _order(times, priority, costs)))
+        for worker, times in ready.items()
+    ]
+    return replace(schedule, graph=replace(graph, synchronised=True), lanes=(*schedule.lanes, *links))
+
+
+def _order(ready: Iterable[tuple[float, int]], priority: Priority, costs: Costs) -> list[int]:
+    """Return the stages in the order in which one link serves them."""
+    waiting, order, now = sorted(ready), [], 0.0
+    while waiting:
+        now = max(now, waiting[0][0])
+        candidates = [entry for entry in waiting if entry[0] <= now]
+        entry = candidates[0] if priority == "first-ready" else min(candidates, key=lambda entry: entry[1])
+        waiting.remove(entry)
+        order.append(entry[1])
+        now += costs.duration(Action(entry[1], "S"))
+    return order
+
+
+@builder
+def data_parallel(*, stages: int, microbatches: int = 1, fusion: Fusion = "forward",
+                  priority: Priority = "first-ready", costs: Costs | None = None, unweighted: Iterable[int] = (),
+                  input_gradient: bool = False) -> Schedule:  # fmt: skip
+    """Return the conventional order for one of several data-parallel workers, with the synchronisations on its link.
+
+    Parameters
+    ----------
+    stages, microbatches, unweighted, input_gradient
+        As `conventional` takes them.
+    fusion
+        Where the updates go, see `place_updates`. ``"forward"`` lets synchronisations go on beside the next forwards.
+    priority, costs
+        As `synchronise` takes them.
+    """
+    plain = conventional(stages=stages, microbatches=microbatches, unweighted=unweighted, input_gradient=input_gradient)
+    plain = replace(without_updates(plain), name=f"data-parallel, {priority}")
+    return place_updates(synchronise(plain, priority=priority, costs=costs), fusion)
+
+
+@builder
+def reverse_first_k(*, stages: int, k: int | None = None, costs: Costs | None = None,
+                    memory_limit: float = math.inf, throughput: Callable[[Schedule], float] | None = None,
+                    priority: Priority = "first-stage", unweighted: Iterable[int] = (), input_gradient: bool = False,
+                    recomputed: Iterable[int] = ()) -> Schedule:  # fmt: skip
+    """Return Algorithm 2 for one of several data-parallel workers, with the synchronisations on its link.
+
+    The step begins with the backward and ends with the next forward. W and I run as usual, but the W of the first k
+    stages run at the end, the first stage's first: their synchronisations are those that the next forward waits for.
+
+    Parameters
+    ----------
+    stages
+        Number of stages.
+    k
+        How many; None searches for it (`search_k`).
+    costs
+        Durations (S is the one that matters) and bytes.
+    memory_limit
+        Bound for the memory, in the units of ``costs.stages``: k is lowered until Algorithm 2's estimate stays below it
+        (`largest_k`), and further until the simulated peak does, which counts weights and their gradients too.
+    throughput
+        Of a schedule, in any unit, for the search. By default the shortest simulated makespan wins.
+    priority
+        Of the synchronisations, see `synchronise`.
+    unweighted
+        Stages without parameters.
+    input_gradient
+        Whether stage 0 has an I.
+    recomputed
+        Stages that keep only their input and compute the rest again (§6).
+
+    Raises
+    ------
+    OptionError
+        k is not in 0…stages.
+    MemoryLimitError
+        Even the conventional order needs more than `memory_limit`.
+
+    Notes
+    -----
+    Oh et al., "Out-of-order backprop", EuroSys 2022, §5.1, §6, Fig. 4 and Algorithm 2.
+    """
+    costs = costs or Costs()
+    graph = StepGraph(stages, unweighted=frozenset(unweighted), first="I")
+
+    @cache
+    def build(first: int) -> Schedule:
+        backward: list[Action] = []
+        for stage in reversed(range(stages)):
+            backward += [Action(stage, "W", 0)] if stage >= first and graph.weighted(stage) else []
+            backward += [Action(stage, "I", 0)] if stage > 0 or input_gradient else []
+        late = [Action(stage, "W", 0) for stage in range(first) if graph.weighted(stage)]
+        cells = [*backward, *late, *(Action(stage, "F", 0) for stage in range(stages))]
+        schedule = Schedule.of(graph, [cells], f"reverse first-{first}", recomputed)
+        return synchronise(schedule, priority=priority, costs=costs)
+
+    def fits(first: int) -> bool:
+        return memory_limit == math.inf or simulate(build(first), costs).peak <= memory_limit
+
+    if not fits(0):
+        raise MemoryLimitError("The conventional order needs more memory than the limit", got=f"{memory_limit:g}",
+                               expected=f"memory_limit={simulate(build(0), costs).peak:g} or more",
+                               remedy="Raise the limit, or recompute activations")  # fmt: skip
+    most = largest_k(stages, memory_limit, costs)
+    most = next(first for first in range(most, -1, -1) if fits(first))
+    if k is None:
+        measure = throughput or (lambda schedule: -simulate(schedule, costs).makespan)
+        k = search_k(lambda first: measure(build(first)), stages, most)
+    return build(next(first for first in range(min(k, most), -1, -1) if fits(first)))
+
+
+def largest_k(stages: int, memory_limit: float, costs: Costs) -> int:
+    """Return the largest k that Algorithm 2 allows (its lines 1 and 2).
+
+    After the forward, ``M_fwd`` bytes are in use. The output gradients of the stages behind the k-th give theirs back;
+    the delayed weight gradients of the first k hold theirs: ``f(k) = M_fwd − Σ_{i>k} M(δO_i) + Σ_{i≤k} M(δW_i)`` must
+    stay below the limit. With M_fwd the saved activations, M(δO) those of a stage, M(δW) the output's gradient that a
+    delayed weight gradient waits with.
+
+    Parameters
+    ----------
+    stages
+        Number of stages.
+    memory_limit
+        In the units of ``costs.stages``.
+    costs
+        Their bytes.
+    """
+    held = [costs.bytes_of(stage) for stage in range(stages)]
+    total, k = 0.0, 0
+    for entry in held:
+        total += entry.saved + entry.output
+        if total >= memory_limit:
+            break
+        k += 1
+    return k
+
+
+def search_k(throughput: Callable[[int], float], stages: int, most: int | None = None) -> int:
+    """Return the k of the highest throughput, taken to be roughly a concave function of k (§5.1).
+
+    k rises from 0 in steps of ``stages / 10``; then the neighbourhood of the best is searched in half the steps, and so
+    on down to steps of 1. Of equals the smallest wins.
+
+    Parameters
+    ----------
+    throughput
+        Of k; measured once for each k that is tried.
+    stages
+        Number of stages: every k is below.
+    most
+        The largest k allowed.
+    """
+    throughput = cache(throughput)
+    limit = min(stages - 1, stages if most is None else most)
+    stride = max(1, stages // 10)
+    tried = range(0, limit + 1, stride)
+    while True:
+        best = max(tried, key=lambda k: (throughput(k), -k))
+        if stride == 1:
+            return best
+        lowest, highest = max(0, best - stride), min(limit, best + stride)
+        stride = math.ceil(stride / 2)
+        tried = range(max(lowest, best - stride * ((best - lowest) // stride)), highest + 1, stride)
+
+
+# Multi-stream out-of-order back-propagation with multi-region joint scheduling, for one device.
+
+@builder
+def out_of_order(*, stages: int, regions: int | Sequence[Iterable[int]] = 8,
+                 times: RegionTimes | None = None,
+                 costs: Costs | None = None, memory_ratio: float = 1.1, k: int | None = 1,
+                 fusion: Fusion | None = "backward", unweighted: Iterable[int] = (),
+                 input_gradient: bool = False) -> Schedule:  # fmt: skip
+    """Return a schedule of one worker's two streams: I and F on "main", W and U on "sub", where they fit best.
+
+    The step begins with the backward and ends with the forward that follows it, so that weight gradients of late
+    stages can run beside the forward of early ones. Algorithm 1 chooses which runs beside which region of the main
+    stream. If the simulated peak of memory is too high, weight gradients of the first region run as soon as they are
+    ready, then those of the first two regions, and so on, until it fits. If that is not enough (the main stream may be
+    far ahead of the other), they go to the main stream, in the conventional order, region by region.
+
+    Parameters
+    ----------
+    stages
+        Number of stages.
+    regions
+        The stages of every region of the forward, or how many equal regions. Those of the backward are the same.
+    times
+        Times and speed-ups of regions with kernels beside them; by default taken from `costs`.
+    costs
+        Durations, bytes and slowdown, for the simulated memory and for `times`.
+    memory_ratio
+        Bound for the peak of memory, as a multiple of that of the conventional schedule (§8.2).
+    k
+        The weight gradients of the first k stages run on the main stream after the backward, the first stage's first.
+        1 in the paper; more of them is reverse first-k scheduling for these stages (§6). None searches for the k of
+        the shortest simulated makespan (`search_k`): where the streams are equals, as two CPU threads are, and weight
+        gradients outweigh the main stream, that shares them out.
+    fusion
+        Where the updates go, see `place_updates`; None leaves them out (`synchronise` comes before updates).
+    unweighted
+        Stages without parameters.
+    input_gradient
+        Whether stage 0 has an I.
+
+    Raises
+    ------
+    OptionError
+        Regions do not list all stages in order; k is not in 0…stages, or the ratio is not positive.
+    MemoryLimitError
+        No schedule meets the ratio; the message names the least that one does.
+
+    Notes
+    -----
+    Oh et al., "Out-of-order backprop", EuroSys 2022, §4.1 and Algorithm 1.
+    """
+    if not memory_ratio > 0:
+        raise OptionError("The memory ratio is not positive", expected="a positive multiple of the conventional peak",
+                          got=memory_ratio, remedy="Raise it")  # fmt: skip
+    costs = costs or Costs()
+    plain = StepGraph(stages, unweighted=frozenset(unweighted), first="I")
+    cut = make_regions(stages, regions)
+    times = times or RegionTimes.from_costs(costs, input_gradient)
+    reference = conventional(stages=stages, fusion="none" if fusion is None else fusion, unweighted=plain.unweighted,
+                             input_gradient=input_gradient)  # fmt: skip
+    allowed = simulate(reference, costs).peak
+
+    def build(first: int, early: int, on_main: int) -> Schedule:
+        timeline = Timeline(plain, cut, times, costs, k=first, input_gradient=input_gradient, conventional=on_main)
+        lanes = {"main": timeline.main, "sub": [Action(stage, "W", 0) for stage in joint_schedule(timeline, early)]}
+        name = "out-of-order"
+        if early or on_main:
+            name += f", {early or on_main} regions pre-scheduled" + " on main" * (on_main > 0)
+        schedule = Schedule.of(plain, [{stream: cells for stream, cells in lanes.items() if cells}], name)
+        return schedule if fusion is None else place_updates(schedule, fusion)
+
+    def capped(first: int) -> Simulation:
+        """Pre-schedule as few regions as it takes."""
+        backward = sum(region.kind == "I" for region in cut)
+        least = math.inf
+        for early, on_main in [(i, 0) for i in range(backward + 1)] + [(0, i + 1) for i in range(backward)]:
+            found = simulate(build(first, early, on_main), costs)
+            share = found.peak / allowed if allowed else 1.0
+            if share <= memory_ratio:
+                return found
+            least = min(least, share)
+        raise MemoryLimitError("No order of the weight gradients stays below the memory ratio",
+                               expected=f"memory_ratio={least:.4g} or more", got=memory_ratio,
+                               remedy="Raise the ratio, or use the conventional schedule")  # fmt: skip
+
+    def throughput(first: int) -> float:
+        try:
+            return -capped(first).makespan
+        except MemoryLimitError:
+            return -math.inf
+
+    return capped(search_k(throughput, stages) if k is None else k).schedule

@@ -1,0 +1,842 @@
+"""Derivatives of the runs: gradients by the kernels, everything beyond by recomputation in PyTorch's operations.
+
+An `autograd.Function` has the rules for both modes and for vmap; the way back is itself one with a way back. Compiled
+graphs hold the operators, which come to the same functions as their kernels of autograd: so an operator that meets a
+mode or transform which compiled graphs do not know raises, and PyTorch goes on without the graph. With
+`torch.library.register_autograd` in place of this, tangents would be dropped without a word.
+"""
+
+from __future__ import annotations
+
+from __future__ import annotations
+import contextlib
+from collections.abc import Iterator
+import numpy as np
+import torch
+from torch import Tensor
+from sparsebp.core import backend
+from sparsebp.core.check import Array
+from collections.abc import Sequence
+from torch.autograd import forward_ad
+from functools import lru_cache
+from typing import NamedTuple
+from sparsebp.core.errors import OptionError
+from types import ModuleType
+from sparsebp import kernels
+from sparsebp.core.backend import empty
+from sparsebp.nn.bptt import BackwardOptions
+from sparsebp.nn.bptt import choose
+from sparsebp.nn.cells import CellMath
+from sparsebp.nn.recurrent import GRUMath
+from sparsebp.nn.cells import LSTMMath
+from sparsebp.nn.recurrent import RNNMath
+from sparsebp.nn.cells import State
+from sparsebp.nn.cells import Tape
+from sparsebp.nn.cells import Weights
+from collections.abc import Iterable
+from typing import Any
+from collections.abc import Callable
+import inspect
+from torch._functorch.utils import unwrap_dead_wrappers
+from torch.autograd import Function
+
+
+# Tensors as arrays and back, without a copy: NumPy's on the CPU, CuPy's on a GPU and on PyTorch's current stream.
+
+@contextlib.contextmanager
+def on_its_stream(tensor: Tensor) -> Iterator[None]:
+    """Let CuPy work on the tensor's device and on the stream that PyTorch uses there now; nothing for the CPU."""
+    if not tensor.is_cuda:
+        yield
+        return
+    cp, number = backend.cupy(), tensor.device.index
+    with cp.cuda.Device(number), cp.cuda.ExternalStream(torch.cuda.current_stream(number).cuda_stream, number):
+        yield
+
+
+def to_array(tensor: Tensor) -> Array:
+    """Return a tensor's values as a C-contiguous array that shares its memory, or a copy's if it is not contiguous."""
+    if tensor.is_cuda:
+        return backend.cupy().from_dlpack(tensor.detach().resolve_neg().contiguous())
+    # not DLPack: it has no way to say that memory may be written to, and kernels are compiled for memory that may
+    array = tensor.numpy(force=True)  # without a copy unless its sign is to be changed
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+
+def to_tensor(array: Array) -> Tensor:
+    """Return an array that nobody else keeps as a tensor. It shares the memory of an array of NumPy.
+
+    One of CuPy's is copied on the current stream: its memory goes back to CuPy's pool, which does not know what other
+    streams of PyTorch may still read.
+    """
+    if backend.device_of(array) == "cpu":
+        return torch.from_numpy(array)
+    return torch.from_dlpack(array).clone()
+
+
+# Forward mode within forward mode: what a ``jvp`` of an `autograd.Function` needs for its own derivatives.
+#
+# PyTorch calls it with forward mode off, at every level: without this, derivatives in forward mode of what it computes
+# are zero, without a word.
+
+@contextlib.contextmanager
+def primals(saved: Sequence[Tensor | None]) -> Iterator[list[Tensor | None]]:
+    """Give what was saved without its tangents at the level of the ``jvp``; outer levels go on in the block."""
+    with torch.enable_grad(), forward_ad._set_fwd_grad_enabled(True):
+        yield [tensor if tensor is None else forward_ad.unpack_dual(tensor).primal for tensor in saved]
+
+
+# Rows of sequences of several lengths, as a PackedSequence has them, in stretches that the kernels take as they lie.
+#
+# The rows of all samples at the first step come first, then those at the second, and so on; samples are in the order of
+# falling length. Between two ends of sequences, steps have the same samples, so their rows are one contiguous array
+# (steps, samples, features): a stretch. No padding is computed, and none is stored. A batch of one length is one
+# stretch.
+
+class Stretch(NamedTuple):
+    """Steps with the same samples: the first ``batch`` ones, in the rows from ``first`` on."""
+
+    first: int
+    steps: int
+    batch: int
+
+    @property
+    def rows(self) -> slice:
+        """All of its rows."""
+        return slice(self.first, self.first + self.steps * self.batch)
+
+
+def stretches(batch_sizes: np.ndarray | None, rows: int, batch: int) -> Sequence[Stretch]:
+    """Cut the rows of a batch into stretches; `batch_sizes` (T,) int64 as a PackedSequence has them, or None.
+
+    Raises
+    ------
+    OptionError
+        The sizes are no falling sequence from `batch` down to 1 at least, or are not of so many rows in all.
+    """
+    if batch_sizes is None:
+        return (Stretch(0, rows // batch, batch),) if rows else ()
+    return _cut(batch_sizes.astype(np.int64, copy=False).tobytes(), rows, batch)
+
+
+@lru_cache(maxsize=32)  # of one step, forward and back ask for the same
+def _cut(sizes: bytes, rows: int, batch: int) -> tuple[Stretch, ...]:
+    batch_sizes = np.frombuffer(sizes, np.int64)
+    if batch_sizes.size == 0 and rows == batch == 0:
+        return ()
+    last = batch_sizes[-1] if batch_sizes.size else 0
+    falls = batch_sizes[:-1] - batch_sizes[1:]
+    if last < 1 or batch_sizes[0] != batch or (falls < 0).any() or batch_sizes.sum() != rows:
+        raise OptionError(
+            "The batch sizes of the packed sequence do not fit its data",
+            expected=f"sizes that fall from {batch} to 1 or more, {rows} in all",
+            got=np.array2string(batch_sizes, threshold=8),
+            remedy="Make it with torch.nn.utils.rnn.pack_sequence or pack_padded_sequence",
+        )
+    begins = [0, *(np.flatnonzero(falls) + 1).tolist()]  # the first step of each stretch
+    found, first = [], 0
+    for begin, end, size in zip(begins, [*begins[1:], batch_sizes.size], batch_sizes[begins].tolist(), strict=True):
+        found.append(Stretch(first, end - begin, size))
+        first += (end - begin) * size
+    return tuple(found)
+
+
+def reversed_rows(batch_sizes: np.ndarray | None, rows: int, batch: int) -> np.ndarray:
+    """Return for each row the one that takes its place when every sample is reversed in time; its own inverse."""
+    if batch_sizes is None:
+        steps = rows // batch if rows else 0
+        return np.arange(rows).reshape(steps, batch)[::-1].reshape(-1)
+    firsts = np.cumsum(batch_sizes) - batch_sizes
+    step = np.repeat(np.arange(batch_sizes.size), batch_sizes)
+    sample = np.arange(rows) - firsts[step]
+    lengths = batch_sizes.size - np.searchsorted(batch_sizes[::-1], np.arange(batch), side="right")
+    return firsts[lengths[sample] - 1 - step] + sample
+
+
+# One run of a recurrent cell, a layer in one direction, over packed rows: arrays in, arrays out, no tensors.
+#
+# The state of a cell is a tuple: (h,), of an LSTM (h, c). Before the first step and behind the last one it has a row a
+# sample (B, H), on the way a row a step and sample (N, H).
+
+CELLS: dict[str, CellMath] = {
+    "rnn_tanh": RNNMath("tanh"), "rnn_relu": RNNMath("relu"), "gru": GRUMath(), "lstm": LSTMMath(),
+}  # fmt: skip
+KEPT = {"rnn_tanh": 0, "rnn_relu": 0, "gru": 4, "lstm": 4}
+"""Columns of the gates that a forward keeps, in multiples of the hidden size."""
+
+_AUTO = BackwardOptions()
+LONG = 64
+"""Steps from which one of several stretches may be worth being cut into chunks."""
+
+
+class Forward(NamedTuple):
+    """States and gates (N, columns) of all rows; each sample's last state."""
+
+    states: State
+    last: State
+    gates: Array | None
+
+
+class Backward(NamedTuple):
+    """Gradients at x (N, I), at the state before the first step, and at the weights; None: not asked for."""
+
+    x: Array | None
+    start: State
+    weights: Weights | None
+
+
+class PackedTape(Tape):
+    """A tape whose arrays are views of those that hold the rows of all stretches, the state before them elsewhere."""
+
+    def __init__(self, x: Array, start: State, states: State, gates: Array | None, h_prev: Array = None) -> None:
+        super().__init__(x, states, gates)
+        self._start, self._h_prev = start, h_prev
+
+    @property
+    def h0(self) -> Array:
+        """The state before the first step (B, H)."""
+        return self._start[0]
+
+    @property
+    def h(self) -> Array:
+        """The states (T, B, H)."""
+        return self.states[0]
+
+    @property
+    def h_prev(self) -> Array:
+        """The state before each step (T, B, H)."""
+        return self._h_prev
+
+    @property
+    def c0(self) -> Array:
+        """An LSTM's cells before the first step (B, H)."""
+        return self._start[1]
+
+    @property
+    def c(self) -> Array:
+        """An LSTM's cells (T, B, H)."""
+        return self.states[1]
+
+
+def forward(kind: str, x: Array, cuts: Sequence[Stretch], start: State, weights: Weights) -> Forward:
+    """Run over x (N, I), whose rows are cut into stretches, in their order."""
+    cell, xp, hidden = CELLS[kind], backend.namespace(x), weights.weight_hh.shape[1]
+    k = kernels.get(xp)
+    gates = empty(xp, (len(x), KEPT[kind] * hidden), x.dtype) if KEPT[kind] else None
+    states = tuple(empty(xp, (len(x), hidden), x.dtype) for _ in start)
+    done = Forward(states, tuple(xp.array(part) for part in start), gates)
+    if not cuts:
+        return done
+    projected, *projection = cell.inputs(k, x[:, None], weights)
+    inputs = xp.reshape(projected, (len(x), -1))
+    if cell.fits(x, weights, hidden, start):
+        k = k.unchecked
+        if len(cuts) > 1 and (compiled := kernels.on_host().stretches).takes(hidden):
+            compiled.forward(
+                kind, cuts, inputs, weights.weight_hh, weights.bias_hh, projection, states, gates, done.last
+            )
+            return done
+    for number, cut in enumerate(cuts):
+        tape = _tape(x, cuts, number, start, states, gates)
+        cell.run(k, _steps(inputs, cut), weights, tape, *projection)
+        for part, rows in zip(done.last, states, strict=True):
+            part[: cut.batch] = rows[cut.rows.stop - cut.batch : cut.rows.stop]
+    return done
+
+
+def infer(kind: str, x: Array, cuts: Sequence[Stretch], start: State, weights: Weights) -> tuple[Array, State]:
+    """Return h (N, H) and each sample's last state, as `forward` does, and keep nothing; all on the host."""
+    cell, last = CELLS[kind], tuple(part.copy() for part in start)
+    if len(cuts) == 1:
+        states, ends = cell.infer(_steps(x, cuts[0]), last, weights)
+        return states.reshape(len(x), -1), tuple(end.copy() for end in ends)
+    h = empty(np, (len(x), weights.weight_hh.shape[1]), x.dtype)
+    for cut in cuts:
+        states, ends = cell.infer(_steps(x, cut), [part[: cut.batch] for part in last], weights)
+        _steps(h, cut)[...] = states
+        for part, end in zip(last, ends, strict=True):
+            part[: cut.batch] = end
+    return h, last
+
+
+def backward(
+    kind: str, x: Array, cuts: Sequence[Stretch], start: State, weights: Weights, states: State, gates: Array | None,
+    gy: Array | None, at_last: tuple[Array | None, ...], for_input: bool, for_weights: bool,
+) -> Backward:  # fmt: skip
+    """Take the gradients at the states h (N, H) and at the last state, any of them None, back through `forward`."""
+    cell, xp, hidden = CELLS[kind], backend.namespace(x), weights.weight_hh.shape[1]
+    if for_weights and not for_input and len(cuts) == 1:
+        summed = _summed_backward(cell, x, cuts, start, weights, states, gates, gy, at_last)
+        if summed is not None:
+            return summed
+    k, compiled = kernels.get(xp), None
+    if (
+        cell.fits(x, weights, hidden, start)
+        and all(g is None or g.shape == part.shape for g, part in zip(at_last, start, strict=True))
+        and _are_rows(x, hidden, *states, gy)
+        and (not KEPT[kind] or _are_rows(x, KEPT[kind] * hidden, gates))
+    ):
+        k, compiled = k.unchecked, kernels.on_host().stretches
+    ga = empty(xp, (len(x), cell.columns * hidden), x.dtype)
+    arriving = tuple(
+        xp.zeros_like(part) if g is None else xp.array(g) for g, part in zip(at_last, start, strict=True)
+    )  # fmt: skip
+    chunks = [_chunks(cell, cut, hidden, len(cuts), x.dtype, xp) for cut in cuts]
+    if len(cuts) > 1 and max(chunks) == 1 and compiled is not None and compiled.takes(hidden):
+        compiled.backward(kind, cuts, weights.weight_hh, start, states, gates, gy, ga, arriving)
+    else:
+        for number in reversed(range(len(cuts))):
+            cut, tape = cuts[number], _tape(x, cuts, number, start, states, gates)
+            here = tuple(part[: cut.batch] for part in arriving)
+            out = tuple(xp.empty_like(part) for part in here)
+            gy_here = None if gy is None else _steps(gy, cut)
+            cell.run_back(k, tape, weights.weight_hh, gy_here, here, chunks[number], _steps(ga, cut), out)
+            for part, found in zip(here, out, strict=True):
+                part[...] = found
+    ga = ga[:, None]
+    at_input = cell.input_grad(ga, weights)[:, 0] if for_input else None
+    at_weights = None
+    if for_weights:
+        before = empty(xp, states[0].shape, x.dtype)
+        _write_before(cuts, start[0], states[0], before)
+        whole = PackedTape(x[:, None], start, (states[0][:, None],), gates, before[:, None])
+        at_weights = cell.weight_grad(ga, whole, weights)
+    return Backward(at_input, arriving, at_weights)
+
+
+def _summed_backward(
+    cell: CellMath, x: Array, cuts: Sequence[Stretch], start: State, weights: Weights, states: State,
+    gates: Array | None, gy: Array | None, at_last: tuple[Array | None, ...],
+) -> Backward | None:  # fmt: skip
+    """Return the gradients of one stretch whose kernel sums those of the weights as it goes; None if it has none."""
+    tape = _tape(x, cuts, 0, start, states, gates)
+    chunks = choose(_AUTO, cell, tape.h.shape, x.dtype, backend.namespace(x)).chunks
+    if not cell.sums_inside(tape, chunks):
+        return None
+    before = empty(backend.namespace(x), states[0].shape, x.dtype)
+    _write_before(cuts, start[0], states[0], before)
+    whole = PackedTape(tape.x, start, tape.states, tape.gates, _steps(before, cuts[0]))
+    gy_here = None if gy is None else _steps(gy, cuts[0])
+    found = cell.summed_backward(whole, weights, gy_here, at_last, chunks)
+    return Backward(None, found.initial, found.weights)
+
+
+def _are_rows(x: Array, columns: int, *arrays: Array | None) -> bool:
+    """Say whether arrays (N, columns) belong to the rows of x."""
+    wanted = len(x), columns
+    return all(array is None or (array.shape == wanted and array.dtype == x.dtype) for array in arrays)
+
+
+def _tape(
+    x: Array, cuts: Sequence[Stretch], number: int, start: State, states: State, gates: Array | None
+) -> PackedTape:
+    cut, before = cuts[number], tuple(_before(cuts, number, *both) for both in zip(start, states, strict=True))
+    here = tuple([_steps(rows, cut) for rows in states])
+    return PackedTape(_steps(x, cut), before, here, None if gates is None else _steps(gates, cut))
+
+
+def _before(cuts: Sequence[Stretch], number: int, start: Array, states: Array) -> Array:
+    """Return the states before the first step of a stretch: rows of `start`, or of the last step of the one before."""
+    batch = cuts[number].batch
+    if number == 0:
+        return start[:batch]
+    first = cuts[number].first - cuts[number - 1].batch
+    return states[first : first + batch]
+
+
+def _write_before(cuts: Sequence[Stretch], start: Array, states: Array, before: Array) -> None:
+    """Write the state before each row's step (N, H)."""
+    for number, cut in enumerate(cuts):
+        second = cut.first + cut.batch
+        before[cut.first : second] = _before(cuts, number, start, states)
+        before[second : cut.rows.stop] = states[cut.first : cut.rows.stop - cut.batch]
+
+
+def _chunks(cell: CellMath, cut: Stretch, hidden: int, stretches: int, dtype: np.dtype, xp: ModuleType) -> int:
+    """Return in how many chunks a stretch goes back."""
+    if stretches > 1 and cut.steps < LONG:
+        return 1
+    return int(choose(_AUTO, cell, (cut.steps, cut.batch, hidden), dtype, xp).chunks)
+
+
+def _steps(rows: Array, cut: Stretch) -> Array:
+    """Return the rows of a stretch as (steps, samples, features): a view."""
+    first, steps, batch = cut
+    return rows[first : first + steps * batch].reshape(steps, batch, rows.shape[1])
+
+
+# The runs as operators of PyTorch's dispatcher, ``sparsebp::run`` and ``sparsebp::run_back``.
+#
+# The dispatcher knows the shapes of what they return (`torch.library.register_fake`), so compiled graphs hold them as
+# they are. What a cell does not have, or what was not asked for, is an empty tensor.
+
+INPUTS = (
+    "str kind, bool reverse, Tensor? batch_sizes, Tensor x, Tensor h0, Tensor? c0, "
+    "Tensor w_ih, Tensor w_hh, Tensor? b_ih, Tensor? b_hh"
+)
+STATE = "Tensor h, Tensor c, Tensor gates"
+torch.library.define("sparsebp::run", f"({INPUTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)")
+torch.library.define(
+    "sparsebp::run_back",
+    f"(bool for_input, bool for_weights, Tensor? gy, Tensor? grad_h_n, Tensor? grad_c_n, {STATE}, {INPUTS}) -> "
+    "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+run_op = torch.ops.sparsebp.run.default
+run_back = torch.ops.sparsebp.run_back.default
+
+
+_PLAIN = {torch.Tensor, torch.nn.Parameter, str, bool, type(None)}
+
+
+def are_plain(inputs: Sequence[Any]) -> bool:
+    """Say whether an operator's inputs may be computed with right here, without PyTorch's dispatcher.
+
+    For an operator written in Python it takes longer than a short run itself. But subclasses of tensors, modes, traces
+    and transforms have to see the operator, and tensors on no device have no values.
+    """
+    return (
+        _PLAIN.issuperset(map(type, inputs))
+        and not torch._C._are_functorch_transforms_active()
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._get_tracing_state() is None
+        and not any(isinstance(tensor, Tensor) and tensor.is_meta for tensor in inputs)
+    )
+
+
+def compute_run(
+    kind: str, reverse: bool, batch_sizes: Tensor | None, x: Tensor, h0: Tensor, c0: Tensor | None,
+    *weights: Tensor | None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Return y (N, H) in the order of x, h_n and c_n (B, H), and what the way back needs, in the order of the run.
+
+    That is the states h (empty where they are y), an LSTM's cells c, and the gates.
+    """
+    with on_its_stream(x):
+        rows, start = to_array(x), _state(h0, c0)
+        cuts, order = _cuts(reverse, batch_sizes, rows, h0.shape[0])
+        done = forward(kind, _ordered(rows, order), cuts, start, Weights(*map(_array, weights)))
+        (h, c), (h_n, c_n) = _pair(done.states), _pair(done.last)
+        return _tensors(x, (_ordered(h, order), h_n, c_n, h if reverse else None, c, done.gates))
+
+
+torch.library.impl("sparsebp::run", ("cpu", "cuda"), compute_run)
+
+
+def infer_op(
+    kind: str, reverse: bool, batch_sizes: Tensor | None, x: Tensor, h0: Tensor, c0: Tensor | None,
+    *weights: Tensor | None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Return y, h_n and c_n as ``sparsebp::run`` does, for tensors of the CPU that nothing is differentiated by."""
+    rows = to_array(x)
+    cuts, order = _cuts(reverse, batch_sizes, rows, h0.shape[0])
+    h, last = infer(kind, _ordered(rows, order), cuts, _state(h0, c0), Weights(*map(_array, weights)))
+    return _tensors(x, (_ordered(h, order), *_pair(last)))
+
+
+@torch.library.register_fake("sparsebp::run")
+def _shapes_of_run(
+    kind: str, reverse: bool, batch_sizes: Tensor | None, x: Tensor, h0: Tensor, c0: Tensor | None, w_ih: Tensor,
+    w_hh: Tensor, *_: Any,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    rows, hidden = x.shape[0], w_hh.shape[1]
+    none, states, last = (0,), (rows, hidden), (h0.shape[0], hidden)
+    gates = (rows, KEPT[kind] * hidden) if KEPT[kind] else none
+    of_c = (none, none) if c0 is None else (last, states)
+    return tuple(x.new_empty(shape) for shape in (states, last, of_c[0], states if reverse else none, of_c[1], gates))
+
+
+def compute_run_back(
+    for_input: bool, for_weights: bool, gy: Tensor | None, grad_h_n: Tensor | None, grad_c_n: Tensor | None, h: Tensor,
+    c: Tensor, gates: Tensor, kind: str, reverse: bool, batch_sizes: Tensor | None, x: Tensor, h0: Tensor,
+    c0: Tensor | None, *weights: Tensor | None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Return the gradients at x, h0, c0 and the weights."""
+    with on_its_stream(x):
+        rows, start, at_y = to_array(x), _state(h0, c0), _array(gy)
+        cuts, order = _cuts(reverse, batch_sizes, rows, h0.shape[0])
+        found = backward(
+            kind, _ordered(rows, order), cuts, start, Weights(*map(_array, weights)),
+            _state(h, None if c0 is None else c), to_array(gates) if KEPT[kind] else None,
+            at_y if at_y is None else _ordered(at_y, order), (_array(grad_h_n), _array(grad_c_n))[: len(start)],
+            for_input, for_weights,
+        )  # fmt: skip
+        at_x = found.x if found.x is None else _ordered(found.x, order)
+        return _tensors(x, (at_x, *_pair(found.start), *(found.weights[:4] if found.weights else (None,) * 4)))
+
+
+torch.library.impl("sparsebp::run_back", ("cpu", "cuda"), compute_run_back)
+
+
+@torch.library.register_fake("sparsebp::run_back")
+def _shapes_of_run_back(
+    for_input: bool, for_weights: bool, gy: Any, grad_h_n: Any, grad_c_n: Any, h: Any, c: Any, gates: Any, kind: str,
+    reverse: bool, batch_sizes: Any, x: Tensor, h0: Tensor, c0: Tensor | None, *weights: Tensor | None,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    wanted = x if for_input else None, h0, c0, *(weights if for_weights else (None,) * 4)
+    return tuple(x.new_empty((0,) if like is None else like.shape) for like in wanted)
+
+
+def _cuts(reverse: bool, batch_sizes: Tensor | None, rows: Array, batch: int) -> tuple[Sequence[Stretch], Array | None]:
+    """Return the stretches of the rows, and the rows' order in a reversed run."""
+    sizes = None if batch_sizes is None else batch_sizes.numpy()
+    cuts = stretches(sizes, len(rows), batch)
+    return cuts, reversed_rows(sizes, len(rows), batch) if reverse else None
+
+
+def _ordered(rows: Array, order: Array | None) -> Array:
+    """Return the rows in an order that is its own inverse: the gradients' order, too."""
+    return rows if order is None else rows.take(order, axis=0)
+
+
+def _array(tensor: Tensor | None) -> Array | None:
+    return None if tensor is None else to_array(tensor)
+
+
+def _state(h: Tensor, c: Tensor | None) -> State:
+    return (to_array(h),) if c is None else (to_array(h), to_array(c))
+
+
+def _pair(state: State) -> tuple[Array, Array | None]:
+    return (state[0], None) if len(state) == 1 else (state[0], state[1])
+
+
+def _tensors(like: Tensor, arrays: Iterable[Array | None]) -> tuple[Tensor, ...]:
+    return tuple(like.new_empty(0) if array is None else to_tensor(array) for array in arrays)
+
+
+# The same runs in PyTorch's own operations, step by step: what second derivatives and forward mode recompute.
+#
+# PyTorch's cells are differentiable as often as one likes, in either mode and under every transform of `torch.func`;
+# kernels are not. A first gradient never comes here.
+
+PLAIN_CELLS: dict[str, Callable[..., Any]] = {
+    "rnn_tanh": torch.rnn_tanh_cell,
+    "rnn_relu": torch.rnn_relu_cell,
+    "gru": torch.gru_cell,
+    "lstm": torch.lstm_cell,
+}
+
+
+def run_plain(
+    kind: str, reverse: bool, batch_sizes: Tensor | None, x: Tensor, h0: Tensor, c0: Tensor | None, *weights: Tensor
+) -> tuple[Tensor, ...]:
+    """Return y (N, H), h_n (B, H) and, of an LSTM, c_n (B, H)."""
+    cell, rows, batch = PLAIN_CELLS[kind], x.shape[0], h0.shape[0]
+    sizes = [batch] * (rows // batch if rows else 0) if batch_sizes is None else batch_sizes.tolist()
+    order = None
+    if reverse:
+        host = None if batch_sizes is None else np.array(sizes)
+        order = torch.from_numpy(reversed_rows(host, rows, batch).copy()).to(x.device)
+        x = x[order]
+    with torch.autocast(x.device.type, enabled=False):
+        y, last = _plain_steps(cell, x, sizes, (h0,) if c0 is None else (h0, c0), weights)
+    return (y if order is None else y[order], *last)
+
+
+def _plain_steps(
+    cell: Callable[..., Any], x: Tensor, sizes: list[int], state: tuple[Tensor, ...], weights: tuple[Tensor, ...]
+) -> tuple[Tensor, list[Tensor]]:
+    """Run over the rows, dropping samples where they end; return all states and each sample's last ones."""
+    outputs: list[Tensor] = [x.new_empty(0, state[0].shape[1])]
+    ended: list[list[Tensor]] = [[] for _ in state]
+    for x_t in x.split(sizes):
+        for part, gone in zip(state, ended, strict=True):
+            if len(x_t) < len(part):
+                gone.append(part[len(x_t) :])
+        state = tuple(part[: len(x_t)] for part in state)
+        new = cell(x_t, state if len(state) > 1 else state[0], *weights)
+        state = new if isinstance(new, tuple) else (new,)
+        outputs.append(state[0])
+    return torch.cat(outputs), [torch.cat([part, *gone[::-1]]) for part, gone in zip(state, ended, strict=True)]
+
+
+def gradients(
+    function: Callable[..., Any], inputs: tuple[Tensor, ...], arriving: tuple[Tensor | None, ...]
+) -> tuple[Tensor, ...]:
+    """Return the gradients at `inputs` of outputs at which `arriving` arrives; None stands for zero."""
+    outputs, back = torch.func.vjp(function, *inputs)[:2]
+    return back(tuple(_or_zeros(g, y) for g, y in zip(arriving, outputs, strict=True)))
+
+
+def tangents(
+    function: Callable[..., Any], inputs: tuple[Tensor, ...], along: tuple[Tensor | None, ...]
+) -> tuple[Tensor, ...]:
+    """Return the derivatives of the outputs along `along`; None stands for zero.
+
+    The way back is linear in what arrives: the way back through *it* is the way forward. So forward mode needs reverse
+    mode alone, which nests wherever this is called.
+    """
+    outputs, back = torch.func.vjp(function, *inputs)[:2]
+    forward = torch.func.vjp(back, tuple(torch.zeros_like(y) for y in outputs))[1]
+    (found,) = forward(tuple(_or_zeros(v, x) for v, x in zip(along, inputs, strict=True)))
+    return found
+
+
+def _or_zeros(given: Tensor | None, like: Tensor) -> Tensor:
+    return torch.zeros_like(like) if given is None else given
+
+
+MAY_BE_NONE = tuple[Tensor | None, ...]
+
+
+def recurrent(
+    kind: str, reverse: bool, batch_sizes: Tensor | None, x: Tensor, h0: Tensor, c0: Tensor | None,
+    *weights: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return y (N, H), h_n (B, H) and c_n (B, H), empty but for an LSTM, of one run over packed rows x (N, I)."""
+    inputs: Any = kind, reverse, batch_sizes, x, h0, c0, *weights
+    if _is_nobody_watching(x, h0, c0, *weights):
+        found = infer_op(*inputs)
+    elif torch.compiler.is_compiling():
+        found = run_op(*inputs)
+    elif torch._C._are_functorch_transforms_active():
+        found = Run.apply(*inputs)
+    else:
+        inputs = unwrap_dead_wrappers(inputs)
+        # `Function.apply` binds the arguments to their names first, which takes longer than all else that it does
+        found = super(Function, Run).apply(*inputs) if _is_differentiated() else Run.forward(*inputs)
+    return found[0], found[1], found[2]
+
+
+def _is_nobody_watching(*tensors: Tensor | None) -> bool:
+    """Whether this is a plain call on the CPU without gradients: no transform, mode, tangent or graph."""
+    return (
+        not torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+        and not torch.jit.is_tracing()
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._len_torch_function_stack() == 0
+        and torch.autograd.forward_ad._current_level < 0
+        and all(
+            tensor is None or (type(tensor) in (Tensor, torch.nn.Parameter) and tensor.device.type == "cpu")
+            for tensor in tensors
+        )
+    )
+
+
+# ---- the way back ---------------------------------------------------------------------------------------------------
+
+
+class Run(Function):
+    """`operators.run` with its derivatives. y, h_n and c_n are differentiable."""
+
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[Tensor, ...]:  # noqa: D102
+        if are_plain(inputs):
+            return compute_run(*inputs)
+        with torch._C._AutoDispatchBelowAutograd():
+            return run_op(*inputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: D102
+        kind, reverse, *tensors = inputs
+        y, _, c_n, h, c, gates = output
+        ctx.kind, ctx.reverse = kind, reverse
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(h, c, gates, *([c_n] if tensors[3] is None else []))
+        kept = h if reverse else y, c, gates, *tensors
+        ctx.save_for_backward(*kept)
+        ctx.save_for_forward(*kept)
+
+    @staticmethod
+    def backward(ctx: Any, *arriving: Tensor | None) -> MAY_BE_NONE:  # noqa: D102
+        needed = ctx.needs_input_grad
+        if all(g is None for g in arriving[:3]):
+            return (None,) * len(needed)
+        kept = ctx.saved_tensors
+        asked = needed[3], any(needed[6:])
+        way_back = RunBack.apply if _is_differentiated() else RunBack.forward
+        found = way_back(*asked, *arriving[:3], *kept[:3], ctx.kind, ctx.reverse, *kept[3:])
+        return tuple(g if need else None for g, need in zip((None, None, None, *found), needed, strict=True))
+
+    @staticmethod
+    def jvp(ctx: Any, *along: Tensor | None) -> MAY_BE_NONE:  # noqa: D102
+        batch_sizes, *saved = ctx.saved_tensors[3:]
+        with primals(saved) as inputs:
+            function, given = _of_given(_plain_run(ctx.kind, ctx.reverse, batch_sizes), inputs)
+            found = tangents(function, given, _where_given(inputs, along[3:]))
+        return (*found, *(None,) * (6 - len(found)))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Sequence[int | None], *inputs: Any) -> Any:  # noqa: D102
+        return _vmapped(Run.apply, 3, False, info.batch_size, in_dims, inputs)
+
+
+class RunBack(Function):
+    """`operators.run_back` with its derivatives: those of the gradients with respect to what arrives and the inputs."""
+
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[Tensor, ...]:  # noqa: D102
+        if are_plain(inputs):
+            return compute_run_back(*inputs)
+        with torch._C._AutoDispatchBelowAutograd():
+            return run_back(*inputs)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:  # noqa: D102
+        for_input, for_weights, *arriving, _, _, _, kind, reverse, batch_sizes = inputs[:11]
+        tensors = inputs[11:]
+        asked = for_input, True, True, *(for_weights,) * 4
+        ctx.kind, ctx.reverse = kind, reverse
+        ctx.returned = tuple(want and given is not None for want, given in zip(asked, tensors, strict=True))
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*(out for out, there in zip(output, ctx.returned, strict=True) if not there))
+        kept = batch_sizes, *arriving, *tensors
+        ctx.save_for_backward(*kept)
+        ctx.save_for_forward(*kept)
+
+    @staticmethod
+    def backward(ctx: Any, *arriving: Tensor | None) -> MAY_BE_NONE:  # noqa: D102
+        function, inputs, given = _again(ctx, ctx.saved_tensors[1:])
+        found = iter(gradients(function, given, _where_true(ctx.returned, arriving)))
+        grads = [None if tensor is None else next(found) for tensor in inputs]
+        return (None, None, *grads[:3], *(None,) * 6, *grads[3:])
+
+    @staticmethod
+    def jvp(ctx: Any, *along: Tensor | None) -> MAY_BE_NONE:  # noqa: D102
+        with primals(ctx.saved_tensors[1:]) as saved:
+            function, inputs, given = _again(ctx, saved)
+            found = iter(tangents(function, given, _where_given(inputs, (*along[2:5], *along[11:]))))
+        return tuple(next(found) if there else None for there in ctx.returned)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Sequence[int | None], *inputs: Any) -> Any:  # noqa: D102
+        return _vmapped(RunBack.apply, 11, inputs[1], info.batch_size, in_dims, inputs)
+
+
+def _is_differentiated() -> bool:
+    """Say whether derivatives of a way back may be asked for, in any mode or by a transform."""
+    return (
+        torch.is_grad_enabled()
+        or torch._C._are_functorch_transforms_active()
+        or torch.autograd.forward_ad._current_level >= 0
+    )
+
+
+for _function in (Run, RunBack):  # else `apply` looks for the parameters' names at every call: a tenth of a short run
+    _function.forward.__signature__ = inspect.signature(_function.forward)  # type: ignore[attr-defined]
+
+_LIBRARY = torch.library.Library("sparsebp", "FRAGMENT")
+_LIBRARY.impl("run", Run.apply, "Autograd")
+_LIBRARY.impl("run_back", RunBack.apply, "Autograd")
+
+
+# ---- recomputation --------------------------------------------------------------------------------------------------
+
+
+def _plain_run(kind: str, reverse: bool, batch_sizes: Tensor | None) -> Callable[..., tuple[Tensor, ...]]:
+    return lambda *inputs: run_plain(kind, reverse, batch_sizes, *inputs)
+
+
+def _again(
+    ctx: Any, inputs: Sequence[Tensor | None]
+) -> tuple[Callable[..., tuple[Tensor, ...]], MAY_BE_NONE, tuple[Tensor, ...]]:
+    """Return the way back as a function of what may be differentiated of its inputs, all of them, and those given."""
+    batch_sizes = ctx.saved_tensors[0]
+
+    def way_back(*inputs: Tensor | None) -> tuple[Tensor, ...]:
+        function, given = _of_given(_plain_run(ctx.kind, ctx.reverse, batch_sizes), inputs[3:])
+        outputs = 2 if inputs[5] is None else 3  # an LSTM has cells
+        found = iter(gradients(function, given, inputs[:outputs]))
+        grads = [None if tensor is None else next(found) for tensor in inputs[3:]]
+        return tuple(g for g, there in zip(grads, ctx.returned, strict=True) if there and g is not None)
+
+    function, given = _of_given(way_back, inputs)
+    return function, tuple(inputs), given
+
+
+def _of_given(
+    function: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor | None]
+) -> tuple[Callable[..., tuple[Tensor, ...]], tuple[Tensor, ...]]:
+    """Return `function` as one of those inputs that are not None, and these."""
+
+    def of_given(*given: Tensor) -> tuple[Tensor, ...]:
+        values = iter(given)
+        return function(*(None if tensor is None else next(values) for tensor in inputs))
+
+    return of_given, tuple(tensor for tensor in inputs if tensor is not None)
+
+
+def _where_given(inputs: Sequence[Tensor | None], values: Sequence[Tensor | None]) -> MAY_BE_NONE:
+    return _where_true([tensor is not None for tensor in inputs], values)
+
+
+def _where_true(there: Sequence[bool], values: Sequence[Tensor | None]) -> MAY_BE_NONE:
+    return tuple(value for value, true in zip(values, there, strict=True) if true)
+
+
+# ---- vmap -----------------------------------------------------------------------------------------------------------
+
+
+def _vmapped(
+    call: Callable[..., tuple[Tensor, ...]], x_at: int, sums: bool, count: int, dims: Sequence[int | None],
+    inputs: Sequence[Any],
+) -> tuple[tuple[Tensor, ...], tuple[int | None, ...]]:  # fmt: skip
+    """Call with one more axis: as more samples of the batch where the weights are the same, else one by one.
+
+    ``inputs[x_at]`` is x, the batch sizes are before it, the weights three behind. Gradients of the weights are `sums`
+    over the batch, so they are computed one by one, too.
+    """
+    if sums or any(dim is not None for dim in (dims[x_at - 1], *dims[x_at + 3 :])):
+        found = [
+            call(*(i if dim is None else i.select(dim, number) for i, dim in zip(inputs, dims, strict=True)))
+            for number in range(count)
+        ]
+        return tuple(torch.stack(outputs) for outputs in zip(*found, strict=True)), (0,) * len(found[0])
+
+    def folded(value: Any, dim: int | None, position: int) -> Any:
+        if position == x_at - 1:
+            return None if value is None else value * count
+        if position >= x_at + 3 or not isinstance(value, Tensor) or value.dim() - (dim is not None) < 2:
+            return value
+        value = value.unsqueeze(1).expand(-1, count, -1) if dim is None else value.movedim(dim, 1)
+        return value.reshape(value.shape[0] * count, value.shape[2])
+
+    outputs = call(*(folded(i, dim, n) for n, (i, dim) in enumerate(zip(inputs, dims, strict=True))))
+    unfolded = tuple(out if out.dim() < 2 else out.unflatten(0, (out.shape[0] // count, count)) for out in outputs)
+    return unfolded, tuple(None if out.dim() < 2 else 1 for out in outputs)
+
+
+def _vmapped_run(info: Any, in_dims: Sequence[int | None], *inputs: Any) -> Any:
+    return _vmapped(run_op, 3, False, info.batch_size, in_dims, inputs)
+
+
+def _vmapped_run_back(info: Any, in_dims: Sequence[int | None], *inputs: Any) -> Any:
+    return _vmapped(run_back, 11, inputs[1], info.batch_size, in_dims, inputs)
+
+
+torch.library.register_vmap("sparsebp::run", _vmapped_run)
+torch.library.register_vmap("sparsebp::run_back", _vmapped_run_back)
+
+
+# An LSTM whose state is projected (``proj_size``), in terms of one whose state is not.
+#
+# The state h = W_hr·m, of m = o·tanh(c), enters the gates as W_hh·h = (W_hh·W_hr)·m, so m is the state of an LSTM with
+# that product as its weights. A first state h0 is no projection of any m: it enters as features of each sample's first
+# input, with W_hh as their weights, and m starts from zero.
+
+def run_projected(
+    reverse: bool, batch_sizes: Tensor | None, x: Tensor, h0: Tensor, c0: Tensor, w_ih: Tensor, w_hh: Tensor,
+    b_ih: Tensor | None, b_hh: Tensor | None, w_hr: Tensor,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """Return y (N, P), h_n (B, P) and c_n (B, H) for x (N, I), h0 (B, P), c0 (B, H), w_hh (4H, P) and w_hr (P, H)."""
+    first = _first_rows(reverse, batch_sizes, x, h0.shape[0])
+    starts = x.new_zeros(x.shape[0], h0.shape[1]).index_copy(0, first, h0)
+    m, m_n, c_n = recurrent(
+        "lstm", reverse, batch_sizes, torch.cat([x, starts], 1), torch.zeros_like(c0), c0, torch.cat([w_ih, w_hh], 1),
+        w_hh @ w_hr, b_ih, b_hh,
+    )  # fmt: skip
+    return m @ w_hr.T, m_n @ w_hr.T, c_n
+
+
+def _first_rows(reverse: bool, batch_sizes: Tensor | None, x: Tensor, batch: int) -> Tensor:
+    """Return the row of each sample that its run comes to first (B,)."""
+    samples = torch.arange(batch, device=x.device)
+    if not reverse:
+        return samples
+    if batch_sizes is None:
+        return samples + (x.shape[0] - batch)
+    sizes = batch_sizes.to(x.device)
+    lengths = (sizes[:, None] > samples).sum(0)
+    return (sizes.cumsum(0) - sizes)[lengths - 1] + samples

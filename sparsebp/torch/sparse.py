@@ -1,0 +1,636 @@
+"""The form that a product and its gradients are, with a way back of any order: eager, transformed and compiled.
+
+The product is linear in the values of A and in those of B, and so are its gradients: with C = A @ B, the gradient at A
+is a sum over the same terms of C's gradient and B, that at B of A and C's gradient. So there is one form of three
+operands, of which any two make the third, and the way back of each of the three is made of the other two, as often as
+one likes. An `autograd.Function` has the rules for both modes and for vmap; compiled graphs hold the operator
+``sparsebp::product``, which knows a plan by a number and comes to the same function.
+"""
+
+from __future__ import annotations
+
+from __future__ import annotations
+from typing import Any
+import torch
+from sparsebp.core.errors import PatternError
+from sparsebp.patterns import SparsityPattern
+import itertools
+from collections.abc import Sequence
+from typing import Literal
+from weakref import WeakValueDictionary
+from sparsebp import products
+from sparsebp.core.errors import StaleError
+from sparsebp.core.check import Array
+from sparsebp.torch.ops import on_its_stream
+from sparsebp.torch.ops import to_array
+from sparsebp.torch.ops import to_tensor
+from sparsebp.torch.ops import primals
+from sparsebp.core.errors import DeviceError
+from sparsebp.core.errors import DTypeError
+from sparsebp.core.errors import ShapeError
+from torch.nn.utils.parametrize import type_before_parametrizations
+from sparsebp import nn
+from sparsebp.core.errors import OptionError
+from sparsebp.interop.torch import from_torch
+from sparsebp.torch import modules
+from sparsebp.torch.modules import dispatch_of
+from sparsebp.core import backend
+from sparsebp.jacobians import jacobian_t
+
+__all__ = [
+    "BatchedCSR",
+    "ProductPlan",
+    "plan_product",
+    "sparse_jacobian",
+]
+
+
+# The structure of a sparse matrix, of whatever library: a `SparsityPattern` whose values count.
+
+def pattern_of(name: str, matrix: Any) -> SparsityPattern:
+    """Return the structure of an argument.
+
+    An identity becomes a diagonal: with values of its own it is none.
+
+    Raises
+    ------
+    PatternError
+        It is no sparse matrix, or one whose structure is not canonical.
+    """
+    if isinstance(matrix, torch.Tensor):
+        return _pattern_of_tensor(name, matrix)
+    found = matrix if isinstance(matrix, SparsityPattern) else getattr(matrix, "pattern", None)
+    if isinstance(found, SparsityPattern):
+        return SparsityPattern.diagonal(found.shape[0]) if found.kind == "identity" else found
+    if getattr(matrix, "format", None) == "csr":
+        return SparsityPattern.from_scipy(matrix)
+    raise PatternError(
+        f"{name} is no sparse matrix", expected="a torch.sparse_csr tensor, SciPy's CSR, a BatchedCSR or a "
+        "SparsityPattern", got=type(matrix).__name__, remedy="Convert it with .to_sparse_csr() or .tocsr()",
+    )  # fmt: skip
+
+
+def _pattern_of_tensor(name: str, tensor: torch.Tensor) -> SparsityPattern:
+    if tensor.layout is not torch.sparse_csr or tensor.dim() not in (2, 3):
+        raise PatternError(f"{name} is no CSR tensor", expected="layout torch.sparse_csr, (m, n) or (B, m, n)",
+                           got=f"layout {tensor.layout}, shape {tuple(tensor.shape)}",
+                           remedy="Convert it with .to_sparse_csr()")  # fmt: skip
+    parts = [tensor.crow_indices().cpu(), tensor.col_indices().cpu()]  # synchronize!
+    if tensor.dim() == 3:
+        if tensor.shape[0] == 0:
+            raise PatternError(f"{name} is an empty batch", expected="at least one sample", got=tuple(tensor.shape),
+                               remedy="Pass the structure itself, a SparsityPattern")  # fmt: skip
+        if not all(bool((part == part[:1]).all()) for part in parts):
+            raise PatternError(f"The samples of {name} have different structures", expected="one structure for all",
+                               got="rows or columns that differ",
+                               remedy="Build the batch on the union of the structures, with stored zeros")  # fmt: skip
+        parts = [part[0] for part in parts]
+    rows, columns = tensor.shape[-2:]
+    return SparsityPattern(parts[0].numpy(), parts[1].numpy(), (rows, columns))
+
+
+Role = Literal["a", "b", "c"]
+OPERANDS: dict[str, tuple[Role, Role]] = {"c": ("a", "b"), "a": ("c", "b"), "b": ("a", "c")}
+"""Of what every one of the three is made."""
+
+_plans: WeakValueDictionary[int, products.ProductPlan] = WeakValueDictionary()
+_numbers = itertools.count()
+
+
+def number_of(plan: products.ProductPlan) -> int:
+    """Return a number by which the operator finds a plan, as long as somebody keeps the plan; none is used twice."""
+    number = next(_numbers)
+    _plans[number] = plan
+    return number
+
+
+def evaluate(number: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Return the values of C by the plan of that number, from those of A and of B."""
+    found: torch.Tensor = (product if torch.compiler.is_compiling() else Form.apply)(number, "c", x, y)
+    return found
+
+
+# ---- the operator ----------------------------------------------------------------------------------------------------
+
+torch.library.define("sparsebp::product", "(int plan, str role, Tensor x, Tensor y) -> Tensor")
+product = torch.ops.sparsebp.product.default
+
+
+def _plan(number: int) -> products.ProductPlan:
+    found = _plans.get(number)
+    if found is None:
+        raise StaleError("The plan of a compiled product is gone", expected="a plan that is kept by somebody",
+                         got="none of that number", remedy="Keep the object that plan_product returned")  # fmt: skip
+    return found
+
+
+@torch.library.impl("sparsebp::product", ("cpu", "cuda"))
+def _product(plan: int, role: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Return one of A, B and C, by the values of the other two in the order of `OPERANDS`."""
+    how = _plan(plan)
+    with on_its_stream(x):
+        left, right = columns(x), columns(y)
+        if role == "c":
+            found = how(left, right)
+        else:
+            found = (how.gradients.at_a if role == "a" else how.gradients.at_b)(left, right)
+        return to_tensor(found).t()
+
+
+@torch.library.register_fake("sparsebp::product")
+def _shape_of_product(plan: int, role: str, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    found = _plan(plan)
+    size = {"a": found.a, "b": found.b, "c": found.pattern}[role].nnz
+    batches = [v.shape[0] for v in (x, y) if v.dim() == 2]
+    return x.new_empty((size, *batches[:1])).t()
+
+
+def columns(values: torch.Tensor) -> Array:
+    """Return values (nnz,) or (B, nnz) as an array (nnz,) or (nnz, B), the batch last; a copy if they lie otherwise."""
+    return to_array(values.t())
+
+
+# ---- its derivatives -------------------------------------------------------------------------------------------------
+
+
+class Form(torch.autograd.Function):
+    """The operator with its derivatives."""
+
+    @staticmethod
+    def forward(*inputs: Any) -> torch.Tensor:  # noqa: D102
+        with torch._C._AutoDispatchBelowAutograd():
+            found: torch.Tensor = product(*inputs)
+        return found
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:  # noqa: D102
+        ctx.number, ctx.role, x, y = inputs
+        ctx.plan = _plan(ctx.number)  # for the way back, whatever becomes of it meanwhile
+        ctx.save_for_backward(x, y)
+        ctx.save_for_forward(x, y)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        """Return the gradients at both operands, by the form itself; of a shared one the sum over the samples."""
+        names, operands = OPERANDS[ctx.role], ctx.saved_tensors
+        values = {**dict(zip(names, operands, strict=True)), ctx.role: grads[0]}
+        found: list[torch.Tensor | None] = [None, None]
+        for name, operand, needed in zip(names, operands, ctx.needs_input_grad[2:], strict=True):
+            gradient = None
+            if needed:
+                gradient = Form.apply(ctx.number, name, *(values[other] for other in OPERANDS[name]))
+                gradient = gradient.sum(0) if gradient.dim() > operand.dim() else gradient
+            found.append(gradient)
+        return tuple(found)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> torch.Tensor:  # noqa: D102
+        _, _, dx, dy = tangents
+        with primals(ctx.saved_tensors) as (x, y):
+            terms = [(tangent, y) for tangent in (dx,) if tangent is not None]
+            terms += [(x, tangent) for tangent in (dy,) if tangent is not None]
+            parts = [Form.apply(ctx.number, ctx.role, *term) for term in terms]
+            return parts[0] if len(parts) == 1 else parts[0] + parts[1]
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: Sequence[int | None], number: int, role: Role, x: torch.Tensor, y: torch.Tensor,
+    ) -> tuple[torch.Tensor, int]:  # fmt: skip
+        """Take what is mapped over for samples, beside those that are there."""
+        size = info.batch_size
+        operands = [v if dim is None else v.movedim(dim, 0) for v, dim in zip((x, y), in_dims[2:], strict=True)]
+        ranks = [v.dim() - (dim is not None) for v, dim in zip(operands, in_dims[2:], strict=True)]
+        if max(ranks) == 1:
+            return Form.apply(number, role, *operands), 0
+        batch = next(v.shape[-2] for v, rank in zip(operands, ranks, strict=True) if rank == 2)
+        flat = []
+        for v, rank, dim in zip(operands, ranks, in_dims[2:], strict=True):
+            if dim is None and rank == 1:
+                flat.append(v)  # shared by all
+                continue
+            wide = v[:, None] if rank == 1 else v
+            flat.append(wide.expand(size, batch, v.shape[-1]).reshape(size * batch, v.shape[-1]))
+        found = Form.apply(number, role, *flat)
+        return found.reshape(size, batch, found.shape[-1]), 0
+
+
+# So an operator in a graph that meets a transform which graphs do not know raises, and PyTorch goes on without it;
+# with `torch.library.register_autograd` in place of this, tangents would be dropped without a word.
+_LIBRARY = torch.library.Library("sparsebp", "FRAGMENT")
+_LIBRARY.impl("product", Form.apply, "Autograd")
+
+
+# Products of batches of sparse matrices of one pattern, differentiable: planned once, then for any values.
+
+@torch.compiler.disable
+def plan_product(a: Any, b: Any) -> ProductPlan:
+    """Do the symbolic work of C = A @ B once, for sparse matrices whose values come later, a batch of them or one.
+
+    Parameters
+    ----------
+    a, b
+        The structures, of shapes (m, k) and (k, n): `torch.sparse_csr` tensors (of a batch of matrices, the samples
+        have one structure), SciPy's CSR matrices, `BatchedCSR`, `sparsebp.SparsityPattern` or
+        `sparsebp.TransposedJacobian`. Stored zeros are entries; values are not looked at. Index arrays are copied: what
+        becomes of them later is of no consequence.
+
+    Returns
+    -------
+    ProductPlan
+        Call it with the values.
+
+    Raises
+    ------
+    PatternError
+        An operand is nothing of that, its columns are not sorted, or the samples of a batch have different structures.
+    ShapeError
+        The shapes do not chain.
+
+    Examples
+    --------
+    >>> import torch, sparsebp.torch as st
+    >>> A, B = (torch.eye(3).to_sparse_csr() for _ in range(2))
+    >>> plan = st.plan_product(A, B)
+    >>> plan(torch.full((5, 3), 2.0), torch.full((3,), 4.0)).shape
+    torch.Size([5, 3])
+    """
+    return ProductPlan(products.plan_product(pattern_of("a", a), pattern_of("b", b)))
+
+
+class ProductPlan:
+    """How C = A @ B is computed for two structures, any number of times. Made by `plan_product`.
+
+    Attributes
+    ----------
+    pattern
+        C's structure, a `sparsebp.SparsityPattern`; the values that a call returns are in the order of its entries.
+    """
+
+    def __init__(self, plan: products.ProductPlan) -> None:
+        self._plan, self._number = plan, number_of(plan)
+        self._entries = {"a_values": plan.a.nnz, "b_values": plan.b.nnz}
+        self.pattern: SparsityPattern = plan.pattern
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """C's (m, n)."""
+        return self.pattern.shape
+
+    @property
+    def nnz(self) -> int:
+        """Number of C's entries."""
+        return self.pattern.nnz
+
+    def __call__(self, a_values: torch.Tensor, b_values: torch.Tensor) -> torch.Tensor:
+        """Compute the values of C.
+
+        Gradients go to both, of any order; `torch.func.vmap`, `grad`, `jvp` and what is made of them work, and a
+        compiled graph has the call as one operator.
+
+        Parameters
+        ----------
+        a_values, b_values
+            Values of A and B in the order of their entries: (nnz,), the same for every sample, or (B, nnz); float32 or
+            float64, of one dtype, on one device (CPU, or CUDA with CuPy installed).
+
+        Returns
+        -------
+        torch.Tensor
+            (nnz of C,) if both are shared by the samples, else (B, nnz of C). Computed anew in every call.
+
+        Raises
+        ------
+        ShapeError, DTypeError, DeviceError
+            A tensor does not fit.
+
+        Notes
+        -----
+        The kernels keep the batch last. So the result is a transposed view of (nnz, B), and values that are such a view
+        (of another product, or made as ``torch.empty(nnz, B).T``) go in without a copy; others are copied once.
+        """
+        a, b = (checked(name, values, nnz) for (name, nnz), values in
+                zip(self._entries.items(), (a_values, b_values), strict=True))  # fmt: skip
+        _check_alike(a, b)
+        return evaluate(self._number, a, b)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ProductPlan, (self._plan,)
+
+    def __repr__(self) -> str:
+        return f"ProductPlan({self._plan.a!r} @ {self._plan.b!r} -> {self.pattern!r}, {self._plan.strategy})"
+
+
+def checked(name: str, values: Any, nnz: int) -> torch.Tensor:
+    """Return values of a structure with so many entries."""
+    if not isinstance(values, torch.Tensor) or values.layout is not torch.strided:
+        got = type(values).__name__ if not isinstance(values, torch.Tensor) else f"a tensor of layout {values.layout}"
+        raise DTypeError(f"{name} is no dense tensor", expected="a tensor of values, such as A.values()", got=got,
+                         remedy="Pass the values alone; the plan knows the structure")  # fmt: skip
+    if values.dtype not in (torch.float32, torch.float64):
+        raise DTypeError(f"{name} has an unsupported dtype", expected="torch.float32 or torch.float64",
+                         got=values.dtype, remedy="Convert it with .float() or .double()")  # fmt: skip
+    if values.dim() not in (1, 2) or values.shape[-1] != nnz:
+        raise ShapeError(f"{name} does not fit its structure", expected=f"({nnz},) or (B, {nnz})",
+                         got=tuple(values.shape), remedy="Pass one value per entry, the batch first")  # fmt: skip
+    if values.device.type not in ("cpu", "cuda"):
+        raise DeviceError(f"{name} is on an unsupported device", expected="cpu or cuda", got=values.device,
+                          remedy="Move it first")  # fmt: skip
+    return values
+
+
+def _check_alike(a: torch.Tensor, b: torch.Tensor) -> None:
+    if a.device != b.device:
+        raise DeviceError("The values are on different devices", expected="one device", got=f"{a.device}, {b.device}",
+                          remedy="Move one with .to(device)")  # fmt: skip
+    if a.dtype != b.dtype:
+        raise DTypeError("The values have different dtypes", expected="one dtype", got=f"{a.dtype}, {b.dtype}",
+                         remedy="Convert one; nothing is converted silently")  # fmt: skip
+    if a.dim() == b.dim() == 2 and len(a) != len(b):
+        raise ShapeError("The values have different batch sizes", expected="one batch size, or (nnz,) for all",
+                         got=f"{(*a.shape,)}, {(*b.shape,)}", remedy="Pass values of the same samples")  # fmt: skip
+
+
+# A batch of sparse matrices of one structure, with PyTorch's tensors as values.
+
+class BatchedCSR:
+    """A batch of sparse matrices that differ in their values alone; products and transposes are differentiable.
+
+    `torch.compile` breaks its graph at these; a `ProductPlan` made beforehand is one operator of it.
+
+    Parameters
+    ----------
+    structure
+        What `plan_product` takes.
+    values
+        (B, nnz), or (nnz,) for one matrix for all samples, in the order of the entries; kept, not copied: whatever is
+        written to them later counts. None: those of `structure`, a `torch.sparse_csr` tensor.
+
+    Raises
+    ------
+    PatternError
+        The structure is none, or has no values and none are given.
+    ShapeError, DTypeError, DeviceError
+        The values do not fit.
+
+    Examples
+    --------
+    >>> import torch, sparsebp.torch as st
+    >>> A = st.BatchedCSR(torch.tensor([[1.0, 0.0], [2.0, 3.0]]).to_sparse_csr(), torch.ones(5, 3))
+    >>> (A @ A).to_dense()[0]
+    tensor([[1., 0.],
+            [2., 1.]])
+    """
+
+    @torch.compiler.disable
+    def __init__(self, structure: Any, values: torch.Tensor | None = None) -> None:
+        self.pattern: SparsityPattern = pattern_of("structure", structure)
+        if values is None:
+            if not isinstance(structure, torch.Tensor):
+                raise PatternError("The matrices have no values", expected="values, or a torch.sparse_csr tensor",
+                                   got=type(structure).__name__, remedy="Pass values of shape (B, nnz)")  # fmt: skip
+            values = structure.values()
+        self.values = checked("values", values, self.pattern.nnz)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(B, m, n), or (m, n) of one matrix for all samples."""
+        return (*self.values.shape[:-1], *self.pattern.shape)
+
+    @property
+    @torch.compiler.disable
+    def T(self) -> BatchedCSR:
+        """The transposed matrices; their values are copied into the order of the transposed structure."""
+        order = torch.from_numpy(self.pattern.transpose_permutation.astype("int64")).to(self.values.device)
+        return BatchedCSR(self.pattern.T, self.values[..., order])
+
+    @torch.compiler.disable
+    def __matmul__(self, other: BatchedCSR | torch.Tensor) -> BatchedCSR | torch.Tensor:
+        """Multiply by another batch of sparse matrices, or by dense ones.
+
+        Parameters
+        ----------
+        other
+            A `BatchedCSR` (B, n, p) or (n, p); or a dense tensor (n,), (n, p) or (B, n, p).
+
+        Returns
+        -------
+        BatchedCSR or torch.Tensor
+            Of dense ones dense, (…, m, p), or (…, m) of a vector.
+
+        Raises
+        ------
+        ShapeError, DTypeError, DeviceError
+            They do not go together.
+        """
+        if isinstance(other, BatchedCSR):
+            plan = self._plan(other)
+            return BatchedCSR(plan.pattern, plan(self.values, other.values))
+        if not isinstance(other, torch.Tensor):
+            return NotImplemented
+        if other.dim() not in (1, 2, 3) or other.layout is not torch.strided:
+            raise ShapeError("The operand is no dense matrix", expected="a dense tensor (n,), (n, p) or (B, n, p)",
+                             got=f"{tuple(other.shape)}, {other.layout}", remedy="Make a BatchedCSR of it")  # fmt: skip
+        wide = other[:, None] if other.dim() == 1 else other
+        dense = BatchedCSR(SparsityPattern.dense(*wide.shape[-2:]), wide.flatten(-2))
+        plan = self._plan(dense)
+        found = BatchedCSR(plan.pattern, plan(self.values, dense.values)).to_dense()
+        return found.squeeze(-1) if other.dim() == 1 else found
+
+    def _plan(self, other: BatchedCSR) -> ProductPlan:
+        return plan_product(self.pattern, other.pattern)
+
+    @torch.compiler.disable
+    def to_dense(self) -> torch.Tensor:
+        """Return the matrices as a dense tensor of `shape`; differentiable."""
+        m, n = self.pattern.shape
+        places = torch.from_numpy(self.pattern.row_of_entry.astype("int64") * n + self.pattern.indices)
+        zeros = self.values.new_zeros(*self.values.shape[:-1], m * n)
+        return zeros.index_copy(-1, places.to(zeros.device), self.values).reshape(self.shape)
+
+    def to_sparse_csr(self) -> torch.Tensor:
+        """Return a `torch.sparse_csr` tensor of `shape` that shares the values, without their autograd graph."""
+        indptr, indices = (torch.from_numpy(array.copy()).to(self.values.device)
+                           for array in (self.pattern.indptr, self.pattern.indices))  # fmt: skip
+        batch = self.values.shape[:-1]
+        values = self.values.detach()
+        return torch.sparse_csr_tensor(indptr.expand(*batch, -1), indices.expand(*batch, -1), values, size=self.shape,
+                                       check_invariants=False)  # fmt: skip
+
+    def __repr__(self) -> str:
+        return f"BatchedCSR({tuple(self.shape)}, nnz={self.pattern.nnz}, {self.values.dtype}, {self.values.device})"
+
+
+# PyTorch's modules as layers of ours, with a copy of their weights: for what needs a layer's sparse Jacobian.
+
+_CONV = "in_channels out_channels kernel_size stride padding"
+_RECURRENT = "input_size hidden_size num_layers bias batch_first dropout bidirectional dtype"
+_NORM = "num_features eps momentum affine track_running_stats dtype"
+_ARGUMENTS = {
+    "Linear": "in_features out_features bias dtype",
+    **dict.fromkeys(("Conv1d", "Conv2d", "Conv3d"), f"{_CONV} dilation groups bias padding_mode dtype"),
+    **dict.fromkeys(("ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d"),
+                    f"{_CONV} output_padding groups bias dilation padding_mode dtype"),
+    **dict.fromkeys(("ReLU", "ReLU6", "Tanh", "Sigmoid", "SiLU", "SELU", "Mish", "Identity"), ""),
+    "LeakyReLU": "negative_slope",
+    "ELU": "alpha",
+    "GELU": "approximate",
+    "Hardtanh": "min_val max_val",
+    "Softplus": "beta threshold",
+    **dict.fromkeys(("Softmax", "LogSoftmax"), "dim"),
+    "PReLU": "num_parameters dtype",
+    **dict.fromkeys(("MaxPool1d", "MaxPool2d"), "kernel_size stride padding dilation ceil_mode"),
+    "AvgPool1d": "kernel_size stride padding ceil_mode count_include_pad",
+    "AvgPool2d": "kernel_size stride padding ceil_mode count_include_pad divisor_override",
+    **dict.fromkeys(("AdaptiveAvgPool1d", "AdaptiveAvgPool2d"), "output_size"),
+    **dict.fromkeys(("BatchNorm1d", "BatchNorm2d"), _NORM),
+    "GroupNorm": "num_groups num_channels eps affine dtype",
+    "RMSNorm": "normalized_shape eps elementwise_affine dtype",
+    "LayerNorm": "normalized_shape eps elementwise_affine bias dtype",
+    **dict.fromkeys(("Dropout", "Dropout2d"), "p"),
+    "Flatten": "start_dim end_dim",
+    "Unflatten": "dim unflattened_size",
+    "ZeroPad2d": "padding",
+    "RNN": f"{_RECURRENT} nonlinearity",
+    "GRU": _RECURRENT,
+    "LSTM": f"{_RECURRENT} proj_size",
+}  # fmt: skip
+"""Of every module that has a layer of its name, the arguments that both take, by PyTorch's names."""
+_RECURRENTS = ("RNN", "GRU", "LSTM")
+
+
+def layer_of(module: Any) -> nn.Layer:
+    """Return a layer that computes what `module` does, with a copy of its weights; a layer of ours as it is.
+
+    Parameters
+    ----------
+    module
+        A module of `torch.nn`, or a recurrent one of `sparsebp.torch`, that sparsebp has a layer for, also with
+        parametrizations, or a `torch.nn.Sequential` of them; mode (training or not), dtype and device are the module's.
+
+    Raises
+    ------
+    OptionError
+        There is no such layer: the module is of another class (a subclass may compute anything), has hooks or a
+        forward of its own, or draws a mask of its own (dropout while training).
+    NonFiniteError
+        A weight is NaN or infinite.
+    """
+    if isinstance(module, nn.Layer):
+        return module
+    if not isinstance(module, torch.nn.Module):
+        raise _no_layer(type(module).__name__, "a module of torch.nn, or a layer of sparsebp.nn")
+    kind = type_before_parametrizations(module)
+    if module._forward_hooks or module._forward_pre_hooks:
+        raise _no_layer(f"{kind.__name__} with forward hooks", "a module without hooks, which may change what it does")
+    if "forward" in module.__dict__ and dispatch_of(module) is None:
+        raise _no_layer(f"{kind.__name__} whose forward was replaced", "a module with the forward of its class")
+    if kind is torch.nn.Sequential:
+        return nn.Sequential(*(layer_of(child) for child in module.children())).train(module.training)
+    name = kind.__name__
+    if name not in _ARGUMENTS or kind not in (getattr(torch.nn, name, None), getattr(modules, name, None)):
+        raise _no_layer(name, "torch.nn's " + ", ".join(sorted({*_ARGUMENTS, "Sequential"})))
+    if module.training and getattr(module, "dropout" if name in _RECURRENTS else "p", 0) > 0:
+        raise _no_layer(f"{name} that drops elements while training", "a module in evaluation: module.eval()")
+    if getattr(module, "return_indices", False):
+        raise _no_layer(f"{name}(return_indices=True)", "a module that returns the maxima alone")
+    return _with_weights(getattr(nn, name)(**_arguments(module, name)), module)
+
+
+def _arguments(module: Any, name: str) -> dict[str, Any]:
+    """Return the arguments of the layer."""
+    found: dict[str, Any] = {}
+    for argument in _ARGUMENTS[name].split():
+        if argument == "dtype":
+            weights = (*module.parameters(), *module.buffers())  # statistics without weights have a dtype, too
+            if weights:
+                found["dtype"] = str(weights[0].dtype).removeprefix("torch.")
+        elif argument == "bias":
+            found["bias"] = module.bias if isinstance(module.bias, bool) else module.bias is not None
+        else:
+            found[argument] = getattr(module, argument)
+    return found
+
+
+def _with_weights(layer: nn.Layer, module: Any) -> nn.Layer:
+    """Give the layer the module's parameters and buffers, its mode and its device."""
+    names = [*layer.params, *layer.buffers]
+    tensors = {name: getattr(module, name).detach() for name in names}
+    if any(tensor.is_cuda for tensor in tensors.values()):
+        layer.to("cuda")
+    layer.load_state_dict({name: from_torch(tensor) for name, tensor in tensors.items()})
+    return layer.train(module.training)
+
+
+def _no_layer(got: str, expected: str) -> OptionError:
+    return OptionError(
+        "There is no layer of sparsebp for this module", expected=expected, got=got,
+        remedy="Use torch.func.jacrev, or take the module apart",
+    )  # fmt: skip
+
+
+# Sparse Jacobians of PyTorch's modules: values on a pattern that the architecture tells, without backward passes.
+
+def sparse_jacobian(module: Any, x: torch.Tensor) -> torch.Tensor:
+    """Return the Jacobian of every sample of a batch as one `torch.sparse_csr` tensor.
+
+    It is **the Jacobian**, not its transpose, as `torch.func.jacrev` has it, flattened: entry [b, i, j] is the
+    derivative of output i of sample b with respect to its input j, both counted in C order. An entry that the
+    architecture allows is stored, also where its value happens to be 0 (a ReLU that is off).
+
+    Parameters
+    ----------
+    module
+        A module of `torch.nn` that sparsebp has an operator for: Linear, convolutions and transposed ones, pointwise
+        activations, Softmax, pooling, padding, normalisations (BatchNorm in evaluation), RNN, GRU and LSTM (their
+        output sequences), Flatten, Dropout in evaluation, and Sequentials of them, whose Jacobian is the product; or a
+        layer of `sparsebp.nn`. Weights are read anew at every call.
+    x
+        The input, with a batch: as the module takes it, batch first (recurrent modules: as their ``batch_first`` says).
+        float32 or float64, the module's.
+
+    Returns
+    -------
+    torch.Tensor
+        ``torch.sparse_csr`` of shape (B, n_out, n_in), on the device of x, without an autograd graph; ``J[b]`` is the
+        matrix of sample b, as PyTorch's sparse products take it. int32 indices, the same for every sample. Where the
+        values do not depend on x (a convolution), they are there once, and all samples share them: do not write to
+        them.
+
+    Raises
+    ------
+    OptionError
+        There is no operator for this module, or its samples depend on each other (batch statistics).
+    ShapeError, DTypeError, DeviceError
+        x has no batch axis, or does not fit the module.
+    MemoryLimitError
+        An operator without a pattern of its own would take more than 2 GiB.
+
+    See Also
+    --------
+    sparsebp.jacobian_t : the transposed Jacobian as scans take it, with products, `vjp` and `jvp`.
+
+    Examples
+    --------
+    >>> import torch, sparsebp.torch as st
+    >>> J = st.sparse_jacobian(torch.nn.Conv2d(3, 8, 3, padding=1), torch.randn(4, 3, 16, 16))
+    >>> tuple(J.shape), J[0].layout
+    ((4, 2048, 768), torch.sparse_csr)
+    """
+    if not isinstance(x, torch.Tensor) or x.dtype not in (torch.float32, torch.float64):
+        raise DTypeError("x is no tensor of floats", expected="a torch.Tensor, float32 or float64",
+                         got=getattr(x, "dtype", type(x).__name__),
+                         remedy="Convert it with .float(), or use sparsebp.jacobian_t for arrays")  # fmt: skip
+    layer = layer_of(module)
+    with on_its_stream(x):
+        found = jacobian_t(layer, from_torch(x))
+        jacobian, batch = found.T, x.shape[layer.batch_axes[0]]
+        xp = backend.namespace(jacobian.data)
+        indptr, indices = (to_tensor(array.copy()) for array in jacobian.pattern.device_arrays(xp))
+        if jacobian.batch is None:
+            values = to_tensor(jacobian.data).expand(batch, -1)
+        else:
+            values = to_tensor(xp.ascontiguousarray(jacobian.data.T))
+    return torch.sparse_csr_tensor(
+        indptr.expand(batch, -1), indices.expand(batch, -1), values, size=(batch, *jacobian.shape),
+        check_invariants=False,  # a pattern is valid by construction
+    )  # fmt: skip

@@ -1,0 +1,452 @@
+"""Scans beside plain back-propagation: the gradients of a batch, and the losses of a training (BPPSA Fig. 6)."""
+
+from __future__ import annotations
+
+from __future__ import annotations
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+import numpy as np
+from sparsebp.core import backend
+from sparsebp.core.errors import ShapeError
+from sparsebp.core.check import Array
+from sparsebp.core.check import Backward
+from sparsebp.nn import value_and_grad
+from sparsebp.train.config import TrainConfig
+from sparsebp.train.callbacks import History
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+from sparsebp.core.errors import FileFormatError
+from sparsebp.core.errors import OptionError
+from sparsebp.core.files import check_path
+from sparsebp.train.config import config_of
+from sparsebp.train.checkpoint import FILE_NAME
+from sparsebp.train.checkpoint import Checkpoint
+from sparsebp.train.checkpoint import load_checkpoint
+from sparsebp.train.checkpoint import save_checkpoint
+from sparsebp.train.checkpoint import held_if_run
+from sparsebp.train.state import take_weights
+from sparsebp.train import verify
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+from itertools import product
+from sparsebp.core import timing
+from sparsebp.core.errors import SparseBPError
+from sparsebp.core.threads import set_threads
+from sparsebp.core.threads import thread_counts
+from sparsebp.train.config import build
+from sparsebp.train.config import config_for
+from sparsebp.runtime.search import OutOfOrderExecutor
+from sparsebp.train.data import batch_of
+from sparsebp.train.trainer import Runner
+
+if TYPE_CHECKING:
+    from sparsebp.nn import PruneReport
+
+__all__ = [
+    "Comparison",
+    "compare_histories",
+    "prune_checkpoint",
+    "verify",
+]
+
+
+EARLY = 100
+"""Steps over which rounding has not grown yet in a training that amplifies it."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """Two runs that differ in their backward algorithm alone.
+
+    Attributes
+    ----------
+    backward, reference
+        The two algorithms.
+    steps
+        Steps of each run.
+    max_loss_difference
+        Largest absolute difference of the two losses at the same step; `step_of_max` is that step, from 0.
+    early_loss_difference
+        The same over the first `EARLY` steps. Training can be chaotic: where it is, the last bit of one weight grows
+        into a different curve within some hundred steps, whatever the algorithm, and the early difference is the one
+        that tells a wrong gradient from rounding.
+    final_losses
+        The losses of the last step: (backward, reference).
+    seconds
+        Median wall-clock time of a training step: (backward, reference). The first step, which compiles, does not
+        count where there are others.
+    """
+
+    backward: str
+    reference: str
+    steps: int
+    max_loss_difference: float
+    step_of_max: int
+    early_loss_difference: float
+    final_losses: tuple[float, float]
+    seconds: tuple[float, float]
+
+    @property
+    def time_ratio(self) -> float:
+        """Time of a reference step over that of a step with `backward`: above 1, `backward` is faster."""
+        return self.seconds[1] / self.seconds[0]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the comparison as a dict that JSON can hold."""
+        return dataclasses.asdict(self) | {"time_ratio": self.time_ratio}
+
+    def describe(self) -> str:
+        """Return the comparison as text."""
+        return (
+            f"{self.backward} against {self.reference}, {self.steps} steps from the same seed: "
+            f"largest difference of losses {self.max_loss_difference:.3g} (step {self.step_of_max}; "
+            f"{self.early_loss_difference:.3g} over the first {min(EARLY, self.steps)} steps), "
+            f"step time {self.seconds[0] * 1e3:.2f} ms against {self.seconds[1] * 1e3:.2f} ms "
+            f"(ratio {self.time_ratio:.2f})"
+        )
+
+
+def _step_time(history: History) -> float:
+    return float(np.median(history.seconds[1:] or history.seconds))
+
+
+def compare_histories(first: History, second: History, backward: str, reference: str) -> Comparison:
+    """Compare the losses of two runs from the same seed, step by step.
+
+    Parameters
+    ----------
+    first, second
+        What the runs' `fit` returned.
+    backward, reference
+        The algorithms of their backward passes.
+
+    Raises
+    ------
+    ShapeError
+        The two runs took different numbers of steps, or none.
+    """
+    if first.steps != second.steps or first.steps == 0:
+        raise ShapeError(
+            "The two runs cannot be compared step by step",
+            expected="the same number of steps, at least 1",
+            got=f"{first.steps} and {second.steps}",
+            remedy="Train both with the same data, batch size and epochs",
+        )
+    difference = np.abs(np.asarray(first.loss) - np.asarray(second.loss))
+    return Comparison(
+        backward=backward,
+        reference=reference,
+        steps=first.steps,
+        max_loss_difference=float(difference.max()),
+        step_of_max=int(difference.argmax()),
+        early_loss_difference=float(difference[:EARLY].max()),
+        final_losses=(first.loss[-1], second.loss[-1]),
+        seconds=(_step_time(first), _step_time(second)),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Agreement:
+    """One algorithm against plain back-propagation.
+
+    Attributes
+    ----------
+    algorithm
+        The scan's.
+    relative_difference
+        ``‖g - g_sequential‖ / ‖g_sequential‖`` over all weight gradients together.
+    largest_difference
+        Largest absolute difference of an entry; `parameter` holds it.
+    """
+
+    algorithm: str
+    relative_difference: float
+    largest_difference: float
+    parameter: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record as a dict that JSON can hold."""
+        return dataclasses.asdict(self)
+
+
+def gradient_agreement(
+    config: TrainConfig,
+    model: Any,
+    loss: Any,
+    batch: tuple[Array, Array],
+    algorithms: Sequence[Backward] = ("chunked", "blelloch"),
+) -> list[Agreement]:
+    """Compare the weight gradients of `algorithms` with plain back-propagation.
+
+    Parameters
+    ----------
+    config
+        Of the run that `model` belongs to.
+    model
+        A trained model; its weights are copied.
+    loss
+        As the trainer takes it.
+    batch
+        Input and target (B,) on the model's device. For a recurrent model ``blelloch``
+        stores about 3·T·B·H² values.
+    algorithms
+        Algorithms to compare.
+    """
+    state = model.state_dict()
+    reference = _gradients(config, state, "bp", loss, batch)
+    norm = _norm(reference)
+    results = []
+    for algorithm in algorithms:
+        grads = _gradients(config, state, algorithm, loss, batch)
+        differences = {name: grads[name] - reference[name] for name in reference}
+        largest = {name: float(abs(difference).max()) for name, difference in differences.items()}
+        name = max(largest, key=lambda n: largest[n])
+        results.append(Agreement(algorithm, _norm(differences) / norm if norm else 0.0, largest[name], name))
+    return results
+
+
+def _gradients(
+    config: TrainConfig, state: Any, algorithm: Backward, loss: Any, batch: tuple[Array, Array]
+) -> dict[str, Array]:
+    model = dataclasses.replace(config, backward=algorithm).build_model()
+    model.load_state_dict(state)
+    model.eval()
+    _, grads = value_and_grad(model, loss)(*batch)
+    return {name: backend.to_host(grad).astype("float64") for name, grad in grads.items()}
+
+
+def _norm(arrays: dict[str, Array]) -> float:
+    return math.sqrt(sum(float((array**2).sum()) for array in arrays.values()))
+
+
+# A checkpoint in, a pruned one out: weights, masks, and the optimizer's state without that of pruned weights.
+
+def prune_checkpoint(
+    path: str | os.PathLike[str], out: str | os.PathLike[str], amount: float, method: Any = "class_blind"
+) -> PruneReport:
+    """Prune the network of the checkpoint `path` and write all of it to `out`, in one atomic step.
+
+    Parameters
+    ----------
+    path
+        A checkpoint of `sparsebp train`, or its folder. It may be pruned already; the masks stay then.
+    out
+        The file to write. In a folder of its own under the name ``checkpoint.safetensors``, a run with a constant
+        learning rate and more epochs resumes from it.
+    amount, method
+        See `sparsebp.prune`.
+
+    Raises
+    ------
+    FileFormatError
+        The file is not a checkpoint of such a run.
+    OptionError
+        `amount` or `method` cannot be had, or `out` is the checkpoint itself.
+    OutputError
+        `out` cannot be written, or a run holds its folder.
+    """
+    path, out = check_path("path", path), check_path("out", out)
+    with held_if_run(out.parent):
+        return _prune(path, out, amount, method)
+
+
+def _prune(path: Path, out: Path, amount: float, method: Any) -> PruneReport:
+    from sparsebp import nn
+
+    source = path / FILE_NAME if os.path.isdir(path) else path
+    checkpoint = load_checkpoint(source)
+    if os.path.exists(out) and os.path.samefile(source, out):
+        raise OptionError("out is the checkpoint itself, which would be lost", expected="another file", got=out,
+                          remedy="Give the pruned network another name")  # fmt: skip
+    try:
+        described = checkpoint.state.get("config")
+        model = config_of(described if isinstance(described, dict) else {}).build_model()
+    except OptionError as error:
+        raise FileFormatError(
+            f"{path} does not say what network it is of",
+            expected="a checkpoint that sparsebp train wrote",
+            got=str(error),
+            remedy="Load the weights into your model, call sparsebp.prune, and save its state_dict",
+        ) from error
+    model.to("cpu")
+    take_weights(model, checkpoint, path)
+    report = nn.prune(model, amount, method)
+    state = {name: backend.to_host(array) for name, array in model.state_dict().items()}
+    tensors = dict(checkpoint.tensors) | {f"model.{name}": array for name, array in state.items()}
+    for name in report.kept:
+        mask = state[f"{name}.weight_mask"]
+        for stored in tensors:
+            if stored.startswith("optimizer.") and stored.endswith(f".{name}.weight"):
+                if tensors[stored].shape != mask.shape:
+                    raise FileFormatError(f"{path} is damaged: {stored}", expected=mask.shape,
+                                          got=tensors[stored].shape, remedy="Take another copy")  # fmt: skip
+                tensors[stored] = tensors[stored] * mask
+    save_checkpoint(out, Checkpoint(tensors, {**checkpoint.state, "pruning": report.to_json()}))
+    return report
+
+
+# What the command line trains, prunes, compares and verifies: configurations with their data and models.
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+# Which order of a step, which backward and how many threads are the fastest for a model on this machine.
+#
+# ``sparsebp tune``. All combinations that can be had run a few training steps in turn; none of them changes what is
+# learned, but for rounding.
+
+TUNED = ("fusion", "schedule", "backward", "threads")
+
+
+@dataclasses.dataclass(frozen=True)
+class Trial:
+    """One combination.
+
+    Attributes
+    ----------
+    options
+        By the names in `TUNED`.
+    seconds
+        Of a step; None if it was refused.
+    refused
+        Why it was, else None.
+    """
+
+    options: Mapping[str, Any]
+    seconds: timing.Timing | None = None
+    refused: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything in JSON types."""
+        measured = None if self.seconds is None else self.seconds.to_dict()
+        return {**self.options, "seconds": measured, "refused": self.refused}
+
+
+def combinations(
+    config: TrainConfig, fusions: Iterable[str] = (), schedules: Iterable[str] = (), backwards: Iterable[str] = (),
+    threads: Iterable[int] = (),
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Return all combinations of the choices.
+
+    Without choices: all fusions, the conventional and the out-of-order schedule, ``"bp"`` and ``"auto"``
+    beside that of `config`, and one thread and as many as there may be now.
+    """
+    here = thread_counts()["kernels"]
+    choices = (
+        tuple(fusions) or ("none", "forward", "backward"),
+        tuple(schedules) or ("conventional", "ooo"),
+        tuple(backwards) or tuple(dict.fromkeys((config.backward, "bp", "auto"))),
+        tuple(threads) or tuple(dict.fromkeys((1, here))),
+    )
+    return [dict(zip(TUNED, values, strict=True)) for values in product(*choices)]
+
+
+def tune(
+    options: Mapping[str, Any], tried: Sequence[Mapping[str, Any]], *, steps: int = 3, rounds: int = 5,
+    budget: float = 60.0, progress: Callable[[str, int, int], None] = lambda name, number, count: None,
+) -> list[Trial]:  # fmt: skip
+    """Time a few steps of every combination.
+
+    Parameters
+    ----------
+    options
+        Of the run, as `config_for` takes them.
+    tried
+        The combinations, see `combinations`.
+    steps
+        How many run in a row.
+    rounds, budget
+        How often each runs, in turn with the others, and seconds after which two rounds must do.
+    progress
+        Called before a combination is made ready to run, with what it is, its number from 0, and how many there are;
+        then once when they are measured, all together.
+
+    Returns
+    -------
+    list of Trial
+        The fastest first; then those that cannot be had, with the reason.
+
+    Raises
+    ------
+    OptionError
+        A number is too small, or nothing can be had.
+    """
+    for name, value in (("steps", steps), ("rounds", rounds)):
+        if value < 1:
+            raise OptionError(f"{name} is too small", expected="1 or more", got=value, remedy=f"Raise {name}")
+    before = thread_counts()["kernels"]
+    sides: dict[int, _Side] = {}
+    refused: list[Trial] = []
+    data = None
+    try:
+        for number, choice in enumerate(tried):
+            progress(", ".join(f"{name}={value}" for name, value in choice.items()), number, len(tried))
+            try:
+                config = _config(options, choice)
+                data = data or config.load_data()
+                sides[number] = _Side(config, data, int(choice["threads"]), steps)
+            except SparseBPError as error:
+                refused.append(Trial(choice, refused=str(error)))
+        if not sides:
+            reasons = dict.fromkeys(trial.refused for trial in refused)
+            raise OptionError("No combination can be had", expected="one at least", got="; ".join(map(str, reasons)),
+                              remedy="Try others")  # fmt: skip
+        progress("while they were measured", len(tried), len(tried))
+        calls = {str(number): timing.Call(side.run, side.prepare) for number, side in sides.items()}
+        measured = timing.measure(calls, rounds=rounds, least_rounds=min(2, rounds), warmup=1, budget=budget)
+    finally:
+        for side in sides.values():
+            side.close()
+        set_threads(before)
+    trials = [
+        Trial(tried[int(number)], timing.Timing(tuple(value / steps for value in found.seconds)))
+        for number, found in measured.items()
+    ]
+    return [*sorted(trials, key=lambda trial: trial.seconds.median if trial.seconds else 0.0), *refused]
+
+
+def _config(options: Mapping[str, Any], choice: Mapping[str, Any]) -> TrainConfig:
+    if choice["schedule"] != "conventional" and choice["threads"] < 2:
+        raise OptionError("Two streams need two threads", expected="threads=2 or more", got=choice["threads"],
+                          remedy="Use schedule='conventional'")  # fmt: skip
+    chosen = {name: value for name, value in choice.items() if name != "threads"}
+    return config_for(**{**options, **chosen})
+
+
+class _Side:
+    """A trainer that runs the same batches again and again; what has to be found out is found out at once."""
+
+    def __init__(self, config: TrainConfig, data: Any, threads: int, steps: int) -> None:
+        self.threads, self.steps = threads, steps
+        set_threads(threads)
+        run = build(config, data=data)
+        size = min(config.batch_size, len(run.train_set))
+        parts = [range(i * size // config.accumulate, (i + 1) * size // config.accumulate)
+                 for i in range(config.accumulate)]  # fmt: skip
+        self._batches = [batch_of(run.train_set, np.array(part), run.trainer.model) for part in parts if part]
+        run.trainer.lr_scheduler = None  # it counts the steps of a whole run
+        self._runner = Runner(run.trainer)
+        self.run()
+        executor = self._runner.executor
+        while isinstance(executor, OutOfOrderExecutor) and executor.found is None:
+            self.run()
+
+    def prepare(self) -> None:
+        """Give this side its threads."""
+        if thread_counts()["kernels"] != self.threads:
+            set_threads(self.threads)
+
+    def run(self, _: object = None) -> None:
+        """Run the steps."""
+        for _step in range(self.steps):
+            self._runner.step(self._batches, 0)
+        self._runner.flush()
+
+    def close(self) -> None:
+        """End the threads of two streams."""
+        self._runner.close()

@@ -1,0 +1,385 @@
+"""Gradient checks: every scan algorithm against plain back-propagation, and both against finite differences."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from sparsebp.core import backend
+from sparsebp import nn
+from sparsebp.core.check import check_generator
+from sparsebp.core.errors import MemoryLimitError
+from sparsebp.core.errors import OptionError
+from sparsebp.core.check import BACKWARDS
+from sparsebp.core.check import Array
+from sparsebp.core.check import Backward
+from sparsebp.core.check import Seed
+from sparsebp.nn.recurrent import Recurrent
+
+SCAN_TOLERANCE = {"float32": 1e-3, "float64": 1e-9}
+"""Largest difference between algorithms that counts as agreement, relative to the gradient's largest entry."""
+FINITE_TOLERANCE = {"float32": 5e-3, "float64": 1e-6}
+"""The same against finite differences, which are taken in float64: this is the error of the model's own gradient."""
+INPUT = "input"
+"""The name under which the gradient at x appears beside the parameters."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """One row of a report.
+
+    Attributes
+    ----------
+    kind
+        ``"scan"`` or ``"finite"``.
+    subject
+        The algorithm and, if there are several recurrent layers, the layer; for finite differences the parameter.
+    difference
+        Largest difference, relative; NaN if the check could not be run.
+    where
+        The gradient with the largest difference.
+    note
+        Why a check was left out, else empty.
+    """
+
+    kind: str
+    subject: str
+    difference: float
+    where: str
+    note: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class GradientReport:
+    """What `check_gradient` found; prints as a table.
+
+    Attributes
+    ----------
+    checks
+        One `Check` for each algorithm and recurrent layer, then one for each parameter and the input.
+    scan_tolerance, finite_tolerance
+        What counts as agreement.
+    loss
+        The loss of the model on the given data.
+    """
+
+    checks: tuple[Check, ...]
+    scan_tolerance: float
+    finite_tolerance: float
+    loss: float
+
+    @property
+    def max_scan_difference(self) -> float:
+        """Largest relative difference between a scan algorithm and plain back-propagation; 0 without scans."""
+        return self._max("scan")
+
+    @property
+    def max_finite_difference(self) -> float:
+        """Largest relative difference between back-propagation and finite differences."""
+        return self._max("finite")
+
+    @property
+    def ok(self) -> bool:
+        """Whether all differences are within the tolerances; a NaN is not."""
+        return self.max_scan_difference <= self.scan_tolerance and self.max_finite_difference <= self.finite_tolerance
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report in JSON types."""
+        return {
+            "ok": self.ok,
+            "loss": self.loss,
+            "max_scan_difference": self.max_scan_difference,
+            "max_finite_difference": self.max_finite_difference,
+            "scan_tolerance": self.scan_tolerance,
+            "finite_tolerance": self.finite_tolerance,
+            "checks": [dataclasses.asdict(check) for check in self.checks],
+        }
+
+    def __str__(self) -> str:
+        rows = [("against", "checked", "difference", "largest in", "")]
+        for check in self.checks:
+            against = "sequential" if check.kind == "scan" else "finite diff."
+            number = "left out" if check.note else f"{check.difference:.2e}"
+            verdict = check.note or ("ok" if check.difference <= self._tolerance(check) else "DIFFERS")
+            rows.append((against, check.subject, number, check.where, verdict))
+        widths = [max(len(row[i]) for row in rows) for i in range(5)]
+        lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+        verdict = "gradients agree" if self.ok else "GRADIENTS DIFFER"
+        lines.append(
+            f"{verdict}: scan {self.max_scan_difference:.2e} (tolerance {self.scan_tolerance:.0e}), "
+            f"finite differences {self.max_finite_difference:.2e} (tolerance {self.finite_tolerance:.0e})"
+        )
+        return "\n".join(lines)
+
+    def _max(self, kind: str) -> float:
+        return float(np.max([c.difference for c in self.checks if c.kind == kind and not c.note], initial=0.0))
+
+    def _tolerance(self, check: Check) -> float:
+        return self.scan_tolerance if check.kind == "scan" else self.finite_tolerance
+
+
+def check_gradient(
+    model: nn.Layer,
+    loss: Any,
+    x: Array,
+    target: Array,
+    *,
+    algorithms: Sequence[Backward] | None = None,
+    samples: int = 4,
+    step: float = 1e-5,
+    rng: Seed = 0,
+    memory_limit: int = 1 << 30,
+    scan_tolerance: float | None = None,
+    finite_tolerance: float | None = None,
+    **forward_options: Any,
+) -> GradientReport:
+    """Check a model's gradients in two ways.
+
+    First, for every recurrent layer, the gradients by each scan algorithm are compared with those by sequential
+    back-propagation. Second, plain back-propagation is compared with central differences, taken with a float64
+    copy of the model at `samples` entries of every parameter and of x. Dropout is off meanwhile; the model is left as
+    it was.
+
+    Parameters
+    ----------
+    model, loss
+        The model and a loss of `sparsebp.nn`.
+    x, target
+        A batch.
+    algorithms
+        Scan algorithms to check. None: chunked, blelloch and hybrid, where one that needs more than `memory_limit` is
+        left out, and the report says so.
+    samples
+        Entries of each array to check by finite differences; 0 leaves that out.
+    step
+        Half the width of the central difference.
+    rng
+        Generator or seed: which entries.
+    memory_limit
+        Bytes that a scan may take, for layers that have no ``memory_limit`` of their own.
+    scan_tolerance, finite_tolerance
+        Default `SCAN_TOLERANCE` and `FINITE_TOLERANCE` for the model's dtype.
+    **forward_options
+        Passed to ``model.forward``, e.g. ``lengths``.
+
+    Returns
+    -------
+    GradientReport
+        Differences are relative to the largest entry of the gradient of the same array (but at least to a thousandth of
+        the largest of all, so that an array without influence is not measured by its rounding noise).
+
+    Raises
+    ------
+    OptionError
+        An algorithm is unknown.
+    MemoryLimitError
+        An algorithm that was asked for needs more memory than that.
+    """
+    for algorithm in algorithms or ():
+        if algorithm not in BACKWARDS:
+            raise OptionError("Unknown backward algorithm", expected=", ".join(map(repr, BACKWARDS)),
+                              got=repr(algorithm), remedy="Pass some of them, or None")  # fmt: skip
+    generator, dtype = check_generator("rng", rng), x.dtype.name
+    with _evaluating(model):
+        run = _Run(loss, x, target, forward_options)
+        with _algorithm(_recurrent_layers(model).values(), "bp"):
+            value, reference = run.gradients(model)
+        checks = list(_scan_checks(model, run, reference, algorithms, memory_limit))
+        if samples > 0:
+            checks += _finite_checks(model, run, reference, samples, step, generator)
+    return GradientReport(
+        tuple(checks),
+        SCAN_TOLERANCE[dtype] if scan_tolerance is None else scan_tolerance,
+        FINITE_TOLERANCE[dtype] if finite_tolerance is None else finite_tolerance,
+        value,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """The loss and the data of a check."""
+
+    loss: Any
+    x: Array
+    target: Array
+    options: Mapping[str, Any]
+
+    def value(self, model: nn.Layer) -> float:
+        return self.loss.forward(model.forward(self.x, **self.options)[0], self.target)[0]
+
+    def gradients(self, model: nn.Layer) -> tuple[float, dict[str, Array]]:
+        prediction, saved = model.forward(self.x, **self.options)
+        value, loss_saved = self.loss.forward(prediction, self.target)
+        gy = self.loss.input_grad(loss_saved)
+        return value, {**model.weight_grad(gy, saved), INPUT: model.input_grad(gy, saved)}
+
+    def in_float64(self) -> _Run:
+        target = self.target.astype(np.float64) if self.target.dtype.kind == "f" else self.target
+        return dataclasses.replace(self, x=self.x.astype(np.float64, order="C"), target=target)
+
+
+def _scan_checks(
+    model: nn.Layer, run: _Run, reference: Mapping[str, Array], algorithms: Sequence[Backward] | None,
+    memory_limit: int,
+) -> Iterator[Check]:  # fmt: skip
+    layers = _recurrent_layers(model)
+    defaults: tuple[Backward, ...] = ("chunked", "blelloch", "hybrid")
+    for name, layer in layers.items():
+        for algorithm in defaults if algorithms is None else algorithms:
+            subject = f"{algorithm} in {name}" if len(layers) > 1 else algorithm
+            others = [other for other in layers.values() if other is not layer]
+            with _algorithm(others, "linear"), _algorithm([layer], algorithm, memory_limit):
+                try:
+                    _, gradients = run.gradients(model)
+                except MemoryLimitError as error:
+                    if algorithms is not None:
+                        raise
+                    yield Check("scan", subject, float("nan"), "", error.problem)
+                    continue
+            yield Check("scan", subject, *_largest(gradients, reference))
+
+
+def _finite_checks(
+    model: nn.Layer, run: _Run, reference: Mapping[str, Array], samples: int, step: float, rng: np.random.Generator
+) -> Iterator[Check]:
+    double = copy.deepcopy(model).to(dtype=np.float64)
+    run = run.in_float64()
+    scales = _scales(reference)
+    with _algorithm(_recurrent_layers(double).values(), "bp"):
+        for name, array in {**double.parameters(), INPUT: run.x}.items():
+            flat, gradient = array.reshape(-1), backend.to_host(reference[name]).reshape(-1)
+            entries = rng.choice(flat.size, min(samples, flat.size), replace=False)
+            differences = [
+                abs(float(gradient[i]) - _central_difference(double, run, flat, int(i), step)) for i in entries
+            ]
+            yield Check(
+                "finite", name, float(np.max(differences, initial=0.0)) / scales[name], f"{entries.size} entries"
+            )
+
+
+def _central_difference(model: nn.Layer, run: _Run, flat: Array, index: int, step: float) -> float:
+    """Return the slope of the loss along entry `index` of `flat`, a view of a parameter or of x."""
+    kept = flat[index].copy()
+    values = []
+    for sign in (1, -1):
+        flat[index] = kept + sign * step
+        values.append(run.value(model))
+    flat[index] = kept
+    return (values[0] - values[1]) / (2 * step)
+
+
+def _scales(reference: Mapping[str, Array]) -> dict[str, float]:
+    """Return what differences are relative to, for each gradient."""
+    largest = {name: float(abs(grad).max()) if grad.size else 0.0 for name, grad in reference.items()}
+    floor = max(largest.values()) * 1e-3 or 1.0
+    return {name: max(value, floor) for name, value in largest.items()}
+
+
+def _largest(gradients: Mapping[str, Array], reference: Mapping[str, Array]) -> tuple[float, str]:
+    """Return the largest relative difference (NaN counts as largest) and the name where it is."""
+    scales = _scales(reference)
+    found = {
+        name: float(abs(gradients[name] - grad).max()) / scales[name] for name, grad in reference.items() if grad.size
+    }
+    name = max(found, key=lambda n: np.inf if np.isnan(found[n]) else found[n])
+    return found[name], name
+
+
+def _recurrent_layers(model: nn.Layer) -> dict[str, Recurrent]:
+    return {name or type(model).__name__: m for name, m in model.modules() if isinstance(m, Recurrent)}
+
+
+@contextmanager
+def _evaluating(model: nn.Layer) -> Iterator[None]:
+    """Switch dropout off for a while."""
+    modes = [(layer, layer.training) for _, layer in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for layer, mode in modes:
+            layer.training = mode
+
+
+@contextmanager
+def _algorithm(layers: Iterable[Recurrent], algorithm: Backward, memory_limit: int | None = None) -> Iterator[None]:
+    """Let `layers` run backward by `algorithm` for a while, within `memory_limit` if they have no limit themselves."""
+    kept = [(layer, layer.options) for layer in layers]
+    try:
+        for layer, options in kept:
+            limit = memory_limit if options.memory_limit is None else options.memory_limit
+            layer.options = dataclasses.replace(options, algorithm=algorithm, memory_limit=limit)
+        yield
+    finally:
+        for layer, options in kept:
+            layer.options = options
+
+
+def self_check(
+    rng: Seed = 0, *, device: str = "cpu", progress: Callable[[str, int, int], None] | None = None
+) -> dict[str, GradientReport]:
+    """Run `check_gradient` over a representative set of small models; a few seconds once the kernels are compiled.
+
+    Parameters
+    ----------
+    rng
+        Generator or seed: the models, their data, and which entries are checked.
+    device
+        ``"cpu"`` or ``"cuda"``: where the models are.
+    progress
+        Called before each model with its name, its number from 0, and how many there are.
+
+    Returns
+    -------
+    dict
+        Reports by the model's name.
+
+    Raises
+    ------
+    OptionError
+        `rng` is no seed.
+    DeviceError, MissingDependencyError
+        The device is unknown or not there; CuPy is not installed.
+    """
+    generator = check_generator("rng", rng)
+    backend.device_namespace(device)  # before anything is made
+    cases = list(_cases(generator))
+    reports = {}
+    for number, (name, model, loss, x, target, options) in enumerate(cases):
+        if progress is not None:
+            progress(name, number, len(cases))
+        batch = (backend.to_device(array, device) for array in (x, target))
+        reports[name] = check_gradient(model.to(device), loss, *batch, rng=generator, **options)
+    return reports
+
+
+def _cases(rng: np.random.Generator) -> Iterator[tuple[str, nn.Layer, Any, Array, Array, dict[str, Any]]]:
+    """Yield name, model, loss, input, target and options of the forward of every model of a self-check."""
+    classify, regress = nn.CrossEntropyLoss(), nn.MSELoss()
+    steps, batch = 37, 4
+    for dtype in (np.float32, np.float64):
+        options: dict[str, Any] = {"dtype": dtype, "rng": rng}
+        recurrent: dict[str, Recurrent] = {
+            "RNN tanh": nn.RNN(3, 8, **options),
+            "RNN relu, 2 layers": nn.RNN(2, 5, num_layers=2, nonlinearity="relu", **options),
+            "GRU": nn.GRU(3, 8, **options),
+            "GRU, 2 layers, bidirectional": nn.GRU(2, 5, num_layers=2, bidirectional=True, **options),
+            "LSTM": nn.LSTM(3, 8, **options),
+            "LSTM with proj_size, bidirectional": nn.LSTM(2, 5, proj_size=3, bidirectional=True, **options),
+        }
+        for name, rnn in recurrent.items():
+            head = nn.Linear(rnn.directions * rnn.output_size, 3, **options)
+            x = rng.standard_normal((steps, batch, rnn.input_size)).astype(dtype)
+            key = f"{name}, {np.dtype(dtype).name}"
+            yield f"{key}, last state", nn.SequenceClassifier(rnn, head), classify, x, rng.integers(0, 3, batch), {}
+            outputs = rng.standard_normal((steps, batch, head.in_features)).astype(dtype)
+            lengths = rng.integers(1, steps + 1, batch)
+            yield f"{key}, every step, lengths", rnn, regress, x, outputs, {"lengths": lengths}
+        chain = nn.Sequential(nn.Linear(6, 5, **options), nn.Tanh(), nn.Linear(5, 3, **options), nn.Sigmoid())
+        x, outputs = (rng.standard_normal((batch, n)).astype(dtype) for n in (6, 3))
+        yield f"Sequential, {np.dtype(dtype).name}", chain, regress, x, outputs, {}
